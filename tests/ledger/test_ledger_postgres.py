@@ -16,6 +16,7 @@ from test_ledger_exchanges import ONE
 from ratchet.authors.author import Answer
 from ratchet.authors.writing_book import WritingBook, WritingOptions
 from ratchet.base.errors import LedgerError
+from ratchet.judge.revision import revision
 from ratchet.kernels.kernel import Kernel
 from ratchet.ledger import Fingerprint, Ledger
 from ratchet.ledger.exchanges import ExchangeBook
@@ -23,7 +24,7 @@ from ratchet.ledger.place import resolve, shown
 from ratchet.ledger.schema import metadata
 from ratchet.problems.suites import find_problem
 
-JUDGE = "judge-a"
+JUDGE = revision()
 HERE = Fingerprint(device="dev-a", software="soft-a")
 HAS_DRIVER = importlib.util.find_spec("psycopg") is not None
 
@@ -85,7 +86,7 @@ def test_every_table_and_query_works_on_a_real_server(new_database: Callable[[],
         assert book.answers(run) == [answer]
         assert [one.features for one in book.earlier("search")] == [answer.features]
         assert book.kernel(kernel.hash) == kernel
-        unfinished = book.unfinished(problem.hash, judge=JUDGE)
+        unfinished = book.unfinished(problem.hash)
         assert unfinished is not None and unfinished.run == run
         verdict = {
             "kernel_hash": kernel.hash,
@@ -94,9 +95,9 @@ def test_every_table_and_query_works_on_a_real_server(new_database: Callable[[],
             "environment": {"judge": JUDGE},
         }
         ledger.record_verdict(verdict, fingerprint=HERE)
-        assert book.proven(problem.hash, judge=JUDGE) == [(kernel, verdict)]
+        assert book.proven(problem.hash) == [(kernel, verdict)]
         book.end(run, "finished", {"status": "proven"})
-        assert book.largest_budget_s(problem.hash, judge=JUDGE) == 60.0
+        assert book.largest_budget_s(problem.hash) == 60.0
     with Ledger.open(url) as again:
         counts = again.counts()
         assert [counts[name] for name in ("verdicts", "writing_runs", "writing_answers")] == [

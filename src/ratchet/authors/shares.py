@@ -16,7 +16,6 @@ from ratchet.authors.writing_book import WritingBook
 from ratchet.base.errors import EndpointError, LedgerError, RatchetError
 from ratchet.court.court import Court
 from ratchet.court.terms import Terms
-from ratchet.judge.revision import revision
 from ratchet.problems.problem import Problem
 
 SHORTEST_S = 15.0
@@ -156,14 +155,12 @@ def _written(
     try:
         if request.resume:
             book = WritingBook(court.ledger, court.fingerprint)
-            key, judged_by = one.problem.hash, revision()
-            earlier = book.unfinished(key, judge=judged_by)
+            key = one.problem.hash
+            earlier = book.unfinished(key)
             if earlier is not None:
                 before = max((answer.after_s for answer in book.answers(earlier.run)), default=0.0)
                 own = msgspec.structs.replace(own, resume=True, budget_s=before + budget_s)
-            elif book.largest_budget_s(key, judge=judged_by) and not book.proven(
-                key, judge=judged_by
-            ):
+            elif book.largest_budget_s(key) and not book.proven(key):
                 return failed_result(one.problem, own, SEARCHED, command=command)
         if own.reuse == "always":
             _prove_known(one.problem, court, own)
@@ -176,12 +173,10 @@ def _written(
 
 def _prove_known(problem: Problem, court: Court, request: WritingRequest) -> None:
     """Judge on this problem what is proven for the same region under other values."""
-    book, judged_by = WritingBook(court.ledger, court.fingerprint), revision()
-    if book.proven(problem.hash, judge=judged_by):
+    book = WritingBook(court.ledger, court.fingerprint)
+    if book.proven(problem.hash):
         return
-    kernel = book.best_of_region(
-        problem.name, problem.hash, judge=judged_by, language=request.language
-    )
+    kernel = book.best_of_region(problem.name, problem.hash, language=request.language)
     if kernel is not None:
         terms = Terms(time_limit_s=max(SHORTEST_S, request.budget_s / 2), device=request.device)
         court.judge(kernel, problem, terms)

@@ -53,7 +53,7 @@ def write(
     if problem.fault:
         raise RatchetError(f"problem {problem.name!r} cannot be judged: {problem.fault}")
     book = WritingBook(court.ledger, court.fingerprint)
-    key, judged_by = problem.hash, revision()
+    key = problem.hash
     state = Writing(
         problem=problem,
         problem_hash=key,
@@ -62,8 +62,8 @@ def write(
         command=command,
         started_at=utc_now(),
     )
-    proven = [] if request.reuse == "never" else book.proven(key, judge=judged_by)
-    earlier = book.unfinished(key, judge=judged_by) if request.resume else None
+    proven = [] if request.reuse == "never" else book.proven(key)
+    earlier = book.unfinished(key) if request.resume else None
     if request.resume and earlier is None:
         raise LedgerError(
             f"no unfinished run on {problem.name!r} to resume here: leave --resume out"
@@ -75,7 +75,7 @@ def write(
             budget_s=request.budget_s,
             seed=request.seed,
             authors=request.authors,
-            judge=judged_by,
+            judge=revision(),
             device=request.device,
         )
         state.run_id = book.start(problem, options)
@@ -88,7 +88,7 @@ def _is_enough(request: WritingRequest, book: WritingBook, problem_hash: str) ->
     """Return whether a proven kernel of the ledger answers the request."""
     if request.reuse != "same budget":
         return request.reuse == "always"
-    return book.largest_budget_s(problem_hash, judge=revision()) >= request.budget_s
+    return book.largest_budget_s(problem_hash) >= request.budget_s
 
 
 def _run(

@@ -11,6 +11,7 @@ import msgspec
 from ratchet.authors.author import Answer
 from ratchet.authors.search.transfer import Earlier
 from ratchet.base.errors import LedgerError
+from ratchet.judge.revision import revision
 from ratchet.kernels.kernel import Kernel
 from ratchet.ledger.store import Ledger
 from ratchet.ledger.tables import Fingerprint
@@ -44,7 +45,7 @@ class WritingRun(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class WritingBook:
-    """The writing runs of one device and software in a ledger."""
+    """The writing runs of one device and software in a ledger, under this revision of the judge."""
 
     def __init__(self, ledger: Ledger, fingerprint: Fingerprint) -> None:
         self.ledger = ledger
@@ -121,23 +122,23 @@ class WritingBook:
             )
         return found[0]
 
-    def unfinished(self, problem_hash: str, *, judge: str) -> WritingRun | None:
+    def unfinished(self, problem_hash: str) -> WritingRun | None:
         """Return a problem's newest run if it was killed or interrupted."""
-        runs = [one for one in self._runs(problem_hash) if one.options.judge == judge]
+        runs = [one for one in self._runs(problem_hash) if one.options.judge == revision()]
         return runs[-1] if runs and runs[-1].ended in ("", "interrupted") else None
 
-    def largest_budget_s(self, problem_hash: str, *, judge: str) -> float:
+    def largest_budget_s(self, problem_hash: str) -> float:
         """Return the largest budget of a finished run on a problem; 0 without one."""
-        runs = [one for one in self._runs(problem_hash) if one.options.judge == judge]
+        runs = [one for one in self._runs(problem_hash) if one.options.judge == revision()]
         return max((one.options.budget_s for one in runs if one.ended == "finished"), default=0.0)
 
-    def proven(self, problem_hash: str, *, judge: str) -> list[tuple[Kernel, dict[str, Any]]]:
+    def proven(self, problem_hash: str) -> list[tuple[Kernel, dict[str, Any]]]:
         """Return every kernel that is proven for a problem here, with its verdict."""
-        verdicts = self.ledger.proven_kernels(problem_hash, self._here, judge=judge)
+        verdicts = self.ledger.proven_kernels(problem_hash, self._here, judge=revision())
         return [(self.kernel(one["kernel_hash"]), one) for one in verdicts]
 
     def best_of_region(
-        self, name: str, problem_hash: str, *, judge: str, language: str | None
+        self, name: str, problem_hash: str, *, language: str | None
     ) -> Kernel | None:
         """Return the kernel of a region to try on one of its problems; None without a proven one.
 
@@ -148,7 +149,7 @@ class WritingBook:
         found = [
             (one == problem_hash, _low(verdict), kernel)
             for one in self.ledger.proven_problems(self._here).get(name, ())
-            for kernel, verdict in self.proven(one, judge=judge)
+            for kernel, verdict in self.proven(one)
             if language in (None, kernel.language)
         ]
         return max(found, key=lambda one: one[:2])[2] if found else None

@@ -18,7 +18,6 @@ from ratchet.authors.writing_book import WritingBook
 from ratchet.base.errors import ArmFailure, DeadlinePassed
 from ratchet.court.court import Court
 from ratchet.graph.regions.region import REGION, region_name
-from ratchet.judge.revision import revision
 from ratchet.judge.steps.arms import ArmProcess
 from ratchet.kernels.kernel import Kernel
 from ratchet.optimize.levers import Lever
@@ -206,7 +205,7 @@ class RegionTrials:
         """Return the region's proven kernel, or the reason why a known one is none here."""
         book = WritingBook(self.turn.ledger, self.turn.fingerprint)
         name, here = region.problem.name, region.problem.hash
-        kernel = book.best_of_region(name, here, judge=revision(), language="cpp")
+        kernel = book.best_of_region(name, here, language="cpp")
         if kernel is None:
             return None, ""
         judged = trials.known_or_judged(court, kernel, region.problem)
