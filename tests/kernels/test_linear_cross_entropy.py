@@ -11,8 +11,11 @@ import torch
 from torch import Tensor
 
 from ratchet.base.errors import KernelError
-from ratchet.kernels.library import LIBRARY, WorkloadShapes, registry, reused
+from ratchet.kernels import registry
+from ratchet.kernels.library import LIBRARY, reused
 from ratchet.kernels.library import linear_cross_entropy as room
+from ratchet.kernels.library.linear_cross_entropy import LINEAR_CROSS_ENTROPY as KERNEL
+from ratchet.problems.suites.shipped.cases import WorkloadShapes
 
 sys.path.insert(0, str(Path(__file__).parent))
 import gemm_variants
@@ -38,14 +41,14 @@ VARIANTS = [
 def variant(request: pytest.FixtureRequest, compiled: Path) -> Iterator[str]:
     isa, entry = request.param
     gemm_variants.require(isa)
-    chosen = tuple(kernel for kernel in room.kernels(isa) if kernel.entry == entry)
+    chosen = tuple(kernel for kernel in KERNEL.kernels(isa) if kernel.entry == entry)
     with gemm_variants.activated(chosen, compiled):
         yield entry
 
 
 @pytest.fixture(params=(room.ENTRY, room.ROWS_ENTRY))
 def portable(request: pytest.FixtureRequest, compiled: Path) -> Iterator[str]:
-    chosen = tuple(k for k in room.kernels("portable") if k.entry == request.param)
+    chosen = tuple(k for k in KERNEL.kernels("portable") if k.entry == request.param)
     with gemm_variants.activated(chosen, compiled):
         yield request.param
 
@@ -266,7 +269,7 @@ def test_problems_are_answered_by_both(compiled: Path) -> None:
     shapes = WorkloadShapes(batch=1, sequence=24, hidden=32, vocabulary=1000)
     isa = "avx512_bf16"
     gemm_variants.require(isa)
-    with gemm_variants.activated(room.kernels(isa), compiled):
+    with gemm_variants.activated(KERNEL.kernels(isa), compiled):
         for problem in LIBRARY["linear_cross_entropy"].problems(shapes):
             reference = problem.load_reference()
             for case in problem.cases:
@@ -277,7 +280,7 @@ def test_problems_are_answered_by_both(compiled: Path) -> None:
                 mutable = sum(spec.in_place for spec in case.inputs)
                 given = [each.clone() for each in inputs]
                 fresh = [torch.full_like(each, float("nan")) for each in own[mutable:]]
-                assert registry.call(problem.name, [*given, *fresh], case.scalars), case.name
+                assert registry.call(problem.name, given, case.scalars, fresh), case.name
                 for answer in problem.tolerance.check_all([*given[:mutable], *fresh], own, oracle):
                     assert answer.passed, (problem.name, case.name, answer.detail)
 

@@ -13,7 +13,7 @@ from own_recipes import MadeUpJudge, batch, believe, make, recipe, step_of
 
 import ratchet
 from ratchet.base.errors import CompilerMissing, JudgeError, KernelError, LedgerError, RecipeError
-from ratchet.kernels.library import registry
+from ratchet.kernels import registry
 from ratchet.ledger import Ledger
 from ratchet.optimize.recipe import reproof
 from ratchet.optimize.step import installed

@@ -23,8 +23,8 @@ from ratchet.graph.regions.region import region_name
 from ratchet.judge.revision import revision
 from ratchet.judge.trial.kernel_trial import KernelJudge
 from ratchet.judge.verdict import Verdict
+from ratchet.kernels import registry
 from ratchet.kernels.kernel import Kernel
-from ratchet.kernels.library import registry
 from ratchet.ledger import Fingerprint, Ledger
 from ratchet.ledger.fleet import LocalFleet
 from ratchet.ledger.verdicts import JudgedKernel

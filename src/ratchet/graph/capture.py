@@ -18,8 +18,9 @@ from ratchet.base.errors import GraphError
 from ratchet.graph.patterns import PATTERNS
 from ratchet.graph.rewrite import graphs_of, rewrite
 from ratchet.graph.sites import CapturedSite, InstallReport, merge_sites
-from ratchet.kernels.library import LIBRARY, WorkloadShapes
+from ratchet.kernels.library import LIBRARY
 from ratchet.problems.problem import Problem
+from ratchet.problems.suites.shipped.cases import WorkloadShapes
 from ratchet.workloads.blame import batch_of
 from ratchet.workloads.config import AUTOCAST, StepConfig
 from ratchet.workloads.own_step import BatchStep, untraced

@@ -7,18 +7,20 @@
 from __future__ import annotations
 
 import importlib
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
-from pathlib import Path
 from typing import TYPE_CHECKING, Final
 
 from ratchet.kernels.kernel import Kernel
-from ratchet.kernels.library.shapes import WorkloadShapes
+from ratchet.kernels.library.sources import Variant, language_for
 
 if TYPE_CHECKING:
-    from ratchet.problems.problem import Problem
+    from ratchet.problems.suites.shipped import Problems
 
-__all__ = ["LIBRARY", "LibraryKernel", "WorkloadShapes", "activate", "best_isa", "register_ops"]
+__all__ = ["FUSED", "LIBRARY", "LibraryKernel", "kernels_for", "register_ops", "why_no_kernel"]
+
+FUSED: Final = ("elementwise", "compiled", "memory")
+"""Categories of step time where inductor puts fused operations, and eager puts their parts."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -28,11 +30,21 @@ class LibraryKernel:
     name: str
     summary: str
     source_of_idea: str
-    kernels: Callable[[str], tuple[Kernel, ...]]
-    """isa -> one kernel per entry (forward, backward); each answers the problem with its entry's
-    name."""
-    problems: Callable[[WorkloadShapes], tuple[Problem, ...]]
+    variants: tuple[Variant, ...]
+    """Its sources in each language."""
+    problems: Problems
     """The problems, at a workload's shapes; `problem.name` is the entry of the kernel."""
+    acts_on: tuple[str, ...]
+    """The categories of step time that it can shorten."""
+
+    def kernels(self, target: str) -> tuple[Kernel, ...]:
+        """Return one kernel per entry for a device's target; none if no variant is for it.
+
+        Each answers the problem with its entry's name. Raises KernelError for an unknown target.
+        """
+        language = language_for(target)
+        own = [one for one in self.variants if one.language == language]
+        return tuple(kernel for one in own for kernel in one.kernels(self.name, target))
 
 
 MODULES: Final[dict[str, str]] = {
@@ -40,12 +52,12 @@ MODULES: Final[dict[str, str]] = {
     "linear_cross_entropy": "linear_cross_entropy",
     "adamw": "adamw",
     "gated_activation": "gated_activation",
-    "rms_norm": "rms_norm",
-    "layer_norm": "layer_norm",
+    "rms_norm": "norms",
+    "layer_norm": "norms",
     "rope": "rope",
     "linear": "linear",
 }
-"""Name in LIBRARY -> module of this package; every module defines one `LIBRARY_KERNEL`."""
+"""Name in LIBRARY -> module of this package, which holds it as the constant of that name."""
 
 
 class _LazyLibrary(Mapping[str, LibraryKernel]):
@@ -53,7 +65,7 @@ class _LazyLibrary(Mapping[str, LibraryKernel]):
 
     def __getitem__(self, name: str) -> LibraryKernel:
         module = importlib.import_module(f"{__name__}.{MODULES[name]}")
-        found = module.LIBRARY_KERNEL
+        found = getattr(module, name.upper())
         assert isinstance(found, LibraryKernel), name
         return found
 
@@ -68,24 +80,23 @@ LIBRARY: Final[Mapping[str, LibraryKernel]] = _LazyLibrary()
 """Every shipped kernel by name, in the order in which to try them."""
 
 
-def activate(kernel: Kernel, path: Path, *, name: str = "") -> None:
-    """Make the op of `kernel.entry` run the compiled library at `path`, in this process.
+def kernels_for(target: str) -> dict[str, Kernel]:
+    """Return every shipped kernel for a device's target, by its entry.
 
-    A kernel of a region serves the op's calls under the region's `name` instead.
+    The target is `Device.target`, or `sources.ANY_GPU`: Triton has one source for all of them.
     """
-    from ratchet.kernels.library import registry
+    return {kernel.entry: kernel for one in LIBRARY.values() for kernel in one.kernels(target)}
 
-    registry.activate(kernel, path, name=name)
+
+def why_no_kernel(name: str, target: str) -> str | None:
+    """Return in one line why a library kernel cannot serve a device; None if it can."""
+    language = language_for(target)
+    if any(one.language == language for one in LIBRARY[name].variants):
+        return None
+    return f"the library has no {name} kernel in {language}, which {target} needs"
 
 
 def register_ops() -> None:
     """Register every op of the library under `torch.ops.ratchet`."""
     for module in MODULES.values():
         importlib.import_module(f"{__name__}.{module}")
-
-
-def best_isa() -> str:
-    """Return the best variant that this CPU can run."""
-    from ratchet.devices.probe import best_isa as probed
-
-    return probed()

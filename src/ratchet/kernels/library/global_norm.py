@@ -11,7 +11,8 @@ import torch
 from torch import Tensor
 
 from ratchet.base.errors import KernelError
-from ratchet.kernels.library import references, registry
+from ratchet.kernels import registry
+from ratchet.problems.suites.shipped.adamw import gradient_square_sum
 
 
 def local_of(tensor: Tensor) -> Tensor:
@@ -38,9 +39,8 @@ def global_norm(gradients: Sequence[Tensor]) -> float:
 
 def _square_sum(gradients: Sequence[Tensor]) -> Tensor:
     out = torch.empty(1, dtype=torch.float32, device=gradients[0].device)
-    if registry.call("gradient_square_sum", (*gradients, out)):
-        return out
-    return references.gradient_square_sum(*gradients, ())[0].float()
+    found = registry.call("gradient_square_sum", gradients, (), (out,))
+    return found[0] if found is not None else gradient_square_sum(*gradients, ())[0].float()
 
 
 def _by_sharding(gradients: Sequence[Tensor]) -> dict[tuple[Any, ...], list[Tensor]]:

@@ -16,7 +16,7 @@ from ratchet.devices.probe import Device
 from ratchet.judge.revision import revision
 from ratchet.judge.trial.kernel_trial import KernelJudge
 from ratchet.kernels.kernel import Kernel
-from ratchet.kernels.languages import cpp
+from ratchet.kernels.languages.build import build_kernel, load_entry
 from ratchet.ledger import Fingerprint, Ledger
 from ratchet.optimize.step.installed import AnyKernel, InstalledKernel
 from ratchet.problems.problem import Problem
@@ -87,10 +87,10 @@ def ready_kernels(
 
 
 def _compiled(kernels: Sequence[_Asked]) -> list[tuple[AnyKernel, Kernel, Path]]:
-    """Return the kernels with their compiled libraries, after checking that each one loads."""
-    compiled = [(one, kernel, cpp.compile_kernel(kernel)) for one, kernel in kernels]
+    """Return the kernels with their built files, after checking that each one loads."""
+    compiled = [(one, kernel, build_kernel(kernel)) for one, kernel in kernels]
     for _, kernel, path in compiled:
-        cpp.load(path, kernel.entry)
+        load_entry(kernel, path)
     return compiled
 
 

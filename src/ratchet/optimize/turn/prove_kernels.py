@@ -13,7 +13,7 @@ from ratchet.judge.revision import revision
 from ratchet.judge.steps.arms import ArmProcess
 from ratchet.judge.trial.kernel_trial import KernelJudge
 from ratchet.kernels.kernel import Kernel
-from ratchet.kernels.library import LIBRARY
+from ratchet.kernels.library import LIBRARY, why_no_kernel
 from ratchet.optimize.levers import Lever
 from ratchet.optimize.step.candidate import Candidate
 from ratchet.optimize.step.installed import AnyKernel, InstalledKernel
@@ -76,8 +76,6 @@ def prove_kernels(
     need only be right, because the timing of the whole step decides.
     """
     precision = step.config.precision
-    if turn.device.kind != "cpu":
-        return _none(precision, "the kernels of the library run on CPUs")
     if turn.without_kernels:
         return _none(precision, turn.without_kernels)
     court = KernelCourt(turn=turn, wanted=tuple(name for name in wanted if name not in too_small))
@@ -137,8 +135,9 @@ class KernelCourt:
         with KernelJudge() as judge:
             for name in self.wanted:
                 library = LIBRARY[name]
-                if name not in problems:
-                    refused[name] = "the step has no call site for it"
+                no_site = None if name in problems else "the step has no call site for it"
+                if why := no_site or why_no_kernel(name, self.turn.device.target):
+                    refused[name] = why
                     continue
                 kernels = library.kernels(self.turn.device.target)
                 reason = self._hear_one(judge, name, kernels, problems[name], timed)

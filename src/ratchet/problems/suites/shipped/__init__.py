@@ -1,4 +1,7 @@
-"""The library's own problems with cases for each tier; its kernels answer them. No torch."""
+"""The library's own problems with cases for each tier; its kernels answer them.
+
+One file holds a kernel's references and problems. Importing this package imports no torch.
+"""
 
 from __future__ import annotations
 
@@ -6,8 +9,11 @@ from collections.abc import Callable
 from dataclasses import replace
 from typing import Final
 
-from ratchet.kernels.library.shapes import WorkloadShapes
 from ratchet.problems.problem import Case, Problem, Tier
+from ratchet.problems.suites.shipped.cases import WorkloadShapes
+
+Problems = Callable[[WorkloadShapes], tuple[Problem, ...]]
+"""Returns the problems of one library kernel at a workload's sizes."""
 
 SHAPES: Final[dict[Tier, WorkloadShapes]] = {
     "ci": WorkloadShapes(
@@ -37,9 +43,32 @@ SHAPES: Final[dict[Tier, WorkloadShapes]] = {
 """Sizes of a test, of llama-60m, and of an 8 B model."""
 
 
-def at_every_tier(
-    problems: Callable[[WorkloadShapes], tuple[Problem, ...]],
-) -> list[Problem]:
+def problems() -> tuple[Problem, ...]:
+    """Return the problems of every library kernel, at every tier."""
+    from ratchet.problems.suites.shipped import (
+        adamw,
+        attention,
+        gated_activation,
+        linear,
+        linear_cross_entropy,
+        norms,
+        rope,
+    )
+
+    made: tuple[Problems, ...] = (
+        attention.problems,
+        linear_cross_entropy.problems,
+        adamw.problems,
+        gated_activation.problems,
+        norms.rms_norm_problems,
+        norms.layer_norm_problems,
+        rope.problems,
+        linear.problems,
+    )
+    return tuple(problem for one in made for problem in at_every_tier(one))
+
+
+def at_every_tier(problems: Problems) -> list[Problem]:
     """Return each problem once: all tiers' timed cases, with the untimed ones as hidden cases."""
     found: dict[str, Problem] = {}
     cases: dict[str, dict[str, Case]] = {}
