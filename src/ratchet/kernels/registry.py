@@ -7,9 +7,9 @@ share torch's OpenMP.
 
 from __future__ import annotations
 
+import functools
 from collections import Counter
 from collections.abc import Callable, Sequence
-from functools import partial
 from pathlib import Path
 from typing import Final
 
@@ -45,8 +45,8 @@ def activate(kernel: Kernel, path: Path, *, name: str = "", device: str = "") ->
     """
     entry, function = name or kernel.entry, load_entry(kernel, path)
     place = entry, device or DEVICES[kernel.language]
-    run = partial(_run_compiled, entry) if kernel.language == "cpp" else _run_in_python
-    _serving[place] = partial(run, function)
+    run = functools.partial(_run_compiled, entry) if kernel.language == "cpp" else _run_in_python
+    _serving[place] = functools.partial(run, function)
     _kernels[place] = kernel
 
 
@@ -134,7 +134,7 @@ def _run_in_python(
     an output would have to be widened: the result has been rounded already.
     """
     device = tensors[0].device
-    given = [one if one.numel() else one.to(device) for one in tensors]  # NO_TENSOR is on the CPU
+    given = [one if one.numel() or one.device == device else _nothing(device) for one in tensors]
     if any(_is_foreign(one, device) for one in given):
         return None
     try:
@@ -143,12 +143,17 @@ def _run_in_python(
     except ValueError:
         return None
     first = len(results) - len(outputs)
-    new = results[first:]
-    changed = all(any(one is own for own in given) for one in results[:first])
+    in_place, new = set(map(id, results[:first])) <= set(map(id, given)), results[first:]
     narrow = any(
         one.dtype.itemsize < own.dtype.itemsize for own, one in zip(outputs, new, strict=True)
     )
-    return filled(outputs, new) if changed and not narrow else None
+    return filled(outputs, new) if in_place and not narrow else None
+
+
+@functools.cache
+def _nothing(device: torch.device) -> Tensor:
+    """Return a missing optional tensor, whose placeholder is on the CPU, on another device."""
+    return torch.empty(0, device=device)
 
 
 def _is_foreign(tensor: Tensor, device: torch.device) -> bool:
