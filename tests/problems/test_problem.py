@@ -37,7 +37,7 @@ def test_the_hash_covers_cases_tolerance_and_reference(problem: Problem) -> None
     others = (
         replace(problem, cases=problem.cases[1:]),
         replace(problem, tolerance=Tolerance(ulps=3.0)),
-        replace(problem, reference=problem.reference.replace("rms", "layer")),
+        replace(problem, reference=problem.reference.replace("rms_norm", "layer_norm")),
     )
     assert len({problem.hash, *(other.hash for other in others)}) == 4
 

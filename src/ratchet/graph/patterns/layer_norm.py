@@ -9,7 +9,7 @@ import torch
 from torch.fx import Node
 
 from ratchet.graph.nodes import Declined, as_node, bind, calls
-from ratchet.graph.patterns.norms import Norm, install_norm, source_of, vector_size
+from ratchet.graph.patterns.norms import Norm, install_norm, norm_sizes, source_of, vector_size
 from ratchet.graph.patterns.pattern import Pattern
 from ratchet.graph.scope import Scope
 
@@ -43,4 +43,5 @@ LAYER_NORM = Pattern(
     summary="LayerNorm, with the residual sum in front of it",
     find=_find,
     install=_install,
+    sizes=norm_sizes,
 )

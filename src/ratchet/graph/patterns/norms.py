@@ -20,6 +20,7 @@ from ratchet.graph.nodes import (
     value,
 )
 from ratchet.graph.scope import Scope, rounds_to
+from ratchet.graph.sites import CapturedSite
 
 KNOWN = (torch.float32, torch.bfloat16)
 
@@ -146,3 +147,8 @@ def vector_size(shape: Any) -> int:
 
 def _is_sequence(shape: Any) -> bool:
     return isinstance(shape, Sequence)
+
+
+def norm_sizes(site: CapturedSite) -> dict[str, Any]:
+    """Return the sizes that a norm's site knows."""
+    return {**site.rows("x"), "hidden": site.shapes["x"][-1], "weight_dtype": site.dtype("weight")}

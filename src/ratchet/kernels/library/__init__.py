@@ -1,7 +1,7 @@
 """The shipped kernels. Importing this package imports no torch; an op's module does.
 
-`LIBRARY` names every kernel. Importing a module below registers its ops under `torch.ops.ratchet`;
-`register_ops` imports them all.
+`LIBRARY` names every kernel; a module of `HOMES` holds it as the constant of that name. Importing
+the module registers its ops under `torch.ops.ratchet`; `register_ops` imports them all.
 """
 
 from __future__ import annotations
@@ -9,13 +9,13 @@ from __future__ import annotations
 import importlib
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Final
+from typing import Final
 
 from ratchet.kernels.kernel import Kernel
 from ratchet.kernels.library.sources import Variant, language_for
-
-if TYPE_CHECKING:
-    from ratchet.problems.suites.shipped import Problems
+from ratchet.problems.problem import Problem
+from ratchet.problems.suites.shipped import HOMES, problems_of
+from ratchet.problems.suites.shipped.cases import WorkloadShapes
 
 __all__ = ["FUSED", "LIBRARY", "LibraryKernel", "kernels_for", "register_ops", "why_no_kernel"]
 
@@ -25,15 +25,13 @@ FUSED: Final = ("elementwise", "compiled", "memory")
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class LibraryKernel:
-    """One kernel of the library: its description, its variants and its problems."""
+    """One kernel of the library: its description and its variants."""
 
     name: str
     summary: str
     source_of_idea: str
     variants: tuple[Variant, ...]
     """Its sources in each language."""
-    problems: Problems
-    """The problems, at a workload's shapes; `problem.name` is the entry of the kernel."""
     acts_on: tuple[str, ...]
     """The categories of step time that it can shorten."""
 
@@ -46,34 +44,25 @@ class LibraryKernel:
         own = [one for one in self.variants if one.language == language]
         return tuple(kernel for one in own for kernel in one.kernels(self.name, target))
 
-
-MODULES: Final[dict[str, str]] = {
-    "attention": "attention",
-    "linear_cross_entropy": "linear_cross_entropy",
-    "adamw": "adamw",
-    "gated_activation": "gated_activation",
-    "rms_norm": "norms",
-    "layer_norm": "norms",
-    "rope": "rope",
-    "linear": "linear",
-}
-"""Name in LIBRARY -> module of this package, which holds it as the constant of that name."""
+    def problems(self, shapes: WorkloadShapes) -> tuple[Problem, ...]:
+        """Return the problems at a workload's shapes; each has the name of a kernel's entry."""
+        return problems_of(self.name)(shapes)
 
 
 class _LazyLibrary(Mapping[str, LibraryKernel]):
     """A mapping that imports a kernel's module (and torch) at the kernel's first use."""
 
     def __getitem__(self, name: str) -> LibraryKernel:
-        module = importlib.import_module(f"{__name__}.{MODULES[name]}")
+        module = importlib.import_module(f"{__name__}.{HOMES[name]}")
         found = getattr(module, name.upper())
         assert isinstance(found, LibraryKernel), name
         return found
 
     def __iter__(self) -> Iterator[str]:
-        return iter(MODULES)
+        return iter(HOMES)
 
     def __len__(self) -> int:
-        return len(MODULES)
+        return len(HOMES)
 
 
 LIBRARY: Final[Mapping[str, LibraryKernel]] = _LazyLibrary()
@@ -98,5 +87,5 @@ def why_no_kernel(name: str, target: str) -> str | None:
 
 def register_ops() -> None:
     """Register every op of the library under `torch.ops.ratchet`."""
-    for module in MODULES.values():
+    for module in HOMES.values():
         importlib.import_module(f"{__name__}.{module}")

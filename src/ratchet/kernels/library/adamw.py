@@ -252,6 +252,5 @@ ADAMW = LibraryKernel(
         Variant(language="cpp", file="adamw", entries=ENTRIES),
         Variant(language="triton", file="adamw", entries=ENTRIES),
     ),
-    problems=reference.problems,
     acts_on=("optimizer",),
 )

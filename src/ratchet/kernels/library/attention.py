@@ -104,6 +104,5 @@ ATTENTION = LibraryKernel(
         Variant(language="cpp", file=ENTRIES[1], entries=ENTRIES[1:]),
         Variant(language="triton", file="attention", entries=ENTRIES),
     ),
-    problems=reference.problems,
     acts_on=("attention",),
 )

@@ -60,6 +60,5 @@ GATED_ACTIVATION = LibraryKernel(
         Variant(language="cpp", file="gated_activation", entries=ENTRIES),
         Variant(language="triton", file="gated_activation", entries=ENTRIES),
     ),
-    problems=reference.problems,
     acts_on=FUSED,
 )

@@ -111,6 +111,5 @@ LINEAR = LibraryKernel(
     source_of_idea="Goto and van de Geijn, ACM TOMS 34(3), 2008; Van Zee and van de Geijn (BLIS), "
     "ACM TOMS 41(3), 2015",
     variants=(Variant(language="cpp", file="linear", entries=ENTRIES),),
-    problems=reference.problems,
     acts_on=("matmul",),
 )

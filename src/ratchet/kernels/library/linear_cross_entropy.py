@@ -30,7 +30,6 @@ from ratchet.problems.suites.shipped.linear_cross_entropy import (
     ROWS_ENTRY,
     closed_form,
     loss_of,
-    problems,
 )
 
 CHUNK_TOKENS = 512
@@ -224,6 +223,5 @@ LINEAR_CROSS_ENTROPY = LibraryKernel(
         Variant(language="triton", file="linear_cross_entropy", entries=(ENTRY,)),
         Variant(language="triton", file="cross_entropy_rows", entries=(ROWS_ENTRY,)),
     ),
-    problems=problems,
     acts_on=("loss", "matmul", *FUSED),
 )

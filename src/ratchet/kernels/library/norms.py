@@ -131,7 +131,6 @@ RMS_NORM = LibraryKernel(
         Variant(language="cpp", file="rms_norm", entries=reference.RMS_NORM),
         Variant(language="triton", file="norms", entries=reference.RMS_NORM),
     ),
-    problems=reference.rms_norm_problems,
     acts_on=("norm", *FUSED),
 )
 LAYER_NORM = LibraryKernel(
@@ -142,6 +141,5 @@ LAYER_NORM = LibraryKernel(
         Variant(language="cpp", file="layer_norm", entries=reference.LAYER_NORM),
         Variant(language="triton", file="norms", entries=reference.LAYER_NORM),
     ),
-    problems=reference.layer_norm_problems,
     acts_on=("norm", *FUSED),
 )

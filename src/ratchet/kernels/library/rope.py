@@ -51,6 +51,5 @@ ROPE = LibraryKernel(
         Variant(language="cpp", file="rope", entries=ENTRIES),
         Variant(language="triton", file="rope", entries=ENTRIES),
     ),
-    problems=reference.problems,
     acts_on=FUSED,
 )

@@ -135,11 +135,12 @@ class KernelCourt:
         with KernelJudge() as judge:
             for name in self.wanted:
                 library = LIBRARY[name]
-                no_site = None if name in problems else "the step has no call site for it"
-                if why := no_site or why_no_kernel(name, self.turn.device.target):
-                    refused[name] = why
+                target = self.turn.device.target
+                kernels = library.kernels(target)
+                if name not in problems or not kernels:
+                    no_site = "" if name in problems else "the step has no call site for it"
+                    refused[name] = no_site or str(why_no_kernel(name, target))
                     continue
-                kernels = library.kernels(self.turn.device.target)
                 reason = self._hear_one(judge, name, kernels, problems[name], timed)
                 called = {problem.name for problem in problems[name]}
                 entries = [kernel for kernel in kernels if self.may_be_loaded(kernel)]

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import replace
+from importlib import import_module
 from typing import Final
 
 from ratchet.problems.problem import Case, Problem, Tier
@@ -15,6 +16,18 @@ from ratchet.problems.suites.shipped.cases import WorkloadShapes
 Problems = Callable[[WorkloadShapes], tuple[Problem, ...]]
 """Returns the problems of one library kernel at a workload's sizes."""
 
+HOMES: Final[dict[str, str]] = {
+    "attention": "attention",
+    "linear_cross_entropy": "linear_cross_entropy",
+    "adamw": "adamw",
+    "gated_activation": "gated_activation",
+    "rms_norm": "norms",
+    "layer_norm": "norms",
+    "rope": "rope",
+    "linear": "linear",
+}
+"""The library's kernels, in the order in which to try them -> the file of that name here and in
+`ratchet.kernels.library`."""
 SHAPES: Final[dict[Tier, WorkloadShapes]] = {
     "ci": WorkloadShapes(
         batch=1,
@@ -43,29 +56,15 @@ SHAPES: Final[dict[Tier, WorkloadShapes]] = {
 """Sizes of a test, of llama-60m, and of an 8 B model."""
 
 
+def problems_of(name: str) -> Problems:
+    """Return the function that makes a library kernel's problems, by the kernel's name."""
+    found: Problems = getattr(import_module(f"{__name__}.{HOMES[name]}"), f"{name}_problems")
+    return found
+
+
 def problems() -> tuple[Problem, ...]:
     """Return the problems of every library kernel, at every tier."""
-    from ratchet.problems.suites.shipped import (
-        adamw,
-        attention,
-        gated_activation,
-        linear,
-        linear_cross_entropy,
-        norms,
-        rope,
-    )
-
-    made: tuple[Problems, ...] = (
-        attention.problems,
-        linear_cross_entropy.problems,
-        adamw.problems,
-        gated_activation.problems,
-        norms.rms_norm_problems,
-        norms.layer_norm_problems,
-        rope.problems,
-        linear.problems,
-    )
-    return tuple(problem for one in made for problem in at_every_tier(one))
+    return tuple(problem for name in HOMES for problem in at_every_tier(problems_of(name)))
 
 
 def at_every_tier(problems: Problems) -> list[Problem]:

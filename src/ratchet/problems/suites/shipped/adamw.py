@@ -53,7 +53,7 @@ def _adamw_one(tensors: Sequence[Tensor], scalars: Scalars) -> list[Tensor]:
     return [rest, first, second, moved.to(weight.dtype), rounded]
 
 
-def problems(shapes: WorkloadShapes) -> tuple[Problem, ...]:
+def adamw_problems(shapes: WorkloadShapes) -> tuple[Problem, ...]:
     """Return the norm over a few gradients, and the update with and without a bf16 copy."""
     norm_cases = [
         Case(name=name, inputs=_gradients(shapes, name, timed), timed=timed, hidden=name == "tiny")

@@ -77,7 +77,7 @@ def _scores(q: Tensor, k: Tensor, scalars: tuple[float, float]) -> Tensor:
     return scores
 
 
-def problems(shapes: WorkloadShapes, *, causal: bool = True) -> tuple[Problem, ...]:
+def attention_problems(shapes: WorkloadShapes, *, causal: bool = True) -> tuple[Problem, ...]:
     """Return forward and backward at the workload's heads, with small cases of every kind."""
     return tuple(
         Problem(

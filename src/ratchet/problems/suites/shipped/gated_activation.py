@@ -51,7 +51,7 @@ def gated_activation_backward(
     return dgate.to(gate.dtype), (dy * activate(x, kind)).to(up.dtype)
 
 
-def problems(shapes: WorkloadShapes) -> tuple[Problem, ...]:
+def gated_activation_problems(shapes: WorkloadShapes) -> tuple[Problem, ...]:
     """Return one problem per entry, of every kind, at the workload's rows and intermediate size."""
     return tuple(
         problem_of(__name__, entry, [one for kind in KINDS for one in _cases(shapes, count, kind)])

@@ -43,7 +43,7 @@ def linear_wgrad(grad: Tensor, x: Tensor, scalars: Scalars = ()) -> tuple[Tensor
     return half.t() @ _half(x), _half(total)
 
 
-def problems(shapes: WorkloadShapes) -> tuple[Problem, ...]:
+def linear_problems(shapes: WorkloadShapes) -> tuple[Problem, ...]:
     """Return one problem per entry, at the size of the feed-forward up projection."""
     return tuple(
         problem_of(__name__, entry, standard_cases(_inputs(shapes, entry))) for entry in ENTRIES

@@ -91,7 +91,7 @@ def cross_entropy_rows(
     return (gradient if scale else logits), losses.detach()
 
 
-def problems(shapes: WorkloadShapes) -> tuple[Problem, ...]:
+def linear_cross_entropy_problems(shapes: WorkloadShapes) -> tuple[Problem, ...]:
     """Return one problem per entry, at the workload's tokens, hidden size and vocabulary."""
     whole = problem_of(__name__, ENTRY, _whole_cases(shapes))
     rows = problem_of(__name__, ROWS_ENTRY, _rows_cases(shapes))

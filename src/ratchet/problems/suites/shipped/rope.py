@@ -38,7 +38,7 @@ def rope_backward(grad: Tensor, cos: Tensor, sin: Tensor, scalars: Scalars) -> t
     return (dx.to(grad.dtype),)
 
 
-def problems(shapes: WorkloadShapes) -> tuple[Problem, ...]:
+def rope_problems(shapes: WorkloadShapes) -> tuple[Problem, ...]:
     """Return one problem per entry, at the workload's heads and sequence."""
 
     def inputs(distribution: str, ragged: bool) -> list[TensorSpec]:
