@@ -12,7 +12,7 @@ from ratchet.base.errors import KernelError, RecipeError
 from ratchet.graph.regions.foreign import check_region_problem
 from ratchet.graph.regions.region import region_name
 from ratchet.kernels.kernel import Kernel
-from ratchet.kernels.languages.build import build_kernel
+from ratchet.kernels.languages.build import DEVICES, build_kernel
 from ratchet.kernels.library import LIBRARY
 from ratchet.problems.problem import Problem
 from ratchet.problems.suites.shipped.cases import WorkloadShapes
@@ -78,7 +78,7 @@ class RegionKernel(BaseModel):
             self.problems()
         except KernelError as error:
             raise RecipeError(f"{self._title} is damaged: {error}") from error
-        if kernel.hash != self.hash or kernel.language != "cpp":
+        if kernel.hash != self.hash or kernel.language not in DEVICES:
             raise RecipeError(f"{self._title} is damaged: its source has another hash")
         return kernel
 
