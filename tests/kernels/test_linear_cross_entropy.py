@@ -12,9 +12,10 @@ from torch import Tensor
 
 from ratchet.base.errors import KernelError
 from ratchet.kernels import registry
-from ratchet.kernels.library import LIBRARY, reused
+from ratchet.kernels.library import LIBRARY
 from ratchet.kernels.library import linear_cross_entropy as room
 from ratchet.kernels.library.linear_cross_entropy import LINEAR_CROSS_ENTROPY as KERNEL
+from ratchet.kernels.library.linear_cross_entropy_chunks import release_reused, reused_empty
 from ratchet.problems.suites.shipped.cases import WorkloadShapes
 
 sys.path.insert(0, str(Path(__file__).parent))
@@ -286,20 +287,20 @@ def test_problems_are_answered_by_both(compiled: Path) -> None:
 
 
 def test_reused_memory_is_never_shared() -> None:
-    reused.release()
+    release_reused()
     shape = (1024, 512)
-    first = reused.empty(shape, torch.float32)
+    first = reused_empty(shape, torch.float32)
     address = first.data_ptr()
-    assert reused.empty(shape, torch.float32).data_ptr() != address
-    reused.release()
-    first = reused.empty(shape, torch.float32)
+    assert reused_empty(shape, torch.float32).data_ptr() != address
+    release_reused()
+    first = reused_empty(shape, torch.float32)
     address, row = first.data_ptr(), first[3]
     del first
-    assert reused.empty(shape, torch.float32).data_ptr() != address, "a view is still held"
+    assert reused_empty(shape, torch.float32).data_ptr() != address, "a view is still held"
     del row
-    reused.release()
-    first = reused.empty(shape, torch.float32)
+    release_reused()
+    first = reused_empty(shape, torch.float32)
     address = first.data_ptr()
     del first
-    assert reused.empty(shape, torch.float32).data_ptr() == address
-    reused.release()
+    assert reused_empty(shape, torch.float32).data_ptr() == address
+    release_reused()

@@ -21,7 +21,7 @@ from torch import Tensor
 from ratchet.base.errors import KernelError
 from ratchet.kernels import registry
 from ratchet.kernels.custom_op import define, features_last, on_meta, or_none
-from ratchet.kernels.library import FUSED, LibraryKernel, reused
+from ratchet.kernels.library import FUSED, LibraryKernel
 from ratchet.kernels.library import linear_cross_entropy_chunks as chunks
 from ratchet.kernels.library.sources import Variant
 from ratchet.problems.suites.shipped.linear_cross_entropy import (
@@ -113,7 +113,7 @@ def _gradients(
     forms = _gradients_fake(*map(on_meta, given))
     if x.is_cpu:
         loss, dx, dbias = (torch.empty_like(forms[i], device="cpu") for i in (0, 1, 3))
-        forms = loss, dx, reused.empty(weight.shape, weight.dtype), dbias
+        forms = loss, dx, chunks.reused_empty(weight.shape, weight.dtype), dbias
     found = _computed(*given, scalars, forms)
     if found is None:
         added = x.new_empty(0) if bias is None else bias

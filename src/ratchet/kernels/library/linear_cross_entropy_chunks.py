@@ -7,6 +7,7 @@ and weight are fp32, and is the faster one if the vendor's GEMM is faster (arXiv
 
 from __future__ import annotations
 
+import math
 import threading
 from collections.abc import Sequence
 from typing import Final
@@ -16,6 +17,10 @@ from torch import Tensor
 
 from ratchet.kernels import registry
 from ratchet.problems.suites.shipped.linear_cross_entropy import ROWS_AT_ONCE, ROWS_ENTRY
+
+SMALLEST_BYTES: Final = 1 << 20
+_KEPT: Final = 4
+_storages: Final[dict[int, torch.UntypedStorage]] = {}
 
 
 class _Buffers(threading.local):
@@ -132,3 +137,34 @@ def _add_dbias(dlogits: Tensor, dbias: Tensor, *, first: bool, last: bool) -> No
     total.copy_(part) if first else total.add_(part)
     if last:
         dbias.copy_(total)
+
+
+def reused_empty(shape: Sequence[int], dtype: torch.dtype) -> Tensor:
+    """Return torch.empty on the CPU; from `SMALLEST_BYTES` on, it reuses memory.
+
+    A fresh 64 MB output costs about three times as much as writing it, for page faults and zeroing.
+    A storage is reused only if the reference here is the last one: then no tensor, view, graph
+    or exported array can see it. At most a few sizes are kept.
+    """
+    size_bytes = math.prod(shape) * dtype.itemsize
+    if size_bytes < SMALLEST_BYTES:
+        return torch.empty(tuple(shape), dtype=dtype)
+    storage = _storages.pop(size_bytes, None)
+    if storage is None or _holders(storage) > 1 or storage.nbytes() != size_bytes:
+        storage = torch.empty(size_bytes, dtype=torch.uint8).untyped_storage()
+    _storages[size_bytes] = storage
+    while len(_storages) > _KEPT:
+        _storages.pop(next(iter(_storages)))
+    size = torch.Size(shape)
+    strides = torch.empty(size, device="meta").stride()
+    return torch.empty(0, dtype=dtype).set_(storage, 0, size, strides)
+
+
+def release_reused() -> None:
+    """Forget every kept storage."""
+    _storages.clear()
+
+
+def _holders(storage: torch.UntypedStorage) -> int:
+    count: int = torch._C._storage_Use_Count(storage._cdata)
+    return count
