@@ -41,9 +41,7 @@ def loaded(monkeypatch: pytest.MonkeyPatch) -> Iterator[list[str]]:
     entries: list[str] = []
     monkeypatch.setattr(cpp, "compile_kernel", lambda kernel: Path("library.so"))
     monkeypatch.setattr(cpp, "load", lambda path, entry: None)
-    monkeypatch.setattr(
-        registry, "activate", lambda kernel, path, name: entries.append(kernel.entry)
-    )
+    monkeypatch.setattr(registry, "activate", lambda kernel, path: entries.append(kernel.entry))
     yield entries
     registry.deactivate()
 

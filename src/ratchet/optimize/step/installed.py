@@ -11,6 +11,7 @@ from pydantic import BaseModel, ConfigDict, Field, TypeAdapter
 from ratchet.base.errors import KernelError, RecipeError
 from ratchet.graph.regions.foreign import check_region_problem
 from ratchet.graph.regions.region import region_name
+from ratchet.kernels import registry
 from ratchet.kernels.kernel import Kernel
 from ratchet.kernels.languages.build import DEVICES, build_kernel
 from ratchet.kernels.library import LIBRARY
@@ -49,7 +50,7 @@ class InstalledKernel(BaseModel):
 
     def activate(self, kernel: Kernel, path: Path) -> None:
         """Load it into this process."""
-        _activate(kernel, path)
+        registry.activate(kernel, path)
 
 
 class RegionKernel(BaseModel):
@@ -90,7 +91,7 @@ class RegionKernel(BaseModel):
 
     def activate(self, kernel: Kernel, path: Path) -> None:
         """Load it into this process, for the region's calls."""
-        _activate(kernel, path, name=self.library)
+        registry.activate(kernel, path, name=self.library)
 
     @property
     def _title(self) -> str:
@@ -106,9 +107,3 @@ def activate_proven(kernels: Sequence[dict[str, Any]]) -> None:
     for installed in _ANY_KERNELS.validate_python(list(kernels)):
         kernel = installed.find()
         installed.activate(kernel, build_kernel(kernel))
-
-
-def _activate(kernel: Kernel, path: Path, *, name: str = "") -> None:
-    from ratchet.kernels import registry  # it imports torch
-
-    registry.activate(kernel, path, name=name)
