@@ -31,11 +31,19 @@ from ratchet.judge.emulator import loading
 from ratchet.judge.emulator.build import compiled_machine
 from ratchet.judge.emulator.decode import TARGETS, DecodedKernel, decode
 from ratchet.judge.emulator.launch import Emulator, LaunchCounts
-from ratchet.kernels.library_triton import ENTRIES, source_path
+from ratchet.kernels.library import LIBRARY
 from ratchet.problems.problem import Case, Problem
 from ratchet.problems.suites import find_problem
 
 WANTED_RACES = 0.95
+SOURCES = [
+    one for kernel in LIBRARY.values() for one in kernel.variants if one.language == "triton"
+]
+PATHS = {one.file: one.path for one in SOURCES}
+ENTRIES = {
+    name: [entry for one in SOURCES if one.file == name for entry in one.entries] for name in PATHS
+}
+"""The library's files in Triton, and the entries of each."""
 BARRIER = re.compile(r"^[ \t]+s_barrier(_signal|_wait)?\b", re.M)
 """RDNA 4 has a barrier in two halves, which follow each other."""
 
@@ -193,8 +201,8 @@ def drop(
 
 def loaded(library: str, target: str, machine: str) -> dict[str, Any]:
     """A library's module; what it asks tensors' addresses of is known until the next is loaded."""
-    source = source_path(library).read_text()
-    return loading.load_emulated(source, ENTRIES[library][0], target, machine).__globals__
+    text, entry = PATHS[library].read_text(), ENTRIES[library][0]
+    return loading.load_emulated(text, entry, target, machine).__globals__
 
 
 def measure(target: str, only: Sequence[str], most: int, seed: int) -> dict[str, Any]:

@@ -20,11 +20,11 @@ from torch import Tensor
 from ratchet.base.errors import RatchetError
 from ratchet.kernels.kernel import Kernel
 from ratchet.kernels.kernel_file import built_in_kernel
-from ratchet.kernels.library import LIBRARY, WorkloadShapes
+from ratchet.kernels.library import LIBRARY, kernels_for
 from ratchet.kernels.library.sources import ISAS
-from ratchet.kernels.library_triton import triton_kernels
 from ratchet.problems.problem import Case, Problem, TensorSpec
 from ratchet.problems.suites import find_problem, load_suite
+from ratchet.problems.suites.shipped.cases import WorkloadShapes
 
 DISTRIBUTIONS = ("heavy_tailed", "shifted", "tiny", "large")
 SHAPES = {
@@ -321,7 +321,7 @@ def _shipped_triton() -> Iterator[Honest]:
     """Yield the Triton library at the suite's smallest sizes; without a GPU it is interpreted."""
     if importlib.util.find_spec("triton") is None:
         return
-    for entry, kernel in triton_kernels().items():
+    for entry, kernel in kernels_for("gpu").items():
         yield Honest(name=f"triton: {entry}", kernel=kernel, problem=find_problem(entry).at("ci"))
 
 

@@ -14,10 +14,13 @@ from dataclasses import replace
 import torch
 from torch import Tensor
 
+from ratchet.devices.probe import best_isa
 from ratchet.kernels.kernel import Kernel
 from ratchet.kernels.languages import cpp
-from ratchet.kernels.library import LIBRARY, WorkloadShapes, activate, best_isa, register_ops
+from ratchet.kernels.library import LIBRARY, register_ops
+from ratchet.kernels.registry import activate
 from ratchet.problems.problem import Problem
+from ratchet.problems.suites.shipped.cases import WorkloadShapes
 
 Scalars = Sequence[float]
 SHIPPED = {

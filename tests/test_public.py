@@ -28,7 +28,7 @@ import importlib, pkgutil, ratchet
 # What runs when imported: a command, and the hook of a recorded process.
 SKIPPED = (".__main__", ".sitecustomize")
 for found in pkgutil.walk_packages(ratchet.__path__, "ratchet."):
-    if not found.name.endswith(SKIPPED) and ".library_triton" not in found.name:
+    if not found.name.endswith(SKIPPED) and ".library.triton" not in found.name:
         importlib.import_module(found.name)
 """
 CALL_EVERYTHING = """

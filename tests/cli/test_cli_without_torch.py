@@ -81,13 +81,14 @@ json.dump(answers, sys.stdout)
 @pytest.fixture(scope="module")
 def answers(tmp_path_factory: pytest.TempPathFactory) -> dict[str, tuple[int, str, bool, bool]]:
     """Exit code and line of each call, and whether torch and scipy were imported by then."""
-    from ratchet.kernels.library_triton import source_path
+    from ratchet.kernels.library.sources import Variant
 
     folder = tmp_path_factory.mktemp("mistakes")
     (folder / "broken.py").write_text("def silu(\n")
     (folder / "entry.cpp").write_text('extern "C" long gelu(const void*) { return 0; }\n')
     (folder / "problem.py").write_text(PROBLEM)
-    (folder / LIBRARY_FILE).write_text(source_path("norms").read_text())
+    norms = Variant(language="triton", file="norms", entries=())
+    (folder / LIBRARY_FILE).write_text(norms.path.read_text())
     calls = [*MISTAKES, *(f"{command} --help" for command in HELP)]
     done = subprocess.run(
         [sys.executable, "-c", PROGRAM],

@@ -42,20 +42,20 @@ def test_unknown_kernel_is_one_line() -> None:
         compile_options(("rms_nrom",))
 
 
-def test_identity_depends_on_kernels_isa_and_code(monkeypatch: pytest.MonkeyPatch) -> None:
-    def identity(*names: str, isa: str = "portable") -> Any:
-        return compile_options(names, isa=isa)["pre_grad_custom_pass"].uuid()
+def test_identity_depends_on_kernels_target_and_code(monkeypatch: pytest.MonkeyPatch) -> None:
+    def identity(*names: str, target: str = "portable") -> Any:
+        return compile_options(names, targets=[target])["pre_grad_custom_pass"].uuid()
 
     assert identity("rope", "rms_norm") == identity("rms_norm", "rope")
     assert identity("rope") != identity("rms_norm")
-    assert identity("rms_norm") != identity("rms_norm", isa="avx512")
+    assert identity("rms_norm") != identity("rms_norm", target="avx512")
     before = identity("rope")
     monkeypatch.setattr(install, "code_identity", lambda: "another version")
     assert identity("rope") != before
 
 
 def test_pass_pickles_to_its_recipe_alone() -> None:
-    found = compile_options(("rms_norm",), isa="portable")["pre_grad_custom_pass"]
+    found = compile_options(("rms_norm",), targets=["portable"])["pre_grad_custom_pass"]
     before = pickle.dumps(found)
     found.report.declined.append(("rms_norm", "for the test"))
     assert pickle.dumps(found) == before
@@ -78,7 +78,7 @@ def test_a_cached_graph_still_calls_the_kernels(
     from torch._dynamo.utils import counters
     from torch._inductor.utils import fresh_cache
 
-    from ratchet.kernels.library import registry
+    from ratchet.kernels import registry
 
     model, x = Block(), torch.randn(2, 4, 16)
     names = ("rms_norm", "gated_activation")
@@ -89,7 +89,7 @@ def test_a_cached_graph_still_calls_the_kernels(
             torch._dynamo.reset()
             counters.clear()
             registry.fallbacks.clear()
-            options = compile_options(names, isa="portable")
+            options = compile_options(names, targets=["portable"])
             loss = torch.compile(model, options=options, dynamic=False)(x)
             loss.backward()
             hits.append(counters["aot_autograd"]["autograd_cache_hit"])

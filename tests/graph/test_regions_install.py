@@ -16,7 +16,7 @@ from ratchet.devices.ceilings import Ceilings
 from ratchet.graph.regions.capture import region_report
 from ratchet.graph.regions.install import InstallRegions, region_options
 from ratchet.graph.regions.region import region_name
-from ratchet.kernels.library import registry
+from ratchet.kernels import registry
 from ratchet.workloads import load
 from ratchet.workloads.config import StepConfig
 from ratchet.workloads.step import compiled_loss
@@ -100,7 +100,7 @@ from torch._dynamo.utils import counters
 from ratchet.graph.regions.cut import cut_graph
 from ratchet.graph.regions.form import form_of
 from ratchet.graph.regions.install import InstallRegions
-from ratchet.kernels.library import registry
+from ratchet.kernels import registry
 
 
 class EveryFusedRegion(InstallRegions):

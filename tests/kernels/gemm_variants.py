@@ -12,9 +12,9 @@ from typing import Any
 
 import pytest
 
+from ratchet.kernels import registry
 from ratchet.kernels.kernel import Kernel
 from ratchet.kernels.languages import cpp
-from ratchet.kernels.library import registry
 
 NEEDED = {
     "portable": set[str](),

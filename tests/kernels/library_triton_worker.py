@@ -17,10 +17,10 @@ from torch import Tensor
 
 from ratchet.judge.emulator.build import compiled_machine
 from ratchet.judge.emulator.loading import load_emulated
-from ratchet.kernels.library import LIBRARY, WorkloadShapes
-from ratchet.kernels.library_triton import ENTRIES, source_path
+from ratchet.kernels.library import LIBRARY
 from ratchet.problems.problem import Case, Problem
 from ratchet.problems.suites import find_problem
+from ratchet.problems.suites.shipped.cases import WorkloadShapes
 
 FP32 = WorkloadShapes(
     batch=2,
@@ -64,7 +64,7 @@ def check_case(entry: Any, problem: Problem, case: Case, label: str) -> None:
 
 def chunks(module: dict[str, Any], words: int, bias: bool, weights: torch.dtype) -> None:
     """Two chunks of tokens, the last of them ragged, some tokens ignored and smoothed."""
-    from ratchet.kernels.library.linear_cross_entropy_reference import linear_cross_entropy
+    from ratchet.problems.suites.shipped.linear_cross_entropy import linear_cross_entropy
 
     module["LOGITS_BYTES"] = 1
     generator = torch.Generator().manual_seed(5)
@@ -130,6 +130,15 @@ def places(module: dict[str, Any]) -> None:
             say(f"tiles of {rows} x {columns} on {xcds}", set(out.tolist()) == wanted, "")
 
 
+def sources() -> dict[str, list[str]]:
+    """The text of each source in Triton, then its entries, by the file's name."""
+    found: dict[str, list[str]] = {}
+    for one in (variant for library in LIBRARY.values() for variant in library.variants):
+        if one.language == "triton":
+            found.setdefault(one.file, [one.path.read_text()]).extend(one.entries)
+    return found
+
+
 def main() -> None:
     torch.set_num_threads(1)
     everything, target, machine = (
@@ -138,8 +147,7 @@ def main() -> None:
         str(compiled_machine(sys.argv[2])),
     )
     in_fp32 = {one.name: one for lib in LIBRARY.values() for one in lib.problems(FP32)}
-    for name, entries in ENTRIES.items():
-        source = source_path(name).read_text()
+    for name, (source, *entries) in sources().items():
         module = load_emulated(source, entries[0], target, machine).__globals__
         for entry in entries:
             problem = find_problem(entry).at("ci")

@@ -11,11 +11,13 @@ import pytest
 import torch
 from torch import Tensor
 
+from ratchet.kernels import registry
 from ratchet.kernels.languages import cpp
-from ratchet.kernels.library import LIBRARY, WorkloadShapes, registry
+from ratchet.kernels.library import LIBRARY
 from ratchet.kernels.library.attention import ENTRIES
-from ratchet.kernels.library.attention_reference import attention_backward, attention_forward
-from ratchet.kernels.library.sources import make_kernels
+from ratchet.kernels.library.sources import Variant
+from ratchet.problems.suites.shipped.attention import attention_backward, attention_forward
+from ratchet.problems.suites.shipped.cases import WorkloadShapes
 
 sys.path.insert(0, str(Path(__file__).parent))
 import gemm_variants
@@ -75,7 +77,9 @@ def variant(request: pytest.FixtureRequest, compiled: Path) -> Iterator[str]:
         pytest.skip(f"this CPU has no {NEEDS[name]}")
     isa, schedule = VARIANTS[name]
     for entry in ENTRIES:
-        (kernel,) = make_kernels("attention", f"{entry}.cpp", (entry,), isa, **schedule)
+        more = tuple(schedule.items())
+        source = Variant(language="cpp", file=entry, entries=(entry,), schedule=more)
+        (kernel,) = source.kernels("attention", isa)
         registry.activate(kernel, cpp.compile_kernel(kernel, cache=compiled))
     yield name
     registry.deactivate()
@@ -105,8 +109,8 @@ def run(
     """o, lse, dq, dk, dv from the kernels; outputs start as NaN."""
     o, dq, dk, dv = (torch.full_like(t, float("nan")) for t in (q, q, k, v))
     lse = torch.full(q.shape[:3], float("nan"))
-    assert registry.call(ENTRIES[0], (q, k, v, o, lse), scalars)
-    assert registry.call(ENTRIES[1], (grad, q, k, v, o, lse, dq, dk, dv), scalars)
+    assert registry.call(ENTRIES[0], (q, k, v), scalars, (o, lse))
+    assert registry.call(ENTRIES[1], (grad, q, k, v, o, lse), scalars, (dq, dk, dv))
     return o, lse, dq, dk, dv
 
 
@@ -226,7 +230,7 @@ def test_declines_what_it_does_not_take(variant: str, entry: str) -> None:
 
     def taken(q: Tensor, k: Tensor, v: Tensor, scale: float) -> bool:
         inputs = (q, k, v) if entry == ENTRIES[0] else (grad, q, k, v, o, lse)
-        return registry.call(entry, (*inputs, *outputs), (0.0, scale))
+        return registry.call(entry, inputs, (0.0, scale), outputs) is not None
 
     wide = torch.zeros(1, 2, 8, 257)
     assert not taken(q, k, v, 0.0)
@@ -251,7 +255,7 @@ def test_answers_the_library_problems(variant: str, dtype: str) -> None:
             own = reference(*inputs, case.scalars)
             oracle = reference(*(t.double() for t in inputs), case.scalars)
             got = [torch.full_like(t, float("nan")) for t in own]
-            assert registry.call(problem.name, (*inputs, *got), case.scalars), case.name
+            assert registry.call(problem.name, inputs, case.scalars, got), case.name
             for check in problem.tolerance.check_all(got, own, oracle):
                 assert check.passed, f"{problem.name} {case.name}: {check.detail}"
 

@@ -12,8 +12,9 @@ from torch.nn.functional import scaled_dot_product_attention
 from torch.utils.checkpoint import checkpoint
 
 from ratchet.base.errors import KernelError
+from ratchet.kernels import registry
 from ratchet.kernels.languages import cpp
-from ratchet.kernels.library import LIBRARY, registry
+from ratchet.kernels.library import LIBRARY
 from ratchet.kernels.library.attention import ENTRIES, attention
 
 

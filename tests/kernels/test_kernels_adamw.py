@@ -14,10 +14,10 @@ from torch.optim import AdamW
 
 from ratchet.base.errors import KernelError
 from ratchet.devices.probe import best_isa
+from ratchet.kernels import registry
 from ratchet.kernels.languages import cpp
-from ratchet.kernels.library import LIBRARY, registry
-from ratchet.kernels.library.adamw import check_optimizer, step_adamw
-from ratchet.kernels.library.global_norm import global_norm
+from ratchet.kernels.library import LIBRARY
+from ratchet.kernels.library.adamw import check_optimizer, global_norm, step_adamw
 
 pytestmark = pytest.mark.compiler
 

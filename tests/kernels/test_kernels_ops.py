@@ -13,8 +13,10 @@ from torch.utils.checkpoint import checkpoint
 
 from ratchet.base.errors import KernelError
 from ratchet.devices.probe import best_isa
+from ratchet.kernels import registry
 from ratchet.kernels.languages import cpp
-from ratchet.kernels.library import LIBRARY, references, register_ops, registry
+from ratchet.kernels.library import LIBRARY, register_ops
+from ratchet.problems.suites.shipped import gated_activation, norms, rope
 
 pytestmark = pytest.mark.compiler
 register_ops()
@@ -57,16 +59,16 @@ def calls(dtype: torch.dtype, weight: torch.dtype) -> dict[str, tuple[Any, ...]]
 
 
 EXPECTED: dict[str, Callable[..., Any]] = {
-    "rms_norm": lambda x, w, e: references.norm(x, w, None, e, x.dtype, False),
-    "add_rms_norm": lambda x, r, w, e: references.add_rms_norm_forward(x, r, w, (e,)),
-    "layer_norm": lambda x, w, b, e: references.norm(x, w, b, e, x.dtype, True),
-    "add_layer_norm": lambda x, r, w, b, e: references.add_layer_norm_forward(
+    "rms_norm": lambda x, w, e: norms.norm(x, w, None, e, x.dtype, False),
+    "add_rms_norm": lambda x, r, w, e: norms.add_rms_norm_forward(x, r, w, (e,)),
+    "layer_norm": lambda x, w, b, e: norms.norm(x, w, b, e, x.dtype, True),
+    "add_layer_norm": lambda x, r, w, b, e: norms.add_layer_norm_forward(
         x, r, w, x.new_empty(0), (e,)
     ),
-    "gated_activation": lambda g, u, k: references.gated_activation_forward(
-        g, u, (float(references.KINDS.index(k)),)
+    "gated_activation": lambda g, u, k: gated_activation.gated_activation_forward(
+        g, u, (float(gated_activation.KINDS.index(k)),)
     )[0],
-    "rope": lambda x, c, s: references.rope_forward(x, c, s, ())[0],
+    "rope": lambda x, c, s: rope.rope_forward(x, c, s, ())[0],
 }
 
 
@@ -178,7 +180,7 @@ def test_float64_is_declined_and_computed_all_the_same() -> None:
 
 def test_nan_and_infinity_pass_through(computed_by: str) -> None:
     special = torch.tensor([float("nan"), float("inf"), 3e38, -3e38, 0.0, 20.0])
-    for kind in references.KINDS:
+    for kind in gated_activation.KINDS:
         got = OPS.gated_activation(special, torch.ones(6), kind)
         assert got[0].isnan(), kind
         # torch's own gelu makes NaN of infinity, and infinity of 3e38, in its vectorised loop.

@@ -22,13 +22,13 @@ from ratchet.judge.trial.kernel_trial import KernelJudge
 from ratchet.judge.trial.readiness import why_no_kernels
 from ratchet.judge.trial.timing import arms
 from ratchet.kernels.kernel_file import load_kernel
-from ratchet.kernels.library import LIBRARY
-from ratchet.kernels.library_triton import ENTRIES, source_path, triton_kernels
+from ratchet.kernels.library import LIBRARY, kernels_for
+from ratchet.kernels.library.sources import ANY_GPU
 from ratchet.problems.suites import find_problem
 
 HERE = Path(__file__).parent
 EVERYTHING = os.environ.get("RATCHET_TEST") == "all"
-KERNELS = triton_kernels()
+KERNELS = kernels_for(ANY_GPU)
 OTHERS = ("tiles of", "chunks of", "no token of", "no rows of")
 """Checks of the worker beside the problems' cases."""
 JUDGED = ("add_rms_norm_forward", "adamw_step")
@@ -75,8 +75,9 @@ def test_every_shipped_op_but_the_plain_product_has_a_triton_kernel() -> None:
 
 @pytest.mark.parametrize("entry", KERNELS)
 def test_a_file_is_a_triton_kernel_of_its_problem(entry: str) -> None:
-    name = next(name for name, entries in ENTRIES.items() if entry in entries)
-    loaded = load_kernel(source_path(name), entry=find_problem(entry).name)
+    sources = [one for library in LIBRARY.values() for one in library.variants]
+    path = next(s.path for s in sources if s.language == "triton" and entry in s.entries)
+    loaded = load_kernel(path, entry=find_problem(entry).name)
     assert (loaded.language, loaded.entry) == ("triton", entry)
     assert loaded.hash == KERNELS[entry].hash
 

@@ -12,11 +12,11 @@ import pytest
 from ratchet.judge.static_profile.inspection import inspect_kernel
 from ratchet.judge.trial.readiness import why_no_kernels
 from ratchet.judge.workers.candidate.architectures import TARGETS
-from ratchet.kernels.library_triton import triton_kernels
+from ratchet.kernels.library import kernels_for
 from ratchet.problems.suites import find_problem
 
 EVERYTHING = os.environ.get("RATCHET_TEST") == "all"
-KERNELS = triton_kernels()
+KERNELS = kernels_for("gpu")
 QUICK = ("attention_forward",)
 """Compiled in every run, for `CHECKED` alone."""
 CHECKED = ("gfx942", "gfx950")

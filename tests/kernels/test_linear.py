@@ -10,7 +10,9 @@ import pytest
 import torch
 from torch import Tensor
 
-from ratchet.kernels.library import LIBRARY, WorkloadShapes, linear, registry
+from ratchet.kernels import registry
+from ratchet.kernels.library import LIBRARY, linear
+from ratchet.problems.suites.shipped.cases import WorkloadShapes
 
 sys.path.insert(0, str(Path(__file__).parent))
 import gemm_variants
@@ -32,13 +34,13 @@ DTYPES = [(torch.bfloat16, torch.bfloat16), (torch.bfloat16, torch.float32), (to
 @pytest.fixture(params=map(gemm_variants.variant_of, gemm_variants.ISAS))
 def variant(request: pytest.FixtureRequest, compiled: Path) -> Iterator[str]:
     gemm_variants.require(request.param)
-    with gemm_variants.activated(linear.kernels(request.param), compiled):
+    with gemm_variants.activated(linear.LINEAR.kernels(request.param), compiled):
         yield request.param
 
 
 @pytest.fixture
 def best(compiled: Path) -> Iterator[None]:
-    with gemm_variants.activated(linear.kernels("portable"), compiled):
+    with gemm_variants.activated(linear.LINEAR.kernels("portable"), compiled):
         yield
 
 
@@ -180,6 +182,6 @@ def test_problems_are_answered(best: None) -> None:
             oracle = reference(*(each.double() for each in inputs), case.scalars)
             outputs = [torch.full_like(each, float("nan")) for each in own]
             tensors = [linear.as_matrix(each) if each.dim() == 2 else each for each in inputs]
-            assert registry.call(problem.name, [*tensors, *outputs], case.scalars), case.name
+            assert registry.call(problem.name, tensors, case.scalars, outputs), case.name
             for answer in problem.tolerance.check_all(outputs, own, oracle):
                 assert answer.passed, (problem.name, case.name, answer.detail)

@@ -11,8 +11,12 @@ import torch
 from torch import Tensor
 
 from ratchet.base.errors import KernelError
-from ratchet.kernels.library import LIBRARY, WorkloadShapes, registry, reused
+from ratchet.kernels import registry
+from ratchet.kernels.library import LIBRARY
 from ratchet.kernels.library import linear_cross_entropy as room
+from ratchet.kernels.library.linear_cross_entropy import LINEAR_CROSS_ENTROPY as KERNEL
+from ratchet.kernels.library.linear_cross_entropy_chunks import release_reused, reused_empty
+from ratchet.problems.suites.shipped.cases import WorkloadShapes
 
 sys.path.insert(0, str(Path(__file__).parent))
 import gemm_variants
@@ -38,14 +42,14 @@ VARIANTS = [
 def variant(request: pytest.FixtureRequest, compiled: Path) -> Iterator[str]:
     isa, entry = request.param
     gemm_variants.require(isa)
-    chosen = tuple(kernel for kernel in room.kernels(isa) if kernel.entry == entry)
+    chosen = tuple(kernel for kernel in KERNEL.kernels(isa) if kernel.entry == entry)
     with gemm_variants.activated(chosen, compiled):
         yield entry
 
 
 @pytest.fixture(params=(room.ENTRY, room.ROWS_ENTRY))
 def portable(request: pytest.FixtureRequest, compiled: Path) -> Iterator[str]:
-    chosen = tuple(k for k in room.kernels("portable") if k.entry == request.param)
+    chosen = tuple(k for k in KERNEL.kernels("portable") if k.entry == request.param)
     with gemm_variants.activated(chosen, compiled):
         yield request.param
 
@@ -266,7 +270,7 @@ def test_problems_are_answered_by_both(compiled: Path) -> None:
     shapes = WorkloadShapes(batch=1, sequence=24, hidden=32, vocabulary=1000)
     isa = "avx512_bf16"
     gemm_variants.require(isa)
-    with gemm_variants.activated(room.kernels(isa), compiled):
+    with gemm_variants.activated(KERNEL.kernels(isa), compiled):
         for problem in LIBRARY["linear_cross_entropy"].problems(shapes):
             reference = problem.load_reference()
             for case in problem.cases:
@@ -277,26 +281,26 @@ def test_problems_are_answered_by_both(compiled: Path) -> None:
                 mutable = sum(spec.in_place for spec in case.inputs)
                 given = [each.clone() for each in inputs]
                 fresh = [torch.full_like(each, float("nan")) for each in own[mutable:]]
-                assert registry.call(problem.name, [*given, *fresh], case.scalars), case.name
+                assert registry.call(problem.name, given, case.scalars, fresh), case.name
                 for answer in problem.tolerance.check_all([*given[:mutable], *fresh], own, oracle):
                     assert answer.passed, (problem.name, case.name, answer.detail)
 
 
 def test_reused_memory_is_never_shared() -> None:
-    reused.release()
+    release_reused()
     shape = (1024, 512)
-    first = reused.empty(shape, torch.float32)
+    first = reused_empty(shape, torch.float32)
     address = first.data_ptr()
-    assert reused.empty(shape, torch.float32).data_ptr() != address
-    reused.release()
-    first = reused.empty(shape, torch.float32)
+    assert reused_empty(shape, torch.float32).data_ptr() != address
+    release_reused()
+    first = reused_empty(shape, torch.float32)
     address, row = first.data_ptr(), first[3]
     del first
-    assert reused.empty(shape, torch.float32).data_ptr() != address, "a view is still held"
+    assert reused_empty(shape, torch.float32).data_ptr() != address, "a view is still held"
     del row
-    reused.release()
-    first = reused.empty(shape, torch.float32)
+    release_reused()
+    first = reused_empty(shape, torch.float32)
     address = first.data_ptr()
     del first
-    assert reused.empty(shape, torch.float32).data_ptr() == address
-    reused.release()
+    assert reused_empty(shape, torch.float32).data_ptr() == address
+    release_reused()

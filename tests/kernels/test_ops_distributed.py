@@ -12,8 +12,9 @@ import torch.multiprocessing as mp
 from torch import Tensor, nn
 
 from ratchet.devices.probe import best_isa
+from ratchet.kernels import registry
 from ratchet.kernels.languages import cpp
-from ratchet.kernels.library import LIBRARY, register_ops, registry
+from ratchet.kernels.library import LIBRARY, register_ops
 
 pytestmark = [
     pytest.mark.compiler,

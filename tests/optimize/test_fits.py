@@ -17,7 +17,7 @@ import ratchet
 from ratchet.base.errors import RecipeError
 from ratchet.devices import probe as probing
 from ratchet.devices.probe import Device
-from ratchet.kernels.library import registry
+from ratchet.kernels import registry
 from ratchet.optimize.recipe import fits
 from ratchet.optimize.recipe.compiled_step import CompiledStep
 from ratchet.optimize.step.candidate import with_config

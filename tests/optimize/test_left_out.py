@@ -14,10 +14,9 @@ from own_recipes import MadeUpJudge, batch, believe, make, recipe, step_of
 import ratchet
 from ratchet.base.errors import CompilerMissing, JudgeError, KernelError, LedgerError, RecipeError
 from ratchet.court.fleet import machines
-from ratchet.kernels.library import registry
+from ratchet.kernels import registry
+from ratchet.kernels.languages import cpp
 from ratchet.ledger import Ledger
-from ratchet.optimize.recipe import reproof
-from ratchet.optimize.step import installed
 from ratchet.workloads.config import StepConfig
 
 NORM = ("rms_norm_forward", "rms_norm_backward", "add_rms_norm_forward", "add_rms_norm_backward")
@@ -40,9 +39,9 @@ def judge(monkeypatch: pytest.MonkeyPatch) -> MadeUpJudge:
 def loaded(monkeypatch: pytest.MonkeyPatch) -> Iterator[list[str]]:
     """Compile and load nothing; give the entries that would have been loaded."""
     entries: list[str] = []
-    monkeypatch.setattr(reproof.cpp, "compile_kernel", lambda kernel: Path("library.so"))
-    monkeypatch.setattr(reproof.cpp, "load", lambda path, entry: None)
-    monkeypatch.setattr(installed, "activate", lambda kernel, path: entries.append(kernel.entry))
+    monkeypatch.setattr(cpp, "compile_kernel", lambda kernel: Path("library.so"))
+    monkeypatch.setattr(cpp, "load", lambda path, entry: None)
+    monkeypatch.setattr(registry, "activate", lambda kernel, path: entries.append(kernel.entry))
     yield entries
     registry.deactivate()
 
@@ -202,7 +201,7 @@ def test_a_kernel_that_does_not_compile_is_left_out(
             raise KernelError("it does not compile")
         return Path("library.so")
 
-    monkeypatch.setattr(reproof.cpp, "compile_kernel", compile_kernel)
+    monkeypatch.setattr(cpp, "compile_kernel", compile_kernel)
     believe(ledger, recipe().kernels)
     train(ledger)
     assert sorted(loaded) == sorted(NORM)

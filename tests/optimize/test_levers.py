@@ -96,9 +96,17 @@ def test_checkpointing_waits_until_memory_is_short() -> None:
 
 
 def test_cpu_levers_leave_a_gpu_alone() -> None:
-    here = situation(device_kind="cuda")
-    for name in ("allocator-mallopt", "huge-pages", "affinity", "kernel:rms_norm"):
+    here = situation(device_kind="cuda", isa="gfx942")
+    for name in ("allocator-mallopt", "huge-pages", "affinity"):
         assert all_levers()[name].applies(here)
+
+
+def test_a_kernel_applies_where_the_library_has_one_for_the_device() -> None:
+    here = situation(device_kind="cuda", isa="gfx942")
+    reason = all_levers()["kernel:linear"].applies(here)
+    assert reason == "the library has no linear kernel in triton, which gfx942 needs"
+    for name in ("kernel:rms_norm", "kernel:adamw", "kernel:attention"):
+        assert all_levers()[name].applies(here) is None
 
 
 def test_bf16_is_left_out_where_its_products_are_slow() -> None:

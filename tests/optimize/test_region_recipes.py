@@ -22,8 +22,8 @@ from ratchet.devices.fingerprint import software
 from ratchet.devices.probe import probe
 from ratchet.graph.regions.foreign import check_region_problem
 from ratchet.graph.regions.region import region_name
+from ratchet.kernels import registry
 from ratchet.kernels.kernel import Kernel
-from ratchet.kernels.library import registry
 from ratchet.ledger import Fingerprint, Ledger
 from ratchet.optimize.recipe.recipe import Recipe
 from ratchet.optimize.recipe.reproof import ReadyKernels, ready_kernels

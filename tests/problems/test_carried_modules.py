@@ -12,9 +12,10 @@ from pathlib import Path
 from ratchet.judge.sandbox.worker_modules import TORCH_WORKER, package_files
 from ratchet.kernels.kernel import Kernel
 from ratchet.kernels.kernel_file import built_in_kernel
-from ratchet.kernels.library import LIBRARY, WorkloadShapes
+from ratchet.kernels.library import LIBRARY
 from ratchet.problems.carried_modules import with_modules
 from ratchet.problems.suites import load_suite
+from ratchet.problems.suites.shipped.cases import WorkloadShapes
 
 EVERY_SOURCE = """
 import json, os, sys

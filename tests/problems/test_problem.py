@@ -11,9 +11,10 @@ import torch
 from torch._subclasses.fake_tensor import FakeTensorMode
 
 from ratchet.base.errors import KernelError
-from ratchet.kernels.library import LIBRARY, WorkloadShapes
+from ratchet.kernels.library import LIBRARY
 from ratchet.problems.inputs import build
 from ratchet.problems.problem import DISTRIBUTIONS, LAYOUTS, Case, Problem, TensorSpec
+from ratchet.problems.suites.shipped.cases import WorkloadShapes
 from ratchet.problems.tolerance import Tolerance
 
 SHAPES = WorkloadShapes(sequence=16, hidden=32, intermediate=48, parameters=((9, 4),))
@@ -36,13 +37,13 @@ def test_the_hash_covers_cases_tolerance_and_reference(problem: Problem) -> None
     others = (
         replace(problem, cases=problem.cases[1:]),
         replace(problem, tolerance=Tolerance(ulps=3.0)),
-        replace(problem, reference=problem.reference.replace("rms", "layer")),
+        replace(problem, reference=problem.reference.replace("rms_norm", "layer_norm")),
     )
     assert len({problem.hash, *(other.hash for other in others)}) == 4
 
 
 def test_references_that_are_not_there_are_named(problem: Problem) -> None:
-    for wrong in ("ratchet.nowhere:f", "ratchet.kernels.library.references:nothing"):
+    for wrong in ("ratchet.nowhere:f", "ratchet.problems.suites.shipped.norms:nothing"):
         with pytest.raises(KernelError, match="cannot be loaded"):
             replace(problem, reference=wrong).load_reference()
 

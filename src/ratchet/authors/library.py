@@ -31,12 +31,11 @@ def library_author(problem: Problem, *, name: str = "library") -> GivenAuthor:
     A kernel of the library answers the problem that has its name; the judge finds out whether a
     file's problem of that name is another one.
     """
-    from ratchet.kernels.library import LIBRARY, best_isa
-    from ratchet.kernels.library_triton import triton_kernels
+    from ratchet.devices.probe import best_isa
+    from ratchet.kernels.library import kernels_for
+    from ratchet.kernels.library.sources import ANY_GPU
 
-    isa = best_isa()
-    compiled = {one.entry: one for each in LIBRARY.values() for one in each.kernels(isa)}
-    found = [kernels.get(problem.name) for kernels in (compiled, triton_kernels())]
+    found = [kernels_for(target).get(problem.name) for target in (best_isa(), ANY_GPU)]
     return GivenAuthor(
         name, [one for one in found if one is not None], note="from the shipped library"
     )

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
 
@@ -13,7 +13,6 @@ from ratchet.court.suite import Asked, Question, Suite
 from ratchet.judge.api import as_kernel, as_problem
 from ratchet.judge.options import Scale
 from ratchet.kernels.kernel import Kernel
-from ratchet.kernels.library_triton import triton_kernels
 from ratchet.problems.problem import Problem, Tier
 from ratchet.problems.problem_file import Describe
 
@@ -126,20 +125,16 @@ def _of_library(candidate: str) -> Find:
     kernels: dict[str, Kernel] = {}
 
     def find(name: str, problem: Problem) -> Asked:
+        from ratchet.devices.probe import best_isa
+        from ratchet.kernels.library import kernels_for
+        from ratchet.kernels.library.sources import ANY_GPU
+
         if not kernels:
-            in_triton = candidate == "library-triton"
-            kernels.update(triton_kernels() if in_triton else library_kernels())
+            target = ANY_GPU if candidate == "library-triton" else best_isa()
+            kernels.update(kernels_for(target))
         return problem, kernels.get(name)
 
     return find
-
-
-def library_kernels() -> Mapping[str, Kernel]:
-    """Return every shipped kernel for this CPU, by the name of the problem it answers."""
-    from ratchet.kernels.library import LIBRARY, best_isa
-
-    isa = best_isa()
-    return {kernel.entry: kernel for one in LIBRARY.values() for kernel in one.kernels(isa)}
 
 
 def _yardstick(candidate: str) -> Find:

@@ -18,8 +18,9 @@ from ratchet.base.errors import GraphError
 from ratchet.graph.patterns import PATTERNS
 from ratchet.graph.rewrite import graphs_of, rewrite
 from ratchet.graph.sites import CapturedSite, InstallReport, merge_sites
-from ratchet.kernels.library import LIBRARY, WorkloadShapes
+from ratchet.kernels.library import LIBRARY
 from ratchet.problems.problem import Problem
+from ratchet.problems.suites.shipped.cases import WorkloadShapes
 from ratchet.workloads.blame import batch_of
 from ratchet.workloads.config import AUTOCAST, StepConfig
 from ratchet.workloads.own_step import BatchStep, untraced
@@ -28,7 +29,8 @@ from ratchet.workloads.workload import Workload
 
 __all__ = ["CapturedSite", "capture", "problems_for"]
 
-DTYPES = {"fp32": "float32", "bf16": "bfloat16"}
+MOST_PARAMETERS = 6
+"""Maximum number of distinct parameter shapes in the optimizer's problem, largest first."""
 
 
 def capture(workload: Workload, config: StepConfig) -> list[CapturedSite]:
@@ -139,73 +141,8 @@ def _common_shapes(sites: list[CapturedSite]) -> WorkloadShapes:
 
 def shapes_of(site: CapturedSite, base: WorkloadShapes) -> WorkloadShapes:
     """Return `base` updated with the sizes that this site knows."""
-    reader = _READERS.get(site.pattern)
-    return base if reader is None else replace(base, **reader(site))
-
-
-def _rows(site: CapturedSite, name: str) -> dict[str, Any]:
-    """Return batch, sequence and dtype of [B, T, H] or [N, H] activations; inner sizes join T."""
-    sizes = site.shapes[name]
-    batch = sizes[0] if len(sizes) > 2 else 1
-    return {"batch": batch, "sequence": prod(sizes[:-1]) // batch, "dtype": _dtype(site, name)}
-
-
-def _dtype(site: CapturedSite, name: str) -> str:
-    return DTYPES[site.dtypes[name]]
-
-
-def _read_classes(site: CapturedSite) -> dict[str, Any]:
-    vocabulary, hidden = site.shapes["weight"]
-    return {**_rows(site, "x"), "hidden": hidden, "vocabulary": vocabulary}
-
-
-def _read_attention(site: CapturedSite) -> dict[str, Any]:
-    batch, heads, length, width = site.shapes["q"]
-    return {
-        "batch": batch,
-        "heads": heads,
-        "kv_heads": site.shapes["k"][1],
-        "sequence": length,
-        "head_dim": width,
-        "dtype": _dtype(site, "q"),
-    }
-
-
-def _read_rope(site: CapturedSite) -> dict[str, Any]:
-    batch, heads, length, width = site.shapes["x"]
-    sizes = {"batch": batch, "heads": heads, "sequence": length, "head_dim": width}
-    return {**sizes, "dtype": _dtype(site, "x")}
-
-
-def _read_gated(site: CapturedSite) -> dict[str, Any]:
-    return {**_rows(site, "gate"), "intermediate": site.shapes["gate"][-1]}
-
-
-def _read_linear(site: CapturedSite) -> dict[str, Any]:
-    outputs, inputs = site.shapes["weight"]
-    return {**_rows(site, "x"), "hidden": inputs, "intermediate": outputs}
-
-
-def _read_norm(site: CapturedSite) -> dict[str, Any]:
-    weight_dtype = _dtype(site, "weight")
-    return {**_rows(site, "x"), "hidden": site.shapes["x"][-1], "weight_dtype": weight_dtype}
-
-
-def _read_update(site: CapturedSite) -> dict[str, Any]:
-    largest = sorted(dict.fromkeys(site.shapes.values()), key=prod, reverse=True)
-    return {"parameters": tuple(largest[:MOST_PARAMETERS])}
-
-
-MOST_PARAMETERS = 6
-"""Maximum number of distinct parameter shapes in the optimizer's problem, largest first."""
-
-_READERS = {
-    "linear_cross_entropy": _read_classes,
-    "attention": _read_attention,
-    "rope": _read_rope,
-    "gated_activation": _read_gated,
-    "linear": _read_linear,
-    "rms_norm": _read_norm,
-    "layer_norm": _read_norm,
-    "adamw": _read_update,
-}
+    if site.pattern == "adamw":
+        largest = sorted(dict.fromkeys(site.shapes.values()), key=prod, reverse=True)
+        return replace(base, parameters=tuple(largest[:MOST_PARAMETERS]))
+    known = [pattern.sizes(site) for pattern in PATTERNS if pattern.name == site.pattern]
+    return replace(base, **known[0]) if known else base

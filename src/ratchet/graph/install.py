@@ -21,10 +21,12 @@ from torch._inductor.custom_graph_pass import CustomGraphPass
 from torch.fx import Graph
 
 import ratchet
+from ratchet.devices.probe import best_isa
 from ratchet.graph.patterns import select
 from ratchet.graph.rewrite import rewrite
 from ratchet.graph.sites import InstallReport
-from ratchet.kernels.library import LIBRARY, best_isa
+from ratchet.kernels.library import LIBRARY
+from ratchet.kernels.library.sources import ANY_GPU
 
 __all__ = ["InstallKernels", "InstallReport", "code_identity", "compile_options", "installed_by"]
 
@@ -65,17 +67,18 @@ class RecipeStamp(CustomGraphPass):
         return self._identity
 
 
-def compile_options(kernels: Sequence[str], *, isa: str | None = None) -> dict[str, Any]:
+def compile_options(kernels: Sequence[str], *, targets: Sequence[str] = ()) -> dict[str, Any]:
     """Return the `options=` for a torch.compile call that installs these kernels; empty if none.
 
-    `kernels` are names in `ratchet.kernels.library.LIBRARY`. `isa` selects the variant whose
-    sources enter the cache key; it defaults to this machine's best. Raises GraphError for an
-    unknown name. `installed_by(options)` returns the installation report.
+    `kernels` are names in `ratchet.kernels.library.LIBRARY`. The sources for
+    `targets` enter the cache key; by default these are this CPU's best and any GPU's. Raises
+    GraphError for an unknown name. `installed_by(options)` returns the installation report.
     """
     patterns = select(kernels)
     if not patterns:
         return {}
-    identity = recipe_identity([pattern.name for pattern in patterns], isa or best_isa())
+    names = [pattern.name for pattern in patterns]
+    identity = recipe_identity(names, targets or (best_isa(), ANY_GPU))
     options: dict[str, Any] = {
         "pre_grad_custom_pass": InstallKernels(kernels, identity),
         "joint_custom_pre_pass": RecipeStamp(identity),
@@ -91,12 +94,12 @@ def installed_by(options: dict[str, Any]) -> InstallReport:
     return found.report if isinstance(found, InstallKernels) else InstallReport()
 
 
-def recipe_identity(kernels: Iterable[str], isa: str) -> str:
+def recipe_identity(kernels: Iterable[str], targets: Sequence[str]) -> str:
     """Hash everything that determines what a graph with these kernels computes."""
     digest = hashlib.sha256()
     for name in sorted(kernels):
         digest.update(name.encode())
-        for kernel in LIBRARY[name].kernels(isa):
+        for kernel in (one for target in targets for one in LIBRARY[name].kernels(target)):
             digest.update(kernel.hash.encode())
     digest.update(code_identity().encode())
     return digest.hexdigest()
@@ -107,7 +110,7 @@ def code_identity() -> str:
     """Hash the package version and the source files of the patterns and ops."""
     digest = hashlib.sha256(_package_version().encode())
     package = Path(ratchet.__file__).parent
-    for folder in (package / "graph", package / "kernels" / "library"):
+    for folder in (package / "graph", package / "kernels", package / "problems/suites/shipped"):
         for file in sorted(folder.rglob("*.py")):
             digest.update(file.read_bytes())
     return digest.hexdigest()

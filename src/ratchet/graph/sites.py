@@ -5,8 +5,10 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field, replace
+from math import prod
 from typing import Any
 
+DTYPES = {"fp32": "float32", "bf16": "bfloat16"}
 Scalar = bool | int | float | str
 
 
@@ -31,6 +33,20 @@ class CapturedSite:
         """Rebuild a site from the JSON form of `dataclasses.asdict(site)`."""
         shapes = {name: tuple(sizes) for name, sizes in site["shapes"].items()}
         return cls(**{**site, "shapes": shapes})
+
+    def dtype(self, name: str) -> str:
+        """Return an argument's dtype by torch's name."""
+        return DTYPES[self.dtypes[name]]
+
+    def rows(self, name: str) -> dict[str, Any]:
+        """Return batch, sequence and dtype of [B, T, H] or [N, H] activations.
+
+        Inner sizes join T.
+        """
+        sizes = self.shapes[name]
+        batch = sizes[0] if len(sizes) > 2 else 1
+        dtype = self.dtype(name)
+        return {"batch": batch, "sequence": prod(sizes[:-1]) // batch, "dtype": dtype}
 
     def alike(self, other: CapturedSite) -> bool:
         """Return True if the two sites differ only in their count."""

@@ -54,7 +54,7 @@ def build_step(
     """Build the workload's step from `config`, including its kernels and its optimizer kernel.
 
     The ops run their torch composites until kernels are activated
-    (`ratchet.kernels.library.activate`). Raises GraphError if kernels are given without a compile
+    (`ratchet.kernels.registry.activate`). Raises GraphError if kernels are given without a compile
     mode, or an optimizer kernel without AdamW. `install` does all of this for a `train_step`.
     """
     options = install_options(config.kernels)

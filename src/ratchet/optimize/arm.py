@@ -190,7 +190,7 @@ class StepArm:
     def describe(self) -> dict[str, Any]:
         """Return peak memory so far in bytes, and the results of the installed kernels (JSON)."""
         from ratchet.graph.regions import op
-        from ratchet.kernels.library import registry
+        from ratchet.kernels import registry
         from ratchet.workloads.bench import peak_memory_bytes
 
         report = getattr(self._step, "install_report", None)

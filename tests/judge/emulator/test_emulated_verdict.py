@@ -14,11 +14,11 @@ from ratchet.judge.options import EMULATED
 from ratchet.judge.trial.kernel_trial import KernelJudge
 from ratchet.judge.trial.readiness import why_no_kernels
 from ratchet.kernels.kernel import Kernel
-from ratchet.kernels.library_triton import triton_kernels
+from ratchet.kernels.library import kernels_for
 from ratchet.problems.problem import Problem
 from ratchet.problems.suites import find_problem
 
-KERNEL = triton_kernels()["rope_forward"]
+KERNEL = kernels_for("gpu")["rope_forward"]
 
 SQUARES = """
 import torch

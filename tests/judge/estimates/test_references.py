@@ -16,7 +16,7 @@ from ratchet.judge.estimates.references import CompiledReferences, ReferenceWork
 from ratchet.judge.trial.kernel_trial import KernelJudge
 from ratchet.judge.trial.readiness import why_no_kernels
 from ratchet.judge.verdict import EmulatedBound, EmulatedCase
-from ratchet.kernels.library_triton import triton_kernels
+from ratchet.kernels.library import kernels_for
 from ratchet.problems.suites import find_problem
 
 TOLD = {
@@ -117,7 +117,7 @@ def test_a_torch_that_is_known_is_taken(version: str) -> None:
     ("entry", "compiles"), [("rms_norm_forward", True), ("attention_forward", False)]
 )
 def test_a_verdict_says_how_the_bounds_compare(entry: str, compiles: bool) -> None:
-    kernel, problem = triton_kernels()[entry], find_problem(entry).at("ci")
+    kernel, problem = kernels_for("gpu")[entry], find_problem(entry).at("ci")
     with KernelJudge(threads=1) as court:
         verdict = court.judge(kernel, problem, target="gfx942", compared=True, time_limit_s=300.0)
     assert verdict.status == "correct", verdict.reason

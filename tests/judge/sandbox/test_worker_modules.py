@@ -52,7 +52,7 @@ UNCALLED = "ratchet.judge.api"
 SECRET = (
     "ratchet.problems.tolerance",
     "ratchet.problems.problem",
-    "ratchet.kernels.library.references",
+    "ratchet.problems.suites.shipped.norms",
     "ratchet.problems.suites",
     "ratchet.judge.integrity.call_order",
     "ratchet.judge.trial.kernel_checks",

@@ -17,7 +17,7 @@ from ratchet.base.errors import CompilerMissing
 from ratchet.judge.trial.kernel_trial import KernelJudge
 from ratchet.judge.trial.readiness import why_no_kernels
 from ratchet.kernels.languages import cpp
-from ratchet.kernels.library_triton import triton_kernels
+from ratchet.kernels.library import kernels_for
 
 BENCHMARKS = Path(__file__).resolve().parents[3] / "benchmarks"
 sys.path.append(str(BENCHMARKS))  # the reference worker looks its problems up there too
@@ -76,7 +76,7 @@ def test_there_are_many() -> None:
     assert len(by_hand) >= 80
     in_triton = {name for name in everything if name.startswith("triton: ")}
     if importlib.util.find_spec("triton") is not None:
-        assert in_triton == {f"triton: {entry}" for entry in triton_kernels()}
+        assert in_triton == {f"triton: {entry}" for entry in kernels_for("gpu")}
     assert len({one.name for one in compiled()}) == len(compiled())
 
 

@@ -7,7 +7,7 @@ import sys
 from own_model import make
 
 import ratchet
-from ratchet.kernels.library import registry
+from ratchet.kernels import registry
 
 
 class Lines(logging.Handler):

@@ -7,7 +7,7 @@ import torch
 
 import ratchet
 from ratchet.graph.steps import build_step
-from ratchet.kernels.library import registry
+from ratchet.kernels import registry
 from ratchet.workloads import StepConfig, load
 
 

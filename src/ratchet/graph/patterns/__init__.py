@@ -12,11 +12,10 @@ from collections.abc import Iterable
 from ratchet.base.errors import GraphError
 from ratchet.graph.patterns.attention import ATTENTION
 from ratchet.graph.patterns.gated_activation import GATED_ACTIVATION
-from ratchet.graph.patterns.layer_norm import LAYER_NORM
 from ratchet.graph.patterns.linear import LINEAR
 from ratchet.graph.patterns.linear_cross_entropy import LINEAR_CROSS_ENTROPY
+from ratchet.graph.patterns.norms import LAYER_NORM, RMS_NORM
 from ratchet.graph.patterns.pattern import Pattern
-from ratchet.graph.patterns.rms_norm import RMS_NORM
 from ratchet.graph.patterns.rope import ROPE
 
 __all__ = ["PATTERNS", "Pattern", "select"]

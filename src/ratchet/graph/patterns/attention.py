@@ -19,6 +19,7 @@ from ratchet.graph.constants import is_causal_mask, is_open_mask
 from ratchet.graph.nodes import Declined, as_node, bind, calls, tensor
 from ratchet.graph.patterns.pattern import Pattern
 from ratchet.graph.scope import Scope
+from ratchet.graph.sites import CapturedSite
 
 _NAMES = (
     "query",
@@ -145,9 +146,16 @@ def _check_shapes(query: Tensor, key: Tensor, value: Tensor) -> None:
         raise Declined(f"{key.shape[1]} key-value heads do not divide {query.shape[1]} heads")
 
 
+def _sizes(site: CapturedSite) -> dict[str, Any]:
+    batch, heads, length, width = site.shapes["q"]
+    sizes = {"batch": batch, "heads": heads, "kv_heads": site.shapes["k"][1]}
+    return {**sizes, "sequence": length, "head_dim": width, "dtype": site.dtype("q")}
+
+
 ATTENTION = Pattern(
     name="attention",
     summary="causal or open attention, with grouped key-value heads passed once",
     find=_find,
     install=_install,
+    sizes=_sizes,
 )

@@ -13,6 +13,7 @@ from torch.fx import Node
 from ratchet.graph.nodes import Declined, as_node, bind, calls, only_user, operands, tensor
 from ratchet.graph.patterns.pattern import Pattern
 from ratchet.graph.scope import Scope
+from ratchet.graph.sites import CapturedSite
 
 
 def _find(node: Node) -> bool:
@@ -63,9 +64,14 @@ def _gate_and_kind(activated: Node) -> tuple[Node, str]:
     return as_node(given["input"]), kinds[given["approximate"]]
 
 
+def _sizes(site: CapturedSite) -> dict[str, Any]:
+    return {**site.rows("gate"), "intermediate": site.shapes["gate"][-1]}
+
+
 GATED_ACTIVATION = Pattern(
     name="gated_activation",
     summary="SwiGLU and GeGLU products",
     find=_find,
     install=_install,
+    sizes=_sizes,
 )

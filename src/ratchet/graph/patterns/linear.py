@@ -7,12 +7,15 @@ unchanged: the kernel rounds it while packing, and its gradient returns in fp32 
 
 from __future__ import annotations
 
+from typing import Any
+
 import torch
 from torch.fx import Node
 
 from ratchet.graph.nodes import Declined, as_node, bind, calls, tensor, value
 from ratchet.graph.patterns.pattern import Pattern
 from ratchet.graph.scope import Scope
+from ratchet.graph.sites import CapturedSite
 
 
 def _find(node: Node) -> bool:
@@ -39,9 +42,15 @@ def _install(node: Node, scope: Scope) -> None:
     scope.replace_as(node, result)
 
 
+def _sizes(site: CapturedSite) -> dict[str, Any]:
+    outputs, inputs = site.shapes["weight"]
+    return {**site.rows("x"), "hidden": inputs, "intermediate": outputs}
+
+
 LINEAR = Pattern(
     name="linear",
     summary="bf16 matrix products of linear layers",
     find=_find,
     install=_install,
+    sizes=_sizes,
 )

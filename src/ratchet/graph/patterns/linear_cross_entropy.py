@@ -22,6 +22,7 @@ from ratchet.graph.nodes import (
 )
 from ratchet.graph.patterns.pattern import Pattern
 from ratchet.graph.scope import Scope
+from ratchet.graph.sites import CapturedSite
 
 _NAMES = (
     "input",
@@ -172,9 +173,15 @@ def _sum_of_mean(loss: Node, target: Node, ignore_index: int, scope: Scope) -> N
     return scope.call(torch.where, some, total, scope.method("new_zeros", total, ()))
 
 
+def _sizes(site: CapturedSite) -> dict[str, Any]:
+    vocabulary, hidden = site.shapes["weight"]
+    return {**site.rows("x"), "hidden": hidden, "vocabulary": vocabulary}
+
+
 LINEAR_CROSS_ENTROPY = Pattern(
     name="linear_cross_entropy",
     summary="the last linear layer and the cross-entropy over its classes",
     find=_find,
     install=_install,
+    sizes=_sizes,
 )

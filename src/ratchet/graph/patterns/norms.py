@@ -1,4 +1,10 @@
-"""Code that both norms share: residual sums, result dtypes and installation."""
+"""Norms over the last dimension, with an optional residual sum before them.
+
+F.layer_norm, F.rms_norm, and RMSNorm's handwritten form of Hugging Face models: it casts x to fp32,
+computes x * rsqrt(mean(x ** 2) + eps), casts to the dtype of x and multiplies by the weight. The
+multiplication may also come before the cast. Declined: no weight, several dimensions, RMSNorm's
+default eps in bf16, an inner result with another user.
+"""
 
 from __future__ import annotations
 
@@ -12,6 +18,7 @@ from torch.fx import Node
 from ratchet.graph.nodes import (
     Declined,
     as_node,
+    bind,
     calls,
     only_user,
     operands,
@@ -19,7 +26,9 @@ from ratchet.graph.nodes import (
     through_casts,
     value,
 )
+from ratchet.graph.patterns.pattern import Pattern
 from ratchet.graph.scope import Scope, rounds_to
+from ratchet.graph.sites import CapturedSite
 
 KNOWN = (torch.float32, torch.bfloat16)
 
@@ -39,7 +48,7 @@ class Norm:
     """Every node that the kernel replaces."""
 
 
-def install_norm(norm: Norm, plain: Any, summed: Any, scope: Scope) -> None:
+def _install(norm: Norm, plain: Any, summed: Any, scope: Scope) -> None:
     """Replace the norm with `plain`, or with `summed` if x is a sum that the kernel can absorb."""
     norm = _with_last_cast(norm)
     _check(norm)
@@ -126,7 +135,7 @@ def _branch_and_residual(addition: Node) -> tuple[Node, Node]:
     return (second, first) if tensor(first).dtype == dtype else (first, second)
 
 
-def source_of(node: Node) -> Node:
+def _source_of(node: Node) -> Node:
     """Return the norm's input: `node` before it was widened to fp32."""
     source = through_casts(node)
     found, before = value(node), value(source)
@@ -136,7 +145,7 @@ def source_of(node: Node) -> Node:
     return node if narrowed else source
 
 
-def vector_size(shape: Any) -> int:
+def _vector_size(shape: Any) -> int:
     """Return the only size in a norm's `normalized_shape`; raise Declined if there are several."""
     sizes = (shape,) if isinstance(shape, int) else tuple(shape) if _is_sequence(shape) else ()
     if len(sizes) != 1 or not isinstance(sizes[0], int):
@@ -146,3 +155,144 @@ def vector_size(shape: Any) -> int:
 
 def _is_sequence(shape: Any) -> bool:
     return isinstance(shape, Sequence)
+
+
+def _sizes(site: CapturedSite) -> dict[str, Any]:
+    """Return the sizes that a norm's site knows."""
+    return {**site.rows("x"), "hidden": site.shapes["x"][-1], "weight_dtype": site.dtype("weight")}
+
+
+def _find_rms_norm(node: Node) -> bool:
+    return calls(node, "rms_norm") or (calls(node, "rsqrt") and _mean_square(node) is not None)
+
+
+def _install_rms_norm(node: Node, scope: Scope) -> None:
+    norm = _function(node, "rms_norm", ("weight",)) if calls(node, "rms_norm") else _by_hand(node)
+    scope.insert_before(norm.end)
+    ops = torch.ops.ratchet
+    _install(norm, ops.rms_norm.default, ops.add_rms_norm.default, scope)
+
+
+def _find_layer_norm(node: Node) -> bool:
+    return calls(node, "layer_norm")
+
+
+def _install_layer_norm(node: Node, scope: Scope) -> None:
+    ops = torch.ops.ratchet
+    norm = _function(node, "layer_norm", ("weight", "bias"), eps=1e-5)
+    _install(norm, ops.layer_norm.default, ops.add_layer_norm.default, scope)
+
+
+def _function(node: Node, name: str, parameters: tuple[str, ...], eps: float | None = None) -> Norm:
+    """Return the norm that torch's own function computes; `eps` is its default."""
+    names = ("input", "normalized_shape", *parameters, "eps")
+    given = bind(node, names, {**dict.fromkeys(parameters), "eps": eps})
+    _vector_size(given["normalized_shape"])
+    if given["weight"] is None:
+        raise Declined(f"{name} has no weight")
+    x = as_node(given["input"])
+    eps = given["eps"]
+    if eps is None:
+        if tensor(x).dtype != torch.float32:
+            raise Declined(f"{name} leaves eps to the precision of {tensor(x).dtype}")
+        eps = torch.finfo(torch.float32).eps
+    return Norm(
+        x=_source_of(x),
+        parameters=tuple(given[one] and as_node(given[one]) for one in parameters),
+        eps=float(eps),
+        end=node,
+        members=(node,),
+    )
+
+
+def _mean_square(node: Node) -> tuple[Node, float, tuple[Node, ...]] | None:
+    """Return x, eps and the inner nodes of rsqrt(mean(x ** 2, -1, keepdim=True) + eps)."""
+    shifted = node.args[0]
+    if not isinstance(shifted, Node) or not calls(shifted, "add"):
+        return None
+    both = operands(shifted)
+    if both is None:
+        return None
+    mean, eps = both if isinstance(both[1], float) else both[::-1]
+    if not isinstance(eps, float) or not _is_last_mean(mean):
+        return None
+    square = mean.args[0]
+    x = _squared(square)
+    return None if x is None else (x, eps, (shifted, mean, as_node(square)))
+
+
+def _is_last_mean(node: Any) -> bool:
+    if not calls(node, "mean") or not isinstance(node.args[0], Node):
+        return False
+    dim = node.args[1] if len(node.args) > 1 else node.kwargs.get("dim")
+    keeps = node.args[2] if len(node.args) > 2 else node.kwargs.get("keepdim", False)
+    dim = dim[0] if isinstance(dim, list | tuple) and len(dim) == 1 else dim
+    source = value(node.args[0])
+    return bool(keeps) and source is not None and dim in (-1, source.dim() - 1)
+
+
+def _squared(node: Any) -> Node | None:
+    """Return x from x ** 2, x * x or x.square()."""
+    if calls(node, "square"):
+        return as_node(node.args[0])
+    both = operands(node) if isinstance(node, Node) else None
+    if both is None or not isinstance(both[0], Node):
+        return None
+    if calls(node, "pow") and both[1] == 2:
+        return both[0]
+    return both[0] if calls(node, "mul") and both[0] is both[1] else None
+
+
+def _by_hand(rsqrt: Node) -> Norm:
+    found = _mean_square(rsqrt)
+    assert found is not None
+    squared, eps, inner = found
+    scaled = _times(rsqrt, "the reciprocal root")
+    other = _other(scaled, rsqrt)
+    if other is not squared and _source_of(other) is not _source_of(squared):
+        raise Declined(f"{scaled} scales {other}, not the tensor whose mean square was taken")
+    casts = []
+    weighted = only_user(scaled)
+    while weighted is not None and calls(weighted, "cast"):
+        casts.append(weighted)
+        weighted = only_user(weighted)
+    if weighted is None or not calls(weighted, "mul"):
+        raise Declined(f"the normalised {scaled} is not multiplied by a weight alone")
+    weight = _other(weighted, casts[-1] if casts else scaled)
+    return Norm(
+        x=_source_of(squared),
+        parameters=(weight,),
+        eps=eps,
+        end=weighted,
+        members=(*inner, rsqrt, scaled, *casts, weighted),
+    )
+
+
+def _times(node: Node, what: str) -> Node:
+    user = only_user(node)
+    if user is None or not calls(user, "mul"):
+        raise Declined(f"{what} {node} is used by something other than one product")
+    return user
+
+
+def _other(product: Node, known: Node) -> Node:
+    both = operands(product)
+    if both is None or known not in both:
+        raise Declined(f"{product} is not a plain product")
+    return as_node(both[1] if both[0] is known else both[0])
+
+
+RMS_NORM = Pattern(
+    name="rms_norm",
+    summary="RMSNorm, with the residual sum in front of it",
+    find=_find_rms_norm,
+    install=_install_rms_norm,
+    sizes=_sizes,
+)
+LAYER_NORM = Pattern(
+    name="layer_norm",
+    summary="LayerNorm, with the residual sum in front of it",
+    find=_find_layer_norm,
+    install=_install_layer_norm,
+    sizes=_sizes,
+)

@@ -4,10 +4,12 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass
+from typing import Any
 
 from torch.fx import Node
 
 from ratchet.graph.scope import Scope
+from ratchet.graph.sites import CapturedSite
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -22,3 +24,5 @@ class Pattern:
     install: Callable[[Node, Scope], None]
     """Replace the site with the kernel. If the kernel would not give the same result, raise
     Declined before anything is replaced."""
+    sizes: Callable[[CapturedSite], dict[str, Any]]
+    """Return the fields of WorkloadShapes that a site knows."""

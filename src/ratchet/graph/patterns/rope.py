@@ -15,6 +15,7 @@ from torch.fx import Node
 from ratchet.graph.nodes import Declined, as_node, calls, operands, tensor, through_casts, value
 from ratchet.graph.patterns.pattern import Pattern
 from ratchet.graph.scope import Scope, rounds_to
+from ratchet.graph.sites import CapturedSite
 
 
 def _find(node: Node) -> bool:
@@ -148,9 +149,16 @@ def _table(table: Node, x: Node, scope: Scope) -> Node:
     return scope.derived("reshape", table, *shape)
 
 
+def _sizes(site: CapturedSite) -> dict[str, Any]:
+    batch, heads, length, width = site.shapes["x"]
+    sizes = {"batch": batch, "heads": heads, "sequence": length, "head_dim": width}
+    return {**sizes, "dtype": site.dtype("x")}
+
+
 ROPE = Pattern(
     name="rope",
     summary="rotary positions of queries and keys",
     find=_find,
     install=_install,
+    sizes=_sizes,
 )

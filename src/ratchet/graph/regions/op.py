@@ -2,7 +2,7 @@
 
 It is one op for all regions. What a region is stands in the call, as text, so that a graph from
 torch's cache on disk runs in a process that never saw the region. The op runs the region's
-reference until its kernel is activated (`ratchet.kernels.library.activate`, by the region's name).
+reference until its kernel is activated (`ratchet.kernels.registry.activate`, by the region's name).
 """
 
 from __future__ import annotations
@@ -17,8 +17,8 @@ from typing import Any, Final, Self
 import torch
 from torch import Tensor
 
-from ratchet.kernels.library import registry
-from ratchet.kernels.library.registration import register
+from ratchet.kernels import registry
+from ratchet.kernels.custom_op import define
 from ratchet.problems.source_module import run_source
 
 HEADER = """import torch
@@ -90,11 +90,11 @@ def _fake(inputs: list[Tensor], site: str) -> list[Tensor]:
 def _run(inputs: list[Tensor], site: str) -> list[Tensor]:
     found = _site(site)
     given = [one.contiguous() for one in inputs]
-    results = found.empty()
-    if registry.call(found.name, (*given, *results)):
+    results = registry.call(found.name, given, (), found.empty())
+    if results is not None:
         calls[found.name] += 1
-        return results
+        return list(results)
     return [one.contiguous() for one in _reference(site)(*given, ())]
 
 
-register("region", "(Tensor[] inputs, str site) -> Tensor[]", run=_run, fake=_fake)
+define("region", "(Tensor[] inputs, str site) -> Tensor[]", run=_run, fake=_fake)

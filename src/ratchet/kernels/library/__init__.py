@@ -1,91 +1,91 @@
 """The shipped kernels. Importing this package imports no torch; an op's module does.
 
-`LIBRARY` names every kernel. Importing a module below registers its ops under `torch.ops.ratchet`;
-`register_ops` imports them all.
+`LIBRARY` names every kernel; a module of `HOMES` holds it as the constant of that name. Importing
+the module registers its ops under `torch.ops.ratchet`; `register_ops` imports them all.
 """
 
 from __future__ import annotations
 
 import importlib
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
-from pathlib import Path
-from typing import TYPE_CHECKING, Final
+from typing import Final
 
 from ratchet.kernels.kernel import Kernel
-from ratchet.kernels.library.shapes import WorkloadShapes
+from ratchet.kernels.library.sources import Variant, language_for
+from ratchet.problems.problem import Problem
+from ratchet.problems.suites.shipped import HOMES, problems_of
+from ratchet.problems.suites.shipped.cases import WorkloadShapes
 
-if TYPE_CHECKING:
-    from ratchet.problems.problem import Problem
+__all__ = ["FUSED", "LIBRARY", "LibraryKernel", "kernels_for", "register_ops", "why_no_kernel"]
 
-__all__ = ["LIBRARY", "LibraryKernel", "WorkloadShapes", "activate", "best_isa", "register_ops"]
+FUSED: Final = ("elementwise", "compiled", "memory")
+"""Categories of step time where inductor puts fused operations, and eager puts their parts."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class LibraryKernel:
-    """One kernel of the library: its description, its variants and its problems."""
+    """One kernel of the library: its description and its variants."""
 
     name: str
     summary: str
     source_of_idea: str
-    kernels: Callable[[str], tuple[Kernel, ...]]
-    """isa -> one kernel per entry (forward, backward); each answers the problem with its entry's
-    name."""
-    problems: Callable[[WorkloadShapes], tuple[Problem, ...]]
-    """The problems, at a workload's shapes; `problem.name` is the entry of the kernel."""
+    variants: tuple[Variant, ...]
+    """Its sources in each language."""
+    acts_on: tuple[str, ...]
+    """The categories of step time that it can shorten."""
 
+    def kernels(self, target: str) -> tuple[Kernel, ...]:
+        """Return one kernel per entry for a device's target; none if no variant is for it.
 
-MODULES: Final[dict[str, str]] = {
-    "attention": "attention",
-    "linear_cross_entropy": "linear_cross_entropy",
-    "adamw": "adamw",
-    "gated_activation": "gated_activation",
-    "rms_norm": "rms_norm",
-    "layer_norm": "layer_norm",
-    "rope": "rope",
-    "linear": "linear",
-}
-"""Name in LIBRARY -> module of this package; every module defines one `LIBRARY_KERNEL`."""
+        Each answers the problem with its entry's name. Raises KernelError for an unknown target.
+        """
+        language = language_for(target)
+        own = [one for one in self.variants if one.language == language]
+        return tuple(kernel for one in own for kernel in one.kernels(self.name, target))
+
+    def problems(self, shapes: WorkloadShapes) -> tuple[Problem, ...]:
+        """Return the problems at a workload's shapes; each has the name of a kernel's entry."""
+        return problems_of(self.name)(shapes)
 
 
 class _LazyLibrary(Mapping[str, LibraryKernel]):
     """A mapping that imports a kernel's module (and torch) at the kernel's first use."""
 
     def __getitem__(self, name: str) -> LibraryKernel:
-        module = importlib.import_module(f"{__name__}.{MODULES[name]}")
-        found = module.LIBRARY_KERNEL
+        module = importlib.import_module(f"{__name__}.{HOMES[name]}")
+        found = getattr(module, name.upper())
         assert isinstance(found, LibraryKernel), name
         return found
 
     def __iter__(self) -> Iterator[str]:
-        return iter(MODULES)
+        return iter(HOMES)
 
     def __len__(self) -> int:
-        return len(MODULES)
+        return len(HOMES)
 
 
 LIBRARY: Final[Mapping[str, LibraryKernel]] = _LazyLibrary()
 """Every shipped kernel by name, in the order in which to try them."""
 
 
-def activate(kernel: Kernel, path: Path, *, name: str = "") -> None:
-    """Make the op of `kernel.entry` run the compiled library at `path`, in this process.
+def kernels_for(target: str) -> dict[str, Kernel]:
+    """Return every shipped kernel for a device's target, by its entry.
 
-    A kernel of a region serves the op's calls under the region's `name` instead.
+    The target is `Device.target`, or `sources.ANY_GPU`: Triton has one source for all of them.
     """
-    from ratchet.kernels.library import registry
+    return {kernel.entry: kernel for one in LIBRARY.values() for kernel in one.kernels(target)}
 
-    registry.activate(kernel, path, name=name)
+
+def why_no_kernel(name: str, target: str) -> str | None:
+    """Return in one line why a library kernel cannot serve a device; None if it can."""
+    language = language_for(target)
+    if any(one.language == language for one in LIBRARY[name].variants):
+        return None
+    return f"the library has no {name} kernel in {language}, which {target} needs"
 
 
 def register_ops() -> None:
     """Register every op of the library under `torch.ops.ratchet`."""
-    for module in MODULES.values():
+    for module in HOMES.values():
         importlib.import_module(f"{__name__}.{module}")
-
-
-def best_isa() -> str:
-    """Return the best variant that this CPU can run."""
-    from ratchet.devices.probe import best_isa as probed
-
-    return probed()

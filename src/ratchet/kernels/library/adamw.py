@@ -7,24 +7,22 @@ and checkpoints see the optimizer that they know.
 from __future__ import annotations
 
 import inspect
-from collections.abc import Collection, Iterable, Mapping
-from dataclasses import replace
+import math
+import sys
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from typing import Any, Final, Literal, Protocol, cast
 
 import torch
 from torch import Tensor, nn
 
 from ratchet.base.errors import KernelError
-from ratchet.kernels.kernel import Kernel
-from ratchet.kernels.library import LibraryKernel, references, registry
-from ratchet.kernels.library.cases import library_problem
-from ratchet.kernels.library.global_norm import global_norm, local_of
-from ratchet.kernels.library.registration import NO_TENSOR
-from ratchet.kernels.library.shapes import WorkloadShapes
-from ratchet.kernels.library.sources import make_kernels
-from ratchet.problems.problem import Case, Problem, TensorSpec
+from ratchet.kernels import registry
+from ratchet.kernels.custom_op import NO_TENSOR
+from ratchet.kernels.library import LibraryKernel
+from ratchet.kernels.library.sources import Variant
+from ratchet.problems.suites.shipped import adamw as reference
+from ratchet.problems.suites.shipped.adamw import ENTRIES
 
-ENTRIES = ("gradient_square_sum", "adamw_step")
 TENSORS_PER_PARAMETER: Final = 5
 CLIP_EPS: Final = 1e-6
 """The constant of torch.nn.utils.clip_grad_norm_."""
@@ -189,7 +187,7 @@ def _update(
     lr, eps, decay = (float(group[key]) for key in ("lr", "eps", "weight_decay"))
     for step, tensors in by_step.items():
         scalars = (lr, beta1, beta2, eps, decay, step, coefficient, float(zero))
-        if not registry.call("adamw_step", tensors, scalars):
+        if registry.call("adamw_step", tensors, scalars) is None:
             _composite(tensors, scalars)
     if copies is not None:
         copies.rounded(parameters)
@@ -232,7 +230,7 @@ def _composite(tensors: list[Tensor], scalars: tuple[float, ...]) -> None:
     """Run the same update in plain torch, for inputs that no kernel takes."""
     for first in range(0, len(tensors), TENSORS_PER_PARAMETER):
         own = tensors[first : first + TENSORS_PER_PARAMETER]
-        for tensor, value in zip(own, references.adamw_step(*own, scalars), strict=True):
+        for tensor, value in zip(own, reference.adamw_step(*own, scalars), strict=True):
             if value is not tensor:
                 tensor.copy_(value)
 
@@ -247,68 +245,68 @@ def check_optimizer(optimizer: torch.optim.Optimizer) -> torch.optim.AdamW:
     return optimizer
 
 
-def kernels(isa: str) -> tuple[Kernel, ...]:
-    """Return the norm and the update for `isa`."""
-    return make_kernels("adamw", "adamw.cpp", ENTRIES, isa)
+def local_of(tensor: Tensor) -> Tensor:
+    """Return a DTensor's local shard without a copy; any other tensor unchanged."""
+    if _is_dtensor(tensor):
+        shard: Tensor = tensor._local_tensor  # type: ignore[attr-defined]
+        return shard
+    return tensor
 
 
-SCALARS: Final = (1e-3, 0.9, 0.95, 1e-8, 0.1, 3.0, 0.5, 1.0)
+def global_norm(gradients: Sequence[Tensor]) -> float:
+    """Return the 2-norm of all `gradients`; sharded ones are summed over their mesh.
+
+    Every process of a mesh must call it with the same parameters.
+    """
+    total = 0.0
+    for sharding, members in _by_sharding(gradients).items():
+        part = _square_sum([local_of(member) for member in members])
+        for mesh, dimension in sharding:
+            torch.distributed.all_reduce(part, group=mesh.get_group(dimension))
+        total += float(part)
+    return math.sqrt(total)
 
 
-def problems(shapes: WorkloadShapes) -> tuple[Problem, ...]:
-    """Return the norm over a few gradients, and the update with and without a bf16 copy."""
-    norm_cases = [
-        Case(name=name, inputs=_gradients(shapes, name, timed), timed=timed, hidden=name == "tiny")
-        for name, timed in (("normal", True), ("outliers", False), ("tiny", False))
-    ]
+def _square_sum(gradients: Sequence[Tensor]) -> Tensor:
+    out = torch.empty(1, dtype=torch.float32, device=gradients[0].device)
+    found = registry.call("gradient_square_sum", gradients, (), (out,))
     return (
-        library_problem("gradient_square_sum", norm_cases),
-        library_problem("adamw_step", _update_cases(shapes)),
+        found[0] if found is not None else reference.gradient_square_sum(*gradients, ())[0].float()
     )
 
 
-def _gradients(shapes: WorkloadShapes, distribution: str, timed: bool) -> tuple[TensorSpec, ...]:
-    wanted = shapes.parameters if timed else ((77, 13), (5,))
-    return tuple(
-        TensorSpec(shape=shape, dtype="float32", distribution=distribution) for shape in wanted
-    )
+def _by_sharding(gradients: Sequence[Tensor]) -> dict[tuple[Any, ...], list[Tensor]]:
+    """Group gradients by the mesh dimensions that they are sharded over; () for whole ones."""
+    found: dict[tuple[Any, ...], list[Tensor]] = {}
+    for gradient in gradients:
+        found.setdefault(_sharding(gradient), []).append(gradient)
+    return found
 
 
-def _update_cases(shapes: WorkloadShapes) -> list[Case]:
-    ragged = ((77, 13), (5,))
-    cases = [_update_case("fp32", shapes.parameters, "normal", "float32", False, timed=True)]
-    cases += [
-        _update_case(f"fp32-{name}", ragged, name, "float32", False)
-        for name in ("outliers", "zeros", "tiny", "large")
-    ]
-    cases.append(_update_case("bf16-copy", ragged, "normal", "bfloat16", True))
-    cases.append(_update_case("bf16-hidden", ragged, "heavy_tailed", "float32", True, hidden=True))
-    return cases
+def _sharding(gradient: Tensor) -> tuple[Any, ...]:
+    if not _is_dtensor(gradient):
+        return ()
+    mesh, placements = gradient.device_mesh, gradient.placements  # type: ignore[attr-defined]
+    if any(placement.is_partial() for placement in placements):
+        raise KernelError(
+            f"a gradient is placed {placements}, not yet summed: redistribute it before the step"
+        )
+    return tuple((mesh, axis) for axis, placed in enumerate(placements) if placed.is_shard())
 
 
-def _update_case(
-    name: str,
-    wanted: tuple[tuple[int, ...], ...],
-    distribution: str,
-    grad_dtype: str,
-    copy: bool,
-    *,
-    timed: bool = False,
-    hidden: bool = False,
-) -> Case:
-    specs: list[TensorSpec] = []
-    for shape in wanted:
-        plain = TensorSpec(shape=shape, dtype="float32", in_place=True)
-        copied = TensorSpec(shape=shape if copy else (0,), dtype="bfloat16", in_place=True)
-        grad = replace(plain, dtype=grad_dtype, distribution=distribution)
-        specs += [grad, plain, replace(plain, distribution="positive"), plain, copied]
-    return Case(name=name, inputs=tuple(specs), scalars=SCALARS, timed=timed, hidden=hidden)
+def _is_dtensor(tensor: Tensor) -> bool:
+    # No import, since that is slow: a caller with a DTensor has imported its module.
+    module = sys.modules.get("torch.distributed.tensor")
+    return module is not None and isinstance(tensor, module.DTensor)
 
 
-LIBRARY_KERNEL = LibraryKernel(
+ADAMW = LibraryKernel(
     name="adamw",
     summary="AdamW with clipping, decay, zeroing and the bf16 copy in one pass over memory",
     source_of_idea="arXiv:1711.05101; one pass as in apex's FusedAdam and torch's fused AdamW",
-    kernels=kernels,
-    problems=problems,
+    variants=(
+        Variant(language="cpp", file="adamw", entries=ENTRIES),
+        Variant(language="triton", file="adamw", entries=ENTRIES),
+    ),
+    acts_on=("optimizer",),
 )

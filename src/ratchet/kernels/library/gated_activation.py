@@ -6,117 +6,59 @@ has their common dtype. Only gate and up are saved.
 
 from __future__ import annotations
 
-from dataclasses import replace
 from typing import Any
 
 import torch
 from torch import Tensor
 
 from ratchet.base.errors import KernelError
-from ratchet.kernels.kernel import Kernel
-from ratchet.kernels.library import LibraryKernel, references, registry
-from ratchet.kernels.library.cases import library_problem, standard_cases
-from ratchet.kernels.library.references import KINDS
-from ratchet.kernels.library.registration import as_rows, register
-from ratchet.kernels.library.shapes import WorkloadShapes
-from ratchet.kernels.library.sources import make_kernels
-from ratchet.problems.problem import Problem, TensorSpec
-
-ENTRIES = ("gated_activation_forward", "gated_activation_backward")
+from ratchet.kernels.custom_op import Given, as_rows, declare_op, empty_like
+from ratchet.kernels.library import FUSED, LibraryKernel
+from ratchet.kernels.library.sources import Variant
+from ratchet.problems.suites.shipped import gated_activation as reference
+from ratchet.problems.suites.shipped.gated_activation import ENTRIES, KINDS
 
 
-def _code(kind: str) -> tuple[float]:
+def _inputs(*given: Any) -> Given:
+    *tensors, kind = given
     if kind not in KINDS:
         raise KernelError(f"unknown activation {kind!r}: use one of {', '.join(KINDS)}")
-    return (float(KINDS.index(kind)),)
+    return tuple(map(as_rows, tensors)), (float(KINDS.index(kind)),)
 
 
-def _forward(gate: Tensor, up: Tensor, kind: str) -> Tensor:
-    y, scalars = _forward_fake(gate, up, kind), _code(kind)
-    if registry.call("gated_activation_forward", (as_rows(gate), as_rows(up), y), scalars):
-        return y
-    return references.gated_activation_forward(gate, up, scalars)[0].contiguous()
+def _output(gate: Tensor, up: Tensor, kind: str) -> Tensor:
+    return empty_like(gate, torch.promote_types(gate.dtype, up.dtype))
 
 
-def _forward_fake(gate: Tensor, up: Tensor, kind: str) -> Tensor:
-    dtype = torch.promote_types(gate.dtype, up.dtype)
-    return torch.empty(gate.shape, dtype=dtype, device=gate.device)
+def _gradients(grad: Tensor, gate: Tensor, up: Tensor, kind: str) -> tuple[Tensor, Tensor]:
+    return empty_like(gate), empty_like(up)
 
 
-def _backward(grad: Tensor, gate: Tensor, up: Tensor, kind: str) -> tuple[Tensor, Tensor]:
-    outputs, scalars = _backward_fake(grad, gate, up, kind), _code(kind)
-    inputs = (as_rows(grad), as_rows(gate), as_rows(up))
-    if registry.call("gated_activation_backward", (*inputs, *outputs), scalars):
-        return outputs
-    dgate, dup = references.gated_activation_backward(grad, gate, up, scalars)
-    return dgate.contiguous(), dup.contiguous()
-
-
-def _backward_fake(grad: Tensor, gate: Tensor, up: Tensor, kind: str) -> tuple[Tensor, Tensor]:
-    dgate = torch.empty(gate.shape, dtype=gate.dtype, device=gate.device)
-    return dgate, torch.empty(up.shape, dtype=up.dtype, device=up.device)
-
-
-def _save(ctx: Any, inputs: tuple[Any, ...], output: Tensor) -> None:
-    gate, up, ctx.kind = inputs
-    ctx.save_for_backward(gate, up)
-
-
-def _differentiate(ctx: Any, grad: Tensor) -> tuple[Tensor, Tensor, None]:
-    gate, up = ctx.saved_tensors
-    dgate, dup = torch.ops.ratchet.gated_activation_backward(grad, gate, up, ctx.kind)
-    return dgate, dup, None
-
-
-register(
+declare_op(
+    "gated_activation_backward",
+    "(Tensor grad, Tensor gate, Tensor up, str kind) -> (Tensor dgate, Tensor dup)",
+    entry=ENTRIES[1],
+    inputs=_inputs,
+    outputs=_gradients,
+    reference=reference.gated_activation_backward,
+)
+declare_op(
     "gated_activation",
     "(Tensor gate, Tensor up, str kind) -> Tensor",
-    run=_forward,
-    fake=_forward_fake,
-    setup_context=_save,
-    backward=_differentiate,
-)
-register(
-    "gated_activation_backward",
-    "(Tensor grad, Tensor gate, Tensor up, str kind) -> (Tensor, Tensor)",
-    run=_backward,
-    fake=_backward_fake,
+    entry=ENTRIES[0],
+    inputs=_inputs,
+    outputs=_output,
+    reference=reference.gated_activation_forward,
+    derivative="gated_activation_backward",
 )
 
-
-def kernels(isa: str) -> tuple[Kernel, ...]:
-    """Return forward and backward for `isa`."""
-    return make_kernels("gated_activation", "gated_activation.cpp", ENTRIES, isa)
-
-
-def problems(shapes: WorkloadShapes) -> tuple[Problem, ...]:
-    """Return one problem per entry, of every kind, at the workload's rows and intermediate size."""
-    return tuple(
-        library_problem(
-            entry,
-            [case for kind in KINDS for case in _cases(shapes, tensors, kind)],
-        )
-        for entry, tensors in zip(ENTRIES, (2, 3), strict=True)
-    )
-
-
-def _cases(shapes: WorkloadShapes, tensors: int, kind: str) -> list[Any]:
-    def inputs(distribution: str, ragged: bool) -> list[TensorSpec]:
-        shape = (13, 77) if ragged else (shapes.tokens, shapes.intermediate)
-        layout = "strided" if distribution == "shifted" else "contiguous"
-        spec = TensorSpec(shape=shape, dtype=shapes.dtype, distribution=distribution, layout=layout)
-        return [spec] * tensors
-
-    return [
-        replace(case, name=f"{kind}-{case.name}", timed=case.timed and kind == "silu")
-        for case in standard_cases(inputs, _code(kind))
-    ]
-
-
-LIBRARY_KERNEL = LibraryKernel(
+GATED_ACTIVATION = LibraryKernel(
     name="gated_activation",
     summary="SwiGLU and GeGLU: activation and product, forward and backward, in one pass each",
     source_of_idea="arXiv:2002.05202; fused as in Liger-Kernel, arXiv:2410.10989",
-    kernels=kernels,
-    problems=problems,
+    variants=(
+        Variant(language="cpp", file="gated_activation", entries=ENTRIES),
+        Variant(language="triton", file="gated_activation", entries=ENTRIES),
+    ),
+    acts_on=FUSED,
 )

@@ -12,34 +12,30 @@ the faster one. If both are active, the first runs on all inputs that it takes.
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import Any
 
 import torch
 from torch import Tensor
 
 from ratchet.base.errors import KernelError
-from ratchet.kernels.kernel import Kernel
-from ratchet.kernels.library import LibraryKernel, registry, reused
+from ratchet.kernels import registry
+from ratchet.kernels.custom_op import define, features_last, on_meta, or_none
+from ratchet.kernels.library import FUSED, LibraryKernel
 from ratchet.kernels.library import linear_cross_entropy_chunks as chunks
-from ratchet.kernels.library.linear_cross_entropy_reference import (
+from ratchet.kernels.library.sources import Variant
+from ratchet.problems.suites.shipped.linear_cross_entropy import (
     ENTRY,
     IGNORE_INDEX,
     ROWS_ENTRY,
     closed_form,
     loss_of,
-    problems,
 )
-from ratchet.kernels.library.registration import NO_TENSOR, register
-from ratchet.kernels.library.sources import make_kernels
 
 CHUNK_TOKENS = 512
 """Tokens per chunk of the C++ kernel: 32 MB of bf16 probabilities at a vocabulary of 32,000."""
 
 Four = tuple[Tensor, Tensor, Tensor, Tensor]
-
-
-def _as_rows(matrix: Tensor) -> Tensor:
-    return matrix if matrix.stride(-1) == 1 else matrix.contiguous()
 
 
 def _whole_first(x: Tensor, weight: Tensor) -> bool:
@@ -49,30 +45,26 @@ def _whole_first(x: Tensor, weight: Tensor) -> bool:
     return registry.is_active(ENTRY) and torch.bfloat16 in (x.dtype, weight.dtype)
 
 
-def _compute(
+def _computed(
     x: Tensor,
     weight: Tensor,
     bias: Tensor | None,
     target: Tensor,
-    ignore_index: int,
-    label_smoothing: float,
-    gradients: tuple[Tensor, Tensor, Tensor] | None,
-) -> Tensor | None:
-    """Return the active kernel's loss and fill `gradients`; None if no kernel takes the inputs."""
-    loss = torch.empty((), dtype=torch.float32)
-    x, weight, target = _as_rows(x), _as_rows(weight), target.contiguous()
-    whole = (x, weight, NO_TENSOR if bias is None else bias.contiguous(), target, loss)
-    scalars = (float(ignore_index), label_smoothing)
-    if _whole_first(x, weight):
-        tensors = whole if gradients is None else (*whole, *gradients)
-        if registry.call(ENTRY, tensors, scalars):
-            return loss
-    outputs = chunks.Outputs(loss=loss)
-    if gradients is not None:
-        dbias = gradients[2] if bias is not None else None
-        outputs = chunks.Outputs(loss=loss, dx=gradients[0], dweight=gradients[1], dbias=dbias)
-    done = chunks.run(x, weight, bias, target, ignore_index, label_smoothing, outputs)
-    return loss if done else None
+    scalars: tuple[float, float],
+    outputs: Sequence[Tensor],
+) -> Sequence[Tensor] | None:
+    """Return the active kernel's loss and gradients; None if no kernel takes the inputs.
+
+    `outputs` are what it may write: the loss alone, or also dx, dweight and dbias.
+    """
+    _check(x, weight, target)
+    x, weight, target = features_last(x), features_last(weight), target.contiguous()
+    if not x.is_cpu or _whole_first(x, weight):
+        found = registry.call(ENTRY, (x, weight, or_none(bias), target), scalars, outputs)
+        if found is not None:
+            return found
+    done = x.is_cpu and chunks.run(x, weight, bias, target, scalars, outputs)
+    return outputs if done else None
 
 
 def _check(x: Tensor, weight: Tensor, target: Tensor) -> None:
@@ -88,7 +80,7 @@ def _check(x: Tensor, weight: Tensor, target: Tensor) -> None:
         )
 
 
-def _only_loss(
+def _loss(
     x: Tensor,
     weight: Tensor,
     bias: Tensor | None,
@@ -96,29 +88,19 @@ def _only_loss(
     ignore_index: int = IGNORE_INDEX,
     label_smoothing: float = 0.0,
 ) -> Tensor:
-    _check(x, weight, target)
-    loss = None
+    """Compute the loss alone, as the C++ kernels can."""
+    scalars = (float(ignore_index), label_smoothing)
     if x.is_cpu:
-        loss = _compute(x, weight, bias, target, ignore_index, label_smoothing, None)
-    if loss is not None:
-        return loss
+        loss = torch.empty((), dtype=torch.float32)
+        if _computed(x, weight, bias, target, scalars, (loss,)) is not None:
+            return loss
+    _check(x, weight, target)
     added = x.new_empty(0) if bias is None else bias
     with torch.autocast(x.device.type, enabled=False):
-        return loss_of(x, weight, added, target, (ignore_index, label_smoothing)).float()
+        return loss_of(x, weight, added, target, scalars).float()
 
 
-def _only_loss_fake(
-    x: Tensor,
-    weight: Tensor,
-    bias: Tensor | None,
-    target: Tensor,
-    ignore_index: int = IGNORE_INDEX,
-    label_smoothing: float = 0.0,
-) -> Tensor:
-    return x.new_empty((), dtype=torch.float32)
-
-
-def _with_gradients(
+def _gradients(
     x: Tensor,
     weight: Tensor,
     bias: Tensor | None,
@@ -126,33 +108,25 @@ def _with_gradients(
     ignore_index: int,
     label_smoothing: float,
 ) -> Four:
-    _check(x, weight, target)
+    given = (x, weight, bias, target)
+    scalars = (float(ignore_index), label_smoothing)
+    forms = _gradients_fake(*map(on_meta, given))
     if x.is_cpu:
-        dbias = torch.empty(0) if bias is None else torch.empty_like(bias)
-        dweight = reused.empty(weight.shape, weight.dtype)
-        gradients = torch.empty(x.shape, dtype=x.dtype), dweight, dbias
-        loss = _compute(x, weight, bias, target, ignore_index, label_smoothing, gradients)
-        if loss is not None:
-            return loss, *gradients
-    added = x.new_empty(0) if bias is None else bias
-    scalars = (ignore_index, label_smoothing)
-    loss, dx, dw, db = closed_form(x, weight, added, target, scalars)
-    db = db.contiguous() if bias is not None else x.new_empty(0, dtype=torch.float32)
-    return loss.float(), dx.contiguous(), dw.contiguous(), db
+        loss, dx, dbias = (torch.empty_like(forms[i], device="cpu") for i in (0, 1, 3))
+        forms = loss, dx, chunks.reused_empty(weight.shape, weight.dtype), dbias
+    found = _computed(*given, scalars, forms)
+    if found is None:
+        added = x.new_empty(0) if bias is None else bias
+        found = registry.filled(forms, closed_form(x, weight, added, target, scalars))
+    loss, dx, dweight, dbias = found
+    return loss, dx, dweight, dbias
 
 
-def _with_gradients_fake(
-    x: Tensor,
-    weight: Tensor,
-    bias: Tensor | None,
-    target: Tensor,
-    ignore_index: int,
-    label_smoothing: float,
+def _gradients_fake(
+    x: Tensor, weight: Tensor, bias: Tensor | None, target: Tensor, *scalars: float
 ) -> Four:
-    loss = x.new_empty((), dtype=torch.float32)
-    dbias = x.new_empty(0, dtype=torch.float32)
-    if bias is not None:
-        dbias = bias.new_empty(bias.shape)
+    loss, none = (x.new_empty(size, dtype=torch.float32) for size in ((), (0,)))
+    dbias = none if bias is None else bias.new_empty(bias.shape)
     return loss, x.new_empty(x.shape), weight.new_empty(weight.shape), dbias
 
 
@@ -218,34 +192,36 @@ def _autograd(
     return found
 
 
-register(
+define(
     "linear_cross_entropy",
     "(Tensor x, Tensor weight, Tensor? bias, Tensor target, int ignore_index=-100, "
     "float label_smoothing=0.0) -> Tensor",
-    run=_only_loss,
-    fake=_only_loss_fake,
+    run=_loss,
+    fake=lambda *given: given[0].new_empty((), dtype=torch.float32),
 )
 torch.library.impl("ratchet::linear_cross_entropy", "Autograd", _autograd)
-register(
+define(
     "linear_cross_entropy_gradients",
     "(Tensor x, Tensor weight, Tensor? bias, Tensor target, int ignore_index, "
     "float label_smoothing) -> (Tensor, Tensor, Tensor, Tensor)",
-    run=_with_gradients,
-    fake=_with_gradients_fake,
+    run=_gradients,
+    fake=_gradients_fake,
 )
 
-
-def kernels(isa: str) -> tuple[Kernel, ...]:
-    """Return the C++ kernel, and the rows' kernel for torch's matrix products, for `isa`."""
-    whole = make_kernels(ENTRY, "linear_cross_entropy.cpp", (ENTRY,), isa, chunk=str(CHUNK_TOKENS))
-    rows = make_kernels(ENTRY, "linear_cross_entropy_rows.cpp", (ROWS_ENTRY,), isa)
-    return *whole, *rows
-
-
-LIBRARY_KERNEL = LibraryKernel(
+LINEAR_CROSS_ENTROPY = LibraryKernel(
     name=ENTRY,
     summary="linear + cross-entropy and its gradients by chunks of tokens, without whole logits",
     source_of_idea="Liger-Kernel, arXiv:2410.10989; online softmax, arXiv:1805.02867",
-    kernels=kernels,
-    problems=problems,
+    variants=(
+        Variant(
+            language="cpp",
+            file="linear_cross_entropy",
+            entries=(ENTRY,),
+            schedule=(("chunk", str(CHUNK_TOKENS)),),
+        ),
+        Variant(language="cpp", file="linear_cross_entropy_rows", entries=(ROWS_ENTRY,)),
+        Variant(language="triton", file="linear_cross_entropy", entries=(ENTRY,)),
+        Variant(language="triton", file="cross_entropy_rows", entries=(ROWS_ENTRY,)),
+    ),
+    acts_on=("loss", "matmul", *FUSED),
 )

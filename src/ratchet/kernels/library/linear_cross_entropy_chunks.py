@@ -7,25 +7,20 @@ and weight are fp32, and is the faster one if the vendor's GEMM is faster (arXiv
 
 from __future__ import annotations
 
+import math
 import threading
-from dataclasses import dataclass
+from collections.abc import Sequence
 from typing import Final
 
 import torch
 from torch import Tensor
 
-from ratchet.kernels.library import registry
-from ratchet.kernels.library.linear_cross_entropy_reference import ROWS_AT_ONCE, ROWS_ENTRY
+from ratchet.kernels import registry
+from ratchet.problems.suites.shipped.linear_cross_entropy import ROWS_AT_ONCE, ROWS_ENTRY
 
-
-@dataclass(frozen=True, kw_only=True, slots=True)
-class Outputs:
-    """Preallocated results; the gradients are None if only the loss is needed."""
-
-    loss: Tensor
-    dx: Tensor | None = None
-    dweight: Tensor | None = None
-    dbias: Tensor | None = None
+SMALLEST_BYTES: Final = 1 << 20
+_KEPT: Final = 4
+_storages: Final[dict[int, torch.UntypedStorage]] = {}
 
 
 class _Buffers(threading.local):
@@ -50,32 +45,36 @@ def run(
     weight: Tensor,
     bias: Tensor | None,
     target: Tensor,
-    ignore_index: int,
-    label_smoothing: float,
-    outputs: Outputs,
+    scalars: tuple[float, float],
+    outputs: Sequence[Tensor],
 ) -> bool:
-    """Fill `outputs`; return False if the rows' kernel is inactive or declines these inputs.
+    """Fill `outputs`: the loss, or also dx, dweight and dbias, which is empty without a bias.
 
-    x [N, H], weight [V, H], bias [V] or None, target [N] int64. Arithmetic is bf16 if x or weight
-    is bf16, else fp32. dweight and dbias are summed over chunks in fp32.
+    x [N, H], weight [V, H], bias [V] or None, target [N] int64; the scalars are ignore_index and
+    label_smoothing. Return False if the rows' kernel is inactive or declines these inputs.
+    Arithmetic is bf16 if x or weight is bf16, else fp32. dweight and dbias are summed over chunks
+    in fp32.
     """
     if not registry.is_active(ROWS_ENTRY) or x.shape[0] == 0:
         return False
+    loss, *gradients = outputs
     dtype = torch.bfloat16 if torch.bfloat16 in (x.dtype, weight.dtype) else torch.float32
     half = _cast("weight", weight, dtype)
-    counted = int((target != ignore_index).sum())
-    share = 1.0 / max(counted, 1) if outputs.dx is not None else 0.0
+    counted = int((target != int(scalars[0])).sum())
+    share = 1.0 / max(counted, 1) if gradients else 0.0
     losses = torch.empty(x.shape[0], dtype=torch.float32)
     for start in range(0, x.shape[0], ROWS_AT_ONCE):
         rows = slice(start, start + ROWS_AT_ONCE)
-        chunk = x[rows].to(dtype)
+        chunk, own = x[rows].to(dtype), losses[rows]
         logits = _logits(chunk, half, bias)
-        scalars = (float(ignore_index), label_smoothing, share)
-        if not registry.call(ROWS_ENTRY, (logits, target[rows], losses[rows]), scalars):
+        found = registry.call(ROWS_ENTRY, (logits, target[rows]), (*scalars, share), (own,))
+        if found is None:
             return False
-        if outputs.dx is not None:
-            _add_gradients(logits, chunk, half, rows, outputs, last=rows.stop >= x.shape[0])
-    outputs.loss.copy_(losses.sum(dtype=torch.float64) / counted)
+        if found[0] is not own:
+            own.copy_(found[0])
+        if gradients:
+            _add_gradients(logits, chunk, half, rows, gradients, last=rows.stop >= x.shape[0])
+    loss.copy_(losses.sum(dtype=torch.float64) / counted)
     return True
 
 
@@ -93,18 +92,24 @@ def _logits(chunk: Tensor, weight: Tensor, bias: Tensor | None) -> Tensor:
 
 
 def _add_gradients(
-    dlogits: Tensor, chunk: Tensor, weight: Tensor, rows: slice, outputs: Outputs, *, last: bool
+    dlogits: Tensor,
+    chunk: Tensor,
+    weight: Tensor,
+    rows: slice,
+    gradients: Sequence[Tensor],
+    *,
+    last: bool,
 ) -> None:
-    assert outputs.dx is not None and outputs.dweight is not None
-    dx = outputs.dx[rows]
+    all_dx, dweight, dbias = gradients
+    dx = all_dx[rows]
     if dx.dtype == chunk.dtype:
         torch.mm(dlogits, weight, out=dx)
     else:
         dx.copy_(dlogits @ weight)
     first = rows.start == 0
-    _add_dweight(dlogits, chunk, outputs.dweight, first=first, last=last)
-    if outputs.dbias is not None:
-        _add_dbias(dlogits, outputs.dbias, first=first, last=last)
+    _add_dweight(dlogits, chunk, dweight, first=first, last=last)
+    if dbias.numel():
+        _add_dbias(dlogits, dbias, first=first, last=last)
 
 
 def _add_dweight(
@@ -132,3 +137,34 @@ def _add_dbias(dlogits: Tensor, dbias: Tensor, *, first: bool, last: bool) -> No
     total.copy_(part) if first else total.add_(part)
     if last:
         dbias.copy_(total)
+
+
+def reused_empty(shape: Sequence[int], dtype: torch.dtype) -> Tensor:
+    """Return torch.empty on the CPU; from `SMALLEST_BYTES` on, it reuses memory.
+
+    A fresh 64 MB output costs about three times as much as writing it, for page faults and zeroing.
+    A storage is reused only if the reference here is the last one: then no tensor, view, graph
+    or exported array can see it. At most a few sizes are kept.
+    """
+    size_bytes = math.prod(shape) * dtype.itemsize
+    if size_bytes < SMALLEST_BYTES:
+        return torch.empty(tuple(shape), dtype=dtype)
+    storage = _storages.pop(size_bytes, None)
+    if storage is None or _holders(storage) > 1 or storage.nbytes() != size_bytes:
+        storage = torch.empty(size_bytes, dtype=torch.uint8).untyped_storage()
+    _storages[size_bytes] = storage
+    while len(_storages) > _KEPT:
+        _storages.pop(next(iter(_storages)))
+    size = torch.Size(shape)
+    strides = torch.empty(size, device="meta").stride()
+    return torch.empty(0, dtype=dtype).set_(storage, 0, size, strides)
+
+
+def release_reused() -> None:
+    """Forget every kept storage."""
+    _storages.clear()
+
+
+def _holders(storage: torch.UntypedStorage) -> int:
+    count: int = torch._C._storage_Use_Count(storage._cdata)
+    return count

@@ -1,17 +1,20 @@
-"""The shipped C++ sources as kernels, with Ratchet's headers inlined. Imports no torch."""
+"""The shipped sources as kernels: C++ with Ratchet's headers inlined, and Triton. No torch."""
 
 from __future__ import annotations
 
 import functools
 import re
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Final
 
 from ratchet.base.errors import KernelError
-from ratchet.kernels.kernel import Kernel
+from ratchet.kernels.kernel import Kernel, Language
 
 ISAS: Final = ("amx", "avx512_bf16", "avx512", "avx2", "portable")
-"""Every variant, best first."""
+"""Every variant in C++, best first: the targets of CPUs."""
+ANY_GPU: Final = "gpu"
+_GPU: Final = re.compile(r"gfx[0-9a-f]+|sm_[0-9]+[a-z]?|" + ANY_GPU)
 
 _HERE: Final = Path(__file__).parent
 _FOLDERS: Final = (_HERE / "csrc", _HERE.parent / "languages")
@@ -19,24 +22,46 @@ _INCLUDE: Final = re.compile(r'^[ \t]*#[ \t]*include[ \t]+"([^"]+)"[^\n]*$', re.
 _PRAGMA_ONCE: Final = re.compile(r"^[ \t]*#[ \t]*pragma[ \t]+once[ \t]*\n", re.MULTILINE)
 
 
-def make_kernels(
-    name: str, file: str, entries: tuple[str, ...], isa: str, **schedule: str
-) -> tuple[Kernel, ...]:
-    """Return the kernels of `csrc/FILE` for `isa`, one per entry; they share one library."""
-    if isa not in ISAS:
-        raise KernelError(f"unknown isa {isa!r}: use one of {', '.join(ISAS)}")
-    parameters = (("isa", isa), *sorted(schedule.items()))
-    source = self_contained(file)
-    return tuple(
-        Kernel(
-            name=f"{name}:{entry}:{isa}",
-            language="cpp",
-            source=source,
-            entry=entry,
-            schedule=parameters,
-        )
-        for entry in entries
+def language_for(target: str) -> Language:
+    """Return the language of the kernels for a target; a KernelError if it is unknown."""
+    if target in ISAS:
+        return "cpp"
+    if _GPU.fullmatch(target):
+        return "triton"
+    raise KernelError(
+        f"unknown target {target!r}: use one of {', '.join(ISAS)}, or a GPU's such as gfx942"
     )
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Variant:
+    """A source of the library: `csrc/FILE.cpp`, or `triton/FILE.py`, which serves every GPU."""
+
+    language: Language
+    file: str
+    entries: tuple[str, ...]
+    schedule: tuple[tuple[str, str], ...] = ()
+
+    @property
+    def path(self) -> Path:
+        """The source's file."""
+        folder, ending = ("csrc", "cpp") if self.language == "cpp" else ("triton", "py")
+        return _HERE / folder / f"{self.file}.{ending}"
+
+    def kernels(self, name: str, target: str) -> tuple[Kernel, ...]:
+        """Return one kernel per entry for a target of the language; they share one source."""
+        compiled = self.language == "cpp"
+        source = self_contained(self.path.name) if compiled else self.path.read_text("utf-8")
+        return tuple(
+            Kernel(
+                name=f"{name}:{entry}:{target if compiled else self.language}",
+                language=self.language,
+                source=source,
+                entry=entry,
+                schedule=(("isa", target), *self.schedule) if compiled else (),
+            )
+            for entry in self.entries
+        )
 
 
 @functools.cache

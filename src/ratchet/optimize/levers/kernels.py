@@ -2,26 +2,14 @@
 
 from __future__ import annotations
 
+from functools import partial
 from typing import get_args
 
-from ratchet.kernels.library import LIBRARY, LibraryKernel
+from ratchet.kernels.library import LIBRARY, LibraryKernel, why_no_kernel
 from ratchet.optimize.levers.base import Lever, Situation, only_cpu
 from ratchet.workloads.config import OwnPrecision, StepConfig
 
 PREFIX = "kernel:"
-FUSED = ("elementwise", "compiled", "memory")
-"""Categories where inductor puts fused operations, and where eager puts their parts."""
-ACTS_ON: dict[str, tuple[str, ...]] = {
-    "adamw": ("optimizer",),
-    "attention": ("attention",),
-    "gated_activation": FUSED,
-    "layer_norm": ("norm", *FUSED),
-    "linear": ("matmul",),
-    "linear_cross_entropy": ("loss", "matmul", *FUSED),
-    "rms_norm": ("norm", *FUSED),
-    "rope": FUSED,
-}
-"""The categories of step time that each library kernel can shorten."""
 
 
 def kernel_lever_names() -> tuple[str, ...]:
@@ -44,7 +32,7 @@ def _lever(kernel: LibraryKernel) -> Lever:
             field="optimizer",
             value="kernel",
             applies=_adamw_applies,
-            acts_on=ACTS_ON[kernel.name],
+            acts_on=kernel.acts_on,
         )
     return _InGraph(
         name=PREFIX + kernel.name,
@@ -53,8 +41,8 @@ def _lever(kernel: LibraryKernel) -> Lever:
         source=kernel.source_of_idea,
         field="kernels",
         value=kernel.name,
-        applies=_linear_applies if kernel.name == "linear" else only_cpu,
-        acts_on=ACTS_ON.get(kernel.name, ()),
+        applies=_linear_applies if kernel.name == "linear" else partial(_applies, kernel.name),
+        acts_on=kernel.acts_on,
     )
 
 
@@ -96,6 +84,10 @@ class _InGraph(Lever):
         return config.model_copy(update={"kernels": kept})
 
 
+def _applies(name: str, situation: Situation) -> str | None:
+    return why_no_kernel(name, situation.isa)
+
+
 def _linear_applies(situation: Situation) -> str | None:
     """Decline CPUs where oneDNN's bf16 products are near the peak: AVX-512's.
 
@@ -106,7 +98,7 @@ def _linear_applies(situation: Situation) -> str | None:
             "oneDNN is near this CPU's peak (docs/reference/kernels.md); the kernel is for AMX and "
             "AVX2"
         )
-    return only_cpu(situation)
+    return _applies("linear", situation)
 
 
 def _adamw_applies(situation: Situation) -> str | None:
@@ -114,4 +106,4 @@ def _adamw_applies(situation: Situation) -> str | None:
         return "the optimizer is not torch's AdamW"
     if situation.written.precision in get_args(OwnPrecision):
         return f"the model's weights are {situation.written.precision}"
-    return situation.why_not_fused or only_cpu(situation)
+    return situation.why_not_fused or _applies("adamw", situation)

@@ -15,7 +15,7 @@ from ratchet.court.court import Court
 from ratchet.court.terms import Terms
 from ratchet.judge.verdict import Verdict
 from ratchet.kernels.kernel import Kernel
-from ratchet.kernels.languages import cpp
+from ratchet.kernels.languages.build import build_kernel, load_entry
 from ratchet.optimize.step.installed import AnyKernel, InstalledKernel
 from ratchet.workloads.config import StepConfig
 
@@ -83,10 +83,10 @@ def ready_kernels(installed: Sequence[AnyKernel], ledger_url: str | None) -> Rea
 
 
 def _compiled(kernels: Sequence[_Asked]) -> list[tuple[AnyKernel, Kernel, Path]]:
-    """Return the kernels with their compiled libraries, after checking that each one loads."""
-    compiled = [(one, kernel, cpp.compile_kernel(kernel)) for one, kernel in kernels]
+    """Return the kernels with their built files, after checking that each one loads."""
+    compiled = [(one, kernel, build_kernel(kernel)) for one, kernel in kernels]
     for _, kernel, path in compiled:
-        cpp.load(path, kernel.entry)
+        load_entry(kernel, path)
     return compiled
 
 

@@ -11,10 +11,12 @@ from pydantic import BaseModel, ConfigDict, Field, TypeAdapter
 from ratchet.base.errors import KernelError, RecipeError
 from ratchet.graph.regions.foreign import check_region_problem
 from ratchet.graph.regions.region import region_name
+from ratchet.kernels import registry
 from ratchet.kernels.kernel import Kernel
-from ratchet.kernels.languages import cpp
-from ratchet.kernels.library import LIBRARY, WorkloadShapes, activate
+from ratchet.kernels.languages.build import DEVICES, build_kernel
+from ratchet.kernels.library import LIBRARY
 from ratchet.problems.problem import Problem
+from ratchet.problems.suites.shipped.cases import WorkloadShapes
 
 KEY = r"^[0-9a-f]{64}$"
 
@@ -47,8 +49,8 @@ class InstalledKernel(BaseModel):
         return [problem for problem in found if problem.name == self.entry]
 
     def activate(self, kernel: Kernel, path: Path) -> None:
-        """Load its compiled library into this process."""
-        activate(kernel, path)
+        """Load it into this process."""
+        registry.activate(kernel, path)
 
 
 class RegionKernel(BaseModel):
@@ -77,7 +79,7 @@ class RegionKernel(BaseModel):
             self.problems()
         except KernelError as error:
             raise RecipeError(f"{self._title} is damaged: {error}") from error
-        if kernel.hash != self.hash or kernel.language != "cpp":
+        if kernel.hash != self.hash or kernel.language not in DEVICES:
             raise RecipeError(f"{self._title} is damaged: its source has another hash")
         return kernel
 
@@ -88,8 +90,8 @@ class RegionKernel(BaseModel):
         return [problem]
 
     def activate(self, kernel: Kernel, path: Path) -> None:
-        """Load its compiled library into this process, for the region's calls."""
-        activate(kernel, path, name=self.library)
+        """Load it into this process, for the region's calls."""
+        registry.activate(kernel, path, name=self.library)
 
     @property
     def _title(self) -> str:
@@ -104,4 +106,4 @@ def activate_proven(kernels: Sequence[dict[str, Any]]) -> None:
     """Load kernels that the caller has found proven in the ledger into this process."""
     for installed in _ANY_KERNELS.validate_python(list(kernels)):
         kernel = installed.find()
-        installed.activate(kernel, cpp.compile_kernel(kernel))
+        installed.activate(kernel, build_kernel(kernel))

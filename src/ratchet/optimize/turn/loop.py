@@ -100,7 +100,7 @@ def optimize(settings: Settings, listener: Listener = lambda event, details: Non
 
 def _say_without_kernels(turn: Turn) -> None:
     """Say first, before anything is measured, that this machine can try no kernel."""
-    if turn.device.kind == "cpu" and (reason := why_no_kernels()) is not None:
+    if (reason := why_no_kernels()) is not None:
         turn.without_kernels = reason
         turn.warn(reason)
         turn.tell("warning", text=reason)

@@ -13,7 +13,7 @@ from ratchet.court.terms import JudgedKernel, Terms
 from ratchet.graph.capture import CapturedSite, problems_for
 from ratchet.judge.steps.arms import ArmProcess
 from ratchet.kernels.kernel import Kernel
-from ratchet.kernels.library import LIBRARY
+from ratchet.kernels.library import LIBRARY, why_no_kernel
 from ratchet.optimize.levers import Lever
 from ratchet.optimize.step.candidate import Candidate
 from ratchet.optimize.step.installed import AnyKernel, InstalledKernel
@@ -76,8 +76,6 @@ def prove_kernels(
     need only be right, because the timing of the whole step decides.
     """
     precision = step.config.precision
-    if turn.device.kind != "cpu":
-        return _none(precision, "the kernels of the library run on CPUs")
     if turn.without_kernels:
         return _none(precision, turn.without_kernels)
     trials = KernelTrials(turn=turn, wanted=tuple(name for name in wanted if name not in too_small))
@@ -140,10 +138,12 @@ class KernelTrials:
         with Court(self.turn.ledger) as court:
             for name in self.wanted:
                 library = LIBRARY[name]
-                if name not in problems:
-                    refused[name] = "the step has no call site for it"
+                target = self.turn.device.target
+                kernels = library.kernels(target)
+                if name not in problems or not kernels:
+                    no_site = "" if name in problems else "the step has no call site for it"
+                    refused[name] = no_site or str(why_no_kernel(name, target))
                     continue
-                kernels = library.kernels(self.turn.device.target)
                 reason = self._judge_one(court, name, kernels, problems[name], timed)
                 called = {problem.name for problem in problems[name]}
                 entries = [kernel for kernel in kernels if court.is_proven(kernel)]

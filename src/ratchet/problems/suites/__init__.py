@@ -13,18 +13,11 @@ from ratchet.base.errors import KernelError
 from ratchet.problems.problem import Problem
 from ratchet.problems.suites.names import NAMES
 
-SHIPPED: Final = "shipped"
-
 
 @cache
 def _family(name: str) -> tuple[Problem, ...]:
     """Return the problems of one family of NAMES."""
-    if name != SHIPPED:
-        return tuple(importlib.import_module(f"{__name__}.{name}").problems())
-    from ratchet.kernels.library import LIBRARY
-    from ratchet.problems.suites.shipped import at_every_tier
-
-    return tuple(p for kernel in LIBRARY.values() for p in at_every_tier(kernel.problems))
+    return tuple(importlib.import_module(f"{__name__}.{name}").problems())
 
 
 @cache

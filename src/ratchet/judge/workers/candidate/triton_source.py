@@ -2,16 +2,13 @@
 
 from __future__ import annotations
 
-import importlib.util
 import os
-import sys
 import tempfile
-import warnings
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
-from ratchet.base.errors import KernelError
+from ratchet.kernels.languages.triton import load
 
 PRETENDED = "gfx942"
 """What a kernel is told it runs on when it asks in the interpreter."""
@@ -23,17 +20,7 @@ def load_source(source: str, entry: str, path: Path) -> Callable[..., Any]:
     Raises KernelError where the source defines no such function, and what the source raises.
     """
     path.write_text(source)
-    spec = importlib.util.spec_from_file_location(path.stem, path)
-    assert spec is not None and spec.loader is not None
-    module = importlib.util.module_from_spec(spec)
-    sys.modules[path.stem] = module
-    with warnings.catch_warnings():
-        warnings.simplefilter("ignore")
-        spec.loader.exec_module(module)
-    found = getattr(module, entry, None)
-    if not callable(found):
-        raise KernelError(f"the source defines no function {entry!r}")
-    return found  # type: ignore[no-any-return]
+    return load(path, entry)
 
 
 def load_interpreted(source: str, entry: str) -> Callable[..., Any]:

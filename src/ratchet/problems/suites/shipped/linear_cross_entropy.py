@@ -1,4 +1,4 @@
-"""`ratchet::linear_cross_entropy` in plain torch, and its problems."""
+"""Linear + cross-entropy in plain torch, and the problems of its kernels."""
 
 from __future__ import annotations
 
@@ -8,9 +8,8 @@ from typing import Any, Final
 import torch
 from torch import Tensor
 
-from ratchet.kernels.library.cases import DISTRIBUTIONS
-from ratchet.kernels.library.shapes import WorkloadShapes
 from ratchet.problems.problem import Case, Problem, TensorSpec
+from ratchet.problems.suites.shipped.cases import DISTRIBUTIONS, WorkloadShapes, problem_of
 
 ENTRY: Final = "linear_cross_entropy"
 ROWS_ENTRY: Final = "cross_entropy_rows"
@@ -92,10 +91,10 @@ def cross_entropy_rows(
     return (gradient if scale else logits), losses.detach()
 
 
-def problems(shapes: WorkloadShapes) -> tuple[Problem, ...]:
+def linear_cross_entropy_problems(shapes: WorkloadShapes) -> tuple[Problem, ...]:
     """Return one problem per entry, at the workload's tokens, hidden size and vocabulary."""
-    whole = Problem(name=ENTRY, reference=f"{__name__}:{ENTRY}", cases=_whole_cases(shapes))
-    rows = Problem(name=ROWS_ENTRY, reference=f"{__name__}:{ROWS_ENTRY}", cases=_rows_cases(shapes))
+    whole = problem_of(__name__, ENTRY, _whole_cases(shapes))
+    rows = problem_of(__name__, ROWS_ENTRY, _rows_cases(shapes))
     # The C++ kernel computes in bf16, so it cannot answer a problem in fp32.
     return (whole, rows) if shapes.dtype == "bfloat16" else (rows,)
 

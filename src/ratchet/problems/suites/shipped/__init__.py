@@ -1,14 +1,33 @@
-"""The library's own problems with cases for each tier; its kernels answer them. No torch."""
+"""The library's own problems with cases for each tier; its kernels answer them.
+
+One file holds a kernel's references and problems. Importing this package imports no torch.
+"""
 
 from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import replace
+from importlib import import_module
 from typing import Final
 
-from ratchet.kernels.library.shapes import WorkloadShapes
 from ratchet.problems.problem import Case, Problem, Tier
+from ratchet.problems.suites.shipped.cases import WorkloadShapes
 
+Problems = Callable[[WorkloadShapes], tuple[Problem, ...]]
+"""Returns the problems of one library kernel at a workload's sizes."""
+
+HOMES: Final[dict[str, str]] = {
+    "attention": "attention",
+    "linear_cross_entropy": "linear_cross_entropy",
+    "adamw": "adamw",
+    "gated_activation": "gated_activation",
+    "rms_norm": "norms",
+    "layer_norm": "norms",
+    "rope": "rope",
+    "linear": "linear",
+}
+"""The library's kernels, in the order in which to try them -> the file of that name here and in
+`ratchet.kernels.library`."""
 SHAPES: Final[dict[Tier, WorkloadShapes]] = {
     "ci": WorkloadShapes(
         batch=1,
@@ -37,9 +56,18 @@ SHAPES: Final[dict[Tier, WorkloadShapes]] = {
 """Sizes of a test, of llama-60m, and of an 8 B model."""
 
 
-def at_every_tier(
-    problems: Callable[[WorkloadShapes], tuple[Problem, ...]],
-) -> list[Problem]:
+def problems_of(name: str) -> Problems:
+    """Return the function that makes a library kernel's problems, by the kernel's name."""
+    found: Problems = getattr(import_module(f"{__name__}.{HOMES[name]}"), f"{name}_problems")
+    return found
+
+
+def problems() -> tuple[Problem, ...]:
+    """Return the problems of every library kernel, at every tier."""
+    return tuple(problem for name in HOMES for problem in at_every_tier(problems_of(name)))
+
+
+def at_every_tier(problems: Problems) -> list[Problem]:
     """Return each problem once: all tiers' timed cases, with the untimed ones as hidden cases."""
     found: dict[str, Problem] = {}
     cases: dict[str, dict[str, Case]] = {}

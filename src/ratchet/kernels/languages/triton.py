@@ -1,0 +1,30 @@
+"""The `triton` language: a Python source in a file, where Triton looks its kernels' text up.
+
+Triton compiles a kernel at its first call, for the device of its tensors.
+"""
+
+from __future__ import annotations
+
+import importlib.util
+import sys
+import warnings
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+from ratchet.base.errors import KernelError
+
+
+def load(path: Path, entry: str) -> Callable[..., Any]:
+    """Run a source and return its function `entry`; a KernelError if there is none."""
+    spec = importlib.util.spec_from_file_location(path.stem, path)
+    assert spec is not None and spec.loader is not None
+    module = importlib.util.module_from_spec(spec)
+    sys.modules[path.stem] = module
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        spec.loader.exec_module(module)
+    found = getattr(module, entry, None)
+    if not callable(found):
+        raise KernelError(f"the source defines no function {entry!r}")
+    return found  # type: ignore[no-any-return]
