@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 
 from ratchet.judge.estimates.bound import estimate, hottest
-from ratchet.judge.estimates.told import read_told
+from ratchet.judge.estimates.counts import read_told
 
 COUNTS = {
     "launches": 1,

@@ -15,8 +15,8 @@ import torch
 from judge_problems import silu  # noqa: F401  the problem below names it
 from torch._C._autograd import DeviceType
 
-from ratchet.judge.decided import CandidateFault, Decided, Ok
 from ratchet.judge.integrity import device_work
+from ratchet.judge.stage_result import CandidateFault, Decided, Ok
 from ratchet.judge.trial import device_clock
 from ratchet.judge.trial.device_clock import DeviceClock
 from ratchet.judge.trial.timing import plan

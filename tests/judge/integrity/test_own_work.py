@@ -18,11 +18,11 @@ from answers import assert_right
 
 from ratchet.base.errors import CompilerMissing
 from ratchet.judge.api import as_problem
-from ratchet.judge.decided import CandidateFault, Decided, Ok
-from ratchet.judge.integrity import code_places, looks, own_work
+from ratchet.judge.integrity import code_places, own_work, thread_samples
 from ratchet.judge.integrity.code_places import CodePlace, CodePlaces, read_mappings
 from ratchet.judge.integrity.library_ops import judge_census, read_census
-from ratchet.judge.integrity.looks import Stand
+from ratchet.judge.integrity.thread_samples import Stand
+from ratchet.judge.stage_result import CandidateFault, Decided, Ok
 from ratchet.judge.trial.kernel_trial import KernelJudge
 from ratchet.judge.trial.timing import plan
 from ratchet.kernels.kernel import Kernel, Language
@@ -321,7 +321,7 @@ def test_a_machine_that_lets_nobody_look_proves_nothing(
     def denied(pid: int) -> Iterator[Stand]:
         raise PermissionError
 
-    monkeypatch.setattr(looks, "_running", denied)
+    monkeypatch.setattr(thread_samples, "_running", denied)
     verdict = judge.judge(given.cpp(HONEST), LARGER)
     assert verdict.status == "unmeasured", verdict.reason
     assert "CAP_SYS_PTRACE" in verdict.reason

@@ -13,13 +13,13 @@ from hypothesis.extra import numpy as arrays
 from torch import Tensor
 
 from ratchet.base.errors import KernelError
-from ratchet.judge.integrity import returned_outputs
-from ratchet.judge.integrity.returned_outputs import ReturnedOutputs, Unreadable
+from ratchet.judge.integrity import outputs
+from ratchet.judge.integrity.outputs import ReturnedOutputs, Unreadable
 from ratchet.judge.workers.candidate.results import ResultForm, as_results, places
 from ratchet.problems.dtypes import DTYPE_CODES
 
 needs_own_memory = pytest.mark.skipif(
-    not returned_outputs.readable(os.getpid()), reason="this machine hides a process's own memory"
+    not outputs.readable(os.getpid()), reason="this machine hides a process's own memory"
 )
 
 

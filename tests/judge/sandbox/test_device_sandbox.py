@@ -14,7 +14,7 @@ from typing import Any
 import pytest
 
 from ratchet.base.errors import RatchetError
-from ratchet.judge.sandbox import accelerator, bubblewrap, isolation, mechanism, system_calls
+from ratchet.judge.sandbox import accelerator, bubblewrap, isolation, system_calls
 from ratchet.judge.sandbox.accelerator import Accelerator, groups_of, may_use_gpu
 from ratchet.judge.sandbox.system_calls import AF_UNIX, NUMBERS, Instruction
 from ratchet.judge.sandbox.worker_modules import TORCH_WORKER
@@ -199,10 +199,10 @@ def test_a_local_socket_of_datagrams_reaches_others_and_is_none_of_the_drivers()
 def test_without_namespaces_a_gpu_is_used_and_open_sockets_are_said(
     abi: int, said: bool, nodes: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(mechanism.bubblewrap, "program", lambda: None)
-    monkeypatch.setattr(mechanism.landlock, "abi", lambda: abi)
-    assert ("local sockets" in mechanism.isolation_name(NVIDIA)) is said
-    assert "local sockets" not in mechanism.isolation_name(None)
+    monkeypatch.setattr(isolation.bubblewrap, "program", lambda: None)
+    monkeypatch.setattr(isolation.landlock, "abi", lambda: abi)
+    assert ("local sockets" in isolation.isolation_name(NVIDIA)) is said
+    assert "local sockets" not in isolation.isolation_name(None)
 
 
 IOCTL, MMAP, BIND, LISTEN = 16, 9, 49, 50

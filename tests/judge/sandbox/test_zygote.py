@@ -13,9 +13,9 @@ import pytest
 from answers import assert_right
 
 from ratchet.base.process.time_limits import Clock
-from ratchet.judge.decided import CandidateFault
 from ratchet.judge.sandbox import bubblewrap
 from ratchet.judge.sandbox.zygote import CandidateZygote
+from ratchet.judge.stage_result import CandidateFault
 from ratchet.judge.trial.kernel_trial import KernelJudge
 from ratchet.judge.trial.processes.candidate import CandidateProcess
 from ratchet.kernels.kernel import Kernel

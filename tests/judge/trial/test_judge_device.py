@@ -12,7 +12,7 @@ from answers import assert_right
 from fake_gpu import FLAVOURS, FakeDriver, build_driver, open_to_all
 
 from ratchet.base.errors import JudgeError
-from ratchet.judge.decided import Decided
+from ratchet.judge.stage_result import Decided
 from ratchet.judge.trial import kernel_checks, on_device, stages
 from ratchet.judge.trial.device_clock import DeviceClock
 from ratchet.judge.trial.kernel_trial import KernelJudge

@@ -24,7 +24,7 @@ from ratchet.base.process import families
 from ratchet.judge.sandbox import bubblewrap, system_calls
 from ratchet.judge.trial.kernel_checks import CaseFacts
 from ratchet.judge.trial.kernel_trial import KernelJudge
-from ratchet.judge.trial.processes import building, candidate, compile_pool
+from ratchet.judge.trial.processes import candidate, compile_pool, compiling
 from ratchet.judge.trial.screening import run, screener
 from ratchet.judge.verdict import Screening
 from ratchet.kernels.kernel import Kernel
@@ -225,7 +225,7 @@ def test_one_source_is_compiled_once(judge: KernelJudge, monkeypatch: pytest.Mon
     built = []
     library = compile_pool.Library
 
-    def count(kernel: Kernel, **more: Any) -> building.Library:
+    def count(kernel: Kernel, **more: Any) -> compiling.Library:
         built.append(kernel.build_hash)
         return library(kernel, **more)
 

@@ -10,8 +10,8 @@ import pytest
 from answers import assert_right
 
 from ratchet.base.errors import CompilerMissing
-from ratchet.judge.decided import Ok
 from ratchet.judge.sandbox import bubblewrap
+from ratchet.judge.stage_result import Ok
 from ratchet.judge.trial import kernel_checks, shared_compilations
 from ratchet.judge.trial.kernel_checks import OpenProblem
 from ratchet.judge.trial.kernel_trial import KernelJudge

@@ -7,17 +7,17 @@ import functools
 import math
 import os
 import re
+import struct
 import sys
 import tempfile
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, Final
 
 from ratchet.base.errors import KernelError
 from ratchet.judge.emulator.decode import DecodedKernel, decode
 from ratchet.judge.emulator.launch import Emulator, LaunchCounts, LaunchMemory, LaunchValue
-from ratchet.judge.emulator.shown import assembly, timeline
 from ratchet.judge.workers.candidate.architectures import ARCHITECTURES
 from ratchet.judge.workers.candidate.fake_driver import CompiledTexts, FakeDriver
 from ratchet.judge.workers.candidate.triton_source import load_source
@@ -241,3 +241,80 @@ def install(driver: EmulatorDriver) -> None:
     triton.runtime.driver.set_active(driver)
     triton.testing.do_bench = driver.benchmark
     triton.compiler.compiler.max_shared_mem.cache_clear()
+
+
+MOST_INSTRUCTIONS: Final = 2000
+"""Of a kernel; those that were executed most."""
+SLOTS: Final = 240
+"""Into which the waves' cycles are divided; the line with most of a slot's cycles is shown."""
+MOST_WAVES: Final = 16
+MOST_BARRIERS: Final = 200
+RUN: Final = struct.Struct("<3I")
+
+
+def assembly(kernel: DecodedKernel, counts: LaunchCounts) -> dict[str, list[tuple[str, int]]]:
+    """Return the instructions that were executed, and how often, by their source line."""
+    executed = [at for at, count in enumerate(counts.executed) if count]
+    if len(executed) > MOST_INSTRUCTIONS:
+        hottest = sorted(executed, key=lambda at: -counts.executed[at])
+        executed = sorted(hottest[:MOST_INSTRUCTIONS])
+    found: dict[str, list[tuple[str, int]]] = {}
+    for at in executed:
+        line = found.setdefault(kernel.places[at], [])
+        line.append((kernel.texts[at][:160], counts.executed[at]))
+    return found
+
+
+def timeline(kernel: DecodedKernel, counts: LaunchCounts) -> dict[str, Any]:
+    """Return which line each wave of the first workgroup ran, in slots of counted cycles.
+
+    Waves that meet at a barrier begin what follows together.
+    """
+    waves = [list(RUN.iter_unpack(one)) for one in counts.runs[:MOST_WAVES]]
+    longest: dict[int, int] = {}
+    for runs in waves:
+        own: dict[int, int] = {}
+        for epoch, _, cycles in runs:
+            own[epoch] = own.get(epoch, 0) + cycles
+        for epoch, cycles in own.items():
+            longest[epoch] = max(longest.get(epoch, 0), cycles)
+    begins: dict[int, int] = {}
+    total = 0
+    for epoch in sorted(longest):
+        begins[epoch] = total
+        total += longest[epoch]
+    places = list(dict.fromkeys(kernel.places))
+    slot = max(1, -(-total // SLOTS))
+    return {
+        "cycles": total,
+        "slot": slot,
+        "barriers": sorted(begins.values())[1 : MOST_BARRIERS + 1],
+        "places": places,
+        "waves": [_slots(runs, begins, slot) for runs in waves],
+    }
+
+
+def _slots(
+    runs: list[tuple[Any, ...]], begins: dict[int, int], slot: int
+) -> list[tuple[int, int, int]]:
+    """Return runs of slots of one wave: the number of the line, the first slot and one past it."""
+    most: dict[int, dict[int, int]] = {}
+    at, before = 0, -1
+    for epoch, line, cycles in runs:
+        if epoch != before:
+            at, before = begins[epoch], epoch
+        end = at + cycles
+        for number in range(at // slot, -(-end // slot)):
+            inside = min(end, (number + 1) * slot) - max(at, number * slot)
+            lines = most.setdefault(number, {})
+            lines[line] = lines.get(line, 0) + inside
+        at = end
+    found: list[tuple[int, int, int]] = []
+    for number in sorted(most):
+        lines = most[number]
+        line = max(lines, key=lambda one: lines[one])
+        if found and found[-1][0] == line and found[-1][2] == number:
+            found[-1] = (line, found[-1][1], number + 1)
+        else:
+            found.append((line, number, number + 1))
+    return found

@@ -14,7 +14,7 @@ from ratchet.base.errors import JudgeError
 from ratchet.base.process.child import Child, error_words, program
 from ratchet.base.process.time_limits import Clock
 from ratchet.judge.estimates.bound import estimate
-from ratchet.judge.estimates.told import read_told
+from ratchet.judge.estimates.counts import read_told
 from ratchet.judge.sandbox.isolation import arm_environment
 from ratchet.judge.static_profile.bound import compute_units
 from ratchet.judge.steps.arms import import_path

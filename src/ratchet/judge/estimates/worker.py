@@ -7,23 +7,169 @@ for itself, so it does nothing else.
 from __future__ import annotations
 
 import importlib.util
+import math
 import os
 import sys
+from collections.abc import Mapping, Sequence
+from pathlib import Path
 from typing import Any, Final
 
 import torch
+from torch import Tensor
 
 from ratchet.base.errors import KernelError
 from ratchet.base.process import families
 from ratchet.base.process.channel import inherited
 from ratchet.judge.emulator.build import compiled_machine
-from ratchet.judge.emulator.loading import install
+from ratchet.judge.emulator.loading import EmulatedLaunch, EmulatedLauncher, EmulatorDriver, install
+from ratchet.judge.estimates.bound import estimate
+from ratchet.judge.estimates.counts import read_told
 from ratchet.judge.estimates.inductor import check_version, pretend, written
-from ratchet.judge.estimates.running import CountingDriver, emulated
 from ratchet.judge.workers.arm import extend_import_path
 from ratchet.judge.workers.candidate.architectures import ARCHITECTURES
+from ratchet.judge.workers.candidate.census import add_launch
 from ratchet.judge.workers.serving import Reply, serve
 from ratchet.problems.problem import Problem, Reference
+
+MOST_CONFIGURATIONS: Final = 4
+"""Of a kernel, the first ones are tried, and the one with the least bound is kept."""
+
+
+class CountingDriver(EmulatorDriver):
+    """Emulates launches, and keeps what they did."""
+
+    def __init__(self, target: str, library: Path) -> None:
+        super().__init__(target, library, Path())
+        self.target = target
+        self.done: list[EmulatedLaunch] = []
+
+    def launcher_cls(self, source: Any, metadata: Any) -> Any:
+        """Return what Triton makes once for each compiled kernel."""
+        return CountedLauncher(self, source, metadata)
+
+
+class CountedLauncher(EmulatedLauncher):
+    """A launch that the driver keeps."""
+
+    def __init__(self, driver: CountingDriver, source: Any, metadata: Any) -> None:
+        super().__init__(driver, source, metadata)
+        self._done_by = driver
+
+    def run(self, *given: Any) -> EmulatedLaunch:
+        """Execute the launch."""
+        done = super().run(*given)
+        self._done_by.done.append(done)
+        return done
+
+
+class InductorKernel:
+    """One Triton kernel of a program, in place of the object that would tune and launch it."""
+
+    def __init__(self, tuner: Any, driver: CountingDriver) -> None:
+        self._tuner, self._driver = tuner, driver
+        self._chosen: Any = None
+
+    def run(self, *given: Any, stream: Any = None, **_: Any) -> None:
+        """Launch it in the configuration with the least bound."""
+        if self._chosen is None:
+            tried = self._tuner.configs[:MOST_CONFIGURATIONS]
+            bounds = [self._bound_s(one, given) for one in tried] if len(tried) > 1 else [0.0]
+            self._chosen = tried[bounds.index(min(bounds))]
+        self._launch(self._chosen, given)
+
+    def _bound_s(self, configuration: Any, given: Sequence[Any]) -> float:
+        """Return the bound of a launch on copies; infinity where it cannot be compiled."""
+        from triton.runtime.errors import OutOfResources
+
+        kept, self._driver.done = self._driver.done, []
+        try:
+            self._launch(configuration, [_copy(one) for one in given])
+            return bound_s(self._driver.target, self._driver.done)
+        except OutOfResources:
+            return math.inf
+        finally:
+            self._driver.done = kept
+
+    def _launch(self, configuration: Any, given: Sequence[Any]) -> None:
+        from torch._inductor.runtime.triton_heuristics import GridExpr
+
+        function = self._tuner.fn
+        declared = {one.name for one in function.params if one.is_constexpr}
+        names = [name for name in function.arg_names if name not in declared]
+        if len(names) != len(given):
+            raise KernelError(f"Inductor's kernel {function.__name__} has other arguments here")
+        named = dict(zip(names, given, strict=True))
+        settings = dict(configuration.kwargs)
+        grid = GridExpr.from_meta(self._tuner.inductor_meta, configuration)
+        sizes = grid.eval_slow(named | settings)
+        known = self._tuner.triton_meta.get("constants", {})
+        settings |= {name: known[name] for name in declared - settings.keys() if name in known}
+        function[tuple(int(size) for size in sizes)](
+            **named,
+            **settings,
+            num_warps=configuration.num_warps,
+            num_stages=configuration.num_stages,
+        )
+
+
+def bound_s(target: str, done: Sequence[EmulatedLaunch]) -> float:
+    """Return the lower bound of some launches on the target's largest device; 0 without one."""
+    bounds = estimate("", target, read_told(told_of(done), target)).bounds
+    return bounds[0].time_s if bounds else 0.0
+
+
+def told_of(done: Sequence[EmulatedLaunch]) -> dict[str, Any]:
+    """Return the counts of launches by kernel, as a census tells them."""
+    told: dict[str, Any] = {}
+    for one in done:
+        add_launch(told, one)
+    return told
+
+
+def emulated(program: str, inputs: Sequence[Tensor], driver: CountingDriver) -> Mapping[str, Any]:
+    """Run a program on its inputs; what each kernel did, as a census tells it."""
+    from torch._inductor.async_compile import AsyncCompile
+    from torch._inductor.codecache import PyCodeCache
+
+    def kernel(_: Any, name: str, source: str, **__: Any) -> InductorKernel:
+        return InductorKernel(getattr(PyCodeCache.load(source), name), driver)
+
+    changed: Any = AsyncCompile
+    changed.triton, changed.wait = kernel, lambda *_, **__: None
+    _replace_calls(driver)
+    driver.done = []
+    namespace: dict[str, Any] = {"__name__": "inductor_program"}
+    exec(compile(program, "inductor_program.py", "exec"), namespace)
+    namespace["call"](list(inputs))
+    return told_of(driver.done)
+
+
+def _replace_calls(driver: CountingDriver) -> None:
+    """Stand in for what a program calls on the GPU beside its kernels."""
+    from torch._inductor.runtime import triton_helpers
+
+    changed: Any = torch
+    triton_helpers.set_driver_to_gpu = lambda: install(driver)
+    changed._C._cuda_getCurrentRawStream = lambda *_: 0
+    changed._C._dynamo.guards._empty_strided_cuda = _empty
+    changed.cuda._DeviceGuard = changed.cuda.device
+
+
+def _empty(size: Sequence[int], stride: Sequence[int], dtype: torch.dtype) -> Tensor:
+    return torch.empty_strided(size, stride, dtype=dtype)
+
+
+def _storage_of(tensor: Tensor) -> Any:
+    storage: Any = tensor.untyped_storage()
+    return storage.clone()
+
+
+def _copy(value: Any) -> Any:
+    if not isinstance(value, Tensor):
+        return value
+    whole = torch.empty(0, dtype=value.dtype).set_(_storage_of(value))
+    return whole.as_strided(value.size(), value.stride(), value.storage_offset())
+
 
 SEED: Final = 1
 """Of the values that the kernels compute on; only counts are asked for."""

@@ -14,9 +14,8 @@ import random
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any, Final
 
-from ratchet.judge.integrity.late_writes import ITEM_BYTES, span
-from ratchet.judge.integrity.looks import WatchedFamily, wait
-from ratchet.judge.integrity.returned_outputs import Slot, answer_slots
+from ratchet.judge.integrity.outputs import ITEM_BYTES, Slot, answer_slots, span
+from ratchet.judge.integrity.thread_samples import WatchedFamily, wait
 
 LOOKS: Final = 8
 """In one batch, at most."""

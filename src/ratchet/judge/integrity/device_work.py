@@ -11,8 +11,8 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any, Final
 
-from ratchet.judge.decided import Decided, Ok, fault
 from ratchet.judge.integrity.library_ops import declared
+from ratchet.judge.stage_result import Decided, Ok, fault
 from ratchet.judge.verdict import Evidence
 from ratchet.kernels.kernel import Kernel
 from ratchet.problems.problem import Problem

@@ -11,7 +11,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Final
 
-from ratchet.judge.decided import Decided, Ok, fault
+from ratchet.judge.stage_result import Decided, Ok, fault
 from ratchet.judge.verdict import Evidence
 from ratchet.kernels.kernel import Kernel
 from ratchet.problems.problem import Problem

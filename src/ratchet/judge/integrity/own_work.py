@@ -16,10 +16,10 @@ from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
 from typing import Final
 
-from ratchet.judge.decided import Decided, Ok
 from ratchet.judge.integrity.code_places import CodePlace, CodePlaces, Mapping, Owner, read_mappings
-from ratchet.judge.integrity.looks import Stand, Unseen, WatchedFamily, watch
+from ratchet.judge.integrity.thread_samples import Stand, Unseen, WatchedFamily, watch
 from ratchet.judge.sandbox.view import compiler_folders
+from ratchet.judge.stage_result import Decided, Ok
 from ratchet.judge.verdict import Evidence
 from ratchet.kernels.kernel import Kernel, Language
 from ratchet.problems.problem import Problem

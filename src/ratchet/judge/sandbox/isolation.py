@@ -13,22 +13,79 @@ from __future__ import annotations
 import contextlib
 import json
 import os
+import shutil
 import sys
+import tempfile
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
+from typing import Final, Literal
 
 from ratchet.base import scratch
-from ratchet.base.errors import CompilerMissing
+from ratchet.base.errors import CompilerMissing, JudgeError
 from ratchet.base.process import families, watchdog
-from ratchet.judge.sandbox import bubblewrap, identity, mechanism, system_calls, view
+from ratchet.judge.sandbox import bubblewrap, identity, landlock, system_calls, view
 from ratchet.judge.sandbox.accelerator import Accelerator, groups_of
 from ratchet.judge.sandbox.confine import EXTENSIONS
 from ratchet.judge.sandbox.keeper import Orders
 from ratchet.judge.sandbox.landlock import Opened
-from ratchet.judge.sandbox.open_folders import OPEN_FOLDERS, left_by, private_folder, remove
 from ratchet.judge.sandbox.worker_modules import ZYGOTE
 from ratchet.kernels.languages.cpp import find_compiler
+
+Mechanism = Literal["bubblewrap", "landlock", "rlimits"]
+NO_WALLS: Final = (
+    "this kernel allows neither namespaces nor Landlock, and a candidate of root's needs a uid of "
+    "its own, which cannot enter {closed}; to fix it: allow one of the two, or install Python and "
+    "Ratchet where every user can read them"
+)
+
+
+def mechanism() -> Mechanism:
+    """Return the first that works here."""
+    if bubblewrap.program() is not None:
+        return "bubblewrap"
+    return "landlock" if landlock.abi() > 0 else "rlimits"
+
+
+def has_namespaces() -> bool:
+    """Return whether a candidate gets namespaces: a private /tmp, processes of its own."""
+    return mechanism() == "bubblewrap"
+
+
+def shows_own_files() -> bool:
+    """Return whether a candidate can be shown a file out of the user's own folders."""
+    return has_namespaces() or (mechanism() == "landlock" and uid_among_others() is None)
+
+
+def uid_among_others() -> int | None:
+    """Draw the uid of a candidate without namespaces; None where it has the judge's own.
+
+    A fresh one must be able to read what the worker needs, and the judge to look into its
+    processes. Else it is the judge's, which Landlock and the filter make harmless.
+    """
+    may_look = identity.has_capability(identity.SYS_PTRACE) or mechanism() == "rlimits"
+    return identity.fresh_uid() if may_look and view.closed_to_others() is None else None
+
+
+def check_walls() -> None:
+    """Raise JudgeError where a candidate would be root among others, with no wall around it."""
+    if mechanism() == "rlimits" and identity.is_root() and uid_among_others() is None:
+        raise JudgeError(NO_WALLS.format(closed=view.closed_to_others() or "what it must read"))
+
+
+def isolation_name(accelerator: Accelerator | None = None) -> str:
+    """The isolation that a candidate gets on this machine, in words."""
+    opened = ", the GPU's device files and parts of /sys" if accelerator is not None else ""
+    if opened and not has_namespaces() and landlock.abi() < landlock.SCOPES_SINCE:
+        opened += ", and local sockets, which others can reach"
+    calls = "rlimits, system calls filtered" if system_calls.known() else "rlimits"
+    if has_namespaces():
+        uid = "own user" if identity.fresh_uids() is None else "fresh uid without capabilities"
+        return f"bubblewrap (own PID, network, IPC and mount namespaces), {uid}, {calls}{opened}"
+    uid = "own user" if uid_among_others() is None else "fresh uid"
+    walls = f"Landlock (ABI {landlock.abi()})" if landlock.abi() else "no Landlock"
+    return f"{walls}, no namespaces, {uid} without capabilities, {calls}{opened}"
+
 
 MALLOC = (("mmap_max", 0), ("trim_threshold", 1 << 30), ("tcache_count", 0))
 TORCH_CACHES = {"TORCHINDUCTOR_CACHE_DIR": "inductor", "TRITON_CACHE_DIR": "triton"}
@@ -125,8 +182,8 @@ def make_sandbox(
     """
     wrapped = bubblewrap.program()
     if wrapped is None:
-        mechanism.check_walls()
-    uid = identity.fresh_uid() if wrapped else mechanism.uid_among_others()
+        check_walls()
+    uid = identity.fresh_uid() if wrapped else uid_among_others()
     limits = Limits(
         address_space_bytes=None if accelerator else memory_bytes,
         cpu_time_s=int(time_limit_s * threads) + 5,
@@ -137,7 +194,7 @@ def make_sandbox(
         groups=tuple(groups_of(accelerator.nodes)) if accelerator else (),
         local_sockets=accelerator is not None,
     )
-    name = mechanism.isolation_name(accelerator)
+    name = isolation_name(accelerator)
     if forked:
         return Sandbox(isolation=name, program=(), environment={}, limits=limits, uid=uid)
     folders = [] if with_torch else view.compiler_folders()
@@ -176,7 +233,7 @@ def _keeper(uid: int | None, groups: tuple[int, ...], scratch: Path, opened: Ope
         mark=watchdog.mark(),
         uid=uid,
         groups=groups,
-        opened=asdict(opened) if mechanism.mechanism() == "landlock" else None,
+        opened=asdict(opened) if mechanism() == "landlock" else None,
     )
     boot = view.BOOT.format(folder=view.code_folder(), module=KEEPER)
     return [*view.python(with_torch=False), "-c", boot, json.dumps(asdict(orders))]
@@ -258,3 +315,58 @@ def _environment(threads: int, with_torch: bool, home: Path) -> dict[str, str]:
     with contextlib.suppress(CompilerMissing):  # the verdict says so; its PATH is not ours
         own["RATCHET_CXX"] = str(find_compiler())
     return own
+
+
+OPEN_FOLDERS: Final = (Path("/tmp"), Path("/var/tmp"), Path("/dev/shm"))
+"""Where every user may write: a candidate too, when it has no private view of the machine."""
+
+
+def private_folder(uid: int | None) -> Path:
+    """Make a folder of one candidate, given to a uid; what killed judges have left goes."""
+    for base in _bases():
+        scratch.clear_abandoned(base)
+    folder = scratch.make(f"candidate-{os.getpid()}", place=_base())
+    if uid is not None:
+        os.chown(folder, uid, uid)
+    return folder
+
+
+def _bases() -> list[Path]:
+    return list(dict.fromkeys((Path(tempfile.gettempdir()), *OPEN_FOLDERS)))
+
+
+def _base() -> Path:
+    """The first of these that takes files whose code may run: what a candidate builds, it loads."""
+    return next((base for base in _bases() if _takes_code(base)), _bases()[0])
+
+
+def _takes_code(folder: Path) -> bool:
+    try:
+        is_open = os.access(folder, os.W_OK | os.X_OK)
+        return is_open and not os.statvfs(folder).f_flag & os.ST_NOEXEC
+    except OSError:
+        return False
+
+
+def left_by(uid: int) -> list[Path]:
+    """Return what a user has put into the folders where everybody may write."""
+    found = []
+    for folder in OPEN_FOLDERS:
+        with contextlib.suppress(OSError):
+            found += [Path(entry.path) for entry in os.scandir(folder) if _owner(entry) == uid]
+    return found
+
+
+def _owner(entry: os.DirEntry[str]) -> int:
+    try:
+        return entry.stat(follow_symlinks=False).st_uid
+    except OSError:
+        return -1
+
+
+def remove(path: Path) -> None:
+    """Remove a file or a folder, as far as that can be done."""
+    if path.is_dir() and not path.is_symlink():
+        shutil.rmtree(path, ignore_errors=True)
+    else:
+        path.unlink(missing_ok=True)

@@ -52,12 +52,10 @@ _CPP: Final = (
 _FORKED: Final = (
     "ratchet.judge.sandbox.namespaces",
     "ratchet.judge.workers.enclosed_forks",
-    "ratchet.judge.workers.forks",
 )
 _TRITON: Final = (
     "ratchet.judge.workers.candidate.architectures",
     "ratchet.judge.workers.candidate.fake_driver",
-    "ratchet.judge.workers.candidate.interpreter_repairs",
     "ratchet.judge.workers.candidate.triton_source",
 )
 _EMULATED: Final = (
@@ -68,11 +66,8 @@ _EMULATED: Final = (
     "ratchet.judge.emulator.loading",
     "ratchet.judge.emulator.operands",
     "ratchet.judge.emulator.operations",
-    "ratchet.judge.emulator.renames",
-    "ratchet.judge.emulator.shown",
     "ratchet.judge.emulator.source",
     "ratchet.judge.hip",
-    "ratchet.judge.hip.code_objects",
     "ratchet.judge.hip.loading",
 )
 _MODEL: Final = (

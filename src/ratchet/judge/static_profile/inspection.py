@@ -19,10 +19,9 @@ from typing import Any
 from ratchet.base.errors import JudgeError, KernelError, RatchetError
 from ratchet.base.process.child import Child, ChildFailure, program
 from ratchet.base.process.time_limits import Clock
-from ratchet.judge.sandbox.isolation import Sandbox, make_sandbox
-from ratchet.judge.sandbox.mechanism import isolation_name
+from ratchet.judge.sandbox.isolation import Sandbox, isolation_name, make_sandbox
 from ratchet.judge.sandbox.worker_modules import PROFILE_WORKER
-from ratchet.judge.static_profile import bound, kernel_facts, nvidia
+from ratchet.judge.static_profile import bound, kernel_facts
 from ratchet.judge.static_profile.answers import CompiledKernel, Launch, Profile, read_profile
 from ratchet.judge.static_profile.dot_work import DotCounter, DotWork
 from ratchet.judge.workers.candidate.architectures import TARGETS, Architecture, find_architectures
@@ -201,7 +200,7 @@ def _read(profile: Profile, architecture: Architecture, counter: DotCounter) -> 
 
 def _facts(kernel: CompiledKernel, architecture: Architecture) -> kernel_facts.KernelFacts | None:
     if architecture.backend == "cuda":
-        return nvidia.cuda_facts(kernel, architecture)
+        return kernel_facts.cuda_facts(kernel, architecture)
     return kernel_facts.amd_facts(kernel, architecture)
 
 

@@ -11,7 +11,7 @@ from typing import Any
 
 from ratchet.devices import matrix
 from ratchet.devices.matrix import MatrixInstruction
-from ratchet.judge.static_profile import assembly, instructions
+from ratchet.judge.static_profile import assembly
 from ratchet.judge.static_profile.answers import CompiledKernel
 from ratchet.judge.static_profile.assembly import Instruction, KernelCode
 from ratchet.judge.workers.candidate.architectures import Architecture, occupancy
@@ -78,16 +78,16 @@ def _waves(kernel: CompiledKernel, code: KernelCode, architecture: Architecture)
 
 
 def _mix(body: Sequence[Instruction]) -> dict[str, int]:
-    counts = Counter(instructions.class_of(one.name) for one in body)
-    return {"total": len(body)} | {name: counts[name] for name in instructions.CLASSES}
+    counts = Counter(assembly.class_of(one.name) for one in body)
+    return {"total": len(body)} | {name: counts[name] for name in assembly.CLASSES}
 
 
 def _widths(body: Sequence[Instruction], kind: str) -> dict[str, int]:
     """Count the instructions by the bits that they move a lane."""
     moved = [
-        instructions.access_bits(one.name)
+        assembly.access_bits(one.name)
         for one in body
-        if instructions.class_of(one.name) == kind
+        if assembly.class_of(one.name) == kind
     ]
     counts = Counter(bits for bits in moved if bits is not None)
     return {str(bits): counts[bits] for bits in sorted(counts)}
@@ -95,7 +95,7 @@ def _widths(body: Sequence[Instruction], kind: str) -> dict[str, int]:
 
 def _waits(body: Sequence[Instruction]) -> dict[str, int]:
     waits = [one for one in body if one.name.startswith("s_wait")]
-    drains = [one for one in waits if instructions.drains(one.name, one.operands)]
+    drains = [one for one in waits if assembly.drains(one.name, one.operands)]
     return {
         "total": len(waits),
         "in_loops": sum(one.depth > 0 for one in waits),
@@ -109,7 +109,7 @@ def _matrix_rows(body: Sequence[Instruction], architecture: Architecture) -> lis
     counts: Counter[tuple[str, str]] = Counter()
     in_loops: Counter[tuple[str, str]] = Counter()
     for one in body:
-        if instructions.class_of(one.name) == "matrix":
+        if assembly.class_of(one.name) == "matrix":
             key = (one.name, _input_type(one))
             counts[key] += 1
             in_loops[key] += one.depth > 0
@@ -209,3 +209,56 @@ def _notes(document: dict[str, Any]) -> list[str]:
         total = sum(loads.values())
         notes.append(f"{narrow} of {total} global loads move under {NARROW_BITS} bits a lane")
     return notes
+
+
+PTX_INSTRUCTION = re.compile(r"^\s*(?:@!?%\w+\s+)?([a-z][\w.:]*)[\s;]", re.MULTILINE)
+PTX_MATRIX = ("mma.", "wgmma.mma_async", "tcgen05.mma")
+PTX_BITS = re.compile(r"\.[bsuf](8|16|32|64|128)$")
+
+
+def cuda_facts(kernel: CompiledKernel, architecture: Architecture) -> KernelFacts | None:
+    """The facts; None where there is no PTX."""
+    ptx = kernel.texts.get("ptx")
+    if not ptx or kernel.num_warps is None:
+        return None
+    log = kernel.texts.get("ptxas", "")
+    registers, spills = _after("Used", "registers", log), _after("", "bytes spill stores", log)
+    lds = max(kernel.shared_bytes, _after("", "bytes smem", log))
+    found = occupancy(
+        architecture, vgprs=registers, lds_bytes=lds, workgroup_waves=kernel.num_warps
+    )
+    names = PTX_INSTRUCTION.findall(ptx)
+    document: dict[str, Any] = {
+        "registers": registers or None,
+        "spills": spills // 4,
+        "spill_bytes": spills,
+        "lds_bytes": lds,
+        "occupancy_waves": found.waves_per_simd if registers else None,
+        "occupancy_limit": found.limit if registers else None,
+        "max_waves": architecture.max_waves_per_simd,
+        "instructions": {"total": len(names)},
+        "matrix_instructions": [
+            {"name": name, "count": count}
+            for name, count in Counter(n for n in names if n.startswith(PTX_MATRIX)).items()
+        ],
+        "global_load_bits": _ptx_widths(names, "ld.global"),
+        "global_store_bits": _ptx_widths(names, "st.global"),
+        "notes": [] if log else ["ptxas is missing: registers and spills are not known"],
+    }
+    return KernelFacts(document=document, hot_matrix=[], waves_per_workgroup=kernel.num_warps)
+
+
+def _after(before: str, unit: str, log: str) -> int:
+    found = re.search(rf"{before}\s*(\d+) {unit}", log)
+    return int(found.group(1)) if found else 0
+
+
+def _ptx_widths(names: list[str], kind: str) -> dict[str, int]:
+    """Count the instructions by the bits that they move a thread."""
+    counts: Counter[int] = Counter()
+    for name in names:
+        bits = PTX_BITS.search(name)
+        if name.startswith(kind) and bits:
+            vector = re.search(r"\.v(\d)", name)
+            counts[int(bits.group(1)) * (int(vector.group(1)) if vector else 1)] += 1
+    return {str(bits): counts[bits] for bits in sorted(counts)}

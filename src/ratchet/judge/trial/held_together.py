@@ -11,7 +11,7 @@ from collections.abc import Sequence
 from functools import partial
 from typing import Final
 
-from ratchet.judge.decided import Decided, Ok, as_stage
+from ratchet.judge.stage_result import Decided, Ok, as_stage
 from ratchet.judge.trial.kernel_checks import DrawnBatch, OpenProblem, verdict_of_call
 from ratchet.judge.trial.processes.candidate import CandidateProcess
 from ratchet.judge.verdict import Evidence

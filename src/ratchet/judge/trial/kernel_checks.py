@@ -15,10 +15,10 @@ from ratchet.base.errors import JudgeError
 from ratchet.base.process.channel import close_descriptors
 from ratchet.base.process.child import ChildFailure
 from ratchet.base.process.time_limits import Clock
-from ratchet.judge.decided import Decided, Ok, as_stage
-from ratchet.judge.integrity.late_writes import Read, Spot
+from ratchet.judge.integrity.outputs import Read, Spot
 from ratchet.judge.options import WITH_TORCH
 from ratchet.judge.sandbox.accelerator import Accelerator
+from ratchet.judge.stage_result import Decided, Ok, as_stage
 from ratchet.judge.trial.device_clock import DeviceClock
 from ratchet.judge.trial.processes.candidate import CandidateProcess
 from ratchet.judge.trial.processes.reference import ReferenceFault, ReferenceProcess

@@ -11,16 +11,15 @@ from typing import Any
 
 from ratchet.base.errors import CompilerMissing, JudgeError, RatchetError
 from ratchet.base.process.time_limits import Clock, OutOfTime
-from ratchet.judge.decided import CandidateFault, Decided
 from ratchet.judge.estimates.references import CompiledReferences
 from ratchet.judge.options import LANGUAGES, WITH_TORCH
 from ratchet.judge.sandbox.accelerator import Accelerator, may_use_gpu
-from ratchet.judge.sandbox.mechanism import has_namespaces
+from ratchet.judge.sandbox.isolation import has_namespaces
 from ratchet.judge.sandbox.zygote import CandidateZygote
-from ratchet.judge.trial.processes.building import Ahead
+from ratchet.judge.stage_result import CandidateFault, Decided
+from ratchet.judge.trial.processes.compiling import Ahead, Toolchain
 from ratchet.judge.trial.processes.reference import ReferenceProcess
-from ratchet.judge.trial.processes.toolchain import Toolchain
-from ratchet.judge.trial.screening.limits import QuickClock
+from ratchet.judge.trial.screening.entrant import QuickClock
 from ratchet.judge.trial.screening.run import ScreeningParts
 from ratchet.judge.trial.screening.screener import Screener
 from ratchet.judge.trial.shared_compilations import SharedCompilations

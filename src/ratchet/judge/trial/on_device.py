@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from ratchet.judge.decided import Decided, Ok
 from ratchet.judge.integrity.device_work import DeviceCount, read_device_census
+from ratchet.judge.stage_result import Decided, Ok
 from ratchet.judge.trial import device_clock
 from ratchet.judge.trial.kernel_checks import OpenProblem
 from ratchet.judge.trial.processes.candidate import CandidateProcess

@@ -8,7 +8,7 @@ from typing import Final
 
 from ratchet.base.errors import JudgeError, RatchetError
 from ratchet.base.process.time_limits import Clock
-from ratchet.judge.decided import CandidateFault
+from ratchet.judge.stage_result import CandidateFault
 from ratchet.judge.trial.processes.candidate import CandidateProcess
 from ratchet.kernels.kernel import Kernel
 

@@ -11,9 +11,8 @@ from __future__ import annotations
 from pathlib import Path
 
 from ratchet.base import scratch
-from ratchet.judge.decided import Ok
-from ratchet.judge.sandbox.mechanism import has_namespaces
-from ratchet.judge.sandbox.open_folders import private_folder
+from ratchet.judge.sandbox.isolation import has_namespaces, private_folder
+from ratchet.judge.stage_result import Ok
 from ratchet.judge.trial.kernel_checks import OpenProblem
 from ratchet.judge.trial.processes.reference import ReferenceFault
 from ratchet.judge.verdict import Evidence

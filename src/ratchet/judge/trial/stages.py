@@ -14,7 +14,6 @@ from functools import partial
 from typing import Any
 
 from ratchet.base.process.time_limits import Clock, OutOfTime
-from ratchet.judge.decided import Decided, Ok, T, as_stage
 from ratchet.judge.estimates.references import CompiledReferences, said
 from ratchet.judge.integrity.code_places import CodePlaces
 from ratchet.judge.integrity.device_work import facts, judge_own
@@ -23,22 +22,14 @@ from ratchet.judge.integrity.own_work import places_of, watch_for
 from ratchet.judge.options import LANGUAGES, WITH_TORCH
 from ratchet.judge.revision import revision
 from ratchet.judge.sandbox.accelerator import Accelerator
-from ratchet.judge.sandbox.isolation import arm_environment
-from ratchet.judge.sandbox.mechanism import isolation_name
+from ratchet.judge.sandbox.isolation import arm_environment, isolation_name
 from ratchet.judge.sandbox.zygote import CandidateZygote
-from ratchet.judge.trial.emulated import (
-    emulated,
-    estimates,
-    right_on,
-    sealed_machine,
-    without_blame_of,
-)
+from ratchet.judge.stage_result import Decided, Ok, T, as_stage
 from ratchet.judge.trial.held_together import check_together
-from ratchet.judge.trial.interpreted import REASON, interpreted, small_cases, without_blame
 from ratchet.judge.trial.kernel_checks import OpenProblem, check_cases
 from ratchet.judge.trial.on_device import check_clocks, count_on_device
-from ratchet.judge.trial.processes.building import Ahead, Library
 from ratchet.judge.trial.processes.candidate import CandidateProcess
+from ratchet.judge.trial.processes.compiling import Ahead, Library
 from ratchet.judge.trial.processes.launches import Launches
 from ratchet.judge.trial.processes.reference import ReferenceFault, ReferenceProcess
 from ratchet.judge.trial.shared_compilations import SharedCompilations
@@ -46,6 +37,17 @@ from ratchet.judge.trial.timing import plan
 from ratchet.judge.trial.timing.decide import conclude, without_gain
 from ratchet.judge.trial.timing.group_sequential import time_until_answered
 from ratchet.judge.trial.timing.sample import CaseTiming, see_order, watch_case
+from ratchet.judge.trial.without_gpu import (
+    REASON,
+    emulated,
+    estimates,
+    interpreted,
+    right_on,
+    sealed_machine,
+    small_cases,
+    without_blame,
+    without_blame_of,
+)
 from ratchet.judge.verdict import EmulatedCase, Evidence, TimedSample, Verdict
 from ratchet.judge.workers.candidate.architectures import TARGETS
 from ratchet.judge.workers.candidate.model_answer import runnable

@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 
 from ratchet.base.errors import JudgeError
-from ratchet.judge.decided import Decided, Ok
+from ratchet.judge.stage_result import Decided, Ok
 from ratchet.judge.trial.timing import decide, group_sequential, plan
 from ratchet.judge.trial.timing.arms import CANDIDATE, REFERENCE, TWIN
 from ratchet.judge.trial.timing.decide import compare_case

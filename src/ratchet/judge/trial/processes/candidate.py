@@ -16,9 +16,7 @@ from ratchet.base.process import families
 from ratchet.base.process.channel import close_descriptors
 from ratchet.base.process.child import Child, ChildFailure, error_words, program
 from ratchet.base.process.time_limits import FIRST_CALL_S, STEP_S, Clock
-from ratchet.judge.decided import fault
-from ratchet.judge.integrity.late_writes import OutputSpots, Read
-from ratchet.judge.integrity.returned_outputs import ReturnedOutputs, Unreadable, readable
+from ratchet.judge.integrity.outputs import OutputSpots, Read, ReturnedOutputs, Unreadable, readable
 from ratchet.judge.options import WITH_TORCH
 from ratchet.judge.sandbox.accelerator import Accelerator
 from ratchet.judge.sandbox.headroom import Headroom
@@ -29,6 +27,7 @@ from ratchet.judge.sandbox.isolation import (
 )
 from ratchet.judge.sandbox.worker_modules import CPP_WORKER, TORCH_WORKER
 from ratchet.judge.sandbox.zygote import CandidateZygote
+from ratchet.judge.stage_result import fault
 from ratchet.judge.trial.processes import built_extensions
 from ratchet.judge.verdict import Status
 from ratchet.judge.workers.memory.mapping import seal

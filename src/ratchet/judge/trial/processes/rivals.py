@@ -31,7 +31,7 @@ from ratchet.base.process.time_limits import (
     within_the_end,
 )
 from ratchet.base.process.work_limit import WorkLimit
-from ratchet.judge.integrity.late_writes import OutputSpots
+from ratchet.judge.integrity.outputs import OutputSpots
 from ratchet.judge.sandbox.accelerator import Accelerator
 from ratchet.judge.sandbox.zygote import START_S, Fork, Forks
 from ratchet.judge.trial.processes.reference import ReferenceProcess, raise_fault

@@ -13,7 +13,7 @@ from typing import Final, Protocol
 
 import numpy as np
 
-from ratchet.judge.decided import CandidateFault, Decided, fault
+from ratchet.judge.stage_result import CandidateFault, Decided, fault
 from ratchet.judge.trial.kernel_checks import OpenProblem, verdict_of_call
 from ratchet.judge.trial.processes.candidate import CandidateProcess
 from ratchet.judge.trial.timing.arms import REFERENCE, RivalArm, RoundSeeds, fate, warm

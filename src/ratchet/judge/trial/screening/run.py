@@ -11,19 +11,18 @@ from collections.abc import Callable, Sequence
 from typing import Final
 
 from ratchet.base.process.channel import close_descriptors
-from ratchet.judge.decided import CandidateFault, Decided, fault
 from ratchet.judge.options import LANGUAGES, WITH_TORCH
 from ratchet.judge.sandbox.accelerator import may_use_gpu
 from ratchet.judge.sandbox.zygote import CandidateZygote
-from ratchet.judge.trial.interpreted import interpreted, small_cases
+from ratchet.judge.stage_result import CandidateFault, Decided, fault
 from ratchet.judge.trial.kernel_checks import CaseFacts, OpenProblem, verdict_of_call
 from ratchet.judge.trial.processes.built_extensions import uses_extensions
 from ratchet.judge.trial.processes.candidate import CandidateProcess
 from ratchet.judge.trial.processes.compile_pool import CompilePool
-from ratchet.judge.trial.screening.entrant import Entrant, mean
-from ratchet.judge.trial.screening.limits import FIRST_CALL_S, QuickClock
+from ratchet.judge.trial.screening.entrant import FIRST_CALL_S, Entrant, QuickClock, mean
 from ratchet.judge.trial.screening.rounds import BEST, ScreenedArm, time_together
 from ratchet.judge.trial.timing.plan import calls_per_batch
+from ratchet.judge.trial.without_gpu import interpreted, small_cases
 from ratchet.judge.verdict import Screening
 from ratchet.judge.workers.candidate.model_answer import runnable
 from ratchet.kernels.kernel import Kernel

@@ -9,13 +9,13 @@ from dataclasses import dataclass
 from typing import Any
 
 from ratchet.base.process.time_limits import Clock
-from ratchet.judge.decided import CandidateFault, Decided, fault
 from ratchet.judge.sandbox.zygote import CandidateZygote
+from ratchet.judge.stage_result import CandidateFault, Decided, fault
 from ratchet.judge.trial.kernel_checks import OpenProblem
 from ratchet.judge.trial.processes.compile_pool import CompilePool
+from ratchet.judge.trial.processes.compiling import Toolchain
 from ratchet.judge.trial.processes.reference import ReferenceFault, ReferenceProcess
-from ratchet.judge.trial.processes.toolchain import Toolchain
-from ratchet.judge.trial.screening.limits import STEP_S, QuickFacts
+from ratchet.judge.trial.screening.entrant import STEP_S, QuickFacts
 from ratchet.judge.trial.screening.run import ScreeningRun
 from ratchet.kernels.kernel import Kernel
 from ratchet.problems.problem import Problem

@@ -7,11 +7,11 @@ import math
 import time
 from collections.abc import Iterator, Mapping, Sequence, Set
 
-from ratchet.judge.decided import fault
 from ratchet.judge.integrity.call_order import CallOrder
-from ratchet.judge.integrity.late_writes import OutputSpots
-from ratchet.judge.integrity.looks import Unseen, WatchedFamily
+from ratchet.judge.integrity.outputs import OutputSpots
 from ratchet.judge.integrity.own_work import LOOKING_S, PATIENCE_S, Watch
+from ratchet.judge.integrity.thread_samples import Unseen, WatchedFamily
+from ratchet.judge.stage_result import fault
 from ratchet.judge.trial.kernel_checks import (
     DrawnBatch,
     OpenProblem,

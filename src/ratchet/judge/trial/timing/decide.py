@@ -7,7 +7,7 @@ from collections.abc import Sequence
 from dataclasses import replace
 
 from ratchet.base.errors import RatchetError
-from ratchet.judge.decided import Decided
+from ratchet.judge.stage_result import Decided
 from ratchet.judge.trial.kernel_checks import CaseFacts, OpenProblem
 from ratchet.judge.trial.processes.rivals import COMPILED
 from ratchet.judge.trial.timing.arms import CANDIDATE, ONE_THREAD, REFERENCE, TWIN

@@ -16,8 +16,8 @@ from functools import partial
 from typing import Final
 
 from ratchet.base.errors import RatchetError
-from ratchet.judge.decided import Decided, Ok, as_stage
 from ratchet.judge.integrity.own_work import Watch
+from ratchet.judge.stage_result import Decided, Ok, as_stage
 from ratchet.judge.trial.kernel_checks import OpenProblem
 from ratchet.judge.trial.timing.decide import SYSTEMATIC, compare_case, reachable
 from ratchet.judge.trial.timing.plan import budgets_s

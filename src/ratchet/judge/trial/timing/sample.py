@@ -12,8 +12,8 @@ from functools import partial
 import numpy as np
 
 from ratchet.base.errors import MeasureError
-from ratchet.judge.decided import CandidateFault, Decided, Ok, as_stage
 from ratchet.judge.integrity.own_work import Watch, batches_to_watch
+from ratchet.judge.stage_result import CandidateFault, Decided, Ok, as_stage
 from ratchet.judge.trial.kernel_checks import OpenProblem
 from ratchet.judge.trial.processes.candidate import CandidateProcess
 from ratchet.judge.trial.timing.arms import (

@@ -1,4 +1,4 @@
-"""The problem is judged first: an answer that takes no work must fail its own check."""
+"""Judge the problem first: trivial answers must fail, and the reference must repeat its own."""
 
 from __future__ import annotations
 
@@ -10,8 +10,9 @@ from dataclasses import replace
 import torch
 from torch import Tensor
 
+from ratchet.base.errors import KernelError
 from ratchet.problems.problem import Case, Problem, Reference
-from ratchet.problems.tolerance import loss_over
+from ratchet.problems.tolerance import Loss, loss_over, same_bits
 
 Outputs = list[Tensor]
 SAMPLED = 1 << 16
@@ -147,3 +148,48 @@ def _from_inputs(output: Tensor, inputs: Sequence[Tensor]) -> Tensor:
 
 def _widen(tensor: Tensor) -> Tensor:
     return tensor.double() if tensor.dtype.is_floating_point else tensor
+
+
+
+
+
+def check_repeats(
+    problem: Problem,
+    case: Case,
+    inputs: Sequence[Tensor],
+    calls: tuple[Sequence[Tensor], Sequence[Tensor]],
+    oracle: Callable[[], Sequence[Tensor]],
+) -> None:
+    """KernelError where the reference's two calls on the same inputs gave different answers.
+
+    Bits may differ, as threads add up in any order: the second answer must pass the problem's own
+    check against the first. Sums in half precision may differ by more than that allows; then two
+    answers of `oracle`, which computes in float64, must agree, where the order is lost in rounding.
+    """
+    one, other = calls
+    if len(one) == len(other) and all(map(same_bits, one, other)):
+        return
+    if not _agree(problem, case, inputs, other, one):
+        wide, again = oracle(), oracle()
+        if not _agree(problem, case, inputs, _like(again, other), _like(wide, one)):
+            raise KernelError(
+                f"its reference is nondeterministic: two calls on the same inputs of case "
+                f"{case.name!r} differ; give it what it draws as an input"
+            )
+
+
+def _agree(problem: Problem, case: Case, inputs: Sequence[Tensor], got: Sequence[Tensor], own: Sequence[Tensor]) -> bool:
+    """Return True if an answer would be right if the other were the exact one."""
+    if len(got) != len(own):
+        return False
+    exact = [one.double() if one.is_floating_point() else one for one in own]
+    if problem.check:
+        checks = problem.check_outputs(case, inputs, got, own, exact)
+    else:
+        any_order = [Loss(terms=math.inf)] * len(own)
+        checks = problem.tolerance.check_all(got, own, exact, any_order)
+    return all(check.passed for check in checks)
+
+
+def _like(wide: Sequence[Tensor], own: Sequence[Tensor]) -> list[Tensor]:
+    return [one.to(two.dtype) for one, two in zip(wide, own, strict=False)]

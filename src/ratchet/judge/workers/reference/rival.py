@@ -29,10 +29,9 @@ from ratchet.base.process.channel import Channel, close_descriptors, open_pair
 from ratchet.judge.sandbox import system_calls
 from ratchet.judge.workers.candidate import compilations
 from ratchet.judge.workers.candidate.with_torch import Entry, TorchWorker, settle
-from ratchet.judge.workers.forks import serve_forks
 from ratchet.judge.workers.memory.device import WorkerDevice, open_device
 from ratchet.judge.workers.memory.mapping import shift_heap
-from ratchet.judge.workers.serving import Reply, serve
+from ratchet.judge.workers.serving import Reply, serve, serve_forks
 from ratchet.problems import file_keeper
 from ratchet.problems.gradients import gradient_of
 from ratchet.problems.on_cores import on_cores

@@ -27,9 +27,8 @@ from ratchet.judge.workers.memory.blocks import span
 from ratchet.judge.workers.memory.device import Host, WorkerDevice, find_gpu, open_device
 from ratchet.judge.workers.memory.shared_batch import SharedBatch
 from ratchet.judge.workers.reference import rounding
-from ratchet.judge.workers.reference.gate import elements, gate
+from ratchet.judge.workers.reference.gate import check_repeats, elements, gate
 from ratchet.judge.workers.reference.rival import start_zygote
-from ratchet.judge.workers.reference.soundness import check_repeats
 from ratchet.judge.workers.serving import Reply, serve
 from ratchet.problems.dependence import inert_input
 from ratchet.problems.free_memory import check_fits

@@ -11,18 +11,52 @@ from dataclasses import replace
 from ratchet.base.errors import KernelError
 from ratchet.base.process.child import ChildFailure
 from ratchet.base.process.time_limits import Clock
-from ratchet.judge.decided import Decided, fault
 from ratchet.judge.emulator.build import compiled_machine
 from ratchet.judge.estimates.bound import estimate, hottest, matrix_cycles, words
-from ratchet.judge.estimates.told import read_told
+from ratchet.judge.estimates.counts import read_told
 from ratchet.judge.hip.build import build_hip
 from ratchet.judge.integrity.library_ops import CaseCensus
+from ratchet.judge.stage_result import Decided, fault
 from ratchet.judge.static_profile.tools import TOO_OLD, find_tool
 from ratchet.judge.verdict import EmulatedCase, Evidence
 from ratchet.judge.workers.memory.mapping import seal
 from ratchet.judge.workers.memory.packed_files import SEALS
 from ratchet.kernels.kernel import Kernel
 from ratchet.problems.problem import Problem
+
+LOADED = """\
+from ratchet.judge.workers.candidate.triton_source import load_interpreted
+
+{entry} = load_interpreted({source!r}, {entry!r})
+"""
+REASON = "right on every case in Triton's interpreter; its speed was not measured: there is no GPU"
+
+
+def interpreted(kernel: Kernel) -> Kernel | Decided:
+    """Return the kernel as one in torch, whose launches Triton's interpreter carries out."""
+    if importlib.util.find_spec("triton") is None:
+        return Decided("unmeasured", "triton is not installed: pip install triton==3.7.1")
+    source = LOADED.format(entry=kernel.entry, source=kernel.source)
+    return replace(kernel, language="torch", source=source)
+
+
+def small_cases(problem: Problem) -> Problem:
+    """The problem at tier `ci` where it has such cases: the interpreter is a thousand times slower.
+
+    A problem without them is kept whole.
+    """
+    has_small = any(case.tier == "ci" and not case.hidden for case in problem.cases)
+    return problem.at("ci") if has_small else problem
+
+
+def without_blame(decided: Decided) -> Decided:
+    """Leave a kernel unmeasured by what only the interpreter cannot do, or not in time."""
+    beyond = "NotImplementedError" in decided.reason
+    if decided.status == "timed_out" or (decided.status == "crashed" and beyond):
+        reason = f"in Triton's interpreter: {decided.reason}"
+        return replace(decided, status="unmeasured", reason=reason)
+    return decided
+
 
 LOADED_HIP = """\
 from ratchet.judge.hip.loading import load_hip
