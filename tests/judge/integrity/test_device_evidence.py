@@ -23,7 +23,7 @@ from ratchet.judge.trial.timing import plan
 from ratchet.judge.verdict import Evidence
 from ratchet.judge.workers.candidate import device_census
 from ratchet.judge.workers.candidate.device_census import DeviceCensus, DeviceEvent, count
-from ratchet.judge.workers.memory.device import Host
+from ratchet.judge.workers.memory.device import WorkerDevice
 from ratchet.kernels.kernel import Kernel
 from ratchet.problems.problem import Problem
 
@@ -267,7 +267,7 @@ def test_the_census_works_with_the_profiler_of_older_torch(event: OldEvent, kind
 
 
 def test_the_census_runs_where_there_is_no_gpu() -> None:
-    census = DeviceCensus(Host())
+    census = DeviceCensus(WorkerDevice())
 
     def run(entry: Callable[..., Any]) -> list[int]:
         return [entry(torch.ones(3)) and 0 for _ in range(2)]

@@ -25,6 +25,7 @@ from ratchet.judge.integrity.thread_samples import Stand
 from ratchet.judge.stage_result import CandidateFault, Decided, Ok
 from ratchet.judge.trial.kernel_trial import KernelJudge
 from ratchet.judge.trial.timing import plan
+from ratchet.judge.workers.memory.layout import BatchLayout, Slot
 from ratchet.kernels.kernel import Kernel, Language
 from ratchet.kernels.languages import cpp
 from ratchet.problems.problem import Problem
@@ -231,7 +232,8 @@ def test_a_kernel_in_python_is_looked_at_for_longer(monkeypatch: pytest.MonkeyPa
 
 
 PYTHON = Kernel(name="k", language="torch", source="", entry="silu")
-LAYOUT = {"calls": [[[0, 0, 0, [64, 64], [64, 1]], [2, 0, 0, [64, 64], [64, 1]]]], "input_count": 1}
+SLOTS = [Slot(region, 0, 0, [64, 64], [64, 1]) for region in (0, 2)]
+LAYOUT = BatchLayout(calls=[SLOTS], input_count=1)
 TRITON = """
 @triton.jit
 def first(x): pass

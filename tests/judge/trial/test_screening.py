@@ -203,14 +203,14 @@ def test_a_problem_stays_open_until_another_is_judged(
     judge: KernelJudge, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     opened: list[Problem] = []
-    hold = screener.hold_problem
+    describe = screener.described_cases
 
     def count(problem: Problem, *asked: Any, **more: Any) -> Any:
         opened.append(problem)
-        return hold(problem, *asked, **more)
+        return describe(problem, *asked, **more)
 
     judge._screener.forget_problem()
-    monkeypatch.setattr(screener, "hold_problem", count)
+    monkeypatch.setattr(screener, "described_cases", count)
     kernels, asked = [given.cpp(WRITES_NOTHING)], given.problem()
     other = given.problem("exponential")
     for problem, times in ((asked, 1), (asked, 1), (other, 2), (asked, 3)):

@@ -28,7 +28,7 @@ from ratchet.judge.estimates.inductor import check_version, pretend, written
 from ratchet.judge.workers.arm import extend_import_path
 from ratchet.judge.workers.candidate.architectures import ARCHITECTURES
 from ratchet.judge.workers.candidate.census import add_launch
-from ratchet.judge.workers.serving import Reply, serve
+from ratchet.judge.workers.serving import Message, Reply, serve
 from ratchet.problems.problem import Problem, Reference
 
 MOST_CONFIGURATIONS: Final = 4
@@ -183,12 +183,12 @@ class CompiledReferenceWorker:
         self._reference: Reference | None = None
         self._driver: CountingDriver | None = None
 
-    def answer(self, message: dict[str, Any], _: list[int]) -> Reply:
+    def answer(self, message: Message, _: list[int]) -> Reply:
         """Do what the judge asks; an exception is why there is no estimate."""
         actions = {"open": self._open, "case": self._case}
         return actions[message["do"]](message), []
 
-    def _open(self, message: dict[str, Any]) -> dict[str, Any]:
+    def _open(self, message: Message) -> Message:
         check_version()
         if importlib.util.find_spec("triton") is None:
             raise KernelError("triton is not installed: pip install triton==3.7.1")
@@ -200,7 +200,7 @@ class CompiledReferenceWorker:
         install(self._driver)
         return {}
 
-    def _case(self, message: dict[str, Any]) -> dict[str, Any]:
+    def _case(self, message: Message) -> Message:
         assert self._problem and self._reference and self._driver
         case = self._problem.cases[message["case"]]
         inputs = self._problem.build_inputs(case, SEED)

@@ -1,4 +1,4 @@
-"""The answers of a static profile's worker, checked for form: a candidate may write them."""
+"""The answers of the profile's worker, validated because a candidate may write them."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ class _Answer(BaseModel):
 
 
 class CompiledKernel(_Answer):
-    """One kernel as it was compiled for one target."""
+    """One kernel, compiled for one target."""
 
     name: str = Field(max_length=1000)
     num_warps: int | None = Field(default=None, ge=1, le=64)
@@ -30,14 +30,14 @@ class CompiledKernel(_Answer):
 
 
 class TensorArgument(_Answer):
-    """A tensor that a launch was given."""
+    """A tensor argument of a launch."""
 
     bytes: int = Field(ge=0, le=1 << 50)
     place: tuple[int, list[int]] = Field(strict=False)
 
 
 class Launch(_Answer):
-    """One launch that was caught."""
+    """One recorded launch."""
 
     kernel: str
     grid: list[int] = Field(min_length=3, max_length=3)
@@ -52,13 +52,13 @@ class Launch(_Answer):
 
     @property
     def tensor_bytes(self) -> int:
-        """Bytes of the tensors it was given, each once."""
+        """Bytes of its tensor arguments, each counted once."""
         tensors = [one for one in self.arguments if isinstance(one, TensorArgument)]
         return sum({(one.place[0], *one.place[1]): one.bytes for one in tensors}.values())
 
 
 class Profile(_Answer):
-    """Everything about one target."""
+    """The answer about one target."""
 
     kernels: dict[str, CompiledKernel] = Field(max_length=MAX_KERNELS)
     launches: list[Launch] = Field(max_length=MAX_LAUNCHES)
@@ -67,7 +67,7 @@ class Profile(_Answer):
 
 
 def read_profile(reply: dict[str, Any]) -> Profile:
-    """The answer of the worker; JudgeError where it is none."""
+    """Return the worker's answer; raises JudgeError if it is invalid."""
     try:
         profile = Profile.model_validate(reply)
     except ValidationError as error:

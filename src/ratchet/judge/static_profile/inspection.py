@@ -1,7 +1,7 @@
 """Inspect what a kernel compiles to, for GPUs that this machine does not have.
 
-The candidate runs in its sandbox under a driver that launches nothing; each launch it would make
-is compiled there by Triton's own backend. The judge reads the assembly that comes back, as text.
+The candidate runs in its sandbox under a driver that only records launches. Triton's own backend
+compiles each of them there, and the judge reads the assembly text that comes back.
 """
 
 from __future__ import annotations
@@ -30,10 +30,10 @@ from ratchet.kernels.kernel import Kernel, Language
 from ratchet.problems.problem import LARGEST_FIRST, Case, Problem
 
 MEMORY_BYTES = 64 << 30
-"""Address space, most of it never touched: LLVM and torch reserve much more than they use."""
+"""Address space, mostly untouched: LLVM and torch reserve much more than they use."""
 MAX_ANSWER_BYTES = 64 << 20
 TRITON_PACKAGES = ("triton", "pytorch-triton-rocm", "triton-rocm", "pytorch-triton")
-"""What the package `triton` is called, by who built it."""
+"""Names of the package `triton`, by its builder."""
 DOT_TIME_LIMIT_S = 8.0
 LEAST_TIME_S = 0.5
 ACTIONS = {"triton": "python", "torch": "python", "hip": "hip"}
@@ -45,7 +45,7 @@ from ratchet.judge.workers.candidate.triton_source import load_source
 folder = Path(tempfile.mkdtemp(prefix="kernel-"))
 {entry} = load_source({source!r}, {entry!r}, folder / "kernel_{target}.py")
 """
-"""Triton looks its kernels' text up in a file: a new one for each target."""
+"""Triton looks up its kernels' text in a file; each target gets a new one."""
 
 
 def inspect_kernel(
@@ -56,12 +56,12 @@ def inspect_kernel(
     case: str | None = None,
     time_limit_s: float = 180.0,
 ) -> dict[str, Any]:
-    """The static profile of a kernel on each target, as a JSON object; see docs/how-to/inspect.md.
+    """Return a kernel's static profile for each target, as JSON; see docs/how-to/inspect.md.
 
     The launches are those of `case`, by default the largest timed case of the problem's largest
-    tier. What goes wrong on one target stands in its `error`. A problem with a fault has no targets
-    and a `reason`. KernelError where nothing could be compiled at all: an unknown target or case, a
-    language without GPU code, no compiler.
+    tier. A failure on one target is in its `error`. A problem with a fault has no targets and a
+    `reason`. Raises KernelError if nothing can be compiled: for an unknown target or case, a
+    language without GPU code, or a missing compiler.
     """
     architectures = find_architectures(targets)
     action = find_action(kernel.language)
@@ -89,7 +89,7 @@ def inspect_kernel(
 
 
 def find_action(language: Language) -> str:
-    """Return how kernels of a language are compiled here; KernelError if nothing can."""
+    """Return the worker's action that compiles a language; raises KernelError without one."""
     action = ACTIONS.get(language)
     if action is None:
         raise KernelError(
@@ -103,7 +103,7 @@ def find_action(language: Language) -> str:
 
 
 def _document_of(kernel: Kernel, action: str, case: Case | None) -> dict[str, Any]:
-    """Return what stands in every answer."""
+    """Return the fields of every answer."""
     return {
         "kernel": kernel.name,
         "kernel_hash": kernel.hash,
@@ -117,7 +117,7 @@ def _document_of(kernel: Kernel, action: str, case: Case | None) -> dict[str, An
 
 
 def all_compiled(document: dict[str, Any]) -> bool:
-    """Return True if there is a profile on every target that was asked for."""
+    """Return True if there is a profile for every target."""
     targets = document["targets"].values()
     return bool(targets) and all(one["kernels"] and not one["error"] for one in targets)
 
@@ -125,7 +125,7 @@ def all_compiled(document: dict[str, Any]) -> bool:
 def profile_in_verdict(
     kernel: Kernel, problem: Problem, targets: Sequence[str], clock: Clock
 ) -> dict[str, Any]:
-    """The profile on AMD's targets in what is left of a verdict's time, or why there is none."""
+    """Return the profile within the rest of a verdict's time, or why there is none."""
     try:
         return inspect_kernel(kernel, problem, targets, time_limit_s=clock.left_s)
     except (RatchetError, OSError) as error:
@@ -133,7 +133,7 @@ def profile_in_verdict(
 
 
 def find_case(problem: Problem, name: str | None = None) -> Case:
-    """The case of that name; without one the largest timed case of the largest tier."""
+    """Return the case of that name, by default the largest timed case of the largest tier."""
     if name is not None:
         found = next((one for one in problem.cases if one.name == name), None)
         if found is None:
@@ -163,7 +163,7 @@ def _compiler(action: str) -> str:
 def _target(
     workers: _Workers, action: str, architecture: Architecture, case: int, counter: DotCounter
 ) -> dict[str, Any]:
-    """One target's part of the document; never raises for what the candidate did."""
+    """Return one target's part of the document; never raises for what the candidate did."""
     nothing: dict[str, Any] = {"kernels": [], "bounds": [], "skipped_configs": 0}
     try:
         profile = workers.profile(action, architecture, case)
@@ -210,7 +210,7 @@ def _document(
     kept: Sequence[Launch],
     dots: Sequence[DotWork | None],
 ) -> dict[str, Any]:
-    """Return what is known from the launches, without the machine code."""
+    """Return the facts from the launches, without the machine code."""
     first = next(iter([*kept, *launches]), None)
     return {
         "name": kernel.name,
@@ -240,7 +240,7 @@ def _work(
 
 
 def error_words(told: object) -> str:
-    """Return what a worker says went wrong, in one line."""
+    """Return the error that a worker reports, in one line."""
     error = told if isinstance(told, dict) else {}
     message = " ".join(str(error.get("message", "")).split())[:500]
     if error.get("known") is True:
@@ -255,7 +255,7 @@ def hip_interface() -> str:
 
 
 class _Workers:
-    """The sandboxed process, made anew after it died: a compiler may abort on one target."""
+    """The sandboxed process, started anew after it died: a compiler may abort on one target."""
 
     def __init__(self, kernel: Kernel, problem: Problem, clock: Clock) -> None:
         self._kernel = kernel
@@ -271,7 +271,7 @@ class _Workers:
         self._close()
 
     def profile(self, action: str, architecture: Architecture, case: int) -> Profile:
-        """Ask for one target; ChildFailure, JudgeError or KernelError where it fails."""
+        """Return the profile for one target; raises ChildFailure, JudgeError or KernelError."""
         if self._clock.left_s < LEAST_TIME_S:
             raise JudgeError("no time was left to compile for this target")
         chosen, model = self._problem.cases[case], self._problem.model
@@ -296,7 +296,7 @@ class _Workers:
         return read_profile(reply)
 
     def _called(self, action: str, architecture: Architecture) -> Kernel:
-        """The kernel as the worker takes it; Python's is f(*tensors, scalars), from a file."""
+        """Return the kernel for the worker; one in Python is f(*tensors, scalars), from a file."""
         kernel = self._kernel
         if action != "python":
             return kernel

@@ -1,4 +1,4 @@
-"""Facts of one compiled AMD kernel, as JSON: registers, occupancy, instructions, widths."""
+"""Facts of one compiled kernel, as JSON: registers, occupancy, instructions, widths."""
 
 from __future__ import annotations
 
@@ -23,16 +23,16 @@ NARROW_BITS = 32
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class KernelFacts:
-    """The facts of one kernel, and the mix of matrix instructions that its time depends on."""
+    """The facts of one kernel, and its mix of matrix instructions, for a bound on its time."""
 
     document: dict[str, Any]
     hot_matrix: list[tuple[MatrixInstruction, int]]
-    """Matrix instructions of the hottest part whose cycles are known, with their numbers."""
+    """Matrix instructions of the hottest part with known cycles, and their counts."""
     waves_per_workgroup: int
 
 
 def amd_facts(kernel: CompiledKernel, architecture: Architecture) -> KernelFacts | None:
-    """The facts; None where the assembly has no kernel of this name."""
+    """Return an AMD kernel's facts; None if the assembly has no kernel of this name."""
     codes = assembly.parse(kernel.texts.get("amdgcn", ""))
     code = next((one for one in codes if one.name == kernel.name), None)
     if code is None:
@@ -70,7 +70,7 @@ def amd_facts(kernel: CompiledKernel, architecture: Architecture) -> KernelFacts
 
 
 def _waves(kernel: CompiledKernel, code: KernelCode, architecture: Architecture) -> int:
-    """Waves of a workgroup: Triton's warps, or what a HIP kernel may be launched with at most."""
+    """Return the waves of a workgroup: Triton's warps, or the most for a HIP kernel."""
     if kernel.num_warps is not None:
         return kernel.num_warps
     threads = code.number("max_flat_workgroup_size") or architecture.wavefront_size
@@ -83,12 +83,8 @@ def _mix(body: Sequence[Instruction]) -> dict[str, int]:
 
 
 def _widths(body: Sequence[Instruction], kind: str) -> dict[str, int]:
-    """Count the instructions by the bits that they move a lane."""
-    moved = [
-        assembly.access_bits(one.name)
-        for one in body
-        if assembly.class_of(one.name) == kind
-    ]
+    """Count the instructions by the bits that each lane moves."""
+    moved = [assembly.access_bits(one.name) for one in body if assembly.class_of(one.name) == kind]
     counts = Counter(bits for bits in moved if bits is not None)
     return {str(bits): counts[bits] for bits in sorted(counts)}
 
@@ -105,7 +101,7 @@ def _waits(body: Sequence[Instruction]) -> dict[str, int]:
 
 
 def _matrix_rows(body: Sequence[Instruction], architecture: Architecture) -> list[dict[str, Any]]:
-    """Each matrix instruction once, with its number, shape and cycles."""
+    """Return each matrix instruction once, with its count, shape and cycles."""
     counts: Counter[tuple[str, str]] = Counter()
     in_loops: Counter[tuple[str, str]] = Counter()
     for one in body:
@@ -136,12 +132,12 @@ def _matrix_row(row: MatrixInstruction) -> dict[str, Any]:
 
 
 def bare_name(name: str) -> str:
-    """The instruction without the encoding that an assembler may add to its name."""
+    """Return an instruction's name without the encoding that an assembler may add."""
     return re.sub(r"_(e32|e64|vop3p)$", "", name)
 
 
 def _input_type(one: Instruction) -> str:
-    """The input type of the instructions whose operands say it; "" for all others."""
+    """Return the input type of an instruction whose operands tell it, else ""."""
     if "f8f6f4" not in one.name:
         return ""
     fields = dict(re.findall(r"(cbsz|blgp):(\d)", one.operands))
@@ -161,7 +157,7 @@ def _known(
 
 
 def mca_summary(answer: dict[str, Any]) -> dict[str, Any]:
-    """Cycles and the busiest resource from llvm-mca's JSON, or why there are none."""
+    """Return cycles and the busiest resource from llvm-mca's JSON, or why there are none."""
     if not answer:
         return {"error": "not run"}
     if "json" not in answer:
@@ -217,7 +213,7 @@ PTX_BITS = re.compile(r"\.[bsuf](8|16|32|64|128)$")
 
 
 def cuda_facts(kernel: CompiledKernel, architecture: Architecture) -> KernelFacts | None:
-    """The facts; None where there is no PTX."""
+    """Return an NVIDIA kernel's facts from its PTX and `ptxas -v`; None without PTX."""
     ptx = kernel.texts.get("ptx")
     if not ptx or kernel.num_warps is None:
         return None
@@ -254,7 +250,7 @@ def _after(before: str, unit: str, log: str) -> int:
 
 
 def _ptx_widths(names: list[str], kind: str) -> dict[str, int]:
-    """Count the instructions by the bits that they move a thread."""
+    """Count the instructions by the bits that each thread moves."""
     counts: Counter[int] = Counter()
     for name in names:
         bits = PTX_BITS.search(name)

@@ -1,4 +1,4 @@
-"""Judge kernels: one verdict each, by trusted processes that last; everything fails closed."""
+"""Judge kernels one after another, with trusted processes that last. It fails closed."""
 
 from __future__ import annotations
 
@@ -7,14 +7,12 @@ import os
 import secrets
 import time
 from collections.abc import Sequence
-from typing import Any
 
 from ratchet.base.errors import CompilerMissing, JudgeError, RatchetError
 from ratchet.base.process.time_limits import Clock, OutOfTime
 from ratchet.judge.estimates.references import CompiledReferences
 from ratchet.judge.options import LANGUAGES, WITH_TORCH
 from ratchet.judge.sandbox.accelerator import Accelerator, may_use_gpu
-from ratchet.judge.sandbox.isolation import has_namespaces
 from ratchet.judge.sandbox.zygote import CandidateZygote
 from ratchet.judge.stage_result import CandidateFault, Decided
 from ratchet.judge.trial.processes.compiling import Ahead, Toolchain
@@ -26,6 +24,7 @@ from ratchet.judge.trial.shared_compilations import SharedCompilations
 from ratchet.judge.trial.stages import KernelTrial
 from ratchet.judge.verdict import Screening, Verdict
 from ratchet.judge.workers.candidate.architectures import TARGETS
+from ratchet.judge.workers.serving import Message
 from ratchet.kernels.kernel import Kernel, Language
 from ratchet.problems.problem import Problem
 from ratchet.problems.problem_file import described
@@ -36,11 +35,11 @@ FIND_TIMEOUT_S = 120.0
 
 
 class KernelJudge:
-    """Judges kernels one after another, keeping its trusted processes between them.
+    """Judges kernels one after another, and keeps its trusted processes between them.
 
-    These are the reference worker, and the zygotes from which candidates are forked.
-    Candidates' processes are never reused. `threads` are the cores both sides may use; by default
-    all that this process may. The worker dies with the thread that made it.
+    These are the reference worker and the zygotes from which candidates are forked. Candidates'
+    processes are never reused. `threads` is the number of cores that both sides may use, by default
+    all of this process. The worker dies with the thread that made it.
     """
 
     def __init__(self, *, threads: int | None = None) -> None:
@@ -50,7 +49,6 @@ class KernelJudge:
         self._ahead = Ahead(self._tools)
         self._compilations = SharedCompilations()
         self._references = CompiledReferences()
-        self._zygote: CandidateZygote | None = None
         self._screener = Screener(self._tools, threads=self.threads)
 
     def __enter__(self) -> KernelJudge:
@@ -60,17 +58,17 @@ class KernelJudge:
         self.close()
 
     def begin(self, language: Language) -> None:
-        """Start the processes that a kernel in `language` needs on cores, and do not wait for them.
+        """Start the processes that a kernel in `language` needs on cores, without waiting.
 
-        They import torch beside what the caller does before it judges.
+        They import torch while the caller prepares.
         """
         self._worker()
         self._zygote_for(language, None)
 
-    def describe(self, request: dict[str, Any], limit_s: float) -> dict[str, Any]:
-        """Run a problem's file beside a process that already holds torch (`problem_file.Describe`).
+    def describe(self, request: Message, limit_s: float) -> Message:
+        """Run a problem's file in a fork that already holds torch (`problem_file.Describe`).
 
-        Where no process can be forked, a new one is started.
+        If no process can be forked, a new one is started.
         """
         try:
             return self._worker().describe(request, limit_s)
@@ -80,14 +78,11 @@ class KernelJudge:
             return described(request, limit_s)
 
     def close(self) -> None:
-        """End the reference worker and the zygotes, and forget what was compiled."""
+        """End the reference worker and the zygotes, and forget compiled libraries."""
         self._ahead.close()
         self._compilations.close()
         self._screener.forget_problem()
         self._tools.close()
-        if self._zygote is not None:
-            self._zygote.close()
-            self._zygote = None
         if self._reference is not None:
             self._reference.close()
             self._reference = None
@@ -108,22 +103,28 @@ class KernelJudge:
         target: str | None = None,
         compared: bool = False,
     ) -> Verdict:
-        """The verdict on `kernel` for `problem`, within about `time_limit_s` seconds.
+        """Return the verdict on `kernel` for `problem`, within about `time_limit_s` seconds.
 
-        The limit decides how much is measured: a kernel that was right when it ran out is
-        `correct`, and not timed. Each step has a limit of its own, of work. `spent_s` seconds are
-        gone: reading the problem's file counts. `seed` is for tests: without one the values are
-        drawn from the system's entropy. Raises only CompilerMissing and KernelError for a problem
-        whose module cannot be found. With `against_compile`,
-        torch.compile of the reference is timed in the same rounds. `then` is the kernel that will
-        be judged next: its compiler may work beside this kernel's, and stands still while anything
-        is timed. `device` is `cpu`, `cuda` or `cuda:N` (ROCm too); `auto` takes a GPU for a kernel
-        in Triton, where there is one. A caller that takes the best of several verdicts says of how
-        many: `among` verdicts together are falsely `proven` no more often than one alone, as the
-        level of each is that much stricter (Bonferroni). `profiled` are the AMD targets of a Triton
-        or HIP kernel's static profile.
-        `target` is an AMD GPU whose machine code is emulated here: see docs/reference/emulator.md.
-        With `compared`, the bound of the reference's compiled kernels there is estimated beside it.
+        The limit decides how much is measured: a kernel that was right when time ran out is
+        `correct`, and not timed. Each step has its own limit, in work. `spent_s` seconds of the
+        limit are gone already, for reading the problem's file.
+
+        Args:
+            seed: for tests; by default the values are drawn from the system's entropy.
+            against_compile: time torch.compile of the reference in the same rounds.
+            then: the kernel that is judged next. Its compiler may run beside this kernel's, and is
+                stopped while anything is timed.
+            device: `cpu`, `cuda` or `cuda:N` (ROCm too); `auto` takes a GPU for a kernel in Triton
+                if there is one.
+            among: the number of verdicts of which the caller takes the best. Together they are
+                falsely `proven` no more often than one alone, by a stricter level (Bonferroni).
+            profiled: the AMD targets of a Triton or HIP kernel's static profile.
+            target: an AMD GPU whose machine code is emulated; see docs/reference/emulator.md.
+            compared: estimate the bound of the reference's compiled kernels on `target` too.
+
+        Raises:
+            CompilerMissing: there is no C++ compiler.
+            KernelError: the problem's module cannot be found.
         """
         self._screener.forget_problem()  # the reference worker opens another
         secret = secrets.randbits(48) if seed is None else seed
@@ -152,11 +153,11 @@ class KernelJudge:
         except OutOfTime as error:
             decided = trial.out_of_time(error)
             self.close()
-        except (RatchetError, OSError) as error:  # never a win, and it says what happened
+        except (RatchetError, OSError) as error:  # never a win, and the reason says what happened
             LOG.warning("the judge could not finish: %s", error)
             decided = Decided("unmeasured", f"the judge could not do its work: {error}")
             self.close()
-        except BaseException:  # also Ctrl-C: the reference worker's state is not known any more
+        except BaseException:  # also Ctrl-C: the reference worker's state is unknown
             self.close()
             raise
         self._ahead.resume()
@@ -178,12 +179,12 @@ class KernelJudge:
         time_limit_s: float = 120.0,
         seed: int | None = None,
     ) -> tuple[Screening, ...]:
-        """Estimate which of many kernels are worth a verdict; one answer each, in their order.
+        """Estimate which of many kernels are worth a verdict; return one answer each, in order.
 
         They are checked on a few secret cases, and timed together with `best` and the reference, on
-        the machine's cores. What the limit of `time_limit_s` seconds leaves out is `unmeasured`.
-        The problem stays open for the next call. `seed` is for tests. Raises only CompilerMissing,
-        and KernelError for a problem whose module cannot be found.
+        the machine's cores. Kernels that do not fit into `time_limit_s` are `unmeasured`. The
+        problem stays open for the next call. `seed` is for tests. Raises CompilerMissing, and
+        KernelError if the problem's module cannot be found.
         """
         secret = secrets.randbits(48) if seed is None else seed
         clock = QuickClock.of_s(time_limit_s)
@@ -199,7 +200,7 @@ class KernelJudge:
             LOG.warning("the judge could not finish: %s", error)
             parts.decide_all(Decided("unmeasured", f"the judge could not do its work: {error}"))
             self.close()
-        except BaseException:  # also Ctrl-C: the reference worker's state is not known any more
+        except BaseException:  # also Ctrl-C: the reference worker's state is unknown
             self.close()
             raise
         finally:
@@ -208,7 +209,7 @@ class KernelJudge:
 
     @property
     def reference_pid(self) -> int | None:
-        """The process id of the reference worker, while there is one."""
+        """The process id of the reference worker, if there is one."""
         return None if self._reference is None else self._reference.pid
 
     def _accelerator(
@@ -236,18 +237,7 @@ class KernelJudge:
         self, language: Language, accelerator: Accelerator | None
     ) -> CandidateZygote | None:
         """Return the zygote of a candidate's processes; None if each starts anew."""
-        if accelerator is not None or not has_namespaces():
-            return None
-        if language == "cpp":
-            return self._tools.kernels()
-        if language not in WITH_TORCH:
-            return None
-        if self._zygote is not None and self._zygote.has_ended and self._zygote.able:
-            self._zygote.close()
-            self._zygote = None
-        if self._zygote is None:
-            self._zygote = CandidateZygote(threads=self.threads)
-        return self._zygote
+        return None if accelerator is not None else self._tools.kernels(language)
 
     def _worker(self) -> ReferenceProcess:
         if self._reference is None or not self._reference.alive:
@@ -263,6 +253,6 @@ def judge_kernel(
     threads: int | None = None,
     seed: int | None = None,
 ) -> Verdict:
-    """One verdict, with a reference worker of its own; see KernelJudge.judge."""
+    """Return one verdict, from a judge of its own; see KernelJudge.judge."""
     with KernelJudge(threads=threads) as judge:
         return judge.judge(kernel, problem, time_limit_s=time_limit_s, seed=seed)

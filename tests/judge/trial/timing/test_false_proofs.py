@@ -73,7 +73,7 @@ def opened() -> Any:
         raise JudgeError("no ceilings here")
 
     return SimpleNamespace(
-        reference=SimpleNamespace(ask=ask),
+        ask=ask,
         clock=SimpleNamespace(left_s=9.0, reference_s=9.0),
         cases=[SimpleNamespace(bytes=1.0)],
     )

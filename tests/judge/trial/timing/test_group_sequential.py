@@ -48,7 +48,7 @@ def opened() -> Any:
         raise JudgeError("no ceilings here")
 
     return SimpleNamespace(
-        reference=SimpleNamespace(ask=ask),
+        ask=ask,
         clock=SimpleNamespace(reference_s=9.0),
         cases=[SimpleNamespace(bytes=1.0)],
     )

@@ -1,8 +1,8 @@
-"""The tools that compile C++ kernels, kept from one verdict or screening to the next.
+"""Compile C++ kernels, each in a sandbox of its own, for this verdict or ahead of the next one.
 
 A library is known by its kernel's build hash (source and options), and its original never leaves
-the judge: every verdict and every screened process gets a sealed copy, so that no mark on a file
-(its position, its mode, its times) reaches the next.
+the judge. Every verdict and every screened process gets a sealed copy, so no mark on a file (its
+position, mode or times) reaches the next. The compiler never runs while anything is timed.
 """
 
 from __future__ import annotations
@@ -10,9 +10,11 @@ from __future__ import annotations
 import contextlib
 import os
 from collections import OrderedDict
+from collections.abc import Callable
 from typing import Final
 
 from ratchet.base.process.time_limits import Clock
+from ratchet.judge.options import WITH_TORCH
 from ratchet.judge.sandbox import view
 from ratchet.judge.sandbox.isolation import has_namespaces, shows_own_files
 from ratchet.judge.sandbox.zygote import CandidateZygote
@@ -20,11 +22,12 @@ from ratchet.judge.stage_result import CandidateFault
 from ratchet.judge.trial.processes.candidate import CandidateProcess
 from ratchet.judge.workers.memory.mapping import seal
 from ratchet.judge.workers.memory.packed_files import SEALS
-from ratchet.kernels.kernel import Kernel
+from ratchet.kernels.kernel import Kernel, Language
 from ratchet.kernels.languages.precompiled_headers import PrecompiledHeaders
 
 KEPT_BYTES: Final = 256 << 20
 """Libraries beyond this are forgotten, the oldest first."""
+COMPILE_MEMORY_BYTES: Final = 8 << 30
 
 
 class KeptLibraries:
@@ -37,7 +40,7 @@ class KeptLibraries:
         return build_hash in self._found
 
     def copy(self, build_hash: str) -> int | None:
-        """Return a sealed copy for the caller, or None; the library is now the youngest."""
+        """Return a sealed copy for the caller, or None; the library becomes the youngest."""
         if build_hash not in self._found:
             return None
         self._found.move_to_end(build_hash)
@@ -55,61 +58,61 @@ class KeptLibraries:
             total -= sizes[name]
 
     def close(self) -> None:
-        """Forget all of them."""
+        """Forget all libraries."""
         while self._found:
             os.close(self._found.popitem()[1])
 
 
 class Toolchain:
-    """Zygotes that compilers and compiled kernels are forked from, headers, and libraries.
+    """What a judge keeps between verdicts: zygotes, precompiled headers, and libraries.
 
-    There are two: a compiler sees the precompiled headers in the user's cache, a kernel does not.
+    Compilers and compiled kernels have a zygote each: a compiler sees the precompiled headers in
+    the user's cache, a kernel does not.
     """
 
     def __init__(self, *, threads: int) -> None:
         self._threads = threads
-        self._compilers: CandidateZygote | None = None
-        self._kernels: CandidateZygote | None = None
+        self.zygotes: dict[str, CandidateZygote] = {}
         self.kept = KeptLibraries()
         self.headers = PrecompiledHeaders()
 
     def compilers(self) -> CandidateZygote | None:
-        """Return what compilers are forked from; None if each starts anew."""
-        if not has_namespaces():
-            return None
-        if self._compilers is None or _has_ended(self._compilers):
-            shared = PrecompiledHeaders.shared_folder()
-            self.headers = PrecompiledHeaders(shared)
-            self._compilers = self._started([] if shared is None else [str(shared)])
-        return self._compilers
+        """Return the zygote of compilers; None if each starts anew."""
+        return self._zygote("compilers", self._start_compilers)
 
-    def kernels(self) -> CandidateZygote | None:
-        """Return what compiled kernels are forked from; None if each starts anew."""
-        if not has_namespaces():
-            return None
-        if self._kernels is None or _has_ended(self._kernels):
-            self._kernels = self._started([])
-        return self._kernels
+    def kernels(self, language: Language) -> CandidateZygote | None:
+        """Return the zygote of candidates in a language; None if each starts anew."""
+        if language == "cpp":
+            return self._zygote("cpp", lambda: self._start(view.compiler_folders()))
+        if language in WITH_TORCH:
+            return self._zygote("torch", lambda: CandidateZygote(threads=self._threads))
+        return None
 
     def close(self) -> None:
         """End the zygotes and forget the libraries."""
         self.kept.close()
-        for zygote in (self._compilers, self._kernels):
-            if zygote is not None:
-                zygote.close()
-        self._compilers = self._kernels = None
+        while self.zygotes:
+            self.zygotes.popitem()[1].close()
 
-    def _started(self, more: list[str]) -> CandidateZygote:
-        folders = [*view.compiler_folders(), *more]
+    def _zygote(self, name: str, start: Callable[[], CandidateZygote]) -> CandidateZygote | None:
+        """Start a zygote anew if it died; one that was never able to fork is kept as it is."""
+        if not has_namespaces():
+            return None
+        found = self.zygotes.get(name)
+        if found is not None and found.has_ended and found.able:
+            found.close()
+            found = None
+        if found is None:
+            found = self.zygotes[name] = start()
+        return found
+
+    def _start_compilers(self) -> CandidateZygote:
+        shared = PrecompiledHeaders.shared_folder()
+        self.headers = PrecompiledHeaders(shared)
+        return self._start([*view.compiler_folders(), *([] if shared is None else [str(shared)])])
+
+    def _start(self, folders: list[str]) -> CandidateZygote:
         return CandidateZygote(threads=self._threads, with_torch=False, folders=folders)
-
-
-def _has_ended(zygote: CandidateZygote) -> bool:
-    """True if it died, and is closed now; one that was never able to fork stays as it is."""
-    if zygote.has_ended and zygote.able:
-        zygote.close()
-        return True
-    return False
 
 
 def sealed_copy(library: int) -> int:
@@ -126,11 +129,8 @@ def sealed_copy(library: int) -> int:
     return copy
 
 
-COMPILE_MEMORY_BYTES = 8 << 30
-
-
 class Library:
-    """The compiled library of a kernel, fetched when it is needed; None for Python's languages."""
+    """The compiled library of a kernel, fetched on demand; None for kernels in Python."""
 
     def __init__(
         self,
@@ -140,9 +140,7 @@ class Library:
         clock: Clock,
         tools: Toolchain,
     ) -> None:
-        """Start its compiler, where the language has one and the library was not compiled before:
-        a fork of the zygote, or anew.
-        """
+        """Start its compiler, if the language has one and the library is not kept."""
         self.kernel = kernel
         self._tools = tools
         self._descriptor: int | None = None
@@ -150,7 +148,7 @@ class Library:
         if kernel.language == "cpp":
             self._descriptor = tools.kept.copy(kernel.build_hash)
         if kernel.language == "cpp" and self._descriptor is None:
-            zygote = tools.compilers()
+            zygote = tools.compilers()  # which may find other headers
             headers = tools.headers.folder_for(kernel.source) if shows_own_files() else None
             self._process = CandidateProcess(
                 kernel,
@@ -173,9 +171,9 @@ class Library:
         self.close()
 
     def fetch(self) -> int | None:
-        """A descriptor of the sealed library, waiting for the compiler the first time.
+        """Return a descriptor of the sealed library; wait for the compiler the first time.
 
-        It is kept for later. Raises CandidateFault if it does not compile, or not in time.
+        The library is kept for later. Raises CandidateFault if it does not compile in time.
         """
         if self._process is not None:
             self._descriptor = self._process.library()
@@ -186,7 +184,7 @@ class Library:
 
     @property
     def process(self) -> CandidateProcess | None:
-        """The compiler's process, until its library was fetched."""
+        """The compiler's process, until its library is fetched."""
         return self._process
 
     def close(self) -> None:
@@ -199,12 +197,12 @@ class Library:
             self._descriptor = None
 
     def run_under(self, clock: Clock) -> None:
-        """Let this clock limit the compiler from now on."""
+        """Limit the compiler by this clock from now on."""
         if self._process is not None:
             self._process.run_under(clock)
 
     def pause(self) -> None:
-        """Stop the compiler. Raises CandidateFault if its process does not obey."""
+        """Stop the compiler. Raises CandidateFault if its process does not stop."""
         if self._process is not None:
             self._process.pause()
 
@@ -215,17 +213,17 @@ class Library:
 
 
 class Ahead:
-    """The library of the kernel that is judged next, where its compiler was started already."""
+    """The library of the kernel that is judged next, if its compiler was started already."""
 
     def __init__(self, tools: Toolchain) -> None:
         self._library: Library | None = None
         self._tools = tools
 
     def take(self, kernel: Kernel, then: Kernel | None, *, threads: int, clock: Clock) -> Library:
-        """The library of this kernel, which the caller now owns: the one begun, or a new one.
+        """Return this kernel's library for the caller: the one begun, or a new one.
 
-        Beside a new one that of `then` is begun, so that two compilers share the cores and every
-        other verdict finds its library ready. A start that fails is left to its own verdict.
+        With a new one, that of `then` is begun too: two compilers share the cores, and every other
+        verdict finds its library ready. A start that fails is left to its own verdict.
         """
         library, self._library = self._library, None
         if library is not None and library.kernel == kernel:
@@ -242,7 +240,7 @@ class Ahead:
         return library
 
     def pause(self) -> None:
-        """Stop the compiler; one that does not stand still is ended, its kernel's turn comes."""
+        """Stop the compiler; end one that does not stop, since its kernel's turn comes."""
         self._tell("pause")
 
     def resume(self) -> None:
@@ -250,7 +248,7 @@ class Ahead:
         self._tell("resume")
 
     def close(self) -> None:
-        """Give up what was begun."""
+        """End the compiler."""
         if self._library is not None:
             self._library.close()
             self._library = None

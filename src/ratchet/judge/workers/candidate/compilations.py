@@ -1,8 +1,7 @@
 """The graphs that torch.compile compiled, in a folder that only the reference worker fills.
 
-It fills it with the reference's own graphs. A candidate's worker gets the files and works on a copy
-in its private /tmp, so that nothing it does to its copy is read by anyone else. The folder holds
-code and shapes; values, seeds and answers are no part of a graph.
+The folder holds the reference's graphs. A candidate's worker works on a copy in its private /tmp,
+which nobody else reads. Graphs hold code and shapes, but no values, seeds or answers.
 """
 
 from __future__ import annotations
@@ -18,14 +17,14 @@ from ratchet.base.errors import KernelError
 OWN: Final = "/tmp/compilations"
 CACHE: Final = "TORCHINDUCTOR_CACHE_DIR"
 ENVIRONMENT: Final = {CACHE: OWN, "TORCHINDUCTOR_CPP_CACHE_PRECOMPILE_HEADERS": "0"}
-"""Of a candidate's worker that gets the files. A precompiled header (100 MB) is slower to make than
-it saves, once the code itself is there; where it is looked for is part of what graphs are known by.
+"""The environment of a candidate's worker that gets the files. Making a precompiled header (100 MB)
+takes longer than it saves once the code exists, and its place is part of a graph's key.
 """
 
 
 @contextlib.contextmanager
 def kept_in(folder: str) -> Iterator[None]:
-    """Keep what is compiled meanwhile in the folder, with the checks of the CPU's vectors."""
+    """Keep what is compiled inside in the folder, with the checks of the CPU's vectors."""
     import torch._inductor.config as config
 
     before = os.environ.get(CACHE)
@@ -42,7 +41,7 @@ def kept_in(folder: str) -> Iterator[None]:
 
 
 def _check_vectors() -> None:
-    """Compile what inductor compiles to see which vectors there are: this process may know."""
+    """Compile Inductor's checks of the CPU's vectors, whose result this process may have cached."""
     from torch._inductor import cpu_vec_isa
 
     for isa in cpu_vec_isa.valid_vec_isa_list():
@@ -50,7 +49,7 @@ def _check_vectors() -> None:
 
 
 def warm(compiled: Callable[..., Any], case: Any, draw: Callable[[], Sequence[Any]]) -> None:
-    """Call it twice on inputs of a case: the first call compiles, the second may once more."""
+    """Call it twice on inputs of a case: the first call compiles, and the second may again."""
     for _ in range(2):
         own = [
             tensor.clone() if spec.in_place else tensor
@@ -61,7 +60,7 @@ def warm(compiled: Callable[..., Any], case: Any, draw: Callable[[], Sequence[An
 
 @contextlib.contextmanager
 def alarm(limit_s: float) -> Iterator[None]:
-    """End what runs too long with a KernelError, and this process lives on."""
+    """Raise KernelError inside if it takes longer than the limit."""
 
     def ring(number: int, frame: Any) -> None:
         raise KernelError(f"torch.compile took longer than {limit_s:.0f} s")

@@ -1,4 +1,11 @@
-"""Load a Triton source inside the sandbox: from a file, or for the interpreter."""
+"""Load a Triton source inside the sandbox: from a file, or for Triton's interpreter.
+
+The interpreter is repaired first, or right kernels would be called wrong. It keeps bfloat16 numbers
+as 16-bit integers and adds those; its documentation asks kernels to cast to float32, which a GPU
+does not need. The repair widens operands to float32, which is exact, and rounds results to the
+nearest, ties to even, as hardware does. Triton 3.6 also converts a one-element array to a number
+for loop bounds, which numpy 2.4 refuses.
+"""
 
 from __future__ import annotations
 
@@ -16,13 +23,13 @@ import numpy as np
 from ratchet.base.errors import KernelError
 
 PRETENDED = "gfx942"
-"""What a kernel is told it runs on when it asks in the interpreter."""
+"""The GPU that the interpreter reports to a kernel."""
 
 
 def load_source(source: str, entry: str, path: Path) -> Callable[..., Any]:
-    """The entry of a Python source, through a file: Triton looks its kernels' text up there.
+    """Return the entry of a source, loaded from a file, where Triton looks up its kernels' text.
 
-    Raises KernelError where the source defines no such function, and what the source raises.
+    Raises KernelError if the source defines no such function, and whatever the source raises.
     """
     path.write_text(source)
     spec = importlib.util.spec_from_file_location(path.stem, path)
@@ -39,11 +46,10 @@ def load_source(source: str, entry: str, path: Path) -> Callable[..., Any]:
 
 
 def load_interpreted(source: str, entry: str) -> Callable[..., Any]:
-    """The entry of a Triton source whose kernels will run in Triton's interpreter, on the CPU."""
+    """Return the entry of a Triton source whose kernels run in Triton's interpreter, on the CPU."""
     os.environ["TRITON_INTERPRET"] = "1"  # read when a kernel is decorated
     import triton
     import triton.testing
-
 
     repair_interpreter()
     driver = _interpreter_driver()
@@ -60,16 +66,16 @@ def _interpreter_driver() -> Any:
     from ratchet.judge.workers.candidate.fake_driver import CompiledTexts, FakeDriver
 
     class InterpreterDriver(FakeDriver):
-        """Answers what kernels ask of a driver; autotuners keep their first configuration."""
+        """A driver for the interpreter; autotuners keep their first configuration."""
 
         def benchmark(
             self, call: Callable[[], Any], *_: Any, quantiles: Any = None, **__: Any
         ) -> float | list[float]:
-            """Return the same for every configuration, none of which is run."""
+            """Return the same time for every configuration, without running it."""
             return 1.0 if quantiles is None else [1.0] * len(quantiles)
 
         def get_active_torch_device(self) -> Any:
-            """Return the device on which the tensors really lie."""
+            """Return the device of the tensors."""
             return torch.device("cpu")
 
     return InterpreterDriver(ARCHITECTURES[PRETENDED], units=1, compiled=CompiledTexts())
@@ -79,7 +85,7 @@ QUIET_NAN = 0x7FC0
 
 
 def repair_interpreter() -> None:
-    """Repair the interpreter of this process; may be called twice."""
+    """Repair this process's interpreter, once."""
     import triton.language as tl
     from triton.runtime import interpreter
 
@@ -105,7 +111,7 @@ def _with_loop_bounds(original: Callable[..., None]) -> Callable[..., None]:
 
 
 class _Numbers:
-    """Widening and rounding of the interpreter's tensors."""
+    """Widens and rounds the interpreter's tensors."""
 
     def __init__(self, handle: Any, bfloat16: Any, float32: Any) -> None:
         self._handle = handle
@@ -113,7 +119,7 @@ class _Numbers:
         self._float32 = float32
 
     def in_float32(self, original: Callable[..., Any], operands: int) -> Callable[..., Any]:
-        """An operation on numbers, in float32 where one of them is a bfloat16."""
+        """Return an operation that computes in float32 if an operand is a bfloat16."""
 
         def operation(builder: Any, *arguments: Any) -> Any:
             given, rest = arguments[:operands], arguments[operands:]
@@ -125,7 +131,7 @@ class _Numbers:
         return operation
 
     def dot_in_float32(self, original: Callable[..., Any]) -> Callable[..., Any]:
-        """A dot whose sums have the type of its accumulator."""
+        """Return a dot whose sums have the type of its accumulator."""
 
         def dot(builder: Any, a: Any, b: Any, sums: Any, *rest: Any) -> Any:
             wide = original(builder, self._widened(a), self._widened(b), self._widened(sums), *rest)
@@ -134,7 +140,7 @@ class _Numbers:
         return dot
 
     def by_float32(self, original: Callable[..., Any]) -> Callable[..., Any]:
-        """A cast, by way of float32 where one side is a bfloat16."""
+        """Return a cast that goes through float32 if one side is a bfloat16."""
 
         def cast(builder: Any, source: Any, target: Any, *rest: Any) -> Any:
             into = target.scalar == self._bfloat16
@@ -166,7 +172,7 @@ class _Numbers:
 
 
 def round_to_bfloat16(values: np.ndarray[Any, Any]) -> np.ndarray[Any, Any]:
-    """The bits of the nearest bfloat16 of each float32, ties to even."""
+    """Return the bits of the nearest bfloat16 of each float32, ties to even."""
     bits = np.ascontiguousarray(values, dtype=np.float32).view(np.uint32).reshape(values.shape)
     odd = (bits >> np.uint32(16)) & np.uint32(1)
     near = ((bits.astype(np.uint64) + 0x7FFF + odd) >> np.uint64(16)).astype(np.uint16)
