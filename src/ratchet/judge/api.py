@@ -46,23 +46,24 @@ def judge(
     device: str = "auto",
     target: str | None = None,
 ) -> Verdict:
-    """Judge one kernel on one problem; nothing is stored.
+    """Judge one kernel on one problem, without storing the verdict.
 
-    `kernel` is a file (.cpp, .py) or a Kernel; `problem` a file in KernelBench's form or ours, the
-    name of a suite's problem, or a Problem, such as the `PROBLEM` that is imported from its file.
-    `tier` picks its cases: by default those of tier cpu of a problem that is named or read, or of
-    what other tier it has, and all that a Problem has. `entry` is the function to call where the
-    file does not say it by its problem's name. `scale` shrinks a KernelBench problem.
-    `time_limit_s`, seconds or a text such as `5m`, is for reading a problem's file and judging
-    together. `task` says whether the work must run in the kernel's own code, where it is not to be
-    as the problem says. `device` is `cpu`, `cuda` or `cuda:N` (ROCm too): by default a kernel in
-    Triton takes a GPU where there is one, and every other the machine's cores. `target`, an
-    AMD GPU such as `gfx942`, judges a kernel in Triton by that GPU's machine code, emulated;
-    nothing is timed then.
+    Args:
+        kernel: a file (.cpp, .py) or a Kernel.
+        problem: a file in KernelBench's form or ours, the name of a suite's problem, or a Problem,
+            such as the `PROBLEM` imported from its file.
+        entry: the function to call, if it does not have the problem's name.
+        tier: picks the cases. The default for a name or file is tier cpu, or another tier if the
+            problem has no such cases; for a Problem it is all of its cases.
+        scale: shrinks a KernelBench problem.
+        task: whether the work must run in the kernel's own code; by default as the problem says.
+        time_limit_s: seconds, or a text such as `5m`, for reading the file and judging together.
+        device: `cpu`, `cuda` or `cuda:N` (ROCm too). By default a kernel in Triton takes a GPU if
+            there is one, and any other kernel the machine's cores.
+        target: an AMD GPU such as `gfx942`. Its machine code is emulated, and nothing is timed.
 
     Raises:
-        RatchetError: a file that cannot be read or is not what it should be, an unknown name, a
-            value that an argument cannot have.
+        RatchetError: a file is unreadable or invalid, a name unknown, or an argument out of range.
     """
     from ratchet.base.process.time_limits import ends_within
     from ratchet.judge.trial.kernel_trial import KernelJudge
@@ -75,7 +76,7 @@ def judge(
     read = check_texts(problem, kernel, entry=entry)
     with KernelJudge(threads=threads) as court, ends_within(limit_s):
         if read is not None and device in ("auto", "cpu") and target is None:
-            court.begin(read.language)  # beside the problem's own process
+            court.begin(read.language)  # while the problem's own process starts
         asked = as_problem(
             problem,
             tiers=tiers,
@@ -110,15 +111,14 @@ def screen(
     threads: int | None = None,
     seed: int | None = None,
 ) -> tuple[Screening, ...]:
-    """Estimate which of many kernels are worth a verdict; one answer each, in their order.
+    """Estimate which of many kernels are worth a verdict; return one answer each, in order.
 
     The kernels are checked on a few secret cases, and timed together with `best` and the reference
     on the machine's cores. An answer is at best `screened`, an estimate: only `judge` proves. The
     arguments are those of `judge`; docs/reference/judge.md says what screening leaves out.
 
     Raises:
-        RatchetError: a file that cannot be read or is not what it should be, an unknown name, a
-            value that an argument cannot have.
+        RatchetError: a file is unreadable or invalid, a name unknown, or an argument out of range.
     """
     from ratchet.judge.trial.kernel_trial import KernelJudge
 
@@ -142,11 +142,11 @@ def as_problem(
     time_limit_s: float | None = None,
     describe: Describe | None = None,
 ) -> Problem:
-    """The problem of a file or a name, or a Problem; with the task that is asked for.
+    """Return the problem of a file, a name or a Problem, with the wanted task.
 
     Its cases are those of the first of `tiers` that it has. Without tiers they are those of the
-    tier that is judged by default (JUDGED_AT), or all that a Problem has. `describe` runs a file
-    beside a judge (`KernelJudge.describe`).
+    default tier (JUDGED_AT), or all cases of a Problem. `describe` runs a file in a process of a
+    judge (`KernelJudge.describe`).
     """
     from ratchet.problems.problem_file import LOADING_LIMIT_S, load_problem, with_text
 
@@ -174,9 +174,9 @@ def check_texts(
     *,
     entry: str | None = None,
 ) -> Kernel | None:
-    """Raise the KernelError that a name and two files show before anything is loaded or run.
+    """Raise the KernelErrors that names and files show before anything is loaded or run.
 
-    The kernel is returned where it is a file; it has no entry yet where only its problem names one.
+    Returns the kernel of a file. It has no entry yet if only its problem names one.
     """
     from ratchet.kernels.kernel_file import load_kernel
     from ratchet.problems.problem_file import default_entry, problem_name
@@ -192,9 +192,9 @@ def check_texts(
 def as_kernel(
     kernel: Kernel | str | os.PathLike[str], problem: Problem, *, entry: str | None = None
 ) -> Kernel:
-    """The kernel of a file; its entry is the problem's name where the file holds one of it.
+    """Return the kernel of a file; its entry is the function with the problem's name.
 
-    Where that name is no identifier, a file's only function may have any name.
+    If that name is no identifier, a file's only function may have any name.
     """
     if isinstance(kernel, Kernel):
         return kernel

@@ -21,7 +21,7 @@ from ratchet.judge.api import as_problem
 from ratchet.judge.integrity import code_places, own_work, thread_samples
 from ratchet.judge.integrity.code_places import CodePlace, CodePlaces, read_mappings
 from ratchet.judge.integrity.library_ops import judge_census, read_census
-from ratchet.judge.integrity.thread_samples import Stand
+from ratchet.judge.integrity.thread_samples import ThreadSample
 from ratchet.judge.stage_result import CandidateFault, Decided, Ok
 from ratchet.judge.trial.kernel_trial import KernelJudge
 from ratchet.judge.trial.timing import plan
@@ -133,7 +133,7 @@ def watched(
     for threads in moments:
         left = iter(threads)
         monkeypatch.setattr(places, "place", lambda *_, left=left: next(left))
-        stands = [Stand(pid=1, thread=1 + n, address=0) for n in range(len(threads))]
+        stands = [ThreadSample(pid=1, thread=1 + n, address=0) for n in range(len(threads))]
         watch._note(stands, first=True)
     return watch
 
@@ -320,7 +320,7 @@ def test_the_run_time_of_its_language_is_its_own(judge: KernelJudge) -> None:
 def test_a_machine_that_lets_nobody_look_proves_nothing(
     judge: KernelJudge, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    def denied(pid: int) -> Iterator[Stand]:
+    def denied(pid: int) -> Iterator[ThreadSample]:
         raise PermissionError
 
     monkeypatch.setattr(thread_samples, "_running", denied)

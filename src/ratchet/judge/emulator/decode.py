@@ -1,6 +1,6 @@
 """Decode the assembly text of one kernel to records that the machine executes.
 
-Whatever is not known, a mnemonic, an operand or a modifier, is an error that names it.
+An unknown mnemonic, operand or modifier is an error that names it.
 """
 
 from __future__ import annotations
@@ -34,13 +34,13 @@ FILE: Final = re.compile(r'^\s+\.file\s+(\d+)\s+(?:"[^"]*"\s+)?"([^"]*)"')
 BRANCH: Final = re.compile(r"^s_c?branch")
 WIDE: Final = "UID"
 CLAMPED: Final = ("v_add_u32", "v_sub_u32")
-"""Of integers, those that the table has a form for that ends in `clamp`."""
+"""Integer operations whose clamped form is in the table under a name that ends in `clamp`."""
 DUAL: Final = re.compile(r"\s*::\s*(v_dual_\w+)\s+")
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class KernelArgument:
-    """One argument as it lies in the kernel's argument memory."""
+    """One argument in the kernel's argument memory."""
 
     offset: int
     size: int
@@ -55,14 +55,14 @@ class DecodedKernel:
     name: str
     target: str
     lanes: int
-    """Of a wave."""
+    """Lanes of a wave."""
     code: bytes
     mnemonics: tuple[str, ...]
-    """Of each record, for counts."""
+    """The name of each record, for counts."""
     texts: tuple[str, ...]
-    """Of each record, as the compiler wrote it."""
+    """The text of each record, as the compiler wrote it."""
     places: tuple[str, ...]
-    """The source line of each record, as `file:line`; "" where it is not known."""
+    """The source line of each record, as `file:line`; "" if unknown."""
     arguments: tuple[KernelArgument, ...]
     argument_bytes: int
     lds_bytes: int
@@ -72,7 +72,7 @@ class DecodedKernel:
     directives: Mapping[str, int]
     """The numbers of `.amdhsa_` lines."""
     vgprs: int
-    """Vector registers of a lane, accumulation registers among them."""
+    """Vector registers of a lane, including accumulation registers."""
     register_mask: int
     """Bit n: one of the vector registers from 32 n on is used."""
 
@@ -81,13 +81,13 @@ class DecodedKernel:
 class _AssemblyLine:
     mnemonic: str
     name: str
-    """As the tables have it: without its encoding, and RDNA's by CDNA's name."""
+    """The name in the tables: without its encoding, and with CDNA's name for RDNA."""
     rest: str
     place: str
 
 
 def decode(text: str) -> DecodedKernel:
-    """The only kernel of an assembly text; KernelError with what is not known."""
+    """Return the only kernel of an assembly text; raises KernelError for what is unknown."""
     if len(text) > MAX_TEXT_BYTES:
         raise KernelError("the assembly is too long to be emulated")
     target = re.search(r'^\s*\.amdgcn_target "amdgcn-amd-amdhsa--(\w+)', text, re.MULTILINE)
@@ -143,7 +143,7 @@ def decode(text: str) -> DecodedKernel:
 
 
 def _lines(text: str, kernel: str, lanes: int) -> tuple[list[_AssemblyLine], dict[str, int]]:
-    """The instructions of the kernel's function in order, and where its labels stand."""
+    """Return the instructions of the kernel's function in order, and the places of its labels."""
     found: list[_AssemblyLine] = []
     labels: dict[str, int] = {}
     files: dict[str, str] = {}
@@ -174,7 +174,7 @@ def _lines(text: str, kernel: str, lanes: int) -> tuple[list[_AssemblyLine], dic
 
 
 def _instructions(line: str) -> tuple[str, ...]:
-    """The line, or the two operations of one that issues both at once."""
+    """Return the line, or both operations of a dual one."""
     found = DUAL.search(line)
     if found is None:
         return (line,)
@@ -228,7 +228,7 @@ def _record(
 
 
 def split_operands(rest: str) -> tuple[list[str], dict[str, str]]:
-    """Operands, and modifiers by name: `v1, v2 offset:16 glc`."""
+    """Return operands, and modifiers by name: `v1, v2 offset:16 glc`."""
     parts: list[str] = []
     depth, start = 0, 0
     for place, letter in enumerate(rest):
@@ -329,7 +329,7 @@ class _KernelMetadata:
 
 
 def _metadata(text: str, lanes: int) -> _KernelMetadata:
-    """The kernel of the block `.amdgpu_metadata`."""
+    """Return the kernel that the block `.amdgpu_metadata` describes."""
     _, _, rest = text.partition(".amdgpu_metadata")
     block, _, _ = rest.partition(".end_amdgpu_metadata")
     arguments: list[dict[str, str]] = []
@@ -387,14 +387,14 @@ PARTS: Final = (
 
 
 def cdna_name(name: str) -> str:
-    """The name by which the tables have an operation of RDNA."""
+    """Return the tables' name of an operation of RDNA."""
     for old, new in PARTS:
         name = name.replace(old, new)
     return RENAMED.get(name, name)
 
 
 def in_order(first: str, second: str) -> tuple[str, str]:
-    """The two operations of a `v_dual` instruction, so that one can be done after the other.
+    """Return the two operations of a `v_dual` instruction in an order that gives the same result.
 
     Both read their operands before either writes (section "Dual Issue VALU").
     """

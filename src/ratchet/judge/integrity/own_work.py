@@ -17,7 +17,7 @@ from collections.abc import Callable, Iterator, Sequence
 from typing import Final
 
 from ratchet.judge.integrity.code_places import CodePlace, CodePlaces, Mapping, Owner, read_mappings
-from ratchet.judge.integrity.thread_samples import Stand, Unseen, WatchedFamily, watch
+from ratchet.judge.integrity.thread_samples import ThreadSample, Unseen, WatchedFamily, watch
 from ratchet.judge.sandbox.view import compiler_folders
 from ratchet.judge.stage_result import Decided, Ok
 from ratchet.judge.verdict import Evidence
@@ -108,7 +108,7 @@ class Watch:
 
         return meanwhile
 
-    def _note(self, stands: Sequence[Stand], *, first: bool) -> None:
+    def _note(self, stands: Sequence[ThreadSample], *, first: bool) -> None:
         self.looked += 1
         mappings: dict[int, list[Mapping]] = {}
         seen: list[CodePlace | None] = []
@@ -140,7 +140,7 @@ class Watch:
         # One name a moment, so that idle threads do not dilute a library's.
         self._by_name[min(place.name for place in foreign or working)] += 1
 
-    def _counted(self, stand: Stand, place: CodePlace) -> CodePlace | None:
+    def _counted(self, stand: ThreadSample, place: CodePlace) -> CodePlace | None:
         """Return the place as it counts; None for the Python that calls a compiled kernel.
 
         That has one thread. Python in any other thread does the kernel's work.

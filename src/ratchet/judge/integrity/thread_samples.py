@@ -29,7 +29,7 @@ NOT_ALLOWED: Final = (
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
-class Stand:
+class ThreadSample:
     """A thread that was running code of its program, outside of a system call."""
 
     pid: int
@@ -59,12 +59,12 @@ class WatchedFamily:
         # Only the last of these has the worker as its child; a worker adopts its own orphans.
         self.worker = min(below, default=root)
 
-    def look(self, read: Callable[[list[Stand]], None]) -> bool:
+    def look(self, read: Callable[[list[ThreadSample]], None]) -> bool:
         """Stop the family, call `read` with the running threads, let it go on.
 
         Returns False if no thread ran. Raises Unseen if a process cannot be sampled.
         """
-        found: list[Stand] = []
+        found: list[ThreadSample] = []
 
         def see() -> None:
             found.extend(stand for pid in sorted(self._members) for stand in _running(pid))
@@ -132,7 +132,7 @@ def wait(pause_s: float) -> None:
         pass
 
 
-def _running(pid: int) -> Iterator[Stand]:
+def _running(pid: int) -> Iterator[ThreadSample]:
     """Yield the threads of a stopped process that were in their program's code."""
     for thread in families.thread_ids(pid):
         try:
@@ -145,7 +145,7 @@ def _running(pid: int) -> Iterator[Stand]:
                 continue
             raise
         if len(fields) == 3 and fields[0] == "-1":
-            yield Stand(pid=pid, thread=thread, address=int(fields[2], 16))
+            yield ThreadSample(pid=pid, thread=thread, address=int(fields[2], 16))
 
 
 def _children_of(pid: int) -> Iterable[int]:

@@ -177,7 +177,7 @@ def make_sandbox(
     *,
     threads: int,
     memory_bytes: int,
-    time_limit_s: float,
+    limit_s: float,
     with_torch: bool,
     accelerator: Accelerator | None = None,
     headers: Path | None = None,
@@ -194,7 +194,7 @@ def make_sandbox(
     uid = identity.fresh_uid() if wrapped else uid_among_others()
     limits = Limits(
         address_space_bytes=None if accelerator else memory_bytes,
-        cpu_time_s=int(time_limit_s * threads) + 5,
+        cpu_time_s=int(limit_s * threads) + 5,
         processes=_most_processes(threads, uid),
         uid=uid if forked else None,
         among_others=wrapped is None,

@@ -72,8 +72,7 @@ _EMULATED: Final = (
     "ratchet.judge.emulator.operands",
     "ratchet.judge.emulator.operations",
     "ratchet.judge.emulator.source",
-    "ratchet.judge.hip",
-    "ratchet.judge.hip.loading",
+    "ratchet.judge.emulator.hip_loading",
 )
 _MODEL: Final = (
     "ratchet.judge.workers.candidate.model_class",

@@ -97,7 +97,7 @@ class CandidateZygote:
             module,
             threads=threads,
             memory_bytes=TRIAL_BYTES,
-            time_limit_s=START_S,
+            limit_s=START_S,
             with_torch=with_torch,
             forked=True,
         )

@@ -222,20 +222,9 @@ def _weight(body: list[Instruction]) -> tuple[int, int]:
 
 
 CLASSES: Final = (
-    "matrix",
-    "vector",
-    "transcendental",
-    "scalar",
-    "scalar_load",
-    "global_load",
-    "global_store",
-    "global_atomic",
-    "lds",
-    "scratch",
-    "wait",
-    "barrier",
-    "branch",
-    "other",
+    *("matrix", "vector", "transcendental", "scalar", "scalar_load"),
+    *("global_load", "global_store", "global_atomic", "lds", "scratch"),
+    *("wait", "barrier", "branch", "other"),
 )
 TRANSCENDENTAL: Final = re.compile(r"v_(exp|log|rcp|rsq|sqrt|sin|cos|s_exp|s_log|s_rcp|s_sqrt)_")
 MATRIX: Final = ("v_mfma_", "v_smfmac_", "v_wmma_", "v_swmmac_")
@@ -243,27 +232,11 @@ GLOBAL: Final = ("global_", "buffer_", "flat_", "tbuffer_")
 BRANCH: Final = ("s_branch", "s_cbranch", "s_endpgm", "s_setpc", "s_swappc", "s_call")
 WAIT: Final = ("s_wait", "s_nop", "s_delay_alu", "s_sleep")
 WIDTHS: Final = {
-    "ubyte": 8,
-    "sbyte": 8,
-    "byte": 8,
-    "ushort": 16,
-    "sshort": 16,
-    "short": 16,
-    "dword": 32,
-    "dwordx2": 64,
-    "dwordx3": 96,
-    "dwordx4": 128,
-    "u8": 8,
-    "i8": 8,
-    "b8": 8,
-    "u16": 16,
-    "i16": 16,
-    "b16": 16,
-    "b32": 32,
-    "b64": 64,
-    "b96": 96,
-    "b128": 128,
-}
+    "ubyte": 8, "sbyte": 8, "byte": 8, "ushort": 16, "sshort": 16, "short": 16,
+    "dword": 32, "dwordx2": 64, "dwordx3": 96, "dwordx4": 128,
+    "u8": 8, "i8": 8, "b8": 8, "u16": 16, "i16": 16, "b16": 16,
+    "b32": 32, "b64": 64, "b96": 96, "b128": 128,
+}  # fmt: skip
 """Bits that one lane moves, by the word that names it; GFX9 says dwordx4 where RDNA says b128."""
 
 

@@ -10,32 +10,26 @@ import contextlib
 import importlib.metadata
 import importlib.util
 import math
-import os
 from collections.abc import Sequence
 from dataclasses import asdict, replace
-from importlib import resources
-from typing import Any
 
 from ratchet.base.errors import JudgeError, KernelError, RatchetError
-from ratchet.base.process.child import Child, ChildFailure, program
+from ratchet.base.process.child import ChildFailure
 from ratchet.base.process.time_limits import Clock
-from ratchet.judge.sandbox.isolation import Sandbox, isolation_name, make_sandbox
-from ratchet.judge.sandbox.worker_modules import PROFILE_WORKER
+from ratchet.judge.sandbox.isolation import isolation_name
 from ratchet.judge.static_profile import bound, kernel_facts
 from ratchet.judge.static_profile.answers import CompiledKernel, Launch, Profile, read_profile
 from ratchet.judge.static_profile.dot_work import DotCounter, DotWork
+from ratchet.judge.static_profile.process import ProfileProcess, error_words, hip_interface
 from ratchet.judge.workers.candidate.architectures import TARGETS, Architecture, find_architectures
 from ratchet.judge.workers.candidate.model_answer import runnable
+from ratchet.judge.workers.serving import Message
 from ratchet.kernels.kernel import Kernel, Language
 from ratchet.problems.problem import LARGEST_FIRST, Case, Problem
 
-MEMORY_BYTES = 64 << 30
-"""Address space, mostly untouched: LLVM and torch reserve much more than they use."""
-MAX_ANSWER_BYTES = 64 << 20
 TRITON_PACKAGES = ("triton", "pytorch-triton-rocm", "triton-rocm", "pytorch-triton")
 """Names of the package `triton`, by its builder."""
 DOT_TIME_LIMIT_S = 8.0
-LEAST_TIME_S = 0.5
 ACTIONS = {"triton": "python", "torch": "python", "hip": "hip"}
 LOADED = """\
 import tempfile
@@ -55,7 +49,7 @@ def inspect_kernel(
     *,
     case: str | None = None,
     time_limit_s: float = 180.0,
-) -> dict[str, Any]:
+) -> Message:
     """Return a kernel's static profile for each target, as JSON; see docs/how-to/inspect.md.
 
     The launches are those of `case`, by default the largest timed case of the problem's largest
@@ -73,9 +67,9 @@ def inspect_kernel(
     chosen = find_case(problem, case)
     clock = Clock.of(time_limit_s)
     counter = DotCounter(DOT_TIME_LIMIT_S)
-    with _Workers(kernel, problem, clock) as workers:
+    with contextlib.closing(ProfileProcess(clock)) as process:
         found = {
-            one.name: _target(workers, action, one, problem.cases.index(chosen), counter)
+            one.name: _target(process, _message(kernel, problem, action, one, chosen), one, counter)
             for one in architectures
         }
     has_tiers = action == "python" and problem.model is None
@@ -102,7 +96,7 @@ def find_action(language: Language) -> str:
     return action
 
 
-def _document_of(kernel: Kernel, action: str, case: Case | None) -> dict[str, Any]:
+def _document_of(kernel: Kernel, action: str, case: Case | None) -> Message:
     """Return the fields of every answer."""
     return {
         "kernel": kernel.name,
@@ -116,7 +110,7 @@ def _document_of(kernel: Kernel, action: str, case: Case | None) -> dict[str, An
     }
 
 
-def all_compiled(document: dict[str, Any]) -> bool:
+def all_compiled(document: Message) -> bool:
     """Return True if there is a profile for every target."""
     targets = document["targets"].values()
     return bool(targets) and all(one["kernels"] and not one["error"] for one in targets)
@@ -124,7 +118,7 @@ def all_compiled(document: dict[str, Any]) -> bool:
 
 def profile_in_verdict(
     kernel: Kernel, problem: Problem, targets: Sequence[str], clock: Clock
-) -> dict[str, Any]:
+) -> Message:
     """Return the profile within the rest of a verdict's time, or why there is none."""
     try:
         return inspect_kernel(kernel, problem, targets, time_limit_s=clock.left_s)
@@ -161,12 +155,12 @@ def _compiler(action: str) -> str:
 
 
 def _target(
-    workers: _Workers, action: str, architecture: Architecture, case: int, counter: DotCounter
-) -> dict[str, Any]:
+    process: ProfileProcess, message: Message, architecture: Architecture, counter: DotCounter
+) -> Message:
     """Return one target's part of the document; never raises for what the candidate did."""
-    nothing: dict[str, Any] = {"kernels": [], "bounds": [], "skipped_configs": 0}
+    nothing: Message = {"kernels": [], "bounds": [], "skipped_configs": 0}
     try:
-        profile = workers.profile(action, architecture, case)
+        profile = read_profile(process.ask(message))
     except ChildFailure as error:
         return nothing | {"error": f"the kernel's process {error}"}
     except (JudgeError, KernelError) as error:
@@ -174,7 +168,29 @@ def _target(
     return _read(profile, architecture, counter)
 
 
-def _read(profile: Profile, architecture: Architecture, counter: DotCounter) -> dict[str, Any]:
+def _message(
+    kernel: Kernel, problem: Problem, action: str, architecture: Architecture, case: Case
+) -> Message:
+    """Return the worker's order; a kernel in Python becomes f(*tensors, scalars), from a file."""
+    if action == "python":
+        names = {"entry": kernel.entry, "source": kernel.source, "target": architecture.name}
+        loaded = replace(kernel, language="torch", source=LOADED.format(**names))
+        kernel = runnable(loaded, problem)
+    model = problem.model
+    return {
+        "do": action,
+        "kernel": kernel.as_json(),
+        "case": asdict(case),
+        "model": None if model is None else asdict(model),
+        "text": "" if model is None else problem.text,  # it draws its inputs
+        "elements": _elements(case),
+        "target": architecture.name,
+        "units": bound.compute_units(architecture.name),
+        "interface": hip_interface() if action == "hip" else "",
+    }
+
+
+def _read(profile: Profile, architecture: Architecture, counter: DotCounter) -> Message:
     kernels, works, unread = [], [], []
     for key, kernel in profile.kernels.items():
         launches = [one for one in profile.launches if one.kernel == key]
@@ -209,7 +225,7 @@ def _document(
     launches: Sequence[Launch],
     kept: Sequence[Launch],
     dots: Sequence[DotWork | None],
-) -> dict[str, Any]:
+) -> Message:
     """Return the facts from the launches, without the machine code."""
     first = next(iter([*kept, *launches]), None)
     return {
@@ -237,91 +253,3 @@ def _work(
         waves=launch.programs * facts.waves_per_workgroup,
         tensor_bytes=launch.tensor_bytes,
     )
-
-
-def error_words(told: object) -> str:
-    """Return the error that a worker reports, in one line."""
-    error = told if isinstance(told, dict) else {}
-    message = " ".join(str(error.get("message", "")).split())[:500]
-    if error.get("known") is True:
-        return message
-    return f"the entry raised {error.get('kind', '')!s:.60}: {message}"
-
-
-def hip_interface() -> str:
-    """Return the header that a HIP source may include: `ratchet_abi.h`."""
-    header = resources.files("ratchet.kernels.languages").joinpath("ratchet_abi.h")
-    return header.read_text(encoding="utf-8")
-
-
-class _Workers:
-    """The sandboxed process, started anew after it died: a compiler may abort on one target."""
-
-    def __init__(self, kernel: Kernel, problem: Problem, clock: Clock) -> None:
-        self._kernel = kernel
-        self._problem = problem
-        self._clock = clock
-        self._child: Child | None = None
-        self._sandbox: Sandbox | None = None
-
-    def __enter__(self) -> _Workers:
-        return self
-
-    def __exit__(self, *_: object) -> None:
-        self._close()
-
-    def profile(self, action: str, architecture: Architecture, case: int) -> Profile:
-        """Return the profile for one target; raises ChildFailure, JudgeError or KernelError."""
-        if self._clock.left_s < LEAST_TIME_S:
-            raise JudgeError("no time was left to compile for this target")
-        chosen, model = self._problem.cases[case], self._problem.model
-        message = {
-            "do": action,
-            "kernel": self._called(action, architecture).as_json(),
-            "case": asdict(chosen),
-            "model": None if model is None else asdict(model),
-            "text": "" if model is None else self._problem.text,  # it draws its inputs
-            "elements": _elements(chosen),
-            "target": architecture.name,
-            "units": bound.compute_units(architecture.name),
-            "interface": hip_interface() if action == "hip" else "",
-        }
-        try:
-            reply = self._started().ask(message, timeout_s=self._clock.left_s)
-        except ChildFailure:
-            self._close()
-            raise
-        if "error" in reply and "kernels" not in reply:
-            raise KernelError(error_words(reply["error"]))
-        return read_profile(reply)
-
-    def _called(self, action: str, architecture: Architecture) -> Kernel:
-        """Return the kernel for the worker; one in Python is f(*tensors, scalars), from a file."""
-        kernel = self._kernel
-        if action != "python":
-            return kernel
-        names = {"entry": kernel.entry, "source": kernel.source, "target": architecture.name}
-        loaded = replace(kernel, language="torch", source=LOADED.format(**names))
-        return runnable(loaded, self._problem)
-
-    def _started(self) -> Child:
-        if self._child is None:
-            self._sandbox = make_sandbox(
-                PROFILE_WORKER,
-                threads=len(os.sched_getaffinity(0)),
-                memory_bytes=MEMORY_BYTES,
-                time_limit_s=self._clock.left_s,
-                with_torch=True,
-            )
-            self._child = Child(
-                program(self._sandbox.command, self._sandbox.environment, kept=self._sandbox.kept),
-                max_bytes=MAX_ANSWER_BYTES,
-            )
-        return self._child
-
-    def _close(self) -> None:
-        if self._child is not None:
-            self._child.close()
-        if self._sandbox is not None:
-            self._sandbox.clean()
-        self._child = self._sandbox = None

@@ -2,7 +2,7 @@
 
 The format: eight bytes of header length (little endian), a JSON header that gives each tensor's
 dtype, shape and byte range, then the bytes (https://github.com/huggingface/safetensors, "Format").
-safetensors' own numpy reader does not know bfloat16, hence this one.
+safetensors' own numpy reader does not know bfloat16.
 """
 
 from __future__ import annotations
@@ -34,7 +34,7 @@ class Entry:
 
 
 class GradientFile:
-    """The gradients of one step, by parameter name; a damaged file is a JudgeError."""
+    """The gradients of one step, by parameter name. Raises JudgeError for a damaged file."""
 
     def __init__(self, path: Path) -> None:
         self._path = path
@@ -49,7 +49,7 @@ class GradientFile:
             ) from error
 
     def read(self, name: str) -> NDArray[np.float64]:
-        """One gradient as a flat fp64 array."""
+        """Return one gradient as a flat fp64 array."""
         entry = self.entries[name]
         raw = self._bytes[entry.begin : entry.end]
         if entry.dtype == "BF16":

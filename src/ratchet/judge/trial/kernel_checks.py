@@ -146,7 +146,7 @@ class OpenProblem:
 
     def ask(self, **message: Any) -> Message:
         """Ask the reference worker; raises ReferenceFault if it reports an error."""
-        return self.reference.ask(timeout_s=self.clock.reference_s, **message)
+        return self.reference.ask(timeout_s=self.clock.reference_limit_s, **message)
 
     @contextlib.contextmanager
     def draw(
@@ -170,7 +170,7 @@ class OpenProblem:
         self._batches += 1
         number = self._batches
         reply, memories = self.reference.ask_for_memory(
-            timeout_s=self.clock.reference_s,
+            timeout_s=self.clock.reference_limit_s,
             do="draw",
             batch=number,
             case=case,

@@ -10,12 +10,12 @@ from collections.abc import Sequence
 
 from ratchet.base.errors import CompilerMissing, JudgeError, RatchetError
 from ratchet.base.process.time_limits import Clock, OutOfTime
-from ratchet.judge.estimates.references import CompiledReferences
+from ratchet.judge.emulator.estimates.references import CompiledReferences
 from ratchet.judge.options import LANGUAGES, WITH_TORCH
 from ratchet.judge.sandbox.accelerator import Accelerator, may_use_gpu
 from ratchet.judge.sandbox.zygote import CandidateZygote
 from ratchet.judge.stage_result import CandidateFault, Decided
-from ratchet.judge.trial.processes.compiling import Ahead, Toolchain
+from ratchet.judge.trial.processes.compiling import NextLibrary, Toolchain
 from ratchet.judge.trial.processes.reference import ReferenceProcess
 from ratchet.judge.trial.screening.entrant import QuickClock
 from ratchet.judge.trial.screening.run import ScreeningParts
@@ -46,7 +46,7 @@ class KernelJudge:
         self.threads = threads or len(os.sched_getaffinity(0))
         self._reference: ReferenceProcess | None = None
         self._tools = Toolchain(threads=self.threads)
-        self._ahead = Ahead(self._tools)
+        self._ahead = NextLibrary(self._tools)
         self._compilations = SharedCompilations()
         self._references = CompiledReferences()
         self._screener = Screener(self._tools, threads=self.threads)

@@ -46,7 +46,7 @@ def check_clocks(
         for timing in timings:
             calls = timing.samples[0].iterations
             medians = [summarise(timing.samples, arm).median_s for arm in (REFERENCE, CANDIDATE)]
-            found, doubt = opened.device_clock.worth_more_than_a_way(
+            found, doubt = opened.device_clock.exceeds_round_trip(
                 timing.case, timing.name, calls * (medians[0] - medians[1])
             )
             evidence.append(found)

@@ -15,7 +15,7 @@ from functools import partial
 from typing import Any
 
 from ratchet.base.process.time_limits import Clock, OutOfTime
-from ratchet.judge.estimates.references import CompiledReferences, said
+from ratchet.judge.emulator.estimates.references import CompiledReferences, said
 from ratchet.judge.integrity.code_places import CodePlaces
 from ratchet.judge.integrity.device_work import facts, judge_own
 from ratchet.judge.integrity.library_ops import judge_census, read_census
@@ -30,7 +30,7 @@ from ratchet.judge.trial.held_together import check_together
 from ratchet.judge.trial.kernel_checks import CaseFacts, OpenProblem, check_cases, described_cases
 from ratchet.judge.trial.on_device import check_clocks, count_on_device
 from ratchet.judge.trial.processes.candidate import CandidateProcess
-from ratchet.judge.trial.processes.compiling import Ahead, Library
+from ratchet.judge.trial.processes.compiling import Library, NextLibrary
 from ratchet.judge.trial.processes.launches import Launches
 from ratchet.judge.trial.processes.reference import ReferenceProcess
 from ratchet.judge.trial.shared_compilations import SharedCompilations
@@ -74,7 +74,7 @@ class KernelTrial:
         clock: Clock,
         secret: int,
         against_compile: bool,
-        ahead: Ahead,
+        ahead: NextLibrary,
         then: Kernel | None,
         shared: SharedCompilations,
         among: int = 1,
@@ -257,7 +257,7 @@ class KernelTrial:
             reference,
             threads=self.threads,
             seed=layout_seed(self.secret),
-            timeout_s=self.clock.reference_s,
+            timeout_s=self.clock.reference_limit_s,
             accelerator=self.accelerator,
         )
         if isinstance(found, Decided):

@@ -12,9 +12,9 @@ from ratchet.base.errors import KernelError
 from ratchet.base.process.child import ChildFailure
 from ratchet.base.process.time_limits import Clock
 from ratchet.judge.emulator.build import compiled_machine
-from ratchet.judge.estimates.bound import estimate, hottest, matrix_cycles, words
-from ratchet.judge.estimates.counts import read_told
-from ratchet.judge.hip.build import HipBuild, build_hip
+from ratchet.judge.emulator.estimates.bound import estimate, hottest, matrix_cycles, words
+from ratchet.judge.emulator.estimates.counts import read_told
+from ratchet.judge.emulator.hip_build import HipBuild, build_hip
 from ratchet.judge.integrity.library_ops import CaseCensus
 from ratchet.judge.stage_result import Decided, fault
 from ratchet.judge.static_profile.tools import TOO_OLD, find_tool
@@ -35,7 +35,7 @@ from ratchet.judge.emulator.loading import load_emulated
 {entry} = load_emulated({source!r}, {entry!r}, {target!r}, matrix_cycles={cycles!r})
 """
 EMULATED_HIP = """\
-from ratchet.judge.hip.loading import load_hip
+from ratchet.judge.emulator.hip_loading import load_hip
 
 {entry} = load_hip({assembly!r}, {host!r}, {entry!r}, matrix_cycles={cycles!r})
 """

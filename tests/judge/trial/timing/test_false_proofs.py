@@ -74,7 +74,7 @@ def opened() -> Any:
 
     return SimpleNamespace(
         ask=ask,
-        clock=SimpleNamespace(left_s=9.0, reference_s=9.0),
+        clock=SimpleNamespace(left_s=9.0, reference_limit_s=9.0),
         cases=[SimpleNamespace(bytes=1.0)],
     )
 

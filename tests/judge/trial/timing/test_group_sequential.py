@@ -49,7 +49,7 @@ def opened() -> Any:
 
     return SimpleNamespace(
         ask=ask,
-        clock=SimpleNamespace(reference_s=9.0),
+        clock=SimpleNamespace(reference_limit_s=9.0),
         cases=[SimpleNamespace(bytes=1.0)],
     )
 

@@ -59,7 +59,7 @@ def opened(rates: dict[str, float] | None) -> Any:
             raise JudgeError("no ceilings here")
         return rates
 
-    return SimpleNamespace(ask=ask, clock=SimpleNamespace(reference_s=1.0), cases=[FACTS])
+    return SimpleNamespace(ask=ask, clock=SimpleNamespace(reference_limit_s=1.0), cases=[FACTS])
 
 
 def floor_at(time_s: float) -> dict[str, float]:

@@ -84,7 +84,7 @@ class CandidateProcess:
             TORCH_WORKER if with_torch else CPP_WORKER,
             threads=threads,
             memory_bytes=memory_bytes,
-            time_limit_s=clock.limit_s + STEP_S + FIRST_CALL_S,
+            limit_s=clock.limit_s + STEP_S + FIRST_CALL_S,
             with_torch=with_torch,
             accelerator=accelerator,
             headers=headers,
@@ -126,7 +126,7 @@ class CandidateProcess:
         headroom.watch(self._child.pid)
 
     @property
-    def _fate(self) -> str:
+    def _output_mode(self) -> str:
         return "copied" if self.copies_outputs else "kept"
 
     @property
@@ -156,7 +156,7 @@ class CandidateProcess:
         if self._headers is not None:
             message["included"] = str(self._headers / NAME)
         with _starts():
-            self._child.send(message, timeout_s=self._clock.step_s)
+            self._child.send(message, timeout_s=self._clock.step_limit_s)
 
     def _await_ready(self) -> None:
         """Wait for the worker's first message; raises CandidateFault `unmeasured` without one.
@@ -166,7 +166,7 @@ class CandidateProcess:
         if self._is_ready:
             return
         with _starts():
-            reply, extra = self._child.receive("start", timeout_s=self._clock.step_s)
+            reply, extra = self._child.receive("start", timeout_s=self._clock.step_limit_s)
         close_descriptors(extra)
         if reply != READY:
             raise fault("unmeasured", f"{NOT_STARTED}: it said {str(reply)[:100]}; {REMEDY}")
@@ -176,7 +176,7 @@ class CandidateProcess:
         """Return the compiled library, copied into memory that the candidate cannot change."""
         self._await_ready()
         with _decides():
-            reply, handed = self._child.receive("compile", timeout_s=self._clock.step_s)
+            reply, handed = self._child.receive("compile", timeout_s=self._clock.step_limit_s)
         try:
             _raise_fault_of_machine(reply)
             _raise_refusal(reply, "does not compile")
@@ -196,10 +196,10 @@ class CandidateProcess:
             message["files"] = {what: packed.files for what, packed in self._given.items()}
             handed += [packed.descriptor for packed in self._given.values()]
         with _starts():
-            self._child.send(message, handed, timeout_s=self._clock.step_s)
+            self._child.send(message, handed, timeout_s=self._clock.step_limit_s)
         self._await_ready()
         with _decides():
-            reply, extra = self._child.receive("load", timeout_s=self._clock.step_s)
+            reply, extra = self._child.receive("load", timeout_s=self._clock.step_limit_s)
         close_descriptors(extra)
         if "error" in reply and built_extensions.uses_extensions(kernel):
             words = f"{error_words(reply['error'])}; {built_extensions.REMEDY}"
@@ -213,21 +213,21 @@ class CandidateProcess:
         assert self._accelerator is not None
         with _starts():
             message = {"do": "warm", "device": self._accelerator.as_json()}
-            self._child.send(message, timeout_s=self._clock.step_s)
+            self._child.send(message, timeout_s=self._clock.step_limit_s)
 
     def await_warm(self) -> None:
         """Wait until it has; raises CandidateFault `unmeasured` if it cannot."""
         self._await_ready()
         with _starts():
-            reply, extra = self._child.receive("warm", timeout_s=self._clock.step_s)
+            reply, extra = self._child.receive("warm", timeout_s=self._clock.step_limit_s)
         close_descriptors(extra)
         _raise_refusal(reply, "cannot be counted", status="unmeasured")
 
     def extensions(self) -> PackedFiles | None:
         """Return the extensions that it built as it loaded the kernel; the caller closes them."""
         with _decides():
-            self._child.send({"do": "extensions"}, timeout_s=self._clock.step_s)
-            reply, handed = self._child.receive("extensions", timeout_s=self._clock.step_s)
+            self._child.send({"do": "extensions"}, timeout_s=self._clock.step_limit_s)
+            reply, handed = self._child.receive("extensions", timeout_s=self._clock.step_limit_s)
         try:
             _raise_refusal(reply, "told nothing of what it built", status="crashed")
             if len(handed) != 1:
@@ -253,8 +253,8 @@ class CandidateProcess:
         """
         with _decides():
             reply = self._child.ask(
-                {"do": "prepare", "layout": layout.as_json(), "outputs": self._fate},
-                timeout_s=self._clock.step_s,
+                {"do": "prepare", "layout": layout.as_json(), "outputs": self._output_mode},
+                timeout_s=self._clock.step_limit_s,
             )
         _raise_refusal(reply, "could not reserve its memory", status="crashed")
         self._spots, self._layout = OutputSpots(layout, memories, read), layout

@@ -212,7 +212,7 @@ class Library:
             self._process.resume()
 
 
-class Ahead:
+class NextLibrary:
     """The library of the kernel that is judged next, if its compiler was started already."""
 
     def __init__(self, tools: Toolchain) -> None:

@@ -40,7 +40,7 @@ from ratchet.judge.workers.serving import Message
 from ratchet.measure.arm import Timing
 from ratchet.problems.problem import Problem
 
-Fate = Literal["mapped", "kept", "copied"]
+OutputMode = Literal["mapped", "kept", "copied"]
 """What becomes of the outputs of the reference's calls. kept: they stay until the next batch.
 mapped: they stay, and shared memory is mapped too, as a compiled candidate writes there. copied:
 they are copied to that memory, inside the clock."""
@@ -71,7 +71,7 @@ class RivalProcess:
         self._await("load")
         self.pause()
 
-    def prepare(self, layout: BatchLayout, outputs: Fate) -> None:
+    def prepare(self, layout: BatchLayout, outputs: OutputMode) -> None:
         """Announce the places of a batch's tensors; their memory comes with `go`."""
         self._send({"do": "prepare", "layout": layout.as_json(), "outputs": outputs})
         self._await("prepare")
@@ -129,7 +129,7 @@ class RivalProcess:
         self._channel.close()
 
     def _receive(self) -> tuple[Message, list[int]]:
-        limit = WorkLimit(self._clock.reference_s, self._members)
+        limit = WorkLimit(self._clock.reference_limit_s, self._members)
         try:
             return self._channel.receive(left_s=within_the_end(limit.left_s))
         except ChannelTimeout as error:

@@ -37,7 +37,7 @@ class QuickClock(Clock):
         return QuickClock(deadline=time.monotonic() + limit_s, limit_s=limit_s)
 
     @property
-    def step_s(self) -> float:
+    def step_limit_s(self) -> float:
         return STEP_S
 
 

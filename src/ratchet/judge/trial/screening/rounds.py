@@ -16,11 +16,12 @@ import numpy as np
 from ratchet.judge.stage_result import CandidateFault, Decided, fault
 from ratchet.judge.trial.kernel_checks import OpenProblem, verdict_of_call
 from ratchet.judge.trial.processes.candidate import CandidateProcess
-from ratchet.judge.trial.timing.arms import REFERENCE, RivalArm, RoundSeeds, fate, warm
+from ratchet.judge.trial.timing.arms import REFERENCE, RivalArm, RoundSeeds, output_mode, warm
 from ratchet.judge.trial.timing.plan import calls_per_batch
 from ratchet.measure.arm import Timing
 from ratchet.measure.estimate import compare
-from ratchet.measure.samples import Sample, checked, log_ratios
+from ratchet.measure.rounds import timed_sample
+from ratchet.measure.samples import Sample, log_ratios
 
 BEST: Final = "best"
 ROUNDS: Final = 8
@@ -130,7 +131,7 @@ def time_together(
     calls = calls_per_batch(facts.time_s, facts.bytes)
     rival = opened.rivals.start(threads=opened.reference.threads)
     try:
-        reference = RivalArm(REFERENCE, rival, opened, case, fate(arms[-1].process, opened))
+        reference = RivalArm(REFERENCE, rival, opened, case, output_mode(arms[-1].process, opened))
         warm(reference, calls)
         kept = [arm for arm in arms if _runs(arm, calls, lose)]
         rounds = SharedRounds(opened, calls, check_s=check_s)
@@ -193,23 +194,10 @@ def _rounds(
                 failed.add(arm.name)
                 lose(arm.name, error.decided)
                 continue
-            samples.append(_sample(arm.name, timing, calls, index, position))
+            place = {"launch": 0, "round": index, "position": position}
+            samples.append(timed_sample(timing, arm=arm.name, iterations=calls, **place))
         order = order[::-1]
     return [sample for sample in samples if sample.arm not in failed]
-
-
-def _sample(name: str, timing: Timing, calls: int, index: int, position: int) -> Sample:
-    return checked(
-        Sample(
-            arm=name,
-            launch=0,
-            round=index,
-            position=position,
-            iterations=calls,
-            wall_time_s=timing.wall_time_s / calls,
-            cpu_time_s=timing.cpu_time_s / calls,
-        )
-    )
 
 
 def _without_slow(

@@ -18,7 +18,7 @@ from ratchet.judge.trial.kernel_checks import (
     verdict_of_call,
 )
 from ratchet.judge.trial.processes.candidate import CandidateProcess
-from ratchet.judge.trial.processes.rivals import COMPILED, Fate, RivalProcess
+from ratchet.judge.trial.processes.rivals import COMPILED, OutputMode, RivalProcess
 from ratchet.measure.arm import Arm, Timing
 
 REFERENCE, TWIN, CANDIDATE = "reference", "reference again", "candidate"
@@ -60,7 +60,7 @@ class RivalArm:
     """A rival, driven in the same way as a candidate."""
 
     def __init__(
-        self, name: str, process: RivalProcess, opened: OpenProblem, case: int, outputs: Fate
+        self, name: str, process: RivalProcess, opened: OpenProblem, case: int, outputs: OutputMode
     ) -> None:
         self.name = name
         self.process = process
@@ -283,7 +283,7 @@ def rivals(
     with this context. torch.compile's lasts for the verdict, and on a GPU all of them do.
     """
     names = [REFERENCE, TWIN, *([COMPILED] if COMPILED in opened.lasting else [])]
-    outputs = fate(process, opened)
+    outputs = output_mode(process, opened)
     threads, on_gpu = opened.reference.threads, opened.accelerator is not None
     if threads > 1 and opened.cases[case].time_s < SHORT_CALL_S and not on_gpu:
         names.append(ONE_THREAD)
@@ -306,7 +306,7 @@ def rivals(
         yield [RivalArm(name, found[name], opened, case, outputs) for name in names]
 
 
-def fate(process: CandidateProcess, opened: OpenProblem) -> Fate:
+def output_mode(process: CandidateProcess, opened: OpenProblem) -> OutputMode:
     """Return what becomes of the reference's outputs beside this candidate.
 
     If only the candidate must copy its outputs, the reference keeps its own.
@@ -316,7 +316,7 @@ def fate(process: CandidateProcess, opened: OpenProblem) -> Fate:
     return "copied" if opened.accelerator is not None else "kept"
 
 
-def alone(opened: OpenProblem, case: int, outputs: Fate) -> RivalArm:
+def alone(opened: OpenProblem, case: int, outputs: OutputMode) -> RivalArm:
     """Return the reference's arm on a GPU, where its process lasts, after the candidate's end."""
     return RivalArm(REFERENCE, opened.lasting[REFERENCE], opened, case, outputs)
 

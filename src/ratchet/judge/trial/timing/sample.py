@@ -150,7 +150,7 @@ def _sample(
                 iterations=calls,
                 on_round=lambda *_, arm=candidate: arm.check_due(),
             )
-            samples += _without_way(taken, opened.device_clock.way_s(case))
+            samples += _without_round_trip(taken, opened.device_clock.round_trip_s(case))
             checked, looks = checked + candidate.checked, candidate.order_looks
             last = index + 1 == plan.launches
             if watch is not None and last:
@@ -181,8 +181,8 @@ def time_alone(case: int, opened: OpenProblem) -> list[float]:
     warm(arm, calls)
     opened.device_clock.begin(case)
     times = [arm.run(calls).wall_time_s for _ in range(ALONE_BATCHES)]
-    way_s = opened.device_clock.way_s(case)
-    return [_work_s(time_s, way_s) / calls for time_s in times]
+    round_trip_s = opened.device_clock.round_trip_s(case)
+    return [_work_s(time_s, round_trip_s) / calls for time_s in times]
 
 
 def see_order(timing: CaseTiming, opened: OpenProblem, process: CandidateProcess) -> bool:
@@ -215,16 +215,16 @@ def watch_case(
     return watch.conclude()
 
 
-def _without_way(samples: Sequence[Sample], way_s: float) -> list[Sample]:
+def _without_round_trip(samples: Sequence[Sample], round_trip_s: float) -> list[Sample]:
     """Return the samples of a launch without each batch's round trip."""
     return [
-        replace(one, wall_time_s=_work_s(one.wall_time_s, way_s / one.iterations))
+        replace(one, wall_time_s=_work_s(one.wall_time_s, round_trip_s / one.iterations))
         for one in samples
     ]
 
 
-def _work_s(time_s: float, way_s: float) -> float:
-    return max(LEAST_LEFT * time_s, time_s - way_s)
+def _work_s(time_s: float, round_trip_s: float) -> float:
+    return max(LEAST_LEFT * time_s, time_s - round_trip_s)
 
 
 def _watched(plan: TimingPlan, batch_s: float, opened: OpenProblem) -> set[tuple[int, int]]:

@@ -8,7 +8,7 @@ docs/reference/gpu-specs.rst.
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Final, Literal
 
 from ratchet.base.errors import KernelError
@@ -35,60 +35,55 @@ class Architecture:
     """Workgroups of more than one wave, which need a barrier each."""
 
 
-def _cdna(name: str, lds_bytes: int) -> Architecture:
-    return Architecture(
-        name=name,
-        backend="hip",
-        wavefront_size=64,
-        max_waves_per_simd=8,
-        simds_per_unit=4,
-        vgprs_per_lane=512,
-        vgpr_granule=8,
-        lds_bytes_per_unit=lds_bytes,
-        lds_bytes_per_workgroup=lds_bytes,
-        max_workgroups_per_unit=16,
-    )
-
-
-def _rdna(name: str) -> Architecture:
-    return Architecture(
-        name=name,
-        backend="hip",
-        wavefront_size=32,
-        max_waves_per_simd=16,
-        simds_per_unit=4,
-        vgprs_per_lane=1536,
-        vgpr_granule=24,
-        lds_bytes_per_unit=128 << 10,
-        lds_bytes_per_workgroup=64 << 10,
-        max_workgroups_per_unit=32,
-    )
+_CDNA: Final = Architecture(
+    name="",
+    backend="hip",
+    wavefront_size=64,
+    max_waves_per_simd=8,
+    simds_per_unit=4,
+    vgprs_per_lane=512,
+    vgpr_granule=8,
+    lds_bytes_per_unit=64 << 10,
+    lds_bytes_per_workgroup=64 << 10,
+    max_workgroups_per_unit=16,
+)
+_RDNA: Final = Architecture(
+    name="",
+    backend="hip",
+    wavefront_size=32,
+    max_waves_per_simd=16,
+    simds_per_unit=4,
+    vgprs_per_lane=1536,
+    vgpr_granule=24,
+    lds_bytes_per_unit=128 << 10,
+    lds_bytes_per_workgroup=64 << 10,
+    max_workgroups_per_unit=32,
+)
 
 
 def _sm(name: str, shared_bytes: int) -> Architecture:
     """Source: CUDA C++ Programming Guide, technical specifications per compute capability."""
-    return Architecture(
+    return replace(
+        _RDNA,
         name=name,
         backend="cuda",
-        wavefront_size=32,
-        max_waves_per_simd=16,
-        simds_per_unit=4,
         vgprs_per_lane=512,
         vgpr_granule=8,
         lds_bytes_per_unit=shared_bytes,
         lds_bytes_per_workgroup=shared_bytes - 1024,
-        max_workgroups_per_unit=32,
     )
 
 
 ARCHITECTURES: Final = {
     one.name: one
     for one in (
-        _cdna("gfx90a", 64 << 10),
-        _cdna("gfx942", 64 << 10),
-        _cdna("gfx950", 160 << 10),
-        _rdna("gfx1100"),
-        _rdna("gfx1201"),
+        replace(_CDNA, name="gfx90a"),
+        replace(_CDNA, name="gfx942"),
+        replace(
+            _CDNA, name="gfx950", lds_bytes_per_unit=160 << 10, lds_bytes_per_workgroup=160 << 10
+        ),
+        replace(_RDNA, name="gfx1100"),
+        replace(_RDNA, name="gfx1201"),
         _sm("sm_80", 164 << 10),
         _sm("sm_90", 228 << 10),
     )

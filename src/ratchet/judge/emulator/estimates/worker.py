@@ -1,7 +1,8 @@
 """The process that compiles a reference for a GPU that is not here and emulates the kernels.
 
-It is trusted, as the reference worker is: it runs the reference, and no candidate. It changes torch
-for itself, so it does nothing else.
+It is trusted like the reference worker: it runs the reference, and no candidate. It changes torch
+for its whole process, so it does nothing else. Inductor's program runs on tensors in memory, with
+every launch emulated and counted.
 """
 
 from __future__ import annotations
@@ -21,10 +22,10 @@ from ratchet.base.errors import KernelError
 from ratchet.base.process import families
 from ratchet.base.process.channel import inherited
 from ratchet.judge.emulator.build import compiled_machine
+from ratchet.judge.emulator.estimates.bound import estimate
+from ratchet.judge.emulator.estimates.counts import read_told
+from ratchet.judge.emulator.estimates.inductor import check_version, pretend, written
 from ratchet.judge.emulator.loading import EmulatedLaunch, EmulatedLauncher, EmulatorDriver, install
-from ratchet.judge.estimates.bound import estimate
-from ratchet.judge.estimates.counts import read_told
-from ratchet.judge.estimates.inductor import check_version, pretend, written
 from ratchet.judge.workers.arm import extend_import_path
 from ratchet.judge.workers.candidate.architectures import ARCHITECTURES
 from ratchet.judge.workers.candidate.census import add_launch
@@ -32,11 +33,11 @@ from ratchet.judge.workers.serving import Message, Reply, serve
 from ratchet.problems.problem import Problem, Reference
 
 MOST_CONFIGURATIONS: Final = 4
-"""Of a kernel, the first ones are tried, and the one with the least bound is kept."""
+"""The first configurations of a kernel are tried, and that with the least bound is kept."""
 
 
 class CountingDriver(EmulatorDriver):
-    """Emulates launches, and keeps what they did."""
+    """Emulates launches and keeps their counts."""
 
     def __init__(self, target: str, library: Path) -> None:
         super().__init__(target, library, Path())
@@ -44,12 +45,12 @@ class CountingDriver(EmulatorDriver):
         self.done: list[EmulatedLaunch] = []
 
     def launcher_cls(self, source: Any, metadata: Any) -> Any:
-        """Return what Triton makes once for each compiled kernel."""
+        """Return the launcher of a compiled kernel."""
         return CountedLauncher(self, source, metadata)
 
 
 class CountedLauncher(EmulatedLauncher):
-    """A launch that the driver keeps."""
+    """A launch whose counts the driver keeps."""
 
     def __init__(self, driver: CountingDriver, source: Any, metadata: Any) -> None:
         super().__init__(driver, source, metadata)
@@ -63,7 +64,7 @@ class CountedLauncher(EmulatedLauncher):
 
 
 class InductorKernel:
-    """One Triton kernel of a program, in place of the object that would tune and launch it."""
+    """One Triton kernel of a program, in place of Inductor's tuner."""
 
     def __init__(self, tuner: Any, driver: CountingDriver) -> None:
         self._tuner, self._driver = tuner, driver
@@ -78,7 +79,7 @@ class InductorKernel:
         self._launch(self._chosen, given)
 
     def _bound_s(self, configuration: Any, given: Sequence[Any]) -> float:
-        """Return the bound of a launch on copies; infinity where it cannot be compiled."""
+        """Return the bound of a launch on copies; infinity if it cannot be compiled."""
         from triton.runtime.errors import OutOfResources
 
         kept, self._driver.done = self._driver.done, []
@@ -119,7 +120,7 @@ def bound_s(target: str, done: Sequence[EmulatedLaunch]) -> float:
 
 
 def told_of(done: Sequence[EmulatedLaunch]) -> dict[str, Any]:
-    """Return the counts of launches by kernel, as a census tells them."""
+    """Return the counts of launches by kernel, in the form of a census."""
     told: dict[str, Any] = {}
     for one in done:
         add_launch(told, one)
@@ -127,7 +128,7 @@ def told_of(done: Sequence[EmulatedLaunch]) -> dict[str, Any]:
 
 
 def emulated(program: str, inputs: Sequence[Tensor], driver: CountingDriver) -> Mapping[str, Any]:
-    """Run a program on its inputs; what each kernel did, as a census tells it."""
+    """Run a program on its inputs; return each kernel's counts, in the form of a census."""
     from torch._inductor.async_compile import AsyncCompile
     from torch._inductor.codecache import PyCodeCache
 
@@ -145,7 +146,7 @@ def emulated(program: str, inputs: Sequence[Tensor], driver: CountingDriver) -> 
 
 
 def _replace_calls(driver: CountingDriver) -> None:
-    """Stand in for what a program calls on the GPU beside its kernels."""
+    """Replace what a program calls on the GPU besides its kernels."""
     from torch._inductor.runtime import triton_helpers
 
     changed: Any = torch
@@ -172,7 +173,7 @@ def _copy(value: Any) -> Any:
 
 
 SEED: Final = 1
-"""Of the values that the kernels compute on; only counts are asked for."""
+"""Seed of the values; only counts matter."""
 
 
 class CompiledReferenceWorker:
@@ -184,7 +185,7 @@ class CompiledReferenceWorker:
         self._driver: CountingDriver | None = None
 
     def answer(self, message: Message, _: list[int]) -> Reply:
-        """Do what the judge asks; an exception is why there is no estimate."""
+        """Do what the judge asks; an exception says why there is no estimate."""
         actions = {"open": self._open, "case": self._case}
         return actions[message["do"]](message), []
 
@@ -209,7 +210,7 @@ class CompiledReferenceWorker:
 
 
 def main() -> None:
-    """Serve the judge: arguments are the channel and the parent."""
+    """Serve the judge; argv holds the channel and the parent's process id."""
     channel = inherited(int(sys.argv[1]))
     families.die_with_parent(int(sys.argv[2]))
     families.adopt_orphans()

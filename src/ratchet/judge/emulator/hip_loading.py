@@ -1,6 +1,6 @@
 """Load a compiled HIP source in the sandbox: its host code runs, and its launches are emulated.
 
-The tensors of a call lie in memory that the host code can neither read nor write, as a GPU's does.
+As on a GPU, the host code can neither read nor write the memory of a call's tensors.
 """
 
 from __future__ import annotations
@@ -36,9 +36,9 @@ NAME = re.compile(r"^    \.name:\s*(\S+)\s*$", re.MULTILINE)
 
 
 def one_kernel(text: str, name: str) -> str:
-    """Return the text without the other kernels' descriptions; KernelError if there is no `name`.
+    """Return the text without the other kernels' metadata; raises KernelError without this one.
 
-    Their code stays: it is told apart by its label.
+    Their code stays, under its own labels.
     """
     found = METADATA.search(text)
     if found is None:
@@ -55,7 +55,7 @@ def one_kernel(text: str, name: str) -> str:
 
 
 def _tail(item: str) -> tuple[str, str]:
-    """Split what follows the list of kernels, `amdhsa.target:` and the like, from the last one."""
+    """Split off what follows the last kernel, such as `amdhsa.target:`."""
     found = re.search(r"^\S", item, re.MULTILINE)
     return (item, "") if found is None else (item[: found.start()], item[found.start() :])
 
@@ -69,9 +69,9 @@ CLOSED: Final = 0
 OPEN: Final = mmap.PROT_READ | mmap.PROT_WRITE
 MOST_THREADS: Final = 1024
 APART_BYTES: Final = 1 << 20
-"""Nothing lies so close to a tensor: an access beside it is a fault, and not another's element."""
+"""Distance between tensors: an access outside of one is a fault, and never hits another."""
 MOST_BYTES: Final = 4 << 30
-"""Memory of one call, what it allocates itself too."""
+"""Most memory of one call, including what it allocates."""
 CODES: Final = {getattr(torch, name): code for name, code in DTYPE_CODES.items()}
 _LAUNCH = ctypes.CFUNCTYPE(
     ctypes.c_int,
@@ -86,16 +86,16 @@ _FILL = ctypes.CFUNCTYPE(ctypes.c_int, ctypes.c_void_p, ctypes.c_int, ctypes.c_u
 
 
 _cast = ctypes.cast
-"""As it was before the census counts what a candidate's Python does with it."""
+"""The original, which a census does not count."""
 
 
 def _bytes_at(address: int, size: int) -> bytes:
-    """Return memory's bytes; `ctypes.string_at` would count as the candidate's own reading."""
+    """Return bytes of memory; `ctypes.string_at` would count as the candidate's reading."""
     return bytes(_cast(address, ctypes.POINTER(ctypes.c_ubyte * size)).contents)
 
 
 class _Asked(ctypes.Structure):
-    """As in hip_host.cpp."""
+    """The struct in hip_host.cpp."""
 
     _fields_ = (
         ("launch", _LAUNCH),
@@ -116,7 +116,7 @@ class DeviceBlock:
         self.address = self.bytes.data_ptr()
 
     def protect(self, allowed: int) -> None:
-        """Open or close it."""
+        """Open or close the memory."""
         if ctypes.CDLL(None).mprotect(
             ctypes.c_void_p(self.address), ctypes.c_size_t(self.size), allowed
         ):
@@ -157,7 +157,7 @@ class HipProgram:
         self.emulator = Emulator(emulator, matrix_cycles)
         self.told = self
         self.element_bytes = 1
-        """Of the smallest output, to count the elements that launches store."""
+        """Bytes of the smallest output's element, to count the elements that launches store."""
         self._assembly = assembly
         self._kernel = functools.cache(self._decoded)
         self._blocks: dict[int, DeviceBlock] = {}
@@ -182,7 +182,7 @@ class HipProgram:
         library.ratchet_hip_install(ctypes.byref(self._asked))
 
     def memories(self) -> list[LaunchMemory]:
-        """The memory that a launch may touch."""
+        """Return the memory that a launch may touch."""
         return [LaunchMemory(one.address, one.size) for one in self._blocks.values()]
 
     def __call__(self, *given: Any) -> tuple[Tensor, ...]:
@@ -218,7 +218,7 @@ class HipProgram:
             raise DeclinedCase(int(code))
 
     def _moved(self, tensor: Tensor, *, copied: bool) -> Tensor:
-        """A tensor on the pretended GPU, with the strides of another and perhaps its values."""
+        """Return a tensor on the pretended GPU, with these strides, and the values if `copied`."""
         spread = zip(tensor.shape, tensor.stride(), strict=True)
         span = 1 + sum((size - 1) * stride for size, stride in spread) if tensor.numel() else 0
         block = self._block(span * tensor.element_size())
@@ -295,7 +295,7 @@ class HipProgram:
 
 
 def plain_name(mangled: str) -> str:
-    """Return a function's name as its source has it, where that can be read off: `_Z4rowsPKf`."""
+    """Return a function's name in its source, if the mangled one tells it: `_Z4rowsPKf`."""
     found = re.match(r"_ZN?L?(\d+)", mangled)
     if found is None:
         return mangled
@@ -324,6 +324,6 @@ def load_hip(
     library: str | None = None,
     matrix_cycles: Mapping[str, int] | None = None,
 ) -> HipProgram:
-    """The entry of a compiled HIP source; `library` is the compiled emulator, as in `loading`."""
+    """Return the entry of a compiled HIP source; `library` is the compiled emulator."""
     emulator = Path(library or os.environ[EMULATOR])
     return HipProgram(assembly, base64.b64decode(host), entry, emulator, matrix_cycles)
