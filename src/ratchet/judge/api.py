@@ -164,7 +164,7 @@ def as_problem(
             describe=describe,
         )
     else:
-        raise KernelError(f"{problem!r:.60} is no problem: give a file, a name or a Problem")
+        raise KernelError(f"{problem!r:.60} is not a problem: give a file, a name or a Problem")
     return found if task is None else replace(found, task=task)
 
 
@@ -199,7 +199,7 @@ def as_kernel(
     if isinstance(kernel, Kernel):
         return kernel
     if not isinstance(kernel, (str, os.PathLike)):
-        raise KernelError(f"{kernel!r:.60} is no kernel: give a file or a Kernel")
+        raise KernelError(f"{kernel!r:.60} is not a kernel: give a file or a Kernel")
     from ratchet.kernels.kernel_file import load_kernel
     from ratchet.problems.problem_file import default_entry
 

@@ -166,7 +166,7 @@ def _lanes(name: str, texts: Sequence[str], modifiers: Mapping[str, str]) -> Mac
             raise KernelError(f"the operand {texts[0]} cannot be written")
         is_vector = name not in ("v_writelane_b32", "v_readfirstlane_b32")
         if is_vector and operands[1].kind != "vector":
-            raise KernelError(f"the operand {texts[1]} is no vector register")
+            raise KernelError(f"the operand {texts[1]} is not a vector register")
     chosen = _list(modifiers["op_sel"], 2) if "op_sel" in modifiers else [0, 0]
     return MachineForm(name, operands, [chosen[0] | chosen[1] << 1])
 

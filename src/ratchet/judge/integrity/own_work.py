@@ -214,13 +214,12 @@ class Watch:
         passed = None if unseen and not self.failed else self.enough and not self.failed
         evidence = (Evidence(check=CHECK, passed=passed, detail=detail),)
         if self.failed and self._mostly_made and not self._compiled:
-            why = f"nobody can say whose work code is that is made at run time: {detail}"
+            why = f"the judge cannot tell whose work it is: code was made at run time: {detail}"
             return Decided("unmeasured", f"right, but {why}; write it in cpp", evidence)
         if self.failed and self._mixed:
             why = (
-                "nobody can say whose work it is, as what the problem allows lies in "
-                f"one file with torch's other operations: {detail}; write it in cpp, or in Triton "
-                "where it runs on a GPU"
+                "the judge cannot tell whose work it is: the allowed library is in one file with "
+                f"torch's other operations: {detail}; write it in cpp, or in Triton for a GPU"
             )
             return Decided("unmeasured", f"right, but {why}", evidence)
         if self.failed:

@@ -70,8 +70,8 @@ def dot_work(ttir: str, grid: Sequence[int], arguments: Sequence[object]) -> Dot
 class DotCounter:
     """Counts launches, equal ones once, within a time limit against hostile kernels."""
 
-    def __init__(self, time_limit_s: float) -> None:
-        self._left_s = time_limit_s
+    def __init__(self, limit_s: float) -> None:
+        self._left_s = limit_s
         self._known: dict[str, DotWork | None] = {}
 
     def count(self, ttir: str, grid: Sequence[int], arguments: Sequence[object]) -> DotWork | None:

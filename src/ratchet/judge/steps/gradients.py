@@ -65,7 +65,7 @@ def _entries(data: mmap.mmap) -> dict[str, Entry]:
         raise ValueError(f"the header claims {length} bytes")
     header = json.loads(data[8 : 8 + length])
     if not isinstance(header, dict):
-        raise ValueError("the header is no JSON object")
+        raise ValueError("the header is not a JSON object")
     start = 8 + length
     return {
         name: _entry(fields, start, len(data))
@@ -78,7 +78,7 @@ def _entry(fields: dict[str, Any], start: int, size: int) -> Entry:
     dtype, shape = fields["dtype"], tuple(int(extent) for extent in fields["shape"])
     begin, end = (start + int(offset) for offset in fields["data_offsets"])
     if dtype not in ITEM_BYTES:
-        raise ValueError(f"dtype {dtype} is no gradient's dtype")
+        raise ValueError(f"dtype {dtype} is not a gradient's dtype")
     if not start <= begin <= end <= size or end - begin != ITEM_BYTES[dtype] * math.prod(shape):
         raise ValueError("a tensor's bytes do not match its shape")
     return Entry(dtype=dtype, shape=shape, begin=begin, end=end)

@@ -131,7 +131,7 @@ class _Measured:
     scale: float
     baseline_scale: float
     parts_noise: float
-    """The scale's noise if the rank-one parts of the baseline's error had random signs; 0 for many."""
+    """The scale's noise if parts of rank one of the error had random signs; 0 for many parts."""
 
 
 def judge_gradients(reference: Path, baseline: Path, candidate: Path) -> GradientCheck:

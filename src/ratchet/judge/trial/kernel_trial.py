@@ -130,8 +130,8 @@ class KernelJudge:
         secret = secrets.randbits(48) if seed is None else seed
         clock = Clock(deadline=time.monotonic() + time_limit_s - spent_s, limit_s=time_limit_s)
         trial = KernelTrial(
-            kernel,
-            problem,
+            kernel=kernel,
+            problem=problem,
             threads=self.threads,
             clock=clock,
             secret=secret,

@@ -10,7 +10,7 @@ import contextlib
 import hashlib
 import random
 from collections.abc import Sequence
-from dataclasses import replace
+from dataclasses import dataclass, field, replace
 from functools import partial
 from typing import Any
 
@@ -50,7 +50,6 @@ from ratchet.judge.trial.without_gpu import (
     without_blame,
 )
 from ratchet.judge.verdict import EmulatedCase, Evidence, TimedSample, Verdict
-from ratchet.judge.workers.candidate.architectures import TARGETS
 from ratchet.judge.workers.candidate.model_answer import runnable
 from ratchet.kernels.kernel import Kernel
 from ratchet.problems.problem import Problem
@@ -62,55 +61,43 @@ MARGIN_BYTES = 4 << 30
 """Address space beyond the tensors: the interpreter, threads' stacks, OpenMP."""
 
 
+@dataclass(kw_only=True)
 class KernelTrial:
     """The trial of one kernel on one problem, and its evidence so far."""
 
-    def __init__(
-        self,
-        kernel: Kernel,
-        problem: Problem,
-        *,
-        threads: int,
-        clock: Clock,
-        secret: int,
-        against_compile: bool,
-        ahead: NextLibrary,
-        then: Kernel | None,
-        shared: SharedCompilations,
-        among: int = 1,
-        profiled: Sequence[str] = TARGETS,
-        target: str | None = None,
-        references: CompiledReferences | None = None,
-    ) -> None:
-        """`target` is a GPU whose machine code is emulated; `references` compares its bounds.
+    kernel: Kernel
+    problem: Problem
+    threads: int
+    clock: Clock
+    secret: int
+    against_compile: bool
+    ahead: NextLibrary
+    then: Kernel | None
+    """The kernel that is judged next."""
+    shared: SharedCompilations
+    among: int
+    """Verdicts that together are falsely `proven` no more often than one alone."""
+    profiled: Sequence[str]
+    target: str | None
+    """A GPU whose machine code is emulated."""
+    references: CompiledReferences | None
+    """The bounds that an emulated kernel's are compared with."""
+    evidence: list[Evidence] = field(default_factory=list)
+    samples: list[TimedSample] = field(default_factory=list)
+    emulated: list[EmulatedCase] = field(default_factory=list)
+    accelerator: Accelerator | None = None
+    zygote: CandidateZygote | None = None
 
-        `among` verdicts together are falsely `proven` no more often than one alone.
-        """
-        self.kernel = kernel
-        self.problem = problem
-        self.threads = threads
-        self.clock = clock
-        self.secret = secret
-        self.evidence: list[Evidence] = []
-        self.samples: list[TimedSample] = []
-        self.emulated: list[EmulatedCase] = []
+    def __post_init__(self) -> None:
         self.isolation = isolation_name()
-        self._runnable = runnable(kernel, problem)
-        self._given = problem
-        self.against_compile = against_compile
-        self.ahead, self.then = ahead, then
-        self.shared = shared
-        self.among = among
-        self.profiled = profiled
-        self.target = target
-        self._references = references
-        self.accelerator: Accelerator | None = None
+        self._runnable = runnable(self.kernel, self.problem)
+        self._given = self.problem
         self._is_native = False
         """True if it runs as it is, neither interpreted nor emulated."""
-        self.zygote: CandidateZygote | None = None
         self._is_right = False
         """True once every output was checked."""
-        self.evidence += [Evidence(check="sizes", passed=True, detail=one) for one in problem.notes]
+        notes = self.problem.notes
+        self.evidence += [Evidence(check="sizes", passed=True, detail=one) for one in notes]
 
     @property
     def _has_tiers(self) -> bool:
@@ -213,8 +200,8 @@ class KernelTrial:
             return without_blame(outcome, f"emulated {target}")
         right = right_on(target, self.emulated, self.kernel.source)
         self.evidence += right.evidence
-        if self._references is not None and self.emulated:
-            self.emulated = self._references.compared(self.emulated, self.problem, self.clock)
+        if self.references is not None and self.emulated:
+            self.emulated = self.references.compared(self.emulated, self.problem, self.clock)
             self.evidence += said(self.emulated)
         return right
 
