@@ -12,9 +12,9 @@ from ratchet.base.errors import JudgeError, KernelError
 from ratchet.devices import catalogue
 from ratchet.judge.stage_result import Decided
 from ratchet.judge.static_profile import assembly, bound, kernel_facts
-from ratchet.judge.static_profile.answers import CompiledKernel, read_profile
 from ratchet.judge.static_profile.dot_work import DotCounter, dot_work
 from ratchet.judge.static_profile.inspection import find_case, inspect_kernel
+from ratchet.judge.static_profile.process import CompiledKernel, read_profile
 from ratchet.judge.trial.without_gpu import interpreted, small_cases
 from ratchet.judge.workers.candidate.architectures import (
     ARCHITECTURES,

@@ -86,7 +86,6 @@ _TORCH: Final = (
     *_MODEL,
     "ratchet.problems.dtypes",
     "ratchet.judge.workers.candidate.census",
-    "ratchet.judge.workers.candidate.compilations",
     "ratchet.judge.workers.candidate.device_census",
     "ratchet.judge.workers.candidate.results",
     "ratchet.judge.workers.candidate.with_torch",

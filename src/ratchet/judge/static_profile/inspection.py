@@ -18,9 +18,16 @@ from ratchet.base.process.child import ChildFailure
 from ratchet.base.process.time_limits import Clock
 from ratchet.judge.sandbox.isolation import isolation_name
 from ratchet.judge.static_profile import bound, kernel_facts
-from ratchet.judge.static_profile.answers import CompiledKernel, Launch, Profile, read_profile
 from ratchet.judge.static_profile.dot_work import DotCounter, DotWork
-from ratchet.judge.static_profile.process import ProfileProcess, error_words, hip_interface
+from ratchet.judge.static_profile.process import (
+    CompiledKernel,
+    Launch,
+    Profile,
+    ProfileProcess,
+    error_words,
+    hip_interface,
+    read_profile,
+)
 from ratchet.judge.workers.candidate.architectures import TARGETS, Architecture, find_architectures
 from ratchet.judge.workers.candidate.model_answer import runnable
 from ratchet.judge.workers.serving import Message

@@ -12,8 +12,8 @@ from typing import Any
 from ratchet.devices import matrix
 from ratchet.devices.matrix import MatrixInstruction
 from ratchet.judge.static_profile import assembly
-from ratchet.judge.static_profile.answers import CompiledKernel
 from ratchet.judge.static_profile.assembly import Instruction, KernelCode
+from ratchet.judge.static_profile.process import CompiledKernel
 from ratchet.judge.workers.candidate.architectures import Architecture, occupancy
 
 F8F6F4_TYPES = {0: "fp8", 1: "fp8", 2: "fp6", 3: "fp6", 4: "fp4"}

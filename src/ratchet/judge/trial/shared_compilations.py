@@ -2,8 +2,8 @@
 
 A candidate has up to six processes, and each would probe the compiler and compile the same graphs
 (a softmax's first call takes 16.6 s, and 3.2 s with the graphs at hand). The reference worker is
-trusted, and compiling the reference gives the same graphs. `compilations` says what the candidate
-gets of them.
+trusted, and compiling the reference gives the same graphs. The candidate's worker gets a copy of
+them in its private /tmp.
 """
 
 from __future__ import annotations

@@ -24,7 +24,6 @@ from torch import Tensor
 from ratchet.base.errors import JudgeError, KernelError
 from ratchet.base.process.channel import inherited
 from ratchet.judge.sandbox.confine import EXTENSIONS, confine
-from ratchet.judge.workers.candidate import compilations
 from ratchet.judge.workers.candidate.results import (
     WANTS_FORMS,
     DeclinedCase,
@@ -43,6 +42,16 @@ from ratchet.kernels.kernel import Kernel
 from ratchet.problems.dtypes import DTYPE_CODES
 
 Entry = Callable[..., Any]
+OWN_COMPILATIONS = "/tmp/compilations"
+"""A candidate's own copy of the reference's graphs. They hold code and shapes, but no values, seeds
+or answers."""
+COMPILATION_CACHE = "TORCHINDUCTOR_CACHE_DIR"
+COMPILED = {
+    COMPILATION_CACHE: OWN_COMPILATIONS,
+    "TORCHINDUCTOR_CPP_CACHE_PRECOMPILE_HEADERS": "0",
+}
+"""The environment of a worker that gets such a copy. Making a precompiled header (100 MB) takes
+longer than it saves once the code exists, and its place is part of a graph's key."""
 EMULATOR = "RATCHET_EMULATOR"
 """The variable that names the emulator's library to a kernel's source."""
 DTYPES = {code: getattr(torch, name) for name, code in DTYPE_CODES.items()}
@@ -233,9 +242,9 @@ def _take_files(told: dict[str, Any], descriptors: list[int]) -> None:
         os.environ[EMULATOR] = f"/proc/self/fd/{descriptors[0]}"
         descriptors = descriptors[1:]
     for (what, files), descriptor in zip(told.items(), descriptors, strict=True):
-        folder = os.environ[EXTENSIONS] if what == "extensions" else compilations.OWN
+        folder = os.environ[EXTENSIONS] if what == "extensions" else OWN_COMPILATIONS
         if what == "compilations":
-            os.environ.update(compilations.ENVIRONMENT)
+            os.environ.update(COMPILED)
         with contextlib.suppress(OSError):
             PackedFiles(files=files, descriptor=descriptor).unpack(Path(folder))
         os.close(descriptor)

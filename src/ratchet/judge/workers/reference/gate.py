@@ -111,11 +111,13 @@ def _taken(outputs: Sequence[Tensor], places: Sequence[Tensor | None]) -> Output
 
 
 def _run(reference: Reference, inputs: Sequence[Tensor], case: Case) -> Outputs:
-    own = [
-        tensor.clone() if spec.in_place else tensor
-        for spec, tensor in zip(case.inputs, inputs, strict=True)
-    ]
-    return list(reference(*own, case.scalars))
+    return list(reference(*owned(case, inputs), case.scalars))
+
+
+def owned(case: Case, inputs: Sequence[Tensor]) -> Outputs:
+    """Return the inputs of a call, with copies of those that it changes."""
+    pairs = zip(case.inputs, inputs, strict=True)
+    return [tensor.clone() if spec.in_place else tensor for spec, tensor in pairs]
 
 
 def _constants(outputs: Sequence[Tensor], few: Sequence[Tensor]) -> Iterator[Outputs]:

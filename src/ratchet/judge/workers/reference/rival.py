@@ -11,31 +11,34 @@ The first zygote also forks the keepers of problem files, which need torch too.
 
 from __future__ import annotations
 
+import contextlib
 import functools
 import importlib
 import os
 import resource
 import secrets
+import signal
 import socket
 import warnings
-from collections.abc import Sequence
+from collections.abc import Callable, Iterator, Sequence
 from typing import Any, NoReturn
 
 import torch
 from torch import Tensor
 
+from ratchet.base.errors import KernelError
 from ratchet.base.process import families
 from ratchet.base.process.channel import Channel, close_descriptors, open_pair
 from ratchet.judge.sandbox import system_calls
-from ratchet.judge.workers.candidate import compilations
-from ratchet.judge.workers.candidate.with_torch import Entry, TorchWorker, settle
+from ratchet.judge.workers.candidate.with_torch import COMPILATION_CACHE, Entry, TorchWorker, settle
 from ratchet.judge.workers.memory.device import WorkerDevice, open_device
 from ratchet.judge.workers.memory.mapping import shift_heap
+from ratchet.judge.workers.reference.gate import owned
 from ratchet.judge.workers.serving import Message, Reply, serve, serve_forks
 from ratchet.problems import file_keeper
 from ratchet.problems.gradients import gradient_of
 from ratchet.problems.on_cores import on_cores
-from ratchet.problems.problem import Case, Problem
+from ratchet.problems.problem import Case, Problem, Reference
 from ratchet.problems.source_module import run_source
 
 MOST_CPU_S = 1_000_000
@@ -51,7 +54,7 @@ class RivalWorker(TorchWorker):
         problem = Problem.from_json(message["problem"])
         self._device = open_device(message["device"])
         if message["compiled"]:
-            with compilations.alarm(message["limit_s"]):
+            with alarm(message["limit_s"]):
                 self._entry = _compiled(problem, self._device)
         else:
             self._entry = problem.load_timed()
@@ -129,7 +132,7 @@ def _compiled(problem: Problem, device: WorkerDevice) -> Entry:
     compiled = problem.compile_reference()
     for case in problem.cases:
         if case.timed:
-            compilations.warm(compiled, case, functools.partial(draw, case))
+            warm(compiled, case, functools.partial(draw, case))
     return compiled
 
 
@@ -141,3 +144,51 @@ def _confine() -> None:
     families.prctl(families.PR_SET_NO_NEW_PRIVS, 1)
     if system_calls.known():
         system_calls.deny_needless(among_others=False, local_sockets=False)
+
+
+@contextlib.contextmanager
+def kept_in(folder: str) -> Iterator[None]:
+    """Keep what is compiled inside in the folder, with the checks of the CPU's vectors."""
+    import torch._inductor.config as config
+
+    before = os.environ.get(COMPILATION_CACHE)
+    os.environ[COMPILATION_CACHE] = folder
+    try:
+        with config.patch(cpp_cache_precompile_headers=False):
+            yield
+            _check_vectors()
+    finally:
+        if before is None:
+            os.environ.pop(COMPILATION_CACHE, None)
+        else:
+            os.environ[COMPILATION_CACHE] = before
+
+
+def _check_vectors() -> None:
+    """Compile Inductor's checks of the CPU's vectors, whose result this process may have cached."""
+    from torch._inductor import cpu_vec_isa
+
+    for isa in cpu_vec_isa.valid_vec_isa_list():
+        isa.check_build(cpu_vec_isa.VecISA._avx_code)
+
+
+def warm(compiled: Reference, case: Case, draw: Callable[[], Sequence[Tensor]]) -> None:
+    """Call it twice on inputs of a case: the first call compiles, and the second may again."""
+    for _ in range(2):
+        compiled(*owned(case, draw()), case.scalars)
+
+
+@contextlib.contextmanager
+def alarm(limit_s: float) -> Iterator[None]:
+    """Raise KernelError inside if it takes longer than the limit."""
+
+    def ring(number: int, frame: Any) -> None:
+        raise KernelError(f"torch.compile took longer than {limit_s:.0f} s")
+
+    before = signal.signal(signal.SIGALRM, ring)
+    signal.setitimer(signal.ITIMER_REAL, limit_s)
+    try:
+        yield
+    finally:
+        signal.setitimer(signal.ITIMER_REAL, 0)
+        signal.signal(signal.SIGALRM, before)

@@ -22,13 +22,12 @@ from ratchet.base.errors import JudgeError, KernelError
 from ratchet.base.process import families
 from ratchet.base.process.channel import inherited
 from ratchet.judge.workers.arm import extend_import_path
-from ratchet.judge.workers.candidate import compilations
 from ratchet.judge.workers.memory.device import WorkerDevice, find_gpu, open_device
 from ratchet.judge.workers.memory.layout import span
 from ratchet.judge.workers.memory.shared_batch import SharedBatch
 from ratchet.judge.workers.reference import rounding
-from ratchet.judge.workers.reference.gate import check_repeats, elements, gate, widen
-from ratchet.judge.workers.reference.rival import start_zygote
+from ratchet.judge.workers.reference.gate import check_repeats, elements, gate, owned, widen
+from ratchet.judge.workers.reference.rival import alarm, kept_in, start_zygote, warm
 from ratchet.judge.workers.serving import Message, Reply, serve
 from ratchet.problems.dependence import inert_input
 from ratchet.problems.free_memory import check_fits
@@ -111,7 +110,7 @@ class ReferenceWorker:
     def _compile_into(self, message: Message) -> Reply:
         """Compile the reference for the form of every case, into a folder."""
         assert self._problem is not None
-        with compilations.alarm(message["limit_s"]), compilations.kept_in(message["folder"]):
+        with alarm(message["limit_s"]), kept_in(message["folder"]):
             compiled = self._problem.compile_reference()
             met = set()
             for case in self._problem.cases:
@@ -122,7 +121,7 @@ class ReferenceWorker:
         return {"value": None}, []
 
     def _warm(self, compiled: Reference, case: Case) -> None:
-        compilations.warm(compiled, case, lambda: self._inputs(case, self._rng.getrandbits(48)))
+        warm(compiled, case, lambda: self._inputs(case, self._rng.getrandbits(48)))
 
     def _hand_out_zygote(self, _: Message) -> Reply:
         assert self._zygote is not None
@@ -191,11 +190,7 @@ class ReferenceWorker:
     def _call(self, inputs: Sequence[Tensor], case: Case) -> list[Tensor]:
         """Call the reference on copies of in-place tensors; check that it returns tensors."""
         assert self._reference is not None and self._problem is not None
-        own = [
-            tensor.clone() if spec.in_place else tensor
-            for spec, tensor in zip(case.inputs, inputs, strict=True)
-        ]
-        outputs = self._reference(*own, case.scalars)
+        outputs = self._reference(*owned(case, inputs), case.scalars)
         if not isinstance(outputs, tuple) or not all(isinstance(o, Tensor) for o in outputs):
             raise KernelError(
                 f"the reference of {self._problem.name!r} must return a tuple of tensors, "
