@@ -18,7 +18,7 @@ from ratchet.devices import catalogue
 from ratchet.judge.sandbox import isolation
 from ratchet.judge.static_profile import tools
 from ratchet.judge.static_profile.inspection import inspect_kernel
-from ratchet.judge.trial.kernel_trial import judge_kernel
+from ratchet.judge.trial.kernel_trial import KernelJudge
 from ratchet.judge.trial.readiness import why_no_kernels
 from ratchet.judge.workers.candidate.architectures import ARCHITECTURES, TARGETS
 from ratchet.kernels.kernel import Kernel
@@ -303,7 +303,8 @@ def test_the_compiler_of_a_hostile_source_sees_no_file_of_the_host(tmp_path: Pat
 @needs_hip
 @pytest.mark.usefixtures("profiled")
 def test_a_verdict_on_a_hip_kernel_carries_its_profile() -> None:
-    verdict = judge_kernel(given.hip_kernel(), given.problem("add"))
+    with KernelJudge() as judge:
+        verdict = judge.judge(given.hip_kernel(), given.problem("add"))
     assert verdict.status == "unmeasured"
     assert verdict.static is not None
     assert verdict.static["targets"]["gfx942"]["kernels"][0]["name"] == "row_scale"

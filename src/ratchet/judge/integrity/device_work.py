@@ -11,7 +11,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any, Final
 
-from ratchet.judge.integrity.library_ops import declared
+from ratchet.judge.integrity.library_ops import declared, whole
 from ratchet.judge.stage_result import Decided, Ok, fault
 from ratchet.judge.verdict import Evidence
 from ratchet.kernels.kernel import Kernel
@@ -61,7 +61,7 @@ def read_device_census(told: Any) -> DeviceCount:
             kernels=_counts(told["kernels"]),
             elsewhere=_counts(told["elsewhere"]),
             **{
-                name: _whole(told[name])
+                name: whole(told[name])
                 for name in ("streams", "graphs", "launches", "kept_bytes", "calls")
             },
         )
@@ -120,19 +120,13 @@ def is_own(name: str, problem: Problem, kernel: Kernel) -> bool:
 
 
 def _counts(told: Any) -> dict[str, tuple[int, int]]:
-    return {_text(name): (_whole(one[0]), _whole(one[1])) for name, one in told.items()}
+    return {_text(name): (whole(one[0]), whole(one[1])) for name, one in told.items()}
 
 
 def _text(name: Any) -> str:
     if not isinstance(name, str):
         raise TypeError
     return name
-
-
-def _whole(value: Any) -> int:
-    if type(value) is not int or not 0 <= value < 1 << 62:
-        raise ValueError
-    return value
 
 
 def _name(name: str) -> str:

@@ -95,9 +95,9 @@ def read_census(layout: BatchLayout, told: Any) -> CaseCensus:
         return CaseCensus(
             elements=sum(math.prod(slot.size) for slot in layout.calls[0]),
             output_elements=sum(math.prod(slot.size) for slot in layout.answers(0)),
-            ops={_name(name): _count(counts[1]) for name, counts in ops.items()},
-            programs={_name(name): _count(counts[1]) for name, counts in launches.items()},
-            stored=sum(_count(counts[2]) for counts in launches.values()),
+            ops={_name(name): whole(counts[1]) for name, counts in ops.items()},
+            programs={_name(name): whole(counts[1]) for name, counts in launches.items()},
+            stored=sum(whole(counts[2]) for counts in launches.values()),
             emulated=told.get("emulated"),
         )
     except (KeyError, TypeError, IndexError, AttributeError, ValueError) as error:
@@ -193,7 +193,8 @@ def _name(name: Any) -> str:
     return "".join(c if c.isprintable() else "?" for c in name)[:80]
 
 
-def _count(value: Any) -> int:
+def whole(value: Any) -> int:
+    """Return a reported count; raises ValueError if it is none."""
     if type(value) is not int or not 0 <= value < 1 << 62:
         raise ValueError
     return value

@@ -37,6 +37,8 @@ WORK_S = 120.0
 time limit."""
 TORCH_BYTES = 32 << 30
 """Address space that torch takes."""
+MARGIN_BYTES = 4 << 30
+"""Address space beyond the tensors: the interpreter, threads' stacks, OpenMP."""
 VARIED_S = 0.3
 """Seconds for checking a timed case with values of hidden ones."""
 COMPILE_LIMIT_S, COMPILE_SHARE, COMPILE_LEAST_S = 60.0, 0.5, 5.0
@@ -142,7 +144,8 @@ class OpenProblem:
     def memory_bytes(self, kernel: Kernel) -> int:
         """Return the address space for the largest case, copies of it, and torch if needed."""
         largest = max(case.bytes for case in self.cases)
-        return int(8 * largest) + (TORCH_BYTES if kernel.language in WITH_TORCH else (1 << 30))
+        needed = TORCH_BYTES if kernel.language in WITH_TORCH else 1 << 30
+        return int(8 * largest) + needed + MARGIN_BYTES
 
     def ask(self, **message: Any) -> Message:
         """Ask the reference worker; raises ReferenceFault if it reports an error."""

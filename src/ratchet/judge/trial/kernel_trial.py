@@ -243,16 +243,3 @@ class KernelJudge:
         if self._reference is None or not self._reference.alive:
             self._reference = ReferenceProcess(threads=self.threads)
         return self._reference
-
-
-def judge_kernel(
-    kernel: Kernel,
-    problem: Problem,
-    *,
-    time_limit_s: float = 60.0,
-    threads: int | None = None,
-    seed: int | None = None,
-) -> Verdict:
-    """Return one verdict, from a judge of its own; see KernelJudge.judge."""
-    with KernelJudge(threads=threads) as judge:
-        return judge.judge(kernel, problem, time_limit_s=time_limit_s, seed=seed)

@@ -57,8 +57,6 @@ from ratchet.problems.problem import Problem
 PROFILED = ("triton", "hip")
 FEWEST_CALLS = 2
 """Calls of a batch if the kernel returns its outputs: kept together, they cannot be one buffer."""
-MARGIN_BYTES = 4 << 30
-"""Address space beyond the tensors: the interpreter, threads' stacks, OpenMP."""
 
 
 @dataclass(kw_only=True)
@@ -270,7 +268,7 @@ class KernelTrial:
             self._runnable,
             timed=plan.LAUNCHES if timed_here else 0,
             threads=self.threads,
-            memory_bytes=opened.memory_bytes(self._runnable) + MARGIN_BYTES,
+            memory_bytes=opened.memory_bytes(self._runnable),
             clock=self.clock,
             accelerator=self.accelerator,
             compilations=compilations.value,

@@ -37,7 +37,6 @@ MORE_CASES: Final = 2
 """Untimed cases checked besides the timed ones, drawn anew for each screening."""
 BUDGET_S: Final = 2.0
 """A group's rounds begin within this time; only the first ones may begin later."""
-MARGIN_BYTES: Final = 4 << 30
 INTERPRETED: Final = (
     "right on the cases that were drawn, in Triton's interpreter; there is no GPU to time it on"
 )
@@ -110,10 +109,7 @@ class ScreeningRun:
         zygote_of: Callable[[Kernel], CandidateZygote | None],
     ) -> None:
         """Screen the candidates group by group, compiled ones first."""
-        memory_bytes = {
-            one.kernel.language: opened.memory_bytes(one.runnable) + MARGIN_BYTES
-            for one in self._all
-        }
+        memory_bytes = {one.kernel.language: opened.memory_bytes(one.runnable) for one in self._all}
 
         def start(entrant: Entrant) -> None:
             library = pool.fetch(entrant.kernel) if entrant.kernel.language == "cpp" else None

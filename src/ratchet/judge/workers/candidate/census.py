@@ -11,7 +11,7 @@ import ctypes
 import math
 import secrets
 import sys
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from typing import Any, Final
 
@@ -131,16 +131,11 @@ class Census:
                 self._add("torch.from_numpy", array.size)
             return back(array)
 
-        module: Any = torch
-        for name in originals:
-            setattr(torch.Tensor, name, noted(name))
-        module.from_numpy = from_numpy
-        try:
+        with (
+            _replaced(torch.Tensor, {name: noted(name) for name in originals}),
+            _replaced(torch, {"from_numpy": from_numpy}),
+        ):
             yield
-        finally:
-            module.from_numpy = back
-            for name, original in originals.items():
-                setattr(torch.Tensor, name, original)
 
     @contextmanager
     def _interpreter(self) -> Iterator[None]:
@@ -177,15 +172,11 @@ class Census:
 
             return write
 
-        executor.__call__ = launch
-        for name in stores:
-            setattr(builder, name, store(name))
-        try:
+        with (
+            _replaced(executor, {"__call__": launch}),
+            _replaced(builder, {name: store(name) for name in stores}),
+        ):
             yield
-        finally:
-            executor.__call__ = call
-            for name, original in stores.items():
-                setattr(builder, name, original)
 
     @contextmanager
     def _emulator(self) -> Iterator[None]:
@@ -210,12 +201,8 @@ class Census:
             add_launch(self._emulated, done)
             return done
 
-        launcher.run = counted
-        try:
-            with self._addresses():
-                yield
-        finally:
-            launcher.run = run
+        with _replaced(launcher, {"run": counted}), self._addresses():
+            yield
 
     @contextmanager
     def _addresses(self) -> Iterator[None]:
@@ -238,17 +225,26 @@ class Census:
         if not _hooked:
             sys.addaudithook(_heard)
             _hooked.append(True)
-        module: Any = ctypes
-        originals = {name: getattr(module, name) for name in UNHEARD}
-        for name in UNHEARD:
-            setattr(module, name, noted(name))
+        originals = {name: getattr(ctypes, name) for name in UNHEARD}
         _listening.append(addressed)
         try:
-            yield
+            with _replaced(ctypes, {name: noted(name) for name in UNHEARD}):
+                yield
         finally:
             _listening.pop()
-            for name, original in originals.items():
-                setattr(module, name, original)
+
+
+@contextmanager
+def _replaced(owner: Any, new: Mapping[str, Any]) -> Iterator[None]:
+    """Replace attributes inside."""
+    before = {name: getattr(owner, name) for name in new}
+    for name, value in new.items():
+        setattr(owner, name, value)
+    try:
+        yield
+    finally:
+        for name, value in before.items():
+            setattr(owner, name, value)
 
 
 def add_launch(told: dict[str, dict[str, Any]], done: Any) -> None:
