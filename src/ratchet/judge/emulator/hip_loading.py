@@ -105,7 +105,7 @@ class _Asked(ctypes.Structure):
     )
 
 
-class DeviceBlock:
+class ClosedBlock:
     """A stretch of the pretended GPU's memory, closed to the host code."""
 
     def __init__(self, size: int) -> None:
@@ -160,7 +160,7 @@ class HipProgram:
         """Bytes of the smallest output's element, to count the elements that launches store."""
         self._assembly = assembly
         self._kernel = functools.cache(self._decoded)
-        self._blocks: dict[int, DeviceBlock] = {}
+        self._blocks: dict[int, ClosedBlock] = {}
         self._error: Exception | None = None
         handle = os.memfd_create("host")
         os.write(handle, host)
@@ -229,10 +229,10 @@ class HipProgram:
             flat.copy_(tensor.as_strided((span,), (1,)))  # elements may share memory
         return flat.as_strided(tensor.shape, tensor.stride())
 
-    def _block(self, size: int) -> DeviceBlock:
+    def _block(self, size: int) -> ClosedBlock:
         if size + sum(one.size for one in self._blocks.values()) > MOST_BYTES:
             raise KernelError(f"a call with more than {MOST_BYTES >> 30} GiB is not emulated")
-        block = DeviceBlock(size)
+        block = ClosedBlock(size)
         block.bytes.fill_(255)  # what nobody wrote is NaN, or -1
         self._blocks[block.address] = block
         return block
