@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
+import contextlib
 import logging
 import os
 import secrets
 import time
-from collections.abc import Sequence
+from collections.abc import Callable, Iterator, Sequence
 
 from ratchet.base.errors import CompilerMissing, JudgeError, RatchetError
 from ratchet.base.process.time_limits import Clock, OutOfTime
@@ -144,31 +145,40 @@ class KernelJudge:
             target=target,
             references=self._references if compared else None,
         )
+        answers: list[Decided] = []
+        with self._failing_closed(answers.append):
+            answers.append(self._decide(trial, device))
+        self._ahead.resume()
+        return trial.verdict(answers[-1])
+
+    def _decide(self, trial: KernelTrial, device: str | Accelerator) -> Decided:
         try:
-            decided = self._decide(trial, device)
+            accelerator = self._accelerator(trial.kernel, "cpu" if trial.target else device)
+            if isinstance(accelerator, Decided):
+                return accelerator
+            trial.use(accelerator, self._zygote_for(trial.kernel.language, accelerator))
+            return trial.run(self._worker())
         except CandidateFault as fault:
-            decided = fault.decided
-        except CompilerMissing:
-            raise
+            return fault.decided
         except OutOfTime as error:
             decided = trial.out_of_time(error)
             self.close()
+            return decided
+
+    @contextlib.contextmanager
+    def _failing_closed(self, answer: Callable[[Decided], None]) -> Iterator[None]:
+        """Answer `unmeasured` for a fault of the judge, and end its processes."""
+        try:
+            yield
+        except CompilerMissing:
+            raise
         except (RatchetError, OSError) as error:  # never a win, and the reason says what happened
             LOG.warning("the judge could not finish: %s", error)
-            decided = Decided("unmeasured", f"the judge could not do its work: {error}")
+            answer(Decided("unmeasured", f"the judge could not do its work: {error}"))
             self.close()
         except BaseException:  # also Ctrl-C: the reference worker's state is unknown
             self.close()
             raise
-        self._ahead.resume()
-        return trial.verdict(decided)
-
-    def _decide(self, trial: KernelTrial, device: str | Accelerator) -> Decided:
-        accelerator = self._accelerator(trial.kernel, "cpu" if trial.target else device)
-        if isinstance(accelerator, Decided):
-            return accelerator
-        trial.use(accelerator, self._zygote_for(trial.kernel.language, accelerator))
-        return trial.run(self._worker())
 
     def screen(
         self,
@@ -189,22 +199,11 @@ class KernelJudge:
         secret = secrets.randbits(48) if seed is None else seed
         clock = QuickClock.of_s(time_limit_s)
         parts = ScreeningParts(problem, kernels, best, threads=self.threads, clock=clock)
-        try:
+        with contextlib.closing(parts), self._failing_closed(parts.decide_all):
             for run in parts.runs:
                 self._screener.run(
                     run, self._worker, secret, lambda one: self._zygote_for(one.language, None)
                 )
-        except CompilerMissing:
-            raise
-        except (RatchetError, OSError) as error:
-            LOG.warning("the judge could not finish: %s", error)
-            parts.decide_all(Decided("unmeasured", f"the judge could not do its work: {error}"))
-            self.close()
-        except BaseException:  # also Ctrl-C: the reference worker's state is unknown
-            self.close()
-            raise
-        finally:
-            parts.close()
         return parts.answers()
 
     @property
