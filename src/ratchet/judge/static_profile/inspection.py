@@ -12,6 +12,7 @@ import importlib.util
 import math
 from collections.abc import Sequence
 from dataclasses import asdict, replace
+from typing import Any
 
 from ratchet.base.errors import JudgeError, KernelError, RatchetError
 from ratchet.base.process.child import ChildFailure
@@ -37,6 +38,8 @@ from ratchet.problems.problem import LARGEST_FIRST, Case, Problem
 TRITON_PACKAGES = ("triton", "pytorch-triton-rocm", "triton-rocm", "pytorch-triton")
 """Names of the package `triton`, by its builder."""
 DOT_TIME_LIMIT_S = 8.0
+Document = dict[str, Any]
+"""A profile as a JSON object (docs/how-to/inspect.md)."""
 ACTIONS = {"triton": "python", "torch": "python", "hip": "hip"}
 LOADED = """\
 import tempfile
@@ -56,7 +59,7 @@ def inspect_kernel(
     *,
     case: str | None = None,
     time_limit_s: float = 180.0,
-) -> Message:
+) -> Document:
     """Return a kernel's static profile for each target, as JSON; see docs/how-to/inspect.md.
 
     The launches are those of `case`, by default the largest timed case of the problem's largest
@@ -103,7 +106,7 @@ def find_action(language: Language) -> str:
     return action
 
 
-def _document_of(kernel: Kernel, action: str, case: Case | None) -> Message:
+def _document_of(kernel: Kernel, action: str, case: Case | None) -> Document:
     """Return the fields of every answer."""
     return {
         "kernel": kernel.name,
@@ -117,7 +120,7 @@ def _document_of(kernel: Kernel, action: str, case: Case | None) -> Message:
     }
 
 
-def all_compiled(document: Message) -> bool:
+def all_compiled(document: Document) -> bool:
     """Return True if there is a profile for every target."""
     targets = document["targets"].values()
     return bool(targets) and all(one["kernels"] and not one["error"] for one in targets)
@@ -125,7 +128,7 @@ def all_compiled(document: Message) -> bool:
 
 def profile_in_verdict(
     kernel: Kernel, problem: Problem, targets: Sequence[str], clock: Clock
-) -> Message:
+) -> Document:
     """Return the profile within the rest of a verdict's time, or why there is none."""
     try:
         return inspect_kernel(kernel, problem, targets, time_limit_s=clock.left_s)
@@ -163,9 +166,9 @@ def _compiler(action: str) -> str:
 
 def _target(
     process: ProfileProcess, message: Message, architecture: Architecture, counter: DotCounter
-) -> Message:
+) -> Document:
     """Return one target's part of the document; never raises for what the candidate did."""
-    nothing: Message = {"kernels": [], "bounds": [], "skipped_configs": 0}
+    nothing: Document = {"kernels": [], "bounds": [], "skipped_configs": 0}
     try:
         profile = read_profile(process.ask(message))
     except ChildFailure as error:
@@ -197,7 +200,7 @@ def _message(
     }
 
 
-def _read(profile: Profile, architecture: Architecture, counter: DotCounter) -> Message:
+def _read(profile: Profile, architecture: Architecture, counter: DotCounter) -> Document:
     kernels, works, unread = [], [], []
     for key, kernel in profile.kernels.items():
         launches = [one for one in profile.launches if one.kernel == key]
@@ -232,7 +235,7 @@ def _document(
     launches: Sequence[Launch],
     kept: Sequence[Launch],
     dots: Sequence[DotWork | None],
-) -> Message:
+) -> Document:
     """Return the facts from the launches, without the machine code."""
     first = next(iter([*kept, *launches]), None)
     return {
