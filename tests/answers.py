@@ -47,7 +47,7 @@ def is_right_answer(status: str, reason: str) -> bool:
     That a right kernel is also proven or found slower is asked where launches are enough for it.
     """
     doubted = status == "unmeasured" and reason.startswith("right, but")
-    return status in RIGHT or (doubted and "nobody can say" not in reason)
+    return status in RIGHT or (doubted and "cannot tell whose work" not in reason)
 
 
 def is_right(verdict: Verdict) -> bool:

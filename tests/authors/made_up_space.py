@@ -17,7 +17,7 @@ from simulated_machine import Machine, simulate, to_samples
 from ratchet.authors.author import Answer, Proposal, Schedule
 from ratchet.base.errors import JudgeError
 from ratchet.court.terms import JudgedKernel, Terms
-from ratchet.judge.decided import Ok
+from ratchet.judge.stage_result import Ok
 from ratchet.judge.trial.timing import decide, group_sequential, plan
 from ratchet.judge.trial.timing.arms import CANDIDATE, REFERENCE, TWIN
 from ratchet.judge.trial.timing.group_sequential import time_until_answered

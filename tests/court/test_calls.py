@@ -200,9 +200,9 @@ def test_a_mistake_in_an_argument_is_one_line(argument: dict[str, Any], words: s
 
 
 def test_what_is_no_kernel_and_no_problem() -> None:
-    with pytest.raises(KernelError, match="is no problem: give a file"):
+    with pytest.raises(KernelError, match="is not a problem: give a file"):
         as_problem(3)  # type: ignore[arg-type]
-    with pytest.raises(KernelError, match="is no kernel: give a file"):
+    with pytest.raises(KernelError, match="is not a kernel: give a file"):
         as_kernel(None, as_problem("squared_relu"))  # type: ignore[arg-type]
 
 

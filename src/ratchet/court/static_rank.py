@@ -1,6 +1,6 @@
 """Rank Triton kernels where there is no GPU: by the machine code that AMD's compiler makes.
 
-The order is that of the bound on the time by the emulator's counts (`judge.estimates.bound`),
+The order is that of the bound by the emulator's counts (`judge.emulator.estimates.bound`),
 then of spilled registers, then of occupancy. Nothing is measured: it is an order to look at kernels
 in, and no speed.
 """

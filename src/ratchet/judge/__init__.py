@@ -1,17 +1,17 @@
 """The judge: decides, alone, whether a kernel or a lever is right and faster. It fails closed.
 
-Import its parts by name (`ratchet.judge.steps.arms`, ...): the workers of the sandbox start from
-this package too, and must not pay for, or see, more than they need. From the top:
+Import its parts by name (`ratchet.judge.steps.arms`, ...). The workers of the sandbox start from
+this package too, and must neither load nor see more than they need. From the top:
 
     api             a kernel and a problem, given by path, name or object; screening
     trial           one kernel's trial: compile, check, time, conclude
-    static_profile  what a kernel compiles to on GPUs that are not here
-    integrity       whose work it is: threads, call order, late writes, libraries
+    emulator        the machine code of AMD GPUs, executed on a CPU; bounds from its counts
+    static_profile  what a kernel compiles to for GPUs that are not here
+    integrity       whose work it is: thread samples, call order, outputs, libraries
     workers         programs that run in processes of their own
     sandbox         where a candidate is confined
     steps           whole training steps: arms, gradients and losses compared
-    process         a child, its channel, its family
-    options, verdict, decided, revision: what one asks for, and what one gets
+    options, verdict, stage_result, revision: what one asks for, and what one gets
 
 The package is also the function `ratchet.judge(kernel, problem)`, which asks the court: see
 `ratchet.court.calls.judge`. `ratchet.judge.screen(problem, kernels)` is `api.screen`.

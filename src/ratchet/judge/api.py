@@ -39,7 +39,7 @@ def screen(
     threads: int | None = None,
     seed: int | None = None,
 ) -> tuple[Screening, ...]:
-    """Estimate which of many kernels are worth a verdict; one answer each, in their order.
+    """Estimate which of many kernels are worth a verdict; return one answer each, in order.
 
     Nothing is stored. The kernels are checked on a few secret cases, and timed together with `best`
     and the reference on the machine's cores. An answer is at best `screened`, an estimate: only
@@ -47,8 +47,7 @@ def screen(
     what screening leaves out.
 
     Raises:
-        RatchetError: a file that cannot be read or is not what it should be, an unknown name, a
-            value that an argument cannot have.
+        RatchetError: a file is unreadable or invalid, a name unknown, or an argument out of range.
     """
     from ratchet.judge.trial.kernel_trial import KernelJudge
 
@@ -72,11 +71,11 @@ def as_problem(
     time_limit_s: float | None = None,
     describe: Describe | None = None,
 ) -> Problem:
-    """The problem of a file or a name, or a Problem; with the task that is asked for.
+    """Return the problem of a file, a name or a Problem, with the wanted task.
 
     Its cases are those of the first of `tiers` that it has. Without tiers they are those of the
-    tier that is judged by default (JUDGED_AT), or all that a Problem has. `describe` runs a file
-    beside a judge (`KernelJudge.describe`).
+    default tier (JUDGED_AT), or all cases of a Problem. `describe` runs a file in a process of a
+    judge (`KernelJudge.describe`).
     """
     from ratchet.problems.problem_file import LOADING_LIMIT_S, load_problem, with_text
 
@@ -94,7 +93,7 @@ def as_problem(
             describe=describe,
         )
     else:
-        raise KernelError(f"{problem!r:.60} is no problem: give a file, a name or a Problem")
+        raise KernelError(f"{problem!r:.60} is not a problem: give a file, a name or a Problem")
     return found if task is None else replace(found, task=task)
 
 
@@ -104,9 +103,9 @@ def check_texts(
     *,
     entry: str | None = None,
 ) -> Kernel | None:
-    """Raise the KernelError that a name and two files show before anything is loaded or run.
+    """Raise the KernelErrors that names and files show before anything is loaded or run.
 
-    The kernel is returned where it is a file; it has no entry yet where only its problem names one.
+    Returns the kernel of a file. It has no entry yet if only its problem names one.
     """
     from ratchet.kernels.kernel_file import load_kernel
     from ratchet.problems.problem_file import default_entry, problem_name
@@ -122,14 +121,14 @@ def check_texts(
 def as_kernel(
     kernel: Kernel | str | os.PathLike[str], problem: Problem, *, entry: str | None = None
 ) -> Kernel:
-    """The kernel of a file; its entry is the problem's name where the file holds one of it.
+    """Return the kernel of a file; its entry is the function with the problem's name.
 
-    Where that name is no identifier, a file's only function may have any name.
+    If that name is no identifier, a file's only function may have any name.
     """
     if isinstance(kernel, Kernel):
         return kernel
     if not isinstance(kernel, (str, os.PathLike)):
-        raise KernelError(f"{kernel!r:.60} is no kernel: give a file or a Kernel")
+        raise KernelError(f"{kernel!r:.60} is not a kernel: give a file or a Kernel")
     from ratchet.kernels.kernel_file import load_kernel
     from ratchet.problems.problem_file import default_entry
 

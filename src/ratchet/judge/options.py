@@ -1,4 +1,4 @@
-"""The options of a call to the judge, from the command line's text or from Python's values."""
+"""Parse the options of a call to the judge, given as text or as values of Python."""
 
 from __future__ import annotations
 
@@ -14,37 +14,37 @@ from ratchet.problems.problem import Task, Tier
 Scale = float | Literal["auto"] | None
 SHORTEST_LIMIT_S = 1.0
 LANGUAGES: Final[tuple[Language, ...]] = ("cpp", "torch", "triton")
-"""What can be judged at all."""
+"""Languages that can be judged."""
 WITH_TORCH: Final[tuple[Language, ...]] = ("torch", "triton")
-"""Python's: their worker imports torch, and is the only one that can use a GPU."""
+"""Languages in Python: their worker imports torch, and only it can use a GPU."""
 EMULATED: Final = ("gfx90a", "gfx942", "gfx950", "gfx1100", "gfx1201")
 """Targets whose machine code the emulator executes."""
 
 
 def parse_tier(given: object) -> Tier:
-    """One of the tiers."""
+    """Return one of the tiers."""
     return cast(Tier, one_of("tier", given, get_args(Tier)))
 
 
 def parse_task(given: object) -> Task:
-    """`own` or `any`."""
+    """Return `own` or `any`."""
     return cast(Task, one_of("task", given, get_args(Task)))
 
 
 def parse_device(given: object) -> str:
-    """`auto`, `cpu`, `cuda` or `cuda:N`; whether it is there is the judge's to say."""
+    """Return `auto`, `cpu`, `cuda` or `cuda:N`; the judge finds out whether it exists."""
     if not isinstance(given, str) or not re.fullmatch(r"auto|cpu|cuda(:[0-9]+)?", given):
         raise RatchetError(f"no device {given!r}: use auto, cpu, cuda or cuda:N")
     return given
 
 
 def parse_target(given: object) -> str:
-    """An AMD GPU whose machine code can be emulated."""
+    """Return an AMD GPU whose machine code can be emulated."""
     return one_of("target", given, EMULATED)
 
 
 def parse_scale(given: object) -> Scale:
-    """`auto`, or a factor above 0 and at most 1; None for 1."""
+    """Return `auto`, or a factor above 0 and below 1; None for 1."""
     if given is None or given == "auto":
         return cast(Scale, given)
     factor = _number(given)
@@ -54,28 +54,28 @@ def parse_scale(given: object) -> Scale:
 
 
 def parse_time_limit_s(given: object) -> float:
-    """Return the seconds of a verdict's limit; at least one."""
+    """Return a verdict's limit in seconds, at least one."""
     return parse_duration_s(given, "time limit", least_s=SHORTEST_LIMIT_S)
 
 
 def parse_threads(given: object) -> int | None:
-    """Parse the number of this process's cores that both sides may use; None for all."""
+    """Return the number of cores that both sides may use; None for all of this process."""
     if given is None:
         return None
     if isinstance(given, bool) or not isinstance(given, int) or given < 1:
-        raise RatchetError(f"threads {given!r} is no number of cores: give 1 or more")
+        raise RatchetError(f"threads {given!r} is not a number of cores: give 1 or more")
     return given
 
 
 def one_of(what: str, given: object, known: tuple[str, ...]) -> str:
-    """Return a name that is among the known ones; a RatchetError lists them."""
+    """Return a known name; raises RatchetError with all of them for another."""
     if given not in known:
         raise RatchetError(f"unknown {what} {given!r}: use one of {', '.join(known)}")
     return given
 
 
 def _number(given: Any) -> float:
-    """A number, or the text of one; NaN where it is neither."""
+    """Return a number, also from its text; NaN for anything else."""
     if isinstance(given, bool):
         return math.nan
     try:

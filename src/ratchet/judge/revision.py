@@ -1,4 +1,4 @@
-"""The revision of the judge: a verdict proves nothing any more once its judge has changed."""
+"""The revision of the judge: a verdict is void once its judge has changed."""
 
 from __future__ import annotations
 
@@ -15,12 +15,12 @@ PARTS: Final = (
     "kernels/*.py",
     "kernels/languages/*.py",
 )
-"""What a verdict depends on beside the kernel and the problem, which have hashes of their own."""
+"""The code that a verdict depends on; kernel and problem have hashes of their own."""
 
 
 @functools.cache
 def revision() -> str:
-    """The first 16 hex digits of the SHA-256 of the judge's own code."""
+    """Return the first 16 hex digits of the SHA-256 of the judge's code."""
     package = Path(__file__).parents[1]
     digest = hashlib.sha256()
     for path in sorted({path for part in PARTS for path in package.glob(part)}):

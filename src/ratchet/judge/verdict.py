@@ -25,20 +25,20 @@ class Ratio(_Frozen):
     high: float
     confidence: float | None = None
     """Of the interval of each case: 0.983 for a kernel, whose three looks together err in at most
-    5 %. None in verdicts from before it was kept."""
+    5 %. None in verdicts from before it was stored."""
 
 
 class Evidence(_Frozen):
-    """One thing that was checked, and what came of it."""
+    """One check and its result."""
 
     check: str
     passed: bool | None
-    """None where it does not apply: the kernel declined the case, and torch would compute it."""
+    """None if it does not apply: the kernel declined the case, for example."""
     detail: str = ""
 
 
 class TimedSample(_Frozen):
-    """One raw time of one arm: `measure.samples.Sample`, with the case it belongs to."""
+    """One raw time of one arm: `measure.samples.Sample` with its case."""
 
     case: str
     arm: str
@@ -48,11 +48,11 @@ class TimedSample(_Frozen):
     iterations: int
     wall_time_s: float
     cpu_time_s: float
-    """As the arm's own process reported it: for a candidate, a claim."""
+    """Reported by the arm's own process: a claim, if it is a candidate."""
 
 
 class Speedups(_Frozen):
-    """Against whom how fast; None was not measured."""
+    """Speed-ups by rival; None if not measured."""
 
     vs_reference: Ratio | None = None
     vs_compile: Ratio | None = None
@@ -65,27 +65,27 @@ class EmulatedLine(_Frozen):
     """`file:line`, or "" for instructions without one."""
     instructions: int
     cycles: int
-    """Of the vector and matrix instructions, in the SIMD."""
+    """Cycles of the vector and matrix instructions in the SIMD."""
     lanes_off: float
     lines_64: int
-    """Lines of 64 bytes that its accesses needed, each counted once an access."""
+    """Lines of 64 bytes that its accesses needed, counted per access."""
     lds_conflicts: int
     assembly: list[tuple[str, int]] = []
-    """Its instructions in order, and how often waves executed each; the hottest where many."""
+    """Its instructions in order, with their executions by waves; only the hottest of many."""
 
 
 class EmulatedTimeline(_Frozen):
-    """Which source line each wave of the first workgroup ran, in order of issue: no times."""
+    """The source line that each wave of the first workgroup ran, in order of issue, not time."""
 
     cycles: int
-    """Counted, until the last wave ends; waves that meet at a barrier go on together."""
+    """Counted until the last wave ends; waves leave a barrier together."""
     slot: int
-    """Cycles of a slot; the line with most of them stands for it."""
+    """Cycles of a slot, which shows the line with most of them."""
     barriers: list[int]
-    """Where they are, in cycles."""
+    """Their places, in cycles."""
     places: list[str]
     waves: list[list[tuple[int, int, int]]]
-    """Of each wave: the number of a place, the first slot and one past the last."""
+    """For each wave: the index of a place, its first slot and one past its last."""
 
 
 class EmulatedKernel(_Frozen):
@@ -96,7 +96,7 @@ class EmulatedKernel(_Frozen):
     programs: int
     waves: int
     instructions: int
-    """Executed by waves, of every kind."""
+    """All instructions that waves executed."""
     vector_instructions: int
     """Without the matrix instructions."""
     scalar_instructions: int
@@ -104,22 +104,22 @@ class EmulatedKernel(_Frozen):
     lanes_off: float
     """Share of lanes that were off, over all instructions."""
     accessed_bytes: int
-    """In tensors, by every lane that read or wrote."""
+    """Bytes of tensors that lanes read or wrote."""
     touched_bytes: int
-    """In tensors, whole lines of 64 bytes, each counted once a launch."""
+    """Bytes of tensors in whole lines of 64 bytes, counted once per launch."""
     lines_64: int
-    """Lines of 64 bytes that accesses needed, each counted once an access."""
+    """Lines of 64 bytes that accesses needed, counted per access."""
     lds_bytes: int
     lds_conflicts: int
-    """Cycles that accesses to the same bank of the LDS add."""
+    """Cycles added by accesses to the same bank of the LDS."""
     lines: list[EmulatedLine] = []
-    """The lines with most of the work, the most first."""
+    """The lines with most of the work, in descending order."""
     vgprs: int | None = None
-    """Vector registers of a lane, accumulation registers among them."""
+    """Vector registers of a lane, including accumulation registers."""
     workgroup_waves: int | None = None
     workgroup_lds_bytes: int | None = None
     occupancy_waves: int | None = None
-    """Of a SIMD, at most; `max_waves` where nothing limits them."""
+    """Most waves of a SIMD; `max_waves` if nothing limits them."""
     max_waves: int | None = None
     occupancy_limit: str = ""
     """`registers`, `lds`, `workgroups` or `none`."""
@@ -138,32 +138,29 @@ class EmulatedBound(_Frozen):
 
 
 class EmulatedCase(_Frozen):
-    """What the emulator counted in one call, and the bound that follows.
-
-    See docs/reference/emulator.md.
-    """
+    """The emulator's counts of one call, and a bound from them (docs/reference/emulator.md)."""
 
     case: str
     target: str
     kernels: list[EmulatedKernel]
     bounds: list[EmulatedBound]
     reference: list[EmulatedKernel] = []
-    """Of Inductor's Triton kernels of the reference for the same target, emulated too."""
+    """Inductor's Triton kernels of the reference for the same target, emulated too."""
     reference_bounds: list[EmulatedBound] = []
     estimated_speedup: float | None = None
     """The reference's bound over this one, on the first device: of lower bounds, not timed."""
     no_estimate: str = ""
-    """Why there is no `estimated_speedup`, where one was asked for."""
+    """Why there is no `estimated_speedup`, if one was wanted."""
 
 
 class Verdict(_Frozen):
     """The judge's answer on one kernel for one problem.
 
     proven: right, and faster than the reference beyond the A/A floor. correct: right, but not
-    faster, undecided, or not timed. wrong: an answer is not right. cheating: it tried to fool the
-    judge, with evidence. crashed, timed_out: its process died or was too slow. refused: a bad
-    problem or source. unmeasured: the judge could not do its work, or doubts what it saw, and says
-    why.
+    faster, undecided, or not timed. wrong: an output is wrong. cheating: it tried to fool the
+    judge, with evidence. crashed, timed_out: its process died or was too slow. refused: the problem
+    or the source is bad. unmeasured: the judge could not do its work, or doubts what it saw, and
+    says why.
     """
 
     status: Status
@@ -171,12 +168,12 @@ class Verdict(_Frozen):
     evidence: list[Evidence] = Field(default_factory=list)
     speedup: Speedups = Field(default_factory=Speedups)
     not_timed: str = ""
-    """Why the speed of a `correct` kernel is not known, where it was to be: it was not timed, or
-    the machine was too noisy. Another verdict may tell."""
+    """Why the speed of a `correct` kernel is unknown: it was not timed, or the machine was too
+    noisy. Another verdict may tell."""
     static: dict[str, Any] | None = None
-    """What a Triton or HIP kernel compiles to for AMD targets, as `inspect_kernel` gives it."""
+    """The static profile of a Triton or HIP kernel for AMD targets, from `inspect_kernel`."""
     emulated: list[EmulatedCase] = Field(default_factory=list)
-    """Of each visible case, where the kernel's machine code was emulated."""
+    """One for each visible case, if the kernel's machine code was emulated."""
     environment: dict[str, Any] = Field(default_factory=dict)
     isolation: str
     kernel_hash: str

@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
+from typing import Any
 
 import numpy as np
 
 from ratchet.base.errors import MeasureError
-from ratchet.measure.arm import Arm
+from ratchet.measure.arm import Arm, Timing
 from ratchet.measure.samples import Sample, checked
 
 OnRound = Callable[[int, Sequence[Sample]], None]
@@ -64,16 +65,24 @@ def _time(
     arm: Arm, launch: int, index: int, position: int, iterations: int | Mapping[str, int]
 ) -> Sample:
     count = iterations if isinstance(iterations, int) else iterations[arm.name]
-    timing = arm.run(count)
+    return timed_sample(
+        arm.run(count),
+        arm=arm.name,
+        launch=launch,
+        round=index,
+        position=position,
+        iterations=count,
+    )
+
+
+def timed_sample(timing: Timing, *, iterations: int, **place: Any) -> Sample:
+    """Return the sample of a batch; `place` holds the fields of its arm, launch and round."""
     return checked(
         Sample(
-            arm=arm.name,
-            launch=launch,
-            round=index,
-            position=position,
-            iterations=count,
-            wall_time_s=timing.wall_time_s / count,
-            cpu_time_s=timing.cpu_time_s / count,
+            iterations=iterations,
+            wall_time_s=timing.wall_time_s / iterations,
+            cpu_time_s=timing.cpu_time_s / iterations,
+            **place,
         )
     )
 

@@ -14,10 +14,10 @@ from ratchet.authors.author import Schedule
 from ratchet.authors.form.form import UnsupportedOp
 from ratchet.authors.generator import space_for
 from ratchet.authors.generator.triton.schedule import TILE_OPTIONS
-from ratchet.judge.decided import Decided
+from ratchet.judge.stage_result import Decided
 from ratchet.judge.static_profile.inspection import inspect_kernel
-from ratchet.judge.trial.interpreted import interpreted
 from ratchet.judge.trial.kernel_trial import KernelJudge
+from ratchet.judge.trial.without_gpu import interpreted
 from ratchet.kernels.kernel import Kernel
 from ratchet.problems.case import Case, TensorSpec
 from ratchet.problems.problem import Problem

@@ -11,15 +11,16 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from ratchet.judge.integrity.call_order import CallOrder, _progress
+from ratchet.judge.workers.memory.layout import BatchLayout, Slot
 from ratchet.problems.dtypes import DTYPE_CODES
 
 CALLS, FLOATS = 6, 64
 
 
-def layout() -> dict[str, Any]:
+def layout() -> BatchLayout:
     code = DTYPE_CODES["float32"]
-    calls = [[[2, 4 * FLOATS * call, code, [FLOATS], [1]]] for call in range(CALLS)]
-    return {"input_count": 0, "calls": calls}
+    slots = [Slot(2, 4 * FLOATS * call, code, [FLOATS], [1]) for call in range(CALLS)]
+    return BatchLayout(calls=[[slot] for slot in slots])
 
 
 @pytest.fixture

@@ -15,15 +15,15 @@ import torch
 from judge_problems import silu  # noqa: F401  the problem below names it
 from torch._C._autograd import DeviceType
 
-from ratchet.judge.decided import CandidateFault, Decided, Ok
 from ratchet.judge.integrity import device_work
+from ratchet.judge.stage_result import CandidateFault, Decided, Ok
 from ratchet.judge.trial import device_clock
 from ratchet.judge.trial.device_clock import DeviceClock
 from ratchet.judge.trial.timing import plan
 from ratchet.judge.verdict import Evidence
 from ratchet.judge.workers.candidate import device_census
 from ratchet.judge.workers.candidate.device_census import DeviceCensus, DeviceEvent, count
-from ratchet.judge.workers.memory.device import Host
+from ratchet.judge.workers.memory.device import WorkerDevice
 from ratchet.kernels.kernel import Kernel
 from ratchet.problems.problem import Problem
 
@@ -267,7 +267,7 @@ def test_the_census_works_with_the_profiler_of_older_torch(event: OldEvent, kind
 
 
 def test_the_census_runs_where_there_is_no_gpu() -> None:
-    census = DeviceCensus(Host())
+    census = DeviceCensus(WorkerDevice())
 
     def run(entry: Callable[..., Any]) -> list[int]:
         return [entry(torch.ones(3)) and 0 for _ in range(2)]
@@ -280,11 +280,11 @@ def test_the_census_runs_where_there_is_no_gpu() -> None:
 # The clocks.
 
 
-def clock(*pairs: tuple[float, float | None], way_s: float = 0.001) -> DeviceClock:
+def clock(*pairs: tuple[float, float | None], round_trip_s: float = 0.001) -> DeviceClock:
     made = DeviceClock()
     for arm in ("reference", "again"):
         for _ in range(3):
-            made.note(0, arm, 0.02 + way_s, 0.02, trusted=True)
+            made.note(0, arm, 0.02 + round_trip_s, 0.02, trusted=True)
     for wall_s, device_s in pairs:
         made.note(0, "candidate", wall_s, device_s)
     return made
@@ -320,29 +320,29 @@ def test_clocks_that_do_not_are_told(
 def test_a_host_has_no_such_clock_and_no_evidence_against_it_is_made_up() -> None:
     made = DeviceClock()
     made.note(0, "reference", 0.02, None, trusted=True)
-    assert made.way_s(0) == 0.0
+    assert made.round_trip_s(0) == 0.0
     assert compared(made)[0].passed is False
 
 
 def test_the_way_is_that_of_a_launch_and_a_candidate_has_no_say_in_it() -> None:
-    made = clock((9.0, 0.001), way_s=0.002)
-    assert made.way_s(0) == pytest.approx(0.002)
+    made = clock((9.0, 0.001), round_trip_s=0.002)
+    assert made.round_trip_s(0) == pytest.approx(0.002)
     made.begin(0)
-    assert made.way_s(0) == 0.0
-    for way_s in (0.001, 0.0012, 5.0):
-        made.note(0, "reference", 0.02 + way_s, 0.02, trusted=True)
+    assert made.round_trip_s(0) == 0.0
+    for round_trip_s in (0.001, 0.0012, 5.0):
+        made.note(0, "reference", 0.02 + round_trip_s, 0.02, trusted=True)
     made.note(0, "candidate", 7.0, 0.001)
-    assert made.way_s(0) == pytest.approx(0.0012)
-    assert made.way_s(1) == 0.0
+    assert made.round_trip_s(0) == pytest.approx(0.0012)
+    assert made.round_trip_s(1) == 0.0
 
 
 @pytest.mark.parametrize(("saved_s", "believed"), [(0.0011, True), (0.0009, False), (-1.0, False)])
-def test_a_win_is_worth_more_than_what_a_process_could_save_of_its_way(
+def test_a_win_is_worth_more_than_what_a_process_could_save_of_its_round_trip(
     saved_s: float, believed: bool
 ) -> None:
-    evidence, doubt = clock(way_s=0.002).worth_more_than_a_way(0, "timed", saved_s)
-    assert evidence.passed is believed and ("its way" in doubt) is not believed
-    assert DeviceClock().worth_more_than_a_way(0, "timed", 0.1)[1] == ""
+    evidence, doubt = clock(round_trip_s=0.002).exceeds_round_trip(0, "timed", saved_s)
+    assert evidence.passed is believed and ("its round trip" in doubt) is not believed
+    assert DeviceClock().exceeds_round_trip(0, "timed", 0.1)[1] == ""
 
 
 def rest(alone: float, beside: float, candidate: float) -> str:

@@ -18,13 +18,14 @@ from answers import assert_right
 
 from ratchet.base.errors import CompilerMissing
 from ratchet.judge.api import as_problem
-from ratchet.judge.decided import CandidateFault, Decided, Ok
-from ratchet.judge.integrity import code_places, looks, own_work
+from ratchet.judge.integrity import code_places, own_work, thread_samples
 from ratchet.judge.integrity.code_places import CodePlace, CodePlaces, read_mappings
 from ratchet.judge.integrity.library_ops import judge_census, read_census
-from ratchet.judge.integrity.looks import Stand
+from ratchet.judge.integrity.thread_samples import ThreadSample
+from ratchet.judge.stage_result import CandidateFault, Decided, Ok
 from ratchet.judge.trial.kernel_trial import KernelJudge
 from ratchet.judge.trial.timing import plan
+from ratchet.judge.workers.memory.layout import BatchLayout, Slot
 from ratchet.kernels.kernel import Kernel, Language
 from ratchet.kernels.languages import cpp
 from ratchet.problems.problem import Problem
@@ -132,7 +133,7 @@ def watched(
     for threads in moments:
         left = iter(threads)
         monkeypatch.setattr(places, "place", lambda *_, left=left: next(left))
-        stands = [Stand(pid=1, thread=1 + n, address=0) for n in range(len(threads))]
+        stands = [ThreadSample(pid=1, thread=1 + n, address=0) for n in range(len(threads))]
         watch._note(stands, first=True)
     return watch
 
@@ -231,7 +232,8 @@ def test_a_kernel_in_python_is_looked_at_for_longer(monkeypatch: pytest.MonkeyPa
 
 
 PYTHON = Kernel(name="k", language="torch", source="", entry="silu")
-LAYOUT = {"calls": [[[0, 0, 0, [64, 64], [64, 1]], [2, 0, 0, [64, 64], [64, 1]]]], "input_count": 1}
+SLOTS = [Slot(region, 0, 0, [64, 64], [64, 1]) for region in (0, 2)]
+LAYOUT = BatchLayout(calls=[SLOTS], input_count=1)
 TRITON = """
 @triton.jit
 def first(x): pass
@@ -318,10 +320,10 @@ def test_the_run_time_of_its_language_is_its_own(judge: KernelJudge) -> None:
 def test_a_machine_that_lets_nobody_look_proves_nothing(
     judge: KernelJudge, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    def denied(pid: int) -> Iterator[Stand]:
+    def denied(pid: int) -> Iterator[ThreadSample]:
         raise PermissionError
 
-    monkeypatch.setattr(looks, "_running", denied)
+    monkeypatch.setattr(thread_samples, "_running", denied)
     verdict = judge.judge(given.cpp(HONEST), LARGER)
     assert verdict.status == "unmeasured", verdict.reason
     assert "CAP_SYS_PTRACE" in verdict.reason

@@ -14,7 +14,7 @@ from typing import Any
 import pytest
 
 from ratchet.base.errors import RatchetError
-from ratchet.judge.sandbox import accelerator, bubblewrap, isolation, mechanism, system_calls
+from ratchet.judge.sandbox import accelerator, bubblewrap, isolation, system_calls
 from ratchet.judge.sandbox.accelerator import Accelerator, groups_of, may_use_gpu
 from ratchet.judge.sandbox.system_calls import AF_UNIX, NUMBERS, Instruction
 from ratchet.judge.sandbox.worker_modules import TORCH_WORKER
@@ -48,7 +48,7 @@ def words_of(gpu: Accelerator | None) -> list[str]:
         TORCH_WORKER,
         threads=2,
         memory_bytes=1 << 30,
-        time_limit_s=10,
+        limit_s=10,
         with_torch=True,
         accelerator=gpu,
     )
@@ -125,7 +125,7 @@ def test_groups_are_those_of_files_that_not_everybody_may_open(
 
 def test_torch_finds_a_users_name_and_folders_for_what_it_compiles() -> None:
     made = isolation.make_sandbox(
-        TORCH_WORKER, threads=1, memory_bytes=1, time_limit_s=1, with_torch=True
+        TORCH_WORKER, threads=1, memory_bytes=1, limit_s=1, with_torch=True
     )
     made.clean()
     asked = "import getpass, os; os.getuid = lambda: 4711; print(getpass.getuser())"
@@ -143,7 +143,7 @@ def test_settings_that_choose_a_gpu_reach_the_sandbox(
     monkeypatch.setenv("HIP_VISIBLE_DEVICES", "1")
     monkeypatch.setenv("AWS_SECRET_ACCESS_KEY", "secret")
     made = isolation.make_sandbox(
-        TORCH_WORKER, threads=1, memory_bytes=1, time_limit_s=1, with_torch=True, accelerator=AMD
+        TORCH_WORKER, threads=1, memory_bytes=1, limit_s=1, with_torch=True, accelerator=AMD
     )
     made.clean()
     assert made.environment["HIP_VISIBLE_DEVICES"] == "1"
@@ -199,10 +199,10 @@ def test_a_local_socket_of_datagrams_reaches_others_and_is_none_of_the_drivers()
 def test_without_namespaces_a_gpu_is_used_and_open_sockets_are_said(
     abi: int, said: bool, nodes: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(mechanism.bubblewrap, "program", lambda: None)
-    monkeypatch.setattr(mechanism.landlock, "abi", lambda: abi)
-    assert ("local sockets" in mechanism.isolation_name(NVIDIA)) is said
-    assert "local sockets" not in mechanism.isolation_name(None)
+    monkeypatch.setattr(isolation.bubblewrap, "program", lambda: None)
+    monkeypatch.setattr(isolation.landlock, "abi", lambda: abi)
+    assert ("local sockets" in isolation.isolation_name(NVIDIA)) is said
+    assert "local sockets" not in isolation.isolation_name(None)
 
 
 IOCTL, MMAP, BIND, LISTEN = 16, 9, 49, 50

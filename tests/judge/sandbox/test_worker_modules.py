@@ -16,7 +16,6 @@ import pytest
 
 import ratchet
 from ratchet.base.process.time_limits import Clock
-from ratchet.judge.decided import CandidateFault
 from ratchet.judge.sandbox import bubblewrap
 from ratchet.judge.sandbox.worker_modules import (
     CPP_WORKER,
@@ -28,6 +27,7 @@ from ratchet.judge.sandbox.worker_modules import (
     package_files,
 )
 from ratchet.judge.sandbox.zygote import CandidateZygote
+from ratchet.judge.stage_result import CandidateFault
 from ratchet.judge.static_profile.inspection import inspect_kernel
 from ratchet.judge.trial.processes.candidate import CandidateProcess
 from ratchet.kernels.kernel import Kernel, Language
@@ -38,7 +38,7 @@ SENT_SOURCES = (
     "ratchet.judge.workers.candidate.model_class",
     "ratchet.judge.workers.candidate.triton_source",
 )
-EMULATED = ("ratchet.judge.emulator.loading", "ratchet.judge.hip.loading")
+EMULATED = ("ratchet.judge.emulator.loading", "ratchet.judge.emulator.hip_loading")
 """What the sources import that the judge sends to a worker of Python's."""
 ROOTS = {
     CPP_WORKER: (CPP_WORKER,),
@@ -56,9 +56,9 @@ SECRET = (
     "ratchet.problems.suites",
     "ratchet.judge.integrity.call_order",
     "ratchet.judge.trial.kernel_checks",
+    "ratchet.judge.integrity.outputs",
     "ratchet.judge.workers.reference.gate",
     "ratchet.judge.workers.reference.worker",
-    "ratchet.judge.workers.reference.soundness",
 )
 needs_bubblewrap = pytest.mark.skipif(
     bubblewrap.program() is None, reason="bubblewrap does not work on this machine"

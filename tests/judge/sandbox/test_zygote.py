@@ -13,9 +13,9 @@ import pytest
 from answers import assert_right
 
 from ratchet.base.process.time_limits import Clock
-from ratchet.judge.decided import CandidateFault
 from ratchet.judge.sandbox import bubblewrap
 from ratchet.judge.sandbox.zygote import CandidateZygote
+from ratchet.judge.stage_result import CandidateFault
 from ratchet.judge.trial.kernel_trial import KernelJudge
 from ratchet.judge.trial.processes.candidate import CandidateProcess
 from ratchet.kernels.kernel import Kernel
@@ -114,16 +114,16 @@ def test_a_judge_keeps_one_and_starts_another_where_it_died(
     with KernelJudge(threads=1) as judge:
         kernel, asked = given.python(PYTHON), small()
         assert_right(judge.judge(kernel, asked))
-        first = judge._zygote
+        first = judge._tools.zygotes["torch"]
         assert first is not None and first.able
         assert_right(judge.judge(kernel, asked))
-        assert judge._zygote is first
+        assert judge._tools.zygotes["torch"] is first
         os.kill(first.pid, 9)
         while not first.has_ended:
             pass
         assert_right(judge.judge(kernel, asked))
-        assert judge._zygote is not first
-    assert judge._zygote is None
+        assert judge._tools.zygotes["torch"] is not first
+    assert "torch" not in judge._tools.zygotes
 
 
 def test_where_nothing_can_be_forked_each_process_starts_anew(
@@ -134,11 +134,11 @@ def test_where_nothing_can_be_forked_each_process_starts_anew(
     )  # its trial cannot mount
     with KernelJudge(threads=1) as judge:
         verdict = judge.judge(given.python(PYTHON), small())
-        assert judge._zygote is not None and not judge._zygote.able
-        refused = judge._zygote
+        assert judge._tools.zygotes["torch"] is not None and not judge._tools.zygotes["torch"].able
+        refused = judge._tools.zygotes["torch"]
         assert_right(verdict)
         judge.judge(given.python("def silu(x, s):\n    return (x,)"), small())
-        assert judge._zygote is refused, "it is not tried again"
+        assert judge._tools.zygotes["torch"] is refused, "it is not tried again"
 
 
 @pytest.mark.parametrize(

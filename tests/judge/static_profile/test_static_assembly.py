@@ -10,12 +10,12 @@ import pytest
 
 from ratchet.base.errors import JudgeError, KernelError
 from ratchet.devices import catalogue
-from ratchet.judge.decided import Decided
-from ratchet.judge.static_profile import assembly, bound, instructions, kernel_facts
-from ratchet.judge.static_profile.answers import CompiledKernel, read_profile
+from ratchet.judge.stage_result import Decided
+from ratchet.judge.static_profile import assembly, bound, kernel_facts
 from ratchet.judge.static_profile.dot_work import DotCounter, dot_work
 from ratchet.judge.static_profile.inspection import find_case, inspect_kernel
-from ratchet.judge.trial.interpreted import interpreted, small_cases
+from ratchet.judge.static_profile.process import CompiledKernel, read_profile
+from ratchet.judge.trial.without_gpu import interpreted, small_cases
 from ratchet.judge.workers.candidate.architectures import (
     ARCHITECTURES,
     TARGETS,
@@ -165,8 +165,8 @@ def test_endless_loops_of_hostile_text_are_cut() -> None:
     ],
 )
 def test_classes_of_instructions(name: str, expected: str) -> None:
-    assert instructions.class_of(name) == expected
-    assert expected in instructions.CLASSES
+    assert assembly.class_of(name) == expected
+    assert expected in assembly.CLASSES
 
 
 @pytest.mark.parametrize(
@@ -184,7 +184,7 @@ def test_classes_of_instructions(name: str, expected: str) -> None:
     ],
 )
 def test_widths_of_accesses(name: str, bits: int | None) -> None:
-    assert instructions.access_bits(name) == bits
+    assert assembly.access_bits(name) == bits
 
 
 @pytest.mark.parametrize(

@@ -15,7 +15,7 @@ import static_kernels as given
 
 from ratchet.base.errors import KernelError
 from ratchet.devices import catalogue
-from ratchet.judge.sandbox import mechanism
+from ratchet.judge.sandbox import isolation
 from ratchet.judge.static_profile import tools
 from ratchet.judge.static_profile.inspection import inspect_kernel
 from ratchet.judge.trial.kernel_trial import KernelJudge
@@ -291,7 +291,7 @@ def test_a_hip_source_that_does_not_compile_says_why() -> None:
 
 @needs_hip
 def test_the_compiler_of_a_hostile_source_sees_no_file_of_the_host(tmp_path: Path) -> None:
-    if mechanism.mechanism() == "rlimits":
+    if isolation.mechanism() == "rlimits":
         pytest.skip("no wall: the file system is the machine's own")
     (tmp_path / "secret.h").write_text("#error this is the secret\n")
     kernel = given.hip_kernel(f'#include "{tmp_path}/secret.h"\n' + given.HIP)

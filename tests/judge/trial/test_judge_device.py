@@ -12,7 +12,7 @@ from answers import assert_right
 from fake_gpu import FLAVOURS, FakeDriver, build_driver, open_to_all
 
 from ratchet.base.errors import JudgeError
-from ratchet.judge.decided import Decided
+from ratchet.judge.stage_result import Decided
 from ratchet.judge.trial import kernel_checks, on_device, stages
 from ratchet.judge.trial.device_clock import DeviceClock
 from ratchet.judge.trial.kernel_trial import KernelJudge
@@ -293,7 +293,7 @@ def test_a_win_over_a_reference_that_may_have_been_slowed_is_none(
     monkeypatch.setattr(stages, "conclude", lambda *_, **__: won)
     monkeypatch.setattr(on_device, "time_alone", time_alone)
     monkeypatch.setattr(DeviceClock, "compare", lambda *_, **__: (agreed, ""))
-    monkeypatch.setattr(DeviceClock, "worth_more_than_a_way", lambda *_: (agreed, ""))
+    monkeypatch.setattr(DeviceClock, "exceeds_round_trip", lambda *_: (agreed, ""))
     verdict = judge.judge(python(HONEST), problem(), device=fake.accelerator)
     assert verdict.status == "unmeasured", (verdict.status, verdict.reason)
     assert words in verdict.reason
@@ -314,7 +314,7 @@ def test_a_win_is_compared_with_the_reference_when_the_kernel_is_gone(
     monkeypatch.setattr(stages, "conclude", lambda *_, **__: won)
     monkeypatch.setattr(on_device.device_clock, "undisturbed", undisturbed)
     monkeypatch.setattr(DeviceClock, "compare", lambda *_, **__: (agreed, ""))
-    monkeypatch.setattr(DeviceClock, "worth_more_than_a_way", lambda *_: (agreed, ""))
+    monkeypatch.setattr(DeviceClock, "exceeds_round_trip", lambda *_: (agreed, ""))
     verdict = judge.judge(python(HONEST), problem(), device=fake.accelerator)
     assert verdict.status == "proven", (verdict.status, verdict.reason)
     assert len(times) == 1 and len(times[0]) == 2 and min(times[0]) > 0

@@ -24,7 +24,7 @@ from ratchet.base.errors import CompilerMissing
 from ratchet.base.process import families
 from ratchet.base.process.channel import open_pair
 from ratchet.base.process.child import Child, ChildFailure, program
-from ratchet.judge.sandbox import bubblewrap, headroom, isolation, landlock, mechanism, open_folders
+from ratchet.judge.sandbox import bubblewrap, headroom, isolation, landlock
 from ratchet.judge.trial import kernel_checks
 from ratchet.judge.trial.kernel_trial import KernelJudge
 from ratchet.judge.trial.timing import plan
@@ -301,7 +301,7 @@ def outside(folder: Path) -> list[Path]:
 def left_files(judge: int) -> list[str]:
     """What a judge's candidates have left in the folders where everybody may write."""
     found: list[str] = []
-    for folder in open_folders.OPEN_FOLDERS:
+    for folder in isolation.OPEN_FOLDERS:
         if folder.is_dir():
             found += [str(path) for path in folder.glob(f"{OWN_FILES}-*")]
             found += [str(path) for path in folder.glob(f"{scratch.PREFIX}candidate-{judge}-*")]
@@ -343,7 +343,7 @@ def _command(pid: int) -> bytes:
 def judged(judge: KernelJudge, how: str, folder: Path) -> Verdict:
     """The verdict on a fault, which must come in time and leave nothing."""
     quoted = ", ".join(f'"{place}"' for place in outside(folder))
-    denied = "1" if "system calls filtered" in mechanism.isolation_name() else "0"
+    denied = "1" if "system calls filtered" in isolation.isolation_name() else "0"
     body = FAULTS[how].body.replace("OUTSIDE", quoted).replace("DENIED", denied)
     began = time.monotonic()
     verdict = judge.judge(given.cpp(body), small(), time_limit_s=LIMIT_S)
@@ -408,13 +408,13 @@ def test_the_folders_of_killed_judges_are_cleared(
     open_to_all = tmp_path / "open to all"
     open_to_all.mkdir()
     monkeypatch.setattr("tempfile.tempdir", str(tmp_path))
-    monkeypatch.setattr(open_folders, "OPEN_FOLDERS", (open_to_all,))
+    monkeypatch.setattr(isolation, "OPEN_FOLDERS", (open_to_all,))
     places = [place / f"{scratch.PREFIX}candidate-1-x" for place in (tmp_path, open_to_all)]
     for place in places:
         place.mkdir()
-    made = open_folders.private_folder(None)
+    made = isolation.private_folder(None)
     assert not any(place.exists() for place in places)
-    kept = open_folders.private_folder(None)
+    kept = isolation.private_folder(None)
     assert made.exists()
     for folder in (made, kept):
         scratch.remove(folder)

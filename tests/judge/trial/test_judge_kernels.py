@@ -19,7 +19,7 @@ from ratchet.base.errors import JudgeError
 from ratchet.base.process import families
 from ratchet.base.process.channel import close_descriptors
 from ratchet.base.process.time_limits import OutOfTime, ends_within
-from ratchet.judge.sandbox import bubblewrap, isolation, mechanism
+from ratchet.judge.sandbox import bubblewrap, isolation
 from ratchet.judge.trial import kernel_checks, stages
 from ratchet.judge.trial.kernel_trial import KernelJudge
 from ratchet.judge.trial.processes.reference import ReferenceProcess
@@ -109,7 +109,7 @@ def test_an_honest_kernel_is_right_and_its_samples_are_kept(judge: KernelJudge) 
     # One thread where a call took under a millisecond, which a test cannot know.
     assert arms - {"reference on one thread"} == {"reference", "reference again", "candidate"}
     assert len(verdict.samples) == 2 * 4 * len(arms)
-    assert verdict.isolation == mechanism.isolation_name()
+    assert verdict.isolation == isolation.isolation_name()
     assert "correct on hidden" in {entry.check for entry in verdict.evidence}
     assert Verdict.model_validate_json(verdict.model_dump_json()) == verdict
 

@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 
 from ratchet.cli import main
-from ratchet.judge.sandbox import bubblewrap, landlock, mechanism, open_folders, view
+from ratchet.judge.sandbox import bubblewrap, isolation, landlock, view
 from ratchet.judge.trial.kernel_trial import KernelJudge
 from ratchet.judge.trial.readiness import check_kernels, why_no_kernels
 from ratchet.kernels.kernel import Kernel
@@ -78,7 +78,7 @@ def test_a_folder_from_which_nothing_may_run_is_not_a_candidates(
 ) -> None:
     """/tmp mounted noexec: what a candidate builds there could not be loaded."""
     monkeypatch.setattr("tempfile.tempdir", str(tmp_path))
-    assert open_folders.private_folder(None).parent == tmp_path
+    assert isolation.private_folder(None).parent == tmp_path
     told = os.statvfs
 
     def no_code_here(folder: os.PathLike[str] | str) -> object:
@@ -87,9 +87,9 @@ def test_a_folder_from_which_nothing_may_run_is_not_a_candidates(
         return type("Told", (), {"f_flag": os.ST_NOEXEC})()
 
     monkeypatch.setattr(os, "statvfs", no_code_here)
-    made = open_folders.private_folder(None)
+    made = isolation.private_folder(None)
     made.rmdir()
-    assert made.parent in open_folders.OPEN_FOLDERS
+    assert made.parent in isolation.OPEN_FOLDERS
 
 
 UNSTARTED = Kernel(name="x", language="cpp", source="extern int x;", entry="answer")
@@ -110,7 +110,7 @@ def test_a_worker_that_cannot_start_is_the_machines_fault(
 def test_a_header_that_cannot_be_read_is_the_machines_fault(
     judge: KernelJudge, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    if mechanism.mechanism() == "rlimits" or landlock.abi() == 0:
+    if isolation.mechanism() == "rlimits" or landlock.abi() == 0:
         pytest.skip("this kernel has no Landlock")
     monkeypatch.setattr(bubblewrap, "program", lambda: None)
     files = view.package_files

@@ -24,7 +24,7 @@ from ratchet.base.process import families
 from ratchet.judge.sandbox import bubblewrap, system_calls
 from ratchet.judge.trial.kernel_checks import CaseFacts
 from ratchet.judge.trial.kernel_trial import KernelJudge
-from ratchet.judge.trial.processes import building, candidate, compile_pool
+from ratchet.judge.trial.processes import candidate, compile_pool, compiling
 from ratchet.judge.trial.screening import run, screener
 from ratchet.judge.verdict import Screening
 from ratchet.kernels.kernel import Kernel
@@ -203,14 +203,14 @@ def test_a_problem_stays_open_until_another_is_judged(
     judge: KernelJudge, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     opened: list[Problem] = []
-    hold = screener.hold_problem
+    describe = screener.described_cases
 
     def count(problem: Problem, *asked: Any, **more: Any) -> Any:
         opened.append(problem)
-        return hold(problem, *asked, **more)
+        return describe(problem, *asked, **more)
 
     judge._screener.forget_problem()
-    monkeypatch.setattr(screener, "hold_problem", count)
+    monkeypatch.setattr(screener, "described_cases", count)
     kernels, asked = [given.cpp(WRITES_NOTHING)], given.problem()
     other = given.problem("exponential")
     for problem, times in ((asked, 1), (asked, 1), (other, 2), (asked, 3)):
@@ -225,7 +225,7 @@ def test_one_source_is_compiled_once(judge: KernelJudge, monkeypatch: pytest.Mon
     built = []
     library = compile_pool.Library
 
-    def count(kernel: Kernel, **more: Any) -> building.Library:
+    def count(kernel: Kernel, **more: Any) -> compiling.Library:
         built.append(kernel.build_hash)
         return library(kernel, **more)
 

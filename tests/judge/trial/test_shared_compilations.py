@@ -10,13 +10,13 @@ import pytest
 from answers import assert_right
 
 from ratchet.base.errors import CompilerMissing
-from ratchet.judge.decided import Ok
 from ratchet.judge.sandbox import bubblewrap
+from ratchet.judge.stage_result import Ok
 from ratchet.judge.trial import kernel_checks, shared_compilations
 from ratchet.judge.trial.kernel_checks import OpenProblem
 from ratchet.judge.trial.kernel_trial import KernelJudge
 from ratchet.judge.trial.timing import plan
-from ratchet.judge.workers.candidate.compilations import ENVIRONMENT, OWN
+from ratchet.judge.workers.candidate.with_torch import COMPILED, OWN_COMPILATIONS
 from ratchet.judge.workers.memory.packed_files import PackedFiles
 from ratchet.kernels.kernel import Kernel
 from ratchet.kernels.kernel_file import built_in_kernel
@@ -76,7 +76,7 @@ import os
 
 class ModelNew(Model):
     def forward(self, x):
-        if os.path.exists({OWN!r}) or "TORCHINDUCTOR_CACHE_DIR" in os.environ:
+        if os.path.exists({OWN_COMPILATIONS!r}) or "TORCHINDUCTOR_CACHE_DIR" in os.environ:
             raise RuntimeError("it has what others compiled")
         return super().forward(x)
 """,
@@ -114,7 +114,7 @@ HOSTILE = f"""
 import os, pathlib
 
 def harmed():
-    files = [path for path in pathlib.Path({OWN!r}).rglob("*") if path.is_file()]
+    files = [path for path in pathlib.Path({OWN_COMPILATIONS!r}).rglob("*") if path.is_file()]
     if not files:
         return "nothing to harm"
     if any(path.read_bytes() == b"poison" for path in files):
@@ -170,5 +170,5 @@ def digest(packed: PackedFiles) -> str:
 
 
 def test_the_copy_is_private() -> None:
-    assert ENVIRONMENT["TORCHINDUCTOR_CACHE_DIR"] == OWN
-    assert OWN.startswith("/tmp/")  # bubblewrap's own, new for every process
+    assert COMPILED["TORCHINDUCTOR_CACHE_DIR"] == OWN_COMPILATIONS
+    assert OWN_COMPILATIONS.startswith("/tmp/")  # bubblewrap's own, new for every process

@@ -13,7 +13,7 @@ from torch import Tensor
 
 from ratchet.base.errors import KernelError
 from ratchet.judge.trial.kernel_trial import KernelJudge
-from ratchet.judge.workers.reference.soundness import check_repeats
+from ratchet.judge.workers.reference.gate import check_repeats
 from ratchet.problems import free_memory
 from ratchet.problems.dependence import inert_input
 from ratchet.problems.free_memory import check_fits, free_bytes

@@ -78,11 +78,11 @@ class Clock:
         return max(0.0, self.deadline - time.monotonic())
 
     @property
-    def step_s(self) -> float:
+    def step_limit_s(self) -> float:
         """Seconds that a step of a candidate's process may be at work."""
         return max(STEP_S, self.left_s)
 
     @property
-    def reference_s(self) -> float:
+    def reference_limit_s(self) -> float:
         """Seconds that a step of the reference worker may be at work."""
         return max(REFERENCE_STEP_S, self.left_s)

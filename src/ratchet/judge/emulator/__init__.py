@@ -1,1 +1,1 @@
-"""The emulator: machine code that Triton emits for AMD's GPUs, executed on the CPU."""
+"""The emulator: machine code of AMD GPUs, executed on the CPU. It counts what the code does."""

@@ -11,7 +11,7 @@ from ratchet.kernels.kernel import Kernel
 from ratchet.kernels.languages import cpp
 
 TIMEOUT_S: Final = 900.0
-"""It takes 12 s on an idle core; a busy machine has little of one."""
+"""It takes 12 s on an idle core, and much longer on a busy one."""
 FLAGS: Final = (
     "-O2",
     "-fvect-cost-model=dynamic",
@@ -22,11 +22,11 @@ FLAGS: Final = (
     "-fPIC",
     "-std=c++17",
 )
-"""A product and a sum must stay two roundings: the GPU's instruction says when they are one."""
+"""A product and a sum must round twice: the GPU's instruction says when they round once."""
 
 
 def compiled_machine(target: str) -> Path:
-    """The machine's library for a target's waves; CompilerMissing where it cannot be compiled."""
+    """Return the machine's library for a target's waves; raises CompilerMissing."""
     text = source.written(ARCHITECTURES[target].wavefront_size)
     kernel = Kernel(name="emulator", language="cpp", source=text, entry="ratchet_emulate")
     return cpp.compile_kernel(kernel, flags=FLAGS, timeout_s=TIMEOUT_S)

@@ -1,6 +1,6 @@
 """Decode the assembly text of one kernel to records that the machine executes.
 
-Whatever is not known, a mnemonic, an operand or a modifier, is an error that names it.
+An unknown mnemonic, operand or modifier is an error that names it.
 """
 
 from __future__ import annotations
@@ -12,7 +12,7 @@ from dataclasses import dataclass
 from typing import Final
 
 from ratchet.base.errors import KernelError
-from ratchet.judge.emulator import forms, renames, source
+from ratchet.judge.emulator import forms, source
 from ratchet.judge.emulator.operands import (
     DROPPED,
     NO_OPERAND,
@@ -34,13 +34,13 @@ FILE: Final = re.compile(r'^\s+\.file\s+(\d+)\s+(?:"[^"]*"\s+)?"([^"]*)"')
 BRANCH: Final = re.compile(r"^s_c?branch")
 WIDE: Final = "UID"
 CLAMPED: Final = ("v_add_u32", "v_sub_u32")
-"""Of integers, those that the table has a form for that ends in `clamp`."""
+"""Integer operations whose clamped form is in the table under a name that ends in `clamp`."""
 DUAL: Final = re.compile(r"\s*::\s*(v_dual_\w+)\s+")
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class KernelArgument:
-    """One argument as it lies in the kernel's argument memory."""
+    """One argument in the kernel's argument memory."""
 
     offset: int
     size: int
@@ -55,14 +55,14 @@ class DecodedKernel:
     name: str
     target: str
     lanes: int
-    """Of a wave."""
+    """Lanes of a wave."""
     code: bytes
     mnemonics: tuple[str, ...]
-    """Of each record, for counts."""
+    """The name of each record, for counts."""
     texts: tuple[str, ...]
-    """Of each record, as the compiler wrote it."""
+    """The text of each record, as the compiler wrote it."""
     places: tuple[str, ...]
-    """The source line of each record, as `file:line`; "" where it is not known."""
+    """The source line of each record, as `file:line`; "" if unknown."""
     arguments: tuple[KernelArgument, ...]
     argument_bytes: int
     lds_bytes: int
@@ -72,7 +72,7 @@ class DecodedKernel:
     directives: Mapping[str, int]
     """The numbers of `.amdhsa_` lines."""
     vgprs: int
-    """Vector registers of a lane, accumulation registers among them."""
+    """Vector registers of a lane, including accumulation registers."""
     register_mask: int
     """Bit n: one of the vector registers from 32 n on is used."""
 
@@ -81,13 +81,13 @@ class DecodedKernel:
 class _AssemblyLine:
     mnemonic: str
     name: str
-    """As the tables have it: without its encoding, and RDNA's by CDNA's name."""
+    """The name in the tables: without its encoding, and with CDNA's name for RDNA."""
     rest: str
     place: str
 
 
 def decode(text: str) -> DecodedKernel:
-    """The only kernel of an assembly text; KernelError with what is not known."""
+    """Return the only kernel of an assembly text; raises KernelError for what is unknown."""
     if len(text) > MAX_TEXT_BYTES:
         raise KernelError("the assembly is too long to be emulated")
     target = re.search(r'^\s*\.amdgcn_target "amdgcn-amd-amdhsa--(\w+)', text, re.MULTILINE)
@@ -143,7 +143,7 @@ def decode(text: str) -> DecodedKernel:
 
 
 def _lines(text: str, kernel: str, lanes: int) -> tuple[list[_AssemblyLine], dict[str, int]]:
-    """The instructions of the kernel's function in order, and where its labels stand."""
+    """Return the instructions of the kernel's function in order, and the places of its labels."""
     found: list[_AssemblyLine] = []
     labels: dict[str, int] = {}
     files: dict[str, str] = {}
@@ -166,7 +166,7 @@ def _lines(text: str, kernel: str, lanes: int) -> tuple[list[_AssemblyLine], dic
             for whole in _instructions(f"{instruction[1]} {instruction[2] or ''}"):
                 mnemonic, _, rest = whole.partition(" ")
                 name = SUFFIX.sub("", mnemonic)
-                name = renames.cdna_name(name) if lanes == 32 else name
+                name = cdna_name(name) if lanes == 32 else name
                 found.append(_AssemblyLine(mnemonic, name, rest, place))
     if not found:
         raise KernelError(f"the assembly has no instructions of the kernel {kernel!r:.80}")
@@ -174,11 +174,11 @@ def _lines(text: str, kernel: str, lanes: int) -> tuple[list[_AssemblyLine], dic
 
 
 def _instructions(line: str) -> tuple[str, ...]:
-    """The line, or the two operations of one that issues both at once."""
+    """Return the line, or both operations of a dual one."""
     found = DUAL.search(line)
     if found is None:
         return (line,)
-    return renames.in_order(line[: found.start()], f"{found[1]} {line[found.end() :]}")
+    return in_order(line[: found.start()], f"{found[1]} {line[found.end() :]}")
 
 
 @dataclass(slots=True)
@@ -228,7 +228,7 @@ def _record(
 
 
 def split_operands(rest: str) -> tuple[list[str], dict[str, str]]:
-    """Operands, and modifiers by name: `v1, v2 offset:16 glc`."""
+    """Return operands, and modifiers by name: `v1, v2 offset:16 glc`."""
     parts: list[str] = []
     depth, start = 0, 0
     for place, letter in enumerate(rest):
@@ -329,7 +329,7 @@ class _KernelMetadata:
 
 
 def _metadata(text: str, lanes: int) -> _KernelMetadata:
-    """The kernel of the block `.amdgpu_metadata`."""
+    """Return the kernel that the block `.amdgpu_metadata` describes."""
     _, _, rest = text.partition(".amdgpu_metadata")
     block, _, _ = rest.partition(".end_amdgpu_metadata")
     arguments: list[dict[str, str]] = []
@@ -357,3 +357,57 @@ def _metadata(text: str, lanes: int) -> _KernelMetadata:
         raise KernelError("the description of the kernel's arguments is damaged") from error
     numbers = {key: int(value) for key, value in own.items() if value.isdecimal()}
     return _KernelMetadata(own["name"], listed, numbers)
+
+
+_RENAMED: Final = """
+    v_add_nc_u32=v_add_u32 v_sub_nc_u32=v_sub_u32 v_subrev_nc_u32=v_subrev_u32
+    v_add_nc_i32=v_add_i32 v_sub_nc_i32=v_sub_i32 v_add_nc_u16=v_add_u16 v_sub_nc_u16=v_sub_u16
+    v_add_nc_i16=v_add_u16 v_sub_nc_i16=v_sub_u16 v_add_co_ci_u32=v_addc_co_u32
+    v_sub_co_ci_u32=v_subb_co_u32 v_subrev_co_ci_u32=v_subbrev_co_u32
+    v_mad_co_u64_u32=v_mad_u64_u32 v_mad_co_i64_i32=v_mad_i64_i32
+    v_mul_dx9_zero_f32=v_mul_legacy_f32 v_dot2acc_f32_f16=v_dot2c_f32_f16
+    v_clz_i32_u32=v_ffbh_u32 v_ctz_i32_b32=v_ffbl_b32 v_cls_i32=v_ffbh_i32
+    v_cvt_floor_i32_f32=v_cvt_flr_i32_f32 v_cvt_nearest_i32_f32=v_cvt_rpi_i32_f32
+    v_cvt_pk_rtz_f16_f32=v_cvt_pkrtz_f16_f32
+    s_and_not1_b32=s_andn2_b32 s_and_not1_b64=s_andn2_b64 s_or_not1_b32=s_orn2_b32
+    s_or_not1_b64=s_orn2_b64 s_and_not1_saveexec_b32=s_andn2_saveexec_b32
+    s_or_not1_saveexec_b32=s_orn2_saveexec_b32 s_ctz_i32_b32=s_ff1_i32_b32
+    s_ctz_i32_b64=s_ff1_i32_b64 s_clz_i32_u32=s_flbit_i32_b32 s_clz_i32_u64=s_flbit_i32_b64
+    s_add_co_u32=s_add_u32 s_sub_co_u32=s_sub_u32 s_add_co_i32=s_add_i32 s_sub_co_i32=s_sub_i32
+    s_add_co_ci_u32=s_addc_u32 s_sub_co_ci_u32=s_subb_u32 s_addk_co_i32=s_addk_i32
+"""
+RENAMED: Final = dict(pair.split("=") for pair in _RENAMED.split())
+PARTS: Final = (
+    ("v_dual_", "v_"), ("_num_", "_"), ("ds_load_2addr_stride64_", "ds_read2st64_"),
+    ("ds_load_2addr_", "ds_read2_"), ("ds_load_", "ds_read_"),
+    ("ds_store_2addr_stride64_", "ds_write2st64_"), ("ds_store_2addr_", "ds_write2_"),
+    ("ds_store_", "ds_write_"), ("ds_storexchg_", "ds_wrxchg_"),
+)  # fmt: skip
+"""Parts of names."""
+
+
+def cdna_name(name: str) -> str:
+    """Return the tables' name of an operation of RDNA."""
+    for old, new in PARTS:
+        name = name.replace(old, new)
+    return RENAMED.get(name, name)
+
+
+def in_order(first: str, second: str) -> tuple[str, str]:
+    """Return the two operations of a `v_dual` instruction in an order that gives the same result.
+
+    Both read their operands before either writes (section "Dual Issue VALU").
+    """
+    if _written(first) in _read(second):
+        if _written(second) in _read(first):
+            raise KernelError(f"two operations that read each other's results: {first:.60}")
+        return second, first
+    return first, second
+
+
+def _written(text: str) -> str:
+    return re.findall(r"\bv\d+\b", text)[0] if re.search(r"\bv\d+\b", text) else ""
+
+
+def _read(text: str) -> list[str]:
+    return re.findall(r"\bv\d+\b", text)[1:]

@@ -1,4 +1,4 @@
-"""Forms of instructions beside those of the table: memory, matrix, lanes; and modifiers."""
+"""Forms of instructions that the table lacks: memory, matrix, lanes; and modifiers."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ LANES: Final = {
     "row_share": 0x150, "row_xmask": 0x160,
     "wave_shl": 0x12F, "wave_rol": 0x133, "wave_shr": 0x137, "wave_ror": 0x13B,
 }  # fmt: skip
-"""Movements with a number, which is added."""
+"""Movements with a number, which is added to the code."""
 WHOLE_LANES: Final = {"row_mirror": 0x140, "row_half_mirror": 0x141}
 BROADCASTS: Final = {"15": 0x142, "31": 0x143}
 CDNA_ONLY: Final = (
@@ -38,7 +38,7 @@ LOADS: Final = {
     "b96": (12, 0), "b128": (16, 0), "d16_b16": (2, 2), "d16_hi_b16": (2, 3), "d16_u8": (1, 2),
     "d16_hi_u8": (1, 3),
 }  # fmt: skip
-"""Bytes, and how they reach the register: as they are, with their sign, as its low or high half."""
+"""Bytes, and how they fill the register: unchanged, sign-extended, as its low or high half."""
 STORES: Final = {
     "byte": (1, 0), "short": (2, 0), "dword": (4, 0), "dwordx2": (8, 0), "dwordx3": (12, 0),
     "dwordx4": (16, 0), "byte_d16_hi": (1, 3), "short_d16_hi": (2, 3),
@@ -75,22 +75,22 @@ MFMA_STEPS: Final = {
     ("32", "f16"): (8, 16), ("16", "f32"): (4,), ("32", "f32"): (2,), ("16", "i8"): (32, 64),
     ("32", "i8"): (16, 32), ("16", "fp8"): (32,), ("32", "fp8"): (16,), ("16", "f64"): (4,),
 }  # fmt: skip
-"""The inner sizes of one-block products, by rows and type; the second ones are gfx950's."""
+"""Inner sizes of one-block products, by rows and type; the second ones are gfx950's."""
 MI200_STEPS: Final = {
     ("16", "bf16_1k"): (16,), ("32", "bf16_1k"): (8,), ("16", "bf16"): (8,), ("32", "bf16"): (4,),
     ("16", "f16"): (16,), ("32", "f16"): (8,), ("16", "f32"): (4,), ("32", "f32"): (2,),
     ("16", "i8"): (16,), ("32", "i8"): (8,), ("16", "f64"): (4,),
 }  # fmt: skip
-"""Those of gfx90a."""
+"""Inner sizes of gfx90a."""
 BLOCKS: Final = {"32": 2, "16": 4, "4": 16}
-"""Blocks of an instruction that has several, by their rows; f64 has 4 of 4 rows."""
+"""Blocks of an instruction with several, by their rows; f64 has 4 of 4 rows."""
 BLOCK_STEPS: Final = {"f32": 1, "bf16": 4, "bf16_1k": 4, "f16": 4, "i8": 4}
-"""Inner sizes of such blocks; of gfx90a's `bf16` it is 2."""
+"""Inner sizes of such blocks; that of gfx90a's `bf16` is 2."""
 MFMA_RUN: Final = {"f32": 4, "i32": 4, "f64": 1}
-"""Rows of the result that follow one another in a lane's registers, by the result's type."""
+"""Rows of the result that are adjacent in a lane's registers, by the result's type."""
 MFMA_TYPES: Final = {"bf16": 0, "f16": 1, "f32": 2, "i8": 3, "fp8": 4, "bf8": 5, "f64": 9}
 MFMA_BYTES: Final = {"bf16": 2, "f16": 2, "f32": 4, "f64": 8}
-"""Bytes of an element; of the others it is 1."""
+"""Bytes of an element; 1 for other types."""
 MFMA_RESULTS: Final = {"f32": ("f", 0), "i32": ("u", 1), "f64": ("D", 2)}
 """Kind of the result's operand, and its number in a record."""
 WMMA: Final = {
@@ -104,18 +104,18 @@ WMMA: Final = {
 }
 """Types of A and B."""
 WMMA_LAYOUTS: Final = {"gfx1100": (2, 1), "gfx1201": (1, 8)}
-"""How many lanes hold a value of A or B, and rows of the result that follow one another."""
+"""Lanes that hold a value of A or B, and adjacent rows of the result."""
 UNSIGNED: Final = 8
-"""Bytes without a sign."""
+"""Unsigned bytes."""
 OCP: Final = 2
-"""Added to an 8-bit float's type where the target has the open compute formats."""
+"""Added to an 8-bit float's type if the target has the OCP formats."""
 LANE_FORMS: Final = {
     "v_readfirstlane_b32": 2, "v_readlane_b32": 3, "v_writelane_b32": 3, "v_swap_b32": 2,
     "v_permlane16_swap_b32": 2, "v_permlane32_swap_b32": 2, "s_endpgm": 0, "s_barrier": 0,
     "s_trap": 1, "s_barrier_signal": 1, "s_barrier_wait": 1, "v_permlane16_b32": 4,
     "v_permlanex16_b32": 4,
 }  # fmt: skip
-"""Their operands are as in the text."""
+"""Instructions whose operands are in the text's order."""
 SCALAR_RESULTS: Final = ("v_readfirstlane_b32", "v_readlane_b32")
 
 
@@ -132,7 +132,7 @@ class MachineForm:
 def special(
     name: str, texts: Sequence[str], modifiers: Mapping[str, str], target: str
 ) -> MachineForm | None:
-    """The form of an instruction that is not in the table; None where it should be there."""
+    """Return the form of an instruction that is not in the table; None if it should be there."""
     if name in LANE_FORMS:
         return _lanes(name, texts, modifiers)
     if name.startswith("v_mfma_"):
@@ -166,7 +166,7 @@ def _lanes(name: str, texts: Sequence[str], modifiers: Mapping[str, str]) -> Mac
             raise KernelError(f"the operand {texts[0]} cannot be written")
         is_vector = name not in ("v_writelane_b32", "v_readfirstlane_b32")
         if is_vector and operands[1].kind != "vector":
-            raise KernelError(f"the operand {texts[1]} is no vector register")
+            raise KernelError(f"the operand {texts[1]} is not a vector register")
     chosen = _list(modifiers["op_sel"], 2) if "op_sel" in modifiers else [0, 0]
     return MachineForm(name, operands, [chosen[0] | chosen[1] << 1])
 
@@ -174,7 +174,7 @@ def _lanes(name: str, texts: Sequence[str], modifiers: Mapping[str, str]) -> Mac
 def _matrix(
     name: str, texts: Sequence[str], modifiers: Mapping[str, str], target: str
 ) -> MachineForm:
-    """CDNA's dense instructions, of one block or several."""
+    """Return CDNA's dense instructions, of one block or several."""
     _only(modifiers, ())
     found = MFMA.match(name)
     if found is None:
@@ -219,7 +219,7 @@ def _blocks(found: re.Match[str], target: str) -> int:
 def _wave_matrix(
     name: str, texts: Sequence[str], modifiers: Mapping[str, str], target: str
 ) -> MachineForm:
-    """RDNA's: sections "Wave Matrix Multiply Accumulate" of both manuals, for waves of 32."""
+    """Return RDNA's (section "Wave Matrix Multiply Accumulate" of both manuals, waves of 32)."""
     types, layout = WMMA.get(name, ("", "")), WMMA_LAYOUTS.get(target)
     is_small = types[0] in ("fp8", "bf8")
     is_integer = types[0] == "i8"
@@ -253,7 +253,7 @@ def _matrix_registers(
 
 
 def _mixed(name: str, texts: Sequence[str], modifiers: Mapping[str, str]) -> MachineForm:
-    """Operands with a selection of halves of their own."""
+    """Return operands that each select a half."""
     moves = name == "v_pk_mov_b32"
     signs = [bool(re.match(r"^-[^\d]", text)) for text in texts]
     bare = [text[1:] if sign else text for text, sign in zip(texts, signs, strict=True)]
@@ -327,7 +327,7 @@ def _lds(
 
 
 def lds_access_bytes(name: str) -> int:
-    """The bytes that a lane reads or writes in LDS at once, if fewer than four; else four."""
+    """Return the bytes that a lane accesses in LDS at once, at most four."""
     sizes = {"b8": 1, "u8": 1, "i8": 1, "b16": 2, "u16": 2, "i16": 2}
     found = re.match(r"^ds_(?:read|write)_([bui]\d+)", name)
     return sizes.get(found[1], 4) if found else 4
@@ -418,7 +418,7 @@ def _atomic(
 
 
 def _atomic_kind(kind: str) -> tuple[str, bool]:
-    """The operation of a name's end, and whether it has 64 bits: `add_x2`, or RDNA's `add_u64`."""
+    """Return the operation at a name's end, and whether it has 64 bits: `add_x2`, or `add_u64`."""
     if found := re.match(r"^([a-z]+)_([biu])(32|64)$", kind):
         sign = found[2].replace("i", "s") if found[1] in ("min", "max") else ""
         return sign + found[1], found[3] == "64"
@@ -426,7 +426,7 @@ def _atomic_kind(kind: str) -> tuple[str, bool]:
 
 
 def _sized(operands: list[MachineOperand], count: int, size: int) -> list[MachineOperand]:
-    """The operands, if there are as many, and the first is as many registers as the bytes need."""
+    """Return the operands, if their number and the first one's registers fit."""
     if len(operands) != count:
         raise KernelError("the number of operands is not as expected")
     if operands[0].kind != "vector" or operands[0].registers != (size + 3) // 4:
@@ -437,7 +437,7 @@ def _sized(operands: list[MachineOperand], count: int, size: int) -> list[Machin
 def vector_modifiers(
     modifiers: Mapping[str, str], sources: int, lanes: int
 ) -> tuple[list[int], int]:
-    """The numbers and flags of a vector instruction's modifiers."""
+    """Return the numbers and flags of a vector instruction's modifiers."""
     for key in CDNA_ONLY if lanes == 32 else RDNA_ONLY:
         if key in modifiers:
             raise KernelError(f"the modifier {key} is not emulated for waves of {lanes} lanes")
@@ -487,7 +487,7 @@ def vector_modifiers(
 
 
 def selections(modifiers: Mapping[str, str], sources: int, *, high: int | None = None) -> int:
-    """The halves that a packed instruction reads, and their signs, as a record's bits."""
+    """Return the halves that a packed instruction reads, and their signs, as a record's bits."""
     _only(modifiers, ("op_sel", "op_sel_hi", "neg_lo", "neg_hi"))
     default = (1 << sources) - 1 if high is None else high
     found = default << 8
@@ -507,7 +507,7 @@ def _list(text: str, count: int) -> list[int]:
 
 
 def _swizzle(text: str) -> int:
-    """The pattern of ds_swizzle_b32 (section "LDS & GDS instructions"), or its symbolic form."""
+    """Return the pattern of ds_swizzle_b32 (section "LDS & GDS instructions")."""
     found = re.match(r"^swizzle\((\w+),(.*)\)$", text)
     if found is None:
         return int(text, 0)

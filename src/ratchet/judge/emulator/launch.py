@@ -15,17 +15,17 @@ from ratchet.judge.emulator.decode import DecodedKernel, KernelArgument
 from ratchet.judge.workers.candidate.architectures import ARCHITECTURES
 
 INSTRUCTION_LIMIT: Final = 2_000_000_000
-"""Wave instructions of one launch."""
+"""Most wave instructions of one launch."""
 MAX_PROGRAMS: Final = 1 << 24
 MOST_RUNS: Final = 1 << 15
-"""Of all waves of a workgroup: what they ran beyond is not noted."""
+"""Most instructions of a workgroup's waves that are noted."""
 RUN_BYTES: Final = 12
 ISSUE_CYCLES: Final = {64: 4, 32: 1}
-"""Of an instruction, by the lanes of a wave: the slot in which its SIMD can begin one."""
+"""Cycles of an instruction, by the lanes of a wave."""
 SLACK_BYTES: Final = 256
-"""Behind the arguments: a preload reads whole blocks."""
+"""Padding after the arguments: a preload reads whole blocks."""
 GROUP_IN_TRAP_REGISTERS: Final = ("gfx1201",)
-"""A workgroup's numbers stand in `ttmp7` and `ttmp9`, a wave's in bits 25 to 29 of `ttmp8` (LLVM's
+"""`ttmp7` and `ttmp9` hold a workgroup's numbers, bits 25 to 29 of `ttmp8` a wave's (LLVM's
 AMDGPUUsage, "Architected SGPRs")."""
 REFUSED: Final = ("dispatch_ptr", "queue_ptr", "dispatch_id", "private_segment_size")
 PACKS: Final = {"fp64": "<d", "fp32": "<f", "fp16": "<e", "f32": "<f", "f64": "<d", "f16": "<e"}
@@ -36,7 +36,7 @@ ZERO_KINDS: Final = (
     "hidden_default_queue", "hidden_completion_action", "hidden_queue_ptr",
     "hidden_dynamic_lds_size", "hidden_private_base", "hidden_shared_base",
 )  # fmt: skip
-"""Hidden arguments of a launch that uses no such thing; a read through one is a fault."""
+"""Hidden arguments of features that a launch does not use; a read through one is a fault."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -49,7 +49,7 @@ class LaunchMemory:
 
 @dataclass(frozen=True, slots=True)
 class LaunchValue:
-    """An argument as it was given: a pointer or a number, and the type that Triton calls it."""
+    """An argument: a pointer or a number, and Triton's type of it."""
 
     kind: str
     value: int | float | bool | bytes
@@ -64,25 +64,25 @@ class LaunchCounts:
 
     instructions: int
     by_mnemonic: dict[str, int]
-    """Executed by waves."""
+    """Instructions that waves executed."""
     lanes: dict[str, int]
-    """Lanes that were on, summed over these; scalar instructions have none."""
+    """Lanes that were on, summed over the instructions; scalar ones have none."""
     bytes: int
-    """Read and written in tensors, by every lane that did."""
+    """Bytes of tensors that lanes read and wrote."""
     stored_bytes: int
-    """Of these, written."""
+    """Bytes of tensors that lanes wrote."""
     touched_bytes: int
-    """In tensors, whole lines of 64 bytes, each counted once."""
+    """Bytes of tensors in whole lines of 64 bytes, each counted once."""
     lines_64: int
     lines_128: int
     lds_bytes: int
     lds_conflicts: int
     by_place: dict[str, PlaceCounts]
-    """Of each source line, as `file:line`; "" holds what has none."""
+    """Counts of each source line, as `file:line`; "" for instructions without one."""
     executed: tuple[int, ...]
-    """By waves, for each record of the kernel."""
+    """Executions by waves, for each record of the kernel."""
     runs: tuple[WaveRuns, ...]
-    """Of each wave of the first workgroup: what it ran in order, as `Run` in machine.hpp."""
+    """For each wave of the first workgroup: what it ran in order, as `Run` in machine.hpp."""
 
 
 @dataclass(kw_only=True, slots=True)
@@ -100,7 +100,7 @@ class _MachineRange(ctypes.Structure):
 
 
 class _MachineLaunch(ctypes.Structure):
-    """As `Launch` in machine.hpp."""
+    """The struct `Launch` in machine.hpp."""
 
     _fields_ = (
         ("code", ctypes.c_char_p),
@@ -149,7 +149,7 @@ class Emulator:
     """The compiled machine."""
 
     def __init__(self, library: Path, matrix_cycles: Mapping[str, int] | None = None) -> None:
-        """`matrix_cycles` are those of the matrix instructions, by mnemonic."""
+        """`matrix_cycles` are the cycles of matrix instructions, by mnemonic."""
         machine = ctypes.CDLL(str(library))
         self._lanes = ctypes.c_int.in_dll(machine, "ratchet_lanes").value
         self._matrix_cycles = matrix_cycles or {}
@@ -171,11 +171,11 @@ class Emulator:
         races_pass: bool = False,
         sides: tuple[int, int] | None = None,
     ) -> LaunchCounts:
-        """Execute every workgroup; KernelError with the source line of a fault.
+        """Execute every workgroup; raises KernelError with the source line of a fault.
 
-        The waves of a workgroup run in turn from barrier to barrier, or `backwards`, the last
-        first: a right kernel does not care. With `races_pass`, races in LDS are no faults. `sides`
-        are a block's threads along x and y, where it has more than one dimension.
+        The waves of a workgroup run in turn from barrier to barrier, or the last first if
+        `backwards`: a right kernel gives the same result. With `races_pass`, races in LDS are no
+        faults. `sides` are a block's threads along x and y, if it has several dimensions.
         """
         if kernel.lanes != self._lanes:
             raise ValueError(f"this emulator's waves have {self._lanes} lanes, not {kernel.lanes}")
@@ -262,7 +262,7 @@ class Emulator:
         )
 
     def _cycles_of(self, kernel: DecodedKernel) -> Any:
-        """The cycles for which each record occupies its SIMD, as far as they are counted."""
+        """Return the counted cycles for which each record occupies its SIMD."""
         found = self._cycles.get(id(kernel))
         if found is None or found[0] is not kernel:
             issue, known = ISSUE_CYCLES[kernel.lanes], self._matrix_cycles
@@ -274,7 +274,7 @@ class Emulator:
 def check_launch(
     kernel: DecodedKernel, grid: Sequence[int], threads: int, shared_bytes: int
 ) -> int:
-    """The LDS bytes of a workgroup; KernelError for a launch that the device refuses."""
+    """Return the LDS bytes of a workgroup; raises KernelError if the device refuses the launch."""
     x, y, z = grid
     if min(grid) < 1:
         raise KernelError(f"the kernel {kernel.name} is launched on an empty grid {x} x {y} x {z}")
@@ -300,7 +300,7 @@ def packed_arguments(
     grid: Sequence[int],
     block: Sequence[int],
 ) -> bytes:
-    """The argument memory, hidden arguments among it, by the kernel's own description."""
+    """Return the argument memory, with hidden arguments, by the kernel's metadata."""
     memory = bytearray(max(kernel.argument_bytes, 1))
     left = list(values)
     for one in kernel.arguments:
@@ -351,7 +351,7 @@ def _pointers(arrays: Sequence[Any]) -> Any:
 
 
 def _joined(memories: Sequence[LaunchMemory]) -> list[LaunchMemory]:
-    """The stretches in order, overlapping ones as one."""
+    """Return the stretches in order, with overlapping ones merged."""
     found: list[LaunchMemory] = []
     for one in sorted(memories, key=lambda memory: memory.address):
         if found and one.address < found[-1].address + found[-1].size:
@@ -364,7 +364,7 @@ def _joined(memories: Sequence[LaunchMemory]) -> list[LaunchMemory]:
 
 
 def _fault(kernel: DecodedKernel, message: str, where: int, other: int) -> str:
-    """`where` failed; `other` is 1 more than the access that it races with, or 0."""
+    """Return the error at record `where`; `other` is 1 plus the access that it races with, or 0."""
     rest = f", there{_place(kernel, other - 1)}" if other else ""
     return f"in the kernel {kernel.name}{_place(kernel, where)}: {message}{rest}"
 
@@ -397,7 +397,7 @@ def _by_place(
 
 
 def _summed(kernel: DecodedKernel, values: Sequence[int], ran: Sequence[int]) -> dict[str, int]:
-    """Sums by mnemonic over the records that were executed with a lane on, or at all."""
+    """Return sums by mnemonic over the executed records."""
     found: dict[str, int] = {}
     for at in ran:
         if values[at]:

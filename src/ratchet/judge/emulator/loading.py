@@ -7,32 +7,32 @@ import functools
 import math
 import os
 import re
+import struct
 import sys
 import tempfile
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, Final
 
 from ratchet.base.errors import KernelError
 from ratchet.judge.emulator.decode import DecodedKernel, decode
 from ratchet.judge.emulator.launch import Emulator, LaunchCounts, LaunchMemory, LaunchValue
-from ratchet.judge.emulator.shown import assembly, timeline
 from ratchet.judge.workers.candidate.architectures import ARCHITECTURES
 from ratchet.judge.workers.candidate.fake_driver import CompiledTexts, FakeDriver
 from ratchet.judge.workers.candidate.triton_source import load_source
 
 EMULATOR = "RATCHET_EMULATOR"
-"""As in `with_torch`, which this module cannot import: it confines its process."""
+"""The same as in `with_torch`, which this module cannot import."""
 MOST_TOLD = 4096
-"""Storages whose addresses are remembered, the last ones."""
+"""The last storages whose addresses are remembered."""
 
 
 UNWRITTEN = (
     *(("", name) for name in ("empty", "empty_like", "empty_strided", "empty_permuted")),
     *(("Tensor", name) for name in ("new_empty", "new_empty_strided")),
 )
-"""Where torch hands out memory that nobody wrote: an attribute of torch or none, and the name."""
+"""Functions of torch that return unwritten memory: an attribute of torch or "", and the name."""
 ELEMENT_BYTES = {"8": 1, "16": 2, "32": 4, "64": 8}
 
 
@@ -44,15 +44,15 @@ class EmulatedLaunch:
     programs: int
     waves: int
     stored_elements: int
-    """At most: counted in the smallest type that the kernel has pointers to."""
+    """An upper bound, counted in the smallest type that the kernel has pointers to."""
     counts: LaunchCounts
     kernel: DecodedKernel
     workgroup_waves: int
     lds_bytes: int
-    """Of a workgroup."""
+    """LDS bytes of a workgroup."""
 
     def shown(self) -> dict[str, Any]:
-        """What a page shows beside the counts: assembly by source line, resources, the waves."""
+        """Return what a page shows besides the counts: assembly by line, resources, a timeline."""
         return {
             "assembly": assembly(self.kernel, self.counts),
             "timeline": timeline(self.kernel, self.counts),
@@ -63,14 +63,14 @@ class EmulatedLaunch:
 
 
 class _ToldAddresses:
-    """Storages whose address the candidate's own source asked for: a launch may find them so."""
+    """Storages whose address the candidate's source asked for, which a launch may access."""
 
     def __init__(self, path: Path) -> None:
         self._path = str(path)
         self._storages: dict[int, Any] = {}
 
     def install(self) -> None:
-        """See every `tensor.data_ptr()` of that source."""
+        """Note every `tensor.data_ptr()` of that source."""
         import torch
 
         plain = torch.Tensor.data_ptr
@@ -87,14 +87,14 @@ class _ToldAddresses:
         torch.Tensor.data_ptr = noted  # type: ignore[assignment, method-assign]
 
     def memories(self) -> list[LaunchMemory]:
-        """Their memory."""
+        """Return the memory of these storages."""
         return [LaunchMemory(at, storage.nbytes()) for at, storage in self._storages.items()]
 
 
 def poison_new_memory() -> None:
-    """Fill what `torch.empty` and its kin return with ones: NaN, or -1 as an integer.
+    """Set every bit of what `torch.empty` and its kin return: NaN, or -1 as an integer.
 
-    A kernel that reads what nobody wrote then gives wrong answers here, and not by luck right ones.
+    A kernel that reads unwritten memory then gives wrong answers, not right ones by luck.
     """
     import torch
 
@@ -115,7 +115,7 @@ def poison_new_memory() -> None:
 
 
 class EmulatorDriver(FakeDriver):
-    """Triton compiles through it for a GPU that is not here, and each launch is emulated."""
+    """A driver through which Triton compiles for a GPU that is not here and emulates launches."""
 
     def __init__(
         self,
@@ -130,27 +130,27 @@ class EmulatorDriver(FakeDriver):
         self.told = _ToldAddresses(path)
 
     def launcher_cls(self, source: Any, metadata: Any) -> Any:
-        """Return what Triton makes once for each compiled kernel."""
+        """Return the launcher of a compiled kernel."""
         return EmulatedLauncher(self, source, metadata)
 
     def benchmark(
         self, call: Callable[[], Any], *_: Any, quantiles: Any = None, **__: Any
     ) -> float | list[float]:
-        """Return the same for every configuration, none of which is run."""
+        """Return the same time for every configuration, without running it."""
         return 1.0 if quantiles is None else [1.0] * len(quantiles)
 
     def get_active_torch_device(self) -> Any:
-        """Return the device on which the tensors really lie."""
+        """Return the device of the tensors."""
         import torch
 
         return torch.device("cpu")
 
 
 class EmulatedLauncher:
-    """Called in place of a launch."""
+    """Emulates a launch."""
 
     sides: tuple[int, int] | None = None
-    """A block's threads along x and y, where it has more than one dimension."""
+    """A block's threads along x and y, if it has several dimensions."""
 
     def __init__(self, driver: EmulatorDriver, source: Any, metadata: Any) -> None:
         self._driver = driver
@@ -169,11 +169,11 @@ class EmulatedLauncher:
             raise KernelError("a kernel with scratch memory of Triton's own is not emulated")
 
     def __call__(self, *given: Any) -> None:
-        """grid x, y, z, stream, function, packed metadata, launch metadata, two hooks, arguments"""
+        """Take grid (x, y, z), stream, function, two metadata, two hooks, arguments."""
         self.run(*given)
 
     def run(self, *given: Any) -> EmulatedLaunch:
-        """Execute the launch; a census of what a kernel does takes its place for a while."""
+        """Execute the launch. A census replaces this method while it counts."""
         kernel: DecodedKernel = self._kernel()
         values, memories = [], self._driver.told.memories()
         for value, kind in zip(given[9:], self._kinds, strict=False):
@@ -218,9 +218,9 @@ def load_emulated(
     library: str | None = None,
     matrix_cycles: Mapping[str, int] | None = None,
 ) -> Callable[..., Any]:
-    """The entry of a Triton source whose kernels will run as `target`'s machine code.
+    """Return the entry of a Triton source whose kernels run as `target`'s machine code.
 
-    `library` is the compiled emulator; in a sandbox the judge handed it over.
+    `library` is the compiled emulator; in a sandbox the judge hands it over.
     """
     os.environ["TRITON_DISABLE_LINE_INFO"] = "0"  # a fault names its line
     path = Path(tempfile.mkdtemp(prefix="triton-")) / "kernel.py"
@@ -233,7 +233,7 @@ def load_emulated(
 
 
 def install(driver: EmulatorDriver) -> None:
-    """Have Triton compile and launch through the driver from now on, in this whole process."""
+    """Make Triton compile and launch through the driver, in this whole process."""
     import triton
     import triton.testing
 
@@ -241,3 +241,80 @@ def install(driver: EmulatorDriver) -> None:
     triton.runtime.driver.set_active(driver)
     triton.testing.do_bench = driver.benchmark
     triton.compiler.compiler.max_shared_mem.cache_clear()
+
+
+MOST_INSTRUCTIONS: Final = 2000
+"""Most instructions of a kernel; the most executed are kept."""
+SLOTS: Final = 240
+"""Slots of the waves' cycles; each shows the line with most of its cycles."""
+MOST_WAVES: Final = 16
+MOST_BARRIERS: Final = 200
+RUN: Final = struct.Struct("<3I")
+
+
+def assembly(kernel: DecodedKernel, counts: LaunchCounts) -> dict[str, list[tuple[str, int]]]:
+    """Return the executed instructions and their counts, by source line."""
+    executed = [at for at, count in enumerate(counts.executed) if count]
+    if len(executed) > MOST_INSTRUCTIONS:
+        hottest = sorted(executed, key=lambda at: -counts.executed[at])
+        executed = sorted(hottest[:MOST_INSTRUCTIONS])
+    found: dict[str, list[tuple[str, int]]] = {}
+    for at in executed:
+        line = found.setdefault(kernel.places[at], [])
+        line.append((kernel.texts[at][:160], counts.executed[at]))
+    return found
+
+
+def timeline(kernel: DecodedKernel, counts: LaunchCounts) -> dict[str, Any]:
+    """Return the line that each wave of the first workgroup ran, in slots of counted cycles.
+
+    Waves leave a barrier together.
+    """
+    waves = [list(RUN.iter_unpack(one)) for one in counts.runs[:MOST_WAVES]]
+    longest: dict[int, int] = {}
+    for runs in waves:
+        own: dict[int, int] = {}
+        for epoch, _, cycles in runs:
+            own[epoch] = own.get(epoch, 0) + cycles
+        for epoch, cycles in own.items():
+            longest[epoch] = max(longest.get(epoch, 0), cycles)
+    begins: dict[int, int] = {}
+    total = 0
+    for epoch in sorted(longest):
+        begins[epoch] = total
+        total += longest[epoch]
+    places = list(dict.fromkeys(kernel.places))
+    slot = max(1, -(-total // SLOTS))
+    return {
+        "cycles": total,
+        "slot": slot,
+        "barriers": sorted(begins.values())[1 : MOST_BARRIERS + 1],
+        "places": places,
+        "waves": [_slots(runs, begins, slot) for runs in waves],
+    }
+
+
+def _slots(
+    runs: list[tuple[Any, ...]], begins: dict[int, int], slot: int
+) -> list[tuple[int, int, int]]:
+    """Return runs of slots of one wave: the number of the line, the first slot and one past it."""
+    most: dict[int, dict[int, int]] = {}
+    at, before = 0, -1
+    for epoch, line, cycles in runs:
+        if epoch != before:
+            at, before = begins[epoch], epoch
+        end = at + cycles
+        for number in range(at // slot, -(-end // slot)):
+            inside = min(end, (number + 1) * slot) - max(at, number * slot)
+            lines = most.setdefault(number, {})
+            lines[line] = lines.get(line, 0) + inside
+        at = end
+    found: list[tuple[int, int, int]] = []
+    for number in sorted(most):
+        lines = most[number]
+        line = max(lines, key=lambda one: lines[one])
+        if found and found[-1][0] == line and found[-1][2] == number:
+            found[-1] = (line, found[-1][1], number + 1)
+        else:
+            found.append((line, number, number + 1))
+    return found

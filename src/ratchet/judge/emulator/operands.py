@@ -14,16 +14,16 @@ NAMED: Final = {
     "exec_lo": (126, 1), "exec_hi": (127, 1), "m0": (124, 1), "ttmp7": (115, 1), "ttmp8": (116, 1),
     "ttmp9": (117, 1), "flat_scratch_lo": (102, 1), "flat_scratch_hi": (103, 1),
 }  # fmt: skip
-"""Scalar registers with a name, and how many registers it means (section "Scalar ALU Operands")."""
+"""Named scalar registers, and how many each means (section "Scalar ALU Operands")."""
 BITS: Final = {"scc": 0, "src_scc": 0, "vccz": 1, "src_vccz": 1, "execz": 2, "src_execz": 2}
 KINDS: Final = {"none": 0, "vector": 1, "scalar": 2, "constant": 3, "bit": 4}
 REGISTER: Final = re.compile(r"^([vas])(?:(\d+)|\[(\d+):(\d+)\])$")
 LIMITS: Final = {"v": 256, "a": 256, "s": 106}
 """RDNA has 106 scalar registers; CDNA's compiler stops at 102."""
 DROPPED: Final = 118
-"""The scalar register behind a result that goes to `null`; nothing reads it."""
+"""The scalar register that takes a result for `null`; nothing reads it."""
 ACCUMULATION: Final = 256
-"""Accumulation registers stand behind the vector registers."""
+"""Accumulation registers follow the vector registers."""
 NEGATIVE, ABSOLUTE, SIGNED = 1, 2, 4
 FLOATS: Final = {"f": "<f", "D": "<d", "h": "<e"}
 Kind = Literal["none", "vector", "scalar", "constant", "bit"]
@@ -31,7 +31,7 @@ Kind = Literal["none", "vector", "scalar", "constant", "bit"]
 
 @dataclass(frozen=True, slots=True)
 class MachineOperand:
-    """One operand, as a record holds it."""
+    """One operand of a record."""
 
     kind: Kind
     number: int = 0
@@ -41,7 +41,7 @@ class MachineOperand:
     """The 64 bits of a constant."""
 
     def words(self) -> tuple[int, int, int, int, int]:
-        """The fields of the machine's operand."""
+        """Return the fields of the machine's operand."""
         low, high = self.value & 0xFFFFFFFF, self.value >> 32 & 0xFFFFFFFF
         return KINDS[self.kind], self.modifiers, self.number, low, high
 
@@ -50,12 +50,12 @@ NO_OPERAND: Final = MachineOperand("none")
 
 
 def registers_of(one: MachineOperand) -> int:
-    """Return the number of registers it names; 0 for a constant."""
+    """Return the operand's number of registers; 0 for a constant."""
     return one.registers
 
 
 def parse_operand(text: str, kind: str) -> MachineOperand:
-    """The operand of a text; `kind` is a letter of the table and decides what a constant means."""
+    """Parse an operand; `kind` is a letter of the table that gives a constant its meaning."""
     modifiers = 0
     if text.startswith("-") and not re.match(r"^-(\d|0x)", text):
         modifiers, text = NEGATIVE, text[1:]
@@ -76,7 +76,7 @@ def parse_operand(text: str, kind: str) -> MachineOperand:
 
 
 def parse_register(text: str) -> MachineOperand | None:
-    """A register or several; None where the text is something else."""
+    """Parse a register, or several; None for another text."""
     if text in NAMED:
         number, count = NAMED[text]
         return MachineOperand("scalar", number, count)
@@ -96,7 +96,7 @@ def parse_register(text: str) -> MachineOperand | None:
 
 
 def constant_bits(text: str, kind: str) -> int:
-    """The 64 bits of a constant: a float has the type of its operand, an integer its sign."""
+    """Return the 64 bits of a constant: a float in its operand's type, an integer sign-extended."""
     if re.fullmatch(r"-?(0x[0-9a-fA-F]+|\d+)", text):
         value = int(text, 0)
         if kind == "D" and abs(value) > 64:  # a literal is the high half of an f64

@@ -26,7 +26,7 @@ from typing import Final
 
 @dataclass(frozen=True, slots=True)
 class MachineOperation:
-    """One mnemonic without its encoding's suffix."""
+    """One mnemonic, without the suffix of its encoding."""
 
     name: str
     results: str
@@ -36,7 +36,7 @@ class MachineOperation:
 
     @property
     def is_scalar(self) -> bool:
-        """True if its operands are scalar registers."""
+        """True if the operands are scalar registers."""
         return self.name.startswith(("s_", "v_s_"))
 
 
@@ -292,7 +292,7 @@ PACKED: Final = {
         v_pk_min_u16 | w:ww | a < b ? a : b
     """,
 }
-"""Each is done twice, on the low and the high half of its operands."""
+"""Operations that are done twice, on the low and the high half of the operands."""
 
 SCALAR: Final = {
     "SOP1": """
@@ -469,11 +469,11 @@ _WITHOUT_EFFECT: Final = (
     "global_wb global_wbinv "
 )
 NOTHING: Final = frozenset(_WITHOUT_EFFECT.split())
-"""Instructions that change no value: every access is done before the next instruction begins."""
+"""Instructions that change no value: each access ends before the next instruction begins."""
 
 
 def read(tables: dict[str, str]) -> Iterator[MachineOperation]:
-    """The operations of a table's text."""
+    """Return the operations of a table's text."""
     for section, text in tables.items():
         for line in text.strip().splitlines():
             name, form, expression = (part.strip() for part in line.split("|", 2))
@@ -482,7 +482,7 @@ def read(tables: dict[str, str]) -> Iterator[MachineOperation]:
 
 
 def comparisons() -> Iterator[MachineOperation]:
-    """Every `v_cmp` and `v_cmpx`, section VOPC, and those of scalar floats, section SOPC."""
+    """Return every `v_cmp` and `v_cmpx` (section VOPC), and those of scalar floats (section SOPC)."""
     for ending, kind in TYPES.items():
         found = FLOAT_COMPARISONS if ending.startswith("f") else INTEGER_COMPARISONS
         for name, expression in found.items():

@@ -34,7 +34,7 @@ MACHINE_OPERATIONS: Final = {
     },
     **{name: name for name in _OTHERS.split()},
 }
-"""Functions of the .hpp files, by the names that decoded records call them."""
+"""Functions of the .hpp files, by their names in decoded records."""
 
 
 @functools.cache
@@ -53,7 +53,7 @@ def numbers() -> dict[str, int]:
 
 
 def written(lanes: int) -> str:
-    """The whole source for waves of so many lanes, to be compiled once."""
+    """Return the whole source for waves of this many lanes."""
     bodies = "\n".join(_function(one) for one in table().values())
     names = [*MACHINE_OPERATIONS.values(), *(f"of_{name}" for name in table())]
     entries = ",\n".join(names)
@@ -72,7 +72,7 @@ def _function(one: MachineOperation) -> str:
 
 
 def _read(kind: str, place: str) -> str:
-    """The value of lane `l` in an array that `vector32` or `vector64` gave."""
+    """Return the value of lane `l` in an array from `vector32` or `vector64`."""
     lane = f"{place}[l]"
     if kind in "hwx":
         return {"h": f"half({lane})", "w": f"{lane} & 0xffff", "x": f"i32(i16({lane}))"}[kind]
@@ -80,7 +80,7 @@ def _read(kind: str, place: str) -> str:
 
 
 def _bits(kind: str) -> str:
-    """The bits of the result `r`."""
+    """Return the bits of the result `r`."""
     if kind in "hwx":
         return "half_bits(r)" if kind == "h" else "u32(r) & 0xffff"
     return f"as<{'u64' if kind in 'UID' else 'u32'}>(r)"
@@ -171,7 +171,7 @@ def _vector_text(
 
 
 def _packed(one: MachineOperation) -> str:
-    """Two halves of 32 bits, in a register pair, or of 16 bits in one register."""
+    """Return two halves: of 32 bits in a register pair, or of 16 bits in one register."""
     kind = one.results
     wide = kind == "f"
     before: list[str] = []

@@ -1,49 +1,50 @@
 """See that a compiled kernel makes its calls one after another, though all are revealed at once.
 
-One that finds the others' arguments in its process could compute several calls together and gain
-what no training step would see, whose calls wait for each other. So in some batches at secret
-places the judge stops the process at random moments and reads how far the outputs have come: at
-any moment all calls before the last one that was begun must be finished. What was computed
-elsewhere and is copied out in order is not seen so.
+A kernel that finds the other calls' arguments in its process could compute several calls together.
+No training step would see that gain, because its calls wait for each other. So in some batches at
+secret places the judge stops the process at random moments and reads how far the outputs have come:
+all calls before the last one that was begun must be finished. This does not detect results that
+were computed elsewhere and are copied out in order.
 """
 
 from __future__ import annotations
 
 import os
 import random
-from collections.abc import Callable, Mapping, Sequence
-from typing import Any, Final
+from collections.abc import Callable, Sequence
+from typing import Final
 
-from ratchet.judge.integrity.late_writes import ITEM_BYTES, span
-from ratchet.judge.integrity.looks import WatchedFamily, wait
-from ratchet.judge.integrity.returned_outputs import Slot, answer_slots
+from ratchet.judge.integrity.outputs import ITEM_BYTES
+from ratchet.judge.integrity.thread_samples import WatchedFamily, wait
+from ratchet.judge.workers.memory.layout import BatchLayout, Slot, span
 
 LOOKS: Final = 8
-"""In one batch, at most."""
+"""At most this many in one batch."""
 SPOTS: Final = 4
-"""Of each call: the beginning, the end and others between."""
+"""Of each call: the beginning, the end and others in between."""
 SPOT_BYTES: Final = 16
 
 
 class CallOrder:
     """One batch, looked at while it runs."""
 
-    def __init__(self, layout: Mapping[str, Any], memories: Sequence[int]) -> None:
-        """Draw the places, from the system's entropy, and read what stands there at first."""
+    def __init__(self, layout: BatchLayout, memories: Sequence[int]) -> None:
+        """Draw secret spots and read their first bytes."""
         rng = random.SystemRandom()
         self._memories = memories
-        self._spots = [_spots(answer_slots(layout, call), rng) for call in layout["calls"]]
+        calls = range(len(layout.calls))
+        self._spots = [_spots(layout.answers(call), rng) for call in calls]
         self._first = self._read()
         self._seen: list[list[list[bytes]]] = []
         self.looked = 0
-        """Moments at which it was seen at work, once it has concluded."""
+        """Moments at which it was seen at work; known after `conclude`."""
 
     def looks(
         self, family: WatchedFamily, expected_s: float
     ) -> Callable[[Callable[[], bool]], None]:
-        """Return what to do once the batch has begun, which takes about `expected_s`.
+        """Return a function to call once the batch has begun, which takes about `expected_s`.
 
-        Raises Unseen where the family does not stand still.
+        It raises Unseen if the family does not stop.
         """
         draw = random.SystemRandom().random
 
@@ -62,7 +63,7 @@ class CallOrder:
         return meanwhile
 
     def conclude(self) -> str:
-        """Return what was out of order, or nothing, once the batch has ended and stands still."""
+        """Return what was out of order, or "", once the batch has ended and is stopped."""
         last, fault = self._read(), ""
         for seen in self._seen:
             begun, unfinished = _progress(self._first, seen, last)
@@ -85,9 +86,9 @@ def _progress(
     seen: Sequence[Sequence[bytes]],
     last: Sequence[Sequence[bytes]],
 ) -> tuple[list[int], list[int]]:
-    """The calls that were begun, and those that were not finished; the latter may not be begun.
+    """Return the calls that were begun, and those not finished, which may not have begun.
 
-    A place that ends as it began tells nothing.
+    A spot that ends as it began tells nothing.
     """
     begun, unfinished = [], []
     for call, spots in enumerate(zip(first, seen, last, strict=True)):
@@ -101,13 +102,13 @@ def _progress(
 
 def _spots(slots: Sequence[Slot], rng: random.Random) -> list[tuple[int, int, int]]:
     found = []
-    for region, offset, code, size, stride in slots:
-        if 0 in size:
+    for slot in slots:
+        if 0 in slot.size:
             continue
-        item = ITEM_BYTES[code]
-        span_bytes = span(size, stride) * item
+        item = ITEM_BYTES[slot.dtype]
+        span_bytes = span(slot.size, slot.stride) * item
         length = min(SPOT_BYTES, span_bytes)
         room = (span_bytes - length) // item
         places = {0, room, *(rng.randint(0, room) for _ in range(SPOTS - 2))}
-        found += [(region, offset + place * item, length) for place in sorted(places)]
+        found += [(slot.region, slot.offset + place * item, length) for place in sorted(places)]
     return found

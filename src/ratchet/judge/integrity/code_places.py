@@ -1,8 +1,8 @@
 """Find whose code a thread runs: from an address to a file, and from the file to its owner.
 
-A path alone proves nothing, as a candidate can name a file as it likes: the instructions that a
-thread stands at must also be those of the file, read by the judge. So machine code that was copied,
-patched or made at run time belongs to nobody.
+A path alone proves nothing, because a candidate can give a file any name. The thread's instructions
+must also be those of the file as the judge reads it. So machine code that was copied, patched or
+made at run time belongs to nobody.
 """
 
 from __future__ import annotations
@@ -17,10 +17,10 @@ from pathlib import Path
 from typing import Final, Literal
 
 Owner = Literal["own", "run-time", "worker", "allowed", "library", "made"]
-"""own: the library that the judge had compiled. run-time: what every program of the language may
-use. worker: the Python in which it runs, and no more of its modules than a batch needs. allowed: a
-library that the problem names. library: any other file. made: memory that became code, or no file
-that the judge can read."""
+"""own: the library that the judge had compiled. run-time: libraries that every program of the
+language may use. worker: the Python in which the kernel runs, with only the modules that a batch
+needs. allowed: a library that the problem names. library: any other file. made: memory that became
+code, or a file that the judge cannot read."""
 
 RUNTIME: Final = re.compile(
     r"(libc|libm|libmvec|libpthread|libdl|librt|ld-linux.*|ld-musl.*|libgomp|libomp|libiomp5"
@@ -31,12 +31,12 @@ WORKER: Final = re.compile(r"(libpython3[\w.]*|libffi)\.so(\.[\d.]+)?")
 MODULES: Final = frozenset(
     {*("_ctypes", "_json", "_socket", "_struct", "array", "select", "time"), *("math", "cmath")}
 )
-"""Modules of the interpreter that may lie in files of their own and still are the worker's: those
-that receive, run and answer a batch (Debian's has most of them built in), and the two without which
-Python has no sine. Any other, `audioop` or `zlib`, is a library."""
+"""Modules of the interpreter that count as the worker's although they lie in files of their own:
+those that receive, run and answer a batch (Debian's Python has most of them built in), and the two
+that give Python a sine. Any other module, such as `audioop` or `zlib`, is a library."""
 BLAS: Final = re.compile(r"lib(scipy_)?(openblas|blas|cblas|mkl_|blis|atlas|f77blas|armpl)[\w.-]*")
 LIBRARIES: Final = {"matmul": BLAS}
-"""Which files a library that a problem allows by name consists of."""
+"""The files of a library that a problem allows by name."""
 SYSTEM_FOLDERS: Final = ("/usr/", "/lib/", "/lib64/", "/lib32/", "/opt/")
 PACKAGES: Final = ("/site-packages/", "/dist-packages/")
 KERNELS_OWN: Final = ("[vdso]", "[vsyscall]", "[uprobes]")
@@ -45,7 +45,7 @@ COMPARED_BYTES: Final = 16
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class CodePlace:
-    """A place in the code: its owner, and the name that the evidence gives it."""
+    """A place in the code: its owner, and its name in the evidence."""
 
     owner: Owner
     name: str
@@ -64,7 +64,7 @@ class Mapping:
 
 
 def read_mappings(pid: int) -> list[Mapping]:
-    """The executable mappings of a process; raises OSError where they cannot be read."""
+    """Return the executable mappings of a process; raises OSError if they cannot be read."""
     with open(f"/proc/{pid}/maps", encoding="utf-8", errors="replace") as file:
         return [_mapping(line) for line in file if "x" in line.split(maxsplit=2)[1]]
 
@@ -84,7 +84,7 @@ def _mapping(line: str) -> Mapping:
 
 
 class CodePlaces:
-    """Finds the owner of an address. It keeps the files open that it compares with; close it."""
+    """Finds the owner of an address. Close it: it keeps the files open that it compares with."""
 
     def __init__(
         self,
@@ -96,8 +96,8 @@ class CodePlaces:
     ) -> None:
         """`library` is the candidate's sealed library, which stays the caller's.
 
-        `allowed` are names of LIBRARIES; `folders` hold run-time libraries besides the system's;
-        `interpreter` are packages that run the kernel, as Triton's does.
+        `allowed` are names of LIBRARIES. `folders` hold run-time libraries besides the system's.
+        `interpreter` are packages that run the kernel, such as Triton's.
         """
         self._library = library
         self._identity: tuple[int, int, int] | None = None
@@ -120,14 +120,14 @@ class CodePlaces:
         self.close()
 
     def close(self) -> None:
-        """Close the files that were compared with."""
+        """Close the files."""
         for descriptor in self._files.values():
             if descriptor is not None:
                 os.close(descriptor)
         self._files.clear()
 
     def place(self, pid: int, address: int, mappings: Sequence[Mapping]) -> CodePlace:
-        """Return the place at which a stopped thread of a process stands."""
+        """Return the place of a stopped thread's instruction."""
         for mapping in mappings:
             if mapping.start <= address < mapping.end:
                 return self._in(pid, address, mapping)
@@ -163,11 +163,11 @@ class CodePlaces:
         return "library"
 
     def _file(self, path: str) -> int | None:
-        """A descriptor of the file as the judge sees it, or None."""
+        """Return a descriptor of the file as the judge sees it, or None."""
         if path not in self._files:
             descriptor = None
-            with contextlib.suppress(OSError):  # a name may be longer than any file's
-                if path.startswith("/") and Path(path).is_file():  # no pipe would be waited for
+            with contextlib.suppress(OSError):  # a name may be too long for any file
+                if path.startswith("/") and Path(path).is_file():  # opening a pipe would wait
                     descriptor = os.open(path, os.O_RDONLY | os.O_CLOEXEC | os.O_NONBLOCK)
             self._files[path] = descriptor
         return self._files[path]
@@ -185,7 +185,7 @@ def _same_code(pid: int, address: int, mapping: Mapping, descriptor: int) -> boo
 
 
 def _shown(path: str) -> str:
-    """A file's name, as a candidate may have chosen it."""
+    """Return a file's name, made printable: a candidate may have chosen it."""
     if not path:
         return "memory that it made code of"
     words = os.path.basename(path) if path.startswith("/") else path

@@ -1,7 +1,7 @@
 """Judge the census of a candidate's process on a GPU: whose kernels ran, and how.
 
-What is told is the candidate's own word, so it is evidence, and decides only against it. Nobody can
-look at a GPU from outside as at a core: the evidence says so.
+The candidate's own process reports it, so it can only count against the candidate. A GPU cannot be
+sampled from outside as a core can, and the evidence says so.
 """
 
 from __future__ import annotations
@@ -11,27 +11,27 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any, Final
 
-from ratchet.judge.decided import Decided, Ok, fault
-from ratchet.judge.integrity.library_ops import declared
+from ratchet.judge.integrity.library_ops import declared, whole
+from ratchet.judge.stage_result import Decided, Ok, fault
 from ratchet.judge.verdict import Evidence
 from ratchet.kernels.kernel import Kernel
 from ratchet.problems.problem import Problem
 
 LIBRARY_SHARE: Final = 0.25
-"""As for kernels on a CPU: this much of the time in library kernels is not its own work."""
+"""With this share of the time in library kernels, it is not the candidate's own work."""
 FREE: Final = re.compile(r"copy|Copy|[Mm]em(cpy|set)|FillFunctor|fillBuffer")
-"""Kernels that only move or fill: the harness copies results itself."""
+"""Kernels that only copy or fill: the harness itself copies results."""
 MATMUL: Final = re.compile(
     r"cublas|cutlass|nvjet|xmma|gemm|gemv|splitK|Cijk_|rocblas|hipblas|Tensile", re.IGNORECASE
 )
-"""NVIDIA's and AMD's matrix products; Tensile's, of rocBLAS and hipBLASLt, begin with Cijk."""
+"""Matrix products of NVIDIA and AMD; those of Tensile (rocBLAS, hipBLASLt) begin with Cijk."""
 LIBRARY: Final = re.compile(
     r"\bat::|at_cuda|\bcub::|\bthrust::|cudnn|implicit_convolve|miopen|igemm_|\bck::|rocprim|hipcub"
     r"|flash_fwd|flash_bwd|\bflash::|fmha|\battn_(fwd|bwd)|aotriton|batch_norm|nccl|rccl"
     r"|\btriton_(poi|red|per|tem|mm|bmm|for|spl|unk)_",
     re.IGNORECASE,
 )
-"""torch's own kernels, its libraries', and those that torch.compile writes."""
+"""Kernels of torch, of its libraries, and of torch.compile."""
 ALLOWED: Final = {"matmul": MATMUL}
 SHOWN: Final = 4
 CHECK: Final = "own work on the GPU"
@@ -42,26 +42,26 @@ class DeviceCount:
     """The work of one batch on the device."""
 
     kernels: Mapping[str, tuple[int, int]]
-    """Launches and nanoseconds by name; copies are not among them."""
+    """Launches and nanoseconds by name, without copies."""
     elsewhere: Mapping[str, tuple[int, int]]
-    """The part that ran on other streams than the current one."""
+    """Those that ran on another stream than the current one."""
     streams: int
     graphs: int
     """Launches of captured graphs."""
     launches: int
     kept_bytes: int
-    """By how much the allocated memory grows with each call."""
+    """Bytes by which the allocated memory grows with each call."""
     calls: int
 
 
 def read_device_census(told: Any) -> DeviceCount:
-    """Read what the worker told. Raises CandidateFault if it is nonsense."""
+    """Read the worker's report. Raises CandidateFault if it is nonsense."""
     try:
         return DeviceCount(
             kernels=_counts(told["kernels"]),
             elsewhere=_counts(told["elsewhere"]),
             **{
-                name: _whole(told[name])
+                name: whole(told[name])
                 for name in ("streams", "graphs", "launches", "kept_bytes", "calls")
             },
         )
@@ -70,7 +70,7 @@ def read_device_census(told: Any) -> DeviceCount:
 
 
 def facts(found: DeviceCount) -> list[Evidence]:
-    """Return what is worth knowing whatever the problem asks; none of it decides."""
+    """Return evidence that is worth knowing but decides nothing."""
     calls = max(1, found.calls)
     launched = f"{found.launches / calls:.1f} launches a call"
     graphs = f", {found.graphs} launches of captured graphs" if found.graphs else ""
@@ -87,7 +87,7 @@ def facts(found: DeviceCount) -> list[Evidence]:
 
 
 def judge_own(found: DeviceCount, problem: Problem, kernel: Kernel) -> Ok[None] | Decided:
-    """Decide whether the candidate's own kernels do the named work, and no library's."""
+    """Decide whether the candidate's own kernels do the work, rather than a library's."""
     owned = {name: ns for name, (_, ns) in found.kernels.items() if is_own(name, problem, kernel)}
     others = {name: ns for name, (_, ns) in found.kernels.items() if name not in owned}
     theirs = {name: ns for name, ns in others.items() if not FREE.search(name)}
@@ -109,7 +109,7 @@ def judge_own(found: DeviceCount, problem: Problem, kernel: Kernel) -> Ok[None] 
 
 
 def is_own(name: str, problem: Problem, kernel: Kernel) -> bool:
-    """Return True if a kernel's name is the candidate's, or a library's that the problem allows."""
+    """Return True if a kernel is the candidate's, or of a library that the problem allows."""
     if any(ALLOWED[one].search(name) for one in problem.libraries if one in ALLOWED):
         return True
     if kernel.language == "triton":
@@ -120,19 +120,13 @@ def is_own(name: str, problem: Problem, kernel: Kernel) -> bool:
 
 
 def _counts(told: Any) -> dict[str, tuple[int, int]]:
-    return {_text(name): (_whole(one[0]), _whole(one[1])) for name, one in told.items()}
+    return {_text(name): (whole(one[0]), whole(one[1])) for name, one in told.items()}
 
 
 def _text(name: Any) -> str:
     if not isinstance(name, str):
         raise TypeError
     return name
-
-
-def _whole(value: Any) -> int:
-    if type(value) is not int or not 0 <= value < 1 << 62:
-        raise ValueError
-    return value
 
 
 def _name(name: str) -> str:

@@ -1,31 +1,31 @@
-"""Judge the census of a kernel in Python: how much of it is work of torch's.
+"""Judge the census of a kernel in Python: how much of its work torch does.
 
-Elements are counted, not seconds: in Triton's interpreter a kernel takes a thousand times longer
-than the operation that it stands in front of.
+It counts elements, not seconds: in Triton's interpreter a kernel takes a thousand times longer than
+the operation that it hides.
 """
 
 from __future__ import annotations
 
 import ast
+import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Final
 
-from ratchet.judge.decided import Decided, Ok, fault
+from ratchet.judge.stage_result import Decided, Ok, fault
 from ratchet.judge.verdict import Evidence
+from ratchet.judge.workers.memory.layout import BatchLayout
 from ratchet.kernels.kernel import Kernel
 from ratchet.problems.problem import Problem
 
 CHECK: Final = "own work"
 LIBRARY_SHARE: Final = 0.25
-"""Library operations work on less than this part of a case's elements: the last sum over what the
-programs of a kernel left is no more."""
+"""Library operations may work on less than this part of a case's elements. The last sum over what
+a kernel's programs left stays below it."""
 WRITTEN_SHARE: Final = 0.5
-"""Launched kernels write at least this part of the outputs; what is returned may be a view."""
+"""Launched kernels must write at least this part of the outputs; results may be views."""
 LAUNCHING: Final = ("triton", "hip")
 """Languages whose kernels are launched: their Python, or host code, may move memory."""
-IN_PLACE, OUTPUTS = 1, 2
-"""Regions of a batch, as `shared_batch` numbers them."""
 SHOWN: Final = 4
 MATMULS: Final = frozenset(
     f"aten::{name}"
@@ -48,24 +48,16 @@ MEMORY: Final = frozenset(
         *("stride", "size", "is_same_size", "is_contiguous", "data", "requires_grad_", "_version"),
     )
 )
-"""To make memory. Reading a number (`item`) or making a tensor of Python's numbers (`lift_fresh`)
-counts: a host that does so for every element has the work done in Python."""
+"""Operations that make memory. Reading a number (`item`) or making a tensor of Python's numbers
+(`lift_fresh`) counts as work: a host that does so for every element computes in Python."""
 ADDRESSED: Final = "ctypes."
-"""Prefix of Python's ways to memory by its address, whose extent nobody knows."""
+"""Prefix of Python's functions that read memory by its address, of unknown extent."""
 VIEWS: Final = frozenset(
     f"aten::{name}"
     for name in (
         *("view", "view_as", "_unsafe_view", "reshape", "reshape_as", "_reshape_alias"),
-        *(
-            "as_strided",
-            "flatten",
-            "unflatten",
-            "ravel",
-            "squeeze",
-            "squeeze_",
-            "unsqueeze",
-            "unsqueeze_",
-        ),
+        *("as_strided", "flatten", "unflatten", "ravel", "squeeze", "squeeze_"),
+        *("unsqueeze", "unsqueeze_"),
         *("expand", "expand_as", "broadcast_to", "broadcast_tensors", "permute", "transpose", "t"),
         *("transpose_", "t_", "numpy_T", "mT", "mH", "adjoint", "swapaxes", "swapdims", "movedim"),
         *("moveaxis", "select", "slice", "narrow", "chunk", "split", "split_with_sizes", "unbind"),
@@ -76,7 +68,7 @@ VIEWS: Final = frozenset(
 COPIES: Final = frozenset(
     f"aten::{name}" for name in ("copy_", "clone", "contiguous", "to", "_to_copy", "cpu", "copy")
 )
-"""Free beside a launch, as wrappers bring inputs into the form that their kernel takes."""
+"""Free in launched languages: wrappers bring inputs into the form that their kernel takes."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -84,35 +76,28 @@ class CaseCensus:
     """The work of one call on one case."""
 
     elements: int
-    """Of all its inputs and outputs."""
+    """Elements of all inputs and outputs."""
     output_elements: int
     ops: Mapping[str, int]
     """Elements by operation."""
     programs: Mapping[str, int]
     """Programs that ran, by kernel."""
     stored: int
-    """Elements that kernels of its own wrote."""
+    """Elements that its own kernels wrote."""
     emulated: Any = None
-    """What the emulator counted, as the candidate's process told it."""
+    """The emulator's counts, as the candidate's process reported them."""
 
 
-def read_census(layout: Mapping[str, Any], told: Any) -> CaseCensus:
+def read_census(layout: BatchLayout, told: Any) -> CaseCensus:
     """Read the census of a batch of one call. Raises CandidateFault if it is nonsense."""
-    call = layout["calls"][0]
-    sizes = [_product(slot[3]) for slot in call]
-    written = [
-        size
-        for place, (slot, size) in enumerate(zip(call, sizes, strict=True))
-        if slot[0] == IN_PLACE or place >= layout["input_count"]
-    ]
     try:
         ops, launches = told["ops"], told["launches"]
         return CaseCensus(
-            elements=sum(sizes),
-            output_elements=sum(written),
-            ops={_name(name): _count(counts[1]) for name, counts in ops.items()},
-            programs={_name(name): _count(counts[1]) for name, counts in launches.items()},
-            stored=sum(_count(counts[2]) for counts in launches.values()),
+            elements=sum(math.prod(slot.size) for slot in layout.calls[0]),
+            output_elements=sum(math.prod(slot.size) for slot in layout.answers(0)),
+            ops={_name(name): whole(counts[1]) for name, counts in ops.items()},
+            programs={_name(name): whole(counts[1]) for name, counts in launches.items()},
+            stored=sum(whole(counts[2]) for counts in launches.values()),
             emulated=told.get("emulated"),
         )
     except (KeyError, TypeError, IndexError, AttributeError, ValueError) as error:
@@ -157,7 +142,7 @@ def _foreign(census: CaseCensus, problem: Problem, kernel: Kernel) -> str:
 
 
 def _library(census: CaseCensus, problem: Problem, kernel: Kernel) -> dict[str, float]:
-    """The share of the case's elements that each library operation worked on, the largest first."""
+    """Return the share of the case's elements that each library operation worked on, sorted."""
     free = MEMORY | VIEWS | (COPIES if kernel.language in LAUNCHING else frozenset())
     for name in problem.libraries:
         free |= ALLOWED.get(name, frozenset())
@@ -185,7 +170,7 @@ def _words(census: CaseCensus, problem: Problem, kernel: Kernel) -> str:
 
 
 def declared(source: str) -> set[str]:
-    """Functions of a source that are decorated as Triton kernels."""
+    """Return the functions of a source that are decorated as Triton kernels."""
     try:
         tree = ast.parse(source)
     except (SyntaxError, ValueError, RecursionError, MemoryError):
@@ -208,14 +193,8 @@ def _name(name: Any) -> str:
     return "".join(c if c.isprintable() else "?" for c in name)[:80]
 
 
-def _count(value: Any) -> int:
+def whole(value: Any) -> int:
+    """Return a reported count; raises ValueError if it is none."""
     if type(value) is not int or not 0 <= value < 1 << 62:
         raise ValueError
     return value
-
-
-def _product(size: Sequence[int]) -> int:
-    total = 1
-    for extent in size:
-        total *= extent
-    return total

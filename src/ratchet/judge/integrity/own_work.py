@@ -1,11 +1,11 @@
-"""See that the named work runs in the candidate's own code, for problems whose task is `own`.
+"""See that the work runs in the candidate's own code, for problems whose task is `own`.
 
-While some batches run, among the timed ones and at secret places, the judge stops the candidate at
-random moments and looks whose code its threads stand in (`looks`, `code_places`). A moment at which
-any thread runs a library's code, or code that was not in the file that was compiled, speaks against
-it; waiting threads and the system do not count. Of the Python around a compiled kernel only its one
-thread is free, for as long as it can take to call the kernel. Kernels in Python are asked first
-which of torch's operations they used (`library_ops`); who admits nothing is looked at too.
+While some batches run, at secret places among the timed ones, the judge stops the candidate at
+random moments and samples whose code its threads run (`thread_samples`, `code_places`). A moment
+counts against the candidate if any thread runs a library's code, or code that was not in the
+compiled file. Waiting threads and the system do not count. The Python around a compiled kernel may
+use its one thread for as long as calling the kernel can take. A kernel in Python first reports
+which of torch's operations it used (`library_ops`), and is sampled even if it reports none.
 """
 
 from __future__ import annotations
@@ -16,10 +16,10 @@ from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
 from typing import Final
 
-from ratchet.judge.decided import Decided, Ok
 from ratchet.judge.integrity.code_places import CodePlace, CodePlaces, Mapping, Owner, read_mappings
-from ratchet.judge.integrity.looks import Stand, Unseen, WatchedFamily, watch
+from ratchet.judge.integrity.thread_samples import ThreadSample, Unseen, WatchedFamily, watch
 from ratchet.judge.sandbox.view import compiler_folders
+from ratchet.judge.stage_result import Decided, Ok
 from ratchet.judge.verdict import Evidence
 from ratchet.kernels.kernel import Kernel, Language
 from ratchet.problems.problem import Problem
@@ -31,60 +31,60 @@ FOREIGN_SHARE: Final[dict[Language, float]] = {
     "triton": 0.5,
     "hip": 0.5,
 }
-"""At most this share of the moments may stand against a kernel. An honest one in cpp has none (none
-of 891 moments of work of 89 kernels); in Python every kernel has its memory from torch, and the
-interpreter of Triton stands on it too."""
+"""At most this share of the moments may count against a kernel. An honest one in cpp has none (none
+of 891 moments of work of 89 kernels). In Python every kernel gets its memory from torch, and
+Triton's interpreter uses torch too."""
 NO_ACCIDENT: Final = 2
-"""So many moments stand against a compiled kernel whatever their share: it may spin beside them."""
+"""This many moments decide against a compiled kernel, whatever their share: it may spin."""
 ENOUGH, MANY = 16, 40
-"""Moments at which somebody worked, or all moments that were looked at: without so many of the one
-or the other nothing is known. A kernel of a microsecond, or one that waits for its threads, is at
-work at few of many moments. 16 moments miss what is a third of the work once in 700 times; 40 looks
-miss what takes a tenth of a batch once in 70 times, and a third of it once in ten million."""
+"""Without this many moments of work, or this many looks in all, nothing is known. A kernel of a
+microsecond, or one that waits for its threads, is at work at few of many moments. 16 moments miss a
+third of the work once in 700 times. 40 looks miss a tenth of a batch once in 70 times, and a third
+of it once in ten million."""
 BATCH_S, CALL_S = 0.001, 0.00001
-"""What the Python around a compiled kernel may seem to take of a batch, and more for each call."""
+"""Seconds that the Python around a compiled kernel may seem to take: per batch, and per call."""
 INTERPRETED_SHARE, INTERPRETED = 0.25, 8
-"""And it must be seen at more than this share of the looks at which anybody ran, and so often: one
-look stands for much of a long batch. In 104 trials of honest kernels, of a microsecond to 4 ms a
-call, 25 of them beside two or three busy loops on two cores, it came to 0.37 of what is allowed
-where these two held, and to 0.8 at 4 looks of 25."""
+"""It must also be seen at more than this share of the looks at which a thread ran, and this often:
+one look represents much of a long batch. In 104 trials of honest kernels of 1 us to 4 ms a call, 25
+of them beside two or three busy loops on two cores, it reached 0.37 of the allowed time where these
+two held, and 0.8 at 4 looks of 25."""
 PLENTY: Final = 80
-"""Moments of a kernel in Python, where LOOKING_S has room for them: between two calls of a few
-microseconds the worker's Python thins out torch's share, to 0.36 where it did all of the work."""
+"""Moments of a kernel in Python, if LOOKING_S has room for them. Between two calls of a few
+microseconds the worker's Python dilutes torch's share: to 0.36 when torch did all of the work."""
 LOOKING_S: Final = 0.2
-"""What looking at a case may take, batches and all, where a kernel is long enough to be seen."""
+"""Seconds for sampling a case, batches included, if the kernel is long enough to be seen."""
 PATIENCE_S: Final = 5.0
-"""And what it may take until ENOUGH is seen of a kernel that takes microseconds."""
+"""Seconds until ENOUGH is seen of a kernel that takes microseconds."""
 MOST_BATCHES: Final = 8
 BATCH_COST_S: Final = 0.02
-"""Drawing the values of a batch, stopping the reference worker and looking."""
+"""Seconds for drawing a batch's values, stopping the reference worker and sampling."""
 SHOWN: Final = 4
 INTERPRETER: Final = ("triton", "numpy", "numpy.libs", "ratchet")
-"""Packages that run a Triton kernel where there is no GPU."""
+"""Packages that run a Triton kernel on a machine without a GPU."""
 AGAINST: Final[frozenset[Owner]] = frozenset({"library", "made"})
 
 
 class Watch:
-    """The moments at which one candidate's threads were seen, over all of its launches."""
+    """The samples of one candidate's threads, over all of its launches."""
 
     def __init__(self, places: CodePlaces, language: Language, *, mixed: bool = False) -> None:
-        """`mixed`: what is allowed cannot be told from what is not, so nobody is convicted."""
+        """`mixed`: allowed and other code share a file, so samples cannot convict a candidate."""
         self._places = places
         self._compiled = language == "cpp"
         self._mixed = mixed
         self._most = FOREIGN_SHARE.get(language, 0.0)
         self.looked = 0
-        """Looks before the answer came, whatever was going on."""
+        """Looks before the answer came."""
         self.moments = 0
-        """Of these, at which somebody worked."""
+        """Looks at which a thread worked."""
         self.against = 0
         self.firsts = 0
-        """Of these, the first look at a batch: nothing in the process foretells it."""
+        """Moments that were the first look at a batch: the process cannot foresee it."""
         self.first_against = 0
         self.active = 0
-        """Looks at which anybody ran, the Python around a compiled kernel too."""
+        """Looks at which a thread ran, the Python around a compiled kernel included."""
         self.interpreted = 0
-        """Of these, at which that Python did."""
+        """Looks at which that Python ran."""
         self._interpreted_s = self._allowed_s = 0.0
         self._worker = 0
         self._by_name: Counter[str] = Counter()
@@ -93,9 +93,9 @@ class Watch:
     def looks(
         self, family: WatchedFamily, expected_s: float, calls: int
     ) -> Callable[[Callable[[], bool]], None]:
-        """Return what to do once a batch of some calls has begun, which takes `expected_s` in all.
+        """Return a function to call once a batch has begun, which takes about `expected_s`.
 
-        The family stands now. Raises Unseen, in the batch, if it cannot be looked at.
+        The family is stopped now. The function raises Unseen if it cannot be sampled.
         """
         self._worker = family.worker
         rng = secrets.SystemRandom()
@@ -108,7 +108,7 @@ class Watch:
 
         return meanwhile
 
-    def _note(self, stands: Sequence[Stand], *, first: bool) -> None:
+    def _note(self, stands: Sequence[ThreadSample], *, first: bool) -> None:
         self.looked += 1
         mappings: dict[int, list[Mapping]] = {}
         seen: list[CodePlace | None] = []
@@ -117,7 +117,7 @@ class Watch:
                 if stand.pid not in mappings:
                     mappings[stand.pid] = read_mappings(stand.pid)
                 if not mappings[stand.pid]:
-                    continue  # it has given up its memory, and only waits to be reaped
+                    continue  # it has ended and only waits to be reaped
                 place = self._places.place(stand.pid, stand.address, mappings[stand.pid])
                 seen.append(self._counted(stand, place))
             except PermissionError as error:
@@ -137,13 +137,13 @@ class Watch:
         self.against += bool(foreign)
         self.first_against += bool(foreign) and first
         self._made += any(place.owner == "made" for place in foreign)
-        # One name a moment, so that idle company of a library's thread does not thin it out.
+        # One name a moment, so that idle threads do not dilute a library's.
         self._by_name[min(place.name for place in foreign or working)] += 1
 
-    def _counted(self, stand: Stand, place: CodePlace) -> CodePlace | None:
-        """The place as it counts; None for the Python that calls a compiled kernel.
+    def _counted(self, stand: ThreadSample, place: CodePlace) -> CodePlace | None:
+        """Return the place as it counts; None for the Python that calls a compiled kernel.
 
-        That has one thread: whoever else runs Python there has it do the work.
+        That has one thread. Python in any other thread does the kernel's work.
         """
         if not self._compiled or place.owner != "worker":
             return place
@@ -167,17 +167,17 @@ class Watch:
 
     @property
     def enough(self) -> bool:
-        """True if what was seen carries an answer."""
+        """True if there are enough samples for an answer."""
         return self.moments >= ENOUGH or self.looked >= MANY
 
     @property
     def plenty(self) -> bool:
-        """True if more looks would say no more: shares near what is allowed take more moments."""
+        """True if more looks would not help: shares near the limit take more moments."""
         return self.enough and (self._compiled or self.moments >= PLENTY)
 
     @property
     def failed(self) -> bool:
-        """True if the work was seen to run elsewhere than in the candidate's code."""
+        """True if the work ran elsewhere than in the candidate's code."""
         at_once = self._compiled and (
             self.against >= NO_ACCIDENT
             or self.first_against > self._most * self.firsts
@@ -187,11 +187,11 @@ class Watch:
 
     @property
     def _mostly_made(self) -> bool:
-        """True if what spoke against it was mainly code that no file holds."""
+        """True if most of the moments against it were in code that no file holds."""
         return 2 * self._made > self.against
 
     def shares(self) -> str:
-        """The share of the moments by file, the largest first."""
+        """Return the share of the moments by file, the largest first."""
         shown = [
             f"{100 * count / self.moments:.0f} % {name}"
             for name, count in self._by_name.most_common(SHOWN)
@@ -200,11 +200,11 @@ class Watch:
         return ", ".join([*shown, *([f"{more} more"] if more > 0 else [])])
 
     def conclude(self) -> Ok[str] | Decided:
-        """Decide whether the work was seen to be the candidate's own.
+        """Decide whether the work was the candidate's own.
 
-        The value says why that is not known, or nothing: a compiled kernel that was seen at work
-        too rarely, and never elsewhere than in its own code, is not `proven`, but nothing speaks
-        against it. Of one in Python there is only its own process's word besides: `unmeasured`.
+        The value says why that is not known, or is "". A compiled kernel that was seen at work too
+        rarely, and never outside of its own code, is not `proven`, but nothing counts against it.
+        For a kernel in Python only its own process's report is left: `unmeasured`.
         """
         seen = f"{self.shares()}, of " if self.moments else ""
         detail = f"{seen}{self.moments} moments of work among {self.looked} that were looked at"
@@ -214,13 +214,12 @@ class Watch:
         passed = None if unseen and not self.failed else self.enough and not self.failed
         evidence = (Evidence(check=CHECK, passed=passed, detail=detail),)
         if self.failed and self._mostly_made and not self._compiled:
-            why = f"nobody can say whose work code is that is made at run time: {detail}"
+            why = f"the judge cannot tell whose work it is: code was made at run time: {detail}"
             return Decided("unmeasured", f"right, but {why}; write it in cpp", evidence)
         if self.failed and self._mixed:
             why = (
-                "nobody can say whose work it is, as what the problem allows lies in "
-                f"one file with torch's other operations: {detail}; write it in cpp, or in Triton "
-                "where it runs on a GPU"
+                "the judge cannot tell whose work it is: the allowed library is in one file with "
+                f"torch's other operations: {detail}; write it in cpp, or in Triton for a GPU"
             )
             return Decided("unmeasured", f"right, but {why}", evidence)
         if self.failed:
@@ -240,7 +239,7 @@ class Watch:
 
 @contextlib.contextmanager
 def places_of(problem: Problem, kernel: Kernel, library: int | None) -> Iterator[CodePlaces | None]:
-    """Tell whose code is whose for a kernel; None if the problem takes the work from anybody."""
+    """Yield the owners of code for a kernel; None if the problem allows any code to do the work."""
     if problem.task == "any":
         yield None
         return
@@ -254,9 +253,9 @@ def places_of(problem: Problem, kernel: Kernel, library: int | None) -> Iterator
 
 
 def watch_for(places: CodePlaces | None, problem: Problem, kernel: Kernel) -> Watch | None:
-    """A watch over a kernel; None where none is asked for.
+    """Return a watch over a kernel, or None without places.
 
-    In Python a library that is allowed by name lies in the same file as all of torch's others.
+    In Python, a library that is allowed by name lies in the same file as torch's other operations.
     """
     if places is None:
         return None
@@ -265,6 +264,6 @@ def watch_for(places: CodePlaces | None, problem: Problem, kernel: Kernel) -> Wa
 
 
 def batches_to_watch(expected_s: float, cases: int) -> int:
-    """Return how many batches of a case, over all launches, are looked at: at least one."""
+    """Return how many batches of a case, over all launches, are sampled: at least one."""
     fitting = int(LOOKING_S / cases / (expected_s + BATCH_COST_S))
     return max(1, min(MOST_BATCHES, fitting))

@@ -1,1 +1,1 @@
-"""Confinement of a candidate: isolation, system calls, limits, the zygote."""
+"""Confinement of a candidate: isolation, system calls, limits, zygotes."""

@@ -1,6 +1,6 @@
-"""The GPU on which a kernel is judged, as the judge knows it: which one, and what a sandbox needs.
+"""The GPU on which a kernel is judged, as the judge knows it, and what a sandbox needs for it.
 
-The judge itself opens no GPU. Its reference worker finds it and tries its driver.
+The judge itself opens no GPU. Its reference worker finds one and tries its driver.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ NODES: Final[dict[str, tuple[str, ...]]] = {
     ),
     "hip": ("/dev/kfd", "/dev/dri"),
 }
-"""Device files by driver; `nvidia-caps` for a part of a GPU (MIG), `dxg` under Windows' Linux."""
+"""Device files by driver: `nvidia-caps` for a part of a GPU (MIG), `dxg` under WSL."""
 SYSTEM: Final[dict[str, tuple[str, ...]]] = {
     "cuda": ("/sys/bus/pci", "/sys/devices", "/sys/module/nvidia", "/sys/module/nvidia_uvm"),
     "hip": (
@@ -34,17 +34,17 @@ SYSTEM: Final[dict[str, tuple[str, ...]]] = {
         "/sys/module/amdgpu",
     ),
 }
-"""What a driver reads of the machine: KFD's topology, the PCI devices, the nodes of memory."""
+"""Folders of /sys that a driver reads: KFD's topology, the PCI devices, memory nodes."""
 TOLD: Final = ("/proc/driver/nvidia", "/proc/devices", "/proc/modules")
-"""What NVIDIA's driver reads in /proc, where a sandbox has no /proc of its own."""
+"""Places that NVIDIA's driver reads in /proc, if a sandbox has no /proc of its own."""
 WRITTEN: Final = ("/proc/self",)
-"""What it writes there: of the process itself, such as the names of its threads."""
+"""Places that it writes there: about the process itself, such as the names of its threads."""
 PASSED: Final = (
     *("CUDA_VISIBLE_DEVICES", "CUDA_DEVICE_ORDER", "NVIDIA_VISIBLE_DEVICES"),
     *("HIP_VISIBLE_DEVICES", "ROCR_VISIBLE_DEVICES", "HSA_OVERRIDE_GFX_VERSION"),
     *("LD_LIBRARY_PATH", "TRITON_LIBCUDA_PATH", "CC"),
 )
-"""Settings of the judge's own environment that a candidate's worker gets on a GPU."""
+"""Variables of the judge's environment that a candidate's worker gets on a GPU."""
 ANYBODY: Final = stat.S_IROTH | stat.S_IWOTH
 
 
@@ -53,22 +53,22 @@ class Accelerator:
     """One GPU."""
 
     torch_name: str
-    """`cuda:0`, on ROCm too."""
+    """torch's name, `cuda:0` on ROCm too."""
     dialect: Literal["cuda", "hip"]
-    """Whose names the driver's calls have."""
+    """The prefix of the driver's calls."""
     library: str = ""
-    """The driver's file; empty where the loader knows it."""
+    """The driver's file; empty if the loader finds it."""
     batch_bytes: int = 1 << 30
-    """What the inputs and outputs of one batch may take."""
+    """Bytes that the inputs and outputs of one batch may take."""
     flush_bytes: int = 64 << 20
-    """What is written before each batch, so that its caches hold nothing of it."""
+    """Bytes that are written before each batch, to empty the caches."""
     name: str = ""
     folders: tuple[str, ...] = ()
-    """Folders of the driver's libraries that a sandbox must see besides the usual ones."""
+    """Folders of the driver's libraries that a sandbox must see in addition."""
 
     @staticmethod
     def of(found: Mapping[str, Any]) -> Accelerator:
-        """Read what the reference worker answered."""
+        """Read the reference worker's answer."""
         described = found["described"]
         return Accelerator(
             **described,
@@ -78,7 +78,7 @@ class Accelerator:
         )
 
     def as_json(self) -> dict[str, Any]:
-        """Return what a worker must know of it."""
+        """Return what a worker must know."""
         return {
             "torch_name": self.torch_name,
             "dialect": self.dialect,
@@ -88,7 +88,7 @@ class Accelerator:
 
     @property
     def nodes(self) -> list[str]:
-        """Its device files on this machine."""
+        """The device files on this machine."""
         return device_files(NODES[self.dialect])
 
     @property
@@ -103,33 +103,33 @@ class Accelerator:
 
     @property
     def used(self) -> tuple[str, ...]:
-        """Files that a process reads and writes to use it."""
+        """Files that a process reads and writes to use the GPU."""
         return (*self.nodes, *(WRITTEN if self.dialect == "cuda" else ()))
 
     def environment(self) -> dict[str, str]:
-        """Settings of a candidate's worker."""
+        """Return variables for a candidate's worker."""
         return {name: os.environ[name] for name in PASSED if name in os.environ}
 
 
 def may_use_gpu(kernel: Kernel, asked: str) -> bool:
-    """True if a GPU is to be looked for: for Triton's kernels, and torch's if it is asked."""
+    """Return True if the judge must look for a GPU: for Triton, and for torch if asked."""
     if asked == "auto":
         return kernel.language == "triton" and bool(all_nodes())
     return asked != "cpu" and kernel.language in WITH_TORCH
 
 
 def all_nodes() -> list[str]:
-    """Every GPU's device files on this machine; without one there is none to look for."""
+    """Return the device files of every GPU on this machine; none without a GPU."""
     return [path for patterns in NODES.values() for path in device_files(patterns)]
 
 
 def device_files(patterns: Sequence[str]) -> list[str]:
-    """The files that are there."""
+    """Return the existing files."""
     return [path for pattern in patterns for path in sorted(glob.glob(pattern))]
 
 
 def groups_of(nodes: Sequence[str]) -> list[int]:
-    """Groups that a fresh user needs to open the device files; never root's own."""
+    """Return the groups that a fresh user needs to open the device files, never root's."""
     found: set[int] = set()
     for path in nodes:
         for one in glob.glob(f"{path}/renderD*") if os.path.isdir(path) else [path]:

@@ -1,7 +1,7 @@
 """Bubblewrap: namespaces of its own for a program, with a read-only view of the machine.
 
-A candidate has PID, network, IPC and mount namespaces of its own, and a small private /tmp. As root
-it also gets a fresh uid without capabilities, because plain bubblewrap keeps root's.
+A candidate has its own PID, network, IPC and mount namespaces, and a small private /tmp. If the
+judge is root, the candidate also gets a fresh uid without capabilities: bubblewrap keeps root's.
 """
 
 from __future__ import annotations
@@ -19,17 +19,17 @@ from ratchet.judge.sandbox.worker_modules import CPP_WORKER, package_files
 TMP_BYTES: Final = 256 << 20
 SHARED_MEMORY_BYTES: Final = 64 << 20
 CODE_FOLDER: Final = "/ratchet-code"
-"""Where a sandbox holds Ratchet's files."""
+"""The folder of Ratchet's files in a sandbox."""
 HEADER: Final = f"{CODE_FOLDER}/ratchet/kernels/languages/ratchet_abi.h"
 READS: Final = "import sys; open(sys.argv[1]).close()"
-"""What is tried inside: the interpreter starts, and reads a file of Ratchet's."""
+"""The trial inside: the interpreter starts and reads a file of Ratchet's."""
 
 
 def program() -> str | None:
-    """The path of a bubblewrap that works on this machine: the wheel's, else the system's; or None.
+    """Return the path of a bubblewrap that works here: the wheel's, else the system's; or None.
 
-    One that is broken, too old, setuid or for another architecture fails as it is tried, with the
-    arguments and the interpreter of a real candidate.
+    It is tried with the arguments and interpreter of a real candidate. One that is broken, too old,
+    setuid or for another architecture fails.
     """
     return next((one for one in _programs() if _is_usable(one)), None)
 
@@ -61,7 +61,7 @@ def around(
     folders: Sequence[str] = (),
     accelerator: Accelerator | None = None,
 ) -> list[str]:
-    """The command before one that runs the worker `module`, with what that may see."""
+    """Return the command that runs another one in namespaces, with what the worker may see."""
     seen = [*view.python_folders(with_torch), *folders]
     hidden = _hidden([*view.SYSTEM_FOLDERS, *seen])
     inside = [*_binds(seen, accelerator), *hidden, *_code(module), "--remount-ro", "/"]
@@ -69,7 +69,7 @@ def around(
 
 
 def privileges(uid: int | None, groups: Sequence[int] = ()) -> list[str]:
-    """The command that takes root's privileges away, and gives a uid where there is one to give."""
+    """Return the command that drops root's privileges and sets the uid, if there is one."""
     if not identity.is_root():
         return []
     identified: list[str] = []
@@ -87,7 +87,7 @@ def _namespaces() -> list[str]:
 
 
 def _binds(folders: Sequence[str], accelerator: Accelerator | None = None) -> list[str]:
-    # The private /tmp comes first: what is bound below it (a checkout there) would be hidden.
+    # The private /tmp comes first: it would hide what is bound below it (a checkout there).
     arguments = ["--perms", "1777", "--size", str(TMP_BYTES), "--tmpfs", "/tmp"]
     for folder in dict.fromkeys((*view.SYSTEM_FOLDERS, *view.SYSTEM_FILES, *folders)):
         arguments += [*_ancestors(folder), "--ro-bind-try", folder, folder]
@@ -102,7 +102,7 @@ def _binds(folders: Sequence[str], accelerator: Accelerator | None = None) -> li
 
 
 def _code(module: str) -> list[str]:
-    """The files of Ratchet's that a worker needs, each where Python looks for it."""
+    """Bind the files of Ratchet's that a worker needs, each where Python looks for it."""
     files = {f"{CODE_FOLDER}/{place}": str(path) for path, place in package_files(module)}
     folders = sorted({str(folder) for place in files for folder in Path(place).parents} - {"/"})
     made = [word for folder in folders for word in ("--perms", "0755", "--dir", folder)]
@@ -110,13 +110,13 @@ def _code(module: str) -> list[str]:
 
 
 def _hidden(folders: Sequence[str]) -> list[str]:
-    """An empty folder in the place of our package, where a folder that is bound holds it."""
+    """Cover our package with an empty folder, if a bound folder holds it."""
     places = [view.installed_in(folder) for folder in dict.fromkeys(folders)]
     covers = [("--perms", "0755", "--tmpfs", one, "--remount-ro", one) for one in places if one]
     return [str(word) for cover in covers for word in cover]
 
 
 def _ancestors(folder: str) -> list[str]:
-    """Make the folders above one that everybody may enter; bubblewrap's own are for root alone."""
+    """Make the folders above one, for everybody to enter; bubblewrap's own are for root alone."""
     above = [str(parent) for parent in reversed(Path(folder).parents)][1:]
     return [word for parent in above for word in ("--perms", "0755", "--dir", parent)]

@@ -1,4 +1,4 @@
-"""The limits that a candidate's worker sets on itself before candidate code. Imports no torch."""
+"""The limits that a candidate's worker sets on itself before candidate code runs. No torch."""
 
 from __future__ import annotations
 
@@ -16,14 +16,14 @@ from ratchet.judge.sandbox import system_calls
 EXTENSIONS: Final = "TORCH_EXTENSIONS_DIR"
 """Names the folder in which torch.utils.cpp_extension builds."""
 FIRST_TO_GO = "1000"
-"""oom_score_adj of what the kernel ends first when memory runs out."""
+"""oom_score_adj of the process that the kernel ends first if memory runs out."""
 
 
 def confine(limits_json: str) -> None:
-    """Set the limits that the judge asked for; exits the process when one cannot be set."""
+    """Set the limits that the judge asked for. A failure ends the process."""
     limits = json.loads(limits_json)
-    codecs.lookup("ascii")  # loads the codec while the interpreter's folder can surely be read
-    with contextlib.suppress(OSError):  # where it cannot be set, the limits below still hold
+    codecs.lookup("ascii")  # loads the codec while the interpreter's folder is readable
+    with contextlib.suppress(OSError):  # if it cannot be set, the limits below still hold
         Path("/proc/self/oom_score_adj").write_text(FIRST_TO_GO, encoding="ascii")
     _limit(resource.RLIMIT_CORE, 0)
     _limit(resource.RLIMIT_FSIZE, limits["file_bytes"])

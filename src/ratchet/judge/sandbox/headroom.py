@@ -1,7 +1,7 @@
-"""Reserves of the machine while a candidate runs: memory, the disk where it may write, processes.
+"""Reserves of the machine while a candidate runs: memory, disk space, processes.
 
-No rlimit bounds a family of processes as a whole, a file of memory belongs to no process, and the
-number of root's processes is not limited at all (RLIMIT_NPROC, getrlimit(2)).
+No rlimit bounds a family of processes as a whole, a memfd belongs to no process, and the number of
+root's processes is not limited (RLIMIT_NPROC, getrlimit(2)).
 """
 
 from __future__ import annotations
@@ -14,14 +14,14 @@ from typing import Final
 from ratchet.base.process import families
 
 KEPT_SHARE: Final = 0.05
-"""Of the whole, as long as half of what was free at the start may still be used."""
+"""Share of the whole that must stay free; a candidate may always use half of what was free."""
 
 
 class Headroom:
-    """The floors of one candidate's run, set when it begins."""
+    """The floors of one candidate's run, set at its start."""
 
     def __init__(self, folders: Sequence[Path] = (), *, most_threads: int | None = None) -> None:
-        """`most_threads` is how many the family may have that is named by `watch`."""
+        """`most_threads` is the limit for the family that `watch` names."""
         self._most_threads = most_threads
         self._root: int | None = None
         self._threads = _threads()
@@ -34,7 +34,7 @@ class Headroom:
         self._root = root
 
     def shortage(self) -> str | None:
-        """Return what has run short, in words; None while nothing has."""
+        """Return what has run short, in words, or None."""
         if self._root is not None and self._most_threads is not None:
             # The machine's own count is one line to read; a family's is many files.
             more = _threads() - self._threads

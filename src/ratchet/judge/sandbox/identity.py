@@ -1,4 +1,4 @@
-"""Whose uid a candidate has: a fresh one where the judge may give it, else the judge's own."""
+"""The uid of a candidate: a fresh one if the judge may set it, else the judge's own."""
 
 from __future__ import annotations
 
@@ -11,27 +11,27 @@ from typing import Final
 
 FIRST_UID: Final = 1_000_000_000
 UID_COUNT: Final = 1_000_000_000
-"""Uids that no account has: a fresh one for each process, so that RLIMIT_NPROC counts it alone."""
+"""Uids without an account. Each process gets a fresh one, so RLIMIT_NPROC counts it alone."""
 SETGID, SETUID, SYS_PTRACE = 6, 7, 19
 """Capabilities of linux/capability.h."""
 LEAST_MAPPED: Final = 10_000
-"""In a user namespace the uids are few: the upper half of those it has, if it has so many."""
+"""A user namespace has few uids: the upper half of them is used if there are this many."""
 
 
 def is_root() -> bool:
-    """Return whether this process is root, if only of its own user namespace."""
+    """Return True if this process is root, if only of its own user namespace."""
     return os.geteuid() == 0
 
 
 def fresh_uid() -> int | None:
-    """Draw a uid for one candidate; None where none can be given."""
+    """Draw a uid for one candidate; None if the judge cannot set one."""
     found = fresh_uids()
     return None if found is None else found.start + secrets.randbelow(len(found))
 
 
 @functools.cache
 def has_capability(number: int) -> bool:
-    """Return whether this process has a capability now (capabilities(7))."""
+    """Return True if this process has a capability (capabilities(7))."""
     for line in Path("/proc/self/status").read_text(encoding="ascii").splitlines():
         if line.startswith("CapEff:"):
             return bool(int(line.split()[1], 16) >> number & 1)
@@ -40,7 +40,7 @@ def has_capability(number: int) -> bool:
 
 @functools.cache
 def fresh_uids() -> range | None:
-    """The uids, and gids, that are drawn from: none of them has an account. None if not root."""
+    """Return the range of uids and gids to draw from, without accounts; None if not root."""
     if not (is_root() and has_capability(SETUID) and has_capability(SETGID)):
         return None
     wanted = range(FIRST_UID, FIRST_UID + UID_COUNT)
@@ -61,7 +61,7 @@ def _within(inner: range, outer: range) -> bool:
 
 
 def _mapped(name: str) -> Iterator[range]:
-    """The ids of this user namespace (user_namespaces(7)); all of them where nothing is said."""
+    """Yield the ids of this user namespace (user_namespaces(7)); all ids if there is no map."""
     try:
         lines = Path("/proc/self", name).read_text(encoding="ascii").splitlines()
     except OSError:

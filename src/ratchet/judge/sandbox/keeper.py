@@ -1,9 +1,9 @@
-"""Stands between the judge and a candidate without namespaces, as PID 1 does in one of its own.
+"""The process between the judge and a candidate without namespaces, like PID 1 in a namespace.
 
-It takes the judge's privileges from the candidate, closes the file system to it where Landlock can,
-and starts it. What a candidate leaves behind becomes this process's child, and ends with it: when
-the candidate's worker ends, and when the judge does, however that happens. The judge stops all of
-the family but this one. Imports no torch.
+It drops the judge's privileges, closes the file system to the candidate if Landlock can, and starts
+it. What the candidate leaves behind becomes this process's child and ends with it: when the worker
+ends, or when the judge does, in whatever way. The judge stops all of the family but this process.
+Imports no torch.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ from ratchet.base.process import families
 from ratchet.judge.sandbox import landlock, namespaces
 
 WAKES = (signal.SIGCHLD, signal.SIGTERM)
-"""A child has ended; the judge has."""
+"""The end of a child, and of the judge."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -28,20 +28,20 @@ class Orders:
     """Orders of the judge to a keeper."""
 
     judge: int
-    """Its process id."""
+    """The judge's process id."""
     folder: str
-    """The candidate's own folder, in which it stands."""
+    """The candidate's own folder, its working directory."""
     mark: tuple[str, str]
-    """The name and value in the environment by which the judge's watchdog tells its processes.
-    The keeper itself carries none: the watchdog would end it before it has ended the others."""
+    """The environment variable by which the judge's watchdog knows its processes. The keeper
+    itself has none: the watchdog would end it before it has ended the others."""
     uid: int | None
     groups: tuple[int, ...]
     opened: dict[str, Any] | None
-    """The fields of `landlock.Opened`; None without Landlock."""
+    """The fields of `landlock.Opened`, or None without Landlock."""
 
 
 def main() -> None:
-    """Start a command and keep its family: arguments are the orders, then the command."""
+    """Start a command and keep its family; argv holds the orders, then the command."""
     orders, command = Orders(**json.loads(sys.argv[1])), sys.argv[2:]
     signal.pthread_sigmask(signal.SIG_BLOCK, WAKES)
     families.prctl(families.PR_SET_PDEATHSIG, signal.SIGTERM)
@@ -54,7 +54,7 @@ def main() -> None:
     if not child:
         _become(orders, command, keeper)
     _let_go()
-    # As long as it is held, rules that name it hold: the kernel may make a new one otherwise.
+    # Rules that name this inode hold while it is open: the kernel may make a new one otherwise.
     os.open(f"/proc/{child}", os.O_PATH)
     code = _wait_for(child)
     families.end_below(keeper)
@@ -74,12 +74,12 @@ def _become(orders: Orders, command: list[str], keeper: int) -> NoReturn:
             os.setresgid(orders.uid, orders.uid, orders.uid)
             os.setresuid(orders.uid, orders.uid, orders.uid)
         else:
-            with contextlib.suppress(OSError):  # an ordinary user has no others to give up
+            with contextlib.suppress(OSError):  # an ordinary user cannot drop groups
                 os.setgroups(orders.groups)
         namespaces.drop_bounding()
         namespaces.drop_capabilities()
         families.prctl(families.PR_SET_NO_NEW_PRIVS, 1)
-        families.die_with_parent(keeper)  # after the uid: a change of it clears this
+        families.die_with_parent(keeper)  # after the uid, whose change clears this
         if ruleset is not None:
             landlock.restrict(ruleset)
         signal.pthread_sigmask(signal.SIG_UNBLOCK, WAKES)
@@ -92,7 +92,7 @@ def _become(orders: Orders, command: list[str], keeper: int) -> NoReturn:
 
 
 def _let_go() -> None:
-    """Close what is the worker's: its channel must end with it, and so must its output."""
+    """Close the worker's descriptors: its channel and output must end with it."""
     nowhere = os.open(os.devnull, os.O_RDWR)
     for number in range(3):
         os.dup2(nowhere, number)
@@ -100,9 +100,9 @@ def _let_go() -> None:
 
 
 def _wait_for(child: int) -> int:
-    """Reap whatever ends until the child does; its exit code, as a shell tells it.
+    """Reap children until this one ends; return its exit code as a shell does.
 
-    1 where the judge ended first.
+    Returns 1 if the judge ended first.
     """
     while signal.sigwait(WAKES) != signal.SIGTERM:
         with contextlib.suppress(ChildProcessError):

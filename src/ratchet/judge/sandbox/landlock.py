@@ -1,8 +1,8 @@
-"""Landlock: a process closes the file system to itself, but for what rules open (landlock(7)).
+"""Landlock: a process closes the file system to itself, except what rules open (landlock(7)).
 
-From ABI 4 it closes TCP too, from ABI 6 abstract sockets and signals to processes outside. It also
-keeps a process from tracing others, and from their memory, whatever its uid. Three system calls,
-whose numbers are the same on every architecture. Imports no torch.
+Since ABI 4 it also closes TCP, since ABI 6 abstract sockets and signals to outside processes. It
+always keeps a process from tracing others and from their memory, whatever its uid. Its three system
+calls have the same numbers on every architecture. Imports no torch.
 """
 
 from __future__ import annotations
@@ -25,43 +25,43 @@ RULE: Final = struct.Struct("=Qi")
 """struct landlock_path_beneath_attr of linux/landlock.h: rights, and the descriptor of a path."""
 EXECUTE, WRITE_FILE, READ_FILE, READ_FOLDER = 1, 2, 4, 8
 FIRST_RIGHTS: Final = (1 << 13) - 1
-"""All rights of ABI 1: those above, and to make and remove what lies in a folder."""
+"""All rights of ABI 1: those above, and making and removing entries of a folder."""
 REFER, TRUNCATE, USE_DEVICE = 1 << 13, 1 << 14, 1 << 15
-"""From ABI 2, 3 and 5: to move between folders, to shorten files, ioctl on devices."""
+"""Rights since ABI 2, 3 and 5: moving between folders, shortening files, ioctl on devices."""
 TCP: Final = 3
-"""Both rights of ABI 4: to bind and to connect."""
+"""Both rights of ABI 4: binding and connecting."""
 SCOPES: Final = 3
-"""Both of ABI 6: abstract sockets, and signals."""
+"""Both scopes of ABI 6: abstract sockets and signals."""
 SCOPES_SINCE: Final = 6
 OF_A_FILE: Final = EXECUTE | WRITE_FILE | READ_FILE | TRUNCATE | USE_DEVICE
 NEWEST: Final = 7
-"""The ABI that was read about here; a newer one is used as this one."""
+"""The newest ABI that this module knows; a newer one is used as this one."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Opened:
-    """The part that stays open to a process: a folder with all that lies below it, or a file."""
+    """The files, and folders with everything below them, that stay open to a process."""
 
     read: tuple[str, ...] = ()
-    """To read, list and execute."""
+    """May be read, listed and executed."""
     listed: tuple[str, ...] = ()
-    """Folders to list alone: names, without what is in the files."""
+    """Folders that may only be listed."""
     written: tuple[str, ...] = ()
-    """To do anything in."""
+    """Everything is allowed."""
     used: tuple[str, ...] = ()
-    """Devices, to read and write."""
+    """Devices that may be read and written."""
     hidden: str = ""
-    """A folder that stays closed, if it lies in one that is to be read; its name is listed."""
+    """A folder that stays closed even inside a readable one, which lists its name."""
 
 
 @functools.cache
 def abi() -> int:
-    """Return the version of Landlock that this kernel has; 0 where it has none, or it is off."""
+    """Return the kernel's version of Landlock; 0 if it has none, or it is off."""
     return max(0, min(NEWEST, _syscall(CREATE_RULESET, None, 0, VERSION)))
 
 
 def rights_of(version: int) -> int:
-    """Return the rights over files that a version knows, all of which are to be closed."""
+    """Return all rights over files that a version can close."""
     later = {2: REFER, 3: TRUNCATE, 5: USE_DEVICE}
     return FIRST_RIGHTS | sum(right for first, right in later.items() if version >= first)
 
@@ -69,7 +69,7 @@ def rights_of(version: int) -> int:
 def make_ruleset(opened: Opened) -> int:
     """Return the descriptor of a ruleset that opens only these; raises OSError.
 
-    What does not exist is left out. Make it while the process may still see all of them.
+    Missing files are left out. Call it while the process can still see all of them.
     """
     version, rights = abi(), rights_of(abi())
     words = [
@@ -95,16 +95,16 @@ def make_ruleset(opened: Opened) -> int:
 
 
 def restrict(ruleset: int) -> None:
-    """Close what the ruleset does not open, to this thread and all that it starts, for good.
+    """Close what the ruleset does not open, for this thread and all that it starts, for good.
 
-    `no_new_privs` must be set. Raises OSError. Call it while there is no other thread.
+    `no_new_privs` must be set. Call it while there is no other thread. Raises OSError.
     """
     _checked(RESTRICT_SELF, ruleset, 0)
     os.close(ruleset)
 
 
 def _around(folders: Sequence[str], hidden: str) -> Iterator[str]:
-    """The folders, and instead of one that holds the hidden folder, all that lies beside that."""
+    """Yield the folders, but for one that holds the hidden folder its other entries."""
     for folder in folders:
         if not _holds(folder, hidden):
             yield folder
@@ -114,7 +114,7 @@ def _around(folders: Sequence[str], hidden: str) -> Iterator[str]:
 
 
 def _on_the_way(folders: Sequence[str], hidden: str) -> list[str]:
-    """The folders that hold the hidden one: they can still be listed."""
+    """Return the folders that hold the hidden one, which can still be listed."""
     return [folder for folder in folders if _holds(folder, hidden)]
 
 
@@ -125,7 +125,7 @@ def _holds(folder: str, hidden: str) -> bool:
 def _open(ruleset: int, place: str, rights: int) -> None:
     try:
         descriptor = os.open(place, os.O_PATH | os.O_CLOEXEC)
-    except OSError:  # it is not there, or this user cannot reach it
+    except OSError:  # it is missing, or out of this user's reach
         return
     try:
         if not stat.S_ISDIR(os.fstat(descriptor).st_mode):

@@ -1,7 +1,7 @@
-"""Namespaces of its own for a fork of the zygote: what bubblewrap does for a new program.
+"""Namespaces for a fork of the zygote, as bubblewrap makes for a new program.
 
-unshare(2), user_namespaces(7), mount(2). A fork starts from the zygote's read-only view of the
-machine and covers what can be written: /tmp, /dev/shm, /dev/pts and /proc.
+See unshare(2), user_namespaces(7), mount(2). A fork starts with the zygote's read-only view of the
+machine and covers writable places: /tmp, /dev/shm, /dev/pts and /proc.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ _libc = ctypes.CDLL(None, use_errno=True)
 
 
 def unshare() -> None:
-    """Leave every namespace for a new one; an ordinary user's in a new user namespace.
+    """Enter new namespaces; an ordinary user also enters a new user namespace.
 
     The process itself stays in its process namespace: its next child is PID 1 of the new one.
     """
@@ -38,7 +38,7 @@ def unshare() -> None:
 
 
 def cover(tmp_bytes: int, shared_memory_bytes: int) -> None:
-    """Mount empty folders over all that can be written, and the processes of this namespace."""
+    """Mount empty folders over writable ones, and /proc of this namespace."""
     _mount("none", "/", None, DOWN | PRIVATE, None)
     plain = NO_SUID | NO_DEVICE
     kept = {path: os.open(path, os.O_PATH) for path in _bound_below("/tmp/")}
@@ -50,11 +50,11 @@ def cover(tmp_bytes: int, shared_memory_bytes: int) -> None:
     _mount("tmpfs", "/dev/shm", "tmpfs", plain, f"mode=1777,size={shared_memory_bytes}")
     _mount("devpts", "/dev/pts", "devpts", NO_SUID | NO_EXEC, "newinstance,ptmxmode=0666,mode=620")
     _mount("proc", "/proc", "proc", plain | NO_EXEC, None)
-    os.chdir("/tmp")  # the folder that this process stood in is the zygote's
+    os.chdir("/tmp")  # the working directory was the zygote's
 
 
 def _bound_below(folder: str) -> list[str]:
-    """The outermost places below a folder where something is mounted: a checkout in /tmp, say."""
+    """Return the outermost mount points below a folder, such as a checkout in /tmp."""
     with open("/proc/self/mounts", encoding="utf-8") as file:
         places = [re.sub(r"\\(\d{3})", _unescaped, line.split()[1]) for line in file]
     found: list[str] = []
@@ -69,21 +69,21 @@ def _unescaped(octal: re.Match[str]) -> str:
 
 
 def drop_bounding() -> None:
-    """Take every capability from what this process may ever get; it needs CAP_SETPCAP."""
+    """Drop every capability from the bounding set; this needs CAP_SETPCAP."""
     number = 0
     while _libc.prctl(PR_CAPBSET_DROP, ctypes.c_ulong(number), 0, 0, 0) == 0:
         number += 1
 
 
 def drop_capabilities() -> None:
-    """Give up every capability of this process."""
+    """Drop every capability of this process."""
     header = (ctypes.c_uint32 * 2)(CAPABILITY_VERSION, 0)
     _call("capset", header, (ctypes.c_uint32 * 6)())
 
 
 def guard(child: int) -> NoReturn:
-    """Reap whatever ends, and end as the child does: with its exit code, or 128 and its signal."""
-    signal.signal(signal.SIGINT, signal.SIG_DFL)  # no signal from inside ends a PID 1 then
+    """Reap children, and end as this child does: with its exit code, or 128 plus its signal."""
+    signal.signal(signal.SIGINT, signal.SIG_DFL)  # then no signal from inside ends a PID 1
     while True:
         pid, status = os.wait()
         if pid == child:

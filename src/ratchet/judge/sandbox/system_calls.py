@@ -1,8 +1,8 @@
-"""A filter of system calls for a candidate: what no kernel needs is denied. Imports no torch.
+"""A filter that denies a candidate system calls that no kernel needs. Imports no torch.
 
-What reaches other processes, or files that Landlock does not guard, is denied only where no
-namespace keeps the candidate among its own. Numbers: Linux's arch/x86/entry/syscalls/
-syscall_64.tbl; on another architecture there is no filter, and the isolation's name mentions none.
+Calls that reach other processes, or files that Landlock does not guard, are denied only without
+namespaces. Numbers: arch/x86/entry/syscalls/syscall_64.tbl of Linux. On other architectures there
+is no filter, and the isolation's name mentions none.
 """
 
 from __future__ import annotations
@@ -20,103 +20,44 @@ from ratchet.base.errors import JudgeError
 ARCHITECTURE: Final = 0xC000003E
 """AUDIT_ARCH_X86_64 of linux/audit.h."""
 FOREIGN_CALLS: Final = 0x4000_0000
-"""From here on numbers are those of the x32 interface."""
+"""The first number of the x32 interface."""
 NUMBERS: Final = {
-    "ioctl": 16,
-    "shmget": 29,
-    "socket": 41,
-    "connect": 42,
-    "clone": 56,
-    "kill": 62,
-    "semget": 64,
-    "msgget": 68,
-    "fcntl": 72,
-    "truncate": 76,
-    "chmod": 90,
-    "fchmod": 91,
-    "chown": 92,
-    "fchown": 93,
-    "lchown": 94,
-    "ptrace": 101,
-    "rt_sigqueueinfo": 129,
-    "utime": 132,
-    "setpriority": 141,
-    "sched_setparam": 142,
-    "sched_setscheduler": 144,
-    "pivot_root": 155,
-    "prctl": 157,
-    "chroot": 161,
-    "mount": 165,
-    "umount2": 166,
-    "setxattr": 188,
-    "lsetxattr": 189,
-    "fsetxattr": 190,
-    "removexattr": 197,
-    "lremovexattr": 198,
-    "fremovexattr": 199,
-    "tkill": 200,
-    "sched_setaffinity": 203,
-    "timer_create": 222,
-    "timerfd_create": 283,
-    "tgkill": 234,
-    "utimes": 235,
-    "inotify_init": 253,
-    "fchownat": 260,
-    "futimesat": 261,
-    "fchmodat": 268,
-    "utimensat": 280,
-    "inotify_init1": 294,
-    "fanotify_init": 300,
-    "mq_open": 240,
-    "add_key": 248,
-    "request_key": 249,
-    "keyctl": 250,
-    "ioprio_set": 251,
-    "unshare": 272,
-    "rt_tgsigqueueinfo": 297,
-    "perf_event_open": 298,
-    "prlimit64": 302,
-    "open_by_handle_at": 304,
-    "setns": 308,
-    "process_vm_readv": 310,
-    "process_vm_writev": 311,
-    "kcmp": 312,
-    "sched_setattr": 314,
-    "seccomp": 317,
-    "bpf": 321,
-    "userfaultfd": 323,
-    "pidfd_send_signal": 424,
-    "io_uring_setup": 425,
-    "open_tree": 428,
-    "move_mount": 429,
-    "fsopen": 430,
-    "clone3": 435,
-    "pidfd_getfd": 438,
-    "process_madvise": 440,
-    "fchmodat2": 452,
-    "setxattrat": 463,
-    "removexattrat": 466,
-    "file_setattr": 469,
-}
+    "ioctl": 16, "shmget": 29, "socket": 41, "connect": 42, "clone": 56, "kill": 62,
+    "semget": 64, "msgget": 68, "fcntl": 72, "truncate": 76, "chmod": 90, "fchmod": 91,
+    "chown": 92, "fchown": 93, "lchown": 94, "ptrace": 101, "rt_sigqueueinfo": 129, "utime": 132,
+    "setpriority": 141, "sched_setparam": 142, "sched_setscheduler": 144, "pivot_root": 155,
+    "prctl": 157, "chroot": 161, "mount": 165, "umount2": 166, "setxattr": 188, "lsetxattr": 189,
+    "fsetxattr": 190, "removexattr": 197, "lremovexattr": 198, "fremovexattr": 199, "tkill": 200,
+    "sched_setaffinity": 203, "timer_create": 222, "tgkill": 234, "utimes": 235, "mq_open": 240,
+    "add_key": 248, "request_key": 249, "keyctl": 250, "ioprio_set": 251, "inotify_init": 253,
+    "fchownat": 260, "futimesat": 261, "fchmodat": 268, "unshare": 272, "utimensat": 280,
+    "timerfd_create": 283, "inotify_init1": 294, "rt_tgsigqueueinfo": 297,
+    "perf_event_open": 298, "fanotify_init": 300, "prlimit64": 302, "open_by_handle_at": 304,
+    "setns": 308, "process_vm_readv": 310, "process_vm_writev": 311, "kcmp": 312,
+    "sched_setattr": 314, "seccomp": 317, "bpf": 321, "userfaultfd": 323,
+    "pidfd_send_signal": 424, "io_uring_setup": 425, "open_tree": 428, "move_mount": 429,
+    "fsopen": 430, "clone3": 435, "pidfd_getfd": 438, "process_madvise": 440, "fchmodat2": 452,
+    "setxattrat": 463, "removexattrat": 466, "file_setattr": 469,
+}  # fmt: skip
 DENIED: Final = (
-    # Other processes, and more of the kernel than arithmetic needs.
+    # Other processes, and parts of the kernel that arithmetic does not need.
     *("ptrace", "process_vm_readv", "process_vm_writev", "process_madvise", "kcmp", "pidfd_getfd"),
     *("perf_event_open", "bpf", "userfaultfd", "io_uring_setup", "add_key", "request_key"),
     *("keyctl", "open_by_handle_at", "unshare", "setns", "mount", "umount2", "pivot_root"),
     *("chroot", "open_tree", "move_mount", "fsopen"),
-    # What outlives a process, or reaches beyond it.
+    # Objects that outlive a process, or reach beyond it.
     *("socket", "shmget", "semget", "msgget", "mq_open"),
-    # A timer can send SIGCONT, and so wake a process that the judge has stopped; one behind a
-    # descriptor interrupts the rival while its owner stands.
+    # A timer can send SIGCONT and wake a process that the judge has stopped. A timerfd interrupts
+    # the rival while its owner is stopped.
     *("timer_create", "timerfd_create"),
 )
 DENIED_AMONG_OTHERS: Final = (
-    # A socket may be allowed, for the GPU's driver, but no other process's is reached through it.
+    # Sockets may be allowed for the GPU's driver, but none connects to another process.
     "connect",
     *("pidfd_send_signal", "rt_sigqueueinfo", "rt_tgsigqueueinfo", "tkill"),
     *("setpriority", "ioprio_set"),
-    # Files of its user whatever Landlock says: their modes, owners, times and attributes, their
-    # length before ABI 3, and what happens to them.
+    # Files of its user, which Landlock does not cover: modes, owners, times, attributes, length
+    # before ABI 3, and notifications.
     *("chmod", "fchmod", "fchmodat", "fchmodat2", "chown", "fchown", "lchown", "fchownat"),
     *("utime", "utimes", "futimesat", "utimensat", "setxattr", "lsetxattr", "fsetxattr"),
     *("setxattrat", "removexattr", "lremovexattr", "fremovexattr", "removexattrat"),
@@ -125,18 +66,18 @@ DENIED_AMONG_OTHERS: Final = (
 OF_ITSELF_AMONG_OTHERS: Final = (
     *("prlimit64", "sched_setaffinity", "sched_setscheduler", "sched_setparam", "sched_setattr"),
 )
-"""With a first argument of 0 alone, which is the caller: others of the same user (the judge, the
-rival) could be given a limit that ends them, or the cores and the priority that make them slow."""
+"""Allowed only with a first argument of 0, the caller. Other processes of the same user (the judge,
+the rival) could get a limit that ends them, or cores and a priority that make them slow."""
 NEW_NAMESPACES: Final = 0x7E02_0000
 """CLONE_NEWNS, NEWCGROUP, NEWUTS, NEWIPC, NEWUSER, NEWPID and NEWNET of linux/sched.h."""
 F_SETOWN, F_SETSIG, F_SETOWN_EX = 8, 10, 15
-"""Whom a descriptor sends signals: SIGIO ends a process of the same user."""
+"""Commands of fcntl that set who gets a descriptor's signals: SIGIO would end such a process."""
 FILE_IOCTLS: Final = (0x8901, 0x8902, 0x4008_6602, 0x4004_6602, 0x401C_5820, 0x4080_6685)
-"""FIOSETOWN and SIOCSPGRP, the same; FS_IOC_SETFLAGS, its form of 32 bits, FS_IOC_FSSETXATTR and
-FS_IOC_ENABLE_VERITY of linux/fs.h, which change a file that is open to be read."""
+"""FIOSETOWN and SIOCSPGRP do the same. FS_IOC_SETFLAGS, its 32-bit form, FS_IOC_FSSETXATTR and
+FS_IOC_ENABLE_VERITY of linux/fs.h change a file that is open for reading."""
 AF_UNIX: Final = 1
 OF_DATAGRAMS: Final = 2
-"""The bit that SOCK_DGRAM and SOCK_RAW have, and SOCK_STREAM and SOCK_SEQPACKET have not."""
+"""The bit of SOCK_DGRAM and SOCK_RAW that SOCK_STREAM and SOCK_SEQPACKET lack."""
 PR_SET_PDEATHSIG, PR_SET_CHILD_SUBREAPER = 1, 36
 
 LOAD, IF_EQUAL, IF_AT_LEAST, IF_ANY_BIT, RETURN = 0x20, 0x15, 0x35, 0x45, 0x06
@@ -150,17 +91,17 @@ Instruction = tuple[int, int, int, int]
 
 
 def known() -> bool:
-    """True if this machine's calls can be filtered: x86-64, and a kernel that knows filters."""
+    """Return True if this machine can filter calls: x86-64, and a kernel with seccomp."""
     return os.uname().machine == "x86_64" and Path("/proc/sys/kernel/seccomp").is_dir()
 
 
 def deny_needless(*, among_others: bool, local_sockets: bool = False) -> None:
-    """Deny this process, all its threads and all that it starts what no kernel needs.
+    """Deny needless calls to this process, all its threads and all that it starts.
 
-    With `local_sockets`, sockets inside the machine may be made: CUDA's driver binds an abstract
-    one (`cuda-uvmfd-...`) as it starts. A network namespace keeps it to itself, or Landlock from
-    ABI 6 on; among others no call connects to one. Raises JudgeError where the kernel takes no
-    filter. `no_new_privs` must be set before.
+    With `local_sockets`, local sockets may be made: CUDA's driver binds an abstract one
+    (`cuda-uvmfd-...`) as it starts. A network namespace, or Landlock since ABI 6, keeps it private;
+    without namespaces no call may connect to one. `no_new_privs` must be set before. Raises
+    JudgeError if the kernel refuses the filter.
     """
     found = program(os.getpid(), among_others, local_sockets)
     body = b"".join(struct.pack("=HBBI", *one) for one in found)
@@ -173,7 +114,7 @@ def deny_needless(*, among_others: bool, local_sockets: bool = False) -> None:
 
 
 def program(own_pid: int, among_others: bool, local_sockets: bool = False) -> list[Instruction]:
-    """The filter as instructions; `among_others` for a process without namespaces of its own."""
+    """Return the filter; `among_others` is for a process without its own namespaces."""
     found = [
         (LOAD, 0, 0, ARCHITECTURE_OFFSET),
         (IF_EQUAL, 1, 0, ARCHITECTURE),
@@ -187,7 +128,7 @@ def program(own_pid: int, among_others: bool, local_sockets: bool = False) -> li
             found += _local_sockets()
             continue
         found += [(IF_EQUAL, 0, 1, NUMBERS[name]), (RETURN, 0, 0, DENY)]
-    # Its flags lie in memory, where no filter can look; libraries then use clone.
+    # Its flags lie in memory, which a filter cannot read. Libraries then use clone.
     found += [(IF_EQUAL, 0, 1, NUMBERS["clone3"]), (RETURN, 0, 0, NOT_THERE)]
     found += _deny_if("clone", 0, [(IF_ANY_BIT, NEW_NAMESPACES)])
     owners = (F_SETSIG, F_SETOWN, F_SETOWN_EX) if among_others else (F_SETSIG,)
@@ -203,7 +144,7 @@ def program(own_pid: int, among_others: bool, local_sockets: bool = False) -> li
 
 
 def _local_sockets() -> list[Instruction]:
-    """Allow sockets inside the machine, but those of datagrams, which need no connection."""
+    """Allow local sockets, except for datagrams, which need no connection."""
     body: list[Instruction] = [
         (LOAD, 0, 0, ARGUMENTS_OFFSET),
         (IF_EQUAL, 1, 0, AF_UNIX),
@@ -217,7 +158,7 @@ def _local_sockets() -> list[Instruction]:
 
 
 def _deny_if(name: str, argument: int, tests: Sequence[tuple[int, int]]) -> list[Instruction]:
-    """Deny a call when the low word of an argument passes one of the tests; allow it otherwise."""
+    """Deny a call if the low word of an argument passes one of the tests, else allow it."""
     body: list[Instruction] = [(LOAD, 0, 0, ARGUMENTS_OFFSET + 8 * argument)]
     for test, operand in tests:
         body += [(test, 0, 1, operand), (RETURN, 0, 0, DENY)]

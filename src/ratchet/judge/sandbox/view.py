@@ -1,6 +1,6 @@
-"""What of the machine a worker needs to see: libraries, its Python, the compiler, Ratchet's files.
+"""The parts of the machine that a worker must see: libraries, Python, the compiler, Ratchet.
 
-Whatever isolates a candidate shows it these, read-only, and as little else as it can.
+Every isolation shows these to a candidate, read-only, and as little else as it can.
 """
 
 from __future__ import annotations
@@ -37,32 +37,32 @@ SYSTEM_FACTS: Final = (
     *("/proc/cpuinfo", "/proc/meminfo", "/proc/stat", "/proc/version", "/proc/filesystems"),
     *("/proc/sys/vm/overcommit_memory", "/sys/devices/system/cpu", "/sys/devices/system/node"),
 )
-"""What libraries ask of the machine. A worker also sees its own folder in /proc, and no other's."""
+"""Facts that libraries read. A worker also sees its own folder in /proc, and no other's."""
 DEVICES: Final = ("/dev/null", "/dev/zero", "/dev/full", "/dev/random", "/dev/urandom")
 PROBE_TIMEOUT_S: Final = 10.0
 BOOT: Final = "import sys; sys.path.insert(0, {folder!r}); from {module} import main; main()"
 
 
 def package_folder() -> Path:
-    """The folder of Ratchet's own package."""
+    """Return the folder of Ratchet's package."""
     return Path(ratchet.__file__).parent
 
 
 def code_folder() -> str:
-    """The folder that Python finds Ratchet in, on this machine."""
+    """Return the folder in which Python finds Ratchet."""
     return str(package_folder().parent)
 
 
 def python(with_torch: bool) -> list[str]:
-    """The command of a worker's interpreter."""
+    """Return the command of a worker's interpreter."""
     if with_torch:
         return [*fixed_layout(), sys.executable, "-P"]
-    # Without site-packages: the worker of a compiled kernel needs the standard library alone.
+    # Without site-packages: the worker of a compiled kernel only needs the standard library.
     return [os.path.realpath(sys.executable), "-I", "-S"]
 
 
 def python_folders(with_torch: bool) -> list[str]:
-    """The folders of that interpreter which are not the system's."""
+    """Return the interpreter's folders that are not the system's."""
     folders = [sys.base_prefix, sys.base_exec_prefix]
     if with_torch:
         packages = ("site-packages", "dist-packages")
@@ -72,23 +72,20 @@ def python_folders(with_torch: bool) -> list[str]:
 
 
 def compiler_folders() -> list[str]:
-    """The compiler's own installation, where it is not the system's."""
+    """Return the compiler's installation if it is not the system's."""
     compiler = find_compiler().resolve()
     return [] if compiler.is_relative_to("/usr") else [str(compiler.parent.parent)]
 
 
 def compiler_if_any() -> list[str]:
-    """Return Triton's folders, as it compiles its launchers; torch's own kernels need none."""
+    """Return the compiler's folders if there is one: Triton compiles its launchers."""
     with contextlib.suppress(CompilerMissing):
         return compiler_folders()
     return []
 
 
 def installed_in(folder: str) -> Path | None:
-    """Return where our package lies below a folder that is shown, by the folder's own name.
-
-    That may be a link. None where it lies elsewhere.
-    """
+    """Return our package's path below a visible folder, which may be a link; None if outside."""
     installed, real = package_folder().resolve(), Path(folder).resolve()
     if not installed.is_relative_to(real):
         return None
@@ -120,7 +117,7 @@ def opened(
 
 @functools.cache
 def closed_to_others() -> str | None:
-    """Return the first folder that not every user may enter, of those that a worker needs."""
+    """Return the first folder that a worker needs and not every user may enter, or None."""
     needed = [*python_folders(with_torch=True), code_folder(), str(package_folder())]
     ways = _ways([*needed, *compiler_if_any()])
     return next((str(folder) for folder in ways if not _is_open(folder)), None)
@@ -140,11 +137,11 @@ def _is_open(folder: Path) -> bool:
 
 @functools.cache
 def fixed_layout() -> tuple[str, ...]:
-    """The command before one whose libraries and stack are to lie where they always do.
+    """Return the command that runs another one without address randomisation.
 
-    The same torch differs by up to a tenth in short calls between two random layouts. Forks of one
-    process share theirs, so a candidate that is started beside them would win or lose by it. Empty
-    where setarch is missing or may not (Docker's default filter denies it): layouts are random.
+    Short calls of the same torch differ by up to a tenth between two random layouts. Forks of one
+    process share a layout, so a newly started candidate would win or lose by chance. Empty if
+    setarch is missing or denied (as by Docker's default filter): then layouts are random.
     """
     program = shutil.which("setarch")
     if program is None or not works([program, "-R", "true"]):
@@ -153,7 +150,7 @@ def fixed_layout() -> tuple[str, ...]:
 
 
 def works(command: Sequence[str]) -> bool:
-    """Return whether a command ends well in time."""
+    """Return True if a command succeeds in time."""
     try:
         done = subprocess.run(
             list(command),

@@ -1,7 +1,7 @@
-"""The list of Ratchet's files in each sandbox: what its worker imports, and nothing beside.
+"""The list of Ratchet's files in each sandbox: what its worker imports, and nothing else.
 
-A candidate can read and import whatever its sandbox holds. So no reference, tolerance or check is
-among these, and no part of the judge that decides. A test holds the lists to what the files import.
+A candidate can read and import whatever its sandbox holds. So the lists contain no reference,
+tolerance or check, and no part of the judge that decides. A test compares them with the imports.
 """
 
 from __future__ import annotations
@@ -26,7 +26,6 @@ _CONFINED: Final = (
     "ratchet.base.process",
     "ratchet.base.process.channel",
     "ratchet.base.process.families",
-    "ratchet.base.process.watchdog",
     "ratchet.callable_module",
     "ratchet.judge",
     "ratchet.judge.sandbox",
@@ -38,26 +37,30 @@ _CONFINED: Final = (
     "ratchet.kernels",
     "ratchet.kernels.kernel",
 )
-"""What any of them needs: the channel, the limits and a kernel's form."""
-_CPP: Final = (
+"""Needed by every worker: the channel, the limits and a kernel's form."""
+_CALLED: Final = (
     *_CONFINED,
-    "ratchet.base.scratch",
-    "ratchet.kernels.abi",
-    "ratchet.judge.workers.candidate.cpp",
     "ratchet.judge.workers.memory",
+    "ratchet.judge.workers.memory.layout",
     "ratchet.judge.workers.memory.mapping",
+    "ratchet.kernels.abi",
+)
+"""Needed to call a kernel: shared memory and the interface."""
+_CPP: Final = (
+    *_CALLED,
+    "ratchet.base.process.watchdog",
+    "ratchet.base.scratch",
+    "ratchet.judge.workers.candidate.cpp",
     "ratchet.kernels.languages",
     "ratchet.kernels.languages.cpp",
 )
 _FORKED: Final = (
     "ratchet.judge.sandbox.namespaces",
     "ratchet.judge.workers.enclosed_forks",
-    "ratchet.judge.workers.forks",
 )
 _TRITON: Final = (
     "ratchet.judge.workers.candidate.architectures",
     "ratchet.judge.workers.candidate.fake_driver",
-    "ratchet.judge.workers.candidate.interpreter_repairs",
     "ratchet.judge.workers.candidate.triton_source",
     "ratchet.kernels.languages.triton",
 )
@@ -69,12 +72,8 @@ _EMULATED: Final = (
     "ratchet.judge.emulator.loading",
     "ratchet.judge.emulator.operands",
     "ratchet.judge.emulator.operations",
-    "ratchet.judge.emulator.renames",
-    "ratchet.judge.emulator.shown",
     "ratchet.judge.emulator.source",
-    "ratchet.judge.hip",
-    "ratchet.judge.hip.code_objects",
-    "ratchet.judge.hip.loading",
+    "ratchet.judge.emulator.hip_loading",
 )
 _MODEL: Final = (
     "ratchet.judge.workers.candidate.model_class",
@@ -82,13 +81,12 @@ _MODEL: Final = (
     "ratchet.problems.model_state",
 )
 _TORCH: Final = (
-    *_CPP,
+    *_CALLED,
     *_TRITON,
     *_EMULATED,
     *_MODEL,
     "ratchet.problems.dtypes",
     "ratchet.judge.workers.candidate.census",
-    "ratchet.judge.workers.candidate.compilations",
     "ratchet.judge.workers.candidate.device_census",
     "ratchet.judge.workers.candidate.results",
     "ratchet.judge.workers.candidate.with_torch",
@@ -106,6 +104,7 @@ MODULES: Final[Mapping[str, tuple[str, ...]]] = {
         *_CONFINED,
         *_TRITON,
         *_MODEL,
+        "ratchet.base.process.watchdog",
         "ratchet.judge.static_profile",
         "ratchet.judge.static_profile.assembly",
         "ratchet.judge.static_profile.fake_device",
@@ -122,8 +121,8 @@ MODULES: Final[Mapping[str, tuple[str, ...]]] = {
         "ratchet.problems.structure",
     ),
 }
-"""Of each worker. Beside what it imports itself stands what the sources do that it is sent: those
-of a model, and of Triton."""
+"""The modules of each worker: those that it imports, and those that the sources import which the
+judge sends it, for a model and for Triton."""
 DATA: Final[Mapping[str, tuple[str, ...]]] = {
     CPP_WORKER: ("kernels/languages/ratchet_abi.h",),
     CPP_ZYGOTE: ("kernels/languages/ratchet_abi.h",),
@@ -133,9 +132,9 @@ DATA: Final[Mapping[str, tuple[str, ...]]] = {
 
 
 def package_files(worker: str) -> Iterator[tuple[Path, str]]:
-    """Each file or folder that a sandbox holds, and its place below the folder of the code.
+    """Yield each file or folder in a sandbox, and its place below the folder of the code.
 
-    What Python compiled of a module goes with it, where it is kept: a worker starts faster so.
+    A module's compiled form goes with it if it is kept: a worker then starts faster.
     """
     package = Path(ratchet.__file__).parent
     for name in MODULES[worker]:

@@ -1,7 +1,7 @@
-"""Zygotes as the judge drives them: processes that fork instead of starting anew.
+"""Zygotes as the judge drives them: processes that fork, where others would start anew.
 
-The reference worker's forks the rivals. Those of candidates, one for Python's languages and one for
-compiled kernels, stand in a sandbox each, and their forks take namespaces and a uid of their own
+The reference worker's zygote forks the rivals. The zygotes of candidates, for Python, compilers and
+compiled kernels, each run in a sandbox. Their forks enter namespaces and take a uid of their own
 (`workers.enclosed_forks`).
 """
 
@@ -28,11 +28,11 @@ from ratchet.judge.sandbox.worker_modules import CPP_ZYGOTE, ZYGOTE
 
 LOG = logging.getLogger(__name__)
 START_S: Final = 30.0
-"""A fork that takes longer is none."""
+"""Seconds that a fork may take to start."""
 IMPORT_S: Final = 120.0
-"""Importing torch may be at work for so long."""
+"""Seconds of work that importing torch may take."""
 TRIAL_BYTES: Final = 64 << 30
-"""Address space of a fork that only tries whether candidates can be forked."""
+"""Address space of the trial fork."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -40,17 +40,17 @@ class Fork:
     """A process that a zygote forked."""
 
     pid: int
-    """Its process id here."""
+    """Its process id for the judge."""
     inner: int
-    """The same where the zygote is."""
+    """Its process id for the zygote."""
     zygote: Forks
 
     def exit_code(self) -> int | None:
-        """Its exit code (negative: the signal), or None while it lives."""
+        """Return its exit code (negative: the signal), or None while it lives."""
         return self.zygote.exit_code(self.inner)
 
     def reap(self) -> None:
-        """Wait for its end; it must have been killed."""
+        """Wait for its end, after it was killed."""
         self.zygote.exit_code(self.inner, do="reap")
 
 
@@ -61,14 +61,14 @@ class Forks:
         self._channel = channel
 
     def fork(self, descriptors: Sequence[int], **order: Any) -> Fork:
-        """A new fork, which gets the descriptors; raises JudgeError."""
+        """Return a new fork, which gets the descriptors; raises JudgeError."""
         self._channel.send({"do": "fork", **order}, descriptors, timeout_s=START_S)
         reply, extra = self._channel.receive(timeout_s=START_S)
         close_descriptors(extra)
         return Fork(self._channel.sender, int(reply["pid"]), self)
 
     def exit_code(self, inner: int, *, do: str = "exit code") -> int | None:
-        """Return a fork's exit code; None while it lives, and if the zygote is gone."""
+        """Return a fork's exit code; None while it lives, or if the zygote has ended."""
         with contextlib.suppress(JudgeError):
             self._channel.send({"do": do, "pid": inner}, timeout_s=START_S)
             code = self._channel.receive(timeout_s=START_S)[0]["code"]
@@ -81,14 +81,14 @@ class Forks:
 
 
 class CandidateZygote:
-    """The zygote of candidates in one kind of language. It holds trusted code only."""
+    """The zygote of candidates in one kind of language. It only holds trusted code."""
 
     def __init__(
         self, *, threads: int, with_torch: bool = True, folders: Sequence[str] = ()
     ) -> None:
-        """Start it, and let it import torch and try a fork meanwhile. Raises OSError.
+        """Start it; it imports torch and tries a fork meanwhile. Raises OSError.
 
-        Without torch it is that of compiled kernels, whose compiler sees the `folders` too.
+        Without torch it is that of compiled kernels, whose compiler also sees the `folders`.
         """
         self.threads = threads
         self._able: bool | None = None
@@ -97,7 +97,7 @@ class CandidateZygote:
             module,
             threads=threads,
             memory_bytes=TRIAL_BYTES,
-            time_limit_s=START_S,
+            limit_s=START_S,
             with_torch=with_torch,
             forked=True,
         )
@@ -109,22 +109,22 @@ class CandidateZygote:
             counts_work=True,
         )
         self._forks = Forks(self._child.channel)
-        with contextlib.suppress(ChildFailure):  # `able` finds it dead
+        with contextlib.suppress(ChildFailure):  # `able` will find it dead
             self._child.send(self._order(trial))
 
     @property
     def pid(self) -> int:
-        """The process at the head of its family, which its forks belong to."""
+        """The process id of the head of its family, which contains its forks."""
         return self._child.pid
 
     @property
     def has_ended(self) -> bool:
-        """True if it is dead: another must be started."""
+        """True if it is dead, and another must be started."""
         return self._child.has_ended
 
     @property
     def able(self) -> bool:
-        """True if it can fork candidates; waits for it the first time."""
+        """True if it can fork candidates. The first call waits for it."""
         if self._able is None:
             try:
                 reply, extra = self._child.receive("start", timeout_s=IMPORT_S)
@@ -138,7 +138,7 @@ class CandidateZygote:
         return self._able
 
     def start(self, sandbox: Sandbox) -> Start:
-        """A candidate's process under the limits of a sandbox that is made for a fork."""
+        """Return the start of a candidate's process in a sandbox that is made for a fork."""
         return lambda *handed: self._forks.fork(handed, **self._order(sandbox))
 
     def close(self) -> None:

@@ -1,1 +1,1 @@
-"""The static profile: what a kernel compiles to on GPUs that are not here."""
+"""The static profile: what a kernel compiles to for GPUs that are not here."""

@@ -1,7 +1,6 @@
-"""Reads the assembly text that LLVM's AMD backend writes: resources, instructions, loops.
+"""Read the assembly text of LLVM's AMD backend: resources, instructions, loops.
 
-The text comes from the process of a candidate: it is read as text, and nothing is believed about
-its form.
+The text comes from a candidate's process, so nothing is assumed about its form.
 """
 
 from __future__ import annotations
@@ -11,9 +10,10 @@ import itertools
 import re
 from collections.abc import Iterator
 from dataclasses import dataclass, field
+from typing import Final
 
 MAX_LINES, MAX_LOOPS, MAX_BLOCKS_WALKED = 100_000, 256, 200_000
-"""No kernel comes near; a text made to keep the judge busy might."""
+"""No real kernel comes near these; a text made to keep the judge busy might."""
 LABEL = re.compile(r"^([A-Za-z_.$][\w.$]*):")
 INSTRUCTION = re.compile(r"^\s+([a-z][a-z0-9_]*)(?:\s+(.*))?$")
 KERNEL_ITEM = re.compile(r"^  - \.")
@@ -32,7 +32,7 @@ class Instruction:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class KernelCode:
-    """One kernel: what its metadata says, and its instructions in order."""
+    """One kernel: its metadata, and its instructions in order."""
 
     name: str
     metadata: dict[str, str]
@@ -40,10 +40,10 @@ class KernelCode:
     loops: list[tuple[int, int]]
     """First and last instruction of each loop, inner ones included."""
     llvm_occupancy: int | None
-    """Waves per SIMD as LLVM reckons them, for comparison."""
+    """Waves per SIMD by LLVM's count, for comparison."""
 
     def number(self, key: str) -> int:
-        """A number of the metadata, such as `vgpr_count`; 0 where it lacks."""
+        """Return a number of the metadata, such as `vgpr_count`; 0 if it is missing."""
         text = self.metadata.get(key, "")
         return int(text) if text.isdecimal() else 0
 
@@ -54,21 +54,21 @@ class KernelCode:
 
     @property
     def total_vgprs(self) -> int:
-        """All vector registers of a lane, accumulation registers among them."""
+        """All vector registers of a lane, including accumulation registers."""
         return self.number("vgpr_count")
 
     @property
     def vgprs(self) -> int:
-        """Architected vector registers: AGPRs start at a multiple of four behind them."""
+        """Architected vector registers; AGPRs start at a multiple of four behind them."""
         return self.total_vgprs - self.agprs
 
     @property
     def spills(self) -> int:
-        """Registers written to memory, or to lanes of others, for want of registers."""
+        """Registers spilled to memory, or to lanes of other registers."""
         return self.number("vgpr_spill_count") + self.number("sgpr_spill_count")
 
     def hot_loop(self) -> list[Instruction]:
-        """The innermost loop with most matrix instructions, else the longest; else everything."""
+        """Return the innermost loop with most matrix instructions, else the longest, else all."""
         inner = [one for one in self.loops if not any(_inside(other, one) for other in self.loops)]
         bodies = [self.instructions[first : last + 1] for first, last in inner]
         return max(bodies, key=_weight, default=self.instructions)
@@ -76,7 +76,7 @@ class KernelCode:
 
 @dataclass(slots=True)
 class _Body:
-    """A function while its lines are read."""
+    """A function whose lines are being read."""
 
     instructions: list[Instruction] = field(default_factory=list)
     labels: dict[str, int] = field(default_factory=dict)
@@ -84,7 +84,7 @@ class _Body:
 
 
 def parse(text: str) -> list[KernelCode]:
-    """Every kernel that the metadata at the end of the text lists; none of an endless text."""
+    """Return every kernel that the metadata at the end lists; none of an endless text."""
     if text.count("\n") > MAX_LINES:
         return []
     bodies = _bodies(text)
@@ -118,7 +118,7 @@ def _kernel(name: str, metadata: dict[str, str], body: _Body) -> KernelCode:
 
 
 def _bodies(text: str) -> dict[str, _Body]:
-    """The lines of each function, by its name; a function ends where another section begins."""
+    """Return the lines of each function, by its name."""
     bodies: dict[str, _Body] = {}
     current = _Body()
     for line in text.splitlines():
@@ -137,9 +137,9 @@ def _bodies(text: str) -> dict[str, _Body]:
 
 
 def _loops(body: _Body) -> list[tuple[int, int]]:
-    """Branches back to a place from which they are reached; those to one place are one loop.
+    """Return the branches back to a place that reaches them; those to one place are one loop.
 
-    A block that is seldom run stands behind the end of the kernel and branches back: no loop.
+    A seldom-run block lies behind the end of the kernel and branches back, which is no loop.
     """
     back: dict[int, list[int]] = {}
     jumps: dict[int, int | None] = {}
@@ -161,7 +161,7 @@ def _loops(body: _Body) -> list[tuple[int, int]]:
 
 
 class _Walk:
-    """The flow between the blocks of a function; a block is known by its last instruction."""
+    """The flow between blocks of a function; a block is identified by its last instruction."""
 
     def __init__(self, instructions: list[Instruction], jumps: dict[int, int | None]) -> None:
         self._instructions = instructions
@@ -170,11 +170,11 @@ class _Walk:
         self._left = MAX_BLOCKS_WALKED
 
     def ending(self, place: int) -> int:
-        """The block that an instruction belongs to."""
+        """Return the block of an instruction."""
         return self._ends[bisect.bisect_left(self._ends, place)]
 
     def blocks_from(self, start: int) -> set[int] | None:
-        """Every block that is reached from an instruction; None where that takes too long."""
+        """Return every block reached from an instruction; None if that takes too long."""
         seen: set[int] = set()
         waiting = [self.ending(start)]
         while waiting:
@@ -219,3 +219,76 @@ def _inside(one: tuple[int, int], other: tuple[int, int]) -> bool:
 def _weight(body: list[Instruction]) -> tuple[int, int]:
     matrix = sum(one.name.startswith(("v_mfma", "v_wmma", "v_smfmac")) for one in body)
     return matrix, len(body)
+
+
+CLASSES: Final = (
+    *("matrix", "vector", "transcendental", "scalar", "scalar_load"),
+    *("global_load", "global_store", "global_atomic", "lds", "scratch"),
+    *("wait", "barrier", "branch", "other"),
+)
+TRANSCENDENTAL: Final = re.compile(r"v_(exp|log|rcp|rsq|sqrt|sin|cos|s_exp|s_log|s_rcp|s_sqrt)_")
+MATRIX: Final = ("v_mfma_", "v_smfmac_", "v_wmma_", "v_swmmac_")
+GLOBAL: Final = ("global_", "buffer_", "flat_", "tbuffer_")
+BRANCH: Final = ("s_branch", "s_cbranch", "s_endpgm", "s_setpc", "s_swappc", "s_call")
+WAIT: Final = ("s_wait", "s_nop", "s_delay_alu", "s_sleep")
+WIDTHS: Final = {
+    "ubyte": 8, "sbyte": 8, "byte": 8, "ushort": 16, "sshort": 16, "short": 16,
+    "dword": 32, "dwordx2": 64, "dwordx3": 96, "dwordx4": 128,
+    "u8": 8, "i8": 8, "b8": 8, "u16": 16, "i16": 16, "b16": 16,
+    "b32": 32, "b64": 64, "b96": 96, "b128": 128,
+}  # fmt: skip
+"""Bits that one lane moves, by the word that names it; GFX9 says dwordx4 where RDNA says b128."""
+
+
+def class_of(name: str) -> str:
+    """Return an instruction's class, one of CLASSES."""
+    if name.startswith(MATRIX):
+        return "matrix"
+    if name.startswith("v_"):
+        return "transcendental" if TRANSCENDENTAL.match(name) else "vector"
+    if name.startswith("ds_"):
+        return "lds"
+    if name.startswith("scratch_"):
+        return "scratch"
+    if name.startswith(GLOBAL):
+        return _global_class(name)
+    if name.startswith("s_barrier"):
+        return "barrier"
+    if name.startswith(BRANCH):
+        return "branch"
+    if name.startswith(WAIT):
+        return "wait"
+    if name.startswith(("s_load", "s_buffer_load")):
+        return "scalar_load"
+    return "scalar" if name.startswith("s_") else "other"
+
+
+def _global_class(name: str) -> str:
+    if "_atomic_" in name:
+        return "global_atomic"
+    if "_store_" in name:
+        return "global_store"
+    return "global_load" if "_load_" in name else "other"
+
+
+def access_bits(name: str) -> int | None:
+    """Return the bits that one lane loads or stores with this instruction, or None."""
+    words = name.split("_")
+    if not {"load", "store"} & set(words):
+        return None
+    widths = [WIDTHS[word] for word in words if word in WIDTHS]
+    return widths[0] if widths else None
+
+
+def drains(name: str, operands: str) -> bool:
+    """Return True if a wait lasts until every outstanding load has returned."""
+    if name == "s_waitcnt":
+        return "vmcnt(0)" in operands
+    return name in ("s_wait_loadcnt", "s_wait_loadcnt_dscnt") and _is_zero(operands)
+
+
+def _is_zero(operands: str) -> bool:
+    try:
+        return int(operands.strip() or "1", 0) == 0
+    except ValueError:
+        return False

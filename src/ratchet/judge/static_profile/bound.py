@@ -1,8 +1,9 @@
-"""A bound on the time of a kernel's launches on each AMD device of the catalogue: an estimate.
+"""Estimate a lower bound on the time of a kernel's launches on each AMD device of the catalogue.
 
-For one launch: the larger of the matrix work over the rate of the instructions that were chosen,
-on as many SIMDs as the launch has waves for, and the bytes of its tensors, each moved once, over
-the memory's bandwidth on paper. Launches follow one another, so their times add up.
+The bound of one launch is the larger of two times. One is its matrix work over the rate of the
+compiled instructions, on as many SIMDs as the launch has waves for. The other is the bytes of its
+tensors, each moved once, over the memory's bandwidth on paper. Launches follow one another, so
+their times add up.
 """
 
 from __future__ import annotations
@@ -31,22 +32,22 @@ class LaunchWork:
     """The least work of one launch."""
 
     dot_flops: float | None
-    """None where it is not known."""
+    """None if unknown."""
     flops_per_simd_per_cycle: float | None
-    """Of the matrix instructions of the compiled kernel; None where it has none, and its dots run
-    on the vector units."""
+    """The rate of the compiled matrix instructions; None without any, if the dots run on the
+    vector units."""
     waves: int
     tensor_bytes: int
 
 
 def devices_of(gfx: str) -> list[CatalogueDevice]:
-    """The devices of the catalogue that a target's code runs on."""
+    """Return the devices of the catalogue that run a target's code."""
     found = catalogue.load().devices.values()
     return [one for one in found if (target := one.get("target")) and target.value == gfx]
 
 
 def compute_units(gfx: str) -> int:
-    """Those of the largest device of a target, as one program sees it; 1 where none is known."""
+    """Return the compute units of a target's largest logical device; 1 if unknown."""
     counts = [
         int((one.number("compute_units") or one.number("sms") or 0) / one.logical_devices)
         for one in devices_of(gfx)
@@ -55,13 +56,13 @@ def compute_units(gfx: str) -> int:
 
 
 def rate_of(counts: Sequence[tuple[MatrixInstruction, int]]) -> float | None:
-    """Operations per cycle and SIMD of a mix of matrix instructions; None for an empty one."""
+    """Return operations per cycle and SIMD of a mix of matrix instructions; None for no mix."""
     cycles = sum(one.cycles * count for one, count in counts)
     return sum(one.flops * count for one, count in counts) / cycles if cycles else None
 
 
 def bounds(gfx: str, launches: Sequence[LaunchWork]) -> list[dict[str, Any]]:
-    """The bound on each device, in seconds, and which side of it is the larger."""
+    """Return the bound on each device in seconds, and which of its two parts is larger."""
     return [one for device in devices_of(gfx) if (one := _bound(device, launches))]
 
 
@@ -88,7 +89,7 @@ def _bound(device: CatalogueDevice, launches: Sequence[LaunchWork]) -> dict[str,
 
 
 def _matrix_time_s(launch: LaunchWork, simds: float, clock_hz: float, vector_rate: float) -> float:
-    """0 where the launch has no dots, or none that are known."""
+    """Return the matrix time of a launch; 0 if it has no known dots."""
     rate = launch.flops_per_simd_per_cycle or vector_rate
     if not launch.dot_flops or not rate:
         return 0.0

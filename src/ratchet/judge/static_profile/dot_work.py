@@ -1,9 +1,9 @@
 """Count the operations of one launch's `tl.dot`s, from Triton's first intermediate form.
 
 The text (TTIR) is structured: loops with bounds, branches, one operation a line. Bounds are mostly
-arithmetic on the kernel's integer arguments and the program's place in the grid, which are known
-here, so the trips of each loop can be counted without running anything. What cannot be known (a
-bound read from memory) counts as never run, and the sum is then marked as a lower bound.
+arithmetic on the kernel's integer arguments and the program's place in the grid. Both are known
+here, so the trips of each loop are counted without running anything. A loop with an unknown bound
+(one read from memory) counts as never run, and the sum is marked as a lower bound.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 
 MAX_PROGRAMS, MAX_STEPS = 4096, 400_000
-"""Programs that are looked at, and lines that are read for all of them."""
+"""Programs that are counted, and lines that are read for all of them."""
 PARAMETER = re.compile(r"(%[\w.#]+): ")
 ASSIGNED = re.compile(r"^(%[\w.#]+)(?::(\d+))? = (.*)$")
 MAX_LINE = 20_000
@@ -32,7 +32,7 @@ Environment = dict[str, int]
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class DotWork:
-    """Operations of all the dots of a launch; `exact` unless something was not known or sampled."""
+    """Operations of all dots of a launch; `exact` unless a part was unknown or sampled."""
 
     flops: float
     exact: bool
@@ -40,18 +40,18 @@ class DotWork:
 
 @dataclass(slots=True)
 class _Operation:
-    """One line, and the blocks that it opens."""
+    """One line, with the blocks that it opens."""
 
     text: str
     blocks: list[list[_Operation]] = field(default_factory=list)
     dots: bool = False
-    """Whether a dot stands here or inside."""
+    """True if the line or its blocks hold a dot."""
 
 
 def dot_work(ttir: str, grid: Sequence[int], arguments: Sequence[object]) -> DotWork | None:
-    """The work of one launch; `arguments` are the kernel's own, in order, without constants.
+    """Return the work of one launch; None if the text is not understood.
 
-    None where the text is not understood.
+    `arguments` are the kernel's own, in order, without constants.
     """
     parsed = _parse(ttir)
     if parsed is None:
@@ -68,14 +68,14 @@ def dot_work(ttir: str, grid: Sequence[int], arguments: Sequence[object]) -> Dot
 
 
 class DotCounter:
-    """Counts launches, alike ones once; what a hostile kernel makes endless is not counted."""
+    """Counts launches, equal ones once, within a time limit against hostile kernels."""
 
-    def __init__(self, time_limit_s: float) -> None:
-        self._left_s = time_limit_s
+    def __init__(self, limit_s: float) -> None:
+        self._left_s = limit_s
         self._known: dict[str, DotWork | None] = {}
 
     def count(self, ttir: str, grid: Sequence[int], arguments: Sequence[object]) -> DotWork | None:
-        """As `dot_work`; None too when the time for all of them is over."""
+        """Return what `dot_work` does; None also if the time for all launches is over."""
         numbers = [one if isinstance(one, int) else None for one in arguments]
         key = f"{hash(ttir)} {list(grid)} {numbers}"
         if key not in self._known and self._left_s > 0:
@@ -97,7 +97,7 @@ def _over_grid(body: list[_Operation], known: Environment, grid: Sequence[int]) 
         if counter.steps > MAX_STEPS:
             break
         counted.append(flops)
-        if not counter.varies:  # nothing depends on the place: all programs do the same
+        if not counter.varies:  # all programs do the same
             break
     if not counted:
         return DotWork(flops=0.0, exact=False)
@@ -107,28 +107,28 @@ def _over_grid(body: list[_Operation], known: Environment, grid: Sequence[int]) 
 
 
 def _spread(programs: int) -> Sequence[int]:
-    """Every program, or some where they are many, in an order that was drawn.
+    """Return every program, or a sample of many, in random order.
 
-    A pattern could hit a pattern, and where the steps run out in the grid's own order the programs
-    with the longest loops may be the only ones that were counted.
+    A regular sample could match a regular pattern. In the grid's own order, the programs with the
+    longest loops might be the only ones counted before the steps run out.
     """
     return random.Random(programs).sample(range(programs), min(programs, MAX_PROGRAMS))
 
 
 class _Counter:
-    """Runs the integers of one program, and adds up its dots."""
+    """Evaluates the integers of one program, and sums its dots."""
 
     def __init__(self, grid: Sequence[int]) -> None:
         self.grid = grid
         self.place = (0, 0, 0)
         self.exact = True
         self.varies = False
-        """Whether a loop or a branch depends on the program's place in the grid."""
+        """True if a loop or branch depends on the program's place in the grid."""
         self.steps = 0
         self._placed: set[str] = set()
 
     def block(self, operations: Sequence[_Operation], known: Environment) -> float:
-        """Operations of the dots of a block, run once."""
+        """Return the operations of a block's dots, run once."""
         return sum(self._operation(one, known) for one in operations)
 
     def _operation(self, one: _Operation, known: Environment) -> float:
@@ -194,7 +194,7 @@ class _Counter:
         return 0.0
 
     def _value(self, text: str, known: Environment) -> int | None:
-        """The integer that a line gives, where its operands are known."""
+        """Return the integer result of a line, if its operands are known."""
         operation, _, rest = text.partition(" ")
         if operation == "arith.constant":
             word = rest.split(" ")[0]
@@ -247,7 +247,7 @@ def _compare(how: str, a: int, b: int) -> int | None:
 
 
 def _divide(operation: str, a: int, b: int) -> int | None:
-    """Towards zero, as the hardware does."""
+    """Divide towards zero, as hardware does."""
     if b == 0:
         return None
     quotient = abs(a) // abs(b) * (1 if (a < 0) == (b < 0) else -1)
@@ -255,7 +255,7 @@ def _divide(operation: str, a: int, b: int) -> int | None:
 
 
 def _dot_flops(text: str) -> float:
-    """2 m n k, with the batch where there is one, from the types of a dot's operands."""
+    """Return 2 m n k, times the batch if there is one, from the types of a dot's operands."""
     shapes = [
         [int(size) for size in found.rstrip("x").split("x")] for found in TENSOR.findall(text)
     ]
@@ -277,7 +277,7 @@ def _mark_dots(operations: Sequence[_Operation]) -> bool:
 
 
 def _scalars_and_dots(operations: Sequence[_Operation]) -> list[_Operation]:
-    """Without the lines that neither lead to a dot nor give a single number."""
+    """Drop lines that neither hold a dot nor give a single number."""
     kept = []
     for one in operations:
         one.blocks = [_scalars_and_dots(block) for block in one.blocks]
@@ -294,7 +294,7 @@ def _integer(text: str) -> int | None:
 
 
 def _parse(ttir: str) -> tuple[list[str], list[_Operation]] | None:
-    """The parameters and operations of the kernel; None where the text has no such form."""
+    """Return the parameters and operations of the kernel; None if the text has another form."""
     lines = (LOCATION.sub("", line[:MAX_LINE]).strip() for line in ttir.splitlines())
     for line in lines:
         if line.startswith("tt.func") and line.endswith("{"):
@@ -305,7 +305,7 @@ def _parse(ttir: str) -> tuple[list[str], list[_Operation]] | None:
 
 
 def _block(lines: Iterator[str]) -> list[_Operation]:
-    """Operations up to the brace that closes this block; a deeper nesting than 64 ends it."""
+    """Return the operations up to the closing brace, with nesting up to 64."""
     stack: list[list[_Operation]] = [[]]
     for line in lines:
         if line.startswith("}"):

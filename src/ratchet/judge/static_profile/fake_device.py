@@ -1,9 +1,9 @@
-"""Tensors that say they lie on a GPU, on a machine without one; only for a candidate's sandbox.
+"""Tensors that claim to be on a GPU, on a machine without one; only for a candidate's sandbox.
 
 Meta tensors have shapes, strides and dtypes but no values, so a problem of any size costs nothing.
-An entry that asks for a value on the host (`lengths.max().item()`) needs tensors that have some:
-then they lie on the CPU. Both only say that they are the GPU's: torch's fake tensors of a device
-that this build of torch lacks cannot even be sliced.
+An entry that reads a value on the host (`lengths.max().item()`) needs values, and gets tensors on
+the CPU. Both only claim the GPU as their device: torch's fake tensors cannot even be sliced for a
+device that this build of torch lacks.
 """
 
 from __future__ import annotations
@@ -23,13 +23,13 @@ from ratchet.judge.workers.candidate.architectures import Architecture
 from ratchet.judge.workers.candidate.fake_driver import capability
 
 FIRST_ADDRESS, ADDRESS_STEP = 1 << 40, 1 << 36
-"""Each storage begins at a multiple of its own, as aligned as a GPU's allocator gives them."""
+"""Each storage begins at its own multiple, as aligned as by a GPU's allocator."""
 MEMORY_BYTES = 64 << 30
 
 
 @contextlib.contextmanager
 def pretended_device(architecture: Architecture, units: int, *, values: bool) -> Iterator[None]:
-    """Inside, `device="cuda"` works and torch.cuda describes the GPU."""
+    """Make `device="cuda"` work, and torch.cuda describe the GPU, inside."""
     version = {"hip": None, "cuda": None} | {architecture.backend: "7.0"}
     with contextlib.ExitStack() as stack:
         for name, value in device_answers(architecture, units).items():
@@ -42,7 +42,7 @@ def pretended_device(architecture: Architecture, units: int, *, values: bool) ->
 
 
 def moved(tensors: Sequence[Tensor], *, values: bool) -> list[Tensor]:
-    """Return the tensors on the pretended device, without their values if none are wanted."""
+    """Return the tensors on the pretended device, with values or without."""
     if values:
         return list(tensors)
     return [
@@ -52,7 +52,7 @@ def moved(tensors: Sequence[Tensor], *, values: bool) -> list[Tensor]:
 
 
 class _SayCuda(TorchFunctionMode):
-    """Tensors of another device call themselves the GPU's, and new ones are made there."""
+    """Makes tensors claim the GPU as their device, and creates new ones on the real device."""
 
     def __init__(self, device: str) -> None:
         super().__init__()
@@ -80,7 +80,7 @@ class _SayCuda(TorchFunctionMode):
         return func(*(self._real(value) for value in args), **own)
 
     def _real(self, value: Any) -> Any:
-        """The real device for the pretended one; anything else as it is."""
+        """Return the real device for the pretended one, and other values unchanged."""
         named = isinstance(value, str) and (value == "cuda" or value.startswith("cuda:"))
         if named or (isinstance(value, torch.device) and value.type == "cuda"):
             return self._device
@@ -88,14 +88,14 @@ class _SayCuda(TorchFunctionMode):
 
 
 class _Addresses:
-    """An address for each storage, the same as long as it lives."""
+    """A fixed address for each storage."""
 
     def __init__(self) -> None:
         self._known: dict[int, int] = {}
         self._count = itertools.count()
 
     def of(self, tensor: Tensor) -> int:
-        """Return the answer of `tensor.data_ptr()`."""
+        """Return the result of `tensor.data_ptr()`."""
         storage = tensor.untyped_storage()._cdata
         if storage not in self._known:
             self._known[storage] = FIRST_ADDRESS + ADDRESS_STEP * next(self._count)
@@ -125,7 +125,7 @@ def _properties(architecture: Architecture, units: int) -> Any:
 
 
 def device_answers(architecture: Architecture, units: int) -> dict[str, Any]:
-    """Return what stands in torch.cuda to describe a GPU with so many compute units."""
+    """Return the attributes of torch.cuda that describe a GPU with this many compute units."""
     properties, stream = _properties(architecture, units), _Anything()
     return {
         "is_available": lambda: True,
@@ -151,7 +151,7 @@ def device_answers(architecture: Architecture, units: int) -> dict[str, Any]:
 
 
 class _Anything:
-    """A stream or an event: takes every call, and no time passes."""
+    """A stream or an event that accepts every call."""
 
     cuda_stream = 0
 
@@ -162,12 +162,12 @@ class _Anything:
         return lambda *_, **__: None
 
     def elapsed_time(self, _: Any) -> float:
-        """Milliseconds."""
+        """Return milliseconds."""
         return 1.0
 
 
 class _Context:
-    """`with torch.cuda.device(...)`: nothing to enter."""
+    """`with torch.cuda.device(...)`, which does nothing."""
 
     def __init__(self, *_: Any) -> None:
         pass

@@ -1,7 +1,7 @@
 """Inspect what a kernel compiles to, for GPUs that this machine does not have.
 
-The candidate runs in its sandbox under a driver that launches nothing; each launch it would make
-is compiled there by Triton's own backend. The judge reads the assembly that comes back, as text.
+The candidate runs in its sandbox under a driver that only records launches. Triton's own backend
+compiles each of them there, and the judge reads the assembly text that comes back.
 """
 
 from __future__ import annotations
@@ -10,33 +10,36 @@ import contextlib
 import importlib.metadata
 import importlib.util
 import math
-import os
 from collections.abc import Sequence
 from dataclasses import asdict, replace
-from importlib import resources
 from typing import Any
 
 from ratchet.base.errors import JudgeError, KernelError, RatchetError
-from ratchet.base.process.child import Child, ChildFailure, program
+from ratchet.base.process.child import ChildFailure
 from ratchet.base.process.time_limits import Clock
-from ratchet.judge.sandbox.isolation import Sandbox, make_sandbox
-from ratchet.judge.sandbox.mechanism import isolation_name
-from ratchet.judge.sandbox.worker_modules import PROFILE_WORKER
-from ratchet.judge.static_profile import bound, kernel_facts, nvidia
-from ratchet.judge.static_profile.answers import CompiledKernel, Launch, Profile, read_profile
+from ratchet.judge.sandbox.isolation import isolation_name
+from ratchet.judge.static_profile import bound, kernel_facts
 from ratchet.judge.static_profile.dot_work import DotCounter, DotWork
+from ratchet.judge.static_profile.process import (
+    CompiledKernel,
+    Launch,
+    Profile,
+    ProfileProcess,
+    error_words,
+    hip_interface,
+    read_profile,
+)
 from ratchet.judge.workers.candidate.architectures import TARGETS, Architecture, find_architectures
 from ratchet.judge.workers.candidate.model_answer import runnable
+from ratchet.judge.workers.serving import Message
 from ratchet.kernels.kernel import Kernel, Language
 from ratchet.problems.problem import LARGEST_FIRST, Case, Problem
 
-MEMORY_BYTES = 64 << 30
-"""Address space, most of it never touched: LLVM and torch reserve much more than they use."""
-MAX_ANSWER_BYTES = 64 << 20
 TRITON_PACKAGES = ("triton", "pytorch-triton-rocm", "triton-rocm", "pytorch-triton")
-"""What the package `triton` is called, by who built it."""
+"""Names of the package `triton`, by its builder."""
 DOT_TIME_LIMIT_S = 8.0
-LEAST_TIME_S = 0.5
+Document = dict[str, Any]
+"""A profile as a JSON object (docs/how-to/inspect.md)."""
 ACTIONS = {"triton": "python", "torch": "python", "hip": "hip"}
 LOADED = """\
 import tempfile
@@ -46,7 +49,7 @@ from ratchet.judge.workers.candidate.triton_source import load_source
 folder = Path(tempfile.mkdtemp(prefix="kernel-"))
 {entry} = load_source({source!r}, {entry!r}, folder / "kernel_{target}.py")
 """
-"""Triton looks its kernels' text up in a file: a new one for each target."""
+"""Triton looks up its kernels' text in a file; each target gets a new one."""
 
 
 def inspect_kernel(
@@ -56,13 +59,13 @@ def inspect_kernel(
     *,
     case: str | None = None,
     time_limit_s: float = 180.0,
-) -> dict[str, Any]:
-    """The static profile of a kernel on each target, as a JSON object; see docs/how-to/inspect.md.
+) -> Document:
+    """Return a kernel's static profile for each target, as JSON; see docs/how-to/inspect.md.
 
     The launches are those of `case`, by default the largest timed case of the problem's largest
-    tier. What goes wrong on one target stands in its `error`. A problem with a fault has no targets
-    and a `reason`. KernelError where nothing could be compiled at all: an unknown target or case, a
-    language without GPU code, no compiler.
+    tier. A failure on one target is in its `error`. A problem with a fault has no targets and a
+    `reason`. Raises KernelError if nothing can be compiled: for an unknown target or case, a
+    language without GPU code, or a missing compiler.
     """
     architectures = find_architectures(targets)
     action = find_action(kernel.language)
@@ -74,9 +77,9 @@ def inspect_kernel(
     chosen = find_case(problem, case)
     clock = Clock.of(time_limit_s)
     counter = DotCounter(DOT_TIME_LIMIT_S)
-    with _Workers(kernel, problem, clock) as workers:
+    with contextlib.closing(ProfileProcess(clock)) as process:
         found = {
-            one.name: _target(workers, action, one, problem.cases.index(chosen), counter)
+            one.name: _target(process, _message(kernel, problem, action, one, chosen), one, counter)
             for one in architectures
         }
     has_tiers = action == "python" and problem.model is None
@@ -90,7 +93,7 @@ def inspect_kernel(
 
 
 def find_action(language: Language) -> str:
-    """Return how kernels of a language are compiled here; KernelError if nothing can."""
+    """Return the worker's action that compiles a language; raises KernelError without one."""
     action = ACTIONS.get(language)
     if action is None:
         raise KernelError(
@@ -103,8 +106,8 @@ def find_action(language: Language) -> str:
     return action
 
 
-def _document_of(kernel: Kernel, action: str, case: Case | None) -> dict[str, Any]:
-    """Return what stands in every answer."""
+def _document_of(kernel: Kernel, action: str, case: Case | None) -> Document:
+    """Return the fields of every answer."""
     return {
         "kernel": kernel.name,
         "kernel_hash": kernel.hash,
@@ -117,16 +120,16 @@ def _document_of(kernel: Kernel, action: str, case: Case | None) -> dict[str, An
     }
 
 
-def all_compiled(document: dict[str, Any]) -> bool:
-    """Return True if there is a profile on every target that was asked for."""
+def all_compiled(document: Document) -> bool:
+    """Return True if there is a profile for every target."""
     targets = document["targets"].values()
     return bool(targets) and all(one["kernels"] and not one["error"] for one in targets)
 
 
 def profile_in_verdict(
     kernel: Kernel, problem: Problem, targets: Sequence[str], clock: Clock
-) -> dict[str, Any]:
-    """The profile on AMD's targets in what is left of a verdict's time, or why there is none."""
+) -> Document:
+    """Return the profile within the rest of a verdict's time, or why there is none."""
     try:
         return inspect_kernel(kernel, problem, targets, time_limit_s=clock.left_s)
     except (RatchetError, OSError) as error:
@@ -134,7 +137,7 @@ def profile_in_verdict(
 
 
 def find_case(problem: Problem, name: str | None = None) -> Case:
-    """The case of that name; without one the largest timed case of the largest tier."""
+    """Return the case of that name, by default the largest timed case of the largest tier."""
     if name is not None:
         found = next((one for one in problem.cases if one.name == name), None)
         if found is None:
@@ -162,12 +165,12 @@ def _compiler(action: str) -> str:
 
 
 def _target(
-    workers: _Workers, action: str, architecture: Architecture, case: int, counter: DotCounter
-) -> dict[str, Any]:
-    """One target's part of the document; never raises for what the candidate did."""
-    nothing: dict[str, Any] = {"kernels": [], "bounds": [], "skipped_configs": 0}
+    process: ProfileProcess, message: Message, architecture: Architecture, counter: DotCounter
+) -> Document:
+    """Return one target's part of the document; never raises for what the candidate did."""
+    nothing: Document = {"kernels": [], "bounds": [], "skipped_configs": 0}
     try:
-        profile = workers.profile(action, architecture, case)
+        profile = read_profile(process.ask(message))
     except ChildFailure as error:
         return nothing | {"error": f"the kernel's process {error}"}
     except (JudgeError, KernelError) as error:
@@ -175,7 +178,29 @@ def _target(
     return _read(profile, architecture, counter)
 
 
-def _read(profile: Profile, architecture: Architecture, counter: DotCounter) -> dict[str, Any]:
+def _message(
+    kernel: Kernel, problem: Problem, action: str, architecture: Architecture, case: Case
+) -> Message:
+    """Return the worker's order; a kernel in Python becomes f(*tensors, scalars), from a file."""
+    if action == "python":
+        names = {"entry": kernel.entry, "source": kernel.source, "target": architecture.name}
+        loaded = replace(kernel, language="torch", source=LOADED.format(**names))
+        kernel = runnable(loaded, problem)
+    model = problem.model
+    return {
+        "do": action,
+        "kernel": kernel.as_json(),
+        "case": asdict(case),
+        "model": None if model is None else asdict(model),
+        "text": "" if model is None else problem.text,  # it draws its inputs
+        "elements": _elements(case),
+        "target": architecture.name,
+        "units": bound.compute_units(architecture.name),
+        "interface": hip_interface() if action == "hip" else "",
+    }
+
+
+def _read(profile: Profile, architecture: Architecture, counter: DotCounter) -> Document:
     kernels, works, unread = [], [], []
     for key, kernel in profile.kernels.items():
         launches = [one for one in profile.launches if one.kernel == key]
@@ -201,7 +226,7 @@ def _read(profile: Profile, architecture: Architecture, counter: DotCounter) -> 
 
 def _facts(kernel: CompiledKernel, architecture: Architecture) -> kernel_facts.KernelFacts | None:
     if architecture.backend == "cuda":
-        return nvidia.cuda_facts(kernel, architecture)
+        return kernel_facts.cuda_facts(kernel, architecture)
     return kernel_facts.amd_facts(kernel, architecture)
 
 
@@ -210,8 +235,8 @@ def _document(
     launches: Sequence[Launch],
     kept: Sequence[Launch],
     dots: Sequence[DotWork | None],
-) -> dict[str, Any]:
-    """Return what is known from the launches, without the machine code."""
+) -> Document:
+    """Return the facts from the launches, without the machine code."""
     first = next(iter([*kept, *launches]), None)
     return {
         "name": kernel.name,
@@ -238,91 +263,3 @@ def _work(
         waves=launch.programs * facts.waves_per_workgroup,
         tensor_bytes=launch.tensor_bytes,
     )
-
-
-def error_words(told: object) -> str:
-    """Return what a worker says went wrong, in one line."""
-    error = told if isinstance(told, dict) else {}
-    message = " ".join(str(error.get("message", "")).split())[:500]
-    if error.get("known") is True:
-        return message
-    return f"the entry raised {error.get('kind', '')!s:.60}: {message}"
-
-
-def hip_interface() -> str:
-    """Return the header that a HIP source may include: `ratchet_abi.h`."""
-    header = resources.files("ratchet.kernels.languages").joinpath("ratchet_abi.h")
-    return header.read_text(encoding="utf-8")
-
-
-class _Workers:
-    """The sandboxed process, made anew after it died: a compiler may abort on one target."""
-
-    def __init__(self, kernel: Kernel, problem: Problem, clock: Clock) -> None:
-        self._kernel = kernel
-        self._problem = problem
-        self._clock = clock
-        self._child: Child | None = None
-        self._sandbox: Sandbox | None = None
-
-    def __enter__(self) -> _Workers:
-        return self
-
-    def __exit__(self, *_: object) -> None:
-        self._close()
-
-    def profile(self, action: str, architecture: Architecture, case: int) -> Profile:
-        """Ask for one target; ChildFailure, JudgeError or KernelError where it fails."""
-        if self._clock.left_s < LEAST_TIME_S:
-            raise JudgeError("no time was left to compile for this target")
-        chosen, model = self._problem.cases[case], self._problem.model
-        message = {
-            "do": action,
-            "kernel": self._called(action, architecture).as_json(),
-            "case": asdict(chosen),
-            "model": None if model is None else asdict(model),
-            "text": "" if model is None else self._problem.text,  # it draws its inputs
-            "elements": _elements(chosen),
-            "target": architecture.name,
-            "units": bound.compute_units(architecture.name),
-            "interface": hip_interface() if action == "hip" else "",
-        }
-        try:
-            reply = self._started().ask(message, timeout_s=self._clock.left_s)
-        except ChildFailure:
-            self._close()
-            raise
-        if "error" in reply and "kernels" not in reply:
-            raise KernelError(error_words(reply["error"]))
-        return read_profile(reply)
-
-    def _called(self, action: str, architecture: Architecture) -> Kernel:
-        """The kernel as the worker takes it; Python's is f(*tensors, scalars), from a file."""
-        kernel = self._kernel
-        if action != "python":
-            return kernel
-        names = {"entry": kernel.entry, "source": kernel.source, "target": architecture.name}
-        loaded = replace(kernel, language="torch", source=LOADED.format(**names))
-        return runnable(loaded, self._problem)
-
-    def _started(self) -> Child:
-        if self._child is None:
-            self._sandbox = make_sandbox(
-                PROFILE_WORKER,
-                threads=len(os.sched_getaffinity(0)),
-                memory_bytes=MEMORY_BYTES,
-                time_limit_s=self._clock.left_s,
-                with_torch=True,
-            )
-            self._child = Child(
-                program(self._sandbox.command, self._sandbox.environment, kept=self._sandbox.kept),
-                max_bytes=MAX_ANSWER_BYTES,
-            )
-        return self._child
-
-    def _close(self) -> None:
-        if self._child is not None:
-            self._child.close()
-        if self._sandbox is not None:
-            self._sandbox.clean()
-        self._child = self._sandbox = None

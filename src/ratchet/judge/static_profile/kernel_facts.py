@@ -1,4 +1,4 @@
-"""Facts of one compiled AMD kernel, as JSON: registers, occupancy, instructions, widths."""
+"""Facts of one compiled kernel, as JSON: registers, occupancy, instructions, widths."""
 
 from __future__ import annotations
 
@@ -11,9 +11,9 @@ from typing import Any
 
 from ratchet.devices import matrix
 from ratchet.devices.matrix import MatrixInstruction
-from ratchet.judge.static_profile import assembly, instructions
-from ratchet.judge.static_profile.answers import CompiledKernel
+from ratchet.judge.static_profile import assembly
 from ratchet.judge.static_profile.assembly import Instruction, KernelCode
+from ratchet.judge.static_profile.process import CompiledKernel
 from ratchet.judge.workers.candidate.architectures import Architecture, occupancy
 
 F8F6F4_TYPES = {0: "fp8", 1: "fp8", 2: "fp6", 3: "fp6", 4: "fp4"}
@@ -23,16 +23,16 @@ NARROW_BITS = 32
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class KernelFacts:
-    """The facts of one kernel, and the mix of matrix instructions that its time depends on."""
+    """The facts of one kernel, and its mix of matrix instructions, for a bound on its time."""
 
     document: dict[str, Any]
     hot_matrix: list[tuple[MatrixInstruction, int]]
-    """Matrix instructions of the hottest part whose cycles are known, with their numbers."""
+    """Matrix instructions of the hottest part with known cycles, and their counts."""
     waves_per_workgroup: int
 
 
 def amd_facts(kernel: CompiledKernel, architecture: Architecture) -> KernelFacts | None:
-    """The facts; None where the assembly has no kernel of this name."""
+    """Return an AMD kernel's facts; None if the assembly has no kernel of this name."""
     codes = assembly.parse(kernel.texts.get("amdgcn", ""))
     code = next((one for one in codes if one.name == kernel.name), None)
     if code is None:
@@ -70,7 +70,7 @@ def amd_facts(kernel: CompiledKernel, architecture: Architecture) -> KernelFacts
 
 
 def _waves(kernel: CompiledKernel, code: KernelCode, architecture: Architecture) -> int:
-    """Waves of a workgroup: Triton's warps, or what a HIP kernel may be launched with at most."""
+    """Return the waves of a workgroup: Triton's warps, or the most for a HIP kernel."""
     if kernel.num_warps is not None:
         return kernel.num_warps
     threads = code.number("max_flat_workgroup_size") or architecture.wavefront_size
@@ -78,24 +78,20 @@ def _waves(kernel: CompiledKernel, code: KernelCode, architecture: Architecture)
 
 
 def _mix(body: Sequence[Instruction]) -> dict[str, int]:
-    counts = Counter(instructions.class_of(one.name) for one in body)
-    return {"total": len(body)} | {name: counts[name] for name in instructions.CLASSES}
+    counts = Counter(assembly.class_of(one.name) for one in body)
+    return {"total": len(body)} | {name: counts[name] for name in assembly.CLASSES}
 
 
 def _widths(body: Sequence[Instruction], kind: str) -> dict[str, int]:
-    """Count the instructions by the bits that they move a lane."""
-    moved = [
-        instructions.access_bits(one.name)
-        for one in body
-        if instructions.class_of(one.name) == kind
-    ]
+    """Count the instructions by the bits that each lane moves."""
+    moved = [assembly.access_bits(one.name) for one in body if assembly.class_of(one.name) == kind]
     counts = Counter(bits for bits in moved if bits is not None)
     return {str(bits): counts[bits] for bits in sorted(counts)}
 
 
 def _waits(body: Sequence[Instruction]) -> dict[str, int]:
     waits = [one for one in body if one.name.startswith("s_wait")]
-    drains = [one for one in waits if instructions.drains(one.name, one.operands)]
+    drains = [one for one in waits if assembly.drains(one.name, one.operands)]
     return {
         "total": len(waits),
         "in_loops": sum(one.depth > 0 for one in waits),
@@ -105,11 +101,11 @@ def _waits(body: Sequence[Instruction]) -> dict[str, int]:
 
 
 def _matrix_rows(body: Sequence[Instruction], architecture: Architecture) -> list[dict[str, Any]]:
-    """Each matrix instruction once, with its number, shape and cycles."""
+    """Return each matrix instruction once, with its count, shape and cycles."""
     counts: Counter[tuple[str, str]] = Counter()
     in_loops: Counter[tuple[str, str]] = Counter()
     for one in body:
-        if instructions.class_of(one.name) == "matrix":
+        if assembly.class_of(one.name) == "matrix":
             key = (one.name, _input_type(one))
             counts[key] += 1
             in_loops[key] += one.depth > 0
@@ -136,12 +132,12 @@ def _matrix_row(row: MatrixInstruction) -> dict[str, Any]:
 
 
 def bare_name(name: str) -> str:
-    """The instruction without the encoding that an assembler may add to its name."""
+    """Return an instruction's name without the encoding that an assembler may add."""
     return re.sub(r"_(e32|e64|vop3p)$", "", name)
 
 
 def _input_type(one: Instruction) -> str:
-    """The input type of the instructions whose operands say it; "" for all others."""
+    """Return the input type of an instruction whose operands tell it, else ""."""
     if "f8f6f4" not in one.name:
         return ""
     fields = dict(re.findall(r"(cbsz|blgp):(\d)", one.operands))
@@ -161,7 +157,7 @@ def _known(
 
 
 def mca_summary(answer: dict[str, Any]) -> dict[str, Any]:
-    """Cycles and the busiest resource from llvm-mca's JSON, or why there are none."""
+    """Return cycles and the busiest resource from llvm-mca's JSON, or why there are none."""
     if not answer:
         return {"error": "not run"}
     if "json" not in answer:
@@ -209,3 +205,56 @@ def _notes(document: dict[str, Any]) -> list[str]:
         total = sum(loads.values())
         notes.append(f"{narrow} of {total} global loads move under {NARROW_BITS} bits a lane")
     return notes
+
+
+PTX_INSTRUCTION = re.compile(r"^\s*(?:@!?%\w+\s+)?([a-z][\w.:]*)[\s;]", re.MULTILINE)
+PTX_MATRIX = ("mma.", "wgmma.mma_async", "tcgen05.mma")
+PTX_BITS = re.compile(r"\.[bsuf](8|16|32|64|128)$")
+
+
+def cuda_facts(kernel: CompiledKernel, architecture: Architecture) -> KernelFacts | None:
+    """Return an NVIDIA kernel's facts from its PTX and `ptxas -v`; None without PTX."""
+    ptx = kernel.texts.get("ptx")
+    if not ptx or kernel.num_warps is None:
+        return None
+    log = kernel.texts.get("ptxas", "")
+    registers, spills = _after("Used", "registers", log), _after("", "bytes spill stores", log)
+    lds = max(kernel.shared_bytes, _after("", "bytes smem", log))
+    found = occupancy(
+        architecture, vgprs=registers, lds_bytes=lds, workgroup_waves=kernel.num_warps
+    )
+    names = PTX_INSTRUCTION.findall(ptx)
+    document: dict[str, Any] = {
+        "registers": registers or None,
+        "spills": spills // 4,
+        "spill_bytes": spills,
+        "lds_bytes": lds,
+        "occupancy_waves": found.waves_per_simd if registers else None,
+        "occupancy_limit": found.limit if registers else None,
+        "max_waves": architecture.max_waves_per_simd,
+        "instructions": {"total": len(names)},
+        "matrix_instructions": [
+            {"name": name, "count": count}
+            for name, count in Counter(n for n in names if n.startswith(PTX_MATRIX)).items()
+        ],
+        "global_load_bits": _ptx_widths(names, "ld.global"),
+        "global_store_bits": _ptx_widths(names, "st.global"),
+        "notes": [] if log else ["ptxas is missing: registers and spills are not known"],
+    }
+    return KernelFacts(document=document, hot_matrix=[], waves_per_workgroup=kernel.num_warps)
+
+
+def _after(before: str, unit: str, log: str) -> int:
+    found = re.search(rf"{before}\s*(\d+) {unit}", log)
+    return int(found.group(1)) if found else 0
+
+
+def _ptx_widths(names: list[str], kind: str) -> dict[str, int]:
+    """Count the instructions by the bits that each thread moves."""
+    counts: Counter[int] = Counter()
+    for name in names:
+        bits = PTX_BITS.search(name)
+        if name.startswith(kind) and bits:
+            vector = re.search(r"\.v(\d)", name)
+            counts[int(bits.group(1)) * (int(vector.group(1)) if vector else 1)] += 1
+    return {str(bits): counts[bits] for bits in sorted(counts)}

@@ -1,6 +1,6 @@
-"""Programs that read a candidate's code beside Triton: llvm-mca, clang or hipcc, ptxas.
+"""Programs other than Triton that read a candidate's code: llvm-mca, clang or hipcc, ptxas.
 
-They run in the sandbox of the candidate, since its source may be made to fool or break them.
+They run in the candidate's sandbox, since its source may be made to fool or break them.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ HEADERS = Path(__file__).parent / "headers"
 TOOL_TIMEOUT_S = 60.0
 TRIPLE = "amdgcn-amd-amdhsa"
 REFUSALS = ("not a recognized processor", "unable to get target")
-"""What an LLVM says that is too old for a GPU, or was built without AMD's."""
+"""Messages of an LLVM that is too old for a GPU, or was built without AMD's backend."""
 MCA_ITERATIONS = 20
 MAX_MCA_INSTRUCTIONS = 4000
 MAX_OUTPUT_BYTES = 1 << 20
@@ -33,12 +33,12 @@ REJECTED = re.compile(r"^[^:\n]*:(\d+):\d+: error:", re.MULTILINE)
 
 
 def find_tool(name: str) -> str | None:
-    """The newest `name` or `name-NN` of LLVM on this machine, ROCm's own first."""
+    """Return the newest `name` or `name-NN` of LLVM on this machine, ROCm's first; or None."""
     return next(_installed(name), None)
 
 
 def _installed(name: str) -> Iterator[str]:
-    """Every `name` and `name-NN` on this machine: ROCm's, then by version, the newest first."""
+    """Yield every `name` and `name-NN` on this machine: ROCm's, then the newest version first."""
     for folder in ROCM_FOLDERS:
         if found := shutil.which(name, path=folder):
             yield found
@@ -48,7 +48,7 @@ def _installed(name: str) -> Iterator[str]:
 
 
 def find_mca(architecture: Architecture) -> str | None:
-    """The newest llvm-mca on this machine that knows the architecture."""
+    """Return the newest llvm-mca on this machine that knows the architecture, or None."""
     return next((one for one in _installed("llvm-mca") if _knows(one, architecture.name)), None)
 
 
@@ -61,7 +61,7 @@ def _knows(program: str, target: str) -> bool:
 def run_mca(
     architecture: Architecture, body: Sequence[Instruction], folder: Path
 ) -> dict[str, Any]:
-    """Run llvm-mca on a straight run through `body`: its JSON, or why there is none."""
+    """Run llvm-mca on `body` in straight order; return its JSON, or why there is none."""
     program = find_mca(architecture)
     if program is None:
         installed = ", ".join(Path(one).name for one in _installed("llvm-mca"))
@@ -86,7 +86,7 @@ def run_mca(
 
 
 def _readable(one: Instruction) -> tuple[str, bool] | None:
-    """The line for llvm-mca, and whether another stands in for it; None for one that ends it.
+    """Return the line for llvm-mca, and whether it is a stand-in; None for an unreadable access.
 
     llvm-mca 19 overruns its memory on every buffer access. A global access of the same width and
     registers takes the same unit for as long.
@@ -109,7 +109,7 @@ def _mca(
 
 
 def compile_hip(source: Path, architecture: Architecture, macros: Sequence[str]) -> str:
-    """The assembly of a HIP source; KernelError with the compiler's first error."""
+    """Return the assembly of a HIP source; raises KernelError with the first error."""
     common = [f"--offload-arch={architecture.name}", "--offload-device-only", "-S", "-O3"]
     common += [*macros, "-o", str(source.with_suffix(".s"))]
     if hipcc := find_tool("hipcc"):
@@ -129,9 +129,9 @@ TOO_OLD = "does not know"
 
 
 def build_hip(source: Path, architecture: Architecture, macros: Sequence[str]) -> tuple[str, bytes]:
-    """The assembly of a HIP source's kernels, and a library of its host code, for the emulator.
+    """Return the assembly of a HIP source's kernels, and a library of its host code, to emulate.
 
-    KernelError with the compiler's first error. hipcc will not do: its host code wants ROCm.
+    Raises KernelError with the first error. hipcc cannot be used: its host code needs ROCm.
     """
     clang = find_tool("clang")
     if clang is None:
@@ -141,7 +141,7 @@ def build_hip(source: Path, architecture: Architecture, macros: Sequence[str]) -
     library = folder / "host.so"
     common = ["-x", "hip", "-nogpulib", "-nogpuinc", f"-I{HEADERS}", "-std=c++17"]
     common += [f"--offload-arch={architecture.name}", *macros, str(source)]
-    lines = "-gline-tables-only"  # a fault names its line
+    lines = "-gline-tables-only"  # so a fault names its line
     commands = [
         [clang, "--offload-device-only", "-S", "-O3", lines, "-o", str(assembly), *common],
         [clang, "--offload-host-only", "-c", "-O2", "-fPIC", "-o", str(made[0]), *common],
@@ -160,7 +160,7 @@ def build_hip(source: Path, architecture: Architecture, macros: Sequence[str]) -
 
 
 def run_ptxas(ptx: str, folder: Path) -> str:
-    """Return what `ptxas -v` says of registers, shared memory and spills; "" if it fails."""
+    """Return the report of `ptxas -v` on registers, shared memory and spills; "" if it fails."""
     import triton
 
     program = Path(triton.__file__).parent / "backends" / "nvidia" / "bin" / "ptxas"

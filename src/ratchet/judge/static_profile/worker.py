@@ -1,7 +1,7 @@
-"""The worker of the static profile: runs a candidate where nothing launches, and compiles for GPUs.
+"""The worker of the static profile: it runs a candidate without launches, and compiles for GPUs.
 
-Inside the sandbox; it may be lied to or killed by the candidate it runs, so the judge takes what
-it says as a description and never as evidence that a kernel is right or fast.
+It runs inside the sandbox, where the candidate can deceive or kill it. So the judge takes its
+answers as a description, never as evidence that a kernel is right or fast.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ from ratchet.judge.sandbox.confine import confine
 from ratchet.judge.static_profile import assembly, tools
 from ratchet.judge.workers.candidate.architectures import ARCHITECTURES, Architecture
 from ratchet.judge.workers.candidate.fake_driver import CompiledTexts, FakeDriver
-from ratchet.judge.workers.serving import Reply, describe_error, serve
+from ratchet.judge.workers.serving import Message, Reply, describe_error, serve
 from ratchet.kernels.kernel import Kernel
 from ratchet.problems.case import Case, ModelForm, case_from_json, model_from_json
 
@@ -28,11 +28,11 @@ if TYPE_CHECKING:
     from torch import Tensor
 
 ENVIRONMENT = {
-    "TRITON_DISABLE_LINE_INFO": "1",  # line tables double the text and say nothing here
+    "TRITON_DISABLE_LINE_INFO": "1",  # line tables double the text and are not used
     "TRITON_ALWAYS_COMPILE": "0",
 }
 MAX_ELEMENTS_WITH_VALUES = 1 << 26
-"""Inputs up to this size are drawn for an entry that reads them on the host."""
+"""Inputs up to this size are drawn for an entry that reads values on the host."""
 
 
 class ProfileWorker:
@@ -42,17 +42,17 @@ class ProfileWorker:
         self._folder = Path(tempfile.mkdtemp(prefix="profile-"))
         os.environ.update(ENVIRONMENT, TRITON_CACHE_DIR=str(self._folder / "triton"))
 
-    def answer(self, message: dict[str, Any], _: list[int]) -> Reply:
+    def answer(self, message: Message, _: list[int]) -> Reply:
         """Do what the judge asks."""
-        actions: dict[str, Callable[[dict[str, Any]], dict[str, Any]]] = {
+        actions: dict[str, Callable[[Message], Message]] = {
             "python": self._python,
             "hip": self._hip,
             "build_hip": self._build_hip,
         }
         return actions[message["do"]](message), []
 
-    def _python(self, message: dict[str, Any]) -> dict[str, Any]:
-        """Call the entry on one case, with a driver that takes the launches down."""
+    def _python(self, message: Message) -> Message:
+        """Call the entry on one case, with a driver that records the launches."""
         architecture = ARCHITECTURES[message["target"]]
         driver = _install_driver(architecture, message["units"])
         error = self._attempt(message, architecture, values=False)
@@ -69,16 +69,16 @@ class ProfileWorker:
         }
 
     def _attempt(
-        self, message: dict[str, Any], architecture: Architecture, *, values: bool
+        self, message: Message, architecture: Architecture, *, values: bool
     ) -> BaseException | None:
-        """Return what the entry raised, if anything: the candidate's own error."""
+        """Return the entry's exception, if it raised one."""
         try:
             self._call(message, architecture, values=values)
         except (Exception, SystemExit) as raised:
             return raised
         return None
 
-    def _call(self, message: dict[str, Any], architecture: Architecture, *, values: bool) -> None:
+    def _call(self, message: Message, architecture: Architecture, *, values: bool) -> None:
         from ratchet.judge.static_profile import fake_device
 
         case, form = case_from_json(message["case"]), model_from_json(message["model"])
@@ -88,7 +88,7 @@ class ProfileWorker:
             entry = _load(Kernel.from_json(message["kernel"]), is_model=form is not None)
             entry(*inputs, case.scalars)
 
-    def _hip_source(self, message: dict[str, Any]) -> tuple[Path, Architecture, list[str]]:
+    def _hip_source(self, message: Message) -> tuple[Path, Architecture, list[str]]:
         architecture = ARCHITECTURES[message["target"]]
         kernel = Kernel.from_json(message["kernel"])
         source = self._folder / f"kernel_{architecture.name}.hip"
@@ -96,11 +96,11 @@ class ProfileWorker:
         (self._folder / "ratchet_abi.h").write_text(message["interface"])
         return source, architecture, [f"-D{key}={value}" for key, value in kernel.schedule]
 
-    def _build_hip(self, message: dict[str, Any]) -> dict[str, Any]:
+    def _build_hip(self, message: Message) -> Message:
         text, library = tools.build_hip(*self._hip_source(message))
         return {"assembly": text, "host": base64.b64encode(library).decode()}
 
-    def _hip(self, message: dict[str, Any]) -> dict[str, Any]:
+    def _hip(self, message: Message) -> Message:
         source, architecture, macros = self._hip_source(message)
         text = tools.compile_hip(source, architecture, macros)
         found = {}
@@ -111,7 +111,7 @@ class ProfileWorker:
         return {"kernels": found, "launches": [], "skipped_configs": 0, "error": None}
 
     def _read_on(self, architecture: Architecture, kernel: dict[str, Any]) -> None:
-        """Add what other programs say of a compiled kernel."""
+        """Add the reports of other programs on a compiled kernel."""
         texts = kernel["texts"]
         codes = assembly.parse(texts.get("amdgcn", ""))
         body = next((code for code in codes if code.name == kernel["name"]), None)
@@ -122,11 +122,11 @@ class ProfileWorker:
 
 
 def _load(kernel: Kernel, *, is_model: bool) -> Callable[..., Any]:
-    """The entry as f(*tensors, scalars), read anew for each target: an autotuner remembers."""
+    """Load the entry as f(*tensors, scalars), for each target anew: an autotuner remembers."""
     import torch
 
     namespace: dict[str, Any] = {"__name__": "candidate"}
-    # A model's parameters must lie where the state that replaces them lies.
+    # A model's parameters must be on the device of the state that replaces them.
     with torch.device("cuda") if is_model else contextlib.nullcontext():
         exec(compile(kernel.source, "candidate.py", "exec"), namespace)
     entry: Callable[..., Any] = namespace[kernel.entry]
@@ -134,7 +134,7 @@ def _load(kernel: Kernel, *, is_model: bool) -> Callable[..., Any]:
 
 
 def _inputs(case: Case, form: ModelForm | None, text: str, *, values: bool) -> list[Tensor]:
-    """The inputs of a case; without values they take no memory, however large.
+    """Return the inputs of a case; without values they take no memory.
 
     `text` is the file of a model, which draws its inputs.
     """
@@ -168,13 +168,13 @@ def _install_driver(architecture: Architecture, units: int) -> FakeDriver:
     triton.runtime.driver.set_active(driver)
     triton.testing.do_bench = driver.benchmark
     triton.testing.do_bench_cudagraph = driver.benchmark
-    # Triton keeps a device's limit on shared memory: without this all targets have the first one's.
+    # Triton caches a device's limit on shared memory: all targets would have the first one's.
     triton.compiler.compiler.max_shared_mem.cache_clear()
     return driver
 
 
 def main() -> None:
-    """Confine this process, then serve the judge: arguments are the limits and the channel."""
+    """Confine this process, then serve the judge; argv holds the limits and the channel."""
     channel = inherited(int(sys.argv[2]))
     confine(sys.argv[1])
     serve(channel, ProfileWorker().answer)

@@ -1,6 +1,6 @@
 """An arm in a process of its own: started by name, timed by the parent's clock, stopped when idle.
 
-The judge knows no workload. It is given `module:function` and JSON arguments, and starts
+The judge knows no workload. It gets `module:function` and JSON arguments, and starts
 `python -m ratchet.judge.workers.arm`, which builds the object and runs its steps.
 """
 
@@ -27,7 +27,7 @@ from ratchet.measure.arm import Timing
 WORKER = "ratchet.judge.workers.arm"
 TORN = re.compile(r"(/[^\s:]+\.so): (?:file too short|invalid ELF header)")
 TORN_LIBRARIES = 3
-"""Libraries that are removed before an arm's first answer."""
+"""Damaged libraries that are removed before an arm's first answer."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -36,28 +36,28 @@ class ArmSpec:
 
     name: str
     factory: str
-    """`module:function`; called in the new process, returns an object with `step(iterations)`
-    and `describe()`, and other methods that it lists in `calls`."""
+    """`module:function`, called in the new process. It returns an object with `step(iterations)`,
+    `describe()`, and other methods that it lists in `calls`."""
     arguments: Mapping[str, Any] = field(default_factory=dict)
     environment: Mapping[str, str] = field(default_factory=dict)
-    """Laid over this process's environment; an empty value takes the variable away."""
+    """Added to this process's environment; an empty value removes a variable."""
     title: str = ""
-    """What messages call it; its name if empty."""
+    """Its name in messages, by default `name`."""
     python: str = ""
-    """Another interpreter to run it; it needs Ratchet's own dependencies."""
+    """Another interpreter to run it, which needs Ratchet's dependencies."""
     start_timeout_s: float = 600.0
     call_timeout_s: float = 600.0
     deadline_s: float = math.inf
-    """On the clock of `time.monotonic`: no wait for the arm is longer."""
+    """On the clock of `time.monotonic`: the end of every wait for the arm."""
 
 
 class ArmProcess:
     """A running arm. Implements `measure.arm.Arm`; use it as a context manager.
 
-    Every failure is an ArmFailure that names the arm, except a RatchetError raised by the factory
-    or a call, which comes back as itself. After an arm has died only `close` is of use. The process
-    dies with the thread that started it. `deadline_s` may be moved: whatever still waits then is a
-    DeadlinePassed, and the arm is ended.
+    Every failure is an ArmFailure that names the arm, except a RatchetError of the factory or a
+    call, which is raised as it is. After an arm has died, only call `close`. The process dies with
+    the thread that started it. `deadline_s` may be changed: a wait that passes it raises
+    DeadlinePassed and ends the arm.
     """
 
     def __init__(self, spec: ArmSpec) -> None:
@@ -68,12 +68,12 @@ class ArmProcess:
         self.steps = 0
         """Steps that this process was asked to run."""
         self.identity = ""
-        """A name of this process that no other has, on any machine."""
+        """A name that no other process on any machine has."""
         self._began_s = 0.0
         self._child: Child | None = None
         self._asked: dict[str, Any] = {}
         self._chances = TORN_LIBRARIES
-        """Starts that are left until the first answer, if torch's cache is damaged."""
+        """Restarts left until the first answer, if torch's cache is damaged."""
 
     @property
     def name(self) -> str:
@@ -82,12 +82,12 @@ class ArmProcess:
 
     @property
     def title(self) -> str:
-        """Return what a person reads as the arm's name."""
+        """The arm's name in messages."""
         return self.spec.title or self.spec.name
 
     @property
     def pid(self) -> int | None:
-        """The worker's process id, or None when it is not running."""
+        """The worker's process id, or None if it is not running."""
         return self._child.pid if self._child else None
 
     def __enter__(self) -> ArmProcess:
@@ -97,13 +97,13 @@ class ArmProcess:
         self.close()
 
     def start(self) -> ArmProcess:
-        """Start the worker and build the arm in it; `setup_time_s` is how long that took."""
+        """Start the worker and build the arm in it; `setup_time_s` is the time that this took."""
         self.begin_start()
         self.finish_start()
         return self
 
     def begin_start(self) -> None:
-        """Start the worker and have it build the arm; `finish_start` waits for that."""
+        """Start the worker and let it build the arm; `finish_start` waits for that."""
         self._began_s, self.identity = time.perf_counter(), uuid.uuid4().hex
         try:
             command = partial(worker_command, python=self.spec.python or sys.executable)
@@ -118,7 +118,7 @@ class ArmProcess:
             raise
 
     def finish_start(self) -> None:
-        """Wait until the arm is built; what it raised there is raised here."""
+        """Wait until the arm is built; raises what it raised there."""
         try:
             self._receive("start", self.spec.start_timeout_s)
         except BaseException:
@@ -127,42 +127,42 @@ class ArmProcess:
         self.setup_time_s = time.perf_counter() - self._began_s
 
     def describe(self) -> dict[str, Any]:
-        """Return what the arm says of itself (JSON)."""
+        """Return the arm's description of itself (JSON)."""
         value = self._ask(self.spec.call_timeout_s, do="describe")["value"]
         if not isinstance(value, dict):
             raise ArmFailure(f"arm '{self.title}': describe() gave no dict but {value!r}")
         return value
 
     def run(self, iterations: int) -> Timing:
-        """Run `iterations` steps; wall time by this process's clock, CPU time by the worker's."""
+        """Run steps; return wall time by this process's clock, and CPU time by the worker's."""
         self.begin_run(iterations)
         return self.finish_run()
 
     def begin_run(self, iterations: int) -> None:
-        """Have it run steps; `finish_run` waits for them."""
+        """Let it run steps; `finish_run` waits for them."""
         self.steps += iterations
         self._began_s = time.perf_counter()
         self._asked = {"do": "run", "iterations": iterations}
         self._send(**self._asked)
 
     def finish_run(self) -> Timing:
-        """Wait for the steps that `begin_run` asked for, and time them from there."""
+        """Wait for the steps of `begin_run`, timed from there."""
         reply = self._answer()
         wall_time_s = time.perf_counter() - self._began_s
         return Timing(wall_time_s=wall_time_s, cpu_time_s=float(reply["cpu_time_s"]))
 
     def call(self, method: str, **arguments: Any) -> Any:
-        """Call one of the methods that the arm lists in `calls`; JSON in, JSON out."""
+        """Call a method that the arm lists in `calls`; arguments and result are JSON."""
         self.begin_call(method, **arguments)
         return self.finish_call()
 
     def begin_call(self, method: str, **arguments: Any) -> None:
-        """Have it call a method; `finish_call` waits for the answer."""
+        """Let it call a method; `finish_call` waits for the answer."""
         self._asked = {"do": "call", "method": method, "arguments": arguments}
         self._send(**self._asked)
 
     def finish_call(self) -> Any:
-        """The answer to `begin_call`."""
+        """Return the answer to `begin_call`."""
         return self._answer()["value"]
 
     def pause(self) -> None:
@@ -179,7 +179,7 @@ class ArmProcess:
         self.paused = False
 
     def output(self) -> str:
-        """The end of what the worker printed (at most 16 KiB)."""
+        """Return the end of the worker's output (at most 16 KiB)."""
         return self._child.output() if self._child else ""
 
     def close(self) -> None:
@@ -194,11 +194,11 @@ class ArmProcess:
         return self._child
 
     def _answer(self) -> dict[str, Any]:
-        """Wait for the answer to what was asked last.
+        """Wait for the answer to the last message.
 
         torch writes a compiled library in place. A process that is killed meanwhile leaves a part
-        of it in the cache, and each later one fails on it. Such a library is removed. If the arm
-        had not answered anything yet, it starts again and is asked again.
+        of it in the cache, on which each later process fails. Such a library is removed. If the arm
+        has not answered yet, it is started again and gets the message again.
         """
         while True:
             try:
@@ -249,7 +249,7 @@ class ArmProcess:
 
 
 def remove_torn_library(message: str) -> bool:
-    """Remove a library of torch's cache that could not be loaded; False if none is named."""
+    """Remove a library of torch's cache that a message calls damaged; return False without one."""
     found = TORN.search(message)
     if found is None:
         return False
@@ -266,15 +266,15 @@ def remove_torn_library(message: str) -> bool:
 
 
 def worker_command(channel: int, *, python: str = sys.executable) -> list[str]:
-    """The command line of an arm's worker."""
+    """Return the command line of an arm's worker."""
     return [python, "-P", "-m", WORKER, str(channel), str(os.getpid())]
 
 
 def worker_environment(spec: ArmSpec) -> dict[str, str]:
-    """The environment of a worker: ours, the overlay, and our own import path."""
+    """Return a worker's environment: ours, the arm's own, and our import path."""
     dropped = {key for key, value in spec.environment.items() if value == ""}
     path = {"RATCHET_IMPORT_PATH": import_path()}
-    if spec.python:  # its packages are its own; only Ratchet itself is lent
+    if spec.python:  # it has its own packages, and only borrows Ratchet
         home = Path(__file__).parents[3]
         lent = "" if home.name.endswith("-packages") else str(home)
         both = filter(None, [spec.environment.get("PYTHONPATH"), lent])
@@ -284,12 +284,12 @@ def worker_environment(spec: ArmSpec) -> dict[str, str]:
 
 
 def import_path() -> str:
-    """Return the import path of this process, for a worker to append to its own."""
+    """Return this process's import path, for a worker to append to its own."""
     return os.pathsep.join(entry or os.getcwd() for entry in sys.path)
 
 
 def raise_worker_error(name: str, error: Any) -> NoReturn:
-    """Raise what a worker reported: Ratchet's own errors as themselves, others as ArmFailure."""
+    """Raise a worker's error: one of Ratchet's as it is, any other as ArmFailure."""
     if not isinstance(error, dict):
         raise ArmFailure(f"arm '{name}' answered nonsense: {error!r}")
     kind, message = str(error.get("kind", "")), " ".join(str(error.get("message", "")).split())

@@ -2,7 +2,7 @@
 
 The format: eight bytes of header length (little endian), a JSON header that gives each tensor's
 dtype, shape and byte range, then the bytes (https://github.com/huggingface/safetensors, "Format").
-safetensors' own numpy reader does not know bfloat16, hence this one.
+safetensors' own numpy reader does not know bfloat16.
 """
 
 from __future__ import annotations
@@ -34,7 +34,7 @@ class Entry:
 
 
 class GradientFile:
-    """The gradients of one step, by parameter name; a damaged file is a JudgeError."""
+    """The gradients of one step, by parameter name. Raises JudgeError for a damaged file."""
 
     def __init__(self, path: Path) -> None:
         self._path = path
@@ -49,7 +49,7 @@ class GradientFile:
             ) from error
 
     def read(self, name: str) -> NDArray[np.float64]:
-        """One gradient as a flat fp64 array."""
+        """Return one gradient as a flat fp64 array."""
         entry = self.entries[name]
         raw = self._bytes[entry.begin : entry.end]
         if entry.dtype == "BF16":
@@ -65,7 +65,7 @@ def _entries(data: mmap.mmap) -> dict[str, Entry]:
         raise ValueError(f"the header claims {length} bytes")
     header = json.loads(data[8 : 8 + length])
     if not isinstance(header, dict):
-        raise ValueError("the header is no JSON object")
+        raise ValueError("the header is not a JSON object")
     start = 8 + length
     return {
         name: _entry(fields, start, len(data))
@@ -78,7 +78,7 @@ def _entry(fields: dict[str, Any], start: int, size: int) -> Entry:
     dtype, shape = fields["dtype"], tuple(int(extent) for extent in fields["shape"])
     begin, end = (start + int(offset) for offset in fields["data_offsets"])
     if dtype not in ITEM_BYTES:
-        raise ValueError(f"dtype {dtype} is no gradient's dtype")
+        raise ValueError(f"dtype {dtype} is not a gradient's dtype")
     if not start <= begin <= end <= size or end - begin != ITEM_BYTES[dtype] * math.prod(shape):
         raise ValueError("a tensor's bytes do not match its shape")
     return Entry(dtype=dtype, shape=shape, begin=begin, end=end)

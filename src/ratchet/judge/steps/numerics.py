@@ -3,11 +3,11 @@
 Gradients are judged for each parameter against a reference of higher precision, in two ways:
 
 * the relative error in norm is at most twice that of the baseline's precision;
-* the error's component along the reference (a scale that is off) lies between zero and the
-  baseline's own, give or take its noise. In bf16 the norm is off by 0.6-1.5 % in each parameter
-  although the arithmetic is honest, so a layer whose gradient is 1 % too large hides in it; the
-  component along the reference is a sum over all elements and is five to ten times quieter. Where
-  tokens change experts, its noise is that of the few parts that the baseline's error consists of.
+* the error's component along the reference (a wrong scale) lies between zero and the baseline's
+  own, within its noise. Honest bf16 arithmetic is off by 0.6-1.5 % in norm in each parameter, so a
+  gradient that is 1 % too large hides in it. The component along the reference is a sum over all
+  elements and is five to ten times quieter. If tokens change experts, its noise is that of the few
+  parts that make up the baseline's error.
 """
 
 from __future__ import annotations
@@ -24,42 +24,42 @@ from ratchet.base.errors import JudgeError
 from ratchet.judge.steps.gradients import GradientFile
 
 ERROR_FACTOR = 2.0
-"""How much more error than the baseline's precision a parameter may have."""
+"""A parameter may have this many times the error of the baseline's precision."""
 
 FP32_FLOOR = 1e-4
-"""Relative error that is never held against an arm: two honest fp32 gradients differ by the order
-of their sums. A sum of n signed terms is off by about eps * sqrt(n) relative to its value; with eps
-6e-8, n a few thousand tokens, and some tens of such sums behind a gradient, that is 1e-6 to 2e-5
-(9e-7 was measured on a four-layer transformer against fp64). A planted 1 % is 100 times this."""
+"""Relative error that is always allowed: two honest fp32 gradients differ by the order of their
+sums. A sum of n signed terms is off by about eps * sqrt(n) relative to its value. With eps 6e-8, n
+a few thousand tokens, and some tens of such sums behind a gradient, that is 1e-6 to 2e-5 (9e-7 was
+measured on a four-layer transformer against fp64). A planted 1 % is 100 times this."""
 
 ABSOLUTE_FLOOR = 1e-5
-"""The same for gradients that are zero but for rounding (a key's bias in attention, an expert that
-got no token), in units of the root mean square over all elements of all parameters."""
+"""The same for gradients that are zero except for rounding (a key's bias in attention, an expert
+without tokens), in units of the root mean square over all elements of all parameters."""
 
 NOISE_ERROR = 0.5
-"""A parameter whose baseline error is above this holds rounding noise only; it may grow tenfold."""
+"""A parameter with a larger baseline error only holds rounding noise, which may grow tenfold."""
 NOISE_FACTOR = 10.0
 
 SCALE_NOISE = 0.15
 """Least ratio assumed of scale error to error in norm. Measured over the 38 parameters of a
 four-layer transformer: root mean square 0.17 under bf16 autocast, 0.21 in pure bf16."""
 COARSE_ERROR, MOST_PARTS = 0.05, 64
-"""A matrix with a baseline error above this, and this many rows or columns at most, may be off by a
-few tokens that went to another expert. Each adds a part of rank one, and so few parts average less
-than roundings do. Measured for the router of the last layer of moe-42m, error 11 %: ratios of -0.40
-to +0.32 in seven honest ways to run the step, where the parts say 0.27."""
+"""A matrix with a larger baseline error, and at most this many rows or columns, may be off by a few
+tokens that went to another expert. Each adds a part of rank one, and so few parts average less than
+roundings do. Measured for the router of the last layer of moe-42m, error 11 %: ratios of -0.40 to
++0.32 in seven honest ways to run the step, where the parts give 0.27."""
 MOST_OF_PARTS = 0.8
-"""Of the baseline's error: the most that parts may add to where a scale may lie."""
+"""Share of the baseline's error by which parts may widen a scale's interval at most."""
 SCALE_FACTOR = 2.5
-"""How many times its usual noise a scale may lie outside of zero to the baseline's own."""
+"""A scale may lie this many times its usual noise outside of zero to the baseline's own."""
 
 FINAL_STEPS = 10
 MIN_LOSS_WIDTH = 1e-3
 """The seed interval is widened by at least this share of the loss on each side."""
 MEMORISED = 0.05
-"""Share of its first loss below which a copy has memorised its batches. What is left then varies by
-its own size from seed to seed: 0.007 to 0.016 for a vision transformer in fp32 that began at 2.3,
-and 0.007 to 0.031 with bf16 weights."""
+"""Share of its first loss below which a copy has memorised its batches. The rest then varies by its
+own size from seed to seed: 0.007 to 0.016 for a vision transformer in fp32 that began at 2.3, and
+0.007 to 0.031 with bf16 weights."""
 LEARNED = 0.01
 """Least widening of such an interval, as a share of the first loss."""
 
@@ -77,18 +77,18 @@ class ParameterCheck:
     baseline_scale: float
     allowed_scale: tuple[float, float]
     problem: str = ""
-    """Why it was not compared at all: missing, extra, another shape, not finite."""
+    """Why it was not compared: missing, extra, another shape, not finite."""
 
     @property
     def ratio(self) -> float:
-        """Measured over allowed, the worse of the two checks; passes up to 1."""
+        """Measured over allowed, the worse of both checks; passes up to 1."""
         if self.problem:
             return math.inf
         return max(_ratio(self.error, self.allowed_error), self.scale_ratio)
 
     @property
     def scale_ratio(self) -> float:
-        """The scale error over the side of the allowed interval on which it lies."""
+        """The scale error over its side of the allowed interval."""
         return _ratio(abs(self.scale), abs(self.allowed_scale[1 if self.scale > 0 else 0]))
 
 
@@ -121,7 +121,7 @@ class LossCheck:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class _Measured:
-    """Norms and projections of one parameter before any limit is known."""
+    """Norms and projections of one parameter."""
 
     name: str
     count: int
@@ -131,16 +131,15 @@ class _Measured:
     scale: float
     baseline_scale: float
     parts_noise: float
-    """The scale's noise if each rank-one part of the baseline's error had a sign by chance; 0 where
-    there are many parts."""
+    """The scale's noise if parts of rank one of the error had random signs; 0 for many parts."""
 
 
 def judge_gradients(reference: Path, baseline: Path, candidate: Path) -> GradientCheck:
     """Compare each parameter's first-step gradient; three .safetensors files, any float dtype.
 
     `reference` is fp32 or fp64, `baseline` the same step in the precision that the candidate
-    claims. Passes when no parameter is missing, extra, of another shape or not finite, and each
-    stays inside both limits of this module. JudgeError when the reference or baseline is unusable.
+    claims. Passes if no parameter is missing, extra, of another shape or not finite, and each stays
+    inside both limits of this module. Raises JudgeError if the reference or baseline is unusable.
     """
     files = {"reference": reference, "baseline": baseline, "candidate": candidate}
     opened = {role: GradientFile(path) for role, path in files.items()}
@@ -180,7 +179,7 @@ def _structural_problems(reference: GradientFile, other: GradientFile) -> dict[s
 
 
 def _measure(name: str, files: Mapping[str, GradientFile]) -> _Measured | str:
-    """The norms of one parameter, or why its candidate cannot be compared."""
+    """Return the norms of one parameter, or why its candidate cannot be compared."""
     exact, usual, new = (files[role].read(name) for role in ("reference", "baseline", "candidate"))
     if not (np.isfinite(exact).all() and np.isfinite(usual).all()):
         raise JudgeError(f"the reference's or baseline's gradient '{name}' is not finite")
@@ -305,11 +304,11 @@ def judge_losses(
     """Compare losses, seeds x steps each; the final loss is the mean of the last ten steps.
 
     Each of the candidate's final losses must lie in the range of the baseline's, extended on each
-    side by its own width (at least 0.1 % of the loss): three seeds show a range that is narrower
-    than the spread behind it. Too good fails like too bad. If the baseline's final losses are under
-    5 % of its first ones, the copies have memorised their batches, and the width is at least 1 % of
-    the first loss. A candidate with a loss that is not
-    finite, or with other seeds or steps, fails; such a baseline is a JudgeError.
+    side by its own width (at least 0.1 % of the loss): the range of three seeds is narrower than
+    the true spread. Too good fails like too bad. If the baseline's final losses are under 5 % of
+    its first ones, the copies have memorised their batches, and the width is at least 1 % of the
+    first loss. A candidate with a loss that is not finite, or with other seeds or steps, fails.
+    Such a baseline raises JudgeError.
     """
     if len(baseline) < 2 or not all(len(steps) for steps in baseline):
         raise JudgeError(f"{len(baseline)} seeds of the baseline: at least two must be run")
@@ -365,13 +364,13 @@ def _norm(values: NDArray[np.float64]) -> float:
 
 
 def _projection(values: NDArray[np.float64], reference: NDArray[np.float64]) -> float:
-    """<values, reference> / <reference, reference> - 1; 0 where the reference is zero."""
+    """Return <values, reference> / <reference, reference> - 1; 0 for a zero reference."""
     square = _dot(reference, reference)
     return _dot(values - reference, reference) / square if square else 0.0
 
 
 def _dot(first: NDArray[np.float64], second: NDArray[np.float64]) -> float:
-    """Pairwise summation: exact enough for any length, and no BLAS threads to wait for."""
+    """Sum pairwise: exact enough for any length, without waiting for BLAS threads."""
     return float(np.sum(first * second))
 
 

@@ -1,7 +1,7 @@
 """Time whole training steps against each other, in processes of their own, over several launches.
 
-A launch starts every arm anew, one after the other, warms each, then runs rounds in random order
-while the idle arms are stopped. Nothing is being set up while anything is being timed.
+A launch starts every arm anew, warms each, then runs rounds in random order while idle arms are
+stopped. Nothing is set up while anything is timed.
 """
 
 from __future__ import annotations
@@ -17,20 +17,20 @@ import numpy as np
 from ratchet.base.errors import JudgeError
 from ratchet.judge.steps.arms import ArmProcess, ArmSpec
 from ratchet.measure.arm import Timing
-from ratchet.measure.rounds import Enough, run_rounds
-from ratchet.measure.samples import Sample, checked
+from ratchet.measure.rounds import Enough, run_rounds, timed_sample
+from ratchet.measure.samples import Sample
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class TrialEvent:
-    """Progress: `kind` is starting, ready, warm (of one arm) or round (of all of them)."""
+    """Progress: `kind` is starting, ready, warm (of one arm) or round (of all arms)."""
 
     kind: str
     launch: int
     arm: str = ""
     round: int = -1
     time_s: float = 0.0
-    """How long what is reported took; for a round, the sum over its arms of one iteration."""
+    """Seconds of what is reported; for a round, the sum over its arms of one iteration."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -39,23 +39,23 @@ class Trial:
 
     samples: list[Sample]
     descriptions: dict[str, dict[str, Any]]
-    """What each arm said of itself after the last launch."""
+    """Each arm's description of itself after the last launch."""
     setup_time_s: dict[str, float]
     """Seconds from the start of an arm's process to the end of its first iteration, in the first
-    launch: compilation is in it, with caches as they were found."""
+    launch. This includes compilation, with caches as found."""
     setup_times_s: dict[str, list[float]]
-    """The same, for each launch."""
+    """The same for each launch."""
     launches: int
     seed: int
     concurrent: bool
-    """False: the arms did not stand in memory together, and their samples are no adjacent pairs."""
+    """False if the arms did not fit in memory together: their samples are no adjacent pairs."""
 
 
 OnEvent = Callable[[TrialEvent], None]
 
 
 class _Launches:
-    """Gathers what the launches of one trial give."""
+    """Gathers the results of one trial's launches."""
 
     def __init__(self, on_event: OnEvent | None) -> None:
         self.samples: list[Sample] = []
@@ -68,8 +68,8 @@ class _Launches:
             self._on_event(event)
 
     def warm_up(self, arms: Sequence[ArmProcess], launch: int, warmup: int) -> None:
-        """Start the arms at the same time, run their first iterations (which compile), then the
-        rest of each one's warm-up by itself."""
+        """Start the arms together, run their first iterations (which compile), then each one's
+        remaining warm-up by itself."""
         began_s: dict[str, float] = {}
         for arm in arms:
             self.report(TrialEvent(kind="starting", launch=launch, arm=arm.name))
@@ -92,7 +92,7 @@ class _Launches:
 
 
 class IdleStopped:
-    """An arm whose processes stand still except while it is timed."""
+    """An arm whose processes are stopped except while it is timed."""
 
     def __init__(self, arm: ArmProcess) -> None:
         self._arm = arm
@@ -122,17 +122,18 @@ def time_arms(
     on_event: OnEvent | None = None,
     enough: Enough = lambda: False,
 ) -> Trial:
-    """Time two or more arms; returns launches x rounds x arms samples, in seconds.
+    """Time two or more arms; return launches x rounds x arms samples, in seconds.
 
-    Where the arms run together, `enough` may end a launch before its last round (`run_rounds`).
+    `warmup` is the number of iterations before the first timed one, at least one. With
+    `concurrent=False`, for arms that do not fit in memory together, each launch runs the arms one
+    process after another, and the samples of a round are not adjacent in time. Otherwise
+    `start_together` arms start at a time: a launch is ready sooner, but `setup_time_s` is that of a
+    busier machine. `enough` may then end a launch before its last round (`run_rounds`).
 
-    `warmup` counts iterations before the first timed one, at least one. With `concurrent=False`
-    (two arms do not fit in memory together) each launch runs the arms one process after another;
-    the samples of a round are then not adjacent in time. Otherwise `start_together` arms start at
-    a time: a launch is ready sooner, and their `setup_time_s` are those of a busier machine.
-
-    ArmFailure names an arm that died in any launch; a RatchetError of a factory comes as itself.
-    JudgeError for a senseless request.
+    Raises:
+        ArmFailure: an arm died.
+        RatchetError: a factory raised it.
+        JudgeError: the arguments make no sense.
     """
     _check(specs, launches=launches, rounds=rounds, warmup=warmup, start_together=start_together)
     rng = np.random.default_rng(seed)
@@ -160,7 +161,7 @@ def time_arms(
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class _LaunchPlan:
-    """The order of one launch's work."""
+    """The parameters of one launch."""
 
     launch: int
     rounds: int
@@ -219,7 +220,14 @@ def _launch_apart(gathered: _Launches, order: Sequence[ArmSpec], plan: _LaunchPl
             gathered.warm_up([arm], launch, plan.warmup)
             count = plan.iterations_of(spec.name)
             for index in range(plan.rounds):
-                sample = _sample(arm.run(count), spec.name, launch, index, position, count)
+                sample = timed_sample(
+                    arm.run(count),
+                    arm=spec.name,
+                    launch=launch,
+                    round=index,
+                    position=position,
+                    iterations=count,
+                )
                 gathered.samples.append(sample)
                 gathered.report(
                     TrialEvent(
@@ -231,20 +239,6 @@ def _launch_apart(gathered: _Launches, order: Sequence[ArmSpec], plan: _LaunchPl
                     )
                 )
             gathered.descriptions[spec.name] = arm.describe()
-
-
-def _sample(timing: Timing, arm: str, launch: int, index: int, position: int, count: int) -> Sample:
-    return checked(
-        Sample(
-            arm=arm,
-            launch=launch,
-            round=index,
-            position=position,
-            iterations=count,
-            wall_time_s=timing.wall_time_s / count,
-            cpu_time_s=timing.cpu_time_s / count,
-        )
-    )
 
 
 def _check(specs: Sequence[ArmSpec], **counts: int) -> None:

@@ -1,7 +1,7 @@
-"""Calls whose results are held together, and many calls in one process: what one call cannot show.
+"""Check the results of several calls together, and after many calls in one process.
 
-A kernel may return the same buffer from every call, or behave for its first dozens of calls and
-then repeat an old answer. Both are right one call at a time.
+A kernel may return the same buffer from every call, or compute its first dozens of calls and then
+repeat an old answer. Both are right one call at a time.
 """
 
 from __future__ import annotations
@@ -11,18 +11,18 @@ from collections.abc import Sequence
 from functools import partial
 from typing import Final
 
-from ratchet.judge.decided import Decided, Ok, as_stage
-from ratchet.judge.trial.kernel_checks import DrawnBatch, OpenProblem, verdict_of_call
+from ratchet.judge.stage_result import Decided, Ok, as_stage
+from ratchet.judge.trial.kernel_checks import DrawnBatch, OpenProblem, make_calls, verdict_of_call
 from ratchet.judge.trial.processes.candidate import CandidateProcess
 from ratchet.judge.verdict import Evidence
 
 FEWEST, MOST = 3, 9
-"""Calls on a timed case whose results are held together."""
+"""Calls on a timed case whose results are compared together."""
 HELD_BYTES: Final = 64 << 20
 COMPARED_S: Final = 0.3
-"""What comparing them may take, after the first."""
+"""Seconds for comparing them, after the first."""
 WORN_CALLS, WORN_S = 300, 1.0
-"""Cheap calls that a process makes, or their time."""
+"""Cheap calls that a process makes, or the seconds they may take."""
 CHEAP_BYTES, CHEAP_S = 1 << 20, 0.003
 BATCH: Final = 32
 
@@ -53,19 +53,14 @@ def _check(
 def _held(
     candidate: CandidateProcess, opened: OpenProblem, index: int, evidence: list[Evidence]
 ) -> Decided | None:
-    """The last call has the inputs of the first: whether its bits are equal is recorded."""
+    """Compare several calls; record if the last, on the first one's inputs, repeats its bits."""
     facts, name = opened.cases[index], opened.problem.cases[index].name
     calls = max(FEWEST, min(MOST, int(HELD_BYTES / max(1.0, facts.bytes))))
     with opened.draw(index, calls, writable_inputs=False, distinct=calls - 1) as batch:
-        codes = _go(candidate, opened, batch, calls)
+        codes = make_calls(candidate, opened, batch)
         for call in (0, calls - 1):
             candidate.deliver(call)
-        same = opened.reference.ask(
-            timeout_s=opened.clock.reference_s,
-            do="repeats",
-            batch=batch.number,
-            calls=[0, calls - 1],
-        )["same"]
+        same = opened.ask(do="repeats", batch=batch.number, calls=[0, calls - 1])["same"]
         order = [1, *opened.rng.sample([0, *range(2, calls - 1)], calls - 2)]
         detail = _first_wrong(candidate, opened, batch, codes, order)
     if detail:
@@ -110,22 +105,13 @@ def _worn(
 def _worn_batch(
     candidate: CandidateProcess, opened: OpenProblem, index: int, *, compared: bool
 ) -> str:
-    """Run a batch of a cheap case; return how a call is wrong, if results are compared."""
+    """Run a batch of a cheap case; return how a call is wrong, if the results are compared."""
     with opened.draw(index, BATCH, writable_inputs=False) as batch:
-        codes = _go(candidate, opened, batch, BATCH)
+        codes = make_calls(candidate, opened, batch)
         if not compared or any(code > 0 for code in codes):  # it may decline this case
             return ""
         order = opened.rng.sample(range(BATCH), BATCH)
         return _first_wrong(candidate, opened, batch, codes, order)
-
-
-def _go(
-    candidate: CandidateProcess, opened: OpenProblem, batch: DrawnBatch, calls: int
-) -> list[int]:
-    candidate.resume()
-    candidate.prepare(batch.layout, batch.memories, batch.read)
-    limit_s = opened.cases[batch.case].limit_s(calls)
-    return candidate.go(batch.memories, calls, limit_s=limit_s)[2]
 
 
 def _first_wrong(
@@ -135,7 +121,7 @@ def _first_wrong(
     codes: Sequence[int],
     order: Sequence[int],
 ) -> str:
-    """Return how the first call that is wrong is wrong, of as many as there is time for."""
+    """Compare calls in this order while there is time; return how the first wrong one is wrong."""
     began = time.perf_counter()
     for place, call in enumerate(order):
         if place and time.perf_counter() - began > COMPARED_S:

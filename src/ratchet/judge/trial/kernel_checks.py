@@ -1,11 +1,11 @@
-"""Check that a kernel is right: every case once, with new values, read while it stands still."""
+"""Check that a kernel is right: each case once, with new values, read while it is stopped."""
 
 from __future__ import annotations
 
 import contextlib
 import random
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
@@ -15,31 +15,35 @@ from ratchet.base.errors import JudgeError
 from ratchet.base.process.channel import close_descriptors
 from ratchet.base.process.child import ChildFailure
 from ratchet.base.process.time_limits import Clock
-from ratchet.judge.decided import Decided, Ok, as_stage
-from ratchet.judge.integrity.late_writes import Read, Spot
+from ratchet.judge.integrity.outputs import Read, Spot
 from ratchet.judge.options import WITH_TORCH
 from ratchet.judge.sandbox.accelerator import Accelerator
+from ratchet.judge.stage_result import Decided, Ok, as_stage
 from ratchet.judge.trial.device_clock import DeviceClock
 from ratchet.judge.trial.processes.candidate import CandidateProcess
 from ratchet.judge.trial.processes.reference import ReferenceFault, ReferenceProcess
 from ratchet.judge.trial.processes.rivals import COMPILED, RivalProcess, Rivals
 from ratchet.judge.verdict import Evidence
+from ratchet.judge.workers.memory.layout import BatchLayout
+from ratchet.judge.workers.serving import Message
 from ratchet.kernels.kernel import Kernel
 from ratchet.problems.problem import Problem
 
 SLOWEST_FACTOR = 100.0
-"""A kernel this many times slower than the reference is given up."""
+"""The judge gives up a kernel that is this many times slower than the reference."""
 SLOWEST_FLOOR_S = 10.0
 WORK_S = 120.0
-"""A process that was at work for longer than this over all of the cases, and than the time limit,
-is given up."""
+"""It gives up a process that was at work for longer than this over all cases, and longer than the
+time limit."""
 TORCH_BYTES = 32 << 30
 """Address space that torch takes."""
+MARGIN_BYTES = 4 << 30
+"""Address space beyond the tensors: the interpreter, threads' stacks, OpenMP."""
 VARIED_S = 0.3
-"""What checking a timed case with values of hidden ones may take."""
+"""Seconds for checking a timed case with values of hidden ones."""
 COMPILE_LIMIT_S, COMPILE_SHARE, COMPILE_LEAST_S = 60.0, 0.5, 5.0
-"""torch.compile of the reference takes at most this long, and this share of the time left; it is
-tried for the last of these at least."""
+"""torch.compile of the reference may take this long, this share of the time left, and at least the
+last of these."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -59,17 +63,30 @@ class CaseFacts:
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
+class CallCheck:
+    """What the reference worker found in memory after one call of a candidate."""
+
+    changed_input: int | None
+    written: bool
+    """True if the call wrote to its outputs."""
+    passed: bool
+    detail: str
+    overflows: bool = False
+    """True if the reference overflows on these values, so nothing was compared."""
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
 class DrawnBatch:
     """A batch in shared memory, as the judge holds it: places and descriptors, no answers."""
 
     number: int
     case: int
-    layout: dict[str, Any]
+    layout: BatchLayout
     memories: list[int]
     values: Sequence[str] = ()
-    """Whose values each call has, where they are not the case's own."""
+    """The case whose values each call has, if they are not the case's own."""
     read: Read | None = None
-    """Who reads its outputs, where the judge cannot: the reference worker, on a GPU."""
+    """Reads the outputs on a GPU, through the reference worker."""
 
 
 class OpenProblem:
@@ -87,65 +104,52 @@ class OpenProblem:
         self.problem = problem
         self.accelerator = accelerator
         self.device_clock = DeviceClock()
-        """What a GPU's own clock said beside the judge's."""
-        self._flushed: dict[str, Any] = {}
+        self._flushed: Message = {}
         self.reference = reference
         self.cases = list(cases)
         self.rng = rng
         self.clock = clock
         self.check_time_s = dict.fromkeys(range(len(self.cases)), 0.0)
-        """How long the last comparison of each case took."""
+        """Seconds that the last comparison of each case took."""
         self._variations = {
             index: problem.varied(case) for index, case in enumerate(problem.cases) if case.timed
         }
         self.overflows = 0
-        """Calls that were not compared, as the reference overflows with such values."""
+        """Calls that were not compared, because the reference overflows on their values."""
         self.rivals = Rivals(problem, reference, clock, accelerator)
-        """Starts of the reference that are timed."""
+        """Processes of the reference that are timed."""
         self.lasting: dict[str, RivalProcess] = {}
-        """Those of the whole verdict, by the name of their arm."""
+        """Those that last for the whole verdict, by the name of their arm."""
         self._batches = 0
         self.least_calls = 1
-        """Calls of a timed batch at least, where they are not too large or too slow."""
+        """The fewest calls of a timed batch, unless they are too large or too slow."""
         self.among = 1
         """Verdicts that share one chance of a false answer."""
 
-    @staticmethod
-    def of(
-        problem: Problem,
-        reference: ReferenceProcess,
-        described: Sequence[dict[str, Any]],
-        secret: int,
-        clock: Clock,
-        accelerator: Accelerator | None = None,
-    ) -> OpenProblem:
-        """Read what the reference worker answered when it opened the problem."""
-        facts = [
-            CaseFacts(name=case.name, **given)
-            for case, given in zip(problem.cases, described, strict=True)
-        ]
-        rng = random.Random(secret)
-        return OpenProblem(problem, reference, facts, rng, clock, accelerator)
-
     @property
     def timed(self) -> list[int]:
-        """The cases on which speed is judged."""
+        """The indices of the timed cases."""
         return [index for index, case in enumerate(self.problem.cases) if case.timed]
 
     def variations(self, case: int) -> int:
-        """Return how many kinds of values besides its own a timed case may be given."""
+        """Return how many kinds of values a timed case has besides its own."""
         return len(self._variations.get(case, ()))
 
     def unchecked(self, case: int) -> list[int]:
-        """Return those of these kinds that no hidden case has already, sizes and all."""
+        """Return the kinds of values that no hidden case has at these sizes."""
         hidden = [one.inputs for one in self.problem.cases if one.hidden]
         found = self._variations.get(case, ())
         return [kind for kind, varied in enumerate(found) if varied.inputs not in hidden]
 
     def memory_bytes(self, kernel: Kernel) -> int:
-        """Address space for the largest case, some copies of it, and torch where it is needed."""
+        """Return the address space for the largest case, copies of it, and torch if needed."""
         largest = max(case.bytes for case in self.cases)
-        return int(8 * largest) + (TORCH_BYTES if kernel.language in WITH_TORCH else (1 << 30))
+        needed = TORCH_BYTES if kernel.language in WITH_TORCH else 1 << 30
+        return int(8 * largest) + needed + MARGIN_BYTES
+
+    def ask(self, **message: Any) -> Message:
+        """Ask the reference worker; raises ReferenceFault if it reports an error."""
+        return self.reference.ask(timeout_s=self.clock.reference_limit_s, **message)
 
     @contextlib.contextmanager
     def draw(
@@ -158,17 +162,18 @@ class OpenProblem:
         values: Sequence[int] = (),
         seeds: Sequence[int] = (),
     ) -> Iterator[DrawnBatch]:
-        """Fresh values for some calls of a case, given back at the end.
+        """Draw fresh values for some calls of a case; they are given back at the end.
 
-        `distinct`: how many draws there are, which the calls take in turn; one for each by default.
-        `values`: from which of the case's variations (`Problem.varied`) each call's are drawn.
-        `seeds`: those of a round, whose arms all compute on the same values, each in its memory.
+        `distinct` is the number of draws, which the calls take in turn; by default one per call.
+        `values` names the variation (`Problem.varied`) from which each call's values are drawn.
+        `seeds` are those of a round: all of its arms compute on the same values, each in memory of
+        its own.
         """
         drawn = seeds or [self.rng.getrandbits(48) for _ in range(min(calls, distinct or calls))]
         self._batches += 1
         number = self._batches
         reply, memories = self.reference.ask_for_memory(
-            timeout_s=self.clock.reference_s,
+            timeout_s=self.clock.reference_limit_s,
             do="draw",
             batch=number,
             case=case,
@@ -178,16 +183,13 @@ class OpenProblem:
             values=list(values),
         )
         try:
-            read = partial(self._read, number) if self.accelerator else None
-            layout = reply["layout"]
-            named = [self._variations[case][kind].name for kind in values]
             yield DrawnBatch(
                 number=number,
                 case=case,
-                layout=layout,
+                layout=BatchLayout.of(reply["layout"]),
                 memories=memories,
-                values=named,
-                read=read,
+                values=[self._variations[case][kind].name for kind in values],
+                read=partial(self._read, number) if self.accelerator else None,
             )
         finally:
             close_descriptors(memories)
@@ -195,31 +197,29 @@ class OpenProblem:
                 self.reference.ask(timeout_s=30.0, do="release", batch=number)
 
     def _read(self, number: int, spots: Sequence[Spot]) -> list[bytes]:
-        """Return what stands at places of a batch in a GPU's memory."""
+        """Return the bytes at some spots of a batch in a GPU's memory."""
         try:
-            reply = self.reference.ask(
-                timeout_s=self.clock.reference_s, do="places", batch=number, spots=list(spots)
-            )
+            reply = self.ask(do="places", batch=number, spots=list(spots))
         except ChildFailure as error:  # it is not the candidate's process that failed
             raise JudgeError(f"the reference worker {error}") from error
         return [bytes.fromhex(one) for one in reply["found"]]
 
     def flush(self) -> None:
-        """Empty a GPU's caches before a batch; on cores every batch's memory is new to them."""
+        """Empty a GPU's caches before a batch; on cores each batch's memory is new to them."""
         if self.accelerator is not None:
-            self._flushed = self.reference.ask(timeout_s=self.clock.reference_s, do="flush")
+            self._flushed = self.ask(do="flush")
 
     def flushes(self) -> Evidence:
-        """Return the evidence of what was done to a GPU's caches before every batch."""
+        """Return the evidence of what was done to a GPU's caches before each batch."""
         size = f"{self._flushed.get('flushed_bytes', 0)} bytes written before every batch"
         reset = "reset" if self._flushed.get("persisting_reset") else "not known to this driver"
         return Evidence(check="caches", passed=True, detail=f"{size}; persisting lines {reset}")
 
     @contextlib.contextmanager
     def reference_rests(self) -> Iterator[None]:
-        """While the candidate runs the reference worker stands still.
+        """Stop the reference worker while the candidate runs.
 
-        On a GPU it waits instead, for it must read the outputs at once: it has nothing to do there.
+        On a GPU it goes on: it must read the outputs at once, and only waits until then.
         """
         if self.accelerator is not None:
             yield
@@ -231,7 +231,7 @@ class OpenProblem:
             self.reference.resume()
 
     def compile_rival(self) -> Evidence:
-        """Have the reference compiled, for all launches, and say whether it could be."""
+        """Have the reference compiled for all launches; return whether that succeeded."""
         check, threads = "torch.compile as a rival", self.reference.threads
         limit_s = self._compile_limit_s
         try:
@@ -242,47 +242,66 @@ class OpenProblem:
         return Evidence(check=check, passed=True, detail="compiled before the clock started")
 
     def compile_into(self, folder: Path) -> None:
-        """Have the reference worker compile the reference for every case and keep it in a folder.
+        """Have the reference worker compile the reference for every case, into a folder.
 
-        Raises ReferenceFault where it cannot.
+        Raises ReferenceFault if it cannot.
         """
-        self.reference.ask(
-            timeout_s=self.clock.reference_s,
-            do="compile into",
-            folder=str(folder),
-            limit_s=self._compile_limit_s,
-        )
+        self.ask(do="compile into", folder=str(folder), limit_s=self._compile_limit_s)
 
     @property
     def _compile_limit_s(self) -> float:
         return max(COMPILE_LEAST_S, min(COMPILE_LIMIT_S, COMPILE_SHARE * self.clock.left_s))
 
-    def check(
-        self, batch: DrawnBatch, call: int, code: int, *, again: bool = False
-    ) -> dict[str, Any]:
-        """Compare the outputs of a call that returned `code`; the candidate must stand still.
+    def check(self, batch: DrawnBatch, call: int, code: int, *, again: bool = False) -> CallCheck:
+        """Compare the outputs of a call that returned `code`; the candidate must be stopped.
 
         With `again`, the right answers are kept for other arms' calls on the same values.
         """
         began = time.perf_counter()
-        reply = self.reference.ask(
-            timeout_s=self.clock.reference_s,
-            do="check",
-            batch=batch.number,
-            call=call,
-            code=code,
-            again=again,
-        )
+        reply = self.ask(do="check", batch=batch.number, call=call, code=code, again=again)
         self.check_time_s[batch.case] = time.perf_counter() - began
-        self.overflows += bool(reply.get("overflows"))
-        return reply
+        check = CallCheck(**reply)
+        self.overflows += check.overflows
+        return check
+
+
+def described_cases(
+    problem: Problem,
+    reference: ReferenceProcess,
+    *,
+    threads: int,
+    seed: int,
+    timeout_s: float,
+    accelerator: Accelerator | None = None,
+) -> Ok[Sequence[Mapping[str, Any]]] | Decided:
+    """Have the reference worker open a problem; return what it measured of each case.
+
+    The worker judges the problem first: Decided if it refuses the problem.
+    """
+    try:
+        reply = reference.ask(
+            timeout_s=timeout_s,
+            do="open",
+            problem=problem.as_json(),
+            threads=threads,
+            seed=seed,
+            device=accelerator.as_json() if accelerator else None,
+        )
+    except ReferenceFault as error:
+        return Decided("refused", f"the problem cannot be judged: {error}")
+    trivial = ", ".join(reply["gate"])
+    detail = f"passes though trivial: {trivial}" if trivial else ""
+    evidence = (Evidence(check="problem gate", passed=not trivial, detail=detail),)
+    if trivial:
+        return Decided("refused", f"the problem accepts {trivial}: tighten it", evidence)
+    return Ok(reply["cases"], evidence)
 
 
 def check_cases(candidate: CandidateProcess, opened: OpenProblem) -> Ok[None] | Decided:
-    """Check every case of the problem; none may be wrong, and no timed one declined.
+    """Check every case of the problem: none may be wrong, and no timed one declined.
 
-    A timed case is also given values of the hidden ones: a kernel may not take its inputs' sizes
-    for a sign of their values.
+    A timed case is also given values of the hidden ones, so a kernel cannot infer its inputs'
+    values from their sizes.
     """
     return as_stage(partial(_check_all, candidate, opened))
 
@@ -292,7 +311,7 @@ def _check_all(
 ) -> Decided | None:
     declined = 0
     for index, case in enumerate(opened.problem.cases):
-        passed, detail = _check_case(candidate, opened, index)
+        passed, detail = check_case(candidate, opened, index)
         evidence.append(Evidence(check=f"correct on {case.name}", passed=passed, detail=detail))
         if passed is None:
             declined += 1
@@ -319,7 +338,7 @@ def _check_all(
 def _check_variations(
     candidate: CandidateProcess, opened: OpenProblem, index: int
 ) -> Evidence | Decided:
-    """Check as many kinds of values, in random order, as VARIED_S allows: one at least."""
+    """Check as many kinds of values, in random order, as VARIED_S allows: at least one."""
     began, tried = time.perf_counter(), 0
     before = opened.overflows
     kinds = opened.unchecked(index)
@@ -328,7 +347,7 @@ def _check_variations(
     for values in opened.rng.sample(kinds, len(kinds)):
         if tried and time.perf_counter() - began > VARIED_S:
             break
-        passed, detail = _check_case(candidate, opened, index, [values])
+        passed, detail = check_case(candidate, opened, index, [values])
         tried += 1
         if passed is None:
             return Decided("refused", f"the kernel declines the timed case {name} by its values")
@@ -342,28 +361,42 @@ def _check_variations(
     return Evidence(check=f"correct on {name}, varied", passed=True, detail=detail)
 
 
-def _check_case(
-    candidate: CandidateProcess, opened: OpenProblem, index: int, values: Sequence[int] = ()
+def check_case(
+    candidate: CandidateProcess,
+    opened: OpenProblem,
+    index: int,
+    values: Sequence[int] = (),
+    *,
+    seeds: Sequence[int] = (),
 ) -> tuple[bool | None, str]:
-    """Return whether the kernel is right on a case, and why; None if it declined cleanly."""
-    with opened.draw(index, 1, writable_inputs=True, values=values) as batch:
-        candidate.resume()
-        candidate.prepare(batch.layout, batch.memories, batch.read)
-        limit_s = opened.cases[index].limit_s(1)
-        _, _, (code,) = candidate.go(batch.memories, 1, limit_s=limit_s)
+    """Make one call on a case; return whether it is right (None if it declined), and why.
+
+    With `seeds`, other kernels are checked on the same values. Raises CandidateFault.
+    """
+    with opened.draw(index, 1, writable_inputs=True, values=values, seeds=seeds) as batch:
+        (code,) = make_calls(candidate, opened, batch)
         candidate.deliver(0)
-        check = opened.check(batch, 0, code)
+        check = opened.check(batch, 0, code, again=bool(seeds))
     return verdict_of_call(code, check)
 
 
-def verdict_of_call(code: int, check: dict[str, Any]) -> tuple[bool | None, str]:
-    """The meaning of one call's code and of what was found in memory after it."""
-    if check["changed_input"] is not None:
-        return False, f"input {check['changed_input']} was changed"
+def make_calls(candidate: CandidateProcess, opened: OpenProblem, batch: DrawnBatch) -> list[int]:
+    """Make all calls of a batch, untimed; return their codes. Raises CandidateFault."""
+    calls = len(batch.layout.calls)
+    candidate.resume()
+    candidate.prepare(batch.layout, batch.memories, batch.read)
+    limit_s = opened.cases[batch.case].limit_s(calls)
+    return candidate.go(batch.memories, calls, limit_s=limit_s)[2]
+
+
+def verdict_of_call(code: int, check: CallCheck) -> tuple[bool | None, str]:
+    """Return whether a call was right, given its code (None: it declined), and why."""
+    if check.changed_input is not None:
+        return False, f"input {check.changed_input} was changed"
     if code > 0:
-        if check["written"]:
+        if check.written:
             return False, f"it declined (code {code}) but wrote to its outputs"
         return None, f"declined (code {code}): torch would compute it"
     if code < 0:
         return False, f"it returned {code}: an entry returns 0, or a positive code to decline"
-    return bool(check["passed"]), str(check["detail"])
+    return check.passed, check.detail

@@ -1,32 +1,31 @@
-"""Judge kernels: one verdict each, by trusted processes that last; everything fails closed."""
+"""Judge kernels one after another, with trusted processes that last. It fails closed."""
 
 from __future__ import annotations
 
+import contextlib
 import logging
 import os
 import secrets
 import time
-from collections.abc import Sequence
-from typing import Any
+from collections.abc import Callable, Iterator, Sequence
 
 from ratchet.base.errors import CompilerMissing, JudgeError, RatchetError
 from ratchet.base.process.time_limits import Clock, OutOfTime
-from ratchet.judge.decided import CandidateFault, Decided
-from ratchet.judge.estimates.references import CompiledReferences
+from ratchet.judge.emulator.estimates.references import CompiledReferences
 from ratchet.judge.options import LANGUAGES, WITH_TORCH
 from ratchet.judge.sandbox.accelerator import Accelerator, may_use_gpu
-from ratchet.judge.sandbox.mechanism import has_namespaces
 from ratchet.judge.sandbox.zygote import CandidateZygote
-from ratchet.judge.trial.processes.building import Ahead
+from ratchet.judge.stage_result import CandidateFault, Decided
+from ratchet.judge.trial.processes.compiling import NextLibrary, Toolchain
 from ratchet.judge.trial.processes.reference import ReferenceProcess
-from ratchet.judge.trial.processes.toolchain import Toolchain
-from ratchet.judge.trial.screening.limits import QuickClock
+from ratchet.judge.trial.screening.entrant import QuickClock
 from ratchet.judge.trial.screening.run import ScreeningParts
 from ratchet.judge.trial.screening.screener import Screener
 from ratchet.judge.trial.shared_compilations import SharedCompilations
 from ratchet.judge.trial.stages import KernelTrial
 from ratchet.judge.verdict import Screening, Verdict
 from ratchet.judge.workers.candidate.architectures import TARGETS
+from ratchet.judge.workers.serving import Message
 from ratchet.kernels.kernel import Kernel, Language
 from ratchet.problems.problem import Problem
 from ratchet.problems.problem_file import described
@@ -37,21 +36,20 @@ FIND_TIMEOUT_S = 120.0
 
 
 class KernelJudge:
-    """Judges kernels one after another, keeping its trusted processes between them.
+    """Judges kernels one after another, and keeps its trusted processes between them.
 
-    These are the reference worker, and the zygotes from which candidates are forked.
-    Candidates' processes are never reused. `threads` are the cores both sides may use; by default
-    all that this process may. The worker dies with the thread that made it.
+    These are the reference worker and the zygotes from which candidates are forked. Candidates'
+    processes are never reused. `threads` is the number of cores that both sides may use, by default
+    all of this process. The worker dies with the thread that made it.
     """
 
     def __init__(self, *, threads: int | None = None) -> None:
         self.threads = threads or len(os.sched_getaffinity(0))
         self._reference: ReferenceProcess | None = None
         self._tools = Toolchain(threads=self.threads)
-        self._ahead = Ahead(self._tools)
+        self._ahead = NextLibrary(self._tools)
         self._compilations = SharedCompilations()
         self._references = CompiledReferences()
-        self._zygote: CandidateZygote | None = None
         self._screener = Screener(self._tools, threads=self.threads)
 
     def __enter__(self) -> KernelJudge:
@@ -61,17 +59,17 @@ class KernelJudge:
         self.close()
 
     def begin(self, language: Language) -> None:
-        """Start the processes that a kernel in `language` needs on cores, and do not wait for them.
+        """Start the processes that a kernel in `language` needs on cores, without waiting.
 
-        They import torch beside what the caller does before it judges.
+        They import torch while the caller prepares.
         """
         self._worker()
         self._zygote_for(language, None)
 
-    def describe(self, request: dict[str, Any], limit_s: float) -> dict[str, Any]:
-        """Run a problem's file beside a process that already holds torch (`problem_file.Describe`).
+    def describe(self, request: Message, limit_s: float) -> Message:
+        """Run a problem's file in a fork that already holds torch (`problem_file.Describe`).
 
-        Where no process can be forked, a new one is started.
+        If no process can be forked, a new one is started.
         """
         try:
             return self._worker().describe(request, limit_s)
@@ -81,14 +79,11 @@ class KernelJudge:
             return described(request, limit_s)
 
     def close(self) -> None:
-        """End the reference worker and the zygotes, and forget what was compiled."""
+        """End the reference worker and the zygotes, and forget compiled libraries."""
         self._ahead.close()
         self._compilations.close()
         self._screener.forget_problem()
         self._tools.close()
-        if self._zygote is not None:
-            self._zygote.close()
-            self._zygote = None
         if self._reference is not None:
             self._reference.close()
             self._reference = None
@@ -109,29 +104,35 @@ class KernelJudge:
         target: str | None = None,
         compared: bool = False,
     ) -> Verdict:
-        """The verdict on `kernel` for `problem`, within about `time_limit_s` seconds.
+        """Return the verdict on `kernel` for `problem`, within about `time_limit_s` seconds.
 
-        The limit decides how much is measured: a kernel that was right when it ran out is
-        `correct`, and not timed. Each step has a limit of its own, of work. `spent_s` seconds are
-        gone: reading the problem's file counts. `seed` is for tests: without one the values are
-        drawn from the system's entropy. Raises only CompilerMissing and KernelError for a problem
-        whose module cannot be found. With `against_compile`,
-        torch.compile of the reference is timed in the same rounds. `then` is the kernel that will
-        be judged next: its compiler may work beside this kernel's, and stands still while anything
-        is timed. `device` is `cpu`, `cuda` or `cuda:N` (ROCm too); `auto` takes a GPU for a kernel
-        in Triton, where there is one. A caller that takes the best of several verdicts says of how
-        many: `among` verdicts together are falsely `proven` no more often than one alone, as the
-        level of each is that much stricter (Bonferroni). `profiled` are the AMD targets of a Triton
-        or HIP kernel's static profile.
-        `target` is an AMD GPU whose machine code is emulated here: see docs/reference/emulator.md.
-        With `compared`, the bound of the reference's compiled kernels there is estimated beside it.
+        The limit decides how much is measured: a kernel that was right when time ran out is
+        `correct`, and not timed. Each step has its own limit, in work. `spent_s` seconds of the
+        limit are gone already, for reading the problem's file.
+
+        Args:
+            seed: for tests; by default the values are drawn from the system's entropy.
+            against_compile: time torch.compile of the reference in the same rounds.
+            then: the kernel that is judged next. Its compiler may run beside this kernel's, and is
+                stopped while anything is timed.
+            device: `cpu`, `cuda` or `cuda:N` (ROCm too); `auto` takes a GPU for a kernel in Triton
+                if there is one.
+            among: the number of verdicts of which the caller takes the best. Together they are
+                falsely `proven` no more often than one alone, by a stricter level (Bonferroni).
+            profiled: the AMD targets of a Triton or HIP kernel's static profile.
+            target: an AMD GPU whose machine code is emulated; see docs/reference/emulator.md.
+            compared: estimate the bound of the reference's compiled kernels on `target` too.
+
+        Raises:
+            CompilerMissing: there is no C++ compiler.
+            KernelError: the problem's module cannot be found.
         """
         self._screener.forget_problem()  # the reference worker opens another
         secret = secrets.randbits(48) if seed is None else seed
         clock = Clock(deadline=time.monotonic() + time_limit_s - spent_s, limit_s=time_limit_s)
         trial = KernelTrial(
-            kernel,
-            problem,
+            kernel=kernel,
+            problem=problem,
             threads=self.threads,
             clock=clock,
             secret=secret,
@@ -144,31 +145,40 @@ class KernelJudge:
             target=target,
             references=self._references if compared else None,
         )
+        answers: list[Decided] = []
+        with self._failing_closed(answers.append):
+            answers.append(self._decide(trial, device))
+        self._ahead.resume()
+        return trial.verdict(answers[-1])
+
+    def _decide(self, trial: KernelTrial, device: str | Accelerator) -> Decided:
         try:
-            decided = self._decide(trial, device)
+            accelerator = self._accelerator(trial.kernel, "cpu" if trial.target else device)
+            if isinstance(accelerator, Decided):
+                return accelerator
+            trial.use(accelerator, self._zygote_for(trial.kernel.language, accelerator))
+            return trial.run(self._worker())
         except CandidateFault as fault:
-            decided = fault.decided
-        except CompilerMissing:
-            raise
+            return fault.decided
         except OutOfTime as error:
             decided = trial.out_of_time(error)
             self.close()
-        except (RatchetError, OSError) as error:  # never a win, and it says what happened
+            return decided
+
+    @contextlib.contextmanager
+    def _failing_closed(self, answer: Callable[[Decided], None]) -> Iterator[None]:
+        """Answer `unmeasured` for a fault of the judge, and end its processes."""
+        try:
+            yield
+        except CompilerMissing:
+            raise
+        except (RatchetError, OSError) as error:  # never a win, and the reason says what happened
             LOG.warning("the judge could not finish: %s", error)
-            decided = Decided("unmeasured", f"the judge could not do its work: {error}")
+            answer(Decided("unmeasured", f"the judge could not do its work: {error}"))
             self.close()
-        except BaseException:  # also Ctrl-C: the reference worker's state is not known any more
+        except BaseException:  # also Ctrl-C: the reference worker's state is unknown
             self.close()
             raise
-        self._ahead.resume()
-        return trial.verdict(decided)
-
-    def _decide(self, trial: KernelTrial, device: str | Accelerator) -> Decided:
-        accelerator = self._accelerator(trial.kernel, "cpu" if trial.target else device)
-        if isinstance(accelerator, Decided):
-            return accelerator
-        trial.use(accelerator, self._zygote_for(trial.kernel.language, accelerator))
-        return trial.run(self._worker())
 
     def screen(
         self,
@@ -179,37 +189,26 @@ class KernelJudge:
         time_limit_s: float = 120.0,
         seed: int | None = None,
     ) -> tuple[Screening, ...]:
-        """Estimate which of many kernels are worth a verdict; one answer each, in their order.
+        """Estimate which of many kernels are worth a verdict; return one answer each, in order.
 
         They are checked on a few secret cases, and timed together with `best` and the reference, on
-        the machine's cores. What the limit of `time_limit_s` seconds leaves out is `unmeasured`.
-        The problem stays open for the next call. `seed` is for tests. Raises only CompilerMissing,
-        and KernelError for a problem whose module cannot be found.
+        the machine's cores. Kernels that do not fit into `time_limit_s` are `unmeasured`. The
+        problem stays open for the next call. `seed` is for tests. Raises CompilerMissing, and
+        KernelError if the problem's module cannot be found.
         """
         secret = secrets.randbits(48) if seed is None else seed
         clock = QuickClock.of_s(time_limit_s)
         parts = ScreeningParts(problem, kernels, best, threads=self.threads, clock=clock)
-        try:
+        with contextlib.closing(parts), self._failing_closed(parts.decide_all):
             for run in parts.runs:
                 self._screener.run(
                     run, self._worker, secret, lambda one: self._zygote_for(one.language, None)
                 )
-        except CompilerMissing:
-            raise
-        except (RatchetError, OSError) as error:
-            LOG.warning("the judge could not finish: %s", error)
-            parts.decide_all(Decided("unmeasured", f"the judge could not do its work: {error}"))
-            self.close()
-        except BaseException:  # also Ctrl-C: the reference worker's state is not known any more
-            self.close()
-            raise
-        finally:
-            parts.close()
         return parts.answers()
 
     @property
     def reference_pid(self) -> int | None:
-        """The process id of the reference worker, while there is one."""
+        """The process id of the reference worker, if there is one."""
         return None if self._reference is None else self._reference.pid
 
     def _accelerator(
@@ -237,18 +236,7 @@ class KernelJudge:
         self, language: Language, accelerator: Accelerator | None
     ) -> CandidateZygote | None:
         """Return the zygote of a candidate's processes; None if each starts anew."""
-        if accelerator is not None or not has_namespaces():
-            return None
-        if language == "cpp":
-            return self._tools.kernels()
-        if language not in WITH_TORCH:
-            return None
-        if self._zygote is not None and self._zygote.has_ended and self._zygote.able:
-            self._zygote.close()
-            self._zygote = None
-        if self._zygote is None:
-            self._zygote = CandidateZygote(threads=self.threads)
-        return self._zygote
+        return None if accelerator is not None else self._tools.kernels(language)
 
     def _worker(self) -> ReferenceProcess:
         if self._reference is None or not self._reference.alive:

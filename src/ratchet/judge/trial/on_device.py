@@ -1,11 +1,11 @@
-"""Checks that only a GPU needs: the census of a batch, its own clock beside the judge's."""
+"""Checks that only a GPU needs: the census of a batch, and its own clock beside the judge's."""
 
 from __future__ import annotations
 
 from collections.abc import Sequence
 
-from ratchet.judge.decided import Decided, Ok
 from ratchet.judge.integrity.device_work import DeviceCount, read_device_census
+from ratchet.judge.stage_result import Decided, Ok
 from ratchet.judge.trial import device_clock
 from ratchet.judge.trial.kernel_checks import OpenProblem
 from ratchet.judge.trial.processes.candidate import CandidateProcess
@@ -14,11 +14,11 @@ from ratchet.judge.trial.timing.sample import CaseTiming, time_alone
 from ratchet.measure.estimate import summarise
 
 CALLS = 6
-"""Of the batch that is counted."""
+"""Calls of the batch that is counted."""
 
 
 def count_on_device(candidate: CandidateProcess, opened: OpenProblem) -> DeviceCount:
-    """Count what one batch does, which is not timed. Raises CandidateFault."""
+    """Count what one untimed batch does. Raises CandidateFault."""
     index = (opened.timed or [0])[0]
     candidate.censuses = []
     with opened.draw(index, CALLS, writable_inputs=False) as batch:
@@ -32,10 +32,9 @@ def count_on_device(candidate: CandidateProcess, opened: OpenProblem) -> DeviceC
 def check_clocks(
     timings: Sequence[CaseTiming], opened: OpenProblem, *, won: bool
 ) -> Ok[None] | Decided:
-    """Doubt a time if the GPU's own clock, or the reference alone, tells another story.
+    """Doubt a time if the GPU's own clock, or the reference alone, contradicts it.
 
-    Whether the reference was slowed down only matters where the kernel would have won. Its
-    processes are gone by now.
+    The reference is timed alone only if the kernel won. The kernel's processes are gone by now.
     """
     evidence = [opened.flushes()]
     doubts = []
@@ -47,7 +46,7 @@ def check_clocks(
         for timing in timings:
             calls = timing.samples[0].iterations
             medians = [summarise(timing.samples, arm).median_s for arm in (REFERENCE, CANDIDATE)]
-            found, doubt = opened.device_clock.worth_more_than_a_way(
+            found, doubt = opened.device_clock.exceeds_round_trip(
                 timing.case, timing.name, calls * (medians[0] - medians[1])
             )
             evidence.append(found)

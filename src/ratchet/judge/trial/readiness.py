@@ -1,4 +1,4 @@
-"""Tell if kernels can be tried on this machine at all: asked once, before anything waits for it."""
+"""Find out whether kernels can be tried on this machine at all, before anything waits for it."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from typing import Final
 
 from ratchet.base.errors import JudgeError, RatchetError
 from ratchet.base.process.time_limits import Clock
-from ratchet.judge.decided import CandidateFault
+from ratchet.judge.stage_result import CandidateFault
 from ratchet.judge.trial.processes.candidate import CandidateProcess
 from ratchet.kernels.kernel import Kernel
 
@@ -24,10 +24,10 @@ TRIED: Final = Kernel(
 
 @functools.cache
 def why_no_kernels() -> str | None:
-    """Return why no kernel can be tried here, with the remedy, in one line; None where one can.
+    """Return why no kernel can be tried here, with the remedy, in one line; None if one can.
 
-    A kernel of one line is compiled and loaded in the sandbox that every candidate gets, which
-    takes a fraction of a second, once for each process.
+    Compiles and loads a kernel of one line in a candidate's sandbox, once for each process. This
+    takes a fraction of a second.
     """
     try:
         library = _compiled()
@@ -41,7 +41,7 @@ def why_no_kernels() -> str | None:
 
 
 def check_kernels() -> None:
-    """Raise JudgeError with that line where no kernel can be tried here."""
+    """Raise JudgeError with that line if no kernel can be tried here."""
     reason = why_no_kernels()
     if reason is not None:
         raise JudgeError(reason)

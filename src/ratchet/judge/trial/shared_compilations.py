@@ -1,9 +1,9 @@
-"""torch.compile as a candidate: the reference worker compiles first, for all of its processes.
+"""torch.compile as a candidate: the reference worker compiles once, for all of its processes.
 
-A candidate has up to six processes, and each would try the compiler and compile the same graphs (a
-softmax's first call: 16.6 s, and 3.2 s with the graphs at hand). The reference worker is trusted,
-and compiles the reference itself, which gives the same graphs; `compilations` says what the
-candidate gets of that.
+A candidate has up to six processes, and each would probe the compiler and compile the same graphs
+(a softmax's first call takes 16.6 s, and 3.2 s with the graphs at hand). The reference worker is
+trusted, and compiling the reference gives the same graphs. The candidate's worker gets a copy of
+them in its private /tmp.
 """
 
 from __future__ import annotations
@@ -11,9 +11,8 @@ from __future__ import annotations
 from pathlib import Path
 
 from ratchet.base import scratch
-from ratchet.judge.decided import Ok
-from ratchet.judge.sandbox.mechanism import has_namespaces
-from ratchet.judge.sandbox.open_folders import private_folder
+from ratchet.judge.sandbox.isolation import has_namespaces, private_folder
+from ratchet.judge.stage_result import Ok
 from ratchet.judge.trial.kernel_checks import OpenProblem
 from ratchet.judge.trial.processes.reference import ReferenceFault
 from ratchet.judge.verdict import Evidence
@@ -23,7 +22,7 @@ from ratchet.kernels.kernel import Kernel
 
 
 class SharedCompilations:
-    """Compiled graphs of one problem, out of a folder that only the reference worker fills."""
+    """Compiled graphs of one problem, in a folder that only the reference worker fills."""
 
     def __init__(self) -> None:
         self._folder: Path | None = None
@@ -40,9 +39,9 @@ class SharedCompilations:
             self._folder = None
 
     def of(self, kernel: Kernel, opened: OpenProblem) -> Ok[PackedFiles | None]:
-        """Return the reference's graphs if the kernel is the reference compiled.
+        """Return the reference's graphs if the kernel is torch.compile of the reference.
 
-        None for other kernels, and where candidates have no private /tmp.
+        None for other kernels, and if candidates have no private /tmp.
         """
         if opened.accelerator is not None or not has_namespaces():
             return Ok(None)

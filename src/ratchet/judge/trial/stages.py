@@ -1,21 +1,21 @@
 """The trial of one kernel, as stages: open, check, time, conclude.
 
 Each stage returns `Ok` with what the next one needs, or `Decided`. The first `Decided` is the
-answer; the evidence of every stage before it stays in the verdict.
+answer. The verdict keeps the evidence of all stages.
 """
 
 from __future__ import annotations
 
 import contextlib
 import hashlib
+import random
 from collections.abc import Sequence
-from dataclasses import replace
+from dataclasses import dataclass, field, replace
 from functools import partial
 from typing import Any
 
 from ratchet.base.process.time_limits import Clock, OutOfTime
-from ratchet.judge.decided import Decided, Ok, T, as_stage
-from ratchet.judge.estimates.references import CompiledReferences, said
+from ratchet.judge.emulator.estimates.references import CompiledReferences, said
 from ratchet.judge.integrity.code_places import CodePlaces
 from ratchet.judge.integrity.device_work import facts, judge_own
 from ratchet.judge.integrity.library_ops import judge_census, read_census
@@ -23,104 +23,93 @@ from ratchet.judge.integrity.own_work import places_of, watch_for
 from ratchet.judge.options import LANGUAGES, WITH_TORCH
 from ratchet.judge.revision import revision
 from ratchet.judge.sandbox.accelerator import Accelerator
-from ratchet.judge.sandbox.isolation import arm_environment
-from ratchet.judge.sandbox.mechanism import isolation_name
+from ratchet.judge.sandbox.isolation import arm_environment, isolation_name
 from ratchet.judge.sandbox.zygote import CandidateZygote
-from ratchet.judge.trial.emulated import (
-    emulated,
-    estimates,
-    right_on,
-    sealed_machine,
-    without_blame_of,
-)
+from ratchet.judge.stage_result import Decided, Ok, T, as_stage
 from ratchet.judge.trial.held_together import check_together
-from ratchet.judge.trial.interpreted import REASON, interpreted, small_cases, without_blame
-from ratchet.judge.trial.kernel_checks import OpenProblem, check_cases
+from ratchet.judge.trial.kernel_checks import CaseFacts, OpenProblem, check_cases, described_cases
 from ratchet.judge.trial.on_device import check_clocks, count_on_device
-from ratchet.judge.trial.processes.building import Ahead, Library
 from ratchet.judge.trial.processes.candidate import CandidateProcess
+from ratchet.judge.trial.processes.compiling import Library, NextLibrary
 from ratchet.judge.trial.processes.launches import Launches
-from ratchet.judge.trial.processes.reference import ReferenceFault, ReferenceProcess
+from ratchet.judge.trial.processes.reference import ReferenceProcess
 from ratchet.judge.trial.shared_compilations import SharedCompilations
 from ratchet.judge.trial.timing import plan
 from ratchet.judge.trial.timing.decide import conclude, without_gain
 from ratchet.judge.trial.timing.group_sequential import time_until_answered
 from ratchet.judge.trial.timing.sample import CaseTiming, see_order, watch_case
+from ratchet.judge.trial.without_gpu import (
+    INTERPRETER,
+    RIGHT,
+    emulated,
+    estimates,
+    interpreted,
+    right_on,
+    sealed_machine,
+    small_cases,
+    without_blame,
+)
 from ratchet.judge.verdict import EmulatedCase, Evidence, TimedSample, Verdict
-from ratchet.judge.workers.candidate.architectures import TARGETS
 from ratchet.judge.workers.candidate.model_answer import runnable
 from ratchet.kernels.kernel import Kernel
 from ratchet.problems.problem import Problem
 
 PROFILED = ("triton", "hip")
 FEWEST_CALLS = 2
-"""Of a batch of a kernel that returns its outputs: both are held, so they cannot be one buffer."""
-MARGIN_BYTES = 4 << 30
-"""Address space beyond the tensors: the interpreter, threads' stacks, OpenMP."""
+"""Calls of a batch if the kernel returns its outputs: kept together, they cannot be one buffer."""
 
 
+@dataclass(kw_only=True)
 class KernelTrial:
     """The trial of one kernel on one problem, and its evidence so far."""
 
-    def __init__(
-        self,
-        kernel: Kernel,
-        problem: Problem,
-        *,
-        threads: int,
-        clock: Clock,
-        secret: int,
-        against_compile: bool,
-        ahead: Ahead,
-        then: Kernel | None,
-        shared: SharedCompilations,
-        among: int = 1,
-        profiled: Sequence[str] = TARGETS,
-        target: str | None = None,
-        references: CompiledReferences | None = None,
-    ) -> None:
-        """`target` is a GPU whose machine code is emulated; `references` compares its bounds.
+    kernel: Kernel
+    problem: Problem
+    threads: int
+    clock: Clock
+    secret: int
+    against_compile: bool
+    ahead: NextLibrary
+    then: Kernel | None
+    """The kernel that is judged next."""
+    shared: SharedCompilations
+    among: int
+    """Verdicts that together are falsely `proven` no more often than one alone."""
+    profiled: Sequence[str]
+    target: str | None
+    """A GPU whose machine code is emulated."""
+    references: CompiledReferences | None
+    """The bounds that an emulated kernel's are compared with."""
+    evidence: list[Evidence] = field(default_factory=list)
+    samples: list[TimedSample] = field(default_factory=list)
+    emulated: list[EmulatedCase] = field(default_factory=list)
+    accelerator: Accelerator | None = None
+    zygote: CandidateZygote | None = None
 
-        `among` verdicts together are falsely `proven` no more often than one alone."""
-        self.kernel = kernel
-        self.problem = problem
-        self.threads = threads
-        self.clock = clock
-        self.secret = secret
-        self.evidence: list[Evidence] = []
-        self.samples: list[TimedSample] = []
-        self.emulated: list[EmulatedCase] = []
+    def __post_init__(self) -> None:
         self.isolation = isolation_name()
-        self._runnable = runnable(kernel, problem)
-        self._given = problem
-        self.against_compile = against_compile
-        self.ahead, self.then = ahead, then
-        self.shared = shared
-        self.among = among
-        self.profiled = profiled
-        self.target = target
-        self._references = references
-        self.accelerator: Accelerator | None = None
+        self._runnable = runnable(self.kernel, self.problem)
+        self._given = self.problem
         self._is_native = False
-        """Whether it runs as it is, neither interpreted nor emulated."""
-        self.zygote: CandidateZygote | None = None
+        """True if it runs as it is, neither interpreted nor emulated."""
         self._is_right = False
-        """Whether every output was checked."""
-        self.evidence += [Evidence(check="sizes", passed=True, detail=one) for one in problem.notes]
+        """True once every output was checked."""
+        notes = self.problem.notes
+        self.evidence += [Evidence(check="sizes", passed=True, detail=one) for one in notes]
 
     @property
     def _has_tiers(self) -> bool:
         return self.problem.model is None and bool(self.problem.tiers)
 
     def use(self, accelerator: Accelerator | None, zygote: CandidateZygote | None) -> None:
-        """Judge on a GPU, or, without one, on the machine's cores; fork from the zygote."""
+        """Judge on this GPU, or on the machine's cores without one; fork from the zygote."""
         self.accelerator, self.zygote = accelerator, zygote
         if accelerator is not None:
             self.isolation = isolation_name(accelerator)
             self._runnable = runnable(self.kernel, self.problem, accelerator.torch_name)
 
     def run(self, reference: ReferenceProcess) -> Decided:
-        """Go through every stage, until one has the answer."""
+        """Run the stages until one has the answer."""
         if self.problem.fault:
             return Decided("refused", f"the problem cannot be judged: {self.problem.fault}")
         if self.kernel.language not in LANGUAGES and self.target is None:
@@ -148,9 +137,9 @@ class KernelTrial:
     def _judge(
         self, opened: OpenProblem, library: Library
     ) -> tuple[Decided, list[CaseTiming]] | Decided:
-        """Return the answer by the judge's clock and its samples; the kernel's processes are gone.
+        """Return the answer by the judge's clock and its samples, or an earlier stage's answer.
 
-        An answer alone is that of an earlier stage.
+        The kernel's processes have ended by then.
         """
         self._is_native = True
         opened.least_calls = FEWEST_CALLS if self.kernel.language in WITH_TORCH else 1
@@ -160,7 +149,7 @@ class KernelTrial:
             if launches.built is not None:
                 detail = "once, by its first process; those after it have a copy"
                 self.evidence.append(Evidence(check="extensions", passed=True, detail=detail))
-            # No look from outside tells whose kernel runs on a GPU: there the census decides alone.
+            # Thread samples cannot show whose kernel runs on a GPU: there the census decides alone.
             looked_at = replace(self.problem, task="any") if self.accelerator else self.problem
             places = stack.enter_context(places_of(looked_at, self.kernel, library.fetch()))
             wrong = self._keep(self._check(candidate, opened, places))
@@ -183,41 +172,41 @@ class KernelTrial:
             return self._conclude(timings, launches, opened), timings
 
     def out_of_time(self, error: OutOfTime) -> Decided:
-        """Return the answer where the time limit ended a step: what is known by then."""
+        """Return the answer if the time limit ended a step: what is known by then."""
         why = f"the time limit of {self.clock.limit_s:.3g} s is over ({error}); raise it"
         if self._is_right:
             return Decided.untimed(why)
         return Decided("unmeasured", f"not every output could be checked: {why}")
 
     def _keep(self, outcome: Ok[T] | Decided) -> T | Decided:
-        """Keep the evidence of a stage, and go on with its value or the answer."""
+        """Keep the evidence of a stage; return its value or the answer."""
         self.evidence += outcome.evidence
         return outcome if isinstance(outcome, Decided) else outcome.value
 
     def _interpret(self, reference: ReferenceProcess) -> Decided:
-        """Every case in Triton's interpreter; nothing is timed where there is no GPU."""
+        """Check every case in Triton's interpreter."""
         outcome = self._check_small(reference, interpreted(self.kernel), None)
-        return without_blame(outcome) if outcome else Decided("correct", REASON)
+        return without_blame(outcome, INTERPRETER) if outcome else Decided("correct", RIGHT)
 
     def _emulate(self, reference: ReferenceProcess, target: str) -> Decided:
-        """Every case as the machine code of a GPU that is not here; nothing is timed."""
+        """Check every case as the machine code of a GPU that is not here."""
         with sealed_machine(target) as machine:
             outcome = self._check_small(
                 reference, emulated(self.kernel, target, self.clock), machine
             )
         if outcome is not None:
-            return without_blame_of(outcome, target)
+            return without_blame(outcome, f"emulated {target}")
         right = right_on(target, self.emulated, self.kernel.source)
         self.evidence += right.evidence
-        if self._references is not None and self.emulated:
-            self.emulated = self._references.compared(self.emulated, self.problem, self.clock)
+        if self.references is not None and self.emulated:
+            self.emulated = self.references.compared(self.emulated, self.problem, self.clock)
             self.evidence += said(self.emulated)
         return right
 
     def _check_small(
         self, reference: ReferenceProcess, kernel: Kernel | Decided, library: int | None
     ) -> Decided | None:
-        """See that a kernel is right on the small cases; `library` may hold what runs it."""
+        """Check a kernel on the small cases; `library` may hold what runs it."""
         if isinstance(kernel, Decided):
             return kernel
         self.problem = small_cases(self.problem)
@@ -240,7 +229,7 @@ class KernelTrial:
                 if isinstance(outcome, Decided):
                     if self.target is None or outcome.status != "unmeasured":
                         return outcome
-                    # Emulated work is too short to be looked at: then the census alone speaks.
+                    # Emulated work is too short for thread samples: the census decides alone.
                     unseen = Evidence(check="own work, looks", passed=None, detail=outcome.reason)
                     evidence.append(unseen)
                 evidence += outcome.evidence
@@ -248,35 +237,29 @@ class KernelTrial:
 
     def _open(self, reference: ReferenceProcess) -> Ok[OpenProblem] | Decided:
         """Hand the problem to the reference worker, which judges it first."""
-        try:
-            reply = reference.ask(
-                timeout_s=self.clock.reference_s,
-                do="open",
-                problem=self.problem.as_json(),
-                threads=self.threads,
-                seed=layout_seed(self.secret),
-                device=self.accelerator.as_json() if self.accelerator else None,
-            )
-        except ReferenceFault as error:
-            return Decided("refused", f"the problem cannot be judged: {error}")
-        trivial = ", ".join(reply["gate"])
-        detail = f"passes though trivial: {trivial}" if trivial else ""
-        evidence = (Evidence(check="problem gate", passed=not trivial, detail=detail),)
-        if trivial:
-            return Decided("refused", f"the problem accepts {trivial}: tighten it", evidence)
-        cases = reply["cases"]
-        opened = OpenProblem.of(
-            self.problem, reference, cases, self.secret, self.clock, self.accelerator
+        found = described_cases(
+            self.problem,
+            reference,
+            threads=self.threads,
+            seed=layout_seed(self.secret),
+            timeout_s=self.clock.reference_limit_s,
+            accelerator=self.accelerator,
         )
+        if isinstance(found, Decided):
+            return found
+        described = zip(self.problem.cases, found.value, strict=True)
+        facts = [CaseFacts(name=case.name, **one) for case, one in described]
+        rng = random.Random(self.secret)
+        opened = OpenProblem(self.problem, reference, facts, rng, self.clock, self.accelerator)
         opened.among = self.among
-        return Ok(opened, evidence)
+        return Ok(opened, found.evidence)
 
     def _library(self) -> Library:
-        """Compile in a sandbox of its own, beside what the caller does meanwhile."""
+        """Start compiling, in a sandbox of its own, while the caller goes on."""
         return self.ahead.take(self.kernel, self.then, threads=self.threads, clock=self.clock)
 
     def _launches(self, opened: OpenProblem) -> Launches:
-        """The candidate's processes: one to be checked, and those of a look at a timed case."""
+        """Start the candidate's processes: one to be checked, and those to be timed."""
         is_timed = any(case.timed for case in self.problem.cases)
         timed_here = is_timed and not (self.kernel.language == "triton" and not self.accelerator)
         compilations = self.shared.of(self.kernel, opened)
@@ -285,7 +268,7 @@ class KernelTrial:
             self._runnable,
             timed=plan.LAUNCHES if timed_here else 0,
             threads=self.threads,
-            memory_bytes=opened.memory_bytes(self._runnable) + MARGIN_BYTES,
+            memory_bytes=opened.memory_bytes(self._runnable),
             clock=self.clock,
             accelerator=self.accelerator,
             compilations=compilations.value,
@@ -295,7 +278,7 @@ class KernelTrial:
     def _check(
         self, candidate: CandidateProcess, opened: OpenProblem, places: CodePlaces | None
     ) -> Ok[None] | Decided:
-        """Every case; a Python kernel that must do the work itself also tells what it called."""
+        """Check every case; count what a Python kernel calls if it must do the work itself."""
         return as_stage(partial(self._check_all, candidate, opened, places))
 
     def _check_all(
@@ -334,7 +317,7 @@ class KernelTrial:
         opened: OpenProblem,
         evidence: list[Evidence],
     ) -> Decided | None:
-        """Count what a batch does on a GPU; the process that was checked rests."""
+        """Count what a batch does on a GPU, while the process that was checked is stopped."""
         checked.pause()
         with launches.counting() as process:
             found = count_on_device(process, opened)
@@ -349,7 +332,7 @@ class KernelTrial:
     def _watch_untimed(
         self, candidate: CandidateProcess, opened: OpenProblem, places: CodePlaces | None
     ) -> Ok[str] | Decided:
-        """See whose code works on the first case, if none is timed."""
+        """See whose code works on the first case, if no case is timed."""
         watch = watch_for(places, self.problem, self.kernel)
         return Ok("") if watch is None else watch_case(0, opened, candidate, watch)
 
@@ -385,19 +368,20 @@ class KernelTrial:
     ) -> Ok[CaseTiming] | Decided:
         """Time a case, in processes that are as new as the reference's.
 
-        The one that was checked has a heap of all cases: it was up to a tenth faster, or slower.
+        The one that was checked has seen all cases on its heap: it was up to a tenth faster or
+        slower.
         """
         watch = watch_for(places, self.problem, self.kernel)
         timing = time_until_answered(index, opened, launches.launch_new, watch)
         if isinstance(timing, Ok) or not timing.not_timed or watch is None:
             return timing
-        with launches.launch(0) as process:  # whose work it is was not seen beside the clock
+        with launches.launch(0) as process:  # thread samples were not taken during the timing
             seen = watch_case(index, opened, process, watch)
         evidence = (*timing.evidence, *seen.evidence)
         return replace(seen if isinstance(seen, Decided) else timing, evidence=evidence)
 
     def _see_order(self, launches: Launches, opened: OpenProblem, timings: list[CaseTiming]) -> str:
-        """Say why it is not known that no calls were computed together, or nothing."""
+        """Return why calls may have been computed together, or ""."""
         for timing in timings:
             with launches.launch(0) as process:
                 seen = see_order(timing, opened, process)
@@ -409,7 +393,7 @@ class KernelTrial:
         return ""
 
     def verdict(self, decided: Decided) -> Verdict:
-        """Return the verdict, with the evidence that the stages found before."""
+        """Return the verdict, with the evidence of all stages."""
         return Verdict(
             status=decided.status,
             reason=decided.reason,
@@ -433,7 +417,7 @@ class KernelTrial:
         )
 
     def _profile(self) -> dict[str, Any] | None:
-        """Profile a GPU's kernel for AMD targets, whatever its status."""
+        """Return the static profile of a GPU's kernel for AMD targets, whatever its status."""
         if self.kernel.language not in PROFILED or not self.problem.cases:
             return None
         from ratchet.judge.static_profile.inspection import profile_in_verdict
@@ -442,9 +426,9 @@ class KernelTrial:
 
 
 def layout_seed(secret: int) -> int:
-    """The seed of where tensors lie, which a candidate sees, from that of their values.
+    """Return the seed of the tensors' places, which a candidate sees, from that of their values.
 
-    One generator for both would let the places give the values away.
+    With one generator for both, the places would reveal the values.
     """
     digest = hashlib.sha256(b"layout %d" % secret).digest()
     return int.from_bytes(digest[:6], "big")

@@ -1,4 +1,4 @@
 """Programs that the judge starts in processes of their own.
 
-The judge itself takes only `memory`, and data about the programs, from here.
+The judge itself imports only `memory` from here, and data about the programs.
 """

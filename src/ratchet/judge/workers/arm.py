@@ -1,7 +1,7 @@
-"""The process of an arm: builds it from `module:function`, then runs what the parent asks.
+"""The process of an arm: builds the arm from `module:function`, then runs what the parent asks.
 
-Started as `python -m ratchet.judge.workers.arm CHANNEL_FD PARENT_PID`. Results go through the
-channel only; whatever the arm prints is output, never an answer.
+Started as `python -m ratchet.judge.workers.arm CHANNEL_FD PARENT_PID`. Results only go through the
+channel: what the arm prints is never an answer.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ from typing import Any
 from ratchet.base.errors import ArmFailure
 from ratchet.base.process import families
 from ratchet.base.process.channel import inherited
-from ratchet.judge.workers.serving import Reply, serve
+from ratchet.judge.workers.serving import Message, Reply, serve
 
 
 class ArmWorker:
@@ -25,9 +25,9 @@ class ArmWorker:
     def __init__(self) -> None:
         self._arm: Any = None
 
-    def answer(self, message: dict[str, Any], _: list[int]) -> Reply:
+    def answer(self, message: Message, _: list[int]) -> Reply:
         """Do what the message asks."""
-        actions: dict[str, Callable[[dict[str, Any]], dict[str, Any]]] = {
+        actions: dict[str, Callable[[Message], Message]] = {
             "start": self._start,
             "run": self._run,
             "describe": self._describe,
@@ -35,19 +35,19 @@ class ArmWorker:
         }
         return actions[message["do"]](message), []
 
-    def _start(self, message: dict[str, Any]) -> dict[str, Any]:
+    def _start(self, message: Message) -> Message:
         self._arm = load_function(message["factory"])(**message["arguments"])
         return {"value": None}
 
-    def _run(self, message: dict[str, Any]) -> dict[str, Any]:
+    def _run(self, message: Message) -> Message:
         began = time.process_time()
         self._arm.step(message["iterations"])
         return {"cpu_time_s": time.process_time() - began}
 
-    def _describe(self, message: dict[str, Any]) -> dict[str, Any]:
+    def _describe(self, message: Message) -> Message:
         return {"value": self._arm.describe()}
 
-    def _call(self, message: dict[str, Any]) -> dict[str, Any]:
+    def _call(self, message: Message) -> Message:
         method, allowed = message["method"], tuple(getattr(self._arm, "calls", ()))
         if method not in allowed:
             raise ArmFailure(f"the arm has no call '{method}'; it lists {', '.join(allowed)}")
@@ -55,7 +55,7 @@ class ArmWorker:
 
 
 def load_function(name: str) -> Callable[..., Any]:
-    """The function that `module:function` names; raises ArmFailure when there is none."""
+    """Return the function that `module:function` names; raises ArmFailure if there is none."""
     module_name, _, function_name = name.partition(":")
     try:
         function = getattr(importlib.import_module(module_name), function_name)
@@ -67,20 +67,20 @@ def load_function(name: str) -> Callable[..., Any]:
 
 
 def extend_import_path() -> None:
-    """Make importable what the parent could import, after what this process already can."""
+    """Append the parent's import path to this process's own."""
     for entry in os.environ.get("RATCHET_IMPORT_PATH", "").split(os.pathsep):
         if entry and entry not in sys.path:
             sys.path.append(entry)
 
 
 def main() -> None:
-    """Serve the parent on the channel whose descriptor is the first argument."""
+    """Serve the parent; argv holds the channel and the parent's process id."""
     channel = inherited(int(sys.argv[1]))
     families.die_with_parent(int(sys.argv[2]))
     families.adopt_orphans()
     extend_import_path()
     serve(channel, ArmWorker().answer)
-    # Compile pools and non-daemon threads of the arm must not hold the process back.
+    # Compile pools and non-daemon threads of the arm must not delay the end.
     os._exit(0)
 
 

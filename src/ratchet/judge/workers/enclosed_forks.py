@@ -1,8 +1,8 @@
-"""Forks of a zygote in the sandbox, each in namespaces of its own.
+"""Forks of a zygote in the sandbox, each in namespaces of its own. Imports no torch.
 
-A fork takes new namespaces (`namespaces`), and there its PID 1 forks the worker, which confines
-itself as a new process does. No candidate can reach the zygote: it is in a process namespace above
-theirs, its memory is hidden, and a fork closes its channel before anything else. Imports no torch.
+A fork enters new namespaces (`namespaces`), where its PID 1 forks the worker, which confines itself
+as a new process does. No candidate can reach the zygote: it lives in a process namespace above
+theirs, its memory is hidden, and a fork first of all closes the zygote's channel.
 """
 
 from __future__ import annotations
@@ -11,24 +11,23 @@ import os
 import sys
 import warnings
 from collections.abc import Callable
-from typing import Any, NoReturn
+from typing import NoReturn
 
 from ratchet.base.process import families
 from ratchet.base.process.channel import inherited
 from ratchet.judge.sandbox import namespaces
 from ratchet.judge.sandbox.confine import confine
-from ratchet.judge.workers.forks import serve_forks
 from ratchet.judge.workers.memory.mapping import shift_heap
+from ratchet.judge.workers.serving import Message, serve_forks
 
 FIRST_FREE = 3
 """The descriptor after standard input, output and error."""
-Order = dict[str, Any]
-Work = Callable[[Order, int], None]
-"""Does a worker's work, given its order and its channel's descriptor: -1 for a mere trial."""
+Work = Callable[[Message, int], None]
+"""Does a worker's work, given its order and its channel's descriptor: -1 for a trial."""
 
 
 def serve_enclosed(work: Work) -> NoReturn:
-    """Try one fork, tell whether that worked, then fork for each order: argument is the channel."""
+    """Try one fork, report whether it worked, then fork for each order; argv holds the channel."""
     channel = inherited(int(sys.argv[1]))
     families.hide_memory()
     message, _ = channel.receive()
@@ -36,10 +35,10 @@ def serve_enclosed(work: Work) -> NoReturn:
     serve_forks(channel, lambda order, descriptors: _run(order, descriptors, work))
 
 
-def _hindrance(order: Order, work: Work) -> str:
-    """Why candidates cannot be forked here; an empty text where they can."""
+def _hindrance(order: Message, work: Work) -> str:
+    """Return why candidates cannot be forked here; "" if they can."""
     with warnings.catch_warnings():
-        # A BLAS library's idle threads: it ends them before a fork, and starts none after it.
+        # A BLAS library ends its idle threads before a fork, and starts none after it.
         warnings.simplefilter("ignore", DeprecationWarning)
         trial = os.fork()
     if not trial:
@@ -58,10 +57,10 @@ def _hindrance(order: Order, work: Work) -> str:
     return ""
 
 
-def _run(order: Order, descriptors: list[int], work: Work) -> None:
-    """The work of a fork: leave the zygote's namespaces, then wait for PID 1 of the new ones.
+def _run(order: Message, descriptors: list[int], work: Work) -> None:
+    """Leave the zygote's namespaces, start PID 1 of the new ones, and wait for it.
 
-    Without descriptors all of it is tried, and no worker is started.
+    Without descriptors this is a trial that starts no worker.
     """
     channel = -1
     if descriptors:
@@ -70,7 +69,7 @@ def _run(order: Order, descriptors: list[int], work: Work) -> None:
         os.dup2(output, 2)
     os.closerange(FIRST_FREE, channel)
     os.closerange(max(FIRST_FREE, channel + 1), os.sysconf("SC_OPEN_MAX"))
-    families.prctl(families.PR_SET_DUMPABLE, 1)  # else its maps of users cannot be written
+    families.prctl(families.PR_SET_DUMPABLE, 1)  # else its uid map cannot be written
     namespaces.unshare()
     families.hide_memory()
     child = os.fork()
@@ -80,9 +79,9 @@ def _run(order: Order, descriptors: list[int], work: Work) -> None:
     namespaces.guard(child)
 
 
-def _first(order: Order, channel: int, work: Work) -> None:
-    """PID 1 of the new namespaces: its end ends everything in them."""
-    families.die_with_parent(0)  # who is outside of the namespace
+def _first(order: Message, channel: int, work: Work) -> None:
+    """Run as PID 1 of the new namespaces: its end ends everything in them."""
+    families.die_with_parent(0)  # the parent is outside of the namespace
     os.setsid()
     namespaces.cover(order["tmp_bytes"], order["shared_memory_bytes"])
     child = os.fork()
@@ -94,8 +93,8 @@ def _first(order: Order, channel: int, work: Work) -> None:
     namespaces.guard(child)
 
 
-def _confined(order: Order, channel: int, work: Work) -> NoReturn:
-    """The candidate's worker, as a new process would be."""
+def _confined(order: Message, channel: int, work: Work) -> NoReturn:
+    """Run the candidate's worker, confined like a new process."""
     families.prctl(families.PR_SET_DUMPABLE, 1)
     namespaces.drop_bounding()
     confine(order["limits"])

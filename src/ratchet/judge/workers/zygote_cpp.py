@@ -1,34 +1,33 @@
-"""The zygote of compiled candidates: it forks a worker that compiles, or loads and calls, a kernel.
+"""The zygote of compiled candidates, in the sandbox (`enclosed_forks`), without candidate code.
 
-It stands in the sandbox, without torch and without candidate code (`enclosed_forks`). A fork takes
-milliseconds; a new process in a new sandbox starts an interpreter as well.
+A fork compiles a kernel, or loads and calls one. It starts in milliseconds; a new process in a new
+sandbox also starts an interpreter.
 """
 
 from __future__ import annotations
 
 import contextlib
 import socket
-from typing import Any
 
 from ratchet.base.errors import CompilerMissing
 from ratchet.base.process.channel import Channel
 from ratchet.judge.workers.candidate.cpp import CppWorker
 from ratchet.judge.workers.enclosed_forks import serve_enclosed
-from ratchet.judge.workers.serving import serve_candidate
+from ratchet.judge.workers.serving import Message, serve_candidate
 from ratchet.kernels.languages import cpp
 
 
 def main() -> None:
-    """Ask the compiler for its version, then fork a worker for each order: argument is the channel.
+    """Ask the compiler for its version, then fork a worker for each order; argv holds the channel.
 
-    Each fork knows the answer, and so asks nobody.
+    The forks know the version then.
     """
     with contextlib.suppress(CompilerMissing, OSError):
         cpp.headers_key((), cpp.find_compiler())
     serve_enclosed(_work)
 
 
-def _work(_: dict[str, Any], channel: int) -> None:
+def _work(_: Message, channel: int) -> None:
     if channel >= 0:
         serve_candidate(Channel(socket.socket(fileno=channel)), CppWorker().answer)
 

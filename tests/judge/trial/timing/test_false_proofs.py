@@ -16,7 +16,7 @@ import pytest
 from simulated_machine import Machine, simulate, to_samples
 
 from ratchet.base.errors import JudgeError
-from ratchet.judge.decided import Decided, Ok
+from ratchet.judge.stage_result import Decided, Ok
 from ratchet.judge.trial.timing import decide, group_sequential, plan
 from ratchet.judge.trial.timing.arms import CANDIDATE, REFERENCE, TWIN
 from ratchet.judge.trial.timing.group_sequential import time_until_answered
@@ -73,8 +73,8 @@ def opened() -> Any:
         raise JudgeError("no ceilings here")
 
     return SimpleNamespace(
-        reference=SimpleNamespace(ask=ask),
-        clock=SimpleNamespace(left_s=9.0, reference_s=9.0),
+        ask=ask,
+        clock=SimpleNamespace(left_s=9.0, reference_limit_s=9.0),
         cases=[SimpleNamespace(bytes=1.0)],
     )
 

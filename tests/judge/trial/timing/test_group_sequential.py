@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 
 from ratchet.base.errors import JudgeError
-from ratchet.judge.decided import Decided, Ok
+from ratchet.judge.stage_result import Decided, Ok
 from ratchet.judge.trial.timing import decide, group_sequential, plan
 from ratchet.judge.trial.timing.arms import CANDIDATE, REFERENCE, TWIN
 from ratchet.judge.trial.timing.decide import compare_case
@@ -48,8 +48,8 @@ def opened() -> Any:
         raise JudgeError("no ceilings here")
 
     return SimpleNamespace(
-        reference=SimpleNamespace(ask=ask),
-        clock=SimpleNamespace(reference_s=9.0),
+        ask=ask,
+        clock=SimpleNamespace(reference_limit_s=9.0),
         cases=[SimpleNamespace(bytes=1.0)],
     )
 

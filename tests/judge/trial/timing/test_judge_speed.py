@@ -16,7 +16,7 @@ from hypothesis import strategies as st
 
 from ratchet.base.errors import JudgeError
 from ratchet.judge.sandbox.isolation import arm_environment
-from ratchet.judge.trial.kernel_checks import CaseFacts, verdict_of_call
+from ratchet.judge.trial.kernel_checks import CallCheck, CaseFacts, verdict_of_call
 from ratchet.judge.trial.timing import arms, plan
 from ratchet.judge.trial.timing.arms import CANDIDATE, ONE_THREAD, REFERENCE, TWIN
 from ratchet.judge.trial.timing.decide import (
@@ -59,9 +59,7 @@ def opened(rates: dict[str, float] | None) -> Any:
             raise JudgeError("no ceilings here")
         return rates
 
-    return SimpleNamespace(
-        reference=SimpleNamespace(ask=ask), clock=SimpleNamespace(reference_s=1.0), cases=[FACTS]
-    )
+    return SimpleNamespace(ask=ask, clock=SimpleNamespace(reference_limit_s=1.0), cases=[FACTS])
 
 
 def floor_at(time_s: float) -> dict[str, float]:
@@ -269,16 +267,16 @@ def test_rounds_are_even_and_bounded(round_s: float) -> None:
 @pytest.mark.parametrize(
     ("code", "check", "answer"),
     [
-        (0, {"passed": True, "written": True, "changed_input": None, "detail": ""}, True),
-        (0, {"passed": False, "written": True, "changed_input": None, "detail": ""}, False),
-        (0, {"passed": True, "written": True, "changed_input": 0, "detail": ""}, False),
-        (1, {"passed": False, "written": False, "changed_input": None, "detail": ""}, None),
-        (1, {"passed": True, "written": True, "changed_input": None, "detail": ""}, False),
-        (-1, {"passed": True, "written": True, "changed_input": None, "detail": ""}, False),
+        (0, CallCheck(passed=True, written=True, changed_input=None, detail=""), True),
+        (0, CallCheck(passed=False, written=True, changed_input=None, detail=""), False),
+        (0, CallCheck(passed=True, written=True, changed_input=0, detail=""), False),
+        (1, CallCheck(passed=False, written=False, changed_input=None, detail=""), None),
+        (1, CallCheck(passed=True, written=True, changed_input=None, detail=""), False),
+        (-1, CallCheck(passed=True, written=True, changed_input=None, detail=""), False),
     ],
 )
 def test_a_call_is_right_only_when_code_and_memory_agree(
-    code: int, check: dict[str, Any], answer: bool | None
+    code: int, check: CallCheck, answer: bool | None
 ) -> None:
     assert verdict_of_call(code, check)[0] is answer
 

@@ -1,8 +1,8 @@
 """C++ that a kernel in torch builds as it is loaded (`load_inline`): once for all its processes.
 
-A candidate's first process builds, and is asked what it has built before it has seen any input.
-Its word is not believed: names, numbers and sizes are bounded, and what it wrote is run by no other
-than the same candidate, in the same sandbox.
+A candidate's first process builds it, and hands it over before it has seen any input. Its report is
+not believed: names, numbers and sizes are bounded, and only the same candidate runs the files, in
+the same sandbox.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ _PART: Final = re.compile(r"(?!\.{1,2}$)[A-Za-z0-9_.+-]{1,120}")
 
 
 class NoFiles(ValueError):
-    """The answer is no list of files."""
+    """The answer is not a list of files."""
 
 
 def uses_extensions(kernel: Kernel) -> bool:
@@ -36,9 +36,9 @@ def uses_extensions(kernel: Kernel) -> bool:
 
 
 def checked(told: Any, descriptor: int) -> PackedFiles | None:
-    """The files of a sealed descriptor, as they were told; None without any.
+    """Return the reported files of a sealed descriptor; None if there are none.
 
-    `told` is a list of name, time of change and size. Raises NoFiles where it is not.
+    `told` is a list of name, time of change and size. Raises NoFiles if it is not.
     """
     files = _checked(told, os.fstat(descriptor).st_size)
     return PackedFiles(files=files, descriptor=descriptor) if files else None

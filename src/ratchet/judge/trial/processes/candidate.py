@@ -1,4 +1,4 @@
-"""A candidate's worker in its sandbox, as the judge drives it."""
+"""A candidate's process in its sandbox, as the judge drives it."""
 
 from __future__ import annotations
 
@@ -16,9 +16,7 @@ from ratchet.base.process import families
 from ratchet.base.process.channel import close_descriptors
 from ratchet.base.process.child import Child, ChildFailure, error_words, program
 from ratchet.base.process.time_limits import FIRST_CALL_S, STEP_S, Clock
-from ratchet.judge.decided import fault
-from ratchet.judge.integrity.late_writes import OutputSpots, Read
-from ratchet.judge.integrity.returned_outputs import ReturnedOutputs, Unreadable, readable
+from ratchet.judge.integrity.outputs import OutputSpots, Read, ReturnedOutputs, Unreadable, readable
 from ratchet.judge.options import WITH_TORCH
 from ratchet.judge.sandbox.accelerator import Accelerator
 from ratchet.judge.sandbox.headroom import Headroom
@@ -29,11 +27,13 @@ from ratchet.judge.sandbox.isolation import (
 )
 from ratchet.judge.sandbox.worker_modules import CPP_WORKER, TORCH_WORKER
 from ratchet.judge.sandbox.zygote import CandidateZygote
+from ratchet.judge.stage_result import fault
 from ratchet.judge.trial.processes import built_extensions
 from ratchet.judge.verdict import Status
+from ratchet.judge.workers.memory.layout import BatchLayout
 from ratchet.judge.workers.memory.mapping import seal
 from ratchet.judge.workers.memory.packed_files import SEALS, PackedFiles
-from ratchet.judge.workers.serving import READY
+from ratchet.judge.workers.serving import READY, Message
 from ratchet.kernels.kernel import Kernel
 from ratchet.kernels.languages.precompiled_headers import NAME
 
@@ -46,11 +46,11 @@ MAX_LIBRARY_BYTES = 64 << 20
 MAX_ANSWER_BYTES = 1 << 20
 MOST_SECONDS = 1e9
 STATUS_OF_FAILURE: dict[str, Status] = {"timed_out": "timed_out", "woke": "cheating"}
-"""Every other failure of a candidate's process is a crash."""
+"""Any other failure of a candidate's process is a crash."""
 
 
 class CandidateProcess:
-    """One sandboxed process of a candidate. What goes wrong in it decides the verdict."""
+    """One sandboxed process of a candidate. A failure in it decides the verdict."""
 
     def __init__(
         self,
@@ -64,26 +64,27 @@ class CandidateProcess:
         given: Mapping[str, PackedFiles] = MappingProxyType({}),
         zygote: CandidateZygote | None = None,
     ) -> None:
-        """`headers` is a folder of precompiled headers for its compiler. `given` holds its
-        `extensions`, that it has built before, and `compilations` of torch.compile's for it.
-        It is forked from the `zygote`, where that is able to.
+        """Start it: a fork of the `zygote` if that can fork, else a new process.
+
+        `headers` is a folder of precompiled headers for its compiler. `given` holds `extensions`
+        that the candidate built before, and `compilations` of torch.compile for it.
         """
         self._clock = clock
         self._accelerator = accelerator
         self._given = given
         self.device_s: float | None = None
-        """What a GPU's own clock named for the last batch: the candidate's word."""
+        """The last batch's time by the GPU's own clock, as the candidate claims it."""
         with_torch = kernel.language in WITH_TORCH
         self.returns_outputs = with_torch
-        """Whether its entry returns its outputs, and does not write them to shared memory."""
+        """True if its entry returns outputs instead of writing them to shared memory."""
         self.copies_outputs = with_torch and accelerator is not None
-        """Whether the worker copies what is returned to shared memory, inside the clock: on a GPU,
-        and where the judge may not read its memory; there the reference copies nothing."""
+        """True if the worker copies the results to shared memory, inside the clock: on a GPU, or if
+        the judge may not read its memory. In the latter case the reference copies nothing."""
         self.sandbox: Sandbox = make_sandbox(
             TORCH_WORKER if with_torch else CPP_WORKER,
             threads=threads,
             memory_bytes=memory_bytes,
-            time_limit_s=clock.limit_s + STEP_S + FIRST_CALL_S,
+            limit_s=clock.limit_s + STEP_S + FIRST_CALL_S,
             with_torch=with_torch,
             accelerator=accelerator,
             headers=headers,
@@ -91,17 +92,17 @@ class CandidateProcess:
         )
         self._headers = headers
         self._is_ready = False
-        self._spots = OutputSpots({"calls": []}, ())
+        self._spots: OutputSpots | None = None
         self._returned: ReturnedOutputs | None = None
-        self._layout: Mapping[str, Any] = {}
+        self._layout: BatchLayout | None = None
         self._met: set[str] = set()
-        """The sizes of tensors that its kernel was called on."""
+        """The tensor sizes that its kernel was called on."""
         self.first_call_limit_s = FIRST_CALL_S
-        """What a Python kernel's first call on new sizes may take on top."""
+        """Seconds that a Python kernel's first call on new sizes may take in addition."""
         self.first_call_s = 0.0
-        """The longest first call on new sizes, by the wall clock: a new process has it again."""
-        self.censuses: list[tuple[Mapping[str, Any], Any]] | None = None
-        """Where it is a list, a Python kernel's batches are counted: the layout, what it tells."""
+        """The longest first call on new sizes; a new process takes that time again."""
+        self.censuses: list[tuple[BatchLayout, Any]] | None = None
+        """If it is a list, a Python kernel's batches are counted: their layout and the census."""
         if self.sandbox.shares_user:
             families.hide_memory()  # it holds the batches that this candidate must not see yet
         headroom = Headroom(
@@ -125,59 +126,59 @@ class CandidateProcess:
         headroom.watch(self._child.pid)
 
     @property
-    def _fate(self) -> str:
+    def _output_mode(self) -> str:
         return "copied" if self.copies_outputs else "kept"
 
     @property
     def pid(self) -> int:
-        """The process at the head of its family."""
+        """The process id of the head of its family."""
         return self._child.pid
 
     @property
     def worked_s(self) -> float:
-        """Seconds at work in steps that were long enough to be looked at."""
+        """Seconds at work, in steps that were long enough to be sampled."""
         return self._child.worked_s
 
     @property
     def has_answered(self) -> bool:
-        """Return whether it has sent an answer that was not fetched yet, or is gone."""
+        """True if it has sent an answer that was not fetched yet, or has ended."""
         if not self._is_ready and self._child.has_answer:
             self._await_ready()
         return self._is_ready and self._child.has_answer
 
     def run_under(self, clock: Clock) -> None:
-        """Let this clock limit it from now on."""
+        """Limit it by this clock from now on."""
         self._clock = clock
 
     def start_compiling(self, kernel: Kernel) -> None:
-        """Send the source to be compiled; the answer is fetched by `library`."""
-        message: dict[str, Any] = {"do": "compile", "kernel": kernel.as_json()}
+        """Send the source to be compiled; `library` fetches the answer."""
+        message: Message = {"do": "compile", "kernel": kernel.as_json()}
         if self._headers is not None:
             message["included"] = str(self._headers / NAME)
         with _starts():
-            self._child.send(message, timeout_s=self._clock.step_s)
+            self._child.send(message, timeout_s=self._clock.step_limit_s)
 
     def _await_ready(self) -> None:
-        """Wait for the worker's first word. CandidateFault `unmeasured` where it has none.
+        """Wait for the worker's first message; raises CandidateFault `unmeasured` without one.
 
-        No candidate code has run before it, so whatever went wrong is the machine's fault.
+        No candidate code has run before it, so a failure is the machine's fault.
         """
         if self._is_ready:
             return
         with _starts():
-            reply, extra = self._child.receive("start", timeout_s=self._clock.step_s)
+            reply, extra = self._child.receive("start", timeout_s=self._clock.step_limit_s)
         close_descriptors(extra)
         if reply != READY:
             raise fault("unmeasured", f"{NOT_STARTED}: it said {str(reply)[:100]}; {REMEDY}")
         self._is_ready = True
 
     def library(self) -> int:
-        """The compiled library, copied into sealed memory that the candidate cannot change."""
+        """Return the compiled library, copied into memory that the candidate cannot change."""
         self._await_ready()
         with _decides():
-            reply, handed = self._child.receive("compile", timeout_s=self._clock.step_s)
+            reply, handed = self._child.receive("compile", timeout_s=self._clock.step_limit_s)
         try:
-            _raise_if_machine_s(reply)
+            _raise_fault_of_machine(reply)
             _raise_refusal(reply, "does not compile")
             if len(handed) != 1:
                 raise fault("crashed", "the compiler's process handed out no library")
@@ -186,7 +187,7 @@ class CandidateProcess:
             close_descriptors(handed)
 
     def load(self, kernel: Kernel, library: int | None) -> None:
-        """Load the kernel: its library, or its source where the language is Python's."""
+        """Load the kernel: its library, or its source if it is written in Python."""
         message = {"do": "load", "entry": kernel.entry, "kernel": kernel.as_json()}
         if self._accelerator is not None:
             message["device"] = self._accelerator.as_json()
@@ -195,10 +196,10 @@ class CandidateProcess:
             message["files"] = {what: packed.files for what, packed in self._given.items()}
             handed += [packed.descriptor for packed in self._given.values()]
         with _starts():
-            self._child.send(message, handed, timeout_s=self._clock.step_s)
+            self._child.send(message, handed, timeout_s=self._clock.step_limit_s)
         self._await_ready()
         with _decides():
-            reply, extra = self._child.receive("load", timeout_s=self._clock.step_s)
+            reply, extra = self._child.receive("load", timeout_s=self._clock.step_limit_s)
         close_descriptors(extra)
         if "error" in reply and built_extensions.uses_extensions(kernel):
             words = f"{error_words(reply['error'])}; {built_extensions.REMEDY}"
@@ -208,25 +209,25 @@ class CandidateProcess:
             self.copies_outputs = not readable(self._child.sender)
 
     def start_warming(self) -> None:
-        """Let it get ready to count a GPU's work, beside others; `await_warm` comes next."""
+        """Let it prepare to count a GPU's work while others work; `await_warm` comes next."""
         assert self._accelerator is not None
         with _starts():
             message = {"do": "warm", "device": self._accelerator.as_json()}
-            self._child.send(message, timeout_s=self._clock.step_s)
+            self._child.send(message, timeout_s=self._clock.step_limit_s)
 
     def await_warm(self) -> None:
-        """Wait until it is; CandidateFault `unmeasured` where it cannot be."""
+        """Wait until it has; raises CandidateFault `unmeasured` if it cannot."""
         self._await_ready()
         with _starts():
-            reply, extra = self._child.receive("warm", timeout_s=self._clock.step_s)
+            reply, extra = self._child.receive("warm", timeout_s=self._clock.step_limit_s)
         close_descriptors(extra)
         _raise_refusal(reply, "cannot be counted", status="unmeasured")
 
     def extensions(self) -> PackedFiles | None:
-        """Return what it has built as it loaded the kernel; the caller closes it."""
+        """Return the extensions that it built as it loaded the kernel; the caller closes them."""
         with _decides():
-            self._child.send({"do": "extensions"}, timeout_s=self._clock.step_s)
-            reply, handed = self._child.receive("extensions", timeout_s=self._clock.step_s)
+            self._child.send({"do": "extensions"}, timeout_s=self._clock.step_limit_s)
+            reply, handed = self._child.receive("extensions", timeout_s=self._clock.step_limit_s)
         try:
             _raise_refusal(reply, "told nothing of what it built", status="crashed")
             if len(handed) != 1:
@@ -244,19 +245,19 @@ class CandidateProcess:
         return found
 
     def prepare(
-        self, layout: Mapping[str, Any], memories: Sequence[int], read: Read | None = None
+        self, layout: BatchLayout, memories: Sequence[int], read: Read | None = None
     ) -> None:
         """Announce the places of a batch's tensors; their memory comes with `go`.
 
-        `read` is who can read the outputs, where the judge cannot.
+        `read` reads the outputs if the judge cannot.
         """
         with _decides():
             reply = self._child.ask(
-                {"do": "prepare", "layout": layout, "outputs": self._fate},
-                timeout_s=self._clock.step_s,
+                {"do": "prepare", "layout": layout.as_json(), "outputs": self._output_mode},
+                timeout_s=self._clock.step_limit_s,
             )
         _raise_refusal(reply, "could not reserve its memory", status="crashed")
-        self._spots, self._layout = OutputSpots(dict(layout), memories, read), layout
+        self._spots, self._layout = OutputSpots(layout, memories, read), layout
         if self._returned is not None:
             self._returned.close()
         in_memory = self.returns_outputs and not self.copies_outputs
@@ -270,14 +271,16 @@ class CandidateProcess:
         limit_s: float,
         meanwhile: Callable[[Callable[[], bool]], None] | None = None,
     ) -> tuple[float, float, list[int]]:
-        """Reveal a batch and wait for its calls: wall time by our clock, CPU time claimed, codes.
+        """Reveal a batch and wait for its calls; return our wall time, its CPU time and its codes.
 
-        `meanwhile` is called once it has begun, with what tells whether it has answered; the wall
-        time is then of no use. `limit_s` of work is what its calls may take; a Python kernel's
-        first on new sizes gets more. The whole family stands still when this returns. Raises
-        CandidateFault if it wrote an output after it had answered.
+        The CPU time is the candidate's claim. `meanwhile` is called once the batch has begun, with
+        a function that returns True after the answer; the wall time is then useless. The calls may
+        take `limit_s` of work, a Python kernel's first on new sizes more. The whole family is
+        stopped when this returns. Raises CandidateFault if it wrote an output after it had
+        answered.
         """
-        sizes = str([slot[3:] for slot in self._layout["calls"][0]])
+        assert self._layout is not None
+        sizes = str([slot[3:] for slot in self._layout.calls[0]])
         is_first = sizes not in self._met
         timeout_s = limit_s + (
             self.first_call_limit_s if is_first and self.returns_outputs else 0.0
@@ -314,14 +317,15 @@ class CandidateProcess:
         return wall_time_s, float(cast(float, cpu_time_s)), cast("list[int]", codes)
 
     def deliver(self, call: int) -> None:
-        """See that the outputs of a call lie in shared memory; it must stand still."""
+        """Copy a call's outputs to shared memory, unless they are there; it must be stopped."""
         if self._returned is not None:
             with _tells_outputs():
                 self._returned.deliver(call)
 
     def _read_spots(self, reply: Mapping[str, Any], *, first: bool = False) -> list[bytes]:
-        """Return what stands now at secret places of the outputs of the batch."""
+        """Return the bytes at secret spots of the batch's outputs now."""
         if self._returned is None:
+            assert self._spots is not None
             return self._spots.read()
         if "error" in reply or "no_device" in reply:
             return []
@@ -360,7 +364,7 @@ def _decides() -> Iterator[None]:
 
 @contextlib.contextmanager
 def _starts() -> Iterator[None]:
-    """Turn the failure of a process that has not read a kernel yet into the machine's fault."""
+    """Blame the machine if a process fails before it has read a kernel."""
     try:
         yield
     except ChildFailure as error:
@@ -369,7 +373,7 @@ def _starts() -> Iterator[None]:
 
 @contextlib.contextmanager
 def _tells_outputs() -> Iterator[None]:
-    """Turn what a candidate told of its outputs, and is not so, into its verdict."""
+    """Turn a false report of where outputs lie into the candidate's verdict."""
     try:
         yield
     except Unreadable as error:
@@ -383,12 +387,12 @@ def _are_codes(codes: Any, calls: int) -> bool:
 
 
 def _is_time(claimed: Any) -> bool:
-    """True if a claim is a time in seconds; a whole number may be too large for any float."""
+    """Return True if a claim is a time in seconds; a whole number may be too large for a float."""
     return type(claimed) in (int, float) and 0 <= claimed < MOST_SECONDS
 
 
-def _raise_if_machine_s(reply: Mapping[str, Any]) -> None:
-    """Raise `unmeasured` where the compiler's worker failed otherwise than by what it compiles."""
+def _raise_fault_of_machine(reply: Mapping[str, Any]) -> None:
+    """Raise `unmeasured` if the compiler's worker failed for a reason other than the source."""
     error = reply.get("error")
     if isinstance(error, dict) and error.get("kind") != KernelError.__name__:
         raise fault("unmeasured", f"nothing can be compiled here: {error_words(error)}; {REMEDY}")

@@ -1,7 +1,7 @@
-"""Compiles the sources of many kernels, several at once, each in a sandbox of its own.
+"""Compile the sources of many kernels, several at once, each in a sandbox of its own.
 
-Sources never meet: every compiler runs on one source, as for a verdict, with the same options. A
-library is known by its kernel's build hash, and stays for what is judged next (`toolchain`).
+Every compiler reads one source, as for a verdict, with the same options. A library is known by its
+kernel's build hash, and is kept for what is judged next (`compiling`).
 """
 
 from __future__ import annotations
@@ -17,15 +17,14 @@ from ratchet.base.errors import JudgeError
 from ratchet.base.process import families
 from ratchet.base.process.time_limits import Clock
 from ratchet.base.process.work_limit import WorkLimit
-from ratchet.judge.decided import CandidateFault, Decided
 from ratchet.judge.sandbox.headroom import Headroom
-from ratchet.judge.trial.processes.building import Library
+from ratchet.judge.stage_result import CandidateFault, Decided
 from ratchet.judge.trial.processes.candidate import CandidateProcess
-from ratchet.judge.trial.processes.toolchain import Toolchain
+from ratchet.judge.trial.processes.compiling import Library, Toolchain
 from ratchet.kernels.kernel import Kernel
 
 COMPILE_S: Final = 30.0
-"""Work that one compiler may take; a verdict allows more."""
+"""Seconds of work that one compiler may take; a verdict allows more."""
 LOOK_S: Final = 0.002
 
 
@@ -43,7 +42,7 @@ class _Running:
 
 
 class CompilePool:
-    """The compilers of one screening. They stand still while anything is timed."""
+    """The compilers of one screening. They are stopped while anything is timed."""
 
     def __init__(
         self,
@@ -73,7 +72,7 @@ class CompilePool:
         self.close()
 
     def fetch(self, kernel: Kernel) -> int:
-        """Wait for a copy of a kernel's library, the caller's; CandidateFault if there is none."""
+        """Wait for a kernel's library; return a copy. Raises CandidateFault without one."""
         while True:
             self.look()
             if kernel.build_hash in self._faults:
@@ -86,7 +85,7 @@ class CompilePool:
             time.sleep(LOOK_S)
 
     def look(self) -> None:
-        """Take what is finished, end what is too slow, and begin what waits."""
+        """Take finished libraries, end slow compilers, and begin waiting ones."""
         if self._paused:
             return
         shortage = self._headroom.shortage() if self._running else None
@@ -105,7 +104,7 @@ class CompilePool:
         self._fill()
 
     def pause(self) -> None:
-        """Stop every compiler; one that does not stand still is ended."""
+        """Stop every compiler; end one that does not stop."""
         self._paused = True
         for one in tuple(self._running):
             try:

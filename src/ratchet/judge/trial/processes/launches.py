@@ -1,10 +1,10 @@
 """The processes of one candidate over a verdict: the one that is checked, and others to be timed.
 
-A fork of a zygote starts when its turn comes and ends after it, as the reference's do; so does one
-on a GPU, and where the first process builds extensions for the others. Where each starts anew they
-start together, a compiled kernel's while its compiler still works: that would disturb a clock
-later. Each is stopped as soon as it has loaded the kernel, and all last until the verdict is made;
-where more are needed, as many again start together.
+A fork of a zygote starts when its turn comes and ends after it, as the reference's do. So does a
+process on a GPU, and one that gets extensions from the first. New processes start together, because
+starting one later would disturb a clock; a compiled kernel's start while its compiler works. Each
+is stopped once it has loaded the kernel, and all last until the verdict. If more are needed, as
+many again start together.
 """
 
 from __future__ import annotations
@@ -13,10 +13,10 @@ import contextlib
 from collections.abc import Iterator
 
 from ratchet.base.process.time_limits import Clock
-from ratchet.judge.decided import CandidateFault, Decided
 from ratchet.judge.sandbox.accelerator import Accelerator
-from ratchet.judge.sandbox.mechanism import has_namespaces
+from ratchet.judge.sandbox.isolation import has_namespaces
 from ratchet.judge.sandbox.zygote import CandidateZygote
+from ratchet.judge.stage_result import CandidateFault, Decided
 from ratchet.judge.trial.processes.built_extensions import uses_extensions
 from ratchet.judge.trial.processes.candidate import CandidateProcess
 from ratchet.judge.workers.memory.packed_files import PackedFiles
@@ -24,7 +24,7 @@ from ratchet.kernels.kernel import Kernel
 
 
 class Launches:
-    """Sandboxed processes of one kernel, by number; the first is the one that is checked."""
+    """Sandboxed processes of one kernel, by number; the first is checked."""
 
     def __init__(
         self,
@@ -38,7 +38,7 @@ class Launches:
         compilations: PackedFiles | None = None,
         zygote: CandidateZygote | None = None,
     ) -> None:
-        """Start the first, and with it the `timed` ones of a look where they can start together."""
+        """Start the first, and with it the `timed` ones of a look if they start together."""
         self._kernel = kernel
         self._threads = threads
         self._memory_bytes = memory_bytes
@@ -47,14 +47,14 @@ class Launches:
         self._zygote = zygote
         self._given = {} if compilations is None else {"compilations": compilations}
         self.built: PackedFiles | None = None
-        """What the first process has built (`load_inline`), for those after it."""
+        """Extensions that the first process built (`load_inline`), for those after it."""
         self._builds = uses_extensions(kernel) and accelerator is None and has_namespaces()
         self._library: int | None = None
         self._standing: list[CandidateProcess] = []
         self._counting: CandidateProcess | None = None
-        """That of a GPU in which the kernel's work will be counted."""
+        """The process in which a kernel's work on a GPU will be counted."""
         self._spare: list[CandidateProcess] = []
-        """Those of a GPU that import torch beside other work, and have read no kernel yet."""
+        """Processes for a GPU that import torch during other work, and have read no kernel."""
         in_turn = accelerator is not None or self._builds or (zygote is not None and zygote.able)
         self._together = 0 if in_turn else timed
         try:
@@ -74,7 +74,7 @@ class Launches:
         self.close()
 
     def close(self) -> None:
-        """Kill what still stands, and remove what it left."""
+        """Kill all processes and remove what they left."""
         if self._counting is not None:
             self._counting.close()
             self._counting = None
@@ -86,20 +86,20 @@ class Launches:
             self.built = None
 
     def load(self, library: int | None) -> CandidateProcess:
-        """Load the kernel into every process that has started; each is stopped at once."""
+        """Load the kernel into every started process, and stop each."""
         self._library = library
         for process in self._standing:
             self._load(process)
         return self._standing[0]
 
     def rest(self) -> None:
-        """Raise CandidateFault if a stopped process has run: it was in the others' way."""
+        """Raise CandidateFault if a stopped process has run: it disturbed the others."""
         for process in self._standing:
             process.pause()
 
     @contextlib.contextmanager
     def launch(self, index: int) -> Iterator[CandidateProcess]:
-        """The process of that number, stopped, for as long as it is timed."""
+        """Yield the process of that number, stopped."""
         if index >= len(self._standing) and self._together:
             with _in_time():
                 for process in self._start_together(self._together):
@@ -117,7 +117,7 @@ class Launches:
 
     @contextlib.contextmanager
     def counting(self) -> Iterator[CandidateProcess]:
-        """One in which a GPU's work can be counted at once, with the kernel loaded."""
+        """Yield the process that is ready to count a GPU's work, with the kernel loaded."""
         process, self._counting = self._counting, None
         assert process is not None
         try:
@@ -128,11 +128,11 @@ class Launches:
             process.close()
 
     def launch_new(self, index: int) -> contextlib.AbstractContextManager[CandidateProcess]:
-        """The process of that number among those after the first, which was checked."""
+        """Yield the process of that number among those after the first, which was checked."""
         return self.launch(1 + index)
 
     def _start_together(self, count: int) -> list[CandidateProcess]:
-        """Start so many; they stand until the verdict."""
+        """Start this many processes; they last until the verdict."""
         before = len(self._standing)
         for _ in range(count):
             self._standing.append(self._start())
@@ -160,7 +160,7 @@ class Launches:
 
 @contextlib.contextmanager
 def _in_time() -> Iterator[None]:
-    """A kernel that was right, and loaded before, is not timed if it cannot be started again."""
+    """Call a kernel right but not timed if it loaded before and now takes too long to."""
     try:
         yield
     except CandidateFault as fault:

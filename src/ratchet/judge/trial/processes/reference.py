@@ -18,13 +18,14 @@ from ratchet.judge.sandbox.isolation import TORCH_FIRST, arm_environment
 from ratchet.judge.sandbox.view import fixed_layout
 from ratchet.judge.sandbox.zygote import IMPORT_S, Forks
 from ratchet.judge.steps.arms import import_path
+from ratchet.judge.workers.serving import Message
 from ratchet.problems.problem_file import KEEPER_GRACE_S, longest_wait_s, read_answer
 
 REFERENCE_WORKER = "ratchet.judge.workers.reference.worker"
 
 
 class ReferenceProcess:
-    """The trusted worker. Whatever goes wrong in it is a fault of the judge: a JudgeError."""
+    """The trusted worker. A failure in it is a fault of the judge: a JudgeError."""
 
     def __init__(self, *, threads: int) -> None:
         self.threads = threads
@@ -46,14 +47,12 @@ class ReferenceProcess:
         """True if it can still be asked."""
         return not self._child.closed
 
-    def ask(self, *, timeout_s: float, **message: Any) -> dict[str, Any]:
-        """Ask for something; raises ReferenceFault when it reports an error."""
+    def ask(self, *, timeout_s: float, **message: Any) -> Message:
+        """Ask for something; raises ReferenceFault if it reports an error."""
         return self.ask_for_memory(timeout_s=timeout_s, **message)[0]
 
-    def ask_for_memory(
-        self, *, timeout_s: float, **message: Any
-    ) -> tuple[dict[str, Any], list[int]]:
-        """Ask, and return the answer's descriptors too, which belong to the caller."""
+    def ask_for_memory(self, *, timeout_s: float, **message: Any) -> tuple[Message, list[int]]:
+        """Ask; return also the answer's descriptors, which belong to the caller."""
         self._child.send(message)
         reply, handed = self._child.receive(str(message["do"]), timeout_s=timeout_s)
         if "error" in reply:
@@ -62,14 +61,14 @@ class ReferenceProcess:
         return reply, handed
 
     def zygote(self) -> Forks:
-        """Orders to the process from which rivals and the keepers of files are forked."""
+        """Return the zygote from which rivals and the keepers of problem files are forked."""
         _, handed = self.ask_for_memory(timeout_s=IMPORT_S, do="zygote")
         return Forks(inherited(handed[0]))
 
-    def describe(self, request: dict[str, Any], limit_s: float) -> dict[str, Any]:
+    def describe(self, request: Message, limit_s: float) -> Message:
         """Run a problem's file in a fork, which need not import torch; see `problem_file.Describe`.
 
-        It can be forked before and after a verdict. Raises JudgeError without a fork.
+        Call it before or after a verdict. Raises JudgeError if no fork can be made.
         """
         answer = os.memfd_create("ratchet-problem", os.MFD_CLOEXEC)
         with (
@@ -89,7 +88,7 @@ class ReferenceProcess:
             return read_answer(file, None)
 
     def pause(self) -> None:
-        """Stop it while the candidate runs."""
+        """Stop it."""
         self._child.hold()
 
     def resume(self) -> None:
@@ -102,14 +101,14 @@ class ReferenceProcess:
 
 
 def _ends_within(watch: int, limit_s: float) -> bool:
-    """Wait for a process, by its descriptor; return True once it has ended."""
+    """Wait for a process, by its descriptor; return True if it has ended."""
     poller = select.poll()
     poller.register(watch, select.POLLIN)
     return bool(poller.poll(1e3 * max(0.0, limit_s)))
 
 
 def _end_keeper(watch: int) -> None:
-    """Make a keeper end its processes, then end it, if either still runs."""
+    """Make a keeper end its processes, then end the keeper itself, if they still run."""
     for sent in (signal.SIGTERM, signal.SIGKILL):
         with contextlib.suppress(ProcessLookupError):
             signal.pidfd_send_signal(watch, sent)
@@ -118,11 +117,11 @@ def _end_keeper(watch: int) -> None:
 
 
 class ReferenceFault(JudgeError):
-    """The reference raised, or the problem is not one."""
+    """The reference raised, or the problem is invalid."""
 
 
 def raise_fault(reply: Mapping[str, Any]) -> None:
-    """Raise ReferenceFault where a trusted worker's answer is an error."""
+    """Raise ReferenceFault if a trusted worker's answer is an error."""
     if "error" in reply:
         raise ReferenceFault(error_words(reply["error"]))
 

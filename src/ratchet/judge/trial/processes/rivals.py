@@ -1,9 +1,9 @@
 """The reference as a candidate's rival: a process of its own, driven as the candidate's is.
 
-The luck of a start (where its memory lies, how its threads meet) can make one process of the same
-code a good deal slower than the next. So on cores the reference and its twin are started anew in
-each launch, as the candidate is, and an interval over launches is one over starts of both. On a
-GPU, where a start takes a second and the calls run elsewhere, they stay.
+Chance at the start (where memory lies, how threads meet) can make one process of the same code much
+slower than the next. So on cores the reference and its twin are started anew in each launch, as the
+candidate is, and an interval over launches covers starts of both. On a GPU a start takes a second
+and the calls run elsewhere, so they stay.
 """
 
 from __future__ import annotations
@@ -31,24 +31,26 @@ from ratchet.base.process.time_limits import (
     within_the_end,
 )
 from ratchet.base.process.work_limit import WorkLimit
-from ratchet.judge.integrity.late_writes import OutputSpots
+from ratchet.judge.integrity.outputs import OutputSpots
 from ratchet.judge.sandbox.accelerator import Accelerator
 from ratchet.judge.sandbox.zygote import START_S, Fork, Forks
 from ratchet.judge.trial.processes.reference import ReferenceProcess, raise_fault
+from ratchet.judge.workers.memory.layout import BatchLayout
+from ratchet.judge.workers.serving import Message
 from ratchet.measure.arm import Timing
 from ratchet.problems.problem import Problem
 
-Fate = Literal["mapped", "kept", "copied"]
-"""What becomes of the outputs of the reference's calls, as of the candidate's: they are kept until
-the next batch; kept, and the memory for them is mapped, where the candidate writes them there
-itself; or copied to that memory, inside the clock."""
+OutputMode = Literal["mapped", "kept", "copied"]
+"""What becomes of the outputs of the reference's calls. kept: they stay until the next batch.
+mapped: they stay, and shared memory is mapped too, as a compiled candidate writes there. copied:
+they are copied to that memory, inside the clock."""
 
 COMPILED = "torch.compile of the reference"
 """The name of its arm."""
 
 
 class RivalProcess:
-    """One start of the reference. Whatever goes wrong in it is a fault of the judge."""
+    """One process of the reference. A failure in it is a fault of the judge."""
 
     def __init__(self, connection: socket.socket, fork: Fork, clock: Clock) -> None:
         self.pid = fork.pid
@@ -58,20 +60,20 @@ class RivalProcess:
         self._clock = clock
         self._stopped: Sequence[int] = ()
         self.device_s: float | None = None
-        """What a GPU's own clock named for the last batch."""
+        """The last batch's seconds by the GPU's own clock."""
 
     def begin_load(self, message: Mapping[str, Any]) -> None:
-        """Let it load the reference while others start too."""
+        """Let it load the reference while others start."""
         self._send(message)
 
     def await_load(self) -> None:
-        """Wait until it has loaded the reference, and stop it; ReferenceFault where that fails."""
+        """Wait until it has loaded the reference, and stop it; raises ReferenceFault."""
         self._await("load")
         self.pause()
 
-    def prepare(self, layout: Mapping[str, Any], outputs: Fate) -> None:
+    def prepare(self, layout: BatchLayout, outputs: OutputMode) -> None:
         """Announce the places of a batch's tensors; their memory comes with `go`."""
-        self._send({"do": "prepare", "layout": layout, "outputs": outputs})
+        self._send({"do": "prepare", "layout": layout.as_json(), "outputs": outputs})
         self._await("prepare")
 
     def _send(self, message: Mapping[str, Any]) -> None:
@@ -79,16 +81,16 @@ class RivalProcess:
             self._channel.send(message, timeout_s=SEND_TIMEOUT_S)
 
     def _await(self, what: str) -> None:
-        """Wait for an answer; raises ReferenceFault when it is an error."""
+        """Wait for an answer; raises ReferenceFault if it is an error."""
         with self._named(what):
             reply, extra = self._receive()
         close_descriptors(extra)
         _raise_fault(reply)
 
     def go(self, memories: Sequence[int], spots: OutputSpots | None = None) -> Timing:
-        """Reveal a batch and wait for its calls; it stands still when this returns.
+        """Reveal a batch and wait for its calls; the process is stopped when this returns.
 
-        On a GPU the clock stops when the `spots` are read, as a candidate's does.
+        On a GPU the clock stops after the `spots` are read, as for a candidate.
         """
         with self._named("go"):
             began = time.perf_counter()
@@ -116,7 +118,7 @@ class RivalProcess:
         self._stopped = ()
 
     def begin_close(self) -> None:
-        """Let it give up its memory beside others: `close` comes next."""
+        """Let it free its memory while others do; `close` comes next."""
         families.kill(self._stopped)
 
     def close(self) -> None:
@@ -126,8 +128,8 @@ class RivalProcess:
         close_descriptors([self._watch])
         self._channel.close()
 
-    def _receive(self) -> tuple[dict[str, Any], list[int]]:
-        limit = WorkLimit(self._clock.reference_s, self._members)
+    def _receive(self) -> tuple[Message, list[int]]:
+        limit = WorkLimit(self._clock.reference_limit_s, self._members)
         try:
             return self._channel.receive(left_s=within_the_end(limit.left_s))
         except ChannelTimeout as error:
@@ -153,10 +155,10 @@ def _raise_fault(reply: Mapping[str, Any]) -> None:
 
 
 class ProblemZygote:
-    """A fork of the reference's zygote that has imported what one problem's reference needs."""
+    """A fork of the reference's zygote that has imported what a problem's reference needs."""
 
-    def __init__(self, zygote: Forks, problem: dict[str, Any]) -> None:
-        """Start it; `able` tells whether rivals can be forked from it."""
+    def __init__(self, zygote: Forks, problem: Message) -> None:
+        """Start it; `able` is True if rivals can be forked from it."""
         ours, theirs = open_pair()
         try:
             self._fork = zygote.fork([theirs.fileno()], problem=problem)
@@ -199,17 +201,17 @@ class Rivals:
         self._running: list[RivalProcess] = []
 
     def start(self, *, threads: int, compiled: bool = False, limit_s: float = 0.0) -> RivalProcess:
-        """One that has loaded the reference and stands still.
+        """Start one that has loaded the reference and is stopped. Raises ReferenceFault.
 
-        With `compiled` it has loaded torch.compile of it, and has compiled it for every timed case
-        within `limit_s`. Raises ReferenceFault where that fails.
+        With `compiled` it has loaded torch.compile of the reference, and has compiled it for every
+        timed case within `limit_s`.
         """
         process = self.begin(threads=threads, compiled=compiled, limit_s=limit_s)
         process.await_load()
         return process
 
     def begin(self, *, threads: int, compiled: bool = False, limit_s: float = 0.0) -> RivalProcess:
-        """One that loads the reference now, beside others: `await_load` comes next."""
+        """Start one that loads the reference while others do; `await_load` comes next."""
         ours, theirs = open_pair()
         try:
             fork = self._forks().fork([theirs.fileno()])

@@ -1,18 +1,52 @@
-"""One candidate of a screening: what is known of it, and its answer."""
+"""One candidate of a screening: its time limits, what is known of it, and its answer."""
 
 from __future__ import annotations
 
 import contextlib
-import math
-from collections.abc import Iterator, Sequence
+import time
+from collections.abc import Iterator
 from dataclasses import dataclass, field, replace
+from statistics import geometric_mean
+from typing import Final
 
-from ratchet.judge.decided import CandidateFault, Decided
-from ratchet.judge.trial.interpreted import without_blame
+from ratchet.base.process.time_limits import Clock
+from ratchet.judge.stage_result import CandidateFault, Decided
+from ratchet.judge.trial.kernel_checks import CaseFacts
 from ratchet.judge.trial.processes.candidate import CandidateProcess
 from ratchet.judge.trial.screening.rounds import Timed
+from ratchet.judge.trial.without_gpu import INTERPRETER, without_blame
 from ratchet.judge.verdict import Screening, ScreeningStatus
 from ratchet.kernels.kernel import Kernel
+
+SLOWEST_FACTOR: Final = 30.0
+SLOWEST_FLOOR_S: Final = 1.0
+"""A call may be at work for this long, plus this many times the reference's time."""
+STEP_S: Final = 10.0
+"""Work that a step of a candidate's process may take, such as importing its source."""
+FIRST_CALL_S: Final = 20.0
+"""Work that a Python kernel's first call may take, compilers included."""
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class QuickClock(Clock):
+    """A clock whose steps are short: a slow kernel needs a verdict instead."""
+
+    @staticmethod
+    def of_s(limit_s: float) -> QuickClock:
+        """Return a clock that runs out `limit_s` seconds from now."""
+        return QuickClock(deadline=time.monotonic() + limit_s, limit_s=limit_s)
+
+    @property
+    def step_limit_s(self) -> float:
+        return STEP_S
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class QuickFacts(CaseFacts):
+    """A case on which the judge gives up a candidate sooner than in a verdict."""
+
+    def limit_s(self, calls: int) -> float:
+        return SLOWEST_FLOOR_S + SLOWEST_FACTOR * calls * self.time_s
 
 
 @dataclass(slots=True)
@@ -30,16 +64,16 @@ class Entrant:
 
     @property
     def is_out(self) -> bool:
-        """Return whether its answer is known."""
+        """True if its answer is known."""
         return self.status is not None
 
     @property
     def is_interpreted(self) -> bool:
-        """Return whether Triton's interpreter carries its launches out."""
+        """True if its launches run in Triton's interpreter."""
         return self.kernel.language == "triton"
 
     def decide(self, decided: Decided) -> None:
-        """It is out; what was timed of it does not count."""
+        """Answer it; its timings do not count."""
         if self.status is None:
             right = decided.status in ("proven", "correct")  # and not timed
             self.status = "unmeasured" if right else decided.status
@@ -56,14 +90,15 @@ class Entrant:
 
     @contextlib.contextmanager
     def on_trial(self) -> Iterator[None]:
-        """Take a fault that is raised meanwhile as this candidate's answer."""
+        """Take a CandidateFault raised inside as this candidate's answer."""
         try:
             yield
         except CandidateFault as error:
-            self.decide(without_blame(error.decided) if self.is_interpreted else error.decided)
+            decided = error.decided
+            self.decide(without_blame(decided, INTERPRETER) if self.is_interpreted else decided)
 
     def answer(self) -> Screening:
-        """Return its answer as it is now."""
+        """Return its answer."""
         if self.status is None:
             self.decide(Decided("unmeasured", "the screening did not come to it"))
         assert self.status is not None
@@ -78,14 +113,11 @@ class Entrant:
         beside = [one.against_best for one in self.timings if one.against_best is not None]
         return replace(
             answer,
-            ratio=mean([one.ratio for one in self.timings]),
-            low=mean([one.low for one in self.timings]),
-            high=mean([one.high for one in self.timings]),
-            time_s=mean([one.time_s for one in self.timings]),
-            against_best=mean(beside) if len(beside) == len(self.timings) else None,
+            ratio=geometric_mean(one.ratio for one in self.timings),
+            low=geometric_mean(one.low for one in self.timings),
+            high=geometric_mean(one.high for one in self.timings),
+            time_s=geometric_mean(one.time_s for one in self.timings),
+            against_best=geometric_mean(beside) if len(beside) == len(self.timings) else None,
         )
 
 
-def mean(values: Sequence[float]) -> float:
-    """The geometric mean."""
-    return math.exp(math.fsum(math.log(value) for value in values) / len(values))

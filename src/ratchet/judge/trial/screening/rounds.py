@@ -1,7 +1,7 @@
 """Time some candidates of one screening: a few rounds of all arms, each on the same fresh values.
 
-An arm that is far behind leaves early, so that the time goes to those that are close. The estimate
-is the median of log(reference/candidate) over the rounds that an arm was in.
+An arm that is far behind leaves early, and the time goes to those that are close. The estimate is
+the median of log(reference/candidate) over an arm's rounds.
 """
 
 from __future__ import annotations
@@ -13,23 +13,24 @@ from typing import Final, Protocol
 
 import numpy as np
 
-from ratchet.judge.decided import CandidateFault, Decided, fault
+from ratchet.judge.stage_result import CandidateFault, Decided, fault
 from ratchet.judge.trial.kernel_checks import OpenProblem, verdict_of_call
 from ratchet.judge.trial.processes.candidate import CandidateProcess
-from ratchet.judge.trial.timing.arms import REFERENCE, RivalArm, RoundSeeds, fate, warm
+from ratchet.judge.trial.timing.arms import REFERENCE, RivalArm, RoundSeeds, output_mode, warm
 from ratchet.judge.trial.timing.plan import calls_per_batch
 from ratchet.measure.arm import Timing
 from ratchet.measure.estimate import compare
-from ratchet.measure.samples import Sample, checked, log_ratios
+from ratchet.measure.rounds import timed_sample
+from ratchet.measure.samples import Sample, log_ratios
 
 BEST: Final = "best"
 ROUNDS: Final = 8
 LEAVES: Final = {3: 0.25, 4: 0.75}
-"""After so many rounds an arm leaves if it is below this share of the leader's speed."""
+"""After this many rounds an arm leaves if it has less than this share of the leader's speed."""
 LEAST_ROUNDS: Final = 3
 RESAMPLES: Final = 400
 CHEAP_S: Final = 0.02
-"""Comparing a call that takes no longer is done in every round."""
+"""If comparing a call takes no longer, one is compared in every round."""
 FEW_CHECKS: Final = 2
 
 
@@ -46,21 +47,21 @@ class Timed:
 
 
 class SharedRounds:
-    """The seeds of each round, and the call of it that is compared: the same for every arm."""
+    """The seeds of each round, and its compared call: the same for every arm."""
 
     def __init__(self, opened: OpenProblem, calls: int, *, check_s: float) -> None:
-        """Compare a call of each round, or of a few secret ones where comparing takes long."""
+        """Compare a call of each round, or of a few secret rounds if comparing takes long."""
         rng = opened.rng
         self.seeds = RoundSeeds(opened)
         rounds = set(range(ROUNDS))
         if check_s > CHEAP_S:  # one that every arm is in, and others
             rounds = {rng.randrange(LEAST_ROUNDS), *rng.sample(range(ROUNDS), FEW_CHECKS)}
         self.compared: Mapping[int, int] = {index: rng.randrange(calls) for index in rounds}
-        """The call by its round."""
+        """The call, by its round."""
 
 
 class ScreenedArm:
-    """A candidate in its sandbox. The outputs of one secret call of a round are compared."""
+    """A candidate in its sandbox. The judge compares the outputs of one secret call of a round."""
 
     def __init__(
         self, name: str, process: CandidateProcess, opened: OpenProblem, case: int
@@ -73,13 +74,13 @@ class ScreenedArm:
         self._batch = 0
 
     def begin(self, rounds: SharedRounds) -> None:
-        """From now on rounds are timed, on values that the other arms have too."""
+        """Begin timed rounds, on the same values as the other arms."""
         self._rounds, self._batch = rounds, 0
 
     def run(self, iterations: int) -> Timing:
-        """Time one batch of calls; the reference worker stands still meanwhile.
+        """Time one batch of calls while the reference worker is stopped.
 
-        CandidateFault where a call fails, or the one that is compared is not right.
+        Raises CandidateFault if a call fails or the compared one is wrong.
         """
         opened, rounds = self._opened, self._rounds
         seeds = rounds.seeds.of(self._batch, iterations) if rounds is not None else ()
@@ -104,7 +105,7 @@ class ScreenedArm:
 
 
 class Loses(Protocol):
-    """Is told which arm is out, and why."""
+    """Called with an arm that is out, and why."""
 
     def __call__(self, name: str, decided: Decided) -> None: ...
 
@@ -118,11 +119,11 @@ def time_together(
     check_s: float,
     budget_s: float,
 ) -> dict[str, Timed]:
-    """Time these arms and the reference on one case; an estimate for each that stayed right.
+    """Time these arms and the reference on one case; return an estimate for each right arm.
 
-    The best so far comes first. The reference is a new process. `lose` is told of each arm that
-    failed; the others go on. Comparing one call takes about `check_s` seconds. No round but the
-    first ones begins after `budget_s` seconds. Raises JudgeError where the reference fails.
+    The best so far comes first. The reference is a new process. `lose` is called for each arm that
+    failed, and the others go on. Comparing one call takes about `check_s` seconds. Only the first
+    rounds may begin after `budget_s` seconds. Raises JudgeError if the reference fails.
     """
     if not [arm for arm in arms if arm.name != BEST]:
         return {}
@@ -130,7 +131,7 @@ def time_together(
     calls = calls_per_batch(facts.time_s, facts.bytes)
     rival = opened.rivals.start(threads=opened.reference.threads)
     try:
-        reference = RivalArm(REFERENCE, rival, opened, case, fate(arms[-1].process, opened))
+        reference = RivalArm(REFERENCE, rival, opened, case, output_mode(arms[-1].process, opened))
         warm(reference, calls)
         kept = [arm for arm in arms if _runs(arm, calls, lose)]
         rounds = SharedRounds(opened, calls, check_s=check_s)
@@ -166,7 +167,7 @@ def _rounds(
     lose: Loses,
     end_s: float,
 ) -> list[Sample]:
-    """The samples of the arms that did not fail."""
+    """Return the samples of the arms that did not fail."""
     rng = np.random.default_rng(opened.rng.getrandbits(64))
     reference.begin(rounds.seeds)
     for candidate in arms:
@@ -180,7 +181,7 @@ def _rounds(
             break
         if index in LEAVES:
             racing = _without_slow(racing, samples, LEAVES[index])
-        # A random order, then its reverse: a drift falls on no arm alone.
+        # A random order, then its reverse: a drift affects all arms.
         if index % 2 == 0:
             order = [racing[at] for at in rng.permutation(len(racing))]
         for position, arm in enumerate(order):
@@ -193,29 +194,16 @@ def _rounds(
                 failed.add(arm.name)
                 lose(arm.name, error.decided)
                 continue
-            samples.append(_sample(arm.name, timing, calls, index, position))
+            place = {"launch": 0, "round": index, "position": position}
+            samples.append(timed_sample(timing, arm=arm.name, iterations=calls, **place))
         order = order[::-1]
     return [sample for sample in samples if sample.arm not in failed]
-
-
-def _sample(name: str, timing: Timing, calls: int, index: int, position: int) -> Sample:
-    return checked(
-        Sample(
-            arm=name,
-            launch=0,
-            round=index,
-            position=position,
-            iterations=calls,
-            wall_time_s=timing.wall_time_s / calls,
-            cpu_time_s=timing.cpu_time_s / calls,
-        )
-    )
 
 
 def _without_slow(
     racing: Sequence[ScreenedArm | RivalArm], samples: Sequence[Sample], share: float
 ) -> list[ScreenedArm | RivalArm]:
-    """The reference, the best so far, and whoever has this share of the leader's speed."""
+    """Keep the reference, the best so far, and arms with this share of the leader's speed."""
     speeds = {
         arm.name: float(np.exp(np.median(np.concatenate(_against_reference(samples, arm.name)))))
         for arm in racing

@@ -1,29 +1,28 @@
 """One screening: candidates are started, checked and timed, group by group.
 
-Each runs in a sandbox of its own, as for a verdict, and stands still while another runs. What fails
-is out, and costs the others nothing. docs/reference/judge.md ("Screening") says what a verdict
-does beyond.
+Each runs in a sandbox of its own, as for a verdict, and is stopped while another runs. A failure
+costs the others nothing. docs/reference/judge.md ("Screening") says what a verdict does beyond.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from statistics import geometric_mean
 from typing import Final
 
 from ratchet.base.process.channel import close_descriptors
-from ratchet.judge.decided import CandidateFault, Decided, fault
 from ratchet.judge.options import LANGUAGES, WITH_TORCH
 from ratchet.judge.sandbox.accelerator import may_use_gpu
 from ratchet.judge.sandbox.zygote import CandidateZygote
-from ratchet.judge.trial.interpreted import interpreted, small_cases
-from ratchet.judge.trial.kernel_checks import CaseFacts, OpenProblem, verdict_of_call
+from ratchet.judge.stage_result import CandidateFault, Decided, fault
+from ratchet.judge.trial.kernel_checks import CaseFacts, OpenProblem, check_case
 from ratchet.judge.trial.processes.built_extensions import uses_extensions
 from ratchet.judge.trial.processes.candidate import CandidateProcess
 from ratchet.judge.trial.processes.compile_pool import CompilePool
-from ratchet.judge.trial.screening.entrant import Entrant, mean
-from ratchet.judge.trial.screening.limits import FIRST_CALL_S, QuickClock
+from ratchet.judge.trial.screening.entrant import FIRST_CALL_S, Entrant, QuickClock
 from ratchet.judge.trial.screening.rounds import BEST, ScreenedArm, time_together
 from ratchet.judge.trial.timing.plan import calls_per_batch
+from ratchet.judge.trial.without_gpu import interpreted, small_cases
 from ratchet.judge.verdict import Screening
 from ratchet.judge.workers.candidate.model_answer import runnable
 from ratchet.kernels.kernel import Kernel
@@ -31,21 +30,20 @@ from ratchet.problems.free_memory import MEMORY_SHARE, free_bytes
 from ratchet.problems.problem import Problem
 
 GROUP: Final = 8
-"""Candidates that are timed together: more share the reference's turns, fewer lie closer to it."""
+"""Candidates timed together: more share the reference's turns, fewer run closer to it in time."""
 KEPT_BATCHES: Final = 4
-"""Memory of a candidate's process, in batches: its last two, what it returned, and some room."""
+"""Memory of a candidate's process, in batches: its last two, their results, and some room."""
 MORE_CASES: Final = 2
-"""Untimed cases that are checked besides the timed ones, drawn anew in each call."""
+"""Untimed cases checked besides the timed ones, drawn anew for each screening."""
 BUDGET_S: Final = 2.0
-"""A group's rounds begin within this time, but for the first ones."""
-MARGIN_BYTES: Final = 4 << 30
+"""A group's rounds begin within this time; only the first ones may begin later."""
 INTERPRETED: Final = (
     "right on the cases that were drawn, in Triton's interpreter; there is no GPU to time it on"
 )
 
 
 class ScreeningRun:
-    """A screening of kernels that all have the same cases of a problem."""
+    """A screening of kernels on the same cases of a problem."""
 
     def __init__(
         self,
@@ -81,22 +79,22 @@ class ScreeningRun:
 
     @property
     def is_over(self) -> bool:
-        """Return whether every answer is known."""
+        """True if every answer is known."""
         return all(entrant.is_out for entrant in self._entrants)
 
     @property
     def kernels(self) -> list[Kernel]:
-        """Those that still have to be screened, the best so far first."""
+        """The kernels that still have to be screened, the best so far first."""
         return [one.kernel for one in self._all if not one.is_out]
 
     def decide_all(self, decided: Decided) -> None:
-        """The same answer for everyone who has none yet."""
+        """Give the same answer to all that have none yet."""
         for entrant in self._entrants:
             if not entrant.is_out:
                 entrant.decide(decided)
 
     def answers(self) -> tuple[Screening, ...]:
-        """The answers in the order of the kernels."""
+        """Return the answers in the order of the kernels."""
         return tuple(entrant.answer() for entrant in self._entrants)
 
     def close(self) -> None:
@@ -111,10 +109,7 @@ class ScreeningRun:
         zygote_of: Callable[[Kernel], CandidateZygote | None],
     ) -> None:
         """Screen the candidates group by group, compiled ones first."""
-        memory_bytes = {
-            one.kernel.language: opened.memory_bytes(one.runnable) + MARGIN_BYTES
-            for one in self._all
-        }
+        memory_bytes = {one.kernel.language: opened.memory_bytes(one.runnable) for one in self._all}
 
         def start(entrant: Entrant) -> None:
             library = pool.fetch(entrant.kernel) if entrant.kernel.language == "cpp" else None
@@ -155,7 +150,7 @@ class ScreeningRun:
                     entrant.end()
 
     def _groups(self, size: int) -> list[list[Entrant]]:
-        """Candidates of one kind of language together: the reference runs as they do."""
+        """Group candidates by how their outputs are handled: the reference's are handled alike."""
         groups = []
         for with_torch in (False, True):
             left = [
@@ -167,7 +162,7 @@ class ScreeningRun:
         return groups
 
     def _drawn_cases(self, opened: OpenProblem) -> list[tuple[int, list[int]]]:
-        """Secret cases, each with whose values: timed ones, one of them varied, and a few more."""
+        """Draw secret cases and their values: timed ones, one of them varied, and others."""
         found: list[tuple[int, list[int]]] = [(index, []) for index in opened.timed]
         for index in opened.timed:
             kinds = opened.unchecked(index)
@@ -186,7 +181,7 @@ class ScreeningRun:
         opened: OpenProblem,
         pool: CompilePool,
     ) -> None:
-        """Every candidate on each of the cases; all of them get the same values."""
+        """Check every candidate on each case; all get the same values."""
         declined = {entrant.name: 0 for entrant in group}
         for case, values in cases:
             seeds = [opened.rng.getrandbits(48)]
@@ -216,19 +211,11 @@ class ScreeningRun:
         seeds: list[int],
         opened: OpenProblem,
     ) -> bool | None:
-        """Return True if it is right, None if it declined; CandidateFault if it is wrong."""
-        process, name = entrant.process, opened.problem.cases[case].name
-        assert process is not None
-        with opened.draw(case, 1, writable_inputs=True, values=values, seeds=seeds) as batch:
-            process.resume()
-            process.prepare(batch.layout, batch.memories, batch.read)
-            limit_s = opened.cases[case].limit_s(1)
-            _, _, (code,) = process.go(batch.memories, 1, limit_s=limit_s)
-            process.deliver(0)
-            check = opened.check(batch, 0, code, again=True)
-            longest_s = max(self._check_s.get(case, 0.0), opened.check_time_s[case])
-            self._check_s[case] = longest_s
-        passed, detail = verdict_of_call(code, check)
+        """Return True if it is right, None if it declined; raises CandidateFault if it is wrong."""
+        name = opened.problem.cases[case].name
+        assert entrant.process is not None
+        passed, detail = check_case(entrant.process, opened, case, values, seeds=seeds)
+        self._check_s[case] = max(self._check_s.get(case, 0.0), opened.check_time_s[case])
         if passed is False:
             raise fault("wrong", f"case {name}: {detail}")
         if passed is None and opened.problem.cases[case].timed:
@@ -236,7 +223,7 @@ class ScreeningRun:
         return passed
 
     def _time(self, group: Sequence[Entrant], opened: OpenProblem, budget_s: float) -> None:
-        """Time those that are right; their answers are known then."""
+        """Time the candidates that are right, and answer them."""
         by_name = {entrant.name: entrant for entrant in group}
 
         def lose(name: str, decided: Decided) -> None:
@@ -255,7 +242,7 @@ class ScreeningRun:
         for entrant in group:
             if not entrant.is_out and entrant.process is not None:
                 with entrant.on_trial():
-                    entrant.process.pause()  # a fault where it ran while it was stopped
+                    entrant.process.pause()  # raises a fault if it ran while it was stopped
             if not entrant.is_out and entrant.name != BEST:
                 self._conclude(entrant, opened)
 
@@ -268,7 +255,7 @@ class ScreeningRun:
         elif len(entrant.timings) < len(opened.timed):
             entrant.decide(Decided("unmeasured", "the time limit left too few rounds; raise it"))
         else:
-            ratio = mean([one.ratio for one in entrant.timings])
+            ratio = geometric_mean(one.ratio for one in entrant.timings)
             rounds = min(one.rounds for one in entrant.timings)
             entrant.status = "screened"
             entrant.reason = f"about {ratio:.2f}x the reference's speed, in {rounds} rounds"
@@ -278,7 +265,7 @@ class ScreeningRun:
 
 
 class ScreeningParts:
-    """One call of `KernelJudge.screen`: Triton's kernels have small cases, and are not timed."""
+    """The two runs of a screening: kernels in Triton have small cases and are not timed."""
 
     def __init__(
         self,
@@ -299,12 +286,12 @@ class ScreeningParts:
         )
 
     def decide_all(self, decided: Decided) -> None:
-        """The same answer for everyone who has none yet."""
+        """Give the same answer to all that have none yet."""
         for run in self.runs:
             run.decide_all(decided)
 
     def answers(self) -> tuple[Screening, ...]:
-        """The answers in the order of the kernels."""
+        """Return the answers in the order of the kernels."""
         timed, others = (iter(run.answers()) for run in self.runs)
         return tuple(next(others) if one else next(timed) for one in self._interpreted)
 
@@ -315,9 +302,9 @@ class ScreeningParts:
 
 
 def group_size(cases: Sequence[CaseFacts]) -> int:
-    """Return how many candidates fit in memory together; GROUP at most, and one at least.
+    """Return how many candidates fit in memory together: at least one, at most GROUP.
 
-    A process keeps the tensors of its last batches until it is given others.
+    A process keeps the tensors of its last batches until it gets others.
     """
     batch_bytes = max(calls_per_batch(case.time_s, case.bytes) * case.bytes for case in cases)
     fitting = int(MEMORY_SHARE * free_bytes() / (KEPT_BATCHES * max(batch_bytes, 1.0)))
@@ -325,7 +312,7 @@ def group_size(cases: Sequence[CaseFacts]) -> int:
 
 
 def _check_language(kernel: Kernel) -> None:
-    """CandidateFault where the language is not screened."""
+    """Raise CandidateFault if the language is not screened."""
     if kernel.language == "triton" and may_use_gpu(kernel, "auto"):
         raise fault("unmeasured", "screening does not use the GPU: judge it instead")
     if kernel.language not in LANGUAGES:

@@ -4,21 +4,23 @@ from __future__ import annotations
 
 import random
 import secrets
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
 from ratchet.base.process.time_limits import Clock
-from ratchet.judge.decided import CandidateFault, Decided, fault
 from ratchet.judge.sandbox.zygote import CandidateZygote
-from ratchet.judge.trial.kernel_checks import OpenProblem
+from ratchet.judge.stage_result import Decided
+from ratchet.judge.trial.kernel_checks import OpenProblem, described_cases
 from ratchet.judge.trial.processes.compile_pool import CompilePool
-from ratchet.judge.trial.processes.reference import ReferenceFault, ReferenceProcess
-from ratchet.judge.trial.processes.toolchain import Toolchain
-from ratchet.judge.trial.screening.limits import STEP_S, QuickFacts
+from ratchet.judge.trial.processes.compiling import Toolchain
+from ratchet.judge.trial.processes.reference import ReferenceProcess
+from ratchet.judge.trial.screening.entrant import STEP_S, QuickFacts
 from ratchet.judge.trial.screening.run import ScreeningRun
 from ratchet.kernels.kernel import Kernel
 from ratchet.problems.problem import Problem
+
+OPENING_S = max(120.0, STEP_S)
 
 
 @dataclass(frozen=True, slots=True)
@@ -26,9 +28,9 @@ class HeldProblem:
     """The problem that the reference worker holds open, from one screening to the next."""
 
     key: tuple[Problem, str, ReferenceProcess]
-    """The problem, its hash (the text of its module counts), and who holds it."""
-    cases: Sequence[dict[str, Any]]
-    """What the worker measured of each."""
+    """The problem, its hash (the text of its module counts), and the worker that holds it."""
+    cases: Sequence[Mapping[str, Any]]
+    """The fields of each case's facts."""
 
 
 class Screener:
@@ -40,7 +42,7 @@ class Screener:
         self._held: HeldProblem | None = None
 
     def forget_problem(self) -> None:
-        """Open it anew the next time: the reference worker holds another by then."""
+        """Open the problem anew the next time: the reference worker holds another by then."""
         self._held = None
 
     def run(
@@ -50,7 +52,7 @@ class Screener:
         secret: int,
         zygote_of: Callable[[Kernel], CandidateZygote | None],
     ) -> None:
-        """Screen all candidates; raises what a fault of the judge's own raises."""
+        """Screen all candidates; raises what a fault of the judge raises."""
         fault = run.problem.fault
         if fault:
             run.decide_all(Decided("refused", f"the problem cannot be judged: {fault}"))
@@ -58,56 +60,38 @@ class Screener:
             return
         compiled = [one for one in run.kernels if one.language == "cpp"]
         with CompilePool(compiled, tools=self._tools, threads=self._threads) as pool:
-            try:
-                opened = self._open(run, worker(), secret)
-            except CandidateFault as error:
-                run.decide_all(error.decided)
+            opened = self._open(run, worker(), secret)
+            if isinstance(opened, Decided):
+                run.decide_all(opened)
                 return
             try:
                 run.run(opened, pool, zygote_of)
             finally:
                 opened.rivals.close()
 
-    def _open(self, run: ScreeningRun, reference: ReferenceProcess, secret: int) -> OpenProblem:
-        """The problem with the secrets of one screening; opened where it is not held."""
+    def _open(
+        self, run: ScreeningRun, reference: ReferenceProcess, secret: int
+    ) -> OpenProblem | Decided:
+        """Return the problem with the secrets of one screening; open it unless it is held."""
         wanted = (run.problem, run.problem_hash, reference)
         if self._held is None or wanted != self._held.key:
             self._held = None
-            cases = hold_problem(run.problem, reference, threads=self._threads)
-            self._held = HeldProblem(wanted, cases)
+            found = described_cases(
+                run.problem,
+                reference,
+                threads=self._threads,
+                seed=secrets.randbits(48),
+                timeout_s=OPENING_S,
+            )
+            if isinstance(found, Decided):
+                return found
+            self._held = HeldProblem(wanted, found.value)
         return opened_quickly(self._held, run.clock, secret)
 
 
-def hold_problem(
-    problem: Problem, reference: ReferenceProcess, *, threads: int
-) -> Sequence[dict[str, Any]]:
-    """Have the reference worker open a problem; return what it measured of each case.
-
-    It judges the problem first: CandidateFault if that is no good.
-    """
-    try:
-        reply = reference.ask(
-            timeout_s=max(120.0, STEP_S),
-            do="open",
-            problem=problem.as_json(),
-            threads=threads,
-            seed=secrets.randbits(48),
-            device=None,
-        )
-    except ReferenceFault as error:
-        raise fault("refused", f"the problem cannot be judged: {error}") from error
-    if reply["gate"]:
-        trivial = ", ".join(reply["gate"])
-        raise fault("refused", f"the problem accepts {trivial}: tighten it")
-    cases: Sequence[dict[str, Any]] = reply["cases"]
-    return cases
-
-
 def opened_quickly(held: HeldProblem, clock: Clock, secret: int) -> OpenProblem:
-    """A problem that is held open, with the secrets of one screening."""
+    """Return a problem that is held open, with the secrets of one screening."""
     problem, _, reference = held.key
-    facts = [
-        QuickFacts(name=case.name, **given)
-        for case, given in zip(problem.cases, held.cases, strict=True)
-    ]
+    described = zip(problem.cases, held.cases, strict=True)
+    facts = [QuickFacts(name=case.name, **one) for case, one in described]
     return OpenProblem(problem, reference, facts, random.Random(secret), clock)

@@ -7,40 +7,40 @@ import math
 import time
 from collections.abc import Iterator, Mapping, Sequence, Set
 
-from ratchet.judge.decided import fault
 from ratchet.judge.integrity.call_order import CallOrder
-from ratchet.judge.integrity.late_writes import OutputSpots
-from ratchet.judge.integrity.looks import Unseen, WatchedFamily
+from ratchet.judge.integrity.outputs import OutputSpots
 from ratchet.judge.integrity.own_work import LOOKING_S, PATIENCE_S, Watch
+from ratchet.judge.integrity.thread_samples import Unseen, WatchedFamily
+from ratchet.judge.stage_result import fault
 from ratchet.judge.trial.kernel_checks import (
     DrawnBatch,
     OpenProblem,
     verdict_of_call,
 )
 from ratchet.judge.trial.processes.candidate import CandidateProcess
-from ratchet.judge.trial.processes.rivals import COMPILED, Fate, RivalProcess
+from ratchet.judge.trial.processes.rivals import COMPILED, OutputMode, RivalProcess
 from ratchet.measure.arm import Arm, Timing
 
 REFERENCE, TWIN, CANDIDATE = "reference", "reference again", "candidate"
 ONE_THREAD = "reference on one thread"
-"""A rival where calls are short: waking a second thread can cost more than it gives, and it depends
-on the host. Then it is the reference that must be beaten, not the wake-up."""
+"""A rival for short calls. Waking a second thread can cost more than it gives, depending on the
+host. The kernel must beat the reference, not the wake-up."""
 SHORT_CALL_S = 0.001
 WARM_CALLS, WARM_S = 3, 0.5
-"""Untimed calls at the start of a launch, as many as take about this long: a call's results of many
-megabytes lie on pages that are new to the process until the third (see `arm_environment`)."""
+"""Untimed calls at the start of a launch, or the seconds they take. Until the third call, results
+of many megabytes lie on pages that are new to the process (see `arm_environment`)."""
 
 PROBING_S = 3.0
-"""What more probes may take, where a kernel is so short that it was hardly seen at work."""
+"""Seconds for more probes, if a kernel is so short that it was hardly seen at work."""
 PATIENT_BATCHES = 60
-"""So many batches are looked at, or probed, however long a busy machine takes for them."""
+"""Batches that are sampled, or probed, however long a busy machine takes."""
 
 
 class RoundSeeds:
-    """The seeds of each round: every arm computes on the same values, each in memory of its own.
+    """The seeds of each round: all arms compute on the same values, each in memory of its own.
 
-    The candidate sees those of a round once, and nobody else's memory. Without `fresh` all rounds
-    have the same values, which are drawn once.
+    The candidate sees a round's values once, and no other arm's memory. Without `fresh` all rounds
+    have the same values.
     """
 
     def __init__(self, opened: OpenProblem, *, fresh: bool = True) -> None:
@@ -49,7 +49,7 @@ class RoundSeeds:
         self._rounds: list[list[int]] = []
 
     def of(self, index: int, calls: int) -> list[int]:
-        """One for each call of a round."""
+        """Return one seed for each call of a round."""
         place = index if self._fresh else 0
         while len(self._rounds) <= place:
             self._rounds.append([self._rng.getrandbits(48) for _ in range(calls)])
@@ -57,10 +57,10 @@ class RoundSeeds:
 
 
 class RivalArm:
-    """A rival: what is done with it is what is done with a candidate."""
+    """A rival, driven in the same way as a candidate."""
 
     def __init__(
-        self, name: str, process: RivalProcess, opened: OpenProblem, case: int, outputs: Fate
+        self, name: str, process: RivalProcess, opened: OpenProblem, case: int, outputs: OutputMode
     ) -> None:
         self.name = name
         self.process = process
@@ -71,11 +71,11 @@ class RivalArm:
         self._batch = 0
 
     def begin(self, seeds: RoundSeeds) -> None:
-        """Begin the rounds, warm or timed: batches count from here."""
+        """Begin the rounds, warm or timed, and count batches from here."""
         self._seeds, self._batch = seeds, 0
 
     def run(self, iterations: int) -> Timing:
-        """One batch of calls; the reference worker stands still meanwhile."""
+        """Time one batch of calls while the reference worker is stopped."""
         seeds = self._seeds.of(self._batch, iterations) if self._seeds is not None else ()
         self._batch += 1
         with self._opened.draw(self._case, iterations, writable_inputs=False, seeds=seeds) as batch:
@@ -93,7 +93,7 @@ class RivalArm:
 
 
 class CandidateArm:
-    """The kernel: runs in its sandbox, and has secret calls of secret batches compared."""
+    """The kernel in its sandbox. The judge compares secret calls of secret batches."""
 
     name = CANDIDATE
 
@@ -111,41 +111,41 @@ class CandidateArm:
         self._watched: Set[int] = frozenset()
         self._probes: Mapping[int, int] = {}
         self.batch_s = math.inf
-        """How long the shortest batch took."""
+        """Seconds of the shortest batch."""
         self.checked = 0
-        """Calls that were compared, timed ones and those of probes."""
+        """Calls that were compared, timed or of probes."""
         self.order_looks = 0
-        """Moments at which it was seen how far the calls of a batch had come."""
+        """Moments at which the judge saw how far the calls of a batch had come."""
         self._sampled: Mapping[int, int] = {}
         self._batch = 0
         self._seeds: RoundSeeds | None = None
         self._due: tuple[DrawnBatch, list[int], list[int]] | None = None
-        """A batch, its codes, and the calls to be compared at the end of the round."""
+        """A batch, its codes, and the calls to compare at the end of the round."""
         self._held = contextlib.ExitStack()
-        """Gives that batch back."""
+        """Holds that batch."""
 
     def begin(self, seeds: RoundSeeds) -> None:
-        """Begin the rounds, warm or timed, on values that the rivals have too."""
+        """Begin the rounds, warm or timed, on the same values as the rivals."""
         self._seeds, self._batch = seeds, 0
 
     def sample(self, calls: Mapping[int, int]) -> None:
-        """Compare so many calls of these batches from now on, counted from here; in secret."""
+        """Compare this many calls of these batches, counted from here, in secret."""
         self._sampled = calls
 
     def watch_before(self, batches: Set[int]) -> None:
-        """Before these batches, counted as in `sample`, one more is looked at, like any other."""
+        """Before each of these batches, counted as in `sample`, sample one more."""
         self._watched = batches
 
     def probe_before(self, batches: Mapping[int, int]) -> None:
-        """Before these batches one more is a probe, and looks like any other.
+        """Before each of these batches run a probe, which looks like any other batch.
 
-        Its calls have the values of the case's variations (`Problem.varied`), where it has some;
-        so many of them are compared.
+        Its calls have the values of the case's variations (`Problem.varied`), if there are any, and
+        this many of them are compared.
         """
         self._probes = batches
 
     def run(self, iterations: int) -> Timing:
-        """One batch of calls of the kernel; the reference worker stands still meanwhile."""
+        """Time one batch of the kernel's calls while the reference worker is stopped."""
         if self._batch in self._watched:
             self.be_watched(iterations)
         if self._batch in self._probes:
@@ -168,10 +168,10 @@ class CandidateArm:
         return Timing(wall_time_s=wall_time_s, cpu_time_s=cpu_time_s)
 
     def check_due(self) -> None:
-        """Compare the calls that were drawn from this round's batch.
+        """Compare the calls that were drawn from this round's batch, at the end of the round.
 
         The comparison fills the caches of both cores. Right after the batch it would slow down the
-        arm that runs next, which is never the candidate; at the end of a round that arm is random.
+        next arm, which is never the candidate. At the end of a round the next arm is random.
         """
         due, self._due = self._due, None
         with self._held:
@@ -179,12 +179,12 @@ class CandidateArm:
                 self._check(*due)
 
     def close(self) -> None:
-        """Give back the batch of a round that did not come to its end."""
+        """Give back the batch of a round that did not end."""
         self._due = None
         self._held.close()
 
     def be_watched(self, iterations: int) -> None:
-        """A batch that is not timed: the judge looks whose code its threads stand in."""
+        """Run an untimed batch and sample whose code its threads run."""
         with self._opened.draw(self._case, iterations, writable_inputs=False) as batch:
             try:
                 self._go(batch, iterations, watch=self._watch)
@@ -193,7 +193,7 @@ class CandidateArm:
                 raise fault("unmeasured", why) from error
 
     def watch_until_enough(self, calls: int, watch: Watch) -> None:
-        """More batches to look at, until what was seen carries an answer or patience ends."""
+        """Sample more batches, until there are enough samples or patience ends."""
         began, batches = time.perf_counter(), 0
         while not watch.plenty:
             spent_s = time.perf_counter() - began
@@ -205,7 +205,7 @@ class CandidateArm:
             batches += 1
 
     def probe_until_seen(self, calls: int, least: int) -> None:
-        """More probes, until the order of a compiled kernel's calls was seen at enough moments."""
+        """Run more probes, until a compiled kernel's order of calls was seen at enough moments."""
         began, batches = time.perf_counter(), 0
         while self.order_looks < least and (
             time.perf_counter() - began < PROBING_S or batches < PATIENT_BATCHES
@@ -214,7 +214,7 @@ class CandidateArm:
             batches += 1
 
     def _be_probed(self, iterations: int, compared: int) -> None:
-        """A batch that is not timed: some calls are compared, and all made in their order."""
+        """Run an untimed batch: compare some calls, and see that all were made in order."""
         kinds, rng = self._opened.variations(self._case), self._opened.rng
         first = rng.randrange(kinds) if kinds else 0
         values = [(first + call) % kinds for call in range(iterations)] if kinds else []
@@ -228,7 +228,7 @@ class CandidateArm:
             except Unseen as error:
                 why = f"the order of its calls was not seen: {error}"
                 raise fault("unmeasured", why) from error
-            start = rng.randrange(iterations)  # neighbours have values of different kinds
+            start = rng.randrange(iterations)  # neighbours have different kinds of values
             calls = range(start, start + min(compared, iterations))
             self._check(batch, codes, [call % iterations for call in calls])
             if order is not None:
@@ -277,13 +277,13 @@ class CandidateArm:
 def rivals(
     process: CandidateProcess, opened: OpenProblem, case: int
 ) -> Iterator[Sequence[RivalArm]]:
-    """The reference, itself again, torch.compile where it is timed, and on one thread.
+    """Yield the rivals: the reference, its twin, torch.compile, the reference on one thread.
 
-    On cores each is a start of its own, for as long as this lasts; torch.compile's lasts longer,
-    and on a GPU all of them.
+    torch.compile and one thread only if they are timed. On cores each is a new process and ends
+    with this context. torch.compile's lasts for the verdict, and on a GPU all of them do.
     """
     names = [REFERENCE, TWIN, *([COMPILED] if COMPILED in opened.lasting else [])]
-    outputs = fate(process, opened)
+    outputs = output_mode(process, opened)
     threads, on_gpu = opened.reference.threads, opened.accelerator is not None
     if threads > 1 and opened.cases[case].time_s < SHORT_CALL_S and not on_gpu:
         names.append(ONE_THREAD)
@@ -306,23 +306,23 @@ def rivals(
         yield [RivalArm(name, found[name], opened, case, outputs) for name in names]
 
 
-def fate(process: CandidateProcess, opened: OpenProblem) -> Fate:
+def output_mode(process: CandidateProcess, opened: OpenProblem) -> OutputMode:
     """Return what becomes of the reference's outputs beside this candidate.
 
-    Where the candidate alone must copy its own, the reference does not: it could save its copy.
+    If only the candidate must copy its outputs, the reference keeps its own.
     """
     if not process.returns_outputs:
         return "mapped"
     return "copied" if opened.accelerator is not None else "kept"
 
 
-def alone(opened: OpenProblem, case: int, outputs: Fate) -> RivalArm:
-    """Return the reference's arm on a GPU, where its process lasts, when no candidate is there."""
+def alone(opened: OpenProblem, case: int, outputs: OutputMode) -> RivalArm:
+    """Return the reference's arm on a GPU, where its process lasts, after the candidate's end."""
     return RivalArm(REFERENCE, opened.lasting[REFERENCE], opened, case, outputs)
 
 
 def warm(arm: Arm, calls: int) -> float:
-    """Let an arm run until its heap holds what a call needs; how long the last batch took.
+    """Run an arm until its heap holds what a call needs; return the seconds of the last batch.
 
     A long first batch may have imported or compiled something, so another follows it.
     """

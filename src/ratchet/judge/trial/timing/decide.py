@@ -5,9 +5,10 @@ from __future__ import annotations
 import math
 from collections.abc import Sequence
 from dataclasses import replace
+from statistics import geometric_mean
 
 from ratchet.base.errors import RatchetError
-from ratchet.judge.decided import Decided
+from ratchet.judge.stage_result import Decided
 from ratchet.judge.trial.kernel_checks import CaseFacts, OpenProblem
 from ratchet.judge.trial.processes.rivals import COMPILED
 from ratchet.judge.trial.timing.arms import CANDIDATE, ONE_THREAD, REFERENCE, TWIN
@@ -18,22 +19,22 @@ from ratchet.measure.samples import Sample
 
 BOTH = "both references"
 LOOK_CONFIDENCE = 1 - 0.05 / 3
-"""At most three looks are taken at a case (`group_sequential`): together they err in up to 5 %."""
+"""Up to three looks are taken at a case (`group_sequential`); together they err in up to 5 %."""
 SYSTEMATIC = 1.05
 """The judge's own systematic error. Equal code in the two arms has read up to 1.04x: the processes
 differ, and more pairs do not average that out (`benchmarks/judge_aa.py`). So a kernel is faster
-only where the whole interval lies above this."""
+only if the whole interval lies above this."""
 SHORTEST_IN_PYTHON_S = 0.0002
-"""A Python kernel can replace the worker's loop over the calls of a batch and make one call of
-them. What it saves is dispatch, 5 to 10 us an operation and call: a few per cent of longer ones."""
+"""A Python kernel can replace the worker's loop over a batch and make one call of all. That saves
+dispatch, 5 to 10 us per operation and call, which is a few per cent of longer calls."""
 AGAIN = ": judge again"
 CEILING_SLACK = 4.0
-"""A time is impossible when it needs this many times the rates that were measured here with torch's
-own GEMM and copies: those are reachable rates, not peaks, and first-level caches are faster."""
+"""A time is impossible if it needs this many times the rates measured here with torch's own GEMM
+and copies. Those rates can be reached but are no peaks, and first-level caches are faster."""
 
 
 def look_confidence(among: int) -> float:
-    """Return the level of each look at each of `among` verdicts that together err in up to 5 %."""
+    """Return the level of each look, for `among` verdicts that together err in up to 5 %."""
     return 1 - (1 - LOOK_CONFIDENCE) / among
 
 
@@ -42,7 +43,7 @@ def conclude(
 ) -> Decided:
     """Decide on a kernel whose answers were all right: status, reason and speed-up.
 
-    `by_dispatch`: it calls torch's operations, whose dispatch a batch of short calls could share.
+    `by_dispatch`: it calls torch's operations, and short calls of a batch could share dispatch.
     """
     if not timings:
         return Decided("correct", "right; no case of the problem is timed")
@@ -60,7 +61,7 @@ def conclude(
     except RatchetError as error:
         detail = f"not checked: no ceilings ({error})"
         physics = [Evidence(check="physics", passed=None, detail=detail)]
-        if status == "proven":  # what was not measured is no win
+        if status == "proven":  # without measured rates there is no win
             why = f"right, but whether its time can be true was {detail}"
             return Decided("unmeasured", why, (*evidence, *physics))
     evidence += physics
@@ -82,13 +83,13 @@ def conclude(
 
 
 def without_gain(found: Decided, why: str) -> Decided:
-    """Return the answer on a kernel that was timed as faster, if that cannot be relied on."""
+    """Return the answer on a kernel whose measured gain cannot be relied on."""
     reason = f"right, and its speed counts as the reference's: {why}"
     return replace(found, status="correct", reason=reason, speedup=_no_gain(found.speedup))
 
 
 def _too_short(timings: Sequence[CaseTiming]) -> str:
-    """Return why calls are too short to prove a kernel in Python faster, or nothing."""
+    """Return why calls are too short to prove a kernel in Python faster, or ""."""
     for timing in timings:
         time_s = summarise(timing.samples, faster_reference(timing)).median_s
         if time_s < SHORTEST_IN_PYTHON_S:
@@ -113,12 +114,11 @@ def _no_gain(speedup: Speedups) -> Speedups:
 
 
 def compare_case(timing: CaseTiming) -> Comparison:
-    """The candidate against the reference, at the confidence of each look.
+    """Compare the candidate with the reference, at the confidence of each look.
 
-    It is `faster` only beyond SYSTEMATIC. The ratio is to the mean of both starts of the reference;
-    `faster` and `slower` it is only where it is that beside each of them. A ratio over 1 is no
-    higher than beside the reference on one thread, where that is timed: a wake-up that is saved is
-    no gain.
+    It is `faster` only beyond SYSTEMATIC. The ratio is relative to the mean of both processes of
+    the reference; `faster` and `slower` must hold against each of them. If the reference was also
+    timed on one thread, a ratio over 1 is capped by that one: a saved wake-up is no gain.
     """
     found = _compare_with_rivals(timing)
     if found.low > SYSTEMATIC:
@@ -141,7 +141,7 @@ def _compare_with_rivals(timing: CaseTiming) -> Comparison:
 
 
 def _agreed(beside: Sequence[Comparison]) -> Comparison:
-    """The first, undecided where the others do not find it faster, or slower, too."""
+    """Return the first, made undecided if another contradicts its `faster` or `slower`."""
     found = beside[0]
     other = next((one for one in beside if one.answer != found.answer), None)
     if other is None or found.answer in ("equivalent", "undecided"):
@@ -155,7 +155,7 @@ def _undecided(found: Comparison, why: str) -> Comparison:
 
 
 def _beside(rival: Comparison) -> str:
-    """Say that one start of the reference gives another answer than all of them."""
+    """Say that one process of the reference gives another answer than all of them."""
     name = "on one thread" if rival.baseline == ONE_THREAD else f"in one process ({rival.baseline})"
     return (
         f"beside the reference {name} it is {rival.answer}: {rival.ratio:.2f}x "
@@ -170,7 +170,7 @@ def _against(samples: Sequence[Sample], rival: str, among: int) -> Comparison:
 
 
 def _both_references(samples: Sequence[Sample]) -> list[Sample]:
-    """The geometric mean of the reference and its twin in each round."""
+    """Return the geometric mean of the reference and its twin in each round."""
     twins = {(one.launch, one.round): one for one in samples if one.arm == TWIN}
     return [
         replace(
@@ -185,7 +185,7 @@ def _both_references(samples: Sequence[Sample]) -> list[Sample]:
 
 
 def faster_reference(timing: CaseTiming) -> str:
-    """The reference as it is, or on one thread where it was timed so and was faster."""
+    """Return the arm of the reference, or that on one thread if it was timed and faster."""
     if all(sample.arm != ONE_THREAD for sample in timing.samples):
         return REFERENCE
     medians = {arm: summarise(timing.samples, arm).median_s for arm in (REFERENCE, ONE_THREAD)}
@@ -204,7 +204,7 @@ def _speed(timing: CaseTiming, found: Comparison) -> Evidence:
 
 
 def _against_compile(timings: Sequence[CaseTiming]) -> list[tuple[CaseTiming, Comparison]]:
-    """Compare with torch.compile of the reference, where it was timed in the same rounds."""
+    """Compare with torch.compile of the reference, if it was timed in the same rounds."""
     return [
         (timing, _against(timing.samples, COMPILED, timing.among))
         for timing in timings
@@ -226,15 +226,11 @@ def _because(found: Comparison) -> str:
 
 
 def _together(comparisons: Sequence[Comparison]) -> Ratio:
-    """Geometric means over the timed cases; the interval's ends too, which is wider than needed."""
-
-    def mean(values: Sequence[float]) -> float:
-        return math.exp(math.fsum(math.log(value) for value in values) / len(values))
-
+    """Return geometric means over the timed cases, also of the ends, which is wider than needed."""
     return Ratio(
-        ratio=mean([one.ratio for one in comparisons]),
-        low=mean([one.low for one in comparisons]),
-        high=mean([one.high for one in comparisons]),
+        ratio=geometric_mean(one.ratio for one in comparisons),
+        low=geometric_mean(one.low for one in comparisons),
+        high=geometric_mean(one.high for one in comparisons),
         confidence=min(one.confidence for one in comparisons),
     )
 
@@ -257,7 +253,7 @@ def _answer(
 
 
 def _cause(timings: Sequence[CaseTiming], comparisons: Sequence[Comparison]) -> str:
-    """Return why the speed is undecided, of the noisiest case; and what to do if it was noise."""
+    """Return why the speed is undecided, for the noisiest case, and what to do about noise."""
     pairs = zip(timings, comparisons, strict=True)
     undecided = [(timing, one) for timing, one in pairs if one.answer == "undecided"]
     if not undecided:
@@ -269,7 +265,7 @@ def _cause(timings: Sequence[CaseTiming], comparisons: Sequence[Comparison]) -> 
 
 
 def _noise(comparisons: Sequence[Comparison]) -> str:
-    """Return how noise kept the speed from being known, or nothing where it is known."""
+    """Return how noise kept the speed from being known, or "" if it is known."""
     if any(one.answer == "slower" for one in comparisons):
         return ""
     return next((one.noise for one in comparisons if one.noise), "")
@@ -296,14 +292,12 @@ def _physics(timings: Sequence[CaseTiming], opened: OpenProblem) -> list[Evidenc
 def reachable(timing: CaseTiming, opened: OpenProblem) -> tuple[bool | None, str]:
     """Return whether this machine can be as fast as a case was timed, and the figures.
 
-    None where the reference too needs less than what is said to be needed at least: it looks up a
-    part of a table, for example. Bandwidth is that of the cache level in which the inputs and
-    outputs of one call fit. Raises a RatchetError where there are no ceilings.
+    None if the reference too is faster than the supposed minimum, because it reads only a part of
+    a table, for example. The bandwidth is that of the cache level in which the inputs and outputs
+    of one call fit. Raises a RatchetError if there are no ceilings.
     """
     facts = opened.cases[timing.case]
-    rates = opened.reference.ask(
-        timeout_s=opened.clock.reference_s, do="ceilings", working_set_bytes=facts.bytes
-    )
+    rates = opened.ask(do="ceilings", working_set_bytes=facts.bytes)
     floor_s = floor_time_s(facts, **rates)
     median_s = summarise(timing.samples, CANDIDATE).median_s
     detail = f"{timing.name}: {median_s:.3g} s a call, at least {floor_s:.3g} s are needed"
@@ -314,6 +308,6 @@ def reachable(timing: CaseTiming, opened: OpenProblem) -> tuple[bool | None, str
 
 
 def floor_time_s(facts: CaseFacts, *, flops_per_s: float, bytes_per_s: float) -> float:
-    """Seconds that a call takes at the very least: its operations, or its bytes, at a rate that is
-    CEILING_SLACK times the best measured one."""
+    """Return the least seconds of a call: for its operations or its bytes, at CEILING_SLACK times
+    the best measured rates."""
     return max(facts.flops / flops_per_s, facts.bytes / bytes_per_s) / CEILING_SLACK

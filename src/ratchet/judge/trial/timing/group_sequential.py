@@ -1,9 +1,9 @@
-"""Timing one case in up to three looks, each at what the one before left undecided.
+"""Time one case in up to three looks, each only if the one before left the answer open.
 
-A group-sequential test: every look answers at LOOK_CONFIDENCE, so that the chance of a false answer
-over all of them is at most 5 % (Bonferroni; Jennison and Turnbull, "Group Sequential Methods",
-2000, chapter 1). Each look starts all arms anew, for starts differ more than rounds do. A look is
-left out where it could hardly prove the kernel faster: to end without an answer makes none false. A
+This is a group-sequential test. Every look answers at LOOK_CONFIDENCE, so the chance of a false
+answer over all looks is at most 5 % (Bonferroni; Jennison and Turnbull, "Group Sequential Methods",
+2000, chapter 1). Each look starts all arms anew, because processes differ more than rounds. A look
+that could hardly prove the kernel faster is left out: stopping early cannot cause a false answer. A
 time that this machine cannot reach is measured once more before it counts.
 """
 
@@ -16,8 +16,8 @@ from functools import partial
 from typing import Final
 
 from ratchet.base.errors import RatchetError
-from ratchet.judge.decided import Decided, Ok, as_stage
 from ratchet.judge.integrity.own_work import Watch
+from ratchet.judge.stage_result import Decided, Ok, as_stage
 from ratchet.judge.trial.kernel_checks import OpenProblem
 from ratchet.judge.trial.timing.decide import SYSTEMATIC, compare_case, reachable
 from ratchet.judge.trial.timing.plan import budgets_s
@@ -27,17 +27,17 @@ from ratchet.measure.estimate import WIDEST, Comparison
 from ratchet.measure.samples import Sample
 
 FUTILE: Final = (0.1, 0.2)
-"""The next look narrows the interval to a third, the last to about half. A kernel whose logarithm
-of the ratio lies less than this part of the half width above that of SYSTEMATIC, which `proven`
-needs, would then have to lie well over a standard error above its estimate."""
+"""The next look narrows the interval to a third, the last to about half. `proven` needs SYSTEMATIC.
+If the logarithm of a kernel's ratio exceeds that of SYSTEMATIC by less than this part of the half
+width, the kernel would have to lie well over a standard error above its estimate."""
 
 
 def time_until_answered(
     case: int, opened: OpenProblem, launch: Launch, watch: Watch | None
 ) -> Ok[CaseTiming] | Decided:
-    """Return the samples of one case over its looks, as few as have an answer.
+    """Return the samples of one case, over as few looks as give an answer.
 
-    Decided when an output is wrong while it is timed, or time ran out before enough was measured.
+    Decided if an output is wrong while it is timed, or time ran out before enough was measured.
     """
     take = partial(_take, case, opened, launch, watch)
     return as_stage(partial(_look, take, opened, watch))
@@ -84,7 +84,7 @@ def _look(
         )
     if watch is None:
         return timing
-    seen = watch.conclude()  # it saw a part of every launch, the later ones too
+    seen = watch.conclude()  # it sampled every launch, the later ones too
     if isinstance(seen, Decided):
         return seen
     evidence += seen.evidence
@@ -99,7 +99,7 @@ def _take(
     budget_s: float,
     before: Sequence[Sample] = (),
 ) -> Ok[CaseTiming] | Decided:
-    """Take one look, in launches of its own, numbered on from those before."""
+    """Take one look, in new launches; numbers continue those of the looks before."""
     return time_case(
         case,
         opened,
@@ -112,23 +112,22 @@ def _take(
 
 
 def _unreachable(timing: CaseTiming, opened: OpenProblem) -> str:
-    """Return the figures if the samples say more than the machine can do, else nothing."""
+    """Return the figures if the samples are faster than the machine can be, else ""."""
     try:
         passed, detail = reachable(timing, opened)
-    except RatchetError:  # `conclude` says that there are no ceilings
+    except RatchetError:  # `conclude` reports that there are no ceilings
         return ""
     return detail if passed is False else ""
 
 
 def _answered(found: Comparison) -> bool:
-    """True if no further look is needed; as fast as the reference only if the floor is low."""
+    """Return True if no further look is needed; `equivalent` counts only with a low floor."""
     if found.answer == "equivalent":
         return found.floor is not None and found.floor.high <= WIDEST
     return found.answer != "undecided"
 
 
 def _futile(found: Comparison, share: float) -> bool:
-    """True if more samples would hardly find the kernel faster: by how far it is, in half widths
-    of the interval."""
+    """Return True if more samples could hardly find the kernel faster."""
     half_width = math.log(found.high / found.low) / 2
     return math.log(found.ratio / SYSTEMATIC) < share * half_width

@@ -1,15 +1,15 @@
-"""Plan the timing of a case: its launches, rounds and calls, and which of them are compared."""
+"""Plan the timing of a case: launches, rounds, calls, and how many of them are compared."""
 
 from __future__ import annotations
 
 import math
 from dataclasses import dataclass
 
-from ratchet.judge.decided import Decided
+from ratchet.judge.stage_result import Decided
 from ratchet.judge.trial.kernel_checks import OpenProblem
 
 LOOKS = 3
-"""At most, each at what the one before left undecided (`group_sequential`)."""
+"""At most this many, each if the one before left the answer open (`group_sequential`)."""
 LAUNCHES = 3
 MIN_LAUNCHES = 2
 """One launch says nothing about the next."""
@@ -17,28 +17,27 @@ MIN_ROUNDS, MAX_ROUNDS = 4, 16
 GPU_MIN_ROUNDS = 8
 """On a GPU a process takes seconds to start, and a round a tenth of one."""
 TARGET_BATCH_S = 0.001
-"""A batch this long hides most of the round trip to a worker (about 0.1 ms, in both arms): what is
-left of it draws a ratio towards 1. Longer ones scatter as much from round to round, and cost more:
-on two shared cores 0.5, 1 and 2 ms had a standard deviation of 0.21 to 0.27, 0.22 to 0.26 and 0.17
-to 0.24 (of the logarithm, 190 rounds of eight kernels each)."""
+"""A batch this long hides most of the round trip to a worker (about 0.1 ms, in both arms). The rest
+of it draws a ratio towards 1. Longer batches scatter as much from round to round, and cost more: on
+two shared cores 0.5, 1 and 2 ms had a standard deviation of 0.21 to 0.27, 0.22 to 0.26 and 0.17 to
+0.24 (of the logarithm, 190 rounds of eight kernels each)."""
 MAX_CALLS = 32
 MAX_BATCH_BYTES = 128 << 20
 MOST_HELD_BYTES, SLOW_CALL_S = 1 << 30, 0.25
-"""Several calls are a batch although one would do, up to this size together and time of each."""
+"""A batch has several calls although one would do, up to this size together and time of each."""
 GPU_TARGET_BATCH_S, GPU_MAX_CALLS = 0.02, 512
-"""The same on a GPU, where mapping takes longer and calls are shorter; its memory is the limit."""
+"""The same on a GPU, where mapping takes longer, calls are shorter, and memory is the limit."""
 DRAWN_ON_CORES_BYTES = 1 << 30
-"""The limit on a GPU for a problem whose values the cores draw: every call has its own."""
+"""The limit on a GPU for a problem whose values the cores draw, for each call anew."""
 CHECK_SHARE = 0.5
-"""Comparing takes at most this share of the time that the arms take, but one batch of each
-launch is always compared."""
+"""Comparing takes at most this share of the arms' time, but one batch of each launch is always
+compared."""
 MORE_SHARE = 0.05
-"""Where comparing is cheap, several calls of a batch are compared, in this share of the time."""
+"""If comparing is cheap, several calls of a batch are compared, within this share of the time."""
 MOST_CHECKED = 8
 SHARE_OF_TIME = 0.8
 SHORT_BUDGET_S, BUDGET_S, LONG_BUDGET_S = 0.15, 0.5, 1.5
-"""The first, second and third look at one case take about this long at most, if the fewest rounds
-allow it."""
+"""Seconds of the first, second and third look at one case, unless the fewest rounds take longer."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -49,7 +48,7 @@ class TimingPlan:
     rounds: int
     checks: int
     calls_checked: int
-    """Of each batch that is compared."""
+    """Calls compared in each batch that is compared."""
 
 
 def budgets_s() -> tuple[float, ...]:
@@ -69,9 +68,9 @@ def plan_case(
 ) -> TimingPlan | Decided:
     """Plan what the time allows. `round_s` is one warm batch of `calls` calls of each of the arms.
 
-    Every launch after the first has its `first_call_s` again, in which a kernel may compile.
-    A comparison (float64) may cost more than the rest of the round; then fewer batches have one.
-    Decided if two launches do not fit into the time limit.
+    Every launch after the first spends `first_call_s` again, in which a kernel may compile. If a
+    comparison (in float64) costs more than the rest of the round, fewer batches have one. Decided
+    if two launches do not fit into the time limit.
     """
     check_s = opened.check_time_s[case]
     share = min(1.0, CHECK_SHARE * round_s / check_s) if check_s > 0 else 1.0
@@ -98,13 +97,13 @@ def plan_case(
 
 
 def round_count(round_s: float, budget_s: float) -> int:
-    """Return how many rounds of a launch fit the budget, an even number so that orders balance."""
+    """Return how many rounds of a launch fit the budget, an even number so orders balance."""
     fitting = int(budget_s / (LAUNCHES * round_s))
     return max(MIN_ROUNDS, min(MAX_ROUNDS, fitting)) // 2 * 2
 
 
 def calls_of(opened: OpenProblem, case: int) -> int:
-    """Return the calls in a batch of a case, on the device that it is timed on."""
+    """Return the number of calls in a batch of a case, on its device."""
     facts, accelerator = opened.cases[case], opened.accelerator
     if accelerator is None:
         calls = calls_per_batch(facts.time_s, facts.bytes)
@@ -117,9 +116,9 @@ def calls_of(opened: OpenProblem, case: int) -> int:
 
 
 def calls_per_batch(time_s: float, size_bytes: float, *, gpu_bytes: int | None = None) -> int:
-    """Return the calls in a batch: long enough to hide the round trip, small enough for memory.
+    """Return the number of calls that hides the round trip and fits in memory.
 
-    `gpu_bytes` is what a batch may take on a GPU; None on cores.
+    `gpu_bytes` is the memory that a batch may take on a GPU; None on cores.
     """
     gpu = gpu_bytes is not None
     target_s, most = (GPU_TARGET_BATCH_S, GPU_MAX_CALLS) if gpu else (TARGET_BATCH_S, MAX_CALLS)

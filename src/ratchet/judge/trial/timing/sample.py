@@ -1,4 +1,4 @@
-"""Sample a case: adjacent pairs, the judge's clock, fresh values revealed when it starts."""
+"""Sample a case: adjacent pairs, timed by the judge, on values revealed as its clock starts."""
 
 from __future__ import annotations
 
@@ -12,8 +12,8 @@ from functools import partial
 import numpy as np
 
 from ratchet.base.errors import MeasureError
-from ratchet.judge.decided import CandidateFault, Decided, Ok, as_stage
 from ratchet.judge.integrity.own_work import Watch, batches_to_watch
+from ratchet.judge.stage_result import CandidateFault, Decided, Ok, as_stage
 from ratchet.judge.trial.kernel_checks import OpenProblem
 from ratchet.judge.trial.processes.candidate import CandidateProcess
 from ratchet.judge.trial.timing.arms import (
@@ -30,14 +30,14 @@ from ratchet.measure.rounds import run_rounds
 from ratchet.measure.samples import Sample
 
 ALONE_BATCHES = 6
-"""Batches of the reference that are timed when the candidate's processes are gone."""
+"""Batches of the reference that are timed after the candidate's processes have ended."""
 CHEAP_CHECKS, CHEAP_S = 3, 0.15
-"""So many calls of a probe are compared, each of another kind of values, if it takes no longer."""
+"""Calls of a probe that are compared, each on another kind of values, if it takes no longer."""
 LEAST_LEFT = 0.05
-"""At least this share of a batch's time is its work, however long the way is: the kernel of a large
-gain is slower for that, and never faster than it is."""
+"""At least this share of a batch's time counts as work, however long the round trip is. A kernel
+with a large gain then appears slower than it is, and never faster."""
 LEAST_LOOKS = 6
-"""At the order of the calls."""
+"""Looks at the order of the calls."""
 
 Launch = Callable[[int], contextlib.AbstractContextManager[CandidateProcess]]
 
@@ -52,14 +52,14 @@ class CaseTiming:
     checked: int
     """Calls whose outputs were compared."""
     order_looks: int = 0
-    """Moments at which a compiled kernel's calls were seen to come one after another."""
+    """Moments at which a compiled kernel's calls came one after another."""
     unseen: str = ""
-    """Why nobody can say whose code works, where it was seen at work too rarely."""
+    """Why it is unknown whose code works, if it was seen at work too rarely."""
     among: int = 1
-    """Verdicts that share one chance of a false answer; each is given at a stricter level."""
+    """Verdicts that share one chance of a false answer, each at a stricter level."""
 
     def as_json(self) -> list[TimedSample]:
-        """The samples as the verdict keeps them."""
+        """Return the samples as the verdict keeps them."""
         return [TimedSample(case=self.name, **sample.as_json()) for sample in self.samples]
 
 
@@ -73,11 +73,11 @@ def time_case(
     first_round: int = 0,
     budget_s: float,
 ) -> Ok[CaseTiming] | Decided:
-    """Time one case over several launches of all arms; the plan is fixed by the first rounds.
+    """Time one case over several launches of all arms; the first rounds fix the plan.
 
     Launches and rounds are numbered from `first_launch` and `first_round`. With `watch`, some
-    batches beside the timed ones are looked at, at places drawn in secret.
-    Decided when an output is wrong while it is timed, or time ran out before enough was measured.
+    batches between the timed ones are sampled, at secret places. Decided if an output is wrong
+    while it is timed, or if time ran out before enough was measured.
     """
     run = partial(_sample, case, opened, launch, watch, first_launch, budget_s)
     try:
@@ -150,7 +150,7 @@ def _sample(
                 iterations=calls,
                 on_round=lambda *_, arm=candidate: arm.check_due(),
             )
-            samples += _without_way(taken, opened.device_clock.way_s(case))
+            samples += _without_round_trip(taken, opened.device_clock.round_trip_s(case))
             checked, looks = checked + candidate.checked, candidate.order_looks
             last = index + 1 == plan.launches
             if watch is not None and last:
@@ -176,19 +176,19 @@ def _sample(
 
 
 def time_alone(case: int, opened: OpenProblem) -> list[float]:
-    """Seconds a call of the reference, of each batch, while no candidate could be in its way."""
+    """Return the reference's seconds per call in each batch, with no candidate beside it."""
     calls, arm = calls_of(opened, case), alone(opened, case, "copied")
     warm(arm, calls)
     opened.device_clock.begin(case)
     times = [arm.run(calls).wall_time_s for _ in range(ALONE_BATCHES)]
-    way_s = opened.device_clock.way_s(case)
-    return [_work_s(time_s, way_s) / calls for time_s in times]
+    round_trip_s = opened.device_clock.round_trip_s(case)
+    return [_work_s(time_s, round_trip_s) / calls for time_s in times]
 
 
 def see_order(timing: CaseTiming, opened: OpenProblem, process: CandidateProcess) -> bool:
-    """Look until a compiled kernel's calls were seen to come in their order; else return False.
+    """Return True once a compiled kernel's calls were seen to come in order; False if too rarely.
 
-    Raises CandidateFault if they do not.
+    Raises CandidateFault if they do not come in order.
     """
     facts = opened.cases[timing.case]
     calls = calls_per_batch(facts.time_s, facts.bytes)
@@ -204,7 +204,7 @@ def see_order(timing: CaseTiming, opened: OpenProblem, process: CandidateProcess
 def watch_case(
     case: int, opened: OpenProblem, process: CandidateProcess, watch: Watch
 ) -> Ok[str] | Decided:
-    """Look at a case that is not timed, one call at a time; the value is `Watch.conclude`'s."""
+    """Sample a case that is not timed, one call at a time; return what `Watch.conclude` does."""
     candidate = CandidateArm(process, opened, case, watch)
     try:
         candidate.run(1)
@@ -215,20 +215,20 @@ def watch_case(
     return watch.conclude()
 
 
-def _without_way(samples: Sequence[Sample], way_s: float) -> list[Sample]:
-    """Return the samples of a launch without what each batch takes there and back."""
+def _without_round_trip(samples: Sequence[Sample], round_trip_s: float) -> list[Sample]:
+    """Return the samples of a launch without each batch's round trip."""
     return [
-        replace(one, wall_time_s=_work_s(one.wall_time_s, way_s / one.iterations))
+        replace(one, wall_time_s=_work_s(one.wall_time_s, round_trip_s / one.iterations))
         for one in samples
     ]
 
 
-def _work_s(time_s: float, way_s: float) -> float:
-    return max(LEAST_LEFT * time_s, time_s - way_s)
+def _work_s(time_s: float, round_trip_s: float) -> float:
+    return max(LEAST_LEFT * time_s, time_s - round_trip_s)
 
 
 def _watched(plan: TimingPlan, batch_s: float, opened: OpenProblem) -> set[tuple[int, int]]:
-    """Launch and round of each batch that is looked at."""
+    """Draw launch and round of each batch that is sampled."""
     places = list(itertools.product(range(plan.launches), range(plan.rounds)))
     count = batches_to_watch(batch_s, len(opened.timed))
     return set(secrets.SystemRandom().sample(places, min(count, len(places))))
@@ -237,7 +237,7 @@ def _watched(plan: TimingPlan, batch_s: float, opened: OpenProblem) -> set[tuple
 def _probe(
     plan: TimingPlan, case: int, opened: OpenProblem, process: CandidateProcess
 ) -> dict[int, int]:
-    """Before which batch of a launch a probe comes, and how many of its calls are compared."""
+    """Draw the batch of a launch that a probe precedes, and how many of its calls are compared."""
     kinds = opened.variations(case)
     if not kinds and process.returns_outputs:
         return {}

@@ -1,14 +1,14 @@
 """The GPUs that kernels are compiled for, and what one of their compute units can hold.
 
-Limits of AMD's are LLVM's own (llvm/lib/Target/AMDGPU/Utils/AMDGPUBaseInfo.cpp, IsaInfo, LLVM 20),
-which the occupancy in its assembly follows; sizes of the LDS are also in ROCm's
+AMD's limits are those of LLVM (llvm/lib/Target/AMDGPU/Utils/AMDGPUBaseInfo.cpp, IsaInfo, LLVM 20),
+which the occupancy in its assembly follows. Sizes of the LDS are also in ROCm's
 docs/reference/gpu-specs.rst.
 """
 
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Final, Literal
 
 from ratchet.base.errors import KernelError
@@ -18,7 +18,7 @@ Backend = Literal["hip", "cuda"]
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Architecture:
-    """One compiler target. A "unit" is what the waves of a workgroup must share."""
+    """One compiler target. A "unit" is the hardware that the waves of a workgroup share."""
 
     name: str
     backend: Backend
@@ -32,73 +32,68 @@ class Architecture:
     lds_bytes_per_unit: int
     lds_bytes_per_workgroup: int
     max_workgroups_per_unit: int
-    """Of more than one wave: they need a barrier each."""
+    """Workgroups of more than one wave, which need a barrier each."""
 
 
-def _cdna(name: str, lds_bytes: int) -> Architecture:
-    return Architecture(
-        name=name,
-        backend="hip",
-        wavefront_size=64,
-        max_waves_per_simd=8,
-        simds_per_unit=4,
-        vgprs_per_lane=512,
-        vgpr_granule=8,
-        lds_bytes_per_unit=lds_bytes,
-        lds_bytes_per_workgroup=lds_bytes,
-        max_workgroups_per_unit=16,
-    )
-
-
-def _rdna(name: str) -> Architecture:
-    return Architecture(
-        name=name,
-        backend="hip",
-        wavefront_size=32,
-        max_waves_per_simd=16,
-        simds_per_unit=4,
-        vgprs_per_lane=1536,
-        vgpr_granule=24,
-        lds_bytes_per_unit=128 << 10,
-        lds_bytes_per_workgroup=64 << 10,
-        max_workgroups_per_unit=32,
-    )
+_CDNA: Final = Architecture(
+    name="",
+    backend="hip",
+    wavefront_size=64,
+    max_waves_per_simd=8,
+    simds_per_unit=4,
+    vgprs_per_lane=512,
+    vgpr_granule=8,
+    lds_bytes_per_unit=64 << 10,
+    lds_bytes_per_workgroup=64 << 10,
+    max_workgroups_per_unit=16,
+)
+_RDNA: Final = Architecture(
+    name="",
+    backend="hip",
+    wavefront_size=32,
+    max_waves_per_simd=16,
+    simds_per_unit=4,
+    vgprs_per_lane=1536,
+    vgpr_granule=24,
+    lds_bytes_per_unit=128 << 10,
+    lds_bytes_per_workgroup=64 << 10,
+    max_workgroups_per_unit=32,
+)
 
 
 def _sm(name: str, shared_bytes: int) -> Architecture:
-    """NVIDIA: CUDA C++ Programming Guide, technical specifications per compute capability."""
-    return Architecture(
+    """Source: CUDA C++ Programming Guide, technical specifications per compute capability."""
+    return replace(
+        _RDNA,
         name=name,
         backend="cuda",
-        wavefront_size=32,
-        max_waves_per_simd=16,
-        simds_per_unit=4,
         vgprs_per_lane=512,
         vgpr_granule=8,
         lds_bytes_per_unit=shared_bytes,
         lds_bytes_per_workgroup=shared_bytes - 1024,
-        max_workgroups_per_unit=32,
     )
 
 
 ARCHITECTURES: Final = {
     one.name: one
     for one in (
-        _cdna("gfx90a", 64 << 10),
-        _cdna("gfx942", 64 << 10),
-        _cdna("gfx950", 160 << 10),
-        _rdna("gfx1100"),
-        _rdna("gfx1201"),
+        replace(_CDNA, name="gfx90a"),
+        replace(_CDNA, name="gfx942"),
+        replace(
+            _CDNA, name="gfx950", lds_bytes_per_unit=160 << 10, lds_bytes_per_workgroup=160 << 10
+        ),
+        replace(_RDNA, name="gfx1100"),
+        replace(_RDNA, name="gfx1201"),
         _sm("sm_80", 164 << 10),
         _sm("sm_90", 228 << 10),
     )
 }
 TARGETS: Final = tuple(name for name, one in ARCHITECTURES.items() if one.backend == "hip")
-"""AMD's: what a verdict on a Triton kernel carries."""
+"""AMD's targets, which a verdict on a Triton kernel covers."""
 
 
 def find_architectures(names: Sequence[str]) -> list[Architecture]:
-    """The architectures of these names, in order, each once; KernelError on an unknown one."""
+    """Return the architectures of these names, each once; raises KernelError for an unknown one."""
     for name in names:
         if name not in ARCHITECTURES:
             raise KernelError(
@@ -109,19 +104,19 @@ def find_architectures(names: Sequence[str]) -> list[Architecture]:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Occupancy:
-    """The waves of a kernel that one SIMD holds at a time, and what keeps it from more."""
+    """The waves of a kernel that one SIMD holds at a time, and what limits them."""
 
     waves_per_simd: int
     limit: str
-    """`registers`, `lds`, `workgroups` or `none` where the hardware's own maximum is reached."""
+    """`registers`, `lds`, `workgroups`, or `none` at the hardware's own maximum."""
 
 
 def occupancy(
     architecture: Architecture, *, vgprs: int, lds_bytes: int, workgroup_waves: int
 ) -> Occupancy:
-    """Waves per SIMD of workgroups of `workgroup_waves` waves, each with `vgprs` registers a lane.
+    """Return the waves per SIMD for `workgroup_waves` waves of `vgprs` registers a lane.
 
-    0 where one workgroup does not fit at all.
+    0 if not even one workgroup fits.
     """
     by_registers = min(architecture.max_waves_per_simd, _waves_by_registers(architecture, vgprs))
     slots = by_registers * architecture.simds_per_unit

@@ -1,8 +1,8 @@
-"""Count a Python kernel's work besides its own: torch's operations, numpy's, Triton launches.
+"""Count the work that a Python kernel leaves to others: operations of torch and numpy, launches.
 
-It runs inside the candidate's process, which could falsify it. So the judge believes what speaks
-against the candidate, and looks from outside at one against whom nothing speaks. The operations are
-recorded by torch's profiler, in every thread and under every mode.
+The census runs inside the candidate's process, which could falsify it. So the judge believes what
+counts against the candidate, and otherwise samples its threads from outside. torch's profiler
+records the operations, in every thread and under every mode.
 """
 
 from __future__ import annotations
@@ -11,7 +11,7 @@ import ctypes
 import math
 import secrets
 import sys
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from typing import Any, Final
 
@@ -29,16 +29,16 @@ MAYBE_COPIES: Final = ("aten::to", "aten::contiguous")
 CROSSINGS: Final = ("numpy", "__array__", "__dlpack__", "tolist", "__reduce_ex__")
 """Methods of a tensor by which its values reach other libraries, or Python."""
 ADDRESSED: Final = ("ctypes.cdata", "ctypes.string_at", "ctypes.wstring_at", "ctypes.memoryview_at")
-"""Audit events of Python's reading memory by its address."""
+"""Audit events of reads of memory by its address."""
 UNHEARD: Final = ("memmove", "cast")
-"""Functions of ctypes that do so without an audit event."""
+"""Functions of ctypes that read memory without an audit event."""
 STORES: Final = {"create_masked_store": 3, "create_atomic_rmw": 4, "create_atomic_cas": None}
 """Methods of Triton's interpreter that write to memory, and which argument is the mask."""
 
 
 _hooked: list[bool] = []
 _listening: list[Callable[[str], None]] = []
-"""What hears of audit events; a hook stays for as long as its process."""
+"""Functions called on audit events; a hook stays as long as its process."""
 
 
 def _heard(event: str, _: Any) -> None:
@@ -59,7 +59,7 @@ class Census:
         self._marked = 0
 
     def take(self, run: Callable[[Entry], list[int]], entry: Entry) -> list[int]:
-        """Call `run` with the entry, each of whose calls is counted; what `run` returns."""
+        """Call `run` with an entry whose calls are counted; return what `run` returns."""
 
         def counted(*given: Any) -> Any:
             with record_function(self._entry):
@@ -76,7 +76,7 @@ class Census:
         return codes
 
     def as_json(self) -> dict[str, Any]:
-        """Calls and elements of each operation; calls, programs and stored elements by kernel."""
+        """Return calls and elements by operation; calls, programs and stored elements by kernel."""
         return {
             "ops": dict(list(self._ops.items())[:MOST_NAMES]),
             "launches": dict(list(self._launches.items())[:MOST_NAMES]),
@@ -90,17 +90,17 @@ class Census:
             if event.name == self._entry or event.start_tid not in main:
                 self._visit(event)
         launches = sum(count for count, _, _ in self._launches.values())
-        if self._marked != launches:  # somebody else wears the mark that hides what is below it
+        if self._marked != launches:  # the candidate forged the mark that hides what is below it
             self._add("marks that were forged", 0)
 
     def _visit(self, event: Any) -> None:
-        """Outermost operations: what they call themselves is their own affair."""
+        """Count the outermost operations, and not those that they call themselves."""
         if event.name == self._launch:
             self._marked += 1
             return
         space, found, _ = event.name.partition("::")
         if event.name in MAYBE_COPIES and not event.children:
-            return  # it was as it should be, and nothing was copied
+            return  # nothing was copied
         if found and (space in BUILT_IN or not event.children):
             self._add(event.name[:100], _elements(getattr(event.typed[1], "inputs", ())))
             return
@@ -114,7 +114,7 @@ class Census:
 
     @contextmanager
     def _crossings(self) -> Iterator[None]:
-        """Note when values leave torch, or come back, outside of a launch."""
+        """Count values that leave torch, or come back, outside of a launch."""
         originals = {name: getattr(torch.Tensor, name) for name in CROSSINGS}
         back: Any = torch.from_numpy
 
@@ -131,20 +131,15 @@ class Census:
                 self._add("torch.from_numpy", array.size)
             return back(array)
 
-        module: Any = torch
-        for name in originals:
-            setattr(torch.Tensor, name, noted(name))
-        module.from_numpy = from_numpy
-        try:
+        with (
+            _replaced(torch.Tensor, {name: noted(name) for name in originals}),
+            _replaced(torch, {"from_numpy": from_numpy}),
+        ):
             yield
-        finally:
-            module.from_numpy = back
-            for name, original in originals.items():
-                setattr(torch.Tensor, name, original)
 
     @contextmanager
     def _interpreter(self) -> Iterator[None]:
-        """Count what Triton's interpreter launches and stores, where it is loaded."""
+        """Count what Triton's interpreter launches and stores, if it is loaded."""
         interpreter = sys.modules.get("triton.runtime.interpreter")
         if interpreter is None:
             yield
@@ -177,19 +172,15 @@ class Census:
 
             return write
 
-        executor.__call__ = launch
-        for name in stores:
-            setattr(builder, name, store(name))
-        try:
+        with (
+            _replaced(executor, {"__call__": launch}),
+            _replaced(builder, {name: store(name) for name in stores}),
+        ):
             yield
-        finally:
-            executor.__call__ = call
-            for name, original in stores.items():
-                setattr(builder, name, original)
 
     @contextmanager
     def _emulator(self) -> Iterator[None]:
-        """Count what the emulator of machine code launches and stores, where it is loaded."""
+        """Count what the emulator of machine code launches and stores, if it is loaded."""
         loading = sys.modules.get("ratchet.judge.emulator.loading")
         if loading is None:
             yield
@@ -210,18 +201,14 @@ class Census:
             add_launch(self._emulated, done)
             return done
 
-        launcher.run = counted
-        try:
-            with self._addresses():
-                yield
-        finally:
-            launcher.run = run
+        with _replaced(launcher, {"run": counted}), self._addresses():
+            yield
 
     @contextmanager
     def _addresses(self) -> Iterator[None]:
-        """Note when Python reads memory by its address, outside of a launch.
+        """Count Python's reads of memory by its address, outside of a launch.
 
-        Where kernels run for real, who works is seen from outside.
+        Kernels that run for real are sampled from outside instead.
         """
 
         def addressed(event: str) -> None:
@@ -238,17 +225,26 @@ class Census:
         if not _hooked:
             sys.addaudithook(_heard)
             _hooked.append(True)
-        module: Any = ctypes
-        originals = {name: getattr(module, name) for name in UNHEARD}
-        for name in UNHEARD:
-            setattr(module, name, noted(name))
+        originals = {name: getattr(ctypes, name) for name in UNHEARD}
         _listening.append(addressed)
         try:
-            yield
+            with _replaced(ctypes, {name: noted(name) for name in UNHEARD}):
+                yield
         finally:
             _listening.pop()
-            for name, original in originals.items():
-                setattr(module, name, original)
+
+
+@contextmanager
+def _replaced(owner: Any, new: Mapping[str, Any]) -> Iterator[None]:
+    """Replace attributes inside."""
+    before = {name: getattr(owner, name) for name in new}
+    for name, value in new.items():
+        setattr(owner, name, value)
+    try:
+        yield
+    finally:
+        for name, value in before.items():
+            setattr(owner, name, value)
 
 
 def add_launch(told: dict[str, dict[str, Any]], done: Any) -> None:
@@ -275,7 +271,7 @@ def add_launch(told: dict[str, dict[str, Any]], done: Any) -> None:
 
 
 def _elements(inputs: Any) -> int:
-    """Elements that an operation works on: of its inputs, broadcast together where they can be."""
+    """Return the elements that an operation works on: its inputs, broadcast if they can be."""
     shapes = [tuple(one.sizes) for one in _tensors(inputs)]
     if not shapes:
         return 0

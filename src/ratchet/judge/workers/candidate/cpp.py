@@ -1,8 +1,8 @@
 """The worker of a compiled kernel: inside the sandbox, without torch, numpy or any secret.
 
-It compiles a source and hands the library out; or it loads a library and calls its entry on shared
-memory that the judge reveals. Nothing it says is believed: the outputs are read from the shared
-memory by others, and the time is taken outside.
+It compiles a source and hands the library out, or it loads a library and calls its entry on shared
+memory that the judge reveals. Nothing it says is believed: others read the outputs from the shared
+memory, and the clock is outside.
 """
 
 from __future__ import annotations
@@ -11,43 +11,40 @@ import os
 import sys
 import tempfile
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from pathlib import Path
-from typing import Any
 
 from ratchet.base.process.channel import inherited
 from ratchet.judge.sandbox.confine import confine
+from ratchet.judge.workers.memory.layout import IN_PLACE, INPUTS, OUTPUTS, BatchLayout, Slot
 from ratchet.judge.workers.memory.mapping import MappedRegion, shift_heap
-from ratchet.judge.workers.serving import Reply, serve_candidate
+from ratchet.judge.workers.serving import Answer, Message, Reply, serve_candidate
 from ratchet.kernels.abi import Entry, pack_scalars, pack_tensors, words
 from ratchet.kernels.kernel import Kernel
 from ratchet.kernels.languages import cpp
-
-INPUTS, IN_PLACE, OUTPUTS = 0, 1, 2
-"""Regions of a batch, as `shared_batch` numbers them."""
 
 
 class CppBatch:
     """Calls whose arguments are packed, pointing at memory that is not there yet."""
 
-    def __init__(self, layout: dict[str, Any]) -> None:
+    def __init__(self, layout: BatchLayout) -> None:
         """Reserve the addresses."""
-        sizes = zip(layout["region_bytes"], layout["slack_pages"], strict=True)
+        sizes = zip(layout.region_bytes, layout.slack_pages, strict=True)
         self.regions = [MappedRegion(size, slack) for size, slack in sizes]
         bases = [region.address for region in self.regions]
-        self.scalars = pack_scalars(layout["scalars"])
-        self.scalar_count = len(layout["scalars"])
-        self.calls = [_pack(call, bases) for call in layout["calls"]]
-        self.writable_inputs: bool = layout["writable_inputs"]
+        self.scalars = pack_scalars(layout.scalars)
+        self.scalar_count = len(layout.scalars)
+        self.calls = [_pack(call, bases) for call in layout.calls]
+        self.writable_inputs = layout.writable_inputs
 
     def run(self, entry: Entry, descriptors: list[int]) -> list[int]:
-        """Reveal the memory and make every call; the codes that the entry returned."""
+        """Reveal the memory and make every call; return the codes of the entry."""
         self.reveal(descriptors)
         scalars, count = self.scalars, self.scalar_count
         return [entry(packed, number, scalars, count) for packed, number in self.calls]
 
     def reveal(self, descriptors: list[int]) -> None:
-        """Map the memory where the arguments point: nothing can be written before the clock."""
+        """Map the memory where the arguments point; nothing can be written earlier."""
         self.regions[INPUTS].reveal(descriptors[0], writable=self.writable_inputs)
         self.regions[IN_PLACE].reveal(descriptors[1], writable=True)
         self.regions[OUTPUTS].reveal(descriptors[2], writable=True)
@@ -66,9 +63,9 @@ class CppWorker:
         self._batch: CppBatch | None = None
         self._last: CppBatch | None = None
 
-    def answer(self, message: dict[str, Any], descriptors: list[int]) -> Reply:
+    def answer(self, message: Message, descriptors: list[int]) -> Reply:
         """Do what the judge asks."""
-        actions: dict[str, Callable[[dict[str, Any], list[int]], Reply]] = {
+        actions: dict[str, Answer] = {
             "compile": self._compile,
             "load": self._load,
             "prepare": self._prepare,
@@ -76,7 +73,7 @@ class CppWorker:
         }
         return actions[message["do"]](message, descriptors)
 
-    def _compile(self, message: dict[str, Any], _: list[int]) -> Reply:
+    def _compile(self, message: Message, _: list[int]) -> Reply:
         path = cpp.compile_kernel(
             Kernel.from_json(message["kernel"]),
             cache=Path(tempfile.gettempdir()) / "build",
@@ -84,26 +81,26 @@ class CppWorker:
         )
         return {"value": None}, [os.open(path, os.O_RDONLY)]
 
-    def _load(self, message: dict[str, Any], descriptors: list[int]) -> Reply:
+    def _load(self, message: Message, descriptors: list[int]) -> Reply:
         self._entry = cpp.load(Path(f"/proc/self/fd/{descriptors[0]}"), message["entry"])
         return {"value": None}, []
 
-    def _prepare(self, message: dict[str, Any], _: list[int]) -> Reply:
+    def _prepare(self, message: Message, _: list[int]) -> Reply:
         # The last batch keeps its addresses until now, so that this one cannot get them again.
-        batch = CppBatch(message["layout"])
+        batch = CppBatch(BatchLayout.of(message["layout"]))
         if self._last is not None:
             self._last.release()
         self._last, self._batch = self._batch, batch
         return {"value": None}, []
 
-    def _go(self, _: dict[str, Any], descriptors: list[int]) -> Reply:
+    def _go(self, _: Message, descriptors: list[int]) -> Reply:
         assert self._batch is not None and self._entry is not None
         began = time.process_time()
         codes = self._batch.run(self._entry, descriptors)
         return {"codes": codes, "cpu_time_s": time.process_time() - began}, []
 
 
-def _pack(call: list[Any], bases: Sequence[int]) -> tuple[bytes, int]:
+def _pack(call: Sequence[Slot], bases: Sequence[int]) -> tuple[bytes, int]:
     flat: list[int] = []
     for region, offset, dtype, size, stride in call:
         flat += words(bases[region] + offset, dtype, size, stride)
@@ -111,7 +108,7 @@ def _pack(call: list[Any], bases: Sequence[int]) -> tuple[bytes, int]:
 
 
 def main() -> None:
-    """Confine this process, then serve the judge: arguments are the limits and the channel."""
+    """Confine this process, then serve the judge; argv holds the limits and the channel."""
     channel = inherited(int(sys.argv[2]))
     confine(sys.argv[1])
     shift_heap()

@@ -1,7 +1,7 @@
-"""Count a kernel's work on a GPU: kernels that ran, their streams, and what stays allocated.
+"""Count a kernel's work on a GPU: the kernels that ran, their streams, and memory that is kept.
 
-Recorded by torch's profiler in one batch that is not timed, in the candidate's own process: like
-the census of a CPU it is believed where it speaks against the candidate.
+torch's profiler records one untimed batch in the candidate's own process. Like the census on a CPU,
+the judge believes what counts against the candidate.
 """
 
 from __future__ import annotations
@@ -18,14 +18,15 @@ from torch._C._autograd import DeviceType
 from torch.profiler import ProfilerActivity, profile
 
 from ratchet.judge.workers.memory.device import WorkerDevice
+from ratchet.judge.workers.serving import Message
 
 Entry = Callable[..., Any]
 MOST_NAMES: Final = 200
 NAME_LENGTH: Final = 160
 WORK: Final = ("kernel", "concurrent_kernel", "gpu_memcpy", "gpu_memset")
-"""Kineto's names of what a device does (libkineto's ActivityType.cpp)."""
+"""Kineto's names of a device's activities (libkineto's ActivityType.cpp)."""
 COPIES: Final = {"Memcpy ": "gpu_memcpy", "Memset ": "gpu_memset"}
-"""How the names of copies begin (libkineto's CuptiActivity.cpp and RoctracerActivity.cpp)."""
+"""Prefixes of the names of copies (libkineto's CuptiActivity.cpp and RoctracerActivity.cpp)."""
 GRAPH: Final = re.compile(r"(cuda|hip)GraphLaunch|cuGraphLaunch")
 LAUNCH: Final = re.compile(
     r"(cuda|hip)(Ext)?(Module)?Launch(Cooperative)?Kernel\w*|cuLaunchKernel\w*|hipExtModuleLaunch\w*"
@@ -34,7 +35,7 @@ LAUNCH: Final = re.compile(
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class DeviceEvent:
-    """One thing in a profile: a kernel or a copy of the device, or a call that started one."""
+    """One event of a profile: a kernel or copy on the device, or a call that started one."""
 
     name: str
     kind: str
@@ -57,7 +58,7 @@ class DeviceCensus:
         self.take(lambda _: [], lambda: ())
 
     def take(self, run: Callable[[Entry], list[int]], entry: Entry) -> list[int]:
-        """Call `run` with the entry, each of whose calls is counted; what `run` returns."""
+        """Call `run` with an entry whose calls are counted; return what `run` returns."""
 
         def counted(*given: Any) -> Any:
             outputs = entry(*given)
@@ -66,7 +67,7 @@ class DeviceCensus:
 
         on_gpu = self._device.memory.device.type == "cuda"
         activities = [ProfilerActivity.CPU, *([ProfilerActivity.CUDA] if on_gpu else [])]
-        self._touch()  # the marker's kernel is loaded before it counts
+        self._touch()  # loads the marker's kernel
         with profile(activities=activities) as recorded:
             self._touch()
             codes = run(counted)
@@ -75,21 +76,21 @@ class DeviceCensus:
         self._events = [_event(one) for one in results.events()] if results is not None else []
         return codes
 
-    def as_json(self) -> dict[str, Any]:
-        """Counts and times by kernel, and the rest as `DeviceCount` holds it."""
+    def as_json(self) -> Message:
+        """Return the counts, by the names of `DeviceCount`."""
         return count(self._events, self._allocated)
 
     def _touch(self) -> None:
-        """One small kernel on the current stream: where it runs is where the calls should."""
+        """Run a small kernel on the current stream, where the calls should run too."""
         size = 7 + secrets.randbelow(9)
         torch.full((size,), 1.0, device=self._device.memory.device).add_(1)
         self._device.finish()
 
 
-def count(events: Sequence[DeviceEvent], allocated: Sequence[int]) -> dict[str, Any]:
-    """The counts of a profile whose first work of the device is the marker's.
+def count(events: Sequence[DeviceEvent], allocated: Sequence[int]) -> Message:
+    """Return the counts of a profile; the device's first work in it is the marker's.
 
-    `allocated`: bytes after each call; what grows from the third on is kept for no call's use.
+    `allocated` are the bytes after each call. Growth from the third call on is a cache.
     """
     work = sorted((one for one in events if one.kind in WORK), key=lambda one: one.start_ns)
     current = work[0].stream if work else 0
@@ -113,7 +114,7 @@ def count(events: Sequence[DeviceEvent], allocated: Sequence[int]) -> dict[str, 
 
 
 def _marker(work: Sequence[DeviceEvent]) -> int:
-    """Return how many of the first kernels are the marker's: it fills, then adds."""
+    """Return how many of the first kernels are the marker's: a fill, then an addition."""
     return min(2, len(work))
 
 
@@ -133,7 +134,7 @@ def _event(event: Any) -> DeviceEvent:
     kind = _kind(event)
     return DeviceEvent(
         name=event.name(),
-        # A mark of the host's that is mirrored onto the device is no work of it.
+        # A host's mark that is mirrored onto the device is no work.
         kind=kind if on_device or kind not in WORK else "",
         stream=event.device_resource_id() if on_device else 0,
         start_ns=event.start_ns(),
@@ -142,7 +143,7 @@ def _event(event: Any) -> DeviceEvent:
 
 
 def _kind(event: Any) -> str:
-    """Return Kineto's name of the event's kind. Before torch 2.13 an event does not tell it."""
+    """Return Kineto's name of the event's kind, which torch reports since 2.13."""
     if hasattr(event, "activity_type"):
         return str(event.activity_type())
     if event.device_type() != DeviceType.CUDA:

@@ -1,7 +1,7 @@
-"""A driver for Triton that launches nothing and takes down what each launch would have been.
+"""A driver for Triton that records launches instead of running them, in a candidate's sandbox.
 
-It lives in the sandbox of a candidate. Triton compiles through it as it would on the machine it
-names: the limits on shared memory, the autotuner and the grid are the real ones; no kernel runs.
+Triton compiles through it as on the GPU that it names: the limits on shared memory, the autotuner
+and the grid are real, but no kernel runs.
 """
 
 from __future__ import annotations
@@ -15,14 +15,14 @@ from typing import Any
 from ratchet.judge.workers.candidate.architectures import Architecture
 
 MAX_CONFIGS = 24
-"""Configurations that autotuners may compile; the rest are left out and counted."""
+"""Configurations that autotuners may compile; the rest is only counted."""
 MAX_LAUNCHES = 2000
 MAX_TEXT_BYTES = 4 << 20
 KEPT_TEXTS = ("amdgcn", "ttir", "ptx")
 
 
 class FakeDriver:
-    """Stands where `triton.runtime.driver.active` is asked; see `launches` and `kernels`."""
+    """Replaces `triton.runtime.driver.active`; records `launches` and `kernels`."""
 
     def __init__(self, architecture: Architecture, *, units: int, compiled: CompiledTexts) -> None:
         self.architecture = architecture
@@ -34,11 +34,11 @@ class FakeDriver:
         self.utils = _Utils(self, units)
 
     def launcher_cls(self, source: Any, metadata: Any) -> Launcher:
-        """Return what Triton makes once for each compiled kernel."""
+        """Return the launcher of a compiled kernel."""
         return Launcher(self, source, metadata)
 
     def get_current_target(self) -> Any:
-        """The GPU that Triton compiles for."""
+        """Return the GPU that Triton compiles for."""
         from triton.backends.compiler import GPUTarget
 
         name, lanes = self.architecture.name, self.architecture.wavefront_size
@@ -47,15 +47,15 @@ class FakeDriver:
         return GPUTarget("cuda", int(name.removeprefix("sm_")), lanes)
 
     def get_benchmarker(self) -> Callable[..., float | list[float]]:
-        """Return what an autotuner times a configuration with."""
+        """Return the function with which an autotuner times a configuration."""
         return self.benchmark
 
     def benchmark(
         self, call: Callable[[], Any], *_: Any, quantiles: Any = None, **__: Any
     ) -> float | list[float]:
-        """Compile a configuration; its "time" is its scratch memory.
+        """Compile a configuration; return its scratch memory as its "time".
 
-        Nothing is timed here, so among the configurations the first that spills nothing is kept.
+        So an autotuner keeps the first configuration that spills nothing.
         """
         time = self._try(call)
         return time if quantiles is None else [time] * len(quantiles)
@@ -73,50 +73,50 @@ class FakeDriver:
         return 1.0 + (0 if last is None else self.kernels[last["kernel"]]["scratch_bytes"])
 
     def is_active(self) -> bool:
-        """Always: it was put in place by hand."""
+        """Return True."""
         return True
 
     def get_current_device(self) -> int:
-        """The only device."""
+        """Return the only device."""
         return 0
 
     def set_current_device(self, _: int) -> None:
-        """Nothing to do."""
+        """Do nothing."""
 
     def get_current_stream(self, _: Any = None) -> int:
-        """The default stream."""
+        """Return the default stream."""
         return 0
 
     def get_device_capability(self, *_: Any) -> tuple[int, int]:
-        """As torch.cuda gives it: gfx942 is (9, 4), sm_90 is (9, 0)."""
+        """Return the capability as torch.cuda does: gfx942 is (9, 4), sm_90 is (9, 0)."""
         return capability(self.architecture)
 
     def get_active_torch_device(self) -> Any:
-        """HIP devices are `cuda` in torch too."""
+        """Return `cuda`, which is torch's name for HIP devices too."""
         import torch
 
         return torch.device("cuda", 0)
 
     def get_device_interface(self) -> Any:
-        """torch.cuda, as `fake_device` has put it."""
+        """Return torch.cuda, as `fake_device` replaced it."""
         import torch
 
         return torch.cuda
 
     def get_empty_cache_for_benchmark(self) -> Any:
-        """Nothing: there is no cache to be flushed."""
+        """Return None: there is no cache to flush."""
         return None
 
     def clear_cache(self, _: Any) -> None:
-        """Nothing to do."""
+        """Do nothing."""
 
     def assemble_tensormap_to_arg(self, _: Any, args: Any) -> Any:
-        """The arguments as they are."""
+        """Return the arguments unchanged."""
         return args
 
 
 class Launcher:
-    """Called in place of a launch: takes down the grid and the arguments."""
+    """Records the grid and the arguments of a launch."""
 
     def __init__(self, driver: FakeDriver, source: Any, metadata: Any) -> None:
         self._driver = driver
@@ -128,7 +128,7 @@ class Launcher:
         driver.utils.registers = driver.kernels[self._key]["registers"]
 
     def __call__(self, *given: Any) -> None:
-        """grid x, y, z, stream, function, packed metadata, launch metadata, two hooks, arguments"""
+        """Take grid x, y, z, stream, function, two metadata, two hooks, arguments."""
         if len(self._driver.launches) >= MAX_LAUNCHES:
             raise RuntimeError(f"more than {MAX_LAUNCHES} launches in one call of the entry")
         arguments = [
@@ -147,7 +147,7 @@ class Launcher:
 
 
 class _Utils:
-    """The driver's C library, as far as Triton asks it."""
+    """The part of the driver's C library that Triton uses."""
 
     def __init__(self, driver: FakeDriver, units: int) -> None:
         self._driver = driver
@@ -155,11 +155,11 @@ class _Utils:
         self.registers = 0
 
     def load_binary(self, name: str, *_: Any) -> tuple[Any, Any, int, int, int]:
-        """module, function, registers, spills, threads of the largest workgroup"""
+        """Return module, function, registers, spills, threads of the largest workgroup."""
         return object(), name, self.registers, 0, 1024
 
     def get_device_properties(self, _: Any = 0) -> dict[str, Any]:
-        """The properties that Triton and kernels of its tutorials read."""
+        """Return the properties that Triton and its tutorials read."""
         one = self._driver.architecture
         return {
             "arch": one.name,
@@ -172,7 +172,7 @@ class _Utils:
 
 
 class CompiledTexts:
-    """A listener of Triton's compiler: where the texts of each compiled kernel lie."""
+    """A listener of Triton's compiler that keeps the files of each compiled kernel."""
 
     def __init__(self) -> None:
         self._files: dict[str, dict[str, str]] = {}
@@ -180,11 +180,11 @@ class CompiledTexts:
     def __call__(
         self, *, metadata: dict[str, Any], metadata_group: dict[str, str], **_: Any
     ) -> None:
-        """Take what `triton.knobs.compilation.listener` is called with."""
+        """Listen, as `triton.knobs.compilation.listener`."""
         self._files[metadata["hash"]] = dict(metadata_group)
 
     def of(self, digest: str) -> dict[str, str]:
-        """The assembly and the first intermediate form, by their endings."""
+        """Return the assembly and the first intermediate form, by file ending."""
         found = {}
         for name, path in self._files.get(digest, {}).items():
             ending = name.rpartition(".")[2]
@@ -196,7 +196,7 @@ class CompiledTexts:
 
 
 def capability(architecture: Architecture) -> tuple[int, int]:
-    """Major and minor version as torch.cuda gives them."""
+    """Return the major and minor version as torch.cuda does."""
     digits = architecture.name.removeprefix("gfx").removeprefix("sm_")
     if architecture.backend == "cuda":
         return int(digits[:-1]), int(digits[-1])
@@ -237,7 +237,7 @@ def _number(assembly: str, key: str) -> int:
 
 
 def _argument(value: Any) -> Any:
-    """A scalar as it is; a tensor as its bytes, once each, and whose memory it is."""
+    """Return a scalar unchanged; a tensor as its bytes without repeats, and its place."""
     if isinstance(value, (bool, int, float)) or value is None:
         return value
     base = getattr(value, "base", value)  # a host-side tensor descriptor

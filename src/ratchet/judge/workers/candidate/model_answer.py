@@ -1,4 +1,4 @@
-"""Kernels for problems in KernelBench's format: a class that is built, not a function."""
+"""Kernels for problems in KernelBench's format, whose entry is a class to be built."""
 
 from __future__ import annotations
 
@@ -18,9 +18,9 @@ from ratchet.judge.workers.candidate.model_class import load_model
 
 
 def runnable(kernel: Kernel, problem: Problem, device: str | None = None) -> Kernel:
-    """The kernel as the worker calls it: f(*tensors, scalars), whatever form its problem has.
+    """Return the kernel as the worker calls it, f(*tensors, scalars), for any form of problem.
 
-    A model is built on `device`, torch's name of it, where it is not the machine's cores.
+    A model is built on `device` (torch's name), or on the machine's cores if it is None.
     """
     if problem.model is None or kernel.language not in WITH_TORCH or not problem.cases:
         return kernel
@@ -46,5 +46,5 @@ def runnable(kernel: Kernel, problem: Problem, device: str | None = None) -> Ker
 
 def is_compiled_reference(kernel: Kernel, problem: Problem) -> bool:
     """Return True if a kernel is torch.compile of the problem's own reference."""
-    named = kernel.name == COMPILED  # what it carries is read from many files
+    named = kernel.name == COMPILED  # cheap: its hash reads many files
     return named and kernel == built_in_kernel(problem, COMPILED)

@@ -26,12 +26,11 @@ def load_model(
     warm_up: Sequence[tuple[Sequence[int], str]] = (),
     device: str | None = None,
 ) -> Callable[..., tuple[Tensor, ...]]:
-    """The model of a source as f(*state, *inputs, scalars).
+    """Return the model of a source as f(*state, *inputs, scalars), built on `device`.
 
-    `state` gives name, shape and dtype of each part of the state, `attributes` the names of those
-    that are plain attributes; `warm_up` shape and dtype of
-    each tensor input, where the model is to be called once now, on zeros. It is built on `device`.
-    Raises KernelError where the source has no such class, or its parameters and buffers are others.
+    `state` gives name, shape and dtype of each part of the state, and `attributes` the names of its
+    plain attributes. With `warm_up`, shape and dtype of each tensor input, the model is called once
+    on zeros. Raises KernelError if the source has no such class, or another state.
     """
     namespace: dict[str, Any] = {"__name__": "candidate"}
     exec(compile(source, "kernel.py", "exec"), namespace)

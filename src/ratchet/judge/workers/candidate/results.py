@@ -1,7 +1,7 @@
-"""The results of a call in Python: checked, kept alive, and told to the judge by their places.
+"""The results of a call in Python: checked, kept alive, and reported to the judge by address.
 
-The judge reads it there when the process stands still, so neither arm copies anything inside its
-clock: a copy that only the harness needs could be saved by a candidate that knows of it.
+The judge reads them there while the process is stopped, so neither arm copies anything inside the
+clock: a candidate that knows of a copy that only the harness needs could save it.
 """
 
 from __future__ import annotations
@@ -15,18 +15,18 @@ import torch
 from torch import Tensor
 
 from ratchet.base.errors import KernelError
-from ratchet.judge.workers.memory.blocks import span
+from ratchet.judge.workers.memory.layout import span
 
 MOST_GAPS: Final = 2
 """A result whose elements lie over more than this many times their size is made dense."""
 WANTS_FORMS: Final = "wants_forms"
-"""Attribute of an entry that also takes the forms of its results, and which inputs it changes."""
+"""Attribute of an entry that also takes its results' forms and the indices of changed inputs."""
 Kept = list[Sequence[Tensor]]
 """The results of each call of a batch."""
 
 
 class FormError(KernelError):
-    """The entry returned something of another form than it had to."""
+    """The entry returned a result of the wrong form."""
 
 
 class DeclinedCase(KernelError):
@@ -39,27 +39,26 @@ class DeclinedCase(KernelError):
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class ResultForm:
-    """The form that a result must have."""
+    """The required form of a result."""
 
     shape: tuple[int, ...]
     dtype: torch.dtype
     device: torch.device
 
     def empty(self) -> Tensor:
-        """Return a tensor of this form."""
         return torch.empty(self.shape, dtype=self.dtype, device=self.device)
 
     def blank(self) -> Tensor:
-        """Return a tensor with ones in every bit, as outputs are before a call."""
+        """Return a tensor with every bit set, as outputs are before a call."""
         size = math.prod(self.shape) * self.dtype.itemsize
         flat = torch.full((size,), 255, dtype=torch.uint8, device=self.device)
         return flat.view(self.dtype).view(self.shape)
 
 
 def as_results(outputs: Any, answers: Sequence[ResultForm]) -> tuple[Tensor, ...]:
-    """Return an entry's results, one plain tensor of each form; raises FormError.
+    """Return an entry's results, one plain tensor of each form. Raises FormError.
 
-    A result with large gaps, or whose values are not those in its memory (a lazy sign), is copied.
+    Copies a result with large gaps, or one whose memory does not hold its values (a lazy sign).
     """
     if not isinstance(outputs, tuple) or len(outputs) != len(answers):
         raise FormError(f"the entry must return a tuple of {len(answers)} tensors")
@@ -67,7 +66,7 @@ def as_results(outputs: Any, answers: Sequence[ResultForm]) -> tuple[Tensor, ...
 
 
 def places(kept: Kept) -> list[list[tuple[int, tuple[int, ...]]]]:
-    """Address of the first element, and strides in elements, of each result of each call."""
+    """Return the address of the first element and the strides of each result of each call."""
     return [[(one.data_ptr(), one.stride()) for one in results] for results in kept]
 
 

@@ -1,4 +1,11 @@
-"""Load a Triton source inside the sandbox: from a file, or for the interpreter."""
+"""Load a Triton source inside the sandbox: from a file, or for Triton's interpreter.
+
+The interpreter is repaired first, or right kernels would be called wrong. It keeps bfloat16 numbers
+as 16-bit integers and adds those; its documentation asks kernels to cast to float32, which a GPU
+does not need. The repair widens operands to float32, which is exact, and rounds results to the
+nearest, ties to even, as hardware does. Triton 3.6 also converts a one-element array to a number
+for loop bounds, which numpy 2.4 refuses.
+"""
 
 from __future__ import annotations
 
@@ -8,30 +15,30 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
+import numpy as np
+
 from ratchet.kernels.languages.triton import load
 
 PRETENDED = "gfx942"
-"""What a kernel is told it runs on when it asks in the interpreter."""
+"""The GPU that the interpreter reports to a kernel."""
 
 
 def load_source(source: str, entry: str, path: Path) -> Callable[..., Any]:
-    """The entry of a Python source, through a file: Triton looks its kernels' text up there.
+    """Return the entry of a source, loaded from a file, where Triton looks up its kernels' text.
 
-    Raises KernelError where the source defines no such function, and what the source raises.
+    Raises KernelError if the source defines no such function, and whatever the source raises.
     """
     path.write_text(source)
     return load(path, entry)
 
 
 def load_interpreted(source: str, entry: str) -> Callable[..., Any]:
-    """The entry of a Triton source whose kernels will run in Triton's interpreter, on the CPU."""
+    """Return the entry of a Triton source whose kernels run in Triton's interpreter, on the CPU."""
     os.environ["TRITON_INTERPRET"] = "1"  # read when a kernel is decorated
     import triton
     import triton.testing
 
-    from ratchet.judge.workers.candidate import interpreter_repairs
-
-    interpreter_repairs.install()
+    repair_interpreter()
     driver = _interpreter_driver()
     triton.runtime.driver.set_active(driver)
     triton.testing.do_bench = driver.benchmark
@@ -46,16 +53,114 @@ def _interpreter_driver() -> Any:
     from ratchet.judge.workers.candidate.fake_driver import CompiledTexts, FakeDriver
 
     class InterpreterDriver(FakeDriver):
-        """Answers what kernels ask of a driver; autotuners keep their first configuration."""
+        """A driver for the interpreter; autotuners keep their first configuration."""
 
         def benchmark(
             self, call: Callable[[], Any], *_: Any, quantiles: Any = None, **__: Any
         ) -> float | list[float]:
-            """Return the same for every configuration, none of which is run."""
+            """Return the same time for every configuration, without running it."""
             return 1.0 if quantiles is None else [1.0] * len(quantiles)
 
         def get_active_torch_device(self) -> Any:
-            """Return the device on which the tensors really lie."""
+            """Return the device of the tensors."""
             return torch.device("cpu")
 
     return InterpreterDriver(ARCHITECTURES[PRETENDED], units=1, compiled=CompiledTexts())
+
+
+QUIET_NAN = 0x7FC0
+
+
+def repair_interpreter() -> None:
+    """Repair this process's interpreter, once."""
+    import triton.language as tl
+    from triton.runtime import interpreter
+
+    builder = interpreter.InterpreterBuilder
+    if getattr(builder, "repaired", False):
+        return
+    builder.repaired = True
+    interpreter._patch_lang_tensor = _with_loop_bounds(interpreter._patch_lang_tensor)
+    numbers = _Numbers(interpreter.TensorHandle, tl.bfloat16, tl.float32)
+    for name, operands in (("binary_op", 2), ("ternary_op", 3), ("unary_op", 1), ("create_fma", 3)):
+        setattr(builder, name, numbers.in_float32(getattr(builder, name), operands))
+    builder.create_dot = numbers.dot_in_float32(builder.create_dot)
+    for name in ("cast_impl", "create_fp_to_fp"):
+        setattr(builder, name, numbers.by_float32(getattr(builder, name)))
+
+
+def _with_loop_bounds(original: Callable[..., None]) -> Callable[..., None]:
+    def patch(tensor: Any, scope: Any) -> None:
+        original(tensor, scope)
+        scope.set_attr(tensor, "__index__", lambda self: int(self.handle.data.item()))
+
+    return patch
+
+
+class _Numbers:
+    """Widens and rounds the interpreter's tensors."""
+
+    def __init__(self, handle: Any, bfloat16: Any, float32: Any) -> None:
+        self._handle = handle
+        self._bfloat16 = bfloat16
+        self._float32 = float32
+
+    def in_float32(self, original: Callable[..., Any], operands: int) -> Callable[..., Any]:
+        """Return an operation that computes in float32 if an operand is a bfloat16."""
+
+        def operation(builder: Any, *arguments: Any) -> Any:
+            given, rest = arguments[:operands], arguments[operands:]
+            if not any(self._is_bfloat16(one) for one in given):
+                return original(builder, *arguments)
+            result = original(builder, *(self._widened(one) for one in given), *rest)
+            return self._rounded(result) if result.data.dtype == np.float32 else result
+
+        return operation
+
+    def dot_in_float32(self, original: Callable[..., Any]) -> Callable[..., Any]:
+        """Return a dot whose sums have the type of its accumulator."""
+
+        def dot(builder: Any, a: Any, b: Any, sums: Any, *rest: Any) -> Any:
+            wide = original(builder, self._widened(a), self._widened(b), self._widened(sums), *rest)
+            return self._rounded(wide) if self._is_bfloat16(sums) else wide
+
+        return dot
+
+    def by_float32(self, original: Callable[..., Any]) -> Callable[..., Any]:
+        """Return a cast that goes through float32 if one side is a bfloat16."""
+
+        def cast(builder: Any, source: Any, target: Any, *rest: Any) -> Any:
+            into = target.scalar == self._bfloat16
+            if self._is_bfloat16(source):
+                wide = self._widened(source)
+                if into:
+                    return source
+                same = target.scalar == self._float32
+                return wide if same else original(builder, wide, target, *rest)
+            if not into:
+                return original(builder, source, target, *rest)
+            if source.dtype.scalar == self._float32:
+                return self._rounded(source)
+            return self._rounded(original(builder, source, self._float32, *rest))
+
+        return cast
+
+    def _is_bfloat16(self, tensor: Any) -> bool:
+        return bool(getattr(tensor, "dtype", None) == self._bfloat16)
+
+    def _widened(self, tensor: Any) -> Any:
+        if not self._is_bfloat16(tensor):
+            return tensor
+        bits = np.asarray(tensor.data).astype(np.uint32) << np.uint32(16)
+        return self._handle(bits.view(np.float32), self._float32)
+
+    def _rounded(self, tensor: Any) -> Any:
+        return self._handle(round_to_bfloat16(np.asarray(tensor.data)), self._bfloat16)
+
+
+def round_to_bfloat16(values: np.ndarray[Any, Any]) -> np.ndarray[Any, Any]:
+    """Return the bits of the nearest bfloat16 of each float32, ties to even."""
+    bits = np.ascontiguousarray(values, dtype=np.float32).view(np.uint32).reshape(values.shape)
+    odd = (bits >> np.uint32(16)) & np.uint32(1)
+    near = ((bits.astype(np.uint64) + 0x7FFF + odd) >> np.uint64(16)).astype(np.uint16)
+    return np.where(np.isnan(values), np.uint16(QUIET_NAN), near)

@@ -2,7 +2,7 @@
 
 The entry is called as the reference is, f(*tensors, scalars), and returns new values of in-place
 tensors, then outputs. They stay where they are until the next batch, and the judge reads them
-there; where it cannot, they are copied to shared memory, inside the clock.
+there. If it cannot, the worker copies them to shared memory, inside the clock.
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ import sys
 import tempfile
 import threading
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -24,8 +24,6 @@ from torch import Tensor
 from ratchet.base.errors import JudgeError, KernelError
 from ratchet.base.process.channel import inherited
 from ratchet.judge.sandbox.confine import EXTENSIONS, confine
-from ratchet.judge.workers.candidate import compilations
-from ratchet.judge.workers.candidate.cpp import IN_PLACE, INPUTS, OUTPUTS
 from ratchet.judge.workers.candidate.results import (
     WANTS_FORMS,
     DeclinedCase,
@@ -34,68 +32,74 @@ from ratchet.judge.workers.candidate.results import (
     as_results,
     places,
 )
-from ratchet.judge.workers.memory.device import Host, WorkerDevice, open_device
+from ratchet.judge.workers.memory.device import Gpu, WorkerDevice, open_device
 from ratchet.judge.workers.memory.driver_memory import DriverRefusal
+from ratchet.judge.workers.memory.layout import IN_PLACE, INPUTS, OUTPUTS, BatchLayout, Slot
 from ratchet.judge.workers.memory.mapping import shift_heap
 from ratchet.judge.workers.memory.packed_files import PackedFiles
-from ratchet.judge.workers.serving import Reply, serve_candidate
+from ratchet.judge.workers.serving import Answer, Message, Reply, serve_candidate
 from ratchet.kernels.kernel import Kernel
 from ratchet.problems.dtypes import DTYPE_CODES
 
 Entry = Callable[..., Any]
+OWN_COMPILATIONS = "/tmp/compilations"
+"""A candidate's own copy of the reference's graphs. They hold code and shapes, but no values, seeds
+or answers."""
+COMPILATION_CACHE = "TORCHINDUCTOR_CACHE_DIR"
+COMPILED = {
+    COMPILATION_CACHE: OWN_COMPILATIONS,
+    "TORCHINDUCTOR_CPP_CACHE_PRECOMPILE_HEADERS": "0",
+}
+"""The environment of a worker that gets such a copy. Making a precompiled header (100 MB) takes
+longer than it saves once the code exists, and its place is part of a graph's key."""
 EMULATOR = "RATCHET_EMULATOR"
-"""Where a kernel's source finds the library of the emulator, if it was handed one."""
+"""The variable that names the emulator's library to a kernel's source."""
 DTYPES = {code: getattr(torch, name) for name, code in DTYPE_CODES.items()}
 
 
 class TorchBatch:
     """Calls whose tensors point at memory that is not there yet."""
 
-    def __init__(self, layout: dict[str, Any], device: WorkerDevice, outputs: str) -> None:
+    def __init__(self, layout: BatchLayout, device: WorkerDevice, outputs: str) -> None:
         """Reserve the addresses.
 
-        What a call returns is `kept`, or `copied` to the shared memory. Where it is `mapped` that
-        memory is there, and what is returned is kept all the same: so the reference runs beside a
-        compiled kernel, which writes its outputs there.
+        `outputs` says what becomes of the results. `kept`: they stay until the next batch.
+        `copied`: they are copied to the shared memory. `mapped`: that memory is mapped and they are
+        kept; so the reference runs beside a compiled kernel, which writes its outputs there.
         """
         self._copy_out = outputs == "copied"
         self._map_out = outputs != "kept"
-        sizes = zip(layout["region_bytes"], layout["slack_pages"], strict=True)
+        sizes = zip(layout.region_bytes, layout.slack_pages, strict=True)
         self._device = device
         self.device_s: float | None = None
-        """Seconds of the calls by the device's own clock, where it has one."""
+        """Seconds of the calls by the device's own clock, if it has one."""
         self.kept: Kept = []
-        """What each call returned."""
+        """The results of each call."""
         self.regions = [device.memory.region(size, slack) for size, slack in sizes]
-        self.scalars = tuple(layout["scalars"])
-        self.writable_inputs: bool = layout["writable_inputs"]
-        count = layout["input_count"]
-        self.in_place = [
-            place for place, slot in enumerate(layout["calls"][0][:count]) if slot[0] == IN_PLACE
-        ]
-        self.calls = [self._call(call, count) for call in layout["calls"]]
+        self.scalars = tuple(layout.scalars)
+        self.writable_inputs = layout.writable_inputs
+        inputs = layout.calls[0][: layout.input_count]
+        self.in_place = [place for place, slot in enumerate(inputs) if slot.region == IN_PLACE]
+        self.calls = [self._call(layout, call) for call in range(len(layout.calls))]
 
     def _call(
-        self, call: list[Any], count: int
+        self, layout: BatchLayout, call: int
     ) -> tuple[list[Tensor], list[ResultForm], list[Tensor]]:
-        """The inputs, the forms of what must be returned, and where it is copied to, if it is."""
-        inputs = [self._view(*slot) for slot in call[:count]]
-        slots = [*(slot for slot in call[:count] if slot[0] == IN_PLACE), *call[count:]]
-        device = self._device.memory.device
+        """Return inputs, forms of the results, and where these are copied, if they are."""
+        inputs = [self._view(slot) for slot in layout.calls[call][: layout.input_count]]
+        slots, device = layout.answers(call), self._device.memory.device
         forms = [
-            ResultForm(shape=tuple(size), dtype=DTYPES[code], device=device)
-            for _, _, code, size, _ in slots
+            ResultForm(shape=tuple(one.size), dtype=DTYPES[one.dtype], device=device)
+            for one in slots
         ]
-        return inputs, forms, [self._view(*slot) for slot in slots] if self._copy_out else []
+        return inputs, forms, [self._view(slot) for slot in slots] if self._copy_out else []
 
-    def _view(
-        self, region: int, offset: int, code: int, size: Sequence[int], stride: Sequence[int]
-    ) -> Tensor:
-        address = self.regions[region].address + offset
-        return self._device.memory.tensor(address, DTYPES[code], size, stride)
+    def _view(self, slot: Slot) -> Tensor:
+        address = self.regions[slot.region].address + slot.offset
+        return self._device.memory.tensor(address, DTYPES[slot.dtype], slot.size, slot.stride)
 
     def run(self, entry: Entry, descriptors: list[int]) -> list[int]:
-        """Reveal the memory, make every call, keep or copy what it returns, await the device."""
+        """Reveal the memory, make every call, keep or copy the results, wait for the device."""
         self.reveal(descriptors)
         begin = self._device.mark()
         wants_forms = getattr(entry, WANTS_FORMS, False)
@@ -109,7 +113,7 @@ class TorchBatch:
                 fresh = [one.blank() for one in forms[len(kept) :]]
                 codes[call], results = error.code, (*kept, *fresh)
             self.kept.append(results)
-        if self._copy_out:  # when all are there: a caller may hold the results of several calls
+        if self._copy_out:  # after all calls: a caller may hold the results of several
             for (_, _, answers), returned in zip(self.calls, self.kept, strict=True):
                 for answer, result in zip(answers, returned, strict=True):
                     answer.copy_(result)
@@ -120,24 +124,24 @@ class TorchBatch:
         return codes
 
     def reveal(self, descriptors: list[int]) -> None:
-        """Map the memory where the arguments point: nothing can be written before the clock."""
+        """Map the memory where the arguments point; nothing can be written earlier."""
         self.regions[INPUTS].reveal(descriptors[0], writable=self.writable_inputs)
         self.regions[IN_PLACE].reveal(descriptors[1], writable=True)
         if self._map_out:
             self.regions[OUTPUTS].reveal(descriptors[2], writable=True)
 
     def release(self) -> None:
-        """Give the addresses back, and what was kept."""
+        """Give back the addresses and the kept results."""
         self.kept = []
         for region in self.regions:
             region.release()
 
 
 def settle() -> None:
-    """Leave nothing to chance that calls would pay for, once what they need is loaded.
+    """Remove what would cost one arm's calls time by chance, once everything is loaded.
 
-    A collection among torch's objects would fall into a timed batch. And a process with one thread
-    saves the locks of one that has more: a library may have started a few in one arm alone.
+    A garbage collection over torch's objects would fall into a timed batch. A process with one
+    thread takes no locks, and a library may have started threads in one arm only.
     """
     gc.freeze()
     threading.Thread(target=threading.Event().wait, daemon=True).start()
@@ -150,11 +154,11 @@ class TorchWorker:
         self._entry: Entry | None = None
         self._batch: TorchBatch | None = None
         self._last: TorchBatch | None = None
-        self._device: WorkerDevice = Host()
+        self._device = WorkerDevice()
 
-    def answer(self, message: dict[str, Any], descriptors: list[int]) -> Reply:
+    def answer(self, message: Message, descriptors: list[int]) -> Reply:
         """Do what the judge asks."""
-        actions: dict[str, Callable[[dict[str, Any], list[int]], Reply]] = {
+        actions: dict[str, Answer] = {
             "load": self._load,
             "warm": self._warm,
             "extensions": self._extensions,
@@ -167,7 +171,7 @@ class TorchWorker:
         except DriverRefusal as error:
             return {"no_device": str(error)}, []
 
-    def _load(self, message: dict[str, Any], descriptors: list[int]) -> Reply:
+    def _load(self, message: Message, descriptors: list[int]) -> Reply:
         kernel = Kernel.from_json(message["kernel"])
         _take_files(message.get("files", {}), descriptors)
         try:
@@ -179,8 +183,8 @@ class TorchWorker:
         settle()
         return {"value": None}, []
 
-    def _warm(self, message: dict[str, Any], _: list[int]) -> Reply:
-        """Get ready to count a GPU's work; no candidate code is here yet."""
+    def _warm(self, message: Message, _: list[int]) -> Reply:
+        """Prepare to count a GPU's work, before any candidate code is here."""
         from ratchet.judge.workers.candidate.device_census import DeviceCensus
 
         try:
@@ -189,12 +193,12 @@ class TorchWorker:
             return {"no_device": str(error)}, []
         return {"value": None}, []
 
-    def _extensions(self, _: dict[str, Any], __: list[int]) -> Reply:
+    def _extensions(self, _: Message, __: list[int]) -> Reply:
         packed = PackedFiles.of(Path(os.environ[EXTENSIONS]))
         return {"files": packed.files}, [packed.descriptor]
 
-    def _prepare(self, message: dict[str, Any], _: list[int]) -> Reply:
-        batch = TorchBatch(message["layout"], self._device, message["outputs"])
+    def _prepare(self, message: Message, _: list[int]) -> Reply:
+        batch = TorchBatch(BatchLayout.of(message["layout"]), self._device, message["outputs"])
         if self._batch is not None:
             self._batch.kept = []
         if self._last is not None:
@@ -205,7 +209,7 @@ class TorchWorker:
             self._last = None
         return {"value": None}, []
 
-    def _go(self, message: dict[str, Any], descriptors: list[int]) -> Reply:
+    def _go(self, message: Message, descriptors: list[int]) -> Reply:
         assert self._batch is not None and self._entry is not None
         if message.get("census"):
             return self._counted(descriptors)
@@ -217,37 +221,37 @@ class TorchWorker:
         return {**reply, "outputs": outputs}, []
 
     def _counted(self, descriptors: list[int]) -> Reply:
-        """Run a batch with a census of what the calls did; nothing is timed then."""
+        """Run a batch with a census of what the calls did; it is not timed."""
         from ratchet.judge.workers.candidate.census import Census
         from ratchet.judge.workers.candidate.device_census import DeviceCensus
 
         assert self._batch is not None and self._entry is not None
         batch = self._batch
-        census = Census() if isinstance(self._device, Host) else DeviceCensus(self._device)
+        census = DeviceCensus(self._device) if isinstance(self._device, Gpu) else Census()
         codes = census.take(lambda entry: batch.run(entry, descriptors), self._entry)
         told = {"census": census.as_json(), "outputs": places(batch.kept)}
         return {"codes": codes, "cpu_time_s": 0.0, **told}, []
 
 
 def _take_files(told: dict[str, Any], descriptors: list[int]) -> None:
-    """Write what the judge hands over, and close it; what cannot be is made again.
+    """Unpack the files that the judge handed over; a failure only means building them again.
 
-    A descriptor before these is the emulator's library, which the source will load.
+    An additional first descriptor is the emulator's library, which the source will load.
     """
     if len(descriptors) > len(told):
         os.environ[EMULATOR] = f"/proc/self/fd/{descriptors[0]}"
         descriptors = descriptors[1:]
     for (what, files), descriptor in zip(told.items(), descriptors, strict=True):
-        folder = os.environ[EXTENSIONS] if what == "extensions" else compilations.OWN
+        folder = os.environ[EXTENSIONS] if what == "extensions" else OWN_COMPILATIONS
         if what == "compilations":
-            os.environ.update(compilations.ENVIRONMENT)
+            os.environ.update(COMPILED)
         with contextlib.suppress(OSError):
             PackedFiles(files=files, descriptor=descriptor).unpack(Path(folder))
         os.close(descriptor)
 
 
 def _loaded(kernel: Kernel) -> Entry:
-    """The entry of a source; Triton's is a file, for Triton looks up its kernels' text."""
+    """Return the entry of a source. Triton's is written to a file, where it looks up its text."""
     if kernel.language == "triton":
         from ratchet.judge.workers.candidate.triton_source import load_source
 
@@ -262,7 +266,7 @@ def _loaded(kernel: Kernel) -> Entry:
 
 
 def main() -> None:
-    """Confine this process, then serve the judge: arguments are the limits and the channel."""
+    """Confine this process, then serve the judge; argv holds the limits and the channel."""
     channel = inherited(int(sys.argv[2]))
     confine(sys.argv[1])
     shift_heap()

@@ -1,7 +1,7 @@
-"""Memory for the tensors of a batch, of the machine or of a GPU; both arms use it alike.
+"""Memory for the tensors of a batch, on the machine or on a GPU; both arms use it alike.
 
-A `Block` is memory that the reference worker makes and fills; its descriptor stands for it in the
-candidate's process. A `MappedRegion` is a place at which either arm sees it.
+A block is memory that the reference worker makes and fills. Its descriptor stands for it in the
+candidate's process. A region is the place where either arm sees it.
 """
 
 from __future__ import annotations
@@ -11,13 +11,14 @@ import fcntl
 import mmap
 import os
 from collections.abc import Sequence
-from typing import Any, Protocol
+from typing import Any
 
 import numpy as np
 import torch
 from torch import Tensor
 
 from ratchet.judge.workers.memory.driver_memory import DeviceRegion, Driver
+from ratchet.judge.workers.memory.layout import span
 from ratchet.judge.workers.memory.mapping import PAGE_BYTES, MappedRegion, seal
 
 MOST_AT_ONCE = 1 << 30
@@ -27,79 +28,25 @@ _BLANKS = bytes([BLANK]) * (256 << 10)
 """Few enough to stay in a core's cache while they are written again and again."""
 
 
-class Place(Protocol):
-    """Reserved addresses; memory is put there later."""
-
-    address: int
-
-    def reveal(self, descriptor: int, *, writable: bool) -> None:
-        """Map the memory behind `descriptor` here."""
-
-    def release(self) -> None:
-        """Give the addresses back."""
-
-
-class Block(Protocol):
-    """Memory of one batch as the reference worker holds it."""
-
-    descriptor: int
-
-    def write(self, offset: int, data: Tensor) -> None:
-        """Put flat bytes there."""
-
-    def blank(self) -> None:
-        """Fill it all with BLANK."""
-
-    def read(self, offset: int, size_bytes: int) -> Tensor:
-        """A private copy of what stands there now, as flat bytes."""
-
-    def holds(self, offset: int, data: Tensor | int) -> bool:
-        """Return True if flat bytes stand there; or so many blank ones."""
-
-    def places(self, spots: Sequence[tuple[int, int]]) -> bytes:
-        """Return what stands at some places, by offset and size in bytes, one after another."""
-
-    def finish(self, *, fixed: bool) -> None:
-        """It is filled: from now on its size, and where `fixed` its values, stay, if it can be."""
-
-    def close(self) -> None:
-        """Give it up."""
-
-
-class Memory(Protocol):
-    """One kind of memory."""
-
-    device: torch.device
-    seals: bool
-    """Whether a candidate cannot write what it may only read; else the judge compares it."""
-
-    def block(self, name: str, size_bytes: int) -> Block:
-        """New memory, not yet seen by anybody."""
-
-    def region(self, size_bytes: int, slack: int) -> Place:
-        """Addresses for a block of that size, `slack` steps into a larger range."""
-
-    def tensor(
-        self, address: int, dtype: torch.dtype, size: Sequence[int], stride: Sequence[int]
-    ) -> Tensor:
-        """A tensor at an address, behind which there may be nothing yet."""
-
-
 class HostMemory:
     """Memory of the machine: sealed memfds, mapped with MAP_FIXED."""
 
     device = torch.device("cpu")
     seals = True
+    """A candidate cannot write what it may only read. Without seals the judge compares it."""
 
-    def block(self, name: str, size_bytes: int) -> Block:
-        return _HostBlock(name, size_bytes)
+    def block(self, name: str, size_bytes: int) -> HostBlock:
+        """Return new memory that nobody has seen."""
+        return HostBlock(name, size_bytes)
 
-    def region(self, size_bytes: int, slack: int) -> Place:
+    def region(self, size_bytes: int, slack: int) -> MappedRegion:
+        """Reserve addresses for a block of that size, `slack` steps into a larger range."""
         return MappedRegion(size_bytes, slack)
 
     def tensor(
         self, address: int, dtype: torch.dtype, size: Sequence[int], stride: Sequence[int]
     ) -> Tensor:
+        """Return a tensor at an address, behind which there may be no memory yet."""
         elements = span(size, stride)
         if not elements:
             return torch.empty(tuple(size), dtype=dtype)
@@ -116,17 +63,17 @@ class DeviceMemory:
         self.driver = driver
         self.device = device
 
-    def block(self, name: str, size_bytes: int) -> Block:
-        return _DeviceBlock(self, size_bytes)
+    def block(self, name: str, size_bytes: int) -> DeviceBlock:
+        return DeviceBlock(self, size_bytes)
 
-    def region(self, size_bytes: int, slack: int) -> Place:
+    def region(self, size_bytes: int, slack: int) -> DeviceRegion:
         return DeviceRegion(self.driver, size_bytes, slack)
 
     def tensor(
         self, address: int, dtype: torch.dtype, size: Sequence[int], stride: Sequence[int]
     ) -> Tensor:
         # __cuda_array_interface__ will not do: torch asks the driver whose the address is, and
-        # before the clock starts nothing lies there.
+        # nothing lies there before the clock starts.
         made: Any = torch._C
         size_bytes = span(size, stride) * dtype.itemsize
         empty = torch.empty(0, dtype=dtype, device=self.device)
@@ -136,7 +83,9 @@ class DeviceMemory:
         return empty.set_(storage, 0, tuple(size), tuple(stride))
 
 
-class _HostBlock:
+class HostBlock:
+    """A memfd."""
+
     def __init__(self, name: str, size_bytes: int) -> None:
         flags = os.MFD_CLOEXEC | os.MFD_ALLOW_SEALING
         self.descriptor = os.memfd_create(f"ratchet-{name}", flags)
@@ -145,9 +94,11 @@ class _HostBlock:
         os.ftruncate(self.descriptor, max(PAGE_BYTES, pages * PAGE_BYTES))
 
     def write(self, offset: int, data: Tensor) -> None:
+        """Write flat bytes."""
         self._write(offset, _view(data))
 
     def blank(self) -> None:
+        """Fill the whole block with BLANK."""
         for offset in range(0, self._size_bytes, len(_BLANKS)):
             self._write(offset, memoryview(_BLANKS)[: self._size_bytes - offset])
 
@@ -157,11 +108,12 @@ class _HostBlock:
             view, offset = view[written:], offset + written
 
     def read(self, offset: int, size_bytes: int) -> Tensor:
+        """Return a private copy of the bytes there now."""
         raw = self._read(offset, size_bytes)
         return torch.frombuffer(raw, dtype=torch.uint8) if raw else _nothing()
 
     def _read(self, offset: int, size_bytes: int) -> bytearray:
-        """One call reads 2 GiB at most (read(2))."""
+        """Read piece by piece: one call reads at most 2 GiB (read(2))."""
         found = bytearray(size_bytes)
         view, at = memoryview(found), offset
         while view and (count := os.preadv(self.descriptor, [view[:MOST_AT_ONCE]], at)):
@@ -169,14 +121,17 @@ class _HostBlock:
         return found
 
     def holds(self, offset: int, data: Tensor | int) -> bool:
+        """Return True if these flat bytes are there, or that many blank ones."""
         wanted = bytes([BLANK]) * data if isinstance(data, int) else _view(data)
         return bytes(wanted) == self._read(offset, len(wanted))
 
     def places(self, spots: Sequence[tuple[int, int]]) -> bytes:
+        """Return the bytes at some spots (offset and size), one after another."""
         return b"".join(os.pread(self.descriptor, size, offset) for offset, size in spots)
 
     def finish(self, *, fixed: bool) -> None:
-        # Mapping a page for the first time costs most: that is not a part of what is timed.
+        """Seal the filled block: its size, and its values if `fixed`."""
+        # Mapping a page for the first time costs most, and must not be timed.
         access = mmap.PROT_READ | (0 if fixed else mmap.PROT_WRITE)
         flags = mmap.MAP_SHARED | mmap.MAP_POPULATE
         mmap.mmap(self.descriptor, 0, flags=flags, prot=access).close()
@@ -184,11 +139,12 @@ class _HostBlock:
         seal(self.descriptor, kept | (fcntl.F_SEAL_WRITE if fixed else 0))
 
     def close(self) -> None:
+        """Close the descriptor."""
         os.close(self.descriptor)
 
 
-class _DeviceBlock:
-    """Mapped here for as long as the batch lives, so that it is filled and read from here."""
+class DeviceBlock:
+    """A GPU's memory, mapped here while the batch lives, to be filled and read from here."""
 
     def __init__(self, memory: DeviceMemory, size_bytes: int) -> None:
         driver = memory.driver
@@ -228,7 +184,7 @@ class _DeviceBlock:
         return found.cpu().numpy().tobytes()
 
     def finish(self, *, fixed: bool) -> None:
-        """A GPU's memory takes no seals: what may not be written is compared afterwards."""
+        """Do nothing: a GPU's memory takes no seals, so the judge compares it afterwards."""
 
     def close(self) -> None:
         del self._bytes
@@ -236,15 +192,12 @@ class _DeviceBlock:
         self._region.release()
 
 
-def span(size: Sequence[int], stride: Sequence[int]) -> int:
-    """Elements from the first to the last of a tensor."""
-    if 0 in size:
-        return 0
-    return 1 + sum((extent - 1) * step for extent, step in zip(size, stride, strict=True))
+Memory = HostMemory | DeviceMemory
+Block = HostBlock | DeviceBlock
 
 
 def flat_bytes(tensor: Tensor) -> Tensor:
-    """A tensor's memory from its first element to its last, gaps and all, as bytes."""
+    """Return a tensor's memory from its first element to its last, gaps included, as bytes."""
     elements = span(tensor.shape, tensor.stride())
     if not elements:
         return _nothing().to(tensor.device)

@@ -1,6 +1,6 @@
-"""The device of a worker: the machine's cores, or a GPU with its memory, its end and its clock.
+"""The device of a worker: the machine's cores, or a GPU with its own memory and clock.
 
-The judge names a device to both workers with `Accelerator.as_json`; no message names the machine.
+The judge names a GPU to both workers with `Accelerator.as_json`; without one they use the cores.
 """
 
 from __future__ import annotations
@@ -9,7 +9,7 @@ import os
 import time
 from collections.abc import Mapping
 from pathlib import Path
-from typing import Any, Final, Protocol
+from typing import Any, Final
 
 import torch
 from torch import Tensor
@@ -27,11 +27,11 @@ from ratchet.judge.workers.memory.driver_memory import (
 FLUSHED: Final = 2
 """How many times its last cache a device writes before each batch."""
 BATCH_PART: Final = 10
-"""One batch's inputs and outputs may take this part of the memory that is free. A batch is there
-as it was drawn and at its places, and each of four arms keeps its last one and its results."""
+"""One batch's inputs and outputs may take this part of the free memory. A batch exists as it was
+drawn and at its places, and each of four arms keeps its last batch and its results."""
 LEAST_FLUSHED_BYTES: Final = 64 << 20
-"""Where a device does not say how large its cache is; also over AMD's Infinity Cache of consumer
-cards (CDNA3's is 256 MB and not in the properties: see MALL_BYTES)."""
+"""Used if a device does not report its cache. It also covers the Infinity Cache of AMD's consumer
+cards; CDNA3's is 256 MB and not in the properties (see MALL_BYTES)."""
 MALL_BYTES: Final = {"gfx942": 256 << 20, "gfx950": 256 << 20}
 """The memory-side cache of MI300 and MI350 (AMD's CDNA 3 and CDNA 4 white papers), which the
 properties' L2 (4 MB a die) leaves out."""
@@ -39,70 +39,53 @@ DRIVER_FILES: Final = (
     *("libcuda.", "libnvidia-", "libnvcuvid", "libamdhip64.", "libhsa-runtime", "libhsakmt"),
     *("libdrm", "libamd_comgr", "librocprofiler", "libroctx", "librocm"),
 )
-"""How the files of both makers' drivers begin."""
+"""Prefixes of the driver files of NVIDIA and AMD."""
 SEEN_IN_SANDBOX: Final = ("/usr/", "/lib/", "/lib64/", "/opt/rocm")
 
 
-class WorkerDevice(Protocol):
-    """One of the two."""
+class WorkerDevice:
+    """The machine's cores. Work has ended when a call returns, and the judge has the only clock."""
 
     memory: Memory
 
-    def try_sharing(self) -> None:
-        """See that its memory can be shared; raises DriverRefusal, one line, where it cannot."""
-
-    def place(self, tensor: Tensor) -> Tensor:
-        """Return the same values, strides and gaps there."""
-
-    def finish(self) -> None:
-        """Wait for all work on it, whatever stream it is on."""
-
-    def mark(self) -> Any:
-        """This moment, for `between_s`."""
-
-    def between_s(self, begin: Any, end: Any) -> float | None:
-        """Seconds between two marks by the device's own clock, where it has one; after `finish`."""
-
-    def flush(self) -> dict[str, Any]:
-        """Leave nothing of a batch in its caches; what was done."""
-
-    def allocated_bytes(self) -> int:
-        """Return the bytes that torch's allocator has given out in this process."""
-
-
-class Host:
-    """The machine's cores: work has ended when a call returns, and the judge has the only clock."""
-
     def __init__(self) -> None:
-        self.memory: Memory = HostMemory()
+        self.memory = HostMemory()
 
     def try_sharing(self) -> None:
-        pass
+        """Raise DriverRefusal, in one line, if the device's memory cannot be shared."""
 
     def place(self, tensor: Tensor) -> Tensor:
+        """Return the tensor on the device, with the same values, strides and gaps."""
         return tensor
 
     def finish(self) -> None:
-        pass
+        """Wait for all work of the device, whatever stream it is on."""
 
     def mark(self) -> Any:
+        """Return this moment, for `between_s`."""
         return None
 
     def between_s(self, begin: Any, end: Any) -> float | None:
+        """Return the seconds between two marks by the device's own clock, if it has one.
+
+        Call it after `finish`.
+        """
         return None
 
     def flush(self) -> dict[str, Any]:
+        """Empty the device's caches; return what was done."""
         return {}
 
     def allocated_bytes(self) -> int:
+        """Return the bytes that torch's allocator has given out in this process."""
         return 0
 
 
-class Gpu:
-    """A GPU. On torch's CPU device it is one whose memory alone is a driver's: for tests."""
+class Gpu(WorkerDevice):
+    """A GPU. On torch's CPU device only its memory is a driver's: for tests."""
 
     def __init__(self, described: Mapping[str, Any]) -> None:
-        """Open it; raises DriverRefusal, one line, where its driver shares no memory."""
+        """Open it. Raises DriverRefusal, in one line, if its driver shares no memory."""
         self.torch_device = torch.device(described["torch_name"])
         self._real = self.torch_device.type == "cuda"
         dialect: Dialect = described["dialect"]
@@ -110,7 +93,7 @@ class Gpu:
             _start(self.torch_device)
         index = self.torch_device.index or 0
         self._driver = Driver(dialect, index=index, library=described.get("library", ""))
-        self.memory: Memory = DeviceMemory(self._driver, self.torch_device)
+        self.memory = DeviceMemory(self._driver, self.torch_device)
         self._flush_bytes = int(described["flush_bytes"])
         self._flushed: Tensor | None = None
 
@@ -171,14 +154,14 @@ class Gpu:
 
 
 def open_device(described: Mapping[str, Any] | None) -> WorkerDevice:
-    """The device that the judge named; None is the machine's cores."""
-    return Host() if described is None else Gpu(described)
+    """Return the device that the judge named; None is the machine's cores."""
+    return WorkerDevice() if described is None else Gpu(described)
 
 
 def find_gpu(name: str) -> dict[str, Any]:
-    """Return what `Accelerator.of` takes, or `{"missing": why}`: asked of the reference worker.
+    """Find a GPU, in the reference worker; return what `Accelerator.of` takes, or what is missing.
 
-    Raises DriverRefusal where there is one whose driver shares no memory.
+    Raises DriverRefusal if its driver shares no memory.
     """
     if not torch.cuda.is_available():
         return {"missing": f"torch {torch.__version__} sees no GPU"}
@@ -206,7 +189,7 @@ def find_gpu(name: str) -> dict[str, Any]:
 
 
 def driver_folders() -> list[str]:
-    """Folders of the loaded driver's libraries that a sandbox would not see by itself."""
+    """Return the folders of the driver's libraries that a sandbox would not show otherwise."""
     named = [path for path in loaded_files() if os.path.basename(path).startswith(DRIVER_FILES)]
     folders = {str(Path(path).parent) for path in named}
     outside = [one for one in folders if not f"{one}/".startswith(SEEN_IN_SANDBOX)]
@@ -214,7 +197,7 @@ def driver_folders() -> list[str]:
 
 
 def _start(device: torch.device) -> None:
-    """Make the device's context this thread's own, as the driver's calls want it."""
+    """Make the device's context current in this thread, as the driver's calls require."""
     try:
         torch.cuda.set_device(device)
         torch.empty(1, device=device)

@@ -1,10 +1,9 @@
 """A GPU's memory that several processes see: the driver's virtual memory calls, by ctypes.
 
-CUDA's and HIP's functions and structs are the same but for their names (CUmemAllocationProp,
+CUDA's and HIP's functions and structs differ only in their names (CUmemAllocationProp,
 CUmemLocation and CUmemAccessDesc of NVIDIA's cuda.h since CUDA 10.2; hipMemAllocationProp,
-hipMemLocation and hipMemAccessDesc of AMD's hip_runtime_api.h since ROCm 5.6). Physical memory is
-shown to another process through a file descriptor. Legacy IPC handles are no use here: they do not
-cross the namespaces of a sandbox.
+hipMemLocation and hipMemAccessDesc of AMD's hip_runtime_api.h since ROCm 5.6). Another process maps
+physical memory through a file descriptor. Legacy IPC handles do not cross a sandbox's namespaces.
 """
 
 from __future__ import annotations
@@ -27,8 +26,8 @@ the same names are equal."""
 SMALLEST: Final = 0
 """CU_MEM_ALLOC_GRANULARITY_MINIMUM, hipMemAllocationGranularityMinimum."""
 HIP_TAKES_VALUE: Final = 70_100_000
-"""From HIP 7.1 on hipMemImportFromShareableHandle takes the descriptor itself, as CUDA does;
-before, a pointer to it (ROCm/rocm-systems#759, #11020). The version is 10^7 major + 10^5 minor."""
+"""Since HIP 7.1 hipMemImportFromShareableHandle takes the descriptor itself, as CUDA does. Before,
+it took a pointer to it (ROCm/rocm-systems#759, #11020). The version is 10^7 major + 10^5 minor."""
 MOST_SLACK: Final = 64
 
 
@@ -79,18 +78,18 @@ ARGUMENTS: Final[dict[str, tuple[Any, ...]]] = {
     "MemRelease": (c_uint64,),
     "MemAddressFree": (c_uint64, c_size_t),
 }
-"""Handles and device pointers are eight bytes in both, HIP's declared as pointers."""
+"""Handles and device pointers have eight bytes in both; HIP declares them as pointers."""
 
 
 class DriverRefusal(JudgeError):
-    """A driver would not do what was asked: which call, and its own word for why."""
+    """A driver refused a call; the message names the call and the driver's error."""
 
 
 class Driver:
-    """The memory of one device through its driver; every refusal is a DriverRefusal."""
+    """The memory of one device through its driver. Every failed call raises DriverRefusal."""
 
     def __init__(self, dialect: Dialect, *, index: int = 0, library: str = "") -> None:
-        """Load the driver, or take the one at `library`, and start it."""
+        """Load the driver, or that at `library`, and initialise it."""
         self.dialect = dialect
         path = library or already_loaded(dialect) or LIBRARIES[dialect]
         try:
@@ -120,17 +119,17 @@ class Driver:
         self.granule = granule.value
 
     def rounded(self, size_bytes: int) -> int:
-        """The smallest size that can be allocated and mapped and holds so many bytes."""
+        """Return the smallest size that can be allocated and mapped for this many bytes."""
         return max(1, -(-size_bytes // self.granule)) * self.granule
 
     def create(self, size_bytes: int) -> int:
-        """Physical memory of a rounded size, by its handle."""
+        """Allocate physical memory of a rounded size; return its handle."""
         handle = c_uint64()
         self._call("MemCreate", ctypes.byref(handle), size_bytes, ctypes.byref(self._properties), 0)
         return handle.value
 
     def export(self, handle: int) -> int:
-        """A descriptor that stands for the memory in any process; it belongs to the caller."""
+        """Return a descriptor of the memory for any process; it belongs to the caller."""
         descriptor = c_int(-1)
         self._call("MemExportToShareableHandle", ctypes.byref(descriptor), handle, AS_DESCRIPTOR, 0)
         if descriptor.value < 0:
@@ -139,28 +138,28 @@ class Driver:
         return descriptor.value
 
     def imported(self, descriptor: int) -> int:
-        """The memory behind a descriptor, by a handle of this process."""
+        """Return a handle of this process for the memory behind a descriptor."""
         handle, held = c_uint64(), c_int(descriptor)
         given = c_void_p(descriptor) if self._by_value else ctypes.byref(held)
         self._call("MemImportFromShareableHandle", ctypes.byref(handle), given, AS_DESCRIPTOR)
         return handle.value
 
     def release(self, handle: int) -> None:
-        """Give up a handle; the memory lives on where it is mapped or a descriptor is open."""
+        """Release a handle. Mappings and open descriptors keep the memory."""
         self._call("MemRelease", handle)
 
     def reserve(self, size_bytes: int) -> int:
-        """Addresses with nothing behind them."""
+        """Reserve addresses without memory."""
         address = c_uint64()
         self._call("MemAddressReserve", ctypes.byref(address), size_bytes, 0, 0, 0)
         return address.value
 
     def free(self, address: int, size_bytes: int) -> None:
-        """Give reserved addresses back; nothing may be mapped there."""
+        """Free reserved addresses; nothing may be mapped there."""
         self._call("MemAddressFree", address, size_bytes)
 
     def map(self, address: int, size_bytes: int, handle: int) -> None:
-        """Put memory behind reserved addresses, to be read and written by the device."""
+        """Map memory at reserved addresses, for the device to read and write."""
         self._call("MemMap", address, size_bytes, 0, handle, 0)
         try:
             self._call("MemSetAccess", address, size_bytes, ctypes.byref(self._access), 1)
@@ -169,11 +168,11 @@ class Driver:
             raise
 
     def unmap(self, address: int, size_bytes: int) -> None:
-        """Take the memory from its addresses again."""
+        """Unmap memory from its addresses."""
         self._call("MemUnmap", address, size_bytes)
 
     def reset_persisting_cache(self) -> bool:
-        """Make persisting lines of L2 ordinary ones; False where the driver knows none."""
+        """Make persisting lines of L2 ordinary ones; return False if the driver has none."""
         reset = getattr(self._library, "cuCtxResetPersistingL2Cache", None)
         return reset is not None and reset() == 0
 
@@ -196,7 +195,7 @@ class Driver:
             raise DriverRefusal(f"{self._name(name)} refused: {self._word(code)}")
 
     def _word(self, code: int) -> str:
-        """The driver's name for an error, such as CUDA_ERROR_NOT_SUPPORTED."""
+        """Return the driver's name of an error, such as CUDA_ERROR_NOT_SUPPORTED."""
         word: bytes | None
         try:
             if self.dialect == "hip":
@@ -217,7 +216,7 @@ class Driver:
 
 
 class DeviceRegion:
-    """A reserved range of a device's addresses, some way into a larger one so none is foreseen."""
+    """A reserved range of a device's addresses, inside a larger one so it cannot be foreseen."""
 
     def __init__(self, driver: Driver, size_bytes: int, slack: int = 0) -> None:
         self._driver = driver
@@ -242,7 +241,7 @@ class DeviceRegion:
         self._mapped = True
 
     def release(self) -> None:
-        """Take the memory away and give the addresses back. The device must be at rest."""
+        """Unmap the memory and free the addresses. The device must be idle."""
         if self._mapped:
             self._driver.unmap(self.address, self.size_bytes)
             self._mapped = False
@@ -250,13 +249,13 @@ class DeviceRegion:
 
 
 def already_loaded(dialect: Dialect) -> str:
-    """The driver's file in this process, or nothing: a second copy would be another driver."""
+    """Return the driver's file in this process, or "": a second copy would be another driver."""
     stem = LIBRARIES[dialect].split(".so")[0] + ".so"
     return next((path for path in loaded_files() if os.path.basename(path).startswith(stem)), "")
 
 
 def loaded_files() -> list[str]:
-    """Every file that is mapped into this process, once."""
+    """Return every file that is mapped into this process, once."""
     with open("/proc/self/maps", encoding="utf-8", errors="replace") as file:
         fields = [line.rstrip("\n").split(maxsplit=5) for line in file]
     return list(dict.fromkeys(f[5] for f in fields if len(f) == 6 and f[5].startswith("/")))

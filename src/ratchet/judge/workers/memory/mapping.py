@@ -1,7 +1,7 @@
-"""Shared memory at addresses chosen beforehand: reserved first, filled in when the clock runs.
+"""Shared memory at addresses chosen beforehand: reserved first, mapped when the clock runs.
 
 Both arms map their inputs in the same way: the judge reveals a batch by handing over a descriptor,
-and one mmap(MAP_FIXED | MAP_POPULATE) brings it to where the arguments already point.
+and one mmap(MAP_FIXED | MAP_POPULATE) maps it where the arguments already point.
 """
 
 from __future__ import annotations
@@ -36,8 +36,8 @@ _libc.munmap.argtypes = (ctypes.c_void_p, ctypes.c_size_t)
 def seal(descriptor: int, seals: int) -> None:
     """Add seals to a memfd; raises OSError.
 
-    F_SEAL_WRITE waits until no page has another user, and gives up (EBUSY) too soon on a machine
-    whose cores are all busy: pages wait in other cores' lists (memfd_wait_for_pins in mm/memfd.c).
+    F_SEAL_WRITE waits until no page has another user, and gives up (EBUSY) too soon if all cores
+    are busy: pages wait in other cores' lists (memfd_wait_for_pins in mm/memfd.c).
     """
     deadline = time.monotonic() + SEAL_PATIENCE_S
     while True:
@@ -50,16 +50,16 @@ def seal(descriptor: int, seals: int) -> None:
 
 
 def shift_heap() -> None:
-    """Take a random piece of the heap for good, so that each start has places of its own.
+    """Allocate a random piece of the heap for good, so each process has its own addresses.
 
-    Two forks of one process, or two starts without address randomisation, would share whatever
-    luck lies in where their tensors begin.
+    Two forks of one process, or two starts without address randomisation, would otherwise share
+    the effects of where their tensors begin.
     """
     _libc.malloc(ctypes.c_size_t(int.from_bytes(os.urandom(4), "little") % SHIFT_BYTES))
 
 
 class MappedRegion:
-    """A reserved range of addresses, `slack_pages` into a larger one so that none is foreseen."""
+    """A reserved range of addresses, inside a larger one so it cannot be foreseen."""
 
     def __init__(self, size_bytes: int, slack_pages: int) -> None:
         self.size_bytes = max(PAGE_BYTES, -(-size_bytes // PAGE_BYTES) * PAGE_BYTES)

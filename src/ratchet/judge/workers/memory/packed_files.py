@@ -1,7 +1,7 @@
-"""Files that go from one process to another in one descriptor: names, times of change and sizes.
+"""Files packed into one descriptor, to go from one process to another.
 
-What a candidate's first process has built goes so to the judge, and on to those after it; and what
-the reference worker has compiled to a candidate. ninja goes by the times, so these are kept.
+So go the files that a candidate's first process built, to those after it, and the files that the
+reference worker compiled, to a candidate. Times of change are kept, since ninja compares them.
 """
 
 from __future__ import annotations
@@ -16,14 +16,14 @@ from typing import Final
 from ratchet.judge.workers.memory.mapping import seal
 
 LOCK: Final = "lock"
-"""torch's own, of a build under way."""
+"""torch's lock of a build in progress."""
 CHUNK_BYTES: Final = 1 << 20
 SEALS: Final = fcntl.F_SEAL_WRITE | fcntl.F_SEAL_SHRINK | fcntl.F_SEAL_GROW | fcntl.F_SEAL_SEAL
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class PackedFiles:
-    """The files of a folder, in memory that nobody can change."""
+    """The files of a folder, in sealed memory."""
 
     files: Sequence[tuple[str, int, int]]
     """Name, time of change (ns) and bytes of each."""
@@ -32,7 +32,7 @@ class PackedFiles:
 
     @staticmethod
     def of(folder: Path) -> PackedFiles:
-        """All that lies in a folder."""
+        """Pack all files of a folder."""
         descriptor = os.memfd_create("files", os.MFD_CLOEXEC | os.MFD_ALLOW_SEALING)
         told = []
         for path in sorted(folder.rglob("*")):
@@ -47,7 +47,7 @@ class PackedFiles:
         return PackedFiles(files=told, descriptor=descriptor)
 
     def unpack(self, folder: Path) -> None:
-        """Write them below a folder."""
+        """Write the files below a folder."""
         offset = 0
         for name, changed_ns, size in self.files:
             path = folder / name
@@ -62,5 +62,5 @@ class PackedFiles:
             os.utime(path, ns=(changed_ns, changed_ns))
 
     def close(self) -> None:
-        """Let go of them."""
+        """Close the descriptor."""
         os.close(self.descriptor)

@@ -1,9 +1,9 @@
 """A batch of calls in shared memory: built by the reference worker, run by either arm.
 
-Three blocks of the device's memory: what a kernel may only read; tensors that it changes, with
-their first values; and outputs, filled with ones in every bit, which is NaN in every float dtype.
-None is mapped before the clock runs: the first two are secret, and what need not be known to be
-written (zeros, a mask) would be written into the third before.
+It has three blocks of the device's memory: tensors that a kernel may only read; tensors that it
+changes, with their first values; and outputs, with every bit set, which is NaN in every float
+dtype. None is mapped before the clock runs. The first two are secret, and a candidate could write
+outputs that need no inputs (zeros, a mask) into the third ahead of time.
 """
 
 from __future__ import annotations
@@ -13,14 +13,21 @@ import os
 import random
 from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor, wait
-from dataclasses import dataclass
-from typing import Any
 
 import torch
 from torch import Tensor
 
-from ratchet.judge.workers.memory.blocks import Block, flat_bytes, span
+from ratchet.judge.workers.memory.blocks import Block, flat_bytes
 from ratchet.judge.workers.memory.device import WorkerDevice
+from ratchet.judge.workers.memory.layout import (
+    IN_PLACE,
+    INPUTS,
+    NAMES,
+    OUTPUTS,
+    BatchLayout,
+    Slot,
+    span,
+)
 from ratchet.problems.dtypes import DTYPE_CODES
 from ratchet.problems.problem import Case, Problem
 
@@ -30,29 +37,8 @@ JITTER = 64
 SLACK_PAGES = 4096
 LEAST_THREADED_BYTES = 256 << 10
 """Below this a second thread costs more than it gives."""
-INPUTS, IN_PLACE, OUTPUTS = 0, 1, 2
-NAMES = ("inputs", "in-place", "outputs")
-
-
-@dataclass(frozen=True, kw_only=True, slots=True)
-class Slot:
-    """The place of one tensor of one call."""
-
-    region: int
-    offset: int
-    dtype: torch.dtype
-    size: tuple[int, ...]
-    stride: tuple[int, ...]
-
-    @property
-    def span_bytes(self) -> int:
-        """Bytes from the first to the last element."""
-        return span(self.size, self.stride) * self.dtype.itemsize
-
-    def as_json(self) -> list[Any]:
-        """The slot as a candidate's worker takes it."""
-        code = DTYPE_CODES[str(self.dtype).removeprefix("torch.")]
-        return [self.region, self.offset, code, list(self.size), list(self.stride)]
+CODES = {getattr(torch, name): code for name, code in DTYPE_CODES.items()}
+DTYPES = {code: dtype for dtype, code in CODES.items()}
 
 
 class SharedBatch:
@@ -73,8 +59,8 @@ class SharedBatch:
     ) -> None:
         """Draw the inputs of each seed; `outputs` are examples of the outputs' form.
 
-        `cases` are those of the calls where they differ from `case`, in their values alone.
-        `kept` holds what was drawn already, and gets what is drawn now.
+        `cases` has the case of each call, if it differs from `case` in its values. `kept` holds
+        what was drawn before, and receives what is drawn now.
         """
         self.problem = problem
         self._memory = device.memory
@@ -83,7 +69,7 @@ class SharedBatch:
         self._threaded = device.memory.seals and not problem.text
         self.seeds = list(seeds)
         self.cases = cases or [case] * len(seeds)
-        """Whose values each call has."""
+        """The case whose values each call has."""
         kinds = dict(zip(seeds, self.cases, strict=True))
         drawn = {} if kept is None else kept
 
@@ -109,29 +95,29 @@ class SharedBatch:
 
     @property
     def descriptors(self) -> list[int]:
-        """Return what stands for the three memories in another process; they stay this batch's."""
+        """The descriptors of the three blocks, which stay this batch's."""
         return [block.descriptor for block in self._blocks]
 
     @property
     def inputs_can_change(self) -> bool:
-        """True if a kernel could write what it may only read, so that it must be compared."""
+        """True if a kernel could write to inputs that it may only read: then they are compared."""
         return self.writable_inputs or not self._memory.seals
 
     @property
     def in_place(self) -> list[int]:
-        """The inputs that a kernel changes, by number."""
+        """The indices of the inputs that a kernel changes."""
         return [index for index, spec in enumerate(self.case.inputs) if spec.in_place]
 
-    def layout(self) -> dict[str, Any]:
-        """Return what an arm must know before the clock starts: places, but no values."""
-        return {
-            "region_bytes": self._ends,
-            "slack_pages": self._slack,
-            "writable_inputs": self.writable_inputs,
-            "scalars": list(self.case.scalars),
-            "input_count": len(self.case.inputs),
-            "calls": [[slot.as_json() for slot in slots] for slots in self.slots],
-        }
+    def layout(self) -> BatchLayout:
+        """Return what an arm must know before the clock starts."""
+        return BatchLayout(
+            region_bytes=self._ends,
+            slack_pages=self._slack,
+            writable_inputs=self.writable_inputs,
+            scalars=list(self.case.scalars),
+            input_count=len(self.case.inputs),
+            calls=self.slots,
+        )
 
     def _place(self, tensors: Sequence[Tensor], outputs: Sequence[Tensor]) -> list[Slot]:
         slots = [
@@ -144,14 +130,12 @@ class SharedBatch:
     def _slot(self, region: int, like: Tensor, stride: tuple[int, ...]) -> Slot:
         start = -(-self._ends[region] // ALIGNMENT) * ALIGNMENT
         start += ALIGNMENT * self._rng.randrange(JITTER)
-        slot = Slot(
-            region=region, offset=start, dtype=like.dtype, size=tuple(like.shape), stride=stride
-        )
-        self._ends[region] = start + slot.span_bytes
+        slot = Slot(region, start, CODES[like.dtype], tuple(like.shape), stride)
+        self._ends[region] = start + _span_bytes(slot)
         return slot
 
     def _each(self, do: Callable[[int], None], items: Sequence[int]) -> None:
-        """On several threads: a generator of values has one alone, and so has a copy."""
+        """Call `do` on each item, on several threads: drawing values and copying each use one."""
         threads = len(os.sched_getaffinity(0)) if self._threaded else 1
 
         def part(first: int) -> None:
@@ -161,7 +145,7 @@ class SharedBatch:
         list((_pool(threads).map if threads > 1 else map)(part, range(threads)))
 
     def _fill(self) -> None:
-        """Write each block, on threads of their own where they are the machine's memory."""
+        """Write each block; large ones of the machine's memory each on a thread of its own."""
         threaded = self._memory.seals and sum(self._ends) > LEAST_THREADED_BYTES
         if not threaded:
             for region in range(len(NAMES)):
@@ -169,7 +153,7 @@ class SharedBatch:
             return
         pool = _pool(len(NAMES))
         parts = [pool.submit(self._fill_block, region) for region in range(len(NAMES))]
-        wait(parts)  # whoever fails closes the blocks, which nobody may write to then
+        wait(parts)  # a failure closes the blocks, and nobody may write to them then
         for part in parts:
             part.result()
 
@@ -184,20 +168,21 @@ class SharedBatch:
         block.finish(fixed=region == INPUTS and not self.writable_inputs)
 
     def read(self, call: int, position: int) -> Tensor:
-        """A private copy of one tensor of one call as it now stands in shared memory."""
+        """Return a private copy of one tensor of one call, as it is now."""
         slot = self.slots[call][position]
-        if not slot.span_bytes:
-            return torch.empty(slot.size, dtype=slot.dtype, device=self._memory.device)
-        flat = self._blocks[slot.region].read(slot.offset, slot.span_bytes)
-        return flat.view(slot.dtype).as_strided(slot.size, slot.stride)
+        dtype, size_bytes = DTYPES[slot.dtype], _span_bytes(slot)
+        if not size_bytes:
+            return torch.empty(tuple(slot.size), dtype=dtype, device=self._memory.device)
+        flat = self._blocks[slot.region].read(slot.offset, size_bytes)
+        return flat.view(dtype).as_strided(tuple(slot.size), tuple(slot.stride))
 
     def answers(self, call: int) -> list[Tensor]:
-        """New values of in-place tensors, then outputs."""
+        """Return the new values of in-place tensors, then the outputs."""
         positions = [*self.in_place, *range(len(self.case.inputs), len(self.slots[call]))]
         return [self.read(call, position) for position in positions]
 
     def changed_input(self, call: int) -> int | None:
-        """The first input of this call that is no longer, bit for bit, what it was."""
+        """Return the index of the first input of this call that changed in any bit, if any."""
         for index, tensor in enumerate(self.inputs[call]):
             slot = self.slots[call][index]
             block = self._blocks[slot.region]
@@ -206,18 +191,18 @@ class SharedBatch:
         return None
 
     def written(self, call: int) -> bool:
-        """Return True if anything that the call may write differs from what it was at first."""
+        """Return True if anything that the call may write has changed."""
         for position, slot in enumerate(self.slots[call]):
             if slot.region == INPUTS:
                 continue
             blank = slot.region == OUTPUTS
-            first = slot.span_bytes if blank else flat_bytes(self.inputs[call][position])
+            first = _span_bytes(slot) if blank else flat_bytes(self.inputs[call][position])
             if not self._blocks[slot.region].holds(slot.offset, first):
                 return True
         return False
 
     def places(self, spots: Sequence[tuple[int, int, int]]) -> list[bytes]:
-        """Return what stands at some places now: region, offset and size in bytes of each."""
+        """Return the bytes at some spots now: region, offset and size in bytes of each."""
         found: dict[int, bytes] = {}
         for region, block in enumerate(self._blocks):
             places = [(offset, size) for at, offset, size in spots if at == region]
@@ -229,10 +214,15 @@ class SharedBatch:
         return told
 
     def release(self) -> None:
-        """Close the memories."""
+        """Close the blocks."""
         for block in self._blocks:
             block.close()
         self._blocks = []
+
+
+def _span_bytes(slot: Slot) -> int:
+    itemsize: int = DTYPES[slot.dtype].itemsize
+    return span(slot.size, slot.stride) * itemsize
 
 
 @functools.cache

@@ -1,1 +1,1 @@
-"""The trusted worker: draws inputs, knows the answers, and is the rival."""
+"""The trusted worker: it draws inputs, knows the answers, and is the rival."""

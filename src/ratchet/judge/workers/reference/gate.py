@@ -1,4 +1,4 @@
-"""The problem is judged first: an answer that takes no work must fail its own check."""
+"""Judge the problem first: trivial answers must fail, and the reference must repeat its own."""
 
 from __future__ import annotations
 
@@ -10,13 +10,14 @@ from dataclasses import replace
 import torch
 from torch import Tensor
 
+from ratchet.base.errors import KernelError
 from ratchet.problems.problem import Case, Problem, Reference
-from ratchet.problems.tolerance import loss_over
+from ratchet.problems.tolerance import Loss, loss_over, same_bits
 
 Outputs = list[Tensor]
 SAMPLED = 1 << 16
-"""Of a larger output so many elements are compared first: a trivial answer mostly fails on those.
-One that passes is compared as a whole."""
+"""Of a larger output, this many elements are compared first. A trivial answer mostly fails on
+those; one that passes is compared as a whole."""
 ZEROS, CONSTANT = "zeros", "a constant"
 INPUT, OTHERS = "an input passed through", "the output for other inputs"
 
@@ -26,10 +27,10 @@ Draw = Callable[[Case, int], Outputs]
 def gate(
     problem: Problem, reference: Reference, rng: random.Random, draw: Draw | None = None
 ) -> list[str]:
-    """The trivial answers that pass every case of the problem; an empty list is a good problem.
+    """Return the trivial answers that pass every case of the problem; none for a good problem.
 
-    A trivial answer need not fail on each case (zeros are right for zero inputs), but on one.
-    `draw` gives the inputs of a case from a seed, where they are not to lie as they were drawn.
+    A trivial answer must fail on one case, not on each (zeros are right for zero inputs). `draw`
+    draws the inputs of a case from a seed, by default `problem.build_inputs`.
     """
     given = draw or problem.build_inputs
     alive: set[str] = {ZEROS, CONSTANT, INPUT, OTHERS}
@@ -41,7 +42,7 @@ def gate(
 
 
 def elements(case: Case) -> int:
-    """The count of numbers in its inputs."""
+    """Return the number of elements of a case's inputs."""
     return sum(math.prod(spec.shape) for spec in case.inputs)
 
 
@@ -53,10 +54,10 @@ def _passing(
     rng: random.Random,
     draw: Draw,
 ) -> Iterator[str]:
-    """Those of the trivial answers that pass a case; nothing is computed for the others."""
+    """Yield the trivial answers that pass a case; compute nothing for the others."""
     inputs = draw(case, rng.getrandbits(48))
     own = _run(reference, inputs, case)
-    oracle = _run(reference, [_widen(tensor) for tensor in inputs], case)
+    oracle = _run(reference, [widen(tensor) for tensor in inputs], case)
     places = [_places(output, rng) for output in own]
     few_right = [_taken(each, places) for each in (own, oracle)]
 
@@ -74,7 +75,7 @@ def _passing(
     if asked.isdisjoint((CONSTANT, OTHERS)):
         return
     others = _run(reference, draw(case, rng.getrandbits(48)), case)
-    # Constants learned from other inputs: from these, a single number would be the answer itself.
+    # Constants come from other inputs: from these, a single number would be the answer itself.
     learned = _constants(others, _taken(others, places))
     if CONSTANT in asked and any(passes(answers) for answers in learned):
         yield CONSTANT
@@ -85,7 +86,7 @@ def _passing(
 def _all_pass(
     problem: Problem, answers: Sequence[Tensor], own: Sequence[Tensor], oracle: Sequence[Tensor]
 ) -> bool:
-    """Compare at the widest bound that an answer can be held to: no trivial one may meet it."""
+    """Compare at the widest possible bound, which no trivial answer may meet."""
     for got, mine, exact in zip(answers, own, oracle, strict=True):
         widest = replace(loss_over([(mine, exact)]), terms=math.inf, condition=math.inf)
         if not problem.tolerance.check(got, mine, exact, widest).passed:
@@ -94,7 +95,7 @@ def _all_pass(
 
 
 def _places(output: Tensor, rng: random.Random) -> Tensor | None:
-    """Draw places of some of a large output's elements; None for all of a small one's."""
+    """Draw some elements of a large output; None for all of a small one."""
     if output.numel() <= SAMPLED:
         return None
     generator = torch.Generator().manual_seed(rng.getrandbits(48))
@@ -102,7 +103,7 @@ def _places(output: Tensor, rng: random.Random) -> Tensor | None:
 
 
 def _taken(outputs: Sequence[Tensor], places: Sequence[Tensor | None]) -> Outputs:
-    """The elements at these places; an output of another form as it is."""
+    """Return the elements at these places; an output of another form unchanged."""
     return [
         output if at is None or int(at.max()) >= output.numel() else output.reshape(-1)[at]
         for output, at in zip(outputs, places, strict=True)
@@ -110,15 +111,17 @@ def _taken(outputs: Sequence[Tensor], places: Sequence[Tensor | None]) -> Output
 
 
 def _run(reference: Reference, inputs: Sequence[Tensor], case: Case) -> Outputs:
-    own = [
-        tensor.clone() if spec.in_place else tensor
-        for spec, tensor in zip(case.inputs, inputs, strict=True)
-    ]
-    return list(reference(*own, case.scalars))
+    return list(reference(*owned(case, inputs), case.scalars))
+
+
+def owned(case: Case, inputs: Sequence[Tensor]) -> Outputs:
+    """Return the inputs of a call, with copies of those that it changes."""
+    pairs = zip(case.inputs, inputs, strict=True)
+    return [tensor.clone() if spec.in_place else tensor for spec, tensor in pairs]
 
 
 def _constants(outputs: Sequence[Tensor], few: Sequence[Tensor]) -> Iterator[Outputs]:
-    """Outputs filled with one number each, found from a few of their elements."""
+    """Yield outputs filled with one number each, computed from a few of their elements."""
     statistics: tuple[Callable[[Tensor], Tensor], ...] = (
         lambda output: torch.ones((), dtype=torch.float64),
         lambda output: output.double().mean(),
@@ -138,12 +141,60 @@ def _filled(output: Tensor, few: Tensor, statistic: Callable[[Tensor], Tensor]) 
 
 
 def _from_inputs(output: Tensor, inputs: Sequence[Tensor]) -> Tensor:
-    """The first input of the output's form, or else the first of its size, or zeros."""
+    """Return the first input of the output's size in its form, or zeros."""
     for tensor in inputs:
         if tensor.numel() == output.numel():
             return tensor.reshape(output.shape).to(output.dtype)
     return torch.zeros_like(output)
 
 
-def _widen(tensor: Tensor) -> Tensor:
+def widen(tensor: Tensor) -> Tensor:
     return tensor.double() if tensor.dtype.is_floating_point else tensor
+
+
+def check_repeats(
+    problem: Problem,
+    case: Case,
+    inputs: Sequence[Tensor],
+    calls: tuple[Sequence[Tensor], Sequence[Tensor]],
+    oracle: Callable[[], Sequence[Tensor]],
+) -> None:
+    """Raise KernelError if two calls of the reference on the same inputs gave different answers.
+
+    Bits may differ, because threads add in any order: the second answer must pass the problem's own
+    check against the first. Sums in half precision may differ by more. Then two answers of
+    `oracle`, which computes in float64, must agree, because rounding hides the order there.
+    """
+    one, other = calls
+    if len(one) == len(other) and all(map(same_bits, one, other)):
+        return
+    if not _agree(problem, case, inputs, other, one):
+        wide, again = oracle(), oracle()
+        if not _agree(problem, case, inputs, _like(again, other), _like(wide, one)):
+            raise KernelError(
+                f"its reference is nondeterministic: two calls on the same inputs of case "
+                f"{case.name!r} differ; give it what it draws as an input"
+            )
+
+
+def _agree(
+    problem: Problem,
+    case: Case,
+    inputs: Sequence[Tensor],
+    got: Sequence[Tensor],
+    own: Sequence[Tensor],
+) -> bool:
+    """Return True if one answer is right, taking the other as exact."""
+    if len(got) != len(own):
+        return False
+    exact = [one.double() if one.is_floating_point() else one for one in own]
+    if problem.check:
+        checks = problem.check_outputs(case, inputs, got, own, exact)
+    else:
+        any_order = [Loss(terms=math.inf)] * len(own)
+        checks = problem.tolerance.check_all(got, own, exact, any_order)
+    return all(check.passed for check in checks)
+
+
+def _like(wide: Sequence[Tensor], own: Sequence[Tensor]) -> list[Tensor]:
+    return [one.to(two.dtype) for one, two in zip(wide, own, strict=False)]

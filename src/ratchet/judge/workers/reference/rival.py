@@ -1,58 +1,60 @@
-"""The rival of a kernel: the reference in a process of its own start, run by a candidate's worker.
+"""The rival of a kernel: the reference in a process of its own, run by a candidate's worker.
 
-The reference worker forks a zygote first of all: torch is imported there, and no thread of OpenMP
-or autograd runs yet. For each problem a fork of it imports what the reference needs, which can take
-longer than all else that a rival does. Each rival is a fork of that one, loads the reference, and
-has a heap and threads of its own from there, as a Python candidate is of its own zygote. What it
-does with a batch is what the candidate's worker does, by the same code.
+The reference worker first of all forks a zygote, which has imported torch and runs no thread of
+OpenMP or autograd yet. For each problem a fork of it imports what the reference needs, which can
+take longer than anything else a rival does. Each rival is a fork of that one, loads the reference,
+and has its own heap and threads from there, like a Python candidate forked from its zygote. It
+handles a batch with the code of the candidate's worker.
 
-The first zygote also forks the keepers of problems' files, which need torch too.
+The first zygote also forks the keepers of problem files, which need torch too.
 """
 
 from __future__ import annotations
 
+import contextlib
 import functools
 import importlib
 import os
 import resource
 import secrets
+import signal
 import socket
 import warnings
-from collections.abc import Sequence
+from collections.abc import Callable, Iterator, Sequence
 from typing import Any, NoReturn
 
 import torch
 from torch import Tensor
 
+from ratchet.base.errors import KernelError
 from ratchet.base.process import families
 from ratchet.base.process.channel import Channel, close_descriptors, open_pair
 from ratchet.judge.sandbox import system_calls
-from ratchet.judge.workers.candidate import compilations
-from ratchet.judge.workers.candidate.with_torch import Entry, TorchWorker, settle
-from ratchet.judge.workers.forks import serve_forks
+from ratchet.judge.workers.candidate.with_torch import COMPILATION_CACHE, Entry, TorchWorker, settle
 from ratchet.judge.workers.memory.device import WorkerDevice, open_device
 from ratchet.judge.workers.memory.mapping import shift_heap
-from ratchet.judge.workers.serving import Reply, serve
+from ratchet.judge.workers.reference.gate import owned
+from ratchet.judge.workers.serving import Message, Reply, serve, serve_forks
 from ratchet.problems import file_keeper
 from ratchet.problems.gradients import gradient_of
 from ratchet.problems.on_cores import on_cores
-from ratchet.problems.problem import Case, Problem
+from ratchet.problems.problem import Case, Problem, Reference
 from ratchet.problems.source_module import run_source
 
 MOST_CPU_S = 1_000_000
 AUTOGRAD_NEEDS = "torch.fx.experimental.symbolic_shapes"
-"""torch.autograd.grad's first call imports it, and sympy, which takes 0.4 s of a core."""
+"""The first call of torch.autograd.grad imports it and sympy, which takes 0.4 s."""
 
 
 class RivalWorker(TorchWorker):
     """Loads and calls the reference."""
 
-    def _load(self, message: dict[str, Any], _: list[int]) -> Reply:
+    def _load(self, message: Message, _: list[int]) -> Reply:
         torch.set_num_threads(message["threads"])
         problem = Problem.from_json(message["problem"])
         self._device = open_device(message["device"])
         if message["compiled"]:
-            with compilations.alarm(message["limit_s"]):
+            with alarm(message["limit_s"]):
                 self._entry = _compiled(problem, self._device)
         else:
             self._entry = problem.load_timed()
@@ -62,11 +64,11 @@ class RivalWorker(TorchWorker):
 
 
 def start_zygote(inherited: Sequence[int]) -> socket.socket:
-    """Fork the zygote, which closes the `inherited` descriptors; where it takes its orders."""
+    """Fork the zygote, which closes the `inherited` descriptors; return its channel."""
     ours, theirs = open_pair()
     parent = os.getpid()
     with warnings.catch_warnings():
-        # A BLAS library's idle threads: it ends them before a fork, and starts none after it.
+        # A BLAS library ends its idle threads before a fork, and starts none after it.
         warnings.simplefilter("ignore", DeprecationWarning)
         child = os.fork()
     if child:
@@ -78,7 +80,7 @@ def start_zygote(inherited: Sequence[int]) -> socket.socket:
     serve_forks(Channel(theirs), _run)
 
 
-def _run(order: dict[str, Any], descriptors: list[int]) -> None:
+def _run(order: Message, descriptors: list[int]) -> None:
     if "file" in order:
         _describe(order, descriptors[0])
     os.setsid()
@@ -92,8 +94,8 @@ def _run(order: dict[str, Any], descriptors: list[int]) -> None:
     os._exit(0)
 
 
-def _describe(order: dict[str, Any], answer: int) -> NoReturn:
-    """Keep the process of a problem's file, which prints nothing."""
+def _describe(order: Message, answer: int) -> NoReturn:
+    """Keep the process of a problem file, without output."""
     zygote = os.getppid()
     os.setsid()
     nothing = os.open(os.devnull, os.O_RDWR)
@@ -110,14 +112,14 @@ def _imported(problem: dict[str, Any]) -> bool:
     try:
         if found.model is not None:
             importlib.import_module("ratchet.problems.model_file")
-        if found.text:  # each rival runs it anew
+        if found.text:  # each rival runs it again
             with on_cores(found.text):
                 reference = getattr(run_source(found.text), found.reference, None)
         else:
             reference = found.load_reference()
         if getattr(reference, "__module__", "") == gradient_of.__module__:
             importlib.import_module(AUTOGRAD_NEEDS)
-    except Exception:  # a rival will say so
+    except Exception:  # a rival will report it
         return False
     return len(os.listdir("/proc/self/task")) == 1
 
@@ -130,15 +132,63 @@ def _compiled(problem: Problem, device: WorkerDevice) -> Entry:
     compiled = problem.compile_reference()
     for case in problem.cases:
         if case.timed:
-            compilations.warm(compiled, case, functools.partial(draw, case))
+            warm(compiled, case, functools.partial(draw, case))
     return compiled
 
 
 def _confine() -> None:
-    """The limits of a candidate that cost time: what counts its seconds, what its calls pass."""
+    """Set those limits of a candidate that cost time: CPU accounting and the call filter."""
     _, hard = resource.getrlimit(resource.RLIMIT_CPU)
     bound = hard if hard != resource.RLIM_INFINITY else MOST_CPU_S
     resource.setrlimit(resource.RLIMIT_CPU, (bound, bound))
     families.prctl(families.PR_SET_NO_NEW_PRIVS, 1)
     if system_calls.known():
         system_calls.deny_needless(among_others=False, local_sockets=False)
+
+
+@contextlib.contextmanager
+def kept_in(folder: str) -> Iterator[None]:
+    """Keep what is compiled inside in the folder, with the checks of the CPU's vectors."""
+    import torch._inductor.config as config
+
+    before = os.environ.get(COMPILATION_CACHE)
+    os.environ[COMPILATION_CACHE] = folder
+    try:
+        with config.patch(cpp_cache_precompile_headers=False):
+            yield
+            _check_vectors()
+    finally:
+        if before is None:
+            os.environ.pop(COMPILATION_CACHE, None)
+        else:
+            os.environ[COMPILATION_CACHE] = before
+
+
+def _check_vectors() -> None:
+    """Compile Inductor's checks of the CPU's vectors, whose result this process may have cached."""
+    from torch._inductor import cpu_vec_isa
+
+    for isa in cpu_vec_isa.valid_vec_isa_list():
+        isa.check_build(cpu_vec_isa.VecISA._avx_code)
+
+
+def warm(compiled: Reference, case: Case, draw: Callable[[], Sequence[Tensor]]) -> None:
+    """Call it twice on inputs of a case: the first call compiles, and the second may again."""
+    for _ in range(2):
+        compiled(*owned(case, draw()), case.scalars)
+
+
+@contextlib.contextmanager
+def alarm(limit_s: float) -> Iterator[None]:
+    """Raise KernelError inside if it takes longer than the limit."""
+
+    def ring(number: int, frame: Any) -> None:
+        raise KernelError(f"torch.compile took longer than {limit_s:.0f} s")
+
+    before = signal.signal(signal.SIGALRM, ring)
+    signal.setitimer(signal.ITIMER_REAL, limit_s)
+    try:
+        yield
+    finally:
+        signal.setitimer(signal.ITIMER_REAL, 0)
+        signal.signal(signal.SIGALRM, before)

@@ -1,6 +1,6 @@
-"""Measure how rounding grows in a reference: what each output adds up, how far errors carry.
+"""Measure how rounding grows in a reference: how much each output sums, how far errors carry.
 
-Both are found by calling it, so that they are known for any problem, KernelBench's too.
+Both are measured by calling the reference, so they are known for any problem, also KernelBench's.
 """
 
 from __future__ import annotations
@@ -16,20 +16,20 @@ from ratchet.problems.tolerance import coded
 
 Call = Callable[[Sequence[Tensor]], list[Tensor]]
 MOST_INPUTS, MOST_TRIES, ENOUGH_HITS = 8, 8, 3
-"""The largest inputs are tried; an element of a table may be one that nobody looks up."""
+"""The largest inputs are tried, several elements each: one of a table may not be looked up."""
 NUDGE = 2.0**-20
-"""Far above what float64 loses, far below where a function bends."""
+"""Far above the rounding of float64, far below where a function bends."""
 NUDGES = 8
-"""The few rows of a small case may all happen to move the same way, and so may the two elements of
-one row that carry errors far: with three nudges one time in eight."""
+"""With three nudges the few rows of a small case, or the two elements of a row that carry errors
+far, would all move the same way one time in eight."""
 
 
 def terms(call: Call, inputs: Sequence[Tensor], rng: random.Random) -> list[float]:
-    """Return how many elements of one input an element of each output depends on, on average.
+    """Return how many elements of an input each element of an output depends on, on average.
 
-    One element is made NaN and the outputs that become NaN are counted: softmax gives its row's
-    length, a product of matrices its inner one, elementwise work 1. So does a reference that hides
-    or refuses NaN. The largest over the inputs counts.
+    It makes one element NaN and counts the outputs that become NaN. softmax gives its row's length,
+    a matrix product its inner length, and elementwise work 1, as does a reference that hides or
+    refuses NaN. Returns the largest over the inputs.
     """
     before = [output.isnan() for output in call(inputs)]
     found = [1.0] * len(before)
@@ -37,7 +37,7 @@ def terms(call: Call, inputs: Sequence[Tensor], rng: random.Random) -> list[floa
     for at in sorted(floats, key=lambda at: -inputs[at].numel())[:MOST_INPUTS]:
         hits = 0
         for trial in range(MOST_TRIES):
-            # A scan's first element is in all of its sums.
+            # The first element of a scan is in all of its sums.
             element = rng.randrange(inputs[at].numel()) if trial else 0
             reached = _reached(call, inputs, at, element, before)
             if reached is None:
@@ -60,7 +60,7 @@ def _reached(
     poisoned[_place(element, poisoned.shape)] = math.nan
     try:
         after = call([*inputs[:at], poisoned, *inputs[at + 1 :]])
-    except Exception:  # the reference's own word on NaN
+    except Exception:  # the reference refuses NaN
         return None
     if any(new.shape != old.shape for new, old in zip(after, before, strict=True)):
         return None
@@ -78,13 +78,13 @@ def _place(element: int, shape: Sequence[int]) -> tuple[int, ...]:
 def conditions(
     call: Call, inputs: Sequence[Tensor], rng: random.Random
 ) -> list[tuple[float, float]]:
-    """By how much each output's change exceeds that of inputs which all change a little.
+    """Return by how much each output's change exceeds a small change of all inputs.
 
-    `inputs` are float64 and move by the same share up or down at random: each element for itself,
-    which shows what cancels (in the root mean square), and whole rows, which shows what sums of one
-    sign are put into, such as an exp (the largest of all elements). Changes are in shares of the
-    scale: 1 for a sum, 2 for a product of matrices, 8 for what subtracts a mean of 8 spreads. The
-    larger of the two counts. Second is the largest of all elements, however the inputs moved.
+    `inputs` are float64, and move up or down by the same share at random. Moving each element by
+    itself shows cancellation (in the root mean square). Moving whole rows shows where sums of one
+    sign go, into an exp for example (in the largest element). Changes are relative to the scale: 1
+    for a sum, 2 for a matrix product, 8 for the subtraction of a mean of 8 spreads. The first
+    number is the larger of the two; the second is the largest of all elements in both.
     """
     generator = torch.Generator().manual_seed(rng.getrandbits(48))
     before = call(inputs)

@@ -1,6 +1,6 @@
-"""The reference worker: trusted, with torch. It draws inputs, knows the answers and is the rival.
+"""The reference worker: trusted, with torch. It draws inputs and knows the answers.
 
-Seeds come from the judge; inputs and outputs travel in shared memory; expected outputs never leave
+Seeds come from the judge. Inputs and outputs travel in shared memory. Expected outputs never leave
 this process.
 """
 
@@ -22,27 +22,25 @@ from ratchet.base.errors import JudgeError, KernelError
 from ratchet.base.process import families
 from ratchet.base.process.channel import inherited
 from ratchet.judge.workers.arm import extend_import_path
-from ratchet.judge.workers.candidate import compilations
-from ratchet.judge.workers.memory.blocks import span
-from ratchet.judge.workers.memory.device import Host, WorkerDevice, find_gpu, open_device
+from ratchet.judge.workers.memory.device import WorkerDevice, find_gpu, open_device
+from ratchet.judge.workers.memory.layout import span
 from ratchet.judge.workers.memory.shared_batch import SharedBatch
 from ratchet.judge.workers.reference import rounding
-from ratchet.judge.workers.reference.gate import elements, gate
-from ratchet.judge.workers.reference.rival import start_zygote
-from ratchet.judge.workers.reference.soundness import check_repeats
-from ratchet.judge.workers.serving import Reply, serve
+from ratchet.judge.workers.reference.gate import check_repeats, elements, gate, owned, widen
+from ratchet.judge.workers.reference.rival import alarm, kept_in, start_zygote, warm
+from ratchet.judge.workers.serving import Message, Reply, serve
 from ratchet.problems.dependence import inert_input
 from ratchet.problems.free_memory import check_fits
 from ratchet.problems.problem import Case, Problem, Reference
 from ratchet.problems.tolerance import Loss, loss_over, same_bits
 
 OVERFLOWS = "the reference overflows, so nothing is compared"
-"""Of a hidden case's values at a timed case's sizes, which nobody chose for each other."""
+"""Can happen with a hidden case's values at a timed case's sizes, which do not belong together."""
 PLANNING_CALLS, PLANNING_S = 10, 0.02
-"""So often is the reference called on a timed case, if it takes no longer, to see what a warm call
-takes: from the first two alone a batch got 1 to 7 calls where 25 fitted."""
+"""Calls of the reference on a timed case, or their seconds, to measure a warm call. With the first
+two alone a batch got 1 to 7 calls where 25 fitted."""
 MOST_DRAWS, ENOUGH_ELEMENTS = 32, 4096
-"""Draws over which the reference's loss is taken, before an answer is called wrong."""
+"""Draws over which the reference's loss is taken before an answer is called wrong."""
 
 Form = tuple[tuple[object, ...], ...]
 """Shape, dtype and layout of each input of a case."""
@@ -52,26 +50,26 @@ class ReferenceWorker:
     """Holds one problem, its reference and the batches in flight."""
 
     def __init__(self, zygote: socket.socket | None = None) -> None:
-        """`zygote` is where the process takes its orders that rivals are forked from."""
+        """`zygote` is the channel of the process from which rivals are forked."""
         self._zygote = zygote
         self._problem: Problem | None = None
         self._reference: Reference | None = None
         self._forms: dict[int, list[Tensor]] = {}
         self._flops: dict[Form, float] = {}
-        """Operations of the cases that were counted, by their form."""
+        """Operations of counted cases, by their form."""
         self._batches: dict[int, SharedBatch] = {}
         self._drawn: dict[int, list[Tensor]] = {}
-        """The values of the last round's batch by their seeds: the next arm has the same."""
+        """The values of the last round's batch by their seeds: the next arm gets the same."""
         self._answers: dict[int, tuple[list[Tensor], list[Tensor]]] = {}
-        """The reference's outputs on some of these values, and the oracle's."""
+        """The outputs of the reference and the oracle on some of these values."""
         self._rng = random.Random()
         self._usual: dict[str, list[Loss]] = {}
-        self._device: WorkerDevice = Host()
+        self._device = WorkerDevice()
         self._threads = 1
 
-    def answer(self, message: dict[str, Any], descriptors: list[int]) -> Reply:
-        """Do what the judge asks; an exception of the reference's is reported as a KernelError."""
-        actions: dict[str, Callable[[dict[str, Any]], Reply]] = {
+    def answer(self, message: Message, descriptors: list[int]) -> Reply:
+        """Do what the judge asks."""
+        actions: dict[str, Callable[[Message], Reply]] = {
             "find gpu": self._find_gpu,
             "open": self._open,
             "ceilings": self._ceilings,
@@ -87,13 +85,13 @@ class ReferenceWorker:
         with torch.no_grad():
             return actions[message["do"]](message)
 
-    def _find_gpu(self, message: dict[str, Any]) -> Reply:
+    def _find_gpu(self, message: Message) -> Reply:
         try:
             return find_gpu(message["name"]), []
         except JudgeError as error:
             return {"refused": str(error)}, []
 
-    def _open(self, message: dict[str, Any]) -> Reply:
+    def _open(self, message: Message) -> Reply:
         self._threads = message["threads"]
         torch.set_num_threads(self._threads)
         self._rng = random.Random(message["seed"])
@@ -105,14 +103,14 @@ class ReferenceWorker:
         self._reference = self._problem.load_reference()
         cases = [self._describe(index, case) for index, case in enumerate(self._problem.cases)]
         failures = gate(self._problem, self._reference, self._rng, self._inputs)
-        if not failures and self._problem.model is None:  # a model's file was asked as it was read
+        if not failures and self._problem.model is None:  # a model's file is checked as it is read
             self._check_dependence()
         return {"cases": cases, "gate": failures}, []
 
-    def _compile_into(self, message: dict[str, Any]) -> Reply:
-        """torch.compile of the reference for the forms of every case, kept in a folder."""
+    def _compile_into(self, message: Message) -> Reply:
+        """Compile the reference for the form of every case, into a folder."""
         assert self._problem is not None
-        with compilations.alarm(message["limit_s"]), compilations.kept_in(message["folder"]):
+        with alarm(message["limit_s"]), kept_in(message["folder"]):
             compiled = self._problem.compile_reference()
             met = set()
             for case in self._problem.cases:
@@ -123,14 +121,14 @@ class ReferenceWorker:
         return {"value": None}, []
 
     def _warm(self, compiled: Reference, case: Case) -> None:
-        compilations.warm(compiled, case, lambda: self._inputs(case, self._rng.getrandbits(48)))
+        warm(compiled, case, lambda: self._inputs(case, self._rng.getrandbits(48)))
 
-    def _hand_out_zygote(self, _: dict[str, Any]) -> Reply:
+    def _hand_out_zygote(self, _: Message) -> Reply:
         assert self._zygote is not None
         return {"value": None}, [os.dup(self._zygote.fileno())]
 
-    def _describe(self, index: int, case: Case) -> dict[str, Any]:
-        """Run the reference on a case: the form of its outputs, its time, work and bytes."""
+    def _describe(self, index: int, case: Case) -> Message:
+        """Run the reference on a case; return its time, operations and bytes."""
         assert self._problem is not None
         inputs = self._inputs(case, self._rng.getrandbits(48))
         _check_inputs(case, inputs)
@@ -142,7 +140,7 @@ class ReferenceWorker:
         _check_untouched(case, before, inputs)
 
         def oracle() -> list[Tensor]:
-            return self._call([_widen(tensor) for tensor in inputs], case)
+            return self._call([widen(tensor) for tensor in inputs], case)
 
         check_repeats(self._problem, case, inputs, (outputs, again), oracle)
         self._forms[index] = [torch.empty_like(output) for output in outputs]
@@ -154,11 +152,13 @@ class ReferenceWorker:
         }
 
     def _count_flops(self, inputs: Sequence[Tensor], case: Case) -> float:
-        """Count the operations of a case; an untimed one has those of an earlier one of its form.
+        """Count the operations of a case; an untimed case reuses the count of an equal form.
 
-        Counting takes a call of the reference, and only a timed case's count decides anything.
+        Counting takes a call of the reference, and only a timed case's count matters.
         """
-        from ratchet.problems.flop_count import FlopCount  # imports triton: rivals do without
+        from ratchet.problems.flop_count import (
+            FlopCount,  # imports triton, which rivals do not need
+        )
 
         form = _form(case)
         if case.timed or form not in self._flops:
@@ -169,13 +169,13 @@ class ReferenceWorker:
 
     def _check_dependence(self) -> None:
         assert self._problem is not None and self._reference is not None
-        cases = sorted(self._problem.cases, key=elements)  # the smallest mostly settles it
+        cases = sorted(self._problem.cases, key=elements)  # the smallest mostly decides
         inert = inert_input(self._reference, cases, self._inputs)
         if inert is not None:
             raise KernelError(f"its output does not depend on input {inert}: leave that out")
 
     def _inputs(self, case: Case, seed: int) -> list[Tensor]:
-        """The inputs of a case on the device."""
+        """Draw the inputs of a case on the device."""
         assert self._problem is not None
         drawn = self._problem.build_inputs(case, seed, self._device.memory.device)
         return [self._device.place(one) for one in drawn]
@@ -188,13 +188,9 @@ class ReferenceWorker:
         return time.perf_counter() - began, outputs
 
     def _call(self, inputs: Sequence[Tensor], case: Case) -> list[Tensor]:
-        """The reference on copies of in-place tensors, checked to be a tuple of tensors."""
+        """Call the reference on copies of in-place tensors; check that it returns tensors."""
         assert self._reference is not None and self._problem is not None
-        own = [
-            tensor.clone() if spec.in_place else tensor
-            for spec, tensor in zip(case.inputs, inputs, strict=True)
-        ]
-        outputs = self._reference(*own, case.scalars)
+        outputs = self._reference(*owned(case, inputs), case.scalars)
         if not isinstance(outputs, tuple) or not all(isinstance(o, Tensor) for o in outputs):
             raise KernelError(
                 f"the reference of {self._problem.name!r} must return a tuple of tensors, "
@@ -202,7 +198,7 @@ class ReferenceWorker:
             )
         return list(outputs)
 
-    def _ceilings(self, message: dict[str, Any]) -> Reply:
+    def _ceilings(self, message: Message) -> Reply:
         from ratchet.devices import ceilings, probe
 
         measured = ceilings.measure(probe.probe(str(self._device.memory.device)))
@@ -211,7 +207,7 @@ class ReferenceWorker:
             "bytes_per_s": measured.bandwidth_bytes_per_s(message["working_set_bytes"]),
         }, []
 
-    def _draw(self, message: dict[str, Any]) -> Reply:
+    def _draw(self, message: Message) -> Reply:
         assert self._problem is not None
         case, seeds = self._problem.cases[message["case"]], message["seeds"]
         varied = self._problem.varied(case) if message["values"] else ()
@@ -232,14 +228,15 @@ class ReferenceWorker:
             self._answers = {seed: self._answers[seed] for seed in seeds if seed in self._answers}
         self._batches[message["batch"]] = batch
         # Copies: `serve` closes what it hands out, and this worker still reads both memories.
-        return {"layout": batch.layout()}, [os.dup(one) for one in batch.descriptors]
+        return {"layout": batch.layout().as_json()}, [os.dup(one) for one in batch.descriptors]
 
-    def _check(self, message: dict[str, Any]) -> Reply:
-        """Compare the outputs of one call; the candidate must be stopped meanwhile."""
+    def _check(self, message: Message) -> Reply:
+        """Compare the outputs of one call; the candidate must be stopped."""
         batch = self._batches[message["batch"]]
         return self._check_call(batch, message["call"], message["code"], message["again"]), []
 
-    def _check_call(self, batch: SharedBatch, call: int, code: int, again: bool) -> dict[str, Any]:
+    def _check_call(self, batch: SharedBatch, call: int, code: int, again: bool) -> Message:
+        """Return the fields of `kernel_checks.CallCheck`."""
         changed = batch.changed_input(call) if batch.inputs_can_change else None
         if code != 0:
             written = batch.written(call)
@@ -252,8 +249,8 @@ class ReferenceWorker:
         given, got = batch.inputs[call], batch.answers(call)
         checks = batch.problem.check_outputs(case, given, got, own, oracle)
         if not batch.problem.check and not all(check.passed for check in checks):
-            # One draw's loss is a noisy bound where outputs are few, and a plain sum loses more
-            # than torch's: nobody is wrong by that alone.
+            # One draw's loss is a noisy bound if outputs are few, and a plain sum loses more than
+            # torch's. That alone does not make an answer wrong.
             losses = self._losses_at(case, given)
             checks = batch.problem.tolerance.check_all(got, own, oracle, losses)
         failed = [(index, check) for index, check in enumerate(checks) if not check.passed]
@@ -263,25 +260,25 @@ class ReferenceWorker:
     def _right_answers(
         self, batch: SharedBatch, call: int, again: bool
     ) -> tuple[list[Tensor], list[Tensor]]:
-        """The reference's outputs for a call, and the oracle's; kept if they are wanted again."""
+        """Return the outputs of the reference and the oracle for a call; keep them if `again`."""
         seed, inputs, case = batch.seeds[call], batch.inputs[call], batch.cases[call]
         found = self._answers.get(seed)
         if found is None:
-            wide = [_widen(tensor) for tensor in inputs]
+            wide = [widen(tensor) for tensor in inputs]
             found = self._call(inputs, case), self._call(wide, case)
             if again and seed in self._drawn:
                 self._answers[seed] = found
         return found
 
-    def _repeats(self, message: dict[str, Any]) -> Reply:
-        """Tell whether two calls of a batch wrote the same bits."""
+    def _repeats(self, message: Message) -> Reply:
+        """Report whether two calls of a batch wrote the same bits."""
         batch, (one, other) = self._batches[message["batch"]], message["calls"]
         pairs = zip(batch.answers(one), batch.answers(other), strict=True)
         same = all(same_bits(one, two) for one, two in pairs)
         return {"same": same}, []
 
     def _losses(self, case: Case) -> list[Loss]:
-        """Return what each output of the reference loses over several draws of a case."""
+        """Return the reference's loss in each output, over several draws of a case."""
         assert self._problem is not None
         if case.name not in self._usual:
             draws: list[tuple[list[Tensor], list[Tensor]]] = []
@@ -289,7 +286,7 @@ class ReferenceWorker:
             while len(draws) < MOST_DRAWS and elements < ENOUGH_ELEMENTS:
                 inputs = self._inputs(case, self._rng.getrandbits(48))
                 own = self._call(inputs, case)
-                draws.append((own, self._call([_widen(tensor) for tensor in inputs], case)))
+                draws.append((own, self._call([widen(tensor) for tensor in inputs], case)))
                 elements += min(output.numel() for output in own)
             terms = rounding.terms(lambda given: self._call(given, case), inputs, self._rng)
             self._usual[case.name] = [
@@ -299,22 +296,22 @@ class ReferenceWorker:
         return self._usual[case.name]
 
     def _losses_at(self, case: Case, inputs: Sequence[Tensor]) -> list[Loss]:
-        """Return the losses, with how far these very inputs carry errors: tails differ."""
-        wide = [_widen(tensor) for tensor in inputs]
+        """Return the losses, with how far these inputs carry errors: tails differ."""
+        wide = [widen(tensor) for tensor in inputs]
         conditions = rounding.conditions(lambda given: self._call(given, case), wide, self._rng)
         losses = zip(self._losses(case), conditions, strict=True)
         return [replace(loss, condition=one, single=single) for loss, (one, single) in losses]
 
-    def _flush(self, _: dict[str, Any]) -> Reply:
-        """Leave nothing of a batch in the device's caches."""
+    def _flush(self, _: Message) -> Reply:
+        """Empty the device's caches."""
         return self._device.flush(), []
 
-    def _places(self, message: dict[str, Any]) -> Reply:
-        """Return what stands at some places of a batch now, if only this worker can read it."""
+    def _places(self, message: Message) -> Reply:
+        """Return the bytes at some spots of a batch now, which only this worker can read."""
         found = self._batches[message["batch"]].places(message["spots"])
         return {"found": [one.hex() for one in found]}, []
 
-    def _release(self, message: dict[str, Any]) -> Reply:
+    def _release(self, message: Message) -> Reply:
         self._batches.pop(message["batch"]).release()
         return {"value": None}, []
 
@@ -350,18 +347,18 @@ def _check_untouched(case: Case, before: Sequence[Tensor], after: Sequence[Tenso
 
 
 def _overflows(outputs: Sequence[Tensor], inputs: Sequence[Tensor]) -> bool:
-    """True if finite inputs give inf or NaN: which of them depends on the order of the work."""
+    """Return True if finite inputs give inf or NaN, where the order of the work decides which."""
     return _finite(inputs) and not _finite(outputs)
 
 
 def _finite(tensors: Sequence[Tensor]) -> bool:
-    # torch knows no `isfinite` of fp8
+    # torch has no `isfinite` for fp8
     real = (one.float() if one.itemsize == 1 else one for one in tensors if one.is_floating_point())
     return all(bool(torch.isfinite(one).all()) for one in real)
 
 
 def _held_bytes(tensor: Tensor) -> int:
-    """Return a tensor's bytes in memory: one that is broadcast has each value once."""
+    """Return a tensor's bytes in memory; broadcast values count once."""
     elements = min(tensor.numel(), span(tensor.shape, tensor.stride()))
     return elements * tensor.element_size()
 
@@ -370,12 +367,8 @@ def _is_dense(tensor: Tensor) -> bool:
     return torch.empty_like(tensor).stride() == tensor.stride()
 
 
-def _widen(tensor: Tensor) -> Tensor:
-    return tensor.double() if tensor.dtype.is_floating_point else tensor
-
-
 def main() -> None:
-    """Serve the judge: arguments are the channel and the parent."""
+    """Serve the judge; argv holds the channel and the parent's process id."""
     channel = inherited(int(sys.argv[1]))
     families.die_with_parent(int(sys.argv[2]))
     families.adopt_orphans()

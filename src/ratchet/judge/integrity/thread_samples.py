@@ -1,9 +1,9 @@
-"""See from outside where a family of processes stands in its code, at moments nobody foresees.
+"""Sample from outside which instruction each thread of a family of processes is at.
 
-Every member is stopped, the kernel says at which instruction each thread was
-(/proc/PID/task/TID/syscall, proc(5): -1, the stack pointer and the instruction pointer for a thread
-outside of a system call), and the family goes on. It takes no help from the family and leaves no
-trace in it before the moment of the first look.
+At unforeseeable moments the judge stops every member, reads each thread's instruction pointer from
+the kernel (/proc/PID/task/TID/syscall, proc(5): -1, the stack pointer and the instruction pointer
+for a thread outside of a system call), and lets the family go on. This needs no help from the
+family and leaves no trace in it before the first look.
 """
 
 from __future__ import annotations
@@ -18,9 +18,9 @@ from typing import Final
 from ratchet.base.process import families
 
 MOST_LOOKS: Final = 40
-"""In one batch."""
+"""At most this many in one batch."""
 SLICES: Final = 16
-"""From look to look a family runs for at most this part of a batch."""
+"""Between two looks a family runs for at most this part of a batch."""
 SHORTEST_SLEEP_S: Final = 0.0002
 NOT_ALLOWED: Final = (
     "this machine does not let the judge see where a candidate's threads are (give a container "
@@ -29,8 +29,8 @@ NOT_ALLOWED: Final = (
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
-class Stand:
-    """One thread that was running code of its program, not of the kernel."""
+class ThreadSample:
+    """A thread that was running code of its program, outside of a system call."""
 
     pid: int
     thread: int
@@ -42,13 +42,13 @@ class Unseen(Exception):
 
 
 class WatchedFamily:
-    """The processes under one, as they are looked at."""
+    """The processes below one, while they are sampled."""
 
     def __init__(self, root: int, *, wrapped: bool) -> None:
-        """Make it while they stand; the first only waits, a keeper.
+        """Create it while the family is stopped. Its first process, a keeper, only waits.
 
-        `wrapped`: the first two do, bubblewrap's or a zygote's. `worker` is the process that the
-        judge started in it: the others are the candidate's.
+        If `wrapped`, the first two only wait, bubblewrap's or a zygote's. `worker` is the process
+        that the judge started; the candidate started the others.
         """
         self._root = root
         found = families.family(root, enclosed=True)
@@ -59,12 +59,12 @@ class WatchedFamily:
         # Only the last of these has the worker as its child; a worker adopts its own orphans.
         self.worker = min(below, default=root)
 
-    def look(self, read: Callable[[list[Stand]], None]) -> bool:
-        """Stop everybody, call `read` with who runs and where, let them go on.
+    def look(self, read: Callable[[list[ThreadSample]], None]) -> bool:
+        """Stop the family, call `read` with the running threads, let it go on.
 
-        False where nobody ran. Raises Unseen where one of them cannot be looked at.
+        Returns False if no thread ran. Raises Unseen if a process cannot be sampled.
         """
-        found: list[Stand] = []
+        found: list[ThreadSample] = []
 
         def see() -> None:
             found.extend(stand for pid in sorted(self._members) for stand in _running(pid))
@@ -77,7 +77,7 @@ class WatchedFamily:
         return bool(found)
 
     def hold(self, do: Callable[[], None]) -> None:
-        """Stop everybody, do that, let them go on. Raises Unseen where they do not stand."""
+        """Stop the family, call `do`, let it go on. Raises Unseen if it does not stop."""
         try:
             while True:
                 if not families.halt(sorted(self._members)):
@@ -91,7 +91,7 @@ class WatchedFamily:
             families.resume(sorted(self._members))
 
     def _born(self) -> set[int]:
-        """Members that are not known yet; what was orphaned hangs under another of the family."""
+        """Return members that are not known yet; an orphan hangs below another member."""
         known = self._members | self._guards
         try:
             found = {child for pid in known for child in _children_of(pid)}
@@ -108,10 +108,10 @@ def watch(
     expected_s: float,
     draw: Callable[[], float],
 ) -> None:
-    """Look at a batch that has just begun, until it is `over` or MOST_LOOKS times.
+    """Sample a batch that has just begun, until it is `over` or MOST_LOOKS times.
 
-    `read(stands, first=...)` gets each look, and whether it was the batch's first: only that one
-    comes wholly unannounced. `draw` gives numbers in [0, 1); a batch takes about `expected_s`.
+    `read(stands, first=...)` gets each look, and whether it was the batch's first: only the first
+    comes wholly unannounced. `draw` gives numbers in [0, 1). A batch takes about `expected_s`.
     """
     first, pause_s = True, draw() * expected_s
     for _ in range(MOST_LOOKS):
@@ -123,7 +123,7 @@ def watch(
 
 
 def wait(pause_s: float) -> None:
-    """Sleep, or spin where a sleep would take longer than that."""
+    """Sleep, or spin if a sleep would take longer."""
     if pause_s > SHORTEST_SLEEP_S:
         time.sleep(pause_s)
         return
@@ -132,8 +132,8 @@ def wait(pause_s: float) -> None:
         pass
 
 
-def _running(pid: int) -> Iterator[Stand]:
-    """The threads of a stopped process that were in their program's code."""
+def _running(pid: int) -> Iterator[ThreadSample]:
+    """Yield the threads of a stopped process that were in their program's code."""
     for thread in families.thread_ids(pid):
         try:
             with open(f"/proc/{pid}/task/{thread}/syscall", encoding="ascii") as file:
@@ -145,13 +145,13 @@ def _running(pid: int) -> Iterator[Stand]:
                 continue
             raise
         if len(fields) == 3 and fields[0] == "-1":
-            yield Stand(pid=pid, thread=thread, address=int(fields[2], 16))
+            yield ThreadSample(pid=pid, thread=thread, address=int(fields[2], 16))
 
 
 def _children_of(pid: int) -> Iterable[int]:
-    """The children of a process, asked of each of its threads.
+    """Return the children of a process, read from each of its threads.
 
-    Raises FileNotFoundError on a kernel that does not tell.
+    Raises FileNotFoundError if the kernel does not report them.
     """
     found: list[int] = []
     for thread in families.thread_ids(pid):

@@ -11,7 +11,7 @@ from pathlib import Path
 
 import pytest
 
-from ratchet.judge.sandbox import bubblewrap, mechanism
+from ratchet.judge.sandbox import bubblewrap, isolation
 from ratchet.judge.sandbox.worker_modules import CPP_WORKER
 
 WORKS = bubblewrap.program() is not None
@@ -97,7 +97,7 @@ def test_one_that_does_not_work_is_passed_over(
         assert bubblewrap.program() == str(tmp_path / "system" / "bwrap")
     system_has(monkeypatch, broken)
     assert bubblewrap.program() is None
-    assert "bubblewrap" not in mechanism.isolation_name()
+    assert "bubblewrap" not in isolation.isolation_name()
 
 
 def test_a_wheel_without_a_binary_is_passed_over(monkeypatch: pytest.MonkeyPatch) -> None:

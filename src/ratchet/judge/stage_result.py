@@ -1,7 +1,7 @@
-"""The result of a stage of a trial: a value to go on with, or the verdict.
+"""The result of a stage of a trial: a value for the next stage, or the verdict.
 
-A stage returns `Ok` or `Decided`, each with the evidence that the stage found. Only what drives a
-candidate's process raises, `CandidateFault`; `as_stage` turns that into a `Decided`.
+A stage returns `Ok` or `Decided`, each with the stage's evidence. Only code that drives a
+candidate's process raises, a `CandidateFault`, which `as_stage` turns into a `Decided`.
 """
 
 from __future__ import annotations
@@ -25,14 +25,14 @@ class Ok(Generic[T]):
 
 @dataclass(frozen=True, slots=True)
 class Decided:
-    """The verdict is clear, and nothing more need be done."""
+    """The trial ends with this answer."""
 
     status: Status
     reason: str
-    """One line; what a terminal or a file cannot take is left out, as a candidate chose words."""
+    """One printable line: a candidate may have chosen the words."""
     evidence: tuple[Evidence, ...] = ()
     not_timed: str = ""
-    """Why the speed of a kernel that was right is not known."""
+    """Why the speed of a right kernel is unknown."""
     speedup: Speedups = field(default_factory=Speedups)
 
     def __post_init__(self) -> None:
@@ -40,13 +40,13 @@ class Decided:
 
     @staticmethod
     def untimed(why: str) -> Decided:
-        """Every output was right, nothing speaks against the kernel, its speed is not known."""
+        """Return the answer on a right kernel whose speed is unknown."""
         reason = f"right on every case; its speed was not measured: {why}"
         return Decided("correct", reason, not_timed=why)
 
 
 class CandidateFault(Exception):
-    """A candidate's process failed, or gave a wrong answer: the verdict is clear."""
+    """A candidate's process failed, or gave a wrong answer, which decides the verdict."""
 
     def __init__(self, decided: Decided) -> None:
         super().__init__(decided.reason)
@@ -54,12 +54,12 @@ class CandidateFault(Exception):
 
 
 def fault(status: Status, reason: str) -> CandidateFault:
-    """Return what to raise where a candidate's process decides its verdict."""
+    """Return the exception for a failure of a candidate's process."""
     return CandidateFault(Decided(status, reason))
 
 
 def as_stage(run: Callable[[list[Evidence]], T | Decided]) -> Ok[T] | Decided:
-    """Run one stage. It fills the list it is given; that evidence stays, however the stage ends."""
+    """Run a stage, which adds evidence to the list it gets; all of it is kept."""
     found: list[Evidence] = []
     try:
         value = run(found)

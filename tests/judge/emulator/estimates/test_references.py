@@ -10,9 +10,9 @@ import pytest
 
 from ratchet.base.errors import JudgeError, KernelError
 from ratchet.base.process.time_limits import Clock
-from ratchet.judge.estimates import references
-from ratchet.judge.estimates.inductor import check_version
-from ratchet.judge.estimates.references import CompiledReferences, ReferenceWork, said
+from ratchet.judge.emulator.estimates import references
+from ratchet.judge.emulator.estimates.inductor import check_version
+from ratchet.judge.emulator.estimates.references import CompiledReferences, ReferenceWork, said
 from ratchet.judge.trial.kernel_trial import KernelJudge
 from ratchet.judge.trial.readiness import why_no_kernels
 from ratchet.judge.verdict import EmulatedBound, EmulatedCase

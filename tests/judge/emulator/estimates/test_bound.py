@@ -6,8 +6,8 @@ from typing import Any
 
 import pytest
 
-from ratchet.judge.estimates.bound import estimate, hottest
-from ratchet.judge.estimates.told import read_told
+from ratchet.judge.emulator.estimates.bound import estimate, hottest
+from ratchet.judge.emulator.estimates.counts import read_told
 
 COUNTS = {
     "launches": 1,

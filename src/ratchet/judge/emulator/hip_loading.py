@@ -1,6 +1,6 @@
 """Load a compiled HIP source in the sandbox: its host code runs, and its launches are emulated.
 
-The tensors of a call lie in memory that the host code can neither read nor write, as a GPU's does.
+As on a GPU, the host code can neither read nor write the memory of a call's tensors.
 """
 
 from __future__ import annotations
@@ -24,19 +24,54 @@ from ratchet.base.errors import KernelError
 from ratchet.judge.emulator.decode import DecodedKernel, decode
 from ratchet.judge.emulator.launch import Emulator, LaunchMemory
 from ratchet.judge.emulator.loading import EMULATOR, EmulatedLauncher
-from ratchet.judge.hip.code_objects import one_kernel
 from ratchet.judge.workers.candidate.results import DeclinedCase
 from ratchet.kernels.abi import MAX_DIMENSIONS, RatchetTensor
 from ratchet.problems.dtypes import DTYPE_CODES
+
+METADATA = re.compile(r"(\.amdgpu_metadata\n)(.*?)(\n?[ \t]*\.end_amdgpu_metadata)", re.DOTALL)
+DESCRIPTOR = re.compile(
+    r"^[ \t]*\.amdhsa_kernel (\S+)\n.*?\.end_amdhsa_kernel\n", re.MULTILINE | re.DOTALL
+)
+NAME = re.compile(r"^    \.name:\s*(\S+)\s*$", re.MULTILINE)
+
+
+def one_kernel(text: str, name: str) -> str:
+    """Return the text without the other kernels' metadata; raises KernelError without this one.
+
+    Their code stays, under its own labels.
+    """
+    found = METADATA.search(text)
+    if found is None:
+        raise KernelError("the assembly has no description of its kernels")
+    head, *items = re.split(r"^(?=  - )", found[2], flags=re.MULTILINE)
+    *rest, last = items or [""]
+    last, tail = _tail(last)
+    own = [one for one in (*rest, last) if (said := NAME.search(one)) and _plain(said[1]) == name]
+    if len(own) != 1:
+        raise KernelError(f"the assembly describes {len(own)} kernels called {name!r:.80}")
+    block = found[1] + head + own[0] + tail + found[3]
+    kept = text[: found.start()] + block + text[found.end() :]
+    return DESCRIPTOR.sub(lambda one: one[0] if one[1] == name else "", kept)
+
+
+def _tail(item: str) -> tuple[str, str]:
+    """Split off what follows the last kernel, such as `amdhsa.target:`."""
+    found = re.search(r"^\S", item, re.MULTILINE)
+    return (item, "") if found is None else (item[: found.start()], item[found.start() :])
+
+
+def _plain(name: str) -> str:
+    return name.strip("'\"")
+
 
 DONE: Final = 0
 CLOSED: Final = 0
 OPEN: Final = mmap.PROT_READ | mmap.PROT_WRITE
 MOST_THREADS: Final = 1024
 APART_BYTES: Final = 1 << 20
-"""Nothing lies so close to a tensor: an access beside it is a fault, and not another's element."""
+"""Distance between tensors: an access outside of one is a fault, and never hits another."""
 MOST_BYTES: Final = 4 << 30
-"""Memory of one call, what it allocates itself too."""
+"""Most memory of one call, including what it allocates."""
 CODES: Final = {getattr(torch, name): code for name, code in DTYPE_CODES.items()}
 _LAUNCH = ctypes.CFUNCTYPE(
     ctypes.c_int,
@@ -51,16 +86,16 @@ _FILL = ctypes.CFUNCTYPE(ctypes.c_int, ctypes.c_void_p, ctypes.c_int, ctypes.c_u
 
 
 _cast = ctypes.cast
-"""As it was before the census counts what a candidate's Python does with it."""
+"""The original, which a census does not count."""
 
 
 def _bytes_at(address: int, size: int) -> bytes:
-    """Return memory's bytes; `ctypes.string_at` would count as the candidate's own reading."""
+    """Return bytes of memory; `ctypes.string_at` would count as the candidate's reading."""
     return bytes(_cast(address, ctypes.POINTER(ctypes.c_ubyte * size)).contents)
 
 
 class _Asked(ctypes.Structure):
-    """As in hip_host.cpp."""
+    """The struct in hip_host.cpp."""
 
     _fields_ = (
         ("launch", _LAUNCH),
@@ -70,7 +105,7 @@ class _Asked(ctypes.Structure):
     )
 
 
-class DeviceBlock:
+class ClosedBlock:
     """A stretch of the pretended GPU's memory, closed to the host code."""
 
     def __init__(self, size: int) -> None:
@@ -81,7 +116,7 @@ class DeviceBlock:
         self.address = self.bytes.data_ptr()
 
     def protect(self, allowed: int) -> None:
-        """Open or close it."""
+        """Open or close the memory."""
         if ctypes.CDLL(None).mprotect(
             ctypes.c_void_p(self.address), ctypes.c_size_t(self.size), allowed
         ):
@@ -122,10 +157,10 @@ class HipProgram:
         self.emulator = Emulator(emulator, matrix_cycles)
         self.told = self
         self.element_bytes = 1
-        """Of the smallest output, to count the elements that launches store."""
+        """Bytes of the smallest output's element, to count the elements that launches store."""
         self._assembly = assembly
         self._kernel = functools.cache(self._decoded)
-        self._blocks: dict[int, DeviceBlock] = {}
+        self._blocks: dict[int, ClosedBlock] = {}
         self._error: Exception | None = None
         handle = os.memfd_create("host")
         os.write(handle, host)
@@ -147,7 +182,7 @@ class HipProgram:
         library.ratchet_hip_install(ctypes.byref(self._asked))
 
     def memories(self) -> list[LaunchMemory]:
-        """The memory that a launch may touch."""
+        """Return the memory that a launch may touch."""
         return [LaunchMemory(one.address, one.size) for one in self._blocks.values()]
 
     def __call__(self, *given: Any) -> tuple[Tensor, ...]:
@@ -183,7 +218,7 @@ class HipProgram:
             raise DeclinedCase(int(code))
 
     def _moved(self, tensor: Tensor, *, copied: bool) -> Tensor:
-        """A tensor on the pretended GPU, with the strides of another and perhaps its values."""
+        """Return a tensor on the pretended GPU, with these strides, and the values if `copied`."""
         spread = zip(tensor.shape, tensor.stride(), strict=True)
         span = 1 + sum((size - 1) * stride for size, stride in spread) if tensor.numel() else 0
         block = self._block(span * tensor.element_size())
@@ -194,10 +229,10 @@ class HipProgram:
             flat.copy_(tensor.as_strided((span,), (1,)))  # elements may share memory
         return flat.as_strided(tensor.shape, tensor.stride())
 
-    def _block(self, size: int) -> DeviceBlock:
+    def _block(self, size: int) -> ClosedBlock:
         if size + sum(one.size for one in self._blocks.values()) > MOST_BYTES:
             raise KernelError(f"a call with more than {MOST_BYTES >> 30} GiB is not emulated")
-        block = DeviceBlock(size)
+        block = ClosedBlock(size)
         block.bytes.fill_(255)  # what nobody wrote is NaN, or -1
         self._blocks[block.address] = block
         return block
@@ -260,7 +295,7 @@ class HipProgram:
 
 
 def plain_name(mangled: str) -> str:
-    """Return a function's name as its source has it, where that can be read off: `_Z4rowsPKf`."""
+    """Return a function's name in its source, if the mangled one tells it: `_Z4rowsPKf`."""
     found = re.match(r"_ZN?L?(\d+)", mangled)
     if found is None:
         return mangled
@@ -289,6 +324,6 @@ def load_hip(
     library: str | None = None,
     matrix_cycles: Mapping[str, int] | None = None,
 ) -> HipProgram:
-    """The entry of a compiled HIP source; `library` is the compiled emulator, as in `loading`."""
+    """Return the entry of a compiled HIP source; `library` is the compiled emulator."""
     emulator = Path(library or os.environ[EMULATOR])
     return HipProgram(assembly, base64.b64decode(host), entry, emulator, matrix_cycles)

@@ -13,13 +13,14 @@ from hypothesis.extra import numpy as arrays
 from torch import Tensor
 
 from ratchet.base.errors import KernelError
-from ratchet.judge.integrity import returned_outputs
-from ratchet.judge.integrity.returned_outputs import ReturnedOutputs, Unreadable
+from ratchet.judge.integrity import outputs
+from ratchet.judge.integrity.outputs import ReturnedOutputs, Unreadable
 from ratchet.judge.workers.candidate.results import ResultForm, as_results, places
+from ratchet.judge.workers.memory.layout import BatchLayout, Slot
 from ratchet.problems.dtypes import DTYPE_CODES
 
 needs_own_memory = pytest.mark.skipif(
-    not returned_outputs.readable(os.getpid()), reason="this machine hides a process's own memory"
+    not outputs.readable(os.getpid()), reason="this machine hides a process's own memory"
 )
 
 
@@ -27,15 +28,15 @@ def form(tensor: Tensor) -> ResultForm:
     return ResultForm(shape=tuple(tensor.shape), dtype=tensor.dtype, device=tensor.device)
 
 
-def layout_of(*tensors: Tensor) -> dict[str, Any]:
+def layout_of(*tensors: Tensor) -> BatchLayout:
     """One call without inputs, whose outputs are dense."""
     slots, end = [], 0
     for tensor in tensors:
         code = DTYPE_CODES[str(tensor.dtype).removeprefix("torch.")]
         size, stride = list(tensor.shape), list(torch.empty(tensor.shape).stride())
-        slots.append([2, end, code, size, stride])
+        slots.append(Slot(2, end, code, size, stride))
         end += tensor.numel() * tensor.element_size()
-    return {"input_count": 0, "calls": [slots], "end": end}
+    return BatchLayout(calls=[slots], region_bytes=(0, 0, end))
 
 
 def delivered(tensor: Tensor) -> Tensor:
@@ -43,7 +44,7 @@ def delivered(tensor: Tensor) -> Tensor:
     layout = layout_of(tensor)
     memory = os.memfd_create("outputs")
     try:
-        os.ftruncate(memory, max(1, layout["end"]))
+        os.ftruncate(memory, max(1, layout.region_bytes[2]))
         outputs = ReturnedOutputs(layout, (memory, memory, memory))
         kept = [as_results((tensor,), [form(tensor)])]
         told = [[[address, list(stride)] for address, stride in one] for one in places(kept)]
@@ -51,7 +52,7 @@ def delivered(tensor: Tensor) -> Tensor:
         assert spots == outputs.spots()
         outputs.deliver(0)
         outputs.close()
-        raw = bytearray(os.pread(memory, layout["end"], 0))
+        raw = bytearray(os.pread(memory, layout.region_bytes[2], 0))
     finally:
         os.close(memory)
     if not raw:

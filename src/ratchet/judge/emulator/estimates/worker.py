@@ -1,8 +1,16 @@
-"""Run Inductor's program on tensors in memory, with every launch emulated and counted."""
+"""The process that compiles a reference for a GPU that is not here and emulates the kernels.
+
+It is trusted like the reference worker: it runs the reference, and no candidate. It changes torch
+for its whole process, so it does nothing else. Inductor's program runs on tensors in memory, with
+every launch emulated and counted.
+"""
 
 from __future__ import annotations
 
+import importlib.util
 import math
+import os
+import sys
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any, Final
@@ -11,17 +19,25 @@ import torch
 from torch import Tensor
 
 from ratchet.base.errors import KernelError
+from ratchet.base.process import families
+from ratchet.base.process.channel import inherited
+from ratchet.judge.emulator.build import compiled_machine
+from ratchet.judge.emulator.estimates.bound import estimate
+from ratchet.judge.emulator.estimates.counts import read_told
+from ratchet.judge.emulator.estimates.inductor import check_version, pretend, written
 from ratchet.judge.emulator.loading import EmulatedLaunch, EmulatedLauncher, EmulatorDriver, install
-from ratchet.judge.estimates.bound import estimate
-from ratchet.judge.estimates.told import read_told
+from ratchet.judge.workers.arm import extend_import_path
+from ratchet.judge.workers.candidate.architectures import ARCHITECTURES
 from ratchet.judge.workers.candidate.census import add_launch
+from ratchet.judge.workers.serving import Message, Reply, serve
+from ratchet.problems.problem import Problem, Reference
 
 MOST_CONFIGURATIONS: Final = 4
-"""Of a kernel, the first ones are tried, and the one with the least bound is kept."""
+"""The first configurations of a kernel are tried, and that with the least bound is kept."""
 
 
 class CountingDriver(EmulatorDriver):
-    """Emulates launches, and keeps what they did."""
+    """Emulates launches and keeps their counts."""
 
     def __init__(self, target: str, library: Path) -> None:
         super().__init__(target, library, Path())
@@ -29,12 +45,12 @@ class CountingDriver(EmulatorDriver):
         self.done: list[EmulatedLaunch] = []
 
     def launcher_cls(self, source: Any, metadata: Any) -> Any:
-        """Return what Triton makes once for each compiled kernel."""
+        """Return the launcher of a compiled kernel."""
         return CountedLauncher(self, source, metadata)
 
 
 class CountedLauncher(EmulatedLauncher):
-    """A launch that the driver keeps."""
+    """A launch whose counts the driver keeps."""
 
     def __init__(self, driver: CountingDriver, source: Any, metadata: Any) -> None:
         super().__init__(driver, source, metadata)
@@ -48,7 +64,7 @@ class CountedLauncher(EmulatedLauncher):
 
 
 class InductorKernel:
-    """One Triton kernel of a program, in place of the object that would tune and launch it."""
+    """One Triton kernel of a program, in place of Inductor's tuner."""
 
     def __init__(self, tuner: Any, driver: CountingDriver) -> None:
         self._tuner, self._driver = tuner, driver
@@ -63,7 +79,7 @@ class InductorKernel:
         self._launch(self._chosen, given)
 
     def _bound_s(self, configuration: Any, given: Sequence[Any]) -> float:
-        """Return the bound of a launch on copies; infinity where it cannot be compiled."""
+        """Return the bound of a launch on copies; infinity if it cannot be compiled."""
         from triton.runtime.errors import OutOfResources
 
         kept, self._driver.done = self._driver.done, []
@@ -104,7 +120,7 @@ def bound_s(target: str, done: Sequence[EmulatedLaunch]) -> float:
 
 
 def told_of(done: Sequence[EmulatedLaunch]) -> dict[str, Any]:
-    """Return the counts of launches by kernel, as a census tells them."""
+    """Return the counts of launches by kernel, in the form of a census."""
     told: dict[str, Any] = {}
     for one in done:
         add_launch(told, one)
@@ -112,7 +128,7 @@ def told_of(done: Sequence[EmulatedLaunch]) -> dict[str, Any]:
 
 
 def emulated(program: str, inputs: Sequence[Tensor], driver: CountingDriver) -> Mapping[str, Any]:
-    """Run a program on its inputs; what each kernel did, as a census tells it."""
+    """Run a program on its inputs; return each kernel's counts, in the form of a census."""
     from torch._inductor.async_compile import AsyncCompile
     from torch._inductor.codecache import PyCodeCache
 
@@ -130,7 +146,7 @@ def emulated(program: str, inputs: Sequence[Tensor], driver: CountingDriver) -> 
 
 
 def _replace_calls(driver: CountingDriver) -> None:
-    """Stand in for what a program calls on the GPU beside its kernels."""
+    """Replace what a program calls on the GPU besides its kernels."""
     from torch._inductor.runtime import triton_helpers
 
     changed: Any = torch
@@ -154,3 +170,55 @@ def _copy(value: Any) -> Any:
         return value
     whole = torch.empty(0, dtype=value.dtype).set_(_storage_of(value))
     return whole.as_strided(value.size(), value.stride(), value.storage_offset())
+
+
+SEED: Final = 1
+"""Seed of the values; only counts matter."""
+
+
+class CompiledReferenceWorker:
+    """Holds one problem and one target."""
+
+    def __init__(self) -> None:
+        self._problem: Problem | None = None
+        self._reference: Reference | None = None
+        self._driver: CountingDriver | None = None
+
+    def answer(self, message: Message, _: list[int]) -> Reply:
+        """Do what the judge asks; an exception says why there is no estimate."""
+        actions = {"open": self._open, "case": self._case}
+        return actions[message["do"]](message), []
+
+    def _open(self, message: Message) -> Message:
+        check_version()
+        if importlib.util.find_spec("triton") is None:
+            raise KernelError("triton is not installed: pip install triton==3.7.1")
+        target = message["target"]
+        self._problem = Problem.from_json(message["problem"])
+        self._driver = CountingDriver(target, compiled_machine(target))
+        self._reference = self._problem.load_reference()
+        pretend(ARCHITECTURES[target], message["units"])
+        install(self._driver)
+        return {}
+
+    def _case(self, message: Message) -> Message:
+        assert self._problem and self._reference and self._driver
+        case = self._problem.cases[message["case"]]
+        inputs = self._problem.build_inputs(case, SEED)
+        program = written(self._reference, inputs, case.scalars)
+        return {"emulated": emulated(program, inputs, self._driver)}
+
+
+def main() -> None:
+    """Serve the judge; argv holds the channel and the parent's process id."""
+    channel = inherited(int(sys.argv[1]))
+    families.die_with_parent(int(sys.argv[2]))
+    families.adopt_orphans()
+    extend_import_path()
+    torch.set_num_threads(1)
+    serve(channel, CompiledReferenceWorker().answer)
+    os._exit(0)
+
+
+if __name__ == "__main__":
+    main()

@@ -1,4 +1,4 @@
-"""Read what a process that emulated a kernel tells of it; nothing in it is taken on trust."""
+"""Read the counts that a process reports of an emulated kernel, without trusting them."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from typing import Annotated, Any, Final
 import msgspec
 
 from ratchet.devices import matrix
-from ratchet.judge.estimates.bound import CYCLES, DUAL, MATRIX
+from ratchet.judge.emulator.estimates.bound import CYCLES, DUAL, MATRIX
 from ratchet.judge.verdict import EmulatedKernel, EmulatedLine, EmulatedTimeline
 from ratchet.judge.workers.candidate.architectures import ARCHITECTURES, occupancy
 
@@ -16,17 +16,17 @@ MOST_KERNELS: Final = 100
 MOST_LINES: Final = 40
 """Source lines of a kernel that a verdict keeps."""
 MOST_INSTRUCTIONS, MOST_OF_A_LINE = 400, 40
-"""Of a kernel and of one line, those whose text a verdict keeps."""
+"""Instructions of a kernel, and of one line, whose text a verdict keeps."""
 MOST_WAVES, MOST_SLOTS = 16, 256
 MOST_RESOURCES: Final = 1 << 20
 
 
 Count = Annotated[int, msgspec.Meta(ge=0, lt=1 << 50)]
-"""What a process can have counted: no more than a day of instructions."""
+"""A plausible count: at most a day of instructions."""
 
 
 class _ToldPlace(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    """As `_Told`, of one source line."""
+    """The counts of one source line."""
 
     by_mnemonic: dict[str, Count]
     lanes: Count
@@ -35,7 +35,7 @@ class _ToldPlace(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_field
 
 
 class _ToldTimeline(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    """As `EmulatedTimeline`, with every place of the kernel."""
+    """An `EmulatedTimeline` with every place of the kernel."""
 
     cycles: Count
     slot: Count
@@ -45,7 +45,7 @@ class _ToldTimeline(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fi
 
 
 class _ToldShown(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    """As `EmulatedLaunch.shown` tells it, of a kernel's first launch."""
+    """The result of `EmulatedLaunch.shown` for a kernel's first launch."""
 
     assembly: dict[str, list[tuple[str, Count]]]
     timeline: _ToldTimeline
@@ -55,7 +55,7 @@ class _ToldShown(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_field
 
 
 class _Told(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    """What the candidate's process counted for one kernel, over the launches of one call."""
+    """The counts of one kernel over the launches of one call."""
 
     launches: Count
     programs: Count
@@ -72,7 +72,7 @@ class _Told(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=Tru
 
 
 def read_told(told: Any, target: str, *, shown: bool = True) -> list[EmulatedKernel]:
-    """Read the counts of a call on a target; ValueError if they are nonsense.
+    """Read the counts of a call on a target; raises ValueError if they are nonsense.
 
     Without `shown`, assembly and timelines are left out.
     """
@@ -119,7 +119,7 @@ def _lanes_off(on: int, mixed: Mapping[str, int], lanes: int) -> float:
 
 
 def _resources(shown: _ToldShown, target: str) -> dict[str, Any]:
-    """Return what a workgroup takes, how many waves that leaves room for, and the timeline."""
+    """Return a workgroup's resources, the waves that they allow, and the timeline."""
     numbers = (shown.vgprs, shown.workgroup_waves - 1, shown.workgroup_lds_bytes)
     if min(numbers) < 0 or max(numbers) > MOST_RESOURCES:
         raise ValueError("a workgroup that no GPU has")
@@ -142,7 +142,7 @@ def _resources(shown: _ToldShown, target: str) -> dict[str, Any]:
 
 
 def _timeline(told: _ToldTimeline) -> EmulatedTimeline:
-    """Return it with the places that it names alone; ValueError if it is nonsense."""
+    """Return the timeline with only the places that it names; raises ValueError for nonsense."""
     runs = [run for wave in told.waves for run in wave]
     last = told.cycles // max(1, told.slot) + 1
     if len(told.waves) > MOST_WAVES or len(runs) > MOST_WAVES * MOST_SLOTS or told.slot < 1:

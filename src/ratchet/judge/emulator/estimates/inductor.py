@@ -1,7 +1,7 @@
 """Write the program that Inductor makes of a reference for an AMD GPU that is not here.
 
-Inductor never runs a kernel to write one. It asks torch about the device, and gets the answers of
-the architecture. `pretend` changes torch for the whole process: call it in one of its own.
+Inductor runs no kernel to write one. It asks torch about the device, and gets the architecture's
+answers. `pretend` changes torch for the whole process: call it in a process of its own.
 """
 
 from __future__ import annotations
@@ -18,12 +18,12 @@ from ratchet.judge.static_profile.fake_device import device_answers
 from ratchet.judge.workers.candidate.architectures import Architecture
 
 KNOWN: Final = ((2, 11), (2, 13))
-"""The oldest and the newest torch whose Inductor is driven so; 2.13 is the one that was tried."""
+"""The oldest and the newest supported torch; 2.13 was tried."""
 GPU: Final = "cuda:0"
 
 
 def check_version(version: str = torch.__version__) -> None:
-    """Raise KernelError for a torch whose Inductor is not known."""
+    """Raise KernelError if this torch's Inductor is unknown."""
     oldest, newest = KNOWN
     found = re.match(r"(\d+)\.(\d+)", version)
     if found is None or not oldest <= (int(found[1]), int(found[2])) <= newest:
@@ -34,7 +34,7 @@ def check_version(version: str = torch.__version__) -> None:
 
 
 def pretend(architecture: Architecture, units: int) -> None:
-    """Have torch describe a GPU of `architecture` with `units` compute units from now on."""
+    """Make torch describe a GPU of `architecture` with `units` compute units from now on."""
     answers = device_answers(architecture, units)
     changed: Any = torch
     for name, value in answers.items():
@@ -50,12 +50,12 @@ def pretend(architecture: Architecture, units: int) -> None:
 def written(
     reference: Callable[..., Any], inputs: Sequence[Tensor], scalars: Sequence[float]
 ) -> str:
-    """Return the Python program, whose Triton kernels compute the reference on such inputs.
+    """Return the Python program whose Triton kernels compute the reference on such inputs.
 
-    It computes for these shapes, strides, dtypes and scalars alone, and has no gradients.
+    It only holds for these shapes, strides, dtypes and scalars, and has no gradients.
 
     Raises:
-        KernelError: a library would run a part of it, or the host.
+        KernelError: a library or the host would run a part of it.
     """
     from torch._inductor.compile_fx import _recursive_post_grad_passes, fake_tensor_prop
     from torch._inductor.debug import DebugContext
@@ -97,8 +97,8 @@ def _traced(
 ) -> Any:
     """Trace the reference on fake tensors of the CPU, gradients included, then on the GPU's.
 
-    Torch's autograd runs only on devices that are there. The second time, operators are taken
-    apart as Inductor wants them, and nothing is changed in place.
+    torch's autograd only runs on existing devices. The second trace decomposes operators for
+    Inductor, and changes nothing in place.
     """
     from torch._inductor.decomposition import select_decomp_table
     from torch.func import functionalize
@@ -126,7 +126,7 @@ def _moved(value: Any) -> Any:
 
 
 def _check(graph: Any) -> None:
-    """Raise KernelError for work that Inductor leaves to others."""
+    """Raise KernelError if Inductor leaves work to a library."""
     from torch._inductor import ir
 
     for one in graph.operations:

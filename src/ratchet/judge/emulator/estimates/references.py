@@ -1,4 +1,4 @@
-"""The bound of a reference's compiled kernels, which a candidate's bound is compared with."""
+"""The bound of the reference's compiled kernels, to compare a candidate's bound with."""
 
 from __future__ import annotations
 
@@ -13,32 +13,32 @@ from ratchet.base import scratch
 from ratchet.base.errors import JudgeError
 from ratchet.base.process.child import Child, error_words, program
 from ratchet.base.process.time_limits import Clock
-from ratchet.judge.estimates.bound import estimate
-from ratchet.judge.estimates.told import read_told
+from ratchet.judge.emulator.estimates.bound import estimate
+from ratchet.judge.emulator.estimates.counts import read_told
 from ratchet.judge.sandbox.isolation import arm_environment
 from ratchet.judge.static_profile.bound import compute_units
 from ratchet.judge.steps.arms import import_path
 from ratchet.judge.verdict import EmulatedCase, Evidence
 from ratchet.problems.problem import Problem
 
-WORKER: Final = "ratchet.judge.estimates.worker"
+WORKER: Final = "ratchet.judge.emulator.estimates.worker"
 NAME: Final = "estimated_speedup"
 WORDS: Final = "of lower bounds, not timed"
 SHARE: Final = 0.6
-"""Of the time left, what compiling references may take; the static profile comes after it."""
+"""Share of the time left for compiling references; the static profile follows."""
 LEAST_S: Final = 3.0
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class ReferenceWork:
-    """What the reference's kernels did in one call, or why that is not known."""
+    """The counts of the reference's kernels in one call, or why they are unknown."""
 
     told: Mapping[str, Any] | None = None
     missing: str = ""
 
 
 class CompiledReferences:
-    """The references that were compiled, by problem and target; they are kept between verdicts."""
+    """Compiled references by problem and target, kept between verdicts."""
 
     def __init__(self) -> None:
         self._known: dict[tuple[str, str, str], ReferenceWork] = {}
@@ -46,7 +46,7 @@ class CompiledReferences:
     def compared(
         self, cases: Sequence[EmulatedCase], problem: Problem, clock: Clock
     ) -> list[EmulatedCase]:
-        """Return the cases with the reference's bound beside their own, or why it is missing.
+        """Return the cases with the reference's bound, or why it is missing.
 
         It never raises for what the reference or its compiler does.
         """
@@ -80,7 +80,7 @@ def _key(problem: Problem, case: EmulatedCase) -> tuple[str, str, str]:
 def _works(
     cases: Sequence[EmulatedCase], problem: Problem, limit: Clock
 ) -> Iterator[tuple[EmulatedCase, ReferenceWork]]:
-    """Ask a new process about each case. Raises JudgeError where it dies or takes too long."""
+    """Ask a new process about each case. Raises JudgeError if it dies or takes too long."""
     target = cases[0].target
     places = {one.name: place for place, one in enumerate(problem.cases)}
     own = {"RATCHET_IMPORT_PATH": import_path(), **arm_environment(1)}
@@ -114,7 +114,7 @@ def _command(channel: int) -> list[str]:
 
 
 def said(cases: Sequence[EmulatedCase]) -> list[Evidence]:
-    """Return one line for each case, or one in all where no case has an estimate."""
+    """Return one line for each case, or a single line if no case has an estimate."""
     if cases and not any(one.estimated_speedup for one in cases):
         why = next((one.no_estimate for one in cases if one.no_estimate), "no kernel was emulated")
         return [Evidence(check=NAME, passed=None, detail=f"no estimate: {why}")]
@@ -124,7 +124,7 @@ def said(cases: Sequence[EmulatedCase]) -> list[Evidence]:
 
 
 def in_words(case: EmulatedCase) -> str:
-    """Return the ratio of one case and what it is made of, or why there is none."""
+    """Return the ratio of one case and its parts, or why there is none."""
     if case.estimated_speedup is None:
         return f"no estimate: {case.no_estimate or 'a bound is missing'}"
     own, reference = case.bounds[0], case.reference_bounds[0]

@@ -35,7 +35,7 @@ LDS_BYTES_PER_CYCLE: Final = 128
 SHOWN_SHARE, SHOWN_OFF = 0.01, 0.2
 MATRIX: Final = ("v_mfma_", "v_smfmac_", "v_wmma_", "v_swmmac_")
 DUAL: Final = "v_dual_"
-"""Each of the two operations of one instruction is counted under its own name."""
+"""Prefix of each of the two operations of one instruction, counted under their own names."""
 
 
 def matrix_cycles(target: str) -> dict[str, int]:
@@ -45,7 +45,7 @@ def matrix_cycles(target: str) -> dict[str, int]:
 
 
 def hottest(kernel: EmulatedKernel, source: str, count: int = 3) -> list[str]:
-    """Return a line in words for each of the hottest lines, with its text from `source`."""
+    """Return a sentence for each of the hottest lines, with its text from `source`."""
     cycles = max(1, sum(one.cycles for one in kernel.lines))
     lines_64 = max(1, sum(one.lines_64 for one in kernel.lines))
     texts = source.splitlines()
@@ -67,7 +67,7 @@ def hottest(kernel: EmulatedKernel, source: str, count: int = 3) -> list[str]:
 
 
 def estimate(case: str, target: str, kernels: Sequence[EmulatedKernel]) -> EmulatedCase:
-    """The bound of one case on each device of the catalogue that has the target's machine code."""
+    """Return the bound of one case on each device of the catalogue that runs the target's code."""
     devices = [
         one
         for one in catalogue.load().devices.values()
@@ -120,7 +120,7 @@ def _matrix_cycles(kernel: EmulatedKernel, target: str) -> int:
 
 
 def words(case: EmulatedCase) -> str:
-    """One line for a person: the bound on the first device, and what it is made of."""
+    """Return in one line the bound on the first device, and its parts."""
     lines = sum(one.lines_64 for one in case.kernels) * 64
     needed = sum(one.accessed_bytes for one in case.kernels)
     conflicts = sum(one.lds_conflicts for one in case.kernels)

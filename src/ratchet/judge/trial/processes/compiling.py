@@ -1,0 +1,261 @@
+"""Compile C++ kernels, each in a sandbox of its own, for this verdict or ahead of the next one.
+
+A library is known by its kernel's build hash (source and options), and its original never leaves
+the judge. Every verdict and every screened process gets a sealed copy, so no mark on a file (its
+position, mode or times) reaches the next. The compiler never runs while anything is timed.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import os
+from collections import OrderedDict
+from collections.abc import Callable
+from typing import Final
+
+from ratchet.base.process.time_limits import Clock
+from ratchet.judge.options import WITH_TORCH
+from ratchet.judge.sandbox import view
+from ratchet.judge.sandbox.isolation import has_namespaces, shows_own_files
+from ratchet.judge.sandbox.zygote import CandidateZygote
+from ratchet.judge.stage_result import CandidateFault
+from ratchet.judge.trial.processes.candidate import CandidateProcess
+from ratchet.judge.workers.memory.mapping import seal
+from ratchet.judge.workers.memory.packed_files import SEALS
+from ratchet.kernels.kernel import Kernel, Language
+from ratchet.kernels.languages.precompiled_headers import PrecompiledHeaders
+
+KEPT_BYTES: Final = 256 << 20
+"""Libraries beyond this are forgotten, the oldest first."""
+COMPILE_MEMORY_BYTES: Final = 8 << 30
+
+
+class KeptLibraries:
+    """Compiled libraries in sealed memory, by build hash."""
+
+    def __init__(self) -> None:
+        self._found: OrderedDict[str, int] = OrderedDict()
+
+    def __contains__(self, build_hash: str) -> bool:
+        return build_hash in self._found
+
+    def copy(self, build_hash: str) -> int | None:
+        """Return a sealed copy for the caller, or None; the library becomes the youngest."""
+        if build_hash not in self._found:
+            return None
+        self._found.move_to_end(build_hash)
+        return sealed_copy(self._found[build_hash])
+
+    def keep(self, build_hash: str, library: int) -> None:
+        """Keep a copy of a library, and forget the oldest beyond KEPT_BYTES."""
+        if build_hash not in self._found:
+            self._found[build_hash] = sealed_copy(library)
+        sizes = {name: os.fstat(one).st_size for name, one in self._found.items()}
+        total = sum(sizes.values())
+        while total > KEPT_BYTES and len(self._found) > 1:
+            name, descriptor = self._found.popitem(last=False)
+            os.close(descriptor)
+            total -= sizes[name]
+
+    def close(self) -> None:
+        """Forget all libraries."""
+        while self._found:
+            os.close(self._found.popitem()[1])
+
+
+class Toolchain:
+    """What a judge keeps between verdicts: zygotes, precompiled headers, and libraries.
+
+    Compilers and compiled kernels have a zygote each: a compiler sees the precompiled headers in
+    the user's cache, a kernel does not.
+    """
+
+    def __init__(self, *, threads: int) -> None:
+        self._threads = threads
+        self.zygotes: dict[str, CandidateZygote] = {}
+        self.kept = KeptLibraries()
+        self.headers = PrecompiledHeaders()
+
+    def compilers(self) -> CandidateZygote | None:
+        """Return the zygote of compilers; None if each starts anew."""
+        return self._zygote("compilers", self._start_compilers)
+
+    def kernels(self, language: Language) -> CandidateZygote | None:
+        """Return the zygote of candidates in a language; None if each starts anew."""
+        if language == "cpp":
+            return self._zygote("cpp", lambda: self._start(view.compiler_folders()))
+        if language in WITH_TORCH:
+            return self._zygote("torch", lambda: CandidateZygote(threads=self._threads))
+        return None
+
+    def close(self) -> None:
+        """End the zygotes and forget the libraries."""
+        self.kept.close()
+        while self.zygotes:
+            self.zygotes.popitem()[1].close()
+
+    def _zygote(self, name: str, start: Callable[[], CandidateZygote]) -> CandidateZygote | None:
+        """Start a zygote anew if it died; one that was never able to fork is kept as it is."""
+        if not has_namespaces():
+            return None
+        found = self.zygotes.get(name)
+        if found is not None and found.has_ended and found.able:
+            found.close()
+            found = None
+        if found is None:
+            found = self.zygotes[name] = start()
+        return found
+
+    def _start_compilers(self) -> CandidateZygote:
+        shared = PrecompiledHeaders.shared_folder()
+        self.headers = PrecompiledHeaders(shared)
+        return self._start([*view.compiler_folders(), *([] if shared is None else [str(shared)])])
+
+    def _start(self, folders: list[str]) -> CandidateZygote:
+        return CandidateZygote(threads=self._threads, with_torch=False, folders=folders)
+
+
+def sealed_copy(library: int) -> int:
+    """Copy a sealed library into sealed memory of its own."""
+    copy = os.memfd_create("ratchet-kernel", os.MFD_CLOEXEC | os.MFD_ALLOW_SEALING)
+    try:
+        offset, size = 0, os.fstat(library).st_size
+        while offset < size:
+            offset += os.sendfile(copy, library, offset, size - offset)
+        seal(copy, SEALS)
+    except BaseException:
+        os.close(copy)
+        raise
+    return copy
+
+
+class Library:
+    """The compiled library of a kernel, fetched on demand; None for kernels in Python."""
+
+    def __init__(
+        self,
+        kernel: Kernel,
+        *,
+        threads: int,
+        clock: Clock,
+        tools: Toolchain,
+    ) -> None:
+        """Start its compiler, if the language has one and the library is not kept."""
+        self.kernel = kernel
+        self._tools = tools
+        self._descriptor: int | None = None
+        self._process: CandidateProcess | None = None
+        if kernel.language == "cpp":
+            self._descriptor = tools.kept.copy(kernel.build_hash)
+        if kernel.language == "cpp" and self._descriptor is None:
+            zygote = tools.compilers()  # which may find other headers
+            headers = tools.headers.folder_for(kernel.source) if shows_own_files() else None
+            self._process = CandidateProcess(
+                kernel,
+                threads=threads,
+                memory_bytes=COMPILE_MEMORY_BYTES,
+                clock=clock,
+                headers=headers,
+                zygote=zygote,
+            )
+            try:
+                self._process.start_compiling(kernel)
+            except BaseException:
+                self.close()
+                raise
+
+    def __enter__(self) -> Library:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.close()
+
+    def fetch(self) -> int | None:
+        """Return a descriptor of the sealed library; wait for the compiler the first time.
+
+        The library is kept for later. Raises CandidateFault if it does not compile in time.
+        """
+        if self._process is not None:
+            self._descriptor = self._process.library()
+            self._process.close()
+            self._process = None
+            self._tools.kept.keep(self.kernel.build_hash, self._descriptor)
+        return self._descriptor
+
+    @property
+    def process(self) -> CandidateProcess | None:
+        """The compiler's process, until its library is fetched."""
+        return self._process
+
+    def close(self) -> None:
+        """End the compiler's process and forget the library."""
+        if self._process is not None:
+            self._process.close()
+            self._process = None
+        if self._descriptor is not None:
+            os.close(self._descriptor)
+            self._descriptor = None
+
+    def run_under(self, clock: Clock) -> None:
+        """Limit the compiler by this clock from now on."""
+        if self._process is not None:
+            self._process.run_under(clock)
+
+    def pause(self) -> None:
+        """Stop the compiler. Raises CandidateFault if its process does not stop."""
+        if self._process is not None:
+            self._process.pause()
+
+    def resume(self) -> None:
+        """Let the compiler go on."""
+        if self._process is not None:
+            self._process.resume()
+
+
+class NextLibrary:
+    """The library of the kernel that is judged next, if its compiler was started already."""
+
+    def __init__(self, tools: Toolchain) -> None:
+        self._library: Library | None = None
+        self._tools = tools
+
+    def take(self, kernel: Kernel, then: Kernel | None, *, threads: int, clock: Clock) -> Library:
+        """Return this kernel's library for the caller: the one begun, or a new one.
+
+        With a new one, that of `then` is begun too: two compilers share the cores, and every other
+        verdict finds its library ready. A start that fails is left to its own verdict.
+        """
+        library, self._library = self._library, None
+        if library is not None and library.kernel == kernel:
+            library.run_under(clock)
+            return library
+        if library is not None:
+            library.close()
+        library = Library(kernel, threads=threads, clock=clock, tools=self._tools)
+        if then is not None:
+            with contextlib.suppress(CandidateFault, OSError):
+                self._library = Library(
+                    then, threads=threads, clock=clock.anew(), tools=self._tools
+                )
+        return library
+
+    def pause(self) -> None:
+        """Stop the compiler; end one that does not stop, since its kernel's turn comes."""
+        self._tell("pause")
+
+    def resume(self) -> None:
+        """Let the compiler go on."""
+        self._tell("resume")
+
+    def close(self) -> None:
+        """End the compiler."""
+        if self._library is not None:
+            self._library.close()
+            self._library = None
+
+    def _tell(self, what: str) -> None:
+        if self._library is not None:
+            try:
+                getattr(self._library, what)()
+            except CandidateFault:
+                self.close()

@@ -1,0 +1,152 @@
+"""Kernels for a GPU that is not here: run in Triton's interpreter or emulated, and never timed."""
+
+from __future__ import annotations
+
+import contextlib
+import importlib.util
+import os
+from collections.abc import Iterator, Sequence
+from dataclasses import replace
+
+from ratchet.base.errors import KernelError
+from ratchet.base.process.child import ChildFailure
+from ratchet.base.process.time_limits import Clock
+from ratchet.judge.emulator.build import compiled_machine
+from ratchet.judge.emulator.estimates.bound import estimate, hottest, matrix_cycles, words
+from ratchet.judge.emulator.estimates.counts import read_told
+from ratchet.judge.emulator.hip_build import HipBuild, build_hip
+from ratchet.judge.integrity.library_ops import CaseCensus
+from ratchet.judge.stage_result import Decided, fault
+from ratchet.judge.static_profile.tools import TOO_OLD, find_tool
+from ratchet.judge.verdict import EmulatedCase, Evidence
+from ratchet.judge.workers.memory.mapping import seal
+from ratchet.judge.workers.memory.packed_files import SEALS
+from ratchet.kernels.kernel import Kernel
+from ratchet.problems.problem import Problem
+
+INTERPRETED = """\
+from ratchet.judge.workers.candidate.triton_source import load_interpreted
+
+{entry} = load_interpreted({source!r}, {entry!r})
+"""
+EMULATED = """\
+from ratchet.judge.emulator.loading import load_emulated
+
+{entry} = load_emulated({source!r}, {entry!r}, {target!r}, matrix_cycles={cycles!r})
+"""
+EMULATED_HIP = """\
+from ratchet.judge.emulator.hip_loading import load_hip
+
+{entry} = load_hip({assembly!r}, {host!r}, {entry!r}, matrix_cycles={cycles!r})
+"""
+RIGHT = "right on every case in Triton's interpreter; its speed was not measured: there is no GPU"
+INTERPRETER = "in Triton's interpreter"
+NOT_INTERPRETED = ("NotImplementedError",)
+NOT_EMULATED = ("not emulated", "too large to be emulated", "cannot be emulated")
+"""Words of a failure that is the interpreter's or the emulator's, and not the kernel's."""
+NO_TRITON = "triton is not installed: pip install triton==3.7.1"
+
+
+def small_cases(problem: Problem) -> Problem:
+    """Return the problem at tier `ci` if it has such cases: these runs are a thousand times slower.
+
+    A problem without them is kept whole.
+    """
+    has_small = any(case.tier == "ci" and not case.hidden for case in problem.cases)
+    return problem.at("ci") if has_small else problem
+
+
+def without_blame(decided: Decided, where: str) -> Decided:
+    """Call a kernel unmeasured if it only exceeds what can run there, or the time limit."""
+    limits = NOT_INTERPRETED if where == INTERPRETER else NOT_EMULATED
+    beyond = decided.status == "crashed" and any(words in decided.reason for words in limits)
+    if decided.status == "timed_out" or beyond:
+        return replace(decided, status="unmeasured", reason=f"{where}: {decided.reason}")
+    return decided
+
+
+def interpreted(kernel: Kernel) -> Kernel | Decided:
+    """Return the kernel as one in torch whose launches run in Triton's interpreter."""
+    if importlib.util.find_spec("triton") is None:
+        return Decided("unmeasured", NO_TRITON)
+    source = INTERPRETED.format(entry=kernel.entry, source=kernel.source)
+    return replace(kernel, language="torch", source=source)
+
+
+def emulated(kernel: Kernel, target: str, clock: Clock) -> Kernel | Decided:
+    """Return the kernel as one in torch whose launches are emulated."""
+    cycles = matrix_cycles(target)
+    if kernel.language == "hip":
+        found = _built(kernel, target, clock)
+        if isinstance(found, Decided):
+            return found
+        source = EMULATED_HIP.format(
+            entry=kernel.entry, assembly=found.assembly, host=found.host, cycles=cycles
+        )
+    elif kernel.language != "triton":
+        reason = f"kernels in {kernel.language} are not emulated: give one in Triton or HIP"
+        return Decided("unmeasured", reason)
+    elif importlib.util.find_spec("triton") is None:
+        return Decided("unmeasured", NO_TRITON)
+    else:
+        names = {"entry": kernel.entry, "source": kernel.source, "target": target}
+        source = EMULATED.format(**names, cycles=cycles)
+    return replace(kernel, language="torch", source=source)
+
+
+def _built(kernel: Kernel, target: str, clock: Clock) -> HipBuild | Decided:
+    try:
+        return build_hip(kernel, target, clock)
+    except KernelError as error:
+        missing = find_tool("clang") is None or TOO_OLD in str(error)
+        return Decided("unmeasured" if missing else "refused", str(error))
+    except ChildFailure as error:
+        return Decided("refused", f"the source does not compile: {error}")
+
+
+@contextlib.contextmanager
+def sealed_machine(target: str) -> Iterator[int]:
+    """Yield a descriptor of the compiled emulator, which a candidate cannot change."""
+    descriptor = os.memfd_create("emulator", os.MFD_CLOEXEC | os.MFD_ALLOW_SEALING)
+    try:
+        os.write(descriptor, compiled_machine(target).read_bytes())
+        seal(descriptor, SEALS)
+        yield descriptor
+    finally:
+        os.close(descriptor)
+
+
+def estimates(problem: Problem, target: str, censuses: Sequence[CaseCensus]) -> list[EmulatedCase]:
+    """Return the counts of one call on each visible case. Raises CandidateFault for nonsense."""
+    found: list[EmulatedCase] = []
+    for case, census in zip(problem.cases, censuses, strict=False):
+        if case.hidden:
+            continue
+        try:
+            found.append(
+                estimate(case.name, target, read_told(census.emulated, target, shown=not found))
+            )
+        except (ValueError, TypeError) as error:
+            raise fault("crashed", "the candidate's process answered nonsense") from error
+    return found
+
+
+def right_on(target: str, cases: Sequence[EmulatedCase], source: str) -> Decided:
+    """Return the answer on a kernel that passed every case: at most `correct`."""
+    detail = f"every launch ran as {target}'s machine code in the emulator; no GPU took part"
+    evidence = [Evidence(check="emulated", passed=True, detail=detail)]
+    evidence += [
+        Evidence(check=f"estimated, {one.case}", passed=None, detail=words(one))
+        for one in cases
+        if one.kernels
+    ]
+    evidence += [
+        Evidence(check=f"hottest lines, {kernel.name}", passed=None, detail="; ".join(lines))
+        for one in cases[:1]
+        for kernel in one.kernels
+        if (lines := hottest(kernel, source))
+    ]
+    reason = (
+        f"right on every case as machine code of {target}, emulated; its speed was not measured"
+    )
+    return Decided("correct", reason, tuple(evidence))

@@ -1,0 +1,56 @@
+"""The places of a batch's tensors: what either arm knows before the clock starts. No values."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, fields
+from typing import Any, Final, NamedTuple
+
+INPUTS, IN_PLACE, OUTPUTS = 0, 1, 2
+"""Regions of a batch: what a kernel may only read, what it changes, and what it writes."""
+NAMES: Final = ("inputs", "in-place", "outputs")
+
+
+class Slot(NamedTuple):
+    """The place of one tensor of one call."""
+
+    region: int
+    offset: int
+    dtype: int
+    """Its code in `problems.dtypes`."""
+    size: Sequence[int]
+    stride: Sequence[int]
+
+
+@dataclass(frozen=True, kw_only=True)
+class BatchLayout:
+    """The layout of a batch of calls."""
+
+    calls: Sequence[Sequence[Slot]]
+    input_count: int = 0
+    region_bytes: Sequence[int] = ()
+    slack_pages: Sequence[int] = ()
+    scalars: Sequence[float] = ()
+    writable_inputs: bool = False
+
+    @staticmethod
+    def of(message: Mapping[str, Any]) -> BatchLayout:
+        """Read a layout out of a message."""
+        calls = [[Slot(*slot) for slot in call] for call in message["calls"]]
+        return BatchLayout(**{**message, "calls": calls})
+
+    def as_json(self) -> dict[str, Any]:
+        """Return the fields by name, for a message."""
+        return {one.name: getattr(self, one.name) for one in fields(self)}
+
+    def answers(self, call: int) -> list[Slot]:
+        """Return the slots of a call's answers: tensors that it changes, then outputs."""
+        slots, count = self.calls[call], self.input_count
+        return [*(slot for slot in slots[:count] if slot.region == IN_PLACE), *slots[count:]]
+
+
+def span(size: Sequence[int], stride: Sequence[int]) -> int:
+    """Return the number of elements from the first to the last of a tensor, gaps included."""
+    if 0 in size:
+        return 0
+    return 1 + sum((extent - 1) * step for extent, step in zip(size, stride, strict=True))
