@@ -16,7 +16,7 @@ if TYPE_CHECKING:
     from ratchet.learn.config import LearnConfig
     from ratchet.learn.corpus import Corpus
     from ratchet.learn.models import Policy
-    from ratchet.learn.result import LearnReport
+    from ratchet.learn.report import LearnReport
     from ratchet.learn.rollouts import Rollouts
     from ratchet.learn.stages import StageResult
     from ratchet.learn.tasks import LearnTask
@@ -38,7 +38,7 @@ def opened(
     check_place(out)
     found = read_corpus(corpus or out.parent / "corpus")
     check_out(out)
-    from ratchet.learn.files import refresh_page
+    from ratchet.learn.report import refresh_page
     from ratchet.report.learn_page import render_learn_page
     from ratchet.report.learn_progress import told
 
@@ -68,7 +68,7 @@ def _report(
     parameters: int | None = None,
 ) -> LearnReport:
     from ratchet.cli.write import _command
-    from ratchet.learn.result import LearnReport
+    from ratchet.learn.report import LearnReport
 
     return LearnReport(
         title=f"learn {stage}",
@@ -87,7 +87,7 @@ def show_parameters(count: int) -> str:
 
 def finish(done: StageResult, config: LearnConfig, out: Path, as_json: bool) -> None:
     from ratchet.learn.checkpoint import read_curve
-    from ratchet.learn.files import write_report
+    from ratchet.learn.report import write_report
     from ratchet.report.learn_page import render_learn_page
 
     stage, trained = done.policy.card.stage, done.trained

@@ -15,23 +15,20 @@ from typing import Any, Final
 
 import msgspec
 
-from ratchet.authors.knowledge.index import index_path, open_index
-from ratchet.base.errors import LearnError, WorkloadError
+from ratchet.base.errors import LearnError
 from ratchet.base.files import write_whole
 from ratchet.learn.checkpoint import check_out
-from ratchet.learn.datasets import dataset_documents
+from ratchet.learn.documents import documents
 from ratchet.learn.languages import AnswerLanguage, schedule_text
-from ratchet.learn.loops import loop_summary
+from ratchet.learn.problem_facts import loop_summary
 from ratchet.learn.rewards import SCATTER, advantages
 from ratchet.learn.tasks import LearnTask, by_family
 from ratchet.ledger.store import Ledger
 from ratchet.ledger.tables import Fingerprint
-from ratchet.workloads.text import file_text, standard_library_text
 
 EXAMPLES, TEXT, CARD = "examples.jsonl", "replay.jsonl", "card.json"
 HELD_OUT: Final = 0.1
 """Share of the replayed documents that is held out, to measure forgetting on."""
-TEXT_BYTES: Final = 2_000_000
 NEAR_BEST: Final = 0.95
 """Sources within this share of a problem's best count as its best."""
 COMPARED: Final = 4
@@ -40,7 +37,6 @@ KNOWN_WELL: Final = 0.25
 """Share of the problems whose judged kernels can be compared from which on these alone are taught:
 schedules drawn at random would teach slow ones again."""
 FAILED: Final = ("wrong", "crashed", "timed_out", "refused", "cheating")
-SUFFIXES: Final = frozenset({".txt", ".md", ".rst", ".py", ".cpp", ".hip", ".cu", ".h", ".hpp"})
 
 
 class TaughtAnswer(msgspec.Struct, frozen=True, kw_only=True):
@@ -130,13 +126,13 @@ def build_corpus(
             "the corpus has no answer to learn: the ledger holds no proven kernel of these "
             "problems; run ratchet write on some first, or learn the language schedule"
         )
-    documents = list(dict.fromkeys(_documents(texts, datasets, ledger)))
-    random.Random(f"{seed} documents").shuffle(documents)
-    held = max(1, round(HELD_OUT * len(documents)))
-    if len(documents) < 2:
+    pieces = list(dict.fromkeys(documents(texts, datasets, ledger)))
+    random.Random(f"{seed} documents").shuffle(pieces)
+    held = max(1, round(HELD_OUT * len(pieces)))
+    if len(pieces) < 2:
         raise LearnError("the replay text is one document: give a folder of several with --text")
     # What is held out stays the same while the ledger, and so the failures, grow.
-    text, held_out = (*documents[held:], *dict.fromkeys(failures)), tuple(documents[:held])
+    text, held_out = (*pieces[held:], *dict.fromkeys(failures)), tuple(pieces[:held])
     hashes = {
         "examples": _digest(msgspec.json.encode(examples)),
         "text": _digest("\0".join(text).encode()),
@@ -309,34 +305,6 @@ def _failures(task: LearnTask, rows: Iterable[dict[str, Any]]) -> list[str]:
                 f"{row['reason']} {evidence}"[:2000]
             )
     return found
-
-
-def _documents(
-    texts: Sequence[Path], datasets: Sequence[str], ledger: Ledger | None
-) -> Iterator[str]:
-    """Yield the documents of files, folders and datasets.
-
-    Without any, those of `ratchet knowledge add`, the notes that ship and Python's sources.
-    """
-    for name in datasets:
-        yield from dataset_documents(name, TEXT_BYTES)
-    if not texts and not datasets:
-        with open_index(index_path(None if ledger is None else ledger.engine.url)) as index:
-            yield from index.texts()
-        whole = standard_library_text(TEXT_BYTES)
-        yield from (whole[at : at + 20_000] for at in range(0, len(whole), 20_000))
-        return
-    for place in texts:
-        files = [place]
-        if place.is_dir():
-            files = sorted(one for one in place.rglob("*") if one.suffix in SUFFIXES)
-        for path in files:
-            try:
-                text = file_text(path)
-            except WorkloadError as error:
-                raise LearnError(str(error)) from error
-            if text.strip():
-                yield from (text[at : at + 20_000] for at in range(0, len(text), 20_000))
 
 
 def _number(value: object) -> float:

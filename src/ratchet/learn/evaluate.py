@@ -7,7 +7,6 @@ import random
 import statistics
 import time
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
 from typing import Final
 
 import msgspec
@@ -19,8 +18,7 @@ from ratchet.learn.grpo import is_fast, read_candidate
 from ratchet.learn.languages import language_of
 from ratchet.learn.models import Policy
 from ratchet.learn.rewards import reward_of
-from ratchet.learn.rollouts import Rollouts, TransformersRollouts
-from ratchet.learn.sampling import DrawRequest
+from ratchet.learn.rollouts import Rollouts
 from ratchet.learn.tasks import LearnTask
 from ratchet.measure.quantiles import t_quantile
 
@@ -65,29 +63,28 @@ class Evaluation(msgspec.Struct, frozen=True, kw_only=True):
     problems: tuple[ProblemScore, ...]
 
 
-@dataclass(frozen=True, kw_only=True, slots=True)
-class Wanted:
-    """The settings of an evaluation."""
-
-    answers: int = 6
-    """To each problem."""
-    seed: int = 0
-
-
 def evaluate(
-    draw: Drawer, tasks: Sequence[LearnTask], bench: Bench, config: LearnConfig, wanted: Wanted
+    draw: Drawer,
+    tasks: Sequence[LearnTask],
+    bench: Bench,
+    config: LearnConfig,
+    *,
+    answers: int = 6,
+    seed: int = 0,
 ) -> Evaluation:
-    """Return how good a drawer's answers to these problems are. Unmeasured ones do not count."""
+    """Return how good a drawer's `answers` to each of these problems are.
+
+    Answers that could not be measured do not count.
+    """
     before = bench.judged
     scores = []
     for task in tasks:
-        candidates = draw(task, wanted.answers, wanted.seed)
-        outcomes = judge_answers(bench, task, candidates)
+        outcomes = judge_answers(bench, task, draw(task, answers, seed))
         score = _score(task, outcomes, config)
         if score is not None:
             scores.append(score)
-    fast = _interval([one.fast for one in scores], wanted.seed)
-    reward = _interval([one.reward for one in scores], wanted.seed)
+    fast = _interval([one.fast for one in scores], seed)
+    reward = _interval([one.reward for one in scores], seed)
     return Evaluation(
         answers=sum(one.answers for one in scores),
         valid=_mean([one.valid for one in scores]),
@@ -157,17 +154,11 @@ def policy_drawer(
 ) -> Drawer:
     """Return what draws a policy's answers, with transformers unless `rollouts` is given."""
     language = language_of(policy.card.answers, policy.card.language)
-    engine = rollouts or TransformersRollouts()
+    engine = rollouts or Rollouts()
 
     def draw(task: LearnTask, count: int, seed: int) -> list[PolicyKernel | None]:
-        request = DrawRequest(
-            prompt=language.prompt(task),
-            count=count,
-            most_tokens=language.most_tokens,
-            temperature=temperature,
-            seed=random.Random(f"{seed} {task.key}").getrandbits(31),
-            choices=language.choices(task),
-        )
+        own = random.Random(f"{seed} {task.key}").getrandbits(31)
+        request = language.request(task, count, temperature=temperature, seed=own)
         (found,) = engine.draw(policy.model, policy.tokenizer, [request])
         return [read_candidate(language, task, one.text) for one in found]
 

@@ -23,10 +23,10 @@ from ratchet.learn.config import LearnConfig
 from ratchet.learn.languages import AnswerLanguage
 from ratchet.learn.objectives import SkillTest
 from ratchet.learn.rewards import advantages, credits, is_dead, is_jump, noise_of, reward_of, shared
-from ratchet.learn.rollouts import Rollouts, TransformersRollouts
+from ratchet.learn.rollouts import Rollouts
 from ratchet.learn.sampling import DrawRequest, Sampled, answer_logs, drawn_logs
 from ratchet.learn.tasks import LearnTask
-from ratchet.learn.training import StepWork
+from ratchet.learn.training import Objective, StepWork
 
 ADAPTER: Final = "disable_adapter"
 """What LoRA's models have: without the adapter they are the policy that GRPO began with."""
@@ -41,23 +41,6 @@ SUSPECTS: Final = 3
 
 class NoReward(LearnError):
     """A whole epoch brought no reward."""
-
-
-class Judging:
-    """Has a bench answer in one thread of its own, since the judge's processes are a thread's."""
-
-    def __init__(self, bench: Bench, pool: ThreadPoolExecutor) -> None:
-        self.bench, self._pool = bench, pool
-
-    def ask(
-        self, task: LearnTask, candidates: Sequence[PolicyKernel | None]
-    ) -> Future[list[JudgeOutcome]]:
-        """Return the outcomes to come."""
-        return self._pool.submit(judge_answers, self.bench, task, candidates)
-
-    def in_full(self, task: LearnTask, candidate: PolicyKernel) -> str:
-        """Return the status of a full verdict."""
-        return self._pool.submit(self.bench.in_full, task, candidate.kernel).result()
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -84,7 +67,7 @@ class Draft:
     future: Future[list[JudgeOutcome]]
 
 
-class Reinforcement:
+class Reinforcement(Objective):
     """The objective of GRPO."""
 
     stage = "grpo"
@@ -96,22 +79,23 @@ class Reinforcement:
         tokenizer: Any,
         tasks: Sequence[LearnTask],
         language: AnswerLanguage,
-        judging: Judging,
+        bench: Bench,
         config: LearnConfig,
         *,
+        pool: ThreadPoolExecutor,
         skills: SkillTest | None = None,
         deadline: float | None = None,
         rollouts: Rollouts | None = None,
     ) -> None:
-        """After `deadline`, on the clock of `time.monotonic`, no group is drawn again.
+        """`pool`: the bench answers in its threads, while the next group is drawn.
 
-        `rollouts` draws the answers; by default transformers does.
+        After `deadline`, on the clock of `time.monotonic`, no group is drawn again.
         """
         if not tasks:
             raise LearnError("there is no problem to train on: name other families")
         self._tokenizer, self._tasks, self._language = tokenizer, list(tasks), language
-        self._judging, self._config, self._skills = judging, config, skills
-        self._rollouts = rollouts or TransformersRollouts()
+        self._bench, self._pool, self._config, self._skills = bench, pool, config, skills
+        self._rollouts = rollouts or Rollouts()
         self._deadline = math.inf if deadline is None else deadline
         with_copy = config.kl > 0 and not hasattr(model, ADAPTER)
         self._start = _frozen(model) if with_copy else None
@@ -247,18 +231,17 @@ class Reinforcement:
     def _request(
         self, task: LearnTask, prompt: str, count: int, attempt: int, place: str
     ) -> DrawRequest:
-        return DrawRequest(
+        return self._language.request(
+            task,
+            count,
             prompt=prompt,
-            count=count,
-            most_tokens=self._language.most_tokens,
             temperature=self._config.temperature * HOTTER**attempt,
             seed=random.Random(place).getrandbits(31),
-            choices=self._language.choices(task),
         )
 
     def _asked(self, task: LearnTask, answers: list[Sampled]) -> Draft:
         candidates = [read_candidate(self._language, task, one.text) for one in answers]
-        future = self._judging.ask(task, candidates)
+        future = self._pool.submit(judge_answers, self._bench, task, candidates)
         return Draft(answers=answers, candidates=candidates, future=future)
 
     def _judged(self, task: LearnTask, drafts: Sequence[Draft]) -> list[Group]:
@@ -299,7 +282,7 @@ class Reinforcement:
             "fast": sum(is_fast(one) for one in outcomes) / count,
             "dead": self.dead,
             "resampled": self.resampled,
-            "judged": self._judging.bench.judged,
+            "judged": self._bench.judged,
         }
 
     def _watch(self, groups: Sequence[Group], mean: float, step: int) -> None:
@@ -314,7 +297,7 @@ class Reinforcement:
             pairs.sort(key=lambda one: -one[0])
             suspects = {one.kernel.hash: (task, one) for _, task, one in pairs}
             said = [
-                (one.kernel.hash[:12], task.name, self._judging.in_full(task, one))
+                (one.kernel.hash[:12], task.name, self._bench.in_full(task, one.kernel))
                 for task, one in list(suspects.values())[:SUSPECTS]
             ]
             words = ", ".join(f"{key} for {name}: {status}" for key, name, status in said)

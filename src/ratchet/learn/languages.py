@@ -6,17 +6,19 @@ answer that says anything else is invalid: it is never repaired.
 
 from __future__ import annotations
 
+import abc
 import random
 import re
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Final, Literal, Protocol
+from typing import TYPE_CHECKING, Final, Literal
 
 from ratchet.authors.author import Schedule
 from ratchet.authors.generator.schedule import OPTIONS
 from ratchet.authors.generator.triton.schedule import TILE_OPTIONS
 from ratchet.kernels.kernel import Kernel, Language
-from ratchet.learn.loops import blurred, loop_summary
+from ratchet.learn.problem_facts import blurred, loop_summary
+from ratchet.learn.sampling import DrawRequest
 from ratchet.learn.tasks import LearnTask
 
 if TYPE_CHECKING:
@@ -30,23 +32,24 @@ _PAIR: Final = re.compile(r"([a-z_]+)=([a-z0-9]+);")
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class PolicyAnswer:
-    """A kernel that a policy wrote; `why` says what is wrong where there is none."""
+    """A kernel that a policy wrote; `why` says what is wrong if there is none."""
 
     kernel: Kernel | None
     schedule: Schedule = ()
     why: str = ""
 
 
-class AnswerLanguage(Protocol):
+class AnswerLanguage(abc.ABC):
     """A way to put a problem to a model, and to read its answer."""
 
     name: str
     most_tokens: int
 
+    @abc.abstractmethod
     def prompt(self, task: LearnTask) -> str:
         """Return the text that a model continues."""
-        ...
 
+    @abc.abstractmethod
     def again(
         self, task: LearnTask, answer: str, said: str, *, right: bool, prompt: str = ""
     ) -> str:
@@ -54,19 +57,37 @@ class AnswerLanguage(Protocol):
 
         `prompt`: the first one, if it was blurred.
         """
-        ...
+
+    @abc.abstractmethod
+    def read(self, task: LearnTask, answer: str) -> PolicyAnswer:
+        """Return the kernel of an answer, or why it holds none."""
 
     def blurred(self, prompt: str, share: float, source: random.Random) -> str:
         """Return a prompt that says a little less, and less exactly, to teach with."""
-        ...
-
-    def read(self, task: LearnTask, answer: str) -> PolicyAnswer:
-        """Return the kernel of an answer, or why it holds none."""
-        ...
+        return prompt
 
     def choices(self, task: LearnTask) -> Sequence[Sequence[str]]:
         """Return the words that may stand at each place of an answer; none if any text may."""
-        ...
+        return ()
+
+    def request(
+        self,
+        task: LearnTask,
+        count: int,
+        *,
+        prompt: str = "",
+        temperature: float = 1.0,
+        seed: int = 0,
+    ) -> DrawRequest:
+        """Return the request for `count` answers to a problem, or to another prompt about it."""
+        return DrawRequest(
+            prompt=prompt or self.prompt(task),
+            count=count,
+            most_tokens=self.most_tokens,
+            temperature=temperature,
+            seed=seed,
+            choices=self.choices(task),
+        )
 
 
 def choice_words() -> list[str]:
@@ -103,7 +124,7 @@ def read_schedule(text: str, options: dict[str, tuple[str, ...]]) -> Schedule | 
     return tuple(sorted(given.items()))
 
 
-class ScheduleLanguage:
+class ScheduleLanguage(AnswerLanguage):
     """Schedules of the generator: a token for each choice, or several by another tokenizer."""
 
     name = "schedule"
@@ -132,12 +153,11 @@ class ScheduleLanguage:
         return PolicyAnswer(kernel=task.space.kernel(schedule), schedule=schedule)
 
     def choices(self, task: LearnTask) -> Sequence[Sequence[str]]:
-        """Return the words of each choice of the problem's space, in an answer's order."""
         options = sorted(task.space.options.items())
         return [[f"{name}={one};" for one in values] for name, values in options]
 
 
-class SourceLanguage:
+class SourceLanguage(AnswerLanguage):
     """Whole kernels, asked for with the agent's own prompt."""
 
     name = "source"
@@ -162,10 +182,6 @@ class SourceLanguage:
         messages = agent_messages(task, self._language, tried, kind="improve" if right else "fix")
         return "\n".join(content for _, content in messages) + "\n"
 
-    def blurred(self, prompt: str, share: float, source: random.Random) -> str:
-        """Return the prompt as it is."""
-        return prompt
-
     def read(self, task: LearnTask, answer: str) -> PolicyAnswer:
         """Return the kernel of the answer's last fenced code block."""
         from ratchet.authors.agent.answer import Usable, read_answer
@@ -177,10 +193,6 @@ class SourceLanguage:
         if isinstance(found, Usable):
             return PolicyAnswer(kernel=found.kernel)
         return PolicyAnswer(kernel=None, why=found.why)
-
-    def choices(self, task: LearnTask) -> Sequence[Sequence[str]]:
-        """Return none: a source may say anything."""
-        return ()
 
 
 def agent_messages(

@@ -29,7 +29,6 @@ from ratchet.learn.emulated import open_bench
 from ratchet.learn.evaluate import (
     Drawer,
     Evaluation,
-    Wanted,
     evaluate,
     least_rise,
     policy_drawer,
@@ -39,9 +38,10 @@ from ratchet.learn.evaluate import (
 from ratchet.learn.grpo import NoReward
 from ratchet.learn.languages import language_of
 from ratchet.learn.models import Policy, load_policy, read_card
-from ratchet.learn.result import LearnReport, RoundRow
+from ratchet.learn.report import LearnReport, RoundRow
 from ratchet.learn.rollouts import Rollouts, open_rollouts
 from ratchet.learn.stages import (
+    Stage,
     StageResult,
     finished,
     grpo,
@@ -229,18 +229,7 @@ class Loop:
     def _first(self, base: Policy) -> None:
         began, before = self.spent_s, self._bench.judged
         corpus = self._corpus()
-        folder = self.out / "round-0" / "sft"
-        done = sft(
-            self._within("sft", steps=self.config.steps),
-            corpus,
-            self._start(),
-            base,
-            self._train,
-            folder,
-            deadline=self._until(FIRST["sft"] * self.options.budget_s),
-            follow=self._follow("round 0: sft"),
-            rollouts=self._rollouts,
-        )
+        done = self._sft(0, base, corpus, FIRST["sft"] * self.options.budget_s)
         found = self._evaluate(done.policy)
         self._keep(done, "the first policy", found, corpus, began, before, kept=True)
 
@@ -255,30 +244,20 @@ class Loop:
             # A loop that was killed within GRPO goes on from the policy that GRPO began with.
             taught = finished(folder / "sft", device=self.config.device)
         else:
-            taught = sft(
-                self._within("sft", steps=self.config.steps, number=number),
-                corpus,
-                self._start(),
-                base,
-                self._train,
-                folder / "sft",
-                deadline=self._until(share_s * EACH["sft"]),
-                follow=self._follow(f"round {number}: sft"),
-                rollouts=self._rollouts,
-            )
+            taught = self._sft(number, base, corpus, share_s * EACH["sft"])
+        stage = Stage(
+            self._within("grpo", steps=10_000, number=number, replay=self._replayed()),
+            corpus,
+            taught.policy,
+            base,
+            self._train,
+            folder / "grpo",
+            deadline=self._until(LAST * share_s - (self.spent_s - began) - self._eval_s),
+            follow=self._follow(f"round {number}: grpo"),
+            rollouts=self._rollouts,
+        )
         try:
-            done = grpo(
-                self._within("grpo", steps=10_000, number=number, replay=self._replayed()),
-                corpus,
-                taught.policy,
-                base,
-                self._train,
-                self._bench,
-                folder / "grpo",
-                deadline=self._until(LAST * share_s - (self.spent_s - began) - self._eval_s),
-                follow=self._follow(f"round {number}: grpo"),
-                rollouts=self._rollouts,
-            )
+            done = grpo(stage, self._bench)
         except NoReward as error:
             # GRPO has changed that model: take it as SFT wrote it.
             done = finished(folder / "sft", device=self.config.device)
@@ -298,10 +277,21 @@ class Loop:
             kept = True
         self._keep(done, why, found, corpus, began, before, kept=kept)
 
-    def _start(self) -> Policy:
-        """Return the base model once more, to train: what is forgotten is measured against it."""
-        folder, config = self.out / "base", self.config
-        return load_policy(folder, device=config.device, training=True, lora=config.lora)
+    def _sft(self, number: int, base: Policy, corpus: Corpus, seconds: float) -> StageResult:
+        """Teach the base model the corpus; what it forgets is measured against `base`."""
+        own, config = self.out / "base", self.config
+        stage = Stage(
+            self._within("sft", steps=config.steps, number=number),
+            corpus,
+            load_policy(own, device=config.device, training=True, lora=config.lora),
+            base,
+            self._train,
+            self.out / f"round-{number}" / "sft",
+            deadline=self._until(seconds),
+            follow=self._follow(f"round {number}: sft"),
+            rollouts=self._rollouts,
+        )
+        return sft(stage)
 
     def _moved_back(
         self, number: int, done: StageResult, base: Policy, corpus: Corpus
@@ -361,9 +351,15 @@ class Loop:
         """Return how good a policy is on the held-out problems, always the same ones."""
         self._say("evaluating on held-out problems")
         began = time.monotonic()
-        wanted = Wanted(answers=self._answers, seed=self.config.seed)
         draw = policy_drawer(policy, rollouts=self._rollouts)
-        found = evaluate(draw, self._unseen, self._bench, self.config, wanted)
+        found = evaluate(
+            draw,
+            self._unseen,
+            self._bench,
+            self.config,
+            answers=self._answers,
+            seed=self.config.seed,
+        )
         self._eval_s = time.monotonic() - began
         return found
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import gc
 import json
+from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Final
@@ -14,7 +15,7 @@ import torch
 from ratchet.base.errors import LearnError
 from ratchet.base.files import write_whole
 from ratchet.learn.config import SIZES, LearnConfig
-from ratchet.learn.tokens import check_tokenizer
+from ratchet.learn.languages import ANSWER, END, JUDGED, TASK, choice_words
 
 CARD: Final = "policy.json"
 LONGEST: Final = 1024
@@ -24,6 +25,11 @@ ONE_THREAD: Final = 5_000_000
 """Parameters below which a model gets one thread."""
 TRAINED_BYTES: Final = 16
 """Of a weight with its gradient and AdamW's two moments, in float32."""
+PAD: Final = "<pad>"
+PLAIN_CHAT: Final = "{% for one in messages %}{{ one['content'] }}\n{% endfor %}"
+"""Template of a tokenizer that has none: a server puts a chat as a policy is taught to read it."""
+SAMPLE_CHARACTERS: Final = 2_000_000
+"""Text that the tokenizer's merges are learned from."""
 
 
 class PolicyCard(msgspec.Struct, frozen=True, kw_only=True):
@@ -72,6 +78,49 @@ def fit_threads(model: Any) -> None:
     """
     if count_parameters(model) < ONE_THREAD and next(model.parameters()).device.type == "cpu":
         torch.set_num_threads(1)
+
+
+def train_tokenizer(texts: Sequence[str], size: int) -> Any:
+    """Return a tokenizer of `size` tokens for these texts and for every schedule."""
+    from tokenizers import Tokenizer, decoders, models, pre_tokenizers, trainers
+    from transformers import PreTrainedTokenizerFast
+
+    words = choice_words()
+    own = Tokenizer(models.BPE())
+    own.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
+    own.decoder = decoders.ByteLevel()
+    trainer = trainers.BpeTrainer(
+        vocab_size=size - len(words) - 5,
+        initial_alphabet=pre_tokenizers.ByteLevel.alphabet(),
+        show_progress=False,
+    )
+    own.train_from_iterator(_pieces(texts), trainer)
+    found = PreTrainedTokenizerFast(
+        tokenizer_object=own, eos_token=END, pad_token=PAD, padding_side="left"
+    )
+    found.chat_template = PLAIN_CHAT
+    found.add_tokens([TASK, ANSWER, JUDGED, *words])
+    return found
+
+
+def check_tokenizer(tokenizer: Any, model: Any, place: str) -> None:
+    """Raise a LearnError if a tokenizer has tokens that a model does not know."""
+    rows = model.get_input_embeddings().weight.shape[0]
+    if len(tokenizer) > rows:
+        raise LearnError(
+            f"the tokenizer of {place!r} has {len(tokenizer)} tokens and its model {rows}: "
+            "they do not belong together; give a folder that holds both of one model"
+        )
+
+
+def _pieces(texts: Sequence[str]) -> list[str]:
+    left, found = SAMPLE_CHARACTERS, []
+    for text in texts:
+        found.append(text[:left])
+        left -= len(found[-1])
+        if left <= 0:
+            break
+    return found
 
 
 def small_llama(config: LearnConfig, tokenizer: Any) -> Any:
@@ -132,6 +181,8 @@ def load_model(
     check_tokenizer(tokenizer, model, name)
     if tokenizer.pad_token is None:
         tokenizer.pad_token = tokenizer.eos_token
+    if tokenizer.chat_template is None:
+        tokenizer.chat_template = PLAIN_CHAT
     fit_threads(model)
     return model.to(place), tokenizer
 

@@ -13,7 +13,7 @@ import warnings
 import weakref
 from collections.abc import Iterator, Sequence
 from dataclasses import replace
-from typing import Any, Final, Protocol
+from typing import Any, Final
 
 import torch
 from torch import Tensor
@@ -39,40 +39,24 @@ ADAPTERS: Final = "peft_config"
 """What a model with LoRA's adapters has."""
 QUIET: Final = {"VLLM_LOGGING_LEVEL": "ERROR", "VLLM_CPU_KVCACHE_SPACE": "1"}
 """Set unless the user did: no log but errors; on a CPU 1 GiB for keys and values."""
-
-
 FAR: Final = 0.5
 """Nats a token by which an engine that has the model's weights never differs."""
 
 
-class Rollouts(Protocol):
-    """An engine that draws answers."""
+class Rollouts:
+    """Draws answers with the model itself, one request after the other."""
 
     def draw(
         self, model: Any, tokenizer: Any, requests: Sequence[DrawRequest]
     ) -> list[list[Sampled]]:
         """Return the answers to each request, drawn with the model's weights of now."""
-        ...
-
-    def close(self) -> None:
-        """Give back the memory."""
-        ...
-
-
-class TransformersRollouts:
-    """Draws with the model itself, one request after the other."""
-
-    def draw(
-        self, model: Any, tokenizer: Any, requests: Sequence[DrawRequest]
-    ) -> list[list[Sampled]]:
-        """Return the answers to each request."""
         return [sample(model, tokenizer, one) for one in requests]
 
     def close(self) -> None:
-        """Give back nothing."""
+        """Free the memory of an engine, if there is one."""
 
 
-class VllmRollouts:
+class VllmRollouts(Rollouts):
     """Draws with vLLM, all requests of a call in one batch.
 
     Requests whose tokens are limited to choices are drawn by transformers: such answers have a few
@@ -96,7 +80,7 @@ class VllmRollouts:
             LearnError: vLLM cannot run this model, or a prompt is longer than it can read.
         """
         if any(allowed_tokens(tokenizer, one.choices) for one in requests):
-            return TransformersRollouts().draw(model, tokenizer, requests)
+            return super().draw(model, tokenizer, requests)
         try:
             self._take(model)
             found = self._drawn(tokenizer, requests)
@@ -213,7 +197,7 @@ def open_rollouts(config: LearnConfig) -> Rollouts:
     there = importlib.util.find_spec("vllm") is not None
     fits = there and config.device != "cpu" and config.answers == "source"
     if config.rollouts == "transformers" or (config.rollouts == "auto" and not fits):
-        return TransformersRollouts()
+        return Rollouts()
     if not there:
         raise LearnError(
             "--rollouts vllm needs vLLM, which is not installed: pip install vllm, or give "
