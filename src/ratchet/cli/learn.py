@@ -21,14 +21,7 @@ from ratchet.cli.learn_options import (
     Unseen,
     with_config,
 )
-from ratchet.cli.learn_stage import (
-    corpus_tasks,
-    deadline,
-    finish,
-    open_bench_and_engine,
-    opened,
-    start_policies,
-)
+from ratchet.cli.learn_stage import open_bench_and_engine, run_stage
 from ratchet.learn.config import LearnConfig, check_range
 
 if TYPE_CHECKING:
@@ -114,11 +107,7 @@ def pretrain(
     debug: Debug = False,
 ) -> None:
     """Train the small Llama on the corpus's text, or take a model as it is."""
-    material, follow = opened(out, corpus, config, "pretrain")
-    from ratchet.learn.stages import pretrain as run
-
-    done = run(config, material, out, deadline=deadline(minutes), follow=follow)
-    finish(done, config, out, as_json)
+    run_stage("pretrain", config, out, corpus=corpus, minutes=minutes, as_json=as_json)
 
 
 @commands.command()
@@ -138,22 +127,7 @@ def sft(
     debug: Debug = False,
 ) -> None:
     """Teach a model the corpus's answers, and replay pretraining text meanwhile."""
-    material, follow = opened(out, corpus, config, "sft", start)
-    from contextlib import closing
-
-    from ratchet.learn.rollouts import open_rollouts
-    from ratchet.learn.stages import Stage
-    from ratchet.learn.stages import sft as run
-
-    policy, base = start_policies(start, start, config)
-    tasks = corpus_tasks(material, config)
-    with closing(open_rollouts(config)) as engine:
-        stage = Stage(
-            config, material, policy, base, tasks, out, deadline=deadline(minutes),
-            follow=follow, rollouts=engine,
-        )  # fmt: skip
-        done = run(stage)
-    finish(done, config, out, as_json)
+    run_stage("sft", config, out, corpus=corpus, minutes=minutes, as_json=as_json, start=start)
 
 
 @commands.command()
@@ -179,19 +153,10 @@ def grpo(
     debug: Debug = False,
 ) -> None:
     """Train a policy on the judge's answers on its own kernels."""
-    material, follow = opened(out, corpus, config, "grpo", start)
-    from ratchet.learn.stages import Stage
-    from ratchet.learn.stages import grpo as run
-
-    policy, known = start_policies(start, base or start, config)
-    config = config.changed(answers=policy.card.answers, language=policy.card.language)
-    tasks = corpus_tasks(material, config)
-    with open_bench_and_engine(ledger, fleet, config) as (bench, engine):
-        stage = Stage(
-            config, material, policy, known, tasks, out, deadline=deadline(minutes),
-            follow=follow, rollouts=engine,
-        )  # fmt: skip
-        finish(run(stage, bench), config, out, as_json)
+    run_stage(
+        "grpo", config, out, corpus=corpus, minutes=minutes, as_json=as_json, start=start,
+        base=base, judge=(ledger, fleet),
+    )  # fmt: skip
 
 
 @commands.command(name="eval")

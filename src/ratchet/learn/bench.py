@@ -26,7 +26,7 @@ RIVAL: Final = "learn_rival"
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class PolicyKernel:
-    """A kernel to judge, with the schedule that it came from."""
+    """A kernel to judge, and the schedule that it was generated from."""
 
     kernel: Kernel
     schedule: Schedule = ()
@@ -34,7 +34,7 @@ class PolicyKernel:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class JudgeOutcome:
-    """The judge's answer on one candidate, as a reward needs it."""
+    """What a reward needs of the judge's answer on one candidate."""
 
     kernel_hash: str
     status: str
@@ -53,7 +53,7 @@ class Bench(Protocol):
     """Judges candidates for a policy in training."""
 
     judged: int
-    """Kernels that were judged; those the ledger or this run knew do not count."""
+    """Kernels that were judged. Those that the ledger or this run knew do not count."""
 
     def outcomes(self, task: LearnTask, candidates: Sequence[PolicyKernel]) -> list[JudgeOutcome]:
         """Return an outcome for each candidate, in their order; equal kernels are judged once."""
@@ -65,10 +65,10 @@ class Bench(Protocol):
 
 
 class ScreeningBench:
-    """A bench before the judge of a ledger: this machine's, or a fleet's.
+    """Asks the judge of a ledger, on this machine or on a fleet.
 
-    The judge's processes end with the thread that made them, so one thread asks it from first to
-    last, whichever threads ask the bench.
+    The judge's processes end with the thread that started them. So one thread asks the judge,
+    whichever threads ask the bench.
     """
 
     def __init__(self, judge: RecordedJudge, *, rival: str = "eager", device: str = "auto") -> None:
@@ -82,7 +82,7 @@ class ScreeningBench:
         self._runs: dict[str, str] = {}
         self._known: dict[tuple[str, str], JudgeOutcome] = {}
         self._unsure: dict[str, dict[str, Any]] = {}
-        """By problem, what stands for torch.compile's gain where no verdict gave it."""
+        """By problem, torch.compile's gain for this run alone, if no verdict measured it."""
         self._thread = ThreadPoolExecutor(1)
         self._recall()
 
@@ -130,7 +130,7 @@ class ScreeningBench:
         return found
 
     def _recall(self) -> None:
-        """Read what this judge said before of kernels that a policy or a search proposed."""
+        """Read the ledger's answers on kernels that a policy or a search proposed earlier."""
         ledger = self._judge.ledger
         for row in ledger.writing_answers(fingerprint=self._judge.fingerprint):
             emulated = bool(row.get("static_rank"))
@@ -180,7 +180,7 @@ class ScreeningBench:
         return self._runs[task.key]
 
     def _compiled_gain(self, task: LearnTask, candidates: Sequence[PolicyKernel]) -> float:
-        """Return eager's time over torch.compile's where that is more than 1; judged once."""
+        """Return how many times as fast as eager torch.compile is, at least 1; judged once."""
         ledger, here = self._judge.ledger, self._judge.fingerprint
         known = ledger.recall(RIVAL, task.key, fingerprint=here) or self._unsure.get(task.key)
         if known is None:

@@ -27,36 +27,32 @@ STEP: Final = "step"
 
 @dataclass(slots=True)
 class RunState:
-    """The state of a run beside its weights."""
+    """A run's state, apart from its weights."""
 
     step: int = 0
     replay: float = 0.0
     owed: float = 0.0
     notes: dict[str, Any] = field(default_factory=dict)
-    """Of the objective: plain data."""
+    """The objective's state, as plain data."""
 
 
 def check_place(folder: Path) -> None:
-    """Raise the LearnError that `check_out` would, and create nothing."""
+    """Raise a LearnError if `check_out` would, without creating the folder."""
     if why := why_not_new_folder(folder):
         raise LearnError(f"the folder {str(folder)!r} {why}: give another --out")
 
 
 def check_out(folder: Path) -> None:
-    """Create a run's folder.
-
-    Raises:
-        LearnError: it cannot be.
-    """
+    """Create a run's folder, or raise a LearnError."""
     check_place(folder)
     make_folder(folder)
 
 
 def save_checkpoint(folder: Path, model: Any, optimizer: Any, progress: RunState) -> None:
-    """Write a checkpoint through a file beside it, so that a kill leaves the last one whole.
+    """Write a checkpoint; the last one stays whole if this process is killed or the disk is full.
 
     Raises:
-        LearnError: it cannot be written; the last one stays.
+        LearnError: it cannot be written.
     """
     weights = {name: one for name, one in model.named_parameters() if one.requires_grad}
     state = {
@@ -79,10 +75,10 @@ def save_checkpoint(folder: Path, model: Any, optimizer: Any, progress: RunState
 
 
 def load_checkpoint(folder: Path, model: Any, optimizer: Any) -> RunState | None:
-    """Put the folder's checkpoint into a model and an optimizer; None if there is none.
+    """Load the folder's checkpoint into a model and an optimizer; return None if there is none.
 
     Raises:
-        LearnError: it is damaged, or another model's.
+        LearnError: the checkpoint is damaged or another model's.
     """
     path = folder / STATE
     if not path.exists():
@@ -131,7 +127,7 @@ class Curve:
 
 
 def read_curve(folder: Path) -> list[Row]:
-    """Return a run's curve; lines that a kill cut are left out."""
+    """Return a run's curve, without a line that a kill cut off."""
     found: list[Row] = []
     try:
         lines = (folder / CURVE).read_text(encoding="utf-8").splitlines()

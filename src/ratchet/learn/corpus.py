@@ -31,11 +31,14 @@ HELD_OUT: Final = 0.1
 """Share of the replayed documents that is held out, to measure forgetting on."""
 NEAR_BEST: Final = 0.95
 """Sources within this share of a problem's best count as its best."""
+JUDGED_WEIGHT: Final = 4
+"""How often a judged answer is taught beside a generated one."""
 COMPARED: Final = 4
-"""Right kernels of a problem from which on each is taught by how it compares with the others."""
+"""With this many right kernels of a problem, each is taught by its speed against the others."""
 KNOWN_WELL: Final = 0.25
-"""Share of the problems whose judged kernels can be compared from which on these alone are taught:
+"""Once the judged kernels of this share of the problems can be compared, they alone are taught:
 schedules drawn at random would teach slow ones again."""
+RIGHT: Final = ("screened", "proven")
 FAILED: Final = ("wrong", "crashed", "timed_out", "refused", "cheating")
 
 
@@ -53,7 +56,7 @@ class TaughtAnswer(msgspec.Struct, frozen=True, kw_only=True):
     weight: int = 1
     """How often it is taught beside the other answers to its problem."""
     worth: float = 1.0
-    """What it is taught with: below 0 it is made less likely, for it was slower than others."""
+    """Weight of its loss. Below 0, the answer was slower than others and is made less likely."""
 
 
 class CorpusCard(msgspec.Struct, frozen=True, kw_only=True):
@@ -92,10 +95,10 @@ def build_corpus(
     draws: int = 24,
     seed: int = 0,
 ) -> Corpus:
-    """Return the corpus of these problems: what their ledger judged, and `draws` triples of each.
+    """Return the corpus of these problems: the ledger's kernels, and `draws` triples of each.
 
-    Only what the device and software `here` measured counts. Whatever
-    an unseen family's problem taught the ledger stays out.
+    Only what the device and software `here` measured counts. Kernels of unseen families are left
+    out.
 
     Raises:
         LearnError: no examples at all, or replay text that cannot be read.
@@ -138,14 +141,10 @@ def build_corpus(
         "text": _digest("\0".join(text).encode()),
         "held_out": _digest("\0".join(held_out).encode()),
     }
-    counts = Counter(one.kind for one in examples)
+    counts = dict(Counter(one.kind for one in examples))
     card = CorpusCard(
         hash=_digest(json.dumps(hashes, sort_keys=True).encode()),
-        counts={
-            **counts,
-            "failures": len(failures),
-            "documents": len(text) + len(held_out),
-        },
+        counts=counts | {"failures": len(failures), "documents": len(text) + len(held_out)},
         duplicates=duplicates,
         hashes=hashes,
         train=by_family(tasks),
@@ -175,11 +174,7 @@ def write_corpus(folder: Path, corpus: Corpus) -> None:
 
 
 def read_corpus(folder: Path) -> Corpus:
-    """Return the corpus of a folder.
-
-    Raises:
-        LearnError: it holds none.
-    """
+    """Return the corpus of a folder; raise a LearnError if it holds none."""
     try:
         card = msgspec.json.decode((folder / CARD).read_bytes(), type=CorpusCard)
         examples = msgspec.json.Decoder(TaughtAnswer).decode_lines((folder / EXAMPLES).read_bytes())
@@ -196,6 +191,28 @@ def read_corpus(folder: Path) -> Corpus:
     )
 
 
+def _taught(
+    task: LearnTask,
+    language: AnswerLanguage,
+    answer: str,
+    *,
+    kind: str,
+    kernel: str = "",
+    weight: int = 1,
+    worth: float = 1.0,
+) -> TaughtAnswer:
+    return TaughtAnswer(
+        kind=kind,
+        problem=task.name,
+        family=task.family,
+        prompt=language.prompt(task),
+        answer=answer,
+        kernel=kernel,
+        weight=weight,
+        worth=worth,
+    )
+
+
 def _best(
     task: LearnTask,
     rows: Sequence[dict[str, Any]],
@@ -203,34 +220,27 @@ def _best(
     ledger: Ledger | None,
 ) -> Iterator[TaughtAnswer]:
     """Yield the answers that were nearly as fast as a problem's best, the proven ones first."""
-    right = [row for row in rows if row["status"] in ("screened", "proven") and row["ratio"]]
+    right = [row for row in rows if row["status"] in RIGHT and row["ratio"]]
     best = max((_number(row["ratio"]) for row in right), default=0.0)
     seen: set[object] = set()
     for row in sorted(right, key=lambda one: (one["status"] != "proven", -_number(one["ratio"]))):
-        proven = row["status"] == "proven"
-        if row["kernel_hash"] in seen or (_number(row["ratio"]) < NEAR_BEST * best and not proven):
+        kind, kernel = str(row["status"]), str(row["kernel_hash"])
+        slow = _number(row["ratio"]) < NEAR_BEST * best
+        if kernel in seen or (slow and kind != "proven"):
             continue
-        seen.add(row["kernel_hash"])
+        seen.add(kernel)
         answer = _answer(task, row, language, ledger)
         if answer is not None:
-            yield TaughtAnswer(
-                kind=str(row["status"]),
-                problem=task.name,
-                family=task.family,
-                prompt=language.prompt(task),
-                answer=answer,
-                kernel=str(row["kernel_hash"]),
-                weight=4,
-            )
+            yield _taught(task, language, answer, kind=kind, kernel=kernel, weight=JUDGED_WEIGHT)
 
 
 def _compared(
     task: LearnTask, rows: Sequence[dict[str, Any]], language: AnswerLanguage
 ) -> Iterator[TaughtAnswer]:
-    """Yield schedules of right kernels with how much faster they were than a problem's others.
+    """Yield the schedules of right kernels, with their speed against a problem's other kernels.
 
-    A kernel counts with the mean of the logarithms of its ratios. Nothing is yielded if there are
-    fewer than COMPARED kernels, or if they differ by no more than screenings scatter.
+    A kernel's speed is the mean of its ratios' logarithms. Yields nothing for fewer than COMPARED
+    kernels, or if they differ by no more than screenings scatter.
     """
     if language.name != "schedule":
         return
@@ -238,7 +248,7 @@ def _compared(
     row_of: dict[str, dict[str, Any]] = {}
     for row in rows:
         key, ratio = str(row["kernel_hash"]), _number(row["ratio"])
-        if row["status"] in ("screened", "proven") and ratio > 0:
+        if row["status"] in RIGHT and ratio > 0:
             ratios.setdefault(key, []).append(math.log(ratio))
             if row["status"] == "proven" or key not in row_of:
                 row_of[key] = row
@@ -248,22 +258,16 @@ def _compared(
     for key, worth in zip(ratios, advantages(means, [SCATTER] * len(means)), strict=True):
         answer = _answer(task, row_of[key], language, None) if worth else None
         if answer is not None:
-            yield TaughtAnswer(
-                kind=str(row_of[key]["status"]),
-                problem=task.name,
-                family=task.family,
-                prompt=language.prompt(task),
-                answer=answer,
-                kernel=key,
-                weight=4,
-                worth=round(worth, 4),
+            kind, weight = str(row_of[key]["status"]), JUDGED_WEIGHT
+            yield _taught(
+                task, language, answer, kind=kind, kernel=key, weight=weight, worth=round(worth, 4)
             )
 
 
 def _answer(
     task: LearnTask, row: dict[str, Any], language: AnswerLanguage, ledger: Ledger | None
 ) -> str | None:
-    """Return a row's kernel as an answer; None if this language cannot say it."""
+    """Return a row's kernel as an answer; None if the language cannot express it."""
     if language.name == "schedule":
         pairs = row.get("schedule") or ()
         schedule = tuple(sorted((str(one[0]), str(one[1])) for one in pairs))
@@ -282,14 +286,7 @@ def _generated(
     """Yield triples of problem, schedule and kernel, drawn at random, without their kernels."""
     source = random.Random(f"{seed} {task.key}")
     for schedule in [*task.space.first()[:1], *(task.space.draw(source) for _ in range(draws))]:
-        yield TaughtAnswer(
-            kind="generated",
-            problem=task.name,
-            family=task.family,
-            prompt=language.prompt(task),
-            answer=schedule_text(schedule),
-            kernel="",
-        )
+        yield _taught(task, language, schedule_text(schedule), kind="generated")
 
 
 def _failures(task: LearnTask, rows: Iterable[dict[str, Any]]) -> list[str]:

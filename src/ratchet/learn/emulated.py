@@ -27,15 +27,15 @@ class EmulatorsAnswer(msgspec.Struct, frozen=True, kw_only=True):
     status: str
     reason: str
     bound_s: float | None = None
-    """Least seconds that the visible cases take on the target; None where that is not known."""
+    """Lower bound on the visible cases' time on the target; None if there is none."""
 
 
 class EmulatedBench(ScreeningBench):
-    """A bench that has the emulator in place of the clock.
+    """A bench that asks the emulator instead of a clock.
 
-    A kernel is right or wrong by its outputs. Its ratio is estimated: the bound on the time of the
-    generator's first schedule over the kernel's own. Such ratios stay among themselves: they are
-    kept apart from measured ones, in the ledger too.
+    The outputs say whether a kernel is right. Its ratio is an estimate: the bound on the time of
+    the generator's first schedule over the kernel's own bound. The ledger keeps such ratios apart
+    from measured ones.
     """
 
     def __init__(self, judge: RecordedJudge, *, target: str) -> None:
@@ -44,7 +44,7 @@ class EmulatedBench(ScreeningBench):
         self._court = RecordedCourt(judge, target=target)
 
     def _recall(self) -> None:
-        """Read nothing: measured answers do not count here, and the others are read when asked."""
+        """Read nothing: emulated answers are read when they are asked for."""
 
     def _screen(self, task: LearnTask, new: Sequence[PolicyKernel]) -> None:
         plain = task.space.kernel(task.space.first()[0])
@@ -104,7 +104,7 @@ def _answer(said: Estimate) -> EmulatorsAnswer:
 
 
 def open_bench(judge: RecordedJudge, config: LearnConfig) -> ScreeningBench:
-    """Return the source of rewards that a config names: the clock's, or the emulator's."""
+    """Return the bench that a config names: with a clock, or with the emulator."""
     if config.target:
         return EmulatedBench(judge, target=config.target)
     return ScreeningBench(judge, rival=config.rival)

@@ -21,7 +21,7 @@ windows."""
 
 
 class TextWindows:
-    """Windows of `length` tokens out of documents, in an order that a seed decides."""
+    """Documents cut into windows of `length` tokens."""
 
     def __init__(self, texts: Sequence[str], tokenizer: Any, length: int) -> None:
         ids: list[int] = []
@@ -41,27 +41,27 @@ class TextWindows:
         return len(self._windows)
 
     def batch(self, count: int, *, seed: int, step: int) -> Tensor:
-        """Return the windows of a step, [count, length]."""
+        """Return the windows of a step, [count, length]; the seed and the step decide which."""
         order = np.random.default_rng([seed, step]).integers(0, len(self._windows), size=count)
         return self._windows[torch.from_numpy(order)]
 
     def spread(self, count: int) -> Tensor:
-        """Return windows spread evenly over all, [up to count, length]: those that are measured."""
+        """Return windows spread evenly over all documents, [up to count, length]."""
         places = torch.linspace(0, len(self) - 1, min(count, len(self)))
         return self._windows[places.long()]
 
 
 class ReplayDebt:
-    """Count the windows that each step owes, so that their share of all tokens is `share`.
+    """Counts the windows that each step owes, so that `share` of all tokens are replayed.
 
-    A step of few tokens owes a part of a window; parts add up until one is due.
+    A step of few tokens owes a part of a window. Parts add up until a window is due.
     """
 
     def __init__(self, share: float, length: int, owed: float = 0.0) -> None:
         self.share, self._length, self.owed = share, length, owed
 
     def due(self, tokens: int) -> int:
-        """Return the windows to replay beside `tokens` others."""
+        """Return how many windows to replay beside `tokens` other tokens."""
         if self.share <= 0:
             return 0
         self.owed += tokens * self.share / (1 - self.share)
@@ -72,7 +72,7 @@ class ReplayDebt:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Retained:
-    """A measure of what a model still knows of its pretraining."""
+    """How much a model still knows of its pretraining."""
 
     loss: float
     """On held-out text, in nats a token."""
@@ -85,7 +85,7 @@ class Retained:
 
 
 class BaseMemory:
-    """The base model's predictions on held-out text, to compare a later model with."""
+    """The base model's predictions on held-out text; later models are compared with them."""
 
     def __init__(self, base: Any, held_out: TextWindows) -> None:
         each = held_out.length * base.get_input_embeddings().weight.shape[0]
@@ -94,7 +94,7 @@ class BaseMemory:
         self._loss, _ = _read(self._base, self._windows)
 
     def measure(self, model: Any) -> Retained:
-        """Return what `model` still knows."""
+        """Compare a model with the base model."""
         now = _predicted(model, self._windows)
         loss, completed = _read(now, self._windows)
         divergence = float((self._base.exp() * (self._base - now)).sum(-1).mean())

@@ -29,23 +29,23 @@ from ratchet.learn.tasks import LearnTask
 from ratchet.learn.training import Objective, StepWork
 
 ADAPTER: Final = "disable_adapter"
-"""What LoRA's models have: without the adapter they are the policy that GRPO began with."""
+"""A model with LoRA has it. Without its adapter, it is the policy that GRPO began with."""
 HOTTER: Final = 1.3
 """Factor of the temperature when a dead group is drawn again."""
 REJECTED: Final = ("wrong", "cheating", "refused")
-"""Statuses of a full verdict that make a jump of the reward a hack. A busy machine's time-out does
-not."""
+"""If a full verdict has one of these statuses, a jump of the reward is a hack. A time-out on a busy
+machine is not."""
 SUSPECTS: Final = 3
 """Kernels that are judged in full after a jump of the reward."""
 
 
 class NoReward(LearnError):
-    """A whole epoch brought no reward."""
+    """Every reward of a whole epoch was zero."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Group:
-    """The answers to one problem in one turn, with what they are worth."""
+    """The answers to one problem in one turn, with their rewards."""
 
     task: LearnTask
     answers: tuple[Sampled, ...]
@@ -53,14 +53,14 @@ class Group:
     outcomes: tuple[JudgeOutcome, ...]
     rewards: tuple[float, ...]
     earned: tuple[float, ...]
-    """The rewards, less what equal kernels split, and a share of what later turns made of them."""
+    """Rewards after equal kernels split a share, plus a share of the later turns' rewards."""
     dead: bool
-    """Whether the answers were worth the same before equal kernels split a share of it."""
+    """Whether all rewards were equal before equal kernels split a share."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Draft:
-    """The answers of a turn before the judge has spoken."""
+    """The answers of a turn that the judge has not answered yet."""
 
     answers: Sequence[Sampled]
     candidates: Sequence[PolicyKernel | None]
@@ -141,7 +141,7 @@ class Reinforcement(Objective):
         return StepWork(tokens=tokens, loss=loss, updates=config.updates, figures=figures)
 
     def _start_logs(self, model: Any, answers: Sequence[Sampled]) -> Tensor:
-        """Return the log-probabilities that the policy gave when GRPO began, as `answer_logs`."""
+        """Return `answer_logs` of the policy that GRPO began with."""
         pad = self._tokenizer.pad_token_id
         if self._start is not None:
             return answer_logs(self._start, answers, pad)[0]
@@ -212,7 +212,7 @@ class Reinforcement(Objective):
     def _draw_again(
         self, model: Any, task: LearnTask, step: int, attempt: int, before: Sequence[Draft]
     ) -> Draft:
-        """Return another try at each answer of the last turn, with the judge's words on it."""
+        """Draw another try at each answer of the last turn, with the judge's words on it."""
         begun = f"{self._config.seed} {task.key} {step} {attempt}"
         place, first = f"{begun} turn {len(before)}", self._first_prompt(task, begun)
         last = before[-1]
@@ -245,7 +245,7 @@ class Reinforcement(Objective):
         return Draft(answers=answers, candidates=candidates, future=future)
 
     def _judged(self, task: LearnTask, drafts: Sequence[Draft]) -> list[Group]:
-        """Return a group for each turn, of the answers that were measured."""
+        """Return a group for each turn. Answers that could not be measured are left out."""
         outcomes = [one.future.result() for one in drafts]
         repeats = self._config.repeats
         rewards = [[reward_of(one, self._config) for one in turn] for turn in outcomes]
@@ -310,7 +310,7 @@ class Reinforcement(Objective):
         self._means.append(mean)
 
     def _starved(self, rewards: Sequence[float], groups: int) -> None:
-        """Raise if a whole epoch brought no reward."""
+        """Raise NoReward if a whole epoch brought none."""
         self._since_reward = 0 if any(one > 0 for one in rewards) else self._since_reward + groups
         if self._since_reward >= max(len(self._tasks), 4):
             raise NoReward(
@@ -328,7 +328,7 @@ def read_candidate(language: AnswerLanguage, task: LearnTask, answer: str) -> Po
 
 
 def said_of(outcome: JudgeOutcome) -> str:
-    """Return the judge's words on an answer, as a prompt for another try has them."""
+    """Return the judge's words on an answer for the next prompt."""
     if outcome.is_right and outcome.ratio is not None:
         return f"right, {outcome.ratio:.2f}x"
     return f"{outcome.status}: {' '.join(outcome.why.split())}".rstrip(": ")

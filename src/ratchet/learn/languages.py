@@ -40,7 +40,7 @@ class PolicyAnswer:
 
 
 class AnswerLanguage(abc.ABC):
-    """A way to put a problem to a model, and to read its answer."""
+    """How a problem is put to a model, and how its answer is read."""
 
     name: str
     most_tokens: int
@@ -53,9 +53,9 @@ class AnswerLanguage(abc.ABC):
     def again(
         self, task: LearnTask, answer: str, said: str, *, right: bool, prompt: str = ""
     ) -> str:
-        """Return the prompt for another try after `answer`, of which the judge said `said`.
+        """Return the prompt for another try after `answer`, with the judge's words `said` on it.
 
-        `prompt`: the first one, if it was blurred.
+        `prompt` is the first prompt, if it was blurred.
         """
 
     @abc.abstractmethod
@@ -63,11 +63,11 @@ class AnswerLanguage(abc.ABC):
         """Return the kernel of an answer, or why it holds none."""
 
     def blurred(self, prompt: str, share: float, source: random.Random) -> str:
-        """Return a prompt that says a little less, and less exactly, to teach with."""
+        """Return a less exact prompt to teach with; by default the prompt itself."""
         return prompt
 
     def choices(self, task: LearnTask) -> Sequence[Sequence[str]]:
-        """Return the words that may stand at each place of an answer; none if any text may."""
+        """Return the words allowed at each place of an answer; none if any text is."""
         return ()
 
     def request(
@@ -79,7 +79,7 @@ class AnswerLanguage(abc.ABC):
         temperature: float = 1.0,
         seed: int = 0,
     ) -> DrawRequest:
-        """Return the request for `count` answers to a problem, or to another prompt about it."""
+        """Return a request for `count` answers to `prompt`, by default the problem's own."""
         return DrawRequest(
             prompt=prompt or self.prompt(task),
             count=count,
@@ -91,7 +91,7 @@ class AnswerLanguage(abc.ABC):
 
 
 def choice_words() -> list[str]:
-    """Return every choice of every space as the word that an answer has: `block=512;`."""
+    """Return every choice of every space as a word of an answer: `block=512;`."""
     tables = (OPTIONS, TILE_OPTIONS)
     found = {
         f"{name}={one};": None
@@ -103,12 +103,15 @@ def choice_words() -> list[str]:
 
 
 def schedule_text(schedule: Schedule) -> str:
-    """Return a schedule as an answer says it."""
+    """Return a schedule as an answer."""
     return "".join(f"{name}={value};" for name, value in sorted(schedule))
 
 
 def read_schedule(text: str, options: dict[str, tuple[str, ...]]) -> Schedule | str:
-    """Return the schedule of an answer that names each choice of `options` once, or why not."""
+    """Return the schedule that an answer names, or why it names none.
+
+    A schedule names each choice of `options` once.
+    """
     text = text.strip()
     pairs = _PAIR.findall(text)
     if "".join(f"{name}={value};" for name, value in pairs) != text or not pairs:
@@ -125,7 +128,7 @@ def read_schedule(text: str, options: dict[str, tuple[str, ...]]) -> Schedule | 
 
 
 class ScheduleLanguage(AnswerLanguage):
-    """Schedules of the generator: a token for each choice, or several by another tokenizer."""
+    """The generator's schedules. The small Llama has one token for each choice."""
 
     name = "schedule"
     most_tokens = 160
@@ -137,16 +140,16 @@ class ScheduleLanguage(AnswerLanguage):
     def again(
         self, task: LearnTask, answer: str, said: str, *, right: bool, prompt: str = ""
     ) -> str:
-        """Return the problem again, with the last answer alone and the judge's words on it."""
+        """Return the problem with the last answer and the judge's words on it."""
         return f"{prompt or self.prompt(task)}{answer}\n{JUDGED} {said[:MOST_SAID]}\n{ANSWER}"
 
     def blurred(self, prompt: str, share: float, source: random.Random) -> str:
-        """Return the prompt with a share of its sizes left out, and as many moved by one."""
+        """Leave a share of the sizes out, and move as many by one."""
         summary = prompt.removeprefix(f"{TASK} ").removesuffix(f"\n{ANSWER}")
         return f"{TASK} {blurred(summary, share, source)}\n{ANSWER}"
 
     def read(self, task: LearnTask, answer: str) -> PolicyAnswer:
-        """Return the kernel that the generator makes of an answer."""
+        """Return the kernel that the generator writes from an answer."""
         schedule = read_schedule(answer, task.space.options)
         if isinstance(schedule, str):
             return PolicyAnswer(kernel=None, why=schedule)
@@ -202,7 +205,7 @@ def agent_messages(
     *,
     kind: Literal["draft", "fix", "improve"] = "draft",
 ) -> list[tuple[str, str]]:
-    """Return the roles and texts that the agent sends for a problem: a draft, or another try."""
+    """Return the messages (role, text) that the agent sends for a draft, or for another try."""
     from ratchet.authors.agent.brief import brief_of
     from ratchet.authors.agent.facts import device_facts
     from ratchet.authors.agent.prompt import TurnFacts, render

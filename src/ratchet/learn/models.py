@@ -1,4 +1,4 @@
-"""Models: a small Llama that is made here, or any causal language model by name or folder."""
+"""Policies and their models: a small Llama of our own, or any causal language model."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ LONGEST: Final = 1024
 """Positions of the small Llama."""
 HEAD: Final = 32
 ONE_THREAD: Final = 5_000_000
-"""Parameters below which a model gets one thread."""
+"""A model with fewer parameters gets one thread."""
 TRAINED_BYTES: Final = 16
 """Of a weight with its gradient and AdamW's two moments, in float32."""
 PAD: Final = "<pad>"
@@ -33,7 +33,7 @@ SAMPLE_CHARACTERS: Final = 2_000_000
 
 
 class PolicyCard(msgspec.Struct, frozen=True, kw_only=True):
-    """The card in a policy's folder."""
+    """The file policy.json in a policy's folder."""
 
     answers: str
     language: str
@@ -47,7 +47,7 @@ class PolicyCard(msgspec.Struct, frozen=True, kw_only=True):
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Policy:
-    """A model with its tokenizer, and what it writes."""
+    """A model, its tokenizer and its card."""
 
     model: Any
     tokenizer: Any
@@ -74,7 +74,7 @@ def quiet() -> None:
 def fit_threads(model: Any) -> None:
     """Give a small model on the CPU one thread.
 
-    Two threads gain it little, and on a busy machine they wait for each other in every op.
+    Two gain little, and on a busy machine they wait for each other in every op.
     """
     if count_parameters(model) < ONE_THREAD and next(model.parameters()).device.type == "cpu":
         torch.set_num_threads(1)
@@ -188,11 +188,7 @@ def load_model(
 
 
 def check_device(name: str) -> torch.device:
-    """Return the device of that name.
-
-    Raises:
-        LearnError: it is unknown, or not there.
-    """
+    """Return the device of that name; raise a LearnError if it is unknown or not there."""
     try:
         found = torch.device(name)
         torch.empty(0, device=found)
@@ -206,7 +202,7 @@ def check_device(name: str) -> torch.device:
 def _check_memory(
     shape: Any, what: str, device: torch.device, *, training: bool, lora: int
 ) -> None:
-    """Raise if the weights, and what training holds of each, do not fit; adapters are small."""
+    """Raise a LearnError if the weights, and their training state, do not fit."""
     import psutil
     from transformers import AutoModelForCausalLM
 
@@ -230,7 +226,7 @@ def _check_memory(
 
 
 def with_lora(model: Any, rank: int, *, seed: int = 0) -> Any:
-    """Return the model with LoRA's adapters on every linear layer, which alone are trained.
+    """Return the model with LoRA adapters on every linear layer; only they are trained.
 
     The seed decides the adapters' first weights.
     """
@@ -251,9 +247,7 @@ def with_lora(model: Any, rank: int, *, seed: int = 0) -> Any:
 
 
 def save_policy(folder: Path, policy: Policy) -> None:
-    """Write a policy's folder: the model as transformers reads it, its tokenizer, its card.
-
-    Adapters are merged into the weights of a copy.
+    """Write a policy's folder: model, tokenizer and card. Adapters are merged into a copy.
 
     Raises:
         LearnError: the disk is full, or the folder cannot be written.
@@ -284,10 +278,10 @@ def load_policy(
 ) -> Policy:
     """Return the policy of a folder that `ratchet learn` wrote.
 
-    `training`: there must be memory to train it, or adapters of rank `lora` on it.
+    `training` checks that there is memory to train it, or adapters of rank `lora` on it.
 
     Raises:
-        LearnError: it is no such folder.
+        LearnError: the folder holds no policy.
     """
     card = read_card(folder)
     model, tokenizer = load_model(str(folder), device=device, training=training, lora=lora)
@@ -295,11 +289,7 @@ def load_policy(
 
 
 def read_card(folder: Path) -> PolicyCard:
-    """Return the card of a policy's folder.
-
-    Raises:
-        LearnError: it has none.
-    """
+    """Return the card of a policy's folder; raise a LearnError if it has none."""
     try:
         return msgspec.json.decode((folder / CARD).read_bytes(), type=PolicyCard)
     except (OSError, msgspec.DecodeError) as error:

@@ -38,14 +38,14 @@ class Pretraining(Objective):
 
 LEAST_STEPS: Final = 100
 LEAST_LIKELY: Final = -3.0
-"""Logarithm of a token's probability below which a slow answer is not made less likely."""
+"""A slow answer's tokens are not made less likely than this logarithm of a probability."""
 
 
 class Imitation(Objective):
     """Write the answers of a corpus (SFT). The loss is on the answers, not on their prompts.
 
-    Each problem comes equally often. An answer's part of the loss is multiplied by its worth; one
-    below 0 makes the answer less likely, among its problem's choices alone.
+    Each problem comes equally often. An answer's loss is multiplied by its worth. A worth below 0
+    makes the answer less likely among its problem's choices.
     """
 
     stage = "sft"
@@ -61,10 +61,7 @@ class Imitation(Objective):
         skills: SkillTest | None = None,
         least: int = LEAST_STEPS,
     ) -> None:
-        """`choices`: by problem, the words that may stand at each place of an answer.
-
-        `least`: steps that a deadline does not cut.
-        """
+        """`choices`: by problem, the words allowed at each place of an answer."""
         self.least = least
         self._config, self._tokenizer, self._skills = config, tokenizer, skills
         self._language = language
@@ -105,7 +102,7 @@ class Imitation(Objective):
 
 
 class SkillTest:
-    """A test, unjudged, of whether a model still answers for the families it was trained on."""
+    """Tests whether a model still writes kernels for trained problems. Nothing is judged."""
 
     def __init__(
         self,

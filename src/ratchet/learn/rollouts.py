@@ -1,7 +1,7 @@
-"""Who draws a policy's answers: transformers, or vLLM where it is installed.
+"""Engines that draw a policy's answers: transformers, or vLLM.
 
 vLLM runs in this process and shares the GPU with the training. It takes the policy's weights
-before it draws, if they changed since.
+before it draws, if they have changed.
 """
 
 from __future__ import annotations
@@ -40,7 +40,7 @@ ADAPTERS: Final = "peft_config"
 QUIET: Final = {"VLLM_LOGGING_LEVEL": "ERROR", "VLLM_CPU_KVCACHE_SPACE": "1"}
 """Set unless the user did: no log but errors; on a CPU 1 GiB for keys and values."""
 FAR: Final = 0.5
-"""Nats a token by which an engine that has the model's weights never differs."""
+"""Nats a token. An engine that has the model's weights never differs by so much."""
 
 
 class Rollouts:
@@ -59,8 +59,7 @@ class Rollouts:
 class VllmRollouts(Rollouts):
     """Draws with vLLM, all requests of a call in one batch.
 
-    Requests whose tokens are limited to choices are drawn by transformers: such answers have a few
-    tokens.
+    Transformers draws answers that are limited to choices: they have a few tokens.
     """
 
     def __init__(self, *, memory: float, seed: int = 0) -> None:
@@ -103,9 +102,9 @@ class VllmRollouts(Rollouts):
         cleanup_dist_env_and_memory()
 
     def _take(self, model: Any) -> None:
-        """Give the engine the model's weights, if it has others.
+        """Give the engine the model's weights, if they have changed.
 
-        Every change in place of a tensor raises its version, an optimizer's step too.
+        Every in-place change of a tensor raises its version, an optimizer's step too.
         """
         if self._engine is None:
             self._engine = _engine(model, self._memory, self._seed)
@@ -119,9 +118,9 @@ class VllmRollouts(Rollouts):
         self._model, self._versions = weakref.ref(model), versions
 
     def _check(self, model: Any, tokenizer: Any, answers: Sequence[Sampled]) -> None:
-        """Raise if the engine draws from other weights than the model's: tried once.
+        """Raise a LearnError, at the first answers, if the engine's weights are not the model's.
 
-        vLLM only warns of weights that it did not find.
+        vLLM only warns about weights that it did not find.
         """
         if self._checked or not answers:
             return
@@ -172,7 +171,7 @@ class VllmRollouts(Rollouts):
 
 
 def plain_weights(model: Any) -> Iterator[tuple[str, Tensor]]:
-    """Yield a model's weights by the names of its checkpoint, LoRA's adapters merged into them."""
+    """Yield a model's weights by their names in a checkpoint, with LoRA's adapters merged."""
     if not hasattr(model, ADAPTERS):
         yield from model.state_dict().items()
         return
@@ -189,7 +188,7 @@ def plain_weights(model: Any) -> Iterator[tuple[str, Tensor]]:
 
 
 def open_rollouts(config: LearnConfig) -> Rollouts:
-    """Return what a config names; `auto` takes vLLM for sources on a GPU, where it is installed.
+    """Return the engine that a config names; `auto` takes vLLM for sources on a GPU.
 
     Raises:
         LearnError: vLLM is asked for and not installed.
@@ -207,7 +206,7 @@ def open_rollouts(config: LearnConfig) -> Rollouts:
 
 
 def _engine(model: Any, memory: float, seed: int) -> Any:
-    """Return vLLM's engine for a model of this shape, without its weights yet."""
+    """Return a vLLM engine for a model of this shape, with random weights."""
     os.environ.update(IN_PROCESS)
     for name, value in QUIET.items():
         os.environ.setdefault(name, value)

@@ -234,12 +234,11 @@ def grpo(stage: Stage, bench: Bench) -> StageResult:
 def moved_back(
     done: StageResult, base: Policy, corpus: Corpus, config: LearnConfig
 ) -> tuple[StageResult, float]:
-    """Return a policy with weights between the base model's and its own, and the share of its own.
+    """Move a policy's weights towards the base model's; return it with its own weights' share.
 
-    The largest share that forgets no more than `max_forgetting`; the policy as it is, with 1, if
-    none does. Weights on the line between a model and its fine-tuned one keep much of what each
-    knows (Wortsman et al., Robust fine-tuning of zero-shot models, CVPR 2022). Only measured
-    forgetting is known of them here: how good their answers are is for the judge to say.
+    The share is the largest that forgets no more than `max_forgetting`, or 1 if none does. Weights
+    between a model and its fine-tuned one keep much of what each knows (Wortsman et al., Robust
+    fine-tuning of zero-shot models, CVPR 2022). Their answers are for the judge to measure.
     """
     memory = BaseMemory(base.model, TextWindows(corpus.held_out, base.tokenizer, config.context))
     after = done.policy.model.state_dict()
@@ -254,14 +253,14 @@ def moved_back(
         )
         kept = memory.measure(model)
         if kept.forgetting <= config.max_forgetting:
-            policy = Policy(model=model, tokenizer=done.policy.tokenizer, card=done.policy.card)
             trained = replace(done.trained, forgetting=kept.forgetting)
+            policy = replace(done.policy, model=model)
             return replace(done, policy=policy, trained=trained), share
     return done, 1.0
 
 
 def _tokenizer(config: LearnConfig, corpus: Corpus, folder: Path) -> Any:
-    """Return the run's tokenizer: that of its folder if it goes on, or one learned now."""
+    """Return the tokenizer of a resumed run, or learn one."""
     from transformers import AutoTokenizer
 
     place = folder / TOKENIZER
@@ -308,7 +307,7 @@ def _kept(
 
 
 def finished(folder: Path, *, device: str) -> StageResult:
-    """Return the stage whose policy is in a folder, as its card tells of it."""
+    """Return a finished stage from its folder's policy and card."""
     policy = load_policy(folder, device=device)
     figures = policy.card.figures
     trained = Trained(
@@ -322,13 +321,11 @@ def finished(folder: Path, *, device: str) -> StageResult:
 
 
 def is_whole(folder: Path) -> bool:
-    """Return whether a stage's folder holds a policy that was written to the end."""
+    """Return whether a folder holds a whole policy; the card is written last."""
     return (folder / CARD).exists()
 
 
-def noted(folder: Path, policy: Policy, figures: dict[str, float]) -> Policy:
-    """Return the policy with more figures on its card, and write it to a folder."""
+def save_with(folder: Path, policy: Policy, figures: dict[str, float]) -> None:
+    """Write a policy to a folder, with more figures on its card."""
     card = msgspec.structs.replace(policy.card, figures={**policy.card.figures, **figures})
-    found = Policy(model=policy.model, tokenizer=policy.tokenizer, card=card)
-    save_policy(folder, found)
-    return found
+    save_policy(folder, replace(policy, card=card))

@@ -32,7 +32,7 @@ from ratchet.learn.forgetting import BaseMemory, ReplayDebt, TextWindows
 WARM_UP: Final = 20
 """Updates in which the learning rate rises."""
 HALF: Final = 0.5
-"""Part of a step that must fit before the deadline, by the step before it."""
+"""Part of a step that must fit before the deadline, as the last step took."""
 MOST_REPLAY: Final = 0.5
 LEAST_REPLAY: Final = 0.01
 
@@ -74,7 +74,7 @@ class Objective(abc.ABC):
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Trained:
-    """The end of a stage's training."""
+    """How a stage's training ended."""
 
     steps: int
     stopped: str
@@ -102,8 +102,8 @@ def train(
 ) -> Trained:
     """Train until the steps are done, the deadline, or too much is forgotten.
 
-    A folder with a checkpoint of the same config goes on from there. `text` is replayed beside the
-    objective's own tokens; `memory` measures what is forgotten.
+    If the folder holds a checkpoint of the same config, training goes on from it. `text` is
+    replayed beside the objective's own tokens; `memory` measures what is forgotten.
 
     Raises:
         LearnError: the folder has a run of another config, or cannot be written.
@@ -184,7 +184,7 @@ def train(
 
 
 def open_folder(folder: Path, config: LearnConfig) -> None:
-    """Make a run's folder with its config, or take up one that has the same.
+    """Make a run's folder and write its config, or check that it holds the same one.
 
     Raises:
         LearnError: the folder has a run of another config, or cannot be written.
