@@ -47,7 +47,7 @@ from ratchet.learn.evaluate import (
 from ratchet.learn.languages import ScheduleLanguage
 from ratchet.learn.models import Policy, load_policy
 from ratchet.learn.rewards import reward_of
-from ratchet.learn.stages import Stage, grpo, pretrain, sft
+from ratchet.learn.stages import LearnStage, grpo, pretrain, sft
 from ratchet.learn.tasks import TRAINED, UNSEEN, LearnTask, make_tasks, split_names
 from ratchet.ledger.verdicts import RecordedJudge
 
@@ -151,7 +151,7 @@ def main() -> None:
                 return load_policy(out / folder, training=True)
 
             sft_config = config.changed(steps=100, rate=1e-3)
-            begun = Stage(
+            begun = LearnStage(
                 sft_config, corpus, start("base"), base, tasks, out / "sft", deadline=until("sft")
             )
             taught = sft(begun)
@@ -161,7 +161,7 @@ def main() -> None:
             _tell(say, found, "sft", after_sft)
             before = bench.judged
             own = config.in_training().changed(rate=1e-4, steps=10_000, group=4, problems=4, kl=0.3)
-            begun = Stage(
+            begun = LearnStage(
                 own, corpus, start("sft"), base, tasks, out / "grpo", deadline=until("grpo")
             )
             done = grpo(begun, bench)
@@ -182,7 +182,7 @@ def main() -> None:
             )
             say(f"verdicts to learn: {verdicts.card.counts}")
             own, place = sft_config.changed(soup=4), out / "verdicts"
-            begun = Stage(
+            begun = LearnStage(
                 own, verdicts, start("base"), base, tasks, place, deadline=until("verdicts")
             )
             learned = sft(begun)
@@ -283,7 +283,7 @@ def _replays(
         for share in REPLAYS:  # a seed is whole or not there
             own = config.changed(steps=steps, seed=seed, replay=share, max_forgetting=1e9)
             start = load_policy(out / "base", training=True)
-            done = sft(Stage(own, corpus, start, base, tasks, out / f"replay-{share}-{seed}"))
+            done = sft(LearnStage(own, corpus, start, base, tasks, out / f"replay-{share}-{seed}"))
             row = found.setdefault(f"{share:.0%}", {"forgetting": []})
             row["forgetting"].append(round(done.trained.forgetting, 4))
             if rewarded is not None:

@@ -21,7 +21,7 @@ from ratchet.learn.languages import ScheduleLanguage, schedule_text
 from ratchet.learn.models import load_policy
 from ratchet.learn.objectives import tokenized
 from ratchet.learn.sampling import answer_logs
-from ratchet.learn.stages import Stage, sft
+from ratchet.learn.stages import LearnStage, sft
 
 
 def answers(judged: int, failed: int) -> list[dict[str, Any]]:
@@ -98,7 +98,7 @@ def test_slow_answers_become_less_likely_and_fast_ones_more(
 
     before = likely(base.model)
     corpus = replace(material, examples=examples)
-    done = sft(Stage(SMALL.changed(steps=30), corpus, start, base, tasks(), tmp_path / "sft"))
+    done = sft(LearnStage(SMALL.changed(steps=30), corpus, start, base, tasks(), tmp_path / "sft"))
     assert likely(done.policy.model) > before + 0.5
 
 
@@ -134,7 +134,7 @@ def test_a_soup_has_the_mean_weights_of_its_members_and_goes_on_after_a_kill(
 
     def soup() -> dict[str, Any]:
         start, base = load_policy(base_folder, training=True), load_policy(base_folder)
-        done = sft(Stage(config, material, start, base, tasks(), tmp_path / "sft"))
+        done = sft(LearnStage(config, material, start, base, tasks(), tmp_path / "sft"))
         assert done.trained.steps == 12
         return weights(tmp_path / "sft")
 
@@ -191,7 +191,7 @@ def test_what_was_forgotten_is_that_of_the_last_step(
 ) -> None:
     config = SMALL.changed(steps=7, measure_every=100)
     start, base = load_policy(base_folder, training=True), load_policy(base_folder)
-    done = sft(Stage(config, material, start, base, tasks(), tmp_path / "sft"))
+    done = sft(LearnStage(config, material, start, base, tasks(), tmp_path / "sft"))
     held_out = TextWindows(material.held_out, base.tokenizer, config.context)
     wanted = BaseMemory(base.model, held_out).measure(done.policy.model).forgetting
     assert done.trained.forgetting == pytest.approx(wanted, abs=1e-6)

@@ -19,7 +19,7 @@ from ratchet.learn.grpo import Reinforcement
 from ratchet.learn.languages import ScheduleLanguage
 from ratchet.learn.models import Policy
 from ratchet.learn.sampling import DrawRequest, answer_logs, sample
-from ratchet.learn.stages import Stage, grpo
+from ratchet.learn.stages import LearnStage, grpo
 from ratchet.learn.tasks import LearnTask
 
 CONFIG = SMALL.changed(
@@ -34,7 +34,7 @@ def test_grpo_finds_what_is_fast(
     before = evaluate(policy_drawer(taught), tasks(), bench, CONFIG, answers=16)
     by_chance = evaluate(random_drawer, tasks(), bench, CONFIG, answers=16)
     assert before.valid == 1.0
-    done = grpo(Stage(CONFIG, material, taught, base, tasks(), tmp_path / "run"), bench)
+    done = grpo(LearnStage(CONFIG, material, taught, base, tasks(), tmp_path / "run"), bench)
     after = evaluate(policy_drawer(done.policy), tasks(), bench, CONFIG, answers=16)
     assert after.reward > before.reward
     assert after.reward > by_chance.reward
@@ -72,7 +72,7 @@ def test_equal_kernels_are_judged_once_and_dead_groups_are_counted(
 ) -> None:
     bench = SimulatedBench(flat=True)
     config = CONFIG.changed(steps=2)
-    grpo(Stage(config, material, taught, base, tasks(), tmp_path / "run"), bench)
+    grpo(LearnStage(config, material, taught, base, tasks(), tmp_path / "run"), bench)
     assert len(bench.asked) == len(set(bench.asked))
     last = read_curve(tmp_path / "run")[-1]
     assert float(last["resampled"]) >= 1
@@ -129,7 +129,7 @@ def test_later_answers_share_their_reward_with_those_before(
     material: Corpus, base: Policy, taught: Policy, tmp_path: Path
 ) -> None:
     config = CONFIG.changed(steps=4, turns=2)
-    stage = Stage(config, material, taught, base, tasks(), tmp_path / "run")
+    stage = LearnStage(config, material, taught, base, tasks(), tmp_path / "run")
     done = grpo(stage, SimulatedBench())
     assert done.trained.steps == 4
     rows = read_curve(tmp_path / "run")

@@ -26,7 +26,7 @@ from ratchet.learn.loop import Loop, LoopOptions
 from ratchet.learn.models import Policy, PolicyCard, load_policy, read_card
 from ratchet.learn.report import LearnReport, RoundRow
 from ratchet.learn.rollouts import Rollouts
-from ratchet.learn.stages import Stage
+from ratchet.learn.stages import LearnStage
 from ratchet.report.learn_page import headline, render_learn_page
 
 sys.path.insert(0, str(Path(__file__).parents[1] / "cli"))
@@ -122,7 +122,7 @@ def test_a_new_policy_takes_its_place_once_its_round_is_noted(
 def test_a_round_whose_grpo_finds_no_reward_has_the_policy_of_its_sft(
     material: Corpus, base_folder: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    def spoil(stage: Stage, _: Any) -> None:
+    def spoil(stage: LearnStage, _: Any) -> None:
         with torch.no_grad():
             for one in stage.start.model.parameters():
                 one.zero_()

@@ -25,7 +25,7 @@ from ratchet.learn.rollouts import (
     plain_weights,
 )
 from ratchet.learn.sampling import DrawRequest, Sampled, answer_logs, drawn_logs
-from ratchet.learn.stages import Stage, grpo
+from ratchet.learn.stages import LearnStage, grpo
 from ratchet.learn.tasks import LearnTask
 
 PROMPTS = ("<task> cpp; in 20\n<answer>", "<task> triton; out 3\n<answer>")
@@ -233,7 +233,7 @@ def test_grpo_learns_from_what_vllm_draws(
         steps=20, group=16, rate=2e-3, measure_every=20, save_every=20, kl=0.0, blur=0.0
     )
     bench, folder = SimulatedBench(), tmp_path / "run"
-    grpo(Stage(config, material, taught, base, tasks(), folder, rollouts=vllm), bench)
+    grpo(LearnStage(config, material, taught, base, tasks(), folder, rollouts=vllm), bench)
     rewards = [float(row["reward"]) for row in read_curve(folder)]
     assert len(rewards) == 20
     assert sum(rewards[-5:]) > sum(rewards[:5])

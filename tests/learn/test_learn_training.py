@@ -15,7 +15,7 @@ from ratchet.learn.config import LearnConfig
 from ratchet.learn.corpus import Corpus
 from ratchet.learn.forgetting import TextWindows
 from ratchet.learn.models import Policy, load_policy, with_lora
-from ratchet.learn.stages import MOVED, Stage, StageResult, grpo, moved_back, sft
+from ratchet.learn.stages import MOVED, LearnStage, StageResult, grpo, moved_back, sft
 
 TIMES = ("spent_s",)
 
@@ -44,7 +44,9 @@ def run_sft(
     config: LearnConfig, folder: Path, material: Corpus, base: Path, follow: Any = None
 ) -> StageResult:
     start = load_policy(base, training=True)
-    return sft(Stage(config, material, start, load_policy(base), tasks(), folder, follow=follow))
+    return sft(
+        LearnStage(config, material, start, load_policy(base), tasks(), folder, follow=follow)
+    )
 
 
 def test_a_killed_sft_resumes_to_the_same_curve(
@@ -65,7 +67,7 @@ def test_a_killed_grpo_resumes_to_the_same_curve(
 
     def run(folder: Path, follow: Any = None) -> StageResult:
         start = load_policy(taught_folder, training=True)
-        stage = Stage(config, material, start, base, tasks(), folder, follow=follow)
+        stage = LearnStage(config, material, start, base, tasks(), folder, follow=follow)
         return grpo(stage, SimulatedBench())
 
     whole = run(tmp_path / "whole")

@@ -67,7 +67,7 @@ def run_stage(
             bench, engine = stack.enter_context(open_bench_and_engine(*judge, config))
         else:
             engine = stack.enter_context(closing(open_rollouts(config)))
-        stage = stages.Stage(
+        stage = stages.LearnStage(
             config, material, policy, known, tasks, out, deadline=_deadline(minutes),
             follow=follow, rollouts=engine,
         )  # fmt: skip

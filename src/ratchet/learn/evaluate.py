@@ -20,7 +20,7 @@ from ratchet.learn.models import Policy
 from ratchet.learn.rewards import reward_of
 from ratchet.learn.rollouts import Rollouts
 from ratchet.learn.tasks import LearnTask
-from ratchet.measure.quantiles import t_quantile
+from ratchet.measure.estimate import t_quantile
 
 RESAMPLES: Final = 1000
 SURE: Final = 0.9

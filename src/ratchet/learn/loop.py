@@ -41,7 +41,7 @@ from ratchet.learn.models import Policy, load_policy, read_card
 from ratchet.learn.report import LearnReport, RoundRow
 from ratchet.learn.rollouts import Rollouts, open_rollouts
 from ratchet.learn.stages import (
-    Stage,
+    LearnStage,
     StageResult,
     finished,
     grpo,
@@ -244,7 +244,7 @@ class Loop:
             taught = finished(folder / "sft", device=self.config.device)
         else:
             taught = self._sft(number, base, corpus, share_s * EACH["sft"])
-        stage = Stage(
+        stage = LearnStage(
             self._within("grpo", steps=10_000, number=number, replay=self._replayed()),
             corpus,
             taught.policy,
@@ -279,7 +279,7 @@ class Loop:
     def _sft(self, number: int, base: Policy, corpus: Corpus, seconds: float) -> StageResult:
         """Teach the base model the corpus. Forgetting is measured against `base`."""
         own, config = self.out / "base", self.config
-        stage = Stage(
+        stage = LearnStage(
             self._within("sft", steps=config.steps, number=number),
             corpus,
             load_policy(own, device=config.device, training=True, lora=config.lora),

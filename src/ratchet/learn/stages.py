@@ -55,7 +55,7 @@ class StageResult:
 
 
 @dataclass(frozen=True, slots=True)
-class Stage:
+class LearnStage:
     """A stage that goes on from a policy: what it learns from, and where it is kept."""
 
     config: LearnConfig
@@ -139,7 +139,7 @@ def pretrain(
     return _kept(config, model, tokenizer, "base", corpus, folder, trained)
 
 
-def sft(stage: Stage) -> StageResult:
+def sft(stage: LearnStage) -> StageResult:
     """Return a policy that learned the corpus's answers; it forgets little of the base's text.
 
     With `config.soup`, it has the mean weights of that many policies, each taught in an order of
@@ -178,7 +178,7 @@ def sft(stage: Stage) -> StageResult:
     return stage.keep(model, trained, "sft")
 
 
-def _member(stage: Stage, place: int) -> Stage:
+def _member(stage: LearnStage, place: int) -> LearnStage:
     """Return the stage of one member of a soup: its own seed, folder and share of the time."""
     config, deadline, follow = stage.config, stage.deadline, stage.follow
     if deadline is not None:
@@ -199,7 +199,7 @@ def _member(stage: Stage, place: int) -> Stage:
     )
 
 
-def _taught(stage: Stage, *, least: int = LEAST_STEPS) -> StageResult:
+def _taught(stage: LearnStage, *, least: int = LEAST_STEPS) -> StageResult:
     objective = Imitation(
         stage.corpus.examples,
         stage.start.tokenizer,
@@ -212,7 +212,7 @@ def _taught(stage: Stage, *, least: int = LEAST_STEPS) -> StageResult:
     return stage.train(stage.model(), objective)
 
 
-def grpo(stage: Stage, bench: Bench) -> StageResult:
+def grpo(stage: LearnStage, bench: Bench) -> StageResult:
     """Return a policy that learned from the judge's answers on its own kernels."""
     model = stage.model()
     with ThreadPoolExecutor(1) as pool:
