@@ -12,7 +12,7 @@ import typer
 
 from ratchet.base.durations import parse_share
 from ratchet.cli.options import finite
-from ratchet.learn.config import LearnConfig, Setting, settings
+from ratchet.learn.config import LearnConfig, LearnSetting, settings
 
 Out = Annotated[Path, typer.Option("--out", help="Folder of the run.")]
 CorpusFolder = Annotated[
@@ -84,7 +84,7 @@ def with_config(names: str, **defaults: Any) -> Callable[[Command], Command]:
     return decorate
 
 
-def _option(setting: Setting, defaults: dict[str, Any]) -> inspect.Parameter:
+def _option(setting: LearnSetting, defaults: dict[str, Any]) -> inspect.Parameter:
     """Return the parameter that typer reads a setting's option from."""
     default = defaults.get(setting.name, setting.default)
     kind: Any = type(setting.default)

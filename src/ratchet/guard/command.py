@@ -130,7 +130,7 @@ def run_process(
             late = not families.has_ended_within(process.pid, limit_s)
             time_s = time.perf_counter() - began_s
         finally:  # also if the user interrupts it
-            families.end(process.pid)
+            families.end_session(process.pid)
             _, status, usage = os.wait4(process.pid, 0)
             process.returncode = os.waitstatus_to_exitcode(status)
         return FinishedRun(

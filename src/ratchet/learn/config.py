@@ -215,7 +215,7 @@ RULES: Final = {
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
-class Setting:
+class LearnSetting:
     """One field of LearnConfig, with what its annotation says of it."""
 
     name: str
@@ -246,16 +246,16 @@ class Setting:
 
 
 @functools.cache
-def settings() -> Mapping[str, Setting]:
+def settings() -> Mapping[str, LearnSetting]:
     """Return the fields of LearnConfig by name."""
     hints = get_type_hints(LearnConfig, include_extras=True)
     defaults = zip(LearnConfig.__struct_fields__, LearnConfig.__struct_defaults__, strict=True)
     return {name: _setting(name, hints[name], default) for name, default in defaults}
 
 
-def _setting(name: str, annotation: Any, default: Any) -> Setting:
+def _setting(name: str, annotation: Any, default: Any) -> LearnSetting:
     plain, *metas = get_args(annotation) if hasattr(annotation, "__metadata__") else (annotation,)
-    return Setting(
+    return LearnSetting(
         name=name,
         annotation=annotation,
         default=default,

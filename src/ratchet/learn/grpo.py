@@ -174,10 +174,10 @@ class Reinforcement(Objective):
         waiting = self._chosen(step)
         found: list[Group] = []
         for attempt in range(self._config.resamples + 1):
-            asked = [(task, [self._draw(model, task, step, attempt)]) for task in waiting]
-            for _ in range(1, self._config.turns):
+            asked = [(task, list[Draft]()) for task in waiting]
+            for _ in range(self._config.turns):
                 for task, drafts in asked:
-                    drafts.append(self._draw_again(model, task, step, attempt, drafts))
+                    drafts.append(self._draw(model, task, step, attempt, drafts))
             again: list[LearnTask] = []
             for task, drafts in asked:
                 own = self._judged(task, drafts)
@@ -202,44 +202,32 @@ class Reinforcement(Objective):
             found.append(self._tasks[order[place % size]])
         return list(dict.fromkeys(found))
 
-    def _draw(self, model: Any, task: LearnTask, step: int, attempt: int) -> Draft:
-        place = f"{self._config.seed} {task.key} {step} {attempt}"
-        prompt = self._first_prompt(task, place)
-        request = self._request(task, prompt, self._config.group, attempt, place)
-        (answers,) = self._rollouts.draw(model, self._tokenizer, [request])
-        return self._asked(task, answers)
-
-    def _draw_again(
+    def _draw(
         self, model: Any, task: LearnTask, step: int, attempt: int, before: Sequence[Draft]
     ) -> Draft:
-        """Draw another try at each answer of the last turn, with the judge's words on it."""
-        begun = f"{self._config.seed} {task.key} {step} {attempt}"
-        place, first = f"{begun} turn {len(before)}", self._first_prompt(task, begun)
-        last = before[-1]
-        requests = []
-        for at, (one, said) in enumerate(zip(last.answers, last.future.result(), strict=True)):
-            words, right = said_of(said), said.is_right
-            prompt = self._language.again(task, one.text, words, right=right, prompt=first)
-            requests.append(self._request(task, prompt, 1, attempt, f"{place} {at}"))
+        """Draw a group of answers, or another try at each answer of the turn before."""
+        config, begun = self._config, f"{self._config.seed} {task.key} {step} {attempt}"
+        plain, blur = self._language.prompt(task), random.Random(f"{begun} blur")
+        first = self._language.blurred(plain, config.blur, blur)
+
+        def request(prompt: str, count: int, place: str) -> DrawRequest:
+            return self._language.request(
+                task,
+                count,
+                prompt=prompt,
+                temperature=config.temperature * HOTTER**attempt,
+                seed=random.Random(place).getrandbits(31),
+            )
+
+        requests = [] if before else [request(first, config.group, begun)]
+        for last in before[-1:]:
+            for at, (one, said) in enumerate(zip(last.answers, last.future.result(), strict=True)):
+                again = self._language.again(
+                    task, one.text, said_of(said), right=said.is_right, prompt=first
+                )
+                requests.append(request(again, 1, f"{begun} turn {len(before)} {at}"))
         drawn = self._rollouts.draw(model, self._tokenizer, requests)
-        return self._asked(task, [one for (one,) in drawn])
-
-    def _first_prompt(self, task: LearnTask, place: str) -> str:
-        source = random.Random(f"{place} blur")
-        return self._language.blurred(self._language.prompt(task), self._config.blur, source)
-
-    def _request(
-        self, task: LearnTask, prompt: str, count: int, attempt: int, place: str
-    ) -> DrawRequest:
-        return self._language.request(
-            task,
-            count,
-            prompt=prompt,
-            temperature=self._config.temperature * HOTTER**attempt,
-            seed=random.Random(place).getrandbits(31),
-        )
-
-    def _asked(self, task: LearnTask, answers: list[Sampled]) -> Draft:
+        answers = [one for own in drawn for one in own]
         candidates = [read_candidate(self._language, task, one.text) for one in answers]
         future = self._pool.submit(judge_answers, self._bench, task, candidates)
         return Draft(answers=answers, candidates=candidates, future=future)

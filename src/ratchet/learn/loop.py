@@ -244,17 +244,8 @@ class Loop:
             taught = finished(folder / "sft", device=self.config.device)
         else:
             taught = self._sft(number, base, corpus, share_s * EACH["sft"])
-        stage = LearnStage(
-            self._within("grpo", steps=10_000, number=number, replay=self._replayed()),
-            corpus,
-            taught.policy,
-            base,
-            self._train,
-            folder / "grpo",
-            deadline=self._until(LAST * share_s - (self.spent_s - self._round[0]) - self._eval_s),
-            follow=self._follow(f"round {number}: grpo"),
-            rollouts=self._rollouts,
-        )
+        left_s = LAST * share_s - (self.spent_s - self._round[0]) - self._eval_s
+        stage = self._stage("grpo", number, taught.policy, base, corpus, left_s)
         try:
             done = grpo(stage, self._bench)
         except NoReward as error:
@@ -264,33 +255,45 @@ class Loop:
         done = self._moved_back(number, done, base, corpus)
         found = self._evaluate(done.policy)
         standing = next(one.evaluation for one in reversed(self.rows) if one.kept)
-        forgot = done.trained.forgetting
-        kept, why = False, f"reward {found.reward:.3f} is above {standing.reward:.3f}"
-        if forgot > self.config.max_forgetting:
-            why = f"it forgot {forgot:.3f} nats, more than {self.config.max_forgetting:g}"
-        elif found.reward <= standing.reward:
-            why = f"reward {found.reward:.3f} is not above {standing.reward:.3f}"
-        elif least_rise(standing, found) <= 0.0:
-            why += ", but not on enough of the problems to be sure"
-        else:
-            kept = True
+        kept, why = self._is_better(found, standing, done.trained.forgetting)
         self._keep(done, why, found, corpus, kept=kept)
+
+    def _is_better(
+        self, found: Evaluation, standing: Evaluation, forgot: float
+    ) -> tuple[bool, str]:
+        """Return whether a policy takes the standing one's place, and why or why not."""
+        if forgot > self.config.max_forgetting:
+            return False, f"it forgot {forgot:.3f} nats, more than {self.config.max_forgetting:g}"
+        if found.reward <= standing.reward:
+            return False, f"reward {found.reward:.3f} is not above {standing.reward:.3f}"
+        above = f"reward {found.reward:.3f} is above {standing.reward:.3f}"
+        if least_rise(standing, found) <= 0.0:
+            return False, f"{above}, but not on enough of the problems to be sure"
+        return True, above
 
     def _sft(self, number: int, base: Policy, corpus: Corpus, seconds: float) -> StageResult:
         """Teach the base model the corpus. Forgetting is measured against `base`."""
         own, config = self.out / "base", self.config
-        stage = LearnStage(
-            self._within("sft", steps=config.steps, number=number),
+        start = load_policy(own, device=config.device, training=True, lora=config.lora)
+        return sft(self._stage("sft", number, start, base, corpus, seconds))
+
+    def _stage(
+        self, name: str, number: int, start: Policy, base: Policy, corpus: Corpus, seconds: float
+    ) -> LearnStage:
+        config = self._within("sft", steps=self.config.steps, number=number)
+        if name == "grpo":
+            config = self._within("grpo", steps=10_000, number=number, replay=self._replayed())
+        return LearnStage(
+            config,
             corpus,
-            load_policy(own, device=config.device, training=True, lora=config.lora),
+            start,
             base,
             self._train,
-            self.out / f"round-{number}" / "sft",
+            self.out / f"round-{number}" / name,
             deadline=self._until(seconds),
-            follow=self._follow(f"round {number}: sft"),
+            follow=self._follow(f"round {number}: {name}"),
             rollouts=self._rollouts,
         )
-        return sft(stage)
 
     def _moved_back(
         self, number: int, done: StageResult, base: Policy, corpus: Corpus

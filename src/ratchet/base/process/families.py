@@ -312,6 +312,19 @@ def end(root: int, *, enclosed: bool = False) -> None:
         time.sleep(0.002)
 
 
+def end_session(leader: int) -> None:
+    """SIGKILL all that a child started, which leads a session and must not have been reaped.
+
+    Once it has ended, its children are nobody's descendants: one call reaches its process group,
+    without reading /proc.
+    """
+    state = read_state(leader)
+    if state is not None and state.alive:
+        end(leader)
+    with contextlib.suppress(ProcessLookupError, PermissionError):
+        os.killpg(leader, signal.SIGKILL)
+
+
 def end_below(root: int, *, enclosed: bool = True) -> None:
     """SIGKILL all of a family but its head, which may be this process."""
     for _ in range(SWEEPS):

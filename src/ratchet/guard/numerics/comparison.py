@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 import os
-import subprocess
 import sys
 from collections.abc import Callable, Mapping
 from dataclasses import replace
@@ -15,6 +14,7 @@ from ratchet.base import files, scratch
 from ratchet.base.errors import GuardError, RatchetError
 from ratchet.base.files import why_not_new_folder
 from ratchet.devices.probe import probe
+from ratchet.guard.command import run_process
 from ratchet.guard.compare.sides import WorkloadSide
 from ratchet.guard.numerics.divergence import NumericsReport
 from ratchet.guard.numerics.find import Finder, OpenRecorder, recorder_process
@@ -236,13 +236,10 @@ def _reproduces(folder: Path) -> bool | None:
     """Run the script; None if it fails."""
     command = [sys.executable, str(folder.absolute() / SCRIPT)]
     try:
-        done = subprocess.run(command, capture_output=True, timeout=LIMIT_S, check=False)
-    except (OSError, subprocess.TimeoutExpired):
+        done = run_process(command, folder, LIMIT_S, {})
+    except OSError:
         return None
-    said = done.stdout.decode(errors="replace")
-    if "reproduced" not in said:
-        return None
-    return done.returncode == REPRODUCED
+    return None if done.late or "reproduced" not in done.out else done.code == REPRODUCED
 
 
 def _written(report: NumericsReport, folder: Path) -> NumericsReport:

@@ -51,7 +51,7 @@ def in_a_fork(name: str, request: SweepRequest) -> TypeRow:
         if child == 0:
             _in_the_child(name, request, rows, said)
         late = not families.has_ended_within(child, request.limit_s)
-        families.end(child)
+        families.end_session(child)
         _, status = os.waitpid(child, 0)
         row = _last_row(name, rows)
         if row.doing or not row.type:

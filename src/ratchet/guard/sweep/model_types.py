@@ -22,7 +22,7 @@ import msgspec
 from ratchet import __version__
 from ratchet.base import files
 from ratchet.base.errors import GuardError
-from ratchet.base.process import watchdog
+from ratchet.base.process import families, watchdog
 from ratchet.guard.repro.needs import RATCHET
 from ratchet.guard.repro.scripts import SWEEP_SCRIPT
 from ratchet.guard.repro.write import SCRIPT, Reported, quoted, write_finding
@@ -179,7 +179,7 @@ def _tried(types: Sequence[str], settings: SweepSettings, versions: str) -> Iter
                         left.remove(row.type)
                         yield row
             finally:
-                process.kill()
+                families.end(process.pid)
                 code = process.wait()
             if code == 0 or not left:
                 return
