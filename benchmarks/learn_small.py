@@ -41,7 +41,6 @@ from ratchet.learn.config import LearnConfig
 from ratchet.learn.corpus import Corpus, build_corpus
 from ratchet.learn.evaluate import (
     Evaluation,
-    Wanted,
     evaluate,
     policy_drawer,
     random_drawer,
@@ -50,7 +49,7 @@ from ratchet.learn.evaluate import (
 from ratchet.learn.languages import ScheduleLanguage
 from ratchet.learn.models import Policy, load_policy
 from ratchet.learn.rewards import reward_of
-from ratchet.learn.stages import grpo, pretrain, sft
+from ratchet.learn.stages import LearnStage, grpo, pretrain, sft
 from ratchet.learn.tasks import TRAINED, UNSEEN, LearnTask, make_tasks, split_names
 
 SHARES = {
@@ -127,10 +126,10 @@ def main() -> None:
                 make_tasks(held), bench, config, most=given.unseen, seed=given.seed
             )
             if given.policy is not None:
-                wanted = Wanted(answers=given.answers, seed=given.seed + 7)
+                wanted = {"answers": given.answers, "seed": given.seed + 7}
                 policy = load_policy(given.policy)
                 for name, draw in (("policy", policy_drawer(policy)), ("random", random_drawer)):
-                    _tell(say, found, name, evaluate(draw, unseen, bench, config, wanted))
+                    _tell(say, found, name, evaluate(draw, unseen, bench, config, **wanted))
                 with _fresh(out) as others:
                     found["search"] = _searches(policy, unseen, bench, config, others, until("all"))
                 say(f"search: {found['search']}")
@@ -153,24 +152,20 @@ def main() -> None:
                 return load_policy(out / folder, training=True)
 
             sft_config = config.changed(steps=100, rate=1e-3)
-            taught = sft(
+            begun = LearnStage(
                 sft_config, corpus, start("base"), base, tasks, out / "sft", deadline=until("sft")
             )
+            taught = sft(begun)
             say(f"SFT: {msgspec.to_builtins(taught.policy.card.figures)}")
-            wanted = Wanted(answers=given.answers, seed=given.seed)
-            after_sft = evaluate(policy_drawer(taught.policy), unseen, bench, config, wanted)
+            wanted = {"answers": given.answers, "seed": given.seed}
+            after_sft = evaluate(policy_drawer(taught.policy), unseen, bench, config, **wanted)
             _tell(say, found, "sft", after_sft)
             before = bench.judged
-            done = grpo(
-                config.in_training().changed(rate=1e-4, steps=10_000, group=4, problems=4, kl=0.3),
-                corpus,
-                start("sft"),
-                base,
-                tasks,
-                bench,
-                out / "grpo",
-                deadline=until("grpo"),
+            own = config.in_training().changed(rate=1e-4, steps=10_000, group=4, problems=4, kl=0.3)
+            begun = LearnStage(
+                own, corpus, start("sft"), base, tasks, out / "grpo", deadline=until("grpo")
             )
+            done = grpo(begun, bench)
             found["grpo_steps"], found["grpo_judged"] = done.trained.steps, bench.judged - before
             found["grpo_forgetting"] = done.trained.forgetting
             say(f"GRPO: {done.trained.steps} steps, {bench.judged - before} kernels judged")
@@ -178,7 +173,7 @@ def main() -> None:
                 say,
                 found,
                 "grpo",
-                evaluate(policy_drawer(done.policy), unseen, bench, config, wanted),
+                evaluate(policy_drawer(done.policy), unseen, bench, config, **wanted),
             )
             before = bench.judged
             _write(tasks, bench, given.seed, until("write"))
@@ -187,25 +182,21 @@ def main() -> None:
                 tasks, held, ScheduleLanguage(), ledger=court.ledger, here=court.fingerprint
             )
             say(f"verdicts to learn: {verdicts.card.counts}")
-            learned = sft(
-                sft_config.changed(soup=4),
-                verdicts,
-                start("base"),
-                base,
-                tasks,
-                out / "verdicts",
-                deadline=until("verdicts"),
+            own, place = sft_config.changed(soup=4), out / "verdicts"
+            begun = LearnStage(
+                own, verdicts, start("base"), base, tasks, place, deadline=until("verdicts")
             )
+            learned = sft(begun)
             found["verdicts_forgetting"] = learned.trained.forgetting
             _tell(
                 say,
                 found,
                 "verdicts",
-                evaluate(policy_drawer(learned.policy), unseen, bench, config, wanted),
+                evaluate(policy_drawer(learned.policy), unseen, bench, config, **wanted),
             )
             # Other schedules than those that chose the problems: they were partly luck.
-            other = Wanted(answers=given.answers, seed=given.seed + 7)
-            _tell(say, found, "random", evaluate(random_drawer, unseen, bench, config, other))
+            other = {"answers": given.answers, "seed": given.seed + 7}
+            _tell(say, found, "random", evaluate(random_drawer, unseen, bench, config, **other))
             with _fresh(out) as others:
                 found["search"] = _searches(
                     learned.policy, unseen, bench, config, others, until("search")
@@ -213,7 +204,7 @@ def main() -> None:
             say(f"search: {found['search']}")
 
             def rewarded(policy: Policy) -> float:
-                return evaluate(policy_drawer(policy), unseen, bench, config, wanted).reward
+                return evaluate(policy_drawer(policy), unseen, bench, config, **wanted).reward
 
             found["replay"] = _replays(
                 base, verdicts, tasks, sft_config, out, given.replay_seeds, total_s, say, rewarded
@@ -293,7 +284,7 @@ def _replays(
         for share in REPLAYS:  # a seed is whole or not there
             own = config.changed(steps=steps, seed=seed, replay=share, max_forgetting=1e9)
             start = load_policy(out / "base", training=True)
-            done = sft(own, corpus, start, base, tasks, out / f"replay-{share}-{seed}")
+            done = sft(LearnStage(own, corpus, start, base, tasks, out / f"replay-{share}-{seed}"))
             row = found.setdefault(f"{share:.0%}", {"forgetting": []})
             row["forgetting"].append(round(done.trained.forgetting, 4))
             if rewarded is not None:

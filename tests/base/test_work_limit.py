@@ -8,6 +8,7 @@ import sys
 
 import pytest
 
+from ratchet.base.process import families
 from ratchet.base.process import work_limit as at_work
 from ratchet.base.process.work_limit import WALL_FACTOR, WorkLimit
 
@@ -66,7 +67,7 @@ def test_a_process_that_computes_is_awake_and_one_that_sleeps_is_not() -> None:
                 process.stdout.readline()
                 while at_work.at_work([process.pid])[1] != awake:
                     pass  # printing itself may be seen
-                assert process.pid in at_work.descendants(os.getpid())
+                assert process.pid in families.family(os.getpid(), enclosed=True)
             finally:
                 process.kill()
     assert at_work.at_work([process.pid]) == (0.0, False)

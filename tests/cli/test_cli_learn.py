@@ -11,7 +11,7 @@ import pytest
 
 from ratchet.cli import main
 
-STAGES = ("corpus", "pretrain", "sft", "grpo", "eval", "serve", "loop")
+STAGES = ("corpus", "pretrain", "sft", "grpo", "eval", "loop")
 Mistake = functools.partial[str]
 
 
@@ -53,7 +53,6 @@ def test_learn_alone_shows_its_stages(capsys: pytest.CaptureFixture[str]) -> Non
         (("sft", "x", "--on-forgetting", "shrug"), "on-forgetting 'shrug'"),
         (("grpo", "x", "--reward", "praise"), "reward 'praise' is out of range"),
         (("eval", "nothing-here"), "holds no policy"),
-        (("serve", "nothing-here"), "holds no policy"),
         (("loop", "--budget", "soon"), "'soon' is not a duration"),
         (("loop", "--rounds", "0"), "rounds 0 is out of range: give 1 to 1000"),
         (("loop", "--fleet", "moon"), "unknown fleet 'moon'"),

@@ -11,10 +11,14 @@ from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
 from ratchet.base.errors import MeasureError
+from ratchet.guard.bisect.bisection import (
+    BisectOptions,
+    BisectResult,
+    BisectRun,
+    Journal,
+    JournalLine,
+)
 from ratchet.guard.bisect.commits import CommitLine, CommitRange
-from ratchet.guard.bisect.journal import Journal, JournalLine
-from ratchet.guard.bisect.result import BisectResult
-from ratchet.guard.bisect.run import BisectOptions, BisectRun
 from ratchet.guard.bisect.search import GOOD, CommitPair, CommitSearch
 from ratchet.guard.command import CommandRun, MeasuredCommand
 

@@ -13,8 +13,7 @@ from history_rows import noisy, rows
 from noisy_repository import git, make_repository
 
 from ratchet.cli import main
-from ratchet.guard.watch.result import WatchedResult, WatchReport
-from ratchet.guard.watch.run import WatchLimits, watch_history
+from ratchet.guard.watch.benchmarks import WatchedResult, WatchLimits, WatchReport, watch_history
 from ratchet.guard.watch.suite_file import SMOKE, WatchedCommand, WatchSuite, read_suite
 from ratchet.history.formats.choose import write_results
 from ratchet.history.series import gather

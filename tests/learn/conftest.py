@@ -9,7 +9,7 @@ from simulated_bench import SMALL, corpus, tasks
 
 from ratchet.learn.corpus import Corpus
 from ratchet.learn.models import Policy, load_policy
-from ratchet.learn.stages import pretrain, sft
+from ratchet.learn.stages import LearnStage, pretrain, sft
 
 
 @pytest.fixture(scope="session")
@@ -32,7 +32,7 @@ def taught_folder(
     start = load_policy(base_folder, training=True)
     folder = tmp_path_factory.mktemp("taught") / "sft"
     config = SMALL.changed(steps=100, measure_every=50, save_every=50, replay=0.05)
-    return sft(config, material, start, base, tasks(), folder).folder
+    return sft(LearnStage(config, material, start, base, tasks(), folder)).folder
 
 
 @pytest.fixture

@@ -16,13 +16,12 @@ from simulated_bench import SMALL, tasks
 from ratchet.base.errors import LearnError
 from ratchet.learn.checkpoint import read_curve
 from ratchet.learn.corpus import COMPARED, KNOWN_WELL, Corpus, TaughtAnswer, build_corpus
-from ratchet.learn.forgetting import BaseMemory
+from ratchet.learn.forgetting import BaseMemory, TextWindows
 from ratchet.learn.languages import ScheduleLanguage, schedule_text
 from ratchet.learn.models import load_policy
 from ratchet.learn.objectives import tokenized
-from ratchet.learn.replay import TextWindows
 from ratchet.learn.sampling import answer_logs
-from ratchet.learn.stages import sft
+from ratchet.learn.stages import LearnStage, sft
 
 
 def answers(judged: int, failed: int) -> list[dict[str, Any]]:
@@ -99,7 +98,7 @@ def test_slow_answers_become_less_likely_and_fast_ones_more(
 
     before = likely(base.model)
     corpus = replace(material, examples=examples)
-    done = sft(SMALL.changed(steps=30), corpus, start, base, tasks(), tmp_path / "sft")
+    done = sft(LearnStage(SMALL.changed(steps=30), corpus, start, base, tasks(), tmp_path / "sft"))
     assert likely(done.policy.model) > before + 0.5
 
 
@@ -135,7 +134,7 @@ def test_a_soup_has_the_mean_weights_of_its_members_and_goes_on_after_a_kill(
 
     def soup() -> dict[str, Any]:
         start, base = load_policy(base_folder, training=True), load_policy(base_folder)
-        done = sft(config, material, start, base, tasks(), tmp_path / "sft")
+        done = sft(LearnStage(config, material, start, base, tasks(), tmp_path / "sft"))
         assert done.trained.steps == 12
         return weights(tmp_path / "sft")
 
@@ -192,7 +191,7 @@ def test_what_was_forgotten_is_that_of_the_last_step(
 ) -> None:
     config = SMALL.changed(steps=7, measure_every=100)
     start, base = load_policy(base_folder, training=True), load_policy(base_folder)
-    done = sft(config, material, start, base, tasks(), tmp_path / "sft")
+    done = sft(LearnStage(config, material, start, base, tasks(), tmp_path / "sft"))
     held_out = TextWindows(material.held_out, base.tokenizer, config.context)
     wanted = BaseMemory(base.model, held_out).measure(done.policy.model).forgetting
     assert done.trained.forgetting == pytest.approx(wanted, abs=1e-6)

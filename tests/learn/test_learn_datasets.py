@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from ratchet.base.errors import LearnError
-from ratchet.learn.datasets import PIECE, dataset_documents
+from ratchet.learn.documents import PIECE, dataset_documents
 
 pytest.importorskip("datasets", reason="datasets is not installed")
 pytestmark = pytest.mark.filterwarnings("ignore::DeprecationWarning", "ignore::FutureWarning")

@@ -15,8 +15,8 @@ from ratchet.base.durations import parse_share
 from ratchet.base.errors import LearnError, RatchetError
 from ratchet.judge.verdict import Screening
 from ratchet.learn.config import LearnConfig
+from ratchet.learn.forgetting import ReplayDebt
 from ratchet.learn.languages import ScheduleLanguage, read_schedule, schedule_text
-from ratchet.learn.replay import ReplayDebt
 from ratchet.learn.rewards import (
     RIGHT_ALONE,
     SCATTER,

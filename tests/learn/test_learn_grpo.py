@@ -15,12 +15,12 @@ from ratchet.base.errors import LearnError
 from ratchet.learn.checkpoint import read_curve
 from ratchet.learn.config import LearnConfig
 from ratchet.learn.corpus import Corpus
-from ratchet.learn.evaluate import Wanted, evaluate, policy_drawer, random_drawer
-from ratchet.learn.grpo import Judging, Reinforcement
+from ratchet.learn.evaluate import evaluate, policy_drawer, random_drawer
+from ratchet.learn.grpo import Reinforcement
 from ratchet.learn.languages import ScheduleLanguage
 from ratchet.learn.models import Policy
 from ratchet.learn.sampling import DrawRequest, answer_logs, sample
-from ratchet.learn.stages import grpo
+from ratchet.learn.stages import LearnStage, grpo
 from ratchet.learn.tasks import LearnTask
 
 CONFIG = SMALL.changed(
@@ -31,12 +31,12 @@ CONFIG = SMALL.changed(
 def test_grpo_finds_what_is_fast(
     material: Corpus, base: Policy, taught: Policy, tmp_path: Path
 ) -> None:
-    bench, wanted = SimulatedBench(), Wanted(answers=16)
-    before = evaluate(policy_drawer(taught), tasks(), bench, CONFIG, wanted)
-    by_chance = evaluate(random_drawer, tasks(), bench, CONFIG, wanted)
+    bench = SimulatedBench()
+    before = evaluate(policy_drawer(taught), tasks(), bench, CONFIG, answers=16)
+    by_chance = evaluate(random_drawer, tasks(), bench, CONFIG, answers=16)
     assert before.valid == 1.0
-    done = grpo(CONFIG, material, taught, base, tasks(), bench, tmp_path / "run")
-    after = evaluate(policy_drawer(done.policy), tasks(), bench, CONFIG, wanted)
+    done = grpo(LearnStage(CONFIG, material, taught, base, tasks(), tmp_path / "run"), bench)
+    after = evaluate(policy_drawer(done.policy), tasks(), bench, CONFIG, answers=16)
     assert after.reward > before.reward
     assert after.reward > by_chance.reward
     assert after.reward_low <= after.reward <= after.reward_high
@@ -73,7 +73,7 @@ def test_equal_kernels_are_judged_once_and_dead_groups_are_counted(
 ) -> None:
     bench = SimulatedBench(flat=True)
     config = CONFIG.changed(steps=2)
-    grpo(config, material, taught, base, tasks(), bench, tmp_path / "run")
+    grpo(LearnStage(config, material, taught, base, tasks(), tmp_path / "run"), bench)
     assert len(bench.asked) == len(set(bench.asked))
     last = read_curve(tmp_path / "run")[-1]
     assert float(last["resampled"]) >= 1
@@ -88,9 +88,7 @@ def reinforcement(
     config: LearnConfig = CONFIG,
 ) -> Reinforcement:
     spoken = language or ScheduleLanguage()
-    return Reinforcement(
-        policy.model, policy.tokenizer, tasks(), spoken, Judging(bench, pool), config
-    )
+    return Reinforcement(policy.model, policy.tokenizer, tasks(), spoken, bench, config, pool=pool)
 
 
 class RecordingLanguage(ScheduleLanguage):
@@ -132,7 +130,8 @@ def test_later_answers_share_their_reward_with_those_before(
     material: Corpus, base: Policy, taught: Policy, tmp_path: Path
 ) -> None:
     config = CONFIG.changed(steps=4, turns=2)
-    done = grpo(config, material, taught, base, tasks(), SimulatedBench(), tmp_path / "run")
+    stage = LearnStage(config, material, taught, base, tasks(), tmp_path / "run")
+    done = grpo(stage, SimulatedBench())
     assert done.trained.steps == 4
     rows = read_curve(tmp_path / "run")
     assert all(0 < float(row["reward"]) <= 1 for row in rows)

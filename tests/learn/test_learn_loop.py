@@ -24,8 +24,9 @@ from ratchet.learn.evaluate import Evaluation
 from ratchet.learn.grpo import NoReward
 from ratchet.learn.loop import Loop, LoopOptions
 from ratchet.learn.models import Policy, PolicyCard, load_policy, read_card
-from ratchet.learn.result import LearnReport, RoundRow
-from ratchet.learn.rollouts import TransformersRollouts
+from ratchet.learn.report import LearnReport, RoundRow
+from ratchet.learn.rollouts import Rollouts
+from ratchet.learn.stages import LearnStage
 from ratchet.report.learn_page import headline, render_learn_page
 
 sys.path.insert(0, str(Path(__file__).parents[1] / "cli"))
@@ -121,9 +122,9 @@ def test_a_new_policy_takes_its_place_once_its_round_is_noted(
 def test_a_round_whose_grpo_finds_no_reward_has_the_policy_of_its_sft(
     material: Corpus, base_folder: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    def spoil(config: LearnConfig, corpus: Corpus, start: Policy, *_: Any, **__: Any) -> None:
+    def spoil(stage: LearnStage, _: Any) -> None:
         with torch.no_grad():
-            for one in start.model.parameters():
+            for one in stage.start.model.parameters():
                 one.zero_()
         raise NoReward("all rewards are zero")
 
@@ -146,9 +147,9 @@ def test_a_round_whose_grpo_finds_no_reward_has_the_policy_of_its_sft(
         config=SMALL.changed(steps=4), options=options, court=court, out=tmp_path, show=show
     )
     loop._train, loop._bench = list(tasks()), SimulatedBench()  # type: ignore[assignment]
-    loop._rollouts = TransformersRollouts()
+    loop._rollouts = Rollouts()
     loop.rows = list(report(running=True).rounds[:1])
-    loop._round(1, load_policy(base_folder))
+    loop._later_round(1, load_policy(base_folder))
     assert "GRPO stopped, all rewards are zero" in loop.notes[0]
     kept = load_policy(tmp_path / "round-1" / "sft").model.state_dict()
     found = seen[0].model.state_dict()

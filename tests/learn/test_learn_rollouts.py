@@ -14,18 +14,18 @@ from simulated_bench import SMALL, SimulatedBench, tasks
 from ratchet.base.errors import LearnError
 from ratchet.learn.checkpoint import read_curve
 from ratchet.learn.corpus import Corpus
-from ratchet.learn.grpo import Judging, Reinforcement
+from ratchet.learn.grpo import Reinforcement
 from ratchet.learn.languages import ScheduleLanguage
 from ratchet.learn.models import Policy, with_lora
 from ratchet.learn.objectives import SkillTest
 from ratchet.learn.rollouts import (
-    TransformersRollouts,
+    Rollouts,
     VllmRollouts,
     open_rollouts,
     plain_weights,
 )
 from ratchet.learn.sampling import DrawRequest, Sampled, answer_logs, drawn_logs
-from ratchet.learn.stages import grpo
+from ratchet.learn.stages import LearnStage, grpo
 from ratchet.learn.tasks import LearnTask
 
 PROMPTS = ("<task> cpp; in 20\n<answer>", "<task> triton; out 3\n<answer>")
@@ -49,7 +49,7 @@ class FreeLanguage(ScheduleLanguage):
         return ()
 
 
-class CountingRollouts(TransformersRollouts):
+class CountingRollouts(Rollouts):
     """Says of each answer that it was drawn with a probability of a half at each place."""
 
     def __init__(self) -> None:
@@ -88,15 +88,15 @@ def worst_gap(policy: Policy, answers: Sequence[Sampled], model: Any = None) -> 
 
 def test_an_engine_is_chosen_by_what_is_there(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("importlib.util.find_spec", lambda name: object())
-    assert isinstance(open_rollouts(SMALL), TransformersRollouts)
+    assert type(open_rollouts(SMALL)) is Rollouts
     source = SMALL.changed(answers="source")
-    assert isinstance(open_rollouts(source), TransformersRollouts)
+    assert type(open_rollouts(source)) is Rollouts
     assert isinstance(open_rollouts(source.changed(device="cuda")), VllmRollouts)
     assert isinstance(open_rollouts(SMALL.changed(rollouts="vllm")), VllmRollouts)
     asked = source.changed(device="cuda", rollouts="transformers")
-    assert isinstance(open_rollouts(asked), TransformersRollouts)
+    assert type(open_rollouts(asked)) is Rollouts
     monkeypatch.setattr("importlib.util.find_spec", lambda name: None)
-    assert isinstance(open_rollouts(source.changed(device="cuda")), TransformersRollouts)
+    assert type(open_rollouts(source.changed(device="cuda"))) is Rollouts
     with pytest.raises(LearnError, match="pip install vllm, or give --rollouts transformers"):
         open_rollouts(SMALL.changed(rollouts="vllm"))
 
@@ -125,7 +125,7 @@ def test_adapters_are_merged_into_the_weights(start: Policy) -> None:
 
 
 def test_what_an_engine_told_takes_the_place_of_the_models(taught: Policy) -> None:
-    ((one, other),) = TransformersRollouts().draw(
+    ((one, other),) = Rollouts().draw(
         taught.model, taught.tokenizer, [DrawRequest(prompt=PROMPTS[0], count=2, most_tokens=6)]
     )
     told = Sampled(
@@ -148,8 +148,9 @@ def test_grpo_and_the_skills_ask_the_engine_they_are_given(taught: Policy) -> No
             taught.tokenizer,
             tasks(),
             language,
-            Judging(SimulatedBench(), pool),
+            SimulatedBench(),
             config,
+            pool=pool,
             rollouts=engine,
         ).work(taught.model, 0)
     assert work is not None
@@ -206,7 +207,7 @@ def test_vllm_draws_with_adapters(vllm: VllmRollouts, start: Policy) -> None:
 @needs_vllm
 def test_vllm_gives_one_greedy_answer(vllm: VllmRollouts, taught: Policy) -> None:
     (drawn,) = vllm.draw(taught.model, taught.tokenizer, requests(0.0)[:1])
-    (plain,) = TransformersRollouts().draw(taught.model, taught.tokenizer, requests(0.0)[:1])
+    (plain,) = Rollouts().draw(taught.model, taught.tokenizer, requests(0.0)[:1])
     assert [one.answer for one in drawn] == [one.answer for one in plain]
 
 
@@ -232,7 +233,7 @@ def test_grpo_learns_from_what_vllm_draws(
         steps=20, group=16, rate=2e-3, measure_every=20, save_every=20, kl=0.0, blur=0.0
     )
     bench, folder = SimulatedBench(), tmp_path / "run"
-    grpo(config, material, taught, base, tasks(), bench, folder, rollouts=vllm)
+    grpo(LearnStage(config, material, taught, base, tasks(), folder, rollouts=vllm), bench)
     rewards = [float(row["reward"]) for row in read_curve(folder)]
     assert len(rewards) == 20
     assert sum(rewards[-5:]) > sum(rewards[:5])

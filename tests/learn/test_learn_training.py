@@ -13,9 +13,9 @@ from ratchet.base.errors import LearnError
 from ratchet.learn.checkpoint import STATE, read_curve
 from ratchet.learn.config import LearnConfig
 from ratchet.learn.corpus import Corpus
+from ratchet.learn.forgetting import TextWindows
 from ratchet.learn.models import Policy, load_policy, with_lora
-from ratchet.learn.replay import TextWindows
-from ratchet.learn.stages import MOVED, StageResult, grpo, moved_back, sft
+from ratchet.learn.stages import MOVED, LearnStage, StageResult, grpo, moved_back, sft
 
 TIMES = ("spent_s",)
 
@@ -44,7 +44,9 @@ def run_sft(
     config: LearnConfig, folder: Path, material: Corpus, base: Path, follow: Any = None
 ) -> StageResult:
     start = load_policy(base, training=True)
-    return sft(config, material, start, load_policy(base), tasks(), folder, follow=follow)
+    return sft(
+        LearnStage(config, material, start, load_policy(base), tasks(), folder, follow=follow)
+    )
 
 
 def test_a_killed_sft_resumes_to_the_same_curve(
@@ -65,8 +67,8 @@ def test_a_killed_grpo_resumes_to_the_same_curve(
 
     def run(folder: Path, follow: Any = None) -> StageResult:
         start = load_policy(taught_folder, training=True)
-        bench = SimulatedBench()
-        return grpo(config, material, start, base, tasks(), bench, folder, follow=follow)
+        stage = LearnStage(config, material, start, base, tasks(), folder, follow=follow)
+        return grpo(stage, SimulatedBench())
 
     whole = run(tmp_path / "whole")
     with pytest.raises(Killed):

@@ -12,8 +12,7 @@ import numpy as np
 import pytest
 from simulated_machine import Machine, simulate, to_samples
 
-from ratchet.measure import aa_floor, compare
-from ratchet.measure.estimate import bootstrap_medians
+from ratchet.measure.estimate import aa_floor, bootstrap_medians, compare
 
 EXPERIMENTS = 400
 RESAMPLES = 300

@@ -11,8 +11,19 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from ratchet.base.errors import MeasureError
-from ratchet.measure import WIDEST, Comparison, Floor, Sample, aa_floor, compare, summarise
-from ratchet.measure.estimate import answer_of, bootstrap_medians, noise_of, why_undecided
+from ratchet.measure.estimate import (
+    WIDEST,
+    Comparison,
+    Floor,
+    aa_floor,
+    answer_of,
+    bootstrap_medians,
+    compare,
+    noise_of,
+    summarise,
+    why_undecided,
+)
+from ratchet.measure.samples import Sample
 
 TIMES_S = st.floats(min_value=1e-6, max_value=1e3)
 RESAMPLES = 200

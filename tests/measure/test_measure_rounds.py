@@ -9,8 +9,9 @@ import numpy as np
 import pytest
 
 from ratchet.base.errors import MeasureError
-from ratchet.measure import Sample, Timing, run_rounds
-from ratchet.measure.rounds import orders
+from ratchet.measure.arm import Timing
+from ratchet.measure.rounds import orders, run_rounds
+from ratchet.measure.samples import Sample
 
 
 @dataclass

@@ -128,7 +128,7 @@ def compare(
         progress.spend("preparing both sides")
         with make_sides(request) as sides:
             # numpy is imported from here on: mistakes in the call are already answered.
-            from ratchet.guard.compare.ask import compare_sides
+            from ratchet.guard.compare.comparison import compare_sides
             from ratchet.report.compare_terminal import print_comparison
 
             outcome = compare_sides(request, sides, ledger=ledger, on_progress=progress.spend)
@@ -144,7 +144,7 @@ def _numerics(request: CompareRequest, out: Path, ledger: str | None, *, as_json
     if request.command is not None:
         raise GuardError("--numerics compares two workloads, or one in two modes: give A and B")
     from ratchet.guard.compare.request import make_sides
-    from ratchet.guard.numerics.ask import check_out, compare_numerics
+    from ratchet.guard.numerics.comparison import check_out, compare_numerics
     from ratchet.report.compare_terminal import CompareProgress
     from ratchet.report.numerics_terminal import print_numerics
 

@@ -3,60 +3,29 @@
 from __future__ import annotations
 
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import TYPE_CHECKING, Annotated
 
 import typer
 
 from ratchet.cli.app import Debug, Json, LedgerUrl, app, print_json
 from ratchet.cli.learn_options import (
-    AgainstCompile,
-    AnswerName,
-    Batch,
-    Context,
     CorpusFolder,
     Dataset,
-    DeviceOf,
-    Discount,
     Families,
     Fleet,
-    Group,
-    Kl,
-    LanguageName,
-    Lora,
-    MaxForgetting,
     Minutes,
-    ModelName,
-    OnForgetting,
     Out,
     PerFamily,
-    Rate,
-    Repeats,
-    Replay,
-    RewardName,
-    RolloutMemory,
-    RolloutName,
-    Seed,
-    Size,
-    Soup,
-    Steps,
-    Target,
+    PolicyFolder,
     Text,
-    Turns,
     Unseen,
+    with_config,
 )
-from ratchet.cli.learn_stage import (
-    corpus_tasks,
-    deadline,
-    finish,
-    open_bench_and_engine,
-    opened,
-    start_policies,
-)
-from ratchet.cli.options import finite
+from ratchet.cli.learn_stage import open_bench_and_engine, run_stage
+from ratchet.learn.config import LearnConfig, check_range
 
 if TYPE_CHECKING:
-    from ratchet.learn.config import LearnConfig
-    from ratchet.learn.result import LearnReport
+    from ratchet.learn.report import LearnReport
     from ratchet.learn.tasks import Names
 
 OUT = Path("ratchet-learn")
@@ -67,33 +36,32 @@ app.add_typer(commands, name="learn")
 
 @commands.callback(invoke_without_command=True)
 def learn(context: typer.Context) -> None:
-    """Train an author on the judge's verdicts: corpus, pretrain, sft, grpo, eval, serve, loop."""
+    """Train an author on the judge's verdicts: corpus, pretrain, sft, grpo, eval, loop."""
     if context.invoked_subcommand is None:
         print(context.get_help())
 
 
 @commands.command()
+@with_config("answers language seed")
 def corpus(
+    *,
     out: Out = OUT / "corpus",
     families: Families = None,
     unseen: Unseen = None,
     per_family: PerFamily = 6,
     text: Text = None,
     dataset: Dataset = None,
-    answers: AnswerName = "schedule",
-    language: LanguageName = "cpp",
+    config: LearnConfig,
     draws: Annotated[int, typer.Option(min=0, help="Triples to draw for each problem.")] = 24,
     device: Annotated[
         str, typer.Option("--device", metavar="NAME", help="Device whose verdicts count.")
     ] = "cpu",
-    seed: Seed = 0,
     ledger: LedgerUrl = None,
     as_json: Json = False,
     debug: Debug = False,
 ) -> None:
     """Collect what to learn from: the ledger's kernels, the generator's triples, and text."""
-    config = _config(answers=answers, language=language, seed=seed)
-    train, held = _split(families, unseen, per_family, seed)
+    train, held = _split(families, unseen, per_family, config.seed)
     from ratchet.learn.checkpoint import check_out
 
     check_out(out)
@@ -107,7 +75,7 @@ def corpus(
 
     with Ledger.open(ledger) as book:
         found = build_corpus(
-            make_tasks(train, language=language),
+            make_tasks(train, language=config.language),
             held,
             language_of(config.answers, config.language),
             ledger=book,
@@ -115,7 +83,7 @@ def corpus(
             texts=text or (),
             datasets=dataset or (),
             draws=draws,
-            seed=seed,
+            seed=config.seed,
         )
     write_corpus(out, found)
     if as_json:
@@ -128,178 +96,103 @@ def corpus(
 
 
 @commands.command()
+@with_config("model size steps batch context rate device seed", steps=500, rate=2e-3)
 def pretrain(
+    *,
     out: Out = OUT / "base",
     corpus: CorpusFolder = None,
-    model: ModelName = "",
-    size: Size = "1m",
-    steps: Steps = 500,
-    batch: Batch = 16,
-    context: Context = 128,
-    rate: Rate = 2e-3,
+    config: LearnConfig,
     minutes: Minutes = None,
-    device: DeviceOf = "cpu",
-    seed: Seed = 0,
     as_json: Json = False,
     debug: Debug = False,
 ) -> None:
     """Train the small Llama on the corpus's text, or take a model as it is."""
-    config = _config(
-        model=model, size=size, steps=steps, batch=batch, context=context, rate=rate, seed=seed,
-        device=device,
-    )  # fmt: skip
-    material, follow = opened(out, corpus, config, "pretrain")
-    from ratchet.learn.stages import pretrain as run
-
-    finish(
-        run(config, material, out, deadline=deadline(minutes), follow=follow), config, out, as_json
-    )
+    run_stage("pretrain", config, out, corpus=corpus, minutes=minutes, as_json=as_json)
 
 
 @commands.command()
+@with_config(
+    "answers language lora steps soup batch context rate replay max_forgetting on_forgetting "
+    "rollouts rollout_memory device seed",
+    rate=2e-3,
+)
 def sft(
     start: Annotated[Path, typer.Argument(metavar="POLICY", help="Folder of the base model.")],
+    *,
     out: Out = OUT / "sft",
     corpus: CorpusFolder = None,
-    answers: AnswerName = "schedule",
-    language: LanguageName = "cpp",
-    lora: Lora = 0,
-    steps: Steps = 200,
-    soup: Soup = 1,
-    batch: Batch = 16,
-    context: Context = 128,
-    rate: Rate = 2e-3,
-    replay: Replay = "1%",
-    max_forgetting: MaxForgetting = 0.05,
-    on_forgetting: OnForgetting = "raise",
+    config: LearnConfig,
     minutes: Minutes = None,
-    rollouts: RolloutName = "auto",
-    rollout_memory: RolloutMemory = 0.4,
-    device: DeviceOf = "cpu",
-    seed: Seed = 0,
     as_json: Json = False,
     debug: Debug = False,
 ) -> None:
     """Teach a model the corpus's answers, and replay pretraining text meanwhile."""
-    config = _config(
-        answers=answers, language=language, lora=lora, steps=steps, soup=soup, batch=batch,
-        context=context, rate=rate, replay=_share(replay), max_forgetting=max_forgetting,
-        on_forgetting=on_forgetting, rollouts=rollouts, rollout_memory=rollout_memory,
-        device=device, seed=seed,
-    )  # fmt: skip
-    material, follow = opened(out, corpus, config, "sft", start)
-    from contextlib import closing
-
-    from ratchet.learn.rollouts import open_rollouts
-    from ratchet.learn.stages import sft as run
-
-    policy, base = start_policies(start, start, config)
-    tasks = corpus_tasks(material, config)
-    with closing(open_rollouts(config)) as engine:
-        done = run(
-            config, material, policy, base, tasks, out, deadline=deadline(minutes),
-            follow=follow, rollouts=engine,
-        )  # fmt: skip
-    finish(done, config, out, as_json)
+    run_stage("sft", config, out, corpus=corpus, minutes=minutes, as_json=as_json, start=start)
 
 
 @commands.command()
+@with_config(
+    "lora steps problems group rate turns discount repeats reward rival target kl context replay "
+    "max_forgetting on_forgetting rollouts rollout_memory device seed",
+    steps=50,
+    rate=3e-4,
+)
 def grpo(
-    start: Annotated[Path, typer.Argument(metavar="POLICY", help="Folder of the policy.")],
+    start: PolicyFolder,
+    *,
     base: Annotated[
         Path | None, typer.Option(help="Folder of the base model; default: POLICY.")
     ] = None,
     out: Out = OUT / "grpo",
     corpus: CorpusFolder = None,
-    lora: Lora = 0,
-    steps: Steps = 50,
-    problems: Annotated[int, typer.Option(min=1, help="Problems in a step.")] = 2,
-    group: Group = 8,
-    rate: Rate = 3e-4,
-    turns: Turns = 1,
-    discount: Discount = 0.4,
-    repeats: Repeats = 0.25,
-    reward: RewardName = "log",
-    against_compile: AgainstCompile = None,
-    target: Target = None,
-    kl: Kl = 0.1,
-    context: Context = 128,
-    replay: Replay = "1%",
-    max_forgetting: MaxForgetting = 0.05,
-    on_forgetting: OnForgetting = "raise",
+    config: LearnConfig,
     minutes: Minutes = None,
-    rollouts: RolloutName = "auto",
-    rollout_memory: RolloutMemory = 0.4,
-    device: DeviceOf = "cpu",
     fleet: Fleet = "local",
-    seed: Seed = 0,
     ledger: LedgerUrl = None,
     as_json: Json = False,
     debug: Debug = False,
 ) -> None:
     """Train a policy on the judge's answers on its own kernels."""
-    config = _config(
-        lora=lora, steps=steps, problems=problems, group=group, rate=rate, reward=reward,
-        turns=turns, discount=discount, repeats=repeats,
-        rival=_rival(against_compile, target), kl=kl,
-        context=context, replay=_share(replay), max_forgetting=max_forgetting,
-        on_forgetting=on_forgetting, rollouts=rollouts, rollout_memory=rollout_memory,
-        device=device, seed=seed, **_emulated(target),
+    run_stage(
+        "grpo", config, out, corpus=corpus, minutes=minutes, as_json=as_json, start=start,
+        base=base, judge=(ledger, fleet),
     )  # fmt: skip
-    material, follow = opened(out, corpus, config, "grpo", start)
-    from ratchet.learn.stages import grpo as run
-
-    policy, known = start_policies(start, base or start, config)
-    config = config.changed(answers=policy.card.answers, language=policy.card.language)
-    tasks = corpus_tasks(material, config)
-    with open_bench_and_engine(ledger, fleet, config) as (bench, engine):
-        done = run(
-            config, material, policy, known, tasks, bench, out, deadline=deadline(minutes),
-            follow=follow, rollouts=engine,
-        )  # fmt: skip
-        finish(done, config, out, as_json)
 
 
 @commands.command(name="eval")
+@with_config("rival target rollouts device seed")
 def evaluate(
-    start: Annotated[Path, typer.Argument(metavar="POLICY", help="Folder of the policy.")],
+    start: PolicyFolder,
+    *,
     corpus: CorpusFolder = None,
     unseen: Unseen = None,
     per_family: PerFamily = 6,
     answers: Annotated[int, typer.Option(min=1, help="Answers to each problem.")] = 6,
     random: Annotated[bool, typer.Option("--random", help="Also judge random schedules.")] = False,
-    against_compile: AgainstCompile = None,
-    target: Target = None,
-    rollouts: RolloutName = "auto",
-    device: DeviceOf = "cpu",
+    config: LearnConfig,
     fleet: Fleet = "local",
-    seed: Seed = 0,
     ledger: LedgerUrl = None,
     as_json: Json = False,
     debug: Debug = False,
 ) -> None:
     """Show how good a policy's answers are on unseen families."""
-    config = _config(
-        seed=seed, device=device, rival=_rival(against_compile, target), rollouts=rollouts,
-        **_emulated(target),
-    )  # fmt: skip
-    _, held = _split(None, unseen, per_family, seed)
+    _, held = _split(None, unseen, per_family, config.seed)
     import msgspec
 
     from ratchet.learn import evaluate as judged
     from ratchet.learn.models import load_policy
     from ratchet.learn.tasks import make_tasks
 
-    policy = load_policy(start, device=device)
+    policy = load_policy(start, device=config.device)
     config = config.changed(answers=policy.card.answers, language=policy.card.language)
     tasks = make_tasks(held, language=config.language)
-    wanted = judged.Wanted(answers=answers, seed=seed)
+    measured = f"estimated by emulating {config.target}" if config.target else "by screening"
     with open_bench_and_engine(ledger, fleet, config) as (bench, engine):
         drawers = {"policy": judged.policy_drawer(policy, rollouts=engine)}
         if random:
             drawers["random"] = judged.random_drawer
         found = {
-            name: judged.evaluate(one, tasks, bench, config, wanted)
+            name: judged.evaluate(one, tasks, bench, config, answers=answers, seed=config.seed)
             for name, one in drawers.items()
         }
         if as_json:
@@ -309,43 +202,19 @@ def evaluate(
                 f"{name}: {one.answers} answers to {len(one.problems)} problems; "
                 f"valid {one.valid:.0%}, right {one.right:.0%}, fast (1.2x) {one.fast:.0%} "
                 f"({one.fast_low:.0%} to {one.fast_high:.0%}), reward {one.reward:.3f} "
-                f"({one.reward_low:.3f} to {one.reward_high:.3f}), {_measured(config)}"
+                f"({one.reward_low:.3f} to {one.reward_high:.3f}), {measured}"
             )
 
 
 @commands.command()
-def serve(
-    start: Annotated[Path, typer.Argument(metavar="POLICY", help="Folder of the policy.")],
-    port: Annotated[int, typer.Option(min=0, max=65535, help="Port; 0 takes a free one.")] = 8111,
-    device: DeviceOf = "cpu",
-    seed: Seed = 0,
-    as_json: Json = False,
-    debug: Debug = False,
-) -> None:
-    """Serve a policy as an OpenAI-compatible endpoint on 127.0.0.1."""
-    from ratchet.learn.models import load_policy
-    from ratchet.learn.serve import PolicyServer
-
-    server = PolicyServer(
-        load_policy(start, device=device), port=port, name=start.resolve().name, seed=seed
-    )
-    if as_json:
-        print_json({"base_url": server.url, "model": start.resolve().name})
-    else:
-        print(f"serving {start} at {server.url} as model {start.resolve().name}; Ctrl-C stops")
-    import sys
-
-    sys.stdout.flush()
-    try:
-        server.run()
-    except KeyboardInterrupt:
-        pass
-    finally:
-        server.close_socket()
-
-
-@commands.command()
+@with_config(
+    "model size answers language lora steps soup batch context rate problems group kl turns "
+    "discount repeats reward rival target replay max_forgetting rollouts rollout_memory device "
+    "seed",
+    steps=100, soup=4, rate=2e-3, problems=4, group=4, kl=0.3, replay=0.1,
+)  # fmt: skip
 def loop(
+    *,
     rounds: Annotated[int, typer.Option(help="Rounds after the first policy.")] = 3,
     budget: Annotated[str, typer.Option(metavar="TIME", help="Time for everything.")] = "60m",
     out: Out = OUT,
@@ -354,62 +223,21 @@ def loop(
     per_family: PerFamily = 16,
     text: Text = None,
     dataset: Dataset = None,
-    model: ModelName = "",
-    size: Size = "1m",
-    answers: AnswerName = "schedule",
-    language: LanguageName = "cpp",
-    lora: Lora = 0,
-    steps: Annotated[int, typer.Option(min=1, help="Steps of SFT, at most.")] = 100,
-    soup: Soup = 4,
-    batch: Batch = 16,
-    context: Context = 128,
-    rate: Annotated[
-        float,
-        typer.Option(
-            parser=finite(),
-            metavar="NUMBER",
-            help="Learning rate; SFT takes half of it and GRPO a twentieth.",
-        ),
-    ] = 2e-3,
-    problems: Annotated[int, typer.Option(min=1, help="Problems in a step of GRPO.")] = 4,
-    group: Group = 4,
-    kl: Kl = 0.3,
-    turns: Turns = 1,
-    discount: Discount = 0.4,
-    repeats: Repeats = 0.25,
-    reward: RewardName = "log",
-    against_compile: AgainstCompile = None,
-    target: Target = None,
-    replay: Replay = "10%",
-    max_forgetting: MaxForgetting = 0.05,
-    rollouts: RolloutName = "auto",
-    rollout_memory: RolloutMemory = 0.4,
-    device: DeviceOf = "cpu",
+    config: LearnConfig,
     fleet: Fleet = "local",
-    seed: Seed = 0,
     ledger: LedgerUrl = None,
     as_json: Json = False,
     debug: Debug = False,
 ) -> None:
     """Train, judge and train again; a policy is kept only if it is better and forgot little."""
     from ratchet.authors.choices import parse_budget_s, parse_fleet
-    from ratchet.learn.config import check_rounds
 
-    check_rounds(rounds)
+    check_range(1 <= rounds <= 1000, "rounds", rounds, "1 to 1000")
     budget_s = parse_budget_s(budget)
     machines = parse_fleet(fleet)
-    config = _config(
-        model=model, size=size, answers=answers, lora=lora, steps=steps, soup=soup, batch=batch,
-        context=context, rate=rate, problems=problems, group=group, kl=kl, turns=turns,
-        discount=discount, repeats=repeats, reward=reward,
-        rival=_rival(against_compile, target),
-        replay=_share(replay), max_forgetting=max_forgetting, rollouts=rollouts,
-        rollout_memory=rollout_memory, device=device, seed=seed,
-        **({"language": language} | _emulated(target)),
-    )  # fmt: skip
-    train, held = _split(families, unseen, per_family, seed)
+    train, held = _split(families, unseen, per_family, config.seed)
     from ratchet.learn.checkpoint import check_out
-    from ratchet.learn.files import refresh_page, write_report
+    from ratchet.learn.report import refresh_page, write_report
 
     check_out(out)
     from ratchet.cli.write import _command
@@ -451,37 +279,6 @@ def loop(
     for note in result.notes:
         print(f"  {note}")
     print(f"policy: {result.policy}\npage:   {paths['page']}")
-
-
-def _config(**values: Any) -> LearnConfig:
-    from ratchet.learn.config import LearnConfig
-
-    return LearnConfig(**values)
-
-
-def _rival(against_compile: bool | None, target: str | None) -> str:
-    if against_compile is None:
-        return "eager" if target else "compile"
-    return "compile" if against_compile else "eager"
-
-
-def _emulated(target: str | None) -> dict[str, str]:
-    """Return the settings of a run whose rewards are emulated; none if they are measured."""
-    if target is None:
-        return {}
-    from ratchet.judge.options import parse_target
-
-    return {"target": parse_target(target), "language": "triton"}
-
-
-def _measured(config: LearnConfig) -> str:
-    return f"estimated by emulating {config.target}" if config.target else "by screening"
-
-
-def _share(text: str) -> float:
-    from ratchet.base.durations import parse_share
-
-    return parse_share(text, "replay", below=0.9)
 
 
 def _split(

@@ -1,19 +1,25 @@
-"""The options that several commands of `ratchet learn` share."""
+"""The options of `ratchet learn`: those made of LearnConfig's fields, and other shared ones."""
 
 from __future__ import annotations
 
+import functools
+import inspect
+from collections.abc import Callable
 from pathlib import Path
-from typing import Annotated
+from typing import Annotated, Any
 
 import typer
 
+from ratchet.base.durations import parse_share
 from ratchet.cli.options import finite
+from ratchet.learn.config import LearnConfig, LearnSetting, settings
 
 Out = Annotated[Path, typer.Option("--out", help="Folder of the run.")]
 CorpusFolder = Annotated[
     Path | None,
     typer.Option("--corpus", help="The corpus. Default: the folder corpus beside --out."),
 ]
+PolicyFolder = Annotated[Path, typer.Argument(metavar="POLICY", help="Folder of the policy.")]
 Families = Annotated[
     str | None,
     typer.Option(metavar="NAMES", help="Families of problems to train on, or all."),
@@ -31,86 +37,6 @@ Text = Annotated[
     list[Path] | None,
     typer.Option("--text", metavar="PATH", help="Pretraining text to replay; may be repeated."),
 ]
-ModelName = Annotated[
-    str, typer.Option(metavar="NAME", help="Causal language model; default: a small Llama.")
-]
-Size = Annotated[str, typer.Option(help="Size of the small Llama: tiny, 1m, 2m, 4m, 10m or 20m.")]
-AnswerName = Annotated[
-    str, typer.Option("--answers", metavar="schedule|source", help="What the model writes.")
-]
-LanguageName = Annotated[
-    str, typer.Option("--language", metavar="cpp|triton", help="Language of the kernels.")
-]
-Steps = Annotated[int, typer.Option(min=1, help="Steps of training.")]
-Batch = Annotated[int, typer.Option(min=1, help="Windows or examples in a step.")]
-Rate = Annotated[float, typer.Option(parser=finite(), metavar="NUMBER", help="Learning rate.")]
-Minutes = Annotated[
-    float | None, typer.Option(parser=finite(), metavar="NUMBER", help="Stop after this time.")
-]
-Context = Annotated[int, typer.Option(help="Tokens in a window of text.")]
-Soup = Annotated[
-    int, typer.Option(min=1, max=16, help="Models that SFT trains, to average their weights.")
-]
-Kl = Annotated[
-    float,
-    typer.Option(
-        parser=finite(least=0), metavar="NUMBER",
-        help="Weight of GRPO's divergence from its start; 0 spares a copy of the model.",
-    ),
-]  # fmt: skip
-Lora = Annotated[int, typer.Option(min=0, help="Rank of LoRA; 0 trains all weights.")]
-Replay = Annotated[
-    str, typer.Option(metavar="SHARE", help="Share of tokens that are replayed text: 1%.")
-]
-MaxForgetting = Annotated[
-    float,
-    typer.Option(
-        "--max-forgetting",
-        parser=finite(),
-        metavar="NUMBER",
-        help="Nats a token that may be forgotten.",
-    ),
-]
-OnForgetting = Annotated[
-    str, typer.Option("--on-forgetting", metavar="raise|stop", help="Beyond that: raise or stop.")
-]
-RewardName = Annotated[
-    str, typer.Option("--reward", metavar="log|milestones|raw", help="How speed is rewarded.")
-]
-AgainstCompile = Annotated[
-    bool | None,
-    typer.Option(
-        "--against-compile/--against-eager",
-        help="Speed-up against the faster of eager and torch.compile, or against eager alone; "
-        "default: the faster, but with --target nothing is timed.",
-    ),
-]
-Group = Annotated[int, typer.Option(min=2, help="Answers to each problem of a step.")]
-Seed = Annotated[int, typer.Option(help="Seed.")]
-DeviceOf = Annotated[str, typer.Option("--device", metavar="NAME", help="Where to train.")]
-Target = Annotated[
-    str | None,
-    typer.Option(metavar="gfx942|...", help="Reward by emulating this AMD GPU, which is not here."),
-]
-Turns = Annotated[
-    int, typer.Option(help="Answers in a row: each later one sees the judge's words.")
-]
-Discount = Annotated[
-    float,
-    typer.Option(
-        parser=finite(),
-        metavar="SHARE",
-        help="Share of a later answer's reward that the one before it earns.",
-    ),
-]
-Repeats = Annotated[
-    float,
-    typer.Option(
-        parser=finite(),
-        metavar="SHARE",
-        help="Share of the reward that equal kernels of a group split.",
-    ),
-]
 Dataset = Annotated[
     list[str] | None,
     typer.Option(
@@ -118,20 +44,68 @@ Dataset = Annotated[
         help="Hugging Face dataset whose text to replay; may be repeated.",
     ),
 ]  # fmt: skip
-Fleet = Annotated[str, typer.Option(metavar="local|ray|ray://HOST:PORT", help="Where to judge.")]
-RolloutName = Annotated[
-    str,
-    typer.Option(
-        "--rollouts", metavar="auto|transformers|vllm",
-        help="What draws the answers to judge; auto: vLLM for sources on a GPU, if installed.",
-    ),
-]  # fmt: skip
-RolloutMemory = Annotated[
-    float,
-    typer.Option(
-        "--rollout-memory",
-        parser=finite(),
-        metavar="SHARE",
-        help="Share of the GPU's memory that vLLM takes.",
-    ),
+Minutes = Annotated[
+    float | None, typer.Option(parser=finite(), metavar="NUMBER", help="Stop after this time.")
 ]
+Fleet = Annotated[str, typer.Option(metavar="local|ray|ray://HOST:PORT", help="Where to judge.")]
+Command = Callable[..., None]
+
+
+def with_config(names: str, **defaults: Any) -> Callable[[Command], Command]:
+    """Give a command an option for each of these settings, in place of its parameter `config`.
+
+    `defaults` replace the settings' own. A target's kernels are in Triton, and nothing is timed.
+    """
+
+    def decorate(command: Command) -> Command:
+        own = [settings()[name] for name in names.split()]
+
+        @functools.wraps(command)
+        def run(**values: Any) -> None:
+            given = {one.name: values.pop(one.name) for one in own}
+            if "rival" in given and given["rival"] is None:
+                given["rival"] = not given["target"]
+            if "rival" in given:
+                given["rival"] = "compile" if given["rival"] else "eager"
+            if given.get("target"):
+                given["language"] = "triton"
+            command(**values, config=LearnConfig(**given))
+
+        found: list[inspect.Parameter] = []
+        for one in inspect.signature(command, eval_str=True).parameters.values():
+            if one.name == "config":
+                found += [_option(setting, defaults) for setting in own]
+            else:
+                found.append(one)
+        run.__signature__ = inspect.Signature(found)  # type: ignore[attr-defined]
+        run.__annotations__ = {one.name: one.annotation for one in found}
+        return run
+
+    return decorate
+
+
+def _option(setting: LearnSetting, defaults: dict[str, Any]) -> inspect.Parameter:
+    """Return the parameter that typer reads a setting's option from."""
+    default = defaults.get(setting.name, setting.default)
+    kind: Any = type(setting.default)
+    flag, more = f"--{setting.name.replace('_', '-')}", dict[str, Any]()
+    if setting.name == "rival":
+        flag, kind, default = "--against-compile/--against-eager", bool | None, None
+    elif setting.choices:
+        more = {"metavar": "|".join(setting.choices)}
+    elif setting.name == "replay":
+        more, default = {"parser": _share}, f"{default:.0%}"
+    elif kind is float:
+        more = {"parser": finite(), "metavar": "NUMBER"}
+    words = setting.meta.description or ""
+    if setting.rule and not setting.choices:
+        words = f"{words.removesuffix('.')} ({setting.rule})."
+    option = typer.Option(flag, **{"help": words, **more, **(setting.meta.extra or {})})
+    annotation = Annotated[kind, option]
+    return inspect.Parameter(
+        setting.name, inspect.Parameter.KEYWORD_ONLY, default=default, annotation=annotation
+    )
+
+
+def _share(text: str) -> float:
+    return parse_share(text, "replay", below=0.9)

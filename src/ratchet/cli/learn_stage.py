@@ -1,8 +1,9 @@
-"""The start and the end of one stage of `ratchet learn`: its corpus, judge, page and policy."""
+"""One stage of `ratchet learn`, from its corpus to its page and policy."""
 
 from __future__ import annotations
 
-from contextlib import closing, contextmanager
+import time
+from contextlib import ExitStack, closing, contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -10,53 +11,87 @@ from ratchet.base.errors import LearnError
 from ratchet.cli.app import print_json
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator
+    from collections.abc import Iterator
 
     from ratchet.learn.bench import ScreeningBench
     from ratchet.learn.config import LearnConfig
-    from ratchet.learn.corpus import Corpus
-    from ratchet.learn.models import Policy
-    from ratchet.learn.result import LearnReport
+    from ratchet.learn.report import LearnReport
     from ratchet.learn.rollouts import Rollouts
     from ratchet.learn.stages import StageResult
-    from ratchet.learn.tasks import LearnTask
+    from ratchet.learn.training import Follow
 
 MAKES_MODEL = ("pretrain", "base")
 """Stages that begin with a new model, unless one is named."""
+ENDED = {"done": "all steps done", "budget": "its time is over", "forgetting": "it forgot too much"}
 
 
-def opened(
-    out: Path, corpus: Path | None, config: LearnConfig, stage: str, start: Path | None = None
-) -> tuple[Corpus, Callable[[str, dict[str, float | str]], None]]:
-    """Return the corpus, and what follows the run: a line, and a page that is written again.
+def run_stage(
+    name: str,
+    config: LearnConfig,
+    out: Path,
+    *,
+    corpus: Path | None,
+    minutes: float | None,
+    as_json: bool,
+    start: Path | None = None,
+    base: Path | None = None,
+    judge: tuple[str | None, str] = (None, "local"),
+) -> None:
+    """Run a stage in its folder, show how it goes, and print its end.
 
-    `start` is the folder of the policy that is trained on; without one a model is made.
+    `start` is the folder of the policy that is trained on; without one a model is made. `judge`:
+    the ledger and the fleet that GRPO's rewards come from.
     """
     from ratchet.learn.checkpoint import check_out, check_place
     from ratchet.learn.corpus import read_corpus
 
     check_place(out)
-    found = read_corpus(corpus or out.parent / "corpus")
+    material = read_corpus(corpus or out.parent / "corpus")
     check_out(out)
-    from ratchet.learn.files import refresh_page
+    follow = _follow(name, config, out, start)
+    from ratchet.learn import stages
+    from ratchet.learn.models import load_policy
+    from ratchet.learn.rollouts import open_rollouts
+    from ratchet.learn.tasks import make_tasks
+
+    if start is None:
+        done = stages.pretrain(config, material, out, deadline=_deadline(minutes), follow=follow)
+        return _finish(done, config, out, as_json)
+    policy = load_policy(start, device=config.device, training=True, lora=config.lora)
+    known = load_policy(base or start, device=config.device)
+    if name == "grpo":
+        config = config.changed(answers=policy.card.answers, language=policy.card.language)
+    tasks = make_tasks(material.card.train, language=config.language)
+    with ExitStack() as stack:
+        if name == "grpo":
+            bench, engine = stack.enter_context(open_bench_and_engine(*judge, config))
+        else:
+            engine = stack.enter_context(closing(open_rollouts(config)))
+        stage = stages.LearnStage(
+            config, material, policy, known, tasks, out, deadline=_deadline(minutes),
+            follow=follow, rollouts=engine,
+        )  # fmt: skip
+        done = stages.grpo(stage, bench) if name == "grpo" else stages.sft(stage)
+        _finish(done, config, out, as_json)
+
+
+def _follow(name: str, config: LearnConfig, out: Path, start: Path | None) -> Follow:
+    """Return what follows a run: a line on the terminal, and a page that is written again."""
+    from ratchet.learn.models import read_card
+    from ratchet.learn.report import refresh_page
     from ratchet.report.learn_page import render_learn_page
     from ratchet.report.learn_progress import told
 
-    size = f"size {config.size}"
-    if start is not None:
-        from ratchet.learn.models import read_card
-
-        size = show_parameters(read_card(start).parameters)
+    size = f"size {config.size}" if start is None else _size(read_card(start).parameters)
     rows: list[dict[str, float | str]] = []
-    tell = told(f"{stage} ({size})", config.steps * (config.soup if stage == "sft" else 1))
+    tell = told(f"{name} ({size})", config.steps * (config.soup if name == "sft" else 1))
 
-    def follow(name: str, row: dict[str, float | str]) -> None:
+    def follow(stage: str, row: dict[str, float | str]) -> None:
         rows.append(row)
         if tell(row):
-            report = _report(name, config, rows, running=True)
-            refresh_page(report, out, render_learn_page)
+            refresh_page(_report(stage, config, rows, running=True), out, render_learn_page)
 
-    return found, follow
+    return follow
 
 
 def _report(
@@ -68,7 +103,7 @@ def _report(
     parameters: int | None = None,
 ) -> LearnReport:
     from ratchet.cli.write import _command
-    from ratchet.learn.result import LearnReport
+    from ratchet.learn.report import LearnReport
 
     return LearnReport(
         title=f"learn {stage}",
@@ -76,54 +111,36 @@ def _report(
         running=running,
         config=config.rows(makes_model=stage in MAKES_MODEL),
         curves={stage: rows},
-        figures=[] if parameters is None else [("model", show_parameters(parameters))],
+        figures=[] if parameters is None else [("model", _size(parameters))],
     )
 
 
-def show_parameters(count: int) -> str:
-    """Return the size of a model: `1,115,648 parameters`."""
-    return f"{count:,} parameters"
+def _size(parameters: int) -> str:
+    return f"{parameters:,} parameters"
 
 
-def finish(done: StageResult, config: LearnConfig, out: Path, as_json: bool) -> None:
+def _finish(done: StageResult, config: LearnConfig, out: Path, as_json: bool) -> None:
     from ratchet.learn.checkpoint import read_curve
-    from ratchet.learn.files import write_report
+    from ratchet.learn.report import write_report
     from ratchet.report.learn_page import render_learn_page
 
-    stage, trained = done.policy.card.stage, done.trained
-    parameters = done.policy.card.parameters
-    report = _report(stage, config, read_curve(out), running=False, parameters=parameters)
+    card, trained = done.policy.card, done.trained
+    rows = read_curve(out)
+    report = _report(card.stage, config, rows, running=False, parameters=card.parameters)
     paths = write_report(report, out, render_learn_page)
     if as_json:
         from dataclasses import asdict
 
         return print_json(
-            {"policy": str(out), "stage": stage, "parameters": parameters, **asdict(trained),
-             "paths": paths, "config": dict(report.config)}
+            {"policy": str(out), "stage": card.stage, "parameters": card.parameters,
+             **asdict(trained), "paths": paths, "config": dict(report.config)}
         )  # fmt: skip
     print(" ".join(f"{name}={value}" for name, value in report.config))
-    ended = {"done": "all steps done", "budget": "its time is over"}
-    why = ended.get(trained.stopped, "it forgot too much")
     print(
-        f"{stage}: {show_parameters(parameters)}, {trained.steps} steps, {why}; "
+        f"{card.stage}: {_size(card.parameters)}, {trained.steps} steps, {ENDED[trained.stopped]}; "
         f"forgot {trained.forgetting:.3f} nats, replay {trained.replay:.1%}\n"
         f"policy: {out}\npage:   {paths['page']}"
     )
-
-
-def start_policies(start: Path, base: Path, config: LearnConfig) -> tuple[Policy, Policy]:
-    from ratchet.learn.models import load_policy
-
-    return (
-        load_policy(start, device=config.device, training=True, lora=config.lora),
-        load_policy(base, device=config.device),
-    )
-
-
-def corpus_tasks(material: Corpus, config: LearnConfig) -> list[LearnTask]:
-    from ratchet.learn.tasks import make_tasks
-
-    return make_tasks(material.card.train, language=config.language)
 
 
 @contextmanager
@@ -146,9 +163,7 @@ def open_bench_and_engine(
         yield bench, engine
 
 
-def deadline(minutes: float | None) -> float | None:
-    import time
-
+def _deadline(minutes: float | None) -> float | None:
     if minutes is None:
         return None
     if minutes <= 0:

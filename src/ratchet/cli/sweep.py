@@ -61,8 +61,8 @@ def sweep(
 
     from ratchet.base.files import write_whole
     from ratchet.devices.probe import probe
-    from ratchet.guard.sweep.run import ROWS, SweepSettings
-    from ratchet.guard.sweep.run import sweep as run
+    from ratchet.guard.sweep.model_types import ROWS, SweepSettings
+    from ratchet.guard.sweep.model_types import sweep as run
     from ratchet.report.progress import SweepLine
     from ratchet.report.sweep_table import print_sweep, sweep_markdown
 

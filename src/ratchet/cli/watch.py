@@ -10,7 +10,7 @@ import typer
 from ratchet.cli.app import Debug, Json, LedgerUrl, app, print_error, print_json
 
 if TYPE_CHECKING:
-    from ratchet.guard.watch.result import WatchReport
+    from ratchet.guard.watch.benchmarks import WatchReport
 
 
 @app.command()
@@ -72,8 +72,8 @@ def watch(
             raise WatchError(f"{path} {why}: name a file in a folder that can be written")
     asked = read_suite(suite, here)
 
+    from ratchet.guard.watch.benchmarks import pairs_of
     from ratchet.guard.watch.gate import GateQuestion, run_gate
-    from ratchet.guard.watch.run import pairs_of
     from ratchet.optimize.turn.settings import parse_budget_s
     from ratchet.report import watch_report
     from ratchet.report.progress import RunProgress

@@ -2,15 +2,12 @@
 
 from __future__ import annotations
 
-import contextlib
 import math
 import os
 import re
 import resource
-import signal
 import subprocess
 import tempfile
-import threading
 import time
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
@@ -18,7 +15,7 @@ from pathlib import Path
 from typing import IO
 
 from ratchet.base.errors import WatchError
-from ratchet.base.process import watchdog
+from ratchet.base.process import families, watchdog
 
 LAST_NUMBER = "last-number"
 NUMBER = r"[-+]?(?:\d+\.?\d*|\.\d+)(?:[eE][-+]?\d+)?"
@@ -113,10 +110,10 @@ def run_process(
     *,
     output: bool = True,
 ) -> FinishedRun:
-    """Run a command (text goes to a shell) to its end, or to its limit, in a process group.
+    """Run a command (text goes to a shell) to its end, or to its limit, in a session of its own.
 
-    Whatever it leaves behind is killed, also if this process is. OSError if it cannot be started.
-    Without `output`, what it prints on stdout is discarded.
+    Whatever it leaves behind is killed, also if this process is. Without `output`, its stdout is
+    discarded. OSError if it cannot be started.
     """
     with tempfile.TemporaryFile() as out, tempfile.TemporaryFile() as err:
         began_s = time.perf_counter()
@@ -129,21 +126,17 @@ def run_process(
             stderr=err,
             start_new_session=True,
         )
-        late = threading.Event()
-        timer = threading.Timer(min(limit_s, threading.TIMEOUT_MAX), _end, (process, late))
         try:
-            timer.start()
+            late = not families.has_ended_within(process.pid, limit_s)
+            time_s = time.perf_counter() - began_s
+        finally:  # also if the user interrupts it
+            families.end_session(process.pid)
             _, status, usage = os.wait4(process.pid, 0)
             process.returncode = os.waitstatus_to_exitcode(status)
-        finally:
-            timer.cancel()
-            timer.join()
-            _end(process)
-            process.wait()
         return FinishedRun(
             code=process.returncode,
-            late=late.is_set(),
-            time_s=time.perf_counter() - began_s,
+            late=late,
+            time_s=time_s,
             cpu_time_s=usage.ru_utime + usage.ru_stime,
             peak_memory_bytes=_peak_bytes(usage),
             out=_end_of(out),
@@ -168,14 +161,6 @@ def _peak_bytes(usage: resource.struct_rusage) -> float:
     """
     own = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
     return usage.ru_maxrss * 1024.0 if usage.ru_maxrss > own else 0.0
-
-
-def _end(process: subprocess.Popen[bytes], late: threading.Event | None = None) -> None:
-    """Kill the command with all processes of its group, and note that it was late."""
-    if late is not None:
-        late.set()
-    with contextlib.suppress(ProcessLookupError, PermissionError):
-        os.killpg(process.pid, signal.SIGKILL)
 
 
 def _end_of(file: IO[bytes]) -> str:

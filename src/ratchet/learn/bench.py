@@ -28,7 +28,7 @@ class Bench(Protocol):
     """Judges candidates for a policy in training."""
 
     judged: int
-    """Kernels that were judged; those the ledger or this run knew do not count."""
+    """Kernels that were judged. Those that the ledger or this run knew do not count."""
 
     def outcomes(self, task: LearnTask, candidates: Sequence[Proposal]) -> list[Screening]:
         """Return an outcome for each candidate, in their order; equal kernels are judged once."""
@@ -40,10 +40,10 @@ class Bench(Protocol):
 
 
 class ScreeningBench:
-    """A bench before a court: this machine's, or a fleet's.
+    """Asks a court, on this machine or on a fleet.
 
-    The judge's processes end with the thread that made them, so one thread asks it from first to
-    last, whichever threads ask the bench.
+    The judge's processes end with the thread that started them. So one thread asks the judge,
+    whichever threads ask the bench.
     """
 
     def __init__(self, court: Court, *, rival: str = "eager", device: str = "auto") -> None:
@@ -56,7 +56,7 @@ class ScreeningBench:
         self._runs: dict[str, str] = {}
         self._known: dict[tuple[str, str], Screening] = {}
         self._unsure: dict[str, dict[str, Any]] = {}
-        """By problem, what stands for torch.compile's gain where no verdict gave it."""
+        """By problem, torch.compile's gain for this run alone, if no verdict measured it."""
         self._thread = ThreadPoolExecutor(1)
         self._recall()
 
@@ -103,7 +103,7 @@ class ScreeningBench:
         return found
 
     def _recall(self) -> None:
-        """Read what this judge said before of kernels that a policy or a search proposed."""
+        """Read the ledger's answers on kernels that a policy or a search proposed earlier."""
         ledger = self._court.ledger
         for row in ledger.writing_answers(fingerprint=self._court.fingerprint):
             emulated = bool(row.get("static_rank"))
@@ -139,7 +139,7 @@ class ScreeningBench:
         return self._runs[task.key]
 
     def _compiled_gain(self, task: LearnTask, candidates: Sequence[Proposal]) -> float:
-        """Return eager's time over torch.compile's where that is more than 1; judged once."""
+        """Return how many times as fast as eager torch.compile is, at least 1; judged once."""
         ledger, here = self._court.ledger, self._court.fingerprint
         known = ledger.recall(RIVAL, task.key, fingerprint=here) or self._unsure.get(task.key)
         if known is None:

@@ -1,8 +1,13 @@
-"""Checkpoints and curves: a killed run goes on from its last checkpoint, to the same curve."""
+"""Checkpoints and curves: a killed run goes on from its last checkpoint, to the same curve.
+
+Trackers pass a curve on to TensorBoard and MLflow.
+"""
 
 from __future__ import annotations
 
+import importlib.util
 import json
+import os
 import pickle
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -12,6 +17,7 @@ import torch
 
 from ratchet.base.errors import LearnError
 from ratchet.base.files import make_folder, whole_file, why_not_new_folder
+from ratchet.learn.config import LearnConfig
 
 STATE, CURVE = "checkpoint.pt", "curve.jsonl"
 Row = dict[str, float | str]
@@ -21,36 +27,32 @@ STEP: Final = "step"
 
 @dataclass(slots=True)
 class RunState:
-    """The state of a run beside its weights."""
+    """A run's state, apart from its weights."""
 
     step: int = 0
     replay: float = 0.0
     owed: float = 0.0
     notes: dict[str, Any] = field(default_factory=dict)
-    """Of the objective: plain data."""
+    """The objective's state, as plain data."""
 
 
 def check_place(folder: Path) -> None:
-    """Raise the LearnError that `check_out` would, and create nothing."""
+    """Raise a LearnError if `check_out` would, without creating the folder."""
     if why := why_not_new_folder(folder):
         raise LearnError(f"the folder {str(folder)!r} {why}: give another --out")
 
 
 def check_out(folder: Path) -> None:
-    """Create a run's folder.
-
-    Raises:
-        LearnError: it cannot be.
-    """
+    """Create a run's folder, or raise a LearnError."""
     check_place(folder)
     make_folder(folder)
 
 
 def save_checkpoint(folder: Path, model: Any, optimizer: Any, progress: RunState) -> None:
-    """Write a checkpoint through a file beside it, so that a kill leaves the last one whole.
+    """Write a checkpoint; the last one stays whole if this process is killed or the disk is full.
 
     Raises:
-        LearnError: it cannot be written; the last one stays.
+        LearnError: it cannot be written.
     """
     weights = {name: one for name, one in model.named_parameters() if one.requires_grad}
     state = {
@@ -73,10 +75,10 @@ def save_checkpoint(folder: Path, model: Any, optimizer: Any, progress: RunState
 
 
 def load_checkpoint(folder: Path, model: Any, optimizer: Any) -> RunState | None:
-    """Put the folder's checkpoint into a model and an optimizer; None if there is none.
+    """Load the folder's checkpoint into a model and an optimizer; return None if there is none.
 
     Raises:
-        LearnError: it is damaged, or another model's.
+        LearnError: the checkpoint is damaged or another model's.
     """
     path = folder / STATE
     if not path.exists():
@@ -125,7 +127,7 @@ class Curve:
 
 
 def read_curve(folder: Path) -> list[Row]:
-    """Return a run's curve; lines that a kill cut are left out."""
+    """Return a run's curve, without a line that a kill cut off."""
     found: list[Row] = []
     try:
         lines = (folder / CURVE).read_text(encoding="utf-8").splitlines()
@@ -137,3 +139,39 @@ def read_curve(folder: Path) -> list[Row]:
         except ValueError:
             break
     return found
+
+
+class Trackers:
+    """Passes a curve on to TensorBoard, in the run's folder, and to MLflow, if it has a server."""
+
+    def __init__(self, folder: Path, config: LearnConfig) -> None:
+        self._board: Any = None
+        self._flow: Any = None
+        if importlib.util.find_spec("tensorboard") is not None:
+            from torch.utils.tensorboard import SummaryWriter
+
+            self._board = SummaryWriter(str(folder / "tensorboard"))
+        if importlib.util.find_spec("mlflow") and os.environ.get("MLFLOW_TRACKING_URI"):
+            self._flow = importlib.import_module("mlflow")
+            self._flow.start_run(run_name=folder.name)
+            self._flow.log_params(dict(config.rows()))
+
+    def __enter__(self) -> Trackers:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        if self._board is not None:
+            self._board.close()
+        if self._flow is not None:
+            self._flow.end_run()
+
+    def add(self, row: Row) -> None:
+        """Pass on one step's figures."""
+        step = int(float(row[STEP]))
+        numbers = {name: float(one) for name, one in row.items() if isinstance(one, int | float)}
+        numbers.pop(STEP, None)
+        if self._board is not None:
+            for name, one in numbers.items():
+                self._board.add_scalar(name, one, step)
+        if self._flow is not None:
+            self._flow.log_metrics(numbers, step=step)

@@ -1,21 +1,19 @@
-"""The settings of a run: one dataclass, printed with the run and kept beside its model."""
+"""The settings of a run: each field with its help text, bounds and default, said once."""
 
 from __future__ import annotations
 
+import functools
 import json
 import math
+from collections.abc import Mapping
+from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, Final, Literal, get_args
+from typing import Annotated, Any, Final, Literal, get_args, get_type_hints
 
 import msgspec
+from msgspec import Meta
 
 from ratchet.base.errors import LearnError
-
-Answers = Literal["schedule", "source"]
-Reward = Literal["milestones", "log", "raw"]
-OnForgetting = Literal["raise", "stop"]
-Rival = Literal["eager", "compile"]
-RolloutEngine = Literal["auto", "transformers", "vllm"]
 
 SIZES: Final[dict[str, tuple[int, int]]] = {
     "tiny": (64, 2),
@@ -25,142 +23,148 @@ SIZES: Final[dict[str, tuple[int, int]]] = {
     "10m": (384, 5),
     "20m": (512, 6),
 }
-"""Width and layers of the small Llama; the name is about its number of parameters."""
+"""Width and layers of the small Llama, by its approximate number of parameters."""
 WIDE: Final = (0.25, 16.0)
 """Speed-ups between which rewards in training tell answers apart."""
 ENGINE: Final = ("rollouts", "rollout_memory")
-"""Settings that a run may go on with others of: who draws answers, not which."""
+"""Settings that a resumed run may change: they decide who draws answers, not which."""
 OF_SMALL_LLAMA: Final = ("size", "vocabulary")
-"""Settings of the model that is made here, if one is."""
+"""Settings that count only if the small Llama is made."""
 LARGEST_SEED: Final = 2**32 - 1
+COUNT: Final = Meta(ge=1)
+
+
+def _about(text: str, metavar: str = "", **bounds: Any) -> Meta:
+    """Return the description of a setting: its help text, its placeholder there, its bounds."""
+    extra = {"metavar": metavar} if metavar else None
+    return Meta(description=text, extra=extra, **bounds)
 
 
 class LearnConfig(msgspec.Struct, frozen=True, kw_only=True):
-    """Every choice of a run. A run is reproducible from it, its corpus and the ledger's answers."""
+    """Every choice of a run. A run is reproducible from it, its corpus and the ledger's answers.
 
-    seed: int = 0
-    answers: Answers = "schedule"
-    """What the model writes: the generator's schedule, or a whole kernel."""
-    language: str = "cpp"
-    """Of the kernels: cpp or triton."""
-    model: str = ""
-    """A causal language model's name or folder; empty for a small Llama that is trained here."""
-    size: str = "1m"
-    """Of the small Llama: one of SIZES."""
-    vocabulary: int = 2048
-    """Of the small Llama's tokenizer."""
-    lora: int = 0
-    """Rank of LoRA; 0 trains all weights."""
-    device: str = "cpu"
-    context: int = 128
-    """Tokens in a window of pretraining text."""
-    batch: int = 16
-    steps: int = 200
-    rate: float = 1e-3
-    """Learning rate, after a warm-up of 20 updates."""
+    The commands' options are made of these fields: the description is the help text.
+    """
+
+    seed: Annotated[int, _about("Seed.", ge=0, le=LARGEST_SEED)] = 0
+    answers: Annotated[
+        Literal["schedule", "source"],
+        _about("What the model writes: the generator's schedule, or a whole kernel."),
+    ] = "schedule"
+    language: Annotated[Literal["cpp", "triton"], _about("Language of the kernels.")] = "cpp"
+    model: Annotated[
+        str, _about("Causal language model, by name or folder; default: a small Llama.", "NAME")
+    ] = ""
+    size: Annotated[
+        Literal["tiny", "1m", "2m", "4m", "10m", "20m"], _about("Size of the small Llama.")
+    ] = "1m"
+    vocabulary: Annotated[int, _about("Tokens of the small Llama's tokenizer.", ge=512)] = 2048
+    lora: Annotated[int, _about("Rank of LoRA; 0 trains all weights.", ge=0)] = 0
+    device: Annotated[str, _about("Where to train.", "NAME")] = "cpu"
+    context: Annotated[int, _about("Tokens in a window of text.", ge=16)] = 128
+    batch: Annotated[int, _about("Windows or examples in a step.", ge=1)] = 16
+    steps: Annotated[int, _about("Steps of training; of SFT at most, in the loop.", ge=1)] = 200
+    rate: Annotated[
+        float,
+        _about("Learning rate; in the loop, SFT takes half of it and GRPO a twentieth.", gt=0),
+    ] = 1e-3
+    """After a warm-up of 20 updates."""
     clip: float = 1.0
     """Largest norm of the gradient."""
-    blur: float = 0.3
+    blur: Annotated[float, Meta(ge=0, lt=1)] = 0.3
     """Share of a short prompt's sizes that training leaves out, and of those that it moves by
     one."""
     # SFT.
-    soup: int = 1
-    """Models that SFT trains in other orders, and whose weights it averages."""
+    soup: Annotated[
+        int,
+        _about("Models that SFT trains in other orders, to average their weights.", ge=1, le=16),
+    ] = 1
     # GRPO.
-    problems: int = 2
-    """Problems in each step."""
-    group: int = 8
-    """Answers to each of them."""
+    problems: Annotated[int, _about("Problems in a step of GRPO.", ge=1)] = 2
+    group: Annotated[int, _about("Answers to each problem of a step.", ge=2)] = 8
     temperature: float = 1.0
     resamples: int = 2
     """Times that a group is drawn again if its rewards are all equal."""
-    updates: int = 2
+    updates: Annotated[int, COUNT] = 2
     """Updates on the answers of one step."""
     ratio_clip: float = 0.2
-    kl: float = 0.1
-    """Weight of the divergence from the policy that GRPO began with. Without LoRA it takes a second
-    copy of the model."""
-    reward: Reward = "log"
-    cap: float = 4.0
+    kl: Annotated[
+        float,
+        _about("Weight of GRPO's divergence from its start; 0 spares a copy of the model.", ge=0),
+    ] = 0.1
+    reward: Annotated[Literal["log", "milestones", "raw"], _about("How speed is rewarded.")] = "log"
+    cap: Annotated[float, Meta(gt=1)] = 4.0
     """Speed-up above which the reward grows no more."""
-    floor: float = 1.0
+    floor: Annotated[float, Meta(gt=0, le=1)] = 1.0
     """Speed-up below which the logarithmic reward falls no more."""
     cheating: float = -1.0
     """Reward of a kernel that tried to fool the judge."""
-    rival: Rival = "eager"
-    """Whose time a speed-up is against: eager, or the faster of eager and torch.compile."""
-    target: str = ""
-    """A GPU that is not here: the emulator and its bound on the time give the reward, not a clock.
-    A speed-up is then an estimate against the generator's first schedule."""
-    turns: int = 1
-    """Answers to a problem in a row: each later one sees what the judge said of the one before."""
-    discount: float = 0.4
-    """Share of an answer's reward that the answer before it earns too."""
-    repeats: float = 0.25
-    """Share of a right answer's reward that equal kernels of its group split among them."""
-    rollouts: RolloutEngine = "auto"
-    """What draws the answers that are judged: transformers, or vLLM; `auto` takes vLLM for sources
-    on a GPU, where it is installed."""
-    rollout_memory: float = 0.4
-    """Share of the GPU's memory that vLLM takes beside the training."""
+    rival: Annotated[
+        Literal["eager", "compile"],
+        _about(
+            "Speed-up against the faster of eager and torch.compile, or against eager alone; "
+            "default: the faster, but with --target nothing is timed."
+        ),
+    ] = "eager"
+    target: Annotated[
+        str,
+        _about("Reward by emulating this AMD GPU, which is not here.", "gfx942|..."),
+    ] = ""
+    """A speed-up is then an estimate, against the generator's first schedule."""
+    turns: Annotated[
+        int, _about("Answers in a row: each later one sees the judge's words.", ge=1, le=8)
+    ] = 1
+    discount: Annotated[
+        float,
+        _about(
+            "Share of a later answer's reward that the one before it earns.", "SHARE", ge=0, le=1
+        ),
+    ] = 0.4
+    repeats: Annotated[
+        float,
+        _about("Share of the reward that equal kernels of a group split.", "SHARE", ge=0, le=1),
+    ] = 0.25
+    rollouts: Annotated[
+        Literal["auto", "transformers", "vllm"],
+        _about("What draws the answers to judge; auto: vLLM for sources on a GPU, if installed."),
+    ] = "auto"
+    rollout_memory: Annotated[
+        float, _about("Share of the GPU's memory that vLLM takes.", "SHARE", gt=0, lt=1)
+    ] = 0.4
     # Forgetting.
-    replay: float = 0.01
-    """Share of tokens in the loss that are pretraining text."""
+    replay: Annotated[
+        float, _about("Share of tokens that are replayed text: 1%.", "SHARE", ge=0, lt=0.9)
+    ] = 0.01
     replay_weight: float = 1.0
     """Weight of those tokens in the loss beside that of the others."""
-    max_forgetting: float = 0.05
-    """Rise of the loss on held-out pretraining text, in nats a token, that is allowed."""
-    on_forgetting: OnForgetting = "raise"
-    """Beyond it: raise the share of replay, or stop."""
-    measure_every: int = 20
-    save_every: int = 20
+    max_forgetting: Annotated[
+        float, _about("Nats a token that may be forgotten of held-out text.", gt=0)
+    ] = 0.05
+    on_forgetting: Annotated[
+        Literal["raise", "stop"], _about("Beyond that: raise the share of replay, or stop.")
+    ] = "raise"
+    measure_every: Annotated[int, COUNT] = 20
+    save_every: Annotated[int, COUNT] = 20
     alarm: bool = True
     """Judge the kernels behind a jump of the reward in full."""
 
     def __post_init__(self) -> None:
-        for name, value in msgspec.to_builtins(self).items():
-            if isinstance(value, float):
-                _check(math.isfinite(value), name.replace("_", "-"), value, "a finite number")
-        _check(self.rate > 0, "rate", self.rate, "more than 0")
-        _check(self.kl >= 0, "kl", self.kl, "0 or more")
-        _check(0 <= self.seed <= LARGEST_SEED, "seed", self.seed, f"0 to {LARGEST_SEED}")
-        _check(self.size in SIZES, "size", self.size, ", ".join(SIZES))
-        for name, known in (
-            ("answers", get_args(Answers)),
-            ("language", ("cpp", "triton")),
-            ("reward", get_args(Reward)),
-            ("on_forgetting", get_args(OnForgetting)),
-            ("rollouts", get_args(RolloutEngine)),
-        ):
-            given = getattr(self, name)
-            _check(given in known, name.replace("_", "-"), given, ", ".join(known))
-        _check(0 <= self.replay < 0.9, "replay", self.replay, "0% to 90%")
-        _check(self.max_forgetting > 0, "max-forgetting", self.max_forgetting, "more than 0 nats")
-        _check(self.cap > 1, "cap", self.cap, "more than 1")
-        _check(0 < self.floor <= 1, "floor", self.floor, "more than 0, at most 1")
-        _check(1 <= self.turns <= 8, "turns", self.turns, "1 to 8")
-        _check(0 <= self.discount <= 1, "discount", self.discount, "0 to 1")
-        _check(0 <= self.repeats <= 1, "repeats", self.repeats, "0 to 1")
-        if self.target and self.language != "triton":
+        for one in settings().values():
+            one.check(getattr(self, one.name))
+        if not self.target:
+            return
+        from ratchet.judge.options import parse_target
+
+        parse_target(self.target)
+        if self.language != "triton":
             raise LearnError(
                 f"target {self.target!r} needs kernels in Triton, and these are in "
                 f"{self.language}: learn with --language triton"
             )
-        if self.target and self.rival != "eager":
+        if self.rival != "eager":
             raise LearnError(
                 f"nothing is timed for target {self.target!r}: leave out --against-compile"
             )
-        _check(0 <= self.blur < 1, "blur", self.blur, "0 to below 1")
-        _check(1 <= self.soup <= 16, "soup", self.soup, "1 to 16 models")
-        _check(
-            0 < self.rollout_memory < 1, "rollout-memory", self.rollout_memory, "between 0 and 1"
-        )
-        _check(self.lora >= 0, "lora", self.lora, "0 or more")
-        for name in ("steps", "batch", "problems", "updates", "measure_every", "save_every"):
-            _check(getattr(self, name) >= 1, name, getattr(self, name), "1 or more")
-        _check(self.group >= 2, "group", self.group, "2 or more answers")
-        _check(self.context >= 16, "context", self.context, "16 or more tokens")
-        _check(self.vocabulary >= 512, "vocabulary", self.vocabulary, "512 or more")
 
     @property
     def learns_against_eager(self) -> bool:
@@ -174,7 +178,7 @@ class LearnConfig(msgspec.Struct, frozen=True, kw_only=True):
     def in_training(self) -> LearnConfig:
         """Return the config whose rewards tell answers apart however fast the rival is.
 
-        Where all answers are slower than the rival, or over `cap` times as fast, rewards that end
+        If all answers are slower than the rival, or over `cap` times as fast, rewards that end
         there are all equal and teach nothing.
         """
         return self.changed(cap=WIDE[1], floor=WIDE[0]) if self.learns_against_eager else self
@@ -187,7 +191,7 @@ class LearnConfig(msgspec.Struct, frozen=True, kw_only=True):
     def rows(self, *, makes_model: bool = True) -> list[tuple[str, str]]:
         """Return every setting with its value, for people.
 
-        Without those of the small Llama where none is made: a run that goes on from a policy, or
+        Leaves out the small Llama's settings if none is made: a run that goes on from a policy, or
         takes a model by name, has another size.
         """
         left_out = () if makes_model and not self.model else OF_SMALL_LLAMA
@@ -199,14 +203,71 @@ class LearnConfig(msgspec.Struct, frozen=True, kw_only=True):
         return msgspec.structs.replace(self, **values)
 
 
-def _check(fine: bool, name: str, value: object, rule: str) -> None:
+RULES: Final = {
+    ("ge",): "{ge} or more",
+    ("gt",): "more than {gt}",
+    ("ge", "le"): "{ge} to {le}",
+    ("ge", "lt"): "{ge} to below {lt}",
+    ("gt", "le"): "more than {gt}, at most {le}",
+    ("gt", "lt"): "between {gt} and {lt}",
+}
+"""Bounds of a setting in words."""
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class LearnSetting:
+    """One field of LearnConfig, with what its annotation says of it."""
+
+    name: str
+    annotation: Any
+    default: Any
+    choices: tuple[str, ...]
+    """Of a text that names one of a few; empty for every other setting."""
+    meta: Meta
+
+    @property
+    def rule(self) -> str:
+        """Return which values are allowed, in words; empty if all are."""
+        if self.choices:
+            return ", ".join(self.choices)
+        bounds = {one: getattr(self.meta, one) for one in ("ge", "gt", "le", "lt")}
+        given = {name: one for name, one in bounds.items() if one is not None}
+        return RULES[tuple(given)].format(**given) if given else ""
+
+    def check(self, value: Any) -> None:
+        """Raise a LearnError for a value that is not allowed."""
+        named = self.name.replace("_", "-")
+        if isinstance(value, float):
+            check_range(math.isfinite(value), named, value, "a finite number")
+        try:
+            msgspec.convert(value, self.annotation)
+        except msgspec.ValidationError:
+            check_range(False, named, value, self.rule or f"a value such as {self.default!r}")
+
+
+@functools.cache
+def settings() -> Mapping[str, LearnSetting]:
+    """Return the fields of LearnConfig by name."""
+    hints = get_type_hints(LearnConfig, include_extras=True)
+    defaults = zip(LearnConfig.__struct_fields__, LearnConfig.__struct_defaults__, strict=True)
+    return {name: _setting(name, hints[name], default) for name, default in defaults}
+
+
+def _setting(name: str, annotation: Any, default: Any) -> LearnSetting:
+    plain, *metas = get_args(annotation) if hasattr(annotation, "__metadata__") else (annotation,)
+    return LearnSetting(
+        name=name,
+        annotation=annotation,
+        default=default,
+        choices=get_args(plain),
+        meta=metas[0] if metas else Meta(),
+    )
+
+
+def check_range(fine: bool, name: str, value: object, rule: str) -> None:
+    """Raise a LearnError with the rule unless a value is `fine`."""
     if not fine:
         raise LearnError(f"{name} {value!r} is out of range: give {rule}")
-
-
-def check_rounds(rounds: int) -> None:
-    """Raise for a number of rounds that no loop has."""
-    _check(1 <= rounds <= 1000, "rounds", rounds, "1 to 1000")
 
 
 def write_config(folder: Path, config: LearnConfig) -> None:

@@ -15,32 +15,31 @@ from typing import Any, Final
 
 import msgspec
 
-from ratchet.authors.knowledge.index import index_path, open_index
-from ratchet.base.errors import LearnError, WorkloadError
+from ratchet.base.errors import LearnError
 from ratchet.base.files import write_whole
 from ratchet.learn.checkpoint import check_out
-from ratchet.learn.datasets import dataset_documents
+from ratchet.learn.documents import documents
 from ratchet.learn.languages import AnswerLanguage, schedule_text
-from ratchet.learn.loops import loop_summary
+from ratchet.learn.problem_facts import loop_summary
 from ratchet.learn.rewards import SCATTER, advantages
 from ratchet.learn.tasks import LearnTask, by_family
 from ratchet.ledger.store import Ledger
 from ratchet.ledger.tables import Fingerprint
-from ratchet.workloads.text import file_text, standard_library_text
 
 EXAMPLES, TEXT, CARD = "examples.jsonl", "replay.jsonl", "card.json"
 HELD_OUT: Final = 0.1
 """Share of the replayed documents that is held out, to measure forgetting on."""
-TEXT_BYTES: Final = 2_000_000
 NEAR_BEST: Final = 0.95
 """Sources within this share of a problem's best count as its best."""
+JUDGED_WEIGHT: Final = 4
+"""How often a judged answer is taught beside a generated one."""
 COMPARED: Final = 4
-"""Right kernels of a problem from which on each is taught by how it compares with the others."""
+"""With this many right kernels of a problem, each is taught by its speed against the others."""
 KNOWN_WELL: Final = 0.25
-"""Share of the problems whose judged kernels can be compared from which on these alone are taught:
+"""Once the judged kernels of this share of the problems can be compared, they alone are taught:
 schedules drawn at random would teach slow ones again."""
+RIGHT: Final = ("screened", "proven")
 FAILED: Final = ("wrong", "crashed", "timed_out", "refused", "cheating")
-SUFFIXES: Final = frozenset({".txt", ".md", ".rst", ".py", ".cpp", ".hip", ".cu", ".h", ".hpp"})
 
 
 class TaughtAnswer(msgspec.Struct, frozen=True, kw_only=True):
@@ -57,7 +56,7 @@ class TaughtAnswer(msgspec.Struct, frozen=True, kw_only=True):
     weight: int = 1
     """How often it is taught beside the other answers to its problem."""
     worth: float = 1.0
-    """What it is taught with: below 0 it is made less likely, for it was slower than others."""
+    """Weight of its loss. Below 0, the answer was slower than others and is made less likely."""
 
 
 class CorpusCard(msgspec.Struct, frozen=True, kw_only=True):
@@ -96,10 +95,10 @@ def build_corpus(
     draws: int = 24,
     seed: int = 0,
 ) -> Corpus:
-    """Return the corpus of these problems: what their ledger judged, and `draws` triples of each.
+    """Return the corpus of these problems: the ledger's kernels, and `draws` triples of each.
 
-    Only what the device and software `here` measured counts. Whatever
-    an unseen family's problem taught the ledger stays out.
+    Only what the device and software `here` measured counts. Kernels of unseen families are left
+    out.
 
     Raises:
         LearnError: no examples at all, or replay text that cannot be read.
@@ -130,26 +129,22 @@ def build_corpus(
             "the corpus has no answer to learn: the ledger holds no proven kernel of these "
             "problems; run ratchet write on some first, or learn the language schedule"
         )
-    documents = list(dict.fromkeys(_documents(texts, datasets, ledger)))
-    random.Random(f"{seed} documents").shuffle(documents)
-    held = max(1, round(HELD_OUT * len(documents)))
-    if len(documents) < 2:
+    pieces = list(dict.fromkeys(documents(texts, datasets, ledger)))
+    random.Random(f"{seed} documents").shuffle(pieces)
+    held = max(1, round(HELD_OUT * len(pieces)))
+    if len(pieces) < 2:
         raise LearnError("the replay text is one document: give a folder of several with --text")
     # What is held out stays the same while the ledger, and so the failures, grow.
-    text, held_out = (*documents[held:], *dict.fromkeys(failures)), tuple(documents[:held])
+    text, held_out = (*pieces[held:], *dict.fromkeys(failures)), tuple(pieces[:held])
     hashes = {
         "examples": _digest(msgspec.json.encode(examples)),
         "text": _digest("\0".join(text).encode()),
         "held_out": _digest("\0".join(held_out).encode()),
     }
-    counts = Counter(one.kind for one in examples)
+    counts = dict(Counter(one.kind for one in examples))
     card = CorpusCard(
         hash=_digest(json.dumps(hashes, sort_keys=True).encode()),
-        counts={
-            **counts,
-            "failures": len(failures),
-            "documents": len(text) + len(held_out),
-        },
+        counts=counts | {"failures": len(failures), "documents": len(text) + len(held_out)},
         duplicates=duplicates,
         hashes=hashes,
         train=by_family(tasks),
@@ -179,11 +174,7 @@ def write_corpus(folder: Path, corpus: Corpus) -> None:
 
 
 def read_corpus(folder: Path) -> Corpus:
-    """Return the corpus of a folder.
-
-    Raises:
-        LearnError: it holds none.
-    """
+    """Return the corpus of a folder; raise a LearnError if it holds none."""
     try:
         card = msgspec.json.decode((folder / CARD).read_bytes(), type=CorpusCard)
         examples = msgspec.json.Decoder(TaughtAnswer).decode_lines((folder / EXAMPLES).read_bytes())
@@ -200,6 +191,28 @@ def read_corpus(folder: Path) -> Corpus:
     )
 
 
+def _taught(
+    task: LearnTask,
+    language: AnswerLanguage,
+    answer: str,
+    *,
+    kind: str,
+    kernel: str = "",
+    weight: int = 1,
+    worth: float = 1.0,
+) -> TaughtAnswer:
+    return TaughtAnswer(
+        kind=kind,
+        problem=task.name,
+        family=task.family,
+        prompt=language.prompt(task),
+        answer=answer,
+        kernel=kernel,
+        weight=weight,
+        worth=worth,
+    )
+
+
 def _best(
     task: LearnTask,
     rows: Sequence[dict[str, Any]],
@@ -207,34 +220,27 @@ def _best(
     ledger: Ledger | None,
 ) -> Iterator[TaughtAnswer]:
     """Yield the answers that were nearly as fast as a problem's best, the proven ones first."""
-    right = [row for row in rows if row["status"] in ("screened", "proven") and row["ratio"]]
+    right = [row for row in rows if row["status"] in RIGHT and row["ratio"]]
     best = max((_number(row["ratio"]) for row in right), default=0.0)
     seen: set[object] = set()
     for row in sorted(right, key=lambda one: (one["status"] != "proven", -_number(one["ratio"]))):
-        proven = row["status"] == "proven"
-        if row["kernel_hash"] in seen or (_number(row["ratio"]) < NEAR_BEST * best and not proven):
+        kind, kernel = str(row["status"]), str(row["kernel_hash"])
+        slow = _number(row["ratio"]) < NEAR_BEST * best
+        if kernel in seen or (slow and kind != "proven"):
             continue
-        seen.add(row["kernel_hash"])
+        seen.add(kernel)
         answer = _answer(task, row, language, ledger)
         if answer is not None:
-            yield TaughtAnswer(
-                kind=str(row["status"]),
-                problem=task.name,
-                family=task.family,
-                prompt=language.prompt(task),
-                answer=answer,
-                kernel=str(row["kernel_hash"]),
-                weight=4,
-            )
+            yield _taught(task, language, answer, kind=kind, kernel=kernel, weight=JUDGED_WEIGHT)
 
 
 def _compared(
     task: LearnTask, rows: Sequence[dict[str, Any]], language: AnswerLanguage
 ) -> Iterator[TaughtAnswer]:
-    """Yield schedules of right kernels with how much faster they were than a problem's others.
+    """Yield the schedules of right kernels, with their speed against a problem's other kernels.
 
-    A kernel counts with the mean of the logarithms of its ratios. Nothing is yielded if there are
-    fewer than COMPARED kernels, or if they differ by no more than screenings scatter.
+    A kernel's speed is the mean of its ratios' logarithms. Yields nothing for fewer than COMPARED
+    kernels, or if they differ by no more than screenings scatter.
     """
     if language.name != "schedule":
         return
@@ -242,7 +248,7 @@ def _compared(
     row_of: dict[str, dict[str, Any]] = {}
     for row in rows:
         key, ratio = str(row["kernel_hash"]), _number(row["ratio"])
-        if row["status"] in ("screened", "proven") and ratio > 0:
+        if row["status"] in RIGHT and ratio > 0:
             ratios.setdefault(key, []).append(math.log(ratio))
             if row["status"] == "proven" or key not in row_of:
                 row_of[key] = row
@@ -252,22 +258,16 @@ def _compared(
     for key, worth in zip(ratios, advantages(means, [SCATTER] * len(means)), strict=True):
         answer = _answer(task, row_of[key], language, None) if worth else None
         if answer is not None:
-            yield TaughtAnswer(
-                kind=str(row_of[key]["status"]),
-                problem=task.name,
-                family=task.family,
-                prompt=language.prompt(task),
-                answer=answer,
-                kernel=key,
-                weight=4,
-                worth=round(worth, 4),
+            kind, weight = str(row_of[key]["status"]), JUDGED_WEIGHT
+            yield _taught(
+                task, language, answer, kind=kind, kernel=key, weight=weight, worth=round(worth, 4)
             )
 
 
 def _answer(
     task: LearnTask, row: dict[str, Any], language: AnswerLanguage, ledger: Ledger | None
 ) -> str | None:
-    """Return a row's kernel as an answer; None if this language cannot say it."""
+    """Return a row's kernel as an answer; None if the language cannot express it."""
     if language.name == "schedule":
         pairs = row.get("schedule") or ()
         schedule = tuple(sorted((str(one[0]), str(one[1])) for one in pairs))
@@ -286,14 +286,7 @@ def _generated(
     """Yield triples of problem, schedule and kernel, drawn at random, without their kernels."""
     source = random.Random(f"{seed} {task.key}")
     for schedule in [*task.space.first()[:1], *(task.space.draw(source) for _ in range(draws))]:
-        yield TaughtAnswer(
-            kind="generated",
-            problem=task.name,
-            family=task.family,
-            prompt=language.prompt(task),
-            answer=schedule_text(schedule),
-            kernel="",
-        )
+        yield _taught(task, language, schedule_text(schedule), kind="generated")
 
 
 def _failures(task: LearnTask, rows: Iterable[dict[str, Any]]) -> list[str]:
@@ -309,34 +302,6 @@ def _failures(task: LearnTask, rows: Iterable[dict[str, Any]]) -> list[str]:
                 f"{row['reason']} {evidence}"[:2000]
             )
     return found
-
-
-def _documents(
-    texts: Sequence[Path], datasets: Sequence[str], ledger: Ledger | None
-) -> Iterator[str]:
-    """Yield the documents of files, folders and datasets.
-
-    Without any, those of `ratchet knowledge add`, the notes that ship and Python's sources.
-    """
-    for name in datasets:
-        yield from dataset_documents(name, TEXT_BYTES)
-    if not texts and not datasets:
-        with open_index(index_path(None if ledger is None else ledger.engine.url)) as index:
-            yield from index.texts()
-        whole = standard_library_text(TEXT_BYTES)
-        yield from (whole[at : at + 20_000] for at in range(0, len(whole), 20_000))
-        return
-    for place in texts:
-        files = [place]
-        if place.is_dir():
-            files = sorted(one for one in place.rglob("*") if one.suffix in SUFFIXES)
-        for path in files:
-            try:
-                text = file_text(path)
-            except WorkloadError as error:
-                raise LearnError(str(error)) from error
-            if text.strip():
-                yield from (text[at : at + 20_000] for at in range(0, len(text), 20_000))
 
 
 def _number(value: object) -> float:

@@ -25,11 +25,11 @@ FULL_S: Final = 120.0
 
 
 class EmulatedBench(ScreeningBench):
-    """A bench that has the emulator in place of the clock.
+    """A bench that asks the emulator instead of a clock.
 
-    A kernel is right or wrong by its outputs. Its ratio is estimated: the bound on the time of the
-    generator's first schedule over the kernel's own. Such ratios stay among themselves: they are
-    kept apart from measured ones, in the ledger too.
+    The outputs say whether a kernel is right. Its ratio is an estimate: the bound on the time of
+    the generator's first schedule over the kernel's own bound. The ledger keeps such ratios apart
+    from measured ones.
     """
 
     def __init__(self, court: Court, *, target: str) -> None:
@@ -37,7 +37,7 @@ class EmulatedBench(ScreeningBench):
         self._target = target
 
     def _recall(self) -> None:
-        """Read nothing: measured answers do not count here, and the others are read when asked."""
+        """Read nothing: emulated answers are read when they are asked for."""
 
     def _screen(self, task: LearnTask, new: Sequence[Proposal]) -> None:
         plain = task.space.kernel(task.space.first()[0])
@@ -87,7 +87,7 @@ def _bound_s(said: Screening) -> float | None:
 
 
 def open_bench(court: Court, config: LearnConfig) -> ScreeningBench:
-    """Return the source of rewards that a config names: the clock's, or the emulator's."""
+    """Return the bench that a config names: with a clock, or with the emulator."""
     if config.target:
         return EmulatedBench(court, target=config.target)
     return ScreeningBench(court, rival=config.rival)

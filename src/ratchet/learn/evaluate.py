@@ -1,4 +1,4 @@
-"""Evaluate answers to problems: valid, right, fast; of a policy or of random schedules."""
+"""Evaluate the answers of a policy, or random schedules: are they valid, right, fast?"""
 
 from __future__ import annotations
 
@@ -7,7 +7,6 @@ import random
 import statistics
 import time
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
 from typing import Final
 
 import msgspec
@@ -21,10 +20,9 @@ from ratchet.learn.grpo import is_fast, read_candidate
 from ratchet.learn.languages import AUTHOR, language_of
 from ratchet.learn.models import Policy
 from ratchet.learn.rewards import reward_of
-from ratchet.learn.rollouts import Rollouts, TransformersRollouts
-from ratchet.learn.sampling import DrawRequest
+from ratchet.learn.rollouts import Rollouts
 from ratchet.learn.tasks import LearnTask
-from ratchet.measure.quantiles import t_quantile
+from ratchet.measure.estimate import t_quantile
 
 RESAMPLES: Final = 1000
 SURE: Final = 0.9
@@ -46,11 +44,11 @@ class ProblemScore(msgspec.Struct, frozen=True, kw_only=True):
     fast: float
     reward: float
     best: float | None
-    """Highest screened ratio: an estimate that is too high."""
+    """Highest screened ratio: it overestimates, as the best of several."""
 
 
 class Evaluation(msgspec.Struct, frozen=True, kw_only=True):
-    """Means over problems of what their answers are, with 95 % intervals over problems."""
+    """Means over problems, with 95 % intervals over problems."""
 
     answers: int
     valid: float
@@ -67,29 +65,28 @@ class Evaluation(msgspec.Struct, frozen=True, kw_only=True):
     problems: tuple[ProblemScore, ...]
 
 
-@dataclass(frozen=True, kw_only=True, slots=True)
-class Wanted:
-    """The settings of an evaluation."""
-
-    answers: int = 6
-    """To each problem."""
-    seed: int = 0
-
-
 def evaluate(
-    draw: Drawer, tasks: Sequence[LearnTask], bench: Bench, config: LearnConfig, wanted: Wanted
+    draw: Drawer,
+    tasks: Sequence[LearnTask],
+    bench: Bench,
+    config: LearnConfig,
+    *,
+    answers: int = 6,
+    seed: int = 0,
 ) -> Evaluation:
-    """Return how good a drawer's answers to these problems are. Unmeasured ones do not count."""
+    """Return how good a drawer's `answers` to each of these problems are.
+
+    Answers that could not be measured do not count.
+    """
     before = bench.judged
     scores = []
     for task in tasks:
-        candidates = draw(task, wanted.answers, wanted.seed)
-        outcomes = judge_answers(bench, task, candidates)
+        outcomes = judge_answers(bench, task, draw(task, answers, seed))
         score = _score(task, outcomes, config)
         if score is not None:
             scores.append(score)
-    fast = _interval([one.fast for one in scores], wanted.seed)
-    reward = _interval([one.reward for one in scores], wanted.seed)
+    fast = _interval([one.fast for one in scores], seed)
+    reward = _interval([one.reward for one in scores], seed)
     return Evaluation(
         answers=sum(one.answers for one in scores),
         valid=_mean([one.valid for one in scores]),
@@ -114,13 +111,12 @@ def with_headroom(
     seed: int,
     until: float = math.inf,
 ) -> list[LearnTask]:
-    """Return the `most` problems on which most can be won by choosing a schedule, in their order.
+    """Return the `most` problems where the choice of a schedule matters most, in their order.
 
-    HEADROOM_ANSWERS random schedules of each are judged. First come the problems where one of them
-    is fast, by the share of those that are not; then those where none is or all are, by the highest
-    reward less the mean. A problem that any schedule solves, or none, shows no policy's worth. No
-    policy is asked, so none is favoured. Problems that are not judged by `until`, on the clock of
-    `time.monotonic`, come last.
+    Judges HEADROOM_ANSWERS random schedules of each. Problems where some are fast come first, by
+    the share that is not; then the others, by the highest reward less the mean. A problem that any
+    schedule solves, or none, tells no policies apart. No policy is asked, so none is favoured.
+    Problems that are not judged by `until`, on the clock of `time.monotonic`, come last.
     """
     headroom: dict[str, tuple[float, float]] = {}
     for task in tasks:
@@ -133,7 +129,7 @@ def with_headroom(
 
 
 def _headroom(outcomes: Sequence[Screening], config: LearnConfig) -> tuple[float, float]:
-    """Return what is left to win: of the share that is fast, and of the reward."""
+    """Return the room for a rise of the share that is fast, and of the reward."""
     pairs = [(one, reward_of(one, config)) for one in outcomes]
     rewards = [reward for _, reward in pairs if reward is not None]
     fast = _mean([is_fast(one) for one, reward in pairs if reward is not None])
@@ -141,10 +137,10 @@ def _headroom(outcomes: Sequence[Screening], config: LearnConfig) -> tuple[float
 
 
 def least_rise(before: Evaluation, after: Evaluation) -> float:
-    """Return what the reward rose by, at least, with 90 % confidence.
+    """Return the lower 90 % bound on the rise of the reward.
 
-    The rises on the problems that both evaluations have, by Student's t: their mean less the
-    quantile for one problem fewer, times its standard error. One problem alone is never sure.
+    It is Student's t bound on the mean rise over the problems that both evaluations have. One
+    problem alone gives 0.
     """
     known = {one.problem: one.reward for one in before.problems}
     rises = [one.reward - known[one.problem] for one in after.problems if one.problem in known]
@@ -157,19 +153,13 @@ def least_rise(before: Evaluation, after: Evaluation) -> float:
 def policy_drawer(
     policy: Policy, *, temperature: float = 1.0, rollouts: Rollouts | None = None
 ) -> Drawer:
-    """Return what draws a policy's answers, with transformers unless `rollouts` is given."""
+    """Return a drawer of a policy's answers; transformers draws them unless `rollouts` is given."""
     language = language_of(policy.card.answers, policy.card.language)
-    engine = rollouts or TransformersRollouts()
+    engine = rollouts or Rollouts()
 
     def draw(task: LearnTask, count: int, seed: int) -> list[Proposal | None]:
-        request = DrawRequest(
-            prompt=language.prompt(task),
-            count=count,
-            most_tokens=language.most_tokens,
-            temperature=temperature,
-            seed=random.Random(f"{seed} {task.key}").getrandbits(31),
-            choices=language.choices(task),
-        )
+        own = random.Random(f"{seed} {task.key}").getrandbits(31)
+        request = language.request(task, count, temperature=temperature, seed=own)
         (found,) = engine.draw(policy.model, policy.tokenizer, [request])
         return [read_candidate(language, task, one.text) for one in found]
 
@@ -177,7 +167,7 @@ def policy_drawer(
 
 
 def random_drawer(task: LearnTask, count: int, seed: int) -> list[Proposal | None]:
-    """Return schedules at random."""
+    """Return `count` random schedules."""
     source = random.Random(f"{seed} random {task.key}")
     drawn = [task.space.draw(source) for _ in range(count)]
     return [Proposal(kernel=task.space.kernel(one), author=AUTHOR, schedule=one) for one in drawn]

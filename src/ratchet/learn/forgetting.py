@@ -1,15 +1,17 @@
-"""Forgetting: a model's loss on held-out pretraining text, and its distance from the base."""
+"""Forgetting: what is measured on held-out pretraining text, and what is replayed against it."""
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
+import numpy as np
 import torch
 from torch import Tensor
 from torch.nn import functional as F
 
-from ratchet.learn.replay import TextWindows
+from ratchet.base.errors import LearnError
 
 WINDOWS = 16
 """Windows that are measured, at most."""
@@ -18,9 +20,59 @@ NUMBERS = 100_000_000
 windows."""
 
 
+class TextWindows:
+    """Documents cut into windows of `length` tokens."""
+
+    def __init__(self, texts: Sequence[str], tokenizer: Any, length: int) -> None:
+        ids: list[int] = []
+        for text in texts:
+            found = tokenizer(text, add_special_tokens=False, truncation=False)["input_ids"]
+            ids += [*found, tokenizer.eos_token_id]
+        count = len(ids) // length
+        if count < 1:
+            raise LearnError(
+                f"the replay text has {len(ids)} tokens and a window {length}: "
+                "give more text with --text, or a smaller --context"
+            )
+        self._windows = torch.tensor(ids[: count * length], dtype=torch.long).view(count, length)
+        self.length = length
+
+    def __len__(self) -> int:
+        return len(self._windows)
+
+    def batch(self, count: int, *, seed: int, step: int) -> Tensor:
+        """Return the windows of a step, [count, length]; the seed and the step decide which."""
+        order = np.random.default_rng([seed, step]).integers(0, len(self._windows), size=count)
+        return self._windows[torch.from_numpy(order)]
+
+    def spread(self, count: int) -> Tensor:
+        """Return windows spread evenly over all documents, [up to count, length]."""
+        places = torch.linspace(0, len(self) - 1, min(count, len(self)))
+        return self._windows[places.long()]
+
+
+class ReplayDebt:
+    """Counts the windows that each step owes, so that `share` of all tokens are replayed.
+
+    A step of few tokens owes a part of a window. Parts add up until a window is due.
+    """
+
+    def __init__(self, share: float, length: int, owed: float = 0.0) -> None:
+        self.share, self._length, self.owed = share, length, owed
+
+    def due(self, tokens: int) -> int:
+        """Return how many windows to replay beside `tokens` other tokens."""
+        if self.share <= 0:
+            return 0
+        self.owed += tokens * self.share / (1 - self.share)
+        count = int(self.owed // self._length)
+        self.owed -= count * self._length
+        return count
+
+
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Retained:
-    """A measure of what a model still knows of its pretraining."""
+    """How much a model still knows of its pretraining."""
 
     loss: float
     """On held-out text, in nats a token."""
@@ -33,7 +85,7 @@ class Retained:
 
 
 class BaseMemory:
-    """The base model's predictions on held-out text, to compare a later model with."""
+    """The base model's predictions on held-out text; later models are compared with them."""
 
     def __init__(self, base: Any, held_out: TextWindows) -> None:
         each = held_out.length * base.get_input_embeddings().weight.shape[0]
@@ -42,7 +94,7 @@ class BaseMemory:
         self._loss, _ = _read(self._base, self._windows)
 
     def measure(self, model: Any) -> Retained:
-        """Return what `model` still knows."""
+        """Compare a model with the base model."""
         now = _predicted(model, self._windows)
         loss, completed = _read(now, self._windows)
         divergence = float((self._base.exp() * (self._base - now)).sum(-1).mean())

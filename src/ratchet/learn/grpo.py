@@ -25,46 +25,29 @@ from ratchet.learn.config import LearnConfig
 from ratchet.learn.languages import AnswerLanguage
 from ratchet.learn.objectives import SkillTest
 from ratchet.learn.rewards import advantages, credits, is_dead, is_jump, noise_of, reward_of, shared
-from ratchet.learn.rollouts import Rollouts, TransformersRollouts
+from ratchet.learn.rollouts import Rollouts
 from ratchet.learn.sampling import DrawRequest, Sampled, answer_logs, drawn_logs
 from ratchet.learn.tasks import LearnTask
-from ratchet.learn.training import StepWork
+from ratchet.learn.training import Objective, StepWork
 
 ADAPTER: Final = "disable_adapter"
-"""What LoRA's models have: without the adapter they are the policy that GRPO began with."""
+"""A model with LoRA has it. Without its adapter, it is the policy that GRPO began with."""
 HOTTER: Final = 1.3
 """Factor of the temperature when a dead group is drawn again."""
 REJECTED: Final = ("wrong", "cheating", "refused")
-"""Statuses of a full verdict that make a jump of the reward a hack. A busy machine's time-out does
-not."""
+"""If a full verdict has one of these statuses, a jump of the reward is a hack. A time-out on a busy
+machine is not."""
 SUSPECTS: Final = 3
 """Kernels that are judged in full after a jump of the reward."""
 
 
 class NoReward(LearnError):
-    """A whole epoch brought no reward."""
-
-
-class Judging:
-    """Has a bench answer in one thread of its own, since the judge's processes are a thread's."""
-
-    def __init__(self, bench: Bench, pool: ThreadPoolExecutor) -> None:
-        self.bench, self._pool = bench, pool
-
-    def ask(
-        self, task: LearnTask, candidates: Sequence[Proposal | None]
-    ) -> Future[list[Screening]]:
-        """Return the outcomes to come."""
-        return self._pool.submit(judge_answers, self.bench, task, candidates)
-
-    def in_full(self, task: LearnTask, candidate: Proposal) -> str:
-        """Return the status of a full verdict."""
-        return self._pool.submit(self.bench.in_full, task, candidate.kernel).result()
+    """Every reward of a whole epoch was zero."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Group:
-    """The answers to one problem in one turn, with what they are worth."""
+    """The answers to one problem in one turn, with their rewards."""
 
     task: LearnTask
     answers: tuple[Sampled, ...]
@@ -72,21 +55,21 @@ class Group:
     outcomes: tuple[Screening, ...]
     rewards: tuple[float, ...]
     earned: tuple[float, ...]
-    """The rewards, less what equal kernels split, and a share of what later turns made of them."""
+    """Rewards after equal kernels split a share, plus a share of the later turns' rewards."""
     dead: bool
-    """Whether the answers were worth the same before equal kernels split a share of it."""
+    """Whether all rewards were equal before equal kernels split a share."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Draft:
-    """The answers of a turn before the judge has spoken."""
+    """The answers of a turn that the judge has not answered yet."""
 
     answers: Sequence[Sampled]
     candidates: Sequence[Proposal | None]
     future: Future[list[Screening]]
 
 
-class Reinforcement:
+class Reinforcement(Objective):
     """The objective of GRPO."""
 
     stage = "grpo"
@@ -98,22 +81,23 @@ class Reinforcement:
         tokenizer: Any,
         tasks: Sequence[LearnTask],
         language: AnswerLanguage,
-        judging: Judging,
+        bench: Bench,
         config: LearnConfig,
         *,
+        pool: ThreadPoolExecutor,
         skills: SkillTest | None = None,
         deadline: float | None = None,
         rollouts: Rollouts | None = None,
     ) -> None:
-        """After `deadline`, on the clock of `time.monotonic`, no group is drawn again.
+        """`pool`: the bench answers in its threads, while the next group is drawn.
 
-        `rollouts` draws the answers; by default transformers does.
+        After `deadline`, on the clock of `time.monotonic`, no group is drawn again.
         """
         if not tasks:
             raise LearnError("there is no problem to train on: name other families")
         self._tokenizer, self._tasks, self._language = tokenizer, list(tasks), language
-        self._judging, self._config, self._skills = judging, config, skills
-        self._rollouts = rollouts or TransformersRollouts()
+        self._bench, self._pool, self._config, self._skills = bench, pool, config, skills
+        self._rollouts = rollouts or Rollouts()
         self._deadline = math.inf if deadline is None else deadline
         with_copy = config.kl > 0 and not hasattr(model, ADAPTER)
         self._start = _frozen(model) if with_copy else None
@@ -159,7 +143,7 @@ class Reinforcement:
         return StepWork(tokens=tokens, loss=loss, updates=config.updates, figures=figures)
 
     def _start_logs(self, model: Any, answers: Sequence[Sampled]) -> Tensor:
-        """Return the log-probabilities that the policy gave when GRPO began, as `answer_logs`."""
+        """Return `answer_logs` of the policy that GRPO began with."""
         pad = self._tokenizer.pad_token_id
         if self._start is not None:
             return answer_logs(self._start, answers, pad)[0]
@@ -192,10 +176,10 @@ class Reinforcement:
         waiting = self._chosen(step)
         found: list[Group] = []
         for attempt in range(self._config.resamples + 1):
-            asked = [(task, [self._draw(model, task, step, attempt)]) for task in waiting]
-            for _ in range(1, self._config.turns):
+            asked = [(task, list[Draft]()) for task in waiting]
+            for _ in range(self._config.turns):
                 for task, drafts in asked:
-                    drafts.append(self._draw_again(model, task, step, attempt, drafts))
+                    drafts.append(self._draw(model, task, step, attempt, drafts))
             again: list[LearnTask] = []
             for task, drafts in asked:
                 own = self._judged(task, drafts)
@@ -220,51 +204,38 @@ class Reinforcement:
             found.append(self._tasks[order[place % size]])
         return list(dict.fromkeys(found))
 
-    def _draw(self, model: Any, task: LearnTask, step: int, attempt: int) -> Draft:
-        place = f"{self._config.seed} {task.key} {step} {attempt}"
-        prompt = self._first_prompt(task, place)
-        request = self._request(task, prompt, self._config.group, attempt, place)
-        (answers,) = self._rollouts.draw(model, self._tokenizer, [request])
-        return self._asked(task, answers)
-
-    def _draw_again(
+    def _draw(
         self, model: Any, task: LearnTask, step: int, attempt: int, before: Sequence[Draft]
     ) -> Draft:
-        """Return another try at each answer of the last turn, with the judge's words on it."""
-        begun = f"{self._config.seed} {task.key} {step} {attempt}"
-        place, first = f"{begun} turn {len(before)}", self._first_prompt(task, begun)
-        last = before[-1]
-        requests = []
-        for at, (one, said) in enumerate(zip(last.answers, last.future.result(), strict=True)):
-            words, right = said_of(said), said.is_right
-            prompt = self._language.again(task, one.text, words, right=right, prompt=first)
-            requests.append(self._request(task, prompt, 1, attempt, f"{place} {at}"))
+        """Draw a group of answers, or another try at each answer of the turn before."""
+        config, begun = self._config, f"{self._config.seed} {task.key} {step} {attempt}"
+        plain, blur = self._language.prompt(task), random.Random(f"{begun} blur")
+        first = self._language.blurred(plain, config.blur, blur)
+
+        def request(prompt: str, count: int, place: str) -> DrawRequest:
+            return self._language.request(
+                task,
+                count,
+                prompt=prompt,
+                temperature=config.temperature * HOTTER**attempt,
+                seed=random.Random(place).getrandbits(31),
+            )
+
+        requests = [] if before else [request(first, config.group, begun)]
+        for last in before[-1:]:
+            for at, (one, said) in enumerate(zip(last.answers, last.future.result(), strict=True)):
+                again = self._language.again(
+                    task, one.text, said_of(said), right=said.is_right, prompt=first
+                )
+                requests.append(request(again, 1, f"{begun} turn {len(before)} {at}"))
         drawn = self._rollouts.draw(model, self._tokenizer, requests)
-        return self._asked(task, [one for (one,) in drawn])
-
-    def _first_prompt(self, task: LearnTask, place: str) -> str:
-        source = random.Random(f"{place} blur")
-        return self._language.blurred(self._language.prompt(task), self._config.blur, source)
-
-    def _request(
-        self, task: LearnTask, prompt: str, count: int, attempt: int, place: str
-    ) -> DrawRequest:
-        return DrawRequest(
-            prompt=prompt,
-            count=count,
-            most_tokens=self._language.most_tokens,
-            temperature=self._config.temperature * HOTTER**attempt,
-            seed=random.Random(place).getrandbits(31),
-            choices=self._language.choices(task),
-        )
-
-    def _asked(self, task: LearnTask, answers: list[Sampled]) -> Draft:
+        answers = [one for own in drawn for one in own]
         candidates = [read_candidate(self._language, task, one.text) for one in answers]
-        future = self._judging.ask(task, candidates)
+        future = self._pool.submit(judge_answers, self._bench, task, candidates)
         return Draft(answers=answers, candidates=candidates, future=future)
 
     def _judged(self, task: LearnTask, drafts: Sequence[Draft]) -> list[Group]:
-        """Return a group for each turn, of the answers that were measured."""
+        """Return a group for each turn. Answers that could not be measured are left out."""
         outcomes = [one.future.result() for one in drafts]
         repeats = self._config.repeats
         rewards = [[reward_of(one, self._config) for one in turn] for turn in outcomes]
@@ -301,7 +272,7 @@ class Reinforcement:
             "fast": sum(is_fast(one) for one in outcomes) / count,
             "dead": self.dead,
             "resampled": self.resampled,
-            "judged": self._judging.bench.judged,
+            "judged": self._bench.judged,
         }
 
     def _watch(self, groups: Sequence[Group], mean: float, step: int) -> None:
@@ -316,7 +287,7 @@ class Reinforcement:
             pairs.sort(key=lambda one: -one[0])
             suspects = {one.kernel.hash: (task, one) for _, task, one in pairs}
             said = [
-                (one.kernel.hash[:12], task.name, self._judging.in_full(task, one))
+                (one.kernel.hash[:12], task.name, self._bench.in_full(task, one.kernel))
                 for task, one in list(suspects.values())[:SUSPECTS]
             ]
             words = ", ".join(f"{key} for {name}: {status}" for key, name, status in said)
@@ -329,7 +300,7 @@ class Reinforcement:
         self._means.append(mean)
 
     def _starved(self, rewards: Sequence[float], groups: int) -> None:
-        """Raise if a whole epoch brought no reward."""
+        """Raise NoReward if a whole epoch brought none."""
         self._since_reward = 0 if any(one > 0 for one in rewards) else self._since_reward + groups
         if self._since_reward >= max(len(self._tasks), 4):
             raise NoReward(
@@ -345,7 +316,7 @@ def read_candidate(language: AnswerLanguage, task: LearnTask, answer: str) -> Pr
 
 
 def said_of(outcome: Screening) -> str:
-    """Return the judge's words on an answer, as a prompt for another try has them."""
+    """Return the judge's words on an answer for the next prompt."""
     if outcome.is_right and outcome.ratio is not None:
         return f"right, {outcome.ratio:.2f}x"
     return f"{outcome.status}: {' '.join(outcome.reason.split())}".rstrip(": ")

@@ -6,16 +6,18 @@ answer that says anything else is invalid: it is never repaired.
 
 from __future__ import annotations
 
+import abc
 import random
 import re
 from collections.abc import Sequence
-from typing import TYPE_CHECKING, Final, Literal, Protocol
+from typing import TYPE_CHECKING, Final, Literal
 
 from ratchet.authors.author import Proposal, Schedule
 from ratchet.authors.generator.schedule import OPTIONS
 from ratchet.authors.generator.triton.schedule import TILE_OPTIONS
 from ratchet.kernels.kernel import Language
-from ratchet.learn.loops import blurred, loop_summary
+from ratchet.learn.problem_facts import blurred, loop_summary
+from ratchet.learn.sampling import DrawRequest
 from ratchet.learn.tasks import LearnTask
 
 if TYPE_CHECKING:
@@ -28,40 +30,59 @@ MOST_SAID: Final = 200
 _PAIR: Final = re.compile(r"([a-z_]+)=([a-z0-9]+);")
 
 
-class AnswerLanguage(Protocol):
-    """A way to put a problem to a model, and to read its answer."""
+class AnswerLanguage(abc.ABC):
+    """How a problem is put to a model, and how its answer is read."""
 
     name: str
     most_tokens: int
 
+    @abc.abstractmethod
     def prompt(self, task: LearnTask) -> str:
         """Return the text that a model continues."""
-        ...
 
+    @abc.abstractmethod
     def again(
         self, task: LearnTask, answer: str, said: str, *, right: bool, prompt: str = ""
     ) -> str:
-        """Return the prompt for another try after `answer`, of which the judge said `said`.
+        """Return the prompt for another try after `answer`, with the judge's words `said` on it.
 
-        `prompt`: the first one, if it was blurred.
+        `prompt` is the first prompt, if it was blurred.
         """
-        ...
 
-    def blurred(self, prompt: str, share: float, source: random.Random) -> str:
-        """Return a prompt that says a little less, and less exactly, to teach with."""
-        ...
-
+    @abc.abstractmethod
     def read(self, task: LearnTask, answer: str) -> Proposal | str:
         """Return the kernel that an answer proposes, or why it holds none."""
-        ...
+
+    def blurred(self, prompt: str, share: float, source: random.Random) -> str:
+        """Return a less exact prompt to teach with; by default the prompt itself."""
+        return prompt
 
     def choices(self, task: LearnTask) -> Sequence[Sequence[str]]:
-        """Return the words that may stand at each place of an answer; none if any text may."""
-        ...
+        """Return the words allowed at each place of an answer; none if any text is."""
+        return ()
+
+    def request(
+        self,
+        task: LearnTask,
+        count: int,
+        *,
+        prompt: str = "",
+        temperature: float = 1.0,
+        seed: int = 0,
+    ) -> DrawRequest:
+        """Return a request for `count` answers to `prompt`, by default the problem's own."""
+        return DrawRequest(
+            prompt=prompt or self.prompt(task),
+            count=count,
+            most_tokens=self.most_tokens,
+            temperature=temperature,
+            seed=seed,
+            choices=self.choices(task),
+        )
 
 
 def choice_words() -> list[str]:
-    """Return every choice of every space as the word that an answer has: `block=512;`."""
+    """Return every choice of every space as a word of an answer: `block=512;`."""
     tables = (OPTIONS, TILE_OPTIONS)
     found = {
         f"{name}={one};": None
@@ -73,12 +94,15 @@ def choice_words() -> list[str]:
 
 
 def schedule_text(schedule: Schedule) -> str:
-    """Return a schedule as an answer says it."""
+    """Return a schedule as an answer."""
     return "".join(f"{name}={value};" for name, value in sorted(schedule))
 
 
 def read_schedule(text: str, options: dict[str, tuple[str, ...]]) -> Schedule | str:
-    """Return the schedule of an answer that names each choice of `options` once, or why not."""
+    """Return the schedule that an answer names, or why it names none.
+
+    A schedule names each choice of `options` once.
+    """
     text = text.strip()
     pairs = _PAIR.findall(text)
     if "".join(f"{name}={value};" for name, value in pairs) != text or not pairs:
@@ -94,8 +118,8 @@ def read_schedule(text: str, options: dict[str, tuple[str, ...]]) -> Schedule | 
     return tuple(sorted(given.items()))
 
 
-class ScheduleLanguage:
-    """Schedules of the generator: a token for each choice, or several by another tokenizer."""
+class ScheduleLanguage(AnswerLanguage):
+    """The generator's schedules. The small Llama has one token for each choice."""
 
     name = "schedule"
     most_tokens = 160
@@ -107,28 +131,27 @@ class ScheduleLanguage:
     def again(
         self, task: LearnTask, answer: str, said: str, *, right: bool, prompt: str = ""
     ) -> str:
-        """Return the problem again, with the last answer alone and the judge's words on it."""
+        """Return the problem with the last answer and the judge's words on it."""
         return f"{prompt or self.prompt(task)}{answer}\n{JUDGED} {said[:MOST_SAID]}\n{ANSWER}"
 
     def blurred(self, prompt: str, share: float, source: random.Random) -> str:
-        """Return the prompt with a share of its sizes left out, and as many moved by one."""
+        """Leave a share of the sizes out, and move as many by one."""
         summary = prompt.removeprefix(f"{TASK} ").removesuffix(f"\n{ANSWER}")
         return f"{TASK} {blurred(summary, share, source)}\n{ANSWER}"
 
     def read(self, task: LearnTask, answer: str) -> Proposal | str:
-        """Return the kernel that the generator makes of an answer."""
+        """Return the kernel that the generator writes from an answer."""
         schedule = read_schedule(answer, task.space.options)
         if isinstance(schedule, str):
             return schedule
         return Proposal(kernel=task.space.kernel(schedule), author=AUTHOR, schedule=schedule)
 
     def choices(self, task: LearnTask) -> Sequence[Sequence[str]]:
-        """Return the words of each choice of the problem's space, in an answer's order."""
         options = sorted(task.space.options.items())
         return [[f"{name}={one};" for one in values] for name, values in options]
 
 
-class SourceLanguage:
+class SourceLanguage(AnswerLanguage):
     """Whole kernels, asked for with the agent's own prompt."""
 
     name = "source"
@@ -153,10 +176,6 @@ class SourceLanguage:
         messages = agent_messages(task, self._language, tried, kind="improve" if right else "fix")
         return "\n".join(content for _, content in messages) + "\n"
 
-    def blurred(self, prompt: str, share: float, source: random.Random) -> str:
-        """Return the prompt as it is."""
-        return prompt
-
     def read(self, task: LearnTask, answer: str) -> Proposal | str:
         """Return the kernel of the answer's last fenced code block."""
         from ratchet.authors.agent.answer import Usable, read_answer
@@ -169,10 +188,6 @@ class SourceLanguage:
             return Proposal(kernel=found.kernel, author=AUTHOR)
         return found.why
 
-    def choices(self, task: LearnTask) -> Sequence[Sequence[str]]:
-        """Return none: a source may say anything."""
-        return ()
-
 
 def agent_messages(
     task: LearnTask,
@@ -181,7 +196,7 @@ def agent_messages(
     *,
     kind: Literal["draft", "fix", "improve"] = "draft",
 ) -> list[tuple[str, str]]:
-    """Return the roles and texts that the agent sends for a problem: a draft, or another try."""
+    """Return the messages (role, text) that the agent sends for a draft, or for another try."""
     from ratchet.authors.agent.brief import brief_of
     from ratchet.authors.agent.facts import device_facts
     from ratchet.authors.agent.prompt import TurnFacts, render

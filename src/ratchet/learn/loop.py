@@ -1,7 +1,7 @@
 """The loop: authors write, the judge decides, the policy learns, and is kept only if it is better.
 
-A ratchet for the author itself. Round 0 trains the first policy; each later one has to beat the
-policy before it on held-out problems, and must not forget more than the bound.
+Round 0 trains the first policy. Each later one has to beat the policy before it on held-out
+problems, and must not forget more than the bound.
 """
 
 from __future__ import annotations
@@ -30,7 +30,6 @@ from ratchet.learn.emulated import open_bench
 from ratchet.learn.evaluate import (
     Drawer,
     Evaluation,
-    Wanted,
     evaluate,
     least_rise,
     policy_drawer,
@@ -40,16 +39,17 @@ from ratchet.learn.evaluate import (
 from ratchet.learn.grpo import NoReward
 from ratchet.learn.languages import language_of
 from ratchet.learn.models import Policy, load_policy, read_card
-from ratchet.learn.result import LearnReport, RoundRow
+from ratchet.learn.report import LearnReport, RoundRow
 from ratchet.learn.rollouts import Rollouts, open_rollouts
 from ratchet.learn.stages import (
+    LearnStage,
     StageResult,
     finished,
     grpo,
     is_whole,
     moved_back,
-    noted,
     pretrain,
+    save_with,
     sft,
 )
 from ratchet.learn.tasks import LearnTask, Names, by_family, first_tasks, make_tasks
@@ -67,7 +67,7 @@ EACH: Final[dict[str, float]] = {"write": 0.5, "sft": 0.15}
 RATES: Final[dict[str, float]] = {"base": 1.0, "sft": 0.5, "grpo": 0.05}
 """Learning rate of each stage, in shares of the loop's."""
 LAST: Final = 0.95
-"""Share of a round's budget at which its evaluation should end."""
+"""Share of a round's budget by which its evaluation should end."""
 WRITTEN: Final = 2
 """Kernels that each author writes for a problem in a turn: the policy, the search, and chance."""
 HELD_OUT: Final = (12, 96)
@@ -79,13 +79,13 @@ MOST_HELD_OUT: Final = 10
 CHOOSING: Final = 0.08
 """Share of the budget that choosing them may take."""
 ANSWERED_S: Final = 2.0
-"""Guess of what judging an answer takes, to decide how many there are."""
+"""Guess of the time that judging an answer takes, to decide how many there are."""
 TOLD_EVERY_S: Final = 2.0
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class LoopOptions:
-    """The request for a loop."""
+    """What a loop is asked for."""
 
     rounds: int
     budget_s: float
@@ -102,7 +102,7 @@ Show = Callable[[LearnReport, str], None]
 
 @dataclass(slots=True)
 class Loop:
-    """A loop's state; `run` carries it on."""
+    """A loop of rounds, and its state."""
 
     config: LearnConfig
     options: LoopOptions
@@ -114,6 +114,7 @@ class Loop:
     notes: list[str] = field(default_factory=list)
     _began: float = field(default_factory=time.monotonic)
     _before_s: float = 0.0
+    """Of the budget, in runs that were killed."""
     _told: float = 0.0
     _bench: ScreeningBench = field(init=False)
     _rollouts: Rollouts = field(init=False)
@@ -125,14 +126,15 @@ class Loop:
     """Of the model that is trained; 0 until it is there."""
     _eval_s: float = 0.0
     """Seconds that the last evaluation took."""
+    _round: tuple[float, int] = (0.0, 0)
+    """Time spent and kernels judged before this round."""
 
     @property
     def spent_s(self) -> float:
-        """Return the seconds of the budget that are gone, those of a killed run too."""
         return self._before_s + time.monotonic() - self._began
 
     def run(self) -> LearnReport:
-        """Go through the rounds, or what is left of them; return the report."""
+        """Run the rounds that are left; return the report."""
         self._restore()
         self._rollouts = open_rollouts(self.config)
         self._bench = open_bench(self.court, self.config)
@@ -147,13 +149,12 @@ class Loop:
                 self._bench.against_eager = frozenset(one.key for one in self._train)
             base = self._base()
             self._parameters = base.card.parameters
-            if not self.rows:
-                self._first(base)
             for number in range(len(self.rows), self.options.rounds + 1):
                 if self.spent_s > 0.95 * self.options.budget_s and len(self.rows) > 1:
                     self.notes.append(f"the budget ended before round {number}")
                     break
-                self._round(number, base)
+                self._round = (self.spent_s, self._bench.judged)
+                self._later_round(number, base) if number else self._first_round(base)
         finally:
             self._bench.close()
             self._rollouts.close()
@@ -176,7 +177,7 @@ class Loop:
     # --- the parts of a round
 
     def _read(self) -> None:
-        """Read the problems, for a share of the budget; a loop that goes on has the same ones."""
+        """Read the problems within a share of the budget; a resumed loop reads the same ones."""
         path, language = self.out / PROBLEMS, self.config.language
         if path.exists():
             kept = msgspec.json.decode(path.read_bytes(), type=dict[str, Names])
@@ -199,13 +200,13 @@ class Loop:
         self._answers = max(least, kernels // max(1, len(self._unseen)))
 
     def _evaluated(self) -> tuple[int, int]:
-        """Return how many answers an evaluation can judge, and the fewest to each problem."""
+        """Return how many answers an evaluation judges, and the fewest to each problem."""
         room = FIRST["eval"] * self.options.budget_s / ANSWERED_S
         kernels = int(min(max(room, HELD_OUT[0]), HELD_OUT[1]))
         return kernels, 4 if kernels < 24 else 6
 
     def _held_out(self, unseen: list[LearnTask]) -> list[LearnTask]:
-        """Return the held-out problems of every round: as many as the budget can judge."""
+        """Choose the held-out problems of all rounds: as many as the budget can judge."""
         kernels, least = self._evaluated()
         most = min(MOST_HELD_OUT, max(2, kernels // least))
         self._say("choosing held-out problems on which most can be won")
@@ -226,59 +227,27 @@ class Loop:
         )
         return done.policy
 
-    def _first(self, base: Policy) -> None:
-        began, before = self.spent_s, self._bench.judged
+    def _first_round(self, base: Policy) -> None:
         corpus = self._corpus()
-        folder = self.out / "round-0" / "sft"
-        done = sft(
-            self._within("sft", steps=self.config.steps),
-            corpus,
-            self._start(),
-            base,
-            self._train,
-            folder,
-            deadline=self._until(FIRST["sft"] * self.options.budget_s),
-            follow=self._follow("round 0: sft"),
-            rollouts=self._rollouts,
-        )
+        done = self._sft(0, base, corpus, FIRST["sft"] * self.options.budget_s)
         found = self._evaluate(done.policy)
-        self._keep(done, "the first policy", found, corpus, began, before, kept=True)
+        self._keep(done, "the first policy", found, corpus, kept=True)
 
-    def _round(self, number: int, base: Policy) -> None:
-        began, before = self.spent_s, self._bench.judged
+    def _later_round(self, number: int, base: Policy) -> None:
         left = self.options.rounds + 1 - number
         share_s = max(1.0, self.options.budget_s - self.spent_s) / left
         self._write(share_s * EACH["write"], number)
         corpus = self._corpus()
         folder = self.out / f"round-{number}"
         if (folder / "grpo" / CHECKPOINT).exists() and is_whole(folder / "sft"):
-            # A loop that was killed within GRPO goes on from the policy that GRPO began with.
+            # A loop that was killed in GRPO goes on from the policy that GRPO began with.
             taught = finished(folder / "sft", device=self.config.device)
         else:
-            taught = sft(
-                self._within("sft", steps=self.config.steps, number=number),
-                corpus,
-                self._start(),
-                base,
-                self._train,
-                folder / "sft",
-                deadline=self._until(share_s * EACH["sft"]),
-                follow=self._follow(f"round {number}: sft"),
-                rollouts=self._rollouts,
-            )
+            taught = self._sft(number, base, corpus, share_s * EACH["sft"])
+        left_s = LAST * share_s - (self.spent_s - self._round[0]) - self._eval_s
+        stage = self._stage("grpo", number, taught.policy, base, corpus, left_s)
         try:
-            done = grpo(
-                self._within("grpo", steps=10_000, number=number, replay=self._replayed()),
-                corpus,
-                taught.policy,
-                base,
-                self._train,
-                self._bench,
-                folder / "grpo",
-                deadline=self._until(LAST * share_s - (self.spent_s - began) - self._eval_s),
-                follow=self._follow(f"round {number}: grpo"),
-                rollouts=self._rollouts,
-            )
+            done = grpo(stage, self._bench)
         except NoReward as error:
             # GRPO has changed that model: take it as SFT wrote it.
             done = finished(folder / "sft", device=self.config.device)
@@ -286,27 +255,50 @@ class Loop:
         done = self._moved_back(number, done, base, corpus)
         found = self._evaluate(done.policy)
         standing = next(one.evaluation for one in reversed(self.rows) if one.kept)
-        forgot = done.trained.forgetting
-        kept, why = False, f"reward {found.reward:.3f} is above {standing.reward:.3f}"
-        if forgot > self.config.max_forgetting:
-            why = f"it forgot {forgot:.3f} nats, more than {self.config.max_forgetting:g}"
-        elif found.reward <= standing.reward:
-            why = f"reward {found.reward:.3f} is not above {standing.reward:.3f}"
-        elif least_rise(standing, found) <= 0.0:
-            why += ", but not on enough of the problems to be sure"
-        else:
-            kept = True
-        self._keep(done, why, found, corpus, began, before, kept=kept)
+        kept, why = self._is_better(found, standing, done.trained.forgetting)
+        self._keep(done, why, found, corpus, kept=kept)
 
-    def _start(self) -> Policy:
-        """Return the base model once more, to train: what is forgotten is measured against it."""
-        folder, config = self.out / "base", self.config
-        return load_policy(folder, device=config.device, training=True, lora=config.lora)
+    def _is_better(
+        self, found: Evaluation, standing: Evaluation, forgot: float
+    ) -> tuple[bool, str]:
+        """Return whether a policy takes the standing one's place, and why or why not."""
+        if forgot > self.config.max_forgetting:
+            return False, f"it forgot {forgot:.3f} nats, more than {self.config.max_forgetting:g}"
+        if found.reward <= standing.reward:
+            return False, f"reward {found.reward:.3f} is not above {standing.reward:.3f}"
+        above = f"reward {found.reward:.3f} is above {standing.reward:.3f}"
+        if least_rise(standing, found) <= 0.0:
+            return False, f"{above}, but not on enough of the problems to be sure"
+        return True, above
+
+    def _sft(self, number: int, base: Policy, corpus: Corpus, seconds: float) -> StageResult:
+        """Teach the base model the corpus. Forgetting is measured against `base`."""
+        own, config = self.out / "base", self.config
+        start = load_policy(own, device=config.device, training=True, lora=config.lora)
+        return sft(self._stage("sft", number, start, base, corpus, seconds))
+
+    def _stage(
+        self, name: str, number: int, start: Policy, base: Policy, corpus: Corpus, seconds: float
+    ) -> LearnStage:
+        config = self._within("sft", steps=self.config.steps, number=number)
+        if name == "grpo":
+            config = self._within("grpo", steps=10_000, number=number, replay=self._replayed())
+        return LearnStage(
+            config,
+            corpus,
+            start,
+            base,
+            self._train,
+            self.out / f"round-{number}" / name,
+            deadline=self._until(seconds),
+            follow=self._follow(f"round {number}: {name}"),
+            rollouts=self._rollouts,
+        )
 
     def _moved_back(
         self, number: int, done: StageResult, base: Policy, corpus: Corpus
     ) -> StageResult:
-        """Return a policy that forgot too much with weights nearer to the base model's."""
+        """Move the weights of a policy that forgot too much towards the base model's."""
         if done.trained.forgetting <= self.config.max_forgetting:
             return done
         nearer, share = moved_back(done, base, corpus, self.config)
@@ -318,10 +310,10 @@ class Loop:
         return nearer
 
     def _write(self, seconds: float, number: int) -> None:
-        """Have the policy, the search and chance write for problems where most can be won.
+        """Let the policy, the search and chance write for the problems where most can be won.
 
-        Kernels that the policy and the search write resemble each other more and more, and then
-        compare badly. Schedules drawn at random do not.
+        Kernels of the policy and the search become alike, and alike kernels teach little. Random
+        schedules stay different.
         """
         until = time.monotonic() + seconds
         policy = load_policy(self.out / "policy", device=self.config.device)
@@ -350,19 +342,25 @@ class Loop:
         self._bench.outcomes(task, proposals)
 
     def _by_promise(self, number: int) -> list[LearnTask]:
-        """Return the problems in the order of what may be won: those known least and slowest."""
+        """Return the problems, those with the slowest best kernel, or none, first."""
         known = self._bench.best()
         order = sorted(self._train, key=lambda one: known.get(one.key, 0.0))
         turn = (number - 1) * 3 % max(1, len(order))
         return order[turn:] + order[:turn]
 
     def _evaluate(self, policy: Policy) -> Evaluation:
-        """Return how good a policy is on the held-out problems, always the same ones."""
+        """Evaluate a policy on the held-out problems, which are the same in all rounds."""
         self._say("evaluating on held-out problems")
         began = time.monotonic()
-        wanted = Wanted(answers=self._answers, seed=self.config.seed)
         draw = policy_drawer(policy, rollouts=self._rollouts)
-        found = evaluate(draw, self._unseen, self._bench, self.config, wanted)
+        found = evaluate(
+            draw,
+            self._unseen,
+            self._bench,
+            self.config,
+            answers=self._answers,
+            seed=self.config.seed,
+        )
         self._eval_s = time.monotonic() - began
         return found
 
@@ -372,12 +370,10 @@ class Loop:
         why: str,
         found: Evaluation,
         corpus: Corpus,
-        began: float,
-        before: int,
         *,
         kept: bool,
     ) -> None:
-        """Note a round in the ledger, and put its policy in place if it is kept."""
+        """Record a round, and put its policy in place if it is kept."""
         trained = done.trained
         row = RoundRow(
             number=len(self.rows),
@@ -387,13 +383,13 @@ class Loop:
             forgetting=trained.forgetting,
             replay=trained.replay,
             corpus=len(corpus.examples),
-            judged=self._bench.judged - before,
-            spent_s=self.spent_s - began,
+            judged=self._bench.judged - self._round[1],
+            spent_s=self.spent_s - self._round[0],
         )
         if kept:
             figures = {"round": float(row.number), "reward": found.reward, "fast": found.fast}
             shutil.rmtree(self.out / FRESH, ignore_errors=True)
-            noted(self.out / FRESH, done.policy, figures)
+            save_with(self.out / FRESH, done.policy, figures)
         self.rows.append(row)
         self.court.ledger.remember(
             ROUND,
@@ -406,9 +402,9 @@ class Loop:
         self._say(f"round {row.number}: {'kept' if kept else 'not kept'}, {why}", always=True)
 
     def _put_in_place(self) -> None:
-        """Put the new policy where the kept one was, once its round is in the loop's state.
+        """Replace the kept policy by the new one, once the loop's state holds its round.
 
-        A loop killed before that goes through the round again, from the policy before it.
+        A loop that is killed before that repeats the round from the policy before it.
         """
         fresh, last = self.out / FRESH, self.rows[-1]
         if is_whole(fresh) and last.kept and read_card(fresh).figures["round"] == last.number:
@@ -433,7 +429,7 @@ class Loop:
         return found
 
     def _replayed(self) -> float:
-        """Return the replay that the last GRPO ended with, doubled if it still forgot."""
+        """Return the last GRPO's share of replay, doubled if it still forgot too much."""
         last = self.rows[-1]
         if last.number == 0:
             return self.config.replay
@@ -443,7 +439,7 @@ class Loop:
     def _within(
         self, stage: str, *, steps: int, number: int = 0, replay: float | None = None
     ) -> LearnConfig:
-        """Return the config of a stage: each has its rate, and each round its seed."""
+        """Return a stage's config, with the stage's rate and the round's seed."""
         config = self.config.in_training() if stage == "grpo" else self.config
         rate = self.config.rate * RATES[stage]
         share = self.config.replay if replay is None else replay
@@ -477,7 +473,7 @@ class Loop:
         write_whole(self.out / STATE, msgspec.json.encode(state))
 
     def _restore(self) -> None:
-        """Take up a loop that was killed or ended, from its finished rounds."""
+        """Restore the finished rounds of a loop that was killed or ended."""
         path = self.out / STATE
         if not path.exists():
             return

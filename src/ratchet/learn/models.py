@@ -1,9 +1,10 @@
-"""Models: a small Llama that is made here, or any causal language model by name or folder."""
+"""Policies and their models: a small Llama of our own, or any causal language model."""
 
 from __future__ import annotations
 
 import gc
 import json
+from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Final
@@ -14,20 +15,25 @@ import torch
 from ratchet.base.errors import LearnError
 from ratchet.base.files import write_whole
 from ratchet.learn.config import SIZES, LearnConfig
-from ratchet.learn.tokens import check_tokenizer
+from ratchet.learn.languages import ANSWER, END, JUDGED, TASK, choice_words
 
 CARD: Final = "policy.json"
 LONGEST: Final = 1024
 """Positions of the small Llama."""
 HEAD: Final = 32
 ONE_THREAD: Final = 5_000_000
-"""Parameters below which a model gets one thread."""
+"""A model with fewer parameters gets one thread."""
 TRAINED_BYTES: Final = 16
 """Of a weight with its gradient and AdamW's two moments, in float32."""
+PAD: Final = "<pad>"
+PLAIN_CHAT: Final = "{% for one in messages %}{{ one['content'] }}\n{% endfor %}"
+"""Template of a tokenizer that has none: a server puts a chat as a policy is taught to read it."""
+SAMPLE_CHARACTERS: Final = 2_000_000
+"""Text that the tokenizer's merges are learned from."""
 
 
 class PolicyCard(msgspec.Struct, frozen=True, kw_only=True):
-    """The card in a policy's folder."""
+    """The file policy.json in a policy's folder."""
 
     answers: str
     language: str
@@ -41,7 +47,7 @@ class PolicyCard(msgspec.Struct, frozen=True, kw_only=True):
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Policy:
-    """A model with its tokenizer, and what it writes."""
+    """A model, its tokenizer and its card."""
 
     model: Any
     tokenizer: Any
@@ -68,10 +74,53 @@ def quiet() -> None:
 def fit_threads(model: Any) -> None:
     """Give a small model on the CPU one thread.
 
-    Two threads gain it little, and on a busy machine they wait for each other in every op.
+    Two gain little, and on a busy machine they wait for each other in every op.
     """
     if count_parameters(model) < ONE_THREAD and next(model.parameters()).device.type == "cpu":
         torch.set_num_threads(1)
+
+
+def train_tokenizer(texts: Sequence[str], size: int) -> Any:
+    """Return a tokenizer of `size` tokens for these texts and for every schedule."""
+    from tokenizers import Tokenizer, decoders, models, pre_tokenizers, trainers
+    from transformers import PreTrainedTokenizerFast
+
+    words = choice_words()
+    own = Tokenizer(models.BPE())
+    own.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
+    own.decoder = decoders.ByteLevel()
+    trainer = trainers.BpeTrainer(
+        vocab_size=size - len(words) - 5,
+        initial_alphabet=pre_tokenizers.ByteLevel.alphabet(),
+        show_progress=False,
+    )
+    own.train_from_iterator(_pieces(texts), trainer)
+    found = PreTrainedTokenizerFast(
+        tokenizer_object=own, eos_token=END, pad_token=PAD, padding_side="left"
+    )
+    found.chat_template = PLAIN_CHAT
+    found.add_tokens([TASK, ANSWER, JUDGED, *words])
+    return found
+
+
+def check_tokenizer(tokenizer: Any, model: Any, place: str) -> None:
+    """Raise a LearnError if a tokenizer has tokens that a model does not know."""
+    rows = model.get_input_embeddings().weight.shape[0]
+    if len(tokenizer) > rows:
+        raise LearnError(
+            f"the tokenizer of {place!r} has {len(tokenizer)} tokens and its model {rows}: "
+            "they do not belong together; give a folder that holds both of one model"
+        )
+
+
+def _pieces(texts: Sequence[str]) -> list[str]:
+    left, found = SAMPLE_CHARACTERS, []
+    for text in texts:
+        found.append(text[:left])
+        left -= len(found[-1])
+        if left <= 0:
+            break
+    return found
 
 
 def small_llama(config: LearnConfig, tokenizer: Any) -> Any:
@@ -132,16 +181,14 @@ def load_model(
     check_tokenizer(tokenizer, model, name)
     if tokenizer.pad_token is None:
         tokenizer.pad_token = tokenizer.eos_token
+    if tokenizer.chat_template is None:
+        tokenizer.chat_template = PLAIN_CHAT
     fit_threads(model)
     return model.to(place), tokenizer
 
 
 def check_device(name: str) -> torch.device:
-    """Return the device of that name.
-
-    Raises:
-        LearnError: it is unknown, or not there.
-    """
+    """Return the device of that name; raise a LearnError if it is unknown or not there."""
     try:
         found = torch.device(name)
         torch.empty(0, device=found)
@@ -155,7 +202,7 @@ def check_device(name: str) -> torch.device:
 def _check_memory(
     shape: Any, what: str, device: torch.device, *, training: bool, lora: int
 ) -> None:
-    """Raise if the weights, and what training holds of each, do not fit; adapters are small."""
+    """Raise a LearnError if the weights, and their training state, do not fit."""
     import psutil
     from transformers import AutoModelForCausalLM
 
@@ -179,7 +226,7 @@ def _check_memory(
 
 
 def with_lora(model: Any, rank: int, *, seed: int = 0) -> Any:
-    """Return the model with LoRA's adapters on every linear layer, which alone are trained.
+    """Return the model with LoRA adapters on every linear layer; only they are trained.
 
     The seed decides the adapters' first weights.
     """
@@ -200,9 +247,7 @@ def with_lora(model: Any, rank: int, *, seed: int = 0) -> Any:
 
 
 def save_policy(folder: Path, policy: Policy) -> None:
-    """Write a policy's folder: the model as transformers reads it, its tokenizer, its card.
-
-    Adapters are merged into the weights of a copy.
+    """Write a policy's folder: model, tokenizer and card. Adapters are merged into a copy.
 
     Raises:
         LearnError: the disk is full, or the folder cannot be written.
@@ -233,10 +278,10 @@ def load_policy(
 ) -> Policy:
     """Return the policy of a folder that `ratchet learn` wrote.
 
-    `training`: there must be memory to train it, or adapters of rank `lora` on it.
+    `training` checks that there is memory to train it, or adapters of rank `lora` on it.
 
     Raises:
-        LearnError: it is no such folder.
+        LearnError: the folder holds no policy.
     """
     card = read_card(folder)
     model, tokenizer = load_model(str(folder), device=device, training=training, lora=lora)
@@ -244,11 +289,7 @@ def load_policy(
 
 
 def read_card(folder: Path) -> PolicyCard:
-    """Return the card of a policy's folder.
-
-    Raises:
-        LearnError: it has none.
-    """
+    """Return the card of a policy's folder; raise a LearnError if it has none."""
     try:
         return msgspec.json.decode((folder / CARD).read_bytes(), type=PolicyCard)
     except (OSError, msgspec.DecodeError) as error:

@@ -13,27 +13,16 @@ from torch import Tensor
 from ratchet.base.errors import LearnError
 from ratchet.learn.config import LearnConfig
 from ratchet.learn.corpus import TaughtAnswer
+from ratchet.learn.forgetting import TextWindows
 from ratchet.learn.languages import AnswerLanguage
-from ratchet.learn.replay import TextWindows
-from ratchet.learn.rollouts import Rollouts, TransformersRollouts
-from ratchet.learn.sampling import DrawRequest, Sampled, allowed_tokens, answer_logs
+from ratchet.learn.rollouts import Rollouts
+from ratchet.learn.sampling import Sampled, allowed_tokens, answer_logs
 from ratchet.learn.tasks import LearnTask
-from ratchet.learn.training import StepWork, text_loss
+from ratchet.learn.training import Objective, StepWork, text_loss
 
 
-class DrawnFromSeed:
-    """A part of an objective that keeps no state: every step is drawn anew from the seed."""
-
-    def state(self) -> dict[str, Any]:
-        """Return nothing."""
-        return {}
-
-    def restore(self, state: dict[str, Any]) -> None:
-        """Take back nothing."""
-
-
-class Pretraining(DrawnFromSeed):
-    """Predicting the next token of text."""
+class Pretraining(Objective):
+    """Predict the next token of text."""
 
     stage = "pretrain"
     least = 20
@@ -46,21 +35,17 @@ class Pretraining(DrawnFromSeed):
         batch = self._text.batch(self._config.batch, seed=self._config.seed, step=step)
         return StepWork(tokens=batch.numel(), loss=lambda: text_loss(model, batch))
 
-    def measure(self, model: Any) -> dict[str, float]:
-        """Return nothing: the held-out loss is measured by the loop."""
-        return {}
-
 
 LEAST_STEPS: Final = 100
 LEAST_LIKELY: Final = -3.0
-"""Logarithm of a token's probability below which a slow answer is not made less likely."""
+"""A slow answer's tokens are not made less likely than this logarithm of a probability."""
 
 
-class Imitation(DrawnFromSeed):
-    """Writing the answers of a corpus (SFT). The loss is on the answers, not on their prompts.
+class Imitation(Objective):
+    """Write the answers of a corpus (SFT). The loss is on the answers, not on their prompts.
 
-    Each problem comes equally often. An answer's part of the loss is multiplied by its worth; one
-    below 0 makes the answer less likely, among its problem's choices alone.
+    Each problem comes equally often. An answer's loss is multiplied by its worth. A worth below 0
+    makes the answer less likely among its problem's choices.
     """
 
     stage = "sft"
@@ -76,10 +61,7 @@ class Imitation(DrawnFromSeed):
         skills: SkillTest | None = None,
         least: int = LEAST_STEPS,
     ) -> None:
-        """`choices`: by problem, the words that may stand at each place of an answer.
-
-        `least`: steps that a deadline does not cut.
-        """
+        """`choices`: by problem, the words allowed at each place of an answer."""
         self.least = least
         self._config, self._tokenizer, self._skills = config, tokenizer, skills
         self._language = language
@@ -120,7 +102,7 @@ class Imitation(DrawnFromSeed):
 
 
 class SkillTest:
-    """A test, unjudged, of whether a model still answers for the families it was trained on."""
+    """Tests whether a model still writes kernels for trained problems. Nothing is judged."""
 
     def __init__(
         self,
@@ -131,22 +113,12 @@ class SkillTest:
         *,
         most: int = 4,
     ) -> None:
-        """`rollouts` draws the answers; by default transformers does."""
         self._tasks, self._language, self._tokenizer = tasks[:most], language, tokenizer
-        self._rollouts = rollouts or TransformersRollouts()
+        self._rollouts = rollouts or Rollouts()
 
     def measure(self, model: Any) -> dict[str, float]:
         """Return the share of greedy answers that hold a kernel."""
-        requests = [
-            DrawRequest(
-                prompt=self._language.prompt(task),
-                count=1,
-                most_tokens=self._language.most_tokens,
-                temperature=0.0,
-                choices=self._language.choices(task),
-            )
-            for task in self._tasks
-        ]
+        requests = [self._language.request(task, 1, temperature=0.0) for task in self._tasks]
         drawn = self._rollouts.draw(model, self._tokenizer, requests)
         read = [
             self._language.read(task, answer.text)

@@ -20,7 +20,7 @@ HOTTER: Final = 1.3
 
 
 class PolicyAuthor:
-    """Proposes what a policy writes. One object serves all problems of a run."""
+    """Proposes a policy's kernels. One object serves all problems of a run."""
 
     def __init__(self, policy: Policy, name: str, *, seed: int = 0) -> None:
         self.name = name

@@ -23,9 +23,9 @@ RIGHT_ALONE: Final = 0.1
 def reward_of(outcome: Screening, config: LearnConfig) -> float | None:
     """Return an answer's reward; None if the judge could not measure it.
 
-    0 unless the kernel is right, and `config.cheating` if it tried to fool the judge. A right
-    kernel has RIGHT_ALONE, and more by its speed-up: up to 1 in milestones, up to 1 in the
-    logarithm of the speed-up from the floor to the cap, or without a limit for `raw`.
+    A kernel that is not right earns 0, one that tried to fool the judge `config.cheating`. A right
+    kernel earns RIGHT_ALONE, and more for its speed-up: up to 1 by milestones or by the logarithm
+    from the floor to the cap, without a limit for `raw`.
     """
     if outcome.status == "unmeasured":
         return None
@@ -47,10 +47,10 @@ def reward_of(outcome: Screening, config: LearnConfig) -> float | None:
 def shared(
     rewards: Sequence[float | None], kernels: Sequence[str | None], repeats: float
 ) -> list[float | None]:
-    """Return rewards of which a share is split among equal kernels of one group.
+    """Return the rewards after equal kernels of one group split a share of theirs.
 
-    A right kernel that n answers gave earns each of them 1 - `repeats` + `repeats` / n of it. A
-    kernel that most of a group gave can so fall behind a slightly slower one that is new.
+    If n answers hold one right kernel, each earns 1 - `repeats` + `repeats` / n of its reward. So a
+    new kernel can beat a slightly faster one that most of the group wrote.
     """
     counts = Counter(one for one in kernels if one is not None)
     found: list[float | None] = []
@@ -63,10 +63,9 @@ def shared(
 
 
 def credits(rewards: Sequence[float | None], discount: float) -> list[float | None]:
-    """Return what each answer of a row earns: its reward, and a share of what it led to.
+    """Return what each answer of a row earns: its reward, and a share of the later ones.
 
-    The k-th answer after it counts `discount` to the k. An answer that was not measured earns
-    nothing and stays None.
+    The k-th answer after it counts `discount` to the k. None stays None, and counts 0.
     """
     found: list[float | None] = []
     later = 0.0
@@ -77,9 +76,9 @@ def credits(rewards: Sequence[float | None], discount: float) -> list[float | No
 
 
 def noise_of(outcome: Screening, config: LearnConfig) -> float:
-    """Return the standard deviation of an answer's reward if its kernel were screened again.
+    """Return the standard deviation of a kernel's reward over repeated screenings.
 
-    The emulator gives the same answer each time, and what is not timed has no noise.
+    It is 0 if nothing is timed, as with the emulator.
     """
     if config.target or not outcome.is_right or outcome.ratio is None:
         return 0.0
@@ -91,11 +90,10 @@ def noise_of(outcome: Screening, config: LearnConfig) -> float:
 
 
 def advantages(rewards: Sequence[float], noises: Sequence[float] = ()) -> list[float]:
-    """Return each reward's distance from the mean in standard deviations; 0 where all are equal.
+    """Return each reward's distance from the mean in standard deviations; 0 if all are equal.
 
-    `noises` are the rewards' own standard deviations. The part of the variance that they explain
-    says nothing about the answers, so the distances shrink by it: in a group of equally fast
-    kernels they would otherwise be noise alone, at full size.
+    `noises` are the rewards' own standard deviations. The distances shrink by the share of the
+    variance that noise explains, since a group of equally fast kernels would teach noise alone.
     """
     mean = sum(rewards) / len(rewards)
     variance = sum((one - mean) ** 2 for one in rewards) / len(rewards)
@@ -107,15 +105,12 @@ def advantages(rewards: Sequence[float], noises: Sequence[float] = ()) -> list[f
 
 
 def is_dead(rewards: Sequence[float]) -> bool:
-    """Return whether all rewards are equal, so that a group has nothing to teach."""
+    """Return whether all rewards are equal: such a group teaches nothing."""
     return len(rewards) < 2 or max(rewards) - min(rewards) < 1e-9
 
 
 def is_jump(earlier: Sequence[float], now: float, *, least: int = 6) -> bool:
-    """Return whether a step's mean reward is far above those before it.
-
-    Far is 4 standard deviations, and at least 0.25.
-    """
+    """Return whether a mean reward is 4 standard deviations, and 0.25, above those before it."""
     if len(earlier) < least:
         return False
     last = list(earlier)[-16:]

@@ -1,7 +1,7 @@
-"""Who draws a policy's answers: transformers, or vLLM where it is installed.
+"""Engines that draw a policy's answers: transformers, or vLLM.
 
 vLLM runs in this process and shares the GPU with the training. It takes the policy's weights
-before it draws, if they changed since.
+before it draws, if they have changed.
 """
 
 from __future__ import annotations
@@ -13,7 +13,7 @@ import warnings
 import weakref
 from collections.abc import Iterator, Sequence
 from dataclasses import replace
-from typing import Any, Final, Protocol
+from typing import Any, Final
 
 import torch
 from torch import Tensor
@@ -39,44 +39,27 @@ ADAPTERS: Final = "peft_config"
 """What a model with LoRA's adapters has."""
 QUIET: Final = {"VLLM_LOGGING_LEVEL": "ERROR", "VLLM_CPU_KVCACHE_SPACE": "1"}
 """Set unless the user did: no log but errors; on a CPU 1 GiB for keys and values."""
-
-
 FAR: Final = 0.5
-"""Nats a token by which an engine that has the model's weights never differs."""
+"""Nats a token. An engine that has the model's weights never differs by so much."""
 
 
-class Rollouts(Protocol):
-    """An engine that draws answers."""
+class Rollouts:
+    """Draws answers with the model itself, one request after the other."""
 
     def draw(
         self, model: Any, tokenizer: Any, requests: Sequence[DrawRequest]
     ) -> list[list[Sampled]]:
         """Return the answers to each request, drawn with the model's weights of now."""
-        ...
-
-    def close(self) -> None:
-        """Give back the memory."""
-        ...
-
-
-class TransformersRollouts:
-    """Draws with the model itself, one request after the other."""
-
-    def draw(
-        self, model: Any, tokenizer: Any, requests: Sequence[DrawRequest]
-    ) -> list[list[Sampled]]:
-        """Return the answers to each request."""
         return [sample(model, tokenizer, one) for one in requests]
 
     def close(self) -> None:
-        """Give back nothing."""
+        """Free the memory of an engine, if there is one."""
 
 
-class VllmRollouts:
+class VllmRollouts(Rollouts):
     """Draws with vLLM, all requests of a call in one batch.
 
-    Requests whose tokens are limited to choices are drawn by transformers: such answers have a few
-    tokens.
+    Transformers draws answers that are limited to choices: they have a few tokens.
     """
 
     def __init__(self, *, memory: float, seed: int = 0) -> None:
@@ -96,7 +79,7 @@ class VllmRollouts:
             LearnError: vLLM cannot run this model, or a prompt is longer than it can read.
         """
         if any(allowed_tokens(tokenizer, one.choices) for one in requests):
-            return TransformersRollouts().draw(model, tokenizer, requests)
+            return super().draw(model, tokenizer, requests)
         try:
             self._take(model)
             found = self._drawn(tokenizer, requests)
@@ -119,9 +102,9 @@ class VllmRollouts:
         cleanup_dist_env_and_memory()
 
     def _take(self, model: Any) -> None:
-        """Give the engine the model's weights, if it has others.
+        """Give the engine the model's weights, if they have changed.
 
-        Every change in place of a tensor raises its version, an optimizer's step too.
+        Every in-place change of a tensor raises its version, an optimizer's step too.
         """
         if self._engine is None:
             self._engine = _engine(model, self._memory, self._seed)
@@ -135,9 +118,9 @@ class VllmRollouts:
         self._model, self._versions = weakref.ref(model), versions
 
     def _check(self, model: Any, tokenizer: Any, answers: Sequence[Sampled]) -> None:
-        """Raise if the engine draws from other weights than the model's: tried once.
+        """Raise a LearnError, at the first answers, if the engine's weights are not the model's.
 
-        vLLM only warns of weights that it did not find.
+        vLLM only warns about weights that it did not find.
         """
         if self._checked or not answers:
             return
@@ -188,7 +171,7 @@ class VllmRollouts:
 
 
 def plain_weights(model: Any) -> Iterator[tuple[str, Tensor]]:
-    """Yield a model's weights by the names of its checkpoint, LoRA's adapters merged into them."""
+    """Yield a model's weights by their names in a checkpoint, with LoRA's adapters merged."""
     if not hasattr(model, ADAPTERS):
         yield from model.state_dict().items()
         return
@@ -205,7 +188,7 @@ def plain_weights(model: Any) -> Iterator[tuple[str, Tensor]]:
 
 
 def open_rollouts(config: LearnConfig) -> Rollouts:
-    """Return what a config names; `auto` takes vLLM for sources on a GPU, where it is installed.
+    """Return the engine that a config names; `auto` takes vLLM for sources on a GPU.
 
     Raises:
         LearnError: vLLM is asked for and not installed.
@@ -213,7 +196,7 @@ def open_rollouts(config: LearnConfig) -> Rollouts:
     there = importlib.util.find_spec("vllm") is not None
     fits = there and config.device != "cpu" and config.answers == "source"
     if config.rollouts == "transformers" or (config.rollouts == "auto" and not fits):
-        return TransformersRollouts()
+        return Rollouts()
     if not there:
         raise LearnError(
             "--rollouts vllm needs vLLM, which is not installed: pip install vllm, or give "
@@ -223,7 +206,7 @@ def open_rollouts(config: LearnConfig) -> Rollouts:
 
 
 def _engine(model: Any, memory: float, seed: int) -> Any:
-    """Return vLLM's engine for a model of this shape, without its weights yet."""
+    """Return a vLLM engine for a model of this shape, with random weights."""
     os.environ.update(IN_PROCESS)
     for name, value in QUIET.items():
         os.environ.setdefault(name, value)

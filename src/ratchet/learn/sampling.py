@@ -37,9 +37,8 @@ class Sampled:
 class DrawRequest:
     """A prompt to answer `count` times; the seed decides the answers.
 
-    A temperature of 0 is greedy, and gives one answer. With `choices`, the words that may stand at
-    each place, the model draws among these alone. A tokenizer that has no token of its own for each
-    word leaves the model free.
+    A temperature of 0 is greedy and gives one answer. `choices` are the words allowed at each
+    place. They bind the model only if the tokenizer has one token for each word.
     """
 
     prompt: str
@@ -88,7 +87,7 @@ def sample(policy: Any, tokenizer: Any, request: DrawRequest) -> list[Sampled]:
 
 
 def allowed_tokens(tokenizer: Any, choices: Sequence[Sequence[str]]) -> tuple[tuple[int, ...], ...]:
-    """Return the tokens of each place's words, and the end after them; none if words have many."""
+    """Return the tokens allowed at each place, and the end; none if a word has several tokens."""
     places = [
         [tokenizer(one, add_special_tokens=False)["input_ids"] for one in place]
         for place in choices
@@ -104,7 +103,7 @@ def read_answer(
     answer: list[int],
     allowed: tuple[tuple[int, ...], ...] = (),
 ) -> Sampled:
-    """Return an answer's tokens up to the end that the model wrote, with their text."""
+    """Return an answer up to the model's end token."""
     end = tokenizer.eos_token_id
     stop = answer.index(end) + 1 if end in answer else len(answer)
     kept = answer[:stop]
@@ -122,12 +121,11 @@ def padded(rows: Sequence[Sequence[int]], value: int) -> Tensor:
 def answer_logs(
     model: Any, answers: Sequence[Sampled], pad: int, *, as_drawn: bool = False
 ) -> tuple[Tensor, Tensor]:
-    """Return each answer token's log-probability and which are tokens, [answers, length] both.
+    """Return each answer token's log-probability, and a mask of the tokens: [answers, length] both.
 
-    The length is from the shortest prompt's end to the longest answer's. Where an answer was drawn
-    among some tokens alone, these share the probability. `as_drawn`: at the temperature that each
-    answer was drawn at, in place of 1. Answers whose logits would take much memory together go
-    through the model a few at a time, and again in the backward pass.
+    The length reaches from the shortest prompt's end to the longest answer's. Tokens that were
+    allowed at a place share its probability. `as_drawn` takes each answer's temperature instead of
+    1. To save memory, many logits are computed a few answers at a time, and again in the backward.
     """
     place = next(model.parameters()).device
     ids = padded([one.prompt + one.answer for one in answers], pad).to(place)
@@ -177,10 +175,10 @@ def _token_logs(
 
 
 def drawn_logs(logs: Tensor, answers: Sequence[Sampled]) -> Tensor:
-    """Return `logs`, as `answer_logs` gives them, with those of the engine where one drew.
+    """Return `logs` of `answer_logs`, replaced by the engine's if one drew the answer.
 
-    An engine in bfloat16 draws from other probabilities than the weights in float32 give. What an
-    update divides by are the probabilities that an answer was drawn with.
+    An update divides by the probabilities that an answer was drawn with. An engine in bfloat16 has
+    others than the float32 weights.
     """
     found = logs.clone()
     shortest = min(len(one.prompt) for one in answers)

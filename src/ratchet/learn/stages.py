@@ -6,7 +6,7 @@ import copy
 import time
 from collections.abc import Sequence
 from concurrent.futures import ThreadPoolExecutor
-from dataclasses import dataclass, replace
+from dataclasses import KW_ONLY, dataclass, replace
 from pathlib import Path
 from typing import Any, Final
 
@@ -15,12 +15,12 @@ from torch import Tensor
 
 from ratchet.base.errors import LearnError
 from ratchet.learn.bench import Bench
-from ratchet.learn.checkpoint import Curve, read_curve
+from ratchet.learn.checkpoint import Curve, Row, read_curve
 from ratchet.learn.config import LARGEST_SEED, LearnConfig
 from ratchet.learn.corpus import Corpus
-from ratchet.learn.forgetting import BaseMemory
-from ratchet.learn.grpo import Judging, Reinforcement
-from ratchet.learn.languages import language_of
+from ratchet.learn.forgetting import BaseMemory, TextWindows
+from ratchet.learn.grpo import Reinforcement
+from ratchet.learn.languages import AnswerLanguage, language_of
 from ratchet.learn.models import (
     CARD,
     Policy,
@@ -30,20 +30,19 @@ from ratchet.learn.models import (
     load_policy,
     save_policy,
     small_llama,
+    train_tokenizer,
     with_lora,
 )
 from ratchet.learn.objectives import LEAST_STEPS, Imitation, Pretraining, SkillTest
-from ratchet.learn.replay import TextWindows
 from ratchet.learn.rollouts import Rollouts
 from ratchet.learn.tasks import LearnTask
-from ratchet.learn.tokens import train_tokenizer
 from ratchet.learn.training import Follow, Objective, Trained, open_folder, train
 
 TOKENIZER = "tokenizer"
 MEMBER: Final = 1_000_003
 """Distance between the seeds of a soup's members."""
 MOVED: Final = (0.75, 0.5, 0.25)
-"""Shares of a change of weights that are tried where the whole of it forgets too much."""
+"""Shares of a change of weights to try if the whole of it forgets too much."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -53,6 +52,60 @@ class StageResult:
     policy: Policy
     trained: Trained
     folder: Path
+
+
+@dataclass(frozen=True, slots=True)
+class LearnStage:
+    """A stage that goes on from a policy: what it learns from, and where it is kept."""
+
+    config: LearnConfig
+    corpus: Corpus
+    start: Policy
+    """Is trained."""
+    base: Policy
+    """Forgetting is measured against it."""
+    tasks: Sequence[LearnTask]
+    folder: Path
+    _: KW_ONLY
+    deadline: float | None = None
+    """On the clock of `time.monotonic`."""
+    follow: Follow | None = None
+    rollouts: Rollouts | None = None
+    """Draws answers; by default transformers does."""
+
+    @property
+    def language(self) -> AnswerLanguage:
+        return language_of(self.config.answers, self.config.language)
+
+    def model(self) -> Any:
+        return with_lora(self.start.model, self.config.lora, seed=self.config.seed)
+
+    def skills(self) -> SkillTest:
+        return SkillTest(self.tasks, self.language, self.start.tokenizer, self.rollouts)
+
+    def memory(self) -> BaseMemory:
+        return BaseMemory(self.base.model, self._windows(self.corpus.held_out))
+
+    def train(self, model: Any, objective: Objective) -> StageResult:
+        trained = train(
+            model,
+            objective,
+            self.config,
+            self.folder,
+            text=self._windows(self.corpus.text) if self.config.replay else None,
+            memory=self.memory(),
+            deadline=self.deadline,
+            follow=self.follow,
+        )
+        return self.keep(model, trained, objective.stage)
+
+    def keep(self, model: Any, trained: Trained, stage: str) -> StageResult:
+        return _kept(
+            self.config, model, self.start.tokenizer, stage, self.corpus, self.folder, trained
+        )
+
+    def _windows(self, texts: Sequence[str]) -> TextWindows:
+        return TextWindows(texts, self.start.tokenizer, self.config.context)
 
 
 def pretrain(
@@ -86,47 +139,24 @@ def pretrain(
     return _kept(config, model, tokenizer, "base", corpus, folder, trained)
 
 
-def sft(
-    config: LearnConfig,
-    corpus: Corpus,
-    start: Policy,
-    base: Policy,
-    tasks: Sequence[LearnTask],
-    folder: Path,
-    *,
-    deadline: float | None = None,
-    follow: Follow | None = None,
-    rollouts: Rollouts | None = None,
-) -> StageResult:
-    """Return a policy that learned the corpus's answers; it forgets little of `base`'s text.
+def sft(stage: LearnStage) -> StageResult:
+    """Return a policy that learned the corpus's answers; it forgets little of the base's text.
 
-    With `config.soup`, it has the mean weights of so many policies, each taught in an order of its
-    own. Such a mean answers problems of other families better than its members (Wortsman et al.,
-    Model soups, ICML 2022).
+    With `config.soup`, it has the mean weights of that many policies, each taught in an order of
+    its own. Such a mean answers problems of other families better than its members (Wortsman et
+    al., Model soups, ICML 2022).
     """
+    config = stage.config
     if config.soup == 1:
-        return _taught(config, corpus, start, base, tasks, folder, deadline, follow, rollouts)
-    open_folder(folder, config)
+        return _taught(stage)
+    open_folder(stage.folder, config)
     mean: dict[str, Tensor] = {}
     ends: list[Trained] = []
-    curve = Curve(folder)
+    curve = Curve(stage.folder)
     model: Any = None
     for place in range(config.soup):
-        own = config.changed(seed=(config.seed + MEMBER * place) % LARGEST_SEED, soup=1)
-        left = None if deadline is None else max(0.0, deadline - time.monotonic())
-        model = None  # of the member before: a GPU need not hold both
-        done = _taught(
-            own,
-            corpus,
-            replace(start, model=copy.deepcopy(start.model)),
-            base,
-            tasks,
-            folder / f"member-{place}",
-            None if left is None else time.monotonic() + left / (config.soup - place),
-            _later(follow, place * config.steps),
-            rollouts,
-            least=LEAST_STEPS // config.soup,
-        )
+        model = None  # free the last member's weights: a GPU need not hold both
+        done = _taught(_member(stage, place), least=LEAST_STEPS // config.soup)
         model = done.policy.model
         for name, one in model.state_dict().items():
             if place == 0 or not one.is_floating_point():
@@ -134,102 +164,81 @@ def sft(
             else:
                 mean[name].lerp_(one.cpu(), 1 / (place + 1))
         ends.append(done.trained)
-        del done
-        for row in read_curve(folder / f"member-{place}"):
+        for row in read_curve(done.folder):
             curve.add(row | {"step": place * config.steps + int(float(row["step"]))})
+        del done
     model.load_state_dict(mean)
-    held_out = TextWindows(corpus.held_out, start.tokenizer, config.context)
     trained = Trained(
         steps=sum(one.steps for one in ends),
         stopped=next((one.stopped for one in ends if one.stopped != "done"), "done"),
         replay=max(one.replay for one in ends),
-        forgetting=BaseMemory(base.model, held_out).measure(model).forgetting,
+        forgetting=stage.memory().measure(model).forgetting,
         spent_s=sum(one.spent_s for one in ends),
     )
-    return _kept(config, model, start.tokenizer, "sft", corpus, folder, trained)
+    return stage.keep(model, trained, "sft")
 
 
-def _taught(
-    config: LearnConfig,
-    corpus: Corpus,
-    start: Policy,
-    base: Policy,
-    tasks: Sequence[LearnTask],
-    folder: Path,
-    deadline: float | None,
-    follow: Follow | None,
-    rollouts: Rollouts | None,
-    *,
-    least: int = LEAST_STEPS,
-) -> StageResult:
-    model = with_lora(start.model, config.lora, seed=config.seed)
-    language = language_of(config.answers, config.language)
-    skills = SkillTest(tasks, language, start.tokenizer, rollouts)
-    choices = {one.name: language.choices(one) for one in tasks}
+def _member(stage: LearnStage, place: int) -> LearnStage:
+    """Return the stage of one member of a soup: its own seed, folder and share of the time."""
+    config, deadline, follow = stage.config, stage.deadline, stage.follow
+    if deadline is not None:
+        now = time.monotonic()
+        deadline = now + max(0.0, deadline - now) / (config.soup - place)
+
+    def later(name: str, row: Row) -> None:
+        if stage.follow is not None:
+            stage.follow(name, row | {"step": int(float(row["step"])) + place * config.steps})
+
+    return replace(
+        stage,
+        config=config.changed(seed=(config.seed + MEMBER * place) % LARGEST_SEED, soup=1),
+        start=replace(stage.start, model=copy.deepcopy(stage.start.model)),
+        folder=stage.folder / f"member-{place}",
+        deadline=deadline,
+        follow=follow and later,
+    )
+
+
+def _taught(stage: LearnStage, *, least: int = LEAST_STEPS) -> StageResult:
     objective = Imitation(
-        corpus.examples,
-        start.tokenizer,
-        config,
-        language=language,
-        choices=choices,
-        skills=skills,
+        stage.corpus.examples,
+        stage.start.tokenizer,
+        stage.config,
+        language=stage.language,
+        choices={one.name: stage.language.choices(one) for one in stage.tasks},
+        skills=stage.skills(),
         least=least,
     )
-    trained = _trained(model, start, base, objective, config, corpus, folder, deadline, follow)
-    return _kept(config, model, start.tokenizer, "sft", corpus, folder, trained)
+    return stage.train(stage.model(), objective)
 
 
-def _later(follow: Follow | None, steps: int) -> Follow | None:
-    """Return `follow` for a run whose steps come after `steps` others."""
-    if follow is None or not steps:
-        return follow
-    told = follow
-    return lambda stage, row: told(stage, row | {"step": int(float(row["step"])) + steps})
-
-
-def grpo(
-    config: LearnConfig,
-    corpus: Corpus,
-    start: Policy,
-    base: Policy,
-    tasks: Sequence[LearnTask],
-    bench: Bench,
-    folder: Path,
-    *,
-    deadline: float | None = None,
-    follow: Follow | None = None,
-    rollouts: Rollouts | None = None,
-) -> StageResult:
+def grpo(stage: LearnStage, bench: Bench) -> StageResult:
     """Return a policy that learned from the judge's answers on its own kernels."""
-    model = with_lora(start.model, config.lora, seed=config.seed)
-    language = language_of(config.answers, config.language)
-    skills = SkillTest(tasks, language, start.tokenizer, rollouts)
+    model = stage.model()
     with ThreadPoolExecutor(1) as pool:
-        judging = Judging(bench, pool)
         objective = Reinforcement(
             model,
-            start.tokenizer,
-            tasks,
-            language,
-            judging,
-            config,
-            skills=skills,
-            deadline=deadline,
-            rollouts=rollouts,
+            stage.start.tokenizer,
+            stage.tasks,
+            stage.language,
+            bench,
+            stage.config,
+            pool=pool,
+            skills=stage.skills(),
+            deadline=stage.deadline,
+            rollouts=stage.rollouts,
         )
-        trained = _trained(model, start, base, objective, config, corpus, folder, deadline, follow)
-    return _kept(config, model, start.tokenizer, "grpo", corpus, folder, trained)
+        return stage.train(model, objective)
 
 
 def moved_back(
     done: StageResult, base: Policy, corpus: Corpus, config: LearnConfig
 ) -> tuple[StageResult, float]:
-    """Return a policy with weights between the base model's and its own, and the share of its own.
+    """Move a policy's weights towards the base model's; return it with its own weights' share.
 
-    The largest share that forgets no more than `max_forgetting`; the policy as it is, with 1, if
-    none does. Weights on the line between a model and its fine-tuned one keep much of what each
-    knows (Wortsman et al., Robust fine-tuning of zero-shot models, CVPR 2022). Only measured
-    forgetting is known of them here: how good their answers are is for the judge to say.
+    The share is the largest that forgets no more than `max_forgetting`, or 1 if none does. Weights
+    between a model and its fine-tuned one keep much of what each knows (Wortsman et al., Robust
+    fine-tuning of zero-shot models, CVPR 2022). Their answers are for the judge to measure.
     """
     memory = BaseMemory(base.model, TextWindows(corpus.held_out, base.tokenizer, config.context))
     after = done.policy.model.state_dict()
@@ -244,32 +253,14 @@ def moved_back(
         )
         kept = memory.measure(model)
         if kept.forgetting <= config.max_forgetting:
-            policy = Policy(model=model, tokenizer=done.policy.tokenizer, card=done.policy.card)
             trained = replace(done.trained, forgetting=kept.forgetting)
+            policy = replace(done.policy, model=model)
             return replace(done, policy=policy, trained=trained), share
     return done, 1.0
 
 
-def _trained(
-    model: Any,
-    start: Policy,
-    base: Policy,
-    objective: Objective,
-    config: LearnConfig,
-    corpus: Corpus,
-    folder: Path,
-    deadline: float | None,
-    follow: Follow | None,
-) -> Trained:
-    text = TextWindows(corpus.text, start.tokenizer, config.context) if config.replay else None
-    memory = BaseMemory(base.model, TextWindows(corpus.held_out, start.tokenizer, config.context))
-    return train(
-        model, objective, config, folder, text=text, memory=memory, deadline=deadline, follow=follow
-    )
-
-
 def _tokenizer(config: LearnConfig, corpus: Corpus, folder: Path) -> Any:
-    """Return the run's tokenizer: that of its folder if it goes on, or one learned now."""
+    """Return the tokenizer of a resumed run, or learn one."""
     from transformers import AutoTokenizer
 
     place = folder / TOKENIZER
@@ -316,7 +307,7 @@ def _kept(
 
 
 def finished(folder: Path, *, device: str) -> StageResult:
-    """Return the stage whose policy is in a folder, as its card tells of it."""
+    """Return a finished stage from its folder's policy and card."""
     policy = load_policy(folder, device=device)
     figures = policy.card.figures
     trained = Trained(
@@ -330,13 +321,11 @@ def finished(folder: Path, *, device: str) -> StageResult:
 
 
 def is_whole(folder: Path) -> bool:
-    """Return whether a stage's folder holds a policy that was written to the end."""
+    """Return whether a folder holds a whole policy; the card is written last."""
     return (folder / CARD).exists()
 
 
-def noted(folder: Path, policy: Policy, figures: dict[str, float]) -> Policy:
-    """Return the policy with more figures on its card, and write it to a folder."""
+def save_with(folder: Path, policy: Policy, figures: dict[str, float]) -> None:
+    """Write a policy to a folder, with more figures on its card."""
     card = msgspec.structs.replace(policy.card, figures={**policy.card.figures, **figures})
-    found = Policy(model=policy.model, tokenizer=policy.tokenizer, card=card)
-    save_policy(folder, found)
-    return found
+    save_policy(folder, replace(policy, card=card))

@@ -1,4 +1,4 @@
-"""Tasks that a policy is trained and tested on: problems with their schedules, split by family."""
+"""Problems that a policy is trained and tested on, with their schedules, split by family."""
 
 from __future__ import annotations
 
@@ -21,8 +21,8 @@ LOG = logging.getLogger(__name__)
 UNSEEN: Final = ("normalisation", "convolution", "movement")
 """Families that no policy is trained on, unless others are named."""
 TRAINED: Final = ("activations", "attention", "losses", "products", "quantisation", "updates")
-"""Families to train on, unless others are named. Several of their problems have each choice of a
-schedule that the unseen families have: a policy can only guess at one that it never met."""
+"""Families to train on, unless others are named. They cover each choice of the unseen families'
+schedules several times: a policy can only guess at a choice that it never met."""
 
 
 @dataclass(frozen=True, kw_only=True, eq=False)
@@ -42,7 +42,7 @@ class LearnTask:
 
 
 MOST_UNSEEN: Final = 6
-"""Problems of an unseen family, at most: each answer to them is judged again for every policy."""
+"""Most problems of an unseen family: answers to them are judged for every policy."""
 Names = dict[str, list[str]]
 """Names of problems by family."""
 
@@ -52,11 +52,10 @@ def split_names(
 ) -> tuple[Names, Names]:
     """Return the names of the problems to train on, and of the unseen ones, by family.
 
-    `per_family` of each are drawn, and at most MOST_UNSEEN of an unseen one, in an order that only
-    `seed` decides.
+    Draws `per_family` of each family, and at most MOST_UNSEEN of an unseen one, by the seed.
 
     Raises:
-        LearnError: a family that no suite has or that is on both sides, or a side without any.
+        LearnError: a family is unknown or on both sides, or a side has none.
     """
     for one in (*trained, *unseen):
         if one not in NAMES:
@@ -89,7 +88,7 @@ def make_tasks(names: Names, *, language: str = "cpp") -> list[LearnTask]:
 def first_tasks(names: Names, language: str, *, least: int, until: float) -> list[LearnTask]:
     """Return the problems that can be read before `until`, one of each family in turn.
 
-    There are at least `least`, whatever that takes.
+    Reads at least `least` of them, however long that takes.
     """
     rounds = itertools.zip_longest(
         *([(family, one) for one in own] for family, own in names.items())
@@ -112,7 +111,7 @@ def by_family(tasks: Sequence[LearnTask]) -> Names:
 
 
 def tasks_of(names: Iterable[tuple[str, str]], language: str) -> Iterable[LearnTask]:
-    """Yield the same, one by one."""
+    """Yield the tasks of `make_tasks` for pairs of family and name."""
     for family, name in names:
         try:
             yield task_of(as_problem(name), family, language=language)

@@ -1,17 +1,17 @@
 """One training loop for pretraining, SFT and GRPO: replay, forgetting, checkpoints, curves.
 
-It is a loop of its own because TRL's trainers have no place for what is asked here: windows of
-replay in each step's loss by their share of tokens, dead groups that are drawn again, and a resumed
-run that gives the same curve. docs/how-to/learn.md says more.
+TRL's trainers have no place for windows of replay in each step's loss, draw no dead group again,
+and resume to another curve. docs/how-to/learn.md says more.
 """
 
 from __future__ import annotations
 
+import abc
 import time
 from collections.abc import Callable
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any, Final, Protocol
+from typing import Any, Final
 
 import torch
 from torch import Tensor
@@ -21,19 +21,18 @@ from ratchet.learn.checkpoint import (
     Curve,
     Row,
     RunState,
+    Trackers,
     check_out,
     load_checkpoint,
     save_checkpoint,
 )
 from ratchet.learn.config import LearnConfig, same_config, write_config
-from ratchet.learn.forgetting import BaseMemory
-from ratchet.learn.replay import ReplayDebt, TextWindows
-from ratchet.learn.trackers import Trackers
+from ratchet.learn.forgetting import BaseMemory, ReplayDebt, TextWindows
 
 WARM_UP: Final = 20
 """Updates in which the learning rate rises."""
 HALF: Final = 0.5
-"""Part of a step that must fit before the deadline, by the step before it."""
+"""Part of a step that must fit before the deadline, as the last step took."""
 MOST_REPLAY: Final = 0.5
 LEAST_REPLAY: Final = 0.01
 
@@ -50,33 +49,32 @@ class StepWork:
     figures: dict[str, float] = field(default_factory=dict)
 
 
-class Objective(Protocol):
+class Objective(abc.ABC):
     """The aim of a stage: its loss, and what is measured on the way."""
 
     stage: str
     least: int
     """Steps that a deadline does not cut: with fewer, nothing is learned."""
 
+    @abc.abstractmethod
     def work(self, model: Any, step: int) -> StepWork | None:
         """Return the work of a step; None if it brought nothing to learn from."""
-        ...
 
     def measure(self, model: Any) -> dict[str, float]:
         """Return figures that are measured now and then, such as skills."""
-        ...
+        return {}
 
     def state(self) -> dict[str, Any]:
-        """Return what a resumed run must know, as plain data."""
-        ...
+        """Return what a resumed run must know, as plain data; nothing if the seed decides all."""
+        return {}
 
-    def restore(self, state: dict[str, Any]) -> None:
+    def restore(self, state: dict[str, Any]) -> None:  # noqa: B027
         """Take back what `state` returned."""
-        ...
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Trained:
-    """The end of a stage's training."""
+    """How a stage's training ended."""
 
     steps: int
     stopped: str
@@ -104,8 +102,8 @@ def train(
 ) -> Trained:
     """Train until the steps are done, the deadline, or too much is forgotten.
 
-    A folder with a checkpoint of the same config goes on from there. `text` is replayed beside the
-    objective's own tokens; `memory` measures what is forgotten.
+    If the folder holds a checkpoint of the same config, training goes on from it. `text` is
+    replayed beside the objective's own tokens; `memory` measures what is forgotten.
 
     Raises:
         LearnError: the folder has a run of another config, or cannot be written.
@@ -186,7 +184,7 @@ def train(
 
 
 def open_folder(folder: Path, config: LearnConfig) -> None:
-    """Make a run's folder with its config, or take up one that has the same.
+    """Make a run's folder and write its config, or check that it holds the same one.
 
     Raises:
         LearnError: the folder has a run of another config, or cannot be written.

@@ -28,8 +28,14 @@ from typing import Final
 import numpy as np
 
 from ratchet.base.errors import MeasureError
-from ratchet.measure.estimate import Answer, Comparison, Floor, answer_of
-from ratchet.measure.quantiles import t_quantile
+from ratchet.measure.estimate import (
+    Answer,
+    Comparison,
+    Floor,
+    answer_of,
+    finite_exp,
+    t_quantile,
+)
 from ratchet.measure.samples import FloatArray, Sample, log_ratios
 
 DECIDES: Final = 0.993
@@ -148,13 +154,13 @@ class Sitting:
         difference, share = fit.contrast(baseline, new)
         scatter = fit.scatter.with_prior(self.prior)
         launches = self.launches_of(baseline, new)
-        reach = max(LEAST_REACH, _exp(scatter.half_width(2 / max(1, launches), SHOWN)))
+        reach = max(LEAST_REACH, finite_exp(scatter.half_width(2 / max(1, launches), SHOWN)))
         floor = Floor(low=1 / reach, high=reach, pairs=self._pairs(baseline, new))
         shown, decides = (scatter.half_width(share, level) for level in (SHOWN, DECIDES))
-        ratio, low, high = map(_exp, (difference, difference - shown, difference + shown))
+        ratio, low, high = map(finite_exp, (difference, difference - shown, difference + shown))
         answer: Answer = "undecided"
         if launches >= FEWEST_LAUNCHES:
-            least, most = _exp(difference - decides), _exp(difference + decides)
+            least, most = finite_exp(difference - decides), finite_exp(difference + decides)
             same = floor.contains(low, high)
             answer = answer_of(ratio, *((low, high) if same else (least, most)), floor)
         return Comparison(
@@ -283,8 +289,3 @@ def _levels(edges: Sequence[_Edge], processes: Sequence[str]) -> FloatArray:
         rows[row, place[edge.first]], rows[row, place[edge.second]] = 1.0, -1.0
     differences = np.asarray([edge.difference for edge in edges])
     return np.linalg.pinv(rows) @ differences if edges else np.zeros(0)
-
-
-def _exp(value: float) -> float:
-    """Return exp, kept finite and above 0."""
-    return math.exp(min(max(value, -700.0), 700.0))

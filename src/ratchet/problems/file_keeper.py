@@ -10,8 +10,6 @@ parent dies.
 
 from __future__ import annotations
 
-import contextlib
-import ctypes
 import json
 import os
 import select
@@ -19,9 +17,8 @@ import signal
 import sys
 from typing import Any
 
-from ratchet.base.process.work_limit import TICK_S, WorkLimit, descendants
-
-PR_SET_PDEATHSIG, PR_SET_CHILD_SUBREAPER = 1, 36
+from ratchet.base.process import families
+from ratchet.base.process.work_limit import TICK_S, WorkLimit
 
 
 def main() -> None:
@@ -33,9 +30,8 @@ def main() -> None:
 def keep(answer: int, limit_s: float, request: dict[str, Any], parent: int) -> None:
     """Answer the request in the file of the descriptor `answer`, as a child of `parent`."""
     signal.signal(signal.SIGTERM, lambda *_: sys.exit(1))
-    libc = ctypes.CDLL(None)
-    libc.prctl(PR_SET_CHILD_SUBREAPER, ctypes.c_ulong(1), 0, 0, 0)
-    libc.prctl(PR_SET_PDEATHSIG, ctypes.c_ulong(signal.SIGTERM), 0, 0, 0)
+    families.adopt_orphans()
+    families.prctl(families.PR_SET_PDEATHSIG, signal.SIGTERM)
     if os.getppid() == parent:
         try:
             fault = _run(answer, limit_s, request)
@@ -58,7 +54,7 @@ def _run(answer: int, limit_s: float, request: dict[str, Any]) -> str | None:
             os._exit(0)  # threads that the file started must not delay the exit
         finally:
             os._exit(1)
-    limit = WorkLimit(limit_s, lambda: descendants(child))
+    limit = WorkLimit(limit_s, lambda: families.family(child, enclosed=True))
     poller = select.poll()
     poller.register(os.pidfd_open(child), select.POLLIN)
     while not poller.poll(1e3 * max(0.0, min(limit.left_s(), TICK_S))):
@@ -76,11 +72,9 @@ def _write(answer: int, found: dict[str, Any]) -> None:
 
 
 def end_children() -> None:
-    """SIGKILL this process's descendants until none is left; it inherits the orphans."""
+    """End this process's descendants until none is left; it inherits the orphans."""
     while True:
-        for child in descendants(os.getpid())[1:]:
-            with contextlib.suppress(ProcessLookupError):
-                os.kill(child, signal.SIGKILL)
+        families.end_below(os.getpid())
         try:
             os.waitpid(-1, 0)
         except ChildProcessError:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from ratchet.guard.bisect.result import BisectResult
+from ratchet.guard.bisect.bisection import BisectResult
 from ratchet.report.console import make_console, table
 from ratchet.report.history_words import short_revision
 

@@ -9,8 +9,8 @@ from typing import Any
 from rich.progress import SpinnerColumn
 from rich.text import Text
 
-from ratchet.guard.compare.decide import MetricAnswer
-from ratchet.guard.compare.run import CompareOutcome
+from ratchet.measure.contest import CompareOutcome
+from ratchet.measure.metrics import MetricAnswer
 from ratchet.report.console import heading, make_console, table, verbatim
 from ratchet.report.progress import MovingLine
 from ratchet.report.words import show_bytes, show_rate, show_time

@@ -6,7 +6,7 @@ import math
 from collections.abc import Sequence
 from typing import Final
 
-from ratchet.learn.result import LearnReport
+from ratchet.learn.report import LearnReport
 from ratchet.report import figures
 from ratchet.report.environment import page_environment
 from ratchet.report.scale import Scale, around

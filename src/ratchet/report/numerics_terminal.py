@@ -6,8 +6,8 @@ import sys
 
 from rich.text import Text
 
+from ratchet.guard.numerics.comparison import SCRIPT, headline
 from ratchet.guard.numerics.divergence import Divergence, NumericsReport
-from ratchet.guard.numerics.script import SCRIPT, headline
 from ratchet.report.compare_terminal import short
 from ratchet.report.console import make_console, table, verbatim
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import re
 from xml.etree import ElementTree
 
-from ratchet.guard.watch.result import WatchedResult, WatchReport
+from ratchet.guard.watch.benchmarks import WatchedResult, WatchReport
 from ratchet.report.console import make_console, table
 from ratchet.report.history_words import short_revision, show_change, show_value
 

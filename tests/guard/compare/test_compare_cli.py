@@ -11,8 +11,8 @@ from pathlib import Path
 import pytest
 
 from ratchet.cli import main
-from ratchet.guard.compare import plan
 from ratchet.ledger import Ledger
+from ratchet.measure import plan
 
 
 @pytest.fixture(autouse=True)

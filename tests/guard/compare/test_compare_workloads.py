@@ -14,10 +14,10 @@ import pytest
 from ratchet.cli import main
 from ratchet.devices.fingerprint import software
 from ratchet.devices.probe import probe
-from ratchet.guard.compare import plan
-from ratchet.guard.compare.decide import Readings
 from ratchet.guard.compare.sides import WorkloadContest
 from ratchet.ledger import Ledger
+from ratchet.measure import plan
+from ratchet.measure.metrics import Readings
 from ratchet.measure.samples import Sample
 from ratchet.optimize.recipe.recipe import Recipe
 from ratchet.workloads.config import StepConfig
@@ -77,7 +77,7 @@ def own_place(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Iterator[None]
     monkeypatch.setenv("RATCHET_LEDGER", str(tmp_path / "ledger.db"))
     monkeypatch.setenv("OMP_NUM_THREADS", "1")
     monkeypatch.setattr(plan, "MOST_ROUNDS", 6)
-    monkeypatch.setattr("ratchet.guard.compare.ask.WorkloadContest", MadeUpTimes)
+    monkeypatch.setattr("ratchet.guard.compare.comparison.WorkloadContest", MadeUpTimes)
     monkeypatch.chdir(tmp_path)
     (tmp_path / "own.py").write_text(MODEL)
     yield

@@ -10,7 +10,7 @@ import pytest
 
 from ratchet.base.errors import GuardError
 from ratchet.cli import main
-from ratchet.guard.numerics.ask import compare_numerics
+from ratchet.guard.numerics.comparison import compare_numerics
 from ratchet.guard.numerics.find import first_wrong_loss
 from ratchet.report.numerics_terminal import print_numerics
 

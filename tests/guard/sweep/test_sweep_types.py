@@ -10,9 +10,9 @@ import pytest
 
 from ratchet.base.errors import GuardError
 from ratchet.cli import main
-from ratchet.guard.sweep import run
+from ratchet.guard.sweep import model_types
+from ratchet.guard.sweep.model_types import LEAST_SHARE, REPRODUCTIONS, ROWS, SweepSettings, sweep
 from ratchet.guard.sweep.row import ArmRun, TypeRow
-from ratchet.guard.sweep.run import LEAST_SHARE, REPRODUCTIONS, ROWS, SweepSettings, sweep
 from ratchet.report.sweep_table import sweep_markdown
 from ratchet.workloads.hf_config import trained_types
 
@@ -57,7 +57,7 @@ def tried(monkeypatch: pytest.MonkeyPatch) -> list[str]:
         names.extend(types)
         return [TypeRow(type=name, status="works", versions=versions) for name in types]
 
-    monkeypatch.setattr(run, "_tried", try_all)
+    monkeypatch.setattr(model_types, "_tried", try_all)
     return names
 
 
@@ -89,7 +89,7 @@ def test_a_sample_is_a_part_of_all_types(tmp_path: Path, tried: list[str]) -> No
 def test_a_type_that_differs_gets_a_script(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     runs = {"written": ArmRun(losses=(1.0,)), "bf16": ArmRun(losses=(2.0,))}
     row = TypeRow(type="bert", status="differs", why="bf16: loss 1", arm="bf16", runs=runs)
-    monkeypatch.setattr(run, "_tried", lambda *_: [row])
+    monkeypatch.setattr(model_types, "_tried", lambda *_: [row])
     found = sweep(SweepSettings(out=tmp_path, types=("bert",)), lambda *_: None)
     assert not found.passed
     folder = tmp_path / REPRODUCTIONS / "bert"

@@ -11,6 +11,7 @@ import contextlib
 import ctypes
 import functools
 import os
+import select
 import signal
 import threading
 import time
@@ -33,6 +34,9 @@ EXEC_S = 0.01
 """What a vfork's child needs to reach its execve, on an idle core."""
 WAKING_S = 0.001
 """A thread that ran this long while it was stopped was woken; less is the end of its stopping."""
+
+LONGEST_WAIT_S = 2e6
+"""poll(2) counts milliseconds in an int."""
 
 Work = Mapping[tuple[int, int], tuple[int, int]]
 """Nanoseconds on a core and switches of each thread, by the ids of its process and its own."""
@@ -82,14 +86,13 @@ def hide_memory() -> None:
 
 def read_state(pid: int) -> ProcessState | None:
     """The state of one process, or None when it is gone."""
-    text = _read(f"/proc/{pid}/stat")
-    if not text:
+    fields = stat_fields(f"/proc/{pid}/stat")
+    if not fields:
         return None
-    fields = text[text.rfind(b")") + 2 :].split()  # the command may hold spaces and brackets
     parent, group, session = (int(field) for field in fields[1:4])
     return ProcessState(
         pid=pid,
-        state=fields[0].decode(),
+        state=chr(fields[0][0]),
         parent=parent,
         group=group,
         session=session,
@@ -245,14 +248,12 @@ def has_worked(since: Work) -> bool:
 
 def _stands(pid: int) -> bool:
     """True if no thread of a process runs: the first may stand while another is on a core."""
-    states = [_read(f"/proc/{pid}/task/{thread}/stat") for thread in thread_ids(pid)]
-    return all(not s or chr(s[s.rfind(b")") + 2]) in STANDING for s in states)
+    return all(state in STANDING for state in thread_states(pid))
 
 
 def _waits(pid: int) -> bool:
     """True if a thread waits where no signal but SIGKILL reaches it: for a vfork's child, say."""
-    states = [_read(f"/proc/{pid}/task/{thread}/stat") for thread in thread_ids(pid)]
-    return any(s and chr(s[s.rfind(b")") + 2]) == "D" for s in states)
+    return "D" in thread_states(pid)
 
 
 def thread_ids(pid: int) -> Iterator[int]:
@@ -263,8 +264,20 @@ def thread_ids(pid: int) -> Iterator[int]:
 
 def has_ended(pid: int, thread: int) -> bool:
     """Return True if a thread is gone, or only waits to be reaped."""
-    stat = _read(f"/proc/{pid}/task/{thread}/stat")
-    return not stat or chr(stat[stat.rfind(b")") + 2]) in "ZX"
+    fields = stat_fields(f"/proc/{pid}/task/{thread}/stat")
+    return not fields or chr(fields[0][0]) in "ZX"
+
+
+def thread_states(pid: int) -> list[str]:
+    """Return the states of a process's threads, as letters of proc(5)."""
+    stats = [stat_fields(f"/proc/{pid}/task/{thread}/stat") for thread in thread_ids(pid)]
+    return [chr(fields[0][0]) for fields in stats if fields]
+
+
+def stat_fields(path: str) -> list[bytes]:
+    """Return the fields of a stat file from the state on; none if the process is gone."""
+    text = _read(path)
+    return text[text.rfind(b")") + 2 :].split()  # the command may hold spaces and brackets
 
 
 def _read(path: str) -> bytes:
@@ -297,6 +310,19 @@ def end(root: int, *, enclosed: bool = False) -> None:
         _signal_each([root], signal.SIGKILL)
         end_below(root, enclosed=enclosed)
         time.sleep(0.002)
+
+
+def end_session(leader: int) -> None:
+    """SIGKILL all that a child started, which leads a session and must not have been reaped.
+
+    Once it has ended, its children are nobody's descendants: one call reaches its process group,
+    without reading /proc.
+    """
+    state = read_state(leader)
+    if state is not None and state.alive:
+        end(leader)
+    with contextlib.suppress(ProcessLookupError, PermissionError):
+        os.killpg(leader, signal.SIGKILL)
 
 
 def end_below(root: int, *, enclosed: bool = True) -> None:
@@ -332,6 +358,17 @@ def _signal_each(pids: Sequence[int], number: signal.Signals) -> None:
     for pid in pids:
         with contextlib.suppress(ProcessLookupError, PermissionError):
             os.kill(pid, number)
+
+
+def has_ended_within(child: int, limit_s: float) -> bool:
+    """Wait for a child, at most so long, and leave it unreaped; return whether it ended."""
+    process = os.pidfd_open(child)
+    try:
+        poller = select.poll()
+        poller.register(process, select.POLLIN)
+        return bool(poller.poll(min(limit_s, LONGEST_WAIT_S) * 1e3))
+    finally:
+        os.close(process)
 
 
 def exit_code(pid: int) -> int | None:

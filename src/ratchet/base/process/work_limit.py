@@ -13,6 +13,8 @@ import time
 from collections.abc import Callable, Iterable
 from typing import Final
 
+from ratchet.base.process import families
+
 WALL_FACTOR: Final = 10.0
 """The wall limit, as a multiple of the limit on work."""
 TICK_S, LEAST_TICK_S = 0.1, 0.01
@@ -60,42 +62,8 @@ def at_work(pids: Iterable[int]) -> tuple[float, bool]:
     """Return the CPU seconds of processes and their ended children, and if any thread is awake."""
     total_s, awake = 0.0, False
     for pid in pids:
-        fields = _fields(f"/proc/{pid}/stat")
+        fields = families.stat_fields(f"/proc/{pid}/stat")
         if fields:  # utime, stime, cutime and cstime
             total_s += sum(map(int, fields[11:15])) * CLOCK_TICK_S
-            awake = awake or any(state in WAITS_FOR_MACHINE for state in _states(pid))
+            awake = awake or not WAITS_FOR_MACHINE.isdisjoint(families.thread_states(pid))
     return total_s, awake
-
-
-def descendants(root: int) -> list[int]:
-    """Return a process and all its descendants."""
-    children: dict[int, list[int]] = {}
-    for name in os.listdir("/proc"):
-        fields = _fields(f"/proc/{name}/stat") if name.isdigit() else []
-        if fields:
-            children.setdefault(int(fields[1]), []).append(int(name))
-    found = [root]
-    for pid in found:
-        found += children.get(pid, [])
-    return found
-
-
-def _states(pid: int) -> Iterable[str]:
-    try:
-        threads = os.listdir(f"/proc/{pid}/task")
-    except OSError:
-        return
-    for thread in threads:
-        fields = _fields(f"/proc/{pid}/task/{thread}/stat")
-        if fields:
-            yield fields[0]
-
-
-def _fields(path: str) -> list[str]:
-    """Return the fields of a stat file from the state on; none if the process is gone."""
-    try:
-        with open(path, "rb") as file:
-            text = file.read().decode(errors="replace")
-    except OSError:
-        return []
-    return text[text.rfind(")") + 2 :].split()

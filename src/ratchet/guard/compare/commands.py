@@ -1,17 +1,30 @@
-"""Arms that run a shell command: timed whole, or by the metrics that it prints last."""
+"""Two commands as the sides of a comparison: timed whole, or by the metrics they print last."""
 
 from __future__ import annotations
 
+import contextlib
 import json
 import math
 import re
-from collections.abc import Mapping
+import time
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 
 from ratchet.base.errors import GuardError
-from ratchet.guard.command import NUMBER, run_process
-from ratchet.measure.arm import Timing
+from ratchet.guard.command import NUMBER, FinishedRun, run_process
+from ratchet.measure.arm import Arm, Timing
+from ratchet.measure.metrics import (
+    BASELINE,
+    CPU_TIME,
+    NEW,
+    PEAK_MEMORY,
+    TIME,
+    TWIN,
+    Metric,
+    Readings,
+)
+from ratchet.measure.samples import Sample
 
 NAMED = re.compile(rf"([A-Za-z_][\w./%-]*)\s*[=:]\s*({NUMBER})(?![\w.])")
 BARE = re.compile(NUMBER)
@@ -37,25 +50,15 @@ class CommandSide:
         return repr(short)
 
 
-@dataclass(frozen=True, kw_only=True, slots=True)
-class Ran:
-    """One finished run of a command: times in seconds."""
-
-    time_s: float
-    cpu_time_s: float
-    peak_memory_bytes: float
-    """0 if it is not known."""
-    printed: Mapping[str, float]
-
-
 class CommandArm:
-    """Runs a command once per iteration. Implements `measure.Arm`; keeps the last run's figures."""
+    """Runs a command once per iteration; keeps the last run and the metrics that it printed."""
 
     def __init__(self, name: str, side: CommandSide, *, printed: bool, limit_s: float) -> None:
         self._name = name
         self._side, self._printed = side, printed
         self.limit_s = limit_s
-        self.last: Ran | None = None
+        self.last: FinishedRun | None = None
+        self.printed: Mapping[str, float] = {}
 
     @property
     def name(self) -> str:
@@ -63,14 +66,102 @@ class CommandArm:
 
     def run(self, iterations: int) -> Timing:
         self.last = run_command(self._side, printed=self._printed, limit_s=self.limit_s)
+        if self._printed:
+            self.printed = read_metrics(_last_line(self.last.out), self._side.shown)
         return Timing(wall_time_s=self.last.time_s, cpu_time_s=self.last.cpu_time_s)
 
 
-def run_command(side: CommandSide, *, printed: bool, limit_s: float) -> Ran:
-    """Run a command to its end.
+class CommandContest:
+    """Two commands; every run is a process of its own."""
+
+    def __init__(
+        self, a: CommandSide, b: CommandSide, *, printed: bool, higher: Sequence[str] = ()
+    ) -> None:
+        self._sides = {BASELINE: a, NEW: b, TWIN: a}
+        self._printed, self._higher = printed, tuple(higher)
+        self._arms: dict[str, CommandArm] = {}
+        self._names: dict[str, float] | None = None
+
+    @property
+    def titles(self) -> tuple[str, str]:
+        return self._sides[BASELINE].title, self._sides[NEW].title
+
+    @property
+    def metrics(self) -> tuple[Metric, ...]:
+        if not self._printed:
+            return (TIME, CPU_TIME, PEAK_MEMORY)
+        named = tuple(
+            Metric(name=name, higher_is_better=name in self._higher, decides=True)
+            for name in self._names or ()
+        )
+        whole = Metric(name=TIME.name, unit=TIME.unit)
+        return (*named, whole, CPU_TIME, PEAK_MEMORY)
+
+    @contextlib.contextmanager
+    def open(self, launch: int, limit_s: float) -> Iterator[Sequence[Arm]]:
+        self._arms = {
+            name: CommandArm(name, side, printed=self._printed, limit_s=limit_s)
+            for name, side in self._sides.items()
+        }
+        arms = list(self._arms.values())
+        if launch == 0:
+            # The first runs fill caches, and tell how long a run takes.
+            began_s = time.monotonic()
+            for arm in arms[:2]:
+                arm.run(1)
+                arm.limit_s = max(1.0, limit_s - (time.monotonic() - began_s))
+                self._check(arm)
+            self._check_named()
+        yield arms
+
+    def iterations(self) -> Mapping[str, int]:
+        return dict.fromkeys(self._sides, 1)
+
+    def first_round_s(self) -> float:
+        """Return the time of a round, as the first runs tell it."""
+        times = {name: arm.last.time_s for name, arm in self._arms.items() if arm.last}
+        return 2 * times[BASELINE] + times[NEW]
+
+    def read(self, readings: Readings, samples: Sequence[Sample]) -> None:
+        for sample in samples:
+            arm = self._arms[sample.arm]
+            self._check(arm)
+            ran, key = arm.last, (sample.arm, sample.launch, sample.round)
+            assert ran is not None
+            readings.add(TIME.name, *key, ran.time_s)
+            if ran.cpu_time_s > 0:
+                readings.add(CPU_TIME.name, *key, ran.cpu_time_s)
+            if ran.peak_memory_bytes > 0:
+                readings.add(PEAK_MEMORY.name, *key, ran.peak_memory_bytes)
+            for name, value in arm.printed.items():
+                readings.add(name, *key, value)
+
+    def _check_named(self) -> None:
+        """Raise GuardError if --higher names a metric that the commands do not print."""
+        printed = self._names or {}
+        for name in self._higher:
+            if name not in printed:
+                raise GuardError(
+                    f"--higher {name!r} is no metric that the commands print: they print "
+                    f"{', '.join(printed)}"
+                )
+
+    def _check(self, arm: CommandArm) -> None:
+        """Raise GuardError if a run printed other metrics than the first run of all."""
+        self._names = self._names or dict(arm.printed)
+        if self._names.keys() != arm.printed.keys():
+            raise GuardError(
+                f"command {self._sides[arm.name].shown} printed the metrics "
+                f"{', '.join(arm.printed)}, and the first run printed {', '.join(self._names)}: "
+                "print the same metrics in every run"
+            )
+
+
+def run_command(side: CommandSide, *, printed: bool, limit_s: float) -> FinishedRun:
+    """Run a command to its end; keep what it prints on stdout if that is `printed`.
 
     Raises:
-        GuardError: it cannot start, fails, outlasts `limit_s`, or prints no metric.
+        GuardError: it cannot start, fails, or outlasts `limit_s`.
     """
     try:
         done = run_process(side.command, side.folder, limit_s, side.environment, output=printed)
@@ -89,12 +180,7 @@ def run_command(side: CommandSide, *, printed: bool, limit_s: float) -> Ran:
         )
         said = _last_line(done.err) or "it printed nothing on stderr"
         raise GuardError(f"command {side.shown} {ended} ({said}): it must succeed in every run")
-    return Ran(
-        time_s=done.time_s,
-        cpu_time_s=done.cpu_time_s,
-        peak_memory_bytes=done.peak_memory_bytes,
-        printed=read_metrics(_last_line(done.out), side.shown) if printed else {},
-    )
+    return done
 
 
 def read_metrics(line: str, shown: str) -> dict[str, float]:
@@ -116,15 +202,6 @@ def read_metrics(line: str, shown: str) -> dict[str, float]:
         if not math.isfinite(value):
             raise GuardError(f"command {shown} printed {name} = {value}: print a finite number")
     return found
-
-
-def check_same_metrics(first: Mapping[str, float], now: Mapping[str, float], shown: str) -> None:
-    """Raise GuardError if a run printed other metrics than the first run of all."""
-    if first.keys() != now.keys():
-        raise GuardError(
-            f"command {shown} printed the metrics {', '.join(now)}, and the first run printed "
-            f"{', '.join(first)}: print the same metrics in every run"
-        )
 
 
 def _json_metrics(line: str) -> dict[str, float]:

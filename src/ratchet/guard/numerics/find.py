@@ -147,14 +147,7 @@ class Finder:
         return self._open(name, self._arguments("A" if name == "base" else name), side)
 
     def _arguments(self, name: str) -> dict[str, Any]:
-        side = self._sides[name]
-        return {
-            "workload": side.workload,
-            "options": dict(side.options),
-            "changes": dict(side.changes),
-            "recipe": side.recipe,
-            "double": False,
-        }
+        return {**self._sides[name].arguments(), "double": False}
 
     def _record(self, name: str, arguments: Mapping[str, Any]) -> _RecordedRun:
         self._on(f"recording {name}")

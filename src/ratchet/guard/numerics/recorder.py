@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import hashlib
 import warnings
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -154,7 +154,7 @@ class NumericsRecorder:
 
         def keep(_: nn.Module, arguments: Any, named: Any) -> None:
             if not calls:
-                calls.append((_copied(arguments), _copied(named)))
+                calls.append(_mapped((arguments, named), _copied))
 
         handle = found.register_forward_pre_hook(keep, with_kwargs=True)
         try:
@@ -197,27 +197,25 @@ def _in_double(workload: Workload) -> Workload:
     """Return the workload with weights and batches of fp64."""
     batch = workload.batch
     workload.model.double()
-    return replace(workload, batch=lambda index: _mapped(batch(index), lambda one: one.double()))
+    return replace(workload, batch=lambda index: _mapped(batch(index), _double))
 
 
-def _mapped(value: Any, change: Any) -> Any:
-    """Change the floating tensors of a batch."""
+def _double(tensor: Tensor) -> Tensor:
+    return tensor.double() if tensor.is_floating_point() else tensor
+
+
+def _copied(tensor: Tensor) -> Tensor:
+    return tensor.detach().cpu().clone()
+
+
+def _mapped(value: Any, change: Callable[[Tensor], Tensor]) -> Any:
+    """Change the tensors of a batch."""
     if isinstance(value, Tensor):
-        return change(value) if value.is_floating_point() else value
+        return change(value)
     if isinstance(value, dict):
         return {name: _mapped(one, change) for name, one in value.items()}
     if isinstance(value, tuple | list) and type(value) in (tuple, list):
         return type(value)(_mapped(one, change) for one in value)
-    return value
-
-
-def _copied(value: Any) -> Any:
-    if isinstance(value, Tensor):
-        return value.detach().cpu().clone()
-    if isinstance(value, dict):
-        return {name: _copied(one) for name, one in value.items()}
-    if isinstance(value, tuple | list) and type(value) in (tuple, list):
-        return type(value)(_copied(one) for one in value)
     return value
 
 

@@ -14,10 +14,11 @@ from ratchet.base import files
 from ratchet.base.errors import GuardError
 from ratchet.base.files import why_not_new_folder
 from ratchet.devices.probe import probe
-from ratchet.guard.repro.environment import environment_lines, environment_report
 from ratchet.guard.repro.needs import (
     CHANGES,
     comparison_needs,
+    environment_lines,
+    environment_report,
     numerics_needs,
     pinned_words,
     revisions,

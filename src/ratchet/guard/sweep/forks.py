@@ -10,7 +10,6 @@ from __future__ import annotations
 import contextlib
 import os
 import resource
-import select
 import signal
 import sys
 import tempfile
@@ -24,6 +23,7 @@ import torch._dynamo
 import torch._inductor.compile_fx
 import transformers.modeling_utils  # noqa: F401  the greater part of what each model imports
 
+from ratchet.base.process import families
 from ratchet.guard.sweep.row import SweepRequest, TypeRow
 from ratchet.guard.sweep.trial import try_type
 from ratchet.workloads.hf_config import trained_types
@@ -50,9 +50,8 @@ def in_a_fork(name: str, request: SweepRequest) -> TypeRow:
         child = os.fork()
         if child == 0:
             _in_the_child(name, request, rows, said)
-        late = not _ended(child, request.limit_s)
-        with contextlib.suppress(ProcessLookupError, PermissionError):
-            os.killpg(child, signal.SIGKILL)
+        late = not families.has_ended_within(child, request.limit_s)
+        families.end_session(child)
         _, status = os.waitpid(child, 0)
         row = _last_row(name, rows)
         if row.doing or not row.type:
@@ -87,17 +86,6 @@ def _in_the_child(name: str, request: SweepRequest, rows: IO[bytes], said: IO[by
         sys.stderr.flush()
     finally:
         os._exit(code)
-
-
-def _ended(child: int, limit_s: float) -> bool:
-    """Wait for a child without reaping it; return False if it did not end within the limit."""
-    process = os.pidfd_open(child)
-    try:
-        poller = select.poll()
-        poller.register(process, select.POLLIN)
-        return bool(poller.poll(limit_s * 1e3))
-    finally:
-        os.close(process)
 
 
 def _last_row(name: str, rows: IO[bytes]) -> TypeRow:

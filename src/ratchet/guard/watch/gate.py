@@ -9,10 +9,11 @@ from ratchet.base import git, scratch
 from ratchet.base.errors import RepositoryError
 from ratchet.devices.probe import probe
 from ratchet.guard.checkouts import Checkouts
-from ratchet.guard.watch.result import WatchedResult, WatchReport
-from ratchet.guard.watch.run import (
+from ratchet.guard.watch.benchmarks import (
     OnRun,
+    WatchedResult,
     WatchLimits,
+    WatchReport,
     confidence_for,
     watch_history,
     watch_pairs,

@@ -1,27 +1,78 @@
-"""Run a suite: head against base in pairs, or head against a history."""
+"""Time each benchmark of a suite: head against base in pairs, or head against a history."""
 
 from __future__ import annotations
 
 import math
 import random
 import time
-from collections.abc import Callable, Sequence
-from dataclasses import dataclass, replace
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import asdict, dataclass, replace
 from pathlib import Path
+from typing import Any, Literal
 
 import numpy as np
 
 from ratchet.guard.checkouts import Checkouts
-from ratchet.guard.watch.result import WatchAnswer, WatchedResult
 from ratchet.guard.watch.suite_file import WatchedCommand, WatchSuite
 from ratchet.history.analysis import analyse_one
 from ratchet.history.series import HistorySeries
-from ratchet.measure.estimate import interval, noise_of
-from ratchet.measure.quantiles import t_quantile
+from ratchet.ledger.observations import Better
+from ratchet.measure.estimate import interval, noise_of, t_quantile
+
+WatchAnswer = Literal["slower", "faster", "not slower", "undecided", "no baseline", "failed"]
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class WatchedResult:
+    """One benchmark's answer."""
+
+    name: str
+    unit: str
+    better: Better
+    answer: WatchAnswer
+    why: str
+    base: float | None = None
+    """Median of the base."""
+    head: float | None = None
+    worse: float | None = None
+    """How much worse the head is: 0.02 is 2 % slower, or 2 % less where higher is better."""
+    low: float | None = None
+    high: float | None = None
+    runs: int = 0
+    """Pairs, or runs of the head against a history."""
+    time_s: float = 0.0
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class WatchReport:
+    """The answers of a suite."""
+
+    base: str
+    """A revision, or the file of a history."""
+    head: str
+    margin: float
+    """What is allowed to be slower."""
+    confidence: float
+    """Of each interval: 95 % for all of them together."""
+    results: tuple[WatchedResult, ...]
+    notes: tuple[str, ...]
+    advisory: bool
+
+    @property
+    def red(self) -> bool:
+        """Return whether the gate is closed."""
+        bad = any(one.answer in ("slower", "failed") for one in self.results)
+        return bad and not self.advisory
+
+    def as_json(self) -> dict[str, Any]:
+        return {**asdict(self), "red": self.red}
+
 
 LEAST_HISTORY = 5
 """Results of the newest level that a history needs to be a baseline."""
 _LEAST_RUNS = 3
+Values = Mapping[str, Sequence[float]]
+"""What each side measured."""
 OnRun = Callable[[str, int], None]
 """Called with a benchmark's name and how many of its pairs or runs are done; with 0 as it begins.
 Also with what is built, and 0."""
@@ -61,38 +112,16 @@ def watch_pairs(
     for name, commit in (("base", base), ("head", head)):
         on_run(f"building the {name}", 0)
         places[name] = checkouts.get(commit)
-    deadline = time.monotonic() + limits.time_s
-    results = []
-    for one in suite.benchmark:
-        started_s = time.monotonic()
-        on_run(one.name, 0)
-        why = {name: place.why for name, place in places.items() if place.why}
-        values: dict[str, list[float]] = {"base": [], "head": []}
-        rng = random.Random(f"{limits.seed} {one.name}")
-        for count in range(pairs_of(one, suite, limits.pairs)):
-            late = count >= _LEAST_RUNS and time.monotonic() > deadline
-            if late or "head" in why:
-                break
-            for side in rng.sample(["base", "head"], 2):
-                if side in why:
-                    continue
-                run = one.measured().run(places[side].folder)
-                if run.value is None:
-                    why[side] = run.why
-                else:
-                    values[side].append(run.value)
-            on_run(one.name, count + 1)
-        if "head" in why:
-            found = _without(one, "failed", why["head"])
-        elif "base" in why:
-            head_value = float(np.median(values["head"]))
-            found = _without(
-                one, "no baseline", f"the base cannot run it: {why['base']}", head_value
-            )
-        else:
-            found = _compared(one, suite, values["base"], values["head"])
-        results.append(replace(found, time_s=time.monotonic() - started_s))
-    return results
+    folders = {name: place.folder for name, place in places.items()}
+    broken = {name: place.why for name, place in places.items() if place.why}
+
+    def answer(one: WatchedCommand, values: Values, why: Mapping[str, str]) -> WatchedResult:
+        if "base" not in why:
+            return _compared(one, suite, values["base"], values["head"])
+        value = float(np.median(values["head"]))
+        return _without(one, "no baseline", f"the base cannot run it: {why['base']}", value)
+
+    return _watched(suite, folders, broken, limits, on_run, answer)
 
 
 def watch_history(
@@ -107,24 +136,45 @@ def watch_history(
 
     Only results of the same machine are a baseline.
     """
+
+    def answer(one: WatchedCommand, values: Values, why: Mapping[str, str]) -> WatchedResult:
+        own = [series for series in history if series.benchmark == one.name]
+        return _predicted(one, suite, own, device, values["head"])
+
+    return _watched(suite, {"head": folder}, {}, limits, on_run, answer)
+
+
+def _watched(
+    suite: WatchSuite,
+    folders: Mapping[str, Path],
+    broken: Mapping[str, str],
+    limits: WatchLimits,
+    on_run: OnRun,
+    answer: Callable[[WatchedCommand, Values, Mapping[str, str]], WatchedResult],
+) -> list[WatchedResult]:
+    """Run each benchmark in the folders, in random order; answer unless the head cannot run it."""
     deadline = time.monotonic() + limits.time_s
     results = []
     for one in suite.benchmark:
         started_s = time.monotonic()
         on_run(one.name, 0)
-        values: list[float] = []
-        why = ""
+        why, values = dict(broken), {name: list[float]() for name in folders}
+        rng = random.Random(f"{limits.seed} {one.name}")
         for count in range(pairs_of(one, suite, limits.pairs)):
-            if count >= _LEAST_RUNS and time.monotonic() > deadline:
+            late = count >= _LEAST_RUNS and time.monotonic() > deadline
+            if late or "head" in why:
                 break
-            run = one.measured().run(folder)
-            if run.value is None:
-                why = run.why
-                break
-            values.append(run.value)
+            for side in rng.sample(list(folders), len(folders)):
+                if side in why:
+                    continue
+                run = one.measured().run(folders[side])
+                if run.value is None:
+                    why[side] = run.why
+                else:
+                    values[side].append(run.value)
             on_run(one.name, count + 1)
-        own = [series for series in history if series.benchmark == one.name]
-        found = _without(one, "failed", why) if why else _predicted(one, suite, own, device, values)
+        failed = "head" in why
+        found = _without(one, "failed", why["head"]) if failed else answer(one, values, why)
         results.append(replace(found, time_s=time.monotonic() - started_s))
     return results
 

@@ -1,17 +1,18 @@
-"""Run a comparison: launches of paired rounds, and an answer at each planned look."""
+"""Compare two sides: launches of paired rounds, and an answer at each planned look."""
 
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
+from contextlib import AbstractContextManager
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Any, Protocol
 
 import numpy as np
 
-from ratchet.guard.compare.decide import MetricAnswer, Readings, decide_all, exit_code
-from ratchet.guard.compare.plan import PairPlan, least_budget_s, look_confidence, make_plan
-from ratchet.guard.compare.sides import CommandContest, Contest
+from ratchet.measure.arm import Arm
+from ratchet.measure.metrics import Metric, MetricAnswer, Readings, decide_all, exit_code
+from ratchet.measure.plan import PairPlan, least_budget_s, look_confidence, make_plan
 from ratchet.measure.rounds import FEWEST_ROUNDS, run_rounds
 from ratchet.measure.samples import Sample
 
@@ -20,6 +21,32 @@ PILOT_ROUNDS = 2
 """Rounds that tell how long one takes; they do not count."""
 AFTERWARDS = 1.05
 """How much the time that is suggested exceeds the estimate."""
+
+
+class Contest(Protocol):
+    """Two sides: opens their arms for each launch, and reads what the arms measured."""
+
+    @property
+    def titles(self) -> tuple[str, str]: ...
+
+    @property
+    def metrics(self) -> tuple[Metric, ...]: ...
+
+    def open(self, launch: int, limit_s: float) -> AbstractContextManager[Sequence[Arm]]:
+        """Start the arms a, b and twin, and warm them."""
+        ...
+
+    def first_round_s(self) -> float | None:
+        """Return a round's time, known from opening alone; None if rounds must tell."""
+        ...
+
+    def iterations(self) -> Mapping[str, int]:
+        """Return each arm's iterations in a sample."""
+        ...
+
+    def read(self, readings: Readings, samples: Sequence[Sample]) -> None:
+        """Add one round's values."""
+        ...
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -145,9 +172,10 @@ class _Comparison:
             )
         self.contest.read(self.readings, ())
 
-    def _make_plan(self, arms: Any) -> None:
-        if isinstance(self.contest, CommandContest):
-            self.setup_s, self.round_s = 0.0, self.contest.first_round_s()
+    def _make_plan(self, arms: Sequence[Arm]) -> None:
+        first_s = self.contest.first_round_s()
+        if first_s is not None:
+            self.setup_s, self.round_s = 0.0, first_s
         else:
             began_s = time.monotonic()
             iterations = self.contest.iterations()
@@ -156,7 +184,7 @@ class _Comparison:
         left_s = self.left_s + self.setup_s  # the first launch has been set up
         self.plan = make_plan(left_s, setup_s=self.setup_s, round_s=self.round_s)
 
-    def _keep(self, index: int, samples: Any) -> None:
+    def _keep(self, index: int, samples: Sequence[Sample]) -> None:
         assert self.plan is not None
         self.samples += samples
         self.contest.read(self.readings, samples)
@@ -217,8 +245,6 @@ def compare_contest(
 
     `on_samples` is given the samples of each launch, also of one that is cut short.
 
-    Raises:
-        GuardError: a command failed, or printed no metric.
-        ArmFailure: the process of a workload died.
+    Raises whatever the contest does, and MeasureError for a metric of 0 or less.
     """
     return _Comparison(contest, settings, on_progress, on_samples).run()

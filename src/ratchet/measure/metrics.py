@@ -13,13 +13,16 @@ from typing import Any
 
 import numpy as np
 
-from ratchet.base.errors import GuardError
+from ratchet.base.errors import MeasureError
 from ratchet.measure.estimate import (
     Answer,
     Floor,
     answer_of,
+    finite_exp,
+    floor_of,
     interval,
     noise_of,
+    ratio_of,
     why_undecided,
 )
 from ratchet.measure.samples import FloatArray
@@ -65,7 +68,7 @@ class Readings:
         return float(np.median(list(self.of(metric, arm).values())))
 
     def log_ratios(self, metric: str, baselines: Sequence[str], new: str) -> list[FloatArray]:
-        """Return log(baseline / new) of the pairs of each launch; GuardError for 0 or less.
+        """Return log(baseline / new) of the pairs of each launch; MeasureError for 0 or less.
 
         Of several copies of the baseline, their geometric mean counts: with two, a ratio's variance
         is three quarters of that with one.
@@ -76,7 +79,7 @@ class Readings:
         for key in sorted(second.keys() & copies[0].keys() if copies else ()):
             values = [one[key] for one in copies if key in one]
             if (least := min(*values, second[key])) <= 0:
-                raise GuardError(
+                raise MeasureError(
                     f"metric {metric!r} was {least:g}: a ratio needs values above 0; print "
                     "another metric, or add a constant"
                 )
@@ -139,11 +142,10 @@ def decide(
     if pairs < 2 or sum(len(one) for one in twins) < 2:
         return None
     sign = -1.0 if metric.higher_is_better else 1.0
-    centre, half = _interval([sign * one for one in launches], confidence)
-    centre_aa, half_aa = _interval(twins, FLOOR_CONFIDENCE)
-    reach = math.exp(min(abs(centre_aa) + half_aa, 700.0))
-    floor = Floor(low=1 / reach, high=reach, pairs=sum(len(one) for one in twins))
-    ratio, low, high = (_exp(centre + step) for step in (0.0, -half, half))
+    centre, half = interval([sign * one for one in launches], confidence, RESAMPLES)
+    ratio, low, high = (finite_exp(centre + step) for step in (0.0, -half, half))
+    _, low_aa, high_aa = ratio_of(twins, FLOOR_CONFIDENCE, RESAMPLES)
+    floor = floor_of(low_aa, high_aa, sum(len(one) for one in twins))
     limit = 1 / (1 + allowed)
     answer = _answer(ratio, low, high, floor, allowed)
     not_slower = answer in ("faster", "equivalent") or (allowed > 0 and low > limit)
@@ -211,11 +213,3 @@ def _more_pairs(pairs: int, centre: float, half: float, floor: Floor, allowed: f
         return None
     needed = pairs * (width / distance) ** 2
     return max(2, math.ceil(needed - pairs)) if needed < TOO_MANY_PAIRS else None
-
-
-def _interval(launches: Sequence[FloatArray], confidence: float) -> tuple[float, float]:
-    return interval(launches, confidence, RESAMPLES)
-
-
-def _exp(value: float) -> float:
-    return math.exp(min(max(value, -700.0), 700.0))

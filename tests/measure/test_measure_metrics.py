@@ -10,10 +10,10 @@ from hypothesis import given
 from hypothesis import strategies as st
 from simulated_machine import Machine, simulate
 
-from ratchet.base.errors import GuardError
-from ratchet.guard.compare.decide import BASELINE, NEW, TIME, TWIN, Metric, Readings, decide
-from ratchet.guard.compare.decide import exit_code as code_of
-from ratchet.guard.compare.plan import (
+from ratchet.base.errors import MeasureError
+from ratchet.measure.metrics import BASELINE, NEW, TIME, TWIN, Metric, Readings, decide
+from ratchet.measure.metrics import exit_code as code_of
+from ratchet.measure.plan import (
     FEWEST_PAIRS,
     LEAST_LAUNCHES,
     MOST_LAUNCHES,
@@ -104,7 +104,7 @@ def test_more_may_be_better() -> None:
 
 
 def test_a_value_of_zero_has_no_ratio() -> None:
-    with pytest.raises(GuardError, match="needs values above 0"):
+    with pytest.raises(MeasureError, match="needs values above 0"):
         decide(constant(0.0, 1.0), TIME, allowed=0, confidence=0.99)
 
 

@@ -22,8 +22,10 @@ import msgspec
 from ratchet import __version__
 from ratchet.base import files
 from ratchet.base.errors import GuardError
-from ratchet.base.process import watchdog
-from ratchet.guard.repro.sweep import write_type
+from ratchet.base.process import families, watchdog
+from ratchet.guard.repro.needs import RATCHET
+from ratchet.guard.repro.scripts import SWEEP_SCRIPT
+from ratchet.guard.repro.write import SCRIPT, Reported, quoted, write_finding
 from ratchet.guard.sweep.row import STATUSES, SweepRequest, TypeRow, share_that_trains
 from ratchet.workloads.hf_config import trained_types
 
@@ -177,7 +179,7 @@ def _tried(types: Sequence[str], settings: SweepSettings, versions: str) -> Iter
                         left.remove(row.type)
                         yield row
             finally:
-                process.kill()
+                families.end(process.pid)
                 code = process.wait()
             if code == 0 or not left:
                 return
@@ -216,12 +218,16 @@ def _reproduce(row: TypeRow, settings: SweepSettings) -> None:
     if run is not None and run.losses:
         facts.append(f"- losses of `{row.arm}`: {list(run.losses)}")
         facts.append(f"- losses as written: {list(row.runs['written'].losses)}")
-    write_type(
-        row.type,
-        row.arm,
-        f"hf:{row.type} {row.status} ({row.arm})",
-        tuple(facts),
-        settings.out / REPRODUCTIONS / row.type,
-        versions=row.versions,
+    title = f"hf:{row.type} {row.status} ({row.arm})"
+    needs = (RATCHET, row.versions)
+    text = SWEEP_SCRIPT.format(
+        title=quoted([title]),
+        needs=quoted(needs),
+        type=row.type,
+        arm=row.arm,
         quick=row.quick and row.status != "differs",
     )
+    found = Reported(
+        kind="sweep", title=title, facts=tuple(facts), texts={SCRIPT: text}, needs=needs
+    )
+    write_finding(found, settings.out / REPRODUCTIONS / row.type)

@@ -1,16 +1,54 @@
-"""Pretraining text from Hugging Face datasets: those of the hub, or folders on this machine."""
+"""Pretraining text: files, folders, Hugging Face datasets, and what ships with Ratchet."""
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any, Final
 
-from ratchet.base.errors import LearnError
+from ratchet.authors.knowledge.index import index_path, open_index
+from ratchet.base.errors import LearnError, WorkloadError
+from ratchet.ledger.store import Ledger
+from ratchet.workloads.text import file_text, standard_library_text
 
 COLUMN: Final = "text"
 PIECE: Final = 20_000
-"""Most characters of a document: a longer row becomes several."""
+"""Most characters of a document: a longer text becomes several."""
+TEXT_BYTES: Final = 2_000_000
+"""Text of a dataset, or of what ships, at most."""
+SUFFIXES: Final = frozenset({".txt", ".md", ".rst", ".py", ".cpp", ".hip", ".cu", ".h", ".hpp"})
+"""Of the files that are read in a folder."""
+
+
+def documents(
+    texts: Sequence[Path], datasets: Sequence[str], ledger: Ledger | None
+) -> Iterator[str]:
+    """Yield the documents of files, folders and datasets.
+
+    Without any, yield those of `ratchet knowledge add`, the notes that ship and Python's sources.
+
+    Raises:
+        LearnError: a file or a dataset cannot be read.
+    """
+    for name in datasets:
+        yield from dataset_documents(name, TEXT_BYTES)
+    if not texts and not datasets:
+        with open_index(index_path(None if ledger is None else ledger.engine.url)) as index:
+            yield from index.texts()
+        whole = standard_library_text(TEXT_BYTES)
+        yield from (whole[at : at + PIECE] for at in range(0, len(whole), PIECE))
+        return
+    for place in texts:
+        files = [place]
+        if place.is_dir():
+            files = sorted(one for one in place.rglob("*") if one.suffix in SUFFIXES)
+        for path in files:
+            try:
+                text = file_text(path)
+            except WorkloadError as error:
+                raise LearnError(str(error)) from error
+            if text.strip():
+                yield from (text[at : at + PIECE] for at in range(0, len(text), PIECE))
 
 
 def dataset_documents(name: str, most_bytes: int) -> Iterator[str]:

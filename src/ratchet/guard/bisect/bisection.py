@@ -7,22 +7,111 @@ import math
 import random
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 from pathlib import Path
+from typing import Any, Literal
 
+import msgspec
 import numpy as np
 
 from ratchet.base.errors import MeasureError, RepositoryError
-from ratchet.base.files import make_folder
+from ratchet.base.files import make_folder, write_whole
 from ratchet.base.git import has_changes
 from ratchet.devices.fingerprint import short_hash
 from ratchet.guard.bisect.commits import CommitRange
-from ratchet.guard.bisect.journal import Journal, JournalLine
-from ratchet.guard.bisect.result import BisectAnswer, BisectResult, Suspect
-from ratchet.guard.bisect.search import GOOD, STOP, CommitSearch, Effect, evidence
+from ratchet.guard.bisect.search import GOOD, STOP, CommitPair, CommitSearch, Effect, evidence
 from ratchet.guard.checkouts import Checkouts
 from ratchet.guard.command import CommandRun, MeasuredCommand
 from ratchet.measure.estimate import WIDEST
+
+BisectAnswer = Literal["found", "narrowed", "not reproduced"]
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Suspect:
+    """A commit of the credible set."""
+
+    revision: str
+    subject: str
+    probability: float
+    skipped: str
+    """Why it could not be measured; empty if it was, or was not needed."""
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class BisectResult:
+    """The answer, with what it rests on."""
+
+    answer: BisectAnswer
+    reason: str
+    good: str
+    bad: str
+    commits: int
+    """Between GOOD and BAD, with BAD."""
+    suspects: tuple[Suspect, ...]
+    """The credible set at 95 %, the most probable first; empty if nothing was reproduced."""
+    change: float | None
+    """Of the metric from GOOD to BAD: 0.02 is 2 % more."""
+    low: float | None
+    high: float | None
+    pairs: dict[str, int]
+    """How many were measured at the ends, in the search and in the confirmation."""
+    confirmed: bool
+    """Whether the commit differs from its parent as the bad endpoint does from the good one."""
+    resumed_pairs: int
+    notes: tuple[str, ...]
+
+    @property
+    def found(self) -> Suspect | None:
+        return self.suspects[0] if self.answer == "found" else None
+
+    def as_json(self) -> dict[str, Any]:
+        return asdict(self)
+
+
+class JournalLine(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
+    """One pair, or a commit that is skipped."""
+
+    phase: str
+    """`ends`, `search`, `confirm` or `skip`."""
+    commit: int
+    against: int = -1
+    value: float = 0.0
+    reference: float = 0.0
+    why: str = ""
+
+    @property
+    def pair(self) -> CommitPair:
+        return CommitPair(
+            commit=self.commit, against=self.against, value=self.value, reference=self.reference
+        )
+
+
+class Journal:
+    """The lines of one bisection; a line cut off by a kill is dropped."""
+
+    def __init__(self, path: Path) -> None:
+        make_folder(path.parent)
+        self._path = path
+        self.lines: list[JournalLine] = []
+        if not path.exists():
+            return
+        content = path.read_bytes()
+        whole = content[: content.rfind(b"\n") + 1]
+        self.lines = [msgspec.json.decode(one, type=JournalLine) for one in whole.splitlines()]
+        if whole != content:
+            write_whole(path, whole)
+
+    def add(self, line: JournalLine) -> None:
+        """Append a line; it is on the disk when this returns."""
+        with self._path.open("ab") as file:
+            file.write(msgspec.json.encode(line) + b"\n")
+        self.lines.append(line)
+
+    def of(self, phase: str) -> list[JournalLine]:
+        """Return the lines of one phase."""
+        return [one for one in self.lines if one.phase == phase]
+
 
 LEAST_ENDS, MOST_ENDS, ALIKE_AFTER = 4, 128, 8
 DIFFERENT = 0.2

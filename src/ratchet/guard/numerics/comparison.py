@@ -1,21 +1,64 @@
-"""Write a script that shows a divergence with one module and its saved inputs."""
+"""`compare --numerics` as one call: two sides in, a report and a script that shows it out."""
 
 from __future__ import annotations
 
 import json
-import subprocess
+import os
 import sys
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import replace
 from pathlib import Path
 from typing import Any, Final
 
-from ratchet.base import files
-from ratchet.base.errors import RatchetError
+from ratchet.base import files, scratch
+from ratchet.base.errors import GuardError, RatchetError
+from ratchet.base.files import why_not_new_folder
+from ratchet.devices.probe import probe
+from ratchet.guard.command import run_process
 from ratchet.guard.compare.sides import WorkloadSide
 from ratchet.guard.numerics.divergence import NumericsReport
-from ratchet.guard.numerics.find import Finder
+from ratchet.guard.numerics.find import Finder, OpenRecorder, recorder_process
+from ratchet.ledger import Ledger
 from ratchet.workloads.names import is_user_spec, user_file
+
+COMMAND = "numerics"
+
+
+def check_out(out: Path) -> None:
+    """Raise GuardError if the folder for the script cannot be made."""
+    if why := why_not_new_folder(out):
+        raise GuardError(f"--out {out} {why}: name a folder")
+
+
+def compare_numerics(
+    a: WorkloadSide,
+    b: WorkloadSide,
+    out: Path,
+    *,
+    asked: Mapping[str, Any],
+    ledger: str | os.PathLike[str] | None = None,
+    open_recorder: OpenRecorder = recorder_process,
+    on_progress: Callable[[str], None] = lambda _: None,
+) -> NumericsReport:
+    """Find the first divergence; write a script that shows it to `out`, and keep the report.
+
+    Raises:
+        GuardError: the sides are no two versions of one model.
+    """
+    check_out(out)
+    with Ledger.open(ledger) as book:
+        here = book.here(probe("cpu"))
+        turn = book.start_turn(f"{a.title} : {b.title}", asked, fingerprint=here, command=COMMAND)
+        with book.failing(turn), scratch.folder("numerics") as place:
+            finder = Finder(a, b, place, open_recorder=open_recorder, on_progress=on_progress)
+            report = replace(finder.find(), turn=turn)
+            if report.exit_code:
+                side = b if report.divergence is None or report.divergence.side == "B" else a
+                on_progress("writing a script that reproduces it")
+                report = write_script(finder, report, side, out)
+            book.finish_turn(turn, report.as_json())
+    return report
+
 
 SCRIPT, REPORT = "reproduce.py", "numerics.json"
 BASELINE, CHANGED = "baseline.pt", "changed.pt"
@@ -193,13 +236,10 @@ def _reproduces(folder: Path) -> bool | None:
     """Run the script; None if it fails."""
     command = [sys.executable, str(folder.absolute() / SCRIPT)]
     try:
-        done = subprocess.run(command, capture_output=True, timeout=LIMIT_S, check=False)
-    except (OSError, subprocess.TimeoutExpired):
+        done = run_process(command, folder, LIMIT_S, {})
+    except OSError:
         return None
-    said = done.stdout.decode(errors="replace")
-    if "reproduced" not in said:
-        return None
-    return done.returncode == REPRODUCED
+    return None if done.late or "reproduced" not in done.out else done.code == REPRODUCED
 
 
 def _written(report: NumericsReport, folder: Path) -> NumericsReport:

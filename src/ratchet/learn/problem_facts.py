@@ -1,8 +1,7 @@
-"""A problem's loops, in few numbers: what a policy is told of a problem.
+"""Facts of a problem's loops, in few numbers: a policy's prompt.
 
-The operations' names are left out on purpose. They tell a policy which problem it has, which it
-learns by heart; the sizes of rows, results and intermediates tell it what a choice costs, and carry
-over to problems that it was never trained on.
+Operations are left out on purpose: a policy that sees their names learns trained problems by
+heart. Sizes of rows, results and intermediates tell what a choice costs, on unseen problems too.
 """
 
 from __future__ import annotations
@@ -28,9 +27,9 @@ NARROW: Final = ("bfloat16", "float16")
 
 @functools.lru_cache(maxsize=512)
 def loop_summary(task: LearnTask) -> str:
-    """Return what a problem's loops are, and which choices they have.
+    """Return the facts of a problem's loops, and the names of their choices.
 
-    Sizes in bytes and elements are the nearest power of two's exponent. What is 0 is left out.
+    Sizes are exponents of the nearest power of two. Facts that are 0 are left out.
     """
     case = next((one for one in task.problem.cases if one.timed), task.problem.cases[0])
     facts = loop_facts(_form_of(task.space.forms, case), case)
@@ -40,9 +39,9 @@ def loop_summary(task: LearnTask) -> str:
 
 
 def blurred(summary: str, share: float, source: random.Random) -> str:
-    """Return a summary without a share of its facts, and with as many of the others off by one.
+    """Return a summary without a share of its facts, and with as many others off by one.
 
-    A policy that is taught with such summaries cannot tell one problem from another by a number.
+    So no single number tells a policy which problem it has.
     """
     language, facts, choices = summary.split("; ")
     words, found = facts.split(), list[str]()
@@ -55,7 +54,7 @@ def blurred(summary: str, share: float, source: random.Random) -> str:
 
 
 def loop_facts(form: LoopForm, case: Case) -> dict[str, int]:
-    """Return the numbers of a form at a case's sizes, by name."""
+    """Return the facts of a form at a case's sizes."""
     return {
         **_tensors(form, case),
         **_stages(form, case),
@@ -75,7 +74,7 @@ def _form_of(forms: Sequence[LoopForm], case: Case) -> LoopForm:
 
 
 class _Sizes:
-    """The numbers that a form's sizes are at a case."""
+    """A form's sizes at a case."""
 
     def __init__(self, form: LoopForm, case: Case) -> None:
         self._names = {
@@ -85,7 +84,7 @@ class _Sizes:
         }
 
     def of(self, extent: Extent) -> int:
-        """Return a size; 1 if it depends on what the case does not say."""
+        """Return a size; 1 if the case does not determine it."""
         return extent.replace(self._names).constant or 1
 
     def elements(self, shape: Sequence[Extent]) -> int:
@@ -130,7 +129,7 @@ def _read_again(plan: FusionPlan) -> list[Node]:
 
 
 def _largest_nest(form: LoopForm, case: Case) -> dict[str, int]:
-    """Return the size of the largest loop nest, of its rows, and what its members are."""
+    """Return the size of the largest loop nest, of its rows, and the roles of its members."""
     sizes = _Sizes(form, case)
     nests = [one for one in planned(form).stages if isinstance(one, LoopNest)]
     if not nests:
