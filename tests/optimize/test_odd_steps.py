@@ -16,8 +16,7 @@ from ratchet.judge.steps.numerics import judge_gradients
 from ratchet.optimize.arm import StepArm, make_arm
 from ratchet.optimize.bench import BenchArm
 from ratchet.optimize.recipe.compiled_step import CompiledStep
-from ratchet.optimize.step.describe import describe_workload
-from ratchet.optimize.step.signature import ModelSignature, signature_of
+from ratchet.optimize.step.describe import ModelSignature, describe_workload, signature_of
 from ratchet.workloads import StepConfig, TrainingStep, check
 from ratchet.workloads.flops import flops_of
 

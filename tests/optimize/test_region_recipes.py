@@ -36,6 +36,7 @@ from ratchet.optimize.step.installed import RegionKernel
 from ratchet.optimize.turn import prove_regions, search
 from ratchet.optimize.turn.prove_kernels import KernelCourt, ProvenKernels
 from ratchet.optimize.turn.prove_regions import RegionTrials, WorkloadRegion, never_called
+from ratchet.optimize.turn.schedule import Schedule
 from ratchet.problems.case import Case, TensorSpec
 from ratchet.problems.problem import Problem
 from ratchet.workloads.config import StepConfig
@@ -215,7 +216,7 @@ def trials(folder: Path, regions: list[WorkloadRegion]) -> RegionTrials:
         device=SimpleNamespace(kind="cpu"),
         settings=SimpleNamespace(try_lever=None),
         without_kernels="",
-        left_s=lambda: 100.0,
+        schedule=Schedule(budget_s=100.0),
     )
     found = RegionTrials(turn=turn)
     found._regions = lambda step: regions  # type: ignore[method-assign]

@@ -15,7 +15,7 @@ from simulated_turns import CEILINGS, NO_BF16, World, run
 
 from ratchet.base.errors import RatchetError
 from ratchet.optimize.turn.result import OptimizeResult
-from ratchet.optimize.turn.schedule import closing_s
+from ratchet.optimize.turn.schedule import CLOSING
 
 SEEDS = 2_500 if os.environ.get("RATCHET_TEST") == "all" else 12
 AT_ONCE = 6
@@ -81,7 +81,7 @@ def test_no_plan_starves_the_proof(first: int) -> None:
         if shortest_s is None:
             continue  # its starts scatter too much for what it wins
         budget_s = SLACK * shortest_s
-        budget_s += closing_s(budget_s)
+        budget_s += CLOSING.of(budget_s)
         world = fresh(world, seed)
         result, took_s, _ = turn(world, budget_s)
         assert took_s <= 1.1 * budget_s, seed

@@ -76,7 +76,7 @@ class StepArm:
         warnings: Sequence[str] = (),
         is_random: bool = False,
     ) -> None:
-        from ratchet.optimize.recipe.build import build
+        from ratchet.optimize.recipe.compiled_step import build
         from ratchet.workloads.blame import batch_of
 
         self._workload = workload
@@ -113,9 +113,8 @@ class StepArm:
         With `autocast`, they are those of a step that is uncompiled, in bf16 autocast. Random
         numbers are those that the step as written draws from seed 0.
         """
-        from ratchet.optimize.recipe.build import build
-        from ratchet.optimize.step.draws import eager_draws
-        from ratchet.optimize.step.gradients import write_gradients
+        from ratchet.optimize.recipe.compiled_step import build
+        from ratchet.optimize.step.gradients import eager_draws, write_gradients
         from ratchet.problems.model_file import seeded
         from ratchet.workloads.place import place
 
@@ -183,7 +182,7 @@ class StepArm:
 
     def profile(self, path: str, steps: int = 2) -> dict[str, Any]:
         """Write a Chrome trace of `steps` steps to `path`, with a mark around each step (JSON)."""
-        from ratchet.optimize.step.profile import record_steps
+        from ratchet.optimize.step.describe import record_steps
 
         return record_steps(self._step, self._batches, steps, self._workload.device, Path(path))
 
@@ -276,7 +275,7 @@ class ShrunkArm:
 
     def curve(self, seed: int, steps: int) -> list[float]:
         """Return the loss at each of `steps` steps of the copy initialised from `seed`."""
-        from ratchet.optimize.recipe.build import build
+        from ratchet.optimize.recipe.compiled_step import build
         from ratchet.workloads import load
         from ratchet.workloads.blame import batch_of
 

@@ -18,21 +18,23 @@ import torch
 from torch import nn
 from torch.optim import Optimizer
 
-from ratchet.optimize.recipe.first_call import Seen, watch
+from ratchet.graph.steps import InstalledStep, build_step
+from ratchet.optimize.recipe.first_call import Seen, recurrent_in, watch
 from ratchet.optimize.recipe.module_calls import (
     ModuleCall,
     attention,
     checkpointing_slots,
     compile_options,
     kept_graphs,
-    recurrent_in,
 )
-from ratchet.optimize.recipe.recomputing import Blocks
 from ratchet.optimize.recipe.slots import Attribute, StepOutOfGraphs, StepSlot, filled, update_slot
 from ratchet.optimize.recipe.widening import KeptTensors, WidenedForward, computes_in_bf16
 from ratchet.workloads.config import AUTOCAST, StepConfig
+from ratchet.workloads.implementations import has_implementation
 from ratchet.workloads.lowered import lowered_forward
+from ratchet.workloads.own_step import BatchStep
 from ratchet.workloads.recompilation import BoundedCompile, numbers_of
+from ratchet.workloads.workload import Workload
 
 log = logging.getLogger("ratchet")
 MOST_RECOMPILATIONS = 2
@@ -124,13 +126,13 @@ class CompiledStep:
         return mine != self._thread
 
     def _first(self, arguments: tuple[Any, ...], named: dict[str, Any]) -> Any:
-        blocks = Blocks(self.script.model, self._config.checkpointing)
-        result, seen = watch(self.script.step, arguments, named)
+        recomputed = None if self._config.checkpointing == "none" else self.script.model
+        result, seen = watch(self.script.step, arguments, named, recomputed)
         self._numbers = numbers_of(arguments, named)
         self._seen = seen
         if self._config.precision in AUTOCAST and not seen.autocast:
             self._kept = KeptTensors(seen.modules)
-        self._install(seen, blocks.that_changed())
+        self._install(seen)
         return result
 
     def run(self, arguments: tuple[Any, ...], named: dict[str, Any]) -> Any:
@@ -160,11 +162,8 @@ class CompiledStep:
         """Return autocast that casts a weight anew after each update."""
         return torch.autocast(self._device_type, torch.bfloat16, cache_enabled=False)
 
-    def _install(self, seen: Seen, changing: Sequence[nn.Module]) -> None:
-        """Prepare everything that the recipe puts in place while the step runs.
-
-        The blocks that are `changing` something with each call are not recomputed.
-        """
+    def _install(self, seen: Seen) -> None:
+        """Prepare everything that the recipe puts in place while the step runs."""
         options = self._options()
         if seen.twice and options is not None:
             self._tell(
@@ -172,16 +171,16 @@ class CompiledStep:
                 "do, so nothing in it is compiled"
             )
             options = None
-        if changing:
+        if seen.changing:
             self._tell(
-                f"{len(changing)} of the model's blocks are not recomputed: each call of them "
+                f"{len(seen.changing)} of the model's blocks are not recomputed: each call of them "
                 "changes a buffer or a number that they keep, or runs a hook"
             )
         self._slots = [
-            *checkpointing_slots(self.script.model, self._config.checkpointing, changing),
+            *checkpointing_slots(self.script.model, self._config.checkpointing, seen.changing),
             *self._optimizer_slots(),
         ]
-        why = why_not_whole(seen)
+        why = seen.why_not_whole()
         if options is not None and not why:
             self._whole = BoundedCompile(self.script.step, options, numbers=False)
             self._lowered = [*self._lowered_slots(seen), *self._widened_slots(seen)]
@@ -286,21 +285,31 @@ class CompiledStep:
             log.warning("ratchet: %s", what)
 
 
-def why_not_whole(seen: Seen) -> str:
-    """Return why a step cannot be compiled as a whole, as a clause; empty if it can."""
-    if seen.closure:
-        return "it gives its optimizer a closure"
-    if seen.backwards != 1:
-        count = {0: "no backward pass", 2: "two backward passes"}
-        return f"it runs {count.get(seen.backwards, f'{seen.backwards} backward passes')}"
-    for module in seen.modules:
-        if recurrent := recurrent_in(module):
-            return f"torch.compile does not take nn.{recurrent}"
-    if seen.draws:
-        return "it draws random numbers outside of its modules, which compiled code draws otherwise"
-    if seen.numbers:
-        return f"it changes a number that it keeps ({seen.numbers[0]})"
-    return ""
+def build(workload: Workload, config: StepConfig) -> InstalledStep:
+    """Build the workload's step as `config` runs it.
+
+    A `train_step` runs as `ratchet.compile` runs a script's: its first call is as written.
+    """
+    own = workload.as_written() != config
+    return build_step(workload, config, install=_install if own else None)
+
+
+def _install(
+    workload: Workload,
+    config: StepConfig,
+    options: Mapping[str, Any],
+    step: BatchStep,
+    model: nn.Module,
+    optimizers: Sequence[Optimizer],
+) -> BatchStep:
+    """Return the step as `ratchet.compile` would run it."""
+    if workload.precision in AUTOCAST and config.precision == workload.precision:
+        config = config.model_copy(update={"precision": "fp32"})  # the step enters autocast itself
+    fitting = [one for one in optimizers if has_implementation(one, config.optimizer, model)]
+    # The step has its checkpointing already.
+    config = config.model_copy(update={"checkpointing": "none"})
+    script = Script(step=step, model=model, optimizers=fitting)
+    return CompiledStep(script, config, workload.device.split(":")[0], options)
 
 
 def _last_break() -> str:

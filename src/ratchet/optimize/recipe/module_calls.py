@@ -17,6 +17,7 @@ from torch import nn
 from torch.nn.attention import sdpa_kernel
 
 from ratchet.graph.steps import install_options
+from ratchet.optimize.recipe.first_call import recurrent_in
 from ratchet.optimize.recipe.slots import Attribute, StepSlot, filled
 from ratchet.optimize.recipe.widening import computes_in_bf16, widened
 from ratchet.workloads.checkpointing import apply_checkpointing, find_blocks, is_transformed
@@ -164,14 +165,6 @@ def compile_options(
         return None
     kernels = install_options(config.kernels) if install is None else install
     return {**mode_options(config.compile_mode), **kernels}
-
-
-def recurrent_in(module: nn.Module) -> str:
-    """Return the class of a recurrent layer within the module; empty if there is none."""
-    for one in module.modules():
-        if isinstance(one, nn.RNNBase):
-            return type(one).__name__
-    return ""
 
 
 def _entry_of(module: nn.Module) -> Callable[..., Any]:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable
 from dataclasses import dataclass, field
 
 from ratchet.base.errors import ArmFailure, DeadlinePassed
@@ -51,18 +51,6 @@ class Baseline:
         return self.best.key() != self.written.key()
 
 
-def rival_configs(
-    written: StepConfig, *, fused: bool, precisions: Sequence[str]
-) -> Iterator[StepConfig]:
-    """Yield torch.compile's modes in these precisions, with the fused optimizer if there is one."""
-    optimizer = "fused" if fused else "as_written"
-    for mode in MODES:
-        for precision in precisions:
-            yield written.model_copy(
-                update={"compile_mode": mode, "precision": precision, "optimizer": optimizer}
-            )
-
-
 @dataclass(kw_only=True)
 class RivalModes:
     """Torch.compile's modes: those timed, the fastest of them, and those still to be timed."""
@@ -81,29 +69,24 @@ class RivalModes:
     _modes: set[str] = field(default_factory=set)
 
     def __post_init__(self) -> None:
-        self.waiting = list(
-            rival_configs(
-                self.written.config,
-                fused=not self.situation.why_not_fused,
-                precisions=self._precisions(),
-            )
-        )
+        own, reason = self.written.config.precision, self.situation.bf16_is_slow
+        if own == "fp32" and not self.turn.settings.keep_precision:
+            if reason is None:
+                self.waiting = self._configs("bf16_autocast", own)
+                return
+            self._rows += [_untimed(config, reason) for config in self._configs("bf16_autocast")]
+        self.waiting = self._configs(own)
 
-    def _precisions(self) -> list[str]:
-        """Return the precisions that may pay, the fastest to compute in first."""
-        own = self.written.config.precision
-        if own != "fp32" or self.turn.settings.keep_precision:
-            return [own]
-        if self.situation.bf16_is_slow is None:
-            return ["bf16_autocast", own]
-        hopeless = rival_configs(
-            self.written.config,
-            fused=not self.situation.why_not_fused,
-            precisions=["bf16_autocast"],
-        )
-        reason = self.situation.bf16_is_slow
-        self._rows += [_untimed(with_config(config, {}), reason) for config in hopeless]
-        return [own]
+    def _configs(self, *precisions: str) -> list[StepConfig]:
+        """Return torch.compile's modes in these precisions, with the fused optimizer if any."""
+        optimizer = "as_written" if self.situation.why_not_fused else "fused"
+        return [
+            self.written.config.model_copy(
+                update={"compile_mode": mode, "precision": precision, "optimizer": optimizer}
+            )
+            for mode in MODES
+            for precision in precisions
+        ]
 
     def first(self) -> None:
         """Time the cheapest rival that works.
@@ -141,7 +124,7 @@ class RivalModes:
             if reason is None:
                 return rival
             self.waiting.pop(0)
-            self._rows.append(_untimed(rival, reason))
+            self._rows.append(_untimed(config, reason))
             self.turn.leave_out(f"the rival {rival.title}", reason, for_want_of_budget=False)
         return None
 
@@ -161,13 +144,13 @@ class RivalModes:
         rival, incumbent = with_config(config, {}), self._incumbent(config)
         screening = screen(self.turn, incumbent, rival, None)
         self.waiting.pop(0)
-        self._rows.append(_as_rival(rival, screening))
+        self._rows.append(_row(config, screening))
         if screening.passed:
             self.sitting.add(screening.as_timed())
             self._modes.add(str(config.compile_mode))
             self._rank(rival, incumbent, screening)
         if self.best is None or self.best.key() != rival.key():
-            self.turn.drop(rival)
+            self.turn.arms.drop(rival)
 
     def _rank(self, rival: Candidate, incumbent: Candidate, screening: LeverScreening) -> None:
         """Put a timed rival in its place.
@@ -192,14 +175,14 @@ class RivalModes:
     def leave_rest(self) -> None:
         """Name the rivals that the budget had no room for."""
         while self.next_one() is not None:
-            rival = with_config(self.waiting.pop(0), {})
-            self._rows.append(_untimed(rival, NO_ROOM))
-            self.turn.leave_out(f"the rival {rival.title}", NO_ROOM)
+            config = self.waiting.pop(0)
+            self._rows.append(_untimed(config, NO_ROOM))
+            self.turn.leave_out(f"the rival {with_config(config, {}).title}", NO_ROOM)
 
     def baseline(self) -> Baseline:
         """Return what is known by now."""
         best = self.best or self.written
-        rows = [*self._rows, *(_untimed(with_config(one, {}), NO_ROOM) for one in self.waiting)]
+        rows = [*self._rows, *(_untimed(one, NO_ROOM) for one in self.waiting)]
         return Baseline(
             written=self.written,
             best=best,
@@ -210,29 +193,17 @@ class RivalModes:
         )
 
 
-def _untimed(rival: Candidate, reason: str) -> Rival:
-    return _not_timed(rival, f"not timed: {reason}")
+def _untimed(config: StepConfig, reason: str) -> Rival:
+    return _row(config, LeverScreening(passed=False, reason=f"not timed: {reason}"))
 
 
-def _as_rival(rival: Candidate, screening: LeverScreening) -> Rival:
-    if not screening.passed:
-        return _not_timed(rival, screening.reason)
+def _row(config: StepConfig, screening: LeverScreening) -> Rival:
     return Rival(
-        title=rival.title,
-        precision=rival.config.precision,
-        step_time_s=screening.step_time_s,
-        setup_time_s=screening.setup_s,
+        title=with_config(config, {}).title,
+        precision=config.precision,
+        step_time_s=screening.step_time_s if screening.passed else None,
+        setup_time_s=screening.setup_s if screening.passed else None,
         reason=screening.reason,
-    )
-
-
-def _not_timed(rival: Candidate, reason: str) -> Rival:
-    return Rival(
-        title=rival.title,
-        precision=rival.config.precision,
-        step_time_s=None,
-        setup_time_s=None,
-        reason=reason,
     )
 
 
