@@ -164,7 +164,7 @@ class CompiledStep:
 
     def _install(self, seen: Seen) -> None:
         """Prepare everything that the recipe puts in place while the step runs."""
-        options = self._options()
+        options = compile_options(self._config, self._install_kernels)
         if seen.twice and options is not None:
             self._tell(
                 "the step differentiates gradients (create_graph=True), which torch.compile cannot "
@@ -254,10 +254,8 @@ class CompiledStep:
         self._whole = None
         self._slots = [one for one in self._slots if one not in self._lowered]
         self._tell_of_modules(why)
-        self._install_modules(self._seen, self._options())
-
-    def _options(self) -> dict[str, Any] | None:
-        return compile_options(self._config, self._install_kernels)
+        options = compile_options(self._config, self._install_kernels)
+        self._install_modules(self._seen, options)
 
     def _tell_of_modules(self, why: str) -> None:
         assert self._seen is not None

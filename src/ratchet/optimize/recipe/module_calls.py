@@ -82,7 +82,7 @@ class ModuleCall:
             with self._place():
                 return function(*arguments, **named)
         own = torch.is_autocast_enabled(self._device_type) or computes_in_bf16(module)
-        with self._place(), precision_of(self._config, self._device_type):
+        with self._place(), mixed_precision(self._config.precision, self._device_type):
             result = function(*arguments, **named)
         return result if own else widened(result)
 
@@ -99,11 +99,6 @@ def kept_graphs(keep: bool) -> AbstractContextManager[Any]:
     import torch._functorch.config
 
     return torch._functorch.config.patch(donated_buffer=False)  # type: ignore[no-any-return]
-
-
-def precision_of(config: StepConfig, device_type: str) -> AbstractContextManager[Any]:
-    """Return the context of a config's precision."""
-    return mixed_precision(config.precision, device_type)
 
 
 def attention(config: StepConfig) -> AbstractContextManager[Any]:
