@@ -148,8 +148,9 @@ class CompiledStep:
                 result = self.script.step(*arguments, **named)
             else:
                 stack.enter_context(attention(self._config))
-                if self._config.precision in AUTOCAST:
-                    stack.enter_context(self._autocast())
+                if self._config.precision in AUTOCAST:  # casts a weight anew after each update
+                    autocast = (self._device_type, torch.bfloat16)
+                    stack.enter_context(torch.autocast(*autocast, cache_enabled=False))
                 result = self._whole(*arguments, **named)
         if self._kept is not None:
             self._kept.widen()
@@ -157,10 +158,6 @@ class CompiledStep:
         if self._whole is not None and self._whole.recompilations >= MOST_RECOMPILATIONS:
             self._leave_whole("it keeps recompiling for inputs of the same shapes")
         return result
-
-    def _autocast(self) -> torch.autocast:
-        """Return autocast that casts a weight anew after each update."""
-        return torch.autocast(self._device_type, torch.bfloat16, cache_enabled=False)
 
     def _install(self, seen: Seen) -> None:
         """Prepare everything that the recipe puts in place while the step runs."""
@@ -183,27 +180,22 @@ class CompiledStep:
         why = seen.why_not_whole()
         if options is not None and not why:
             self._whole = BoundedCompile(self.script.step, options, numbers=False)
-            self._lowered = [*self._lowered_slots(seen), *self._widened_slots(seen)]
+            self._lowered = self._forward_slots(seen)
             self._slots += self._lowered
             return
         if options is not None:
             self._tell_of_modules(why)
         self._install_modules(seen, options)
 
-    def _lowered_slots(self, seen: Seen) -> list[StepSlot]:
-        """Return slots that make the modules read their weights as bf16, if the recipe does."""
-        if self._config.precision != "bf16_master":
-            return []
-        return [
-            Attribute(module, "forward", lowered_forward(module, self._device_type))
-            for module in seen.modules
-        ]
-
-    def _widened_slots(self, seen: Seen) -> list[StepSlot]:
-        """Return slots that make the modules return fp32, unless the script is in autocast."""
-        if self._kept is None:
-            return []
-        return [WidenedForward(one) for one in seen.modules if not computes_in_bf16(one)]
+    def _forward_slots(self, seen: Seen) -> list[StepSlot]:
+        """Return slots that make the modules read bf16 weights, and return fp32 nevertheless."""
+        found: list[StepSlot] = []
+        if self._config.precision == "bf16_master":
+            device = self._device_type
+            found += [Attribute(m, "forward", lowered_forward(m, device)) for m in seen.modules]
+        if self._kept is not None:  # the script itself is not in autocast
+            found += [WidenedForward(one) for one in seen.modules if not computes_in_bf16(one)]
+        return found
 
     def _install_modules(self, seen: Seen, options: Mapping[str, Any] | None) -> None:
         for module in seen.modules:
@@ -260,13 +252,11 @@ class CompiledStep:
     def _tell_of_modules(self, why: str) -> None:
         assert self._seen is not None
         names = [type(one).__name__ for one in self._seen.modules if not recurrent_in(one)]
-        one_by_one = (
-            f"compiles of it only {', '.join(names)}" if names else "compiles nothing of it"
-        )
+        parts = f"of it only {', '.join(names)}" if names else "nothing of it"
         lost = ""
         if "linear_cross_entropy" in self._config.kernels:
             lost = "; linear_cross_entropy is installed only if a module computes the loss"
-        self._tell(f"the step runs in Python, and Ratchet {one_by_one}, because {why}{lost}")
+        self._tell(f"the step runs in Python, and Ratchet compiles {parts}, because {why}{lost}")
 
     def _tell_of_nothing_compiled(self) -> None:
         compiled = [one.compiled for one in self._modules if one.compiled is not None]
