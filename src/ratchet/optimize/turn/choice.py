@@ -66,7 +66,7 @@ def choose(found: Found, prover: Prover) -> Choice:
     baseline, written = found.baseline, found.baseline.written
     proven = _proven(found, prover)
     shown = proven or found.best
-    because = _because(found, shown, prover.proof(roles(baseline, _same(found), shown.best)))
+    because = _because(found, shown, prover)
     recipe = proven.best if proven is not None else _fastest_rival(found)
     recipe_is: RecipeIs = "proven" if proven is not None else "rival"
     if recipe.key() == written.key():
@@ -134,7 +134,7 @@ def beats_written(baseline: Baseline, recipe: Candidate, prover: Prover) -> bool
     return baseline.beats_written and above
 
 
-def _because(found: Found, shown: Selected, proof: Proof) -> str:
+def _because(found: Found, shown: Selected, prover: Prover) -> str:
     """Explain the choice of recipe by the comparison with the rival, as a clause."""
     baseline, best = found.baseline, shown.best
     if not baseline.has_rival:
@@ -151,12 +151,12 @@ def _because(found: Found, shown: Selected, proof: Proof) -> str:
         losses = found.losses.of(best)
         detail = losses.detail if losses is not None else "they were not compared"
         return f"its losses do not allow the changed arithmetic ({detail})"
-    speedup = proof.speedup(RIVAL, NEW)
+    speedup = prover.speedup(baseline.best, best)
     if speedup is None:
         return "the budget ended before anything could be proven, so the recipe is the rival"
     if speedup.answer == "faster":
         return f"the final run proved it faster than the rival ({_figures(speedup)})"
-    if proof.launches < FEWEST_LAUNCHES:
+    if prover.launches_of(baseline.best, best) < FEWEST_LAUNCHES:
         return (
             "the budget had room for one launch of the recipe beside its rival, too few for a "
             "proof, so the recipe is the rival"

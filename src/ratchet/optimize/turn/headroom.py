@@ -24,7 +24,6 @@ from ratchet.optimize.turn.explain import OVERHEAD, explain
 from ratchet.optimize.turn.result import ArmKey, CategoryLimit, StepLimit, StepProfile
 from ratchet.optimize.turn.rivals import Baseline
 from ratchet.optimize.turn.state import Turn
-from ratchet.workloads.config import StepConfig
 
 PROFILED_STEPS = 2
 SMALL_SHARE = 0.01
@@ -117,8 +116,9 @@ class Profiles:
         steps_s = 2 * PROFILED_STEPS * costs.step_s(candidate)
         return schedule.MARGIN * start_s + max(costs.profile_s, steps_s + schedule.READ_S)
 
-    def rule_out(self, best: Candidate, config: StepConfig) -> str | None:
+    def rule_out(self, best: Candidate, rival: Candidate) -> str | None:
         """Return the reason to skip max-autotune: by the profile it has too little to win."""
+        config = rival.config
         if config.compile_mode != "max-autotune" or best.config.precision != config.precision:
             return None
         return self._worth_of(best).too_small(COMPILE_MAX_AUTOTUNE.name)

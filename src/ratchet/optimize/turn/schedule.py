@@ -48,17 +48,16 @@ PATH: Final = (WRITTEN, RIVAL, KERNELS, BUNDLE, LOSSES, PROOF)
 # Then whatever may win most for its time.
 LAUNCHES: Final = Step("more launches of the final run", proves=True)
 LATE_LOSSES: Final = Step("the comparison of losses")
-ALL_WRITTEN: Final = Step("the step as written in the final run", proves=True)
+WHOLE: Final = Step("the step as written in the final run", proves=True)
 MODES: Final = Step("further modes of torch.compile")
 MORE_KERNELS: Final = Step("kernels that were not judged", once=True)
 ALONE: Final = Step("single changes")
 SAME: Final = Step("the arithmetic kept", once=True)
-ALL_SAME: Final = Step("the arithmetic kept in the final run", proves=True)
+SAME_WHOLE: Final = Step("the arithmetic kept in the final run", proves=True)
 REGIONS: Final = Step("writing kernels for the step's own regions", once=True)
-FIRST: Final = (LAUNCHES, LATE_LOSSES, ALL_WRITTEN, MODES)
-THEN: Final = (*FIRST, MORE_KERNELS, ALONE, SAME, ALL_SAME, REGIONS)
+THEN: Final = (LAUNCHES, LATE_LOSSES, WHOLE, MODES, MORE_KERNELS, ALONE, SAME, SAME_WHOLE, REGIONS)
 
-# Beside them.
+# Beside them, where there is room.
 PROFILE: Final = Step("a profile of the written or the rival's step", share=0.1)
 LAST_PROFILE: Final = Step("a profile of the recipe")
 GRADIENTS: Final = Step("the check of the recipe's gradients")

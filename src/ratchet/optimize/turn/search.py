@@ -260,12 +260,12 @@ class Search:
         return {
             schedule.LAUNCHES: (self._launches_s, self._launch),
             schedule.LATE_LOSSES: (self._losses_s, self._compare_losses),
-            schedule.ALL_WRITTEN: self._launch_of("as_written"),
+            schedule.WHOLE: self._launch_of("as_written"),
             schedule.MODES: (self.rivals.needed_s, self.rivals.time_next),
             schedule.MORE_KERNELS: (self._more_kernels_s, self._more_kernels),
             schedule.ALONE: (self._selecting.needed_s, self._selecting.try_next),
             schedule.SAME: (self._same_s, self._keep_arithmetic),
-            schedule.ALL_SAME: self._launch_of("best_compile_same", "same_arithmetic"),
+            schedule.SAME_WHOLE: self._launch_of("best_compile_same", "same_arithmetic"),
             schedule.REGIONS: (self._writing_s, self._write),
         }
 
