@@ -11,7 +11,7 @@ from ratchet.kernels.kernel import Kernel
 from ratchet.optimize.step.installed import InstalledKernel
 from ratchet.optimize.turn import prove_kernels
 from ratchet.optimize.turn.prove_kernels import KernelCourt
-from ratchet.optimize.turn.schedule import Schedule
+from ratchet.optimize.turn.schedule import TurnSchedule
 
 ENTRIES = ("made_forward", "made_backward", "made_with_residual")
 KERNELS = tuple(
@@ -49,7 +49,7 @@ def hear(
     turn = SimpleNamespace(
         device=SimpleNamespace(target="x86"),
         is_own=lambda kind, key: True,
-        schedule=Schedule(budget_s=100.0),
+        schedule=TurnSchedule(budget_s=100.0),
         costs=SimpleNamespace(verdict_s=1.0),
     )
     court = MadeUpCourt(turn=turn, wanted=("made",))  # type: ignore[arg-type]

@@ -16,7 +16,7 @@ from ratchet.optimize.levers.kernels import region_lever
 from ratchet.optimize.step.candidate import Candidate, with_config
 from ratchet.optimize.turn import selection as selection_module
 from ratchet.optimize.turn.headroom import Worth
-from ratchet.optimize.turn.schedule import Schedule
+from ratchet.optimize.turn.schedule import TurnSchedule
 from ratchet.optimize.turn.screen import LeverScreening
 from ratchet.optimize.turn.selection import Selected, Selection, applicable
 from ratchet.workloads.config import StepConfig
@@ -106,7 +106,7 @@ def select(
     monkeypatch.setattr(selection_module, "expect", lambda *asked: None)
     monkeypatch.setattr(selection_module, "screening_s", lambda *asked: 1.0)
 
-    class ScreeningsLeft(Schedule):
+    class ScreeningsLeft(TurnSchedule):
         """Time for so many screenings."""
 
         @property

@@ -11,7 +11,7 @@ import pytest
 from ratchet.base.errors import DeadlinePassed
 from ratchet.devices.probe import probe
 from ratchet.ledger import Ledger
-from ratchet.optimize.turn.schedule import CLOSING, Schedule
+from ratchet.optimize.turn.schedule import CLOSING, TurnSchedule
 from ratchet.optimize.turn.settings import Settings
 from ratchet.optimize.turn.state import Turn
 
@@ -36,7 +36,7 @@ def start(folder: Path, clock: Clock, budget_s: float = 100.0) -> Turn:
         software={"ratchet": "0"},
         software_fingerprint="s",
         listener=lambda event, details: None,
-        schedule=Schedule(budget_s=budget_s, started_s=clock.now_s),
+        schedule=TurnSchedule(budget_s=budget_s, started_s=clock.now_s),
     )
 
 

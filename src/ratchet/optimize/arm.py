@@ -99,13 +99,14 @@ class StepArm:
             torch.cuda.synchronize()
 
     def workload(self) -> dict[str, Any]:
-        """Describe the workload: parameters, tokens, FLOPs (JSON).
+        """Describe the workload and its step (JSON of `StepFacts`).
 
         Only valid in an arm that runs the step as written; other arms have changed the model.
         """
         from ratchet.optimize.step.describe import describe_workload
 
-        return {**describe_workload(self._step, self._batches[0]), "warnings": self._warnings}
+        facts = describe_workload(self._step, self._batches[0])
+        return {**facts.model_dump(mode="json"), "warnings": self._warnings}
 
     def gradients(self, path: str, autocast: bool = False) -> dict[str, Any]:
         """Write the first step's gradients (fp32, by parameter name) as safetensors to `path`.
@@ -187,7 +188,7 @@ class StepArm:
         return record_steps(self._step, self._batches, steps, self._workload.device, Path(path))
 
     def describe(self) -> dict[str, Any]:
-        """Return peak memory so far in bytes, and the results of the installed kernels (JSON)."""
+        """Return peak memory so far, and how graphs and kernels ran (JSON, `ArmFacts` in it)."""
         from ratchet.graph.regions import op
         from ratchet.kernels.library import registry
         from ratchet.workloads.bench import peak_memory_bytes

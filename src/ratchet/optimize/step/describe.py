@@ -81,40 +81,55 @@ class StepFacts(BaseModel):
     step_time_s: float = 0.0
 
 
-def describe_workload(step: TrainingStep, batch: Any) -> dict[str, Any]:
-    """Return the step's own fields of `StepFacts`, but not what an arm measures (JSON).
+class ArmFacts(BaseModel):
+    """What the process of a candidate says of itself once it has run steps."""
+
+    model_config = ConfigDict(extra="ignore", frozen=True)
+
+    peak_memory_bytes: int = 0
+    compiled_graphs: int = 0
+    """Graphs that were not in the compile cache."""
+    region_calls: dict[str, int] = {}
+    """Calls that the kernels of regions served, by their name in a config."""
+    notes: tuple[str, ...] = ()
+    """What a person should know of how the step runs."""
+
+
+def describe_workload(step: TrainingStep, batch: Any) -> StepFacts:
+    """Describe the step, without what an arm measures.
 
     `step` runs as written. If it is a `train_step`, it trains on `batch` once more.
     """
     workload = step.workload
     parameters = list(step.parameters.values())
     counted = count(workload, batch)
-    seen = observe(step, batch)
     made = [one for one in step.optimizers.values() if isinstance(one, torch.optim.Optimizer)]
-    return {
-        "name": workload.name,
-        "source": workload.source,
-        "unit": counted.unit,
-        "device": workload.device,
-        "parameters": sum(p.numel() for p in parameters),
-        "trainable_bytes": sum(p.numel() * p.element_size() for p in parameters),
-        "tokens_per_batch": counted.per_step,
-        "optimizer_is_adamw": [type(one) for one in made] == [torch.optim.AdamW],
-        "optimizer": "+".join(type(unwrapped(one)).__name__ for one in made),
-        "why_not_fused": why_not_fused(made, step.model),
-        "own_step": workload.train_step is not None,
-        "of_trainer": isinstance(workload.batch, TrainerBatches),
-        "model": signature_of(workload.model).model_dump(),
-        "can_shrink": workload.shrink is not None,
-        "written": workload.as_written().model_dump(),
-        "uncompiled": sorted(
-            {type(one).__name__ for one in workload.model.modules() if isinstance(one, nn.RNNBase)}
-        ),
-        **seen,
-    }
+    layers = (one for one in workload.model.modules() if isinstance(one, nn.RNNBase))
+    flops, has_attention, is_random = _one_pass(step, batch)
+    return StepFacts(
+        name=workload.name,
+        source=workload.source,
+        unit=counted.unit,
+        device=workload.device,
+        parameters=sum(p.numel() for p in parameters),
+        trainable_bytes=sum(p.numel() * p.element_size() for p in parameters),
+        tokens_per_batch=counted.per_step,
+        flops_per_step=flops,
+        optimizer="+".join(type(unwrapped(one)).__name__ for one in made),
+        optimizer_is_adamw=[type(one) for one in made] == [torch.optim.AdamW],
+        why_not_fused=why_not_fused(made, step.model),
+        own_step=workload.train_step is not None,
+        of_trainer=isinstance(workload.batch, TrainerBatches),
+        model=signature_of(workload.model),
+        can_shrink=workload.shrink is not None,
+        written=workload.as_written(),
+        uncompiled=tuple(sorted({type(one).__name__ for one in layers})),
+        has_attention=has_attention,
+        is_random=is_random,
+    )
 
 
-def observe(step: TrainingStep, batch: Any) -> dict[str, Any]:
+def _one_pass(step: TrainingStep, batch: Any) -> tuple[float | None, bool, bool]:
     """Return what one pass shows: FLOPs, `scaled_dot_product_attention`, random draws."""
     workload, watch = step.workload, AttentionWatch()
     before = _generators()
@@ -127,7 +142,7 @@ def observe(step: TrainingStep, batch: Any) -> dict[str, Any]:
         with torch.no_grad(), watch:
             step.loss(step.model, workload.batch(0))
     drawn = any(not torch.equal(a, b) for a, b in zip(before, _generators(), strict=True))
-    return {"flops_per_step": flops, "has_attention": watch.seen, "is_random": drawn}
+    return flops, watch.seen, drawn
 
 
 class AttentionWatch(TorchFunctionMode):

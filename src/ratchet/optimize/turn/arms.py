@@ -14,9 +14,10 @@ from ratchet.devices.probe import Device
 from ratchet.judge.steps.arms import ArmProcess, ArmSpec
 from ratchet.optimize.arm import FACTORY, PROBE_FACTORY
 from ratchet.optimize.step.candidate import Candidate
+from ratchet.optimize.step.describe import ArmFacts
 from ratchet.optimize.step.environment import environment
 from ratchet.optimize.turn.costs import Costs, crowding, together_s
-from ratchet.optimize.turn.schedule import WARMUP_STEPS, Schedule
+from ratchet.optimize.turn.schedule import WARMUP_STEPS, TurnSchedule
 from ratchet.optimize.turn.settings import Settings
 
 MOST_LIVE_ARMS = 4
@@ -29,7 +30,7 @@ class LiveArms:
 
     settings: Settings
     device: Device
-    schedule: Schedule
+    schedule: TurnSchedule
     costs: Costs
     tell: Callable[..., None]
     folder: Path = field(default_factory=lambda: scratch.make("turn"))
@@ -166,7 +167,7 @@ class LiveArms:
             for arm, candidate in zip(arms, candidates, strict=True):
                 arm.finish_run()
                 setup_s = time.monotonic() - begun
-                compiled = int(arm.describe().get("compiled_graphs", 0)) > 0
+                compiled = ArmFacts.model_validate(arm.describe()).compiled_graphs > 0
                 self.costs.note_setup(
                     candidate, setup_s, alone_s=setup_s / crowd, compiled=compiled
                 )

@@ -31,7 +31,7 @@ class Found:
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
-class Choice:
+class ChosenRecipe:
     """The recipe that the user gets, the reason, and the decision on each change."""
 
     recipe: Candidate
@@ -57,7 +57,7 @@ def roles(
     }
 
 
-def choose(found: Found, prover: Prover) -> Choice:
+def choose(found: Found, prover: Prover) -> ChosenRecipe:
     """Choose what the launches call faster than its rival; otherwise the rival is the recipe.
 
     The same-arithmetic selection must also beat the same-arithmetic rival. If what remains is not
@@ -82,7 +82,7 @@ def choose(found: Found, prover: Prover) -> Choice:
     same, rival = _same(found), baseline.best_same
     if same is None or rival is None or not prover.is_faster(same, rival):
         same = rival
-    return Choice(
+    return ChosenRecipe(
         recipe=recipe,
         same=same,
         recipe_is=recipe_is,

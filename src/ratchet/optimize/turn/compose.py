@@ -15,10 +15,10 @@ from ratchet.devices.probe import describe_device
 from ratchet.devices.roofline import mfu
 from ratchet.optimize.recipe.recipe import Recipe
 from ratchet.optimize.step.candidate import Candidate
-from ratchet.optimize.step.describe import StepFacts
+from ratchet.optimize.step.describe import ArmFacts, StepFacts
 from ratchet.optimize.step.environment import environment
 from ratchet.optimize.turn import schedule
-from ratchet.optimize.turn.choice import Choice, Found, roles
+from ratchet.optimize.turn.choice import ChosenRecipe, Found, roles
 from ratchet.optimize.turn.prove import Proof
 from ratchet.optimize.turn.result import (
     ArmResult,
@@ -64,7 +64,7 @@ def compose(
     turn: Turn,
     *,
     facts: StepFacts,
-    choice: Choice,
+    choice: ChosenRecipe,
     found: Found,
     before: StepProfile | None,
     after: StepProfile | None,
@@ -149,7 +149,7 @@ def _timed(
         assert candidate is not None, "a role without a candidate was timed"
         # An eager step was seen ready late beside those that compile.
         eager = candidate.config.compile_mode is None
-        told = proof.descriptions.get(candidate.key(), {}) if proof.timed(role) else {}
+        told = proof.descriptions.get(candidate.key(), ArmFacts())
         found[role] = ArmResult(
             key=role,  # type: ignore[arg-type]
             title=TITLES[role],
@@ -158,7 +158,7 @@ def _timed(
             high_s=high_s,
             tokens_per_s=facts.tokens_per_batch / step_s,
             mfu=mfu(flops, step_s, turn.ceilings) if turn.ceilings else 0.0,
-            peak_memory_bytes=int(told.get("peak_memory_bytes", 0)),
+            peak_memory_bytes=told.peak_memory_bytes,
             setup_time_s=turn.costs.plain_s if eager else turn.costs.setup_s(candidate),
             config=candidate.config,
         )

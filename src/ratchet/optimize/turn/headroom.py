@@ -65,7 +65,7 @@ class Worth:
         return f"at most {found / self.step_time_s:.1%} of the step could be won by it"
 
 
-class Profiles:
+class StepProfiles:
     """The profiles that the budget had room for, and what they say can be won."""
 
     def __init__(self, turn: Turn, situation: Situation) -> None:

@@ -27,11 +27,11 @@ from ratchet.optimize.step.candidate import with_config
 from ratchet.optimize.step.describe import StepFacts
 from ratchet.optimize.turn.choice import choose
 from ratchet.optimize.turn.compose import compose, make_folder, make_recipe
-from ratchet.optimize.turn.headroom import Profiles
+from ratchet.optimize.turn.headroom import StepProfiles
 from ratchet.optimize.turn.prove import NEW
 from ratchet.optimize.turn.prove_regions import never_called
 from ratchet.optimize.turn.result import Change, OptimizeResult
-from ratchet.optimize.turn.schedule import Schedule
+from ratchet.optimize.turn.schedule import TurnSchedule
 from ratchet.optimize.turn.search import Search, chosen_levers
 from ratchet.optimize.turn.selection import applicable
 from ratchet.optimize.turn.settings import Settings, check_settings
@@ -222,14 +222,14 @@ def _run(turn: Turn, facts: StepFacts, started_at: str) -> Outcome:
     written = with_config(situation.written, {})
     turn.costs.note_setup(written, facts.setup_s)
     turn.costs.note_step(written, facts.step_time_s)
-    profiles = Profiles(turn, situation)
+    profiles = StepProfiles(turn, situation)
     search = Search(turn=turn, situation=situation, profiles=profiles, written=written)
     found = search.run()
     choice = choose(found, search.prover)
     proof, recipe = choice.proof, choice.recipe
     told = proof.descriptions.get(recipe.key())
     if told is not None:
-        for warning in [*told.get("notes", ()), *never_called(recipe, told)]:
+        for warning in [*told.notes, *never_called(recipe, told)]:
             turn.warn(warning)
     after = profiles.take(recipe, "after")
     turn.arms.close()
@@ -265,7 +265,7 @@ def _open(settings: Settings, listener: Listener) -> Turn:
         software=versions(),
         software_fingerprint=software().fingerprint,
         listener=listener,
-        schedule=Schedule(budget_s=settings.budget_s, started_s=begun_s),
+        schedule=TurnSchedule(budget_s=settings.budget_s, started_s=begun_s),
     )
 
 

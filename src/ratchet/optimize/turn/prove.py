@@ -16,6 +16,7 @@ from ratchet.measure.rounds import FEWEST_ROUNDS
 from ratchet.measure.samples import Sample
 from ratchet.measure.sitting import FEWEST_LAUNCHES, Sitting, TimedTogether
 from ratchet.optimize.step.candidate import Candidate
+from ratchet.optimize.step.describe import ArmFacts
 from ratchet.optimize.turn.costs import together_s
 from ratchet.optimize.turn.result import StepSpeedup
 from ratchet.optimize.turn.schedule import MARGIN, PROOF, START_TOGETHER, WARMUP_STEPS
@@ -36,7 +37,7 @@ class Proof:
     arms: Mapping[str, Candidate]
     """Candidates by role; roles that were not timed are absent."""
     sitting: Sitting
-    descriptions: Mapping[str, Mapping[str, Any]]
+    descriptions: Mapping[str, ArmFacts]
     """What each candidate's arm last said of itself, by the candidate's key."""
 
     @property
@@ -109,7 +110,7 @@ class Prover:
 
     turn: Turn
     sitting: Sitting
-    descriptions: dict[str, dict[str, Any]] = field(default_factory=dict)
+    descriptions: dict[str, ArmFacts] = field(default_factory=dict)
     _count: dict[str, int] = field(default_factory=dict)
     """Launches so far, by what they timed."""
     _scale: float = 1.0
@@ -180,7 +181,7 @@ class Prover:
                 costs.note_setup(distinct[role], float(setup_s), alone_s=alone_s)
         for role, told in payload["descriptions"].items():
             if role in distinct:
-                self.descriptions[distinct[role].key()] = told
+                self.descriptions[distinct[role].key()] = ArmFacts.model_validate(told)
         if payload["estimate_s"] > 0:
             self._scale *= max(0.5, min(2.0, payload["least_s"] / payload["estimate_s"]))
 

@@ -25,6 +25,7 @@ from ratchet.ledger.writing import WritingBook
 from ratchet.optimize.levers import Lever
 from ratchet.optimize.levers.kernels import region_lever
 from ratchet.optimize.step.candidate import AROUND_THE_GRAPH, Candidate
+from ratchet.optimize.step.describe import ArmFacts
 from ratchet.optimize.step.installed import InstalledKernel, RegionKernel
 from ratchet.optimize.turn.headroom import SMALL_REGION_SHARE
 from ratchet.optimize.turn.prove_kernels import NO_TIME, KernelCourt, ProvenKernels
@@ -257,7 +258,7 @@ class RegionTrials:
         return lambda event, result: None
 
 
-def never_called(recipe: Candidate, told: Mapping[str, Any]) -> list[str]:
+def never_called(recipe: Candidate, told: ArmFacts) -> list[str]:
     """Return a warning for each region of a recipe whose kernel served no call in the final run.
 
     `told` describes the recipe's arm. Another change may have taken the region out of the graphs.

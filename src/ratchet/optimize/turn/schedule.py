@@ -135,7 +135,7 @@ SAME_END_S: Final = 2.0
 
 
 @dataclass(kw_only=True)
-class Schedule:
+class TurnSchedule:
     """The clock of one turn: says whether a step may start, and until when it may run."""
 
     budget_s: float

@@ -19,6 +19,7 @@ from ratchet.measure.rounds import FEWEST_ROUNDS, run_rounds
 from ratchet.measure.samples import Sample
 from ratchet.measure.sitting import TimedTogether
 from ratchet.optimize.step.candidate import Candidate
+from ratchet.optimize.step.describe import ArmFacts
 from ratchet.optimize.step.installed import RegionKernel
 from ratchet.optimize.turn.costs import together_s
 from ratchet.optimize.turn.result import GradientResult
@@ -220,7 +221,7 @@ def _screen(
         setup_s=turn.costs.setup_s(challenger),
         worst_parameter=check.worst_parameter if check is not None else "",
         worst_ratio=check.worst_ratio if check is not None else 0.0,
-        unused=unused_regions(challenger, arm.describe()),
+        unused=unused_regions(challenger, ArmFacts.model_validate(arm.describe())),
         samples=[one.as_json() for one in samples],
         processes={one.name: one.identity for one in (base, arm)},
         ways={base.name: incumbent.key(), arm.name: challenger.key()},
@@ -264,15 +265,14 @@ def _settled_s(arms: Sequence[ArmProcess], limit_s: float) -> list[float]:
     return fastest_s
 
 
-def unused_regions(candidate: Candidate, told: Mapping[str, Any]) -> list[str]:
+def unused_regions(candidate: Candidate, told: ArmFacts) -> list[str]:
     """Return a candidate's region kernels that served no call, by their name in its config.
 
     `told` describes its arm after a step. Another change may have taken the region out of the
     step's graphs.
     """
-    calls = told.get("region_calls", {})
     regions = (one for one in candidate.kernels if isinstance(one, RegionKernel))
-    return [one.library for one in regions if not calls.get(one.library)]
+    return [one.library for one in regions if not told.region_calls.get(one.library)]
 
 
 def rounds_for(incumbent_s: float, challenger_s: float, budget_s: float) -> int:

@@ -17,7 +17,7 @@ from ratchet.optimize.levers.operators import BF16_WEIGHTS, COMPILE
 from ratchet.optimize.step.candidate import Candidate, with_config
 from ratchet.optimize.turn import schedule
 from ratchet.optimize.turn.choice import Found, beats_written, roles
-from ratchet.optimize.turn.headroom import Profiles, Worth
+from ratchet.optimize.turn.headroom import StepProfiles, Worth
 from ratchet.optimize.turn.losses import Losses, comparison_s, keeps_arithmetic
 from ratchet.optimize.turn.prove import NEW, RIVAL, Prover
 from ratchet.optimize.turn.prove_kernels import ProvenKernels, prove_kernels
@@ -36,7 +36,7 @@ class Search:
 
     turn: Turn
     situation: Situation
-    profiles: Profiles
+    profiles: StepProfiles
     written: Candidate
     kernels: ProvenKernels = field(
         default_factory=lambda: ProvenKernels(proven={}, refused={}, verdicts=())

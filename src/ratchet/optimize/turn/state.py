@@ -15,7 +15,7 @@ from ratchet.measure.sitting import StartScatter
 from ratchet.optimize.turn.arms import LiveArms
 from ratchet.optimize.turn.costs import Costs
 from ratchet.optimize.turn.result import Omission
-from ratchet.optimize.turn.schedule import SAME_END_S, START_TOGETHER, Schedule
+from ratchet.optimize.turn.schedule import SAME_END_S, START_TOGETHER, TurnSchedule
 from ratchet.optimize.turn.settings import Settings
 
 Listener = Callable[[str, dict[str, Any]], None]
@@ -37,7 +37,7 @@ class Turn:
     software: dict[str, str]
     software_fingerprint: str
     listener: Listener
-    schedule: Schedule
+    schedule: TurnSchedule
     warnings: list[str] = field(default_factory=list)
     omissions: list[Omission] = field(default_factory=list)
     costs: Costs = field(default_factory=Costs)
