@@ -302,12 +302,11 @@ class Search:
 
     def _whole(self, names: Sequence[str]) -> dict[str, Candidate]:
         """Return the rival, the recipe if it may win, and these roles beside them."""
-        found = self.found()
-        same = found.same.best if found.same is not None else None
-        best = self._earlier[-1].best if self._earlier else found.best.best
+        same = self._same.best if self._same is not None else None
+        best = self._earlier[-1].best if self._earlier else self._best
         if same is not None and not self.losses.may_keep(best):
             best = same
-        known = roles(found.baseline, same, best)
+        known = roles(self.rivals.baseline(), same, best)
         wanted = (RIVAL, *(() if self._losing() else (NEW,)), *names)
         return {role: one for role in wanted if (one := known[role]) is not None}
 
