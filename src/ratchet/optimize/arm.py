@@ -161,7 +161,7 @@ class StepArm:
         return loss
 
     def difference(self, calls: int) -> str:
-        """Return how a `train_step` does not do what it does as written; empty if it does.
+        """Return the first difference of a `train_step` from the step as written; empty if none.
 
         So many steps run both ways from the same state, after the first, which runs as written.
         Empty for a workload with a loss, whose step is Ratchet's own.
@@ -209,7 +209,6 @@ class StepArm:
         }
 
     def _notes(self, graphs: int) -> list[str]:
-        """Return what a person should know of how the step runs."""
         own = self._step.own_notes
         if self._config.compile_mode is None or graphs or own or not self._next:
             return own

@@ -186,7 +186,7 @@ def _of_a_model_alone(config: StepConfig) -> StepConfig:
 
 
 def _of_a_script(config: StepConfig, optimizers: Sequence[Optimizer]) -> StepConfig:
-    """Drop what would change what a script means, with a warning."""
+    """Drop the settings that would change a script's meaning, with a warning."""
     if config.optimizer == "foreach" and any(map(writes_gradients, optimizers)):
         _warn(
             "the optimizer's update stays as written: foreach adds Nesterov's momentum to `.grad`"
@@ -199,7 +199,6 @@ def _of_a_script(config: StepConfig, optimizers: Sequence[Optimizer]) -> StepCon
 
 
 def _warn_of_environment(config: StepConfig) -> None:
-    """Warn about environment variables that the process should have started with."""
     for name, value in environment(config).items():
         if os.environ.get(name) != value:
             _warn(f"start the script with {name}={value}: the recipe was proven with this setting")

@@ -1,4 +1,4 @@
-"""Run a script's step by a recipe, in the way that the step's first call showed to be right.
+"""Run a script's step by a recipe, in the way that its first call allows.
 
 The first call runs as written, before anything is installed. After it, the step is compiled whole,
 or it runs in plain Python and the modules that it calls are compiled one by one. What is installed
@@ -104,7 +104,7 @@ class CompiledStep:
 
     @property
     def notes(self) -> list[str]:
-        """What was said of how the step runs."""
+        """The warnings on how the step runs."""
         return sorted(self._told)
 
     @property
@@ -160,7 +160,6 @@ class CompiledStep:
         return result
 
     def _install(self, seen: Seen) -> None:
-        """Prepare everything that the recipe puts in place while the step runs."""
         options = compile_options(self._config, self._install_kernels)
         if seen.twice and options is not None:
             self._tell(
@@ -241,7 +240,6 @@ class CompiledStep:
         self.as_written = True
 
     def _leave_whole(self, why: str) -> None:
-        """Compile the modules one by one from now on."""
         assert self._seen is not None
         self._whole = None
         self._slots = [one for one in self._slots if one not in self._lowered]
@@ -267,7 +265,6 @@ class CompiledStep:
             self._tell(f"torch.compile made no graph of the step{_last_break()}")
 
     def _tell(self, what: str) -> None:
-        """Log a warning, once."""
         if what not in self._told:
             self._told.add(what)
             log.warning("ratchet: %s", what)
@@ -290,7 +287,6 @@ def _install(
     model: nn.Module,
     optimizers: Sequence[Optimizer],
 ) -> BatchStep:
-    """Return the step as `ratchet.compile` would run it."""
     if workload.precision in AUTOCAST and config.precision == workload.precision:
         config = config.model_copy(update={"precision": "fp32"})  # the step enters autocast itself
     fitting = [one for one in optimizers if has_implementation(one, config.optimizer, model)]

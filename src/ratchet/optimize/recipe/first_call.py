@@ -193,7 +193,6 @@ def _is_traced() -> bool:
 
 
 def _random_state() -> list[bytes]:
-    """Return the states of torch's default generators."""
     states = [torch.get_rng_state()]
     if torch.cuda.is_available() and torch.cuda.is_initialized():  # type: ignore[no-untyped-call]
         states.append(torch.cuda.get_rng_state())
@@ -201,7 +200,7 @@ def _random_state() -> list[bytes]:
 
 
 def _kept(block: nn.Module) -> list[Any]:
-    """Return what tells one state of a block from another, without its parameters."""
+    """Return a block's state without its parameters, for comparison."""
     found: list[Any] = []
     for module in block.modules():
         found += [(id(one), one._version) for one in module._buffers.values() if one is not None]

@@ -133,7 +133,7 @@ def kernel_slot(optimizer: Optimizer) -> Attribute:
 
 
 def _kernel_step(optimizer: AdamW, closure: Callable[[], Any] | None = None) -> Any:
-    """Step as the method that this replaces: torch's contract, the kernel's arithmetic."""
+    """Step by the kernel, under the contract of torch's own method."""
     loss = None
     if closure is not None:
         with torch.enable_grad():

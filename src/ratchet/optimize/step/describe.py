@@ -156,7 +156,6 @@ class AttentionWatch(TorchFunctionMode):
 
 
 def _generators() -> list[torch.Tensor]:
-    """Return the states of torch's own generators."""
     on_gpus = torch.cuda.get_rng_state_all() if torch.cuda.is_available() else []
     return [torch.get_rng_state(), *on_gpus]
 

@@ -171,7 +171,7 @@ def _figures(found: StepSpeedup) -> str:
 def _changes(
     proven: Selected | None, best: Selected, recipe_is: RecipeIs, because: str
 ) -> tuple[Change, ...]:
-    """Return each change with its final decision; unproven ones are dropped with a reason."""
+    """Return the final decisions; unproven changes are dropped with a reason."""
     kept = [change for change in best.changes if change.decision == "kept"]
     if proven is not None and recipe_is == "proven":
         own = {change.name for change in proven.changes if change.decision == "kept"}

@@ -178,7 +178,7 @@ class StepProfiles:
 
 
 def _has_trace(found: StepProfile, path: Path) -> bool:
-    """Put the trace of a recalled profile where this turn's own would be, if there is one."""
+    """Copy the trace of a recalled profile to this turn's folder; return False if it is gone."""
     kept = Path(found.trace)
     if kept == path:
         return path.is_file()

@@ -126,7 +126,6 @@ def _start(
 def _curves(
     turn: Turn, both: Sequence[Candidate], arms: dict[str, ArmProcess], seed: int
 ) -> dict[str, list[float]]:
-    """Return each candidate's losses for a seed, by its key."""
     steps = turn.settings.loss_steps
     for candidate in both:
         if not turn.holds(KIND, _key(turn, candidate, seed)):

@@ -215,7 +215,7 @@ class Prover:
         }
 
     def _rounds(self, distinct: Mapping[str, Candidate]) -> int:
-        """Return rounds that take about as long as the arms take to start, and fit the budget."""
+        """Return the number of rounds of a launch."""
         costs, arms = self.turn.costs, [*distinct.values(), distinct[RIVAL]]
         round_s = MARGIN * sum(costs.step_s(one) for one in arms)
         return self.turn.schedule.rounds(round_s, self._scale * costs.launch_s(arms, 0))
@@ -228,7 +228,6 @@ class Prover:
 
 
 def _fit_together(turn: Turn, distinct: Mapping[str, Candidate]) -> bool:
-    """Return True if all arms and the twin can be timed side by side."""
     if turn.device.kind != "cpu":
         return False
     fit = turn.arms.fit_together(len(distinct) + 1)

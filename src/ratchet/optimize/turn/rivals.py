@@ -208,7 +208,7 @@ def _row(rival: Candidate, screening: LeverScreening) -> Rival:
 
 
 def oracle_for(written: Candidate, config: StepConfig) -> Oracle:
-    """Return whose gradient error a config may have: its own precision's, run eagerly by torch."""
+    """Return the candidates whose gradients judge a config: fp32's, and its own precision's."""
     exact = "fp64" if written.config.precision == "fp64" else "fp32"
     reference = with_config(written.config.model_copy(update={"precision": exact}), {})
     if config.precision == written.config.precision:

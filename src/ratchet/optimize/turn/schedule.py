@@ -1,4 +1,4 @@
-"""The schedule of a turn, on one page: the order of its steps, every time and share, its clock.
+"""The schedule of a turn on one page: the order of its steps, all times and shares, its clock.
 
 A step of the critical path starts only if everything that stands below it still fits. Kernels can
 be cut short anywhere, so they get the time that the others leave. Then comes the first of `THEN`
@@ -185,7 +185,7 @@ class TurnSchedule:
             raise DeadlinePassed(f"no time is left to {what}")
 
     def may_start(self, step: Step, needed_s: float, *, kept_s: float = 0.0) -> bool:
-        """Return True if a step of so many seconds fits, and as many as are kept for a proof."""
+        """Return True if a step of `needed_s` fits, with `kept_s` left for a proof."""
         return step.part * needed_s + kept_s <= step.share * self.left_s
 
     @contextmanager
@@ -212,7 +212,7 @@ class TurnSchedule:
         return self.leaving(self.reserved_s)
 
     def may_judge(self, last_s: float) -> bool:
-        """Return True if a verdict may begin, by the time that the last one took."""
+        """Return True if there is time for a verdict that takes as long as the last one."""
         return self.left_s > max(LEAST_VERDICT_S, last_s)
 
     @property
@@ -227,11 +227,11 @@ class TurnSchedule:
 
     @property
     def writing_s(self) -> float:
-        """Return the seconds that authors are told of."""
+        """Return the seconds that authors get."""
         return KEEPS * WRITING.of(self.left_s)
 
     def rounds(self, round_s: float, started_s: float) -> int:
-        """Return rounds of a launch: they take about as long as its arms, and fit the stage."""
+        """Return the rounds of a launch: as long as its starts take, if the stage has the time."""
         if not round_s:
             return MOST_ROUNDS
         most_s = min(started_s, max(0.0, self.left_s - started_s))

@@ -241,7 +241,7 @@ def _checked(
 
 
 def _difference(turn: Turn, challenger: Candidate) -> str:
-    """Return how a user's own step differs under the challenger from the step as written.
+    """Return the first difference of a user's own step from the step as written; empty if none.
 
     As many steps are compared as take the time of a screening; each runs up to four times.
     """
@@ -252,7 +252,7 @@ def _difference(turn: Turn, challenger: Candidate) -> str:
 
 
 def _settled_s(arms: Sequence[ArmProcess], limit_s: float) -> list[float]:
-    """Let new arms step until they are as fast as they get; return each arm's fastest step."""
+    """Run new arms until their steps are as fast as they get; return each arm's fastest step."""
     first_s = [[arm.run(1).wall_time_s for arm in arms] for _ in range(FEWEST_SETTLING)]
     fastest_s = [min(times_s) for times_s in zip(*first_s, strict=True)]
     spent_s = sum(map(sum, first_s))

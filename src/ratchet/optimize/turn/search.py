@@ -115,11 +115,10 @@ class Search:
 
     @property
     def _arms(self) -> dict[str, Candidate]:
-        """Return the rival and the best, as a launch times them."""
         return {RIVAL: self._rival, NEW: self._best}
 
     def _judge_kernels(self) -> None:
-        """Judge the library's kernels, those with the most time to win first, then the regions'."""
+        """Judge the library's kernels, those with the most to win first, then the regions'."""
         self._worth = self.profiles.worth(self.rivals.baseline())
         turn, start, precision = self.turn, self._rival, self._precision()
         after_s = new_screening_s(turn, start)
@@ -130,7 +129,6 @@ class Search:
             self._judge(precision)
 
     def _precision(self, *, weights: bool = True) -> str:
-        """Return the precision of the bundle."""
         settings = self.turn.settings
         tried = weights and BF16_WEIGHTS in chosen_levers(settings) and not settings.keep_precision
         if tried and BF16_WEIGHTS.applies(self.situation) is None:
@@ -256,7 +254,7 @@ class Search:
         self._settle()
 
     def _further(self) -> dict[Step, tuple[Callable[[], float | None], Callable[[], None]]]:
-        """Return by step what it would take now, None if nothing of it is left; and how it runs."""
+        """Return the estimate of each step, None if nothing of it is left, and what runs it."""
         return {
             schedule.LAUNCHES: (self._launches_s, self._launch),
             schedule.LATE_LOSSES: (self._losses_s, self._compare_losses),
@@ -324,7 +322,6 @@ class Search:
         return self.prover.launch_s(arms)
 
     def _losing(self) -> bool:
-        """Return True if there is no gain to be shown."""
         lost = self.prover.ratio(self._rival, self._best) <= 1.0
         return not self._earlier and self._same is None and lost
 

@@ -1,4 +1,4 @@
-"""Select levers stepwise: the bundle of all first, then each out of it, then others on top.
+"""Select levers stepwise: all as one bundle, then each out of it, then others on top.
 
 The bundle of all changes that may help comes first, so that even a small budget ends with a good
 recipe. Then each change is taken out in turn. A change without which the step is no slower is
@@ -76,7 +76,7 @@ class Selection:
         self.outside = [one for one in chosen if not one.default]
 
     def snapshot(self) -> Selected:
-        """Return what is selected by now; what was not tried is said so."""
+        """Return the selection by now, with a reason for each lever that was not tried."""
         changes = {one.name: self._mode_change(one) for one in self._by_mode} | self._changes
         for lever in self.inside:
             changes[lever.name] = _change(lever, "kept", IN_BUNDLE, basis="bundle")
@@ -143,7 +143,6 @@ class Selection:
         self.inside = [one for one in self.inside if not one.changes_arithmetic]
 
     def _with(self, levers: Sequence[Lever]) -> Candidate:
-        """Return the best with these levers pulled."""
         config = self.best.config
         for lever in levers:
             config = lever.set(config, self.situation)
@@ -287,7 +286,7 @@ class Selection:
         return config.model_copy(update=changed)
 
     def _mode_change(self, lever: Lever) -> Change:
-        """Return the decision on a compile mode, which is that of the rivals."""
+        """Return the decision on a compile mode, which the rivals made."""
         start = self.start.config
         own = lever.set(start, self.situation).compile_mode
         if own == start.compile_mode:
@@ -344,7 +343,6 @@ def applicable(
 
 
 def _is_unused(lever: Lever, screening: LeverScreening) -> bool:
-    """Return True if the lever installs a region's kernel that served no call."""
     return lever.field == "kernels" and lever.value in screening.unused
 
 
@@ -368,7 +366,7 @@ def _change(
     inverted: bool = False,
     basis: Basis | None = None,
 ) -> Change:
-    """Make a report line; `inverted` if the screening timed the step without the lever."""
+    """Make a report line; `inverted` means that the screening timed the step without the lever."""
     figures: tuple[float | None, float | None, float | None] = (None, None, None)
     if screening is not None and screening.passed:
         figures = (screening.ratio, screening.low, screening.high)

@@ -176,10 +176,8 @@ class Turn:
         here = (self.device.fingerprint, self.software_fingerprint, self.software["ratchet"])
         return ":".join((self.settings.key(), *here, key))
 
-    # How far starts of one step differ on this machine.
-
     def known_scatter(self) -> StartScatter | None:
-        """Return it as earlier turns found it."""
+        """Return how far starts of one step differ here, as earlier turns found."""
 
         def known() -> dict[str, Any]:
             return self.ledger.recall(SCATTER, self._machine()) or {}
