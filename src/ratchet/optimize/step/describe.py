@@ -58,7 +58,7 @@ class StepFacts(BaseModel):
     device: str = ""
     parameters: int = 0
     trainable_bytes: int
-    tokens_per_batch: float
+    tokens_per_batch: int
     flops_per_step: float | None
     optimizer: str = ""
     """The classes of its optimizers."""
