@@ -23,7 +23,7 @@ import ratchet
 from ratchet.devices.fingerprint import software
 from ratchet.devices.probe import probe
 from ratchet.optimize.recipe.recipe import Recipe
-from ratchet.optimize.step.signature import signature_of
+from ratchet.optimize.step.describe import signature_of
 from ratchet.workloads.config import StepConfig
 
 VOCABULARY, ROWS, LENGTH, BATCHES = 1024, 8, 128, 4

@@ -181,5 +181,5 @@ def test_an_object_is_built_in_the_processes_of_a_turn(tmp_path: Path) -> None:
         ledger = f"sqlite:///{tmp_path / 'ledger.db'}"
         settings = make_settings(spec, budget="60s", out=tmp_path, device="cpu", ledger=ledger)
         found = plan(settings).workload
-    assert (found["name"], found["unit"], found["tokens_per_batch"]) == ("pictures/1", "samples", 8)
-    assert "two runs with the same seed and batch" in found["warnings"][0]
+    assert (found.name, found.unit, found.tokens_per_batch) == ("pictures/1", "samples", 8)
+    assert "two runs with the same seed and batch" in found.warnings[0]

@@ -17,8 +17,8 @@ from ratchet.kernels.kernel import Kernel
 from ratchet.kernels.library import LIBRARY
 from ratchet.ledger import Fingerprint, Ledger
 from ratchet.optimize.recipe.recipe import Recipe
+from ratchet.optimize.step.describe import signature_of
 from ratchet.optimize.step.installed import InstalledKernel
-from ratchet.optimize.step.signature import signature_of
 from ratchet.problems.problem import Problem
 from ratchet.workloads.config import StepConfig
 

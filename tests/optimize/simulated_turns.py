@@ -25,13 +25,11 @@ from ratchet.ledger import Ledger
 from ratchet.measure.arm import Timing
 from ratchet.optimize.step.candidate import Candidate, wanted_libraries, with_config
 from ratchet.optimize.step.installed import InstalledKernel
-from ratchet.optimize.turn import compose, loop, losses, screen, search, steer
-from ratchet.optimize.turn import state as turn_module
+from ratchet.optimize.turn import arms, compose, headroom, loop, losses, schedule, screen, search
 from ratchet.optimize.turn.loop import Outcome
-from ratchet.optimize.turn.losses import SHRUNK_STEP_S
 from ratchet.optimize.turn.prove_kernels import NO_TIME, ProvenKernels
 from ratchet.optimize.turn.result import IdentityResult, OpTime, StepProfile
-from ratchet.optimize.turn.schedule import LEAST_VERDICT_S
+from ratchet.optimize.turn.schedule import SHRUNK_STEP_S
 from ratchet.optimize.turn.settings import Settings
 from ratchet.optimize.turn.state import Listener
 from ratchet.workloads.config import StepConfig
@@ -301,10 +299,10 @@ def _kernels(
     for name in wanted:
         if name in refused:
             continue
-        if turn.left_s() <= LEAST_VERDICT_S:
+        if not turn.schedule.may_judge(0.0):
             refused[name] = NO_TIME
             continue
-        takes_s = min(world.verdict_s, turn.left_s())
+        takes_s = min(world.verdict_s, turn.schedule.left_s)
         turn.memo("judged", name, lambda: world.spend(takes_s))  # noqa: B023
         if takes_s < world.verdict_s:
             refused[name] = NO_TIME
@@ -324,9 +322,9 @@ def patched(world: World) -> Iterator[pytest.MonkeyPatch]:
         passed=True, detail="", worst_parameter="w", worst_ratio=0.1, parameters=()
     )
     with pytest.MonkeyPatch.context() as patch:
-        for module in (turn_module, loop, losses, recipe_trial):
+        for module in (arms, loop, losses, recipe_trial):
             patch.setattr(module, "ArmProcess", lambda spec: MadeUpArm(world, spec))
-        for module in (turn_module, loop, recipe_trial):
+        for module in (arms, loop, schedule, recipe_trial):
             patch.setattr(module, "time", clock)
         patch.setattr(Ledger, "remember", world.remember)
         patch.setattr(Ledger, "recall", world.recall)
@@ -336,7 +334,9 @@ def patched(world: World) -> Iterator[pytest.MonkeyPatch]:
         patch.setattr(loop, "probe", lambda name: replace(probe("cpu"), threads=threads))
         patch.setattr(compose.ceilings, "measure", lambda *a, **k: world.ceilings)
         patch.setattr(
-            steer, "explain", lambda path, steps, device, ceilings, system_s: _profile(world, path)
+            headroom,
+            "explain",
+            lambda path, steps, device, ceilings, system_s: _profile(world, path),
         )
         patch.setattr(search, "prove_kernels", partial(_kernels, world))
         patch.setattr(search.RegionTrials, "_may_install", lambda self: False)

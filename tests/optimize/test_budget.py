@@ -16,7 +16,8 @@ from simulated_turns import CEILINGS, NO_BF16, World, run
 
 from ratchet.base.errors import RatchetError
 from ratchet.optimize.step.candidate import Candidate, with_config
-from ratchet.optimize.turn.costs import WARM, Costs, together_s
+from ratchet.optimize.turn.costs import Costs, together_s
+from ratchet.optimize.turn.schedule import WARM
 from ratchet.workloads.config import StepConfig
 
 WRITTEN = with_config(StepConfig(), {})

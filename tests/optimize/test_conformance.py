@@ -17,7 +17,7 @@ from torch import Tensor, nn
 
 import ratchet
 from ratchet.base.errors import RatchetError
-from ratchet.optimize.step.signature import signature_of
+from ratchet.optimize.step.describe import signature_of
 from ratchet.workloads.config import AUTOCAST, StepConfig
 
 WHOLE = {"compile_mode": "default"}

@@ -10,7 +10,7 @@ import torch
 from ratchet.devices.ceilings import Ceilings
 from ratchet.devices.probe import probe
 from ratchet.optimize.levers import all_levers
-from ratchet.optimize.step.profile import record_steps
+from ratchet.optimize.step.describe import record_steps
 from ratchet.optimize.turn.explain import categorise, explain
 from ratchet.optimize.turn.result import StepProfile
 from ratchet.trace.advice import FINDINGS

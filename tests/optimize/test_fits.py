@@ -11,6 +11,7 @@ from typing import Any
 import pytest
 import torch
 from own_recipes import Model, make, recipe, step_of
+from simulated_turns import description
 from torch import nn
 
 import ratchet
@@ -21,7 +22,7 @@ from ratchet.kernels import registry
 from ratchet.optimize.recipe import fits
 from ratchet.optimize.recipe.compiled_step import CompiledStep
 from ratchet.optimize.step.candidate import with_config
-from ratchet.optimize.step.signature import signature_of
+from ratchet.optimize.step.describe import StepFacts, signature_of
 from ratchet.optimize.turn.compose import make_recipe
 from ratchet.workloads import load
 from ratchet.workloads.config import StepConfig
@@ -202,8 +203,9 @@ def test_a_turn_s_recipe_holds_its_model_and_optimizer(described: bool) -> None:
     )
     result = SimpleNamespace(versions={}, speedup={})
     written = with_config(PLAIN, {})
-    description = {"model": model.model_dump(), "optimizer": "SGD"} if described else {}
-    made = make_recipe(turn, result, written, written, description)  # type: ignore[arg-type]
+    more = {"model": model.model_dump(), "optimizer": "SGD"} if described else {}
+    facts = StepFacts.model_validate({**description(), **more})
+    made = make_recipe(turn, result, written, written, facts)  # type: ignore[arg-type]
     assert (made.model, made.optimizer) == ((model, "SGD") if described else (None, ""))
 
 

@@ -227,7 +227,7 @@ def test_a_kernel_that_this_version_lacks_is_left_out(
 def test_a_workload_s_step_leaves_them_out_too(
     ledger: str, judge: MadeUpJudge, caplog: pytest.LogCaptureFixture
 ) -> None:
-    from ratchet.optimize.step.signature import signature_of
+    from ratchet.optimize.step.describe import signature_of
     from ratchet.workloads import load
 
     judge.fast["adamw_step"] = "correct"

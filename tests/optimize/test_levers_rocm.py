@@ -8,7 +8,7 @@ import pytest
 import torch
 
 from ratchet.optimize.levers import Situation, all_levers
-from ratchet.optimize.step import allocators
+from ratchet.optimize.step import environment
 from ratchet.workloads.config import StepConfig
 
 NAMES = ("tunableop", "hipblaslt", "aotriton-attention")
@@ -70,7 +70,7 @@ def test_they_apply_where_torch_does_not_do_it_by_itself() -> None:
 def test_they_become_variables_that_the_process_starts_with(tmp_path: Path) -> None:
     here = situation("gfx1100")
     variables = {
-        name: allocators.environment(all_levers()[name].set(StepConfig(), here)) for name in NAMES
+        name: environment.environment(all_levers()[name].set(StepConfig(), here)) for name in NAMES
     }
     assert variables["hipblaslt"] == {"TORCH_BLAS_PREFER_HIPBLASLT": "1"}
     assert variables["aotriton-attention"] == {"TORCH_ROCM_AOTRITON_ENABLE_EXPERIMENTAL": "1"}
@@ -78,4 +78,4 @@ def test_they_become_variables_that_the_process_starts_with(tmp_path: Path) -> N
     assert tuned["PYTORCH_TUNABLEOP_ENABLED"] == tuned["PYTORCH_TUNABLEOP_TUNING"] == "1"
     results = Path(tuned["PYTORCH_TUNABLEOP_FILENAME"])
     assert results.parent == tmp_path / "cache" and results.parent.is_dir()
-    assert allocators.environment(StepConfig()) == {}
+    assert environment.environment(StepConfig()) == {}

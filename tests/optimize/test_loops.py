@@ -26,7 +26,7 @@ from ratchet.optimize.recipe import loops
 from ratchet.optimize.recipe.recipe import Recipe
 from ratchet.optimize.recipe.reproof import ReadyKernels
 from ratchet.optimize.step.candidate import Candidate
-from ratchet.optimize.step.signature import signature_of
+from ratchet.optimize.step.describe import signature_of
 from ratchet.optimize.turn.compose import paste_lines
 from ratchet.workloads.config import StepConfig
 

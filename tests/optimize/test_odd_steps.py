@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import warnings
 from pathlib import Path
 from typing import Any
@@ -16,8 +15,7 @@ from ratchet.judge.steps.numerics import judge_gradients
 from ratchet.optimize.arm import StepArm, make_arm
 from ratchet.optimize.bench import BenchArm
 from ratchet.optimize.recipe.compiled_step import CompiledStep
-from ratchet.optimize.step.describe import describe_workload
-from ratchet.optimize.step.signature import ModelSignature, signature_of
+from ratchet.optimize.step.describe import StepFacts, describe_workload, signature_of
 from ratchet.workloads import StepConfig, TrainingStep, check
 from ratchet.workloads.flops import flops_of
 
@@ -84,9 +82,9 @@ def test_a_step_is_checked_run_and_described(
 
 def test_a_description_holds_what_a_recipe_keeps() -> None:
     step = TrainingStep(odd_steps.noisy(), StepConfig())
-    described = json.loads(json.dumps(describe_workload(step, odd_steps.batch(0))))
-    assert described["optimizer"] == "Adam"
-    assert ModelSignature(**described["model"]) == signature_of(step.model)
+    facts = describe_workload(step, odd_steps.batch(0))
+    assert StepFacts.model_validate_json(facts.model_dump_json()) == facts
+    assert facts.optimizer == "Adam" and facts.model == signature_of(step.model)
 
 
 def test_parametrised_layers_are_counted() -> None:

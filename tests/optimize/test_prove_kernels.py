@@ -18,6 +18,7 @@ from ratchet.ledger import Ledger
 from ratchet.optimize.step.installed import InstalledKernel
 from ratchet.optimize.turn import prove_kernels
 from ratchet.optimize.turn.prove_kernels import KernelTrials
+from ratchet.optimize.turn.schedule import TurnSchedule
 from ratchet.problems.suites import find_problem
 
 ENTRIES = ("made_forward", "made_backward", "made_with_residual")
@@ -74,8 +75,7 @@ def judged(
         device=SimpleNamespace(target="x86"),
         ledger=None,
         is_own=lambda kind, key: True,
-        left_s=lambda: 100.0,
-        elapsed_s=0.0,
+        schedule=TurnSchedule(budget_s=100.0),
         costs=SimpleNamespace(verdict_s=1.0),
         tell=lambda *_, **__: None,
         memo=lambda *_: None,

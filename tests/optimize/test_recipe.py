@@ -11,8 +11,8 @@ import pytest
 
 from ratchet.base.errors import RecipeError
 from ratchet.optimize.recipe.recipe import SCHEMA, Recipe
+from ratchet.optimize.step.describe import ModelSignature
 from ratchet.optimize.step.installed import InstalledKernel
-from ratchet.optimize.step.signature import ModelSignature
 from ratchet.workloads.config import StepConfig
 
 

@@ -28,10 +28,12 @@ from ratchet.ledger import Fingerprint, Ledger
 from ratchet.optimize.recipe.recipe import Recipe
 from ratchet.optimize.recipe.reproof import ReadyKernels, ready_kernels
 from ratchet.optimize.step.candidate import with_config
+from ratchet.optimize.step.describe import ArmFacts
 from ratchet.optimize.step.installed import RegionKernel
 from ratchet.optimize.turn import prove_regions, search
 from ratchet.optimize.turn.prove_kernels import KernelTrials, ProvenKernels
 from ratchet.optimize.turn.prove_regions import RegionTrials, WorkloadRegion, never_called
+from ratchet.optimize.turn.schedule import TurnSchedule
 from ratchet.problems.case import Case, TensorSpec
 from ratchet.problems.problem import Problem
 from ratchet.workloads.config import StepConfig
@@ -216,14 +218,14 @@ def trials(folder: Path, regions: list[WorkloadRegion]) -> RegionTrials:
         device=SimpleNamespace(kind="cpu"),
         settings=SimpleNamespace(try_lever=None),
         without_kernels="",
-        left_s=lambda: 100.0,
+        schedule=TurnSchedule(budget_s=100.0),
     )
     found = RegionTrials(turn=turn)
     found._regions = lambda step: regions  # type: ignore[method-assign]
     return found
 
 
-CALLED = {"region_calls": {NAME: 8}}
+CALLED = ArmFacts(region_calls={NAME: 8})
 NOTHING = ProvenKernels(proven={}, refused={}, verdicts=())
 STEP: Any = SimpleNamespace(config=StepConfig(compile_mode="default"))
 

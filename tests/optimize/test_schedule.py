@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 import os
 import random
+import re
 import tempfile
 from dataclasses import replace
 from pathlib import Path
@@ -15,7 +16,14 @@ from simulated_turns import CEILINGS, NO_BF16, World, run
 
 from ratchet.base.errors import RatchetError
 from ratchet.optimize.turn.result import OptimizeResult
-from ratchet.optimize.turn.schedule import closing_s
+from ratchet.optimize.turn.schedule import (
+    CLOSING,
+    LEAST_LAUNCHES,
+    PATH,
+    PLANNED_LAUNCHES,
+    THEN,
+    TurnSchedule,
+)
 
 SEEDS = 2_500 if os.environ.get("RATCHET_TEST") == "all" else 12
 AT_ONCE = 6
@@ -81,7 +89,7 @@ def test_no_plan_starves_the_proof(first: int) -> None:
         if shortest_s is None:
             continue  # its starts scatter too much for what it wins
         budget_s = SLACK * shortest_s
-        budget_s += closing_s(budget_s)
+        budget_s += CLOSING.of(budget_s)
         world = fresh(world, seed)
         result, took_s, _ = turn(world, budget_s)
         assert took_s <= 1.1 * budget_s, seed
@@ -109,6 +117,26 @@ def test_twice_the_budget_never_gives_less(first: int) -> None:
         assert one is not None and two is not None
         ours, before = arm(twice, "ratchet"), arm(once, "ratchet")
         assert ours <= 1.02 * before, f"seed {seed}: {before} then {ours}"
+
+
+def test_the_docs_give_the_order() -> None:
+    """Each step has its number: those of the critical path, then the others."""
+    page = (Path(__file__).parents[2] / "docs/how-to/optimize.md").read_text(encoding="utf-8")
+    section = page.split("## What one turn does")[1].split("\n## ")[0]
+    numbers = [int(found) for found in re.findall(r"^(\d+)\. \*\*", section, re.MULTILINE)]
+    assert numbers == [*range(1, len(PATH) + 1), *range(1, len(THEN) + 1)]
+
+
+def test_kernels_leave_the_bundle_its_proof() -> None:
+    schedule = TurnSchedule(budget_s=200.0)
+    with schedule.kernels(after_s=50.0, launch_s=20.0):
+        left_s = schedule.left_s
+    assert schedule.reserved_s == 50.0 + PLANNED_LAUNCHES * 20.0
+    assert left_s == pytest.approx(200.0 - CLOSING.of(200.0) - 90.0, abs=1.0)
+    with schedule.kernels(after_s=50.0, launch_s=60.0):
+        assert schedule.reserved_s == 50.0 + LEAST_LAUNCHES * 60.0
+    with schedule.kernels(after_s=500.0, launch_s=20.0):
+        assert schedule.is_over() and not schedule.may_judge(0.0)
 
 
 def arm(result: OptimizeResult, key: str) -> float:

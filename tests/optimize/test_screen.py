@@ -14,6 +14,7 @@ from ratchet.optimize.step.candidate import Candidate, with_config
 from ratchet.optimize.turn import compose
 from ratchet.optimize.turn.costs import Costs
 from ratchet.optimize.turn.rivals import Baseline
+from ratchet.optimize.turn.schedule import TurnSchedule
 from ratchet.optimize.turn.screen import (
     FEWEST_ROUNDS,
     MOST_SCREENED_ROUNDS,
@@ -35,6 +36,7 @@ class FakeTurn:
         self.started: list[str] = []
         self.memory: dict[str, dict[str, Any]] = {}
         self.costs = Costs()
+        self.arms, self.schedule = self, TurnSchedule(budget_s=100.0)
 
     def memo(self, kind: str, key: str, compute: Any) -> dict[str, Any]:
         return self.memory.setdefault(f"{kind}:{key}", compute())
@@ -49,9 +51,6 @@ class FakeTurn:
 
     def holds(self, kind: str, key: str) -> bool:
         return f"{kind}:{key}" in self.memory
-
-    def left_s(self) -> float:
-        return 100.0
 
     def drop(self, candidate: Candidate) -> None:
         pass

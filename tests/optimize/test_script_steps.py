@@ -19,7 +19,7 @@ import ratchet
 from ratchet.base.errors import RecipeError
 from ratchet.optimize.recipe.compiled_step import CompiledStep
 from ratchet.optimize.recipe.recipe import Recipe
-from ratchet.optimize.step.signature import signature_of
+from ratchet.optimize.step.describe import signature_of
 from ratchet.workloads.config import StepConfig
 
 QUIET = [

@@ -37,7 +37,7 @@ def traced(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
 def plant(monkeypatch: pytest.MonkeyPatch, update: Any) -> StepConfig:
     """Make the recipe's own update a wrong one."""
 
-    def slot(optimizer: torch.optim.Optimizer, _: StepConfig) -> Attribute:
+    def slot(optimizer: torch.optim.Optimizer) -> Attribute:
         written = type(optimizer).step.__get__(optimizer)
         return Attribute(
             optimizer, "step", lambda: update(optimizer.param_groups[0]["params"], written)

@@ -18,7 +18,7 @@ from torch.func import functional_call, grad, vmap
 import ratchet
 from ratchet.base.errors import RecipeError
 from ratchet.optimize.recipe.fits import check_optimizers
-from ratchet.optimize.step.signature import signature_of
+from ratchet.optimize.step.describe import signature_of
 from ratchet.workloads.config import StepConfig
 
 pytestmark = QUIET

@@ -11,12 +11,12 @@ import pytest
 from ratchet.base.errors import DeadlinePassed
 from ratchet.devices.probe import probe
 from ratchet.ledger import Ledger
-from ratchet.optimize.turn.schedule import closing_s
+from ratchet.optimize.turn.schedule import CLOSING, TurnSchedule
 from ratchet.optimize.turn.settings import Settings
 from ratchet.optimize.turn.state import Turn
 
 FOUND: dict[str, Any] = {"found": 1}
-CLOSING_S = closing_s(100.0)
+CLOSING_S = CLOSING.of(100.0)
 
 
 class Clock:
@@ -36,7 +36,7 @@ def start(folder: Path, clock: Clock, budget_s: float = 100.0) -> Turn:
         software={"ratchet": "0"},
         software_fingerprint="s",
         listener=lambda event, details: None,
-        started_s=clock.now_s,
+        schedule=TurnSchedule(budget_s=budget_s, started_s=clock.now_s),
     )
 
 
@@ -56,16 +56,16 @@ def test_a_second_turn_spends_what_the_first_did_in_no_time(
     with start(tmp_path, clock) as turn:
         turn.memo("screening", "a", lambda: work(clock, 30.0))
         turn.memo("screening", "b", lambda: work(clock, 40.0))
-        assert turn.left_s() == pytest.approx(30.0 - CLOSING_S)
+        assert turn.schedule.left_s == pytest.approx(30.0 - CLOSING_S)
     with start(tmp_path, clock) as turn:
-        assert turn.left_s() == pytest.approx(100.0 - CLOSING_S)
+        assert turn.schedule.left_s == pytest.approx(100.0 - CLOSING_S)
         assert turn.memo("screening", "a", never) == FOUND
-        assert turn.left_s() == pytest.approx(70.0 - CLOSING_S)
+        assert turn.schedule.left_s == pytest.approx(70.0 - CLOSING_S)
         assert turn.memo("screening", "b", never) == FOUND
-        with turn.stage(50.0):
-            assert turn.left_s() == 0.0
-        assert turn.left_s() == pytest.approx(30.0 - CLOSING_S)
-        assert turn.elapsed_s == 0.0
+        with turn.schedule.until(50.0):
+            assert turn.schedule.left_s == 0.0
+        assert turn.schedule.left_s == pytest.approx(30.0 - CLOSING_S)
+        assert turn.schedule.elapsed_s == 0.0
         assert turn.recalled == 2
 
 
@@ -78,8 +78,8 @@ def test_a_larger_budget_goes_on_from_there(
     with start(tmp_path, clock, budget_s=200.0) as turn:
         turn.memo("screening", "a", never)
         turn.memo("screening", "b", lambda: work(clock, 10.0))
-        assert turn.spent_s == pytest.approx(100.0)
-        assert turn.elapsed_s == pytest.approx(10.0)
+        assert turn.schedule.spent_s == pytest.approx(100.0)
+        assert turn.schedule.elapsed_s == pytest.approx(10.0)
 
 
 def test_the_clock_never_goes_back(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -89,7 +89,7 @@ def test_the_clock_never_goes_back(tmp_path: Path, monkeypatch: pytest.MonkeyPat
     with start(tmp_path, clock) as turn:
         clock.now_s += 50.0
         turn.memo("screening", "a", never)
-        assert turn.spent_s == pytest.approx(50.0)
+        assert turn.schedule.spent_s == pytest.approx(50.0)
 
 
 def test_a_stage_ends_with_the_one_around_it(
@@ -97,12 +97,12 @@ def test_a_stage_ends_with_the_one_around_it(
 ) -> None:
     clock = Clock(monkeypatch)
     with start(tmp_path, clock) as turn:
-        with turn.stage(40.0):
-            with turn.stage(60.0):
-                assert turn.left_s() == pytest.approx(40.0)
-            with turn.stage(20.0):
-                assert turn.deadline_s == pytest.approx(clock.now_s + 20.0)
-        assert turn.left_s() == pytest.approx(100.0 - CLOSING_S)
+        with turn.schedule.until(40.0):
+            with turn.schedule.until(60.0):
+                assert turn.schedule.left_s == pytest.approx(40.0)
+            with turn.schedule.until(20.0):
+                assert turn.schedule.deadline_s == pytest.approx(clock.now_s + 20.0)
+        assert turn.schedule.left_s == pytest.approx(100.0 - CLOSING_S)
 
 
 def test_late_evidence_takes_no_more_than_its_stage(
@@ -111,9 +111,9 @@ def test_late_evidence_takes_no_more_than_its_stage(
     clock = Clock(monkeypatch)
     with start(tmp_path, clock, budget_s=1000.0) as turn:
         turn.memo("screening", "a", lambda: work(clock, 500.0))
-    with start(tmp_path, clock) as turn, turn.stage(40.0):
+    with start(tmp_path, clock) as turn, turn.schedule.until(40.0):
         assert turn.memo("screening", "a", never) == FOUND
-        assert turn.spent_s == pytest.approx(40.0)
+        assert turn.schedule.spent_s == pytest.approx(40.0)
 
 
 def test_what_had_no_time_is_not_begun_again_in_the_same_time(
@@ -125,13 +125,13 @@ def test_what_had_no_time_is_not_begun_again_in_the_same_time(
         clock.now_s += 40.0
         raise DeadlinePassed("the time is over")
 
-    with start(tmp_path, clock) as turn, turn.stage(40.0), pytest.raises(DeadlinePassed):
+    with start(tmp_path, clock) as turn, turn.schedule.until(40.0), pytest.raises(DeadlinePassed):
         turn.memo("screening", "a", cut)
     with start(tmp_path, clock) as turn:
-        with turn.stage(40.0), pytest.raises(DeadlinePassed):
+        with turn.schedule.until(40.0), pytest.raises(DeadlinePassed):
             turn.memo("screening", "a", never)
-        assert turn.spent_s == pytest.approx(40.0)
-        with turn.stage(90.0):
+        assert turn.schedule.spent_s == pytest.approx(40.0)
+        with turn.schedule.until(90.0):
             assert turn.memo("screening", "a", lambda: FOUND) == FOUND
 
 
@@ -152,7 +152,7 @@ def test_a_turn_that_compared_nothing_leaves_no_timings(
     slow, quick = {"ratio": 0.5}, {"ratio": 1.5}
     run(slow, lambda: work(clock, 80.0) and slow, finish={"speedup": {}})
     killed = run(quick, lambda: quick, finish=None)
-    assert killed.recalled == 0 and killed.spent_s < 1
+    assert killed.recalled == 0 and killed.schedule.spent_s < 1
     resumed = run(quick, never, finish={"speedup": {"best_compile": {"ratio": 1.2}}})
     assert resumed.recalled == 1
     assert run(quick, never, finish=None).recalled == 1

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import contextlib
 import dataclasses
 from pathlib import Path
 from types import SimpleNamespace
@@ -52,14 +51,10 @@ def turn(keep_precision: bool = False) -> Any:
     return SimpleNamespace(
         settings=SimpleNamespace(keep_precision=keep_precision, budget_s=1000.0, launches=3),
         device=SimpleNamespace(kind="cpu"),
-        drop=lambda candidate: None,
-        stage=lambda until_s: contextlib.nullcontext(),
-        is_live=lambda candidate: False,
+        arms=SimpleNamespace(drop=lambda candidate: None, is_live=lambda candidate: False),
         holds=lambda kind, key: True,
         leave_out=lambda *what, **more: None,
         costs=costs(),
-        ends_s=1000.0,
-        spent_s=0.0,
     )
 
 

@@ -76,7 +76,7 @@ class StepArm:
         warnings: Sequence[str] = (),
         is_random: bool = False,
     ) -> None:
-        from ratchet.optimize.recipe.build import build
+        from ratchet.optimize.recipe.compiled_step import build
         from ratchet.workloads.blame import batch_of
 
         self._workload = workload
@@ -99,13 +99,14 @@ class StepArm:
             torch.cuda.synchronize()
 
     def workload(self) -> dict[str, Any]:
-        """Describe the workload: parameters, tokens, FLOPs (JSON).
+        """Describe the workload and its step (JSON of `StepFacts`).
 
         Only valid in an arm that runs the step as written; other arms have changed the model.
         """
         from ratchet.optimize.step.describe import describe_workload
 
-        return {**describe_workload(self._step, self._batches[0]), "warnings": self._warnings}
+        facts = describe_workload(self._step, self._batches[0])
+        return {**facts.model_dump(mode="json"), "warnings": self._warnings}
 
     def gradients(self, path: str, autocast: bool = False) -> dict[str, Any]:
         """Write the first step's gradients (fp32, by parameter name) as safetensors to `path`.
@@ -113,9 +114,8 @@ class StepArm:
         With `autocast`, they are those of a step that is uncompiled, in bf16 autocast. Random
         numbers are those that the step as written draws from seed 0.
         """
-        from ratchet.optimize.recipe.build import build
-        from ratchet.optimize.step.draws import eager_draws
-        from ratchet.optimize.step.gradients import write_gradients
+        from ratchet.optimize.recipe.compiled_step import build
+        from ratchet.optimize.step.gradients import eager_draws, write_gradients
         from ratchet.problems.model_file import seeded
         from ratchet.workloads.place import place
 
@@ -161,7 +161,7 @@ class StepArm:
         return loss
 
     def difference(self, calls: int) -> str:
-        """Return how a `train_step` does not do what it does as written; empty if it does.
+        """Return the first difference of a `train_step` from the step as written; empty if none.
 
         So many steps run both ways from the same state, after the first, which runs as written.
         Empty for a workload with a loss, whose step is Ratchet's own.
@@ -183,12 +183,12 @@ class StepArm:
 
     def profile(self, path: str, steps: int = 2) -> dict[str, Any]:
         """Write a Chrome trace of `steps` steps to `path`, with a mark around each step (JSON)."""
-        from ratchet.optimize.step.profile import record_steps
+        from ratchet.optimize.step.describe import record_steps
 
         return record_steps(self._step, self._batches, steps, self._workload.device, Path(path))
 
     def describe(self) -> dict[str, Any]:
-        """Return peak memory so far in bytes, and the results of the installed kernels (JSON)."""
+        """Return peak memory so far, and how graphs and kernels ran (JSON, `ArmFacts` in it)."""
         from ratchet.graph.regions import op
         from ratchet.kernels import registry
         from ratchet.workloads.bench import peak_memory_bytes
@@ -209,7 +209,6 @@ class StepArm:
         }
 
     def _notes(self, graphs: int) -> list[str]:
-        """Return what a person should know of how the step runs."""
         own = self._step.own_notes
         if self._config.compile_mode is None or graphs or own or not self._next:
             return own
@@ -276,7 +275,7 @@ class ShrunkArm:
 
     def curve(self, seed: int, steps: int) -> list[float]:
         """Return the loss at each of `steps` steps of the copy initialised from `seed`."""
-        from ratchet.optimize.recipe.build import build
+        from ratchet.optimize.recipe.compiled_step import build
         from ratchet.workloads import load
         from ratchet.workloads.blame import batch_of
 

@@ -113,7 +113,7 @@ def device_rows(device: Mapping[str, Any]) -> list[tuple[str, str]]:
 
 def changed_settings(result: OptimizeResult) -> list[tuple[str, str, str]]:
     """Return each config field that Ratchet changed: its name, the written and the new value."""
-    configs = {arm.key: arm.config for arm in result.arms}
+    configs = {arm.key: arm.config.model_dump(mode="json") for arm in result.arms}
     before, after = configs.get("as_written", {}), configs.get("ratchet", {})
     return [
         (name, plain(before.get(name)), plain(value))

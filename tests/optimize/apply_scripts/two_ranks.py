@@ -18,7 +18,7 @@ from own_recipes import recipe  # noqa: E402
 
 from ratchet.optimize.recipe import apply  # noqa: E402
 from ratchet.optimize.recipe.reproof import ReadyKernels  # noqa: E402
-from ratchet.optimize.step.signature import signature_of  # noqa: E402
+from ratchet.optimize.step.describe import signature_of  # noqa: E402
 from ratchet.workloads.config import StepConfig  # noqa: E402
 
 real = torch.compile

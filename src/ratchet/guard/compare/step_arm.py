@@ -24,7 +24,7 @@ def make_step(
 def build(workload: Any, changes: Mapping[str, Any], recipe: str | None) -> Any:
     """Return the step of a workload."""
     from ratchet.optimize.recipe.apply import apply
-    from ratchet.optimize.recipe.build import build as build_step
+    from ratchet.optimize.recipe.compiled_step import build as build_step
     from ratchet.workloads.config import StepConfig
 
     if recipe is not None:
@@ -70,7 +70,7 @@ class ComparedStep:
 
     def profile(self, path: str, steps: int = 3) -> dict[str, Any]:
         """Write a Chrome trace of some steps to `path` (JSON)."""
-        from ratchet.optimize.step.profile import record_steps
+        from ratchet.optimize.step.describe import record_steps
 
         device = self._workload.device
         return record_steps(self._step, self._batches, steps, device, Path(path), modules=True)

@@ -4,7 +4,7 @@ import platform
 from pathlib import Path
 
 from ratchet.optimize.levers.base import Lever, Situation, only_cpu
-from ratchet.optimize.step.allocators import find_library
+from ratchet.optimize.step.environment import find_library
 
 SHORT = 0.8
 """Share of the device's memory above which a step counts as short of memory."""

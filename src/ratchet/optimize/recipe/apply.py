@@ -21,15 +21,14 @@ from ratchet.base.errors import ForeignRecipe, RecipeError
 from ratchet.devices.fingerprint import software
 from ratchet.devices.probe import Device
 from ratchet.optimize.recipe import fits
-from ratchet.optimize.recipe.build import build
 from ratchet.optimize.recipe.comparison import CheckedStep
-from ratchet.optimize.recipe.compiled_step import CompiledStep, Script
+from ratchet.optimize.recipe.compiled_step import CompiledStep, Script, build
 from ratchet.optimize.recipe.module_calls import compile_module
 from ratchet.optimize.recipe.recipe import Recipe
 from ratchet.optimize.recipe.reproof import ready_kernels
 from ratchet.optimize.recipe.slots import install_update
-from ratchet.optimize.step import allocators
 from ratchet.optimize.step.candidate import wanted_libraries
+from ratchet.optimize.step.environment import environment
 from ratchet.workloads import process
 from ratchet.workloads.config import StepConfig
 from ratchet.workloads.implementations import writes_gradients
@@ -187,7 +186,7 @@ def _of_a_model_alone(config: StepConfig) -> StepConfig:
 
 
 def _of_a_script(config: StepConfig, optimizers: Sequence[Optimizer]) -> StepConfig:
-    """Drop what would change what a script means, with a warning."""
+    """Drop the settings that would change a script's meaning, with a warning."""
     if config.optimizer == "foreach" and any(map(writes_gradients, optimizers)):
         _warn(
             "the optimizer's update stays as written: foreach adds Nesterov's momentum to `.grad`"
@@ -200,8 +199,7 @@ def _of_a_script(config: StepConfig, optimizers: Sequence[Optimizer]) -> StepCon
 
 
 def _warn_of_environment(config: StepConfig) -> None:
-    """Warn about environment variables that the process should have started with."""
-    for name, value in allocators.environment(config).items():
+    for name, value in environment(config).items():
         if os.environ.get(name) != value:
             _warn(f"start the script with {name}={value}: the recipe was proven with this setting")
 

@@ -182,7 +182,7 @@ def _update_differs(
     twin: Effects | None,
     turned: float,
 ) -> str:
-    """Return the parameter that the two runs move most differently, if that is too much."""
+    """Return the parameter whose two updates differ most, if the difference is too large."""
     apart, moved, noise, size = (0.0, 0.0, 0.0, 0.0)
     worst, most = "", 0.0
     for name, old in written.weights.items():

@@ -1,4 +1,4 @@
-"""Run a script's step by a recipe, in the way that the step's first call showed to be right.
+"""Run a script's step by a recipe, in the way that its first call allows.
 
 The first call runs as written, before anything is installed. After it, the step is compiled whole,
 or it runs in plain Python and the modules that it calls are compiled one by one. What is installed
@@ -18,21 +18,23 @@ import torch
 from torch import nn
 from torch.optim import Optimizer
 
-from ratchet.optimize.recipe.first_call import Seen, watch
+from ratchet.graph.steps import InstalledStep, build_step
+from ratchet.optimize.recipe.first_call import Seen, recurrent_in, watch
 from ratchet.optimize.recipe.module_calls import (
     ModuleCall,
     attention,
     checkpointing_slots,
     compile_options,
     kept_graphs,
-    recurrent_in,
 )
-from ratchet.optimize.recipe.recomputing import Blocks
 from ratchet.optimize.recipe.slots import Attribute, StepOutOfGraphs, StepSlot, filled, update_slot
 from ratchet.optimize.recipe.widening import KeptTensors, WidenedForward, computes_in_bf16
 from ratchet.workloads.config import AUTOCAST, StepConfig
+from ratchet.workloads.implementations import has_implementation
 from ratchet.workloads.lowered import lowered_forward
+from ratchet.workloads.own_step import BatchStep
 from ratchet.workloads.recompilation import BoundedCompile, numbers_of
+from ratchet.workloads.workload import Workload
 
 log = logging.getLogger("ratchet")
 MOST_RECOMPILATIONS = 2
@@ -102,7 +104,7 @@ class CompiledStep:
 
     @property
     def notes(self) -> list[str]:
-        """What was said of how the step runs."""
+        """The warnings on how the step runs."""
         return sorted(self._told)
 
     @property
@@ -124,13 +126,13 @@ class CompiledStep:
         return mine != self._thread
 
     def _first(self, arguments: tuple[Any, ...], named: dict[str, Any]) -> Any:
-        blocks = Blocks(self.script.model, self._config.checkpointing)
-        result, seen = watch(self.script.step, arguments, named)
+        recomputed = None if self._config.checkpointing == "none" else self.script.model
+        result, seen = watch(self.script.step, arguments, named, recomputed)
         self._numbers = numbers_of(arguments, named)
         self._seen = seen
         if self._config.precision in AUTOCAST and not seen.autocast:
             self._kept = KeptTensors(seen.modules)
-        self._install(seen, blocks.that_changed())
+        self._install(seen)
         return result
 
     def run(self, arguments: tuple[Any, ...], named: dict[str, Any]) -> Any:
@@ -146,8 +148,9 @@ class CompiledStep:
                 result = self.script.step(*arguments, **named)
             else:
                 stack.enter_context(attention(self._config))
-                if self._config.precision in AUTOCAST:
-                    stack.enter_context(self._autocast())
+                if self._config.precision in AUTOCAST:  # casts a weight anew after each update
+                    autocast = (self._device_type, torch.bfloat16)
+                    stack.enter_context(torch.autocast(*autocast, cache_enabled=False))
                 result = self._whole(*arguments, **named)
         if self._kept is not None:
             self._kept.widen()
@@ -156,55 +159,42 @@ class CompiledStep:
             self._leave_whole("it keeps recompiling for inputs of the same shapes")
         return result
 
-    def _autocast(self) -> torch.autocast:
-        """Return autocast that casts a weight anew after each update."""
-        return torch.autocast(self._device_type, torch.bfloat16, cache_enabled=False)
-
-    def _install(self, seen: Seen, changing: Sequence[nn.Module]) -> None:
-        """Prepare everything that the recipe puts in place while the step runs.
-
-        The blocks that are `changing` something with each call are not recomputed.
-        """
-        options = self._options()
+    def _install(self, seen: Seen) -> None:
+        options = compile_options(self._config, self._install_kernels)
         if seen.twice and options is not None:
             self._tell(
                 "the step differentiates gradients (create_graph=True), which torch.compile cannot "
                 "do, so nothing in it is compiled"
             )
             options = None
-        if changing:
+        if seen.changing:
             self._tell(
-                f"{len(changing)} of the model's blocks are not recomputed: each call of them "
+                f"{len(seen.changing)} of the model's blocks are not recomputed: each call of them "
                 "changes a buffer or a number that they keep, or runs a hook"
             )
         self._slots = [
-            *checkpointing_slots(self.script.model, self._config.checkpointing, changing),
+            *checkpointing_slots(self.script.model, self._config.checkpointing, seen.changing),
             *self._optimizer_slots(),
         ]
-        why = why_not_whole(seen)
+        why = seen.why_not_whole()
         if options is not None and not why:
             self._whole = BoundedCompile(self.script.step, options, numbers=False)
-            self._lowered = [*self._lowered_slots(seen), *self._widened_slots(seen)]
+            self._lowered = self._forward_slots(seen)
             self._slots += self._lowered
             return
         if options is not None:
             self._tell_of_modules(why)
         self._install_modules(seen, options)
 
-    def _lowered_slots(self, seen: Seen) -> list[StepSlot]:
-        """Return slots that make the modules read their weights as bf16, if the recipe does."""
-        if self._config.precision != "bf16_master":
-            return []
-        return [
-            Attribute(module, "forward", lowered_forward(module, self._device_type))
-            for module in seen.modules
-        ]
-
-    def _widened_slots(self, seen: Seen) -> list[StepSlot]:
-        """Return slots that make the modules return fp32, unless the script is in autocast."""
-        if self._kept is None:
-            return []
-        return [WidenedForward(one) for one in seen.modules if not computes_in_bf16(one)]
+    def _forward_slots(self, seen: Seen) -> list[StepSlot]:
+        """Return slots that make the modules read bf16 weights, and return fp32 nevertheless."""
+        found: list[StepSlot] = []
+        if self._config.precision == "bf16_master":
+            device = self._device_type
+            found += [Attribute(m, "forward", lowered_forward(m, device)) for m in seen.modules]
+        if self._kept is not None:  # the script itself is not in autocast
+            found += [WidenedForward(one) for one in seen.modules if not computes_in_bf16(one)]
+        return found
 
     def _install_modules(self, seen: Seen, options: Mapping[str, Any] | None) -> None:
         for module in seen.modules:
@@ -250,26 +240,21 @@ class CompiledStep:
         self.as_written = True
 
     def _leave_whole(self, why: str) -> None:
-        """Compile the modules one by one from now on."""
         assert self._seen is not None
         self._whole = None
         self._slots = [one for one in self._slots if one not in self._lowered]
         self._tell_of_modules(why)
-        self._install_modules(self._seen, self._options())
-
-    def _options(self) -> dict[str, Any] | None:
-        return compile_options(self._config, self._install_kernels)
+        options = compile_options(self._config, self._install_kernels)
+        self._install_modules(self._seen, options)
 
     def _tell_of_modules(self, why: str) -> None:
         assert self._seen is not None
         names = [type(one).__name__ for one in self._seen.modules if not recurrent_in(one)]
-        one_by_one = (
-            f"compiles of it only {', '.join(names)}" if names else "compiles nothing of it"
-        )
+        parts = f"of it only {', '.join(names)}" if names else "nothing of it"
         lost = ""
         if "linear_cross_entropy" in self._config.kernels:
             lost = "; linear_cross_entropy is installed only if a module computes the loss"
-        self._tell(f"the step runs in Python, and Ratchet {one_by_one}, because {why}{lost}")
+        self._tell(f"the step runs in Python, and Ratchet compiles {parts}, because {why}{lost}")
 
     def _tell_of_nothing_compiled(self) -> None:
         compiled = [one.compiled for one in self._modules if one.compiled is not None]
@@ -280,27 +265,35 @@ class CompiledStep:
             self._tell(f"torch.compile made no graph of the step{_last_break()}")
 
     def _tell(self, what: str) -> None:
-        """Log a warning, once."""
         if what not in self._told:
             self._told.add(what)
             log.warning("ratchet: %s", what)
 
 
-def why_not_whole(seen: Seen) -> str:
-    """Return why a step cannot be compiled as a whole, as a clause; empty if it can."""
-    if seen.closure:
-        return "it gives its optimizer a closure"
-    if seen.backwards != 1:
-        count = {0: "no backward pass", 2: "two backward passes"}
-        return f"it runs {count.get(seen.backwards, f'{seen.backwards} backward passes')}"
-    for module in seen.modules:
-        if recurrent := recurrent_in(module):
-            return f"torch.compile does not take nn.{recurrent}"
-    if seen.draws:
-        return "it draws random numbers outside of its modules, which compiled code draws otherwise"
-    if seen.numbers:
-        return f"it changes a number that it keeps ({seen.numbers[0]})"
-    return ""
+def build(workload: Workload, config: StepConfig) -> InstalledStep:
+    """Build the workload's step as `config` runs it.
+
+    A `train_step` runs as `ratchet.compile` runs a script's: its first call is as written.
+    """
+    own = workload.as_written() != config
+    return build_step(workload, config, install=_install if own else None)
+
+
+def _install(
+    workload: Workload,
+    config: StepConfig,
+    options: Mapping[str, Any],
+    step: BatchStep,
+    model: nn.Module,
+    optimizers: Sequence[Optimizer],
+) -> BatchStep:
+    if workload.precision in AUTOCAST and config.precision == workload.precision:
+        config = config.model_copy(update={"precision": "fp32"})  # the step enters autocast itself
+    fitting = [one for one in optimizers if has_implementation(one, config.optimizer, model)]
+    # The step has its checkpointing already.
+    config = config.model_copy(update={"checkpointing": "none"})
+    script = Script(step=step, model=model, optimizers=fitting)
+    return CompiledStep(script, config, workload.device.split(":")[0], options)
 
 
 def _last_break() -> str:

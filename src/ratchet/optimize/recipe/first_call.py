@@ -15,9 +15,10 @@ from torch.optim import Optimizer
 from torch.optim.optimizer import register_optimizer_step_pre_hook
 
 from ratchet.optimize.recipe.script_state import numbers
-from ratchet.workloads.checkpointing import is_transformed
+from ratchet.workloads.checkpointing import find_blocks, is_transformed
 
 AUTOCAST_DEVICES = ("cpu", "cuda")
+HOOKS = ("_forward_hooks", "_forward_pre_hooks")
 
 
 @dataclass(kw_only=True)
@@ -44,19 +45,61 @@ class Seen:
     """True if the step called a module within an autocast of its own."""
     in_backward: bool = False
     """True during a backward pass, where a checkpoint calls modules again."""
+    changing: list[nn.Module] = field(default_factory=list)
+    """The blocks that cannot be recomputed, which would call them twice a step: each call leaves
+    something behind (BatchNorm's averages, a count), or runs a hook."""
+
+    def why_not_whole(self) -> str:
+        """Return why the step cannot be compiled as a whole, as a clause; empty if it can."""
+        if self.closure:
+            return "it gives its optimizer a closure"
+        if self.backwards != 1:
+            count = {0: "no backward pass", 2: "two backward passes"}
+            return f"it runs {count.get(self.backwards, f'{self.backwards} backward passes')}"
+        for module in self.modules:
+            if recurrent := recurrent_in(module):
+                return f"torch.compile does not take nn.{recurrent}"
+        if self.draws:
+            return (
+                "it draws random numbers outside of its modules, which compiled code draws "
+                "otherwise"
+            )
+        if self.numbers:
+            return f"it changes a number that it keeps ({self.numbers[0]})"
+        return ""
 
 
 def watch(
-    step: Callable[..., Any], arguments: tuple[Any, ...], named: dict[str, Any]
+    step: Callable[..., Any],
+    arguments: tuple[Any, ...],
+    named: dict[str, Any],
+    recomputed: nn.Module | None = None,
 ) -> tuple[Any, Seen]:
-    """Run the step as written; return its result and what it did."""
+    """Run the step as written; return its result and what it did.
+
+    `recomputed` is the model whose blocks a recipe recomputes, if it recomputes any.
+    """
     seen = Seen()
-    before = numbers(step)
+    blocks = find_blocks(recomputed) if recomputed is not None else []
+    kept, before = [_kept(block) for block in blocks], numbers(step)
     with _backwards(seen), _optimizers(seen), _modules(seen):
         result = step(*arguments, **named)
     after = numbers(step)
     seen.numbers = [name for name, value in after.items() if before.get(name) != value]
+    seen.changing = [
+        block
+        for block, own in zip(blocks, kept, strict=True)
+        if _kept(block) != own or _has_hooks(block)
+    ]
     return result, seen
+
+
+def recurrent_in(module: nn.Module) -> str:
+    """Return the class of a recurrent layer within the module; empty if there is none."""
+    for one in module.modules():
+        if isinstance(one, nn.RNNBase):
+            return type(one).__name__
+    return ""
 
 
 @contextmanager
@@ -150,8 +193,26 @@ def _is_traced() -> bool:
 
 
 def _random_state() -> list[bytes]:
-    """Return the states of torch's default generators."""
     states = [torch.get_rng_state()]
     if torch.cuda.is_available() and torch.cuda.is_initialized():  # type: ignore[no-untyped-call]
         states.append(torch.cuda.get_rng_state())
     return [one.numpy().tobytes() for one in states]
+
+
+def _kept(block: nn.Module) -> list[Any]:
+    """Return a block's state without its parameters, for comparison."""
+    found: list[Any] = []
+    for module in block.modules():
+        found += [(id(one), one._version) for one in module._buffers.values() if one is not None]
+        for name, value in module.__dict__.items():
+            if type(value) in (int, float):
+                found.append((name, value))
+            elif isinstance(value, list):
+                found.append((name, len(value)))
+    return found
+
+
+def _has_hooks(block: nn.Module) -> bool:
+    """Return True if a module within the block has forward hooks; its own run outside of it."""
+    inner = [module for module in block.modules() if module is not block]
+    return any(getattr(module, name) for module in inner for name in HOOKS)

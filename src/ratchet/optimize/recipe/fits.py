@@ -17,7 +17,7 @@ from torch.optim import Optimizer
 from ratchet.base.errors import DeviceError, RecipeError
 from ratchet.devices.probe import Device, probe
 from ratchet.optimize.recipe.recipe import Recipe
-from ratchet.optimize.step.signature import signature_of
+from ratchet.optimize.step.describe import signature_of
 from ratchet.workloads.checkpointing import find_blocks
 from ratchet.workloads.config import StepConfig
 from ratchet.workloads.implementations import has_implementation, unwrapped

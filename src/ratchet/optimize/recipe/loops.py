@@ -55,7 +55,7 @@ def lightning_callback(
 
 
 def _callback(hooks: type[_Hooks], base: type, *arguments: Any) -> Any:
-    """Return an object of both classes: the hooks come first, the library's own stand behind."""
+    """Return an object of both classes; our hooks come before the library's."""
     return type("RecipeCallback", (hooks, base), {})(*arguments)
 
 

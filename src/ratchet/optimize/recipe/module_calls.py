@@ -17,6 +17,7 @@ from torch import nn
 from torch.nn.attention import sdpa_kernel
 
 from ratchet.graph.steps import install_options
+from ratchet.optimize.recipe.first_call import recurrent_in
 from ratchet.optimize.recipe.slots import Attribute, StepSlot, filled
 from ratchet.optimize.recipe.widening import computes_in_bf16, widened
 from ratchet.workloads.checkpointing import apply_checkpointing, find_blocks, is_transformed
@@ -81,7 +82,7 @@ class ModuleCall:
             with self._place():
                 return function(*arguments, **named)
         own = torch.is_autocast_enabled(self._device_type) or computes_in_bf16(module)
-        with self._place(), precision_of(self._config, self._device_type):
+        with self._place(), mixed_precision(self._config.precision, self._device_type):
             result = function(*arguments, **named)
         return result if own else widened(result)
 
@@ -98,11 +99,6 @@ def kept_graphs(keep: bool) -> AbstractContextManager[Any]:
     import torch._functorch.config
 
     return torch._functorch.config.patch(donated_buffer=False)  # type: ignore[no-any-return]
-
-
-def precision_of(config: StepConfig, device_type: str) -> AbstractContextManager[Any]:
-    """Return the context of a config's precision."""
-    return mixed_precision(config.precision, device_type)
 
 
 def attention(config: StepConfig) -> AbstractContextManager[Any]:
@@ -164,14 +160,6 @@ def compile_options(
         return None
     kernels = install_options(config.kernels) if install is None else install
     return {**mode_options(config.compile_mode), **kernels}
-
-
-def recurrent_in(module: nn.Module) -> str:
-    """Return the class of a recurrent layer within the module; empty if there is none."""
-    for one in module.modules():
-        if isinstance(one, nn.RNNBase):
-            return type(one).__name__
-    return ""
 
 
 def _entry_of(module: nn.Module) -> Callable[..., Any]:

@@ -11,8 +11,8 @@ from pydantic import BaseModel, ConfigDict, ValidationError
 
 from ratchet.base import files
 from ratchet.base.errors import ForeignRecipe, RecipeError
+from ratchet.optimize.step.describe import ModelSignature
 from ratchet.optimize.step.installed import AnyKernel
-from ratchet.optimize.step.signature import ModelSignature
 from ratchet.workloads.config import StepConfig
 
 SCHEMA = 1

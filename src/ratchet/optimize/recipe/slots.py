@@ -4,12 +4,13 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
+from types import MethodType
 from typing import Any, Protocol
 
 import torch
-from torch.optim import Optimizer
+from torch.optim import AdamW, Optimizer
 
-from ratchet.optimize.recipe.own_optimizer import install_optimizer
+from ratchet.kernels.library.adamw import check_optimizer, is_scaled, step_adamw, step_by_torch
 from ratchet.workloads.config import StepConfig
 from ratchet.workloads.implementations import select_implementation
 
@@ -105,20 +106,44 @@ def install_update(optimizer: Optimizer, config: StepConfig) -> None:
 def update_slot(optimizer: Optimizer, config: StepConfig) -> StepSlot | None:
     """Return the slot of the recipe's update; None if the update stays as written."""
     if config.optimizer == "kernel":
-        return kernel_slot(optimizer, config)
+        return kernel_slot(optimizer)
     if config.optimizer in ("fused", "foreach"):
         return Implementation(optimizer, config.optimizer)
     return None
 
 
-def kernel_slot(optimizer: Optimizer, config: StepConfig) -> Attribute:
-    """Return the slot of the optimizer's step, for the recipe's own update."""
-    before = optimizer.__dict__.get("step")
-    install_optimizer(optimizer, config)
-    step = optimizer.__dict__.pop("step")
-    if before is not None:
-        optimizer.__dict__["step"] = before
-    return Attribute(optimizer, "step", step)
+def kernel_slot(optimizer: Optimizer) -> Attribute:
+    """Return the slot of an optimizer's step for the AdamW kernel, which torch.compile leaves out.
+
+    Schedules, made before or after, keep working. Raises a KernelError if the kernel cannot step
+    this optimizer.
+    """
+    check_optimizer(optimizer)
+    update: Callable[..., Any] = Optimizer.profile_hook_step(_kernel_step)
+
+    @torch.compiler.disable  # type: ignore[untyped-decorator]
+    def step(self: Optimizer, *given: Any, **named: Any) -> Any:
+        self._opt_called = True  # type: ignore[attr-defined]  # a schedule asks for it
+        return update(self, *given, **named)
+
+    # torch's schedules wrap the function behind the method and set this mark on it.
+    if hasattr(optimizer.step, "_wrapped_by_lr_sched"):
+        step._wrapped_by_lr_sched = True
+    return Attribute(optimizer, "step", MethodType(step, optimizer))
+
+
+def _kernel_step(optimizer: AdamW, closure: Callable[[], Any] | None = None) -> Any:
+    """Step by the kernel, under the contract of torch's own method."""
+    loss = None
+    if closure is not None:
+        with torch.enable_grad():
+            loss = closure()
+    if is_scaled(optimizer):
+        with torch.no_grad():
+            step_by_torch(optimizer)
+    else:
+        step_adamw(optimizer)
+    return loss
 
 
 @contextmanager

@@ -79,9 +79,9 @@ class Snapshot:
             self._undo.append(partial(setattr, bits, "state", deepcopy(bits.state)))
         elif isinstance(value, LRScheduler):
             kept = dict(vars(value))  # its state_dict leaves out what its optimizer knows
-            self._undo.append(partial(_put_dict, value.__dict__, kept))
+            self._undo.append(partial(_refill, value.__dict__, kept))
         elif isinstance(value, dict):
-            self._undo.append(partial(_put_dict, value, dict(value)))
+            self._undo.append(partial(_refill, value, dict(value)))
             self._keep_inside(name, value.items())
         elif isinstance(value, list | deque):
             self._undo.append(partial(_put_list, value, list(value)))
@@ -89,7 +89,7 @@ class Snapshot:
         elif isinstance(value, tuple):
             self._keep_inside(name, enumerate(value))
         elif isinstance(value, set):
-            self._undo.append(partial(_put_set, value, set(value)))
+            self._undo.append(partial(_refill, value, set(value)))
         elif hasattr(value, "load_state_dict") and hasattr(value, "state_dict"):
             self._undo.append(partial(value.load_state_dict, deepcopy(value.state_dict())))
         elif isinstance(value, Iterator | io.IOBase):
@@ -98,7 +98,7 @@ class Snapshot:
                 or f"{name} is of type {type(value).__name__}, whose place cannot be put back"
             )
         elif (held := attributes(value)) is not None:
-            self._undo.append(partial(_put_dict, held, dict(held)))
+            self._undo.append(partial(_refill, held, dict(held)))
             self._keep_inside(name, held.items())
 
     def _keep_inside(self, name: str, items: Any) -> None:
@@ -204,7 +204,7 @@ def _put_generator(place: torch.Generator, kept: Tensor) -> None:
     place.set_state(kept)
 
 
-def _put_dict(place: dict[Any, Any], kept: dict[Any, Any]) -> None:
+def _refill(place: Any, kept: Any) -> None:
     place.clear()
     place.update(kept)
 
@@ -212,8 +212,3 @@ def _put_dict(place: dict[Any, Any], kept: dict[Any, Any]) -> None:
 def _put_list(place: Any, kept: list[Any]) -> None:
     place.clear()
     place.extend(kept)
-
-
-def _put_set(place: set[Any], kept: set[Any]) -> None:
-    place.clear()
-    place.update(kept)

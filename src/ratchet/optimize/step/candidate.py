@@ -47,9 +47,6 @@ class Candidate:
             "kernels": [kernel.model_dump() for kernel in self.kernels],
         }
 
-    def named(self, title: str) -> Candidate:
-        return Candidate(title=title, config=self.config, kernels=self.kernels)
-
 
 def wanted_libraries(config: StepConfig) -> set[str]:
     """Return the library kernels that a config requires, including the optimizer's."""

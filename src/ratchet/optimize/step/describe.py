@@ -1,15 +1,21 @@
-"""Describe a workload in the numbers that the turn needs; runs inside an arm's process."""
+"""Describe a step in numbers: workload, model, one pass, a trace; runs inside an arm's process."""
 
 from __future__ import annotations
 
+import hashlib
+import os
+from collections.abc import Sequence
+from pathlib import Path
 from typing import Any
 
 import torch
+from pydantic import BaseModel, ConfigDict
 from torch import nn
 from torch.nn.functional import scaled_dot_product_attention
 from torch.overrides import TorchFunctionMode
+from torch.profiler import ProfilerActivity, profile, record_function
 
-from ratchet.optimize.step.signature import signature_of
+from ratchet.workloads.config import StepConfig
 from ratchet.workloads.counting import count
 from ratchet.workloads.flops import flops_of
 from ratchet.workloads.implementations import unwrapped, why_not_fused
@@ -17,38 +23,113 @@ from ratchet.workloads.step import TrainingStep
 from ratchet.workloads.trainer import TrainerBatches
 
 
-def describe_workload(step: TrainingStep, batch: Any) -> dict[str, Any]:
-    """Return parameters, tokens and FLOPs of one step, and the step's own settings (JSON).
+class ModelSignature(BaseModel):
+    """A model that a recipe was proven for, identified by its parameters' shapes."""
+
+    model_config = ConfigDict(extra="forbid", frozen=True)
+
+    tensors: int
+    parameters: int
+    shapes: str
+    """Hash of all shapes in sorted order, so a wrapped model's names do not matter."""
+
+    def __str__(self) -> str:
+        return f"a model of {self.tensors:,} tensors with {self.parameters:,} parameters"
+
+
+def signature_of(model: nn.Module) -> ModelSignature:
+    """Return a model's signature: the number of its parameters and their shapes."""
+    shapes = sorted(tuple(parameter.shape) for parameter in model.parameters())
+    return ModelSignature(
+        tensors=len(shapes),
+        parameters=sum(parameter.numel() for parameter in model.parameters()),
+        shapes=hashlib.sha256(repr(shapes).encode()).hexdigest(),
+    )
+
+
+class StepFacts(BaseModel):
+    """A workload and one step of it as written, in numbers. Those with a default are newer."""
+
+    model_config = ConfigDict(extra="ignore", frozen=True)
+
+    name: str = ""
+    source: str
+    unit: str
+    device: str = ""
+    parameters: int = 0
+    trainable_bytes: int
+    tokens_per_batch: int
+    flops_per_step: float | None
+    optimizer: str = ""
+    """The classes of its optimizers."""
+    optimizer_is_adamw: bool
+    why_not_fused: str = ""
+    own_step: bool = False
+    of_trainer: bool = False
+    model: ModelSignature | None = None
+    can_shrink: bool = False
+    written: StepConfig
+    uncompiled: tuple[str, ...] = ()
+    """The kinds of layers that torch.compile leaves to eager code."""
+    has_attention: bool
+    is_random: bool = False
+    """True if the step draws random numbers."""
+    warnings: tuple[str, ...] = ()
+    peak_memory_bytes: int = 0
+    loss: float | None = None
+    setup_s: float = 0.0
+    step_time_s: float = 0.0
+
+
+class ArmFacts(BaseModel):
+    """What the process of a candidate says of itself once it has run steps."""
+
+    model_config = ConfigDict(extra="ignore", frozen=True)
+
+    peak_memory_bytes: int = 0
+    compiled_graphs: int = 0
+    """Graphs that were not in the compile cache."""
+    region_calls: dict[str, int] = {}
+    """Calls that the kernels of regions served, by their name in a config."""
+    notes: tuple[str, ...] = ()
+    """What a person should know of how the step runs."""
+
+
+def describe_workload(step: TrainingStep, batch: Any) -> StepFacts:
+    """Describe the step, without what an arm measures.
 
     `step` runs as written. If it is a `train_step`, it trains on `batch` once more.
     """
     workload = step.workload
     parameters = list(step.parameters.values())
     counted = count(workload, batch)
-    seen = observe(step, batch)
     made = [one for one in step.optimizers.values() if isinstance(one, torch.optim.Optimizer)]
-    return {
-        "name": workload.name,
-        "source": workload.source,
-        "unit": counted.unit,
-        "device": workload.device,
-        "parameters": sum(p.numel() for p in parameters),
-        "trainable_bytes": sum(p.numel() * p.element_size() for p in parameters),
-        "tokens_per_batch": counted.per_step,
-        "optimizer_is_adamw": [type(one) for one in made] == [torch.optim.AdamW],
-        "optimizer": "+".join(type(unwrapped(one)).__name__ for one in made),
-        "why_not_fused": why_not_fused(made, step.model),
-        "own_step": workload.train_step is not None,
-        "of_trainer": isinstance(workload.batch, TrainerBatches),
-        "model": signature_of(workload.model).model_dump(),
-        "can_shrink": workload.shrink is not None,
-        "written": workload.as_written().model_dump(),
-        "uncompiled": uncompiled_layers(workload.model),
-        **seen,
-    }
+    layers = (one for one in workload.model.modules() if isinstance(one, nn.RNNBase))
+    flops, has_attention, is_random = _one_pass(step, batch)
+    return StepFacts(
+        name=workload.name,
+        source=workload.source,
+        unit=counted.unit,
+        device=workload.device,
+        parameters=sum(p.numel() for p in parameters),
+        trainable_bytes=sum(p.numel() * p.element_size() for p in parameters),
+        tokens_per_batch=counted.per_step,
+        flops_per_step=flops,
+        optimizer="+".join(type(unwrapped(one)).__name__ for one in made),
+        optimizer_is_adamw=[type(one) for one in made] == [torch.optim.AdamW],
+        why_not_fused=why_not_fused(made, step.model),
+        own_step=workload.train_step is not None,
+        of_trainer=isinstance(workload.batch, TrainerBatches),
+        model=signature_of(workload.model),
+        can_shrink=workload.shrink is not None,
+        written=workload.as_written(),
+        uncompiled=tuple(sorted({type(one).__name__ for one in layers})),
+        has_attention=has_attention,
+        is_random=is_random,
+    )
 
 
-def observe(step: TrainingStep, batch: Any) -> dict[str, Any]:
+def _one_pass(step: TrainingStep, batch: Any) -> tuple[float | None, bool, bool]:
     """Return what one pass shows: FLOPs, `scaled_dot_product_attention`, random draws."""
     workload, watch = step.workload, AttentionWatch()
     before = _generators()
@@ -61,7 +142,7 @@ def observe(step: TrainingStep, batch: Any) -> dict[str, Any]:
         with torch.no_grad(), watch:
             step.loss(step.model, workload.batch(0))
     drawn = any(not torch.equal(a, b) for a, b in zip(before, _generators(), strict=True))
-    return {"flops_per_step": flops, "has_attention": watch.seen, "is_random": drawn}
+    return flops, watch.seen, drawn
 
 
 class AttentionWatch(TorchFunctionMode):
@@ -75,11 +156,38 @@ class AttentionWatch(TorchFunctionMode):
 
 
 def _generators() -> list[torch.Tensor]:
-    """Return the states of torch's own generators."""
     on_gpus = torch.cuda.get_rng_state_all() if torch.cuda.is_available() else []
     return [torch.get_rng_state(), *on_gpus]
 
 
-def uncompiled_layers(model: nn.Module) -> list[str]:
-    """Return the kinds of layers that torch.compile leaves to eager code."""
-    return sorted({type(one).__name__ for one in model.modules() if isinstance(one, nn.RNNBase)})
+def record_steps(
+    step: Any,
+    batches: Sequence[Any],
+    steps: int,
+    device: str,
+    path: Path,
+    *,
+    modules: bool = False,
+) -> dict[str, Any]:
+    """Write a Chrome trace of `steps` steps to `path`, with a mark around each step.
+
+    With `modules`, each op lies in the call of its module; every Python call is recorded for it.
+    Returns `steps` and `system_s`, the seconds that one step spends in the kernel (JSON).
+    """
+    activities = [ProfilerActivity.CPU]
+    if device != "cpu":
+        activities.append(ProfilerActivity.CUDA)
+    with profile(
+        activities=activities,
+        record_shapes=True,
+        acc_events=True,
+        with_stack=modules,
+        with_modules=modules,
+    ) as profiler:
+        before_s = os.times().system
+        for index in range(steps):
+            with record_function(f"ProfilerStep#{index}"):
+                step(batches[index % len(batches)])
+        system_s = (os.times().system - before_s) / steps
+    profiler.export_chrome_trace(str(path))
+    return {"steps": steps, "system_s": system_s}

@@ -1,4 +1,4 @@
-"""Write gradients as safetensors without touching the heap that steps are timed on.
+"""Take gradients for comparison: by the draws of uncompiled code, into a file, off the timed heap.
 
 glibc raises its threshold for mmap to the largest mapped block that was ever freed (mallopt(3)).
 Once a model's gradients or copies of them are freed, a process keeps the memory of its steps: for
@@ -11,7 +11,8 @@ from __future__ import annotations
 
 import json
 import math
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
 from pathlib import Path
 
 import numpy as np
@@ -19,6 +20,24 @@ import torch
 from torch import Tensor
 
 ALIGNED = 8
+
+
+@contextmanager
+def eager_draws(*, needed: bool) -> Iterator[None]:
+    """Within, what torch.compile compiles draws the numbers that uncompiled code would.
+
+    Inductor has a generator of its own, with the same odds. What was compiled within is dropped at
+    the end, so that later steps run what a user's script runs.
+    """
+    if not needed:
+        yield
+        return
+    import torch._dynamo
+    import torch._inductor.config
+
+    with torch._inductor.config.patch(fallback_random=True):
+        yield
+    torch._dynamo.reset()
 
 
 def write_gradients(gradients: Mapping[str, Tensor], path: Path) -> None:

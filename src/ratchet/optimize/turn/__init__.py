@@ -1,1 +1,1 @@
-"""One optimization turn: baseline, explain, kernels, climb, prove, and write the result."""
+"""One optimization turn: its order stands in `schedule`."""

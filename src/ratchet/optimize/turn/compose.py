@@ -4,10 +4,8 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass
 from datetime import UTC, datetime
 from pathlib import Path
-from typing import Any
 
 from ratchet.base.errors import DeadlinePassed, RatchetError
 from ratchet.base.files import write_whole
@@ -16,11 +14,11 @@ from ratchet.devices.ceilings import Ceilings
 from ratchet.devices.probe import describe_device
 from ratchet.devices.roofline import mfu
 from ratchet.optimize.recipe.recipe import Recipe
-from ratchet.optimize.step import allocators
 from ratchet.optimize.step.candidate import Candidate
-from ratchet.optimize.step.signature import ModelSignature
-from ratchet.optimize.turn.costs import MARGIN
-from ratchet.optimize.turn.keep import Found, Kept, roles
+from ratchet.optimize.step.describe import ArmFacts, StepFacts
+from ratchet.optimize.step.environment import environment
+from ratchet.optimize.turn import schedule
+from ratchet.optimize.turn.choice import ChosenRecipe, Found, roles
 from ratchet.optimize.turn.prove import Proof
 from ratchet.optimize.turn.result import (
     ArmResult,
@@ -45,8 +43,6 @@ COMPARED = {
     "vs_compile_same_arithmetic": ("best_compile_same", "same_arithmetic"),
 }
 """The two roles behind each comparison."""
-CEILINGS_S = 8.0
-"""Time reserved for measuring the ceilings, which takes under 5 s on free cores."""
 TITLES = {
     "as_written": "as written",
     "best_compile": "torch.compile's best",
@@ -54,29 +50,33 @@ TITLES = {
     "same_arithmetic": "Ratchet, arithmetic kept",
     "ratchet": "Ratchet",
 }
+ABSENT = {
+    "as_written": "the budget ended before the step as written was timed beside another",
+    "best_compile": "the budget ended before torch.compile's step was timed",
+    "best_compile_same": f"torch.compile was not timed in the written arithmetic: {NO_ROOM}",
+    "same_arithmetic": f"no change was tried in the written arithmetic: {NO_ROOM}",
+    "ratchet": f"no recipe was timed: {NO_ROOM}",
+}
+"""By role, the reason why it has no figures."""
 
 
 def compose(
     turn: Turn,
     *,
-    description: dict[str, Any],
-    kept: Kept,
+    facts: StepFacts,
+    choice: ChosenRecipe,
     found: Found,
-    reserved_s: float,
     before: StepProfile | None,
     after: StepProfile | None,
     limit: StepLimit | None,
     started_at: str,
 ) -> OptimizeResult:
     """Assemble the document from the results of the stages."""
-    flops = float(description["flops_per_step"] or 0.0)
-    baseline, proof = found.baseline, kept.proof
-    arms = roles(baseline, kept.same, kept.recipe)
+    baseline, proof = found.baseline, choice.proof
+    arms = roles(baseline, choice.same, choice.recipe)
     if not baseline.has_rival:
-        arms = dict.fromkeys(arms) | {"as_written": baseline.written}
-    timed = _timed(turn, arms, proof)
-    if "ratchet" in timed:
-        turn.ceilings = ceilings_above(turn, flops / timed["ratchet"].step_time_s)
+        arms = {"as_written": baseline.written}
+    timed = _timed(turn, arms, proof, facts)
     out = turn.settings.out
     paths = Paths(
         recipe=str(out / "recipe.json"),
@@ -87,40 +87,38 @@ def compose(
     floor = proof.floor
     return OptimizeResult(
         workload=turn.settings.title,
-        source=str(description["source"]),
-        unit=str(description["unit"]),
+        source=facts.source,
+        unit=facts.unit,
         device=describe_device(turn.device),
         versions=turn.software,
         command=turn.settings.command,
         started_at=started_at,
-        duration_s=turn.elapsed_s,
+        duration_s=turn.schedule.elapsed_s,
         resumed=turn.recalled > 0,
-        arms=[_arm(turn, role, one, description) for role, one in timed.items()],
+        arms=list(timed.values()),
         speedup=speedup,
         floor={"low": floor.low, "high": floor.high} if floor is not None else None,
         not_measured=_not_measured(timed, speedup, found),
         best_compile=baseline.best.title if baseline.has_rival else "not timed",
         rivals=list(baseline.rivals),
-        changes=list(kept.changes),
+        changes=list(choice.changes),
         profile_before=before,
         profile_after=after,
-        gradients=_gradients(turn, baseline, kept.recipe),
-        losses=found.losses_of(found.best.best),
+        gradients=_gradients(turn, baseline, choice.recipe),
+        losses=found.losses.of(found.best.best),
         samples=[sample.as_json() for sample in proof.samples()],
         compile=_compile_cost(timed),
-        paste=paste_lines(
-            kept.recipe, paths.recipe, of_trainer=bool(description.get("of_trainer"))
-        ),
+        paste=paste_lines(choice.recipe, paths.recipe, of_trainer=facts.of_trainer),
         paths=paths,
         verdicts=list(found.kernels.verdicts),
         warnings=list(turn.warnings),
-        recipe_is=kept.recipe_is,
-        recipe_because=kept.because,
+        recipe_is=choice.recipe_is,
+        recipe_because=choice.because,
         limit=limit,
         budget=BudgetUse(
             budget_s=turn.settings.budget_s,
-            spent_s=turn.spent_s,
-            reserved_for_proof_s=reserved_s,
+            spent_s=turn.schedule.spent_s,
+            reserved_for_proof_s=turn.schedule.reserved_s,
             launches=proof.launches,
             launches_asked=turn.settings.launches,
             omissions=list(turn.omissions),
@@ -128,25 +126,56 @@ def compose(
     )
 
 
+def _timed(
+    turn: Turn, arms: Mapping[str, Candidate | None], proof: Proof, facts: StepFacts
+) -> dict[str, ArmResult]:
+    """Return the figures of each role, from the final run or else from a screening.
+
+    Roles that were never timed are left out.
+    """
+    times_s: dict[str, tuple[float, float, float]] = {}
+    for role, candidate in arms.items():
+        if proof.timed(role):
+            summary = proof.summary(role)
+            times_s[role] = (summary.median_s, summary.low_s, summary.high_s)
+        elif candidate is not None and (step_s := turn.costs.steps_s.get(candidate.key())):
+            times_s[role] = (step_s, step_s, step_s)
+    flops = facts.flops_per_step or 0.0
+    if "ratchet" in times_s:
+        turn.ceilings = ceilings_above(turn, flops / times_s["ratchet"][0])
+    found = {}
+    for role, (step_s, low_s, high_s) in times_s.items():
+        candidate = arms[role]
+        assert candidate is not None, "a role without a candidate was timed"
+        # An eager step was seen ready late beside those that compile.
+        eager = candidate.config.compile_mode is None
+        told = proof.descriptions.get(candidate.key(), ArmFacts())
+        found[role] = ArmResult(
+            key=role,  # type: ignore[arg-type]
+            title=TITLES[role],
+            step_time_s=step_s,
+            low_s=low_s,
+            high_s=high_s,
+            tokens_per_s=facts.tokens_per_batch / step_s,
+            mfu=mfu(flops, step_s, turn.ceilings) if turn.ceilings else 0.0,
+            peak_memory_bytes=told.peak_memory_bytes,
+            setup_time_s=turn.costs.plain_s if eager else turn.costs.setup_s(candidate),
+            config=candidate.config,
+        )
+    return found
+
+
 def _not_measured(
-    timed: Mapping[str, _TimedArm], speedup: Mapping[str, StepSpeedup | None], found: Found
+    timed: Mapping[str, ArmResult], speedup: Mapping[str, StepSpeedup | None], found: Found
 ) -> dict[str, str]:
     """Return the reason for each figure that is null or absent, by its name in the result."""
-    no_room = "the budget had no room for it"
-    reasons = {
-        "as_written": "the budget ended before the step as written was timed beside another",
-        "best_compile": "the budget ended before torch.compile's step was timed",
-        "best_compile_same": f"torch.compile was not timed in the written arithmetic: {no_room}",
-        "same_arithmetic": f"no change was tried in the written arithmetic: {no_room}",
-        "ratchet": f"no recipe was timed: {no_room}",
-    }
-    missing = {role: why for role, why in reasons.items() if role not in timed}
+    missing = {role: why for role, why in ABSENT.items() if role not in timed}
     for name, pair in COMPARED.items():
         if speedup[name] is None:
             absent = [missing[role] for role in pair if role in missing]
             missing[name] = absent[0] if absent else "too few launches timed both"
     best = found.best.best
-    if found.losses_of(best) is None:
+    if found.losses.of(best) is None:
         kept = best.config.precision == found.baseline.written.config.precision
         missing["losses"] = (
             "the arithmetic was not changed" if kept else "the budget had no room to compare them"
@@ -159,8 +188,8 @@ def ceilings_above(turn: Turn, flops_per_s: float) -> Ceilings | None:
     known = turn.ceilings
     if known is None or flops_per_s <= max(known.gemm_flops_per_s.values()):
         return known
-    if turn.left_s() < CEILINGS_S:
-        turn.leave_out("measuring the ceilings again", NO_ROOM)
+    if not turn.schedule.may_start(schedule.CEILINGS, schedule.CEILINGS_S):
+        turn.leave_out(schedule.CEILINGS.what, NO_ROOM)
         return known
     again = ceilings.measure(turn.device, again="now")
     if flops_per_s > max(again.gemm_flops_per_s.values()):
@@ -173,7 +202,7 @@ def make_recipe(
     result: OptimizeResult,
     best: Candidate,
     written: Candidate,
-    description: Mapping[str, Any],
+    facts: StepFacts,
 ) -> Recipe:
     """Make the sealed recipe of the turn's best candidate."""
     return Recipe(
@@ -184,9 +213,8 @@ def make_recipe(
         versions=result.versions,
         config=best.config,
         kernels=best.kernels,
-        # Old ledgers describe neither.
-        model=ModelSignature(**model) if (model := description.get("model")) else None,
-        optimizer=str(description.get("optimizer", "")),
+        model=facts.model,
+        optimizer=facts.optimizer,
         speedup={name: one.model_dump() for name, one in result.speedup.items() if one is not None},
         changes_arithmetic=best.config.precision != written.config.precision,
         created_at=datetime.now(UTC).isoformat(timespec="seconds"),
@@ -220,7 +248,7 @@ def paste_lines(best: Candidate, recipe: str, *, of_trainer: bool = False) -> Pa
 
     In a script with a transformers.Trainer, they give it a callback.
     """
-    variables = allocators.environment(best.config)
+    variables = environment(best.config)
     line = f'step = ratchet.compile(step, model, optimizer, recipe="{recipe}")'
     if of_trainer:
         line = f'trainer.add_callback(ratchet.trainer_callback(recipe="{recipe}"))'
@@ -231,73 +259,12 @@ def paste_lines(best: Candidate, recipe: str, *, of_trainer: bool = False) -> Pa
     return Paste(apply=apply, undo=["remove these lines to restore the script"])
 
 
-@dataclass(frozen=True, kw_only=True, slots=True)
-class _TimedArm:
-    """One role's candidate with its figures, from the final run or else from a screening."""
-
-    candidate: Candidate
-    step_time_s: float
-    low_s: float
-    high_s: float
-    setup_s: float
-    peak_memory_bytes: int
-
-
-def _timed(turn: Turn, arms: Mapping[str, Candidate | None], proof: Proof) -> dict[str, _TimedArm]:
-    """Return the figures of each role; roles that were never timed are left out."""
-    found = {}
-    for role, candidate in arms.items():
-        if candidate is None:
-            continue
-        cold_s = turn.costs.plain_s  # an eager step was seen ready late beside those that compile
-        if candidate.config.compile_mode is not None:
-            cold_s = turn.costs.setup_s(candidate)
-        if proof.timed(role):
-            summary = proof.summary(role)
-            found[role] = _TimedArm(
-                candidate=candidate,
-                step_time_s=summary.median_s,
-                low_s=summary.low_s,
-                high_s=summary.high_s,
-                setup_s=cold_s,
-                peak_memory_bytes=int(
-                    proof.descriptions.get(candidate.key(), {}).get("peak_memory_bytes", 0)
-                ),
-            )
-        elif step_s := turn.costs.steps_s.get(candidate.key()):
-            found[role] = _TimedArm(
-                candidate=candidate,
-                step_time_s=step_s,
-                low_s=step_s,
-                high_s=step_s,
-                setup_s=cold_s,
-                peak_memory_bytes=0,
-            )
-    return found
-
-
-def _arm(turn: Turn, role: str, timed: _TimedArm, description: dict[str, Any]) -> ArmResult:
-    flops = float(description["flops_per_step"] or 0.0)
-    return ArmResult(
-        key=role,  # type: ignore[arg-type]
-        title=TITLES[role],
-        step_time_s=timed.step_time_s,
-        low_s=timed.low_s,
-        high_s=timed.high_s,
-        tokens_per_s=float(description["tokens_per_batch"]) / timed.step_time_s,
-        mfu=mfu(flops, timed.step_time_s, turn.ceilings) if turn.ceilings else 0.0,
-        peak_memory_bytes=timed.peak_memory_bytes,
-        setup_time_s=timed.setup_s,
-        config=timed.candidate.config.model_dump(mode="json"),
-    )
-
-
-def _compile_cost(timed: dict[str, _TimedArm]) -> CompileCost:
+def _compile_cost(timed: Mapping[str, ArmResult]) -> CompileCost:
     """Compute the longer start's cost (of first starts, if seen) and the steps to recover it."""
     if not {"ratchet", "as_written"} <= timed.keys():
         return CompileCost(extra_setup_s=0.0, pays_after_steps=None)
     ours, written = timed["ratchet"], timed["as_written"]
-    extra_s = ours.setup_s - written.setup_s
+    extra_s = ours.setup_time_s - written.setup_time_s
     gain_s = written.step_time_s - ours.step_time_s
     steps = math.ceil(max(extra_s, 0.0) / gain_s) if gain_s > 0 else None
     return CompileCost(extra_setup_s=extra_s, pays_after_steps=steps)
@@ -310,19 +277,19 @@ def _gradients(turn: Turn, baseline: Baseline, recipe: Candidate) -> GradientRes
     """
     oracle = oracle_for(baseline.written, recipe.config)
     wanted = {one.key(): one for one in (recipe, oracle.reference, oracle.allowed)}
-    missing = [one for one in wanted.values() if not turn.gradients_path(one).exists()]
-    needed_s = MARGIN * sum(turn.costs.setup_s(one) for one in missing)
-    known = turn.holds("gradients", gradients_key(recipe, oracle))
-    if not known and needed_s > turn.left_s():
-        turn.leave_out("the check of the recipe's gradients", NO_ROOM)
+    missing = [one for one in wanted.values() if not turn.arms.gradients_path(one).exists()]
+    needed_s = schedule.MARGIN * sum(map(turn.costs.setup_s, missing))
+    known, what = turn.holds("gradients", gradients_key(recipe, oracle)), schedule.GRADIENTS.what
+    if not known and not turn.schedule.may_start(schedule.GRADIENTS, needed_s):
+        turn.leave_out(what, NO_ROOM)
         return None
     try:
         found = check_gradients(turn, recipe, oracle)
     except DeadlinePassed:
-        turn.leave_out("the check of the recipe's gradients", "the budget ended during it")
+        turn.leave_out(what, "the budget ended during it")
         return None
     except RatchetError as error:  # the reference may not run, as a model with bf16 in its code
-        turn.leave_out("the check of the recipe's gradients", str(error), for_want_of_budget=False)
+        turn.leave_out(what, str(error), for_want_of_budget=False)
         return None
     good = "every parameter's first-step gradient is within tolerance"
     return found.model_copy(update={"detail": good}) if found.passed else found

@@ -7,26 +7,18 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from ratchet.optimize.step.candidate import Candidate
-
-WARMUP_STEPS = 3
-START_TOGETHER = 2
-"""Number of arms that start at a time; imports and tracing use one core each."""
-MARGIN = 1.15
-"""Safety factor on times that are predicted from the starts so far."""
-BESIDE = 0.2
-"""Share of its own time that an arm adds to a longer start beside it, on two cores."""
-COMPILING_BESIDE = 0.8
-"""`BESIDE` for two arms that both compile with cold caches and so occupy every core.
-
-Two starts that took 128 s one after the other took 114 s together (vit, two Zen 4 cores).
-"""
-WARM = 0.15
-"""Share of the compile time that a restart takes with warm caches, if none was seen yet.
-
-Measured: 0.06 to 0.15 (llama-8m and llama-tiny on two Zen 4 cores).
-"""
-COMPILED_START, AUTOTUNED_START = 3.0, 2.5
-"""Guesses until one was seen: compiled over plain start time, and autotuned over compiled."""
+from ratchet.optimize.turn.schedule import (
+    AUTOTUNED_START,
+    BESIDE,
+    COMPILED_START,
+    COMPILING_BESIDE,
+    MARGIN,
+    SHRUNK_COMPILE,
+    SHRUNK_STEP_S,
+    START_TOGETHER,
+    WARM,
+    WARMUP_STEPS,
+)
 
 
 def crowding(cold_arms: int) -> float:
@@ -54,11 +46,11 @@ class Costs:
     verdict_s: float = 0.0
     """The last verdict on a kernel. The first one also starts the judge's processes."""
     plain_s: float = 0.0
-    """Seconds of the shortest start that compiles nothing; 0 if none was seen."""
+    """The shortest start that compiles nothing; 0 if none was seen."""
     modes_s: dict[str, float] = field(default_factory=dict)
-    """Seconds of a start that compiles from scratch, alone, by compile mode."""
+    """Starts that compile from scratch, alone, by compile mode."""
     restarts_s: dict[str, float] = field(default_factory=dict)
-    """Seconds of the latest start that was not the first."""
+    """The latest start that was not the first."""
     warm: dict[str, float] = field(default_factory=dict)
     """Share of the compile time that a restart takes, `with` kernels in the step or `without`: the
     passes that install them leave less to the caches."""
@@ -95,20 +87,19 @@ class Costs:
         if mode is None:
             self.note_plain(setup_s)
             return
-        key = candidate.graph_key()
+        key, alone_s = candidate.graph_key(), alone_s or setup_s
         if key in self.setups_s:
-            self._note_restart(candidate, alone_s or setup_s)
+            self._note_restart(candidate, alone_s)
         elif not compiled:
-            self.restarts_s[key] = alone_s or setup_s
+            self.restarts_s[key] = alone_s
         else:
             self.setups_s[key] = setup_s
-            self.modes_s[mode] = max(alone_s or setup_s, self.modes_s.get(mode, 0.0))
+            self.modes_s[mode] = max(alone_s, self.modes_s.get(mode, 0.0))
 
     def is_cold(self, candidate: Candidate) -> bool:
         """Return True if its start would compile code that no start in this turn has compiled."""
-        key = candidate.graph_key()
-        seen = key in self.setups_s or key in self.restarts_s
-        return candidate.config.compile_mode is not None and not seen
+        seen = {*self.setups_s, *self.restarts_s}
+        return candidate.config.compile_mode is not None and candidate.graph_key() not in seen
 
     def _note_restart(self, candidate: Candidate, setup_s: float) -> None:
         """Learn from a second start and its share of a long first start's compile time."""
@@ -159,8 +150,18 @@ class Costs:
     def launch_s(self, candidates: Sequence[Candidate], rounds: int) -> float:
         """Return the seconds of one launch of these arms: starts, warm-ups and rounds."""
         steps_s = sum(self.step_s(one) for one in candidates)
-        started_s = together_s((self.restart_s(one) for one in candidates), self.at_a_time)
+        started_s = together_s(map(self.restart_s, candidates), self.at_a_time)
         return MARGIN * (started_s + (WARMUP_STEPS - 1 + rounds) * steps_s)
+
+    def losses_s(self, written: Candidate, candidate: Candidate, steps: int) -> float:
+        """Return the seconds in which shrunk copies of both train for so many steps.
+
+        The copies compile from scratch, because their shapes differ.
+        """
+        compiled_s = self.plain_s + SHRUNK_COMPILE * (self.compiled_s(candidate) - self.plain_s)
+        started_s = together_s([self.restart_s(written), compiled_s], self.at_a_time)
+        step_s = min(SHRUNK_STEP_S, self.step_s(candidate))
+        return started_s + steps * step_s * 2 / self.at_a_time
 
 
 def _kind(candidate: Candidate) -> str:

@@ -73,7 +73,8 @@ def explain(
 ) -> StepProfile:
     """Summarise a trace of `steps` steps per step: operators by time, time split, findings.
 
-    `system_s` is the CPU time of a step inside the operating system.
+    The operators after the first `KEPT_OPS` are one line for each category. `system_s` is the CPU
+    time of a step inside the operating system.
     """
     trace = read(path)
     held = measured_ceilings(ceilings, device.model) if ceilings is not None else None
@@ -81,23 +82,34 @@ def explain(
     times, calls = _by_operator(found)
     flops, least = _flops(found), _least(found)
     total = sum(times.values())
-    ranked = sorted(times, key=lambda name: -times[name])
-    ops = [
-        OpTime(
-            name=name,
-            category=categorise(name),
-            time_s=times[name] / NS / steps,
-            calls=max(1, round(calls[name] / steps)),
-            share=times[name] / total if total else 0.0,
-            bound=_bound(times[name] / NS, calls[name], flops.get(name, 0), ceilings),
-            least_s=min(least[name], times[name]) / NS / steps if name in least else None,
+
+    def line(names: Sequence[str], title: str, bound: str = "") -> OpTime:
+        time = sum(times[name] for name in names)
+        bounds = [min(least[name], times[name]) for name in names if name in least]
+        return OpTime(
+            name=title,
+            category=categorise(names[0]),
+            time_s=time / NS / steps,
+            calls=max(1, round(sum(calls[name] for name in names) / steps)),
+            share=time / total if total else 0.0,
+            bound=bound,
+            least_s=sum(bounds) / NS / steps if bounds else None,
         )
-        for name in ranked[:KEPT_OPS]
-    ]
-    ops += _rest(ranked[KEPT_OPS:], times, calls, least, steps)
+
+    ranked = sorted(times, key=lambda name: -times[name])
+    rest: dict[str, list[str]] = {}
+    for name in ranked[KEPT_OPS:]:
+        rest.setdefault(categorise(name), []).append(name)
+    more = [line(group, f"{len(group)} more of {category}") for category, group in rest.items()]
     return StepProfile(
         total_s=total / NS / steps,
-        ops=ops,
+        ops=[
+            *(
+                line([one], one, _bound(times[one] / NS, calls[one], flops.get(one, 0), ceilings))
+                for one in ranked[:KEPT_OPS]
+            ),
+            *sorted(more, key=lambda op: -op.time_s),
+        ],
         identity=_identity(found.identity, steps),
         findings=[
             FindingResult(
@@ -112,36 +124,6 @@ def explain(
         trace=str(path),
         system_s=system_s,
     )
-
-
-def _rest(
-    names: Sequence[str],
-    times: Counter[str],
-    calls: Counter[str],
-    least: dict[str, float],
-    steps: int,
-) -> list[OpTime]:
-    """Group the remaining operators into one line per category."""
-    groups: dict[str, list[str]] = {}
-    for name in names:
-        groups.setdefault(categorise(name), []).append(name)
-    total = sum(times.values())
-    found = []
-    for category, group in groups.items():
-        time = sum(times[name] for name in group)
-        bounds = [min(least[name], times[name]) for name in group if name in least]
-        found.append(
-            OpTime(
-                name=f"{len(group)} more of {category}",
-                category=category,
-                time_s=time / NS / steps,
-                calls=max(1, round(sum(calls[name] for name in group) / steps)),
-                share=time / total if total else 0.0,
-                bound="",
-                least_s=sum(bounds) / NS / steps if bounds else None,
-            )
-        )
-    return sorted(found, key=lambda op: -op.time_s)
 
 
 def _by_operator(found: Report) -> tuple[Counter[str], Counter[str]]:

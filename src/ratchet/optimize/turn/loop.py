@@ -24,15 +24,18 @@ from ratchet.optimize.levers import Lever, Situation
 from ratchet.optimize.levers.base import why_bf16_is_slow
 from ratchet.optimize.recipe.recipe import Recipe
 from ratchet.optimize.step.candidate import with_config
-from ratchet.optimize.turn.climb import applicable
+from ratchet.optimize.step.describe import StepFacts
+from ratchet.optimize.turn.choice import choose
 from ratchet.optimize.turn.compose import compose, make_folder, make_recipe
-from ratchet.optimize.turn.keep import keep
+from ratchet.optimize.turn.headroom import StepProfiles
+from ratchet.optimize.turn.prove import NEW
 from ratchet.optimize.turn.prove_regions import never_called
 from ratchet.optimize.turn.result import Change, OptimizeResult
+from ratchet.optimize.turn.schedule import TurnSchedule
 from ratchet.optimize.turn.search import Search, chosen_levers
+from ratchet.optimize.turn.selection import applicable
 from ratchet.optimize.turn.settings import Settings, check_settings
 from ratchet.optimize.turn.state import Listener, Turn
-from ratchet.optimize.turn.steer import Steering
 from ratchet.workloads.config import StepConfig
 
 
@@ -49,26 +52,18 @@ class Outcome:
 class Plan:
     """The changes that would be tried, for `--dry-run`."""
 
-    workload: dict[str, Any]
-    written: StepConfig
+    workload: StepFacts
     levers: tuple[Lever, ...]
     skipped: tuple[Change, ...]
 
     def to_json(self) -> dict[str, Any]:
         """Return the plan as one JSON object."""
+        shown = ("name", "summary", "expected", "source", "changes_arithmetic")
+        workload = self.workload.model_dump(mode="json")
         return {
-            "workload": self.workload,
-            "written": self.written.model_dump(mode="json"),
-            "levers": [
-                {
-                    "name": lever.name,
-                    "summary": lever.summary,
-                    "expected": lever.expected,
-                    "source": lever.source,
-                    "changes_arithmetic": lever.changes_arithmetic,
-                }
-                for lever in self.levers
-            ],
+            "workload": workload,
+            "written": workload["written"],
+            "levers": [{name: getattr(one, name) for name in shown} for one in self.levers],
             "skipped": [{"name": change.name, "reason": change.reason} for change in self.skipped],
         }
 
@@ -110,23 +105,18 @@ def plan(settings: Settings, listener: Listener = lambda event, details: None) -
     """Return what `optimize` would try, without trying it."""
     check_settings(settings)
     with _open(settings, listener) as turn:
-        description = describe(turn)
-        situation = situation_of(turn, description)
+        facts = describe(turn)
+        situation = situation_of(turn, facts)
         levers, skipped = applicable(
             chosen_levers(settings),
             situation,
             refused_kernels={},
             keep_arithmetic=settings.keep_precision,
         )
-        return Plan(
-            workload=description,
-            written=situation.written,
-            levers=tuple(levers),
-            skipped=tuple(skipped),
-        )
+        return Plan(workload=facts, levers=tuple(levers), skipped=tuple(skipped))
 
 
-def describe(turn: Turn) -> dict[str, Any]:
+def describe(turn: Turn) -> StepFacts:
     """Describe the workload in numbers; building it and running one step also checks it.
 
     The arm stays alive: the rivals are timed beside it.
@@ -134,56 +124,58 @@ def describe(turn: Turn) -> dict[str, Any]:
 
     def compute() -> dict[str, Any]:
         turn.tell("start", title="as written")
-        began_s, gradients = turn.elapsed_s, turn.folder / "as_written.safetensors"
-        rounded = turn.folder / "autocast.safetensors"
-        turn.probe_vectors()
+        arms, began_s = turn.arms, turn.schedule.elapsed_s
+        gradients, rounded = (
+            arms.folder / f"{name}.safetensors" for name in ("as_written", "rounded")
+        )
+        arms.probe_vectors()
         with contextlib.ExitStack() as stack:
-            arm = stack.enter_context(ArmProcess(turn.written_spec()))
+            arm = stack.enter_context(ArmProcess(arms.written_spec()))
             arm.call("gradients", path=str(gradients))
             may_round = _rounded_gradients(turn, arm, rounded)
             arm.run(1)
-            setup_s = turn.elapsed_s - began_s
+            setup_s = turn.schedule.elapsed_s - began_s
             step_time_s = arm.run(1).wall_time_s
             told = {**arm.call("workload"), **arm.describe()}
             stack.pop_all()
         written = with_config(StepConfig.model_validate(told["written"]), {})
-        turn.adopt(written, arm, gradients)
+        arms.adopt(written, arm, gradients)
         eager = written.config.model_copy(update={"precision": "bf16_autocast"})
         if may_round and eager.precision != written.config.precision:
-            rounded.replace(turn.gradients_path(with_config(eager, {})))
+            rounded.replace(arms.gradients_path(with_config(eager, {})))
         return {**told, "setup_s": setup_s, "step_time_s": step_time_s}
 
     try:
-        description = turn.memo("workload", "describe", compute)
+        facts = StepFacts.model_validate(turn.memo("workload", "describe", compute))
     except DeadlinePassed as error:
         raise RatchetError(
             f"the budget of {turn.settings.budget_s:.0f} s ended before the step ran twice: "
             "give a larger --budget"
         ) from error
-    turn.peak_memory_bytes = int(description["peak_memory_bytes"])
-    turn.is_random = bool(description.get("is_random"))  # older ledgers lack it
-    for words in [*description.get("warnings", []), *_facts(description)]:
+    turn.arms.peak_memory_bytes = facts.peak_memory_bytes
+    turn.arms.is_random = facts.is_random
+    for words in [*facts.warnings, *_notes(facts)]:
         turn.warn(words)
-    return description
+    return facts
 
 
-def _facts(description: dict[str, Any]) -> list[str]:
+def _notes(facts: StepFacts) -> list[str]:
     """Return what the user should know of the step before it is changed, one line each."""
-    facts = []
-    if layers := description.get("uncompiled"):
-        names = ", ".join(f"nn.{layer}" for layer in layers)
-        facts.append(f"torch.compile does not enter {names}: that part of the step stays as it is")
-    if description.get("own_step") and description.get("is_random"):
-        facts.append(
+    notes = []
+    if facts.uncompiled:
+        names = ", ".join(f"nn.{layer}" for layer in facts.uncompiled)
+        notes.append(f"torch.compile does not enter {names}: that part of the step stays as it is")
+    if facts.own_step and facts.is_random:
+        notes.append(
             "the step draws random numbers. Compiled code draws others with the same odds, so "
             "gradients are compared with the draws of the step as written"
         )
-    loss = description.get("loss")
-    if loss is not None and not math.isfinite(loss):
-        facts.append(
-            f"the loss is {loss} after a few steps: what is measured is a run that has diverged"
+    if facts.loss is not None and not math.isfinite(facts.loss):
+        notes.append(
+            f"the loss is {facts.loss} after a few steps: what is measured is a run that has "
+            "diverged"
         )
-    return facts
+    return notes
 
 
 def _rounded_gradients(turn: Turn, arm: ArmProcess, path: Path) -> bool:
@@ -203,7 +195,7 @@ def _rounded_gradients(turn: Turn, arm: ArmProcess, path: Path) -> bool:
     return True
 
 
-def situation_of(turn: Turn, description: dict[str, Any]) -> Situation:
+def situation_of(turn: Turn, facts: StepFacts) -> Situation:
     """Collect the facts that the levers may use."""
     device = turn.device
     return Situation(
@@ -211,13 +203,13 @@ def situation_of(turn: Turn, description: dict[str, Any]) -> Situation:
         vendor=device.vendor,
         isa=device.target,
         cores=device.threads,
-        written=StepConfig.model_validate(description["written"]),
-        optimizer_is_adamw=bool(description["optimizer_is_adamw"]),
-        has_attention=bool(description["has_attention"]),
-        why_not_fused=str(description.get("why_not_fused", "")),
-        own_step=bool(description.get("own_step", False)),
-        trainable_bytes=int(description["trainable_bytes"]),
-        peak_memory_bytes=int(description["peak_memory_bytes"]),
+        written=facts.written,
+        optimizer_is_adamw=facts.optimizer_is_adamw,
+        has_attention=facts.has_attention,
+        why_not_fused=facts.why_not_fused,
+        own_step=facts.own_step,
+        trainable_bytes=facts.trainable_bytes,
+        peak_memory_bytes=facts.peak_memory_bytes,
         memory_bytes=device.memory_bytes,
         bf16_is_slow=(
             why_bf16_is_slow(turn.ceilings.gemm_flops_per_s) if turn.ceilings is not None else None
@@ -225,42 +217,43 @@ def situation_of(turn: Turn, description: dict[str, Any]) -> Situation:
     )
 
 
-def _run(turn: Turn, description: dict[str, Any], started_at: str) -> Outcome:
-    situation = situation_of(turn, description)
+def _run(turn: Turn, facts: StepFacts, started_at: str) -> Outcome:
+    situation = situation_of(turn, facts)
     written = with_config(situation.written, {})
-    turn.costs.note_setup(written, float(description.get("setup_s", 0.0)))
-    turn.costs.note_step(written, float(description.get("step_time_s", 0.0)))
-    steering = Steering(turn, situation)
-    search = Search(turn=turn, situation=situation, steering=steering, written=written)
+    turn.costs.note_setup(written, facts.setup_s)
+    turn.costs.note_step(written, facts.step_time_s)
+    profiles = StepProfiles(turn, situation)
+    search = Search(turn=turn, situation=situation, profiles=profiles, written=written)
     found = search.run()
-    kept = keep(found, search.prover)
-    told = kept.proof.descriptions.get(kept.recipe.key())
+    choice = choose(found, search.prover)
+    proof, recipe = choice.proof, choice.recipe
+    told = proof.descriptions.get(recipe.key())
     if told is not None:
-        for warning in [*told.get("notes", ()), *never_called(kept.recipe, told)]:
+        for warning in [*told.notes, *never_called(recipe, told)]:
             turn.warn(warning)
-    after = steering.profile(kept.recipe, "after")
-    turn.close_arms()
+    after = profiles.take(recipe, "after")
+    turn.arms.close()
     turn.remember_scatter(search.sitting.scatter())
+    step_time_s = float(proof.summary(NEW).median_s) if proof.timed(NEW) else None
     result = compose(
         turn,
-        description=description,
-        kept=kept,
+        facts=facts,
+        choice=choice,
         found=found,
-        reserved_s=search.reserved_s,
-        before=steering.before(written),
+        before=profiles.of(written),
         after=after,
-        limit=steering.limit_after(found.baseline, kept, after),
+        limit=profiles.limit_after(found.baseline.best, recipe, step_time_s),
         started_at=started_at,
     )
     return Outcome(
         result=result,
-        recipe=make_recipe(turn, result, kept.recipe, written, description),
-        samples=tuple(kept.proof.samples()),
+        recipe=make_recipe(turn, result, recipe, written, facts),
+        samples=tuple(proof.samples()),
     )
 
 
 def _open(settings: Settings, listener: Listener) -> Turn:
-    started_s = time.monotonic() - settings.gone_s
+    begun_s = time.monotonic() - settings.gone_s
     device = probe(str(settings.options.get("device") or "auto"))
     ledger = Ledger.open(settings.ledger)
     ledger.here(device)
@@ -272,7 +265,7 @@ def _open(settings: Settings, listener: Listener) -> Turn:
         software=versions(),
         software_fingerprint=software().fingerprint,
         listener=listener,
-        started_s=started_s,
+        schedule=TurnSchedule(budget_s=settings.budget_s, started_s=begun_s),
     )
 
 

@@ -4,21 +4,84 @@ from __future__ import annotations
 
 import contextlib
 from collections.abc import Sequence
+from dataclasses import dataclass, field
 
-from ratchet.base.errors import JudgeError
+from ratchet.base.errors import DeadlinePassed, JudgeError
 from ratchet.judge.steps.arms import ArmProcess
 from ratchet.judge.steps.numerics import judge_losses
 from ratchet.optimize.arm import SHRUNK_FACTORY
 from ratchet.optimize.step.candidate import Candidate
-from ratchet.optimize.turn.costs import together_s
+from ratchet.optimize.turn import schedule
 from ratchet.optimize.turn.result import LossResult
 from ratchet.optimize.turn.state import Turn
 
 KIND = "loss-curve"
-SHRUNK_STEP_S = 0.02
-"""Upper limit of the assumed step time of a shrunk copy, which may also be the step's own time."""
-SHRUNK_COMPILE = 0.8
-"""Ratio of the compile times of a shrunk copy and the step: 21 s to 32 for llama-8m."""
+
+
+def keeps_arithmetic(candidate: Candidate, written: Candidate) -> bool:
+    """Return True if a candidate computes in the arithmetic of the step as written."""
+    ours, theirs = candidate.config, written.config
+    return (ours.precision, ours.matmul_precision) == (theirs.precision, theirs.matmul_precision)
+
+
+@dataclass(kw_only=True)
+class Losses:
+    """The comparisons of one turn, which say whose arithmetic may be kept."""
+
+    turn: Turn
+    written: Candidate
+    found: dict[str, LossResult | None] = field(default_factory=dict)
+    """By precision; None if the budget ended before they were compared."""
+
+    def of(self, candidate: Candidate) -> LossResult | None:
+        """Return the comparison that speaks for a candidate's precision, if there is one.
+
+        Bf16 weights are rounded wherever autocast rounds them, so their losses speak for both.
+        """
+        precision, weights = candidate.config.precision, self.found.get("bf16_master")
+        if precision == "bf16_autocast" and weights is not None and weights.passed:
+            return weights
+        return self.found.get(precision)
+
+    def may_keep(self, candidate: Candidate) -> bool:
+        """Return True if a candidate's arithmetic is the written one, or is known to learn."""
+        losses = self.of(candidate)
+        return (losses is not None and losses.passed) or keeps_arithmetic(candidate, self.written)
+
+    def why_not(self, candidate: Candidate) -> str:
+        """Return why a candidate's arithmetic may not be kept."""
+        losses = self.of(candidate)
+        return losses.detail if losses else "the budget ended before its losses were compared"
+
+    def needed_s(self, candidate: Candidate) -> float | None:
+        """Estimate the comparison, if the candidate needs one that was not made."""
+        if self.may_keep(candidate) or candidate.config.precision in self.found:
+            return None
+        return comparison_s(self.turn, self.written, candidate)
+
+    def accept(self, candidate: Candidate) -> bool:
+        """Compare the losses if need be; return True if the arithmetic may be kept."""
+        if self.needed_s(candidate) is not None:
+            self.found[candidate.config.precision] = self._compared(candidate)
+        return self.may_keep(candidate)
+
+    def _compared(self, candidate: Candidate) -> LossResult | None:
+        turn, what = self.turn, schedule.LATE_LOSSES.what
+        needed_s = comparison_s(turn, self.written, candidate)
+        if not turn.schedule.may_start(schedule.LOSSES, needed_s):
+            turn.leave_out(what, schedule.NO_ROOM)
+            return None
+        try:
+            return compare_losses(turn, self.written, candidate)
+        except DeadlinePassed:
+            turn.leave_out(what, "the budget ended during it")
+            return None
+
+
+def comparison_s(turn: Turn, written: Candidate, candidate: Candidate) -> float:
+    """Estimate the seconds that the comparison takes from the starts and steps so far."""
+    steps = turn.settings.loss_seeds * turn.settings.loss_steps
+    return turn.costs.losses_s(written, candidate, steps)
 
 
 def compare_losses(turn: Turn, baseline: Candidate, candidate: Candidate) -> LossResult:
@@ -43,21 +106,6 @@ def compare_losses(turn: Turn, baseline: Candidate, candidate: Candidate) -> Los
     return LossResult(passed=check.passed, baseline=before, candidate=after, detail=detail)
 
 
-def comparison_s(turn: Turn, baseline: Candidate, candidate: Candidate) -> float:
-    """Estimate the seconds that the comparison takes from the starts and steps so far.
-
-    The copies compile from scratch, because their shapes differ.
-    """
-    settings, costs = turn.settings, turn.costs
-    step_s = min(SHRUNK_STEP_S, costs.step_s(candidate))
-    curves_s = settings.loss_seeds * settings.loss_steps * step_s
-    at_a_time = costs.at_a_time
-    plain_s = costs.plain_s
-    compiled_s = plain_s + SHRUNK_COMPILE * (costs.compiled_s(candidate) - plain_s)
-    started_s = together_s([costs.restart_s(baseline), compiled_s], at_a_time)
-    return started_s + curves_s * 2 / at_a_time
-
-
 def _start(
     turn: Turn, both: Sequence[Candidate], stack: contextlib.ExitStack
 ) -> dict[str, ArmProcess]:
@@ -66,7 +114,7 @@ def _start(
     for candidate in both:
         keys = (_key(turn, candidate, seed) for seed in range(turn.settings.loss_seeds))
         if not all(turn.holds(KIND, key) for key in keys):
-            arm = ArmProcess(turn.spec(candidate, factory=SHRUNK_FACTORY))
+            arm = ArmProcess(turn.arms.spec(candidate, factory=SHRUNK_FACTORY))
             stack.callback(arm.close)
             arm.begin_start()
             arms[candidate.key()] = arm
@@ -78,7 +126,6 @@ def _start(
 def _curves(
     turn: Turn, both: Sequence[Candidate], arms: dict[str, ArmProcess], seed: int
 ) -> dict[str, list[float]]:
-    """Return each candidate's losses for a seed, by its key."""
     steps = turn.settings.loss_steps
     for candidate in both:
         if not turn.holds(KIND, _key(turn, candidate, seed)):

@@ -11,20 +11,23 @@ from typing import Any
 
 from ratchet.base.errors import DeadlinePassed, MeasureError
 from ratchet.judge.steps.recipe_trial import time_arms
-from ratchet.measure.estimate import ArmTime, Floor, summarise
+from ratchet.measure.estimate import ArmTime, Comparison, Floor, summarise
 from ratchet.measure.rounds import FEWEST_ROUNDS
 from ratchet.measure.samples import Sample
 from ratchet.measure.sitting import FEWEST_LAUNCHES, Sitting, TimedTogether
 from ratchet.optimize.step.candidate import Candidate
-from ratchet.optimize.turn.costs import MARGIN, START_TOGETHER, WARMUP_STEPS, together_s
+from ratchet.optimize.step.describe import ArmFacts
+from ratchet.optimize.turn.costs import together_s
 from ratchet.optimize.turn.result import StepSpeedup
-from ratchet.optimize.turn.schedule import HOPEFUL, MOST_ROUNDS
-from ratchet.optimize.turn.state import MEMORY_SHARE, Turn
+from ratchet.optimize.turn.schedule import MARGIN, PROOF, START_TOGETHER, WARMUP_STEPS
+from ratchet.optimize.turn.state import Turn
 
 RIVAL, NEW = "best_compile", "ratchet"
 """The two roles that every launch times."""
 TWIN = "twin"
 """A second process of the rival; any difference between the two is noise."""
+MOST_WIDTH = 100.0
+"""High end of an interval over its low end, from which it says nothing at all."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -34,19 +37,15 @@ class Proof:
     arms: Mapping[str, Candidate]
     """Candidates by role; roles that were not timed are absent."""
     sitting: Sitting
-    descriptions: Mapping[str, Mapping[str, Any]]
+    descriptions: Mapping[str, ArmFacts]
     """What each candidate's arm last said of itself, by the candidate's key."""
 
     @property
     def launches(self) -> int:
         """Return the number of launches that timed the recipe beside its rival."""
-        return self.launches_of(RIVAL, NEW)
-
-    def launches_of(self, *roles: str) -> int:
-        """Return the number of launches that timed all of these roles."""
-        if not self.timed(*roles):
+        if not self.timed(RIVAL, NEW):
             return 0
-        return self.sitting.launches_of(*(self.arms[role].key() for role in roles))
+        return self.sitting.launches_of(self.arms[RIVAL].key(), self.arms[NEW].key())
 
     def timed(self, *roles: str) -> bool:
         return all(role in self.arms for role in roles)
@@ -55,16 +54,7 @@ class Proof:
         """Compare two roles; None if no chain of pairs joins them."""
         if not self.timed(baseline, new):
             return None
-        old, now = self.arms[baseline].key(), self.arms[new].key()
-        if old == now:
-            return StepSpeedup(ratio=1.0, low=1.0, high=1.0, answer="equivalent")
-        try:
-            found = self.sitting.compare(old, now)
-        except MeasureError:
-            return None
-        if not math.isfinite(found.high) or found.high / found.low > MOST_WIDTH:
-            return None
-        return StepSpeedup(ratio=found.ratio, low=found.low, high=found.high, answer=found.answer)
+        return speedup_of(self.sitting, self.arms[baseline], self.arms[new])
 
     @property
     def floor(self) -> Floor | None:
@@ -73,11 +63,6 @@ class Proof:
             return None
         floor = self.sitting.compare(self.arms[RIVAL].key(), self.arms[NEW].key()).floor
         return floor if floor is not None and floor.high < MOST_WIDTH else None
-
-    def is_faster(self, new: str, than: str) -> bool:
-        """Return True if the launches prove that `new` is faster than `than`."""
-        found = self.speedup(than, new)
-        return found is not None and found.answer == "faster"
 
     def summary(self, role: str) -> ArmTime:
         """Return a role's own step time, over all of its launches."""
@@ -102,8 +87,21 @@ class Proof:
         return found
 
 
-MOST_WIDTH = 100.0
-"""High end of an interval over its low end, from which it says nothing at all."""
+def speedup_of(sitting: Sitting, old: Candidate, new: Candidate) -> StepSpeedup | None:
+    """Compare two candidates; None if no chain of pairs joins them, or if it says nothing."""
+    if old.key() == new.key():
+        return StepSpeedup(ratio=1.0, low=1.0, high=1.0, answer="equivalent")
+    found = _compared(sitting, old, new)
+    if found is None or not math.isfinite(found.high) or found.high / found.low > MOST_WIDTH:
+        return None
+    return StepSpeedup(ratio=found.ratio, low=found.low, high=found.high, answer=found.answer)
+
+
+def _compared(sitting: Sitting, old: Candidate, new: Candidate) -> Comparison | None:
+    try:
+        return sitting.compare(old.key(), new.key())
+    except MeasureError:
+        return None
 
 
 @dataclass(kw_only=True)
@@ -112,7 +110,7 @@ class Prover:
 
     turn: Turn
     sitting: Sitting
-    descriptions: dict[str, dict[str, Any]] = field(default_factory=dict)
+    descriptions: dict[str, ArmFacts] = field(default_factory=dict)
     _count: dict[str, int] = field(default_factory=dict)
     """Launches so far, by what they timed."""
     _scale: float = 1.0
@@ -128,20 +126,16 @@ class Prover:
         both = (arms[RIVAL], arms[NEW])
         with contextlib.suppress(DeadlinePassed):
             while self.is_open(*both) and self.launches_of(*both) < launches:
-                left_s = self.turn.left_s()
-                if left_s <= 0 or HOPEFUL * self.launch_s(arms) > left_s:
-                    return  # its estimate is cautious
+                if not self.turn.schedule.may_start(PROOF, self.launch_s(arms)):
+                    return
                 self.launch(arms)
 
     def is_open(self, rival: Candidate, new: Candidate) -> bool:
         """Return True if more launches may still show that `new` is faster."""
         if rival.key() == new.key():
             return False
-        try:
-            found = self.sitting.compare(rival.key(), new.key())
-        except MeasureError:
-            return True
-        return found.launches < FEWEST_LAUNCHES or found.answer == "undecided"
+        found = _compared(self.sitting, rival, new)
+        return found is None or found.launches < FEWEST_LAUNCHES or found.answer == "undecided"
 
     def launches_of(self, *candidates: Candidate) -> int:
         """Return the number of launches that timed all of these candidates."""
@@ -149,10 +143,17 @@ class Prover:
 
     def ratio(self, rival: Candidate, new: Candidate) -> float:
         """Return the estimated ratio by now; 0 if there is none."""
-        try:
-            return self.sitting.compare(rival.key(), new.key()).ratio
-        except MeasureError:
-            return 0.0
+        found = _compared(self.sitting, rival, new)
+        return 0.0 if found is None else found.ratio
+
+    def speedup(self, old: Candidate, new: Candidate) -> StepSpeedup | None:
+        """Compare two candidates by all launches so far; None if they do not tell."""
+        return speedup_of(self.sitting, old, new)
+
+    def is_faster(self, new: Candidate, than: Candidate) -> bool:
+        """Return True if the launches prove that `new` is faster than `than`."""
+        found = self.speedup(than, new)
+        return found is not None and found.answer == "faster"
 
     def launch(self, arms: Mapping[str, Candidate]) -> None:
         """Time the arms and a twin of the rival in new processes; DeadlinePassed if time ran out.
@@ -160,7 +161,7 @@ class Prover:
         Roles that run the same thing share one process.
         """
         turn = self.turn
-        turn.close_arms()
+        turn.arms.close()
         distinct = _distinct(arms)
         name = ":".join(sorted(one.key() for one in distinct.values()))
         number = self._count[name] = self._count.get(name, -1) + 1
@@ -180,7 +181,7 @@ class Prover:
                 costs.note_setup(distinct[role], float(setup_s), alone_s=alone_s)
         for role, told in payload["descriptions"].items():
             if role in distinct:
-                self.descriptions[distinct[role].key()] = told
+                self.descriptions[distinct[role].key()] = ArmFacts.model_validate(told)
         if payload["estimate_s"] > 0:
             self._scale *= max(0.5, min(2.0, payload["least_s"] / payload["estimate_s"]))
 
@@ -188,9 +189,9 @@ class Prover:
         turn = self.turn
         rounds = self._rounds(distinct)
         turn.tell("proof", launch=place, rounds=rounds)
-        estimate_s, began_s = self.launch_s(distinct), turn.elapsed_s
-        specs = [turn.spec(candidate, name=role) for role, candidate in distinct.items()]
-        specs.append(turn.spec(distinct[RIVAL], name=TWIN))
+        estimate_s, began_s = self.launch_s(distinct), turn.schedule.elapsed_s
+        specs = [turn.arms.spec(candidate, name=role) for role, candidate in distinct.items()]
+        specs.append(turn.arms.spec(distinct[RIVAL], name=TWIN))
         names = {role: uuid.uuid4().hex for role in (*distinct, TWIN)}
         trial = time_arms(
             specs,
@@ -201,12 +202,12 @@ class Prover:
             concurrent=_fit_together(turn, distinct),
             start_together=START_TOGETHER,
             on_event=lambda event: turn.tell("trial", **asdict(event)),
-            enough=lambda: turn.left_s() <= 0,
+            enough=turn.schedule.is_over,
         )
         further_s = sum(one.wall_time_s for one in trial.samples if one.round >= FEWEST_ROUNDS)
         return {
             "estimate_s": estimate_s,
-            "least_s": turn.elapsed_s - began_s - further_s,
+            "least_s": turn.schedule.elapsed_s - began_s - further_s,
             "samples": [sample.as_json() for sample in trial.samples],
             "processes": names,
             "descriptions": trial.descriptions,
@@ -214,14 +215,10 @@ class Prover:
         }
 
     def _rounds(self, distinct: Mapping[str, Candidate]) -> int:
-        """Return rounds that take about as long as the arms take to start, and fit the budget."""
+        """Return the number of rounds of a launch."""
         costs, arms = self.turn.costs, [*distinct.values(), distinct[RIVAL]]
         round_s = MARGIN * sum(costs.step_s(one) for one in arms)
-        if not round_s:
-            return MOST_ROUNDS
-        started_s = self._scale * costs.launch_s(arms, 0)
-        most_s = min(started_s, max(0.0, self.turn.left_s() - started_s))
-        return max(FEWEST_ROUNDS, min(MOST_ROUNDS, math.floor(most_s / round_s)))
+        return self.turn.schedule.rounds(round_s, self._scale * costs.launch_s(arms, 0))
 
     def proof(self, arms: Mapping[str, Candidate | None]) -> Proof:
         """Return what was found of these roles; those that were never timed are left out."""
@@ -231,11 +228,9 @@ class Prover:
 
 
 def _fit_together(turn: Turn, distinct: Mapping[str, Candidate]) -> bool:
-    """Return True if all arms and the twin fit in memory together, judging by one arm's usage."""
     if turn.device.kind != "cpu":
         return False
-    needed_bytes = turn.peak_memory_bytes * (len(distinct) + 1)
-    fit = needed_bytes < MEMORY_SHARE * turn.device.memory_bytes
+    fit = turn.arms.fit_together(len(distinct) + 1)
     if not fit:
         turn.warn(
             "the arms do not fit in memory together, so they were timed one after the other; the "
@@ -248,7 +243,6 @@ def _distinct(arms: Mapping[str, Candidate]) -> dict[str, Candidate]:
     """Return the first role of each different candidate, with the rival before all others."""
     found: dict[str, Candidate] = {}
     for role in sorted(arms, key=lambda role: role != RIVAL):
-        candidate = arms[role]
-        if candidate.key() not in {other.key() for other in found.values()}:
-            found[role] = candidate
+        if all(arms[role].key() != other.key() for other in found.values()):
+            found[role] = arms[role]
     return found

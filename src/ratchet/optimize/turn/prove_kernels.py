@@ -17,7 +17,7 @@ from ratchet.kernels.library import LIBRARY, why_no_kernel
 from ratchet.optimize.levers import Lever
 from ratchet.optimize.step.candidate import Candidate
 from ratchet.optimize.step.installed import AnyKernel, InstalledKernel
-from ratchet.optimize.turn.schedule import LEAST_VERDICT_S, MOST_VERDICT_S
+from ratchet.optimize.turn.schedule import MOST_VERDICT_S
 from ratchet.optimize.turn.state import Turn
 from ratchet.problems.problem import Problem
 
@@ -100,16 +100,15 @@ def _problems(turn: Turn, candidate: Candidate, written: Candidate) -> dict[str,
     """
 
     def compute() -> dict[str, Any]:
-        if turn.left_s() <= 0:
-            raise DeadlinePassed("no time is left to look for call sites")
+        turn.schedule.check("look for call sites")
         # The graphs are traced in any case, and an arm that compiles nothing is ready sooner.
         precision = candidate.config.precision
         turn.tell("looking", title=f"call sites, {precision}")
-        if turn.is_live(written):
-            found = turn.live(written).call("sites", precision=precision)
-            turn.drop(written)  # it has imported the compiler, and is timed no more
+        if turn.arms.is_live(written):
+            found = turn.arms.live(written).call("sites", precision=precision)
+            turn.arms.drop(written)  # it has imported the compiler, and is timed no more
             return {"sites": found}
-        with ArmProcess(turn.spec(written)) as arm:
+        with ArmProcess(turn.arms.spec(written)) as arm:
             return {"sites": arm.call("sites", precision=precision)}
 
     payload = turn.memo("sites", candidate.key(), compute)
@@ -214,15 +213,15 @@ class KernelTrials:
         return self._judged(court, kernel, problem) if time_left else None
 
     def _has_time(self) -> bool:
-        return self.turn.left_s() > max(LEAST_VERDICT_S, self.turn.costs.verdict_s)
+        return self.turn.schedule.may_judge(self.turn.costs.verdict_s)
 
     def _judged(self, court: Court, kernel: Kernel, problem: Problem) -> JudgedKernel | None:
         """Judge it now; None if the stage ended before a verdict."""
         turn, place = self.turn, f"{kernel.hash}:{problem.hash}"
         turn.tell("judging", kernel=kernel.entry)
-        limit_s, began_s = min(MOST_VERDICT_S, turn.left_s()), turn.elapsed_s
+        limit_s, began_s = turn.schedule.verdict_s, turn.schedule.elapsed_s
         judged = court.judge(kernel, problem, Terms(time_limit_s=limit_s), fresh=True)
-        turn.costs.verdict_s = turn.elapsed_s - began_s
+        turn.costs.verdict_s = turn.schedule.elapsed_s - began_s
         verdict = judged.verdict
         if limit_s < MOST_VERDICT_S and verdict.status in ("timed_out", "unmeasured"):
             return None

@@ -23,17 +23,11 @@ from ratchet.kernels.kernel import Kernel
 from ratchet.optimize.levers import Lever
 from ratchet.optimize.levers.kernels import region_lever
 from ratchet.optimize.step.candidate import AROUND_THE_GRAPH, Candidate
+from ratchet.optimize.step.describe import ArmFacts
 from ratchet.optimize.step.installed import InstalledKernel, RegionKernel
-from ratchet.optimize.turn.limit import SMALL_REGION_SHARE
+from ratchet.optimize.turn.headroom import SMALL_REGION_SHARE
 from ratchet.optimize.turn.prove_kernels import NO_TIME, KernelTrials, ProvenKernels
-from ratchet.optimize.turn.schedule import (
-    KEEPS,
-    MEASURING_S,
-    MEASURING_SHARE,
-    MOST_WRITING_S,
-    NO_ROOM,
-    WRITING_SHARE,
-)
+from ratchet.optimize.turn.schedule import MEASURING, NO_ROOM, REGIONS
 from ratchet.optimize.turn.screen import unused_regions
 from ratchet.optimize.turn.state import Turn
 from ratchet.problems.problem import Problem
@@ -92,7 +86,7 @@ class RegionTrials:
 
         What the budget has no room for is left out, with the reason in the result.
         """
-        turn, what = self.turn, "writing kernels for the step's own regions"
+        turn, what = self.turn, REGIONS.what
         try:
             regions = self._regions(best)
         except ArmFailure as error:
@@ -104,7 +98,7 @@ class RegionTrials:
             for one in sorted(regions, key=lambda one: -one.likely_s)
             if region_name(one.key) not in known and one.gain_s > SMALL_REGION_SHARE * step_time_s
         ][:MOST_WRITTEN]
-        budget_s = KEEPS * min(MOST_WRITING_S, WRITING_SHARE * turn.left_s())
+        budget_s = turn.schedule.writing_s
         if not chosen or budget_s < SHORTEST_S:
             none = f"no region has {SMALL_REGION_SHARE:.1%} of the step to win"
             reason = NO_ROOM if chosen else none
@@ -142,11 +136,10 @@ class RegionTrials:
         plain = Candidate(title=step.title, config=config, kernels=installed)
 
         def compute() -> dict[str, Any]:
-            if turn.left_s() <= 0:
-                raise DeadlinePassed("no time is left to look for regions")
+            turn.schedule.check("look for regions")
             turn.tell("looking", title=f"regions, {config.precision}")
-            measuring_s = min(MEASURING_S, MEASURING_SHARE * turn.left_s())
-            with ArmProcess(turn.spec(plain)) as arm:
+            measuring_s = MEASURING.of(turn.schedule.left_s)
+            with ArmProcess(turn.arms.spec(plain)) as arm:
                 return {"regions": arm.call("regions", measuring_s=measuring_s)}
 
         return [
@@ -227,7 +220,7 @@ class RegionTrials:
         key = ":".join([best.graph_key(), *(one.problem.hash[:16] for one in chosen)])
 
         def compute() -> dict[str, Any]:
-            turn.close_arms()  # their memory and cores belong to the judge now
+            turn.arms.close()  # their memory and cores belong to the judge now
             request = WritingRequest(
                 budget_s=budget_s,
                 seed=turn.settings.seed,
@@ -262,7 +255,7 @@ class RegionTrials:
         return lambda event, result: None
 
 
-def never_called(recipe: Candidate, told: Mapping[str, Any]) -> list[str]:
+def never_called(recipe: Candidate, told: ArmFacts) -> list[str]:
     """Return a warning for each region of a recipe whose kernel served no call in the final run.
 
     `told` describes the recipe's arm. Another change may have taken the region out of the graphs.

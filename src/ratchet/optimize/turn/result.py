@@ -6,6 +6,8 @@ from typing import Any, Literal
 
 from pydantic import BaseModel, ConfigDict, Field
 
+from ratchet.workloads.config import StepConfig
+
 Decision = Literal["kept", "dropped", "refused", "not_applicable", "not_tried"]
 RecipeIs = Literal["proven", "rival", "as_written"]
 Basis = Literal["alone", "bundle", "rival"]
@@ -37,7 +39,7 @@ class ArmResult(_Result):
     mfu: float
     peak_memory_bytes: int
     setup_time_s: float
-    config: dict[str, Any]
+    config: StepConfig
 
 
 class Rival(_Result):

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable
 from dataclasses import dataclass, field
 
 from ratchet.base.errors import ArmFailure, DeadlinePassed
@@ -26,8 +26,8 @@ CLEARLY = 1.1
 A screening is one launch, whose interval knows nothing of how much starts of a process differ.
 """
 
-RuleOut = Callable[[Candidate, StepConfig], str | None]
-"""Returns the reason not to time a config beside the fastest rival so far, or None to time it."""
+RuleOut = Callable[[Candidate, Candidate], str | None]
+"""Returns the reason not to time a rival, given the fastest so far; None to time it."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -51,18 +51,6 @@ class Baseline:
         return self.best.key() != self.written.key()
 
 
-def rival_configs(
-    written: StepConfig, *, fused: bool, precisions: Sequence[str]
-) -> Iterator[StepConfig]:
-    """Yield torch.compile's modes in these precisions, with the fused optimizer if there is one."""
-    optimizer = "fused" if fused else "as_written"
-    for mode in MODES:
-        for precision in precisions:
-            yield written.model_copy(
-                update={"compile_mode": mode, "precision": precision, "optimizer": optimizer}
-            )
-
-
 @dataclass(kw_only=True)
 class RivalModes:
     """Torch.compile's modes: those timed, the fastest of them, and those still to be timed."""
@@ -71,8 +59,8 @@ class RivalModes:
     written: Candidate
     situation: Situation
     sitting: Sitting
-    rule_out: RuleOut = lambda best, config: None
-    waiting: list[StepConfig] = field(default_factory=list)
+    rule_out: RuleOut = lambda best, rival: None
+    waiting: list[Candidate] = field(default_factory=list)
     best: Candidate | None = None
     _by_precision: dict[str, Candidate] = field(default_factory=dict)
     _rows: list[Rival] = field(default_factory=list)
@@ -81,29 +69,24 @@ class RivalModes:
     _modes: set[str] = field(default_factory=set)
 
     def __post_init__(self) -> None:
-        self.waiting = list(
-            rival_configs(
-                self.written.config,
-                fused=not self.situation.why_not_fused,
-                precisions=self._precisions(),
-            )
-        )
+        own, reason = self.written.config.precision, self.situation.bf16_is_slow
+        if own == "fp32" and not self.turn.settings.keep_precision:
+            if reason is None:
+                self.waiting = self._in("bf16_autocast", own)
+                return
+            self._rows += [_untimed(rival, reason) for rival in self._in("bf16_autocast")]
+        self.waiting = self._in(own)
 
-    def _precisions(self) -> list[str]:
-        """Return the precisions that may pay, the fastest to compute in first."""
-        own = self.written.config.precision
-        if own != "fp32" or self.turn.settings.keep_precision:
-            return [own]
-        if self.situation.bf16_is_slow is None:
-            return ["bf16_autocast", own]
-        hopeless = rival_configs(
-            self.written.config,
-            fused=not self.situation.why_not_fused,
-            precisions=["bf16_autocast"],
-        )
-        reason = self.situation.bf16_is_slow
-        self._rows += [_untimed(with_config(config, {}), reason) for config in hopeless]
-        return [own]
+    def _in(self, *precisions: str) -> list[Candidate]:
+        """Return torch.compile's modes in these precisions, with the fused optimizer if any."""
+        optimizer = "as_written" if self.situation.why_not_fused else "fused"
+        changes = [
+            {"compile_mode": mode, "precision": precision, "optimizer": optimizer}
+            for mode in MODES
+            for precision in precisions
+        ]
+        config = self.written.config
+        return [with_config(config.model_copy(update=one), {}) for one in changes]
 
     def first(self) -> None:
         """Time the cheapest rival that works.
@@ -112,7 +95,7 @@ class RivalModes:
         compiler it needs, and ArmFailure if it fails in every mode for another reason.
         """
         while self.waiting and self.best is None:
-            rival = with_config(self.waiting[0], {})
+            rival = self.waiting[0]
             expect(self.turn, self.written, rival, None)
             try:
                 self.time_next()
@@ -133,16 +116,12 @@ class RivalModes:
     def next_one(self) -> Candidate | None:
         """Return the rival that is to be timed next, the cheapest; None if none is left."""
         while self.best is not None and self.waiting:
-            self.waiting.sort(key=lambda one: self.turn.costs.compiled_s(with_config(one, {})))
-            config = self.waiting[0]
-            rival = with_config(config, {})
-            known = self._by_precision.get(config.precision, self.best)
-            reason = self.rule_out(known, config)
+            self.waiting.sort(key=self.turn.costs.compiled_s)
+            rival = self.waiting[0]
+            reason = self.rule_out(self._incumbent(rival), rival)
             if reason is None:
                 return rival
-            self.waiting.pop(0)
-            self._rows.append(_untimed(rival, reason))
-            self.turn.leave_out(f"the rival {rival.title}", reason, for_want_of_budget=False)
+            self._leave_out(rival, reason, for_want_of_budget=False)
         return None
 
     def needed_s(self) -> float | None:
@@ -150,24 +129,30 @@ class RivalModes:
         rival = self.next_one()
         if rival is None:
             return None
-        return screening_s(self.turn, self._incumbent(rival.config), rival, None)
+        return screening_s(self.turn, self._incumbent(rival), rival, None)
 
-    def _incumbent(self, config: StepConfig) -> Candidate:
-        return self._by_precision.get(config.precision) or self.best or self.written
+    def _incumbent(self, rival: Candidate) -> Candidate:
+        return self._by_precision.get(rival.config.precision) or self.best or self.written
+
+    def _leave_out(self, rival: Candidate, reason: str, *, for_want_of_budget: bool = True) -> None:
+        self.waiting.remove(rival)
+        self._rows.append(_untimed(rival, reason))
+        what = f"the rival {rival.title}"
+        self.turn.leave_out(what, reason, for_want_of_budget=for_want_of_budget)
 
     def time_next(self) -> None:
         """Time the rival that waits first against the best of its precision, or of any."""
-        config = self.waiting[0]
-        rival, incumbent = with_config(config, {}), self._incumbent(config)
+        rival = self.waiting[0]
+        incumbent = self._incumbent(rival)
         screening = screen(self.turn, incumbent, rival, None)
         self.waiting.pop(0)
-        self._rows.append(_as_rival(rival, screening))
+        self._rows.append(_row(rival, screening))
         if screening.passed:
             self.sitting.add(screening.as_timed())
-            self._modes.add(str(config.compile_mode))
+            self._modes.add(str(rival.config.compile_mode))
             self._rank(rival, incumbent, screening)
         if self.best is None or self.best.key() != rival.key():
-            self.turn.drop(rival)
+            self.turn.arms.drop(rival)
 
     def _rank(self, rival: Candidate, incumbent: Candidate, screening: LeverScreening) -> None:
         """Put a timed rival in its place.
@@ -191,15 +176,13 @@ class RivalModes:
 
     def leave_rest(self) -> None:
         """Name the rivals that the budget had no room for."""
-        while self.next_one() is not None:
-            rival = with_config(self.waiting.pop(0), {})
-            self._rows.append(_untimed(rival, NO_ROOM))
-            self.turn.leave_out(f"the rival {rival.title}", NO_ROOM)
+        while (rival := self.next_one()) is not None:
+            self._leave_out(rival, NO_ROOM)
 
     def baseline(self) -> Baseline:
         """Return what is known by now."""
         best = self.best or self.written
-        rows = [*self._rows, *(_untimed(with_config(one, {}), NO_ROOM) for one in self.waiting)]
+        rows = [*self._rows, *(_untimed(one, NO_ROOM) for one in self.waiting)]
         return Baseline(
             written=self.written,
             best=best,
@@ -211,33 +194,21 @@ class RivalModes:
 
 
 def _untimed(rival: Candidate, reason: str) -> Rival:
-    return _not_timed(rival, f"not timed: {reason}")
+    return _row(rival, LeverScreening(passed=False, reason=f"not timed: {reason}"))
 
 
-def _as_rival(rival: Candidate, screening: LeverScreening) -> Rival:
-    if not screening.passed:
-        return _not_timed(rival, screening.reason)
+def _row(rival: Candidate, screening: LeverScreening) -> Rival:
     return Rival(
         title=rival.title,
         precision=rival.config.precision,
-        step_time_s=screening.step_time_s,
-        setup_time_s=screening.setup_s,
+        step_time_s=screening.step_time_s if screening.passed else None,
+        setup_time_s=screening.setup_s if screening.passed else None,
         reason=screening.reason,
     )
 
 
-def _not_timed(rival: Candidate, reason: str) -> Rival:
-    return Rival(
-        title=rival.title,
-        precision=rival.config.precision,
-        step_time_s=None,
-        setup_time_s=None,
-        reason=reason,
-    )
-
-
 def oracle_for(written: Candidate, config: StepConfig) -> Oracle:
-    """Return whose gradient error a config may have: its own precision's, run eagerly by torch."""
+    """Return the candidates whose gradients judge a config: fp32's, and its own precision's."""
     exact = "fp64" if written.config.precision == "fp64" else "fp32"
     reference = with_config(written.config.model_copy(update={"precision": exact}), {})
     if config.precision == written.config.precision:

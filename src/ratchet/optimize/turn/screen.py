@@ -19,15 +19,17 @@ from ratchet.measure.rounds import FEWEST_ROUNDS, run_rounds
 from ratchet.measure.samples import Sample
 from ratchet.measure.sitting import TimedTogether
 from ratchet.optimize.step.candidate import Candidate
+from ratchet.optimize.step.describe import ArmFacts
 from ratchet.optimize.step.installed import RegionKernel
-from ratchet.optimize.turn.costs import MARGIN, WARMUP_STEPS, together_s
+from ratchet.optimize.turn.costs import together_s
 from ratchet.optimize.turn.result import GradientResult
 from ratchet.optimize.turn.schedule import (
     FEWEST_SETTLING,
+    MARGIN,
     MOST_SCREENED_ROUNDS,
-    SETTLING_SHARE,
+    SETTLING,
     SETTLING_STEPS,
-    screening_time_s,
+    WARMUP_STEPS,
 )
 from ratchet.optimize.turn.state import Turn
 
@@ -133,7 +135,7 @@ def expect(
 ) -> None:
     """Start, at the same time, the arms of the next screening."""
     if not turn.holds("screening", _key(incumbent, challenger, oracle)):
-        turn.start_together([incumbent, challenger])
+        turn.arms.start_together([incumbent, challenger])
 
 
 def screening_s(
@@ -143,10 +145,10 @@ def screening_s(
     if turn.holds("screening", _key(incumbent, challenger, oracle)):
         return 0.0
     both = (incumbent, challenger)
-    costs, arms = turn.costs, [one for one in both if not turn.is_live(one)]
+    costs, arms = turn.costs, [one for one in both if not turn.arms.is_live(one)]
     started_s = together_s(map(costs.restart_s, arms), costs.at_a_time)
     if oracle is not None:
-        again = [one for one in both if turn.will_restart(one)]
+        again = [one for one in both if turn.arms.will_restart(one)]
         started_s += together_s(map(costs.warm_s, again), costs.at_a_time)
     return MARGIN * started_s + _timing_s(turn, incumbent, challenger)
 
@@ -155,7 +157,7 @@ def new_screening_s(turn: Turn, incumbent: Candidate) -> float:
     """Estimate the seconds to screen a challenger that torch.compile has not compiled yet."""
     costs = turn.costs
     starts_s = [costs.compiled_s(incumbent)]
-    if not turn.is_live(incumbent):
+    if not turn.arms.is_live(incumbent):
         starts_s.append(costs.restart_s(incumbent))
     started_s = together_s(starts_s, costs.at_a_time)
     started_s += together_s([costs.warm_s(incumbent)] * 2, costs.at_a_time)
@@ -164,11 +166,8 @@ def new_screening_s(turn: Turn, incumbent: Candidate) -> float:
 
 def _timing_s(turn: Turn, incumbent: Candidate, challenger: Candidate) -> float:
     pair_s = turn.costs.step_s(incumbent) + turn.costs.step_s(challenger)
-    return max(_screen_time_s(turn), (FEWEST_ROUNDS + FEWEST_SETTLING + WARMUP_STEPS) * pair_s)
-
-
-def _screen_time_s(turn: Turn) -> float:
-    return screening_time_s(turn.settings.budget_s)
+    fewest_s = (FEWEST_ROUNDS + FEWEST_SETTLING + WARMUP_STEPS) * pair_s
+    return max(turn.schedule.screening_s, fewest_s)
 
 
 def _key(incumbent: Candidate, challenger: Candidate, oracle: Oracle | None) -> str:
@@ -179,41 +178,32 @@ def _key(incumbent: Candidate, challenger: Candidate, oracle: Oracle | None) -> 
 def _screen(
     turn: Turn, incumbent: Candidate, challenger: Candidate, oracle: Oracle | None
 ) -> LeverScreening:
-    turn.live(incumbent)
-    worst = ("", 0.0)
+    turn.arms.live(incumbent)
     try:
-        turn.live(challenger)
-        if oracle is not None:
-            check = check_gradients(turn, challenger, oracle)
-            if check.passed and challenger in turn.restart_compiled((incumbent, challenger)):
-                turn.live(challenger)
-                check = judge_candidate(turn, challenger, oracle)  # now of code from the cache
-            if not check.passed:
-                turn.drop(challenger)
-                reason = f"gradients: {check.detail}"
-                return LeverScreening(
-                    passed=False, reason=reason, setup_s=turn.costs.setup_s(challenger)
-                )
-            worst = (check.worst_parameter, check.worst_ratio)
+        check = _checked(turn, incumbent, challenger, oracle) if oracle is not None else None
+        if check is not None and not check.passed:
+            turn.arms.drop(challenger)
+            setup_s = turn.costs.setup_s(challenger)
+            reason = f"gradients: {check.detail}"
+            return LeverScreening(passed=False, reason=reason, setup_s=setup_s)
         if differs := _difference(turn, challenger):
-            turn.drop(challenger)
+            turn.arms.drop(challenger)
             return LeverScreening(passed=False, reason=differs)
     except DeadlinePassed:
         raise
     except RatchetError as error:
-        turn.drop(challenger)
+        turn.arms.drop(challenger)
         return LeverScreening(passed=False, reason=str(error))
-    ends_s = turn.elapsed_s + MARGIN * _screen_time_s(turn)
-    base, arm = turn.live(incumbent), turn.live(challenger)
-    base_s, arm_s = _settled_s([base, arm], SETTLING_SHARE * _screen_time_s(turn))
-    rounds = rounds_for(base_s, arm_s, (1 - SETTLING_SHARE) * _screen_time_s(turn))
-    rng = np.random.default_rng(turn.settings.seed)
+    screening_s = turn.schedule.screening_s
+    enough = turn.schedule.alarm(MARGIN * screening_s)
+    base, arm = turn.arms.live(incumbent), turn.arms.live(challenger)
+    base_s, arm_s = _settled_s([base, arm], SETTLING.of(screening_s))
     samples = run_rounds(
         [base, arm],
-        rounds=rounds,
+        rounds=rounds_for(base_s, arm_s, (1 - SETTLING.share) * screening_s),
         launch=0,
-        rng=rng,
-        enough=lambda: turn.elapsed_s >= ends_s,
+        rng=np.random.default_rng(turn.settings.seed),
+        enough=enough,
     )
     found = compare(samples, baseline=base.name, new=arm.name, floor=None)
 
@@ -229,28 +219,40 @@ def _screen(
         step_time_s=median_s(arm.name),
         incumbent_step_s=median_s(base.name),
         setup_s=turn.costs.setup_s(challenger),
-        worst_parameter=worst[0],
-        worst_ratio=worst[1],
-        unused=unused_regions(challenger, arm.describe()),
+        worst_parameter=check.worst_parameter if check is not None else "",
+        worst_ratio=check.worst_ratio if check is not None else 0.0,
+        unused=unused_regions(challenger, ArmFacts.model_validate(arm.describe())),
         samples=[one.as_json() for one in samples],
         processes={one.name: one.identity for one in (base, arm)},
         ways={base.name: incumbent.key(), arm.name: challenger.key()},
     )
 
 
+def _checked(
+    turn: Turn, incumbent: Candidate, challenger: Candidate, oracle: Oracle
+) -> GradientResult:
+    """Check the gradients; those of code that compiled itself are checked from the cache too."""
+    turn.arms.live(challenger)
+    check = check_gradients(turn, challenger, oracle)
+    if check.passed and challenger in turn.arms.restart_compiled((incumbent, challenger)):
+        turn.arms.live(challenger)
+        check = judge_candidate(turn, challenger, oracle)
+    return check
+
+
 def _difference(turn: Turn, challenger: Candidate) -> str:
-    """Return how a user's own step differs under the challenger from the step as written.
+    """Return the first difference of a user's own step from the step as written; empty if none.
 
     As many steps are compared as take the time of a screening; each runs up to four times.
     """
     step_s = turn.costs.step_s(challenger)
-    fitting = int(_screen_time_s(turn) / (RUNS_COMPARED * max(step_s, 1e-6)))
+    fitting = int(turn.schedule.screening_s / (RUNS_COMPARED * max(step_s, 1e-6)))
     calls = max(FEWEST_COMPARED, min(MOST_COMPARED, fitting))
-    return str(turn.live(challenger).call("difference", calls=calls))
+    return str(turn.arms.live(challenger).call("difference", calls=calls))
 
 
 def _settled_s(arms: Sequence[ArmProcess], limit_s: float) -> list[float]:
-    """Let new arms step until they are as fast as they get; return each arm's fastest step."""
+    """Run new arms until their steps are as fast as they get; return each arm's fastest step."""
     first_s = [[arm.run(1).wall_time_s for arm in arms] for _ in range(FEWEST_SETTLING)]
     fastest_s = [min(times_s) for times_s in zip(*first_s, strict=True)]
     spent_s = sum(map(sum, first_s))
@@ -263,15 +265,14 @@ def _settled_s(arms: Sequence[ArmProcess], limit_s: float) -> list[float]:
     return fastest_s
 
 
-def unused_regions(candidate: Candidate, told: Mapping[str, Any]) -> list[str]:
+def unused_regions(candidate: Candidate, told: ArmFacts) -> list[str]:
     """Return a candidate's region kernels that served no call, by their name in its config.
 
     `told` describes its arm after a step. Another change may have taken the region out of the
     step's graphs.
     """
-    calls = told.get("region_calls", {})
     regions = (one for one in candidate.kernels if isinstance(one, RegionKernel))
-    return [one.library for one in regions if not calls.get(one.library)]
+    return [one.library for one in regions if not told.region_calls.get(one.library)]
 
 
 def rounds_for(incumbent_s: float, challenger_s: float, budget_s: float) -> int:
@@ -286,8 +287,8 @@ def rounds_for(incumbent_s: float, challenger_s: float, budget_s: float) -> int:
 
 
 def _gradients(turn: Turn, candidate: Candidate) -> Path:
-    path = turn.gradients_path(candidate)
+    path = turn.arms.gradients_path(candidate)
     if not path.exists():
-        turn.live(candidate)
-        turn.drop(candidate)
+        turn.arms.live(candidate)
+        turn.arms.drop(candidate)
     return path

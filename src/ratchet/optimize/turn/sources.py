@@ -13,40 +13,19 @@ import ast
 import hashlib
 import importlib.util
 import os
+import pkgutil
+import re
 import sys
 import sysconfig
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterator
 from dataclasses import dataclass
-from functools import cache, cached_property, lru_cache
-from importlib.machinery import EXTENSION_SUFFIXES
+from functools import cache, lru_cache
+from importlib.machinery import ModuleSpec, PathFinder
 from pathlib import Path
 
 PROJECT_MARKS = (".git", "pyproject.toml", "setup.py", "setup.cfg")
 INSTALLED = ("site-packages", "dist-packages")
-SUFFIXES = (".py", *EXTENSION_SUFFIXES)
 IMPORTERS = ("import_module", "__import__")
-STAR = "*"
-
-
-class Folder:
-    """A folder that may hold modules; its names are read once, and a missing folder has none."""
-
-    def __init__(self, path: Path) -> None:
-        self.path = path
-
-    @cached_property
-    def names(self) -> frozenset[str]:
-        try:
-            return frozenset(os.listdir(self.path))
-        except OSError:
-            return frozenset()
-
-    def first(self, module: str) -> Path | None:
-        """Return the file that holds `module` here; source files come before compiled ones."""
-        for suffix in SUFFIXES:
-            if f"{module}{suffix}" in self.names and (self.path / f"{module}{suffix}").is_file():
-                return self.path / f"{module}{suffix}"
-        return None
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -55,13 +34,8 @@ class Module:
 
     name: str
     file: Path | None
-    folders: tuple[Folder, ...] = ()
+    folders: tuple[str, ...] = ()
     """The folders of a package's submodules; empty for a plain module."""
-
-    @property
-    def package(self) -> str:
-        """Return the package that relative imports start from."""
-        return self.name if self.folders else self.name.rpartition(".")[0]
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -86,7 +60,8 @@ def source_hash(file: Path) -> str:
 def project_files(file: Path) -> list[Path]:
     """List the workload's file and every project file that it imports, sorted."""
     file = file.resolve()
-    search = _Search(roots=tuple(Folder(path) for path in _roots(file)))
+    PathFinder.invalidate_caches()
+    search = _Search(_roots(file))
     search.follow(Module(name=file.stem, file=file))
     return sorted(search.files)
 
@@ -94,7 +69,7 @@ def project_files(file: Path) -> list[Path]:
 class _Search:
     """Follows imports from module to module, each one once."""
 
-    def __init__(self, roots: tuple[Folder, ...]) -> None:
+    def __init__(self, roots: list[str]) -> None:
         self.roots = roots
         self.files: set[Path] = set()
         self._seen: dict[str, Module | None] = {}
@@ -116,22 +91,18 @@ class _Search:
         name = _absolute(written, importer)
         if not name:
             return
-        chain = list(self._chain(name))
-        yield from chain
-        if not chain or chain[-1].name != name:
-            return
-        for member in written.members:
-            names = _submodules(chain[-1]) if member == STAR else [member]
-            yield from (one for part in names if (one := self._find(f"{name}.{part}")))
-
-    def _chain(self, name: str) -> Iterator[Module]:
-        """Yield the packages down to `name`, as long as they belong to the project."""
-        parts = name.split(".")
-        for count in range(1, len(parts) + 1):
-            found = self._find(".".join(parts[:count]))
+        folders: tuple[str, ...] = ()
+        for end in (*(dot.start() for dot in re.finditer(r"\.", name)), len(name)):
+            found = self._find(name[:end])
             if found is None:
                 return
             yield found
+            folders = found.folders
+        stars = [one.name for one in pkgutil.iter_modules(folders)]
+        for member in written.members:
+            for part in stars if member == "*" else [member]:
+                if inner := self._find(f"{name}.{part}"):
+                    yield inner
 
     def _find(self, name: str) -> Module | None:
         if name not in self._seen:
@@ -142,25 +113,19 @@ class _Search:
         parent, _, own = name.rpartition(".")
         if parent:
             package = self._find(parent)
-            return _in_folders(name, own, package.folders) if package else None
+            folders = list(package.folders) if package else []
+            return _module(name, PathFinder.find_spec(own, folders)) if folders else None
         if name == "ratchet":
             return None
-        found = _in_folders(name, own, self.roots)
+        found = _module(name, PathFinder.find_spec(name, self.roots))
         return found if found and found.file else _elsewhere(name) or found
 
 
-def _in_folders(name: str, own: str, folders: Iterable[Folder]) -> Module | None:
-    """Find a module like Python's path finder; packages come before plain modules."""
-    portions = []
-    for folder in folders:
-        package = Folder(folder.path / own) if own in folder.names else None
-        if package and (start := package.first("__init__")):
-            return Module(name=name, file=start.resolve(), folders=(package,))
-        if plain := folder.first(own):
-            return Module(name=name, file=plain.resolve())
-        if package and package.path.is_dir():
-            portions.append(package)
-    return Module(name=name, file=None, folders=tuple(portions)) if portions else None
+def _module(name: str, spec: ModuleSpec | None) -> Module | None:
+    if spec is None:
+        return None
+    file = Path(spec.origin).resolve() if spec.has_location and spec.origin else None
+    return Module(name=name, file=file, folders=tuple(spec.submodule_search_locations or ()))
 
 
 def _elsewhere(name: str) -> Module | None:
@@ -168,17 +133,13 @@ def _elsewhere(name: str) -> Module | None:
     if name in sys.stdlib_module_names:
         return None
     try:
-        spec = importlib.util.find_spec(name)
+        found = _module(name, importlib.util.find_spec(name))
     except (ImportError, ValueError, AttributeError):
         return None
-    if spec is None:
+    if found is None:
         return None
-    folders = tuple(Path(one) for one in spec.submodule_search_locations or ())
-    origin = Path(spec.origin).resolve() if spec.has_location and spec.origin else None
-    places = [origin] if origin else [folder.resolve() for folder in folders]
-    if not places or any(_is_installed(place) for place in places):
-        return None
-    return Module(name=name, file=origin, folders=tuple(Folder(path) for path in folders))
+    places = [found.file] if found.file else [Path(one).resolve() for one in found.folders]
+    return found if places and not any(_is_installed(place) for place in places) else None
 
 
 def _is_installed(path: Path) -> bool:
@@ -193,39 +154,26 @@ def _installed_folders() -> tuple[Path, ...]:
     return tuple(Path(sysconfig.get_path(kind)).resolve() for kind in kinds)
 
 
-def _roots(file: Path) -> tuple[Path, ...]:
+def _roots(file: Path) -> list[str]:
     """Return the folders of top-level modules: the workload's folder, then the project's root.
 
     The root is included because scripts add it to `sys.path`.
     """
     for folder in file.parents:
         if any((folder / mark).exists() for mark in PROJECT_MARKS):
-            return file.parent, folder, folder / "src"
-    return (file.parent,)
+            return [str(file.parent), str(folder), str(folder / "src")]
+    return [str(file.parent)]
 
 
 def _absolute(written: Import, importer: Module) -> str:
     """Return the absolute name of an import, or "" for a relative one that leads nowhere."""
     if not written.level:
         return written.name
-    package = importer.package.split(".") if importer.package else []
+    package = importer.name.split(".")[: None if importer.folders else -1]
     kept = len(package) - (written.level - 1)
     if kept < 1:
         return ""
     return ".".join([*package[:kept], *([written.name] if written.name else [])])
-
-
-def _submodules(package: Module) -> list[str]:
-    """Return the submodules of a package that `import *` may run."""
-    return sorted(
-        {
-            name.partition(".")[0]
-            for folder in package.folders
-            for name in folder.names
-            if name.endswith(SUFFIXES) or Folder(folder.path / name).first("__init__")
-        }
-        - {"__init__"}
-    )
 
 
 def _content(path: Path) -> bytes:

@@ -1,4 +1,4 @@
-"""The climb over a made-up step whose times are known: what helps stays, what hurts goes."""
+"""The selection over a made-up step whose times are known: what helps stays, what hurts goes."""
 
 from __future__ import annotations
 
@@ -14,9 +14,11 @@ from hypothesis import strategies as st
 from ratchet.optimize.levers import Lever, Situation, kernel_levers
 from ratchet.optimize.levers.kernels import region_lever
 from ratchet.optimize.step.candidate import Candidate, with_config
-from ratchet.optimize.turn import climb as climb_module
-from ratchet.optimize.turn.climb import Climber, applicable
+from ratchet.optimize.turn import selection as selection_module
+from ratchet.optimize.turn.headroom import Worth
+from ratchet.optimize.turn.schedule import TurnSchedule
 from ratchet.optimize.turn.screen import LeverScreening
+from ratchet.optimize.turn.selection import Selected, Selection, applicable
 from ratchet.workloads.config import StepConfig
 
 FIELDS = {
@@ -92,39 +94,45 @@ class Fake:
         )
 
 
-def climb(
+def select(
     monkeypatch: pytest.MonkeyPatch,
     fake: Fake,
     tried: list[Lever],
     fits: int = 100,
     worth: Any = None,
     start: StepConfig | None = None,
-) -> climb_module.Climb:
-    monkeypatch.setattr(climb_module, "screen", fake.screen)
-    monkeypatch.setattr(climb_module, "expect", lambda *asked: None)
-    monkeypatch.setattr(climb_module, "screening_s", lambda *asked: 1.0)
-    turn: Any = SimpleNamespace(
-        drop=lambda candidate: None, left_s=lambda: float(fits - fake.screened)
-    )
-    climber = Climber(
+) -> Selected:
+    monkeypatch.setattr(selection_module, "screen", fake.screen)
+    monkeypatch.setattr(selection_module, "expect", lambda *asked: None)
+    monkeypatch.setattr(selection_module, "screening_s", lambda *asked: 1.0)
+
+    class ScreeningsLeft(TurnSchedule):
+        """Time for so many screenings."""
+
+        @property
+        def left_s(self) -> float:
+            return float(fits - fake.screened)
+
+    arms = SimpleNamespace(drop=lambda candidate: None)
+    turn: Any = SimpleNamespace(arms=arms, schedule=ScreeningsLeft(budget_s=1000.0))
+    selection = Selection(
         turn=turn,
         situation=situation(),
         start=with_config(start or StepConfig(), {}),
         proven={},
-        worth=worth or {},
-        step_time_s=1.0,
+        worth=Worth(by_lever=worth or {}, step_time_s=1.0),
     )
-    climber.prepare(tried)
-    if climber.inside:
-        climber.try_bundle()
-    while fake.screened < fits and climber.needed_s() is not None:
-        climber.try_next()
-    return climber.snapshot()
+    selection.prepare(tried)
+    if selection.inside:
+        selection.try_bundle()
+    while fake.screened < fits and selection.needed_s() is not None:
+        selection.try_next()
+    return selection.snapshot()
 
 
 @pytest.fixture
-def patched(monkeypatch: pytest.MonkeyPatch) -> Callable[..., climb_module.Climb]:
-    return lambda fake, tried, **more: climb(monkeypatch, fake, tried, **more)
+def patched(monkeypatch: pytest.MonkeyPatch) -> Callable[..., Selected]:
+    return lambda fake, tried, **more: select(monkeypatch, fake, tried, **more)
 
 
 def test_what_helps_is_kept_and_what_hurts_is_dropped(patched: Any) -> None:
@@ -141,10 +149,10 @@ def test_what_helps_is_kept_and_what_hurts_is_dropped(patched: Any) -> None:
 
 
 @given(st.lists(st.sampled_from([0.7, 0.9, 1.0, 1.1, 1.4]), min_size=5, max_size=5))
-def test_the_climb_never_ends_slower_than_it_began(factors: list[float]) -> None:
+def test_a_selection_never_ends_slower_than_it_began(factors: list[float]) -> None:
     fake = Fake(dict(zip(FIELDS, factors, strict=True)))
     with pytest.MonkeyPatch.context() as patch:
-        found = climb(patch, fake, levers())
+        found = select(patch, fake, levers())
     assert fake.time_s(found.best.config) <= 1.0
     best_s = 1.0
     for factor in factors:

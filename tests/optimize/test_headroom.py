@@ -8,11 +8,11 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 from simulated_turns import CEILINGS, World, run
-from test_climb import situation
+from test_selection import situation
 
 from ratchet.optimize.levers import all_levers
 from ratchet.optimize.turn.explain import categorise
-from ratchet.optimize.turn.limit import limit_of, too_small, winnable_s
+from ratchet.optimize.turn.headroom import Worth, limit_of, winnable_s
 from ratchet.optimize.turn.result import IdentityResult, OpTime, StepLimit, StepProfile
 
 
@@ -117,9 +117,9 @@ def test_a_lever_wins_no_more_than_what_it_acts_on() -> None:
 
 
 def test_what_can_win_next_to_nothing_says_so() -> None:
-    assert too_small("a", {"a": 0.002}, 1.0) == "at most 0.2% of the step could be won by it"
-    assert too_small("a", {"a": 0.5}, 1.0) is None
-    assert too_small("a", {"a": None}, 1.0) is None
+    worth = Worth(by_lever={"small": 0.002, "large": 0.5, "unknown": None}, step_time_s=1.0)
+    assert worth.too_small("small") == "at most 0.2% of the step could be won by it"
+    assert worth.too_small("large") is None and worth.too_small("unknown") is None
 
 
 def test_max_autotune_is_not_timed_where_the_roofline_leaves_it_nothing(tmp_path: Path) -> None:

@@ -13,7 +13,7 @@ from own_recipes import batch, make, step_of
 from torch import Tensor, nn
 
 from ratchet.base.errors import KernelError
-from ratchet.optimize.recipe.own_optimizer import install_optimizer
+from ratchet.optimize.recipe.slots import install_update
 from ratchet.workloads.config import StepConfig
 
 CONFIGS = {
@@ -46,7 +46,7 @@ def test_a_schedule_goes_on(config: StepConfig, before: bool) -> None:
         return torch.optim.lr_scheduler.ExponentialLR(optimizer, 0.5)
 
     made = schedule() if before else None
-    install_optimizer(optimizer, config)
+    install_update(optimizer, config)
     made = made or schedule()
     train(model, optimizer, range(3), made.step)
     assert optimizer.param_groups[0]["lr"] == pytest.approx(1e-2 / 8)
@@ -58,14 +58,14 @@ def test_a_schedule_goes_on(config: StepConfig, before: bool) -> None:
 def test_a_checkpoint_goes_on_where_it_was_written(config: StepConfig, into: str) -> None:
     """Under the recipe or without it; a script that is ahead can go back, too."""
     model, optimizer = make()
-    install_optimizer(optimizer, config)
+    install_update(optimizer, config)
     train(model, optimizer, range(3), int)
     saved = copy.deepcopy((model.state_dict(), optimizer.state_dict()))
     expected = train(model, optimizer, range(3, 6), int)
 
     model, optimizer = make()
     if into == "recipe":
-        install_optimizer(optimizer, config)
+        install_update(optimizer, config)
     train(model, optimizer, range(7, 9), int)
     model.load_state_dict(saved[0])
     optimizer.load_state_dict(saved[1])
@@ -78,7 +78,7 @@ def test_hooks_run_once_a_step(config: StepConfig) -> None:
     model, optimizer = make()
     calls: list[str] = []
     optimizer.register_step_pre_hook(lambda *_: calls.append("before"))
-    install_optimizer(optimizer, config)
+    install_update(optimizer, config)
     optimizer.register_step_post_hook(lambda *_: calls.append("after"))
     train(model, optimizer, range(2), int)
     assert calls == ["before", "after"] * 2
@@ -87,7 +87,7 @@ def test_hooks_run_once_a_step(config: StepConfig) -> None:
 @every_config
 def test_gradients_are_there_after_the_step(config: StepConfig) -> None:
     model, optimizer = make()
-    install_optimizer(optimizer, config)
+    install_update(optimizer, config)
     nn.functional.cross_entropy(model(batch(0)).view(-1, 64), batch(0).view(-1)).backward()
     before = [(p.grad, p.grad.clone()) for p in model.parameters() if p.grad is not None]
     optimizer.step()
@@ -101,7 +101,7 @@ def test_gradients_are_there_after_the_step(config: StepConfig) -> None:
 @every_config
 def test_an_optimizer_is_saved_and_copied_as_itself(config: StepConfig) -> None:
     model, optimizer = make()
-    install_optimizer(optimizer, config)
+    install_update(optimizer, config)
     train(model, optimizer, range(1), int)
     torch.save({"model": model, "optimizer": optimizer}, io.BytesIO())
     twin, twins_optimizer = copy.deepcopy((model, optimizer))
@@ -113,7 +113,7 @@ def test_an_optimizer_is_saved_and_copied_as_itself(config: StepConfig) -> None:
 @every_config
 def test_a_closure_is_called_with_gradients(config: StepConfig) -> None:
     model, optimizer = make()
-    install_optimizer(optimizer, config)
+    install_update(optimizer, config)
 
     def closure() -> Tensor:
         optimizer.zero_grad()
@@ -134,7 +134,7 @@ def test_a_step_that_takes_no_closure() -> None:
 
     model, _ = make()
     optimizer = Own(model.parameters(), {})
-    install_optimizer(optimizer, StepConfig())
+    install_update(optimizer, StepConfig())
     losses = train(model, optimizer, range(3), int)
     assert losses[2] < losses[0]
 
@@ -147,7 +147,7 @@ def test_a_grad_scaler_scales_and_skips(config: StepConfig) -> None:
         model, _ = make()
         optimizer = torch.optim.AdamW(model.parameters(), lr=1e-2, fused=True)
         if installed:
-            install_optimizer(optimizer, config)
+            install_update(optimizer, config)
         scaler = torch.amp.GradScaler("cpu", init_scale=2.0**8)
         for index in range(4):
             loss = nn.functional.cross_entropy(
@@ -169,7 +169,7 @@ def test_complex_and_double_weights_keep_their_values() -> None:
             layer = nn.Linear(4, 4, dtype=dtype)
             optimizer = torch.optim.AdamW(layer.parameters(), lr=0.1)
             if installed:
-                install_optimizer(optimizer, KERNEL)
+                install_update(optimizer, KERNEL)
             for _ in range(3):
                 layer(torch.ones(2, 4, dtype=dtype)).abs().square().mean().backward()
                 optimizer.step()
@@ -182,5 +182,5 @@ def test_the_kernel_is_for_torch_s_adamw_alone() -> None:
     model, _ = make()
     optimizer = torch.optim.Adam(model.parameters())
     with pytest.raises(KernelError, match="cannot step a Adam: use torch"):
-        install_optimizer(optimizer, KERNEL)
+        install_update(optimizer, KERNEL)
     assert "step" not in vars(optimizer)

@@ -1,4 +1,4 @@
-"""Climb from the rival: the bundle of all changes first, then one change after another.
+"""Select levers stepwise: all as one bundle, then each out of it, then others on top.
 
 The bundle of all changes that may help comes first, so that even a small budget ends with a good
 recipe. Then each change is taken out in turn. A change without which the step is no slower is
@@ -17,7 +17,7 @@ from ratchet.optimize.levers import Lever, Situation
 from ratchet.optimize.levers.kernels import PREFIX
 from ratchet.optimize.step.candidate import Candidate, with_config
 from ratchet.optimize.step.installed import AnyKernel
-from ratchet.optimize.turn.limit import SMALL_REGION_SHARE, SMALL_SHARE, ranked, too_small
+from ratchet.optimize.turn.headroom import SMALL_REGION_SHARE, SMALL_SHARE, Worth
 from ratchet.optimize.turn.result import Basis, Change, Decision
 from ratchet.optimize.turn.rivals import oracle_for
 from ratchet.optimize.turn.schedule import NO_ROOM
@@ -30,20 +30,20 @@ UNUSED = "its kernel served no call: other changes took the region out of the st
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
-class Climb:
-    """The state of a climb: its best candidate and the decision on every lever."""
+class Selected:
+    """The best candidate of a selection, and the decision on every lever."""
 
     best: Candidate
     changes: tuple[Change, ...]
 
-    def with_changes(self, newer: Mapping[str, Change]) -> Climb:
+    def with_changes(self, newer: Mapping[str, Change]) -> Selected:
         """Return it with newer decisions on some levers, by name."""
         return replace(self, changes=tuple(newer.get(one.name, one) for one in self.changes))
 
 
 @dataclass(kw_only=True)
-class Climber:
-    """One climb in one arithmetic, from a rival upward; each step is one screening."""
+class Selection:
+    """One selection in one arithmetic, from a rival upward, one screening after another."""
 
     turn: Turn
     situation: Situation
@@ -51,14 +51,13 @@ class Climber:
     proven: Mapping[str, tuple[AnyKernel, ...]]
     modes: frozenset[str] = frozenset()
     """The compile modes that were timed as rivals."""
-    worth: Mapping[str, float | None] = field(default_factory=dict)
-    """Upper bound of the seconds of a step that each lever can win, by name; None if unknown."""
-    step_time_s: float = 0.0
-    """Time of the step that `worth` describes."""
+    worth: Worth = field(default_factory=Worth)
+    """What each lever can win of the rival's step."""
     inside: list[Lever] = field(default_factory=list)
     """Levers of the bundle that were not tried alone yet."""
     outside: list[Lever] = field(default_factory=list)
     """Levers that are still to be tried on top."""
+    skipped: Sequence[Change] = ()
     _changes: dict[str, Change] = field(default_factory=dict)
     _by_mode: list[Lever] = field(default_factory=list)
     """Levers that the choice of the rival decides: torch.compile's modes."""
@@ -66,31 +65,29 @@ class Climber:
 
     def __post_init__(self) -> None:
         self.best = self.start
-        self._skipped: Sequence[Change] = ()
 
-    def prepare(self, levers: Sequence[Lever], skipped: Sequence[Change] = ()) -> None:
+    def prepare(self, levers: Sequence[Lever]) -> None:
         """Take in the levers: those of the bundle, and those to be tried on top of it."""
-        self._skipped = skipped
         if self.start.config.compile_mode is not None:
             self._by_mode = [one for one in levers if one.field == "compile_mode"]
             levers = [one for one in levers if one.field != "compile_mode"]
-        chosen = self._worth_trying(levers)
-        self.inside = [one for one in chosen if one.default and not self._same(one)]
-        self.outside = [one for one in chosen if not one.default and not self._same(one)]
+        chosen = [one for one in self._worth_trying(levers) if not self._same(one)]
+        self.inside = [one for one in chosen if one.default]
+        self.outside = [one for one in chosen if not one.default]
 
-    def snapshot(self) -> Climb:
-        """Return where the climb stands; what was not tried is said so."""
+    def snapshot(self) -> Selected:
+        """Return the selection by now, with a reason for each lever that was not tried."""
         changes = {one.name: self._mode_change(one) for one in self._by_mode} | self._changes
         for lever in self.inside:
             changes[lever.name] = _change(lever, "kept", IN_BUNDLE, basis="bundle")
         for lever in self.outside:
             changes.setdefault(lever.name, _change(lever, "not_tried", NO_ROOM))
         found = (
-            one.model_copy(update={"winnable_s": self.worth.get(one.name)})
+            one.model_copy(update={"winnable_s": self.worth.by_lever.get(one.name)})
             for one in changes.values()
         )
-        skipped = (one for one in self._skipped if one.name not in changes)
-        return Climb(best=self.best, changes=(*found, *skipped))
+        skipped = (one for one in self.skipped if one.name not in changes)
+        return Selected(best=self.best, changes=(*found, *skipped))
 
     def _note(self, change: Change) -> None:
         self._changes[change.name] = change
@@ -98,9 +95,10 @@ class Climber:
     def _worth_trying(self, levers: Sequence[Lever]) -> list[Lever]:
         """Return the levers that have something to win, most first."""
         chosen = []
-        for lever in ranked(levers, self.worth):
-            share = SMALL_REGION_SHARE if _is_of_a_region(lever) else SMALL_SHARE
-            reason = too_small(lever.name, self.worth, self.step_time_s, least_share=share)
+        for lever in self.worth.ranked(levers):
+            of_region = lever.field == "kernels" and str(lever.value).startswith(REGION)
+            share = SMALL_REGION_SHARE if of_region else SMALL_SHARE
+            reason = self.worth.too_small(lever.name, share)
             if reason is not None and not self._same(lever):
                 self._note(_change(lever, "not_tried", reason))
             else:
@@ -109,29 +107,22 @@ class Climber:
 
     # The bundle.
 
-    def bundles(self) -> list[Candidate]:
-        """Return the bundle of all levers, then its part that keeps the start's arithmetic."""
-        careful = [one for one in self.inside if not one.changes_arithmetic]
-        found: list[Candidate] = []
-        for levers in (self.inside, careful):
-            candidate = self._all_of(levers)
-            if candidate.key() not in {self.start.key(), *(one.key() for one in found)}:
-                found.append(candidate)
-        return found
-
     def try_bundle(self) -> LeverScreening | None:
-        """Time the bundle against the start, then its careful part if it failed.
+        """Time the bundle against the start, then its part that keeps the arithmetic if it failed.
 
         Return the screening of the one that looks faster, which is the best from now on. Otherwise
         its levers are to be tried alone.
         """
-        bundles, failed = self.bundles(), None
-        for candidate in bundles:
+        careful = [one for one in self.inside if not one.changes_arithmetic]
+        bundles = {one.key(): one for one in map(self._with, (self.inside, careful))}
+        bundles.pop(self.start.key(), None)
+        failed: LeverScreening | None = None
+        for candidate in bundles.values():
             screening = self._screen(self.start, candidate)
             if screening is not None and screening.looks_faster:
                 self._adopt(candidate, screening, failed)
                 return screening
-            self.turn.drop(candidate)
+            self.turn.arms.drop(candidate)
             failed = failed or screening
             if screening is None:
                 break
@@ -151,8 +142,8 @@ class Climber:
             self._note(_change(lever, decision, reason, failed))
         self.inside = [one for one in self.inside if not one.changes_arithmetic]
 
-    def _all_of(self, levers: Sequence[Lever]) -> Candidate:
-        config = self.start.config
+    def _with(self, levers: Sequence[Lever]) -> Candidate:
+        config = self.best.config
         for lever in levers:
             config = lever.set(config, self.situation)
         return self._candidate(config)
@@ -163,8 +154,7 @@ class Climber:
     def _screen(self, incumbent: Candidate, challenger: Candidate) -> LeverScreening | None:
         """Return the screening, or None if the stage ended first."""
         try:
-            if self.turn.left_s() <= 0:
-                return None
+            self.turn.schedule.check("screen a change")
             return screen(self.turn, incumbent, challenger, self._oracle(challenger))
         except DeadlinePassed:
             return None
@@ -205,7 +195,7 @@ class Climber:
             self.inside.pop(0)
         while self.outside:
             lever = self.outside[0]
-            candidate = self._candidate(lever.set(self.best.config, self.situation))
+            candidate = self._with([lever])
             if candidate.key() == self.best.key():
                 self.outside.pop(0)
             elif self._held(lever):
@@ -227,11 +217,11 @@ class Climber:
         elif screening.passed and (screening.ratio >= 1.0 or (unused and screening.high >= 1.0)):
             reason = UNUSED if unused else "the step is no slower without it"
             self._note(_change(lever, "dropped", reason, screening, inverted=True))
-            self.turn.drop(self.best)
+            self.turn.arms.drop(self.best)
             self.best = without
         else:
             self._note(_kept(lever, screening))
-            self.turn.drop(without)
+            self.turn.arms.drop(without)
 
     def _put_on(self, lever: Lever, candidate: Candidate, screening: LeverScreening | None) -> None:
         """Keep a lever on top of the best if the step looks faster with it."""
@@ -242,13 +232,13 @@ class Climber:
         elif screening.low > 1.0 and not _is_unused(lever, screening):
             reason = "faster on top of the rest"
             self._note(_change(lever, "kept", reason, screening, basis="alone"))
-            self.turn.drop(self.best)
+            self.turn.arms.drop(self.best)
             self.best = candidate
         else:
             unused = _is_unused(lever, screening)
             reason = UNUSED if unused else "not faster on top of the rest"
             self._note(_change(lever, "dropped", reason, screening))
-            self.turn.drop(candidate)
+            self.turn.arms.drop(candidate)
 
     def add(
         self,
@@ -257,38 +247,36 @@ class Climber:
         worth: Mapping[str, float | None],
         refused: Sequence[Change] = (),
     ) -> None:
-        """Take in further levers, such as kernels that were proven since: first of all others."""
+        """Put further levers on top of the best, such as kernels that were proven since.
+
+        All are tried at once, and each is tried alone later if they help.
+        """
         for change in refused:
             self._note(change)
-        self.proven, self.worth = {**self.proven, **proven}, {**self.worth, **worth}
+        self.proven, self.worth = {**self.proven, **proven}, self.worth.joined(worth)
         known = {one.name for one in (*self.inside, *self.outside)}
         fresh = [one for one in levers if one.name not in known and not self._same(one)]
         self.outside = [*self._worth_trying(fresh), *self.outside]
-
-    def try_together(self, levers: Sequence[Lever]) -> None:
-        """Put several levers on top of the best at once; each is tried alone later if they help."""
-        chosen = [one for one in self.outside if one.name in {lever.name for lever in levers}]
-        config = self.best.config
-        for lever in chosen:
-            config = lever.set(config, self.situation)
-        candidate = self._candidate(config)
+        names = {one.name for one in levers}
+        chosen = [one for one in self.outside if one.name in names]
+        candidate = self._with(chosen)
         if candidate.key() == self.best.key():
             return
         screening = self._screen(self.best, candidate)
         if screening is not None and screening.looks_faster:
-            self.turn.drop(self.best)
+            self.turn.arms.drop(self.best)
             self.best, self._whole = candidate, screening
             self.outside = [one for one in self.outside if one not in chosen]
             self.inside = [*chosen, *self.inside]
         else:
-            self.turn.drop(candidate)
+            self.turn.arms.drop(candidate)
 
     def refuse(self, lever: Lever, reason: str) -> None:
-        """Note that this lever is not among the climb's, with the reason."""
+        """Note that this lever is not among the selection's, with the reason."""
         self._note(_change(lever, "refused", reason))
 
     def _without(self, lever: Lever) -> StepConfig:
-        """Return the best config with this lever's changes set back to the climb's start."""
+        """Return the best config with this lever's changes set back to the start."""
         start, config = self.start.config, self.best.config
         if lever.name.startswith(PREFIX):
             return lever.unset(config, self.situation)
@@ -298,7 +286,7 @@ class Climber:
         return config.model_copy(update=changed)
 
     def _mode_change(self, lever: Lever) -> Change:
-        """Return the decision on a compile mode, which is that of the rivals."""
+        """Return the decision on a compile mode, which the rivals made."""
         start = self.start.config
         own = lever.set(start, self.situation).compile_mode
         if own == start.compile_mode:
@@ -311,7 +299,7 @@ class Climber:
     def _held(self, lever: Lever) -> bool:
         """Return True if the setting this lever changes already differs from the written one.
 
-        A kernel may take the place of what the climb's start, a rival, has: its fused optimizer.
+        A kernel may take the place of what the start, a rival, has: its fused optimizer.
         """
         config = self.best.config
         written = self.start.config if lever.name.startswith(PREFIX) else self.situation.written
@@ -354,12 +342,7 @@ def applicable(
     return chosen, changes
 
 
-def _is_of_a_region(lever: Lever) -> bool:
-    return lever.field == "kernels" and str(lever.value).startswith(REGION)
-
-
 def _is_unused(lever: Lever, screening: LeverScreening) -> bool:
-    """Return True if the lever installs a region's kernel that served no call."""
     return lever.field == "kernels" and lever.value in screening.unused
 
 
@@ -383,7 +366,7 @@ def _change(
     inverted: bool = False,
     basis: Basis | None = None,
 ) -> Change:
-    """Make a report line; `inverted` if the screening timed the step without the lever."""
+    """Make a report line; `inverted` means that the screening timed the step without the lever."""
     figures: tuple[float | None, float | None, float | None] = (None, None, None)
     if screening is not None and screening.passed:
         figures = (screening.ratio, screening.low, screening.high)

@@ -13,12 +13,13 @@ from simulated_turns import CEILINGS, World, run
 from ratchet.measure.samples import Sample
 from ratchet.measure.sitting import Sitting, TimedTogether
 from ratchet.optimize.step.candidate import Candidate, with_config
-from ratchet.optimize.turn.climb import Climb
-from ratchet.optimize.turn.keep import Found, keep, roles
+from ratchet.optimize.turn.choice import Found, choose, roles
+from ratchet.optimize.turn.losses import Losses
 from ratchet.optimize.turn.prove import TWIN, Prover
 from ratchet.optimize.turn.prove_kernels import ProvenKernels
 from ratchet.optimize.turn.result import Change, LossResult
 from ratchet.optimize.turn.rivals import Baseline
+from ratchet.optimize.turn.selection import Selected
 from ratchet.workloads.config import StepConfig
 
 WRITTEN = with_config(StepConfig(), {})
@@ -44,8 +45,8 @@ def change(name: str, basis: Any, *, changes_arithmetic: bool = False) -> Change
 
 
 RIVALS = change("compile", "rival")
-SAME_CLIMB = Climb(best=SAME, changes=(RIVALS, change("mallopt", "bundle")))
-BEST_CLIMB = Climb(
+SAME_SELECTED = Selected(best=SAME, changes=(RIVALS, change("mallopt", "bundle")))
+BEST_SELECTED = Selected(
     best=BEST, changes=(RIVALS, change("bf16-weights", "alone", changes_arithmetic=True))
 )
 
@@ -89,9 +90,9 @@ def prover_of(launches: Sequence[TimedTogether]) -> Prover:
 def decide(
     times_s: dict[str, float] | None,
     *,
-    same: Climb | None = None,
-    best: Climb = SAME_CLIMB,
-    earlier: tuple[Climb, ...] = (),
+    same: Selected | None = None,
+    best: Selected = SAME_SELECTED,
+    earlier: tuple[Selected, ...] = (),
     rival: Candidate = RIVAL,
     launches: int = 3,
     losses: bool | None = None,
@@ -105,19 +106,20 @@ def decide(
         beats_written=beats_written,
     )
     compared = LossResult(passed=losses, detail="") if losses is not None else None
-    precision = best.best.config.precision
+    precision, turn = best.best.config.precision, SimpleNamespace()
+    compared_by = {precision: compared} if precision != "fp32" else {}
     found = Found(
         baseline=baseline,
         best=best,
         same=same,
         earlier=earlier,
         kernels=KERNELS,
-        losses={precision: compared} if precision != "fp32" else {},
+        losses=Losses(turn=turn, written=WRITTEN, found=compared_by),
     )
     same_one = same.best if same is not None else SAME
     arms = {role: one for role, one in roles(baseline, same_one, best.best).items() if one}
     ran = timed(arms, times_s, launches=launches) if times_s is not None else []
-    return keep(found, prover_of(ran))
+    return choose(found, prover_of(ran))
 
 
 def decisions(kept: Any) -> dict[str, str]:
@@ -188,7 +190,9 @@ def test_without_launches_of_both_the_rival_s_screening_speaks() -> None:
 
 
 def test_the_part_that_keeps_the_arithmetic_may_be_what_is_proven() -> None:
-    kept = decide(times_s(1.1, same_arithmetic=0.8), same=SAME_CLIMB, best=BEST_CLIMB, losses=True)
+    kept = decide(
+        times_s(1.1, same_arithmetic=0.8), same=SAME_SELECTED, best=BEST_SELECTED, losses=True
+    )
     assert kept.recipe is SAME and kept.recipe_is == "proven"
     assert decisions(kept) == {"compile": "kept", "mallopt": "kept", "bf16-weights": "dropped"}
 
@@ -196,18 +200,20 @@ def test_the_part_that_keeps_the_arithmetic_may_be_what_is_proven() -> None:
 def test_a_rival_in_another_arithmetic_is_no_recipe_without_its_losses() -> None:
     kept = decide(times_s(1.1), rival=BF16_RIVAL)
     assert kept.recipe is RIVAL
-    climbed = Climb(best=BF16_RIVAL, changes=())
-    assert decide(times_s(1.0), rival=BF16_RIVAL, best=climbed, losses=True).recipe is BF16_RIVAL
+    selected = Selected(best=BF16_RIVAL, changes=())
+    assert decide(times_s(1.0), rival=BF16_RIVAL, best=selected, losses=True).recipe is BF16_RIVAL
 
 
 def test_a_rival_that_the_final_run_left_out_may_be_the_recipe() -> None:
     short = {"as_written": 1.5, "best_compile": 1.0, "ratchet": 1.0}
-    kept = decide(short, rival=BF16_RIVAL, best=BEST_CLIMB, losses=False)
+    kept = decide(short, rival=BF16_RIVAL, best=BEST_SELECTED, losses=False)
     assert kept.recipe is RIVAL and kept.recipe_is == "rival"
 
 
 def test_losses_with_bf16_weights_speak_for_autocast() -> None:
-    assert decide(times_s(1.1), rival=BF16_RIVAL, best=BEST_CLIMB, losses=True).recipe is BF16_RIVAL
+    assert (
+        decide(times_s(1.1), rival=BF16_RIVAL, best=BEST_SELECTED, losses=True).recipe is BF16_RIVAL
+    )
 
 
 def test_an_arm_of_one_launch_is_undecided() -> None:
@@ -221,11 +227,13 @@ def test_an_arm_of_one_launch_is_undecided() -> None:
 
 def test_what_was_proven_before_a_later_change_stays_if_that_was_not() -> None:
     """A bundle was proven, a lever more was put on top, and the budget ended before its proof."""
-    later = Climb(best=BEST_FP32, changes=(*SAME_CLIMB.changes, change("huge-pages", "alone")))
+    later = Selected(
+        best=BEST_FP32, changes=(*SAME_SELECTED.changes, change("huge-pages", "alone"))
+    )
     kept = decide(
         {"as_written": 1.5, "best_compile": 1.0, "same_arithmetic": 0.7},
         best=later,
-        earlier=(SAME_CLIMB,),
+        earlier=(SAME_SELECTED,),
     )
     assert kept.recipe is SAME and kept.recipe_is == "proven"
     assert decisions(kept) == {"compile": "kept", "mallopt": "kept", "huge-pages": "dropped"}
@@ -257,4 +265,4 @@ def test_another_arithmetic_is_proven_where_it_pays(tmp_path: Path) -> None:
     result = run(world, tmp_path, 1800.0).result
     assert result.losses is not None and result.losses.passed
     ratchet = next(arm for arm in result.arms if arm.key == "ratchet")
-    assert ratchet.config["precision"] != "fp32"
+    assert ratchet.config.precision != "fp32"
