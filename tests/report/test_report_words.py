@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 from made_up_result import as_result, make_result
 
 from ratchet.optimize.turn.result import CompileCost, StepSpeedup
-from ratchet.report import words
+from ratchet.report import comparisons, words
 from ratchet.report.scale import Scale, around, from_zero
 
 
@@ -71,12 +71,12 @@ def test_a_share_is_a_percentage(share: float, expected: str) -> None:
 )
 def test_each_answer_has_its_words(answer: str, expected: str) -> None:
     speedup = StepSpeedup.model_validate({"ratio": 1.1, "low": 1.01, "high": 1.2, "answer": answer})
-    assert words.speedup_words(speedup, "X", {"low": 0.99, "high": 1.01}) == expected
+    assert comparisons.speedup_words(speedup, "X", {"low": 0.99, "high": 1.01}) == expected
 
 
 def test_a_ratio_inside_the_floor_is_undecided_whatever_it_is_called() -> None:
     speedup = StepSpeedup(ratio=1.1, low=1.01, high=1.2, answer="faster")
-    said = words.speedup_words(speedup, "X", {"low": 0.8, "high": 1.25})
+    said = comparisons.speedup_words(speedup, "X", {"low": 0.8, "high": 1.25})
     assert said == "with no clear difference from X (1.10x, 95 % interval 1.01 to 1.20)"
 
 
@@ -84,15 +84,15 @@ SAME = StepSpeedup(ratio=1.0, low=1.0, high=1.0, answer="equivalent")
 
 
 def test_a_recipe_that_is_its_rival_says_so_in_words() -> None:
-    said = words.speedup_words(SAME, "X", {})
+    said = comparisons.speedup_words(SAME, "X", {})
     assert said == "the same step as X, because nothing faster was proven"
     speedup = make_result()["speedup"]
-    said = words.headline(as_result(make_result(speedup=speedup | {"vs_compile": SAME})))
+    said = comparisons.headline(as_result(make_result(speedup=speedup | {"vs_compile": SAME})))
     assert said == (
         "Nothing was proven faster for llama-60m than torch.compile's best, so that is the recipe. "
         "It runs 7.22x as fast as the step as written."
     )
-    said = words.headline(as_result(make_result(speedup=speedup | {"vs_written": SAME})))
+    said = comparisons.headline(as_result(make_result(speedup=speedup | {"vs_written": SAME})))
     assert said == (
         "Nothing was proven faster than a step of llama-60m as written, so it stays as it is."
     )
@@ -106,9 +106,9 @@ def drifting(low_s: float, high_s: float) -> dict[str, Any]:
 
 
 def test_drift_is_told_apart_from_the_ratio() -> None:
-    assert words.drift_words(as_result(make_result())) is None
-    assert words.drift_words(as_result(drifting(2.0, 2.3))) is None
-    said = words.drift_words(as_result(drifting(0.018, 0.265)))
+    assert comparisons.drift_words(as_result(make_result())) is None
+    assert comparisons.drift_words(as_result(drifting(2.0, 2.3))) is None
+    said = comparisons.drift_words(as_result(drifting(0.018, 0.265)))
     assert said is not None
     assert "the median step as written lies between 18.0 ms and 265 ms" in said
     assert "drift cancels in the ratios" in said
@@ -118,11 +118,11 @@ def test_a_wide_ratio_is_no_drift() -> None:
     result = drifting(1.0, 2.0)
     for speedup in result["speedup"].values():
         speedup |= {"low": speedup["ratio"] / 1.3, "high": speedup["ratio"] * 1.3}
-    assert words.drift_words(as_result(result)) is None
+    assert comparisons.drift_words(as_result(result)) is None
 
 
 def test_the_headline_names_both_baselines() -> None:
-    said = words.headline(as_result(make_result()))
+    said = comparisons.headline(as_result(make_result()))
     assert said == (
         "With Ratchet, a step of llama-60m runs 1.83x as fast as torch.compile's best and 7.22x as "
         "fast as the step as written."
@@ -130,7 +130,7 @@ def test_the_headline_names_both_baselines() -> None:
 
 
 def test_a_turn_that_compared_nothing_claims_nothing() -> None:
-    said = words.headline(as_result(make_result(speedup={})))
+    said = comparisons.headline(as_result(make_result(speedup={})))
     assert said == "llama-60m was timed but not compared with anything."
 
 
@@ -144,7 +144,7 @@ def test_a_turn_that_compared_nothing_claims_nothing() -> None:
     ],
 )
 def test_the_compile_time_is_weighed(extra_s: float, steps: int | None, expected: str) -> None:
-    said = words.compile_words(CompileCost(extra_setup_s=extra_s, pays_after_steps=steps))
+    said = comparisons.compile_words(CompileCost(extra_setup_s=extra_s, pays_after_steps=steps))
     assert said.endswith(expected)
 
 

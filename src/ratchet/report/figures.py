@@ -13,11 +13,10 @@ from dataclasses import dataclass
 from itertools import pairwise
 from typing import Any
 
-from ratchet.optimize.turn.result import ArmResult, Change, LossResult, OptimizeResult
+from ratchet.optimize.turn.result import ArmResult, LossResult
 from ratchet.report.scale import Scale, Tick, around, from_zero
 from ratchet.report.words import common_unit, show_time
 
-TWIN = "twin"
 _PERCENT_PER_LETTER = 1.25
 """Share of a bar that one letter of a part's label takes, at the page's full width."""
 
@@ -35,10 +34,24 @@ class Bar:
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
+class ChangeEffect:
+    """What one change gave, in words and as a ratio with its interval."""
+
+    title: str
+    label: str
+    kept: bool
+    low: float
+    ratio: float
+    high: float
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
 class Interval:
     """One change's effect, on the axis shared by all changes."""
 
-    change: Change
+    title: str
+    label: str
+    kept: bool
     low_percent: float
     percent: float
     high_percent: float
@@ -61,8 +74,11 @@ class Series:
 
     key: str
     title: str
+    """Its name in the legend; a series without one is not in it."""
     path: str
     note: str = ""
+    width: float = 0.0
+    """Width of the stroke in pixels, if it is its own."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -139,24 +155,25 @@ def arm_bars(arms: Sequence[ArmResult]) -> tuple[Bar, ...]:
     )
 
 
-def forest(changes: Sequence[Change], floor: Mapping[str, float] | None) -> Forest | None:
-    """Put each change's effect on a common logarithmic axis; None if none was timed alone."""
-    timed = [change for change in changes if change.ratio is not None]
-    if not timed:
+def forest(effects: Sequence[ChangeEffect], floor: Mapping[str, float] | None) -> Forest | None:
+    """Put each change's effect on a common logarithmic axis; None without any."""
+    if not effects:
         return None
     known = floor or {}
     floor_low, floor_high = known.get("low", 1.0), known.get("high", 1.0)
-    ends = [_ends(change) for change in timed]
-    scale = around([1.0, floor_low, floor_high, *(e for pair in ends for e in pair)], log=True)
+    ends = [value for one in effects for value in (one.low, one.high)]
+    scale = around([1.0, floor_low, floor_high, *ends], log=True)
     return Forest(
         rows=tuple(
             Interval(
-                change=change,
-                low_percent=scale.percent(low),
-                percent=scale.percent(change.ratio or 1.0),
-                high_percent=scale.percent(high),
+                title=one.title,
+                label=one.label,
+                kept=one.kept,
+                low_percent=scale.percent(one.low),
+                percent=scale.percent(one.ratio),
+                high_percent=scale.percent(one.high),
             )
-            for change, (low, high) in zip(timed, ends, strict=True)
+            for one in effects
         ),
         ticks=scale.ticks(lambda ratio: f"{ratio:.4g}x", count=5),
         one_percent=scale.percent(1.0),
@@ -165,29 +182,12 @@ def forest(changes: Sequence[Change], floor: Mapping[str, float] | None) -> Fore
     )
 
 
-def _ends(change: Change) -> tuple[float, float]:
-    ratio = change.ratio or 1.0
-    low, high = change.low, change.high
-    return (ratio if low is None else low, ratio if high is None else high)
-
-
-def samples_plot(result: OptimizeResult) -> Plot | None:
-    """Plot every raw sample over the rounds of all launches, on a logarithmic time axis."""
-    titles: dict[str, str] = {arm.key: arm.title for arm in result.arms}
-    titles[TWIN] = "a twin of torch.compile's best (A/A)"
-    return dots_plot(result.samples, titles, what="step")
-
-
 def dots_plot(
-    samples: Sequence[Mapping[str, Any]],
-    titles: Mapping[str, str],
-    *,
-    what: str,
-    colours: Mapping[str, str] | None = None,
+    samples: Sequence[Mapping[str, Any]], styles: Mapping[str, tuple[str, str]], *, what: str
 ) -> Plot | None:
-    """Plot samples of the arms in `titles` over their rounds; None if there are none.
+    """Plot samples of the arms in `styles` over their rounds; None if there are none.
 
-    `what` names the timed thing. `colours` names an arm's style if it differs from the arm's name.
+    `what` names the timed thing. `styles` has the colour and the title of each arm.
     """
     if not samples:
         return None
@@ -196,15 +196,10 @@ def dots_plot(
     unit = common_unit(times)
     scale = around(times, log=True)
     width = Scale(low=-0.5, high=max(places.values()) + 0.5)
-    own = {
-        arm: [sample for sample in samples if sample["arm"] == arm]
-        for arm in titles
-        if any(sample["arm"] == arm for sample in samples)
-    }
+    own = {arm: [sample for sample in samples if sample["arm"] == arm] for arm in styles}
     return Plot(
         series=tuple(
-            _dots((colours or {}).get(arm, arm), titles[arm], timed, places, width, scale)
-            for arm, timed in own.items()
+            _dots(*styles[arm], timed, places, width, scale) for arm, timed in own.items() if timed
         ),
         x_ticks=_launch_ticks(places, width),
         y_ticks=scale.ticks(unit.show),
@@ -237,9 +232,13 @@ def _dots(
     ]
     median_s = statistics.median(float(sample["wall_time_s"]) for sample in own)
     note = f"median {show_time(median_s)}, {len(own)} samples"
+    return Series(key=key, title=title, path=dots(points), note=note)
+
+
+def dots(points: Iterable[tuple[float, float]]) -> str:
+    """Return points as a path."""
     # A zero-length line with round ends is a dot that keeps its shape when the box is stretched.
-    path = "".join(f"M{x:.2f} {y:.2f}h.01" for x, y in points)
-    return Series(key=key, title=title, path=path, note=note)
+    return "".join(f"M{x:.2f} {y:.2f}h.01" for x, y in points)
 
 
 def _launch_ticks(places: Mapping[tuple[int, int], int], width: Scale) -> tuple[Tick, ...]:
