@@ -179,18 +179,16 @@ def test_a_loss_that_is_not_finite_breaks_the_curve() -> None:
 
 
 def test_changes_stand_on_the_side_of_one_they_belong_to(result: dict[str, Any]) -> None:
-    ends = {"title": "x", "label": "", "kept": True}
-    effects = [
-        figures.ChangeEffect(**ends, low=ratio / 1.1, ratio=ratio, high=ratio * 1.1)
-        for ratio in (0.7, 1.2, 1.5)
-    ]
-    forest = figures.forest(effects, result["floor"])
-    assert forest is not None
-    for row, one in zip(forest.rows, effects, strict=True):
-        assert (row.percent > forest.one_percent) == (one.ratio > 1)
-        assert row.low_percent <= row.percent <= row.high_percent
-    assert forest.floor_low_percent < forest.one_percent < forest.floor_high_percent
-    assert figures.forest([], {}) is None
+    changes = as_result(result).changes
+    *rows, axis = figures.forest(changes, result["floor"])
+    assert axis.look == "axis" and len(rows) == sum(change.ratio is not None for change in changes)
+    ratios = {change.name: change.ratio or 1.0 for change in changes}
+    for row in rows:
+        band, one, whisker, dot = row.marks
+        assert (dot.left > one.left) == (ratios[row.title] > 1)
+        assert whisker.left <= dot.left <= whisker.left + (whisker.width or 0)
+        assert band.left < one.left < band.left + (band.width or 0)
+    assert figures.forest([], {}) == []
 
 
 def test_the_settings_that_changed_are_listed(result: dict[str, Any]) -> None:

@@ -30,8 +30,7 @@ def test_a_report_on_the_terminal(tmp_path: Path) -> None:
     said = file.getvalue()
     for words in (
         "Of 318 µs, 41.5% is idle, 30.2% is compute, 25.2% is communication that nothing",
-        "compute                 0.096    30.2%",
-        "window                  0.318   100.0%",
+        "compute                 30.2%",
         "33.33% of 120 µs of communication is hidden behind compute.",
         "ProfilerStep#1",
         "The critical path: what the window's length follows from",

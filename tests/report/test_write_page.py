@@ -157,7 +157,7 @@ def test_sources_are_coloured_and_escaped(language: str) -> None:
 def test_the_terminal_shows_the_verdict_s_figure(capsys: pytest.CaptureFixture[str]) -> None:
     print_writing(RESULT, {"kernel": "ratchet-write/made_up/kernel.cpp"})
     text = capsys.readouterr().out
-    assert "1.42x (1.30 to 1.55), 98.3 % interval" in text
+    assert "1.42x   confirmed by a verdict, 98.3 % interval" in text
     assert "1.50x" not in text
     assert "no kernel for aten.fft" in text
 

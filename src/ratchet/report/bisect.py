@@ -3,23 +3,14 @@
 from __future__ import annotations
 
 from ratchet.guard.bisect.result import BisectResult
+from ratchet.report import model as m
 from ratchet.report.history import short_revision
-from ratchet.report.model import (
-    Column,
-    Lines,
-    ResultReport,
-    ResultTable,
-    Words,
-    blocks,
-    number,
-    why,
-)
 from ratchet.report.terminal import print_report
 
 SUSPECTS = (
-    Column("commit", "revision", short_revision),
-    number("probability", "probability", lambda share: f"{share:.1%}"),
-    why("why", lambda one: one.skipped or one.subject),
+    m.Column("commit", "revision", short_revision),
+    m.number("probability", "probability", lambda share: f"{share:.1%}"),
+    m.why("why", lambda one: one.skipped or one.subject),
 )
 _PHASES = {"ends": "of the endpoints", "search": "in the search", "confirm": "against the parent"}
 
@@ -36,15 +27,15 @@ def print_bisect(result: BisectResult) -> None:
     several = len(result.suspects) > 1 or result.answer == "narrowed"
     earlier = f"{result.resumed_pairs} of these pairs are from an earlier run"
     notes = [f"note: {note}" for note in result.notes]
-    header = blocks(
-        Lines([_headline(result)], indent=0),
+    header = m.blocks(
+        m.Lines([_headline(result)], indent=0),
         change,
-        ResultTable(SUSPECTS, result.suspects) if several else None,
-        Words(f"pairs measured: {counts or 'none'}; commits: {result.commits}"),
+        m.ResultTable(SUSPECTS, result.suspects) if several else None,
+        m.Words(f"pairs measured: {counts or 'none'}; commits: {result.commits}"),
         earlier if result.resumed_pairs else "",
-        Lines(notes, indent=0) if notes else None,
+        m.Lines(notes, indent=0) if notes else None,
     )
-    print_report(ResultReport(header=header))
+    print_report(m.ResultReport(header=header))
 
 
 def _headline(result: BisectResult) -> str:

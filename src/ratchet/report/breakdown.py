@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 from ratchet.optimize.turn.result import FindingResult, OptimizeResult, StepProfile
-from ratchet.report.figures import StackedBar, stacked_bar
-from ratchet.report.model import Column, Inline, ResultTable, Span, name, number
+from ratchet.report import model as m
+from ratchet.report.figures import TrackRow, stacked_bar
 from ratchet.report.scale import from_zero
 from ratchet.report.words import ABSENT, TimeUnit, common_unit, show_share, show_time
 
@@ -15,7 +15,7 @@ CATEGORIES = (
 """Order of the segments in a stacked bar; any other category counts as `other`."""
 
 
-def stacks(result: OptimizeResult) -> tuple[StackedBar, ...]:
+def stacks(result: OptimizeResult) -> tuple[TrackRow, ...]:
     """Return the step before and after, by category, as far as they were profiled."""
     found = {"As written": result.profile_before, "Ratchet": result.profile_after}
     profiles = {title: profile for title, profile in found.items() if profile is not None}
@@ -61,7 +61,7 @@ def finding_words(finding: FindingResult) -> str:
     return f"{finding.evidence}; at most {show_time(finding.gain_s)} a step. {finding.remedy}"
 
 
-def category_table(result: OptimizeResult) -> ResultTable:
+def category_table(result: OptimizeResult) -> m.ResultTable:
     """Return both profiles' time by category and the difference; a dash for a missing profile."""
     profiles = (result.profile_before, result.profile_after)
     before, after = (by_category(profile) if profile else None for profile in profiles)
@@ -78,30 +78,30 @@ def category_table(result: OptimizeResult) -> ResultTable:
         return unit.show(saved_s) if saved_s >= 0 else f"-{unit.show(-saved_s)}"
 
     columns = (
-        Column(f"{unit.name} a step", str, category_cell),
-        number("as written", lambda one: before and before.get(one, 0.0), unit.show),
-        number("Ratchet", lambda one: after and after.get(one, 0.0), unit.show),
-        number("saved", saved, show_saved),
+        m.Column(f"{unit.name} a step", str, category_cell),
+        m.number("as written", lambda one: before and before.get(one, 0.0), unit.show),
+        m.number("Ratchet", lambda one: after and after.get(one, 0.0), unit.show),
+        m.number("saved", saved, show_saved),
     )
-    return ResultTable(columns, used, look="compact", label="Time by category")
+    return m.ResultTable(columns, used, look="compact", label="Time by category")
 
 
-def category_cell(category: str) -> Inline:
+def category_cell(category: str) -> m.Inline:
     """Return a category beside its colour."""
-    return Span("", f"key {category}"), category
+    return m.Span("", f"key {category}"), category
 
 
-def op_table(profile: StepProfile, unit: TimeUnit) -> ResultTable:
+def op_table(profile: StepProfile, unit: TimeUnit) -> m.ResultTable:
     """Return a step's time by operator."""
     columns = (
-        name("operator", "name", lambda op: Span(op, "code")),
-        Column("category"),
-        number(f"a step, {unit.name}", "time_s", unit.show),
-        number("share", "share", show_share),
-        number("calls", "calls", lambda calls: f"{calls:,}"),
-        Column("bound by", "bound", lambda bound: bound or ABSENT),
+        m.name("operator", "name", lambda op: m.Span(op, "code")),
+        m.Column("category"),
+        m.number(f"a step, {unit.name}", "time_s", unit.show),
+        m.number("share", "share", show_share),
+        m.number("calls", "calls", lambda calls: f"{calls:,}"),
+        m.Column("bound by", "bound", lambda bound: bound or ABSENT),
     )
-    return ResultTable(columns, profile.ops)
+    return m.ResultTable(columns, profile.ops)
 
 
 def op_times(result: OptimizeResult) -> list[float]:

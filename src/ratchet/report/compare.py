@@ -8,36 +8,27 @@ from typing import Any
 
 from ratchet.guard.compare.decide import MetricAnswer
 from ratchet.guard.compare.run import CompareOutcome
-from ratchet.report.model import (
-    Column,
-    Lines,
-    ReportSection,
-    ResultReport,
-    ResultTable,
-    blocks,
-    number,
-    section,
-)
+from ratchet.report import model as m
 from ratchet.report.terminal import print_report
 from ratchet.report.words import show_bytes, show_rate, show_time
 
 SHORT_ID = 12
 LONG_TITLE = 72
 METRICS = (
-    Column("metric", lambda one: _metric(one)),
-    number("A", lambda one: _figure(one, one.baseline)),
-    number("B", lambda one: _figure(one, one.new)),
-    number("A / B", lambda one: f"{one.ratio:.3f}"),
-    number("interval", lambda one: f"{one.low:.3f} to {one.high:.3f}"),
-    number("A/A floor", lambda one: f"{one.floor.low:.3f} to {one.floor.high:.3f}"),
-    number("answer", lambda one: one.answer if one.metric.decides else f"({one.answer})"),
+    m.Column("metric", lambda one: _metric(one)),
+    m.number("A", lambda one: _figure(one, one.baseline)),
+    m.number("B", lambda one: _figure(one, one.new)),
+    m.number("A / B", lambda one: f"{one.ratio:.3f}"),
+    m.number("interval", lambda one: f"{one.low:.3f} to {one.high:.3f}"),
+    m.number("A/A floor", lambda one: f"{one.floor.low:.3f} to {one.floor.high:.3f}"),
+    m.number("answer", lambda one: one.answer if one.metric.decides else f"({one.answer})"),
 )
 WHERE = (
-    Column("module", lambda row: row["module"] or "-"),
-    Column("op"),
-    number("A", "baseline_s", show_time),
-    number("B", "new_s", show_time),
-    number("more", lambda row: row["new_s"] - row["baseline_s"], show_time),
+    m.Column("module", lambda row: row["module"] or "-"),
+    m.Column("op"),
+    m.number("A", "baseline_s", show_time),
+    m.number("B", "new_s", show_time),
+    m.number("more", lambda row: row["new_s"] - row["baseline_s"], show_time),
 )
 
 
@@ -45,17 +36,19 @@ def print_comparison(outcome: CompareOutcome) -> None:
     """Print the answer, each metric, and what to do next."""
     answers = outcome.answers
     again = f"raw samples in the ledger; next: ratchet repro {short(outcome.turn or '')}"
-    report = ResultReport(
+    report = m.ResultReport(
         headline=headline(outcome),
-        header=blocks(
+        header=m.blocks(
             f"A (baseline): {_title(outcome.titles[0])}",
             f"B (new):      {_title(outcome.titles[1])}",
         ),
-        sections=blocks(
-            section("Metrics", ResultTable(METRICS, answers), _timed(outcome)) if answers else None,
+        sections=m.blocks(
+            m.section("Metrics", m.ResultTable(METRICS, answers), _timed(outcome))
+            if answers
+            else None,
             *notes(outcome),
             _traces(outcome.details.get("traces")),
-            Lines([again], indent=0) if outcome.turn else None,
+            m.Lines([again], indent=0) if outcome.turn else None,
         ),
     )
     print_report(report)
@@ -121,13 +114,13 @@ def notes(outcome: CompareOutcome) -> list[str]:
     return found
 
 
-def _traces(traces: Mapping[str, Any] | None) -> ReportSection | str:
+def _traces(traces: Mapping[str, Any] | None) -> m.ReportSection | str:
     if traces is None:
         return ""
     if "failed" in traces:
         return f"No trace shows where: {traces['failed']}"
     title = f"Where: {show_time(abs(traces['window_change_s']))} a step in the traces"
-    return section(title, ResultTable(WHERE, traces["slower"]))
+    return m.section(title, m.ResultTable(WHERE, traces["slower"]))
 
 
 def _figure(one: MetricAnswer, value: float) -> str:

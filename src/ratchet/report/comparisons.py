@@ -24,17 +24,6 @@ DRIFT, DRIFT_TO_RATIO = 1.2, 2.0
 """A step's interval at least this wide, and this many times the ratio's, is reported as drift."""
 
 
-def speedup_words(speedup: StepSpeedup, against: str, floor: Mapping[str, float] | None) -> str:
-    """Describe one comparison as a clause that includes its interval."""
-    answer = answer_of(speedup, floor)
-    if answer == "same":
-        return f"the same step as {against}, because nothing faster was proven"
-    interval = f"95 % interval {show_interval(speedup.low, speedup.high)}"
-    if answer not in DECIDED:
-        interval = f"{show_ratio(speedup.ratio)}, {interval}"
-    return f"{_clause(speedup, answer, against)} ({interval})"
-
-
 def headline(result: OptimizeResult) -> str:
     """Return the turn's answer in one sentence, with figures only if they are decided."""
     workload, answers = result.workload, answers_of(result)
@@ -84,10 +73,7 @@ def answer_of(speedup: StepSpeedup, floor: Mapping[str, float] | None) -> str:
 
 
 def is_decided(
-    ratio: float | None,
-    low: float | None,
-    high: float | None,
-    floor: Mapping[str, float] | None,
+    ratio: float | None, low: float | None, high: float | None, floor: Mapping[str, float] | None
 ) -> bool:
     """Return True if the interval excludes 1 and the ratio is outside the A/A floor."""
     if ratio is None or low is None or high is None or low <= 1.0 <= high:

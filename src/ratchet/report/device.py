@@ -7,17 +7,7 @@ from typing import Any
 
 from rich.console import Console
 
-from ratchet.report.model import (
-    Facts,
-    ResultReport,
-    ResultTable,
-    Words,
-    blocks,
-    grid,
-    name,
-    number,
-    section,
-)
+from ratchet.report import model as m
 from ratchet.report.terminal import print_report
 from ratchet.report.words import (
     ABSENT,
@@ -35,15 +25,15 @@ def print_bench(results: Sequence[Mapping[str, Any]], console: Console | None = 
     unit = common_unit([row.get("step_time_s") or 0.0 for row in results])
     counted = sorted({str(row.get("unit", "tokens")) for row in results}, reverse=True)
     columns = (
-        name("workload", lambda row: row.get("workload") or row.get("name")),
-        number(f"step, {unit.name}", lambda row: row.get("step_time_s"), unit.show),
-        number(f"{' or '.join(counted)}/s", lambda row: row.get("tokens_per_s"), show_rate),
-        number("MFU", lambda row: row.get("mfu"), show_share),
-        number("peak memory", lambda row: row.get("peak_memory_bytes"), show_bytes),
+        m.name("workload", lambda row: row.get("workload") or row.get("name")),
+        m.number(f"step, {unit.name}", lambda row: row.get("step_time_s"), unit.show),
+        m.number(f"{' or '.join(counted)}/s", lambda row: row.get("tokens_per_s"), show_rate),
+        m.number("MFU", lambda row: row.get("mfu"), show_share),
+        m.number("peak memory", lambda row: row.get("peak_memory_bytes"), show_bytes),
     )
     warnings = (line for row in results for line in row.get("warnings", ()))
-    said = (Words(line, "warning") for line in warnings)
-    print_report(ResultReport(header=(ResultTable(columns, results), *said)), console)
+    said = (m.Words(line, "warning") for line in warnings)
+    print_report(m.ResultReport(header=(m.ResultTable(columns, results), *said)), console)
 
 
 def print_device(report: Mapping[str, Any], console: Console | None = None) -> None:
@@ -59,13 +49,13 @@ def print_device(report: Mapping[str, Any], console: Console | None = None) -> N
         "caches": ", ".join(caches) or ABSENT,
         "memory": show_bytes(device.get("memory_bytes", 0)),
     }
-    ceilings = section("Measured ceilings", grid(("", "rate"), list(_ceilings(report))))
+    ceilings = m.section("Measured ceilings", m.grid(("", "rate"), list(_ceilings(report))))
     said = (f"note: {one}" for one in report.get("notes", ()))
-    vendor = paper and section(
-        f"Vendor's figures: {paper['name']}", grid(("", "peak"), list(_peaks(paper)))
+    vendor = paper and m.section(
+        f"Vendor's figures: {paper['name']}", m.grid(("", "peak"), list(_peaks(paper)))
     )
-    sections = blocks(ceilings, vendor, *said)
-    print_report(ResultReport(header=(Facts(list(facts.items())),), sections=sections), console)
+    sections = m.blocks(ceilings, vendor, *said)
+    print_report(m.ResultReport(header=(m.Facts(list(facts.items())),), sections=sections), console)
 
 
 def _ceilings(report: Mapping[str, Any]) -> Iterator[tuple[str, str]]:

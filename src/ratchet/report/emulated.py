@@ -8,18 +8,8 @@ from typing import Any, Final
 
 from markupsafe import Markup
 
-from ratchet.report.model import (
-    Column,
-    Figure,
-    ReportBlock,
-    ReportSection,
-    ResultTable,
-    Span,
-    Words,
-    grid,
-    note,
-    section,
-)
+from ratchet.report import model as m
+from ratchet.report.figures import Mark, TrackRow
 from ratchet.report.words import ABSENT, show_bytes, show_time
 
 OWN: Final = "kernel"
@@ -37,12 +27,12 @@ LIMITS: Final = {
 }
 ESTIMATED: Final = "estimated_speedup"
 HEAT: Final = (
-    Column("line", "place"),
-    Column("cycles"),
-    Column("bytes moved", "moved"),
-    Column("LDS conflicts", "conflicts"),
-    Column("lanes off", "lanes_off"),
-    Column("source and assembly", lambda row: Span(_source(row)), look="source"),
+    m.Column("line", "place"),
+    m.Column("cycles"),
+    m.Column("bytes moved", "moved"),
+    m.Column("LDS conflicts", "conflicts"),
+    m.Column("lanes off", "lanes_off"),
+    m.Column("source and assembly", lambda row: m.Span(_source(row)), look="source"),
 )
 
 
@@ -62,28 +52,7 @@ class HeatRow:
     """Each instruction and how often waves executed it."""
 
 
-@dataclass(frozen=True, kw_only=True, slots=True)
-class TimelineBar:
-    """A stretch of one wave in percent of the width; `hue` is the number of a colour."""
-
-    left: float
-    width: float
-    hue: int
-    title: str
-
-
-@dataclass(frozen=True, kw_only=True, slots=True)
-class WaveTimeline:
-    """The first workgroup's waves in order of issue; `cycles` are counted, and no time."""
-
-    cycles: str
-    barriers: tuple[float, ...]
-    """In percent of the width."""
-    waves: tuple[tuple[TimelineBar, ...], ...]
-    legend: tuple[tuple[int, str], ...]
-
-
-def heat_section(cases: Sequence[Mapping[str, Any]], source: str) -> ReportSection | None:
+def heat_section(cases: Sequence[Mapping[str, Any]], source: str) -> m.ReportSection | None:
     """Return the lines of each kernel of the first emulated case; None without line counts."""
     parts = [
         _kernel(case, kernel, source.splitlines())
@@ -91,18 +60,18 @@ def heat_section(cases: Sequence[Mapping[str, Any]], source: str) -> ReportSecti
         for kernel in case["kernels"]
         if kernel.get("lines")
     ]
-    said = note(
+    said = m.note(
         "Exact counts of the emulator, as shares of the kernel's own: cycles of vector and matrix "
         "instructions, and lines of 64 bytes that memory accesses needed. Nothing was timed. The "
         "bar is the largest share. Open a line to see its instructions and how often waves "
         "executed each."
     )
-    return section("Where the emulated work is", said, *parts, on="page") if parts else None
+    return m.section("Where the emulated work is", said, *parts, on="page") if parts else None
 
 
 def _kernel(
     case: Mapping[str, Any], kernel: Mapping[str, Any], texts: Sequence[str]
-) -> ReportSection:
+) -> m.ReportSection:
     lines = kernel["lines"]
     whole = {
         key: max(1, sum(int(one[key]) for one in lines))
@@ -119,22 +88,22 @@ def _kernel(
     hottest = sorted(
         (row for row in (*own.values(), *others) if row.assembly), key=lambda row: -row.heat
     )
-    return section(
+    return m.section(
         f"{kernel['name']} on {case['target']}, case {case['case']}",
         _occupancy(kernel),
         _heat(_with_idle(own, texts)),
-        section("assembly, the hottest line first", *map(_assembly, hottest), closed=True)
+        m.section("assembly, the hottest line first", *map(_assembly, hottest), closed=True)
         if hottest
         else None,
-        section("lines of libraries, and instructions without a line", _heat(others), closed=True)
+        m.section("lines of libraries, and instructions without a line", _heat(others), closed=True)
         if others
         else None,
-        _waves(_timeline(kernel.get("timeline"), texts)),
+        _waves(kernel.get("timeline"), texts),
     )
 
 
-def _heat(rows: Sequence[HeatRow]) -> ResultTable:
-    return ResultTable(HEAT, rows, look="heat")
+def _heat(rows: Sequence[HeatRow]) -> m.ResultTable:
+    return m.ResultTable(HEAT, rows, look="heat")
 
 
 def _with_idle(own: Mapping[int, HeatRow], texts: Sequence[str]) -> list[HeatRow]:
@@ -160,30 +129,12 @@ def _instructions(row: HeatRow) -> Markup:
     return Markup('<pre class="assembly" tabindex="0">{}</pre>').format(Markup("").join(lines))
 
 
-def _assembly(row: HeatRow) -> ReportBlock:
+def _assembly(row: HeatRow) -> m.ReportBlock:
     moved = f", {row.moved} of the bytes" if row.moved else ""
     line = Markup('<b>{}</b> <span class="soft">{} of the cycles{}</span> <code>{}</code>').format(
         row.place, row.cycles, moved, row.text.strip()
     )
-    return Figure("raw", line + _instructions(row))
-
-
-def _waves(timeline: WaveTimeline | None) -> ReportSection | None:
-    if timeline is None:
-        return None
-    said = note(
-        f"This is an order, not time: {timeline.cycles} counted cycles, with nothing waited for "
-        "but barriers (the vertical lines). Each wave is drawn as if it had a SIMD of its own. "
-        "Latency and stalls are left out."
-    )
-    label = "Which source line each wave of the first workgroup ran, in counted cycles"
-    legend = [(f"hue{hue}", Span(name, "code"), "") for hue, name in timeline.legend]
-    return section(
-        "Waves of the first workgroup, in order of issue",
-        said,
-        Figure("waves", timeline, label),
-        Figure("legend", legend, look="waves-legend"),
-    )
+    return m.Figure("raw", line + _instructions(row))
 
 
 def _own_line(place: str, count: int) -> int | None:
@@ -227,7 +178,8 @@ def _occupancy(kernel: Mapping[str, Any]) -> str:
     )
 
 
-def _timeline(told: Mapping[str, Any] | None, texts: Sequence[str]) -> WaveTimeline | None:
+def _waves(told: Mapping[str, Any] | None, texts: Sequence[str]) -> m.ReportSection | None:
+    """Return the first workgroup's waves in order of issue, by source line."""
     if not told or not told["cycles"]:
         return None
     slot, cycles = int(told["slot"]), int(told["cycles"])
@@ -242,24 +194,29 @@ def _timeline(told: Mapping[str, Any] | None, texts: Sequence[str]) -> WaveTimel
     def percent(at: int) -> float:
         return round(min(100.0, 100 * at / cycles), 3)
 
-    waves = tuple(
-        tuple(
-            TimelineBar(
-                left=percent(begin * slot),
-                width=round(percent(end * slot) - percent(begin * slot), 3),
-                hue=hues.get(line, HUES),
-                title=names[line],
-            )
-            for line, begin, end in wave
-        )
-        for wave in told["waves"]
+    def bar(line: int, begin: int, end: int) -> Mark:
+        left, right = percent(begin * slot), percent(end * slot)
+        look = f"hue{hues.get(line, HUES)}"
+        return Mark(left=left, width=round(right - left, 3), look=look, title=names[line])
+
+    barriers = [Mark(left=percent(at), tag="b") for at in told["barriers"]]
+    rows = [
+        TrackRow(title=f"wave {place}", marks=(*(bar(*one) for one in wave), *barriers))
+        for place, wave in enumerate(told["waves"])
+    ]
+    legend = [(f"hue{hues[line]}", m.Span(names[line], "code"), "") for line in most]
+    rest = [(f"hue{HUES}", m.Span("other lines", "code"), "")] if len(slots) > len(most) else []
+    said = m.note(
+        f"This is an order, not time: {cycles:,} counted cycles, with nothing waited for but "
+        "barriers (the vertical lines). Each wave is drawn as if it had a SIMD of its own. Latency "
+        "and stalls are left out."
     )
-    rest = ((HUES, "other lines"),) if len(slots) > len(most) else ()
-    return WaveTimeline(
-        cycles=f"{cycles:,}",
-        barriers=tuple(percent(at) for at in told["barriers"]),
-        waves=waves,
-        legend=(*((hues[line], names[line]) for line in most), *rest),
+    label = "Which source line each wave of the first workgroup ran, in counted cycles"
+    return m.section(
+        "Waves of the first workgroup, in order of issue",
+        said,
+        m.Figure("tracks", rows, label, "waves"),
+        m.Figure("legend", [*legend, *rest], look="waves-legend"),
     )
 
 
@@ -270,7 +227,7 @@ def _named(place: str, texts: Sequence[str]) -> str:
     return f"{number}: {' '.join(texts[number - 1].split())[:60]}"
 
 
-def estimate_section(cases: Sequence[Mapping[str, Any]]) -> ReportSection | None:
+def estimate_section(cases: Sequence[Mapping[str, Any]]) -> m.ReportSection | None:
     """Return the bounds of a verdict's cases on the first device; None where there are none."""
     bounded = [one for one in cases if one.get("bounds")]
     if not bounded:
@@ -288,11 +245,11 @@ def estimate_section(cases: Sequence[Mapping[str, Any]]) -> ReportSection | None
         for one in bounded
     ]
     missing = dict.fromkeys(str(one["no_estimate"]) for one in bounded if one.get("no_estimate"))
-    return section(
+    return m.section(
         "Lower bounds: estimated, not timed",
         f"What the kernel cannot be faster than on {device}, from the emulator's counts and rates "
         f"on paper. {ESTIMATED} is a ratio of lower bounds, not timed: the bound of the kernels "
         "that torch.compile writes for the reference over the bound of this kernel.",
-        grid(("case", "this kernel", "reference, compiled", ESTIMATED), rows),
-        *(Words(f"no estimate: {why}", "note") for why in missing),
+        m.grid(("case", "this kernel", "reference, compiled", ESTIMATED), rows),
+        *(m.Words(f"no estimate: {why}", "note") for why in missing),
     )

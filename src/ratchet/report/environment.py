@@ -5,11 +5,11 @@ from __future__ import annotations
 from collections.abc import Iterable, Mapping
 from typing import Any
 
-from ratchet.report.model import Beside, Facts, Inline, ReportSection, Span, section
+from ratchet.report import model as m
 from ratchet.report.words import plain, show_bytes
 
 WHERE = "Where this was measured"
-Named = tuple[str, Inline]
+Named = tuple[str, m.Inline]
 
 
 def where_measured(
@@ -19,15 +19,15 @@ def where_measured(
     *,
     before: Iterable[Named] = (),
     after: Iterable[Named] = (),
-) -> ReportSection:
+) -> m.ReportSection:
     """Return the device and the software behind a result, with `before` and `after` the command."""
-    software = [*before, *versions.items(), *after, ("command", Span(command, "code"))]
-    return section(
+    software = [*before, *versions.items(), *after, ("command", m.Span(command, "code"))]
+    return m.section(
         WHERE,
-        Beside(
+        m.Beside(
             (
-                section("Device", Facts(device_facts(device)), on="page"),
-                section("Software", Facts(software), on="page"),
+                m.section("Device", m.Facts(device_facts(device)), on="page"),
+                m.section("Software", m.Facts(software), on="page"),
             )
         ),
         on="page",

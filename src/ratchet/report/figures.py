@@ -11,9 +11,10 @@ import statistics
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from itertools import pairwise
-from typing import Any
+from typing import Any, Literal
 
-from ratchet.optimize.turn.result import ArmResult, LossResult
+from ratchet.optimize.turn.result import ArmResult, Change, LossResult
+from ratchet.report.comparisons import change_gave
 from ratchet.report.scale import Scale, Tick, around, from_zero
 from ratchet.report.words import common_unit, show_time
 
@@ -22,50 +23,26 @@ _PERCENT_PER_LETTER = 1.25
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
-class Bar:
-    """One way of running the step."""
+class Mark:
+    """A bar, a whisker, a dot or a label in a track, in percent of its width."""
 
-    key: str
-    title: str
-    label: str
-    percent: float
-    low_percent: float
-    high_percent: float
-
-
-@dataclass(frozen=True, kw_only=True, slots=True)
-class ChangeEffect:
-    """What one change gave, in words and as a ratio with its interval."""
-
-    title: str
-    label: str
-    kept: bool
-    low: float
-    ratio: float
-    high: float
+    left: float
+    width: float | None = None
+    look: str = ""
+    text: str = ""
+    title: str = ""
+    tag: Literal["i", "b", "span"] = "i"
+    """The element: a bar or band, a line or dot, a label."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
-class Interval:
-    """One change's effect, on the axis shared by all changes."""
+class TrackRow:
+    """A named track with its marks, and a value beside it."""
 
     title: str
-    label: str
-    kept: bool
-    low_percent: float
-    percent: float
-    high_percent: float
-
-
-@dataclass(frozen=True, kw_only=True, slots=True)
-class Forest:
-    """The changes that were timed alone, against 1 and the A/A floor."""
-
-    rows: tuple[Interval, ...]
-    ticks: tuple[Tick, ...]
-    one_percent: float
-    floor_low_percent: float
-    floor_high_percent: float
+    value: str = ""
+    marks: tuple[Mark, ...]
+    look: str = ""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -93,93 +70,86 @@ class Plot:
     dividers: tuple[float, ...] = ()
 
 
-@dataclass(frozen=True, kw_only=True, slots=True)
-class BarPart:
-    """One part of a stacked bar."""
-
-    colour: str
-    title: str
-    time: str
-    share: str
-    left_percent: float
-    width_percent: float
-    named: bool
-    """True if the part is wide enough for its name."""
-
-
-@dataclass(frozen=True, kw_only=True, slots=True)
-class StackedBar:
-    """A time by part."""
-
-    title: str
-    total: str
-    parts: tuple[BarPart, ...]
-
-
 def stacked_bar(
     title: str, total: str, parts: Iterable[tuple[str, str, float, str, str]], scale: Scale
-) -> StackedBar:
+) -> TrackRow:
     """Draw (colour, title, value, time and share in words) of each part side by side."""
     drawn, left = [], 0.0
     for colour, name, value, time, share in parts:
         width = scale.percent(value)
+        named = width >= _PERCENT_PER_LETTER * len(f"{name} {share}")
         drawn.append(
-            BarPart(
-                colour=colour,
-                title=name,
-                time=time,
-                share=share,
-                left_percent=round(left, 3),
-                width_percent=width,
-                named=width >= _PERCENT_PER_LETTER * len(f"{name} {share}"),
+            Mark(
+                look=colour,
+                left=round(left, 3),
+                width=width,
+                text=f"{name} {share}" if named else "",
+                title=f"{name}: {time}, {share}",
             )
         )
         left += width
-    return StackedBar(title=title, total=total, parts=tuple(drawn))
+    return TrackRow(title=title, value=total, marks=tuple(drawn))
 
 
-def arm_bars(arms: Sequence[ArmResult]) -> tuple[Bar, ...]:
+def arm_bars(arms: Sequence[ArmResult]) -> list[TrackRow]:
     """Return step times as bars from zero, with their intervals."""
     scale = from_zero([value for arm in arms for value in (arm.step_time_s, arm.high_s)])
     unit = common_unit([arm.step_time_s for arm in arms])
-    return tuple(
-        Bar(
-            key=arm.key,
+    return [
+        TrackRow(
             title=arm.title,
-            label=f"{unit.show(arm.step_time_s)} {unit.name}",
-            percent=scale.percent(arm.step_time_s),
-            low_percent=scale.percent(arm.low_s),
-            high_percent=scale.percent(arm.high_s),
+            value=f"{unit.show(arm.step_time_s)} {unit.name}",
+            marks=(
+                Mark(left=0.0, width=scale.percent(arm.step_time_s)),
+                _whisker(scale, arm.low_s, arm.high_s),
+            ),
+            look=arm.key,
         )
         for arm in arms
-    )
+    ]
 
 
-def forest(effects: Sequence[ChangeEffect], floor: Mapping[str, float] | None) -> Forest | None:
-    """Put each change's effect on a common logarithmic axis; None without any."""
-    if not effects:
-        return None
+def _whisker(scale: Scale, low: float, high: float) -> Mark:
+    return _between(scale, low, high, look="whisker", tag="b")
+
+
+def _between(scale: Scale, low: float, high: float, **more: Any) -> Mark:
+    left = scale.percent(low)
+    return Mark(left=left, width=round(scale.percent(high) - left, 3), **more)
+
+
+def forest(changes: Sequence[Change], floor: Mapping[str, float] | None) -> list[TrackRow]:
+    """Put the effect of each change that was timed on one axis, against 1 and the A/A floor."""
+    timed = {change.name: (*_ends(change), change) for change in changes if change.ratio}
+    if not timed:
+        return []
     known = floor or {}
-    floor_low, floor_high = known.get("low", 1.0), known.get("high", 1.0)
-    ends = [value for one in effects for value in (one.low, one.high)]
-    scale = around([1.0, floor_low, floor_high, *ends], log=True)
-    return Forest(
-        rows=tuple(
-            Interval(
-                title=one.title,
-                label=one.label,
-                kept=one.kept,
-                low_percent=scale.percent(one.low),
-                percent=scale.percent(one.ratio),
-                high_percent=scale.percent(one.high),
-            )
-            for one in effects
-        ),
-        ticks=scale.ticks(lambda ratio: f"{ratio:.4g}x", count=5),
-        one_percent=scale.percent(1.0),
-        floor_low_percent=scale.percent(floor_low),
-        floor_high_percent=scale.percent(floor_high),
-    )
+    same = known.get("low", 1.0), known.get("high", 1.0)
+    ends = [value for low, high, _ in timed.values() for value in (low, high)]
+    scale = around([1.0, *same, *ends], log=True)
+    band = (_between(scale, *same, look="band"), Mark(left=scale.percent(1.0), look="one"))
+    rows = [
+        TrackRow(
+            title=name,
+            value=change_gave(change),
+            marks=(
+                *band,
+                _whisker(scale, low, high),
+                Mark(left=scale.percent(change.ratio or 1.0), look="dot", tag="b"),
+            ),
+            look="kept" if change.decision == "kept" else "dropped",
+        )
+        for name, (low, high, change) in timed.items()
+    ]
+    ticks = scale.ticks(lambda ratio: f"{ratio:.4g}x", count=5)
+    labels = (Mark(left=tick.percent, text=tick.label, look="at", tag="span") for tick in ticks)
+    return [*rows, TrackRow(title="", marks=tuple(labels), look="axis")]
+
+
+def _ends(change: Change) -> tuple[float, float]:
+    ratio = change.ratio or 1.0
+    low, high = change.low, change.high
+    return (ratio if low is None else low, ratio if high is None else high)
 
 
 def dots_plot(

@@ -19,18 +19,7 @@ from ratchet.base.errors import HistoryError
 from ratchet.history.analysis import AnalysedSeries, Shift
 from ratchet.history.formats.figures import Exported
 from ratchet.history.incidents import Incident
-from ratchet.report.model import (
-    Column,
-    Figure,
-    Inline,
-    ResultReport,
-    ResultTable,
-    Span,
-    blocks,
-    number,
-    section,
-    why,
-)
+from ratchet.report import model as m
 from ratchet.report.page import render_page
 from ratchet.report.scale import Scale, around
 from ratchet.report.terminal import print_report
@@ -54,19 +43,21 @@ _LEGEND: Final = (
 )
 
 INCIDENTS = (
-    Column("incident", "id"),
-    Column("state", "state", lambda state: Span(state, f"state-{state.replace(' ', '-')}")),
-    Column("commit", lambda one: _commit(one)),
-    number("change", lambda one: show_change(one.series[0].shift.change) if one.series else ABSENT),
-    why("why", lambda one: _worst(one), on="terminal"),
-    why("series", lambda one: _keys(one), on="page"),
+    m.Column("incident", "id"),
+    m.Column("state", "state", lambda state: m.Span(state, f"state-{state.replace(' ', '-')}")),
+    m.Column("commit", lambda one: _commit(one)),
+    m.number(
+        "change", lambda one: show_change(one.series[0].shift.change) if one.series else ABSENT
+    ),
+    m.why("why", lambda one: _worst(one), on="terminal"),
+    m.why("series", lambda one: _keys(one), on="page"),
 )
 SERIES = (
-    Column("series", lambda one: one.series.key),
-    number("points", lambda one: str(len(one.series.values))),
-    number("level now", lambda one: _level(one)),
-    number("changes", lambda one: str(len(one.shifts))),
-    why("why", lambda one: _shifts(one)),
+    m.Column("series", lambda one: one.series.key),
+    m.number("points", lambda one: str(len(one.series.values))),
+    m.number("level now", lambda one: _level(one)),
+    m.number("changes", lambda one: str(len(one.shifts))),
+    m.why("why", lambda one: _shifts(one)),
 )
 
 
@@ -77,15 +68,17 @@ def print_history(analysed: Sequence[AnalysedSeries], incidents: Sequence[Incide
     left = f"and {len(ordered) - MOST_ROWS} more: --only REGEX chooses, --out PAGE.html shows all"
     title = f"Incidents that need somebody: {len(waiting)}"
     nothing = "No results yet: run ratchet bench on some commits, or ratchet history import FILE."
-    sections = blocks(
-        section(title, ResultTable(INCIDENTS, waiting) if waiting else "None."),
-        section(
+    sections = m.blocks(
+        m.section(title, m.ResultTable(INCIDENTS, waiting) if waiting else "None."),
+        m.section(
             f"Series: {len(analysed)}",
-            ResultTable(SERIES, ordered[:MOST_ROWS]),
+            m.ResultTable(SERIES, ordered[:MOST_ROWS]),
             left if len(ordered) > MOST_ROWS else "",
         ),
     )
-    print_report(ResultReport(sections=sections) if analysed else ResultReport(headline=nothing))
+    print_report(
+        m.ResultReport(sections=sections) if analysed else m.ResultReport(headline=nothing)
+    )
 
 
 def render_history_page(analysed: Sequence[AnalysedSeries], incidents: Sequence[Incident]) -> str:
@@ -98,22 +91,22 @@ def render_history_page(analysed: Sequence[AnalysedSeries], incidents: Sequence[
     shown = [one for one in analysed if len(one.series.values)]
     shown.sort(key=urgency)
     ordered = sorted(incidents, key=lambda one: (STATES.index(one.state), -one.worst))
-    table = ResultTable(
+    table = m.ResultTable(
         INCIDENTS, ordered, marked=lambda one: "" if one.state in WAITING else "soft"
     )
     detail = Markup('<div id="detail"><h3 id="detail-title"></h3>{}</div>').format(Markup(plot))
     return render_page(
-        ResultReport(
+        m.ResultReport(
             title="History",
             heading="history",
             headline=f"{len(shown)} series, {sum(one.regressed for one in shown)} regressed",
             sections=(
-                section("Incidents", table if incidents else "None."),
-                section(
+                m.section("Incidents", table if incidents else "None."),
+                m.section(
                     "Series",
-                    Figure("raw", detail),
-                    Figure("legend", _LEGEND),
-                    Figure("small_multiples", [_tile(one) for one in shown]),
+                    m.Figure("raw", detail),
+                    m.Figure("legend", _LEGEND),
+                    m.Figure("small_multiples", [_tile(one) for one in shown]),
                 ),
             ),
             extras={"policy": POLICY, "head": Markup(head), "tail": _script(shown)},
@@ -261,11 +254,11 @@ def _tile(one: AnalysedSeries) -> SeriesTile:
     )
 
 
-def _commit(one: Incident) -> Inline:
+def _commit(one: Incident) -> m.Inline:
     short = short_revision(one.revision)
     said = f"{short} {among_words(one)}".rstrip()
     note = f" {one.committed_at[:10]} {one.note}".rstrip()
-    return Span(said, full=one.revision if short != one.revision else ""), Span(note, "note")
+    return m.Span(said, full=one.revision if short != one.revision else ""), m.Span(note, "note")
 
 
 def _worst(one: Incident) -> str:
@@ -273,12 +266,12 @@ def _worst(one: Incident) -> str:
     return f"{one.series[0].key}{more}" if one.series else ""
 
 
-def _keys(one: Incident) -> Inline:
+def _keys(one: Incident) -> m.Inline:
     """Return the series of an incident, each a button that shows it."""
     button = Markup('<button class="link" data-key="{0}">{0}</button> {1}<br>')
     shown = [button.format(each.key, show_change(each.shift.change)) for each in one.series]
     more = len(shown) - MOST_KEYS
-    return Span(Markup("").join(shown[:MOST_KEYS]) + (f"and {more} more" if more > 0 else ""))
+    return m.Span(Markup("").join(shown[:MOST_KEYS]) + (f"and {more} more" if more > 0 else ""))
 
 
 def _level(one: AnalysedSeries) -> str:

@@ -11,21 +11,7 @@ from rich.console import Console
 from ratchet.learn.evaluate import Evaluation
 from ratchet.learn.result import LearnReport
 from ratchet.report import figures
-from ratchet.report.model import (
-    Column,
-    Facts,
-    Figure,
-    Items,
-    Lines,
-    ResultReport,
-    ResultTable,
-    Span,
-    Words,
-    blocks,
-    note,
-    number,
-    section,
-)
+from ratchet.report import model as m
 from ratchet.report.page import render_page
 from ratchet.report.scale import Scale, around
 from ratchet.report.terminal import print_report
@@ -51,14 +37,14 @@ TITLES: Final = {
     "fast": "at least 1.2 times as fast",
 }
 ROUNDS: Final = (
-    Column("round", "number"),
-    number("valid", lambda row: show_percent(row.evaluation.valid)),
-    number("right", lambda row: show_percent(row.evaluation.right)),
-    number("fast (1.2x)", lambda row: _between(row.evaluation, "fast", show_percent)),
-    number("reward", lambda row: _between(row.evaluation, "reward", "{:.3f}".format)),
-    number("forgot, nats", "forgetting", "{:.3f}".format),
-    number("judged"),
-    number("minutes", "spent_s", lambda spent_s: f"{spent_s / 60:.1f}"),
+    m.Column("round", "number"),
+    m.number("valid", lambda row: show_percent(row.evaluation.valid)),
+    m.number("right", lambda row: show_percent(row.evaluation.right)),
+    m.number("fast (1.2x)", lambda row: _between(row.evaluation, "fast", show_percent)),
+    m.number("reward", lambda row: _between(row.evaluation, "reward", "{:.3f}".format)),
+    m.number("forgot, nats", "forgetting", "{:.3f}".format),
+    m.number("judged"),
+    m.number("minutes", "spent_s", lambda spent_s: f"{spent_s / 60:.1f}"),
 )
 
 
@@ -74,11 +60,11 @@ def render_learn_page(report: LearnReport) -> str:
     return render_page(learn_report(report, {}))
 
 
-def learn_report(report: LearnReport, paths: Mapping[str, str]) -> ResultReport:
+def learn_report(report: LearnReport, paths: Mapping[str, str]) -> m.ResultReport:
     """Describe a run, and the files that it wrote."""
     running = f"The run goes on; this page reloads every {RELOAD_S} seconds."
     plots = [
-        section(f"{title} · {stage}", Figure("plot", plot, f"{title} of {stage}", "curves"))
+        m.section(f"{title} · {stage}", m.Figure("plot", plot, f"{title} of {stage}", "curves"))
         for title, y_title, names in PLOTS
         for stage, rows in report.curves.items()
         if (plot := curve_plot(rows, names, y_title)) is not None
@@ -89,32 +75,34 @@ def learn_report(report: LearnReport, paths: Mapping[str, str]) -> ResultReport:
     ]
     config = [(name.replace("_", " "), value or "none") for name, value in report.config]
     files = [f"policy: {report.policy}", f"page:   {paths.get('page', '')}"]
-    return ResultReport(
+    return m.ResultReport(
         title=report.title,
         heading=report.title,
         headline=headline(report),
-        header=blocks(
-            Words(running, "soft", on="page") if report.running else None,
-            *(Words(one, "warning") for one in report.notes),
+        header=m.blocks(
+            m.Words(running, "soft", on="page") if report.running else None,
+            *(m.Words(one, "warning") for one in report.notes),
         ),
-        sections=blocks(
-            section("Figures", Facts(report.figures)) if report.figures else None,
-            section(
+        sections=m.blocks(
+            m.section("Figures", m.Facts(report.figures)) if report.figures else None,
+            m.section(
                 "Rounds",
-                note(
+                m.note(
                     "Held-out problems are of families that no policy is trained on. Every figure "
                     "is a screening's estimate, not a verdict. Intervals are 95 %, over problems."
                 ),
-                ResultTable(ROUNDS, report.rounds),
-                Items(kept),
+                m.ResultTable(ROUNDS, report.rounds),
+                m.Items(kept),
             )
             if report.rounds
             else None,
-            section("Curves", *plots, "" if plots else "No step is done yet.", on="page"),
-            section(
-                "Settings", Facts([("command", Span(report.command, "code")), *config]), on="page"
+            m.section("Curves", *plots, "" if plots else "No step is done yet.", on="page"),
+            m.section(
+                "Settings",
+                m.Facts([("command", m.Span(report.command, "code")), *config]),
+                on="page",
             ),
-            section("Written", Lines(files, indent=0), on="terminal") if paths else None,
+            m.section("Written", m.Lines(files, indent=0), on="terminal") if paths else None,
         ),
         reload_s=RELOAD_S if report.running else None,
     )

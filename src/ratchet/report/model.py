@@ -101,10 +101,9 @@ class Tile:
 
 @dataclass(frozen=True, slots=True)
 class Tiles(ReportBlock):
-    """Figures at the top of a page."""
+    """Figures at the top of a report."""
 
     tiles: Sequence[Tile]
-    on: On = field(default="page", kw_only=True)
 
 
 @dataclass(frozen=True, slots=True)
@@ -151,12 +150,16 @@ class Column:
     on: On = field(default="both", kw_only=True)
     note: str = field(default="", kw_only=True)
 
+    @property
+    def key(self) -> str:
+        """Return the name of the row's field."""
+        return self.of if self.of and isinstance(self.of, str) else self.title
+
     def value(self, row: Any) -> Any:
         """Return the row's value, as JSON has it."""
-        of = self.of or self.title
-        if callable(of):
-            return of(row)
-        return row[of] if isinstance(row, Mapping) else getattr(row, of)
+        if callable(self.of):
+            return self.of(row)
+        return row[self.key] if isinstance(row, Mapping) else getattr(row, self.key)
 
     def cell(self, row: Any) -> Inline:
         """Return the row's value as people read it."""
@@ -189,11 +192,7 @@ class ResultTable(ReportBlock):
 
 def records(table: ResultTable) -> list[dict[str, Any]]:
     """Return a table's rows for JSON: each column's raw value by the name of its field."""
-    named = {
-        column.of if isinstance(column.of, str) else column.title: column
-        for column in table.columns
-    }
-    return [{name: column.value(row) for name, column in named.items()} for row in table.rows]
+    return [{one.key: one.value(row) for one in table.columns} for row in table.rows]
 
 
 def is_on(one: ReportBlock | Column, medium: Medium) -> bool:

@@ -8,17 +8,7 @@ from typing import Any, Final
 from ratchet.problems.card import ANSWER, ProblemCard, TensorForm
 from ratchet.problems.problem import JUDGED_AT, Problem
 from ratchet.problems.templates import SUFFIXES, show_tensor
-from ratchet.report.model import (
-    Column,
-    Lines,
-    ResultReport,
-    ResultTable,
-    Words,
-    blocks,
-    name,
-    records,
-    section,
-)
+from ratchet.report import model as m
 from ratchet.report.terminal import print_report
 
 SHORT: Final = {"bfloat16": "bf16", "float8_e4m3fn": "e4m3", "float8_e5m2": "e5m2"}
@@ -29,21 +19,21 @@ TASKS: Final = {
 
 
 LISTED: Final = (
-    name("problem", "name"),
-    Column("family"),
-    Column("task"),
-    Column("inputs", "inputs", lambda forms: ", ".join(map(_form, forms))),
+    m.name("problem", "name"),
+    m.Column("family"),
+    m.Column("task"),
+    m.Column("inputs", "inputs", lambda forms: ", ".join(map(_form, forms))),
 )
 CASES: Final = (
-    name("case", "name"),
-    Column("tier"),
-    Column("timed", "timed", lambda timed: "yes" if timed else ""),
-    Column("inputs", lambda case: _forms(case.inputs)),
-    Column("outputs", lambda case: _forms(case.outputs)),
+    m.name("case", "name"),
+    m.Column("tier"),
+    m.Column("timed", "timed", lambda timed: "yes" if timed else ""),
+    m.Column("inputs", lambda case: _forms(case.inputs)),
+    m.Column("outputs", lambda case: _forms(case.outputs)),
 )
 
 
-def problem_table(problems: Iterable[tuple[Problem, str]]) -> ResultTable:
+def problem_table(problems: Iterable[tuple[Problem, str]]) -> m.ResultTable:
     """Return the problems and their families, with the inputs of the default tier."""
     rows = [
         {
@@ -57,18 +47,18 @@ def problem_table(problems: Iterable[tuple[Problem, str]]) -> ResultTable:
         }
         for problem, family in problems
     ]
-    return ResultTable(LISTED, rows)
+    return m.ResultTable(LISTED, rows)
 
 
-def problems_document(table: ResultTable) -> dict[str, Any]:
+def problems_document(table: m.ResultTable) -> dict[str, Any]:
     """Return the problems as plain data."""
-    return {"problems": records(table)}
+    return {"problems": m.records(table)}
 
 
-def print_problems(table: ResultTable) -> None:
+def print_problems(table: m.ResultTable) -> None:
     """Print one line for each problem: its family, its task and its inputs."""
     more = "\nratchet judge --show PROBLEM prints one problem in full"
-    print_report(ResultReport(header=(table, Words(more))))
+    print_report(m.ResultReport(header=(table, m.Words(more))))
 
 
 def print_card(card: ProblemCard, reference: str) -> None:
@@ -79,17 +69,17 @@ def print_card(card: ProblemCard, reference: str) -> None:
         for one, suffix in SUFFIXES.items()
         if not (card.is_model and one == "triton")
     ]
-    report = ResultReport(
+    report = m.ResultReport(
         headline=f"{card.name}: {card.summary}".rstrip(": "),
-        sections=blocks(
-            section("Signature", Lines(_signature(card), indent=0), *_facts(card)),
-            section(
+        sections=m.blocks(
+            m.section("Signature", m.Lines(_signature(card), indent=0), *_facts(card)),
+            m.section(
                 "Visible cases",
-                ResultTable(CASES, card.cases),
+                m.ResultTable(CASES, card.cases),
                 f"Hidden cases have other {others}.",
             ),
-            section("Reference", Lines([reference.rstrip()], indent=0)),
-            section("To start from", Lines(templates)),
+            m.section("Reference", m.Lines([reference.rstrip()], indent=0)),
+            m.section("To start from", m.Lines(templates)),
         ),
     )
     print_report(report)

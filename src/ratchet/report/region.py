@@ -7,7 +7,7 @@ from collections.abc import Sequence
 from rich.console import Console
 
 from ratchet.graph.regions.region import Region
-from ratchet.report.model import Column, ResultReport, ResultTable, blocks, name, number, section
+from ratchet.report import model as m
 from ratchet.report.terminal import print_report
 from ratchet.report.words import ABSENT, show_bytes, show_time
 
@@ -31,28 +31,28 @@ def print_regions(
     shown = regions if most is None else regions[:most]
     rest = regions[len(shown) :]
     left = f"{len(rest)} more could win {show_time(sum(one.gain_s for one in rest))} together."
-    report = ResultReport(
+    report = m.ResultReport(
         headline=f"{workload}: {len(regions)} different regions at {sites} sites of a step.",
-        sections=blocks(
-            section("Regions", ResultTable(_columns(total_s), shown), left if rest else "",
+        sections=m.blocks(
+            m.section("Regions", m.ResultTable(_columns(total_s), shown), left if rest else "",
                     *_explained(regions)) if shown else None,
-            section("Left out", *notes),
+            m.section("Left out", *notes),
         ),
     )  # fmt: skip
     print_report(report, console)
 
 
-def _columns(total_s: float) -> tuple[Column, ...]:
+def _columns(total_s: float) -> tuple[m.Column, ...]:
     return (
-        name("region", lambda one: one.problem.name),
-        Column("where", lambda one: one.where or ABSENT),
-        Column("pass", "direction"),
-        number("sites", "count"),
-        number("bytes", "bytes", show_bytes),
-        number("now", lambda one: show_time(one.time_s) + TIMED_BY[one.timed_by]),
-        number("floor", "floor_s", show_time),
-        number("to win", "gain_s", show_time),
-        number("share", lambda one: f"{one.gain_s / total_s:.0%}" if total_s else ABSENT),
+        m.name("region", lambda one: one.problem.name),
+        m.Column("where", lambda one: one.where or ABSENT),
+        m.Column("pass", "direction"),
+        m.number("sites", "count"),
+        m.number("bytes", "bytes", show_bytes),
+        m.number("now", lambda one: show_time(one.time_s) + TIMED_BY[one.timed_by]),
+        m.number("floor", "floor_s", show_time),
+        m.number("to win", "gain_s", show_time),
+        m.number("share", lambda one: f"{one.gain_s / total_s:.0%}" if total_s else ABSENT),
     )
 
 

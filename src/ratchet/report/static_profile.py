@@ -7,24 +7,11 @@ from typing import Any
 
 from rich.console import Console
 
-from ratchet.report.model import (
-    ReportSection,
-    ResultReport,
-    ResultTable,
-    Words,
-    grid,
-    note,
-    section,
-)
+from ratchet.report import model as m
 from ratchet.report.terminal import print_report
 from ratchet.report.words import ABSENT, show_bytes, show_time
 
-_REGISTERS = {
-    "VGPR": "vgprs",
-    "AGPR": "agprs",
-    "SGPR": "sgprs",
-    "registers": "registers",
-}
+_REGISTERS = {"VGPR": "vgprs", "AGPR": "agprs", "SGPR": "sgprs", "registers": "registers"}
 
 
 def print_inspection(document: Mapping[str, Any], console: Console | None = None) -> None:
@@ -33,25 +20,25 @@ def print_inspection(document: Mapping[str, Any], console: Console | None = None
     case = f", launched as on case {document['case']}{tier}" if document.get("case") else ""
     said = f"{document['kernel']} ({document['language']}){case}; {document['compiler']}"
     reason = document.get("reason")
-    report = ResultReport(
+    report = m.ResultReport(
         headline=said,
-        header=(Words(str(reason)),) if reason else (),
+        header=(m.Words(str(reason)),) if reason else (),
         sections=tuple(static_tables(document)),
     )
     print_report(report, console)
 
 
-def static_section(document: Mapping[str, Any] | None) -> ReportSection | None:
+def static_section(document: Mapping[str, Any] | None) -> m.ReportSection | None:
     """Return every table of a profile, if there is one."""
-    said = note(
+    said = m.note(
         "Cross-compiled without a GPU from the launches that the kernel actually made. Times are "
         "estimates, not measurements."
     )
     tables = static_tables(document)
-    return section("Compiled code", said, *tables) if tables else None
+    return m.section("Compiled code", said, *tables) if tables else None
 
 
-def static_tables(document: Mapping[str, Any] | None) -> list[ReportSection]:
+def static_tables(document: Mapping[str, Any] | None) -> list[m.ReportSection]:
     """Return one table per kernel, one of all bounds, and the errors; none without a profile.
 
     For an autotuned kernel, only the configurations that were kept have a table.
@@ -64,11 +51,11 @@ def static_tables(document: Mapping[str, Any] | None) -> list[ReportSection]:
     if bounds:
         parts.append(_bounds(bounds, document))
     missing = list(_target_notes(targets))
-    return [*parts, section("Not shown", *_notes(missing))] if missing else parts
+    return [*parts, m.section("Not shown", *_notes(missing))] if missing else parts
 
 
-def _notes(said: Sequence[str]) -> list[Words]:
-    return [Words(f"note: {one}", "note") for one in said if one]
+def _notes(said: Sequence[str]) -> list[m.Words]:
+    return [m.Words(f"note: {one}", "note") for one in said if one]
 
 
 def _key(kernel: Mapping[str, Any]) -> str:
@@ -98,7 +85,7 @@ def _is_kept(kernel: Mapping[str, Any]) -> bool:
     return bool(kernel.get("launches", 1)) or not kernel.get("tuned", False)
 
 
-def _kernel(key: str, targets: Mapping[str, Mapping[str, Any]]) -> ReportSection:
+def _kernel(key: str, targets: Mapping[str, Mapping[str, Any]]) -> m.ReportSection:
     found = {
         name: next((one for one in target.get("kernels", ()) if _key(one) == key), None)
         for name, target in targets.items()
@@ -108,11 +95,11 @@ def _kernel(key: str, targets: Mapping[str, Mapping[str, Any]]) -> ReportSection
     rows = dict.fromkeys(fact for one in facts.values() for fact in one)
     shown = [(fact, *(one.get(fact, ABSENT) for one in facts.values())) for fact in rows]
     said = [f"{name}: {one_note}" for name, one in here.items() for one_note in one["notes"]]
-    return section(key, _texts(("", *here), shown), *_notes(said))
+    return m.section(key, _texts(("", *here), shown), *_notes(said))
 
 
-def _texts(titles: Sequence[str], rows: Sequence[Sequence[str]]) -> ResultTable:
-    return grid(titles, rows, left=len(titles))
+def _texts(titles: Sequence[str], rows: Sequence[Sequence[str]]) -> m.ResultTable:
+    return m.grid(titles, rows, left=len(titles))
 
 
 def _facts(one: Mapping[str, Any]) -> Iterator[tuple[str, str]]:
@@ -167,7 +154,7 @@ def _widths(widths: Mapping[str, int]) -> str:
     return ", ".join(f"{count} × {bits}" for bits, count in widths.items()) or ABSENT
 
 
-def _bounds(bounds: Sequence[Mapping[str, Any]], document: Mapping[str, Any]) -> ReportSection:
+def _bounds(bounds: Sequence[Mapping[str, Any]], document: Mapping[str, Any]) -> m.ReportSection:
     formulas = dict.fromkeys(str(bound["formula"]) for bound in bounds)
     rows = [
         (
@@ -181,4 +168,4 @@ def _bounds(bounds: Sequence[Mapping[str, Any]], document: Mapping[str, Any]) ->
     ]
     table = _texts(("device", "time", "matrix", "memory", "limit"), rows)
     said = _notes([*formulas, str(document.get("assumes", ""))])
-    return section("No faster than (estimate)", table, *said)
+    return m.section("No faster than (estimate)", table, *said)

@@ -7,22 +7,8 @@ from typing import Any
 
 from rich.console import Console
 
+from ratchet.report import model as m
 from ratchet.report.environment import where_measured
-from ratchet.report.model import (
-    Column,
-    ReportSection,
-    ResultReport,
-    ResultTable,
-    Span,
-    Words,
-    blocks,
-    grid,
-    name,
-    number,
-    section,
-    why,
-    written,
-)
 from ratchet.report.page import render_page
 from ratchet.report.terminal import print_report
 from ratchet.report.verdict import RIVALS, show_confidence, show_speedup, show_status, tone
@@ -47,34 +33,34 @@ def render_suite_page(document: Mapping[str, Any], links: Mapping[str, str]) -> 
 
 def suite_report(
     document: Mapping[str, Any], links: Mapping[str, str] | None = None
-) -> ResultReport:
+) -> m.ResultReport:
     """Describe a suite's run: a `SuiteResult` as plain data, with `paths` if files were written."""
     rows = document["rows"]
-    sections = blocks(
-        section("Every problem", ResultTable(_columns(document, links or {}), rows)),
-        section("Not right", _reasons(rows), on="terminal"),
-        section("Scores", *_scores(document), *definitions(document)),
+    sections = m.blocks(
+        m.section("Every problem", m.ResultTable(_columns(document, links or {}), rows)),
+        m.section("Not right", _reasons(rows), on="terminal"),
+        m.section("Scores", *_scores(document), *definitions(document)),
         where_measured(document["device"], document["versions"], document["command"]),
-        written(document.get("paths") or {}),
+        m.written(document.get("paths") or {}),
     )
-    return ResultReport(
+    return m.ResultReport(
         title=f"{document['suite']}, {document['candidate']}",
         heading=document["suite"],
         headline=_headline(document),
-        header=(Words(_run_words(document), "soft"), *_interrupted(document)),
+        header=(m.Words(_run_words(document), "soft"), *_interrupted(document)),
         sections=sections,
     )
 
 
-def _columns(document: Mapping[str, Any], links: Mapping[str, str]) -> list[Column]:
+def _columns(document: Mapping[str, Any], links: Mapping[str, str]) -> list[m.Column]:
     compiled = any(row["speedup"]["vs_compile"] for row in document["rows"])
     return [
-        name("problem", "name", lambda own: Span(own, href=links.get(own, ""))),
-        Column("verdict", _status),
-        number("against eager", _ratio("vs_reference"), show_speedup),
+        m.name("problem", "name", lambda own: m.Span(own, href=links.get(own, ""))),
+        m.Column("verdict", _status),
+        m.number("against eager", _ratio("vs_reference"), show_speedup),
         # torch.compile has no column if it is the candidate.
-        *([number("against torch.compile", _ratio("vs_compile"), show_speedup)] * compiled),
-        why("why", "reason", on="page"),
+        *([m.number("against torch.compile", _ratio("vs_compile"), show_speedup)] * compiled),
+        m.why("why", "reason", on="page"),
     ]
 
 
@@ -82,10 +68,10 @@ def _ratio(key: str) -> Callable[[Mapping[str, Any]], Any]:
     return lambda row: row["speedup"][key]
 
 
-def _status(row: Mapping[str, Any]) -> Span:
+def _status(row: Mapping[str, Any]) -> m.Span:
     """Return a row's status, with a mark if its verdict was not given in this run."""
     known = " (from the ledger)" if row["recalled"] else ""
-    return Span(f"{show_status(row['status'])}{known}", tone(row["status"]))
+    return m.Span(f"{show_status(row['status'])}{known}", tone(row["status"]))
 
 
 def _headline(document: Mapping[str, Any]) -> str:
@@ -103,7 +89,7 @@ def _run_words(document: Mapping[str, Any]) -> str:
     )
 
 
-def _interrupted(document: Mapping[str, Any]) -> list[Words]:
+def _interrupted(document: Mapping[str, Any]) -> list[m.Words]:
     if not document["interrupted"]:
         return []
     left = sum(row["status"] == "not_reached" for row in document["rows"])
@@ -111,17 +97,17 @@ def _interrupted(document: Mapping[str, Any]) -> list[Words]:
         f"The run was interrupted: {left} problems were not reached. Run the same command again "
         "to continue from the ledger."
     )
-    return [Words(said, "warning")]
+    return [m.Words(said, "warning")]
 
 
-def _scores(document: Mapping[str, Any]) -> list[ReportSection]:
+def _scores(document: Mapping[str, Any]) -> list[m.ReportSection]:
     """Return fast_p and the means, and separately for the answered problems if some are not."""
     summary = document["summary"]
     keys = ["all"] if summary["all"] == summary["answered"] else list(PARTS)
     return [_score(PARTS[key], summary[key]) for key in keys if summary[key]["problems"]]
 
 
-def _score(title: str, summary: Mapping[str, Any]) -> ReportSection:
+def _score(title: str, summary: Mapping[str, Any]) -> m.ReportSection:
     scores = [(rival, summary[key]) for key, rival in RIVALS.items() if summary[key] is not None]
     steps = list(scores[0][1]["fast_p"])
     rows = [
@@ -136,10 +122,10 @@ def _score(title: str, summary: Mapping[str, Any]) -> ReportSection:
     ]
     titles = ("against", *(f"> {p}" for p in steps), "mean", "mean of timed", "timed")
     counted = f"{title}: {summary['problems']}, right: {summary['right']}"
-    return section(counted, grid(titles, rows))
+    return m.section(counted, m.grid(titles, rows))
 
 
-def definitions(document: Mapping[str, Any]) -> list[Words]:
+def definitions(document: Mapping[str, Any]) -> list[m.Words]:
     """Explain the columns of the scores."""
     failed = document["summary"]["all"]["failed_ratio"]
     ratios = [ratio for row in document["rows"] for ratio in row["speedup"].values() if ratio]
@@ -154,10 +140,10 @@ def definitions(document: Mapping[str, Any]) -> list[Words]:
         f"as {failed:g}x. The mean of the timed ones leaves failures out: read it together with "
         "their number."
     )
-    return [Words(share, "note"), Words(mean, "note")]
+    return [m.Words(share, "note"), m.Words(mean, "note")]
 
 
-def _reasons(rows: Sequence[Mapping[str, Any]]) -> ResultTable:
+def _reasons(rows: Sequence[Mapping[str, Any]]) -> m.ResultTable:
     """List why problems have no right kernel, grouped by reason."""
     reasons: dict[tuple[str, str], list[str]] = {}
     for row in rows:
@@ -167,7 +153,7 @@ def _reasons(rows: Sequence[Mapping[str, Any]]) -> ResultTable:
         (show_status(status), ", ".join(names), reason)
         for (status, reason), names in reasons.items()
     ]
-    return grid(("verdict", "problems", "why"), shown, left=2)
+    return m.grid(("verdict", "problems", "why"), shown, left=2)
 
 
 def row_words(row: Mapping[str, Any]) -> str:

@@ -7,34 +7,22 @@ from typing import Any
 
 from rich.console import Console
 
-from ratchet.report.model import (
-    Column,
-    ResultReport,
-    ResultTable,
-    Words,
-    blocks,
-    grid,
-    name,
-    section,
-    text_of,
-    why,
-    written,
-)
+from ratchet.report import model as m
 from ratchet.report.terminal import print_report
 
 LONGEST_WHY = 110
 PREFIX, SUFFIX = "AutoModelFor", "works"
 COLUMNS = (
-    name("type"),
-    Column("objective", lambda row: row["head"].removeprefix(PREFIX), on="page"),
-    Column("result", "status"),
-    Column(
+    m.name("type"),
+    m.Column("objective", lambda row: row["head"].removeprefix(PREFIX), on="page"),
+    m.Column("result", "status"),
+    m.Column(
         "graph breaks",
         lambda row: str(row["breaks"]) if row["runs"].get("kernels") else "",
         on="page",
     ),
-    Column("kernels", "installed", lambda counts: _counts(counts), on="page"),
-    why("why", "why", lambda why: shortened(why)),
+    m.Column("kernels", "installed", lambda counts: _counts(counts), on="page"),
+    m.why("why", "why", lambda why: shortened(why)),
 )
 """The columns of a type; the terminal lists the exceptions, with those that say why."""
 
@@ -47,14 +35,14 @@ def print_sweep(document: Mapping[str, Any], console: Console | None = None) -> 
         f"{len(document['left_out'])} types are left: the budget was over. Run the same command "
         "again to continue."
     )
-    report = ResultReport(
+    report = m.ResultReport(
         headline=sweep_headline(document),
-        header=(Words(_where(document)),),
-        sections=blocks(
-            section("Results", grid(("result", "types"), counts)),
-            section("Exceptions", ResultTable(COLUMNS, exceptions)),
+        header=(m.Words(_where(document)),),
+        sections=m.blocks(
+            m.section("Results", m.grid(("result", "types"), counts)),
+            m.section("Exceptions", m.ResultTable(COLUMNS, exceptions)),
             left if document["left_out"] else None,
-            written(document["written"]),
+            m.written(document["written"]),
         ),
     )
     print_report(report, console)
@@ -104,5 +92,5 @@ def _counts(counts: Mapping[str, int]) -> str:
 
 
 def _cells(row: Mapping[str, Any]) -> list[str]:
-    first, *rest = (text_of(column.cell(row)) for column in COLUMNS)
+    first, *rest = (m.text_of(column.cell(row)) for column in COLUMNS)
     return [f"`{first}`", *(cell.replace("|", "\\|").replace("<", "&lt;") for cell in rest)]

@@ -22,6 +22,7 @@ from ratchet.report.model import (
     ReportSection,
     ResultReport,
     ResultTable,
+    Tiles,
     Words,
     grid,
     is_on,
@@ -61,6 +62,9 @@ def _print(block: ReportBlock, out: Console) -> None:
             out.print(FittedTable.of(grid(("", ""), rows, left=2)))
         case Lines(lines=lines, indent=indent):
             verbatim(out, (" " * indent + line for line in lines))
+        case Tiles(tiles=tiles):
+            rows = tuple((one.title, text_of(one.large), one.note) for one in tiles)
+            out.print(FittedTable(columns=("", "", ""), rows=rows, texts=(True, False, True)))
         case Items(rows=rows, indent=indent):
             for row in rows:
                 out.print(Text(" " * indent + text_of(row)))

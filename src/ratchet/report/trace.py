@@ -3,40 +3,18 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from dataclasses import replace
 from typing import Any
 
 from rich.console import Console
 
+from ratchet.report import model as m
 from ratchet.report import trace_figures as figures
 from ratchet.report import trace_tables as tables
 from ratchet.report import trace_words as words
-from ratchet.report.model import (
-    Column,
-    Facts,
-    Figure,
-    ReportSection,
-    ResultReport,
-    ResultTable,
-    Span,
-    Tile,
-    Tiles,
-    Words,
-    blocks,
-    grid,
-    note,
-    number,
-    section,
-)
 from ratchet.report.page import render_page
 from ratchet.report.terminal import print_report
-from ratchet.report.words import (
-    ABSENT,
-    milliseconds,
-    sentence,
-    share_of,
-    show_bytes,
-    show_ns,
-)
+from ratchet.report.words import ABSENT, milliseconds, sentence, share_of, show_bytes
 
 STEPS = 60
 """Number of steps drawn: the first."""
@@ -47,10 +25,10 @@ _PATH_ROWS = 5
 _SUMMED = ("device", "cpu_own", "count")
 
 
-def _parts(of: str = "") -> list[Column]:
+def _parts(of: str = "") -> list[m.Column]:
     """Return a column for each part of a window; `of` is the field that holds them."""
     return [
-        number(title, (lambda row, part=part: (row[of] if of else row)[part]), milliseconds)
+        m.number(title, (lambda row, part=part: (row[of] if of else row)[part]), milliseconds)
         for part, title in words.PARTS.items()
     ]
 
@@ -60,16 +38,16 @@ def _overlap(share: float | None) -> str:
 
 
 STEP = (
-    Column("step", "label"),
-    number("window, ms", "window_ns", milliseconds),
+    m.Column("step", "label"),
+    m.number("window, ms", "window_ns", milliseconds),
     *_parts(),
-    number("overlap", "overlap", _overlap, on="page"),
+    m.number("overlap", "overlap", _overlap, on="page"),
 )
 PATH_KINDS = (
-    Column("kind", lambda row: (Span("", f"key {row['colour']}"), row["kind"])),
-    number("ms", "time", milliseconds),
-    number("share"),
-    Column("which is", "means", on="page"),
+    m.Column("kind", lambda row: (m.Span("", f"key {row['colour']}"), row["kind"])),
+    m.number("ms", "time", milliseconds),
+    m.number("share"),
+    m.Column("which is", "means", on="page"),
 )
 
 
@@ -83,7 +61,7 @@ def render_trace_page(document: Document) -> str:
     return render_page(trace_report(document))
 
 
-def trace_report(document: Document, top: int = 10) -> ResultReport:
+def trace_report(document: Document, top: int = 10) -> m.ResultReport:
     """Describe a trace, or several ranks; `top` is the number of rows on the terminal.
 
     `document` comes from `trace.export.documents`.
@@ -92,18 +70,19 @@ def trace_report(document: Document, top: int = 10) -> ResultReport:
     ranks: Sequence[Document] = document["ranks"] if several else [document]
     first = ranks[0]
     title = f"{len(ranks)} ranks" if several else first["name"]
-    return ResultReport(
+    advice = _advice(ranks)
+    return m.ResultReport(
         title=f"{title}: trace",
         heading=f"trace of {title}",
         headline=words.headline(document),
-        header=blocks(
-            Words(words.ranks_words(ranks) if several else words.source_words(first), "soft"),
-            *(Words(fault, "warning") for fault in _faults(document, ranks)),
-            Tiles(_tiles(document, first)),
+        header=m.blocks(
+            m.Words(words.ranks_words(ranks) if several else words.source_words(first), "soft"),
+            *(m.Words(fault, "warning") for fault in _faults(document, ranks)),
+            m.Tiles(_tiles(document, first)),
         ),
-        sections=blocks(
+        sections=m.blocks(
             _time(document, ranks),
-            _advice(ranks),
+            replace(advice, on="page"),
             _across(document, ranks) if several else None,
             _lanes(ranks),
             _path(ranks, top),
@@ -113,7 +92,7 @@ def trace_report(document: Document, top: int = 10) -> ResultReport:
             _memory(ranks),
             *_brief(document, first, top),
             _also(ranks),
-            _advice_lines(first),
+            replace(advice, on="terminal"),
         ),
     )
 
@@ -125,11 +104,11 @@ def _faults(document: Document, ranks: Sequence[Document]) -> list[str]:
     return [*document["faults"], *own]
 
 
-def _tiles(document: Document, first: Document) -> list[Tile]:
+def _tiles(document: Document, first: Document) -> list[m.Tile]:
     window, means = document["window_ns"], words.part_means(first)
     return [
-        Tile(
-            (Span("", f"key {part}"), share_of(document["identity_ns"][part], window)),
+        m.Tile(
+            (m.Span("", f"key {part}"), share_of(document["identity_ns"][part], window)),
             title,
             f"{milliseconds(document['identity_ns'][part])} ms; {means[part]}",
         )
@@ -137,7 +116,7 @@ def _tiles(document: Document, first: Document) -> list[Tile]:
     ]
 
 
-def _time(document: Document, ranks: Sequence[Document]) -> ReportSection:
+def _time(document: Document, ranks: Sequence[Document]) -> m.ReportSection:
     first, several = ranks[0], "ranks" in document
     whole = figures.window_bar(
         "all ranks" if several else "whole window",
@@ -148,22 +127,23 @@ def _time(document: Document, ranks: Sequence[Document]) -> ReportSection:
     steps = figures.step_bars(first) if len(first["steps"]) > 1 and not several else []
     stacks = figures.rank_bars(ranks) if several else steps[:STEPS]
     goes = f" A step goes {first['steps_are']}." if first["steps"] and not several else ""
-    return section(
+    return m.section(
         "Where the time goes",
-        note("The four parts sum to the window to the nanosecond."),
-        _identity(document),
+        m.note("The four parts sum to the window to the nanosecond."),
         f"The window is {first['window_is']}{', of each rank' if several else ''}.{goes}",
         words.overlap_words(document),
-        Figure("stacked", [whole], "The whole window by part; the tiles above have the numbers"),
-        Figure("stacked", stacks, "Each step or rank by part; the table has the numbers")
+        m.Figure(
+            "tracks", [whole], "The whole window by part; the tiles above have the numbers", "stack"
+        ),
+        m.Figure("tracks", stacks, "Each step or rank by part; the table has the numbers", "stack")
         if stacks
         else None,
-        note(f"{len(steps) - STEPS} more steps are in --json.") if len(steps) > STEPS else None,
+        m.note(f"{len(steps) - STEPS} more steps are in --json.") if len(steps) > STEPS else None,
         parts_legend(words.part_means(first)),
         *(
-            section(
+            m.section(
                 f"steps of rank {one['rank']}",
-                Figure("stacked", figures.step_bars(one)[:STEPS], "Each step by part"),
+                m.Figure("tracks", figures.step_bars(one)[:STEPS], "Each step by part", "stack"),
                 closed=True,
                 on="page",
             )
@@ -174,50 +154,37 @@ def _time(document: Document, ranks: Sequence[Document]) -> ReportSection:
     )
 
 
-def parts_legend(means: Mapping[str, str]) -> Figure:
+def parts_legend(means: Mapping[str, str]) -> m.Figure:
     """Return the colours of a window's parts, and what they mean."""
-    return Figure("legend", [(part, said, means[part]) for part, said in words.PARTS.items()])
+    return m.Figure("legend", [(part, said, means[part]) for part, said in words.PARTS.items()])
 
 
-def _identity(document: Document) -> ResultTable:
-    window = document["window_ns"]
-    times = {title: document["identity_ns"][part] for part, title in words.PARTS.items()}
-    rows = [
-        (title, milliseconds(time), share_of(time, window))
-        for title, time in {**times, "window": window}.items()
-    ]
-    return grid(("", "ms", "share"), rows, on="terminal")
-
-
-def _steps(steps: Sequence[Document]) -> list[ReportSection]:
+def _steps(steps: Sequence[Document]) -> list[m.ReportSection]:
     left = len(steps) - _BRIEF_STEPS
     shown = [*steps[: _BRIEF_STEPS - 1], steps[-1]] if left > 0 else steps
     more = f"{left} more steps are in --json and on the page."
     return [
-        section("Steps", ResultTable(STEP, shown), more if left > 0 else "", on="terminal"),
-        section("in numbers", ResultTable(STEP, steps), closed=True, on="page"),
+        m.section("Steps", m.ResultTable(STEP, shown), more if left > 0 else "", on="terminal"),
+        m.section("in numbers", m.ResultTable(STEP, steps), closed=True, on="page"),
     ]
 
 
-def _advice(ranks: Sequence[Document]) -> ReportSection:
-    said = note("Each gain is an upper bound, and gains overlap: they do not add up.")
-    rows = [
-        {
-            **finding,
-            "share": share_of(finding["gain"], finding["window"]),
-            "time": show_ns(finding["gain"]),
-            "evidence": f"{sentence(finding['evidence'])}.",
-            "remedy": f"{sentence(finding['remedy'])}.",
-            "ranks": _on_ranks(finding["ranks"]) if len(ranks) > 1 else "",
-        }
-        for finding in _findings(ranks)
+def _advice(ranks: Sequence[Document]) -> m.ReportSection:
+    said = m.note("Each gain is an upper bound, and gains overlap: they do not add up.")
+    found = [
+        m.section(
+            f"{place}. {words.advice_words(finding, finding['window'])}"
+            f"{_on_ranks(finding['ranks']) if len(ranks) > 1 else ''}",
+            f"{sentence(finding['evidence'])}. {sentence(finding['remedy'])}.",
+            m.Lines(words.lever_lines(finding)) if finding["levers"] else None,
+        )
+        for place, finding in enumerate(_findings(ranks), start=1)
     ]
-    drawn = Figure("advice", rows) if rows else "Nothing stands out."
-    return section("What could be won", said, drawn, on="page")
+    return m.section("What could be won", said, *(found or ["Nothing stands out."]))
 
 
 def _on_ranks(ranks: Sequence[Any]) -> str:
-    return f"on rank{'s' if len(ranks) > 1 else ''} {', '.join(map(str, ranks))}"
+    return f", on rank{'s' if len(ranks) > 1 else ''} {', '.join(map(str, ranks))}"
 
 
 def _findings(ranks: Sequence[Document]) -> list[dict[str, Any]]:
@@ -232,43 +199,29 @@ def _findings(ranks: Sequence[Document]) -> list[dict[str, Any]]:
     return sorted(found.values(), key=lambda finding: -finding["gain"])
 
 
-def _advice_lines(first: Document) -> ReportSection:
-    """Return the same for the terminal: three lines a finding."""
-    lines = [
-        line
-        for place, finding in enumerate(first["advice"], start=1)
-        for line in (
-            f"{place}. {words.advice_words(finding, first['window_ns'])}",
-            f"   {finding['evidence']}; {finding['remedy']}",
-            words.lever_words(finding) and f"   {words.lever_words(finding)}",
-        )
-    ]
-    return section("Advice", *(lines or ["Nothing stands out."]), on="terminal")
-
-
-def _across(document: Document, ranks: Sequence[Document]) -> ReportSection:
+def _across(document: Document, ranks: Sequence[Document]) -> m.ReportSection:
     waiting = document["communication"]["waiting_ns"]
     columns = (
-        Column("rank"),
-        number("window, ms", "window_ns", milliseconds),
+        m.Column("rank"),
+        m.number("window, ms", "window_ns", milliseconds),
         *_parts("identity_ns"),
-        number("overlap", lambda one: _overlap(one["communication"]["overlap"]), on="page"),
-        number("waited for others, ms", lambda one: waiting[str(one["rank"])], milliseconds),
-        Column("trace", "name", on="page"),
+        m.number("overlap", lambda one: _overlap(one["communication"]["overlap"]), on="page"),
+        m.number("waited for others, ms", lambda one: waiting[str(one["rank"])], milliseconds),
+        m.Column("trace", "name", on="page"),
     )
-    return section(
+    return m.section(
         "Between the ranks",
-        note(
+        m.note(
             "Runs that overlap in time on all ranks are one collective. Its wire time is the "
             "shortest of its runs; the rest of each rank's run is waiting for the last rank to "
             "arrive."
         ),
         *words.across_words(document),
-        ResultTable(columns, ranks),
+        m.ResultTable(columns, ranks),
     )
 
 
-def _lanes(ranks: Sequence[Document]) -> ReportSection | None:
+def _lanes(ranks: Sequence[Document]) -> m.ReportSection | None:
     lanes = figures.lanes(ranks)
     if lanes is None:
         return None
@@ -286,36 +239,37 @@ def _lanes(ranks: Sequence[Document]) -> ReportSection | None:
             if lanes.aligned
             else "The ranks' clocks do not overlap: each begins at its own window."
         )
-    figure = Figure("lanes", lanes, "Busy time of each lane over the window")
-    return section("When", note(" ".join(filter(None, said))), figure, on="page")
+    figure = m.Figure("lanes", lanes, "Busy time of each lane over the window")
+    return m.section("When", m.note(" ".join(filter(None, said))), figure, on="page")
 
 
-def _path(ranks: Sequence[Document], top: int) -> ReportSection | None:
+def _path(ranks: Sequence[Document], top: int) -> m.ReportSection | None:
     kinds = figures.path_kinds(ranks)
     if not kinds:
         return None
     several = len(ranks) > 1
     own = " Each rank has its own path; waiting for another rank counts as part of a collective."
     named = [row for row in ranks[0]["critical_path"]["rows"] if row["name"]]
-    return section(
+    return m.section(
         "The critical path: what the window's length follows from",
-        note(
+        m.note(
             "The chain of CPU work, launches, device work and waits: each stretch waited for the "
             "one before it. Its kinds sum to the window to the nanosecond. Only work on this path "
             f"can shorten the window.{own if several else ''}"
         ),
-        Figure(
-            "stacked",
+        m.Figure(
+            "tracks",
             figures.path_bars(ranks, STEPS),
             "The critical path by kind; the table has the numbers",
+            "stack",
         ),
-        ResultTable(PATH_KINDS, kinds, look="compact"),
+        m.ResultTable(PATH_KINDS, kinds, look="compact"),
         tables.brief_table(tables.PATH, named[: min(top, _PATH_ROWS)]),
         on="page" if several else "both",
     )
 
 
-def _series(ranks: Sequence[Document]) -> ReportSection | None:
+def _series(ranks: Sequence[Document]) -> m.ReportSection | None:
     first = ranks[0]
     lanes = figures.series_lanes(first)
     if lanes is None:
@@ -328,42 +282,42 @@ def _series(ranks: Sequence[Document]) -> ReportSection | None:
     if first["queues"] and first["queues"][0]["limit"]:
         limit = first["queues"][0]["limit"]
         said += f" A queue that is full ({limit:,} pieces) holds the launching thread up."
-    figure = Figure("lanes", lanes, "Queue lengths and copy rates over the window")
-    return section("Queues and copies over time", note(said), figure, on="page")
+    figure = m.Figure("lanes", lanes, "Queue lengths and copy rates over the window")
+    return m.section("Queues and copies over time", m.note(said), figure, on="page")
 
 
-def _idle(document: Document, ranks: Sequence[Document]) -> ReportSection | None:
+def _idle(document: Document, ranks: Sequence[Document]) -> m.ReportSection | None:
     first, several = ranks[0], len(ranks) > 1
     idle_ns = document["identity_ns"]["idle"]
     if not idle_ns or not first["on_device"]:
         return None
-    columns = [Column("cause", words.IDLE.__getitem__)]
+    columns = [m.Column("cause", words.IDLE.__getitem__)]
     for one in ranks:
         whose = f"rank {one['rank']}, " if several else ""
         idle, whole = one["idle"], one["identity_ns"]["idle"]
         columns += [
-            number(f"{whose}ms", idle.__getitem__, milliseconds),
-            number(f"{whose}share", lambda name, i=idle, w=whole: share_of(i[name], w)),
+            m.number(f"{whose}ms", idle.__getitem__, milliseconds),
+            m.number(f"{whose}share", lambda name, i=idle, w=whole: share_of(i[name], w)),
         ]
-    columns.append(Column("which means", words.IDLE_MEANS.__getitem__))
-    return section(
+    columns.append(m.Column("which means", words.IDLE_MEANS.__getitem__))
+    return m.section(
         "Why the device was idle",
         "" if first["launches"]["count"] else words.NO_LAUNCHES,
-        ResultTable(columns, list(words.IDLE), look="compact"),
+        m.ResultTable(columns, list(words.IDLE), look="compact"),
         on="page" if several else "both",
     )
 
 
-def _memory(ranks: Sequence[Document]) -> ReportSection | None:
+def _memory(ranks: Sequence[Document]) -> m.ReportSection | None:
     plot = figures.memory_plot(ranks)
     if plot is None:
         return None
     label = "Allocated memory over the recording; the legend has the peaks"
-    return section(
+    return m.section(
         "Memory",
-        note("Memory that the allocator had handed out, with the highest point of each stretch."),
-        Figure("plot", plot, label, "curves"),
-        *(note(_at_peak(one, len(ranks) > 1)) for one in ranks if one["memory"]),
+        m.note("Memory that the allocator had handed out, with the highest point of each stretch."),
+        m.Figure("plot", plot, label, "curves"),
+        *(m.note(_at_peak(one, len(ranks) > 1)) for one in ranks if one["memory"]),
         on="page",
     )
 
@@ -379,14 +333,14 @@ def _at_peak(one: Document, several: bool) -> str:
     return f"At the peak{of_rank}: {amounts}. {churn}"
 
 
-def _brief(document: Document, first: Document, top: int) -> list[ReportSection | Words | None]:
+def _brief(document: Document, first: Document, top: int) -> list[m.ReportSection | m.Words | None]:
     """Return the first rows of the tables that the terminal shows; of several ranks, the first."""
     kernels = tables.brief(tables.KERNELS.title, tables.KERNELS, first["kernels"], top)
     rows = words.communication_rows(first["collectives"])
     communication = tables.brief("Communication", tables.COMMUNICATION, rows, top)
     if "ranks" in document:
         said = f"These are of rank {first['rank']}; --rank N shows another."
-        return [kernels, communication, Words(said, on="terminal")]
+        return [kernels, communication, m.Words(said, on="terminal")]
     known = [row for row in first["roofline"] if row["least"]]
     title = f"Against the ceilings of {known[0]['ceiling']}" if known else ""
     ops = tables.brief("Ops", tables.OPS, _ops_by_name(first), top, first["on_device"])
@@ -404,17 +358,17 @@ def _ops_by_name(document: Document) -> list[Document]:
     return sorted(sums.values(), key=lambda row: (-row["device"], -row["cpu_own"]))
 
 
-def _also(ranks: Sequence[Document]) -> ReportSection | None:
+def _also(ranks: Sequence[Document]) -> m.ReportSection | None:
     if len(ranks) > 1:
         parts = [
-            section(f"rank {one['rank']}", Facts([*words.facts(one), *words.reasons(one)]))
+            m.section(f"rank {one['rank']}", m.Facts([*words.facts(one), *words.reasons(one)]))
             for one in ranks
         ]
-        return section("Also", *parts, on="page")
+        return m.section("Also", *parts, on="page")
     found = words.facts(ranks[0])
     reasons = words.reasons(ranks[0])
     if not found and not reasons:
         return None
-    return section(
-        "Also", Facts(found) if found else None, Facts(reasons, on="page") if reasons else None
+    return m.section(
+        "Also", m.Facts(found) if found else None, m.Facts(reasons, on="page") if reasons else None
     )

@@ -9,27 +9,10 @@ from typing import Any
 
 from rich.console import Console
 
+from ratchet.report import model as m
 from ratchet.report import trace_figures as figures
 from ratchet.report import trace_tables as tables
 from ratchet.report import trace_words as words
-from ratchet.report.model import (
-    Column,
-    Figure,
-    Lines,
-    ReportSection,
-    ResultReport,
-    ResultTable,
-    Span,
-    Tile,
-    Tiles,
-    Words,
-    blocks,
-    grid,
-    note,
-    number,
-    section,
-    why,
-)
 from ratchet.report.page import render_page
 from ratchet.report.scale import from_zero
 from ratchet.report.terminal import print_report
@@ -39,17 +22,17 @@ from ratchet.report.words import ABSENT, change_ms, milliseconds, show_bytes, sh
 
 SIDES = ("before", "after")
 CALLS = (
-    Column("op", lambda row: _call(row)),
-    number("calls", "count", "{:,}".format),
-    number("in the trace", "traced", milliseconds),
-    number("here", "here", milliseconds),
-    number("trace / here", lambda row: f"{row['ratio']:,.3g}" if row["traced"] else ABSENT),
+    m.Column("op", lambda row: _call(row)),
+    m.number("calls", "count", "{:,}".format),
+    m.number("in the trace", "traced", milliseconds),
+    m.number("here", "here", milliseconds),
+    m.number("trace / here", lambda row: f"{row['ratio']:,.3g}" if row["traced"] else ABSENT),
 )
 RANKS = (
-    Column("rank"),
-    number("events", "events", "{:,}".format),
-    number("moved, ms", "shift", change_ms),
-    why("trace", "file"),
+    m.Column("rank"),
+    m.number("events", "events", "{:,}".format),
+    m.number("moved, ms", "shift", change_ms),
+    m.why("trace", "file"),
 )
 
 
@@ -63,28 +46,28 @@ def render_diff_page(document: Document) -> str:
     return render_page(diff_report(document))
 
 
-def diff_report(document: Document, top: int = 10) -> ResultReport:
+def diff_report(document: Document, top: int = 10) -> m.ResultReport:
     """Describe what makes the difference of two runs; `top` is of the terminal's rows."""
     before, after = document["before"], document["after"]
     ranks = document["ranks"]
-    return ResultReport(
+    return m.ResultReport(
         title=f"{after} against {before}: trace",
         heading=f"{after} against {before}",
         headline=words.diff_headline(document),
-        header=blocks(
-            Words(f"Times are summed over {ranks} ranks.", "soft") if ranks > 1 else None,
-            *(Words(fault, "warning") for fault in document["faults"]),
-            Tiles(_tiles(document)),
+        header=m.blocks(
+            m.Words(f"Times are summed over {ranks} ranks.", "soft") if ranks > 1 else None,
+            *(m.Words(fault, "warning") for fault in document["faults"]),
+            m.Tiles(_tiles(document)),
         ),
-        sections=blocks(
+        sections=m.blocks(
             _change(document), _time(document), _rows(document), *_states(document, top)
         ),
     )
 
 
-def _tiles(document: Document) -> list[Tile]:
+def _tiles(document: Document) -> list[m.Tile]:
     sides = [
-        Tile(
+        m.Tile(
             show_ns(document[f"window_{side}_ns"]),
             side,
             "; ".join(filter(None, (document[side], document[f"device_{side}"]))),
@@ -92,30 +75,31 @@ def _tiles(document: Document) -> list[Tile]:
         for side in SIDES
     ]
     change = f"{change_ms(document['window_change_ns'])} ms"
-    return [*sides, Tile(change, "change of the window", "the parts below sum to it exactly")]
+    return [*sides, m.Tile(change, "change of the window", "the parts below sum to it exactly")]
 
 
-def _change(document: Document) -> ReportSection:
+def _change(document: Document) -> m.ReportSection:
     work = "Device work" if document["device_work"] else "CPU ops' own time"
     total = ("total", "together", document["window_change_ns"])
     parts = [*words.reconciliation(document), total]
     sums = [(title, change_ms(time)) for _, title, time in parts]
-    return section(
+    return m.section(
         "What makes the change",
-        note(
+        m.note(
             f"{work} by module and op; bars to the right of zero cost time. Work that overlaps "
             "other work takes no time of the window, so its change counts with the opposite sign."
         ),
-        Figure(
-            "changes",
+        m.Figure(
+            "tracks",
             figures.change_bars(parts),
             "Each part of the change; the values stand beside the bars",
+            "changes-bars",
         ),
-        grid(("", "ms"), sums, on="terminal"),
+        m.grid(("", "ms"), sums, on="terminal"),
     )
 
 
-def _time(document: Document) -> ReportSection:
+def _time(document: Document) -> m.ReportSection:
     scale = from_zero([document[f"window_{side}_ns"] for side in SIDES])
     stacks = [
         figures.window_bar(
@@ -128,14 +112,14 @@ def _time(document: Document) -> ReportSection:
         for side in SIDES
     ]
     columns = (
-        Column("ms", lambda part: _part(part)),
+        m.Column("ms", lambda part: _part(part)),
         *(
-            number(side, (lambda part, side=side: _of(document, part, side)), milliseconds)
+            m.number(side, (lambda part, side=side: _of(document, part, side)), milliseconds)
             for side in SIDES
         ),
-        number("change", lambda part: _of(document, part, "change"), change_ms),
+        m.number("change", lambda part: _of(document, part, "change"), change_ms),
     )
-    table = ResultTable(
+    table = m.ResultTable(
         columns,
         [*words.PARTS, "window"],
         look="compact",
@@ -143,13 +127,16 @@ def _time(document: Document) -> ReportSection:
     )
     means = words.PART_MEANS if document["device_work"] else words.ON_CPU_MEANS
     label = "Both windows by part, on one scale; the table has the numbers"
-    return section(
-        "Where the time goes", Figure("stacked", stacks, label), parts_legend(means), table
+    return m.section(
+        "Where the time goes",
+        m.Figure("tracks", stacks, label, "stack"),
+        parts_legend(means),
+        table,
     )
 
 
-def _part(part: str) -> tuple[Span, str] | str:
-    return part if part == "window" else (Span("", f"key {part}"), words.PARTS[part])
+def _part(part: str) -> tuple[m.Span, str] | str:
+    return part if part == "window" else (m.Span("", f"key {part}"), words.PARTS[part])
 
 
 def _of(document: Document, part: str, side: str) -> int:
@@ -158,19 +145,19 @@ def _of(document: Document, part: str, side: str) -> int:
     return int(document[f"identity_{side}_ns"][part])
 
 
-def _rows(document: Document) -> ReportSection | None:
+def _rows(document: Document) -> m.ReportSection | None:
     rows = document["groups"]
     if not rows:
         return None
-    said = note(
+    said = m.note(
         "Repeated layers are summed; --json lists each one. Filter for slower, new, gone or "
         "faster. Kernels that both sides ran are not named."
     )
     table = tables.sorting(tables.DIFF.title, tables.DIFF.columns, rows)
-    return section(tables.DIFF.title, said, *table, on="page")
+    return m.section(tables.DIFF.title, said, *table, on="page")
 
 
-def _states(document: Document, top: int) -> list[ReportSection | None]:
+def _states(document: Document, top: int) -> list[m.ReportSection | None]:
     groups: Sequence[Document] = document["groups"]
     return [
         tables.brief(
@@ -187,16 +174,16 @@ def print_replay(document: Document, *, console: Console | None = None) -> None:
     reasons = Counter((row["op"], row["why"]) for row in rows if row["outcome"] != "timed")
     lost = [(op, f"{count}", reason) for (op, reason), count in reasons.items()]
     more = f"{document['left_out']:,} more distinct calls were left out: --top shows more."
-    report = ResultReport(
+    report = m.ResultReport(
         headline=(
             f"{document['trace']}: {len(timed)} of {len(rows)} calls run on {document['device']} "
             f"(torch {document['torch']}, {document['threads']} threads), recorded on "
             f"{document['traced_on']}"
         ),
-        header=blocks(*(Words(fault, "warning") for fault in document["faults"])),
-        sections=blocks(
-            section("A call, ms", ResultTable(CALLS, timed)) if timed else None,
-            section("Not run", grid(("op", "shapes", "why"), lost)) if lost else None,
+        header=m.blocks(*(m.Words(fault, "warning") for fault in document["faults"])),
+        sections=m.blocks(
+            m.section("A call, ms", m.ResultTable(CALLS, timed)) if timed else None,
+            m.section("Not run", m.grid(("op", "shapes", "why"), lost)) if lost else None,
             more if document["left_out"] else "",
         ),
     )
@@ -218,10 +205,10 @@ def print_merged(document: Document, *, console: Console | None = None) -> None:
         else "The ranks' clocks do not meet: each begins with the first one's window."
     )
     place = f"written: {document['path']} ({show_bytes(document['size_bytes'])})"
-    header = blocks(
-        *(Words(fault, "warning") for fault in document["faults"]),
-        ResultTable(RANKS, document["ranks"]),
+    header = m.blocks(
+        *(m.Words(fault, "warning") for fault in document["faults"]),
+        m.ResultTable(RANKS, document["ranks"]),
         clocks,
-        Lines([place], indent=0),
+        m.Lines([place], indent=0),
     )
-    print_report(ResultReport(header=header), console)
+    print_report(m.ResultReport(header=header), console)

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from ratchet.report import trace_words as words
-from ratchet.report.figures import Plot, Series, StackedBar, dots, stacked_bar
+from ratchet.report.figures import Mark, Plot, Series, TrackRow, dots, stacked_bar
 from ratchet.report.scale import Scale, Tick, around, from_zero
 from ratchet.report.trace_names import short_shapes
 from ratchet.report.words import (
@@ -58,20 +58,9 @@ class Lanes:
     """True if the ranks share one clock. If not, each begins at its own window."""
 
 
-@dataclass(frozen=True, kw_only=True, slots=True)
-class ChangeBar:
-    """One part of the window's change, to the right of zero if it costs time."""
-
-    key: str
-    title: str
-    left_percent: float
-    width_percent: float
-    value: str
-
-
 def window_bar(
     title: str, names: Mapping[str, str], times: Document, window: int, scale: Scale | None = None
-) -> StackedBar:
+) -> TrackRow:
     """Draw a window as a bar of its parts: full width, or on the scale of several."""
     parts = (
         (
@@ -87,27 +76,25 @@ def window_bar(
     return stacked_bar(title, show_ns(window), parts, scale or from_zero([window]))
 
 
-def _bars(
-    names: Mapping[str, str], windows: Sequence[tuple[str, Document, int]]
-) -> list[StackedBar]:
+def _bars(names: Mapping[str, str], windows: Sequence[tuple[str, Document, int]]) -> list[TrackRow]:
     """Draw several windows, all on the scale of the longest."""
     scale = from_zero([window for _, _, window in windows])
     return [window_bar(title, names, times, window, scale) for title, times, window in windows]
 
 
-def step_bars(document: Document) -> list[StackedBar]:
+def step_bars(document: Document) -> list[TrackRow]:
     """Draw one bar for each step."""
     steps = document["steps"]
     return _bars(words.PARTS, [(step["label"], step, step["window_ns"]) for step in steps])
 
 
-def rank_bars(ranks: Sequence[Document]) -> list[StackedBar]:
+def rank_bars(ranks: Sequence[Document]) -> list[TrackRow]:
     """Draw one bar for each rank."""
     windows = [(f"rank {one['rank']}", one["identity_ns"], one["window_ns"]) for one in ranks]
     return _bars(words.PARTS, windows)
 
 
-def path_bars(ranks: Sequence[Document], most: int) -> list[StackedBar]:
+def path_bars(ranks: Sequence[Document], most: int) -> list[TrackRow]:
     """Draw the critical path of the window and of its steps; of several ranks, of each window."""
     found = [one["critical_path"] for one in ranks]
     whole = [path["whole"] for path in found]
@@ -173,10 +160,7 @@ def lanes(ranks: Sequence[Document]) -> Lanes | None:
         for step in ranks[0]["steps"]
     ]
     return Lanes(
-        rows=tuple(rows),
-        steps=_apart(borders) if aligned else (),
-        aligned=aligned,
-        **_axis(length),
+        rows=tuple(rows), steps=_apart(borders) if aligned else (), aligned=aligned, **_axis(length)
     )
 
 
@@ -251,10 +235,7 @@ def series_lanes(one: Document) -> Lanes | None:
 def _axis(length: int) -> dict[str, Any]:
     """Return the ticks and the unit of an axis of `length` ns."""
     unit = common_unit([length * 1e-9])
-    return {
-        "ticks": Scale(low=0.0, high=length * 1e-9).ticks(unit.show),
-        "unit": unit.name,
-    }
+    return {"ticks": Scale(low=0.0, high=length * 1e-9).ticks(unit.show), "unit": unit.name}
 
 
 def memory_plot(ranks: Sequence[Document]) -> Plot | None:
@@ -345,22 +326,15 @@ def _roof(kind: str, key: str, row: Document | None, x: Scale, y: Scale) -> Seri
     return Series(key=f"roof {key}", title=kind, path=f"M{path}", note=note)
 
 
-def change_bars(parts: Iterable[tuple[str, str, int]]) -> tuple[ChangeBar, ...]:
-    """Draw parts of a change as bars from a common zero."""
+def change_bars(parts: Iterable[tuple[str, str, int]]) -> list[TrackRow]:
+    """Draw parts of a change as bars from a common zero, to its right if they cost time."""
     found = list(parts)
     ends = [0, *(time for _, _, time in found)]
     scale = Scale(low=float(min(ends)), high=float(max(ends)) or (1.0 if not min(ends) else 0.0))
     zero = scale.percent(0.0)
-    bars = []
+    rows = []
     for key, title, time in found:
         at = scale.percent(float(time))
-        bars.append(
-            ChangeBar(
-                key=key,
-                title=title,
-                left_percent=min(zero, at),
-                width_percent=round(abs(at - zero), 3),
-                value=f"{change_ms(time)} ms",
-            )
-        )
-    return tuple(bars)
+        bar = Mark(left=min(zero, at), width=round(abs(at - zero), 3))
+        rows.append(TrackRow(title=title, value=f"{change_ms(time)} ms", marks=(bar,), look=key))
+    return rows

@@ -7,19 +7,8 @@ from dataclasses import dataclass, field
 from functools import partial
 from typing import Any
 
+from ratchet.report import model as m
 from ratchet.report import trace_words as words
-from ratchet.report.model import (
-    Column,
-    Figure,
-    Inline,
-    On,
-    ReportSection,
-    ResultTable,
-    Span,
-    blocks,
-    note,
-    section,
-)
 from ratchet.report.trace_figures import roofline_plot
 from ratchet.report.trace_names import last_modules, short_kernel, short_kernels, short_shapes
 from ratchet.report.words import (
@@ -37,48 +26,48 @@ NAME, BRIEF_NAME = 90, 44
 """Letters of a kernel's name on the page; on the terminal, where a table must fit 80 columns."""
 FITS = 34
 """Letters of a name that its column shows; the tooltip has the full name."""
-BRIEF: On = "both"
+BRIEF: m.On = "both"
 Row = Mapping[str, Any]
 
 
 def _named(
-    title: str, of: str, show: Callable[[Any, Row], Inline], on: On = "page", **more: Any
-) -> Column:
+    title: str, of: str, show: Callable[[Any, Row], m.Inline], on: m.On = "page", **more: Any
+) -> m.Column:
     """Make a column of names, which the row may tell more of."""
-    return Column(title, lambda row: row, lambda row: show(row[of], row), look="name", on=on)
+    return m.Column(title, lambda row: row, lambda row: show(row[of], row), look="name", on=on)
 
 
-def _of_kernel(name: str, row: Row) -> Inline:
+def _of_kernel(name: str, row: Row) -> m.Inline:
     shown = row.get("shown", {}).get(name) or short_kernel(name, NAME)
-    return Span(shown or ABSENT, full=name if len(shown) > FITS or shown != name else "")
+    return m.Span(shown or ABSENT, full=name if len(shown) > FITS or shown != name else "")
 
 
-def _of_module(path: str, row: Row) -> Inline:
+def _of_module(path: str, row: Row) -> m.Inline:
     shown = last_modules(path)
     full = path if shown != path or len(shown) > FITS else ""
     if shown and row.get("modules", 1) > 1:
         shown = f"{shown} ×{row['modules']:,}"
-    return Span(shown or ABSENT, full=full)
+    return m.Span(shown or ABSENT, full=full)
 
 
-def _of_run(names: Sequence[str], row: Row) -> Inline:
+def _of_run(names: Sequence[str], row: Row) -> m.Inline:
     shown = ", ".join(short_kernel(name, 28) for name in names[:3])
     more = row["length"] - min(len(names), 3)
     rest = [f"and {row['length'] - len(names)} more"] if row["length"] > len(names) else []
-    return Span(f"{shown} and {more} more" if more else shown, full="\n".join([*names, *rest]))
+    return m.Span(f"{shown} and {more} more" if more else shown, full="\n".join([*names, *rest]))
 
 
-def _of_kernels(names: Sequence[str], _: Row) -> Inline:
+def _of_kernels(names: Sequence[str], _: Row) -> m.Inline:
     shown = list(short_kernels(names, 44).values())
     text = ", ".join(shown[:2]) + (f" and {len(shown) - 2} more" if len(shown) > 2 else "")
-    return Span(text or ABSENT, full="\n".join(names))
+    return m.Span(text or ABSENT, full="\n".join(names))
 
 
-def _of_shapes(text: str, _: Row) -> Inline:
-    return Span(short_shapes(text) or ABSENT, full=text)
+def _of_shapes(text: str, _: Row) -> m.Inline:
+    return m.Span(short_shapes(text) or ABSENT, full=text)
 
 
-def _of_collective(operation: str, row: Row) -> Inline:
+def _of_collective(operation: str, row: Row) -> m.Inline:
     return f"{operation} {row['group']}".strip()
 
 
@@ -102,27 +91,27 @@ def _share(share: float) -> str:
 kernel = partial(_named, show=_of_kernel)
 module = partial(_named, show=_of_module)
 shapes = partial(_named, show=_of_shapes)
-text = partial(Column, show=lambda value: value or ABSENT, on="page")
-count = partial(Column, show="{:,}".format, look="number", on="page")
-decimal = partial(Column, show="{:,.1f}".format, look="number", on="page")
-figure = partial(Column, show=_figure, look="number", on="page")
-share = partial(Column, show=_share, look="number", on="page")
-size = partial(Column, show=show_bytes, look="number", on="page")
-rate = partial(Column, show=show_bandwidth, look="number", on="page")
-ms = partial(Column, show=milliseconds, look="number", on="page")
-sum_ms = partial(Column, show=milliseconds, look="sum", on="page")
+text = partial(m.Column, show=lambda value: value or ABSENT, on="page")
+count = partial(m.Column, show="{:,}".format, look="number", on="page")
+decimal = partial(m.Column, show="{:,.1f}".format, look="number", on="page")
+figure = partial(m.Column, show=_figure, look="number", on="page")
+share = partial(m.Column, show=_share, look="number", on="page")
+size = partial(m.Column, show=show_bytes, look="number", on="page")
+rate = partial(m.Column, show=show_bandwidth, look="number", on="page")
+ms = partial(m.Column, show=milliseconds, look="number", on="page")
+sum_ms = partial(m.Column, show=milliseconds, look="sum", on="page")
 """Columns by what they hold, for the page if nothing else is said. The page sums each `sum_ms`."""
 
 
-@dataclass(frozen=True, kw_only=True, slots=True)
+@dataclass(frozen=True, slots=True)
 class Described:
     """The description of a table: its rows' key, their order, and the columns."""
 
     key: str
     title: str
     order: str
-    columns: Sequence[Column]
-    on_cpu: Sequence[Column] | None = field(default=None)
+    columns: Sequence[m.Column]
+    on_cpu: Sequence[m.Column] | None = field(default=None)
     """The columns for a trace without device work, if they differ."""
     note: str = ""
     cpu_title: str = ""
@@ -130,59 +119,45 @@ class Described:
     only: str = ""
     """A field that must not be 0 for a row to be on the page."""
 
-    def columns_of(self, on_device: bool) -> Sequence[Column]:
+    def columns_of(self, on_device: bool) -> Sequence[m.Column]:
         """Return the columns of a trace with device work, or of one without."""
         return self.columns if on_device or self.on_cpu is None else self.on_cpu
 
 
-PATH = Described(
-    key="critical_path",
-    title="On the critical path",
-    order="time",
-    columns=(
-        text("kind", "kind", show=lambda kind: words.PATH[kind]),
-        kernel("name", "name", on=BRIEF),
-        sum_ms("on the path, ms", "time", on=BRIEF),
-        share("share", note="of the window"),
-        ms("would give, ms", "gain", on=BRIEF,
-           note="the time the window loses if this takes none"),
-        count("stretches", "count"),
-    ),
-)  # fmt: skip
-KERNELS = Described(
-    key="kernels",
-    title="Kernels, copies and fills",
-    order="total",
-    columns=(
-        kernel("name", "name", on=BRIEF),
-        text("sort"),
-        sum_ms("ms", "total", on=BRIEF),
-        share("share", note="of all device work's summed time", on=BRIEF),
-        count("count", on=BRIEF),
-        ms("mean, ms", "mean"),
-        ms("longest, ms", "longest"),
-        kernel("launched by", "op"),
-        shapes("its shapes", "shapes"),
-        module("module", "module"),
-        count("unlinked", note="runs that no CPU op in the trace launched"),
-    ),
-)
+# fmt: off
+PATH = Described("critical_path", "On the critical path", "time", (
+    text("kind", "kind", show=lambda kind: words.PATH[kind]),
+    kernel("name", "name", on=BRIEF),
+    sum_ms("on the path, ms", "time", on=BRIEF),
+    share("share", note="of the window"),
+    ms("would give, ms", "gain", on=BRIEF,
+       note="the time the window loses if this takes none"),
+    count("stretches", "count"),
+))
+KERNELS = Described("kernels", "Kernels, copies and fills", "total", (
+    kernel("name", "name", on=BRIEF),
+    text("sort"),
+    sum_ms("ms", "total", on=BRIEF),
+    share("share", note="of all device work's summed time", on=BRIEF),
+    count("count", on=BRIEF),
+    ms("mean, ms", "mean"),
+    ms("longest, ms", "longest"),
+    kernel("launched by", "op"),
+    shapes("its shapes", "shapes"),
+    module("module", "module"),
+    count("unlinked", note="runs that no CPU op in the trace launched"),
+))
 _OP = (kernel("op", "name", on=BRIEF), shapes("shapes", "shapes"))
 _PASS = text("pass", "backward", show=lambda is_backward: "backward" if is_backward else ABSENT)
-OPS = Described(
-    key="ops",
-    title="Ops by shapes",
-    order="device",
-    columns=(
-        *_OP,
-        sum_ms("device, ms", "device", on=BRIEF),
-        ms("own CPU, ms", "cpu_own", on=BRIEF),
-        ms("CPU, ms", "cpu"),
-        count("calls", "count", on=BRIEF),
-        count("launches"),
-        _PASS,
-    ),
-    on_cpu=(
+OPS = Described("ops", "Ops by shapes", "device", (
+    *_OP,
+    sum_ms("device, ms", "device", on=BRIEF),
+    ms("own CPU, ms", "cpu_own", on=BRIEF),
+    ms("CPU, ms", "cpu"),
+    count("calls", "count", on=BRIEF),
+    count("launches"),
+    _PASS,
+), on_cpu=(
         *_OP,
         sum_ms("own CPU, ms", "cpu_own", on=BRIEF),
         ms("CPU, ms", "cpu"),
@@ -198,188 +173,141 @@ _PASSES = (
     count("calls"),
 )
 MODULES = Described(
-    key="modules",
-    title="Modules",
-    order="total",
-    columns=(module("module", "path"), ms("device, ms", "total"), *_PASSES),
+    "modules",
+    "Modules",
+    "total",
+    (module("module", "path"), ms("device, ms", "total"), *_PASSES),
     on_cpu=(module("module", "path"), ms("own CPU, ms", "total"), *_PASSES),
     note="Callees included.",
 )
-ROOFLINE = Described(
-    key="roofline",
-    title="Ops against the ceilings",
-    order="could_win",
-    columns=(
-        kernel("op", "name", on=BRIEF),
-        shapes("shapes", "shapes", on=BRIEF),
-        text("type", "dtype"),
-        ms("ms", "time", on=BRIEF),
-        sum_ms("could win, ms", "could_win", on=BRIEF),
-        share("of ceiling", _attained, note="the ceiling's time over the op's"),
-        text("bound", on=BRIEF),
-        figure("TFLOP/s", "flops_per_s", show=_tera),
-        decimal("FLOP a byte", "intensity"),
-        count("calls", "count"),
-    ),
-)
-SEQUENCES = Described(
-    key="sequences",
-    title="Runs of kernels",
-    order="could_win",
-    columns=(
-        text("under"),
-        module("where", "name"),
-        _named("kernels", "kernels", _of_run),
-        count("length"),
-        count("count"),
-        sum_ms("ms", "time"),
-        ms("could win, ms", "could_win", note="if each run were one kernel"),
-        ms("longest, ms", "longest", note="the longest kernel of each run"),
-        ms("gaps, ms", "gaps"),
-        kernel("mostly", "op"),
-    ),
-    cpu_title="Runs of ops",
+ROOFLINE = Described("roofline", "Ops against the ceilings", "could_win", (
+    kernel("op", "name", on=BRIEF),
+    shapes("shapes", "shapes", on=BRIEF),
+    text("type", "dtype"),
+    ms("ms", "time", on=BRIEF),
+    sum_ms("could win, ms", "could_win", on=BRIEF),
+    share("of ceiling", _attained, note="the ceiling's time over the op's"),
+    text("bound", on=BRIEF),
+    figure("TFLOP/s", "flops_per_s", show=_tera),
+    decimal("FLOP a byte", "intensity"),
+    count("calls", "count"),
+))
+SEQUENCES = Described("sequences", "Runs of kernels", "could_win", (
+    text("under"),
+    module("where", "name"),
+    _named("kernels", "kernels", _of_run),
+    count("length"),
+    count("count"),
+    sum_ms("ms", "time"),
+    ms("could win, ms", "could_win", note="if each run were one kernel"),
+    ms("longest, ms", "longest", note="the longest kernel of each run"),
+    ms("gaps, ms", "gaps"),
+    kernel("mostly", "op"),
+), cpu_title="Runs of ops",
     note="Kernels that keep running one after another: under the calls of one op, anywhere on a "
     "stream, or between two products, copies or collectives, where one kernel could replace the "
     "whole run. The three count the same kernels.",
 )
-COLLECTIVES = Described(
-    key="collectives",
-    title="Collectives",
-    order="exposed",
-    columns=(
-        text("operation"),
-        text("group"),
-        count("ranks", lambda row: row["ranks"] or None),
-        size("size", "size_bytes"),
-        ms("ms", "duration"),
-        sum_ms("exposed, ms", "exposed"),
-        rate("algorithm", "algorithm_bandwidth"),
-        rate("bus", "bus_bandwidth"),
-        kernel("kernel", "kernel"),
-    ),
-)
-COMMUNICATION = Described(
-    key="communication",
-    title="Communication",
-    order="exposed",
-    columns=(
-        _named("collective", "operation", _of_collective, on=BRIEF),
-        count("count", on=BRIEF),
-        size("bytes", "size_bytes", on=BRIEF),
-        ms("ms", "duration", on=BRIEF),
-        ms("exposed", on=BRIEF),
-        rate("bus", "bus_bandwidth", on=BRIEF),
-    ),
-)
+COLLECTIVES = Described("collectives", "Collectives", "exposed", (
+    text("operation"),
+    text("group"),
+    count("ranks", lambda row: row["ranks"] or None),
+    size("size", "size_bytes"),
+    ms("ms", "duration"),
+    sum_ms("exposed, ms", "exposed"),
+    rate("algorithm", "algorithm_bandwidth"),
+    rate("bus", "bus_bandwidth"),
+    kernel("kernel", "kernel"),
+))
+COMMUNICATION = Described("communication", "Communication", "exposed", (
+    _named("collective", "operation", _of_collective, on=BRIEF),
+    count("count", on=BRIEF),
+    size("bytes", "size_bytes", on=BRIEF),
+    ms("ms", "duration", on=BRIEF),
+    ms("exposed", on=BRIEF),
+    rate("bus", "bus_bandwidth", on=BRIEF),
+))
 """The collectives of an operation and group together, on the terminal."""
-MATMULS = Described(
-    key="matmuls",
-    title="Precision of matrix multiplies",
-    order="time",
-    columns=(
-        kernel("op", "op"),
-        text("inputs"),
-        text("kernel ran in", "kernel"),
-        sum_ms("ms", "time"),
-        count("count"),
-        kernel("for example", "example"),
-    ),
-)
+MATMULS = Described("matmuls", "Precision of matrix multiplies", "time", (
+    kernel("op", "op"),
+    text("inputs"),
+    text("kernel ran in", "kernel"),
+    sum_ms("ms", "time"),
+    count("count"),
+    kernel("for example", "example"),
+))
 _MARK = (kernel("mark", "name"), ms("CPU, ms", "cpu"), count("count"))
 ANNOTATIONS = Described(
-    key="annotations",
-    title="Marks of the code (record_function)",
-    order="cpu",
-    columns=(*_MARK, sum_ms("device, ms", "device"), count("launches")),
+    "annotations",
+    "Marks of the code (record_function)",
+    "cpu",
+    (*_MARK, sum_ms("device, ms", "device"), count("launches")),
     on_cpu=_MARK,
 )
-COPIES = Described(
-    key="copies",
-    title="Copies and fills by sort",
-    order="time",
-    columns=(
-        kernel("sort", "name"),
-        sum_ms("ms", "time"),
-        count("count"),
-        size("size", "size_bytes"),
-        rate("rate", "bytes_per_s"),
-    ),
-)
-STREAMS = Described(
-    key="streams",
-    title="Streams",
-    order="busy",
-    columns=(
-        count("device"),
-        count("stream"),
-        sum_ms("busy, ms", "busy"),
-        count("pieces of work", "count"),
-        count("longest queue", "longest_queue"),
-        decimal("mean queue", "mean_queue"),
-    ),
-)
-QUEUES = Described(
-    key="queues",
-    title="Full launch queues",
-    order="full",
-    columns=(
-        count("device"),
-        count("stream"),
-        count("longest"),
-        count("full at", "limit"),
-        sum_ms("full, ms", "full"),
-        ms("blocked, ms", "blocked", note="a thread was in a launching call"),
-    ),
-    only="full",
+COPIES = Described("copies", "Copies and fills by sort", "time", (
+    kernel("sort", "name"),
+    sum_ms("ms", "time"),
+    count("count"),
+    size("size", "size_bytes"),
+    rate("rate", "bytes_per_s"),
+))
+STREAMS = Described("streams", "Streams", "busy", (
+    count("device"),
+    count("stream"),
+    sum_ms("busy, ms", "busy"),
+    count("pieces of work", "count"),
+    count("longest queue", "longest_queue"),
+    decimal("mean queue", "mean_queue"),
+))
+QUEUES = Described("queues", "Full launch queues", "full", (
+    count("device"),
+    count("stream"),
+    count("longest"),
+    count("full at", "limit"),
+    sum_ms("full, ms", "full"),
+    ms("blocked, ms", "blocked", note="a thread was in a launching call"),
+), only="full",
     note="Work that was launched and has not started; a captured graph is one piece.",
 )
-COUNTERS = Described(
-    key="counters",
-    title="Performance counters",
-    order="total",
-    columns=(
-        kernel("kernel", "kernel"),
-        kernel("counter", "counter"),
-        kernel("op", "op"),
-        count("runs", "count"),
-        figure("mean"),
-        figure("total"),
-    ),
-)
+COUNTERS = Described("counters", "Performance counters", "total", (
+    kernel("kernel", "kernel"),
+    kernel("counter", "counter"),
+    kernel("op", "op"),
+    count("runs", "count"),
+    figure("mean"),
+    figure("total"),
+))
 PAGE = (
     *(PATH, KERNELS, OPS, MODULES, ROOFLINE, SEQUENCES, COLLECTIVES, MATMULS, ANNOTATIONS),
     *(COPIES, STREAMS, QUEUES, COUNTERS),
 )
-DIFF = Described(
-    key="rows",
-    title="Ops by module",
-    order="",
-    columns=(
-        kernel("op", "op", on=BRIEF),
-        module("module", "module", on=BRIEF),
-        count("modules"),
-        ms("before, ms", "before", on=BRIEF),
-        ms("after, ms", "after", on=BRIEF),
-        sum_ms("change, ms", "change", show=change_ms, on=BRIEF),
-        text("state"),
-        count("count before", "count_before"),
-        count("count after", "count_after"),
-        _named("kernels only before", "kernels_before", _of_kernels),
-        _named("kernels only after", "kernels_after", _of_kernels),
-    ),
-)
+DIFF = Described("rows", "Ops by module", "", (
+    kernel("op", "op", on=BRIEF),
+    module("module", "module", on=BRIEF),
+    count("modules"),
+    ms("before, ms", "before", on=BRIEF),
+    ms("after, ms", "after", on=BRIEF),
+    sum_ms("change, ms", "change", show=change_ms, on=BRIEF),
+    text("state"),
+    count("count before", "count_before"),
+    count("count after", "count_after"),
+    _named("kernels only before", "kernels_before", _of_kernels),
+    _named("kernels only after", "kernels_after", _of_kernels),
+))
+# fmt: on
 RANK = count("rank")
 
 
-def page_tables(ranks: Sequence[Row]) -> list[ReportSection]:
+def page_tables(ranks: Sequence[Row]) -> list[m.ReportSection]:
     """Return every table of one report, or of several ranks with a column that says which."""
     on_device = any(one["on_device"] for one in ranks)
     found = [_of_ranks(described, ranks, on_device) for described in PAGE]
     return [one for one in found if one is not None]
 
 
-def _of_ranks(described: Described, ranks: Sequence[Row], on_device: bool) -> ReportSection | None:
+def _of_ranks(
+    described: Described, ranks: Sequence[Row], on_device: bool
+) -> m.ReportSection | None:
     rows: list[Row] = [
         {**row, "rank": one["rank"]} for one in ranks for row in _rows(one[described.key])
     ]
@@ -399,12 +327,12 @@ def _of_ranks(described: Described, ranks: Sequence[Row], on_device: bool) -> Re
         label = "Rate of each op over its intensity, under the ceilings; the table has the numbers"
         if plot := roofline_plot(ranks):
             drawn = [
-                note(f"The figure shows rank {ranks[0]['rank']}.") if several else None,
-                Figure("plot", plot, label, "roofline dots"),
+                m.note(f"The figure shows rank {ranks[0]['rank']}.") if several else None,
+                m.Figure("plot", plot, label, "roofline dots"),
             ]
     title = described.title if on_device else described.cpu_title or described.title
-    return section(
-        title, note(said) if said else None, *drawn, *sorting(title, columns, rows), on="page"
+    return m.section(
+        title, m.note(said) if said else None, *drawn, *sorting(title, columns, rows), on="page"
     )
 
 
@@ -413,31 +341,31 @@ def _rows(found: Any) -> Sequence[Row]:
     return (found["rows"] if isinstance(found, Mapping) else found) or ()
 
 
-def sorting(title: str, columns: Sequence[Column], rows: Sequence[Row]) -> tuple[Any, ...]:
+def sorting(title: str, columns: Sequence[m.Column], rows: Sequence[Row]) -> tuple[Any, ...]:
     """Return the first rows of a table that sorts and filters, and how many there are more."""
     more = f"{len(rows) - ROWS:,} more rows are in --json and --parquet."
-    table = ResultTable(columns, rows[:ROWS], label=title, sorts=True)
-    return blocks(table, note(more) if len(rows) > ROWS else None)
+    table = m.ResultTable(columns, rows[:ROWS], label=title, sorts=True)
+    return m.blocks(table, m.note(more) if len(rows) > ROWS else None)
 
 
 def brief(
     title: str, described: Described, rows: Sequence[Row], top: int, on_device: bool = True
-) -> ReportSection | None:
+) -> m.ReportSection | None:
     """Return the first rows for the terminal, under a title that counts them all."""
     if not rows:
         return None
     counted = f"the first {top} of {len(rows):,}" if len(rows) > top else f"{len(rows):,}"
-    return section(
+    return m.section(
         f"{title}: {counted}", brief_table(described, rows[:top], on_device), on="terminal"
     )
 
 
-def brief_table(described: Described, rows: Sequence[Row], on_device: bool = True) -> ResultTable:
+def brief_table(described: Described, rows: Sequence[Row], on_device: bool = True) -> m.ResultTable:
     """Return rows for the terminal, with short names that differ from each other."""
     columns = [one for one in described.columns_of(on_device) if one.on == BRIEF]
     key = "op" if described is DIFF else "name"
     shown = rows if described is COMMUNICATION else _short_names(rows, key, BRIEF_NAME)
-    return ResultTable(columns, shown, on="terminal")
+    return m.ResultTable(columns, shown, on="terminal")
 
 
 def _short_names(rows: Sequence[Row], key: str, width: int) -> list[Row]:

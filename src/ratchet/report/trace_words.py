@@ -6,13 +6,7 @@ from collections import defaultdict
 from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
-from ratchet.report.words import (
-    counted,
-    share_of,
-    show_bytes,
-    show_ns,
-    show_share,
-)
+from ratchet.report.words import counted, share_of, show_bytes, show_ns, show_share
 from ratchet.trace.read.columns import PLATFORMS, Platform
 
 PARTS = {
@@ -271,15 +265,11 @@ def advice_words(finding: Mapping[str, Any], window_ns: int) -> str:
     return f"{finding['name']}: up to {show_ns(gain)} ({share_of(gain, window_ns)} of the window)"
 
 
-def lever_words(finding: Mapping[str, Any]) -> str:
-    """Return the command that tries a finding; empty if no lever does."""
-    if not finding["levers"]:
-        return ""
-    return (
-        "try: "
-        + ", ".join(f"ratchet optimize WORKLOAD --try {lever}" for lever in finding["levers"][:1])
-        + ("" if len(finding["levers"]) < 2 else f" (or {', '.join(finding['levers'][1:])})")
-    )
+def lever_lines(finding: Mapping[str, Any]) -> list[str]:
+    """Return the command that tries a finding's first lever, with the names of the others."""
+    first, *others = finding["levers"]
+    more = f"  # or {', '.join(others)}" if others else ""
+    return [f"ratchet optimize WORKLOAD --try {first}{more}"]
 
 
 def across_words(document: Mapping[str, Any]) -> list[str]:

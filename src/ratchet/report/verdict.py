@@ -8,28 +8,9 @@ from typing import Any
 from rich.console import Console
 
 from ratchet.report import figures
+from ratchet.report import model as m
 from ratchet.report.emulated import estimate_section, heat_section
 from ratchet.report.environment import WHERE, facts_of
-from ratchet.report.model import (
-    Column,
-    Facts,
-    Figure,
-    Inline,
-    Lines,
-    ReportSection,
-    ResultReport,
-    ResultTable,
-    Span,
-    Tile,
-    Tiles,
-    Words,
-    blocks,
-    name,
-    note,
-    section,
-    why,
-    written,
-)
 from ratchet.report.page import render_page
 from ratchet.report.static_profile import static_section
 from ratchet.report.terminal import print_report
@@ -57,15 +38,17 @@ _ARMS = {
 _MORE_STYLES = ("same_arithmetic", "best_compile_same")
 
 EVIDENCE = (
-    name("check"),
-    Column("passed", "passed", lambda passed: Span("yes", "yes") if passed else Span("NO", "no")),
-    why("detail"),
+    m.name("check"),
+    m.Column(
+        "passed", "passed", lambda passed: m.Span("yes", "yes") if passed else m.Span("NO", "no")
+    ),
+    m.why("detail"),
 )
 """The columns of a verdict's checks, on the terminal and on every page."""
 CASES = (
-    name("case", "name"),
-    Column("", "timed", lambda timed: "timed" if timed else ""),
-    Column("inputs", "inputs", lambda specs: ", ".join(map(_input, specs))),
+    m.name("case", "name"),
+    m.Column("", "timed", lambda timed: "timed" if timed else ""),
+    m.Column("inputs", "inputs", lambda specs: ", ".join(map(_input, specs))),
 )
 
 
@@ -79,7 +62,7 @@ def render_verdict_page(judged: Mapping[str, Any]) -> str:
     return render_page(verdict_report(judged))
 
 
-def verdict_report(judged: Mapping[str, Any]) -> ResultReport:
+def verdict_report(judged: Mapping[str, Any]) -> m.ResultReport:
     """Describe a verdict.
 
     `judged` is a `JudgedKernel` as plain data, with `paths` if files were written.
@@ -88,70 +71,59 @@ def verdict_report(judged: Mapping[str, Any]) -> ResultReport:
     status = show_status(verdict["status"])
     source, tier = str(kernel["source"]), verdict["environment"].get("tier")
     emulated = verdict.get("emulated") or ()
-    sections = blocks(
+    sections = m.blocks(
         evidence_section("Evidence", verdict["evidence"]),
-        section("Speed-up", *speedup_words(verdict), on="terminal"),
         _samples(verdict["samples"]),
         estimate_section(emulated),
         heat_section(emulated, source),
-        section("Sizes", f"tier {tier}", on="terminal") if tier else None,
-        section("Isolation", verdict["isolation"], on="terminal"),
         static_section(verdict.get("static")),
         _judged(verdict, kernel, problem),
-        section(WHERE, Facts(facts_of(verdict["environment"])), on="page"),
-        written(judged.get("paths") or {}),
+        m.section(WHERE, m.Facts(facts_of(verdict["environment"])), on="page"),
+        m.written(judged.get("paths") or {}),
     )
-    return ResultReport(
+    return m.ResultReport(
         title=f"{problem['name']}, {status}",
         heading=f"verdict on {kernel['name']} for {problem['name']}",
-        headline=(Span(sentence(status), tone(verdict["status"])), f": {verdict['reason']}"),
+        headline=(m.Span(sentence(status), tone(verdict["status"])), f": {verdict['reason']}"),
         header=(
-            Words(f"{sentence(status)} means: {MEANING[verdict['status']]}.", "soft"),
-            *([Words(recalled_words(judged["judged_at"]), "soft")] if judged["recalled"] else []),
-            Words(
-                f"judged {show_moment(judged['judged_at'])} · isolation: {verdict['isolation']}",
+            m.Words(f"{sentence(status)} means: {MEANING[verdict['status']]}.", "soft"),
+            *([m.Words(recalled_words(judged["judged_at"]), "soft")] if judged["recalled"] else []),
+            m.Words(
+                f"judged {show_moment(judged['judged_at'])}{f' · tier {tier}' if tier else ''} · "
+                f"isolation: {verdict['isolation']}",
                 "soft",
-                on="page",
             ),
-            Tiles(speedup_tiles(verdict)),
+            m.Tiles(speedup_tiles(verdict)),
         ),
         sections=sections,
     )
 
 
-def evidence_section(title: str, evidence: Sequence[Mapping[str, Any]]) -> ReportSection:
+def evidence_section(title: str, evidence: Sequence[Mapping[str, Any]]) -> m.ReportSection:
     """Return the checks of a verdict, in their order."""
-    return section(
+    return m.section(
         title,
-        note(
+        m.note(
             "The checks, in order. A check that was never reached is not listed and does not count "
             "as passed."
         ),
-        ResultTable(EVIDENCE, evidence) if evidence else "Nothing was checked.",
+        m.ResultTable(EVIDENCE, evidence) if evidence else "Nothing was checked.",
     )
 
 
-def speedup_words(verdict: Mapping[str, Any]) -> list[str]:
-    """Say how fast the kernel is against each rival."""
-    return [
-        f"against {title}: {show_speedup(ratio)}, {show_confidence(ratio)}"
-        for title, ratio in measured_speedups(verdict)
-    ] or ["none: nothing was timed, or the times do not count"]
-
-
-def speedup_tiles(verdict: Mapping[str, Any], confirmed: str = "") -> list[Tile]:
+def speedup_tiles(verdict: Mapping[str, Any], confirmed: str = "") -> list[m.Tile]:
     """Return how fast the kernel is against each rival, in large print."""
     return [
-        Tile(
+        m.Tile(
             show_ratio(ratio["ratio"]),
             f"against {title}",
             f"{confirmed}{show_confidence(ratio)} {show_interval(ratio['low'], ratio['high'])}",
         )
         for title, ratio in measured_speedups(verdict)
-    ] or [Tile(ABSENT, "no speed-up", "nothing was timed, or the times do not count")]
+    ] or [m.Tile(ABSENT, "no speed-up", "nothing was timed, or the times do not count")]
 
 
-def _samples(samples: Sequence[Mapping[str, Any]]) -> ReportSection | None:
+def _samples(samples: Sequence[Mapping[str, Any]]) -> m.ReportSection | None:
     """Return one plot for each timed case."""
     cases = dict.fromkeys(str(sample["case"]) for sample in samples)
     arms = dict.fromkeys(str(sample["arm"]) for sample in samples)
@@ -163,19 +135,19 @@ def _samples(samples: Sequence[Mapping[str, Any]]) -> ReportSection | None:
         own = [sample for sample in samples if sample["case"] == case]
         plot = figures.dots_plot(own, styles, what="one call")
         label = "Every timed batch over the rounds; the legend has the medians"
-        plots.append(section(case, Figure("plot", plot, label, "dots")))
+        plots.append(m.section(case, m.Figure("plot", plot, label, "dots")))
     if not plots:
         return None
-    said = note(
+    said = m.note(
         "Every timed batch, as the time of one call by the judge's clock. In each round every arm "
         "ran once, in random order. The scale is logarithmic."
     )
-    return section("Raw samples", said, *plots, on="page")
+    return m.section("Raw samples", said, *plots, on="page")
 
 
 def _judged(
     verdict: Mapping[str, Any], kernel: Mapping[str, Any], problem: Mapping[str, Any]
-) -> ReportSection:
+) -> m.ReportSection:
     libraries = ", ".join(problem["libraries"])
     allowed = f"; library {libraries} allowed" if libraries else ""
     work = {"own": f"in the kernel's own code{allowed}"}.get(
@@ -183,20 +155,20 @@ def _judged(
     )
     named = f"{kernel['name']}, {kernel['language']}, entry "
     visible = [case for case in problem["cases"] if not case["hidden"]]
-    facts: list[tuple[str, Inline]] = [
-        ("problem", (f"{problem['name']} ", Span(short_hash(verdict["problem_hash"]), "code"))),
+    facts: list[tuple[str, m.Inline]] = [
+        ("problem", (f"{problem['name']} ", m.Span(short_hash(verdict["problem_hash"]), "code"))),
         ("the work must run", work),
         (
             "kernel",
-            (named, Span(kernel["entry"], "code"), " ",
-             Span(short_hash(verdict["kernel_hash"]), "code")),
+            (named, m.Span(kernel["entry"], "code"), " ",
+             m.Span(short_hash(verdict["kernel_hash"]), "code")),
         ),
     ]  # fmt: skip
-    return section(
+    return m.section(
         "The problem and the kernel",
-        Facts(facts),
-        section("Visible cases", ResultTable(CASES, visible)) if visible else None,
-        section("the kernel's source", Lines([kernel["source"]]), closed=True),
+        m.Facts(facts),
+        m.section("Visible cases", m.ResultTable(CASES, visible)) if visible else None,
+        m.section("the kernel's source", m.Lines([kernel["source"]]), closed=True),
         on="page",
     )
 
@@ -212,9 +184,9 @@ def show_status(status: str) -> str:
     return status.replace("_", " ")
 
 
-def status_cell(status: str) -> Span:
+def status_cell(status: str) -> m.Span:
     """Format a status with its colour."""
-    return Span(show_status(status), tone(status))
+    return m.Span(show_status(status), tone(status))
 
 
 def tone(status: str) -> str:

@@ -6,30 +6,21 @@ import re
 from xml.etree import ElementTree
 
 from ratchet.guard.watch.result import WatchedResult, WatchReport
+from ratchet.report import model as m
 from ratchet.report.history import short_revision
-from ratchet.report.model import (
-    Column,
-    Lines,
-    ResultReport,
-    ResultTable,
-    blocks,
-    number,
-    text_of,
-    why,
-)
 from ratchet.report.terminal import print_report
 from ratchet.report.words import show_change, show_value
 
 MARKER = "<!-- ratchet watch -->"
 """Lets a later run find its own comment."""
 BENCHMARKS = (
-    Column("benchmark", "name"),
-    Column("answer"),
-    number("change", lambda one: _change(one)),
-    number("base", lambda one: show_value(one.base, one.unit)),
-    number("head", lambda one: show_value(one.head, one.unit)),
-    number("runs", "runs", lambda runs: str(runs or "")),
-    why("why"),
+    m.Column("benchmark", "name"),
+    m.Column("answer"),
+    m.number("change", lambda one: _change(one)),
+    m.number("base", lambda one: show_value(one.base, one.unit)),
+    m.number("head", lambda one: show_value(one.head, one.unit)),
+    m.number("runs", "runs", lambda runs: str(runs or "")),
+    m.why("why"),
 )
 """The columns of a benchmark, on the terminal and in the comment."""
 
@@ -37,9 +28,9 @@ BENCHMARKS = (
 def print_watch(report: WatchReport) -> None:
     """Print a row for each benchmark, then the answer."""
     notes = [f"note: {note}" for note in report.notes]
-    table = ResultTable(BENCHMARKS, report.results)
-    said = blocks(table, headline(report), Lines(notes, indent=0) if notes else None)
-    print_report(ResultReport(header=said))
+    table = m.ResultTable(BENCHMARKS, report.results)
+    said = m.blocks(table, headline(report), m.Lines(notes, indent=0) if notes else None)
+    print_report(m.ResultReport(header=said))
 
 
 def headline(report: WatchReport) -> str:
@@ -110,7 +101,7 @@ def junit(report: WatchReport) -> str:
 
 
 def _row(one: WatchedResult) -> list[str]:
-    return [text_of(column.cell(one)) for column in BENCHMARKS]
+    return [m.text_of(column.cell(one)) for column in BENCHMARKS]
 
 
 def _change(one: WatchedResult) -> str:

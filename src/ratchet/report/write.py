@@ -17,27 +17,8 @@ from ratchet.authors.files import untimed
 from ratchet.authors.result import WritingResult, WrittenKernel, WrittenRow
 from ratchet.authors.shares import WorkloadWriting
 from ratchet.report import figures
+from ratchet.report import model as m
 from ratchet.report.environment import facts_of, where_measured
-from ratchet.report.model import (
-    Column,
-    Figure,
-    Inline,
-    Lines,
-    ReportSection,
-    ResultReport,
-    ResultTable,
-    Span,
-    Tile,
-    Tiles,
-    Words,
-    blocks,
-    name,
-    note,
-    number,
-    section,
-    why,
-    written,
-)
 from ratchet.report.page import render_page
 from ratchet.report.scale import Scale, around
 from ratchet.report.static_profile import static_section
@@ -49,7 +30,6 @@ from ratchet.report.verdict import (
     short_hash,
     show_status,
     speedup_tiles,
-    speedup_words,
     status_cell,
     tone,
 )
@@ -84,30 +64,30 @@ UNTIMED: Final = (
     "profile for AMD, which is an estimate. Judge it on a GPU before you use it."
 )
 AUTHORS: Final = (
-    Column("author", "name"),
-    number("proposals"),
-    number("right"),
-    why("remark", lambda one: one.note or ("" if one.proposals else "no proposals")),
+    m.Column("author", "name"),
+    m.number("proposals"),
+    m.number("right"),
+    m.why("remark", lambda one: one.note or ("" if one.proposals else "no proposals")),
 )
 KERNELS: Final = (
-    Column("kernel", "kernel_hash", lambda hash: Span(short_hash(hash), "code")),
-    Column("author"),
-    Column("answer", "status", status_cell),
-    number("speed-up", "ratio", show_ratio),
-    number("interval", lambda row: show_interval(row.low, row.high)),
-    Column("from", "parents", lambda parents: _hashes(parents)),
-    why(
+    m.Column("kernel", "kernel_hash", lambda hash: m.Span(short_hash(hash), "code")),
+    m.Column("author"),
+    m.Column("answer", "status", status_cell),
+    m.number("speed-up", "ratio", show_ratio),
+    m.number("interval", lambda row: show_interval(row.low, row.high)),
+    m.Column("from", "parents", lambda parents: _hashes(parents)),
+    m.why(
         "what is new, or what is wrong",
         lambda row: row.note if row.ratio is not None else row.reason,
     ),
 )
 REGIONS: Final = (
-    name("region", "problem"),
-    Column("verdict", "status", show_status),
-    number("against eager", "ratio", show_ratio),
-    number("a step may gain", "gain_s", show_time),
-    number("screened"),
-    why("why", lambda row: f"from the ledger: {row.reason}" if row.recalled else row.reason),
+    m.name("region", "problem"),
+    m.Column("verdict", "status", show_status),
+    m.number("against eager", "ratio", show_ratio),
+    m.number("a step may gain", "gain_s", show_time),
+    m.number("screened"),
+    m.why("why", lambda row: f"from the ledger: {row.reason}" if row.recalled else row.reason),
 )
 
 
@@ -123,27 +103,27 @@ def render_write_page(result: WritingResult) -> str:
     return render_page(write_report(result, {}))
 
 
-def write_report(result: WritingResult, paths: Mapping[str, str]) -> ResultReport:
+def write_report(result: WritingResult, paths: Mapping[str, str]) -> m.ResultReport:
     """Describe a run, and the files that it wrote."""
     best = result.best
     verdict = {} if best is None else best.verdict
     reloads = f"The run is going on. This page reloads itself every {RELOAD_S} seconds."
-    run = [("run", Span(result.run or "-", "code"))]
-    return ResultReport(
+    run = [("run", m.Span(result.run or "-", "code"))]
+    return m.ResultReport(
         title=f"{result.problem}, {'running' if result.running else result.status}",
         heading=f"kernels for {result.problem}",
-        headline=Span(headline(result), tone(result.status) if best else ""),
-        header=blocks(
-            Words(
+        headline=m.Span(headline(result), tone(result.status) if best else ""),
+        header=m.blocks(
+            m.Words(
                 f"{stop_words(result)} · {device_words(result.device)} · started "
                 f"{show_moment(result.started_at)}",
                 "soft",
             ),
             *(sentence(one) for one in result.notes),
-            Words(reloads, "warning", on="page") if result.running else None,
-            Tiles([*_speedups(result), _screened(result)]),
+            m.Words(reloads, "warning", on="page") if result.running else None,
+            m.Tiles([*_speedups(result), _screened(result)]),
         ),
-        sections=blocks(
+        sections=m.blocks(
             _verdict(best) if best else None,
             replace(evidence_section("Evidence", verdict["evidence"]), on="page")
             if verdict.get("evidence")
@@ -152,7 +132,7 @@ def write_report(result: WritingResult, paths: Mapping[str, str]) -> ResultRepor
             _lineage(result),
             _kernel(best) if best else None,
             static_section(result.static) if best and untimed(best) else None,
-            section("Authors", ResultTable(AUTHORS, result.authors), Words(ESTIMATE, "note"))
+            m.section("Authors", m.ResultTable(AUTHORS, result.authors), m.Words(ESTIMATE, "note"))
             if result.stopped != "recalled"
             else None,
             _kernels(result),
@@ -163,30 +143,29 @@ def write_report(result: WritingResult, paths: Mapping[str, str]) -> ResultRepor
                 before=run,
                 after=facts_of(verdict.get("environment", {})),
             ),
-            written(paths),
+            m.written(paths),
         ),
         reload_s=RELOAD_S if result.running else None,
     )
 
 
-def _speedups(result: WritingResult) -> list[Tile]:
+def _speedups(result: WritingResult) -> list[m.Tile]:
     if result.best and measured_speedups(result.best.verdict):
         return speedup_tiles(result.best.verdict, "confirmed by a verdict, ")
     yet = " yet" if result.running else ""
     said = "only a verdict of its own gives a kernel's speed-up"
-    return [Tile(f"no confirmed speed-up{yet}", "", said, "undecided")]
+    return [m.Tile(f"no confirmed speed-up{yet}", "", said, "undecided")]
 
 
-def _screened(result: WritingResult) -> Tile:
+def _screened(result: WritingResult) -> m.Tile:
     said = f"{counted(result.judged, 'verdict')}; the level pays for {result.planned_verdicts}"
-    return Tile(str(result.screened), "kernels screened", said)
+    return m.Tile(str(result.screened), "kernels screened", said)
 
 
-def _verdict(best: WrittenKernel) -> ReportSection:
+def _verdict(best: WrittenKernel) -> m.ReportSection:
     known = recalled_words(best.judged_at) if best.recalled else ""
-    return section(
+    return m.section(
         "Verdict",
-        *(Words(one, on="terminal") for one in speedup_words(best.verdict)),
         best.reason,
         f"{best.name}, {best.language}, by {best.author}",
         known and f"The verdict is {known}.",
@@ -194,66 +173,66 @@ def _verdict(best: WrittenKernel) -> ReportSection:
     )
 
 
-def _progress(result: WritingResult) -> ReportSection | None:
+def _progress(result: WritingResult) -> m.ReportSection | None:
     label = "Screened and confirmed speed-ups over the {}; the table has the numbers"
     plots = [
-        section(title, Figure("plot", plot, label.format(over), "progress"))
+        m.section(title, m.Figure("plot", plot, label.format(over), "progress"))
         for title, over, by_time in (
             ("Over time", "seconds of the run", True),
             ("Over kernels judged", "kernels judged", False),
         )
         if (plot := progress_plot(result, by_time=by_time))
     ]
-    said = note(
+    said = m.note(
         "Screened speed-ups are estimates, and the best of many is too high. The kernel that was "
         "chosen is timed again by a verdict of its own: new processes, new values. Only that "
         "figure is a result."
     )
-    return section("Speed-up over the run", said, *plots, on="page") if plots else None
+    return m.section("Speed-up over the run", said, *plots, on="page") if plots else None
 
 
-def _lineage(result: WritingResult) -> ReportSection | None:
+def _lineage(result: WritingResult) -> m.ReportSection | None:
     found = lineage(result)
     if not found:
         return None
     last = "the best kernel" if result.best else "the kernel that was screened best"
     sources = [
-        section(f"source of {one.short}", Lines([one.source], "code"), closed=True)
+        m.section(f"source of {one.short}", m.Lines([one.source], "code"), closed=True)
         for one in found[:-1]
         if one.source
     ]
-    return section(
+    return m.section(
         "Lineage",
-        note(
+        m.note(
             f"From the first ancestor to {last}: who proposed it, what changed, and its screened "
             "speed-up."
         ),
-        ResultTable(LINEAGE, found),
+        m.ResultTable(LINEAGE, found),
         *sources,
         on="page",
     )
 
 
-def _kernel(best: WrittenKernel) -> ReportSection:
-    said: Inline = (
+def _kernel(best: WrittenKernel) -> m.ReportSection:
+    said: m.Inline = (
         f"{best.name}, {best.language}, entry ",
-        Span(best.entry, "code"),
+        m.Span(best.entry, "code"),
         f", by {best.author} ",
-        Span(short_hash(best.kernel_hash), "code"),
+        m.Span(short_hash(best.kernel_hash), "code"),
     )
-    source = Lines([coloured(best.source, best.language)], "code")
-    return section("The kernel", Words(said, "note"), source, on="page")
+    source = m.Lines([coloured(best.source, best.language)], "code")
+    return m.section("The kernel", m.Words(said, "note"), source, on="page")
 
 
-def _kernels(result: WritingResult) -> ReportSection | None:
+def _kernels(result: WritingResult) -> m.ReportSection | None:
     if not result.rows:
         return None
     left_out = len(_newest(result.rows)) - MOST_ROWS
     more = f" {left_out} more are in result.json." if left_out > 0 else ""
-    return section(
+    return m.section(
         "Kernels",
-        note(f"Judged kernels first, then by their newest speed-up.{more}"),
-        ResultTable(KERNELS, _table_rows(result.rows), label="Every kernel"),
+        m.note(f"Judged kernels first, then by their newest speed-up.{more}"),
+        m.ResultTable(KERNELS, _table_rows(result.rows), label="Every kernel"),
         on="page",
     )
 
@@ -266,12 +245,13 @@ def print_workload(
     rows = [row for row in result.rows if row.status != "not_reached"]
     left = len(result.rows) - len(rows)
     said = f"The budget ended before {left} more regions: raise --budget, or run it again."
-    report = ResultReport(
+    report = m.ResultReport(
         headline=f"{proven} of {len(result.rows)} regions of {result.workload} have a proven "
         "kernel",
-        header=(Words(f"{show_time(result.spent_s)} of {show_time(result.budget_s)}"),),
-        sections=blocks(
-            section("Regions", ResultTable(REGIONS, rows), said if left else None), written(paths)
+        header=(m.Words(f"{show_time(result.spent_s)} of {show_time(result.budget_s)}"),),
+        sections=m.blocks(
+            m.section("Regions", m.ResultTable(REGIONS, rows), said if left else None),
+            m.written(paths),
         ),
     )
     print_report(report, console)
@@ -346,11 +326,7 @@ def progress_plot(result: WritingResult, *, by_time: bool) -> figures.Plot | Non
             title="best so far by screening, which is too high",
             path=_steps(screened, at),
         ),
-        figures.Series(
-            key="twin lines",
-            title="from parent to child",
-            path=_edges(screened, at),
-        ),
+        figures.Series(key="twin lines", title="from parent to child", path=_edges(screened, at)),
         figures.Series(
             key="ratchet verdicts",
             title="verdict, with its interval",
@@ -381,16 +357,16 @@ class Ancestor:
 
 
 LINEAGE: Final = (
-    Column("kernel", "short", lambda short: Span(short, "code")),
-    Column("author"),
-    number("screened", "estimate"),
-    Column("from", "parents", lambda parents: _hashes(parents)),
-    why("what changed", "note"),
+    m.Column("kernel", "short", lambda short: m.Span(short, "code")),
+    m.Column("author"),
+    m.number("screened", "estimate"),
+    m.Column("from", "parents", lambda parents: _hashes(parents)),
+    m.why("what changed", "note"),
 )
 
 
-def _hashes(hashes: Sequence[str]) -> Inline:
-    return Span(", ".join(map(short_hash, hashes)), "code")
+def _hashes(hashes: Sequence[str]) -> m.Inline:
+    return m.Span(", ".join(map(short_hash, hashes)), "code")
 
 
 def lineage(result: WritingResult) -> list[Ancestor]:
