@@ -180,7 +180,7 @@ def _advice(ranks: Sequence[Document]) -> m.ReportSection:
         )
         for place, finding in enumerate(_findings(ranks), start=1)
     ]
-    return m.section("What could be won", said, *(found or ["Nothing stands out."]))
+    return m.section("What could be won", said, *found, "" if found else "Nothing stands out.")
 
 
 def _on_ranks(ranks: Sequence[Any]) -> str:

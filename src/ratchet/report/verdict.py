@@ -179,6 +179,11 @@ def _input(spec: Mapping[str, Any]) -> str:
     return f"{spec['dtype']} {shape}{layout}"
 
 
+def show_passed(passed: bool) -> m.Span:
+    """Format whether a check passed, so that a failure stands out."""
+    return m.Span("yes", "yes") if passed else m.Span("NO", "no")
+
+
 def show_status(status: str) -> str:
     """Format a status for people."""
     return status.replace("_", " ")
