@@ -60,6 +60,13 @@ class MovingLine:
             self._bar.stop()
             self._bar = None
 
+    def keep(self, words: str, *, piped: str | None = None) -> None:
+        """Print a line that stays; `piped` is that of a pipe or a file, if it differs."""
+        if self._bar is not None:
+            self._bar.console.print(words)
+        else:
+            print(words if piped is None else piped, file=self._console.file, flush=True)
+
     def move(self, words: str, completed: float | None = None) -> None:
         """Show what is being done, and how far it is; a pipe gets nothing."""
         if self._bar is not None:
@@ -90,12 +97,8 @@ class SuiteProgress(MovingLine):
     def show(self, row: Mapping[str, Any]) -> None:
         """Show that one problem is done; `row` is its row as plain data."""
         self._done += 1
-        if self._bar is None:
-            words = f"{self._words()}: {row_words(row)}"
-            print(words, file=self._console.file, flush=True)
-            return
         self.move(self._words(), self._done)
-        self._bar.console.print(row_words(row))
+        self.keep(row_words(row), piped=f"{self._words()}: {row_words(row)}")
 
     def _words(self) -> str:
         return f"{self._done} of {self._problems} problems"
@@ -228,12 +231,10 @@ class SweepLine(MovingLine):
         """Show one type's row, and how many types are left."""
         self._done += 1
         said = f"{row.type}: {row.status}{f' ({shortened(row.why)})' if row.why else ''}"
-        if self._bar is None:
-            print(f"{said}, {left} left", file=self._console.file, flush=True)
-            return
-        self._bar.update(self._bar.task_ids[0], total=self._done + left)
+        if self._bar is not None:
+            self._bar.update(self._bar.task_ids[0], total=self._done + left)
         self.move(f"{left} types left", self._done)
-        self._bar.console.print(said)
+        self.keep(said, piped=f"{said}, {left} left")
 
 
 class CompareProgress(MovingLine):
@@ -268,7 +269,8 @@ class WriteProgress(BudgetLine):
             self._best = best
             lines.append(f"best estimate {show_ratio(best)} after {event.screened} kernels")
         for line in lines:
-            self._line(f"{self._problem}: {line}" if self._problem else line)
+            said = f"{self._problem}: {line}" if self._problem else line
+            self.keep(said, piped=f"[{time.monotonic() - self._began_s:5.0f} s] {said}")
         self.spend(self._doing(event))
 
     def _doing(self, event: RunEvent) -> str:
@@ -276,13 +278,6 @@ class WriteProgress(BudgetLine):
         if event.best_ratio:
             so_far += f", best estimate {show_ratio(event.best_ratio)}"
         return f"{self._problem}: {event.kind} {event.detail} ({so_far})".removeprefix(": ")
-
-    def _line(self, words: str) -> None:
-        if self._bar is not None:
-            self._bar.console.print(words)
-            return
-        spent = f"[{time.monotonic() - self._began_s:5.0f} s]"
-        print(f"{spent} {words}", file=self._console.file, flush=True)
 
 
 class StageProgress:

@@ -108,6 +108,7 @@ def write_report(result: WritingResult, paths: Mapping[str, str]) -> m.ResultRep
     best = result.best
     verdict = {} if best is None else best.verdict
     reloads = f"The run is going on. This page reloads itself every {RELOAD_S} seconds."
+    static = static_section(result.static)
     run = [("run", m.Span(result.run or "-", "code"))]
     return m.ResultReport(
         title=f"{result.problem}, {'running' if result.running else result.status}",
@@ -131,7 +132,7 @@ def write_report(result: WritingResult, paths: Mapping[str, str]) -> m.ResultRep
             _progress(result),
             _lineage(result),
             _kernel(best) if best else None,
-            static_section(result.static) if best and untimed(best) else None,
+            static and replace(static, on="both" if best and untimed(best) else "page"),
             m.section("Authors", m.ResultTable(AUTHORS, result.authors), m.Words(ESTIMATE, "note"))
             if result.stopped != "recalled"
             else None,
@@ -366,7 +367,7 @@ LINEAGE: Final = (
 
 
 def _hashes(hashes: Sequence[str]) -> m.Inline:
-    return m.Span(", ".join(map(short_hash, hashes)), "code")
+    return m.Span(", ".join(map(short_hash, hashes)), "code") if hashes else ""
 
 
 def lineage(result: WritingResult) -> list[Ancestor]:
