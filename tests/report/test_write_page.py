@@ -131,11 +131,11 @@ def test_an_estimate_is_never_the_headline() -> None:
 
 def test_the_lineage_goes_from_the_first_ancestor_to_the_best() -> None:
     found = lineage(RESULT)
-    assert [one.short for one in found] == ["a" * 12, "c" * 12]
+    assert [one.kernel_hash for one in found] == ["a" * 16, "c" * 16]
     assert found[1].parents == ("a" * 16,)
-    assert found[1].estimate == "1.50x"
+    assert '<td class="n">1.50x</td>' in render_write_page(RESULT)
     unjudged = lineage(changed(best=None, rows=ROWS[:4]))
-    assert [one.short for one in unjudged] == ["a" * 12, "c" * 12]
+    assert [one.kernel_hash for one in unjudged] == ["a" * 16, "c" * 16]
 
 
 def test_the_plot_keeps_estimates_and_verdicts_apart() -> None:

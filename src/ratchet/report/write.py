@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from typing import Final
 
 from markupsafe import Markup
@@ -197,21 +197,26 @@ def _lineage(result: WritingResult) -> m.ReportSection | None:
     if not found:
         return None
     last = "the best kernel" if result.best else "the kernel that was screened best"
+    said = f"From the first ancestor to {last}: who proposed it, what changed, and its screened "
+    estimates = {
+        row.kernel_hash: row.ratio
+        for row in result.rows
+        if row.stage == "screened" and row.ratio is not None
+    }
+    kernel, author, _, _, _, parents, _ = KERNELS
+    screened = m.number("screened", lambda row: estimates.get(row.kernel_hash), show_ratio)
     sources = [
-        m.section(f"source of {one.short}", m.Lines([one.source], "code"), closed=True)
+        m.section(
+            f"source of {short_hash(one.kernel_hash)}",
+            m.Lines([coloured(result.sources[one.kernel_hash], one.language)], "code"),
+            closed=True,
+        )
         for one in found[:-1]
-        if one.source
+        if one.kernel_hash in result.sources
     ]
-    return m.section(
-        "Lineage",
-        m.note(
-            f"From the first ancestor to {last}: who proposed it, what changed, and its screened "
-            "speed-up."
-        ),
-        m.ResultTable(LINEAGE, found),
-        *sources,
-        on="page",
-    )
+    columns = (kernel, author, screened, parents, m.why("what changed", "note"))
+    table = m.ResultTable(columns, found)
+    return m.section("Lineage", m.note(f"{said}speed-up."), table, *sources, on="page")
 
 
 def _kernel(best: WrittenKernel) -> m.ReportSection:
@@ -344,33 +349,11 @@ def progress_plot(result: WritingResult, *, by_time: bool) -> figures.Plot | Non
     )
 
 
-@dataclass(frozen=True, kw_only=True, slots=True)
-class Ancestor:
-    """One kernel of the best one's lineage."""
-
-    short: str
-    author: str
-    note: str
-    estimate: str
-    """Its screened ratio; a dash if it has none."""
-    parents: tuple[str, ...]
-    source: Markup | None
-
-
-LINEAGE: Final = (
-    m.Column("kernel", "short", lambda short: m.Span(short, "code")),
-    m.Column("author"),
-    m.number("screened", "estimate"),
-    m.Column("from", "parents", lambda parents: _hashes(parents)),
-    m.why("what changed", "note"),
-)
-
-
 def _hashes(hashes: Sequence[str]) -> m.Inline:
     return m.Span(", ".join(map(short_hash, hashes)), "code") if hashes else ""
 
 
-def lineage(result: WritingResult) -> list[Ancestor]:
+def lineage(result: WritingResult) -> list[WrittenRow]:
     """Return the best kernel's ancestors from the first to itself.
 
     Without a verdict yet, those of the kernel that was screened best.
@@ -385,21 +368,7 @@ def lineage(result: WritingResult) -> list[Ancestor]:
             continue
         found[one] = None
         waiting += rows[one].parents
-    return [_ancestor(result, rows[one]) for one in reversed(found)]
-
-
-def _ancestor(result: WritingResult, row: WrittenRow) -> Ancestor:
-    screened = [one for one in result.rows if one.kernel_hash == row.kernel_hash]
-    ratios = [one.ratio for one in screened if one.stage == "screened" and one.ratio is not None]
-    source = result.sources.get(row.kernel_hash)
-    return Ancestor(
-        short=short_hash(row.kernel_hash),
-        author=row.author,
-        note=row.note,
-        estimate=show_ratio(ratios[-1] if ratios else None),
-        parents=row.parents,
-        source=None if source is None else coloured(source, row.language),
-    )
+    return [rows[one] for one in reversed(found)]
 
 
 def _newest(rows: Sequence[WrittenRow]) -> dict[str, WrittenRow]:
