@@ -24,12 +24,8 @@ def where_measured(
     software = [*before, *versions.items(), *after, ("command", m.Span(command, "code"))]
     return m.section(
         WHERE,
-        m.Beside(
-            (
-                m.section("Device", m.Facts(device_facts(device)), on="page"),
-                m.section("Software", m.Facts(software), on="page"),
-            )
-        ),
+        m.section("Device", m.Facts(device_facts(device))),
+        m.section("Software", m.Facts(software)),
         on="page",
     )
 

@@ -230,33 +230,44 @@ def _dividers(places: Mapping[tuple[int, int], int], width: Scale) -> tuple[floa
 
 def losses_plot(losses: LossResult | None) -> Plot | None:
     """Plot each seed's loss over the steps: the baseline's curves and the recipe's."""
-    if losses is None or not (losses.baseline or losses.candidate):
+    if losses is None or max(map(len, [*losses.baseline, *losses.candidate]), default=0) < 2:
         return None
-    curves = [*losses.baseline, *losses.candidate]
-    steps = max((len(curve) for curve in curves), default=0)
-    if steps < 2:
-        return None
-    scale = around([value for curve in curves for value in curve])
-    width = Scale(low=0.0, high=steps - 1.0)
     pairs = (
         ("as_written", "as written", losses.baseline),
         ("ratchet", "Ratchet", losses.candidate),
     )
+    curves = [
+        (key, title, f"{len(own)} seed{'' if len(own) == 1 else 's'}", list(map(enumerate, own)))
+        for key, title, own in pairs
+        if own
+    ]
+    return line_plot(curves, y_title="loss", digits=4)
+
+
+Curve = tuple[str, str, str, Sequence[Iterable[tuple[float, float]]]]
+"""The colour, title and note of lines, and the points of each."""
+
+
+def line_plot(curves: Iterable[Curve], *, y_title: str, digits: int) -> Plot:
+    """Plot figures over steps; their axis shows so many digits."""
+    drawn = [(*said, [list(line) for line in lines]) for *said, lines in curves]
+    points = [point for *_, lines in drawn for line in lines for point in line]
+    scale = around([value for _, value in points])
+    width = Scale(low=0.0, high=float(max(at for at, _ in points)) or 1.0)
     return Plot(
         series=tuple(
             Series(
                 key=key,
                 title=title,
-                path="".join(line_path(enumerate(curve), width, scale) for curve in own),
-                note=f"{len(own)} seed{'' if len(own) == 1 else 's'}",
+                path="".join(line_path(line, width, scale) for line in lines),
+                note=note,
             )
-            for key, title, own in pairs
-            if own
+            for key, title, note, lines in drawn
         ),
-        x_ticks=width.ticks(lambda step: f"{step:.0f}", count=5),
-        y_ticks=scale.ticks(lambda loss: f"{loss:.4g}", count=5),
+        x_ticks=width.ticks(lambda step: f"{step:.0f}", count=min(5, round(width.high) + 1)),
+        y_ticks=scale.ticks(lambda value: f"{value:.{digits}g}", count=5),
         x_title="step",
-        y_title="loss",
+        y_title=y_title,
     )
 
 

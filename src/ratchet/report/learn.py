@@ -13,7 +13,6 @@ from ratchet.learn.result import LearnReport
 from ratchet.report import figures
 from ratchet.report import model as m
 from ratchet.report.page import render_page
-from ratchet.report.scale import Scale, around
 from ratchet.report.terminal import print_report
 from ratchet.report.words import show_percent
 
@@ -92,7 +91,7 @@ def learn_report(report: LearnReport, paths: Mapping[str, str]) -> m.ResultRepor
                     "is a screening's estimate, not a verdict. Intervals are 95 %, over problems."
                 ),
                 m.ResultTable(ROUNDS, report.rounds),
-                m.Items(kept),
+                *kept,
             )
             if report.rounds
             else None,
@@ -141,27 +140,14 @@ def curve_plot(
         name: [(float(row["step"]), float(row[name])) for row in rows if name in row]
         for name in names
     }
-    last = {name: points[-1][1] for name, points in curves.items() if points}
-    curves = {name: _means(points) for name, points in curves.items() if len(points) > 1}
-    if not curves:
-        return None
-    scale = around([value for points in curves.values() for _, value in points])
-    width = Scale(low=0.0, high=max(at for points in curves.values() for at, _ in points) or 1.0)
-    return figures.Plot(
-        series=tuple(
-            figures.Series(
-                key=f"{COLOURS[place % len(COLOURS)]} lines",
-                title=TITLES[name],
-                path=figures.line_path(points, width, scale),
-                note=f"last {last[name]:.3f}",
-            )
-            for place, (name, points) in enumerate(curves.items())
-        ),
-        x_ticks=width.ticks(lambda step: f"{step:.0f}", count=min(5, round(width.high) + 1)),
-        y_ticks=scale.ticks(lambda value: f"{value:.3g}", count=5),
-        x_title="step",
-        y_title=y_title,
-    )
+    shown = [
+        (f"{COLOURS[place % len(COLOURS)]} lines", TITLES[name], f"last {points[-1][1]:.3f}",
+         [_means(points)])
+        for place, (name, points) in enumerate(
+            (name, points) for name, points in curves.items() if len(points) > 1
+        )
+    ]  # fmt: skip
+    return figures.line_plot(shown, y_title=y_title, digits=3) if shown else None
 
 
 def _means(points: Sequence[tuple[float, float]]) -> list[tuple[float, float]]:

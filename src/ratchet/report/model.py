@@ -82,14 +82,6 @@ class Lines(ReportBlock):
 
 
 @dataclass(frozen=True, slots=True)
-class Items(ReportBlock):
-    """A list."""
-
-    rows: Sequence[Inline]
-    indent: int = 0
-
-
-@dataclass(frozen=True, slots=True)
 class Tile:
     """A figure in large print, what it is, and a note; `look` is that of the figure."""
 
@@ -125,14 +117,6 @@ class ReportSection(ReportBlock):
     blocks: tuple[ReportBlock, ...]
     look: Literal["", "closed"] = ""
     """Closed sections of the page open on a click."""
-
-
-@dataclass(frozen=True, slots=True)
-class Beside(ReportBlock):
-    """Blocks side by side, if the page is wide enough."""
-
-    blocks: tuple[ReportBlock, ...]
-    on: On = field(default="page", kw_only=True)
 
 
 @dataclass(frozen=True, slots=True)

@@ -234,12 +234,10 @@ def _time(result: OptimizeResult) -> m.ReportSection | None:
 
 
 def _profile(title: str, profile: StepProfile) -> list[m.ReportBlock]:
-    found = m.Items(
-        [f"{one.name}: {breakdown.finding_words(one)}" for one in profile.findings], indent=2
-    )
+    found = [f"{one.name}: {breakdown.finding_words(one)}" for one in profile.findings]
     trace = m.Words(("The trace: ", m.Span(profile.trace, "code")), on="page")
-    said = m.Words(f"{title}: {breakdown.identity_words(profile)}.")
-    return [said, trace, *([found] if profile.findings else [])]
+    said = f"{title}: {breakdown.identity_words(profile)}."
+    return [m.Words(said), trace, *map(m.Words, found)]
 
 
 def _limit(limit: StepLimit) -> m.ReportSection:

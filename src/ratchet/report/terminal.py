@@ -14,9 +14,7 @@ from rich.text import Text
 
 from ratchet.report.model import (
     FIGURES,
-    Beside,
     Facts,
-    Items,
     Lines,
     ReportBlock,
     ReportSection,
@@ -65,9 +63,6 @@ def _print(block: ReportBlock, out: Console) -> None:
         case Tiles(tiles=tiles):
             rows = tuple((one.title, text_of(one.large), one.note) for one in tiles)
             out.print(FittedTable(columns=("", "", ""), rows=rows, texts=(True, False, True)))
-        case Items(rows=rows, indent=indent):
-            for row in rows:
-                out.print(Text(" " * indent + text_of(row)))
         case ResultTable():
             out.print(FittedTable.of(block))
         case ReportSection(title=title, blocks=inner):
@@ -75,8 +70,6 @@ def _print(block: ReportBlock, out: Console) -> None:
                 out.print()
                 out.print(Text(title, style="bold"))
                 print_blocks(inner, out)
-        case Beside(blocks=inner):
-            print_blocks(inner, out)
         case _:
             raise AssertionError(f"a terminal does not show a {block.kind}")
 
