@@ -16,9 +16,9 @@ from made_up_verdict import make_judged
 sys.path += [str(Path(__file__).parents[1] / room) for room in ("learn", "history")]
 
 import test_learn_loop as learning
-import test_suite_page as suites
-import test_verdict_page as verdicts
-import test_write_page as writing
+import test_report_suite as suites
+import test_report_verdict as verdicts
+import test_report_write as writing
 from history_rows import noisy, rows
 
 from ratchet.history.analysis import analyse

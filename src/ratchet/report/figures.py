@@ -237,32 +237,42 @@ def losses_plot(losses: LossResult | None) -> Plot | None:
         ("ratchet", "Ratchet", losses.candidate),
     )
     curves = [
-        (key, title, f"{len(own)} seed{'' if len(own) == 1 else 's'}", list(map(enumerate, own)))
+        Curve(key, title, f"{len(own)} seed{'' if len(own) == 1 else 's'}", _numbered(own))
         for key, title, own in pairs
         if own
     ]
     return line_plot(curves, y_title="loss", digits=4)
 
 
-Curve = tuple[str, str, str, Sequence[Iterable[tuple[float, float]]]]
-"""The colour, title and note of lines, and the points of each."""
+def _numbered(values: Sequence[Sequence[float]]) -> list[list[tuple[float, float]]]:
+    """Return values as points over their numbers."""
+    return [[(float(at), value) for at, value in enumerate(line)] for line in values]
 
 
-def line_plot(curves: Iterable[Curve], *, y_title: str, digits: int) -> Plot:
+@dataclass(frozen=True, slots=True)
+class Curve:
+    """Lines of one colour, each as points over the steps."""
+
+    key: str
+    title: str
+    note: str
+    lines: Sequence[Sequence[tuple[float, float]]]
+
+
+def line_plot(curves: Sequence[Curve], *, y_title: str, digits: int) -> Plot:
     """Plot figures over steps; their axis shows so many digits."""
-    drawn = [(*said, [list(line) for line in lines]) for *said, lines in curves]
-    points = [point for *_, lines in drawn for line in lines for point in line]
+    points = [point for one in curves for line in one.lines for point in line]
     scale = around([value for _, value in points])
-    width = Scale(low=0.0, high=float(max(at for at, _ in points)) or 1.0)
+    width = Scale(low=0.0, high=max(at for at, _ in points) or 1.0)
     return Plot(
         series=tuple(
             Series(
-                key=key,
-                title=title,
-                path="".join(line_path(line, width, scale) for line in lines),
-                note=note,
+                key=one.key,
+                title=one.title,
+                path="".join(line_path(line, width, scale) for line in one.lines),
+                note=one.note,
             )
-            for key, title, note, lines in drawn
+            for one in curves
         ),
         x_ticks=width.ticks(lambda step: f"{step:.0f}", count=min(5, round(width.high) + 1)),
         y_ticks=scale.ticks(lambda value: f"{value:.{digits}g}", count=5),

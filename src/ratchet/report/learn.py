@@ -136,18 +136,18 @@ def curve_plot(
 
     A long curve shows means of stretches of its steps.
     """
-    curves = {
+    found = {
         name: [(float(row["step"]), float(row[name])) for row in rows if name in row]
         for name in names
     }
-    shown = [
-        (f"{COLOURS[place % len(COLOURS)]} lines", TITLES[name], f"last {points[-1][1]:.3f}",
-         [_means(points)])
-        for place, (name, points) in enumerate(
-            (name, points) for name, points in curves.items() if len(points) > 1
+    measured = {name: points for name, points in found.items() if len(points) > 1}
+    curves = [
+        figures.Curve(
+            f"{colour} lines", TITLES[name], f"last {points[-1][1]:.3f}", [_means(points)]
         )
-    ]  # fmt: skip
-    return figures.line_plot(shown, y_title=y_title, digits=3) if shown else None
+        for colour, (name, points) in zip(COLOURS, measured.items(), strict=False)
+    ]
+    return figures.line_plot(curves, y_title=y_title, digits=3) if curves else None
 
 
 def _means(points: Sequence[tuple[float, float]]) -> list[tuple[float, float]]:

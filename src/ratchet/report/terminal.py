@@ -61,8 +61,8 @@ def _print(block: ReportBlock, out: Console) -> None:
         case Lines(lines=lines, indent=indent):
             verbatim(out, (" " * indent + line for line in lines))
         case Tiles(tiles=tiles):
-            rows = tuple((one.title, text_of(one.large), one.note) for one in tiles)
-            out.print(FittedTable(columns=("", "", ""), rows=rows, texts=(True, False, True)))
+            cells = tuple((one.title, text_of(one.large), one.note) for one in tiles)
+            out.print(FittedTable(columns=("", "", ""), rows=cells, texts=(True, False, True)))
         case ResultTable():
             out.print(FittedTable.of(block))
         case ReportSection(title=title, blocks=inner):

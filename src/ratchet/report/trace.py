@@ -72,7 +72,7 @@ def trace_report(document: Document, top: int = 10) -> m.ResultReport:
     title = f"{len(ranks)} ranks" if several else first["name"]
     advice = _advice(ranks)
     return m.ResultReport(
-        title=f"{title}: trace",
+        title=f"trace of {title}",
         heading=f"trace of {title}",
         headline=words.headline(document),
         header=m.blocks(

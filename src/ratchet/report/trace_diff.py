@@ -51,7 +51,7 @@ def diff_report(document: Document, top: int = 10) -> m.ResultReport:
     before, after = document["before"], document["after"]
     ranks = document["ranks"]
     return m.ResultReport(
-        title=f"{after} against {before}: trace",
+        title=f"{after} against {before}",
         heading=f"{after} against {before}",
         headline=words.diff_headline(document),
         header=m.blocks(
