@@ -17,7 +17,7 @@ from ratchet.guard.watch.benchmarks import WatchedResult, WatchLimits, WatchRepo
 from ratchet.guard.watch.suite_file import SMOKE, WatchedCommand, WatchSuite, read_suite
 from ratchet.history.formats.choose import write_results
 from ratchet.history.series import gather
-from ratchet.report.watch_report import MARKER, junit, markdown
+from ratchet.report.watch import MARKER, junit, markdown
 
 EXAMPLE = Path(__file__).parents[2] / "examples" / "github-actions" / "ratchet-watch.yml"
 SUITE = f"""\

@@ -238,8 +238,8 @@ def _check_form(
 
 
 def _report_one(judged: JudgedKernel, out: Path, as_json: bool) -> int:
+    from ratchet.report.verdict import print_verdict
     from ratchet.report.verdict_files import write_verdict
-    from ratchet.report.verdict_table import print_verdict
 
     document = judged.to_json() | {"paths": write_verdict(judged, out)}
     if as_json:
@@ -263,7 +263,7 @@ def _judge_suite(
 ) -> int:
     from ratchet.court.suite import SuiteRun, all_right
     from ratchet.report.progress import SuiteProgress
-    from ratchet.report.suite_table import print_suite
+    from ratchet.report.suite import print_suite
     from ratchet.report.verdict_files import write_suite, write_verdict
 
     pages: dict[str, str] = {}

@@ -79,16 +79,17 @@ def _follow(name: str, config: LearnConfig, out: Path, start: Path | None) -> Fo
     """Return what follows a run: a line on the terminal, and a page that is written again."""
     from ratchet.learn.models import read_card
     from ratchet.learn.report import refresh_page
-    from ratchet.report.learn_page import render_learn_page
-    from ratchet.report.learn_progress import told
+    from ratchet.report.learn import render_learn_page
+    from ratchet.report.progress import StageProgress
 
     size = f"size {config.size}" if start is None else _size(read_card(start).parameters)
     rows: list[dict[str, float | str]] = []
-    tell = told(f"{name} ({size})", config.steps * (config.soup if name == "sft" else 1))
+    steps = config.steps * (config.soup if name == "sft" else 1)
+    progress = StageProgress(f"{name} ({size})", steps)
 
     def follow(stage: str, row: dict[str, float | str]) -> None:
         rows.append(row)
-        if tell(row):
+        if progress.show(row):
             refresh_page(_report(stage, config, rows, running=True), out, render_learn_page)
 
     return follow
@@ -122,7 +123,7 @@ def _size(parameters: int) -> str:
 def _finish(done: StageResult, config: LearnConfig, out: Path, as_json: bool) -> None:
     from ratchet.learn.checkpoint import read_curve
     from ratchet.learn.report import write_report
-    from ratchet.report.learn_page import render_learn_page
+    from ratchet.report.learn import render_learn_page
 
     card, trained = done.policy.card, done.trained
     rows = read_curve(out)

@@ -11,8 +11,8 @@ from ratchet.base import files
 from ratchet.base.errors import RatchetError
 from ratchet.court.score import SuiteResult
 from ratchet.court.terms import JudgedKernel
-from ratchet.report.suite_page import render_suite_page
-from ratchet.report.verdict_page import render_verdict_page
+from ratchet.report.suite import render_suite_page
+from ratchet.report.verdict import render_verdict_page
 
 VERDICTS = "verdicts"
 

@@ -119,5 +119,3 @@ class Entrant:
             time_s=geometric_mean(one.time_s for one in self.timings),
             against_best=geometric_mean(beside) if len(beside) == len(self.timings) else None,
         )
-
-
