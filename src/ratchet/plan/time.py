@@ -211,9 +211,7 @@ def _moved_s(
     cast = np.where(fp8, stack.cast_bytes * entering, 0.0)
     weights = np.asarray(shape.attention_parameters + (1 - moe) * shape.dense_parameters)
     weights = weights + moe * (shape.expert_parameters / layouts.ep + shape.shared_parameters)
-    cast_weights = (
-        np.where(fp8, stack.cast_bytes * weights, 0.0) / layouts.tp / cluster.memory.per_s
-    )
+    cast_weights = np.where(fp8, stack.cast_bytes * weights / layouts.tp, 0.0)
     split = layouts.tp if stack.sequence_parallel else np.ones_like(layouts.tp)
     total = along / split + (rotated + activated + cast + copied) / layouts.tp
     moved = tokens * total + cast_weights
