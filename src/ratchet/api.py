@@ -11,7 +11,7 @@ from ratchet.optimize.turn.loop import Outcome
 from ratchet.optimize.turn.loop import optimize as run_turn
 from ratchet.optimize.turn.settings import Settings, make_settings
 from ratchet.optimize.turn.state import Listener
-from ratchet.report.page import render_page
+from ratchet.report.optimize import render_page
 from ratchet.workloads.saved import as_spec
 from ratchet.workloads.user import importing
 from ratchet.workloads.workload import Workload

@@ -18,7 +18,7 @@ from ratchet.guard.watch.run import WatchLimits, watch_history
 from ratchet.guard.watch.suite_file import SMOKE, WatchedCommand, WatchSuite, read_suite
 from ratchet.history.formats.choose import write_results
 from ratchet.history.series import gather
-from ratchet.report.watch_report import MARKER, junit, markdown
+from ratchet.report.watch import MARKER, junit, markdown
 
 EXAMPLE = Path(__file__).parents[2] / "examples" / "github-actions" / "ratchet-watch.yml"
 SUITE = f"""\

@@ -19,7 +19,7 @@ from ratchet.history.analysis import analyse
 from ratchet.history.formats.choose import write_results
 from ratchet.history.incidents import incidents
 from ratchet.history.series import gather
-from ratchet.report.history_page import render_history_page
+from ratchet.report.history import render_history_page
 
 
 @pytest.fixture
@@ -59,7 +59,7 @@ def test_the_page_is_one_file(
     page = (tmp_path / "page.html").read_text()
     assert not re.search(r'<(script|link|img)[^>]+(src|href)="http', page)
     assert "slow <b>" not in page and "slow &lt;b&gt;" in page
-    tiles = re.findall(r'class="tile (\w+)" data-key="([^"]+)"', page)
+    tiles = re.findall(r'class="multiple (\w+)" data-key="([^"]+)"', page)
     assert [tone for tone, _ in tiles] == ["regression", "quiet"]
 
 

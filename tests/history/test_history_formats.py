@@ -14,7 +14,7 @@ from ratchet.base.errors import FileError, HistoryError
 from ratchet.history.formats.choose import read_results, write_results
 from ratchet.history.formats.csv_file import ImportDefaults
 from ratchet.ledger.observations import Observation
-from ratchet.report.history_words import left_out_words
+from ratchet.report.history import left_out_words
 
 DEFAULTS = ImportDefaults()
 

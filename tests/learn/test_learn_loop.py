@@ -26,7 +26,7 @@ from ratchet.learn.loop import Loop, LoopOptions
 from ratchet.learn.models import Policy, PolicyCard, load_policy, read_card
 from ratchet.learn.result import LearnReport, RoundRow
 from ratchet.learn.rollouts import TransformersRollouts
-from ratchet.report.learn_page import headline, render_learn_page
+from ratchet.report.learn import headline, render_learn_page
 
 sys.path.insert(0, str(Path(__file__).parents[1] / "cli"))
 from commands import needs_judge

@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 from ratchet.optimize.turn.result import StepLimit
-from ratchet.report.words import limit_words
+from ratchet.report.comparisons import limit_words
 
 
 def limit(**changes: Any) -> StepLimit:

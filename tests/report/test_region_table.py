@@ -9,7 +9,7 @@ from rich.console import Console
 
 from ratchet.graph.regions.region import Region
 from ratchet.problems.problem import Case, Problem, TensorSpec
-from ratchet.report.region_table import print_regions
+from ratchet.report.region import print_regions
 
 CASE = Case(name="captured", timed=True, inputs=(TensorSpec(shape=(8, 16), dtype="float32"),))
 REGION = Region(

@@ -11,7 +11,8 @@ from made_up_result import CHOICES, as_result, make_result
 
 from ratchet.optimize.turn.result import LossResult, OptimizeResult
 from ratchet.report import breakdown, figures
-from ratchet.report.page import changed_settings, render_page, tiles
+from ratchet.report.model import text_of
+from ratchet.report.optimize import changed_settings, optimize_report, render_page, tiles
 
 
 def test_a_made_up_result_is_a_result() -> None:
@@ -22,7 +23,7 @@ def test_the_page_says_everything(result: dict[str, Any]) -> None:
     page = render_page(as_result(result))
     for words in (
         "1.83x as fast as torch.compile&#39;s best",
-        "2,183 to 2,245",
+        "2,183 - 2,245",
         "MFU",
         "bf16_master",
         "wrong: case &#39;outliers&#39;",
@@ -43,9 +44,8 @@ def test_only_what_is_decided_is_large(result: dict[str, Any]) -> None:
     speedup["vs_compile"] = {"ratio": 1.16, "low": 0.97, "high": 1.38, "answer": "undecided"}
     speedup["vs_written"] |= {"ratio": 1.16, "low": 1.02, "high": 1.3}
     result["floor"] = {"low": 0.8, "high": 1.25}
-    found = {tile.title: tile for tile in tiles(as_result(result))}
-    assert [tile.large for tile in found.values()] == ["", "", ""]
-    assert {tile.words for tile in found.values()} == {"no clear difference"}
+    found = tiles(as_result(result))
+    assert {(tile.large, tile.look) for tile in found} == {("no clear difference", "undecided")}
     page = render_page(as_result(result))
     assert '<b class="undecided">no clear difference</b>' in page
     assert "<b>1.16x</b>" not in page
@@ -103,7 +103,7 @@ def test_the_page_is_small_and_loads_nothing(result: dict[str, Any]) -> None:
 
 def test_numbers_are_right_aligned_with_their_unit_in_the_head(result: dict[str, Any]) -> None:
     page = render_page(as_result(result))
-    assert '<th class="n">step, ms</th>' in page
+    assert '<th scope="col" class="n">step, ms</th>' in page
     assert '<td class="n">2,214</td>' in page
     assert "td.n, th.n { text-align: right;" in page
 
@@ -142,9 +142,9 @@ def test_a_result_with_little_in_it_is_still_a_page() -> None:
 
 
 def test_only_the_second_profile_was_taken(result: dict[str, Any]) -> None:
-    rows = breakdown.category_rows(as_result(result | {"profile_before": None}))
-    assert {row.before for row in rows} == {"-"}
-    assert {row.saved for row in rows} == {"-"}
+    table = breakdown.category_table(as_result(result | {"profile_before": None}))
+    _, before, _, saved = table.columns
+    assert {text_of(one.cell(row)) for row in table.rows for one in (before, saved)} == {"-"}
 
 
 def test_time_by_category_adds_up(result: dict[str, Any]) -> None:
@@ -162,8 +162,9 @@ def test_an_unknown_category_counts_as_other(result: dict[str, Any]) -> None:
 
 
 def test_every_sample_is_one_dot(result: dict[str, Any]) -> None:
-    plot = figures.samples_plot(as_result(result))
-    assert plot is not None
+    report = optimize_report(as_result(result))
+    (section,) = (one for one in report.sections if getattr(one, "title", "") == "Raw samples")
+    plot = section.blocks[-1].data
     assert sum(series.path.count("M") for series in plot.series) == len(result["samples"])
     assert [tick.label for tick in plot.x_ticks] == ["launch 1", "launch 2", "launch 3"]
     assert len(plot.dividers) == 2
@@ -178,14 +179,16 @@ def test_a_loss_that_is_not_finite_breaks_the_curve() -> None:
 
 
 def test_changes_stand_on_the_side_of_one_they_belong_to(result: dict[str, Any]) -> None:
-    forest = figures.forest(as_result(result).changes, result["floor"])
-    assert forest is not None
-    for row in forest.rows:
-        ratio = row.change.ratio or 1.0
-        assert (row.percent > forest.one_percent) == (ratio > 1)
-        assert row.low_percent <= row.percent <= row.high_percent
-    assert forest.floor_low_percent < forest.one_percent < forest.floor_high_percent
-    assert figures.forest([], {}) is None
+    changes = as_result(result).changes
+    *rows, axis = figures.forest(changes, result["floor"])
+    assert axis.look == "axis" and len(rows) == sum(change.ratio is not None for change in changes)
+    ratios = {change.name: change.ratio or 1.0 for change in changes}
+    for row in rows:
+        band, one, whisker, dot = row.marks
+        assert (dot.left > one.left) == (ratios[row.title] > 1)
+        assert whisker.left <= dot.left <= whisker.left + (whisker.width or 0)
+        assert band.left < one.left < band.left + (band.width or 0)
+    assert figures.forest([], {}) == []
 
 
 def test_the_settings_that_changed_are_listed(result: dict[str, Any]) -> None:

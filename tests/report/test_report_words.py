@@ -10,8 +10,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 from made_up_result import as_result, make_result
 
-from ratchet.optimize.turn.result import CompileCost, StepSpeedup
-from ratchet.report import words
+from ratchet.optimize.turn.result import CompileCost
+from ratchet.report import comparisons, words
+from ratchet.report.optimize import tiles
 from ratchet.report.scale import Scale, around, from_zero
 
 
@@ -61,38 +62,44 @@ def test_a_share_is_a_percentage(share: float, expected: str) -> None:
 
 
 @pytest.mark.parametrize(
-    ("answer", "expected"),
+    ("answer", "large", "note"),
     [
-        ("faster", "1.10x as fast as X (95 % interval 1.01 to 1.20)"),
-        ("slower", "slower than X, at 1.10x its speed (95 % interval 1.01 to 1.20)"),
-        ("equivalent", "as fast as X, within noise (1.10x, 95 % interval 1.01 to 1.20)"),
-        ("undecided", "with no clear difference from X (1.10x, 95 % interval 1.01 to 1.20)"),
+        ("faster", "1.10x", "faster; 95 % interval 1.01 to 1.20"),
+        ("slower", "1.10x", "slower; 95 % interval 1.01 to 1.20"),
+        ("equivalent", "no difference beyond noise", "1.10x, 95 % interval 1.01 to 1.20"),
+        ("undecided", "no clear difference", "1.10x, 95 % interval 1.01 to 1.20"),
     ],
 )
-def test_each_answer_has_its_words(answer: str, expected: str) -> None:
-    speedup = StepSpeedup.model_validate({"ratio": 1.1, "low": 1.01, "high": 1.2, "answer": answer})
-    assert words.speedup_words(speedup, "X", {"low": 0.99, "high": 1.01}) == expected
+def test_each_answer_has_its_words(answer: str, large: str, note: str) -> None:
+    speedup = {"ratio": 1.1, "low": 1.01, "high": 1.2, "answer": answer}
+    assert tile_of(speedup, {"low": 0.99, "high": 1.01}) == (large, note)
+
+
+def tile_of(speedup: dict[str, Any], floor: dict[str, float]) -> tuple[Any, str]:
+    """The large figure and the note of one comparison."""
+    made = make_result(speedup={"vs_written": speedup}, floor=floor)
+    (tile,) = tiles(as_result(made))
+    return tile.large, tile.note
 
 
 def test_a_ratio_inside_the_floor_is_undecided_whatever_it_is_called() -> None:
-    speedup = StepSpeedup(ratio=1.1, low=1.01, high=1.2, answer="faster")
-    said = words.speedup_words(speedup, "X", {"low": 0.8, "high": 1.25})
-    assert said == "with no clear difference from X (1.10x, 95 % interval 1.01 to 1.20)"
+    speedup = {"ratio": 1.1, "low": 1.01, "high": 1.2, "answer": "faster"}
+    large, note = tile_of(speedup, {"low": 0.8, "high": 1.25})
+    assert (large, note) == ("no clear difference", "1.10x, 95 % interval 1.01 to 1.20")
 
 
-SAME = StepSpeedup(ratio=1.0, low=1.0, high=1.0, answer="equivalent")
+SAME = {"ratio": 1.0, "low": 1.0, "high": 1.0, "answer": "equivalent"}
 
 
 def test_a_recipe_that_is_its_rival_says_so_in_words() -> None:
-    said = words.speedup_words(SAME, "X", {})
-    assert said == "the same step as X, because nothing faster was proven"
+    assert tile_of(SAME, {}) == ("the same step", "nothing faster was proven")
     speedup = make_result()["speedup"]
-    said = words.headline(as_result(make_result(speedup=speedup | {"vs_compile": SAME})))
+    said = comparisons.headline(as_result(make_result(speedup=speedup | {"vs_compile": SAME})))
     assert said == (
         "Nothing was proven faster for llama-60m than torch.compile's best, so that is the recipe. "
         "It runs 7.22x as fast as the step as written."
     )
-    said = words.headline(as_result(make_result(speedup=speedup | {"vs_written": SAME})))
+    said = comparisons.headline(as_result(make_result(speedup=speedup | {"vs_written": SAME})))
     assert said == (
         "Nothing was proven faster than a step of llama-60m as written, so it stays as it is."
     )
@@ -106,9 +113,9 @@ def drifting(low_s: float, high_s: float) -> dict[str, Any]:
 
 
 def test_drift_is_told_apart_from_the_ratio() -> None:
-    assert words.drift_words(as_result(make_result())) is None
-    assert words.drift_words(as_result(drifting(2.0, 2.3))) is None
-    said = words.drift_words(as_result(drifting(0.018, 0.265)))
+    assert comparisons.drift_words(as_result(make_result())) is None
+    assert comparisons.drift_words(as_result(drifting(2.0, 2.3))) is None
+    said = comparisons.drift_words(as_result(drifting(0.018, 0.265)))
     assert said is not None
     assert "the median step as written lies between 18.0 ms and 265 ms" in said
     assert "drift cancels in the ratios" in said
@@ -118,11 +125,11 @@ def test_a_wide_ratio_is_no_drift() -> None:
     result = drifting(1.0, 2.0)
     for speedup in result["speedup"].values():
         speedup |= {"low": speedup["ratio"] / 1.3, "high": speedup["ratio"] * 1.3}
-    assert words.drift_words(as_result(result)) is None
+    assert comparisons.drift_words(as_result(result)) is None
 
 
 def test_the_headline_names_both_baselines() -> None:
-    said = words.headline(as_result(make_result()))
+    said = comparisons.headline(as_result(make_result()))
     assert said == (
         "With Ratchet, a step of llama-60m runs 1.83x as fast as torch.compile's best and 7.22x as "
         "fast as the step as written."
@@ -130,7 +137,7 @@ def test_the_headline_names_both_baselines() -> None:
 
 
 def test_a_turn_that_compared_nothing_claims_nothing() -> None:
-    said = words.headline(as_result(make_result(speedup={})))
+    said = comparisons.headline(as_result(make_result(speedup={})))
     assert said == "llama-60m was timed but not compared with anything."
 
 
@@ -144,7 +151,7 @@ def test_a_turn_that_compared_nothing_claims_nothing() -> None:
     ],
 )
 def test_the_compile_time_is_weighed(extra_s: float, steps: int | None, expected: str) -> None:
-    said = words.compile_words(CompileCost(extra_setup_s=extra_s, pays_after_steps=steps))
+    said = comparisons.compile_words(CompileCost(extra_setup_s=extra_s, pays_after_steps=steps))
     assert said.endswith(expected)
 
 

@@ -8,8 +8,8 @@ from typing import Any
 import pytest
 
 from ratchet.judge.verdict import Ratio, Speedups
-from ratchet.report.suite_page import render_suite_page
-from ratchet.report.suite_table import definitions
+from ratchet.report.model import Words, text_of
+from ratchet.report.suite import definitions, render_suite_page
 from ratchet.suites.score import SuiteResult, SuiteRow, answered, summarise
 
 RATIO = Ratio(ratio=2.0, low=1.8, high=2.2, confidence=0.983)
@@ -52,12 +52,16 @@ def test_every_problem_is_in_the_page_with_its_reason(interrupted: bool) -> None
     assert ("was interrupted" in page) == interrupted
 
 
+def _said(words: list[Words]) -> str:
+    return " ".join(text_of(one.text) for one in words)
+
+
 def test_the_table_says_what_its_intervals_and_fast_p_are() -> None:
     new, old = document(interrupted=False), document(interrupted=False)
-    assert "is proven and whose whole 98.3 % interval lies above p" in " ".join(definitions(new))
+    assert "is proven and whose whole 98.3 % interval lies above p" in _said(definitions(new))
     old["rows"][0]["speedup"]["vs_reference"].pop("confidence")  # a verdict from before
     assert SuiteResult.model_validate(old).rows[0].speedup.vs_reference is not None
-    assert "is proven and whose whole interval lies above p" in " ".join(definitions(old))
+    assert "is proven and whose whole interval lies above p" in _said(definitions(old))
 
 
 def test_the_page_loads_nothing() -> None:
@@ -70,5 +74,5 @@ def test_a_rival_that_was_not_timed_has_no_column() -> None:
     without = document(interrupted=False)
     timed = document(interrupted=False)
     timed["rows"][0]["speedup"]["vs_compile"] = {"ratio": 1.5, "low": 1.4, "high": 1.6}
-    assert '<th class="n">against torch.compile' not in render_suite_page(without, {})
-    assert '<th class="n">against torch.compile' in render_suite_page(timed, {})
+    assert '<th scope="col" class="n">against torch.compile' not in render_suite_page(without, {})
+    assert '<th scope="col" class="n">against torch.compile' in render_suite_page(timed, {})

@@ -12,6 +12,8 @@ import pytest
 from html_pages import CHROMIUM, HOSTILE, hostile, in_chromium, tags
 from made_up_trace import made_up_cpu_trace, made_up_diff, made_up_ranks, made_up_trace
 
+from ratchet.report.trace import render_trace_page
+from ratchet.report.trace_diff import render_diff_page
 from ratchet.report.trace_figures import (
     change_bars,
     lanes,
@@ -21,7 +23,6 @@ from ratchet.report.trace_figures import (
     roofline_plot,
     series_lanes,
 )
-from ratchet.report.trace_page import render_diff_page, render_trace_page
 
 KNOWN = ("platform", "sort", "state", "bound", "look", "kind", "under")
 """Keys whose values are Ratchet's own words, not a file's."""
@@ -150,10 +151,10 @@ def test_the_parts_of_each_bar_fill_its_window(documents: dict[str, dict[str, An
 
 def test_the_kinds_of_the_path_fill_the_window(documents: dict[str, dict[str, Any]]) -> None:
     whole, *steps = path_bars([documents["one"]], 60)
-    assert sum(part.width_percent for part in whole.parts) == pytest.approx(100, abs=0.3)
+    assert sum(part.width or 0 for part in whole.marks) == pytest.approx(100, abs=0.3)
     assert [bar.title for bar in steps] == ["ProfilerStep#0", "ProfilerStep#1"]
     assert [bar.title for bar in path_bars(documents["ranks"]["ranks"], 60)] == ["rank 0", "rank 1"]
-    times = [float(time.replace(",", "")) for _, time, *_ in path_kinds([documents["one"]])]
+    times = [kind["time"] / 1e6 for kind in path_kinds([documents["one"]])]
     assert sum(times) == pytest.approx(documents["one"]["window_ns"] / 1e6, abs=0.002)
 
 
@@ -219,9 +220,9 @@ def test_ranks_stand_on_one_clock_where_their_windows_meet(
 def test_the_roofline_lies_under_its_ceiling(document: dict[str, Any]) -> None:
     figure = roofline_plot([document])
     assert figure is not None
-    (roof,) = figure.roofs
-    assert (roof.title, len(figure.points)) == ("bf16", 1)
-    x, y = (float(n) for n in re.findall(r"[\d.]+", figure.points[0].path)[:2])
+    roof, point = figure.series
+    assert (roof.title, point.title) == ("bf16", "")
+    x, y = (float(n) for n in re.findall(r"[\d.]+", point.path)[:2])
     corners = [tuple(map(float, pair.split())) for pair in roof.path[1:].split("L")]
     assert x > corners[0][0] and y > corners[1][1], (
         "to the right of the slope's foot, below the top"
@@ -237,10 +238,9 @@ def test_memory_has_its_peak_in_the_legend(documents: dict[str, dict[str, Any]])
 def test_parts_of_a_change_stand_on_their_side_of_zero(
     documents: dict[str, dict[str, Any]],
 ) -> None:
-    slower, faster = change_bars([("slower", "a", 3000), ("faster", "b", -1000)])
-    assert (slower.left_percent, slower.width_percent) == (25, 75)
-    assert (faster.left_percent, faster.width_percent) == (0, 25)
-    assert [bar.width_percent for bar in change_bars([("idle", "idle", 0)])] == [0]
+    rows = change_bars([("slower", "a", 3000), ("faster", "b", -1000)])
+    assert [(bar.left, bar.width) for row in rows for bar in row.marks] == [(25, 75), (0, 25)]
+    assert [bar.width for row in change_bars([("idle", "idle", 0)]) for bar in row.marks] == [0]
 
 
 def test_the_page_of_a_comparison_says_what_changed(documents: dict[str, dict[str, Any]]) -> None:

@@ -11,9 +11,14 @@ from html_pages import CHROMIUM, in_chromium, tags
 
 from ratchet.authors.files import write_files
 from ratchet.authors.result import AuthorRow, WritingResult, WrittenKernel, WrittenRow
-from ratchet.report.write_page import coloured, lineage, progress_plot, render_write_page
-from ratchet.report.write_terminal import print_writing
-from ratchet.report.write_words import headline
+from ratchet.report.write import (
+    coloured,
+    headline,
+    lineage,
+    print_writing,
+    progress_plot,
+    render_write_page,
+)
 
 HOSTILE = "<script>alert(1)</script>"
 
@@ -127,7 +132,7 @@ def test_an_estimate_is_never_the_headline() -> None:
 def test_the_lineage_goes_from_the_first_ancestor_to_the_best() -> None:
     found = lineage(RESULT)
     assert [one.short for one in found] == ["a" * 12, "c" * 12]
-    assert found[1].parents == "a" * 12
+    assert found[1].parents == ("a" * 16,)
     assert found[1].estimate == "1.50x"
     unjudged = lineage(changed(best=None, rows=ROWS[:4]))
     assert [one.short for one in unjudged] == ["a" * 12, "c" * 12]
@@ -152,7 +157,7 @@ def test_sources_are_coloured_and_escaped(language: str) -> None:
 def test_the_terminal_shows_the_verdict_s_figure(capsys: pytest.CaptureFixture[str]) -> None:
     print_writing(RESULT, {"kernel": "ratchet-write/made_up/kernel.cpp"})
     text = capsys.readouterr().out
-    assert "1.42x (1.30 to 1.55), 98.3 % interval" in text
+    assert "1.42x   confirmed by a verdict, 98.3 % interval" in text
     assert "1.50x" not in text
     assert "no kernel for aten.fft" in text
 

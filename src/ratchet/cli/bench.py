@@ -41,7 +41,7 @@ def bench(
 
     # numpy and torch are imported from here on: mistakes in the call are already answered.
     from ratchet.optimize.bench import bench_all
-    from ratchet.report.terminal import print_bench
+    from ratchet.report.device import print_bench
 
     results = bench_all(workloads or [], options=options, steps=steps, ledger=ledger)
     if as_json:

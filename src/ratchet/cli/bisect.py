@@ -83,7 +83,7 @@ def bisect(
     import platformdirs
 
     from ratchet.guard.bisect.run import BisectOptions, bisect_commits, state_folder
-    from ratchet.report.bisect_words import print_bisect
+    from ratchet.report.bisect import print_bisect
     from ratchet.report.progress import PairProgress
 
     options = BisectOptions(

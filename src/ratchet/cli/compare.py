@@ -129,7 +129,7 @@ def compare(
         with make_sides(request) as sides:
             # numpy is imported from here on: mistakes in the call are already answered.
             from ratchet.guard.compare.ask import compare_sides
-            from ratchet.report.compare_terminal import print_comparison
+            from ratchet.report.compare import print_comparison
 
             outcome = compare_sides(request, sides, ledger=ledger, on_progress=progress.spend)
     if as_json:
@@ -145,8 +145,8 @@ def _numerics(request: CompareRequest, out: Path, ledger: str | None, *, as_json
         raise GuardError("--numerics compares two workloads, or one in two modes: give A and B")
     from ratchet.guard.compare.request import make_sides
     from ratchet.guard.numerics.ask import check_out, compare_numerics
-    from ratchet.report.compare_terminal import CompareProgress
-    from ratchet.report.numerics_terminal import print_numerics
+    from ratchet.report.numerics import print_numerics
+    from ratchet.report.progress import CompareProgress
 
     with CompareProgress() as progress, make_sides(request) as sides:
         check_out(out)

@@ -22,7 +22,7 @@ def device(
     from ratchet.devices import ceilings
     from ratchet.devices.describe import describe
     from ratchet.devices.probe import probe
-    from ratchet.report.terminal import print_device
+    from ratchet.report.device import print_device
 
     found = probe(name)
     report = describe(found, ceilings.measure(found, cache=not fresh, again="due"))

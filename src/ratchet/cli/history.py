@@ -52,9 +52,8 @@ def show(
     from ratchet.history.series import check_matched, compiled, gather
     from ratchet.ledger import Ledger
     from ratchet.ledger.observations import ObservationBook
-    from ratchet.report.console import working
-    from ratchet.report.history_json import history_document
-    from ratchet.report.history_table import print_history
+    from ratchet.report.history import history_document, print_history
+    from ratchet.report.terminal import working
 
     least = parse_share(at_least, "--at-least")
     pattern = compiled(only)
@@ -69,7 +68,7 @@ def show(
     check_matched(only, analysed, [one.series.key for one in every])
     found = [one for one in found if one.shown(least, pattern)]
     if out is not None:
-        from ratchet.report.history_page import render_history_page
+        from ratchet.report.history import render_history_page
 
         files.write_whole(out, render_history_page(analysed, found).encode())
     if as_json:
@@ -110,7 +109,7 @@ def import_(
     from ratchet.history.formats.csv_file import ImportDefaults, as_utc
     from ratchet.ledger import Ledger
     from ratchet.ledger.observations import ObservationBook
-    from ratchet.report.console import working
+    from ratchet.report.terminal import working
 
     defaults = ImportDefaults(
         revision=revision,
@@ -150,8 +149,7 @@ def export(
     from ratchet.history.series import check_matched, compiled, key_of
     from ratchet.ledger import Ledger
     from ratchet.ledger.observations import ObservationBook
-    from ratchet.report.history_json import export_document
-    from ratchet.report.history_words import left_out_words
+    from ratchet.report.history import export_document, left_out_words
 
     pattern = compiled(only)
     with Ledger.open(ledger) as opened:

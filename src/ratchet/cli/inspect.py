@@ -61,7 +61,7 @@ def inspect(
     read = check_texts(problem, kernel, entry=entry)
 
     from ratchet.judge.static_profile.inspection import all_compiled, find_action, inspect_kernel
-    from ratchet.report.static_table import print_inspection
+    from ratchet.report.static_profile import print_inspection
 
     if read is not None:
         find_action(read.language)

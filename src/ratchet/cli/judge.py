@@ -247,8 +247,7 @@ def _check_form(
 
 
 def _report_one(judged: JudgedKernel, out: Path, as_json: bool) -> int:
-    from ratchet.report.verdict_page import render_verdict_page
-    from ratchet.report.verdict_table import print_verdict
+    from ratchet.report.verdict import print_verdict, render_verdict_page
     from ratchet.suites.verdict_files import write_verdict
 
     document = judged.to_json() | {"paths": write_verdict(judged, out, render_verdict_page)}
@@ -272,9 +271,8 @@ def _judge_suite(
     suite: Suite, court: RecordedJudge, terms: Terms, fresh: bool, out: Path, as_json: bool
 ) -> int:
     from ratchet.report.progress import SuiteProgress
-    from ratchet.report.suite_page import render_suite_page
-    from ratchet.report.suite_table import print_suite
-    from ratchet.report.verdict_page import render_verdict_page
+    from ratchet.report.suite import print_suite, render_suite_page
+    from ratchet.report.verdict import render_verdict_page
     from ratchet.suites.run import SuiteRun, all_right
     from ratchet.suites.verdict_files import write_suite, write_verdict
 

@@ -42,7 +42,7 @@ def add(
     from ratchet.authors.knowledge.index import index_path, open_index
     from ratchet.authors.knowledge.walk import LeftOut
     from ratchet.base.errors import KnowledgeError
-    from ratchet.report.knowledge_table import added_document, print_added, print_change
+    from ratchet.report.knowledge import added_document, print_added, print_change
 
     if not path.exists() and not path.is_symlink():
         raise KnowledgeError(f"{str(path)!r} does not exist: give a file or a folder")
@@ -65,7 +65,7 @@ def add(
 def list_documents(ledger: LedgerUrl = None, as_json: Json = False, debug: Debug = False) -> None:
     """List the indexed documents, and the notes that ship with Ratchet."""
     from ratchet.authors.knowledge.index import index_path, open_index
-    from ratchet.report.knowledge_table import documents_document, print_documents
+    from ratchet.report.knowledge import documents_document, print_documents
 
     place = index_path(ledger)
     with open_index(place) as index:
@@ -89,7 +89,7 @@ def search(
     Exit code 0: there are some. 1: there are none.
     """
     from ratchet.authors.knowledge.index import index_path, open_index
-    from ratchet.report.knowledge_table import passages_document, print_passages
+    from ratchet.report.knowledge import passages_document, print_passages
 
     with open_index(index_path(ledger)) as index:
         found = index.search(query, most=most)
@@ -111,7 +111,7 @@ def remove(
 ) -> None:
     """Remove a document from the index, or all below a folder. The files stay."""
     from ratchet.authors.knowledge.index import index_path, open_index
-    from ratchet.report.knowledge_table import print_removed
+    from ratchet.report.knowledge import print_removed
 
     with open_index(index_path(ledger)) as index:
         removed = index.remove(path)

@@ -415,7 +415,7 @@ def loop(
     from ratchet.authors.fleet import check_ledger, open_judge
     from ratchet.cli.write import _command
     from ratchet.learn.loop import Loop, LoopOptions
-    from ratchet.report.learn_page import headline, render_learn_page
+    from ratchet.report.learn import print_learning, render_learn_page
     from ratchet.report.progress import BudgetLine
 
     check_ledger(machines, ledger)
@@ -438,19 +438,7 @@ def loop(
     paths = write_report(result, out, render_learn_page)
     if as_json:
         return print_json(result.to_json() | {"paths": paths})
-    print(headline(result))
-    for name, value in result.figures:
-        print(f"  {name}: {value}")
-    for row in result.rounds:
-        one = row.evaluation
-        print(
-            f"  round {row.number}: {'kept' if row.kept else 'not kept'} ({row.why}); valid "
-            f"{one.valid:.0%}, right {one.right:.0%}, fast {one.fast:.0%}, forgot "
-            f"{row.forgetting:.3f} nats, {row.judged} kernels judged"
-        )
-    for note in result.notes:
-        print(f"  {note}")
-    print(f"policy: {result.policy}\npage:   {paths['page']}")
+    print_learning(result, paths)
 
 
 def _config(**values: Any) -> LearnConfig:

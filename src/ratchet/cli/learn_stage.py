@@ -39,8 +39,8 @@ def opened(
     found = read_corpus(corpus or out.parent / "corpus")
     check_out(out)
     from ratchet.learn.files import refresh_page
-    from ratchet.report.learn_page import render_learn_page
-    from ratchet.report.learn_progress import told
+    from ratchet.report.learn import render_learn_page
+    from ratchet.report.progress import StageProgress
 
     size = f"size {config.size}"
     if start is not None:
@@ -48,11 +48,13 @@ def opened(
 
         size = show_parameters(read_card(start).parameters)
     rows: list[dict[str, float | str]] = []
-    tell = told(f"{stage} ({size})", config.steps * (config.soup if stage == "sft" else 1))
+    progress = StageProgress(
+        f"{stage} ({size})", config.steps * (config.soup if stage == "sft" else 1)
+    )
 
     def follow(name: str, row: dict[str, float | str]) -> None:
         rows.append(row)
-        if tell(row):
+        if progress.show(row):
             report = _report(name, config, rows, running=True)
             refresh_page(report, out, render_learn_page)
 
@@ -88,7 +90,7 @@ def show_parameters(count: int) -> str:
 def finish(done: StageResult, config: LearnConfig, out: Path, as_json: bool) -> None:
     from ratchet.learn.checkpoint import read_curve
     from ratchet.learn.files import write_report
-    from ratchet.report.learn_page import render_learn_page
+    from ratchet.report.learn import render_learn_page
 
     stage, trained = done.policy.card.stage, done.trained
     parameters = done.policy.card.parameters

@@ -81,8 +81,8 @@ def optimize(
     # torch is imported from here on: mistakes in the call are already answered.
     from ratchet import api
     from ratchet.optimize.turn.loop import plan
+    from ratchet.report.optimize import print_plan, print_result
     from ratchet.report.progress import TurnProgress
-    from ratchet.report.terminal import print_plan, print_result
 
     with TurnProgress(settings.budget_s) as progress:
         if dry_run:

@@ -13,13 +13,13 @@ def list_problems(pattern: str | None, *, as_json: bool) -> None:
 
     families = {name: family_of(name) for name in names_like(pattern or "*")}
 
-    from ratchet.report.problem_table import print_problems, problem_row
+    from ratchet.report.problem import print_problems, problem_table, problems_document
 
-    rows = [problem_row(find_problem(name), family) for name, family in families.items()]
+    table = problem_table((find_problem(name), family) for name, family in families.items())
     if as_json:
-        print_json({"problems": rows})
+        print_json(problems_document(table))
     else:
-        print_problems(rows)
+        print_problems(table)
 
 
 def show_problem(
@@ -35,8 +35,8 @@ def show_problem(
     problem_name(problem)
 
     from ratchet.problems.standalone import standalone_reference
-    from ratchet.report.console import make_console, verbatim
-    from ratchet.report.problem_table import print_card
+    from ratchet.report.problem import print_card
+    from ratchet.report.terminal import make_console, verbatim
 
     asked, card = load_card(problem, scale=scale, time_limit_s=limit_s)
     text = None if spoken is None else template(asked, card, spoken)

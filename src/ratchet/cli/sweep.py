@@ -64,7 +64,7 @@ def sweep(
     from ratchet.guard.sweep.run import ROWS, SweepSettings
     from ratchet.guard.sweep.run import sweep as run
     from ratchet.report.progress import SweepLine
-    from ratchet.report.sweep_table import print_sweep, sweep_markdown
+    from ratchet.report.sweep import print_sweep, sweep_markdown
 
     settings = SweepSettings(
         out=out,

@@ -66,8 +66,8 @@ def report(
 ) -> None:
     """Account for all of a trace's time, and show what could be won."""
     from ratchet.base.files import write_whole
-    from ratchet.report.console import working
-    from ratchet.report.trace_terminal import print_trace
+    from ratchet.report.terminal import working
+    from ratchet.report.trace import print_trace
     from ratchet.trace.compare.ranks import Ranks
     from ratchet.trace.compare.runs import report_run
     from ratchet.trace.export.documents import document, ranks_document
@@ -76,10 +76,9 @@ def report(
     _check_outputs(out, parquet)
     with working(f"reading {run}"):
         found = report_run(run, _ceilings(device), rank)
-    several = isinstance(found, Ranks)
     plain = ranks_document(found) if isinstance(found, Ranks) else document(found)
     if out is not None:
-        from ratchet.report.trace_page import render_trace_page
+        from ratchet.report.trace import render_trace_page
 
         write_whole(out, render_trace_page(plain).encode())
     if parquet is not None:
@@ -90,7 +89,7 @@ def report(
     if as_json:
         print_json(plain)
     else:
-        print_trace(plain, top=top, several=several)
+        print_trace(plain, top=top)
         _say_written(out, parquet)
 
 
@@ -107,8 +106,8 @@ def diff(
 ) -> None:
     """Show what got slower, what is new and what is gone; the parts add up to the whole change."""
     from ratchet.base.files import write_whole
-    from ratchet.report.console import working
-    from ratchet.report.trace_terminal import print_diff
+    from ratchet.report.terminal import working
+    from ratchet.report.trace_diff import print_diff
     from ratchet.trace.compare.runs import diff_runs
     from ratchet.trace.export.documents import diff_document
     from ratchet.trace.export.tables import diff_tables
@@ -118,7 +117,7 @@ def diff(
         found = diff_runs(before, after, rank)
     plain = diff_document(found)
     if out is not None:
-        from ratchet.report.trace_page import render_diff_page
+        from ratchet.report.trace_diff import render_diff_page
 
         write_whole(out, render_diff_page(plain).encode())
     if parquet is not None:

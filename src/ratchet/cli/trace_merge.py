@@ -24,8 +24,8 @@ def merge(
     """Merge the ranks of one run into one Chrome trace: one process per rank, on one clock."""
     from ratchet.base import files
     from ratchet.base.errors import TraceError
-    from ratchet.report.console import working
-    from ratchet.report.trace_terminal import print_merged
+    from ratchet.report.terminal import working
+    from ratchet.report.trace_diff import print_merged
     from ratchet.trace.export.documents import plainly
     from ratchet.trace.export.merge import merge as merge_ranks
 

@@ -34,8 +34,8 @@ def replay(
     Calls run through torch.ops in a separate process, with random values.
     """
     from ratchet.base.errors import TraceError
-    from ratchet.report.console import working
-    from ratchet.report.trace_terminal import print_replay
+    from ratchet.report.terminal import working
+    from ratchet.report.trace_diff import print_replay
     from ratchet.trace.compare.runs import check
     from ratchet.trace.export.documents import plainly
     from ratchet.trace.replay.replay import replay as replay_calls

@@ -75,7 +75,7 @@ def watch(
     from ratchet.guard.watch.gate import GateQuestion, run_gate
     from ratchet.guard.watch.run import pairs_of
     from ratchet.optimize.turn.settings import parse_budget_s
-    from ratchet.report import watch_report
+    from ratchet.report import watch as watch_report
     from ratchet.report.progress import RunProgress
 
     seconds = parse_budget_s(budget) if budget else float("inf")

@@ -22,7 +22,7 @@ if TYPE_CHECKING:
     from ratchet.authors.write import Follow
     from ratchet.graph.regions import RegionReport
     from ratchet.problems.problem import Problem
-    from ratchet.report.write_terminal import WriteProgress
+    from ratchet.report.progress import WriteProgress
 
 PROVEN, NOT_PROVEN, INTERRUPTED = 0, 1, 130
 BUDGET, WORKLOAD_BUDGET = "60s", "10m"
@@ -191,8 +191,8 @@ def _write_one(
     from ratchet.authors.fleet import check_ledger, open_judge
     from ratchet.authors.write import write as write_kernels
     from ratchet.judge.api import as_problem
-    from ratchet.report.write_page import render_write_page
-    from ratchet.report.write_terminal import WriteProgress, print_writing
+    from ratchet.report.progress import WriteProgress
+    from ratchet.report.write import print_writing, render_write_page
 
     check_ledger(fleet, ledger)
     guests = _guests(request)
@@ -248,8 +248,8 @@ def _write_all(
     check_out(folder)
     guests = _guests(request)
     from ratchet.authors.shares import Asked, write_all
-    from ratchet.report.write_page import render_write_page
-    from ratchet.report.write_terminal import WriteProgress, print_workload
+    from ratchet.report.progress import WriteProgress
+    from ratchet.report.write import print_workload, render_write_page
 
     asked = [
         Asked(problem=one.problem, gain_s=one.gain_s, likely_s=one.likely_s)
@@ -313,7 +313,7 @@ def _spent_s(began: float, opening: float, fleet: str) -> float:
 def _following(folder: Path, progress: WriteProgress) -> Follow:
     """Return what follows a run: a line on the terminal, and a page that is written again."""
     from ratchet.authors.files import write_page
-    from ratchet.report.write_page import render_write_page
+    from ratchet.report.write import render_write_page
 
     def follow(event: RunEvent, result: Callable[[], WritingResult]) -> None:
         progress.show(event)
@@ -337,7 +337,7 @@ def _workload_options(
 
 def _captured(workload: str, options: dict[str, object], measuring_s: float) -> RegionReport:
     from ratchet.graph.regions import region_report
-    from ratchet.report.console import working
+    from ratchet.report.terminal import working
     from ratchet.workloads.load import load
 
     with working(f"taking the problems out of {workload}"):
@@ -350,7 +350,7 @@ def _print_regions(workload: str, found: RegionReport, as_json: bool) -> None:
         regions = [one.as_json() for one in found.regions]
         print_json({"workload": workload, "regions": regions, "notes": list(found.notes)})
         return
-    from ratchet.report.region_table import print_regions
+    from ratchet.report.region import print_regions
 
     print_regions(workload, found.regions, found.notes)
 

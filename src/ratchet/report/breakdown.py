@@ -2,10 +2,9 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
-
 from ratchet.optimize.turn.result import FindingResult, OptimizeResult, StepProfile
-from ratchet.report.figures import StackedBar, stacked_bar
+from ratchet.report import model as m
+from ratchet.report.figures import TrackRow, stacked_bar
 from ratchet.report.scale import from_zero
 from ratchet.report.words import ABSENT, TimeUnit, common_unit, show_share, show_time
 
@@ -16,7 +15,7 @@ CATEGORIES = (
 """Order of the segments in a stacked bar; any other category counts as `other`."""
 
 
-def stacks(result: OptimizeResult) -> tuple[StackedBar, ...]:
+def stacks(result: OptimizeResult) -> tuple[TrackRow, ...]:
     """Return the step before and after, by category, as far as they were profiled."""
     found = {"As written": result.profile_before, "Ratchet": result.profile_after}
     profiles = {title: profile for title, profile in found.items() if profile is not None}
@@ -62,41 +61,47 @@ def finding_words(finding: FindingResult) -> str:
     return f"{finding.evidence}; at most {show_time(finding.gain_s)} a step. {finding.remedy}"
 
 
-@dataclass(frozen=True, kw_only=True, slots=True)
-class CategoryRow:
-    """One category's time in a step, before and after."""
-
-    category: str
-    before: str
-    after: str
-    saved: str
-
-
-def category_rows(result: OptimizeResult) -> tuple[CategoryRow, ...]:
+def category_table(result: OptimizeResult) -> m.ResultTable:
     """Return both profiles' time by category and the difference; a dash for a missing profile."""
     profiles = (result.profile_before, result.profile_after)
     before, after = (by_category(profile) if profile else None for profile in profiles)
     taken = [times for times in (before, after) if times is not None]
     used = [name for name in CATEGORIES if any(name in times for times in taken)]
     unit = common_unit([time_s for times in taken for time_s in times.values()])
-    return tuple(
-        CategoryRow(
-            category=name,
-            before=ABSENT if before is None else unit.show(before.get(name, 0.0)),
-            after=ABSENT if after is None else unit.show(after.get(name, 0.0)),
-            saved=_saved(name, before, after, unit),
-        )
-        for name in used
+
+    def saved(category: str) -> float | None:
+        if before is None or after is None:
+            return None
+        return before.get(category, 0.0) - after.get(category, 0.0)
+
+    def show_saved(saved_s: float) -> str:
+        return unit.show(saved_s) if saved_s >= 0 else f"-{unit.show(-saved_s)}"
+
+    columns = (
+        m.Column(f"{unit.name} a step", str, category_cell),
+        m.number("as written", lambda one: before and before.get(one, 0.0), unit.show),
+        m.number("Ratchet", lambda one: after and after.get(one, 0.0), unit.show),
+        m.number("saved", saved, show_saved),
     )
+    return m.ResultTable(columns, used, look="compact", label="Time by category")
 
 
-def _saved(
-    name: str, before: dict[str, float] | None, after: dict[str, float] | None, unit: TimeUnit
-) -> str:
-    if before is None or after is None:
-        return ABSENT
-    saved_s = before.get(name, 0.0) - after.get(name, 0.0)
-    return unit.show(saved_s) if saved_s >= 0 else f"-{unit.show(-saved_s)}"
+def category_cell(category: str) -> m.Inline:
+    """Return a category beside its colour."""
+    return m.Span("", f"key {category}"), category
+
+
+def op_table(profile: StepProfile, unit: TimeUnit) -> m.ResultTable:
+    """Return a step's time by operator."""
+    columns = (
+        m.name("operator", "name", lambda op: m.Span(op, "code")),
+        m.Column("category"),
+        m.number(f"a step, {unit.name}", "time_s", unit.show),
+        m.number("share", "share", show_share),
+        m.number("calls", "calls", lambda calls: f"{calls:,}"),
+        m.Column("bound by", "bound", lambda bound: bound or ABSENT),
+    )
+    return m.ResultTable(columns, profile.ops)
 
 
 def op_times(result: OptimizeResult) -> list[float]:

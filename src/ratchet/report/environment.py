@@ -1,60 +1,54 @@
-"""Set up every page's template: all text is escaped, and a missing name is an error."""
+"""The section of every page that says where its figures were measured."""
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-from functools import cache
+from collections.abc import Iterable, Mapping
+from typing import Any
 
-from jinja2 import Environment, PackageLoader, StrictUndefined
+from ratchet.report import model as m
+from ratchet.report.words import plain, show_bytes
 
-from ratchet.report import breakdown, words
-from ratchet.report.narrow import stacked
+WHERE = "Where this was measured"
+Named = tuple[str, m.Inline]
 
 
-@cache
-def page_environment() -> Environment:
-    """Return the template environment with its filters and functions."""
-    environment = Environment(
-        loader=PackageLoader("ratchet.report", "templates"),
-        autoescape=True,
-        undefined=StrictUndefined,
-        trim_blocks=True,
-        lstrip_blocks=True,
+def where_measured(
+    device: Mapping[str, Any],
+    versions: Mapping[str, str],
+    command: str,
+    *,
+    before: Iterable[Named] = (),
+    after: Iterable[Named] = (),
+) -> m.ReportSection:
+    """Return the device and the software behind a result, with `before` and `after` the command."""
+    software = [*before, *versions.items(), *after, ("command", m.Span(command, "code"))]
+    return m.section(
+        WHERE,
+        m.Beside(
+            (
+                m.section("Device", m.Facts(device_facts(device)), on="page"),
+                m.section("Software", m.Facts(software), on="page"),
+            )
+        ),
+        on="page",
     )
-    shown = {
-        "time": words.show_time,
-        "bytes": words.show_bytes,
-        "rate": words.show_rate,
-        "share": words.show_share,
-        "ratio": words.show_ratio,
-        "moment": words.show_moment,
-        "gave": words.change_gave,
-        "plain": plain,
-    }
-    environment.filters["stacked"] = stacked
-    environment.filters.update({f"show_{name}": show for name, show in shown.items()})
-    said = {
-        "interval": words.show_interval,
-        "compile_words": words.compile_words,
-        "floor_words": words.floor_words,
-        "device_words": words.device_words,
-        "is_decided": words.is_decided,
-        "limit_words": words.limit_words,
-        "identity_words": breakdown.identity_words,
-        "finding_words": breakdown.finding_words,
-    }
-    environment.globals.update(said)
-    return environment
 
 
-def plain(value: object) -> str:
-    """Format a value of a config, a device or an environment for people."""
-    if value is None:
-        return "none"
-    if isinstance(value, bool):
-        return "yes" if value else "no"
-    if isinstance(value, list | tuple):
-        return ", ".join(plain(item) for item in value) or "none"
-    if isinstance(value, Mapping):
-        return ", ".join(f"{key} {plain(item)}" for key, item in value.items()) or "none"
-    return str(value)
+def device_facts(device: Mapping[str, Any]) -> list[Named]:
+    """Return every fact about a device, with sizes in their units."""
+    return [
+        (name.removesuffix("_bytes").replace("_", " "), _sizes(name, value))
+        for name, value in device.items()
+    ]
+
+
+def _sizes(name: str, value: Any) -> str:
+    if not name.endswith("_bytes"):
+        return plain(value)
+    sizes = value if isinstance(value, Mapping) else {"": value}
+    return ", ".join(f"{part} {show_bytes(size)}" for part, size in sizes.items()).strip()
+
+
+def facts_of(environment: Mapping[str, Any]) -> list[Named]:
+    """Return every fact of an environment."""
+    return [(name.replace("_", " "), plain(value)) for name, value in environment.items()]

@@ -11,48 +11,38 @@ import statistics
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from itertools import pairwise
-from typing import Any
+from typing import Any, Literal
 
-from ratchet.optimize.turn.result import ArmResult, Change, LossResult, OptimizeResult
+from ratchet.optimize.turn.result import ArmResult, Change, LossResult
+from ratchet.report.comparisons import change_gave
 from ratchet.report.scale import Scale, Tick, around, from_zero
 from ratchet.report.words import common_unit, show_time
 
-TWIN = "twin"
 _PERCENT_PER_LETTER = 1.25
 """Share of a bar that one letter of a part's label takes, at the page's full width."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
-class Bar:
-    """One way of running the step."""
+class Mark:
+    """A bar, a whisker, a dot or a label in a track, in percent of its width."""
 
-    key: str
+    left: float
+    width: float | None = None
+    look: str = ""
+    text: str = ""
+    title: str = ""
+    tag: Literal["i", "b", "span"] = "i"
+    """The element: a bar or band, a line or dot, a label."""
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class TrackRow:
+    """A named track with its marks, and a value beside it."""
+
     title: str
-    label: str
-    percent: float
-    low_percent: float
-    high_percent: float
-
-
-@dataclass(frozen=True, kw_only=True, slots=True)
-class Interval:
-    """One change's effect, on the axis shared by all changes."""
-
-    change: Change
-    low_percent: float
-    percent: float
-    high_percent: float
-
-
-@dataclass(frozen=True, kw_only=True, slots=True)
-class Forest:
-    """The changes that were timed alone, against 1 and the A/A floor."""
-
-    rows: tuple[Interval, ...]
-    ticks: tuple[Tick, ...]
-    one_percent: float
-    floor_low_percent: float
-    floor_high_percent: float
+    value: str = ""
+    marks: tuple[Mark, ...]
+    look: str = ""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -61,8 +51,11 @@ class Series:
 
     key: str
     title: str
+    """Its name in the legend; a series without one is not in it."""
     path: str
     note: str = ""
+    width: float = 0.0
+    """Width of the stroke in pixels, if it is its own."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -77,92 +70,80 @@ class Plot:
     dividers: tuple[float, ...] = ()
 
 
-@dataclass(frozen=True, kw_only=True, slots=True)
-class BarPart:
-    """One part of a stacked bar."""
-
-    colour: str
-    title: str
-    time: str
-    share: str
-    left_percent: float
-    width_percent: float
-    named: bool
-    """True if the part is wide enough for its name."""
-
-
-@dataclass(frozen=True, kw_only=True, slots=True)
-class StackedBar:
-    """A time by part."""
-
-    title: str
-    total: str
-    parts: tuple[BarPart, ...]
-
-
 def stacked_bar(
     title: str, total: str, parts: Iterable[tuple[str, str, float, str, str]], scale: Scale
-) -> StackedBar:
+) -> TrackRow:
     """Draw (colour, title, value, time and share in words) of each part side by side."""
     drawn, left = [], 0.0
     for colour, name, value, time, share in parts:
         width = scale.percent(value)
+        named = width >= _PERCENT_PER_LETTER * len(f"{name} {share}")
         drawn.append(
-            BarPart(
-                colour=colour,
-                title=name,
-                time=time,
-                share=share,
-                left_percent=round(left, 3),
-                width_percent=width,
-                named=width >= _PERCENT_PER_LETTER * len(f"{name} {share}"),
+            Mark(
+                look=colour,
+                left=round(left, 3),
+                width=width,
+                text=f"{name} {share}" if named else "",
+                title=f"{name}: {time}, {share}",
             )
         )
         left += width
-    return StackedBar(title=title, total=total, parts=tuple(drawn))
+    return TrackRow(title=title, value=total, marks=tuple(drawn))
 
 
-def arm_bars(arms: Sequence[ArmResult]) -> tuple[Bar, ...]:
+def arm_bars(arms: Sequence[ArmResult]) -> list[TrackRow]:
     """Return step times as bars from zero, with their intervals."""
     scale = from_zero([value for arm in arms for value in (arm.step_time_s, arm.high_s)])
     unit = common_unit([arm.step_time_s for arm in arms])
-    return tuple(
-        Bar(
-            key=arm.key,
+    return [
+        TrackRow(
             title=arm.title,
-            label=f"{unit.show(arm.step_time_s)} {unit.name}",
-            percent=scale.percent(arm.step_time_s),
-            low_percent=scale.percent(arm.low_s),
-            high_percent=scale.percent(arm.high_s),
+            value=f"{unit.show(arm.step_time_s)} {unit.name}",
+            marks=(
+                Mark(left=0.0, width=scale.percent(arm.step_time_s)),
+                _whisker(scale, arm.low_s, arm.high_s),
+            ),
+            look=arm.key,
         )
         for arm in arms
-    )
+    ]
 
 
-def forest(changes: Sequence[Change], floor: Mapping[str, float] | None) -> Forest | None:
-    """Put each change's effect on a common logarithmic axis; None if none was timed alone."""
-    timed = [change for change in changes if change.ratio is not None]
+def _whisker(scale: Scale, low: float, high: float) -> Mark:
+    return _between(scale, low, high, look="whisker", tag="b")
+
+
+def _between(scale: Scale, low: float, high: float, **more: Any) -> Mark:
+    left = scale.percent(low)
+    return Mark(left=left, width=round(scale.percent(high) - left, 3), **more)
+
+
+def forest(changes: Sequence[Change], floor: Mapping[str, float] | None) -> list[TrackRow]:
+    """Put the effect of each change that was timed on one axis, against 1 and the A/A floor."""
+    timed = {change.name: (*_ends(change), change) for change in changes if change.ratio}
     if not timed:
-        return None
+        return []
     known = floor or {}
-    floor_low, floor_high = known.get("low", 1.0), known.get("high", 1.0)
-    ends = [_ends(change) for change in timed]
-    scale = around([1.0, floor_low, floor_high, *(e for pair in ends for e in pair)], log=True)
-    return Forest(
-        rows=tuple(
-            Interval(
-                change=change,
-                low_percent=scale.percent(low),
-                percent=scale.percent(change.ratio or 1.0),
-                high_percent=scale.percent(high),
-            )
-            for change, (low, high) in zip(timed, ends, strict=True)
-        ),
-        ticks=scale.ticks(lambda ratio: f"{ratio:.4g}x", count=5),
-        one_percent=scale.percent(1.0),
-        floor_low_percent=scale.percent(floor_low),
-        floor_high_percent=scale.percent(floor_high),
-    )
+    same = known.get("low", 1.0), known.get("high", 1.0)
+    ends = [value for low, high, _ in timed.values() for value in (low, high)]
+    scale = around([1.0, *same, *ends], log=True)
+    band = (_between(scale, *same, look="band"), Mark(left=scale.percent(1.0), look="one"))
+    rows = [
+        TrackRow(
+            title=name,
+            value=change_gave(change),
+            marks=(
+                *band,
+                _whisker(scale, low, high),
+                Mark(left=scale.percent(change.ratio or 1.0), look="dot", tag="b"),
+            ),
+            look="kept" if change.decision == "kept" else "dropped",
+        )
+        for name, (low, high, change) in timed.items()
+    ]
+    ticks = scale.ticks(lambda ratio: f"{ratio:.4g}x", count=5)
+    labels = (Mark(left=tick.percent, text=tick.label, look="at", tag="span") for tick in ticks)
+    return [*rows, TrackRow(title="", marks=tuple(labels), look="axis")]
 
 
 def _ends(change: Change) -> tuple[float, float]:
@@ -171,23 +152,12 @@ def _ends(change: Change) -> tuple[float, float]:
     return (ratio if low is None else low, ratio if high is None else high)
 
 
-def samples_plot(result: OptimizeResult) -> Plot | None:
-    """Plot every raw sample over the rounds of all launches, on a logarithmic time axis."""
-    titles: dict[str, str] = {arm.key: arm.title for arm in result.arms}
-    titles[TWIN] = "a twin of torch.compile's best (A/A)"
-    return dots_plot(result.samples, titles, what="step")
-
-
 def dots_plot(
-    samples: Sequence[Mapping[str, Any]],
-    titles: Mapping[str, str],
-    *,
-    what: str,
-    colours: Mapping[str, str] | None = None,
+    samples: Sequence[Mapping[str, Any]], styles: Mapping[str, tuple[str, str]], *, what: str
 ) -> Plot | None:
-    """Plot samples of the arms in `titles` over their rounds; None if there are none.
+    """Plot samples of the arms in `styles` over their rounds; None if there are none.
 
-    `what` names the timed thing. `colours` names an arm's style if it differs from the arm's name.
+    `what` names the timed thing. `styles` has the colour and the title of each arm.
     """
     if not samples:
         return None
@@ -196,15 +166,10 @@ def dots_plot(
     unit = common_unit(times)
     scale = around(times, log=True)
     width = Scale(low=-0.5, high=max(places.values()) + 0.5)
-    own = {
-        arm: [sample for sample in samples if sample["arm"] == arm]
-        for arm in titles
-        if any(sample["arm"] == arm for sample in samples)
-    }
+    own = {arm: [sample for sample in samples if sample["arm"] == arm] for arm in styles}
     return Plot(
         series=tuple(
-            _dots((colours or {}).get(arm, arm), titles[arm], timed, places, width, scale)
-            for arm, timed in own.items()
+            _dots(*styles[arm], timed, places, width, scale) for arm, timed in own.items() if timed
         ),
         x_ticks=_launch_ticks(places, width),
         y_ticks=scale.ticks(unit.show),
@@ -237,9 +202,13 @@ def _dots(
     ]
     median_s = statistics.median(float(sample["wall_time_s"]) for sample in own)
     note = f"median {show_time(median_s)}, {len(own)} samples"
+    return Series(key=key, title=title, path=dots(points), note=note)
+
+
+def dots(points: Iterable[tuple[float, float]]) -> str:
+    """Return points as a path."""
     # A zero-length line with round ends is a dot that keeps its shape when the box is stretched.
-    path = "".join(f"M{x:.2f} {y:.2f}h.01" for x, y in points)
-    return Series(key=key, title=title, path=path, note=note)
+    return "".join(f"M{x:.2f} {y:.2f}h.01" for x, y in points)
 
 
 def _launch_ticks(places: Mapping[tuple[int, int], int], width: Scale) -> tuple[Tick, ...]:

@@ -1,137 +1,122 @@
-"""Render report.html: one file that opens offline, with no script and nothing to load."""
+"""The renderer of a report for the web: one file that opens offline and loads nothing."""
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-from dataclasses import dataclass
-from typing import Any
+import base64
+import hashlib
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from functools import cache
+from importlib import resources
+from typing import TYPE_CHECKING
 
-from ratchet.optimize.turn.result import OptimizeResult
-from ratchet.report import breakdown, figures, words
-from ratchet.report.environment import page_environment, plain
+from markupsafe import Markup, escape
 
-_DECISIONS = {
-    "kept": "kept",
-    "dropped": "dropped",
-    "refused": "refused",
-    "not_applicable": "does not apply",
-    "not_tried": "not tried",
-}
+from ratchet.report.model import Column, Inline, ReportBlock, ResultReport, is_on, runs
 
+if TYPE_CHECKING:
+    from jinja2 import Environment
 
-_TILE_WORDS = {
-    "same": "the same step",
-    "equivalent": "no difference beyond noise",
-    "undecided": "no clear difference",
-}
-_TILE_TITLES = {
-    "vs_compile": "against torch.compile's best",
-    "vs_written": "against the step as written",
-    "vs_compile_same_arithmetic": (
-        "arithmetic kept, against torch.compile's best in the same arithmetic"
-    ),
-}
+_TAGS = {"strong": "b", "code": "code"}
 
 
-def render_page(result: OptimizeResult) -> str:
-    """Return the whole page of one turn as HTML.
+def render_page(report: ResultReport) -> str:
+    """Return a report as HTML.
 
-    All text is escaped, and the page's own policy forbids scripts and loads.
+    All text is escaped. The page's own policy forbids loads, and every script but the one that
+    sorts and filters tables, by its hash.
     """
-    budget = result.budget
-    page = page_environment().get_template("page.html")
-    return page.render(
-        result=result,
-        headline=words.headline(result),
-        tiles=tiles(result),
-        drift=words.drift_words(result),
-        because=result.recipe_because,
-        limit=result.limit,
-        omissions=budget.omissions if budget else [],
-        unit=words.unit_words(result),
-        time_unit=words.common_unit([arm.step_time_s for arm in result.arms]),
-        bars=figures.arm_bars(result.arms),
-        stacks=breakdown.stacks(result),
-        forest=figures.forest(result.changes, result.floor),
-        samples=figures.samples_plot(result),
-        losses=figures.losses_plot(result.losses),
-        categories=breakdown.category_rows(result),
-        op_unit=words.common_unit(breakdown.op_times(result)),
-        settings=changed_settings(result),
-        device=device_rows(result.device),
-        verdicts=[_verdict_row(verdict) for verdict in result.verdicts],
-        against=words.AGAINST,
-        decisions=_DECISIONS,
+    page = _environment().get_template("base.html")
+    return page.render(report=report, state=PageState(), script=_script(), **report.extras)
+
+
+@dataclass(kw_only=True, slots=True)
+class PageState:
+    """What the page's head says of the tables in its body."""
+
+    stacks: dict[tuple[str, ...], int] = field(default_factory=dict)
+    """The titles of the columns of each table, and the number of their style rules."""
+    sorts: bool = False
+    """Whether a table sorts and filters, which takes a script."""
+
+    def stack(self, columns: Sequence[Column]) -> int:
+        """Return the number of the style rules that name these columns."""
+        titles = tuple(column.title for column in columns)
+        return self.stacks.setdefault(titles, len(self.stacks))
+
+    def sorting(self) -> str:
+        """Note that a table sorts and filters."""
+        self.sorts = True
+        return ""
+
+    def rules(self) -> Markup:
+        """Return the rules that name each cell's column on a narrow screen.
+
+        A row is a block there. Its first cell is its title and has no name.
+        """
+        return Markup("\n").join(
+            Markup(
+                f'[data-stack="{key}"] > tbody > tr > :nth-child({place}) '
+                f'{{ --column: "{css_text(title)}"; }}'
+            )
+            for titles, key in self.stacks.items()
+            for place, title in enumerate(titles, 1)
+            if place > 1 and title
+        )
+
+
+def css_text(title: str) -> str:
+    """Write a title for a string in a style rule: nothing in it may end the string or the rule."""
+    return "".join(
+        one if one.isascii() and (one.isalnum() or one in " ,.-") else f"\\{ord(one):x} "
+        for one in title
     )
 
 
-@dataclass(frozen=True, kw_only=True, slots=True)
-class Tile:
-    """One comparison at the top of the page; only a decided one shows its ratio in large print."""
-
-    large: str
-    words: str
-    title: str
-    note: str
+def markup(content: Inline) -> Markup:
+    """Return a text with its looks; all of it is escaped."""
+    return Markup("").join(_run(run.text, run.look, run.full, run.href) for run in runs(content))
 
 
-def tiles(result: OptimizeResult) -> tuple[Tile, ...]:
-    """Return the tiles of the comparisons that were made."""
-    found = []
-    answers = words.answers_of(result)
-    for key, speedup in words.compared(result).items():
-        answer = answers[key]
-        decided = answer in words.DECIDED
-        interval = f"95 % interval {words.show_interval(speedup.low, speedup.high)}"
-        measured = f"{words.show_ratio(speedup.ratio)}, {interval}"
-        note = {"same": "nothing faster was proven"}.get(
-            answer, f"{answer}; {interval}" if decided else measured
-        )
-        found.append(
-            Tile(
-                large=words.show_ratio(speedup.ratio) if decided else "",
-                words=_TILE_WORDS.get(answer, ""),
-                title=_TILE_TITLES[key],
-                note=note,
-            )
-        )
-    return tuple(found)
+def _run(text: str, look: str, full: str, href: str) -> Markup:
+    shown = escape(text)
+    if href:
+        return Markup('<a href="{}">{}</a>').format(href, shown)
+    if not look and not full:
+        return shown
+    tag, classes = _TAGS.get(look, "span"), "" if look in _TAGS else look
+    marks = Markup(' class="{}"').format(classes) if classes else Markup("")
+    if full:
+        marks += Markup(' title="{}"').format(full)
+    return Markup("<{tag}{marks}>{shown}</{tag}>").format(tag=tag, marks=marks, shown=shown)
 
 
-def device_rows(device: Mapping[str, Any]) -> list[tuple[str, str]]:
-    """Return every fact about the device, with sizes in their units."""
-    rows = []
-    for name, value in device.items():
-        if name.endswith("_bytes"):
-            sizes = value if isinstance(value, Mapping) else {"": value}
-            text = ", ".join(f"{part} {words.show_bytes(size)}" for part, size in sizes.items())
-            rows.append((name.removesuffix("_bytes"), text.strip()))
-        else:
-            rows.append((name, plain(value)))
-    return [(name.replace("_", " "), text) for name, text in rows]
+def _shown(blocks: Sequence[ReportBlock]) -> list[ReportBlock]:
+    return [block for block in blocks if is_on(block, "page")]
 
 
-def changed_settings(result: OptimizeResult) -> list[tuple[str, str, str]]:
-    """Return each config field that Ratchet changed: its name, the written and the new value."""
-    configs = {arm.key: arm.config for arm in result.arms}
-    before, after = configs.get("as_written", {}), configs.get("ratchet", {})
-    return [
-        (name, plain(before.get(name)), plain(value))
-        for name, value in after.items()
-        if before.get(name) != value
-    ]
+def _slug(title: str) -> str:
+    return "-".join("".join(one if one.isalnum() else " " for one in title.lower()).split())
 
 
-def _verdict_row(verdict: Mapping[str, Any]) -> dict[str, Any]:
-    """Return one verdict's row; the evidence is passed through unchanged."""
-    speedup = verdict.get("speedup") or {}
-    ratio = speedup.get("vs_reference") or speedup.get("vs_compile")
-    return {
-        "kernel": verdict.get("kernel") or str(verdict.get("kernel_hash", ""))[:12],
-        "problem": verdict.get("problem") or str(verdict.get("problem_hash", ""))[:12],
-        "status": str(verdict.get("status", "")),
-        "reason": verdict.get("reason", ""),
-        "ratio": ratio,
-        "isolation": verdict.get("isolation", ""),
-        "evidence": verdict.get("evidence") or [],
-    }
+@cache
+def _environment() -> Environment:
+    from jinja2 import Environment, PackageLoader, StrictUndefined  # a terminal needs none of it
+
+    environment = Environment(
+        loader=PackageLoader("ratchet.report", "templates"),
+        autoescape=True,
+        undefined=StrictUndefined,
+        trim_blocks=True,
+        lstrip_blocks=True,
+    )
+    environment.filters.update(markup=markup, shown=_shown, slug=_slug)
+    return environment
+
+
+@cache
+def _script() -> dict[str, Markup | str]:
+    """Return the script of tables that sort, and its hash for the policy (CSP 2, script-src)."""
+    text = resources.files("ratchet.report").joinpath("templates/tables.js").read_text("utf-8")
+    digest = base64.b64encode(hashlib.sha256(text.encode()).digest()).decode()
+    return {"text": Markup(text), "hash": f"sha256-{digest}"}

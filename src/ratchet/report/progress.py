@@ -5,14 +5,25 @@ from __future__ import annotations
 import sys
 import time
 from collections.abc import Mapping
-from typing import Any, Self
+from typing import TYPE_CHECKING, Any, Self
 
 from rich.console import Console
-from rich.progress import BarColumn, Progress, ProgressColumn, TextColumn, TimeElapsedColumn
+from rich.progress import (
+    BarColumn,
+    Progress,
+    ProgressColumn,
+    SpinnerColumn,
+    TextColumn,
+    TimeElapsedColumn,
+)
 
-from ratchet.report.suite_table import row_words
-from ratchet.report.sweep_table import shortened
-from ratchet.report.words import DECIDED, show_ratio, show_time
+from ratchet.report.comparisons import DECIDED
+from ratchet.report.suite import row_words
+from ratchet.report.sweep import shortened
+from ratchet.report.words import show_ratio, show_time
+
+if TYPE_CHECKING:
+    from ratchet.authors.run import RunEvent
 
 
 class MovingLine:
@@ -223,3 +234,76 @@ class SweepLine(MovingLine):
         self._bar.update(self._bar.task_ids[0], total=self._done + left)
         self.move(f"{left} types left", self._done)
         self._bar.console.print(said)
+
+
+class CompareProgress(MovingLine):
+    """A progress line of unknown length; silent when piped."""
+
+    def __init__(self) -> None:
+        super().__init__("starting", 1, SpinnerColumn(), console=None)
+
+
+class WriteProgress(BudgetLine):
+    """A moving line on stderr: what the run does, and how much of its budget is spent.
+
+    In a pipe or a file, each verdict and each change of the best estimate is one plain line.
+    """
+
+    _best = 0.0
+    _problem = ""
+
+    def begin(self, problem: str) -> None:
+        """Show which problem comes now."""
+        self._problem, self._best = problem, 0.0
+
+    def show(self, event: RunEvent) -> None:
+        """Show one event."""
+        best = event.best_ratio or 0.0
+        lines: list[str] = []
+        if event.kind == "dropped":
+            lines.append(f"goes on without {event.detail}")
+        elif event.kind == "judged":
+            lines.append(f"verdict on {event.detail}")
+        elif best > self._best * 1.01:
+            self._best = best
+            lines.append(f"best estimate {show_ratio(best)} after {event.screened} kernels")
+        for line in lines:
+            self._line(f"{self._problem}: {line}" if self._problem else line)
+        self.spend(self._doing(event))
+
+    def _doing(self, event: RunEvent) -> str:
+        so_far = f"{event.screened} screened"
+        if event.best_ratio:
+            so_far += f", best estimate {show_ratio(event.best_ratio)}"
+        return f"{self._problem}: {event.kind} {event.detail} ({so_far})".removeprefix(": ")
+
+    def _line(self, words: str) -> None:
+        if self._bar is not None:
+            self._bar.console.print(words)
+            return
+        spent = f"[{time.monotonic() - self._began_s:5.0f} s]"
+        print(f"{spent} {words}", file=self._console.file, flush=True)
+
+
+class StageProgress:
+    """Tells of the steps of a stage of learning on a terminal, every few seconds."""
+
+    EVERY_S = 2.0
+    SHOWN = ("loss", "reward", "held_out_loss", "forgetting")
+
+    def __init__(self, what: str, steps: int) -> None:
+        """`what` is trained: a stage, and the size of its model."""
+        self._what, self._steps, self._last_s = what, steps, 0.0
+
+    def show(self, row: Mapping[str, float | str]) -> bool:
+        """Show a step; return False if the last one was shown a moment ago."""
+        if time.monotonic() - self._last_s < self.EVERY_S:
+            return False
+        self._last_s = time.monotonic()
+        if sys.stderr.isatty():
+            shown = ", ".join(
+                f"{name} {float(row[name]):.3f}" for name in self.SHOWN if name in row
+            )
+            at = f"step {int(float(row['step'])) + 1} of {self._steps}"
+            print(f"{self._what}, {at}: {shown}", file=sys.stderr)
+        return True

@@ -1,266 +1,166 @@
-"""Print each command's output for people; `--json` prints the same data as a document."""
+"""The renderer of a report for a terminal: no figure is cut, no line to be copied is broken."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Mapping, Sequence
-from typing import Any
+import contextlib
+from collections.abc import Iterable, Iterator, Sequence
+from dataclasses import dataclass
 
-from rich.console import Console
+from rich import box
+from rich.cells import cell_len
+from rich.console import Console, ConsoleOptions, RenderResult
+from rich.table import Table as RichTable
+from rich.text import Text
 
-from ratchet.optimize.turn.result import ArmResult, BudgetUse, Change, OptimizeResult
-from ratchet.report.breakdown import finding_words, identity_words
-from ratchet.report.console import FittedTable, heading, make_console, table, verbatim
-from ratchet.report.words import (
-    ABSENT,
-    AGAINST,
-    change_gave,
-    common_unit,
-    compile_words,
-    device_words,
-    drift_words,
-    floor_words,
-    headline,
-    limit_words,
-    rival_words,
-    show_bytes,
-    show_rate,
-    show_share,
-    show_time,
-    speedup_words,
-    unit_words,
+from ratchet.report.model import (
+    FIGURES,
+    Beside,
+    Facts,
+    Items,
+    Lines,
+    ReportBlock,
+    ReportSection,
+    ResultReport,
+    ResultTable,
+    Tiles,
+    Words,
+    grid,
+    is_on,
+    text_of,
 )
 
-_WHY_NOT = {
-    "dropped": "Dropped",
-    "refused": "Refused",
-    "not_applicable": "Does not apply",
-    "not_tried": "Not tried",
-}
+LEAST_TEXT, BETWEEN = 10, 3
+"""Minimum width of folded text; columns between two table columns."""
 
 
-def print_result(result: OptimizeResult, console: Console | None = None) -> None:
-    """Print the result of `ratchet optimize`: the table, the kept changes, the lines to paste.
+def make_console() -> Console:
+    """Make a console on stdout that prints text verbatim, without markup or emoji."""
+    return Console(markup=False, emoji=False, highlight=False)
 
-    The console defaults to stdout.
+
+def print_report(report: ResultReport, console: Console | None = None) -> None:
+    """Print a report; the console defaults to stdout."""
+    out = console or make_console()
+    if report.headline:
+        out.print(Text(text_of(report.headline)))
+    print_blocks(report.header, out)
+    print_blocks(report.sections, out)
+
+
+def print_blocks(blocks: Iterable[ReportBlock], out: Console) -> None:
+    """Print those of the blocks that a terminal shows."""
+    for block in blocks:
+        if is_on(block, "terminal"):
+            _print(block, out)
+
+
+def _print(block: ReportBlock, out: Console) -> None:
+    match block:
+        case Words(text=text, look=look):
+            out.print(Text({"warning": "warning: "}.get(look, "") + text_of(text)))
+        case Facts(rows=rows):
+            out.print(FittedTable.of(grid(("", ""), rows, left=2)))
+        case Lines(lines=lines, indent=indent):
+            verbatim(out, (" " * indent + line for line in lines))
+        case Tiles(tiles=tiles):
+            rows = tuple((one.title, text_of(one.large), one.note) for one in tiles)
+            out.print(FittedTable(columns=("", "", ""), rows=rows, texts=(True, False, True)))
+        case Items(rows=rows, indent=indent):
+            for row in rows:
+                out.print(Text(" " * indent + text_of(row)))
+        case ResultTable():
+            out.print(FittedTable.of(block))
+        case ReportSection(title=title, blocks=inner):
+            if any(is_on(one, "terminal") for one in inner):
+                out.print()
+                out.print(Text(title, style="bold"))
+                print_blocks(inner, out)
+        case Beside(blocks=inner):
+            print_blocks(inner, out)
+        case _:
+            raise AssertionError(f"a terminal does not show a {block.kind}")
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class FittedTable:
+    """A table that never cuts a figure; it uses the first form that fits the terminal.
+
+    The forms are: headings on one line, headings of figures on several lines, and one block for
+    each row. Text cells fold.
     """
-    out = console or make_console()
-    out.print(headline(result))
-    out.print(f"{device_words(result.device)} · {_turn_words(result)}")
-    for line in (result.recipe_because, _limit_words(result)):
-        if line:
-            out.print(line)
-    for warning in result.warnings:
-        out.print(f"warning: {warning}")
-    out.print()
-    out.print(main_table(result))
-    _print_comparisons(out, result)
-    _print_profiles(out, result)
-    _print_changes(out, result.changes)
-    _print_omissions(out, result.budget)
-    _print_checks(out, result)
-    heading(out, "Compile time")
-    out.print(compile_words(result.compile))
-    heading(out, "Paste into your script")
-    verbatim(out, (f"    {line}" for line in result.paste.apply))
-    heading(out, "To undo")
-    verbatim(out, (f"    {line}" for line in result.paste.undo))
-    heading(out, "Written")
-    profiled = (result.profile_before, result.profile_after)
-    paths = result.paths.model_dump().values()
-    traces = [profile.trace for profile in profiled if profile]
-    verbatim(out, (f"    {path}" for path in [*paths, *traces]))
 
+    columns: tuple[str, ...]
+    rows: tuple[tuple[str, ...], ...]
+    texts: tuple[bool, ...]
+    """Whether each column is text, not figures."""
 
-def main_table(result: OptimizeResult) -> FittedTable:
-    """Return the table of every way of running the step: time with interval, rate, MFU, memory."""
-    arms = result.arms
-    unit = common_unit([arm.step_time_s for arm in arms])
-    columns = ("", f"step, {unit.name}", "95 %", f"{unit_words(result)}/s", "MFU", "peak memory")
-    return table(columns, [_arm_row(arm, unit.show) for arm in arms])
-
-
-def _arm_row(arm: ArmResult, show: Callable[[float], str]) -> tuple[str, ...]:
-    return (
-        arm.title,
-        show(arm.step_time_s),
-        f"{show(arm.low_s)} - {show(arm.high_s)}",
-        show_rate(arm.tokens_per_s),
-        show_share(arm.mfu),
-        show_bytes(arm.peak_memory_bytes),
-    )
-
-
-def _turn_words(result: OptimizeResult) -> str:
-    resumed = ", with measurements from the ledger" if result.resumed else ""
-    return f"the turn took {show_time(result.duration_s)}{resumed}"
-
-
-def _print_comparisons(out: Console, result: OptimizeResult) -> None:
-    floor = result.floor
-    out.print()
-    out.print(rival_words(result))
-    rows = {
-        "vs_written": "Ratchet",
-        "vs_compile": "Ratchet",
-        "vs_compile_same_arithmetic": "Ratchet, arithmetic kept",
-    }
-    for key, who in rows.items():
-        if (speedup := result.speedup.get(key)) is not None:
-            out.print(f"{who}: {speedup_words(speedup, AGAINST[key], floor)}.")
-    out.print(floor_words(floor))
-    if (drift := drift_words(result)) is not None:
-        out.print(drift)
-
-
-def _limit_words(result: OptimizeResult) -> str | None:
-    limit = result.limit
-    return limit_words(limit) if limit else None
-
-
-def _print_profiles(out: Console, result: OptimizeResult) -> None:
-    found = {"as written": result.profile_before, "Ratchet": result.profile_after}
-    profiles = {title: profile for title, profile in found.items() if profile is not None}
-    if not profiles:
-        return
-    heading(out, "Where the time goes")
-    for title, profile in profiles.items():
-        out.print(f"{title}: {identity_words(profile)}")
-        for finding in profile.findings:
-            out.print(f"  {finding.name}: {finding_words(finding)}")
-    out.print("for more, run ratchet trace report or diff on the traces below")
-
-
-def _print_changes(out: Console, changes: Sequence[Change]) -> None:
-    kept = [change for change in changes if change.decision == "kept"]
-    heading(out, "Kept")
-    if kept:
-        rows = [(change.name, change_gave(change), change.reason) for change in kept]
-        out.print(table(("change", "effect", "why"), rows))
-    else:
-        out.print("Nothing: no change was proven to help.")
-    for decision, title in _WHY_NOT.items():
-        _print_rest(out, title, [c for c in changes if c.decision == decision])
-
-
-def _print_omissions(out: Console, budget: BudgetUse | None) -> None:
-    if budget and budget.omissions:
-        heading(out, "Left out")
-        rows = [(omission.what, omission.reason) for omission in budget.omissions]
-        out.print(table(("what", "why"), rows))
-
-
-def _print_rest(out: Console, title: str, changes: Sequence[Change]) -> None:
-    if not changes:
-        return
-    heading(out, title)
-    if any(change.ratio is not None for change in changes):
-        rows = [(change.name, change_gave(change), change.reason) for change in changes]
-        out.print(table(("change", "effect", "why"), rows))
-        return
-    out.print(table(("change", "why"), [(c.name, c.reason) for c in changes]))
-
-
-def _print_checks(out: Console, result: OptimizeResult) -> None:
-    gradients, losses = result.gradients, result.losses
-    heading(out, "Checks")
-    if gradients is None:
-        out.print("gradients: not checked")
-    else:
-        worst = f"worst {gradients.worst_parameter} at {gradients.worst_ratio:.2f}"
-        out.print(f"gradients: {_passed(gradients.passed)}, {worst}; {gradients.detail}")
-    if losses is None:
-        out.print("losses: not compared, because the arithmetic is the same")
-    else:
-        out.print(f"losses: {_passed(losses.passed)}; {losses.detail}")
-    statuses = [str(verdict.get("status", "")) for verdict in result.verdicts]
-    if statuses:
-        counts = {status: statuses.count(status) for status in sorted(set(statuses))}
-        said = ", ".join(f"{count} {status}" for status, count in counts.items())
-        out.print(f"kernel verdicts: {said}")
-
-
-def _passed(passed: bool) -> str:
-    return "passed" if passed else "failed"
-
-
-def print_bench(results: Sequence[Mapping[str, Any]], console: Console | None = None) -> None:
-    """Print the result of `ratchet bench`: one row per workload."""
-    out = console or make_console()
-    unit = common_unit([_number(row, "step_time_s") for row in results])
-    rows = [
-        (
-            str(row.get("workload") or row.get("name") or ABSENT),
-            unit.show(_number(row, "step_time_s")),
-            show_rate(_number(row, "tokens_per_s")),
-            show_share(_number(row, "mfu")),
-            show_bytes(_number(row, "peak_memory_bytes")),
+    @classmethod
+    def of(cls, table: ResultTable) -> FittedTable:
+        """Return what a terminal shows of a table."""
+        columns = table.shown("terminal")
+        return cls(
+            columns=tuple(column.title for column in columns),
+            rows=tuple(
+                tuple(text_of(column.cell(row)) for column in columns) for row in table.rows
+            ),
+            texts=tuple(column.look not in FIGURES for column in columns),
         )
-        for row in results
-    ]
-    units = {str(row.get("unit", "tokens")) for row in results}
-    rate = f"{' or '.join(sorted(units, reverse=True))}/s"
-    out.print(table(("workload", f"step, {unit.name}", rate, "MFU", "peak memory"), rows))
-    for warning in (line for row in results for line in row.get("warnings", ())):
-        out.print(f"warning: {warning}")
+
+    def __rich_console__(self, console: Console, options: ConsoleOptions) -> RenderResult:
+        broken = tuple("\n".join(name.split()) for name in self.columns)
+        for columns in (self.columns, broken):
+            if self._least_width(columns) <= options.max_width:
+                yield self._table(columns)
+                return
+        for row in self.rows:
+            yield from self._block(row, options.max_width)
+
+    def _least_width(self, columns: Sequence[str]) -> int:
+        """Return the width below which a figure would be cut or text fold to single letters."""
+        widths = [
+            max(cell_len(line) for cell in cells for line in cell.split("\n"))
+            for cells in zip(columns, *self.rows, strict=True)
+        ]
+        needed = (
+            min(width, LEAST_TEXT) if is_text else width
+            for width, is_text in zip(widths, self.texts, strict=True)
+        )
+        return sum(needed) + BETWEEN * (len(widths) - 1)
+
+    def _table(self, columns: Sequence[str]) -> RichTable:
+        made = RichTable(
+            box=box.SIMPLE_HEAD, pad_edge=False, show_edge=False, show_header=any(columns)
+        )
+        for name, is_text in zip(columns, self.texts, strict=True):
+            if is_text:
+                made.add_column(name.replace("\n", " "), overflow="fold")
+            else:
+                made.add_column(name, justify="right", no_wrap=True)
+        for row in self.rows:
+            made.add_row(*(Text(cell) for cell in row))
+        return made
+
+    def _block(self, row: Sequence[str], most: int) -> Iterator[Text]:
+        """Yield the row's title, then a line for each other cell that is not empty."""
+        title, *cells = row
+        named = [(n, cell) for n, cell in zip(self.columns[1:], cells, strict=True) if cell]
+        width = max((cell_len(name) for name, _ in named), default=0)
+        if any(width + cell_len(cell) + 4 > most for _, cell in named):
+            width = 0
+        yield Text(title, overflow="fold")
+        for name, cell in named:
+            yield Text(f"  {name:<{width}}  {cell}" if name else f"  {cell}", overflow="fold")
 
 
-def print_device(report: Mapping[str, Any], console: Console | None = None) -> None:
-    """Print the result of `ratchet device`: the device, and the ceilings measured on it."""
-    out = console or make_console()
-    device = report["device"]
-    caches = ", ".join(f"{k} {show_bytes(v)}" for k, v in device.get("caches_bytes", {}).items())
-    facts = {
-        "device": device["model"],
-        "kind": f"{device['kind']}, {device['vendor']} {device.get('runtime', '')}".strip(),
-        "cores": f"{device['cores']} cores, {device['threads']} threads",
-        "instructions": ", ".join(device["isa"]) or ABSENT,
-        "kernels for": str(report.get("target", ABSENT)),
-        "caches": caches or ABSENT,
-        "memory": show_bytes(device.get("memory_bytes", 0)),
-    }
-    out.print(table(("", ""), facts.items(), left=2))
-    heading(out, "Measured ceilings")
-    out.print(table(("", "rate"), _ceiling_rows(report)))
-    _print_paper(out, report.get("paper"))
-    for note in report.get("notes", ()):
-        out.print(f"note: {note}")
+def verbatim(console: Console, lines: Iterable[str]) -> None:
+    """Print lines to be copied: never wrapped, cut or coloured."""
+    for line in lines:
+        console.print(Text(line), soft_wrap=True)
 
 
-def _ceiling_rows(report: Mapping[str, Any]) -> Iterable[tuple[str, str]]:
-    for dtype, rate in report["gemm_flops_per_s"].items():
-        yield f"matrix product, {dtype}", _flops(rate)
-    for name in ("copy", "triad"):
-        for level, rate in report[f"{name}_bytes_per_s"].items():
-            yield f"{name}, {level}", f"{rate / 1e9:,.1f} GB/s"
-
-
-def _print_paper(out: Console, paper: Mapping[str, Any] | None) -> None:
-    if paper is None:
-        return
-    heading(out, f"Vendor's figures: {paper['name']}")
-    rows = [(kind, _flops(rate)) for kind, rate in paper["peak_flops_per_s"].items()]
-    if paper["memory_bytes_per_s"]:
-        rows.append(("memory", f"{paper['memory_bytes_per_s'] / 1e9:,.1f} GB/s"))
-    out.print(table(("", "peak"), rows))
-
-
-def _flops(rate: float) -> str:
-    return f"{rate / 1e12:,.2f} TFLOP/s" if rate >= 1e12 else f"{rate / 1e9:,.1f} GFLOP/s"
-
-
-def print_plan(plan: Mapping[str, Any], console: Console | None = None) -> None:
-    """Print the result of `ratchet optimize --dry-run`: what would be tried, and what not."""
-    out = console or make_console()
-    heading(out, "Would be tried")
-    levers = plan["levers"]
-    rows = [(lever["name"], lever["expected"] or lever["summary"]) for lever in levers]
-    out.print(table(("change", "expected effect"), rows, left=2))
-    skipped = plan["skipped"]
-    if skipped:
-        heading(out, "Would be skipped")
-        out.print(table(("change", "why"), [(row["name"], row["reason"]) for row in skipped]))
-
-
-def _number(row: Mapping[str, Any], name: str) -> float:
-    value = row.get(name)
-    return float(value) if value is not None else 0.0
+@contextlib.contextmanager
+def working(what: str) -> Iterator[None]:
+    """Show on a terminal's stderr what is running; stay silent when piped."""
+    console = Console(stderr=True, markup=False, emoji=False, highlight=False)
+    with console.status(Text(what)) if console.is_terminal else contextlib.nullcontext():
+        yield

@@ -7,10 +7,19 @@ from dataclasses import dataclass
 from typing import Any
 
 from ratchet.report import trace_words as words
-from ratchet.report.figures import Plot, Series, StackedBar, stacked_bar
+from ratchet.report.figures import Mark, Plot, Series, TrackRow, dots, stacked_bar
 from ratchet.report.scale import Scale, Tick, around, from_zero
 from ratchet.report.trace_names import short_shapes
-from ratchet.report.words import common_unit, show_bytes
+from ratchet.report.words import (
+    change_ms,
+    common_unit,
+    milliseconds,
+    share_of,
+    show_bandwidth,
+    show_bytes,
+    show_flops,
+    show_ns,
+)
 
 Document = Mapping[str, Any]
 _COLOURS = {
@@ -49,76 +58,43 @@ class Lanes:
     """True if the ranks share one clock. If not, each begins at its own window."""
 
 
-@dataclass(frozen=True, kw_only=True, slots=True)
-class Point:
-    """One op in the roofline plot."""
-
-    key: str
-    path: str
-    width: float
-    title: str
-
-
-@dataclass(frozen=True, kw_only=True, slots=True)
-class RooflinePlot:
-    """Rates over intensities on logarithmic axes, under the ceilings of each type."""
-
-    points: tuple[Point, ...]
-    roofs: tuple[Series, ...]
-    x_ticks: tuple[Tick, ...]
-    y_ticks: tuple[Tick, ...]
-
-
-@dataclass(frozen=True, kw_only=True, slots=True)
-class ChangeBar:
-    """One part of the window's change, to the right of zero if it costs time."""
-
-    key: str
-    title: str
-    left_percent: float
-    width_percent: float
-    value: str
-
-
 def window_bar(
     title: str, names: Mapping[str, str], times: Document, window: int, scale: Scale | None = None
-) -> StackedBar:
+) -> TrackRow:
     """Draw a window as a bar of its parts: full width, or on the scale of several."""
     parts = (
         (
             _COLOURS.get(key, key),
             said,
             times[key],
-            f"{words.milliseconds(times[key])} ms",
-            words.share_of(times[key], window),
+            f"{milliseconds(times[key])} ms",
+            share_of(times[key], window),
         )
         for key, said in names.items()
         if times[key]
     )
-    return stacked_bar(title, words.show_ns(window), parts, scale or from_zero([window]))
+    return stacked_bar(title, show_ns(window), parts, scale or from_zero([window]))
 
 
-def _bars(
-    names: Mapping[str, str], windows: Sequence[tuple[str, Document, int]]
-) -> list[StackedBar]:
+def _bars(names: Mapping[str, str], windows: Sequence[tuple[str, Document, int]]) -> list[TrackRow]:
     """Draw several windows, all on the scale of the longest."""
     scale = from_zero([window for _, _, window in windows])
     return [window_bar(title, names, times, window, scale) for title, times, window in windows]
 
 
-def step_bars(document: Document) -> list[StackedBar]:
+def step_bars(document: Document) -> list[TrackRow]:
     """Draw one bar for each step."""
     steps = document["steps"]
     return _bars(words.PARTS, [(step["label"], step, step["window_ns"]) for step in steps])
 
 
-def rank_bars(ranks: Sequence[Document]) -> list[StackedBar]:
+def rank_bars(ranks: Sequence[Document]) -> list[TrackRow]:
     """Draw one bar for each rank."""
     windows = [(f"rank {one['rank']}", one["identity_ns"], one["window_ns"]) for one in ranks]
     return _bars(words.PARTS, windows)
 
 
-def path_bars(ranks: Sequence[Document], most: int) -> list[StackedBar]:
+def path_bars(ranks: Sequence[Document], most: int) -> list[TrackRow]:
     """Draw the critical path of the window and of its steps; of several ranks, of each window."""
     found = [one["critical_path"] for one in ranks]
     whole = [path["whole"] for path in found]
@@ -132,19 +108,19 @@ def path_bars(ranks: Sequence[Document], most: int) -> list[StackedBar]:
     return bars + _bars(words.PATH, [(step["label"], step, step["window"]) for step in steps])
 
 
-def path_kinds(ranks: Sequence[Document]) -> list[tuple[str, str, str, str, str]]:
-    """Return (kind, ms, share, meaning, colour) of the critical path, summed over ranks."""
+def path_kinds(ranks: Sequence[Document]) -> list[dict[str, Any]]:
+    """Return each kind of the critical path with its time, summed over ranks."""
     whole = [one["critical_path"]["whole"] for one in ranks]
     total = sum(window["window"] for window in whole)
     sums = {kind: sum(window[kind] for window in whole) for kind in words.PATH}
     return [
-        (
-            said,
-            words.milliseconds(sums[kind]),
-            words.share_of(sums[kind], total),
-            words.PATH_MEANS[kind],
-            _COLOURS.get(kind, kind),
-        )
+        {
+            "kind": said,
+            "time": sums[kind],
+            "share": share_of(sums[kind], total),
+            "means": words.PATH_MEANS[kind],
+            "colour": _COLOURS.get(kind, kind),
+        }
         for kind, said in words.PATH.items()
         if sums[kind]
     ]
@@ -166,7 +142,7 @@ def lanes(ranks: Sequence[Document]) -> Lanes | None:
         offset = line["start"] - origin if aligned else 0
         chosen = _seen(line) if len(ranks) == 1 else line["together"]
         for index, lane in enumerate(chosen):
-            share = words.share_of(lane["total"], line["end"] - line["start"])
+            share = share_of(lane["total"], line["end"] - line["start"])
             rows.append(
                 LaneRow(
                     label=lane["name"] if len(ranks) == 1 else f"rank {one['rank']}",
@@ -184,10 +160,7 @@ def lanes(ranks: Sequence[Document]) -> Lanes | None:
         for step in ranks[0]["steps"]
     ]
     return Lanes(
-        rows=tuple(rows),
-        steps=_apart(borders) if aligned else (),
-        aligned=aligned,
-        **_axis(length),
+        rows=tuple(rows), steps=_apart(borders) if aligned else (), aligned=aligned, **_axis(length)
     )
 
 
@@ -251,7 +224,7 @@ def series_lanes(one: Document) -> Lanes | None:
             label=row["name"],
             key="exposed_copy",
             path=_area(_scaled(row["bytes_per_s"]), line),
-            value=f"up to {words.bandwidth(row['busiest'])}",
+            value=f"up to {show_bandwidth(row['busiest'])}",
         )
         for row in one["bandwidth"]
         if row["busiest"] >= 1e6 and length > 0
@@ -262,10 +235,7 @@ def series_lanes(one: Document) -> Lanes | None:
 def _axis(length: int) -> dict[str, Any]:
     """Return the ticks and the unit of an axis of `length` ns."""
     unit = common_unit([length * 1e-9])
-    return {
-        "ticks": Scale(low=0.0, high=length * 1e-9).ticks(unit.show),
-        "unit": unit.name,
-    }
+    return {"ticks": Scale(low=0.0, high=length * 1e-9).ticks(unit.show), "unit": unit.name}
 
 
 def memory_plot(ranks: Sequence[Document]) -> Plot | None:
@@ -309,7 +279,7 @@ def _steps(line: Sequence[Sequence[int]], width: Scale, tall: Scale) -> str:
     return path + "".join(f"H{x:.2f}V{y:.2f}" for x, y in points[1:])
 
 
-def roofline_plot(ranks: Sequence[Document]) -> RooflinePlot | None:
+def roofline_plot(ranks: Sequence[Document]) -> Plot | None:
     """Draw the first rank's ops whose FLOPs are known, under the ceilings of their types."""
     rows = [row for row in ranks[0]["roofline"] if row["flops_per_s"] > 0 and row["intensity"] > 0]
     if not rows:
@@ -322,60 +292,49 @@ def roofline_plot(ranks: Sequence[Document]) -> RooflinePlot | None:
     peaks = [row["roof_flops_per_s"] for row in roofs.values()]
     y = around([*(row["flops_per_s"] for row in rows), *peaks], log=True)
     longest = max(row["time"] for row in rows)
-    return RooflinePlot(
-        points=tuple(
-            Point(
-                key=colours[row["dtype"]],
-                path=f"M{x.percent(row['intensity']):.2f} "
-                f"{100 - y.percent(row['flops_per_s']):.2f}h.01",
-                width=round(6 + 14 * (row["time"] / longest) ** 0.5, 1),
-                title=f"{row['name']} {short_shapes(row['shapes'])} {row['dtype']}: "
-                f"{words.milliseconds(row['time'])} ms, {_rate(row['flops_per_s'])}, "
-                f"{row['intensity']:,.1f} FLOP a byte, {row['bound']} bound",
-            )
-            for row in rows
-        ),
-        roofs=tuple(_roof(kind, colours[kind], roofs.get(kind), x, y) for kind in kinds),
+    points = (
+        Series(
+            key=colours[row["dtype"]],
+            title="",
+            path=dots([(x.percent(row["intensity"]), 100 - y.percent(row["flops_per_s"]))]),
+            width=round(6 + 14 * (row["time"] / longest) ** 0.5, 1),
+            note=f"{row['name']} {short_shapes(row['shapes'])} {row['dtype']}: "
+            f"{milliseconds(row['time'])} ms, {show_flops(row['flops_per_s'])}, "
+            f"{row['intensity']:,.1f} FLOP a byte, {row['bound']} bound",
+        )
+        for row in rows
+    )
+    return Plot(
+        series=(*(_roof(kind, colours[kind], roofs.get(kind), x, y) for kind in kinds), *points),
         x_ticks=x.ticks(lambda value: f"{value:g}"),
-        y_ticks=y.ticks(_rate),
+        y_ticks=y.ticks(show_flops),
+        x_title="FLOP a byte",
+        y_title="rate",
     )
 
 
 def _roof(kind: str, key: str, row: Document | None, x: Scale, y: Scale) -> Series:
     """Draw the ceiling of a type: bandwidth up to the ridge, then compute."""
     if row is None:
-        return Series(key=key, title=kind, path="", note="no ceiling known")
+        return Series(key=f"roof {key}", title=kind, path="", note="no ceiling known")
     flops, bandwidth = row["roof_flops_per_s"], row["roof_bytes_per_s"]
     # The sloped part enters the box at its left edge or at its bottom.
     enter = max(x.low, y.low / bandwidth)
     corners = [(enter, enter * bandwidth), (flops / bandwidth, flops), (x.high, flops)]
     path = "L".join(f"{x.percent(i):.2f} {100 - y.percent(rate):.2f}" for i, rate in corners)
-    note = f"{_rate(flops)}, {bandwidth / 1e9:,.0f} GB/s"
-    return Series(key=key, title=kind, path=f"M{path}", note=note)
+    note = f"{show_flops(flops)}, {bandwidth / 1e9:,.0f} GB/s"
+    return Series(key=f"roof {key}", title=kind, path=f"M{path}", note=note)
 
 
-def _rate(flops_per_s: float) -> str:
-    size, unit = (1e12, "TFLOP/s") if flops_per_s >= 1e12 else (1e9, "GFLOP/s")
-    rate = flops_per_s / size
-    return f"{rate:,.0f} {unit}" if rate >= 100 else f"{rate:.3g} {unit}"
-
-
-def change_bars(parts: Iterable[tuple[str, str, int]]) -> tuple[ChangeBar, ...]:
-    """Draw parts of a change as bars from a common zero."""
+def change_bars(parts: Iterable[tuple[str, str, int]]) -> list[TrackRow]:
+    """Draw parts of a change as bars from a common zero, to its right if they cost time."""
     found = list(parts)
     ends = [0, *(time for _, _, time in found)]
     scale = Scale(low=float(min(ends)), high=float(max(ends)) or (1.0 if not min(ends) else 0.0))
     zero = scale.percent(0.0)
-    bars = []
+    rows = []
     for key, title, time in found:
         at = scale.percent(float(time))
-        bars.append(
-            ChangeBar(
-                key=key,
-                title=title,
-                left_percent=min(zero, at),
-                width_percent=round(abs(at - zero), 3),
-                value=f"{words.change_ms(time)} ms",
-            )
-        )
-    return tuple(bars)
+        bar = Mark(left=min(zero, at), width=round(abs(at - zero), 3))
+        rows.append(TrackRow(title=title, value=f"{change_ms(time)} ms", marks=(bar,), look=key))
+    return rows

@@ -6,7 +6,7 @@ from collections import defaultdict
 from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
-from ratchet.report.words import ABSENT, show_bytes, show_share, show_time
+from ratchet.report.words import counted, share_of, show_bytes, show_ns, show_share
 from ratchet.trace.read.columns import PLATFORMS, Platform
 
 PARTS = {
@@ -64,46 +64,6 @@ PATH_MEANS = {
 NO_LAUNCHES = "This trace links no launches to device work, so all idle time counts as kernel gap."
 
 
-def milliseconds(time_ns: float) -> str:
-    """Format nanoseconds as milliseconds with three decimals."""
-    return f"{time_ns / 1e6:,.3f}"
-
-
-def change_ms(time_ns: int) -> str:
-    """Format a difference in milliseconds, with its sign."""
-    return f"{time_ns / 1e6:+,.3f}" if time_ns else "0"
-
-
-def show_ns(time_ns: float) -> str:
-    """Format a time with a suitable unit; 0 as 0."""
-    return show_time(time_ns * 1e-9) if time_ns else "0"
-
-
-def share_of(part: float, whole: float) -> str:
-    """Format a share as a percentage; only exactly 0 is `0`, and only exactly 1 is `100.0%`."""
-    if not whole:
-        return ABSENT
-    share = part / whole
-    if 0 < abs(share) < 0.0005:
-        return "<0.1%"
-    if 0.9995 <= share < 1:
-        return ">99.9%"
-    return f"{share:.1%}" if part else "0"
-
-
-def bandwidth(bytes_per_s: float) -> str:
-    """Format a rate in GB/s, or in MB/s below 0.1 GB/s; a dash if it is unknown."""
-    if not bytes_per_s:
-        return ABSENT
-    if bytes_per_s < 1e8:
-        return f"{bytes_per_s / 1e6:,.1f} MB/s"
-    return f"{bytes_per_s / 1e9:,.1f} GB/s"
-
-
-def size(size_bytes: int) -> str:
-    return show_bytes(size_bytes)
-
-
 def headline(document: Mapping[str, Any]) -> str:
     """Return the identity in one sentence, the largest part first."""
     window, parts = document["window_ns"], document["identity_ns"]
@@ -152,7 +112,7 @@ def source_words(document: Mapping[str, Any]) -> str:
         _device(document),
         f"rank {rank}" if rank is not None else "",
         f"{document['events']:,} events",
-        f"{steps} step{'' if steps == 1 else 's'}" if steps else "no steps marked",
+        counted(steps, "step") if steps else "no steps marked",
     ]
     return " · ".join(fact for fact in facts if fact)
 
@@ -166,16 +126,6 @@ def overlap_words(document: Mapping[str, Any]) -> str:
         f"{found['overlap']:.2%} of {show_ns(found['total_ns'])} of communication is hidden "
         "behind compute."
     )
-
-
-def overlap(share: float | None) -> str:
-    """Format the hidden share of communication; a dash without communication."""
-    return ABSENT if share is None else f"{share:.2%}"
-
-
-def sentence(text: str) -> str:
-    """Turn a clause into the start of a sentence."""
-    return text[:1].upper() + text[1:]
 
 
 def reasons(document: Mapping[str, Any]) -> list[tuple[str, str]]:
@@ -294,8 +244,8 @@ def _memory_words(found: Mapping[str, Any] | None) -> str:
         return ""
     where = "" if found["on_device"] else " on the CPU"
     return (
-        f"peak {size(found['peak_bytes'])}{where}, {found['allocations']:,} allocations, "
-        f"{size(found['churn_bytes'])} allocated and freed again"
+        f"peak {show_bytes(found['peak_bytes'])}{where}, {found['allocations']:,} allocations, "
+        f"{show_bytes(found['churn_bytes'])} allocated and freed again"
     )
 
 
@@ -315,15 +265,11 @@ def advice_words(finding: Mapping[str, Any], window_ns: int) -> str:
     return f"{finding['name']}: up to {show_ns(gain)} ({share_of(gain, window_ns)} of the window)"
 
 
-def lever_words(finding: Mapping[str, Any]) -> str:
-    """Return the command that tries a finding; empty if no lever does."""
-    if not finding["levers"]:
-        return ""
-    return (
-        "try: "
-        + ", ".join(f"ratchet optimize WORKLOAD --try {lever}" for lever in finding["levers"][:1])
-        + ("" if len(finding["levers"]) < 2 else f" (or {', '.join(finding['levers'][1:])})")
-    )
+def lever_lines(finding: Mapping[str, Any]) -> list[str]:
+    """Return the command that tries a finding's first lever, with the names of the others."""
+    first, *others = finding["levers"]
+    more = f"  # or {', '.join(others)}" if others else ""
+    return [f"ratchet optimize WORKLOAD --try {first}{more}"]
 
 
 def across_words(document: Mapping[str, Any]) -> list[str]:

@@ -1,4 +1,4 @@
-"""Format numbers and answers for people, the same on the terminal and on the page."""
+"""Format times, sizes, rates, shares and ratios for people, the same in every report."""
 
 from __future__ import annotations
 
@@ -8,22 +8,6 @@ from dataclasses import dataclass
 from datetime import UTC, datetime
 from typing import Any
 
-from ratchet.optimize.turn.result import Change, CompileCost, OptimizeResult, StepLimit, StepSpeedup
-
-AGAINST = {
-    "vs_written": "the step as written",
-    "vs_compile": "torch.compile's best",
-    "vs_compile_same_arithmetic": "torch.compile's best in the same arithmetic",
-}
-COMPARED = {
-    "vs_written": ("as_written", "ratchet"),
-    "vs_compile": ("best_compile", "ratchet"),
-    "vs_compile_same_arithmetic": ("best_compile_same", "same_arithmetic"),
-}
-"""The two arms behind each comparison."""
-DECIDED = ("faster", "slower")
-DRIFT, DRIFT_TO_RATIO = 1.2, 2.0
-"""A step's interval at least this wide, and this many times the ratio's, is reported as drift."""
 ABSENT = "-"
 
 _TIME_UNITS = ((1.0, "s"), (1e-3, "ms"), (1e-6, "µs"), (1e-9, "ns"))
@@ -104,6 +88,70 @@ def show_interval(low: float | None, high: float | None) -> str:
     return ABSENT if low is None or high is None else f"{low:.2f} to {high:.2f}"
 
 
+def show_percent(share: float) -> str:
+    """Format a share of one in whole percent, 0 too."""
+    return f"{100 * share:.0f} %" if math.isfinite(share) else ABSENT
+
+
+def share_of(part: float, whole: float) -> str:
+    """Format a share as a percentage; only exactly 0 is `0`, and only exactly 1 is `100.0%`."""
+    if not whole:
+        return ABSENT
+    share = part / whole
+    if 0 < abs(share) < 0.0005:
+        return "<0.1%"
+    if 0.9995 <= share < 1:
+        return ">99.9%"
+    return f"{share:.1%}" if part else "0"
+
+
+def show_change(change: float) -> str:
+    """Format a relative change with its sign: +2.1%."""
+    return f"{change:+.1%}" if math.isfinite(change) else "from 0"
+
+
+def show_ns(time_ns: float) -> str:
+    """Format nanoseconds with a suitable unit; 0 as 0."""
+    return show_time(time_ns * 1e-9) if time_ns else "0"
+
+
+def milliseconds(time_ns: float) -> str:
+    """Format nanoseconds as milliseconds with three decimals."""
+    return f"{time_ns / 1e6:,.3f}"
+
+
+def change_ms(time_ns: float) -> str:
+    """Format a difference of nanoseconds in milliseconds, with its sign."""
+    return f"{time_ns / 1e6:+,.3f}" if time_ns else "0"
+
+
+def show_bandwidth(bytes_per_s: float) -> str:
+    """Format a rate in GB/s, or in MB/s below 0.1 GB/s; a dash if it is unknown."""
+    if not bytes_per_s:
+        return ABSENT
+    if bytes_per_s < 1e8:
+        return f"{bytes_per_s / 1e6:,.1f} MB/s"
+    return f"{bytes_per_s / 1e9:,.1f} GB/s"
+
+
+def show_flops(flops_per_s: float) -> str:
+    """Format a rate of floating-point operations."""
+    size, unit = (1e12, "TFLOP/s") if flops_per_s >= 1e12 else (1e9, "GFLOP/s")
+    rate = flops_per_s / size
+    return f"{rate:,.0f} {unit}" if rate >= 100 else f"{rate:.3g} {unit}"
+
+
+def show_value(value: float | None, unit: str) -> str:
+    """Format a figure of a history with its unit, in four digits: 12.34 ms, 1.4 GiB, 1200."""
+    if value is None or not math.isfinite(value):
+        return ABSENT
+    units = {"s": _TIME_UNITS, "B": (*_BYTE_UNITS, (1, "B"))}.get(unit)
+    if units is None or not value:
+        return f"{value:.6g} {unit}".rstrip()
+    size, name = next((one for one in units if abs(value) >= one[0]), units[-1])
+    return f"{value / size:.4g} {name}"
+
+
 def _digits(value: float) -> str:
     if value == 0:
         return "0"
@@ -114,170 +162,9 @@ def _digits(value: float) -> str:
     return f"{value:.1f}" if value >= 9.995 else f"{value:.2f}"
 
 
-def speedup_words(speedup: StepSpeedup, against: str, floor: Mapping[str, float] | None) -> str:
-    """Describe one comparison as a clause that includes its interval."""
-    answer = answer_of(speedup, floor)
-    if answer == "same":
-        return f"the same step as {against}, because nothing faster was proven"
-    interval = f"95 % interval {show_interval(speedup.low, speedup.high)}"
-    if answer not in DECIDED:
-        interval = f"{show_ratio(speedup.ratio)}, {interval}"
-    return f"{_clause(speedup, answer, against)} ({interval})"
-
-
-def headline(result: OptimizeResult) -> str:
-    """Return the turn's answer in one sentence, with figures only if they are decided."""
-    workload, answers = result.workload, answers_of(result)
-    if answers.get("vs_written") == "same":
-        return (
-            f"Nothing was proven faster than a step of {workload} as written, so it stays as it is."
-        )
-    clauses = {
-        key: _clause(speedup, answers[key], AGAINST[key])
-        for key, speedup in compared(result).items()
-        if key in ("vs_compile", "vs_written")
-    }
-    if not clauses:
-        return f"{workload} was timed but not compared with anything."
-    if answers.get("vs_compile") == "same":
-        also = f" It runs {clauses['vs_written']}." if "vs_written" in clauses else ""
-        best = AGAINST["vs_compile"]
-        return f"Nothing was proven faster for {workload} than {best}, so that is the recipe.{also}"
-    return f"With Ratchet, a step of {workload} runs {' and '.join(clauses.values())}."
-
-
-def answers_of(result: OptimizeResult) -> dict[str, str]:
-    """Return the answers of the comparisons that were made, the one with torch.compile first."""
-    return {key: answer_of(one, result.floor) for key, one in compared(result).items()}
-
-
-def compared(result: OptimizeResult) -> dict[str, StepSpeedup]:
-    """Return the comparisons that were made, the one with torch.compile first."""
-    order = ("vs_compile", "vs_written", "vs_compile_same_arithmetic")
-    found = ((key, result.speedup.get(key)) for key in order)
-    return {key: one for key, one in found if one is not None}
-
-
-def rival_words(result: OptimizeResult) -> str:
-    """Name the rival, and the modes of torch.compile that were not timed."""
-    missing = [one.title for one in result.rivals if one.step_time_s is None]
-    said = f"torch.compile's best here: {result.best_compile}."
-    return f"{said} Not timed: {'; '.join(missing)}." if missing else said
-
-
-def answer_of(speedup: StepSpeedup, floor: Mapping[str, float] | None) -> str:
-    """Return the comparison's answer: `same` for one step, `undecided` inside the floor."""
-    if speedup.ratio == speedup.low == speedup.high == 1.0:
-        return "same"
-    decided = is_decided(speedup.ratio, speedup.low, speedup.high, floor)
-    return speedup.answer if decided or speedup.answer not in DECIDED else "undecided"
-
-
-def is_decided(
-    ratio: float | None,
-    low: float | None,
-    high: float | None,
-    floor: Mapping[str, float] | None,
-) -> bool:
-    """Return True if the interval excludes 1 and the ratio is outside the A/A floor."""
-    if ratio is None or low is None or high is None or low <= 1.0 <= high:
-        return False
-    if floor is None:
-        return True
-    return not floor.get("low", 1.0) <= ratio <= floor.get("high", 1.0)
-
-
-def _clause(speedup: StepSpeedup, answer: str, against: str) -> str:
-    ratio = show_ratio(speedup.ratio)
-    return {
-        "faster": f"{ratio} as fast as {against}",
-        "slower": f"slower than {against}, at {ratio} its speed",
-        "equivalent": f"as fast as {against}, within noise",
-    }.get(answer, f"with no clear difference from {against}")
-
-
-def drift_words(result: OptimizeResult) -> str | None:
-    """Describe drift if a step's own time varies far more than the measured ratios, else None."""
-    answers = answers_of(result)
-    widths = {
-        key: _width(one.low, one.high)
-        for key, one in compared(result).items()
-        if answers[key] != "same"
-    }
-    arms = {arm.key: arm for arm in result.arms}
-    drifted: dict[float, str] = {}
-    for key, width in widths.items():
-        for arm in (arms[name] for name in COMPARED[key] if name in arms):
-            spread = _width(arm.low_s, arm.high_s)
-            if spread > max(math.log(DRIFT), DRIFT_TO_RATIO * width):
-                times = f"{show_time(arm.low_s)} and {show_time(arm.high_s)}"
-                drifted[spread] = f"the median step {arm.title} lies between {times}"
-    if not drifted:
-        return None
-    return (
-        f"The machine drifted during the run: {drifted[max(drifted)]}. The steps of a pair ran one "
-        "right after the other, so drift cancels in the ratios. Rely on the ratios, not the times."
-    )
-
-
-def _width(low: float, high: float) -> float:
-    """Return the logarithmic width of an interval of positive numbers."""
-    return math.log(high / low) if 0 < low <= high and math.isfinite(high) else 0.0
-
-
-def limit_words(limit: StepLimit) -> str:
-    """Describe how far a step is from the machine's limit, and where the rest is."""
-    most, left_s = limit.most, limit.step_time_s - limit.least_s
-    if most is None:
-        return f"The limit of {limit.title} on this machine is unknown."
-    said = (
-        f"{limit.title} runs at {show_share(limit.share)} of what this machine "
-        f"can do in this arithmetic; at most {most:.1f}x is left"
-    )
-    parts = [
-        f"{show_share(one.winnable_s / left_s)} of it in {one.category}"
-        for one in limit.categories[:3]
-        if left_s > 0 and one.winnable_s >= 0.05 * left_s
-    ]
-    unknown_s = sum(one.unknown_s for one in limit.categories)
-    note = (
-        f" Operators without a known bound take {show_share(unknown_s / limit.step_time_s)} "
-        "of the step and count as winnable."
-        if unknown_s > 0
-        else ""
-    )
-    return f"{', '.join([said, *parts])}.{note}"
-
-
-def change_gave(change: Change) -> str:
-    """Format a change's effect with its interval; a dash if it was not timed."""
-    if change.ratio is None:
-        return {"bundle": "with the bundle", "rival": "in the rival too"}.get(
-            change.basis or "", ABSENT
-        )
-    return f"{show_ratio(change.ratio)} ({show_interval(change.low, change.high)})"
-
-
-def compile_words(cost: CompileCost) -> str:
-    """Describe the cost of the longer start and the steps that recover it."""
-    if cost.extra_setup_s <= 0:
-        return "Ratchet starts no later than the step as written."
-    extra = f"Ratchet starts {show_time(cost.extra_setup_s)} later than the step as written"
-    steps = cost.pays_after_steps
-    if steps is None:
-        return f"{extra} and never recovers that, because its steps are no faster."
-    return f"{extra} and recovers that after {steps:,} step{'' if steps == 1 else 's'}."
-
-
-def floor_words(floor: Mapping[str, float] | None) -> str:
-    """Describe how much two runs of the same thing differ here."""
-    if floor is None or "low" not in floor or "high" not in floor:
-        return "No A/A floor was measured."
-    interval = show_interval(floor["low"], floor["high"])
-    return (
-        f"The ratio between two copies of the same step was {interval} here (the A/A floor). A "
-        "ratio within that range shows no difference."
-    )
+def sentence(text: str) -> str:
+    """Turn a clause into the start of a sentence."""
+    return text[:1].upper() + text[1:]
 
 
 def device_words(device: Mapping[str, Any]) -> str:
@@ -287,6 +174,19 @@ def device_words(device: Mapping[str, Any]) -> str:
     return f"{model}, {cores} cores" if cores else model
 
 
-def unit_words(result: OptimizeResult) -> str:
-    """Return the unit a step is counted in: tokens, images or samples."""
-    return str(result.unit)
+def plain(value: object) -> str:
+    """Format a value of a config, a device or an environment."""
+    if value is None:
+        return "none"
+    if isinstance(value, bool):
+        return "yes" if value else "no"
+    if isinstance(value, list | tuple):
+        return ", ".join(plain(item) for item in value) or "none"
+    if isinstance(value, Mapping):
+        return ", ".join(f"{key} {plain(item)}" for key, item in value.items()) or "none"
+    return str(value)
+
+
+def counted(count: int, what: str) -> str:
+    """Format a number of things: `1 passage`, `2 passages`."""
+    return f"{count:,} {what}{'' if count == 1 else 's'}"

@@ -12,7 +12,7 @@ from ratchet.base.errors import GuardError
 from ratchet.cli import main
 from ratchet.guard.numerics.ask import compare_numerics
 from ratchet.guard.numerics.find import first_wrong_loss
-from ratchet.report.numerics_terminal import print_numerics
+from ratchet.report.numerics import print_numerics
 
 LAYER = {
     "llama-tiny": "layers.1.mlp",

@@ -13,7 +13,7 @@ from ratchet.cli import main
 from ratchet.guard.sweep import run
 from ratchet.guard.sweep.row import ArmRun, TypeRow
 from ratchet.guard.sweep.run import LEAST_SHARE, REPRODUCTIONS, ROWS, SweepSettings, sweep
-from ratchet.report.sweep_table import sweep_markdown
+from ratchet.report.sweep import sweep_markdown
 from ratchet.workloads.hf_config import trained_types
 
 SAMPLE = "qwen3,beit,moonshine"

@@ -13,8 +13,8 @@ import numpy as np
 import pytest
 from rich.console import Console
 
-from ratchet.report.trace_page import render_trace_page
-from ratchet.report.trace_terminal import print_trace
+from ratchet.report.trace import render_trace_page
+from ratchet.report.trace import print_trace
 from ratchet.trace.answers.report import Report, report
 from ratchet.trace.export.documents import document
 from ratchet.trace.export.tables import report_tables

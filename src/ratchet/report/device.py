@@ -1,0 +1,73 @@
+"""This machine and its measured ceilings, and what workloads reach on it."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping, Sequence
+from typing import Any
+
+from rich.console import Console
+
+from ratchet.report import model as m
+from ratchet.report.terminal import print_report
+from ratchet.report.words import (
+    ABSENT,
+    common_unit,
+    show_bandwidth,
+    show_bytes,
+    show_flops,
+    show_rate,
+    show_share,
+)
+
+
+def print_bench(results: Sequence[Mapping[str, Any]], console: Console | None = None) -> None:
+    """Print the result of `ratchet bench`: one row per workload."""
+    unit = common_unit([row.get("step_time_s") or 0.0 for row in results])
+    counted = sorted({str(row.get("unit", "tokens")) for row in results}, reverse=True)
+    columns = (
+        m.name("workload", lambda row: row.get("workload") or row.get("name")),
+        m.number(f"step, {unit.name}", lambda row: row.get("step_time_s"), unit.show),
+        m.number(f"{' or '.join(counted)}/s", lambda row: row.get("tokens_per_s"), show_rate),
+        m.number("MFU", lambda row: row.get("mfu"), show_share),
+        m.number("peak memory", lambda row: row.get("peak_memory_bytes"), show_bytes),
+    )
+    warnings = (line for row in results for line in row.get("warnings", ()))
+    said = (m.Words(line, "warning") for line in warnings)
+    print_report(m.ResultReport(header=(m.ResultTable(columns, results), *said)), console)
+
+
+def print_device(report: Mapping[str, Any], console: Console | None = None) -> None:
+    """Print the result of `ratchet device`: the device, and the ceilings measured on it."""
+    device, paper = report["device"], report.get("paper")
+    caches = (f"{level} {show_bytes(v)}" for level, v in device.get("caches_bytes", {}).items())
+    facts = {
+        "device": device["model"],
+        "kind": f"{device['kind']}, {device['vendor']} {device.get('runtime', '')}".strip(),
+        "cores": f"{device['cores']} cores, {device['threads']} threads",
+        "instructions": ", ".join(device["isa"]) or ABSENT,
+        "kernels for": str(report.get("target", ABSENT)),
+        "caches": ", ".join(caches) or ABSENT,
+        "memory": show_bytes(device.get("memory_bytes", 0)),
+    }
+    ceilings = m.section("Measured ceilings", m.grid(("", "rate"), list(_ceilings(report))))
+    said = (f"note: {one}" for one in report.get("notes", ()))
+    vendor = paper and m.section(
+        f"Vendor's figures: {paper['name']}", m.grid(("", "peak"), list(_peaks(paper)))
+    )
+    sections = m.blocks(ceilings, vendor, *said)
+    print_report(m.ResultReport(header=(m.Facts(list(facts.items())),), sections=sections), console)
+
+
+def _ceilings(report: Mapping[str, Any]) -> Iterator[tuple[str, str]]:
+    for dtype, rate in report["gemm_flops_per_s"].items():
+        yield f"matrix product, {dtype}", show_flops(rate)
+    for test in ("copy", "triad"):
+        for level, rate in report[f"{test}_bytes_per_s"].items():
+            yield f"{test}, {level}", show_bandwidth(rate)
+
+
+def _peaks(paper: Mapping[str, Any]) -> Iterator[tuple[str, str]]:
+    for kind, rate in paper["peak_flops_per_s"].items():
+        yield kind, show_flops(rate)
+    if paper["memory_bytes_per_s"]:
+        yield "memory", show_bandwidth(paper["memory_bytes_per_s"])

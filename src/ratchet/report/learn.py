@@ -1,0 +1,174 @@
+"""A run of learning: rounds, reward and forgetting; the page reloads itself meanwhile."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Mapping, Sequence
+from typing import Final
+
+from rich.console import Console
+
+from ratchet.learn.evaluate import Evaluation
+from ratchet.learn.result import LearnReport
+from ratchet.report import figures
+from ratchet.report import model as m
+from ratchet.report.page import render_page
+from ratchet.report.scale import Scale, around
+from ratchet.report.terminal import print_report
+from ratchet.report.words import show_percent
+
+RELOAD_S: Final = 3
+PLOTS: Final = (
+    ("reward", "mean reward of a step", ("reward",)),
+    ("forgetting", "forgetting, nats a token", ("forgetting",)),
+    ("loss", "loss, nats a token", ("loss", "held_out_loss")),
+    ("answers", "share of answers", ("valid", "right", "fast")),
+)
+MOST_POINTS: Final = 100
+"""Points of a curve; a longer one shows the means of as many steps as that takes."""
+COLOURS: Final = ("ratchet", "best_compile", "as_written")
+TITLES: Final = {
+    "reward": "reward",
+    "forgetting": "rise of the loss on held-out text",
+    "loss": "loss of the step",
+    "held_out_loss": "loss on held-out text",
+    "valid": "valid",
+    "right": "right",
+    "fast": "at least 1.2 times as fast",
+}
+ROUNDS: Final = (
+    m.Column("round", "number"),
+    m.number("valid", lambda row: show_percent(row.evaluation.valid)),
+    m.number("right", lambda row: show_percent(row.evaluation.right)),
+    m.number("fast (1.2x)", lambda row: _between(row.evaluation, "fast", show_percent)),
+    m.number("reward", lambda row: _between(row.evaluation, "reward", "{:.3f}".format)),
+    m.number("forgot, nats", "forgetting", "{:.3f}".format),
+    m.number("judged"),
+    m.number("minutes", "spent_s", lambda spent_s: f"{spent_s / 60:.1f}"),
+)
+
+
+def print_learning(
+    report: LearnReport, paths: Mapping[str, str], console: Console | None = None
+) -> None:
+    """Print the result of `ratchet learn loop`; `console` defaults to stdout."""
+    print_report(learn_report(report, paths), console)
+
+
+def render_learn_page(report: LearnReport) -> str:
+    """Return a run's page as HTML."""
+    return render_page(learn_report(report, {}))
+
+
+def learn_report(report: LearnReport, paths: Mapping[str, str]) -> m.ResultReport:
+    """Describe a run, and the files that it wrote."""
+    running = f"The run goes on; this page reloads every {RELOAD_S} seconds."
+    plots = [
+        m.section(f"{title} · {stage}", m.Figure("plot", plot, f"{title} of {stage}", "curves"))
+        for title, y_title, names in PLOTS
+        for stage, rows in report.curves.items()
+        if (plot := curve_plot(rows, names, y_title)) is not None
+    ]
+    kept = [
+        f"Round {row.number} is {'kept' if row.kept else 'not kept'}: {row.why}."
+        for row in report.rounds
+    ]
+    config = [(name.replace("_", " "), value or "none") for name, value in report.config]
+    files = [f"policy: {report.policy}", f"page:   {paths.get('page', '')}"]
+    return m.ResultReport(
+        title=report.title,
+        heading=report.title,
+        headline=headline(report),
+        header=m.blocks(
+            m.Words(running, "soft", on="page") if report.running else None,
+            *(m.Words(one, "warning") for one in report.notes),
+        ),
+        sections=m.blocks(
+            m.section("Figures", m.Facts(report.figures)) if report.figures else None,
+            m.section(
+                "Rounds",
+                m.note(
+                    "Held-out problems are of families that no policy is trained on. Every figure "
+                    "is a screening's estimate, not a verdict. Intervals are 95 %, over problems."
+                ),
+                m.ResultTable(ROUNDS, report.rounds),
+                m.Items(kept),
+            )
+            if report.rounds
+            else None,
+            m.section("Curves", *plots, "" if plots else "No step is done yet.", on="page"),
+            m.section(
+                "Settings",
+                m.Facts([("command", m.Span(report.command, "code")), *config]),
+                on="page",
+            ),
+            m.section("Written", m.Lines(files, indent=0), on="terminal") if paths else None,
+        ),
+        reload_s=RELOAD_S if report.running else None,
+    )
+
+
+def _between(evaluation: Evaluation, name: str, show: Callable[[float], str]) -> str:
+    value, low, high = (getattr(evaluation, f"{name}{end}") for end in ("", "_low", "_high"))
+    return f"{show(value)} ({show(low)} - {show(high)})"
+
+
+def headline(report: LearnReport) -> str:
+    """Return what the run came to, in a sentence."""
+    if not report.rounds:
+        return "The run goes on." if report.running else "The run is over."
+    first = report.rounds[0].evaluation
+    kept = [one for one in report.rounds if one.kept][-1]
+    now = kept.evaluation
+    target = dict(report.config).get("target")
+    rival = f"the generator's first schedule (estimated for {target})" if target else "the rival"
+    return (
+        f"On held-out problems, the mean reward is {now.reward:.3f} ({first.reward:.3f} in round "
+        f"0), and {show_percent(now.fast)} of the answers are right and at least 1.2 times as fast "
+        f"as {rival} ({show_percent(first.fast)} in round 0). The policy of round {kept.number} is "
+        "kept."
+    )
+
+
+def curve_plot(
+    rows: Sequence[dict[str, float | str]], names: Sequence[str], y_title: str
+) -> figures.Plot | None:
+    """Plot figures over the steps of a stage; None if they were measured less than twice.
+
+    A long curve shows means of stretches of its steps.
+    """
+    curves = {
+        name: [(float(row["step"]), float(row[name])) for row in rows if name in row]
+        for name in names
+    }
+    last = {name: points[-1][1] for name, points in curves.items() if points}
+    curves = {name: _means(points) for name, points in curves.items() if len(points) > 1}
+    if not curves:
+        return None
+    scale = around([value for points in curves.values() for _, value in points])
+    width = Scale(low=0.0, high=max(at for points in curves.values() for at, _ in points) or 1.0)
+    return figures.Plot(
+        series=tuple(
+            figures.Series(
+                key=f"{COLOURS[place % len(COLOURS)]} lines",
+                title=TITLES[name],
+                path=figures.line_path(points, width, scale),
+                note=f"last {last[name]:.3f}",
+            )
+            for place, (name, points) in enumerate(curves.items())
+        ),
+        x_ticks=width.ticks(lambda step: f"{step:.0f}", count=min(5, round(width.high) + 1)),
+        y_ticks=scale.ticks(lambda value: f"{value:.3g}", count=5),
+        x_title="step",
+        y_title=y_title,
+    )
+
+
+def _means(points: Sequence[tuple[float, float]]) -> list[tuple[float, float]]:
+    """Return the points, or the means of stretches of them if there are too many."""
+    each = math.ceil(len(points) / MOST_POINTS)
+    parts = [points[at : at + each] for at in range(0, len(points), each)]
+    return [
+        (sum(at for at, _ in part) / len(part), sum(value for _, value in part) / len(part))
+        for part in parts
+    ]

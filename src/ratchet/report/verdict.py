@@ -1,0 +1,223 @@
+"""One verdict: its evidence, its speed-up, and what the kernel compiles to and does."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+from rich.console import Console
+
+from ratchet.report import figures
+from ratchet.report import model as m
+from ratchet.report.emulated import estimate_section, heat_section
+from ratchet.report.environment import WHERE, facts_of
+from ratchet.report.page import render_page
+from ratchet.report.static_profile import static_section
+from ratchet.report.terminal import print_report
+from ratchet.report.words import ABSENT, sentence, show_interval, show_moment, show_ratio
+
+MEANING = {
+    "proven": "right on every case, and faster than the reference",
+    "correct": "right on every case, but not proven to be faster",
+    "wrong": "an answer is wrong",
+    "cheating": "it tried to pass without doing the work",
+    "crashed": "its process died",
+    "timed_out": "it was too slow",
+    "refused": "the problem or the source cannot be judged",
+    "unmeasured": "the judge could not finish; this says nothing about the kernel",
+    "unanswered": "there is no kernel for this problem",
+    "not_reached": "the run ended before this problem",
+}
+RIVALS = {"vs_reference": "the reference (eager)", "vs_compile": "torch.compile"}
+_ARMS = {
+    "reference": ("as_written", "the reference"),
+    "reference again": ("twin", "the reference again (A/A)"),
+    "torch.compile": ("best_compile", "torch.compile of the reference"),
+    "candidate": ("ratchet", "the kernel"),
+}
+_MORE_STYLES = ("same_arithmetic", "best_compile_same")
+
+EVIDENCE = (
+    m.name("check"),
+    m.Column(
+        "passed", "passed", lambda passed: m.Span("yes", "yes") if passed else m.Span("NO", "no")
+    ),
+    m.why("detail"),
+)
+"""The columns of a verdict's checks, on the terminal and on every page."""
+CASES = (
+    m.name("case", "name"),
+    m.Column("", "timed", lambda timed: "timed" if timed else ""),
+    m.Column("inputs", "inputs", lambda specs: ", ".join(map(_input, specs))),
+)
+
+
+def print_verdict(judged: Mapping[str, Any], console: Console | None = None) -> None:
+    """Print the result of `ratchet judge PROBLEM KERNEL`; `console` defaults to stdout."""
+    print_report(verdict_report(judged), console)
+
+
+def render_verdict_page(judged: Mapping[str, Any]) -> str:
+    """Return the page of one verdict as HTML."""
+    return render_page(verdict_report(judged))
+
+
+def verdict_report(judged: Mapping[str, Any]) -> m.ResultReport:
+    """Describe a verdict.
+
+    `judged` is a `JudgedKernel` as plain data, with `paths` if files were written.
+    """
+    verdict, kernel, problem = judged["verdict"], judged["kernel"], judged["problem"]
+    status = show_status(verdict["status"])
+    source, tier = str(kernel["source"]), verdict["environment"].get("tier")
+    emulated = verdict.get("emulated") or ()
+    sections = m.blocks(
+        evidence_section("Evidence", verdict["evidence"]),
+        _samples(verdict["samples"]),
+        estimate_section(emulated),
+        heat_section(emulated, source),
+        static_section(verdict.get("static")),
+        _judged(verdict, kernel, problem),
+        m.section(WHERE, m.Facts(facts_of(verdict["environment"])), on="page"),
+        m.written(judged.get("paths") or {}),
+    )
+    return m.ResultReport(
+        title=f"{problem['name']}, {status}",
+        heading=f"verdict on {kernel['name']} for {problem['name']}",
+        headline=(m.Span(sentence(status), tone(verdict["status"])), f": {verdict['reason']}"),
+        header=(
+            m.Words(f"{sentence(status)} means: {MEANING[verdict['status']]}.", "soft"),
+            *([m.Words(recalled_words(judged["judged_at"]), "soft")] if judged["recalled"] else []),
+            m.Words(
+                f"judged {show_moment(judged['judged_at'])}{f' · tier {tier}' if tier else ''} · "
+                f"isolation: {verdict['isolation']}",
+                "soft",
+            ),
+            m.Tiles(speedup_tiles(verdict)),
+        ),
+        sections=sections,
+    )
+
+
+def evidence_section(title: str, evidence: Sequence[Mapping[str, Any]]) -> m.ReportSection:
+    """Return the checks of a verdict, in their order."""
+    return m.section(
+        title,
+        m.note(
+            "The checks, in order. A check that was never reached is not listed and does not count "
+            "as passed."
+        ),
+        m.ResultTable(EVIDENCE, evidence) if evidence else "Nothing was checked.",
+    )
+
+
+def speedup_tiles(verdict: Mapping[str, Any], confirmed: str = "") -> list[m.Tile]:
+    """Return how fast the kernel is against each rival, in large print."""
+    return [
+        m.Tile(
+            show_ratio(ratio["ratio"]),
+            f"against {title}",
+            f"{confirmed}{show_confidence(ratio)} {show_interval(ratio['low'], ratio['high'])}",
+        )
+        for title, ratio in measured_speedups(verdict)
+    ] or [m.Tile(ABSENT, "no speed-up", "nothing was timed, or the times do not count")]
+
+
+def _samples(samples: Sequence[Mapping[str, Any]]) -> m.ReportSection | None:
+    """Return one plot for each timed case."""
+    cases = dict.fromkeys(str(sample["case"]) for sample in samples)
+    arms = dict.fromkeys(str(sample["arm"]) for sample in samples)
+    unknown = [arm for arm in arms if arm not in _ARMS]
+    more = zip(unknown, _MORE_STYLES * len(unknown), strict=False)
+    styles = _ARMS | {arm: (style, arm) for arm, style in more}
+    plots = []
+    for case in cases:
+        own = [sample for sample in samples if sample["case"] == case]
+        plot = figures.dots_plot(own, styles, what="one call")
+        label = "Every timed batch over the rounds; the legend has the medians"
+        plots.append(m.section(case, m.Figure("plot", plot, label, "dots")))
+    if not plots:
+        return None
+    said = m.note(
+        "Every timed batch, as the time of one call by the judge's clock. In each round every arm "
+        "ran once, in random order. The scale is logarithmic."
+    )
+    return m.section("Raw samples", said, *plots, on="page")
+
+
+def _judged(
+    verdict: Mapping[str, Any], kernel: Mapping[str, Any], problem: Mapping[str, Any]
+) -> m.ReportSection:
+    libraries = ", ".join(problem["libraries"])
+    allowed = f"; library {libraries} allowed" if libraries else ""
+    work = {"own": f"in the kernel's own code{allowed}"}.get(
+        problem["task"], "anywhere, libraries included"
+    )
+    named = f"{kernel['name']}, {kernel['language']}, entry "
+    visible = [case for case in problem["cases"] if not case["hidden"]]
+    facts: list[tuple[str, m.Inline]] = [
+        ("problem", (f"{problem['name']} ", m.Span(short_hash(verdict["problem_hash"]), "code"))),
+        ("the work must run", work),
+        (
+            "kernel",
+            (named, m.Span(kernel["entry"], "code"), " ",
+             m.Span(short_hash(verdict["kernel_hash"]), "code")),
+        ),
+    ]  # fmt: skip
+    return m.section(
+        "The problem and the kernel",
+        m.Facts(facts),
+        m.section("Visible cases", m.ResultTable(CASES, visible)) if visible else None,
+        m.section("the kernel's source", m.Lines([kernel["source"]]), closed=True),
+        on="page",
+    )
+
+
+def _input(spec: Mapping[str, Any]) -> str:
+    layout = "" if spec["layout"] == "contiguous" else f" {spec['layout']}"
+    shape = " × ".join(str(extent) for extent in spec["shape"]) or "scalar"
+    return f"{spec['dtype']} {shape}{layout}"
+
+
+def show_status(status: str) -> str:
+    """Format a status for people."""
+    return status.replace("_", " ")
+
+
+def status_cell(status: str) -> m.Span:
+    """Format a status with its colour."""
+    return m.Span(show_status(status), tone(status))
+
+
+def tone(status: str) -> str:
+    """Return a status's tone for colouring: `yes`, `no`, or empty for neither."""
+    if status == "proven":
+        return "yes"
+    return "" if status in ("correct", "screened", "unanswered", "not_reached", "none") else "no"
+
+
+def show_speedup(ratio: Mapping[str, float]) -> str:
+    """Format a ratio with its interval."""
+    return f"{show_ratio(ratio['ratio'])} ({show_interval(ratio['low'], ratio['high'])})"
+
+
+def show_confidence(ratio: Mapping[str, float | None]) -> str:
+    """Format the confidence as `98.3 % interval`; old verdicts without one give `interval`."""
+    confidence = ratio.get("confidence")
+    return "interval" if confidence is None else f"{100 * confidence:.3g} % interval"
+
+
+def measured_speedups(verdict: Mapping[str, Any]) -> list[tuple[str, Mapping[str, float]]]:
+    """Return each rival that the kernel was timed against, with the ratio."""
+    speedup = verdict.get("speedup") or {}
+    return [(title, speedup[key]) for key, title in RIVALS.items() if speedup.get(key)]
+
+
+def recalled_words(judged_at: str) -> str:
+    """Say that a verdict is not of this run."""
+    return f"from the ledger, judged {show_moment(judged_at)}; not judged again"
+
+
+def short_hash(hash: str) -> str:
+    """Return a hash's first digits, enough to find it in the ledger."""
+    return hash[:12]

@@ -1,0 +1,472 @@
+"""A writing run: its verdict, the way there, every kernel; the page reloads itself meanwhile."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, replace
+from typing import Final
+
+from markupsafe import Markup
+from pygments import highlight
+from pygments.formatters import HtmlFormatter
+from pygments.lexers import CppLexer, PythonLexer
+from rich.console import Console
+
+from ratchet.authors.files import untimed
+from ratchet.authors.result import WritingResult, WrittenKernel, WrittenRow
+from ratchet.authors.shares import WorkloadWriting
+from ratchet.report import figures
+from ratchet.report import model as m
+from ratchet.report.environment import facts_of, where_measured
+from ratchet.report.page import render_page
+from ratchet.report.scale import Scale, around
+from ratchet.report.static_profile import static_section
+from ratchet.report.terminal import print_report
+from ratchet.report.verdict import (
+    evidence_section,
+    measured_speedups,
+    recalled_words,
+    short_hash,
+    show_status,
+    speedup_tiles,
+    status_cell,
+    tone,
+)
+from ratchet.report.words import (
+    counted,
+    device_words,
+    sentence,
+    show_interval,
+    show_moment,
+    show_ratio,
+    show_time,
+)
+
+RELOAD_S: Final = 3
+MOST_ROWS: Final = 60
+"""Kernels in the table, the best and every judged one first."""
+COMPILED: Final = ("cpp", "hip")
+STOPPED: Final[Mapping[str, str]] = {
+    "budget": "the search used its share of the budget",
+    "floor": "the best kernel is as fast as this machine's memory and arithmetic allow",
+    "no more proposals": "the authors had nothing more to propose",
+    "candidates": "the number of candidates was reached",
+    "recalled": "the ledger holds a kernel that an earlier run proved",
+    "interrupted": "the run was interrupted; --resume continues it",
+}
+ESTIMATE: Final = (
+    "Screened speed-ups are estimates. The best of many estimates is too high, so the kernel that "
+    "was chosen is timed again by a verdict of its own, and only that figure is a result."
+)
+UNTIMED: Final = (
+    "This kernel was not timed: there is no GPU here. Right kernels were ranked by their static "
+    "profile for AMD, which is an estimate. Judge it on a GPU before you use it."
+)
+AUTHORS: Final = (
+    m.Column("author", "name"),
+    m.number("proposals"),
+    m.number("right"),
+    m.why("remark", lambda one: one.note or ("" if one.proposals else "no proposals")),
+)
+KERNELS: Final = (
+    m.Column("kernel", "kernel_hash", lambda hash: m.Span(short_hash(hash), "code")),
+    m.Column("author"),
+    m.Column("answer", "status", status_cell),
+    m.number("speed-up", "ratio", show_ratio),
+    m.number("interval", lambda row: show_interval(row.low, row.high)),
+    m.Column("from", "parents", lambda parents: _hashes(parents)),
+    m.why(
+        "what is new, or what is wrong",
+        lambda row: row.note if row.ratio is not None else row.reason,
+    ),
+)
+REGIONS: Final = (
+    m.name("region", "problem"),
+    m.Column("verdict", "status", show_status),
+    m.number("against eager", "ratio", show_ratio),
+    m.number("a step may gain", "gain_s", show_time),
+    m.number("screened"),
+    m.why("why", lambda row: f"from the ledger: {row.reason}" if row.recalled else row.reason),
+)
+
+
+def print_writing(
+    result: WritingResult, paths: Mapping[str, str], console: Console | None = None
+) -> None:
+    """Print the result of `ratchet write PROBLEM`; `console` defaults to stdout."""
+    print_report(write_report(result, paths), console)
+
+
+def render_write_page(result: WritingResult) -> str:
+    """Return a run's page as HTML."""
+    return render_page(write_report(result, {}))
+
+
+def write_report(result: WritingResult, paths: Mapping[str, str]) -> m.ResultReport:
+    """Describe a run, and the files that it wrote."""
+    best = result.best
+    verdict = {} if best is None else best.verdict
+    reloads = f"The run is going on. This page reloads itself every {RELOAD_S} seconds."
+    run = [("run", m.Span(result.run or "-", "code"))]
+    return m.ResultReport(
+        title=f"{result.problem}, {'running' if result.running else result.status}",
+        heading=f"kernels for {result.problem}",
+        headline=m.Span(headline(result), tone(result.status) if best else ""),
+        header=m.blocks(
+            m.Words(
+                f"{stop_words(result)} · {device_words(result.device)} · started "
+                f"{show_moment(result.started_at)}",
+                "soft",
+            ),
+            *(sentence(one) for one in result.notes),
+            m.Words(reloads, "warning", on="page") if result.running else None,
+            m.Tiles([*_speedups(result), _screened(result)]),
+        ),
+        sections=m.blocks(
+            _verdict(best) if best else None,
+            replace(evidence_section("Evidence", verdict["evidence"]), on="page")
+            if verdict.get("evidence")
+            else None,
+            _progress(result),
+            _lineage(result),
+            _kernel(best) if best else None,
+            static_section(result.static) if best and untimed(best) else None,
+            m.section("Authors", m.ResultTable(AUTHORS, result.authors), m.Words(ESTIMATE, "note"))
+            if result.stopped != "recalled"
+            else None,
+            _kernels(result),
+            where_measured(
+                result.device,
+                result.versions,
+                result.command,
+                before=run,
+                after=facts_of(verdict.get("environment", {})),
+            ),
+            m.written(paths),
+        ),
+        reload_s=RELOAD_S if result.running else None,
+    )
+
+
+def _speedups(result: WritingResult) -> list[m.Tile]:
+    if result.best and measured_speedups(result.best.verdict):
+        return speedup_tiles(result.best.verdict, "confirmed by a verdict, ")
+    yet = " yet" if result.running else ""
+    said = "only a verdict of its own gives a kernel's speed-up"
+    return [m.Tile(f"no confirmed speed-up{yet}", "", said, "undecided")]
+
+
+def _screened(result: WritingResult) -> m.Tile:
+    said = f"{counted(result.judged, 'verdict')}; the level pays for {result.planned_verdicts}"
+    return m.Tile(str(result.screened), "kernels screened", said)
+
+
+def _verdict(best: WrittenKernel) -> m.ReportSection:
+    known = recalled_words(best.judged_at) if best.recalled else ""
+    return m.section(
+        "Verdict",
+        best.reason,
+        f"{best.name}, {best.language}, by {best.author}",
+        known and f"The verdict is {known}.",
+        UNTIMED if untimed(best) else "",
+    )
+
+
+def _progress(result: WritingResult) -> m.ReportSection | None:
+    label = "Screened and confirmed speed-ups over the {}; the table has the numbers"
+    plots = [
+        m.section(title, m.Figure("plot", plot, label.format(over), "progress"))
+        for title, over, by_time in (
+            ("Over time", "seconds of the run", True),
+            ("Over kernels judged", "kernels judged", False),
+        )
+        if (plot := progress_plot(result, by_time=by_time))
+    ]
+    said = m.note(
+        "Screened speed-ups are estimates, and the best of many is too high. The kernel that was "
+        "chosen is timed again by a verdict of its own: new processes, new values. Only that "
+        "figure is a result."
+    )
+    return m.section("Speed-up over the run", said, *plots, on="page") if plots else None
+
+
+def _lineage(result: WritingResult) -> m.ReportSection | None:
+    found = lineage(result)
+    if not found:
+        return None
+    last = "the best kernel" if result.best else "the kernel that was screened best"
+    sources = [
+        m.section(f"source of {one.short}", m.Lines([one.source], "code"), closed=True)
+        for one in found[:-1]
+        if one.source
+    ]
+    return m.section(
+        "Lineage",
+        m.note(
+            f"From the first ancestor to {last}: who proposed it, what changed, and its screened "
+            "speed-up."
+        ),
+        m.ResultTable(LINEAGE, found),
+        *sources,
+        on="page",
+    )
+
+
+def _kernel(best: WrittenKernel) -> m.ReportSection:
+    said: m.Inline = (
+        f"{best.name}, {best.language}, entry ",
+        m.Span(best.entry, "code"),
+        f", by {best.author} ",
+        m.Span(short_hash(best.kernel_hash), "code"),
+    )
+    source = m.Lines([coloured(best.source, best.language)], "code")
+    return m.section("The kernel", m.Words(said, "note"), source, on="page")
+
+
+def _kernels(result: WritingResult) -> m.ReportSection | None:
+    if not result.rows:
+        return None
+    left_out = len(_newest(result.rows)) - MOST_ROWS
+    more = f" {left_out} more are in result.json." if left_out > 0 else ""
+    return m.section(
+        "Kernels",
+        m.note(f"Judged kernels first, then by their newest speed-up.{more}"),
+        m.ResultTable(KERNELS, _table_rows(result.rows), label="Every kernel"),
+        on="page",
+    )
+
+
+def print_workload(
+    result: WorkloadWriting, paths: Mapping[str, str], console: Console | None = None
+) -> None:
+    """Print the result of `ratchet write --from WORKLOAD`; `console` defaults to stdout."""
+    proven = sum(row.status == "proven" for row in result.rows)
+    rows = [row for row in result.rows if row.status != "not_reached"]
+    left = len(result.rows) - len(rows)
+    said = f"The budget ended before {left} more regions: raise --budget, or run it again."
+    report = m.ResultReport(
+        headline=f"{proven} of {len(result.rows)} regions of {result.workload} have a proven "
+        "kernel",
+        header=(m.Words(f"{show_time(result.spent_s)} of {show_time(result.budget_s)}"),),
+        sections=m.blocks(
+            m.section("Regions", m.ResultTable(REGIONS, rows), said if left else None),
+            m.written(paths),
+        ),
+    )
+    print_report(report, console)
+
+
+def headline(result: WritingResult) -> str:
+    """Return the run in one sentence."""
+    best = result.best
+    if best is None:
+        if result.running:
+            return f"Writing kernels for {result.problem}"
+        if result.stopped == "interrupted":
+            return f"Interrupted before a verdict on a kernel for {result.problem}"
+        return f"No right kernel for {result.problem}"
+    ratio = (best.verdict.get("speedup") or {}).get("vs_reference")
+    if result.status == "proven" and ratio:
+        interval = show_interval(ratio["low"], ratio["high"])
+        return (
+            f"Proven: a kernel for {result.problem} runs {show_ratio(ratio['ratio'])} as fast as "
+            f"the reference ({interval})"
+        )
+    said = f"{show_status(result.status).capitalize()}: {best.reason}"
+    return said if untimed(best) else f"Not proven. {said}"
+
+
+def stop_words(result: WritingResult) -> str:
+    """Return why the search ended, and what it took."""
+    taken = (
+        f"{counted(result.screened, 'kernel')} screened in "
+        f"{show_time(result.spent_s)} of {show_time(result.budget_s)}"
+    )
+    if result.stopped is None:
+        return taken
+    why = STOPPED[result.stopped]
+    return why if result.stopped == "recalled" else f"{taken}; {why}"
+
+
+def coloured(source: str, language: str) -> Markup:
+    """Return a source with its words marked by kind; all of it is escaped."""
+    lexer = CppLexer() if language in COMPILED else PythonLexer()
+    return Markup(highlight(source, lexer, HtmlFormatter(nowrap=True)))
+
+
+def progress_plot(result: WritingResult, *, by_time: bool) -> figures.Plot | None:
+    """Plot the screened ratios, their best so far, and the verdicts with their intervals.
+
+    The x axis has seconds of the run, or kernels judged; None if nothing was timed.
+    """
+    timed = [row for row in result.rows if row.ratio is not None and row.ratio > 0]
+    if not timed:
+        return None
+    places = _places(result.rows, by_time=by_time)
+    ends = [value for row in timed for value in _ends(row)]
+    height = around([1.0, *ends], log=True)
+    last = max(places.values(), default=1.0) if by_time else float(max(1, len(result.rows)))
+    width = Scale(low=0.0, high=max(last, 1e-3) * 1.02)
+
+    def at(row: WrittenRow, ratio: float) -> tuple[float, float]:
+        return width.percent(places[id(row)]), 100 - height.percent(ratio)
+
+    screened = [row for row in timed if row.stage == "screened"]
+    judged = [row for row in timed if row.stage == "judged"]
+    series = [
+        figures.Series(
+            key="as_written points",
+            title="screened: an estimate",
+            path=figures.dots(at(row, row.ratio or 1.0) for row in screened),
+            note=f"{len(screened)} times",
+        ),
+        figures.Series(
+            key="best_compile steps",
+            title="best so far by screening, which is too high",
+            path=_steps(screened, at),
+        ),
+        figures.Series(key="twin lines", title="from parent to child", path=_edges(screened, at)),
+        figures.Series(
+            key="ratchet verdicts",
+            title="verdict, with its interval",
+            path=_intervals(judged, at),
+            note=", ".join(f"{show_ratio(row.ratio)} {row.status}" for row in judged),
+        ),
+    ]
+    return figures.Plot(
+        series=tuple(one for one in series if one.path),
+        x_ticks=width.ticks(lambda value: f"{value:.4g}", count=6),
+        y_ticks=height.ticks(lambda ratio: f"{ratio:.3g}x", count=5),
+        x_title="seconds of the run" if by_time else "kernels judged",
+        y_title="speed-up against the reference",
+    )
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Ancestor:
+    """One kernel of the best one's lineage."""
+
+    short: str
+    author: str
+    note: str
+    estimate: str
+    """Its screened ratio; a dash if it has none."""
+    parents: tuple[str, ...]
+    source: Markup | None
+
+
+LINEAGE: Final = (
+    m.Column("kernel", "short", lambda short: m.Span(short, "code")),
+    m.Column("author"),
+    m.number("screened", "estimate"),
+    m.Column("from", "parents", lambda parents: _hashes(parents)),
+    m.why("what changed", "note"),
+)
+
+
+def _hashes(hashes: Sequence[str]) -> m.Inline:
+    return m.Span(", ".join(map(short_hash, hashes)), "code")
+
+
+def lineage(result: WritingResult) -> list[Ancestor]:
+    """Return the best kernel's ancestors from the first to itself.
+
+    Without a verdict yet, those of the kernel that was screened best.
+    """
+    rows = _newest(result.rows)
+    start = result.best.kernel_hash if result.best else _leader(result.rows)
+    found: dict[str, None] = {}
+    waiting = [start] if start else []
+    while waiting:
+        one = waiting.pop(0)
+        if one in found or one not in rows:
+            continue
+        found[one] = None
+        waiting += rows[one].parents
+    return [_ancestor(result, rows[one]) for one in reversed(found)]
+
+
+def _ancestor(result: WritingResult, row: WrittenRow) -> Ancestor:
+    screened = [one for one in result.rows if one.kernel_hash == row.kernel_hash]
+    ratios = [one.ratio for one in screened if one.stage == "screened" and one.ratio is not None]
+    source = result.sources.get(row.kernel_hash)
+    return Ancestor(
+        short=short_hash(row.kernel_hash),
+        author=row.author,
+        note=row.note,
+        estimate=show_ratio(ratios[-1] if ratios else None),
+        parents=row.parents,
+        source=None if source is None else coloured(source, row.language),
+    )
+
+
+def _newest(rows: Sequence[WrittenRow]) -> dict[str, WrittenRow]:
+    """Return each kernel's newest row."""
+    return {row.kernel_hash: row for row in rows}
+
+
+def _leader(rows: Sequence[WrittenRow]) -> str | None:
+    timed = [row for row in rows if row.status == "screened" and row.ratio is not None]
+    best = max(timed, key=lambda row: row.ratio or 0.0, default=None)
+    return None if best is None else best.kernel_hash
+
+
+def _table_rows(rows: Sequence[WrittenRow]) -> list[WrittenRow]:
+    """Return each kernel's newest row: judged kernels first, then by ratio."""
+    kept = sorted(_newest(rows).values(), key=lambda row: (row.stage == "judged", row.ratio or 0.0))
+    return kept[::-1][:MOST_ROWS]
+
+
+def _places(rows: Sequence[WrittenRow], *, by_time: bool) -> dict[int, float]:
+    """Return where each row lies on the x axis."""
+    if by_time:
+        return {id(row): row.after_s for row in rows}
+    return {id(row): float(number) for number, row in enumerate(rows, start=1)}
+
+
+def _ends(row: WrittenRow) -> tuple[float, ...]:
+    ratio = row.ratio or 1.0
+    if row.stage == "screened":  # their intervals are not drawn
+        return (ratio,)
+    return (row.low or ratio, ratio, row.high or ratio)
+
+
+At = Callable[[WrittenRow, float], tuple[float, float]]
+
+
+def _steps(rows: Sequence[WrittenRow], at: At) -> str:
+    """Return a step curve of the best ratio so far."""
+    path, best = "", -math.inf
+    for row in rows:
+        if row.status != "screened":
+            continue
+        best = max(best, row.ratio or 0.0)
+        x, y = at(row, best)
+        path += f"H{x:.2f}V{y:.2f}" if path else f"M{x:.2f} {y:.2f}"
+    return path and f"{path}H100"
+
+
+def _edges(rows: Sequence[WrittenRow], at: At) -> str:
+    """Return a line from each parent to its child."""
+    first: dict[str, WrittenRow] = {}
+    for row in rows:
+        first.setdefault(row.kernel_hash, row)
+    path = ""
+    for row in first.values():
+        for parent in row.parents:
+            if parent in first:
+                (x0, y0), (x1, y1) = (at(one, one.ratio or 1.0) for one in (first[parent], row))
+                path += f"M{x0:.2f} {y0:.2f}L{x1:.2f} {y1:.2f}"
+    return path
+
+
+def _intervals(rows: Sequence[WrittenRow], at: At) -> str:
+    """Return a vertical line for each interval, with a bar at the ratio."""
+    path = ""
+    for row in rows:
+        low, ratio, high = _ends(row)
+        x, middle = at(row, ratio)
+        path += f"M{x:.2f} {at(row, low)[1]:.2f}V{at(row, high)[1]:.2f}"
+        path += f"M{x - 0.8:.2f} {middle:.2f}h1.6"
+    return path
