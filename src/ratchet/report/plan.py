@@ -78,7 +78,7 @@ def plan_report(answer: Answered, out: Path | None = None) -> m.ResultReport:
                 m.Words(f"{rest} more are in --json and on the page.", on="terminal")
                 if rest > 0
                 else None,
-                m.Figure("plot", _pareto(rows, asked.cluster), "Step time and memory of the plans"),
+                m.Figure("plot", _pareto(rows), "Step time and memory of the plans", "dots"),
                 m.ResultTable(COLUMNS, rows, on="page"),
             ),
             m.section("Where the time goes", *_bars(rows, TIME_WORDS, time=True), on="page"),
@@ -109,22 +109,18 @@ def _headline(answer: Answered) -> str:
     )
 
 
-def _pareto(rows: Sequence[Plan], cluster: Cluster) -> Plot:
-    """Draw step time against memory; a line marks what a device has room for."""
+def _pareto(rows: Sequence[Plan]) -> Plot:
+    """Draw each plan's memory over its step time."""
     times_s, sizes = [one.step_s for one in rows], [one.memory_bytes / 2**30 for one in rows]
-    across, up = around(times_s), around([*sizes, room_bytes(cluster) / 2**30])
+    across, up = around(times_s, log=True), around(sizes, log=True)
     points = [
         (across.percent(time_s), 100 - up.percent(size))
         for time_s, size in zip(times_s, sizes, strict=True)
     ]
-    room = 100 - up.percent(room_bytes(cluster) / 2**30)
     return Plot(
-        series=(
-            Series(key="ratchet points", title="a plan", path=dots(points)),
-            Series(key="roof", title="room of a device", path=f"M0 {room:.2f}H100"),
-        ),
+        series=(Series(key="ratchet", title="a plan", path=dots(points)),),
         x_ticks=across.ticks(show_time),
-        y_ticks=up.ticks(lambda value: f"{value:.0f}"),
+        y_ticks=up.ticks(lambda value: f"{value:.3g}"),
         x_title="step time",
         y_title="memory of the fullest rank, GiB",
     )
