@@ -1,7 +1,7 @@
 "use strict";
 // The sliders of a plan: each part of a step is scaled, and the table is written again.
-const held = JSON.parse(document.getElementById("plans").textContent);
-const inputs = ["compute", "fabric", "network", "price", "tokens"].map((id) => document.getElementById(id));
+const held = JSON.parse(document.getElementById("plan-data").textContent);
+const inputs = ["compute", "fabric", "network", "price", "tokens"].map((id) => document.getElementById(`x-${id}`));
 const rows = document.getElementById("what-if");
 
 const stepOf = (parts, x) => {
@@ -16,7 +16,7 @@ const stepOf = (parts, x) => {
 const show = () => {
   const x = {};
   for (const input of inputs) {
-    x[input.id] = Number(input.value);
+    x[input.id.slice(2)] = Number(input.value);
     input.parentElement.querySelector("output").value = input.value;
   }
   const told = held.plans.map((plan) => ({ layout: plan.layout, step: stepOf(plan.parts, x) }));
