@@ -12,12 +12,12 @@ from ratchet.report.page import render_page
 from ratchet.report.plan import plan_report
 
 PROBE = """(page) => {
-  const step = () => page.getElementById("what-if").rows[0].cells[1].textContent;
+  const step = () => page.getElementById("plan-rows").rows[0].cells[1].textContent;
   const before = step();
   const fast = page.getElementById("x-compute");
   fast.value = 2;
   fast.dispatchEvent(new Event("input"));
-  return [before, step(), page.getElementById("what-if").rows[0].cells.length];
+  return [before, step(), page.getElementById("plan-rows").rows[0].cells.length];
 }"""
 
 

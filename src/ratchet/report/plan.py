@@ -164,8 +164,8 @@ def _what_if(answer: Answered) -> m.ReportSection:
     text = json.dumps(data, separators=(",", ":")).replace("<", "\\u003c")
     sliders = Markup("").join(
         Markup(
-            '<label class="slider">{title} <input type="range" id="x-{id}" min="{low}" max="{high}" '
-            'step="{step}" value="{value}"> <output for="x-{id}"></output></label>'
+            '<label class="slider">{title} <input type="range" id="x-{id}" min="{low}" '
+            'max="{high}" step="{step}" value="{value}"> <output for="x-{id}"></output></label>'
         ).format(title=title, id=name, low=low, high=high, step=step, value=value)
         for title, name, low, high, step, value in (
             ("speed of products and memory, x", "compute", 0.5, 2, 0.05, 1),
@@ -178,7 +178,7 @@ def _what_if(answer: Answered) -> m.ReportSection:
     table = Markup(
         '<table><thead><tr><th scope="col">layout</th><th scope="col" class="n">step</th>'
         '<th scope="col" class="n">tokens/s</th><th scope="col" class="n">days</th>'
-        '<th scope="col" class="n">money</th></tr></thead><tbody id="what-if"></tbody></table>'
+        '<th scope="col" class="n">money</th></tr></thead><tbody id="plan-rows"></tbody></table>'
     )
     held = Markup('<script type="application/json" id="plan-data">{}</script>').format(Markup(text))
     box = Markup('<div class="scroll" tabindex="0" role="region" aria-label="What if">{}</div>')

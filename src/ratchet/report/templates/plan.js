@@ -2,7 +2,7 @@
 // The sliders of a plan: each part of a step is scaled, and the table is written again.
 const held = JSON.parse(document.getElementById("plan-data").textContent);
 const inputs = ["compute", "fabric", "network", "price", "tokens"].map((id) => document.getElementById(`x-${id}`));
-const rows = document.getElementById("what-if");
+const rows = document.getElementById("plan-rows");
 
 const stepOf = (parts, x) => {
   const device = (parts.compute + parts.recompute + parts.optimizer) / x.compute;
