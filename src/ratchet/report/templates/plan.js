@@ -29,7 +29,7 @@ const show = () => {
       one.layout,
       one.step >= 1 ? `${one.step.toPrecision(3)} s` : `${(1e3 * one.step).toPrecision(3)} ms`,
       Math.round(rate).toLocaleString("en"),
-      (hours / 24).toPrecision(3),
+      hours < 2400 ? (hours / 24).toPrecision(3) : Math.round(hours / 24).toLocaleString("en"),
       Math.round(hours * held.world * x.price).toLocaleString("en"),
     ];
     cells.forEach((text, place) => {
