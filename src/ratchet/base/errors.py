@@ -19,6 +19,8 @@ RatchetError                 one line: the value, the rule, the remedy; the CLI 
 ├── RepositoryError          a git repository that lacks what was asked of it
 ├── WatchError               a suite for `ratchet watch` that cannot be run as written
 ├── TraceError               a profiler trace that cannot be read, or two that cannot be compared
+├── PlanError                a model, a cluster or a price that no plan can be made of
+├── RanksError               dumps of ranks that cannot be read, a check of ranks that fails
 ├── GuardError               two things that cannot be compared, a command that fails
 └── RecipeError              a recipe that is damaged, or from another device or version
 """
@@ -135,6 +137,14 @@ class LearnError(RatchetError):
 
 class TraceError(RatchetError):
     """A profiler trace cannot be read, or lacks the requested data."""
+
+
+class PlanError(RatchetError):
+    """A model, a cluster, a layout or a price from which no plan can be made."""
+
+
+class RanksError(RatchetError):
+    """Dumps of ranks that cannot be read, or ranks that cannot be checked."""
 
 
 class GuardError(RatchetError):

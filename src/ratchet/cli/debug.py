@@ -1,0 +1,37 @@
+"""`ratchet debug`: which collective ranks disagree on, from flight-recorder dumps."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from ratchet.cli.app import Debug, Json, app, print_json
+
+
+@app.command("debug")
+def debug_dumps(
+    dumps: Annotated[
+        list[Path],
+        typer.Argument(
+            metavar="DUMPS...", help="Flight-recorder dumps, one a rank, or folders of them."
+        ),
+    ],
+    as_json: Json = False,
+    debug: Debug = False,
+) -> None:
+    """Say on which collective ranks disagree or wait, with their stacks.
+
+    Exit code 1 if something was found.
+    """
+    from ratchet.ranks.dumps import read_dumps
+    from ratchet.ranks.untangle import untangle
+    from ratchet.report.ranks import print_untangled, untangled_document
+
+    found = untangle(*read_dumps(dumps))
+    if as_json:
+        print_json(untangled_document(found))
+    else:
+        print_untangled(found)
+    raise typer.Exit(1 if found.found else 0)

@@ -1,0 +1,119 @@
+"""`ratchet plan`: step time, memory and cost of a model's layouts on a cluster."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from ratchet.cli.app import Debug, Json, app, print_json
+from ratchet.cli.options import finite
+
+
+@app.command()
+def plan(
+    model: Annotated[
+        str | None,
+        typer.Argument(
+            metavar="[MODEL]",
+            help="A published model (llama3-70b), a built-in workload (llama-60m) or "
+            "hf:TYPE_OR_FOLDER.",
+        ),
+    ] = None,
+    cluster: Annotated[
+        str | None,
+        typer.Option(
+            metavar="DEVICE:LOCALxNODES", help="The devices, such as mi300x:8x128 or h100:64."
+        ),
+    ] = None,
+    batch: Annotated[
+        int | None,
+        typer.Option(min=1, help="Sequences of a step. Default: about four million tokens."),
+    ] = None,
+    sequence: Annotated[int | None, typer.Option(min=2, help="Tokens of a sequence.")] = None,
+    precision: Annotated[
+        str, typer.Option(metavar="NAME[,NAME]", help="Precisions to try: bf16, fp8.")
+    ] = "bf16",
+    stack: Annotated[
+        str,
+        typer.Option(
+            metavar="NAME", help="Software: torch (torchtitan) or megatron (Transformer Engine)."
+        ),
+    ] = "torch",
+    layout: Annotated[
+        str | None,
+        typer.Option(
+            "--parallel",
+            metavar="DEGREES",
+            help="Tell the costs of this layout alone: fsdp=8,tp=2.",
+        ),
+    ] = None,
+    network: Annotated[
+        float | None,
+        typer.Option(
+            parser=finite(least=0.001), metavar="GB/s", help="Network bandwidth of one device."
+        ),
+    ] = None,
+    calibrate: Annotated[
+        list[Path] | None,
+        typer.Option(metavar="TRACE", help="Take rates of products and links from a trace."),
+    ] = None,
+    tokens: Annotated[
+        float | None,
+        typer.Option(parser=finite(least=1), metavar="N", help="Tokens of the run, as in 1e12."),
+    ] = None,
+    price: Annotated[
+        float | None,
+        typer.Option(parser=finite(least=0), metavar="MONEY", help="Price of a device-hour."),
+    ] = None,
+    savings: Annotated[
+        Path | None,
+        typer.Option(metavar="RECIPE", help="Tell what a recipe's proven ratio saves a fleet."),
+    ] = None,
+    fleet: Annotated[
+        str | None, typer.Option(metavar="DEVICE:COUNT", help="The fleet that --savings counts.")
+    ] = None,
+    out: Annotated[
+        Path | None,
+        typer.Option(
+            metavar="FOLDER", help="Write plan.html, plan.json and the scripts of the best plan."
+        ),
+    ] = None,
+    as_json: Json = False,
+    debug: Debug = False,
+) -> None:
+    """Plan a model's training on machines that are not here, or tell what a recipe saves."""
+    from ratchet.plan.ask import Request, planned, saved
+    from ratchet.report.plan import plan_document, print_planned, print_saved, saved_document
+
+    request = Request(
+        model=model,
+        cluster=cluster,
+        batch=batch,
+        sequence=sequence,
+        precisions=tuple(one.strip() for one in precision.split(",")),
+        stack=stack,
+        parallel=layout,
+        network_gb_per_s=network,
+        traces=tuple(calibrate or ()),
+        tokens=tokens,
+        price=price,
+        out=out,
+    )
+    if savings is not None:
+        found = saved(savings, fleet, price)
+        if as_json:
+            print_json(saved_document(found))
+        else:
+            print_saved(found)
+        return
+    answer = planned(request)
+    if out is not None:
+        from ratchet.report.plan import write_plan
+
+        write_plan(answer, out)
+    if as_json:
+        print_json(plan_document(answer))
+    else:
+        print_planned(answer, out)

@@ -1,0 +1,46 @@
+"""`ratchet preflight`: check the ranks of a job before it starts."""
+
+from __future__ import annotations
+
+from typing import Annotated
+
+import typer
+
+from ratchet.cli.app import Debug, DeviceName, Json, app, print_json
+from ratchet.cli.options import finite
+
+
+@app.command()
+def preflight(
+    device: DeviceName = "auto",
+    time_limit: Annotated[
+        float,
+        typer.Option(
+            "--time-limit",
+            parser=finite(least=1),
+            metavar="SECONDS",
+            help="How long a rank waits for the others.",
+        ),
+    ] = 60.0,
+    as_json: Json = False,
+    debug: Debug = False,
+) -> None:
+    """Measure products, memory, links, clocks and versions of all ranks, and name outliers.
+
+    Start it with torchrun for many ranks: torchrun --no-python ... ratchet preflight. Exit code 1
+    if something stands out.
+    """
+    import torch
+
+    from ratchet.ranks.preflight import preflight as check
+    from ratchet.report.ranks import preflight_document, print_preflight
+
+    named = device if device != "auto" else "cuda" if torch.cuda.is_available() else "cpu"
+    found = check(named, time_limit_s=time_limit)
+    if found is None:  # rank 0 tells what all ranks found
+        return
+    if as_json:
+        print_json(preflight_document(found))
+    else:
+        print_preflight(found)
+    raise typer.Exit(1 if found.outliers else 0)

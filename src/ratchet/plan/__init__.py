@@ -1,0 +1,1 @@
+"""Plans for machines that are not here: step time, memory and cost of a model's layouts."""

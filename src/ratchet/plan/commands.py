@@ -1,0 +1,151 @@
+"""Commands that run a plan: torchrun, a Slurm script, a Kubernetes JobSet."""
+
+from __future__ import annotations
+
+import shlex
+from typing import Final
+
+from ratchet.plan.search import Asked, Plan
+
+PORT: Final = 29500
+_TITAN_CHECKPOINTING: Final = {"none": "none", "selective": "selective", "full": "full"}
+
+
+def arguments(asked: Asked, plan: Plan) -> list[str]:
+    """Return the training program and its arguments in the words of the plan's stack.
+
+    The names are those of torchtitan's configuration and of Megatron-LM's arguments.
+    """
+    return _megatron(asked, plan) if asked.stack.name == "megatron" else _torchtitan(asked, plan)
+
+
+def _torchtitan(asked: Asked, plan: Plan) -> list[str]:
+    layout = plan.layout
+    full = layout.sharding == "full"
+    schedule = "Interleaved1F1B" if layout.vpp > 1 else "1F1B"
+    named = {
+        "parallelism.data_parallel_shard_degree": layout.dp if full else 1,
+        "parallelism.data_parallel_replicate_degree": 1 if full else layout.dp,
+        "parallelism.tensor_parallel_degree": layout.tp,
+        "parallelism.pipeline_parallel_degree": layout.pp,
+        "parallelism.context_parallel_degree": layout.cp,
+        "parallelism.expert_parallel_degree": layout.ep,
+        "training.local_batch_size": plan.micro_batches * layout.micro_batch
+        if layout.pp > 1
+        else layout.micro_batch,
+        "training.global_batch_size": asked.batch,
+        "training.seq_len": asked.shape.sequence,
+        "activation_checkpoint.mode": _TITAN_CHECKPOINTING[layout.checkpointing],
+    }
+    if layout.pp > 1:
+        named["parallelism.pipeline_parallel_schedule"] = schedule
+        named["parallelism.pipeline_parallel_microbatch_size"] = layout.micro_batch
+    told = [f"--{name}={value}" for name, value in named.items()]
+    if layout.precision == "fp8":
+        told.append("--model.converters=float8")
+    return ["-m", "torchtitan.train", *told]
+
+
+def _megatron(asked: Asked, plan: Plan) -> list[str]:
+    layout, shape = plan.layout, asked.shape
+    told = {
+        "tensor-model-parallel-size": layout.tp,
+        "pipeline-model-parallel-size": layout.pp,
+        "context-parallel-size": layout.cp,
+        "expert-model-parallel-size": layout.ep,
+        "micro-batch-size": layout.micro_batch,
+        "global-batch-size": asked.batch,
+        "seq-length": shape.sequence,
+    }
+    if layout.vpp > 1:
+        told["num-layers-per-virtual-pipeline-stage"] = shape.layers // (layout.pp * layout.vpp)
+    flags = ["--bf16"]
+    if layout.tp > 1:
+        flags.append("--sequence-parallel")
+    if layout.sharding == "optimizer":
+        flags.append("--use-distributed-optimizer")
+    if layout.sharding == "full":
+        flags.append("--use-torch-fsdp2")
+    if layout.checkpointing == "full":
+        flags += ["--recompute-granularity=full", "--recompute-method=uniform"]
+        flags.append("--recompute-num-layers=1")
+    if layout.checkpointing == "selective":
+        flags.append("--recompute-granularity=selective")
+    if layout.precision == "fp8":
+        flags.append("--fp8-format=hybrid")
+    named = [f"--{name}={value}" for name, value in told.items()]
+    return ["pretrain_gpt.py", *named, *flags]
+
+
+def torchrun(asked: Asked, plan: Plan, *, head: str = "$HEAD") -> str:
+    """Return the command that each node runs; `head` is the first node's address."""
+    cluster = asked.cluster
+    rendezvous = (
+        "--standalone"
+        if cluster.nodes == 1
+        else f"--rdzv-backend=c10d --rdzv-endpoint={head}:{PORT}"
+    )
+    words = shlex.join(arguments(asked, plan))
+    return (
+        f"torchrun --nnodes={cluster.nodes} --nproc-per-node={cluster.local} {rendezvous} {words}"
+    )
+
+
+def slurm(asked: Asked, plan: Plan) -> str:
+    """Return a script for sbatch."""
+    cluster = asked.cluster
+    return "\n".join(
+        [
+            "#!/usr/bin/env bash",
+            f"#SBATCH --job-name={_slug(asked.shape.name)}",
+            f"#SBATCH --nodes={cluster.nodes}",
+            "#SBATCH --ntasks-per-node=1",
+            f"#SBATCH --gpus-per-node={cluster.local}",
+            "#SBATCH --exclusive",
+            "set -euo pipefail",
+            'HEAD=$(scontrol show hostnames "$SLURM_JOB_NODELIST" | head -n 1)',
+            "export HEAD",
+            f"srun bash -c '{torchrun(asked, plan)}'",
+            "",
+        ]
+    )
+
+
+def jobset(asked: Asked, plan: Plan) -> str:
+    """Return a Kubernetes JobSet; its image and volumes are yours to fill in."""
+    cluster = asked.cluster
+    name = _slug(asked.shape.name)
+    resource = "amd.com/gpu" if cluster.device.startswith("MI") else "nvidia.com/gpu"
+    head = f"{name}-train-0-0.{name}"
+    return f"""apiVersion: jobset.x-k8s.io/v1alpha2
+kind: JobSet
+metadata:
+  name: {name}
+spec:
+  replicatedJobs:
+  - name: train
+    replicas: 1
+    template:
+      spec:
+        parallelism: {cluster.nodes}
+        completions: {cluster.nodes}
+        backoffLimit: 0
+        template:
+          spec:
+            restartPolicy: Never
+            containers:
+            - name: train
+              image: YOUR_IMAGE
+              command: ["bash", "-c"]
+              args:
+              - >-
+                {torchrun(asked, plan, head=head)}
+              resources:
+                limits:
+                  {resource}: {cluster.local}
+"""
+
+
+def _slug(name: str) -> str:
+    kept = "".join(one if one.isalnum() else "-" for one in name.lower())
+    return kept.strip("-") or "train"

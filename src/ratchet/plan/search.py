@@ -1,0 +1,310 @@
+"""All layouts of a model on a cluster, what each costs, and the best of them."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+from typing import Final
+
+import numpy as np
+from numpy.typing import NDArray
+
+from ratchet.base.errors import PlanError
+from ratchet.plan.cluster import GIB, RESERVED_BYTES, Cluster
+from ratchet.plan.layout import (
+    CHECKPOINTINGS,
+    PRECISIONS,
+    SHARDINGS,
+    Floats,
+    Layout,
+    Layouts,
+    columns,
+    join,
+)
+from ratchet.plan.memory import Memory, memory
+from ratchet.plan.shape import Shape
+from ratchet.plan.stack import Stack
+from ratchet.plan.time import Times, times
+
+BATCH_TOKENS: Final = 4_194_304
+"""Tokens of a step if nothing is asked: those of Llama 3 70B's first phase (arXiv:2407.21783)."""
+MICRO_BATCHES: Final = (1, 2, 4, 8, 16, 32)
+CHUNKS: Final = (1, 2, 3, 4, 5, 6, 8, 10, 12)
+LARGEST: Final = 1 << 20
+"""Devices in the largest cluster that is tried for a model that fits nowhere."""
+TIME_PARTS: Final = (
+    "compute", "recompute", "tensor", "context", "experts", "bubble", "pipeline", "data",
+    "optimizer",
+)  # fmt: skip
+MEMORY_PARTS: Final = ("weights", "gradients", "optimizer", "activations", "gathered", "logits")
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Asked:
+    """What is planned: a model on a cluster, with a batch and a stack."""
+
+    shape: Shape
+    cluster: Cluster
+    stack: Stack
+    batch: int
+    """Sequences of one step, over all replicas."""
+    precisions: tuple[str, ...] = ("bf16",)
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Plan:
+    """One layout with its costs."""
+
+    layout: Layout
+    micro_batches: int
+    step_s: float
+    memory_bytes: float
+    """On the fullest rank, without what the driver reserves."""
+    tokens_per_s: float
+    mfu: float
+    """Model operations (6 N + 12 L H s a token) over bf16's paper peak."""
+    time_s: dict[str, float]
+    memory_by_part: dict[str, float]
+
+    @property
+    def binds(self) -> str:
+        """Return the part that costs most beside the computation itself."""
+        rest = {name: value for name, value in self.time_s.items() if name != "compute"}
+        name = max(rest, key=lambda one: rest[one])
+        return name if rest[name] > 0.05 * self.step_s else "compute"
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Planned:
+    """The answer to `plan`: how many layouts there were, and the best."""
+
+    asked: Asked
+    counted: int
+    fitting: int
+    front: tuple[Plan, ...]
+    """Layouts that no other beats in both time and memory, fastest first."""
+
+    @property
+    def best(self) -> Plan:
+        """Return the fastest layout that fits."""
+        return self.front[0]
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Evaluated:
+    """Layouts with their times and memory, column by column."""
+
+    layouts: Layouts
+    micro_batches: Floats
+    times: Times
+    memory: Memory
+
+    def plan(self, asked: Asked, place: int) -> Plan:
+        """Return one of them as a plan."""
+        step_s = float(self.times.total[place])
+        tokens = asked.batch * asked.shape.sequence
+        cluster = asked.cluster
+        flops = asked.shape.flops_per_token * tokens
+        return Plan(
+            layout=self.layouts.row(place),
+            micro_batches=int(self.micro_batches[place]),
+            step_s=step_s,
+            memory_bytes=float(self.memory.total[place]),
+            tokens_per_s=tokens / step_s,
+            mfu=flops / step_s / (cluster.peak["bf16"] * cluster.world),
+            time_s={name: float(getattr(self.times, name)[place]) for name in TIME_PARTS},
+            memory_by_part={
+                name: float(getattr(self.memory, name)[place]) for name in MEMORY_PARTS
+            },
+        )
+
+
+def make_asked(
+    shape: Shape, cluster: Cluster, stack: Stack, *, batch: int | None = None,
+    precisions: tuple[str, ...] = ("bf16",),
+) -> Asked:  # fmt: skip
+    """Return what is planned; the batch defaults to about four million tokens.
+
+    Raises PlanError for a precision that the device lacks.
+    """
+    lacking = [one for one in precisions if one not in cluster.products]
+    if lacking:
+        raise PlanError(
+            f"{cluster.device} has no {lacking[0]} products: use {', '.join(cluster.products)}"
+        )
+    if batch is None:
+        wanted = max(1, BATCH_TOKENS // shape.sequence)
+        # A multiple of what divides among the replicas of most layouts.
+        batch = max(cluster.world, 2 ** (wanted - 1).bit_length())
+    return Asked(shape=shape, cluster=cluster, stack=stack, batch=batch, precisions=precisions)
+
+
+def layouts_of(asked: Asked) -> Layouts:
+    """Return every layout that divides the cluster, the model and the batch.
+
+    Raises PlanError if there is none.
+    """
+    parts = list(_parts(asked))
+    if not parts:
+        raise PlanError(
+            f"no layout divides {asked.cluster.world} devices, {asked.shape.layers} layers, "
+            f"{asked.shape.heads} heads and a batch of {asked.batch}: change the batch or the "
+            "cluster"
+        )
+    return join(parts)
+
+
+def _parts(asked: Asked) -> Iterator[Layouts]:
+    """Yield, for each set of degrees, all choices of micro-batch, chunks and what is kept."""
+    shape, cluster = asked.shape, asked.cluster
+    for tp in _divisors(shape.heads, cluster.local):
+        for pp in _divisors(cluster.world // tp, shape.layers) if not cluster.world % tp else ():
+            for cp in _powers(min(cluster.world // (tp * pp), shape.sequence // 1024)):
+                if cluster.world % (tp * pp * cp) or shape.sequence % (2 * cp):
+                    continue
+                dp = cluster.world // (tp * pp * cp)
+                if asked.batch % dp:
+                    continue
+                for ep in _expert_degrees(shape, dp):
+                    yield from _choices(asked, dp, tp, pp, cp, ep)
+
+
+def _expert_degrees(shape: Shape, dp: int) -> list[int]:
+    if not shape.experts:
+        return [1]
+    return [ep for ep in _divisors(shape.experts, dp) if dp % ep == 0]
+
+
+def _choices(asked: Asked, dp: int, tp: int, pp: int, cp: int, ep: int) -> Iterator[Layouts]:
+    own = asked.batch // dp
+    micro = [one for one in MICRO_BATCHES if one <= own and own % one == 0]
+    chunks = [one for one in CHUNKS if _may_chunk(asked.shape.layers, pp, one)]
+    # A data-parallel group of one rank shards nothing.
+    sharding = range(len(SHARDINGS)) if dp * cp > 1 else range(1)
+    precisions = [PRECISIONS.index(one) for one in asked.precisions]
+    grid = np.meshgrid(
+        micro, chunks, list(sharding), np.arange(len(CHECKPOINTINGS)), precisions, indexing="ij"
+    )
+    micro_batch, vpp, shard, checkpointing, precision = (one.ravel().astype(np.int64)
+                                                         for one in grid)  # fmt: skip
+    # An interleaved schedule takes whole rounds of micro-batches.
+    good = (vpp == 1) | (own // micro_batch % pp == 0)
+    count = int(good.sum())
+    if not count:
+        return
+
+    def same(value: int) -> NDArray[np.int64]:
+        return np.full(count, value, dtype=np.int64)
+
+    yield Layouts(
+        dp=same(dp),
+        tp=same(tp),
+        pp=same(pp),
+        vpp=vpp[good],
+        cp=same(cp),
+        ep=same(ep),
+        micro_batch=micro_batch[good],
+        sharding=shard[good],
+        checkpointing=checkpointing[good],
+        precision=precision[good],
+    )
+
+
+def _may_chunk(layers: int, pp: int, chunks: int) -> bool:
+    return chunks == 1 or (pp > 1 and layers % (pp * chunks) == 0)
+
+
+def _divisors(number: int, most: int) -> list[int]:
+    return [one for one in range(1, min(number, most) + 1) if number % one == 0]
+
+
+def _powers(most: int) -> list[int]:
+    return [2**one for one in range(max(1, most).bit_length())]
+
+
+def evaluate(asked: Asked, layouts: Layouts) -> Evaluated:
+    """Return the times and the memory of some layouts."""
+    micro_batches = asked.batch / (layouts.dp * layouts.micro_batch)
+    return Evaluated(
+        layouts=layouts,
+        micro_batches=micro_batches,
+        times=times(asked.shape, asked.cluster, layouts, micro_batches, asked.stack),
+        memory=memory(asked.shape, layouts, micro_batches, asked.stack),
+    )
+
+
+def room_bytes(cluster: Cluster) -> float:
+    """Return the memory of a device that a step may fill."""
+    return cluster.memory_bytes - RESERVED_BYTES
+
+
+def front(step_s: Floats, memory_bytes: Floats) -> NDArray[np.int64]:
+    """Return the places that nothing beats in both time and memory, fastest first."""
+    order = np.lexsort((memory_bytes, step_s))
+    least = np.minimum.accumulate(memory_bytes[order])
+    earlier = np.concatenate(([np.inf], least[:-1]))
+    return order[memory_bytes[order] < earlier]
+
+
+def plan(asked: Asked) -> Planned:
+    """Evaluate every layout and return those on the front that fit the devices' memory.
+
+    Raises PlanError if none fits, with the smallest cluster of the same nodes on which one does.
+    """
+    evaluated = evaluate(asked, layouts_of(asked))
+    fits = np.flatnonzero(evaluated.memory.total <= room_bytes(asked.cluster))
+    if not len(fits):
+        raise PlanError(_fits_nowhere(asked, float(evaluated.memory.total.min())))
+    chosen = fits[front(evaluated.times.total[fits], evaluated.memory.total[fits])]
+    return Planned(
+        asked=asked,
+        counted=len(evaluated.layouts),
+        fitting=len(fits),
+        front=tuple(evaluated.plan(asked, int(place)) for place in chosen),
+    )
+
+
+def plan_one(asked: Asked, layout: Layout) -> Plan:
+    """Return the costs of one layout; PlanError if it does not divide the batch or the model."""
+    shape, cluster = asked.shape, asked.cluster
+    if layout.world != cluster.world:
+        raise PlanError(
+            f"{layout.words()} takes {layout.world} ranks, and {cluster.name} has {cluster.world}: "
+            "change a degree"
+        )
+    if asked.batch % (layout.dp * layout.micro_batch):
+        raise PlanError(
+            f"a batch of {asked.batch} sequences does not divide among {layout.dp} replicas with "
+            f"micro-batches of {layout.micro_batch}: change one of them"
+        )
+    if shape.heads % layout.tp or layout.pp * layout.vpp > shape.layers:
+        raise PlanError(
+            f"{layout.words()} does not divide {shape.name} with {shape.heads} heads and "
+            f"{shape.layers} layers: change a degree"
+        )
+    if layout.ep > 1 and (not shape.experts or shape.experts % layout.ep):
+        raise PlanError(
+            f"ep={layout.ep} does not divide the {shape.experts} experts of {shape.name}: change it"
+        )
+    return evaluate(asked, columns([layout])).plan(asked, 0)
+
+
+def _fits_nowhere(asked: Asked, least_bytes: float) -> str:
+    cluster = asked.cluster
+    said = (
+        f"{asked.shape.name} fits no layout of {cluster.name}: the smallest takes "
+        f"{least_bytes / GIB:.1f} GiB of {room_bytes(cluster) / GIB:.1f} GiB a device"
+    )
+    nodes = cluster.nodes
+    while (nodes := nodes * 2) * cluster.local <= LARGEST:
+        larger = Asked(
+            shape=asked.shape,
+            cluster=cluster.with_nodes(nodes),
+            stack=asked.stack,
+            batch=max(asked.batch, nodes * cluster.local),
+            precisions=asked.precisions,
+        )
+        evaluated = evaluate(larger, layouts_of(larger))
+        if evaluated.memory.total.min() <= room_bytes(cluster):
+            return f"{said}; it fits {larger.cluster.name}: plan for that"
+    return f"{said}; no larger cluster of these devices helps: shorten the sequence"

@@ -1,0 +1,95 @@
+"""What a check of ranks found, and what their dumps say."""
+
+from __future__ import annotations
+
+from dataclasses import asdict
+from typing import Any, Final
+
+from rich.console import Console
+
+from ratchet.ranks.preflight import Preflight
+from ratchet.ranks.untangle import Disagreement, Untangled
+from ratchet.report import model as m
+from ratchet.report.terminal import print_report
+from ratchet.report.words import show_bandwidth, show_flops
+
+CHECKS: Final = (
+    m.number("rank"),
+    m.Column("host"),
+    m.Column("device"),
+    m.number("products", "gemm_flops_per_s", show_flops),
+    m.number("copy", "copy_bytes_per_s", show_bandwidth),
+    m.number("ring", "ring_bytes_per_s", show_bandwidth),
+    m.number("all-to-all", "all_to_all_bytes_per_s", show_bandwidth),
+    m.number("clock", "clock_skew_s", lambda value: f"{1e3 * value:+.1f} ms"),
+)
+
+
+def print_preflight(found: Preflight, console: Console | None = None) -> None:
+    """Print each rank's figures, the links between ranks, and what stands out."""
+    hosts = len({one.host for one in found.ranks})
+    count = len(found.ranks)
+    ranks = "1 rank" if count == 1 else f"{count} ranks"
+    said = "nothing stands out" if not found.outliers else f"{len(found.outliers)} stand out"
+    report = m.ResultReport(
+        headline=f"{ranks} on {hosts} host{'' if hosts == 1 else 's'}: {said}.",
+        sections=m.blocks(
+            m.section("Ranks", m.ResultTable(CHECKS, found.ranks)),
+            m.section(
+                "Links",
+                m.grid(
+                    ("ranks", "bandwidth"),
+                    [(name, show_bandwidth(value)) for name, value in found.pairs.items()],
+                ),
+            )
+            if found.pairs
+            else None,
+            m.section("Outliers", m.Items(found.outliers)) if found.outliers else None,
+        ),
+    )
+    print_report(report, console)
+
+
+def preflight_document(found: Preflight) -> dict[str, Any]:
+    """Return the JSON document of `ratchet preflight`."""
+    return asdict(found)
+
+
+def print_untangled(found: Untangled, console: Console | None = None) -> None:
+    """Print the first disagreement of each group, with its remedy and the stacks."""
+    if found.found:
+        first = found.found[0]
+        headline = (
+            f"{first.kind} in group {first.group}, collective {first.sequence}: {first.said}."
+        )
+    else:
+        headline = (
+            f"{found.calls} calls of {len(found.ranks)} ranks agree: no rank waits for another "
+            "in what the dumps hold."
+        )
+    missing = ", ".join(map(str, found.missing_dumps))
+    report = m.ResultReport(
+        headline=headline,
+        sections=m.blocks(
+            *(_section(one, first=place == 0) for place, one in enumerate(found.found)),
+            m.section("Not there", f"no dump of rank {missing}: it may have ended, or hang before")
+            if missing
+            else None,
+            m.section("Not read", m.Items(found.faults)) if found.faults else None,
+        ),
+    )
+    print_report(report, console)
+
+
+def _section(one: Disagreement, *, first: bool) -> m.ReportSection:
+    stacks = [
+        m.section(f"Stack of rank {rank}", m.Lines(stack)) for rank, stack in one.stacks.items()
+    ]
+    said = "" if first else f"{one.said}."
+    title = f"Group {one.group}, collective {one.sequence}: {one.kind}"
+    return m.section(title, said, f"To fix it: {one.remedy}.", *stacks)
+
+
+def untangled_document(found: Untangled) -> dict[str, Any]:
+    """Return the JSON document of `ratchet debug`."""
+    return asdict(found)

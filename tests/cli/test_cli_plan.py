@@ -1,0 +1,138 @@
+"""`ratchet plan`, `debug` and `preflight` as a user calls them."""
+
+from __future__ import annotations
+
+import html
+import json
+import pickle
+import re
+import stat
+from pathlib import Path
+
+import commands
+import pytest
+
+from ratchet.cli import main
+from ratchet.optimize.recipe.recipe import Recipe
+from ratchet.workloads.config import StepConfig
+
+PLAN = ("plan", "llama3-8b", "--cluster", "mi300x:8x2", "--batch", "64")
+
+
+def test_a_plan_is_printed_and_said_to_be_an_estimate(capsys: pytest.CaptureFixture[str]) -> None:
+    assert main([*PLAN, "--tokens", "1e12", "--price", "2"]) == 0
+    text = " ".join(capsys.readouterr().out.split())
+    assert "on 16 MI300X" in text and "Estimated, not measured." in text
+    assert "torchrun --nnodes=2 --nproc-per-node=8" in text
+    assert re.search(r"device-hours [\d,]+ money [\d,]+ at 2 a device-hour", text)
+    assert "708 TFLOP/s (ROCm/rocm-blogs" in text  # the rate, with where it is from
+
+
+def test_its_json_has_the_front_and_what_it_stands_on(capsys: pytest.CaptureFixture[str]) -> None:
+    assert main([*PLAN, "--json"]) == 0
+    document = json.loads(capsys.readouterr().out)
+    assert document["measured"] is False and document["cluster"]["world"] == 16
+    front = document["front"]
+    assert [one["step_s"] for one in front] == sorted(one["step_s"] for one in front)
+    for one in front:
+        assert sum(one["time_s"].values()) == pytest.approx(one["step_s"])
+        assert sum(one["memory_by_part"].values()) == pytest.approx(one["memory_bytes"])
+
+
+def test_out_holds_the_page_and_the_scripts(
+    capsys: pytest.CaptureFixture[str], tmp_path: Path
+) -> None:
+    out = tmp_path / "plans"
+    assert main([*PLAN, "--out", str(out)]) == 0
+    names = ["job.sbatch", "jobset.yaml", "plan.html", "plan.json", "run.sh"]
+    assert sorted(one.name for one in out.iterdir()) == names
+    page = html.unescape((out / "plan.html").read_text())
+    assert not re.search(r"(src|href)=.http", page)
+    script = re.search(r"script-src '(sha256-[^']+)'", page)
+    assert script is not None  # the page's policy allows its own script alone
+    assert stat.S_ISREG((out / "run.sh").stat().st_mode)
+
+
+def test_one_layout_is_told(capsys: pytest.CaptureFixture[str]) -> None:
+    assert main([*PLAN, "--parallel", "fsdp=2,tp=8", "--json"]) == 0
+    (one,) = json.loads(capsys.readouterr().out)["front"]
+    assert one["layout"]["tp"] == 8 and one["layout"]["sharding"] == "full"
+
+
+@pytest.mark.parametrize(
+    ("words", "said"),
+    [
+        (("plan",), "give a model and a cluster"),
+        (("plan", "llama3-8b", "--cluster", "mi300x:8x0"), "no devices"),
+        ((*PLAN, "--price", "nan"), "no finite number"),
+        ((*PLAN, "--price", "-1"), "below 0"),
+        ((*PLAN, "--parallel", "tp=3"), "do not make the 16"),
+        ((*PLAN, "--parallel", "fsdp=16", "--batch", "15"), "does not divide among 16 replicas"),
+        ((*PLAN, "--stack", "jax"), "use one of torch, megatron"),
+        ((*PLAN, "--precision", "fp4"), "no fp4 products"),
+        (("plan", "llama3-405b", "--cluster", "h100:8x1"), "it fits h100:8x"),
+        (("plan", "hf:nonesuch", "--cluster", "h100:8x1"), "neither a model type nor a folder"),
+        ((*PLAN, "--calibrate", "/nowhere.json"), "/nowhere.json"),
+        (("plan", "--savings", "/nowhere.json", "--fleet", "mi300x:9", "--price", "2"), "recipe"),
+        (("plan", "--savings", "/nowhere.json"), "--savings needs --fleet"),
+        (("debug", "/nowhere"), "holds no flight-recorder dump"),
+    ],
+)
+def test_a_mistake_is_one_line(
+    words: tuple[str, ...], said: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert said in commands.mistake(capsys, *words)
+
+
+def recipe(path: Path, speedup: dict[str, dict[str, float]]) -> Path:
+    Recipe(
+        workload="llama-60m", device="d", device_name="a CPU", software="s", versions={},
+        config=StepConfig(), kernels=(), speedup=speedup, changes_arithmetic=False,
+        created_at="2026-01-01T00:00:00+00:00",
+    ).save(path)  # fmt: skip
+    return path
+
+
+def test_savings_of_a_recipe(capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:
+    proven = {"vs_compile": {"ratio": 1.25, "low": 1.2, "high": 1.3}}
+    path = recipe(tmp_path / "recipe.json", proven)
+    words = ["plan", "--savings", str(path), "--fleet", "mi300x:10000", "--price", "2.0"]
+    assert main([*words, "--json"]) == 0
+    document = json.loads(capsys.readouterr().out)
+    assert document["a_year"]["device_hours"][1] == pytest.approx(0.2 * 10000 * 8760)
+    assert main(words) == 0
+    text = " ".join(capsys.readouterr().out.split())
+    assert "1.25x (1.20 to 1.30)" in text and "17,520,000" in text
+
+
+def test_a_recipe_that_proved_nothing_saves_nothing(
+    capsys: pytest.CaptureFixture[str], tmp_path: Path
+) -> None:
+    path = recipe(tmp_path / "recipe.json", {})
+    words = ("plan", "--savings", str(path), "--fleet", "mi300x:8", "--price", "2")
+    assert "no proven ratio" in commands.mistake(capsys, *words)
+
+
+def test_dumps_that_disagree_end_with_exit_code_1(
+    capsys: pytest.CaptureFixture[str], tmp_path: Path
+) -> None:
+    for rank, operation in enumerate(("all_reduce", "broadcast")):
+        entry = {
+            "frames": [{"name": "step", "filename": "train.py", "line": 7}],
+            "process_group": ("0", "default_pg"), "collective_seq_id": 1, "p2p_seq_id": 0,
+            "profiling_name": f"nccl:{operation}", "input_sizes": [[2]], "output_sizes": [[2]],
+            "input_dtypes": ["Float"], "state": "started", "retired": False, "is_p2p": False,
+        }  # fmt: skip
+        document = {"version": "2.10", "entries": [entry]}
+        (tmp_path / f"dump_{rank}").write_bytes(pickle.dumps(document))
+    assert main(["debug", str(tmp_path)]) == 1
+    text = " ".join(capsys.readouterr().out.split())
+    assert "rank 0 called all_reduce at train.py:7 in step; rank 1 called broadcast" in text
+    assert main(["debug", str(tmp_path), "--json"]) == 1
+    assert json.loads(capsys.readouterr().out)["found"][0]["kind"] == "operation"
+
+
+def test_preflight_of_one_process(capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["preflight", "--device", "cpu", "--json"]) == 0
+    (own,) = json.loads(capsys.readouterr().out)["ranks"]
+    assert own["gemm_flops_per_s"] > 0
