@@ -12,6 +12,7 @@ from html_pages import CHROMIUM, in_chromium, tags
 from ratchet.authors.author import Answer
 from ratchet.authors.files import write_files
 from ratchet.authors.result import AuthorRow, WritingResult, WrittenKernel
+from ratchet.kernels.kernel import Kernel
 from ratchet.report.write import (
     coloured,
     headline,
