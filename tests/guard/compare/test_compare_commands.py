@@ -74,6 +74,12 @@ def test_what_a_command_leaves_behind_is_ended(tmp_path: Path) -> None:
     raise AssertionError(f"{pid} still runs")
 
 
+def test_a_command_that_is_late_begins_nothing_more(tmp_path: Path) -> None:
+    with pytest.raises(GuardError, match="did not end within"):
+        run_command(side("sleep 60; touch next", tmp_path), printed=False, limit_s=0.5)
+    assert not (tmp_path / "next").exists()
+
+
 def _runs(pid: int) -> bool:
     try:
         return "State:\tZ" not in Path(f"/proc/{pid}/status").read_text()

@@ -315,14 +315,19 @@ def end(root: int, *, enclosed: bool = False) -> None:
 def end_session(leader: int) -> None:
     """SIGKILL all that a child started, which leads a session and must not have been reaped.
 
-    Once it has ended, its children are nobody's descendants: one call reaches its process group,
-    without reading /proc.
+    Its group is stopped first, so that a shell does not begin its next command. Once the child has
+    ended, its children are nobody's descendants: one call reaches its group, without reading /proc.
     """
     state = read_state(leader)
     if state is not None and state.alive:
+        _signal_group(leader, signal.SIGSTOP)
         end(leader)
+    _signal_group(leader, signal.SIGKILL)
+
+
+def _signal_group(leader: int, number: signal.Signals) -> None:
     with contextlib.suppress(ProcessLookupError, PermissionError):
-        os.killpg(leader, signal.SIGKILL)
+        os.killpg(leader, number)
 
 
 def end_below(root: int, *, enclosed: bool = True) -> None:
