@@ -44,7 +44,7 @@ def print_preflight(found: Preflight, console: Console | None = None) -> None:
             )
             if found.pairs
             else None,
-            m.section("Outliers", m.Items(found.outliers)) if found.outliers else None,
+            m.section("Outliers", *found.outliers) if found.outliers else None,
         ),
     )
     print_report(report, console)
@@ -75,7 +75,7 @@ def print_untangled(found: Untangled, console: Console | None = None) -> None:
             m.section("Not there", f"no dump of rank {missing}: it may have ended, or hang before")
             if missing
             else None,
-            m.section("Not read", m.Items(found.faults)) if found.faults else None,
+            m.section("Not read", *found.faults) if found.faults else None,
         ),
     )
     print_report(report, console)
