@@ -20,6 +20,7 @@ RatchetError                 one line: the value, the rule, the remedy; the CLI 
 ├── WatchError               a suite for `ratchet watch` that cannot be run as written
 ├── TraceError               a profiler trace that cannot be read, or two that cannot be compared
 ├── GuardError               two things that cannot be compared, a command that fails
+├── PortError                a tree that cannot be ported: not read, or not to be written
 └── RecipeError              a recipe that is damaged, or from another device or version
 """
 
@@ -139,6 +140,10 @@ class TraceError(RatchetError):
 
 class GuardError(RatchetError):
     """Two things cannot be compared, or the command to be timed fails."""
+
+
+class PortError(RatchetError):
+    """A tree cannot be ported: it cannot be read, or must not be written."""
 
 
 class RecipeError(RatchetError):

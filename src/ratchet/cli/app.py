@@ -84,6 +84,7 @@ def _register() -> None:
         knowledge,
         learn,
         optimize,
+        port,
         repro,
         sweep,
         trace,

@@ -1,0 +1,152 @@
+"""What a port came to: files, findings, compilations, the patch; as plain data and as SARIF."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any, Final
+
+from ratchet import __version__
+from ratchet.port.compile import Compilation, by_file
+from ratchet.port.finding import PortFinding
+from ratchet.port.rules.table import all_rules
+from ratchet.port.scan import ScannedFile
+
+LEVELS: Final = {"error": "error", "warning": "warning", "note": "note"}
+SARIF: Final = "https://json.schemastore.org/sarif-2.1.0.json"
+
+
+@dataclass(frozen=True, kw_only=True)
+class PortResult:
+    """The result of `ratchet port`."""
+
+    path: str
+    scanned: tuple[ScannedFile, ...]
+    new: Mapping[str, bytes]
+    """The texts of the files that the patch changes."""
+    patch: bytes
+    compiled: tuple[Compilation, ...] = ()
+    written: bool = False
+    """Whether the tree has the new texts."""
+    outputs: tuple[str, ...] = ()
+    """The files that were written beside the tree."""
+    seconds: float = 0.0
+
+    @property
+    def findings(self) -> list[PortFinding]:
+        """All findings, by file and line."""
+        return [one for scanned in self.scanned for one in scanned.findings]
+
+    @property
+    def left(self) -> list[PortFinding]:
+        """The errors and warnings that the tree still has."""
+        return [
+            one
+            for one in self.findings
+            if one.severity != "note" and not (self.written and self._is_fixed(one))
+        ]
+
+    def _is_fixed(self, finding: PortFinding) -> bool:
+        return finding.fixable or (finding.rule == "api-name" and finding.file in self.new)
+
+    def by_hand(self, findings: list[PortFinding]) -> list[PortFinding]:
+        """Return those that the patch does not fix."""
+        return [one for one in findings if one.severity != "note" and not self._is_fixed(one)]
+
+    @property
+    def lines(self) -> int:
+        """The lines that were read."""
+        return sum(one.found.text.count(b"\n") for one in self.scanned)
+
+    def as_json(self) -> dict[str, Any]:
+        """Return the result as plain data."""
+        return {
+            "path": self.path,
+            "lines": self.lines,
+            "scan_s": self.seconds,
+            "written": self.written,
+            "left": len(self.left),
+            "by_hand": len(self.by_hand(self.findings)),
+            "counts": dict(Counter(one.severity for one in self.findings)),
+            "files": [self._file(one) for one in self.scanned],
+            "findings": [self._finding(one) for one in self.findings],
+            "compiled": [one.as_json() for one in self.compiled],
+            "outputs": list(self.outputs),
+        }
+
+    def _finding(self, finding: PortFinding) -> dict[str, Any]:
+        document = finding.as_json()
+        if self._is_fixed(finding):
+            document["fixed_by"] = "patch"
+        return document
+
+    def _file(self, scanned: ScannedFile) -> dict[str, Any]:
+        found = scanned.found
+        compiled = by_file(self.compiled).get(found.name, [])
+        return {
+            "file": found.name,
+            "kind": found.kind,
+            "skipped": found.skipped,
+            "generated": found.generated,
+            "unparsed": scanned.unparsed,
+            "built_by_torch": scanned.for_torch and found.kind == "cuda",
+            "readiness": self.readiness(scanned),
+            "fixed_by_patch": sum(self._is_fixed(one) for one in scanned.findings),
+            "by_hand": len(self.by_hand(list(scanned.findings))),
+            "changed": found.name in self.new,
+            "compiled": {one.target: one.status for one in compiled},
+        }
+
+    def readiness(self, scanned: ScannedFile) -> str:
+        """Return how far a file is: `ready`, `patched`, `by hand`, `not read`."""
+        if scanned.found.skipped:
+            return "not read"
+        if self.by_hand(list(scanned.findings)):
+            return "by hand"
+        return "patched" if scanned.found.name in self.new else "ready"
+
+    def as_sarif(self) -> dict[str, Any]:
+        """Return the findings as SARIF 2.1.0, which code-scanning pages read."""
+        driver = {
+            "name": "ratchet port",
+            "version": __version__,
+            "rules": [
+                {
+                    "id": rule.name,
+                    "shortDescription": {"text": rule.why},
+                    "help": {"text": rule.fix},
+                    "defaultConfiguration": {"level": LEVELS[rule.severity]},
+                }
+                for rule in all_rules()
+            ],
+        }
+        return {
+            "$schema": SARIF,
+            "version": "2.1.0",
+            "runs": [
+                {
+                    "tool": {"driver": driver},
+                    "originalUriBaseIds": {"ROOT": {"description": {"text": "the scanned tree"}}},
+                    "results": [_sarif(one) for one in self.findings],
+                }
+            ],
+        }
+
+
+def _sarif(finding: PortFinding) -> dict[str, Any]:
+    place = {"uri": finding.file.replace(" ", "%20"), "uriBaseId": "ROOT"}
+    said = f"{finding.detail}: {finding.why}" if finding.detail else finding.why
+    return {
+        "ruleId": finding.rule,
+        "level": LEVELS[finding.severity],
+        "message": {"text": f"{said} Fix: {finding.fix}."},
+        "locations": [
+            {
+                "physicalLocation": {
+                    "artifactLocation": place,
+                    "region": {"startLine": finding.line},
+                }
+            }
+        ],
+    }
