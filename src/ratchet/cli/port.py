@@ -50,7 +50,7 @@ def port(
     from ratchet.port.run import PortSettings, write_outputs
     from ratchet.port.run import port as run
     from ratchet.report.console import working
-    from ratchet.report.port import print_port, render_port_page
+    from ratchet.report.port import as_sarif, print_port, render_port_page
 
     names = [name.strip() for name in target.split(",") if name.strip()]
     settings = PortSettings(
@@ -64,7 +64,7 @@ def port(
     if out is not None:
         result = write_outputs(result, out, render_port_page(result))
     if sarif is not None:
-        write_whole(sarif, json.dumps(result.as_sarif(), indent=2).encode())
+        write_whole(sarif, json.dumps(as_sarif(result), indent=2).encode())
     if as_json:
         print_json(result.as_json())
     else:

@@ -70,8 +70,7 @@ class Compilation:
 def is_clean(scanned: ScannedFile) -> bool:
     """Return whether the patch leaves no error in a file's own text."""
     return all(
-        one.fixable or one.severity != "error" or one.rule == "api-name"
-        for one in scanned.findings
+        one.fixable or one.severity != "error" or one.rule == "api-name" for one in scanned.findings
     )
 
 
@@ -86,9 +85,9 @@ def compile_clean(
         return [_not(one.found.name, target, why) for one in chosen for target in targets]
     with tempfile.TemporaryDirectory(prefix="ratchet-port-") as folder:
         parts = list(_parts(scanned, chosen, Path(folder)))
-        jobs = [(name, path, target) for name, path in parts for target in targets]
+        jobs = [(name, path, target, Path(folder)) for name, path in parts for target in targets]
         with ThreadPoolExecutor(max_workers=len(os.sched_getaffinity(0))) as pool:
-            return list(pool.map(lambda job: _compile(*job, Path(folder)), jobs))
+            return list(pool.map(_compile, jobs))
 
 
 def why_not() -> str:
@@ -135,7 +134,8 @@ def _not(file: str, target: str, why: str) -> Compilation:
     return Compilation(file=file, target=target, status="not compiled", why=why)
 
 
-def _compile(name: str, path: Path, target: str, root: Path) -> Compilation:
+def _compile(job: tuple[str, Path, str, Path]) -> Compilation:
+    name, path, target, root = job
     clang = find_tool("clang") or find_tool("hipcc")
     assert clang is not None
     output = path.with_name(f"{path.name}.{target}.ll")
@@ -156,7 +156,9 @@ def _compile(name: str, path: Path, target: str, root: Path) -> Compilation:
         return _not(name, target, f"{Path(clang).name} does not know {target}: install a newer one")
     if missing := MISSING.search(done.stderr):
         return _not(name, target, f"the header {missing[1]} is not on this machine")
-    return Compilation(file=name, target=target, status="failed", why=_first_error(done.stderr, root))
+    return Compilation(
+        file=name, target=target, status="failed", why=_first_error(done.stderr, root)
+    )
 
 
 def _options(clang: str) -> list[str]:

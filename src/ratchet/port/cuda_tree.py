@@ -6,29 +6,21 @@ What the preprocessor leaves out on ROCm is left out of the index.
 
 from __future__ import annotations
 
-import ast
 import bisect
 import re
 from collections import defaultdict
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterator
 from dataclasses import dataclass
 from functools import cache, cached_property
 from typing import TYPE_CHECKING, Any, Final
 
 from ratchet.base.errors import PortError
+from ratchet.port.preprocessor import evaluated, left_out
 
 if TYPE_CHECKING:
     from tree_sitter import Node
 
 NEEDED: Final = "reading CUDA needs tree-sitter: pip install 'torch-ratchet[port]'"
-ON_ROCM: Final = frozenset(
-    "USE_ROCM __HIP_PLATFORM_AMD__ __HIP_PLATFORM_HCC__ __HIP__ __HIPCC__ TORCH_HIP_VERSION "
-    "__HIP_DEVICE_COMPILE__ __CUDACC__ GGML_USE_HIP HIP_VERSION USE_HIP __AMDGCN__".split()
-)
-ON_CUDA: Final = frozenset(
-    "__CUDA_ARCH__ __NVCC__ CUDA_VERSION __CUDACC_VER_MAJOR__ CUDART_VERSION "
-    "__CUDACC_RTC__ __CUDACC_VER_MINOR__ __HIP_PLATFORM_NVIDIA__".split()
-)
 INDEXED: Final = """
 (call_expression) @call
 (identifier) @name
@@ -55,25 +47,6 @@ INDEXED: Final = """
 (number_literal) @number
 (ERROR) @error
 """
-_OPERATORS: Final = {
-    ast.Add: lambda a, b: a + b,
-    ast.Sub: lambda a, b: a - b,
-    ast.Mult: lambda a, b: a * b,
-    ast.FloorDiv: lambda a, b: a // b,
-    ast.LShift: lambda a, b: a << min(b, 64),
-    ast.RShift: lambda a, b: a >> b,
-    ast.BitAnd: lambda a, b: a & b,
-    ast.BitOr: lambda a, b: a | b,
-    ast.Mod: lambda a, b: a % b,
-}
-SIZES: Final = {
-    **dict.fromkeys(("char", "int8_t", "uint8_t", "bool", "unsigned char", "__nv_fp8_e4m3"), 1),
-    **dict.fromkeys(("half", "__half", "short", "nv_bfloat16", "__nv_bfloat16", "int16_t"), 2),
-    **dict.fromkeys(("float", "int", "unsigned", "unsigned int", "uint32_t", "int32_t", "half2"), 4),
-    **dict.fromkeys(("double", "long long", "int64_t", "uint64_t", "float2", "size_t"), 8),
-    **dict.fromkeys(("float4", "int4", "uint4", "double2"), 16),
-}
-"""Bytes of the types that shared arrays have."""
 
 
 @cache
@@ -106,13 +79,19 @@ class Called:
 class CudaTree:
     """The syntax of one text."""
 
-    def __init__(self, text: bytes, constants: dict[str, int] | None = None) -> None:
+    def __init__(
+        self,
+        text: bytes,
+        constants: dict[str, int] | None = None,
+        own: frozenset[str] = frozenset(),
+    ) -> None:
         self.text = text
+        self._own = own
         self._outer = dict(constants or {})
         self.root = self._parse(text)
         self._nodes: dict[str, list[Node]] = defaultdict(list)
         self._index(self.root)
-        self.dead = _merged(_dead_ranges(self._nodes["condition"]))
+        self.dead = left_out(self._nodes["condition"])
         self._dead_starts = [start for start, _ in self.dead]
         if overlay := self._overlay():
             self._macros = self._parse(overlay)
@@ -120,8 +99,8 @@ class CudaTree:
 
     def _parse(self, text: bytes) -> Node:
         parser, _ = _parser()
-        self._kept = (*getattr(self, "_kept", ()), parser.parse(text))
-        return self._kept[-1].root_node
+        root: Node = parser.parse(text).root_node
+        return root
 
     def _index(self, root: Node, skip: tuple[str, ...] = ()) -> None:
         from tree_sitter import QueryCursor
@@ -196,6 +175,8 @@ class CudaTree:
         found: dict[str, list[Node]] = defaultdict(list)
         for node in self.nodes("name"):
             found[self.said(node)].append(node)
+        for nodes in found.values():
+            nodes.sort(key=lambda node: node.start_byte)
         return found
 
     @cached_property
@@ -234,7 +215,11 @@ class CudaTree:
         for node in self.nodes("declaration"):
             words = [self.said(one) for one in node.children if one.type == "type_qualifier"]
             made = node.child_by_field_name("declarator")
-            if made is None or made.type != "init_declarator" or not {"const", "constexpr"} & {*words}:
+            if (
+                made is None
+                or made.type != "init_declarator"
+                or not {"const", "constexpr"} & {*words}
+            ):
                 continue
             name, value = made.child_by_field_name("declarator"), made.child_by_field_name("value")
             if name is not None and value is not None:
@@ -259,14 +244,15 @@ class CudaTree:
         around = self.functions[max(0, index - 4) : index]
         return next((node for node in reversed(around) if node.end_byte > at), None)
 
-    def function_named(self, name: str) -> bool:
-        """Return whether the text defines a function or a macro of that name."""
+    @cached_property
+    def own(self) -> frozenset[str]:
+        """The functions and macros that the text, or a header of the repository, defines."""
         made = (one.child_by_field_name("declarator") for one in self.functions)
         heads = (self.said(one).partition("(")[0] for one in made if one is not None)
-        macros = (one.child_by_field_name("name") for one in self.nodes("macro"))
-        return name in {last_name(one) for one in heads} or name in {
-            self.said(one) for one in macros if one is not None
-        }
+        defined = (*self.nodes("macro"), *self.nodes("define"))
+        macros = (one.child_by_field_name("name") for one in defined)
+        names = {self.said(one) for one in macros if one is not None}
+        return self._own | names | {last_name(one).lstrip("*& ") for one in heads}
 
     def positions(self, word: str) -> Iterator[int]:
         """Yield where a word stands that may be an attribute; comments and strings do not count."""
@@ -296,107 +282,7 @@ def last_name(text: str) -> str:
     return re.split(r"::|\.|->", text)[-1].strip()
 
 
-def evaluated(text: str, known: dict[str, int]) -> int | None:
-    """Return the value of an integer expression of C; None if it is not constant."""
-    if len(text) > 200:
-        return None
-    text = re.sub(r"//.*|/\*.*?\*/", " ", text).replace("\\\n", " ")
-    text = re.sub(r"\b(0[xX][0-9a-fA-F]+|\d+)[uUlL]+\b", r"\1", text)
-    text = re.sub(r"sizeof\s*\(\s*([\w ]+?)\s*\)", lambda m: str(SIZES.get(m[1], "_")), text)
-    text = re.sub(r"\((?:unsigned|int|size_t|unsigned int|uint32_t)\)", "", text)
-    try:
-        return _value(ast.parse(text.strip().replace("/", "//"), mode="eval").body, known)
-    except (SyntaxError, ValueError, RecursionError, ZeroDivisionError, MemoryError):
-        return None
-
-
-def _value(node: ast.expr, known: dict[str, int]) -> int | None:
-    if isinstance(node, ast.Constant):
-        return node.value if type(node.value) is int else None
-    if isinstance(node, ast.Name):
-        return known.get(node.id)
-    if isinstance(node, ast.UnaryOp):
-        inner = _value(node.operand, known)
-        if inner is None or isinstance(node.op, ast.Not):
-            return None
-        return ~inner if isinstance(node.op, ast.Invert) else -inner if isinstance(node.op, ast.USub) else inner
-    if isinstance(node, ast.BinOp) and (operator := _OPERATORS.get(type(node.op))):
-        left, right = _value(node.left, known), _value(node.right, known)
-        return None if left is None or right is None else operator(left, right)
-    return None
-
-
 def _listed(node: Node | None) -> tuple[Node, ...]:
     if node is None:
         return ()
     return tuple(one for one in node.named_children if one.type != "comment")
-
-
-def _merged(ranges: Iterable[tuple[int, int]]) -> list[tuple[int, int]]:
-    found: list[tuple[int, int]] = []
-    for start, end in sorted(ranges):
-        if found and start <= found[-1][1]:
-            found[-1] = (found[-1][0], max(end, found[-1][1]))
-        else:
-            found.append((start, end))
-    return found
-
-
-def _dead_ranges(conditions: list[Node]) -> Iterator[tuple[int, int]]:
-    """Yield the bytes that the preprocessor leaves out on ROCm."""
-    for node in conditions:
-        answer = _answer(node)
-        other = node.child_by_field_name("alternative")
-        if answer is False:
-            yield node.start_byte, other.start_byte if other is not None else node.end_byte
-        elif answer is True and other is not None:
-            yield other.start_byte, other.end_byte
-
-
-def _answer(node: Node) -> bool | None:
-    if node.type == "preproc_ifdef":
-        name = node.child_by_field_name("name")
-        known = None if name is None else _defined((name.text or b"").decode(errors="replace"))
-        negated = node.children[0].type == "#ifndef"
-        return known if known is None or not negated else not known
-    condition = node.child_by_field_name("condition")
-    return None if condition is None else _holds(condition)
-
-
-def _defined(name: str) -> bool | None:
-    return True if name in ON_ROCM else False if name in ON_CUDA else None
-
-
-def _holds(node: Node) -> bool | None:
-    """Return whether a condition holds on ROCm; None if that depends on something else."""
-    text = (node.text or b"").decode(errors="replace")
-    if node.type == "preproc_defined":
-        return _defined(re.sub(r"defined|[()\s]", "", text))
-    if node.type == "parenthesized_expression":
-        return _holds(node.named_children[0]) if node.named_children else None
-    if node.type == "unary_expression" and text.startswith("!"):
-        inner = node.child_by_field_name("argument")
-        held = None if inner is None else _holds(inner)
-        return None if held is None else not held
-    if node.type == "binary_expression":
-        return _both(node)
-    if node.type == "identifier":
-        return _defined(text)
-    if node.type == "number_literal":
-        return text != "0"
-    return None
-
-
-def _both(node: Node) -> bool | None:
-    left, right = node.child_by_field_name("left"), node.child_by_field_name("right")
-    operator = node.child_by_field_name("operator")
-    if left is None or right is None or operator is None:
-        return None
-    sign = (operator.text or b"").decode()
-    if sign in ("&&", "||"):
-        answers = {_holds(left), _holds(right)}
-        decides = sign == "||"
-        return decides if decides in answers else None if None in answers else not decides
-    if sign in (">=", ">") and (left.text or b"").decode() in ON_CUDA:
-        return False
-    return None

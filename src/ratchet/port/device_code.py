@@ -80,11 +80,16 @@ def _inside(node: Node) -> Node:
 def _is_of_host(tree: CudaTree, node: Node) -> bool:
     said = tree.said(node)
     if node.type == "declaration":
-        return re.search(r"\b(torch|at|c10|std::(vector|string|mutex|map))\b", said) is not None and (
-            "__device__" not in said
-        )
+        return re.search(
+            r"\b(torch|at|c10|std::(vector|string|mutex|map))\b", said
+        ) is not None and ("__device__" not in said)
     if node.type in ("expression_statement", "using_declaration"):
-        return re.match(r"\s*(TORCH_LIBRARY|PYBIND11|using namespace (torch|at)\b|using (torch|at)::)", said) is not None
+        return (
+            re.match(
+                r"\s*(TORCH_LIBRARY|PYBIND11|using namespace (torch|at)\b|using (torch|at)::)", said
+            )
+            is not None
+        )
     return node.type == "ERROR"
 
 

@@ -14,9 +14,9 @@ from ratchet.base.files import why_not_file, why_not_folder
 from ratchet.port.source import Kind
 
 MOST_BYTES: Final = 4 << 20
-SKIPPED_FOLDERS: Final = frozenset(
-    ".git .hg .svn .venv venv node_modules __pycache__ .mypy_cache .ruff_cache .tox build dist "
-    ".eggs site-packages".split()
+SKIPPED_FOLDERS: Final = (
+    *(".git", ".hg", ".svn", ".venv", "venv", "node_modules", "__pycache__", ".mypy_cache"),
+    *(".ruff_cache", ".tox", ".eggs", "build", "dist", "site-packages"),
 )
 CUDA_SUFFIXES: Final = (".cu", ".cuh")
 CPP_SUFFIXES: Final = (".cpp", ".cc", ".cxx", ".c", ".h", ".hpp", ".hh", ".hxx", ".inl", ".inc")
@@ -108,7 +108,9 @@ def kind_of(path: Path) -> Kind | None:
         return "shell"
     if suffix in (".yml", ".yaml"):
         return "yaml"
-    if re.fullmatch(r".*requirements.*\.(txt|in)|constraints.*\.txt|pyproject\.toml|setup\.cfg", name):
+    if re.fullmatch(
+        r".*requirements.*\.(txt|in)|constraints.*\.txt|pyproject\.toml|setup\.cfg", name
+    ):
         return "packages"
     return None
 
@@ -133,7 +135,11 @@ def _read(path: Path, name: str, kind: Kind) -> FoundFile:
     head = text[:1000]
     if HIPIFIED in head:
         return FoundFile(path=path, name=name, skipped="is hipified already")
-    if kind == "cuda" and OF_HIP.search(text) and not OF_CUDA.search(text.replace(b"__global__", b"")):
+    if (
+        kind == "cuda"
+        and OF_HIP.search(text)
+        and not OF_CUDA.search(text.replace(b"__global__", b""))
+    ):
         return FoundFile(path=path, name=name, skipped="is HIP already")
     return FoundFile(
         path=found.path, name=name, kind=kind, text=text, generated=bool(GENERATED.search(head))

@@ -9,7 +9,7 @@ from typing import Final
 
 from ratchet.base.errors import PortError
 from ratchet.port.compatibility import prelude
-from ratchet.port.finding import Edit, PortFinding
+from ratchet.port.finding import Edit
 from ratchet.port.hipify import hipified
 from ratchet.port.python_tree import PythonTree
 from ratchet.port.scan import ScannedFile
@@ -72,7 +72,7 @@ def apply(text: bytes, edits: Iterable[Edit]) -> bytes:
 
 
 def _preludes(scanned: ScannedFile) -> Iterator[Edit]:
-    """Yield the insertions of the macros: at the top of a file, and of each string with CUDA code."""
+    """Yield the insertions of the macros: into a file, and into each string with CUDA code."""
     if scanned.found.kind == "cuda":
         needed = {name for one in scanned.findings for name in one.needs}
         yield from _prelude(scanned.found.text, 0, needed)

@@ -36,18 +36,22 @@ class PythonTree:
         self.module = ast.parse(source.text)
         self.nodes: dict[type[ast.AST], list[ast.AST]] = defaultdict(list)
         self.parents: dict[int, ast.AST] = {}
-        for node in ast.walk(self.module):
+        waiting: list[ast.AST] = [self.module]
+        for node in waiting:
             self.nodes[type(node)].append(node)
             for child in ast.iter_child_nodes(node):
                 self.parents[id(child)] = node
+                waiting.append(child)
 
     def at(self, node: ast.AST) -> int:
         """Return the byte at which a node begins."""
-        return self.source.start_of(node.lineno) + node.col_offset  # type: ignore[attr-defined]
+        line, column = getattr(node, "lineno", 1), getattr(node, "col_offset", 0)
+        return self.source.start_of(line) + int(column)
 
     def end(self, node: ast.AST) -> int:
         """Return the byte after a node."""
-        return self.source.start_of(node.end_lineno) + node.end_col_offset  # type: ignore[attr-defined]
+        line, column = getattr(node, "end_lineno", 1), getattr(node, "end_col_offset", 0)
+        return self.source.start_of(line) + int(column)
 
     def said(self, node: ast.AST) -> str:
         """Return the text of a node."""
@@ -124,7 +128,9 @@ class PythonTree:
         given = self._given_as_cuda()
         for node in self.strings():
             text = str(node.value)
-            if "\n" in text and (IS_CUDA.search(text) or (id(node) in given and IS_CPP.search(text))):
+            if "\n" in text and (
+                IS_CUDA.search(text) or (id(node) in given and IS_CPP.search(text))
+            ):
                 yield self._embedded(node)
 
     def _given_as_cuda(self) -> set[int]:
@@ -157,7 +163,7 @@ class PythonTree:
         )
 
     def is_guarded(self, node: ast.AST) -> bool:
-        """Return whether a condition around a node asks for ROCm, `torch.version.hip` and the like."""
+        """Return whether a condition around a node asks for ROCm, as by `torch.version.hip`."""
         above: ast.AST | None = node
         while (above := self.parents.get(id(above))) is not None:
             if isinstance(above, ast.If | ast.IfExp | ast.BoolOp):

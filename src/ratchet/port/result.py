@@ -1,20 +1,15 @@
-"""What a port came to: files, findings, compilations, the patch; as plain data and as SARIF."""
+"""What a port came to: files, findings, compilations, the patch; as plain data."""
 
 from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import Any, Final
+from typing import Any
 
-from ratchet import __version__
 from ratchet.port.compile import Compilation, by_file
 from ratchet.port.finding import PortFinding
-from ratchet.port.rules.table import all_rules
 from ratchet.port.scan import ScannedFile
-
-LEVELS: Final = {"error": "error", "warning": "warning", "note": "note"}
-SARIF: Final = "https://json.schemastore.org/sarif-2.1.0.json"
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -105,48 +100,3 @@ class PortResult:
         if self.by_hand(list(scanned.findings)):
             return "by hand"
         return "patched" if scanned.found.name in self.new else "ready"
-
-    def as_sarif(self) -> dict[str, Any]:
-        """Return the findings as SARIF 2.1.0, which code-scanning pages read."""
-        driver = {
-            "name": "ratchet port",
-            "version": __version__,
-            "rules": [
-                {
-                    "id": rule.name,
-                    "shortDescription": {"text": rule.why},
-                    "help": {"text": rule.fix},
-                    "defaultConfiguration": {"level": LEVELS[rule.severity]},
-                }
-                for rule in all_rules()
-            ],
-        }
-        return {
-            "$schema": SARIF,
-            "version": "2.1.0",
-            "runs": [
-                {
-                    "tool": {"driver": driver},
-                    "originalUriBaseIds": {"ROOT": {"description": {"text": "the scanned tree"}}},
-                    "results": [_sarif(one) for one in self.findings],
-                }
-            ],
-        }
-
-
-def _sarif(finding: PortFinding) -> dict[str, Any]:
-    place = {"uri": finding.file.replace(" ", "%20"), "uriBaseId": "ROOT"}
-    said = f"{finding.detail}: {finding.why}" if finding.detail else finding.why
-    return {
-        "ruleId": finding.rule,
-        "level": LEVELS[finding.severity],
-        "message": {"text": f"{said} Fix: {finding.fix}."},
-        "locations": [
-            {
-                "physicalLocation": {
-                    "artifactLocation": place,
-                    "region": {"startLine": finding.line},
-                }
-            }
-        ],
-    }

@@ -41,29 +41,55 @@ def scan(path: Path) -> list[ScannedFile]:
         PortError: the tree cannot be read, or tree-sitter is missing.
     """
     files = list(find_files(path))
-    built_by_torch = any(one.kind == "python" and BUILDS.search(one.text) for one in files)
-    constants = _constants(files)
-    return [_scan_file(one, built_by_torch, constants) for one in files]
+    known = _known(files)
+    return [_scan_file(one, known) for one in files]
 
 
-def _constants(files: Iterable[FoundFile]) -> dict[str, int]:
-    """Return the integers that headers define; one with two values is none."""
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Known:
+    """What a file's rules know of the rest of its repository."""
+
+    built_by_torch: bool
+    constants: dict[str, int]
+    """Integers that headers define, with one value."""
+    own: frozenset[str]
+    """Functions and macros that headers define."""
+    modules: frozenset[str]
+    """Names by which Python files may be imported."""
+
+
+def _known(files: Iterable[FoundFile]) -> Known:
     found: dict[str, int] = {}
     twice: set[str] = set()
+    own: set[str] = set()
     for one in files:
         if one.kind == "cuda" and one.path.suffix in HEADER_SUFFIXES:
-            for name, value in CudaTree(one.text).own_constants():
+            tree = CudaTree(one.text)
+            own |= tree.own
+            for name, value in tree.own_constants():
                 if found.setdefault(name, value) != value:
                     twice.add(name)
-    return {name: value for name, value in found.items() if name not in twice}
+    python = [one for one in files if one.kind == "python"]
+    return Known(
+        built_by_torch=any(BUILDS.search(one.text) for one in python),
+        constants={name: value for name, value in found.items() if name not in twice},
+        own=frozenset(own),
+        modules=frozenset(p.removesuffix(".py") for one in python for p in one.name.split("/")),
+    )
 
 
-def _scan_file(found: FoundFile, built_by_torch: bool, constants: dict[str, int]) -> ScannedFile:
+def _scan_file(found: FoundFile, known: Known) -> ScannedFile:
     if found.kind is None:
         return ScannedFile(found=found, findings=tuple(_unread(found)))
-    source = SourceText(file=found.name, kind=found.kind, text=found.text, constants=constants)
+    source = SourceText(
+        file=found.name,
+        kind=found.kind,
+        text=found.text,
+        constants=known.constants,
+        own_modules=known.modules,
+    )
     if found.kind == "cuda":
-        scanned = _scan_cuda(found, source, built_by_torch)
+        scanned = _scan_cuda(found, source, known)
     elif found.kind == "python":
         scanned = _scan_python(found, source)
     else:
@@ -89,9 +115,9 @@ def _unread(found: FoundFile) -> Iterator[PortFinding]:
         )
 
 
-def _scan_cuda(found: FoundFile, source: SourceText, built_by_torch: bool) -> ScannedFile:
-    tree = CudaTree(source.text, source.constants)
-    for_torch = built_by_torch or any(path.startswith(OF_TORCH) for path, _ in tree.includes)
+def _scan_cuda(found: FoundFile, source: SourceText, known: Known) -> ScannedFile:
+    tree = CudaTree(source.text, source.constants, known.own)
+    for_torch = known.built_by_torch or any(path.startswith(OF_TORCH) for path, _ in tree.includes)
     source = replace(source, for_torch=for_torch)
     return ScannedFile(
         found=found,

@@ -27,6 +27,8 @@ class SourceText:
     """torch builds it, and so hipifies it: an extension, or CUDA code in a Python string."""
     constants: dict[str, int] = field(default_factory=dict)
     """Integer constants of the whole repository's headers."""
+    own_modules: frozenset[str] = frozenset()
+    """Python modules of the repository itself."""
 
     @cached_property
     def _starts(self) -> list[int]:

@@ -1,4 +1,4 @@
-"""The report of `ratchet port`: the terminal's tables, and a page that opens offline."""
+"""The report of `ratchet port`: the terminal's tables, a page that opens offline, SARIF."""
 
 from __future__ import annotations
 
@@ -6,18 +6,23 @@ import difflib
 from collections import Counter
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
+from typing import Any, Final
+from urllib.parse import quote
 
 from rich.console import Console
 
+from ratchet import __version__
 from ratchet.port.compile import Compilation, by_file
 from ratchet.port.finding import PortFinding
 from ratchet.port.result import PortResult
+from ratchet.port.rules.table import all_rules
 from ratchet.port.scan import ScannedFile
 from ratchet.report.console import heading, make_console, table, verbatim
 from ratchet.report.environment import page_environment
 
-MOST_ROWS = 60
-CONTEXT = 3
+MOST_ROWS: Final = 60
+CONTEXT: Final = 3
+SARIF: Final = "https://json.schemastore.org/sarif-2.1.0.json"
 
 
 def print_port(result: PortResult, console: Console | None = None) -> None:
@@ -28,7 +33,9 @@ def print_port(result: PortResult, console: Console | None = None) -> None:
     _print_findings(out, result)
     if result.compiled:
         heading(out, "Compiled for AMD GPUs, not executed")
-        out.print(table(("file", "kernels", "targets", "why"), compile_rows(result.compiled), left=3))
+        out.print(
+            table(("file", "kernels", "targets", "why"), compile_rows(result.compiled), left=3)
+        )
     skipped = [one for one in result.scanned if one.found.skipped]
     if skipped:
         heading(out, "Not read")
@@ -54,7 +61,12 @@ def _print_findings(out: Console, result: PortResult) -> None:
 
 def _row(result: PortResult, one: PortFinding) -> tuple[str, str, str, str]:
     fixed = not result.by_hand([one])
-    return f"{one.file}:{one.line}", one.rule, one.detail, ("in the patch: " if fixed else "") + one.fix
+    return (
+        f"{one.file}:{one.line}",
+        one.rule,
+        one.detail,
+        ("in the patch: " if fixed else "") + one.fix,
+    )
 
 
 def headline(result: PortResult) -> str:
@@ -139,6 +151,39 @@ def render_port_page(result: PortResult) -> str:
             findings=[(one, not result.by_hand([one])) for one in result.findings],
             compiled=compile_rows(result.compiled),
             changed=[(name, list(sides(files[name], text))) for name, text in result.new.items()],
-            skipped=[(one.found.name, one.found.skipped) for one in result.scanned if one.found.skipped],
+            skipped=[
+                (one.found.name, one.found.skipped) for one in result.scanned if one.found.skipped
+            ],
         )
     )
+
+
+def as_sarif(result: PortResult) -> dict[str, Any]:
+    """Return the findings as SARIF 2.1.0, which code-scanning pages read."""
+    rules = [
+        {
+            "id": rule.name,
+            "shortDescription": {"text": rule.why},
+            "help": {"text": rule.fix},
+            "defaultConfiguration": {"level": rule.severity},
+        }
+        for rule in all_rules()
+    ]
+    driver = {"name": "ratchet port", "version": __version__, "rules": rules}
+    results = [_sarif(one) for one in result.findings]
+    run = {"tool": {"driver": driver}, "columnKind": "utf16CodeUnits", "results": results}
+    return {"$schema": SARIF, "version": "2.1.0", "runs": [run]}
+
+
+def _sarif(finding: PortFinding) -> dict[str, Any]:
+    said = f"{finding.detail}: {finding.why}" if finding.detail else finding.why
+    place = {
+        "artifactLocation": {"uri": quote(finding.file)},
+        "region": {"startLine": finding.line},
+    }
+    return {
+        "ruleId": finding.rule,
+        "level": finding.severity,
+        "message": {"text": f"{said} Fix: {finding.fix}."},
+        "locations": [{"physicalLocation": place}],
+    }

@@ -9,100 +9,78 @@ from typing import Final
 
 from ratchet.port.finding import Edit, Match
 from ratchet.port.python_tree import PythonTree
-from ratchet.port.rules.rule import Rule
-from ratchet.port.rules.words import FLAGS, PROGRAMS, VARIABLES
+from ratchet.port.rules.rule import Rules
+from ratchet.port.rules.words import FLAGS, LINKED, MODULES, PROGRAMS, SWITCHES, VARIABLES
 
-SWITCHES: Final = {
-    "torch.backends.cuda.matmul.allow_tf32": "only gfx942 has such a format (xf32); elsewhere it "
-    "does nothing",
-    "torch.backends.cuda.matmul.fp32_precision": "only gfx942 has such a format (xf32)",
-    "torch.backends.cudnn.allow_tf32": "MIOpen has no such format",
-    "torch.backends.cudnn.conv.fp32_precision": "MIOpen has no such format",
-    "torch.backends.cudnn.benchmark": "MIOpen searches as it likes: MIOPEN_FIND_MODE decides",
-    "torch.backends.cudnn.version": "it returns MIOpen's version",
-    "torch.backends.cuda.matmul.allow_fp16_reduced_precision_reduction": "hipBLASLt decides",
-    "torch.backends.cuda.matmul.allow_bf16_reduced_precision_reduction": "hipBLASLt decides",
-    "torch.backends.cuda.enable_cudnn_sdp": "there is no such attention: CK's and AOTriton's are "
-    "behind enable_flash_sdp",
-    "torch.backends.cuda.cudnn_sdp_enabled": "there is no such attention",
-    "torch.backends.cuda.preferred_linalg_library": "'cusolver' is hipSOLVER, 'magma' is MAGMA",
-}
-LIBRARIES: Final = {
-    "apex": "torch's own fused optimizers and norms, or ROCm/apex",
-    "flash_attn": "flash-attn's builds for ROCm (CK or Triton: FLASH_ATTENTION_TRITON_AMD_ENABLE), "
-    "or torch's scaled_dot_product_attention",
-    "flash_attn_interface": "torch's scaled_dot_product_attention: FlashAttention 3 is for Hopper",
-    "xformers": "ROCm/xformers, or torch's scaled_dot_product_attention",
-    "bitsandbytes": "bitsandbytes 0.48 or later, whose ROCm build is a preview",
-    "transformer_engine": "ROCm/TransformerEngine",
-    "pynvml": "amdsmi, which ROCm installs",
-    "nvidia_smi": "amdsmi, which ROCm installs",
-    "py3nvml": "amdsmi, which ROCm installs",
-    "pycuda": "hip-python",
-    "cuda": "hip-python (hip), whose cuda modules stand in",
-    "cupy": "cupy-rocm, an experimental build",
-    "numba.cuda": "Triton, or a HIP extension: numba's HIP target is a preview",
-    "tensorrt": "MIGraphX (torch_migraphx)",
-    "torch_tensorrt": "MIGraphX (torch_migraphx)",
-    "nvidia.dali": "rocAL, or torch's own loaders",
-    "cudf": "hipDF",
-    "cuml": "scikit-learn: there is none on ROCm",
-    "cutlass": "Composable Kernel",
-    "deep_gemm": "hipBLASLt's grouped products, or aiter",
-    "flashinfer": "aiter, or ROCm/flashinfer",
-    "cuequivariance": "nothing on ROCm",
-    "cudnn": "MIOpen through torch",
-    "nvtx": "torch.cuda.nvtx, which is roctx on ROCm",
-    "auto_gptq": "GPTQModel, which has ROCm builds",
-    "awq_ext": "a build for ROCm of AutoAWQ's kernels",
-    "thunderkittens": "HipKittens",
-}
+RULES: Final = Rules[PythonTree]()
+
 FP8: Final = ("torch.float8_e4m3fn", "torch.float8_e5m2")
 
 
+@RULES.add("torch-switch", "warning", fix="set it for CUDA alone")
 def switches(tree: PythonTree) -> Iterator[Match]:
+    """The switch means something else on ROCm, or nothing."""
     for name, node in tree.attributes:
         said = SWITCHES.get(name)
         if said and not tree.is_guarded(node):
             yield Match(at=tree.at(node), detail=name, fix=f"on ROCm {said}")
 
 
+@RULES.add("cuda-package", "error", fix="use its counterpart")
 def libraries(tree: PythonTree) -> Iterator[Match]:
+    """The package is for NVIDIA, or has another build for ROCm."""
     seen: set[tuple[str, int]] = set()
     for module, node in tree.modules():
-        for name, instead in LIBRARIES.items():
+        for name, instead in MODULES.items():
             at = tree.at(node)
-            if (module == name or module.startswith(f"{name}.")) and (name, at) not in seen:
+            if name in tree.source.own_modules or (name, at) in seen:
+                continue
+            if module == name or module.startswith(f"{name}."):
                 seen.add((name, at))
                 if not tree.is_guarded(node):
                     yield Match(at=at, detail=name, fix=f"use {instead}")
 
 
+@RULES.add(
+    "fp8-dtype",
+    "warning",
+    fix=(
+        "take float8_e4m3fnuz and float8_e5m2fnuz on gfx942, with scales of their own maximum "
+        "(torch.finfo(dtype).max)"
+    ),
+)
 def fp8_types(tree: PythonTree) -> Iterator[Match]:
+    """Gfx942's fp8 is FNUZ: the same bits are half the value, and the largest e4m3 is 240 rather
+    than 448. gfx950 and gfx1201 have OCP's formats."""
     for name, node in tree.attributes:
         if name in FP8 and not tree.is_guarded(node):
             yield Match(at=tree.at(node), detail=name)
 
 
-CAPABILITY: Final = ("get_device_capability", "compute_capability")
+CAPABILITY: Final = re.compile(
+    r"get_device_capability|\bcapability\b|compute_capability|\bsm_?version\b"
+    r"|properties\([^)]*\)\.(?:major|minor)|\bprops?\.major"
+)
 
 
+@RULES.add(
+    "device-capability",
+    "warning",
+    fix="ask torch.version.hip, and get_device_properties().gcnArchName for the architecture",
+)
 def capabilities(tree: PythonTree) -> Iterator[Match]:
-    """Match a comparison of a device's capability, or of its major, with a number."""
+    """On ROCm the capability is the gfx number, such as (9, 4) for gfx942: it compares as Hopper's
+    would."""
     for node in tree.nodes[ast.Compare]:
+        numbers = [one for one in ast.walk(node) if isinstance(getattr(one, "value", ""), int)]
         said = tree.said(node)
-        if tree.is_guarded(node) or not any(
-            isinstance(one.value, int)
-            for side in ast.walk(node)
-            for one in [side]
-            if isinstance(one, ast.Constant)
-        ):
-            continue
-        if re.search(r"get_device_capability|\bcapability\b|compute_capability|\bsm_?version\b|properties\([^)]*\)\.(?:major|minor)|\bprops?\.major", said):
+        if numbers and CAPABILITY.search(said) and not tree.is_guarded(node):
             yield Match(at=tree.at(node), detail=" ".join(said.split())[:60])
 
 
+@RULES.add("cuda-version", "warning", fix="ask torch.version.hip too")
 def cuda_version(tree: PythonTree) -> Iterator[Match]:
+    """Torch.version.cuda is None on ROCm."""
     for name, node in tree.attributes:
         if name.startswith("torch.version.cuda") and not tree.is_guarded(node):
             if name == "torch.version.cuda" and _is_none_test(tree, node):
@@ -113,14 +91,19 @@ def cuda_version(tree: PythonTree) -> Iterator[Match]:
 def _is_none_test(tree: PythonTree, node: ast.AST) -> bool:
     parent = tree.parents.get(id(node))
     if isinstance(parent, ast.Compare):
-        return any(isinstance(one, ast.Constant) and one.value is None for one in parent.comparators)
+        return any(
+            isinstance(one, ast.Constant) and one.value is None for one in parent.comparators
+        )
     return isinstance(parent, ast.If | ast.IfExp | ast.BoolOp)
 
 
+@RULES.add("nvidia-program", "warning", fix="use ROCm's")
 def programs(tree: PythonTree) -> Iterator[Match]:
-    """Match NVIDIA's programs where a call starts one or looks for it."""
+    """The program is NVIDIA's."""
     for name, call in tree.calls:
-        if not re.search(r"(^|\.)(run|call|check_call|check_output|Popen|system|popen|which|getoutput)$", name):
+        if not re.search(
+            r"(^|\.)(run|call|check_call|check_output|Popen|system|popen|which|getoutput)$", name
+        ):
             continue
         for node in ast.walk(call):
             if isinstance(node, ast.Constant) and isinstance(node.value, str):
@@ -129,16 +112,20 @@ def programs(tree: PythonTree) -> Iterator[Match]:
                     yield Match(at=tree.at(node), detail=word, fix=f"call {PROGRAMS[word]}")
 
 
+@RULES.add("cuda-variable", "warning", fix="set its counterpart")
 def variables(tree: PythonTree) -> Iterator[Match]:
-    """Match strings that are the name of one of CUDA's variables."""
+    """The environment variable is CUDA's or NVIDIA's."""
     for node in tree.strings():
         instead = VARIABLES.get(str(node.value))
         if instead and not tree.is_guarded(node):
             yield Match(at=tree.at(node), detail=str(node.value), fix=instead)
 
 
+@RULES.add(
+    "nvcc-flag", "error", fix="give them for CUDA alone; architectures are PYTORCH_ROCM_ARCH's"
+)
 def nvcc_flags(tree: PythonTree) -> Iterator[Match]:
-    """Match the lists of flags for nvcc, each once."""
+    """Flags of nvcc: hipcc stops at them."""
     for node, strings in _flag_lists(tree):
         bad = [one for one in strings if _is_cuda_flag(str(one.value))]
         if bad and not tree.is_guarded(node):
@@ -154,9 +141,7 @@ def _flag_lists(tree: PythonTree) -> Iterator[tuple[ast.AST, list[ast.Constant]]
     for node in tree.nodes[ast.List]:
         assert isinstance(node, ast.List)
         strings = [
-            one
-            for one in node.elts
-            if isinstance(one, ast.Constant) and isinstance(one.value, str)
+            one for one in node.elts if isinstance(one, ast.Constant) and isinstance(one.value, str)
         ]
         if strings and any(str(one.value).startswith("-") for one in strings):
             yield node, strings
@@ -188,15 +173,11 @@ def _by_backend(tree: PythonTree, node: ast.AST, bad: list[ast.Constant]) -> tup
     return (Edit(start=tree.at(node), end=tree.end(node), text=text),)
 
 
+@RULES.add("cuda-build", "error", fix="ask for ROCm's too")
 def cuda_only_builds(tree: PythonTree) -> Iterator[Match]:
-    """Match what a build says only of CUDA: CUDA_HOME, and libraries of CUDA's by name."""
-    for name, node in tree.attributes:
-        if name.endswith("cpp_extension.CUDA_HOME") and not tree.is_guarded(node):
-            yield Match(at=tree.at(node), detail="CUDA_HOME", fix="ask for ROCM_HOME too")
-    for node in tree.nodes[ast.Name]:
-        assert isinstance(node, ast.Name)
-        name = tree.imported.get(node.id, "")
-        if name.endswith("cpp_extension.CUDA_HOME") and not tree.is_guarded(node):
+    """The build asks for CUDA's own toolkit."""
+    for node in (*tree.nodes[ast.Name], *tree.nodes[ast.Attribute]):
+        if tree.name(node).endswith("cpp_extension.CUDA_HOME") and not tree.is_guarded(node):
             yield Match(at=tree.at(node), detail="CUDA_HOME", fix="ask for ROCM_HOME too")
     for _, call in tree.calls:
         for word in call.keywords:
@@ -207,21 +188,6 @@ def cuda_only_builds(tree: PythonTree) -> Iterator[Match]:
 CUDA_LIBRARY: Final = re.compile(
     r"(?:-l)?(cudart(?:_static)?|cuda|cublas(?:Lt)?|cudnn|cufft|curand|cusparse|cusolver|nvrtc|nvToolsExt|nccl|cupti|nvidia-ml)"
 )
-IN_ROCM: Final = {
-    "cudart": "amdhip64",
-    "cuda": "amdhip64",
-    "cublas": "hipblas",
-    "cublasLt": "hipblaslt",
-    "cudnn": "MIOpen",
-    "cufft": "hipfft",
-    "curand": "hiprand",
-    "cusparse": "hipsparse",
-    "cusolver": "hipsolver",
-    "nvrtc": "hiprtc",
-    "nvToolsExt": "roctx64",
-    "nccl": "rccl",
-    "nvidia-ml": "amd_smi",
-}
 
 
 def _cuda_libraries(tree: PythonTree, node: ast.AST) -> Iterator[Match]:
@@ -230,7 +196,7 @@ def _cuda_libraries(tree: PythonTree, node: ast.AST) -> Iterator[Match]:
             continue
         found = CUDA_LIBRARY.fullmatch(one.value)
         if found and not tree.is_guarded(one):
-            instead = IN_ROCM.get(found[1], "")
+            instead = LINKED.get(found[1], "")
             yield Match(
                 at=tree.at(one),
                 detail=one.value,
@@ -245,73 +211,3 @@ def _chosen(tree: PythonTree, node: ast.Constant, instead: str) -> tuple[Edit, .
         return ()
     text = f'({tree.said(node)} if torch.version.hip is None else "{instead}")'
     return (Edit(start=tree.at(node), end=tree.end(node), text=text),)
-
-
-RULES: Final = (
-    Rule(
-        name="torch-switch",
-        severity="warning",
-        why="the switch means something else on ROCm, or nothing.",
-        fix="set it for CUDA alone",
-        matches=switches,
-    ),
-    Rule(
-        name="cuda-package",
-        severity="error",
-        why="the package is for NVIDIA, or has another build for ROCm.",
-        fix="use its counterpart",
-        matches=libraries,
-    ),
-    Rule(
-        name="fp8-dtype",
-        severity="warning",
-        why="gfx942's fp8 is FNUZ: the same bits are half the value, and the largest e4m3 is 240 "
-        "rather than 448. gfx950 and gfx1201 have OCP's formats.",
-        fix="take float8_e4m3fnuz and float8_e5m2fnuz on gfx942, with scales of their own maximum "
-        "(torch.finfo(dtype).max)",
-        matches=fp8_types,
-    ),
-    Rule(
-        name="device-capability",
-        severity="warning",
-        why="on ROCm the capability is the gfx number, such as (9, 4) for gfx942: it compares as "
-        "Hopper's would.",
-        fix="ask torch.version.hip, and get_device_properties().gcnArchName for the architecture",
-        matches=capabilities,
-    ),
-    Rule(
-        name="cuda-version",
-        severity="warning",
-        why="torch.version.cuda is None on ROCm.",
-        fix="ask torch.version.hip too",
-        matches=cuda_version,
-    ),
-    Rule(
-        name="nvidia-program",
-        severity="warning",
-        why="the program is NVIDIA's.",
-        fix="use ROCm's",
-        matches=programs,
-    ),
-    Rule(
-        name="cuda-variable",
-        severity="warning",
-        why="the environment variable is CUDA's or NVIDIA's.",
-        fix="set its counterpart",
-        matches=variables,
-    ),
-    Rule(
-        name="nvcc-flag",
-        severity="error",
-        why="flags of nvcc: hipcc stops at them.",
-        fix="give them for CUDA alone; architectures are PYTORCH_ROCM_ARCH's",
-        matches=nvcc_flags,
-    ),
-    Rule(
-        name="cuda-build",
-        severity="error",
-        why="the build asks for CUDA's own toolkit.",
-        fix="ask for ROCm's too",
-        matches=cuda_only_builds,
-    ),
-)

@@ -1,4 +1,4 @@
-"""A rule: its name, what it matches, severity, reason and fix. A file's RULES are added there."""
+"""A rule: its name, what it matches, severity, reason and fix; and the table that holds them."""
 
 from __future__ import annotations
 
@@ -10,6 +10,7 @@ from ratchet.port.finding import Match, PortFinding, Severity
 from ratchet.port.source import SourceText
 
 Tree = TypeVar("Tree")
+Matching = Callable[[Tree], Iterator[Match]]
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -20,7 +21,7 @@ class Rule(Generic[Tree]):
     severity: Severity
     why: str
     fix: str
-    matches: Callable[[Tree], Iterator[Match]]
+    matches: Matching[Tree]
 
     def findings(self, tree: Tree, source: SourceText) -> Iterator[PortFinding]:
         """Yield what the rule finds in a text."""
@@ -28,3 +29,26 @@ class Rule(Generic[Tree]):
             yield source.finding(
                 match, rule=self.name, severity=self.severity, why=self.why, fix=self.fix
             )
+
+
+class Rules(Generic[Tree]):
+    """The rules of one file: a function becomes one by the decorator `add`."""
+
+    def __init__(self) -> None:
+        self._rules: list[Rule[Tree]] = []
+
+    def __iter__(self) -> Iterator[Rule[Tree]]:
+        return iter(self._rules)
+
+    def add(
+        self, name: str, severity: Severity, *, fix: str
+    ) -> Callable[[Matching[Tree]], Matching[Tree]]:
+        """Return the decorator that makes a rule of what matches; its docstring is the reason."""
+
+        def added(matches: Matching[Tree]) -> Matching[Tree]:
+            why = " ".join((matches.__doc__ or "").split())
+            rule = Rule(name=name, severity=severity, why=why, fix=fix, matches=matches)
+            self._rules.append(rule)
+            return matches
+
+        return added

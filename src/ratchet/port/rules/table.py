@@ -1,4 +1,4 @@
-"""All rules, by the syntax that they read. A rule is added in its file's RULES, and nowhere else."""
+"""All rules, by the syntax that they read. A rule is added in its own file, and nowhere else."""
 
 from __future__ import annotations
 

@@ -3,13 +3,21 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import Final
 
 from ratchet.port.finding import Match
-from ratchet.port.rules.rule import Rule
-from ratchet.port.rules.words import FLAGS, IMAGES, PACKAGES, PROGRAMS, VARIABLES
+from ratchet.port.rules.rule import Rules
+from ratchet.port.rules.words import (
+    CMAKE_PACKAGES,
+    CMAKE_TARGETS,
+    FLAGS,
+    IMAGES,
+    PACKAGES,
+    PROGRAMS,
+    VARIABLES,
+)
 from ratchet.port.source import SourceText
 
 WHEELS: Final = re.compile(r"(?:whl/|\+|[:_-])(cu1[0-9]{2}|cuda-?1[0-9](?:\.[0-9]+)*)\b")
@@ -34,6 +42,9 @@ class TextLines:
     words: tuple[Word, ...]
 
 
+RULES: Final = Rules[TextLines]()
+
+
 def read_lines(source: SourceText) -> TextLines:
     """Split a text into words; quotes are kept together as a shell would."""
     words: list[Word] = []
@@ -51,7 +62,9 @@ def read_lines(source: SourceText) -> TextLines:
 
 
 def _split(line: str, kind: str) -> Iterator[tuple[str, int]]:
-    pattern = r"[^\s()\"']+" if kind == "cmake" else r"[^\s\"'=,\[\]]+(?:=[^\s\"',\]]*)?|[=]"
+    pattern = (
+        r"(?:[^\s()\"'<>;:]|::)+" if kind == "cmake" else r"[^\s\"'=,\[\]]+(?:=[^\s\"',\]]*)?|[=]"
+    )
     body = _without_comment(line)
     for found in re.finditer(pattern, body):
         yield found[0], len(line[: found.start()].encode())
@@ -69,7 +82,9 @@ def _without_comment(line: str) -> str:
     return line
 
 
+@RULES.add("nvidia-program", "warning", fix="use ROCm's")
 def programs(lines: TextLines) -> Iterator[Match]:
+    """The program is NVIDIA's."""
     if lines.source.kind not in ("docker", "shell", "yaml"):
         return
     for word in lines.words:
@@ -78,7 +93,9 @@ def programs(lines: TextLines) -> Iterator[Match]:
             yield Match(at=word.at, detail=name, fix=f"use {PROGRAMS[name]}")
 
 
+@RULES.add("cuda-variable", "warning", fix="set its counterpart")
 def variables(lines: TextLines) -> Iterator[Match]:
+    """The environment variable is CUDA's or NVIDIA's."""
     if lines.source.kind not in ("docker", "shell", "yaml"):
         return
     for word in lines.words:
@@ -87,7 +104,9 @@ def variables(lines: TextLines) -> Iterator[Match]:
             yield Match(at=word.at, detail=name, fix=VARIABLES[name])
 
 
+@RULES.add("cuda-image", "error", fix="use an image of rocm/")
 def images(lines: TextLines) -> Iterator[Match]:
+    """The image holds CUDA."""
     if lines.source.kind not in ("docker", "shell", "yaml"):
         return
     for word in lines.words:
@@ -99,8 +118,16 @@ def images(lines: TextLines) -> Iterator[Match]:
                 break
 
 
+@RULES.add(
+    "gpu-option",
+    "error",
+    fix=(
+        "give --device /dev/kfd --device /dev/dri --group-add video, or those devices in the "
+        "service's settings"
+    ),
+)
 def gpu_options(lines: TextLines) -> Iterator[Match]:
-    """Match how a container or a pod asks for NVIDIA's GPUs."""
+    """This asks for NVIDIA's GPUs."""
     if lines.source.kind not in ("docker", "shell", "yaml"):
         return
     docker = any(word.text in ("docker", "podman") for word in lines.words)
@@ -116,7 +143,9 @@ def gpu_options(lines: TextLines) -> Iterator[Match]:
             yield Match(at=word.at, detail=word.text)
 
 
+@RULES.add("cuda-package", "error", fix="use its counterpart")
 def packages(lines: TextLines) -> Iterator[Match]:
+    """The package is for NVIDIA, or has another build for ROCm."""
     for word in lines.words:
         name = re.split(r"[=<>~!@;:]", word.text)[0].lower().replace("_", "-").split("[")[0]
         found = next((one for one in PACKAGES if name == one or _is_variant(name, one)), None)
@@ -126,7 +155,9 @@ def packages(lines: TextLines) -> Iterator[Match]:
 
 def _is_variant(name: str, start: str) -> bool:
     return name.startswith(start) and (
-        start.endswith("-") or re.match(r"-?(cu\d+|\d|[a-z]*-?cu\d+|dev|runtime|nvtx|nvrtc)", name[len(start) :]) is not None
+        start.endswith("-")
+        or re.match(r"-?(cu\d+|\d|[a-z]*-?cu\d+|dev|runtime|nvtx|nvrtc)", name[len(start) :])
+        is not None
     )
 
 
@@ -134,32 +165,53 @@ def _may_be_package(source: SourceText, word: Word) -> bool:
     if source.kind == "packages":
         return True
     line = source.text[source.text.rfind(b"\n", 0, word.at) + 1 : word.at]
-    listed = re.search(rb"\b(pip3?|uv|conda|mamba|apt(-get)?|yum|dnf)\b", _logical(source.text, word.at))
+    listed = re.search(
+        rb"\b(pip3?|uv|conda|mamba|apt(-get)?|yum|dnf)\b", _logical(source.text, word.at)
+    )
     return listed is not None or (source.kind == "yaml" and line.strip() == b"-")
 
 
 def _logical(text: bytes, at: int) -> bytes:
     """Return what stands before a byte in its line and those that it continues."""
     start = text.rfind(b"\n", 0, at) + 1
-    while start and text[:start].rstrip(b"\n").endswith(b"\\"):
-        start = text.rfind(b"\n", 0, start - 1) + 1
+    while start:
+        before = text.rfind(b"\n", 0, start - 1) + 1
+        line = text[before : start - 1].strip()
+        if not line.endswith(b"\\") and not (line.startswith(b"#") and before):
+            break
+        start = before
     return text[start:at]
 
 
+@RULES.add(
+    "cuda-wheel",
+    "error",
+    fix="take it from https://download.pytorch.org/whl/rocm6.4, or a later one",
+)
 def wheels(lines: TextLines) -> Iterator[Match]:
+    """This is torch's build for CUDA."""
     if lines.source.kind not in ("packages", "docker", "shell", "yaml"):
         return
     for word in lines.words:
         found = WHEELS.search(word.text)
-        image = any(word.text.partition("=")[2].startswith(one) or word.text.startswith(one) for one in IMAGES)
+        image = any(
+            word.text.partition("=")[2].startswith(one) or word.text.startswith(one)
+            for one in IMAGES
+        )
         if found and not image and re.search(r"whl/|^torch|\+cu", word.text):
             yield Match(at=word.at, detail=found[1])
 
 
+@RULES.add("nvcc-flag", "error", fix="give it for CUDA alone")
 def nvcc_flags(lines: TextLines) -> Iterator[Match]:
+    """A flag of nvcc: hipcc stops at it."""
     for index, word in enumerate(lines.words):
         flag = word.text.partition("=")[0]
-        if flag in FLAGS and flag not in ("-G", "--keep", "--threads", "-arch") and _is_for_nvcc(lines, index):
+        if (
+            flag in FLAGS
+            and flag not in ("-G", "--keep", "--threads", "-arch")
+            and _is_for_nvcc(lines, index)
+        ):
             instead = FLAGS[flag]
             yield Match(at=word.at, detail=flag, fix=f"on ROCm give {instead or 'nothing'}")
 
@@ -171,12 +223,6 @@ def _is_for_nvcc(lines: TextLines, index: int) -> bool:
     return b"nvcc" in before.lower() or b"NVCC" in before or b"CUDA" in before
 
 
-CMAKE: Final[Mapping[str, str]] = {
-    "CUDAToolkit": "find_package(hip)",
-    "CUDA": "the language HIP",
-    "CUDNN": "find_package(miopen)",
-    "NCCL": "find_package(rccl)",
-}
 TARGETS_OF: Final = re.compile(r"CUDA::(\w+)")
 CMAKE_VARIABLES: Final = re.compile(
     r"CMAKE_CUDA_\w+|CUDA_NVCC_FLAGS\w*|CUDA_ARCHITECTURES|CUDA_SEPARABLE_COMPILATION|CUDA_STANDARD(_REQUIRED)?|CUDA_TOOLKIT_ROOT_DIR|CUDA_INCLUDE_DIRS|CUDA_LIBRARIES|TORCH_CUDA_ARCH_LIST"
@@ -187,21 +233,39 @@ CMAKE_COMMANDS: Final = (
 )
 
 
+@RULES.add("cmake-cuda", "error", fix="use the language HIP, which CMake 3.21 and later have")
 def cmake(lines: TextLines) -> Iterator[Match]:
+    """CMake looks for CUDA's toolkit and its language."""
     if lines.source.kind != "cmake":
         return
     command = ""
     for word in lines.words:
         text = word.text
         if text.lower() in CMAKE_COMMANDS:
-            yield Match(at=word.at, detail=text, fix="use add_library or add_executable with LANGUAGE HIP")
+            yield Match(
+                at=word.at, detail=text, fix="use add_library or add_executable with LANGUAGE HIP"
+            )
         elif found := TARGETS_OF.match(text):
-            yield Match(at=word.at, detail=text, fix=f"link {_target(found[1])}")
+            yield Match(
+                at=word.at,
+                detail=text,
+                fix="link " + CMAKE_TARGETS.get(found[1], "ROCm's counterpart"),
+            )
         elif CMAKE_VARIABLES.fullmatch(text.strip("${}")) and not text.startswith("${"):
             yield Match(at=word.at, detail=text, fix=f"set {text.replace('CUDA', 'HIP')}")
-        elif text in CMAKE and command in ("find_package", "enable_language", "project", "language"):
-            yield Match(at=word.at, detail=text, fix=f"use {CMAKE[text]}")
-        if text.lower() in ("find_package", "enable_language", "project", "set_source_files_properties"):
+        elif text in CMAKE_PACKAGES and command in (
+            "find_package",
+            "enable_language",
+            "project",
+            "language",
+        ):
+            yield Match(at=word.at, detail=text, fix=f"use {CMAKE_PACKAGES[text]}")
+        if text.lower() in (
+            "find_package",
+            "enable_language",
+            "project",
+            "set_source_files_properties",
+        ):
             command = text.lower()
         elif text == "LANGUAGE" and command == "set_source_files_properties":
             command = "language"
@@ -211,84 +275,3 @@ def cmake(lines: TextLines) -> Iterator[Match]:
 
 def _opens(text: bytes, word: Word) -> bool:
     return text[word.at + len(word.text) :].lstrip(b" ").startswith(b"(")
-
-
-def _target(name: str) -> str:
-    known = {
-        "cudart": "hip::host",
-        "cudart_static": "hip::host",
-        "cuda_driver": "hip::host",
-        "cublas": "roc::hipblas",
-        "cublasLt": "roc::hipblaslt",
-        "cufft": "hip::hipfft",
-        "curand": "hip::hiprand",
-        "cusparse": "roc::hipsparse",
-        "cusolver": "roc::hipsolver",
-        "nvrtc": "hiprtc::hiprtc",
-        "nvToolsExt": "roctx64",
-        "nvml": "amd_smi",
-    }
-    return known.get(name, "ROCm's counterpart")
-
-
-
-
-RULES: Final = (
-    Rule(
-        name="cuda-image",
-        severity="error",
-        why="the image holds CUDA.",
-        fix="use an image of rocm/",
-        matches=images,
-    ),
-    Rule(
-        name="gpu-option",
-        severity="error",
-        why="this asks for NVIDIA's GPUs.",
-        fix="give --device /dev/kfd --device /dev/dri --group-add video, or those devices in the "
-        "service's settings",
-        matches=gpu_options,
-    ),
-    Rule(
-        name="nvidia-program",
-        severity="warning",
-        why="the program is NVIDIA's.",
-        fix="use ROCm's",
-        matches=programs,
-    ),
-    Rule(
-        name="cuda-variable",
-        severity="warning",
-        why="the environment variable is CUDA's or NVIDIA's.",
-        fix="set its counterpart",
-        matches=variables,
-    ),
-    Rule(
-        name="cuda-package",
-        severity="error",
-        why="the package is for NVIDIA, or has another build for ROCm.",
-        fix="use its counterpart",
-        matches=packages,
-    ),
-    Rule(
-        name="cuda-wheel",
-        severity="error",
-        why="this is torch's build for CUDA.",
-        fix="take it from https://download.pytorch.org/whl/rocm6.4, or a later one",
-        matches=wheels,
-    ),
-    Rule(
-        name="nvcc-flag",
-        severity="error",
-        why="a flag of nvcc: hipcc stops at it.",
-        fix="give it for CUDA alone",
-        matches=nvcc_flags,
-    ),
-    Rule(
-        name="cmake-cuda",
-        severity="error",
-        why="CMake looks for CUDA's toolkit and its language.",
-        fix="use the language HIP, which CMake 3.21 and later have",
-        matches=cmake,
-    ),
-)

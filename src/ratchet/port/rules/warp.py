@@ -12,13 +12,17 @@ from typing import TYPE_CHECKING, Final
 
 from ratchet.port.cuda_tree import Called, CudaTree
 from ratchet.port.finding import Edit, Match
-from ratchet.port.rules.rule import Rule
+from ratchet.port.rules.rule import Rules
 
 if TYPE_CHECKING:
     from tree_sitter import Node
 
+RULES: Final = Rules[CudaTree]()
+
 SHUFFLES: Final = tuple(f"__shfl{kind}" for kind in ("", "_up", "_down", "_xor"))
-WAVE_NAMES: Final = re.compile(r"warpSize|C10_WARP_SIZE\w*|kWarpSize\w*|WARP_?SIZE\w*", re.IGNORECASE)
+WAVE_NAMES: Final = re.compile(
+    r"warpSize|C10_WARP_SIZE\w*|kWarpSize\w*|WARP_?SIZE\w*", re.IGNORECASE
+)
 REDUCTIONS: Final = tuple(f"__reduce_{op}_sync" for op in ("add", "min", "max", "and", "or", "xor"))
 FULL: Final = 0xFFFFFFFF
 
@@ -53,7 +57,10 @@ def _is_wave_size(tree: CudaTree, name: str, function: Node) -> bool:
     )
 
 
+@RULES.add("shuffle-width", "error", fix="give the width: 32 keeps the groups that the code counts")
 def shuffle_width(tree: CudaTree) -> Iterator[Match]:
+    """Without a width, a shuffle spans the whole wave: 64 lanes on CDNA, 32 on RDNA. Code that
+    counts warps of 32 then reads lanes of another warp."""
     for call, before in _shuffles(tree):
         if len(call.arguments) != before or counts_waves(tree, call.at):
             continue
@@ -61,7 +68,14 @@ def shuffle_width(tree: CudaTree) -> Iterator[Match]:
         yield Match(at=call.at, detail=call.name, edits=(Edit(start=end, end=end, text=", 32"),))
 
 
+@RULES.add(
+    "mask-width",
+    "error",
+    fix="give a 64-bit mask, moved to the half of the wave that the lane is in",
+)
 def mask_32(tree: CudaTree) -> Iterator[Match]:
+    """HIP's masks have 64 bits, one a lane of the wave; a 32-bit mask does not compile
+    (amd_warp_sync_functions.h of ROCm 7)."""
     named = (f"{name}_sync" for name in SHUFFLES)
     for name in (*named, *REDUCTIONS, "__syncwarp"):
         for call in tree.calls.get(name, ()):
@@ -71,12 +85,14 @@ def mask_32(tree: CudaTree) -> Iterator[Match]:
 
 def _is_wide(tree: CudaTree, mask: Node) -> bool:
     said = tree.said(mask)
-    return re.match(r"PORT_MASK64|.*\d[uU]?[lL]{2}|.*(uint64|long long)", said) is not None
+    return (
+        re.match(r"PORT_MASK64|.*0[xX][0-9a-fA-F]{9}|.*\d[uU]?[lL]{2}|.*(uint64|long long)", said)
+        is not None
+    )
 
 
 def _widened(tree: CudaTree, call: Called) -> Match:
     mask = call.arguments[0]
-    said = tree.said(mask)
     if counts_waves(tree, call.at) and tree.value(mask) in (FULL, -1):
         edit = Edit(start=mask.start_byte, end=mask.end_byte, text="0xffffffffffffffffull")
         return Match(at=call.at, detail=call.name, edits=(edit,))
@@ -101,11 +117,15 @@ BALLOT: Final = "PORT_BALLOT32"
 VOTES: Final = ("__ballot", "__any", "__all")
 
 
+@RULES.add("warp-vote", "error", fix="vote, then take the lane's own half of the wave")
 def votes(tree: CudaTree) -> Iterator[Match]:
+    """HIP votes over the wave: a ballot has 64 bits and loses half of them in an unsigned;
+    __all_sync with a full mask is false if the other half is inactive."""
     for name in VOTES:
         for call in tree.calls.get(f"{name}_sync", ()):
-            wide = counts_waves(tree, call.at) and _is_wide(tree, call.arguments[0])
-            if len(call.arguments) == 2 and not wide and not _is_ours(tree, call.at):
+            if len(call.arguments) != 2 or _is_ours(tree, call.at):
+                continue
+            if not (counts_waves(tree, call.at) and _is_wide(tree, call.arguments[0])):
                 yield _vote(call, name, call.arguments[1], ())
         for call in tree.calls.get(name, ()):
             if counts_waves(tree, call.at) or _is_ours(tree, call.at) or len(call.arguments) != 1:
@@ -125,14 +145,18 @@ def _vote(call: Called, name: str, asked: Node, edits: tuple[Edit, ...]) -> Matc
     return Match(at=call.at, detail=call.name, edits=edits, needs=(BALLOT,))
 
 
+@RULES.add("active-mask", "error", fix="take the lane's own half of the wave")
 def active_mask(tree: CudaTree) -> Iterator[Match]:
+    """__activemask has 64 bits on ROCm; 32 of them name another warp's lanes."""
     for call in tree.calls.get("__activemask", ()):
         if not _is_ours(tree, call.at):
             name = "PORT_ACTIVEMASK32"
             yield Match(at=call.at, detail=call.name, edits=(renamed(call, name),), needs=(name,))
 
 
+@RULES.add("match-mask", "error", fix="match, then take the lane's own half of the wave")
 def match_any(tree: CudaTree) -> Iterator[Match]:
+    """HIP matches over the wave of 64 lanes and returns 64 bits."""
     for call in tree.calls.get("__match_any_sync", ()):
         if len(call.arguments) == 2 and not _is_ours(tree, call.at):
             name = "PORT_MATCH_ANY32"
@@ -179,7 +203,10 @@ def _thread_names(tree: CudaTree, function: Node) -> set[str]:
     return {name for name, value in made if "blockIdx" not in value}
 
 
+@RULES.add("lane-of-32", "note", fix="nothing to do; count with warpSize to use whole waves")
 def lanes_of_32(tree: CudaTree) -> Iterator[Match]:
+    """Lanes and warps are counted in 32s. That is right on 64 lanes as long as shuffles have a
+    width of 32 and votes are cut to half a wave, which other rules see to."""
     for node, _, _ in _warp_arithmetic(tree):
         if not counts_waves(tree, node.start_byte):
             yield Match(at=node.start_byte, detail=tree.said(node))
@@ -188,7 +215,10 @@ def lanes_of_32(tree: CudaTree) -> Iterator[Match]:
 FORMS: Final = {"&": "(warpSize - 1)", "%": "warpSize", "/": "warpSize"}
 
 
+@RULES.add("mixed-warp-size", "error", fix="count with warpSize")
 def mixed_sizes(tree: CudaTree) -> Iterator[Match]:
+    """The function asks for warpSize, which is 64 on CDNA, and counts lanes in 32s too: the two
+    disagree there."""
     for node, right, sign in _warp_arithmetic(tree):
         if not counts_waves(tree, node.start_byte):
             continue
@@ -201,7 +231,10 @@ def mixed_sizes(tree: CudaTree) -> Iterator[Match]:
         yield Match(at=node.start_byte, detail=tree.said(node), edits=edits)
 
 
+@RULES.add("warp-array", "error", fix="size the array for 64 lanes")
 def arrays_of_a_warp(tree: CudaTree) -> Iterator[Match]:
+    """The function asks for warpSize, which is 64 on CDNA, and keeps an array of 32 entries a warp:
+    lanes 32 to 63 write past it."""
     for node in tree.nodes("declaration"):
         said = tree.said(node)
         if "__shared__" not in said.split("[")[0] or not counts_waves(tree, node.start_byte):
@@ -211,7 +244,9 @@ def arrays_of_a_warp(tree: CudaTree) -> Iterator[Match]:
             yield Match(at=node.start_byte, detail=said.split(";")[0])
 
 
+@RULES.add("half-wave-block", "note", fix="give blocks a multiple of 64 threads")
 def one_warp_blocks(tree: CudaTree) -> Iterator[Match]:
+    """A block of at most 32 threads leaves half of each wave of CDNA idle."""
     for call in tree.launches:
         if len(call.launch) < 2:
             continue
@@ -228,10 +263,17 @@ def one_warp_blocks(tree: CudaTree) -> Iterator[Match]:
             yield Match(at=call.at, detail=f"{call.name} with {threads} threads a block")
 
 
+@RULES.add(
+    "warp-synchronous", "warning", fix="put __syncwarp() between the steps, or reduce with shuffles"
+)
 def warp_synchronous(tree: CudaTree) -> Iterator[Match]:
-    """Match the last steps of a reduction in shared memory that relies on a warp in step."""
+    """Steps without a barrier rely on a warp that runs in step; the compiler may keep values in
+    registers."""
     for node in tree.nodes("if"):
-        condition, body = node.child_by_field_name("condition"), node.child_by_field_name("consequence")
+        condition, body = (
+            node.child_by_field_name("condition"),
+            node.child_by_field_name("consequence"),
+        )
         if condition is None or body is None:
             continue
         if not re.search(r"<\s*(32|warpSize|WARP_SIZE)\b", tree.said(condition)):
@@ -240,84 +282,3 @@ def warp_synchronous(tree: CudaTree) -> Iterator[Match]:
         steps = re.findall(r"(\w+)\[(\w+)\]\s*\+?=[^;]*\1\[\2\s*\+\s*\d+\]", said)
         if len(steps) >= 3 and "__syncwarp" not in said:
             yield Match(at=node.start_byte, detail=f"{len(steps)} steps on {steps[0][0]}")
-
-
-RULES: Final = (
-    Rule(
-        name="shuffle-width",
-        severity="error",
-        why="without a width, a shuffle spans the whole wave: 64 lanes on CDNA, 32 on RDNA. Code "
-        "that counts warps of 32 then reads lanes of another warp.",
-        fix="give the width: 32 keeps the groups that the code counts",
-        matches=shuffle_width,
-    ),
-    Rule(
-        name="mask-width",
-        severity="error",
-        why="HIP's masks have 64 bits, one a lane of the wave; a 32-bit mask does not compile "
-        "(amd_warp_sync_functions.h of ROCm 7).",
-        fix="give a 64-bit mask, moved to the half of the wave that the lane is in",
-        matches=mask_32,
-    ),
-    Rule(
-        name="warp-vote",
-        severity="error",
-        why="HIP votes over the wave: a ballot has 64 bits and loses half of them in an unsigned; "
-        "__all_sync with a full mask is false if the other half is inactive.",
-        fix="vote, then take the lane's own half of the wave",
-        matches=votes,
-    ),
-    Rule(
-        name="active-mask",
-        severity="error",
-        why="__activemask has 64 bits on ROCm; 32 of them name another warp's lanes.",
-        fix="take the lane's own half of the wave",
-        matches=active_mask,
-    ),
-    Rule(
-        name="match-mask",
-        severity="error",
-        why="HIP matches over the wave of 64 lanes and returns 64 bits.",
-        fix="match, then take the lane's own half of the wave",
-        matches=match_any,
-    ),
-    Rule(
-        name="mixed-warp-size",
-        severity="error",
-        why="the function asks for warpSize, which is 64 on CDNA, and counts lanes in 32s too: the "
-        "two disagree there.",
-        fix="count with warpSize",
-        matches=mixed_sizes,
-    ),
-    Rule(
-        name="warp-array",
-        severity="error",
-        why="the function asks for warpSize, which is 64 on CDNA, and keeps an array of 32 entries "
-        "a warp: lanes 32 to 63 write past it.",
-        fix="size the array for 64 lanes",
-        matches=arrays_of_a_warp,
-    ),
-    Rule(
-        name="warp-synchronous",
-        severity="warning",
-        why="steps without a barrier rely on a warp that runs in step; the compiler may keep values "
-        "in registers.",
-        fix="put __syncwarp() between the steps, or reduce with shuffles",
-        matches=warp_synchronous,
-    ),
-    Rule(
-        name="lane-of-32",
-        severity="note",
-        why="lanes and warps are counted in 32s. That is right on 64 lanes as long as shuffles have "
-        "a width of 32 and votes are cut to half a wave, which other rules see to.",
-        fix="nothing to do; count with warpSize to use whole waves",
-        matches=lanes_of_32,
-    ),
-    Rule(
-        name="half-wave-block",
-        severity="note",
-        why="a block of at most 32 threads leaves half of each wave of CDNA idle.",
-        fix="give blocks a multiple of 64 threads",
-        matches=one_warp_blocks,
-    ),
-)

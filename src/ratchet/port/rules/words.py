@@ -1,120 +1,24 @@
-"""Words of CUDA's world in builds, images, scripts and settings, and what ROCm says instead."""
+"""Words of CUDA's world, and what ROCm says instead: the tables of data/counterparts.toml."""
 
 from __future__ import annotations
 
+import tomllib
+from importlib import resources
 from typing import Final
 
-VARIABLES: Final = {
-    "TORCH_CUDA_ARCH_LIST": "set PYTORCH_ROCM_ARCH, such as gfx942;gfx950",
-    "CUDA_LAUNCH_BLOCKING": "set AMD_SERIALIZE_KERNEL=3",
-    "CUDA_HOME": "set ROCM_HOME",
-    "CUDA_PATH": "set ROCM_PATH",
-    "CUDA_ROOT": "set ROCM_PATH",
-    "CUDA_DEVICE_MAX_CONNECTIONS": "set GPU_MAX_HW_QUEUES",
-    "CUDA_DEVICE_ORDER": "nothing: HIP orders devices by the bus",
-    "NVIDIA_TF32_OVERRIDE": "nothing: there is no TF32",
-    "NVIDIA_VISIBLE_DEVICES": "set ROCR_VISIBLE_DEVICES, or give the container its /dev/dri nodes",
-    "NVIDIA_DRIVER_CAPABILITIES": "nothing: the container gets /dev/kfd and /dev/dri",
-    "CUBLAS_WORKSPACE_CONFIG": "set HIPBLASLT_WORKSPACE_SIZE; determinism is another matter",
-    "CUBLASLT_WORKSPACE_SIZE": "set HIPBLASLT_WORKSPACE_SIZE",
-    "CUDA_MODULE_LOADING": "nothing: modules are loaded lazily",
-    "CUDA_CACHE_PATH": "set AMD_COMGR_CACHE_DIR",
-    "CUDA_COREDUMP_FILE": "nothing: rocgdb reads core dumps",
-    "NVTE_FLASH_ATTN": "set NVTE_FUSED_ATTN_CK of ROCm's TransformerEngine",
-    "NVTE_FUSED_ATTN": "set NVTE_FUSED_ATTN_CK of ROCm's TransformerEngine",
-    "NVCC_APPEND_FLAGS": "set HIPCC_COMPILE_FLAGS_APPEND",
-    "NCCL_NVLS_ENABLE": "nothing: RCCL knows no NVLink switches",
-    "NCCL_P2P_LEVEL": "RCCL reads it; NVL is no level there",
-    "NCCL_CUMEM_ENABLE": "nothing: RCCL has no such allocator",
-    "TORCH_CUDNN_V8_API_ENABLED": "nothing: MIOpen has no such version",
-    "TRITON_PTXAS_PATH": "nothing: Triton's AMD backend needs no ptxas",
-}
-"""Environment variables; CUDA_VISIBLE_DEVICES and most of NCCL_* work on ROCm as they are.
-Sources: https://rocm.docs.amd.com/projects/HIP/en/latest/reference/env_variables.html and
-https://docs.pytorch.org/docs/stable/notes/hip.html."""
-FLAGS: Final = {
-    "-gencode": "",
-    "--generate-code": "",
-    "-arch": "",
-    "--gpu-architecture": "",
-    "--use_fast_math": "-ffast-math",
-    "-use_fast_math": "-ffast-math",
-    "--expt-relaxed-constexpr": "",
-    "--expt-extended-lambda": "",
-    "--extended-lambda": "",
-    "-lineinfo": "-gline-tables-only",
-    "--generate-line-info": "-gline-tables-only",
-    "-Xptxas": "",
-    "--ptxas-options": "",
-    "-Xcompiler": "",
-    "--compiler-options": "",
-    "-Xcudafe": "",
-    "--maxrregcount": "",
-    "-maxrregcount": "",
-    "--threads": "",
-    "-rdc": "-fgpu-rdc",
-    "--relocatable-device-code": "-fgpu-rdc",
-    "--source-in-ptx": "",
-    "--resource-usage": "-Rpass-analysis=kernel-resource-usage",
-    "--keep": "-save-temps",
-    "-G": "-g",
-    "--cudart": "",
-    "-ccbin": "",
-    "--compiler-bindir": "",
-    "-diag-suppress": "",
-    "--diag-suppress": "",
-    "-ftz": "",
-    "--ftz": "",
-    "--prec-div": "",
-    "--prec-sqrt": "",
-    "--fmad": "",
-}
-"""Flags of nvcc, and hipcc's; "" for none."""
-PROGRAMS: Final = {
-    "nvidia-smi": "amd-smi, or rocm-smi",
-    "nvcc": "hipcc",
-    "nsys": "rocprofv3",
-    "ncu": "rocprof-compute",
-    "cuda-gdb": "rocgdb",
-    "compute-sanitizer": "AddressSanitizer for HIP (-fsanitize=address, xnack)",
-    "cuobjdump": "llvm-objdump",
-    "nvidia-docker": "docker with --device /dev/kfd --device /dev/dri",
-    "nvidia-cuda-mps-control": "nothing: processes share an AMD GPU as it is",
-}
-IMAGES: Final = {
-    "nvidia/cuda": "rocm/dev-ubuntu-24.04, or rocm/pytorch with torch in it",
-    "nvcr.io/nvidia/pytorch": "rocm/pytorch",
-    "nvcr.io/nvidia/": "an image of rocm/",
-    "pytorch/pytorch": "rocm/pytorch: the cuda tags of this image are for NVIDIA",
-    "nvidia/": "an image of rocm/",
-}
-PACKAGES: Final = {
-    "cupy-cuda": "cupy's source build with CUPY_INSTALL_USE_HIP=1",
-    "nvidia-cublas": "nothing: ROCm's torch brings hipBLAS",
-    "nvidia-cudnn": "nothing: ROCm's torch brings MIOpen",
-    "nvidia-nccl": "nothing: ROCm's torch brings RCCL",
-    "nvidia-cuda": "nothing: ROCm's torch brings HIP",
-    "nvidia-ml-py": "amdsmi, which ROCm installs",
-    "nvidia-dali": "rocAL",
-    "pynvml": "amdsmi, which ROCm installs",
-    "flash-attn": "flash-attn built for ROCm, or torch's scaled_dot_product_attention",
-    "xformers": "xformers from https://download.pytorch.org/whl/rocm6.4",
-    "bitsandbytes": "bitsandbytes 0.48 or later, whose ROCm build is a preview",
-    "transformer-engine": "ROCm/TransformerEngine, from source",
-    "apex": "ROCm/apex, from source",
-    "tensorrt": "MIGraphX",
-    "onnxruntime-gpu": "onnxruntime-migraphx, or onnxruntime-rocm",
-    "nvtx": "torch.cuda.nvtx, which is roctx on ROCm",
-    "cuda-python": "hip-python",
-    "pycuda": "hip-python",
-    "cudf": "hipDF",
-    "cuda-toolkit": "rocm-dev",
-    "cuda-nvcc": "hipcc",
-    "cuda-cudart": "hip-runtime-amd",
-    "libcudnn": "miopen-hip",
-    "libnccl": "rccl",
-    "cudatoolkit": "nothing: ROCm's torch brings HIP",
-    "pytorch-cuda": "torch from https://download.pytorch.org/whl/rocm6.4",
-    "nvidia-container-toolkit": "amd-container-toolkit, or --device /dev/kfd --device /dev/dri",
-}
-"""Packages of pip, conda and apt by how their names begin."""
+_TABLES: Final[dict[str, dict[str, str]]] = tomllib.loads(
+    resources.files("ratchet.port").joinpath("data", "counterparts.toml").read_text("utf-8")
+)
+VARIABLES: Final = _TABLES["variables"]
+FLAGS: Final = _TABLES["flags"]
+PROGRAMS: Final = _TABLES["programs"]
+IMAGES: Final = _TABLES["images"]
+PACKAGES: Final = _TABLES["packages"]
+MODULES: Final = _TABLES["modules"]
+SWITCHES: Final = _TABLES["switches"]
+LINKED: Final = _TABLES["linked"]
+CMAKE_TARGETS: Final = _TABLES["cmake_targets"]
+CMAKE_PACKAGES: Final = _TABLES["cmake_packages"]
+HEADERS: Final = _TABLES["headers"]
+DEVICE_FUNCTIONS: Final = _TABLES["device_functions"]
+PTX: Final = _TABLES["ptx"]
