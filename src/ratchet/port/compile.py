@@ -27,7 +27,7 @@ from ratchet.port.hipify import hipified
 from ratchet.port.patch import edited
 from ratchet.port.python_tree import PythonTree
 from ratchet.port.scan import ScannedFile
-from ratchet.port.source import SourceText
+from ratchet.port.source import CodeText
 
 Status = Literal["compiled", "failed", "not compiled"]
 HEADERS: Final = Path(__file__).parent / "headers"
@@ -103,7 +103,7 @@ def hip_texts(scanned: Iterable[ScannedFile]) -> Iterator[tuple[str, bytes]]:
         if one.found.kind == "cuda":
             yield one.found.name, _as_hip(edited(one), one.found.name)
         elif one.found.kind == "python" and one.has_kernels:
-            source = SourceText(file=one.found.name, kind="python", text=edited(one))
+            source = CodeText(file=one.found.name, kind="python", text=edited(one))
             for index, inner in enumerate(PythonTree(source).embedded()):
                 name = f"{one.found.name}.{index}.cu"
                 yield name, _as_hip(inner.text, name)

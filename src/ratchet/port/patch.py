@@ -13,7 +13,7 @@ from ratchet.port.finding import Edit
 from ratchet.port.hipify import hipified
 from ratchet.port.python_tree import PythonTree
 from ratchet.port.scan import ScannedFile
-from ratchet.port.source import SourceText
+from ratchet.port.source import CodeText
 
 INCLUDE: Final = re.compile(rb"^[ \t]*#[ \t]*(include|pragma once)[^\n]*\n", re.MULTILINE)
 
@@ -77,7 +77,7 @@ def _preludes(scanned: ScannedFile) -> Iterator[Edit]:
         needed = {name for one in scanned.findings for name in one.needs}
         yield from _prelude(scanned.found.text, 0, needed)
         return
-    source = SourceText(file=scanned.found.name, kind="python", text=scanned.found.text)
+    source = CodeText(file=scanned.found.name, kind="python", text=scanned.found.text)
     tree = PythonTree(source)
     for embedded in tree.embedded():
         if embedded.shift is None:

@@ -10,7 +10,7 @@ from dataclasses import dataclass, replace
 from functools import cached_property
 from typing import Final
 
-from ratchet.port.source import SourceText
+from ratchet.port.source import CodeText
 
 CUDA_ARGUMENTS: Final = frozenset(("cuda_sources", "cuda_source", "cuda_src"))
 IS_CUDA: Final = re.compile(r"__global__|<<<|__device__|#include\s*<cuda")
@@ -31,7 +31,7 @@ class Embedded:
 class PythonTree:
     """The syntax of one Python text. Raises SyntaxError or ValueError if it does not parse."""
 
-    def __init__(self, source: SourceText) -> None:
+    def __init__(self, source: CodeText) -> None:
         self.source = source
         self.module = ast.parse(source.text)
         self.nodes: dict[type[ast.AST], list[ast.AST]] = defaultdict(list)
@@ -151,7 +151,7 @@ class PythonTree:
         same = self.source.text[body : body + len(text)] == text
         return Embedded(node=node, text=text, shift=body if same else None, line=node.lineno)
 
-    def as_source(self, found: Embedded) -> SourceText:
+    def as_source(self, found: Embedded) -> CodeText:
         """Return the CUDA code as a text of its own, with its place in the file."""
         return replace(
             self.source,

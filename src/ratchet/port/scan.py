@@ -14,7 +14,7 @@ from ratchet.port.finding import ORDER, PortFinding
 from ratchet.port.python_tree import PythonTree
 from ratchet.port.rules.table import CUDA_RULES, PYTHON_RULES, TEXT_RULES
 from ratchet.port.rules.texts import read_lines
-from ratchet.port.source import SourceText
+from ratchet.port.source import CodeText
 
 OF_TORCH: Final = ("torch/", "ATen/", "c10/", "pybind11/", "c10d/")
 BUILDS: Final = re.compile(rb"CUDAExtension|cpp_extension|load_inline")
@@ -81,7 +81,7 @@ def _known(files: Iterable[FoundFile]) -> Known:
 def _scan_file(found: FoundFile, known: Known) -> ScannedFile:
     if found.kind is None:
         return ScannedFile(found=found, findings=tuple(_unread(found)))
-    source = SourceText(
+    source = CodeText(
         file=found.name,
         kind=found.kind,
         text=found.text,
@@ -115,7 +115,7 @@ def _unread(found: FoundFile) -> Iterator[PortFinding]:
         )
 
 
-def _scan_cuda(found: FoundFile, source: SourceText, known: Known) -> ScannedFile:
+def _scan_cuda(found: FoundFile, source: CodeText, known: Known) -> ScannedFile:
     tree = CudaTree(source.text, source.constants, known.own)
     for_torch = known.built_by_torch or any(path.startswith(OF_TORCH) for path, _ in tree.includes)
     source = replace(source, for_torch=for_torch)
@@ -128,7 +128,7 @@ def _scan_cuda(found: FoundFile, source: SourceText, known: Known) -> ScannedFil
     )
 
 
-def cuda_findings(tree: CudaTree, source: SourceText) -> Iterator[PortFinding]:
+def cuda_findings(tree: CudaTree, source: CodeText) -> Iterator[PortFinding]:
     """Yield what the rules of CUDA find in a text."""
     for rule in CUDA_RULES:
         for one in rule.findings(tree, source):
@@ -142,7 +142,7 @@ def _has_kernels(tree: CudaTree) -> bool:
     return any("__global__" in tree.head(one) for one in tree.functions)
 
 
-def _scan_python(found: FoundFile, source: SourceText) -> ScannedFile:
+def _scan_python(found: FoundFile, source: CodeText) -> ScannedFile:
     try:
         tree = PythonTree(source)
     except (SyntaxError, ValueError, RecursionError, MemoryError) as error:
@@ -159,7 +159,7 @@ def _scan_python(found: FoundFile, source: SourceText) -> ScannedFile:
     )
 
 
-def _unparsed(source: SourceText, error: Exception) -> PortFinding:
+def _unparsed(source: CodeText, error: Exception) -> PortFinding:
     line = getattr(error, "lineno", None) or 1
     return PortFinding(
         file=source.file,

@@ -13,7 +13,7 @@ Kind = Literal["cuda", "python", "cmake", "docker", "shell", "yaml", "packages"]
 
 
 @dataclass(frozen=True, kw_only=True)
-class SourceText:
+class CodeText:
     """A text with its place. Offsets count bytes of `text`."""
 
     file: str

@@ -101,7 +101,7 @@ def compile_rows(compiled: Sequence[Compilation]) -> list[tuple[str, str, str, s
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
-class Side:
+class DiffLine:
     """One line of the diff side by side."""
 
     tone: str
@@ -109,19 +109,19 @@ class Side:
     after: str
 
 
-def sides(scanned: ScannedFile, new: bytes) -> Iterator[Side]:
+def sides(scanned: ScannedFile, new: bytes) -> Iterator[DiffLine]:
     """Yield the changed lines of a file with a few around them."""
     old = scanned.found.text.decode(errors="replace").splitlines()
     lines = new.decode(errors="replace").splitlines()
     matcher = difflib.SequenceMatcher(None, old, lines, autojunk=False)
     for index, group in enumerate(matcher.get_grouped_opcodes(CONTEXT)):
         if index:
-            yield Side(tone="gap", before="...", after="...")
+            yield DiffLine(tone="gap", before="...", after="...")
         for tag, a, b, c, d in group:
             for step in range(max(b - a, d - c)):
                 before = old[a + step] if a + step < b else ""
                 after = lines[c + step] if c + step < d else ""
-                yield Side(tone="same" if tag == "equal" else "changed", before=before, after=after)
+                yield DiffLine(tone="same" if tag == "equal" else "changed", before=before, after=after)
 
 
 def effort(result: PortResult) -> list[tuple[str, str, str]]:

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from typing import Generic, TypeVar
 
 from ratchet.port.finding import Match, PortFinding, Severity
-from ratchet.port.source import SourceText
+from ratchet.port.source import CodeText
 
 Tree = TypeVar("Tree")
 Matching = Callable[[Tree], Iterator[Match]]
@@ -23,7 +23,7 @@ class Rule(Generic[Tree]):
     fix: str
     matches: Matching[Tree]
 
-    def findings(self, tree: Tree, source: SourceText) -> Iterator[PortFinding]:
+    def findings(self, tree: Tree, source: CodeText) -> Iterator[PortFinding]:
         """Yield what the rule finds in a text."""
         for match in self.matches(tree):
             yield source.finding(

@@ -18,7 +18,7 @@ from ratchet.port.rules.words import (
     PROGRAMS,
     VARIABLES,
 )
-from ratchet.port.source import SourceText
+from ratchet.port.source import CodeText
 
 WHEELS: Final = re.compile(r"(?:whl/|\+|[:_-])(cu1[0-9]{2}|cuda-?1[0-9](?:\.[0-9]+)*)\b")
 KUBERNETES: Final = "nvidia.com/gpu"
@@ -38,14 +38,14 @@ class Word:
 class TextLines:
     """A text as its reader splits it: words of lines, comments left out."""
 
-    source: SourceText
+    source: CodeText
     words: tuple[Word, ...]
 
 
 RULES: Final = Rules[TextLines]()
 
 
-def read_lines(source: SourceText) -> TextLines:
+def read_lines(source: CodeText) -> TextLines:
     """Split a text into words; quotes are kept together as a shell would."""
     words: list[Word] = []
     at = 0
@@ -161,7 +161,7 @@ def _is_variant(name: str, start: str) -> bool:
     )
 
 
-def _may_be_package(source: SourceText, word: Word) -> bool:
+def _may_be_package(source: CodeText, word: Word) -> bool:
     if source.kind == "packages":
         return True
     line = source.text[source.text.rfind(b"\n", 0, word.at) + 1 : word.at]
