@@ -33,9 +33,7 @@ def test_a_second_port_finds_none_of_what_the_first_fixed(tmp_path: Path) -> Non
         path = tmp_path / one.found.name
         path.parent.mkdir(parents=True, exist_ok=True)
         path.write_bytes(edited(one))
-    fixed = {
-        (one.file, one.rule) for file in scan(CORPUS) for one in file.findings if one.fixable
-    }
+    fixed = {(one.file, one.rule) for file in scan(CORPUS) for one in file.findings if one.fixable}
     unfixed = {
         (one.file, one.rule) for file in scan(CORPUS) for one in file.findings if not one.fixable
     }

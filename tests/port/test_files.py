@@ -33,9 +33,7 @@ def one(tmp_path: Path, name: str, text: bytes) -> ScannedFile:
     ],
     ids=["binary", "gigantic", "not-utf-8"],
 )
-def test_what_cannot_be_read_is_a_warning(
-    tmp_path: Path, name: str, text: bytes, why: str
-) -> None:
+def test_what_cannot_be_read_is_a_warning(tmp_path: Path, name: str, text: bytes, why: str) -> None:
     file = one(tmp_path, name, text)
     assert file.found.skipped == why
     assert [(found.rule, found.severity) for found in file.findings] == [("not-read", "warning")]
