@@ -113,3 +113,12 @@ def test_git_takes_the_diff(tmp_path: Path, text: str) -> None:
     done = subprocess.run(["git", "apply", "-p1"], cwd=root, input=patch, capture_output=True)
     assert done.returncode == 0, done.stderr
     assert (folder / "k.cu").read_bytes() == new["sub dir/k.cu"] != text.encode()
+
+
+def test_a_size_of_64_for_amd_is_the_waves_own(tmp_path: Path) -> None:
+    text = (
+        "#ifdef USE_ROCM\nconstexpr int kWarpSize = 64;\n#else\nconstexpr int kWarpSize = 32;\n"
+        "#endif\n__global__ void k(float* x) {\n  float v = x[0];\n"
+        "  for (int d = kWarpSize / 2; d; d /= 2) v += __shfl_xor_sync(~0u, v, d);\n}\n"
+    )
+    assert "__shfl_xor_sync(0xffffffffffffffffull, v, d);" in ported(tmp_path, text)

@@ -16,7 +16,7 @@ from dataclasses import dataclass
 from functools import cache
 from importlib.util import find_spec
 from pathlib import Path
-from typing import Any, Final, Literal
+from typing import Final, Literal
 
 from ratchet.base.errors import RatchetError
 from ratchet.base.process import watchdog
@@ -53,18 +53,6 @@ class Compilation:
     """The first error, or what is missing."""
     kernels: int = 0
     why_not_executed: str = ""
-
-    def as_json(self) -> dict[str, Any]:
-        """Return plain data."""
-        return {
-            "file": self.file,
-            "target": self.target,
-            "status": self.status,
-            "why": self.why,
-            "kernels": self.kernels,
-            "executed": False,
-            "why_not_executed": self.why_not_executed,
-        }
 
 
 def is_clean(scanned: ScannedFile) -> bool:

@@ -153,6 +153,11 @@ class CudaTree:
             found[call.name].append(call)
         return found
 
+    def calls_of(self, *names: str) -> Iterator[Called]:
+        """Yield the calls of functions."""
+        for name in names:
+            yield from self.calls.get(name, ())
+
     def _call(self, node: Node) -> Called:
         function = node.child_by_field_name("function")
         listed = node.child_by_field_name("arguments")

@@ -19,7 +19,6 @@ OF_HOST: Final = re.compile(
     r"torch/|ATen/|c10/|pybind11/|Python\.h|c10d/|gtest|hip/hip_runtime_api|rccl|nccl|hipblas|hipfft|"
     r"hipsparse|hipsolver|hiprand/hiprand\.h|miopen|roctracer|rocm_smi|iostream|chrono|thread$|nvToolsExt"
 )
-TYPES: Final = ("scalar_t", "T", "float")
 DISPATCHED: Final = "float"
 """What a type of torch's dispatch macros is compiled as."""
 
@@ -40,8 +39,7 @@ def device_code(text: bytes) -> bytes:
 def _of_host(tree: CudaTree) -> Iterator[tuple[int, int]]:
     for path, node in tree.includes:
         if OF_HOST.match(path):
-            start = text_start(tree.text, node.start_byte)
-            yield start, node.end_byte
+            yield tree.text.rfind(b"\n", 0, node.start_byte) + 1, node.end_byte
     for node in _top(tree.root):
         inner = _inside(node)
         if inner.type == "function_definition":
@@ -49,11 +47,6 @@ def _of_host(tree: CudaTree) -> Iterator[tuple[int, int]]:
                 yield node.start_byte, node.end_byte
         elif _is_of_host(tree, inner):
             yield node.start_byte, node.end_byte
-
-
-def text_start(text: bytes, at: int) -> int:
-    """Return where the line of a byte begins."""
-    return text.rfind(b"\n", 0, at) + 1
 
 
 def _top(node: Node) -> Iterator[Node]:

@@ -6,6 +6,7 @@ import os
 import re
 from collections.abc import Iterator
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from typing import Final
 
@@ -116,34 +117,24 @@ def kind_of(path: Path) -> Kind | None:
 
 
 def _read(path: Path, name: str, kind: Kind) -> FoundFile:
-    matters = kind in ("cuda", "python") or path.suffix in CUDA_SUFFIXES
-    found = FoundFile(path=path, name=name, kind=kind)
+    left = partial(FoundFile, path=path, name=name, matters=kind in ("cuda", "python"))
+    if why := why_not_file(path):
+        return left(skipped=why)
     try:
-        size = path.stat().st_size
-        if why := why_not_file(path):
-            return FoundFile(path=path, name=name, skipped=why, matters=matters)
-        if size > MOST_BYTES:
-            why = f"is larger than {MOST_BYTES >> 20} MiB"
-            return FoundFile(path=path, name=name, skipped=why, matters=matters)
+        if path.stat().st_size > MOST_BYTES:
+            return left(skipped=f"is larger than {MOST_BYTES >> 20} MiB")
         text = path.read_bytes()
     except OSError as error:
-        why = f"cannot be read ({error.strerror})"
-        return FoundFile(path=path, name=name, skipped=why, matters=matters)
-    why = _why_not_text(text, kind)
+        return left(skipped=f"cannot be read ({error.strerror})")
+    if why := _why_not_text(text, kind):
+        return left(skipped=why)
+    head, own = text[:1000], text.replace(b"__global__", b"")
+    why = "is hipified already" if HIPIFIED in head else ""
+    if kind == "cuda" and OF_HIP.search(text) and not OF_CUDA.search(own):
+        why = "is HIP already"
     if why or not _is_of_cuda(path, kind, text):
-        return FoundFile(path=path, name=name, skipped=why, matters=matters and bool(why))
-    head = text[:1000]
-    if HIPIFIED in head:
-        return FoundFile(path=path, name=name, skipped="is hipified already")
-    if (
-        kind == "cuda"
-        and OF_HIP.search(text)
-        and not OF_CUDA.search(text.replace(b"__global__", b""))
-    ):
-        return FoundFile(path=path, name=name, skipped="is HIP already")
-    return FoundFile(
-        path=found.path, name=name, kind=kind, text=text, generated=bool(GENERATED.search(head))
-    )
+        return left(skipped=why, matters=False)
+    return left(kind=kind, text=text, generated=bool(GENERATED.search(head)))
 
 
 def _why_not_text(text: bytes, kind: Kind) -> str:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass, field
+from dataclasses import asdict, dataclass, field
 from typing import Any, Final, Literal
 
 Severity = Literal["error", "warning", "note"]
@@ -58,16 +58,9 @@ class PortFinding:
         """Whether the patch holds the fix."""
         return bool(self.edits)
 
-    def as_json(self) -> dict[str, Any]:
+    def as_json(self, fixed: bool) -> dict[str, Any]:
         """Return the finding as plain data; `fixed_by` is `patch` or `hand`, empty for a note."""
-        by = "patch" if self.fixable else "" if self.severity == "note" else "hand"
-        return {
-            "file": self.file,
-            "line": self.line,
-            "rule": self.rule,
-            "severity": self.severity,
-            "detail": self.detail,
-            "why": self.why,
-            "fix": self.fix,
-            "fixed_by": by,
-        }
+        found = asdict(self)
+        del found["edits"], found["needs"]
+        by = "patch" if fixed else "" if self.severity == "note" else "hand"
+        return found | {"fixed_by": by}

@@ -117,19 +117,14 @@ def diff_of(old: Mapping[str, bytes], new: Mapping[str, bytes]) -> bytes:
 
 def _diff(name: str, old: bytes, new: bytes) -> bytes:
     lines = difflib.diff_bytes(
-        difflib.unified_diff,
-        _lines(old),
-        _lines(new),
-        f"a/{name}".encode(),
-        f"b/{name}".encode(),
+        difflib.unified_diff, _lines(old), _lines(new), f"a/{name}".encode(), f"b/{name}".encode()
     )
     return b"".join(_ended(line) for line in lines)
 
 
 def _lines(text: bytes) -> list[bytes]:
     """Split at line feeds alone: git keeps a carriage return as part of its line."""
-    parts = text.split(b"\n")
-    return [one + b"\n" for one in parts[:-1]] + ([parts[-1]] if parts[-1] else [])
+    return re.findall(rb"[^\n]*\n|[^\n]+", text)
 
 
 def _ended(line: bytes) -> bytes:

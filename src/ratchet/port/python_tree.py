@@ -8,10 +8,11 @@ from collections import defaultdict
 from collections.abc import Iterator
 from dataclasses import dataclass, replace
 from functools import cached_property
-from typing import Final
+from typing import Final, TypeVar
 
 from ratchet.port.source import CodeText
 
+Kind = TypeVar("Kind", bound=ast.AST)
 CUDA_ARGUMENTS: Final = frozenset(("cuda_sources", "cuda_source", "cuda_src"))
 IS_CUDA: Final = re.compile(r"__global__|<<<|__device__|#include\s*<cuda")
 IS_CPP: Final = re.compile(r"#include\s*[<\"]|\b(?:torch::Tensor|at::Tensor)\b[^\n]*\(")
@@ -43,6 +44,10 @@ class PythonTree:
                 self.parents[id(child)] = node
                 waiting.append(child)
 
+    def of(self, kind: type[Kind]) -> Iterator[Kind]:
+        """Yield the nodes of a kind."""
+        yield from (node for node in self.nodes[kind] if isinstance(node, kind))
+
     def at(self, node: ast.AST) -> int:
         """Return the byte at which a node begins."""
         line, column = getattr(node, "lineno", 1), getattr(node, "col_offset", 0)
@@ -61,16 +66,12 @@ class PythonTree:
     def imported(self) -> dict[str, str]:
         """What each local name of an import stands for: `tl` is `triton.language`."""
         found = {}
-        for node in self.nodes[ast.Import]:
-            assert isinstance(node, ast.Import)
+        for node in self.of(ast.Import):
             for one in node.names:
-                found[one.asname or one.name.partition(".")[0]] = (
-                    one.name if one.asname else one.name.partition(".")[0]
-                )
-        for node in self.nodes[ast.ImportFrom]:
-            assert isinstance(node, ast.ImportFrom)
-            for one in node.names:
-                found[one.asname or one.name] = f"{node.module or ''}.{one.name}"
+                top = one.name.partition(".")[0]
+                found[one.asname or top] = one.name if one.asname else top
+        for inner in self.of(ast.ImportFrom):
+            found |= {one.asname or one.name: f"{inner.module}.{one.name}" for one in inner.names}
         return found
 
     def name(self, node: ast.AST) -> str:
@@ -87,18 +88,13 @@ class PythonTree:
     @cached_property
     def calls(self) -> list[tuple[str, ast.Call]]:
         """The calls with their names."""
-        return [
-            (self.name(node.func), node)
-            for node in self.nodes[ast.Call]
-            if isinstance(node, ast.Call)
-        ]
+        return [(self.name(node.func), node) for node in self.of(ast.Call)]
 
     @cached_property
     def attributes(self) -> list[tuple[str, ast.Attribute]]:
         """The whole dotted names: `a.b.c`, without `a.b`."""
         found = []
-        for node in self.nodes[ast.Attribute]:
-            assert isinstance(node, ast.Attribute)
+        for node in self.of(ast.Attribute):
             if not isinstance(self.parents.get(id(node)), ast.Attribute) and (
                 name := self.name(node)
             ):
@@ -107,18 +103,16 @@ class PythonTree:
 
     def modules(self) -> Iterator[tuple[str, ast.AST]]:
         """Yield each imported module, `from a import b` as `a.b`."""
-        for node in self.nodes[ast.Import]:
-            assert isinstance(node, ast.Import)
+        for node in self.of(ast.Import):
             yield from ((one.name, node) for one in node.names)
-        for node in self.nodes[ast.ImportFrom]:
-            assert isinstance(node, ast.ImportFrom)
-            if not node.level:
-                yield from ((f"{node.module}.{one.name}", node) for one in node.names)
+        for inner in self.of(ast.ImportFrom):
+            if not inner.level:
+                yield from ((f"{inner.module}.{one.name}", inner) for one in inner.names)
 
     def strings(self) -> Iterator[ast.Constant]:
         """Yield the strings that are no docstrings."""
-        for node in self.nodes[ast.Constant]:
-            if isinstance(node, ast.Constant) and isinstance(node.value, str):
+        for node in self.of(ast.Constant):
+            if isinstance(node.value, str):
                 parent = self.parents.get(id(node))
                 if not isinstance(parent, ast.Expr | ast.JoinedStr):
                     yield node

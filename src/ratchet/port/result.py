@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 from typing import Any
 
 from ratchet.port.compile import Compilation, by_file
@@ -65,16 +65,10 @@ class PortResult:
             "by_hand": len(self.by_hand(self.findings)),
             "counts": dict(Counter(one.severity for one in self.findings)),
             "files": [self._file(one) for one in self.scanned],
-            "findings": [self._finding(one) for one in self.findings],
-            "compiled": [one.as_json() for one in self.compiled],
+            "findings": [one.as_json(self._is_fixed(one)) for one in self.findings],
+            "compiled": [asdict(one) | {"executed": False} for one in self.compiled],
             "outputs": list(self.outputs),
         }
-
-    def _finding(self, finding: PortFinding) -> dict[str, Any]:
-        document = finding.as_json()
-        if self._is_fixed(finding):
-            document["fixed_by"] = "patch"
-        return document
 
     def _file(self, scanned: ScannedFile) -> dict[str, Any]:
         found = scanned.found

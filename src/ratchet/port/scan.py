@@ -18,7 +18,6 @@ from ratchet.port.source import CodeText
 
 OF_TORCH: Final = ("torch/", "ATen/", "c10/", "pybind11/", "c10d/")
 BUILDS: Final = re.compile(rb"CUDAExtension|cpp_extension|load_inline")
-NOT_READ: Final = "what cannot be read may hold CUDA code"
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -80,7 +79,8 @@ def _known(files: Iterable[FoundFile]) -> Known:
 
 def _scan_file(found: FoundFile, known: Known) -> ScannedFile:
     if found.kind is None:
-        return ScannedFile(found=found, findings=tuple(_unread(found)))
+        unread = _not_read(found.name, f"the file {found.skipped}")
+        return ScannedFile(found=found, findings=(unread,) * found.matters)
     source = CodeText(
         file=found.name,
         kind=found.kind,
@@ -102,17 +102,16 @@ def _scan_file(found: FoundFile, known: Known) -> ScannedFile:
     return scanned
 
 
-def _unread(found: FoundFile) -> Iterator[PortFinding]:
-    if found.matters:
-        yield PortFinding(
-            file=found.name,
-            line=1,
-            rule="not-read",
-            severity="warning",
-            detail=f"the file {found.skipped}",
-            why=NOT_READ,
-            fix="look at it, or move it out of the tree",
-        )
+def _not_read(file: str, detail: str, line: int = 1) -> PortFinding:
+    return PortFinding(
+        file=file,
+        line=line,
+        rule="not-read",
+        severity="warning",
+        detail=detail,
+        why="what cannot be read may hold CUDA code",
+        fix="look at it, correct it, or move it out of the tree",
+    )
 
 
 def _scan_cuda(found: FoundFile, source: CodeText, known: Known) -> ScannedFile:
@@ -146,7 +145,9 @@ def _scan_python(found: FoundFile, source: CodeText) -> ScannedFile:
     try:
         tree = PythonTree(source)
     except (SyntaxError, ValueError, RecursionError, MemoryError) as error:
-        return ScannedFile(found=found, findings=(_unparsed(source, error),))
+        said = f"does not parse: {getattr(error, 'msg', None) or error}"
+        line = getattr(error, "lineno", None) or 1
+        return ScannedFile(found=found, findings=(_not_read(found.name, said, line),))
     listed = [one for rule in PYTHON_RULES for one in rule.findings(tree, source)]
     has_kernels = False
     for embedded in tree.embedded():
@@ -156,19 +157,6 @@ def _scan_python(found: FoundFile, source: CodeText) -> ScannedFile:
         listed += cuda_findings(read, inner)
     return ScannedFile(
         found=found, findings=_sorted(listed), for_torch=True, has_kernels=has_kernels
-    )
-
-
-def _unparsed(source: CodeText, error: Exception) -> PortFinding:
-    line = getattr(error, "lineno", None) or 1
-    return PortFinding(
-        file=source.file,
-        line=line,
-        rule="not-read",
-        severity="warning",
-        detail=f"does not parse: {getattr(error, 'msg', None) or error}",
-        why=NOT_READ,
-        fix="correct it: Python 2 is not read",
     )
 
 

@@ -121,7 +121,9 @@ def sides(scanned: ScannedFile, new: bytes) -> Iterator[DiffLine]:
             for step in range(max(b - a, d - c)):
                 before = old[a + step] if a + step < b else ""
                 after = lines[c + step] if c + step < d else ""
-                yield DiffLine(tone="same" if tag == "equal" else "changed", before=before, after=after)
+                yield DiffLine(
+                    tone="same" if tag == "equal" else "changed", before=before, after=after
+                )
 
 
 def effort(result: PortResult) -> list[tuple[str, str, str]]:

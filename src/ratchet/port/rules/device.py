@@ -33,7 +33,7 @@ def shared_too_large(tree: CudaTree) -> Iterator[Match]:
     for call in tree.launches:
         if len(call.launch) > 2 and (found := _over(tree, call.launch[2])):
             yield Match(at=call.at, detail=found)
-    for call in tree.calls.get("cudaFuncSetAttribute", ()):
+    for call in tree.calls_of("cudaFuncSetAttribute"):
         if len(call.arguments) == 3 and (found := _over(tree, call.arguments[2])):
             yield Match(at=call.at, detail=found)
     yield from _static_arrays(tree)
@@ -151,20 +151,14 @@ def fp8_types(tree: CudaTree) -> Iterator[Match]:
             yield Match(at=nodes[0].start_byte, detail=name)
 
 
+TEXTURES: Final = ("tex1Dfetch", "tex1D", "tex2D", "tex3D", "texCubemap", "surf2Dread")
+
+
 @RULES.add("texture", "error", fix="read the memory with plain loads, and interpolate in code")
 def textures(tree: CudaTree) -> Iterator[Match]:
     """CDNA has no texture units: reads of textures do not compile for gfx942 and gfx950."""
-    for name in (
-        "tex1Dfetch",
-        "tex1D",
-        "tex2D",
-        "tex3D",
-        "texCubemap",
-        "surf2Dread",
-        "surf2Dwrite",
-    ):
-        for call in tree.calls.get(name, ()):
-            yield Match(at=call.at, detail=name)
+    for call in tree.calls_of(*TEXTURES):
+        yield Match(at=call.at, detail=call.name)
 
 
 @RULES.add(
@@ -212,7 +206,7 @@ def grid_constants(tree: CudaTree) -> Iterator[Match]:
 )
 def half_atomics(tree: CudaTree) -> Iterator[Match]:
     """HIP has no atomicAdd on half or bfloat16 values; packed pairs have unsafeAtomicAdd."""
-    for call in tree.calls.get("atomicAdd", ()):
+    for call in tree.calls_of("atomicAdd"):
         said = tree.said(call.arguments[0]) if call.arguments else ""
         if re.search(
             r"\(\s*(__half2?|half2?|__nv_bfloat162?|nv_bfloat162?)\s*\*\s*\)|_cast<\s*(__half2?|half2?|__nv_bfloat162?)\s*\*",

@@ -71,7 +71,11 @@ def unmapped_names(tree: CudaTree) -> Iterator[Match]:
         if name in seen or name in hip_names() or GRAPHS.fullmatch(name):
             continue
         seen.add(name)
-        if name.lower().startswith(("nccl", "cudnn")) or _is_own(tree, name) or name in _ELSEWHERE:
+        if (
+            name.lower().startswith(("nccl", "cudnn", "cu_tensor_map"))
+            or _is_own(tree, name)
+            or name in _ELSEWHERE
+        ):
             continue
         yield Match(at=node.start_byte, detail=name)
 
@@ -119,9 +123,8 @@ def cudnn(tree: CudaTree) -> Iterator[Match]:
 )
 def stream_ordered(tree: CudaTree) -> Iterator[Match]:
     """HIP has pools and hipMallocAsync; sharing pools between processes and their limits differ."""
-    for name in STREAM_ORDERED:
-        for call in tree.calls.get(name, ()):
-            yield Match(at=call.at, detail=name)
+    for call in tree.calls_of(*STREAM_ORDERED):
+        yield Match(at=call.at, detail=call.name)
 
 
 @RULES.add("graph-node", "error", fix="decide on the host, or keep both branches as graphs")

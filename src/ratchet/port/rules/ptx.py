@@ -24,9 +24,8 @@ LANE: Final = re.compile(r"\s*mov\.[us]32\s+%0\s*,\s*%%?laneid\s*;\s*")
 def _assembly(tree: CudaTree) -> Iterator[tuple[Node, str]]:
     for node in tree.nodes("asm"):
         yield node, _spoken(tree, node.child_by_field_name("assembly_code"))
-    for name in ("asm", "__asm__", "__asm"):  # in a macro's body or a place tree-sitter cannot read
-        for call in tree.calls.get(name, ()):
-            yield call.node, _spoken(tree, call.node)
+    for call in tree.calls_of("asm", "__asm__", "__asm"):  # where tree-sitter sees a call
+        yield call.node, _spoken(tree, call.node)
 
 
 def _spoken(tree: CudaTree, node: Node | None) -> str:
@@ -133,18 +132,14 @@ def wmma(tree: CudaTree) -> Iterator[Match]:
                 yield Match(at=node.start_byte, detail="nvcuda::wmma")
 
 
-PIPELINE: Final = (
-    *("__pipeline_memcpy_async", "memcpy_async", "make_pipeline", "make_shared_pipeline"),
-    *("__pipeline_commit", "__pipeline_wait_prior", "cp_async_bulk"),
-)
+PIPELINE: Final = ("__pipeline_memcpy_async", "memcpy_async", "make_pipeline", "cp_async_bulk")
 
 
 @RULES.add("async-copy", "error", fix="copy through registers, then __syncthreads()")
 def async_copy(tree: CudaTree) -> Iterator[Match]:
     """HIP has no asynchronous copies into shared memory, and no pipelines."""
-    for name in PIPELINE[:4]:
-        for call in tree.calls.get(name, ()):
-            yield Match(at=call.at, detail=name)
+    for call in tree.calls_of(*PIPELINE):
+        yield Match(at=call.at, detail=call.name)
 
 
 GROUPS: Final = ("reduce", "inclusive_scan", "exclusive_scan", "labeled_partition", "invoke_one")
@@ -155,12 +150,11 @@ GROUPS: Final = ("reduce", "inclusive_scan", "exclusive_scan", "labeled_partitio
 )
 def cooperative(tree: CudaTree) -> Iterator[Match]:
     """HIP's cooperative groups have tiles and shuffles but not these collectives."""
-    for name in GROUPS:
-        for call in tree.calls.get(name, ()):
-            function = call.node.child_by_field_name("function")
-            said = tree.said(function) if function is not None else ""
-            if said.startswith(("cg::", "cooperative_groups::")):
-                yield Match(at=call.at, detail=said.partition("<")[0])
+    for call in tree.calls_of(*GROUPS):
+        function = call.node.child_by_field_name("function")
+        said = tree.said(function) if function is not None else ""
+        if said.startswith(("cg::", "cooperative_groups::")):
+            yield Match(at=call.at, detail=said.partition("<")[0])
 
 
 CLUSTERS: Final = ("__cluster_dims__", "this_cluster", "cudaLaunchAttributeClusterDimension")
@@ -197,6 +191,5 @@ def tensor_maps(tree: CudaTree) -> Iterator[Match]:
 )
 def partition_lanes(tree: CudaTree) -> Iterator[Match]:
     """A group of the active lanes has up to 64 members on CDNA; its size and ranks change."""
-    for name in ("coalesced_threads", "binary_partition"):
-        for call in tree.calls.get(name, ()):
-            yield Match(at=call.at, detail=name)
+    for call in tree.calls_of("coalesced_threads", "binary_partition"):
+        yield Match(at=call.at, detail=call.name)

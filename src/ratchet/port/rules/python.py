@@ -138,8 +138,7 @@ def nvcc_flags(tree: PythonTree) -> Iterator[Match]:
 
 
 def _flag_lists(tree: PythonTree) -> Iterator[tuple[ast.AST, list[ast.Constant]]]:
-    for node in tree.nodes[ast.List]:
-        assert isinstance(node, ast.List)
+    for node in tree.of(ast.List):
         strings = [
             one for one in node.elts if isinstance(one, ast.Constant) and isinstance(one.value, str)
         ]

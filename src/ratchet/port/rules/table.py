@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
 from typing import Any, Final
 
 from ratchet.port.rules import device, libraries, ptx, python, texts, triton, warp
@@ -13,10 +12,6 @@ PYTHON_RULES: Final = (*python.RULES, *triton.RULES)
 TEXT_RULES: Final = texts.RULES
 
 
-def all_rules() -> Iterator[Rule[Any]]:
-    """Yield each rule once by its name; a rule of two languages has two entries in the tables."""
-    seen: set[str] = set()
-    for rule in (*CUDA_RULES, *PYTHON_RULES, *TEXT_RULES):
-        if rule.name not in seen:
-            seen.add(rule.name)
-            yield rule
+def all_rules() -> list[Rule[Any]]:
+    """Return each rule once by its name; a rule of two languages has two entries in the tables."""
+    return list({rule.name: rule for rule in (*CUDA_RULES, *PYTHON_RULES, *TEXT_RULES)}.values())

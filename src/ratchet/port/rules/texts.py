@@ -41,6 +41,11 @@ class TextLines:
     source: CodeText
     words: tuple[Word, ...]
 
+    @property
+    def are_commands(self) -> bool:
+        """Whether they start programs: scripts, images, settings of jobs."""
+        return self.source.kind in ("docker", "shell", "yaml")
+
 
 RULES: Final = Rules[TextLines]()
 
@@ -85,7 +90,7 @@ def _without_comment(line: str) -> str:
 @RULES.add("nvidia-program", "warning", fix="use ROCm's")
 def programs(lines: TextLines) -> Iterator[Match]:
     """The program is NVIDIA's."""
-    if lines.source.kind not in ("docker", "shell", "yaml"):
+    if not lines.are_commands:
         return
     for word in lines.words:
         name = word.text.rpartition("/")[2]
@@ -96,7 +101,7 @@ def programs(lines: TextLines) -> Iterator[Match]:
 @RULES.add("cuda-variable", "warning", fix="set its counterpart")
 def variables(lines: TextLines) -> Iterator[Match]:
     """The environment variable is CUDA's or NVIDIA's."""
-    if lines.source.kind not in ("docker", "shell", "yaml"):
+    if not lines.are_commands:
         return
     for word in lines.words:
         name = word.text.partition("=")[0].rstrip(":").lstrip("-").strip()
@@ -107,7 +112,7 @@ def variables(lines: TextLines) -> Iterator[Match]:
 @RULES.add("cuda-image", "error", fix="use an image of rocm/")
 def images(lines: TextLines) -> Iterator[Match]:
     """The image holds CUDA."""
-    if lines.source.kind not in ("docker", "shell", "yaml"):
+    if not lines.are_commands:
         return
     for word in lines.words:
         text = word.text.partition("=")[2] or word.text
@@ -128,7 +133,7 @@ def images(lines: TextLines) -> Iterator[Match]:
 )
 def gpu_options(lines: TextLines) -> Iterator[Match]:
     """This asks for NVIDIA's GPUs."""
-    if lines.source.kind not in ("docker", "shell", "yaml"):
+    if not lines.are_commands:
         return
     docker = any(word.text in ("docker", "podman") for word in lines.words)
     for index, word in enumerate(lines.words):

@@ -183,20 +183,19 @@ OF_CUDA: Final = "triton.language.extra.cuda.libdevice"
 )
 def libdevice(tree: PythonTree) -> Iterator[Match]:
     """This is CUDA's libdevice."""
-    for node in tree.nodes[ast.ImportFrom]:
-        assert isinstance(node, ast.ImportFrom)
+    for node in tree.of(ast.ImportFrom):
         names = [f"{node.module}.{one.name}" for one in node.names]
         if any(name.startswith(OF_CUDA) for name in names):
             said = tree.said(node)
             text = said.replace("triton.language.extra.cuda", "triton.language.extra", 1)
             edit = Edit(start=tree.at(node), end=tree.end(node), text=text)
             yield Match(at=tree.at(node), detail=said[:60], edits=(edit,) * (len(names) == 1))
-    for name, node in tree.attributes:
-        said = tree.said(node)
+    for name, used in tree.attributes:
+        said = tree.said(used)
         if name.startswith(("triton.language.libdevice.", OF_CUDA)) and not said.startswith(
             "libdevice."
         ):
-            yield Match(at=tree.at(node), detail=said)
+            yield Match(at=tree.at(used), detail=said)
 
 
 CUDA_EXTRA: Final = re.compile(

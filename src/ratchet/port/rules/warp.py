@@ -30,30 +30,23 @@ FULL: Final = 0xFFFFFFFF
 def _shuffles(tree: CudaTree) -> Iterator[tuple[Called, int]]:
     """Yield each shuffle with the number of arguments before its width."""
     for name in SHUFFLES:
-        for call in tree.calls.get(f"{name}_sync", ()):
+        for call in tree.calls_of(f"{name}_sync"):
             yield call, 3
-        for call in tree.calls.get(name, ()):
+        for call in tree.calls_of(name):
             yield call, 2
 
 
 def counts_waves(tree: CudaTree, at: int) -> bool:
-    """Return whether the function around a byte asks for the wave's own size."""
+    """Return whether the function around a byte asks for the wave's own size.
+
+    A constant of 32 is a number; `warpSize`, and what the text does not define, is the wave's.
+    """
     function = tree.function_at(at)
-    if function is None:
-        return False
-    return any(_is_wave_size(tree, name, function) for name in _wave_names(tree))
-
-
-def _wave_names(tree: CudaTree) -> list[str]:
-    return [name for name in tree.names if WAVE_NAMES.fullmatch(name)]
-
-
-def _is_wave_size(tree: CudaTree, name: str, function: Node) -> bool:
-    """A constant of 32 is a number; `warpSize` and what the text does not define is the wave's."""
-    if tree.constants.get(name) is not None:
-        return False
-    return any(
-        function.start_byte <= one.start_byte < function.end_byte for one in tree.names[name]
+    names = (n for n in tree.names if WAVE_NAMES.fullmatch(n) and tree.constants.get(n) != 32)
+    return function is not None and any(
+        function.start_byte <= one.start_byte < function.end_byte
+        for name in names
+        for one in tree.names[name]
     )
 
 
@@ -78,7 +71,7 @@ def mask_32(tree: CudaTree) -> Iterator[Match]:
     (amd_warp_sync_functions.h of ROCm 7)."""
     named = (f"{name}_sync" for name in SHUFFLES)
     for name in (*named, *REDUCTIONS, "__syncwarp"):
-        for call in tree.calls.get(name, ()):
+        for call in tree.calls_of(name):
             if call.arguments and not _is_wide(tree, call.arguments[0]):
                 yield _widened(tree, call)
 
@@ -122,12 +115,12 @@ def votes(tree: CudaTree) -> Iterator[Match]:
     """HIP votes over the wave: a ballot has 64 bits and loses half of them in an unsigned;
     __all_sync with a full mask is false if the other half is inactive."""
     for name in VOTES:
-        for call in tree.calls.get(f"{name}_sync", ()):
+        for call in tree.calls_of(f"{name}_sync"):
             if len(call.arguments) != 2 or _is_ours(tree, call.at):
                 continue
             if not (counts_waves(tree, call.at) and _is_wide(tree, call.arguments[0])):
                 yield _vote(call, name, call.arguments[1], ())
-        for call in tree.calls.get(name, ()):
+        for call in tree.calls_of(name):
             if counts_waves(tree, call.at) or _is_ours(tree, call.at) or len(call.arguments) != 1:
                 continue
             at = call.arguments[0].start_byte
@@ -148,7 +141,7 @@ def _vote(call: Called, name: str, asked: Node, edits: tuple[Edit, ...]) -> Matc
 @RULES.add("active-mask", "error", fix="take the lane's own half of the wave")
 def active_mask(tree: CudaTree) -> Iterator[Match]:
     """__activemask has 64 bits on ROCm; 32 of them name another warp's lanes."""
-    for call in tree.calls.get("__activemask", ()):
+    for call in tree.calls_of("__activemask"):
         if not _is_ours(tree, call.at):
             name = "PORT_ACTIVEMASK32"
             yield Match(at=call.at, detail=call.name, edits=(renamed(call, name),), needs=(name,))
@@ -157,11 +150,11 @@ def active_mask(tree: CudaTree) -> Iterator[Match]:
 @RULES.add("match-mask", "error", fix="match, then take the lane's own half of the wave")
 def match_any(tree: CudaTree) -> Iterator[Match]:
     """HIP matches over the wave of 64 lanes and returns 64 bits."""
-    for call in tree.calls.get("__match_any_sync", ()):
+    for call in tree.calls_of("__match_any_sync"):
         if len(call.arguments) == 2 and not _is_ours(tree, call.at):
             name = "PORT_MATCH_ANY32"
             yield Match(at=call.at, detail=call.name, edits=(renamed(call, name),), needs=(name,))
-    for call in tree.calls.get("__match_all_sync", ()):
+    for call in tree.calls_of("__match_all_sync"):
         yield Match(at=call.at, detail=call.name)
 
 
