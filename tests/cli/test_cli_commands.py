@@ -37,6 +37,7 @@ def test_the_commands_are_these() -> None:
         "judge",
         "optimize",
         "plan",
+        "port",
         "preflight",
         "repro",
         "sweep",

@@ -22,6 +22,7 @@ RatchetError                 one line: the value, the rule, the remedy; the CLI 
 ├── PlanError                a model, a cluster or a price that no plan can be made of
 ├── RanksError               dumps of ranks that cannot be read, a check of ranks that fails
 ├── GuardError               two things that cannot be compared, a command that fails
+├── PortError                a tree that cannot be ported: not read, or not to be written
 └── RecipeError              a recipe that is damaged, or from another device or version
 """
 
@@ -149,6 +150,10 @@ class RanksError(RatchetError):
 
 class GuardError(RatchetError):
     """Two things cannot be compared, or the command to be timed fails."""
+
+
+class PortError(RatchetError):
+    """A tree cannot be ported: it cannot be read, or must not be written."""
 
 
 class RecipeError(RatchetError):

@@ -86,6 +86,7 @@ def _register() -> None:
         learn,
         optimize,
         plan,
+        port,
         preflight,
         repro,
         sweep,

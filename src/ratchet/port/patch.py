@@ -1,0 +1,131 @@
+"""What the fixes make of the files, as new texts and as a diff that `git apply` takes."""
+
+from __future__ import annotations
+
+import difflib
+import re
+from collections.abc import Iterable, Iterator, Mapping
+from typing import Final
+
+from ratchet.base.errors import PortError
+from ratchet.port.compatibility import prelude
+from ratchet.port.finding import Edit
+from ratchet.port.hipify import hipified
+from ratchet.port.python_tree import PythonTree
+from ratchet.port.scan import ScannedFile
+from ratchet.port.source import CodeText
+
+INCLUDE: Final = re.compile(rb"^[ \t]*#[ \t]*(include|pragma once)[^\n]*\n", re.MULTILINE)
+
+
+def new_texts(scanned: Iterable[ScannedFile]) -> dict[str, bytes]:
+    """Return the texts of the files that the fixes change."""
+    found = {}
+    for one in scanned:
+        text = new_text(one)
+        if text != one.found.text:
+            found[one.found.name] = text
+    return found
+
+
+def new_text(scanned: ScannedFile) -> bytes:
+    """Return a file's text with all fixes, hipified if torch does not do that later."""
+    text = edited(scanned)
+    if renames(scanned):
+        try:
+            return hipified(text, scanned.found.name)
+        except PortError:
+            return text
+    return text
+
+
+def renames(scanned: ScannedFile) -> bool:
+    """Return whether hipify rewrites the file itself: nobody hipifies it when it is built."""
+    return (
+        scanned.found.kind == "cuda"
+        and not scanned.for_torch
+        and not scanned.found.generated
+        and any(one.rule == "api-name" for one in scanned.findings)
+    )
+
+
+def edited(scanned: ScannedFile) -> bytes:
+    """Return a file's text with the edits of its findings, and the macros that they need."""
+    text = scanned.found.text
+    if not any(one.edits for one in scanned.findings):
+        return text
+    edits = [edit for one in scanned.findings for edit in one.edits]
+    edits += _preludes(scanned)
+    return apply(text, edits)
+
+
+def apply(text: bytes, edits: Iterable[Edit]) -> bytes:
+    """Return a text with replacements. One inside another is left out: a second run makes it."""
+    made, end = [], 0
+    for edit in sorted(
+        dict.fromkeys(edits), key=lambda one: (one.start, one.end > one.start, -one.end)
+    ):
+        if edit.start >= end:
+            made += [text[end : edit.start], edit.text.encode()]
+            end = edit.end
+    return b"".join((*made, text[end:]))
+
+
+def _preludes(scanned: ScannedFile) -> Iterator[Edit]:
+    """Yield the insertions of the macros: into a file, and into each string with CUDA code."""
+    if scanned.found.kind == "cuda":
+        needed = {name for one in scanned.findings for name in one.needs}
+        yield from _prelude(scanned.found.text, 0, needed)
+        return
+    source = CodeText(file=scanned.found.name, kind="python", text=scanned.found.text)
+    tree = PythonTree(source)
+    for embedded in tree.embedded():
+        if embedded.shift is None:
+            continue
+        end = embedded.shift + len(embedded.text)
+        needed = {
+            name
+            for one in scanned.findings
+            for name in one.needs
+            if any(embedded.shift <= edit.start < end for edit in one.edits)
+        }
+        yield from _prelude(embedded.text, embedded.shift, needed)
+
+
+def _prelude(text: bytes, shift: int, needed: set[str]) -> Iterator[Edit]:
+    missing = {name for name in needed if f"#define {name}(".encode() not in text}
+    if missing:
+        at = shift + _place(text)
+        yield Edit(start=at, end=at, text=prelude(missing))
+
+
+def _place(text: bytes) -> int:
+    """Return where macros may stand: after the first lines of includes, or at the top."""
+    first = INCLUDE.search(text)
+    if first is None:
+        return 1 if text.startswith(b"\n") else 0
+    end = first.end()
+    while (more := INCLUDE.match(text, end)) is not None:
+        end = more.end()
+    return end
+
+
+def diff_of(old: Mapping[str, bytes], new: Mapping[str, bytes]) -> bytes:
+    """Return the changes as a diff that `git apply` takes, in the order of the files' names."""
+    return b"".join(_diff(name, old[name], new[name]) for name in sorted(new))
+
+
+def _diff(name: str, old: bytes, new: bytes) -> bytes:
+    lines = difflib.diff_bytes(
+        difflib.unified_diff, _lines(old), _lines(new), f"a/{name}".encode(), f"b/{name}".encode()
+    )
+    return b"".join(_ended(line) for line in lines)
+
+
+def _lines(text: bytes) -> list[bytes]:
+    """Split at line feeds alone: git keeps a carriage return as part of its line."""
+    return re.findall(rb"[^\n]*\n|[^\n]+", text)
+
+
+def _ended(line: bytes) -> bytes:
+    return line if line.endswith(b"\n") else line + b"\n\\ No newline at end of file\n"

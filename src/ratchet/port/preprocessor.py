@@ -1,0 +1,140 @@
+"""What C's preprocessor knows: the values of constants, and the code that it leaves out on ROCm."""
+
+from __future__ import annotations
+
+import ast
+import re
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from typing import TYPE_CHECKING, Final
+
+if TYPE_CHECKING:
+    from tree_sitter import Node
+
+ON_ROCM: Final = frozenset(
+    (
+        *("USE_ROCM", "USE_HIP", "__HIP_PLATFORM_AMD__", "__HIP_PLATFORM_HCC__", "__HIP__"),
+        *("__HIPCC__", "__HIP_DEVICE_COMPILE__", "TORCH_HIP_VERSION", "HIP_VERSION"),
+        *("GGML_USE_HIP", "__AMDGCN__", "__CUDACC__"),
+    )
+)
+"""Macros that are defined; hipify renames `__CUDACC__`."""
+ON_CUDA: Final = frozenset(
+    (
+        *("__CUDA_ARCH__", "__NVCC__", "CUDA_VERSION", "CUDART_VERSION", "__CUDACC_RTC__"),
+        *("__CUDACC_VER_MAJOR__", "__CUDACC_VER_MINOR__", "__HIP_PLATFORM_NVIDIA__"),
+    )
+)
+"""Macros that are not."""
+_OPERATORS: Final[Mapping[type[ast.operator], Callable[[int, int], int]]] = {
+    ast.Add: lambda a, b: a + b,
+    ast.Sub: lambda a, b: a - b,
+    ast.Mult: lambda a, b: a * b,
+    ast.FloorDiv: lambda a, b: a // b,
+    ast.LShift: lambda a, b: a << min(b, 64),
+    ast.RShift: lambda a, b: a >> b,
+    ast.BitAnd: lambda a, b: a & b,
+    ast.BitOr: lambda a, b: a | b,
+    ast.Mod: lambda a, b: a % b,
+}
+SIZES: Final = {
+    **dict.fromkeys(("char", "int8_t", "uint8_t", "bool", "unsigned char", "__nv_fp8_e4m3"), 1),
+    **dict.fromkeys(("half", "__half", "short", "nv_bfloat16", "__nv_bfloat16", "int16_t"), 2),
+    **dict.fromkeys(
+        ("float", "int", "unsigned", "unsigned int", "uint32_t", "int32_t", "half2"), 4
+    ),
+    **dict.fromkeys(("double", "long long", "int64_t", "uint64_t", "float2", "size_t"), 8),
+    **dict.fromkeys(("float4", "int4", "uint4", "double2"), 16),
+}
+"""Bytes of the types that shared arrays have."""
+
+
+def evaluated(text: str, known: Mapping[str, int]) -> int | None:
+    """Return the value of an integer expression of C; None if it is not constant."""
+    if len(text) > 200:
+        return None
+    text = re.sub(r"//.*|/\*.*?\*/", " ", text).replace("\\\n", " ")
+    text = re.sub(r"\b(0[xX][0-9a-fA-F]+|\d+)[uUlL]+\b", r"\1", text)
+    text = re.sub(r"sizeof\s*\(\s*([\w ]+?)\s*\)", lambda m: str(SIZES.get(m[1], "_")), text)
+    text = re.sub(r"\((?:unsigned|int|size_t|unsigned int|uint32_t)\)", "", text)
+    try:
+        return _value(ast.parse(text.strip().replace("/", "//"), mode="eval").body, known)
+    except (SyntaxError, ValueError, RecursionError, ZeroDivisionError, MemoryError):
+        return None
+
+
+def _value(node: ast.expr, known: Mapping[str, int]) -> int | None:
+    if isinstance(node, ast.Constant):
+        return node.value if type(node.value) is int else None
+    if isinstance(node, ast.Name):
+        return known.get(node.id)
+    if isinstance(node, ast.UnaryOp):
+        inner = _value(node.operand, known)
+        if inner is None or isinstance(node.op, ast.Not):
+            return None
+        return (
+            ~inner
+            if isinstance(node.op, ast.Invert)
+            else -inner
+            if isinstance(node.op, ast.USub)
+            else inner
+        )
+    if isinstance(node, ast.BinOp) and (operator := _OPERATORS.get(type(node.op))):
+        left, right = _value(node.left, known), _value(node.right, known)
+        return None if left is None or right is None else operator(left, right)
+    return None
+
+
+def left_out(conditions: Sequence[Node]) -> list[tuple[int, int]]:
+    """Return the ranges of bytes that the preprocessor leaves out on ROCm, in order and apart."""
+    found: list[tuple[int, int]] = []
+    for start, end in sorted(_ranges(conditions)):
+        if found and start <= found[-1][1]:
+            found[-1] = (found[-1][0], max(end, found[-1][1]))
+        else:
+            found.append((start, end))
+    return found
+
+
+def _ranges(conditions: Sequence[Node]) -> Iterator[tuple[int, int]]:
+    for node in conditions:
+        said = node.child_by_field_name("condition") or node.child_by_field_name("name")
+        other = node.child_by_field_name("alternative")
+        if said is None:
+            continue
+        text = (said.text or b"").decode(errors="replace")
+        if node.type == "preproc_ifdef":
+            text = f"{'!' * (node.children[0].type == '#ifndef')}defined({text})"
+        answer = holds(text)
+        if answer is False:
+            yield said.end_byte, other.start_byte if other is not None else node.end_byte
+        elif answer is True and other is not None:
+            yield other.start_byte, other.end_byte
+
+
+def holds(condition: str) -> bool | None:
+    """Return whether a condition of `#if` holds on ROCm; None if that depends on something else."""
+    text = re.sub(r"//.*|/\*.*?\*/|\\\n", " ", condition)
+    text = re.sub(r"\bdefined\s*\(?\s*(\w+)\s*\)?", r" \1 ", text)
+    text = re.sub(r"!(?!=)", " not ", text.replace("&&", " and ").replace("||", " or "))
+    try:
+        return _holds(ast.parse(text.strip(), mode="eval").body)
+    except (SyntaxError, ValueError, RecursionError):
+        return None
+
+
+def _holds(node: ast.expr) -> bool | None:
+    if isinstance(node, ast.Name):
+        return True if node.id in ON_ROCM else False if node.id in ON_CUDA else None
+    if isinstance(node, ast.Constant):
+        return bool(node.value)
+    if isinstance(node, ast.UnaryOp) and isinstance(node.op, ast.Not):
+        inner = _holds(node.operand)
+        return None if inner is None else not inner
+    if isinstance(node, ast.BoolOp):
+        answers = {_holds(one) for one in node.values}
+        decides = isinstance(node.op, ast.Or)
+        return decides if decides in answers else None if None in answers else not decides
+    if isinstance(node, ast.Compare) and isinstance(node.ops[0], ast.Gt | ast.GtE):
+        left = node.left  # a version of CUDA's that is not defined counts as 0
+        return False if isinstance(left, ast.Name) and left.id in ON_CUDA else None
+    return None

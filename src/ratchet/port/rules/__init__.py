@@ -1,0 +1,1 @@
+"""The rules: each says what it matches, how bad that is, why, and the fix."""

@@ -1,0 +1,14 @@
+// A reduction written out for 32 lanes.
+__device__ __forceinline__ int warp_min(int v) {
+  v = min(v, __shfl_xor_sync(~0u, v, 16));  // port: shuffle-width, mask-width
+  v = min(v, __shfl_xor_sync(~0u, v, 8));  // port: shuffle-width, mask-width
+  v = min(v, __shfl_xor_sync(~0u, v, 4));  // port: shuffle-width, mask-width
+  v = min(v, __shfl_xor_sync(~0u, v, 2));  // port: shuffle-width, mask-width
+  v = min(v, __shfl_xor_sync(~0u, v, 1));  // port: shuffle-width, mask-width
+  return v;
+}
+
+__global__ void minimum(const int* x, int* y) {
+  int v = warp_min(x[blockIdx.x * blockDim.x + threadIdx.x]);
+  if (threadIdx.x == 0) y[blockIdx.x] = v;
+}

@@ -1,0 +1,9 @@
+import triton
+
+
+def is_cuda():
+    return triton.runtime.driver.active.get_current_target().backend == "cuda"  # port: triton-backend
+
+
+def is_hip():
+    return triton.runtime.driver.active.get_current_target().backend == "hip"
