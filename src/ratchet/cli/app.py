@@ -83,6 +83,7 @@ def _register() -> None:
         judge,
         knowledge,
         learn,
+        memory,
         optimize,
         repro,
         sweep,
