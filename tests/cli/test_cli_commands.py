@@ -34,6 +34,7 @@ def test_the_commands_are_these() -> None:
         "device",
         "inspect",
         "judge",
+        "memory",
         "optimize",
         "repro",
         "sweep",
