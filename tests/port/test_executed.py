@@ -14,8 +14,9 @@ import torch
 
 pytest.importorskip("tree_sitter_cuda", reason="tree-sitter is not installed")
 
-from ratchet.judge.emulator.build import compiled_machine
 from ratchet.judge.hip.loading import HipProgram
+
+from ratchet.judge.emulator.build import compiled_machine
 from ratchet.judge.static_profile.inspection import hip_interface
 from ratchet.judge.static_profile.tools import build_hip, find_tool
 from ratchet.judge.workers.candidate.architectures import ARCHITECTURES
