@@ -68,12 +68,13 @@ LDS_ATOMICS: Final = {
 }  # fmt: skip
 MFMA: Final = re.compile(
     r"^v_mfma_(f32|i32|f64)_(4|16|32)x\2x(\d+)(?:_(\d+)b)?_?"
-    r"(bf16_1k|bf16|f16|f32|f64|i8|fp8_fp8|fp8_bf8|bf8_fp8|bf8_bf8)$"
+    r"(bf16_1k|bf16|f16|xf32|f32|f64|i8|fp8_fp8|fp8_bf8|bf8_fp8|bf8_bf8)$"
 )
 MFMA_STEPS: Final = {
     ("16", "bf16"): (16, 32), ("32", "bf16"): (8, 16), ("16", "f16"): (16, 32),
     ("32", "f16"): (8, 16), ("16", "f32"): (4,), ("32", "f32"): (2,), ("16", "i8"): (32, 64),
     ("32", "i8"): (16, 32), ("16", "fp8"): (32,), ("32", "fp8"): (16,), ("16", "f64"): (4,),
+    ("16", "xf32"): (8,), ("32", "xf32"): (4,),
 }  # fmt: skip
 """Inner sizes of one-block products, by rows and type; the second ones are gfx950's."""
 MI200_STEPS: Final = {
@@ -88,8 +89,17 @@ BLOCK_STEPS: Final = {"f32": 1, "bf16": 4, "bf16_1k": 4, "f16": 4, "i8": 4}
 """Inner sizes of such blocks; that of gfx90a's `bf16` is 2."""
 MFMA_RUN: Final = {"f32": 4, "i32": 4, "f64": 1}
 """Rows of the result that are adjacent in a lane's registers, by the result's type."""
-MFMA_TYPES: Final = {"bf16": 0, "f16": 1, "f32": 2, "i8": 3, "fp8": 4, "bf8": 5, "f64": 9}
-MFMA_BYTES: Final = {"bf16": 2, "f16": 2, "f32": 4, "f64": 8}
+MFMA_TYPES: Final = {
+    "bf16": 0,
+    "f16": 1,
+    "f32": 2,
+    "xf32": 2,
+    "i8": 3,
+    "fp8": 4,
+    "bf8": 5,
+    "f64": 9,
+}
+MFMA_BYTES: Final = {"bf16": 2, "f16": 2, "f32": 4, "xf32": 4, "f64": 8}
 """Bytes of an element; 1 for other types."""
 MFMA_RESULTS: Final = {"f32": ("f", 0), "i32": ("u", 1), "f64": ("D", 2)}
 """Kind of the result's operand, and its number in a record."""
@@ -206,6 +216,8 @@ def _blocks(found: re.Match[str], target: str) -> int:
         return 0
     steps = MI200_STEPS if old else MFMA_STEPS
     known = steps.get((size, "fp8" if kind.count("8_") else kind), ())
+    if kind == "xf32" and target != "gfx942":  # CDNA 4 has none any more
+        return 0
     if not told and inner in known and (inner == known[0] or target == "gfx950"):
         return 1
     several = 4 if (kind, size) == ("f64", "4") else BLOCKS[size]

@@ -11,9 +11,10 @@ A line is `mnemonic | results:sources | expression`. The kinds of operands:
     f D h       f32, f64, f16 (computed in f32)              m      one bit of each lane
     v           one bit of each lane, in VCC, not written    q      old value of the result
 
-Sources are `a`, `b`, `c` in order, `d` is the old value of the result. An expression gives the
-result `r`, or it is a statement that assigns `r` and, where there is one, the mask `m`. Scalar
-operations also assign `scc` where the manual says so.
+Sources are `a`, `b`, `c` in order, `d` is the old value of the result. The expression of a vector
+operation gives its result `r`, or its mask `m`. An operation with both has statements in braces,
+which assign both. A scalar operation has statements that assign `r`, and `scc` if the manual says
+so.
 """
 
 # ruff: noqa: E501  an operation stands on one line
@@ -34,10 +35,20 @@ class MachineOperation:
     expression: str
     section: str
 
+    def __post_init__(self) -> None:
+        both = "m" in self.results and len(self.results) > 1
+        if both and not (self.is_scalar or self.statements):
+            raise AssertionError(f"{self.name} has a result and a mask: write statements for both")
+
     @property
     def is_scalar(self) -> bool:
         """True if the operands are scalar registers."""
         return self.name.startswith(("s_", "v_s_"))
+
+    @property
+    def statements(self) -> str:
+        """The statements of a vector operation in braces; empty if it has an expression."""
+        return self.expression[1:-1].strip() if self.expression.startswith("{") else ""
 
 
 VECTOR: Final = {
@@ -144,12 +155,12 @@ VECTOR: Final = {
         v_or_b32 | u:uu | a | b
         v_xor_b32 | u:uu | a ^ b
         v_xnor_b32 | u:uu | ~(a ^ b)
-        v_add_co_u32 | um:uu | r = a + b; m = r < a
-        v_sub_co_u32 | um:uu | r = a - b; m = a < b
-        v_subrev_co_u32 | um:uu | r = b - a; m = b < a
-        v_addc_co_u32 | um:uum | const u64 t = u64(a) + b + c; r = u32(t); m = u32(t >> 32)
-        v_subb_co_u32 | um:uum | const u64 t = u64(a) - b - c; r = u32(t); m = u32(t >> 63)
-        v_subbrev_co_u32 | um:uum | const u64 t = u64(b) - a - c; r = u32(t); m = u32(t >> 63)
+        v_add_co_u32 | um:uu | { r = a + b; m = r < a }
+        v_sub_co_u32 | um:uu | { r = a - b; m = a < b }
+        v_subrev_co_u32 | um:uu | { r = b - a; m = b < a }
+        v_addc_co_u32 | um:uum | { const u64 t = u64(a) + b + c; r = u32(t); m = u32(t >> 32) }
+        v_subb_co_u32 | um:uum | { const u64 t = u64(a) - b - c; r = u32(t); m = u32(t >> 63) }
+        v_subbrev_co_u32 | um:uum | { const u64 t = u64(b) - a - c; r = u32(t); m = u32(t >> 63) }
         v_ldexp_f16 | h:hx | scaled(a, b)
         v_add_f16 | h:hh | a + b
         v_sub_f16 | h:hh | a - b
@@ -191,8 +202,8 @@ VECTOR: Final = {
         v_mul_lo_u32 | u:uu | a * b
         v_mul_hi_u32 | u:uu | u32(u64(a) * b >> 32)
         v_mul_hi_i32 | i:ii | i32(i64(a) * b >> 32)
-        v_mad_u64_u32 | Um:uuU | r = u64(a) * b + c; m = r < c
-        v_mad_i64_i32 | Im:iiI | m = __builtin_add_overflow(i64(a) * b, c, &r)
+        v_mad_u64_u32 | Um:uuU | { r = u64(a) * b + c; m = r < c }
+        v_mad_i64_i32 | Im:iiI | { m = __builtin_add_overflow(i64(a) * b, c, &r) }
         v_mad_i32_i24 | u:uuu | u32(low24(a) * low24(b)) + c
         v_mad_u32_u24 | u:uuu | (a & 0xffffff) * (b & 0xffffff) + c
         v_mad_u32_u16 | u:wwu | a * b + c
@@ -255,8 +266,8 @@ VECTOR: Final = {
         v_cvt_pk_bf16_f32 | u:ff | bf16_of(a) | bf16_of(b) << 16
         v_pack_b32_f16 | u:ww | a | b << 16
         v_sad_u32 | u:uuu | (a > b ? a - b : b - a) + c
-        v_div_scale_f32 | fm:fff | r = divide_scale(a, b, c, m)
-        v_div_scale_f64 | Dm:DDD | r = divide_scale(a, b, c, m)
+        v_div_scale_f32 | fm:fff | { r = divide_scale(a, b, c, m) }
+        v_div_scale_f64 | Dm:DDD | { r = divide_scale(a, b, c, m) }
         v_div_fmas_f64 | D:DDDv | divide_fmas(a, b, c, vcc)
         v_div_fixup_f64 | D:DDD | divide_fixup(a, b, c)
         v_div_fmas_f32 | f:fffv | divide_fmas(a, b, c, vcc)

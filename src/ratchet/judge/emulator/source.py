@@ -86,9 +86,8 @@ def _bits(kind: str) -> str:
     return f"as<{'u64' if kind in 'UID' else 'u32'}>(r)"
 
 
-def _assigned(expression: str, result: str) -> str:
-    is_statement = f"{result} = " in expression
-    return f"{expression};" if is_statement else f"{result} = {expression};"
+def _assigned(one: MachineOperation, result: str) -> str:
+    return f"{one.statements};" if one.statements else f"{result} = {one.expression};"
 
 
 def _vector(one: MachineOperation) -> str:
@@ -151,7 +150,7 @@ def _vector_text(
     else:
         store = ""
     lane.append(f"{NUMBERS[kind]} r; " if kind else "")
-    lane.append(_assigned(one.expression, "r" if kind else "m"))
+    lane.append(_assigned(one, "r" if kind else "m"))
     lane.append(store)
     if has_mask:
         lane.append("bits[l] = u8(m);")
@@ -198,7 +197,7 @@ def _packed(one: MachineOperation) -> str:
             lanes.append(f"const {NUMBERS[source]} {name} = {value};")
     halves = []
     for lanes, target in ((low, "low"), (high, "high")):
-        text = f"{NUMBERS[kind]} r; {_assigned(one.expression, 'r')} {target}[l] = {_bits(kind)};"
+        text = f"{NUMBERS[kind]} r; {_assigned(one, 'r')} {target}[l] = {_bits(kind)};"
         halves.append("{ " + " ".join(lanes) + f" {text} }}")
     loop = "for (int l = 0; l < LANES; l++) { " + " ".join(halves) + " }"
     if wide:

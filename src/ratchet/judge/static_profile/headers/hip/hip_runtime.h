@@ -79,23 +79,37 @@ RATCHET_DEVICE void __syncthreads() {
 }
 RATCHET_DEVICE void __threadfence() { __builtin_amdgcn_fence(__ATOMIC_SEQ_CST, "agent"); }
 
-RATCHET_DEVICE int __shfl(int value, int lane) {
-  return __builtin_amdgcn_ds_bpermute(lane << 2, value);
-}
-RATCHET_DEVICE float __shfl(float value, int lane) {
-  return __builtin_bit_cast(float, __shfl(__builtin_bit_cast(int, value), lane));
-}
 RATCHET_DEVICE int ratchet_lane() {
   return __builtin_amdgcn_mbcnt_hi(~0u, __builtin_amdgcn_mbcnt_lo(~0u, 0));
 }
-template <typename T> RATCHET_DEVICE T __shfl_xor(T value, int mask) {
-  return __shfl(value, ratchet_lane() ^ mask);
+#define RATCHET_WAVE ((int)__builtin_amdgcn_wavefrontsize())
+
+// A value of any size from another lane, word by word.
+template <typename T> RATCHET_DEVICE T ratchet_from_lane(T value, int lane) {
+  constexpr int words = (sizeof(T) + 3) / 4;
+  int from[words] = {};
+  __builtin_memcpy(from, &value, sizeof(T));
+  for (int i = 0; i < words; ++i) from[i] = __builtin_amdgcn_ds_bpermute(lane << 2, from[i]);
+  T found;
+  __builtin_memcpy(&found, from, sizeof(T));
+  return found;
 }
-template <typename T> RATCHET_DEVICE T __shfl_down(T value, int by) {
-  return __shfl(value, ratchet_lane() + by);
+// Groups of `width` lanes, a power of two; a lane without a partner in its group keeps its own value.
+template <typename T> RATCHET_DEVICE T __shfl(T value, int lane, int width = RATCHET_WAVE) {
+  return ratchet_from_lane(value, (lane & (width - 1)) | (ratchet_lane() & ~(width - 1)));
 }
-template <typename T> RATCHET_DEVICE T __shfl_up(T value, int by) {
-  return __shfl(value, ratchet_lane() - by);
+template <typename T> RATCHET_DEVICE T __shfl_xor(T value, int mask, int width = RATCHET_WAVE) {
+  const int own = ratchet_lane(), other = own ^ mask;
+  return ratchet_from_lane(value, other >= ((own + width) & ~(width - 1)) ? own : other);
+}
+template <typename T>
+RATCHET_DEVICE T __shfl_down(T value, unsigned by, int width = RATCHET_WAVE) {
+  const int own = ratchet_lane();
+  return ratchet_from_lane(value, (own & (width - 1)) + (int)by >= width ? own : own + (int)by);
+}
+template <typename T> RATCHET_DEVICE T __shfl_up(T value, unsigned by, int width = RATCHET_WAVE) {
+  const int own = ratchet_lane();
+  return ratchet_from_lane(value, (own & (width - 1)) < (int)by ? own : own - (int)by);
 }
 template <typename T> RATCHET_DEVICE T atomicAdd(T* place, T value) {
   return __hip_atomic_fetch_add(place, value, __ATOMIC_RELAXED, __HIP_MEMORY_SCOPE_AGENT);
@@ -116,7 +130,19 @@ RATCHET_DEVICE float fminf(float x, float y) { return __builtin_fminf(x, y); }
 RATCHET_DEVICE float fabsf(float x) { return __builtin_fabsf(x); }
 RATCHET_DEVICE float floorf(float x) { return __builtin_floorf(x); }
 RATCHET_DEVICE float ceilf(float x) { return __builtin_ceilf(x); }
-RATCHET_DEVICE float tanhf(float x) { return 1.0f - 2.0f / (__builtin_expf(2.0f * x) + 1.0f); }
+RATCHET_DEVICE float tanhf(float x) {
+  const float size = __builtin_fabsf(x), square = x * x;
+  if (size < 0.625f) {  // Cephes' polynomial: near 0 the formula below cancels
+    float p = -5.70498872745e-3f;
+    p = __builtin_fmaf(p, square, 2.06390887954e-2f);
+    p = __builtin_fmaf(p, square, -5.37397155531e-2f);
+    p = __builtin_fmaf(p, square, 1.33314422036e-1f);
+    p = __builtin_fmaf(p, square, -3.33332819422e-1f);
+    return __builtin_fmaf(p * square, x, x);
+  }
+  const float large = 1.0f - 2.0f / (__builtin_expf(2.0f * size) + 1.0f);
+  return __builtin_copysignf(large, x);
+}
 RATCHET_DEVICE float __expf(float x) { return __builtin_expf(x); }
 RATCHET_DEVICE __half __float2half(float x) { return (_Float16)x; }
 RATCHET_DEVICE float __half2float(__half x) { return (float)x; }
