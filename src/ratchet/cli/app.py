@@ -84,6 +84,7 @@ def _register() -> None:
         judge,
         knowledge,
         learn,
+        memory,
         optimize,
         plan,
         preflight,

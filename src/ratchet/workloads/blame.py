@@ -14,6 +14,7 @@ from typing import Any
 import torch
 
 from ratchet.base.errors import DeviceError, RatchetError, WorkloadError
+from ratchet.workloads.memory import available_bytes
 from ratchet.workloads.workload import Workload
 
 OWN_REMEDY = "correct it there"
@@ -87,7 +88,20 @@ def user_place(error: BaseException, file: Path | None = None) -> str | None:
 
 def does_not_fit(workload: Workload) -> str:
     """Return the error message for a step that needs more memory than the device has."""
-    return f"a step of {workload.name!r} does not fit in the memory of {workload.device}; {SMALLER}"
+    return (
+        f"a step of {workload.name!r} does not fit in the memory of {workload.device}; {SMALLER}; "
+        f"{planned_by(workload)}"
+    )
+
+
+def planned_by(workload: Workload) -> str:
+    """Return the command that plans a step which fits."""
+    device = torch.device(workload.device)
+    free_bytes = available_bytes(device)
+    # A workload that is an object of a script has no name that another process could load.
+    spec = workload.source if " " not in workload.source else ""
+    size = f"{max(free_bytes >> 20, 1)}MiB"
+    return f"`ratchet memory {spec or 'WORKLOAD'} --fit {size}` plans what fits"
 
 
 def is_out_of_memory(error: BaseException) -> bool:

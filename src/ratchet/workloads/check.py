@@ -15,7 +15,14 @@ from torch.utils import _pytree as pytree
 from ratchet.base.errors import DeviceError, WorkloadError
 from ratchet.problems.model_file import seeded
 from ratchet.workloads.backward import gradients_of
-from ratchet.workloads.blame import SMALLER, batch_of, blamed_on, does_not_fit, is_out_of_memory
+from ratchet.workloads.blame import (
+    SMALLER,
+    batch_of,
+    blamed_on,
+    does_not_fit,
+    is_out_of_memory,
+    planned_by,
+)
 from ratchet.workloads.config import Precision
 from ratchet.workloads.fake import saved_bytes
 from ratchet.workloads.load import load
@@ -145,7 +152,8 @@ def _check_memory(workload: Workload, batch: Any, device: torch.device) -> None:
         return
     # The weights are already allocated; their gradients and two moments are not.
     needed_bytes = saved + state_bytes(workload.model) * 3 // 4
-    require(needed_bytes, device, f"a step of {workload.name!r}", SMALLER)
+    remedy = f"{SMALLER}; {planned_by(workload)}"
+    require(needed_bytes, device, f"a step of {workload.name!r}", remedy)
 
 
 def _check_optimizers(workload: Workload) -> None:

@@ -4,10 +4,11 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from functools import partial
-from typing import Any
+from typing import Any, Final
 
 import torch
-from torch import nn
+from torch import Tensor, nn
+from torch.autograd.graph import saved_tensors_hooks
 from torch.utils.checkpoint import checkpoint, create_selective_checkpoint_contexts
 
 from ratchet.base.errors import WorkloadError
@@ -23,6 +24,8 @@ KEPT_OPS = [
     aten._scaled_dot_product_efficient_attention.default,
 ]
 """Ops whose outputs `selective` keeps, as they are expensive to recompute."""
+CHOICES: Final = {"n": "none", "s": "selective", "f": "full", "o": "offload"}
+"""What a block does with the tensors that its backward pass needs, by its letter in a plan."""
 
 
 def find_blocks(model: nn.Module) -> list[nn.Module]:
@@ -46,26 +49,83 @@ def apply_checkpointing(model: nn.Module, checkpointing: str) -> None:
             f"checkpointing {checkpointing!r} needs blocks in an nn.ModuleList or "
             f"nn.Sequential, but {type(model).__name__} has none; use checkpointing none"
         )
-    if checkpointing == "selective":
-        for block in blocks:
-            _wrap(block, context_fn=partial(create_selective_checkpoint_contexts, KEPT_OPS))
-        return
-    for block in blocks[:: int(checkpointing.removeprefix("blocks:"))]:
-        _wrap(block)
+    for block, choice in zip(blocks, choices_of(checkpointing, len(blocks)), strict=True):
+        _APPLY[choice](block)
+
+
+def choices_of(checkpointing: str, blocks: int) -> str:
+    """Return the letter of each block's choice (see CHOICES).
+
+    Raises WorkloadError if a plan is for another number of blocks.
+    """
+    kind, _, rest = checkpointing.partition(":")
+    if kind == "blocks":
+        return "".join("n" if index % int(rest) else "f" for index in range(blocks))
+    if kind != "plan":
+        return kind[0] * blocks
+    if len(rest) != blocks:
+        raise WorkloadError(
+            f"checkpointing {checkpointing!r} is for {len(rest)} blocks, but the model has "
+            f"{blocks}; run `ratchet memory` on this model"
+        )
+    return rest
 
 
 def _wrap(block: nn.Module, **options: Any) -> None:
     forward: Callable[..., Any] = block.forward
 
     def recomputing(*args: Any, **kwargs: Any) -> Any:
-        if is_transformed():
+        # dynamo answers is_transformed() with True, so it is not asked there.
+        if torch.compiler.is_compiling():
+            again = forward  # a graph holds the tensors that it was traced with
+        elif is_transformed():
             return forward(*args, **kwargs)
-        # A graph holds the tensors that it was traced with.
-        again = forward if torch.compiler.is_compiling() else _with_tensors_of(block, forward)
+        else:
+            again = _with_tensors_of(block, forward)
         return checkpoint(again, *args, use_reentrant=False, **options, **kwargs)
 
     block.__dict__["forward"] = recomputing
     block.__dict__["recomputes"] = True
+
+
+def _offload(block: nn.Module) -> None:
+    forward: Callable[..., Any] = block.forward
+
+    def offloading(*args: Any, **kwargs: Any) -> Any:
+        with OffloadedTensors(block):
+            return forward(*args, **kwargs)
+
+    block.__dict__["forward"] = offloading
+    block.__dict__["recomputes"] = True
+
+
+class OffloadedTensors(saved_tensors_hooks):
+    """Like torch.autograd.graph.save_on_cpu, but the block's own weights stay where they are."""
+
+    def __init__(self, block: nn.Module) -> None:
+        own = {parameter.untyped_storage().data_ptr() for parameter in block.parameters()}
+
+        def pack(tensor: Tensor) -> tuple[torch.device, Tensor]:
+            if tensor.untyped_storage().data_ptr() in own:
+                return tensor.device, tensor
+            copy = torch.empty_like(tensor, device="cpu", pin_memory=tensor.is_cuda)
+            return tensor.device, copy.copy_(tensor)
+
+        def unpack(packed: tuple[torch.device, Tensor]) -> Tensor:
+            device, tensor = packed
+            return tensor.to(device, non_blocking=tensor.is_pinned())
+
+        super().__init__(pack, unpack)
+
+
+_APPLY: Final[dict[str, Callable[[nn.Module], None]]] = {
+    "n": lambda block: None,
+    "s": lambda block: _wrap(
+        block, context_fn=partial(create_selective_checkpoint_contexts, KEPT_OPS)
+    ),
+    "f": lambda block: _wrap(block),
+    "o": _offload,
+}
 
 
 def _with_tensors_of(block: nn.Module, forward: Callable[..., Any]) -> Callable[..., Any]:

@@ -28,12 +28,15 @@ Allocator = Literal["default", "mallopt", "jemalloc", "tcmalloc"]
 MatmulLibrary = Literal["default", "hipblaslt", "tunableop"]
 """The matrix-product library under ROCm. `tunableop` times the kernels of rocBLAS and hipBLASLt."""
 
-Checkpointing = Annotated[str, StringConstraints(pattern=r"^(none|selective|blocks:[1-9][0-9]*)$")]
+Checkpointing = Annotated[
+    str, StringConstraints(pattern=r"^(none|selective|blocks:[1-9][0-9]*|plan:[nsfo]+)$")
+]
 """Recomputed blocks.
 
 `none` recomputes nothing. `blocks:K` recomputes one block of every K, so `blocks:1` recomputes all.
 `selective` keeps the outputs of matrix products and attention in every block and recomputes the
-rest.
+rest. `plan:ffsn` names each block's choice, as `ratchet memory` plans it: n none, s selective, f
+all of it; o offloads what is saved to the host's memory.
 """
 
 

@@ -11,7 +11,7 @@ from functools import partial
 from ratchet.authors.shares import SHORTEST_S
 from ratchet.base.errors import DeadlinePassed
 from ratchet.measure.sitting import FEWEST_LAUNCHES, Sitting
-from ratchet.optimize.levers import LEVERS, Lever, Situation, all_levers, kernel_levers
+from ratchet.optimize.levers import LEVERS, Lever, Situation, find_lever, kernel_levers
 from ratchet.optimize.levers.kernels import PREFIX
 from ratchet.optimize.levers.operators import BF16_WEIGHTS, COMPILE
 from ratchet.optimize.step.candidate import Candidate, with_config
@@ -523,7 +523,7 @@ def chosen_levers(settings: Settings) -> list[Lever]:
     """Return all levers, or only the one named by `--try`."""
     if settings.try_lever is None:
         return [*LEVERS, *kernel_levers()]
-    return [all_levers()[settings.try_lever]]
+    return [find_lever(settings.try_lever)]
 
 
 def as_default(lever: Lever) -> Lever:

@@ -1,0 +1,87 @@
+"""`ratchet memory`: what a step needs, and what each block must recompute to fit a budget."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from ratchet.cli.app import Debug, DeviceName, Json, app, print_json
+from ratchet.cli.options import BatchSize, PrecisionName, SequenceLength, TextFile
+
+TOO_MUCH = 1
+
+
+@app.command()
+def memory(
+    target: Annotated[
+        str,
+        typer.Argument(
+            metavar="WORKLOAD|SNAPSHOT",
+            help="A built-in workload (gpt2-124m), hf:NAME_OR_PATH, your own file.py:function, or "
+            "a .pickle file of torch.cuda.memory._dump_snapshot.",
+        ),
+    ],
+    fit: Annotated[
+        str | None,
+        typer.Option(
+            metavar="SIZE", help="Plan checkpointing for this budget and run it: 2GiB, 800MiB."
+        ),
+    ] = None,
+    compiled: Annotated[
+        bool, typer.Option("--compile", help="Measure the step under torch.compile.")
+    ] = False,
+    batch_size: BatchSize = None,
+    sequence: SequenceLength = None,
+    precision: PrecisionName = None,
+    text: TextFile = None,
+    device: DeviceName = "auto",
+    as_json: Json = False,
+    debug: Debug = False,
+) -> None:
+    """Measure the memory of a training step, and fit the step into a budget.
+
+    The exit code is 1 if the planned step needs more than the budget when it runs.
+    """
+    from ratchet.plan.fit.sizes import parse_size
+    from ratchet.plan.fit.snapshots import is_snapshot
+
+    if is_snapshot(target):
+        _snapshot(Path(target), fit, as_json)
+        return
+    from ratchet.optimize.turn.settings import workload_options
+
+    budget_bytes = parse_size(fit) if fit is not None else None
+    options = workload_options([target], batch_size, sequence, precision, text, device)
+
+    # torch is imported from here on: mistakes in the call are already answered.
+    from ratchet.plan.fit.fit import MemoryRequest, step_memory
+    from ratchet.report.memory import MemoryProgress, memory_document, print_memory
+
+    with MemoryProgress() as progress:
+        found = step_memory(
+            MemoryRequest(
+                workload=target, options=options, budget_bytes=budget_bytes, compiled=compiled
+            ),
+            progress.say,
+        )
+    if as_json:
+        print_json(memory_document(found))
+    else:
+        print_memory(found)
+    if found.fitted is not None and not found.fitted.fits:
+        raise typer.Exit(TOO_MUCH)
+
+
+def _snapshot(path: Path, fit: str | None, as_json: bool) -> None:
+    from ratchet.plan.fit.snapshots import read_snapshot
+    from ratchet.report.memory import print_snapshot, snapshot_document
+
+    if fit is not None:
+        raise typer.BadParameter("a snapshot is only read: give a workload to --fit")
+    found = read_snapshot(path)
+    if as_json:
+        print_json(snapshot_document(found))
+    else:
+        print_snapshot(found)

@@ -1,0 +1,188 @@
+"""A process that runs a workload's step and measures what torch allocates in it."""
+
+from __future__ import annotations
+
+import gc
+from collections.abc import Iterable
+from dataclasses import asdict, replace
+from typing import Any, Final
+
+import torch
+from torch import Tensor
+from torch.optim import Optimizer
+from torch.utils import _pytree as pytree
+
+from ratchet.base.errors import DeviceError, WorkloadError
+from ratchet.judge.steps.arms import ArmProcess, ArmSpec
+from ratchet.plan.fit.estimate import estimate_bytes
+from ratchet.plan.fit.events import mark, record
+from ratchet.plan.fit.marks import BEGIN_BACKWARD, BEGIN_UPDATE, END, block_marks
+from ratchet.plan.fit.measured import MeasuredStep, MemoryParts, Stretch, parts_at_peak, stretches
+from ratchet.workloads.blame import SMALLER, batch_of
+from ratchet.workloads.checkpointing import find_blocks
+from ratchet.workloads.fake import saved_bytes
+from ratchet.workloads.memory import require
+from ratchet.workloads.step import TrainingStep
+from ratchet.workloads.workload import Workload
+
+FACTORY: Final = "ratchet.plan.fit.arm:make_memory_arm"
+WARMUP_STEPS: Final = 1
+"""The first step makes the optimizer's state and compiles."""
+
+
+class MemoryArm:
+    """A workload whose step is measured in this process."""
+
+    calls = ("measure", "estimate")
+
+    def __init__(self, workload: Workload) -> None:
+        self._workload = workload
+        self._batches = 0
+
+    def step(self, iterations: int) -> None:
+        """Run nothing: this arm is not timed."""
+
+    def describe(self) -> dict[str, Any]:
+        """Return what a plan must know of the workload."""
+        workload = self._workload
+        batch = batch_of(workload, 0)
+        leaves = [one for one in pytree.tree_leaves(batch) if isinstance(one, Tensor)]
+        blocks = find_blocks(workload.model)
+        return {
+            "written": workload.as_written().checkpointing,
+            "device": workload.device,
+            "blocks": [type(block).__name__ for block in blocks],
+            "block_bytes": max((_bytes(block.parameters()) for block in blocks), default=0),
+            "samples": len(leaves[0]) if leaves and leaves[0].ndim else 1,
+            "accumulate": workload.accumulate,
+            "own_step": workload.train_step is not None,
+        }
+
+    def measure(self, checkpointing: str, compiled: bool) -> dict[str, Any]:
+        """Run a step after a warm-up and return a MeasuredStep as JSON."""
+        if compiled and self._workload.train_step is not None:
+            raise WorkloadError(
+                f"workload {self._workload.name!r} has a train_step of its own, which is measured "
+                "as it is written; leave out --compile"
+            )
+        if checkpointing == "none":
+            self._refuse_what_does_not_fit()
+        config = self._workload.as_written().model_copy(
+            update={
+                "checkpointing": checkpointing,
+                "compile_mode": "default" if compiled else None,
+            }
+        )
+        if compiled:
+            torch._dynamo.reset()  # a graph of another choice is not to be taken for this one's
+        found = self._measured(TrainingStep(self._workload, config), compiled)
+        gc.collect()
+        return asdict(found)
+
+    def estimate(self) -> int | None:
+        """Return MemTracker's estimate of the eager step as written."""
+        return estimate_bytes(self._workload)
+
+    def _refuse_what_does_not_fit(self) -> None:
+        """Raise DeviceError before the system would end this process for its memory."""
+        workload = replace(self._workload, checkpointing="none")
+        saved = saved_bytes(workload, workload.batch(0)) or 0
+        device = torch.device(workload.device)
+        trained = _bytes(workload.trained().values())
+        require(saved + trained, device, f"a step of {workload.name!r}", SMALLER)
+
+    def _measured(self, step: TrainingStep, compiled: bool) -> MeasuredStep:
+        for _ in range(WARMUP_STEPS):
+            step(self._next_batch())
+        batch, held = self._next_batch(), set[int]()
+        states = _bytes(step.model.parameters(), step.model.buffers()), _bytes(_states(step))
+        blocks = [] if compiled else find_blocks(step.model)
+        with block_marks(blocks):
+            trace = record(lambda: _run(step, batch, held), torch.device(self._workload.device))
+        return MeasuredStep(
+            checkpointing=step.config.checkpointing,
+            compiled=compiled,
+            peak_bytes=trace.peak_bytes,
+            parts=parts_at_peak(trace, states, held),
+            stretches=tuple(stretches(trace)),
+        )
+
+    def _next_batch(self) -> Any:
+        self._batches += 1
+        return batch_of(self._workload, self._batches - 1)
+
+
+def _run(step: TrainingStep, batch: Any, held: set[int]) -> None:
+    """Run one step with marks; the addresses of its gradients go into `held`."""
+
+    def began(*_: Any) -> None:
+        mark(BEGIN_UPDATE)
+        held.update(
+            one.grad.untyped_storage().data_ptr()
+            for one in step.parameters.values()
+            if one.grad is not None
+        )
+
+    first = step.optimizer
+    hook = first.register_step_pre_hook(began) if isinstance(first, Optimizer) else None
+    try:
+        if step.own is None:
+            written = step.loss
+
+            def loss(*given: Any) -> Tensor:
+                found = written(*given)
+                mark(BEGIN_BACKWARD)
+                return found
+
+            step.loss = loss
+        step(batch)
+        mark(END)
+    finally:
+        if hook is not None:
+            hook.remove()
+
+
+def _states(step: TrainingStep) -> Iterable[Tensor]:
+    for one in step.optimizers.values():
+        if isinstance(one, Optimizer):
+            leaves = pytree.tree_leaves([dict(state) for state in one.state.values()])
+            yield from (leaf for leaf in leaves if isinstance(leaf, Tensor))
+
+
+def _bytes(*given: Iterable[Tensor]) -> int:
+    """Return the bytes of tensors, each storage once."""
+    storages = [one.untyped_storage() for some in given for one in some]
+    return sum({one.data_ptr(): one.nbytes() for one in storages}.values())
+
+
+def make_memory_arm(*, workload: str, options: dict[str, Any]) -> MemoryArm:
+    """Load the workload in this process. Unlike `load_checked`, it takes steps that do not fit."""
+    from ratchet.workloads.load import load
+
+    return MemoryArm(load(workload, **options))
+
+
+def memory_arm(workload: str, options: dict[str, Any]) -> ArmProcess:
+    """Return the process, not started."""
+    # A launch that waits for its kernel makes the host's times those of the device.
+    return ArmProcess(
+        ArmSpec(
+            name=workload,
+            factory=FACTORY,
+            arguments={"workload": workload, "options": options},
+            environment={"CUDA_LAUNCH_BLOCKING": "1"},
+            start_timeout_s=3600.0,
+            call_timeout_s=3600.0,
+        )
+    )
+
+
+def measure(arm: ArmProcess, checkpointing: str, compiled: bool) -> MeasuredStep | None:
+    """Return the measured step; None if the device has no room for it."""
+    try:
+        found = arm.call("measure", checkpointing=checkpointing, compiled=compiled)
+    except DeviceError:
+        return None
+    parts = MemoryParts(**found.pop("parts"))
+    cut = tuple(Stretch(**one) for one in found.pop("stretches"))
+    return MeasuredStep(**found, parts=parts, stretches=cut)
