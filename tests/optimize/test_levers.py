@@ -4,11 +4,14 @@ from __future__ import annotations
 
 import pytest
 
+from ratchet.base.errors import RatchetError
 from ratchet.optimize.levers import (
     LEVERS,
     Lever,
     Situation,
     all_levers,
+    check_lever,
+    find_lever,
     operators,
     system,
 )
@@ -109,3 +112,13 @@ def test_bf16_is_left_out_where_its_products_are_slow() -> None:
     for name in ("bf16-autocast", "bf16-weights"):
         assert all_levers()[name].applies(situation()) is None
         assert all_levers()[name].applies(situation(bf16_is_slow=slow)) == slow
+
+
+def test_a_plan_of_memory_is_a_lever() -> None:
+    name = "checkpointing=plan:ffsn"
+    check_lever(name)
+    lever = find_lever(name)
+    assert lever.applies(situation()) is None
+    assert lever.set(StepConfig(), situation()).checkpointing == "plan:ffsn"
+    with pytest.raises(RatchetError, match="'checkpointing=plan:x' is no plan"):
+        check_lever("checkpointing=plan:x")

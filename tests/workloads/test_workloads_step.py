@@ -66,7 +66,9 @@ def test_an_optimizer_without_a_fused_form_is_refused_in_one_line() -> None:
 
 
 @pytest.mark.parametrize("name", ["llama-tiny", "gpt2-tiny", "moe-tiny", "bert-tiny", "vit-tiny"])
-@pytest.mark.parametrize("checkpointing", ["blocks:1", "blocks:2", "selective"])
+@pytest.mark.parametrize(
+    "checkpointing", ["blocks:1", "blocks:2", "selective", "plan:sf", "plan:on"]
+)
 def test_checkpointing_changes_no_gradient(name: str, checkpointing: str) -> None:
     plain, recomputed = (
         gradients(StepConfig(), name),
@@ -83,6 +85,28 @@ def test_checkpointing_is_undone_by_the_next_step() -> None:
     assert ["forward" in vars(block) for block in blocks] == [True, False]
     TrainingStep(workload, StepConfig())
     assert not any("forward" in vars(block) for block in blocks)
+
+
+def test_a_plan_for_another_number_of_blocks_is_refused() -> None:
+    with pytest.raises(WorkloadError, match="'plan:fsn' is for 3 blocks, but the model has 2"):
+        TrainingStep(load("llama-tiny"), StepConfig(checkpointing="plan:fsn"))
+
+
+@pytest.mark.parametrize(
+    ("checkpointing", "blocks"), [("none", 0), ("blocks:1", 2), ("plan:fn", 1)]
+)
+def test_a_compiled_step_recomputes_too(checkpointing: str, blocks: int) -> None:
+    workload = load("gpt2-tiny")
+    TrainingStep(workload, StepConfig(checkpointing=checkpointing))
+    found = []
+
+    def count(graph: torch.fx.GraphModule, inputs: object) -> object:
+        found.extend(n for n in graph.graph.nodes if "Checkpoint" in type(n.target).__name__)
+        return graph
+
+    assert workload.loss is not None
+    torch.compile(workload.loss, backend=count)(workload.model, workload.batch(0))
+    assert len(found) == blocks
 
 
 def test_a_model_without_blocks_cannot_be_checkpointed() -> None:

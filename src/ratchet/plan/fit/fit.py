@@ -197,7 +197,7 @@ def _no_plan(
     states = smallest.parts.states
     least_bytes = least.predicted_bytes if least is not None else smallest.peak_bytes
     why = (
-        f"parameters and optimizer state alone take {mib(states)}"
+        f"parameters and optimizer state alone take {mib(states, up=True)}"
         if states > request.budget_bytes
         else "no choice of checkpointing is small enough"
     )
