@@ -65,7 +65,7 @@ class MemoryArm:
                 f"workload {self._workload.name!r} has a train_step of its own, which is measured "
                 "as it is written; leave out --compile"
             )
-        if checkpointing == "none":
+        if checkpointing == "none" or set(checkpointing.removeprefix("plan:")) == {"n"}:
             self._refuse_what_does_not_fit()
         config = self._workload.as_written().model_copy(
             update={

@@ -111,13 +111,15 @@ def _planned(
         if written is not None and written.peak_bytes <= request.budget_bytes:
             return None, _as_written(written)
         raise _no_plan(request, found, facts, written, None)
-    steps = _measured_choices(arm, blocks, facts["device"], False, told)
-    if not steps:
+    known = {"n": written} if written is not None and facts["written"] == "none" else {}
+    eager = {} if request.compiled else known
+    steps = _measured_choices(arm, found, False, eager, told)
+    costs = costs_of(steps, blocks) if steps else None
+    if costs is not None and request.compiled:
+        steps = _measured_choices(arm, found, True, known, told)
+        costs = compiled_costs(costs, steps) if steps else None
+    if costs is None:
         raise _no_plan(request, found, facts, None, None)
-    costs = costs_of(steps, blocks)
-    if request.compiled:
-        steps = _measured_choices(arm, blocks, "cpu", True, told) or steps
-        costs = compiled_costs(costs, steps)
     plan = best_plan(costs, request.budget_bytes)
     if plan is None:
         least = least_plan(costs)
@@ -127,19 +129,24 @@ def _planned(
 
 
 def _measured_choices(
-    arm: ArmProcess, blocks: int, device: str, compiled: bool, told: Callable[[str], None]
+    arm: ArmProcess,
+    found: StepMemory,
+    compiled: bool,
+    known: Mapping[str, MeasuredStep],
+    told: Callable[[str], None],
 ) -> dict[str, MeasuredStep]:
-    """Measure a step for each choice; offloading is one where there is a GPU."""
-    found: dict[str, MeasuredStep] = {}
-    for choice in ("o" if device.startswith("cuda") else "") + SMALLEST_FIRST:
-        how = "compiled" if compiled else "eager"
-        told(f"{how} step, every block {CHOICES[choice]}")
-        step = measure(arm, f"plan:{choice * blocks}", compiled)
+    """Measure a step for each choice that is not known; an eager GPU may offload, too."""
+    steps: dict[str, MeasuredStep] = {}
+    offloads = found.device.startswith("cuda") and not compiled
+    for choice in ("o" if offloads else "") + SMALLEST_FIRST:
+        told(f"{'compiled' if compiled else 'eager'} step, every block {CHOICES[choice]}")
+        plan = f"plan:{choice * len(found.blocks)}"
+        step = known.get(choice) or measure(arm, plan, compiled)
         if step is not None:
-            found[choice] = step
+            steps[choice] = step
         elif choice != "o":
             break
-    return dict(reversed(found.items()))  # of equal plans, the one that recomputes less
+    return dict(reversed(steps.items()))  # of equal plans, the one that recomputes less
 
 
 def _as_written(written: MeasuredStep) -> FitPlan:

@@ -27,8 +27,8 @@ class FitPlan:
 
     @property
     def checkpointing(self) -> str:
-        """Return the value for a StepConfig."""
-        return f"plan:{self.choices}"
+        """Return the value for a StepConfig; a model without blocks has no choice."""
+        return f"plan:{self.choices}" if self.choices else "none"
 
 
 def best_plan(costs: BlockCosts, budget_bytes: int) -> FitPlan | None:
