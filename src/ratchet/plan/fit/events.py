@@ -14,7 +14,7 @@ from torch.profiler import ProfilerActivity, profile, record_function
 from ratchet.workloads.checkpointing import KEPT_OPS
 
 MARK: Final = "ratchet:"
-KEPT_NAMES: Final = frozenset(op.name().partition(".")[0] for op in KEPT_OPS)
+KEPT_NAMES: Final = frozenset(str(op).replace(".", "::", 1).partition(".")[0] for op in KEPT_OPS)
 """Names, as the profiler has them, of the ops whose outputs selective checkpointing keeps."""
 
 

@@ -57,12 +57,12 @@ def _on_gradient(values: Any, name: str) -> None:
     """Put a mark when the gradient of the first differentiable tensor is there."""
     for leaf in pytree.tree_leaves(values):
         if isinstance(leaf, Tensor) and leaf.requires_grad:
-            leaf.register_hook(lambda gradient: _mark(name))
+            leaf.register_hook(lambda _: _mark(name))  # type: ignore[no-untyped-call]
             return
 
 
 def _mark(name: str) -> None:
     # On a GPU the time between two marks is that of the device only if nothing is under way.
-    if torch.cuda.is_initialized():
+    if torch.cuda.is_initialized():  # type: ignore[no-untyped-call]
         torch.cuda.synchronize()
     mark(name)
