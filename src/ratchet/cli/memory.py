@@ -32,6 +32,9 @@ def memory(
     compiled: Annotated[
         bool, typer.Option("--compile", help="Measure the step under torch.compile.")
     ] = False,
+    fused: Annotated[
+        bool, typer.Option("--fused", help="Update with the optimizer's fused implementation.")
+    ] = False,
     batch_size: BatchSize = None,
     sequence: SequenceLength = None,
     precision: PrecisionName = None,
@@ -62,7 +65,11 @@ def memory(
     with MemoryProgress() as progress:
         found = step_memory(
             MemoryRequest(
-                workload=target, options=options, budget_bytes=budget_bytes, compiled=compiled
+                workload=target,
+                options=options,
+                budget_bytes=budget_bytes,
+                compiled=compiled,
+                fused=fused,
             ),
             progress.say,
         )

@@ -58,7 +58,7 @@ class MemoryArm:
             "own_step": workload.train_step is not None,
         }
 
-    def measure(self, checkpointing: str, compiled: bool) -> dict[str, Any]:
+    def measure(self, checkpointing: str, compiled: bool, fused: bool = False) -> dict[str, Any]:
         """Run a step after a warm-up and return a MeasuredStep as JSON."""
         if compiled and self._workload.train_step is not None:
             raise WorkloadError(
@@ -71,6 +71,7 @@ class MemoryArm:
             update={
                 "checkpointing": checkpointing,
                 "compile_mode": "default" if compiled else None,
+                "optimizer": "fused" if fused else "as_written",
             }
         )
         if compiled:
@@ -177,10 +178,12 @@ def memory_arm(workload: str, options: dict[str, Any]) -> ArmProcess:
     )
 
 
-def measure(arm: ArmProcess, checkpointing: str, compiled: bool) -> MeasuredStep | None:
+def measure(
+    arm: ArmProcess, checkpointing: str, compiled: bool, fused: bool = False
+) -> MeasuredStep | None:
     """Return the measured step; None if the device has no room for it."""
     try:
-        found = arm.call("measure", checkpointing=checkpointing, compiled=compiled)
+        found = arm.call("measure", checkpointing=checkpointing, compiled=compiled, fused=fused)
     except DeviceError:
         return None
     parts = MemoryParts(**found.pop("parts"))

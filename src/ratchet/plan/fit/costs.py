@@ -57,7 +57,7 @@ class BlockCosts:
         return sum(times[choice] for times, choice in zip(self.time_s, plan, strict=True))
 
 
-class _Walk:
+class _MeasuredWalk:
     """One measured step, its stretches taken in order."""
 
     def __init__(self, step: MeasuredStep, blocks: int) -> None:
@@ -95,7 +95,7 @@ class _Walk:
 
 def costs_of(steps: Mapping[str, MeasuredStep], blocks: int) -> BlockCosts:
     """Return the costs from eager steps, one measured for each choice."""
-    walks = {choice: _Walk(step, blocks) for choice, step in steps.items()}
+    walks = {choice: _MeasuredWalk(step, blocks) for choice, step in steps.items()}
     first = next(iter(walks.values()))
     places = range(blocks)
     outside = {
@@ -111,12 +111,12 @@ def costs_of(steps: Mapping[str, MeasuredStep], blocks: int) -> BlockCosts:
     )
 
 
-def _alike(walk: _Walk, place: int) -> list[int]:
+def _alike(walk: _MeasuredWalk, place: int) -> list[int]:
     """Return the blocks that save as much as this one: their times differ only by noise."""
     return [i for i, saved in enumerate(walk.saved) if saved == walk.saved[place]]
 
 
-def _added_s(walks: Mapping[str, _Walk], choice: str, alike: Sequence[int]) -> float:
+def _added_s(walks: Mapping[str, _MeasuredWalk], choice: str, alike: Sequence[int]) -> float:
     """Return the forward time that is spent again; for an offload, the time of both passes more."""
     plain = walks.get("n") or walks["f"]
     if choice == "f":

@@ -30,6 +30,8 @@ class MemoryRequest:
     options: Mapping[str, Any] = field(default_factory=dict)
     budget_bytes: int | None = None
     compiled: bool = False
+    fused: bool = False
+    """Update with the optimizer's fused implementation, which holds no temporary tensors."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -76,7 +78,7 @@ def step_memory(request: MemoryRequest, told: Callable[[str], None]) -> StepMemo
     with memory_arm(request.workload, options) as arm:
         facts = arm.describe()
         told("the step as written")
-        written = measure(arm, facts["written"], request.compiled)
+        written = measure(arm, facts["written"], request.compiled, request.fused)
         estimated = arm.call("estimate") if not facts["own_step"] else None
         found = StepMemory(
             workload=request.workload,
@@ -113,10 +115,10 @@ def _planned(
         raise _no_plan(request, found, facts, written, None)
     known = {"n": written} if written is not None and facts["written"] == "none" else {}
     eager = {} if request.compiled else known
-    steps = _measured_choices(arm, found, False, eager, told)
+    steps = _measured_choices(arm, found, False, request.fused, eager, told)
     costs = costs_of(steps, blocks) if steps else None
     if costs is not None and request.compiled:
-        steps = _measured_choices(arm, found, True, known, told)
+        steps = _measured_choices(arm, found, True, request.fused, known, told)
         costs = compiled_costs(costs, steps) if steps else None
     if costs is None:
         raise _no_plan(request, found, facts, None, None)
@@ -132,6 +134,7 @@ def _measured_choices(
     arm: ArmProcess,
     found: StepMemory,
     compiled: bool,
+    fused: bool,
     known: Mapping[str, MeasuredStep],
     told: Callable[[str], None],
 ) -> dict[str, MeasuredStep]:
@@ -141,7 +144,7 @@ def _measured_choices(
     for choice in ("o" if offloads else "") + SMALLEST_FIRST:
         told(f"{'compiled' if compiled else 'eager'} step, every block {CHOICES[choice]}")
         plan = f"plan:{choice * len(found.blocks)}"
-        step = known.get(choice) or measure(arm, plan, compiled)
+        step = known.get(choice) or measure(arm, plan, compiled, fused)
         if step is not None:
             steps[choice] = step
         elif choice != "o":
@@ -165,7 +168,7 @@ def _tried(
     for attempt in range(ATTEMPTS):
         told(f"the plan {plan.choices or 'as written'}, in a process of its own")
         with memory_arm(request.workload, dict(request.options)) as arm:
-            step = measure(arm, plan.checkpointing, request.compiled)
+            step = measure(arm, plan.checkpointing, request.compiled, request.fused)
         if step is None:
             raise PlanError(
                 f"the plan {plan.checkpointing} did not run: {found.device} has no room for it; "
@@ -216,8 +219,14 @@ def _no_plan(
     )
     return PlanError(
         f"{title}: {why}; the least that fits is --fit {mib(least_bytes, up=True)}; "
-        f"within {mib(request.budget_bytes)} would fit {other}"
+        f"within {mib(request.budget_bytes)} would fit {other}{_update(smallest, request)}"
     )
+
+
+def _update(smallest: MeasuredStep, request: MemoryRequest) -> str:
+    """Return a remedy if the update's temporary tensors are the peak."""
+    at_update = smallest.parts.activations == 0 and smallest.parts.gradients > 0
+    return ", or try --fused for the update" if at_update and not request.fused else ""
 
 
 def mib(size_bytes: int, *, up: bool = False) -> str:
