@@ -27,9 +27,16 @@ from pathlib import Path
 import numpy as np
 
 from ratchet.base.errors import PlanError
-from ratchet.plan.cluster import GIB, Cluster, Rate, parse_cluster
+from ratchet.plan.cluster import GIB, PlannedCluster, Rate, parse_cluster
 from ratchet.plan.layout import Layout, columns
-from ratchet.plan.search import Asked, Evaluated, evaluate, layouts_of, make_asked, room_bytes
+from ratchet.plan.search import (
+    Evaluated,
+    PlanQuestion,
+    evaluate,
+    layouts_of,
+    make_asked,
+    room_bytes,
+)
 from ratchet.plan.shape import Shape, find_shape
 from ratchet.plan.stack import STACKS, Stack
 
@@ -56,7 +63,7 @@ class Row:
 
     id: str
     held_out: bool
-    asked: Asked
+    asked: PlanQuestion
     layout: Layout
     step_s: float | None
     memory_bytes: float | None
@@ -188,7 +195,7 @@ def calibrated(row: Row) -> float:
     return low
 
 
-def at_rate(asked: Asked, factor: float) -> Asked:
+def at_rate(asked: PlanQuestion, factor: float) -> PlanQuestion:
     """Return the same with a 500 W H100's rate; other devices stay as they are."""
     if asked.cluster.name != "h100-500w":
         return asked
@@ -199,7 +206,7 @@ def at_rate(asked: Asked, factor: float) -> Asked:
     return replace(asked, cluster=replace(asked.cluster, products=products))
 
 
-def cluster_of(name: str, count: int) -> Cluster:
+def cluster_of(name: str, count: int) -> PlannedCluster:
     local = min(8, count)
     cluster = parse_cluster(f"{name.partition('-')[0]}:{local}x{max(1, count // local)}")
     if name == "h100-500w":
@@ -324,7 +331,7 @@ def made(
         dp=dp, tp=tp, pp=pp, vpp=vpp, cp=cp, ep=ep if dp % ep == 0 else 1, micro_batch=micro,
         sharding=sharding, precision="fp8" if fast else "bf16",  # type: ignore[arg-type]
     )  # fmt: skip
-    asked = Asked(shape=shape, cluster=cluster, stack=stack, batch=batch)
+    asked = PlanQuestion(shape=shape, cluster=cluster, stack=stack, batch=batch)
     for one in [checkpointing] if checkpointing else ["none", "selective", "full"]:
         layout = replace(layout, checkpointing=one)
         if evaluate(asked, columns([layout])).memory.total[0] <= room_bytes(cluster):

@@ -14,7 +14,7 @@ import torch
 
 pytest.importorskip("tree_sitter_cuda", reason="tree-sitter is not installed")
 
-from ratchet.judge.hip.loading import HipProgram
+from ratchet.judge.emulator.hip_loading import HipProgram
 
 from ratchet.judge.emulator.build import compiled_machine
 from ratchet.judge.static_profile.inspection import hip_interface

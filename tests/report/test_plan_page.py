@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 from html_pages import CHROMIUM, in_chromium
 
-from ratchet.plan.ask import Request, planned
+from ratchet.plan.ask import PlanRequest, planned
 from ratchet.report.page import render_page
 from ratchet.report.plan import plan_report
 
@@ -24,7 +24,7 @@ PROBE = """(page) => {
 @pytest.mark.skipif(CHROMIUM is None, reason="needs chromium")
 @pytest.mark.parametrize("width", [420, 1100])
 def test_the_sliders_compute_the_plans_again(width: int, tmp_path: Path) -> None:
-    answer = planned(Request(model="llama3-8b", cluster="mi300x:8x2", batch=64))
+    answer = planned(PlanRequest(model="llama3-8b", cluster="mi300x:8x2", batch=64))
     page = render_page(plan_report(answer))
     found, console = in_chromium(page, tmp_path, width, PROBE)
     assert console == ""

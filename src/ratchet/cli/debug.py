@@ -10,8 +10,8 @@ import typer
 from ratchet.cli.app import Debug, Json, app, print_json
 
 
-@app.command("debug")
-def debug_dumps(
+@app.command()
+def debug(
     dumps: Annotated[
         list[Path],
         typer.Argument(

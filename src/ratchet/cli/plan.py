@@ -84,10 +84,10 @@ def plan(
     debug: Debug = False,
 ) -> None:
     """Plan a model's training on machines that are not here, or tell what a recipe saves."""
-    from ratchet.plan.ask import Request, planned, saved
+    from ratchet.plan.ask import PlanRequest, planned, saved
     from ratchet.report.plan import plan_document, print_planned, print_saved, saved_document
 
-    request = Request(
+    request = PlanRequest(
         model=model,
         cluster=cluster,
         batch=batch,

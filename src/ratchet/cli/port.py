@@ -49,8 +49,8 @@ def port(
     from ratchet.judge.workers.candidate.architectures import TARGETS
     from ratchet.port.run import PortSettings, write_outputs
     from ratchet.port.run import port as run
-    from ratchet.report.console import working
     from ratchet.report.port import as_sarif, print_port, render_port_page
+    from ratchet.report.terminal import working
 
     names = [name.strip() for name in target.split(",") if name.strip()]
     settings = PortSettings(

@@ -6,16 +6,16 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from ratchet.base.errors import PlanError
-from ratchet.plan.cluster import Cluster, parse_cluster
-from ratchet.plan.economics import Cost, Saved, check_price, cost_of, savings
+from ratchet.plan.cluster import PlannedCluster, parse_cluster
+from ratchet.plan.economics import RunCost, Saved, check_price, cost_of, savings
 from ratchet.plan.layout import parse_layout
-from ratchet.plan.search import Plan, Planned, make_asked, plan, plan_one
+from ratchet.plan.search import LayoutPlan, Planned, make_asked, plan, plan_one
 from ratchet.plan.shape import find_shape
 from ratchet.plan.stack import find_stack
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
-class Request:
+class PlanRequest:
     """The words of a call."""
 
     model: str | None
@@ -37,11 +37,11 @@ class Answered:
     """Plans, and what a run with the best of them costs if its tokens were given."""
 
     planned: Planned
-    cost: Cost | None
+    cost: RunCost | None
     price: float | None
 
     @property
-    def best(self) -> Plan:
+    def best(self) -> LayoutPlan:
         return self.planned.best
 
 
@@ -52,12 +52,12 @@ class SavedBy:
     recipe: str
     workload: str
     proven_on: str
-    cluster: Cluster
+    cluster: PlannedCluster
     price: float
     saved: Saved
 
 
-def planned(request: Request) -> Answered:
+def planned(request: PlanRequest) -> Answered:
     """Plan what was asked; PlanError for what is missing, unknown or fits nowhere."""
     if request.model is None or request.cluster is None:
         raise PlanError(
@@ -114,7 +114,7 @@ def saved(path: Path, fleet: str | None, price: float | None) -> SavedBy:
     )
 
 
-def _fleet(text: str) -> Cluster:
+def _fleet(text: str) -> PlannedCluster:
     """Return a fleet as a cluster; its devices need not fill whole nodes."""
     device, _, count = text.partition(":")
     if not count.isdigit() or not int(count):

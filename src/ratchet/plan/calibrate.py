@@ -12,7 +12,7 @@ import numpy as np
 
 from ratchet.base.errors import PlanError
 from ratchet.devices.catalogue import load
-from ratchet.plan.cluster import Cluster, Rate
+from ratchet.plan.cluster import PlannedCluster, Rate
 from ratchet.trace.answers.report import Report
 
 DTYPES: Final = {"bf16": ("bf16", "fp16"), "fp8": ("fp8",)}
@@ -25,7 +25,7 @@ UPPER: Final = 0.75
 """Quantile over time of the rates that a trace shows: what the device sustains when it is fed."""
 
 
-def calibrated(cluster: Cluster, paths: Sequence[Path]) -> Cluster:
+def calibrated(cluster: PlannedCluster, paths: Sequence[Path]) -> PlannedCluster:
     """Return the cluster with the rates of products and links that traces show.
 
     What the traces do not show keeps its rate. Raises PlanError for a trace of another device and
@@ -49,7 +49,7 @@ def calibrated(cluster: Cluster, paths: Sequence[Path]) -> Cluster:
     return changed
 
 
-def _check_device(cluster: Cluster, found: Report, path: Path) -> None:
+def _check_device(cluster: PlannedCluster, found: Report, path: Path) -> None:
     entry = load().match(found.device) if found.device else None
     word = cluster.device.split()[0]
     if entry.name != cluster.device if entry else word not in re.split(r"[\s_-]", found.device):
@@ -59,7 +59,7 @@ def _check_device(cluster: Cluster, found: Report, path: Path) -> None:
         )
 
 
-def _with_products(cluster: Cluster, reports: Iterable[Report]) -> Cluster:
+def _with_products(cluster: PlannedCluster, reports: Iterable[Report]) -> PlannedCluster:
     rows = [row for report in reports for row in report.roofline]
     products = dict(cluster.products)
     for precision, dtypes in DTYPES.items():
@@ -75,7 +75,7 @@ def _with_products(cluster: Cluster, reports: Iterable[Report]) -> Cluster:
     return replace(cluster, products=products) if products != cluster.products else cluster
 
 
-def _with_links(cluster: Cluster, reports: Iterable[Report]) -> Cluster:
+def _with_links(cluster: PlannedCluster, reports: Iterable[Report]) -> PlannedCluster:
     rows = [row for report in reports for row in report.collectives]
     large = [row for row in rows if row.size_bytes >= LARGE_BYTES and row.bus_bandwidth > 0]
     # A collective's time holds the wait for the slowest rank, so most count alike.

@@ -45,7 +45,7 @@ class Rate:
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
-class Cluster:
+class PlannedCluster:
     """Devices of one kind, `local` in each of `nodes` nodes."""
 
     name: str
@@ -77,14 +77,14 @@ class Cluster:
         """Return the number of devices."""
         return self.local * self.nodes
 
-    def with_nodes(self, nodes: int) -> Cluster:
+    def with_nodes(self, nodes: int) -> PlannedCluster:
         """Return the same cluster with another number of nodes."""
         return replace(
             self, nodes=nodes, name=f"{self.device.lower().split()[0]}:{self.local}x{nodes}"
         )
 
 
-def parse_cluster(text: str, *, network_gb_per_s: float | None = None) -> Cluster:
+def parse_cluster(text: str, *, network_gb_per_s: float | None = None) -> PlannedCluster:
     """Return the cluster of `DEVICE:LOCALxNODES`, such as `mi300x:8x128`, or `DEVICE:COUNT`.
 
     Raises PlanError for a text of another form and for a device that the catalogue lacks.
@@ -132,7 +132,7 @@ def _is_mesh(device: CatalogueDevice) -> bool:
 
 def _cluster(
     name: str, device: CatalogueDevice, local: int, nodes: int, network_gb_per_s: float | None
-) -> Cluster:
+) -> PlannedCluster:
     memory = device.get("memory")
     bandwidth = device.memory_bytes_per_s()
     egress = device.number("fabric_egress")
@@ -147,7 +147,7 @@ def _cluster(
         for precision in ("bf16", "fp8")
         if (found := device.peak_flops_per_s(f"matrix_{precision}"))
     }
-    return Cluster(
+    return PlannedCluster(
         name=name,
         device=device.name,
         local=local,

@@ -5,13 +5,13 @@ from __future__ import annotations
 import shlex
 from typing import Final
 
-from ratchet.plan.search import Asked, Plan
+from ratchet.plan.search import LayoutPlan, PlanQuestion
 
 PORT: Final = 29500
 _TITAN_CHECKPOINTING: Final = {"none": "none", "selective": "selective", "full": "full"}
 
 
-def arguments(asked: Asked, plan: Plan) -> list[str]:
+def arguments(asked: PlanQuestion, plan: LayoutPlan) -> list[str]:
     """Return the training program and its arguments in the words of the plan's stack.
 
     The names are those of torchtitan's configuration and of Megatron-LM's arguments.
@@ -19,7 +19,7 @@ def arguments(asked: Asked, plan: Plan) -> list[str]:
     return _megatron(asked, plan) if asked.stack.name == "megatron" else _torchtitan(asked, plan)
 
 
-def _torchtitan(asked: Asked, plan: Plan) -> list[str]:
+def _torchtitan(asked: PlanQuestion, plan: LayoutPlan) -> list[str]:
     layout = plan.layout
     full = layout.sharding == "full"
     schedule = "Interleaved1F1B" if layout.vpp > 1 else "1F1B"
@@ -46,7 +46,7 @@ def _torchtitan(asked: Asked, plan: Plan) -> list[str]:
     return ["-m", "torchtitan.train", *told]
 
 
-def _megatron(asked: Asked, plan: Plan) -> list[str]:
+def _megatron(asked: PlanQuestion, plan: LayoutPlan) -> list[str]:
     layout, shape = plan.layout, asked.shape
     told = {
         "tensor-model-parallel-size": layout.tp,
@@ -77,7 +77,7 @@ def _megatron(asked: Asked, plan: Plan) -> list[str]:
     return ["pretrain_gpt.py", *named, *flags]
 
 
-def torchrun(asked: Asked, plan: Plan, *, head: str = "$HEAD") -> str:
+def torchrun(asked: PlanQuestion, plan: LayoutPlan, *, head: str = "$HEAD") -> str:
     """Return the command that each node runs; `head` is the first node's address."""
     cluster = asked.cluster
     rendezvous = (
@@ -91,7 +91,7 @@ def torchrun(asked: Asked, plan: Plan, *, head: str = "$HEAD") -> str:
     )
 
 
-def slurm(asked: Asked, plan: Plan) -> str:
+def slurm(asked: PlanQuestion, plan: LayoutPlan) -> str:
     """Return a script for sbatch."""
     cluster = asked.cluster
     return "\n".join(
@@ -111,7 +111,7 @@ def slurm(asked: Asked, plan: Plan) -> str:
     )
 
 
-def jobset(asked: Asked, plan: Plan) -> str:
+def jobset(asked: PlanQuestion, plan: LayoutPlan) -> str:
     """Return a Kubernetes JobSet; its image and volumes are yours to fill in."""
     cluster = asked.cluster
     name = _slug(asked.shape.name)

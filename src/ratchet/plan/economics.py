@@ -7,8 +7,8 @@ from dataclasses import dataclass
 from typing import Final
 
 from ratchet.base.errors import PlanError
-from ratchet.plan.cluster import Cluster
-from ratchet.plan.search import Plan
+from ratchet.plan.cluster import PlannedCluster
+from ratchet.plan.search import LayoutPlan
 
 POWER_SHARE: Final = 0.8
 """Share of the board's power that training draws. An assumption."""
@@ -18,7 +18,7 @@ HOURS_A_YEAR: Final = 8760.0
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
-class Cost:
+class RunCost:
     """What a run takes. Money is in the currency of the price."""
 
     steps: int
@@ -47,13 +47,15 @@ def check_price(price: float) -> float:
     return price
 
 
-def cost_of(plan: Plan, cluster: Cluster, tokens: float, price: float | None) -> Cost:
+def cost_of(
+    plan: LayoutPlan, cluster: PlannedCluster, tokens: float, price: float | None
+) -> RunCost:
     """Return what training on `tokens` tokens takes with a plan."""
     if not math.isfinite(tokens) or tokens <= 0:
         raise PlanError(f"{tokens} tokens train nothing: give a number above 0, such as 1e12")
     hours = tokens / plan.tokens_per_s / 3600
     device_hours = hours * cluster.world
-    return Cost(
+    return RunCost(
         steps=math.ceil(tokens / (plan.tokens_per_s * plan.step_s)),
         hours=hours,
         device_hours=device_hours,
@@ -63,7 +65,10 @@ def cost_of(plan: Plan, cluster: Cluster, tokens: float, price: float | None) ->
 
 
 def savings(
-    ratio: tuple[float, float, float], cluster: Cluster, price: float, search_device_hours: float
+    ratio: tuple[float, float, float],
+    cluster: PlannedCluster,
+    price: float,
+    search_device_hours: float,
 ) -> Saved:
     """Return what steps faster by `ratio` (low, middle, high) save on a fleet that trains all year.
 
@@ -98,5 +103,5 @@ def _gain(ratio: float) -> float:
     return 1 - 1 / ratio
 
 
-def _kw(cluster: Cluster) -> float:
+def _kw(cluster: PlannedCluster) -> float:
     return cluster.power_w * POWER_SHARE * OVERHEAD / 1000

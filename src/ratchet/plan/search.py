@@ -10,7 +10,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from ratchet.base.errors import PlanError
-from ratchet.plan.cluster import GIB, RESERVED_BYTES, Cluster
+from ratchet.plan.cluster import GIB, RESERVED_BYTES, PlannedCluster
 from ratchet.plan.layout import (
     CHECKPOINTINGS,
     PRECISIONS,
@@ -40,11 +40,11 @@ MEMORY_PARTS: Final = ("weights", "gradients", "optimizer", "activations", "gath
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
-class Asked:
+class PlanQuestion:
     """What is planned: a model on a cluster, with a batch and a stack."""
 
     shape: Shape
-    cluster: Cluster
+    cluster: PlannedCluster
     stack: Stack
     batch: int
     """Sequences of one step, over all replicas."""
@@ -52,7 +52,7 @@ class Asked:
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
-class Plan:
+class LayoutPlan:
     """One layout with its costs."""
 
     layout: Layout
@@ -78,14 +78,14 @@ class Plan:
 class Planned:
     """The answer to `plan`: how many layouts there were, and the best."""
 
-    asked: Asked
+    asked: PlanQuestion
     counted: int
     fitting: int
-    front: tuple[Plan, ...]
+    front: tuple[LayoutPlan, ...]
     """Layouts that no other beats in both time and memory, fastest first."""
 
     @property
-    def best(self) -> Plan:
+    def best(self) -> LayoutPlan:
         """Return the fastest layout that fits."""
         return self.front[0]
 
@@ -99,13 +99,13 @@ class Evaluated:
     times: Times
     memory: Memory
 
-    def plan(self, asked: Asked, place: int) -> Plan:
+    def plan(self, asked: PlanQuestion, place: int) -> LayoutPlan:
         """Return one of them as a plan."""
         step_s = float(self.times.total[place])
         tokens = asked.batch * asked.shape.sequence
         cluster = asked.cluster
         flops = asked.shape.flops_per_token * tokens
-        return Plan(
+        return LayoutPlan(
             layout=self.layouts.row(place),
             micro_batches=int(self.micro_batches[place]),
             step_s=step_s,
@@ -120,9 +120,9 @@ class Evaluated:
 
 
 def make_asked(
-    shape: Shape, cluster: Cluster, stack: Stack, *, batch: int | None = None,
+    shape: Shape, cluster: PlannedCluster, stack: Stack, *, batch: int | None = None,
     precisions: tuple[str, ...] = ("bf16",),
-) -> Asked:  # fmt: skip
+) -> PlanQuestion:  # fmt: skip
     """Return what is planned; the batch defaults to about four million tokens.
 
     Raises PlanError for a precision that the device lacks.
@@ -136,10 +136,12 @@ def make_asked(
         wanted = max(1, BATCH_TOKENS // shape.sequence)
         # A multiple of what divides among the replicas of most layouts.
         batch = max(cluster.world, 2 ** (wanted - 1).bit_length())
-    return Asked(shape=shape, cluster=cluster, stack=stack, batch=batch, precisions=precisions)
+    return PlanQuestion(
+        shape=shape, cluster=cluster, stack=stack, batch=batch, precisions=precisions
+    )
 
 
-def layouts_of(asked: Asked) -> Layouts:
+def layouts_of(asked: PlanQuestion) -> Layouts:
     """Return every layout that divides the cluster, the model and the batch.
 
     Raises PlanError if there is none.
@@ -154,7 +156,7 @@ def layouts_of(asked: Asked) -> Layouts:
     return join(parts)
 
 
-def _parts(asked: Asked) -> Iterator[Layouts]:
+def _parts(asked: PlanQuestion) -> Iterator[Layouts]:
     """Yield, for each set of degrees, all choices of micro-batch, chunks and what is kept."""
     shape, cluster = asked.shape, asked.cluster
     for tp in _divisors(shape.heads, cluster.local):
@@ -175,7 +177,7 @@ def _expert_degrees(shape: Shape, dp: int) -> list[int]:
     return [ep for ep in _divisors(shape.experts, dp) if dp % ep == 0]
 
 
-def _choices(asked: Asked, dp: int, tp: int, pp: int, cp: int, ep: int) -> Iterator[Layouts]:
+def _choices(asked: PlanQuestion, dp: int, tp: int, pp: int, cp: int, ep: int) -> Iterator[Layouts]:
     own = asked.batch // dp
     micro = [one for one in MICRO_BATCHES if one <= own and own % one == 0]
     chunks = [one for one in CHUNKS if _may_chunk(asked.shape.layers, pp, one)]
@@ -222,7 +224,7 @@ def _powers(most: int) -> list[int]:
     return [2**one for one in range(max(1, most).bit_length())]
 
 
-def evaluate(asked: Asked, layouts: Layouts) -> Evaluated:
+def evaluate(asked: PlanQuestion, layouts: Layouts) -> Evaluated:
     """Return the times and the memory of some layouts."""
     micro_batches = asked.batch / (layouts.dp * layouts.micro_batch)
     return Evaluated(
@@ -233,7 +235,7 @@ def evaluate(asked: Asked, layouts: Layouts) -> Evaluated:
     )
 
 
-def room_bytes(cluster: Cluster) -> float:
+def room_bytes(cluster: PlannedCluster) -> float:
     """Return the memory of a device that a step may fill."""
     return cluster.memory_bytes - RESERVED_BYTES
 
@@ -246,7 +248,7 @@ def front(step_s: Floats, memory_bytes: Floats) -> NDArray[np.int64]:
     return order[memory_bytes[order] < earlier]
 
 
-def plan(asked: Asked) -> Planned:
+def plan(asked: PlanQuestion) -> Planned:
     """Evaluate every layout and return those on the front that fit the devices' memory.
 
     Raises PlanError if none fits, with the smallest cluster of the same nodes on which one does.
@@ -264,7 +266,7 @@ def plan(asked: Asked) -> Planned:
     )
 
 
-def plan_one(asked: Asked, layout: Layout) -> Plan:
+def plan_one(asked: PlanQuestion, layout: Layout) -> LayoutPlan:
     """Return the costs of one layout; PlanError if it does not divide the batch or the model."""
     shape, cluster = asked.shape, asked.cluster
     if layout.world != cluster.world:
@@ -289,7 +291,7 @@ def plan_one(asked: Asked, layout: Layout) -> Plan:
     return evaluate(asked, columns([layout])).plan(asked, 0)
 
 
-def _fits_nowhere(asked: Asked, least_bytes: float) -> str:
+def _fits_nowhere(asked: PlanQuestion, least_bytes: float) -> str:
     cluster = asked.cluster
     said = (
         f"{asked.shape.name} fits no layout of {cluster.name}: the smallest takes "
@@ -297,7 +299,7 @@ def _fits_nowhere(asked: Asked, least_bytes: float) -> str:
     )
     nodes = cluster.nodes
     while (nodes := nodes * 2) * cluster.local <= LARGEST:
-        larger = Asked(
+        larger = PlanQuestion(
             shape=asked.shape,
             cluster=cluster.with_nodes(nodes),
             stack=asked.stack,

@@ -14,7 +14,7 @@ from typing import Final
 
 import numpy as np
 
-from ratchet.plan.cluster import HOP_S, NETWORK_HOP_S, Cluster
+from ratchet.plan.cluster import HOP_S, NETWORK_HOP_S, PlannedCluster
 from ratchet.plan.layout import PRECISIONS, Floats, Layouts
 from ratchet.plan.memory import (
     FULL,
@@ -88,7 +88,7 @@ class Layer:
 
 
 def times(
-    shape: Shape, cluster: Cluster, layouts: Layouts, micro_batches: Floats, stack: Stack
+    shape: Shape, cluster: PlannedCluster, layouts: Layouts, micro_batches: Floats, stack: Stack
 ) -> Times:
     """Return the times of each layout; `micro_batches` counts those of a step on one replica."""
     tokens = layouts.micro_batch * shape.sequence / layouts.cp
@@ -123,7 +123,11 @@ def times(
 
 
 def product_s(
-    cluster: Cluster, rows: Floats, columns: Floats, inner: Floats, fp8: Floats | bool = False
+    cluster: PlannedCluster,
+    rows: Floats,
+    columns: Floats,
+    inner: Floats,
+    fp8: Floats | bool = False,
 ) -> Floats:
     """Return the seconds of a product [rows, inner] x [inner, columns]."""
     flops = 2.0 * rows * columns * inner
@@ -138,7 +142,9 @@ def product_s(
     return np.maximum(flops / (rate * share), traffic / cluster.memory.per_s) + LAUNCH_S
 
 
-def _layer(shape: Shape, cluster: Cluster, layouts: Layouts, tokens: Floats, stack: Stack) -> Layer:
+def _layer(
+    shape: Shape, cluster: PlannedCluster, layouts: Layouts, tokens: Floats, stack: Stack
+) -> Layer:
     tp = layouts.tp.astype(float)
     fp8 = layouts.precision == FP8
     hidden = np.full_like(tp, shape.hidden)
@@ -176,7 +182,7 @@ def _layer(shape: Shape, cluster: Cluster, layouts: Layouts, tokens: Floats, sta
 
 
 def _attention(
-    shape: Shape, cluster: Cluster, layouts: Layouts, tokens: Floats, flash: bool
+    shape: Shape, cluster: PlannedCluster, layouts: Layouts, tokens: Floats, flash: bool
 ) -> tuple[Floats, Floats]:
     """Return attention's seconds forward and backward: 4 T s H operations, half if causal."""
     whole = 4.0 * tokens * shape.sequence * shape.heads * shape.head_dim / layouts.tp
@@ -193,7 +199,7 @@ def _attention(
 
 
 def _moved_s(
-    shape: Shape, cluster: Cluster, layouts: Layouts, tokens: Floats, stack: Stack
+    shape: Shape, cluster: PlannedCluster, layouts: Layouts, tokens: Floats, stack: Stack
 ) -> Floats:
     """Return the seconds of what a layer does element by element, forward."""
     inner = (shape.heads + 2 * shape.kv_heads) * shape.head_dim
@@ -218,7 +224,7 @@ def _moved_s(
     return np.asarray(moved / cluster.memory.per_s + 6 * LAUNCH_S)
 
 
-def _head(shape: Shape, cluster: Cluster, layouts: Layouts, tokens: Floats) -> Floats:
+def _head(shape: Shape, cluster: PlannedCluster, layouts: Layouts, tokens: Floats) -> Floats:
     """Return the seconds of the output layer and its loss, forward and backward."""
     columns = shape.vocabulary / layouts.tp
     one = product_s(cluster, tokens, columns, np.full_like(tokens, shape.hidden))
@@ -237,7 +243,7 @@ def _recomputed(layouts: Layouts, layer: Layer, flash: bool) -> Floats:
     )
 
 
-def link_s(cluster: Cluster, moved_bytes: Floats, ranks: Floats, stride: Floats) -> Floats:
+def link_s(cluster: PlannedCluster, moved_bytes: Floats, ranks: Floats, stride: Floats) -> Floats:
     """Return the seconds in which each of `ranks` sends `moved_bytes` around their group.
 
     Ranks of a group lie `stride` apart. In a full mesh a group of g devices uses g - 1 of the
@@ -256,7 +262,7 @@ def link_s(cluster: Cluster, moved_bytes: Floats, ranks: Floats, stride: Floats)
     return np.where(ranks > 1, moved_bytes / rate + hops * hop, 0.0)
 
 
-def _tensor(shape: Shape, cluster: Cluster, layouts: Layouts, tokens: Floats) -> Floats:
+def _tensor(shape: Shape, cluster: PlannedCluster, layouts: Layouts, tokens: Floats) -> Floats:
     """Return a layer's collectives: four gathers or scatters of T H forward, four backward."""
     ranks = layouts.tp.astype(float)
     one = 2.0 * tokens * shape.hidden * (ranks - 1) / ranks
@@ -264,7 +270,7 @@ def _tensor(shape: Shape, cluster: Cluster, layouts: Layouts, tokens: Floats) ->
 
 
 def _context(
-    shape: Shape, cluster: Cluster, layouts: Layouts, tokens: Floats, layer: Layer
+    shape: Shape, cluster: PlannedCluster, layouts: Layouts, tokens: Floats, layer: Layer
 ) -> Floats:
     """Return what ring attention exposes: keys and values go round while attention runs."""
     ranks = layouts.cp.astype(float)
@@ -275,7 +281,7 @@ def _context(
     return np.maximum(3.0 * one - hidden, 0.1 * one)
 
 
-def _experts(shape: Shape, cluster: Cluster, layouts: Layouts, tokens: Floats) -> Floats:
+def _experts(shape: Shape, cluster: PlannedCluster, layouts: Layouts, tokens: Floats) -> Floats:
     """Return an expert layer's exchanges: out and back, forward and backward."""
     if not shape.experts:
         return np.zeros_like(tokens)
@@ -286,7 +292,7 @@ def _experts(shape: Shape, cluster: Cluster, layouts: Layouts, tokens: Floats) -
 
 
 def _pipeline(
-    shape: Shape, cluster: Cluster, layouts: Layouts, tokens: Floats, micro_batches: Floats
+    shape: Shape, cluster: PlannedCluster, layouts: Layouts, tokens: Floats, micro_batches: Floats
 ) -> Floats:
     """Return the exposed sends between stages; steady ones overlap, those of the fill do not."""
     stride = (layouts.tp * layouts.cp * layouts.dp).astype(float)
@@ -299,7 +305,7 @@ def _pipeline(
 
 
 def _data(
-    shape: Shape, cluster: Cluster, layouts: Layouts, micro_batches: Floats, stage: Floats
+    shape: Shape, cluster: PlannedCluster, layouts: Layouts, micro_batches: Floats, stage: Floats
 ) -> Floats:
     """Return what data parallelism exposes.
 
@@ -330,7 +336,7 @@ def _data(
     return np.where(ranks > 1, np.maximum(repeats * one - hiding, first), 0.0)
 
 
-def _optimizer(shape: Shape, cluster: Cluster, layouts: Layouts) -> Floats:
+def _optimizer(shape: Shape, cluster: PlannedCluster, layouts: Layouts) -> Floats:
     dense, routed, edge = parameters_per_rank(shape, layouts)
     ranks = np.where(layouts.sharding > 0, layouts.dp * layouts.cp, 1).astype(float)
     expert_ranks = np.maximum(ranks / layouts.ep, 1.0)

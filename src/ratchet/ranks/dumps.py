@@ -24,7 +24,7 @@ OWN_FRAMES: Final = re.compile(r"[/\\](torch|typing_extensions|contextlib|thread
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
-class Call:
+class CollectiveCall:
     """One collective, or one send or receive, as a rank called it."""
 
     operation: str
@@ -54,14 +54,14 @@ class Call:
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
-class Group:
+class DumpedGroup:
     """A process group as one rank knew it."""
 
     name: str
     described: str
     ranks: tuple[int, ...]
     """Its ranks; empty if the dump does not say."""
-    calls: tuple[Call, ...]
+    calls: tuple[CollectiveCall, ...]
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -71,7 +71,7 @@ class Dump:
     path: Path
     rank: int
     version: str
-    groups: dict[str, Group]
+    groups: dict[str, DumpedGroup]
 
     @property
     def span_ns(self) -> tuple[int, int]:
@@ -161,9 +161,9 @@ def _document(path: Path, raw: bytes) -> Any:
         raise RanksError(f"{path} is no flight-recorder dump{short} ({said})") from error
 
 
-def _groups(document: dict[str, Any]) -> dict[str, Group]:
+def _groups(document: dict[str, Any]) -> dict[str, DumpedGroup]:
     configured, statuses = document.get("pg_config") or {}, document.get("pg_status") or {}
-    calls: dict[str, list[Call]] = {}
+    calls: dict[str, list[CollectiveCall]] = {}
     described: dict[str, str] = {}
     for entry in document.get("entries", []):
         name, told = (*map(str, entry.get("process_group") or ("0", "")), "")[:2]
@@ -171,7 +171,7 @@ def _groups(document: dict[str, Any]) -> dict[str, Group]:
         done = statuses.get(str(entry.get("pg_id", name))) or statuses.get(name) or {}
         calls.setdefault(name, []).append(_call(entry, done.get("last_completed_collective", -1)))
     return {
-        name: Group(
+        name: DumpedGroup(
             name=name,
             described=described[name],
             ranks=_ranks(configured, name, len(calls)),
@@ -191,12 +191,12 @@ def _ranks(configured: Any, name: str, count: int) -> tuple[int, ...]:
     return tuple(sorted(int(one) for one in values))
 
 
-def _call(entry: dict[str, Any], last_completed: int) -> Call:
+def _call(entry: dict[str, Any], last_completed: int) -> CollectiveCall:
     """Return an entry's call; collectives up to `last_completed` of its group have ended."""
     is_p2p = bool(entry.get("is_p2p", False))
     named = str(entry["profiling_name"])
     sequence = int(entry["p2p_seq_id" if is_p2p else "collective_seq_id"])
-    return Call(
+    return CollectiveCall(
         operation=named.partition(":")[2] or named,
         sequence=sequence,
         is_p2p=is_p2p,

@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Final, Literal
 
-from ratchet.ranks.dumps import Call, Dump
+from ratchet.ranks.dumps import CollectiveCall, Dump
 
 Kind = Literal["operation", "order", "dtype", "shape", "size", "missing", "unfinished", "p2p"]
 SAME_SIZES: Final = (
@@ -73,7 +73,9 @@ def _of_group(dumps: Sequence[Dump], name: str) -> list[Disagreement]:
     return [found] if found else _first_p2p(dumps, name)
 
 
-def _first_collective(name: str, calls: dict[int, dict[int, Call]]) -> Disagreement | None:
+def _first_collective(
+    name: str, calls: dict[int, dict[int, CollectiveCall]]
+) -> Disagreement | None:
     held = [own for own in calls.values() if own]
     if not held:
         return None
@@ -94,7 +96,10 @@ def _first_collective(name: str, calls: dict[int, dict[int, Call]]) -> Disagreem
 
 
 def _differing(
-    name: str, sequence: int, made: dict[int, Call], calls: dict[int, dict[int, Call]]
+    name: str,
+    sequence: int,
+    made: dict[int, CollectiveCall],
+    calls: dict[int, dict[int, CollectiveCall]],
 ) -> Disagreement | None:
     by_operation = _grouped({rank: call.operation for rank, call in made.items()})
     if len(by_operation) > 1:
@@ -130,7 +135,9 @@ def _differing(
     return None
 
 
-def _crossed(sequence: int, made: dict[int, Call], calls: dict[int, dict[int, Call]]) -> bool:
+def _crossed(
+    sequence: int, made: dict[int, CollectiveCall], calls: dict[int, dict[int, CollectiveCall]]
+) -> bool:
     """Return whether two ranks made the same two calls in opposite order."""
     following = {rank: calls[rank].get(sequence + 1) for rank in made}
     pairs = {(made[rank].operation, after.operation) for rank, after in following.items() if after}
@@ -138,8 +145,8 @@ def _crossed(sequence: int, made: dict[int, Call], calls: dict[int, dict[int, Ca
 
 
 def _absent(
-    name: str, sequence: int, made: dict[int, Call], absent: list[int],
-    calls: dict[int, dict[int, Call]],
+    name: str, sequence: int, made: dict[int, CollectiveCall], absent: list[int],
+    calls: dict[int, dict[int, CollectiveCall]],
 ) -> Disagreement:  # fmt: skip
     waiting = sorted(made)
     lasts = {rank: max(calls[rank].values(), key=lambda one: one.sequence, default=None)
@@ -166,7 +173,7 @@ def _absent(
     )
 
 
-def _unfinished(name: str, calls: dict[int, dict[int, Call]]) -> Disagreement | None:
+def _unfinished(name: str, calls: dict[int, dict[int, CollectiveCall]]) -> Disagreement | None:
     """Return the first collective that all called alike and that did not end."""
     for sequence in sorted({one for own in calls.values() for one in own}):
         made = {rank: own[sequence] for rank, own in calls.items() if sequence in own}
@@ -188,8 +195,8 @@ def _unfinished(name: str, calls: dict[int, dict[int, Call]]) -> Disagreement | 
 
 def _first_p2p(dumps: Sequence[Dump], name: str) -> list[Disagreement]:
     """Return the first pair of ranks whose sends and receives do not match."""
-    sent: dict[tuple[int, int], list[tuple[int, Call]]] = {}
-    received: dict[tuple[int, int], list[tuple[int, Call]]] = {}
+    sent: dict[tuple[int, int], list[tuple[int, CollectiveCall]]] = {}
+    received: dict[tuple[int, int], list[tuple[int, CollectiveCall]]] = {}
     for dump in dumps:
         group = dump.groups.get(name)
         for call in group.calls if group else ():
@@ -220,7 +227,7 @@ def _first_p2p(dumps: Sequence[Dump], name: str) -> list[Disagreement]:
     return []
 
 
-def _ends(call: Call) -> tuple[int, int] | None:
+def _ends(call: CollectiveCall) -> tuple[int, int] | None:
     """Return (from, to) of `send 0->1` or `recv 1<-0`."""
     _, _, ends = call.operation.partition(" ")
     for mark in ("->", "<-"):
@@ -231,7 +238,7 @@ def _ends(call: Call) -> tuple[int, int] | None:
 
 
 def _disagreement(
-    kind: Kind, name: str, sequence: int, made: dict[int, Call], said: str, remedy: str
+    kind: Kind, name: str, sequence: int, made: dict[int, CollectiveCall], said: str, remedy: str
 ) -> Disagreement:
     odd = min(_grouped({rank: _signature(one) for rank, one in made.items()}).values(), key=len)[0]
     other = next((rank for rank in made if _signature(made[rank]) != _signature(made[odd])), odd)
@@ -245,7 +252,7 @@ def _disagreement(
     )
 
 
-def _signature(call: Call) -> str:
+def _signature(call: CollectiveCall) -> str:
     return f"{call.operation} {call.dtypes} {call.inputs}"
 
 

@@ -237,7 +237,7 @@ def losses_plot(losses: LossResult | None) -> Plot | None:
         ("ratchet", "Ratchet", losses.candidate),
     )
     curves = [
-        Curve(key, title, f"{len(own)} seed{'' if len(own) == 1 else 's'}", _numbered(own))
+        PlotCurve(key, title, f"{len(own)} seed{'' if len(own) == 1 else 's'}", _numbered(own))
         for key, title, own in pairs
         if own
     ]
@@ -250,7 +250,7 @@ def _numbered(values: Sequence[Sequence[float]]) -> list[list[tuple[float, float
 
 
 @dataclass(frozen=True, slots=True)
-class Curve:
+class PlotCurve:
     """Lines of one colour, each as points over the steps."""
 
     key: str
@@ -259,7 +259,7 @@ class Curve:
     lines: Sequence[Sequence[tuple[float, float]]]
 
 
-def line_plot(curves: Sequence[Curve], *, y_title: str, digits: int) -> Plot:
+def line_plot(curves: Sequence[PlotCurve], *, y_title: str, digits: int) -> Plot:
     """Plot figures over steps; their axis shows so many digits."""
     points = [point for one in curves for line in one.lines for point in line]
     scale = around([value for _, value in points])

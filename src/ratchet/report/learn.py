@@ -142,7 +142,7 @@ def curve_plot(
     }
     measured = {name: points for name, points in found.items() if len(points) > 1}
     curves = [
-        figures.Curve(
+        figures.PlotCurve(
             f"{colour} lines", TITLES[name], f"last {points[-1][1]:.3f}", [_means(points)]
         )
         for colour, (name, points) in zip(COLOURS, measured.items(), strict=False)

@@ -12,8 +12,9 @@ from rich.console import Console
 from ratchet.plan.fit.fit import FittedStep, StepMemory
 from ratchet.plan.fit.measured import MeasuredStep
 from ratchet.plan.fit.snapshots import AllocatorSnapshot
-from ratchet.report.console import heading, make_console, table, verbatim
+from ratchet.report import model as m
 from ratchet.report.progress import MovingLine
+from ratchet.report.terminal import print_report
 from ratchet.report.words import show_bytes, show_time
 from ratchet.workloads.checkpointing import CHOICES
 
@@ -33,21 +34,26 @@ class MemoryProgress(MovingLine):
 
 def print_memory(found: StepMemory, console: Console | None = None) -> None:
     """Print the answer, the parts at the peak, and each block's costs and choice."""
-    out = console or make_console()
-    out.print(_headline(found))
     steps = {"as written": found.written}
     if found.fitted is not None:
         steps["with the plan"] = found.fitted.measured
     rows = [(name, *_part_cells(step)) for name, step in steps.items() if step is not None]
-    heading(out, "At the peak")
-    out.print(table(("step", "peak", *PARTS), rows))
-    if found.estimated_bytes is not None:
-        out.print(f"torch's MemTracker estimates {show_bytes(found.estimated_bytes)} as written")
+    estimated = found.estimated_bytes
+    sections = [
+        m.section(
+            "At the peak",
+            m.grid(("step", "peak", *PARTS), rows),
+            f"torch's MemTracker estimates {show_bytes(estimated)} as written"
+            if estimated is not None
+            else None,
+        )
+    ]
     if found.fitted is not None and found.costs is not None:
-        heading(out, "Blocks")
-        out.print(table(("blocks", "choice", *_cost_titles(found)), _block_rows(found), left=2))
-        heading(out, "Use it")
-        verbatim(out, _use(found.workload, found.fitted))
+        titles = ("blocks", "choice", *_cost_titles(found))
+        blocks = m.grid(titles, list(_block_rows(found)), left=2)
+        sections.append(m.section("Blocks", blocks))
+        sections.append(m.section("Use it", m.Lines(list(_use(found.workload, found.fitted)))))
+    print_report(m.ResultReport(headline=_headline(found), sections=tuple(sections)), console)
 
 
 def _headline(found: StepMemory) -> str:
@@ -96,8 +102,8 @@ def _block_rows(found: StepMemory) -> Iterator[tuple[str, ...]]:
 
 
 def _use(workload: str, fitted: FittedStep) -> Iterator[str]:
-    yield f'    checkpointing = "{fitted.plan.checkpointing}"    # of your Workload'
-    yield f"    ratchet optimize {workload} --try checkpointing={fitted.plan.checkpointing}"
+    yield f'checkpointing = "{fitted.plan.checkpointing}"    # of your Workload'
+    yield f"ratchet optimize {workload} --try checkpointing={fitted.plan.checkpointing}"
 
 
 def memory_document(found: StepMemory) -> dict[str, Any]:
@@ -141,20 +147,32 @@ def _step_document(step: MeasuredStep | None) -> dict[str, Any] | None:
 
 def print_snapshot(found: AllocatorSnapshot, console: Console | None = None) -> None:
     """Print the peak of a snapshot by category, and the largest allocations by stack."""
-    out = console or make_console()
-    out.print(
-        f"cuda:{found.device}: {show_bytes(found.peak_bytes)} allocated at the peak; "
-        f"{show_bytes(found.reserved_bytes)} reserved at the end"
+    failed = found.failed_bytes
+    largest = [
+        m.section(
+            f"{show_bytes(block.size_bytes)} in {block.count}, {block.category}",
+            m.Lines(list(block.stack) or ["no stack was recorded"]),
+        )
+        for block in found.largest
+    ]
+    report = m.ResultReport(
+        headline=f"cuda:{found.device}: {show_bytes(found.peak_bytes)} allocated at the peak; "
+        f"{show_bytes(found.reserved_bytes)} reserved at the end",
+        sections=m.blocks(
+            f"an allocation of {show_bytes(failed)} ran out of memory"
+            if failed is not None
+            else None,
+            m.section(
+                "At the peak",
+                m.grid(
+                    ("category", "bytes"),
+                    [(name, show_bytes(size)) for name, size in found.by_category.items()],
+                ),
+            ),
+            m.section("Largest by stack", *largest),
+        ),
     )
-    if found.failed_bytes is not None:
-        out.print(f"an allocation of {show_bytes(found.failed_bytes)} ran out of memory")
-    heading(out, "At the peak")
-    rows = [(name, show_bytes(size)) for name, size in found.by_category.items()]
-    out.print(table(("category", "bytes"), rows))
-    heading(out, "Largest by stack")
-    for block in found.largest:
-        out.print(f"{show_bytes(block.size_bytes)} in {block.count}, {block.category}")
-        verbatim(out, [f"    {frame}" for frame in block.stack] or ["    no stack was recorded"])
+    print_report(report, console)
 
 
 def snapshot_document(found: AllocatorSnapshot) -> dict[str, Any]:

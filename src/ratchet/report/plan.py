@@ -17,10 +17,10 @@ from rich.console import Console
 
 from ratchet.base import files
 from ratchet.plan.ask import Answered, SavedBy
-from ratchet.plan.cluster import Cluster, Rate
+from ratchet.plan.cluster import PlannedCluster, Rate
 from ratchet.plan.commands import jobset, slurm, torchrun
 from ratchet.plan.economics import POWER_SHARE
-from ratchet.plan.search import Plan, room_bytes
+from ratchet.plan.search import LayoutPlan, room_bytes
 from ratchet.report import model as m
 from ratchet.report.figures import Plot, Series, TrackRow, dots, stacked_bar
 from ratchet.report.page import render_page
@@ -109,7 +109,7 @@ def _headline(answer: Answered) -> str:
     )
 
 
-def _pareto(rows: Sequence[Plan]) -> Plot:
+def _pareto(rows: Sequence[LayoutPlan]) -> Plot:
     """Draw each plan's memory over its step time."""
     times_s, sizes = [one.step_s for one in rows], [one.memory_bytes / 2**30 for one in rows]
     across, up = around(times_s, log=True), around(sizes, log=True)
@@ -126,7 +126,7 @@ def _pareto(rows: Sequence[Plan]) -> Plot:
     )
 
 
-def _bars(rows: Sequence[Plan], words: dict[str, str], *, time: bool) -> list[m.ReportBlock]:
+def _bars(rows: Sequence[LayoutPlan], words: dict[str, str], *, time: bool) -> list[m.ReportBlock]:
     shown = rows[:MOST_BARS]
     totals = [one.step_s if time else one.memory_bytes for one in shown]
     scale = from_zero(totals)
@@ -217,7 +217,7 @@ def _cost_facts(answer: Answered) -> list[tuple[str, m.Inline]]:
     return facts
 
 
-def _rates(cluster: Cluster) -> list[tuple[str, m.Inline]]:
+def _rates(cluster: PlannedCluster) -> list[tuple[str, m.Inline]]:
     def told(rate: Rate, shown: str) -> str:
         return f"{shown} ({rate.source})"
 
@@ -262,7 +262,7 @@ def plan_document(answer: Answered) -> dict[str, Any]:
     }
 
 
-def _plan(one: Plan) -> dict[str, Any]:
+def _plan(one: LayoutPlan) -> dict[str, Any]:
     return {
         "words": one.layout.words(),
         "layout": asdict(one.layout),

@@ -17,56 +17,116 @@ from ratchet.port.finding import PortFinding
 from ratchet.port.result import PortResult
 from ratchet.port.rules.table import all_rules
 from ratchet.port.scan import ScannedFile
-from ratchet.report.console import heading, make_console, table, verbatim
-from ratchet.report.environment import page_environment
+from ratchet.report import model as m
+from ratchet.report.page import render_page
+from ratchet.report.terminal import print_report
 
 MOST_ROWS: Final = 60
 CONTEXT: Final = 3
 SARIF: Final = "https://json.schemastore.org/sarif-2.1.0.json"
 
 
+COLUMNS: Final = (
+    m.name("where", lambda one: f"{one.finding.file}:{one.finding.line}"),
+    m.Column("rule", lambda one: one.finding.rule),
+    m.Column("severity", lambda one: one.finding.severity, on="page"),
+    m.Column("found", lambda one: one.finding.detail),
+    m.why("why", lambda one: one.finding.why, on="page"),
+    m.why("fix", lambda one: ("in the patch: " if one.fixed else "") + one.finding.fix),
+)
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class FindingRow:
+    """A finding, and whether the patch fixes it."""
+
+    finding: PortFinding
+    fixed: bool
+
+
 def print_port(result: PortResult, console: Console | None = None) -> None:
     """Print the result of `ratchet port`; the console defaults to stdout."""
-    out = console or make_console()
-    out.print(headline(result))
-    out.print(f"{result.lines:,} lines in {_read(result)} files")
-    _print_findings(out, result)
-    if result.compiled:
-        heading(out, "Compiled for AMD GPUs, not executed")
-        out.print(
-            table(("file", "kernels", "targets", "why"), compile_rows(result.compiled), left=3)
-        )
-    skipped = [one for one in result.scanned if one.found.skipped]
-    if skipped:
-        heading(out, "Not read")
-        rows = [(one.found.name, one.found.skipped) for one in skipped[:MOST_ROWS]]
-        out.print(table(("file", "why"), rows, left=2))
-    if result.outputs:
-        heading(out, "Written")
-        verbatim(out, (f"    {path}" for path in result.outputs))
+    print_report(port_report(result), console)
 
 
-def _print_findings(out: Console, result: PortResult) -> None:
-    shown = [one for one in result.findings if one.severity != "note"]
-    notes = len(result.findings) - len(shown)
-    if shown:
-        heading(out, "Findings")
-        rows = [_row(result, one) for one in shown[:MOST_ROWS]]
-        out.print(table(("where", "rule", "found", "fix"), rows, left=4))
-        if len(shown) > MOST_ROWS:
-            out.print(f"{len(shown) - MOST_ROWS} more: --json or --out lists all.")
-    if notes:
-        out.print(f"{notes} notes need nothing to be done; --json or --out lists them.")
+def render_port_page(result: PortResult) -> str:
+    """Return the whole page as HTML."""
+    return render_page(port_report(result))
 
 
-def _row(result: PortResult, one: PortFinding) -> tuple[str, str, str, str]:
-    fixed = not result.by_hand([one])
-    return (
-        f"{one.file}:{one.line}",
-        one.rule,
-        one.detail,
-        ("in the patch: " if fixed else "") + one.fix,
+def port_report(result: PortResult) -> m.ResultReport:
+    """Return what was found, for the terminal and the page."""
+    compiled = m.grid(("file", "kernels", "targets", "why"), compile_rows(result.compiled), left=3)
+    return m.ResultReport(
+        title=f"{result.path} on ROCm",
+        heading="port",
+        headline=headline(result),
+        header=(m.Words(f"{result.lines:,} lines in {_read(result)} files"),),
+        sections=m.blocks(
+            _left(result),
+            _files(result),
+            _findings(result),
+            m.section("Compiled for AMD GPUs, not executed", compiled) if result.compiled else None,
+            *_changes(result),
+            _skipped(result),
+            m.written([str(path) for path in result.outputs]),
+        ),
     )
+
+
+def _skipped(result: PortResult) -> m.ReportSection | None:
+    rows = [(one.found.name, one.found.skipped) for one in result.scanned if one.found.skipped]
+    return m.section("Not read", m.grid(("file", "why"), rows[:MOST_ROWS])) if rows else None
+
+
+def _left(result: PortResult) -> m.ReportSection | None:
+    rows = effort(result)
+    table = m.grid(("rule", "findings", "fix"), rows)
+    return m.section("Left for you", table, on="page") if rows else None
+
+
+def _files(result: PortResult) -> m.ReportSection:
+    rows = [
+        (one.found.name, str(result.readiness(one)), str(len(result.by_hand(list(one.findings)))))
+        for one in result.scanned
+        if one.findings or one.has_kernels
+    ]
+    return m.section("Files", m.grid(("file", "readiness", "by hand"), rows, left=2), on="page")
+
+
+def _findings(result: PortResult) -> m.ReportSection | None:
+    rows = [
+        FindingRow(finding=one, fixed=one.severity != "note" and not result.by_hand([one]))
+        for one in result.findings
+    ]
+    shown = [one for one in rows if one.finding.severity != "note"]
+    more, notes = len(shown) - MOST_ROWS, len(rows) - len(shown)
+    said = f"{notes} notes need nothing to be done; --json or --out lists them."
+    if not rows:
+        return None
+    return m.section(
+        "Findings",
+        m.ResultTable(COLUMNS, shown[:MOST_ROWS], on="terminal"),
+        m.Words(f"{more} more: --json or --out lists all.", on="terminal") if more > 0 else None,
+        m.Words(said, on="terminal") if notes else None,
+        m.ResultTable(COLUMNS, rows, on="page"),
+    )
+
+
+def _changes(result: PortResult) -> list[m.ReportSection]:
+    """Return the changed files, before and after side by side, for the page."""
+    files = {one.found.name: one for one in result.scanned}
+    columns = (m.Column("before"), m.Column("after"))
+    return [
+        m.section(
+            name,
+            m.ResultTable(
+                columns, list(sides(files[name], text)), look="diff", marked=lambda one: one.tone
+            ),
+            on="page",
+        )
+        for name, text in result.new.items()
+    ]
 
 
 def headline(result: PortResult) -> str:
@@ -132,32 +192,6 @@ def effort(result: PortResult) -> list[tuple[str, str, str]]:
     counts = Counter(one.rule for one in left)
     fixes = {one.rule: one.fix for one in reversed(left)}
     return [(rule, str(count), fixes[rule]) for rule, count in counts.most_common()]
-
-
-def render_port_page(result: PortResult) -> str:
-    """Return the whole page as HTML."""
-    files = {one.found.name: one for one in result.scanned}
-    return (
-        page_environment()
-        .get_template("port.html")
-        .render(
-            result=result,
-            headline=headline(result),
-            read=_read(result),
-            files=[
-                (one.found.name, result.readiness(one), len(result.by_hand(list(one.findings))))
-                for one in result.scanned
-                if one.findings or one.has_kernels
-            ],
-            effort=effort(result),
-            findings=[(one, not result.by_hand([one])) for one in result.findings],
-            compiled=compile_rows(result.compiled),
-            changed=[(name, list(sides(files[name], text))) for name, text in result.new.items()],
-            skipped=[
-                (one.found.name, one.found.skipped) for one in result.scanned if one.found.skipped
-            ],
-        )
-    )
 
 
 def as_sarif(result: PortResult) -> dict[str, Any]:
