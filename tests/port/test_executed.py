@@ -14,9 +14,8 @@ import torch
 
 pytest.importorskip("tree_sitter_cuda", reason="tree-sitter is not installed")
 
-from ratchet.judge.emulator.hip_loading import HipProgram
-
 from ratchet.judge.emulator.build import compiled_machine
+from ratchet.judge.emulator.hip_loading import HipProgram
 from ratchet.judge.static_profile.inspection import hip_interface
 from ratchet.judge.static_profile.tools import build_hip, find_tool
 from ratchet.judge.workers.candidate.architectures import ARCHITECTURES
