@@ -234,8 +234,8 @@ def _opened() -> Any:
         raise JudgeError("no ceilings here")
 
     return SimpleNamespace(
-        reference=SimpleNamespace(ask=ask),
-        clock=SimpleNamespace(left_s=9.0, reference_s=9.0),
+        ask=ask,
+        clock=SimpleNamespace(left_s=9.0, reference_limit_s=9.0),
         cases=[SimpleNamespace(bytes=1.0)],
     )
 

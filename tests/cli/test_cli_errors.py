@@ -138,12 +138,19 @@ def float_options() -> Iterator[tuple[tuple[str, ...], str, Any]]:
                 yield words, option, info.parser
 
 
-FLOATS = list(float_options())
+FLOATS = [one for one in float_options() if getattr(one[2], "__qualname__", "") != "_share"]
+"""A share (`5%`) has the parser of shares, which tests/base tries."""
 
 
 def test_no_option_takes_a_float_with_a_parser_of_its_own() -> None:
     assert len(FLOATS) >= 20
     assert {getattr(one, "__qualname__", one) for _, _, one in FLOATS} == {"finite.<locals>.parse"}
+
+
+@pytest.mark.parametrize("text", ["nan", "-1", "2", "much"])
+def test_a_share_refuses_what_is_none(text: str, capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["learn", "sft", f"--replay={text}"]) == 2
+    assert text in capsys.readouterr().err
 
 
 @pytest.mark.parametrize("text", ["nan", "inf", "-inf", "NaN", "much"])

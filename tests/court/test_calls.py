@@ -186,8 +186,8 @@ MISTAKES: list[tuple[dict[str, Any], str]] = [
     ({"time_limit_s": "soon"}, "not a duration"),
     ({"time_limit_s": math.inf}, "not a duration"),
     ({"time_limit_s": None}, "not a duration"),
-    ({"threads": 0}, "no number of cores"),
-    ({"threads": "two"}, "no number of cores"),
+    ({"threads": 0}, "is not a number of cores"),
+    ({"threads": "two"}, "is not a number of cores"),
 ]
 
 

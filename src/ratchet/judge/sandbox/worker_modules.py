@@ -62,6 +62,7 @@ _TRITON: Final = (
     "ratchet.judge.workers.candidate.architectures",
     "ratchet.judge.workers.candidate.fake_driver",
     "ratchet.judge.workers.candidate.triton_source",
+    "ratchet.kernels.languages",
     "ratchet.kernels.languages.triton",
 )
 _EMULATED: Final = (
@@ -110,7 +111,6 @@ MODULES: Final[Mapping[str, tuple[str, ...]]] = {
         "ratchet.judge.static_profile.fake_device",
         "ratchet.judge.static_profile.tools",
         "ratchet.judge.static_profile.worker",
-        "ratchet.kernels.languages",
         "ratchet.problems.case",
         "ratchet.problems.dtypes",
         "ratchet.problems.input_structure",
