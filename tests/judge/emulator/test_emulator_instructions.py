@@ -7,6 +7,8 @@ import struct
 import pytest
 from small_assembly import run
 
+from ratchet.base.errors import KernelError
+
 
 def f(value: float) -> int:
     return int(struct.unpack("<I", struct.pack("<f", value))[0])
@@ -347,3 +349,23 @@ def test_a_matrix_product_places_rows_and_columns_as_the_manual(
     wanted = [f(lane % size + 1.0) if lane // size == 1 else 0 for lane in LANES]
     assert found == wanted
     assert other == [0] * 64
+
+
+SETS_OVERFLOW = "s_setreg_imm32_b32 hwreg(HW_REG_MODE, 23, 1), 1\n"
+
+
+@pytest.mark.compiler
+def test_a_mode_that_nothing_reads_is_set() -> None:
+    found, _, _ = run(SETS_OVERFLOW + "v_add_f32_e32 v4, v1, v2", [ONE], [TWO])
+    assert found[0] == THREE
+
+
+@pytest.mark.parametrize("reader", ["v_cvt_f16_f32_e32 v4, v1", "v_add_f16_e32 v4, v1, v2"])
+def test_a_mode_that_is_read_is_refused(reader: str) -> None:
+    with pytest.raises(KernelError, match="s_setreg_imm32_b32 is not emulated"):
+        run(SETS_OVERFLOW + reader, [ONE], [TWO])
+
+
+def test_another_mode_is_refused() -> None:
+    with pytest.raises(KernelError, match="s_setreg_imm32_b32 is not emulated"):
+        run("s_setreg_imm32_b32 hwreg(HW_REG_MODE, 0, 4), 0", [ONE])

@@ -8,7 +8,7 @@ from __future__ import annotations
 import re
 import struct
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Final
 
 from ratchet.base.errors import KernelError
@@ -31,6 +31,8 @@ LABEL: Final = re.compile(r"^([A-Za-z_.$][\w.$]*):")
 LINE: Final = re.compile(r"^\s+([a-z][a-z0-9_]*)(?:\s+(.*?))?\s*$")
 LOCATION: Final = re.compile(r"^\s+\.loc\s+(\d+)\s+(\d+)")
 FILE: Final = re.compile(r'^\s+\.file\s+(\d+)\s+(?:"[^"]*"\s+)?"([^"]*)"')
+SETS_OVERFLOW: Final = re.compile(r"^hwreg\(HW_REG_(?:WAVE_)?MODE, 23, 1\), ")
+READS_OVERFLOW: Final = re.compile(r"(?<!b)f16|fp8|bf8")
 BRANCH: Final = re.compile(r"^s_c?branch")
 WIDE: Final = "UID"
 CLAMPED: Final = ("v_add_u32", "v_sub_u32")
@@ -98,6 +100,7 @@ def decode(text: str) -> DecodedKernel:
     lanes = ARCHITECTURES[target[1]].wavefront_size
     metadata = _metadata(text, lanes)
     lines, labels = _lines(text, metadata.name, lanes)
+    lines = _without_unread_modes(lines)
     records = []
     used, signalled = 0, False
     numbered: dict[str, int] = {}
@@ -140,6 +143,24 @@ def decode(text: str) -> DecodedKernel:
         vgprs=metadata.numbers.get("vgpr_count", 0),
         register_mask=used | 1,
     )
+
+
+def _without_unread_modes(lines: list[_AssemblyLine]) -> list[_AssemblyLine]:
+    """Return the lines with a set FP16_OVFL as no operation if nothing in the kernel reads it.
+
+    That bit of MODE clamps results in f16 and fp8 instead of letting them overflow ("Mode Register"
+    in the manual's chapter "Wave State"). Triton sets it in every kernel that stores fp8, even if
+    the kernel rounds in whole numbers.
+    """
+    if any(READS_OVERFLOW.search(line.name) for line in lines):
+        return lines
+    return [
+        replace(line, name="s_nop", rest="0") if _sets_overflow(line) else line for line in lines
+    ]
+
+
+def _sets_overflow(line: _AssemblyLine) -> bool:
+    return line.name == "s_setreg_imm32_b32" and bool(SETS_OVERFLOW.match(line.rest))
 
 
 def _lines(text: str, kernel: str, lanes: int) -> tuple[list[_AssemblyLine], dict[str, int]]:
