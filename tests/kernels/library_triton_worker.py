@@ -148,7 +148,7 @@ def main() -> None:
     )
     in_fp32 = {one.name: one for lib in LIBRARY.values() for one in lib.problems(FP32)}
     for name, (source, *entries) in sources().items():
-        module = load_emulated(source, entries[0], target, machine).__globals__
+        module = load_emulated(source, entries[0], target, machine).__wrapped__.__globals__
         for entry in entries:
             problem = find_problem(entry).at("ci")
             for case in problem.cases:

@@ -21,6 +21,7 @@ from ratchet.judge.emulator.launch import Emulator, LaunchCounts, LaunchMemory, 
 from ratchet.judge.workers.candidate.architectures import ARCHITECTURES
 from ratchet.judge.workers.candidate.fake_driver import CompiledTexts, FakeDriver
 from ratchet.judge.workers.candidate.triton_source import load_source
+from ratchet.problems.on_cores import on_cores
 
 EMULATOR = "RATCHET_EMULATOR"
 """The same as in `with_torch`, which this module cannot import."""
@@ -33,6 +34,8 @@ UNWRITTEN = (
     *(("Tensor", name) for name in ("new_empty", "new_empty_strided")),
 )
 """Functions of torch that return unwritten memory: an attribute of torch or "", and the name."""
+EMULATED_HIP: Final = "6.4.0"
+"""What `torch.version.hip` says to a launcher: public code chooses warps and blocks by it."""
 ELEMENT_BYTES = {"8": 1, "16": 2, "32": 4, "64": 8}
 
 
@@ -220,6 +223,9 @@ def load_emulated(
 ) -> Callable[..., Any]:
     """Return the entry of a Triton source whose kernels run as `target`'s machine code.
 
+    Its launcher meets the emulated GPU: what it puts on `cuda` lies in main memory, and
+    `torch.version.hip` names a version.
+
     `library` is the compiled emulator; in a sandbox the judge hands it over.
     """
     os.environ["TRITON_DISABLE_LINE_INFO"] = "0"  # a fault names its line
@@ -229,17 +235,30 @@ def load_emulated(
     driver.told.install()
     poison_new_memory()
     install(driver)
-    return load_source(source, entry, path)
+    with on_cores("cuda"):
+        found = load_source(source, entry, path)
+    if isinstance(found, type):
+        return found
+
+    @functools.wraps(found)
+    def on_emulated(*given: Any, **named: Any) -> Any:
+        with on_cores("cuda"):
+            return found(*given, **named)
+
+    return on_emulated
 
 
 def install(driver: EmulatorDriver) -> None:
     """Make Triton compile and launch through the driver, in this whole process."""
+    import torch
     import triton
     import triton.testing
 
+    torch.version.hip = torch.version.hip or EMULATED_HIP
     triton.knobs.compilation.listener = driver.compiled
     triton.runtime.driver.set_active(driver)
     triton.testing.do_bench = driver.benchmark
+    triton.testing.do_bench_cudagraph = driver.benchmark
     triton.compiler.compiler.max_shared_mem.cache_clear()
 
 

@@ -66,6 +66,7 @@ _TRITON: Final = (
     "ratchet.kernels.languages.triton",
 )
 _EMULATED: Final = (
+    "ratchet.problems.on_cores",
     "ratchet.judge.emulator",
     "ratchet.judge.emulator.decode",
     "ratchet.judge.emulator.forms",
