@@ -1,4 +1,4 @@
-"""Kernels as people write them, on an emulated GPU: launchers that name `cuda`, small HIP kernels."""
+"""Public kernels on an emulated GPU: launchers that name `cuda`, and small HIP kernels."""
 
 from __future__ import annotations
 
