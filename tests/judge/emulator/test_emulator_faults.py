@@ -22,7 +22,7 @@ from ratchet.judge.emulator.loading import assembly, timeline
         ("v_add_f64 v[4:5], v1, v[2:3]", "the operand v1 has not 2 registers"),
         ("s_branch .LBB9_9", "the branch's label '.LBB9_9' is not known"),
         ("v_mfma_f64_16x16x4_f64 v[4:7], v[0:1], v[2:3], 0", "v[4:7] has not 8 vector registers"),
-        ("v_mfma_f32_16x16x8_xf32 v[4:7], v[0:1], v[2:3], 0", "is not emulated for gfx942"),
+        ("v_mfma_f32_16x16x9_xf32 v[4:7], v[0:1], v[2:3], 0", "is not emulated for gfx942"),
         ("v_smfmac_f32_16x16x32_f16 v[4:7], v[0:1], v[2:5], v6", "is not emulated"),
         ("v_mfma_f32_32x32x16_bf16 v[4:19], v[0:3], v[4:7], 0", "is not emulated for gfx942"),
         ("v_pk_add_f16 v4, v1, 1.0", "the high half of a constant is not defined"),
