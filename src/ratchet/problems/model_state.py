@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import ast
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 import torch
@@ -12,6 +12,8 @@ from torch import Tensor, nn
 from ratchet.base.errors import KernelError
 
 SHOWN = 8
+Form = tuple[tuple[int, ...], torch.dtype]
+"""The shape and dtype of a part of the state."""
 
 
 class StatefulCall:
@@ -28,15 +30,16 @@ class StatefulCall:
         state: Sequence[str],
         arguments: Sequence[str | None],
         attributes: Sequence[str] = (),
+        forms: Sequence[Form] = (),
     ) -> None:
         """Bind a model. `attributes` are the state's plain attributes, set if the model has them.
 
-        Raises a KernelError if the model's parameters and buffers have other names.
+        With `forms`, the shape and dtype of each part of the state, the model's own names may be
+        others: see `own_names`. Raises a KernelError if a part has no place in the model.
         """
         self.model = model
-        _check_names(model, state, attributes)
-        self._parameters, self._buffers = _places(model, state)
-        position = {name: index for index, name in enumerate(state)}
+        position = own_names(model, state, attributes, forms)
+        self._parameters, self._buffers = _places(model, position)
         self._attributes = [
             (position[name], owner, last)
             for name, owner, last in _plain_places(model)
@@ -99,37 +102,61 @@ def _plain_places(model: nn.Module) -> list[tuple[str, nn.Module, str]]:
 
 
 def _places(
-    model: nn.Module, state: Sequence[str]
+    model: nn.Module, position: Mapping[str, int]
 ) -> tuple[list[tuple[int, nn.Parameter]], list[tuple[int, nn.Module, str]]]:
-    position = {name: index for index, name in enumerate(state)}
     parameters: list[tuple[int, nn.Parameter]] = []
     buffers: list[tuple[int, nn.Module, str]] = []
     for prefix, owner in model.named_modules():
-        for name in (*owner._parameters, *owner._buffers):
+        # Not `_parameters` and `_buffers`: a scripted module's cannot be iterated over.
+        own = dict(owner.named_parameters(recurse=False, remove_duplicate=False))
+        held = dict(owner.named_buffers(recurse=False, remove_duplicate=False))
+        for name in (*own, *held):
             index = position.get(f"{prefix}.{name}" if prefix else name)
             if index is None:
                 continue
-            parameter = owner._parameters.get(name)
-            if parameter is not None:
-                parameters.append((index, parameter.requires_grad_(False)))
+            if name in own:
+                parameters.append((index, own[name].requires_grad_(False)))
             else:
                 buffers.append((index, owner, name))
     return parameters, buffers
 
 
-def _check_names(model: nn.Module, state: Sequence[str], attributes: Sequence[str]) -> None:
-    own = set(model.state_dict())
-    missing = sorted(set(state) - set(attributes) - own)
-    extra = sorted(own - set(state))
+def own_names(
+    model: nn.Module, state: Sequence[str], attributes: Sequence[str], forms: Sequence[Form]
+) -> dict[str, int]:
+    """Return the model's own name of each part of the state, with the part's number.
+
+    A part without a name in the model takes the first parameter or buffer that is left over and has
+    its shape and dtype: KernelBench builds both models under one seed, so it matches them in order
+    too. A second name of one tensor is no part, and buffers that are left over keep their values.
+    Raises a KernelError for a part without a place, and for a parameter that is left over.
+    """
+    position = {name: index for index, name in enumerate(state)}
+    own = model.state_dict(keep_vars=True)
+    named = {id(own[name]) for name in state if name in own}
+    extra = [
+        name for name, tensor in own.items() if name not in position and id(tensor) not in named
+    ]
+    missing = [name for name in state if name not in own and name not in attributes]
+    for name in [*missing] if forms else []:
+        wanted = forms[position[name]]
+        fitting = (one for one in extra if (tuple(own[one].shape), own[one].dtype) == wanted)
+        if (taken := next(fitting, None)) is not None:
+            position[taken] = position[name]
+            missing.remove(name)
+            extra = [one for one in extra if own[one] is not own[taken]]
+    if forms:
+        extra = [name for name in extra if isinstance(own[name], nn.Parameter)]
     if missing or extra:
         words = [
             f"{what} {', '.join(names[:SHOWN])}{' ...' if len(names) > SHOWN else ''}"
-            for what, names in (("it lacks", missing), ("it adds", extra))
+            for what, names in (("it lacks", sorted(missing)), ("it adds", sorted(extra)))
             if names
         ]
         raise KernelError(
             f"the parameters and buffers are not those of the problem's model: {'; '.join(words)}"
         )
+    return position
 
 
 def check_shapes(model: nn.Module, wanted: Sequence[tuple[str, Sequence[int], str]]) -> None:

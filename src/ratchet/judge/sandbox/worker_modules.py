@@ -63,7 +63,7 @@ _TRITON: Final = (
     "ratchet.judge.workers.candidate.fake_driver",
     "ratchet.judge.workers.candidate.triton_source",
     "ratchet.kernels.languages",
-    "ratchet.kernels.languages.triton",
+    "ratchet.kernels.languages.python_file",
 )
 _EMULATED: Final = (
     "ratchet.problems.on_cores",

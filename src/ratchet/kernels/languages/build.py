@@ -10,7 +10,7 @@ from typing import Any, Final
 from ratchet.base import scratch
 from ratchet.base.errors import KernelError
 from ratchet.kernels.kernel import Kernel, Language
-from ratchet.kernels.languages import cpp, triton
+from ratchet.kernels.languages import cpp, python_file
 
 DEVICES: Final[dict[Language, str]] = {"cpp": "cpu", "triton": "cuda"}
 """The kind of device that kernels of a language run on in a step."""
@@ -39,7 +39,7 @@ def load_entry(kernel: Kernel, path: Path) -> Callable[..., Any]:
     _check(kernel)
     if kernel.language == "cpp":
         return cpp.load(path, kernel.entry)
-    return triton.load(path, kernel.entry)
+    return python_file.load(path, kernel.entry)
 
 
 def _check(kernel: Kernel) -> None:

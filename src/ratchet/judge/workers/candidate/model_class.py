@@ -4,13 +4,15 @@ from __future__ import annotations
 
 import ast
 import contextlib
+import tempfile
 from collections.abc import Callable, Sequence
-from typing import Any
+from pathlib import Path
 
 import torch
 from torch import Tensor, nn
 
 from ratchet.base.errors import KernelError
+from ratchet.kernels.languages.python_file import load
 from ratchet.problems.model_state import StatefulCall, check_shapes, plain_tensors
 
 
@@ -32,11 +34,9 @@ def load_model(
     plain attributes. With `warm_up`, shape and dtype of each tensor input, the model is called once
     on zeros. Raises KernelError if the source has no such class, or another state.
     """
-    namespace: dict[str, Any] = {"__name__": "candidate"}
-    exec(compile(source, "kernel.py", "exec"), namespace)
-    built = namespace.get(entry)
-    if not callable(built):
-        raise KernelError(f"the source defines no class {entry!r}")
+    path = Path(tempfile.mkdtemp(prefix="candidate-")) / "candidate.py"
+    path.write_text(source)
+    built = load(path, entry)
     with torch.device(device) if device is not None else contextlib.nullcontext():
         model = built(*ast.literal_eval(init))
     if not isinstance(model, nn.Module):
@@ -45,7 +45,9 @@ def load_model(
         model.to(device)
     model.train(training)
     with torch.no_grad():
-        call = StatefulCall(model, [name for name, _, _ in state], arguments, attributes)
+        forms = [(tuple(shape), getattr(torch, dtype)) for _, shape, dtype in state]
+        names = [name for name, _, _ in state]
+        call = StatefulCall(model, names, arguments, attributes, forms)
         check_shapes(model, state)
         if warm_up:
             own = {**plain_tensors(model), **model.state_dict()}

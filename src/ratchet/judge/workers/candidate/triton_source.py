@@ -17,7 +17,7 @@ from typing import Any
 
 import numpy as np
 
-from ratchet.kernels.languages.triton import load
+from ratchet.kernels.languages.python_file import load
 
 PRETENDED = "gfx942"
 """The GPU that the interpreter reports to a kernel."""

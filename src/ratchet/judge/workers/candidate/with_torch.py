@@ -21,7 +21,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from ratchet.base.errors import JudgeError, KernelError
+from ratchet.base.errors import JudgeError
 from ratchet.base.process.channel import inherited
 from ratchet.judge.sandbox.confine import EXTENSIONS, confine
 from ratchet.judge.workers.candidate.results import (
@@ -39,6 +39,7 @@ from ratchet.judge.workers.memory.mapping import shift_heap
 from ratchet.judge.workers.memory.packed_files import PackedFiles
 from ratchet.judge.workers.serving import Answer, Message, Reply, serve_candidate
 from ratchet.kernels.kernel import Kernel
+from ratchet.kernels.languages.python_file import load
 from ratchet.problems.dtypes import DTYPE_CODES
 
 Entry = Callable[..., Any]
@@ -251,18 +252,18 @@ def _take_files(told: dict[str, Any], descriptors: list[int]) -> None:
 
 
 def _loaded(kernel: Kernel) -> Entry:
-    """Return the entry of a source. Triton's is written to a file, where it looks up its text."""
+    """Return the entry of a source, which is a module in a file.
+
+    Triton, TorchScript and torch.compile look texts up there, and dataclasses their module.
+    """
     if kernel.language == "triton":
         from ratchet.judge.workers.candidate.triton_source import load_source
 
         folder = Path(tempfile.mkdtemp(prefix="triton-"))
         return load_source(kernel.source, kernel.entry, folder / "kernel.py")
-    namespace: dict[str, Any] = {"__name__": "candidate"}
-    exec(compile(kernel.source, "kernel.py", "exec"), namespace)
-    entry: Entry | None = namespace.get(kernel.entry)
-    if not callable(entry):
-        raise KernelError(f"the source defines no function {kernel.entry!r}")
-    return entry
+    path = Path(tempfile.mkdtemp(prefix="candidate-")) / "kernel.py"
+    path.write_text(kernel.source)
+    return load(path, kernel.entry)
 
 
 def main() -> None:

@@ -1,4 +1,4 @@
-"""The `triton` language: a Python source in a file, where Triton looks its kernels' text up.
+"""Kernels in Python: a source runs as a module in a file, where Triton and TorchScript look it up.
 
 Triton compiles a kernel at its first call, for the device of its tensors.
 """
