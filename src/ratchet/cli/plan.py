@@ -99,7 +99,6 @@ def plan(
         traces=tuple(calibrate or ()),
         tokens=tokens,
         price=price,
-        out=out,
     )
     if savings is not None:
         found = saved(savings, fleet, price)

@@ -29,7 +29,6 @@ class PlanRequest:
     traces: tuple[Path, ...] = ()
     tokens: float | None = None
     price: float | None = None
-    out: Path | None = None
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)

@@ -17,7 +17,7 @@ GIB: Final = 2**30
 FORM: Final = re.compile(r"(?P<device>[^:]+):(?:(?P<local>\d+)x)?(?P<nodes>\d+)")
 SUSTAINED: Final = 0.777
 """Share of the paper peak that a large bf16 product sustains: 768 of 989 TFLOP/s, `ratchet device`
-on an H100 SXM (benchmarks/RESULTS.md)."""
+on an H100 SXM with torch 2.11."""
 SUSTAINED_MEMORY: Final = 0.898
 """Share of the paper bandwidth that a copy sustains: 3,007 of 3,350 GB/s, on the same H100."""
 COLLECTIVE: Final = 0.8
@@ -69,8 +69,6 @@ class PlannedCluster:
     """Compute units or multiprocessors, among which a product's tiles are dealt out."""
     power_w: float
     collective: float = COLLECTIVE
-    slow_down: float = 1.0
-    """Measured compute time over predicted, from `--calibrate`."""
 
     @property
     def world(self) -> int:

@@ -23,8 +23,6 @@ GRADIENT_BYTES: Final = 4
 """Gradients add up in fp32, in Megatron-LM's main gradients and FSDP2's reduction alike."""
 ADAM_BYTES: Final = 12
 """An fp32 master weight and AdamW's two fp32 moments."""
-FSDP_BYTES: Final = 16
-"""FSDP2 keeps fp32 weights, gradients and two moments, all sharded."""
 GATHERED_LAYERS: Final = 2
 """Layers whose whole weights FSDP holds at a time: the one that runs and the one prefetched."""
 

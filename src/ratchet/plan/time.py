@@ -110,8 +110,8 @@ def times(
     bubble = (layouts.pp - 1) / layouts.vpp * mean_stage
     data = _data(shape, cluster, layouts, micro_batches, stage)
     return Times(
-        compute=micro_batches * compute * cluster.slow_down,
-        recompute=micro_batches * recompute * cluster.slow_down,
+        compute=micro_batches * compute,
+        recompute=micro_batches * recompute,
         tensor=micro_batches * exchanged,
         context=micro_batches * around,
         experts=micro_batches * routed,
