@@ -1,4 +1,4 @@
-"""What `ratchet plan` is asked, checked and answered."""
+"""A call of `ratchet plan`: its words, checked, and its answer."""
 
 from __future__ import annotations
 

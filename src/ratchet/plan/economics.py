@@ -19,7 +19,7 @@ HOURS_A_YEAR: Final = 8760.0
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class RunCost:
-    """What a run takes. Money is in the currency of the price."""
+    """Time, energy and money that a run takes. Money is in the currency of the price."""
 
     steps: int
     hours: float

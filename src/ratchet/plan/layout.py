@@ -1,4 +1,4 @@
-"""How a model is laid out over devices: one layout, and many of them as columns."""
+"""Layouts of a model over devices: one layout, and many of them as columns."""
 
 from __future__ import annotations
 

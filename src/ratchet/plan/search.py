@@ -41,7 +41,7 @@ MEMORY_PARTS: Final = ("weights", "gradients", "optimizer", "activations", "gath
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class PlanQuestion:
-    """What is planned: a model on a cluster, with a batch and a stack."""
+    """A task to plan: a model on a cluster, with a batch and a stack."""
 
     shape: Shape
     cluster: PlannedCluster

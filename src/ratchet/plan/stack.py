@@ -1,4 +1,4 @@
-"""What a training stack does, as far as time and memory depend on it."""
+"""Habits of a training stack, as far as time and memory depend on it."""
 
 from __future__ import annotations
 

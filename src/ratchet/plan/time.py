@@ -39,7 +39,7 @@ counted apart."""
 BACKWARD: Final = 2.0
 """Operations of a product's backward pass over those of its forward pass."""
 ATTENTION_BACKWARD_FLOPS: Final = 2.5
-"""Of fused attention, which computes the scores again."""
+"""Fused attention's, which computes the scores again."""
 LAUNCH_S: Final = 4e-6
 """Least time of a kernel; an assumption."""
 HOST_S: Final = 8e-6

@@ -1,4 +1,4 @@
-"""What the fixes make of the files, as new texts and as a diff that `git apply` takes."""
+"""The files after the fixes, as new texts and as a diff that `git apply` takes."""
 
 from __future__ import annotations
 

@@ -31,7 +31,7 @@ SKEW_S: Final = 0.01
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class RankCheck:
-    """What one rank measured. Bandwidths are 0 without other ranks."""
+    """Figures that one rank measured. Bandwidths are 0 without other ranks."""
 
     rank: int
     host: str
@@ -51,7 +51,7 @@ class RankCheck:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Preflight:
-    """What all ranks measured, and what stands out."""
+    """Figures of all ranks, and what stands out."""
 
     ranks: tuple[RankCheck, ...]
     pairs: dict[str, float]

@@ -1,4 +1,4 @@
-"""Which collective ranks disagree on, from their flight-recorder dumps."""
+"""The collective that ranks disagree on, from their flight-recorder dumps."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ class Disagreement:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Untangled:
-    """What the dumps say of a job."""
+    """Findings from the dumps of a job."""
 
     ranks: tuple[int, ...]
     missing_dumps: tuple[int, ...]

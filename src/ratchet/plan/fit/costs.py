@@ -1,4 +1,4 @@
-"""What each choice of checkpointing costs each block, in bytes and in time.
+"""The cost of each choice of checkpointing for each block, in bytes and in time.
 
 A step with one choice for all blocks is measured for each choice. In a step whose blocks differ in
 their choice, the memory at any moment is what the blocks before the running one have saved, plus
@@ -29,13 +29,13 @@ class BlockCosts:
     """Bytes and seconds by block and choice (a letter of `checkpointing.CHOICES`)."""
 
     saved: tuple[Mapping[str, float], ...]
-    """What a block keeps from its forward pass to its backward pass, its output included."""
+    """Bytes that a block keeps from its forward pass to its backward pass, its output included."""
     own: tuple[Mapping[str, float], ...]
     """The peak while a block runs, without what the blocks before it have saved."""
     outside: Mapping[int, float]
     """The peak outside of the blocks, after so many of them, without what these have saved."""
     time_s: tuple[Mapping[str, float], ...]
-    """What a choice adds to the step's time."""
+    """Seconds that a choice adds to the step, by block."""
     mixes: bool
     """False if the blocks do not run one after the other: then all choose the same."""
 

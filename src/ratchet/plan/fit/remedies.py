@@ -1,4 +1,4 @@
-"""What else would fit when no choice of checkpointing does.
+"""Other changes that would fit when no choice of checkpointing does.
 
 For a step with B sequences a batch whose smallest peak is `states + gradients + varying`:
 
