@@ -7,12 +7,13 @@ from pathlib import Path
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
-from simulated_turns import CEILINGS, World, run
+from simulated_turns import CEILINGS, NO_BF16, World, run
 from test_selection import situation
 
-from ratchet.optimize.levers import all_levers
+from ratchet.devices.ceilings import Ceilings
+from ratchet.optimize.levers import all_levers, kernel_levers
 from ratchet.optimize.turn.explain import categorise
-from ratchet.optimize.turn.headroom import Worth, limit_of, winnable_s
+from ratchet.optimize.turn.headroom import Worth, limit_of, shared_s, winnable_s
 from ratchet.optimize.turn.result import IdentityResult, OpTime, StepLimit, StepProfile
 
 
@@ -149,3 +150,33 @@ def test_max_autotune_is_not_timed_where_the_roofline_leaves_it_nothing(tmp_path
 )
 def test_categories_are_named_properly(name: str, category: str) -> None:
     assert categorise(name) == category
+
+
+def test_kernels_share_what_can_be_won_of_the_operators_they_act_on() -> None:
+    found = limit(profile({"matmul": (0.4, 0.4), "compiled": (0.4, None), "attention": (0.2, 0.0)}))
+    kernels = [one for one in kernel_levers() if one.name != "kernel:layer_norm"]
+    shared = shared_s(kernels, found)
+    fusing = [one for one in kernels if "compiled" in one.acts_on]
+    assert len(fusing) > 2
+    assert shared["kernel:rope"] == pytest.approx(0.4 / len(fusing))
+    assert sum(shared.values()) == pytest.approx(0.6)
+    worth = Worth(by_lever={"kernel:rope": 0.4, "kernel:attention": 0.2}, shared=shared)
+    names = [one.name for one in worth.ranked(kernels)]
+    assert names[0] == "kernel:attention"
+
+
+@pytest.mark.parametrize(
+    ("ceilings", "first"),
+    [(CEILINGS, ["adamw", "attention"]), (NO_BF16, ["attention", "adamw"])],
+)
+def test_the_update_that_bf16_weights_need_is_judged_first(
+    ceilings: Ceilings, first: list[str], tmp_path: Path
+) -> None:
+    world = World(
+        categories={"attention": (0.9, 0.3), "optimizer": (0.1, None)},
+        ceilings=ceilings,
+        verdict_s=1.0,
+    )
+    run(world, tmp_path, 600.0)
+    judged = [name.rpartition(":")[2] for kind, name in world.evidence if kind == "judged"]
+    assert judged[:2] == first

@@ -7,7 +7,7 @@ of 0, because fusion could remove all of its time. The bound is therefore never 
 
 from __future__ import annotations
 
-from collections import defaultdict
+from collections import Counter, defaultdict
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
@@ -16,7 +16,7 @@ from typing import Any
 from ratchet.base.errors import DeadlinePassed
 from ratchet.base.files import copy_whole
 from ratchet.devices.ceilings import Ceilings
-from ratchet.optimize.levers import Lever, Situation, all_levers
+from ratchet.optimize.levers import Lever, Situation, all_levers, kernel_levers
 from ratchet.optimize.levers.operators import COMPILE_MAX_AUTOTUNE
 from ratchet.optimize.step.candidate import Candidate
 from ratchet.optimize.turn import schedule
@@ -47,6 +47,9 @@ class Worth:
 
     by_lever: Mapping[str, float | None] = field(default_factory=dict)
     """Seconds by lever name; None if the profile cannot tell."""
+    shared: Mapping[str, float] = field(default_factory=dict)
+    """Seconds by name of a kernel's lever, if the kernels that act on the same operators share what
+    can be won of them evenly."""
     step_time_s: float = 0.0
 
     def joined(self, more: Mapping[str, float | None]) -> Worth:
@@ -55,7 +58,8 @@ class Worth:
 
     def ranked(self, levers: Sequence[Lever]) -> list[Lever]:
         """Sort the levers by the time they can win, most first; unknown ones come last."""
-        return sorted(levers, key=lambda lever: -(self.by_lever.get(lever.name) or 0.0))
+        likely = {**self.by_lever, **self.shared}
+        return sorted(levers, key=lambda lever: -(likely.get(lever.name) or 0.0))
 
     def too_small(self, name: str, least_share: float = SMALL_SHARE) -> str | None:
         """Return the reason why a lever is not worth a trial; None if it may be."""
@@ -137,7 +141,9 @@ class StepProfiles:
             name: winnable_s(lever, limit, profile, self.turn.ceilings)
             for name, lever in all_levers().items()
         }
-        return Worth(by_lever=found, step_time_s=limit.step_time_s)
+        kernels = [one for one in kernel_levers() if one.applies(self.situation) is None]
+        shared = shared_s(kernels, limit)
+        return Worth(by_lever=found, shared=shared, step_time_s=limit.step_time_s)
 
     def limit_after(
         self, rival: Candidate, recipe: Candidate, step_time_s: float | None
@@ -272,6 +278,16 @@ def winnable_s(
         return min(limit.step_time_s, profile.system_s * scale) if profile.system_s else None
     found = [one.winnable_s for one in limit.categories if one.category in lever.acts_on]
     return sum(found) if found else None
+
+
+def shared_s(kernels: Sequence[Lever], limit: StepLimit) -> dict[str, float]:
+    """Return the seconds that each kernel wins if all that act on a category share it evenly.
+
+    Half of the library acts on the operators that torch.compile fuses; no kernel wins them all.
+    """
+    claims = Counter(name for kernel in kernels for name in kernel.acts_on)
+    part = {one.category: one.winnable_s / max(1, claims[one.category]) for one in limit.categories}
+    return {kernel.name: sum(part.get(name, 0.0) for name in kernel.acts_on) for kernel in kernels}
 
 
 def _by_precision(lever: Lever, limit: StepLimit, ceilings: Ceilings) -> float:

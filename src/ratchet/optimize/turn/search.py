@@ -144,10 +144,10 @@ class Search:
             for lever in chosen_levers(self.turn.settings)
             if lever.name.startswith(PREFIX) and lever.applies(self.situation) is None
         ]
-        reasons = {
-            one.name.removeprefix(PREFIX): self._worth.too_small(one.name)
-            for one in self._worth.ranked(wanted)
-        }
+        ranked = self._worth.ranked(wanted)
+        if precision == "bf16_master":  # pays only with the update that rounds in the same pass
+            ranked.sort(key=lambda lever: lever.field != "optimizer")
+        reasons = {one.name.removeprefix(PREFIX): self._worth.too_small(one.name) for one in ranked}
         small = {name: reason for name, reason in reasons.items() if reason is not None}
         timed = not self.kernels.proven
         found = prove_kernels(self.turn, step, self.written, list(reasons), small, timed=timed)
