@@ -22,7 +22,7 @@ import time
 from pathlib import Path
 from typing import Any
 
-from ratchet.optimize.turn.settings import parse_duration_s
+from ratchet.optimize.turn.settings import parse_budget_s
 
 
 def run(workload: str, budget: str, folder: Path) -> dict[str, Any]:
@@ -78,7 +78,7 @@ def main() -> None:
             folder.mkdir(parents=True)
             runs.append(run(arguments.workload, arguments.budget, folder))
             print(json.dumps(runs[-1]), file=sys.stderr, flush=True)
-    print(json.dumps(summary(runs, parse_duration_s(arguments.budget))))
+    print(json.dumps(summary(runs, parse_budget_s(arguments.budget))))
 
 
 if __name__ == "__main__":

@@ -120,7 +120,7 @@ def test_names_that_are_known_without_torch_are_those_that_there_are() -> None:
     listed = [name for names in NAMES.values() for name in names]
     assert listed == [problem.name for problem in load_suite("training")]
     assert {name: tuple(family.sizes) for name, family in FAMILIES.items()} == SIZES
-    assert {name for name, one in FAMILIES.items() if not one.takes_sequence} == set(OF_IMAGES)
+    assert {name for name, one in FAMILIES.items() if one.unit == "images"} == set(OF_IMAGES)
     assert set(known()) > set(SIZES)
     assert kernel_lever_names() == tuple(lever.name for lever in kernel_levers())
     assert set(kernel_lever_names()) < set(all_levers())

@@ -5,7 +5,6 @@ from __future__ import annotations
 from pathlib import Path
 
 import pytest
-import torch
 
 from ratchet.optimize.levers import Situation, all_levers
 from ratchet.optimize.step import environment
@@ -14,7 +13,9 @@ from ratchet.workloads.config import StepConfig
 NAMES = ("tunableop", "hipblaslt", "aotriton-attention")
 
 
-def situation(target: str, *, vendor: str = "AMD", attention: bool = True) -> Situation:
+def situation(
+    target: str, *, vendor: str = "AMD", attention: bool = True, rocm: bool = True
+) -> Situation:
     return Situation(
         device_kind="cpu" if target == "avx512" else "cuda",
         vendor=vendor,
@@ -26,27 +27,18 @@ def situation(target: str, *, vendor: str = "AMD", attention: bool = True) -> Si
         trainable_bytes=1 << 20,
         peak_memory_bytes=1 << 28,
         memory_bytes=1 << 34,
+        rocm=rocm,
     )
 
 
-@pytest.fixture
-def rocm(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
-    monkeypatch.setattr(torch.version, "hip", "7.0.1")
-    monkeypatch.setenv("RATCHET_CACHE", str(tmp_path / "cache"))
-
-
 @pytest.mark.parametrize("name", NAMES)
-def test_they_need_an_amd_gpu_and_a_torch_built_for_it(
-    name: str, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_they_need_an_amd_gpu_and_a_torch_built_for_it(name: str) -> None:
     applies = all_levers()[name].applies
     for here in (situation("avx512"), situation("sm_90", vendor="NVIDIA")):
         assert applies(here) == "it applies only to AMD GPUs under ROCm"
-    monkeypatch.setattr(torch.version, "hip", None)
-    assert applies(situation("gfx1100")) == "this torch is not built for ROCm"
+    assert applies(situation("gfx1100", rocm=False)) == "this torch is not built for ROCm"
 
 
-@pytest.mark.usefixtures("rocm")
 def test_they_apply_where_torch_does_not_do_it_by_itself() -> None:
     found = {
         (name, target): all_levers()[name].applies(situation(target))
@@ -66,8 +58,10 @@ def test_they_apply_where_torch_does_not_do_it_by_itself() -> None:
     )
 
 
-@pytest.mark.usefixtures("rocm")
-def test_they_become_variables_that_the_process_starts_with(tmp_path: Path) -> None:
+def test_they_become_variables_that_the_process_starts_with(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    monkeypatch.setenv("RATCHET_CACHE", str(tmp_path / "cache"))
     here = situation("gfx1100")
     variables = {
         name: environment.environment(all_levers()[name].set(StepConfig(), here)) for name in NAMES

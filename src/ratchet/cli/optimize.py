@@ -40,9 +40,16 @@ def optimize(
     try_lever: Annotated[
         str | None, typer.Option("--try", metavar="LEVER", help="Try only this lever.")
     ] = None,
-    dry_run: Annotated[
+    dry: Annotated[
         bool, typer.Option("--dry-run", help="Print what would be tried, and stop.")
     ] = False,
+    target: Annotated[
+        str | None,
+        typer.Option(
+            help="With --dry-run: an AMD GPU that is not here, such as gfx942. The step's kernels "
+            "run in the emulator."
+        ),
+    ] = None,
     resume: Annotated[bool, typer.Option("--resume", help="Continue an interrupted run.")] = False,
     launches: Annotated[int, typer.Option(min=1, help="Process launches of the final run.")] = 3,
     batch_size: BatchSize = None,
@@ -58,7 +65,7 @@ def optimize(
     debug: Debug = False,
 ) -> None:
     """Make a training step faster: measure it, try changes, prove them, write a recipe."""
-    from ratchet.optimize.turn.settings import make_settings
+    from ratchet.optimize.turn.settings import checked_target, make_settings
 
     settings = make_settings(
         workload,
@@ -78,18 +85,20 @@ def optimize(
         gone_s=time.monotonic() - context.obj if isinstance(context.obj, float) else 0.0,
     )
 
+    elsewhere = checked_target(target, dry=dry)
+
     # torch is imported from here on: mistakes in the call are already answered.
     from ratchet import api
-    from ratchet.optimize.turn.loop import plan
+    from ratchet.optimize.turn.dry_run import dry_run
     from ratchet.report.optimize import print_plan, print_result
     from ratchet.report.progress import TurnProgress
 
     with TurnProgress(settings.budget_s) as progress:
-        if dry_run:
-            found = plan(settings, progress)
+        if dry:
+            found = dry_run(settings, progress, target=elsewhere)
         else:
             outcome = api.run(settings, progress)
-    if dry_run:
+    if dry:
         (print_json if as_json else print_plan)(found.to_json())
     elif as_json:
         print_json(outcome.result.model_dump(mode="json"))

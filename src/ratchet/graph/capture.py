@@ -27,7 +27,7 @@ from ratchet.workloads.own_step import BatchStep, untraced
 from ratchet.workloads.step import TrainingStep, compiled_loss, copies_for
 from ratchet.workloads.workload import Workload
 
-__all__ = ["CapturedSite", "capture", "problems_for"]
+__all__ = ["CapturedSite", "capture", "kernels_of", "problems_for"]
 
 MOST_PARAMETERS = 6
 """Maximum number of distinct parameter shapes in the optimizer's problem, largest first."""
@@ -107,8 +107,7 @@ def problems_for(sites: Iterable[CapturedSite], *, most: int = 1) -> list[tuple[
     """
     problems: list[tuple[str, Problem]] = []
     seen: set[str] = set()
-    chosen = _largest(list(sites), most)
-    for name, shapes in chosen:
+    for name, shapes in kernels_of(list(sites), most):
         if name not in LIBRARY:
             raise GraphError(f"the library has no kernel {name!r} for the captured sites")
         for problem in LIBRARY[name].problems(shapes):
@@ -118,7 +117,7 @@ def problems_for(sites: Iterable[CapturedSite], *, most: int = 1) -> list[tuple[
     return problems
 
 
-def _largest(sites: list[CapturedSite], most: int) -> list[tuple[str, WorkloadShapes]]:
+def kernels_of(sites: list[CapturedSite], most: int = 1) -> list[tuple[str, WorkloadShapes]]:
     """Return each kernel's largest sites; other sites of the workload supply missing sizes."""
     common = _common_shapes(sites)
     chosen: list[tuple[str, WorkloadShapes]] = []

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from typing import Any
 
@@ -29,6 +29,7 @@ from ratchet.report.page import render_page as render
 from ratchet.report.terminal import print_report
 from ratchet.report.verdict import EVIDENCE, short_hash, show_speedup, status_cell
 from ratchet.report.words import (
+    ABSENT,
     common_unit,
     device_words,
     plain,
@@ -400,4 +401,28 @@ def print_plan(plan: Mapping[str, Any], console: Console | None = None) -> None:
     skipped = [(one["name"], one["reason"]) for one in plan["skipped"]]
     tried = m.section("Would be tried", m.grid(("change", "expected effect"), levers, left=2))
     left = m.section("Would be skipped", m.grid(("change", "why"), skipped))
-    print_report(m.ResultReport(sections=(tried, left)), console)
+    judged = (_emulated(plan["target"], plan["kernels"]),) if plan["target"] else ()
+    print_report(m.ResultReport(sections=(tried, left, *judged)), console)
+
+
+def _emulated(target: str, kernels: Sequence[Mapping[str, Any]]) -> m.ReportSection:
+    """Return the kernels that the step would run on a GPU that is not here."""
+    if not kernels:
+        return m.section(f"Kernels on {target}", m.note("The step has no call site.", on="both"))
+    said = m.note(
+        "Executed as machine code by the emulator, at small sizes. The bound is a lower limit of "
+        "one call's time at these sizes, estimated and never measured.",
+        on="both",
+    )
+    device = next((one["device"] for one in kernels if one["device"]), target)
+    columns = (
+        m.name("kernel", "entry"),
+        m.number("sites", "sites"),
+        m.Column("verdict", "status"),
+        m.number(
+            f"bound, {device}",
+            lambda row: show_time(row["bound_s"]) if row["bound_s"] else ABSENT,
+        ),
+        m.why("reason", lambda row: "" if row["status"] == "correct" else row["reason"]),
+    )
+    return m.section(f"Kernels on {target}", said, m.ResultTable(columns, kernels))

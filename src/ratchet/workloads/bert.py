@@ -158,6 +158,7 @@ FAMILY = Family(
     name="bert",
     summary="masked language model: bidirectional attention, LayerNorm after the branch, GELU",
     sizes=SIZES,
+    on_gpu={"17m": 256, "base": 64, "large": 32},
     alone="17m",
     build_model=Bert,
     build_batches=build_batches,

@@ -20,11 +20,13 @@ OwnPrecision = Literal["bf16", "fp16", "fp64"]
 AUTOCAST: Final = ("bf16_autocast", "bf16_master")
 """Precisions whose forward pass runs in torch.autocast."""
 
-CompileMode = Literal["default", "max-autotune"]
+CompileMode = Literal["default", "reduce-overhead", "max-autotune"]
+"""Modes of torch.compile; the last two replay CUDA graphs on a GPU."""
 OptimizerKind = Literal["as_written", "foreach", "fused", "kernel"]
-AttentionBackend = Literal["default", "flash", "math"]
+AttentionBackend = Literal["default", "flash", "efficient", "cudnn", "math"]
 MatmulPrecision = Literal["highest", "high", "medium"]
-Allocator = Literal["default", "mallopt", "jemalloc", "tcmalloc"]
+Allocator = Literal["default", "mallopt", "jemalloc", "tcmalloc", "expandable"]
+"""`expandable` lets the segments of a GPU's memory grow (torch's `expandable_segments`)."""
 MatmulLibrary = Literal["default", "hipblaslt", "tunableop"]
 """The matrix-product library under ROCm. `tunableop` times the kernels of rocBLAS and hipBLASLt."""
 
@@ -45,8 +47,8 @@ class StepConfig(BaseModel):
 
     The defaults are a plain eager fp32 step. `ratchet.workloads.process` applies `threads`,
     `affinity`, `matmul_precision` and the `mallopt` allocator to the process. `jemalloc`,
-    `tcmalloc`, `huge_pages`, `matmul_library` and `aotriton_experimental` must be in the
-    environment when the process starts.
+    `tcmalloc`, `expandable`, `huge_pages`, `matmul_library` and `aotriton_experimental` must be in
+    the environment when the process starts.
     """
 
     model_config = ConfigDict(frozen=True, extra="forbid")
@@ -63,5 +65,6 @@ class StepConfig(BaseModel):
     huge_pages: bool = False
     preallocate: bool = False
     matmul_library: MatmulLibrary = "default"
+    coordinate_descent: bool = False
     aotriton_experimental: bool = False
     kernels: tuple[str, ...] = ()

@@ -35,13 +35,15 @@ class Family:
     name: str
     summary: str
     sizes: Mapping[str, Any]
+    on_gpu: Mapping[str, int]
+    """Batch size of a step on a GPU, by size: 8,192 to 65,536 tokens. Two cores would take minutes
+    for such a step, and a GPU idles in the step of two cores."""
     alone: str
     """The size meant by the family's bare name: 0.3 to 2 s a step on two cores."""
     build_model: Callable[[Any], nn.Module]
     build_batches: Callable[[Any, Data], BatchFunction]
     loss: LossFunction
     unit: Literal["tokens", "images"] = "tokens"
-    takes_sequence: bool = True
 
 
 def initialise(model: nn.Module, layers: int) -> None:

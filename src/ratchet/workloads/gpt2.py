@@ -117,6 +117,7 @@ FAMILY = Family(
     name="gpt2",
     summary="causal language model: learned positions, LayerNorm, GELU, tied embeddings",
     sizes=SIZES,
+    on_gpu={"23m": 256, "124m": 32, "355m": 16, "774m": 8, "1558m": 8},
     alone="23m",
     build_model=GPT2,
     build_batches=build_batches,

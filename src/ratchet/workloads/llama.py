@@ -226,6 +226,7 @@ FAMILY = Family(
     name="llama",
     summary="causal language model: RMSNorm, RoPE, grouped-query attention, SwiGLU",
     sizes=SIZES,
+    on_gpu={"8m": 256, "60m": 128, "1b": 4, "8b": 4},
     alone="60m",
     build_model=Llama,
     build_batches=build_batches,

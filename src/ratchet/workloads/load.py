@@ -93,7 +93,7 @@ def _precision(value: str | None) -> Precision | None:
 
 
 def _build(family: Family, size_name: str, spec: str, request: Request) -> Workload:
-    size = _resized(family, family.sizes[size_name], request)
+    size = _resized(family, size_name, request)
     data = Data(seed=request.seed, device=request.device, text=request.text)
     model = _initialised(family, size, spec, request)
     shrunk = SHRUNK_LR if size_name == SHRUNK else AdamWSpec().lr
@@ -120,9 +120,12 @@ def _shrink(family: Family, request: Request, seed: int) -> Workload:
     return _build(family, SHRUNK, f"{family.name}-{SHRUNK}", small)
 
 
-def _resized(family: Family, size: Any, request: Request) -> Any:
-    changes = {"batch_size": request.batch_size, "sequence": request.sequence}
-    return replace(size, **{name: value for name, value in changes.items() if value})
+def _resized(family: Family, size_name: str, request: Request) -> Any:
+    own = None if request.device.type == "cpu" else family.on_gpu.get(size_name)
+    changes = {"batch_size": request.batch_size or own, "sequence": request.sequence}
+    return replace(
+        family.sizes[size_name], **{name: value for name, value in changes.items() if value}
+    )
 
 
 def _initialised(family: Family, size: Any, spec: str, request: Request) -> nn.Module:

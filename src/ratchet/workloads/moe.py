@@ -202,6 +202,7 @@ FAMILY = Family(
     name="moe",
     summary="causal language model: Llama's attention, top-k routed SwiGLU experts",
     sizes=SIZES,
+    on_gpu={"42m": 128, "1b-7b": 4, "8x7b": 4},
     alone="42m",
     build_model=MoE,
     build_batches=build_batches,

@@ -16,9 +16,11 @@ from typing import Any
 
 import torch
 from torch import Tensor
-from torch.utils._pytree import tree_leaves
+from torch.utils._pytree import tree_leaves, tree_map_only
 
 LOG = logging.getLogger("ratchet")
+REPLAYS = "triton.cudagraphs"
+"""Inductor's option that replays a graph of launches, whose results each replay writes anew."""
 UNSTABLE = 3
 """Number of compiling calls with equal shapes after which something other than shapes changes.
 
@@ -47,6 +49,7 @@ class BoundedCompile:
         limit = int(torch._dynamo.config.recompile_limit)
         self._function = function
         self._options = dict(options) or None
+        self._replays = bool(options.get(REPLAYS)) and torch.cuda.is_available()
         self._fixed = torch.compile(function, dynamic=False, options=self._options)
         self._dynamic = torch.compile(function, dynamic=True)
         self._numbered: Callable[..., Any] | None = None
@@ -67,6 +70,12 @@ class BoundedCompile:
         """Number of calls that compiled a fixed graph for shapes that had one."""
 
     def __call__(self, *arguments: Any, **named: Any) -> Any:
+        if not self._replays:
+            return self._call(arguments, named)
+        torch.compiler.cudagraph_mark_step_begin()  # type: ignore[no-untyped-call]
+        return tree_map_only(Tensor, Tensor.clone, self._call(arguments, named))
+
+    def _call(self, arguments: tuple[Any, ...], named: dict[str, Any]) -> Any:
         self.calls += 1
         shapes = shapes_of(arguments, named)
         if shapes in self._seen:

@@ -35,6 +35,8 @@ from ratchet.workloads.workload import ALONE, LossFunction, Workload
 
 ATTENTION_BACKENDS = {
     "flash": [SDPBackend.FLASH_ATTENTION],
+    "efficient": [SDPBackend.EFFICIENT_ATTENTION],
+    "cudnn": [SDPBackend.CUDNN_ATTENTION],
     "math": [SDPBackend.MATH],
 }
 
@@ -242,7 +244,7 @@ def compiled_loss(
     computed: LossFunction = workload.loss
     if config.compile_mode is not None:
         # torch.compile takes a mode or options, not both; a mode is shorthand for options.
-        compile_options = {**mode_options(config.compile_mode), **(options or {})}
+        compile_options = {**inductor_options(config), **(options or {})}
         computed = BoundedCompile(workload.loss, compile_options)
     if config.precision not in AUTOCAST:
         return computed
@@ -266,10 +268,13 @@ def copies_for(workload: Workload, config: StepConfig) -> WeightCopies | None:
     return WeightCopies(workload.model)
 
 
-def mode_options(mode: str) -> dict[str, Any]:
-    """Return the inductor options that a torch.compile mode stands for."""
+def inductor_options(config: StepConfig) -> dict[str, Any]:
+    """Return the inductor options of a config that compiles: its mode's, and its tuning."""
     with warnings.catch_warnings():
         # Importing inductor touches torch.jit, which torch itself has deprecated.
         warnings.simplefilter("ignore", DeprecationWarning)
         import torch._inductor.compile_fx
-    return dict(torch._inductor.list_mode_options(mode))
+    options = dict(torch._inductor.list_mode_options(config.compile_mode))
+    if config.coordinate_descent:
+        options["coordinate_descent_tuning"] = True
+    return options

@@ -137,10 +137,10 @@ FAMILY = Family(
     name="vit",
     summary="image classifier: patches, bidirectional attention, LayerNorm, GELU; synthetic images",
     sizes=SIZES,
+    on_gpu={"11m": 512, "b16": 256, "l16": 128, "h14": 64},
     alone="11m",
     build_model=ViT,
     build_batches=build_batches,
     loss=class_loss,
     unit="images",
-    takes_sequence=False,
 )

@@ -28,6 +28,8 @@ class Situation:
     trainable_bytes: int
     peak_memory_bytes: int
     memory_bytes: int
+    rocm: bool = False
+    """True if torch is built for ROCm."""
     why_not_fused: str = ""
     """The reason why no optimizer of the step has a fused update; empty if one has."""
     own_step: bool = False
@@ -96,10 +98,13 @@ def only_cpu(situation: Situation) -> str | None:
     return None if situation.device_kind == "cpu" else "it applies only to CPUs"
 
 
+def only_gpu(situation: Situation) -> str | None:
+    """Return None for a GPU, otherwise the reason why not."""
+    return None if situation.device_kind == "cuda" else "it applies only to GPUs"
+
+
 def only_rocm(situation: Situation) -> str | None:
     """Return None for an AMD GPU with a ROCm build of torch, otherwise the reason why not."""
     if situation.device_kind != "cuda" or situation.vendor != "AMD":
         return "it applies only to AMD GPUs under ROCm"
-    import torch
-
-    return None if torch.version.hip else "this torch is not built for ROCm"
+    return None if situation.rocm else "this torch is not built for ROCm"

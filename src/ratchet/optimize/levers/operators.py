@@ -1,6 +1,12 @@
 """Levers of the step's code: torch.compile, precision, the optimizer and torch's libraries."""
 
-from ratchet.optimize.levers.base import Lever, Situation, only_rocm, why_no_bf16
+from ratchet.optimize.levers.base import (
+    Lever,
+    Situation,
+    only_gpu,
+    only_rocm,
+    why_no_bf16,
+)
 
 HIPBLASLT_TARGETS = ("gfx90a", "gfx942", "gfx950", "gfx1200", "gfx1201")
 """Architectures on which torch prefers hipBLASLt (gfx12 since ROCm 6.3, gfx950 since ROCm 6.5).
@@ -43,6 +49,16 @@ def _has_attention(situation: Situation) -> str | None:
     return None if situation.has_attention else "no scaled_dot_product_attention in the step"
 
 
+def _has_gpu_attention(situation: Situation) -> str | None:
+    return only_gpu(situation) or _has_attention(situation)
+
+
+def _has_cudnn_attention(situation: Situation) -> str | None:
+    if situation.vendor != "NVIDIA":
+        return "it applies only to NVIDIA GPUs"
+    return _has_gpu_attention(situation)
+
+
 def _may_use_aotriton(situation: Situation) -> str | None:
     reason = only_rocm(situation) or _has_attention(situation)
     if reason is None and situation.isa in AOTRITON_TARGETS:
@@ -75,6 +91,28 @@ COMPILE_MAX_AUTOTUNE = Lever(
     source="PyTorch documentation, torch.compile modes; inductor's CppGemmTemplate on CPU",
     default=False,
     acts_on=("matmul", "convolution", "overhead"),
+)
+CUDA_GRAPHS = Lever(
+    field="compile_mode",
+    value="reduce-overhead",
+    name="compile-reduce-overhead",
+    summary="torch.compile in reduce-overhead mode: CUDA or HIP graphs replay the step's launches",
+    expected="no launch costs on the host; much for small steps, little for large ones",
+    source="PyTorch documentation, torch.compile modes; CUDAGraph Trees",
+    applies=only_gpu,
+    default=False,
+    acts_on=("overhead",),
+)
+COORDINATE_DESCENT = Lever(
+    field="coordinate_descent",
+    value=True,
+    name="coordinate-descent",
+    summary="inductor tunes the blocks and warps of its Triton kernels by coordinate descent",
+    expected="a few percent for fused operations; a longer compile",
+    source="PyTorch source, torch/_inductor/config.py, coordinate_descent_tuning",
+    applies=only_gpu,
+    default=False,
+    acts_on=("compiled",),
 )
 BF16_WEIGHTS = Lever(
     field="precision",
@@ -141,6 +179,39 @@ ATTENTION_MATH = Lever(
     expected="on a CPU with short sequences plain matrix products can beat the flash backend",
     source="PyTorch documentation, torch.nn.attention.sdpa_kernel",
     applies=_has_attention,
+    default=False,
+    acts_on=("attention",),
+)
+ATTENTION_FLASH = Lever(
+    field="attention",
+    value="flash",
+    name="attention-flash",
+    summary="scaled_dot_product_attention through its flash backend alone (CK or AOTriton on ROCm)",
+    expected="one pass over keys and values where torch's own choice falls on another backend",
+    source="PyTorch documentation, torch.nn.attention.sdpa_kernel",
+    applies=_has_gpu_attention,
+    default=False,
+    acts_on=("attention",),
+)
+ATTENTION_EFFICIENT = Lever(
+    field="attention",
+    value="efficient",
+    name="attention-efficient",
+    summary="scaled_dot_product_attention through its memory-efficient backend alone",
+    expected="sometimes faster than flash for short sequences and odd head sizes",
+    source="PyTorch documentation, torch.nn.attention.sdpa_kernel",
+    applies=_has_gpu_attention,
+    default=False,
+    acts_on=("attention",),
+)
+ATTENTION_CUDNN = Lever(
+    field="attention",
+    value="cudnn",
+    name="attention-cudnn",
+    summary="scaled_dot_product_attention through cuDNN",
+    expected="faster than flash on Hopper for many shapes in bf16",
+    source="PyTorch documentation, torch.nn.attention.SDPBackend.CUDNN_ATTENTION",
+    applies=_has_cudnn_attention,
     default=False,
     acts_on=("attention",),
 )

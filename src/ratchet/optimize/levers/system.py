@@ -3,7 +3,7 @@
 import platform
 from pathlib import Path
 
-from ratchet.optimize.levers.base import Lever, Situation, only_cpu
+from ratchet.optimize.levers.base import Lever, Situation, only_cpu, only_gpu
 from ratchet.optimize.step.environment import find_library
 
 SHORT = 0.8
@@ -99,6 +99,17 @@ TCMALLOC = Lever(
     expected="blocks are reused instead of going back to the kernel",
     source="PyTorch documentation, Performance Tuning Guide, memory allocators",
     applies=_has_tcmalloc,
+    default=False,
+    acts_on=("system",),
+)
+EXPANDABLE_SEGMENTS = Lever(
+    field="allocator",
+    value="expandable",
+    name="expandable-segments",
+    summary="PYTORCH_CUDA_ALLOC_CONF=expandable_segments:True: segments of GPU memory that grow",
+    expected="less memory lost to fragments, fewer stalls where shapes change",
+    source="PyTorch documentation, CUDA semantics, memory management",
+    applies=only_gpu,
     default=False,
     acts_on=("system",),
 )

@@ -23,8 +23,8 @@ from ratchet.optimize.recipe.widening import computes_in_bf16, widened
 from ratchet.workloads.checkpointing import apply_checkpointing, find_blocks, is_transformed
 from ratchet.workloads.config import AUTOCAST, StepConfig
 from ratchet.workloads.lowered import mixed_precision
-from ratchet.workloads.recompilation import BoundedCompile
-from ratchet.workloads.step import ATTENTION_BACKENDS, mode_options
+from ratchet.workloads.recompilation import REPLAYS, BoundedCompile
+from ratchet.workloads.step import ATTENTION_BACKENDS, inductor_options
 
 log = logging.getLogger("ratchet")
 SLOT = "_compiled_call_impl"
@@ -50,7 +50,12 @@ class ModuleCall:
         keeps_graphs: bool = False,
         slots: tuple[StepSlot, ...] = (),
     ) -> None:
-        self.compiled = BoundedCompile(_entry_of(module), options) if options is not None else None
+        self.compiled: BoundedCompile | None = None
+        if options is not None:
+            # A replayed graph writes each call's results over the last one's, which a script may
+            # still read: only whole steps are replayed.
+            kept = {name: value for name, value in options.items() if name != REPLAYS}
+            self.compiled = BoundedCompile(_entry_of(module), kept)
         self._module = module
         self._config = config
         self._device_type = device_type
@@ -159,7 +164,7 @@ def compile_options(
     if config.compile_mode is None:
         return None
     kernels = install_options(config.kernels) if install is None else install
-    return {**mode_options(config.compile_mode), **kernels}
+    return {**inductor_options(config), **kernels}
 
 
 def _entry_of(module: nn.Module) -> Callable[..., Any]:

@@ -31,6 +31,8 @@ def environment(config: StepConfig) -> dict[str, str]:
         library = find_library(config.allocator)
         if library is not None:
             variables["LD_PRELOAD"] = str(library)
+    if config.allocator == "expandable":
+        variables["PYTORCH_CUDA_ALLOC_CONF"] = "expandable_segments:True"
     if config.huge_pages:
         variables["THP_MEM_ALLOC_ENABLE"] = "1"
     if config.threads is not None:

@@ -125,8 +125,8 @@ class Costs:
             return self.plain_s
         if mode in self.modes_s:
             return self.modes_s[mode]
-        if mode != "default" and "default" in self.modes_s:
-            return AUTOTUNED_START * self.modes_s["default"]
+        if "default" in self.modes_s:
+            return self.modes_s["default"] * (AUTOTUNED_START if mode == "max-autotune" else 1.0)
         return COMPILED_START * self.plain_s
 
     def restart_s(self, candidate: Candidate) -> float:

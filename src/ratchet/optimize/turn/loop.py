@@ -10,6 +10,8 @@ from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
 
+import torch
+
 from ratchet import __version__
 from ratchet.base.errors import DeadlinePassed, DeviceError, RatchetError
 from ratchet.devices import ceilings as device_ceilings
@@ -20,7 +22,7 @@ from ratchet.judge.steps.arms import ArmProcess
 from ratchet.judge.trial.readiness import why_no_kernels
 from ratchet.ledger import Ledger
 from ratchet.measure.samples import Sample
-from ratchet.optimize.levers import Lever, Situation
+from ratchet.optimize.levers import Situation
 from ratchet.optimize.levers.base import why_bf16_is_slow
 from ratchet.optimize.recipe.recipe import Recipe
 from ratchet.optimize.step.candidate import with_config
@@ -30,10 +32,9 @@ from ratchet.optimize.turn.compose import compose, make_folder, make_recipe
 from ratchet.optimize.turn.headroom import StepProfiles
 from ratchet.optimize.turn.prove import NEW
 from ratchet.optimize.turn.prove_regions import never_called
-from ratchet.optimize.turn.result import Change, OptimizeResult
+from ratchet.optimize.turn.result import OptimizeResult
 from ratchet.optimize.turn.schedule import TurnSchedule
-from ratchet.optimize.turn.search import Search, chosen_levers
-from ratchet.optimize.turn.selection import applicable
+from ratchet.optimize.turn.search import Search
 from ratchet.optimize.turn.settings import Settings, check_settings
 from ratchet.optimize.turn.state import Listener, Turn
 from ratchet.workloads.config import StepConfig
@@ -48,26 +49,6 @@ class Outcome:
     samples: tuple[Sample, ...]
 
 
-@dataclass(frozen=True, kw_only=True, slots=True)
-class Plan:
-    """The changes that would be tried, for `--dry-run`."""
-
-    workload: StepFacts
-    levers: tuple[Lever, ...]
-    skipped: tuple[Change, ...]
-
-    def to_json(self) -> dict[str, Any]:
-        """Return the plan as one JSON object."""
-        shown = ("name", "summary", "expected", "source", "changes_arithmetic")
-        workload = self.workload.model_dump(mode="json")
-        return {
-            "workload": workload,
-            "written": workload["written"],
-            "levers": [{name: getattr(one, name) for name in shown} for one in self.levers],
-            "skipped": [{"name": change.name, "reason": change.reason} for change in self.skipped],
-        }
-
-
 def optimize(settings: Settings, listener: Listener = lambda event, details: None) -> Outcome:
     """Run one turn and return its result and its recipe; `compose.write` writes them.
 
@@ -76,7 +57,7 @@ def optimize(settings: Settings, listener: Listener = lambda event, details: Non
     started_at = datetime.now(UTC).isoformat(timespec="seconds")
     check_settings(settings)
     make_folder(settings.out)
-    with _open(settings, listener) as turn:
+    with opened(settings, listener) as turn:
         _check_resume(turn)
         turn.forget_fruitless()
         _say_without_kernels(turn)
@@ -99,21 +80,6 @@ def _say_without_kernels(turn: Turn) -> None:
         turn.without_kernels = reason
         turn.warn(reason)
         turn.tell("warning", text=reason)
-
-
-def plan(settings: Settings, listener: Listener = lambda event, details: None) -> Plan:
-    """Return what `optimize` would try, without trying it."""
-    check_settings(settings)
-    with _open(settings, listener) as turn:
-        facts = describe(turn)
-        situation = situation_of(turn, facts)
-        levers, skipped = applicable(
-            chosen_levers(settings),
-            situation,
-            refused_kernels={},
-            keep_arithmetic=settings.keep_precision,
-        )
-        return Plan(workload=facts, levers=tuple(levers), skipped=tuple(skipped))
 
 
 def describe(turn: Turn) -> StepFacts:
@@ -206,6 +172,7 @@ def situation_of(turn: Turn, facts: StepFacts) -> Situation:
         written=facts.written,
         optimizer_is_adamw=facts.optimizer_is_adamw,
         has_attention=facts.has_attention,
+        rocm=bool(torch.version.hip),
         why_not_fused=facts.why_not_fused,
         own_step=facts.own_step,
         trainable_bytes=facts.trainable_bytes,
@@ -252,7 +219,8 @@ def _run(turn: Turn, facts: StepFacts, started_at: str) -> Outcome:
     )
 
 
-def _open(settings: Settings, listener: Listener) -> Turn:
+def opened(settings: Settings, listener: Listener) -> Turn:
+    """Return the turn of these settings, its clock running and its ledger open."""
     begun_s = time.monotonic() - settings.gone_s
     device = probe(str(settings.options.get("device") or "auto"))
     ledger = Ledger.open(settings.ledger)

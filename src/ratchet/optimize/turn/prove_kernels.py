@@ -93,11 +93,8 @@ def _none(precision: str, reason: str) -> ProvenKernels:
     return ProvenKernels(proven={}, refused=refused, verdicts=())
 
 
-def _problems(turn: Turn, candidate: Candidate, written: Candidate) -> dict[str, list[Problem]]:
-    """Return the problems of a step by the name of the library kernel that answers them.
-
-    The arm of the step as written looks for them.
-    """
+def sites_of(turn: Turn, candidate: Candidate, written: Candidate) -> list[CapturedSite]:
+    """Return the call sites of a candidate's step; the arm of the step as written finds them."""
 
     def compute() -> dict[str, Any]:
         turn.schedule.check("look for call sites")
@@ -112,8 +109,13 @@ def _problems(turn: Turn, candidate: Candidate, written: Candidate) -> dict[str,
             return {"sites": arm.call("sites", precision=precision)}
 
     payload = turn.memo("sites", candidate.key(), compute)
+    return [CapturedSite.from_json(site) for site in payload["sites"]]
+
+
+def _problems(turn: Turn, candidate: Candidate, written: Candidate) -> dict[str, list[Problem]]:
+    """Return the problems of a step by the name of the library kernel that answers them."""
     problems: dict[str, list[Problem]] = defaultdict(list)
-    for library, problem in problems_for(CapturedSite.from_json(s) for s in payload["sites"]):
+    for library, problem in problems_for(sites_of(turn, candidate, written)):
         problems[library].append(problem)
     return problems
 

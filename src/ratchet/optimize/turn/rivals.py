@@ -16,7 +16,11 @@ from ratchet.optimize.turn.screen import LeverScreening, Oracle, expect, screen,
 from ratchet.optimize.turn.state import Turn
 from ratchet.workloads.config import StepConfig
 
-MODES = ("default", "max-autotune")
+MODES = {
+    "cpu": ("default", "max-autotune"),
+    "cuda": ("default", "reduce-overhead", "max-autotune"),
+}
+"""Torch.compile's modes by kind of device. CUDA graphs do nothing for a CPU."""
 MOST_WORDS = 300
 """Maximum number of characters of torch's own reason that are shown."""
 
@@ -82,7 +86,7 @@ class RivalModes:
         optimizer = "as_written" if self.situation.why_not_fused else "fused"
         changes = [
             {"compile_mode": mode, "precision": precision, "optimizer": optimizer}
-            for mode in MODES
+            for mode in MODES[self.situation.device_kind]
             for precision in precisions
         ]
         config = self.written.config

@@ -13,6 +13,7 @@ from ratchet.base.durations import parse_duration_s
 from ratchet.base.errors import RatchetError, WorkloadError
 from ratchet.base.files import why_not_new_folder
 from ratchet.devices.probe import probe
+from ratchet.judge.options import parse_target
 from ratchet.optimize.turn.sources import source_hash
 from ratchet.workloads.names import check_name, check_options, is_saved_spec, title_of
 
@@ -86,6 +87,19 @@ def check_settings(settings: Settings) -> None:
         check_lever(settings.try_lever)
     if why := why_not_new_folder(settings.out):
         raise RatchetError(f"--out {settings.out} {why}: name a folder")
+
+
+def checked_target(target: str | None, *, dry: bool) -> str | None:
+    """Return the GPU of a dry run; RatchetError for an unknown one, or if it is no dry run."""
+    if target is None:
+        return None
+    known = parse_target(target)
+    if not dry:
+        raise RatchetError(
+            f"--target {known} is a GPU that is not here, so nothing can be timed on it: "
+            "add --dry-run"
+        )
+    return known
 
 
 def make_settings(

@@ -1,0 +1,114 @@
+"""`--dry-run --target`: what would be tried on a GPU that is not here, with emulated verdicts."""
+
+from __future__ import annotations
+
+import importlib.util
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+from commands_guard import mistake
+
+from ratchet.cli import main
+from ratchet.court.court import Court
+from ratchet.court.terms import JudgedKernel, Terms
+from ratchet.judge.verdict import EmulatedBound, EmulatedCase, Verdict
+from ratchet.kernels.kernel import Kernel
+from ratchet.problems.problem import Problem
+
+WORDS = ["optimize", "llama-tiny", "--dry-run", "--device", "cpu", "--target", "gfx942"]
+BOUND = {"memory_s": 0.0, "matrix_s": 0.0, "vector_s": 0.0, "lds_s": 0.0}
+
+
+@pytest.fixture
+def asked(monkeypatch: pytest.MonkeyPatch) -> list[tuple[Kernel, Problem, Terms]]:
+    """Everything that the judge is asked; it answers at once, and rope's backward is wrong."""
+    found: list[tuple[Kernel, Problem, Terms]] = []
+
+    def judge(
+        court: Court, kernel: Kernel, problem: Problem, terms: Terms, **more: Any
+    ) -> JudgedKernel:
+        found.append((kernel, problem, terms))
+        bound = EmulatedBound(device="MI300X", time_s=2e-6, **BOUND)
+        verdict = Verdict(
+            status="wrong" if kernel.entry == "rope_backward" else "correct",
+            reason="case timed: off",
+            emulated=[EmulatedCase(case="timed", target="gfx942", kernels=[], bounds=[bound])],
+            isolation="none",
+            kernel_hash=kernel.hash,
+            problem_hash=problem.hash,
+        )
+        return JudgedKernel(
+            verdict=verdict, kernel=kernel, problem=problem, judged_at="", recalled=False
+        )
+
+    monkeypatch.setattr(Court, "judge", judge)
+    return found
+
+
+def test_every_kernel_that_the_step_would_run_is_judged_for_the_target(
+    asked: list[tuple[Kernel, Problem, Terms]],
+    capsys: pytest.CaptureFixture[str],
+    tmp_path: Path,
+) -> None:
+    assert main([*WORDS, "--json", "--ledger", str(tmp_path / "ledger.db")]) == 0
+    document = json.loads(capsys.readouterr().out)
+    assert document["target"] == "gfx942"
+    rows = {one["entry"]: one for one in document["kernels"]}
+    assert {"attention_forward", "rms_norm_backward", "adamw_step", "rope_backward"} <= {*rows}
+    assert "layer_norm_forward" not in rows  # a Llama has none
+    assert rows["rope_backward"]["status"] == "wrong" and rows["rope_backward"]["reason"]
+    assert rows["rope_forward"]["device"] == "MI300X" and rows["rope_forward"]["bound_s"] == 2e-6
+    assert rows["attention_forward"]["sites"] == 2  # one a layer
+    assert all(kernel.language == "triton" for kernel, _, _ in asked)
+    assert {terms.target for _, _, terms in asked} == {"gfx942"}
+    (rope,) = (problem for kernel, problem, _ in asked if kernel.entry == "rope_forward")
+    assert rope.cases[0].inputs[0].dtype == "bfloat16"  # what the turn would try first on a GPU
+
+    # Levers are those of an MI300X, not those of this machine.
+    tried = {one["name"] for one in document["levers"]}
+    skipped = {one["name"]: one["reason"] for one in document["skipped"]}
+    assert {"compile-reduce-overhead", "tunableop", "bf16-weights"} <= tried
+    assert skipped["allocator-mallopt"] == "it applies only to CPUs"
+    assert skipped["attention-cudnn"] == "it applies only to NVIDIA GPUs"
+
+
+def test_the_terminal_lists_verdicts_and_bounds(
+    asked: list[tuple[Kernel, Problem, Terms]],
+    capsys: pytest.CaptureFixture[str],
+    tmp_path: Path,
+) -> None:
+    words = [*WORDS, "--try", "kernel:rope", "--ledger", str(tmp_path / "ledger.db")]
+    assert main(words) == 0
+    said = capsys.readouterr().out
+    assert "Kernels on gfx942" in said and "never measured" in said
+    assert "rope_forward" in said and "MI300X" in said
+    assert "case timed: off" in said
+    assert "adamw" not in said
+    assert {kernel.entry for kernel, _, _ in asked} == {"rope_forward", "rope_backward"}
+
+
+@pytest.mark.parametrize(
+    ("words", "said"),
+    [
+        (["--target", "gfx942"], "add --dry-run"),
+        (["--target", "gfx900", "--dry-run"], "gfx942"),
+    ],
+)
+def test_a_target_needs_a_dry_run_and_a_name(
+    words: list[str], said: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert said in mistake(capsys, "optimize", "llama-tiny", "--device", "cpu", *words)
+
+
+@pytest.mark.thorough
+@pytest.mark.skipif(importlib.util.find_spec("triton") is None, reason="needs triton")
+def test_a_kernel_of_the_step_runs_as_machine_code(
+    capsys: pytest.CaptureFixture[str], tmp_path: Path
+) -> None:
+    words = [*WORDS, "--try", "kernel:rope", "--json", "--ledger", str(tmp_path / "ledger.db")]
+    assert main(words) == 0
+    rows = json.loads(capsys.readouterr().out)["kernels"]
+    assert [one["status"] for one in rows] == ["correct", "correct"]
+    assert all(one["bound_s"] > 0 for one in rows)
