@@ -17,7 +17,7 @@ import torch
 import ratchet
 from ratchet import api
 from ratchet.cli import main
-from ratchet.optimize.turn.loop import plan
+from ratchet.optimize.turn.dry_run import dry_run
 from ratchet.optimize.turn.settings import make_settings
 from ratchet.report.optimize import render_page
 from ratchet.workloads import load
@@ -180,6 +180,6 @@ def test_an_object_is_built_in_the_processes_of_a_turn(tmp_path: Path) -> None:
     with as_spec(make_workload()) as spec:
         ledger = f"sqlite:///{tmp_path / 'ledger.db'}"
         settings = make_settings(spec, budget="60s", out=tmp_path, device="cpu", ledger=ledger)
-        found = plan(settings).workload
+        found = dry_run(settings).workload
     assert (found.name, found.unit, found.tokens_per_batch) == ("pictures/1", "samples", 8)
     assert "two runs with the same seed and batch" in found.warnings[0]
