@@ -10,6 +10,7 @@ from typing import Any
 
 import own_steps
 import pytest
+import research_steps
 import torch
 from own_recipes import recipe
 from own_steps import Script
@@ -43,7 +44,9 @@ SCRIPTS = (
     *("accumulates_in_a_loop", "gan", "keeps_its_graph", "penalises_its_gradient", "closure"),
     *("own_optimizer", "subclass", "two_optimizers", "noise_and_an_average", "noise"),
     *("normalises_its_batch", "recomputes", "recomputes_reentrantly", "scales_and_varies"),
-    "recurrent",
+    *("recurrent", "distils", "perturbs_its_weights", "learns_to_learn", "sets_its_gradients"),
+    *("updates_in_backward", "moves_a_buffer", "thaws_a_group", "goes_back", "scales_fp16"),
+    "takes_a_dictionary",
 )
 STEPS = 6
 EXACT, LOSS, TURNED = 1e-4, 5e-2, 0.5
@@ -86,7 +89,8 @@ def pairs() -> Iterator[Any]:
 @pytest.mark.parametrize(("name", "how"), [*pairs()])
 def test_a_script_trains_as_written_or_its_recipe_is_refused(name: str, how: str) -> None:
     config = StepConfig(**CONFIGS[how])
-    written, script = (getattr(own_steps, name)() for _ in range(2))
+    made = getattr(own_steps if hasattr(own_steps, name) else research_steps, name)
+    written, script = (made() for _ in range(2))
     before = weights(written)
     states = states_of(script)
     try:
