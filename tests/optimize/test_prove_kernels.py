@@ -32,6 +32,7 @@ class Table:
 
     def __init__(self, answers: dict[str, list[str]]) -> None:
         self.answers, self.asked = answers, list[str]()
+        self.ahead: list[str] = []
 
     def __enter__(self) -> Table:
         return self
@@ -42,7 +43,8 @@ class Table:
 
     def last(self, *_: Any) -> None: ...
 
-    def judge(self, kernel: Kernel, problem: Any, *_: Any, fresh: bool) -> Any:
+    def judge(self, kernel: Kernel, problem: Any, *_: Any, fresh: bool, then: Kernel | None) -> Any:
+        self.ahead += [then.entry] if then is not None else []
         status: Any = self.answers[kernel.entry][self.asked.count(kernel.entry)]
         self.asked.append(kernel.entry)
         verdict = Verdict(
@@ -89,8 +91,9 @@ def judged(
 def test_what_is_proven_at_every_call_site_is_installed(monkeypatch: pytest.MonkeyPatch) -> None:
     called = ("made_forward", "made_backward")
     answers = {"made_forward": ["proven"], "made_backward": ["proven"], "made_with_residual": []}
-    trials, _ = judged(monkeypatch, called, **answers)
+    trials, table = judged(monkeypatch, called, **answers)
     assert [one.entry for one in trials.proven["fp32"]["made"]] == list(called)
+    assert table.ahead == ["made_backward"], "the next compiler starts beside a verdict"
 
 
 def test_an_entry_that_is_not_proven_keeps_all_of_them_out(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -100,6 +103,15 @@ def test_an_entry_that_is_not_proven_keeps_all_of_them_out(monkeypatch: pytest.M
     reason = trials.refused["fp32"]["made"]
     assert reason == "made_backward: right, but not proven faster here"
     assert table.asked.count("made_backward") == 2, "an undecided speed is asked once more"
+
+
+def test_after_an_entry_that_is_not_proven_no_other_is_judged(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    answers = {"made_forward": ["correct", "correct"], "made_backward": []}
+    trials, table = judged(monkeypatch, tuple(answers), **answers, made_with_residual=[])
+    assert trials.refused["fp32"]["made"] == "made_forward: right, but not proven faster here"
+    assert table.asked == ["made_forward"] * 2
 
 
 def test_an_undecided_entry_may_be_proven_the_second_time(monkeypatch: pytest.MonkeyPatch) -> None:

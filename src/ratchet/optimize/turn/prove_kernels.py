@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections import defaultdict
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
+from itertools import pairwise
 from typing import Any
 
 from ratchet.base.errors import DeadlinePassed
@@ -120,6 +121,10 @@ def _problems(turn: Turn, candidate: Candidate, written: Candidate) -> dict[str,
     return problems
 
 
+def _undecided(entries: str) -> str:
+    return f"{entries}: right, but not proven faster here"
+
+
 @dataclass(kw_only=True)
 class KernelTrials:
     """Judges one library kernel after another, until the stage's share of the budget is spent."""
@@ -129,6 +134,8 @@ class KernelTrials:
     proven: dict[str, dict[str, tuple[AnyKernel, ...]]] = field(default_factory=dict)
     refused: dict[str, dict[str, str]] = field(default_factory=dict)
     verdicts: list[dict[str, Any]] = field(default_factory=list)
+    _then: dict[str, Kernel] = field(default_factory=dict)
+    """By a kernel's hash, the one that is judged next: its compiler starts meanwhile."""
 
     def judge_wanted(
         self, precision: str, problems: dict[str, list[Problem]], *, timed: bool
@@ -136,11 +143,17 @@ class KernelTrials:
         """Judge all wanted library kernels in one precision."""
         proven = self.proven.setdefault(precision, {})
         refused = self.refused.setdefault(precision, {})
+        target = self.turn.device.target
+        order = [
+            kernel
+            for name in self.wanted
+            for kernel in LIBRARY[name].kernels(target)
+            if any(problem.name == kernel.entry for problem in problems.get(name, ()))
+        ]
+        self._then = {one.hash: after for one, after in pairwise(order)}
         with Court(self.turn.ledger) as court:
             for name in self.wanted:
-                library = LIBRARY[name]
-                target = self.turn.device.target
-                kernels = library.kernels(target)
+                kernels = LIBRARY[name].kernels(target)
                 if name not in problems or not kernels:
                     no_site = "" if name in problems else "the step has no call site for it"
                     refused[name] = no_site or str(why_no_kernel(name, target))
@@ -151,8 +164,7 @@ class KernelTrials:
                 # A call site whose kernel is missing would run plain torch code, unfused.
                 missing = [k.entry for k in kernels if k.entry in called and k not in entries]
                 if reason or missing or not entries:
-                    unproven = ", ".join(missing) or name
-                    refused[name] = reason or f"{unproven}: right, but not proven faster here"
+                    refused[name] = reason or _undecided(", ".join(missing) or name)
                 else:
                     proven[name] = tuple(self._installed(name, kernel) for kernel in entries)
 
@@ -164,7 +176,10 @@ class KernelTrials:
         problems: list[Problem],
         timed: bool,
     ) -> str:
-        """Judge one library kernel's entries; return the objection to installing it, or ""."""
+        """Judge one library kernel's entries; return the objection to installing it, or "".
+
+        One entry that is not proven ends it: the others alone are not installed.
+        """
         for kernel in kernels:
             if not timed and not court.is_proven(kernel):
                 continue
@@ -180,6 +195,8 @@ class KernelTrials:
                 self.note(judged, library=library, kernel=kernel.entry)
                 if judged.verdict.status not in ("proven", "correct"):
                     return f"{kernel.entry}: {judged.verdict.status}, {judged.verdict.reason}"
+                if timed and not court.is_proven(kernel):
+                    return _undecided(kernel.entry)
         return ""
 
     def note(self, judged: JudgedKernel, *, library: str, kernel: str) -> None:
@@ -222,7 +239,8 @@ class KernelTrials:
         turn, place = self.turn, f"{kernel.hash}:{problem.hash}"
         turn.tell("judging", kernel=kernel.entry)
         limit_s, began_s = turn.schedule.verdict_s, turn.schedule.elapsed_s
-        judged = court.judge(kernel, problem, Terms(time_limit_s=limit_s), fresh=True)
+        terms = Terms(time_limit_s=limit_s)
+        judged = court.judge(kernel, problem, terms, fresh=True, then=self._then.get(kernel.hash))
         turn.costs.verdict_s = turn.schedule.elapsed_s - began_s
         verdict = judged.verdict
         if limit_s < MOST_VERDICT_S and verdict.status in ("timed_out", "unmeasured"):
