@@ -45,6 +45,10 @@ def make_request(
         raise RatchetError(
             f"--target is for kernels in Triton or HIP: leave out --language {language}"
         )
+    if target is None and language == "hip":
+        raise RatchetError(
+            "kernels in HIP run in the emulator alone: name a GPU too, such as --target gfx942"
+        )
     if target is not None and device.startswith("cuda"):
         raise RatchetError("--target is for a GPU that is not here: leave out --device")
     return WritingRequest(

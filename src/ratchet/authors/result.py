@@ -10,8 +10,8 @@ from ratchet.authors.author import Answer
 from ratchet.kernels.kernel import Language
 
 AUTHORS: Final = ("library", "search", "compiler", "agent")
-"""In the order of their first turns."""
-LANGUAGES: Final[tuple[Language, ...]] = ("cpp", "triton", "torch")
+"""In the order of their first turns; `roster.MAKERS` makes them."""
+LANGUAGES: Final[tuple[Language, ...]] = ("cpp", "triton", "torch", "hip")
 Reuse = Literal["never", "same budget", "always"]
 Stopped = Literal["budget", "floor", "no more proposals", "candidates", "recalled", "interrupted"]
 

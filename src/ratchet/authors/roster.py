@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Final
 
-from ratchet.authors.author import AGENT, SEARCH, Author
+from ratchet.authors.author import AGENT, COMPILER, SEARCH, Author
 from ratchet.authors.compiler import Backend, CompilerAuthor
 from ratchet.authors.library import GivenAuthor, library_author
 from ratchet.authors.result import WritingRequest
@@ -60,22 +60,12 @@ def make_roster(
     for name in setting.request.authors:
         try:
             own = [one for one in guests if one.name == name]
-            authors += own or _make(name, setting)
+            authors += own or [MAKERS[name](setting)]
         except RatchetError as error:
             if name == AGENT or isinstance(error, LedgerError):  # a mistake in the call
                 raise
             absent[name] = str(error)
     return Roster(authors=tuple(authors), absent=absent)
-
-
-def _make(name: str, setting: Setting) -> list[Author]:
-    if name == "library":
-        return [library_author(setting.problem)]
-    if name == "compiler":
-        return [CompilerAuthor(_backend(setting.device))]
-    if name == AGENT:
-        return [_agent(setting)]
-    return _searches(setting)
 
 
 def _agent(setting: Setting) -> Author:
@@ -106,7 +96,7 @@ def _backend(device: Device) -> Backend:
     return "rocm" if device.runtime.startswith("rocm") else "triton"
 
 
-def _searches(setting: Setting) -> list[Author]:
+def _search(setting: Setting) -> Author:
     """Return a search over the generator's kernels for the device.
 
     Triton where there is a GPU or it is asked for, C++ for the machine's cores.
@@ -120,11 +110,19 @@ def _searches(setting: Setting) -> list[Author]:
     space = space_for(
         setting.problem, device="cuda" if on_gpu or request.language == "triton" else "cpu"
     )
-    author = SearchAuthor(
+    return SearchAuthor(
         space,
         strategy=request.search,
         seed=request.seed,
         experience=Experience(setting.book.earlier(SEARCH)),
         name=SEARCH,
     )
-    return [author]
+
+
+MAKERS: Final[Mapping[str, Callable[[Setting], Author]]] = {
+    "library": lambda setting: library_author(setting.problem),
+    SEARCH: _search,
+    COMPILER: lambda setting: CompilerAuthor(_backend(setting.device)),
+    AGENT: _agent,
+}
+"""What makes each author of `result.AUTHORS` for a run."""

@@ -51,7 +51,7 @@ def write(
     ] = None,
     language: Annotated[
         str | None,
-        typer.Option(metavar="cpp|triton|torch", help="Only kernels in this language."),
+        typer.Option(metavar="cpp|triton|torch|hip", help="Only kernels in this language."),
     ] = None,
     authors: Annotated[
         str | None,

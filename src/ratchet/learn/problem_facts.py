@@ -15,7 +15,7 @@ from typing import Final
 
 from ratchet.authors.form.extent import Extent, whole
 from ratchet.authors.form.form import LoopForm, Map, Matmul, Node, Scan, Scatter, View
-from ratchet.authors.generator.evaluate import COSTLY
+from ratchet.authors.form.ops_map import COSTLY
 from ratchet.authors.generator.fusion import FusionPlan, LoopNest, planned
 from ratchet.learn.tasks import LearnTask
 from ratchet.problems.problem import Case

@@ -16,9 +16,9 @@ from ratchet.ledger import Ledger
 from ratchet.ledger.connect import utc_now
 from ratchet.ledger.observations import Better, Observation, ObservationBook
 from ratchet.ledger.tables import Fingerprint
+from ratchet.workloads.names import SIZES
 
 FACTORY = "ratchet.optimize.bench:make_bench"
-MIDDLE_SIZES = ("llama-60m", "gpt2", "moe", "bert", "vit")
 
 
 class BenchArm:
@@ -66,7 +66,7 @@ def bench_all(
     commit, results = git.stamp(Path.cwd()), []
     with Ledger.open(ledger) as book:
         fingerprint = book.here(device)
-        for workload in workloads or MIDDLE_SIZES:
+        for workload in workloads or SIZES:
             spec = ArmSpec(
                 name=workload,
                 factory=FACTORY,

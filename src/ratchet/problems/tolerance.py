@@ -37,19 +37,20 @@ WELL_CONDITIONED: Final = 2.0
 UNKNOWN_LOSS: Final = (0.5, 16.0)
 """Substitute for an unknown condition: the reference's own loss over this many eps, up to this many
 times."""
-STAGNANT: Final = (6.0, 128.0)
 PART: Final = 1 << 15
 """Elements that are compared at a time: they fit in a second-level cache, and torch starts no
 thread for so few."""
 LEAST_OFF: Final = 2
 """Number of codes that may always be off, if a problem allows any."""
+STAGNANT: Final = (6.0, 128.0)
+"""What a reference's own sums lose, in eps of float32 in the root mean square, where they count as
+stagnant. Above it, the sums are not in float32."""
 LANES: Final = 32.0
-"""Widening for stagnant sums. If a reference's own sums lose this many eps of float32 in the root
-mean square, small terms vanish beside a large one. A loop without torch's lanes (8 in AVX2, 16 in
-AVX-512) then loses that many times more, and twice that in one draw of a hundred. Over 1,500 draws
-of a softmax of squares in rows of 4,099, a sum in one accumulator is at most at 0.66 of the bound
-with AVX-512 and 0.43 with AVX2; at half this widening 3 % failed with AVX-512. A loss above 128 eps
-is not float32."""
+"""Widening for stagnant sums, in which small terms vanish beside a large one. A loop without
+torch's lanes (8 in AVX2, 16 in AVX-512) then loses that many times more, and twice that in one draw
+of a hundred. Over 1,500 draws of a softmax of squares in rows of 4,099, a sum in one accumulator is
+at most at 0.66 of the bound with AVX-512 and 0.43 with AVX2; at half this widening 3 % failed with
+AVX-512."""
 ALONE: Final = 4.0
 """Widening for a single element. Independent roundings grow with the root of the lanes, so one
 element may lose 4 times as much; so it may if the kernel's formula cancels. Measured against 3

@@ -143,7 +143,7 @@ class Column:
         """Return the row's value, as JSON has it."""
         if callable(self.of):
             return self.of(row)
-        return row[self.key] if isinstance(row, Mapping) else getattr(row, self.key)
+        return row.get(self.key) if isinstance(row, Mapping) else getattr(row, self.key)
 
     def cell(self, row: Any) -> Inline:
         """Return the row's value as people read it."""

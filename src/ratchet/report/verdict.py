@@ -37,11 +37,15 @@ _ARMS = {
 }
 _MORE_STYLES = ("same_arithmetic", "best_compile_same")
 
+
+def show_passed(passed: bool) -> m.Span:
+    """Format whether a check passed, so that a failure stands out."""
+    return m.Span("yes", "yes") if passed else m.Span("NO", "no")
+
+
 EVIDENCE = (
     m.name("check"),
-    m.Column(
-        "passed", "passed", lambda passed: m.Span("yes", "yes") if passed else m.Span("NO", "no")
-    ),
+    m.Column("passed", "passed", show_passed),
     m.why("detail"),
 )
 """The columns of a verdict's checks, on the terminal and on every page."""
@@ -177,11 +181,6 @@ def _input(spec: Mapping[str, Any]) -> str:
     layout = "" if spec["layout"] == "contiguous" else f" {spec['layout']}"
     shape = " × ".join(str(extent) for extent in spec["shape"]) or "scalar"
     return f"{spec['dtype']} {shape}{layout}"
-
-
-def show_passed(passed: bool) -> m.Span:
-    """Format whether a check passed, so that a failure stands out."""
-    return m.Span("yes", "yes") if passed else m.Span("NO", "no")
 
 
 def show_status(status: str) -> str:

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import replace
 from functools import partial
+from importlib import import_module
 from pathlib import Path
 from typing import Any, get_args
 
@@ -12,13 +13,13 @@ import torch
 from torch import nn
 
 from ratchet.base.errors import WorkloadError
-from ratchet.workloads import bert, gpt2, llama, moe, vit
 from ratchet.workloads.config import Precision
 from ratchet.workloads.family import CLIP_NORM, Data, Family
 from ratchet.workloads.hf import load_hf
 from ratchet.workloads.memory import require, state_bytes
 from ratchet.workloads.names import (
     PREFIX,
+    SIZES,
     check_name,
     check_options,
     is_saved_spec,
@@ -30,8 +31,9 @@ from ratchet.workloads.saved import load_saved
 from ratchet.workloads.user import load_user
 from ratchet.workloads.workload import AdamWSpec, Workload
 
-BUILT_IN = (llama.FAMILY, gpt2.FAMILY, moe.FAMILY, bert.FAMILY, vit.FAMILY)
-FAMILIES: Mapping[str, Family] = {family.name: family for family in BUILT_IN}
+FAMILIES: Mapping[str, Family] = {
+    name: import_module(f"ratchet.workloads.{name}").FAMILY for name in SIZES
+}
 SHRUNK = "tiny"
 SHRUNK_LR = 1e-3
 

@@ -25,6 +25,14 @@ BINARY: Final = {
     "bitwise_xor": "xor",
     "atan2": "atan2",
 }
+COSTLY: Final = frozenset(
+    [
+        *("exp", "exp2", "log", "log2", "log10", "log1p", "expm1", "sqrt", "rsqrt", "tanh", "tan"),
+        *("sigmoid", "erf", "erfc", "sin", "cos", "sinh", "cosh", "asinh", "atan", "atan2"),
+        *("reciprocal", "pow", "div", "fmod", "remainder"),
+    ]
+)
+"""Those that take so long that a value read twice may better be kept than computed again."""
 COMPARED: Final = ("eq", "ne", "lt", "le", "gt", "ge")
 LOGICAL: Final = {"logical_and": "and", "logical_or": "or", "logical_xor": "xor"}
 

@@ -60,12 +60,6 @@ CODES: Final = {
     "float8_e4m3fn": "e4m3",
     "float8_e5m2": "e5m2",
 }
-COSTLY: Final = frozenset(
-    [
-        *("exp", "exp2", "log", "log2", "log1p", "expm1", "tanh", "sigmoid", "erf", "erfc", "sin"),
-        *("cos", "pow", "div", "sqrt", "rsqrt", "reciprocal"),
-    ]
-)
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -16,9 +16,10 @@ from ratchet.authors.form.extent import (
     product_of,
 )
 from ratchet.authors.form.form import Fold, Map, Node, Scan
+from ratchet.authors.form.ops_map import COSTLY
 from ratchet.authors.generator.chains import decoded
 from ratchet.authors.generator.conditions import Masks
-from ratchet.authors.generator.evaluate import COSTLY, STORED, Buffer, Evaluator, LoopScope
+from ratchet.authors.generator.evaluate import STORED, Buffer, Evaluator, LoopScope
 from ratchet.authors.generator.foldings import START, Folding, Scratch, folding
 from ratchet.authors.generator.fusion import FusionPlan, Index, LoopNest, Role, passes_of
 from ratchet.authors.generator.nest_axes import NestAxes

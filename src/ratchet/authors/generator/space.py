@@ -11,9 +11,9 @@ from typing import ClassVar
 from ratchet.authors.author import Schedule
 from ratchet.authors.form.extent import Extent
 from ratchet.authors.form.form import LoopForm, Map, Matmul, View
+from ratchet.authors.form.ops_map import COSTLY
 from ratchet.authors.generator.chains import chained
 from ratchet.authors.generator.epilogues import epilogue_of
-from ratchet.authors.generator.evaluate import COSTLY
 from ratchet.authors.generator.fusion import LoopNest, planned
 from ratchet.authors.generator.schedule import OPTIONS, read
 from ratchet.authors.generator.source import source_of

@@ -37,7 +37,7 @@ that give Python a sine. Any other module, such as `audioop` or `zlib`, is a lib
 BLAS: Final = re.compile(r"lib(scipy_)?(openblas|blas|cblas|mkl_|blis|atlas|f77blas|armpl)[\w.-]*")
 LIBRARIES: Final = {"matmul": BLAS}
 """The files of a library that a problem allows by name."""
-SYSTEM_FOLDERS: Final = ("/usr/", "/lib/", "/lib64/", "/lib32/", "/opt/")
+CODE_FOLDERS: Final = ("/usr/", "/lib/", "/lib64/", "/lib32/", "/opt/")
 PACKAGES: Final = ("/site-packages/", "/dist-packages/")
 KERNELS_OWN: Final = ("[vdso]", "[vsyscall]", "[uprobes]")
 COMPARED_BYTES: Final = 16
@@ -105,7 +105,7 @@ class CodePlaces:
             found = os.fstat(library)
             self._identity = (os.major(found.st_dev), os.minor(found.st_dev), found.st_ino)
         self._allowed = [LIBRARIES[name] for name in allowed if name in LIBRARIES]
-        self._folders = (*SYSTEM_FOLDERS, *(f"{folder}/" for folder in folders))
+        self._folders = (*CODE_FOLDERS, *(f"{folder}/" for folder in folders))
         bases = (sys.base_prefix, sys.base_exec_prefix)
         self._python = tuple(f"{path}/" for path in (*bases, *map(os.path.realpath, bases)))
         packages = [os.path.realpath(one) for one in sys.path if f"/{Path(one).name}/" in PACKAGES]

@@ -32,12 +32,14 @@ SYSTEM_FOLDERS: Final = (
     "/etc/alternatives",
     "/opt/rocm",
 )
+"""Folders that a worker may read, under every isolation."""
 SYSTEM_FILES: Final = ("/etc/ld.so.cache",)
 SYSTEM_FACTS: Final = (
     *("/proc/cpuinfo", "/proc/meminfo", "/proc/stat", "/proc/version", "/proc/filesystems"),
     *("/proc/sys/vm/overcommit_memory", "/sys/devices/system/cpu", "/sys/devices/system/node"),
 )
-"""Facts that libraries read. A worker also sees its own folder in /proc, and no other's."""
+"""Facts that libraries read, opened for Landlock; under bubblewrap a worker has a /proc of its own.
+A worker also sees its own folder in /proc, and no other's."""
 DEVICES: Final = ("/dev/null", "/dev/zero", "/dev/full", "/dev/random", "/dev/urandom")
 PROBE_TIMEOUT_S: Final = 10.0
 BOOT: Final = "import sys; sys.path.insert(0, {folder!r}); from {module} import main; main()"

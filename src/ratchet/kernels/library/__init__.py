@@ -53,7 +53,7 @@ class _LazyLibrary(Mapping[str, LibraryKernel]):
     """A mapping that imports a kernel's module (and torch) at the kernel's first use."""
 
     def __getitem__(self, name: str) -> LibraryKernel:
-        module = importlib.import_module(f"{__name__}.{HOMES[name]}")
+        module = importlib.import_module(f"{__name__}.{HOMES[name].file}")
         found = getattr(module, name.upper())
         assert isinstance(found, LibraryKernel), name
         return found
@@ -87,5 +87,5 @@ def why_no_kernel(name: str, target: str) -> str | None:
 
 def register_ops() -> None:
     """Register every op of the library under `torch.ops.ratchet`."""
-    for module in HOMES.values():
+    for module in dict.fromkeys(home.file for home in HOMES.values()):
         importlib.import_module(f"{__name__}.{module}")

@@ -20,10 +20,6 @@ RULES: Final = Rules[CudaTree]()
 
 LDS_BYTES: Final = 64 << 10
 """Shared memory of a block; gfx950 alone has more, 160 KiB (CDNA4 ISA)."""
-LIMIT_NAMES: Final = (
-    "cudaFuncAttributeMaxDynamicSharedMemorySize",
-    "MAX_DYNAMIC_SHARED_SIZE_BYTES",
-)
 
 
 @RULES.add("shared-memory-limit", "error", fix="make tiles smaller, or keep fewer stages")

@@ -5,15 +5,9 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Final
 
+from ratchet.problems.suites.shipped import HOMES
+
 _TRAINING: Final = {
-    "shipped": """
-        attention_forward attention_backward linear_cross_entropy cross_entropy_rows
-        gradient_square_sum adamw_step gated_activation_forward gated_activation_backward
-        rms_norm_forward rms_norm_backward add_rms_norm_forward add_rms_norm_backward
-        layer_norm_forward layer_norm_backward add_layer_norm_forward
-        add_layer_norm_backward rope_forward rope_backward linear_forward linear_dgrad
-        linear_wgrad
-    """,
     "normalisation": """
         l2_normalise l2_normalise_backward weight_norm weight_norm_backward group_norm
         group_norm_backward batch_norm batch_norm_backward instance_norm
@@ -97,7 +91,8 @@ _TRAINING: Final = {
     """,
 }
 NAMES: Final[Mapping[str, tuple[str, ...]]] = {
-    family: tuple(text.split()) for family, text in _TRAINING.items()
+    "shipped": tuple(entry for home in HOMES.values() for entry in home.entries),
+    **{family: tuple(text.split()) for family, text in _TRAINING.items()},
 }
 """Problems of the suite `training` by family. The library's own kernels answer `shipped`; every
 other family is a module of this package."""

@@ -16,6 +16,8 @@ class Finding:
     levers: tuple[str, ...] = ()
     """Names for `ratchet optimize --try`; empty if no lever does it."""
     remedy: str
+    always: bool = False
+    """True if it is named however little it gives."""
 
 
 def milliseconds(time: int) -> str:

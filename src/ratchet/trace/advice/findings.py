@@ -19,7 +19,7 @@ def advise(report: Report) -> tuple[Finding, ...]:
     """Return the findings that apply and are worth naming, the one with the largest gain first."""
     made = [finding for find in FINDINGS if (finding := find(report)) is not None]
     least = max(WORTH * report.identity.window, 1)
-    found = [one for one in made if one.gain >= least or one.name == "graph-breaks"]
+    found = [one for one in made if one.gain >= least or one.always]
     return tuple(sorted(found, key=lambda finding: -finding.gain))
 
 
@@ -52,6 +52,7 @@ def graph_breaks(report: Report) -> Finding | None:
     why = f": {'; '.join(reasons[:3])}" if reasons else ""
     return Finding(
         name="graph-breaks",
+        always=True,
         evidence=(
             f"{compiled.graph_breaks} graph breaks and {compiled.recompilations} recompilations, "
             f"{milliseconds(compiled.compile_time)} of compilation in the recording{why}"

@@ -38,16 +38,8 @@ DIRECT: Final = {
     **{name: f"tl.{name}" for name in ("exp", "exp2", "log", "log2", "sqrt", "rsqrt", "sin")},
     **{name: f"tl.{name}" for name in ("cos", "floor", "ceil", "abs", "erf", "sigmoid", "fma")},
 }
-HELPED: Final = frozenset(
-    [
-        *("max", "min", "relu", "reciprocal", "isinf", "isfinite", "sign", "trunc", "round"),
-        *("expm1", "log1p", "tanh", "sinh", "cosh", "asinh", "tan", "log10", "pow", "fmod"),
-        *("remainder", "floor_div", "trunc_div"),
-    ]
-)
-"""Operations that are functions of the prelude."""
 WHOLE: Final = frozenset(["max", "min", "fmod", "remainder", "pow"])
-"""Those of them that whole numbers compute in another way."""
+"""Functions of the prelude that whole numbers compute in another way."""
 LOADED_AS: Final = {
     "bfloat16": "tl.float32",
     "float16": "tl.float32",
@@ -294,7 +286,7 @@ class TileEvaluator:
             return f"{tensors[0]} * {tensors[0]}"
         if op in DIRECT:
             return f"{DIRECT[op]}({', '.join(tensors)})"
-        if op not in HELPED or (op == "pow" and of_whole):
+        if op == "pow" and of_whole:
             raise UnsupportedOp(op, "in Triton")
         if of_whole and op in WHOLE:
             if op in ("max", "min"):

@@ -6,7 +6,7 @@ One file holds a kernel's references and problems. Importing this package import
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from importlib import import_module
 from typing import Final
 
@@ -16,18 +16,40 @@ from ratchet.problems.suites.shipped.cases import WorkloadShapes
 Problems = Callable[[WorkloadShapes], tuple[Problem, ...]]
 """Returns the problems of one library kernel at a workload's sizes."""
 
-HOMES: Final[dict[str, str]] = {
-    "attention": "attention",
-    "linear_cross_entropy": "linear_cross_entropy",
-    "adamw": "adamw",
-    "gated_activation": "gated_activation",
-    "rms_norm": "norms",
-    "layer_norm": "norms",
-    "rope": "rope",
-    "linear": "linear",
+
+@dataclass(frozen=True, slots=True)
+class KernelHome:
+    """A library kernel's file, here and in `ratchet.kernels.library`, and its entries."""
+
+    file: str
+    entries: tuple[str, ...]
+    """Names of its problems, which its ops and its sources have too."""
+
+
+HOMES: Final[dict[str, KernelHome]] = {
+    "attention": KernelHome("attention", ("attention_forward", "attention_backward")),
+    "linear_cross_entropy": KernelHome(
+        "linear_cross_entropy", ("linear_cross_entropy", "cross_entropy_rows")
+    ),
+    "adamw": KernelHome("adamw", ("gradient_square_sum", "adamw_step")),
+    "gated_activation": KernelHome(
+        "gated_activation", ("gated_activation_forward", "gated_activation_backward")
+    ),
+    "rms_norm": KernelHome(
+        "norms",
+        ("rms_norm_forward", "rms_norm_backward", "add_rms_norm_forward", "add_rms_norm_backward"),
+    ),
+    "layer_norm": KernelHome(
+        "norms",
+        (
+            *("layer_norm_forward", "layer_norm_backward"),
+            *("add_layer_norm_forward", "add_layer_norm_backward"),
+        ),
+    ),
+    "rope": KernelHome("rope", ("rope_forward", "rope_backward")),
+    "linear": KernelHome("linear", ("linear_forward", "linear_dgrad", "linear_wgrad")),
 }
-"""The library's kernels, in the order in which to try them -> the file of that name here and in
-`ratchet.kernels.library`."""
+"""The library's kernels by name, in the order in which to try them."""
 SHAPES: Final[dict[Tier, WorkloadShapes]] = {
     "ci": WorkloadShapes(
         batch=1,
@@ -58,7 +80,7 @@ SHAPES: Final[dict[Tier, WorkloadShapes]] = {
 
 def problems_of(name: str) -> Problems:
     """Return the function that makes a library kernel's problems, by the kernel's name."""
-    found: Problems = getattr(import_module(f"{__name__}.{HOMES[name]}"), f"{name}_problems")
+    found: Problems = getattr(import_module(f"{__name__}.{HOMES[name].file}"), f"{name}_problems")
     return found
 
 

@@ -12,9 +12,10 @@ from torch import Tensor
 from ratchet.problems.problem import Case, Problem, TensorSpec
 from ratchet.problems.suites.precision import wide
 from ratchet.problems.suites.scalars import Scalars
+from ratchet.problems.suites.shipped import HOMES
 from ratchet.problems.suites.shipped.cases import WorkloadShapes, problem_of
 
-ENTRIES: Final = ("gradient_square_sum", "adamw_step")
+ENTRIES: Final = HOMES["adamw"].entries
 SCALARS: Final = (1e-3, 0.9, 0.95, 1e-8, 0.1, 3.0, 0.5, 1.0)
 
 

@@ -12,10 +12,11 @@ import torch
 from torch import Tensor
 
 from ratchet.problems.problem import Case, Problem, TensorSpec
+from ratchet.problems.suites.shipped import HOMES
 from ratchet.problems.suites.shipped.cases import WorkloadShapes
 from ratchet.problems.tolerance import Tolerance
 
-ENTRIES: Final = ("attention_forward", "attention_backward")
+ENTRIES: Final = HOMES["attention"].entries
 
 
 def attention_forward(

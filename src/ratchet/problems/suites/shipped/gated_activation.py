@@ -11,9 +11,10 @@ from torch import Tensor
 from ratchet.problems.problem import Case, Problem, TensorSpec
 from ratchet.problems.suites.precision import wide
 from ratchet.problems.suites.scalars import Scalars
+from ratchet.problems.suites.shipped import HOMES
 from ratchet.problems.suites.shipped.cases import WorkloadShapes, problem_of, standard_cases
 
-ENTRIES: Final = ("gated_activation_forward", "gated_activation_backward")
+ENTRIES: Final = HOMES["gated_activation"].entries
 KINDS: Final = ("silu", "gelu", "gelu_tanh")
 """Activations, by their code on the C interface."""
 

@@ -9,6 +9,7 @@ from torch import Tensor
 
 from ratchet.problems.problem import Problem, TensorSpec
 from ratchet.problems.suites.scalars import Scalars
+from ratchet.problems.suites.shipped import HOMES
 from ratchet.problems.suites.shipped.cases import (
     Inputs,
     WorkloadShapes,
@@ -16,7 +17,7 @@ from ratchet.problems.suites.shipped.cases import (
     standard_cases,
 )
 
-ENTRIES: Final = ("linear_forward", "linear_dgrad", "linear_wgrad")
+ENTRIES: Final = HOMES["linear"].entries
 
 
 def _half(tensor: Tensor) -> Tensor:

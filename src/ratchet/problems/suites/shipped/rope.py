@@ -10,9 +10,10 @@ from torch import Tensor
 from ratchet.problems.problem import Problem, TensorSpec
 from ratchet.problems.suites.precision import wide
 from ratchet.problems.suites.scalars import Scalars
+from ratchet.problems.suites.shipped import HOMES
 from ratchet.problems.suites.shipped.cases import WorkloadShapes, problem_of, standard_cases
 
-ENTRIES: Final = ("rope_forward", "rope_backward")
+ENTRIES: Final = HOMES["rope"].entries
 
 
 def _trigonometric(table: Tensor) -> Tensor:
