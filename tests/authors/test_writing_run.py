@@ -57,10 +57,10 @@ def made_up(court: Court, monkeypatch: pytest.MonkeyPatch) -> MadeUpCourt:
     monkeypatch.setattr(court, "judge_all", lambda *given, **more: straw.judge_all(*given, **more))
     monkeypatch.setattr(court, "screen", lambda *given, **more: straw.screen(*given, **more))
 
-    def make(name: str, setting: Setting) -> list[Author]:
-        return [SearchAuthor(straw.space, seed=setting.request.seed)]
+    def make(setting: Setting) -> Author:
+        return SearchAuthor(straw.space, seed=setting.request.seed)
 
-    monkeypatch.setattr(roster, "_make", make)
+    monkeypatch.setattr(roster, "MAKERS", dict.fromkeys(roster.MAKERS, make))
     return straw
 
 
