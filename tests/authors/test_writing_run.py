@@ -205,12 +205,11 @@ def test_an_author_that_cannot_write_for_a_problem_is_told(
         def propose(self, progress: Progress, count: int) -> list[Proposal]:
             raise RatchetError("the endpoint is down: start it")
 
-    def make(name: str, setting: Setting) -> list[Author]:
-        if name == "compiler":
-            raise KernelError("no kernel for aten.fft: leave the problem to others")
-        return [Broken()] if name == "agent" else [SearchAuthor(made_up.space)]
+    def no_kernel(setting: Setting) -> Author:
+        raise KernelError("no kernel for aten.fft: leave the problem to others")
 
-    monkeypatch.setattr(roster, "_make", make)
+    makers = {"search": lambda setting: SearchAuthor(made_up.space), "compiler": no_kernel}
+    monkeypatch.setattr(roster, "MAKERS", {**makers, "agent": lambda setting: Broken()})
     request = WritingRequest(candidates=16, authors=("compiler", "search", "agent"))
     result = write.write(made_up_problem(), request, court=court)
     notes = {one.name: one.note for one in result.authors}
@@ -228,7 +227,7 @@ def test_an_author_that_repeats_itself_ends_the_run(
             kernel = made_up.space.kernel(made_up.space.first()[0])
             return [Proposal(kernel=kernel, author=self.name, schedule=kernel.schedule)]
 
-    monkeypatch.setattr(roster, "_make", lambda name, setting: [Parrot()])
+    monkeypatch.setattr(roster, "MAKERS", {"agent": lambda setting: Parrot()})
     result = write.write(made_up_problem(), WritingRequest(authors=("agent",)), court=court)
     assert result.stopped == "no more proposals" and result.screened == 1
 
@@ -250,10 +249,8 @@ def with_agent(monkeypatch: pytest.MonkeyPatch, court: MadeUpCourt) -> Unreachab
     """Have the roster make an agent that fails, beside the made-up search."""
     agent = Unreachable()
 
-    def make(name: str, setting: Setting) -> list[Author]:
-        return [agent] if name == "agent" else [SearchAuthor(court.space)]
-
-    monkeypatch.setattr(roster, "_make", make)
+    search = dict.fromkeys(roster.MAKERS, lambda setting: SearchAuthor(court.space))
+    monkeypatch.setattr(roster, "MAKERS", {**search, "agent": lambda setting: agent})
     return agent
 
 
@@ -335,7 +332,8 @@ def test_a_run_whose_authors_propose_nothing_says_why(
         def propose(self, progress: Progress, count: int) -> list[Proposal]:
             return []
 
-    monkeypatch.setattr(roster, "_make", lambda name, setting: [Tired()])
+    makers = dict.fromkeys(roster.MAKERS, lambda setting: Tired())
+    monkeypatch.setattr(roster, "MAKERS", makers)
     result = write.write(made_up_problem(), REQUEST, court=court)
     assert result.stopped == "no more proposals"
     assert result.notes == (
