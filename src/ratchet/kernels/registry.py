@@ -50,7 +50,7 @@ def activate(kernel: Kernel, path: Path, *, name: str = "", device: str = "") ->
 
 
 def serve(entry: str, device: str, function: Callable[..., Any], *, compiled: bool) -> None:
-    """Make the op of `entry` run a loaded kernel: a C function, or one with the reference's form."""
+    """Make the op of `entry` run a loaded kernel: a C function, or one called as its reference."""
     run = functools.partial(_run_compiled, entry) if compiled else _run_in_python
     _serving[entry, device] = functools.partial(run, function)
 

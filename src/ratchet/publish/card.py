@@ -20,8 +20,8 @@ def card(admitted: AdmittedRecipe, name: str, how: Sequence[str]) -> bytes:
     lines = [
         f"# {name}",
         "",
-        f"Kernels of the training step of `{recipe.workload}`, as `torch.library` ops with a fake and",
-        "a derivative. Without a kernel for your machine, an op runs plain torch.",
+        f"Kernels of the training step of `{recipe.workload}`, as `torch.library` ops with a fake",
+        "and a derivative. Without a kernel for your machine, an op runs plain torch.",
         "",
         *summaries,
         "",
@@ -41,8 +41,8 @@ def card(admitted: AdmittedRecipe, name: str, how: Sequence[str]) -> bytes:
         "",
         *_whole_step(admitted),
         "Speed-ups are plain torch's time over the kernel's, with the interval of the paired",
-        "measurement, at the sizes of the kernel's problem. They hold for that machine. A dash: not",
-        "measured there.",
+        "measurement, at the sizes of the kernel's problem. They hold for that machine. A dash:",
+        "not measured there.",
         "",
     ]
     return "\n".join(lines).encode()
@@ -56,8 +56,9 @@ def figure(one: AdmittedKernel) -> str:
 
 def _table(kernels: Sequence[AdmittedKernel]) -> list[str]:
     rows = [
-        f"| `{one.kernel.entry}` | {one.kernel.language} | {figure(one)} | `{one.kernel.hash[:12]}` |"
-        for one in kernels
+        f"| `{one.entry}` | {one.language} | {figure(own)} | `{one.hash[:12]}` |"
+        for own in kernels
+        for one in (own.kernel,)
     ]
     return ["| kernel | language | speed-up | hash |", "|---|---|---|---|", *rows]
 
@@ -69,7 +70,8 @@ def _whole_step(admitted: AdmittedRecipe) -> list[str]:
     low, high = found.get("low"), found.get("high")
     interval = f" ({low:.2f} to {high:.2f})" if low and high else ""
     return [
-        f"The whole step with its recipe: {found['ratio']:.2f}{interval} times as fast as the best of",
-        "`torch.compile`; that includes settings which are not in this package.",
+        f"The whole step with its recipe is {found['ratio']:.2f}{interval} times as fast as the",
+        f"best of `torch.compile` on {admitted.recipe.device_name}; that includes settings which",
+        "are not in this package.",
         "",
     ]

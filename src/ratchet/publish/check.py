@@ -1,4 +1,4 @@
-"""Check an export as its user meets it: loaded in a new process, its tests run, its sources read."""
+"""Check an export as its user meets it: loaded in a new process, tested, its sources read back."""
 
 from __future__ import annotations
 

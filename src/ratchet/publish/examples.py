@@ -76,7 +76,7 @@ EXAMPLES: Final[dict[str, dict[str, OpExample]]] = {
 }
 """By the library's kernel and by its public ops. AdamW is a function, not an op."""
 
-HEAD: Final = '''"""Each op against plain torch: results, gradients, torch's own checks, under torch.compile."""
+HEAD: Final = '''"""Each op against plain torch: results, gradients, opcheck, torch.compile."""
 
 from __future__ import annotations
 
@@ -129,7 +129,7 @@ def check(name: str, arguments: tuple[Any, ...], wanted: list[Tensor], tolerance
         torch.library.opcheck(op.default, arguments, rtol=tolerance, atol=tolerance)
 '''
 
-ADAMW: Final = '''
+ADAMW: Final = """
 
 def test_adamw() -> None:
     models = [torch.nn.Linear(24, 16).to(DEVICE) for _ in range(2)]
@@ -144,16 +144,16 @@ def test_adamw() -> None:
             optimizer.zero_grad()
     for one, two in zip(models[0].parameters(), models[1].parameters()):
         assert close(one.detach(), two.detach(), 1e-5), "a parameter after three steps is wrong"
-'''
+"""
 
-OP: Final = '''
+OP: Final = """
 
 def test_{name}() -> None:
     a = ({arguments})
     check("{name}", a, tensors({expected}), {tolerance})
-'''
+"""
 
-REGION: Final = '''
+REGION: Final = """
 
 def test_{name}() -> None:
     inputs = [{inputs}]
@@ -164,7 +164,7 @@ def test_{name}() -> None:
     for one, other, shape in zip(found, wanted, fake):
         assert one.shape == other.shape == shape.shape and one.dtype == other.dtype
         assert close(one, other, {tolerance}), "a result is wrong"
-'''
+"""
 
 TAIL: Final = '''
 

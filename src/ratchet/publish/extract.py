@@ -209,9 +209,7 @@ def _part(node: ast.stmt, following: list[ast.stmt]) -> Part:
     if following and _is_text(following[0]) and isinstance(node, ast.Assign | ast.AnnAssign):
         last = following[0].end_lineno or last
     uses = {one.id for one in ast.walk(node) if isinstance(one, ast.Name)}
-    return Part(
-        node=node, last_line=last, defines=frozenset(_defined(node)), uses=frozenset(uses)
-    )
+    return Part(node=node, last_line=last, defines=frozenset(_defined(node)), uses=frozenset(uses))
 
 
 def _defined(node: ast.stmt) -> Iterator[str]:
@@ -221,11 +219,8 @@ def _defined(node: ast.stmt) -> Iterator[str]:
         yield from ((one.asname or one.name).partition(".")[0] for one in node.names)
     elif isinstance(node, ast.Assign | ast.AnnAssign):
         targets = node.targets if isinstance(node, ast.Assign) else [node.target]
-        yield from (one.id for target in targets for one in ast.walk(target) if _is_name(one))
-
-
-def _is_name(node: ast.AST) -> bool:
-    return isinstance(node, ast.Name)
+        named = (one for target in targets for one in ast.walk(target))
+        yield from (one.id for one in named if isinstance(one, ast.Name))
 
 
 def _is_text(node: ast.stmt) -> bool:

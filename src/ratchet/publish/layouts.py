@@ -143,7 +143,8 @@ import sys
 from pathlib import Path
 
 if "{id}" not in sys.modules:
-    _spec = importlib.util.spec_from_file_location("{id}", Path(__file__).parents[1] / "__init__.py")
+    _path = Path(__file__).parents[1] / "__init__.py"
+    _spec = importlib.util.spec_from_file_location("{id}", _path)
     sys.modules["{id}"] = importlib.util.module_from_spec(_spec)
     _spec.loader.exec_module(sys.modules["{id}"])
 globals().update(
@@ -170,7 +171,7 @@ package-dir = {{"" = "src"}}
 [tool.setuptools.package-data]
 "{package}" = ["kernels.json", "csrc/*", "triton/*", "native/*"]
 """
-_SETUP: Final = '''"""Build the package: its C++ kernels are compiled for the machine that installs it."""
+_SETUP: Final = '''"""Build the package: its C++ is compiled for the machine that installs it."""
 
 import sys
 from pathlib import Path

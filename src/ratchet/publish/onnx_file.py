@@ -19,9 +19,7 @@ def can_translate() -> bool:
     return find_spec("onnx") is not None and find_spec("onnxscript") is not None
 
 
-def write_onnx(
-    program: Any, path: Path, wanted: Sequence[Tensor], tolerance: float
-) -> str:
+def write_onnx(program: Any, path: Path, wanted: Sequence[Tensor], tolerance: float) -> str:
     """Write a program as ONNX and run it in onnxruntime; return what was done, in words.
 
     Raises:
@@ -35,8 +33,7 @@ def write_onnx(
             made = torch.onnx.export(program, dynamo=True, verbose=False)
             made.save(str(path))  # type: ignore[union-attr]
         except Exception as error:
-            first = " ".join(str(error).split())[:120]
-            return f"not written: {first}"
+            return f"not written: {_why(program, error)}"
         if find_spec("onnxruntime") is None:
             return f"{path.name}, not run: pip install onnxruntime"
         found = _run(path, program)
@@ -55,6 +52,15 @@ def untranslated(operators: Sequence[Any]) -> set[Any] | None:
 
     known = ONNXRegistry.from_torchlib()
     return {one for one in set(operators) if not known.is_registered(one)}
+
+
+def _why(program: Any, error: Exception) -> str:
+    """Return the operators that the exporter lacks, else the last words of its error."""
+    called = [node.target for node in program.graph.nodes if node.op == "call_function"]
+    missing = untranslated([one for one in called if isinstance(one, torch._ops.OpOverload)])
+    if missing:
+        return f"ONNX lacks {', '.join(sorted(map(str, missing)))}"
+    return (str(error).strip().splitlines() or [type(error).__name__])[-1][:120]
 
 
 def _run(path: Path, program: Any) -> list[Tensor]:

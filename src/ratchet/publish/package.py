@@ -206,7 +206,11 @@ def kernels_of(files: Mapping[PurePosixPath, bytes]) -> dict[str, Kernel]:
     rows = json.loads(files[PurePosixPath(KERNELS)])["kernels"]
     return {
         row["hash"]: Kernel.from_json(
-            {**row, "entry": row["function"], "source": files[PurePosixPath(row["source"])].decode()}
+            {
+                **row,
+                "entry": row["function"],
+                "source": files[PurePosixPath(row["source"])].decode(),
+            }
         )
         for row in rows
     }

@@ -77,16 +77,16 @@ def patched(text: str, recipe: str, script: str, variables: dict[str, str]) -> s
             f"{script} makes no Trainer, and no optimizer from `model.parameters()` in an "
             f"assignment: paste `{PASTE}` yourself"
         )
-    lines = text.splitlines(keepends=True)
+    lines, end = text.splitlines(keepends=True), "\r\n" if "\r\n" in text else "\n"
     lines[found.after - 1] = _ended(lines[found.after - 1])
-    lines.insert(found.after, f"{found.text}\n")
+    lines.insert(found.after, found.text + end)
     if not _imports_ratchet(tree):
         prefix = " ".join(f"{name}={value}" for name, value in variables.items())
-        note = [f"# Start this script with {prefix}\n"] if variables else []
+        note = [f"# Start this script with {prefix}{end}"] if variables else []
         at = _after_imports(tree)
         if at:
             lines[at - 1] = _ended(lines[at - 1])
-        lines[at:at] = ["import ratchet\n", *note]
+        lines[at:at] = [f"import ratchet{end}", *note]
     new = "".join(lines)
     ast.parse(new)
     return new
@@ -142,9 +142,9 @@ def _optimizer(node: ast.stmt) -> tuple[str, str] | None:
     if len(node.targets) != 1 or not isinstance(target, ast.Name | ast.Attribute):
         return None
     for given in (*node.value.args, *(one.value for one in node.value.keywords)):
-        is_call = isinstance(given, ast.Call) and isinstance(given.func, ast.Attribute)
-        if is_call and given.func.attr == "parameters" and not given.args:  # type: ignore[union-attr,attr-defined]
-            return ast.unparse(target), ast.unparse(given.func.value)  # type: ignore[attr-defined]
+        called = given.func if isinstance(given, ast.Call) else None
+        if isinstance(called, ast.Attribute) and called.attr == "parameters":
+            return ast.unparse(target), ast.unparse(called.value)
     return None
 
 

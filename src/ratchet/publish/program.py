@@ -10,20 +10,21 @@ from __future__ import annotations
 import copy
 import warnings
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, Final
 
 import torch
 from torch import Tensor, nn
 from torch.fx.experimental.proxy_tensor import make_fx
-from torch.nn.utils import stateless
+from torch.nn.attention import SDPBackend, sdpa_kernel
+from torch.nn.utils import clip_grad_norm_, stateless
 from torch.utils import _pytree as pytree
 
 from ratchet.base.errors import PublishError
 from ratchet.publish.onnx_file import untranslated, write_onnx
 from ratchet.publish.result import ExportedProgram, ExportResult, Fallback, written_files
-from ratchet.publish.run import new_folder
+from ratchet.publish.staging import new_folder
 from ratchet.workloads.check import load_checked
 from ratchet.workloads.workload import Workload
 
@@ -58,14 +59,18 @@ def export_workload(workload: str, options: dict[str, Any], out: Path) -> Export
     with new_folder(out) as stage:
         loaded, _ = load_checked(workload, **options)
         if loaded.loss is None:
-            raise PublishError(f"{workload} has a train_step of its own: give a workload with a loss")
+            raise PublishError(
+                f"{workload} has a train_step of its own: give a workload with a loss"
+            )
         programs, fallbacks = [], []
         for make in (_forward, _step):
             program, missing = _written(make(loaded), stage, _tolerance(loaded))
             programs.append(program)
             fallbacks += missing
         files = written_files(stage)
-    said = "each program was loaded with torch.export.load, run, and compared with the step as written"
+    said = (
+        "each program was loaded with torch.export.load, run, and compared with the step as written"
+    )
     return ExportResult(
         subject=workload,
         to="export",
@@ -192,25 +197,33 @@ def _step(workload: Workload) -> Traced:
     state = [torch.zeros_like(one) for _ in range(2) for one in parameters]
     state.append(torch.zeros(()))
     inputs = (parameters, state, batch)
-    torch.manual_seed(SEED)
-    wanted = step(*inputs)
-    graph = make_fx(step, tracing_mode="fake", _allow_non_fake_inputs=True)(*inputs)
+    wanted = _as_written(workload)
+    # torch decomposes the fused attention of a CPU without what its backward needs.
+    with sdpa_kernel(SDPBackend.MATH):
+        graph = make_fx(step, tracing_mode="fake", _allow_non_fake_inputs=True)(*inputs)
     for node in graph.graph.nodes:  # a tensor's strides may differ when it is traced again
         if node.target is torch.ops.aten.view.default:
             node.target = torch.ops.aten.reshape.default
     graph.recompile()
-    return Traced(name="step", module=_Function(graph), inputs=inputs, named={}, wanted=wanted)
+    return Traced(name="step", module=graph, inputs=inputs, named={}, wanted=wanted)
 
 
-class _Function(nn.Module):
-    """A traced function as a module, which torch.export takes."""
-
-    def __init__(self, graph: nn.Module) -> None:
-        super().__init__()
-        self.graph = graph
-
-    def forward(self, parameters: list[Tensor], state: list[Tensor], batch: list[Any]) -> Any:
-        return self.graph(parameters, state, batch)
+def _as_written(workload: Workload) -> list[Tensor]:
+    """Return what one step of the workload's own code gives, in the order of the exported step."""
+    own = replace(workload, model=copy.deepcopy(workload.model).train())
+    (optimizer,) = own.make_optimizers().values()
+    torch.manual_seed(SEED)
+    loss = _loss_of(own, own.model, own.batch(0))
+    loss.backward()  # type: ignore[no-untyped-call]
+    trained = list(own.trained().values())
+    for one in trained:
+        one.grad = torch.zeros_like(one) if one.grad is None else one.grad
+    if own.clip_norm is not None:
+        clip_grad_norm_(trained, own.clip_norm)
+    optimizer.step()
+    states = [optimizer.state[one] for one in trained]
+    moments = [one[key] for key in ("exp_avg", "exp_avg_sq") for one in states]
+    return [loss.detach(), *(one.detach() for one in trained), *moments, states[0]["step"]]
 
 
 Update = Callable[[list[Tensor], list[Tensor], list[Tensor]], list[Tensor]]
@@ -273,7 +286,7 @@ def _tolerance(workload: Workload) -> float:
 
 
 def _tensors(found: Any) -> list[Tensor]:
-    return [one for one in pytree.tree_leaves(found) if isinstance(one, Tensor)]
+    return [one.detach() for one in pytree.tree_leaves(found) if isinstance(one, Tensor)]
 
 
 def _apart(one: Tensor, other: Tensor) -> float:

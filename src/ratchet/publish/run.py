@@ -1,34 +1,50 @@
-"""The library call behind `ratchet export` for recipes: admit, write, load back, judge again."""
+"""The library call behind `ratchet export`: admit, write, load back, judge again."""
 
 from __future__ import annotations
 
-import contextlib
-import os
 import re
-from collections.abc import Iterator
 from pathlib import Path
-from typing import Final, Literal, get_args
+from typing import Any, Final, Literal
 
-from ratchet.base import scratch
-from ratchet.base.errors import FileError, PublishError
-from ratchet.base.files import make_folder, why_not_new_folder
+from ratchet.base.errors import PublishError
 from ratchet.publish.admitted import AdmittedRecipe, admit, judged_again
 from ratchet.publish.card import figure
 from ratchet.publish.check import check_kernels_package, loaded, read_back, write_files
+from ratchet.publish.form import Form
 from ratchet.publish.layouts import hub_layout, wheel_layout
 from ratchet.publish.package import KernelPackage
+from ratchet.publish.patch import export_patch
+from ratchet.publish.program import export_workload
 from ratchet.publish.result import ExportedKernel, ExportResult, written_files
+from ratchet.publish.staging import new_folder
 
-Form = Literal["kernels", "wheel", "patch", "export"]
 _NAME: Final = re.compile(r"[a-z][a-z0-9]*(-[a-z0-9]+)*")
 
 
-def parse_form(text: str) -> Form:
-    """Return what to export to; a PublishError for anything else."""
-    for one in get_args(Form):
-        if one == text:
-            return one  # type: ignore[no-any-return]
-    raise PublishError(f"--to {text!r} is unknown: use {', '.join(get_args(Form))}")
+def run_export(
+    subject: str,
+    form: Form,
+    out: Path,
+    *,
+    script: Path | None = None,
+    name: str | None = None,
+    prove: bool = False,
+    options: dict[str, Any] | None = None,
+    ledger: str | None = None,
+) -> ExportResult:
+    """Export a recipe or, to `export`, a workload, which `options` build.
+
+    Raises:
+        RatchetError: a mistake in the call, or an export that fails its checks. Nothing is written
+            then.
+    """
+    if form == "patch":
+        return export_patch(Path(subject), script, out)
+    if script is not None:
+        raise PublishError(f"--script goes with --to patch, not with --to {form}: leave it out")
+    if form == "export":
+        return export_workload(subject, options or {}, out)
+    return export_kernels(Path(subject), form, out, name=name, prove=prove, ledger=ledger)
 
 
 def export_kernels(
@@ -92,27 +108,3 @@ def default_name(admitted: AdmittedRecipe) -> str:
     """Return a name for a package from that of the recipe's workload."""
     words = re.findall(r"[a-z0-9]+", admitted.recipe.workload.lower())
     return "-".join(["kernels", *words])[:60].rstrip("-")
-
-
-@contextlib.contextmanager
-def new_folder(out: Path) -> Iterator[Path]:
-    """Yield a folder that becomes `out` once the block ends without an error.
-
-    Raises:
-        PublishError: `out` holds something already.
-        FileError: it cannot be made.
-    """
-    if why := why_not_new_folder(out):
-        raise FileError(f"the folder {out} {why}")
-    if out.exists() and any(out.iterdir()):
-        raise PublishError(f"--out {out} holds files already: name a new or an empty folder")
-    target = Path(os.path.realpath(out))
-    make_folder(target.parent)
-    with scratch.folder("export", place=target.parent) as stage:
-        made = stage / "made"
-        made.mkdir()
-        yield made
-        try:
-            os.rename(made, target)
-        except OSError as error:
-            raise FileError.of(error, out, "written") from error
