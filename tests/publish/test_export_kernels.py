@@ -20,7 +20,7 @@ from ratchet.kernels.kernel import Kernel
 from ratchet.optimize.step.installed import InstalledKernel, RegionKernel
 from ratchet.publish import check
 from ratchet.publish.admitted import AdmittedKernel, AdmittedRecipe
-from ratchet.publish.layouts import TESTS, Layout, hub_layout, wheel_layout
+from ratchet.publish.layouts import TESTS, ExportLayout, hub_layout, wheel_layout
 from ratchet.publish.package import KERNELS, KernelPackage
 from ratchet.publish.package import kernels_of as kernels_in
 from ratchet.publish.run import export_kernels, run_export
@@ -79,7 +79,7 @@ def package(*libraries: str, language: str = "") -> KernelPackage:
     return KernelPackage(made, "own_kernels")
 
 
-def variant(layout: Layout) -> dict[str, bytes]:
+def variant(layout: ExportLayout) -> dict[str, bytes]:
     """The files of the build variant, relative to it."""
     found = [path for path in layout.files if path.parts[0] == "build"]
     return {"/".join(path.parts[2:]): layout.files[path] for path in found}

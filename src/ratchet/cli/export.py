@@ -59,7 +59,7 @@ def export(
     What is written is loaded again and checked first. If a check fails, nothing is written.
     """
     from ratchet.optimize.turn.settings import workload_options
-    from ratchet.publish.form import parse_form
+    from ratchet.publish.result import parse_form
 
     form = parse_form(to)
     options = {}

@@ -15,7 +15,7 @@ from ratchet.base import scratch
 from ratchet.base.errors import PublishError
 from ratchet.base.process import watchdog
 from ratchet.kernels.kernel import Kernel
-from ratchet.publish.layouts import TESTS, Layout
+from ratchet.publish.layouts import TESTS, ExportLayout
 from ratchet.publish.package import kernels_of
 
 TIMEOUT_S: Final = 900.0
@@ -28,7 +28,7 @@ def check_kernels_package() -> None:
         raise PublishError(f"--to kernels loads the export with `kernels`: {REMEDY}")
 
 
-def loaded(folder: Path, layout: Layout) -> int:
+def loaded(folder: Path, layout: ExportLayout) -> int:
     """Run the tests of an export in a process of its own; return the number of ops that are right.
 
     Raises:
@@ -44,7 +44,7 @@ def loaded(folder: Path, layout: Layout) -> int:
         return _run(folder / TESTS, path)
 
 
-def read_back(folder: Path, layout: Layout) -> dict[str, Kernel]:
+def read_back(folder: Path, layout: ExportLayout) -> dict[str, Kernel]:
     """Return the kernels that an export holds, by the hash that they had."""
     place = folder / layout.package
     files = {

@@ -21,7 +21,7 @@ TESTS: Final = PurePosixPath("tests") / "test_ops.py"
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
-class Layout:
+class ExportLayout:
     """The files to publish, and where the package's sources lie among them."""
 
     files: Files
@@ -31,7 +31,7 @@ class Layout:
     """What building adds to that folder, for a check without a build."""
 
 
-def hub_layout(package: KernelPackage) -> Layout:
+def hub_layout(package: KernelPackage) -> ExportLayout:
     """Return the repository that Hugging Face's `kernels` loads.
 
     `torch-ext/` holds the sources, `build/` one variant: for C++ of this torch and architecture,
@@ -59,7 +59,7 @@ def hub_layout(package: KernelPackage) -> Layout:
     loads = f"package = get_local_kernel(Path(__file__).parents[1]{asked})"
     own_files = _own_files(package, f"from kernels import get_local_kernel\n\n{loads}", sources)
     how = ("from kernels import get_kernel", "", f'kernels = get_kernel("USER/{name}", version=1)')
-    return Layout(
+    return ExportLayout(
         files={
             **{variant / path: text for path, text in built.items()},
             **own_files,
@@ -70,7 +70,7 @@ def hub_layout(package: KernelPackage) -> Layout:
     )
 
 
-def wheel_layout(package: KernelPackage) -> Layout:
+def wheel_layout(package: KernelPackage) -> ExportLayout:
     """Return a project that pip builds; its C++ is compiled on the machine that installs it."""
     name, sources = hub_name(package.name), _below("src", package)
     files = _own_files(package, f"import {package.name} as package", sources)
@@ -81,7 +81,7 @@ def wheel_layout(package: KernelPackage) -> Layout:
     how = ("import torch", f"import {package.name} as kernels")
     files[PurePosixPath("README.md")] = card(package.admitted, name, how)
     built = package.libraries() | {PurePosixPath(KERNELS): package.manifest(built=True)}
-    return Layout(files=files, package=sources, built=built)
+    return ExportLayout(files=files, package=sources, built=built)
 
 
 def variant_of(package: KernelPackage) -> str:

@@ -18,7 +18,7 @@ import torch
 from torch import Tensor, nn
 from torch.fx.experimental.proxy_tensor import make_fx
 from torch.nn.attention import SDPBackend, sdpa_kernel
-from torch.nn.utils import clip_grad_norm_, stateless
+from torch.nn.utils import stateless
 from torch.utils import _pytree as pytree
 
 from ratchet.base.errors import PublishError
@@ -26,6 +26,7 @@ from ratchet.publish.onnx_file import untranslated, write_onnx
 from ratchet.publish.result import ExportedProgram, ExportResult, Fallback, written_files
 from ratchet.publish.staging import new_folder
 from ratchet.workloads.check import load_checked
+from ratchet.workloads.step import TrainingStep
 from ratchet.workloads.workload import Workload
 
 EXACT: Final = 1e-3
@@ -38,7 +39,7 @@ _ASIDE: Final = ("getitem", "_assert_tensor_metadata")
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
-class Traced:
+class TracedProgram:
     """A module to be exported, its inputs, and what the workload's own code gives for them."""
 
     name: str
@@ -83,7 +84,7 @@ def export_workload(workload: str, options: dict[str, Any], out: Path) -> Export
 
 
 def _written(
-    traced: Traced, folder: Path, tolerance: float
+    traced: TracedProgram, folder: Path, tolerance: float
 ) -> tuple[ExportedProgram, list[Fallback]]:
     """Export, save, load and run one program."""
     file = folder / f"{traced.name}.pt2"
@@ -152,7 +153,7 @@ class _Autocast(nn.Module):
             return self.model(*arguments, **named)
 
 
-def _forward(workload: Workload) -> Traced:
+def _forward(workload: Workload) -> TracedProgram:
     """Return the model's call in the workload's loss, in evaluation mode."""
     given: list[tuple[tuple[Any, ...], dict[str, Any]]] = []
 
@@ -169,12 +170,12 @@ def _forward(workload: Workload) -> Traced:
     module = _Autocast(model.eval(), _kind(workload), workload.precision == "bf16_autocast")
     with torch.no_grad():
         wanted = _tensors(module(*given[0][0], **given[0][1]))
-    return Traced(
+    return TracedProgram(
         name="forward", module=module, inputs=given[0][0], named=given[0][1], wanted=wanted
     )
 
 
-def _step(workload: Workload) -> Traced:
+def _step(workload: Workload) -> TracedProgram:
     """Return loss, gradients and AdamW's update as one function of tensors."""
     model = copy.deepcopy(workload.model).train()
     names = [name for name, one in model.named_parameters() if one.requires_grad]
@@ -187,11 +188,7 @@ def _step(workload: Workload) -> Traced:
         own = dict(zip(names, leaves, strict=True))
         with stateless._reparametrize_module(model, own), torch.enable_grad():
             loss = _loss_of(workload, model, pytree.tree_unflatten(batch, form))
-            found = torch.autograd.grad(loss, leaves, allow_unused=True)
-        gradients = [
-            torch.zeros_like(leaf) if one is None else one
-            for leaf, one in zip(leaves, found, strict=True)
-        ]
+            gradients = torch.autograd.grad(loss, leaves, allow_unused=True)
         return [loss.detach(), *update(parameters, gradients, state)]
 
     state = [torch.zeros_like(one) for _ in range(2) for one in parameters]
@@ -205,28 +202,27 @@ def _step(workload: Workload) -> Traced:
         if node.target is torch.ops.aten.view.default:
             node.target = torch.ops.aten.reshape.default
     graph.recompile()
-    return Traced(name="step", module=graph, inputs=inputs, named={}, wanted=wanted)
+    return TracedProgram(name="step", module=graph, inputs=inputs, named={}, wanted=wanted)
 
 
 def _as_written(workload: Workload) -> list[Tensor]:
     """Return what one step of the workload's own code gives, in the order of the exported step."""
-    own = replace(workload, model=copy.deepcopy(workload.model).train())
-    (optimizer,) = own.make_optimizers().values()
+    own = replace(workload, model=copy.deepcopy(workload.model), accumulate=1)
+    step = TrainingStep(own, own.as_written())
     torch.manual_seed(SEED)
-    loss = _loss_of(own, own.model, own.batch(0))
-    loss.backward()  # type: ignore[no-untyped-call]
+    loss = step(own.batch(0))
     trained = list(own.trained().values())
-    for one in trained:
-        one.grad = torch.zeros_like(one) if one.grad is None else one.grad
-    if own.clip_norm is not None:
-        clip_grad_norm_(trained, own.clip_norm)
-    optimizer.step()
-    states = [optimizer.state[one] for one in trained]
-    moments = [one[key] for key in ("exp_avg", "exp_avg_sq") for one in states]
-    return [loss.detach(), *(one.detach() for one in trained), *moments, states[0]["step"]]
+    (optimizer,) = step.optimizers.values()
+    assert isinstance(optimizer, torch.optim.AdamW)
+    moments = [
+        optimizer.state[one].get(key, torch.zeros_like(one))
+        for key in ("exp_avg", "exp_avg_sq")
+        for one in trained
+    ]
+    return [loss, *(one.detach() for one in trained), *moments, torch.ones(())]
 
 
-Update = Callable[[list[Tensor], list[Tensor], list[Tensor]], list[Tensor]]
+Update = Callable[[list[Tensor], Sequence[Tensor | None], list[Tensor]], list[Tensor]]
 
 
 def _update_of(workload: Workload) -> Update:
@@ -248,26 +244,31 @@ def _update_of(workload: Workload) -> Update:
     clip_norm = workload.clip_norm
 
     def update(
-        parameters: list[Tensor], gradients: list[Tensor], state: list[Tensor]
+        parameters: list[Tensor], given: Sequence[Tensor | None], state: list[Tensor]
     ) -> list[Tensor]:
-        count = len(parameters)
+        factor, step = torch.ones(()), state[-1] + 1
         if clip_norm is not None:
-            squares = [one.float().square().sum() for one in gradients]
+            squares = [one.float().square().sum() for one in given if one is not None]
             norm = torch.stack(squares).sum().sqrt()
             factor = (clip_norm / (norm + CLIP_EPS)).clamp(max=1.0)
-            gradients = [one * factor for one in gradients]
-        step = state[-1] + 1
-        first = [m * beta1 + g * (1 - beta1) for m, g in zip(state[:count], gradients, strict=True)]
-        seconds = zip(state[count:-1], gradients, strict=True)
-        second = [v * beta2 + g * g * (1 - beta2) for v, g in seconds]
         size, root = lr / (1 - beta1**step), (1 - beta2**step).sqrt()
-        new = [
-            p * (1 - lr * decay) - size * m / (v.sqrt() / root + eps)
-            for p, m, v in zip(parameters, first, second, strict=True)
-        ]
+        new, first, second = list(parameters), *_halves(state[:-1])
+        for index, gradient in enumerate(given):
+            if gradient is None:  # torch leaves such a parameter as it is
+                continue
+            gradient = gradient * factor
+            first[index] = first[index] * beta1 + gradient * (1 - beta1)
+            second[index] = second[index] * beta2 + gradient.square() * (1 - beta2)
+            change = size * first[index] / (second[index].sqrt() / root + eps)
+            new[index] = parameters[index] * (1 - lr * decay) - change
         return [*new, *first, *second, step]
 
     return update
+
+
+def _halves(moments: list[Tensor]) -> tuple[list[Tensor], list[Tensor]]:
+    middle = len(moments) // 2
+    return moments[:middle], moments[middle:]
 
 
 def _loss_of(workload: Workload, model: nn.Module, batch: Any) -> Tensor:

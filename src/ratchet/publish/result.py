@@ -1,10 +1,23 @@
-"""The result of `ratchet export`: what was written, what it was checked by, what was left out."""
+"""The forms of an export, and its result. Imports no torch."""
 
 from __future__ import annotations
 
 from dataclasses import asdict, dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, Final, Literal, get_args
+
+from ratchet.base.errors import PublishError
+
+Form = Literal["kernels", "wheel", "patch", "export"]
+FORMS: Final[tuple[Form, ...]] = get_args(Form)
+
+
+def parse_form(text: str) -> Form:
+    """Return the form of that name; a PublishError for anything else."""
+    for one in FORMS:
+        if one == text:
+            return one
+    raise PublishError(f"--to {text!r} is unknown: use {', '.join(FORMS)}")
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)

@@ -22,7 +22,7 @@ KERNELS = (
     m.Column("of", "library"),
     m.Column("language"),
     m.number("speed-up", "speedup"),
-    m.Column("after", "after"),
+    m.Column("judged again", "after"),
 )
 PROGRAMS = (
     m.name("program", "file"),
