@@ -17,12 +17,15 @@ from own_recipes import MadeUpJudge, believe, kernels_of, recipe
 from ratchet.base.errors import PublishError, RecipeError
 from ratchet.court.fleet import machines
 from ratchet.kernels.kernel import Kernel
+from ratchet.kernels.languages.cpp import compile_kernel
+from ratchet.kernels.library import LIBRARY
 from ratchet.optimize.step.installed import InstalledKernel, RegionKernel
+from ratchet.problems.case import Case, TensorSpec
+from ratchet.problems.problem import Problem
 from ratchet.publish import check
 from ratchet.publish.admitted import AdmittedKernel, AdmittedRecipe
-from ratchet.publish.layouts import TESTS, ExportLayout, hub_layout, wheel_layout
+from ratchet.publish.layouts import ExportLayout, hub_layout, wheel_layout
 from ratchet.publish.package import KERNELS, KernelPackage
-from ratchet.publish.package import kernels_of as kernels_in
 from ratchet.publish.run import export_kernels, run_export
 
 pytestmark = pytest.mark.compiler
@@ -41,6 +44,18 @@ aten = torch.ops.aten
 def reference(a0, scalars):
     return (aten.mul.Tensor(a0, 2),)
 '''
+
+
+TWICE = """
+#include "ratchet_abi.h"
+
+RATCHET_ENTRY twice(const ratchet_tensor* t, int64_t, const double*, int64_t) {
+    const float* in = (const float*)t[0].data;
+    float* out = (float*)t[1].data;
+    for (int64_t i = 0; i < ratchet_numel(&t[0]); ++i) out[i] = 2.0f * in[i];
+    return RATCHET_DONE;
+}
+"""
 
 
 @pytest.fixture
@@ -62,8 +77,6 @@ def package(*libraries: str, language: str = "") -> KernelPackage:
     """A package of kernels that nobody proved; a stand-in is what was built."""
     kernels = [(one, one.find()) for one in kernels_of(*libraries)]
     if language == "triton":
-        from ratchet.kernels.library import LIBRARY
-
         kernels = [
             (InstalledKernel(library=name, entry=k.entry, hash=k.hash, isa="gfx942"), k)
             for name in libraries
@@ -106,10 +119,9 @@ def test_nothing_appears_if_a_check_fails(
     folder: Path, monkeypatch: pytest.MonkeyPatch, fault: str
 ) -> None:
     if fault == "the judge says wrong":
-        monkeypatch.setattr(check, "_run", lambda *_: 2)
         judge = MadeUpJudge(right={"rms_norm_forward": "wrong"})
         monkeypatch.setattr(machines, "KernelJudge", judge)
-        monkeypatch.setattr("ratchet.publish.run.loaded", lambda *_: 2)
+        monkeypatch.setattr("ratchet.publish.run.loaded", lambda *_: None)
     else:
         monkeypatch.setattr(KernelPackage, "tests", lambda *_: b"raise AssertionError('rope')\n")
     with pytest.raises(PublishError, match=r"is wrong after the export|nothing is written.*rope"):
@@ -197,28 +209,20 @@ def test_kernels_in_triton_are_universal() -> None:
     assert "setup.py" not in map(str, wheel_layout(package("rope", language="triton")).files)
 
 
-def test_a_region_becomes_an_op_with_its_reference(tmp_path: Path) -> None:
-    from ratchet.problems.case import Case, TensorSpec
-    from ratchet.problems.problem import Problem
-
+def test_a_region_becomes_an_op_with_its_kernel(tmp_path: Path) -> None:
     cases = (Case(name="c", inputs=(TensorSpec(shape=(2, 3), dtype="float32"),), timed=True),)
     problem = Problem(name="r", reference="reference", cases=cases, text=REGION.replace("KEY", KEY))
-    kernel = Kernel(name="r", language="cpp", source="int x;", entry="twice")
+    kernel = Kernel(name="r", language="cpp", source=TWICE, entry="twice")
     region = RegionKernel(
         region=KEY, hash=kernel.hash, kernel=kernel.as_json(), problem=problem.as_json()
     )
-    own = AdmittedKernel(installed=region, kernel=kernel, built=Path(__file__), verdict=None)
+    built = compile_kernel(kernel, cache=tmp_path / "cache")
+    own = AdmittedKernel(installed=region, kernel=kernel, built=built, verdict=None)
     made = AdmittedRecipe(recipe=recipe(), kernels=(own,), left_out={}, machine="m", versions={})
     layout = wheel_layout(KernelPackage(made, "own_region"))
     check.write_files(tmp_path, layout.files)
-    assert check._run(tmp_path / TESTS, [str(tmp_path / "src")]) == 1
-    assert kernels_in(
-        {
-            path.relative_to(layout.package): text
-            for path, text in layout.files.items()
-            if layout.package in path.parents
-        }
-    ) == {kernel.hash: kernel}
+    assert check.loaded(tmp_path, layout) == check.LoadedExport(tests=1, left_out={})
+    assert check.read_back(tmp_path, layout) == {kernel.hash: kernel}
 
 
 @pytest.mark.skipif(find_spec("kernels") is None, reason="the package kernels is not installed")
@@ -227,6 +231,9 @@ def test_kernels_loads_the_repository(folder: Path) -> None:
         folder / "recipe.json", "kernels", folder / "hub", ledger=ledger(folder)
     )
     assert "kernels.get_local_kernel" in result.checks[0]
+    (older,) = (folder / "hub" / "build").glob("*/kernels_train_py_make/__init__.py")
+    code = f"import runpy; assert callable(runpy.run_path({str(older)!r})['rms_norm'])"
+    subprocess.run([sys.executable, "-c", code], check=True, timeout=300)
 
 
 def test_a_wheel_works_where_ratchet_is_not(folder: Path) -> None:

@@ -7,6 +7,7 @@ import os
 import shutil
 import subprocess
 import sys
+from dataclasses import dataclass
 from importlib.util import find_spec
 from pathlib import Path, PurePosixPath
 from typing import Final
@@ -28,8 +29,17 @@ def check_kernels_package() -> None:
         raise PublishError(f"--to kernels loads the export with `kernels`: {REMEDY}")
 
 
-def loaded(folder: Path, layout: ExportLayout) -> int:
-    """Run the tests of an export in a process of its own; return the number of ops that are right.
+@dataclass(frozen=True, kw_only=True, slots=True)
+class LoadedExport:
+    """The answer of a process that loaded an export and ran its tests, which passed."""
+
+    tests: int
+    left_out: dict[str, str]
+    """Kernels that could not run here, by their entry, with the reason: plain torch ran."""
+
+
+def loaded(folder: Path, layout: ExportLayout) -> LoadedExport:
+    """Run the tests of an export in a process of its own.
 
     Raises:
         PublishError: the export does not load, or an op is not right.
@@ -63,7 +73,7 @@ def write_files(folder: Path, files: dict[PurePosixPath, bytes]) -> None:
         target.write_bytes(content)
 
 
-def _run(tests: Path, path: list[str]) -> int:
+def _run(tests: Path, path: list[str]) -> LoadedExport:
     given = os.environ.get("PYTHONPATH", "")
     environment = {
         **watchdog.environment(),
@@ -85,4 +95,5 @@ def _run(tests: Path, path: list[str]) -> int:
     if done.returncode:
         last = (done.stderr.strip().splitlines() or ["it said nothing"])[-1]
         raise PublishError(f"the export does not pass its own tests, nothing is written: {last}")
-    return int(json.loads(done.stdout.splitlines()[-1])["checked"])
+    said = json.loads(done.stdout.splitlines()[-1])
+    return LoadedExport(tests=said["checked"], left_out=said["left_out"])
