@@ -84,6 +84,7 @@ def test_what_a_process_needs_at_its_start_is_said() -> None:
     ("script", "why"),
     [
         ("def x(:\n", "not a Python file"),
+        ("n = clip_grad_norm_(model.parameters(), 1)\ne = EMA(model.parameters())\n", "paste"),
         ("print(1)\n", "paste `step = ratchet.compile"),
         ("a = AdamW(g.parameters())\nb = AdamW(d.parameters())\n", "paste"),
         ("ratchet.compile(model, recipe='x')\n", "has a recipe in it already"),

@@ -6,6 +6,7 @@ from __future__ import annotations
 import ast
 import json
 import os
+import re
 from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
@@ -19,6 +20,11 @@ from ratchet.optimize.step.environment import environment
 from ratchet.publish.result import ExportResult
 
 LIGHTNING: Final = ("lightning", "pytorch_lightning")
+OPTIMIZER: Final = re.compile(
+    "optim|adam|adagrad|adadelta|adafactor|sgd|rprop|rmsprop|lbfgs|lion|muon|lamb|lars|shampoo",
+    re.IGNORECASE,
+)
+"""Of the name of a class or a function that makes an optimizer: torch's, and usual others."""
 PASTE: Final = "step = ratchet.compile(step, model, optimizer, recipe=...)"
 
 
@@ -138,8 +144,10 @@ def _optimizer(node: ast.stmt) -> tuple[str, str] | None:
     """Return the names of an optimizer and its model, if a statement makes one."""
     if not isinstance(node, ast.Assign) or not isinstance(node.value, ast.Call):
         return None
-    target = node.targets[0]
+    target, made = node.targets[0], ast.unparse(node.value.func).rpartition(".")[2]
     if len(node.targets) != 1 or not isinstance(target, ast.Name | ast.Attribute):
+        return None
+    if not OPTIMIZER.search(made):
         return None
     for given in (*node.value.args, *(one.value for one in node.value.keywords)):
         called = given.func if isinstance(given, ast.Call) else None

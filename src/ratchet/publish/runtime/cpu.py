@@ -7,7 +7,7 @@ import re
 from pathlib import Path
 
 FEATURES = re.compile(
-    r"(sse|ssse|avx|amx|fma|f16c|bmi|abm|movbe|adx|gfni|vaes|vpclmul|pclmul|sha_|lzcnt|popcnt)\w*"
+    r"(sse|ssse|avx|amx|fma|f16c|bmi|abm|movbe|adx|gfni|vaes|vpclmul|pclmul|sha_|lzcnt|popcnt|asimd|sve|sme|i8mm|bf16)\w*"
 )
 """Instruction sets among the flags of /proc/cpuinfo."""
 
