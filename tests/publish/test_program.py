@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from importlib.util import find_spec
 from pathlib import Path
 
 import pytest
@@ -64,6 +65,8 @@ def test_the_loaded_step_trains_as_the_workload_does(tmp_path: Path) -> None:
     assert {"forward.pt2", "step.pt2"} <= {*result.files}
     assert [one.name for one in result.programs] == ["forward", "step"]
     assert all(one.apart < 1e-4 and one.operations > 3 for one in result.programs)
+    if find_spec("onnxruntime") and find_spec("onnxscript"):
+        assert "run by onnxruntime with the same results" in result.programs[0].onnx
     step = torch.export.load(out / "step.pt2")
     parameters, state, batch = step.example_inputs[0]
     losses = []

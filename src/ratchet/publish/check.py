@@ -18,15 +18,15 @@ from ratchet.base.process import watchdog
 from ratchet.kernels.kernel import Kernel
 from ratchet.publish.layouts import TESTS, ExportLayout
 from ratchet.publish.package import kernels_of
+from ratchet.publish.result import INSTALL
 
 TIMEOUT_S: Final = 900.0
-REMEDY: Final = "pip install 'torch-ratchet[publish]'"
 
 
 def check_kernels_package() -> None:
     """Refuse to go on where the package `kernels` is missing."""
     if find_spec("kernels") is None:
-        raise PublishError(f"--to kernels loads the export with `kernels`: {REMEDY}")
+        raise PublishError(f"--to kernels loads the export with `kernels`: {INSTALL}")
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)

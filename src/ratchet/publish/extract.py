@@ -32,7 +32,7 @@ ALL: Final = "*"
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Imported:
-    """What a name in a module stands for: a carried module, or a name of one."""
+    """The meaning of a name that a module imports: a carried module, or a name of one."""
 
     module: str
     name: str = ""
@@ -50,8 +50,8 @@ class Part:
 
     @property
     def is_effect(self) -> bool:
-        """Return whether an import runs the statement for what it does, such as a call."""
-        return not self.defines or self.defines == {"annotations"}
+        """Return whether the statement counts although nobody asks for its name, such as a call."""
+        return not self.defines or _is_future(self.node)
 
 
 @dataclass(frozen=True)
@@ -101,7 +101,7 @@ class OwnModule:
             found |= more
             needed |= {name for one in more for name in one.uses}
         needed |= {name for one in found for name in one.uses}
-        return tuple(one for one in self.kept if one in found and _is_used(one, needed, wanted))
+        return tuple(one for one in self.kept if one in found and _is_used(one, needed))
 
     def uses(self, wanted: Collection[str]) -> dict[str, set[str]]:
         """Return the names that some names need, by the module that has them."""
@@ -130,12 +130,8 @@ class OwnModule:
 
     @cached_property
     def _imports(self) -> list[ast.ImportFrom]:
-        own = (PACKAGE, f"{PACKAGE}.")
-        return [
-            one.node
-            for one in self.parts
-            if isinstance(one.node, ast.ImportFrom) and f"{one.node.module}.".startswith(own[1])
-        ]
+        found = [one.node for one in self.parts if isinstance(one.node, ast.ImportFrom)]
+        return [one for one in found if f"{one.module}.".startswith(f"{PACKAGE}.")]
 
     def _head(self, wanted: Collection[str]) -> Iterator[str]:
         """Yield the docstring; of a module that is wanted in part, its first paragraph."""
@@ -227,13 +223,15 @@ def _is_text(node: ast.stmt) -> bool:
     return isinstance(node, ast.Expr) and isinstance(node.value, ast.Constant)
 
 
-def _is_used(part: Part, needed: Collection[str], wanted: Collection[str]) -> bool:
+def _is_used(part: Part, needed: Collection[str]) -> bool:
     """Return whether a statement stays: of several imported names, one is used."""
-    if isinstance(part.node, ast.ImportFrom) and part.node.module == "__future__":
-        return True
-    if isinstance(part.node, ast.Import | ast.ImportFrom):
+    if isinstance(part.node, ast.Import | ast.ImportFrom) and not _is_future(part.node):
         return bool(part.defines & {*needed})
     return True
+
+
+def _is_future(node: ast.stmt) -> bool:
+    return isinstance(node, ast.ImportFrom) and node.module == "__future__"
 
 
 def _attributes_of(name: str, parts: Iterable[Part]) -> set[str]:

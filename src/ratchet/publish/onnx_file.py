@@ -12,6 +12,7 @@ import torch
 from torch import Tensor
 
 from ratchet.base.errors import PublishError
+from ratchet.publish.result import INSTALL
 
 
 def can_translate() -> bool:
@@ -26,7 +27,7 @@ def write_onnx(program: Any, path: Path, wanted: Sequence[Tensor], tolerance: fl
         PublishError: onnxruntime gives other results than the program.
     """
     if not can_translate():
-        return "not written: pip install onnx onnxscript"
+        return f"not written: {INSTALL}"
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")
         try:
@@ -35,7 +36,7 @@ def write_onnx(program: Any, path: Path, wanted: Sequence[Tensor], tolerance: fl
         except Exception as error:
             return f"not written: {_why(program, error)}"
         if find_spec("onnxruntime") is None:
-            return f"{path.name}, not run: pip install onnxruntime"
+            return f"{path.name}, not run: {INSTALL}"
         found = _run(path, program)
     for one, other in zip(found, wanted, strict=True):
         apart = (one.double() - other.double()).norm()

@@ -5,7 +5,7 @@ from __future__ import annotations
 import hashlib
 import json
 from collections.abc import Iterator, Mapping
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 from functools import cached_property
 from pathlib import PurePosixPath
 from typing import Any, Final
@@ -97,14 +97,7 @@ class KernelPackage:
         parts = [HEAD.format(load=load)]
         for library in self.admitted.libraries:
             for name, example in EXAMPLES.get(library, {}).items():
-                parts.append(
-                    OP.format(
-                        name=name,
-                        arguments=example.arguments,
-                        expected=example.expected,
-                        tolerance=example.tolerance,
-                    )
-                )
+                parts.append(OP.format(name=name, **asdict(example)))
         parts += [ADAMW] if "adamw" in self.admitted.libraries else []
         for one in self._regions():
             inputs = ", ".join(map(_input_text, one.problems()[0].cases[0].inputs))

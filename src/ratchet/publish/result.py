@@ -9,6 +9,7 @@ from typing import Any, Final, Literal, get_args
 from ratchet.base.errors import PublishError
 
 Form = Literal["kernels", "wheel", "patch", "export"]
+INSTALL: Final = "pip install 'torch-ratchet[publish]'"
 FORMS: Final[tuple[Form, ...]] = get_args(Form)
 
 
@@ -55,14 +56,14 @@ class Fallback:
     operator: str
     calls: int
     core_aten: bool
-    """Whether it belongs to Core ATen, which compilers of torch.export's programs take."""
+    """True if it belongs to Core ATen, which compilers of torch.export's programs take."""
     onnx: bool | None
-    """Whether torch's exporter to ONNX translates it; None if it is not installed."""
+    """True if torch's exporter to ONNX translates it; None if it is not installed."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class ExportResult:
-    """What `ratchet export` did."""
+    """The result of `ratchet export`."""
 
     subject: str
     """The recipe's path, or the workload."""
@@ -70,7 +71,7 @@ class ExportResult:
     out: str
     files: tuple[str, ...]
     checks: tuple[str, ...]
-    """What was checked after writing, in words."""
+    """The checks after writing, in words."""
     kernels: tuple[ExportedKernel, ...] = ()
     left_out: tuple[tuple[str, str], ...] = ()
     """Kernels of the recipe that are not in the package, with the reason."""
