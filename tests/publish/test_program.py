@@ -84,6 +84,7 @@ def test_the_loaded_step_trains_as_the_workload_does(tmp_path: Path) -> None:
     ("more", "why"),
     [
         ("train_step=train_step", "has a train_step of its own"),
+        ("loss=loss, precision='bf16_master'", "give --precision fp32"),
         ("loss=loss, optimizer=lambda p: torch.optim.SGD(p, lr=0.1)", "trains with SGD"),
         ("loss=lambda m, b: loss(m, b) * random.random()", "random numbers"),
     ],

@@ -63,6 +63,11 @@ def export_workload(workload: str, options: dict[str, Any], out: Path) -> Export
             raise PublishError(
                 f"{workload} has a train_step of its own: give a workload with a loss"
             )
+        if loaded.precision == "bf16_master":
+            raise PublishError(
+                f"{workload} trains copies of its weights in bf16_master, which no program holds: "
+                "give --precision fp32 or bf16_autocast"
+            )
         programs, fallbacks = [], []
         for make in (_forward, _step):
             program, missing = _written(make(loaded), stage, _tolerance(loaded))
