@@ -9,7 +9,8 @@ import pytest
 
 pytest.importorskip("tree_sitter_cuda", reason="tree-sitter is not installed")
 
-from ratchet.port.patch import diff_of, new_texts
+from ratchet.base.diff import diff_of
+from ratchet.port.patch import new_texts
 from ratchet.port.scan import scan
 
 SHUFFLE = "__global__ void k(float* x) { x[0] = __shfl_sync(0xffffffff, x[1], 0); }"

@@ -23,6 +23,7 @@ RatchetError                 one line: the value, the rule, the remedy; the CLI 
 ├── RanksError               dumps of ranks that cannot be read, a check of ranks that fails
 ├── GuardError               two things that cannot be compared, a command that fails
 ├── PortError                a tree that cannot be ported: not read, or not to be written
+├── PublishError             a recipe, a script or a step that cannot be exported as asked
 └── RecipeError              a recipe that is damaged, or from another device or version
 """
 
@@ -154,6 +155,10 @@ class GuardError(RatchetError):
 
 class PortError(RatchetError):
     """A tree cannot be ported: it cannot be read, or must not be written."""
+
+
+class PublishError(RatchetError):
+    """A recipe, a script or a workload's step that cannot be exported as asked."""
 
 
 class RecipeError(RatchetError):

@@ -11,7 +11,7 @@ import functools
 from collections import Counter
 from collections.abc import Callable, Sequence
 from pathlib import Path
-from typing import Final
+from typing import Any, Final
 
 import torch
 from torch import Tensor
@@ -45,9 +45,14 @@ def activate(kernel: Kernel, path: Path, *, name: str = "", device: str = "") ->
     """
     entry, function = name or kernel.entry, load_entry(kernel, path)
     place = entry, device or DEVICES[kernel.language]
-    run = functools.partial(_run_compiled, entry) if kernel.language == "cpp" else _run_in_python
-    _serving[place] = functools.partial(run, function)
+    serve(*place, function, compiled=kernel.language == "cpp")
     _kernels[place] = kernel
+
+
+def serve(entry: str, device: str, function: Callable[..., Any], *, compiled: bool) -> None:
+    """Make the op of `entry` run a loaded kernel: a C function, or one called as its reference."""
+    run = functools.partial(_run_compiled, entry) if compiled else _run_in_python
+    _serving[entry, device] = functools.partial(run, function)
 
 
 def deactivate(entry: str | None = None) -> None:

@@ -9,8 +9,8 @@ from pathlib import Path
 
 import torch
 
-TESTS = Path(__file__).parents[1]
-sys.path[:0] = [str(TESTS), str(TESTS.parents[1] / "examples")]
+TESTS = Path(__file__).parents[2]
+sys.path[:0] = [str(TESTS), str(TESTS.parent / "examples")]
 warnings.simplefilter("ignore")
 
 import train_accelerate  # noqa: E402

@@ -1,0 +1,88 @@
+"""`ratchet export`: proven kernels and programs for use without Ratchet."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from ratchet.cli.app import Debug, DeviceName, Json, LedgerUrl, app, print_json
+from ratchet.cli.options import BatchSize, PrecisionName, SequenceLength, TextFile
+
+
+@app.command()
+def export(
+    subject: Annotated[
+        str,
+        typer.Argument(
+            metavar="RECIPE|WORKLOAD",
+            help="The recipe.json that `ratchet optimize` wrote; with --to export a workload.",
+        ),
+    ],
+    to: Annotated[
+        str,
+        typer.Option(
+            "--to",
+            metavar="FORM",
+            help="kernels: a repository of Hugging Face's kernels. wheel: a Python package. patch: "
+            "a diff of your script. export: programs of torch.export.",
+        ),
+    ],
+    out: Annotated[
+        Path,
+        typer.Option("--out", metavar="PATH", help="A new folder; with --to patch a file."),
+    ],
+    script: Annotated[
+        Path | None,
+        typer.Option("--script", metavar="FILE", help="With --to patch: the training script."),
+    ] = None,
+    name: Annotated[
+        str | None,
+        typer.Option("--name", help="Name of the package. Default: from the workload's name."),
+    ] = None,
+    prove: Annotated[
+        bool,
+        typer.Option("--prove", help="Time the exported kernels again, not only check them."),
+    ] = False,
+    batch_size: BatchSize = None,
+    sequence: SequenceLength = None,
+    precision: PrecisionName = None,
+    text: TextFile = None,
+    device: DeviceName = "auto",
+    ledger: LedgerUrl = None,
+    as_json: Json = False,
+    debug: Debug = False,
+) -> None:
+    """Export a recipe's proven kernels, a patch of a script, or a workload's programs.
+
+    What is written is loaded again and checked first. If a check fails, nothing is written.
+    """
+    from ratchet.optimize.turn.settings import workload_options
+    from ratchet.publish.result import parse_form
+
+    form = parse_form(to)
+    options = {}
+    if form == "export":
+        options = workload_options([subject], batch_size, sequence, precision, text, device)
+
+    # torch is imported from here on: mistakes in the call are already answered.
+    from ratchet.publish.run import run_export
+    from ratchet.report.export import print_export
+    from ratchet.report.terminal import working
+
+    with working(f"exporting {subject}"):
+        result = run_export(
+            subject,
+            form,
+            out,
+            script=script,
+            name=name,
+            prove=prove,
+            options=options,
+            ledger=ledger,
+        )
+    if as_json:
+        print_json(result.as_json())
+    else:
+        print_export(result)

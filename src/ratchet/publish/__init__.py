@@ -1,0 +1,1 @@
+"""Take proven kernels and programs out of Ratchet: packages, patches, exported programs."""

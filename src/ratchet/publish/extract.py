@@ -1,0 +1,284 @@
+"""Ratchet's own modules as the modules of a package that runs without Ratchet.
+
+An exported op is the declaration that Ratchet itself runs, so nothing is written twice. A module is
+cut down in two steps: statements that need a module which is not carried are dropped, and of the
+rest those stay that are reached. Imports become relative.
+"""
+
+from __future__ import annotations
+
+import ast
+from collections.abc import Collection, Iterable, Iterator, Mapping
+from dataclasses import dataclass, field
+from functools import cached_property
+from pathlib import Path
+from typing import Final
+
+import ratchet
+
+PACKAGE: Final = ratchet.__name__
+LEFT_BEHIND: Final = (
+    PACKAGE,
+    f"{PACKAGE}.kernels.kernel",
+    f"{PACKAGE}.kernels.library",
+    f"{PACKAGE}.kernels.library.sources",
+    f"{PACKAGE}.problems.problem",
+    f"{PACKAGE}.problems.suites.shipped.cases",
+)
+"""Modules about judging and choosing kernels, which an exported package does not need."""
+REFERENCES: Final = f"{PACKAGE}.problems.suites.shipped."
+ALL: Final = "*"
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Imported:
+    """The meaning of a name that a module imports: a carried module, or a name of one."""
+
+    module: str
+    name: str = ""
+    """Empty if the name is the module itself."""
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Part:
+    """A top-level statement with the docstring that follows it, if it is an assignment."""
+
+    node: ast.stmt
+    last_line: int
+    defines: frozenset[str]
+    uses: frozenset[str]
+
+    @property
+    def is_effect(self) -> bool:
+        """Return whether the statement counts although nobody asks for its name, such as a call."""
+        return not self.defines or _is_future(self.node)
+
+
+@dataclass(frozen=True)
+class OwnModule:
+    """The source of a module, by its statements."""
+
+    name: str
+    text: str
+    without: frozenset[str] = frozenset()
+    """An effect whose first argument is one of these texts is dropped."""
+
+    @cached_property
+    def parts(self) -> tuple[Part, ...]:
+        body = ast.parse(self.text).body
+        return tuple(
+            _part(node, body[index + 1 : index + 2])
+            for index, node in enumerate(body)
+            if not _is_text(node)
+        )
+
+    @cached_property
+    def imported(self) -> Mapping[str, Imported]:
+        """Return what each name that is imported from Ratchet stands for."""
+        return {
+            alias.asname or alias.name: _meaning(node.module, alias.name)
+            for node in self._imports
+            for alias in node.names
+            if node.module is not None
+        }
+
+    @cached_property
+    def kept(self) -> tuple[Part, ...]:
+        """Return the statements that need nothing of what is left behind."""
+        lost = {name for name, one in self.imported.items() if one.module in LEFT_BEHIND}
+        left = [one for one in self.parts if one.node not in self._imports]
+        left = [one for one in left if not self._is_unwanted(one)]
+        while fallen := [one for one in left if one.uses & lost]:
+            left = [one for one in left if one not in fallen]
+            lost |= {name for one in fallen for name in one.defines}
+        return tuple(left)
+
+    def reached(self, wanted: Collection[str]) -> tuple[Part, ...]:
+        """Return what is kept of some names (`*` for all), with the effects of an import."""
+        needed = {name for one in self.kept if one.is_effect for name in one.uses} | {*wanted}
+        found: set[Part] = {one for one in self.kept if one.is_effect or ALL in wanted}
+        while more := {one for one in self.kept if one.defines & needed} - found:
+            found |= more
+            needed |= {name for one in more for name in one.uses}
+        needed |= {name for one in found for name in one.uses}
+        return tuple(one for one in self.kept if one in found and _is_used(one, needed))
+
+    def uses(self, wanted: Collection[str]) -> dict[str, set[str]]:
+        """Return the names that some names need, by the module that has them."""
+        found: dict[str, set[str]] = {}
+        parts = self.reached(wanted)
+        for name in {name for part in parts for name in part.uses} & self.imported.keys():
+            one = self.imported[name]
+            asked = {one.name} if one.name else _attributes_of(name, parts)
+            found.setdefault(one.module, set()).update(asked)
+        return found
+
+    def written(self, wanted: Collection[str]) -> str:
+        """Return the text of some names, with relative imports."""
+        parts = self.reached(wanted)
+        lines = self.text.splitlines(keepends=True)
+        used = {name for part in parts for name in part.uses}
+        imports = [
+            f"from {_place(one)} import {_named(one, name)}\n"
+            for name, one in sorted(self.imported.items())
+            if name in used and one.module not in LEFT_BEHIND
+        ]
+        plain = [one for one in parts if isinstance(one.node, ast.Import | ast.ImportFrom)]
+        others = [one for one in parts if one not in plain]
+        head = [*self._head(wanted), *_texts(lines, plain), "\n" * bool(imports), *imports]
+        return "".join([*head, *(f"\n\n{one}" for one in _texts(lines, others))])
+
+    @cached_property
+    def _imports(self) -> list[ast.ImportFrom]:
+        found = [one.node for one in self.parts if isinstance(one.node, ast.ImportFrom)]
+        return [one for one in found if f"{one.module}.".startswith(f"{PACKAGE}.")]
+
+    def _head(self, wanted: Collection[str]) -> Iterator[str]:
+        """Yield the docstring; of a module that is wanted in part, its first paragraph."""
+        said = ast.get_docstring(ast.parse(self.text), clean=False) or ""
+        if wanted and ALL not in wanted:
+            said = said.partition("\n\n")[0]
+        if said:
+            yield f'"""{said}"""\n\n'
+
+    def _is_unwanted(self, part: Part) -> bool:
+        call = part.node.value if isinstance(part.node, ast.Expr) else None
+        first = call.args[0] if isinstance(call, ast.Call) and call.args else None
+        return isinstance(first, ast.Constant) and first.value in self.without
+
+
+@dataclass
+class Extract:
+    """The modules of a package, gathered from the names that it asks for."""
+
+    without: frozenset[str] = frozenset()
+    _modules: dict[str, OwnModule] = field(default_factory=dict)
+    _wanted: dict[str, set[str]] = field(default_factory=dict)
+
+    def add(self, module: str, names: Iterable[str] = (), text: str | None = None) -> None:
+        """Add names of a module, and all that they need; `text` is that of a module to be made."""
+        left = [(module, set(names))]
+        if text is not None:
+            self._modules[module] = OwnModule(module, text)
+        while left:
+            name, asked = left.pop()
+            known = self._wanted.get(name)
+            if name in LEFT_BEHIND or (known is not None and asked <= known):
+                continue
+            wanted = self._wanted.setdefault(name, set())
+            wanted |= asked
+            left += self._module(name).uses(wanted).items()
+
+    def texts(self, namespace: str) -> dict[str, str]:
+        """Return the text of each file, by its name; ops are defined in `namespace`."""
+        return {
+            f"{file_of(name)}.py": _in_namespace(self._module(name).written(wanted), namespace)
+            for name, wanted in sorted(self._wanted.items())
+        }
+
+    def _module(self, name: str) -> OwnModule:
+        if name not in self._modules:
+            path = _path_of(name)
+            assert path is not None, name
+            self._modules[name] = OwnModule(name, path.read_text(encoding="utf-8"), self.without)
+        return self._modules[name]
+
+
+def file_of(module: str) -> str:
+    """Return the name of a module's file in a package, without its ending."""
+    ending = "_reference" if module.startswith(REFERENCES) else ""
+    return f"_{module.rpartition('.')[2]}{ending}"
+
+
+def _in_namespace(text: str, namespace: str) -> str:
+    for before, after in (
+        (f"torch.ops.{PACKAGE}.", f"torch.ops.{namespace}."),
+        (f"{PACKAGE}::", f"{namespace}::"),
+        (f'"{PACKAGE}"', f'"{namespace}"'),
+    ):
+        text = text.replace(before, after)
+    return text
+
+
+def _part(node: ast.stmt, following: list[ast.stmt]) -> Part:
+    last = node.end_lineno or node.lineno
+    if following and _is_text(following[0]) and isinstance(node, ast.Assign | ast.AnnAssign):
+        last = following[0].end_lineno or last
+    uses = {one.id for one in ast.walk(node) if isinstance(one, ast.Name)}
+    return Part(node=node, last_line=last, defines=frozenset(_defined(node)), uses=frozenset(uses))
+
+
+def _defined(node: ast.stmt) -> Iterator[str]:
+    if isinstance(node, ast.FunctionDef | ast.ClassDef):
+        yield node.name
+    elif isinstance(node, ast.Import | ast.ImportFrom):
+        yield from ((one.asname or one.name).partition(".")[0] for one in node.names)
+    elif isinstance(node, ast.Assign | ast.AnnAssign):
+        targets = node.targets if isinstance(node, ast.Assign) else [node.target]
+        named = (one for target in targets for one in ast.walk(target))
+        yield from (one.id for one in named if isinstance(one, ast.Name))
+
+
+def _is_text(node: ast.stmt) -> bool:
+    return isinstance(node, ast.Expr) and isinstance(node.value, ast.Constant)
+
+
+def _is_used(part: Part, needed: Collection[str]) -> bool:
+    """Return whether a statement stays: of several imported names, one is used."""
+    if isinstance(part.node, ast.Import | ast.ImportFrom) and not _is_future(part.node):
+        return bool(part.defines & {*needed})
+    return True
+
+
+def _is_future(node: ast.stmt) -> bool:
+    return isinstance(node, ast.ImportFrom) and node.module == "__future__"
+
+
+def _attributes_of(name: str, parts: Iterable[Part]) -> set[str]:
+    """Return the names that a module is asked for; all of them if one is computed."""
+    found: set[str] = set()
+    for part in parts:
+        attributes = [
+            one
+            for one in ast.walk(part.node)
+            if isinstance(one, ast.Attribute)
+            and isinstance(one.value, ast.Name)
+            and one.value.id == name
+        ]
+        found |= {one.attr for one in attributes}
+        total = sum(isinstance(one, ast.Name) and one.id == name for one in ast.walk(part.node))
+        if total > len(attributes):
+            return {ALL}
+    return found
+
+
+def _meaning(module: str, name: str) -> Imported:
+    below = f"{module}.{name}"
+    if _path_of(below) is not None:
+        return Imported(module=below)
+    return Imported(module=module, name=name)
+
+
+def _place(one: Imported) -> str:
+    return f".{file_of(one.module)}" if one.name else "."
+
+
+def _named(one: Imported, name: str) -> str:
+    what = one.name or file_of(one.module)
+    return what if what == name else f"{what} as {name}"
+
+
+def _texts(lines: list[str], parts: Iterable[Part]) -> Iterator[str]:
+    for one in parts:
+        decorators = getattr(one.node, "decorator_list", [])
+        first = min([one.node.lineno, *(each.lineno for each in decorators)])
+        yield "".join(lines[first - 1 : one.last_line])
+
+
+def _path_of(module: str) -> Path | None:
+    """Return the file of one of Ratchet's modules."""
+    path = Path(ratchet.__file__).parent.joinpath(*module.split(".")[1:])
+    if not module.startswith(f"{PACKAGE}."):
+        return None
+    found = path / "__init__.py" if path.is_dir() else path.with_suffix(".py")
+    return found if found.is_file() else None
