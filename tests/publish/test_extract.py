@@ -74,7 +74,7 @@ def test_ops_move_to_the_package_s_namespace() -> None:
 def test_a_library_kernel_s_modules_need_no_ratchet(library: str) -> None:
     extract = Extract(frozenset(set(HOMES) - {library}))
     asked = ["step_adamw"] if library == "adamw" else []
-    extract.add(f"ratchet.kernels.library.{HOMES[library]}", asked)
+    extract.add(f"ratchet.kernels.library.{HOMES[library].file}", asked)
     texts = extract.texts("own")
     for file, text in texts.items():
         for node in ast.walk(ast.parse(text)):

@@ -124,7 +124,7 @@ class KernelPackage:
         extract = Extract(frozenset(set(HOMES) - set(own)))
         for name in own:
             asked = ["step_adamw"] if name == "adamw" else []
-            extract.add(f"ratchet.kernels.library.{HOMES[name]}", asked)
+            extract.add(f"ratchet.kernels.library.{HOMES[name].file}", asked)
         extract.add(f"{RUNTIME}.serving", ["serve_kernels"])
         extract.add("ratchet.kernels.registry", ["fallbacks"])
         if self.has("cpp"):
@@ -137,7 +137,7 @@ class KernelPackage:
 
     def _init(self) -> str:
         own = [name for name in self.admitted.libraries if name in LIBRARY]
-        homes = [file_of(f".{HOMES[name]}") for name in own]
+        homes = [file_of(f".{HOMES[name].file}") for name in own]
         references = [file_of(f".{region_op(one)}_reference") for one in self._regions()]
         modules = sorted({*homes, *references})
         names = self.names()
