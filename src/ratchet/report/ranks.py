@@ -7,11 +7,19 @@ from typing import Any, Final
 
 from rich.console import Console
 
+from ratchet.optimize.parallel.bench import ParallelBench
 from ratchet.ranks.preflight import Preflight
 from ratchet.ranks.untangle import Disagreement, Untangled
 from ratchet.report import model as m
 from ratchet.report.terminal import print_report
-from ratchet.report.words import show_bandwidth, show_flops
+from ratchet.report.words import (
+    common_unit,
+    show_bandwidth,
+    show_bytes,
+    show_flops,
+    show_rate,
+    show_share,
+)
 
 CHECKS: Final = (
     m.number("rank"),
@@ -53,6 +61,28 @@ def print_preflight(found: Preflight, console: Console | None = None) -> None:
 def preflight_document(found: Preflight) -> dict[str, Any]:
     """Return the JSON document of `ratchet preflight`."""
     return asdict(found)
+
+
+def print_parallel_bench(found: ParallelBench, console: Console | None = None) -> None:
+    """Print a workload's figures on many ranks: of all together, and of each rank."""
+    unit = common_unit([found.step_time_s])
+    columns = (
+        m.number("rank"),
+        m.number(f"step, {unit.name}", "step_time_s", unit.show),
+        m.number("peak memory", "peak_memory_bytes", show_bytes),
+        m.number(f"communication, {unit.name}", lambda one: one.communication.total_s, unit.show),
+        m.number(f"exposed, {unit.name}", lambda one: one.communication.exposed_s, unit.show),
+        m.number("hidden", lambda one: one.communication.overlap, show_share),
+    )
+    report = m.ResultReport(
+        headline=(
+            f"{found.workload} on {found.world} ranks ({found.layout}): "
+            f"{unit.show(found.step_time_s)} {unit.name} a step of the slowest rank, "
+            f"{show_rate(found.tokens_per_s)} {found.unit}/s."
+        ),
+        sections=m.blocks(m.section("Ranks", m.ResultTable(columns, found.ranks))),
+    )
+    print_report(report, console)
 
 
 def print_untangled(found: Untangled, console: Console | None = None) -> None:
