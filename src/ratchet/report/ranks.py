@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping, Sequence
 from dataclasses import asdict
 from typing import Any, Final
 
 from rich.console import Console
 
 from ratchet.optimize.parallel.bench import ParallelBench
+from ratchet.optimize.parallel.levers import RankLever
+from ratchet.optimize.parallel.turn import ParallelTurn
 from ratchet.ranks.preflight import Preflight
 from ratchet.ranks.untangle import Disagreement, Untangled
 from ratchet.report import model as m
@@ -81,6 +84,61 @@ def print_parallel_bench(found: ParallelBench, console: Console | None = None) -
             f"{show_rate(found.tokens_per_s)} {found.unit}/s."
         ),
         sections=m.blocks(m.section("Ranks", m.ResultTable(columns, found.ranks))),
+    )
+    print_report(report, console)
+
+
+CHANGES: Final = (
+    m.name("lever", "name"),
+    m.Column("", "outcome"),
+    m.number("screened", "ratio", lambda value: f"{value:.3f}x"),
+    m.Column("why", "reason"),
+)
+
+
+def print_parallel_turn(found: ParallelTurn, console: Console | None = None) -> None:
+    """Print what a turn on many ranks proved, what became of each lever, and how to run it."""
+    title = f"{found.workload} on {found.world} ranks ({found.layout})"
+    if found.ratio is not None and found.proven:
+        headline = (
+            f"{title}: {found.ratio:.3f}x faster ({found.low:.3f} to {found.high:.3f}), "
+            "by the slowest rank."
+        )
+    else:
+        headline = f"{title}: nothing was proven faster ({found.answer})."
+    report = m.ResultReport(
+        headline=headline,
+        sections=m.blocks(
+            m.section("Exposed communication, a step", _exposed(found))
+            if found.exposed_written_s is not None
+            else None,
+            m.section("Levers", m.ResultTable(CHANGES, found.changes)),
+            m.section("Losses", f"{found.losses}."),
+            m.section("Run it", m.Lines([found.command, f"# it applies {found.recipe}"])),
+        ),
+    )
+    print_report(report, console)
+
+
+def _exposed(found: ParallelTurn) -> str:
+    before, after = found.exposed_written_s or 0.0, found.exposed_tuned_s or 0.0
+    unit = common_unit([before])
+    return f"{unit.show(before)} {unit.name} as written, {unit.show(after)} {unit.name} tuned."
+
+
+def print_rank_levers(
+    levers: Sequence[RankLever], reasons: Mapping[str, str], console: Console | None = None
+) -> None:
+    """Print the levers that a turn on many ranks would try, and why not the others."""
+    rows = [(one.name, one.summary) for one in levers]
+    report = m.ResultReport(
+        headline=f"{len(rows)} levers would be tried.",
+        sections=m.blocks(
+            m.section("Levers", m.grid(("lever", "it does"), rows)) if rows else None,
+            m.section("Not tried", m.grid(("lever", "because"), list(reasons.items())))
+            if reasons
+            else None,
+        ),
     )
     print_report(report, console)
 

@@ -85,7 +85,7 @@ def parse_parallel(text: str) -> ParallelLayout:
     """Return the layout that `--parallel` names; WorkloadError in one line if there is none."""
     parts = [part for part in text.split(",") if not part.strip().startswith(f"{SCHEDULE}=")]
     named = [part.partition("=")[2].strip() for part in text.split(",") if part not in parts]
-    given = parse_degrees(",".join(parts) or "dp=1", (*DEGREES, MICRO))
+    given = parse_degrees(",".join(parts), (*DEGREES, MICRO)) if parts else {}
     if unknown := [one for one in named if one not in SCHEDULES]:
         raise WorkloadError(f"schedule {unknown[0]!r} is unknown: use {', '.join(SCHEDULES)}")
     pipeline = given.get("pp", 1) > 1

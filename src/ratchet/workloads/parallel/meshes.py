@@ -34,13 +34,23 @@ def rank_device(device: str) -> torch.device:
     return torch.device("cuda", local)
 
 
-@contextmanager
-def joined(device: torch.device, *, wait_s: float = WAIT_S) -> Iterator[None]:
-    """Join the ranks that torchrun started, over NCCL or RCCL on GPUs and gloo on CPUs."""
+def join(device: torch.device, *, wait_s: float = WAIT_S) -> None:
+    """Join the ranks that torchrun started, unless this process has joined them already.
+
+    They talk over NCCL or RCCL on GPUs and gloo on CPUs. Raises RanksError without torchrun.
+    """
+    if dist.is_initialized():
+        return
     if "WORLD_SIZE" not in os.environ:
         raise RanksError("there are no ranks to join: start this program with torchrun")
     backend = "nccl" if device.type == "cuda" else "gloo"
     dist.init_process_group(backend, timeout=datetime.timedelta(seconds=wait_s))
+
+
+@contextmanager
+def joined(device: torch.device, *, wait_s: float = WAIT_S) -> Iterator[None]:
+    """Within, be one of the ranks that torchrun started; see `join`."""
+    join(device, wait_s=wait_s)
     try:
         yield
     finally:

@@ -4,12 +4,12 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import replace
+from functools import partial
 from typing import Any
 
 import torch
 import torch.distributed as dist
 from torch import Tensor, nn
-from torch.distributed.algorithms.ddp_comm_hooks import powerSGD_hook
 from torch.distributed.device_mesh import DeviceMesh
 from torch.distributed.fsdp import FSDPModule, MixedPrecisionPolicy, fully_shard
 from torch.distributed.tensor import Shard
@@ -22,16 +22,13 @@ from ratchet.workloads.checkpointing import find_blocks
 from ratchet.workloads.llama import Attention
 from ratchet.workloads.parallel.clip import clips_before_update
 from ratchet.workloads.parallel.context import split_sequence
-from ratchet.workloads.parallel.hooks import reduce_in_bf16
 from ratchet.workloads.parallel.layout import Dimensions, ParallelLayout, check_layout
 from ratchet.workloads.parallel.meshes import Meshes, make_meshes
 from ratchet.workloads.parallel.stages import cut, pipelined_step
 from ratchet.workloads.parallel.tensor import experts_of, split_experts, split_products
+from ratchet.workloads.parallel.tune import exchange, prefetch, reduce_by
 from ratchet.workloads.parallel.tuning import ParallelTuning
 from ratchet.workloads.workload import BatchFunction, Workload
-
-POWER_RANK = 2
-"""Rank of PowerSGD's factors (arXiv:1905.13727, whose experiments use 1 to 4)."""
 
 
 def parallelize(
@@ -158,13 +155,7 @@ def _ddp(model: nn.Module, device: torch.device, tuning: ParallelTuning) -> nn.M
         bucket_cap_mb=tuning.bucket_cap_mb,
         gradient_as_bucket_view=True,
     )
-    if tuning.reduction == "bf16":
-        wrapped.register_comm_hook(None, reduce_in_bf16)
-    if tuning.reduction == "powersgd":
-        state = powerSGD_hook.PowerSGDState(
-            None, matrix_approximation_rank=POWER_RANK, start_powerSGD_iter=2
-        )
-        wrapped.register_comm_hook(state, powerSGD_hook.powerSGD_hook)
+    reduce_by(wrapped, tuning)
     return wrapped
 
 
@@ -201,10 +192,7 @@ def _shard(roots: Sequence[nn.Module], meshes: Meshes, tuning: ParallelTuning) -
         for block in find_blocks(root):
             sharded.append(shard(block, dense))
         shard(root, dense)
-    for place, one in enumerate(sharded if tuning.prefetch else ()):
-        after, before = place + 1, max(0, place - tuning.prefetch)
-        one.set_modules_to_forward_prefetch(sharded[after : after + tuning.prefetch])
-        one.set_modules_to_backward_prefetch(sharded[before:place][::-1])
+    prefetch(sharded, tuning.prefetch)
 
 
 def _pipelined(workload: Workload, meshes: Meshes, tuning: ParallelTuning) -> Workload:
@@ -220,14 +208,4 @@ def _pipelined(workload: Workload, meshes: Meshes, tuning: ParallelTuning) -> Wo
 
 
 def _with_sync(workload: Workload, tuning: ParallelTuning) -> Workload:
-    model = workload.model
-    if not tuning.no_sync:
-        return workload
-
-    def sync(last: bool) -> None:
-        if isinstance(model, DistributedDataParallel):
-            model.require_backward_grad_sync = last
-        elif isinstance(model, FSDPModule):
-            model.set_requires_gradient_sync(last)
-
-    return replace(workload, sync=sync)
+    return replace(workload, sync=partial(exchange, workload.model)) if tuning.no_sync else workload

@@ -10,6 +10,7 @@ import gc
 import os
 import sys
 import time
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any, Final
 
@@ -17,6 +18,8 @@ import numpy as np
 import torch
 import torch.distributed as dist
 from pydantic import BaseModel, ConfigDict
+from torch import Tensor
+from torch.distributed.tensor import DTensor
 from torch.profiler import ProfilerActivity, profile, schedule
 
 from ratchet.base.errors import RatchetError
@@ -34,6 +37,8 @@ from ratchet.workloads.step import TrainingStep
 
 WARMUP_STEPS: Final = 3
 PROFILED_STEPS: Final = 3
+ROUNDING: Final = 1e-8
+"""Share of the largest squared gradient below which another one is rounding noise."""
 
 
 class RankArm(BaseModel):
@@ -58,6 +63,8 @@ class RankRequest(BaseModel):
     arms: dict[str, RankArm]
     rounds: int
     launch: int = 0
+    shrunk: bool = False
+    """Train the workload's small copy, with the seed among the options, for its losses."""
     traced: bool = True
     """Leave a trace of some steps of each arm, as ARM.rank_N.json."""
     wait_s: float = 120.0
@@ -74,6 +81,9 @@ class ArmResult(BaseModel):
     """After the model was split; of the whole process on a CPU."""
     losses: list[float]
     """Of the whole batch, from the first warm-up step on."""
+    gradient_error: float = 0.0
+    """Largest relative error in norm, over parameters, of the first step's gradients against the
+    first arm's; over all ranks."""
     trace: str = ""
 
 
@@ -104,6 +114,9 @@ class _Arm:
         self.name = name
         arm = asked.arms[name]
         workload = load(asked.workload, **{**asked.options, "device": str(device)})
+        if asked.shrunk:
+            assert workload.shrink is not None
+            workload = workload.shrink(int(asked.options.get("seed", 0)))
         counted = count(workload, batch_of(workload, 0))
         self.unit, self.items = counted.unit, counted.per_step
         self.parameters = sum(one.numel() for one in workload.model.parameters())
@@ -141,6 +154,17 @@ class _Arm:
         self.times_s.append(own[0])
         self.losses.append(mean_loss(loss))
         return own
+
+    def gradients(self) -> dict[str, Tensor]:
+        """Return this rank's part of each gradient of the first batch; the weights stay."""
+        self.step.forward_backward(batch_of(self.step.workload, 0))
+        found = {
+            name: (one.to_local() if isinstance(one, DTensor) else one).detach().clone()
+            for name, one in self.step.gradients().items()
+        }
+        for parameter in self.step.parameters.values():
+            parameter.grad = None
+        return found
 
     def traced(self, path: Path) -> str:
         """Profile some steps; return the trace's name."""
@@ -184,6 +208,7 @@ def run(asked: RankRequest, folder: Path) -> RankResult:
     device = rank_device(str(asked.options.get("device", "cpu")))
     with joined(device, wait_s=asked.wait_s):
         arms = {name: _Arm(name, asked, device) for name in asked.arms}
+        errors = gradient_errors(arms) if len(arms) > 1 and not asked.shrunk else {}
         first_s = {name: arm.run(1).wall_time_s for name, arm in arms.items()}
         for arm in arms.values():
             arm.run(WARMUP_STEPS - 1)
@@ -211,11 +236,40 @@ def run(asked: RankRequest, folder: Path) -> RankResult:
                     times_s=arm.times_s[WARMUP_STEPS : WARMUP_STEPS + asked.rounds],
                     peak_memory_bytes=peak,
                     losses=arm.losses,
+                    gradient_error=errors.get(name, 0.0),
                     trace=traces[name],
                 )
                 for name, arm in arms.items()
             },
         )
+
+
+def gradient_errors(arms: Mapping[str, _Arm]) -> dict[str, float]:
+    """Return each arm's largest relative error of a gradient against the first arm's.
+
+    A gradient that is zero but for rounding, such as a key's bias, counts by its share of the
+    largest one.
+    """
+    (first, *others) = arms.values()
+    wanted, found = first.gradients(), {}
+    for arm in others:
+        own = arm.gradients()
+        parts = {
+            name: (float((own[name] - one).square().sum()), float(one.square().sum()))
+            for name, one in wanted.items()
+        }
+        told: list[Any] = [None] * dist.get_world_size()
+        dist.all_gather_object(told, parts)
+        names = {name for one in told for name in one}
+        sums = {
+            name: [sum(one.get(name, (0.0, 0.0))[place] for one in told) for place in (0, 1)]
+            for name in names
+        }
+        least = ROUNDING * max(size for _, size in sums.values())
+        found[arm.name] = max(
+            (error / max(size, least)) ** 0.5 if size else error for error, size in sums.values()
+        )
+    return found
 
 
 def timed(arms: list[_Arm], asked: RankRequest, rng: np.random.Generator) -> list[Sample]:
