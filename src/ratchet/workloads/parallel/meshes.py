@@ -11,7 +11,9 @@ from typing import Final
 
 import torch
 import torch.distributed as dist
+from torch.distributed import PrefixStore  # type: ignore[attr-defined]
 from torch.distributed.device_mesh import DeviceMesh, init_device_mesh
+from torch.distributed.rendezvous import rendezvous
 
 from ratchet.base.errors import DeviceError, RanksError, WorkloadError
 from ratchet.workloads.parallel.layout import ParallelLayout
@@ -44,7 +46,17 @@ def join(device: torch.device, *, wait_s: float = WAIT_S) -> None:
     if "WORLD_SIZE" not in os.environ:
         raise RanksError("there are no ranks to join: start this program with torchrun")
     backend = "nccl" if device.type == "cuda" else "gloo"
-    dist.init_process_group(backend, timeout=datetime.timedelta(seconds=wait_s))
+    limit = datetime.timedelta(seconds=wait_s)
+    store, rank, world = next(rendezvous("env://", timeout=limit))
+    # Ranks that torchrun restarts find its store with the addresses of those that died.
+    attempt = os.environ.get("TORCHELASTIC_RESTART_COUNT", "0")
+    dist.init_process_group(
+        backend,
+        store=PrefixStore(f"attempt {attempt}", store),
+        rank=rank,
+        world_size=world,
+        timeout=limit,
+    )
 
 
 @contextmanager
