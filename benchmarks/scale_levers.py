@@ -1,11 +1,11 @@
 """How much communication do the levers hide, on gloo ranks behind a link of a set bandwidth?
 
-    python benchmarks/scale_levers.py [--ranks 2] [--rate 500mbit] [--delay 0.1ms] [--rounds 12]
+    python benchmarks/scale_levers.py [--ranks 2] [--rate 500mbit] [--rounds 12]
     python benchmarks/scale_levers.py --lo       # all ranks in this namespace, without a limit
 
 Each rank is a host of its own: a network namespace, joined to a bridge by a veth pair whose ends
-send at most `--rate` (tc tbf) after `--delay` (netem). That takes root, `ip` and `tc`. torchrun
-starts one rank in each namespace. DDP's defaults and the levers live in the same ranks, and are
+send at most `--rate` (tc's token bucket). That takes root, `ip` and `tc`. torchrun starts one rank
+in each namespace. DDP's defaults and the levers live in the same ranks, and are
 timed next to each other; the step's time is the slowest rank's. Exposed communication comes from
 profiler traces; the rank that exposes most counts. Losses are those of the same batches. The last
 line is JSON.
@@ -51,7 +51,7 @@ def ip(*words: str) -> None:
 
 
 @contextlib.contextmanager
-def hosts(count: int, rate: str, delay: str) -> Iterator[list[str]]:
+def hosts(count: int, rate: str) -> Iterator[list[str]]:
     """Make `count` namespaces on a bridge, and yield their names; all are removed at the end."""
     mark = f"rt{os.getpid() % 100000}"
     names = [f"{mark}n{rank}" for rank in range(count)]
@@ -70,9 +70,7 @@ def hosts(count: int, rate: str, delay: str) -> Iterator[list[str]]:
             ip(*within, "ip", "link", "set", "lo", "up")
             ip(*within, "ip", "link", "set", inside, "up")
             limit = ("rate", rate, "burst", "256kb", "latency", "50ms")
-            root = ("tc", "qdisc", "add", "dev", inside, "root", "handle", "1:")
-            ip(*within, *root, "netem", "delay", delay)
-            ip(*within, "tc", "qdisc", "add", "dev", inside, "parent", "1:", "tbf", *limit)
+            ip(*within, "tc", "qdisc", "add", "dev", inside, "root", "tbf", *limit)
         yield names
     finally:
         for name in names:
@@ -151,7 +149,6 @@ def main() -> None:
     )
     parser.add_argument("--ranks", type=int, default=2, choices=(2, 3, 4))
     parser.add_argument("--rate", default="500mbit")
-    parser.add_argument("--delay", default="0.1ms")
     parser.add_argument("--workload", default="llama-8m")
     parser.add_argument("--micro", type=int, default=4, help="micro-batches in a step")
     parser.add_argument("--rounds", type=int, default=12)
@@ -168,7 +165,7 @@ def main() -> None:
         rounds=given.rounds,
     )
     began_s = time.monotonic()
-    link = contextlib.nullcontext([]) if given.lo else hosts(given.ranks, given.rate, given.delay)
+    link = contextlib.nullcontext([]) if given.lo else hosts(given.ranks, given.rate)
     with scratch.folder("scale") as folder, link as names:
         told = rows(run(asked, folder, names, given.ranks), folder)
     for row in told:
@@ -177,7 +174,7 @@ def main() -> None:
     best = max((row for row in told if row["same_losses"]), key=lambda row: row["exposed_cut"])
     print(json.dumps({
         "workload": given.workload, "layout": str(layout), "link": "lo" if given.lo else given.rate,
-        "delay": given.delay, "rows": told, "best": best["arm"], "exposed_cut": best["exposed_cut"],
+        "rows": told, "best": best["arm"], "exposed_cut": best["exposed_cut"],
         "halved": float(best["exposed_cut"]) >= 0.5, "seconds": time.monotonic() - began_s,
     }))  # fmt: skip
 

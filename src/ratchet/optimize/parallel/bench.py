@@ -19,7 +19,13 @@ from ratchet.trace.analysis.analyse import analyse
 from ratchet.trace.read.file import read
 from ratchet.workloads.parallel.launch import run_ranks
 from ratchet.workloads.parallel.layout import ParallelLayout
-from ratchet.workloads.parallel.rank import PROFILED_STEPS, RankArm, RankRequest, RankResult
+from ratchet.workloads.parallel.rank import (
+    PROFILED_STEPS,
+    WARMUP_STEPS,
+    RankArm,
+    RankRequest,
+    RankResult,
+)
 
 ARM: Final = "step"
 
@@ -79,6 +85,7 @@ class ParallelBench:
     threads: int
     """CPU threads of each rank."""
     loss: float
+    """Of the last timed step."""
     ranks: tuple[RankBench, ...]
 
 
@@ -172,7 +179,7 @@ def _figures(
         peak_memory_bytes=max(one.arms[ARM].peak_memory_bytes for one in found),
         exposed_communication_s=max(one.exposed_s for one in talk),
         threads=first.threads,
-        loss=first.arms[ARM].losses[-1],
+        loss=first.arms[ARM].losses[WARMUP_STEPS + asked.rounds - 1],
         ranks=tuple(
             _of_rank(one, times_s, own_talk)
             for one, times_s, own_talk in zip(found, own, talk, strict=True)
