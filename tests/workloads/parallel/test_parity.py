@@ -12,8 +12,8 @@ import pytest
 
 from ratchet.base.errors import WorkloadError
 from ratchet.workloads.parallel.layout import (
-    Dimensions,
     ParallelLayout,
+    SplitSizes,
     check_layout,
     parse_parallel,
 )
@@ -126,7 +126,7 @@ def test_words_that_make_none_are_one_line(text: str, said: str) -> None:
     assert said in str(caught.value)
 
 
-SIZES = Dimensions(batch_size=8, sequence=64, layers=2, heads=6, kv_heads=2, experts=4)
+SIZES = SplitSizes(batch_size=8, sequence=64, layers=2, heads=6, kv_heads=2, experts=4)
 
 
 @pytest.mark.parametrize(

@@ -16,7 +16,8 @@ from ratchet.workloads.parallel.layout import parse_parallel
 from ratchet.workloads.parallel.rank import RankRequest, RankResult
 
 LIMIT_S: Final = 3600.0
-ENDED: Final = re.compile(r"Root Cause.*?rank\s*:\s*(\d+).*?exitcode\s*:\s*(-?\d+)", re.DOTALL)
+ENDED: Final = re.compile(r"^\s*rank\s*:\s*(\d+).*?^\s*exitcode\s*:\s*(-?\d+)", re.DOTALL | re.M)
+"""A rank in torchrun's own account; the root cause comes last."""
 RAISED: Final = re.compile(r"^(?:\[rank\d+\]:\s*)?([\w.]*(?:Error|Exception): .*)$", re.MULTILINE)
 
 
@@ -65,11 +66,17 @@ def run_ranks(
 
 
 def _failure(asked: RankRequest, folder: Path, said: str) -> RanksError | WorkloadError:
-    """Return what the first rank that failed said, or how it ended."""
-    if lines := sorted(folder.glob("error_*.txt")):
-        return WorkloadError(lines[0].read_text())
-    ended, raised = ENDED.search(said), RAISED.findall(said)
-    rank, code = (ended.group(1), int(ended.group(2))) if ended else ("?", 1)
+    """Return how a rank was killed, or what the rank that failed first said.
+
+    The others lose their connections to it, and complain of that; torchrun then sends SIGTERM.
+    """
+    ended = [(rank, int(code)) for rank, code in ENDED.findall(said)]
+    killed = [one for one in ended if one[1] < 0 and one[1] != -signal.SIGTERM]
+    rank, code = (killed or ended or [("?", 1)])[-1]
+    told = folder / f"error_{rank}.txt"
+    if not killed and told.exists():
+        return WorkloadError(told.read_text())
+    raised = [] if killed else RAISED.findall(said)
     how = f"by {signal.Signals(-code).name}" if code < 0 else f"with code {code}"
     why = f" ({raised[0][:200]})" if raised else ""
     return RanksError(

@@ -114,7 +114,7 @@ def parse_parallel(text: str) -> ParallelLayout:
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
-class Dimensions:
+class SplitSizes:
     """The sizes of a model and its batch that a layout must divide; 0 if it has no such thing."""
 
     batch_size: int
@@ -125,7 +125,7 @@ class Dimensions:
     experts: int = 0
 
 
-def check_layout(layout: ParallelLayout, sizes: Dimensions, name: str) -> None:
+def check_layout(layout: ParallelLayout, sizes: SplitSizes, name: str) -> None:
     """Raise a WorkloadError of one line if a degree does not divide what it splits."""
 
     def must_divide(what: str, size: int, degree: int, words: str) -> None:

@@ -22,7 +22,7 @@ from ratchet.workloads.checkpointing import find_blocks
 from ratchet.workloads.llama import Attention
 from ratchet.workloads.parallel.clip import clips_before_update
 from ratchet.workloads.parallel.context import split_sequence
-from ratchet.workloads.parallel.layout import Dimensions, ParallelLayout, check_layout
+from ratchet.workloads.parallel.layout import ParallelLayout, SplitSizes, check_layout
 from ratchet.workloads.parallel.meshes import Meshes, make_meshes
 from ratchet.workloads.parallel.stages import cut, pipelined_step
 from ratchet.workloads.parallel.tensor import experts_of, split_experts, split_products
@@ -81,7 +81,7 @@ def mean_loss(loss: Tensor) -> float:
     return float(total) / dist.get_world_size()
 
 
-def dimensions(workload: Workload) -> Dimensions:
+def dimensions(workload: Workload) -> SplitSizes:
     """Return what a layout must divide, from the model and its first batch."""
     first = next(
         one for one in pytree.tree_leaves(workload.batch(0)) if isinstance(one, torch.Tensor)
@@ -91,7 +91,7 @@ def dimensions(workload: Workload) -> Dimensions:
         next((m for m in workload.model.modules() if hasattr(m, "heads")), None), "heads", 0
     )
     groups = experts_of(workload.model)
-    return Dimensions(
+    return SplitSizes(
         batch_size=len(first),
         sequence=first.shape[1] if first.ndim > 1 else 0,
         layers=len(find_blocks(workload.model)),
@@ -101,7 +101,7 @@ def dimensions(workload: Workload) -> Dimensions:
     )
 
 
-def _check(workload: Workload, layout: ParallelLayout, sizes: Dimensions) -> None:
+def _check(workload: Workload, layout: ParallelLayout, sizes: SplitSizes) -> None:
     if workload.train_step is not None:
         raise WorkloadError(
             f"{workload.name} has a train_step of its own: give it a loss, or parallelise it there"

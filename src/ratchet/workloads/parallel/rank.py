@@ -71,7 +71,7 @@ class RankRequest(BaseModel):
     """How long a rank waits for another."""
 
 
-class ArmResult(BaseModel):
+class ArmOnRank(BaseModel):
     """What one rank saw of one arm; times in seconds."""
 
     first_step_s: float
@@ -100,7 +100,7 @@ class RankResult(BaseModel):
     parameters: int
     samples: list[dict[str, Any]]
     """A `measure.Sample` each; a sample's time is that of the slowest rank."""
-    arms: dict[str, ArmResult]
+    arms: dict[str, ArmOnRank]
 
     def timed(self) -> list[Sample]:
         """Return the samples."""
@@ -231,7 +231,7 @@ def run(asked: RankRequest, folder: Path) -> RankResult:
             parameters=one.parameters,
             samples=[sample.as_json() for sample in samples],
             arms={
-                name: ArmResult(
+                name: ArmOnRank(
                     first_step_s=first_s[name],
                     times_s=arm.times_s[WARMUP_STEPS : WARMUP_STEPS + asked.rounds],
                     peak_memory_bytes=peak,
