@@ -83,9 +83,13 @@ def mean_loss(loss: Tensor) -> float:
 
 def dimensions(workload: Workload) -> SplitSizes:
     """Return what a layout must divide, from the model and its first batch."""
-    first = next(
-        one for one in pytree.tree_leaves(workload.batch(0)) if isinstance(one, torch.Tensor)
-    )
+    held = [one for one in pytree.tree_leaves(workload.batch(0)) if isinstance(one, Tensor)]
+    if not held or not all(one.ndim for one in held):
+        raise WorkloadError(
+            f"{workload.name}: its batches are not tensors of samples, so ranks cannot share them: "
+            "put the samples along the first dimension"
+        )
+    first = held[0]
     attention = next((m for m in workload.model.modules() if isinstance(m, Attention)), None)
     heads = getattr(
         next((m for m in workload.model.modules() if hasattr(m, "heads")), None), "heads", 0
@@ -112,6 +116,10 @@ def _check(workload: Workload, layout: ParallelLayout, sizes: SplitSizes) -> Non
         )
     if layout.world > 1 and workload.optimizers is not None:
         raise WorkloadError(f"{workload.name} has several optimizers: give it one `optimizer`")
+    if layout.pp > 1 and workload.accumulate > 1:
+        raise WorkloadError(
+            f"{workload.name} accumulates {workload.accumulate} batches: with pp, use micro instead"
+        )
     if workload.precision == "bf16_master":
         raise WorkloadError("precision 'bf16_master' runs on one rank; use bf16_autocast")
 
