@@ -8,7 +8,8 @@ from pathlib import Path
 
 import pytest
 
-from ratchet.base.errors import RanksError, RatchetError, RecipeError
+from ratchet.base.errors import RatchetError, RecipeError
+from ratchet.cli import main
 from ratchet.optimize.parallel import turn
 from ratchet.optimize.parallel.bench import bench_parallel, record_parallel
 from ratchet.optimize.parallel.levers import LEVERS, combined, find_rank_levers
@@ -59,12 +60,24 @@ def test_bench_tells_each_rank_and_the_slowest_decides(
 
 
 @pytest.mark.thorough
-def test_a_rank_that_dies_is_named_in_one_line(tmp_path: Path) -> None:
+def test_a_rank_that_dies_is_named_in_one_line(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
     script = tmp_path / "dying.py"
     script.write_text(DYING)
-    with pytest.raises(RanksError) as caught:
-        bench_parallel(f"{script}:make", parse_parallel("dp=2"), options={"device": "cpu"}, steps=3)
-    assert str(caught.value).startswith("dp=2: rank 1 ended by SIGKILL")
+    assert main(["bench", f"{script}:make", "--parallel", "dp=2", "--device", "cpu"]) == 2
+    (line,) = capsys.readouterr().err.splitlines()
+    assert line.startswith("ratchet: dp=2: rank 1 ended by SIGKILL")
+
+
+def test_a_dry_run_lists_the_levers(capsys: pytest.CaptureFixture[str]) -> None:
+    words = ["optimize", "llama-tiny", "--parallel", "fsdp=2", "--device", "cpu", "--dry-run"]
+    assert main([*words, "--json"]) == 0
+    document = json.loads(capsys.readouterr().out)
+    assert document["levers"] == ["bf16-reduction", "keep-gathered", "prefetch"]
+    assert main(words) == 0
+    told = capsys.readouterr().out
+    assert "3 levers would be tried." in told and "fsdp=2 is not plain DDP" in told
 
 
 def test_a_turn_writes_a_recipe_for_its_ranks(
