@@ -10,7 +10,7 @@ from __future__ import annotations
 import json
 import time
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import asdict, dataclass, field
+from dataclasses import asdict, dataclass, field, replace
 from datetime import UTC, datetime
 from typing import Any, Literal
 
@@ -89,10 +89,18 @@ class _Turn:
         self.settings, self.layout, self.tell = settings, layout, tell
         self.end_s = time.monotonic() + settings.budget_s - settings.gone_s
         self.launches = 0
+        self.setup_s = self.step_s = 0.0
+        """Of the last launch that was timed: its start, and a mean step of an arm."""
 
     @property
     def left_s(self) -> float:
         return self.end_s - time.monotonic()
+
+    def rounds(self, arms: int, launches: int) -> int:
+        """Return the rounds for which each of so many launches has time; 0 for too few."""
+        left_s = self.left_s / launches - self.setup_s
+        found = int(left_s / max(arms * self.step_s, 1e-9))
+        return min(MOST_ROUNDS, found) if found >= LEAST_ROUNDS else 0
 
     def run(
         self, arms: Mapping[str, RankArm], rounds: int, **changes: Any
@@ -109,12 +117,17 @@ class _Turn:
             **changes,
         )
         self.launches += 1
+        began_s = time.monotonic()
         with scratch.folder("ranks") as folder:
             found = run_ranks(asked, folder)
             exposed = [
                 max(communication_of(folder / one.arms[name].trace).exposed_s for one in found)
                 for name in (arms if asked.traced else ())
             ]
+        if not asked.shrunk:
+            timed_s = [one.wall_time_s for one in found[0].timed()]
+            self.setup_s = time.monotonic() - began_s - sum(timed_s)
+            self.step_s = sum(timed_s) / len(timed_s)
         return found, exposed
 
 
@@ -139,7 +152,9 @@ def optimize_parallel(
         kept = [one for one in kept if not one.changes_arithmetic]
     proof = _prove(turn, kept) if kept else None
     proven = proof is not None and proof.comparison.answer == "faster"
-    changes = [_judged(one, kept, proven, losses) for _, one in screened] + changes
+    why = "the bundle was not proven faster" if proof else "the budget ended before a proof"
+    why = "proven with the others" if proven else why
+    changes = [_judged(one, kept, losses, why, proven) for _, one in screened] + changes
     return _written(turn, kept if proven else [], proof, changes, losses)
 
 
@@ -183,7 +198,7 @@ def _screened(lever: RankLever, rank: RankResult, samples: Sequence[Sample]) -> 
 
 
 def _dropped(change: RankChange, reason: str) -> RankChange:
-    return RankChange(**{**asdict(change), "outcome": "dropped", "reason": reason})
+    return replace(change, outcome="dropped", reason=reason)
 
 
 def _losses(turn: _Turn, kept: Sequence[RankLever]) -> tuple[str, bool]:
@@ -229,19 +244,15 @@ def _prove(turn: _Turn, kept: Sequence[RankLever]) -> _Proof | None:
     arms = {WRITTEN: RankArm(), TWIN: RankArm(), TUNED: combined(kept, RankArm())}
     samples: list[Sample] = []
     exposed: list[list[float]] = []
-    rounds, took_s = LEAST_ROUNDS, 0.0
     for launch in range(turn.settings.launches):
-        if turn.left_s < took_s:
+        rounds = turn.rounds(len(arms), turn.settings.launches - launch)
+        rounds = rounds or turn.rounds(len(arms), 1)  # fewer launches than asked for
+        if not rounds:
             break
-        turn.tell(f"proving, launch {launch + 1} of {turn.settings.launches}")
-        began_s = time.monotonic()
+        turn.tell(f"proving, launch {launch + 1} of {turn.settings.launches}, {rounds} rounds")
         found, own = turn.run(arms, rounds)
-        took_s = time.monotonic() - began_s
         samples += found[0].timed()
         exposed.append(own)
-        round_s = sum(one.wall_time_s for one in found[0].timed()) / rounds
-        left_s = turn.left_s / max(1, turn.settings.launches - launch - 1) - took_s
-        rounds = max(LEAST_ROUNDS, min(MOST_ROUNDS, rounds + int(left_s / round_s)))
     try:
         floor = aa_floor(samples, WRITTEN, TWIN)
         found_to_be = compare(samples, baseline=WRITTEN, new=TUNED, floor=floor)
@@ -263,14 +274,14 @@ def _median(samples: Sequence[Sample], arm: str) -> float:
     return _middle([one.wall_time_s for one in samples if one.arm == arm])
 
 
-def _judged(change: RankChange, kept: Sequence[RankLever], proven: bool, losses: str) -> RankChange:
+def _judged(
+    change: RankChange, kept: Sequence[RankLever], losses: str, why: str, proven: bool
+) -> RankChange:
     if change.outcome != "kept":
         return change
     if change.name not in {one.name for one in kept}:
         return _dropped(change, losses)
-    if not proven:
-        return _dropped(change, "the bundle was not proven faster")
-    return RankChange(**{**asdict(change), "reason": "proven with the others"})
+    return replace(change, reason=why) if proven else _dropped(change, why)
 
 
 def _written(
