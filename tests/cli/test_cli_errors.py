@@ -52,6 +52,10 @@ def test_an_unknown_option_of_any_command_is_an_error_object(
 
 MISTAKES = (
     "bench no-such-workload",
+    "bench llama-tiny --parallel fsdp=0",
+    "optimize llama-tiny --parallel tp",
+    "optimize llama-tiny --parallel tp=2 --try compile",
+    "optimize llama-tiny --parallel tp=2 --resume",
     "bisect HEAD~1 HEAD -- true",
     "compare one-side-only",
     "device --device tpu",

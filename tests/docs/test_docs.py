@@ -12,6 +12,7 @@ import pytest
 from ratchet.cli.app import app
 from ratchet.kernels.library import LIBRARY
 from ratchet.optimize.levers import LEVERS
+from ratchet.optimize.parallel.levers import LEVERS as RANK_LEVERS
 from ratchet.workloads.names import SIZES, known
 
 ROOT = Path(__file__).parents[2]
@@ -72,6 +73,8 @@ def test_workloads_that_the_pages_name_exist() -> None:
 def test_every_lever_and_kernel_is_documented() -> None:
     levers = (ROOT / "docs" / "how-to" / "optimize.md").read_text()
     assert [lever.name for lever in LEVERS if f"`{lever.name}`" not in levers] == []
+    scale = (ROOT / "docs" / "how-to" / "scale.md").read_text()
+    assert [lever.name for lever in RANK_LEVERS if f"`{lever.name}`" not in scale] == []
     kernels = (ROOT / "docs" / "reference" / "kernels.md").read_text()
     assert [name for name in LIBRARY if f"| `{name}` |" not in kernels] == []
 

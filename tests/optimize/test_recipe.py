@@ -93,7 +93,7 @@ def test_a_number_of_many_digits_is_refused(tmp_path: Path) -> None:
 
 def test_a_recipe_from_before_the_model_was_kept_still_loads(tmp_path: Path) -> None:
     document = make().sealed().model_dump(mode="json")
-    del document["model"], document["optimizer"]
+    del document["model"], document["optimizer"], document["parallel"]
     content = {name: value for name, value in document.items() if name != "checksum"}
     text = json.dumps(content, sort_keys=True)
     document["checksum"] = hashlib.sha256(text.encode()).hexdigest()

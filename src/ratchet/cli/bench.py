@@ -9,6 +9,7 @@ import typer
 from ratchet.cli.app import Debug, DeviceName, Json, LedgerUrl, app, print_json
 from ratchet.cli.options import (
     BatchSize,
+    ParallelWords,
     PrecisionName,
     SequenceLength,
     TextFile,
@@ -24,6 +25,7 @@ def bench(
             help="Workloads to measure. Default: the middle size of each family.",
         ),
     ] = None,
+    parallel: ParallelWords = None,
     steps: Annotated[int, typer.Option(min=3, help="Timed steps per workload.")] = 10,
     batch_size: BatchSize = None,
     sequence: SequenceLength = None,
@@ -34,15 +36,35 @@ def bench(
     as_json: Json = False,
     debug: Debug = False,
 ) -> None:
-    """Measure step time, tokens/s, MFU and peak memory, and store them in the ledger."""
-    from ratchet.optimize.turn.settings import workload_options
+    """Measure step time, tokens/s, MFU and peak memory, and store them in the ledger.
 
+    With --parallel, torchrun starts the ranks on this machine, and the slowest rank decides.
+    """
+    from ratchet.optimize.turn.settings import workload_options
+    from ratchet.workloads.parallel.layout import parse_parallel
+
+    layout = None if parallel is None else parse_parallel(parallel)
     options = workload_options(workloads or [], batch_size, sequence, precision, text, device)
 
     # numpy and torch are imported from here on: mistakes in the call are already answered.
     from ratchet.optimize.bench import bench_all
     from ratchet.report.device import print_bench
+    from ratchet.workloads.names import SIZES
 
+    if layout is not None:
+        from ratchet.optimize.parallel.bench import bench_parallel, record_parallel
+        from ratchet.report.ranks import print_parallel_bench
+
+        figures = [
+            bench_parallel(one, layout, options=options, steps=steps) for one in workloads or SIZES
+        ]
+        documents = [record_parallel(one, device=device, ledger=ledger) for one in figures]
+        if as_json:
+            print_json({"results": documents})
+        else:
+            for one in figures:
+                print_parallel_bench(one)
+        return
     results = bench_all(workloads or [], options=options, steps=steps, ledger=ledger)
     if as_json:
         print_json({"results": results})

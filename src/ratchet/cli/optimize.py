@@ -3,13 +3,19 @@
 from __future__ import annotations
 
 import time
+from dataclasses import replace
 from pathlib import Path
-from typing import Annotated
+from typing import TYPE_CHECKING, Annotated
 
 import typer
 
+from ratchet.base.errors import RatchetError
 from ratchet.cli.app import Debug, DeviceName, Json, LedgerUrl, app, print_json
-from ratchet.cli.options import BatchSize, PrecisionName, SequenceLength, TextFile
+from ratchet.cli.options import BatchSize, ParallelWords, PrecisionName, SequenceLength, TextFile
+
+if TYPE_CHECKING:
+    from ratchet.optimize.turn.settings import Settings
+    from ratchet.workloads.parallel.layout import ParallelLayout
 
 
 def _checked_seed(seed: int) -> int:
@@ -17,6 +23,29 @@ def _checked_seed(seed: int) -> int:
 
     check_seed(seed)
     return seed
+
+
+def _on_ranks(settings: Settings, layout: ParallelLayout, *, dry_run: bool, as_json: bool) -> None:
+    from ratchet.optimize.parallel.levers import find_rank_levers
+    from ratchet.optimize.parallel.turn import optimize_parallel, turn_document
+    from ratchet.report.ranks import print_parallel_turn, print_rank_levers
+
+    if settings.resume:
+        raise RatchetError("--resume continues no run with --parallel: leave one of them out")
+    if dry_run:
+        found, reasons = find_rank_levers(
+            layout, only=settings.try_lever, keep_precision=settings.keep_precision
+        )
+        if as_json:
+            print_json({"levers": [one.name for one in found], "not_tried": reasons})
+        else:
+            print_rank_levers(found, reasons)
+        return
+    result = optimize_parallel(settings, layout, lambda said: typer.echo(said, err=True))
+    if as_json:
+        print_json(turn_document(result))
+    else:
+        print_parallel_turn(result)
 
 
 @app.command()
@@ -52,6 +81,7 @@ def optimize(
     ] = None,
     resume: Annotated[bool, typer.Option("--resume", help="Continue an interrupted run.")] = False,
     launches: Annotated[int, typer.Option(min=1, help="Process launches of the final run.")] = 3,
+    parallel: ParallelWords = None,
     batch_size: BatchSize = None,
     sequence: SequenceLength = None,
     precision: PrecisionName = None,
@@ -64,15 +94,20 @@ def optimize(
     as_json: Json = False,
     debug: Debug = False,
 ) -> None:
-    """Make a training step faster: measure it, try changes, prove them, write a recipe."""
-    from ratchet.optimize.turn.settings import checked_target, make_settings
+    """Make a training step faster: measure it, try changes, prove them, write a recipe.
 
+    With --parallel, the changes are those of how ranks communicate, and the slowest rank decides.
+    """
+    from ratchet.optimize.turn.settings import checked_target, make_settings
+    from ratchet.workloads.parallel.layout import parse_parallel
+
+    layout = None if parallel is None else parse_parallel(parallel)
     settings = make_settings(
         workload,
         budget=budget,
         out=out,
         keep_precision=keep_precision,
-        try_lever=try_lever,
+        try_lever=try_lever if layout is None else None,
         resume=resume,
         launches=launches,
         batch_size=batch_size,
@@ -86,8 +121,13 @@ def optimize(
     )
 
     elsewhere = checked_target(target, dry=dry)
+    if elsewhere is not None and layout is not None:
+        raise RatchetError("--target emulates one process: leave --parallel out")
 
     # torch is imported from here on: mistakes in the call are already answered.
+    if layout is not None:
+        _on_ranks(replace(settings, try_lever=try_lever), layout, dry_run=dry, as_json=as_json)
+        return
     from ratchet import api
     from ratchet.optimize.turn.dry_run import dry_run
     from ratchet.report.optimize import print_plan, print_result

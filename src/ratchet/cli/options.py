@@ -45,3 +45,12 @@ TextFile = Annotated[
     str | None,
     typer.Option("--text", metavar="FILE", help="Text to train on. Default: Python's own sources."),
 ]
+ParallelWords = Annotated[
+    str | None,
+    typer.Option(
+        "--parallel",
+        metavar="LAYOUT",
+        help="Ranks on this machine: dp=2, fsdp=2,tp=2 or pp=2,schedule=zero-bubble. Words: dp, "
+        "fsdp, tp, pp, vpp, cp, ep, micro, schedule.",
+    ),
+]

@@ -10,6 +10,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from ratchet.base.errors import PlanError
+from ratchet.workloads.parallel.layout import parse_degrees
 
 Integers = NDArray[np.int64]
 Floats = NDArray[np.float64]
@@ -120,16 +121,7 @@ def parse_layout(text: str, world: int) -> Layout:
 
     Raises PlanError for an unknown word, a degree below 1, or a product that does not divide.
     """
-    degrees: dict[str, int] = {}
-    for part in text.split(","):
-        word, _, number = part.strip().partition("=")
-        if word not in ("dp", "fsdp", "tp", "pp", "vpp", "cp", "ep") or not number.isdigit():
-            raise PlanError(
-                f"{part.strip()!r} is no degree of parallelism: write, for example, fsdp=8,tp=2"
-            )
-        degrees[word] = int(number)
-    if low := [word for word, number in degrees.items() if number < 1]:
-        raise PlanError(f"{low[0]}=0 in {text!r}: give 1 or more")
+    degrees = parse_degrees(text, error=PlanError)
     if "dp" in degrees and "fsdp" in degrees:
         raise PlanError(f"{text!r} has both dp and fsdp: give one of them")
     full = "fsdp" in degrees

@@ -2,16 +2,27 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping, Sequence
 from dataclasses import asdict
 from typing import Any, Final
 
 from rich.console import Console
 
+from ratchet.optimize.parallel.bench import ParallelBench
+from ratchet.optimize.parallel.levers import RankLever
+from ratchet.optimize.parallel.turn import ParallelTurn
 from ratchet.ranks.preflight import Preflight
 from ratchet.ranks.untangle import Disagreement, Untangled
 from ratchet.report import model as m
 from ratchet.report.terminal import print_report
-from ratchet.report.words import show_bandwidth, show_flops
+from ratchet.report.words import (
+    common_unit,
+    show_bandwidth,
+    show_bytes,
+    show_flops,
+    show_rate,
+    show_share,
+)
 
 CHECKS: Final = (
     m.number("rank"),
@@ -53,6 +64,83 @@ def print_preflight(found: Preflight, console: Console | None = None) -> None:
 def preflight_document(found: Preflight) -> dict[str, Any]:
     """Return the JSON document of `ratchet preflight`."""
     return asdict(found)
+
+
+def print_parallel_bench(found: ParallelBench, console: Console | None = None) -> None:
+    """Print a workload's figures on many ranks: of all together, and of each rank."""
+    unit = common_unit([found.step_time_s])
+    columns = (
+        m.number("rank"),
+        m.number(f"step, {unit.name}", "step_time_s", unit.show),
+        m.number("peak memory", "peak_memory_bytes", show_bytes),
+        m.number(f"communication, {unit.name}", lambda one: one.communication.total_s, unit.show),
+        m.number(f"exposed, {unit.name}", lambda one: one.communication.exposed_s, unit.show),
+        m.number("hidden", lambda one: one.communication.overlap, show_share),
+    )
+    report = m.ResultReport(
+        headline=(
+            f"{found.workload} on {found.world} ranks ({found.layout}): "
+            f"{unit.show(found.step_time_s)} {unit.name} a step of the slowest rank, "
+            f"{show_rate(found.tokens_per_s)} {found.unit}/s."
+        ),
+        sections=m.blocks(m.section("Ranks", m.ResultTable(columns, found.ranks))),
+    )
+    print_report(report, console)
+
+
+CHANGES: Final = (
+    m.name("lever", "name"),
+    m.Column("", "outcome"),
+    m.number("screened", "ratio", lambda value: f"{value:.3f}x"),
+    m.Column("why", "reason"),
+)
+
+
+def print_parallel_turn(found: ParallelTurn, console: Console | None = None) -> None:
+    """Print what a turn on many ranks proved, what became of each lever, and how to run it."""
+    title = f"{found.workload} on {found.world} ranks ({found.layout})"
+    if found.ratio is not None and found.proven:
+        headline = (
+            f"{title}: {found.ratio:.3f}x faster ({found.low:.3f} to {found.high:.3f}), "
+            "by the slowest rank."
+        )
+    else:
+        headline = f"{title}: nothing was proven faster ({found.answer})."
+    report = m.ResultReport(
+        headline=headline,
+        sections=m.blocks(
+            m.section("Exposed communication, a step", _exposed(found))
+            if found.exposed_written_s is not None
+            else None,
+            m.section("Levers", m.ResultTable(CHANGES, found.changes)),
+            m.section("Losses", f"{found.losses}."),
+            m.section("Run it", m.Lines([found.command, f"# it applies {found.recipe}"])),
+        ),
+    )
+    print_report(report, console)
+
+
+def _exposed(found: ParallelTurn) -> str:
+    before, after = found.exposed_written_s or 0.0, found.exposed_tuned_s or 0.0
+    unit = common_unit([before])
+    return f"{unit.show(before)} {unit.name} as written, {unit.show(after)} {unit.name} tuned."
+
+
+def print_rank_levers(
+    levers: Sequence[RankLever], reasons: Mapping[str, str], console: Console | None = None
+) -> None:
+    """Print the levers that a turn on many ranks would try, and why not the others."""
+    rows = [(one.name, one.summary) for one in levers]
+    report = m.ResultReport(
+        headline=f"{len(rows)} levers would be tried.",
+        sections=m.blocks(
+            m.section("Levers", m.grid(("lever", "it does"), rows)) if rows else None,
+            m.section("Not tried", m.grid(("lever", "because"), list(reasons.items())))
+            if reasons
+            else None,
+        ),
+    )
+    print_report(report, console)
 
 
 def print_untangled(found: Untangled, console: Console | None = None) -> None:

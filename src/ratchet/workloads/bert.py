@@ -53,12 +53,12 @@ class SelfAttention(nn.Module):
         self.out = nn.Linear(size.hidden, size.hidden)
 
     def forward(self, x: Tensor) -> Tensor:
-        batch, length, hidden = x.shape
+        batch, length, _ = x.shape
         q = self.query(x).view(batch, length, self.heads, -1).transpose(1, 2)
         k = self.key(x).view(batch, length, self.heads, -1).transpose(1, 2)
         v = self.value(x).view(batch, length, self.heads, -1).transpose(1, 2)
         y = F.scaled_dot_product_attention(q, k, v)
-        return cast(Tensor, self.out(y.transpose(1, 2).reshape(batch, length, hidden)))
+        return cast(Tensor, self.out(y.transpose(1, 2).flatten(2)))
 
 
 class BertBlock(nn.Module):

@@ -15,6 +15,7 @@ from torch.optim.optimizer import (
     register_optimizer_step_post_hook,
     register_optimizer_step_pre_hook,
 )
+from torch.utils._python_dispatch import is_traceable_wrapper_subclass
 
 from ratchet.base.errors import WorkloadError
 from ratchet.workloads.workload import ALONE, Workload
@@ -149,7 +150,9 @@ def _held(optimizer: Optimizer) -> list[nn.Parameter]:
 
 
 def _mapped(tensor: Tensor) -> Tensor:
-    """Return a dense copy in anonymous pages of its own."""
+    """Return a dense copy in anonymous pages of its own; of a rank's shard, a plain copy."""
+    if is_traceable_wrapper_subclass(tensor):  # type: ignore[unreachable]  # torch's TypeGuard
+        return tensor.detach().clone()  # type: ignore[unreachable]
     dense = tensor.detach().to_dense() if tensor.layout != torch.strided else tensor.detach()
     if not dense.numel():
         return torch.empty(dense.shape, dtype=dense.dtype)

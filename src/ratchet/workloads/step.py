@@ -146,7 +146,12 @@ class TrainingStep:
         count = self.workload.accumulate
         if count == 1:
             return self._backward(batch, 1)
-        return torch.stack([self._backward(one, count) for one in batch]).mean()
+        losses = []
+        for place, one in enumerate(batch, start=1):
+            if self.workload.sync is not None:
+                self.workload.sync(place == count)
+            losses.append(self._backward(one, count))
+        return torch.stack(losses).mean()
 
     def _backward(self, batch: Any, count: int) -> Tensor:
         with self._entered(), self.copies.in_place() if self.copies else nullcontext():

@@ -83,6 +83,9 @@ class Workload:
     """Makes the schedule of an optimizer, which steps after each update of a `loss`."""
     accumulate: int = 1
     """Batches in one step. Their gradients are averaged; a `train_step` gets the list of them."""
+    sync: Callable[[bool], None] | None = None
+    """Called before each pass of a `loss` that accumulates: True for the step's last, after which
+    ranks exchange their gradients."""
     clip_norm: float | None = None
     """Largest global gradient norm of a `loss`; None does not clip."""
     precision: Precision = "fp32"

@@ -24,6 +24,7 @@ from ratchet.optimize.recipe import fits
 from ratchet.optimize.recipe.comparison import CheckedStep
 from ratchet.optimize.recipe.compiled_step import CompiledStep, Script, build
 from ratchet.optimize.recipe.module_calls import compile_module
+from ratchet.optimize.recipe.ranks import on_ranks, tuned_ranks
 from ratchet.optimize.recipe.recipe import Recipe
 from ratchet.optimize.recipe.reproof import ready_kernels
 from ratchet.optimize.recipe.slots import install_update
@@ -53,6 +54,10 @@ def apply(
     sandbox. If that fails, torch's own op runs and one warning gives the reason. A recipe from
     another device or from other versions installs nothing: the step runs as written, after one
     warning. With `strict`, both raise a RecipeError instead.
+
+    A recipe of `--parallel` needs the ranks that it was proven on: start the script with torchrun.
+    The ranks are joined, the model is split in place, and each rank's step is given by its own
+    share of the batches: `step(batch_of(step.workload, index))`.
     """
     if not isinstance(workload, Workload):
         raise RecipeError(
@@ -62,11 +67,11 @@ def apply(
     loaded = fits.load_recipe(recipe)
     device = _device_here(loaded, workload.model, strict=strict)
     if device is None:
-        return build(workload, StepConfig())
+        return build(on_ranks(workload, loaded, tuned=False), StepConfig())
     fits.check_model(loaded, workload.model)
     fits.check_optimizers(loaded, workload.model, tuple(workload.make_optimizers().values()))
     config = _with_kernels(loaded, loaded.config, ledger=ledger, strict=strict)
-    return build(workload, config)
+    return build(on_ranks(workload, loaded), config)
 
 
 def compile(
@@ -116,6 +121,9 @@ def compile(
     config = _with_kernels(loaded, config, ledger=ledger, strict=strict)
     process.enter(config)
     _warn_of_environment(config)
+    if loaded.parallel is not None:
+        for left in tuned_ranks(trained, loaded.parallel):
+            _warn(f"the recipe also has {left}: set it in the script")
     if isinstance(step, nn.Module):
         for one in optimizers:
             install_update(one, config)

@@ -14,11 +14,12 @@ from ratchet.base.errors import ForeignRecipe, RecipeError
 from ratchet.optimize.step.describe import ModelSignature
 from ratchet.optimize.step.installed import AnyKernel
 from ratchet.workloads.config import StepConfig
+from ratchet.workloads.parallel.tuning import TunedLayout
 
 SCHEMA = 1
 MOST_BYTES = 1 << 23
 """Size limit of a recipe file: a few thousand bytes, and up to 50,000 for a region's kernel."""
-ADDED = ("model", "optimizer")
+ADDED = ("model", "optimizer", "parallel")
 """Fields that older recipes lack; an empty one is left out of the checksum."""
 
 
@@ -41,6 +42,8 @@ class Recipe(BaseModel):
     """None in old recipes, which accept any model."""
     optimizer: str = ""
     """Class of the workload's optimizer; empty in old recipes."""
+    parallel: TunedLayout | None = None
+    """None for a step of one process."""
     speedup: dict[str, dict[str, Any]]
     changes_arithmetic: bool
     created_at: str

@@ -1,0 +1,310 @@
+"""The program of each rank: it builds one step or several, times them in turn and profiles them.
+
+torchrun runs it: python -m ratchet.workloads.parallel.rank REQUEST FOLDER. Each rank leaves
+FOLDER/rank_N.json, or FOLDER/error_N.txt with the one line of a mistake.
+"""
+
+from __future__ import annotations
+
+import gc
+import os
+import sys
+import time
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any, Final
+
+import numpy as np
+import torch
+import torch.distributed as dist
+from pydantic import BaseModel, ConfigDict
+from torch import Tensor
+from torch.distributed.tensor import DTensor
+from torch.profiler import ProfilerActivity, profile, schedule
+
+from ratchet.base.errors import RatchetError
+from ratchet.measure.arm import Timing
+from ratchet.measure.rounds import run_rounds
+from ratchet.measure.samples import Sample
+from ratchet.workloads.blame import batch_of
+from ratchet.workloads.counting import count
+from ratchet.workloads.load import load
+from ratchet.workloads.parallel.layout import parse_parallel
+from ratchet.workloads.parallel.meshes import joined, rank_device
+from ratchet.workloads.parallel.parallelize import mean_loss, parallelize
+from ratchet.workloads.parallel.tuning import ParallelTuning
+from ratchet.workloads.step import TrainingStep
+
+WARMUP_STEPS: Final = 3
+PROFILED_STEPS: Final = 3
+ROUNDING: Final = 1e-8
+"""Share of the largest squared gradient below which another one is rounding noise."""
+
+
+class RankArm(BaseModel):
+    """One way to run the step."""
+
+    model_config = ConfigDict(frozen=True, extra="forbid")
+
+    tuning: ParallelTuning = ParallelTuning()
+    checkpointing: str | None = None
+    """None is the workload's own."""
+
+
+class RankRequest(BaseModel):
+    """What all ranks do: `rounds` timed steps of each arm, next to each other, or losses alone."""
+
+    model_config = ConfigDict(frozen=True, extra="forbid")
+
+    workload: str
+    options: dict[str, Any]
+    """Options of `load`; `device` is a kind, cpu or cuda."""
+    layout: str
+    arms: dict[str, RankArm]
+    rounds: int
+    launch: int = 0
+    shrunk: bool = False
+    """Train the workload's small copy, with the seed among the options, for its losses."""
+    traced: bool = True
+    """Leave a trace of some steps of each arm, as ARM.rank_N.json."""
+    wait_s: float = 120.0
+    """How long a rank waits for another."""
+
+
+class ArmOnRank(BaseModel):
+    """What one rank saw of one arm; times in seconds."""
+
+    first_step_s: float
+    times_s: list[float]
+    """Of this rank alone, a step each."""
+    peak_memory_bytes: int
+    """After the model was split; of the whole process on a CPU."""
+    losses: list[float]
+    """Of the whole batch, from the first warm-up step on."""
+    gradient_error: float = 0.0
+    """Largest relative error in norm, over parameters, of the first step's gradients against the
+    first arm's; over all ranks."""
+    trace: str = ""
+
+
+class RankResult(BaseModel):
+    """What one rank saw."""
+
+    rank: int
+    host: str
+    device: str
+    threads: int
+    unit: str
+    items_per_step: int
+    """Tokens, images or samples of all ranks."""
+    parameters: int
+    samples: list[dict[str, Any]]
+    """A `measure.Sample` each; a sample's time is that of the slowest rank."""
+    arms: dict[str, ArmOnRank]
+
+    def timed(self) -> list[Sample]:
+        """Return the samples."""
+        return [Sample(**one) for one in self.samples]
+
+
+class _Arm:
+    """A step of this rank, whose time is the slowest rank's."""
+
+    def __init__(self, name: str, asked: RankRequest, device: torch.device) -> None:
+        self.name = name
+        arm = asked.arms[name]
+        workload = load(asked.workload, **{**asked.options, "device": str(device)})
+        if asked.shrunk:
+            assert workload.shrink is not None
+            workload = workload.shrink(int(asked.options.get("seed", 0)))
+        counted = count(workload, batch_of(workload, 0))
+        self.unit, self.items = counted.unit, counted.per_step
+        self.parameters = sum(one.numel() for one in workload.model.parameters())
+        config = workload.as_written()
+        if arm.checkpointing is not None:
+            config = config.model_copy(update={"checkpointing": arm.checkpointing})
+        own = parallelize(workload, parse_parallel(asked.layout), arm.tuning)
+        self.step = TrainingStep(own, config)
+        self.device, self.index = device, 0
+        self.times_s: list[float] = []
+        self.losses: list[float] = []
+        del workload
+        gc.collect()
+        reset_peak(device)
+
+    def run(self, iterations: int) -> Timing:
+        """Run some steps; return the time of the slowest rank."""
+        wall_s = cpu_s = 0.0
+        for _ in range(iterations):
+            own = self._one()
+            slowest = torch.tensor(own, device=self.device, dtype=torch.float64)
+            dist.all_reduce(slowest, op=dist.ReduceOp.MAX)
+            wall_s, cpu_s = wall_s + float(slowest[0]), cpu_s + float(slowest[1])
+        return Timing(wall_time_s=wall_s, cpu_time_s=cpu_s)
+
+    def _one(self) -> tuple[float, float]:
+        batch = batch_of(self.step.workload, self.index)
+        self.index += 1
+        settle(self.device)
+        dist.barrier()
+        start_s, start_cpu_s = time.perf_counter(), time.process_time()
+        loss = self.step(batch)
+        settle(self.device)
+        own = time.perf_counter() - start_s, time.process_time() - start_cpu_s
+        self.times_s.append(own[0])
+        self.losses.append(mean_loss(loss))
+        return own
+
+    def gradients(self) -> dict[str, Tensor]:
+        """Return this rank's part of each gradient of the first batch; the weights stay."""
+        self.step.forward_backward(batch_of(self.step.workload, 0))
+        found = {
+            name: (one.to_local() if isinstance(one, DTensor) else one).detach().clone()
+            for name, one in self.step.gradients().items()
+        }
+        for parameter in self.step.parameters.values():
+            parameter.grad = None
+        return found
+
+    def traced(self, path: Path) -> str:
+        """Profile some steps; return the trace's name."""
+        kinds = [ProfilerActivity.CPU]
+        if self.device.type == "cuda":
+            kinds.append(ProfilerActivity.CUDA)
+        plan = schedule(wait=0, warmup=1, active=PROFILED_STEPS, repeat=1)
+        with profile(activities=kinds, schedule=plan) as found:
+            for _ in range(1 + PROFILED_STEPS):
+                self._one()
+                found.step()
+        found.export_chrome_trace(str(path))
+        return path.name
+
+
+def settle(device: torch.device) -> None:
+    """Wait for a GPU's work."""
+    if device.type == "cuda":
+        torch.cuda.synchronize(device)
+
+
+def reset_peak(device: torch.device) -> None:
+    """Forget the peak of memory so far, such as that of a whole model before it was split."""
+    if device.type == "cuda":
+        torch.cuda.reset_peak_memory_stats(device)
+    elif Path("/proc/self/clear_refs").exists():
+        Path("/proc/self/clear_refs").write_text("5")  # proc(5): resets the peak resident size
+
+
+def peak_bytes(device: torch.device) -> int:
+    """Return the peak since `reset_peak`: of torch's allocations on a GPU, else of the process."""
+    if device.type == "cuda":
+        return int(torch.cuda.max_memory_allocated(device))
+    lines = Path("/proc/self/status").read_text().splitlines()
+    told = {name: value for name, _, value in (line.partition(":") for line in lines)}
+    return int(told["VmHWM"].split()[0]) * 1024
+
+
+def run(asked: RankRequest, folder: Path) -> RankResult:
+    """Build, warm, time and profile the arms on this rank; all ranks run it together."""
+    device = rank_device(str(asked.options.get("device", "cpu")))
+    with joined(device, wait_s=asked.wait_s):
+        arms = {name: _Arm(name, asked, device) for name in asked.arms}
+        errors = gradient_errors(arms) if len(arms) > 1 and not asked.shrunk else {}
+        first_s = {name: arm.run(1).wall_time_s for name, arm in arms.items()}
+        for arm in arms.values():
+            arm.run(WARMUP_STEPS - 1)
+        rng = np.random.default_rng(asked.launch)  # the same order on every rank
+        samples = timed(list(arms.values()), asked, rng)
+        peak = peak_bytes(device)
+        rank = dist.get_rank()
+        traces = {
+            name: arm.traced(folder / f"{name}.rank_{rank}.json") if asked.traced else ""
+            for name, arm in arms.items()
+        }
+        one = next(iter(arms.values()))
+        return RankResult(
+            rank=rank,
+            host=os.uname().nodename,
+            device=str(device),
+            threads=torch.get_num_threads(),
+            unit=one.unit,
+            items_per_step=one.items,
+            parameters=one.parameters,
+            samples=[sample.as_json() for sample in samples],
+            arms={
+                name: ArmOnRank(
+                    first_step_s=first_s[name],
+                    times_s=arm.times_s[WARMUP_STEPS : WARMUP_STEPS + asked.rounds],
+                    peak_memory_bytes=peak,
+                    losses=arm.losses,
+                    gradient_error=errors.get(name, 0.0),
+                    trace=traces[name],
+                )
+                for name, arm in arms.items()
+            },
+        )
+
+
+def gradient_errors(arms: Mapping[str, _Arm]) -> dict[str, float]:
+    """Return each arm's largest relative error of a gradient against the first arm's.
+
+    A gradient that is zero but for rounding, such as a key's bias, counts by its share of the
+    largest one.
+    """
+    (first, *others) = arms.values()
+    wanted, found = first.gradients(), {}
+    for arm in others:
+        own = arm.gradients()
+        parts = {
+            name: (float((own[name] - one).square().sum()), float(one.square().sum()))
+            for name, one in wanted.items()
+        }
+        told: list[Any] = [None] * dist.get_world_size()
+        dist.all_gather_object(told, parts)
+        names = {name for one in told for name in one}
+        sums = {
+            name: [sum(one.get(name, (0.0, 0.0))[place] for one in told) for place in (0, 1)]
+            for name in names
+        }
+        least = ROUNDING * max(size for _, size in sums.values())
+        found[arm.name] = max(
+            (error / max(size, least)) ** 0.5 if size else error for error, size in sums.values()
+        )
+    return found
+
+
+def timed(arms: list[_Arm], asked: RankRequest, rng: np.random.Generator) -> list[Sample]:
+    """Time the arms in adjacent rounds; a single arm is timed alone."""
+    if len(arms) > 1:
+        return run_rounds(arms, rounds=asked.rounds, launch=asked.launch, rng=rng)
+    samples = []
+    for index in range(asked.rounds):
+        timing = arms[0].run(1)
+        samples.append(
+            Sample(
+                arm=arms[0].name,
+                launch=asked.launch,
+                round=index,
+                position=0,
+                iterations=1,
+                wall_time_s=timing.wall_time_s,
+                cpu_time_s=timing.cpu_time_s,
+            )
+        )
+    return samples
+
+
+def main(request: str, folder: str) -> int:
+    """Run this rank; return its exit code."""
+    rank = os.environ.get("RANK", "0")
+    try:
+        asked = RankRequest.model_validate_json(Path(request).read_bytes())
+        found = run(asked, Path(folder))
+    except RatchetError as error:
+        Path(folder, f"error_{rank}.txt").write_text(str(error))
+        return 2
+    Path(folder, f"rank_{rank}.json").write_text(found.model_dump_json())
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main(*sys.argv[1:]))

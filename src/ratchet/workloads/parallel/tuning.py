@@ -1,0 +1,36 @@
+"""Settings of the communication between ranks, which levers change and recipes store."""
+
+from __future__ import annotations
+
+from typing import Literal
+
+from pydantic import BaseModel, ConfigDict, Field
+
+Reduction = Literal["as_written", "bf16", "powersgd"]
+"""How gradients travel: in their own dtype, rounded to bf16, or as products of rank-2 factors."""
+
+
+class ParallelTuning(BaseModel):
+    """How ranks communicate; the defaults are PyTorch's own. Frozen, and stored in recipes."""
+
+    model_config = ConfigDict(frozen=True, extra="forbid")
+
+    bucket_cap_mb: int | None = Field(default=None, ge=1)
+    """Size of DDP's buckets of gradients, in MiB; None is DDP's own, 25."""
+    no_sync: bool = False
+    """Exchange gradients once a step, not once a micro-batch."""
+    reshard_after_forward: bool = True
+    """FSDP2 frees gathered weights after the forward pass and gathers them again."""
+    prefetch: int = Field(default=0, ge=0, le=8)
+    """Blocks whose weights FSDP2 gathers ahead; 0 leaves it to FSDP2, which gathers one."""
+    reduction: Reduction = "as_written"
+
+
+class TunedLayout(BaseModel):
+    """The part of a recipe that ranks share."""
+
+    model_config = ConfigDict(frozen=True, extra="forbid")
+
+    layout: str
+    """Words of `--parallel`."""
+    tuning: ParallelTuning
