@@ -167,7 +167,7 @@ def judge(
     if suite is not None:
         check_suite(suite)
     if problem is not None and kernel is not None:
-        read = check_texts(problem, kernel, entry=entry)
+        read = check_texts(problem, kernel, entry=entry, run_here=target is None)
 
     # numpy, the ledger and torch are imported from here on: mistakes in the call are answered.
     from ratchet.court.calls import judge_named

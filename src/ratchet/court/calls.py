@@ -74,7 +74,7 @@ def judge(
         target=None if target is None else parse_target(target),
         seed=seed,
     )
-    read = check_texts(problem, kernel, entry=entry)
+    read = check_texts(problem, kernel, entry=entry, run_here=target is None)
     with _own_court(threads) as court:
         return judge_named(
             court,

@@ -102,20 +102,32 @@ def check_texts(
     kernel: Kernel | str | os.PathLike[str],
     *,
     entry: str | None = None,
+    run_here: bool = False,
 ) -> Kernel | None:
     """Raise the KernelErrors that names and files show before anything is loaded or run.
 
-    Returns the kernel of a file. It has no entry yet if only its problem names one.
+    With `run_here`, a kernel that needs a GPU is one of them on a machine without. Returns the
+    kernel of a file. It has no entry yet if only its problem names one.
     """
+    from ratchet.judge.sandbox.accelerator import all_nodes, needed_gpu
     from ratchet.kernels.kernel_file import load_kernel
-    from ratchet.problems.problem_file import default_entry, problem_name
+    from ratchet.problems.problem_file import default_entry, holds_model, problem_name
 
     if not isinstance(problem, (str, os.PathLike)) or not isinstance(kernel, (str, os.PathLike)):
         return None
     name = problem_name(problem)
     wanted = entry or (default_entry(name) if name else None)
     made_up = entry is None and wanted != name
-    return load_kernel(kernel, entry=wanted, called=wanted is not None, or_only_one=made_up)
+    found = load_kernel(
+        kernel,
+        entry=wanted,
+        called=wanted is not None,
+        or_only_one=made_up,
+        of_model=holds_model(problem),
+    )
+    if run_here and not all_nodes() and (why := needed_gpu(found)):
+        raise KernelError(why)
+    return found
 
 
 def as_kernel(
@@ -134,4 +146,10 @@ def as_kernel(
 
     wanted = entry or default_entry(problem.name)
     made_up = entry is None and wanted != problem.name
-    return load_kernel(Path(kernel), entry=wanted, called=not problem.fault, or_only_one=made_up)
+    return load_kernel(
+        Path(kernel),
+        entry=wanted,
+        called=not problem.fault,
+        or_only_one=made_up,
+        of_model=problem.model is not None,
+    )

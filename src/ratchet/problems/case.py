@@ -111,6 +111,19 @@ class Case:
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
+class SizeChange:
+    """A size of a problem's file that was shrunk to fit."""
+
+    name: str
+    old: int
+    new: int
+
+    def words(self) -> str:
+        """Return it for people."""
+        return f"{self.name} {self.old} to {self.new}"
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
 class ModelForm:
     """Constructor and call of the model in a KernelBench file.
 
@@ -131,6 +144,10 @@ class ModelForm:
     attributes: tuple[str, ...] = ()
     """Names of the state's tensors that the model draws at random and keeps as plain attributes or
     as non-persistent buffers. A kernel need not have them."""
+    shrunk: tuple[SizeChange, ...] = ()
+    """The sizes of the file that `--scale` changed; those that a kernel's file repeats follow."""
+    frozen: bool = False
+    """True if the state keeps the values that the model's constructor draws under one seed."""
 
 
 def case_from_json(document: dict[str, Any]) -> Case:

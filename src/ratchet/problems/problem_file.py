@@ -166,6 +166,12 @@ def problem_name(path_or_name: str | os.PathLike[str]) -> str | None:
     return _declared_name(tree) if DECLARED in names else Path(given).stem
 
 
+def holds_model(path_or_name: str | os.PathLike[str]) -> bool:
+    """Return whether a problem is in KernelBench's form, from its text alone."""
+    given = os.fspath(path_or_name)
+    return not _names_a_suites(given) and DECLARED not in _read_problem(given)[2]
+
+
 def _names_a_suites(given: str) -> bool:
     """Return whether a text is the name of a suite's problem, not a path."""
     path = Path(given)

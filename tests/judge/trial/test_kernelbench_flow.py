@@ -258,7 +258,7 @@ def test_a_shrunk_problem_says_so_in_the_verdict(judge: KernelJudge) -> None:
     verdict = judge.judge(new(RELU.format(answer="torch.relu(x)")), small)
     assert_right(verdict)
     (sizes,) = [entry.detail for entry in verdict.evidence if entry.check == "sizes"]
-    assert "batch_size 32 -> 16" in sizes
+    assert "batch_size 32 to 16" in sizes
 
 
 def test_a_problem_in_our_own_form_is_judged_from_its_text(

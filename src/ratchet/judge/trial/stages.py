@@ -50,9 +50,9 @@ from ratchet.judge.trial.without_gpu import (
     without_blame,
 )
 from ratchet.judge.verdict import EmulatedCase, Evidence, TimedSample, Verdict
-from ratchet.judge.workers.candidate.model_answer import runnable
+from ratchet.judge.workers.candidate.model_answer import followed, runnable
 from ratchet.kernels.kernel import Kernel
-from ratchet.problems.problem import Problem
+from ratchet.problems.problem import Case, Problem
 
 PROFILED = ("triton", "hip")
 FEWEST_CALLS = 2
@@ -92,6 +92,7 @@ class KernelTrial:
         self._given = self.problem
         self._is_native = False
         """True if it runs as it is, neither interpreted nor emulated."""
+        self._launched: Launches | None = None
         self._is_right = False
         """True once every output was checked."""
         notes = self.problem.notes
@@ -185,15 +186,15 @@ class KernelTrial:
 
     def _interpret(self, reference: ReferenceProcess) -> Decided:
         """Check every case in Triton's interpreter."""
-        outcome = self._check_small(reference, interpreted(self.kernel), None)
+        sized = followed(self.kernel, self.problem)
+        outcome = self._check_small(reference, interpreted(sized), None)
         return without_blame(outcome, INTERPRETER) if outcome else Decided("correct", RIGHT)
 
     def _emulate(self, reference: ReferenceProcess, target: str) -> Decided:
         """Check every case as the machine code of a GPU that is not here."""
         with sealed_machine(target) as machine:
-            outcome = self._check_small(
-                reference, emulated(self.kernel, target, self.clock), machine
-            )
+            sized = followed(self.kernel, self.problem)
+            outcome = self._check_small(reference, emulated(sized, target, self.clock), machine)
         if outcome is not None:
             return without_blame(outcome, f"emulated {target}")
         right = right_on(target, self.emulated, self.kernel.source)
@@ -264,7 +265,7 @@ class KernelTrial:
         timed_here = is_timed and not (self.kernel.language == "triton" and not self.accelerator)
         compilations = self.shared.of(self.kernel, opened)
         self.evidence += compilations.evidence
-        return Launches(
+        self._launched = Launches(
             self._runnable,
             timed=plan.LAUNCHES if timed_here else 0,
             threads=self.threads,
@@ -274,6 +275,7 @@ class KernelTrial:
             compilations=compilations.value,
             zygote=self.zygote,
         )
+        return self._launched
 
     def _check(
         self, candidate: CandidateProcess, opened: OpenProblem, places: CodePlaces | None
@@ -291,7 +293,7 @@ class KernelTrial:
         is_own = places is not None and self.kernel.language != "cpp"
         counted = is_own or self.target is not None
         candidate.censuses = [] if counted else None
-        outcome = check_cases(candidate, opened)
+        outcome = check_cases(candidate, opened, self._with_sizes_of)
         if isinstance(outcome, Decided):
             return outcome
         evidence += outcome.evidence
@@ -309,6 +311,16 @@ class KernelTrial:
             if self.target is not None:
                 self.emulated = estimates(self.problem, self.target, told)
         return None
+
+    def _with_sizes_of(
+        self, case: Case
+    ) -> contextlib.AbstractContextManager[CandidateProcess] | None:
+        """Return what starts a kernel whose own constants follow a case's sizes, if it has any."""
+        if not self._is_native or self._launched is None:
+            return None
+        device = None if self.accelerator is None else self.accelerator.torch_name
+        other = runnable(self.kernel, self.problem, device, case)
+        return None if other == self._runnable else self._launched.other(other)
 
     def _count(
         self,
@@ -396,7 +408,7 @@ class KernelTrial:
         """Return the verdict, with the evidence of all stages."""
         return Verdict(
             status=decided.status,
-            reason=decided.reason,
+            reason=decided.reason + self._shrunk_words(decided),
             not_timed=decided.not_timed,
             evidence=self.evidence,
             speedup=decided.speedup,
@@ -415,6 +427,14 @@ class KernelTrial:
                 **arm_environment(self.threads),
             },
         )
+
+    def _shrunk_words(self, decided: Decided) -> str:
+        """Return what a failure's reason says of a problem that was shrunk."""
+        shrunk = self.problem.model.shrunk if self.problem.model is not None else ()
+        if not shrunk or decided.status in ("proven", "correct", "unmeasured", "cheating"):
+            return ""
+        changes = ", ".join(one.words() for one in shrunk)
+        return f" (the problem was shrunk: {changes}; --scale 1 keeps its sizes)"
 
     def _profile(self) -> dict[str, Any] | None:
         """Return the static profile of a GPU's kernel for AMD targets, whatever its status."""

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import contextlib
 import gc
+import io
 import os
 import sys
 import tempfile
@@ -174,6 +175,8 @@ class TorchWorker:
 
     def _load(self, message: Message, descriptors: list[int]) -> Reply:
         kernel = Kernel.from_json(message["kernel"])
+        if isinstance(sys.stdout, io.TextIOWrapper):
+            sys.stdout.reconfigure(line_buffering=True)  # a crash must not take its last words
         _take_files(message.get("files", {}), descriptors)
         try:
             self._device = open_device(message.get("device"))
