@@ -70,12 +70,14 @@ def as_problem(
     task: Task | None = None,
     time_limit_s: float | None = None,
     describe: Describe | None = None,
+    frozen_weights: bool = False,
 ) -> Problem:
     """Return the problem of a file, a name or a Problem, with the wanted task.
 
     Its cases are those of the first of `tiers` that it has. Without tiers they are those of the
     default tier (JUDGED_AT), or all cases of a Problem. `describe` runs a file in a process of a
-    judge (`KernelJudge.describe`).
+    judge (`KernelJudge.describe`). With `frozen_weights` a KernelBench model keeps the weights that
+    its constructor draws: another problem, with a hash of its own.
     """
     from ratchet.problems.problem_file import LOADING_LIMIT_S, load_problem, with_text
 
@@ -94,7 +96,19 @@ def as_problem(
         )
     else:
         raise KernelError(f"{problem!r:.60} is not a problem: give a file, a name or a Problem")
+    if frozen_weights and not found.fault:
+        found = with_frozen_weights(found)
     return found if task is None else replace(found, task=task)
+
+
+def with_frozen_weights(problem: Problem) -> Problem:
+    """Return a KernelBench problem whose weights never change; a KernelError for others."""
+    if problem.model is None:
+        raise KernelError(
+            f"problem {problem.name!r} has no model whose weights could be frozen: leave "
+            "--frozen-weights out, which is for problems in KernelBench's form"
+        )
+    return replace(problem, model=replace(problem.model, frozen=True))
 
 
 def check_texts(

@@ -45,6 +45,9 @@ UNSCALED: Final = ("uniform", "integers", "state")
 BYTE_RANGES: Final = {"int8": (-128.0, 127.0), "uint8": (0.0, 255.0), "bool": (0.0, 1.0)}
 LAYOUTS: Final = ("contiguous", "transposed", "strided", "broadcast", "heads")
 
+WEIGHTS_SEED: Final = 1
+"""The seed under which a model's constructor draws weights that stay frozen."""
+
 Tier = Literal["ci", "cpu", "gpu"]
 
 

@@ -21,7 +21,7 @@ class StatefulCall:
 
     Parameters point at the given memory. Buffers, which a model in training mode changes, are
     copied, and so are tensors that are plain attributes. Both arms of a trial do this in the same
-    way, inside the clock.
+    way, inside the clock. Parameters that are frozen are copied at the first call, and then stay.
     """
 
     def __init__(
@@ -31,6 +31,8 @@ class StatefulCall:
         arguments: Sequence[str | None],
         attributes: Sequence[str] = (),
         forms: Sequence[Form] = (),
+        *,
+        frozen: bool = False,
     ) -> None:
         """Bind a model. `attributes` are the state's plain attributes, set if the model has them.
 
@@ -46,6 +48,7 @@ class StatefulCall:
             if name in position
         ]
         self._count = len(state)
+        self._frozen = frozen
         self._arguments = [
             None if literal is None else (ast.literal_eval(literal),) for literal in arguments
         ]
@@ -53,7 +56,9 @@ class StatefulCall:
     def __call__(self, *given: Any) -> tuple[Tensor, ...]:
         tensors = given[:-1]  # the last argument holds a problem's scalars: a model has none
         for position, parameter in self._parameters:
-            parameter.data = tensors[position]
+            parameter.data = tensors[position].clone() if self._frozen else tensors[position]
+        if self._frozen:
+            self._parameters = []
         for position, owner, name in self._buffers:
             owner._buffers[name] = tensors[position].clone()
         for position, owner, name in self._attributes:
@@ -87,6 +92,12 @@ def widen_plain(model: nn.Module) -> None:
         value = getattr(owner, name)
         if value.is_floating_point():
             setattr(owner, name, value.double())
+
+
+def move_plain(model: nn.Module, device: str) -> None:
+    """Move a model's plain tensors; `model.to(device)` does not."""
+    for _, owner, name in _plain_places(model):
+        setattr(owner, name, getattr(owner, name).to(device))
 
 
 def _plain_places(model: nn.Module) -> list[tuple[str, nn.Module, str]]:

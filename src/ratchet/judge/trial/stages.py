@@ -55,6 +55,12 @@ from ratchet.kernels.kernel import Kernel
 from ratchet.problems.problem import Case, Problem
 
 PROFILED = ("triton", "hip")
+LEFT_TO_EXPLAIN_S = 5.0
+"""Time that is left, at least, to find out why a model is wrong."""
+KEPT_OLD_WEIGHTS = (
+    "weights change between calls; this kernel kept old ones (--frozen-weights judges it with "
+    "those of its constructor)"
+)
 FEWEST_CALLS = 2
 """Calls of a batch if the kernel returns its outputs: kept together, they cannot be one buffer."""
 
@@ -102,6 +108,10 @@ class KernelTrial:
     def _has_tiers(self) -> bool:
         return self.problem.model is None and bool(self.problem.tiers)
 
+    @property
+    def _is_frozen(self) -> bool:
+        return self.problem.model is not None and self.problem.model.frozen
+
     def use(self, accelerator: Accelerator | None, zygote: CandidateZygote | None) -> None:
         """Judge on this GPU, or on the machine's cores without one; fork from the zygote."""
         self.accelerator, self.zygote = accelerator, zygote
@@ -128,12 +138,45 @@ class KernelTrial:
             if isinstance(opened, Decided):
                 return opened
             with contextlib.closing(opened.rivals):
-                timed = self._judge(opened, library)
-                if isinstance(timed, Decided) or self.accelerator is None:
-                    return timed if isinstance(timed, Decided) else timed[0]
-                concluded, timings = timed
-                won = concluded.status == "proven"
-                return self._keep(check_clocks(timings, opened, won=won)) or concluded
+                decided = self._decide(opened, library)
+        if decided.status == "wrong" and self._is_right_if_frozen(reference):
+            return replace(decided, reason=f"{KEPT_OLD_WEIGHTS}; {decided.reason}")
+        return decided
+
+    def _decide(self, opened: OpenProblem, library: Library) -> Decided:
+        """Return the answer by the judge's clock, which a GPU's must agree with."""
+        timed = self._judge(opened, library)
+        if isinstance(timed, Decided) or self.accelerator is None:
+            return timed if isinstance(timed, Decided) else timed[0]
+        concluded, timings = timed
+        won = concluded.status == "proven"
+        return self._keep(check_clocks(timings, opened, won=won)) or concluded
+
+    def _is_right_if_frozen(self, reference: ReferenceProcess) -> bool:
+        """Return whether a wrong model is right on all of its cases once its weights are frozen.
+
+        A failure of this further trial says nothing. It opens another problem, and comes last.
+        """
+        form = self.problem.model
+        if (
+            form is None
+            or form.frozen
+            or not form.state
+            or self.kernel.language not in WITH_TORCH
+            or self.clock.left_s < LEFT_TO_EXPLAIN_S
+        ):
+            return False
+        frozen = replace(form, frozen=True)
+        problem = replace(self.problem, model=frozen)
+        trial = replace(self, problem=problem, evidence=[], samples=[], emulated=[])
+        trial.use(self.accelerator, self.zygote)
+        trial._is_native = True
+        opened = trial._open(reference)
+        if isinstance(opened, Decided):
+            return False
+        with trial._launches(opened.value) as launches:
+            checked = as_stage(lambda _: trial._check(launches.load(None), opened.value, None))
+        return isinstance(checked, Ok) and isinstance(checked.value, Ok)
 
     def _judge(
         self, opened: OpenProblem, library: Library
@@ -408,7 +451,7 @@ class KernelTrial:
         """Return the verdict, with the evidence of all stages."""
         return Verdict(
             status=decided.status,
-            reason=decided.reason + self._shrunk_words(decided),
+            reason=decided.reason + self._said_of_problem(decided),
             not_timed=decided.not_timed,
             evidence=self.evidence,
             speedup=decided.speedup,
@@ -423,18 +466,22 @@ class KernelTrial:
                 "threads": self.threads,
                 "language": self.kernel.language,
                 **({"device": self.accelerator.name} if self.accelerator else {}),
+                **({"weights": "frozen"} if self._is_frozen else {}),
                 **({"tier": ", ".join(self.problem.tiers)} if self._has_tiers else {}),
                 **arm_environment(self.threads),
             },
         )
 
-    def _shrunk_words(self, decided: Decided) -> str:
-        """Return what a failure's reason says of a problem that was shrunk."""
-        shrunk = self.problem.model.shrunk if self.problem.model is not None else ()
-        if not shrunk or decided.status in ("proven", "correct", "unmeasured", "cheating"):
+    def _said_of_problem(self, decided: Decided) -> str:
+        """Return what a reason says of a problem that was shrunk, or whose weights are frozen."""
+        form = self.problem.model
+        if form is None or decided.status in ("unmeasured", "cheating"):
             return ""
-        changes = ", ".join(one.words() for one in shrunk)
-        return f" (the problem was shrunk: {changes}; --scale 1 keeps its sizes)"
+        if decided.status in ("proven", "correct"):
+            return " (with frozen weights: those that its constructor drew)" if form.frozen else ""
+        changes = ", ".join(one.words() for one in form.shrunk)
+        shrunk = f" (the problem was shrunk: {changes}; --scale 1 keeps its sizes)"
+        return shrunk if changes else ""
 
     def _profile(self) -> dict[str, Any] | None:
         """Return the static profile of a GPU's kernel for AMD targets, whatever its status."""

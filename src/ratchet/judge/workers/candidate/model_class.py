@@ -4,16 +4,18 @@ from __future__ import annotations
 
 import ast
 import contextlib
+import random
 import tempfile
 from collections.abc import Callable, Sequence
 from pathlib import Path
 
+import numpy as np
 import torch
 from torch import Tensor, nn
 
 from ratchet.base.errors import KernelError
 from ratchet.kernels.languages.python_file import load
-from ratchet.problems.model_state import StatefulCall, check_shapes, plain_tensors
+from ratchet.problems.model_state import StatefulCall, check_shapes, move_plain, plain_tensors
 
 
 def load_model(
@@ -27,27 +29,32 @@ def load_model(
     attributes: Sequence[str] = (),
     warm_up: Sequence[tuple[Sequence[int], str]] = (),
     device: str | None = None,
+    seed: int | None = None,
 ) -> Callable[..., tuple[Tensor, ...]]:
     """Return the model of a source as f(*state, *inputs, scalars), built on `device`.
 
     `state` gives name, shape and dtype of each part of the state, and `attributes` the names of its
     plain attributes. With `warm_up`, shape and dtype of each tensor input, the model is called once
-    on zeros. Raises KernelError if the source has no such class, or another state.
+    on zeros. With a `seed` its weights are frozen, and built as the reference's are.
+
+    Raises KernelError if the source has no such class, or another state.
     """
     path = Path(tempfile.mkdtemp(prefix="candidate-")) / "candidate.py"
     path.write_text(source)
     built = load(path, entry)
-    with torch.device(device) if device is not None else contextlib.nullcontext():
+    with _building(device, seed):
         model = built(*ast.literal_eval(init))
     if not isinstance(model, nn.Module):
         raise KernelError(f"{entry} builds {type(model).__name__}: it must be a torch.nn.Module")
     if device is not None:
         model.to(device)
+        if seed is not None:
+            move_plain(model, device)
     model.train(training)
     with torch.no_grad():
         forms = [(tuple(shape), getattr(torch, dtype)) for _, shape, dtype in state]
         names = [name for name, _, _ in state]
-        call = StatefulCall(model, names, arguments, attributes, forms)
+        call = StatefulCall(model, names, arguments, attributes, forms, frozen=seed is not None)
         check_shapes(model, state)
         if warm_up:
             own = {**plain_tensors(model), **model.state_dict()}
@@ -61,3 +68,16 @@ def load_model(
                 (),
             )
     return call
+
+
+def _building(device: str | None, seed: int | None) -> contextlib.AbstractContextManager[object]:
+    """Return the context in which a model is built.
+
+    Under a seed that is the machine's cores, where it draws the numbers that the reference drew.
+    """
+    if seed is None:
+        return torch.device(device) if device is not None else contextlib.nullcontext()
+    torch.manual_seed(seed)
+    random.seed(seed)
+    np.random.seed(seed)
+    return contextlib.nullcontext()
