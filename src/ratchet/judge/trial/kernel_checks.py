@@ -184,13 +184,15 @@ class OpenProblem:
         distinct: int | None = None,
         values: Sequence[int] = (),
         seeds: Sequence[int] = (),
+        places: int | None = None,
     ) -> Iterator[DrawnBatch]:
         """Draw fresh values for some calls of a case; they are given back at the end.
 
         `distinct` is the number of draws, which the calls take in turn; by default one per call.
         `values` names the variation (`Problem.varied`) from which each call's values are drawn.
         `seeds` are those of a round: all of its arms compute on the same values, each in memory of
-        its own.
+        its own. Batches of a case with the same `places` have the same layout, so their tensors may
+        lie at the same addresses.
         """
         drawn = seeds or [self.rng.getrandbits(48) for _ in range(min(calls, distinct or calls))]
         self._batches += 1
@@ -204,6 +206,7 @@ class OpenProblem:
             round=bool(seeds),
             writable_inputs=writable_inputs,
             values=list(values),
+            places=places,
         )
         try:
             yield DrawnBatch(

@@ -38,6 +38,7 @@ from ratchet.judge.trial.timing import plan
 from ratchet.judge.trial.timing.decide import conclude, without_gain
 from ratchet.judge.trial.timing.group_sequential import time_until_answered
 from ratchet.judge.trial.timing.sample import CaseTiming, see_order, watch_case
+from ratchet.judge.trial.wear import GREW, check_wear
 from ratchet.judge.trial.without_gpu import (
     INTERPRETER,
     RIGHT,
@@ -340,10 +341,11 @@ class KernelTrial:
         if isinstance(outcome, Decided):
             return outcome
         evidence += outcome.evidence
-        outcome = check_together(candidate, opened, worn=self._is_native)
-        if isinstance(outcome, Decided):
-            return outcome
-        evidence += outcome.evidence
+        for check in (check_together, check_wear) if self._is_native else (check_together,):
+            outcome = check(candidate, opened)
+            if isinstance(outcome, Decided):
+                return outcome
+            evidence += outcome.evidence
         if candidate.censuses is not None:
             told = [read_census(layout, census) for layout, census in candidate.censuses]
             candidate.censuses = None
@@ -473,12 +475,15 @@ class KernelTrial:
         )
 
     def _said_of_problem(self, decided: Decided) -> str:
-        """Return what a reason says of a problem that was shrunk, or whose weights are frozen."""
-        form = self.problem.model
+        """Return what a reason adds: memory that grows, frozen weights, sizes that were shrunk."""
+        form, is_right = self.problem.model, decided.status in ("proven", "correct")
+        grows = [one.detail for one in self.evidence if is_right and one.check == GREW]
+        frozen = is_right and self._is_frozen
+        told = [*grows, *(["with frozen weights: those that its constructor drew"] * frozen)]
+        if told:
+            return f" ({'; '.join(told)})"
         if form is None or decided.status in ("unmeasured", "cheating"):
             return ""
-        if decided.status in ("proven", "correct"):
-            return " (with frozen weights: those that its constructor drew)" if form.frozen else ""
         changes = ", ".join(one.words() for one in form.shrunk)
         shrunk = f" (the problem was shrunk: {changes}; --scale 1 keeps its sizes)"
         return shrunk if changes else ""

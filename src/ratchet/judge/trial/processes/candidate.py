@@ -137,6 +137,10 @@ class CandidateProcess:
         """The process id of the head of its family."""
         return self._child.pid
 
+    def own_bytes(self) -> int:
+        """Return the memory of its own that its processes hold, without shared memory."""
+        return self._child.own_bytes()
+
     @property
     def worked_s(self) -> float:
         """Seconds at work, in steps that were long enough to be sampled."""

@@ -219,7 +219,7 @@ class ReferenceWorker:
             self._forms[message["case"]],
             writable_inputs=message["writable_inputs"],
             cases=[varied[kind] for kind in message["values"]],
-            rng=self._rng,
+            rng=self._rng if message["places"] is None else random.Random(message["places"]),
             device=self._device,
             kept=kept,
         )
