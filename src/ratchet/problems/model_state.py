@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import ast
-from collections.abc import Mapping, Sequence
+import functools
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 import torch
@@ -14,6 +15,9 @@ from ratchet.base.errors import KernelError
 SHOWN = 8
 Form = tuple[tuple[int, ...], torch.dtype]
 """The shape and dtype of a part of the state."""
+Alias = tuple[int, Callable[[Tensor], None], tuple[int, ...], tuple[int, ...], int]
+"""The number of a part of the state, what sets a view of it, and the view's shape, strides and
+offset."""
 
 
 class StatefulCall:
@@ -36,16 +40,18 @@ class StatefulCall:
     ) -> None:
         """Bind a model. `attributes` are the state's plain attributes, set if the model has them.
 
-        With `forms`, the shape and dtype of each part of the state, the model's own names may be
-        others: see `own_names`. Raises a KernelError if a part has no place in the model.
+        With `forms`, the shape and dtype of each part of the state, the model is another that must
+        only behave the same: see `own_names`. Without, raises a KernelError if a part has no place.
         """
         self.model = model
-        position = own_names(model, state, attributes, forms)
+        position, self.unplaced = own_names(model, state, attributes, forms)
         self._parameters, self._buffers = _places(model, position)
+        self._aliases = _aliases(model, position) if forms else []
         self._attributes = [
             (position[name], owner, last)
             for name, owner, last in _plain_places(model)
             if name in position
+            and not (forms and _form(getattr(owner, last)) != forms[position[name]])
         ]
         self._count = len(state)
         self._frozen = frozen
@@ -57,10 +63,14 @@ class StatefulCall:
         tensors = given[:-1]  # the last argument holds a problem's scalars: a model has none
         for position, parameter in self._parameters:
             parameter.data = tensors[position].clone() if self._frozen else tensors[position]
-        if self._frozen:
-            self._parameters = []
+        held: dict[int, Tensor] = {}
         for position, owner, name in self._buffers:
-            owner._buffers[name] = tensors[position].clone()
+            held[position] = owner._buffers[name] = tensors[position].clone()
+        for position, put, shape, stride, offset in self._aliases:
+            source = held.get(position, tensors[position])
+            put((source.clone() if self._frozen else source).as_strided(shape, stride, offset))
+        if self._frozen:
+            self._parameters, self._aliases = [], []
         for position, owner, name in self._attributes:
             setattr(owner, name, tensors[position].clone())
         rest = iter(tensors[self._count :])
@@ -134,30 +144,39 @@ def _places(
 
 def own_names(
     model: nn.Module, state: Sequence[str], attributes: Sequence[str], forms: Sequence[Form]
-) -> dict[str, int]:
-    """Return the model's own name of each part of the state, with the part's number.
+) -> tuple[dict[str, int], list[str]]:
+    """Return the model's own name of each part of the state, with the part's number, and the rest.
 
-    A part without a name in the model takes the first parameter or buffer that is left over and has
-    its shape and dtype: KernelBench builds both models under one seed, so it matches them in order
-    too. A second name of one tensor is no part, and buffers that are left over keep their values.
-    Raises a KernelError for a part without a place, and for a parameter that is left over.
+    With `forms`, a part without its name, shape and dtype in the model takes the first parameter or
+    buffer that is left over and has its shape and dtype: KernelBench builds both models under one
+    seed, so it matches them in order too. A further name of a tensor is the same part. Whatever is
+    left over keeps its values, and the answers tell whether that is right; the names of parts
+    without a place are returned too. Without `forms` each of both is a KernelError.
     """
-    position = {name: index for index, name in enumerate(state)}
     own = model.state_dict(keep_vars=True)
-    named = {id(own[name]) for name in state if name in own}
+    position = {
+        name: index
+        for index, name in enumerate(state)
+        if name not in own or not forms or _form(own[name]) == forms[index]
+    }
+    named = {_storage(own[name]) for name in state if name in own and name in position}
     extra = [
-        name for name, tensor in own.items() if name not in position and id(tensor) not in named
+        name
+        for name, tensor in own.items()
+        if name not in position and not (tensor.numel() and _storage(tensor) in named)
     ]
-    missing = [name for name in state if name not in own and name not in attributes]
-    for name in [*missing] if forms else []:
-        wanted = forms[position[name]]
-        fitting = (one for one in extra if (tuple(own[one].shape), own[one].dtype) == wanted)
-        if (taken := next(fitting, None)) is not None:
-            position[taken] = position[name]
-            missing.remove(name)
-            extra = [one for one in extra if own[one] is not own[taken]]
+    missing = [
+        name
+        for name in state
+        if name not in attributes and (name not in own or name not in position)
+    ]
     if forms:
-        extra = [name for name in extra if isinstance(own[name], nn.Parameter)]
+        _match_in_order(own, position, missing, extra, dict(zip(state, forms, strict=True)))
+        by_storage = {_storage(own[name]): at for name, at in position.items() if name in own}
+        for name, tensor in own.items():
+            if name not in position and tensor.numel() and _storage(tensor) in by_storage:
+                position[name] = by_storage[_storage(tensor)]
+        return position, missing
     if missing or extra:
         words = [
             f"{what} {', '.join(names[:SHOWN])}{' ...' if len(names) > SHOWN else ''}"
@@ -167,18 +186,66 @@ def own_names(
         raise KernelError(
             f"the parameters and buffers are not those of the problem's model: {'; '.join(words)}"
         )
-    return position
+    return position, []
 
 
-def check_shapes(model: nn.Module, wanted: Sequence[tuple[str, Sequence[int], str]]) -> None:
-    """Raise a KernelError if a part of the state has another shape or dtype."""
-    found = {**plain_tensors(model), **model.state_dict()}
-    for name, shape, dtype in wanted:
-        own = found.get(name)
-        if own is None:
-            continue  # a plain attribute: a model need not have it
-        if tuple(own.shape) != tuple(shape) or own.dtype != getattr(torch, dtype):
-            raise KernelError(
-                f"{name} is {tuple(own.shape)} {own.dtype}, and the problem's {tuple(shape)} "
-                f"torch.{dtype}: give it the same shape and dtype"
-            )
+def _match_in_order(
+    own: Mapping[str, Tensor],
+    position: dict[str, int],
+    missing: list[str],
+    extra: list[str],
+    forms: Mapping[str, Form],
+) -> None:
+    """Give each missing part the first tensor that is left over and has its form."""
+    numbers = {name: index for index, name in enumerate(forms)}
+    for name in list(missing):
+        taken = next((one for one in extra if _form(own[one]) == forms[name]), None)
+        if taken is not None:
+            position[taken] = numbers[name]
+            missing.remove(name)
+            extra[:] = [one for one in extra if _storage(own[one]) != _storage(own[taken])]
+
+
+def _form(tensor: Tensor) -> Form:
+    return tuple(tensor.shape), tensor.dtype
+
+
+def _storage(tensor: Tensor) -> tuple[int, tuple[int, ...], tuple[int, ...]]:
+    """Return what two names of one tensor have in common; tensors without memory share nothing."""
+    return tensor.data_ptr() or id(tensor), tuple(tensor.shape), tensor.stride()
+
+
+def _aliases(model: nn.Module, position: Mapping[str, int]) -> list[Alias]:
+    """Return the views of a model's state that it keeps as plain tensors, alone or in a list.
+
+    Such a view (`self.w = self.fc.weight.t()`) follows the weight where that changes in place.
+    """
+    own = model.state_dict(keep_vars=True)
+    holders = {
+        tensor.untyped_storage().data_ptr(): position[name]
+        for name, tensor in own.items()
+        if name in position and tensor.numel()
+    }
+    found: list[Alias] = []
+    for owner in model.modules():
+        for name, value in list(vars(owner).items()):
+            members: list[tuple[Callable[[Tensor], None], Any]] = [
+                (functools.partial(setattr, owner, name), value)
+            ]
+            if isinstance(value, list):
+                members = [
+                    (functools.partial(value.__setitem__, at), one) for at, one in enumerate(value)
+                ]
+            elif isinstance(value, dict) and not name.startswith("_"):
+                members = [
+                    (functools.partial(value.__setitem__, key), one) for key, one in value.items()
+                ]
+            for put, one in members:
+                if not isinstance(one, Tensor) or isinstance(one, nn.Parameter) or not one.numel():
+                    continue
+                at = holders.get(one.untyped_storage().data_ptr())
+                if at is not None:
+                    found.append(
+                        (at, put, tuple(one.shape), one.stride(), int(one.storage_offset()))
+                    )
+    return found

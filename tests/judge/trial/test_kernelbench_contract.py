@@ -157,8 +157,40 @@ def test_names_come_first_then_shapes_in_order() -> None:
     assert torch.equal(found, one * 10 + two)  # `b` is the first that the model made
 
 
-def test_a_part_without_a_place_is_refused() -> None:
+def test_a_part_without_a_place_is_named_and_what_is_left_over_stays() -> None:
+    forms = [*FORMS, ((9,), torch.float32)]
+    call = StatefulCall(Two(), ["a", "b", "wide", "gain"], [None], (), forms)
+    assert call.unplaced == ["gain"]
+    fewer = StatefulCall(Two(), ["a", "wide"], [None], (), [FORMS[0], FORMS[2]])
+    assert fewer.unplaced == []
+    (found,) = fewer(torch.ones(3), torch.ones(3, 2), torch.zeros(2), ())
+    assert torch.equal(found, torch.ones(3))  # `b` kept its zeros
+
+
+def test_a_reference_must_have_exactly_the_state() -> None:
     with pytest.raises(KernelError, match="it lacks gain"):
-        StatefulCall(Two(), ["a", "b", "wide", "gain"], [None], (), [*FORMS, ((9,), torch.float32)])
+        StatefulCall(Two(), ["a", "b", "wide", "gain"], [None])
     with pytest.raises(KernelError, match="it adds b"):
-        StatefulCall(Two(), ["a", "wide"], [None], (), [FORMS[0], FORMS[2]])
+        StatefulCall(Two(), ["a", "wide"], [None])
+
+
+class Views(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.wide = nn.Parameter(torch.zeros(3, 2))
+        self.turned = self.wide.detach().t()
+        self.kept = [self.wide.data]
+        self.again = nn.Parameter(self.wide.data)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return x @ self.turned + self.kept[0].sum() + self.again.sum()
+
+
+@pytest.mark.parametrize("frozen", [False, True])
+def test_views_of_a_weight_follow_it(frozen: bool) -> None:
+    call = StatefulCall(Views(), ["wide"], [None], (), [((3, 2), torch.float32)], frozen=frozen)
+    first, x = torch.arange(6.0).view(3, 2), torch.ones(2)
+    (found,) = call(first, x, ())
+    assert torch.equal(found, x @ first.t() + 30)
+    (found,) = call(torch.zeros(3, 2), x, ())
+    assert torch.equal(found, x @ first.t() + 30 if frozen else torch.zeros(3))

@@ -100,6 +100,7 @@ class KernelTrial:
         self._is_native = False
         """True if it runs as it is, neither interpreted nor emulated."""
         self._launched: Launches | None = None
+        self._unplaced: list[str] = []
         self._is_right = False
         """True once every output was checked."""
         notes = self.problem.notes
@@ -140,9 +141,12 @@ class KernelTrial:
                 return opened
             with contextlib.closing(opened.rivals):
                 decided = self._decide(opened, library)
-        if decided.status == "wrong" and self._is_right_if_frozen(reference):
-            return replace(decided, reason=f"{KEPT_OLD_WEIGHTS}; {decided.reason}")
-        return decided
+        if decided.status != "wrong":
+            return decided
+        words = [KEPT_OLD_WEIGHTS] if self._is_right_if_frozen(reference) else []
+        if self._unplaced:
+            words.append(f"its model has no {', '.join(self._unplaced)} of the problem's shape")
+        return replace(decided, reason="; ".join([*words, decided.reason]))
 
     def _decide(self, opened: OpenProblem, library: Library) -> Decided:
         """Return the answer by the judge's clock, which a GPU's must agree with."""
@@ -191,6 +195,7 @@ class KernelTrial:
         with contextlib.ExitStack() as stack:
             launches = stack.enter_context(self._launches(opened))
             candidate = launches.load(library.fetch())
+            self._unplaced = candidate.unplaced
             if launches.built is not None:
                 detail = "once, by its first process; those after it have a copy"
                 self.evidence.append(Evidence(check="extensions", passed=True, detail=detail))

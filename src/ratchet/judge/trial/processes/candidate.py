@@ -9,7 +9,7 @@ import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
 from types import MappingProxyType
-from typing import Any, cast
+from typing import Any, Final, cast
 
 from ratchet.base.errors import JudgeError, KernelError
 from ratchet.base.process import families
@@ -33,7 +33,7 @@ from ratchet.judge.verdict import Status
 from ratchet.judge.workers.memory.layout import BatchLayout
 from ratchet.judge.workers.memory.mapping import seal
 from ratchet.judge.workers.memory.packed_files import SEALS, PackedFiles
-from ratchet.judge.workers.serving import READY, Message
+from ratchet.judge.workers.serving import READY, UNPLACED, Message
 from ratchet.kernels.cuda_use import NEEDS_CUDA, TORCH_SAYS
 from ratchet.kernels.kernel import Kernel
 from ratchet.kernels.languages.precompiled_headers import NAME
@@ -46,6 +46,7 @@ REMEDY = (
 MAX_LIBRARY_BYTES = 64 << 20
 MAX_ANSWER_BYTES = 1 << 20
 MOST_SECONDS = 1e9
+MOST_NAMED: Final = 8
 PRINTED_LINES, PRINTED_CHARACTERS = 3, 300
 """How much of what a kernel printed last stands in a reason."""
 STATUS_OF_FAILURE: dict[str, Status] = {"timed_out": "timed_out", "woke": "cheating"}
@@ -98,6 +99,8 @@ class CandidateProcess:
         self._spots: OutputSpots | None = None
         self._returned: ReturnedOutputs | None = None
         self._layout: BatchLayout | None = None
+        self.unplaced: list[str] = []
+        """Parts of a problem's state that its model has no place for, as it claims."""
         self._met: set[str] = set()
         """The tensor sizes that its kernel was called on."""
         self.first_call_limit_s = FIRST_CALL_S
@@ -211,6 +214,10 @@ class CandidateProcess:
         if "error" in reply:
             remedy = built_extensions.remedy_for(kernel, reply) or _printed(self._child.output())
             _raise_refusal(reply, "cannot be loaded", remedy=remedy)
+        told = reply.get(UNPLACED)
+        self.unplaced = (
+            [str(one)[:80] for one in told[:MOST_NAMED]] if isinstance(told, list) else []
+        )
         if self.returns_outputs and not self.copies_outputs:
             self.copies_outputs = not readable(self._child.sender)
 
@@ -426,7 +433,7 @@ def _raise_refusal(
 
 def _printed(output: str) -> str:
     """Return the last lines that a kernel printed before the error's traceback."""
-    before = output.rpartition("Traceback (most recent call last)")[0] or output
+    before = output.partition("Traceback (most recent call last)")[0]
     lines = [line.strip() for line in before.splitlines() if line.strip()]
     shown = " | ".join(lines[-PRINTED_LINES:])[-PRINTED_CHARACTERS:]
     return f"it printed: {shown}" if shown else ""

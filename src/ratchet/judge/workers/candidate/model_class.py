@@ -15,7 +15,7 @@ from torch import Tensor, nn
 
 from ratchet.base.errors import KernelError
 from ratchet.kernels.languages.python_file import load
-from ratchet.problems.model_state import StatefulCall, check_shapes, move_plain, plain_tensors
+from ratchet.problems.model_state import StatefulCall, move_plain, plain_tensors
 
 
 def load_model(
@@ -55,7 +55,6 @@ def load_model(
         forms = [(tuple(shape), getattr(torch, dtype)) for _, shape, dtype in state]
         names = [name for name, _, _ in state]
         call = StatefulCall(model, names, arguments, attributes, forms, frozen=seed is not None)
-        check_shapes(model, state)
         if warm_up:
             own = {**plain_tensors(model), **model.state_dict()}
             held = [own[name].clone() for name, _, _ in state]
