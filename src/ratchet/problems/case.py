@@ -45,9 +45,6 @@ UNSCALED: Final = ("uniform", "integers", "state")
 BYTE_RANGES: Final = {"int8": (-128.0, 127.0), "uint8": (0.0, 255.0), "bool": (0.0, 1.0)}
 LAYOUTS: Final = ("contiguous", "transposed", "strided", "broadcast", "heads")
 
-WEIGHTS_SEED: Final = 1
-"""The seed under which a model's constructor draws weights that stay frozen."""
-
 Tier = Literal["ci", "cpu", "gpu"]
 
 
@@ -147,6 +144,8 @@ class ModelForm:
     attributes: tuple[str, ...] = ()
     """Names of the state's tensors that the model draws at random and keeps as plain attributes or
     as non-persistent buffers. A kernel need not have them."""
+    drawn: tuple[str, ...] = ()
+    """The digest of each part's first values, drawn by the constructor under WEIGHTS_SEED."""
     shrunk: tuple[SizeChange, ...] = ()
     """The sizes of the file that `--scale` changed; those that a kernel's file repeats follow."""
     frozen: bool = False

@@ -20,9 +20,9 @@ import torch
 from torch import Tensor, nn
 
 from ratchet.base.errors import KernelError
-from ratchet.problems.case import WEIGHTS_SEED, Case, ModelForm, TensorSpec
+from ratchet.problems.case import Case, ModelForm, TensorSpec
 from ratchet.problems.input_structure import PLAIN, restored
-from ratchet.problems.model_state import StatefulCall, plain_tensors, widen_plain
+from ratchet.problems.model_state import WEIGHTS_SEED, StatefulCall, plain_tensors, widen_plain
 from ratchet.problems.on_cores import on_cores
 from ratchet.problems.source_module import source_module
 from ratchet.problems.structure import Structure
@@ -62,6 +62,11 @@ class ModelFile:
         model = self._build(double=double, seed=seed)
         form = self._form
         return StatefulCall(model, form.state, form.arguments, form.attributes, frozen=form.frozen)
+
+    def first_state(self) -> list[Tensor]:
+        """Return each part of the state as the constructor draws it under WEIGHTS_SEED."""
+        found = {**plain_tensors(self._template), **self._template.state_dict()}
+        return [found[name] for name in self._form.state]
 
     def on_this_machine(self) -> contextlib.AbstractContextManager[Any]:
         """Return a context for calls of the model; without a GPU its tensors go to the CPU."""

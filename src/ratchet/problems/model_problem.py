@@ -26,7 +26,7 @@ from ratchet.problems.dtypes import DTYPE_CODES
 from ratchet.problems.free_memory import COPIES, check_room
 from ratchet.problems.input_structure import PLAIN, structure_of
 from ratchet.problems.model_file import ModelFile, model_of, seeded
-from ratchet.problems.model_state import plain_tensors
+from ratchet.problems.model_state import digest, plain_tensors
 from ratchet.problems.on_cores import on_cores
 from ratchet.problems.problem import Case, ModelForm, Problem, TensorSpec
 from ratchet.problems.source_module import source_module
@@ -120,6 +120,8 @@ def _form(text: str) -> tuple[ModelForm, Case]:
         structures=_structures(module, text, given),
         attributes=tuple(attributes),
     )
+    first = model_of(text, form).first_state()
+    form = replace(form, drawn=tuple(map(digest, first)))
     specs = [_spec(tensor, "state") for tensor in state.values()]
     specs += [_spec(one, "from_file") for one in given if isinstance(one, Tensor)]
     return form, Case(name=GIVEN, inputs=tuple(specs), timed=True)

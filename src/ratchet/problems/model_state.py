@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import ast
 import functools
+import hashlib
 from collections.abc import Callable, Mapping, Sequence
-from typing import Any
+from typing import Any, Final
 
 import torch
 from torch import Tensor, nn
@@ -13,6 +14,8 @@ from torch import Tensor, nn
 from ratchet.base.errors import KernelError
 
 SHOWN = 8
+WEIGHTS_SEED: Final = 1
+"""The seed under which both models are built; frozen weights are those that it draws."""
 Form = tuple[tuple[int, ...], torch.dtype]
 """The shape and dtype of a part of the state."""
 Alias = tuple[int, Callable[[Tensor], None], tuple[int, ...], tuple[int, ...], int]
@@ -37,6 +40,7 @@ class StatefulCall:
         forms: Sequence[Form] = (),
         *,
         frozen: bool = False,
+        drawn: Sequence[str] = (),
     ) -> None:
         """Bind a model. `attributes` are the state's plain attributes, set if the model has them.
 
@@ -44,14 +48,19 @@ class StatefulCall:
         only behave the same: see `own_names`. Without, raises a KernelError if a part has no place.
         """
         self.model = model
-        position, self.unplaced = own_names(model, state, attributes, forms)
+        self.unplaced: list[str] = []
+        if forms:
+            position, left = own_names(model, state, forms, drawn)
+            self.unplaced = [name for name in left if name not in attributes]
+        else:
+            position = _same_names(model, state, attributes)
         self._parameters, self._buffers = _places(model, position)
-        self._aliases = _aliases(model, position) if forms else []
+        held = _held(model, position) if forms else {}
+        self._aliases = _aliases(model, held)
         self._attributes = [
             (position[name], owner, last)
             for name, owner, last in _plain_places(model)
-            if name in position
-            and not (forms and _form(getattr(owner, last)) != forms[position[name]])
+            if name in position and _memory(getattr(owner, last)) not in held
         ]
         self._count = len(state)
         self._frozen = frozen
@@ -142,68 +151,77 @@ def _places(
     return parameters, buffers
 
 
-def own_names(
-    model: nn.Module, state: Sequence[str], attributes: Sequence[str], forms: Sequence[Form]
-) -> tuple[dict[str, int], list[str]]:
-    """Return the model's own name of each part of the state, with the part's number, and the rest.
-
-    With `forms`, a part without its name, shape and dtype in the model takes the first parameter or
-    buffer that is left over and has its shape and dtype: KernelBench builds both models under one
-    seed, so it matches them in order too. A further name of a tensor is the same part. Whatever is
-    left over keeps its values, and the answers tell whether that is right; the names of parts
-    without a place are returned too. Without `forms` each of both is a KernelError.
-    """
-    own = model.state_dict(keep_vars=True)
-    position = {
-        name: index
-        for index, name in enumerate(state)
-        if name not in own or not forms or _form(own[name]) == forms[index]
-    }
-    named = {_storage(own[name]) for name in state if name in own and name in position}
-    extra = [
-        name
-        for name, tensor in own.items()
-        if name not in position and not (tensor.numel() and _storage(tensor) in named)
+def _same_names(
+    model: nn.Module, state: Sequence[str], attributes: Sequence[str]
+) -> dict[str, int]:
+    """Return the number of each part of a model's own state; a KernelError if it has another."""
+    own = model.state_dict()
+    missing = sorted(name for name in state if name not in own and name not in attributes)
+    extra = sorted(name for name in own if name not in state)
+    words = [
+        f"{what} {', '.join(names[:SHOWN])}{' ...' if len(names) > SHOWN else ''}"
+        for what, names in (("it lacks", missing), ("it adds", extra))
+        if names
     ]
-    missing = [
-        name
-        for name in state
-        if name not in attributes and (name not in own or name not in position)
-    ]
-    if forms:
-        _match_in_order(own, position, missing, extra, dict(zip(state, forms, strict=True)))
-        by_storage = {_storage(own[name]): at for name, at in position.items() if name in own}
-        for name, tensor in own.items():
-            if name not in position and tensor.numel() and _storage(tensor) in by_storage:
-                position[name] = by_storage[_storage(tensor)]
-        return position, missing
-    if missing or extra:
-        words = [
-            f"{what} {', '.join(names[:SHOWN])}{' ...' if len(names) > SHOWN else ''}"
-            for what, names in (("it lacks", sorted(missing)), ("it adds", sorted(extra)))
-            if names
-        ]
+    if words:
         raise KernelError(
             f"the parameters and buffers are not those of the problem's model: {'; '.join(words)}"
         )
-    return position, []
+    return {name: index for index, name in enumerate(state)}
 
 
-def _match_in_order(
-    own: Mapping[str, Tensor],
-    position: dict[str, int],
-    missing: list[str],
-    extra: list[str],
-    forms: Mapping[str, Form],
-) -> None:
-    """Give each missing part the first tensor that is left over and has its form."""
-    numbers = {name: index for index, name in enumerate(forms)}
-    for name in list(missing):
-        taken = next((one for one in extra if _form(own[one]) == forms[name]), None)
-        if taken is not None:
-            position[taken] = numbers[name]
-            missing.remove(name)
-            extra[:] = [one for one in extra if _storage(own[one]) != _storage(own[taken])]
+def own_names(
+    model: nn.Module, state: Sequence[str], forms: Sequence[Form], drawn: Sequence[str] = ()
+) -> tuple[dict[str, int], list[str]]:
+    """Return the number of the part of a state that each of a model's names is, and the rest.
+
+    KernelBench builds both models under one seed, so they are matched by what that drew: `drawn`
+    holds the digest of each part's first values. A part is the tensor that alone has its digest;
+    else the one of its name; else the first that is left over with its digest, or with its shape
+    and dtype (`forms`). A further name of a tensor is the same part. Whatever is left over keeps
+    its values, and the answers tell whether that is right. Parts without a tensor are returned too.
+    """
+    own = {
+        name: tensor
+        for name, tensor in (plain_tensors(model) | model.state_dict(keep_vars=True)).items()
+        if isinstance(tensor, Tensor)
+    }
+    first: dict[object, str] = {}
+    for name, tensor in own.items():
+        first.setdefault(_storage(tensor), name)
+    digests = {name: digest(own[name]) for name in first.values()} if drawn else {}
+    told = dict(enumerate(drawn))
+    alone = {one for one in drawn if [*drawn, *digests.values()].count(one) == 2}
+    position: dict[str, int] = {}
+    left = dict(enumerate(state))
+
+    def match(fits: Callable[[int, str], bool]) -> None:
+        for index in list(left):
+            free = (
+                name
+                for name in first.values()
+                if name not in position and _form(own[name]) == forms[index] and fits(index, name)
+            )
+            if (taken := next(free, None)) is not None:
+                position[taken] = index
+                del left[index]
+
+    match(lambda index, name: told.get(index) in alone and digests[name] == told[index])
+    aliases = {name: first[_storage(tensor)] for name, tensor in own.items()}
+    match(lambda index, name: aliases.get(state[index]) == name)
+    match(lambda index, name: bool(digests) and digests[name] == told[index])
+    plain = set(plain_tensors(model))
+    match(lambda _, name: name not in plain)
+    for name, tensor in own.items():
+        if first[_storage(tensor)] in position:
+            position[name] = position[first[_storage(tensor)]]
+    return position, list(left.values())
+
+
+def digest(tensor: Tensor) -> str:
+    """Return the first 16 hex digits of a hash of a tensor's values."""
+    flat = tensor.detach().cpu().contiguous().reshape(-1).view(torch.uint8)
+    return hashlib.blake2b(flat.numpy().tobytes(), digest_size=8).hexdigest()
 
 
 def _form(tensor: Tensor) -> Form:
@@ -215,17 +233,23 @@ def _storage(tensor: Tensor) -> tuple[int, tuple[int, ...], tuple[int, ...]]:
     return tensor.data_ptr() or id(tensor), tuple(tensor.shape), tensor.stride()
 
 
-def _aliases(model: nn.Module, position: Mapping[str, int]) -> list[Alias]:
+def _memory(tensor: Tensor) -> int:
+    return tensor.untyped_storage().data_ptr() if tensor.numel() else -1
+
+
+def _held(model: nn.Module, position: Mapping[str, int]) -> dict[int, int]:
+    """Return the number of the part of the state that lies in each memory of its parameters."""
+    own = model.state_dict(keep_vars=True)
+    return {
+        _memory(own[name]): at for name, at in position.items() if name in own and own[name].numel()
+    }
+
+
+def _aliases(model: nn.Module, held: Mapping[int, int]) -> list[Alias]:
     """Return the views of a model's state that it keeps as plain tensors, alone or in a list.
 
     Such a view (`self.w = self.fc.weight.t()`) follows the weight where that changes in place.
     """
-    own = model.state_dict(keep_vars=True)
-    holders = {
-        tensor.untyped_storage().data_ptr(): position[name]
-        for name, tensor in own.items()
-        if name in position and tensor.numel()
-    }
     found: list[Alias] = []
     for owner in model.modules():
         for name, value in list(vars(owner).items()):
@@ -241,11 +265,10 @@ def _aliases(model: nn.Module, position: Mapping[str, int]) -> list[Alias]:
                     (functools.partial(value.__setitem__, key), one) for key, one in value.items()
                 ]
             for put, one in members:
-                if not isinstance(one, Tensor) or isinstance(one, nn.Parameter) or not one.numel():
+                if not isinstance(one, Tensor) or isinstance(one, nn.Parameter):
                     continue
-                at = holders.get(one.untyped_storage().data_ptr())
+                at = held.get(_memory(one))
                 if at is not None:
-                    found.append(
-                        (at, put, tuple(one.shape), one.stride(), int(one.storage_offset()))
-                    )
+                    offset = int(one.storage_offset())
+                    found.append((at, put, tuple(one.shape), one.stride(), offset))
     return found

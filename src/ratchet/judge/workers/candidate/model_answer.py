@@ -8,7 +8,6 @@ from ratchet.judge.options import WITH_TORCH
 from ratchet.kernels.kernel import Kernel
 from ratchet.kernels.kernel_file import built_in_kernel
 from ratchet.problems.assigned_sizes import Followed
-from ratchet.problems.case import WEIGHTS_SEED
 from ratchet.problems.problem import Case, Problem
 
 COMPILED = "torch.compile"
@@ -40,11 +39,11 @@ def runnable(
         ],
         "attributes": form.attributes,
         "training": form.training,
+        "drawn": form.drawn,
+        "frozen": form.frozen,
     }
     if device is not None:
         given["device"] = device
-    if form.frozen:
-        given["seed"] = WEIGHTS_SEED
     if is_compiled_reference(kernel, problem):
         inputs = problem.cases[0].inputs[len(form.state) :]
         given["warm_up"] = [(spec.shape, spec.dtype) for spec in inputs]
