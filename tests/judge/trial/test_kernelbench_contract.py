@@ -10,7 +10,8 @@ from answers import assert_right
 from torch import nn
 
 from ratchet.base.errors import KernelError
-from ratchet.judge.api import as_kernel, as_problem
+from ratchet.judge.api import as_kernel, as_problem, check_texts
+from ratchet.judge.sandbox import accelerator
 from ratchet.judge.trial.kernel_trial import KernelJudge
 from ratchet.judge.trial.readiness import why_no_kernels
 from ratchet.judge.verdict import Verdict
@@ -349,3 +350,48 @@ def test_views_of_a_weight_follow_it(frozen: bool) -> None:
     assert torch.equal(found, x @ first.t() + 30)
     (found,) = call(torch.zeros(3, 2), x, ())
     assert torch.equal(found, x @ first.t() + 30 if frozen else torch.zeros(3))
+
+
+OTHER_CLASS = KERNELS["an alias"].replace("ModelNew", "FastModel")
+ON_CUDA = KERNELS["an alias"].replace("return F.linear(x,", "return F.linear(x.cuda(),")
+
+
+def texts(folder: Path, source: str, entry: str | None = None) -> str:
+    """Return what the texts of a problem and a kernel alone show to be a mistake, or ""."""
+    problem, kernel = folder / "problem.py", folder / "kernel.py"
+    problem.write_text(PROBLEM)
+    kernel.write_text(HEAD + source)
+    try:
+        check_texts(problem, kernel, entry=entry, run_here=True)
+    except KernelError as error:
+        return str(error)
+    return ""
+
+
+def test_a_file_without_the_class_is_told_in_kernelbenchs_words(tmp_path: Path) -> None:
+    words = texts(tmp_path, OTHER_CLASS)
+    assert "has no class ModelNew: a KernelBench solution defines class ModelNew(nn" in words
+    assert words.endswith("it defines class FastModel: rename one, or name it with --entry")
+    assert texts(tmp_path, OTHER_CLASS, entry="FastModel") == ""
+    assert texts(tmp_path, "def fast(x): ...\n").endswith("of Model; write it")
+    assert texts(tmp_path, OTHER_CLASS + "\nModelNew = FastModel\n") == ""
+
+
+def test_a_missing_gpu_is_told_before_anything_runs(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(accelerator, "all_nodes", list)
+    words = texts(tmp_path, ON_CUDA)
+    assert words.startswith("the kernel needs CUDA (`.cuda()` at line ")
+    assert "this machine has none; port it (`ratchet port`)" in words
+    monkeypatch.setattr(accelerator, "all_nodes", lambda: ["/dev/nvidia0"])
+    assert texts(tmp_path, ON_CUDA) == ""
+
+
+@needs_sandbox
+def test_a_missing_name_gets_no_advice_about_extensions(court: KernelJudge, tmp_path: Path) -> None:
+    source = "from torch.utils.cpp_extension import load_inline\n" + KERNELS["an alias"]
+    verdict = judged(court, tmp_path, source + "\nunknown_name.start()\n")
+    assert verdict.status == "refused"
+    assert "NameError" in verdict.reason
+    assert "load_inline" not in verdict.reason
