@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import ast
-import functools
 import hashlib
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any, Final
@@ -12,15 +11,15 @@ import torch
 from torch import Tensor, nn
 
 from ratchet.base.errors import KernelError
+from ratchet.problems.kept_tensors import kept_tensors
 
 SHOWN = 8
 WEIGHTS_SEED: Final = 1
 """The seed under which both models are built; frozen weights are those that it draws."""
 Form = tuple[tuple[int, ...], torch.dtype]
 """The shape and dtype of a part of the state."""
-Alias = tuple[int, Callable[[Tensor], None], tuple[int, ...], tuple[int, ...], int]
-"""The number of a part of the state, what sets a view of it, and the view's shape, strides and
-offset."""
+Alias = tuple[int, Tensor, tuple[int, ...], tuple[int, ...], int]
+"""The number of a part of the state, a view of it, and the view's shape, strides and offset."""
 
 
 class StatefulCall:
@@ -55,8 +54,13 @@ class StatefulCall:
         else:
             position = _same_names(model, state, attributes)
         self._parameters, self._buffers = _places(model, position)
-        held = _held(model, position) if forms else {}
-        self._aliases = _aliases(model, held)
+        kept = kept_tensors(model) if forms else {}
+        held = {_memory(own): at for own, at in _numbered(model, kept, position) if own.numel()}
+        self._aliases: list[Alias] = [
+            (held[_memory(one)], one, tuple(one.shape), one.stride(), int(one.storage_offset()))
+            for one in kept.values()
+            if _memory(one) in held
+        ]
         self._attributes = [
             (position[name], owner, last)
             for name, owner, last in _plain_places(model)
@@ -75,9 +79,10 @@ class StatefulCall:
         held: dict[int, Tensor] = {}
         for position, owner, name in self._buffers:
             held[position] = owner._buffers[name] = tensors[position].clone()
-        for position, put, shape, stride, offset in self._aliases:
+        for position, alias, shape, stride, offset in self._aliases:
             source = held.get(position, tensors[position])
-            put((source.clone() if self._frozen else source).as_strided(shape, stride, offset))
+            source = source.clone() if self._frozen else source
+            alias.data = source.as_strided(shape, stride, offset)
         if self._frozen:
             self._parameters, self._aliases = [], []
         for position, owner, name in self._attributes:
@@ -181,10 +186,10 @@ def own_names(
     and dtype (`forms`). A further name of a tensor is the same part. Whatever is left over keeps
     its values, and the answers tell whether that is right. Parts without a tensor are returned too.
     """
-    own = {
-        name: tensor
-        for name, tensor in (plain_tensors(model) | model.state_dict(keep_vars=True)).items()
-        if isinstance(tensor, Tensor)
+    own: dict[str, Tensor] = {
+        **model.state_dict(keep_vars=True),
+        **dict(model.named_buffers(remove_duplicate=False)),
+        **kept_tensors(model),
     }
     first: dict[object, str] = {}
     for name, tensor in own.items():
@@ -210,7 +215,7 @@ def own_names(
     aliases = {name: first[_storage(tensor)] for name, tensor in own.items()}
     match(lambda index, name: aliases.get(state[index]) == name)
     match(lambda index, name: bool(digests) and digests[name] == told[index])
-    plain = set(plain_tensors(model))
+    plain = kept_tensors(model)
     match(lambda _, name: name not in plain)
     for name, tensor in own.items():
         if first[_storage(tensor)] in position:
@@ -237,38 +242,13 @@ def _memory(tensor: Tensor) -> int:
     return tensor.untyped_storage().data_ptr() if tensor.numel() else -1
 
 
-def _held(model: nn.Module, position: Mapping[str, int]) -> dict[int, int]:
-    """Return the number of the part of the state that lies in each memory of its parameters."""
-    own = model.state_dict(keep_vars=True)
-    return {
-        _memory(own[name]): at for name, at in position.items() if name in own and own[name].numel()
-    }
+def _numbered(
+    model: nn.Module, kept: Mapping[str, Tensor], position: Mapping[str, int]
+) -> list[tuple[Tensor, int]]:
+    """Return the parameters and persistent buffers that are a part of the state, and its number.
 
-
-def _aliases(model: nn.Module, held: Mapping[int, int]) -> list[Alias]:
-    """Return the views of a model's state that it keeps as plain tensors, alone or in a list.
-
-    Such a view (`self.w = self.fc.weight.t()`) follows the weight where that changes in place.
+    So are parameters that no module has registered.
     """
-    found: list[Alias] = []
-    for owner in model.modules():
-        for name, value in list(vars(owner).items()):
-            members: list[tuple[Callable[[Tensor], None], Any]] = [
-                (functools.partial(setattr, owner, name), value)
-            ]
-            if isinstance(value, list):
-                members = [
-                    (functools.partial(value.__setitem__, at), one) for at, one in enumerate(value)
-                ]
-            elif isinstance(value, dict) and not name.startswith("_"):
-                members = [
-                    (functools.partial(value.__setitem__, key), one) for key, one in value.items()
-                ]
-            for put, one in members:
-                if not isinstance(one, Tensor) or isinstance(one, nn.Parameter):
-                    continue
-                at = held.get(_memory(one))
-                if at is not None:
-                    offset = int(one.storage_offset())
-                    found.append((at, put, tuple(one.shape), one.stride(), offset))
-    return found
+    hidden = {name: one for name, one in kept.items() if isinstance(one, nn.Parameter)}
+    found = {**hidden, **model.state_dict(keep_vars=True)}
+    return [(found[name], at) for name, at in position.items() if name in found]

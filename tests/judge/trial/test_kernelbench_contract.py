@@ -313,6 +313,23 @@ def test_what_was_drawn_comes_first_then_names_then_shapes_in_order() -> None:
     assert torch.equal(found, one * 10 + two)  # `b` is the first that the model made
 
 
+class Hidden(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.box = Box(nn.Parameter(torch.ones(3)))
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return x * self.box.weight
+
+
+def test_a_parameter_that_no_module_registers_is_found_by_what_was_drawn() -> None:
+    drawn = [digest(torch.ones(3))]
+    call = StatefulCall(Hidden(), ["w"], [None], (), FORMS[:1], drawn=drawn)
+    assert call.unplaced == []
+    (found,) = call(torch.full((3,), 5.0), torch.ones(3), ())
+    assert torch.equal(found, torch.full((3,), 5.0))
+
+
 def test_a_part_without_a_place_is_named_and_what_is_left_over_stays() -> None:
     forms = [*FORMS, ((9,), torch.float32)]
     call = StatefulCall(Two(), ["a", "b", "wide", "gain"], [None], (), forms)
@@ -330,6 +347,13 @@ def test_a_reference_must_have_exactly_the_state() -> None:
         StatefulCall(Two(), ["a", "wide"], [None])
 
 
+class Box:
+    """Keeps a weight where no module looks."""
+
+    def __init__(self, weight: torch.Tensor) -> None:
+        self.weight = weight
+
+
 class Views(nn.Module):
     def __init__(self) -> None:
         super().__init__()
@@ -337,9 +361,13 @@ class Views(nn.Module):
         self.turned = self.wide.detach().t()
         self.kept = [self.wide.data]
         self.again = nn.Parameter(self.wide.data)
+        self.box = Box(self.wide.data.view(-1))
+        flat = self.wide.detach().view(6)
+        self.total = lambda: flat.sum()
 
     def forward(self, x: torch.Tensor) -> torch.Tensor:
-        return x @ self.turned + self.kept[0].sum() + self.again.sum()
+        more = self.kept[0].sum() + self.again.sum() + self.box.weight.sum() + self.total()
+        return x @ self.turned + more
 
 
 @pytest.mark.parametrize("frozen", [False, True])
@@ -347,9 +375,9 @@ def test_views_of_a_weight_follow_it(frozen: bool) -> None:
     call = StatefulCall(Views(), ["wide"], [None], (), [((3, 2), torch.float32)], frozen=frozen)
     first, x = torch.arange(6.0).view(3, 2), torch.ones(2)
     (found,) = call(first, x, ())
-    assert torch.equal(found, x @ first.t() + 30)
+    assert torch.equal(found, x @ first.t() + 60)
     (found,) = call(torch.zeros(3, 2), x, ())
-    assert torch.equal(found, x @ first.t() + 30 if frozen else torch.zeros(3))
+    assert torch.equal(found, x @ first.t() + 60 if frozen else torch.zeros(3))
 
 
 OTHER_CLASS = KERNELS["an alias"].replace("ModelNew", "FastModel")
