@@ -105,6 +105,8 @@ class Case:
     """The judge times this case."""
     hidden: bool = False
     """Authors do not see this case."""
+    grown: bool = False
+    """Not of the problem's own sizes: a kernel need not take them, but may not be inexact there."""
     tier: Tier = "cpu"
     """Size class: `ci` takes milliseconds, `gpu` fills an accelerator. Hidden cases count at every
     tier."""

@@ -43,6 +43,8 @@ MARGIN_BYTES = 4 << 30
 SHOWN_INPUTS = 4
 REJECTING: Final = ("crashed", "wrong", "refused")
 """How a kernel that is built for its file's sizes alone ends on others; a wrong value is no end."""
+NEAR: Final = 0.5
+"""An answer further off than this, relative to itself, is that of another computation."""
 VARIED_S = 0.3
 """Seconds for checking a timed case with values of hidden ones."""
 COMPILE_LIMIT_S, COMPILE_SHARE, COMPILE_LEAST_S = 60.0, 0.5, 5.0
@@ -78,6 +80,8 @@ class CallCheck:
     """True if the call wrote to its outputs."""
     passed: bool
     detail: str
+    off: float = 0.0
+    """The error in norm, relative to the answer's own, on a grown case."""
     overflows: bool = False
     """True if the reference overflows on these values, so nothing was compared."""
 
@@ -343,7 +347,9 @@ def _check_all(
 ) -> Decided | None:
     declined = 0
     for index, case in enumerate(opened.problem.cases):
-        if case.hidden and opened.has_other_sizes(index):
+        if case.grown:
+            passed, detail = _check_grown(candidate, opened, index)
+        elif case.hidden and opened.has_other_sizes(index):
             passed, detail = _check_other_sizes(candidate, opened, index, other)
         else:
             passed, detail = check_case(candidate, opened, index)
@@ -389,6 +395,32 @@ def _check_other_sizes(
         return None, f"it takes the sizes of the problem's file alone: {decided.reason}"
     followed = "its file's constants followed the sizes; " if process is not None else ""
     return passed, followed + detail
+
+
+def _check_grown(
+    candidate: CandidateProcess, opened: OpenProblem, index: int
+) -> tuple[bool | None, str]:
+    """Check a kernel on a size that its problem does not state; it need not take that.
+
+    It does if it comes near the answer. Then an error is one of its arithmetic.
+    """
+    opened.unworn.add(index)
+    censuses, candidate.censuses = candidate.censuses, None
+    try:
+        with opened.draw(index, 1, writable_inputs=True) as batch:
+            (code,) = make_calls(candidate, opened, batch)
+            candidate.deliver(0)
+            check = opened.check(batch, 0, code)
+    except CandidateFault as error:
+        if not error.raised:
+            raise
+        return None, f"it takes the sizes of its cases alone: {error.decided.reason}"
+    finally:
+        candidate.censuses = censuses
+    passed, detail = verdict_of_call(code, check)
+    if passed is False and code == 0 and check.changed_input is None and check.off > NEAR:
+        return None, "it takes the sizes of its cases alone: its answer is another on this one"
+    return passed, detail
 
 
 def _check_variations(
