@@ -47,6 +47,8 @@ MAX_LIBRARY_BYTES = 64 << 20
 MAX_ANSWER_BYTES = 1 << 20
 MOST_SECONDS = 1e9
 MOST_NAMED: Final = 8
+OF_PROFILER: Final = ("USDT:", "STAGE:")
+"""How lines begin that torch's profiler prints while a census is taken."""
 PRINTED_LINES, PRINTED_CHARACTERS = 3, 300
 """How much of what a kernel printed last stands in a reason."""
 STATUS_OF_FAILURE: dict[str, Status] = {"timed_out": "timed_out", "woke": "cheating"}
@@ -435,6 +437,7 @@ def _printed(output: str) -> str:
     """Return the last lines that a kernel printed before the error's traceback."""
     before = output.partition("Traceback (most recent call last)")[0]
     lines = [line.strip() for line in before.splitlines() if line.strip()]
+    lines = [line for line in lines if not line.startswith(OF_PROFILER)]
     shown = " | ".join(lines[-PRINTED_LINES:])[-PRINTED_CHARACTERS:]
     return f"it printed: {shown}" if shown else ""
 
