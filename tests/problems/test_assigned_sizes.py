@@ -26,6 +26,9 @@ SHRUNK = Followed.of_shrunk(PROBLEM, [SizeChange(name="batch", old=8192, new=286
             "S = '''\n#define N 8192\nint rows = 8192;'''",
             "S = '''\n#define N 286\nint rows = 286;'''",
         ),
+        ("total = 8192 * 1024", "total = 292864"),
+        ("total = 8388608", "total = 292864"),
+        ("total = 8192 * 3", "total = 286 * 3"),
         ("é = 'é'; n = 8192", "é = 'é'; n = 286"),
     ],
 )

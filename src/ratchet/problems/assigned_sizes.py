@@ -8,6 +8,7 @@ Imports no torch.
 from __future__ import annotations
 
 import ast
+import itertools
 import re
 from collections.abc import Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass
@@ -17,6 +18,8 @@ from ratchet.problems.case import SizeChange
 
 SMALLEST_FOLLOWED: Final = 8
 """A smaller number without the name of a size is no size."""
+SMALLEST_PRODUCT: Final = 4096
+"""A number that is the product of two sizes follows both, from here on."""
 TILE = re.compile(r"block|tile|warp|thread|stage|vec|unroll|group|chunk|split|lane|wave", re.I)
 """Names of a kernel's own parameters, which are no sizes of its problem."""
 ON_DEVICE: Final = ("jit", "autotune", "heuristics")
@@ -122,10 +125,18 @@ class Followed:
     @staticmethod
     def of_shrunk(text: str, changes: Sequence[SizeChange]) -> Followed:
         """Return the rules after these changes of a problem's file, which led to `text`."""
+        if not changes:
+            return Followed(changes=(), kept=())
         changed = {one.name for one in changes}
-        stay = [one for one in sizes(text) if one.name not in changed] if changes else []
+        stay = [one for one in sizes(text) if one.name not in changed]
+        same = [SizeChange(name="", old=one.value, new=one.value) for one in stay]
+        products = [
+            SizeChange(name="", old=one.old * other.old, new=one.new * other.new)
+            for one, other in itertools.combinations([*changes, *same], 2)
+            if one.old * other.old >= SMALLEST_PRODUCT and other.old > 1
+        ]
         return Followed(
-            changes=changes,
+            changes=[*changes, *(one for one in products if one.old != one.new)],
             kept=[one.value for one in stay],
             stay=[one.name for one in stay],
         )
@@ -148,7 +159,7 @@ class Followed:
         """Return what a number becomes that a file gives to `name`, which is "" for none."""
         same = [one for one in self.changes if one.old == value]
         for one in same:
-            if _plain(one.name) == _plain(name) or (is_batch(one.name) and is_batch(name)):
+            if _plain(one.name) == _plain(name) != "" or (is_batch(one.name) and is_batch(name)):
                 return one.new
         if _plain(name) in map(_plain, self.stay) or TILE.search(name):
             return value
@@ -163,7 +174,7 @@ class Followed:
             return text
         lines = text.encode().splitlines(keepends=True)
         for number, name, value in sorted(
-            _numbers(ast.parse(text)), key=lambda one: (one[0].lineno, -one[0].col_offset)
+            _numbers(ast.parse(text), self), key=lambda one: (one[0].lineno, -one[0].col_offset)
         ):
             new, end = self.new_value(name, value), number.end_col_offset
             if new != value and end is not None:
@@ -180,14 +191,14 @@ def _plain(name: str) -> str:
     return re.sub(r"[\W_]", "", name.rpartition(".")[2]).lower()
 
 
-def _numbers(tree: ast.Module) -> list[tuple[ast.expr, str, int]]:
-    """Return each whole number of a file on one line, with the name that it is given to."""
+def _numbers(tree: ast.Module, rules: Followed) -> list[tuple[ast.expr, str, int]]:
+    """Return each whole number of a file on one line that follows, and the name it is given to."""
     found: dict[tuple[int, int], tuple[ast.expr, str, int]] = {}
     for node, name in _named(tree, ""):
         if not isinstance(node, ast.expr) or node.lineno != node.end_lineno:
             continue
         value = whole_number(node)
-        if value is not None:
+        if value is not None and rules.new_value(name, value) != value:
             inside = any(
                 line == node.lineno and start <= node.col_offset < (one[0].end_col_offset or 0)
                 for (line, start), one in found.items()

@@ -55,6 +55,11 @@ class StatefulCall:
             position = _same_names(model, state, attributes)
         self._parameters, self._buffers = _places(model, position)
         kept = kept_tensors(model) if forms else {}
+        kept |= {
+            name: one
+            for name, one in model.state_dict(keep_vars=True).items()
+            if forms and name not in position  # a view of another shape
+        }
         held = {_memory(own): at for own, at in _numbered(model, kept, position) if own.numel()}
         self._aliases: list[Alias] = [
             (held[_memory(one)], one, tuple(one.shape), one.stride(), int(one.storage_offset()))
@@ -75,7 +80,9 @@ class StatefulCall:
     def __call__(self, *given: Any) -> tuple[Tensor, ...]:
         tensors = given[:-1]  # the last argument holds a problem's scalars: a model has none
         for position, parameter in self._parameters:
-            parameter.data = tensors[position].clone() if self._frozen else tensors[position]
+            source = tensors[position].clone() if self._frozen else tensors[position]
+            same = source.shape == parameter.shape
+            parameter.data = source if same else source.reshape(parameter.shape)
         held: dict[int, Tensor] = {}
         for position, owner, name in self._buffers:
             held[position] = owner._buffers[name] = tensors[position].clone()
@@ -200,18 +207,26 @@ def own_names(
     position: dict[str, int] = {}
     left = dict(enumerate(state))
 
-    def match(fits: Callable[[int, str], bool]) -> None:
+    def match(fits: Callable[[int, str], bool], *, reshaped: bool = False) -> None:
         for index in list(left):
             free = (
                 name
                 for name in first.values()
-                if name not in position and _form(own[name]) == forms[index] and fits(index, name)
+                if name not in position
+                and (
+                    _form(own[name]) == forms[index]
+                    or (reshaped and isinstance(own[name], nn.Parameter))
+                )
+                and fits(index, name)
             )
             if (taken := next(free, None)) is not None:
                 position[taken] = index
                 del left[index]
 
-    match(lambda index, name: told.get(index) in alone and digests[name] == told[index])
+    match(
+        lambda index, name: told.get(index) in alone and digests[name] == told[index],
+        reshaped=True,  # its values are in the same order
+    )
     aliases = {name: first[_storage(tensor)] for name, tensor in own.items()}
     match(lambda index, name: aliases.get(state[index]) == name)
     match(lambda index, name: bool(digests) and digests[name] == told[index])
