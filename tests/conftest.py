@@ -20,7 +20,7 @@ from hypothesis import HealthCheck, settings
 from postgres_server import postgres
 
 from ratchet.court.fleet import machines
-from ratchet.judge.trial import held_together, kernel_trial
+from ratchet.judge.trial import held_together, kernel_trial, wear
 from ratchet.judge.trial.kernel_trial import KernelJudge
 from ratchet.judge.workers.candidate.architectures import TARGETS
 from ratchet.ledger import connect
@@ -171,8 +171,10 @@ def profiled_if_asked() -> Iterator[None]:
 def hardly_worn() -> Iterator[None]:
     """Before an answer a kernel runs one batch of each cheap case, and not hundreds of calls."""
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(held_together, "WORN_CALLS", 1)
-        patch.setattr(held_together, "BATCH", 8)
+        patch.setattr(wear, "FEWEST_CALLS", 1)
+        patch.setattr(wear, "MOST_CALLS", 1)
+        patch.setattr(wear, "LEAST_ROUNDS", 1)
+        patch.setattr(wear, "BATCH", 8)
         patch.setattr(held_together, "COMPARED_S", 0.02)
         yield
 
@@ -180,8 +182,11 @@ def hardly_worn() -> Iterator[None]:
 @pytest.fixture
 def worn(monkeypatch: pytest.MonkeyPatch) -> None:
     """Before an answer a kernel is called hundreds of times, as it is for users."""
-    monkeypatch.setattr(held_together, "WORN_CALLS", 300)
-    monkeypatch.setattr(held_together, "BATCH", 32)
+    monkeypatch.setattr(wear, "FEWEST_CALLS", 300)
+    monkeypatch.setattr(wear, "MOST_CALLS", 400)
+    monkeypatch.setattr(wear, "LEAST_ROUNDS", 2)
+    monkeypatch.setattr(wear, "WORN_S", 30.0)
+    monkeypatch.setattr(wear, "BATCH", 32)
 
 
 @pytest.fixture

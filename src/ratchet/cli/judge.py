@@ -118,6 +118,14 @@ def judge(
             "on the CPU: correct at best, never timed.",
         ),
     ] = None,
+    frozen_weights: Annotated[
+        bool,
+        typer.Option(
+            "--frozen-weights",
+            help="For KernelBench's form: keep the weights that the constructor draws under one "
+            "seed, so that a kernel for inference may fold them.",
+        ),
+    ] = False,
     fresh: Annotated[
         bool, typer.Option("--fresh", help="Judge a suite's kernels again; ignore the ledger.")
     ] = False,
@@ -165,9 +173,11 @@ def judge(
     if problem is None and own is not None:
         raise RatchetError("--own and --any are for one PROBLEM: leave them out with a suite")
     if suite is not None:
+        if frozen_weights:
+            raise RatchetError("--frozen-weights is for KernelBench's form: leave it out here")
         check_suite(suite)
     if problem is not None and kernel is not None:
-        read = check_texts(problem, kernel, entry=entry)
+        read = check_texts(problem, kernel, entry=entry, run_here=target is None)
 
     # numpy, the ledger and torch are imported from here on: mistakes in the call are answered.
     from ratchet.court.calls import judge_named
@@ -196,6 +206,7 @@ def judge(
                 tier=sizes,
                 scale=factor,
                 task=None if own is None else "own" if own else "any",
+                frozen_weights=frozen_weights,
                 warn=lambda expected_s: _say_what_will_not_fit(expected_s, limit_s),
             )
             code = _report_one(judged, out, as_json)
@@ -203,7 +214,12 @@ def judge(
     check_kernels()
     if kernelbench is not None:
         questions = kernelbench_suite(
-            kernelbench, level=level, scale=factor, candidate=who, time_limit_s=limit_s
+            kernelbench,
+            level=level,
+            scale=factor,
+            candidate=who,
+            time_limit_s=limit_s,
+            frozen_weights=frozen_weights,
         )
     else:
         assert suite is not None

@@ -44,6 +44,7 @@ def judge(
     seed: int | None = None,
     device: str = "auto",
     target: str | None = None,
+    frozen_weights: bool = False,
 ) -> Verdict:
     """Judge one kernel on one problem now, and store the verdict in the ledger.
 
@@ -57,7 +58,9 @@ def judge(
     says so. `device` is `cpu`, `cuda` or `cuda:N` (ROCm too): by default a kernel in
     Triton takes a GPU where there is one, and every other the machine's cores. `target`, an
     AMD GPU such as `gfx942`, judges a kernel in Triton or HIP by that GPU's machine code, emulated;
-    nothing is timed then. `seed` is for tests: a verdict with one is not stored.
+    nothing is timed then. With `frozen_weights`, a KernelBench model's weights are those that its
+    constructor draws and never change, so a kernel may fold them; that is another problem for the
+    ledger. `seed` is for tests: a verdict with one is not stored.
 
     The ledger is the one that RATCHET_LEDGER names, or the default file. If the default file cannot
     be written, a warning says so and the verdict is not stored.
@@ -74,7 +77,7 @@ def judge(
         target=None if target is None else parse_target(target),
         seed=seed,
     )
-    read = check_texts(problem, kernel, entry=entry)
+    read = check_texts(problem, kernel, entry=entry, run_here=target is None)
     with _own_court(threads) as court:
         return judge_named(
             court,
@@ -86,6 +89,7 @@ def judge(
             tier=None if tier is None else parse_tier(tier),
             scale=scale,
             task=task,
+            frozen_weights=frozen_weights,
         ).verdict
 
 
@@ -100,6 +104,7 @@ def judge_named(
     tier: Tier | None = None,
     scale: Scale = "auto",
     task: Task | None = None,
+    frozen_weights: bool = False,
     warn: Callable[[float], None] | None = None,
 ) -> JudgedKernel:
     """Read a problem and a kernel and judge them now, both within the limit of `terms`.
@@ -118,6 +123,7 @@ def judge_named(
             task=task,
             time_limit_s=limit_s,
             describe=court.describe,
+            frozen_weights=frozen_weights,
         )
         given = as_kernel(kernel, asked, entry=entry)
         if terms.target is not None and given.language not in ("triton", "hip"):

@@ -52,10 +52,12 @@ def kernelbench_suite(
     scale: Scale,
     candidate: str,
     time_limit_s: float | None = None,
+    frozen_weights: bool = False,
 ) -> Suite:
     """Return one level of a clone of KernelBench in any folder.
 
-    `time_limit_s` is the limit for reading one problem.
+    `time_limit_s` is the limit for reading one problem. With `frozen_weights` its models keep the
+    weights that their constructors draw.
 
     Raises:
         RatchetError: there is no such level or candidate.
@@ -69,7 +71,13 @@ def kernelbench_suite(
 
     def question(path: Path) -> Question:
         def read(describe: Describe) -> Asked:
-            problem = as_problem(path, scale=scale, time_limit_s=time_limit_s, describe=describe)
+            problem = as_problem(
+                path,
+                scale=scale,
+                time_limit_s=time_limit_s,
+                describe=describe,
+                frozen_weights=frozen_weights,
+            )
             return find(path.stem, problem)
 
         return Question(name=path.stem, read=read)

@@ -70,12 +70,14 @@ def as_problem(
     task: Task | None = None,
     time_limit_s: float | None = None,
     describe: Describe | None = None,
+    frozen_weights: bool = False,
 ) -> Problem:
     """Return the problem of a file, a name or a Problem, with the wanted task.
 
     Its cases are those of the first of `tiers` that it has. Without tiers they are those of the
     default tier (JUDGED_AT), or all cases of a Problem. `describe` runs a file in a process of a
-    judge (`KernelJudge.describe`).
+    judge (`KernelJudge.describe`). With `frozen_weights` a KernelBench model keeps the weights that
+    its constructor draws: another problem, with a hash of its own.
     """
     from ratchet.problems.problem_file import LOADING_LIMIT_S, load_problem, with_text
 
@@ -94,7 +96,19 @@ def as_problem(
         )
     else:
         raise KernelError(f"{problem!r:.60} is not a problem: give a file, a name or a Problem")
+    if frozen_weights and not found.fault:
+        found = with_frozen_weights(found)
     return found if task is None else replace(found, task=task)
+
+
+def with_frozen_weights(problem: Problem) -> Problem:
+    """Return a KernelBench problem whose weights never change; a KernelError for others."""
+    if problem.model is None:
+        raise KernelError(
+            f"problem {problem.name!r} has no model whose weights could be frozen: leave "
+            "--frozen-weights out, which is for problems in KernelBench's form"
+        )
+    return replace(problem, model=replace(problem.model, frozen=True))
 
 
 def check_texts(
@@ -102,20 +116,32 @@ def check_texts(
     kernel: Kernel | str | os.PathLike[str],
     *,
     entry: str | None = None,
+    run_here: bool = False,
 ) -> Kernel | None:
     """Raise the KernelErrors that names and files show before anything is loaded or run.
 
-    Returns the kernel of a file. It has no entry yet if only its problem names one.
+    With `run_here`, a kernel that needs a GPU is one of them on a machine without. Returns the
+    kernel of a file. It has no entry yet if only its problem names one.
     """
+    from ratchet.judge.sandbox.accelerator import all_nodes, needed_gpu
     from ratchet.kernels.kernel_file import load_kernel
-    from ratchet.problems.problem_file import default_entry, problem_name
+    from ratchet.problems.problem_file import default_entry, holds_model, problem_name
 
     if not isinstance(problem, (str, os.PathLike)) or not isinstance(kernel, (str, os.PathLike)):
         return None
     name = problem_name(problem)
     wanted = entry or (default_entry(name) if name else None)
     made_up = entry is None and wanted != name
-    return load_kernel(kernel, entry=wanted, called=wanted is not None, or_only_one=made_up)
+    found = load_kernel(
+        kernel,
+        entry=wanted,
+        called=wanted is not None,
+        or_only_one=made_up,
+        of_model=holds_model(problem),
+    )
+    if run_here and not all_nodes() and (why := needed_gpu(found)):
+        raise KernelError(why)
+    return found
 
 
 def as_kernel(
@@ -134,4 +160,10 @@ def as_kernel(
 
     wanted = entry or default_entry(problem.name)
     made_up = entry is None and wanted != problem.name
-    return load_kernel(Path(kernel), entry=wanted, called=not problem.fault, or_only_one=made_up)
+    return load_kernel(
+        Path(kernel),
+        entry=wanted,
+        called=not problem.fault,
+        or_only_one=made_up,
+        of_model=problem.model is not None,
+    )

@@ -48,14 +48,21 @@ class Decided:
 class CandidateFault(Exception):
     """A candidate's process failed, or gave a wrong answer, which decides the verdict."""
 
-    def __init__(self, decided: Decided) -> None:
+    def __init__(self, decided: Decided, *, raised: bool = False) -> None:
         super().__init__(decided.reason)
         self.decided = decided
+        self.raised = raised
+        """True if the kernel rejected its inputs, or returned other forms; its process goes on."""
+
+    def on(self, where: str) -> CandidateFault:
+        """Return it with the place where it happened."""
+        named = replace(self.decided, reason=f"{where}: {self.decided.reason}")
+        return CandidateFault(named, raised=self.raised)
 
 
-def fault(status: Status, reason: str) -> CandidateFault:
+def fault(status: Status, reason: str, *, raised: bool = False) -> CandidateFault:
     """Return the exception for a failure of a candidate's process."""
-    return CandidateFault(Decided(status, reason))
+    return CandidateFault(Decided(status, reason), raised=raised)
 
 
 def as_stage(run: Callable[[list[Evidence]], T | Decided]) -> Ok[T] | Decided:

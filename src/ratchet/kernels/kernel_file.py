@@ -39,13 +39,15 @@ def load_kernel(
     language: Language | None = None,
     called: bool = True,
     or_only_one: bool = False,
+    of_model: bool = False,
 ) -> Kernel:
     """Return the kernel of a file without running it.
 
     The file's ending gives the language; a .py file that imports triton is in triton. The entry is
     `entry` if the file has it, else `ModelNew`. Without an entry, or with `or_only_one`, it is the
     file's only public function. A kernel that will not be `called`, since its problem has a fault,
-    needs no entry.
+    needs no entry. In Python the entry for a KernelBench problem (`of_model`) is `ModelNew`, unless
+    `entry` is a class of the file.
 
     Raises:
         KernelError: a file that cannot be read or parsed, an unknown ending or entry.
@@ -59,8 +61,11 @@ def load_kernel(
     source = read_source(path)
     if path.suffix == ".py":
         body = parsed(path, source).body
-        names, offered = list(python_names(body)), _python_entries(body)
+        names, offered = list(python_names(body, deep=True)), _python_entries(body)
         imported = _imports(source)
+        if of_model and called:
+            _check_model(path, names, body, entry)
+            or_only_one = False
         if language is None and "triton" in imported:
             spoken = "triton"
     else:
@@ -151,6 +156,22 @@ def _runs_on_the_device(node: ast.FunctionDef) -> bool:
     """Return whether Triton launches a function (`@triton.jit` and the like)."""
     called = (one.func if isinstance(one, ast.Call) else one for one in node.decorator_list)
     return any(ast.unparse(one).split(".")[-1] in _DEVICE_DECORATORS for one in called)
+
+
+def _check_model(
+    path: Path, names: list[str], body: Sequence[ast.stmt], wanted: str | None
+) -> None:
+    """Raise a KernelError, in KernelBench's words, if a file has no `ModelNew`."""
+    if ANSWER in names or wanted in names:
+        return
+    classes = [f"class {one.name}" for one in body if isinstance(one, ast.ClassDef)]
+    remedy = "write it"
+    if classes:
+        remedy = f"it defines {', '.join(classes[:4])}: rename one, or name it with --entry"
+    raise KernelError(
+        f"{str(path)!r} has no class {ANSWER}: a KernelBench solution defines class "
+        f"{ANSWER}(nn.Module), built with the arguments of {MODEL}; {remedy}"
+    )
 
 
 def _entry(

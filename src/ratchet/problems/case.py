@@ -105,9 +105,24 @@ class Case:
     """The judge times this case."""
     hidden: bool = False
     """Authors do not see this case."""
+    grown: bool = False
+    """Not of the problem's own sizes: a kernel need not take them, but may not be inexact there."""
     tier: Tier = "cpu"
     """Size class: `ci` takes milliseconds, `gpu` fills an accelerator. Hidden cases count at every
     tier."""
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class SizeChange:
+    """A size of a problem's file that was shrunk to fit."""
+
+    name: str
+    old: int
+    new: int
+
+    def words(self) -> str:
+        """Return it for people."""
+        return f"{self.name} {self.old} to {self.new}"
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -131,6 +146,12 @@ class ModelForm:
     attributes: tuple[str, ...] = ()
     """Names of the state's tensors that the model draws at random and keeps as plain attributes or
     as non-persistent buffers. A kernel need not have them."""
+    drawn: tuple[str, ...] = ()
+    """The digest of each part's first values, drawn by the constructor under WEIGHTS_SEED."""
+    shrunk: tuple[SizeChange, ...] = ()
+    """The sizes of the file that `--scale` changed; those that a kernel's file repeats follow."""
+    frozen: bool = False
+    """True if the state keeps the values that the model's constructor draws under one seed."""
 
 
 def case_from_json(document: dict[str, Any]) -> Case:

@@ -17,6 +17,7 @@ from typing import Any
 import torch
 
 from ratchet.base.errors import RatchetError
+from ratchet.problems.long_sums import with_long_sum
 from ratchet.problems.problem import Problem
 from ratchet.problems.source_module import source_module
 
@@ -40,7 +41,7 @@ def describe(request: dict[str, Any]) -> Problem:
     if not problem.tiers:
         raise RatchetError("all of its cases are hidden: give it a visible one")
     problem.load_reference()
-    return problem
+    return with_long_sum(problem)
 
 
 def answer(request: dict[str, Any]) -> dict[str, Any]:

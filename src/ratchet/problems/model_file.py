@@ -22,12 +22,11 @@ from torch import Tensor, nn
 from ratchet.base.errors import KernelError
 from ratchet.problems.case import Case, ModelForm, TensorSpec
 from ratchet.problems.input_structure import PLAIN, restored
-from ratchet.problems.model_state import StatefulCall, plain_tensors, widen_plain
+from ratchet.problems.model_state import WEIGHTS_SEED, StatefulCall, plain_tensors, widen_plain
 from ratchet.problems.on_cores import on_cores
 from ratchet.problems.source_module import source_module
 from ratchet.problems.structure import Structure
 
-TEMPLATE_SEED = 1
 SPREAD = 0.5
 """Spread of a parameter that starts as a constant, uniform to both sides."""
 CPU = torch.device("cpu")
@@ -47,7 +46,7 @@ class ModelFile:
         self._template = self._build(double=False)
         self._drawn = {name for name, _ in self._template.named_parameters(remove_duplicate=False)}
 
-    def _build(self, *, double: bool, seed: int = TEMPLATE_SEED) -> nn.Module:
+    def _build(self, *, double: bool, seed: int = WEIGHTS_SEED) -> nn.Module:
         dtype = torch.float64 if double else torch.float32
         with seeded(seed), _default_dtype(dtype), on_cores(self._text):
             model = self._module.Model(*ast.literal_eval(self._form.init))
@@ -58,11 +57,16 @@ class ModelFile:
             widen_plain(model)
         return model
 
-    def call(self, *, double: bool = False, seed: int = TEMPLATE_SEED) -> StatefulCall:
+    def call(self, *, double: bool = False, seed: int = WEIGHTS_SEED) -> StatefulCall:
         """Return a fresh model as a function of its state and inputs."""
         model = self._build(double=double, seed=seed)
         form = self._form
-        return StatefulCall(model, form.state, form.arguments, form.attributes)
+        return StatefulCall(model, form.state, form.arguments, form.attributes, frozen=form.frozen)
+
+    def first_state(self) -> list[Tensor]:
+        """Return each part of the state as the constructor draws it under WEIGHTS_SEED."""
+        found = {**plain_tensors(self._template), **self._template.state_dict()}
+        return [found[name] for name in self._form.state]
 
     def on_this_machine(self) -> contextlib.AbstractContextManager[Any]:
         """Return a context for calls of the model; without a GPU its tensors go to the CPU."""
@@ -90,7 +94,7 @@ class ModelFile:
         call = self.call()
         if "cuda" in self._text and not torch.cuda.is_available():
             own = {**plain_tensors(call.model), **call.model.state_dict()}
-            with seeded(TEMPLATE_SEED), on_cores(self._text):
+            with seeded(WEIGHTS_SEED), on_cores(self._text):
                 inputs = [one for one in self._module.get_inputs() if isinstance(one, Tensor)]
             try:
                 call(*(own[name].clone() for name in self._form.state), *inputs, ())
@@ -127,7 +131,11 @@ class ModelFile:
 
     def _draw_state(self, name: str, like: Tensor, generator: torch.Generator) -> Tensor:
         last = name.rpartition(".")[2]
-        if like.dtype not in _FLOATS or not (name in self._drawn or last in STATISTICS):
+        if (
+            self._form.frozen
+            or like.dtype not in _FLOATS
+            or not (name in self._drawn or last in STATISTICS)
+        ):
             return like.detach().clone()
         wide = like.detach().float()
         spread = float(wide.std(correction=0)) if wide.numel() else 0.0

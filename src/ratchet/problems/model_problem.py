@@ -20,12 +20,13 @@ from torch import Tensor, nn
 
 from ratchet.base.errors import KernelError
 from ratchet.problems import model_scale
+from ratchet.problems.assigned_sizes import changes
 from ratchet.problems.dependence import inert_input
 from ratchet.problems.dtypes import DTYPE_CODES
 from ratchet.problems.free_memory import COPIES, check_room
 from ratchet.problems.input_structure import PLAIN, structure_of
 from ratchet.problems.model_file import ModelFile, model_of, seeded
-from ratchet.problems.model_state import plain_tensors
+from ratchet.problems.model_state import digest, plain_tensors
 from ratchet.problems.on_cores import on_cores
 from ratchet.problems.problem import Case, ModelForm, Problem, TensorSpec
 from ratchet.problems.source_module import source_module
@@ -46,8 +47,10 @@ VARIATIONS = ("signed", "shifted", "large", "heavy_tailed")
 def model_problem(text: str, name: str, *, scale: float | str | None, threads: int) -> Problem:
     """Return the problem; raise a KernelError if it is unusable, or whatever the file raises."""
     torch.set_num_threads(threads)
+    written = text
     text, notes = _scaled(text, scale, threads)
     form, case = _form(text)
+    form = replace(form, shrunk=changes(written, text))
     notes += _kept(form.structures)
     if "cuda" in text:
         notes.append("tensors that its file creates on cuda are on the CPU")
@@ -85,9 +88,8 @@ def _scaled(text: str, scale: float | str | None, threads: int) -> tuple[str, li
         text, cost = model_scale.fit(text, cost, budget, most)
         over = cost.over(budget)
         check_room(COPIES * cost.held_bytes, ROOM_REMEDY)
-        changed = model_scale.changes(old, text)
-        if changed:
-            notes.append(f"shrunk to fit: {', '.join(changed)}")
+        if changed := changes(old, text):
+            notes.append(f"shrunk to fit: {', '.join(one.words() for one in changed)}")
         if over > 1:
             notes.append(f"still {over:.1f} times over the budget; no size is left to shrink")
     else:
@@ -118,6 +120,8 @@ def _form(text: str) -> tuple[ModelForm, Case]:
         structures=_structures(module, text, given),
         attributes=tuple(attributes),
     )
+    first = model_of(text, form).first_state()
+    form = replace(form, drawn=tuple(map(digest, first)))
     specs = [_spec(tensor, "state") for tensor in state.values()]
     specs += [_spec(one, "from_file") for one in given if isinstance(one, Tensor)]
     return form, Case(name=GIVEN, inputs=tuple(specs), timed=True)

@@ -9,7 +9,6 @@ or of sorting, so these are counted apart, at nominal rates.
 
 from __future__ import annotations
 
-import ast
 import contextlib
 import math
 import operator
@@ -28,6 +27,7 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves
 from torch.utils.flop_counter import flop_registry
 
+from ratchet.problems.assigned_sizes import is_batch, rewritten, sizes
 from ratchet.problems.flop_count import FlopCount
 from ratchet.problems.model_state import flatten
 from ratchet.problems.on_cores import on_cores
@@ -85,17 +85,6 @@ class Cost:
             self.case_bytes / budget.case_bytes,
             self.slow_s / budget.slow_s,
         )
-
-
-@dataclass(frozen=True, kw_only=True, slots=True)
-class AssignedSize:
-    """An integer that the file assigns to a name, and its position in the text."""
-
-    name: str
-    value: int
-    line: int
-    start: int
-    end: int
 
 
 def auto_budget(threads: int) -> Cost:
@@ -330,91 +319,21 @@ def _together(name: str, now: Mapping[str, int]) -> list[list[str]]:
     return [[name], equal] if len(equal) > 1 else [[name]]
 
 
-def changes(old: str, new: str) -> list[str]:
-    """Describe in words the sizes that differ."""
-    after = {size.name: size.value for size in sizes(new)}
-    return [
-        f"{size.name} {size.value} -> {after[size.name]}"
-        for size in sizes(old)
-        if after.get(size.name, size.value) != size.value
-    ]
-
-
-def sizes(text: str) -> list[AssignedSize]:
-    """Return the integers above 1 at the top of a file whose names are assigned once.
-
-    An element of a tuple or list is named after it and its position: `shape[0]`.
-    """
-    found: dict[str, AssignedSize] = {}
-    given: set[str] = set()
-    twice: set[str] = set()
-    for node in ast.parse(text).body:
-        if not isinstance(node, ast.Assign) or len(node.targets) != 1:
-            continue
-        target, value = node.targets[0], node.value
-        if not isinstance(target, ast.Name):
-            continue
-        if target.id in given:
-            twice.add(target.id)
-        given.add(target.id)
-        many = value.elts if isinstance(value, (ast.Tuple, ast.List)) else None
-        for place, one in enumerate([value] if many is None else many):
-            number = _whole_number(one)
-            if number is not None and number > 1 and one.lineno == one.end_lineno:
-                end = one.end_col_offset
-                assert end is not None
-                name = target.id if many is None else f"{target.id}[{place}]"
-                found[name] = AssignedSize(
-                    name=name, value=number, line=one.lineno, start=one.col_offset, end=end
-                )
-    return [size for name, size in found.items() if name.partition("[")[0] not in twice]
-
-
-def rewritten(text: str, values: Mapping[str, int]) -> str:
-    """Return the text with other numbers for some of its sizes."""
-    lines = text.encode().splitlines(keepends=True)
-    for size in sorted(
-        sizes(text), key=lambda size: -size.start
-    ):  # from the end, since a change moves the rest of its line
-        if size.name in values:
-            line = lines[size.line - 1]
-            number = str(values[size.name]).encode()
-            lines[size.line - 1] = line[: size.start] + number + line[size.end :]
-    return b"".join(lines).decode()
-
-
 def _next(now: Mapping[str, int], fixed: set[str]) -> str | None:
     """Return the size to shrink: the batch until it is small, then the largest."""
-    batches = [one for one in now if _is_batch(one) and one not in fixed]
+    batches = [one for one in now if is_batch(one) and one not in fixed]
     for name in batches:
         if now[name] > SMALLEST_BATCH:
             return name
-    others = [one for one in now if not _is_batch(one) and one not in fixed]
+    others = [one for one in now if not is_batch(one) and one not in fixed]
     open_ones = [one for one in others if now[one] > SMALLEST_SIZE]
     return max(open_ones, key=lambda one: now[one]) if open_ones else None
 
 
 def _smaller(name: str, value: int, over: float) -> int:
-    if _is_batch(name):
+    if is_batch(name):
         return max(SMALLEST_BATCH, min(value - 1, int(value / over)))
     return max(SMALLEST_SIZE, value // (FIRST_STEP if math.isinf(over) else 2))
-
-
-def _is_batch(name: str) -> bool:
-    return "batch" in name.lower() or name in ("B", "bs", "b")
-
-
-def _whole_number(node: ast.expr) -> int | None:
-    if isinstance(node, ast.Constant):
-        return node.value if type(node.value) is int else None
-    if isinstance(node, ast.BinOp) and isinstance(node.op, (ast.Mult, ast.Add, ast.Sub)):
-        left, right = _whole_number(node.left), _whole_number(node.right)
-        if left is None or right is None:
-            return None
-        if isinstance(node.op, ast.Mult):
-            return left * right
-        return left + right if isinstance(node.op, ast.Add) else left - right
-    return None
 
 
 class _TooManyOperators(Exception):

@@ -3,17 +3,23 @@
 from __future__ import annotations
 
 import ast
-from collections.abc import Mapping, Sequence
-from typing import Any
+import hashlib
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any, Final
 
 import torch
 from torch import Tensor, nn
 
 from ratchet.base.errors import KernelError
+from ratchet.problems.kept_tensors import kept_tensors
 
 SHOWN = 8
+WEIGHTS_SEED: Final = 1
+"""The seed under which both models are built; frozen weights are those that it draws."""
 Form = tuple[tuple[int, ...], torch.dtype]
 """The shape and dtype of a part of the state."""
+Alias = tuple[int, Tensor, tuple[int, ...], tuple[int, ...], int]
+"""The number of a part of the state, a view of it, and the view's shape, strides and offset."""
 
 
 class StatefulCall:
@@ -21,7 +27,7 @@ class StatefulCall:
 
     Parameters point at the given memory. Buffers, which a model in training mode changes, are
     copied, and so are tensors that are plain attributes. Both arms of a trial do this in the same
-    way, inside the clock.
+    way, inside the clock. Parameters that are frozen are copied at the first call, and then stay.
     """
 
     def __init__(
@@ -31,21 +37,42 @@ class StatefulCall:
         arguments: Sequence[str | None],
         attributes: Sequence[str] = (),
         forms: Sequence[Form] = (),
+        *,
+        frozen: bool = False,
+        drawn: Sequence[str] = (),
     ) -> None:
         """Bind a model. `attributes` are the state's plain attributes, set if the model has them.
 
-        With `forms`, the shape and dtype of each part of the state, the model's own names may be
-        others: see `own_names`. Raises a KernelError if a part has no place in the model.
+        With `forms`, the shape and dtype of each part of the state, the model is another that must
+        only behave the same: see `own_names`. Without, raises a KernelError if a part has no place.
         """
         self.model = model
-        position = own_names(model, state, attributes, forms)
+        self.unplaced: list[str] = []
+        if forms:
+            position, left = own_names(model, state, forms, drawn)
+            self.unplaced = [name for name in left if name not in attributes]
+        else:
+            position = _same_names(model, state, attributes)
         self._parameters, self._buffers = _places(model, position)
+        kept = kept_tensors(model) if forms else {}
+        kept |= {
+            name: one
+            for name, one in model.state_dict(keep_vars=True).items()
+            if forms and name not in position  # a view of another shape
+        }
+        held = {_memory(own): at for own, at in _numbered(model, kept, position) if own.numel()}
+        self._aliases: list[Alias] = [
+            (held[_memory(one)], one, tuple(one.shape), one.stride(), int(one.storage_offset()))
+            for one in kept.values()
+            if _memory(one) in held
+        ]
         self._attributes = [
             (position[name], owner, last)
             for name, owner, last in _plain_places(model)
-            if name in position
+            if name in position and _memory(getattr(owner, last)) not in held
         ]
         self._count = len(state)
+        self._frozen = frozen
         self._arguments = [
             None if literal is None else (ast.literal_eval(literal),) for literal in arguments
         ]
@@ -53,9 +80,18 @@ class StatefulCall:
     def __call__(self, *given: Any) -> tuple[Tensor, ...]:
         tensors = given[:-1]  # the last argument holds a problem's scalars: a model has none
         for position, parameter in self._parameters:
-            parameter.data = tensors[position]
+            source = tensors[position].clone() if self._frozen else tensors[position]
+            same = source.shape == parameter.shape
+            parameter.data = source if same else source.reshape(parameter.shape)
+        held: dict[int, Tensor] = {}
         for position, owner, name in self._buffers:
-            owner._buffers[name] = tensors[position].clone()
+            held[position] = owner._buffers[name] = tensors[position].clone()
+        for position, alias, shape, stride, offset in self._aliases:
+            source = held.get(position, tensors[position])
+            source = source.clone() if self._frozen else source
+            alias.data = source.as_strided(shape, stride, offset)
+        if self._frozen:
+            self._parameters, self._aliases = [], []
         for position, owner, name in self._attributes:
             setattr(owner, name, tensors[position].clone())
         rest = iter(tensors[self._count :])
@@ -87,6 +123,12 @@ def widen_plain(model: nn.Module) -> None:
         value = getattr(owner, name)
         if value.is_floating_point():
             setattr(owner, name, value.double())
+
+
+def move_plain(model: nn.Module, device: str) -> None:
+    """Move a model's plain tensors; `model.to(device)` does not."""
+    for _, owner, name in _plain_places(model):
+        setattr(owner, name, getattr(owner, name).to(device))
 
 
 def _plain_places(model: nn.Module) -> list[tuple[str, nn.Module, str]]:
@@ -121,53 +163,107 @@ def _places(
     return parameters, buffers
 
 
-def own_names(
-    model: nn.Module, state: Sequence[str], attributes: Sequence[str], forms: Sequence[Form]
+def _same_names(
+    model: nn.Module, state: Sequence[str], attributes: Sequence[str]
 ) -> dict[str, int]:
-    """Return the model's own name of each part of the state, with the part's number.
-
-    A part without a name in the model takes the first parameter or buffer that is left over and has
-    its shape and dtype: KernelBench builds both models under one seed, so it matches them in order
-    too. A second name of one tensor is no part, and buffers that are left over keep their values.
-    Raises a KernelError for a part without a place, and for a parameter that is left over.
-    """
-    position = {name: index for index, name in enumerate(state)}
-    own = model.state_dict(keep_vars=True)
-    named = {id(own[name]) for name in state if name in own}
-    extra = [
-        name for name, tensor in own.items() if name not in position and id(tensor) not in named
+    """Return the number of each part of a model's own state; a KernelError if it has another."""
+    own = model.state_dict()
+    missing = sorted(name for name in state if name not in own and name not in attributes)
+    extra = sorted(name for name in own if name not in state)
+    words = [
+        f"{what} {', '.join(names[:SHOWN])}{' ...' if len(names) > SHOWN else ''}"
+        for what, names in (("it lacks", missing), ("it adds", extra))
+        if names
     ]
-    missing = [name for name in state if name not in own and name not in attributes]
-    for name in [*missing] if forms else []:
-        wanted = forms[position[name]]
-        fitting = (one for one in extra if (tuple(own[one].shape), own[one].dtype) == wanted)
-        if (taken := next(fitting, None)) is not None:
-            position[taken] = position[name]
-            missing.remove(name)
-            extra = [one for one in extra if own[one] is not own[taken]]
-    if forms:
-        extra = [name for name in extra if isinstance(own[name], nn.Parameter)]
-    if missing or extra:
-        words = [
-            f"{what} {', '.join(names[:SHOWN])}{' ...' if len(names) > SHOWN else ''}"
-            for what, names in (("it lacks", sorted(missing)), ("it adds", sorted(extra)))
-            if names
-        ]
+    if words:
         raise KernelError(
             f"the parameters and buffers are not those of the problem's model: {'; '.join(words)}"
         )
-    return position
+    return {name: index for index, name in enumerate(state)}
 
 
-def check_shapes(model: nn.Module, wanted: Sequence[tuple[str, Sequence[int], str]]) -> None:
-    """Raise a KernelError if a part of the state has another shape or dtype."""
-    found = {**plain_tensors(model), **model.state_dict()}
-    for name, shape, dtype in wanted:
-        own = found.get(name)
-        if own is None:
-            continue  # a plain attribute: a model need not have it
-        if tuple(own.shape) != tuple(shape) or own.dtype != getattr(torch, dtype):
-            raise KernelError(
-                f"{name} is {tuple(own.shape)} {own.dtype}, and the problem's {tuple(shape)} "
-                f"torch.{dtype}: give it the same shape and dtype"
+def own_names(
+    model: nn.Module, state: Sequence[str], forms: Sequence[Form], drawn: Sequence[str] = ()
+) -> tuple[dict[str, int], list[str]]:
+    """Return the number of the part of a state that each of a model's names is, and the rest.
+
+    KernelBench builds both models under one seed, so they are matched by what that drew: `drawn`
+    holds the digest of each part's first values. A part is the tensor that alone has its digest;
+    else the one of its name; else the first that is left over with its digest, or with its shape
+    and dtype (`forms`). A further name of a tensor is the same part. Whatever is left over keeps
+    its values, and the answers tell whether that is right. Parts without a tensor are returned too.
+    """
+    own: dict[str, Tensor] = {
+        **model.state_dict(keep_vars=True),
+        **dict(model.named_buffers(remove_duplicate=False)),
+        **kept_tensors(model),
+    }
+    first: dict[object, str] = {}
+    for name, tensor in own.items():
+        first.setdefault(_storage(tensor), name)
+    digests = {name: digest(own[name]) for name in first.values()} if drawn else {}
+    told = dict(enumerate(drawn))
+    alone = {one for one in drawn if [*drawn, *digests.values()].count(one) == 2}
+    position: dict[str, int] = {}
+    left = dict(enumerate(state))
+
+    def match(fits: Callable[[int, str], bool], *, reshaped: bool = False) -> None:
+        for index in list(left):
+            free = (
+                name
+                for name in first.values()
+                if name not in position
+                and (
+                    _form(own[name]) == forms[index]
+                    or (reshaped and isinstance(own[name], nn.Parameter))
+                )
+                and fits(index, name)
             )
+            if (taken := next(free, None)) is not None:
+                position[taken] = index
+                del left[index]
+
+    match(
+        lambda index, name: told.get(index) in alone and digests[name] == told[index],
+        reshaped=True,  # its values are in the same order
+    )
+    aliases = {name: first[_storage(tensor)] for name, tensor in own.items()}
+    match(lambda index, name: aliases.get(state[index]) == name)
+    match(lambda index, name: bool(digests) and digests[name] == told[index])
+    plain = kept_tensors(model)
+    match(lambda _, name: name not in plain)
+    for name, tensor in own.items():
+        if first[_storage(tensor)] in position:
+            position[name] = position[first[_storage(tensor)]]
+    return position, list(left.values())
+
+
+def digest(tensor: Tensor) -> str:
+    """Return the first 16 hex digits of a hash of a tensor's values."""
+    flat = tensor.detach().cpu().contiguous().reshape(-1).view(torch.uint8)
+    return hashlib.blake2b(flat.numpy().tobytes(), digest_size=8).hexdigest()
+
+
+def _form(tensor: Tensor) -> Form:
+    return tuple(tensor.shape), tensor.dtype
+
+
+def _storage(tensor: Tensor) -> tuple[int, tuple[int, ...], tuple[int, ...]]:
+    """Return what two names of one tensor have in common; tensors without memory share nothing."""
+    return tensor.data_ptr() or id(tensor), tuple(tensor.shape), tensor.stride()
+
+
+def _memory(tensor: Tensor) -> int:
+    return tensor.untyped_storage().data_ptr() if tensor.numel() else -1
+
+
+def _numbered(
+    model: nn.Module, kept: Mapping[str, Tensor], position: Mapping[str, int]
+) -> list[tuple[Tensor, int]]:
+    """Return the parameters and persistent buffers that are a part of the state, and its number.
+
+    So are parameters that no module has registered.
+    """
+    hidden = {name: one for name, one in kept.items() if isinstance(one, nn.Parameter)}
+    found = {**hidden, **model.state_dict(keep_vars=True)}
+    return [(found[name], at) for name, at in position.items() if name in found]

@@ -2,9 +2,8 @@
 
 A problem's file has one of two forms. KernelBench's form holds `class Model(nn.Module)`,
 `get_inputs()` and `get_init_inputs()`. Its kernel is a file with `class ModelNew(nn.Module)`, built
-with the same arguments and with parameters and buffers of the same names. The harness sets their
-values before each call; docs/how-to/kernelbench.md lists further state and how a kernel in C++ is
-called.
+with the same arguments. The harness sets the values of its state before each call;
+docs/how-to/kernelbench.md states the contract, and how a kernel in C++ is called.
 The model runs in training mode, as in KernelBench, or in eval mode if it is random in training
 mode. New values of buffers are not compared. Our form:
 
@@ -164,6 +163,12 @@ def problem_name(path_or_name: str | os.PathLike[str]) -> str | None:
         return given if family_of(given) else None
     _, tree, names = _read_problem(given)
     return _declared_name(tree) if DECLARED in names else Path(given).stem
+
+
+def holds_model(path_or_name: str | os.PathLike[str]) -> bool:
+    """Return whether a problem is in KernelBench's form, from its text alone."""
+    given = os.fspath(path_or_name)
+    return not _names_a_suites(given) and DECLARED not in _read_problem(given)[2]
 
 
 def _names_a_suites(given: str) -> bool:

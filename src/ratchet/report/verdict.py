@@ -21,7 +21,7 @@ MEANING = {
     "correct": "right on every case, but not proven to be faster",
     "wrong": "an answer is wrong",
     "cheating": "it tried to pass without doing the work",
-    "crashed": "its process died",
+    "crashed": "its process died, or it raised an error",
     "timed_out": "it was too slow",
     "refused": "the problem or the source cannot be judged",
     "unmeasured": "the judge could not finish; this says nothing about the kernel",

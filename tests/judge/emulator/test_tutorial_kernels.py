@@ -59,9 +59,9 @@ def test_it_is_on_every_target(court: KernelJudge, name: str, target: str) -> No
 @pytest.mark.parametrize(
     ("name", "old", "new", "status"),
     [
-        ("accumulate", "kept = at < n", "kept = at <= n", "crashed"),
+        ("accumulate", "kept = at < n", "kept = at <= n", "wrong"),
         ("softmax", 'other=-float("inf")', "other=0.0", "wrong"),
-        ("linear_gelu", "(m % M)[None, :]", "m[None, :]", "crashed"),
+        ("linear_gelu", "(m % M)[None, :]", "m[None, :]", "wrong"),
         ("seeded_dropout", "tl.rand(seed, at)", "tl.rand(seed, at + 1)", "wrong"),
         ("layer_norm_backward", "tl.atomic_xchg(locks + part, 0)", "pass", "crashed"),
         ("grouped_linear", "tile += PROGRAMS", "tile += PROGRAMS + 1", "wrong"),

@@ -13,7 +13,7 @@ from ratchet.base.errors import KernelError, RatchetError
 from ratchet.judge.trial.kernel_trial import KernelJudge
 from ratchet.kernels.kernel import Kernel
 from ratchet.kernels.kernel_file import load_kernel
-from ratchet.problems import model_scale
+from ratchet.problems import assigned_sizes, model_scale
 from ratchet.problems.problem import Problem
 from ratchet.problems.problem_file import MAX_SOURCE_BYTES, load_problem
 
@@ -323,12 +323,17 @@ def test_a_kernel_file_with_a_mistake_raises(tmp_path: Path) -> None:
         load_kernel(written(tmp_path, "def f(): ...\n"), entry="wanted")
 
 
+def words(old: str, new: str) -> list[str]:
+    return [one.words() for one in assigned_sizes.changes(old, new)]
+
+
 def test_sizes_are_read_and_rewritten_in_place() -> None:
     text = "M = 64 * 2\nname = 'é'; K = 192  # inner\nK2 = K\ntwice = 3\ntwice = 4\n"
-    assert [(size.name, size.value) for size in model_scale.sizes(text)] == [("M", 128), ("K", 192)]
-    changed = model_scale.rewritten(text, {"M": 7, "K": 16})
+    named = [(size.name, size.value) for size in assigned_sizes.sizes(text)]
+    assert named == [("M", 128), ("K", 192)]
+    changed = assigned_sizes.rewritten(text, {"M": 7, "K": 16})
     assert changed == "M = 7\nname = 'é'; K = 16  # inner\nK2 = K\ntwice = 3\ntwice = 4\n"
-    assert model_scale.changes(text, changed) == ["M 128 -> 7", "K 192 -> 16"]
+    assert words(text, changed) == ["M 128 to 7", "K 192 to 16"]
 
 
 def test_sizes_in_a_tuple_shrink_with_those_that_they_must_fit() -> None:
@@ -339,12 +344,12 @@ def test_sizes_in_a_tuple_shrink_with_those_that_they_must_fit() -> None:
         "def get_inputs():\n    return [torch.rand(rows, 3), torch.rand(3, shape[0])]\n"
         "def get_init_inputs():\n    return []\n"
     )
-    named = [(size.name, size.value) for size in model_scale.sizes(text)]
+    named = [(size.name, size.value) for size in assigned_sizes.sizes(text)]
     assert named == [("rows", 512), ("shape[0]", 512), ("shape[1]", 3)]
-    changed = model_scale.rewritten(text, {"shape[0]": 1024, "shape[1]": 4})
+    changed = assigned_sizes.rewritten(text, {"shape[0]": 1024, "shape[1]": 4})
     assert "shape = (1024, 4)\n" in changed
     cost = model_scale.measure(text)
     assert cost is not None
     shrunk, less = model_scale.fit(text, cost, model_scale.share_of(cost, 0.6))
     assert less.bytes < cost.bytes
-    assert model_scale.changes(text, shrunk) == ["rows 512 -> 256", "shape[0] 512 -> 256"]
+    assert words(text, shrunk) == ["rows 512 to 256", "shape[0] 512 to 256"]

@@ -193,6 +193,10 @@ class Child:
     def _members(self) -> list[int]:
         return list(families.family(self.pid, enclosed=self._enclosed))
 
+    def own_bytes(self) -> int:
+        """Return the anonymous memory of its family, in bytes; of a process that ends, none."""
+        return sum(families.anonymous_bytes(pid) for pid in self._members())
+
     @property
     def sender(self) -> int:
         """The process of its family that sent the last answer, as the kernel says."""

@@ -398,6 +398,16 @@ def describe_exit(code: int | None) -> str:
         return f"exit code {code}" if code >= 0 else f"signal {number}"
 
 
+def anonymous_bytes(pid: int) -> int:
+    """Return the memory that a process alone holds; 0 if it has ended or the kernel tells none."""
+    try:
+        with open(f"/proc/{pid}/status", encoding="utf-8") as file:
+            found = [line.split()[1] for line in file if line.startswith("RssAnon:")]
+    except OSError:
+        return 0
+    return int(found[0]) * 1024 if found else 0
+
+
 class OutputTail:
     """Drains what a child prints, for ever, and keeps only its end.
 

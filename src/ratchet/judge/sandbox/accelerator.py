@@ -13,6 +13,7 @@ from dataclasses import dataclass
 from typing import Any, Final, Literal
 
 from ratchet.judge.options import WITH_TORCH
+from ratchet.kernels.cuda_use import needs_cuda
 from ratchet.kernels.kernel import Kernel
 
 NODES: Final[dict[str, tuple[str, ...]]] = {
@@ -112,10 +113,18 @@ class Accelerator:
 
 
 def may_use_gpu(kernel: Kernel, asked: str) -> bool:
-    """Return True if the judge must look for a GPU: for Triton, and for torch if asked."""
+    """Return True if the judge must look for a GPU.
+
+    It must for Triton and for torch that cannot do without one, and for other torch if asked.
+    """
     if asked == "auto":
-        return kernel.language == "triton" and bool(all_nodes())
+        return bool(all_nodes()) and (kernel.language == "triton" or bool(needed_gpu(kernel)))
     return asked != "cpu" and kernel.language in WITH_TORCH
+
+
+def needed_gpu(kernel: Kernel) -> str:
+    """Return why a kernel in torch cannot run without a GPU; "" if it may."""
+    return needs_cuda(kernel.source, kernel.entry) if kernel.language == "torch" else ""
 
 
 def all_nodes() -> list[str]:

@@ -80,6 +80,7 @@ _EMULATED: Final = (
 _MODEL: Final = (
     "ratchet.judge.workers.candidate.model_class",
     "ratchet.problems",
+    "ratchet.problems.kept_tensors",
     "ratchet.problems.model_state",
 )
 _TORCH: Final = (

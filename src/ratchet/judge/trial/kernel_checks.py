@@ -5,11 +5,11 @@ from __future__ import annotations
 import contextlib
 import random
 import time
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
-from typing import Any
+from typing import Any, Final
 
 from ratchet.base.errors import JudgeError
 from ratchet.base.process.channel import close_descriptors
@@ -18,8 +18,9 @@ from ratchet.base.process.time_limits import Clock
 from ratchet.judge.integrity.outputs import Read, Spot
 from ratchet.judge.options import WITH_TORCH
 from ratchet.judge.sandbox.accelerator import Accelerator
-from ratchet.judge.stage_result import Decided, Ok, as_stage
+from ratchet.judge.stage_result import CandidateFault, Decided, Ok, as_stage
 from ratchet.judge.trial.device_clock import DeviceClock
+from ratchet.judge.trial.machine_faults import is_fault
 from ratchet.judge.trial.processes.candidate import CandidateProcess
 from ratchet.judge.trial.processes.reference import ReferenceFault, ReferenceProcess
 from ratchet.judge.trial.processes.rivals import COMPILED, RivalProcess, Rivals
@@ -27,7 +28,7 @@ from ratchet.judge.verdict import Evidence
 from ratchet.judge.workers.memory.layout import BatchLayout
 from ratchet.judge.workers.serving import Message
 from ratchet.kernels.kernel import Kernel
-from ratchet.problems.problem import Problem
+from ratchet.problems.problem import Case, Problem
 
 SLOWEST_FACTOR = 100.0
 """The judge gives up a kernel that is this many times slower than the reference."""
@@ -39,11 +40,19 @@ TORCH_BYTES = 32 << 30
 """Address space that torch takes."""
 MARGIN_BYTES = 4 << 30
 """Address space beyond the tensors: the interpreter, threads' stacks, OpenMP."""
+SHOWN_INPUTS = 4
+REJECTING: Final = ("crashed", "wrong", "refused")
+"""How a kernel that is built for its file's sizes alone ends on others; a wrong value is no end."""
+NEAR: Final = 0.5
+"""An answer further off than this, relative to itself, is that of another computation."""
 VARIED_S = 0.3
 """Seconds for checking a timed case with values of hidden ones."""
 COMPILE_LIMIT_S, COMPILE_SHARE, COMPILE_LEAST_S = 60.0, 0.5, 5.0
 """torch.compile of the reference may take this long, this share of the time left, and at least the
 last of these."""
+
+
+OtherProcess = Callable[[Case], contextlib.AbstractContextManager[CandidateProcess] | None]
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -71,6 +80,8 @@ class CallCheck:
     """True if the call wrote to its outputs."""
     passed: bool
     detail: str
+    off: float = 0.0
+    """The error in norm, relative to the answer's own, on a grown case."""
     overflows: bool = False
     """True if the reference overflows on these values, so nothing was compared."""
 
@@ -114,6 +125,8 @@ class OpenProblem:
         self._variations = {
             index: problem.varied(case) for index, case in enumerate(problem.cases) if case.timed
         }
+        self.unworn: set[int] = set()
+        """The cases that a kernel rejects, or that it was given in a process of their own."""
         self.overflows = 0
         """Calls that were not compared, because the reference overflows on their values."""
         self.rivals = Rivals(problem, reference, clock, accelerator)
@@ -125,6 +138,20 @@ class OpenProblem:
         """The fewest calls of a timed batch, unless they are too large or too slow."""
         self.among = 1
         """Verdicts that share one chance of a false answer."""
+
+    def has_other_sizes(self, index: int) -> bool:
+        """Return whether a case has sizes that the file of a KernelBench problem has not."""
+        given = [one.shape for one in self.problem.cases[0].inputs]
+        found = [one.shape for one in self.problem.cases[index].inputs]
+        return self.problem.model is not None and found != given
+
+    def shown(self, index: int) -> str:
+        """Return a case's name with its inputs' shapes and dtypes, without a model's state."""
+        case, form = self.problem.cases[index], self.problem.model
+        specs = case.inputs[0 if form is None else len(form.state) :]
+        words = [f"{'x'.join(map(str, one.shape)) or 'scalar'} {one.dtype}" for one in specs]
+        more = ["..."] if len(words) > SHOWN_INPUTS else []
+        return f"{case.name} ({', '.join([*words[:SHOWN_INPUTS], *more])})"
 
     @property
     def timed(self) -> list[int]:
@@ -161,13 +188,15 @@ class OpenProblem:
         distinct: int | None = None,
         values: Sequence[int] = (),
         seeds: Sequence[int] = (),
+        places: int | None = None,
     ) -> Iterator[DrawnBatch]:
         """Draw fresh values for some calls of a case; they are given back at the end.
 
         `distinct` is the number of draws, which the calls take in turn; by default one per call.
         `values` names the variation (`Problem.varied`) from which each call's values are drawn.
         `seeds` are those of a round: all of its arms compute on the same values, each in memory of
-        its own.
+        its own. Batches of a case with the same `places` have the same layout, so their tensors may
+        lie at the same addresses.
         """
         drawn = seeds or [self.rng.getrandbits(48) for _ in range(min(calls, distinct or calls))]
         self._batches += 1
@@ -181,6 +210,7 @@ class OpenProblem:
             round=bool(seeds),
             writable_inputs=writable_inputs,
             values=list(values),
+            places=places,
         )
         try:
             yield DrawnBatch(
@@ -297,21 +327,32 @@ def described_cases(
     return Ok(reply["cases"], evidence)
 
 
-def check_cases(candidate: CandidateProcess, opened: OpenProblem) -> Ok[None] | Decided:
+def check_cases(
+    candidate: CandidateProcess, opened: OpenProblem, other: OtherProcess | None = None
+) -> Ok[None] | Decided:
     """Check every case of the problem: none may be wrong, and no timed one declined.
 
     A timed case is also given values of the hidden ones, so a kernel cannot infer its inputs'
-    values from their sizes.
+    values from their sizes. `other` returns what starts the process for a hidden case whose sizes
+    a kernel's constants follow, or None.
     """
-    return as_stage(partial(_check_all, candidate, opened))
+    return as_stage(partial(_check_all, candidate, opened, other))
 
 
 def _check_all(
-    candidate: CandidateProcess, opened: OpenProblem, evidence: list[Evidence]
+    candidate: CandidateProcess,
+    opened: OpenProblem,
+    other: OtherProcess | None,
+    evidence: list[Evidence],
 ) -> Decided | None:
     declined = 0
     for index, case in enumerate(opened.problem.cases):
-        passed, detail = check_case(candidate, opened, index)
+        if case.grown:
+            passed, detail = _check_grown(candidate, opened, index)
+        elif case.hidden and opened.has_other_sizes(index):
+            passed, detail = _check_other_sizes(candidate, opened, index, other)
+        else:
+            passed, detail = check_case(candidate, opened, index)
         evidence.append(Evidence(check=f"correct on {case.name}", passed=passed, detail=detail))
         if passed is None:
             declined += 1
@@ -333,6 +374,53 @@ def _check_all(
     if declined == len(opened.problem.cases):
         return Decided("refused", "the kernel declines every case")
     return None
+
+
+def _check_other_sizes(
+    candidate: CandidateProcess, opened: OpenProblem, index: int, other: OtherProcess | None
+) -> tuple[bool | None, str]:
+    """Check a model's kernel on sizes that its file does not have; it may reject them."""
+    process = other(opened.problem.cases[index]) if other is not None else None
+    if process is not None:
+        opened.unworn.add(index)
+    try:
+        with process or contextlib.nullcontext(candidate) as asked:
+            passed, detail = check_case(asked, opened, index)
+    except CandidateFault as error:
+        decided = error.decided
+        rejects = error.raised or process is not None
+        if not rejects or is_fault(decided.reason) or decided.status not in REJECTING:
+            raise
+        opened.unworn.add(index)
+        return None, f"it takes the sizes of the problem's file alone: {decided.reason}"
+    followed = "its file's constants followed the sizes; " if process is not None else ""
+    return passed, followed + detail
+
+
+def _check_grown(
+    candidate: CandidateProcess, opened: OpenProblem, index: int
+) -> tuple[bool | None, str]:
+    """Check a kernel on a size that its problem does not state; it need not take that.
+
+    It does if it comes near the answer. Then an error is one of its arithmetic.
+    """
+    opened.unworn.add(index)
+    censuses, candidate.censuses = candidate.censuses, None
+    try:
+        with opened.draw(index, 1, writable_inputs=True) as batch:
+            (code,) = make_calls(candidate, opened, batch)
+            candidate.deliver(0)
+            check = opened.check(batch, 0, code)
+    except CandidateFault as error:
+        if not error.raised:
+            raise
+        return None, f"it takes the sizes of its cases alone: {error.decided.reason}"
+    finally:
+        candidate.censuses = censuses
+    passed, detail = verdict_of_call(code, check)
+    if passed is False and code == 0 and check.changed_input is None and check.off > NEAR:
+        return None, "it takes the sizes of its cases alone: its answer is another on this one"
+    return passed, detail
 
 
 def _check_variations(
@@ -381,12 +469,20 @@ def check_case(
 
 
 def make_calls(candidate: CandidateProcess, opened: OpenProblem, batch: DrawnBatch) -> list[int]:
-    """Make all calls of a batch, untimed; return their codes. Raises CandidateFault."""
+    """Make all calls of a batch, untimed; return their codes.
+
+    Raises CandidateFault, which names the case and the shapes of its inputs.
+    """
     calls = len(batch.layout.calls)
-    candidate.resume()
-    candidate.prepare(batch.layout, batch.memories, batch.read)
     limit_s = opened.cases[batch.case].limit_s(calls)
-    return candidate.go(batch.memories, calls, limit_s=limit_s)[2]
+    try:
+        candidate.resume()
+        candidate.prepare(batch.layout, batch.memories, batch.read)
+        return candidate.go(batch.memories, calls, limit_s=limit_s)[2]
+    except CandidateFault as error:
+        if error.decided.status == "unmeasured":
+            raise
+        raise error.on(f"case {opened.shown(batch.case)}") from error
 
 
 def verdict_of_call(code: int, check: CallCheck) -> tuple[bool | None, str]:

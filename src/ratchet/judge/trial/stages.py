@@ -38,6 +38,7 @@ from ratchet.judge.trial.timing import plan
 from ratchet.judge.trial.timing.decide import conclude, without_gain
 from ratchet.judge.trial.timing.group_sequential import time_until_answered
 from ratchet.judge.trial.timing.sample import CaseTiming, see_order, watch_case
+from ratchet.judge.trial.wear import GREW, check_wear
 from ratchet.judge.trial.without_gpu import (
     INTERPRETER,
     RIGHT,
@@ -50,11 +51,17 @@ from ratchet.judge.trial.without_gpu import (
     without_blame,
 )
 from ratchet.judge.verdict import EmulatedCase, Evidence, TimedSample, Verdict
-from ratchet.judge.workers.candidate.model_answer import runnable
+from ratchet.judge.workers.candidate.model_answer import followed, runnable
 from ratchet.kernels.kernel import Kernel
-from ratchet.problems.problem import Problem
+from ratchet.problems.problem import Case, Problem
 
 PROFILED = ("triton", "hip")
+LEFT_TO_EXPLAIN_S = 5.0
+"""Time that is left, at least, to find out why a model is wrong."""
+KEPT_OLD_WEIGHTS = (
+    "weights change between calls; this kernel kept old ones (--frozen-weights judges it with "
+    "those of its constructor)"
+)
 FEWEST_CALLS = 2
 """Calls of a batch if the kernel returns its outputs: kept together, they cannot be one buffer."""
 
@@ -92,6 +99,8 @@ class KernelTrial:
         self._given = self.problem
         self._is_native = False
         """True if it runs as it is, neither interpreted nor emulated."""
+        self._launched: Launches | None = None
+        self._unplaced: list[str] = []
         self._is_right = False
         """True once every output was checked."""
         notes = self.problem.notes
@@ -100,6 +109,10 @@ class KernelTrial:
     @property
     def _has_tiers(self) -> bool:
         return self.problem.model is None and bool(self.problem.tiers)
+
+    @property
+    def _is_frozen(self) -> bool:
+        return self.problem.model is not None and self.problem.model.frozen
 
     def use(self, accelerator: Accelerator | None, zygote: CandidateZygote | None) -> None:
         """Judge on this GPU, or on the machine's cores without one; fork from the zygote."""
@@ -127,12 +140,48 @@ class KernelTrial:
             if isinstance(opened, Decided):
                 return opened
             with contextlib.closing(opened.rivals):
-                timed = self._judge(opened, library)
-                if isinstance(timed, Decided) or self.accelerator is None:
-                    return timed if isinstance(timed, Decided) else timed[0]
-                concluded, timings = timed
-                won = concluded.status == "proven"
-                return self._keep(check_clocks(timings, opened, won=won)) or concluded
+                decided = self._decide(opened, library)
+        if decided.status != "wrong":
+            return decided
+        words = [KEPT_OLD_WEIGHTS] if self._is_right_if_frozen(reference) else []
+        if self._unplaced:
+            words.append(f"its model has no {', '.join(self._unplaced)} of the problem's shape")
+        return replace(decided, reason="; ".join([*words, decided.reason]))
+
+    def _decide(self, opened: OpenProblem, library: Library) -> Decided:
+        """Return the answer by the judge's clock, which a GPU's must agree with."""
+        timed = self._judge(opened, library)
+        if isinstance(timed, Decided) or self.accelerator is None:
+            return timed if isinstance(timed, Decided) else timed[0]
+        concluded, timings = timed
+        won = concluded.status == "proven"
+        return self._keep(check_clocks(timings, opened, won=won)) or concluded
+
+    def _is_right_if_frozen(self, reference: ReferenceProcess) -> bool:
+        """Return whether a wrong model is right on all of its cases once its weights are frozen.
+
+        A failure of this further trial says nothing. It opens another problem, and comes last.
+        """
+        form = self.problem.model
+        if (
+            form is None
+            or form.frozen
+            or not form.state
+            or self.kernel.language not in WITH_TORCH
+            or self.clock.left_s < LEFT_TO_EXPLAIN_S
+        ):
+            return False
+        frozen = replace(form, frozen=True)
+        problem = replace(self.problem, model=frozen)
+        trial = replace(self, problem=problem, evidence=[], samples=[], emulated=[])
+        trial.use(self.accelerator, self.zygote)
+        trial._is_native = True
+        opened = trial._open(reference)
+        if isinstance(opened, Decided):
+            return False
+        with trial._launches(opened.value) as launches:
+            checked = as_stage(lambda _: trial._check(launches.load(None), opened.value, None))
+        return isinstance(checked, Ok) and isinstance(checked.value, Ok)
 
     def _judge(
         self, opened: OpenProblem, library: Library
@@ -146,6 +195,7 @@ class KernelTrial:
         with contextlib.ExitStack() as stack:
             launches = stack.enter_context(self._launches(opened))
             candidate = launches.load(library.fetch())
+            self._unplaced = candidate.unplaced
             if launches.built is not None:
                 detail = "once, by its first process; those after it have a copy"
                 self.evidence.append(Evidence(check="extensions", passed=True, detail=detail))
@@ -185,15 +235,15 @@ class KernelTrial:
 
     def _interpret(self, reference: ReferenceProcess) -> Decided:
         """Check every case in Triton's interpreter."""
-        outcome = self._check_small(reference, interpreted(self.kernel), None)
+        sized = followed(self.kernel, self.problem)
+        outcome = self._check_small(reference, interpreted(sized), None)
         return without_blame(outcome, INTERPRETER) if outcome else Decided("correct", RIGHT)
 
     def _emulate(self, reference: ReferenceProcess, target: str) -> Decided:
         """Check every case as the machine code of a GPU that is not here."""
         with sealed_machine(target) as machine:
-            outcome = self._check_small(
-                reference, emulated(self.kernel, target, self.clock), machine
-            )
+            sized = followed(self.kernel, self.problem)
+            outcome = self._check_small(reference, emulated(sized, target, self.clock), machine)
         if outcome is not None:
             return without_blame(outcome, f"emulated {target}")
         right = right_on(target, self.emulated, self.kernel.source)
@@ -264,7 +314,7 @@ class KernelTrial:
         timed_here = is_timed and not (self.kernel.language == "triton" and not self.accelerator)
         compilations = self.shared.of(self.kernel, opened)
         self.evidence += compilations.evidence
-        return Launches(
+        self._launched = Launches(
             self._runnable,
             timed=plan.LAUNCHES if timed_here else 0,
             threads=self.threads,
@@ -274,6 +324,7 @@ class KernelTrial:
             compilations=compilations.value,
             zygote=self.zygote,
         )
+        return self._launched
 
     def _check(
         self, candidate: CandidateProcess, opened: OpenProblem, places: CodePlaces | None
@@ -291,14 +342,15 @@ class KernelTrial:
         is_own = places is not None and self.kernel.language != "cpp"
         counted = is_own or self.target is not None
         candidate.censuses = [] if counted else None
-        outcome = check_cases(candidate, opened)
+        outcome = check_cases(candidate, opened, self._with_sizes_of)
         if isinstance(outcome, Decided):
             return outcome
         evidence += outcome.evidence
-        outcome = check_together(candidate, opened, worn=self._is_native)
-        if isinstance(outcome, Decided):
-            return outcome
-        evidence += outcome.evidence
+        for check in (check_together, check_wear) if self._is_native else (check_together,):
+            outcome = check(candidate, opened)
+            if isinstance(outcome, Decided):
+                return outcome
+            evidence += outcome.evidence
         if candidate.censuses is not None:
             told = [read_census(layout, census) for layout, census in candidate.censuses]
             candidate.censuses = None
@@ -309,6 +361,16 @@ class KernelTrial:
             if self.target is not None:
                 self.emulated = estimates(self.problem, self.target, told)
         return None
+
+    def _with_sizes_of(
+        self, case: Case
+    ) -> contextlib.AbstractContextManager[CandidateProcess] | None:
+        """Return what starts a kernel whose own constants follow a case's sizes, if it has any."""
+        if not self._is_native or self._launched is None:
+            return None
+        device = None if self.accelerator is None else self.accelerator.torch_name
+        other = runnable(self.kernel, self.problem, device, case)
+        return None if other == self._runnable else self._launched.other(other)
 
     def _count(
         self,
@@ -396,7 +458,7 @@ class KernelTrial:
         """Return the verdict, with the evidence of all stages."""
         return Verdict(
             status=decided.status,
-            reason=decided.reason,
+            reason=decided.reason + self._said_of_problem(decided),
             not_timed=decided.not_timed,
             evidence=self.evidence,
             speedup=decided.speedup,
@@ -411,10 +473,25 @@ class KernelTrial:
                 "threads": self.threads,
                 "language": self.kernel.language,
                 **({"device": self.accelerator.name} if self.accelerator else {}),
+                **({"weights": "frozen"} if self._is_frozen else {}),
                 **({"tier": ", ".join(self.problem.tiers)} if self._has_tiers else {}),
                 **arm_environment(self.threads),
             },
         )
+
+    def _said_of_problem(self, decided: Decided) -> str:
+        """Return what a reason adds: memory that grows, frozen weights, sizes that were shrunk."""
+        form, is_right = self.problem.model, decided.status in ("proven", "correct")
+        grows = [one.detail for one in self.evidence if is_right and one.check == GREW]
+        frozen = is_right and self._is_frozen
+        told = [*grows, *(["with frozen weights: those that its constructor drew"] * frozen)]
+        if told:
+            return f" ({'; '.join(told)})"
+        if form is None or decided.status in ("unmeasured", "cheating"):
+            return ""
+        changes = ", ".join(one.words() for one in form.shrunk)
+        shrunk = f" (the problem was shrunk: {changes}; --scale 1 keeps its sizes)"
+        return shrunk if changes else ""
 
     def _profile(self) -> dict[str, Any] | None:
         """Return the static profile of a GPU's kernel for AMD targets, whatever its status."""

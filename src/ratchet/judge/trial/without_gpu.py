@@ -18,6 +18,7 @@ from ratchet.judge.emulator.hip_build import HipBuild, build_hip
 from ratchet.judge.integrity.library_ops import CaseCensus
 from ratchet.judge.stage_result import Decided, fault
 from ratchet.judge.static_profile.tools import TOO_OLD, find_tool
+from ratchet.judge.trial.machine_faults import wrong_words
 from ratchet.judge.verdict import EmulatedCase, Evidence
 from ratchet.judge.workers.memory.mapping import seal
 from ratchet.judge.workers.memory.packed_files import SEALS
@@ -57,9 +58,15 @@ def small_cases(problem: Problem) -> Problem:
 
 
 def without_blame(decided: Decided, where: str) -> Decided:
-    """Call a kernel unmeasured if it only exceeds what can run there, or the time limit."""
+    """Call a kernel unmeasured if it only exceeds what can run there, or the time limit.
+
+    A race or an access out of bounds in its machine code is `wrong`.
+    """
+    words = wrong_words(decided.reason) if decided.status == "crashed" else None
+    if words is not None:
+        return replace(decided, status="wrong", reason=words)
     limits = NOT_INTERPRETED if where == INTERPRETER else NOT_EMULATED
-    beyond = decided.status == "crashed" and any(words in decided.reason for words in limits)
+    beyond = decided.status == "crashed" and any(one in decided.reason for one in limits)
     if decided.status == "timed_out" or beyond:
         return replace(decided, status="unmeasured", reason=f"{where}: {decided.reason}")
     return decided

@@ -17,6 +17,9 @@ from ratchet.base.process import families
 from ratchet.base.process.channel import Channel, ChannelClosed, close_descriptors
 
 READY: Final = {"ready": True}
+UNPLACED: Final = "unplaced"
+"""In the answer to `load`, and an attribute of an entry: the names of a problem's state that a
+model has no place for."""
 Message = dict[str, Any]
 """What passes between the judge and a worker, as JSON; an order says what to `do`."""
 Reply = tuple[Message, list[int]]

@@ -26,5 +26,6 @@ def load(path: Path, entry: str) -> Callable[..., Any]:
         spec.loader.exec_module(module)
     found = getattr(module, entry, None)
     if not callable(found):
-        raise KernelError(f"the source defines no function {entry!r}")
+        kind = "class" if entry[:1].isupper() else "function"
+        raise KernelError(f"the source defines no {kind} {entry!r}")
     return found  # type: ignore[no-any-return]

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import os
 import re
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any, Final
 
@@ -26,6 +27,11 @@ DEEPEST: Final = 4
 _PART: Final = re.compile(r"(?!\.{1,2}$)[A-Za-z0-9_.+-]{1,120}")
 
 
+_OF_A_BUILD: Final = re.compile(
+    r"building extension|[Nn]inja|[Cc]ompiler|CUDA_HOME|nvcc|g\+\+|\.so\b|fatal error|Python\.h"
+)
+
+
 class NoFiles(ValueError):
     """The answer is not a list of files."""
 
@@ -33,6 +39,13 @@ class NoFiles(ValueError):
 def uses_extensions(kernel: Kernel) -> bool:
     """Return True if a kernel's text names torch's module that builds extensions."""
     return kernel.language in WITH_TORCH and USED in kernel.source
+
+
+def remedy_for(kernel: Kernel, reply: Mapping[str, Any]) -> str:
+    """Return the remedy if a kernel could not be loaded because its extension was not built."""
+    error = reply.get("error")
+    words = str(error.get("message")) if isinstance(error, dict) else ""
+    return REMEDY if uses_extensions(kernel) and _OF_A_BUILD.search(words) else ""
 
 
 def checked(told: Any, descriptor: int) -> PackedFiles | None:

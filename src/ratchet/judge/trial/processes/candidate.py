@@ -9,7 +9,7 @@ import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
 from types import MappingProxyType
-from typing import Any, cast
+from typing import Any, Final, cast
 
 from ratchet.base.errors import JudgeError, KernelError
 from ratchet.base.process import families
@@ -33,7 +33,8 @@ from ratchet.judge.verdict import Status
 from ratchet.judge.workers.memory.layout import BatchLayout
 from ratchet.judge.workers.memory.mapping import seal
 from ratchet.judge.workers.memory.packed_files import SEALS, PackedFiles
-from ratchet.judge.workers.serving import READY, Message
+from ratchet.judge.workers.serving import READY, UNPLACED, Message
+from ratchet.kernels.cuda_use import NEEDS_CUDA, TORCH_SAYS
 from ratchet.kernels.kernel import Kernel
 from ratchet.kernels.languages.precompiled_headers import NAME
 
@@ -45,6 +46,11 @@ REMEDY = (
 MAX_LIBRARY_BYTES = 64 << 20
 MAX_ANSWER_BYTES = 1 << 20
 MOST_SECONDS = 1e9
+MOST_NAMED: Final = 8
+OF_PROFILER: Final = ("USDT:", "STAGE:")
+"""How lines begin that torch's profiler prints while a census is taken."""
+PRINTED_LINES, PRINTED_CHARACTERS = 3, 300
+"""How much of what a kernel printed last stands in a reason."""
 STATUS_OF_FAILURE: dict[str, Status] = {"timed_out": "timed_out", "woke": "cheating"}
 """Any other failure of a candidate's process is a crash."""
 
@@ -95,6 +101,8 @@ class CandidateProcess:
         self._spots: OutputSpots | None = None
         self._returned: ReturnedOutputs | None = None
         self._layout: BatchLayout | None = None
+        self.unplaced: list[str] = []
+        """Parts of a problem's state that its model has no place for, as it claims."""
         self._met: set[str] = set()
         """The tensor sizes that its kernel was called on."""
         self.first_call_limit_s = FIRST_CALL_S
@@ -133,6 +141,10 @@ class CandidateProcess:
     def pid(self) -> int:
         """The process id of the head of its family."""
         return self._child.pid
+
+    def own_bytes(self) -> int:
+        """Return the memory of its own that its processes hold, without shared memory."""
+        return self._child.own_bytes()
 
     @property
     def worked_s(self) -> float:
@@ -201,10 +213,13 @@ class CandidateProcess:
         with _decides():
             reply, extra = self._child.receive("load", timeout_s=self._clock.step_limit_s)
         close_descriptors(extra)
-        if "error" in reply and built_extensions.uses_extensions(kernel):
-            words = f"{error_words(reply['error'])}; {built_extensions.REMEDY}"
-            raise fault("refused", f"the kernel cannot be loaded: {words}")
-        _raise_refusal(reply, "cannot be loaded")
+        if "error" in reply:
+            remedy = built_extensions.remedy_for(kernel, reply) or _printed(self._child.output())
+            _raise_refusal(reply, "cannot be loaded", remedy=remedy)
+        told = reply.get(UNPLACED)
+        self.unplaced = (
+            [str(one)[:80] for one in told[:MOST_NAMED]] if isinstance(told, list) else []
+        )
         if self.returns_outputs and not self.copies_outputs:
             self.copies_outputs = not readable(self._child.sender)
 
@@ -306,7 +321,9 @@ class CandidateProcess:
                 "cheating",
                 "it wrote its outputs after it had answered: the clock had stopped by then",
             )
-        _raise_refusal(reply, "raised", status="crashed")
+        if "error" in reply:
+            remedy = _printed(self._child.output())
+            _raise_refusal(reply, "raised", status="crashed", remedy=remedy)
         codes, cpu_time_s = reply.get("codes"), reply.get("cpu_time_s")
         claimed = reply.get("device_s")
         self.device_s = float(cast(float, claimed)) if _is_time(claimed) else None
@@ -398,17 +415,31 @@ def _raise_fault_of_machine(reply: Mapping[str, Any]) -> None:
         raise fault("unmeasured", f"nothing can be compiled here: {error_words(error)}; {REMEDY}")
 
 
-def _raise_refusal(reply: Mapping[str, Any], what: str, *, status: Status = "refused") -> None:
+def _raise_refusal(
+    reply: Mapping[str, Any], what: str, *, status: Status = "refused", remedy: str = ""
+) -> None:
     if "no_device" in reply:
         words = " ".join(str(reply["no_device"]).split())[:500]
         raise fault("unmeasured", f"the GPU cannot be used in the sandbox: {words}")
     if "error" in reply:
         error = reply["error"]
+        words = error_words(error)
         if isinstance(error, dict) and error.get("kind") == "FormError":
-            raise fault(
-                "wrong", f"what the kernel returned has the wrong form: {error_words(error)}"
-            )
-        raise fault(status, f"the kernel {what}: {error_words(error)}")
+            why = f"what the kernel returned has the wrong form: {words}"
+            raise fault("wrong", why, raised=True)
+        if isinstance(error, dict) and not error.get("known") and TORCH_SAYS.search(words):
+            raise fault("unmeasured", f"the kernel needs CUDA ({words[:200]}): {NEEDS_CUDA}")
+        what = f"the kernel {what}: {words}{remedy and f'; {remedy}'}"
+        raise fault(status, what, raised=status == "crashed")
+
+
+def _printed(output: str) -> str:
+    """Return the last lines that a kernel printed before the error's traceback."""
+    before = output.partition("Traceback (most recent call last)")[0]
+    lines = [line.strip() for line in before.splitlines() if line.strip()]
+    lines = [line for line in lines if not line.startswith(OF_PROFILER)]
+    shown = " | ".join(lines[-PRINTED_LINES:])[-PRINTED_CHARACTERS:]
+    return f"it printed: {shown}" if shown else ""
 
 
 def _sealed_copy(descriptor: int) -> int:

@@ -127,6 +127,17 @@ class Launches:
         finally:
             process.close()
 
+    @contextlib.contextmanager
+    def other(self, kernel: Kernel) -> Iterator[CandidateProcess]:
+        """Yield a process of another text of the kernel, stopped."""
+        process = self._start(kernel)
+        try:
+            process.load(kernel, None)
+            process.pause()
+            yield process
+        finally:
+            process.close()
+
     def launch_new(self, index: int) -> contextlib.AbstractContextManager[CandidateProcess]:
         """Yield the process of that number among those after the first, which was checked."""
         return self.launch(1 + index)
@@ -138,9 +149,9 @@ class Launches:
             self._standing.append(self._start())
         return self._standing[before:]
 
-    def _start(self) -> CandidateProcess:
+    def _start(self, kernel: Kernel | None = None) -> CandidateProcess:
         return CandidateProcess(
-            self._kernel,
+            kernel or self._kernel,
             threads=self._threads,
             memory_bytes=self._memory_bytes,
             clock=self._clock,

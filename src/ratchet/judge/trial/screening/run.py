@@ -169,7 +169,11 @@ class ScreeningRun:
             if kinds:
                 found.append((index, [opened.rng.choice(kinds)]))
                 break
-        others = [at for at in range(len(opened.problem.cases)) if at not in opened.timed]
+        others = [
+            at
+            for at, case in enumerate(opened.problem.cases)
+            if at not in opened.timed and not case.grown
+        ]
         found += [(at, []) for at in opened.rng.sample(others, min(MORE_CASES, len(others)))]
         opened.rng.shuffle(found)
         return found

@@ -7,7 +7,8 @@ from dataclasses import replace
 from ratchet.judge.options import WITH_TORCH
 from ratchet.kernels.kernel import Kernel
 from ratchet.kernels.kernel_file import built_in_kernel
-from ratchet.problems.problem import Problem
+from ratchet.problems.assigned_sizes import Followed
+from ratchet.problems.problem import Case, Problem
 
 COMPILED = "torch.compile"
 LOADED = """\
@@ -17,10 +18,14 @@ from ratchet.judge.workers.candidate.model_class import load_model
 """
 
 
-def runnable(kernel: Kernel, problem: Problem, device: str | None = None) -> Kernel:
+def runnable(
+    kernel: Kernel, problem: Problem, device: str | None = None, case: Case | None = None
+) -> Kernel:
     """Return the kernel as the worker calls it, f(*tensors, scalars), for any form of problem.
 
-    A model is built on `device` (torch's name), or on the machine's cores if it is None.
+    A model is built on `device` (torch's name), or on the machine's cores if it is None. Sizes that
+    its file repeats follow those of the problem, which may have been shrunk, and the rows of `case`
+    if it is given.
     """
     if problem.model is None or kernel.language not in WITH_TORCH or not problem.cases:
         return kernel
@@ -34,14 +39,35 @@ def runnable(kernel: Kernel, problem: Problem, device: str | None = None) -> Ker
         ],
         "attributes": form.attributes,
         "training": form.training,
+        "drawn": form.drawn,
+        "frozen": form.frozen,
     }
     if device is not None:
         given["device"] = device
     if is_compiled_reference(kernel, problem):
         inputs = problem.cases[0].inputs[len(form.state) :]
         given["warm_up"] = [(spec.shape, spec.dtype) for spec in inputs]
-    source = LOADED.format(entry=kernel.entry, source=kernel.source, form=given)
+    text = followed(kernel, problem, case).source
+    source = LOADED.format(entry=kernel.entry, source=text, form=given)
     return replace(kernel, source=source)
+
+
+def followed(kernel: Kernel, problem: Problem, case: Case | None = None) -> Kernel:
+    """Return a kernel whose own sizes follow those of a model's problem, and a case's rows."""
+    form = problem.model
+    if form is None or kernel.language not in WITH_TORCH or is_compiled_reference(kernel, problem):
+        return kernel
+    text = Followed.of_shrunk(problem.text, form.shrunk).applied(kernel.source)
+    if case is not None:
+        count, given = len(form.state), problem.cases[0].inputs
+        pairs = zip(given[count:], case.inputs[count:], strict=True)
+        rows = {(one.shape[0], two.shape[0]) for one, two in pairs if one.shape != two.shape}
+        if len(rows) == 1:
+            ((old, new),) = rows
+            others = {size for spec in given[:count] for size in spec.shape}
+            others |= {size for spec in given[count:] for size in spec.shape[1:]}
+            text = Followed.of_rows(problem.text, old, new, others).applied(text)
+    return replace(kernel, source=text)
 
 
 def is_compiled_reference(kernel: Kernel, problem: Problem) -> bool:

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import contextlib
 import gc
+import io
 import os
 import sys
 import tempfile
@@ -37,7 +38,7 @@ from ratchet.judge.workers.memory.driver_memory import DriverRefusal
 from ratchet.judge.workers.memory.layout import IN_PLACE, INPUTS, OUTPUTS, BatchLayout, Slot
 from ratchet.judge.workers.memory.mapping import shift_heap
 from ratchet.judge.workers.memory.packed_files import PackedFiles
-from ratchet.judge.workers.serving import Answer, Message, Reply, serve_candidate
+from ratchet.judge.workers.serving import UNPLACED, Answer, Message, Reply, serve_candidate
 from ratchet.kernels.kernel import Kernel
 from ratchet.kernels.languages.python_file import load
 from ratchet.problems.dtypes import DTYPE_CODES
@@ -174,6 +175,8 @@ class TorchWorker:
 
     def _load(self, message: Message, descriptors: list[int]) -> Reply:
         kernel = Kernel.from_json(message["kernel"])
+        if isinstance(sys.stdout, io.TextIOWrapper):
+            sys.stdout.reconfigure(line_buffering=True)  # a crash must not take its last words
         _take_files(message.get("files", {}), descriptors)
         try:
             self._device = open_device(message.get("device"))
@@ -182,7 +185,7 @@ class TorchWorker:
             return {"no_device": str(error)}, []
         self._entry = _loaded(kernel)
         settle()
-        return {"value": None}, []
+        return {"value": None, UNPLACED: getattr(self._entry, UNPLACED, [])}, []
 
     def _warm(self, message: Message, _: list[int]) -> Reply:
         """Prepare to count a GPU's work, before any candidate code is here."""

@@ -198,3 +198,15 @@ def _agree(
 
 def _like(wide: Sequence[Tensor], own: Sequence[Tensor]) -> list[Tensor]:
     return [one.to(two.dtype) for one, two in zip(wide, own, strict=False)]
+
+
+def off(got: Sequence[Tensor], oracle: Sequence[Tensor]) -> float:
+    """Return the largest error in norm of the outputs, relative to that of the right ones.
+
+    0 if an output is not finite where it should be: that is no other computation.
+    """
+    found = [0.0]
+    for one, right in zip(got, oracle, strict=True):
+        if right.is_floating_point() and bool(torch.isfinite(one).all()):
+            found.append(float((one.double() - right.double()).norm() / right.double().norm()))
+    return max(found)

@@ -26,7 +26,7 @@ from ratchet.judge.workers.memory.device import WorkerDevice, find_gpu, open_dev
 from ratchet.judge.workers.memory.layout import span
 from ratchet.judge.workers.memory.shared_batch import SharedBatch
 from ratchet.judge.workers.reference import rounding
-from ratchet.judge.workers.reference.gate import check_repeats, elements, gate, owned, widen
+from ratchet.judge.workers.reference.gate import check_repeats, elements, gate, off, owned, widen
 from ratchet.judge.workers.reference.rival import alarm, kept_in, start_zygote, warm
 from ratchet.judge.workers.serving import Message, Reply, serve
 from ratchet.problems.dependence import inert_input
@@ -219,7 +219,7 @@ class ReferenceWorker:
             self._forms[message["case"]],
             writable_inputs=message["writable_inputs"],
             cases=[varied[kind] for kind in message["values"]],
-            rng=self._rng,
+            rng=self._rng if message["places"] is None else random.Random(message["places"]),
             device=self._device,
             kept=kept,
         )
@@ -253,6 +253,8 @@ class ReferenceWorker:
             # torch's. That alone does not make an answer wrong.
             losses = self._losses_at(case, given)
             checks = batch.problem.tolerance.check_all(got, own, oracle, losses)
+        if case.grown:
+            result["off"] = off(got, oracle)
         failed = [(index, check) for index, check in enumerate(checks) if not check.passed]
         index, shown = failed[0] if failed else (0, max(checks, key=lambda c: c.element_ratio))
         return result | {"passed": not failed, "detail": f"output {index}: {shown.detail}"}

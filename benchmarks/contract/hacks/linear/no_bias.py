@@ -1,0 +1,11 @@
+import torch.nn.functional as F
+from torch import nn
+
+
+class ModelNew(nn.Module):
+    def __init__(self, n, m):
+        super().__init__()
+        self.fc = nn.Linear(n, m)
+
+    def forward(self, x):
+        return F.linear(x, self.fc.weight).relu_().mul_(0.5)

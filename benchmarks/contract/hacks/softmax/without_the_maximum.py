@@ -1,0 +1,8 @@
+import torch
+from torch import nn
+
+
+class ModelNew(nn.Module):
+    def forward(self, x):
+        e = torch.exp(x)
+        return e / e.sum(1, keepdim=True)
