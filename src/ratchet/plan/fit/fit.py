@@ -84,7 +84,7 @@ class StepMemory:
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
-class _Search:
+class _FitSearch:
     """A step that is to fit, and the process that measures it."""
 
     request: MemoryRequest
@@ -105,7 +105,7 @@ class _Search:
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
-class _Found:
+class _FittingRung:
     """A plan on a rung of the ladder, and where others come from."""
 
     rung: Rung
@@ -145,7 +145,7 @@ def step_memory(request: MemoryRequest, told: Told) -> StepMemory:
                     f"{found.device}; give a budget with --fit SIZE, or {SMALLER}"
                 )
             return found
-        search = _Search(
+        search = _FitSearch(
             request=request,
             budget_bytes=request.budget_bytes,
             found=found,
@@ -163,7 +163,7 @@ def planned(config: StepConfig, choices: str) -> StepConfig:
     return config.model_copy(update={"checkpointing": f"plan:{choices}" if choices else "none"})
 
 
-def _climbed(search: _Search) -> _Found:
+def _climbed(search: _FitSearch) -> _FittingRung:
     """Return a plan on the first rung whose smallest step fits; PlanError if none does."""
     rungs = ladder(search.shape, search.config)
     known: dict[str, MeasuredStep] = {}
@@ -185,7 +185,7 @@ def _climbed(search: _Search) -> _Found:
         plan = best_plan(costs, search.budget_bytes)
         if plan is None:
             raise _no_plan(search, known.get(smallest), least_plan(costs))
-        return _Found(
+        return _FittingRung(
             rung=rung, plan=plan, costs=costs, planner=lambda room: best_plan(costs, room)
         )
     plans = CompiledPlans(costs, lambda choices: search.measured(search.config, choices, rung))
@@ -194,18 +194,18 @@ def _climbed(search: _Search) -> _Found:
     best = plans.best(search.budget_bytes)
     if best is None:
         raise _no_plan(search, known.get(smallest), plans.least())
-    return _Found(rung=rung, plan=best, costs=costs, planner=plans.best)
+    return _FittingRung(rung=rung, plan=best, costs=costs, planner=plans.best)
 
 
-def _without_blocks(search: _Search, rung: Rung, step: MeasuredStep | None) -> _Found:
+def _without_blocks(search: _FitSearch, rung: Rung, step: MeasuredStep | None) -> _FittingRung:
     if step is None or step.peak_bytes > search.budget_bytes:
         raise _no_plan(search, step, None)
     plan = FitPlan(choices="", predicted_bytes=step.peak_bytes, added_s=0.0)
-    return _Found(rung=rung, plan=plan, planner=lambda room: None, costs=None)
+    return _FittingRung(rung=rung, plan=plan, planner=lambda room: None, costs=None)
 
 
 def _eager_steps(
-    search: _Search, rung: Rung, known: dict[str, MeasuredStep]
+    search: _FitSearch, rung: Rung, known: dict[str, MeasuredStep]
 ) -> dict[str, MeasuredStep]:
     """Measure an eager step for each choice that is not in `known`; on a GPU, offload is one."""
     blocks = len(search.shape.blocks)
@@ -223,7 +223,7 @@ def _eager_steps(
     return dict(reversed(steps.items()))  # of equal plans, the one that recomputes less
 
 
-def _tried(search: _Search, answer: _Found) -> StepMemory:
+def _tried(search: _FitSearch, answer: _FittingRung) -> StepMemory:
     """Run the plan in a fresh process; plan again, with less room, while it needs too much."""
     room, plan, request = search.budget_bytes, answer.plan, search.request
     for attempt in range(ATTEMPTS):
@@ -249,7 +249,7 @@ def _tried(search: _Search, answer: _Found) -> StepMemory:
     return replace(search.found, costs=answer.costs, fitted=fitted)
 
 
-def _no_plan(search: _Search, smallest: MeasuredStep | None, least: FitPlan | None) -> PlanError:
+def _no_plan(search: _FitSearch, smallest: MeasuredStep | None, least: FitPlan | None) -> PlanError:
     """Return the line that says the least that would fit, and what else would."""
     budget = mib(search.budget_bytes)
     title = f"a step of {search.request.workload!r} does not fit in {budget}"
