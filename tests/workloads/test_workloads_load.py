@@ -1,5 +1,8 @@
 from __future__ import annotations
 
+import resource
+import subprocess
+import sys
 from typing import Any
 
 import pytest
@@ -90,6 +93,22 @@ def test_activations_that_do_not_fit_are_refused_before_they_are_made(
     monkeypatch.setattr(memory, "free_bytes", lambda: 50 * 10**6)
     with pytest.raises(DeviceError, match=r"a step of 'llama-tiny' needs at least 0\.\d GB"):
         check(workload)
+
+
+def test_free_memory_is_within_the_limit_of_the_process() -> None:
+    limit = 4 << 30
+    script = (
+        "import torch; from ratchet.workloads.memory import available_bytes;"
+        "print(available_bytes(torch.device('cpu')))"
+    )
+
+    def limited() -> None:
+        resource.setrlimit(resource.RLIMIT_AS, (limit, limit))
+
+    found = subprocess.run(
+        [sys.executable, "-c", script], preexec_fn=limited, capture_output=True, check=True
+    )
+    assert 0 < int(found.stdout) < limit - (256 << 20)
 
 
 @pytest.mark.parametrize("name", ["llama-tiny", "moe-tiny", "bert-tiny", "vit-tiny", "gpt2-tiny"])
