@@ -15,6 +15,7 @@ from torch.autograd.graph import saved_tensors_hooks
 
 from ratchet.base.errors import PlanError
 from ratchet.cli import main
+from ratchet.optimize.levers import find_lever
 from ratchet.plan.fit.arm import MemoryArm
 from ratchet.plan.fit.compiled import CompiledPlans
 from ratchet.plan.fit.costs import costs_of
@@ -149,6 +150,14 @@ def test_a_budget_is_planned_and_kept(capsys: pytest.CaptureFixture[str]) -> Non
     assert plan["fits"] and plan["measured"]["peak_bytes"] <= plan["budget_bytes"]
     assert abs(plan["error"]) < 0.05
     assert plan["checkpointing"] in ("plan:fn", "plan:nf", "plan:sf", "plan:fs", "plan:ss")
+
+
+def test_a_small_budget_pulls_more_levers_and_is_kept() -> None:
+    request = MemoryRequest(workload="gpt2-tiny", options={"device": "cpu"}, budget_bytes=4 * MIB)
+    fitted = step_memory(request, lambda words: None).fitted
+    assert fitted is not None and fitted.fits and abs(fitted.error) < 0.05
+    assert fitted.levers[:2] == ("fused-optimizer", "chunked-logits")
+    assert ("logits", "chunked") in find_lever(fitted.lever).also
 
 
 def test_a_budget_below_the_states_says_what_would_fit() -> None:

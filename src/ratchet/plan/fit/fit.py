@@ -98,7 +98,8 @@ class _FitSearch:
 
     def measured(self, config: StepConfig, choices: str, rung: Rung = ()) -> MeasuredStep | None:
         """Measure a step whose blocks choose `choices`."""
-        words = ", ".join(f"{choices.count(one)} {CHOICES[one]}" for one in dict.fromkeys(choices))
+        counts = (f"{choices.count(one)} {CHOICES[one]}" for one in dict.fromkeys(choices))
+        words = ", ".join(counts) or "none"
         how = "eager" if config.compile_mode is None else "compiled"
         self.told(", ".join([f"{how} step, blocks {words}", *(lever.name for lever in rung)]))
         return measure(self.arm, planned(with_levers(config, rung), choices))
