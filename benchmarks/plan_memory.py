@@ -2,11 +2,10 @@
 
     python benchmarks/plan_memory.py [WORKLOAD...] [--eager] [--compiled]
 
-For each workload, eager and compiled, at no, selective and planned checkpointing. An eager step's
-none and selective, and the plan, are predicted from what was measured in another process; the plan
-has a budget in the middle between its least peak and that without checkpointing. A compiled step's
-none, selective and full are measured to predict the plan, so only the plan is predicted there.
-MemTracker's estimate of the eager step as written stands beside.
+An eager step's plans (none, selective, the plan for a budget in the middle between the least peak
+and that without checkpointing, and half of the blocks full) are predicted from the uniform steps of
+another process. A compiled step's plan for that budget is searched by measuring, and checked in
+another process. MemTracker's estimate of the eager step as written stands beside.
 The last line is JSON: memory_error (median), memory_error_worst, and the same by kind of step.
 """
 
@@ -16,18 +15,22 @@ import argparse
 import json
 import statistics
 import time
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 
 from ratchet.base.errors import RatchetError
 from ratchet.judge.steps.arms import ArmProcess
-from ratchet.plan.fit.arm import measure, memory_arm
-from ratchet.plan.fit.costs import BlockCosts, compiled_costs, costs_of
-from ratchet.plan.fit.knapsack import best_plan, least_plan
-from ratchet.plan.fit.measured import MeasuredStep
+from ratchet.plan.fit.arm import measure, memory_arm, shape_of
+from ratchet.plan.fit.compiled import CompiledPlans
+from ratchet.plan.fit.costs import BlockCosts, costs_of
+from ratchet.plan.fit.fit import planned
+from ratchet.plan.fit.knapsack import FitPlan, best_plan, least_plan, plan_of
+from ratchet.workloads.config import StepConfig
 
-SMALL = ("llama-tiny", "gpt2-tiny", "moe-tiny", "bert-tiny", "vit-tiny", "llama-8m", "vit-11m",
-         "bert-17m", "gpt2-23m", "moe-42m")  # fmt: skip
+SMALL = ("vit-tiny", "bert-tiny", "gpt2-tiny", "llama-tiny", "llama-8m", "moe-tiny")
+"""Workloads that are measured unless others are named: half an hour on two busy cores."""
+COMPILED = ("vit-tiny", "bert-tiny", "gpt2-tiny", "llama-tiny", "moe-tiny")
+"""Those of them whose compiled step is measured, too: each of its plans is compiled."""
 OPTIONS = {"device": "cpu"}
 
 
@@ -46,61 +49,79 @@ class Cell:
         return self.predicted_bytes / self.measured_bytes - 1
 
 
-def cells(workload: str, kinds: tuple[str, ...]) -> Iterator[Cell]:
+def cells(workload: str, kinds: Sequence[str]) -> Iterator[Cell]:
     """Measure each choice in one process, and what is predicted of it in another."""
     with memory_arm(workload, OPTIONS) as arm:
-        blocks = len(arm.describe()["blocks"])
+        written = shape_of(arm).written
+        blocks = len(shape_of(arm).blocks)
         estimated = arm.call("estimate")
-        eager = _steps(arm, blocks, False)
+        eager = {
+            one: step for one in "nsf" if (step := measure(arm, planned(written, one * blocks)))
+        }
         costs = costs_of(eager, blocks)
-        compiled = _steps(arm, blocks, True) if "compiled" in kinds else {}
+        compiled = written.model_copy(update={"compile_mode": "default"})
+        found = _compiled(arm, compiled, costs) if "compiled" in kinds else []
     with memory_arm(workload, OPTIONS) as arm:
         if "eager" in kinds:
-            yield from _checked(arm, workload, "eager", costs, ("n", "s"))
+            for plan in _plans(costs):
+                yield _checked(arm, workload, "eager", written, plan)
             if estimated:
                 yield Cell(
                     workload=workload, kind="mem_tracker", checkpointing="none",
                     predicted_bytes=estimated, measured_bytes=eager["n"].peak_bytes,
                 )  # fmt: skip
-        if compiled:
-            yield from _checked(arm, workload, "compiled", compiled_costs(costs, compiled), ())
+        for plan in found:
+            yield _checked(arm, workload, "compiled", compiled, plan)
 
 
-def _steps(arm: ArmProcess, blocks: int, compiled: bool) -> dict[str, MeasuredStep]:
-    found = {one: measure(arm, f"plan:{one * blocks}", compiled) for one in "nsf"}
-    return {one: step for one, step in found.items() if step is not None}
+def _compiled(arm: ArmProcess, config: StepConfig, costs: BlockCosts) -> list[FitPlan]:
+    """Search a compiled plan for the budget in the middle, as `ratchet memory --fit` does."""
+    plans = CompiledPlans(costs, lambda choices: measure(arm, planned(config, choices)))
+    plans.search(0)  # the smallest
+    least, blocks = plans.least(), len(costs.saved)
+    most = plans.steps["n" * blocks]
+    assert least is not None and most is not None
+    budget = (least.predicted_bytes + most.peak_bytes) // 2
+    plans.search(budget)
+    found = plans.best(budget) or least
+    return [found] if found == least else [found, least]
 
 
-def _checked(
-    arm: ArmProcess, workload: str, kind: str, costs: BlockCosts, uniform: tuple[str, ...]
-) -> Iterator[Cell]:
+def _plans(costs: BlockCosts) -> list[FitPlan]:
+    """Return none, selective, the plan for the budget in the middle, and a half of each."""
     blocks = len(costs.saved)
     least = least_plan(costs).predicted_bytes
     middle = (least + costs.peak_bytes("n" * blocks)) // 2
-    plan = best_plan(costs, max(middle, least))
-    assert plan is not None
+    best = best_plan(costs, max(middle, least))
+    assert best is not None
     half = "f" * (blocks // 2) + "n" * (blocks - blocks // 2)
-    for choices in dict.fromkeys([*(one * blocks for one in uniform), plan.choices, half]):
-        step = measure(arm, f"plan:{choices}", kind == "compiled")
-        assert step is not None
-        yield Cell(
-            workload=workload, kind=kind, checkpointing=f"plan:{choices}",
-            predicted_bytes=costs.peak_bytes(choices), measured_bytes=step.peak_bytes,
-        )  # fmt: skip
+    choices = dict.fromkeys(["n" * blocks, "s" * blocks, best.choices, half])
+    return [plan_of(costs, one) for one in choices]
+
+
+def _checked(arm: ArmProcess, workload: str, kind: str, config: StepConfig, plan: FitPlan) -> Cell:
+    step = measure(arm, planned(config, plan.choices))
+    assert step is not None
+    return Cell(
+        workload=workload, kind=kind, checkpointing=plan.checkpointing,
+        predicted_bytes=plan.predicted_bytes, measured_bytes=step.peak_bytes,
+    )  # fmt: skip
 
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("workloads", nargs="*", default=SMALL)
+    parser.add_argument("workloads", nargs="*")
     parser.add_argument("--eager", action="store_true")
     parser.add_argument("--compiled", action="store_true")
     asked = parser.parse_args()
     kinds = tuple(kind for kind in ("eager", "compiled") if getattr(asked, kind))
     found: list[Cell] = []
-    for workload in asked.workloads:
+    given = asked.workloads
+    for workload in given or SMALL:
         began_s = time.monotonic()
         try:
-            for cell in cells(workload, kinds or ("eager", "compiled")):
+            both = ("eager", "compiled") if workload in (*COMPILED, *given) else ("eager",)
+            for cell in cells(workload, kinds or both):
                 found.append(cell)
                 print(
                     f"{cell.workload:<12} {cell.kind:<12} {cell.checkpointing:<22} "

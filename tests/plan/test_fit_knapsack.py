@@ -105,10 +105,10 @@ def least(*, activations: int) -> MeasuredStep:
 
 def test_what_else_would_fit_follows_the_formulas() -> None:
     found = remedies(least(activations=800), 800, samples=8, block_bytes=10)
-    assert found == Remedies(batch_size=4, accumulate=2, ranks=None)
+    assert found == Remedies(batch_size=4, ranks=None)
     # Room for activations and a whole block leaves 280: 400 of states over two ranks.
     found = remedies(least(activations=100), 400, samples=1, block_bytes=10)
-    assert found == Remedies(batch_size=None, accumulate=None, ranks=2)
+    assert found == Remedies(batch_size=None, ranks=2)
     assert str(found) == "sharding over 2 ranks"
     nothing = remedies(least(activations=800), 100, samples=1, block_bytes=10)
     assert "larger device" in str(nothing)

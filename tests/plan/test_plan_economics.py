@@ -8,6 +8,7 @@ import math
 import shlex
 from pathlib import Path
 
+import numpy as np
 import pytest
 
 from ratchet.base.errors import PlanError
@@ -19,6 +20,7 @@ from ratchet.plan.layout import Layout
 from ratchet.plan.search import make_asked, plan_one
 from ratchet.plan.shape import find_shape
 from ratchet.plan.stack import STACKS
+from ratchet.plan.time import product_s
 
 CLUSTER = parse_cluster("mi300x:8x2")
 LAYOUT = Layout(dp=2, tp=8, sharding="full", checkpointing="selective")
@@ -72,18 +74,18 @@ def test_commands_hold_every_degree(stack: str) -> None:
     assert container["resources"]["limits"] == {"amd.com/gpu": 8}
 
 
-def trace_of(device: str, path: Path) -> Path:
-    """A trace of one large bf16 product of 1 ms on a device."""
+def trace_of(device: str, path: Path, *, inner: int = 4096, dur_us: int = 1000) -> Path:
+    """A trace of one large bf16 product on a device."""
     size = 4096
     common = {"ph": "X", "pid": 0, "tid": 7}
-    shapes = {"Input Dims": [[size, size], [size, size]],
+    shapes = {"Input Dims": [[size, inner], [inner, size]],
               "Input type": ["c10::BFloat16", "c10::BFloat16"], "External id": 1}  # fmt: skip
     events = [
         {**common, "pid": 1, "tid": 1, "cat": "cpu_op", "name": "aten::mm", "ts": 0, "dur": 50,
          "args": shapes},
         {**common, "pid": 1, "tid": 1, "cat": "cuda_runtime", "name": "hipLaunchKernel", "ts": 10,
          "dur": 5, "args": {"correlation": 3, "External id": 1}},
-        {**common, "cat": "kernel", "name": "Cijk_Ailk_BBS", "ts": 100, "dur": 1000,
+        {**common, "cat": "kernel", "name": "Cijk_Ailk_BBS", "ts": 100, "dur": dur_us,
          "args": {"correlation": 3, "External id": 1, "device": 0, "stream": 7}},
     ]  # fmt: skip
     document = {"deviceProperties": [{"id": 0, "name": device}], "traceEvents": events}
@@ -94,8 +96,24 @@ def trace_of(device: str, path: Path) -> Path:
 def test_a_trace_sets_the_rate_of_products(tmp_path: Path) -> None:
     path = trace_of("AMD Instinct MI300X", tmp_path / "one.json.gz")
     found = calibrated(CLUSTER, [path])
-    assert found.products["bf16"].per_s == pytest.approx(2 * 4096**3 / 1e-3)
+    size = np.array(4096.0)
+    assert float(product_s(CLUSTER, size, size, size)) == pytest.approx(3.1e-4, rel=0.5)
+    # The trace's product now takes the 1 ms that was measured, a launch besides.
+    assert float(product_s(found, size, size, size)) == pytest.approx(1e-3, rel=0.01)
+    assert found.by_inner == ((4096.0, 1.0),)
+    assert "1 products of the given traces" in found.products["bf16"].source
     assert found.fabric == CLUSTER.fabric
+
+
+def test_each_inner_size_has_its_own_rate(tmp_path: Path) -> None:
+    deep = trace_of("AMD Instinct MI300X", tmp_path / "deep.json.gz")
+    short = trace_of("AMD Instinct MI300X", tmp_path / "short.json.gz", inner=1024, dur_us=500)
+    found = calibrated(CLUSTER, [deep, short])
+    size = np.array(4096.0)
+    assert float(product_s(found, size, size, size)) == pytest.approx(1e-3, rel=0.01)
+    assert float(product_s(found, size, size, np.array(1024.0))) == pytest.approx(5e-4, rel=0.02)
+    between = float(product_s(found, size, size, np.array(2048.0)))
+    assert 5e-4 < between < 1e-3
 
 
 def test_a_trace_of_another_device_is_refused(tmp_path: Path) -> None:

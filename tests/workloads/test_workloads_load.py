@@ -1,13 +1,15 @@
 from __future__ import annotations
 
+import resource
+import subprocess
+import sys
 from typing import Any
 
-import psutil
 import pytest
 import torch
 
 from ratchet.base.errors import DeviceError, WorkloadError
-from ratchet.workloads import check, known, load
+from ratchet.workloads import check, known, load, memory
 from ratchet.workloads.place import place
 
 
@@ -70,10 +72,7 @@ def test_auto_is_a_device_of_this_machine() -> None:
 def test_a_model_that_does_not_fit_is_refused_before_it_is_built(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    class Memory:
-        available = 10**9
-
-    monkeypatch.setattr(psutil, "virtual_memory", Memory)
+    monkeypatch.setattr(memory, "free_bytes", lambda: 10**9)
     with pytest.raises(
         DeviceError, match=r"'llama-8b' needs at least 128.5 GB, but cpu has 1.0 GB"
     ):
@@ -90,13 +89,26 @@ def test_a_batch_that_does_not_fit_is_refused_before_it_is_made() -> None:
 def test_activations_that_do_not_fit_are_refused_before_they_are_made(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    class Memory:
-        available = 50 * 10**6
-
     workload = load("llama-tiny", batch_size=128)
-    monkeypatch.setattr(psutil, "virtual_memory", Memory)
+    monkeypatch.setattr(memory, "free_bytes", lambda: 50 * 10**6)
     with pytest.raises(DeviceError, match=r"a step of 'llama-tiny' needs at least 0\.\d GB"):
         check(workload)
+
+
+def test_free_memory_is_within_the_limit_of_the_process() -> None:
+    limit = 4 << 30
+    script = (
+        "import torch; from ratchet.workloads.memory import available_bytes;"
+        "print(available_bytes(torch.device('cpu')))"
+    )
+
+    def limited() -> None:
+        resource.setrlimit(resource.RLIMIT_AS, (limit, limit))
+
+    found = subprocess.run(
+        [sys.executable, "-c", script], preexec_fn=limited, capture_output=True, check=True
+    )
+    assert 0 < int(found.stdout) < limit - (256 << 20)
 
 
 @pytest.mark.parametrize("name", ["llama-tiny", "moe-tiny", "bert-tiny", "vit-tiny", "gpt2-tiny"])

@@ -26,7 +26,9 @@ def memory(
     fit: Annotated[
         str | None,
         typer.Option(
-            metavar="SIZE", help="Plan checkpointing for this budget and run it: 2GiB, 800MiB."
+            metavar="SIZE",
+            help="Plan checkpointing and other levers for this budget, and run the plan: 2GiB, "
+            "800MiB.",
         ),
     ] = None,
     compiled: Annotated[

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 from functools import partial
-from typing import Any
+from typing import Any, Final
 
 from torch import nn
 from torch.optim import AdamW, Optimizer
@@ -22,6 +22,8 @@ InstallOwn = Callable[
     [Workload, StepConfig, Mapping[str, Any], BatchStep, nn.Module, Sequence[Optimizer]], BatchStep
 ]
 """Makes a `train_step` run as a config says, compiled with the given options."""
+
+CHUNKED: Final = "linear_cross_entropy"
 
 __all__ = ["InstallOwn", "InstalledStep", "build_step", "install_options", "kernel_adamw"]
 
@@ -48,6 +50,13 @@ def install_options(kernels: Sequence[str]) -> dict[str, Any]:
     return {**compile_options(others), **region_options(regions)}
 
 
+def installed_kernels(config: StepConfig) -> tuple[str, ...]:
+    """Return the kernels of a config, with the one that chunks a compiled step's logits."""
+    chunked = config.logits == "chunked" and config.compile_mode is not None
+    kernels = config.kernels
+    return (*kernels, CHUNKED) if chunked and CHUNKED not in kernels else kernels
+
+
 def build_step(
     workload: Workload, config: StepConfig, *, install: InstallOwn | None = None
 ) -> InstalledStep:
@@ -57,7 +66,7 @@ def build_step(
     (`ratchet.kernels.registry.activate`). Raises GraphError if kernels are given without a compile
     mode, or an optimizer kernel without AdamW. `install` does all of this for a `train_step`.
     """
-    options = install_options(config.kernels)
+    options = install_options(installed_kernels(config))
     if options and config.compile_mode is None:
         raise GraphError(
             f"the kernels {', '.join(config.kernels)} need torch.compile: "

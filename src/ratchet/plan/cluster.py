@@ -69,6 +69,9 @@ class PlannedCluster:
     """Compute units or multiprocessors, among which a product's tiles are dealt out."""
     power_w: float
     collective: float = COLLECTIVE
+    by_inner: tuple[tuple[float, float], ...] = ()
+    """Inner sizes of measured products and the share of `products` that these reach beside the
+    model's own terms; between two sizes it follows the size's logarithm."""
 
     @property
     def world(self) -> int:

@@ -131,15 +131,24 @@ def product_s(
 ) -> Floats:
     """Return the seconds of a product [rows, inner] x [inner, columns]."""
     flops = 2.0 * rows * columns * inner
-    tiles = np.ceil(rows / TILE_ROWS) * np.ceil(columns / TILE_COLUMNS)
-    # On average, half of the last wave of tiles is idle.
-    filled = tiles / (tiles + cluster.units / 2)
-    share = filled * inner / (inner + INNER)
+    share = product_share(cluster, rows, columns, inner)
     bf16 = cluster.products["bf16"].per_s
     fast = cluster.products["fp8"].per_s if "fp8" in cluster.products else bf16
     rate = np.where(fp8, fast, bf16)
     traffic = 2.0 * (rows * inner + inner * columns + rows * columns)
     return np.maximum(flops / (rate * share), traffic / cluster.memory.per_s) + LAUNCH_S
+
+
+def product_share(cluster: PlannedCluster, rows: Floats, columns: Floats, inner: Floats) -> Floats:
+    """Return the share of the sustained rate that a product's sizes leave it."""
+    tiles = np.ceil(rows / TILE_ROWS) * np.ceil(columns / TILE_COLUMNS)
+    # On average, half of the last wave of tiles is idle.
+    filled = tiles / (tiles + cluster.units / 2)
+    share = filled * inner / (inner + INNER)
+    if cluster.by_inner:
+        sizes, measured = zip(*cluster.by_inner, strict=True)
+        share = share * np.interp(np.log2(inner), np.log2(sizes), measured)
+    return np.asarray(share)
 
 
 def _layer(

@@ -64,6 +64,7 @@ def _headline(found: StepMemory) -> str:
         return f"{found.workload} on {found.device}, {how}: the step needs {peak}"
     fitted = found.fitted
     verdict = "fits" if fitted.fits else "does not fit"
+    how = ", ".join([how, *fitted.levers])
     return (
         f"{found.workload} on {found.device}, {how}: {verdict} in "
         f"{show_bytes(fitted.budget_bytes)}; measured {show_bytes(fitted.measured.peak_bytes)}, "
@@ -102,8 +103,9 @@ def _block_rows(found: StepMemory) -> Iterator[tuple[str, ...]]:
 
 
 def _use(workload: str, fitted: FittedStep) -> Iterator[str]:
-    yield f'checkpointing = "{fitted.plan.checkpointing}"    # of your Workload'
-    yield f"ratchet optimize {workload} --try checkpointing={fitted.plan.checkpointing}"
+    if not fitted.levers:
+        yield f'checkpointing = "{fitted.plan.checkpointing}"    # of your Workload'
+    yield f"ratchet optimize {workload} --try {fitted.lever}"
 
 
 def memory_document(found: StepMemory) -> dict[str, Any]:
@@ -120,6 +122,8 @@ def memory_document(found: StepMemory) -> dict[str, Any]:
         fitted = found.fitted
         document["plan"] = {
             "checkpointing": fitted.plan.checkpointing,
+            "levers": list(fitted.levers),
+            "lever": fitted.lever,
             "budget_bytes": fitted.budget_bytes,
             "fits": fitted.fits,
             "predicted_bytes": fitted.plan.predicted_bytes,

@@ -27,6 +27,8 @@ AttentionBackend = Literal["default", "flash", "efficient", "cudnn", "math"]
 MatmulPrecision = Literal["highest", "high", "medium"]
 Allocator = Literal["default", "mallopt", "jemalloc", "tcmalloc", "expandable"]
 """`expandable` lets the segments of a GPU's memory grow (torch's `expandable_segments`)."""
+Logits = Literal["whole", "chunked"]
+"""`chunked` computes the last linear layer and its cross-entropy together, by chunks of tokens."""
 MatmulLibrary = Literal["default", "hipblaslt", "tunableop"]
 """The matrix-product library under ROCm. `tunableop` times the kernels of rocBLAS and hipBLASLt."""
 
@@ -58,6 +60,11 @@ class StepConfig(BaseModel):
     optimizer: OptimizerKind = "as_written"
     attention: AttentionBackend = "default"
     checkpointing: Checkpointing = "none"
+    logits: Logits = "whole"
+    update_in_backward: bool = False
+    """Each parameter is updated as soon as it has its gradient, which is then freed."""
+    micro_batches: int = Field(default=1, ge=1)
+    """Equal parts of each batch, one after the other; their gradients are averaged."""
     threads: int | None = Field(default=None, ge=1)
     affinity: bool = False
     matmul_precision: MatmulPrecision = "highest"

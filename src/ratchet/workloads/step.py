@@ -15,13 +15,16 @@ from torch.optim import Optimizer
 from torch.optim.lr_scheduler import LRScheduler
 from torch.utils import _pytree as pytree
 
+from ratchet.base.errors import WorkloadError
 from ratchet.workloads import process
 from ratchet.workloads.blame import blamed_on, blamed_step
 from ratchet.workloads.checkpointing import apply_checkpointing
 from ratchet.workloads.config import AUTOCAST, StepConfig
 from ratchet.workloads.copies import WeightCopies
+from ratchet.workloads.deferred_logits import apply_logits
 from ratchet.workloads.implementations import has_implementation, select_implementation
 from ratchet.workloads.lowered import mixed_precision
+from ratchet.workloads.micro_batches import split_batch
 from ratchet.workloads.own_step import (
     BatchStep,
     Install,
@@ -31,6 +34,7 @@ from ratchet.workloads.own_step import (
     updates_undone,
 )
 from ratchet.workloads.recompilation import BoundedCompile
+from ratchet.workloads.update_in_backward import UpdateInBackward, check_in_backward
 from ratchet.workloads.workload import ALONE, LossFunction, Workload
 
 ATTENTION_BACKENDS = {
@@ -69,17 +73,21 @@ class TrainingStep:
     ) -> None:
         if compile_options and config.compile_mode is None:
             raise ValueError("compile_options need a compile_mode")
+        if config.update_in_backward:
+            check_in_backward(workload, config)
         process.enter(config)
         self.workload = workload
         self.config = config
         self.model = workload.model.train()
         apply_checkpointing(self.model, config.checkpointing)
+        apply_logits(self.model, config.logits)
         self._raises = raises_precision(workload, config)
         if self._raises:
             self.model.float()
         self.optimizers: dict[str, Optimizer | WeightUpdate]
         self._own: BatchStep | None = None
         self._kept: dict[str, Tensor] = {}
+        self._in_backward: UpdateInBackward | None = None
         self.copies: WeightCopies | None = None
         if workload.train_step is not None:
             self._take_own(install)
@@ -93,10 +101,18 @@ class TrainingStep:
             self.optimizers = {ALONE: optimizer_factory(self)}
         else:
             self.optimizers = self._own_optimizers()
+        if config.update_in_backward:
+            stepped = [one for one in self.optimizers.values() if isinstance(one, Optimizer)]
+            self._in_backward = UpdateInBackward(stepped)
         self._schedules = [self._schedule(one) for one in self.optimizers.values()]
 
     def _take_own(self, install: Install | None) -> None:
         """Take the workload's own step, as `install` makes it run."""
+        if self.config.micro_batches > 1:
+            raise WorkloadError(
+                f"workload {self.workload.name!r} has a train_step of its own, which takes whole "
+                "batches: leave micro_batches at 1, and cut them in the train_step"
+            )
         self.parameters = self.workload.trained()
         made = self.workload.make_optimizers()
         self.optimizers = {**made}
@@ -130,7 +146,8 @@ class TrainingStep:
         if self._own is not None:
             with self._entered():
                 return loss_returned(self.workload, self._own(self._given(batch)))
-        loss = self.forward_backward(batch)
+        with self._in_backward.open() if self._in_backward else nullcontext():
+            loss = self.forward_backward(batch)
         self.update()
         return loss
 
@@ -143,15 +160,14 @@ class TrainingStep:
             stepped = [one for one in self.optimizers.values() if isinstance(one, Optimizer)]
             with updates_undone(self.parameters, stepped) as self._kept:
                 return self(batch)
-        count = self.workload.accumulate
-        if count == 1:
-            return self._backward(batch, 1)
+        batches = batch if self.workload.accumulate > 1 else [batch]
+        parts = [part for one in batches for part in split_batch(one, self.config.micro_batches)]
         losses = []
-        for place, one in enumerate(batch, start=1):
-            if self.workload.sync is not None:
-                self.workload.sync(place == count)
-            losses.append(self._backward(one, count))
-        return torch.stack(losses).mean()
+        for place, part in enumerate(parts, start=1):
+            if self.workload.sync is not None and len(parts) > 1:
+                self.workload.sync(place == len(parts))
+            losses.append(self._backward(part, len(parts)))
+        return losses[0] if len(losses) == 1 else torch.stack(losses).mean()
 
     def _backward(self, batch: Any, count: int) -> Tensor:
         with self._entered(), self.copies.in_place() if self.copies else nullcontext():
@@ -160,6 +176,11 @@ class TrainingStep:
         if self.copies and self.config.optimizer != "kernel":
             self.copies.hand_over()
         return loss.detach()
+
+    def close(self) -> None:
+        """Take the step's hooks off the parameters, so that another step can train them."""
+        if self._in_backward is not None:
+            self._in_backward.remove()
 
     def update(self) -> None:
         """Clip the gradients, step the optimizers and schedules, and drop the gradients."""
@@ -253,7 +274,7 @@ def compiled_loss(
         computed = BoundedCompile(workload.loss, compile_options)
     if config.precision not in AUTOCAST:
         return computed
-    precision = config.precision if workload.accumulate > 1 else "bf16_autocast"
+    precision = config.precision if adds_gradients(workload, config) else "bf16_autocast"
 
     def loss(model: nn.Module, batch: Any) -> Tensor:
         # Outside of the graph: torch's cache of differentiated graphs takes none that enters it.
@@ -268,9 +289,14 @@ def copies_for(workload: Workload, config: StepConfig) -> WeightCopies | None:
 
     A step that accumulates adds its gradients up in fp32, so it casts weights in its graphs.
     """
-    if config.precision != "bf16_master" or workload.accumulate > 1:
+    if config.precision != "bf16_master" or adds_gradients(workload, config):
         return None
     return WeightCopies(workload.model)
+
+
+def adds_gradients(workload: Workload, config: StepConfig) -> bool:
+    """Return True if a step has several backward passes."""
+    return workload.accumulate * config.micro_batches > 1
 
 
 def inductor_options(config: StepConfig) -> dict[str, Any]:

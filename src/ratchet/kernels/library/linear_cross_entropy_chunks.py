@@ -1,8 +1,9 @@
 """Linear + cross-entropy by chunks of tokens with torch's own matrix products.
 
-The second implementation of `ratchet::linear_cross_entropy`: torch.mm(out=) into persistent
-buffers, and the kernel `cross_entropy_rows` for the rows of logits. It keeps fp32 arithmetic if x
-and weight are fp32, and is the faster one if the vendor's GEMM is faster (arXiv:2410.10989).
+`in_torch` needs no kernel and runs on every device. `run` is the second implementation of
+`ratchet::linear_cross_entropy`: torch.mm(out=) into persistent buffers, and the kernel
+`cross_entropy_rows` for the rows of logits. It keeps fp32 arithmetic if x and weight are fp32, and
+is the faster one if the vendor's GEMM is faster (arXiv:2410.10989).
 """
 
 from __future__ import annotations
@@ -16,8 +17,9 @@ import torch
 from torch import Tensor
 
 from ratchet.kernels import registry
-from ratchet.problems.suites.shipped.linear_cross_entropy import ROWS_AT_ONCE, ROWS_ENTRY
+from ratchet.problems.suites.shipped.linear_cross_entropy import ENTRY, ROWS_AT_ONCE, ROWS_ENTRY
 
+FEWEST_ROWS: Final = 128
 SMALLEST_BYTES: Final = 1 << 20
 _KEPT: Final = 4
 _storages: Final[dict[int, torch.UntypedStorage]] = {}
@@ -38,6 +40,62 @@ class _Buffers(threading.local):
 
 
 _buffers: Final = _Buffers()
+
+
+def may_run() -> bool:
+    """Return True if a kernel of `ratchet::linear_cross_entropy` is active."""
+    return registry.is_active(ROWS_ENTRY) or registry.is_active(ENTRY)
+
+
+def in_torch(
+    x: Tensor, weight: Tensor, bias: Tensor | None, target: Tensor, scalars: tuple[float, float]
+) -> tuple[Tensor, Tensor, Tensor, Tensor]:
+    """Return loss, dx, dweight and dbias in plain torch: dlogits = softmax - target, by chunks.
+
+    A chunk's logits take about the memory of x (arXiv:2410.10989, section 3.2), or 128 rows. The
+    weight's gradient is summed in fp32; without a bias, dbias is empty.
+    """
+    dtype = torch.bfloat16 if torch.bfloat16 in (x.dtype, weight.dtype) else weight.dtype
+    wide = torch.float64 if dtype == torch.float64 else torch.float32
+    (tokens, hidden), classes = x.shape, weight.shape[0]
+    rows = max(FEWEST_ROWS, math.ceil(tokens / math.ceil(classes / hidden)))
+    counted = (target != int(scalars[0])).sum()
+    dx, dweight = torch.empty_like(x), torch.zeros_like(weight, dtype=wide)
+    dbias = torch.zeros(0 if bias is None else classes, dtype=wide, device=x.device)
+    total = torch.zeros((), dtype=wide, device=x.device)
+    with torch.autocast(x.device.type, enabled=False):
+        words = weight.to(dtype)
+        added = None if bias is None else bias.to(dtype)
+        for start in range(0, tokens, rows):
+            part = slice(start, start + rows)
+            chunk = x[part].to(dtype)
+            logits = torch.nn.functional.linear(chunk, words, added).to(wide)
+            total += _take_loss(logits, target[part], scalars)
+            dlogits = logits.div_(counted)
+            if bias is not None:
+                dbias += dlogits.sum(0)
+            narrow = dlogits.to(dtype)
+            dx[part] = narrow @ words
+            if dtype == wide:
+                dweight.addmm_(narrow.t(), chunk)
+            else:
+                dweight += narrow.t() @ chunk
+    dbias = dbias if bias is None else dbias.to(bias.dtype)
+    return (total / counted).float(), dx, dweight.to(weight.dtype), dbias
+
+
+def _take_loss(logits: Tensor, target: Tensor, scalars: tuple[float, float]) -> Tensor:
+    """Return the sum of the counted rows' losses; `logits` becomes its gradient, in place."""
+    smoothing = scalars[1]
+    counts = target != int(scalars[0])
+    word = target.where(counts, torch.zeros_like(target))[:, None]
+    logits -= torch.logsumexp(logits, 1, keepdim=True)
+    own = logits.gather(1, word)[:, 0] * (smoothing - 1.0)
+    losses = own - smoothing * logits.mean(1) if smoothing else own
+    logits.exp_().sub_(smoothing / logits.shape[1])
+    logits.scatter_add_(1, word, torch.full_like(losses, smoothing - 1.0)[:, None])
+    logits *= counts[:, None]
+    return losses.where(counts, torch.zeros_like(losses)).sum()
 
 
 def run(

@@ -47,18 +47,25 @@ LEVERS: tuple[Lever, ...] = (
     system.AFFINITY,
     system.PREALLOCATE,
     operators.FOREACH_OPTIMIZER,
+    system.CHUNKED_LOGITS,
+    system.UPDATE_IN_BACKWARD,
     system.CHECKPOINTING,
+    system.MICRO_BATCHES,
 )
 
 
 PLANNED = "checkpointing="
-"""Prefix of the lever that sets a plan of `ratchet memory`, as in `checkpointing=plan:ffnn`."""
+"""Prefix of the lever that sets a plan of `ratchet memory`: `checkpointing=plan:ffnn`, with others
+behind it as in `checkpointing=plan:ffnn+chunked-logits+micro-batches=4`."""
 
 
 def check_lever(name: str) -> None:
     """Raise a RatchetError that lists the levers if `name` is unknown; imports no torch."""
     if name.startswith(PLANNED):
         planned_lever(name)
+        return
+    if name.startswith(system.MICRO_BATCHES_NAME):
+        micro_batches(name)
         return
     known = (*(lever.name for lever in LEVERS), *kernel_lever_names())
     if name not in known:
@@ -69,12 +76,28 @@ def check_lever(name: str) -> None:
 
 def find_lever(name: str) -> Lever:
     """Return the lever that `check_lever` accepts."""
-    return planned_lever(name) if name.startswith(PLANNED) else all_levers()[name]
+    if name.startswith(PLANNED):
+        return planned_lever(name)
+    if name.startswith(system.MICRO_BATCHES_NAME):
+        return micro_batches(name)
+    return all_levers()[name]
+
+
+def micro_batches(name: str) -> Lever:
+    """Return the lever that cuts each batch into as many parts as its name says."""
+    parts = name.removeprefix(system.MICRO_BATCHES_NAME)
+    if not parts.isdecimal() or int(parts) < 2:
+        raise RatchetError(f"lever {name!r} cuts no batch: write micro-batches=2 or more")
+    summary = system.MICRO_BATCHES.summary.replace("2", parts)
+    return replace(system.MICRO_BATCHES, name=name, value=int(parts), summary=summary)
 
 
 def planned_lever(name: str) -> Lever:
-    """Return the lever that makes each block recompute as its name says."""
-    plan = name.removeprefix(PLANNED)
+    """Return the lever that makes each block recompute as its name says, with those behind it."""
+    plan, *others = name.removeprefix(PLANNED).split("+")
+    for one in others:
+        check_lever(one)
+    also = [find_lever(one) for one in others]
     try:
         StepConfig(checkpointing=plan)
     except ValidationError:
@@ -86,7 +109,8 @@ def planned_lever(name: str) -> Lever:
         system.CHECKPOINTING,
         name=name,
         value=plan,
-        summary=f"blocks recompute as planned: {plan}",
+        summary="; ".join([f"blocks recompute as planned: {plan}", *(one.summary for one in also)]),
+        also=tuple((one.field, one.value) for one in also),
         applies=lambda situation: None,
     )
 

@@ -34,6 +34,8 @@ class Situation:
     """The reason why no optimizer of the step has a fused update; empty if one has."""
     own_step: bool = False
     """True if the workload's own `train_step` runs the backward pass and the update."""
+    why_not_in_backward: str = ""
+    """The reason why the update must wait for all gradients; empty if it need not."""
     bf16_is_slow: str | None = None
     """The reason why bf16 saves no time here (`why_bf16_is_slow`); None if it may."""
 
@@ -55,6 +57,8 @@ class Lever:
     """Return None if the lever applies, otherwise the reason why not, in one line."""
     default: bool = True
     """True if part of the first bundle; False if tried only alone, because it may cost time."""
+    also: tuple[tuple[str, object], ...] = ()
+    """Further fields that it sets, with their values."""
     acts_on: tuple[str, ...] = ()
     """The categories of step time that it can shorten, as the profile names them; `step` means all.
 
@@ -64,11 +68,12 @@ class Lever:
     def set(self, config: StepConfig, situation: Situation) -> StepConfig:
         """Return the config with this lever pulled."""
         value = self.value(situation) if callable(self.value) else self.value
-        return config.model_copy(update={self.field: value})
+        return config.model_copy(update={self.field: value, **dict(self.also)})
 
     def unset(self, config: StepConfig, situation: Situation) -> StepConfig:
         """Return the config with this lever as the user wrote it."""
-        return config.model_copy(update={self.field: getattr(situation.written, self.field)})
+        names = (self.field, *dict(self.also))
+        return config.model_copy(update={name: getattr(situation.written, name) for name in names})
 
 
 def why_no_bf16(situation: Situation) -> str | None:

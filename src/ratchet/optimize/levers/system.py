@@ -8,6 +8,8 @@ from ratchet.optimize.step.environment import find_library
 
 SHORT = 0.8
 """Share of the device's memory above which a step counts as short of memory."""
+MICRO_BATCHES_NAME = "micro-batches="
+"""Name of the lever that cuts batches, before the number of parts."""
 _HUGE_PAGES = Path("/sys/kernel/mm/transparent_hugepage/enabled")
 
 
@@ -62,10 +64,22 @@ def _has_idle_cores(situation: Situation) -> str | None:
 def _memory_is_short(situation: Situation) -> str | None:
     if situation.written.checkpointing != "none":
         return "the step already checkpoints its activations"
+    return _is_short(situation)
+
+
+def _may_update_early(situation: Situation) -> str | None:
+    return situation.why_not_in_backward or _is_short(situation)
+
+
+def _may_cut_batches(situation: Situation) -> str | None:
+    return "the step takes its batches itself" if situation.own_step else _is_short(situation)
+
+
+def _is_short(situation: Situation) -> str | None:
     if situation.peak_memory_bytes < SHORT * situation.memory_bytes:
         share = situation.peak_memory_bytes / max(situation.memory_bytes, 1)
         return (
-            f"memory is not short ({share:.0%} of the device's is used), and recomputing costs time"
+            f"memory is not short ({share:.0%} of the device's is used), and saving it costs time"
         )
     return None
 
@@ -152,6 +166,36 @@ AFFINITY = Lever(
     expected="no migrations; caches stay warm. On a shared machine it can cost time",
     source="PyTorch documentation, Performance Tuning Guide, CPU specific optimizations",
     applies=only_cpu,
+    default=False,
+)
+CHUNKED_LOGITS = Lever(
+    field="logits",
+    value="chunked",
+    name="chunked-logits",
+    summary="the last linear layer and its cross-entropy together, by chunks of tokens",
+    expected="logits and their gradients are never whole in memory",
+    source="Liger-Kernel, arXiv:2410.10989, section 3.2",
+    applies=_is_short,
+    default=False,
+)
+UPDATE_IN_BACKWARD = Lever(
+    field="update_in_backward",
+    value=True,
+    name="update-in-backward",
+    summary="each parameter is updated when its gradient is there, and the gradient freed",
+    expected="the memory of all gradients but one",
+    source="PyTorch tutorials, fusing the optimizer step into the backward pass; arXiv:2306.09782",
+    applies=_may_update_early,
+    default=False,
+)
+MICRO_BATCHES = Lever(
+    field="micro_batches",
+    value=2,
+    name=MICRO_BATCHES_NAME + "2",
+    summary="each batch in 2 equal parts, one after the other, their gradients averaged",
+    expected="activations of a part of the batch, for smaller matrix products",
+    source="Huang et al. 2019 (GPipe), arXiv:1811.06965, section 2",
+    applies=_may_cut_batches,
     default=False,
 )
 CHECKPOINTING = Lever(

@@ -11,7 +11,7 @@ import logging
 import os
 from collections.abc import Callable, Sequence
 from pathlib import Path
-from typing import Any, TypeVar
+from typing import Any, Final, TypeVar
 
 import torch
 from torch import nn
@@ -37,6 +37,12 @@ from ratchet.workloads.step import TrainingStep
 from ratchet.workloads.workload import Workload
 
 log = logging.getLogger("ratchet")
+NOT_IN_SCRIPTS: Final = {
+    "preallocate": "a script may find no gradient where it left zeros",
+    "update_in_backward": "a script may read, clip or add up gradients after its backward pass",
+    "micro_batches": "a script cuts its batches itself; give it smaller ones and accumulate",
+}
+"""Settings that would change a script's meaning, each with the reason."""
 Function = TypeVar("Function", bound=Callable[..., Any])
 
 
@@ -200,10 +206,12 @@ def _of_a_script(config: StepConfig, optimizers: Sequence[Optimizer]) -> StepCon
             "the optimizer's update stays as written: foreach adds Nesterov's momentum to `.grad`"
         )
         config = config.model_copy(update={"optimizer": "as_written"})
-    if not config.preallocate:
-        return config
-    _warn("preallocate is not installed: a script may find no gradient where it left zeros")
-    return config.model_copy(update={"preallocate": False})
+    for name, why in NOT_IN_SCRIPTS.items():
+        default = StepConfig.model_fields[name].default
+        if getattr(config, name) != default:
+            _warn(f"{name} is not installed: {why}")
+            config = config.model_copy(update={name: default})
+    return config
 
 
 def _warn_of_environment(config: StepConfig) -> None:

@@ -23,9 +23,9 @@ from ratchet.optimize.recipe.first_call import Seen, recurrent_in, watch
 from ratchet.optimize.recipe.module_calls import (
     ModuleCall,
     attention,
-    checkpointing_slots,
     compile_options,
     kept_graphs,
+    memory_slots,
 )
 from ratchet.optimize.recipe.slots import Attribute, StepOutOfGraphs, StepSlot, filled, update_slot
 from ratchet.optimize.recipe.widening import KeptTensors, WidenedForward, computes_in_bf16
@@ -173,7 +173,7 @@ class CompiledStep:
                 "changes a buffer or a number that they keep, or runs a hook"
             )
         self._slots = [
-            *checkpointing_slots(self.script.model, self._config.checkpointing, seen.changing),
+            *memory_slots(self.script.model, self._config, seen.changing),
             *self._optimizer_slots(),
         ]
         why = seen.why_not_whole()
@@ -290,8 +290,8 @@ def _install(
     if workload.precision in AUTOCAST and config.precision == workload.precision:
         config = config.model_copy(update={"precision": "fp32"})  # the step enters autocast itself
     fitting = [one for one in optimizers if has_implementation(one, config.optimizer, model)]
-    # The step has its checkpointing already.
-    config = config.model_copy(update={"checkpointing": "none"})
+    # The model has its checkpointing and its logits already.
+    config = config.model_copy(update={"checkpointing": "none", "logits": "whole"})
     script = Script(step=step, model=model, optimizers=fitting)
     return CompiledStep(script, config, workload.device.split(":")[0], options)
 

@@ -16,12 +16,13 @@ import torch
 from torch import nn
 from torch.nn.attention import sdpa_kernel
 
-from ratchet.graph.steps import install_options
+from ratchet.graph.steps import install_options, installed_kernels
 from ratchet.optimize.recipe.first_call import recurrent_in
 from ratchet.optimize.recipe.slots import Attribute, StepSlot, filled
 from ratchet.optimize.recipe.widening import computes_in_bf16, widened
 from ratchet.workloads.checkpointing import apply_checkpointing, find_blocks, is_transformed
 from ratchet.workloads.config import AUTOCAST, StepConfig
+from ratchet.workloads.deferred_logits import apply_logits, replaced_in
 from ratchet.workloads.lowered import mixed_precision
 from ratchet.workloads.recompilation import REPLAYS, BoundedCompile
 from ratchet.workloads.step import ATTENTION_BACKENDS, inductor_options
@@ -112,19 +113,26 @@ def attention(config: StepConfig) -> AbstractContextManager[Any]:
     return sdpa_kernel(backends) if backends else nullcontext()
 
 
-def checkpointing_slots(
-    model: nn.Module, checkpointing: str, without: Collection[nn.Module] = ()
+def memory_slots(
+    model: nn.Module, config: StepConfig, without: Collection[nn.Module] = ()
 ) -> tuple[StepSlot, ...]:
-    """Return slots that make a model's blocks recompute as `checkpointing` says, some left out."""
-    if checkpointing == "none":
-        return ()
-    apply_checkpointing(model, checkpointing)
-    found = [
-        Attribute(block, "forward", block.__dict__["forward"])
-        for block in find_blocks(model)
-        if block.__dict__.get("recomputes") and not any(block is one for one in without)
-    ]
-    apply_checkpointing(model, "none")
+    """Return slots that make a model recompute blocks and defer logits as a config says.
+
+    The blocks `without` are left out.
+    """
+    found: list[StepSlot] = []
+    if config.checkpointing != "none":
+        apply_checkpointing(model, config.checkpointing)
+        found += [
+            Attribute(block, "forward", block.__dict__["forward"])
+            for block in find_blocks(model)
+            if block.__dict__.get("recomputes") and not any(block is one for one in without)
+        ]
+        apply_checkpointing(model, "none")
+    if config.logits != "whole":
+        apply_logits(model, config.logits)
+        found += [Attribute(one, "forward", one.__dict__["forward"]) for one in replaced_in(model)]
+        apply_logits(model, "whole")
     return tuple(found)
 
 
@@ -141,7 +149,7 @@ def compile_module(module: nn.Module, config: StepConfig, device_type: str) -> N
             recurrent,
         )
         options = None
-    slots = checkpointing_slots(module, config.checkpointing)
+    slots = memory_slots(module, config)
     call = ModuleCall(
         module,
         config,
@@ -163,7 +171,7 @@ def compile_options(
     """
     if config.compile_mode is None:
         return None
-    kernels = install_options(config.kernels) if install is None else install
+    kernels = install_options(installed_kernels(config)) if install is None else install
     return {**inductor_options(config), **kernels}
 
 

@@ -12,7 +12,14 @@ from ratchet.workloads.config import StepConfig
 
 AROUND_THE_GRAPH: dict[str, Any] = {
     name: StepConfig.model_fields[name].default
-    for name in ("optimizer", "affinity", "allocator", "huge_pages", "preallocate")
+    for name in (
+        "optimizer",
+        "affinity",
+        "allocator",
+        "huge_pages",
+        "preallocate",
+        "update_in_backward",
+    )
 }
 """Settings that do not affect the code that torch.compile generates for forward and backward."""
 
@@ -69,6 +76,12 @@ def describe(config: StepConfig) -> str:
     if config.optimizer != "as_written":
         kernel = config.optimizer == "kernel"
         parts.append("kernel AdamW" if kernel else f"{config.optimizer} optimizer")
+    if config.logits != "whole":
+        parts.append(f"{config.logits} logits")
+    if config.update_in_backward:
+        parts.append("updates in backward")
+    if config.micro_batches > 1:
+        parts.append(f"{config.micro_batches} micro-batches")
     if config.kernels:
         parts.append(f"{len(config.kernels)} kernels")
     if config.allocator != "default":

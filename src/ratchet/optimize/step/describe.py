@@ -21,6 +21,7 @@ from ratchet.workloads.flops import flops_of
 from ratchet.workloads.implementations import unwrapped, why_not_fused
 from ratchet.workloads.step import TrainingStep
 from ratchet.workloads.trainer import TrainerBatches
+from ratchet.workloads.update_in_backward import why_not_in_backward
 
 
 class ModelSignature(BaseModel):
@@ -64,6 +65,7 @@ class StepFacts(BaseModel):
     """The classes of its optimizers."""
     optimizer_is_adamw: bool
     why_not_fused: str = ""
+    why_not_in_backward: str = ""
     own_step: bool = False
     of_trainer: bool = False
     model: ModelSignature | None = None
@@ -118,6 +120,7 @@ def describe_workload(step: TrainingStep, batch: Any) -> StepFacts:
         optimizer="+".join(type(unwrapped(one)).__name__ for one in made),
         optimizer_is_adamw=[type(one) for one in made] == [torch.optim.AdamW],
         why_not_fused=why_not_fused(made, step.model),
+        why_not_in_backward=why_not_in_backward(workload),
         own_step=workload.train_step is not None,
         of_trainer=isinstance(workload.batch, TrainerBatches),
         model=signature_of(workload.model),

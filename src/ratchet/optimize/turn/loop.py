@@ -175,6 +175,7 @@ def situation_of(turn: Turn, facts: StepFacts) -> Situation:
         rocm=bool(torch.version.hip),
         why_not_fused=facts.why_not_fused,
         own_step=facts.own_step,
+        why_not_in_backward=facts.why_not_in_backward,
         trainable_bytes=facts.trainable_bytes,
         peak_memory_bytes=facts.peak_memory_bytes,
         memory_bytes=device.memory_bytes,

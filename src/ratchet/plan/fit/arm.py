@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import gc
 from collections.abc import Iterable
-from dataclasses import asdict, replace
+from dataclasses import asdict, dataclass, replace
 from typing import Any, Final
 
 import torch
@@ -13,6 +13,7 @@ from torch.optim import Optimizer
 from torch.utils import _pytree as pytree
 
 from ratchet.base.errors import DeviceError, WorkloadError
+from ratchet.graph.steps import build_step
 from ratchet.judge.steps.arms import ArmProcess, ArmSpec
 from ratchet.plan.fit.estimate import estimate_bytes
 from ratchet.plan.fit.events import mark, record
@@ -20,14 +21,36 @@ from ratchet.plan.fit.marks import BEGIN_BACKWARD, BEGIN_UPDATE, END, block_mark
 from ratchet.plan.fit.measured import MeasuredStep, MemoryParts, Stretch, parts_at_peak, stretches
 from ratchet.workloads.blame import SMALLER, batch_of
 from ratchet.workloads.checkpointing import find_blocks
+from ratchet.workloads.config import StepConfig
+from ratchet.workloads.deferred_logits import find_head
 from ratchet.workloads.fake import saved_bytes
+from ratchet.workloads.implementations import why_not_fused
 from ratchet.workloads.memory import require
+from ratchet.workloads.micro_batches import samples_of
 from ratchet.workloads.step import TrainingStep
+from ratchet.workloads.update_in_backward import why_not_in_backward
 from ratchet.workloads.workload import Workload
 
 FACTORY: Final = "ratchet.plan.fit.arm:make_memory_arm"
 WARMUP_STEPS: Final = 1
 """The first step makes the optimizer's state and compiles."""
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class StepShape:
+    """What a plan must know of a workload."""
+
+    written: StepConfig
+    device: str
+    blocks: tuple[str, ...]
+    """The classes of its blocks."""
+    block_bytes: int
+    """Bytes of the largest block's weights."""
+    samples: int
+    own_step: bool
+    has_head: bool
+    why_not_fused: str
+    why_not_in_backward: str
 
 
 class MemoryArm:
@@ -43,40 +66,42 @@ class MemoryArm:
         """Run nothing: this arm is not timed."""
 
     def describe(self) -> dict[str, Any]:
-        """Return what a plan must know of the workload."""
+        """Return a StepShape as JSON."""
         workload = self._workload
-        batch = batch_of(workload, 0)
-        leaves = [one for one in pytree.tree_leaves(batch) if isinstance(one, Tensor)]
         blocks = find_blocks(workload.model)
-        return {
-            "written": workload.as_written().checkpointing,
-            "device": workload.device,
-            "blocks": [type(block).__name__ for block in blocks],
-            "block_bytes": max((_bytes(block.parameters()) for block in blocks), default=0),
-            "samples": len(leaves[0]) if leaves and leaves[0].ndim else 1,
-            "accumulate": workload.accumulate,
-            "own_step": workload.train_step is not None,
-        }
+        optimizers = list(workload.make_optimizers().values())
+        shape = StepShape(
+            written=workload.as_written(),
+            device=workload.device,
+            blocks=tuple(type(block).__name__ for block in blocks),
+            block_bytes=max((_bytes(block.parameters()) for block in blocks), default=0),
+            samples=samples_of(workload.batch(0)),
+            own_step=workload.train_step is not None,
+            has_head=find_head(workload.model) is not None,
+            why_not_fused=why_not_fused(optimizers, workload.model),
+            why_not_in_backward=why_not_in_backward(workload),
+        )
+        return {**asdict(shape), "written": shape.written.model_dump(mode="json")}
 
-    def measure(self, checkpointing: str, compiled: bool, fused: bool = False) -> dict[str, Any]:
-        """Run a step after a warm-up and return a MeasuredStep as JSON."""
+    def measure(self, config: dict[str, Any]) -> dict[str, Any]:
+        """Run a step of a StepConfig after a warm-up and return a MeasuredStep as JSON."""
+        asked = StepConfig(**config)
+        compiled = asked.compile_mode is not None
         if compiled and self._workload.train_step is not None:
             raise WorkloadError(
                 f"workload {self._workload.name!r} has a train_step of its own, which is measured "
                 "as it is written; leave out --compile"
             )
-        if checkpointing == "none" or set(checkpointing.removeprefix("plan:")) == {"n"}:
+        plain = asked.logits == "whole" and asked.micro_batches == 1
+        if plain and not set(asked.checkpointing.removeprefix("plan:")) - set("none"):
             self._refuse_what_does_not_fit()
-        config = self._workload.as_written().model_copy(
-            update={
-                "checkpointing": checkpointing,
-                "compile_mode": "default" if compiled else None,
-                "optimizer": "fused" if fused else "as_written",
-            }
-        )
         if compiled:
             torch._dynamo.reset()  # a graph of another choice is not to be taken for this one's
-        found = self._measured(TrainingStep(self._workload, config), compiled)
+        step = build_step(self._workload, asked)
+        try:
+            found = self._measured(step, compiled)
+        finally:
+            step.close()
         gc.collect()
         return asdict(found)
 
@@ -124,8 +149,9 @@ def _run(step: TrainingStep, batch: Any, held: set[int]) -> None:
             if one.grad is not None
         )
 
-    first = step.optimizer
-    hook = first.register_step_pre_hook(began) if isinstance(first, Optimizer) else None
+    first, early = step.optimizer, step.config.update_in_backward
+    watched = first if isinstance(first, Optimizer) and not early else None
+    hook = watched.register_step_pre_hook(began) if watched is not None else None
     try:
         if step.own is None:
             written = step.loss
@@ -178,12 +204,17 @@ def memory_arm(workload: str, options: dict[str, Any]) -> ArmProcess:
     )
 
 
-def measure(
-    arm: ArmProcess, checkpointing: str, compiled: bool, fused: bool = False
-) -> MeasuredStep | None:
+def shape_of(arm: ArmProcess) -> StepShape:
+    """Return what a plan must know of the arm's workload."""
+    found = arm.describe()
+    written = StepConfig(**found.pop("written"))
+    return StepShape(**{**found, "blocks": tuple(found["blocks"])}, written=written)
+
+
+def measure(arm: ArmProcess, config: StepConfig) -> MeasuredStep | None:
     """Return the measured step; None if the device has no room for it."""
     try:
-        found = arm.call("measure", checkpointing=checkpointing, compiled=compiled, fused=fused)
+        found = arm.call("measure", config=config.model_dump(mode="json"))
     except DeviceError:
         return None
     parts = MemoryParts(**found.pop("parts"))

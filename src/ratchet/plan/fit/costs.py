@@ -9,10 +9,6 @@ what the running part needs by itself:
 `own` is the part's peak in the measured step less what the blocks before it had saved there, so a
 plan of equal choices predicts the measured peak exactly. Gradients of the blocks behind it, the
 weights and the optimizer's state are in `own`: they are the same for every choice.
-
-The graph of a compiled step has no blocks. There the peak is the mean of the measured peaks over
-the blocks' choices, weighted by what a block saves in eager mode. The peak is the largest of sums
-of such terms, a convex function, so the mean is rather too large than too small.
 """
 
 from __future__ import annotations
@@ -126,20 +122,3 @@ def _added_s(walks: Mapping[str, _MeasuredWalk], choice: str, alike: Sequence[in
     if choice == "o":
         return max(median(walks["o"].both_s[i] - plain.both_s[i] for i in alike), 0.0)
     return 0.0
-
-
-def compiled_costs(eager: BlockCosts, steps: Mapping[str, MeasuredStep]) -> BlockCosts:
-    """Return the costs of a compiled step from the eager ones and its measured peaks."""
-    weights = [max(saved.values()) for saved in eager.saved]
-    total = sum(weights) or 1.0
-    times = [{choice: times.get(choice, 0.0) for choice in steps} for times in eager.time_s]
-    return BlockCosts(
-        saved=tuple(
-            {choice: step.peak_bytes * weight / total for choice, step in steps.items()}
-            for weight in weights
-        ),
-        own=tuple({} for _ in weights),
-        outside={len(weights): 0.0},
-        time_s=tuple(times),
-        mixes=True,
-    )

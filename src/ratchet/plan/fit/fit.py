@@ -3,18 +3,26 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any, Final
 
 from ratchet.base.errors import DeviceError, PlanError
 from ratchet.judge.steps.arms import ArmProcess
-from ratchet.plan.fit.arm import measure, memory_arm
-from ratchet.plan.fit.costs import BlockCosts, compiled_costs, costs_of
+from ratchet.plan.fit.arm import StepShape, measure, memory_arm, shape_of
+from ratchet.plan.fit.compiled import CompiledPlans
+from ratchet.plan.fit.costs import BlockCosts, costs_of
 from ratchet.plan.fit.knapsack import FitPlan, best_plan, least_plan
+from ratchet.plan.fit.ladder import Rung, ladder, with_levers
 from ratchet.plan.fit.measured import MeasuredStep
 from ratchet.plan.fit.remedies import remedies
 from ratchet.workloads.blame import SMALLER
 from ratchet.workloads.checkpointing import CHOICES
+from ratchet.workloads.config import StepConfig
+
+Planner = Callable[[int], FitPlan | None]
+"""Room in bytes -> the plan with the least recomputation in it."""
+Told = Callable[[str], None]
+"""Hears what is under way."""
 
 ATTEMPTS: Final = 3
 """Plans that are run: the next has the budget less what the last needed beyond its prediction."""
@@ -41,6 +49,8 @@ class FittedStep:
     plan: FitPlan
     measured: MeasuredStep
     budget_bytes: int
+    levers: tuple[str, ...] = ()
+    """Names of the levers that are pulled beside checkpointing."""
 
     @property
     def fits(self) -> bool:
@@ -50,6 +60,11 @@ class FittedStep:
     def error(self) -> float:
         """Return how far the prediction was from the measured peak, relative to that."""
         return self.plan.predicted_bytes / self.measured.peak_bytes - 1
+
+    @property
+    def lever(self) -> str:
+        """Return the whole plan as a lever of `ratchet optimize`."""
+        return "+".join((f"checkpointing={self.plan.checkpointing}", *self.levers))
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -68,25 +83,61 @@ class StepMemory:
     fitted: FittedStep | None = None
 
 
-def step_memory(request: MemoryRequest, told: Callable[[str], None]) -> StepMemory:
+@dataclass(frozen=True, kw_only=True, slots=True)
+class _FitSearch:
+    """A step that is to fit, and the process that measures it."""
+
+    request: MemoryRequest
+    budget_bytes: int
+    found: StepMemory
+    shape: StepShape
+    config: StepConfig
+    """The step as it was asked for."""
+    arm: ArmProcess
+    told: Told
+
+    def measured(self, config: StepConfig, choices: str, rung: Rung = ()) -> MeasuredStep | None:
+        """Measure a step whose blocks choose `choices`."""
+        counts = (f"{choices.count(one)} {CHOICES[one]}" for one in dict.fromkeys(choices))
+        words = ", ".join(counts) or "none"
+        how = "eager" if config.compile_mode is None else "compiled"
+        self.told(", ".join([f"{how} step, blocks {words}", *(lever.name for lever in rung)]))
+        return measure(self.arm, planned(with_levers(config, rung), choices))
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class _FittingRung:
+    """A plan on a rung of the ladder, and where others come from."""
+
+    rung: Rung
+    plan: FitPlan
+    planner: Planner
+    costs: BlockCosts | None
+
+
+def step_memory(request: MemoryRequest, told: Told) -> StepMemory:
     """Measure a step and, with a budget, fit it in; `told` hears what is under way.
 
     Raises PlanError if no plan fits, with what would, and DeviceError if the step as written does
     not fit and no budget was given.
     """
-    options = dict(request.options)
-    with memory_arm(request.workload, options) as arm:
-        facts = arm.describe()
+    with memory_arm(request.workload, dict(request.options)) as arm:
+        shape = shape_of(arm)
+        config = shape.written.model_copy(
+            update={
+                "compile_mode": "default" if request.compiled else None,
+                "optimizer": "fused" if request.fused else shape.written.optimizer,
+            }
+        )
         told("the step as written")
-        written = measure(arm, facts["written"], request.compiled, request.fused)
-        estimated = arm.call("estimate") if not facts["own_step"] else None
+        written = measure(arm, config)
         found = StepMemory(
             workload=request.workload,
-            device=facts["device"],
+            device=shape.device,
             compiled=request.compiled,
             written=written,
-            estimated_bytes=estimated,
-            blocks=tuple(facts["blocks"]),
+            estimated_bytes=arm.call("estimate") if not shape.own_step else None,
+            blocks=shape.blocks,
         )
         if request.budget_bytes is None:
             if written is None:
@@ -95,56 +146,77 @@ def step_memory(request: MemoryRequest, told: Callable[[str], None]) -> StepMemo
                     f"{found.device}; give a budget with --fit SIZE, or {SMALLER}"
                 )
             return found
-        costs, plan = _planned(request, found, facts, arm, told)
-    return _tried(request, found, costs, plan, told)
+        search = _FitSearch(
+            request=request,
+            budget_bytes=request.budget_bytes,
+            found=found,
+            shape=shape,
+            config=config,
+            arm=arm,
+            told=told,
+        )
+        answer = _climbed(search)
+    return _tried(search, answer)
 
 
-def _planned(
-    request: MemoryRequest,
-    found: StepMemory,
-    facts: Mapping[str, Any],
-    arm: ArmProcess,
-    told: Callable[[str], None],
-) -> tuple[BlockCosts | None, FitPlan]:
-    """Return the costs of the blocks' choices and the plan; PlanError if nothing fits."""
-    assert request.budget_bytes is not None
-    blocks, written = len(found.blocks), found.written
-    if not blocks:
-        if written is not None and written.peak_bytes <= request.budget_bytes:
-            return None, _as_written(written)
-        raise _no_plan(request, found, facts, written, None)
-    known = {"n": written} if written is not None and facts["written"] == "none" else {}
-    eager = {} if request.compiled else known
-    steps = _measured_choices(arm, found, False, request.fused, eager, told)
-    costs = costs_of(steps, blocks) if steps else None
-    if costs is not None and request.compiled:
-        steps = _measured_choices(arm, found, True, request.fused, known, told)
-        costs = compiled_costs(costs, steps) if steps else None
+def planned(config: StepConfig, choices: str) -> StepConfig:
+    """Return the config whose blocks choose `choices`; a model without blocks has none."""
+    return config.model_copy(update={"checkpointing": f"plan:{choices}" if choices else "none"})
+
+
+def _climbed(search: _FitSearch) -> _FittingRung:
+    """Return a plan on the first rung whose smallest step fits; PlanError if none does."""
+    rungs = ladder(search.shape, search.config)
+    known: dict[str, MeasuredStep] = {}
+    smallest = "f" * len(search.shape.blocks)
+    for rung in rungs:
+        known = {}
+        if not rung and search.found.written and search.shape.written.checkpointing == "none":
+            known = {"n" * len(search.shape.blocks): search.found.written}
+        if smallest not in known and (step := search.measured(search.config, smallest, rung)):
+            known[smallest] = step
+        if smallest in known and known[smallest].peak_bytes <= search.budget_bytes:
+            break
+    if not smallest:
+        return _without_blocks(search, rung, known.get(smallest))
+    costs = costs_of(_eager_steps(search, rung, known), len(smallest)) if known else None
     if costs is None:
-        raise _no_plan(request, found, facts, None, None)
-    plan = best_plan(costs, request.budget_bytes)
-    if plan is None:
-        least = least_plan(costs)
-        smallest = min(steps.values(), key=lambda step: step.peak_bytes)
-        raise _no_plan(request, found, facts, smallest, least)
-    return costs, plan
+        raise _no_plan(search, None, None)
+    if not search.request.compiled:
+        plan = best_plan(costs, search.budget_bytes)
+        if plan is None:
+            raise _no_plan(search, known.get(smallest), least_plan(costs))
+        return _FittingRung(
+            rung=rung, plan=plan, costs=costs, planner=lambda room: best_plan(costs, room)
+        )
+    plans = CompiledPlans(costs, lambda choices: search.measured(search.config, choices, rung))
+    plans.steps.update(known)
+    plans.search(search.budget_bytes)
+    best = plans.best(search.budget_bytes)
+    if best is None:
+        raise _no_plan(search, known.get(smallest), plans.least())
+    return _FittingRung(rung=rung, plan=best, costs=costs, planner=plans.best)
 
 
-def _measured_choices(
-    arm: ArmProcess,
-    found: StepMemory,
-    compiled: bool,
-    fused: bool,
-    known: Mapping[str, MeasuredStep],
-    told: Callable[[str], None],
+def _without_blocks(search: _FitSearch, rung: Rung, step: MeasuredStep | None) -> _FittingRung:
+    if step is None or step.peak_bytes > search.budget_bytes:
+        raise _no_plan(search, step, None)
+    plan = FitPlan(choices="", predicted_bytes=step.peak_bytes, added_s=0.0)
+    return _FittingRung(rung=rung, plan=plan, planner=lambda room: None, costs=None)
+
+
+def _eager_steps(
+    search: _FitSearch, rung: Rung, known: dict[str, MeasuredStep]
 ) -> dict[str, MeasuredStep]:
-    """Measure a step for each choice that is not known; an eager GPU may offload, too."""
+    """Measure an eager step for each choice that is not in `known`; on a GPU, offload is one."""
+    blocks = len(search.shape.blocks)
+    eager = search.config.model_copy(update={"compile_mode": None})
     steps: dict[str, MeasuredStep] = {}
-    offloads = found.device.startswith("cuda") and not compiled
+    offloads = search.shape.device.startswith("cuda") and not search.request.compiled
     for choice in ("o" if offloads else "") + SMALLEST_FIRST:
-        told(f"{'compiled' if compiled else 'eager'} step, every block {CHOICES[choice]}")
-        plan = f"plan:{choice * len(found.blocks)}"
-        step = known.get(choice) or measure(arm, plan, compiled, fused)
+        choices = choice * blocks
+        step = None if search.request.compiled else known.get(choices)
+        step = step or search.measured(eager, choices, rung)
         if step is not None:
             steps[choice] = step
         elif choice != "o":
@@ -152,81 +224,55 @@ def _measured_choices(
     return dict(reversed(steps.items()))  # of equal plans, the one that recomputes less
 
 
-def _as_written(written: MeasuredStep) -> FitPlan:
-    return FitPlan(choices="", predicted_bytes=written.peak_bytes, added_s=0.0)
-
-
-def _tried(
-    request: MemoryRequest,
-    found: StepMemory,
-    costs: BlockCosts | None,
-    plan: FitPlan,
-    told: Callable[[str], None],
-) -> StepMemory:
+def _tried(search: _FitSearch, answer: _FittingRung) -> StepMemory:
     """Run the plan in a fresh process; plan again, with less room, while it needs too much."""
-    budget = room = request.budget_bytes or 0
+    room, plan, request = search.budget_bytes, answer.plan, search.request
     for attempt in range(ATTEMPTS):
-        told(f"the plan {plan.choices or 'as written'}, in a process of its own")
+        search.told(f"the plan {plan.choices or 'as written'}, in a process of its own")
         with memory_arm(request.workload, dict(request.options)) as arm:
-            step = measure(arm, plan.checkpointing, request.compiled, request.fused)
+            step = measure(arm, planned(with_levers(search.config, answer.rung), plan.choices))
         if step is None:
             raise PlanError(
-                f"the plan {plan.checkpointing} did not run: {found.device} has no room for it; "
-                "end other processes, or give a smaller --fit"
+                f"the plan {plan.checkpointing} did not run: {search.shape.device} has no room for "
+                "it; end other processes, or give a smaller --fit"
             )
-        fitted = FittedStep(plan=plan, measured=step, budget_bytes=budget)
+        fitted = FittedStep(
+            plan=plan,
+            measured=step,
+            budget_bytes=search.budget_bytes,
+            levers=tuple(lever.name for lever in answer.rung),
+        )
         room -= max(step.peak_bytes - plan.predicted_bytes, 0)
-        other = best_plan(costs, room) if costs is not None else None
+        other = answer.planner(room)
         if fitted.fits or other is None or other == plan or attempt + 1 == ATTEMPTS:
             break
         plan = other
-    return StepMemory(
-        workload=found.workload,
-        device=found.device,
-        compiled=found.compiled,
-        written=found.written,
-        estimated_bytes=found.estimated_bytes,
-        blocks=found.blocks,
-        costs=costs,
-        fitted=fitted,
-    )
+    return replace(search.found, costs=answer.costs, fitted=fitted)
 
 
-def _no_plan(
-    request: MemoryRequest,
-    found: StepMemory,
-    facts: Mapping[str, Any],
-    smallest: MeasuredStep | None,
-    least: FitPlan | None,
-) -> PlanError:
+def _no_plan(search: _FitSearch, smallest: MeasuredStep | None, least: FitPlan | None) -> PlanError:
     """Return the line that says the least that would fit, and what else would."""
-    assert request.budget_bytes is not None
-    title = f"a step of {request.workload!r} does not fit in {mib(request.budget_bytes)}"
+    budget = mib(search.budget_bytes)
+    title = f"a step of {search.request.workload!r} does not fit in {budget}"
     if smallest is None:
-        return PlanError(f"{title}, and not in the memory of {found.device}; {SMALLER}")
+        return PlanError(f"{title}, and not in the memory of {search.shape.device}; {SMALLER}")
     states = smallest.parts.states
     least_bytes = least.predicted_bytes if least is not None else smallest.peak_bytes
     why = (
         f"parameters and optimizer state alone take {mib(states, up=True)}"
-        if states > request.budget_bytes
-        else "no choice of checkpointing is small enough"
+        if states > search.budget_bytes
+        else "no checkpointing and no other lever makes it small enough"
     )
     other = remedies(
         smallest,
-        request.budget_bytes,
-        samples=facts["samples"],
-        block_bytes=facts["block_bytes"],
+        search.budget_bytes,
+        samples=search.shape.samples,
+        block_bytes=search.shape.block_bytes,
     )
     return PlanError(
         f"{title}: {why}; the least that fits is --fit {mib(least_bytes, up=True)}; "
-        f"within {mib(request.budget_bytes)} would fit {other}{_update(smallest, request)}"
+        f"within {budget} would fit {other}"
     )
-
-
-def _update(smallest: MeasuredStep, request: MemoryRequest) -> str:
-    """Return a remedy if the update's temporary tensors are the peak."""
-    at_update = smallest.parts.activations == 0 and smallest.parts.gradients > 0
-    return ", or try --fused for the update" if at_update and not request.fused else ""
 
 
 def mib(size_bytes: int, *, up: bool = False) -> str:

@@ -3,7 +3,6 @@
 For a step with B sequences a batch whose smallest peak is `states + gradients + varying`:
 
     a batch of b:          states + gradients + varying b / B
-    k batches accumulated: states + all gradients + varying / k
     N sharding ranks:      (states + all gradients) / N + one whole block + varying
 
 `states` are parameters and optimizer state, `varying` is what is alive beside states and gradients
@@ -27,16 +26,12 @@ class Remedies:
     """The smallest changes that would fit, by the formulas above; None if a kind never does."""
 
     batch_size: int | None
-    accumulate: int | None
-    """Batches of the same size in all, one after the other."""
     ranks: int | None
 
     def __str__(self) -> str:
         found = []
         if self.batch_size:
             found.append(f"a batch of {self.batch_size}")
-        if self.accumulate:
-            found.append(f"the same batch in {self.accumulate} accumulated parts")
         if self.ranks:
             found.append(f"sharding over {self.ranks} ranks")
         return ", ".join(found) or "a smaller model or a larger device alone"
@@ -48,10 +43,8 @@ def remedies(least: MeasuredStep, budget_bytes: int, *, samples: int, block_byte
     varying = max(peak - parts.states - parts.gradients, 0)
     everything = parts.states + parts.parameters  # a gradient for each parameter
     batch = _batch(budget_bytes - parts.states - parts.gradients, varying, samples)
-    parts_needed = _parts(budget_bytes - everything, varying, samples)
     return Remedies(
         batch_size=batch,
-        accumulate=parts_needed,
         ranks=_ranks(budget_bytes - varying - 2 * block_bytes, everything),
     )
 
@@ -59,15 +52,6 @@ def remedies(least: MeasuredStep, budget_bytes: int, *, samples: int, block_byte
 def _batch(room_bytes: int, varying: int, samples: int) -> int | None:
     fitting = samples * room_bytes // max(varying, 1)
     return min(fitting, samples - 1) if fitting >= 1 and samples > 1 else None
-
-
-def _parts(room_bytes: int, varying: int, samples: int) -> int | None:
-    if room_bytes <= 0:
-        return None
-    needed = math.ceil(varying / room_bytes)
-    while needed <= samples and samples % needed:
-        needed += 1
-    return needed if 1 < needed <= samples else None
 
 
 def _ranks(room_bytes: int, everything: int) -> int | None:

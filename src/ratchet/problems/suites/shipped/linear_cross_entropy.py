@@ -47,32 +47,6 @@ def linear_cross_entropy(
     return loss.detach(), *filled
 
 
-def closed_form(
-    x: Tensor, weight: Tensor, bias: Tensor, target: Tensor, scalars: Sequence[float]
-) -> tuple[Tensor, ...]:
-    """Compute the same without autograd, for ops that run below it: dlogits = softmax - target.
-
-    It is divided by the number of tokens that count, with torch's label smoothing.
-    """
-    ignore_index, smoothing = int(scalars[0]), scalars[1]
-    dtype = torch.bfloat16 if torch.bfloat16 in (x.dtype, weight.dtype) else weight.dtype
-    rows, words = x.to(dtype), weight.to(dtype)
-    with torch.autocast(x.device.type, enabled=False):
-        loss = loss_of(x, weight, bias, target, scalars)
-        logits = torch.nn.functional.linear(rows, words, bias.to(dtype) if bias.numel() else None)
-        counted = target != ignore_index
-        dlogits = torch.softmax(logits.double() if dtype == torch.float64 else logits.float(), -1)
-        dlogits -= smoothing / logits.shape[1]
-        words_of = target.where(counted, torch.zeros_like(target))
-        taken = torch.full_like(dlogits[:, :1], smoothing - 1.0)
-        dlogits.scatter_add_(1, words_of[:, None], taken)
-        dlogits *= (counted / counted.sum())[:, None]
-        dbias = dlogits.sum(0).to(bias.dtype) if bias.numel() else torch.zeros_like(bias)
-        dlogits = dlogits.to(dtype)
-        dx, dweight = dlogits @ words, dlogits.t() @ rows
-    return loss, dx.to(x.dtype), dweight.to(weight.dtype), dbias
-
-
 def cross_entropy_rows(
     logits: Tensor, target: Tensor, scalars: Sequence[float]
 ) -> tuple[Tensor, ...]:
