@@ -7,7 +7,7 @@ from small_assembly import run, text_of
 
 from ratchet.base.errors import KernelError
 from ratchet.judge.emulator.decode import decode
-from ratchet.judge.emulator.loading import assembly, timeline
+from ratchet.judge.emulator.instruction_order import assembly, timeline
 
 
 @pytest.mark.parametrize(

@@ -2,13 +2,6 @@
 // 3 type of B, 4 result (0 f32, 1 i32, 2 f64), 5 rows of the result that follow one another in a lane's registers,
 // 6 each row of lanes holds all of A and B (RDNA 3), 7 blocks
 enum Number { BF16, F16, F32, I8, FP8, BF8, FP8_OCP, BF8_OCP, U8, F64 };
-inline f32 small_float(u32 x, int mantissa, bool ocp) {  // FNUZ: bias one more, one NaN, no infinities; OCP: as IEEE, but E4M3
-    int bias = (mantissa == 3 ? 7 : 15) + !ocp, e = x >> mantissa & ((1 << (7 - mantissa)) - 1), f = x & ((1 << mantissa) - 1); f32 sign = x & 128 ? -1 : 1;
-    if (!ocp && x == 128) return std::numeric_limits<f32>::quiet_NaN();
-    if (ocp && mantissa == 3 && (x & 127) == 127) return std::numeric_limits<f32>::quiet_NaN();
-    if (ocp && mantissa == 2 && e == 31) return f ? std::numeric_limits<f32>::quiet_NaN() : sign * std::numeric_limits<f32>::infinity();
-    return sign * std::ldexp(f32(e ? f + (1 << mantissa) : f), (e ? e : 1) - bias - mantissa);
-}
 inline f32 element(const W& w, int number, int type, int j, int l) {
     switch (type) {
         case F32: return as<f32>(w.v[number + j][l]);

@@ -62,7 +62,7 @@ VECTOR: Final = {
         v_bfrev_b32 | u:u | reversed(a)
         v_ffbh_u32 | u:u | a ? u32(__builtin_clz(a)) : ~0u
         v_ffbl_b32 | u:u | a ? u32(__builtin_ctz(a)) : ~0u
-        v_ffbh_i32 | u:u | leading_signs(a)
+        v_ffbh_i32 | u:i | leading_signs(a)
         v_not_b16 | w:w | ~a
         v_cvt_i32_i16 | i:x | a
         v_cvt_u32_u16 | u:w | a
@@ -103,6 +103,14 @@ VECTOR: Final = {
         v_rndne_f32 | f:f | nearbyintf(a)
         v_frexp_exp_i32_f32 | i:f | exponent_of(a)
         v_frexp_mant_f32 | f:f | mantissa_of(a)
+        v_cvt_f32_fp8 | f:u | small_float(a & 255, 3, false)
+        v_cvt_f32_bf8 | f:u | small_float(a & 255, 2, false)
+        v_cvt_f32_fp8_ocp | f:u | small_float(a & 255, 3, true)
+        v_cvt_f32_bf8_ocp | f:u | small_float(a & 255, 2, true)
+        v_cvt_pk_f32_fp8 | U:u | two_floats(small_float(a & 255, 3, false), small_float(a >> 8 & 255, 3, false))
+        v_cvt_pk_f32_bf8 | U:u | two_floats(small_float(a & 255, 2, false), small_float(a >> 8 & 255, 2, false))
+        v_cvt_pk_f32_fp8_ocp | U:u | two_floats(small_float(a & 255, 3, true), small_float(a >> 8 & 255, 3, true))
+        v_cvt_pk_f32_bf8_ocp | U:u | two_floats(small_float(a & 255, 2, true), small_float(a >> 8 & 255, 2, true))
         v_rcp_f16 | h:h | 1.0f / a
         v_rsq_f16 | h:h | 1.0f / sqrtf(a)
         v_sqrt_f16 | h:h | sqrtf(a)
@@ -262,6 +270,11 @@ VECTOR: Final = {
         v_mbcnt_lo_u32_b32 | u:uu | u32(__builtin_popcount(a & (l < 32 ? (1u << l) - 1 : ~0u))) + b
         v_mbcnt_hi_u32_b32 | u:uu | u32(__builtin_popcount(l < 32 ? 0 : a & ((1u << (l - 32)) - 1))) + b
         v_cvt_pkrtz_f16_f32 | u:ff | toward_zero(a) | toward_zero(b) << 16
+        v_cvt_pk_f16_f32 | u:ff | half_bits(a, w.clamps) | half_bits(b, w.clamps) << 16
+        v_cvt_pk_fp8_f32 | u:ffq | into_half(d, small_bits(a, 3, false, w.clamps) | small_bits(b, 3, false, w.clamps) << 8, in)
+        v_cvt_pk_bf8_f32 | u:ffq | into_half(d, small_bits(a, 2, false, w.clamps) | small_bits(b, 2, false, w.clamps) << 8, in)
+        v_cvt_pk_fp8_f32_ocp | u:ffq | into_half(d, small_bits(a, 3, true, w.clamps) | small_bits(b, 3, true, w.clamps) << 8, in)
+        v_cvt_pk_bf8_f32_ocp | u:ffq | into_half(d, small_bits(a, 2, true, w.clamps) | small_bits(b, 2, true, w.clamps) << 8, in)
         v_cvt_pk_u16_u32 | u:uu | least(a, 65535u) | least(b, 65535u) << 16
         v_cvt_pk_bf16_f32 | u:ff | bf16_of(a) | bf16_of(b) << 16
         v_pack_b32_f16 | u:ww | a | b << 16
@@ -273,6 +286,7 @@ VECTOR: Final = {
         v_div_fmas_f32 | f:fffv | divide_fmas(a, b, c, vcc)
         v_div_fixup_f32 | f:fff | divide_fixup(a, b, c)
         v_bitop3_b32 | u:uuu | three_bits(a, b, c, in.aux[0])
+        v_bitop3_b16 | w:www | three_bits(a, b, c, in.aux[0])
         v_prng_b32 | u:u | a << 1 ^ (a >> 31 ? 197u : 0u)
     """,
 }
@@ -320,6 +334,8 @@ SCALAR: Final = {
         s_ff1_i32_b64 | u:U | r = a ? u32(__builtin_ctzll(a)) : ~0u
         s_flbit_i32_b32 | u:u | r = a ? u32(__builtin_clz(a)) : ~0u
         s_flbit_i32_b64 | u:U | r = a ? u32(__builtin_clzll(a)) : ~0u
+        s_flbit_i32 | u:i | r = leading_signs(a)
+        s_flbit_i32_i64 | u:I | r = leading_signs(a)
         s_sext_i32_i8 | i:u | r = i32(int8_t(a))
         s_sext_i32_i16 | i:u | r = i32(int16_t(a))
         s_abs_i32 | u:u | r = a >> 31 ? 0 - a : a; scc = r != 0

@@ -2,7 +2,7 @@
 static void begin(Wave& w, const Launch& c, Machine& m, const u32* group, u32 wave) {
     for (u32 r = 0; r < 512; r++) if (c.registers >> (r / 32) & 1) std::fill(w.v[r], w.v[r] + LANES, POISON);
     std::fill(w.s, w.s + 128, POISON);
-    w.scc = 0; w.pc = 0; w.ended = w.waits = false; w.m = &m; w.launch = const_cast<Launch*>(&c);
+    w.scc = 0; w.pc = 0; w.ended = w.waits = w.clamps = false; w.m = &m; w.launch = const_cast<Launch*>(&c);
     u32 left = c.threads - wave * LANES;
     w.set_mask(EXEC, left >= LANES ? ALL : (1ull << left) - 1);
     for (u32 l = 0; l < LANES; l++) {  // x, y and z in 10 bits each (LLVM's AMDGPUUsage, "packed work-item IDs")
