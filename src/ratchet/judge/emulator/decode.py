@@ -37,7 +37,9 @@ manual's chapter "Wave State")."""
 SMALL_FLOAT: Final = re.compile(r"^v_cvt_(?:(?:pk_)?f32_(?:fp8|bf8)|pk_(?:fp8|bf8)_f32)$")
 BRANCH: Final = re.compile(r"^s_c?branch")
 WIDE: Final = "UID"
-CLAMPED: Final = ("v_add_u32", "v_sub_u32")
+CLAMPED: Final = (
+    "v_add_u32", "v_sub_u32", "v_subrev_u32", "v_add_i32", "v_sub_i32", "v_add_u16", "v_sub_u16",
+)  # fmt: skip
 """Integer operations whose clamped form is in the table under a name that ends in `clamp`."""
 DUAL: Final = re.compile(r"\s*::\s*(v_dual_\w+)\s+")
 

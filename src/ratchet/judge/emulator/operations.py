@@ -207,6 +207,11 @@ VECTOR: Final = {
         v_sub_i32 | u:uu | a - b
         v_add_u32_clamp | u:uu | a + b < a ? ~0u : a + b
         v_sub_u32_clamp | u:uu | a < b ? 0 : a - b
+        v_subrev_u32_clamp | u:uu | b < a ? 0 : b - a
+        v_add_i32_clamp | i:ii | i32(least(most(i64(a) + b, i64(-2147483648)), i64(2147483647)))
+        v_sub_i32_clamp | i:ii | i32(least(most(i64(a) - b, i64(-2147483648)), i64(2147483647)))
+        v_add_u16_clamp | w:ww | least(a + b, 65535u)
+        v_sub_u16_clamp | w:ww | a < b ? 0 : a - b
         v_mul_lo_u32 | u:uu | a * b
         v_mul_hi_u32 | u:uu | u32(u64(a) * b >> 32)
         v_mul_hi_i32 | i:ii | i32(i64(a) * b >> 32)

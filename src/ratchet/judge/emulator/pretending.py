@@ -12,6 +12,7 @@ import functools
 import threading
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any, Final
+from unittest import mock
 
 import torch
 from torch import Tensor
@@ -161,8 +162,7 @@ class EmulatedGpu(TorchFunctionMode):
         with contextlib.ExitStack() as stack:
             stack.enter_context(answering(self._device))
             for owner, name, value in self._changes():
-                stack.callback(setattr, owner, name, getattr(owner, name))
-                setattr(owner, name, value)
+                stack.enter_context(mock.patch.object(owner, name, value, create=True))
             stack.enter_context(self.again())
             yield
 
@@ -175,6 +175,7 @@ class EmulatedGpu(TorchFunctionMode):
         grad: Any = torch.autograd
         yield grad, "_engine_run_backward", self.callback(grad._engine_run_backward)
         yield threading.Thread, "run", self.callback(threading.Thread.run)
+        yield torch._C, "_cuda_getCurrentRawStream", lambda *_: 0
         yield torch, "set_default_device", self._set_default_device
         yield torch, "compile", _uncompiled
         yield torch, "Generator", PretendedGenerator
@@ -276,7 +277,8 @@ def _registered(gpu: EmulatedGpu, register: Callable[..., Any]) -> Callable[...,
     """Return `Library.impl` that registers a GPU's operator for the CPU."""
 
     def impl(library: Any, name: Any, function: Any, dispatch_key: str = "", **named: Any) -> Any:
-        key = "CPU" if dispatch_key == "CUDA" else dispatch_key
+        is_own = not str(getattr(function, "__module__", "")).startswith("torch.")
+        key = "CPU" if dispatch_key == "CUDA" and is_own else dispatch_key
         run = function if key in ("Meta", "Autograd") else gpu.callback(function)
         return register(library, name, run, key, **named)
 

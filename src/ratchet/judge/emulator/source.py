@@ -19,8 +19,9 @@ NUMBERS: Final = {
 """C++ types that expressions are written in, by the kind of an operand."""
 SPACES: Final = {"buffer": "BUFFER", "global": "GLOBAL", "scratch": "SCRATCH", "ds": "LDS"}
 _OTHERS: Final = (
-    "s_load s_buffer_load ds_read2 ds_write2 ds_read_b64_tr_b16 ds_bpermute_b32 "
-    "ds_permute_b32 ds_swizzle_b32 mfma nothing v_readfirstlane_b32 v_readlane_b32 "
+    "s_load s_buffer_load ds_read2 ds_write2 ds_read_b64_tr_b16 ds_read_b64_tr_b8 "
+    "ds_read_b64_tr_b4 ds_bpermute_b32 ds_permute_b32 ds_swizzle_b32 mfma mfma_scaled nothing "
+    "v_readfirstlane_b32 v_readlane_b32 "
     "v_writelane_b32 v_swap_b32 v_permlane16_swap_b32 v_permlane32_swap_b32 v_permlane16_b32 "
     "v_permlanex16_b32 v_fma_mix_f32 v_fma_mixlo_f16 v_fma_mixhi_f16 v_pk_mov_b32 s_branch "
     "s_cbranch_scc0 s_cbranch_scc1 s_cbranch_vccz s_cbranch_vccnz s_cbranch_execz "
