@@ -71,7 +71,6 @@ def device_answers(device: PretendedDevice) -> dict[str, Any]:
     answers = {
         "is_available": lambda: True,
         "is_initialized": lambda: True,
-        "_is_compiled": lambda: True,
         "is_bf16_supported": lambda *_, **__: True,
         "is_current_stream_capturing": lambda: False,
         "device_count": lambda: 1,
