@@ -20,6 +20,7 @@ from ratchet.judge.emulator.decode import DecodedKernel, decode
 from ratchet.judge.emulator.instruction_order import assembly, timeline
 from ratchet.judge.emulator.launch import (
     INSTRUCTION_LIMIT,
+    NOT_EMULATED,
     Emulator,
     LaunchCounts,
     LaunchMemory,
@@ -80,6 +81,8 @@ class FailedLaunch:
 
     kernel: str
     reason: str
+    is_refused: bool
+    """The emulator cannot run it; else the kernel did what a GPU forbids."""
 
 
 class _ToldAddresses:
@@ -317,15 +320,19 @@ class TritonLauncher(EmulatedLauncher):
         """Take grid (x, y, z), stream, function, two metadata, two hooks, arguments."""
         if math.prod(int(size) for size in given[:3]) == 0:  # as Triton's own launcher
             return
+        is_known = False
         try:
-            if self._driver.tuning:
-                self._kernel()
-            else:
+            self._kernel()
+            is_known = True
+            if not self._driver.tuning:
                 self._driver.add(self.run(*given))
         except (KernelError, ValueError) as error:
             told = with_source_line(str(error), self._file)
             if not self._driver.is_trying:
-                self._driver.failed(FailedLaunch(kernel=self._name, reason=told))
+                refused = not is_known or any(words in told for words in NOT_EMULATED)
+                self._driver.failed(
+                    FailedLaunch(kernel=self._name, reason=told, is_refused=refused)
+                )
             raise type(error)(told) from error
 
 

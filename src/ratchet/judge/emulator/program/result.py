@@ -19,7 +19,6 @@ from ratchet.judge.verdict import EmulatedBound, EmulatedKernel
 
 HOTTEST: Final = 3
 UNITS: Final = ("memory", "matrix", "vector", "lds")
-NOT_EMULATED: Final = ("not emulated", "too large to be emulated", "cannot be emulated")
 
 
 class ProcessRecord(msgspec.Struct, frozen=True, kw_only=True):
@@ -150,7 +149,7 @@ def read_result(
         faults=tuple(
             ProgramFault(
                 kernel=one.kernel,
-                kind="refused" if any(word in one.reason for word in NOT_EMULATED) else "fault",
+                kind="refused" if one.is_refused else "fault",
                 reason=one.reason,
                 count=count,
             )
