@@ -80,3 +80,36 @@ def test_the_first_bit_that_differs_from_the_sign() -> None:
 def test_a_target_without_small_floats_says_so() -> None:
     with pytest.raises(KernelError, match="gfx90a has no such instruction"):
         run("v_cvt_pk_fp8_f32 v4, v1, v1", target="gfx90a")
+
+
+SCALE = 0x41800000  # 16: conversions to small floats divide by it, those from them multiply
+SCALED_BACK = [("fp8", torch.float8_e4m3fn), ("bf8", torch.float8_e5m2)]
+
+
+@pytest.mark.compiler
+@pytest.mark.parametrize(("name", "dtype"), SCALED_BACK)
+def test_a_scale_goes_with_a_conversion(name: str, dtype: torch.dtype) -> None:
+    values = np.where(np.abs(FINITE) > 240, 1.0, FINITE).astype(np.float32)
+    values = np.resize(values, 64).astype(np.float32)
+    body = f"s_mov_b32 s8, {SCALE}\nv_mov_b32_e32 v4, -1\n"
+    body += f"v_cvt_scalef32_pk_{name}_f32 v4, v1, v1, s8 op_sel:[0,0,0,1]\n"
+    body += f"v_cvt_scalef32_pk_f32_{name} v[6:7], v4, s8 op_sel:[1,0,0]\nv_mov_b32_e32 v5, v7"
+    small, back, _ = run(body, words(values), target="gfx950")
+    wanted = torch.from_numpy(values / 16).to(dtype)
+    assert [one >> 16 & 255 for one in small] == wanted.view(torch.uint8).tolist()
+    assert [one & 0xFFFF for one in small] == [0xFFFF] * 64
+    found = np.array(back, dtype=np.uint32).view(np.float32)
+    np.testing.assert_array_equal(found, wanted.float().numpy() * 16)
+
+
+@pytest.mark.compiler
+def test_floats_of_four_bits_and_maxima_that_keep_nan() -> None:
+    body = "v_cvt_scalef32_pk_f32_fp4 v[4:5], v1, 1.0 op_sel:[0,1,0]"
+    low, high, _ = run(body, [0x007F0000, 0x00A50000], target="gfx950")
+    found = [np.array(one[:2], dtype=np.uint32).view(np.float32).tolist() for one in (low, high)]
+    assert found == [[-6.0, 3.0], [6.0, -1.0]]
+    nan = 0x7FC00000
+    low, _, _ = run(
+        "v_maximum3_f32 v4, v1, v1, v2", [nan, 0x3F800000], [0x40000000], target="gfx950"
+    )
+    assert low[:2] == [nan, 0x40000000]

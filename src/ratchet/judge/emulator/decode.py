@@ -34,7 +34,10 @@ FILE: Final = re.compile(r'^\s+\.file\s+(\d+)\s+(?:"[^"]*"\s+)?"([^"]*)"')
 SETS_OVERFLOW: Final = re.compile(r"^hwreg\(HW_REG_(?:WAVE_)?MODE, 23, 1\), ([01])$")
 """FP16_OVFL: what is too large for f16 or fp8 becomes the largest number ("Mode Register" in the
 manual's chapter "Wave State")."""
-SMALL_FLOAT: Final = re.compile(r"^v_cvt_(?:(?:pk_)?f32_(?:fp8|bf8)|pk_(?:fp8|bf8)_f32)$")
+SMALL_FLOAT: Final = re.compile(
+    r"^v_cvt_(?:(?:pk_)?f32_(?:fp8|bf8)|pk_(?:fp8|bf8)_f32"
+    r"|scalef32_pk_(?:(?:fp8|bf8)_b?f\d\d|b?f\d\d_(?:fp8|bf8|fp4)))$"
+)
 BRANCH: Final = re.compile(r"^s_c?branch")
 WIDE: Final = "UID"
 CLAMPED: Final = (
@@ -321,9 +324,11 @@ def _small_float(
 
     CDNA 3 names the source's part by SDWA, the others by `op_sel` or `byte_sel`.
     """
-    if target not in forms.HAS_SMALL_FLOATS:
+    is_scaled = "scalef32" in name
+    if target not in forms.HAS_SMALL_FLOATS or (is_scaled and target != "gfx950"):
         raise KernelError(f"{target} has no such instruction")
-    name += "_ocp" if target in forms.HAS_OCP else ""
+    packs = name.endswith(("_f32", "_f16", "_bf16"))
+    name += "_ocp" if target in forms.HAS_OCP and not is_scaled else ""
     operation = source.table()[name]
     own = dict(modifiers)
     chosen = [int(one) for one in re.findall(r"\d", own.pop("op_sel", ""))]
@@ -332,7 +337,9 @@ def _small_float(
     aux, flags = forms.vector_modifiers(own, len(operation.sources), 64)
     if flags & ~forms.SDWA:
         raise KernelError("a modifier of a conversion of 8-bit floats is not emulated here")
-    if not name.removesuffix("_ocp").endswith("_f32") and (part >= 0 or any(chosen)):
+    if not packs and (part >= 0 or any(chosen)):
+        if name.endswith("fp4"):
+            part = chosen[0] + 2 * chosen[1]
         aux[3] = aux[3] & ~15 | (part if part >= 0 else 4 + chosen[0])
         flags |= forms.SDWA
     elif any(chosen):

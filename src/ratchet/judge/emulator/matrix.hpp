@@ -60,7 +60,6 @@ void mfma(W& w, const In& in) {
 // ---- gfx950's products of 8-bit and 4-bit floats, whose scales are powers of two ---- aux: 0 rows, 1 k, 2 and 3 types (0 E4M3,
 // 1 E5M2, 4 E2M1), 4 and 5 the scales' bytes, 6 has scales. A lane has 32 elements of a row: E2M1 32 neighbours along k, the others
 // 16 neighbours and 16 half of k further. Each 32 along k have a scale, which lies in the lanes of the row's k / 32.
-inline f32 tiny_float(u32 x) { const f32 of[] = {0, 0.5f, 1, 1.5f, 2, 3, 4, 6}; return x & 8 ? -of[x & 7] : of[x & 7]; }
 inline f32 scale_of(u32 x) { return x == 255 ? std::numeric_limits<f32>::quiet_NaN() : std::ldexp(1.0f, i32(x) - 127); }
 static void scaled_operand(const W& w, const In& in, int side, f32* out) {  // rows of K elements
     const int N = in.aux[0], K = in.aux[1], type = in.aux[2 + side], groups = LANES / N, number = in.o[1 + side].number;

@@ -45,6 +45,12 @@ inline u32 reversed(u32 x) {
 }
 inline u32 leading_signs(i64 a) { u64 x = u64(a < 0 ? ~a : a); return x ? u32(__builtin_clzll(x)) : ~0u; }
 inline u32 leading_signs(i32 a) { u32 x = u32(a < 0 ? ~a : a); return x ? u32(__builtin_clz(x)) : ~0u; }
+// Times two to the power of the scale's exponent, or over it
+inline f32 by_scale(f32 x, f32 scale, bool over = false) {
+    const i32 e = i32(as<u32>(scale) >> 23 & 255) - 127;
+    return e == 128 ? std::numeric_limits<f32>::quiet_NaN() : std::ldexp(x, over ? -e : e);
+}
+inline f32 tiny_float(u32 x) { const f32 of[] = {0, 0.5f, 1, 1.5f, 2, 3, 4, 6}; return x & 8 ? -of[x & 7] : of[x & 7]; }
 inline u64 two_floats(f32 a, f32 b) { return as<u32>(a) | u64(as<u32>(b)) << 32; }
 template <class F> inline i32 to_i32(F a) {
     return a != a ? 0 : a >= F(2147483648.0) ? 0x7fffffff : a <= F(-2147483648.0) ? i32(0x80000000) : i32(a);
@@ -52,6 +58,8 @@ template <class F> inline i32 to_i32(F a) {
 template <class F> inline u32 to_u32(F a) { return !(a > 0) ? 0 : a >= F(4294967296.0) ? ~0u : u32(i64(a)); }
 template <class F> inline F smaller(F a, F b) { return a != a ? b : b != b ? a : a < b ? a : b < a ? b : std::signbit(a) ? a : b; }
 template <class F> inline F larger(F a, F b) { return a != a ? b : b != b ? a : a > b ? a : b > a ? b : std::signbit(a) ? b : a; }
+template <class F> inline F greatest(F a, F b) { return a != a ? a : b != b ? b : larger(a, b); }  // NaN stays
+template <class F> inline F smallest(F a, F b) { return a != a ? a : b != b ? b : smaller(a, b); }
 inline f32 middle(f32 a, f32 b, f32 c) {
     if (a != a || b != b || c != c) return smaller(smaller(a, b), c);
     return larger(smaller(a, b), smaller(larger(a, b), c));

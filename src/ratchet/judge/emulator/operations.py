@@ -259,6 +259,14 @@ VECTOR: Final = {
         v_min3_u32 | u:uuu | least(least(a, b), c)
         v_max3_u32 | u:uuu | most(most(a, b), c)
         v_med3_u32 | u:uuu | most(least(a, b), least(most(a, b), c))
+        v_maximum_f32 | f:ff | greatest(a, b)
+        v_minimum_f32 | f:ff | smallest(a, b)
+        v_maximum3_f32 | f:fff | greatest(greatest(a, b), c)
+        v_minimum3_f32 | f:fff | smallest(smallest(a, b), c)
+        v_maximum_f16 | h:hh | greatest(a, b)
+        v_minimum_f16 | h:hh | smallest(a, b)
+        v_maximum3_f16 | h:hhh | greatest(greatest(a, b), c)
+        v_minimum3_f16 | h:hhh | smallest(smallest(a, b), c)
         v_minmax_f32 | f:fff | larger(smaller(a, b), c)
         v_maxmin_f32 | f:fff | smaller(larger(a, b), c)
         v_minmax_i32 | i:iii | most(least(a, b), c)
@@ -280,6 +288,21 @@ VECTOR: Final = {
         v_cvt_pk_bf8_f32 | u:ffq | into_half(d, small_bits(a, 2, false, w.clamps) | small_bits(b, 2, false, w.clamps) << 8, in)
         v_cvt_pk_fp8_f32_ocp | u:ffq | into_half(d, small_bits(a, 3, true, w.clamps) | small_bits(b, 3, true, w.clamps) << 8, in)
         v_cvt_pk_bf8_f32_ocp | u:ffq | into_half(d, small_bits(a, 2, true, w.clamps) | small_bits(b, 2, true, w.clamps) << 8, in)
+        v_cvt_scalef32_pk_fp8_f32 | u:fffq | into_half(d, small_bits(by_scale(a, c, true), 3, true, w.clamps) | small_bits(by_scale(b, c, true), 3, true, w.clamps) << 8, in)
+        v_cvt_scalef32_pk_fp8_f16 | u:ufq | into_half(d, small_bits(by_scale(half(a), b, true), 3, true, w.clamps) | small_bits(by_scale(half(a >> 16), b, true), 3, true, w.clamps) << 8, in)
+        v_cvt_scalef32_pk_fp8_bf16 | u:ufq | into_half(d, small_bits(by_scale(f32(bf16(a)), b, true), 3, true, w.clamps) | small_bits(by_scale(f32(bf16(a >> 16)), b, true), 3, true, w.clamps) << 8, in)
+        v_cvt_scalef32_pk_bf8_f32 | u:fffq | into_half(d, small_bits(by_scale(a, c, true), 2, true, w.clamps) | small_bits(by_scale(b, c, true), 2, true, w.clamps) << 8, in)
+        v_cvt_scalef32_pk_bf8_f16 | u:ufq | into_half(d, small_bits(by_scale(half(a), b, true), 2, true, w.clamps) | small_bits(by_scale(half(a >> 16), b, true), 2, true, w.clamps) << 8, in)
+        v_cvt_scalef32_pk_bf8_bf16 | u:ufq | into_half(d, small_bits(by_scale(f32(bf16(a)), b, true), 2, true, w.clamps) | small_bits(by_scale(f32(bf16(a >> 16)), b, true), 2, true, w.clamps) << 8, in)
+        v_cvt_scalef32_pk_f32_fp8 | U:uf | two_floats(by_scale(small_float(a & 255, 3, true), b), by_scale(small_float(a >> 8 & 255, 3, true), b))
+        v_cvt_scalef32_pk_f16_fp8 | u:uf | half_bits(by_scale(small_float(a & 255, 3, true), b), w.clamps) | half_bits(by_scale(small_float(a >> 8 & 255, 3, true), b), w.clamps) << 16
+        v_cvt_scalef32_pk_bf16_fp8 | u:uf | bf16_of(by_scale(small_float(a & 255, 3, true), b)) | bf16_of(by_scale(small_float(a >> 8 & 255, 3, true), b)) << 16
+        v_cvt_scalef32_pk_f32_bf8 | U:uf | two_floats(by_scale(small_float(a & 255, 2, true), b), by_scale(small_float(a >> 8 & 255, 2, true), b))
+        v_cvt_scalef32_pk_f16_bf8 | u:uf | half_bits(by_scale(small_float(a & 255, 2, true), b), w.clamps) | half_bits(by_scale(small_float(a >> 8 & 255, 2, true), b), w.clamps) << 16
+        v_cvt_scalef32_pk_bf16_bf8 | u:uf | bf16_of(by_scale(small_float(a & 255, 2, true), b)) | bf16_of(by_scale(small_float(a >> 8 & 255, 2, true), b)) << 16
+        v_cvt_scalef32_pk_f32_fp4 | U:uf | two_floats(by_scale(tiny_float(a & 15), b), by_scale(tiny_float(a >> 4 & 15), b))
+        v_cvt_scalef32_pk_f16_fp4 | u:uf | half_bits(by_scale(tiny_float(a & 15), b), w.clamps) | half_bits(by_scale(tiny_float(a >> 4 & 15), b), w.clamps) << 16
+        v_cvt_scalef32_pk_bf16_fp4 | u:uf | bf16_of(by_scale(tiny_float(a & 15), b)) | bf16_of(by_scale(tiny_float(a >> 4 & 15), b)) << 16
         v_cvt_pk_u16_u32 | u:uu | least(a, 65535u) | least(b, 65535u) << 16
         v_cvt_pk_bf16_f32 | u:ff | bf16_of(a) | bf16_of(b) << 16
         v_pack_b32_f16 | u:ww | a | b << 16
@@ -306,6 +329,8 @@ PACKED: Final = {
         v_pk_fma_f16 | h:hhh | f16_of(f64(a) * b + c)
         v_pk_min_f16 | h:hh | smaller(a, b)
         v_pk_max_f16 | h:hh | larger(a, b)
+        v_pk_maximum3_f16 | h:hhh | greatest(greatest(a, b), c)
+        v_pk_minimum3_f16 | h:hhh | smallest(smallest(a, b), c)
         v_pk_add_u16 | w:ww | a + b
         v_pk_add_i16 | x:xx | a + b
         v_pk_sub_u16 | w:ww | a - b
