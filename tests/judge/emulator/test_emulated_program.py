@@ -37,7 +37,7 @@ SCRIPT = """
 import math, threading
 import pytest, torch, triton
 import triton.language as tl
-from kernels.roots import roots
+from own_kernels.roots import roots
 from triton.tools.tensor_descriptor import TensorDescriptor
 
 @triton.jit
@@ -175,8 +175,9 @@ class TestScript:
     @classmethod
     def ran(cls, tmp_path_factory: pytest.TempPathFactory) -> tuple[Any, Any, Path]:
         folder = tmp_path_factory.mktemp("script")
-        (folder / "kernels").mkdir()
-        (folder / "kernels" / "roots.py").write_text(PACKAGE)
+        (folder / "own_kernels").mkdir()
+        (folder / "own_kernels" / "__init__.py").touch()
+        (folder / "own_kernels" / "roots.py").write_text(PACKAGE)
         (folder / "script.py").write_text(SCRIPT)
         emulate = ("-m", "ratchet.cli", "emulate", "--target", "gfx942", "--json")
         command = ("--junit", "junit.xml", "--", sys.executable, "script.py")
