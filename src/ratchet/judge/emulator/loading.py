@@ -386,7 +386,10 @@ def load_emulated(
     os.environ.setdefault("TRITON_CACHE_DIR", str(path.parent))
     device = PretendedDevice(architecture=ARCHITECTURES[target], name=target, units=units)
     machine = Path(library or os.environ[EMULATOR])
-    install(EmulatorDriver(device, machine, str(path).__eq__, matrix_cycles))
+    driver = EmulatorDriver(device, machine, str(path).__eq__, matrix_cycles)
+    driver.told.install()
+    poison_new_memory()
+    install(driver)
     gpu = EmulatedGpu(device)
     with gpu.entered():
         found = load_source(source, entry, path)
@@ -408,8 +411,6 @@ def install(driver: EmulatorDriver) -> None:
     from triton.runtime.autotuner import Autotuner
 
     os.environ["TRITON_DISABLE_LINE_INFO"] = "0"  # a fault names its line
-    driver.told.install()
-    poison_new_memory()
     triton.knobs.compilation.listener = driver.compiled
     triton.runtime.driver.set_active(driver)
     triton.testing.do_bench = driver.benchmark

@@ -17,7 +17,13 @@ import triton
 import ratchet
 from ratchet.judge.emulator.estimates.bound import estimate, matrix_cycles
 from ratchet.judge.emulator.estimates.counts import read_told
-from ratchet.judge.emulator.loading import EmulatedLaunch, EmulatorDriver, FailedLaunch, install
+from ratchet.judge.emulator.loading import (
+    EmulatedLaunch,
+    EmulatorDriver,
+    FailedLaunch,
+    install,
+    poison_new_memory,
+)
 from ratchet.judge.emulator.pretending import EmulatedGpu
 from ratchet.judge.emulator.program.result import ProcessRecord
 from ratchet.judge.emulator.program.settings import ProgramSettings, pretended_device, published
@@ -122,6 +128,8 @@ def begin(settings: ProgramSettings) -> None:
         failed=recorder.fail,
         price=recorder.price_s if settings.autotune == "bound" else None,
     )
+    driver.told.install()
+    poison_new_memory()
     install(driver)
     stack = contextlib.ExitStack()
     stack.enter_context(EmulatedGpu(device).entered())
