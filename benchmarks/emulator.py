@@ -202,7 +202,8 @@ def drop(
 def loaded(library: str, target: str, machine: str) -> dict[str, Any]:
     """A library's module; what it asks tensors' addresses of is known until the next is loaded."""
     text, entry = PATHS[library].read_text(), ENTRIES[library][0]
-    return loading.load_emulated(text, entry, target, machine).__globals__
+    entry_of: Any = loading.load_emulated(text, entry, target, machine)
+    return entry_of.__wrapped__.__globals__
 
 
 def measure(target: str, only: Sequence[str], most: int, seed: int) -> dict[str, Any]:

@@ -33,6 +33,7 @@ def test_the_commands_are_these() -> None:
         "compare",
         "debug",
         "device",
+        "emulate",
         "export",
         "inspect",
         "judge",

@@ -79,6 +79,7 @@ def _register() -> None:
         compare,
         debug,
         device,
+        emulate,
         export,
         history,
         inspect,

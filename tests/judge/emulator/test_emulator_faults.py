@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+import ctypes
+
 import pytest
-from small_assembly import run, text_of
+from small_assembly import aligned, emulator, run, text_of
 
 from ratchet.base.errors import KernelError
 from ratchet.judge.emulator.decode import decode
-from ratchet.judge.emulator.loading import assembly, timeline
+from ratchet.judge.emulator.instruction_order import assembly, timeline
+from ratchet.judge.emulator.launch import LaunchMemory, LaunchValue
 
 
 @pytest.mark.parametrize(
@@ -175,3 +178,36 @@ def test_the_order_of_the_waves_is_that_of_a_hand() -> None:
     listed = {place.rpartition("/")[2]: lines for place, lines in assembly(kernel, counts).items()}
     assert ("ds_write_b32 v0, v1", 2) in listed["small.py:8"]
     assert listed["small.py:9"][-1] == ("s_endpgm", 2)
+
+
+WAITS = """
+s_cmp_lg_u32 s2, 0
+s_cbranch_scc1 .LBB0_2
+.LBB0_1:
+global_load_dword v4, v0, s[6:7] sc1
+s_waitcnt vmcnt(0)
+v_readfirstlane_b32 s8, v4
+s_cmp_eq_u32 s8, 7
+s_cbranch_scc0 .LBB0_1
+s_branch .LBB0_3
+.LBB0_2:
+v_mov_b32_e32 v4, 7
+.LBB0_3:
+"""
+
+
+@pytest.mark.compiler
+def test_a_workgroup_may_wait_for_a_later_one() -> None:
+    kernel = decode(text_of(WAITS))
+    source, target = aligned(192), aligned(128)
+    places = [ctypes.addressof(one) for one in (source, target)]
+    counts = emulator("gfx942").run(
+        kernel,
+        grid=(2, 1, 1),
+        threads=64,
+        shared_bytes=0,
+        values=[LaunchValue("*i32", place) for place in places],
+        memories=[LaunchMemory(places[0], 768), LaunchMemory(places[1], 512)],
+        limit=10_000_000,
+    )
+    assert list(target[:64]) == [7] * 64 and counts.instructions > 1_000_000

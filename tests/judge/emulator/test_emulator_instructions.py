@@ -360,12 +360,6 @@ def test_a_mode_that_nothing_reads_is_set() -> None:
     assert found[0] == THREE
 
 
-@pytest.mark.parametrize("reader", ["v_cvt_f16_f32_e32 v4, v1", "v_add_f16_e32 v4, v1, v2"])
-def test_a_mode_that_is_read_is_refused(reader: str) -> None:
-    with pytest.raises(KernelError, match="s_setreg_imm32_b32 is not emulated"):
-        run(SETS_OVERFLOW + reader, [ONE], [TWO])
-
-
 def test_another_mode_is_refused() -> None:
     with pytest.raises(KernelError, match="s_setreg_imm32_b32 is not emulated"):
         run("s_setreg_imm32_b32 hwreg(HW_REG_MODE, 0, 4), 0", [ONE])

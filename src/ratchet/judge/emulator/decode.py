@@ -8,7 +8,7 @@ from __future__ import annotations
 import re
 import struct
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from typing import Final
 
 from ratchet.base.errors import KernelError
@@ -31,11 +31,18 @@ LABEL: Final = re.compile(r"^([A-Za-z_.$][\w.$]*):")
 LINE: Final = re.compile(r"^\s+([a-z][a-z0-9_]*)(?:\s+(.*?))?\s*$")
 LOCATION: Final = re.compile(r"^\s+\.loc\s+(\d+)\s+(\d+)")
 FILE: Final = re.compile(r'^\s+\.file\s+(\d+)\s+(?:"[^"]*"\s+)?"([^"]*)"')
-SETS_OVERFLOW: Final = re.compile(r"^hwreg\(HW_REG_(?:WAVE_)?MODE, 23, 1\), ")
-READS_OVERFLOW: Final = re.compile(r"(?<!b)f16|fp8|bf8")
+SETS_OVERFLOW: Final = re.compile(r"^hwreg\(HW_REG_(?:WAVE_)?MODE, 23, 1\), ([01])$")
+"""FP16_OVFL: what is too large for f16 or fp8 becomes the largest number ("Mode Register" in the
+manual's chapter "Wave State")."""
+SMALL_FLOAT: Final = re.compile(
+    r"^v_cvt_(?:(?:pk_)?f32_(?:fp8|bf8)|pk_(?:fp8|bf8)_f32"
+    r"|scalef32_pk_(?:(?:fp8|bf8)_b?f\d\d|b?f\d\d_(?:fp8|bf8|fp4)))$"
+)
 BRANCH: Final = re.compile(r"^s_c?branch")
 WIDE: Final = "UID"
-CLAMPED: Final = ("v_add_u32", "v_sub_u32")
+CLAMPED: Final = (
+    "v_add_u32", "v_sub_u32", "v_subrev_u32", "v_add_i32", "v_sub_i32", "v_add_u16", "v_sub_u16",
+)  # fmt: skip
 """Integer operations whose clamped form is in the table under a name that ends in `clamp`."""
 DUAL: Final = re.compile(r"\s*::\s*(v_dual_\w+)\s+")
 
@@ -100,7 +107,6 @@ def decode(text: str) -> DecodedKernel:
     lanes = ARCHITECTURES[target[1]].wavefront_size
     metadata = _metadata(text, lanes)
     lines, labels = _lines(text, metadata.name, lanes)
-    lines = _without_unread_modes(lines)
     records = []
     used, signalled = 0, False
     numbered: dict[str, int] = {}
@@ -143,24 +149,6 @@ def decode(text: str) -> DecodedKernel:
         vgprs=metadata.numbers.get("vgpr_count", 0),
         register_mask=used | 1,
     )
-
-
-def _without_unread_modes(lines: list[_AssemblyLine]) -> list[_AssemblyLine]:
-    """Return the lines with a set FP16_OVFL as no operation if nothing in the kernel reads it.
-
-    That bit of MODE clamps results in f16 and fp8 instead of letting them overflow ("Mode Register"
-    in the manual's chapter "Wave State"). Triton sets it in every kernel that stores fp8, even if
-    the kernel rounds in whole numbers.
-    """
-    if any(READS_OVERFLOW.search(line.name) for line in lines):
-        return lines
-    return [
-        replace(line, name="s_nop", rest="0") if _sets_overflow(line) else line for line in lines
-    ]
-
-
-def _sets_overflow(line: _AssemblyLine) -> bool:
-    return line.name == "s_setreg_imm32_b32" and bool(SETS_OVERFLOW.match(line.rest))
 
 
 def _lines(text: str, kernel: str, lanes: int) -> tuple[list[_AssemblyLine], dict[str, int]]:
@@ -229,7 +217,11 @@ def _record(
         if line.rest not in labels:
             raise KernelError(f"the branch's label {line.rest!r:.60} is not known")
         return _MachineRecord(operations[name], [], [labels[line.rest]])
+    if name == "s_setreg_imm32_b32" and (sets := SETS_OVERFLOW.match(line.rest)):
+        return _MachineRecord(operations["s_setreg_overflow"], [], [int(sets[1])])
     texts, modifiers = split_operands(line.rest)
+    if SMALL_FLOAT.match(name):
+        return _small_float(name, texts, modifiers, target)
     if lanes == 32 and name.startswith("v_cmpx_"):
         texts.insert(0, "exec_lo")
     if line.mnemonic.startswith("v_dual_cndmask_") and len(texts) == 3:
@@ -318,11 +310,41 @@ def _vector(
         raise KernelError("the operand that is moved across lanes must be a vector register")
     if "sdwa" in mnemonic and not flags & forms.SDWA:
         raise KernelError("the parts of the operands (SDWA) are missing")
-    if operation.name == "v_bitop3_b32":
+    if operation.name.startswith("v_bitop3_"):
         aux[0] = int(modifiers.get("bitop3", "0"), 0)
     elif "bitop3" in modifiers:
         raise KernelError("the modifier bitop3 is not emulated here")
     return _MachineRecord(number, found, aux, flags)
+
+
+def _small_float(
+    name: str, texts: Sequence[str], modifiers: Mapping[str, str], target: str
+) -> _MachineRecord:
+    """Return a conversion from or to 8-bit floats; they are OCP's from gfx950 and RDNA 4 on.
+
+    CDNA 3 names the source's part by SDWA, the others by `op_sel` or `byte_sel`.
+    """
+    is_scaled = "scalef32" in name
+    if target not in forms.HAS_SMALL_FLOATS or (is_scaled and target != "gfx950"):
+        raise KernelError(f"{target} has no such instruction")
+    packs = name.endswith(("_f32", "_f16", "_bf16"))
+    name += "_ocp" if target in forms.HAS_OCP and not is_scaled else ""
+    operation = source.table()[name]
+    own = dict(modifiers)
+    chosen = [int(one) for one in re.findall(r"\d", own.pop("op_sel", ""))]
+    part = int(own.pop("byte_sel", "-1"))
+    found = _fitting(operation, texts, 0)
+    aux, flags = forms.vector_modifiers(own, len(operation.sources), 64)
+    if flags & ~forms.SDWA:
+        raise KernelError("a modifier of a conversion of 8-bit floats is not emulated here")
+    if not packs and (part >= 0 or any(chosen)):
+        if name.endswith("fp4"):
+            part = chosen[0] + 2 * chosen[1]
+        aux[3] = aux[3] & ~15 | (part if part >= 0 else 4 + chosen[0])
+        flags |= forms.SDWA
+    elif any(chosen):
+        aux[2] = chosen[-1] << 3
+    return _MachineRecord(source.numbers()[name], found, aux, flags)
 
 
 def _packed(
@@ -393,6 +415,7 @@ _RENAMED: Final = """
     s_and_not1_b32=s_andn2_b32 s_and_not1_b64=s_andn2_b64 s_or_not1_b32=s_orn2_b32
     s_or_not1_b64=s_orn2_b64 s_and_not1_saveexec_b32=s_andn2_saveexec_b32
     s_or_not1_saveexec_b32=s_orn2_saveexec_b32 s_ctz_i32_b32=s_ff1_i32_b32
+    s_cls_i32=s_flbit_i32 s_cls_i32_i64=s_flbit_i32_i64
     s_ctz_i32_b64=s_ff1_i32_b64 s_clz_i32_u32=s_flbit_i32_b32 s_clz_i32_u64=s_flbit_i32_b64
     s_add_co_u32=s_add_u32 s_sub_co_u32=s_sub_u32 s_add_co_i32=s_add_i32 s_sub_co_i32=s_sub_i32
     s_add_co_ci_u32=s_addc_u32 s_sub_co_ci_u32=s_subb_u32 s_addk_co_i32=s_addk_i32

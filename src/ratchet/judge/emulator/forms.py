@@ -70,6 +70,10 @@ MFMA: Final = re.compile(
     r"^v_mfma_(f32|i32|f64)_(4|16|32)x\2x(\d+)(?:_(\d+)b)?_?"
     r"(bf16_1k|bf16|f16|xf32|f32|f64|i8|fp8_fp8|fp8_bf8|bf8_fp8|bf8_bf8)$"
 )
+SCALED: Final = re.compile(r"^v_mfma_(scale_)?f32_(?:(16)x16x(128)|(32)x32x(64))_f8f6f4$")
+SCALED_REGISTERS: Final = {"0": 8, "1": 8, "4": 4}
+"""Registers of an operand by its type: E4M3, E5M2, E2M1. The other types have 6 bits."""
+TRANSPOSED: Final = ("ds_read_b64_tr_b16", "ds_read_b64_tr_b8", "ds_read_b64_tr_b4")
 MFMA_STEPS: Final = {
     ("16", "bf16"): (16, 32), ("32", "bf16"): (8, 16), ("16", "f16"): (16, 32),
     ("32", "f16"): (8, 16), ("16", "f32"): (4,), ("32", "f32"): (2,), ("16", "i8"): (32, 64),
@@ -117,6 +121,10 @@ WMMA_LAYOUTS: Final = {"gfx1100": (2, 1), "gfx1201": (1, 8)}
 """Lanes that hold a value of A or B, and adjacent rows of the result."""
 UNSIGNED: Final = 8
 """Unsigned bytes."""
+HAS_SMALL_FLOATS: Final = ("gfx942", "gfx950", "gfx1201")
+"""Targets with 8-bit floats."""
+HAS_OCP: Final = ("gfx950", "gfx1201")
+"""Those of them whose 8-bit floats are OCP's."""
 OCP: Final = 2
 """Added to an 8-bit float's type if the target has the OCP formats."""
 LANE_FORMS: Final = {
@@ -185,6 +193,8 @@ def _matrix(
     name: str, texts: Sequence[str], modifiers: Mapping[str, str], target: str
 ) -> MachineForm:
     """Return CDNA's dense instructions, of one block or several."""
+    if target == "gfx950" and (scaled := SCALED.match(name)):
+        return _scaled_matrix(scaled, texts, modifiers)
     _only(modifiers, ())
     found = MFMA.match(name)
     if found is None:
@@ -205,6 +215,30 @@ def _matrix(
     types = [MFMA_TYPES[one] + shift for one in (first, second or first)]
     numbers = [rows, inner, *types, number, MFMA_RUN[found[1]], 0, blocks]
     return MachineForm("mfma", operands, numbers)
+
+
+def _scaled_matrix(
+    found: re.Match[str], texts: Sequence[str], modifiers: Mapping[str, str]
+) -> MachineForm:
+    """Return a product of small floats; `cbsz` and `blgp` are the types of A and B."""
+    scales = 2 if found[1] else 0
+    _only(modifiers, ("cbsz", "blgp", *(("op_sel", "op_sel_hi") if scales else ())))
+    rows, inner = int(found[2] or found[4]), int(found[3] or found[5])
+    types = [modifiers.get(key, "0") for key in ("cbsz", "blgp")]
+    if not set(types) <= SCALED_REGISTERS.keys():
+        raise KernelError("floats of 6 bits are not emulated")
+    operands = [parse_operand(text, "f") for text in texts[:4]]
+    operands += [parse_operand(text, "u") for text in texts[4:]]
+    if len(operands) != 4 + scales or any(one.modifiers for one in operands):
+        raise KernelError("the operands of a matrix instruction are not as expected")
+    result = rows * rows // 64
+    registers = [result, *(SCALED_REGISTERS[one] for one in types), result]
+    _matrix_registers(operands[:4], registers, texts[:4])
+    low = _list(modifiers.get("op_sel", "[0,0,0]"), 3)
+    high = _list(modifiers.get("op_sel_hi", "[1,1,1]"), 3)
+    parts = [low[at] + 2 * high[at] for at in range(2)]
+    numbers = [rows, inner, *(int(one) for one in types), *parts, int(bool(scales))]
+    return MachineForm("mfma_scaled", operands, numbers)
 
 
 def _blocks(found: re.Match[str], target: str) -> int:
@@ -318,7 +352,7 @@ def _lds(
         swizzled = name == "ds_swizzle_b32"
         given = modifiers.get("offset", "0")
         return MachineForm(name, operands, [_swizzle(given) if swizzled else int(given, 0)])
-    if name == "ds_read_b64_tr_b16" and target == "gfx950":
+    if name in TRANSPOSED and target == "gfx950":
         _only(modifiers, ("offset",))
         return MachineForm(name, operands, [_number(modifiers, "offset"), 0, 8])
     if found := re.match(r"^ds_(read|write)2(st64)?_b(32|64)$", name):

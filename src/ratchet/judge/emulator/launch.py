@@ -27,6 +27,8 @@ SLACK_BYTES: Final = 256
 GROUP_IN_TRAP_REGISTERS: Final = ("gfx1201",)
 """`ttmp7` and `ttmp9` hold a workgroup's numbers, bits 25 to 29 of `ttmp8` a wave's (LLVM's
 AMDGPUUsage, "Architected SGPRs")."""
+NOT_EMULATED: Final = ("not emulated", "too large to be emulated", "cannot be emulated")
+"""Words of a failure that is the emulator's, and not the kernel's."""
 REFUSED: Final = ("dispatch_ptr", "queue_ptr", "dispatch_id", "private_segment_size")
 PACKS: Final = {"fp64": "<d", "fp32": "<f", "fp16": "<e", "f32": "<f", "f64": "<d", "f16": "<e"}
 ZERO_KINDS: Final = (

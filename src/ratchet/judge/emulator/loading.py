@@ -4,24 +4,33 @@ from __future__ import annotations
 
 import ctypes
 import functools
+import linecache
 import math
 import os
 import re
-import struct
 import sys
 import tempfile
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Final
 
 from ratchet.base.errors import KernelError
 from ratchet.judge.emulator.decode import DecodedKernel, decode
-from ratchet.judge.emulator.launch import Emulator, LaunchCounts, LaunchMemory, LaunchValue
+from ratchet.judge.emulator.instruction_order import assembly, timeline
+from ratchet.judge.emulator.launch import (
+    INSTRUCTION_LIMIT,
+    NOT_EMULATED,
+    Emulator,
+    LaunchCounts,
+    LaunchMemory,
+    LaunchValue,
+)
+from ratchet.judge.emulator.pretending import GPU, MARK, EmulatedGpu
 from ratchet.judge.workers.candidate.architectures import ARCHITECTURES
 from ratchet.judge.workers.candidate.fake_driver import CompiledTexts, FakeDriver
+from ratchet.judge.workers.candidate.torch_cuda import PretendedDevice, asked
 from ratchet.judge.workers.candidate.triton_source import load_source
-from ratchet.problems.on_cores import on_cores
 
 EMULATOR = "RATCHET_EMULATOR"
 """The same as in `with_torch`, which this module cannot import."""
@@ -34,8 +43,7 @@ UNWRITTEN = (
     *(("Tensor", name) for name in ("new_empty", "new_empty_strided")),
 )
 """Functions of torch that return unwritten memory: an attribute of torch or "", and the name."""
-EMULATED_HIP: Final = "6.4.0"
-"""What `torch.version.hip` says to a launcher: public code chooses warps and blocks by it."""
+TIMED: Final = "triton.testing.do_bench, which returned nan: nothing is timed here"
 ELEMENT_BYTES = {"8": 1, "16": 2, "32": 4, "64": 8}
 
 
@@ -53,6 +61,8 @@ class EmulatedLaunch:
     workgroup_waves: int
     lds_bytes: int
     """LDS bytes of a workgroup."""
+    file: str = ""
+    """The file of the kernel's source, if known."""
 
     def shown(self) -> dict[str, Any]:
         """Return what a page shows besides the counts: assembly by line, resources, a timeline."""
@@ -65,24 +75,36 @@ class EmulatedLaunch:
         }
 
 
-class _ToldAddresses:
-    """Storages whose address the candidate's source asked for, which a launch may access."""
+@dataclass(frozen=True, kw_only=True, slots=True)
+class FailedLaunch:
+    """A launch that was not executed to its end, and the reason."""
 
-    def __init__(self, path: Path) -> None:
-        self._path = str(path)
-        self._storages: dict[int, Any] = {}
+    kernel: str
+    reason: str
+    is_refused: bool
+    """The emulator cannot run it; else the kernel did what a GPU forbids."""
+
+
+class _ToldAddresses:
+    """Storages whose address a program's source asked for, which a launch may access."""
+
+    def __init__(self, is_own: Callable[[str], bool]) -> None:
+        """`is_own` says of a file's path whether it belongs to the program."""
+        self._is_own = is_own
+        self._storages: dict[int, tuple[Any, int]] = {}
 
     def install(self) -> None:
-        """Note every `tensor.data_ptr()` of that source."""
+        """Note every `tensor.data_ptr()` of the program's source."""
         import torch
+        from torch.multiprocessing.reductions import StorageWeakRef
 
         plain = torch.Tensor.data_ptr
 
         def noted(tensor: Any) -> int:
-            if sys._getframe(1).f_code.co_filename == self._path:
+            if self._is_own(sys._getframe(1).f_code.co_filename):
                 storage = tensor.untyped_storage()
                 self._storages.pop(storage.data_ptr(), None)
-                self._storages[storage.data_ptr()] = storage
+                self._storages[storage.data_ptr()] = (StorageWeakRef(storage), storage.nbytes())  # type: ignore[no-untyped-call]
                 if len(self._storages) > MOST_TOLD:
                     del self._storages[next(iter(self._storages))]
             return plain(tensor)
@@ -90,8 +112,10 @@ class _ToldAddresses:
         torch.Tensor.data_ptr = noted  # type: ignore[assignment, method-assign]
 
     def memories(self) -> list[LaunchMemory]:
-        """Return the memory of these storages."""
-        return [LaunchMemory(at, storage.nbytes()) for at, storage in self._storages.items()]
+        """Return the memory of those storages that are still there."""
+        for at in [at for at, (storage, _) in self._storages.items() if storage.expired()]:
+            del self._storages[at]
+        return [LaunchMemory(at, size) for at, (_, size) in self._storages.items()]
 
 
 def poison_new_memory() -> None:
@@ -122,31 +146,84 @@ class EmulatorDriver(FakeDriver):
 
     def __init__(
         self,
-        target: str,
+        device: PretendedDevice,
         library: Path,
-        path: Path,
+        is_own: Callable[[str], bool],
         matrix_cycles: Mapping[str, int] | None = None,
+        *,
+        limit: int = INSTRUCTION_LIMIT,
+        done: Callable[[EmulatedLaunch], None] = lambda _: None,
+        failed: Callable[[FailedLaunch], None] = lambda _: None,
+        price: Callable[[EmulatedLaunch], float] | None = None,
     ) -> None:
-        """`path` is the file of the candidate's source; `matrix_cycles` as in `Emulator`."""
-        super().__init__(ARCHITECTURES[target], units=1, compiled=CompiledTexts())
+        """Make a driver for a device.
+
+        Args:
+            device: the GPU that Triton and the program are told about.
+            library: the compiled emulator.
+            is_own: whether a file is the program's, so that its `data_ptr()` make memory known.
+            matrix_cycles: as in `Emulator`.
+            limit: the most wave instructions of one launch.
+            done: is told each launch that was executed.
+            failed: is told each launch that was not.
+            price: the seconds of a launch, for autotuners; without it they keep the first
+                configuration that compiles.
+        """
+        super().__init__(device.architecture, units=device.units, compiled=CompiledTexts())
         self.emulator = Emulator(library, matrix_cycles)
-        self.told = _ToldAddresses(path)
+        self.told = _ToldAddresses(is_own)
+        self.limit = limit
+        self.failed = failed
+        self._done = done
+        self._price = price
+        self._tried_s: list[float] | None = None
+        self.has_working = False
+        """The autotuner that is running has found a configuration."""
 
     def launcher_cls(self, source: Any, metadata: Any) -> Any:
         """Return the launcher of a compiled kernel."""
-        return EmulatedLauncher(self, source, metadata)
+        return TritonLauncher(self, source, metadata)
+
+    @property
+    def is_trying(self) -> bool:
+        """True while an autotuner tries a configuration."""
+        return self._tried_s is not None
+
+    def add(self, launch: EmulatedLaunch) -> None:
+        """Take a launch that was executed."""
+        if self._tried_s is not None and self._price is not None:
+            self._tried_s.append(self._price(launch))
+            return
+        self._done(launch)
 
     def benchmark(
         self, call: Callable[[], Any], *_: Any, quantiles: Any = None, **__: Any
     ) -> float | list[float]:
-        """Return the same time for every configuration, without running it."""
-        return 1.0 if quantiles is None else [1.0] * len(quantiles)
+        """Return a configuration's "time": its bound, or 1 for the first that works."""
+        if "Autotuner" in getattr(call, "__qualname__", ""):
+            time = self._tried(call)
+        else:  # a program that times itself
+            call()
+            asked[TIMED] += 1
+            time = math.nan
+        return time if quantiles is None else [time] * len(quantiles)
+
+    def _tried(self, call: Callable[[], Any]) -> float:
+        if self._price is None and self.has_working:
+            return math.inf
+        self.tuning, self._tried_s = self._price is None, []
+        try:
+            call()
+        except KernelError:  # this configuration is not emulated; another may be
+            return math.inf
+        finally:
+            tried, self._tried_s, self.tuning = self._tried_s, None, False
+        self.has_working = True
+        return sum(tried) if self._price is not None else 1.0
 
     def get_active_torch_device(self) -> Any:
         """Return the device of the tensors."""
-        import torch
-
-        return torch.device("cpu")
+        return GPU
 
 
 class EmulatedLauncher:
@@ -154,22 +231,16 @@ class EmulatedLauncher:
 
     sides: tuple[int, int] | None = None
     """A block's threads along x and y, if it has several dimensions."""
+    _file = ""
+    limit = INSTRUCTION_LIMIT
+    """The most wave instructions of a launch."""
 
-    def __init__(self, driver: EmulatorDriver, source: Any, metadata: Any) -> None:
-        self._driver = driver
-        self._kinds = [str(kind) for kind in source.signature.values()]
-        self._threads = int(metadata.num_warps) * driver.architecture.wavefront_size
-        self._shared = int(metadata.shared)
-        sizes = [
-            ELEMENT_BYTES.get("".join(re.findall(r"\d+$", kind)), 1)
-            for kind in self._kinds
-            if kind.startswith("*")
-        ]
-        self._element_bytes = min(sizes, default=1)
-        text = driver.compiled.of(metadata.hash).get("amdgcn", "")
-        self._kernel = functools.cache(lambda: decode(text))
-        if int(getattr(metadata, "global_scratch_size", 0) or 0):
-            raise KernelError("a kernel with scratch memory of Triton's own is not emulated")
+    _driver: Any
+    _kernel: Callable[[], DecodedKernel]
+    _kinds: list[Any]
+    _threads: int
+    _shared: int
+    _element_bytes: int
 
     def __call__(self, *given: Any) -> None:
         """Take grid (x, y, z), stream, function, two metadata, two hooks, arguments."""
@@ -179,17 +250,23 @@ class EmulatedLauncher:
         """Execute the launch. A census replaces this method while it counts."""
         kernel: DecodedKernel = self._kernel()
         values, memories = [], self._driver.told.memories()
-        for value, kind in zip(given[9:], self._kinds, strict=False):
-            if kind == "constexpr":
-                continue
-            if hasattr(value, "untyped_storage"):
-                storage = value.untyped_storage()
+        for place, (kind, value) in enumerate(launch_values(self._kinds, given[9:])):
+            base = getattr(value, "base", value)  # of a tensor that claims another type
+            if hasattr(base, "untyped_storage"):
+                storage = base.untyped_storage()
+                if getattr(storage, MARK, False) and storage.nbytes():
+                    raise ValueError(
+                        f"Pointer argument (at {place}) cannot be accessed from Triton "
+                        "(cpu tensor?)"
+                    )
                 memories.append(LaunchMemory(storage.data_ptr(), storage.nbytes()))
                 values.append(LaunchValue(kind, value.data_ptr()))
             elif isinstance(value, (bool, int, float, bytes)):
                 values.append(LaunchValue(kind, value))
             elif value is None:
                 values.append(LaunchValue(kind, 0))
+            elif hasattr(value, "data_ptr"):
+                values.append(LaunchValue(kind, value.data_ptr()))
             else:
                 raise KernelError(f"an argument of type {type(value).__name__} is not emulated")
         grid = [int(size) for size in given[:3]]
@@ -201,6 +278,7 @@ class EmulatedLauncher:
             sides=self.sides,
             values=values,
             memories=memories,
+            limit=self.limit,
         )
         return EmulatedLaunch(
             name=kernel.name,
@@ -211,7 +289,84 @@ class EmulatedLauncher:
             kernel=kernel,
             workgroup_waves=-(-self._threads // kernel.lanes),
             lds_bytes=max(kernel.lds_bytes, self._shared),
+            file=self._file,
         )
+
+
+class TritonLauncher(EmulatedLauncher):
+    """Emulates the launches of a kernel that Triton compiled."""
+
+    def __init__(self, driver: EmulatorDriver, source: Any, metadata: Any) -> None:
+        self._driver = driver
+        self.limit = driver.limit
+        self._name = str(metadata.name)
+        function = getattr(getattr(source, "fn", None), "fn", None)
+        self._file = str(getattr(getattr(function, "__code__", None), "co_filename", ""))
+        self._kinds = list(source.signature.values())
+        self._threads = int(metadata.num_warps) * driver.architecture.wavefront_size
+        self._shared = int(metadata.shared)
+        sizes = [
+            ELEMENT_BYTES.get("".join(re.findall(r"\d+$", str(kind))), 1)
+            for kind in self._kinds
+            if str(kind).startswith("*")
+        ]
+        self._element_bytes = min(sizes, default=1)
+        text = driver.compiled.of(metadata.hash).get("amdgcn", "")
+        self._kernel = functools.cache(lambda: decode(text))
+        if int(getattr(metadata, "global_scratch_size", 0) or 0):
+            raise KernelError("a kernel with scratch memory of Triton's own is not emulated")
+
+    def __call__(self, *given: Any) -> None:
+        """Take grid (x, y, z), stream, function, two metadata, two hooks, arguments."""
+        if math.prod(int(size) for size in given[:3]) == 0:  # as Triton's own launcher
+            return
+        is_known = False
+        try:
+            self._kernel()
+            is_known = True
+            if not self._driver.tuning:
+                self._driver.add(self.run(*given))
+        except (KernelError, ValueError) as error:
+            told = with_source_line(str(error), self._file)
+            if not self._driver.is_trying:
+                refused = not is_known or any(words in told for words in NOT_EMULATED)
+                self._driver.failed(
+                    FailedLaunch(kernel=self._name, reason=told, is_refused=refused)
+                )
+            raise type(error)(told) from error
+
+
+def with_source_line(message: str, file: str) -> str:
+    """Return a fault's message with the text of its line, if that is one of `file`."""
+    found = re.search(r" at ([^ :]+):(\d+)", message)
+    if found is None or Path(file).name != found[1]:
+        return message
+    text = " ".join(linecache.getline(file, int(found[2])).split())
+    return f"{message}: `{text[:100]}`" if text else message
+
+
+def launch_values(kinds: Sequence[Any], given: Sequence[Any]) -> Iterator[tuple[str, Any]]:
+    """Return a launch's arguments with their types: tuples flattened, descriptors taken apart.
+
+    A host-side tensor descriptor is a pointer, sizes and strides, two flags, then sizes and strides
+    again (Triton's `make_tensordesc_arg` for AMD).
+    """
+    for kind, value in zip(kinds, given, strict=False):
+        if isinstance(kind, tuple):
+            yield from launch_values(kind, value)
+        elif str(kind).startswith("tensordesc"):
+            element = str(kind).partition("<")[2].partition("[")[0]
+            yield f"*{element}", value.base
+            for size in (*value.shape, *value.strides):
+                yield "i64", int(size)
+            yield "i1", value.padding == "nan"
+            yield "i1", bool(value.round_f32_to_tf32)
+            for size in value.shape:
+                yield "i32", int(size)
+            for size in value.strides:
+                yield "i64", int(size)
+        elif kind != "constexpr":
+            yield str(kind), value
 
 
 def load_emulated(
@@ -220,29 +375,30 @@ def load_emulated(
     target: str,
     library: str | None = None,
     matrix_cycles: Mapping[str, int] | None = None,
+    units: int = 1,
 ) -> Callable[..., Any]:
     """Return the entry of a Triton source whose kernels run as `target`'s machine code.
 
-    Its launcher meets the emulated GPU: what it puts on `cuda` lies in main memory, and
-    `torch.version.hip` names a version.
-
-    `library` is the compiled emulator; in a sandbox the judge hands it over.
+    It runs in the environment of `EmulatedGpu`, with `units` compute units. `library` is the
+    compiled emulator; in a sandbox the judge hands it over.
     """
-    os.environ["TRITON_DISABLE_LINE_INFO"] = "0"  # a fault names its line
     path = Path(tempfile.mkdtemp(prefix="triton-")) / "kernel.py"
     os.environ.setdefault("TRITON_CACHE_DIR", str(path.parent))
-    driver = EmulatorDriver(target, Path(library or os.environ[EMULATOR]), path, matrix_cycles)
+    device = PretendedDevice(architecture=ARCHITECTURES[target], name=target, units=units)
+    machine = Path(library or os.environ[EMULATOR])
+    driver = EmulatorDriver(device, machine, str(path).__eq__, matrix_cycles)
     driver.told.install()
     poison_new_memory()
     install(driver)
-    with on_cores("cuda"):
+    gpu = EmulatedGpu(device)
+    with gpu.entered():
         found = load_source(source, entry, path)
     if isinstance(found, type):
         return found
 
     @functools.wraps(found)
     def on_emulated(*given: Any, **named: Any) -> Any:
-        with on_cores("cuda"):
+        with gpu.entered():
             return found(*given, **named)
 
     return on_emulated
@@ -250,90 +406,20 @@ def load_emulated(
 
 def install(driver: EmulatorDriver) -> None:
     """Make Triton compile and launch through the driver, in this whole process."""
-    import torch
     import triton
     import triton.testing
+    from triton.runtime.autotuner import Autotuner
 
-    torch.version.hip = torch.version.hip or EMULATED_HIP
+    os.environ["TRITON_DISABLE_LINE_INFO"] = "0"  # a fault names its line
     triton.knobs.compilation.listener = driver.compiled
     triton.runtime.driver.set_active(driver)
     triton.testing.do_bench = driver.benchmark
     triton.testing.do_bench_cudagraph = driver.benchmark
     triton.compiler.compiler.max_shared_mem.cache_clear()
+    run = Autotuner.run
 
+    def tuned(tuner: Any, *given: Any, **named: Any) -> Any:
+        driver.has_working = False
+        return run(tuner, *given, **named)
 
-MOST_INSTRUCTIONS: Final = 2000
-"""Most instructions of a kernel; the most executed are kept."""
-SLOTS: Final = 240
-"""Slots of the waves' cycles; each shows the line with most of its cycles."""
-MOST_WAVES: Final = 16
-MOST_BARRIERS: Final = 200
-RUN: Final = struct.Struct("<3I")
-
-
-def assembly(kernel: DecodedKernel, counts: LaunchCounts) -> dict[str, list[tuple[str, int]]]:
-    """Return the executed instructions and their counts, by source line."""
-    executed = [at for at, count in enumerate(counts.executed) if count]
-    if len(executed) > MOST_INSTRUCTIONS:
-        hottest = sorted(executed, key=lambda at: -counts.executed[at])
-        executed = sorted(hottest[:MOST_INSTRUCTIONS])
-    found: dict[str, list[tuple[str, int]]] = {}
-    for at in executed:
-        line = found.setdefault(kernel.places[at], [])
-        line.append((kernel.texts[at][:160], counts.executed[at]))
-    return found
-
-
-def timeline(kernel: DecodedKernel, counts: LaunchCounts) -> dict[str, Any]:
-    """Return the line that each wave of the first workgroup ran, in slots of counted cycles.
-
-    Waves leave a barrier together.
-    """
-    waves = [list(RUN.iter_unpack(one)) for one in counts.runs[:MOST_WAVES]]
-    longest: dict[int, int] = {}
-    for runs in waves:
-        own: dict[int, int] = {}
-        for epoch, _, cycles in runs:
-            own[epoch] = own.get(epoch, 0) + cycles
-        for epoch, cycles in own.items():
-            longest[epoch] = max(longest.get(epoch, 0), cycles)
-    begins: dict[int, int] = {}
-    total = 0
-    for epoch in sorted(longest):
-        begins[epoch] = total
-        total += longest[epoch]
-    places = list(dict.fromkeys(kernel.places))
-    slot = max(1, -(-total // SLOTS))
-    return {
-        "cycles": total,
-        "slot": slot,
-        "barriers": sorted(begins.values())[1 : MOST_BARRIERS + 1],
-        "places": places,
-        "waves": [_slots(runs, begins, slot) for runs in waves],
-    }
-
-
-def _slots(
-    runs: list[tuple[Any, ...]], begins: dict[int, int], slot: int
-) -> list[tuple[int, int, int]]:
-    """Return runs of slots of one wave: the number of the line, the first slot and one past it."""
-    most: dict[int, dict[int, int]] = {}
-    at, before = 0, -1
-    for epoch, line, cycles in runs:
-        if epoch != before:
-            at, before = begins[epoch], epoch
-        end = at + cycles
-        for number in range(at // slot, -(-end // slot)):
-            inside = min(end, (number + 1) * slot) - max(at, number * slot)
-            lines = most.setdefault(number, {})
-            lines[line] = lines.get(line, 0) + inside
-        at = end
-    found: list[tuple[int, int, int]] = []
-    for number in sorted(most):
-        lines = most[number]
-        line = max(lines, key=lambda one: lines[one])
-        if found and found[-1][0] == line and found[-1][2] == number:
-            found[-1] = (line, found[-1][1], number + 1)
-        else:
-            found.append((line, number, number + 1))
-    return found
+    Autotuner.run = tuned

@@ -128,7 +128,7 @@ struct Machine {
 };
 
 struct alignas(64) Wave {
-    u32 v[512][LANES]; u32 s[128]; u32 scc = 0; u64 pc = 0; u64 base; bool ended = false; bool waits = false;
+    u32 v[512][LANES]; u32 s[128]; u32 scc = 0; u64 pc = 0; u64 base; bool ended = false; bool waits = false; bool clamps = false;  // FP16_OVFL
     Machine* m; Launch* launch; std::vector<u8> scratch;
     u64 pair(int n) const { u64 x; memcpy(&x, s + n, 8); return x; }
     void set_pair(int n, u64 x) { memcpy(s + n, &x, 8); }
@@ -184,6 +184,8 @@ inline const u64* vector64(const W& w, const In& in, int k, u64* t) {
     if (o.modifiers) for (int l = 0; l < LANES; l++) t[l] = (t[l] & keep) ^ turn;
     return t;
 }
+// 16 bits put into the half of a register that `op_sel` names; the other half is kept
+inline u32 into_half(u32 old, u32 x, const In& in) { return in.aux[2] >> 3 & 1 ? (old & 0xffff) | x << 16 : (old & 0xffff0000) | x; }
 // "Data Parallel Processing": the lane that each lane reads; -1 where there is none
 inline int dpp_source(int control, int l) {
     int row = l & ~15, at = l & 15, n = control & 15;
@@ -289,7 +291,7 @@ inline void v_fma_mix(W& w, const In& in, int form) {  // form 0: f32, 1: low ha
             if (neg >> k & 1) x[k] = -x[k];
         }
         f32 r = form ? f16_of(f64(x[0]) * x[1] + x[2]) : fma_f32(x[0], x[1], x[2]);
-        out[l] = form == 0 ? as<u32>(r) : form == 1 ? half_bits(r) | (d[l] & 0xffff0000) : half_bits(r) << 16 | (d[l] & 0xffff);
+        out[l] = form == 0 ? as<u32>(r) : form == 1 ? half_bits(r, w.clamps) | (d[l] & 0xffff0000) : half_bits(r, w.clamps) << 16 | (d[l] & 0xffff);
     }
     commit(d, out, mask);
 }
@@ -331,6 +333,7 @@ inline void s_cbranch_vccz(W& w, const In& in) { if (!w.mask(VCC)) jump(w, in); 
 inline void s_cbranch_vccnz(W& w, const In& in) { if (w.mask(VCC)) jump(w, in); }
 inline void s_cbranch_execz(W& w, const In& in) { if (!w.exec()) jump(w, in); }
 inline void s_cbranch_execnz(W& w, const In& in) { if (w.exec()) jump(w, in); }
+inline void s_setreg_overflow(W& w, const In& in) { w.clamps = in.aux[0] & 1; }
 inline void s_endpgm(W& w, const In&) { w.ended = true; }
 inline void s_barrier(W& w, const In&) { w.waits = true; }
 inline void s_barrier_signal(W&, const In&) {}  // a wave waits for all, and so for their signals

@@ -2,13 +2,6 @@
 // 3 type of B, 4 result (0 f32, 1 i32, 2 f64), 5 rows of the result that follow one another in a lane's registers,
 // 6 each row of lanes holds all of A and B (RDNA 3), 7 blocks
 enum Number { BF16, F16, F32, I8, FP8, BF8, FP8_OCP, BF8_OCP, U8, F64 };
-inline f32 small_float(u32 x, int mantissa, bool ocp) {  // FNUZ: bias one more, one NaN, no infinities; OCP: as IEEE, but E4M3
-    int bias = (mantissa == 3 ? 7 : 15) + !ocp, e = x >> mantissa & ((1 << (7 - mantissa)) - 1), f = x & ((1 << mantissa) - 1); f32 sign = x & 128 ? -1 : 1;
-    if (!ocp && x == 128) return std::numeric_limits<f32>::quiet_NaN();
-    if (ocp && mantissa == 3 && (x & 127) == 127) return std::numeric_limits<f32>::quiet_NaN();
-    if (ocp && mantissa == 2 && e == 31) return f ? std::numeric_limits<f32>::quiet_NaN() : sign * std::numeric_limits<f32>::infinity();
-    return sign * std::ldexp(f32(e ? f + (1 << mantissa) : f), (e ? e : 1) - bias - mantissa);
-}
 inline f32 element(const W& w, int number, int type, int j, int l) {
     switch (type) {
         case F32: return as<f32>(w.v[number + j][l]);
@@ -63,4 +56,29 @@ template <class T> static void multiply_by_size(W& w, const In& in) {
 }
 void mfma(W& w, const In& in) {
     in.aux[4] == 2 ? multiply_by_size<f64>(w, in) : in.aux[4] ? multiply_by_size<i32>(w, in) : multiply_by_size<f32>(w, in);
+}
+// ---- gfx950's products of 8-bit and 4-bit floats, whose scales are powers of two ---- aux: 0 rows, 1 k, 2 and 3 types (0 E4M3,
+// 1 E5M2, 4 E2M1), 4 and 5 the scales' bytes, 6 has scales. A lane has 32 elements of a row: E2M1 32 neighbours along k, the others
+// 16 neighbours and 16 half of k further. Each 32 along k have a scale, which lies in the lanes of the row's k / 32.
+inline f32 scale_of(u32 x) { return x == 255 ? std::numeric_limits<f32>::quiet_NaN() : std::ldexp(1.0f, i32(x) - 127); }
+static void scaled_operand(const W& w, const In& in, int side, f32* out) {  // rows of K elements
+    const int N = in.aux[0], K = in.aux[1], type = in.aux[2 + side], groups = LANES / N, number = in.o[1 + side].number;
+    u32 t[LANES]; const u32* scales = in.aux[6] ? whole(w, in.o[4 + side], t) : nullptr;
+    for (int l = 0; l < LANES; l++) for (int j = 0; j < 32; j++) {
+        const int group = l / N, k = type == 4 ? group * 32 + j : group * 16 + j / 16 * 16 * groups + j % 16;
+        const f32 x = type == 4 ? tiny_float(w.v[number + j / 8][l] >> 4 * (j & 7) & 15) : small_float(w.v[number + j / 4][l] >> 8 * (j & 3) & 255, type ? 2 : 3, true);
+        out[l % N * K + k] = x * (scales ? scale_of(scales[k / 32 * N + l % N] >> 8 * in.aux[4 + side] & 255) : 1.0f);
+    }
+}
+void mfma_scaled(W& w, const In& in) {
+    const int N = in.aux[0], K = in.aux[1], all = N * N / LANES; f32 a[32 * 128], b[32 * 128]; u32 sums[16][LANES];
+    scaled_operand(w, in, 0, a); scaled_operand(w, in, 1, b);
+    const Operand& c = in.o[3];
+    for (int r = 0; r < all; r++) for (int l = 0; l < LANES; l++) {
+        const int row = r / 4 * 4 * (LANES / N) + l / N * 4 + r % 4;
+        f32 sum = as<f32>(c.kind == VECTOR ? w.v[c.number + r][l] : c.low);
+        for (int k = 0; k < K; k++) sum += a[row * K + k] * b[l % N * K + k];
+        sums[r][l] = as<u32>(sum);
+    }
+    for (int r = 0; r < all; r++) memcpy(w.v[in.o[0].number + r], sums[r], sizeof sums[r]);
 }

@@ -179,19 +179,23 @@ void ds_write2(W& w, const In& in) {
         for (int l = 0; l < LANES; l++) if (mask >> l & 1) { u32 x[2]; for (u32 i = 0; i < size / 4; i++) x[i] = w.v[in.o[1 + part].number + i][l]; w.m->write_shared(at[l], x, size); }
     }
 }
-// ds_read_b64_tr_b16 (CDNA 4): in each 16 lanes, lane i's four halves are column i of what the lanes' addresses hold
-void ds_read_b64_tr_b16(W& w, const In& in) {
-    u64 at[LANES], mask = addresses<LDS>(w, in, at, 8); u16 x[LANES][4]; u32 low[LANES], high[LANES];
-    if (mask != ALL) fail("ds_read_b64_tr_b16 with lanes off is not emulated");
+// ds_read_b64_tr_* (CDNA 4): 16 lanes' 64 bits are rows of 16 elements, and lane i gets column i
+template <int BITS> inline void read_transposed(W& w, const In& in) {
+    u64 at[LANES], mask = addresses<LDS>(w, in, at, 8), x[LANES]; u32 low[LANES], high[LANES];
+    if (mask != ALL) fail("a transposed read of LDS with lanes off is not emulated");
     count_access<LDS>(w, in, at, mask, 8);
-    for (int l = 0; l < LANES; l++) w.m->read_shared(at[l], x[l], 8);
+    for (int l = 0; l < LANES; l++) w.m->read_shared(at[l], x + l, 8);
+    constexpr int EACH = 64 / BITS, PER_ROW = 16 / EACH;
     for (int l = 0; l < LANES; l++) {
-        int row = l & ~15, i = l & 15; u16 y[4];
-        for (int k = 0; k < 4; k++) y[k] = x[row + 4 * k + i / 4][i & 3];
-        low[l] = y[0] | u32(y[1]) << 16; high[l] = y[2] | u32(y[3]) << 16;
+        const int row = l & ~15, i = l & 15; u64 y = 0;
+        for (int k = 0; k < EACH; k++) y |= (x[row + PER_ROW * k + i / EACH] >> BITS * (i % EACH) & ((1ull << BITS) - 1)) << BITS * k;
+        low[l] = u32(y); high[l] = u32(y >> 32);
     }
     commit(w.v[in.o[0].number], low, mask); commit(w.v[in.o[0].number + 1], high, mask);
 }
+void ds_read_b64_tr_b16(W& w, const In& in) { read_transposed<16>(w, in); }
+void ds_read_b64_tr_b8(W& w, const In& in) { read_transposed<8>(w, in); }
+void ds_read_b64_tr_b4(W& w, const In& in) { read_transposed<4>(w, in); }
 enum Atomic { SWAP, CMPSWAP, ADD, SUB, SMIN, UMIN, SMAX, UMAX, AND, OR, XOR, INC, DEC, ADD_F32, ADD_F64, MIN_F64, MAX_F64, PK_ADD_F16, PK_ADD_BF16, MIN_F32, MAX_F32 };
 template <class U, class I> U changed(int what, U old, U x, U compare) {
     switch (what) {

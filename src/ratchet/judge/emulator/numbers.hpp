@@ -4,6 +4,7 @@
 #include <cstdint>
 #include <cstdio>
 #include <cstring>
+#include <deque>
 #include <limits>
 #include <memory>
 #include <vector>
@@ -24,7 +25,12 @@ inline void spread(u64 mask, u32* t) {
 }
 inline f32 half(u32 x) { return f32(as<_Float16>(u16(x))); }
 inline u32 half_bits(f32 x) { return as<u16>(_Float16(x)); }
-inline f32 f16_of(f64 x) { return f32(_Float16(x)); }
+// FP16_OVFL of MODE: a finite result that is too large becomes the largest number, an infinite one stays
+inline u32 half_bits(f32 x, bool clamps) { return half_bits(clamps && std::isfinite(x) ? std::fmin(std::fmax(x, -65504.0f), 65504.0f) : x); }
+inline f32 f16_of(f64 x) {  // one rounding; what overflows stays finite, and `half_bits` decides
+    const f32 y = f32(_Float16(x));
+    return std::isinf(y) && std::isfinite(x) ? std::copysign(65536.0f, y) : y;
+}
 inline u32 bf16_of(f32 x) {  // nearest even
     u32 b = as<u32>(x);
     return x != x ? (b >> 16 | 64) : (b + 0x7fff + (b >> 16 & 1)) >> 16;
@@ -37,19 +43,51 @@ inline u32 reversed(u32 x) {
     x = (x >> 1 & 0x55555555) | (x & 0x55555555) << 1; x = (x >> 2 & 0x33333333) | (x & 0x33333333) << 2;
     x = (x >> 4 & 0x0f0f0f0f) | (x & 0x0f0f0f0f) << 4; return __builtin_bswap32(x);
 }
+inline u32 leading_signs(i64 a) { u64 x = u64(a < 0 ? ~a : a); return x ? u32(__builtin_clzll(x)) : ~0u; }
 inline u32 leading_signs(i32 a) { u32 x = u32(a < 0 ? ~a : a); return x ? u32(__builtin_clz(x)) : ~0u; }
+// Times two to the power of the scale's exponent, or over it
+inline f32 by_scale(f32 x, f32 scale, bool over = false) {
+    const i32 e = i32(as<u32>(scale) >> 23 & 255) - 127;
+    return e == 128 ? std::numeric_limits<f32>::quiet_NaN() : std::ldexp(x, over ? -e : e);
+}
+inline f32 tiny_float(u32 x) { const f32 of[] = {0, 0.5f, 1, 1.5f, 2, 3, 4, 6}; return x & 8 ? -of[x & 7] : of[x & 7]; }
+inline u64 two_floats(f32 a, f32 b) { return as<u32>(a) | u64(as<u32>(b)) << 32; }
 template <class F> inline i32 to_i32(F a) {
     return a != a ? 0 : a >= F(2147483648.0) ? 0x7fffffff : a <= F(-2147483648.0) ? i32(0x80000000) : i32(a);
 }
 template <class F> inline u32 to_u32(F a) { return !(a > 0) ? 0 : a >= F(4294967296.0) ? ~0u : u32(i64(a)); }
 template <class F> inline F smaller(F a, F b) { return a != a ? b : b != b ? a : a < b ? a : b < a ? b : std::signbit(a) ? a : b; }
 template <class F> inline F larger(F a, F b) { return a != a ? b : b != b ? a : a > b ? a : b > a ? b : std::signbit(a) ? b : a; }
+template <class F> inline F greatest(F a, F b) { return a != a ? a : b != b ? b : larger(a, b); }  // NaN stays
+template <class F> inline F smallest(F a, F b) { return a != a ? a : b != b ? b : smaller(a, b); }
 inline f32 middle(f32 a, f32 b, f32 c) {
     if (a != a || b != b || c != c) return smaller(smaller(a, b), c);
     return larger(smaller(a, b), smaller(larger(a, b), c));
 }
 template <class T> inline T least(T a, T b) { return a < b ? a : b; }
 template <class T> inline T most(T a, T b) { return a > b ? a : b; }
+inline f32 small_float(u32 x, int mantissa, bool ocp) {  // FNUZ: bias one more, one NaN, no infinities; OCP: as IEEE, but E4M3
+    int bias = (mantissa == 3 ? 7 : 15) + !ocp, e = x >> mantissa & ((1 << (7 - mantissa)) - 1), f = x & ((1 << mantissa) - 1); f32 sign = x & 128 ? -1 : 1;
+    if (!ocp && x == 128) return std::numeric_limits<f32>::quiet_NaN();
+    if (ocp && mantissa == 3 && (x & 127) == 127) return std::numeric_limits<f32>::quiet_NaN();
+    if (ocp && mantissa == 2 && e == 31) return f ? std::numeric_limits<f32>::quiet_NaN() : sign * std::numeric_limits<f32>::infinity();
+    return sign * std::ldexp(f32(e ? f + (1 << mantissa) : f), (e ? e : 1) - bias - mantissa);
+}
+// The nearest, ties to even. Too large a number or an infinity: with `clamps` the largest number, else
+// an infinity where the format has one, else NaN ("Float to FP8 Conversion" of the MI300 manual).
+inline u32 small_bits(f32 x, int mantissa, bool ocp, bool clamps) {
+    const int bias = (mantissa == 3 ? 7 : 15) + !ocp, top = ocp ? (mantissa == 3 ? 0x7e : 0x7b) : 0x7f; const u32 sign = std::signbit(x) ? 128 : 0;
+    if (x != x) return ocp ? sign | 0x7f : 0x80;
+    const f64 most_of = small_float(u32(top), mantissa, ocp), size = std::fabs(f64(x));
+    const int e = std::isfinite(x) && x != 0 ? most(int(std::ilogb(size)), 1 - bias) : 1 - bias;
+    const f64 q = std::isfinite(x) ? std::nearbyint(std::ldexp(size, mantissa - e)) : 0;
+    if (!std::isfinite(x) || std::ldexp(q, e - mantissa) > most_of) {
+        if (clamps) return sign | u32(top);
+        return !ocp ? 0x80 : mantissa == 3 ? sign | 0x7f : sign | 0x7c;
+    }
+    const u32 bits = u32(q) + (u32(e + bias - 1) << mantissa);  // q's leading one counts as 1 in the exponent's field, a carry too
+    return !ocp && !bits ? 0 : sign | bits;
+}
 inline f32 fma_f32(f32 a, f32 b, f32 c) { return __builtin_fmaf(a, b, c); }
 inline f32 flushed(f32 x) { return std::fabs(x) < 0x1p-126f ? std::copysign(0.0f, x) : x; }
 inline f32 unfused(f32 a, f32 b, f32 c) { return flushed(flushed(flushed(a) * flushed(b)) + flushed(c)); }  // two roundings, no denormals

@@ -62,7 +62,7 @@ VECTOR: Final = {
         v_bfrev_b32 | u:u | reversed(a)
         v_ffbh_u32 | u:u | a ? u32(__builtin_clz(a)) : ~0u
         v_ffbl_b32 | u:u | a ? u32(__builtin_ctz(a)) : ~0u
-        v_ffbh_i32 | u:u | leading_signs(a)
+        v_ffbh_i32 | u:i | leading_signs(a)
         v_not_b16 | w:w | ~a
         v_cvt_i32_i16 | i:x | a
         v_cvt_u32_u16 | u:w | a
@@ -103,6 +103,14 @@ VECTOR: Final = {
         v_rndne_f32 | f:f | nearbyintf(a)
         v_frexp_exp_i32_f32 | i:f | exponent_of(a)
         v_frexp_mant_f32 | f:f | mantissa_of(a)
+        v_cvt_f32_fp8 | f:u | small_float(a & 255, 3, false)
+        v_cvt_f32_bf8 | f:u | small_float(a & 255, 2, false)
+        v_cvt_f32_fp8_ocp | f:u | small_float(a & 255, 3, true)
+        v_cvt_f32_bf8_ocp | f:u | small_float(a & 255, 2, true)
+        v_cvt_pk_f32_fp8 | U:u | two_floats(small_float(a & 255, 3, false), small_float(a >> 8 & 255, 3, false))
+        v_cvt_pk_f32_bf8 | U:u | two_floats(small_float(a & 255, 2, false), small_float(a >> 8 & 255, 2, false))
+        v_cvt_pk_f32_fp8_ocp | U:u | two_floats(small_float(a & 255, 3, true), small_float(a >> 8 & 255, 3, true))
+        v_cvt_pk_f32_bf8_ocp | U:u | two_floats(small_float(a & 255, 2, true), small_float(a >> 8 & 255, 2, true))
         v_rcp_f16 | h:h | 1.0f / a
         v_rsq_f16 | h:h | 1.0f / sqrtf(a)
         v_sqrt_f16 | h:h | sqrtf(a)
@@ -199,6 +207,11 @@ VECTOR: Final = {
         v_sub_i32 | u:uu | a - b
         v_add_u32_clamp | u:uu | a + b < a ? ~0u : a + b
         v_sub_u32_clamp | u:uu | a < b ? 0 : a - b
+        v_subrev_u32_clamp | u:uu | b < a ? 0 : b - a
+        v_add_i32_clamp | i:ii | i32(least(most(i64(a) + b, i64(-2147483648)), i64(2147483647)))
+        v_sub_i32_clamp | i:ii | i32(least(most(i64(a) - b, i64(-2147483648)), i64(2147483647)))
+        v_add_u16_clamp | w:ww | least(a + b, 65535u)
+        v_sub_u16_clamp | w:ww | a < b ? 0 : a - b
         v_mul_lo_u32 | u:uu | a * b
         v_mul_hi_u32 | u:uu | u32(u64(a) * b >> 32)
         v_mul_hi_i32 | i:ii | i32(i64(a) * b >> 32)
@@ -246,6 +259,14 @@ VECTOR: Final = {
         v_min3_u32 | u:uuu | least(least(a, b), c)
         v_max3_u32 | u:uuu | most(most(a, b), c)
         v_med3_u32 | u:uuu | most(least(a, b), least(most(a, b), c))
+        v_maximum_f32 | f:ff | greatest(a, b)
+        v_minimum_f32 | f:ff | smallest(a, b)
+        v_maximum3_f32 | f:fff | greatest(greatest(a, b), c)
+        v_minimum3_f32 | f:fff | smallest(smallest(a, b), c)
+        v_maximum_f16 | h:hh | greatest(a, b)
+        v_minimum_f16 | h:hh | smallest(a, b)
+        v_maximum3_f16 | h:hhh | greatest(greatest(a, b), c)
+        v_minimum3_f16 | h:hhh | smallest(smallest(a, b), c)
         v_minmax_f32 | f:fff | larger(smaller(a, b), c)
         v_maxmin_f32 | f:fff | smaller(larger(a, b), c)
         v_minmax_i32 | i:iii | most(least(a, b), c)
@@ -262,6 +283,26 @@ VECTOR: Final = {
         v_mbcnt_lo_u32_b32 | u:uu | u32(__builtin_popcount(a & (l < 32 ? (1u << l) - 1 : ~0u))) + b
         v_mbcnt_hi_u32_b32 | u:uu | u32(__builtin_popcount(l < 32 ? 0 : a & ((1u << (l - 32)) - 1))) + b
         v_cvt_pkrtz_f16_f32 | u:ff | toward_zero(a) | toward_zero(b) << 16
+        v_cvt_pk_f16_f32 | u:ff | half_bits(a, w.clamps) | half_bits(b, w.clamps) << 16
+        v_cvt_pk_fp8_f32 | u:ffq | into_half(d, small_bits(a, 3, false, w.clamps) | small_bits(b, 3, false, w.clamps) << 8, in)
+        v_cvt_pk_bf8_f32 | u:ffq | into_half(d, small_bits(a, 2, false, w.clamps) | small_bits(b, 2, false, w.clamps) << 8, in)
+        v_cvt_pk_fp8_f32_ocp | u:ffq | into_half(d, small_bits(a, 3, true, w.clamps) | small_bits(b, 3, true, w.clamps) << 8, in)
+        v_cvt_pk_bf8_f32_ocp | u:ffq | into_half(d, small_bits(a, 2, true, w.clamps) | small_bits(b, 2, true, w.clamps) << 8, in)
+        v_cvt_scalef32_pk_fp8_f32 | u:fffq | into_half(d, small_bits(by_scale(a, c, true), 3, true, w.clamps) | small_bits(by_scale(b, c, true), 3, true, w.clamps) << 8, in)
+        v_cvt_scalef32_pk_fp8_f16 | u:ufq | into_half(d, small_bits(by_scale(half(a), b, true), 3, true, w.clamps) | small_bits(by_scale(half(a >> 16), b, true), 3, true, w.clamps) << 8, in)
+        v_cvt_scalef32_pk_fp8_bf16 | u:ufq | into_half(d, small_bits(by_scale(f32(bf16(a)), b, true), 3, true, w.clamps) | small_bits(by_scale(f32(bf16(a >> 16)), b, true), 3, true, w.clamps) << 8, in)
+        v_cvt_scalef32_pk_bf8_f32 | u:fffq | into_half(d, small_bits(by_scale(a, c, true), 2, true, w.clamps) | small_bits(by_scale(b, c, true), 2, true, w.clamps) << 8, in)
+        v_cvt_scalef32_pk_bf8_f16 | u:ufq | into_half(d, small_bits(by_scale(half(a), b, true), 2, true, w.clamps) | small_bits(by_scale(half(a >> 16), b, true), 2, true, w.clamps) << 8, in)
+        v_cvt_scalef32_pk_bf8_bf16 | u:ufq | into_half(d, small_bits(by_scale(f32(bf16(a)), b, true), 2, true, w.clamps) | small_bits(by_scale(f32(bf16(a >> 16)), b, true), 2, true, w.clamps) << 8, in)
+        v_cvt_scalef32_pk_f32_fp8 | U:uf | two_floats(by_scale(small_float(a & 255, 3, true), b), by_scale(small_float(a >> 8 & 255, 3, true), b))
+        v_cvt_scalef32_pk_f16_fp8 | u:uf | half_bits(by_scale(small_float(a & 255, 3, true), b), w.clamps) | half_bits(by_scale(small_float(a >> 8 & 255, 3, true), b), w.clamps) << 16
+        v_cvt_scalef32_pk_bf16_fp8 | u:uf | bf16_of(by_scale(small_float(a & 255, 3, true), b)) | bf16_of(by_scale(small_float(a >> 8 & 255, 3, true), b)) << 16
+        v_cvt_scalef32_pk_f32_bf8 | U:uf | two_floats(by_scale(small_float(a & 255, 2, true), b), by_scale(small_float(a >> 8 & 255, 2, true), b))
+        v_cvt_scalef32_pk_f16_bf8 | u:uf | half_bits(by_scale(small_float(a & 255, 2, true), b), w.clamps) | half_bits(by_scale(small_float(a >> 8 & 255, 2, true), b), w.clamps) << 16
+        v_cvt_scalef32_pk_bf16_bf8 | u:uf | bf16_of(by_scale(small_float(a & 255, 2, true), b)) | bf16_of(by_scale(small_float(a >> 8 & 255, 2, true), b)) << 16
+        v_cvt_scalef32_pk_f32_fp4 | U:uf | two_floats(by_scale(tiny_float(a & 15), b), by_scale(tiny_float(a >> 4 & 15), b))
+        v_cvt_scalef32_pk_f16_fp4 | u:uf | half_bits(by_scale(tiny_float(a & 15), b), w.clamps) | half_bits(by_scale(tiny_float(a >> 4 & 15), b), w.clamps) << 16
+        v_cvt_scalef32_pk_bf16_fp4 | u:uf | bf16_of(by_scale(tiny_float(a & 15), b)) | bf16_of(by_scale(tiny_float(a >> 4 & 15), b)) << 16
         v_cvt_pk_u16_u32 | u:uu | least(a, 65535u) | least(b, 65535u) << 16
         v_cvt_pk_bf16_f32 | u:ff | bf16_of(a) | bf16_of(b) << 16
         v_pack_b32_f16 | u:ww | a | b << 16
@@ -273,6 +314,7 @@ VECTOR: Final = {
         v_div_fmas_f32 | f:fffv | divide_fmas(a, b, c, vcc)
         v_div_fixup_f32 | f:fff | divide_fixup(a, b, c)
         v_bitop3_b32 | u:uuu | three_bits(a, b, c, in.aux[0])
+        v_bitop3_b16 | w:www | three_bits(a, b, c, in.aux[0])
         v_prng_b32 | u:u | a << 1 ^ (a >> 31 ? 197u : 0u)
     """,
 }
@@ -287,6 +329,8 @@ PACKED: Final = {
         v_pk_fma_f16 | h:hhh | f16_of(f64(a) * b + c)
         v_pk_min_f16 | h:hh | smaller(a, b)
         v_pk_max_f16 | h:hh | larger(a, b)
+        v_pk_maximum3_f16 | h:hhh | greatest(greatest(a, b), c)
+        v_pk_minimum3_f16 | h:hhh | smallest(smallest(a, b), c)
         v_pk_add_u16 | w:ww | a + b
         v_pk_add_i16 | x:xx | a + b
         v_pk_sub_u16 | w:ww | a - b
@@ -320,6 +364,8 @@ SCALAR: Final = {
         s_ff1_i32_b64 | u:U | r = a ? u32(__builtin_ctzll(a)) : ~0u
         s_flbit_i32_b32 | u:u | r = a ? u32(__builtin_clz(a)) : ~0u
         s_flbit_i32_b64 | u:U | r = a ? u32(__builtin_clzll(a)) : ~0u
+        s_flbit_i32 | u:i | r = leading_signs(a)
+        s_flbit_i32_i64 | u:I | r = leading_signs(a)
         s_sext_i32_i8 | i:u | r = i32(int8_t(a))
         s_sext_i32_i16 | i:u | r = i32(int16_t(a))
         s_abs_i32 | u:u | r = a >> 31 ? 0 - a : a; scc = r != 0

@@ -1,8 +1,11 @@
-// The loop: workgroups one after another, the waves of a workgroup in turn, each up to its barrier.
+// The loop: the waves of a workgroup in turn, each up to its barrier. A workgroup that runs long is set aside for
+// others, so that one may wait for what another does.
+constexpr u64 SLICE = 1 << 20;  // instructions of a workgroup until others have their turn
+constexpr u64 MOST_LIVE = 2048;  // waves of workgroups that have begun
 static void begin(Wave& w, const Launch& c, Machine& m, const u32* group, u32 wave) {
     for (u32 r = 0; r < 512; r++) if (c.registers >> (r / 32) & 1) std::fill(w.v[r], w.v[r] + LANES, POISON);
     std::fill(w.s, w.s + 128, POISON);
-    w.scc = 0; w.pc = 0; w.ended = w.waits = false; w.m = &m; w.launch = const_cast<Launch*>(&c);
+    w.scc = 0; w.pc = 0; w.ended = w.waits = w.clamps = false; w.m = &m; w.launch = const_cast<Launch*>(&c);
     u32 left = c.threads - wave * LANES;
     w.set_mask(EXEC, left >= LANES ? ALL : (1ull << left) - 1);
     for (u32 l = 0; l < LANES; l++) {  // x, y and z in 10 bits each (LLVM's AMDGPUUsage, "packed work-item IDs")
@@ -20,8 +23,8 @@ static void begin(Wave& w, const Launch& c, Machine& m, const u32* group, u32 wa
     }
     w.scratch.assign(u64(c.scratch_bytes) * LANES, 0xD5);
 }
-static void go(Wave& w, Launch& c, u64& left) {
-    while (!w.ended && !w.waits) {
+static void go(Wave& w, Launch& c, u64& left, u64& slice) {
+    for (; !w.ended && !w.waits && slice; slice--) {
         if (w.pc >= c.length) fail("the code runs past its end");
         const Instruction& in = c.code[w.pc];
         c.counts[w.pc]++; c.lanes[w.pc] += u64(__builtin_popcountll(w.exec()));
@@ -32,24 +35,46 @@ static void go(Wave& w, Launch& c, u64& left) {
         catch (const Fault& f) { w.pc--; throw; }
     }
 }
+struct Group {
+    Machine m; u32 waves, turn = 0; std::unique_ptr<Wave[]> all;
+    Group(Launch& c, u32 n) : m(c), waves(n), all(new Wave[n]) {}
+    void start(Launch& c, u64 index) {
+        const u32 at[3] = {u32(index % c.grid[0]), u32(index / c.grid[0] % c.grid[1]), u32(index / c.grid[0] / c.grid[1])};
+        for (u64 i = 0; i < m.lds.size(); i++) m.lds[i] = u8(POISON >> 8 * (i & 3));
+        for (u32 i = 0; i < waves; i++) begin(all[i], c, m, at, i);
+        m.first = index == 0; m.epoch++; turn = 0;
+    }
+    // True once all waves have ended; false when the slice is over, and then another wave is next
+    bool go_on(Launch& c, u64& left, Wave*& now) {
+        for (u64 slice = SLICE;;) {
+            for (u32 n = 0; n < waves; n++) {
+                const u32 k = (turn + n) % waves, i = c.backwards ? waves - 1 - k : k;
+                now = &all[i]; m.wave = i;
+                go(*now, c, left, slice);
+                if (!now->ended && !now->waits) { turn = k + 1; return false; }
+            }
+            bool busy = false;
+            for (u32 i = 0; i < waves; i++) { busy |= !all[i].ended; all[i].waits = false; }
+            if (!busy) return true;
+            m.epoch++; turn = 0;
+        }
+    }
+};
 extern "C" const int ratchet_lanes = LANES;
 // 0, or 1 with a message and the place of the instruction that failed
 extern "C" int ratchet_emulate(Launch* given, char* message, u64 room, u64* where) {
-    Launch& c = *given; u32 waves = (c.threads + LANES - 1) / LANES; u64 left = c.limit;
-    std::unique_ptr<Wave[]> all(new Wave[waves]); Machine m(c); u32 group[3]; Wave* now = nullptr;
+    Launch& c = *given; const u32 waves = (c.threads + LANES - 1) / LANES; u64 left = c.limit, next = 0;
+    const u64 groups = u64(c.grid[0]) * c.grid[1] * c.grid[2], most_live = most(u64(1), MOST_LIVE / waves);
+    std::deque<std::unique_ptr<Group>> live; std::unique_ptr<Group> idle; Wave* now = nullptr;
     try {
-        for (group[2] = 0; group[2] < c.grid[2]; group[2]++) for (group[1] = 0; group[1] < c.grid[1]; group[1]++) for (group[0] = 0; group[0] < c.grid[0]; group[0]++) {
-            for (u64 i = 0; i < m.lds.size(); i++) m.lds[i] = u8(POISON >> 8 * (i & 3));
-            for (u32 i = 0; i < waves; i++) begin(all[i], c, m, group, i);
-            for (bool busy = true; busy;) {
-                busy = false; m.epoch++;
-                for (u32 k = 0; k < waves; k++) {
-                    u32 i = c.backwards ? waves - 1 - k : k;
-                    now = &all[i]; m.wave = i;
-                    if (!now->ended) { now->waits = false; go(*now, c, left); busy |= !now->ended; }
-                }
-            }
-            m.first = false;
+        while (next < groups || !live.empty()) {
+            std::unique_ptr<Group> group;
+            if (next < groups && live.size() < most_live) {
+                group = idle ? std::move(idle) : std::make_unique<Group>(c, waves);
+                group->start(c, next++);
+            } else { group = std::move(live.front()); live.pop_front(); }
+            if (group->go_on(c, left, now)) idle = std::move(group);
+            else live.push_back(std::move(group));
         }
     } catch (const Fault& f) { snprintf(message, room, "%s", f.text); *where = now->pc; return 1; }
     return 0;

@@ -19,12 +19,13 @@ NUMBERS: Final = {
 """C++ types that expressions are written in, by the kind of an operand."""
 SPACES: Final = {"buffer": "BUFFER", "global": "GLOBAL", "scratch": "SCRATCH", "ds": "LDS"}
 _OTHERS: Final = (
-    "s_load s_buffer_load ds_read2 ds_write2 ds_read_b64_tr_b16 ds_bpermute_b32 "
-    "ds_permute_b32 ds_swizzle_b32 mfma nothing v_readfirstlane_b32 v_readlane_b32 "
+    "s_load s_buffer_load ds_read2 ds_write2 ds_read_b64_tr_b16 ds_read_b64_tr_b8 "
+    "ds_read_b64_tr_b4 ds_bpermute_b32 ds_permute_b32 ds_swizzle_b32 mfma mfma_scaled nothing "
+    "v_readfirstlane_b32 v_readlane_b32 "
     "v_writelane_b32 v_swap_b32 v_permlane16_swap_b32 v_permlane32_swap_b32 v_permlane16_b32 "
     "v_permlanex16_b32 v_fma_mix_f32 v_fma_mixlo_f16 v_fma_mixhi_f16 v_pk_mov_b32 s_branch "
     "s_cbranch_scc0 s_cbranch_scc1 s_cbranch_vccz s_cbranch_vccnz s_cbranch_execz "
-    "s_cbranch_execnz s_endpgm s_barrier s_barrier_signal s_barrier_wait s_trap "
+    "s_cbranch_execnz s_setreg_overflow s_endpgm s_barrier s_barrier_signal s_barrier_wait s_trap "
 )
 MACHINE_OPERATIONS: Final = {
     **{
@@ -82,7 +83,7 @@ def _read(kind: str, place: str) -> str:
 def _bits(kind: str) -> str:
     """Return the bits of the result `r`."""
     if kind in "hwx":
-        return "half_bits(r)" if kind == "h" else "u32(r) & 0xffff"
+        return "half_bits(r, w.clamps)" if kind == "h" else "u32(r) & 0xffff"
     return f"as<{'u64' if kind in 'UID' else 'u32'}>(r)"
 
 

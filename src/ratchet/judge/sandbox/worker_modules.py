@@ -61,19 +61,21 @@ _FORKED: Final = (
 _TRITON: Final = (
     "ratchet.judge.workers.candidate.architectures",
     "ratchet.judge.workers.candidate.fake_driver",
+    "ratchet.judge.workers.candidate.torch_cuda",
     "ratchet.judge.workers.candidate.triton_source",
     "ratchet.kernels.languages",
     "ratchet.kernels.languages.python_file",
 )
 _EMULATED: Final = (
-    "ratchet.problems.on_cores",
     "ratchet.judge.emulator",
     "ratchet.judge.emulator.decode",
     "ratchet.judge.emulator.forms",
+    "ratchet.judge.emulator.instruction_order",
     "ratchet.judge.emulator.launch",
     "ratchet.judge.emulator.loading",
     "ratchet.judge.emulator.operands",
     "ratchet.judge.emulator.operations",
+    "ratchet.judge.emulator.pretending",
     "ratchet.judge.emulator.source",
     "ratchet.judge.emulator.hip_loading",
 )

@@ -11,33 +11,24 @@ from __future__ import annotations
 import contextlib
 import itertools
 from collections.abc import Iterator, Sequence
-from types import SimpleNamespace
 from typing import Any
-from unittest import mock
 
 import torch
 from torch import Tensor
 from torch.overrides import TorchFunctionMode
 
 from ratchet.judge.workers.candidate.architectures import Architecture
-from ratchet.judge.workers.candidate.fake_driver import capability
+from ratchet.judge.workers.candidate.torch_cuda import PretendedDevice, answering
 
 FIRST_ADDRESS, ADDRESS_STEP = 1 << 40, 1 << 36
 """Each storage begins at its own multiple, as aligned as by a GPU's allocator."""
-MEMORY_BYTES = 64 << 30
 
 
 @contextlib.contextmanager
 def pretended_device(architecture: Architecture, units: int, *, values: bool) -> Iterator[None]:
     """Make `device="cuda"` work, and torch.cuda describe the GPU, inside."""
-    version = {"hip": None, "cuda": None} | {architecture.backend: "7.0"}
-    with contextlib.ExitStack() as stack:
-        for name, value in device_answers(architecture, units).items():
-            stack.enter_context(mock.patch.object(torch.cuda, name, value))
-        for name, value in version.items():
-            stack.enter_context(mock.patch.object(torch.version, name, value))
-        stack.enter_context(torch.no_grad())
-        stack.enter_context(_SayCuda("cpu" if values else "meta"))
+    device = PretendedDevice(architecture=architecture, name=architecture.name, units=units)
+    with answering(device), torch.no_grad(), _SayCuda("cpu" if values else "meta"):
         yield
 
 
@@ -100,80 +91,3 @@ class _Addresses:
         if storage not in self._known:
             self._known[storage] = FIRST_ADDRESS + ADDRESS_STEP * next(self._count)
         return self._known[storage] + int(tensor.storage_offset()) * tensor.element_size()
-
-
-def _properties(architecture: Architecture, units: int) -> Any:
-    major, minor = capability(architecture)
-    return SimpleNamespace(
-        name=architecture.name,
-        gcnArchName=architecture.name,
-        major=major,
-        minor=minor,
-        multi_processor_count=units,
-        warp_size=architecture.wavefront_size,
-        total_memory=MEMORY_BYTES,
-        shared_memory_per_block=architecture.lds_bytes_per_workgroup,
-        shared_memory_per_block_optin=architecture.lds_bytes_per_workgroup,
-        shared_memory_per_multiprocessor=architecture.lds_bytes_per_unit,
-        regs_per_multiprocessor=architecture.vgprs_per_lane
-        * architecture.wavefront_size
-        * architecture.simds_per_unit,
-        max_threads_per_multi_processor=architecture.max_waves_per_simd
-        * architecture.simds_per_unit
-        * architecture.wavefront_size,
-    )
-
-
-def device_answers(architecture: Architecture, units: int) -> dict[str, Any]:
-    """Return the attributes of torch.cuda that describe a GPU with this many compute units."""
-    properties, stream = _properties(architecture, units), _Anything()
-    return {
-        "is_available": lambda: True,
-        "is_initialized": lambda: True,
-        "device_count": lambda: 1,
-        "current_device": lambda: 0,
-        "set_device": lambda _: None,
-        "get_device_properties": lambda *_: properties,
-        "get_device_capability": lambda *_: capability(architecture),
-        "get_device_name": lambda *_: properties.name,
-        "synchronize": lambda *_: None,
-        "empty_cache": lambda: None,
-        "mem_get_info": lambda *_: (MEMORY_BYTES, MEMORY_BYTES),
-        "current_stream": lambda *_: stream,
-        "default_stream": lambda *_: stream,
-        "device": _Context,
-        "device_of": _Context,
-        "stream": _Context,
-        "Stream": _Anything,
-        "Event": _Anything,
-        "_lazy_init": lambda: None,
-    }
-
-
-class _Anything:
-    """A stream or an event that accepts every call."""
-
-    cuda_stream = 0
-
-    def __init__(self, *_: Any, **__: Any) -> None:
-        pass
-
-    def __getattr__(self, name: str) -> Any:
-        return lambda *_, **__: None
-
-    def elapsed_time(self, _: Any) -> float:
-        """Return milliseconds."""
-        return 1.0
-
-
-class _Context:
-    """`with torch.cuda.device(...)`, which does nothing."""
-
-    def __init__(self, *_: Any) -> None:
-        pass
-
-    def __enter__(self) -> None:
-        pass
-
-    def __exit__(self, *_: Any) -> None:
-        pass

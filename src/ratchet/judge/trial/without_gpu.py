@@ -15,6 +15,7 @@ from ratchet.judge.emulator.build import compiled_machine
 from ratchet.judge.emulator.estimates.bound import estimate, hottest, matrix_cycles, words
 from ratchet.judge.emulator.estimates.counts import read_told
 from ratchet.judge.emulator.hip_build import HipBuild, build_hip
+from ratchet.judge.emulator.launch import NOT_EMULATED
 from ratchet.judge.integrity.library_ops import CaseCensus
 from ratchet.judge.stage_result import Decided, fault
 from ratchet.judge.static_profile.tools import TOO_OLD, find_tool
@@ -43,8 +44,7 @@ from ratchet.judge.emulator.hip_loading import load_hip
 RIGHT = "right on every case in Triton's interpreter; its speed was not measured: there is no GPU"
 INTERPRETER = "in Triton's interpreter"
 NOT_INTERPRETED = ("NotImplementedError",)
-NOT_EMULATED = ("not emulated", "too large to be emulated", "cannot be emulated")
-"""Words of a failure that is the interpreter's or the emulator's, and not the kernel's."""
+"""Words of a failure that is the interpreter's, and not the kernel's."""
 NO_TRITON = "triton is not installed: pip install triton==3.7.1"
 
 

@@ -14,8 +14,12 @@ import torch
 from torch import Tensor
 
 from ratchet.base.errors import KernelError
-from ratchet.judge.static_profile.fake_device import device_answers
 from ratchet.judge.workers.candidate.architectures import Architecture
+from ratchet.judge.workers.candidate.torch_cuda import (
+    PRETENDED_HIP,
+    PretendedDevice,
+    device_answers,
+)
 
 KNOWN: Final = ((2, 11), (2, 13))
 """The oldest and the newest supported torch; 2.13 was tried."""
@@ -35,11 +39,13 @@ def check_version(version: str = torch.__version__) -> None:
 
 def pretend(architecture: Architecture, units: int) -> None:
     """Make torch describe a GPU of `architecture` with `units` compute units from now on."""
-    answers = device_answers(architecture, units)
+    answers = device_answers(
+        PretendedDevice(architecture=architecture, name=architecture.name, units=units)
+    )
     changed: Any = torch
     for name, value in answers.items():
         setattr(changed.cuda, name, value)
-    changed.version.hip, changed.version.cuda = "7.0", None
+    changed.version.hip, changed.version.cuda = PRETENDED_HIP, None
     from torch._dynamo.device_interface import CudaInterface
 
     for name, value in answers.items():

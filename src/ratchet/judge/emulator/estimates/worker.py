@@ -25,10 +25,11 @@ from ratchet.judge.emulator.build import compiled_machine
 from ratchet.judge.emulator.estimates.bound import estimate
 from ratchet.judge.emulator.estimates.counts import read_told
 from ratchet.judge.emulator.estimates.inductor import check_version, pretend, written
-from ratchet.judge.emulator.loading import EmulatedLaunch, EmulatedLauncher, EmulatorDriver, install
+from ratchet.judge.emulator.loading import EmulatedLaunch, EmulatorDriver, install
 from ratchet.judge.workers.arm import extend_import_path
 from ratchet.judge.workers.candidate.architectures import ARCHITECTURES
 from ratchet.judge.workers.candidate.census import add_launch
+from ratchet.judge.workers.candidate.torch_cuda import PretendedDevice
 from ratchet.judge.workers.serving import Message, Reply, serve
 from ratchet.problems.problem import Problem, Reference
 
@@ -40,27 +41,14 @@ class CountingDriver(EmulatorDriver):
     """Emulates launches and keeps their counts."""
 
     def __init__(self, target: str, library: Path) -> None:
-        super().__init__(target, library, Path())
+        device = PretendedDevice(architecture=ARCHITECTURES[target], name=target, units=1)
+        super().__init__(device, library, lambda _: False)
         self.target = target
         self.done: list[EmulatedLaunch] = []
 
-    def launcher_cls(self, source: Any, metadata: Any) -> Any:
-        """Return the launcher of a compiled kernel."""
-        return CountedLauncher(self, source, metadata)
-
-
-class CountedLauncher(EmulatedLauncher):
-    """A launch whose counts the driver keeps."""
-
-    def __init__(self, driver: CountingDriver, source: Any, metadata: Any) -> None:
-        super().__init__(driver, source, metadata)
-        self._done_by = driver
-
-    def run(self, *given: Any) -> EmulatedLaunch:
-        """Execute the launch."""
-        done = super().run(*given)
-        self._done_by.done.append(done)
-        return done
+    def add(self, launch: EmulatedLaunch) -> None:
+        """Keep a launch."""
+        self.done.append(launch)
 
 
 class InductorKernel:

@@ -247,10 +247,15 @@ def _replaced(owner: Any, new: Mapping[str, Any]) -> Iterator[None]:
             setattr(owner, name, value)
 
 
-def add_launch(told: dict[str, dict[str, Any]], done: Any) -> None:
-    """Add the exact counts of an emulated launch to those of its kernel."""
+def add_launch(
+    told: dict[str, dict[str, Any]], done: Any, *, key: str = "", shown: bool = True
+) -> None:
+    """Add the exact counts of an emulated launch to those of its kernel, or of another key.
+
+    With `shown`, the first launch's assembly and timeline are kept too.
+    """
     counts = done.counts
-    sums = told.setdefault(done.name[:100], {"by_mnemonic": {}})
+    sums = told.setdefault(key or done.name[:100], {"by_mnemonic": {}})
     for name, more in counts.by_mnemonic.items():
         sums["by_mnemonic"][name] = sums["by_mnemonic"].get(name, 0) + more
     added = {"launches": 1, "programs": done.programs, "waves": done.waves}
@@ -259,7 +264,7 @@ def add_launch(told: dict[str, dict[str, Any]], done: Any) -> None:
         added[name] = getattr(counts, name)
     for name, more in added.items():
         sums[name] = sums.get(name, 0) + more
-    if "shown" not in sums:
+    if shown and "shown" not in sums:
         sums["shown"] = done.shown()
     places = sums.setdefault("by_place", {})
     for place, one in counts.by_place.items():

@@ -1,0 +1,285 @@
+"""The environment of an emulated program: tensors say that they are on `cuda`, torch.cuda answers.
+
+All tensors lie in main memory. A tensor that a program makes on the host carries a mark on its
+storage, so its device is `cpu`; every other tensor says `cuda:0`. Moves between the two copy, as
+they do on a GPU. The judge's emulated launchers and `ratchet emulate` share this environment.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import functools
+import threading
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from typing import Any, Final
+from unittest import mock
+
+import torch
+from torch import Tensor
+from torch.overrides import TorchFunctionMode, _get_current_function_mode_stack
+
+from ratchet.judge.workers.candidate.torch_cuda import PretendedDevice, answering, check_index
+
+MARK: Final = "ratchet_on_host"
+"""Attribute of the storages that lie on the host as the program sees it."""
+GPU: Final = torch.device("cuda", 0)
+HOST: Final = torch.device("cpu")
+AUTOCAST: Final = (
+    "is_autocast_enabled", "get_autocast_dtype", "set_autocast_enabled", "set_autocast_dtype",
+)  # fmt: skip
+
+
+class EmulatedGpu(TorchFunctionMode):
+    """Puts what a program creates on `cuda` into main memory, and tells devices as a GPU would."""
+
+    def __init__(self, device: PretendedDevice) -> None:
+        super().__init__()
+        self._device = device
+        self._default_is_gpu = False
+        self._answers: dict[Any, Callable[[Tensor], Any]] = {
+            Tensor.device.__get__: self.device_of,
+            _getter("is_cuda"): lambda one: self.device_of(one).type == "cuda",
+            _getter("is_cpu"): lambda one: self.device_of(one).type == "cpu",
+            Tensor.get_device: lambda one: 0 if self.is_on_gpu(one) else -1,
+            Tensor.pin_memory: lambda one: one,
+            Tensor.is_pinned: lambda _: False,
+        }
+        self._moves: dict[Any, Callable[..., Any]] = {
+            Tensor.to: self._to,
+            Tensor.cuda: lambda one, index=None, *_, **__: self._to(
+                one, GPU if index is None else index
+            ),
+            Tensor.cpu: lambda one, *_, **__: self._to(one, HOST),
+        }
+
+    def __torch_function__(
+        self,
+        func: Callable[..., Any],
+        types: Sequence[type],
+        args: Sequence[Any] = (),
+        kwargs: Mapping[str, Any] | None = None,
+    ) -> Any:
+        answer = self._answers.get(func)
+        if answer is not None:
+            return answer(args[0])
+        if func is torch.device:
+            return func(*args, **(kwargs or {}))
+        move = self._moves.get(func)
+        if move is not None:
+            return move(*args, **(kwargs or {}))
+        given, named, told = self._real(args, kwargs or {})
+        result = func(*given, **named)
+        if told == HOST or (told is None and self._stays_on_host(args, named)):
+            mark(result)
+        return result
+
+    def _real(
+        self, args: Sequence[Any], kwargs: Mapping[str, Any]
+    ) -> tuple[list[Any], dict[str, Any], torch.device | None]:
+        """Return arguments for the CPU, and the device that they named."""
+        told: torch.device | None = None
+        given, named = list(args), dict(kwargs)
+        for place, value in enumerate(given):
+            if isinstance(value, (str, torch.device)) and is_gpu(value):
+                given[place], told = HOST, GPU
+        device = named.get("device")
+        if device is not None:
+            told = as_device(device)
+            named["device"] = HOST if told.type == "cuda" else device
+        if named.get("pin_memory"):
+            named["pin_memory"] = False
+        return given, named, told
+
+    def _stays_on_host(self, args: Sequence[Any], named: Mapping[str, Any]) -> bool:
+        """Return True if no argument is on the GPU, and new tensors are not made there."""
+        some = False
+        for one in _tensors((args, *named.values())):
+            if self.is_on_gpu(one):
+                return False
+            some = True
+        return some or not self._default_is_gpu
+
+    def is_on_gpu(self, tensor: Tensor) -> bool:
+        """Return True if the program sees the tensor on the GPU."""
+        try:
+            return not getattr(tensor.untyped_storage(), MARK, False)
+        except (NotImplementedError, RuntimeError):  # sparse tensors have no storage
+            return True
+
+    def device_of(self, tensor: Tensor) -> torch.device:
+        """Return the device as the program sees it."""
+        with torch._C.DisableTorchFunction():
+            real = tensor.device
+        if real.type != "cpu":
+            return real
+        return GPU if self.is_on_gpu(tensor) else HOST
+
+    def _to(self, tensor: Tensor, *args: Any, **kwargs: Any) -> Tensor:
+        """Move or convert a tensor; a move to the other device copies."""
+        given, named = list(args), dict(kwargs)
+        target: torch.device | None = None
+        if named.get("device") is not None:
+            target = as_device(named["device"])
+            named["device"] = HOST if target.type == "cuda" else named["device"]
+        for place, one in enumerate(given):
+            if isinstance(one, Tensor):
+                target = self.device_of(one)
+            elif isinstance(one, (str, torch.device)) or (type(one) is int and place == 0):
+                target = as_device(one)
+                given[place] = HOST if target.type == "cuda" else target
+        here = self.device_of(tensor)
+        wanted = target or here
+        if wanted.type != here.type and "meta" not in (wanted.type, here.type):
+            named["copy"] = True
+            given = given[:3]
+        result: Tensor = tensor.to(*given, **named)
+        if wanted == HOST and result.device.type == "cpu":
+            mark(result)
+        return result
+
+    @contextlib.contextmanager
+    def again(self) -> Iterator[None]:
+        """Have this mode inside, also where torch has taken it away for one of its functions."""
+        if self in _get_current_function_mode_stack():  # type: ignore[no-untyped-call]
+            yield
+            return
+        with self:
+            yield
+
+    def callback(self, function: Callable[..., Any]) -> Callable[..., Any]:
+        """Return the function as one that runs under this mode."""
+
+        @functools.wraps(function)
+        def under(*given: Any, **named: Any) -> Any:
+            with self.again():
+                return function(*given, **named)
+
+        return under
+
+    @contextlib.contextmanager
+    def entered(self) -> Iterator[None]:
+        """Run a program inside: torch.cuda, tensors, gradients, threads, autocast."""
+        with contextlib.ExitStack() as stack:
+            stack.enter_context(answering(self._device))
+            for owner, name, value in self._changes():
+                stack.enter_context(mock.patch.object(owner, name, value, create=True))
+            stack.enter_context(self.again())
+            yield
+
+    def _changes(self) -> Iterator[tuple[Any, str, Any]]:
+        """Return the attributes that change inside: their owner, name and value.
+
+        torch takes a mode away while one of its own functions runs. Code of the program that such
+        a function calls back needs it again.
+        """
+        grad: Any = torch.autograd
+        yield grad, "_engine_run_backward", self.callback(grad._engine_run_backward)
+        yield threading.Thread, "run", self.callback(threading.Thread.run)
+        yield torch._C, "_cuda_getCurrentRawStream", lambda *_: 0
+        yield torch, "set_default_device", self._set_default_device
+        yield torch, "compile", _uncompiled
+        yield torch, "Generator", PretendedGenerator
+        yield torch.library.Library, "impl", _registered(self, torch.library.Library.impl)
+        for name in AUTOCAST:
+            yield torch, name, _on_cpu(getattr(torch, name))
+        yield torch.autocast, "__init__", _autocast(torch.autocast.__init__)
+
+    def _set_default_device(self, device: Any) -> None:
+        self._default_is_gpu = device is not None and as_device(device).type == "cuda"
+        if not self._default_is_gpu:
+            _set_default_device(device)
+
+
+_set_default_device: Final = torch.set_default_device
+
+
+class PretendedGenerator(torch.Generator):
+    """A generator of the CPU, whatever device it is asked for."""
+
+    def __new__(cls, device: Any = None) -> PretendedGenerator:
+        return super().__new__(cls, device="cpu")  # type: ignore[call-arg]
+
+
+def mark(value: Any) -> None:
+    """Note that new tensors lie on the host."""
+    for one in _tensors((value,)):
+        with contextlib.suppress(NotImplementedError, RuntimeError):
+            setattr(one.untyped_storage(), MARK, True)
+
+
+def as_device(device: Any) -> torch.device:
+    """Return a device; a number is a GPU's. Raises KernelError for a second GPU."""
+    if isinstance(device, int):
+        check_index(device)
+        return GPU
+    found = torch.device(device)
+    if found.type == "cuda":
+        check_index(found)
+    return found
+
+
+def is_gpu(device: Any) -> bool:
+    """Return True for `cuda` and `cuda:0`. Raises KernelError for a second GPU."""
+    if isinstance(device, str):
+        kind, _, index = device.partition(":")
+        if kind != "cuda" or not (index == "" or index.isdecimal()):
+            return False
+    elif device.type != "cuda":
+        return False
+    check_index(device)
+    return True
+
+
+def _tensors(values: Sequence[Any]) -> Iterator[Tensor]:
+    for one in values:
+        if isinstance(one, Tensor):
+            yield one
+        elif isinstance(one, (list, tuple)):
+            yield from _tensors(one)
+
+
+def _getter(name: str) -> Any:
+    return getattr(Tensor, name).__get__
+
+
+def _uncompiled(model: Any = None, **_: Any) -> Any:
+    """Return a function as it is: torch.compile would generate code for the CPU."""
+    if model is None:
+        return lambda function: function
+    return model
+
+
+def _on_cpu(function: Callable[..., Any]) -> Callable[..., Any]:
+    """Return a function of torch's autocast that takes the CPU where it is given the GPU."""
+
+    @functools.wraps(function)
+    def mapped(*given: Any, **named: Any) -> Any:
+        if named.get("device_type") == "cuda":
+            named["device_type"] = "cpu"
+        return function(*("cpu" if one == "cuda" else one for one in given), **named)
+
+    return mapped
+
+
+def _autocast(begin: Callable[..., None]) -> Callable[..., None]:
+    """Return `torch.autocast.__init__` that computes on the CPU in the GPU's default type, f16."""
+
+    @functools.wraps(begin)
+    def mapped(one: Any, device_type: str, dtype: Any = None, *given: Any, **named: Any) -> None:
+        on_gpu = device_type == "cuda"
+        half = torch.float16 if on_gpu and dtype is None else dtype
+        begin(one, "cpu" if on_gpu else device_type, half, *given, **named)
+
+    return mapped
+
+
+def _registered(gpu: EmulatedGpu, register: Callable[..., Any]) -> Callable[..., Any]:
+    """Return `Library.impl` that registers a GPU's operator for the CPU."""
+
+    def impl(library: Any, name: Any, function: Any, dispatch_key: str = "", **named: Any) -> Any:
+        is_own = not str(getattr(function, "__module__", "")).startswith("torch.")
+        key = "CPU" if dispatch_key == "CUDA" and is_own else dispatch_key
+        run = function if key in ("Meta", "Autograd") else gpu.callback(function)
+        return register(library, name, run, key, **named)
+
+    return impl

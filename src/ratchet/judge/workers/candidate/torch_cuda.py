@@ -1,0 +1,230 @@
+"""Answers of torch.cuda, and of torch.version, about a GPU that is not here.
+
+Nothing runs on it: streams and events accept every call, and an event times nothing.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import functools
+import math
+from collections import Counter
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from types import SimpleNamespace
+from typing import Any, Final
+from unittest import mock
+
+import torch
+
+from ratchet.base.errors import KernelError
+from ratchet.judge.workers.candidate.architectures import Architecture
+from ratchet.judge.workers.candidate.fake_driver import capability
+
+MEMORY_BYTES: Final = 64 << 30
+PRETENDED_HIP: Final = "7.0"
+"""`torch.version.hip` to a program: public code chooses warps and blocks by it."""
+UNTIMED: Final = "an event's elapsed_time, which is nan: nothing is timed here"
+_ZERO: Final = (
+    "memory_allocated max_memory_allocated memory_reserved max_memory_reserved "
+    "memory_cached max_memory_cached "
+)
+_NOTHING: Final = (
+    "_lazy_init init set_device synchronize empty_cache ipc_collect reset_peak_memory_stats "
+    "reset_max_memory_allocated reset_accumulated_memory_stats set_per_process_memory_fraction "
+    "set_stream "
+)
+_TENSORS: Final = "Float Double Half BFloat16 Byte Char Short Int Long Bool"
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class PretendedDevice:
+    """A GPU as a program is told about it."""
+
+    architecture: Architecture
+    name: str
+    units: int
+    """Compute units."""
+    memory_bytes: int = MEMORY_BYTES
+
+
+asked: Counter[str] = Counter()
+"""What a program asked that has no true answer here, with counts."""
+
+
+@contextlib.contextmanager
+def answering(device: PretendedDevice) -> Iterator[None]:
+    """Let torch.cuda and torch.version describe the GPU, inside."""
+    version = {"hip": None, "cuda": None} | {device.architecture.backend: PRETENDED_HIP}
+    with contextlib.ExitStack() as stack:
+        for name, value in device_answers(device).items():
+            stack.enter_context(mock.patch.object(torch.cuda, name, value, create=True))
+        for name, value in version.items():
+            stack.enter_context(mock.patch.object(torch.version, name, value))
+        yield
+
+
+def device_answers(device: PretendedDevice) -> dict[str, Any]:
+    """Return the attributes of torch.cuda that describe the GPU."""
+    properties, stream = _properties(device), PretendedStream()
+    one = capability(device.architecture)
+    answers = {
+        "is_available": lambda: True,
+        "is_initialized": lambda: True,
+        "is_bf16_supported": lambda *_, **__: True,
+        "is_current_stream_capturing": lambda: False,
+        "device_count": lambda: 1,
+        "current_device": lambda: 0,
+        "get_device_properties": lambda *_: properties,
+        "get_device_capability": lambda *_: one,
+        "get_device_name": lambda *_: properties.name,
+        "get_arch_list": lambda: [device.architecture.name],
+        "can_device_access_peer": lambda *_: False,
+        "mem_get_info": lambda *_: (device.memory_bytes, device.memory_bytes),
+        "memory_stats": lambda *_: {},
+        "current_stream": lambda *_: stream,
+        "default_stream": lambda *_: stream,
+        "device": PretendedContext,
+        "device_of": PretendedContext,
+        "_DeviceGuard": PretendedContext,
+        "stream": PretendedContext,
+        "StreamContext": PretendedContext,
+        "Stream": PretendedStream,
+        "ExternalStream": PretendedStream,
+        "Event": UntimedEvent,
+        "CUDAGraph": _refused_graph,
+        "graph": _refused_graph,
+        "make_graphed_callables": _refused_graph,
+        "manual_seed": torch.default_generator.manual_seed,
+        "manual_seed_all": lambda _: None,  # torch.manual_seed has seeded the only generator
+        "seed": torch.default_generator.seed,
+        "seed_all": lambda: None,
+        "initial_seed": torch.default_generator.initial_seed,
+        "get_rng_state": lambda *_: torch.default_generator.get_state(),
+        "set_rng_state": lambda state, *_: torch.default_generator.set_state(state),
+        "get_rng_state_all": lambda: [torch.default_generator.get_state()],
+        "set_rng_state_all": lambda states: torch.default_generator.set_state(states[0]),
+        "default_generators": (torch.default_generator,),
+    }
+    answers |= {name: lambda *_, **__: 0 for name in _ZERO.split()}
+    answers |= {name: lambda *_, **__: None for name in _NOTHING.split()}
+    kinds = {f"{name}Tensor": getattr(torch, f"{name}Tensor") for name in _TENSORS.split()}
+    return answers | kinds
+
+
+def _refused_graph(*_: Any, **__: Any) -> Any:
+    raise KernelError("CUDA graphs are not emulated: launch the kernels without one")
+
+
+def check_index(device: Any) -> None:
+    """Raise KernelError for a GPU other than the first, as an index, a name or a device."""
+    if isinstance(device, str):
+        last = device.rpartition(":")[2]
+        index = int(last) if last.isdecimal() else None
+    else:
+        index = device if isinstance(device, int) else getattr(device, "index", None)
+    if index is not None and index > 0:
+        raise KernelError(f"cuda:{index} does not exist: one GPU is emulated, cuda:0")
+
+
+class PretendedStream:
+    """A stream that accepts every call."""
+
+    cuda_stream = 0
+    stream_id = 0
+    device_index = 0
+    priority = 0
+
+    def __init__(self, *_: Any, **__: Any) -> None:
+        self.device = torch.device("cuda", 0)
+
+    def __getattr__(self, name: str) -> Callable[..., None]:
+        if name.startswith("__"):
+            raise AttributeError(name)
+        return lambda *_, **__: None
+
+    def __enter__(self) -> PretendedStream:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        pass
+
+    def query(self) -> bool:
+        """Return True: every launch is over when it returns."""
+        return True
+
+    def record_event(self, event: Any = None) -> Any:
+        """Return the event, or a new one."""
+        return event or UntimedEvent()
+
+
+class UntimedEvent:
+    """An event that times nothing."""
+
+    cuda_event = 0
+
+    def __init__(self, *_: Any, **__: Any) -> None:
+        pass
+
+    def record(self, *_: Any) -> None:
+        """Do nothing."""
+
+    wait = synchronize = record
+
+    def query(self) -> bool:
+        """Return True: every launch is over when it returns."""
+        return True
+
+    def elapsed_time(self, _: Any) -> float:
+        """Return nan, and note that it was asked."""
+        asked[UNTIMED] += 1
+        return math.nan
+
+
+class PretendedContext:
+    """`with torch.cuda.device(...)`, which does nothing."""
+
+    def __init__(self, device: Any = None, *_: Any, **__: Any) -> None:
+        if not isinstance(device, torch.Tensor):
+            check_index(device)
+
+    def __enter__(self) -> None:
+        pass
+
+    def __exit__(self, *_: Any) -> None:
+        pass
+
+    def __call__(self, function: Callable[..., Any]) -> Callable[..., Any]:
+        """Return the function, as a decorator does."""
+
+        @functools.wraps(function)
+        def inside(*given: Any, **named: Any) -> Any:
+            return function(*given, **named)
+
+        return inside
+
+
+def _properties(device: PretendedDevice) -> Any:
+    one = device.architecture
+    major, minor = capability(one)
+    features = ":sramecc+:xnack-" if one.name.startswith("gfx9") and device.name != one.name else ""
+    return SimpleNamespace(
+        name=device.name,
+        gcnArchName=one.name + features,
+        major=major,
+        minor=minor,
+        multi_processor_count=device.units,
+        warp_size=one.wavefront_size,
+        total_memory=device.memory_bytes,
+        is_integrated=False,
+        is_multi_gpu_board=False,
+        L2_cache_size=4 << 20,
+        shared_memory_per_block=one.lds_bytes_per_workgroup,
+        shared_memory_per_block_optin=one.lds_bytes_per_workgroup,
+        shared_memory_per_multiprocessor=one.lds_bytes_per_unit,
+        regs_per_multiprocessor=one.vgprs_per_lane * one.wavefront_size * one.simds_per_unit,
+        max_threads_per_multi_processor=one.max_waves_per_simd
+        * one.simds_per_unit
+        * one.wavefront_size,
+        max_threads_per_block=1024,
+    )

@@ -1,0 +1,250 @@
+"""Programs as people write them, on a GPU that is not here: a script, a pytest file, bad input."""
+
+from __future__ import annotations
+
+import importlib.util
+import json
+import os
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+from xml.etree import ElementTree
+
+import pytest
+
+from ratchet.cli import main
+
+EXAMPLE = Path(__file__).parents[3] / "examples" / "test_softmax_kernel.py"
+SOURCES = Path(__file__).parents[3] / "src"
+needs_emulator = [
+    pytest.mark.compiler,
+    pytest.mark.slow,
+    pytest.mark.skipif(
+        importlib.util.find_spec("triton") is None, reason="triton is not installed"
+    ),
+]
+PACKAGE = """
+import triton
+import triton.language as tl
+from triton.language.extra import libdevice
+
+@triton.jit
+def roots(x):
+    return libdevice.rsqrt(x)
+"""
+SCRIPT = """
+import math, threading
+import pytest, torch, triton
+import triton.language as tl
+from own_kernels.roots import roots
+from triton.tools.tensor_descriptor import TensorDescriptor
+
+@triton.jit
+def inverse(x, y, n, BLOCK: tl.constexpr):
+    at = tl.program_id(0) * BLOCK + tl.arange(0, BLOCK)
+    tl.store(y + at, roots(tl.load(x + at, at < n)), at < n)
+
+@triton.jit
+def unmasked(x, y, n, BLOCK: tl.constexpr):
+    at = tl.program_id(0) * BLOCK + tl.arange(0, BLOCK)
+    tl.store(y + at, tl.load(x + at))
+
+@triton.jit
+def by_address(addresses, y, BLOCK: tl.constexpr):
+    x = tl.load(addresses + tl.program_id(0)).to(tl.pointer_type(tl.float32))
+    at = tl.arange(0, BLOCK)
+    tl.atomic_add(y + at, tl.load(x + at))
+
+@triton.jit
+def doubled(x, y, BLOCK: tl.constexpr):
+    y.store([0], 2 * x.load([tl.program_id(0) * BLOCK]))
+
+@triton.jit
+def to_fp8(x, y, BLOCK: tl.constexpr):
+    at = tl.arange(0, BLOCK)
+    tl.store(y + at, tl.load(x + at).to(y.dtype.element_ty))
+
+class Roots(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx, x):
+        y = torch.empty_like(x)
+        inverse[(triton.cdiv(x.numel(), 64),)](x, y, x.numel(), BLOCK=64)
+        ctx.save_for_backward(y)
+        return y
+    @staticmethod
+    def backward(ctx, dy):
+        (y,) = ctx.saved_tensors
+        assert dy.is_cuda
+        cubes = torch.empty(y.shape, device="cuda")
+        inverse[(triton.cdiv(y.numel(), 64),)](y ** -6, cubes, y.numel(), BLOCK=64)
+        return -0.5 * dy * cubes
+
+# devices
+host = torch.ones(3)
+device = host.to("cuda")
+device += 1
+assert host.device.type == "cpu" and device.device == torch.device("cuda", 0)
+assert host.tolist() == [1, 1, 1] and device.cpu().device.type == "cpu" and not host.is_cuda
+assert torch.nn.Linear(2, 2).cuda().weight.is_cuda and torch.zeros(2, device="cpu").is_cpu
+assert torch.randn(2, device="cuda", generator=torch.Generator(device="cuda")).is_cuda
+assert torch.cuda.is_available() and torch.cuda.device_count() == 1
+assert "MI300X" in torch.cuda.get_device_name() and torch.version.hip
+assert torch.cuda.get_device_properties(0).multi_processor_count == 304
+with torch.autocast("cuda", dtype=torch.bfloat16):
+    ones = torch.ones(2, 2, device="cuda")
+    assert (ones @ ones).dtype == torch.bfloat16
+
+# launches: gradients, another thread, addresses in a tensor, a descriptor of the host, fp8
+x = torch.rand(100, device="cuda").add(0.5).requires_grad_()
+Roots.apply(x).sum().backward()
+torch.testing.assert_close(x.grad, -0.5 * x.detach() ** -1.5)
+found = []
+thread = threading.Thread(target=lambda: found.append(Roots.apply(torch.ones(4, device="cuda"))))
+thread.start()
+thread.join()
+assert found[0].tolist() == [1, 1, 1, 1]
+parts = [torch.full((16,), float(one), device="cuda") for one in range(3)]
+addresses = torch.tensor([one.data_ptr() for one in parts], device="cuda")
+total = torch.zeros(16, device="cuda")
+by_address[(3,)](addresses, total, BLOCK=16)
+assert total.tolist() == [3.0] * 16
+twice = torch.zeros(32, device="cuda")
+doubled[(1,)](*(TensorDescriptor.from_tensor(one, [16]) for one in (parts[2], twice)), BLOCK=16)
+assert twice.tolist() == [4.0] * 16 + [0.0] * 16
+small = torch.empty(16, dtype=torch.float8_e4m3fnuz, device="cuda")
+values = torch.linspace(-300, 300, 16, device="cuda")
+to_fp8[(1,)](values, small, BLOCK=16)
+torch.testing.assert_close(small.float(), values.clamp(-240, 240).to(small.dtype).float())
+
+# what is not there, in one line each
+y = torch.empty(100, device="cuda")
+for call, words in (
+    (lambda: unmasked[(2,)](x.detach(), y, 100, BLOCK=64), "past the end of a tensor"),
+    (lambda: inverse[(1,)](host, y, 3, BLOCK=64), "cpu tensor"),
+    (lambda: torch.zeros(1, device="cuda:1"), "one GPU is emulated"),
+    (torch.cuda.CUDAGraph, "graphs are not emulated"),
+):
+    with pytest.raises(Exception, match=words) as caught:
+        call()
+    assert len(str(caught.value).splitlines()) == 1
+start = torch.cuda.Event(enable_timing=True)
+start.record()
+assert math.isnan(start.elapsed_time(start)) and math.isnan(triton.testing.do_bench(lambda: None))
+print("all is well")
+"""
+SUITE = """
+import torch, triton
+import triton.language as tl
+
+@triton.jit
+def negated(x, y, BLOCK: tl.constexpr):
+    at = tl.arange(0, BLOCK)
+    tl.store(y + at, -tl.load(x + at))
+
+def test_that_is_wrong():
+    x = torch.ones(30, device="cuda")
+    negated[(1,)](x, torch.empty_like(x), BLOCK=32)
+
+def test_that_is_right():
+    x = torch.ones(32, device="cuda")
+    y = torch.empty_like(x)
+    negated[(1,)](x, y, BLOCK=32)
+    assert y.tolist() == [-1.0] * 32
+"""
+
+
+def run(*words: str, folder: Path) -> subprocess.CompletedProcess[str]:
+    environment = {**os.environ, "PYTHONPATH": str(SOURCES), "RATCHET_LEDGER": str(folder / "db")}
+    return subprocess.run(
+        [sys.executable, "-W", "ignore", *words],
+        capture_output=True,
+        text=True,
+        cwd=folder,
+        env=environment,
+        timeout=500,
+    )
+
+
+class TestScript:
+    """One run, looked at from several sides."""
+
+    pytestmark = needs_emulator
+
+    @pytest.fixture(scope="class")
+    @classmethod
+    def ran(cls, tmp_path_factory: pytest.TempPathFactory) -> tuple[Any, Any, Path]:
+        folder = tmp_path_factory.mktemp("script")
+        (folder / "own_kernels").mkdir()
+        (folder / "own_kernels" / "__init__.py").touch()
+        (folder / "own_kernels" / "roots.py").write_text(PACKAGE)
+        (folder / "script.py").write_text(SCRIPT)
+        emulate = ("-m", "ratchet.cli", "emulate", "--target", "gfx942", "--json")
+        command = ("--junit", "junit.xml", "--", sys.executable, "script.py")
+        done = run(*emulate, *command, folder=folder)
+        assert "all is well" in done.stderr, done.stderr[-3000:]
+        return json.loads(done.stdout), done, folder
+
+    def test_its_own_asserts_hold_and_hidden_faults_fail_it(self, ran: Any) -> None:
+        document, done, _ = ran
+        assert document["exit_code"] == 0 and done.returncode == 1
+        assert document["launches"] == 6 and document["device"] == "AMD Instinct MI300X"
+
+    def test_faults_name_the_source_line(self, ran: Any) -> None:
+        faults = {one["kernel"]: one for one in ran[0]["faults"]}
+        assert faults.keys() == {"unmasked", "inverse"}
+        assert faults["unmasked"]["kind"] == "fault"
+        assert "script.py:16" in faults["unmasked"]["reason"]
+        assert "`tl.store(y + at, tl.load(x + at))`" in faults["unmasked"]["reason"]
+
+    def test_kernels_have_bounds_and_hot_lines(self, ran: Any) -> None:
+        kernels = {one["name"]: one for one in ran[0]["kernels"]}
+        assert kernels["inverse"]["launches"] == 3 and kernels["inverse"]["bound_s"] > 0
+        texts = [line["text"] for line in kernels["inverse"]["hottest"]]
+        assert any("tl.store(y + at, roots" in text for text in texts)
+
+    def test_what_is_not_timed_is_said(self, ran: Any) -> None:
+        assert list(ran[0]["asked"].values()) == [1, 1]
+
+    def test_junit_has_a_case_for_each_kernel(self, ran: Any) -> None:
+        suite = ElementTree.parse(ran[2] / "junit.xml").getroot()
+        failed = {case.get("name") for case in suite if case.find("failure") is not None}
+        assert failed == {"unmasked", "inverse"} and suite.get("tests") == "5"
+
+
+class TestSuite:
+    """A suite goes on after a fault."""
+
+    pytestmark = needs_emulator
+
+    def test_a_fault_fails_its_test_only(self, tmp_path: Path) -> None:
+        (tmp_path / "test_negated.py").write_text(SUITE)
+        plugin = ("-p", "ratchet.pytest_plugin", "--ratchet-target", "gfx950")
+        done = run("-m", "pytest", "-q", *plugin, "test_negated.py", str(EXAMPLE), folder=tmp_path)
+        assert done.returncode == 1 and "1 failed, 6 passed" in done.stdout, done.stdout[-3000:]
+        assert "test_negated.py:8" in done.stdout and "emulated AMD Instinct MI355X" in done.stdout
+        assert "6 launches of 3 kernels" in done.stdout and "1 failed" in done.stdout
+
+
+@pytest.mark.parametrize(
+    ("words", "said"),
+    [
+        (["--target", "gfx942"], "no COMMAND"),
+        (["--target", "gfx906", "--", "true"], "target 'gfx906' is not emulated"),
+        (["--autotune", "best", "--", "true"], "use first or bound"),
+    ],
+)
+def test_a_mistake_is_one_line(
+    words: list[str], said: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert main(["emulate", *words]) == 2
+    lines = capsys.readouterr().err.splitlines()
+    assert len(lines) == 1 and said in lines[0]
+
+
+@pytest.mark.compiler
+def test_a_program_without_a_launch_says_so(capfd: pytest.CaptureFixture[str]) -> None:
+    assert main(["emulate", "--", "true"]) == 0
+    assert "no Triton kernel was launched" in capfd.readouterr().out
+    assert main(["emulate", "--", "no-such-program"]) == 2
+    assert "cannot start" in capfd.readouterr().err
