@@ -101,6 +101,13 @@ class KernelTrial:
     def _has_tiers(self) -> bool:
         return self.problem.model is None and bool(self.problem.tiers)
 
+    @property
+    def _whose(self) -> Kernel:
+        """The kernel as its own work is judged: emulated Python launches kernels."""
+        if self.target is not None and self.kernel.language == "torch":
+            return replace(self.kernel, language="hip")
+        return self.kernel
+
     def use(self, accelerator: Accelerator | None, zygote: CandidateZygote | None) -> None:
         """Judge on this GPU, or on the machine's cores without one; fork from the zygote."""
         self.accelerator, self.zygote = accelerator, zygote
@@ -220,7 +227,7 @@ class KernelTrial:
         self, opened: OpenProblem, library: int | None, evidence: list[Evidence]
     ) -> Decided | None:
         with (
-            places_of(self.problem, self.kernel, library) as places,
+            places_of(self.problem, self._whose, library) as places,
             self._launches(opened) as launches,
         ):
             candidate = launches.load(library)
@@ -302,7 +309,7 @@ class KernelTrial:
         if candidate.censuses is not None:
             told = [read_census(layout, census) for layout, census in candidate.censuses]
             candidate.censuses = None
-            outcome = judge_census(self.problem, self.kernel, told) if is_own else Ok(None)
+            outcome = judge_census(self.problem, self._whose, told) if is_own else Ok(None)
             if isinstance(outcome, Decided):
                 return outcome
             evidence += outcome.evidence
@@ -333,7 +340,7 @@ class KernelTrial:
         self, candidate: CandidateProcess, opened: OpenProblem, places: CodePlaces | None
     ) -> Ok[str] | Decided:
         """See whose code works on the first case, if no case is timed."""
-        watch = watch_for(places, self.problem, self.kernel)
+        watch = watch_for(places, self.problem, self._whose)
         return Ok("") if watch is None else watch_case(0, opened, candidate, watch)
 
     def _time(

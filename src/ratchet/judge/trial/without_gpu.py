@@ -17,11 +17,14 @@ from ratchet.judge.emulator.estimates.counts import read_told
 from ratchet.judge.emulator.hip_build import HipBuild, build_hip
 from ratchet.judge.integrity.library_ops import CaseCensus
 from ratchet.judge.stage_result import Decided, fault
-from ratchet.judge.static_profile.tools import TOO_OLD, find_tool
+from ratchet.judge.static_profile.hip_compiler import TOO_OLD
+from ratchet.judge.static_profile.tools import find_tool
+from ratchet.judge.trial.processes.built_extensions import uses_extensions
 from ratchet.judge.verdict import EmulatedCase, Evidence
 from ratchet.judge.workers.memory.mapping import seal
 from ratchet.judge.workers.memory.packed_files import SEALS
 from ratchet.kernels.kernel import Kernel
+from ratchet.kernels.kernel_file import is_extension
 from ratchet.problems.problem import Problem
 
 INTERPRETED = """\
@@ -38,6 +41,11 @@ EMULATED_HIP = """\
 from ratchet.judge.emulator.hip_loading import load_hip
 
 {entry} = load_hip({assembly!r}, {host!r}, {entry!r}, matrix_cycles={cycles!r})
+"""
+EMULATED_EXTENSION = """\
+from ratchet.judge.emulator.extensions import load_extension
+
+{entry} = load_extension({source!r}, {entry!r}, {target!r}, matrix_cycles={cycles!r})
 """
 RIGHT = "right on every case in Triton's interpreter; its speed was not measured: there is no GPU"
 INTERPRETER = "in Triton's interpreter"
@@ -76,21 +84,23 @@ def interpreted(kernel: Kernel) -> Kernel | Decided:
 def emulated(kernel: Kernel, target: str, clock: Clock) -> Kernel | Decided:
     """Return the kernel as one in torch whose launches are emulated."""
     cycles = matrix_cycles(target)
-    if kernel.language == "hip":
+    names = {"entry": kernel.entry, "source": kernel.source, "target": target, "cycles": cycles}
+    if is_extension(kernel.source) and kernel.language == "hip":
+        source = EMULATED_EXTENSION.format(**names)
+    elif kernel.language == "hip":
         found = _built(kernel, target, clock)
         if isinstance(found, Decided):
             return found
         source = EMULATED_HIP.format(
             entry=kernel.entry, assembly=found.assembly, host=found.host, cycles=cycles
         )
-    elif kernel.language != "triton":
-        reason = f"kernels in {kernel.language} are not emulated: give one in Triton or HIP"
+    elif kernel.language != "triton" and not uses_extensions(kernel):
+        reason = f"kernels in {kernel.language} are not emulated: give one in Triton, HIP or CUDA"
         return Decided("unmeasured", reason)
     elif importlib.util.find_spec("triton") is None:
         return Decided("unmeasured", NO_TRITON)
     else:
-        names = {"entry": kernel.entry, "source": kernel.source, "target": target}
-        source = EMULATED.format(**names, cycles=cycles)
+        source = EMULATED.format(**names)
     return replace(kernel, language="torch", source=source)
 
 

@@ -1,0 +1,6 @@
+#pragma once
+#include <torch/headeronly/util/complex.h>
+#pragma push_macro("__HIPCC__")
+#undef __HIPCC__
+#include_next <c10/util/complex_math.h>
+#pragma pop_macro("__HIPCC__")

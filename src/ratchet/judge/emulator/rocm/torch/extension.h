@@ -1,0 +1,8 @@
+#pragma once
+#include <torch/all.h>
+#ifdef RATCHET_WHOLE_TORCH
+#include <torch/python.h>
+#else
+#include <torch/csrc/utils/pybind.h>
+#endif
+#include <ratchet_torch.h>

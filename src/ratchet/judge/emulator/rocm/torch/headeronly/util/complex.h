@@ -1,0 +1,7 @@
+// Complex numbers without thrust, which the GPU's side would use.
+#pragma once
+#include <torch/headeronly/util/Half.h>
+#pragma push_macro("__HIPCC__")
+#undef __HIPCC__
+#include_next <torch/headeronly/util/complex.h>
+#pragma pop_macro("__HIPCC__")

@@ -1,0 +1,3 @@
+#pragma once
+#include <torch/all.h>
+#include <ratchet_torch.h>
