@@ -32,7 +32,7 @@ from ratchet.judge.emulator.extension_build import (
 )
 from ratchet.judge.emulator.gpu_memory import APART_BYTES, GpuBlock, GpuMemory
 from ratchet.judge.emulator.hip_runtime import HipRuntime, move
-from ratchet.judge.emulator.loading import EMULATOR
+from ratchet.judge.emulator.loading import EMULATOR, load_emulated
 
 FILLED: Final = re.compile(r"^(new_)?empty")
 HOST_ONLY: Final = "no CUDA or HIP source is among"
@@ -41,11 +41,11 @@ HOST_ONLY: Final = "no CUDA or HIP source is among"
 _compare = ctypes.CDLL(None).memcmp
 
 
-class _OnGpu(TorchDispatchMode):
+class _OnGpu(TorchDispatchMode):  # type: ignore[no-untyped-call]
     """Lets torch's operations reach the memory, and keeps their results there."""
 
     def __init__(self, memory: GpuMemory) -> None:
-        super().__init__()
+        super().__init__()  # type: ignore[no-untyped-call]
         self._memory = memory
 
     def __torch_dispatch__(
@@ -177,9 +177,14 @@ class EmulatedExtensions:
     """Builds and loads extensions for one target, also where a source asks torch to."""
 
     def __init__(
-        self, target: str, library: Path, matrix_cycles: Mapping[str, int] | None = None
+        self,
+        target: str,
+        library: Path,
+        matrix_cycles: Mapping[str, int] | None = None,
+        headers: str | None = None,
     ) -> None:
-        """`library` is the compiled emulator."""
+        """`library` is the compiled emulator, `headers` a folder of `torch_headers`."""
+        self._headers = headers
         self._target, self._library = target, library
         self._matrix_cycles = matrix_cycles
         self._memory = GpuMemory()
@@ -201,7 +206,13 @@ class EmulatedExtensions:
         if word in self._made:
             return self._made[word]
         built = build_extension(
-            word, sources, self._target, functions=functions, options=options, headers=headers
+            word,
+            sources,
+            self._target,
+            functions=functions,
+            options=options,
+            headers=headers,
+            precompiled=self._headers,
         )
         before = set(torch._C._dispatch_get_all_op_names())
         loaded = LoadedExtension(built, self._library, self._memory, self._matrix_cycles)
@@ -283,9 +294,10 @@ def load_extension(
     target: str,
     name: str = "kernel.cu",
     matrix_cycles: Mapping[str, int] | None = None,
+    headers: str | None = None,
 ) -> Callable[..., Any]:
     """Return an extension's function as f(*tensors, scalars), from its one source file."""
-    extensions = EmulatedExtensions(target, Path(os.environ[EMULATOR]), matrix_cycles)
+    extensions = EmulatedExtensions(target, Path(os.environ[EMULATOR]), matrix_cycles, headers)
     module = extensions.load("extension", [ExtensionSource(name, source)])
     function = getattr(module, entry, None)
     if function is None:
@@ -297,3 +309,16 @@ def load_extension(
         return function(*tensors, *scalars)
 
     return call
+
+
+def load_with_extensions(
+    source: str,
+    entry: str,
+    target: str,
+    matrix_cycles: Mapping[str, int] | None = None,
+    headers: str | None = None,
+) -> Callable[..., Any]:
+    """Return the entry of a Python source that may build extensions and launch Triton kernels."""
+    emulator = Path(os.environ[EMULATOR])
+    EmulatedExtensions(target, emulator, matrix_cycles, headers).install()
+    return load_emulated(source, entry, target, matrix_cycles=matrix_cycles)

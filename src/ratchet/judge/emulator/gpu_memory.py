@@ -10,6 +10,7 @@ from typing import Any, Final
 
 import torch
 from torch import Tensor
+from torch.multiprocessing.reductions import StorageWeakRef
 
 from ratchet.base.errors import KernelError
 from ratchet.judge.emulator.launch import LaunchMemory
@@ -31,9 +32,7 @@ class GpuBlock:
         self.lasts = lasts
         self.open_to_host = open_to_host
         whole = torch.frombuffer(mmap.mmap(-1, self.size + 2 * APART_BYTES), dtype=torch.uint8)
-        self._storage: Any = torch.multiprocessing.reductions.StorageWeakRef(
-            whole.untyped_storage()
-        )
+        self._storage: Any = StorageWeakRef(whole.untyped_storage())  # type: ignore[no-untyped-call]
         self._held: Tensor | None = whole[APART_BYTES : APART_BYTES + self.size]
         self.address = self._held.data_ptr()
         self._held.fill_(255)  # what nobody wrote is NaN, or -1

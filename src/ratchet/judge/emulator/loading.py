@@ -129,7 +129,6 @@ class EmulatorDriver(FakeDriver):
     ) -> None:
         """`path` is the file of the candidate's source; `matrix_cycles` as in `Emulator`."""
         super().__init__(ARCHITECTURES[target], units=1, compiled=CompiledTexts())
-        self.library = library
         self.emulator = Emulator(library, matrix_cycles)
         self.told = _ToldAddresses(path)
 
@@ -236,10 +235,6 @@ def load_emulated(
     driver.told.install()
     poison_new_memory()
     install(driver)
-    if "cpp_extension" in source:
-        from ratchet.judge.emulator.extensions import EmulatedExtensions
-
-        EmulatedExtensions(target, driver.library, matrix_cycles).install()
     with on_cores("cuda"):
         found = load_source(source, entry, path)
     if isinstance(found, type):

@@ -7,7 +7,9 @@ Where one of them is missing, our own small header serves sources that need no t
 from __future__ import annotations
 
 import functools
+import os
 import re
+import shutil
 import sysconfig
 from collections.abc import Sequence
 from concurrent.futures import ThreadPoolExecutor
@@ -82,14 +84,14 @@ def _bitcode() -> Path | None:
     return next((one for one in BITCODE if (one / "ocml.bc").exists()), None)
 
 
-def hip_options(tools: HipTools) -> list[str]:
-    """Return the options of a source that sees HIP's own headers."""
+def hip_options(tools: HipTools, own: Path = OWN_HEADERS) -> list[str]:
+    """Return the options of a source that sees HIP's own headers; `own` is a copy of ours."""
     wrappers = Path(_resources(tools.clang)) / "include" / "cuda_wrappers"
     return [
         *("-x", "hip", "-std=c++17", "-nogpulib", "-nogpuinc", "-w", "-ferror-limit=5"),
         *("-D__HIP_PLATFORM_AMD__=1", "-isystem", str(wrappers)),
         *("-include", "__clang_hip_runtime_wrapper.h"),
-        *("-isystem", str(OWN_HEADERS), "-isystem", str(tools.headers)),
+        *("-isystem", str(own), "-isystem", str(tools.headers)),
     ]
 
 
@@ -140,21 +142,18 @@ def compile_whole(
     *,
     with_torch: bool = False,
     libraries: Sequence[str] = (),
+    precompiled: Path | None = None,
 ) -> HipBinary:
     """Compile one source with HIP's own headers; `options` are macros and folders.
+
+    `precompiled` is a folder that `precompile_torch` filled.
 
     Raises:
         KernelError: the first error with its file and line, or what is missing here.
     """
-    tools = find_hip()
-    if not tools.whole:
-        missing = "HIP's headers are" if tools.headers is None else "ROCm's device libraries are"
-        raise KernelError(NEEDS.format(missing=missing))
-    common = [*hip_options(tools), "-include", "ratchet_hip.h", *options]
-    common += torch_options() if with_torch else []
-    if with_torch and WHOLE_TORCH.search(source.read_text(errors="replace")):
-        common.append("-DRATCHET_WHOLE_TORCH")
-    common += [f"--offload-arch={architecture.name}", str(source)]
+    tools = whole_hip()
+    shared = shared_options(tools, architecture, with_torch=with_torch, precompiled=precompiled)
+    common = [*shared, *options, str(source)]
     assembly = source.with_suffix(".s")
     host, runtime = source.with_suffix(".o"), runtime_objects(tools, source.parent)
     device = [
@@ -165,15 +164,74 @@ def compile_whole(
         str(assembly),
     ]
     commands = (
-        [tools.clang, "--offload-device-only", "-S", "-O3", *device, *common],
-        [tools.clang, "--offload-host-only", "-c", "-O1", "-fPIC", "-o", str(host), *common],
+        [*SIDES["device"], *used(precompiled, "device"), "-S", *device, *common],
+        [*SIDES["host"], *used(precompiled, "host"), "-c", "-o", str(host), *common],
     )
     with ThreadPoolExecutor(max_workers=2) as pool:
-        list(pool.map(lambda command: checked(command, architecture), commands))
+        list(pool.map(lambda one: checked([tools.clang, *one], architecture), commands))
     library = source.with_suffix(".so")
     link = [tools.clang, "-shared", "-o", str(library), str(host), *map(str, runtime), "-lstdc++"]
     checked([*link, *libraries], architecture)
     return HipBinary(assembly=assembly.read_text(errors="replace"), host=library.read_bytes())
+
+
+SIDES: Final = {
+    "device": ("--offload-device-only", "-O3"),
+    "host": ("--offload-host-only", "-O1", "-fPIC"),
+}
+
+
+def whole_hip() -> HipTools:
+    """Return the tools of a whole HIP; raises KernelError with what is missing."""
+    tools = find_hip()
+    if not tools.whole:
+        missing = "HIP's headers are" if tools.headers is None else "ROCm's device libraries are"
+        raise KernelError(NEEDS.format(missing=missing))
+    return tools
+
+
+def shared_options(
+    tools: HipTools,
+    architecture: Architecture,
+    *,
+    with_torch: bool,
+    precompiled: Path | None = None,
+) -> list[str]:
+    """Return the options that a precompiled header and its sources have in common."""
+    own = OWN_HEADERS if precompiled is None else precompiled / OWN_HEADERS.name
+    found = [*hip_options(tools, own), "-include", "ratchet_hip.h"]
+    found += torch_options() if with_torch else []
+    return [*found, f"--offload-arch={architecture.name}"]
+
+
+def used(precompiled: Path | None, side: str) -> list[str]:
+    """Return the options that read a side's precompiled header."""
+    if precompiled is None or not (precompiled / f"{side}.pch").exists():
+        return []
+    words = ("-include-pch", str(precompiled / f"{side}.pch"), "-fno-validate-pch")
+    return [part for word in words for part in ("-Xclang", word)]
+
+
+def precompile_torch(folder: Path, architecture: Architecture) -> None:
+    """Precompile torch's headers for both sides into a folder, with a copy of ours.
+
+    A sandbox has ours elsewhere, and a precompiled header names its files. Raises KernelError.
+    """
+    tools = whole_hip()
+    shutil.copytree(OWN_HEADERS, folder / OWN_HEADERS.name, dirs_exist_ok=True)
+    header = folder / "torch.hip"
+    header.write_text("#include <torch/extension.h>\n")
+    shared = shared_options(tools, architecture, with_torch=True, precompiled=folder)
+
+    def build(side: str) -> None:
+        made = folder / f"{side}.{os.getpid()}"
+        asked = [part for word in ("-emit-pch", "-o", str(made)) for part in ("-Xclang", word)]
+        command = [tools.clang, *SIDES[side], *shared, "-fsyntax-only", *asked, str(header)]
+        checked(command, architecture)
+        made.rename(folder / f"{side}.pch")
+
+    with ThreadPoolExecutor(max_workers=2) as pool:
+        list(pool.map(build, SIDES))
 
 
 def build_hip(source: Path, architecture: Architecture, macros: Sequence[str]) -> HipBinary:

@@ -12,6 +12,7 @@ import random
 from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
 from functools import partial
+from pathlib import Path
 from typing import Any
 
 from ratchet.base.process.time_limits import Clock, OutOfTime
@@ -43,6 +44,7 @@ from ratchet.judge.trial.without_gpu import (
     RIGHT,
     emulated,
     estimates,
+    headers_for,
     interpreted,
     right_on,
     sealed_machine,
@@ -83,6 +85,8 @@ class KernelTrial:
     evidence: list[Evidence] = field(default_factory=list)
     samples: list[TimedSample] = field(default_factory=list)
     emulated: list[EmulatedCase] = field(default_factory=list)
+    headers: Path | None = None
+    """A folder of precompiled headers for an extension that the kernel builds."""
     accelerator: Accelerator | None = None
     zygote: CandidateZygote | None = None
 
@@ -197,10 +201,10 @@ class KernelTrial:
 
     def _emulate(self, reference: ReferenceProcess, target: str) -> Decided:
         """Check every case as the machine code of a GPU that is not here."""
+        self.headers = headers_for(self.kernel, target)
         with sealed_machine(target) as machine:
-            outcome = self._check_small(
-                reference, emulated(self.kernel, target, self.clock), machine
-            )
+            kernel = emulated(self.kernel, target, self.clock, self.headers)
+            outcome = self._check_small(reference, kernel, machine)
         if outcome is not None:
             return without_blame(outcome, f"emulated {target}")
         right = right_on(target, self.emulated, self.kernel.source)
@@ -279,6 +283,7 @@ class KernelTrial:
             clock=self.clock,
             accelerator=self.accelerator,
             compilations=compilations.value,
+            headers=self.headers,
             zygote=self.zygote,
         )
 

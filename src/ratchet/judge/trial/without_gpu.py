@@ -7,6 +7,7 @@ import importlib.util
 import os
 from collections.abc import Iterator, Sequence
 from dataclasses import replace
+from pathlib import Path
 
 from ratchet.base.errors import KernelError
 from ratchet.base.process.child import ChildFailure
@@ -15,6 +16,7 @@ from ratchet.judge.emulator.build import compiled_machine
 from ratchet.judge.emulator.estimates.bound import estimate, hottest, matrix_cycles, words
 from ratchet.judge.emulator.estimates.counts import read_told
 from ratchet.judge.emulator.hip_build import HipBuild, build_hip
+from ratchet.judge.emulator.torch_headers import torch_headers
 from ratchet.judge.integrity.library_ops import CaseCensus
 from ratchet.judge.stage_result import Decided, fault
 from ratchet.judge.static_profile.hip_compiler import TOO_OLD
@@ -37,6 +39,13 @@ from ratchet.judge.emulator.loading import load_emulated
 
 {entry} = load_emulated({source!r}, {entry!r}, {target!r}, matrix_cycles={cycles!r})
 """
+EMULATED_BUILDING = """\
+from ratchet.judge.emulator.extensions import load_with_extensions
+
+{entry} = load_with_extensions(
+    {source!r}, {entry!r}, {target!r}, matrix_cycles={cycles!r}, headers={headers!r}
+)
+"""
 EMULATED_HIP = """\
 from ratchet.judge.emulator.hip_loading import load_hip
 
@@ -45,7 +54,9 @@ from ratchet.judge.emulator.hip_loading import load_hip
 EMULATED_EXTENSION = """\
 from ratchet.judge.emulator.extensions import load_extension
 
-{entry} = load_extension({source!r}, {entry!r}, {target!r}, matrix_cycles={cycles!r})
+{entry} = load_extension(
+    {source!r}, {entry!r}, {target!r}, matrix_cycles={cycles!r}, headers={headers!r}
+)
 """
 RIGHT = "right on every case in Triton's interpreter; its speed was not measured: there is no GPU"
 INTERPRETER = "in Triton's interpreter"
@@ -81,11 +92,28 @@ def interpreted(kernel: Kernel) -> Kernel | Decided:
     return replace(kernel, language="torch", source=source)
 
 
-def emulated(kernel: Kernel, target: str, clock: Clock) -> Kernel | Decided:
+def headers_for(kernel: Kernel, target: str) -> Path | None:
+    """Return precompiled headers for a kernel that builds an extension; None for others."""
+    return torch_headers(target) if _is_extension(kernel) or uses_extensions(kernel) else None
+
+
+def _is_extension(kernel: Kernel) -> bool:
+    return kernel.language == "hip" and is_extension(kernel.source)
+
+
+def emulated(
+    kernel: Kernel, target: str, clock: Clock, headers: Path | None = None
+) -> Kernel | Decided:
     """Return the kernel as one in torch whose launches are emulated."""
     cycles = matrix_cycles(target)
-    names = {"entry": kernel.entry, "source": kernel.source, "target": target, "cycles": cycles}
-    if is_extension(kernel.source) and kernel.language == "hip":
+    names: dict[str, object] = {
+        "entry": kernel.entry,
+        "source": kernel.source,
+        "target": target,
+        "cycles": cycles,
+    }
+    names["headers"] = None if headers is None else str(headers)
+    if _is_extension(kernel):
         source = EMULATED_EXTENSION.format(**names)
     elif kernel.language == "hip":
         found = _built(kernel, target, clock)
@@ -100,7 +128,7 @@ def emulated(kernel: Kernel, target: str, clock: Clock) -> Kernel | Decided:
     elif importlib.util.find_spec("triton") is None:
         return Decided("unmeasured", NO_TRITON)
     else:
-        source = EMULATED.format(**names)
+        source = (EMULATED_BUILDING if uses_extensions(kernel) else EMULATED).format(**names)
     return replace(kernel, language="torch", source=source)
 
 

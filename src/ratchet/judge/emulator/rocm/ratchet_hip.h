@@ -1,5 +1,6 @@
 // What precedes each HIP source: HIP's own headers, and the GPU's side of what needs a host on real hardware.
-#pragma once
+#ifndef RATCHET_RATCHET_HIP_H
+#define RATCHET_RATCHET_HIP_H
 #include <hip/hip_runtime.h>
 #include <hip/hip_fp16.h>
 #include <hip/hip_bf16.h>
@@ -18,3 +19,4 @@ template <typename... Given> static __device__ inline int ratchet_printf(const c
 #define __noinline__
 #undef noinline
 #define noinline unused
+#endif

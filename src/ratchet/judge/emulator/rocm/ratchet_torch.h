@@ -1,6 +1,7 @@
 // torch's streams, guards and checks of a GPU that is not here. Its tensors lie in main memory, and torch was built
 // without GPUs, so `is_cuda()` asks what such a tensor answers.
-#pragma once
+#ifndef RATCHET_RATCHET_TORCH_H
+#define RATCHET_RATCHET_TORCH_H
 #include <c10/core/DeviceGuard.h>
 #include <hip/hip_runtime.h>
 #include <ATen/ATen.h>
@@ -107,3 +108,4 @@ inline void synchronize(int64_t = -1) {}
 #define kHIP kCPU
 #define CUDA CPU
 #define USE_ROCM 1
+#endif

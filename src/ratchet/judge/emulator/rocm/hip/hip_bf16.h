@@ -1,5 +1,6 @@
 // bfloat16 for a machine without ROCm.
-#pragma once
+#ifndef RATCHET_HIP_HIP_BF16_H
+#define RATCHET_HIP_HIP_BF16_H
 #include <hip/hip_runtime.h>
 #include <type_traits>
 #include "ratchet_sixteen.h"
@@ -35,3 +36,4 @@ RATCHET_BOTH __hip_bfloat162 __low2bfloat162(__hip_bfloat162 a) { return {a.x, a
 RATCHET_BOTH __hip_bfloat162 __high2bfloat162(__hip_bfloat162 a) { return {a.y, a.y}; }
 RATCHET_BOTH float __low2float(__hip_bfloat162 a) { return (float)a.x; }
 RATCHET_BOTH float __high2float(__hip_bfloat162 a) { return (float)a.y; }
+#endif

@@ -1,5 +1,6 @@
 // Half precision for a machine without ROCm.
-#pragma once
+#ifndef RATCHET_HIP_HIP_FP16_H
+#define RATCHET_HIP_HIP_FP16_H
 #include <hip/hip_runtime.h>
 #include <type_traits>
 #include "ratchet_sixteen.h"
@@ -31,3 +32,4 @@ RATCHET_BOTH __half2 __high2half2(__half2 a) { return {a.y, a.y}; }
 RATCHET_BOTH __half2 __lowhigh2highlow(__half2 a) { return {a.y, a.x}; }
 RATCHET_BOTH float __low2float(__half2 a) { return (float)a.x; }
 RATCHET_BOTH float __high2float(__half2 a) { return (float)a.y; }
+#endif

@@ -1,6 +1,7 @@
 // The functions that half and bfloat16 share, with CUDA's and HIP's names. T is the number, T2 a pair of it, N the
 // compiler's own type, and H what their names say ("half" or "bfloat16").
-#pragma once
+#ifndef RATCHET_HIP_RATCHET_SIXTEEN_H
+#define RATCHET_HIP_RATCHET_SIXTEEN_H
 #define RATCHET_BOTH static inline __host__ __device__ __attribute__((always_inline))
 #define RATCHET_GPU static inline __device__ __attribute__((always_inline))
 
@@ -156,3 +157,4 @@
   RATCHET_PAIRED(T, T2, floor, floorf) RATCHET_PAIRED(T, T2, ceil, ceilf)                         \
   RATCHET_PAIRED(T, T2, rint, rintf) RATCHET_PAIRED(T, T2, trunc, truncf)                         \
   RATCHET_SHUFFLES(T) RATCHET_SHUFFLES(T2) RATCHET_ATOMIC(T, T2)
+#endif
