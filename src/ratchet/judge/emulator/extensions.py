@@ -306,7 +306,8 @@ def load_extension(
 
     def call(*given: Any) -> Any:
         *tensors, scalars = given
-        return function(*tensors, *scalars)
+        found = function(*tensors, *scalars)
+        return (found,) if isinstance(found, Tensor) else tuple(found or ())
 
     return call
 

@@ -54,6 +54,7 @@ from ratchet.judge.trial.without_gpu import (
 from ratchet.judge.verdict import EmulatedCase, Evidence, TimedSample, Verdict
 from ratchet.judge.workers.candidate.model_answer import runnable
 from ratchet.kernels.kernel import Kernel
+from ratchet.kernels.kernel_file import is_extension
 from ratchet.problems.problem import Problem
 
 PROFILED = ("triton", "hip")
@@ -432,6 +433,8 @@ class KernelTrial:
         """Return the static profile of a GPU's kernel for AMD targets, whatever its status."""
         if self.kernel.language not in PROFILED or not self.problem.cases:
             return None
+        if self.kernel.language == "hip" and is_extension(self.kernel.source):
+            return None  # its kernels are compiled together with its host code
         from ratchet.judge.static_profile.inspection import profile_in_verdict
 
         return profile_in_verdict(self.kernel, self._given, self.profiled, self.clock)
