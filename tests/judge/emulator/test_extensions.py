@@ -1,4 +1,4 @@
-"""torch extensions in CUDA and HIP: their host code runs in the sandbox, and launches are emulated."""
+"""torch extensions in CUDA and HIP: host code in the sandbox, launches in the emulator."""
 
 from __future__ import annotations
 

@@ -25,6 +25,8 @@ DESCRIPTOR = re.compile(
 )
 NAME = re.compile(r"^    \.name:\s*(\S+)\s*$", re.MULTILINE)
 TARGET = re.compile(r'^\s*\.amdgcn_target "amdgcn-amd-amdhsa--(\w+)', re.MULTILINE)
+AFTER_TRAP: Final = re.compile(r"^\s+s_sendmsg_rtn_b32 .*GET_DOORBELL.*$", re.MULTILINE)
+"""What RDNA does after a trap, which ends a launch here."""
 MOST_THREADS: Final = 1024
 _LAUNCH = ctypes.CFUNCTYPE(
     ctypes.c_int,
@@ -143,6 +145,7 @@ class HipRuntime:
         for part, text in enumerate(self._assemblies):
             if re.search(rf"^[ \t]*\.amdhsa_kernel {re.escape(name)}$", text, re.MULTILINE):
                 own = linked(one_kernel(text, name), self._placed(part), self._pointer_to)
+                own = AFTER_TRAP.sub("\ts_nop 0", own)
                 return replace(decode(own), name=plain_name(name))
         raise KernelError(f"no kernel is called {name!r:.80}")
 

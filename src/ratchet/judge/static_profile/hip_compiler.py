@@ -239,12 +239,13 @@ def build_hip(source: Path, architecture: Architecture, macros: Sequence[str]) -
     tools = find_hip()
     if tools.whole:
         return compile_whole(source, architecture, [*macros, f"-I{source.parent}"])
-    return _with_small_header(tools, source, architecture, macros)
+    return build_small(tools, source, architecture, macros)
 
 
-def _with_small_header(
+def build_small(
     tools: HipTools, source: Path, architecture: Architecture, macros: Sequence[str]
 ) -> HipBinary:
+    """Compile such a source with our own small header."""
     clang, folder = tools.clang, source.parent
     assembly, made = source.with_suffix(".s"), [folder / "host.o", folder / "hip_host.o"]
     library = folder / "host.so"
