@@ -25,7 +25,11 @@ DESCRIPTOR = re.compile(
 )
 NAME = re.compile(r"^    \.name:\s*(\S+)\s*$", re.MULTILINE)
 TARGET = re.compile(r'^\s*\.amdgcn_target "amdgcn-amd-amdhsa--(\w+)', re.MULTILINE)
-AFTER_TRAP: Final = re.compile(r"^\s+s_sendmsg_rtn_b32 .*GET_DOORBELL.*$", re.MULTILINE)
+AFTER_TRAP: Final = re.compile(
+    r"^\s+(?:s_sendmsg_rtn_b32 .*GET_DOORBELL|s_sendmsg sendmsg\(MSG_INTERRUPT\)|s_mov_b32 .*ttmp2)"
+    r".*$",
+    re.MULTILINE,
+)
 """What RDNA does after a trap, which ends a launch here."""
 MOST_THREADS: Final = 1024
 _LAUNCH = ctypes.CFUNCTYPE(
