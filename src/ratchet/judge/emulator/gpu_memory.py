@@ -94,7 +94,8 @@ class GpuMemory:
 
     def find(self, place: int, size: int = 1) -> GpuBlock | None:
         """Return the block around a stretch of memory."""
-        return next((one for one in self._blocks.values() if one.holds(place, size)), None)
+        blocks = self._blocks.values()
+        return next((one for one in blocks if one.holds(place, size) and not one.is_gone), None)
 
     def ranges(self) -> list[LaunchMemory]:
         """Return what a launch may touch."""
