@@ -16,8 +16,9 @@ pytest.importorskip("tree_sitter_cuda", reason="tree-sitter is not installed")
 
 from ratchet.judge.emulator.build import compiled_machine
 from ratchet.judge.emulator.hip_loading import HipProgram
+from ratchet.judge.static_profile.hip_compiler import HipBinary, build_small, find_hip
 from ratchet.judge.static_profile.inspection import hip_interface
-from ratchet.judge.static_profile.tools import build_hip, find_tool
+from ratchet.judge.static_profile.tools import find_tool
 from ratchet.judge.workers.candidate.architectures import ARCHITECTURES
 from ratchet.port.patch import edited
 from ratchet.port.scan import scan
@@ -90,7 +91,7 @@ class Result:
 
 
 @cache
-def built(folder: Path, target: str, ported: bool) -> tuple[str, bytes]:
+def built(folder: Path, target: str, ported: bool) -> HipBinary:
     """Compile the kernels, with an entry for each, as they stand or ported."""
     (scanned,) = scan(SOURCE)
     text = edited(scanned).decode() if ported else SOURCE.read_text()
@@ -99,7 +100,7 @@ def built(folder: Path, target: str, ported: bool) -> tuple[str, bytes]:
     (folder / "ratchet_abi.h").write_text(hip_interface())
     source = folder / f"{target}_{ported}.hip"
     source.write_text(HIP + text + "".join(ENTRY.format(name=name) for name in KERNELS))
-    return build_hip(source, ARCHITECTURES[target], [ballot])
+    return build_small(find_hip(), source, ARCHITECTURES[target], [ballot])
 
 
 @pytest.fixture(scope="module")
@@ -107,8 +108,8 @@ def executed(tmp_path_factory: pytest.TempPathFactory) -> Callable[..., torch.Te
     folder = tmp_path_factory.mktemp("hip")
 
     def run(name: str, target: str, *, ported: bool) -> torch.Tensor:
-        assembly, host = built(folder, target, ported)
-        program = HipProgram(assembly, host, f"run_{name}", compiled_machine(target))
+        made = built(folder, target, ported)
+        program = HipProgram(made.assembly, made.host, f"run_{name}", compiled_machine(target))
         (y,) = program(values(), (), [Result()], ())
         return y
 

@@ -21,9 +21,11 @@ from ratchet.judge.options import (
     parse_tier,
     parse_time_limit_s,
 )
+from ratchet.judge.trial.processes.built_extensions import uses_extensions
 from ratchet.judge.verdict import Verdict
 from ratchet.kernels.kernel import Kernel
 from ratchet.ledger.place import ENVIRONMENT
+from ratchet.port.kernel import ported
 from ratchet.problems.problem import Problem, Task, Tier
 
 LOG = logging.getLogger(__name__)
@@ -126,16 +128,24 @@ def judge_named(
             frozen_weights=frozen_weights,
         )
         given = as_kernel(kernel, asked, entry=entry)
-        if terms.target is not None and given.language not in ("triton", "hip"):
-            raise RatchetError(
-                f"target {terms.target} is for kernels in Triton or HIP: this is {given.language}"
-            )
+        if terms.target is not None:
+            given = _for_target(given, terms.target)
         if warn is not None and terms.target is None:
             expected_s = court.expected_s(given, asked, terms)
             if expected_s > limit_s:
                 warn(expected_s)
         spent = replace(terms, spent_s=time.monotonic() - began)
         return court.judge(given, asked, spent, fresh=True)
+
+
+def _for_target(kernel: Kernel, target: str) -> Kernel:
+    """Return a kernel that can be emulated, ported if it is CUDA; raises RatchetError."""
+    is_cuda = kernel.language == "hip" or uses_extensions(kernel)
+    if kernel.language != "triton" and not is_cuda:
+        raise RatchetError(
+            f"target {target} is for kernels in Triton, HIP or CUDA: this is {kernel.language}"
+        )
+    return ported(kernel) if is_cuda else kernel
 
 
 def _own_court(threads: int | None) -> Court:

@@ -23,12 +23,16 @@ LANGUAGES: Final[dict[str, Language]] = {
     ".cxx": "cpp",
     ".py": "torch",
     ".hip": "hip",
+    ".cu": "hip",
 }
 _C_ASIDE = re.compile(
     r"//[^\n]*|/\*.*?\*/|^[ \t]*#[ \t]*define\b[^\n]*|__attribute__\s*\(\(.*?\)\)",
     re.DOTALL | re.MULTILINE,
 )
 """Comments, macros and attributes, which may contain the words of an entry."""
+_BOUND: Final = re.compile(r'\bm\w*\s*\.\s*(?:def|impl)\s*\(\s*"(?:\w+::)?(\w+)')
+"""Functions that an extension binds for Python."""
+_BINDS: Final = re.compile(r"\b(PYBIND11_MODULE|TORCH_LIBRARY\w*)\s*\(")
 _C_ENTRY = re.compile(r'(?:RATCHET_ENTRY|extern\s+"C"\s+[\w\s]+?)\s*\b(\w+)\s*\(')
 
 
@@ -69,11 +73,17 @@ def load_kernel(
         if language is None and "triton" in imported:
             spoken = "triton"
     else:
-        names = offered = _C_ENTRY.findall(_C_ASIDE.sub(" ", source))
+        found = _BOUND if is_extension(source) else _C_ENTRY
+        names = offered = list(dict.fromkeys(found.findall(_C_ASIDE.sub(" ", source))))
     if or_only_one and len(offered) == 1:
         entry = offered[0]
     chosen = _entry(path, names, offered, source, entry) if called else ""
     return Kernel(name=path.stem, language=spoken, source=source, entry=chosen)
+
+
+def is_extension(source: str) -> bool:
+    """Return whether a C++ source is a torch extension: it binds functions for Python."""
+    return _BINDS.search(_C_ASIDE.sub(" ", source)) is not None
 
 
 def built_in_kernel(problem: Problem, candidate: str) -> Kernel:

@@ -13,13 +13,12 @@ import tempfile
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
-from functools import cache
-from importlib.util import find_spec
 from pathlib import Path
 from typing import Final, Literal
 
 from ratchet.base.errors import RatchetError
 from ratchet.base.process import watchdog
+from ratchet.judge.static_profile.hip_compiler import HipTools, hip_headers, hip_options
 from ratchet.judge.static_profile.tools import find_tool
 from ratchet.judge.workers.candidate.architectures import TARGETS
 from ratchet.port.device_code import device_code
@@ -30,14 +29,13 @@ from ratchet.port.scan import ScannedFile
 from ratchet.port.source import CodeText
 
 Status = Literal["compiled", "failed", "not compiled"]
-HEADERS: Final = Path(__file__).parent / "headers"
 TIME_LIMIT_S: Final = 120.0
-ROCM: Final = Path("/opt/rocm/include")
+PRELUDE: Final = "hip/hip_runtime.h"
 NO_COMPILER: Final = "clang is not installed: apt install clang-19, or install ROCm"
 NO_HEADERS: Final = "there are no headers of HIP: pip install triton, or install ROCm"
 NOT_EXECUTED: Final = (
-    "compiled, not executed: a torch extension's kernel is not loaded into the emulator yet; "
-    "judge it as a .hip kernel: ratchet judge PROBLEM KERNEL --target gfx942"
+    "compiled, not executed: a problem says what is right; "
+    "execute it with ratchet judge PROBLEM KERNEL --target gfx942"
 )
 MISSING: Final = re.compile(r"fatal error: '([^']+)' file not found")
 
@@ -82,7 +80,7 @@ def why_not() -> str:
     """Return why nothing can be compiled here; "" if it can."""
     if find_tool("clang") is None and find_tool("hipcc") is None:
         return NO_COMPILER
-    return "" if _includes() is not None else NO_HEADERS
+    return "" if hip_headers() is not None else NO_HEADERS
 
 
 def hip_texts(scanned: Iterable[ScannedFile]) -> Iterator[tuple[str, bytes]]:
@@ -150,34 +148,8 @@ def _compile(job: tuple[str, Path, str, Path]) -> Compilation:
 
 
 def _options(clang: str) -> list[str]:
-    found = _includes()
-    assert found is not None
-    wrappers = Path(_resources(clang)) / "include" / "cuda_wrappers"
-    return [
-        *("-x", "hip", "-std=c++17", "-nogpulib", "-nogpuinc", "-DNDEBUG"),
-        *("-D__HIP_PLATFORM_AMD__", "-DUSE_ROCM", "-isystem", str(wrappers)),
-        *("-include", "__clang_hip_runtime_wrapper.h"),
-        *("-isystem", str(found), "-isystem", str(HEADERS)),
-        *("-include", "hip/hip_runtime.h"),
-    ]
-
-
-@cache
-def _includes() -> Path | None:
-    """Return the folder with HIP's headers."""
-    if (ROCM / "hip" / "hip_runtime.h").exists():
-        return ROCM
-    spec = find_spec("triton")
-    for place in spec.submodule_search_locations or () if spec else ():
-        found = Path(place) / "backends" / "amd" / "include"
-        if (found / "hip" / "hip_runtime.h").exists():
-            return found
-    return None
-
-
-@cache
-def _resources(clang: str) -> str:
-    return _run([clang, "-print-resource-dir"]).stdout.strip()
+    tools = HipTools(clang=clang, headers=hip_headers(), bitcode=None)
+    return [*hip_options(tools), "-nogpulib", "-DNDEBUG", "-DUSE_ROCM", "-include", PRELUDE]
 
 
 def _run(command: Sequence[str]) -> subprocess.CompletedProcess[str]:

@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 from ratchet.base.errors import KernelError
-from ratchet.judge.emulator.hip_loading import one_kernel
+from ratchet.judge.emulator.hip_runtime import one_kernel
 from ratchet.judge.options import EMULATED
 from ratchet.judge.static_profile.tools import find_tool
 from ratchet.judge.trial.kernel_trial import KernelJudge
@@ -204,7 +204,7 @@ def test_blocks_have_dimensions_and_lds_of_the_launch(court: KernelJudge, target
 def test_other_languages_are_not_emulated(court: KernelJudge) -> None:
     kernel = Kernel(name="softmax", language="cpp", source="//", entry="softmax")
     verdict = court.judge(kernel, find_problem("softmax").at("ci"), target="gfx942")
-    assert verdict.status == "unmeasured" and "Triton or HIP" in verdict.reason
+    assert verdict.status == "unmeasured" and "Triton, HIP or CUDA" in verdict.reason
 
 
 TWO = """\

@@ -38,7 +38,11 @@ SENT_SOURCES = (
     "ratchet.judge.workers.candidate.model_class",
     "ratchet.judge.workers.candidate.triton_source",
 )
-EMULATED = ("ratchet.judge.emulator.loading", "ratchet.judge.emulator.hip_loading")
+EMULATED = (
+    "ratchet.judge.emulator.loading",
+    "ratchet.judge.emulator.hip_loading",
+    "ratchet.judge.emulator.extensions",
+)
 """What the sources import that the judge sends to a worker of Python's."""
 ROOTS = {
     CPP_WORKER: (CPP_WORKER,),

@@ -27,7 +27,7 @@ template <Space S> inline u64 addresses(W& w, const In& in, u64* at, u32 size, i
     } else if constexpr (S == SCRATCH) {
         u64 base = i64(in.aux[0]) + scalar_offset(w, b);
         for (int l = 0; l < LANES; l++) at[l] = base + (o.kind == VECTOR ? w.v[o.number][l] : 0);
-    } else for (int l = 0; l < LANES; l++) at[l] = u64(w.v[o.number][l]) + u32(in.aux[0]);
+    } else for (int l = 0; l < LANES; l++) at[l] = u32(w.v[o.number][l] + u32(in.aux[0]));
     return mask;
 }
 template <Space S> inline u8* place(W& w, u64 address, u32 size, int lane) {
@@ -165,7 +165,7 @@ template <Space S> void store(W& w, const In& in) {
 void ds_read2(W& w, const In& in) {
     u64 at[LANES], mask = w.exec(); u32 size = in.aux[2]; int each = size / 4; u32 out[4][LANES] = {};
     for (int part = 0; part < 2; part++) {
-        for (int l = 0; l < LANES; l++) at[l] = u64(w.v[in.o[1].number][l]) + u32(in.aux[part]);
+        for (int l = 0; l < LANES; l++) at[l] = u32(w.v[in.o[1].number][l] + u32(in.aux[part]));
         count_access<LDS>(w, in, at, mask, size);
         for (int l = 0; l < LANES; l++) if (mask >> l & 1) { u32 x[2]; w.m->read_shared(at[l], x, size); for (int i = 0; i < each; i++) out[part * each + i][l] = x[i]; }
     }
@@ -174,7 +174,7 @@ void ds_read2(W& w, const In& in) {
 void ds_write2(W& w, const In& in) {
     u64 at[LANES], mask = w.exec(); u32 size = in.aux[2];
     for (int part = 0; part < 2; part++) {
-        for (int l = 0; l < LANES; l++) at[l] = u64(w.v[in.o[0].number][l]) + u32(in.aux[part]);
+        for (int l = 0; l < LANES; l++) at[l] = u32(w.v[in.o[0].number][l] + u32(in.aux[part]));
         count_access<LDS>(w, in, at, mask, size);
         for (int l = 0; l < LANES; l++) if (mask >> l & 1) { u32 x[2]; for (u32 i = 0; i < size / 4; i++) x[i] = w.v[in.o[1 + part].number + i][l]; w.m->write_shared(at[l], x, size); }
     }

@@ -78,6 +78,16 @@ _EMULATED: Final = (
     "ratchet.judge.emulator.pretending",
     "ratchet.judge.emulator.source",
     "ratchet.judge.emulator.hip_loading",
+    "ratchet.judge.emulator.hip_runtime",
+    "ratchet.judge.emulator.gpu_memory",
+    "ratchet.judge.emulator.linking",
+    "ratchet.judge.emulator.extensions",
+    "ratchet.judge.emulator.extension_build",
+    "ratchet.base.process.watchdog",
+    "ratchet.judge.static_profile",
+    "ratchet.judge.static_profile.assembly",
+    "ratchet.judge.static_profile.hip_compiler",
+    "ratchet.judge.static_profile.tools",
 )
 _MODEL: Final = (
     "ratchet.judge.workers.candidate.model_class",
@@ -113,6 +123,7 @@ MODULES: Final[Mapping[str, tuple[str, ...]]] = {
         "ratchet.judge.static_profile",
         "ratchet.judge.static_profile.assembly",
         "ratchet.judge.static_profile.fake_device",
+        "ratchet.judge.static_profile.hip_compiler",
         "ratchet.judge.static_profile.tools",
         "ratchet.judge.static_profile.worker",
         "ratchet.problems.case",
@@ -130,7 +141,9 @@ judge sends it, for a model and for Triton."""
 DATA: Final[Mapping[str, tuple[str, ...]]] = {
     CPP_WORKER: ("kernels/languages/ratchet_abi.h",),
     CPP_ZYGOTE: ("kernels/languages/ratchet_abi.h",),
-    PROFILE_WORKER: ("judge/static_profile/headers",),
+    TORCH_WORKER: ("judge/static_profile/headers", "judge/emulator/rocm"),
+    ZYGOTE: ("judge/static_profile/headers", "judge/emulator/rocm"),
+    PROFILE_WORKER: ("judge/static_profile/headers", "judge/emulator/rocm"),
 }
 """Other files and folders of the package that a worker reads."""
 

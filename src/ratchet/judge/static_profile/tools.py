@@ -54,7 +54,7 @@ def find_mca(architecture: Architecture) -> str | None:
 
 @functools.cache
 def _knows(program: str, target: str) -> bool:
-    said = _run([program, f"-mtriple={TRIPLE}", f"-mcpu={target}", "-"]).stderr
+    said = run_tool([program, f"-mtriple={TRIPLE}", f"-mcpu={target}", "-"]).stderr
     return not any(refusal in said for refusal in REFUSALS)
 
 
@@ -105,7 +105,7 @@ def _mca(
     source.write_text("\n".join(lines) + "\n")
     command = [program, f"-mtriple={TRIPLE}", f"-mcpu={architecture.name}", "--json"]
     command += [f"--iterations={MCA_ITERATIONS}", "--instruction-info=false", str(source)]
-    return _run(command)
+    return run_tool(command)
 
 
 def compile_hip(source: Path, architecture: Architecture, macros: Sequence[str]) -> str:
@@ -119,44 +119,10 @@ def compile_hip(source: Path, architecture: Architecture, macros: Sequence[str])
         command = [clang, *own, *common, str(source)]
     else:
         raise KernelError("no HIP compiler is installed: install hipcc, or clang with AMDGPU")
-    done = _run(command)
+    done = run_tool(command)
     if done.returncode != 0:
         raise KernelError(f"the source does not compile: {_first_error(done.stderr)}")
     return source.with_suffix(".s").read_text(errors="replace")
-
-
-TOO_OLD = "does not know"
-
-
-def build_hip(source: Path, architecture: Architecture, macros: Sequence[str]) -> tuple[str, bytes]:
-    """Return the assembly of a HIP source's kernels, and a library of its host code, to emulate.
-
-    Raises KernelError with the first error. hipcc cannot be used: its host code needs ROCm.
-    """
-    clang = find_tool("clang")
-    if clang is None:
-        raise KernelError("HIP kernels are emulated where clang 17 or later is installed")
-    folder = source.parent
-    assembly, made = source.with_suffix(".s"), [folder / "host.o", folder / "hip_host.o"]
-    library = folder / "host.so"
-    common = ["-x", "hip", "-nogpulib", "-nogpuinc", f"-I{HEADERS}", "-std=c++17"]
-    common += [f"--offload-arch={architecture.name}", *macros, str(source)]
-    lines = "-gline-tables-only"  # so a fault names its line
-    commands = [
-        [clang, "--offload-device-only", "-S", "-O3", lines, "-o", str(assembly), *common],
-        [clang, "--offload-host-only", "-c", "-O2", "-fPIC", "-o", str(made[0]), *common],
-        [clang, "-c", "-O2", "-fPIC", "-o", str(made[1]), str(HEADERS / "hip_host.cpp")],
-        [clang, "-shared", "-nostdlib", "-o", str(library), *map(str, made), "-lc"],
-    ]
-    for command in commands:
-        done = _run(command)
-        if "invalid target ID" in done.stderr:
-            raise KernelError(
-                f"{Path(clang).name} {TOO_OLD} {architecture.name}: install a newer one"
-            )
-        if done.returncode != 0:
-            raise KernelError(f"the source does not compile: {_first_error(done.stderr)}")
-    return assembly.read_text(errors="replace"), library.read_bytes()
 
 
 def run_ptxas(ptx: str, folder: Path) -> str:
@@ -170,17 +136,22 @@ def run_ptxas(ptx: str, folder: Path) -> str:
     if not program.exists() or target is None:
         return ""
     output = str(folder / "kernel.cubin")
-    return _run([str(program), "-v", f"--gpu-name={target[1]}", str(source), "-o", output]).stderr
+    return run_tool(
+        [str(program), "-v", f"--gpu-name={target[1]}", str(source), "-o", output]
+    ).stderr
 
 
-def _run(command: Sequence[str]) -> subprocess.CompletedProcess[str]:
+def run_tool(
+    command: Sequence[str], *, timeout_s: float = TOOL_TIMEOUT_S
+) -> subprocess.CompletedProcess[str]:
+    """Run a program, which may not read its input; a failure to start is an exit code of 1."""
     try:
         return subprocess.run(
             list(command),
             capture_output=True,
             text=True,
             errors="replace",
-            timeout=TOOL_TIMEOUT_S,
+            timeout=timeout_s,
             stdin=subprocess.DEVNULL,
             env=watchdog.environment(),
         )

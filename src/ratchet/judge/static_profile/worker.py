@@ -17,7 +17,7 @@ from typing import TYPE_CHECKING, Any
 
 from ratchet.base.process.channel import inherited
 from ratchet.judge.sandbox.confine import confine
-from ratchet.judge.static_profile import assembly, tools
+from ratchet.judge.static_profile import assembly, hip_compiler, tools
 from ratchet.judge.workers.candidate.architectures import ARCHITECTURES, Architecture
 from ratchet.judge.workers.candidate.fake_driver import CompiledTexts, FakeDriver
 from ratchet.judge.workers.serving import Message, Reply, describe_error, serve
@@ -97,8 +97,8 @@ class ProfileWorker:
         return source, architecture, [f"-D{key}={value}" for key, value in kernel.schedule]
 
     def _build_hip(self, message: Message) -> Message:
-        text, library = tools.build_hip(*self._hip_source(message))
-        return {"assembly": text, "host": base64.b64encode(library).decode()}
+        made = hip_compiler.build_hip(*self._hip_source(message))
+        return {"assembly": made.assembly, "host": base64.b64encode(made.host).decode()}
 
     def _hip(self, message: Message) -> Message:
         source, architecture, macros = self._hip_source(message)

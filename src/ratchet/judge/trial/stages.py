@@ -12,6 +12,7 @@ import random
 from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
 from functools import partial
+from pathlib import Path
 from typing import Any
 
 from ratchet.base.process.time_limits import Clock, OutOfTime
@@ -44,6 +45,7 @@ from ratchet.judge.trial.without_gpu import (
     RIGHT,
     emulated,
     estimates,
+    headers_for,
     interpreted,
     right_on,
     sealed_machine,
@@ -53,6 +55,7 @@ from ratchet.judge.trial.without_gpu import (
 from ratchet.judge.verdict import EmulatedCase, Evidence, TimedSample, Verdict
 from ratchet.judge.workers.candidate.model_answer import followed, runnable
 from ratchet.kernels.kernel import Kernel
+from ratchet.kernels.kernel_file import is_extension
 from ratchet.problems.problem import Case, Problem
 
 PROFILED = ("triton", "hip")
@@ -90,6 +93,8 @@ class KernelTrial:
     evidence: list[Evidence] = field(default_factory=list)
     samples: list[TimedSample] = field(default_factory=list)
     emulated: list[EmulatedCase] = field(default_factory=list)
+    headers: Path | None = None
+    """A folder of precompiled headers for an extension that the kernel builds."""
     accelerator: Accelerator | None = None
     zygote: CandidateZygote | None = None
 
@@ -113,6 +118,13 @@ class KernelTrial:
     @property
     def _is_frozen(self) -> bool:
         return self.problem.model is not None and self.problem.model.frozen
+
+    @property
+    def _whose(self) -> Kernel:
+        """The kernel as its own work is judged: emulated Python launches kernels."""
+        if self.target is not None and self.kernel.language == "torch":
+            return replace(self.kernel, language="hip")
+        return self.kernel
 
     def use(self, accelerator: Accelerator | None, zygote: CandidateZygote | None) -> None:
         """Judge on this GPU, or on the machine's cores without one; fork from the zygote."""
@@ -241,9 +253,11 @@ class KernelTrial:
 
     def _emulate(self, reference: ReferenceProcess, target: str) -> Decided:
         """Check every case as the machine code of a GPU that is not here."""
+        self.headers = headers_for(self.kernel, target)
         with sealed_machine(target) as machine:
             sized = followed(self.kernel, self.problem)
-            outcome = self._check_small(reference, emulated(sized, target, self.clock), machine)
+            kernel = emulated(sized, target, self.clock, self.headers)
+            outcome = self._check_small(reference, kernel, machine)
         if outcome is not None:
             return without_blame(outcome, f"emulated {target}")
         right = right_on(target, self.emulated, self.kernel.source)
@@ -270,7 +284,7 @@ class KernelTrial:
         self, opened: OpenProblem, library: int | None, evidence: list[Evidence]
     ) -> Decided | None:
         with (
-            places_of(self.problem, self.kernel, library) as places,
+            places_of(self.problem, self._whose, library) as places,
             self._launches(opened) as launches,
         ):
             candidate = launches.load(library)
@@ -322,6 +336,7 @@ class KernelTrial:
             clock=self.clock,
             accelerator=self.accelerator,
             compilations=compilations.value,
+            headers=self.headers,
             zygote=self.zygote,
         )
         return self._launched
@@ -354,7 +369,7 @@ class KernelTrial:
         if candidate.censuses is not None:
             told = [read_census(layout, census) for layout, census in candidate.censuses]
             candidate.censuses = None
-            outcome = judge_census(self.problem, self.kernel, told) if is_own else Ok(None)
+            outcome = judge_census(self.problem, self._whose, told) if is_own else Ok(None)
             if isinstance(outcome, Decided):
                 return outcome
             evidence += outcome.evidence
@@ -395,7 +410,7 @@ class KernelTrial:
         self, candidate: CandidateProcess, opened: OpenProblem, places: CodePlaces | None
     ) -> Ok[str] | Decided:
         """See whose code works on the first case, if no case is timed."""
-        watch = watch_for(places, self.problem, self.kernel)
+        watch = watch_for(places, self.problem, self._whose)
         return Ok("") if watch is None else watch_case(0, opened, candidate, watch)
 
     def _time(
@@ -497,6 +512,8 @@ class KernelTrial:
         """Return the static profile of a GPU's kernel for AMD targets, whatever its status."""
         if self.kernel.language not in PROFILED or not self.problem.cases:
             return None
+        if self.kernel.language == "hip" and is_extension(self.kernel.source):
+            return None  # its kernels are compiled together with its host code
         from ratchet.judge.static_profile.inspection import profile_in_verdict
 
         return profile_in_verdict(self.kernel, self._given, self.profiled, self.clock)

@@ -7,6 +7,7 @@ import importlib.util
 import os
 from collections.abc import Iterator, Sequence
 from dataclasses import replace
+from pathlib import Path
 
 from ratchet.base.errors import KernelError
 from ratchet.base.process.child import ChildFailure
@@ -16,14 +17,18 @@ from ratchet.judge.emulator.estimates.bound import estimate, hottest, matrix_cyc
 from ratchet.judge.emulator.estimates.counts import read_told
 from ratchet.judge.emulator.hip_build import HipBuild, build_hip
 from ratchet.judge.emulator.launch import NOT_EMULATED
+from ratchet.judge.emulator.torch_headers import torch_headers
 from ratchet.judge.integrity.library_ops import CaseCensus
 from ratchet.judge.stage_result import Decided, fault
-from ratchet.judge.static_profile.tools import TOO_OLD, find_tool
+from ratchet.judge.static_profile.hip_compiler import TOO_OLD
+from ratchet.judge.static_profile.tools import find_tool
 from ratchet.judge.trial.machine_faults import wrong_words
+from ratchet.judge.trial.processes.built_extensions import uses_extensions
 from ratchet.judge.verdict import EmulatedCase, Evidence
 from ratchet.judge.workers.memory.mapping import seal
 from ratchet.judge.workers.memory.packed_files import SEALS
 from ratchet.kernels.kernel import Kernel
+from ratchet.kernels.kernel_file import is_extension
 from ratchet.problems.problem import Problem
 
 INTERPRETED = """\
@@ -36,10 +41,24 @@ from ratchet.judge.emulator.loading import load_emulated
 
 {entry} = load_emulated({source!r}, {entry!r}, {target!r}, matrix_cycles={cycles!r})
 """
+EMULATED_BUILDING = """\
+from ratchet.judge.emulator.extensions import load_with_extensions
+
+{entry} = load_with_extensions(
+    {source!r}, {entry!r}, {target!r}, matrix_cycles={cycles!r}, headers={headers!r}
+)
+"""
 EMULATED_HIP = """\
 from ratchet.judge.emulator.hip_loading import load_hip
 
 {entry} = load_hip({assembly!r}, {host!r}, {entry!r}, matrix_cycles={cycles!r})
+"""
+EMULATED_EXTENSION = """\
+from ratchet.judge.emulator.extensions import load_extension
+
+{entry} = load_extension(
+    {source!r}, {entry!r}, {target!r}, matrix_cycles={cycles!r}, headers={headers!r}
+)
 """
 RIGHT = "right on every case in Triton's interpreter; its speed was not measured: there is no GPU"
 INTERPRETER = "in Triton's interpreter"
@@ -80,24 +99,43 @@ def interpreted(kernel: Kernel) -> Kernel | Decided:
     return replace(kernel, language="torch", source=source)
 
 
-def emulated(kernel: Kernel, target: str, clock: Clock) -> Kernel | Decided:
+def headers_for(kernel: Kernel, target: str) -> Path | None:
+    """Return precompiled headers for a kernel that builds an extension; None for others."""
+    return torch_headers(target) if _is_extension(kernel) or uses_extensions(kernel) else None
+
+
+def _is_extension(kernel: Kernel) -> bool:
+    return kernel.language == "hip" and is_extension(kernel.source)
+
+
+def emulated(
+    kernel: Kernel, target: str, clock: Clock, headers: Path | None = None
+) -> Kernel | Decided:
     """Return the kernel as one in torch whose launches are emulated."""
     cycles = matrix_cycles(target)
-    if kernel.language == "hip":
+    names: dict[str, object] = {
+        "entry": kernel.entry,
+        "source": kernel.source,
+        "target": target,
+        "cycles": cycles,
+    }
+    names["headers"] = None if headers is None else str(headers)
+    if _is_extension(kernel):
+        source = EMULATED_EXTENSION.format(**names)
+    elif kernel.language == "hip":
         found = _built(kernel, target, clock)
         if isinstance(found, Decided):
             return found
         source = EMULATED_HIP.format(
             entry=kernel.entry, assembly=found.assembly, host=found.host, cycles=cycles
         )
-    elif kernel.language != "triton":
-        reason = f"kernels in {kernel.language} are not emulated: give one in Triton or HIP"
+    elif kernel.language != "triton" and not uses_extensions(kernel):
+        reason = f"kernels in {kernel.language} are not emulated: give one in Triton, HIP or CUDA"
         return Decided("unmeasured", reason)
     elif importlib.util.find_spec("triton") is None:
         return Decided("unmeasured", NO_TRITON)
     else:
-        names = {"entry": kernel.entry, "source": kernel.source, "target": target}
-        source = EMULATED.format(**names, cycles=cycles)
+        source = (EMULATED_BUILDING if uses_extensions(kernel) else EMULATED).format(**names)
     return replace(kernel, language="torch", source=source)
 
 

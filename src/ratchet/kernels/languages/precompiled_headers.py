@@ -86,7 +86,7 @@ class PrecompiledHeaders:
             self._failed.discard(key)
         except (OSError, RatchetError, subprocess.SubprocessError):
             return None  # compiling without them is only slower
-        _keep_few(folder.parent)
+        keep_few(folder.parent)
         return folder
 
 
@@ -129,11 +129,11 @@ def _build(names: tuple[str, ...], compiler: Path, folder: Path) -> None:
             os.rename(made, folder)
 
 
-def _keep_few(parent: Path) -> None:
-    """Remove the oldest sets beyond MOST_KEPT."""
+def keep_few(parent: Path, most: int = MOST_KEPT) -> None:
+    """Remove the oldest sets beyond `most`."""
     sets = sorted(
         (one for one in parent.iterdir() if not one.name.startswith(scratch.PREFIX)),
         key=lambda one: one.stat().st_mtime_ns,
     )
-    for old in sets[:-MOST_KEPT]:
+    for old in sets[:-most]:
         shutil.rmtree(old, ignore_errors=True)

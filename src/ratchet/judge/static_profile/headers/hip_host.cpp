@@ -14,6 +14,11 @@ struct Asked {
   void* (*allocate)(uint64_t bytes);
   int (*release)(void* place);
   int (*fill)(void* place, int value, uint64_t bytes);
+  int (*copy)(void* to, const void* from, uint64_t bytes, int kind);
+  void* (*symbol)(const char* name, uint64_t* bytes);
+  void* (*allocate_open)(uint64_t bytes);
+  int (*fact)(const char* name);
+  const char* target;
 };
 struct Configuration {
   Dim3 grid, block;
@@ -21,9 +26,9 @@ struct Configuration {
   void* stream;
 };
 
-static const int MOST = 256;
-static Told kernels[MOST];
-static int known = 0;
+static const int MOST = 1024;
+static Told kernels[MOST], variables[MOST];
+static int known = 0, known_variables = 0;
 static Asked asked;
 static thread_local Configuration given;
 
@@ -32,7 +37,7 @@ extern "C" {
 char __hip_fatbin[8], __hip_fatbin_[8];
 void *__hip_gpubin_handle, *__hip_gpubin_handle_;
 // What the C runtime's start files would define.
-__attribute__((visibility("hidden"))) void* __dso_handle = &__dso_handle;
+__attribute__((weak, visibility("hidden"))) void* __dso_handle = &__dso_handle;
 
 __attribute__((visibility("default"))) void ratchet_hip_install(const Asked* functions) {
   asked = *functions;
@@ -43,7 +48,9 @@ void** __hipRegisterFatBinary(const void*) {
   return &handle;
 }
 void __hipUnregisterFatBinary(void**) {}
-void __hipRegisterVar(void**, void*, char*, char*, int, size_t, int, int) {}
+void __hipRegisterVar(void**, void* host, char*, char* name, int, size_t, int, int) {
+  if (known_variables < MOST) variables[known_variables++] = Told{host, name};
+}
 void __hipRegisterFunction(void**, const void* host, char*, const char* name, unsigned, void*, void*,
                            void*, void*, int*) {
   if (known < MOST) kernels[known++] = Told{host, name};
@@ -57,13 +64,35 @@ int __hipPopCallConfiguration(Dim3* grid, Dim3* block, size_t* shared, void** st
   *grid = given.grid, *block = given.block, *shared = given.shared, *stream = given.stream;
   return 0;
 }
-int hipLaunchKernel(const void* kernel, Dim3 grid, Dim3 block, void** arguments, size_t shared,
-                    void*) {
+int ratchet_hip_launch(const void* kernel, Dim3 grid, Dim3 block, void** arguments, size_t shared) {
   const unsigned sizes[6] = {grid.x, grid.y, grid.z, block.x, block.y, block.z};
   for (int at = 0; at < known; ++at)
     if (kernels[at].host == kernel) return asked.launch(kernels[at].name, sizes, arguments, shared);
   return 1;
 }
+int hipLaunchKernel(const void* kernel, Dim3 grid, Dim3 block, void** arguments, size_t shared,
+                    void*) {
+  return ratchet_hip_launch(kernel, grid, block, arguments, shared);
+}
+int hipLaunchCooperativeKernel(const void* kernel, Dim3 grid, Dim3 block, void** arguments,
+                               unsigned shared, void*) {
+  return ratchet_hip_launch(kernel, grid, block, arguments, shared);
+}
+// What hip_api.cpp asks for
+int ratchet_hip_copy(void* to, const void* from, uint64_t bytes, int kind) {
+  return asked.copy(to, from, bytes, kind);
+}
+void* ratchet_hip_symbol(const void* host, uint64_t* bytes) {
+  for (int at = 0; at < known_variables; ++at)
+    if (variables[at].host == host) return asked.symbol(variables[at].name, bytes);
+  return 0;
+}
+void* ratchet_hip_allocate(uint64_t bytes, int open) {
+  return open ? asked.allocate_open(bytes) : asked.allocate(bytes);
+}
+int ratchet_hip_fill(void* place, int value, uint64_t bytes) { return asked.fill(place, value, bytes); }
+int ratchet_hip_fact(const char* name) { return asked.fact(name); }
+const char* ratchet_hip_target(void) { return asked.target; }
 int hipMalloc(void** place, size_t bytes) {
   *place = asked.allocate(bytes);
   return *place ? 0 : 2;
@@ -73,6 +102,6 @@ int hipMemsetAsync(void* place, int value, size_t bytes, void*) {
   return asked.fill(place, value, bytes);
 }
 int hipMemset(void* place, int value, size_t bytes) { return asked.fill(place, value, bytes); }
-int hipGetLastError(void) { return 0; }
+__attribute__((weak)) int hipGetLastError(void) { return 0; }
 int hipDeviceSynchronize(void) { return 0; }
 }

@@ -11,6 +11,7 @@ from __future__ import annotations
 
 import contextlib
 from collections.abc import Iterator
+from pathlib import Path
 
 from ratchet.base.process.time_limits import Clock
 from ratchet.judge.sandbox.accelerator import Accelerator
@@ -36,15 +37,20 @@ class Launches:
         clock: Clock,
         accelerator: Accelerator | None = None,
         compilations: PackedFiles | None = None,
+        headers: Path | None = None,
         zygote: CandidateZygote | None = None,
     ) -> None:
-        """Start the first, and with it the `timed` ones of a look if they start together."""
+        """Start the first, and with it the `timed` ones of a look if they start together.
+
+        `headers` is a folder of precompiled headers. A fork of the zygote cannot see it.
+        """
+        self._headers = headers
         self._kernel = kernel
         self._threads = threads
         self._memory_bytes = memory_bytes
         self._clock = clock
         self._accelerator = accelerator
-        self._zygote = zygote
+        self._zygote = zygote if headers is None else None
         self._given = {} if compilations is None else {"compilations": compilations}
         self.built: PackedFiles | None = None
         """Extensions that the first process built (`load_inline`), for those after it."""
@@ -55,7 +61,8 @@ class Launches:
         """The process in which a kernel's work on a GPU will be counted."""
         self._spare: list[CandidateProcess] = []
         """Processes for a GPU that import torch during other work, and have read no kernel."""
-        in_turn = accelerator is not None or self._builds or (zygote is not None and zygote.able)
+        forks = self._zygote is not None and self._zygote.able
+        in_turn = accelerator is not None or self._builds or forks
         self._together = 0 if in_turn else timed
         try:
             self._start_together(1 + self._together)
@@ -156,6 +163,7 @@ class Launches:
             memory_bytes=self._memory_bytes,
             clock=self._clock,
             accelerator=self._accelerator,
+            headers=self._headers,
             given=self._given,
             zygote=self._zygote,
         )

@@ -1,0 +1,102 @@
+"""Give the variables and constants of an assembly text addresses, and put these into its code.
+
+A kernel reaches a variable relative to its program counter. Here the counter reads 0 and the
+distance is the address, so the code adds up to the same.
+"""
+
+from __future__ import annotations
+
+import ast
+import re
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from typing import Final
+
+from ratchet.base.errors import KernelError
+
+SECTION: Final = re.compile(r"^\s+\.(?:section\s+\.?(\w+)|(bss|data|text)\b)")
+LABEL: Final = re.compile(r"^([A-Za-z_.$][\w.$]*):")
+OBJECT: Final = re.compile(r"^\s+\.type\s+([\w.$]+),@object", re.MULTILINE)
+REFERENCE: Final = re.compile(r"([A-Za-z_.$][\w.$]*)@(rel32|gotpcrel32)@(lo|hi)\+\d+")
+COUNTER: Final = re.compile(r"^(\s+)s_getpc_b64 (s\[\d+:\d+\])", re.MULTILINE)
+WIDTHS: Final = {"byte": 1, "short": 2, "long": 4, "quad": 8}
+MOST_BYTES: Final = 64 << 20
+
+
+@dataclass(frozen=True, slots=True)
+class DeviceVariable:
+    """A variable of the device's code and the bytes that it begins with."""
+
+    name: str
+    begins: bytes
+
+
+def device_variables(text: str) -> dict[str, DeviceVariable]:
+    """Return the variables of an assembly text; raises KernelError for data that is not known."""
+    wanted = set(OBJECT.findall(text))
+    found: dict[str, bytearray] = {}
+    current: bytearray | None = None
+    inside = False
+    for line in text.splitlines() if wanted else ():
+        if section := SECTION.match(line):
+            inside = (section[1] or section[2]) not in ("text", "AMDGPU", "note", "debug_info")
+            current = None
+        elif label := LABEL.match(line):
+            if label[1] in wanted and inside:
+                current = found.setdefault(label[1], bytearray())
+            elif not label[1].startswith(".L"):
+                current = None
+        elif line.lstrip().startswith(".size"):
+            current = None
+        elif current is not None:
+            current += _data(line, current)
+            if len(current) > MOST_BYTES:
+                raise KernelError("a variable of more than 64 MiB is not emulated")
+    return {name: DeviceVariable(name, bytes(data)) for name, data in found.items()}
+
+
+def _data(line: str, before: bytearray) -> bytes:
+    """Return the bytes of one directive."""
+    said = re.match(r"^\s+\.(\w+)\s*([^;]*?)\s*(?:;.*)?$", line.replace('\\"', "\\042"))
+    if said is None or said[1] in ("p2align", "globl", "type", "protected", "weak", "hidden"):
+        return b""
+    kind, rest = said[1], said[2]
+    try:
+        if kind in WIDTHS:
+            numbers = (int(one, 0) for one in rest.split(","))
+            width = WIDTHS[kind]
+            return b"".join((one % (1 << 8 * width)).to_bytes(width, "little") for one in numbers)
+        if kind in ("zero", "skip", "space"):
+            count, _, value = rest.partition(",")
+            return bytes([int(value or "0", 0)]) * min(int(count, 0), MOST_BYTES + 1)
+        if kind == "fill":
+            count, width, value = (int(one, 0) for one in rest.split(","))
+            return value.to_bytes(width, "little") * count
+        if kind in ("ascii", "asciz"):
+            text = line[line.index('"') : line.rindex('"') + 1]
+            octal = re.sub(r"\\([0-7]{1,3})", lambda one: f"\\x{int(one[1], 8) & 255:02x}", text)
+            return bytes(ast.literal_eval("b" + octal)) + (b"\0" if kind == "asciz" else b"")
+    except (ValueError, SyntaxError) as error:
+        raise KernelError(f"a variable that holds {rest:.60} is not emulated") from error
+    raise KernelError(f"data in .{kind} is not emulated")
+
+
+def linked(text: str, addresses: Mapping[str, int], pointer_to: Callable[[int], int]) -> str:
+    """Return the text with addresses instead of distances.
+
+    `pointer_to` returns the address of a pointer that holds an address. Raises KernelError for a
+    name without one: a function that was not inlined, or a variable of another file.
+    """
+    if "@rel32@" not in text and "@gotpcrel32@" not in text:
+        return text
+
+    def placed(found: re.Match[str]) -> str:
+        name, way, half = found[1], found[2], found[3]
+        if name not in addresses:
+            raise KernelError(
+                f"{name:.80} is called or read, and is not in this file: not emulated"
+            )
+        address = addresses[name] if way == "rel32" else pointer_to(addresses[name])
+        return hex(address & 0xFFFFFFFF if half == "lo" else address >> 32)
+
+    return REFERENCE.sub(placed, COUNTER.sub(r"\1s_mov_b64 \2, 0", text))

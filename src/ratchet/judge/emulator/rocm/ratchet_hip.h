@@ -1,0 +1,22 @@
+// What precedes each HIP source: HIP's own headers, and the GPU's side of what needs a host on real hardware.
+#ifndef RATCHET_RATCHET_HIP_H
+#define RATCHET_RATCHET_HIP_H
+#include <hip/hip_runtime.h>
+#include <hip/hip_fp16.h>
+#include <hip/hip_bf16.h>
+#include <assert.h>
+#include <math.h>
+#include <stdio.h>
+#include <algorithm>
+#include <cmath>
+#include <cstdint>
+#include <cstdio>
+#ifdef __HIP_DEVICE_COMPILE__
+template <typename... Given> static __device__ inline int ratchet_printf(const char*, Given...) { return 0; }
+#define printf(...) ratchet_printf(__VA_ARGS__)
+#endif
+#undef __noinline__
+#define __noinline__
+#undef noinline
+#define noinline unused
+#endif

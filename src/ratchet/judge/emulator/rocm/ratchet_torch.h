@@ -1,0 +1,111 @@
+// torch's streams, guards and checks of a GPU that is not here. Its tensors lie in main memory, and torch was built
+// without GPUs, so `is_cuda()` asks what such a tensor answers.
+#ifndef RATCHET_RATCHET_TORCH_H
+#define RATCHET_RATCHET_TORCH_H
+#include <c10/core/DeviceGuard.h>
+#include <hip/hip_runtime.h>
+#include <ATen/ATen.h>
+#include <optional>
+
+namespace c10 {
+namespace cuda {
+class CUDAStream {
+ public:
+  CUDAStream() = default;
+  operator hipStream_t() const { return nullptr; }
+  operator c10::Stream() const { return unwrap(); }
+  hipStream_t stream() const { return nullptr; }
+  c10::DeviceIndex device_index() const { return 0; }
+  c10::Device device() const { return c10::Device(c10::kCPU); }
+  c10::Stream unwrap() const { return c10::Stream(c10::Stream::DEFAULT, device()); }
+  c10::StreamId id() const { return 0; }
+  void synchronize() const {}
+  bool query() const { return true; }
+  bool operator==(const CUDAStream&) const { return true; }
+  bool operator!=(const CUDAStream&) const { return false; }
+};
+typedef CUDAStream HIPStream;
+typedef CUDAStream HIPStreamMasqueradingAsCUDA;
+inline CUDAStream getCurrentCUDAStream(int = -1) { return {}; }
+inline CUDAStream getDefaultCUDAStream(int = -1) { return {}; }
+inline CUDAStream getStreamFromPool(bool = false, int = -1) { return {}; }
+inline CUDAStream getCurrentHIPStream(int = -1) { return {}; }
+inline CUDAStream getDefaultHIPStream(int = -1) { return {}; }
+inline CUDAStream getCurrentHIPStreamMasqueradingAsCUDA(int = -1) { return {}; }
+inline void setCurrentCUDAStream(CUDAStream) {}
+inline void setCurrentHIPStream(CUDAStream) {}
+inline c10::DeviceIndex current_device() { return 0; }
+inline c10::DeviceIndex device_count() { return 1; }
+inline void set_device(c10::DeviceIndex) {}
+inline void device_synchronize() {}
+struct CUDAGuard {
+  CUDAGuard() = default;
+  template <typename T> explicit CUDAGuard(const T&) {}
+  void set_index(int) {}
+  template <typename T> void set_device(const T&) {}
+  template <typename T> void reset_device(const T&) {}
+  c10::Device current_device() const { return c10::Device(c10::kCPU); }
+  c10::Device original_device() const { return c10::Device(c10::kCPU); }
+};
+typedef CUDAGuard OptionalCUDAGuard, CUDAStreamGuard, OptionalCUDAStreamGuard, HIPGuard;
+typedef CUDAGuard OptionalHIPGuard, HIPStreamGuard, HIPGuardMasqueradingAsCUDA;
+typedef CUDAGuard OptionalHIPGuardMasqueradingAsCUDA, HIPStreamGuardMasqueradingAsCUDA;
+}  // namespace cuda
+namespace hip {
+using namespace cuda;
+}
+}  // namespace c10
+namespace at {
+namespace cuda {
+using namespace c10::cuda;
+inline hipDeviceProp_t* getCurrentDeviceProperties() {
+  static hipDeviceProp_t found;
+  (void)hipGetDeviceProperties(&found, 0);
+  return &found;
+}
+inline hipDeviceProp_t* getDeviceProperties(c10::DeviceIndex) { return getCurrentDeviceProperties(); }
+inline int warp_size() { return getCurrentDeviceProperties()->warpSize; }
+inline bool is_available() { return true; }
+template <typename T> inline T ceil_div(T a, T b) { return (a + b - 1) / b; }
+template <typename T> inline T ATenCeilDiv(T a, T b) { return (a + b - 1) / b; }
+}  // namespace cuda
+namespace hip {
+using namespace cuda;
+}
+}  // namespace at
+namespace torch {
+namespace cuda {
+inline int64_t device_count() { return 1; }
+inline bool is_available() { return true; }
+inline void synchronize(int64_t = -1) {}
+}  // namespace cuda
+}  // namespace torch
+
+#define C10_HIP_CHECK(called)                                                           \
+  do {                                                                                  \
+    const hipError_t ratchet_error = (called);                                          \
+    TORCH_CHECK(ratchet_error == hipSuccess, "HIP error: ", hipGetErrorString(ratchet_error)); \
+  } while (0)
+#define C10_CUDA_CHECK(called) C10_HIP_CHECK(called)
+#define AT_CUDA_CHECK(called) C10_HIP_CHECK(called)
+#define AT_HIP_CHECK(called) C10_HIP_CHECK(called)
+#define TORCH_CUDA_CHECK(called) C10_HIP_CHECK(called)
+#define C10_CUDA_CHECK_WARN(called) (void)(called)
+#define C10_CUDA_IGNORE_ERROR(called) (void)(called)
+#define C10_CUDA_KERNEL_LAUNCH_CHECK() C10_HIP_CHECK(hipGetLastError())
+#define C10_HIP_KERNEL_LAUNCH_CHECK() C10_HIP_CHECK(hipGetLastError())
+#undef CUDA_KERNEL_ASSERT
+#define CUDA_KERNEL_ASSERT(said) assert(said)
+#ifndef CUDA_KERNEL_LOOP
+#define CUDA_KERNEL_LOOP_TYPE(i, n, index_type)                                          \
+  for (index_type i = (index_type)((int64_t)blockIdx.x * blockDim.x + threadIdx.x); i < (n); \
+       i += (index_type)(blockDim.x * gridDim.x))
+#define CUDA_KERNEL_LOOP(i, n) CUDA_KERNEL_LOOP_TYPE(i, n, int)
+#define HIP_KERNEL_LOOP(i, n) CUDA_KERNEL_LOOP(i, n)
+#endif
+#define is_cuda is_cpu
+#define kCUDA kCPU
+#define kHIP kCPU
+#define CUDA CPU
+#define USE_ROCM 1
+#endif

@@ -1,0 +1,306 @@
+"""Compile HIP with clang: the GPU's assembly, and a library of the host code for the emulator.
+
+HIP's headers are ROCm's or those of Triton's wheel, and the GPU's mathematics is ROCm's bitcode.
+Where one of them is missing, our own small header serves sources that need no torch.
+"""
+
+from __future__ import annotations
+
+import functools
+import os
+import re
+import shutil
+import sysconfig
+from collections.abc import Sequence
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass
+from importlib.util import find_spec
+from pathlib import Path
+from typing import Final
+
+from ratchet.base.errors import KernelError
+from ratchet.judge.static_profile.tools import HEADERS, find_tool, run_tool
+from ratchet.judge.workers.candidate.architectures import Architecture
+
+ROCM_HEADERS: Final = Path("/opt/rocm/include")
+OWN_HEADERS: Final = Path(__file__).parent.parent / "emulator" / "rocm"
+BITCODE: Final = (
+    Path("/opt/rocm/amdgcn/bitcode"),
+    Path("/usr/lib/x86_64-linux-gnu/amdgcn/bitcode"),
+    Path("/usr/lib/amdgcn/bitcode"),
+    Path("/usr/amdgcn/bitcode"),
+)
+BITCODE_FILES: Final = ("ocml", "ockl", "oclc_finite_only_off", "oclc_unsafe_math_off",
+                        "oclc_correctly_rounded_sqrt_on")  # fmt: skip
+OLDER_VERSIONS: Final = {"942": "940", "950": "940", "1100": "1030", "1201": "1030"}
+"""The version that stands in for a GPU that device libraries of ROCm 5 do not know yet."""
+NEEDS: Final = (
+    "a torch extension is emulated where {missing} installed: pip install triton, "
+    "apt install rocm-device-libs"
+)
+INLINED: Final = ("-mllvm", "-amdgpu-function-calls=0")
+PLACE: Final = re.compile(r"(?m)^(?:\S*/)?([\w.+-]+):(\d+):(\d+): (?:fatal )?error: (.*)$")
+WHOLE_TORCH: Final = re.compile(
+    r"torch::(nn|optim|jit|data|serialize|fft|special)\b|torch/(nn|script)"
+)
+TIMEOUT_S: Final = 600.0
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class HipTools:
+    """The compiler and what it takes of ROCm."""
+
+    clang: str
+    headers: Path | None
+    """HIP's own headers."""
+    bitcode: Path | None
+
+    @property
+    def whole(self) -> bool:
+        """True if HIP is whole: its headers and its mathematics."""
+        return self.headers is not None and self.bitcode is not None
+
+
+def find_hip() -> HipTools:
+    """Return what this machine has; raises KernelError without a compiler."""
+    clang = find_tool("clang")
+    if clang is None:
+        raise KernelError("HIP kernels are emulated where clang 17 or later is installed")
+    return HipTools(clang=clang, headers=hip_headers(), bitcode=_bitcode())
+
+
+@functools.cache
+def hip_headers() -> Path | None:
+    """Return the folder of HIP's own headers: ROCm's, or those of Triton's wheel."""
+    folders = [ROCM_HEADERS]
+    spec = find_spec("triton")
+    for place in spec.submodule_search_locations or () if spec else ():
+        folders.append(Path(place) / "backends" / "amd" / "include")
+    return next((one for one in folders if (one / "hip" / "hip_runtime.h").exists()), None)
+
+
+@functools.cache
+def _bitcode() -> Path | None:
+    return next((one for one in BITCODE if (one / "ocml.bc").exists()), None)
+
+
+def hip_options(tools: HipTools, own: Path = OWN_HEADERS) -> list[str]:
+    """Return the options of a source that sees HIP's own headers; `own` is a copy of ours."""
+    wrappers = Path(_resources(tools.clang)) / "include" / "cuda_wrappers"
+    return [
+        *("-x", "hip", "-std=c++17", "-nogpulib", "-nogpuinc", "-w", "-ferror-limit=5"),
+        *("-D__HIP_PLATFORM_AMD__=1", "-isystem", str(wrappers)),
+        *("-include", "__clang_hip_runtime_wrapper.h"),
+        *("-isystem", str(own), "-isystem", str(tools.headers)),
+    ]
+
+
+@functools.cache
+def _resources(clang: str) -> str:
+    return run_tool([clang, "-print-resource-dir"]).stdout.strip()
+
+
+def torch_options() -> list[str]:
+    """Return the folders of torch's and Python's headers."""
+    spec = find_spec("torch")
+    assert spec is not None and spec.submodule_search_locations
+    include = Path(next(iter(spec.submodule_search_locations))) / "include"
+    inside = include / "torch" / "csrc" / "api" / "include"
+    python = sysconfig.get_paths()["include"]
+    return [part for one in (include, inside, python) for part in ("-isystem", str(one))]
+
+
+def bitcode_options(tools: HipTools, architecture: Architecture) -> list[str]:
+    """Return the options that link ROCm's functions into the GPU's code."""
+    if tools.bitcode is None:
+        return []
+    digits = architecture.name.removeprefix("gfx")
+    lanes = "on" if architecture.wavefront_size == 64 else "off"
+    names = [*BITCODE_FILES, f"oclc_wavefrontsize64_{lanes}", "oclc_daz_opt_off"]
+    names += ["oclc_abi_version_500", f"oclc_isa_version_{digits}"]
+    if not (tools.bitcode / f"{names[-1]}.bc").exists():
+        names[-1] = f"oclc_isa_version_{OLDER_VERSIONS.get(digits, '900')}"
+    paths = [tools.bitcode / f"{name}.bc" for name in names]
+    linked = [("-Xclang", "-mlink-builtin-bitcode", "-Xclang", str(one)) for one in paths]
+    return [part for one, path in zip(linked, paths, strict=True) if path.exists() for part in one]
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class HipBinary:
+    """A compiled HIP source."""
+
+    assembly: str
+    """The assembly of all kernels, for one target."""
+    host: bytes
+    """The shared library of the host code."""
+
+
+def compile_whole(
+    source: Path,
+    architecture: Architecture,
+    options: Sequence[str],
+    *,
+    with_torch: bool = False,
+    libraries: Sequence[str] = (),
+    precompiled: Path | None = None,
+) -> HipBinary:
+    """Compile one source with HIP's own headers; `options` are macros and folders.
+
+    `precompiled` is a folder that `precompile_torch` filled.
+
+    Raises:
+        KernelError: the first error with its file and line, or what is missing here.
+    """
+    tools = whole_hip()
+    shared = shared_options(tools, architecture, with_torch=with_torch, precompiled=precompiled)
+    common = [*shared, *options, str(source)]
+    assembly = source.with_suffix(".s")
+    host, runtime = source.with_suffix(".o"), runtime_objects(tools, source.parent)
+    device = [
+        *bitcode_options(tools, architecture),
+        *INLINED,
+        "-gline-tables-only",
+        "-o",
+        str(assembly),
+    ]
+    commands = (
+        [*SIDES["device"], *used(precompiled, "device"), "-S", *device, *common],
+        [*SIDES["host"], *used(precompiled, "host"), "-c", "-o", str(host), *common],
+    )
+    with ThreadPoolExecutor(max_workers=2) as pool:
+        list(pool.map(lambda one: checked([tools.clang, *one], architecture), commands))
+    library = source.with_suffix(".so")
+    link = [tools.clang, "-shared", "-o", str(library), str(host), *map(str, runtime), "-lstdc++"]
+    checked([*link, *libraries], architecture)
+    return HipBinary(assembly=assembly.read_text(errors="replace"), host=library.read_bytes())
+
+
+SIDES: Final = {
+    "device": ("--offload-device-only", "-O3"),
+    "host": ("--offload-host-only", "-O1", "-fPIC"),
+}
+
+
+def whole_hip() -> HipTools:
+    """Return the tools of a whole HIP; raises KernelError with what is missing."""
+    tools = find_hip()
+    if not tools.whole:
+        missing = "HIP's headers are" if tools.headers is None else "ROCm's device libraries are"
+        raise KernelError(NEEDS.format(missing=missing))
+    return tools
+
+
+def shared_options(
+    tools: HipTools,
+    architecture: Architecture,
+    *,
+    with_torch: bool,
+    precompiled: Path | None = None,
+) -> list[str]:
+    """Return the options that a precompiled header and its sources have in common."""
+    own = OWN_HEADERS if precompiled is None else precompiled / OWN_HEADERS.name
+    found = [*hip_options(tools, own), "-include", "ratchet_hip.h"]
+    found += torch_options() if with_torch else []
+    return [*found, f"--offload-arch={architecture.name}"]
+
+
+def used(precompiled: Path | None, side: str) -> list[str]:
+    """Return the options that read a side's precompiled header."""
+    if precompiled is None or not (precompiled / f"{side}.pch").exists():
+        return []
+    words = ("-include-pch", str(precompiled / f"{side}.pch"), "-fno-validate-pch")
+    return [part for word in words for part in ("-Xclang", word)]
+
+
+def precompile_torch(folder: Path, architecture: Architecture) -> None:
+    """Precompile torch's headers for both sides into a folder, with a copy of ours.
+
+    A sandbox has ours elsewhere, and a precompiled header names its files. Raises KernelError.
+    """
+    tools = whole_hip()
+    shutil.copytree(OWN_HEADERS, folder / OWN_HEADERS.name, dirs_exist_ok=True)
+    header = folder / "torch.hip"
+    header.write_text("#include <torch/extension.h>\n")
+    shared = shared_options(tools, architecture, with_torch=True, precompiled=folder)
+
+    def build(side: str) -> None:
+        made = folder / f"{side}.{os.getpid()}"
+        asked = [part for word in ("-emit-pch", "-o", str(made)) for part in ("-Xclang", word)]
+        command = [tools.clang, *SIDES[side], *shared, "-fsyntax-only", *asked, str(header)]
+        checked(command, architecture)
+        made.rename(folder / f"{side}.pch")
+
+    with ThreadPoolExecutor(max_workers=2) as pool:
+        list(pool.map(build, SIDES))
+
+
+def build_hip(source: Path, architecture: Architecture, macros: Sequence[str]) -> HipBinary:
+    """Compile a source with an entry of the C++ interface; raises KernelError."""
+    tools = find_hip()
+    if tools.whole:
+        return compile_whole(source, architecture, [*macros, f"-I{source.parent}"])
+    return build_small(tools, source, architecture, macros)
+
+
+def build_small(
+    tools: HipTools, source: Path, architecture: Architecture, macros: Sequence[str]
+) -> HipBinary:
+    """Compile such a source with our own small header."""
+    clang, folder = tools.clang, source.parent
+    assembly, made = source.with_suffix(".s"), [folder / "host.o", folder / "hip_host.o"]
+    library = folder / "host.so"
+    common = ["-x", "hip", "-nogpulib", "-nogpuinc", f"-I{HEADERS}", "-std=c++17"]
+    common += [f"--offload-arch={architecture.name}", *macros, str(source)]
+    lines = "-gline-tables-only"  # so a fault names its line
+    commands = [
+        [clang, "--offload-device-only", "-S", "-O3", lines, "-o", str(assembly), *common],
+        [clang, "--offload-host-only", "-c", "-O2", "-fPIC", "-o", str(made[0]), *common],
+        [clang, "-c", "-O2", "-fPIC", "-o", str(made[1]), str(HEADERS / "hip_host.cpp")],
+        [clang, "-shared", "-nostdlib", "-o", str(library), *map(str, made), "-lc"],
+    ]
+    for command in commands:
+        checked(command, architecture)
+    return HipBinary(assembly=assembly.read_text(errors="replace"), host=library.read_bytes())
+
+
+def runtime_objects(tools: HipTools, folder: Path) -> list[Path]:
+    """Compile our runtime into a folder, once."""
+    found = []
+    for name in ("hip_host", "hip_api"):
+        made = folder / f"{name}.o"
+        if not made.exists():
+            command = [tools.clang, "-c", "-O1", "-fPIC", "-D__HIP_PLATFORM_AMD__=1", "-w"]
+            command += [
+                "-isystem",
+                str(tools.headers),
+                "-o",
+                str(made),
+                str(HEADERS / f"{name}.cpp"),
+            ]
+            checked(command, None)
+        found.append(made)
+    return found
+
+
+TOO_OLD: Final = "does not know"
+
+
+def checked(command: Sequence[str], architecture: Architecture | None) -> None:
+    """Run a compiler; raises KernelError with its first error."""
+    done = run_tool(command, timeout_s=TIMEOUT_S)
+    if architecture is not None and "invalid target ID" in done.stderr:
+        raise KernelError(
+            f"{Path(command[0]).name} {TOO_OLD} {architecture.name}: install a newer one"
+        )
+    if done.returncode != 0:
+        raise KernelError(f"the source does not compile: {first_error(done.stderr)}")
+
+
+def first_error(text: str) -> str:
+    """Return the first error of a compiler as `file:line:column: message`."""
+    if found := PLACE.search(text):
+        return f"{found[1]}:{found[2]}:{found[3]}: {found[4]}"[:300]
+    said = [line for line in text.splitlines() if "linker command failed" not in line]
+    lines = [line for line in said if re.search("error:|undefined|multiple def", line)]
+    lines = lines or [line.strip() for line in text.splitlines() if line.strip()]
+    return lines[0][:300] if lines else "no message"

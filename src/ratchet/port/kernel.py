@@ -1,0 +1,35 @@
+"""A CUDA kernel as it would be on ROCm, before it is judged on one of AMD's GPUs."""
+
+from __future__ import annotations
+
+import tempfile
+from dataclasses import replace
+from pathlib import Path
+from typing import Final
+
+from ratchet.kernels.kernel import Kernel
+from ratchet.port.patch import edited
+from ratchet.port.scan import scan
+
+SIGNS: Final = ("<<<", "cuda", "__global__")
+"""Words of which CUDA code has at least one."""
+
+
+def ported(kernel: Kernel) -> Kernel:
+    """Return a kernel with the patch that `ratchet port` makes of its file, or as it is.
+
+    torch renames CUDA's functions itself when it builds an extension.
+
+    Raises:
+        PortError: tree-sitter is missing.
+    """
+    if not any(sign in kernel.source for sign in SIGNS):
+        return kernel
+    with tempfile.TemporaryDirectory(prefix="ratchet-port-") as folder:
+        name = "kernel.cu" if kernel.language == "hip" else "kernel.py"
+        path = Path(folder) / name
+        path.write_text(kernel.source)
+        for scanned in scan(Path(folder)):
+            if any(one.edits for one in scanned.findings):
+                return replace(kernel, source=edited(scanned).decode())
+    return kernel

@@ -1,0 +1,112 @@
+"""torch extensions in CUDA and HIP: host code in the sandbox, launches in the emulator."""
+
+from __future__ import annotations
+
+import shutil
+from pathlib import Path
+
+import pytest
+
+from ratchet.base.errors import KernelError, RatchetError
+from ratchet.court.calls import judge
+from ratchet.judge.emulator.extension_build import ExtensionSource, as_hip, check_module
+from ratchet.judge.emulator.linking import device_variables, linked
+from ratchet.judge.static_profile.hip_compiler import find_hip, first_error
+from ratchet.judge.static_profile.tools import find_tool
+from ratchet.judge.trial.readiness import why_no_kernels
+from ratchet.kernels.kernel_file import load_kernel
+
+needs_hip = pytest.mark.skipif(
+    find_tool("clang") is None or shutil.which("ld") is None or not find_hip().whole,
+    reason="clang, HIP's headers (triton) or rocm-device-libs are not installed",
+)
+needs_sandbox = pytest.mark.skipif(
+    why_no_kernels() is not None, reason="no kernel can be tried on this machine"
+)
+HERE = Path(__file__).parent / "extensions"
+
+
+def test_an_extension_binds_its_entries(tmp_path: Path) -> None:
+    kernel = load_kernel(HERE / "softmax.cu")
+    assert (kernel.language, kernel.entry) == ("hip", "softmax")
+
+
+def test_cudas_names_become_hips_on_the_same_lines() -> None:
+    text = "#include <cuda_runtime.h>\nvoid f() {\n  cudaDeviceSynchronize();\n}\n"
+    made = as_hip(ExtensionSource("f.cu", text))
+    assert "hipDeviceSynchronize" in made
+    assert made.count("\n") == text.count("\n")
+
+
+def test_an_extension_without_bindings_is_told() -> None:
+    with pytest.raises(KernelError, match="PYBIND11_MODULE"):
+        check_module([ExtensionSource("f.cu", "__global__ void f() {}")])
+
+
+def test_the_first_error_keeps_its_file_and_line() -> None:
+    said = "/tmp/x/module/../soft.cu:12:5: error: use of undeclared identifier 'y'\n   12 | y"
+    assert first_error(said) == "soft.cu:12:5: use of undeclared identifier 'y'"
+
+
+DATA = """\
+\t.text
+kernel:
+\ts_getpc_b64 s[0:1]
+\ts_add_u32 s0, s0, table@rel32@lo+4
+\ts_addc_u32 s1, s1, table@rel32@hi+12
+\t.type\ttable,@object
+\t.data
+\t.globl\ttable
+table:
+\t.long\t1065353216                      ; 0x3f800000
+\t.short\t2
+\t.asciz\t"a\\n\\001"
+\t.zero\t3
+\t.size\ttable, 13
+"""
+
+
+def test_variables_get_their_bytes_and_addresses() -> None:
+    (found,) = device_variables(DATA).values()
+    assert found.begins == b"\0\0\x80\x3f\2\0a\n\1\0\0\0\0"
+    text = linked(DATA, {"table": 0x1234_0000_5678}, lambda at: at)
+    assert "s_mov_b64 s[0:1], 0" in text
+    assert "s_add_u32 s0, s0, 0x5678" in text
+    assert "s_addc_u32 s1, s1, 0x1234" in text
+
+
+def test_a_function_that_is_not_here_is_named() -> None:
+    with pytest.raises(KernelError, match="table is called or read"):
+        linked(DATA, {}, lambda at: at)
+
+
+@needs_hip
+@needs_sandbox
+@pytest.mark.compiler
+@pytest.mark.thorough
+@pytest.mark.parametrize("name", ["softmax.cu", "inline_add.py"])
+def test_a_cuda_extension_is_judged_on_gfx942(name: str) -> None:
+    problem = HERE / "add_problem.py" if name.endswith(".py") else "softmax"
+    verdict = judge(HERE / name, problem, target="gfx942", time_limit_s=900)
+    assert verdict.status == "correct", verdict.reason
+
+
+@needs_hip
+@needs_sandbox
+@pytest.mark.compiler
+@pytest.mark.thorough
+def test_an_extension_that_does_not_compile_is_refused_with_its_line(tmp_path: Path) -> None:
+    path = tmp_path / "softmax.cu"
+    text = (HERE / "softmax.cu").read_text()
+    path.write_text(text.replace("float most = -INFINITY", "float most = nowhere"))
+    verdict = judge(path, "softmax", target="gfx942", time_limit_s=900)
+    assert verdict.status == "refused"
+    assert "kernel.cu:" in verdict.reason
+    assert "nowhere" in verdict.reason
+
+
+def test_torch_alone_is_not_for_a_target(tmp_path: Path) -> None:
+    path = tmp_path / "plain.py"
+    path.write_text("def softmax(x, scalars):\n    return x.softmax(-1)\n")
+    with pytest.raises(RatchetError, match="Triton, HIP or CUDA"):
+        judge(path, "softmax", target="gfx942")
