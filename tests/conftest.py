@@ -36,6 +36,14 @@ settings.register_profile(
 settings.load_profile("busy")
 SKIPPED = pytest.mark.skip(reason="thorough: RATCHET_TEST=all runs it too")
 MORE_EXAMPLES = (
+    "test_constructs_do_what_their_names_say[gfx1100]",
+    "test_a_small_hip_kernel[stride]",
+    "test_a_small_hip_kernel[tanh of",
+    "test_every_mixed_plan_has_the_peak_that_was_predicted[2]",
+    "test_real_ranks[none",
+    "test_real_ranks[absent",
+    "test_convolutions_are_right[bfloat16-read-macros2]",
+    "test_chunked_logits_have_the_gradients_of_whole_ones[llama-tiny-levers2]",
     "test_a_family_learns_in_bf16[bf16_autocast",
     "test_a_family_learns_in_bf16[bf16_master-vit",
     "test_a_family_learns_in_bf16[bf16_master-bert",

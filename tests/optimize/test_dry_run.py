@@ -74,21 +74,6 @@ def test_every_kernel_that_the_step_would_run_is_judged_for_the_target(
     assert skipped["attention-cudnn"] == "it applies only to NVIDIA GPUs"
 
 
-def test_the_terminal_lists_verdicts_and_bounds(
-    asked: list[tuple[Kernel, Problem, Terms]],
-    capsys: pytest.CaptureFixture[str],
-    tmp_path: Path,
-) -> None:
-    words = [*WORDS, "--try", "kernel:rope", "--ledger", str(tmp_path / "ledger.db")]
-    assert main(words) == 0
-    said = capsys.readouterr().out
-    assert "Kernels on gfx942" in said and "never measured" in said
-    assert "rope_forward" in said and "MI300X" in said
-    assert "case timed: off" in said
-    assert "adamw" not in said
-    assert {kernel.entry for kernel, _, _ in asked} == {"rope_forward", "rope_backward"}
-
-
 @pytest.mark.parametrize(
     ("words", "said"),
     [

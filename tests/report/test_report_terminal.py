@@ -152,11 +152,27 @@ def test_the_device_table() -> None:
 def test_the_plan_says_what_would_and_would_not_be_tried() -> None:
     console, file = _console()
     lever = {"name": "threads", "summary": "s", "expected": "1.1x", "source": "x"}
-    print_plan({"levers": [lever], "skipped": [{"name": "a", "reason": "no GPU"}]}, console)
+    plan: dict[str, Any] = {"levers": [lever], "skipped": [{"name": "a", "reason": "no GPU"}]}
+    print_plan({**plan, "target": None}, console)
     said = " ".join(file.getvalue().split())
     assert "threads 1.1x" in said
     assert "Would be skipped change why" in said
     assert "a no GPU" in said
+
+
+def test_a_plan_for_a_gpu_that_is_not_here_lists_verdicts_and_bounds() -> None:
+    console, file = _console()
+    kernel = {"entry": "rope_forward", "sites": 2, "status": "correct", "reason": "right"}
+    wrong = {"entry": "rope_backward", "sites": 2, "status": "wrong", "reason": "case timed: off"}
+    rows = [
+        {**kernel, "device": "MI300X", "bound_s": 2e-6},
+        {**wrong, "device": "", "bound_s": None},
+    ]
+    print_plan({"levers": [], "skipped": [], "target": "gfx942", "kernels": rows}, console)
+    said = " ".join(file.getvalue().split())
+    assert "Kernels on gfx942" in said and "never measured" in said
+    assert "rope_forward 2 correct 2.00 µs" in said and "bound, MI300X" in said
+    assert "wrong" in said and "case timed: off" in said
 
 
 _EVENTS: tuple[tuple[str, dict[str, Any]], ...] = (

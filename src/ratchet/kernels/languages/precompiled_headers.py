@@ -86,7 +86,7 @@ class PrecompiledHeaders:
             self._failed.discard(key)
         except (OSError, RatchetError, subprocess.SubprocessError):
             return None  # compiling without them is only slower
-        keep_few(folder.parent)
+        keep_few(folder.parent, MOST_KEPT)
         return folder
 
 
@@ -129,7 +129,7 @@ def _build(names: tuple[str, ...], compiler: Path, folder: Path) -> None:
             os.rename(made, folder)
 
 
-def keep_few(parent: Path, most: int = MOST_KEPT) -> None:
+def keep_few(parent: Path, most: int) -> None:
     """Remove the oldest sets beyond `most`."""
     sets = sorted(
         (one for one in parent.iterdir() if not one.name.startswith(scratch.PREFIX)),
