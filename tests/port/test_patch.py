@@ -10,6 +10,8 @@ import pytest
 pytest.importorskip("tree_sitter_cuda", reason="tree-sitter is not installed")
 
 from ratchet.base.diff import diff_of
+from ratchet.kernels.kernel import Kernel
+from ratchet.port import kernel as kernel_port
 from ratchet.port.patch import new_texts
 from ratchet.port.scan import scan
 
@@ -123,3 +125,26 @@ def test_a_size_of_64_for_amd_is_the_waves_own(tmp_path: Path) -> None:
         "  for (int d = kWarpSize / 2; d; d /= 2) v += __shfl_xor_sync(~0u, v, d);\n}\n"
     )
     assert "__shfl_xor_sync(0xffffffffffffffffull, v, d);" in ported(tmp_path, text)
+
+
+@pytest.mark.parametrize(
+    "head",
+    [
+        "#include <hip/hip_runtime.h>",
+        "#include <ATen/hip/HIPContext.h>",
+        '#include "ratchet_abi.h"',
+    ],
+)
+def test_code_for_amd_is_judged_as_it_is(head: str) -> None:
+    source = f"{head}\n__global__ void f(float* x) {{ x[0] = __shfl_down(x[0], 16); }}\n"
+    kernel = Kernel(name="f", language="hip", source=source, entry="f")
+    assert kernel_port.ported(kernel) is kernel
+
+
+def test_cuda_is_ported_before_it_is_judged() -> None:
+    source = (
+        "#include <cuda_runtime.h>\n"
+        "__global__ void f(float* x) { x[0] = __shfl_down_sync(0xffffffff, x[0], 16); }\n"
+    )
+    kernel = Kernel(name="f", language="hip", source=source, entry="f")
+    assert "PORT_MASK64(0xffffffff)" in kernel_port.ported(kernel).source

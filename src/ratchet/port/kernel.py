@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 import tempfile
 from dataclasses import replace
 from pathlib import Path
@@ -13,6 +14,10 @@ from ratchet.port.scan import scan
 
 SIGNS: Final = ("<<<", "cuda", "__global__")
 """Words of which CUDA code has at least one."""
+_HIP: Final = re.compile(
+    r'^\s*#\s*include\s*[<"](?:(?:ATen/|c10/)?hip/|ratchet_abi\.h)', re.MULTILINE
+)
+"""What code for AMD includes; it is left as it is, unless it names CUDA too."""
 
 
 def ported(kernel: Kernel) -> Kernel:
@@ -24,6 +29,8 @@ def ported(kernel: Kernel) -> Kernel:
         PortError: tree-sitter is missing.
     """
     if not any(sign in kernel.source for sign in SIGNS):
+        return kernel
+    if _HIP.search(kernel.source) and "cuda" not in kernel.source.lower():
         return kernel
     with tempfile.TemporaryDirectory(prefix="ratchet-port-") as folder:
         name = "kernel.cu" if kernel.language == "hip" else "kernel.py"
