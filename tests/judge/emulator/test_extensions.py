@@ -95,6 +95,17 @@ def test_a_cuda_extension_is_judged_on_gfx942(name: str) -> None:
 @needs_sandbox
 @pytest.mark.compiler
 @pytest.mark.thorough
+@pytest.mark.parametrize("target", ["gfx942", "gfx1100"])
+def test_the_example_is_right_on_waves_of_both_widths(target: str) -> None:
+    example = Path(__file__).parents[3] / "examples/cuda_softmax/softmax.cu"
+    verdict = judge(example, "softmax", target=target, time_limit_s=900)
+    assert verdict.status == "correct", verdict.reason
+
+
+@needs_hip
+@needs_sandbox
+@pytest.mark.compiler
+@pytest.mark.thorough
 def test_an_extension_that_does_not_compile_is_refused_with_its_line(tmp_path: Path) -> None:
     path = tmp_path / "softmax.cu"
     text = (HERE / "softmax.cu").read_text()
