@@ -125,4 +125,4 @@ MAKERS: Final[Mapping[str, Callable[[Setting], Author]]] = {
     COMPILER: lambda setting: CompilerAuthor(_backend(setting.device)),
     AGENT: _agent,
 }
-"""What makes each author of `result.AUTHORS` for a run."""
+"""The maker of each author of `result.AUTHORS` for a run."""

@@ -17,7 +17,7 @@ SIGNS: Final = ("<<<", "cuda", "__global__")
 _HIP: Final = re.compile(
     r'^\s*#\s*include\s*[<"](?:(?:ATen/|c10/)?hip/|ratchet_abi\.h)', re.MULTILINE
 )
-"""What code for AMD includes; it is left as it is, unless it names CUDA too."""
+"""An include of code for AMD, which is left as it is, unless it names CUDA too."""
 
 
 def ported(kernel: Kernel) -> Kernel:

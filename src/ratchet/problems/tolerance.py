@@ -43,8 +43,8 @@ thread for so few."""
 LEAST_OFF: Final = 2
 """Number of codes that may always be off, if a problem allows any."""
 STAGNANT: Final = (6.0, 128.0)
-"""What a reference's own sums lose, in eps of float32 in the root mean square, where they count as
-stagnant. Above it, the sums are not in float32."""
+"""Loss of a reference's own sums, in eps of float32 in the root mean square, from which they count
+as stagnant, and above which they are not in float32."""
 LANES: Final = 32.0
 """Widening for stagnant sums, in which small terms vanish beside a large one. A loop without
 torch's lanes (8 in AVX2, 16 in AVX-512) then loses that many times more, and twice that in one draw

@@ -126,13 +126,18 @@ def build_extension(
 
 def as_hip(source: ExtensionSource) -> str:
     """Return a source with HIP's names instead of CUDA's, on the same lines."""
-    from torch.utils.hipify import hipify_python
-
     if "hip/hip_runtime.h" in source.text and "cuda" not in source.text:
         return source.text
+    return hipified(source.text, Path(source.name).suffix or ".cu")
+
+
+def hipified(text: str, suffix: str) -> str:
+    """Return a text as torch.utils.hipify rewrites a file that ends in `suffix`."""
+    from torch.utils.hipify import hipify_python
+
     with tempfile.TemporaryDirectory(prefix="hipify-") as folder:
-        copy = Path(folder) / f"text{Path(source.name).suffix or '.cu'}"
-        copy.write_text(source.text)
+        copy = Path(folder) / f"text{suffix}"
+        copy.write_bytes(text.encode())
         said = io.StringIO()
         with contextlib.redirect_stdout(said), contextlib.redirect_stderr(said):
             results = hipify_python.hipify(
@@ -146,7 +151,7 @@ def as_hip(source: ExtensionSource) -> str:
             )
         result = results.get(str(copy))
         made = Path(result.hipified_path) if result and result.hipified_path else copy
-        return made.read_text().removeprefix(CRUMB)
+        return made.read_bytes().decode().removeprefix(CRUMB)
 
 
 def _write(path: Path, text: str) -> None:

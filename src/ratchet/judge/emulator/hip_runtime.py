@@ -95,7 +95,7 @@ class HipLauncher(EmulatedLauncher):
 
 
 class HipRuntime:
-    """What one compiled source asks of HIP."""
+    """Everything that one compiled source asks of HIP."""
 
     def __init__(
         self,

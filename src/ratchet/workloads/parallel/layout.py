@@ -1,4 +1,4 @@
-"""How a workload is laid out over ranks: the words of `--parallel`, such as `fsdp=2,tp=2`."""
+"""The layout of a workload over ranks: the words of `--parallel`, such as `fsdp=2,tp=2`."""
 
 from __future__ import annotations
 

@@ -19,7 +19,7 @@ from ratchet.base.errors import DeviceError, RanksError, WorkloadError
 from ratchet.workloads.parallel.layout import ParallelLayout
 
 WAIT_S: Final = 120.0
-"""How long a rank waits for another before it fails."""
+"""Time that a rank waits for another before it fails."""
 
 
 def rank_device(device: str) -> torch.device:

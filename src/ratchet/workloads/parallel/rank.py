@@ -52,7 +52,7 @@ class RankArm(BaseModel):
 
 
 class RankRequest(BaseModel):
-    """What all ranks do: `rounds` timed steps of each arm, next to each other, or losses alone."""
+    """The work of all ranks: `rounds` timed steps of each arm side by side, or losses alone."""
 
     model_config = ConfigDict(frozen=True, extra="forbid")
 
@@ -68,19 +68,19 @@ class RankRequest(BaseModel):
     traced: bool = True
     """Leave a trace of some steps of each arm, as ARM.rank_N.json."""
     wait_s: float = 120.0
-    """How long a rank waits for another."""
+    """Time that a rank waits for another."""
 
 
 class ArmOnRank(BaseModel):
-    """What one rank saw of one arm; times in seconds."""
+    """One rank's figures of one arm; times in seconds."""
 
     first_step_s: float
     times_s: list[float]
-    """Of this rank alone, a step each."""
+    """Figures of this rank alone, a step each."""
     peak_memory_bytes: int
     """After the model was split; of the whole process on a CPU."""
     losses: list[float]
-    """Of the whole batch, from the first warm-up step on."""
+    """Losses of the whole batch, from the first warm-up step on."""
     gradient_error: float = 0.0
     """Largest relative error in norm, over parameters, of the first step's gradients against the
     first arm's; over all ranks."""
@@ -88,7 +88,7 @@ class ArmOnRank(BaseModel):
 
 
 class RankResult(BaseModel):
-    """What one rank saw."""
+    """One rank's figures."""
 
     rank: int
     host: str

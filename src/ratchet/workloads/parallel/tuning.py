@@ -7,11 +7,11 @@ from typing import Literal
 from pydantic import BaseModel, ConfigDict, Field
 
 Reduction = Literal["as_written", "bf16", "powersgd"]
-"""How gradients travel: in their own dtype, rounded to bf16, or as products of rank-2 factors."""
+"""Form in which gradients travel: their own dtype, bf16, or products of rank-2 factors."""
 
 
 class ParallelTuning(BaseModel):
-    """How ranks communicate; the defaults are PyTorch's own. Frozen, and stored in recipes."""
+    """Settings of how ranks communicate, stored in recipes; the defaults are PyTorch's own."""
 
     model_config = ConfigDict(frozen=True, extra="forbid")
 

@@ -22,7 +22,7 @@ UNITS: Final = ("memory", "matrix", "vector", "lds")
 
 
 class ProcessRecord(msgspec.Struct, frozen=True, kw_only=True):
-    """What one process launched, as it is written to a file."""
+    """The launches of one process, as they are written to a file."""
 
     groups: dict[str, dict[str, Any]]
     """Counts in the form of a census, by kernel, programs and waves, and the kernel's file."""
@@ -77,7 +77,7 @@ class ProgramResult:
     kernels: tuple[ProgramKernel, ...]
     faults: tuple[ProgramFault, ...]
     asked: Mapping[str, int] = field(default_factory=dict)
-    """What the program asked that has no true answer, with counts."""
+    """Questions of the program that have no true answer, with counts."""
 
     @property
     def launches(self) -> int:

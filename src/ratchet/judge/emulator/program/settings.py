@@ -24,13 +24,13 @@ MAKER: Final = {"MI": "AMD Instinct", "RX": "AMD Radeon"}
 
 
 class ProgramSettings(msgspec.Struct, frozen=True, kw_only=True):
-    """What every process of an emulated program needs to know."""
+    """Facts that every process of an emulated program needs to know."""
 
     target: str
     library: str
     """The compiled emulator."""
     folder: str
-    """Where each process writes what it launched."""
+    """The folder in which each process writes what it launched."""
     autotune: Autotune = "first"
     limit: int = INSTRUCTION_LIMIT
     """The most wave instructions of one launch."""

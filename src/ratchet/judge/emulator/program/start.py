@@ -38,7 +38,7 @@ LIBRARIES: Final = tuple(
 
 @dataclass(frozen=True, slots=True)
 class _Begun:
-    """What was changed; nothing is undone before the process ends."""
+    """Everything that was changed; nothing is undone before the process ends."""
 
     stack: contextlib.ExitStack
     recorder: LaunchRecorder
@@ -48,7 +48,7 @@ _begun: list[_Begun] = []
 
 
 class LaunchRecorder:
-    """What this process launched, written into the program's folder."""
+    """The launches of this process, written into the program's folder."""
 
     def __init__(self, settings: ProgramSettings) -> None:
         self._settings = settings
