@@ -2,6 +2,8 @@ PYTHON ?= python3
 VENV := .venv
 BIN := $(VENV)/bin
 COMMA := ,
+# Tests wait for processes of their own a quarter of the time: one more worker than cores keeps them busy.
+WORKERS := $(shell n=$$(nproc); [ $$n -lt 8 ] && echo $$((n + 1)) || echo 8)
 
 # An installed torch (ROCm, CUDA or CPU) is used as it is, with the triton that it brings; only without
 # one are the pinned builds installed. Triton is installed where it is missing and has a wheel: it also
@@ -40,7 +42,7 @@ demo: install
 
 # Compiled tests and modules are kept, whatever PYTHONDONTWRITEBYTECODE says: processes start sooner.
 test: install-dev
-	PYTHONDONTWRITEBYTECODE= OMP_NUM_THREADS=1 $(BIN)/python -m pytest -n 2 --dist worksteal --durations=25
+	PYTHONDONTWRITEBYTECODE= OMP_NUM_THREADS=1 $(BIN)/python -m pytest -n $(WORKERS) --dist worksteal --durations=25
 
 lint: install-dev
 	$(BIN)/ruff check .
