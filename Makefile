@@ -17,7 +17,7 @@ else
 VENV_FLAGS :=
 CONSTRAINTS := -c constraints.txt
 endif
-EXTRAS := $(if $(HAS_TRITON),,[triton])
+EXTRAS := [hf$(if $(HAS_TRITON),,$(COMMA)triton)]
 DEV_EXTRAS := dev$(if $(HAS_TRITON),,$(COMMA)triton)
 
 .PHONY: install install-dev demo test lint docs bench clean

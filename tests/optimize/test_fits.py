@@ -43,7 +43,7 @@ def nothing_changes(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
     monkeypatch.setattr("ratchet.optimize.recipe.apply.ready_kernels", installed)
     monkeypatch.setattr("ratchet.optimize.recipe.apply.CompiledStep", installed)
     monkeypatch.setattr("ratchet.optimize.recipe.apply.compile_module", installed)
-    monkeypatch.setattr("ratchet.workloads.process.enter", installed)
+    monkeypatch.setattr("ratchet.workloads.config.StepConfig.enter", installed)
     yield
     assert registry.active() == {}
 

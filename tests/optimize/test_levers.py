@@ -23,7 +23,7 @@ def situation(**changes: object) -> Situation:
     values: dict[str, object] = {
         "device_kind": "cpu",
         "vendor": "AMD",
-        "isa": "avx512_bf16",
+        "target": "avx512_bf16",
         "cores": 2,
         "written": StepConfig(),
         "optimizer_is_adamw": True,
@@ -99,13 +99,13 @@ def test_checkpointing_waits_until_memory_is_short() -> None:
 
 
 def test_cpu_levers_leave_a_gpu_alone() -> None:
-    here = situation(device_kind="cuda", isa="gfx942")
+    here = situation(device_kind="cuda", target="gfx942")
     for name in ("allocator-mallopt", "huge-pages", "affinity"):
         assert all_levers()[name].applies(here)
 
 
 def test_a_kernel_applies_where_the_library_has_one_for_the_device() -> None:
-    here = situation(device_kind="cuda", isa="gfx942")
+    here = situation(device_kind="cuda", target="gfx942")
     reason = all_levers()["kernel:linear"].applies(here)
     assert reason == "the library has no linear kernel in triton, which gfx942 needs"
     for name in ("kernel:rms_norm", "kernel:adamw", "kernel:attention"):

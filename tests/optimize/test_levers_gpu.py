@@ -13,7 +13,6 @@ from torch import Tensor, nn
 from ratchet.optimize.levers import all_levers
 from ratchet.optimize.recipe.module_calls import ModuleCall
 from ratchet.optimize.step.candidate import with_config
-from ratchet.optimize.step.environment import environment
 from ratchet.optimize.turn.costs import Costs
 from ratchet.optimize.turn.rivals import RivalModes
 from ratchet.workloads.config import StepConfig
@@ -56,7 +55,7 @@ def test_tuning_reaches_inductor_and_memory_reaches_the_environment() -> None:
     assert inductor_options(tuned) == {"coordinate_descent_tuning": True}
     assert inductor_options(compiled) == {}
     growing = all_levers()["expandable-segments"].set(compiled, H100)
-    assert environment(growing) == {"PYTORCH_CUDA_ALLOC_CONF": "expandable_segments:True"}
+    assert growing.variables() == {"PYTORCH_CUDA_ALLOC_CONF": "expandable_segments:True"}
 
 
 def test_graphs_of_launches_are_a_rival_on_a_gpu_only() -> None:

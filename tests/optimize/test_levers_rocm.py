@@ -7,7 +7,6 @@ from pathlib import Path
 import pytest
 
 from ratchet.optimize.levers import Situation, all_levers
-from ratchet.optimize.step import environment
 from ratchet.workloads.config import StepConfig
 
 NAMES = ("tunableop", "hipblaslt", "aotriton-attention")
@@ -19,7 +18,7 @@ def situation(
     return Situation(
         device_kind="cpu" if target == "avx512" else "cuda",
         vendor=vendor,
-        isa=target,
+        target=target,
         cores=304,
         written=StepConfig(),
         optimizer_is_adamw=True,
@@ -63,13 +62,11 @@ def test_they_become_variables_that_the_process_starts_with(
 ) -> None:
     monkeypatch.setenv("RATCHET_CACHE", str(tmp_path / "cache"))
     here = situation("gfx1100")
-    variables = {
-        name: environment.environment(all_levers()[name].set(StepConfig(), here)) for name in NAMES
-    }
+    variables = {name: all_levers()[name].set(StepConfig(), here).variables() for name in NAMES}
     assert variables["hipblaslt"] == {"TORCH_BLAS_PREFER_HIPBLASLT": "1"}
     assert variables["aotriton-attention"] == {"TORCH_ROCM_AOTRITON_ENABLE_EXPERIMENTAL": "1"}
     tuned = variables["tunableop"]
     assert tuned["PYTORCH_TUNABLEOP_ENABLED"] == tuned["PYTORCH_TUNABLEOP_TUNING"] == "1"
     results = Path(tuned["PYTORCH_TUNABLEOP_FILENAME"])
     assert results.parent == tmp_path / "cache" and results.parent.is_dir()
-    assert environment.environment(StepConfig()) == {}
+    assert StepConfig().variables() == {}

@@ -49,7 +49,7 @@ def situation() -> Situation:
     return Situation(
         device_kind="cpu",
         vendor="AMD",
-        isa="portable",
+        target="portable",
         cores=2,
         written=StepConfig(),
         optimizer_is_adamw=True,

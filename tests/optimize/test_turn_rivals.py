@@ -27,7 +27,7 @@ def situation(bf16_is_slow: str | None = None) -> Situation:
     return Situation(
         device_kind="cpu",
         vendor="AMD",
-        isa="portable",
+        target="portable",
         cores=2,
         written=StepConfig(),
         optimizer_is_adamw=True,

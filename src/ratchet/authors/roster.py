@@ -6,6 +6,7 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Final
 
+from ratchet import lab
 from ratchet.authors.author import AGENT, COMPILER, SEARCH, Author
 from ratchet.authors.compiler import Backend, CompilerAuthor
 from ratchet.authors.library import GivenAuthor, library_author
@@ -70,16 +71,13 @@ def make_roster(
 
 def _agent(setting: Setting) -> Author:
     """Return the author that asks a language model, or replays what one answered."""
-    from ratchet.authors.agent import agent_author
-    from ratchet.authors.agent.budget import AgentBudget
-
     chosen, request = setting.request.agent, setting.request
-    return agent_author(
+    return lab.agent.agent_author(
         model=chosen.model,
         base_url=chosen.base_url or None,
         strategy=chosen.strategy,
         samples=chosen.samples,
-        budget=AgentBudget(tokens=chosen.tokens, seconds=request.budget_s),
+        budget=lab.agent.AgentBudget(tokens=chosen.tokens, seconds=request.budget_s),
         ledger=setting.book.ledger,
         run_id=setting.run,
         replay=chosen.replay or None,

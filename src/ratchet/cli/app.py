@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 import functools
+import importlib
 import json
 from typing import Annotated, Any
 
 import typer
 
-from ratchet import __version__
+from ratchet import __version__, lab
 
 app = typer.Typer(
     name="ratchet",
@@ -72,31 +73,31 @@ def _root(
 
 
 def _register() -> None:
-    """Add the commands to the app by importing their files."""
+    """Add the commands to the app by importing their files; the lab's stand apart in the help."""
     from ratchet.cli import (  # noqa: F401
         bench,
         bisect,
         compare,
-        debug,
         device,
-        emulate,
-        export,
         history,
-        inspect,
         judge,
-        knowledge,
-        learn,
-        memory,
         optimize,
-        plan,
-        port,
-        preflight,
         repro,
         sweep,
         trace,
         watch,
         write,
     )
+
+    commands, groups = list(app.registered_commands), list(app.registered_groups)
+    for name in lab.COMMANDS:
+        importlib.import_module(f"ratchet.cli.{name}")
+    for command in app.registered_commands:
+        if command not in commands:
+            command.rich_help_panel = "Lab"
+    for group in app.registered_groups:
+        if group not in groups:
+            group.rich_help_panel = "Lab"
 
 
 _register()

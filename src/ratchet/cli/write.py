@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
+from ratchet import lab
 from ratchet.base.errors import RatchetError
 from ratchet.cli.app import Debug, DeviceName, Json, LedgerUrl, app, print_json
 from ratchet.cli.judging import PROBLEM_HELP
@@ -300,9 +301,7 @@ def _guests(request: WritingRequest) -> Sequence[Author]:
 
     if not any(one.startswith(POLICY) for one in request.authors):
         return ()
-    from ratchet.learn.policy import policy_authors
-
-    return policy_authors(request.authors, seed=request.seed)
+    return lab.policy.policy_authors(request.authors, seed=request.seed)
 
 
 def _spent_s(began: float, opening: float, fleet: str) -> float:

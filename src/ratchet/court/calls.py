@@ -8,6 +8,7 @@ import time
 from collections.abc import Callable
 from dataclasses import replace
 
+from ratchet import lab
 from ratchet.base.errors import LedgerError, RatchetError
 from ratchet.base.process.time_limits import ends_within
 from ratchet.court.court import Court
@@ -25,7 +26,6 @@ from ratchet.judge.trial.processes.built_extensions import uses_extensions
 from ratchet.judge.verdict import Verdict
 from ratchet.kernels.kernel import Kernel
 from ratchet.ledger.place import ENVIRONMENT
-from ratchet.port.kernel import ported
 from ratchet.problems.problem import Problem, Task, Tier
 
 LOG = logging.getLogger(__name__)
@@ -145,7 +145,7 @@ def _for_target(kernel: Kernel, target: str) -> Kernel:
         raise RatchetError(
             f"target {target} is for kernels in Triton, HIP or CUDA: this is {kernel.language}"
         )
-    return ported(kernel) if is_cuda else kernel
+    return lab.cuda_kernel.ported(kernel) if is_cuda else kernel
 
 
 def _own_court(threads: int | None) -> Court:

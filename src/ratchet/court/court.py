@@ -9,7 +9,7 @@ from dataclasses import asdict
 from types import TracebackType
 from typing import Any, Final
 
-from ratchet import __version__
+from ratchet import __version__, lab
 from ratchet.base.errors import DeviceError, LedgerError
 from ratchet.court.fleet.machines import Fleet, LocalFleet
 from ratchet.court.static_rank import TARGET, screening_of
@@ -273,11 +273,8 @@ def open_court(ledger: str | None, fleet: str = "local", *, device: str = "auto"
 
         check_kernels()
         return Court(ledger)
-    from ratchet.court.fleet.ray_cluster import RayCluster
-    from ratchet.court.fleet.ray_fleet import ClusterFleet
-
     check_ledger(fleet, ledger)
-    machines = ClusterFleet(RayCluster(fleet, device=device))
+    machines = lab.ray_fleet.on_ray(fleet, device=device)
     try:
         return Court(ledger, fleet=machines)
     except BaseException:

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import csv
 import functools
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from importlib import resources
 from typing import Final
@@ -84,6 +85,18 @@ def find(gfx: str, name: str, *, in_type: str | None = None) -> MatrixInstructio
     rows = [row for row in load() if row.gfx == gfx and row.name == name]
     rows = [row for row in rows if in_type is None or row.in_type == in_type] or rows
     return max(rows, key=lambda row: row.cycles, default=None)
+
+
+def missing_cycles(gfx: str, names: Iterable[str]) -> str:
+    """Return in a line which of these instructions have no row; empty if all have one."""
+    unknown = sorted({name for name in names if find(gfx, name) is None})[:3]
+    return f"the cycles of {', '.join(unknown)} on {gfx} are not known" if unknown else ""
+
+
+def cycles_of(gfx: str, counts: Mapping[str, int], otherwise: int) -> int:
+    """Return the cycles of counted instructions; one without a row takes `otherwise`."""
+    rows = ((find(gfx, name), count) for name, count in counts.items())
+    return sum((otherwise if row is None else row.cycles) * count for row, count in rows)
 
 
 def fastest(gfx: str, kind: str) -> MatrixInstruction | None:

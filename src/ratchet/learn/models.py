@@ -65,8 +65,12 @@ def quiet() -> None:
     import os
 
     os.environ.setdefault("TOKENIZERS_PARALLELISM", "false")
-    import transformers
-
+    try:
+        import transformers
+    except ModuleNotFoundError:
+        raise LearnError(
+            "a policy needs transformers: pip install 'torch-ratchet[learn]'"
+        ) from None
     transformers.logging.set_verbosity_error()
     transformers.logging.disable_progress_bar()
 

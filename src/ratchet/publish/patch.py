@@ -16,7 +16,6 @@ from ratchet.base.diff import diff_of
 from ratchet.base.errors import PublishError
 from ratchet.base.files import why_not_file, why_not_new_file, write_whole
 from ratchet.optimize.recipe.recipe import Recipe
-from ratchet.optimize.step.environment import environment
 from ratchet.publish.result import ExportResult
 
 LIGHTNING: Final = ("lightning", "pytorch_lightning")
@@ -49,7 +48,7 @@ def export_patch(recipe: Path, script: Path | None, out: Path) -> ExportResult:
         raise PublishError(f"--out {out} {why}: name a file for the patch")
     loaded = Recipe.load(recipe)
     text = _read(script)
-    new = patched(text, str(recipe), str(script), environment(loaded.config))
+    new = patched(text, str(recipe), str(script), loaded.config.variables())
     name = Path(os.path.relpath(script)).as_posix()
     name = script.name if name.startswith("../") else name
     write_whole(out, diff_of({name: text.encode()}, {name: new.encode()}))

@@ -4,15 +4,13 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict
-from typing import Any, Final
+from typing import TYPE_CHECKING, Any, Final
 
 from rich.console import Console
 
 from ratchet.optimize.parallel.bench import ParallelBench
 from ratchet.optimize.parallel.levers import RankLever
 from ratchet.optimize.parallel.turn import ParallelTurn
-from ratchet.ranks.preflight import Preflight
-from ratchet.ranks.untangle import Disagreement, Untangled
 from ratchet.report import model as m
 from ratchet.report.terminal import print_report
 from ratchet.report.words import (
@@ -23,6 +21,10 @@ from ratchet.report.words import (
     show_rate,
     show_share,
 )
+
+if TYPE_CHECKING:
+    from ratchet.ranks.preflight import Preflight
+    from ratchet.ranks.untangle import Disagreement, Untangled
 
 CHECKS: Final = (
     m.number("rank"),

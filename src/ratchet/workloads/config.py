@@ -1,10 +1,17 @@
-"""Settings of a training step, which levers change and recipes store."""
+"""Settings of a training step, which levers change and recipes store.
+
+A new setting is a field of `StepConfig` with its `Setting`, and a lever that sets it.
+"""
 
 from __future__ import annotations
 
-from typing import Annotated, Final, Literal
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import dataclass
+from typing import Annotated, Any, Final, Literal
 
 from pydantic import BaseModel, ConfigDict, Field, StringConstraints
+
+from ratchet.workloads import process
 
 Precision = Literal["fp32", "bf16_autocast", "bf16_master"]
 """Weights and arithmetic of a step.
@@ -44,34 +51,155 @@ all of it; o offloads what is saved to the host's memory.
 """
 
 
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Setting:
+    """What a field of StepConfig means if it differs from its default.
+
+    `variables` must be in the environment when the process starts. `enter` gets the value and the
+    whole config once the process runs, and `inductor` is an option that is switched on there.
+    """
+
+    words: Callable[[Any], str] = lambda value: ""
+    """Returns how a candidate's title names a value; empty if it does not."""
+    variables: Callable[[Any], Mapping[str, str]] = lambda value: {}
+    enter: Callable[[Any, StepConfig], None] | None = None
+    inductor: str = ""
+    in_graphs: bool = True
+    """False if torch.compile generates the same code for every value."""
+    not_in_scripts: str = ""
+    """Why it would change the meaning of a script, which then runs without it."""
+
+
 class StepConfig(BaseModel):
     """The settings of one training step; frozen, hashable, and stored in recipes.
 
-    The defaults are a plain eager fp32 step. `ratchet.workloads.process` applies `threads`,
-    `affinity`, `matmul_precision` and the `mallopt` allocator to the process. `jemalloc`,
-    `tcmalloc`, `expandable`, `huge_pages`, `matmul_library` and `aotriton_experimental` must be in
-    the environment when the process starts.
+    The defaults are a plain eager fp32 step. A field's `Setting` says what its other values do to
+    the step's process; a field without one acts in `ratchet.workloads.step`.
     """
 
     model_config = ConfigDict(frozen=True, extra="forbid")
 
     precision: Precision | OwnPrecision = "fp32"
     compile_mode: CompileMode | None = None
-    optimizer: OptimizerKind = "as_written"
+    optimizer: Annotated[
+        OptimizerKind,
+        Setting(
+            words=lambda kind: "kernel AdamW" if kind == "kernel" else f"{kind} optimizer",
+            in_graphs=False,
+        ),
+    ] = "as_written"
     attention: AttentionBackend = "default"
     checkpointing: Checkpointing = "none"
-    logits: Logits = "whole"
-    update_in_backward: bool = False
+    logits: Annotated[Logits, Setting(words=lambda kind: f"{kind} logits")] = "whole"
+    update_in_backward: Annotated[
+        bool,
+        Setting(
+            words=lambda _: "updates in backward",
+            in_graphs=False,
+            not_in_scripts="a script may read, clip or add up gradients after its backward pass",
+        ),
+    ] = False
     """Each parameter is updated as soon as it has its gradient, which is then freed."""
-    micro_batches: int = Field(default=1, ge=1)
+    micro_batches: Annotated[
+        int,
+        Field(ge=1),
+        Setting(
+            words=lambda parts: f"{parts} micro-batches",
+            not_in_scripts="a script cuts its batches itself; give it smaller ones and accumulate",
+        ),
+    ] = 1
     """Equal parts of each batch, one after the other; their gradients are averaged."""
-    threads: int | None = Field(default=None, ge=1)
-    affinity: bool = False
-    matmul_precision: MatmulPrecision = "highest"
-    allocator: Allocator = "default"
-    huge_pages: bool = False
-    preallocate: bool = False
-    matmul_library: MatmulLibrary = "default"
-    coordinate_descent: bool = False
-    aotriton_experimental: bool = False
-    kernels: tuple[str, ...] = ()
+    kernels: Annotated[tuple[str, ...], Setting(words=lambda names: f"{len(names)} kernels")] = ()
+    allocator: Annotated[
+        Allocator,
+        Setting(
+            words=str,
+            in_graphs=False,
+            variables=process.allocator_variables,
+            enter=process.enter_allocator,
+        ),
+    ] = "default"
+    huge_pages: Annotated[
+        bool,
+        Setting(
+            words=lambda _: "huge pages",
+            in_graphs=False,
+            variables=lambda _: {"THP_MEM_ALLOC_ENABLE": "1"},
+        ),
+    ] = False
+    affinity: Annotated[
+        bool,
+        Setting(
+            in_graphs=False,
+            variables=lambda _: {"OMP_PROC_BIND": "close", "OMP_PLACES": "cores"},
+            enter=process.pin,
+        ),
+    ] = False
+    threads: Annotated[
+        int | None,
+        Field(ge=1),
+        Setting(
+            variables=lambda count: {"OMP_NUM_THREADS": str(count)}, enter=process.enter_threads
+        ),
+    ] = None
+    matmul_precision: Annotated[MatmulPrecision, Setting(enter=process.enter_matmul_precision)] = (
+        "highest"
+    )
+    preallocate: Annotated[
+        bool,
+        Setting(
+            in_graphs=False, not_in_scripts="a script may find no gradient where it left zeros"
+        ),
+    ] = False
+    matmul_library: Annotated[
+        MatmulLibrary, Setting(variables=process.matmul_library_variables)
+    ] = "default"
+    coordinate_descent: Annotated[bool, Setting(inductor="coordinate_descent_tuning")] = False
+    aotriton_experimental: Annotated[
+        bool, Setting(variables=lambda _: {"TORCH_ROCM_AOTRITON_ENABLE_EXPERIMENTAL": "1"})
+    ] = False
+
+    def changed(self) -> Iterator[tuple[str, Any, Setting]]:
+        """Yield the name, the value and the `Setting` of each field that is not its default."""
+        for name, setting in SETTINGS.items():
+            value = getattr(self, name)
+            if value != default_of(name):
+                yield name, value, setting
+
+    def variables(self) -> dict[str, str]:
+        """Return the environment variables that a process needs at start to run this config."""
+        found: dict[str, str] = {}
+        for _, value, setting in self.changed():
+            found |= setting.variables(value)
+        return found
+
+    def enter(self) -> None:
+        """Apply to this process what can be applied once it runs.
+
+        Default values change nothing, so the user's own settings survive.
+        """
+        for _, value, setting in self.changed():
+            if setting.enter is not None:
+                setting.enter(value, self)
+
+    def inductor_options(self) -> dict[str, bool]:
+        """Return the options of inductor that it switches on."""
+        return {one.inductor: True for _, _, one in self.changed() if one.inductor}
+
+
+def default_of(name: str) -> Any:
+    """Return the default of a field of StepConfig."""
+    return StepConfig.model_fields[name].default
+
+
+SETTINGS: Final[Mapping[str, Setting]] = {
+    name: one
+    for name, field in StepConfig.model_fields.items()
+    for one in field.metadata
+    if isinstance(one, Setting)
+}
+"""What the fields say of themselves, in their order."""
+AROUND_GRAPHS: Final[Mapping[str, Any]] = {
+    name: default_of(name) for name, one in SETTINGS.items() if not one.in_graphs
+}
+"""Settings that do not affect the code that torch.compile generates, with their defaults."""

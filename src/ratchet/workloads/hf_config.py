@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import difflib
+import importlib.util
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Literal
@@ -56,14 +57,20 @@ HEADS = {
 }
 
 
+def check_transformers() -> None:
+    """Raise WorkloadError if transformers, which makes models named `hf:`, is not installed."""
+    if importlib.util.find_spec("transformers") is None:
+        raise WorkloadError("hf: needs transformers: pip install 'torch-ratchet[hf]'")
+
+
 def read_config(name: str) -> tuple[Any, bool]:
     """Return the configuration that `name` means, and True if `name` is a model type.
 
     A model type takes precedence over a folder of the same name; `./NAME` is always a folder.
     """
+    types = model_types()
     from transformers import AutoConfig
 
-    types = model_types()
     if name in types:
         return AutoConfig.for_model(name), True
     folder = Path(name).expanduser()
@@ -83,6 +90,7 @@ def read_config(name: str) -> tuple[Any, bool]:
 
 def model_types() -> list[str]:
     """List the model types that the installed transformers supports."""
+    check_transformers()
     from transformers.models.auto.configuration_auto import CONFIG_MAPPING_NAMES
 
     return sorted(CONFIG_MAPPING_NAMES)

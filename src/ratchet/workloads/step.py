@@ -16,7 +16,6 @@ from torch.optim.lr_scheduler import LRScheduler
 from torch.utils import _pytree as pytree
 
 from ratchet.base.errors import WorkloadError
-from ratchet.workloads import process
 from ratchet.workloads.blame import blamed_on, blamed_step
 from ratchet.workloads.checkpointing import apply_checkpointing
 from ratchet.workloads.config import AUTOCAST, StepConfig
@@ -75,7 +74,7 @@ class TrainingStep:
             raise ValueError("compile_options need a compile_mode")
         if config.update_in_backward:
             check_in_backward(workload, config)
-        process.enter(config)
+        config.enter()
         self.workload = workload
         self.config = config
         self.model = workload.model.train()
@@ -305,7 +304,4 @@ def inductor_options(config: StepConfig) -> dict[str, Any]:
         # Importing inductor touches torch.jit, which torch itself has deprecated.
         warnings.simplefilter("ignore", DeprecationWarning)
         import torch._inductor.compile_fx
-    options = dict(torch._inductor.list_mode_options(config.compile_mode))
-    if config.coordinate_descent:
-        options["coordinate_descent_tuning"] = True
-    return options
+    return torch._inductor.list_mode_options(config.compile_mode) | config.inductor_options()

@@ -2,28 +2,33 @@
 
 Every Python installation contains the standard library, so the text needs no download and no
 licence beyond Python's. A byte-pair tokenizer is trained on the text once. Only the tokens are
-cached.
+cached. If the package `tokenizers` is not installed, a token is a byte.
 """
 
 from __future__ import annotations
 
 import contextlib
 import hashlib
+import importlib.util
 import io
+import logging
 import os
 import sysconfig
 from collections.abc import Iterator
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
-import tokenizers
 from numpy.typing import NDArray
 from platformdirs import user_cache_path
-from tokenizers import Tokenizer, models, pre_tokenizers, trainers
 
 from ratchet.base.errors import WorkloadError
 from ratchet.base.files import why_not_file, write_whole
+
+if TYPE_CHECKING:
+    from tokenizers import Tokenizer
+
+LOG = logging.getLogger(__name__)
 
 TEXT_LIMIT_BYTES = 20_000_000
 """Maximum text size; more text would not change the step time, so longer text is cut."""
@@ -98,10 +103,16 @@ def tokens_of(text: str, vocabulary: int, cache: Path | None = None) -> Tokens:
     """Return `text` as ids under `vocabulary`, memory-mapped from the cache.
 
     A missing or damaged cache entry is rebuilt. `vocabulary` includes the 256 byte symbols, so it
-    is at least 257. Short text may use fewer ids.
+    is at least 257. Short text may use fewer ids, and without the package `tokenizers` all text
+    uses 256: its bytes.
     """
     if vocabulary <= BYTE_SYMBOLS:
         raise WorkloadError(f"vocabulary {vocabulary} is too small; use more than {BYTE_SYMBOLS}")
+    if importlib.util.find_spec("tokenizers") is None:
+        LOG.warning("tokens are bytes: pip install 'torch-ratchet[hf]' for byte pairs")
+        return np.frombuffer(text.encode(), np.uint8)
+    import tokenizers
+
     folder = cache or user_cache_path("ratchet") / "text"
     key = f"{_text_key(text)}-{vocabulary}-tokenizers{tokenizers.__version__}"
     seal = folder / f"{key}.sha256"
@@ -123,6 +134,8 @@ def _chunks(text: str) -> Iterator[str]:
 
 
 def _train(text: str, vocabulary: int) -> Tokenizer:
+    from tokenizers import Tokenizer, models, pre_tokenizers, trainers
+
     tokenizer = Tokenizer(models.BPE())
     tokenizer.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
     trainer = trainers.BpeTrainer(

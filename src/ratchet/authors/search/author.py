@@ -7,11 +7,11 @@ import random
 from collections.abc import Callable, Mapping, Sequence
 from typing import Final
 
+from ratchet import lab
 from ratchet.authors.author import FAILED, RIGHT, Answer, Progress, Proposal, Schedule, Space
 from ratchet.authors.search.cost_model import CostModel, Example
 from ratchet.authors.search.evolution import Evolution
 from ratchet.authors.search.halving import Rungs
-from ratchet.authors.search.optuna_search import OptunaSearch
 from ratchet.authors.search.random_search import RandomSearch
 from ratchet.authors.search.strategy import Move, ScoredSchedule, SearchStrategy, is_valid
 from ratchet.authors.search.transfer import Experience
@@ -19,7 +19,7 @@ from ratchet.base.errors import RatchetError
 
 STRATEGIES: Final[Mapping[str, Callable[[Space, random.Random], SearchStrategy]]] = {
     "evolution": Evolution,
-    "optuna": OptunaSearch,
+    "optuna": lambda space, source: lab.optuna_search.OptunaSearch(space, source),
     "random": RandomSearch,
 }
 OVERSAMPLED: Final = 4

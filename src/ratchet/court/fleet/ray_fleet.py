@@ -8,6 +8,7 @@ from collections.abc import Iterator, Sequence
 from ratchet import __version__
 from ratchet.base.errors import DeviceError, JudgeError, RatchetError
 from ratchet.court.fleet.messages import JudgeOrder, ScreenOrder, SeatFacts, SeatReply, read_reply
+from ratchet.court.fleet.ray_cluster import RayCluster
 from ratchet.court.fleet.spread import MOST_LOSSES, Cluster, Spread
 from ratchet.court.terms import Terms
 from ratchet.devices.fingerprint import Software
@@ -151,6 +152,11 @@ class ClusterFleet:
         if reply.facts.kind != self._facts.kind:
             raise JudgeError(f"{reply.facts.host} changed while it judged: {reply.facts.name}")
         return reply
+
+
+def on_ray(address: str, *, device: str) -> ClusterFleet:
+    """Return the fleet of a Ray cluster: `ray` for the one at hand, or `ray://HOST:PORT`."""
+    return ClusterFleet(RayCluster(address, device=device))
 
 
 def _version_fault(facts: SeatFacts) -> str:

@@ -154,7 +154,7 @@ def _sizes(site: CapturedSite) -> dict[str, Any]:
 
 ATTENTION = Pattern(
     name="attention",
-    summary="causal or open attention, with grouped key-value heads passed once",
+    place=20,
     find=_find,
     install=_install,
     sizes=_sizes,

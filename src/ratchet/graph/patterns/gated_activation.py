@@ -70,7 +70,7 @@ def _sizes(site: CapturedSite) -> dict[str, Any]:
 
 GATED_ACTIVATION = Pattern(
     name="gated_activation",
-    summary="SwiGLU and GeGLU products",
+    place=40,
     find=_find,
     install=_install,
     sizes=_sizes,

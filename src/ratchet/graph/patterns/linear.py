@@ -49,7 +49,7 @@ def _sizes(site: CapturedSite) -> dict[str, Any]:
 
 LINEAR = Pattern(
     name="linear",
-    summary="bf16 matrix products of linear layers",
+    place=50,
     find=_find,
     install=_install,
     sizes=_sizes,

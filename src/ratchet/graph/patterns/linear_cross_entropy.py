@@ -180,7 +180,7 @@ def _sizes(site: CapturedSite) -> dict[str, Any]:
 
 LINEAR_CROSS_ENTROPY = Pattern(
     name="linear_cross_entropy",
-    summary="the last linear layer and the cross-entropy over its classes",
+    place=10,
     find=_find,
     install=_install,
     sizes=_sizes,

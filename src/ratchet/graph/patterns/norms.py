@@ -284,14 +284,14 @@ def _other(product: Node, known: Node) -> Node:
 
 RMS_NORM = Pattern(
     name="rms_norm",
-    summary="RMSNorm, with the residual sum in front of it",
+    place=60,
     find=_find_rms_norm,
     install=_install_rms_norm,
     sizes=_sizes,
 )
 LAYER_NORM = Pattern(
     name="layer_norm",
-    summary="LayerNorm, with the residual sum in front of it",
+    place=70,
     find=_find_layer_norm,
     install=_install_layer_norm,
     sizes=_sizes,

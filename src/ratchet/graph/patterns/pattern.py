@@ -18,7 +18,8 @@ class Pattern:
 
     name: str
     """The pattern's name, and the kernel's name in `ratchet.kernels.library.LIBRARY`."""
-    summary: str
+    place: int
+    """Its place in running order, lowest first, with gaps for new ones."""
     find: Callable[[Node], bool]
     """Return True if this node is the site's anchor; must be cheap and free of side effects."""
     install: Callable[[Node, Scope], None]

@@ -157,7 +157,7 @@ def _sizes(site: CapturedSite) -> dict[str, Any]:
 
 ROPE = Pattern(
     name="rope",
-    summary="rotary positions of queries and keys",
+    place=30,
     find=_find,
     install=_install,
     sizes=_sizes,

@@ -352,6 +352,5 @@ def _recipe_environment(mode: Mode) -> dict[str, str]:
     if mode.recipe is None:
         return {}
     from ratchet.optimize.recipe.recipe import Recipe
-    from ratchet.optimize.step.environment import environment
 
-    return environment(Recipe.load(mode.recipe).config)
+    return Recipe.load(mode.recipe).config.variables()

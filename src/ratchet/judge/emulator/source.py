@@ -7,6 +7,7 @@ from pathlib import Path
 from typing import Final
 
 from ratchet.judge.emulator import operations
+from ratchet.judge.emulator.forms import LANE_FORMS
 from ratchet.judge.emulator.operations import MachineOperation
 
 HERE: Final = Path(__file__).parent
@@ -21,11 +22,9 @@ SPACES: Final = {"buffer": "BUFFER", "global": "GLOBAL", "scratch": "SCRATCH", "
 _OTHERS: Final = (
     "s_load s_buffer_load ds_read2 ds_write2 ds_read_b64_tr_b16 ds_read_b64_tr_b8 "
     "ds_read_b64_tr_b4 ds_bpermute_b32 ds_permute_b32 ds_swizzle_b32 mfma mfma_scaled nothing "
-    "v_readfirstlane_b32 v_readlane_b32 "
-    "v_writelane_b32 v_swap_b32 v_permlane16_swap_b32 v_permlane32_swap_b32 v_permlane16_b32 "
-    "v_permlanex16_b32 v_fma_mix_f32 v_fma_mixlo_f16 v_fma_mixhi_f16 v_pk_mov_b32 s_branch "
+    "v_fma_mix_f32 v_fma_mixlo_f16 v_fma_mixhi_f16 v_pk_mov_b32 s_branch "
     "s_cbranch_scc0 s_cbranch_scc1 s_cbranch_vccz s_cbranch_vccnz s_cbranch_execz "
-    "s_cbranch_execnz s_setreg_overflow s_endpgm s_barrier s_barrier_signal s_barrier_wait s_trap "
+    "s_cbranch_execnz s_setreg_overflow "
 )
 MACHINE_OPERATIONS: Final = {
     **{
@@ -33,7 +32,7 @@ MACHINE_OPERATIONS: Final = {
         for space, name in SPACES.items()
         for verb in ("load", "store", "atomic")
     },
-    **{name: name for name in _OTHERS.split()},
+    **{name: name for name in (*_OTHERS.split(), *LANE_FORMS)},
 }
 """Functions of the .hpp files, by their names in decoded records."""
 

@@ -8,10 +8,11 @@ import os
 import secrets
 import time
 from collections.abc import Callable, Iterator, Sequence
+from typing import TYPE_CHECKING
 
+from ratchet import lab
 from ratchet.base.errors import CompilerMissing, JudgeError, RatchetError
 from ratchet.base.process.time_limits import Clock, OutOfTime
-from ratchet.judge.emulator.estimates.references import CompiledReferences
 from ratchet.judge.options import LANGUAGES, WITH_TORCH
 from ratchet.judge.sandbox.accelerator import Accelerator, may_use_gpu
 from ratchet.judge.sandbox.zygote import CandidateZygote
@@ -29,6 +30,9 @@ from ratchet.judge.workers.serving import Message
 from ratchet.kernels.kernel import Kernel, Language
 from ratchet.problems.problem import Problem
 from ratchet.problems.problem_file import described
+
+if TYPE_CHECKING:
+    from ratchet.judge.emulator.estimates.references import CompiledReferences
 
 LOG = logging.getLogger(__name__)
 FIND_TIMEOUT_S = 120.0
@@ -49,7 +53,7 @@ class KernelJudge:
         self._tools = Toolchain(threads=self.threads)
         self._ahead = NextLibrary(self._tools)
         self._compilations = SharedCompilations()
-        self._references = CompiledReferences()
+        self._references: CompiledReferences | None = None
         self._screener = Screener(self._tools, threads=self.threads)
 
     def __enter__(self) -> KernelJudge:
@@ -130,6 +134,8 @@ class KernelJudge:
         self._screener.forget_problem()  # the reference worker opens another
         secret = secrets.randbits(48) if seed is None else seed
         clock = Clock(deadline=time.monotonic() + time_limit_s - spent_s, limit_s=time_limit_s)
+        if compared and self._references is None:
+            self._references = lab.references.CompiledReferences()
         trial = KernelTrial(
             kernel=kernel,
             problem=problem,

@@ -13,10 +13,10 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
 from functools import partial
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
+from ratchet import lab
 from ratchet.base.process.time_limits import Clock, OutOfTime
-from ratchet.judge.emulator.estimates.references import CompiledReferences, said
 from ratchet.judge.integrity.code_places import CodePlaces
 from ratchet.judge.integrity.device_work import facts, judge_own
 from ratchet.judge.integrity.library_ops import judge_census, read_census
@@ -40,23 +40,14 @@ from ratchet.judge.trial.timing.decide import conclude, without_gain
 from ratchet.judge.trial.timing.group_sequential import time_until_answered
 from ratchet.judge.trial.timing.sample import CaseTiming, see_order, watch_case
 from ratchet.judge.trial.wear import GREW, check_wear
-from ratchet.judge.trial.without_gpu import (
-    INTERPRETER,
-    RIGHT,
-    emulated,
-    estimates,
-    headers_for,
-    interpreted,
-    right_on,
-    sealed_machine,
-    small_cases,
-    without_blame,
-)
 from ratchet.judge.verdict import EmulatedCase, Evidence, TimedSample, Verdict
 from ratchet.judge.workers.candidate.model_answer import followed, runnable
 from ratchet.kernels.kernel import Kernel
 from ratchet.kernels.kernel_file import is_extension
 from ratchet.problems.problem import Case, Problem
+
+if TYPE_CHECKING:
+    from ratchet.judge.emulator.estimates.references import CompiledReferences
 
 PROFILED = ("triton", "hip")
 LEFT_TO_EXPLAIN_S = 5.0
@@ -248,23 +239,27 @@ class KernelTrial:
     def _interpret(self, reference: ReferenceProcess) -> Decided:
         """Check every case in Triton's interpreter."""
         sized = followed(self.kernel, self.problem)
-        outcome = self._check_small(reference, interpreted(sized), None)
-        return without_blame(outcome, INTERPRETER) if outcome else Decided("correct", RIGHT)
+        elsewhere = lab.without_gpu
+        outcome = self._check_small(reference, elsewhere.interpreted(sized), None)
+        if outcome is None:
+            return Decided("correct", elsewhere.RIGHT)
+        return elsewhere.without_blame(outcome, elsewhere.INTERPRETER)
 
     def _emulate(self, reference: ReferenceProcess, target: str) -> Decided:
         """Check every case as the machine code of a GPU that is not here."""
-        self.headers = headers_for(self.kernel, target)
-        with sealed_machine(target) as machine:
+        elsewhere = lab.without_gpu
+        self.headers = elsewhere.headers_for(self.kernel, target)
+        with elsewhere.sealed_machine(target) as machine:
             sized = followed(self.kernel, self.problem)
-            kernel = emulated(sized, target, self.clock, self.headers)
+            kernel = elsewhere.emulated(sized, target, self.clock, self.headers)
             outcome = self._check_small(reference, kernel, machine)
         if outcome is not None:
-            return without_blame(outcome, f"emulated {target}")
-        right = right_on(target, self.emulated, self.kernel.source)
+            return elsewhere.without_blame(outcome, f"emulated {target}")
+        right = elsewhere.right_on(target, self.emulated, self.kernel.source)
         self.evidence += right.evidence
         if self.references is not None and self.emulated:
             self.emulated = self.references.compared(self.emulated, self.problem, self.clock)
-            self.evidence += said(self.emulated)
+            self.evidence += lab.references.said(self.emulated)
         return right
 
     def _check_small(
@@ -273,7 +268,7 @@ class KernelTrial:
         """Check a kernel on the small cases; `library` may hold what runs it."""
         if isinstance(kernel, Decided):
             return kernel
-        self.problem = small_cases(self.problem)
+        self.problem = lab.without_gpu.small_cases(self.problem)
         self._runnable = kernel if self.kernel.language == "hip" else runnable(kernel, self.problem)
         opened = self._keep(self._open(reference))
         if isinstance(opened, Decided):
@@ -374,7 +369,7 @@ class KernelTrial:
                 return outcome
             evidence += outcome.evidence
             if self.target is not None:
-                self.emulated = estimates(self.problem, self.target, told)
+                self.emulated = lab.without_gpu.estimates(self.problem, self.target, told)
         return None
 
     def _with_sizes_of(
@@ -514,9 +509,9 @@ class KernelTrial:
             return None
         if self.kernel.language == "hip" and is_extension(self.kernel.source):
             return None  # its kernels are compiled together with its host code
-        from ratchet.judge.static_profile.inspection import profile_in_verdict
-
-        return profile_in_verdict(self.kernel, self._given, self.profiled, self.clock)
+        return lab.inspection.profile_in_verdict(
+            self.kernel, self._given, self.profiled, self.clock
+        )
 
 
 def layout_seed(secret: int) -> int:

@@ -1,4 +1,4 @@
-"""The levers. `LEVERS` lists them in trial order, most promising first."""
+"""The levers, by name and as a list: `operators.LEVERS` has them in trial order."""
 
 from __future__ import annotations
 
@@ -7,9 +7,10 @@ from dataclasses import replace
 from pydantic import ValidationError
 
 from ratchet.base.errors import RatchetError
-from ratchet.optimize.levers import operators, system
+from ratchet.optimize.levers import system
 from ratchet.optimize.levers.base import Lever, Situation
 from ratchet.optimize.levers.kernels import kernel_lever_names, kernel_levers
+from ratchet.optimize.levers.operators import LEVERS
 from ratchet.workloads.config import StepConfig
 
 __all__ = [
@@ -21,38 +22,6 @@ __all__ = [
     "find_lever",
     "kernel_levers",
 ]
-
-LEVERS: tuple[Lever, ...] = (
-    operators.COMPILE,
-    operators.BF16_WEIGHTS,
-    system.MALLOPT,
-    system.HUGE_PAGES,
-    system.THREADS,
-    operators.FUSED_OPTIMIZER,
-    operators.BF16_AUTOCAST,
-    operators.CUDA_GRAPHS,
-    operators.COMPILE_MAX_AUTOTUNE,
-    operators.COORDINATE_DESCENT,
-    system.JEMALLOC,
-    system.TCMALLOC,
-    system.EXPANDABLE_SEGMENTS,
-    operators.ATTENTION_FLASH,
-    operators.ATTENTION_EFFICIENT,
-    operators.ATTENTION_CUDNN,
-    operators.ATTENTION_MATH,
-    operators.AOTRITON,
-    operators.HIPBLASLT,
-    operators.TUNABLEOP,
-    operators.MATMUL_PRECISION,
-    system.AFFINITY,
-    system.PREALLOCATE,
-    operators.FOREACH_OPTIMIZER,
-    system.CHUNKED_LOGITS,
-    system.UPDATE_IN_BACKWARD,
-    system.CHECKPOINTING,
-    system.MICRO_BATCHES,
-)
-
 
 PLANNED = "checkpointing="
 """Prefix of the lever that sets a plan of `ratchet memory`: `checkpointing=plan:ffnn`, with others

@@ -19,7 +19,8 @@ class Situation:
     device_kind: str
     """The device's kind: `cpu` or `cuda`."""
     vendor: str
-    isa: str
+    target: str
+    """The code that the device runs, such as `avx2`, `amx`, `gfx942` or `sm_90`."""
     cores: int
     written: StepConfig
     """The step's settings as the user wrote it."""

@@ -85,7 +85,7 @@ class _InGraph(Lever):
 
 
 def _applies(name: str, situation: Situation) -> str | None:
-    return why_no_kernel(name, situation.isa)
+    return why_no_kernel(name, situation.target)
 
 
 def _linear_applies(situation: Situation) -> str | None:
@@ -93,7 +93,7 @@ def _linear_applies(situation: Situation) -> str | None:
 
     docs/reference/kernels.md has the figures.
     """
-    if situation.device_kind == "cpu" and situation.isa not in ("amx", "avx2"):
+    if situation.device_kind == "cpu" and situation.target not in ("amx", "avx2"):
         return (
             "oneDNN is near this CPU's peak (docs/reference/kernels.md); the kernel is for AMX and "
             "AVX2"

@@ -1,5 +1,6 @@
 """Levers of the step's code: torch.compile, precision, the optimizer and torch's libraries."""
 
+from ratchet.optimize.levers import system
 from ratchet.optimize.levers.base import (
     Lever,
     Situation,
@@ -34,7 +35,7 @@ def _is_fp32(situation: Situation) -> str | None:
 
 
 def _has_fp32_products(situation: Situation) -> str | None:
-    if situation.device_kind == "cpu" and situation.isa not in ("amx", "avx512_bf16"):
+    if situation.device_kind == "cpu" and situation.target not in ("amx", "avx512_bf16"):
         return "this CPU has no bf16 matrix instructions"
     if situation.written.precision != "fp32":
         return "the step's matrix products are not in fp32"
@@ -61,15 +62,15 @@ def _has_cudnn_attention(situation: Situation) -> str | None:
 
 def _may_use_aotriton(situation: Situation) -> str | None:
     reason = only_rocm(situation) or _has_attention(situation)
-    if reason is None and situation.isa in AOTRITON_TARGETS:
-        return f"torch already uses AOTriton's attention on {situation.isa}"
+    if reason is None and situation.target in AOTRITON_TARGETS:
+        return f"torch already uses AOTriton's attention on {situation.target}"
     return reason
 
 
 def _may_use_hipblaslt(situation: Situation) -> str | None:
     reason = only_rocm(situation)
-    if reason is None and situation.isa in HIPBLASLT_TARGETS:
-        return f"torch already prefers hipBLASLt on {situation.isa}"
+    if reason is None and situation.target in HIPBLASLT_TARGETS:
+        return f"torch already prefers hipBLASLt on {situation.target}"
     return reason
 
 
@@ -251,3 +252,34 @@ TUNABLEOP = Lever(
     default=False,
     acts_on=("matmul",),
 )
+LEVERS: tuple[Lever, ...] = (
+    COMPILE,
+    BF16_WEIGHTS,
+    system.MALLOPT,
+    system.HUGE_PAGES,
+    system.THREADS,
+    FUSED_OPTIMIZER,
+    BF16_AUTOCAST,
+    CUDA_GRAPHS,
+    COMPILE_MAX_AUTOTUNE,
+    COORDINATE_DESCENT,
+    system.JEMALLOC,
+    system.TCMALLOC,
+    system.EXPANDABLE_SEGMENTS,
+    ATTENTION_FLASH,
+    ATTENTION_EFFICIENT,
+    ATTENTION_CUDNN,
+    ATTENTION_MATH,
+    AOTRITON,
+    HIPBLASLT,
+    TUNABLEOP,
+    MATMUL_PRECISION,
+    system.AFFINITY,
+    system.PREALLOCATE,
+    FOREACH_OPTIMIZER,
+    system.CHUNKED_LOGITS,
+    system.UPDATE_IN_BACKWARD,
+    system.CHECKPOINTING,
+    system.MICRO_BATCHES,
+)
+"""The levers of this file and of `system` in trial order, most promising first."""

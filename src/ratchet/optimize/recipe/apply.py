@@ -11,7 +11,7 @@ import logging
 import os
 from collections.abc import Callable, Sequence
 from pathlib import Path
-from typing import Any, Final, TypeVar
+from typing import Any, TypeVar
 
 import torch
 from torch import nn
@@ -29,20 +29,12 @@ from ratchet.optimize.recipe.recipe import Recipe
 from ratchet.optimize.recipe.reproof import ready_kernels
 from ratchet.optimize.recipe.slots import install_update
 from ratchet.optimize.step.candidate import wanted_libraries
-from ratchet.optimize.step.environment import environment
-from ratchet.workloads import process
-from ratchet.workloads.config import StepConfig
+from ratchet.workloads.config import StepConfig, default_of
 from ratchet.workloads.implementations import writes_gradients
 from ratchet.workloads.step import TrainingStep
 from ratchet.workloads.workload import Workload
 
 log = logging.getLogger("ratchet")
-NOT_IN_SCRIPTS: Final = {
-    "preallocate": "a script may find no gradient where it left zeros",
-    "update_in_backward": "a script may read, clip or add up gradients after its backward pass",
-    "micro_batches": "a script cuts its batches itself; give it smaller ones and accumulate",
-}
-"""Settings that would change a script's meaning, each with the reason."""
 Function = TypeVar("Function", bound=Callable[..., Any])
 
 
@@ -125,7 +117,7 @@ def compile(
         config = _of_a_model_alone(config)
     config = _of_a_script(config, optimizers)
     config = _with_kernels(loaded, config, ledger=ledger, strict=strict)
-    process.enter(config)
+    config.enter()
     _warn_of_environment(config)
     if loaded.parallel is not None:
         for left in tuned_ranks(trained, loaded.parallel):
@@ -206,16 +198,14 @@ def _of_a_script(config: StepConfig, optimizers: Sequence[Optimizer]) -> StepCon
             "the optimizer's update stays as written: foreach adds Nesterov's momentum to `.grad`"
         )
         config = config.model_copy(update={"optimizer": "as_written"})
-    for name, why in NOT_IN_SCRIPTS.items():
-        default = StepConfig.model_fields[name].default
-        if getattr(config, name) != default:
-            _warn(f"{name} is not installed: {why}")
-            config = config.model_copy(update={name: default})
-    return config
+    left_out = {name: one.not_in_scripts for name, _, one in config.changed() if one.not_in_scripts}
+    for name, why in left_out.items():
+        _warn(f"{name} is not installed: {why}")
+    return config.model_copy(update={name: default_of(name) for name in left_out})
 
 
 def _warn_of_environment(config: StepConfig) -> None:
-    for name, value in environment(config).items():
+    for name, value in config.variables().items():
         if os.environ.get(name) != value:
             _warn(f"start the script with {name}={value}: the recipe was proven with this setting")
 

@@ -8,20 +8,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from ratchet.optimize.step.installed import AnyKernel
-from ratchet.workloads.config import StepConfig
-
-AROUND_THE_GRAPH: dict[str, Any] = {
-    name: StepConfig.model_fields[name].default
-    for name in (
-        "optimizer",
-        "affinity",
-        "allocator",
-        "huge_pages",
-        "preallocate",
-        "update_in_backward",
-    )
-}
-"""Settings that do not affect the code that torch.compile generates for forward and backward."""
+from ratchet.workloads.config import AROUND_GRAPHS, StepConfig
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -42,7 +29,7 @@ class Candidate:
 
     def graph_key(self) -> str:
         """Return a key shared by candidates whose steps torch.compile compiles to the same code."""
-        config = self.config.model_copy(update=AROUND_THE_GRAPH)
+        config = self.config.model_copy(update=AROUND_GRAPHS)
         return Candidate(title="", config=config, kernels=self.kernels).key()
 
     def arguments(self, workload: str, options: dict[str, Any]) -> dict[str, Any]:
@@ -73,22 +60,8 @@ def describe(config: StepConfig) -> str:
     parts = ["eager" if config.compile_mode is None else _compile_words(config.compile_mode)]
     words = {"bf16_autocast": "bf16 autocast", "bf16_master": "bf16 weights"}
     parts.append(words.get(config.precision, config.precision))
-    if config.optimizer != "as_written":
-        kernel = config.optimizer == "kernel"
-        parts.append("kernel AdamW" if kernel else f"{config.optimizer} optimizer")
-    if config.logits != "whole":
-        parts.append(f"{config.logits} logits")
-    if config.update_in_backward:
-        parts.append("updates in backward")
-    if config.micro_batches > 1:
-        parts.append(f"{config.micro_batches} micro-batches")
-    if config.kernels:
-        parts.append(f"{len(config.kernels)} kernels")
-    if config.allocator != "default":
-        parts.append(config.allocator)
-    if config.huge_pages:
-        parts.append("huge pages")
-    return ", ".join(parts)
+    parts += [one.words(value) for _, value, one in config.changed()]
+    return ", ".join(filter(None, parts))
 
 
 def _compile_words(mode: str) -> str:

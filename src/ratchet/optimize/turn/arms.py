@@ -15,7 +15,6 @@ from ratchet.judge.steps.arms import ArmProcess, ArmSpec
 from ratchet.optimize.arm import FACTORY, PROBE_FACTORY
 from ratchet.optimize.step.candidate import Candidate
 from ratchet.optimize.step.describe import ArmFacts
-from ratchet.optimize.step.environment import environment
 from ratchet.optimize.turn.costs import Costs, crowding, together_s
 from ratchet.optimize.turn.schedule import WARMUP_STEPS, TurnSchedule
 from ratchet.optimize.turn.settings import Settings
@@ -71,7 +70,7 @@ class LiveArms:
             title=candidate.title,
             factory=factory,
             arguments={**arguments, "is_random": self.is_random},
-            environment=environment(candidate.config),
+            environment=candidate.config.variables(),
             deadline_s=self.schedule.deadline_s,
         )
 

@@ -16,7 +16,6 @@ from ratchet.devices.roofline import mfu
 from ratchet.optimize.recipe.recipe import Recipe
 from ratchet.optimize.step.candidate import Candidate
 from ratchet.optimize.step.describe import ArmFacts, StepFacts
-from ratchet.optimize.step.environment import environment
 from ratchet.optimize.turn import schedule
 from ratchet.optimize.turn.choice import ChosenRecipe, Found, roles
 from ratchet.optimize.turn.prove import Proof
@@ -248,7 +247,7 @@ def paste_lines(best: Candidate, recipe: str, *, of_trainer: bool = False) -> Pa
 
     In a script with a transformers.Trainer, they give it a callback.
     """
-    variables = environment(best.config)
+    variables = best.config.variables()
     line = f'step = ratchet.compile(step, model, optimizer, recipe="{recipe}")'
     if of_trainer:
         line = f'trainer.add_callback(ratchet.trainer_callback(recipe="{recipe}"))'

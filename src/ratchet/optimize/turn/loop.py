@@ -167,7 +167,7 @@ def situation_of(turn: Turn, facts: StepFacts) -> Situation:
     return Situation(
         device_kind=device.kind,
         vendor=device.vendor,
-        isa=device.target,
+        target=device.target,
         cores=device.threads,
         written=facts.written,
         optimizer_is_adamw=facts.optimizer_is_adamw,

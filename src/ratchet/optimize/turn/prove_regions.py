@@ -22,7 +22,7 @@ from ratchet.judge.steps.arms import ArmProcess
 from ratchet.kernels.kernel import Kernel
 from ratchet.optimize.levers import Lever
 from ratchet.optimize.levers.kernels import region_lever
-from ratchet.optimize.step.candidate import AROUND_THE_GRAPH, Candidate
+from ratchet.optimize.step.candidate import Candidate
 from ratchet.optimize.step.describe import ArmFacts
 from ratchet.optimize.step.installed import InstalledKernel, RegionKernel
 from ratchet.optimize.turn.headroom import SMALL_REGION_SHARE
@@ -31,6 +31,7 @@ from ratchet.optimize.turn.schedule import MEASURING, NO_ROOM, REGIONS
 from ratchet.optimize.turn.screen import unused_regions
 from ratchet.optimize.turn.state import Turn
 from ratchet.problems.problem import Problem
+from ratchet.workloads.config import AROUND_GRAPHS
 
 OF_A_REGION = re.compile(r"_[0-9a-f]{8}$")
 """End of the name of a region's problem: the start of its key."""
@@ -126,7 +127,7 @@ class RegionTrials:
         turn = self.turn
         config = step.config.model_copy(
             update={
-                **AROUND_THE_GRAPH,
+                **AROUND_GRAPHS,
                 "compile_mode": step.config.compile_mode or "default",
                 "kernels": tuple(n for n in step.config.kernels if not n.startswith(REGION)),
             }

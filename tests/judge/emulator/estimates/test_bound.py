@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 
-from ratchet.judge.emulator.estimates.bound import estimate, hottest
+from ratchet.judge.emulator.estimates.bound import estimate, hottest, words
 from ratchet.judge.emulator.estimates.counts import read_told
 
 COUNTS = {
@@ -75,6 +75,16 @@ def test_a_wave_of_64_lanes_takes_four_cycles() -> None:
     assert bounds["MI210"].vector_s == pytest.approx(5 * 4 / 4 / 1.7e9)
     assert bounds["MI210"].matrix_s == pytest.approx(2 * 64 / 4 / 1.7e9)
     assert bounds["MI210"].lds_s == pytest.approx(4 / 1.7e9)
+
+
+def test_a_matrix_instruction_without_known_cycles_has_no_bound() -> None:
+    mixed = {"v_add_f32_e32": 5, "v_mfma_f32_9x9x9_made_up": 2}
+    kernels = read_told({"made_up": COUNTS | {"by_mnemonic": mixed}}, "gfx942")
+    found = estimate("case", "gfx942", kernels)
+    assert not found.bounds
+    assert words(found).startswith(
+        "no bound: the cycles of v_mfma_f32_9x9x9_made_up on gfx942 are not known; 7 instructions"
+    )
 
 
 SHOWN = {

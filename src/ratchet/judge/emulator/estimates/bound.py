@@ -33,7 +33,6 @@ UNITS_PER_PROGRAM: Final = {"cdna": 1, "rdna": 2}
 """Compute units whose LDS one program can use."""
 LDS_BYTES_PER_CYCLE: Final = 128
 SHOWN_SHARE, SHOWN_OFF = 0.01, 0.2
-MATRIX: Final = ("v_mfma_", "v_smfmac_", "v_wmma_", "v_swmmac_")
 DUAL: Final = "v_dual_"
 """Prefix of each of the two operations of one instruction, counted under their own names."""
 
@@ -67,7 +66,15 @@ def hottest(kernel: EmulatedKernel, source: str, count: int = 3) -> list[str]:
 
 
 def estimate(case: str, target: str, kernels: Sequence[EmulatedKernel]) -> EmulatedCase:
-    """Return the bound of one case on each device of the catalogue that runs the target's code."""
+    """Return the bound of one case on each device of the catalogue that runs the target's code.
+
+    If the cycles of a matrix instruction are unknown, there is none, and `no_estimate` says so.
+    """
+    unknown = matrix.missing_cycles(target, (n for one in kernels for n in one.matrix_instructions))
+    if unknown:
+        return EmulatedCase(
+            case=case, target=target, kernels=list(kernels), bounds=[], no_estimate=unknown
+        )
     devices = [
         one
         for one in catalogue.load().devices.values()
@@ -96,7 +103,7 @@ def _bound(
         rows.append(
             (
                 one.touched_bytes / bandwidth,
-                _matrix_cycles(one, target) / simds / clock,
+                matrix.cycles_of(target, one.matrix_instructions, CYCLES[family]) / simds / clock,
                 CYCLES[family] * one.vector_instructions / simds / clock,
                 shared_cycles / min(programs * UNITS_PER_PROGRAM[family], units) / clock,
             )
@@ -112,13 +119,6 @@ def _bound(
     )
 
 
-def _matrix_cycles(kernel: EmulatedKernel, target: str) -> int:
-    rows = [
-        (matrix.find(target, name), count) for name, count in kernel.matrix_instructions.items()
-    ]
-    return sum(row.cycles * count for row, count in rows if row)
-
-
 def words(case: EmulatedCase) -> str:
     """Return in one line the bound on the first device, and its parts."""
     lines = sum(one.lines_64 for one in case.kernels) * 64
@@ -129,7 +129,7 @@ def words(case: EmulatedCase) -> str:
     said += f"{lines / max(1, needed):.2f} bytes moved for each one used, "
     said += f"{conflicts:,} LDS conflicts"
     if not case.bounds:
-        return said
+        return f"no bound: {case.no_estimate}; {said}" if case.no_estimate else said
     one = case.bounds[0]
     parts = {"memory": one.memory_s, "matrix": one.matrix_s, "vector": one.vector_s}
     parts["LDS"] = one.lds_s

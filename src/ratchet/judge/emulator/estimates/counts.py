@@ -8,7 +8,8 @@ from typing import Annotated, Any, Final
 import msgspec
 
 from ratchet.devices import matrix
-from ratchet.judge.emulator.estimates.bound import CYCLES, DUAL, MATRIX
+from ratchet.judge.emulator.estimates.bound import CYCLES, DUAL
+from ratchet.judge.static_profile.assembly import MATRIX
 from ratchet.judge.verdict import EmulatedKernel, EmulatedLine, EmulatedTimeline
 from ratchet.judge.workers.candidate.architectures import ARCHITECTURES, occupancy
 
@@ -204,6 +205,5 @@ def _simd_cycles(by_mnemonic: Mapping[str, int], target: str) -> int:
     products = {key: count for key, count in by_mnemonic.items() if key.startswith(MATRIX)}
     dual = sum(count for key, count in by_mnemonic.items() if key.startswith(DUAL)) // 2
     vector = sum(count for key, count in by_mnemonic.items() if key.startswith("v_"))
-    rows = [(matrix.find(target, name), count) for name, count in products.items()]
     cycles = CYCLES[family] * (vector - dual - sum(products.values()))
-    return cycles + sum(row.cycles * count for row, count in rows if row)
+    return cycles + matrix.cycles_of(target, products, CYCLES[family])

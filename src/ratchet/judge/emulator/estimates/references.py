@@ -70,7 +70,8 @@ class CompiledReferences:
         ratio = own.bounds[0].time_s / case.bounds[0].time_s if known else None
         kernels = [one.model_copy(update={"lines": []}) for one in own.kernels]
         update = {"reference": kernels, "reference_bounds": own.bounds, NAME: ratio}
-        return case.model_copy(update=update)
+        missing = case.no_estimate or own.no_estimate
+        return case.model_copy(update={**update, "no_estimate": missing})
 
 
 def _key(problem: Problem, case: EmulatedCase) -> tuple[str, str, str]:

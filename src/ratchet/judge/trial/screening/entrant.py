@@ -9,12 +9,12 @@ from dataclasses import dataclass, field, replace
 from statistics import geometric_mean
 from typing import Final
 
+from ratchet import lab
 from ratchet.base.process.time_limits import Clock
 from ratchet.judge.stage_result import CandidateFault, Decided
 from ratchet.judge.trial.kernel_checks import CaseFacts
 from ratchet.judge.trial.processes.candidate import CandidateProcess
 from ratchet.judge.trial.screening.rounds import Timed
-from ratchet.judge.trial.without_gpu import INTERPRETER, without_blame
 from ratchet.judge.verdict import Screening, ScreeningStatus
 from ratchet.kernels.kernel import Kernel
 
@@ -95,7 +95,10 @@ class Entrant:
             yield
         except CandidateFault as error:
             decided = error.decided
-            self.decide(without_blame(decided, INTERPRETER) if self.is_interpreted else decided)
+            if self.is_interpreted:
+                elsewhere = lab.without_gpu
+                decided = elsewhere.without_blame(decided, elsewhere.INTERPRETER)
+            self.decide(decided)
 
     def answer(self) -> Screening:
         """Return its answer."""

@@ -10,6 +10,7 @@ from collections.abc import Callable, Sequence
 from statistics import geometric_mean
 from typing import Final
 
+from ratchet import lab
 from ratchet.base.process.channel import close_descriptors
 from ratchet.judge.options import LANGUAGES, WITH_TORCH
 from ratchet.judge.sandbox.accelerator import may_use_gpu
@@ -22,7 +23,6 @@ from ratchet.judge.trial.processes.compile_pool import CompilePool
 from ratchet.judge.trial.screening.entrant import FIRST_CALL_S, Entrant, QuickClock
 from ratchet.judge.trial.screening.rounds import BEST, ScreenedArm, time_together
 from ratchet.judge.trial.timing.plan import calls_per_batch
-from ratchet.judge.trial.without_gpu import interpreted, small_cases
 from ratchet.judge.verdict import Screening
 from ratchet.judge.workers.candidate.model_answer import runnable
 from ratchet.kernels.kernel import Kernel
@@ -66,7 +66,8 @@ class ScreeningRun:
         entrant = Entrant(kernel, name, kernel)
         with entrant.on_trial():
             _check_language(kernel)
-            called = interpreted(kernel) if kernel.language == "triton" else kernel
+            is_triton = kernel.language == "triton"
+            called = lab.without_gpu.interpreted(kernel) if is_triton else kernel
             if isinstance(called, Decided):
                 raise CandidateFault(called)
             entrant.runnable = runnable(called, self.problem)
@@ -283,7 +284,7 @@ class ScreeningParts:
         self._interpreted = [kernel.language == "triton" for kernel in kernels]
         timed = [one for one in kernels if one.language != "triton"]
         others = [one for one in kernels if one.language == "triton"]
-        untimed = small_cases(problem).untimed() if others else problem
+        untimed = lab.without_gpu.small_cases(problem).untimed() if others else problem
         self.runs = (
             ScreeningRun(problem, timed, best, threads=threads, clock=clock),
             ScreeningRun(untimed, others, None, threads=threads, clock=clock),
