@@ -11,7 +11,7 @@ if TYPE_CHECKING:
     from ratchet.authors.run import ProblemRun
 
 SCREENING_S: Final = 20.0
-"""What a first screening takes at most, where none was tried."""
+"""Limit of a first screening, if none was tried."""
 STEP_S: Final = 30
 """Budgets are told in steps of half a minute."""
 

@@ -42,7 +42,7 @@ MISSING: Final = re.compile(r"fatal error: '([^']+)' file not found")
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Compilation:
-    """What the compiler said of one file's GPU code on one target."""
+    """The compiler's answer on one file's GPU code for one target."""
 
     file: str
     target: str

@@ -38,7 +38,7 @@ class Traced:
 
     graph: fx.Graph
     shapes: tuple[tuple[Extent, ...], ...]
-    """Of the inputs."""
+    """The inputs' shapes."""
     sizes: SizeReader
 
 
