@@ -73,8 +73,8 @@ class StepSetting:
 class StepConfig(BaseModel):
     """The settings of one training step; frozen, hashable, and stored in recipes.
 
-    The defaults are a plain eager fp32 step. A field's `StepSetting` says what its other values do to
-    the step's process; a field without one acts in `ratchet.workloads.step`.
+    The defaults are a plain eager fp32 step. A field's `StepSetting` says what its other values do
+    to the step's process; a field without one acts in `ratchet.workloads.step`.
     """
 
     model_config = ConfigDict(frozen=True, extra="forbid")
