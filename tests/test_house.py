@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ast
+import re
 from collections import defaultdict
 from pathlib import Path
 
@@ -18,6 +19,18 @@ def test_a_class_name_stands_once() -> None:
             if isinstance(node, ast.ClassDef):
                 places[node.name].append(f"{path.relative_to(PACKAGE)}:{node.lineno}")
     assert {name: found for name, found in places.items() if len(found) > 1} == {}
+
+
+def test_docstrings_open_with_a_noun_or_a_verb() -> None:
+    opens = re.compile(r"(What|Whether|How|Of)\b")
+    found = []
+    for path in sorted(PACKAGE.rglob("*.py")):
+        for node in ast.walk(ast.parse(path.read_text(encoding="utf-8"))):
+            if isinstance(node, ast.Expr) and isinstance(node.value, ast.Constant):
+                text = node.value.value
+                if isinstance(text, str) and opens.match(text.strip()):
+                    found.append(f"{path.relative_to(PACKAGE)}:{node.lineno}")
+    assert found == []
 
 
 def test_every_long_test_exists() -> None:

@@ -200,7 +200,7 @@ def test_what_may_not_be_read_is_left_out(index: KnowledgeIndex, folder: Path) -
 def test_a_reader_that_dies_costs_its_file_alone(
     index: KnowledgeIndex, folder: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("ratchet.authors.knowledge.pdf.WORKER", "no_such_module_at_all")
+    monkeypatch.setattr("ratchet.authors.knowledge.read.WORKER", "no_such_module_at_all")
     (folder / "a.pdf").write_bytes(pdf("The bongo sleeps."))
     (folder / "b.txt").write_text("The aardvark is awake.\n")
     assert add(index, folder) == {

@@ -94,7 +94,8 @@ def test_the_two_commands_of_the_readme_are_targets_of_the_makefile() -> None:
 
 
 @pytest.mark.parametrize(
-    ("has", "extras"), [((), ".[triton]"), (("torch",), ".[triton]"), (("torch", "triton"), ".")]
+    ("has", "extras"),
+    [((), ".[hf,triton]"), (("torch",), ".[hf,triton]"), (("torch", "triton"), ".[hf]")],
 )
 def test_install_brings_triton_where_it_is_missing(
     has: tuple[str, ...], extras: str, tmp_path: Path

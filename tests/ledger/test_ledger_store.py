@@ -18,7 +18,7 @@ from ratchet.base.errors import LedgerError, WorkloadError
 from ratchet.devices.fingerprint import software
 from ratchet.devices.probe import probe
 from ratchet.ledger import SCHEMA_VERSION, Fingerprint, Ledger, connect, default_path, schema
-from ratchet.ledger.payload import dumps, loads
+from ratchet.ledger.connect import dumps, loads
 from ratchet.measure.samples import Sample
 
 JUDGE = "judge-a"

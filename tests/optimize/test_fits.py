@@ -232,7 +232,7 @@ class TestBesideAGpu:
     def test_autocast_is_of_the_model_s_device(self, monkeypatch: pytest.MonkeyPatch) -> None:
         from ratchet.optimize.recipe import apply
 
-        monkeypatch.setattr(apply.process, "enter", lambda config: None)
+        monkeypatch.setattr(StepConfig, "enter", lambda config: None)
         monkeypatch.setattr(apply, "_with_kernels", lambda recipe, config, *_, **__: config)
         monkeypatch.setattr(apply, "CompiledStep", CompiledStep)
         model, optimizer = make()

@@ -12,7 +12,7 @@ import grimp
 
 import ratchet.trace
 from ratchet.optimize.levers import all_levers
-from ratchet.trace.advice import fusible
+from ratchet.trace.advice import findings
 
 ROOM = Path(ratchet.trace.__file__).parent
 
@@ -47,6 +47,6 @@ def test_every_lever_that_advice_names_exists() -> None:
 
 
 def test_every_lever_that_fuses_exists() -> None:
-    kernels = {lever for _, lever in fusible.KERNEL_LEVERS}
+    kernels = {lever for _, lever in findings.KERNEL_LEVERS}
     assert {"kernel:rms_norm", "kernel:rope"} <= kernels
-    assert kernels | {*fusible.COMPILE, *fusible.OPTIMIZER_LEVERS} <= set(all_levers())
+    assert kernels | {*findings.COMPILE, *findings.OPTIMIZER_LEVERS} <= set(all_levers())

@@ -31,7 +31,7 @@ class Proposal:
     """One line: what is new in it."""
     schedule: Schedule = ()
     features: tuple[float, ...] = ()
-    """Of the problem, then of the schedule, for a cost model; empty if the author has none."""
+    """Features of the problem, then of the schedule, for a cost model; empty if there are none."""
     opener: bool = False
     """Its author had a reason to begin with it: a default, or a kernel that won elsewhere."""
 
@@ -59,7 +59,7 @@ class Answer(Proposal):
     time_s: float | None = None
     """Seconds that a call of the kernel took, where it was timed."""
     rung: int = 0
-    """How often it was screened before."""
+    """The number of earlier screenings."""
     static_rank: tuple[float, ...] = ()
     """Smaller is better: the order among kernels that cannot be timed here."""
 

@@ -25,7 +25,7 @@ from ratchet.problems.problem import Problem, reference_text
 NAME: Final = "compiler"
 Option = bool | int | str
 Backend = Literal["cpp", "triton", "rocm"]
-"""What Inductor generates: C++ on a CPU, Triton on NVIDIA (`triton`) and on AMD (`rocm`)."""
+"""Inductor's output: C++ on a CPU, Triton on NVIDIA (`triton`) and on AMD (`rocm`)."""
 INDUCTOR: Final = "torch._inductor.config"
 DEFAULT: Final = "torch.compile"
 
@@ -36,7 +36,7 @@ class OptionSet:
 
     options: Mapping[str, Option]
     why: str
-    """What they change, in a few words."""
+    """Their effect, in a few words."""
     words: tuple[str, ...] = ()
     """The set is only tried if the reference contains one of these; always if there are none."""
 

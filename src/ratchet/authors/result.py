@@ -27,7 +27,7 @@ class AgentChoice(msgspec.Struct, frozen=True, kw_only=True):
     samples: int = 2
     """Answers that are asked for in a turn."""
     tokens: int | None = None
-    """Of prompts and answers together, at most."""
+    """Limit of prompts and answers together."""
     replay: str = ""
     """A run whose recorded answers stand in for the model's."""
 
@@ -116,7 +116,7 @@ class WritingResult(msgspec.Struct, frozen=True, kw_only=True):
     started_at: str
     notes: tuple[str, ...] = ()
     static: dict[str, Any] | None = None
-    """What the best kernel compiles to on AMD targets, for Triton."""
+    """The static profile of the best kernel on AMD targets, for Triton."""
 
     def to_json(self) -> dict[str, Any]:
         """Return dicts, lists, numbers and strings."""

@@ -7,9 +7,8 @@ from dataclasses import dataclass
 from typing import Final
 
 from ratchet import lab
-from ratchet.authors.author import AGENT, COMPILER, SEARCH, Author
+from ratchet.authors.author import AGENT, COMPILER, SEARCH, Author, Progress, Proposal
 from ratchet.authors.compiler import Backend, CompilerAuthor
-from ratchet.authors.library import GivenAuthor, library_author
 from ratchet.authors.result import WritingRequest
 from ratchet.authors.search.author import SearchAuthor
 from ratchet.authors.search.transfer import Experience
@@ -18,6 +17,39 @@ from ratchet.base.errors import LedgerError, RatchetError
 from ratchet.devices.probe import Device
 from ratchet.kernels.kernel import Kernel
 from ratchet.problems.problem import Problem
+
+
+class GivenAuthor:
+    """Proposes kernels that exist already, each once."""
+
+    def __init__(self, name: str, kernels: Sequence[Kernel], *, note: str = "") -> None:
+        self.name = name
+        self._left = list(kernels)
+        self._note = note
+
+    def propose(self, progress: Progress, count: int) -> list[Proposal]:
+        """Return the next ones; see `Author.propose`."""
+        taken, self._left = self._left[:count], self._left[count:]
+        return [
+            Proposal(kernel=one, author=self.name, note=self._note, opener=True) for one in taken
+        ]
+
+
+def library_author(problem: Problem, *, name: str = "library") -> GivenAuthor:
+    """Return the author that proposes the shipped kernels for a problem, in C++ and in Triton.
+
+    A kernel of the library answers the problem that has its name; the judge finds out whether a
+    file's problem of that name is another one.
+    """
+    from ratchet.devices.probe import best_isa
+    from ratchet.kernels.library import kernels_for
+    from ratchet.kernels.library.sources import ANY_GPU
+
+    found = [kernels_for(target).get(problem.name) for target in (best_isa(), ANY_GPU)]
+    return GivenAuthor(
+        name, [one for one in found if one is not None], note="from the shipped library"
+    )
+
 
 EARLIER: Final = "ledger"
 """Name of the author that proposes what an earlier run proved."""

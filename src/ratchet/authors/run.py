@@ -31,7 +31,7 @@ from ratchet.problems.problem import Problem
 
 SMALLEST_BATCH, LARGEST_BATCH = 6, 16
 BATCH_SHARE: Final = 0.15
-"""Of the search's time that one batch may take, as far as its size decides."""
+"""Share of the search's time that one batch may take, as far as its size decides."""
 FIRST_S: Final = 2.0
 """Guess of what a kernel's first screening takes, until one has."""
 COMPILED_S: Final = 10.0
@@ -54,9 +54,9 @@ LEAST_VERDICT_S: Final = 15.0
 OVERRUN: Final = 0.1
 """Share of the budget that a run may take beyond it."""
 END_S: Final = 2.0
-"""What the result and its page take after the last verdict."""
+"""Time for the result and its page after the last verdict."""
 TURN_SHARE: Final = 0.75
-"""Of the search's time that is left, what one author may take to propose beside others."""
+"""Share of the search's remaining time in which one author may propose beside others."""
 STARTS: Final = 4
 """Processes of a verdict that each compile a kernel of the compiler's anew."""
 UNTIMED: Final = ("unmeasured", "timed_out")
@@ -72,7 +72,7 @@ class RunEvent:
     spent_s: float
     screened: int
     best_ratio: float | None
-    """Of the screenings: an estimate that is too high."""
+    """The best of the screenings: an estimate that is too high."""
 
 
 Listener = Callable[[RunEvent], None]

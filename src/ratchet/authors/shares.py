@@ -21,7 +21,7 @@ from ratchet.problems.problem import Problem
 SHORTEST_S = 15.0
 """A problem gets at least so many seconds: one verdict and some screenings."""
 LARGEST_SHARE = 1 / 3
-"""Of the whole budget that one of three or more problems may take before the last one."""
+"""Share of the budget that one of three or more problems may take before the last one."""
 SEARCHED = "searched before without a proven kernel; leave --resume out to search again"
 Done = Callable[[WritingResult], None]
 
@@ -51,7 +51,7 @@ class RegionRow(msgspec.Struct, frozen=True, kw_only=True):
     status: str
     """A verdict's, `none` without a right kernel, or `not_reached`."""
     ratio: float | None
-    """Of the verdict, against the reference."""
+    """The verdict's ratio to the reference."""
     low: float | None
     high: float | None
     kernel_hash: str | None

@@ -1,1 +1,1 @@
-"""What every room stands on: errors, files, durations, git and processes."""
+"""The ground of every room: errors, files, durations, git and processes."""

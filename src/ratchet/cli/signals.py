@@ -11,7 +11,7 @@ from collections.abc import Iterator
 from types import FrameType
 
 ENDING = (signal.SIGTERM, signal.SIGHUP)
-"""What `timeout`, a CI runner and a closed terminal send."""
+"""Signals of `timeout`, a CI runner and a closed terminal."""
 SAME_S = 2.0
 """A second signal this soon is the first one again: `timeout` sends its own to the process and to
 its group. It must not cut the tidying short."""

@@ -21,7 +21,7 @@ LAST_NUMBER = "last-number"
 NUMBER = r"[-+]?(?:\d+\.?\d*|\.\d+)(?:[eE][-+]?\d+)?"
 _TAIL = 300
 _MOST_BYTES = 1 << 24
-"""Of the end of what a command prints."""
+"""Bytes kept of the end of a command's output."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -31,12 +31,12 @@ class FinishedRun:
     code: int
     """Below 0 if a signal ended it."""
     late: bool
-    """Whether it was killed at its limit."""
+    """True if it was killed at its limit."""
     time_s: float
     cpu_time_s: float
     """User and system time of the command and all of its children that it waited for."""
     peak_memory_bytes: float
-    """Of the largest process among them; 0 if it is not known."""
+    """Peak of the largest process among them; 0 if it is not known."""
     out: str
     err: str
 

@@ -84,7 +84,7 @@ class ChangePointFinder:
         self._values: FloatArray = np.empty(0)
         self._frozen: list[_Interval] = []
         self._phis: list[float] = []
-        """Of each full chunk."""
+        """One for each full chunk."""
         self._placed: dict[tuple[int, int, float], _Placed] = {}
 
     def append(self, values: FloatArray) -> None:

@@ -24,7 +24,7 @@ class Ratio(_Frozen):
     low: float
     high: float
     confidence: float | None = None
-    """Of the interval of each case: 0.983 for a kernel, whose three looks together err in at most
+    """Level of each case's interval: 0.983 for a kernel, whose three looks together err in at most
     5 %. None in verdicts from before it was stored."""
 
 
@@ -203,7 +203,7 @@ class Screening:
     against_best: float | None = None
     """Time of the best kernel so far over this kernel's time. None if there was none to compare."""
     evidence: tuple[str, ...] = ()
-    """What was checked, one line each, for the kernel's author."""
+    """The checks, one line each, for the kernel's author."""
     static_rank: tuple[float, ...] = ()
     """Smaller is better: the order among kernels that cannot be timed here."""
 

@@ -34,7 +34,7 @@ _CODES: Final[dict[torch.dtype, int]] = {
 _PADS: Final = tuple((0,) * (MAX_DIMENSIONS - ndim) for ndim in range(MAX_DIMENSIONS + 1))
 _NO_SCALARS: Final = b""
 _FLOATS: Final = (torch.float32, torch.bfloat16)
-"""What Triton's entries, which sum in fp32, take of floating-point numbers."""
+"""The floating-point dtypes that Triton's entries, which sum in fp32, take."""
 
 
 def activate(kernel: Kernel, path: Path, *, name: str = "", device: str = "") -> None:

@@ -222,7 +222,7 @@ class LearnSetting:
     annotation: Any
     default: Any
     choices: tuple[str, ...]
-    """Of a text that names one of a few; empty for every other setting."""
+    """Choices of a text that names one of a few; empty for every other setting."""
     meta: Meta
 
     @property

@@ -32,7 +32,7 @@ HELD_OUT: Final = 0.1
 NEAR_BEST: Final = 0.95
 """Sources within this share of a problem's best count as its best."""
 JUDGED_WEIGHT: Final = 4
-"""How often a judged answer is taught beside a generated one."""
+"""Weight of a judged answer beside a generated one."""
 COMPARED: Final = 4
 """With this many right kernels of a problem, each is taught by its speed against the others."""
 KNOWN_WELL: Final = 0.25
@@ -54,7 +54,7 @@ class TaughtAnswer(msgspec.Struct, frozen=True, kw_only=True):
     kernel: str
     """Hash of the kernel."""
     weight: int = 1
-    """How often it is taught beside the other answers to its problem."""
+    """Its weight beside the other answers to its problem."""
     worth: float = 1.0
     """Weight of its loss. Below 0, the answer was slower than others and is made less likely."""
 
@@ -69,7 +69,7 @@ class CorpusCard(msgspec.Struct, frozen=True, kw_only=True):
     train: dict[str, list[str]]
     unseen: dict[str, list[str]]
     bytes: int
-    """Of the replayed text."""
+    """Size of the replayed text."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)

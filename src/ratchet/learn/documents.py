@@ -17,7 +17,7 @@ PIECE: Final = 20_000
 TEXT_BYTES: Final = 2_000_000
 """Text of a dataset, or of what ships, at most."""
 SUFFIXES: Final = frozenset({".txt", ".md", ".rst", ".py", ".cpp", ".hip", ".cu", ".h", ".hpp"})
-"""Of the files that are read in a folder."""
+"""Suffixes of the files that are read in a folder."""
 
 
 def documents(

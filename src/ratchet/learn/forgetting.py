@@ -72,7 +72,7 @@ class ReplayDebt:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Retained:
-    """How much a model still knows of its pretraining."""
+    """A model's remaining knowledge of its pretraining."""
 
     loss: float
     """On held-out text, in nats a token."""

@@ -57,7 +57,7 @@ class Group:
     earned: tuple[float, ...]
     """Rewards after equal kernels split a share, plus a share of the later turns' rewards."""
     dead: bool
-    """Whether all rewards were equal before equal kernels split a share."""
+    """True if all rewards were equal before equal kernels split a share."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)

@@ -31,7 +31,7 @@ _PAIR: Final = re.compile(r"([a-z_]+)=([a-z0-9]+);")
 
 
 class AnswerLanguage(abc.ABC):
-    """How a problem is put to a model, and how its answer is read."""
+    """A form in which a problem is put to a model, and a reader of its answer."""
 
     name: str
     most_tokens: int

@@ -85,7 +85,7 @@ TOLD_EVERY_S: Final = 2.0
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class LoopOptions:
-    """What a loop is asked for."""
+    """A request for a loop."""
 
     rounds: int
     budget_s: float
@@ -114,7 +114,7 @@ class Loop:
     notes: list[str] = field(default_factory=list)
     _began: float = field(default_factory=time.monotonic)
     _before_s: float = 0.0
-    """Of the budget, in runs that were killed."""
+    """Time of the budget that killed runs took."""
     _told: float = 0.0
     _bench: ScreeningBench = field(init=False)
     _rollouts: Rollouts = field(init=False)
@@ -123,7 +123,7 @@ class Loop:
     _answers: int = 4
     """To each held-out problem."""
     _parameters: int = 0
-    """Of the model that is trained; 0 until it is there."""
+    """Parameters of the model that is trained; 0 until it is there."""
     _eval_s: float = 0.0
     """Seconds that the last evaluation took."""
     _round: tuple[float, int] = (0.0, 0)

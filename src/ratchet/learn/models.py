@@ -24,7 +24,7 @@ HEAD: Final = 32
 ONE_THREAD: Final = 5_000_000
 """A model with fewer parameters gets one thread."""
 TRAINED_BYTES: Final = 16
-"""Of a weight with its gradient and AdamW's two moments, in float32."""
+"""Bytes of a weight with its gradient and AdamW's two moments, in float32."""
 PAD: Final = "<pad>"
 PLAIN_CHAT: Final = "{% for one in messages %}{{ one['content'] }}\n{% endfor %}"
 """Template of a tokenizer that has none: a server puts a chat as a policy is taught to read it."""

@@ -21,7 +21,7 @@ from ratchet.learn.tasks import LearnTask
 from ratchet.problems.problem import Case
 
 BYTES: Final = {"float64": 8, "int64": 8, "float32": 4, "int32": 4, "bfloat16": 2, "float16": 2}
-"""Of an element; 1 for what is not named."""
+"""Bytes of an element; 1 for dtypes that are not named."""
 NARROW: Final = ("bfloat16", "float16")
 
 

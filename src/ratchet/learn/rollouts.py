@@ -36,7 +36,7 @@ IN_PROCESS: Final = {
     "VLLM_CPU_OMP_THREADS_BIND": "nobind",  # the judge's processes would inherit its cores
 }
 ADAPTERS: Final = "peft_config"
-"""What a model with LoRA's adapters has."""
+"""An attribute of models with LoRA's adapters."""
 QUIET: Final = {"VLLM_LOGGING_LEVEL": "ERROR", "VLLM_CPU_KVCACHE_SPACE": "1"}
 """Set unless the user did: no log but errors; on a CPU 1 GiB for keys and values."""
 FAR: Final = 0.5

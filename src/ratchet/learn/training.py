@@ -74,7 +74,7 @@ class Objective(abc.ABC):
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Trained:
-    """How a stage's training ended."""
+    """The end of a stage's training."""
 
     steps: int
     stopped: str

@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
+import json
+import math
 import sqlite3
 import time
+from collections.abc import Mapping, Sequence
 from datetime import UTC, datetime
 from typing import Any
 
@@ -25,9 +28,40 @@ from sqlalchemy.schema import CreateIndex, CreateTable
 
 from ratchet.base import files
 from ratchet.base.errors import LedgerError
-from ratchet.ledger import payload, schema
+from ratchet.ledger import schema
 from ratchet.ledger.faults import BUSY_TIMEOUT_S, code_of, explained
 from ratchet.ledger.place import file_of, shown, why_no_database
+
+_KEY = "$float"
+
+
+def dumps(payload: Any) -> str:
+    """Return strict JSON; a float that JSON lacks becomes `{"$float": "nan"}` (also inf, -inf).
+
+    PostgreSQL refuses the bare `NaN` that Python would write, and one infinite loss must not cost
+    the whole turn.
+    """
+    return json.dumps(_encoded(payload), allow_nan=False, separators=(",", ":"))
+
+
+def loads(text: str) -> Any:
+    """Return the value that `dumps` was given, with lists in place of tuples."""
+    return json.loads(text, object_hook=_decoded)
+
+
+def _encoded(value: Any) -> Any:
+    if isinstance(value, float) and not math.isfinite(value):
+        return {_KEY: str(value)}
+    if isinstance(value, Mapping):
+        return {str(key): _encoded(item) for key, item in value.items()}
+    if isinstance(value, Sequence) and not isinstance(value, str | bytes):
+        return [_encoded(item) for item in value]
+    return value
+
+
+def _decoded(value: dict[str, Any]) -> Any:
+    return float(value[_KEY]) if value.keys() == {_KEY} else value
+
 
 _CREATING = 0x7261_7463
 """Key of PostgreSQL's advisory lock for creating the tables."""
@@ -87,7 +121,7 @@ def _make_folder(url: URL) -> None:
 
 def _engine(url: URL) -> Engine:
     try:
-        engine = create_engine(url, json_serializer=payload.dumps, json_deserializer=payload.loads)
+        engine = create_engine(url, json_serializer=dumps, json_deserializer=loads)
     except ModuleNotFoundError as error:
         raise LedgerError(
             f"a ledger in PostgreSQL needs {error.name}; pip install 'torch-ratchet[postgres]'"

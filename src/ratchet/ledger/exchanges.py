@@ -59,11 +59,11 @@ class Exchange:
     status: str
     """`answered`, or the reason for no answer in one word: see `authors.agent.reply`."""
     reason: str
-    """What went wrong, in a line; empty if nothing did."""
+    """The fault, in a line; empty if there is none."""
     language: str
-    """Of the kernel that was asked for."""
+    """Language of the kernel that was asked for."""
     kind: str
-    """What was asked for: `draft`, `improve`, `fix`, `cross`."""
+    """The request: `draft`, `improve`, `fix`, `cross`."""
     parents: tuple[str, ...]
     """Hashes of the kernels that the prompt shows to start from."""
     prompt_version: str

@@ -19,7 +19,7 @@ from ratchet.ledger.store import Ledger
 Better = Literal["lower", "higher"]
 IncidentEventName = Literal["opened", "acknowledged", "resolved", "went_away", "reopened"]
 _Figure = tuple[str, str, float | None]
-"""What tells an observation from the others of its series: commit, time and value."""
+"""An observation's identity in its series: commit, time and value."""
 _BATCH = 20_000
 _REPEATED = ("benchmark", "metric", "unit", "better", "device", "software", "source")
 

@@ -20,7 +20,7 @@ DEFAULT_BUDGET_S = 300.0
 PILOT_ROUNDS = 2
 """Rounds that tell how long one takes; they do not count."""
 AFTERWARDS = 1.05
-"""How much the time that is suggested exceeds the estimate."""
+"""Suggested time over the estimate."""
 
 
 class Contest(Protocol):
@@ -82,7 +82,7 @@ class CompareOutcome:
     turn: str = ""
     """Identity in the ledger."""
     details: dict[str, Any] = field(default_factory=dict)
-    """What was added to the answer: instruction counts, the traces' difference, revisions."""
+    """Additions to the answer: instruction counts, the traces' difference, revisions."""
 
     def as_json(self) -> dict[str, Any]:
         return {

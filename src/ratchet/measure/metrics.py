@@ -115,7 +115,7 @@ class MetricAnswer:
     launches: int
     confidence: float
     more_pairs: int | None
-    """How many more pairs would decide, about; None if decided, or if it can hardly be decided."""
+    """Further pairs that would about decide; None if decided, or if it can hardly be decided."""
     why: str = ""
     """The cause of an undecided answer; empty for every other."""
 

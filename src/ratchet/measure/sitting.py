@@ -93,7 +93,7 @@ class TimedTogether:
     processes: Mapping[str, str]
     """A name of its own for each process, by the name of its arm."""
     ways: Mapping[str, str]
-    """What each process runs, by the name of its arm."""
+    """The way that each process runs, by the name of its arm."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -108,7 +108,7 @@ class _Edge:
 
 
 class Sitting:
-    """What was timed, in any number of launches; answers about any two ways."""
+    """The times of any number of launches; it answers about any two ways."""
 
     def __init__(
         self, timed: Iterable[TimedTogether] = (), prior: StartScatter | None = None
@@ -191,9 +191,9 @@ class _Fit:
     """Each process's launch."""
     ways: Sequence[str]
     levels: FloatArray
-    """Of the ways, in logarithms of time."""
+    """Levels of the ways, in logarithms of time."""
     covariance: FloatArray
-    """Of the ways' levels, in units of the scatter."""
+    """Covariance of the ways' levels, in units of the scatter."""
     scatter: StartScatter
     joined: Mapping[str, str]
     """Ways with the same value are joined by a chain of pairs."""

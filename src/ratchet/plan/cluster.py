@@ -62,7 +62,7 @@ class PlannedCluster:
     fabric: Rate
     """Bytes/s that one device sends inside its node, with all its links busy."""
     mesh: bool
-    """Whether the node is a full mesh: a group of g devices then uses g - 1 of the links."""
+    """True if the node is a full mesh: a group of g devices then uses g - 1 of the links."""
     network: Rate
     """Bytes/s that one device sends to other nodes."""
     units: int

@@ -30,7 +30,7 @@ class RunCost:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Saved:
-    """What a proven ratio saves on a fleet in a year, with its interval: (low, middle, high)."""
+    """Savings by a proven ratio on a fleet in a year, with intervals: (low, middle, high)."""
 
     ratio: tuple[float, float, float]
     device_hours: tuple[float, float, float]

@@ -31,9 +31,9 @@ class Shape:
     sequence: int
     """Tokens in a training sequence."""
     gated: bool = True
-    """Whether the MLP has a gate: three products instead of two."""
+    """True if the MLP has a gate: three products instead of two."""
     tied: bool = False
-    """Whether the output layer shares the embedding's weight."""
+    """True if the output layer shares the embedding's weight."""
     experts: int = 0
     experts_per_token: int = 0
     expert_intermediate: int = 0

@@ -14,9 +14,9 @@ class Stack:
 
     name: str
     flash: bool = True
-    """Whether attention is fused; otherwise its scores are written and kept."""
+    """True if attention is fused; otherwise its scores are written and kept."""
     sequence_parallel: bool = True
-    """Whether tensor parallel ranks split the sequence between the products."""
+    """True if tensor parallel ranks split the sequence between the products."""
     cast_bytes: float = 6.0
     """Bytes moved for an element that enters an fp8 product: torchao reads it for its largest
     value, reads it again and writes it in both orders; Transformer Engine fuses these."""
@@ -24,7 +24,7 @@ class Stack:
     """Bytes held for a logit. Plain cross entropy has it in bf16 and fp32, its log-softmax and its
     fp32 gradient; a fused one keeps the fp32 logit, overwritten by its gradient, and the bf16."""
     keeps_fp8: bool = False
-    """Whether what enters an fp8 product is kept in fp8 for the backward pass."""
+    """True if inputs of fp8 products are kept in fp8 for the backward pass."""
     overlap_tensor: float = 0.0
     """Share of tensor parallelism's collectives that run beside products (async TP)."""
 

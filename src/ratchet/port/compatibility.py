@@ -26,7 +26,7 @@ AMD_AND_CUDA: Final = {
         "(blocks)",
     ),
 }
-"""What each macro is on AMD, and on CUDA. The wave count is for four SIMDs with 64 lanes."""
+"""Each macro's text on AMD, and on CUDA. The wave count is for four SIMDs with 64 lanes."""
 
 
 def prelude(needed: Iterable[str]) -> str:

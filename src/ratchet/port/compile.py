@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import os
 import re
-import subprocess
 import tempfile
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
@@ -17,9 +16,8 @@ from pathlib import Path
 from typing import Final, Literal
 
 from ratchet.base.errors import RatchetError
-from ratchet.base.process import watchdog
 from ratchet.judge.static_profile.hip_compiler import HipTools, hip_headers, hip_options
-from ratchet.judge.static_profile.tools import find_tool
+from ratchet.judge.static_profile.tools import find_tool, run_tool
 from ratchet.judge.workers.candidate.architectures import TARGETS
 from ratchet.port.device_code import device_code
 from ratchet.port.hipify import hipified
@@ -42,7 +40,7 @@ MISSING: Final = re.compile(r"fatal error: '([^']+)' file not found")
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Compilation:
-    """What the compiler said of one file's GPU code on one target."""
+    """The compiler's answer on one file's GPU code for one target."""
 
     file: str
     target: str
@@ -127,7 +125,7 @@ def _compile(job: tuple[str, Path, str, Path]) -> Compilation:
     output = path.with_name(f"{path.name}.{target}.ll")
     command = [clang, *_options(clang), f"-I{root}", f"--offload-arch={target}", "-o", str(output)]
     command += ["--offload-device-only", "-S", "-emit-llvm", "-O1", "-w", str(path)]
-    done = _run(command)
+    done = run_tool(command, timeout_s=TIME_LIMIT_S)
     if done.returncode == 0:
         made = output.read_text(errors="replace")
         kernels = len(re.findall(r"^define .*amdgpu_kernel", made, re.MULTILINE))
@@ -150,21 +148,6 @@ def _compile(job: tuple[str, Path, str, Path]) -> Compilation:
 def _options(clang: str) -> list[str]:
     tools = HipTools(clang=clang, headers=hip_headers(), bitcode=None)
     return [*hip_options(tools), "-nogpulib", "-DNDEBUG", "-DUSE_ROCM", "-include", PRELUDE]
-
-
-def _run(command: Sequence[str]) -> subprocess.CompletedProcess[str]:
-    try:
-        return subprocess.run(
-            list(command),
-            capture_output=True,
-            text=True,
-            errors="replace",
-            timeout=TIME_LIMIT_S,
-            stdin=subprocess.DEVNULL,
-            env=watchdog.environment(),
-        )
-    except (OSError, subprocess.TimeoutExpired) as error:
-        return subprocess.CompletedProcess(list(command), 1, "", f"error: {error}")
 
 
 def _first_error(text: str, root: Path) -> str:

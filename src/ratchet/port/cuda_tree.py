@@ -68,7 +68,7 @@ class Called:
     arguments: tuple[Node, ...]
     node: Node
     launch: tuple[Node, ...] = ()
-    """What stands between <<< and >>>."""
+    """The arguments between <<< and >>>."""
 
     @property
     def at(self) -> int:

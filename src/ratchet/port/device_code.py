@@ -20,7 +20,7 @@ OF_HOST: Final = re.compile(
     r"hipsparse|hipsolver|hiprand/hiprand\.h|miopen|roctracer|rocm_smi|iostream|chrono|thread$|nvToolsExt"
 )
 DISPATCHED: Final = "float"
-"""What a type of torch's dispatch macros is compiled as."""
+"""The type for which torch's dispatch macros are compiled."""
 
 
 def device_code(text: bytes) -> bytes:

@@ -28,7 +28,7 @@ class Match:
     at: int
     """The byte in the text."""
     detail: str = ""
-    """What was found there: the call, the instruction, the value."""
+    """The text found there: the call, the instruction, the value."""
     fix: str = ""
     """The fix, if it is more precise than the rule's own."""
     edits: tuple[Edit, ...] = ()
@@ -55,7 +55,7 @@ class PortFinding:
 
     @property
     def fixable(self) -> bool:
-        """Whether the patch holds the fix."""
+        """True if the patch holds the fix."""
         return bool(self.edits)
 
     def as_json(self, fixed: bool) -> dict[str, Any]:

@@ -1,4 +1,4 @@
-"""What C's preprocessor knows: the values of constants, and the code that it leaves out on ROCm."""
+"""The knowledge of C's preprocessor: values of constants, and code that it leaves out on ROCm."""
 
 from __future__ import annotations
 

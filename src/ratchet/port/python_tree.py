@@ -64,7 +64,7 @@ class PythonTree:
 
     @cached_property
     def imported(self) -> dict[str, str]:
-        """What each local name of an import stands for: `tl` is `triton.language`."""
+        """The full name behind each local name of an import: `tl` is `triton.language`."""
         found = {}
         for node in self.of(ast.Import):
             for one in node.names:

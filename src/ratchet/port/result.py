@@ -1,4 +1,4 @@
-"""What a port came to: files, findings, compilations, the patch; as plain data."""
+"""The result of a port: files, findings, compilations, the patch; as plain data."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ class PortResult:
     patch: bytes
     compiled: tuple[Compilation, ...] = ()
     written: bool = False
-    """Whether the tree has the new texts."""
+    """True if the tree has the new texts."""
     outputs: tuple[str, ...] = ()
     """The files that were written beside the tree."""
     seconds: float = 0.0

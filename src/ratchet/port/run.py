@@ -23,7 +23,7 @@ PATCH, DOCUMENT, PAGE, HIP = "port.patch", "port.json", "report.html", "hip"
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class PortSettings:
-    """What is asked of a port."""
+    """A request for a port."""
 
     write: bool = False
     """Change the tree."""

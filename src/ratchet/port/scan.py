@@ -46,7 +46,7 @@ def scan(path: Path) -> list[ScannedFile]:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Known:
-    """What a file's rules know of the rest of its repository."""
+    """Facts of the rest of the repository that a file's rules know."""
 
     built_by_torch: bool
     constants: dict[str, int]

@@ -53,13 +53,13 @@ SORTED_S = 1e-7
 SORTING = re.compile(r"sort|argsort|msort|median|nanmedian|kthvalue|topk|mode|_?unique\w*|bincount")
 """Operators that take some SORTED_S for each element of their input."""
 FIRST_STEP = 8
-"""What a size is divided by while a call has more operators: to count them takes over a second."""
+"""Divisor of a size while a call has more operators: to count them takes over a second."""
 RANDOM_FACTORIES = (torch.rand, torch.randn, torch.randint)
 OF_TRUTH = re.compile(r"eq|ne|lt|le|gt|ge|is\w+|logical_\w+|signbit")
 """Elementwise operators whose results have another dtype."""
 ROWWISE = ("_softmax", "_log_softmax", "_safe_softmax")
 NOT_META = re.compile(r"LSTM|numpy|cuda|\bcpu\b")
-"""What only fake tensors know: oneDNN's LSTM as one operator, and tensors placed by name, which
+"""Things that only fake tensors know: oneDNN's LSTM as one operator, tensors placed by name, which
 would have values, of any size."""
 SMALLEST_BATCH, SMALLEST_SIZE = 4, 8
 

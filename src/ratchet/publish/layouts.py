@@ -28,7 +28,7 @@ class ExportLayout:
     package: PurePosixPath
     """Folder of the Python modules, the kernels' sources and `kernels.json`."""
     built: Files = field(default_factory=dict)
-    """What building adds to that folder, for a check without a build."""
+    """Files that building adds to that folder, for a check without a build."""
 
 
 def hub_layout(package: KernelPackage) -> ExportLayout:

@@ -23,7 +23,7 @@ OPTIMIZER: Final = re.compile(
     "optim|adam|adagrad|adadelta|adafactor|sgd|rprop|rmsprop|lbfgs|lion|muon|lamb|lars|shampoo",
     re.IGNORECASE,
 )
-"""Of the name of a class or a function that makes an optimizer: torch's, and usual others."""
+"""Names of classes and functions that make an optimizer: torch's, and usual others."""
 PASTE: Final = "step = ratchet.compile(step, model, optimizer, recipe=...)"
 
 

@@ -24,7 +24,7 @@ class Disagreement:
     group: str
     sequence: int
     said: str
-    """What is wrong, in a sentence."""
+    """The fault, in a sentence."""
     remedy: str
     stacks: dict[int, tuple[str, ...]]
     """For each rank of interest, the stack of its call, or of its last one."""

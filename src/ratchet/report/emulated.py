@@ -1,4 +1,4 @@
-"""What the emulator counted: the source with heat by line, waves in order, and lower bounds."""
+"""The emulator's counts: the source with heat by line, waves in order, and lower bounds."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from ratchet.report.figures import Mark, TrackRow
 from ratchet.report.words import ABSENT, show_bytes, show_time
 
 OWN: Final = "kernel"
-"""How the file of the judged source begins; other files are the compiler's libraries."""
+"""Beginning of the judged source's file name; other files are the compiler's libraries."""
 AROUND: Final = 2
 """Lines that are shown before the first and after the last one that did work."""
 NO_LINE: Final = "no line"

@@ -26,7 +26,7 @@ from ratchet.report.terminal import print_report
 from ratchet.report.words import ABSENT, show_change, show_value
 
 MOST_POINTS: Final = 2000
-"""Of one series on the page; a longer one keeps its newest."""
+"""Limit of one series on the page; a longer one keeps its newest."""
 MOST_ROWS: Final = 30
 MOST_KEYS: Final = 6
 WAITING: Final = ("open", "acknowledged")

@@ -32,12 +32,12 @@ def render_page(report: ResultReport) -> str:
 
 @dataclass(kw_only=True, slots=True)
 class PageState:
-    """What the page's head says of the tables in its body."""
+    """The head's knowledge of the tables in the page's body."""
 
     stacks: dict[tuple[str, ...], int] = field(default_factory=dict)
     """The titles of the columns of each table, and the number of their style rules."""
     sorts: bool = False
-    """Whether a table sorts and filters, which takes a script."""
+    """True if a table sorts and filters, which takes a script."""
 
     def stack(self, columns: Sequence[Column]) -> int:
         """Return the number of the style rules that name these columns."""

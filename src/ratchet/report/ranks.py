@@ -1,4 +1,4 @@
-"""What a check of ranks found, and what their dumps say."""
+"""The findings of a check of ranks, and those in their dumps."""
 
 from __future__ import annotations
 

@@ -85,7 +85,7 @@ class FittedTable:
     columns: tuple[str, ...]
     rows: tuple[tuple[str, ...], ...]
     texts: tuple[bool, ...]
-    """Whether each column is text, not figures."""
+    """True for each column of text, False for figures."""
 
     @classmethod
     def of(cls, table: ResultTable) -> FittedTable:

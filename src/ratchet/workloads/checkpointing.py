@@ -25,7 +25,7 @@ KEPT_OPS = [
 ]
 """Ops whose outputs `selective` keeps, as they are expensive to recompute."""
 CHOICES: Final = {"n": "none", "s": "selective", "f": "full", "o": "offload"}
-"""What a block does with the tensors that its backward pass needs, by its letter in a plan."""
+"""A block's treatment of the tensors that its backward pass needs, by its letter in a plan."""
 
 
 def find_blocks(model: nn.Module) -> list[nn.Module]:

@@ -1,6 +1,6 @@
 """Settings of a training step, which levers change and recipes store.
 
-A new setting is a field of `StepConfig` with its `Setting`, and a lever that sets it.
+A new setting is a field of `StepConfig` with its `StepSetting`, and a lever that sets it.
 """
 
 from __future__ import annotations
@@ -52,8 +52,8 @@ all of it; o offloads what is saved to the host's memory.
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
-class Setting:
-    """What a field of StepConfig means if it differs from its default.
+class StepSetting:
+    """The meaning of a field of StepConfig that differs from its default.
 
     `variables` must be in the environment when the process starts. `enter` gets the value and the
     whole config once the process runs, and `inductor` is an option that is switched on there.
@@ -73,8 +73,8 @@ class Setting:
 class StepConfig(BaseModel):
     """The settings of one training step; frozen, hashable, and stored in recipes.
 
-    The defaults are a plain eager fp32 step. A field's `Setting` says what its other values do to
-    the step's process; a field without one acts in `ratchet.workloads.step`.
+    The defaults are a plain eager fp32 step. A field's `StepSetting` says what its other values do
+    to the step's process; a field without one acts in `ratchet.workloads.step`.
     """
 
     model_config = ConfigDict(frozen=True, extra="forbid")
@@ -83,17 +83,17 @@ class StepConfig(BaseModel):
     compile_mode: CompileMode | None = None
     optimizer: Annotated[
         OptimizerKind,
-        Setting(
+        StepSetting(
             words=lambda kind: "kernel AdamW" if kind == "kernel" else f"{kind} optimizer",
             in_graphs=False,
         ),
     ] = "as_written"
     attention: AttentionBackend = "default"
     checkpointing: Checkpointing = "none"
-    logits: Annotated[Logits, Setting(words=lambda kind: f"{kind} logits")] = "whole"
+    logits: Annotated[Logits, StepSetting(words=lambda kind: f"{kind} logits")] = "whole"
     update_in_backward: Annotated[
         bool,
-        Setting(
+        StepSetting(
             words=lambda _: "updates in backward",
             in_graphs=False,
             not_in_scripts="a script may read, clip or add up gradients after its backward pass",
@@ -103,16 +103,18 @@ class StepConfig(BaseModel):
     micro_batches: Annotated[
         int,
         Field(ge=1),
-        Setting(
+        StepSetting(
             words=lambda parts: f"{parts} micro-batches",
             not_in_scripts="a script cuts its batches itself; give it smaller ones and accumulate",
         ),
     ] = 1
     """Equal parts of each batch, one after the other; their gradients are averaged."""
-    kernels: Annotated[tuple[str, ...], Setting(words=lambda names: f"{len(names)} kernels")] = ()
+    kernels: Annotated[
+        tuple[str, ...], StepSetting(words=lambda names: f"{len(names)} kernels")
+    ] = ()
     allocator: Annotated[
         Allocator,
-        Setting(
+        StepSetting(
             words=str,
             in_graphs=False,
             variables=process.allocator_variables,
@@ -121,7 +123,7 @@ class StepConfig(BaseModel):
     ] = "default"
     huge_pages: Annotated[
         bool,
-        Setting(
+        StepSetting(
             words=lambda _: "huge pages",
             in_graphs=False,
             variables=lambda _: {"THP_MEM_ALLOC_ENABLE": "1"},
@@ -129,7 +131,7 @@ class StepConfig(BaseModel):
     ] = False
     affinity: Annotated[
         bool,
-        Setting(
+        StepSetting(
             in_graphs=False,
             variables=lambda _: {"OMP_PROC_BIND": "close", "OMP_PLACES": "cores"},
             enter=process.pin,
@@ -138,29 +140,29 @@ class StepConfig(BaseModel):
     threads: Annotated[
         int | None,
         Field(ge=1),
-        Setting(
+        StepSetting(
             variables=lambda count: {"OMP_NUM_THREADS": str(count)}, enter=process.enter_threads
         ),
     ] = None
-    matmul_precision: Annotated[MatmulPrecision, Setting(enter=process.enter_matmul_precision)] = (
-        "highest"
-    )
+    matmul_precision: Annotated[
+        MatmulPrecision, StepSetting(enter=process.enter_matmul_precision)
+    ] = "highest"
     preallocate: Annotated[
         bool,
-        Setting(
+        StepSetting(
             in_graphs=False, not_in_scripts="a script may find no gradient where it left zeros"
         ),
     ] = False
     matmul_library: Annotated[
-        MatmulLibrary, Setting(variables=process.matmul_library_variables)
+        MatmulLibrary, StepSetting(variables=process.matmul_library_variables)
     ] = "default"
-    coordinate_descent: Annotated[bool, Setting(inductor="coordinate_descent_tuning")] = False
+    coordinate_descent: Annotated[bool, StepSetting(inductor="coordinate_descent_tuning")] = False
     aotriton_experimental: Annotated[
-        bool, Setting(variables=lambda _: {"TORCH_ROCM_AOTRITON_ENABLE_EXPERIMENTAL": "1"})
+        bool, StepSetting(variables=lambda _: {"TORCH_ROCM_AOTRITON_ENABLE_EXPERIMENTAL": "1"})
     ] = False
 
-    def changed(self) -> Iterator[tuple[str, Any, Setting]]:
-        """Yield the name, the value and the `Setting` of each field that is not its default."""
+    def changed(self) -> Iterator[tuple[str, Any, StepSetting]]:
+        """Yield the name, the value and the `StepSetting` of each field that is not its default."""
         for name, setting in SETTINGS.items():
             value = getattr(self, name)
             if value != default_of(name):
@@ -192,13 +194,13 @@ def default_of(name: str) -> Any:
     return StepConfig.model_fields[name].default
 
 
-SETTINGS: Final[Mapping[str, Setting]] = {
+SETTINGS: Final[Mapping[str, StepSetting]] = {
     name: one
     for name, field in StepConfig.model_fields.items()
     for one in field.metadata
-    if isinstance(one, Setting)
+    if isinstance(one, StepSetting)
 }
-"""What the fields say of themselves, in their order."""
+"""The fields' settings, in their order."""
 AROUND_GRAPHS: Final[Mapping[str, Any]] = {
     name: default_of(name) for name, one in SETTINGS.items() if not one.in_graphs
 }

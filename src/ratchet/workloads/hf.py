@@ -54,7 +54,7 @@ IMAGES_PER_BATCH = 16
 TINY_BATCHING = Batching(batch_size=8, sequence=64, lr=1e-3)
 LEAST_BATCHING = Batching(batch_size=2, sequence=32, lr=1e-3)
 LARGEST_LEAST_BYTES = 3_000_000_000
-"""Of weights, gradients and moments of a model in its least form."""
+"""Limit of weights, gradients and moments of a model in its least form."""
 
 
 def load_hf(spec: str, request: Request) -> Workload:

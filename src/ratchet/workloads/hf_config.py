@@ -25,7 +25,7 @@ class Head:
 
 Inputs = Literal["words", "masked", "captions", "classes", "maps", "masks", "boxes", "clips",
                  "audio", "labels"]  # fmt: skip
-"""What a batch holds: words to continue, words to fill in, an image with words after it, images
+"""Contents of a batch: words to continue, words to fill in, an image with words after it, images
 with classes, with a class or a depth for each pixel, with masks or with boxes, clips with classes,
 audio with its words, or audio with classes.
 """

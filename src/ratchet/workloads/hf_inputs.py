@@ -34,7 +34,7 @@ MEL_NAMES = ("num_mel_bins", "feature_size", "input_feat_per_channel", "n_mels",
              "feature_projection_input_dim", "input_dim", "num_mels")  # fmt: skip
 LENGTH_NAMES = ("max_source_positions", "max_length", "max_position_embeddings")
 Integers = tuple[int, int, tuple[int, ...]]
-"""Of an input of integers: the least, one more than the most, and the shape."""
+"""Form of an input of integers: the least, one more than the most, and the shape."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)

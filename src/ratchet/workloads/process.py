@@ -1,4 +1,4 @@
-"""What a step's settings do to its process: its environment at start, and calls once it runs."""
+"""Effects of a step's settings on its process: its environment at start, and calls once it runs."""
 
 from __future__ import annotations
 

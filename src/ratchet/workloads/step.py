@@ -134,7 +134,7 @@ class TrainingStep:
 
     @property
     def own_notes(self) -> list[str]:
-        """What was said of how a `train_step` runs by its config."""
+        """The notes on how a `train_step` runs by its config."""
         return list(getattr(self._own, "notes", ()))
 
     def __call__(self, batch: Any) -> Tensor:

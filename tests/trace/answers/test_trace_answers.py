@@ -11,7 +11,7 @@ import pytest
 from ratchet.devices import catalogue
 from ratchet.devices.ceilings import Ceilings
 from ratchet.devices.roofline import Roofline
-from ratchet.trace.analysis.communication import KERNEL
+from ratchet.trace.analysis.analyse import KERNEL
 from ratchet.trace.answers.collectives import bus_factor, operation_of
 from ratchet.trace.answers.matmuls import precision_of_kernel
 from ratchet.trace.answers.report import Report, report

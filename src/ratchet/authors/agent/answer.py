@@ -22,7 +22,7 @@ TAGS: Final[dict[Language, frozenset[str]]] = {
     "triton": frozenset(("", "python", "py", "python3", "triton")),
     "torch": frozenset(("", "python", "py", "python3", "torch", "pytorch")),
 }
-"""What stands after the opening fence."""
+"""The words that may follow the opening fence."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -38,7 +38,7 @@ class Usable:
 
     kernel: Kernel
     note: str
-    """What the model says that it changed, in a line; empty if it does not."""
+    """The change in the model's own words, in a line; empty if it gives none."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)

@@ -31,7 +31,7 @@ class AskTerms:
     """The settings of a request to a model."""
 
     most_tokens: int = 16_384
-    """Of one answer, thoughts included."""
+    """Limit of one answer, thoughts included."""
     temperature: float = 0.8
     time_limit_s: float = 600.0
     """For one answer."""

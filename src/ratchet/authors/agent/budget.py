@@ -14,7 +14,7 @@ from ratchet.ledger.exchanges import Usage
 LEAST_COMPLETION_TOKENS: Final = 256
 """No kernel is shorter; with less left, nothing more is asked."""
 CHARACTERS_PER_TOKEN: Final = 3.0
-"""Of source code; low on purpose, so that estimates err upwards."""
+"""A figure for source code; low on purpose, so that estimates err upwards."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -22,7 +22,7 @@ class AgentBudget:
     """Limits of one run; None is no limit."""
 
     tokens: int | None = None
-    """Of prompts and completions together."""
+    """Limit of prompts and completions together."""
     usd: float | None = None
     seconds: float | None = None
     """From the author's first question."""

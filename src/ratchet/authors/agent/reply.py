@@ -40,7 +40,7 @@ ATTEMPTS: Final[Mapping[Status, int]] = {
     "garbled": 2,
     "empty": 2,
 }
-"""How often a question is asked that ends so; any other is asked once."""
+"""The number of times that a question with this ending is asked; others are asked once."""
 MODELS_FAULT: Final = frozenset(("answered", "empty", "refused", "cut", "overlong", "malformed"))
 """Statuses about which the model is told in its next turn, if they brought no kernel."""
 NEVER_ASKED: Final = frozenset(
@@ -72,7 +72,7 @@ class Reply:
     status: Status
     text: str = ""
     reason: str = ""
-    """What went wrong, in a line."""
+    """The fault, in a line."""
     usage: Usage = field(default_factory=Usage)
     retry_after_s: float | None = None
     """The endpoint's own wish."""

@@ -11,7 +11,7 @@ from ratchet.base.errors import EndpointError
 
 HIDDEN: Final = "[key]"
 NO_KEY: Final = "none"
-"""What a server that asks for no key is given: the protocol needs some word."""
+"""The key for a server that asks for none: the protocol needs some word."""
 DEFAULT_URL: Final = "https://api.openai.com/v1"
 URL_ENVIRONMENT: Final = "OPENAI_BASE_URL"
 LEAST_SECRET: Final = 6

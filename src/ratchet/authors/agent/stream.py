@@ -13,7 +13,7 @@ from ratchet.ledger.exchanges import Usage
 
 MOST_CHARACTERS: Final = 1 << 20
 MOST_BYTES: Final = 32 << 20
-"""Of an answer with its framing: every piece of a few letters comes in some 200 bytes."""
+"""Limit of an answer with its framing: each piece of a few letters takes some 200 bytes."""
 MOST_REASON: Final = 300
 
 

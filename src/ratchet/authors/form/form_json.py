@@ -110,7 +110,7 @@ def _read_extent(document: Any) -> Extent:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class FieldForm:
-    """How a node's field is written, given the numbers of nodes, and read, given the nodes."""
+    """A field's writer, given the numbers of nodes, and its reader, given the nodes."""
 
     write: Callable[[Any, dict[Node, int]], Any]
     read: Callable[[Any, list[Node]], Any]

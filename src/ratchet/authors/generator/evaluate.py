@@ -103,7 +103,7 @@ class Evaluator:
         self.used: set[str] = set()
         """Functions of the prelude that the code calls."""
         self.addresses: list[Extent] = []
-        """Of all loads and stores, to find axes that can be merged."""
+        """Addresses of all loads and stores, to find axes that can be merged."""
         self.indices: list[Extent] = []
         """Other uses of loop variables."""
         self.local: set[Node] = set()
@@ -113,7 +113,7 @@ class Evaluator:
         self.known: tuple[Extent, ...] = ()
         """Extents that are at least 0 wherever the loop runs."""
         self.splits: LoopSplits | None = None
-        """Of the loop that is being written."""
+        """Splits of the loop that is being written."""
         self.evaluated: Callable[[Node, Index, str], None] | None = None
         self.remembered: Callable[[Node, Index], str | None] | None = None
         self._count = 0

@@ -49,13 +49,13 @@ class Choices:
     """Outputs bypass the caches."""
     unroll: bool = False
     reciprocal: bool = True
-    """What divides a whole row is inverted once."""
+    """A number that divides a whole row is inverted once."""
     tile: int = 0
     """Side of a square in which transposing loops run; 0 for rows."""
     factors: str = "read"
     """Products read factors where they lie, a convolution's windows too; or `kept`: from copies."""
     epilogue: bool = True
-    """What follows a product element by element is computed for each block of it."""
+    """Operations that follow a product element by element are computed for each block of it."""
     depth: int = 320
     """Words along the inner size in a block of a product."""
     rows: int = 96

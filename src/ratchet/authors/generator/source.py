@@ -187,7 +187,7 @@ class FormWriter:
             self.private |= chain.own(plan) if chain.lead else {}
         self.factors = self._narrow_factors()
         self.sums: dict[Node, Buffer] = {}
-        """Of products that are stored in bf16: the memory of their float32 sums."""
+        """Memory for the float32 sums of products that are stored in bf16."""
         self._place_buffers()
 
     def write(self, name: str) -> SourceText:

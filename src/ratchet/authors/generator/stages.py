@@ -62,7 +62,7 @@ class StageWriter:
         self.choices, self.evaluator = choices, evaluator
         self.plan, self.scratch = plan, scratch
         self.tables: list[str] = []
-        """What fills tables of places, before all stages."""
+        """Code that fills tables of places, before all stages."""
         self.tag = f"i{number}"
 
     def write(

@@ -38,7 +38,7 @@ _TABLES: Final = (
     f"PRAGMA user_version = {FORMAT}",
 )
 _WEIGHTS: Final = "3.0, 4.0, 1.0, 0.0"
-"""Of a word in a title, in a place, in the text."""
+"""Weights of a word in a title, in a place, in the text."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)

@@ -25,7 +25,7 @@ class Passage:
     """Heading, page or function; empty for plain text."""
     text: str
     score: float = 0.0
-    """How well it fits a query: larger is better; 0 without one."""
+    """Its fit to a query: larger is better; 0 without one."""
 
     @property
     def source(self) -> str:

@@ -3,9 +3,13 @@
 from __future__ import annotations
 
 import hashlib
+import json
 import os
 import re
 import stat
+import subprocess
+import sys
+import tempfile
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
@@ -16,6 +20,40 @@ from ratchet.authors.knowledge.passages import MOST_CHARACTERS
 from ratchet.authors.knowledge.section import Section
 from ratchet.base import files
 from ratchet.base.errors import KnowledgeError
+from ratchet.base.process import watchdog
+
+WORKER: Final = "ratchet.authors.knowledge.pdf_worker"
+TIME_LIMIT_S: Final = 180.0
+
+
+def pdf_sections(raw: bytes) -> list[Section]:
+    """Return one section a page.
+
+    Raises:
+        KnowledgeError: it is encrypted, damaged, or takes too long or too much memory to read.
+    """
+    with tempfile.TemporaryFile() as given:
+        given.write(raw)
+        given.seek(0)
+        try:
+            done = subprocess.run(
+                [sys.executable, "-P", "-m", WORKER],
+                stdin=given,
+                capture_output=True,
+                timeout=TIME_LIMIT_S,
+                env=watchdog.environment(dict(os.environ)),
+                check=False,
+            )
+        except subprocess.TimeoutExpired:
+            raise KnowledgeError(f"took more than {TIME_LIMIT_S:g} s to read") from None
+    try:
+        answer = json.loads(done.stdout)
+    except ValueError:
+        raise KnowledgeError("cannot be read as a PDF: its reader died") from None
+    if "why" in answer:
+        raise KnowledgeError(str(answer["why"]))
+    return [Section(place=f"page {page}", text=text) for page, text in answer["pages"]]
+
 
 Kind = Literal["text", "markdown", "html", "pdf", "code"]
 
@@ -115,8 +153,6 @@ def _read(path: Path, most_bytes: int) -> bytes:
 
 def _sections(kind: Kind, raw: bytes) -> list[Section]:
     if kind == "pdf":
-        from ratchet.authors.knowledge.pdf import pdf_sections
-
         return pdf_sections(raw)
     cut: dict[str, Callable[[str], list[Section]]] = {
         "markdown": _markdown_sections,

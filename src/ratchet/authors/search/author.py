@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import math
 import random
 from collections.abc import Callable, Mapping, Sequence
@@ -12,10 +13,32 @@ from ratchet.authors.author import FAILED, RIGHT, Answer, Progress, Proposal, Sc
 from ratchet.authors.search.cost_model import CostModel, Example
 from ratchet.authors.search.evolution import Evolution
 from ratchet.authors.search.halving import Rungs
-from ratchet.authors.search.random_search import RandomSearch
-from ratchet.authors.search.strategy import Move, ScoredSchedule, SearchStrategy, is_valid
+from ratchet.authors.search.strategy import (
+    Move,
+    ScoredSchedule,
+    SearchStrategy,
+    is_valid,
+    new_draws,
+)
 from ratchet.authors.search.transfer import Experience
 from ratchet.base.errors import RatchetError
+
+
+class RandomSearch:
+    """Draws every schedule alike."""
+
+    name = "random"
+
+    def __init__(self, space: Space, source: random.Random) -> None:
+        self._space = space
+        self._source = source
+
+    def ask(self, trials: Sequence[ScoredSchedule], count: int) -> list[Move]:
+        """Return schedules that were not tried; see `SearchStrategy.ask`."""
+        seen = {trial.schedule for trial in trials}
+        draws = new_draws(self._space, seen, self._source)
+        return [Move(schedule=one, note="drawn") for one in itertools.islice(draws, count)]
+
 
 STRATEGIES: Final[Mapping[str, Callable[[Space, random.Random], SearchStrategy]]] = {
     "evolution": Evolution,

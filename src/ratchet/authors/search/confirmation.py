@@ -25,7 +25,7 @@ VERDICT_S: Final = 20.0
 COMPILE_S: Final = 20.0
 """The same, for torch.compile of the reference beside it."""
 LARGEST_SHARE: Final = 0.5
-"""Of the budget that is kept for verdicts."""
+"""Largest share of the budget that is kept for verdicts."""
 
 
 def planned_verdicts(budget_s: float) -> int:

@@ -28,7 +28,7 @@ SCM_CREDENTIALS = 2
 MAX_MESSAGE_BYTES = 64 << 20
 MAX_DESCRIPTORS = 8
 TEND_S = 0.1
-"""How often a wait looks whether time is left, and the machine still has what it needs."""
+"""Interval at which a wait checks its time limit and the machine's memory."""
 Deadline = Callable[[], float]
 """Tells the seconds that are left."""
 

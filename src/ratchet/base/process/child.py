@@ -30,7 +30,7 @@ from ratchet.base.process.work_limit import WorkLimit
 Failure = Literal["died", "timed_out", "nonsense", "greedy", "woke"]
 SEND_TIMEOUT_S = 30.0
 EXIT_S, LAST_WORDS_S, SETTLE_S = 3.0, 1.0, 0.2
-"""How long is waited for the exit of a child whose channel has closed; for what it printed if it
+"""Time to wait for the exit of a child whose channel has closed; for what it printed if it
 has ended, and if it has not."""
 
 
@@ -155,7 +155,7 @@ class Child:
         self._kept = kept
         self._counts_work = counts_work
         self.worked_s = 0.0
-        """How long it was at work while an answer was awaited, as far as that was looked at."""
+        """Time at work while an answer was awaited, as far as that was watched."""
         self._stopped: list[int] = []
         self._rest: families.Work = {}
         self.closed = False

@@ -29,9 +29,9 @@ STANDING = "TtZX"
 """States of a thread that runs no code: stopped, traced, dead."""
 SETTLE_S = 0.0002
 STANDING_S = 3.0
-"""How long a family may take to stand still; on a busy machine a signal comes late."""
+"""Time for a family to stand still; on a busy machine a signal comes late."""
 EXEC_S = 0.01
-"""What a vfork's child needs to reach its execve, on an idle core."""
+"""Time for a vfork's child to reach its execve, on an idle core."""
 WAKING_S = 0.001
 """A thread that ran this long while it was stopped was woken; less is the end of its stopping."""
 
@@ -52,7 +52,7 @@ class ProcessState:
     group: int
     session: int
     threads: int
-    """What is left of them: the first may have ended alone, which looks like a zombie."""
+    """Threads that are left: the first may have ended alone, which looks like a zombie."""
 
     @property
     def alive(self) -> bool:

@@ -12,10 +12,10 @@ from dataclasses import dataclass
 from ratchet.base.errors import RatchetError
 
 STEP_S = 30.0
-"""What a step of a candidate's process may be at work at least, whatever is left of the time limit:
+"""Work that a step of a candidate's process may always do, whatever is left of the time limit:
 compiling, importing torch and the kernel, mapping memory."""
 FIRST_CALL_S = 120.0
-"""What a Python kernel's first call in a process on tensors of new sizes gets on top: torch.compile
+"""Further work of a Python kernel's first call in a process on tensors of new sizes: torch.compile
 and Triton compile in it. Their compilers belong to the family, and are at work then."""
 REFERENCE_STEP_S = 120.0
 """The same for the reference worker, which is trusted."""

@@ -22,7 +22,7 @@ CONNECTED_S: Final = 10.0
 READ_S: Final = 30.0
 """Time limit of fetching an answer that is there."""
 PART: Final = 0.01
-"""Of a GPU that describing it takes; Ray hides a GPU from work that asks for none."""
+"""Part of a GPU that describing it takes; Ray hides a GPU from work that asks for none."""
 
 
 class RayCluster:

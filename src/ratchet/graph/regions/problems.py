@@ -23,7 +23,7 @@ from ratchet.problems.source_module import run_source
 
 Reference = Callable[..., tuple[Tensor, ...]]
 Sound = Callable[[tuple[TensorSpec, ...]], bool]
-"""Whether a case is fit to judge an answer by."""
+"""Returns True if a case is fit to judge an answer by."""
 SHOWN = 3
 """Operations in a problem's name."""
 HIDDEN_BATCHES = (1, 3)
@@ -40,7 +40,7 @@ Each input has a deviation of 1 in them: one that is small beside another in the
 MOST_LOST = 0.05
 """Largest error of the reference against float64, in norm: beyond it a case says nothing."""
 MOST_DIMENSIONS = 6
-"""Of a tensor in the interface of C++ kernels."""
+"""Limit of a tensor in the interface of C++ kernels."""
 SEED = 11
 
 

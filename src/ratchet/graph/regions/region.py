@@ -13,7 +13,7 @@ REGION = "region:"
 """Start of the name that stands for a region among the kernels of a step's config."""
 TimedBy = Literal["inductor", "estimate"]
 OVERLAPPED = 0.25
-"""What is likely won of a region that shares operations with a more promising one, which would take
+"""Likely share won of a region that shares operations with a more promising one, which would take
 them out of the step's graphs."""
 BEYOND_REACH = 0.25
 """Part of a product's gap to its roofline that is likely won beyond the step's best product."""
@@ -38,7 +38,7 @@ class Region:
     count: int
     """Sites in one step."""
     direction: Direction
-    """Of the first site."""
+    """The first site's direction."""
     ops: tuple[str, ...]
     """Names of the operations that compute, in order, without views."""
     bytes: int

@@ -51,13 +51,13 @@ class BisectResult:
     suspects: tuple[Suspect, ...]
     """The credible set at 95 %, the most probable first; empty if nothing was reproduced."""
     change: float | None
-    """Of the metric from GOOD to BAD: 0.02 is 2 % more."""
+    """Change of the metric from GOOD to BAD: 0.02 is 2 % more."""
     low: float | None
     high: float | None
     pairs: dict[str, int]
-    """How many were measured at the ends, in the search and in the confirmation."""
+    """The number measured at the ends, in the search and in the confirmation."""
     confirmed: bool
-    """Whether the commit differs from its parent as the bad endpoint does from the good one."""
+    """True if the commit differs from its parent as the bad endpoint does from the good one."""
     resumed_pairs: int
     notes: tuple[str, ...]
 

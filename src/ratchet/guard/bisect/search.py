@@ -36,7 +36,7 @@ SETTLED = 4
 _CLIP = 4.0
 """Standard deviations beyond which a difference says no more."""
 _MOST_VARIANCE = 1e8
-"""Of a pair over that of most: it tells nothing then, and more of it ends in rounding."""
+"""Most variance of a pair over the others': beyond it a pair says nothing but rounding."""
 _ROBUST_FROM = 8
 """Pairs from which the noise is known well enough to tell an outlier."""
 _SPEEDS = np.asarray([0.0, 0.02, 0.1, 0.5, 2.0, 10.0, 100.0, 1e4])
@@ -45,7 +45,7 @@ _SIZES: FloatArray = np.asarray(4.0 ** np.arange(-2, 9), dtype=np.float64)
 """Variance of the effect's prior over that of one measurement: a Cauchy is a mixture of them."""
 _SIZE_PRIOR: FloatArray = _SIZES**-0.5 * np.exp(-0.5 / _SIZES)
 _LEAST_NOISE = 1 / 50
-"""Of the effect: a metric without noise is not believed to be exact."""
+"""Least noise as a share of the effect: a metric without noise is not believed to be exact."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)

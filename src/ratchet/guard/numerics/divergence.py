@@ -50,7 +50,7 @@ class Divergence:
     """Relative to the reference, in norm."""
     allowed_error: float
     baseline_error: float
-    """What the same dtype loses without the change."""
+    """The error of the same dtype without the change."""
     scale: float
     """Projection on the reference, minus one."""
     detail: str
@@ -76,7 +76,7 @@ class NumericsReport:
     folder: str = ""
     """Where the script that reproduces it lies; empty if there is none."""
     reproduces: bool | None = None
-    """Whether the script was seen to reproduce it."""
+    """True if the script was seen to reproduce it."""
     turn: str = ""
     extra: dict[str, Any] = field(default_factory=dict)
 

@@ -35,7 +35,7 @@ BATCHES = 2
 """A divergence must show on each: one tensor of hundreds may be off by chance."""
 LOSS_STEPS = 8
 LOSS_FACTOR = 4.0
-"""How much farther from the oracle a loss may be than the baseline's worst so far."""
+"""Factor by which a loss may be farther from the oracle than the baseline's worst so far."""
 MOST_LARGEST = 5
 EPSILON = {"fp32": 2.0**-23, "bf16_autocast": 2.0**-8, "bf16_master": 2.0**-8}
 OP_FACTOR = 8.0

@@ -1,4 +1,4 @@
-"""What a reproduction needs beside its script, and the environment that a finding was made in."""
+"""A reproduction's needs beside its script, and the environment that a finding was made in."""
 
 from __future__ import annotations
 

@@ -32,7 +32,7 @@ SCRIPT, ISSUE, ENVIRONMENT = "reproduce.py", "issue.md", "environment.json"
 LEAST_PAIRS = 30
 """Pairs of a script whose comparison measured none."""
 TERMS = ("time_limit_s", "against_compile", "device", "target")
-"""Of a verdict's trial: what it is given again under."""
+"""Parts of a verdict's trial under which it is given again."""
 NUMERICS_FILES = ("*.pt", "*.py", "*.json")
 
 
@@ -46,7 +46,7 @@ class Reproduction:
     folder: Path
     written: tuple[str, ...]
     needs: tuple[str, ...]
-    """What the script needs beside itself."""
+    """The script's needs beside itself."""
 
     def as_json(self) -> dict[str, Any]:
         return {

@@ -31,9 +31,9 @@ from ratchet.workloads.hf_config import trained_types
 
 ROWS, REPRODUCTIONS = "rows.jsonl", "repro"
 LEAST_SHARE = 0.95
-"""Of the types that train as written, the share that must train with Ratchet."""
+"""Least share of the types that train as written that must train with Ratchet."""
 MEMORY_BYTES = 8 << 30
-"""Of one type's process."""
+"""Memory of one type's process."""
 SETTINGS = {"TORCHINDUCTOR_COMPILE_THREADS": "1", "HF_HUB_OFFLINE": "1"}
 """Variables of the program: no pool of compilers, so that a fork finds no thread; no network."""
 STDERR_TAIL = 300

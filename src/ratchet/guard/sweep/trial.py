@@ -27,7 +27,7 @@ from ratchet.workloads.hf import tiny_hf
 from ratchet.workloads.hf_config import Head
 
 STEPS: Final = 3
-"""Of an arm: the first loss shows the forward pass, later ones the gradients and the update."""
+"""An arm's steps: the first loss shows the forward pass, later ones gradients and update."""
 WRITTEN, AUTOCAST = "written", "autocast"
 _LEVERS: Mapping[str, Any] = {
     "compile_mode": "default",

@@ -35,7 +35,7 @@ class WatchedResult:
     """Median of the base."""
     head: float | None = None
     worse: float | None = None
-    """How much worse the head is: 0.02 is 2 % slower, or 2 % less where higher is better."""
+    """Loss of the head: 0.02 is 2 % slower, or 2 % less where higher is better."""
     low: float | None = None
     high: float | None = None
     runs: int = 0
@@ -51,9 +51,9 @@ class WatchReport:
     """A revision, or the file of a history."""
     head: str
     margin: float
-    """What is allowed to be slower."""
+    """Share by which the head may be slower."""
     confidence: float
-    """Of each interval: 95 % for all of them together."""
+    """Level of each interval: 95 % for all of them together."""
     results: tuple[WatchedResult, ...]
     notes: tuple[str, ...]
     advisory: bool
@@ -72,7 +72,7 @@ LEAST_HISTORY = 5
 """Results of the newest level that a history needs to be a baseline."""
 _LEAST_RUNS = 3
 Values = Mapping[str, Sequence[float]]
-"""What each side measured."""
+"""Measured values by side."""
 OnRun = Callable[[str, int], None]
 """Called with a benchmark's name and how many of its pairs or runs are done; with 0 as it begins.
 Also with what is built, and 0."""

@@ -29,7 +29,7 @@ class WatchedCommand(BaseModel):
     command: str | list[str] = ""
     """Run in the root of a checkout; text is split as a shell would, without a shell."""
     workload: str = ""
-    """What `ratchet bench` takes; its median step time counts."""
+    """A workload as `ratchet bench` takes it; its median step time counts."""
     arguments: list[str] = []
     """More words for `ratchet bench`."""
     metric: str = ""
@@ -92,7 +92,7 @@ SMOKE = WatchSuite(
         for name in ("llama-tiny",)
     ],
 )
-"""What runs without a file."""
+"""The suite that runs without a file."""
 
 
 def read_suite(path: Path | None, folder: Path) -> WatchSuite:

@@ -38,7 +38,7 @@ _ALIASES = {
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class ImportDefaults:
-    """What a file may leave unsaid."""
+    """Values that a file may leave out."""
 
     revision: str = ""
     committed_at: str = ""

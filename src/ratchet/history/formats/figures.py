@@ -9,7 +9,7 @@ from ratchet.base.errors import HistoryError
 from ratchet.ledger.observations import Observation
 
 _ROUNDING = 1e-9
-"""Of an end, by a program that printed fewer digits of it than of the value."""
+"""Rounding of an end by a program that printed fewer digits of it than of the value."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)

@@ -30,7 +30,7 @@ AFTER_TRAP: Final = re.compile(
     r".*$",
     re.MULTILINE,
 )
-"""What RDNA does after a trap, which ends a launch here."""
+"""RDNA's instructions after a trap, which ends a launch here."""
 MOST_THREADS: Final = 1024
 _LAUNCH = ctypes.CFUNCTYPE(
     ctypes.c_int,

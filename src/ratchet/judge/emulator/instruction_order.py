@@ -1,4 +1,4 @@
-"""What a launch executed: its instructions by source line, and the order of the waves' lines."""
+"""The executed instructions of a launch by source line, and the order of the waves' lines."""
 
 from __future__ import annotations
 

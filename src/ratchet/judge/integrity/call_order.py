@@ -21,7 +21,7 @@ from ratchet.judge.workers.memory.layout import BatchLayout, Slot, span
 LOOKS: Final = 8
 """At most this many in one batch."""
 SPOTS: Final = 4
-"""Of each call: the beginning, the end and others in between."""
+"""Places in each call: the beginning, the end and others in between."""
 SPOT_BYTES: Final = 16
 
 

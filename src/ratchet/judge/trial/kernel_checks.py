@@ -42,7 +42,7 @@ MARGIN_BYTES = 4 << 30
 """Address space beyond the tensors: the interpreter, threads' stacks, OpenMP."""
 SHOWN_INPUTS = 4
 REJECTING: Final = ("crashed", "wrong", "refused")
-"""How a kernel that is built for its file's sizes alone ends on others; a wrong value is no end."""
+"""Endings on other sizes of a kernel that is built for its file's alone; a wrong value is none."""
 NEAR: Final = 0.5
 """An answer further off than this, relative to itself, is that of another computation."""
 VARIED_S = 0.3
@@ -73,7 +73,7 @@ class CaseFacts:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class CallCheck:
-    """What the reference worker found in memory after one call of a candidate."""
+    """The reference worker's findings in memory after one call of a candidate."""
 
     changed_input: int | None
     written: bool

@@ -21,7 +21,7 @@ UNPLACED: Final = "unplaced"
 """In the answer to `load`, and an attribute of an entry: the names of a problem's state that a
 model has no place for."""
 Message = dict[str, Any]
-"""What passes between the judge and a worker, as JSON; an order says what to `do`."""
+"""A message between the judge and a worker, as JSON; an order says what to `do`."""
 Reply = tuple[Message, list[int]]
 """An answer, and the descriptors that go with it."""
 Answer = Callable[[Message, list[int]], Reply]

@@ -28,7 +28,7 @@ CLIP_EPS: Final = 1e-6
 """The constant of torch.nn.utils.clip_grad_norm_."""
 
 Afterwards = Literal["keep", "zero", "drop"]
-"""What becomes of the gradients: they stay, are zeroed in the same pass, or become None."""
+"""The gradients' fate: they stay, are zeroed in the same pass, or become None."""
 _OF_TORCH: Final = ("amsgrad", "maximize", "differentiable", "capturable")
 """Settings of a group that only torch's own update knows."""
 

@@ -79,13 +79,13 @@ class ParallelBench:
     steps: int
     parameters: int
     peak_memory_bytes: int
-    """Of the rank that takes most."""
+    """Peak of the rank that takes most."""
     exposed_communication_s: float
-    """Of the rank that exposes most, a step."""
+    """Time of the rank that exposes most, a step."""
     threads: int
     """CPU threads of each rank."""
     loss: float
-    """Of the last timed step."""
+    """Loss of the last timed step."""
     ranks: tuple[RankBench, ...]
 
 

@@ -46,7 +46,7 @@ class RankChange:
     outcome: Outcome
     reason: str
     ratio: float | None = None
-    """Of the screening, with its interval; an estimate."""
+    """The screening's ratio, with its interval; an estimate."""
     low: float | None = None
     high: float | None = None
     gradient_error: float | None = None
@@ -61,7 +61,7 @@ class ParallelTurn:
     layout: str
     world: int
     tuned: RankArm
-    """What the recipe runs; as written if nothing was proven."""
+    """The recipe's arm; as written if nothing was proven."""
     proven: bool
     ratio: float | None
     """Time as written over the tuned time, of the slowest rank."""
@@ -90,7 +90,7 @@ class _Turn:
         self.end_s = time.monotonic() + settings.budget_s - settings.gone_s
         self.launches = 0
         self.setup_s = self.step_s = 0.0
-        """Of the last launch that was timed: its start, and a mean step of an arm."""
+        """Start of the last launch that was timed, and a mean step of an arm."""
 
     @property
     def left_s(self) -> float:

@@ -78,7 +78,7 @@ class CompiledStep:
         self._modules: list[ModuleCall] = []
         self._numbers: tuple[float, ...] = ()
         self._kept: KeptTensors | None = None
-        """What the modules keep, if the recipe and not the script makes it bf16."""
+        """Tensors that the modules keep, if the recipe and not the script makes them bf16."""
         self._told: set[str] = set()
         self.as_written = False
         """True once the step has been found not to be run by the recipe."""

@@ -40,7 +40,7 @@ class Snapshot:
     ) -> None:
         """Keep the state; `given` are the arguments of the call."""
         self.refused = ""
-        """What cannot be put back, as a clause; empty if everything can."""
+        """The parts that cannot be put back, as a clause; empty if everything can."""
         self.random_states = of_random_states()
         self._undo: list[Callable[[], None]] = []
         self._known: set[int] = set()

@@ -84,7 +84,7 @@ class StepFacts(BaseModel):
 
 
 class ArmFacts(BaseModel):
-    """What the process of a candidate says of itself once it has run steps."""
+    """A candidate's process in its own words, once it has run steps."""
 
     model_config = ConfigDict(extra="ignore", frozen=True)
 
@@ -94,7 +94,7 @@ class ArmFacts(BaseModel):
     region_calls: dict[str, int] = {}
     """Calls that the kernels of regions served, by their name in a config."""
     notes: tuple[str, ...] = ()
-    """What a person should know of how the step runs."""
+    """Facts that a person should know of how the step runs."""
 
 
 def describe_workload(step: TrainingStep, batch: Any) -> StepFacts:

@@ -41,7 +41,7 @@ class ChosenRecipe:
     because: str
     changes: tuple[Change, ...]
     proof: Proof
-    """What was timed, with the roles of the chosen candidates."""
+    """The launches, with the roles of the chosen candidates."""
 
 
 def roles(

@@ -1,4 +1,4 @@
-"""What a turn has seen things cost: starts, compilations, steps; and what it expects from that."""
+"""Costs that a turn has seen, of starts, compilations and steps, and those it expects from them."""
 
 from __future__ import annotations
 

@@ -114,7 +114,7 @@ def situation_on(target: str, here: Situation) -> Situation:
         here,
         device_kind="cuda",
         vendor="AMD",
-        isa=target,
+        target=target,
         rocm=True,
         bf16_is_slow=None,
         memory_bytes=int(memory * 2**30) if memory else here.memory_bytes,

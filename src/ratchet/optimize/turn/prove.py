@@ -38,7 +38,7 @@ class Proof:
     """Candidates by role; roles that were not timed are absent."""
     sitting: Sitting
     descriptions: Mapping[str, ArmFacts]
-    """What each candidate's arm last said of itself, by the candidate's key."""
+    """Last description of each candidate's arm, by the candidate's key."""
 
     @property
     def launches(self) -> int:

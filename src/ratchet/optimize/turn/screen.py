@@ -34,7 +34,7 @@ from ratchet.optimize.turn.schedule import (
 from ratchet.optimize.turn.state import Turn
 
 METHOD = "pooled, steps of one's own compared"
-"""How arms are screened; another way to do it does not recall the screenings of this one."""
+"""Method of screening; another method does not recall the screenings of this one."""
 FEWEST_COMPARED, MOST_COMPARED, RUNS_COMPARED = 2, 20, 4
 """Steps of a user's own that are compared with what they do as written, and runs of each."""
 HOPELESS, HOPELESS_ROUNDS = 4.0, 2
@@ -61,7 +61,7 @@ class LeverScreening:
     """The challenger's region kernels, by name in its config, that served no call of its step."""
     samples: Sequence[Mapping[str, Any]] = ()
     processes: Mapping[str, str] = field(default_factory=dict)
-    """What was timed, and the name of the process behind each arm."""
+    """The name of the process behind each arm that was timed."""
     ways: Mapping[str, str] = field(default_factory=dict)
     """The key of what each arm runs; older screenings have its name say it."""
 

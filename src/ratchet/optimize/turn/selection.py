@@ -52,7 +52,7 @@ class Selection:
     modes: frozenset[str] = frozenset()
     """The compile modes that were timed as rivals."""
     worth: Worth = field(default_factory=Worth)
-    """What each lever can win of the rival's step."""
+    """The share of the rival's step that each lever can win."""
     inside: list[Lever] = field(default_factory=list)
     """Levers of the bundle that were not tried alone yet."""
     outside: list[Lever] = field(default_factory=list)

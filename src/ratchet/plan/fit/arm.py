@@ -38,7 +38,7 @@ WARMUP_STEPS: Final = 1
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class StepShape:
-    """What a plan must know of a workload."""
+    """Facts of a workload that a plan must know."""
 
     written: StepConfig
     device: str

@@ -32,7 +32,7 @@ class AllocatorEvent:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class AllocationTrace:
-    """What torch allocated on one device during a call."""
+    """Torch's allocations on one device during a call."""
 
     base_bytes: int
     """Bytes of the tensors that were alive when the call began."""

@@ -1,4 +1,4 @@
-"""What one measured step needed: its peak, what was alive then, and each block's share."""
+"""The memory of one measured step: its peak, what was alive then, and each block's share."""
 
 from __future__ import annotations
 

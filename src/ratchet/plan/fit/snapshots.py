@@ -26,7 +26,7 @@ CATEGORIES: Final = (
 """A category and what the file or the function of one of an allocation's frames contains. The first
 that applies counts; gradients and what backward passes through are one category."""
 OTHERS: Final = ("/torch/", "<frozen", "??", "/python3")
-"""What a frame's file contains that is not the user's own."""
+"""Parts of file names in frames that are not the user's own."""
 LARGEST: Final = 10
 
 
@@ -43,7 +43,7 @@ class LiveBlock:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class AllocatorSnapshot:
-    """What a snapshot's file says of its fullest moment."""
+    """The fullest moment in a snapshot's file."""
 
     device: int
     peak_bytes: int

@@ -43,7 +43,7 @@ class TextLines:
 
     @property
     def are_commands(self) -> bool:
-        """Whether they start programs: scripts, images, settings of jobs."""
+        """True if they start programs: scripts, images, settings of jobs."""
         return self.source.kind in ("docker", "shell", "yaml")
 
 

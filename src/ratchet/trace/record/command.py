@@ -17,7 +17,7 @@ from ratchet.base.files import make_folder, why_not_new_folder
 INJECTED = Path(__file__).with_name("inject")
 SUFFIX = ".json.gz"
 GRACE_S = 10.0
-"""What a command has to end in, once we are asked to."""
+"""Time for a command to end, once we are asked to."""
 FOLDER, SCHEDULE = "RATCHET_TRACE_FOLDER", "RATCHET_TRACE_SCHEDULE"
 
 

@@ -48,9 +48,9 @@ MAX_ANSWER_BYTES = 1 << 20
 MOST_SECONDS = 1e9
 MOST_NAMED: Final = 8
 OF_PROFILER: Final = ("USDT:", "STAGE:")
-"""How lines begin that torch's profiler prints while a census is taken."""
+"""Beginnings of lines that torch's profiler prints while a census is taken."""
 PRINTED_LINES, PRINTED_CHARACTERS = 3, 300
-"""How much of what a kernel printed last stands in a reason."""
+"""Most of a kernel's last output that a reason quotes."""
 STATUS_OF_FAILURE: dict[str, Status] = {"timed_out": "timed_out", "woke": "cheating"}
 """Any other failure of a candidate's process is a crash."""
 

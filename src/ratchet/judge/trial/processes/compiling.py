@@ -64,7 +64,7 @@ class KeptLibraries:
 
 
 class Toolchain:
-    """What a judge keeps between verdicts: zygotes, precompiled headers, and libraries.
+    """The things that a judge keeps between verdicts: zygotes, precompiled headers, libraries.
 
     Compilers and compiled kernels have a zygote each: a compiler sees the precompiled headers in
     the user's cache, a kernel does not.

@@ -41,7 +41,7 @@ from ratchet.measure.arm import Timing
 from ratchet.problems.problem import Problem
 
 OutputMode = Literal["mapped", "kept", "copied"]
-"""What becomes of the outputs of the reference's calls. kept: they stay until the next batch.
+"""The fate of the outputs of the reference's calls. kept: they stay until the next batch.
 mapped: they stay, and shared memory is mapped too, as a compiled candidate writes there. copied:
 they are copied to that memory, inside the clock."""
 

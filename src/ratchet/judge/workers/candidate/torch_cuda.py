@@ -49,7 +49,7 @@ class PretendedDevice:
 
 
 asked: Counter[str] = Counter()
-"""What a program asked that has no true answer here, with counts."""
+"""Questions of a program that have no true answer here, with counts."""
 
 
 @contextlib.contextmanager

@@ -25,7 +25,7 @@ from ratchet.judge.workers.memory.driver_memory import (
 )
 
 FLUSHED: Final = 2
-"""How many times its last cache a device writes before each batch."""
+"""Bytes that a device writes before each batch, over the size of its last cache."""
 BATCH_PART: Final = 10
 """One batch's inputs and outputs may take this part of the free memory. A batch exists as it was
 drawn and at its places, and each of four arms keeps its last batch and its results."""

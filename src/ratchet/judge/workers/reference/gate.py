@@ -16,7 +16,7 @@ from ratchet.problems.tolerance import Loss, loss_over, same_bits
 
 Outputs = list[Tensor]
 SAMPLED = 1 << 16
-"""Of a larger output, this many elements are compared first. A trivial answer mostly fails on
+"""Elements of a larger output that are compared first. A trivial answer mostly fails on
 those; one that passes is compared as a whole."""
 ZEROS, CONSTANT = "zeros", "a constant"
 INPUT, OTHERS = "an input passed through", "the output for other inputs"
