@@ -94,6 +94,11 @@ def test_generated_code_is_told_and_left(tmp_path: Path) -> None:
     assert ported(tmp_path, text) == text
 
 
+def test_macros_stand_after_a_byte_order_mark(tmp_path: Path) -> None:
+    said = ported(tmp_path, f"\ufeff{SHUFFLE}\n")
+    assert said.startswith("\ufeff#ifndef PORT_MASK64") and said.count("\ufeff") == 1
+
+
 @pytest.mark.parametrize(
     "text",
     [

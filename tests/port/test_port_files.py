@@ -51,7 +51,7 @@ def test_cuda_that_is_not_utf8_or_does_not_parse_is_still_read(tmp_path: Path) -
     assert [found.rule for found in latin.findings] == rules
     broken = one(tmp_path, "broken.cu", b"int f( {{{ ]] ;\n" + KERNEL)
     assert broken.unparsed > 0
-    assert [found.rule for found in broken.findings] == rules
+    assert [found.rule for found in broken.findings] == ["not-read", *rules]
 
 
 @pytest.mark.parametrize(
@@ -78,6 +78,16 @@ def test_links_and_submodules_are_left_out_with_a_reason(tmp_path: Path) -> None
     assert skipped["k.cu"] == ""
     assert "link" in skipped["loop"] and "link" in skipped["again.cu"]
     assert "submodule" in skipped["sub"] and "sub/k.cu" not in skipped
+
+
+@pytest.mark.parametrize("name", [b"a\xff.cu", b"a\n.cu", b"a\x1b[31m.cu"])
+def test_a_name_that_no_patch_can_hold_is_a_warning(tmp_path: Path, name: bytes) -> None:
+    (tmp_path / os.fsdecode(name)).write_bytes(KERNEL)
+    (tmp_path / "k.cu").write_bytes(KERNEL)
+    found = {file.found.name: [one.rule for one in file.findings] for file in scan(tmp_path)}
+    assert found.pop("k.cu") == ["mask-width", "shuffle-width"]
+    ((shown, rules),) = found.items()
+    assert shown.isprintable() and rules == ["not-read"]
 
 
 def test_a_fifo_is_not_opened(tmp_path: Path) -> None:

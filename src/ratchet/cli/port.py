@@ -3,12 +3,17 @@
 from __future__ import annotations
 
 import json
+import sys
+from collections.abc import Sequence
 from pathlib import Path
-from typing import Annotated
+from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from ratchet.cli.app import Debug, Json, app, print_json
+from ratchet.cli.app import Debug, Json, LedgerUrl, app, print_json
+
+if TYPE_CHECKING:
+    from ratchet.port.result import PortResult
 
 
 @app.command()
@@ -28,6 +33,27 @@ def port(
             help="GPUs to compile for, separated by commas; none compiles nothing. Default: all.",
         ),
     ] = "",
+    prove: Annotated[
+        bool,
+        typer.Option(
+            "--prove",
+            help="Execute the ported kernels on emulated GPUs (--target; default: gfx942), and "
+            "compare them with their problems.",
+        ),
+    ] = False,
+    problems: Annotated[
+        Path | None,
+        typer.Option(
+            "--problems",
+            metavar="FOLDER",
+            help="With --prove: problem files, named after the functions or after the kernels' "
+            "files. Default: PATH/problems, and the shipped problems.",
+        ),
+    ] = None,
+    time_limit: Annotated[
+        str,
+        typer.Option("--time-limit", metavar="TIME", help="With --prove: limit for each kernel."),
+    ] = "5m",
     sarif: Annotated[
         Path | None,
         typer.Option("--sarif", metavar="FILE", help="Write the findings as SARIF too."),
@@ -39,13 +65,17 @@ def port(
         ),
     ] = None,
     as_json: Json = False,
+    ledger: LedgerUrl = None,
     debug: Debug = False,
 ) -> None:
     """Port CUDA and Triton code to ROCm: findings, a patch, and a compilation for AMD GPUs.
 
-    Exit code 0: nothing is left to do. 1: findings are left. 2: a mistake in the call.
+    Exit code 0: nothing is left to do. 1: findings are left, or an executed kernel is not right.
+    2: a mistake in the call.
     """
-    from ratchet.base.files import write_whole
+    from ratchet.base.errors import PortError
+    from ratchet.base.files import why_not_new_file, why_not_new_folder, write_whole
+    from ratchet.judge.options import parse_time_limit_s
     from ratchet.judge.workers.candidate.architectures import TARGETS
     from ratchet.port.run import PortSettings, write_outputs
     from ratchet.port.run import port as run
@@ -59,8 +89,18 @@ def port(
         targets=TARGETS if names in ([], ["none"]) else tuple(names),
         compiles=names != ["none"],
     )
+    limit_s = parse_time_limit_s(time_limit)
+    if problems is not None and not prove:
+        raise PortError("--problems is for --prove: add it")
+    if sarif is not None and (why := why_not_new_file(sarif)):
+        raise PortError(f"--sarif {sarif} {why}: name a file that can be written")
+    if out is not None and (why := why_not_new_folder(out)):
+        raise PortError(f"--out {out} {why}: name a folder that can be written")
     with working(f"reading {path}"):
         result = run(path, settings)
+    if prove:
+        executed = settings.targets if names not in ([], ["none"]) else ()
+        result = _proved(result, executed, problems, limit_s, ledger)
     if out is not None:
         result = write_outputs(result, out, render_port_page(result))
     if sarif is not None:
@@ -69,5 +109,29 @@ def port(
         print_json(result.as_json())
     else:
         print_port(result)
-    if result.left:
+    if result.left or any(one.was_executed and not one.is_right for one in result.proofs):
         raise typer.Exit(1)
+
+
+def _proved(
+    result: PortResult,
+    targets: Sequence[str],
+    problems: Path | None,
+    limit_s: float,
+    ledger: str | None,
+) -> PortResult:
+    from ratchet.court.court import open_court
+    from ratchet.court.port_proofs import EXECUTED, prove
+
+    def say(what: str) -> None:
+        print(f"ratchet: executing {what}", file=sys.stderr)
+
+    with open_court(ledger) as court:
+        return prove(
+            result,
+            court,
+            targets=targets or EXECUTED,
+            problems=problems,
+            time_limit_s=limit_s,
+            say=say,
+        )

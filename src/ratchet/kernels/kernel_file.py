@@ -86,6 +86,11 @@ def is_extension(source: str) -> bool:
     return _BINDS.search(_C_ASIDE.sub(" ", source)) is not None
 
 
+def bound_names(source: str) -> list[str]:
+    """Return the functions that a torch extension binds for Python, each once."""
+    return list(dict.fromkeys(_BOUND.findall(_C_ASIDE.sub(" ", source))))
+
+
 def built_in_kernel(problem: Problem, candidate: str) -> Kernel:
     """Return torch as a kernel: the problem's own reference, `eager` or under `torch.compile`."""
     compiled = candidate == "torch.compile"

@@ -15,7 +15,7 @@ from functools import cache, cached_property
 from typing import TYPE_CHECKING, Any, Final
 
 from ratchet.base.errors import PortError
-from ratchet.port.preprocessor import evaluated, left_out
+from ratchet.port.preprocessor import evaluated, left_out, written_for_rocm
 
 if TYPE_CHECKING:
     from tree_sitter import Node
@@ -139,6 +139,23 @@ class CudaTree:
         """Return whether the preprocessor leaves a byte out on ROCm."""
         index = bisect.bisect_right(self._dead_starts, at) - 1
         return index >= 0 and at < self.dead[index][1]
+
+    @property
+    def unread(self) -> float:
+        """The share of the text that is no syntax to the parser."""
+        covered = end = 0
+        for node in sorted(self.nodes("error"), key=lambda one: one.start_byte):
+            covered += max(0, node.end_byte - max(end, node.start_byte))
+            end = max(end, node.end_byte)
+        return covered / max(1, len(self.text))
+
+    def is_for_rocm(self, at: int) -> bool:
+        """Return whether a byte is code that its author wrote for ROCm alone."""
+        return any(start <= at < end for start, end in self._for_rocm)
+
+    @cached_property
+    def _for_rocm(self) -> list[tuple[int, int]]:
+        return written_for_rocm(self._nodes["condition"])
 
     def said(self, node: Node) -> str:
         """Return the text of a node."""

@@ -65,6 +65,20 @@ def find_files(path: Path) -> Iterator[FoundFile]:
 
 
 def _walk(root: Path) -> Iterator[FoundFile]:
+    """Yield the files of a tree; one whose name no patch can hold is not read."""
+    for found in _all_files(root):
+        if found.name.isprintable():
+            yield found
+        else:
+            name = found.name.encode(errors="replace").decode(errors="replace")
+            shown = "".join(one if one.isprintable() else "?" for one in name)
+            why = "has a name that is not printable UTF-8"
+            yield FoundFile(
+                path=found.path, name=shown, skipped=why, matters=found.kind is not None
+            )
+
+
+def _all_files(root: Path) -> Iterator[FoundFile]:
     for folder, folders, names in os.walk(root, followlinks=False, onerror=None):
         here = Path(folder)
         for name in sorted(folders):

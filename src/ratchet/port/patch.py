@@ -14,6 +14,7 @@ from ratchet.port.python_tree import PythonTree
 from ratchet.port.scan import ScannedFile
 from ratchet.port.source import CodeText
 
+BOM: Final = b"\xef\xbb\xbf"
 INCLUDE: Final = re.compile(rb"^[ \t]*#[ \t]*(include|pragma once)[^\n]*\n", re.MULTILINE)
 
 
@@ -102,7 +103,7 @@ def _place(text: bytes) -> int:
     """Return where macros may stand: after the first lines of includes, or at the top."""
     first = INCLUDE.search(text)
     if first is None:
-        return 1 if text.startswith(b"\n") else 0
+        return len(BOM) if text.startswith(BOM) else int(text.startswith(b"\n"))
     end = first.end()
     while (more := INCLUDE.match(text, end)) is not None:
         end = more.end()

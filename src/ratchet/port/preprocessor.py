@@ -25,6 +25,7 @@ ON_CUDA: Final = frozenset(
     )
 )
 """Macros that are not."""
+ON_BOTH: Final = frozenset(("__CUDACC__",))
 _OPERATORS: Final[Mapping[type[ast.operator], Callable[[int, int], int]]] = {
     ast.Add: lambda a, b: a + b,
     ast.Sub: lambda a, b: a - b,
@@ -95,7 +96,32 @@ def left_out(conditions: Sequence[Node]) -> list[tuple[int, int]]:
     return found
 
 
+def written_for_rocm(conditions: Sequence[Node]) -> list[tuple[int, int]]:
+    """Return the ranges of bytes that are kept on ROCm and left out on CUDA."""
+    found = []
+    for text, first, other in _branches(conditions):
+        answers = holds(text), holds(text, on=ON_BOTH | ON_CUDA, off=ON_ROCM - ON_BOTH)
+        if answers == (True, False):
+            found.append(first)
+        elif answers == (False, True) and other is not None:
+            found.append(other)
+    return found
+
+
 def _ranges(conditions: Sequence[Node]) -> Iterator[tuple[int, int]]:
+    for text, first, other in _branches(conditions):
+        answer = holds(text)
+        if answer is False:
+            yield first
+        elif answer is True and other is not None:
+            yield other
+
+
+Range = tuple[int, int]
+
+
+def _branches(conditions: Sequence[Node]) -> Iterator[tuple[str, Range, Range | None]]:
+    """Yield each condition with the bytes that it keeps, and those of its other branch."""
     for node in conditions:
         said = node.child_by_field_name("condition") or node.child_by_field_name("name")
         other = node.child_by_field_name("alternative")
@@ -104,37 +130,39 @@ def _ranges(conditions: Sequence[Node]) -> Iterator[tuple[int, int]]:
         text = (said.text or b"").decode(errors="replace")
         if node.type == "preproc_ifdef":
             text = f"{'!' * (node.children[0].type == '#ifndef')}defined({text})"
-        answer = holds(text)
-        if answer is False:
-            yield said.end_byte, other.start_byte if other is not None else node.end_byte
-        elif answer is True and other is not None:
-            yield other.start_byte, other.end_byte
+        first = said.end_byte, other.start_byte if other is not None else node.end_byte
+        yield text, first, (other.start_byte, other.end_byte) if other is not None else None
 
 
-def holds(condition: str) -> bool | None:
-    """Return whether a condition of `#if` holds on ROCm; None if that depends on something else."""
+def holds(
+    condition: str, on: frozenset[str] = ON_ROCM, off: frozenset[str] = ON_CUDA
+) -> bool | None:
+    """Return whether a condition of `#if` holds; None if that depends on something else.
+
+    `on` are the macros that are defined, by default ROCm's, and `off` those that are not.
+    """
     text = re.sub(r"//.*|/\*.*?\*/|\\\n", " ", condition)
     text = re.sub(r"\bdefined\s*\(?\s*(\w+)\s*\)?", r" \1 ", text)
     text = re.sub(r"!(?!=)", " not ", text.replace("&&", " and ").replace("||", " or "))
     try:
-        return _holds(ast.parse(text.strip(), mode="eval").body)
+        return _holds(ast.parse(text.strip(), mode="eval").body, on, off)
     except (SyntaxError, ValueError, RecursionError):
         return None
 
 
-def _holds(node: ast.expr) -> bool | None:
+def _holds(node: ast.expr, on: frozenset[str], off: frozenset[str]) -> bool | None:
     if isinstance(node, ast.Name):
-        return True if node.id in ON_ROCM else False if node.id in ON_CUDA else None
+        return True if node.id in on else False if node.id in off else None
     if isinstance(node, ast.Constant):
         return bool(node.value)
     if isinstance(node, ast.UnaryOp) and isinstance(node.op, ast.Not):
-        inner = _holds(node.operand)
+        inner = _holds(node.operand, on, off)
         return None if inner is None else not inner
     if isinstance(node, ast.BoolOp):
-        answers = {_holds(one) for one in node.values}
+        answers = {_holds(one, on, off) for one in node.values}
         decides = isinstance(node.op, ast.Or)
         return decides if decides in answers else None if None in answers else not decides
     if isinstance(node, ast.Compare) and isinstance(node.ops[0], ast.Gt | ast.GtE):
         left = node.left  # a version of CUDA's that is not defined counts as 0
-        return False if isinstance(left, ast.Name) and left.id in ON_CUDA else None
+        return False if isinstance(left, ast.Name) and left.id in off else None
     return None

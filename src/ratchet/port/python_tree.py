@@ -15,6 +15,8 @@ from ratchet.port.source import CodeText
 Kind = TypeVar("Kind", bound=ast.AST)
 CUDA_ARGUMENTS: Final = frozenset(("cuda_sources", "cuda_source", "cuda_src"))
 IS_CUDA: Final = re.compile(r"__global__|<<<|__device__|#include\s*<cuda")
+FOR_ONE: Final = re.compile(r"(?i)rocm|(?<![a-z])(hip|amd|nvidia)(?![a-z-])")
+"""Words of a condition that tells AMD from NVIDIA."""
 IS_CPP: Final = re.compile(r"#include\s*[<\"]|\b(?:torch::Tensor|at::Tensor)\b[^\n]*\(")
 
 
@@ -162,7 +164,7 @@ class PythonTree:
         while (above := self.parents.get(id(above))) is not None:
             if isinstance(above, ast.If | ast.IfExp | ast.BoolOp):
                 said = self.said(above.test if not isinstance(above, ast.BoolOp) else above)
-                if re.search(r"(?i)version\.hip|is_rocm|is_hip|IS_HIP|rocm|\bhip\b|is_amd", said):
+                if FOR_ONE.search(said):
                     return True
         return False
 

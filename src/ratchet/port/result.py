@@ -5,11 +5,45 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Mapping
 from dataclasses import asdict, dataclass
-from typing import Any
+from typing import Any, Final
 
 from ratchet.port.compile import Compilation, by_file
 from ratchet.port.finding import PortFinding
 from ratchet.port.scan import ScannedFile
+
+UNTRIED: Final = "not executed"
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class KernelProof:
+    """The judge's answer on one ported kernel, executed as a target's machine code."""
+
+    file: str
+    entry: str
+    target: str
+    status: str
+    """A verdict's status, or `not executed`."""
+    why: str = ""
+    """Why it is not right, or was not executed."""
+
+    @property
+    def is_right(self) -> bool:
+        """Return whether it was executed and its outputs were right."""
+        return self.status in ("correct", "proven")
+
+    @property
+    def was_executed(self) -> bool:
+        """Return whether the judge tried it."""
+        return self.status != UNTRIED
+
+    @property
+    def said(self) -> str:
+        """Return the answer in words."""
+        if self.is_right:
+            return f"executed right on {self.target}"
+        if self.status == "wrong":
+            return f"executed wrong on {self.target}"
+        return f"{self.status} on {self.target}"
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -22,6 +56,7 @@ class PortResult:
     """The texts of the files that the patch changes."""
     patch: bytes
     compiled: tuple[Compilation, ...] = ()
+    proofs: tuple[KernelProof, ...] = ()
     written: bool = False
     """True if the tree has the new texts."""
     outputs: tuple[str, ...] = ()
@@ -67,6 +102,7 @@ class PortResult:
             "files": [self._file(one) for one in self.scanned],
             "findings": [one.as_json(self._is_fixed(one)) for one in self.findings],
             "compiled": [asdict(one) | {"executed": False} for one in self.compiled],
+            "proofs": [asdict(one) for one in self.proofs],
             "outputs": list(self.outputs),
         }
 

@@ -17,6 +17,9 @@ from ratchet.port.rules.texts import read_lines
 from ratchet.port.source import CodeText
 
 OF_TORCH: Final = ("torch/", "ATen/", "c10/", "pybind11/", "c10d/")
+OF_DEVICE: Final = re.compile(rb"__(global|device|shared)__|<<<")
+MOST_UNREAD: Final = 0.25
+"""Share of a text with GPU code that may be no syntax to the parser."""
 BUILDS: Final = re.compile(rb"CUDAExtension|cpp_extension|load_inline")
 
 
@@ -116,21 +119,26 @@ def _not_read(file: str, detail: str, line: int = 1) -> PortFinding:
 
 def _scan_cuda(found: FoundFile, source: CodeText, known: Known) -> ScannedFile:
     tree = CudaTree(source.text, source.constants, known.own)
+    errors = list(tree.nodes("error"))
+    unread = []
+    if tree.unread > MOST_UNREAD and OF_DEVICE.search(source.text):
+        said = f"{tree.unread:.0%} of it does not parse: the other rules saw little of it"
+        unread = [_not_read(found.name, said, source.line_of(errors[0].start_byte))]
     for_torch = known.built_by_torch or any(path.startswith(OF_TORCH) for path, _ in tree.includes)
     source = replace(source, for_torch=for_torch)
     return ScannedFile(
         found=found,
-        findings=_sorted(cuda_findings(tree, source)),
+        findings=_sorted([*unread, *cuda_findings(tree, source)]),
         for_torch=for_torch,
         has_kernels=_has_kernels(tree),
-        unparsed=sum(1 for _ in tree.nodes("error")),
+        unparsed=len(errors),
     )
 
 
 def cuda_findings(tree: CudaTree, source: CodeText) -> Iterator[PortFinding]:
     """Yield what the rules of CUDA find in a text."""
     for rule in CUDA_RULES:
-        for one in rule.findings(tree, source):
+        for one in rule.findings(tree, source, tree.is_for_rocm):
             if one.rule == "api-name" and source.for_torch:
                 why = f"{one.why} torch does so itself when it builds an extension on ROCm."
                 one = replace(one, severity="note", why=why, fix="nothing to do")
@@ -138,7 +146,9 @@ def cuda_findings(tree: CudaTree, source: CodeText) -> Iterator[PortFinding]:
 
 
 def _has_kernels(tree: CudaTree) -> bool:
-    return any("__global__" in tree.head(one) for one in tree.functions)
+    made = any("__global__" in tree.head(one) for one in tree.functions)
+    macros = (*tree.nodes("macro"), *tree.nodes("define"))
+    return made or any("__global__" in tree.said(one) for one in macros)
 
 
 def _scan_python(found: FoundFile, source: CodeText) -> ScannedFile:

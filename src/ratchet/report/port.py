@@ -23,6 +23,7 @@ from ratchet.report.terminal import print_report
 
 MOST_ROWS: Final = 60
 CONTEXT: Final = 3
+NO_PROOF: Final = "--prove judges kernels that bind a function and have a problem"
 SARIF: Final = "https://json.schemastore.org/sarif-2.1.0.json"
 
 
@@ -66,7 +67,8 @@ def port_report(result: PortResult) -> m.ResultReport:
             _left(result),
             _files(result),
             _findings(result),
-            m.section("Compiled for AMD GPUs, not executed", compiled) if result.compiled else None,
+            _proofs(result),
+            m.section("Compiled for AMD GPUs", compiled) if result.compiled else None,
             *_changes(result),
             _skipped(result),
             m.written([str(path) for path in result.outputs]),
@@ -86,12 +88,58 @@ def _left(result: PortResult) -> m.ReportSection | None:
 
 
 def _files(result: PortResult) -> m.ReportSection:
+    said = verdicts(result)
     rows = [
-        (one.found.name, str(result.readiness(one)), str(len(result.by_hand(list(one.findings)))))
+        (
+            one.found.name,
+            str(result.readiness(one)),
+            str(len(result.by_hand(list(one.findings)))),
+            said.get(one.found.name, ""),
+        )
         for one in result.scanned
         if one.findings or one.has_kernels
     ]
-    return m.section("Files", m.grid(("file", "readiness", "by hand"), rows, left=2), on="page")
+    names = ("file", "readiness", "by hand", "its kernels")
+    return m.section("Files", m.grid(names, rows, left=2), on="page")
+
+
+PROOF_COLUMNS: Final = (
+    m.name(
+        "kernel", lambda one: one.file if one.entry == "ModelNew" else f"{one.file}: {one.entry}"
+    ),
+    m.Column("verdict", lambda one: one.said),
+    m.why("why", lambda one: one.why),
+)
+
+
+def _proofs(result: PortResult) -> m.ReportSection | None:
+    if not result.proofs:
+        return None
+    right = sum(one.is_right for one in result.proofs)
+    return m.section(
+        "Kernels, executed on emulated GPUs",
+        m.Words(f"{right} of {len(result.proofs)} are right."),
+        m.ResultTable(PROOF_COLUMNS, list(result.proofs)),
+    )
+
+
+def verdicts(result: PortResult) -> dict[str, str]:
+    """Return what became of each file's kernels: executed, compiled or neither, and why."""
+    found: dict[str, list[str]] = {}
+    executed = set()
+    for proof in result.proofs:
+        if proof.was_executed:
+            executed.add(proof.file)
+            found.setdefault(proof.file, []).append(f"{proof.entry} {proof.said}")
+    for name, compiled in by_file(result.compiled).items():
+        built = [one.target for one in compiled if one.status == "compiled"]
+        if name not in executed:
+            why = next((one.why for one in result.proofs if one.file == name), NO_PROOF)
+            words = f"compiled for {', '.join(built)}; not executed: {why}"
+            first = next((one for one in compiled if one.status != "compiled"), None)
+            failed = f"{first.status}: {first.why}" if first is not None else ""
+            found.setdefault(name, []).append(words if built else failed)
+    return {name: "; ".join(said) for name, said in found.items()}
 
 
 def _findings(result: PortResult) -> m.ReportSection | None:
@@ -132,6 +180,8 @@ def _changes(result: PortResult) -> list[m.ReportSection]:
 def headline(result: PortResult) -> str:
     """Return the result in one or two sentences."""
     found = [one for one in result.findings if one.severity != "note"]
+    if not result.scanned:
+        return f"{result.path} holds no CUDA, Triton or build files."
     if not found:
         return f"Nothing in {result.path} stands between it and ROCm."
     by_hand = len(result.by_hand(found))

@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Iterator, Mapping
-from functools import cache
+from collections.abc import Iterator
 from typing import TYPE_CHECKING, Final
 
 from ratchet.port.cuda_tree import CudaTree
 from ratchet.port.finding import Match
+from ratchet.port.hipify import hip_names
 from ratchet.port.rules.rule import Rules
+from ratchet.port.rules.warp import around
 from ratchet.port.rules.words import HEADERS
 
 if TYPE_CHECKING:
@@ -28,14 +29,6 @@ STREAM_ORDERED: Final = ("cudaMallocAsync", "cudaFreeAsync", "cudaMallocFromPool
 GRAPHS: Final = re.compile(
     r"cudaGraphConditional\w*|cudaGraphNodeTypeConditional|cudaGraphSetConditional|cudaGraphInstantiateFlagDeviceLaunch|cudaGraphKernelNode\w*Device\w*"
 )
-
-
-@cache
-def hip_names() -> Mapping[str, str]:
-    """Return torch's map of names, as its hipify has it."""
-    from torch.utils.hipify import hipify_python
-
-    return {name: str(instead) for name, instead in hipify_python.PYTORCH_MAP.items()}
 
 
 @RULES.add("library-header", "error", fix="use ROCm's own library")
@@ -58,9 +51,10 @@ def mapped_names(tree: CudaTree) -> Iterator[Match]:
     """Names of CUDA's API, which torch.utils.hipify maps to HIP's."""
     found = [node.start_byte for name, node in _api(tree) if name in hip_names()]
     headers = [node.start_byte for path, node in tree.includes if _is_renamed(path)]
-    if found or headers:
-        count = len(found) + len(headers)
-        yield Match(at=min(found + headers), detail=f"{count} name{'s' * (count > 1)}")
+    found = [at for at in found + headers if not tree.is_for_rocm(at)]
+    if found:
+        count = len(found)
+        yield Match(at=min(found), detail=f"{count} name{'s' * (count > 1)}")
 
 
 @RULES.add("api-unmapped", "error", fix="look for it in HIP's API, or leave it out on AMD")
@@ -85,6 +79,25 @@ def _is_renamed(path: str) -> bool:
     return path.startswith("ATen/cuda/") or path in names or f"include <{path}" in names
 
 
+KERNEL_AT: Final = {
+    "cudaFuncSetAttribute": 0,
+    "cudaFuncSetCacheConfig": 0,
+    "cudaFuncGetAttributes": 1,
+}
+
+
+@RULES.add("kernel-pointer", "error", fix="cast the kernel to const void*")
+def kernel_pointers(tree: CudaTree) -> Iterator[Match]:
+    """CUDA takes a kernel here as it is, by a template; HIP takes a const void*."""
+    for name, place in KERNEL_AT.items():
+        for call in tree.calls_of(name):
+            given = call.arguments[place] if len(call.arguments) > place else None
+            if given is not None and not VOID.search(tree.said(given)):
+                edits = around(given, "reinterpret_cast<const void*>(", ")")
+                yield Match(at=call.at, detail=name, edits=edits)
+
+
+VOID: Final = re.compile(r"\(\s*(const\s+)?void\s*(const\s*)?\*\s*\)|_cast<[^>]*void")
 _ELSEWHERE: Final = (
     *("cuTensorMapEncodeTiled", "cuTensorMapEncodeIm2col", "cudaGridDependencySynchronize"),
     *("cudaTriggerProgrammaticLaunchCompletion", "cudaLaunchAttributeClusterDimension"),

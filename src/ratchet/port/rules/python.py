@@ -127,7 +127,13 @@ def variables(tree: PythonTree) -> Iterator[Match]:
 def nvcc_flags(tree: PythonTree) -> Iterator[Match]:
     """Flags of nvcc: hipcc stops at them."""
     for node, strings in _flag_lists(tree):
-        bad = [one for one in strings if _is_cuda_flag(str(one.value))]
+        words = [str(one.value) for one in strings]
+        bad = [
+            one
+            for one, text, after in zip(strings, words, [*words[1:], "sm_"], strict=True)
+            if _is_cuda_flag(text)
+            and (text != "-arch" or re.match("sm_|compute_|native|all", after))
+        ]
         if bad and not tree.is_guarded(node):
             first = bad[0]
             yield Match(
@@ -144,6 +150,12 @@ def _flag_lists(tree: PythonTree) -> Iterator[tuple[ast.AST, list[ast.Constant]]
         ]
         if strings and any(str(one.value).startswith("-") for one in strings):
             yield node, strings
+    for name, call in tree.calls:
+        flags = [
+            one for one in call.args if isinstance(one, ast.Constant) and isinstance(one.value, str)
+        ]
+        if flags and re.search(r"(?i)(flag|arg|opt)\w*\.append$", name):
+            yield call, flags
 
 
 def _is_cuda_flag(text: str) -> bool:

@@ -23,9 +23,13 @@ class Rule(Generic[Tree]):
     fix: str
     matches: Matching[Tree]
 
-    def findings(self, tree: Tree, source: CodeText) -> Iterator[PortFinding]:
-        """Yield what the rule finds in a text."""
+    def findings(
+        self, tree: Tree, source: CodeText, leave: Callable[[int], bool] = lambda _: False
+    ) -> Iterator[PortFinding]:
+        """Yield what the rule finds in a text; `leave` says which bytes are not looked at."""
         for match in self.matches(tree):
+            if leave(match.at):
+                continue
             yield source.finding(
                 match, rule=self.name, severity=self.severity, why=self.why, fix=self.fix
             )

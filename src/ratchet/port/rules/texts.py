@@ -117,7 +117,9 @@ def images(lines: TextLines) -> Iterator[Match]:
     for word in lines.words:
         text = word.text.partition("=")[2] or word.text
         for start, instead in IMAGES.items():
-            if text.startswith(start) and re.match(r"[\w./-]+(:[\w.-]+)?$", text):
+            if text.startswith("nvidia/label/"):  # a channel of conda
+                break
+            if text.startswith(start) and re.match(r"[\w./-]+(:[\w.-]+)?(@sha256:\w+)?$", text):
                 if lines.source.kind != "shell" or ":" in text:
                     yield Match(at=word.at, detail=text, fix=f"use {instead}")
                 break
@@ -203,7 +205,7 @@ def wheels(lines: TextLines) -> Iterator[Match]:
             word.text.partition("=")[2].startswith(one) or word.text.startswith(one)
             for one in IMAGES
         )
-        if found and not image and re.search(r"whl/|^torch|\+cu", word.text):
+        if found and not image and re.search(r"whl/|^torch|^[\w\[\]-]+==\S+\+cu", word.text):
             yield Match(at=word.at, detail=found[1])
 
 

@@ -203,9 +203,19 @@ CUDA_EXTRA: Final = re.compile(
 )
 
 
+GLUON: Final = "triton.experimental.gluon.language.nvidia"
+
+
 @RULES.add("triton-cuda-extra", "error", fix="leave it out on ROCm")
 def cuda_extra(tree: PythonTree) -> Iterator[Match]:
     """The function is of Triton's CUDA backend."""
+    for name, node in tree.modules():
+        if name.startswith(GLUON) and not tree.is_guarded(node):
+            yield Match(
+                at=tree.at(node),
+                detail=name.removeprefix("triton.experimental."),
+                fix="write it with triton.experimental.gluon.language.amd",
+            )
     for name, call in tree.calls:
         if CUDA_EXTRA.fullmatch(name):
             yield Match(at=tree.at(call), detail=name.rpartition(".")[2])
@@ -243,7 +253,7 @@ def backend(tree: PythonTree) -> Iterator[Match]:
     """The backend's name is "hip" on ROCm."""
     for node in tree.nodes[ast.Compare]:
         said = tree.said(node)
-        if re.search(r"\.backend\s*[!=]=\s*['\"]cuda['\"]", said):
+        if re.search(r"(?i)(target|driver|triton)[\w.()]*\.backend\s*[!=]=\s*['\"]cuda['\"]", said):
             yield Match(at=tree.at(node), detail=" ".join(said.split())[:60])
 
 

@@ -53,9 +53,10 @@ def counts_waves(tree: CudaTree, at: int) -> bool:
 @RULES.add("shuffle-width", "error", fix="give the width: 32 keeps the groups that the code counts")
 def shuffle_width(tree: CudaTree) -> Iterator[Match]:
     """Without a width, a shuffle spans the whole wave: 64 lanes on CDNA, 32 on RDNA. Code that
-    counts warps of 32 then reads lanes of another warp."""
+    counts warps of 32 then reads lanes of another warp. A lane XOR a number below 32 stays within
+    its 32."""
     for call, before in _shuffles(tree):
-        if len(call.arguments) != before or counts_waves(tree, call.at):
+        if len(call.arguments) != before or counts_waves(tree, call.at) or "xor" in call.name:
             continue
         end = call.node.end_byte - 1
         yield Match(at=call.at, detail=call.name, edits=(Edit(start=end, end=end, text=", 32"),))
@@ -232,9 +233,24 @@ def arrays_of_a_warp(tree: CudaTree) -> Iterator[Match]:
         said = tree.said(node)
         if "__shared__" not in said.split("[")[0] or not counts_waves(tree, node.start_byte):
             continue
-        sizes = re.findall(r"\[([^\]]+)\]", said.split("=")[0])
-        if any(tree.value(size) in (32, 33) for size in sizes):
+        found = re.search(r"(\w+)\s*((?:\[[^\]]+\]\s*)+)", said.split("=")[0])
+        sizes = re.findall(r"\[([^\]]+)\]", found[2]) if found else []
+        small = any(tree.value(size) in (32, 33) for size in sizes)
+        if found and small and _written_by_lane(tree, node, found[1]):
             yield Match(at=node.start_byte, detail=said.split(";")[0])
+
+
+LANE: Final = r"(%\s*warpSize|&\s*\(\s*warpSize\s*-\s*1\s*\)|laneid|lane_id\(\))"
+
+
+def _written_by_lane(tree: CudaTree, node: Node, array: str) -> bool:
+    """Return whether a function writes an array at places that are its lanes' numbers."""
+    function = tree.function_at(node.start_byte)
+    said = tree.said(function) if function is not None else ""
+    lanes = re.findall(rf"\b(\w+)\s*=\s*[^;,=]*{LANE}", said)
+    names = "|".join({re.escape(name) for name, _ in lanes}) or "$^"
+    index = rf"(\[[^\]]*\]\s*)*\[[^\]]*(\b({names})\b|{LANE})[^\]]*\]"
+    return re.search(rf"\b{array}\s*{index}(\s*\[[^\]]*\])*\s*[-+*|&^]?=[^=]", said) is not None
 
 
 @RULES.add("half-wave-block", "note", fix="give blocks a multiple of 64 threads")

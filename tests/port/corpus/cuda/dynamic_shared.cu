@@ -9,7 +9,7 @@ __global__ void tiles(const float* x, float* y) {
 
 void launch(const float* x, float* y) {
   const int bytes = 3 * kTile * kTile * sizeof(float);
-  // port: shared-memory-limit, api-name
+  // port: shared-memory-limit, api-name, kernel-pointer
   cudaFuncSetAttribute(tiles, cudaFuncAttributeMaxDynamicSharedMemorySize, bytes);
   tiles<<<1, 256, bytes>>>(x, y);  // port: shared-memory-limit
   tiles<<<1, 256, 2 * kTile * sizeof(float)>>>(x, y);

@@ -1,10 +1,10 @@
 // A reduction written out for 32 lanes.
 __device__ __forceinline__ int warp_min(int v) {
-  v = min(v, __shfl_xor_sync(~0u, v, 16));  // port: shuffle-width, mask-width
-  v = min(v, __shfl_xor_sync(~0u, v, 8));  // port: shuffle-width, mask-width
-  v = min(v, __shfl_xor_sync(~0u, v, 4));  // port: shuffle-width, mask-width
-  v = min(v, __shfl_xor_sync(~0u, v, 2));  // port: shuffle-width, mask-width
-  v = min(v, __shfl_xor_sync(~0u, v, 1));  // port: shuffle-width, mask-width
+  v = min(v, __shfl_xor_sync(~0u, v, 16));  // port: mask-width
+  v = min(v, __shfl_xor_sync(~0u, v, 8));  // port: mask-width
+  v = min(v, __shfl_xor_sync(~0u, v, 4));  // port: mask-width
+  v = min(v, __shfl_xor_sync(~0u, v, 2));  // port: mask-width
+  v = min(v, __shfl_xor_sync(~0u, v, 1));  // port: mask-width
   return v;
 }
 

@@ -1,4 +1,7 @@
-"""A module with a CUDA kernel in a string, as KernelBench's problems are answered."""
+"""A module with a CUDA kernel in a string, as KernelBench's problems are answered.
+
+problem: x = randn(500) -> x.relu()
+"""
 
 import torch
 from torch import nn

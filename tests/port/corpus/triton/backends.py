@@ -7,3 +7,11 @@ def is_cuda():
 
 def is_hip():
     return triton.runtime.driver.active.get_current_target().backend == "hip"
+
+
+class Convolution:
+    def __init__(self, backend="triton"):
+        self.backend = backend
+
+    def forward(self, x):
+        return x if self.backend == "cuda" else -x

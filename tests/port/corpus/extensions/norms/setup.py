@@ -3,6 +3,9 @@ from setuptools import setup
 from torch.utils.cpp_extension import CUDA_HOME, BuildExtension, CUDAExtension
 
 assert CUDA_HOME is not None  # port: cuda-build
+cc_flags = ["-O3"]
+cc_flags.append("-gencode")  # port: nvcc-flag
+cc_flags.append("arch=compute_90,code=sm_90")  # port: nvcc-flag
 setup(
     name="norms",
     ext_modules=[

@@ -1,3 +1,4 @@
+// problem: norms: x = randn(17, 300) -> x.norm(dim=1)
 #include <torch/extension.h>
 #include <ATen/cuda/CUDAContext.h>  // port: api-name
 #include "warp.cuh"

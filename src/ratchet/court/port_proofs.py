@@ -1,0 +1,101 @@
+"""Verdicts on the kernels of a ported tree: each is judged as an AMD GPU's machine code."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import replace
+from pathlib import Path, PurePosixPath
+from typing import Final
+
+from ratchet.base.errors import RatchetError
+from ratchet.base.files import why_not_folder
+from ratchet.court.calls import judge_named
+from ratchet.court.court import Court
+from ratchet.court.terms import Terms
+from ratchet.port.extensions import PortedKernel, ported_kernels
+from ratchet.port.result import UNTRIED, KernelProof, PortResult
+from ratchet.problems.card import ANSWER
+from ratchet.problems.suites.names import NAMES
+
+EXECUTED: Final = ("gfx942",)
+"""Targets that a kernel is executed on if none is named."""
+PROBLEMS: Final = "problems"
+"""The folder of a tree that holds problem files, if no other is named."""
+
+
+def prove(
+    result: PortResult,
+    court: Court,
+    *,
+    targets: Sequence[str],
+    problems: Path | None = None,
+    time_limit_s: float = 300.0,
+    say: Callable[[str], None] = lambda _: None,
+) -> PortResult:
+    """Judge every kernel of a ported tree that has a problem, on emulated GPUs.
+
+    A problem is the file of `problems` that is named after the function or after the kernel's
+    file; else the shipped problem of the function's name. `problems` defaults to the tree's folder
+    of that name. `say` gets the name of each kernel before it is judged.
+
+    Raises:
+        RatchetError: `problems` is no folder.
+    """
+    if problems is None:
+        problems = Path(result.path) / PROBLEMS
+    elif why := why_not_folder(problems):
+        raise RatchetError(f"{problems} {why}: name a folder of problem files")
+    proofs = []
+    for one in ported_kernels(result.scanned):
+        problem = problem_of(one, problems)
+        left = one.what_is_left(result.scanned)
+        for target in targets:
+            if left:
+                why = f"the patch leaves {left}"
+                proofs.append(_untried(one, target, why))
+                continue
+            say(f"{one.file}: {one.kernel.entry} on {target}")
+            proofs.append(_proof(one, problem, court, target, time_limit_s))
+    return replace(result, proofs=tuple(proofs))
+
+
+def problem_of(ported: PortedKernel, problems: Path) -> Path | str | None:
+    """Return the problem that says what is right for a kernel, or None."""
+    for name in _names(ported):
+        if (found := problems / f"{name}.py").is_file():
+            return found
+    entry = ported.kernel.entry
+    return entry if any(entry in names for names in NAMES.values()) else None
+
+
+def _names(ported: PortedKernel) -> Iterator[str]:
+    if ported.kernel.entry != ANSWER:
+        yield ported.kernel.entry
+    yield PurePosixPath(ported.file).stem
+
+
+def _untried(ported: PortedKernel, target: str, why: str) -> KernelProof:
+    return KernelProof(
+        file=ported.file, entry=ported.kernel.entry, target=target, status=UNTRIED, why=why
+    )
+
+
+def _proof(
+    ported: PortedKernel,
+    problem: Path | str | None,
+    court: Court,
+    target: str,
+    time_limit_s: float,
+) -> KernelProof:
+    if problem is None:
+        name = " or ".join(f"{PROBLEMS}/{one}.py" for one in _names(ported))
+        return _untried(ported, target, f"no problem says what is right: write {name}")
+    terms = Terms(time_limit_s=time_limit_s, target=target, profiled=(), compared=False)
+    try:
+        verdict = judge_named(court, ported.kernel, problem, terms).verdict
+    except RatchetError as error:
+        return _untried(ported, target, str(error))
+    made = _untried(
+        ported, target, "" if verdict.status in ("correct", "proven") else verdict.reason
+    )
+    return replace(made, status=verdict.status)

@@ -1,0 +1,3 @@
+#pragma once
+#include <torch/all.h>
+std::vector<at::Tensor> sgd_cuda(const at::Tensor& p, const at::Tensor& g, const at::Tensor& m, double lr, double momentum);
