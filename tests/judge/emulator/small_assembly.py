@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import ctypes
 import functools
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 
 from ratchet.judge.emulator.build import compiled_machine
 from ratchet.judge.emulator.decode import decode
@@ -117,19 +117,61 @@ def run(
     **given: object,
 ) -> tuple[list[int], list[int], LaunchCounts]:
     """v4 and v5 of each lane, from v1, v2 and v3; shorter inputs repeat."""
-    kernel = decode(text_of(body, threads=threads, **given))  # type: ignore[arg-type]
     words = [one[lane % len(one)] if one else 0 for one in (a, b, c) for lane in range(threads)]
-    source, target = aligned(3 * threads), aligned(2 * threads)
+    stored, counts = _launched(body, words, 2, threads, limit, backwards, **given)
+    return stored[:threads], stored[threads:], counts
+
+
+def run_words(
+    body: str, inputs: Mapping[int, Sequence[int]], results: Sequence[int], *, target: str
+) -> dict[int, list[int]]:
+    """The words of vector registers after some lines, by register, from those of `inputs`."""
+    lanes = 64 if target.startswith("gfx9") else 32
+    load, store = (
+        ("global_load_dword", "global_store_dword")
+        if lanes == 64
+        else ("global_load_b32", "global_store_b32")
+    )
+    before = [
+        f"{load} v{register}, v0, s[4:5] offset:{4 * lanes * at}"
+        for at, register in enumerate(inputs)
+    ]
+    after = [
+        f"{store} v0, v{register}, s[6:7] offset:{4 * lanes * (2 + at)}"
+        for at, register in enumerate(results)
+    ]
+    words = [word for one in inputs.values() for word in one]
+    words += [0] * (3 * lanes - len(words))
+    stored, _ = _launched(
+        "\n".join([*before, body, *after]), words, 2 + len(results), lanes, 100_000, target=target
+    )
+    return {
+        register: stored[lanes * (2 + at) : lanes * (3 + at)] for at, register in enumerate(results)
+    }
+
+
+def _launched(
+    body: str,
+    words: Sequence[int],
+    stored: int,
+    threads: int,
+    limit: int,
+    backwards: bool = False,
+    **given: object,
+) -> tuple[list[int], LaunchCounts]:
+    """Run with the words at s[4:5]; return what lies at s[6:7], `stored` words of each lane."""
+    kernel = decode(text_of(body, threads=threads, **given))  # type: ignore[arg-type]
+    source, target = aligned(len(words)), aligned(stored * threads)
     source[:] = words
-    places = [ctypes.addressof(one) for one in (source, target)]
+    memories = [LaunchMemory(ctypes.addressof(one), ctypes.sizeof(one)) for one in (source, target)]
     counts = emulator(kernel.target).run(
         kernel,
         grid=(1, 1, 1),
         threads=threads,
         shared_bytes=0,
-        values=[LaunchValue("*i32", place) for place in places],
-        memories=[LaunchMemory(places[0], 12 * threads), LaunchMemory(places[1], 8 * threads)],
+        values=[LaunchValue("*i32", one.address) for one in memories],
+        memories=memories,
         limit=limit,
         backwards=backwards,
     )
-    return list(target[:threads]), list(target[threads:]), counts
+    return list(target), counts

@@ -87,8 +87,13 @@ device += 1
 assert host.device.type == "cpu" and device.device == torch.device("cuda", 0)
 assert host.tolist() == [1, 1, 1] and device.cpu().device.type == "cpu" and not host.is_cuda
 assert torch.nn.Linear(2, 2).cuda().weight.is_cuda and torch.zeros(2, device="cpu").is_cpu
+assert torch.nn.Linear(2, 2).to("cuda").to(torch.float32).weight.is_cuda
+assert torch.nn.Linear(2, 2).to(device="cuda", dtype=torch.float16).weight.is_cuda
 assert torch.randn(2, device="cuda", generator=torch.Generator(device="cuda")).is_cuda
 assert torch.cuda.is_available() and torch.cuda.device_count() == 1
+assert torch.accelerator.current_accelerator().type == "cuda"
+assert torch.accelerator.device_count() == 1 and torch.accelerator.current_device_index() == 0
+graph: torch.cuda.CUDAGraph | None = None
 assert "MI300X" in torch.cuda.get_device_name() and torch.version.hip
 assert torch.cuda.get_device_properties(0).multi_processor_count == 304
 with torch.autocast("cuda", dtype=torch.bfloat16):
@@ -132,6 +137,36 @@ start = torch.cuda.Event(enable_timing=True)
 start.record()
 assert math.isnan(start.elapsed_time(start)) and math.isnan(triton.testing.do_bench(lambda: None))
 print("all is well")
+"""
+TUNED = """
+import torch, triton
+import triton.language as tl
+
+def configs(*sizes):
+    return [triton.Config({"BLOCK": size}, num_warps=1) for size in sizes]
+
+@triton.autotune(configs(16, 32, 512, 64), key=["n"], use_cuda_graph=True)
+@triton.heuristics({"EVEN": lambda given: given["n"] % given["BLOCK"] == 0})
+@triton.jit
+def halved(x, y, n, BLOCK: tl.constexpr, EVEN: tl.constexpr):
+    at = tl.program_id(0) * BLOCK + tl.arange(0, BLOCK)
+    if EVEN:
+        tl.store(y + at, tl.load(x + at) / 2)
+    else:
+        tl.store(y + at, tl.load(x + at, at < n) / 2, at < n)
+
+@triton.autotune(configs(64, 128), key=["n"], restore_value=["y"])
+@triton.jit
+def added(x, y, n, BLOCK: tl.constexpr):
+    at = tl.program_id(0) * BLOCK + tl.arange(0, BLOCK)
+    tl.atomic_add(y + at, tl.load(x + at, at < n), at < n)
+
+x = torch.ones(1024, device="cuda")
+y, z = torch.empty_like(x), torch.zeros_like(x)
+halved[lambda meta: (triton.cdiv(1024, meta["BLOCK"]),)](x, y, 1024)
+added[lambda meta: (triton.cdiv(1024, meta["BLOCK"]),)](x, z, 1024)
+assert y.tolist() == [0.5] * 1024 and z.tolist() == [1.0] * 1024
+print(halved.best_config.kwargs["BLOCK"])
 """
 SUITE = """
 import torch, triton
@@ -210,6 +245,21 @@ class TestScript:
         suite = ElementTree.parse(ran[2] / "junit.xml").getroot()
         failed = {case.get("name") for case in suite if case.find("failure") is not None}
         assert failed == {"unmasked", "inverse"} and suite.get("tests") == "5"
+
+
+class TestAutotuner:
+    """An autotuned kernel keeps its first configuration, or the one with the best bound."""
+
+    pytestmark = needs_emulator
+
+    @pytest.mark.parametrize(("how", "block"), [("first", "16"), ("bound", "64")])
+    def test_a_configuration_is_kept(self, how: str, block: str, tmp_path: Path) -> None:
+        """Blocks as large as a wave have the best bound: in smaller ones lanes have no work."""
+        (tmp_path / "tuned.py").write_text(TUNED)
+        emulate = ("-m", "ratchet.cli", "emulate", "--autotune", how, "--json")
+        done = run(*emulate, "--", sys.executable, "-W", "ignore", "tuned.py", folder=tmp_path)
+        assert done.returncode == 0 and done.stderr.split()[-1] == block, done.stderr[-3000:]
+        assert json.loads(done.stdout)["launches"] == 2
 
 
 class TestSuite:

@@ -113,3 +113,70 @@ def test_floats_of_four_bits_and_maxima_that_keep_nan() -> None:
         "v_maximum3_f32 v4, v1, v1, v2", [nan, 0x3F800000], [0x40000000], target="gfx950"
     )
     assert low[:2] == [nan, 0x40000000]
+
+
+WIDER = {"f32": torch.float32, "f16": torch.float16, "bf16": torch.bfloat16}
+
+
+def in_words(values: torch.Tensor) -> tuple[list[int], list[int]]:
+    """The values' two halves: each in a register of its own, or both in the first register."""
+    if values.dtype == torch.float32:
+        bits = values.view(torch.int32).tolist()
+        return [one & 0xFFFFFFFF for one in bits[::2]], [one & 0xFFFFFFFF for one in bits[1::2]]
+    bits = [one & 0xFFFF for one in values.view(torch.int16).tolist()]
+    return [low | high << 16 for low, high in zip(bits[::2], bits[1::2], strict=True)], [0] * 64
+
+
+@pytest.mark.compiler
+@pytest.mark.parametrize("wider", WIDER)
+@pytest.mark.parametrize(("name", "dtype"), SCALED_BACK)
+def test_a_scaled_conversion_to_small_floats(name: str, dtype: torch.dtype, wider: str) -> None:
+    values = np.resize(np.where(np.abs(FINITE) > 240, 1.0, FINITE), 128).astype(np.float32)
+    given = torch.from_numpy(values).to(WIDER[wider])
+    low, high = in_words(given)
+    sources = "v1, v2" if wider == "f32" else "v1"
+    place = "[0,0,0,1]" if wider == "f32" else "[0,0,1]"
+    body = f"s_mov_b32 s8, {SCALE}\nv_mov_b32_e32 v4, -1\n"
+    body += f"v_cvt_scalef32_pk_{name}_{wider} v4, {sources}, s8 op_sel:{place}"
+    found, _, _ = run(body, low, high, target="gfx950")
+    wanted = (given.float() / 16).to(dtype).view(torch.uint8).tolist()
+    assert [one >> 16 & 255 for one in found] == wanted[::2]
+    assert [one >> 24 for one in found] == wanted[1::2]
+    assert [one & 0xFFFF for one in found] == [0xFFFF] * 64
+
+
+@pytest.mark.compiler
+@pytest.mark.parametrize("wider", WIDER)
+@pytest.mark.parametrize(("name", "dtype"), SCALED_BACK)
+def test_every_small_float_is_scaled_back(name: str, dtype: torch.dtype, wider: str) -> None:
+    result = "v[6:7]" if wider == "f32" else "v6"
+    for first in range(0, 256, 64):
+        codes = [code | (255 - code) << 8 for code in range(first, first + 64)]
+        body = f"s_mov_b32 s8, {SCALE}\nv_cvt_scalef32_pk_{wider}_{name} {result}, v1, s8\n"
+        body += "v_mov_b32_e32 v4, v6\nv_mov_b32_e32 v5, v7"
+        low, high, _ = run(body, codes, target="gfx950")
+        both = torch.tensor([[code & 255, code >> 8] for code in codes], dtype=torch.uint8)
+        wanted = both.view(dtype).float().mul(16).to(WIDER[wider]).float()
+        if wider == "f32":
+            words_found = torch.tensor([low, high]).to(torch.int32).T.contiguous()
+        else:
+            words_found = torch.tensor(low).to(torch.int32)[:, None].contiguous()
+        found = words_found.view(WIDER[wider]).float()
+        torch.testing.assert_close(found, wanted, rtol=0, atol=0, equal_nan=True)
+
+
+@pytest.mark.compiler
+@pytest.mark.parametrize("wider", WIDER)
+def test_every_float_of_four_bits_is_scaled_back(wider: str) -> None:
+    numbers = torch.tensor([0, 0.5, 1, 1.5, 2, 3, 4, 6])
+    numbers = torch.cat([numbers, -numbers])
+    codes = [code | (15 - code) << 4 for code in range(16)] * 4
+    result = "v[6:7]" if wider == "f32" else "v6"
+    body = f"s_mov_b32 s8, {SCALE}\nv_lshlrev_b32_e32 v1, 8, v1\n"
+    body += f"v_cvt_scalef32_pk_{wider}_fp4 {result}, v1, s8 op_sel:[1,0,0]\n"
+    low, high, _ = run(body + "v_mov_b32_e32 v4, v6\nv_mov_b32_e32 v5, v7", codes, target="gfx950")
+    words_found = [low, high] if wider == "f32" else [low]
+    together = torch.tensor(list(zip(*words_found, strict=True))).to(torch.int32)
+    found = together.view(WIDER[wider]).float()
+    wanted = torch.stack([numbers * 16, numbers.flip(0) * 16], 1).repeat(4, 1)
+    torch.testing.assert_close(found, wanted, rtol=0, atol=0)

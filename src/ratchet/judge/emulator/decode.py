@@ -38,6 +38,7 @@ SMALL_FLOAT: Final = re.compile(
     r"^v_cvt_(?:(?:pk_)?f32_(?:fp8|bf8)|pk_(?:fp8|bf8)_f32"
     r"|scalef32_pk_(?:(?:fp8|bf8)_b?f\d\d|b?f\d\d_(?:fp8|bf8|fp4)))$"
 )
+SIGNED_PARTS: Final = re.compile(r"^v_dot[48]_i32_iu[48]$")
 BRANCH: Final = re.compile(r"^s_c?branch")
 WIDE: Final = "UID"
 CLAMPED: Final = (
@@ -229,6 +230,10 @@ def _record(
     if "clamp" in modifiers and name in CLAMPED:
         name = f"{name}_clamp"
         modifiers = {key: value for key, value in modifiers.items() if key != "clamp"}
+    if SIGNED_PARTS.match(name):  # `neg_lo` says of A and of B that they have a sign
+        given = dict(modifiers)
+        signs = forms.signs(given.pop("neg_lo", "[0,0,0]"))
+        name, modifiers = f"{name}_{signs}", given
     form = forms.special(name, texts, modifiers, target)
     if form is not None:
         return _MachineRecord(operations[form.operation], form.operands, form.aux, form.flags)

@@ -545,6 +545,11 @@ def selections(modifiers: Mapping[str, str], sources: int, *, high: int | None =
     return found
 
 
+def signs(text: str) -> str:
+    """Return the first two of a list of bits as text: `10` for `[1,0,0]`."""
+    return "".join(str(one) for one in _list(text, 3)[:2])
+
+
 def _list(text: str, count: int) -> list[int]:
     found = [int(one) for one in re.findall(r"\d+", text)]
     if len(found) != count or max(found, default=0) >= max(4, count):

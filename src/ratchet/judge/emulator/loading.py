@@ -31,6 +31,7 @@ from ratchet.judge.workers.candidate.architectures import ARCHITECTURES
 from ratchet.judge.workers.candidate.fake_driver import CompiledTexts, FakeDriver
 from ratchet.judge.workers.candidate.torch_cuda import PretendedDevice, asked
 from ratchet.judge.workers.candidate.triton_source import load_source
+from ratchet.problems.free_memory import GIB, free_bytes
 
 EMULATOR = "RATCHET_EMULATOR"
 """The same as in `with_torch`, which this module cannot import."""
@@ -43,6 +44,8 @@ UNWRITTEN = (
     *(("Tensor", name) for name in ("new_empty", "new_empty_strided")),
 )
 """Functions of torch that return unwritten memory: an attribute of torch or "", and the name."""
+LARGE_BYTES: Final = 1 << 30
+"""Tensors above it are compared with the free memory."""
 TIMED: Final = "triton.testing.do_bench, which returned nan: nothing is timed here"
 ELEMENT_BYTES = {"8": 1, "16": 2, "32": 4, "64": 8}
 
@@ -121,7 +124,8 @@ class _ToldAddresses:
 def poison_new_memory() -> None:
     """Set every bit of what `torch.empty` and its kin return: NaN, or -1 as an integer.
 
-    A kernel that reads unwritten memory then gives wrong answers, not right ones by luck.
+    A kernel that reads unwritten memory then gives wrong answers, not right ones by luck. What
+    does not fit into this machine's free memory is an OutOfMemoryError.
     """
     import torch
 
@@ -131,6 +135,11 @@ def poison_new_memory() -> None:
             tensor = make(*given, **named)
             if tensor.device.type == "cpu" and tensor.dtype != torch.bool:
                 storage = tensor.untyped_storage()
+                if storage.nbytes() > LARGE_BYTES and storage.nbytes() > (free := free_bytes()):
+                    raise torch.OutOfMemoryError(
+                        f"a tensor of {storage.nbytes() / GIB:.1f} GiB does not fit: emulated "
+                        f"memory is this machine's, and {free / GIB:.1f} GiB of it are free"
+                    )
                 ctypes.memset(storage.data_ptr(), 0xFF, storage.nbytes())
             return tensor
 

@@ -106,13 +106,13 @@ inline f32 scaled(f32 a, i32 e) { return f32(f64(a) * power(e < -400 ? -400 : e 
 inline f64 scaled(f64 a, i32 e) { return std::scalbn(a, e); }
 inline f32 sine(f32 a) { return f32(std::sin(6.283185307179586 * (a - std::floor(f64(a))))); }
 inline f32 cosine(f32 a) { return f32(std::cos(6.283185307179586 * (a - std::floor(f64(a))))); }
-inline f32 fraction(f32 a) { f32 r = a - floorf(a); return r < 1.0f ? r : 0x1.fffffep-1f; }
+template <class F> inline F fraction(F a, F most_of) { F r = a - std::floor(a); return r > most_of ? most_of : r; }
 template <class F> inline i32 exponent_of(F a) { int e = 0; if (std::isfinite(a)) std::frexp(a, &e); return e; }
 template <class F> inline F mantissa_of(F a) { int e; return std::isfinite(a) ? std::frexp(a, &e) : a; }
 inline i32 field(i32 a, u32 at, u32 width) { return width ? i32(u32(a >> at) << (32 - width)) >> (32 - width) : 0; }
 inline u64 bits_of(u64 a, u32 at, u32 width) { return a >> at & (width >= 64 ? ~0ull : (1ull << width) - 1); }
 inline i64 signed_bits_of(u64 a, u32 at, u32 width) {
-    return !width ? 0 : width >= 64 ? i64(a) >> at : i64((a >> at) << (64 - width)) >> (64 - width);
+    return !width ? 0 : width >= 64 ? i64(a) >> at : i64(u64(i64(a) >> at) << (64 - width)) >> (64 - width);
 }
 inline u32 permuted(u32 a, u32 b, u32 c) {
     u64 both = u64(a) << 32 | b; u32 r = 0;
@@ -124,7 +124,21 @@ inline u32 permuted(u32 a, u32 b, u32 c) {
     return r;
 }
 inline f64 bf16(u32 x) { return as<f32>(x << 16); }
-inline i32 dot4(u32 a, u32 b) { i32 r = 0; for (int i = 0; i < 32; i += 8) r += i32(int8_t(a >> i)) * int8_t(b >> i); return r; }
+// The sum of products of parts, with a sign or without
+template <int BITS, bool A, bool B> inline i64 dot(u32 a, u32 b) {
+    i64 r = 0;
+    for (int i = 0; i < 32; i += BITS) {
+        const u32 x = a >> i << (32 - BITS), y = b >> i << (32 - BITS);
+        r += (A ? i64(i32(x) >> (32 - BITS)) : i64(x >> (32 - BITS))) * (B ? i64(i32(y) >> (32 - BITS)) : i64(y >> (32 - BITS)));
+    }
+    return r;
+}
+template <int BITS> inline u32 differences(u32 a, u32 b) {
+    u32 r = 0;
+    for (int i = 0; i < 32; i += BITS) { const i32 d = i32(a >> i & ((1u << BITS) - 1)) - i32(b >> i & ((1u << BITS) - 1)); r += u32(d < 0 ? -d : d); }
+    return r;
+}
+inline u32 packed16(i32 a, i32 b) { return (u32(most(least(a, 32767), -32768)) & 0xffff) | u32(most(least(b, 32767), -32768)) << 16; }
 inline u32 three_bits(u32 a, u32 b, u32 c, u32 table) {
     u32 r = 0;
     for (int i = 0; i < 8; i++) if (table >> i & 1) r |= (i & 4 ? a : ~a) & (i & 2 ? b : ~b) & (i & 1 ? c : ~c);
@@ -145,7 +159,8 @@ template <class F> inline F divide_scale(F a, F b, F c, u32& m) {  // b: denomin
     if (raw_exponent(c) - raw_exponent(b) >= Division<F>::FAR) { m = 1; return same(a, b) ? scaled(a, Division<F>::STEP) : a; }
     if (tiny(b)) return scaled(a, Division<F>::STEP);
     F inverse = F(1.0 / b), quotient = F(f64(c) / b);
-    if (tiny(inverse) && tiny(quotient)) { m = 1; return same(a, b) ? scaled(a, Division<F>::STEP) : a; }
+    // The manual scales the denominator up here, but 1 over the largest number would then be NaN
+    if (tiny(inverse) && tiny(quotient)) { m = 1; return same(a, b) ? scaled(a, -Division<F>::STEP) : a; }
     if (tiny(inverse)) return scaled(a, -Division<F>::STEP);
     if (tiny(quotient)) { m = 1; return same(a, c) ? scaled(a, Division<F>::STEP) : a; }
     if (raw_exponent(c) <= Division<F>::SMALL) return scaled(a, Division<F>::STEP);
@@ -173,7 +188,8 @@ template <class F> inline bool class_of(F a, u32 mask) {
     }
     return mask >> which & 1;
 }
-inline bool class_of_half(f32 a, u32 mask) {
-    bool small = a != 0 && std::fabs(a) < 0x1p-14f;
-    return class_of(small ? std::copysign(0x1p-140f, a) : a, mask);
+inline bool class_of_half(u32 a, u32 mask) {
+    const f32 value = half(a); const bool small = value != 0 && std::fabs(value) < 0x1p-14f;
+    if (value != value) return mask >> (a >> 9 & 1) & 1;  // a conversion would make every NaN a quiet one
+    return class_of(small ? std::copysign(0x1p-140f, value) : value, mask);
 }

@@ -13,8 +13,7 @@ A line is `mnemonic | results:sources | expression`. The kinds of operands:
 
 Sources are `a`, `b`, `c` in order, `d` is the old value of the result. The expression of a vector
 operation gives its result `r`, or its mask `m`. An operation with both has statements in braces,
-which assign both. A scalar operation has statements that assign `r`, and `scc` if the manual says
-so.
+which assign both. Scalar operations have a table of their own.
 """
 
 # ruff: noqa: E501  an operation stands on one line
@@ -96,7 +95,7 @@ VECTOR: Final = {
         v_log_f32 | f:f | log2f(a)
         v_sin_f32 | f:f | sine(a)
         v_cos_f32 | f:f | cosine(a)
-        v_fract_f32 | f:f | fraction(a)
+        v_fract_f32 | f:f | fraction(a, 0x1.fffffep-1f)
         v_trunc_f32 | f:f | truncf(a)
         v_ceil_f32 | f:f | ceilf(a)
         v_floor_f32 | f:f | floorf(a)
@@ -129,6 +128,12 @@ VECTOR: Final = {
         v_rndne_f64 | D:D | nearbyint(a)
         v_frexp_exp_i32_f64 | i:D | exponent_of(a)
         v_frexp_mant_f64 | D:D | mantissa_of(a)
+        v_frexp_exp_i16_f16 | x:h | exponent_of(a)
+        v_frexp_mant_f16 | h:h | mantissa_of(a)
+        v_fract_f16 | h:h | fraction(a, 0x1.ffcp-1f)
+        v_fract_f64 | D:D | fraction(a, 0x1.fffffffffffffp-1)
+        v_sin_f16 | h:h | sine(a)
+        v_cos_f16 | h:h | cosine(a)
     """,
     "VOP2": """
         v_cndmask_b32 | u:uum | c ? b : a
@@ -152,6 +157,7 @@ VECTOR: Final = {
         v_mul_i32_i24 | u:uu | u32(low24(a) * low24(b))
         v_mul_u32_u24 | u:uu | (a & 0xffffff) * (b & 0xffffff)
         v_mul_hi_u32_u24 | u:uu | u32(u64(a & 0xffffff) * (b & 0xffffff) >> 32)
+        v_mul_hi_i32_i24 | i:uu | i32(i64(low24(a)) * low24(b) >> 32)
         v_min_i32 | i:ii | a < b ? a : b
         v_max_i32 | i:ii | a > b ? a : b
         v_min_u32 | u:uu | a < b ? a : b
@@ -191,7 +197,8 @@ VECTOR: Final = {
         v_min_u16 | w:ww | a < b ? a : b
         v_min_i16 | x:xx | a < b ? a : b
         v_dot2c_f32_f16 | f:uuq | f32(f64(half(a)) * half(b) + f64(half(a >> 16)) * half(b >> 16) + d)
-        v_dot4c_i32_i8 | i:uuq | d + dot4(a, b)
+        v_dot4c_i32_i8 | i:uuq | i32(u32(d) + u32(dot<8, true, true>(a, b)))
+        v_dot2c_f32_bf16 | f:uuq | f32(bf16(a) * bf16(b) + bf16(a >> 16) * bf16(b >> 16) + d)
     """,
     "VOP3A & VOP3B": """
         v_fma_f32 | f:fff | fma_f32(a, b, c)
@@ -223,6 +230,8 @@ VECTOR: Final = {
         v_mad_i32_i16 | i:xxi | a * b + c
         v_mad_u16 | w:www | a * b + c
         v_mad_legacy_u16 | w:www | a * b + c
+        v_mad_i16 | w:www | a * b + c
+        v_mad_legacy_i16 | w:www | a * b + c
         v_fma_f16 | h:hhh | f16_of(f64(a) * b + c)
         v_bfe_u32 | u:uuu | a >> (b & 31) & ((1u << (c & 31)) - 1)
         v_bfe_i32 | i:iuu | field(a, b & 31, c & 31)
@@ -253,6 +262,8 @@ VECTOR: Final = {
         v_max3_i16 | x:xxx | most(most(a, b), c)
         v_min3_u16 | w:www | least(least(a, b), c)
         v_max3_u16 | w:www | most(most(a, b), c)
+        v_med3_i16 | x:xxx | most(least(a, b), least(most(a, b), c))
+        v_med3_u16 | w:www | most(least(a, b), least(most(a, b), c))
         v_min3_i32 | i:iii | least(least(a, b), c)
         v_max3_i32 | i:iii | most(most(a, b), c)
         v_med3_i32 | i:iii | most(least(a, b), least(most(a, b), c))
@@ -279,6 +290,21 @@ VECTOR: Final = {
         v_cndmask_b16 | w:wwm | c ? b : a
         v_dot2_bf16_bf16 | w:uuw | bf16_of(f32(bf16(a) * bf16(b) + bf16(a >> 16) * bf16(b >> 16) + bf16(c)))
         v_dot2_f32_f16 | f:uuf | f32(f64(half(a)) * half(b) + f64(half(a >> 16)) * half(b >> 16) + c)
+        v_dot2_f32_bf16 | f:uuf | f32(bf16(a) * bf16(b) + bf16(a >> 16) * bf16(b >> 16) + c)
+        v_dot2_i32_i16 | u:uuu | c + u32(dot<16, true, true>(a, b))
+        v_dot2_u32_u16 | u:uuu | c + u32(dot<16, false, false>(a, b))
+        v_dot4_i32_i8 | u:uuu | c + u32(dot<8, true, true>(a, b))
+        v_dot4_u32_u8 | u:uuu | c + u32(dot<8, false, false>(a, b))
+        v_dot8_i32_i4 | u:uuu | c + u32(dot<4, true, true>(a, b))
+        v_dot8_u32_u4 | u:uuu | c + u32(dot<4, false, false>(a, b))
+        v_dot4_i32_iu8_00 | u:uuu | c + u32(dot<8, false, false>(a, b))
+        v_dot4_i32_iu8_10 | u:uuu | c + u32(dot<8, true, false>(a, b))
+        v_dot4_i32_iu8_01 | u:uuu | c + u32(dot<8, false, true>(a, b))
+        v_dot4_i32_iu8_11 | u:uuu | c + u32(dot<8, true, true>(a, b))
+        v_dot8_i32_iu4_00 | u:uuu | c + u32(dot<4, false, false>(a, b))
+        v_dot8_i32_iu4_10 | u:uuu | c + u32(dot<4, true, false>(a, b))
+        v_dot8_i32_iu4_01 | u:uuu | c + u32(dot<4, false, true>(a, b))
+        v_dot8_i32_iu4_11 | u:uuu | c + u32(dot<4, true, true>(a, b))
         v_bcnt_u32_b32 | u:uu | u32(__builtin_popcount(a)) + b
         v_mbcnt_lo_u32_b32 | u:uu | u32(__builtin_popcount(a & (l < 32 ? (1u << l) - 1 : ~0u))) + b
         v_mbcnt_hi_u32_b32 | u:uu | u32(__builtin_popcount(l < 32 ? 0 : a & ((1u << (l - 32)) - 1))) + b
@@ -304,9 +330,15 @@ VECTOR: Final = {
         v_cvt_scalef32_pk_f16_fp4 | u:uf | half_bits(by_scale(tiny_float(a & 15), b), w.clamps) | half_bits(by_scale(tiny_float(a >> 4 & 15), b), w.clamps) << 16
         v_cvt_scalef32_pk_bf16_fp4 | u:uf | bf16_of(by_scale(tiny_float(a & 15), b)) | bf16_of(by_scale(tiny_float(a >> 4 & 15), b)) << 16
         v_cvt_pk_u16_u32 | u:uu | least(a, 65535u) | least(b, 65535u) << 16
+        v_cvt_pk_i16_i32 | u:ii | packed16(a, b)
+        v_cvt_pk_i16_f32 | u:ff | packed16(to_i32(a), to_i32(b))
+        v_cvt_pk_u16_f32 | u:ff | least(to_u32(a), 65535u) | least(to_u32(b), 65535u) << 16
         v_cvt_pk_bf16_f32 | u:ff | bf16_of(a) | bf16_of(b) << 16
         v_pack_b32_f16 | u:ww | a | b << 16
         v_sad_u32 | u:uuu | (a > b ? a - b : b - a) + c
+        v_sad_u8 | u:uuu | c + differences<8>(a, b)
+        v_sad_hi_u8 | u:uuu | c + (differences<8>(a, b) << 16)
+        v_sad_u16 | u:uuu | c + differences<16>(a, b)
         v_div_scale_f32 | fm:fff | { r = divide_scale(a, b, c, m) }
         v_div_scale_f64 | Dm:DDD | { r = divide_scale(a, b, c, m) }
         v_div_fmas_f64 | D:DDDv | divide_fmas(a, b, c, vcc)
@@ -348,159 +380,6 @@ PACKED: Final = {
     """,
 }
 """Operations that are done twice, on the low and the high half of the operands."""
-
-SCALAR: Final = {
-    "SOP1": """
-        s_mov_b32 | u:u | r = a
-        s_mov_b64 | U:U | r = a
-        s_cmov_b32 | u:u | r = scc ? a : d
-        s_cmov_b64 | U:U | r = scc ? a : d
-        s_not_b32 | u:u | r = ~a; scc = r != 0
-        s_not_b64 | U:U | r = ~a; scc = r != 0
-        s_brev_b32 | u:u | r = reversed(a)
-        s_bcnt1_i32_b32 | u:u | r = u32(__builtin_popcount(a)); scc = r != 0
-        s_bcnt1_i32_b64 | u:U | r = u32(__builtin_popcountll(a)); scc = r != 0
-        s_ff1_i32_b32 | u:u | r = a ? u32(__builtin_ctz(a)) : ~0u
-        s_ff1_i32_b64 | u:U | r = a ? u32(__builtin_ctzll(a)) : ~0u
-        s_flbit_i32_b32 | u:u | r = a ? u32(__builtin_clz(a)) : ~0u
-        s_flbit_i32_b64 | u:U | r = a ? u32(__builtin_clzll(a)) : ~0u
-        s_flbit_i32 | u:i | r = leading_signs(a)
-        s_flbit_i32_i64 | u:I | r = leading_signs(a)
-        s_sext_i32_i8 | i:u | r = i32(int8_t(a))
-        s_sext_i32_i16 | i:u | r = i32(int16_t(a))
-        s_abs_i32 | u:u | r = a >> 31 ? 0 - a : a; scc = r != 0
-        s_cvt_f32_i32 | f:i | r = f32(a)
-        s_cvt_f32_u32 | f:u | r = f32(a)
-        s_cvt_i32_f32 | i:f | r = to_i32(a)
-        s_cvt_u32_f32 | u:f | r = to_u32(a)
-        s_cvt_f16_f32 | h:f | r = a
-        s_cvt_f32_f16 | f:h | r = a
-        v_s_exp_f32 | f:f | r = exp2_of(a)
-        v_s_log_f32 | f:f | r = log2f(a)
-        v_s_rcp_f32 | f:f | r = 1.0f / a
-        v_s_rsq_f32 | f:f | r = 1.0f / sqrtf(a)
-        v_s_sqrt_f32 | f:f | r = sqrtf(a)
-        s_ceil_f32 | f:f | r = ceilf(a)
-        s_floor_f32 | f:f | r = floorf(a)
-        s_trunc_f32 | f:f | r = truncf(a)
-        s_rndne_f32 | f:f | r = nearbyintf(a)
-        s_bitset0_b32 | u:u | r = d & ~(1u << (a & 31))
-        s_bitset1_b32 | u:u | r = d | 1u << (a & 31)
-        s_and_saveexec_b32 | u:u | r = u32(exec); exec = a & exec; scc = exec != 0
-        s_or_saveexec_b32 | u:u | r = u32(exec); exec = a | exec; scc = exec != 0
-        s_xor_saveexec_b32 | u:u | r = u32(exec); exec = a ^ exec; scc = exec != 0
-        s_andn2_saveexec_b32 | u:u | r = u32(exec); exec = a & ~exec; scc = exec != 0
-        s_orn2_saveexec_b32 | u:u | r = u32(exec); exec = a | u32(~exec); scc = exec != 0
-        s_and_saveexec_b64 | U:U | r = exec; exec = a & exec; scc = exec != 0
-        s_or_saveexec_b64 | U:U | r = exec; exec = a | exec; scc = exec != 0
-        s_xor_saveexec_b64 | U:U | r = exec; exec = a ^ exec; scc = exec != 0
-        s_andn2_saveexec_b64 | U:U | r = exec; exec = a & ~exec; scc = exec != 0
-        s_orn2_saveexec_b64 | U:U | r = exec; exec = a | ~exec; scc = exec != 0
-    """,
-    "SOP2": """
-        s_add_u32 | u:uu | r = a + b; scc = r < a
-        s_sub_u32 | u:uu | r = a - b; scc = a < b
-        s_add_i32 | u:uu | r = a + b; scc = (~(a ^ b) & (a ^ r)) >> 31
-        s_sub_i32 | u:uu | r = a - b; scc = ((a ^ b) & (a ^ r)) >> 31
-        s_addc_u32 | u:uu | const u64 t = u64(a) + b + scc; r = u32(t); scc = u32(t >> 32)
-        s_subb_u32 | u:uu | const u64 t = u64(a) - b - scc; r = u32(t); scc = u32(t >> 63)
-        s_min_i32 | i:ii | r = a < b ? a : b; scc = a < b
-        s_max_i32 | i:ii | r = a > b ? a : b; scc = a > b
-        s_min_u32 | u:uu | r = a < b ? a : b; scc = a < b
-        s_max_u32 | u:uu | r = a > b ? a : b; scc = a > b
-        s_cselect_b32 | u:uu | r = scc ? a : b
-        s_cselect_b64 | U:UU | r = scc ? a : b
-        s_and_b32 | u:uu | r = a & b; scc = r != 0
-        s_and_b64 | U:UU | r = a & b; scc = r != 0
-        s_or_b32 | u:uu | r = a | b; scc = r != 0
-        s_or_b64 | U:UU | r = a | b; scc = r != 0
-        s_xor_b32 | u:uu | r = a ^ b; scc = r != 0
-        s_xor_b64 | U:UU | r = a ^ b; scc = r != 0
-        s_andn2_b32 | u:uu | r = a & ~b; scc = r != 0
-        s_andn2_b64 | U:UU | r = a & ~b; scc = r != 0
-        s_orn2_b32 | u:uu | r = a | ~b; scc = r != 0
-        s_orn2_b64 | U:UU | r = a | ~b; scc = r != 0
-        s_nand_b32 | u:uu | r = ~(a & b); scc = r != 0
-        s_nor_b32 | u:uu | r = ~(a | b); scc = r != 0
-        s_xnor_b32 | u:uu | r = ~(a ^ b); scc = r != 0
-        s_nand_b64 | U:UU | r = ~(a & b); scc = r != 0
-        s_nor_b64 | U:UU | r = ~(a | b); scc = r != 0
-        s_xnor_b64 | U:UU | r = ~(a ^ b); scc = r != 0
-        s_lshl_b32 | u:uu | r = a << (b & 31); scc = r != 0
-        s_lshl_b64 | U:Uu | r = a << (b & 63); scc = r != 0
-        s_lshr_b32 | u:uu | r = a >> (b & 31); scc = r != 0
-        s_lshr_b64 | U:Uu | r = a >> (b & 63); scc = r != 0
-        s_ashr_i32 | i:iu | r = a >> (b & 31); scc = r != 0
-        s_ashr_i64 | I:Iu | r = a >> (b & 63); scc = r != 0
-        s_bfm_b32 | u:uu | r = ((1u << (a & 31)) - 1) << (b & 31)
-        s_bfm_b64 | U:uu | r = ((1ull << (a & 63)) - 1) << (b & 63)
-        s_mul_i32 | u:uu | r = a * b
-        s_mul_hi_u32 | u:uu | r = u32(u64(a) * b >> 32)
-        s_mul_hi_i32 | i:ii | r = i32(i64(a) * b >> 32)
-        s_bfe_u32 | u:uu | r = u32(bits_of(a, b & 31, b >> 16 & 127)); scc = r != 0
-        s_bfe_u64 | U:Uu | r = bits_of(a, b & 63, b >> 16 & 127); scc = r != 0
-        s_bfe_i32 | i:uu | r = i32(signed_bits_of(u64(i64(i32(a))), b & 31, b >> 16 & 127)); scc = r != 0
-        s_bfe_i64 | I:Uu | r = signed_bits_of(a, b & 63, b >> 16 & 127); scc = r != 0
-        s_absdiff_i32 | u:ii | const i32 t = i32(u32(a) - u32(b)); r = t < 0 ? 0 - u32(t) : u32(t); scc = r != 0
-        s_lshl1_add_u32 | u:uu | const u64 t = (u64(a) << 1) + b; r = u32(t); scc = t >> 32 != 0
-        s_lshl2_add_u32 | u:uu | const u64 t = (u64(a) << 2) + b; r = u32(t); scc = t >> 32 != 0
-        s_lshl3_add_u32 | u:uu | const u64 t = (u64(a) << 3) + b; r = u32(t); scc = t >> 32 != 0
-        s_lshl4_add_u32 | u:uu | const u64 t = (u64(a) << 4) + b; r = u32(t); scc = t >> 32 != 0
-        s_add_nc_u64 | U:UU | r = a + b
-        s_sub_nc_u64 | U:UU | r = a - b
-        s_mul_u64 | U:UU | r = a * b
-        s_add_f32 | f:ff | r = a + b
-        s_sub_f32 | f:ff | r = a - b
-        s_mul_f32 | f:ff | r = a * b
-        s_min_f32 | f:ff | r = smaller(a, b)
-        s_max_f32 | f:ff | r = larger(a, b)
-        s_fmac_f32 | f:ff | r = fma_f32(a, b, d)
-        s_fmamk_f32 | f:fff | r = fma_f32(a, b, c)
-        s_fmaak_f32 | f:fff | r = fma_f32(a, b, c)
-        s_pack_hl_b32_b16 | u:uu | r = a >> 16 | b << 16
-        s_pack_ll_b32_b16 | u:uu | r = (a & 0xffff) | b << 16
-        s_pack_lh_b32_b16 | u:uu | r = (a & 0xffff) | (b & 0xffff0000)
-        s_pack_hh_b32_b16 | u:uu | r = a >> 16 | (b & 0xffff0000)
-    """,
-    "SOPK": """
-        s_movk_i32 | u:u | r = u32(i32(int16_t(a)))
-        s_cmovk_i32 | u:u | r = scc ? u32(i32(int16_t(a))) : d
-        s_addk_i32 | u:u | const u32 k = u32(i32(int16_t(a))); r = d + k; scc = (~(d ^ k) & (d ^ r)) >> 31
-        s_mulk_i32 | u:u | r = d * u32(i32(int16_t(a)))
-        s_cmpk_eq_i32 | :ii | scc = a == int16_t(b)
-        s_cmpk_lg_i32 | :ii | scc = a != int16_t(b)
-        s_cmpk_gt_i32 | :ii | scc = a > int16_t(b)
-        s_cmpk_ge_i32 | :ii | scc = a >= int16_t(b)
-        s_cmpk_lt_i32 | :ii | scc = a < int16_t(b)
-        s_cmpk_le_i32 | :ii | scc = a <= int16_t(b)
-        s_cmpk_eq_u32 | :uu | scc = a == uint16_t(b)
-        s_cmpk_lg_u32 | :uu | scc = a != uint16_t(b)
-        s_cmpk_gt_u32 | :uu | scc = a > uint16_t(b)
-        s_cmpk_ge_u32 | :uu | scc = a >= uint16_t(b)
-        s_cmpk_lt_u32 | :uu | scc = a < uint16_t(b)
-        s_cmpk_le_u32 | :uu | scc = a <= uint16_t(b)
-    """,
-    "SOPC": """
-        s_cmp_eq_i32 | :ii | scc = a == b
-        s_cmp_lg_i32 | :ii | scc = a != b
-        s_cmp_gt_i32 | :ii | scc = a > b
-        s_cmp_ge_i32 | :ii | scc = a >= b
-        s_cmp_lt_i32 | :ii | scc = a < b
-        s_cmp_le_i32 | :ii | scc = a <= b
-        s_cmp_eq_u32 | :uu | scc = a == b
-        s_cmp_lg_u32 | :uu | scc = a != b
-        s_cmp_gt_u32 | :uu | scc = a > b
-        s_cmp_ge_u32 | :uu | scc = a >= b
-        s_cmp_lt_u32 | :uu | scc = a < b
-        s_cmp_le_u32 | :uu | scc = a <= b
-        s_cmp_eq_u64 | :UU | scc = a == b
-        s_cmp_lg_u64 | :UU | scc = a != b
-        s_bitcmp0_b32 | :uu | scc = !(a >> (b & 31) & 1)
-        s_bitcmp1_b32 | :uu | scc = a >> (b & 31) & 1
-        s_bitcmp0_b64 | :Uu | scc = !(a >> (b & 63) & 1)
-        s_bitcmp1_b64 | :Uu | scc = a >> (b & 63) & 1
-    """,
-}
 
 TYPES: Final = {
     "f16": "h", "f32": "f", "f64": "D", "i16": "x", "u16": "w",
@@ -549,7 +428,8 @@ def comparisons() -> Iterator[MachineOperation]:
                 )
     for name, expression in FLOAT_COMPARISONS.items():
         yield MachineOperation(f"s_cmp_{name}_f32", "", "ff", f"scc = {expression}", "SOPC")
+        yield MachineOperation(f"s_cmp_{name}_f16", "", "hh", f"scc = {expression}", "SOPC")
     for ending, kind in (("f32", "f"), ("f16", "h"), ("f64", "D")):
-        form = f"{kind}{'w' if kind == 'h' else 'u'}"
+        form = "ww" if kind == "h" else f"{kind}u"
         test = "class_of_half(a, b)" if kind == "h" else "class_of(a, b)"
         yield MachineOperation(f"v_cmp_class_{ending}", "m", form, test, "VOPC")

@@ -24,6 +24,8 @@ MARK: Final = "ratchet_on_host"
 """Attribute of the storages that lie on the host as the program sees it."""
 GPU: Final = torch.device("cuda", 0)
 HOST: Final = torch.device("cpu")
+NAMES_A_DEVICE: Final = (torch.device, torch._C._nn._parse_to)
+"""Functions whose result is a device as the program named it; `Module.to` asks the second."""
 AUTOCAST: Final = (
     "is_autocast_enabled", "get_autocast_dtype", "set_autocast_enabled", "set_autocast_dtype",
 )  # fmt: skip
@@ -62,7 +64,7 @@ class EmulatedGpu(TorchFunctionMode):
         answer = self._answers.get(func)
         if answer is not None:
             return answer(args[0])
-        if func is torch.device:
+        if func in NAMES_A_DEVICE:
             return func(*args, **(kwargs or {}))
         move = self._moves.get(func)
         if move is not None:

@@ -6,7 +6,7 @@ import functools
 from pathlib import Path
 from typing import Final
 
-from ratchet.judge.emulator import operations
+from ratchet.judge.emulator import operations, scalar_operations
 from ratchet.judge.emulator.forms import LANE_FORMS
 from ratchet.judge.emulator.operations import MachineOperation
 
@@ -41,7 +41,7 @@ MACHINE_OPERATIONS: Final = {
 def table() -> dict[str, MachineOperation]:
     """Every operation that has an expression, by its mnemonic."""
     found: dict[str, MachineOperation] = {}
-    for text in (operations.VECTOR, operations.PACKED, operations.SCALAR):
+    for text in (operations.VECTOR, operations.PACKED, scalar_operations.SCALAR):
         found |= {one.name: one for one in operations.read(text)}
     return found | {one.name: one for one in operations.comparisons()}
 

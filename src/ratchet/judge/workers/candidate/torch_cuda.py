@@ -30,7 +30,7 @@ _ZERO: Final = (
     "memory_cached max_memory_cached "
 )
 _NOTHING: Final = (
-    "_lazy_init init set_device synchronize empty_cache ipc_collect reset_peak_memory_stats "
+    "_lazy_init init synchronize empty_cache ipc_collect reset_peak_memory_stats "
     "reset_max_memory_allocated reset_accumulated_memory_stats set_per_process_memory_fraction "
     "set_stream "
 )
@@ -59,6 +59,8 @@ def answering(device: PretendedDevice) -> Iterator[None]:
     with contextlib.ExitStack() as stack:
         for name, value in device_answers(device).items():
             stack.enter_context(mock.patch.object(torch.cuda, name, value, create=True))
+        for name, value in _accelerator_answers(device).items():
+            stack.enter_context(mock.patch.object(torch.accelerator, name, value, create=True))
         for name, value in version.items():
             stack.enter_context(mock.patch.object(torch.version, name, value))
         yield
@@ -74,6 +76,7 @@ def device_answers(device: PretendedDevice) -> dict[str, Any]:
         "is_bf16_supported": lambda *_, **__: True,
         "is_current_stream_capturing": lambda: False,
         "device_count": lambda: 1,
+        "set_device": check_index,
         "current_device": lambda: 0,
         "get_device_properties": lambda *_: properties,
         "get_device_capability": lambda *_: one,
@@ -92,9 +95,9 @@ def device_answers(device: PretendedDevice) -> dict[str, Any]:
         "Stream": PretendedStream,
         "ExternalStream": PretendedStream,
         "Event": UntimedEvent,
-        "CUDAGraph": _refused_graph,
-        "graph": _refused_graph,
-        "make_graphed_callables": _refused_graph,
+        "CUDAGraph": RefusedGraph,
+        "graph": RefusedGraph,
+        "make_graphed_callables": RefusedGraph,
         "manual_seed": torch.default_generator.manual_seed,
         "manual_seed_all": lambda _: None,  # torch.manual_seed has seeded the only generator
         "seed": torch.default_generator.seed,
@@ -112,8 +115,35 @@ def device_answers(device: PretendedDevice) -> dict[str, Any]:
     return answers | kinds
 
 
-def _refused_graph(*_: Any, **__: Any) -> Any:
-    raise KernelError("CUDA graphs are not emulated: launch the kernels without one")
+def _accelerator_answers(device: PretendedDevice) -> dict[str, Any]:
+    """Return the attributes of torch.accelerator that describe the GPU."""
+    stream = PretendedStream()
+    zero = "memory_allocated max_memory_allocated memory_reserved max_memory_reserved"
+    nothing = (
+        "synchronize empty_cache set_stream reset_peak_memory_stats reset_accumulated_memory_stats"
+    )
+    return {
+        "is_available": lambda: True,
+        "device_count": lambda: 1,
+        "current_accelerator": lambda *_, **__: torch.device("cuda"),
+        "current_device_index": lambda: 0,
+        "current_device_idx": lambda: 0,
+        "set_device_index": check_index,
+        "set_device_idx": check_index,
+        "current_stream": lambda *_: stream,
+        "device_index": PretendedContext,
+        "memory_stats": lambda *_: {},
+        "get_memory_info": lambda *_: (device.memory_bytes, device.memory_bytes),
+        **{name: lambda *_, **__: 0 for name in zero.split()},
+        **{name: lambda *_, **__: None for name in nothing.split()},
+    }
+
+
+class RefusedGraph:
+    """A graph of launches, which cannot be made; as a class, so that annotations may name it."""
+
+    def __init__(self, *_: Any, **__: Any) -> None:
+        raise KernelError("CUDA graphs are not emulated: launch the kernels without one")
 
 
 def check_index(device: Any) -> None:
