@@ -131,7 +131,7 @@ def check_texts(
         return None
     name = problem_name(problem)
     wanted = entry or (default_entry(name) if name else None)
-    made_up = entry is None and wanted != name
+    made_up = entry is None and (wanted != name or _binds(kernel))
     found = load_kernel(
         kernel,
         entry=wanted,
@@ -159,7 +159,7 @@ def as_kernel(
     from ratchet.problems.problem_file import default_entry
 
     wanted = entry or default_entry(problem.name)
-    made_up = entry is None and wanted != problem.name
+    made_up = entry is None and (wanted != problem.name or _binds(kernel))
     return load_kernel(
         Path(kernel),
         entry=wanted,
@@ -167,3 +167,8 @@ def as_kernel(
         or_only_one=made_up,
         of_model=problem.model is not None,
     )
+
+
+def _binds(kernel: str | os.PathLike[str]) -> bool:
+    """Return whether a file's entry may have any name: an extension binds what it likes."""
+    return Path(kernel).suffix in (".hip", ".cu")

@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import Final
 
 from ratchet.base.errors import KernelError
+from ratchet.kernels.carried_files import files_beside, with_files
 from ratchet.kernels.kernel import Kernel, Language
 from ratchet.problems.card import ANSWER
 from ratchet.problems.carried_modules import with_modules
@@ -33,6 +34,8 @@ _C_ASIDE = re.compile(
 _BOUND: Final = re.compile(r'\bm\w*\s*\.\s*(?:def|impl)\s*\(\s*"(?:\w+::)?(\w+)')
 """Functions that an extension binds for Python."""
 _BINDS: Final = re.compile(r"\b(PYBIND11_MODULE|TORCH_LIBRARY\w*)\s*\(")
+FORWARD: Final = "forward"
+"""The usual name of the function that an extension binds."""
 _C_ENTRY = re.compile(r'(?:RATCHET_ENTRY|extern\s+"C"\s+[\w\s]+?)\s*\b(\w+)\s*\(')
 
 
@@ -48,10 +51,11 @@ def load_kernel(
     """Return the kernel of a file without running it.
 
     The file's ending gives the language; a .py file that imports triton is in triton. The entry is
-    `entry` if the file has it, else `ModelNew`. Without an entry, or with `or_only_one`, it is the
-    file's only public function. A kernel that will not be `called`, since its problem has a fault,
-    needs no entry. In Python the entry for a KernelBench problem (`of_model`) is `ModelNew`, unless
-    `entry` is a class of the file.
+    `entry` if the file has it, else `ModelNew`. Without an entry, or with `or_only_one`, it is
+    `forward` or the file's only public function. Files beside it that a HIP source includes, or
+    that a Python source names for `load`, follow its text. A kernel that will not be `called`,
+    since its problem has a fault, needs no entry. In Python the entry for a KernelBench problem
+    (`of_model`) is `ModelNew`, unless `entry` is a class of the file.
 
     Raises:
         KernelError: a file that cannot be read or parsed, an unknown ending or entry.
@@ -75,9 +79,13 @@ def load_kernel(
     else:
         found = _BOUND if is_extension(source) else _C_ENTRY
         names = offered = list(dict.fromkeys(found.findall(_C_ASIDE.sub(" ", source))))
-    if or_only_one and len(offered) == 1:
-        entry = offered[0]
+    if or_only_one and entry not in names:
+        lone = [one for one in offered if one == FORWARD] or offered
+        entry = lone[0] if len(lone) == 1 else entry
     chosen = _entry(path, names, offered, source, entry) if called else ""
+    if spoken == "hip" or "cpp_extension" in source:
+        comment = "#" if path.suffix == ".py" else "//"
+        source = with_files(source, files_beside(path, source), comment)
     return Kernel(name=path.stem, language=spoken, source=source, entry=chosen)
 
 

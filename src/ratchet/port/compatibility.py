@@ -1,7 +1,9 @@
 """Macros that mean the same on NVIDIA and AMD, for code that counts warps of 32 lanes.
 
 A wave of CDNA has 64 lanes: two warps of 32 share it. Votes and matches of the wave are cut to the
-half that the lane is in, and masks are moved there. On RDNA, and on NVIDIA, nothing changes.
+half that the lane is in, and masks are moved there. ROCm 7 asserts that a mask names active lanes
+only, where NVIDIA's full mask may name threads that a block does not have. On RDNA, and on NVIDIA,
+nothing changes.
 """
 
 from __future__ import annotations
@@ -11,7 +13,10 @@ from typing import Final
 
 _HALF: Final = "(__lane_id() & 32u)"
 AMD_AND_CUDA: Final = {
-    "PORT_MASK64(mask)": (f"((unsigned long long)(unsigned)(mask) << {_HALF})", "(mask)"),
+    "PORT_MASK64(mask)": (
+        f"(((unsigned long long)(unsigned)(mask) << {_HALF}) & __ballot(1))",
+        "(mask)",
+    ),
     "PORT_BALLOT32(mask, p)": (
         f"((unsigned)(__ballot(p) >> {_HALF}) & (unsigned)(mask))",
         "__ballot_sync(mask, p)",

@@ -8,6 +8,7 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Final
 
+from ratchet.kernels.carried_files import split_files, with_files
 from ratchet.kernels.kernel import Kernel
 from ratchet.port.patch import edited
 from ratchet.port.scan import scan
@@ -32,11 +33,14 @@ def ported(kernel: Kernel) -> Kernel:
         return kernel
     if _HIP.search(kernel.source) and "cuda" not in kernel.source.lower():
         return kernel
-    with tempfile.TemporaryDirectory(prefix="ratchet-port-") as folder:
-        name = "kernel.cu" if kernel.language == "hip" else "kernel.py"
-        path = Path(folder) / name
-        path.write_text(kernel.source)
-        for scanned in scan(Path(folder)):
+    text, carried = split_files(kernel.source)
+    with tempfile.TemporaryDirectory(prefix="ratchet-port-") as root:
+        home = carried.write(Path(root))
+        path = home / ("kernel.cu" if kernel.language == "hip" else "kernel.py")
+        path.write_bytes(text.encode())
+        for scanned in scan(Path(root)):
             if any(one.edits for one in scanned.findings):
-                return replace(kernel, source=edited(scanned).decode())
-    return kernel
+                (Path(root) / scanned.found.name).write_bytes(edited(scanned))
+        comment = "#" if path.suffix == ".py" else "//"
+        text = path.read_bytes().decode()
+        return replace(kernel, source=with_files(text, carried.read(Path(root)), comment))

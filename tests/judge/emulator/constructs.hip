@@ -3,6 +3,7 @@
 #include <hip/hip_bf16.h>
 #include <hip/hip_cooperative_groups.h>
 #include <hip/hip_fp16.h>
+#include <hip/hip_fp8.h>
 #include <hipcub/hipcub.hpp>
 #include <cassert>
 #include "ratchet_abi.h"
@@ -37,6 +38,18 @@ EACH(k_bf16, __bfloat162float(__float2bfloat16(a))) EACH(k_hexp, __half2float(he
 EACH(k_ldg, __ldg(x + I)) EACH(k_constant, a * weights[I % 4]) EACH(k_device, a + offset) EACH(k_called, called(a))
 EACH(k_float4, make_float4(a, 1.f, 2.f, 3.f).x + ((const float4*)x)[I / 4].y)
 EACH(k_assert, (assert(I >= 0), a)) EACH(k_printf, (printf("%d", I), a)) EACH(k_clock, clock64() >= 0 ? a : 0.f)
+static __device__ float zeros[4];
+EACH(k_static, zeros[I % 4] + a)
+EACH(k_fp8, (float)__hip_fp8_e4m3(a) + 8.f * (float)__hip_fp8_e5m2_fnuz(a))
+EACH(k_fp8_fnuz, (float)__hip_fp8_e4m3_fnuz(a) + 8.f * (float)__hip_fp8_e5m2(a))
+EACH(k_coalesced, I % 3 ? (float)cg::coalesced_threads().thread_rank() : -1.f)
+__global__ void k_groups(const float* x, float* y) {
+  const cg::thread_group group = cg::tiled_partition(cg::this_thread_block(), 8);
+  auto tile = cg::tiled_partition<16>(cg::this_thread_block());
+  group.sync();
+  y[threadIdx.x] = cg::inclusive_scan(tile, I, cg::plus<int>()) + 1000 * group.thread_rank() +
+                   100000 * (int)cg::this_grid().thread_rank();
+}
 __global__ void k_dynamic(const float* x, float* y) {
   dynamic[threadIdx.x] = x[threadIdx.x];
   __syncthreads();
@@ -83,7 +96,7 @@ RUN(fast_exp) RUN(divide) RUN(exp) RUN(sqrt) RUN(overload) RUN(fmod) RUN(round) 
 RUN(copysign) RUN(popc) RUN(clz) RUN(ffs) RUN(brev) RUN(umulhi) RUN(float_bits) RUN(shfl) RUN(shfl_down)
 RUN(shfl_up) RUN(shfl_xor) RUN(shfl_double) RUN(shfl_long) RUN(shfl_half) RUN(shfl_sync) RUN(any) RUN(half)
 RUN(half_op) RUN(half2) RUN(bf16) RUN(hexp) RUN(ldg) RUN(constant) RUN(device) RUN(called) RUN(float4) RUN(assert)
-RUN(printf) RUN(clock) RUN(dynamic) RUN(atomics) RUN(tiles) RUN(block_reduce) RUN(block_scan)
+RUN(printf) RUN(clock) RUN(static) RUN(fp8) RUN(fp8_fnuz) RUN(coalesced) RUN(groups) RUN(dynamic) RUN(atomics) RUN(tiles) RUN(block_reduce) RUN(block_scan)
 RATCHET_ENTRY run_host(const ratchet_tensor* t, int64_t, const double*, int64_t) {
   float* held = nullptr;
   float on_host[64], value = 2.f;

@@ -41,6 +41,11 @@ def bits(count: Callable[[int, int], int]) -> Callable[[Values], Values]:
     return lambda _: np.array([count(i, 32) + count(i, 64) for i in range(64)], dtype=np.float64)
 
 
+def eight(x: Values, first: torch.dtype, second: torch.dtype) -> Values:
+    given = torch.from_numpy(x).float()
+    return (given.to(first).float() + 8 * given.to(second).float()).double().numpy()
+
+
 WITH_ITSELF = lanes(lambda i: i)
 EXPECTED: dict[str, Callable[[Values], Values]] = {
     "expf": np.exp,
@@ -91,6 +96,13 @@ EXPECTED: dict[str, Callable[[Values], Values]] = {
     "float4": lambda x: x + x[LANE // 4 * 4 + 1],
     "assert": WITH_ITSELF,
     "printf": WITH_ITSELF,
+    "static": WITH_ITSELF,
+    "fp8": lambda x: eight(x, torch.float8_e4m3fn, torch.float8_e5m2fnuz),
+    "fp8_fnuz": lambda x: eight(x, torch.float8_e4m3fnuz, torch.float8_e5m2),
+    "coalesced": lambda _: np.array([i - i // 3 - 1 if i % 3 else -1 for i in range(64)], float),
+    "groups": lambda _: np.array(
+        [sum(range(i // 16 * 16, i + 1)) + i % 8 * 1000 + i * 100000 for i in range(64)], float
+    ),
     "dynamic": lambda x: x[::-1],
     "atomics": lambda x: 0 * x + 64 + 64 + 63 + 255 + 32,
     "tiles": lambda _: (LANE // 16 * 256 + 120 + LANE % 16).astype(float),
@@ -98,7 +110,7 @@ EXPECTED: dict[str, Callable[[Values], Values]] = {
     "block_scan": lambda _: np.cumsum(LANE).astype(float),
     "host": lambda x: 2 * x + 2,
 }
-ONE_WAVE: frozenset[str] = frozenset(("shfl_xor", "any"))
+ONE_WAVE: frozenset[str] = frozenset(("shfl_xor", "any", "coalesced"))
 
 
 @cache
@@ -111,7 +123,7 @@ def built(target: str, folder: Path) -> HipBinary:
 
 @pytest.mark.parametrize("target", ["gfx942", "gfx1100"])
 def test_constructs_do_what_their_names_say(
-    target: str, tmp_path_factory: pytest.TempPathFactory
+    target: str, tmp_path_factory: pytest.TempPathFactory, capsys: pytest.CaptureFixture[str]
 ) -> None:
     made = built(target, tmp_path_factory.mktemp(target))
     form = ResultForm(shape=(64,), dtype=torch.float32, device=torch.device("cpu"))
@@ -129,3 +141,4 @@ def test_constructs_do_what_their_names_say(
         if not np.allclose(found.numpy(), expected(X.astype(np.float64)), rtol=rule, atol=1e-6):
             wrong[name] = f"{found.numpy()[:8]} and not {expected(X.astype(np.float64))[:8]}"
     assert not wrong
+    assert capsys.readouterr().out == "".join(map(str, range(64)))

@@ -75,6 +75,12 @@ def test_variables_get_their_bytes_and_addresses() -> None:
     assert "s_addc_u32 s1, s1, 0x1234" in text
 
 
+def test_variables_of_zeros_may_have_no_label() -> None:
+    text = "\t.type\t_ZL3sum,@object\n\t.local\t_ZL3sum\n\t.comm\t_ZL3sum,12,4\n"
+    (found,) = device_variables(text).values()
+    assert (found.name, found.begins) == ("_ZL3sum", bytes(12))
+
+
 def test_a_function_that_is_not_here_is_named() -> None:
     with pytest.raises(KernelError, match="table is called or read"):
         linked(DATA, {}, lambda at: at)

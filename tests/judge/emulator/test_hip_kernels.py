@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 from ratchet.base.errors import KernelError
-from ratchet.judge.emulator.hip_runtime import one_kernel
+from ratchet.judge.emulator.kernel_text import one_kernel
 from ratchet.judge.options import EMULATED
 from ratchet.judge.static_profile.tools import find_tool
 from ratchet.judge.trial.kernel_trial import KernelJudge

@@ -7,6 +7,7 @@ operation of torch opens it, since on a GPU it would be a kernel too.
 from __future__ import annotations
 
 import ctypes
+import functools
 import importlib.machinery
 import importlib.util
 import os
@@ -32,7 +33,10 @@ from ratchet.judge.emulator.extension_build import (
 )
 from ratchet.judge.emulator.gpu_memory import APART_BYTES, GpuBlock, GpuMemory
 from ratchet.judge.emulator.hip_runtime import HipRuntime, move
-from ratchet.judge.emulator.loading import EMULATOR, load_emulated
+from ratchet.judge.emulator.kernel_text import plain_name
+from ratchet.judge.emulator.loading import EMULATOR, load_emulated, told_device
+from ratchet.judge.workers.candidate.torch_cuda import PretendedDevice
+from ratchet.kernels.carried_files import CarriedFiles, split_files
 
 FILLED: Final = re.compile(r"^(new_)?empty")
 HOST_ONLY: Final = "no CUDA or HIP source is among"
@@ -55,23 +59,29 @@ class _OnGpu(TorchDispatchMode):  # type: ignore[no-untyped-call]
         args: Sequence[Any] = (),
         kwargs: Mapping[str, Any] | None = None,
     ) -> Any:
+        named, name = dict(kwargs or {}), func._schema.name.partition("::")[2]
+        to_host = bool(named.pop("pin_memory", False)) or "pin_memory" in name
+        if name == "is_pinned":
+            return False
         with self._memory.opened():
-            result = func(*args, **(kwargs or {}))
-            unwritten = FILLED.match(func._schema.name.partition("::")[2]) is not None
-            return tree_map_only(Tensor, lambda one: self._kept(one, unwritten), result)
+            result = args[0].clone() if "pin_memory" in name else func(*args, **named)
+            unwritten = FILLED.match(name) is not None
+            return tree_map_only(Tensor, lambda one: self._kept(one, unwritten, to_host), result)
 
-    def _kept(self, tensor: Tensor, unwritten: bool) -> Tensor:
+    def _kept(self, tensor: Tensor, unwritten: bool, to_host: bool) -> Tensor:
         if tensor.device.type != "cpu" or not tensor.untyped_storage().nbytes():
             return tensor
         if self._memory.find(tensor.data_ptr()) is not None:
             return tensor
-        return moved(tensor, self._memory, copied=not unwritten)[0]
+        return moved(tensor, self._memory, copied=not unwritten, open_to_host=to_host)[0]
 
 
-def moved(tensor: Tensor, memory: GpuMemory, *, copied: bool) -> tuple[Tensor, GpuBlock]:
+def moved(
+    tensor: Tensor, memory: GpuMemory, *, copied: bool, open_to_host: bool = False
+) -> tuple[Tensor, GpuBlock]:
     """Return a tensor of the same form on the GPU, and the block that holds its whole storage."""
     storage = tensor.untyped_storage()
-    block = memory.block(storage.nbytes())
+    block = memory.block(storage.nbytes(), open_to_host=open_to_host)
     if copied:
         with memory.opened():
             move(block.address, storage.data_ptr(), storage.nbytes())
@@ -98,14 +108,8 @@ class _Call:
 
     def run(self, function: Callable[..., Any], args: Any, kwargs: Any) -> Any:
         args, kwargs = tree_map_only(Tensor, self._to_gpu, (args, kwargs))
-        runtime = self._extension.runtime
-        try:
-            with _OnGpu(self._memory), self._memory.closed():
-                result = function(*args, **kwargs)
-        except Exception:
-            runtime.raise_error()  # it is the reason, and what the host code raised follows from it
-            raise
-        runtime.raise_error()
+        with self._extension.runtime.called(), _OnGpu(self._memory), self._memory.closed():
+            result = function(*args, **kwargs)
         for before, _, block in self._moved.values():
             storage = before.untyped_storage()
             here, size = storage.data_ptr(), storage.nbytes()
@@ -143,10 +147,19 @@ class LoadedExtension:
         emulator: Path,
         memory: GpuMemory,
         matrix_cycles: Mapping[str, int] | None,
+        device: PretendedDevice,
     ) -> None:
         self.memory = memory
-        self.runtime = HipRuntime([built.assembly], emulator, memory, matrix_cycles)
-        library = ctypes.CDLL(str(built.library))
+        self.runtime = HipRuntime(built.assemblies, emulator, memory, device, matrix_cycles)
+        try:
+            library = ctypes.CDLL(str(built.library))
+        except OSError as error:
+            found = re.search(r"undefined symbol: (\S+)", str(error))
+            missing = found[1] if found else str(error)
+            raise KernelError(
+                f"the extension calls {plain_name(missing)!r:.80}, which is not here: only torch, "
+                "HIP's runtime and what its own sources define"
+            ) from error
         self.runtime.install(library)
         self.module: ModuleType | None = None
         if hasattr(library, f"PyInit_{built.name}"):
@@ -160,7 +173,8 @@ class LoadedExtension:
         """Return a function whose tensors lie on the GPU while it runs."""
 
         def call(*args: Any, **kwargs: Any) -> Any:
-            return _Call(self).run(function, args, kwargs)
+            with torch._C.DisableTorchFunction():  # a mode may say that tensors are on `cuda`
+                return _Call(self).run(function, args, kwargs)
 
         call.__name__ = getattr(function, "__name__", "call")
         return call
@@ -173,6 +187,31 @@ class LoadedExtension:
                 yield name, self.guarded(found)
 
 
+class _Operator:
+    """An operator of an extension in `torch.ops`, whose tensors lie on the GPU while it runs."""
+
+    def __init__(self, loaded: LoadedExtension, operator: Any) -> None:
+        self._loaded, self._operator = loaded, operator
+
+    def __call__(self, *args: Any, **kwargs: Any) -> Any:
+        """Call the operator's code for this device.
+
+        Dispatched by torch, it would be one operation to the mode that opens the memory.
+        """
+        overload = self._operator
+        if not isinstance(overload, torch._ops.OpOverload):
+            names = overload.overloads()
+            overload = getattr(overload, "default" if "default" in names else names[0])
+        code = functools.partial(overload._op_dk, torch._C.DispatchKey.CPU)
+        return self._loaded.guarded(code)(*args, **kwargs)
+
+    def __getattr__(self, name: str) -> Any:
+        """Return what the operator has; its overloads are operators too."""
+        found = getattr(self._operator, name)
+        overload = isinstance(found, torch._ops.OpOverload)
+        return _Operator(self._loaded, found) if overload else found
+
+
 class EmulatedExtensions:
     """Builds and loads extensions for one target, also where a source asks torch to."""
 
@@ -182,9 +221,16 @@ class EmulatedExtensions:
         library: Path,
         matrix_cycles: Mapping[str, int] | None = None,
         headers: str | None = None,
+        carried: CarriedFiles | None = None,
+        device: Mapping[str, Any] | None = None,
     ) -> None:
-        """`library` is the compiled emulator, `headers` a folder of `torch_headers`."""
+        """`library` is the compiled emulator, `headers` a folder of `torch_headers`.
+
+        `carried` are the files that follow the kernel's source, `device` what `told_device` takes.
+        """
+        self._device = told_device(target, device)
         self._headers = headers
+        self._carried = carried or CarriedFiles()
         self._target, self._library = target, library
         self._matrix_cycles = matrix_cycles
         self._memory = GpuMemory()
@@ -198,8 +244,12 @@ class EmulatedExtensions:
         functions: Mapping[str, str] | None = None,
         options: Sequence[str] = (),
         headers: Sequence[ExtensionSource] = (),
+        folders: Sequence[str] = (),
     ) -> ModuleType:
-        """Return the extension as a module; raises KernelError with the compiler's first error."""
+        """Return the extension as a module; `folders` are searched for headers.
+
+        Raises KernelError with the compiler's first error.
+        """
         if not functions:
             check_module(sources)
         word = module_name([*sources, *headers], name)
@@ -212,19 +262,23 @@ class EmulatedExtensions:
             functions=functions,
             options=options,
             headers=headers,
+            folders=folders,
             precompiled=self._headers,
         )
         before = set(torch._C._dispatch_get_all_op_names())
-        loaded = LoadedExtension(built, self._library, self._memory, self._matrix_cycles)
+        loaded = LoadedExtension(
+            built, self._library, self._memory, self._matrix_cycles, self._device
+        )
         module = ModuleType(name)
         for key, function in loaded.functions():
             setattr(module, key, function)
         for one in sorted(set(torch._C._dispatch_get_all_op_names()) - before):
             space, _, key = one.partition(".")[0].partition("::")
             packet = getattr(getattr(torch.ops, space), key)
-            guarded = loaded.guarded(packet)
-            setattr(getattr(torch.ops, space), key, guarded)
-            setattr(module, key, guarded)
+            if not isinstance(packet, _Operator):
+                packet = _Operator(loaded, packet)
+                setattr(getattr(torch.ops, space), key, packet)
+            setattr(module, key, packet)
         self._made[word] = sys.modules[name] = module
         return module
 
@@ -269,12 +323,36 @@ class EmulatedExtensions:
         *_: Any,
         **__: Any,
     ) -> ModuleType:
-        paths = [Path(one) for one in _listed(sources)]
-        folders = [*map(Path, _listed(extra_include_paths)), *(one.parent for one in paths)]
+        paths = [self._carried_name(one) for one in _listed(sources)]
         options = _macros([*_listed(extra_cflags), *_listed(extra_cuda_cflags)])
-        options += [f"-I{folder}" for folder in dict.fromkeys(folders)]
-        texts = [ExtensionSource(one.name, one.read_text()) for one in paths]
-        return self.load(name, texts, options=options)
+        headers = [ExtensionSource(*one) for one in self._carried.texts.items()]
+        return self.load(
+            name,
+            [ExtensionSource(one, self._carried.texts[one]) for one in paths],
+            options=[one for one in options if one[:2] != "-I"],
+            headers=[one for one in headers if one.name not in paths],
+            folders=[*(os.path.dirname(one) for one in paths), *self._carried.folders()],
+        )
+
+    def _carried_name(self, given: str) -> str:
+        """Return the name from the root of a file that the source names: its end is the same."""
+        parts = Path(os.path.normpath(given)).parts
+        fits = [
+            (_same_end(parts, Path(one).parts), one)
+            for one in self._carried.texts
+            if Path(one).name == parts[-1]
+        ]
+        if not fits:
+            raise KernelError(
+                f"the extension's source {given!r:.120} does not lie beside the kernel's file"
+            )
+        return max(fits)[1]
+
+
+def _same_end(a: Sequence[str], b: Sequence[str]) -> int:
+    """Return how many of the last parts of two paths are the same."""
+    pairs = zip(reversed(a), reversed(b), strict=False)
+    return next((at for at, (one, other) in enumerate(pairs) if one != other), min(len(a), len(b)))
 
 
 def _listed(given: Any) -> list[Any]:
@@ -295,10 +373,18 @@ def load_extension(
     name: str = "kernel.cu",
     matrix_cycles: Mapping[str, int] | None = None,
     headers: str | None = None,
+    device: Mapping[str, Any] | None = None,
 ) -> Callable[..., Any]:
     """Return an extension's function as f(*tensors, scalars), from its one source file."""
-    extensions = EmulatedExtensions(target, Path(os.environ[EMULATOR]), matrix_cycles, headers)
-    module = extensions.load("extension", [ExtensionSource(name, source)])
+    text, carried = split_files(source)
+    emulator = Path(os.environ[EMULATOR])
+    extensions = EmulatedExtensions(target, emulator, matrix_cycles, headers, device=device)
+    module = extensions.load(
+        "extension",
+        [ExtensionSource(os.path.join(carried.place, name), text)],
+        headers=[ExtensionSource(*one) for one in carried.texts.items()],
+        folders=carried.folders(),
+    )
     function = getattr(module, entry, None)
     if function is None:
         offered = ", ".join(one for one in vars(module) if not one.startswith("_"))
@@ -318,8 +404,10 @@ def load_with_extensions(
     target: str,
     matrix_cycles: Mapping[str, int] | None = None,
     headers: str | None = None,
+    device: Mapping[str, Any] | None = None,
 ) -> Callable[..., Any]:
     """Return the entry of a Python source that may build extensions and launch Triton kernels."""
     emulator = Path(os.environ[EMULATOR])
-    EmulatedExtensions(target, emulator, matrix_cycles, headers).install()
-    return load_emulated(source, entry, target, matrix_cycles=matrix_cycles)
+    _, carried = split_files(source)
+    EmulatedExtensions(target, emulator, matrix_cycles, headers, carried, device).install()
+    return load_emulated(source, entry, target, matrix_cycles=matrix_cycles, device=device)

@@ -14,8 +14,8 @@ from torch import Tensor
 
 from ratchet.base.errors import KernelError
 from ratchet.judge.emulator.gpu_memory import GpuMemory
-from ratchet.judge.emulator.hip_runtime import HipRuntime
-from ratchet.judge.emulator.loading import EMULATOR
+from ratchet.judge.emulator.hip_runtime import HipRuntime, target_of
+from ratchet.judge.emulator.loading import EMULATOR, told_device
 from ratchet.judge.workers.candidate.results import DeclinedCase
 from ratchet.kernels.abi import MAX_DIMENSIONS, RatchetTensor
 from ratchet.problems.dtypes import DTYPE_CODES
@@ -36,9 +36,12 @@ class HipProgram:
         entry: str,
         emulator: Path,
         matrix_cycles: Mapping[str, int] | None = None,
+        device: Mapping[str, Any] | None = None,
     ) -> None:
+        """`device` is what `told_device` takes."""
         self._memory = GpuMemory()
-        self._runtime = HipRuntime([assembly], emulator, self._memory, matrix_cycles)
+        told = told_device(target_of(assembly), device)
+        self._runtime = HipRuntime([assembly], emulator, self._memory, told, matrix_cycles)
         handle = os.memfd_create("host")
         os.write(handle, host)
         library = ctypes.CDLL(f"/proc/self/fd/{handle}")
@@ -68,11 +71,10 @@ class HipProgram:
     def _call(self, tensors: Sequence[Tensor], scalars: Sequence[float]) -> None:
         packed = (RatchetTensor * len(tensors))(*map(_packed, tensors))
         values = (ctypes.c_double * len(scalars))(*scalars)
-        with self._memory.closed():
+        with self._runtime.called(), self._memory.closed():
             code = self._entry(
                 packed, ctypes.c_int64(len(tensors)), values, ctypes.c_int64(len(scalars))
             )
-        self._runtime.raise_error()
         if code != DONE:
             raise DeclinedCase(int(code))
 
@@ -110,7 +112,11 @@ def load_hip(
     entry: str,
     library: str | None = None,
     matrix_cycles: Mapping[str, int] | None = None,
+    device: Mapping[str, Any] | None = None,
 ) -> HipProgram:
-    """Return the entry of a compiled HIP source; `library` is the compiled emulator."""
+    """Return the entry of a compiled HIP source; `library` is the compiled emulator.
+
+    `device` is what `told_device` takes. Raises KernelError for a source without that entry.
+    """
     emulator = Path(library or os.environ[EMULATOR])
-    return HipProgram(assembly, base64.b64decode(host), entry, emulator, matrix_cycles)
+    return HipProgram(assembly, base64.b64decode(host), entry, emulator, matrix_cycles, device)

@@ -2,36 +2,33 @@
 
 from __future__ import annotations
 
+import contextlib
 import ctypes
 import functools
 import math
 import re
-from collections.abc import Callable, Mapping, Sequence
+import struct
+import sys
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import Any, Final
 
 from ratchet.base.errors import KernelError
 from ratchet.judge.emulator.decode import DecodedKernel, decode
+from ratchet.judge.emulator.device_printf import VARIABLE, formatted, notes
 from ratchet.judge.emulator.gpu_memory import GpuMemory
+from ratchet.judge.emulator.kernel_text import KernelTexts, plain_name
 from ratchet.judge.emulator.launch import Emulator, LaunchMemory
 from ratchet.judge.emulator.linking import DeviceVariable, device_variables, linked
 from ratchet.judge.emulator.loading import EmulatedLauncher
 from ratchet.judge.workers.candidate.architectures import ARCHITECTURES
+from ratchet.judge.workers.candidate.torch_cuda import PretendedDevice
 
-METADATA = re.compile(r"(\.amdgpu_metadata\n)(.*?)(\n?[ \t]*\.end_amdgpu_metadata)", re.DOTALL)
-DESCRIPTOR = re.compile(
-    r"^[ \t]*\.amdhsa_kernel (\S+)\n.*?\.end_amdhsa_kernel\n", re.MULTILINE | re.DOTALL
-)
-NAME = re.compile(r"^    \.name:\s*(\S+)\s*$", re.MULTILINE)
 TARGET = re.compile(r'^\s*\.amdgcn_target "amdgcn-amd-amdhsa--(\w+)', re.MULTILINE)
-AFTER_TRAP: Final = re.compile(
-    r"^\s+(?:s_sendmsg_rtn_b32 .*GET_DOORBELL|s_sendmsg sendmsg\(MSG_INTERRUPT\)|s_mov_b32 .*ttmp2)"
-    r".*$",
-    re.MULTILINE,
-)
-"""RDNA's instructions after a trap, which ends a launch here."""
 MOST_THREADS: Final = 1024
+MOST_PRINTED: Final = 4096
+"""Most bytes of a text that a kernel prints."""
 _LAUNCH = ctypes.CFUNCTYPE(
     ctypes.c_int,
     ctypes.c_char_p,
@@ -73,6 +70,7 @@ class _Asked(ctypes.Structure):
         ("allocate_open", _ALLOCATE),
         ("fact", _FACT),
         ("target", ctypes.c_char_p),
+        ("device", ctypes.c_char_p),
     )
 
 
@@ -102,6 +100,7 @@ class HipRuntime:
         assemblies: Sequence[str],
         emulator: Path,
         memory: GpuMemory,
+        device: PretendedDevice,
         matrix_cycles: Mapping[str, int] | None = None,
     ) -> None:
         self.emulator = Emulator(emulator, matrix_cycles)
@@ -111,14 +110,14 @@ class HipRuntime:
         """Bytes of the smallest output's element, to count the elements that launches store."""
         self.error: Exception | None = None
         """The first error of a call; it cannot pass through compiled code."""
-        found = TARGET.search(assemblies[0])
-        self._target = ARCHITECTURES[found[1]] if found and found[1] in ARCHITECTURES else None
+        self._device = device
+        self._library: Any = None
         self._assemblies = assemblies
+        self._texts = [KernelTexts(one) for one in assemblies]
         self._variables: list[dict[str, DeviceVariable]] | None = None
         self._addresses: dict[tuple[int, str], int] = {}
         self._pointers: dict[int, int] = {}
         self._kernel = functools.cache(self._decoded)
-        name = b"" if self._target is None else self._target.name.encode()
         self._asked = _Asked(
             _LAUNCH(self._guarded(self._launch, 1)),
             _ALLOCATE(self._guarded(self._allocate, 0)),
@@ -128,28 +127,42 @@ class HipRuntime:
             _SYMBOL(self._guarded(self._symbol, 0)),
             _ALLOCATE(self._guarded(self._allocate_open, 0)),
             _FACT(self._guarded(self._fact, 0)),
-            name,
+            device.architecture.name.encode(),
+            device.name.encode(),
         )
 
     def install(self, library: Any) -> None:
         """Serve a loaded library."""
         library.ratchet_hip_install(ctypes.byref(self._asked))
+        library.ratchet_hip_complaint.restype = ctypes.c_char_p
+        self._library = library
+
+    @contextlib.contextmanager
+    def called(self) -> Iterator[None]:
+        """Serve the host code's call inside, and raise the first error that it caused."""
+        self._library.ratchet_hip_begin()
+        try:
+            yield
+        except Exception:
+            self._raise_error()  # it is the reason, and what the host code raised follows from it
+            raise
+        self._raise_error()
 
     def memories(self) -> list[LaunchMemory]:
         """Return the memory that a launch may touch."""
         return self.memory.ranges()
 
-    def raise_error(self) -> None:
-        """Raise the error of the call that is over, if there was one."""
+    def _raise_error(self) -> None:
         error, self.error = self.error, None
         if error is not None:
             raise error
+        if complaint := self._library.ratchet_hip_complaint():
+            raise KernelError(complaint.decode())
 
     def _decoded(self, name: str) -> DecodedKernel:
-        for part, text in enumerate(self._assemblies):
-            if re.search(rf"^[ \t]*\.amdhsa_kernel {re.escape(name)}$", text, re.MULTILINE):
-                own = linked(one_kernel(text, name), self._placed(part), self._pointer_to)
-                own = AFTER_TRAP.sub("\ts_nop 0", own)
+        for part, text in enumerate(self._texts):
+            if text.has(name):
+                own = linked(text.of(name), self._placed(part), self._pointer_to)
                 return replace(decode(own), name=plain_name(name))
         raise KernelError(f"no kernel is called {name!r:.80}")
 
@@ -196,8 +209,32 @@ class HipRuntime:
         values = [_bytes_at(arguments[at], one.size) for at, one in enumerate(own)]
         with self.memory.opened():
             launch = HipLauncher(self, kernel, (wide, high, deep), shared_bytes)
-            launch(*grid, *[None] * 6, *values)
+            try:
+                launch(*grid, *[None] * 6, *values)
+            finally:
+                self._print()
         return 0
+
+    def _print(self) -> None:
+        """Print what kernels said since the last launch."""
+        for part in range(len(self._variables or ())):
+            at = self._addresses.get((part, VARIABLE))
+            if at is None or not (count := int.from_bytes(_bytes_at(at, 4), "little")):
+                continue
+            assert self._variables is not None
+            size = min(4 * (count + 1), len(self._variables[part][VARIABLE].begins))
+            words = struct.unpack(f"<{size // 4}I", _bytes_at(at, size))
+            ctypes.memset(at, 0, 4)
+            for format_at, given in notes(words):
+                sys.stdout.write(formatted(self._text_at(format_at), given, self._text_at))
+            sys.stdout.flush()
+
+    def _text_at(self, address: int) -> str:
+        block = self.memory.find(address)
+        if block is None:
+            return ""
+        found = _bytes_at(address, min(MOST_PRINTED, block.address + block.size - address))
+        return found.partition(b"\0")[0].decode(errors="replace")
 
     def _allocate(self, size: int) -> int:
         return self.memory.block(size).address
@@ -238,57 +275,22 @@ class HipRuntime:
         raise KernelError(f"the GPU's code has no variable {word:.80}")
 
     def _fact(self, name: bytes) -> int:
-        one = self._target
-        if one is None:
-            return 0
+        one = self._device.architecture
         digits = one.name.removeprefix("gfx")
         known = {
             b"lanes": one.wavefront_size,
             b"lds": one.lds_bytes_per_workgroup,
-            b"compute_units": UNITS,
+            b"compute_units": self._device.units,
+            b"memory_mib": self._device.memory_bytes >> 20,
             b"major": int(digits[:-2]),
             b"minor": int(digits[-2], 16),
         }
         return known[name]
 
 
-UNITS: Final = 64
-"""Compute units that the properties name. Launchers size grids by it."""
-
-
-def one_kernel(text: str, name: str) -> str:
-    """Return the text without the other kernels' metadata; raises KernelError without this one.
-
-    Their code stays, under its own labels.
-    """
-    found = METADATA.search(text)
-    if found is None:
-        raise KernelError("the assembly has no description of its kernels")
-    head, *items = re.split(r"^(?=  - )", found[2], flags=re.MULTILINE)
-    *rest, last = items or [""]
-    last, tail = _tail(last)
-    own = [one for one in (*rest, last) if (said := NAME.search(one)) and _plain(said[1]) == name]
-    if len(own) != 1:
-        raise KernelError(f"the assembly describes {len(own)} kernels called {name!r:.80}")
-    block = found[1] + head + own[0] + tail + found[3]
-    kept = text[: found.start()] + block + text[found.end() :]
-    return DESCRIPTOR.sub(lambda one: one[0] if one[1] == name else "", kept)
-
-
-def _tail(item: str) -> tuple[str, str]:
-    """Split off what follows the last kernel, such as `amdhsa.target:`."""
-    found = re.search(r"^\S", item, re.MULTILINE)
-    return (item, "") if found is None else (item[: found.start()], item[found.start() :])
-
-
-def _plain(name: str) -> str:
-    return name.strip("'\"")
-
-
-def plain_name(mangled: str) -> str:
-    """Return a function's name in its source, if the mangled one tells it: `_Z4rowsPKf`."""
-    found = re.match(r"_ZN?L?(?:12_GLOBAL__N_1)?(\d+)", mangled)
-    if found is None:
-        return mangled
-    name = mangled[found.end() : found.end() + int(found[1])]
-    return name if len(name) == int(found[1]) else mangled
+def target_of(assembly: str) -> str:
+    """Return the GPU that an assembly text is for; raises KernelError if it does not tell."""
+    found = TARGET.search(assembly)
+    if found is None or found[1] not in ARCHITECTURES:
+        raise KernelError("the assembly does not say which GPU it is for")
+    return found[1]

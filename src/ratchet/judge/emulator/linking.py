@@ -16,6 +16,8 @@ from ratchet.base.errors import KernelError
 
 SECTION: Final = re.compile(r"^\s+\.(?:section\s+\.?(\w+)|(bss|data|text)\b)")
 LABEL: Final = re.compile(r"^([A-Za-z_.$][\w.$]*):")
+COMMON: Final = re.compile(r"^\s+\.comm\s+([\w.$]+),\s*(\d+)", re.MULTILINE)
+"""A variable of zeros without a label."""
 OBJECT: Final = re.compile(r"^\s+\.type\s+([\w.$]+),@object", re.MULTILINE)
 REFERENCE: Final = re.compile(r"([A-Za-z_.$][\w.$]*)@(rel32|gotpcrel32)@(lo|hi)\+\d+")
 COUNTER: Final = re.compile(r"^(\s+)s_getpc_b64 (s\[\d+:\d+\])", re.MULTILINE)
@@ -34,7 +36,8 @@ class DeviceVariable:
 def device_variables(text: str) -> dict[str, DeviceVariable]:
     """Return the variables of an assembly text; raises KernelError for data that is not known."""
     wanted = set(OBJECT.findall(text))
-    found: dict[str, bytearray] = {}
+    common = {name: min(int(size), MOST_BYTES + 1) for name, size in COMMON.findall(text)}
+    found = {name: bytearray(size) for name, size in common.items() if name in wanted}
     current: bytearray | None = None
     inside = False
     for line in text.splitlines() if wanted else ():
@@ -50,8 +53,8 @@ def device_variables(text: str) -> dict[str, DeviceVariable]:
             current = None
         elif current is not None:
             current += _data(line, current)
-            if len(current) > MOST_BYTES:
-                raise KernelError("a variable of more than 64 MiB is not emulated")
+    if any(len(data) > MOST_BYTES for data in found.values()):
+        raise KernelError("a variable of more than 64 MiB is not emulated")
     return {name: DeviceVariable(name, bytes(data)) for name, data in found.items()}
 
 

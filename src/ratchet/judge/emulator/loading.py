@@ -32,6 +32,7 @@ from ratchet.judge.workers.candidate.fake_driver import CompiledTexts, FakeDrive
 from ratchet.judge.workers.candidate.torch_cuda import PretendedDevice, asked
 from ratchet.judge.workers.candidate.triton_source import load_source
 from ratchet.problems.free_memory import GIB, free_bytes
+from ratchet.kernels.carried_files import split_files
 
 EMULATOR = "RATCHET_EMULATOR"
 """The same as in `with_torch`, which this module cannot import."""
@@ -384,22 +385,23 @@ def load_emulated(
     target: str,
     library: str | None = None,
     matrix_cycles: Mapping[str, int] | None = None,
-    units: int = 1,
+    device: Mapping[str, Any] | None = None,
 ) -> Callable[..., Any]:
     """Return the entry of a Triton source whose kernels run as `target`'s machine code.
 
-    It runs in the environment of `EmulatedGpu`, with `units` compute units. `library` is the
-    compiled emulator; in a sandbox the judge hands it over.
+    It runs in the environment of `EmulatedGpu`. `library` is the compiled emulator; in a sandbox
+    the judge hands it over. `device` is what `told_device` takes.
     """
-    path = Path(tempfile.mkdtemp(prefix="triton-")) / "kernel.py"
+    source, carried = split_files(source)
+    path = carried.write(Path(tempfile.mkdtemp(prefix="triton-"))) / "kernel.py"
     os.environ.setdefault("TRITON_CACHE_DIR", str(path.parent))
-    device = PretendedDevice(architecture=ARCHITECTURES[target], name=target, units=units)
+    told = told_device(target, device)
     machine = Path(library or os.environ[EMULATOR])
-    driver = EmulatorDriver(device, machine, str(path).__eq__, matrix_cycles)
+    driver = EmulatorDriver(told, machine, str(path).__eq__, matrix_cycles)
     driver.told.install()
     poison_new_memory()
     install(driver)
-    gpu = EmulatedGpu(device)
+    gpu = EmulatedGpu(told)
     with gpu.entered():
         found = load_source(source, entry, path)
     if isinstance(found, type):
@@ -411,6 +413,15 @@ def load_emulated(
             return found(*given, **named)
 
     return on_emulated
+
+
+def told_device(target: str, given: Mapping[str, Any] | None) -> PretendedDevice:
+    """Return the device that a kernel is told about.
+
+    `given` holds its name, compute units and bytes of memory; without it, it has one unit.
+    """
+    told: Any = given or {"name": target, "units": 1}
+    return PretendedDevice(architecture=ARCHITECTURES[target], **told)
 
 
 def install(driver: EmulatorDriver) -> None:

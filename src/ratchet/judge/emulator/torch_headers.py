@@ -14,6 +14,7 @@ from typing import Final
 from ratchet.base.errors import KernelError
 from ratchet.judge.static_profile.hip_compiler import (
     OWN_HEADERS,
+    RUNTIME_SOURCES,
     SIDES,
     find_hip,
     precompile_torch,
@@ -44,5 +45,6 @@ def _key(target: str) -> str:
     tools, architecture = find_hip(), ARCHITECTURES[target]
     parts = [*shared_options(tools, architecture, with_torch=True), version("torch"), tools.clang]
     parts += [str(os.stat(os.path.realpath(tools.clang)).st_mtime_ns)]
-    parts += [one.read_text() for one in sorted(OWN_HEADERS.rglob("*")) if one.is_file()]
+    files = (*OWN_HEADERS.rglob("*"), *RUNTIME_SOURCES)
+    parts += [one.read_text() for one in sorted(files) if one.is_file()]
     return hashlib.sha256("\n".join(parts).encode()).hexdigest()[:24]

@@ -69,8 +69,10 @@ _TRITON: Final = (
 _EMULATED: Final = (
     "ratchet.judge.emulator",
     "ratchet.judge.emulator.decode",
+    "ratchet.judge.emulator.device_printf",
     "ratchet.judge.emulator.forms",
     "ratchet.judge.emulator.instruction_order",
+    "ratchet.judge.emulator.kernel_text",
     "ratchet.judge.emulator.launch",
     "ratchet.judge.emulator.loading",
     "ratchet.judge.emulator.operands",
@@ -88,6 +90,7 @@ _EMULATED: Final = (
     "ratchet.judge.static_profile.assembly",
     "ratchet.judge.static_profile.hip_compiler",
     "ratchet.judge.static_profile.tools",
+    "ratchet.kernels.carried_files",
 )
 _MODEL: Final = (
     "ratchet.judge.workers.candidate.model_class",
@@ -126,6 +129,7 @@ MODULES: Final[Mapping[str, tuple[str, ...]]] = {
         "ratchet.judge.static_profile.hip_compiler",
         "ratchet.judge.static_profile.tools",
         "ratchet.judge.static_profile.worker",
+        "ratchet.kernels.carried_files",
         "ratchet.problems.case",
         "ratchet.problems.dtypes",
         "ratchet.problems.input_structure",

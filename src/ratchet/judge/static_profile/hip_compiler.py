@@ -40,6 +40,13 @@ NEEDS: Final = (
 )
 INLINED: Final = ("-mllvm", "-amdgpu-function-calls=0")
 PLACE: Final = re.compile(r"(?m)^(?:\S*/)?([\w.+-]+):(\d+):(\d+): (?:fatal )?error: (.*)$")
+IN_ASM: Final = r"in asm\b|inline asm"
+PTX: Final = re.compile(r"^\s*;+#ASMSTART\n\s*([a-z]\w*\.[\w.]+)", re.MULTILINE)
+HINTS: Final = {
+    IN_ASM: " (inline PTX is NVIDIA's: write it in HIP)",
+    r"file not found": " (give it beside the kernel; libraries of CUDA and ROCm are not here)",
+}
+"""Signs in a compiler's error, and what to do."""
 WHOLE_TORCH: Final = re.compile(
     r"torch::(nn|optim|jit|data|serialize|fft|special)\b|torch/(nn|script)"
 )
@@ -129,14 +136,19 @@ def bitcode_options(tools: HipTools, architecture: Architecture) -> list[str]:
 class HipBinary:
     """A compiled HIP source."""
 
-    assembly: str
-    """The assembly of all kernels, for one target."""
+    assemblies: tuple[str, ...]
+    """The assembly of each source's kernels, for one target."""
     host: bytes
     """The shared library of the host code."""
 
+    @property
+    def assembly(self) -> str:
+        """The assembly of the first source."""
+        return self.assemblies[0]
+
 
 def compile_whole(
-    source: Path,
+    sources: Sequence[Path],
     architecture: Architecture,
     options: Sequence[str],
     *,
@@ -144,35 +156,39 @@ def compile_whole(
     libraries: Sequence[str] = (),
     precompiled: Path | None = None,
 ) -> HipBinary:
-    """Compile one source with HIP's own headers; `options` are macros and folders.
+    """Compile sources into one library with HIP's own headers; `options` are macros and folders.
 
-    `precompiled` is a folder that `precompile_torch` filled.
+    `precompiled` is a folder that `precompile_torch` filled. The library lies beside the first
+    source.
 
     Raises:
         KernelError: the first error with its file and line, or what is missing here.
     """
     tools = whole_hip()
     shared = shared_options(tools, architecture, with_torch=with_torch, precompiled=precompiled)
-    common = [*shared, *options, str(source)]
-    assembly = source.with_suffix(".s")
-    host, runtime = source.with_suffix(".o"), runtime_objects(tools, source.parent)
-    device = [
-        *bitcode_options(tools, architecture),
-        *INLINED,
-        "-gline-tables-only",
-        "-o",
-        str(assembly),
-    ]
-    commands = (
-        [*SIDES["device"], *used(precompiled, "device"), "-S", *device, *common],
-        [*SIDES["host"], *used(precompiled, "host"), "-c", "-o", str(host), *common],
-    )
+    bitcode = bitcode_options(tools, architecture)
+    commands: list[list[str]] = []
+    for source in sources:
+        common = [*shared, *options, str(source)]
+        device = [*bitcode, *INLINED, "-gline-tables-only", "-o", str(source.with_suffix(".s"))]
+        commands += (
+            [*SIDES["device"], *used(precompiled, "device"), "-S", *device, *common],
+            [*SIDES["host"], *used(precompiled, "host"), "-c", "-o", str(_object(source)), *common],
+        )
     with ThreadPoolExecutor(max_workers=2) as pool:
         list(pool.map(lambda one: checked([tools.clang, *one], architecture), commands))
-    library = source.with_suffix(".so")
-    link = [tools.clang, "-shared", "-o", str(library), str(host), *map(str, runtime), "-lstdc++"]
-    checked([*link, *libraries], architecture)
-    return HipBinary(assembly=assembly.read_text(errors="replace"), host=library.read_bytes())
+    library = sources[0].with_suffix(".so")
+    runtime = runtime_objects(tools, precompiled or sources[0].parent)
+    link = [tools.clang, "-shared", "-o", str(library), "-lstdc++"]
+    checked([*link, *map(str, [*map(_object, sources), *runtime]), *libraries], architecture)
+    texts = tuple(one.with_suffix(".s").read_text(errors="replace") for one in sources)
+    if found := PTX.search("\n".join(texts)):
+        raise KernelError(f"the source does not compile: {found[1]}{HINTS[IN_ASM]}")
+    return HipBinary(assemblies=texts, host=library.read_bytes())
+
+
+def _object(source: Path) -> Path:
+    return source.with_suffix(".o")
 
 
 SIDES: Final = {
@@ -201,7 +217,8 @@ def shared_options(
     own = OWN_HEADERS if precompiled is None else precompiled / OWN_HEADERS.name
     found = [*hip_options(tools, own), "-include", "ratchet_hip.h"]
     found += torch_options() if with_torch else []
-    return [*found, f"--offload-arch={architecture.name}"]
+    lanes = f"-DRATCHET_LANES={architecture.wavefront_size}"
+    return [*found, lanes, f"--offload-arch={architecture.name}"]
 
 
 def used(precompiled: Path | None, side: str) -> list[str]:
@@ -230,6 +247,8 @@ def precompile_torch(folder: Path, architecture: Architecture) -> None:
         checked(command, architecture)
         made.rename(folder / f"{side}.pch")
 
+    runtime_objects(tools, folder)
+
     with ThreadPoolExecutor(max_workers=2) as pool:
         list(pool.map(build, SIDES))
 
@@ -238,7 +257,7 @@ def build_hip(source: Path, architecture: Architecture, macros: Sequence[str]) -
     """Compile a source with an entry of the C++ interface; raises KernelError."""
     tools = find_hip()
     if tools.whole:
-        return compile_whole(source, architecture, [*macros, f"-I{source.parent}"])
+        return compile_whole([source], architecture, [*macros, f"-I{source.parent}"])
     return build_small(tools, source, architecture, macros)
 
 
@@ -260,24 +279,24 @@ def build_small(
     ]
     for command in commands:
         checked(command, architecture)
-    return HipBinary(assembly=assembly.read_text(errors="replace"), host=library.read_bytes())
+    text = assembly.read_text(errors="replace")
+    return HipBinary(assemblies=(text,), host=library.read_bytes())
+
+
+RUNTIME_SOURCES: Final = (HEADERS / "hip_host.cpp", HEADERS / "hip_api.cpp")
 
 
 def runtime_objects(tools: HipTools, folder: Path) -> list[Path]:
-    """Compile our runtime into a folder, once."""
+    """Return our runtime, compiled into a folder unless it is there."""
     found = []
-    for name in ("hip_host", "hip_api"):
-        made = folder / f"{name}.o"
+    for source in RUNTIME_SOURCES:
+        made = folder / f"{source.stem}.o"
         if not made.exists():
+            fresh = folder / f"{source.stem}.{os.getpid()}.o"
             command = [tools.clang, "-c", "-O1", "-fPIC", "-D__HIP_PLATFORM_AMD__=1", "-w"]
-            command += [
-                "-isystem",
-                str(tools.headers),
-                "-o",
-                str(made),
-                str(HEADERS / f"{name}.cpp"),
-            ]
+            command += ["-isystem", str(tools.headers), "-o", str(fresh), str(source)]
             checked(command, None)
+            fresh.rename(made)
         found.append(made)
     return found
 
@@ -299,7 +318,8 @@ def checked(command: Sequence[str], architecture: Architecture | None) -> None:
 def first_error(text: str) -> str:
     """Return the first error of a compiler as `file:line:column: message`."""
     if found := PLACE.search(text):
-        return f"{found[1]}:{found[2]}:{found[3]}: {found[4]}"[:300]
+        hint = next((one for sign, one in HINTS.items() if re.search(sign, found[4])), "")
+        return f"{found[1]}:{found[2]}:{found[3]}: {found[4]}"[:300] + hint
     said = [line for line in text.splitlines() if "linker command failed" not in line]
     lines = [line for line in said if re.search("error:|undefined|multiple def", line)]
     lines = lines or [line.strip() for line in text.splitlines() if line.strip()]

@@ -21,6 +21,7 @@ from ratchet.judge.static_profile import assembly, hip_compiler, tools
 from ratchet.judge.workers.candidate.architectures import ARCHITECTURES, Architecture
 from ratchet.judge.workers.candidate.fake_driver import CompiledTexts, FakeDriver
 from ratchet.judge.workers.serving import Message, Reply, describe_error, serve
+from ratchet.kernels.carried_files import split_files
 from ratchet.kernels.kernel import Kernel
 from ratchet.problems.case import Case, ModelForm, case_from_json, model_from_json
 
@@ -91,9 +92,11 @@ class ProfileWorker:
     def _hip_source(self, message: Message) -> tuple[Path, Architecture, list[str]]:
         architecture = ARCHITECTURES[message["target"]]
         kernel = Kernel.from_json(message["kernel"])
-        source = self._folder / f"kernel_{architecture.name}.hip"
-        source.write_text(kernel.source)
-        (self._folder / "ratchet_abi.h").write_text(message["interface"])
+        text, carried = split_files(kernel.source)
+        folder = carried.write(self._folder)
+        source = folder / f"kernel_{architecture.name}.hip"
+        source.write_text(text)
+        (folder / "ratchet_abi.h").write_text(message["interface"])
         return source, architecture, [f"-D{key}={value}" for key, value in kernel.schedule]
 
     def _build_hip(self, message: Message) -> Message:

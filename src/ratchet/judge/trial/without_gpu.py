@@ -9,7 +9,7 @@ from collections.abc import Iterator, Sequence
 from dataclasses import replace
 from pathlib import Path
 
-from ratchet.base.errors import KernelError
+from ratchet.base.errors import KernelError, RatchetError
 from ratchet.base.process.child import ChildFailure
 from ratchet.base.process.time_limits import Clock
 from ratchet.judge.emulator.build import compiled_machine
@@ -17,6 +17,7 @@ from ratchet.judge.emulator.estimates.bound import estimate, hottest, matrix_cyc
 from ratchet.judge.emulator.estimates.counts import read_told
 from ratchet.judge.emulator.hip_build import HipBuild, build_hip
 from ratchet.judge.emulator.launch import NOT_EMULATED
+from ratchet.judge.emulator.program.settings import pretended_device
 from ratchet.judge.emulator.torch_headers import torch_headers
 from ratchet.judge.integrity.library_ops import CaseCensus
 from ratchet.judge.stage_result import Decided, fault
@@ -39,25 +40,31 @@ from ratchet.judge.workers.candidate.triton_source import load_interpreted
 EMULATED = """\
 from ratchet.judge.emulator.loading import load_emulated
 
-{entry} = load_emulated({source!r}, {entry!r}, {target!r}, matrix_cycles={cycles!r})
+{entry} = load_emulated(
+    {source!r}, {entry!r}, {target!r}, matrix_cycles={cycles!r}, device={device!r}
+)
 """
 EMULATED_BUILDING = """\
 from ratchet.judge.emulator.extensions import load_with_extensions
 
 {entry} = load_with_extensions(
-    {source!r}, {entry!r}, {target!r}, matrix_cycles={cycles!r}, headers={headers!r}
+    {source!r}, {entry!r}, {target!r}, matrix_cycles={cycles!r}, headers={headers!r},
+    device={device!r},
 )
 """
 EMULATED_HIP = """\
 from ratchet.judge.emulator.hip_loading import load_hip
 
-{entry} = load_hip({assembly!r}, {host!r}, {entry!r}, matrix_cycles={cycles!r})
+{entry} = load_hip(
+    {assembly!r}, {host!r}, {entry!r}, matrix_cycles={cycles!r}, device={device!r}
+)
 """
 EMULATED_EXTENSION = """\
 from ratchet.judge.emulator.extensions import load_extension
 
 {entry} = load_extension(
-    {source!r}, {entry!r}, {target!r}, matrix_cycles={cycles!r}, headers={headers!r}
+    {source!r}, {entry!r}, {target!r}, matrix_cycles={cycles!r}, headers={headers!r},
+    device={device!r},
 )
 """
 RIGHT = "right on every case in Triton's interpreter; its speed was not measured: there is no GPU"
@@ -99,6 +106,13 @@ def interpreted(kernel: Kernel) -> Kernel | Decided:
     return replace(kernel, language="torch", source=source)
 
 
+def make_ready(kernel: Kernel, target: str) -> None:
+    """Compile what every verdict on such a kernel uses, once: the emulator and torch's headers."""
+    with contextlib.suppress(RatchetError):  # the verdict says what is missing
+        compiled_machine(target)
+        headers_for(kernel, target)
+
+
 def headers_for(kernel: Kernel, target: str) -> Path | None:
     """Return precompiled headers for a kernel that builds an extension; None for others."""
     return torch_headers(target) if _is_extension(kernel) or uses_extensions(kernel) else None
@@ -120,15 +134,15 @@ def emulated(
         "cycles": cycles,
     }
     names["headers"] = None if headers is None else str(headers)
+    told = pretended_device(target)
+    names["device"] = {"name": told.name, "units": told.units, "memory_bytes": told.memory_bytes}
     if _is_extension(kernel):
         source = EMULATED_EXTENSION.format(**names)
     elif kernel.language == "hip":
         found = _built(kernel, target, clock)
         if isinstance(found, Decided):
             return found
-        source = EMULATED_HIP.format(
-            entry=kernel.entry, assembly=found.assembly, host=found.host, cycles=cycles
-        )
+        source = EMULATED_HIP.format(**names, assembly=found.assembly, host=found.host)
     elif kernel.language != "triton" and not uses_extensions(kernel):
         reason = f"kernels in {kernel.language} are not emulated: give one in Triton, HIP or CUDA"
         return Decided("unmeasured", reason)

@@ -77,18 +77,21 @@ def mask_32(tree: CudaTree) -> Iterator[Match]:
                 yield _widened(tree, call)
 
 
+WIDE: Final = re.compile(
+    r"PORT_MASK64|__activemask\(|.*0[xX][0-9a-fA-F]{9}|.*\d[uU]?[lL]{2}|.*(uint64|long long)"
+)
+"""Masks of 64 bits on AMD."""
+
+
 def _is_wide(tree: CudaTree, mask: Node) -> bool:
     said = tree.said(mask)
-    return (
-        re.match(r"PORT_MASK64|.*0[xX][0-9a-fA-F]{9}|.*\d[uU]?[lL]{2}|.*(uint64|long long)", said)
-        is not None
-    )
+    return WIDE.match(said) is not None
 
 
 def _widened(tree: CudaTree, call: Called) -> Match:
     mask = call.arguments[0]
     if counts_waves(tree, call.at) and tree.value(mask) in (FULL, -1):
-        edit = Edit(start=mask.start_byte, end=mask.end_byte, text="0xffffffffffffffffull")
+        edit = Edit(start=mask.start_byte, end=mask.end_byte, text="__activemask()")
         return Match(at=call.at, detail=call.name, edits=(edit,))
     edits = around(mask, "PORT_MASK64(", ")")
     return Match(at=call.at, detail=call.name, edits=edits, needs=("PORT_MASK64",))

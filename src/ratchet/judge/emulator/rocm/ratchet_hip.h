@@ -11,10 +11,7 @@
 #include <cmath>
 #include <cstdint>
 #include <cstdio>
-#ifdef __HIP_DEVICE_COMPILE__
-template <typename... Given> static __device__ inline int ratchet_printf(const char*, Given...) { return 0; }
-#define printf(...) ratchet_printf(__VA_ARGS__)
-#endif
+#include <ratchet_printf.h>
 #undef __noinline__
 #define __noinline__
 #undef noinline

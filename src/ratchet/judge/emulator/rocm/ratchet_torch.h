@@ -5,6 +5,11 @@
 #include <c10/core/DeviceGuard.h>
 #include <hip/hip_runtime.h>
 #include <ATen/ATen.h>
+#include <ATen/AccumulateType.h>
+#include <ATen/NumericUtils.h>
+#include <ATen/OpMathType.h>
+#include <ATen/ceil_div.h>
+#include <ATen/native/DispatchStub.h>
 #include <optional>
 
 namespace c10 {
@@ -38,6 +43,17 @@ inline c10::DeviceIndex current_device() { return 0; }
 inline c10::DeviceIndex device_count() { return 1; }
 inline void set_device(c10::DeviceIndex) {}
 inline void device_synchronize() {}
+inline void stream_synchronize(hipStream_t) {}
+namespace CUDACachingAllocator {
+inline void* raw_alloc(size_t bytes) {
+  void* place = nullptr;
+  (void)hipMalloc(&place, bytes);
+  return place;
+}
+inline void raw_delete(void* place) { (void)hipFree(place); }
+inline void emptyCache() {}
+}  // namespace CUDACachingAllocator
+namespace HIPCachingAllocator = CUDACachingAllocator;
 struct CUDAGuard {
   CUDAGuard() = default;
   template <typename T> explicit CUDAGuard(const T&) {}
@@ -94,6 +110,14 @@ inline void synchronize(int64_t = -1) {}
 #define C10_CUDA_IGNORE_ERROR(called) (void)(called)
 #define C10_CUDA_KERNEL_LAUNCH_CHECK() C10_HIP_CHECK(hipGetLastError())
 #define C10_HIP_KERNEL_LAUNCH_CHECK() C10_HIP_CHECK(hipGetLastError())
+#ifdef RATCHET_LANES
+#undef C10_WARP_SIZE
+#undef C10_WARP_SIZE_LOWER_BOUND
+#undef C10_WARP_SIZE_UPPER_BOUND
+#define C10_WARP_SIZE RATCHET_LANES
+#define C10_WARP_SIZE_LOWER_BOUND RATCHET_LANES
+#define C10_WARP_SIZE_UPPER_BOUND RATCHET_LANES
+#endif
 #undef CUDA_KERNEL_ASSERT
 #define CUDA_KERNEL_ASSERT(said) assert(said)
 #ifndef CUDA_KERNEL_LOOP
@@ -103,6 +127,8 @@ inline void synchronize(int64_t = -1) {}
 #define CUDA_KERNEL_LOOP(i, n) CUDA_KERNEL_LOOP_TYPE(i, n, int)
 #define HIP_KERNEL_LOOP(i, n) CUDA_KERNEL_LOOP(i, n)
 #endif
+// Host code may read a copy in pinned memory. The tensor itself lies where only kernels reach.
+#define cpu() to(c10::TensorOptions().pinned_memory(true), false, true)
 #define is_cuda is_cpu
 #define kCUDA kCPU
 #define kHIP kCPU

@@ -12,6 +12,8 @@ void* ratchet_hip_allocate(uint64_t bytes, int open);
 int ratchet_hip_fill(void* place, int value, uint64_t bytes);
 int ratchet_hip_fact(const char* name);
 const char* ratchet_hip_target(void);
+const char* ratchet_hip_device(void);
+void ratchet_hip_complain(const char* text);
 int ratchet_hip_launch(const void* kernel, dim3 grid, dim3 block, void** arguments, size_t shared);
 const char* ratchet_hip_name(const void* kernel);
 }
@@ -98,7 +100,10 @@ hipError_t hipMemGetInfo(size_t* left, size_t* total) { return *left = *total = 
 
 hipError_t hipGetDeviceCount(int* count) { return *count = 1, hipSuccess; }
 hipError_t hipGetDevice(int* device) { return *device = 0, hipSuccess; }
-hipError_t hipSetDevice(int device) { return noted(device ? hipErrorInvalidDevice : 0); }
+hipError_t hipSetDevice(int device) {
+  if (device) ratchet_hip_complain("its host code asks for another GPU than 0: one is emulated");
+  return noted(device ? hipErrorInvalidDevice : 0);
+}
 hipError_t hipDeviceReset(void) { return hipSuccess; }
 hipError_t hipSetDeviceFlags(unsigned) { return hipSuccess; }
 hipError_t hipDriverGetVersion(int* version) { return *version = HIP_VERSION, hipSuccess; }
@@ -106,13 +111,13 @@ hipError_t hipRuntimeGetVersion(int* version) { return *version = HIP_VERSION, h
 hipError_t hipDeviceCanAccessPeer(int* can, int, int) { return *can = 0, hipSuccess; }
 hipError_t hipGetDevicePropertiesR0600(hipDeviceProp_tR0600* found, int) {
   memset(found, 0, sizeof *found);
-  snprintf(found->name, sizeof found->name, "an emulated AMD GPU");
+  snprintf(found->name, sizeof found->name, "%s", ratchet_hip_device());
   snprintf(found->gcnArchName, sizeof found->gcnArchName, "%s", ratchet_hip_target());
   found->warpSize = ratchet_hip_fact("lanes");
   found->multiProcessorCount = ratchet_hip_fact("compute_units");
   found->sharedMemPerBlock = found->maxSharedMemoryPerMultiProcessor = ratchet_hip_fact("lds");
   found->sharedMemPerBlockOptin = found->sharedMemPerBlock;
-  found->totalGlobalMem = (size_t)4 << 30;
+  found->totalGlobalMem = (size_t)ratchet_hip_fact("memory_mib") << 20;
   found->regsPerBlock = found->regsPerMultiprocessor = 65536;
   found->maxThreadsPerBlock = 1024, found->maxThreadsPerMultiProcessor = 2048;
   for (int axis = 0; axis < 3; ++axis) found->maxThreadsDim[axis] = 1024, found->maxGridSize[axis] = 65536;
@@ -168,8 +173,10 @@ hipError_t hipOccupancyMaxPotentialBlockSize(int* grid, int* block, const void*,
   *grid = ratchet_hip_fact("compute_units"), *block = most > 0 && most < 256 ? most : 256;
   return hipSuccess;
 }
-hipError_t hipOccupancyMaxActiveBlocksPerMultiprocessor(int* blocks, const void*, int, size_t) {
-  return *blocks = 1, hipSuccess;
+hipError_t hipOccupancyMaxActiveBlocksPerMultiprocessor(int* blocks, const void*, int threads, size_t shared) {
+  const int lds = ratchet_hip_fact("lds"), by_threads = 2048 / (threads > 0 ? threads : 1);
+  const int by_lds = shared ? (int)(lds / shared) : by_threads;
+  return *blocks = by_threads < by_lds ? by_threads : by_lds, hipSuccess;
 }
 hipError_t hipExtLaunchKernel(const void* kernel, dim3 grid, dim3 block, void** arguments, size_t shared, hipStream_t,
                               hipEvent_t, hipEvent_t, int) {

@@ -1,4 +1,5 @@
 // HIP's runtime as an emulated kernel's host code sees it: launches and memory go to the emulator.
+#include <pthread.h>
 #include <stddef.h>
 #include <stdint.h>
 
@@ -18,7 +19,7 @@ struct Asked {
   void* (*symbol)(const char* name, uint64_t* bytes);
   void* (*allocate_open)(uint64_t bytes);
   int (*fact)(const char* name);
-  const char* target;
+  const char *target, *device;
 };
 struct Configuration {
   Dim3 grid, block;
@@ -31,6 +32,15 @@ static Told kernels[MOST], variables[MOST];
 static int known = 0, known_variables = 0;
 static Asked asked;
 static thread_local Configuration given;
+static pthread_t home;
+static const char* complaint = 0;
+
+// Whether HIP is called from the thread of the call. Another would wait for Python's lock, which the call holds.
+static bool at_home(void) {
+  if (pthread_equal(pthread_self(), home)) return true;
+  complaint = "its host code calls HIP from a thread of its own: call it from the thread of the call";
+  return false;
+}
 
 extern "C" {
 // What clang's code for the host refers to; the name depends on its version.
@@ -42,6 +52,10 @@ __attribute__((weak, visibility("hidden"))) void* __dso_handle = &__dso_handle;
 __attribute__((visibility("default"))) void ratchet_hip_install(const Asked* functions) {
   asked = *functions;
 }
+
+__attribute__((visibility("default"))) void ratchet_hip_begin(void) { home = pthread_self(), complaint = 0; }
+__attribute__((visibility("default"))) const char* ratchet_hip_complaint(void) { return complaint; }
+void ratchet_hip_complain(const char* text) { complaint = text; }
 
 void** __hipRegisterFatBinary(const void*) {
   static void* handle;
@@ -65,9 +79,11 @@ int __hipPopCallConfiguration(Dim3* grid, Dim3* block, size_t* shared, void** st
   return 0;
 }
 int ratchet_hip_launch(const void* kernel, Dim3 grid, Dim3 block, void** arguments, size_t shared) {
+  if (!at_home()) return 1;
   const unsigned sizes[6] = {grid.x, grid.y, grid.z, block.x, block.y, block.z};
   for (int at = 0; at < known; ++at)
     if (kernels[at].host == kernel) return asked.launch(kernels[at].name, sizes, arguments, shared);
+  complaint = "its host code launches a kernel that it does not define, or has more than 1,024";
   return 1;
 }
 int hipLaunchKernel(const void* kernel, Dim3 grid, Dim3 block, void** arguments, size_t shared,
@@ -80,28 +96,30 @@ int hipLaunchCooperativeKernel(const void* kernel, Dim3 grid, Dim3 block, void**
 }
 // What hip_api.cpp asks for
 int ratchet_hip_copy(void* to, const void* from, uint64_t bytes, int kind) {
-  return asked.copy(to, from, bytes, kind);
+  return at_home() ? asked.copy(to, from, bytes, kind) : 1;
 }
 void* ratchet_hip_symbol(const void* host, uint64_t* bytes) {
-  for (int at = 0; at < known_variables; ++at)
+  for (int at = 0; at < known_variables && at_home(); ++at)
     if (variables[at].host == host) return asked.symbol(variables[at].name, bytes);
   return 0;
 }
 void* ratchet_hip_allocate(uint64_t bytes, int open) {
+  if (!at_home()) return 0;
   return open ? asked.allocate_open(bytes) : asked.allocate(bytes);
 }
-int ratchet_hip_fill(void* place, int value, uint64_t bytes) { return asked.fill(place, value, bytes); }
-int ratchet_hip_fact(const char* name) { return asked.fact(name); }
+int ratchet_hip_fill(void* place, int value, uint64_t bytes) {
+  return at_home() ? asked.fill(place, value, bytes) : 1;
+}
+int ratchet_hip_fact(const char* name) { return at_home() ? asked.fact(name) : 0; }
 const char* ratchet_hip_target(void) { return asked.target; }
+const char* ratchet_hip_device(void) { return asked.device; }
 int hipMalloc(void** place, size_t bytes) {
-  *place = asked.allocate(bytes);
+  *place = ratchet_hip_allocate(bytes, 0);
   return *place ? 0 : 2;
 }
-int hipFree(void* place) { return asked.release(place); }
-int hipMemsetAsync(void* place, int value, size_t bytes, void*) {
-  return asked.fill(place, value, bytes);
-}
-int hipMemset(void* place, int value, size_t bytes) { return asked.fill(place, value, bytes); }
+int hipFree(void* place) { return at_home() ? asked.release(place) : 1; }
+int hipMemsetAsync(void* place, int value, size_t bytes, void*) { return ratchet_hip_fill(place, value, bytes); }
+int hipMemset(void* place, int value, size_t bytes) { return ratchet_hip_fill(place, value, bytes); }
 __attribute__((weak)) int hipGetLastError(void) { return 0; }
 int hipDeviceSynchronize(void) { return 0; }
 }

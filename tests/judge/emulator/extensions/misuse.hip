@@ -1,0 +1,68 @@
+// What host code may get wrong, and what it may do though it looks odd.
+#include <torch/extension.h>
+#include <fstream>
+#include <thread>
+
+__global__ void twice(const float* x, float* y, int n) {
+  const int i = blockIdx.x * blockDim.x + threadIdx.x;
+  if (i < n) y[i] = 2 * x[i];
+}
+__global__ void in_turn(const float* x, float* y, int* flag) {
+  if (blockIdx.x == 0)
+    while (__hip_atomic_load(flag, __ATOMIC_ACQUIRE, __HIP_MEMORY_SCOPE_AGENT) == 0) {}
+  else
+    __hip_atomic_store(flag, 1, __ATOMIC_RELEASE, __HIP_MEMORY_SCOPE_AGENT);
+  y[blockIdx.x * 32 + threadIdx.x] = 2 * x[blockIdx.x * 32 + threadIdx.x];
+}
+static torch::Tensor launched(torch::Tensor x, int threads = 64) {
+  auto y = torch::empty_like(x);
+  twice<<<(x.numel() + 63) / 64, threads>>>(x.data_ptr<float>(), y.data_ptr<float>(), x.numel());
+  return y;
+}
+torch::Tensor plain(torch::Tensor x) { return launched(x); }
+torch::Tensor own_thread(torch::Tensor x) {
+  torch::Tensor y = torch::empty_like(x);
+  std::thread([&] { twice<<<1, 64>>>(x.data_ptr<float>(), y.data_ptr<float>(), x.numel()); }).join();
+  return y;
+}
+torch::Tensor second_gpu(torch::Tensor x) {
+  (void)hipSetDevice(1);
+  return launched(x);
+}
+torch::Tensor too_large(torch::Tensor x) {
+  float* held = nullptr;
+  (void)hipMalloc(&held, 8ull << 30);
+  twice<<<1, 64>>>(x.data_ptr<float>(), held, 64);
+  return x;
+}
+torch::Tensor wide_block(torch::Tensor x) { return launched(x, 2048); }
+torch::Tensor reads_file(torch::Tensor x) {
+  TORCH_CHECK(std::ifstream("weights.bin").good(), "weights.bin cannot be opened");
+  return launched(x);
+}
+torch::Tensor asserts(torch::Tensor x) {
+  TORCH_CHECK(x.size(0) == 1, "one row, not ", x.size(0));
+  return launched(x);
+}
+torch::Tensor pinned(torch::Tensor x) {
+  auto staged = torch::empty({x.numel()}, x.options().pinned_memory(true));
+  for (int i = 0; i < x.numel(); ++i) staged.data_ptr<float>()[i] = 1.f;
+  auto ones = torch::empty_like(x);
+  (void)hipMemcpyAsync(ones.data_ptr<float>(), staged.data_ptr<float>(), 4 * x.numel(), hipMemcpyHostToDevice, nullptr);
+  return launched(x + ones - 1);
+}
+torch::Tensor host_copy(torch::Tensor x) {
+  const auto first = x.cpu();
+  TORCH_CHECK(first.data_ptr<float>()[0] == x.flatten()[0].item<float>(), "the copy differs");
+  return launched(x);
+}
+torch::Tensor spins(torch::Tensor x) {
+  auto y = torch::empty_like(x), flag = torch::zeros({1}, x.options().dtype(torch::kInt));
+  in_turn<<<2, 32>>>(x.data_ptr<float>(), y.data_ptr<float>(), flag.data_ptr<int>());
+  return y;
+}
+PYBIND11_MODULE(TORCH_EXTENSION_NAME, m) {
+  m.def("plain", &plain), m.def("own_thread", &own_thread), m.def("second_gpu", &second_gpu);
+  m.def("too_large", &too_large), m.def("wide_block", &wide_block), m.def("reads_file", &reads_file);
+  m.def("asserts", &asserts), m.def("pinned", &pinned), m.def("host_copy", &host_copy), m.def("spins", &spins);
+}

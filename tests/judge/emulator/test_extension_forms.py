@@ -1,0 +1,160 @@
+"""Torch extensions in the forms that people write, and what their host code gets wrong."""
+
+from __future__ import annotations
+
+import os
+import shutil
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+import pytest
+import torch
+
+from ratchet.base.errors import KernelError
+from ratchet.court.calls import judge
+from ratchet.judge.emulator import extensions
+from ratchet.judge.emulator.build import compiled_machine
+from ratchet.judge.emulator.extension_build import ExtensionSource, build_extension
+from ratchet.judge.emulator.program.settings import pretended_device
+from ratchet.judge.emulator.torch_headers import torch_headers
+from ratchet.judge.static_profile.hip_compiler import find_hip, first_error
+from ratchet.judge.static_profile.tools import find_tool
+from ratchet.judge.trial.readiness import why_no_kernels
+from ratchet.kernels.carried_files import split_files
+from ratchet.kernels.kernel_file import load_kernel
+
+HERE = Path(__file__).parent / "extensions"
+needs_hip = pytest.mark.skipif(
+    find_tool("clang") is None or shutil.which("ld") is None or not find_hip().whole,
+    reason="clang, HIP's headers (triton) or rocm-device-libs are not installed",
+)
+needs_sandbox = pytest.mark.skipif(
+    why_no_kernels() is not None, reason="no kernel can be tried on this machine"
+)
+
+
+@pytest.mark.parametrize(
+    ("name", "entry", "carried"),
+    [
+        ("bound.hip", "forward", {"rows.cuh"}),
+        ("library.hip", "forward", {"rows.cuh"}),
+        ("loaded.py", "centred", {"loaded.cpp", "loaded.cu", "rows.cuh"}),
+        ("inline_hip.py", "centred", set()),
+    ],
+)
+def test_each_form_has_its_entry_and_its_files(name: str, entry: str, carried: set[str]) -> None:
+    wanted = "centred" if name.endswith(".py") else "centred_of_a_problem"
+    kernel = load_kernel(HERE / name, entry=wanted, or_only_one=True)
+    assert kernel.entry == entry
+    assert set(split_files(kernel.source)[1].texts) == carried
+
+
+def test_properties_are_those_of_the_largest_device_of_a_target() -> None:
+    told = {name: pretended_device(name) for name in ("gfx90a", "gfx942", "gfx950", "gfx1100")}
+    assert {name: one.units for name, one in told.items()} == {
+        "gfx90a": 104,
+        "gfx942": 304,
+        "gfx950": 256,
+        "gfx1100": 96,
+    }
+    assert told["gfx942"].name == "AMD Instinct MI300X"
+
+
+@pytest.mark.parametrize(
+    ("said", "hint"),
+    [
+        ("k.cu:3:10: fatal error: 'hipblas/hipblas.h' file not found", "beside the kernel"),
+        ("k.cu:9:2: error: invalid output constraint '=f' in asm", "inline PTX is NVIDIA's"),
+    ],
+)
+def test_an_error_says_what_to_do(said: str, hint: str) -> None:
+    found = first_error(said)
+    assert found.startswith(said.replace("fatal error: ", "").replace("error: ", ""))
+    assert hint in found
+
+
+@needs_hip
+@needs_sandbox
+@pytest.mark.compiler
+@pytest.mark.thorough
+@pytest.mark.parametrize("target", ["gfx942", "gfx1100"])
+@pytest.mark.parametrize("name", ["bound.hip", "library.hip", "loaded.py", "inline_hip.py"])
+def test_each_form_is_judged(name: str, target: str) -> None:
+    if target == "gfx1100" and name != "bound.hip":
+        pytest.skip("one form is enough on waves of 32 lanes")
+    verdict = judge(HERE / name, HERE / "rows_problem.py", target=target, time_limit_s=900)
+    assert verdict.status == "correct", verdict.reason
+
+
+X = torch.linspace(-2, 2, 64)
+Loader = Callable[[str], Callable[..., object]]
+
+
+@pytest.fixture(scope="module")
+def loader() -> Iterator[Loader]:
+    source, target = (HERE / "misuse.hip").read_text(), "gfx942"
+    os.environ[extensions.EMULATOR] = str(compiled_machine(target))
+    headers = torch_headers(target)
+    made = extensions.EmulatedExtensions(
+        target,
+        Path(os.environ[extensions.EMULATOR]),
+        headers=None if headers is None else str(headers),
+    )
+    module = made.load("misuse", [ExtensionSource("misuse.hip", source)])
+    yield lambda name: getattr(module, name)  # type: ignore[no-any-return]
+    del os.environ[extensions.EMULATOR]
+
+
+@needs_hip
+@pytest.mark.compiler
+@pytest.mark.thorough
+@pytest.mark.parametrize("name", ["plain", "pinned", "host_copy", "spins"])
+def test_what_looks_odd_and_is_right(loader: Loader, name: str) -> None:
+    found = loader(name)(X.clone())
+    assert isinstance(found, torch.Tensor)
+    torch.testing.assert_close(found, 2 * X)
+
+
+@needs_hip
+@pytest.mark.compiler
+@pytest.mark.thorough
+@pytest.mark.parametrize(
+    ("name", "told"),
+    [
+        ("own_thread", "calls HIP from a thread of its own"),
+        ("second_gpu", "another GPU than 0: one is emulated"),
+        ("too_large", "more than 4 GiB is not emulated"),
+        ("wide_block", "2048 x 1 x 1 threads cannot be launched"),
+        ("reads_file", "weights.bin cannot be opened"),
+        ("asserts", "one row, not 64"),
+    ],
+)
+def test_host_code_that_goes_wrong_is_told_in_a_line(loader: Loader, name: str, told: str) -> None:
+    with pytest.raises((KernelError, RuntimeError), match=told):
+        loader(name)(X.clone())
+    assert torch.equal(loader("plain")(X), 2 * X), "the next call is well"  # type: ignore[arg-type]
+
+
+@needs_hip
+@pytest.mark.compiler
+@pytest.mark.thorough
+@pytest.mark.parametrize(
+    ("text", "told"),
+    [
+        ("#include <cublas_v2.h>", r"1:10: 'hipblas/hipblas.h' file not found"),
+        (
+            '__global__ void f(int* x) { asm("mov.u32 %0, %%laneid;" : "=v"(x[0])); }',
+            r"mov\.u32 \(inline PTX",
+        ),
+        ("__device__ int f() { return nowhere; }", "k.cu:1:29: use of undeclared identifier"),
+    ],
+)
+def test_what_does_not_compile_keeps_its_line(text: str, told: str) -> None:
+    headers = torch_headers("gfx942")
+    with pytest.raises(KernelError, match=told):
+        build_extension(
+            "extension",
+            [ExtensionSource("k.cu", text)],
+            "gfx942",
+            precompiled=None if headers is None else str(headers),
+        )
