@@ -43,6 +43,7 @@ LEVERS: tuple[Lever, ...] = (
     operators.AOTRITON,
     operators.HIPBLASLT,
     operators.TUNABLEOP,
+    operators.FP8_PRODUCTS,
     operators.MATMUL_PRECISION,
     system.AFFINITY,
     system.PREALLOCATE,

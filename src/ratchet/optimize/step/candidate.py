@@ -76,6 +76,8 @@ def describe(config: StepConfig) -> str:
     if config.optimizer != "as_written":
         kernel = config.optimizer == "kernel"
         parts.append("kernel AdamW" if kernel else f"{config.optimizer} optimizer")
+    if config.products != "own":
+        parts.append(f"{config.products} products")
     if config.logits != "whole":
         parts.append(f"{config.logits} logits")
     if config.update_in_backward:
