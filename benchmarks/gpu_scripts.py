@@ -31,6 +31,7 @@ EXACT, LOW = 1e-4, 5e-3
 CONFIGS = {
     "compile": StepConfig(compile_mode="default"),
     "compile, fused": StepConfig(compile_mode="default", optimizer="fused"),
+    "replayed graphs": StepConfig(compile_mode="reduce-overhead", optimizer="fused"),
     "bf16 autocast": StepConfig(
         compile_mode="default", precision="bf16_autocast", optimizer="fused"
     ),

@@ -13,7 +13,10 @@ import torch
 
 from ratchet.base.errors import DeviceError
 from ratchet.devices import cpuinfo, fingerprint
-from ratchet.devices.probe import Device, best_isa, describe_device, probe
+from ratchet.devices.describe import paper_of
+from ratchet.devices.probe import HIDING, Device, best_isa, describe_device, probe
+from ratchet.optimize.turn.settings import workload_options
+from ratchet.workloads.place import place
 
 ZEN4 = ("avx2", "avx512f", "avx512bw", "avx512dq", "avx512vl", "avx512_bf16")
 
@@ -186,6 +189,72 @@ def test_rocm_and_cuda_are_read_alike(monkeypatch: pytest.MonkeyPatch) -> None:
     assert (device.vendor, device.target, device.runtime) == ("NVIDIA", "sm_90", "cuda 13.0")
     with pytest.raises(DeviceError, match="cuda:2 is not available"):
         probe("cuda:2")
+
+
+def no_gpu(monkeypatch: pytest.MonkeyPatch, *, cuda: str | None, fault: str = "") -> None:
+    def init() -> None:
+        if fault:
+            raise RuntimeError(fault)
+
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: False)
+    monkeypatch.setattr(torch.cuda, "device_count", lambda: 0)
+    monkeypatch.setattr(torch.cuda, "init", init)
+    monkeypatch.setattr(torch.version, "cuda", cuda)
+    monkeypatch.setattr(torch.version, "hip", None)
+    for name in HIDING:
+        monkeypatch.delenv(name, raising=False)
+
+
+OLD_DRIVER = (
+    "The NVIDIA driver on your system is too old (found version 12020). Please update your GPU "
+    "driver by downloading and installing a new version"
+)
+
+
+@pytest.mark.parametrize(
+    ("hidden", "cuda", "fault", "remedy"),
+    [
+        ("", "13.0", "", "unset CUDA_VISIBLE_DEVICES='', which hides the others"),
+        (None, None, "", "install a ROCm or CUDA build of torch"),
+        (None, "13.0", OLD_DRIVER, r"mend this: .* is too old \(found version 12020\)$"),
+        (None, "13.0", "", "check that the driver is loaded"),
+    ],
+)
+def test_why_no_gpu_is_seen_is_one_line_with_the_remedy(
+    hidden: str | None,
+    cuda: str | None,
+    fault: str,
+    remedy: str,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    no_gpu(monkeypatch, cuda=cuda, fault=fault)
+    if hidden is not None:
+        monkeypatch.setenv("CUDA_VISIBLE_DEVICES", hidden)
+    for ask in (probe, place):
+        with pytest.raises(DeviceError, match=remedy) as error:
+            ask("cuda")
+        assert "\n" not in str(error.value)
+
+
+def test_two_gpus_of_different_kinds_are_two_devices(monkeypatch: pytest.MonkeyPatch) -> None:
+    fake_gpu(monkeypatch, hip=None, cuda="13.0")
+    slice_of_one = SimpleNamespace(
+        name="NVIDIA H100 80GB HBM3 MIG 1g.10gb",
+        major=9,
+        minor=0,
+        multi_processor_count=16,
+        total_memory=10 * 2**30,
+    )
+    known = torch.cuda.get_device_properties(0)
+    found = (known, slice_of_one)
+    monkeypatch.setattr(torch.cuda, "get_device_properties", lambda index: found[index])
+    first, second = probe("cuda:0"), probe("cuda:1")
+    assert first.fingerprint != second.fingerprint
+    assert (second.cores, second.memory_bytes) == (16, 10 * 2**30)
+    assert paper_of(first) is not None and paper_of(second) is None
+    options = workload_options(["llama-tiny"], None, None, None, None, "cuda:1")
+    assert options == {"device": "cuda:1"}
+    assert workload_options(["llama-tiny"], None, None, None, None, "cuda") == {"device": "cuda"}
 
 
 @pytest.mark.gpu

@@ -15,9 +15,9 @@ from typing import Any
 
 import pytest
 
-from ratchet.base.errors import DeadlinePassed
+from ratchet.base.errors import ArmFailure, DeadlinePassed, RatchetError
 from ratchet.devices.ceilings import Ceilings
-from ratchet.devices.probe import probe
+from ratchet.devices.probe import Device, probe
 from ratchet.judge.steps import recipe_trial
 from ratchet.judge.steps.arms import ArmSpec
 from ratchet.judge.steps.numerics import GradientCheck
@@ -25,7 +25,17 @@ from ratchet.ledger import Ledger
 from ratchet.measure.arm import Timing
 from ratchet.optimize.step.candidate import Candidate, wanted_libraries, with_config
 from ratchet.optimize.step.installed import InstalledKernel
-from ratchet.optimize.turn import arms, compose, headroom, loop, losses, schedule, screen, search
+from ratchet.optimize.turn import (
+    arms,
+    batches,
+    compose,
+    headroom,
+    loop,
+    losses,
+    schedule,
+    screen,
+    search,
+)
 from ratchet.optimize.turn.loop import Outcome
 from ratchet.optimize.turn.prove_kernels import NO_TIME, ProvenKernels
 from ratchet.optimize.turn.result import IdentityResult, OpTime, StepProfile
@@ -39,6 +49,7 @@ CEILINGS = Ceilings(
     copy_bytes_per_s={"dram": 1e10},
     triad_bytes_per_s={"dram": 1e10},
 )
+BATCH_SIZE = 2
 NO_BF16 = CEILINGS.model_copy(update={"gemm_flops_per_s": {"fp32": 1e11, "bf16": 1e10}})
 
 
@@ -62,7 +73,17 @@ class World:
     `field=value` does it with that value alone.
     """
     learns_worse: frozenset[str] = frozenset()
-    """Precisions whose losses end twice as high."""
+    """Precisions, products and modes of torch.compile whose losses end twice as high."""
+    device: Device | None = None
+    """A GPU that is not here; None for this machine's CPU."""
+    idle: float = 0.0
+    """Share of a step in which the device computes nothing; the larger a batch, the less."""
+    others_bytes: int = 1 << 30
+    """Memory of the GPU that is not this turn's."""
+    breaks: dict[str, RatchetError] = field(default_factory=dict)
+    """What a process raises as it starts, by a value of its config."""
+    largest_batch: int = 1 << 20
+    """A larger one does not fit into memory."""
     diverges: bool = False
     """True if every loss is NaN."""
     wobble: float = 0.001
@@ -124,7 +145,7 @@ class World:
         again = 1.0 if self.is_cold(config) else self.warm
         key = with_config(config, {}).graph_key()
         self.compiled_before.add(key)
-        times_s = {None: 0.0, "default": self.compile_s}
+        times_s = {None: 0.0, "default": self.compile_s, "reduce-overhead": self.compile_s}
         return again * times_s.get(config.compile_mode, self.autotune_s)
 
 
@@ -135,6 +156,7 @@ class MadeUpArm:
         self.world, self.spec = world, spec
         self.name, self.deadline_s = spec.name, spec.deadline_s
         self.config = StepConfig.model_validate(spec.arguments.get("config") or {})
+        self.batch_size = spec.arguments.get("options", {}).get("batch_size", BATCH_SIZE)
         self.pid: int | None = None
         self.setup_time_s = 0.0
         self.steps, self._compiled = 0, False
@@ -164,6 +186,11 @@ class MadeUpArm:
         self.world.now_s = max(self.world.now_s, self._ready_s)
 
     def begin_start(self) -> None:
+        values = map(str, self.config.model_dump().values())
+        for error in [self.world.breaks[one] for one in values if one in self.world.breaks]:
+            raise error
+        if self.batch_size > self.world.largest_batch:
+            raise ArmFailure(f"arm '{self.name}': CUDA out of memory")
         self.world.arms_started += 1
         self.pid = self.world.arms_started
         self.identity = f"process {self.pid}"
@@ -183,6 +210,7 @@ class MadeUpArm:
             first_s = self.world.compile_time_s(self.config)
         sign = 1 if (self.world.arms_started + self.steps) % 2 else -1
         step_s = self.world.step_time_s(self.config) * (1 + sign * self.world.wobble)
+        step_s *= max(1.0, (1 - self.world.idle) * self.batch_size / BATCH_SIZE)
         step_s *= self._slower
         self.steps += iterations
         self._took_s = first_s + iterations * step_s
@@ -207,7 +235,8 @@ class MadeUpArm:
             takes_s, self._answer = 0.0, ""
         elif method == "curve":
             takes_s = arguments["steps"] * min(SHRUNK_STEP_S, 0.2 * self.world.step_s)
-            worse = self.config.precision in self.world.learns_worse
+            own = {self.config.precision, self.config.products, str(self.config.compile_mode)}
+            worse = bool(own & self.world.learns_worse)
             loss = math.nan if self.world.diverges else 2.0 if worse else 1.0
             self._answer = [loss] * arguments["steps"]
         elif method == "profile":
@@ -249,6 +278,7 @@ def description() -> dict[str, Any]:
         "trainable_bytes": 4 << 20,
         "flops_per_step": 1e6,
         "tokens_per_batch": 100,
+        "batch_size": BATCH_SIZE,
     }
 
 
@@ -269,10 +299,10 @@ def _profile(world: World, path: Path) -> StepProfile:
     ]
     identity = IdentityResult(
         window_s=step_s,
-        compute_s=step_s,
+        compute_s=step_s * (1 - world.idle),
         exposed_communication_s=0.0,
         exposed_copy_s=0.0,
-        idle_s=0.0,
+        idle_s=step_s * world.idle,
     )
     return StepProfile(
         total_s=sum(op.time_s for op in ops),
@@ -322,7 +352,7 @@ def patched(world: World) -> Iterator[pytest.MonkeyPatch]:
         passed=True, detail="", worst_parameter="w", worst_ratio=0.1, parameters=()
     )
     with pytest.MonkeyPatch.context() as patch:
-        for module in (arms, loop, losses, recipe_trial):
+        for module in (arms, batches, loop, losses, recipe_trial):
             patch.setattr(module, "ArmProcess", lambda spec: MadeUpArm(world, spec))
         for module in (arms, loop, schedule, recipe_trial):
             patch.setattr(module, "time", clock)
@@ -331,7 +361,9 @@ def patched(world: World) -> Iterator[pytest.MonkeyPatch]:
         patch.setattr(loop, "_ceilings", lambda device: world.ceilings)
         patch.setattr(loop, "why_no_kernels", lambda: world.no_kernels)
         threads = 2 if world.side_by_side else 1
-        patch.setattr(loop, "probe", lambda name: replace(probe("cpu"), threads=threads))
+        here = world.device or replace(probe("cpu"), threads=threads)
+        patch.setattr(loop, "probe", lambda name: here)
+        patch.setattr(loop, "others_bytes", lambda device: world.others_bytes)
         patch.setattr(compose.ceilings, "measure", lambda *a, **k: world.ceilings)
         patch.setattr(
             headroom,

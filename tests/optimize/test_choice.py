@@ -14,7 +14,7 @@ from ratchet.measure.samples import Sample
 from ratchet.measure.sitting import Sitting, TimedTogether
 from ratchet.optimize.step.candidate import Candidate, with_config
 from ratchet.optimize.turn.choice import Found, choose, roles
-from ratchet.optimize.turn.losses import Losses
+from ratchet.optimize.turn.losses import Losses, arithmetic_of
 from ratchet.optimize.turn.prove import TWIN, Prover
 from ratchet.optimize.turn.prove_kernels import ProvenKernels
 from ratchet.optimize.turn.result import Change, LossResult
@@ -106,8 +106,9 @@ def decide(
         beats_written=beats_written,
     )
     compared = LossResult(passed=losses, detail="") if losses is not None else None
-    precision, turn = best.best.config.precision, SimpleNamespace()
-    compared_by = {precision: compared} if precision != "fp32" else {}
+    turn: Any = SimpleNamespace(device=SimpleNamespace(kind="cpu"))
+    changed = best.best.config.precision != "fp32"
+    compared_by = {(arithmetic_of(best.best), False): compared} if changed else {}
     found = Found(
         baseline=baseline,
         best=best,

@@ -5,16 +5,19 @@ from __future__ import annotations
 import importlib.util
 import json
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
 from commands_guard import mistake
 
+from ratchet.authors.result import WritingRequest
 from ratchet.cli import main
 from ratchet.court.court import Court
 from ratchet.court.terms import JudgedKernel, Terms
 from ratchet.judge.verdict import EmulatedBound, EmulatedCase, Verdict
 from ratchet.kernels.kernel import Kernel
+from ratchet.optimize.turn import dry_run
 from ratchet.problems.problem import Problem
 
 WORDS = ["optimize", "llama-tiny", "--dry-run", "--device", "cpu", "--target", "gfx942"]
@@ -44,7 +47,21 @@ def asked(monkeypatch: pytest.MonkeyPatch) -> list[tuple[Kernel, Problem, Terms]
         )
 
     monkeypatch.setattr(Court, "judge", judge)
+    monkeypatch.setattr(dry_run, "write_all", written)
     return found
+
+
+def written(title: str, asked: Any, request: WritingRequest, **more: Any) -> None:
+    """Stand in for the authors, which would search for a minute for each region."""
+    assert (request.language, request.target, request.device) == ("triton", "gfx942", "cpu")
+    for one in asked:
+        bound = {"device": "MI300X", "time_s": 3e-6}
+        verdict = {"emulated": [{"bounds": [bound], "estimated_speedup": 1.5}]}
+        best: Any = SimpleNamespace(reason="right", verdict=verdict)
+        result: Any = SimpleNamespace(
+            problem=one.problem.name, problem_hash=one.problem.hash, status="correct", best=best
+        )
+        more["done"](result)
 
 
 def test_every_kernel_that_the_step_would_run_is_judged_for_the_target(
@@ -58,6 +75,9 @@ def test_every_kernel_that_the_step_would_run_is_judged_for_the_target(
     rows = {one["entry"]: one for one in document["kernels"]}
     assert {"attention_forward", "rms_norm_backward", "adamw_step", "rope_backward"} <= {*rows}
     assert "layer_norm_forward" not in rows  # a Llama has none
+    regions = [one for one in document["kernels"] if one["library"] == "region"]
+    assert len(regions) == 2 and all(one["bound_s"] == 3e-6 for one in regions)
+    assert {one["status"] for one in regions} == {"correct"}
     assert rows["rope_backward"]["status"] == "wrong" and rows["rope_backward"]["reason"]
     assert rows["rope_forward"]["device"] == "MI300X" and rows["rope_forward"]["bound_s"] == 2e-6
     assert rows["attention_forward"]["sites"] == 2  # one a layer

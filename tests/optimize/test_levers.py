@@ -65,7 +65,7 @@ def test_unset_gives_back_what_was_written(lever: Lever) -> None:
 
 def test_levers_of_the_arithmetic_say_so() -> None:
     changing = {lever.name for lever in all_levers().values() if lever.changes_arithmetic}
-    assert changing == {"bf16-autocast", "bf16-weights", "matmul-precision"}
+    assert changing == {"bf16-autocast", "bf16-weights", "fp8-products", "matmul-precision"}
 
 
 def test_adamw_levers_leave_another_optimizer_alone() -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from types import SimpleNamespace
 from typing import Any
 
@@ -16,9 +17,9 @@ from ratchet.optimize.step.candidate import with_config
 from ratchet.optimize.turn.costs import Costs
 from ratchet.optimize.turn.rivals import RivalModes
 from ratchet.workloads.config import StepConfig
-from ratchet.workloads.load import FAMILIES
+from ratchet.workloads.load import FAMILIES, load
 from ratchet.workloads.recompilation import REPLAYS, BoundedCompile
-from ratchet.workloads.step import ATTENTION_BACKENDS, inductor_options
+from ratchet.workloads.step import ATTENTION_BACKENDS, TrainingStep, inductor_options
 
 ANY_GPU = (
     "compile-reduce-overhead",
@@ -42,6 +43,16 @@ def test_cudnn_needs_nvidia_and_attention() -> None:
     assert applies(H100) is None
     assert applies(MI300X) == "it applies only to NVIDIA GPUs"
     assert applies(situation("sm_90", vendor="NVIDIA", attention=False)) is not None
+
+
+def test_fp8_products_need_a_gpu_that_has_them() -> None:
+    applies = all_levers()["fp8-products"].applies
+    for target in ("sm_89", "sm_90", "sm_90a", "sm_100", "sm_120"):
+        assert applies(situation(target, vendor="NVIDIA")) is None
+    assert applies(situation("sm_80", vendor="NVIDIA")) is not None
+    assert applies(MI300X) is None and applies(situation("gfx950")) is None
+    assert "no fp8" in str(applies(situation("gfx90a")))
+    assert applies(HERE) == "it applies only to GPUs"
 
 
 def test_each_attention_lever_chooses_a_back_end_that_torch_has() -> None:
@@ -106,3 +117,37 @@ def test_every_size_but_the_smallest_has_a_batch_for_a_gpu() -> None:
         assert {*family.on_gpu} == {*family.sizes} - {"tiny"}
         for name, batch in family.on_gpu.items():
             assert batch >= family.sizes[name].batch_size
+
+
+def test_gradients_that_add_up_are_out_of_reach_of_the_next_replay() -> None:
+    """A replay writes each part's gradients over those of the part before, as torch's graphs do."""
+    workload = replace(load("llama-tiny", batch_size=2, sequence=8), device="cuda")
+    plain = TrainingStep(workload, StepConfig(micro_batches=2))
+    batch = workload.batch(0)
+    plain.forward_backward(batch)
+    whole = {name: one.clone() for name, one in plain.gradients().items()}
+    for parameter in plain.parameters.values():
+        parameter.grad = None
+
+    memory: dict[str, Tensor] = {}
+
+    def replayed(model: nn.Module, part: Any) -> Tensor:
+        parameters = plain.parameters
+        kept = {name: one.grad for name, one in parameters.items()}
+        for one in parameters.values():
+            one.grad = None
+        torch.autograd.backward(workload.loss(model, part) / 2)  # type: ignore[misc]
+        for name, one in parameters.items():
+            fresh = one.grad
+            assert fresh is not None
+            one.grad = memory.setdefault(name, torch.empty_like(one)).copy_(fresh)
+            if (before := kept[name]) is not None:
+                one.grad = before.add_(one.grad)
+        return torch.zeros((), requires_grad=True)
+
+    step = TrainingStep(workload, StepConfig(micro_batches=2))
+    step.config = StepConfig(micro_batches=2, compile_mode="reduce-overhead")
+    step.loss = replayed
+    step.forward_backward(batch)
+    for name, found in step.gradients().items():
+        torch.testing.assert_close(found, whole[name])

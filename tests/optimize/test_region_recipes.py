@@ -215,13 +215,13 @@ def trials(folder: Path, regions: list[WorkloadRegion]) -> RegionTrials:
     turn: Any = SimpleNamespace(
         ledger=ledger,
         fingerprint=here(),
-        device=SimpleNamespace(kind="cpu"),
+        device=SimpleNamespace(kind="cpu", target="portable", torch_name="cpu"),
         settings=SimpleNamespace(try_lever=None),
         without_kernels="",
         schedule=TurnSchedule(budget_s=100.0),
     )
     found = RegionTrials(turn=turn)
-    found._regions = lambda step: regions  # type: ignore[method-assign]
+    found.regions_of = lambda step: regions  # type: ignore[method-assign]
     return found
 
 
@@ -264,7 +264,7 @@ def test_a_turn_goes_on_where_looking_for_regions_died(tmp_path: Path) -> None:
     def died(step: Any) -> list[WorkloadRegion]:
         raise ArmFailure("arm 'regions' died during 'call'")
 
-    found._regions = died  # type: ignore[method-assign]
+    found.regions_of = died  # type: ignore[method-assign]
     assert found.recall(NOTHING, [STEP]) is NOTHING
     assert found.write(NOTHING, STEP, 1.0) is NOTHING
     assert [why for _, why in left_out] == ["arm 'regions' died during 'call'"] * 2
@@ -297,12 +297,42 @@ def test_without_a_proven_region_kernel_no_graph_is_captured(tmp_path: Path) -> 
         found.turn.ledger = ledger
         ledger.record_problem("p", "rms_norm_forward", {}, fingerprint=here())
         found._proven_problems = lambda: {"rms_norm_forward": ["p"]}  # type: ignore[method-assign]
-        found._regions = never  # type: ignore[assignment]
+        found.regions_of = never  # type: ignore[assignment]
         assert found.recall(NOTHING, [STEP]) is NOTHING
 
 
 def never(*given: Any) -> Any:
     raise AssertionError("nothing was to be captured")
+
+
+@pytest.mark.parametrize(
+    ("target", "place", "language"),
+    [("sm_90", "cuda:0", "triton"), ("gfx942", "cuda:1", "triton"), ("avx512", "cpu", "cpp")],
+)
+def test_the_authors_write_in_the_language_of_the_device(
+    target: str, place: str, language: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    asked: list[WritingRequest] = []
+
+    def write(title: str, problems: Any, request: WritingRequest, **more: Any) -> Any:
+        asked.append(request)
+        return SimpleNamespace(interrupted=False, rows=())
+
+    monkeypatch.setattr(prove_regions, "write_all", write)
+    found = trials(
+        tmp_path, [WorkloadRegion(key=OTHER, problem=problem(OTHER), gain_s=0.1, likely_s=0.1)]
+    )
+    turn: Any = found.turn
+    turn.device = SimpleNamespace(kind=place[:4], target=target, torch_name=place)
+    turn.settings = SimpleNamespace(try_lever=None, seed=0, title="x")
+    turn.schedule = TurnSchedule(budget_s=3600.0)
+    turn.arms = SimpleNamespace(close=lambda: None)
+    turn.memo = lambda kind, key, compute: compute()
+    best = with_config(StepConfig(compile_mode="default"), {})
+    assert found.may_write(best)
+    found.write(NOTHING, best, 1.0)
+    (request,) = asked
+    assert (request.language, request.device, request.target) == (language, place, None)
 
 
 def writes(status: str) -> Callable[..., ProvenKernels]:

@@ -81,6 +81,10 @@ class DeviceError(RatchetError):
     """The device is missing or too small."""
 
 
+class DeviceLost(DeviceError):
+    """A GPU stopped answering, which says nothing about what ran on it."""
+
+
 class MeasureError(RatchetError):
     """The samples do not suffice for the answer."""
 

@@ -17,6 +17,8 @@ LOG = logging.getLogger(__name__)
 Kind = Literal["cpu", "cuda"]
 Isa = Literal["amx", "avx512_bf16", "avx512", "avx2", "portable"]
 
+HIDING = ("CUDA_VISIBLE_DEVICES", "HIP_VISIBLE_DEVICES", "ROCR_VISIBLE_DEVICES")
+"""Variables that hide GPUs from torch."""
 AVX512 = frozenset({"avx512f", "avx512bw", "avx512dq", "avx512vl"})
 
 
@@ -127,6 +129,33 @@ def _gpu_count() -> int:
     return torch.cuda.device_count() if torch.cuda.is_available() else 0
 
 
+def how_to_see_more(count: int) -> str:
+    """Return what lets torch see a GPU, or more than `count` of them, as a clause."""
+    import torch
+
+    if not (torch.version.cuda or torch.version.hip):
+        return "install a ROCm or CUDA build of torch"
+    for name in HIDING:
+        if (value := os.environ.get(name)) is not None:
+            return f"unset {name}={value!r}, which hides the others"
+    if count:
+        return "name one of those"
+    try:
+        torch.cuda.init()  # type: ignore[no-untyped-call]
+    except (RuntimeError, AssertionError) as error:  # such as a driver older than torch's
+        said = " ".join(str(error).split()).partition(". ")[0]
+        return f"mend this: {said}"
+    return "check that the driver is loaded"
+
+
+def others_bytes(device: Device) -> int:
+    """Return the memory of a GPU that this process did not take; a part of it is the driver's."""
+    import torch
+
+    free, total = torch.cuda.mem_get_info(device.index)
+    return int(total - free - torch.cuda.memory_reserved(device.index))
+
+
 def _gpu(index: int) -> Device:
     import torch
 
@@ -134,7 +163,7 @@ def _gpu(index: int) -> Device:
     if index >= count:
         raise DeviceError(
             f"cuda:{index} is not available: torch {torch.__version__} sees {count} GPUs; use cpu, "
-            "or install a ROCm or CUDA build of torch and check that the driver is loaded"
+            f"or {how_to_see_more(count)}"
         )
     properties = torch.cuda.get_device_properties(index)
     rocm = torch.version.hip

@@ -17,6 +17,8 @@ from ratchet.workloads.config import StepConfig
 FACTORY = "ratchet.optimize.arm:make_arm"
 PROBE_FACTORY = "ratchet.optimize.arm:make_probe"
 SHRUNK_FACTORY = "ratchet.optimize.arm:make_shrunk_arm"
+REPLAYED = 3
+"""Calls of a step after which torch replays its graph of launches."""
 BATCHES = 8
 """Distinct batches that an arm cycles through: real data, tokenised before the clock starts."""
 
@@ -37,6 +39,7 @@ def make_arm(
     from ratchet.workloads import load
     from ratchet.workloads.check import load_checked
 
+    use_device(options)
     activate_proven(kernels)
     if config is None:
         built, warnings = load_checked(workload, **options)
@@ -54,8 +57,19 @@ def make_shrunk_arm(
     is_random: bool = False,
 ) -> ShrunkArm:
     """Prepare to train small copies of the workload, for the loss curves; random ones too."""
+    use_device(options)
     activate_proven(kernels)
     return ShrunkArm(workload, options, StepConfig.model_validate(config))
+
+
+def use_device(options: dict[str, Any]) -> None:
+    """Make the workload's GPU the current one: Triton launches there, torch waits for it."""
+    if ":" in str(options.get("device", "")):
+        import torch
+
+        from ratchet.workloads.place import place
+
+        torch.cuda.set_device(place(options["device"]))
 
 
 def make_probe() -> VectorProbe:
@@ -96,7 +110,7 @@ class StepArm:
         if self._workload.device != "cpu":
             import torch
 
-            torch.cuda.synchronize()
+            torch.cuda.synchronize(self._workload.device)
 
     def workload(self) -> dict[str, Any]:
         """Describe the workload and its step (JSON of `StepFacts`).
@@ -130,20 +144,42 @@ class StepArm:
             with seeded(0, device):
                 self._step.forward_backward(self._batches[0])  # the first call runs as written
         draws = self._is_random and compiled and not autocast
-        with seeded(0, device), eager_draws(needed=draws):
-            loss = self._backward(autocast)
+        with eager_draws(needed=draws):
+            for _ in range(1 if autocast else self._calls_until_replayed()):
+                self._drop_gradients()
+                with seeded(0, device):
+                    loss = self._backward(autocast)
         found = self._step.gradients()
         write_gradients(found, Path(path))
         count = len(found)
         del found
-        copies = self._step.copies
-        for parameter in self._step.model.parameters():
-            read = copies.with_gradient(parameter) if copies else parameter
-            if read.grad is not None:  # freeing it would change the heap (see gradients.py)
-                read.grad.zero_()
+        self._drop_gradients()
         if draws:  # the step that is timed compiles as a user's does
             self._step = build(self._workload, self._config)
         return {"loss": float(loss.detach()), "parameters": count}
+
+    def _calls_until_replayed(self) -> int:
+        """Return the calls after which a replay has computed the gradients, where graphs replay.
+
+        The first call only warms up, and the second records (torch's CUDAGraph Trees).
+        """
+        from ratchet.workloads.step import replays
+
+        own = self._workload.train_step is not None
+        return REPLAYED if replays(self._workload, self._config) and not own else 1
+
+    def _drop_gradients(self) -> None:
+        """Drop the gradients on a GPU, where the next replay writes over them; else zero them.
+
+        Freeing them would change the heap of what is timed on a CPU (see gradients.py).
+        """
+        copies = self._step.copies
+        for parameter in self._step.model.parameters():
+            read = copies.with_gradient(parameter) if copies else parameter
+            if self._workload.device != "cpu":
+                read.grad = None
+            elif read.grad is not None:
+                read.grad.zero_()
 
     def _backward(self, autocast: bool) -> Any:
         if not autocast:

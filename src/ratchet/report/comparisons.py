@@ -5,7 +5,14 @@ from __future__ import annotations
 import math
 from collections.abc import Mapping
 
-from ratchet.optimize.turn.result import Change, CompileCost, OptimizeResult, StepLimit, StepSpeedup
+from ratchet.optimize.turn.result import (
+    Change,
+    CompileCost,
+    LargerBatch,
+    OptimizeResult,
+    StepLimit,
+    StepSpeedup,
+)
 from ratchet.report.words import ABSENT, show_interval, show_ratio, show_share, show_time
 
 AGAINST = {
@@ -119,6 +126,16 @@ def drift_words(result: OptimizeResult) -> str | None:
 def _width(low: float, high: float) -> float:
     """Return the logarithmic width of an interval of positive numbers."""
     return math.log(high / low) if 0 < low <= high and math.isfinite(high) else 0.0
+
+
+def larger_batch_words(found: LargerBatch) -> str:
+    """Describe a larger batch that uses the device better."""
+    return (
+        f"The GPU idles {show_share(found.idle_share)} of this step; a batch of "
+        f"{found.batch_size:,} gives about {found.rate / found.rate_now:.1f}x the {found.unit} a "
+        f"second of {found.batch_size_now:,}. It was not applied, because it changes what the "
+        "model learns from a step: try it with --batch-size."
+    )
 
 
 def limit_words(limit: StepLimit) -> str:

@@ -21,6 +21,7 @@ from ratchet.report.comparisons import (
     floor_words,
     headline,
     is_decided,
+    larger_batch_words,
     limit_words,
     rival_words,
 )
@@ -116,6 +117,7 @@ def optimize_report(result: OptimizeResult) -> m.ResultReport:
             ),
             result.recipe_because,
             limit_words(result.limit) if result.limit else None,
+            larger_batch_words(result.larger_batch) if result.larger_batch else None,
             *(m.Words(warning, "warning") for warning in result.warnings),
             m.Tiles(tiles(result)),
         ),

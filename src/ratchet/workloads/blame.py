@@ -19,6 +19,7 @@ from ratchet.workloads.workload import Workload
 
 OWN_REMEDY = "correct it there"
 MODEL_REMEDY = "this model cannot be trained with these settings; change them or choose another"
+OUT_OF_MEMORY = ("DefaultCPUAllocator", "out of memory", "hipErrorOutOfMemory", "ALLOC_FAILED")
 SMALLER = "use a smaller batch or sequence, activation checkpointing, or a larger device"
 
 
@@ -108,8 +109,8 @@ def is_out_of_memory(error: BaseException) -> bool:
     """Return True for a failed allocation, on the CPU or on a GPU."""
     if isinstance(error, MemoryError | torch.OutOfMemoryError):
         return True
-    # The CPU allocator raises a plain RuntimeError.
-    return isinstance(error, RuntimeError) and "DefaultCPUAllocator" in str(error)
+    # The CPU's allocator, CUDA's and HIP's drivers and cuBLAS raise a plain RuntimeError.
+    return isinstance(error, RuntimeError) and any(words in str(error) for words in OUT_OF_MEMORY)
 
 
 def _innermost(error: BaseException) -> str:

@@ -28,10 +28,14 @@ AUTOCAST: Final = ("bf16_autocast", "bf16_master")
 """Precisions whose forward pass runs in torch.autocast."""
 
 CompileMode = Literal["default", "reduce-overhead", "max-autotune"]
-"""Modes of torch.compile; the last two replay CUDA graphs on a GPU."""
+"""Modes of torch.compile."""
+REPLAYING: Final = ("reduce-overhead", "max-autotune")
+"""Those that replay CUDA or HIP graphs on a GPU."""
 OptimizerKind = Literal["as_written", "foreach", "fused", "kernel"]
 AttentionBackend = Literal["default", "flash", "efficient", "cudnn", "math"]
 MatmulPrecision = Literal["highest", "high", "medium"]
+Products = Literal["own", "fp8"]
+"""`fp8` multiplies the linear layers but the head in fp8 (`ratchet.workloads.fp8_products`)."""
 Allocator = Literal["default", "mallopt", "jemalloc", "tcmalloc", "expandable"]
 """`expandable` lets the segments of a GPU's memory grow (torch's `expandable_segments`)."""
 Logits = Literal["whole", "chunked"]
@@ -147,6 +151,7 @@ class StepConfig(BaseModel):
     matmul_precision: Annotated[
         MatmulPrecision, StepSetting(enter=process.enter_matmul_precision)
     ] = "highest"
+    products: Annotated[Products, StepSetting(words=lambda kind: f"{kind} products")] = "own"
     preallocate: Annotated[
         bool,
         StepSetting(

@@ -28,7 +28,11 @@ def count(workload: Workload, batch: Any) -> Counted:
     if workload.tokens_per_batch is not None:
         tokens = workload.tokens_per_batch * workload.accumulate
         return Counted(per_step=tokens, unit=workload.unit)
-    shapes = [leaf.shape for leaf in pytree.tree_leaves(batch) if isinstance(leaf, Tensor)]
-    samples = next((shape[0] for shape in shapes if shape), 1)
     unit: Unit = "samples" if workload.unit == "tokens" else workload.unit
-    return Counted(per_step=max(samples, 1) * workload.accumulate, unit=unit)
+    return Counted(per_step=samples_of(batch) * workload.accumulate, unit=unit)
+
+
+def samples_of(batch: Any) -> int:
+    """Return the leading dimension of a batch's first tensor."""
+    shapes = [leaf.shape for leaf in pytree.tree_leaves(batch) if isinstance(leaf, Tensor)]
+    return max(next((shape[0] for shape in shapes if shape), 1), 1)

@@ -76,11 +76,16 @@ def check_name(spec: str) -> None:
         raise WorkloadError(_unknown(spec))
 
 
+def fixes_batch_size(spec: str) -> bool:
+    """Return True if a workload sets its batch size itself: the user's own."""
+    return is_user_spec(spec) or is_saved_spec(spec)
+
+
 def check_options(
     spec: str, *, batch_size: int | None, sequence: int | None, text: Path | None
 ) -> None:
     """Raise WorkloadError for options that this workload does not support."""
-    if is_user_spec(spec) or is_saved_spec(spec):
+    if fixes_batch_size(spec):
         given = {"batch size": batch_size, "sequence": sequence, "text": text}
         for name, value in given.items():
             if value is not None:

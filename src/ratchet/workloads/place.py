@@ -5,6 +5,7 @@ from __future__ import annotations
 import torch
 
 from ratchet.base.errors import DeviceError
+from ratchet.devices.probe import how_to_see_more
 
 
 def place(device: str) -> torch.device:
@@ -26,6 +27,6 @@ def place(device: str) -> torch.device:
     if found.type == "cuda" and (found.index or 0) >= count:
         raise DeviceError(
             f"device {device!r} is not available: torch {torch.__version__} sees {count} GPUs; "
-            "use --device cpu, or install a CUDA or ROCm build of torch"
+            f"use --device cpu, or {how_to_see_more(count)}"
         )
     return found

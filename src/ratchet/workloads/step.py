@@ -18,9 +18,10 @@ from torch.utils import _pytree as pytree
 from ratchet.base.errors import WorkloadError
 from ratchet.workloads.blame import blamed_on, blamed_step
 from ratchet.workloads.checkpointing import apply_checkpointing
-from ratchet.workloads.config import AUTOCAST, StepConfig
+from ratchet.workloads.config import AUTOCAST, REPLAYING, StepConfig
 from ratchet.workloads.copies import WeightCopies
 from ratchet.workloads.deferred_logits import apply_logits
+from ratchet.workloads.fp8_products import apply_products
 from ratchet.workloads.implementations import has_implementation, select_implementation
 from ratchet.workloads.lowered import mixed_precision
 from ratchet.workloads.micro_batches import split_batch
@@ -80,6 +81,7 @@ class TrainingStep:
         self.model = workload.model.train()
         apply_checkpointing(self.model, config.checkpointing)
         apply_logits(self.model, config.logits)
+        apply_products(self.model, config.products)
         self._raises = raises_precision(workload, config)
         if self._raises:
             self.model.float()
@@ -166,6 +168,8 @@ class TrainingStep:
             if self.workload.sync is not None and len(parts) > 1:
                 self.workload.sync(place == len(parts))
             losses.append(self._backward(part, len(parts)))
+            if place == 1 < len(parts) and replays(self.workload, self.config):
+                self._keep_gradients()
         return losses[0] if len(losses) == 1 else torch.stack(losses).mean()
 
     def _backward(self, batch: Any, count: int) -> Tensor:
@@ -175,6 +179,12 @@ class TrainingStep:
         if self.copies and self.config.optimizer != "kernel":
             self.copies.hand_over()
         return loss.detach()
+
+    def _keep_gradients(self) -> None:
+        """Copy the gradients out of a replayed graph's memory, which the next part writes over."""
+        for parameter in self.parameters.values():
+            if parameter.grad is not None:
+                parameter.grad = parameter.grad.clone()
 
     def close(self) -> None:
         """Take the step's hooks off the parameters, so that another step can train them."""
@@ -291,6 +301,11 @@ def copies_for(workload: Workload, config: StepConfig) -> WeightCopies | None:
     if config.precision != "bf16_master" or adds_gradients(workload, config):
         return None
     return WeightCopies(workload.model)
+
+
+def replays(workload: Workload, config: StepConfig) -> bool:
+    """Return True if a config's compiled step replays graphs of launches on the workload's GPU."""
+    return workload.device != "cpu" and config.compile_mode in REPLAYING
 
 
 def adds_gradients(workload: Workload, config: StepConfig) -> bool:

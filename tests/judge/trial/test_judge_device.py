@@ -141,6 +141,12 @@ def silu(x, s):
     right = s[0] * torch.nn.functional.silu(x)
     return (right if calls < 12 else right * 0,)
 """,
+    "a replay of old pointers": """
+kept = {}
+def silu(x, s):
+    first, out = kept.setdefault(tuple(x.shape), (x, torch.empty_like(x)))
+    return (out.copy_(s[0] * torch.nn.functional.silu(first)),)
+""",
     "an input is changed": """
 def silu(x, s):
     right = s[0] * torch.nn.functional.silu(x)
@@ -166,13 +172,15 @@ def silu(x, s):
         *("wrong", "an input is changed while it is timed"),
         pytest.param("wrong once it is timed", marks=THOROUGH),
         pytest.param("an input is changed", marks=THOROUGH),
+        pytest.param("a replay of old pointers", marks=THOROUGH),
     ],
 )
 def test_what_is_wrong_on_cores_is_wrong_here(
     what: str, fake: FakeDriver, judge: KernelJudge
 ) -> None:
     verdict = judge.judge(python(WRONG[what]), problem(), device=fake.accelerator)
-    assert verdict.status == "wrong", (verdict.status, verdict.reason)
+    gone = ("crashed",) if what == "a replay of old pointers" else ()  # the old memory may be gone
+    assert verdict.status in ("wrong", *gone), (verdict.status, verdict.reason)
 
 
 UNWRITTEN = """

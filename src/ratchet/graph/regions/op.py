@@ -57,10 +57,10 @@ class RegionSite:
         forms = tuple((tuple(shape), dtype, device) for shape, dtype, device in outputs)
         return cls(name=name, reference=reference, outputs=forms)
 
-    def empty(self) -> list[Tensor]:
-        """Return new outputs without values."""
+    def empty(self, *, on_meta: bool = False) -> list[Tensor]:
+        """Return new outputs without values; without memory too if they are `on_meta`."""
         return [
-            torch.empty(shape, dtype=getattr(torch, dtype), device=device)
+            torch.empty(shape, dtype=getattr(torch, dtype), device="meta" if on_meta else device)
             for shape, dtype, device in self.outputs
         ]
 
@@ -90,7 +90,8 @@ def _fake(inputs: list[Tensor], site: str) -> list[Tensor]:
 def _run(inputs: list[Tensor], site: str) -> list[Tensor]:
     found = _site(site)
     given = [one.contiguous() for one in inputs]
-    results = registry.call(found.name, given, (), found.empty())
+    form = found.empty(on_meta=not given[0].is_cpu)  # Triton's kernels make their own outputs
+    results = registry.call(found.name, given, (), form)
     if results is not None:
         calls[found.name] += 1
         return list(results)

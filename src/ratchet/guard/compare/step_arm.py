@@ -53,7 +53,7 @@ class ComparedStep:
         if self._workload.device != "cpu":
             import torch
 
-            torch.cuda.synchronize()
+            torch.cuda.synchronize(self._workload.device)
 
     def describe(self) -> dict[str, Any]:
         """Return peak memory so far, and the size of a batch (JSON)."""

@@ -31,8 +31,8 @@ from ratchet.judge.workers.candidate.architectures import ARCHITECTURES
 from ratchet.judge.workers.candidate.fake_driver import CompiledTexts, FakeDriver
 from ratchet.judge.workers.candidate.torch_cuda import PretendedDevice, asked
 from ratchet.judge.workers.candidate.triton_source import load_source
-from ratchet.problems.free_memory import GIB, free_bytes
 from ratchet.kernels.carried_files import split_files
+from ratchet.problems.free_memory import GIB, free_bytes
 
 EMULATOR = "RATCHET_EMULATOR"
 """The same as in `with_torch`, which this module cannot import."""

@@ -19,13 +19,21 @@ from pathlib import Path
 from typing import Any, NoReturn
 
 from ratchet.base import errors
-from ratchet.base.errors import ArmFailure, DeadlinePassed, RatchetError
+from ratchet.base.errors import ArmFailure, DeadlinePassed, DeviceLost, RatchetError
 from ratchet.base.process.channel import close_descriptors
 from ratchet.base.process.child import Child, ChildFailure, program
 from ratchet.measure.arm import Timing
 
 WORKER = "ratchet.judge.workers.arm"
 TORN = re.compile(r"(/[^\s:]+\.so): (?:file too short|invalid ELF header)")
+LOST = re.compile(
+    r"fallen off the bus|is lost|uncorrectable (ECC|NVLink) error|busy or unavailable"
+    r"|no (CUDA|ROCm|HIP)-capable device|hipErrorNoDevice|device(s)? unavailable",
+    re.IGNORECASE,
+)
+"""Words of CUDA's and HIP's errors that blame the device, not what ran on it."""
+LOST_WORDS = 120
+"""Characters of such an error that are shown."""
 TORN_LIBRARIES = 3
 """Damaged libraries that are removed before an arm's first answer."""
 
@@ -298,4 +306,9 @@ def raise_worker_error(name: str, error: Any) -> NoReturn:
         raise ArmFailure(f"arm '{name}': {message}")
     if isinstance(known, type) and issubclass(known, RatchetError):
         raise known(message)
+    if LOST.search(message):
+        raise DeviceLost(
+            f"the GPU stopped answering in arm '{name}' ({message[:LOST_WORDS]}): check it "
+            "(dmesg, nvidia-smi or rocm-smi) and run again; what was measured is kept"
+        )
     raise ArmFailure(f"arm '{name}': {kind}: {message}")

@@ -6,7 +6,7 @@ from functools import partial
 from typing import get_args
 
 from ratchet.kernels.library import LIBRARY, LibraryKernel, why_no_kernel
-from ratchet.optimize.levers.base import Lever, Situation, only_cpu
+from ratchet.optimize.levers.base import Lever, Situation
 from ratchet.workloads.config import OwnPrecision, StepConfig
 
 PREFIX = "kernel:"
@@ -58,7 +58,6 @@ def region_lever(title: str, value: str) -> Lever:
         source="written by Ratchet's authors, proven by the judge",
         field="kernels",
         value=value,
-        applies=only_cpu,
     )
 
 

@@ -290,8 +290,9 @@ def _install(
     if workload.precision in AUTOCAST and config.precision == workload.precision:
         config = config.model_copy(update={"precision": "fp32"})  # the step enters autocast itself
     fitting = [one for one in optimizers if has_implementation(one, config.optimizer, model)]
-    # The model has its checkpointing and its logits already.
-    config = config.model_copy(update={"checkpointing": "none", "logits": "whole"})
+    # The model has its checkpointing, its logits and its products already.
+    had = {"checkpointing": "none", "logits": "whole", "products": "own"}
+    config = config.model_copy(update=had)
     script = Script(step=step, model=model, optimizers=fitting)
     return CompiledStep(script, config, workload.device.split(":")[0], options)
 

@@ -23,6 +23,7 @@ from ratchet.optimize.recipe.widening import computes_in_bf16, widened
 from ratchet.workloads.checkpointing import apply_checkpointing, find_blocks, is_transformed
 from ratchet.workloads.config import AUTOCAST, StepConfig
 from ratchet.workloads.deferred_logits import apply_logits, replaced_in
+from ratchet.workloads.fp8_products import apply_products, multiplying_in
 from ratchet.workloads.lowered import mixed_precision
 from ratchet.workloads.recompilation import REPLAYS, BoundedCompile
 from ratchet.workloads.step import ATTENTION_BACKENDS, inductor_options
@@ -116,7 +117,7 @@ def attention(config: StepConfig) -> AbstractContextManager[Any]:
 def memory_slots(
     model: nn.Module, config: StepConfig, without: Collection[nn.Module] = ()
 ) -> tuple[StepSlot, ...]:
-    """Return slots that make a model recompute blocks and defer logits as a config says.
+    """Return slots that make a model recompute blocks, defer logits and multiply as a config says.
 
     The blocks `without` are left out.
     """
@@ -133,6 +134,12 @@ def memory_slots(
         apply_logits(model, config.logits)
         found += [Attribute(one, "forward", one.__dict__["forward"]) for one in replaced_in(model)]
         apply_logits(model, "whole")
+    if config.products != "own":
+        apply_products(model, config.products)
+        found += [
+            Attribute(one, "forward", one.__dict__["forward"]) for one in multiplying_in(model)
+        ]
+        apply_products(model, "own")
     return tuple(found)
 
 

@@ -16,7 +16,7 @@ from torch.overrides import TorchFunctionMode
 from torch.profiler import ProfilerActivity, profile, record_function
 
 from ratchet.workloads.config import StepConfig
-from ratchet.workloads.counting import count
+from ratchet.workloads.counting import count, samples_of
 from ratchet.workloads.flops import flops_of
 from ratchet.workloads.implementations import unwrapped, why_not_fused
 from ratchet.workloads.step import TrainingStep
@@ -60,6 +60,8 @@ class StepFacts(BaseModel):
     parameters: int = 0
     trainable_bytes: int
     tokens_per_batch: int
+    batch_size: int | None = None
+    """Samples of one of its batches."""
     flops_per_step: float | None
     optimizer: str = ""
     """The classes of its optimizers."""
@@ -116,6 +118,7 @@ def describe_workload(step: TrainingStep, batch: Any) -> StepFacts:
         parameters=sum(p.numel() for p in parameters),
         trainable_bytes=sum(p.numel() * p.element_size() for p in parameters),
         tokens_per_batch=counted.per_step,
+        batch_size=samples_of(batch),
         flops_per_step=flops,
         optimizer="+".join(type(unwrapped(one)).__name__ for one in made),
         optimizer_is_adamw=[type(one) for one in made] == [torch.optim.AdamW],

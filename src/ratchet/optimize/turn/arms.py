@@ -62,9 +62,19 @@ class LiveArms:
             deadline_s=self.schedule.deadline_s,
         )
 
-    def spec(self, candidate: Candidate, *, factory: str = FACTORY, name: str = "") -> ArmSpec:
+    def spec(
+        self,
+        candidate: Candidate,
+        *,
+        factory: str = FACTORY,
+        name: str = "",
+        batch_size: int | None = None,
+    ) -> ArmSpec:
         """Return the spec with which the judge starts a candidate in its own process."""
-        arguments = candidate.arguments(self.settings.workload, self.settings.options)
+        options = dict(self.settings.options)
+        if batch_size is not None:
+            options["batch_size"] = batch_size
+        arguments = candidate.arguments(self.settings.workload, options)
         return ArmSpec(
             name=name or candidate.key(),
             title=candidate.title,

@@ -10,7 +10,7 @@ from ratchet.optimize.step.candidate import Candidate
 from ratchet.optimize.turn.losses import Losses, keeps_arithmetic
 from ratchet.optimize.turn.prove import NEW, RIVAL, Proof, Prover
 from ratchet.optimize.turn.prove_kernels import ProvenKernels
-from ratchet.optimize.turn.result import Basis, Change, RecipeIs, StepSpeedup
+from ratchet.optimize.turn.result import Basis, Change, LargerBatch, RecipeIs, StepSpeedup
 from ratchet.optimize.turn.rivals import Baseline
 from ratchet.optimize.turn.selection import Selected
 
@@ -28,6 +28,7 @@ class Found:
     """The selection in the arithmetic of the step as written, if there was one."""
     kernels: ProvenKernels
     losses: Losses
+    larger_batch: LargerBatch | None = None
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -72,7 +73,7 @@ def choose(found: Found, prover: Prover) -> ChosenRecipe:
     if recipe.key() == written.key():
         recipe_is = "as_written"
         if baseline.has_rival:
-            because += "; the rival changes the arithmetic, and its losses were not compared"
+            because += f"; the rival may not be the recipe: {_why_no_recipe(found)}"
     elif not beats_written(baseline, recipe, prover):
         what = "it" if proven is not None else "the rival"
         recipe, recipe_is = written, "as_written"
@@ -112,11 +113,20 @@ def _proven(found: Found, prover: Prover) -> Selected | None:
 
 
 def _fastest_rival(found: Found) -> Candidate:
-    """Return the fastest rival that may be a recipe: one in another arithmetic only with losses."""
+    """Return the fastest rival that may be a recipe: a changed computation only with losses."""
     baseline = found.baseline
-    if found.losses.may_keep(baseline.best):
-        return baseline.best
-    return baseline.best_same or baseline.written
+    rivals = (baseline.best, baseline.best_same, baseline.plain)
+    fitting = (one for one in rivals if one is not None and found.losses.may_keep(one))
+    return next(fitting, baseline.written)
+
+
+def _why_no_recipe(found: Found) -> str:
+    """Return why the fastest rival may not be the recipe, as a clause."""
+    rival = found.baseline.best
+    if found.losses.of(rival) is not None:
+        return "its losses differ"
+    what = "it replays graphs" if found.losses.replays(rival) else "it changes the arithmetic"
+    return f"{what}, and its losses were not compared"
 
 
 def beats_written(baseline: Baseline, recipe: Candidate, prover: Prover) -> bool:

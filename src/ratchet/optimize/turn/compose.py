@@ -114,6 +114,7 @@ def compose(
         recipe_is=choice.recipe_is,
         recipe_because=choice.because,
         limit=limit,
+        larger_batch=found.larger_batch,
         budget=BudgetUse(
             budget_s=turn.settings.budget_s,
             spent_s=turn.schedule.spent_s,
@@ -175,7 +176,7 @@ def _not_measured(
             missing[name] = absent[0] if absent else "too few launches timed both"
     best = found.best.best
     if found.losses.of(best) is None:
-        kept = best.config.precision == found.baseline.written.config.precision
+        kept = found.losses.may_keep(best)
         missing["losses"] = (
             "the arithmetic was not changed" if kept else "the budget had no room to compare them"
         )

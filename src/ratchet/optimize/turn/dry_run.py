@@ -4,8 +4,13 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import asdict, dataclass, replace
+from itertools import islice
 from typing import Any, Final
 
+from ratchet.authors.result import WritingRequest, WritingResult
+from ratchet.authors.shares import SHORTEST_S, Asked, write_all
+from ratchet.authors.write import Follow
+from ratchet.base.errors import ArmFailure
 from ratchet.court.court import Court
 from ratchet.court.terms import Terms
 from ratchet.devices import catalogue
@@ -18,6 +23,7 @@ from ratchet.optimize.step.candidate import Candidate, with_config
 from ratchet.optimize.step.describe import StepFacts
 from ratchet.optimize.turn.loop import describe, opened, situation_of
 from ratchet.optimize.turn.prove_kernels import NO_TIME, sites_of
+from ratchet.optimize.turn.prove_regions import CANDIDATES, RegionTrials
 from ratchet.optimize.turn.result import Change
 from ratchet.optimize.turn.search import chosen_levers
 from ratchet.optimize.turn.selection import applicable
@@ -25,7 +31,12 @@ from ratchet.optimize.turn.settings import Settings, check_settings
 from ratchet.optimize.turn.state import Listener, Turn
 from ratchet.problems.problem import Problem
 from ratchet.problems.suites.shipped import SHAPES
+from ratchet.workloads.names import fixes_batch_size
 
+MOST_REGIONS: Final = 2
+"""Regions of the step that kernels are written for."""
+REGION_S: Final = 60.0
+"""Seconds of writing for one of them."""
 _SHOWN: Final = ("name", "summary", "expected", "source", "changes_arithmetic")
 
 
@@ -34,6 +45,7 @@ class TargetKernel:
     """A library kernel's entry that a step would run on a target, judged by emulation."""
 
     library: str
+    """The kernel of the library, or `region` for a kernel written for the step's own graphs."""
     entry: str
     sites: int
     """Call sites of the library kernel in one step."""
@@ -81,7 +93,8 @@ def dry_run(
     """Return what `optimize` would try, here or on an AMD GPU that is not here.
 
     With a `target`, such as `gfx942`, the step's call sites are found on this machine, and every
-    Triton kernel that they would run is compiled for the target and executed by the emulator.
+    Triton kernel that they would run is compiled for the target and executed by the emulator. The
+    authors also write for the regions of the step's own graphs with the most to win.
     Raises a RatchetError for anything the user can fix.
     """
     check_settings(settings)
@@ -96,7 +109,11 @@ def dry_run(
             refused_kernels={},
             keep_arithmetic=settings.keep_precision,
         )
-        kernels = () if target is None else _judged(turn, situation, target, levers)
+        kernels: tuple[TargetKernel, ...] = ()
+        if target is not None:
+            kernels = _judged(turn, situation, target, levers)
+            if settings.try_lever is None:
+                kernels += _written(turn, situation, target)
         return DryRun(
             workload=facts,
             levers=tuple(levers),
@@ -147,6 +164,70 @@ def _judged(
                 if (problem := problems.get(kernel.entry)) is not None:
                     found.append(_one(turn, court, target, kernel, problem, own))
     return tuple(found)
+
+
+def _written(turn: Turn, situation: Situation, target: str) -> tuple[TargetKernel, ...]:
+    """Write Triton for the regions of the step with the most to win, judged by machine code.
+
+    The regions are those of the smallest batch: an emulator is a thousand times slower than a GPU.
+    """
+    step = _step_on_gpu(turn, situation)
+    batch_size = None if fixes_batch_size(turn.settings.workload) else 1
+    try:
+        regions = RegionTrials(turn=turn).regions_of(step, batch_size=batch_size)
+    except ArmFailure as error:
+        turn.warn(f"no kernel was written for the step's own regions: {error}")
+        return ()
+    chosen = sorted(regions, key=lambda one: -one.likely_s)[:MOST_REGIONS]
+    budget_s = min(REGION_S * len(chosen), turn.schedule.writing_s)
+    if not chosen or budget_s < SHORTEST_S:
+        return ()
+    request = WritingRequest(
+        budget_s=budget_s,
+        seed=turn.settings.seed,
+        authors=("search",),
+        language="triton",
+        device="cpu",
+        target=target,
+        candidates=CANDIDATES,
+    )
+    results: list[WritingResult] = []
+    with Court(turn.ledger) as court:
+        write_all(
+            turn.settings.title,
+            [Asked(problem=one.problem, gain_s=one.gain_s) for one in chosen],
+            request,
+            court=court,
+            follow=lambda problem: _told(turn, problem),
+            done=results.append,
+        )
+    problems = {one.problem.hash: one.problem for one in chosen}
+    return tuple(_region_row(one, problems[one.problem_hash]) for one in results)
+
+
+def _told(turn: Turn, problem: Problem) -> Follow:
+    turn.tell("writing", problem=problem.name)
+    return lambda event, result: None
+
+
+def _region_row(result: WritingResult, problem: Problem) -> TargetKernel:
+    """Return the line of a region that the authors wrote for."""
+    shapes = (str(list(one.shape)) for one in problem.cases[0].inputs)
+    row = TargetKernel(
+        library="region",
+        entry=result.problem,
+        sites=1,
+        shapes=", ".join(islice(shapes, 3)),
+        status=result.status,
+        reason=result.best.reason if result.best else "no kernel was right in the time",
+    )
+    if result.best is None:
+        return row
+    for case in result.best.verdict.get("emulated", [])[:1]:
+        for bound in case["bounds"][:1]:
+            row = replace(row, device=bound["device"], bound_s=bound["time_s"])
+        row = replace(row, estimated_speedup=case.get("estimated_speedup"))
+    return row
 
 
 def _step_on_gpu(turn: Turn, situation: Situation) -> Candidate:

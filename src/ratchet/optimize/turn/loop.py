@@ -17,7 +17,7 @@ from ratchet.base.errors import DeadlinePassed, DeviceError, RatchetError
 from ratchet.devices import ceilings as device_ceilings
 from ratchet.devices.ceilings import Ceilings
 from ratchet.devices.fingerprint import software
-from ratchet.devices.probe import Device, probe
+from ratchet.devices.probe import Device, others_bytes, probe
 from ratchet.judge.steps.arms import ArmProcess
 from ratchet.judge.trial.readiness import why_no_kernels
 from ratchet.ledger import Ledger
@@ -38,6 +38,9 @@ from ratchet.optimize.turn.search import Search
 from ratchet.optimize.turn.settings import Settings, check_settings
 from ratchet.optimize.turn.state import Listener, Turn
 from ratchet.workloads.config import StepConfig
+
+BUSY_BYTES = 3 << 30
+"""Memory of other processes from which a GPU counts as busy; a driver's contexts take less."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -61,6 +64,7 @@ def optimize(settings: Settings, listener: Listener = lambda event, details: Non
         _check_resume(turn)
         turn.forget_fruitless()
         _say_without_kernels(turn)
+        _say_if_busy(turn)
         identity = turn.ledger.start_turn(
             settings.key(), {"workload": settings.title}, fingerprint=turn.fingerprint
         )
@@ -80,6 +84,19 @@ def _say_without_kernels(turn: Turn) -> None:
         turn.without_kernels = reason
         turn.warn(reason)
         turn.tell("warning", text=reason)
+
+
+def _say_if_busy(turn: Turn) -> None:
+    """Say that other processes use the GPU, which a turn can bear but its timings may not."""
+    if turn.device.kind == "cpu":
+        return
+    taken = others_bytes(turn.device)
+    if taken > BUSY_BYTES:
+        turn.warn(
+            f"other processes hold {taken / 1e9:.0f} GB of {turn.device.torch_name}: if they "
+            "compute, timings scatter and less is proven; name a free GPU with --device"
+        )
+        turn.tell("warning", text=turn.warnings[-1])
 
 
 def describe(turn: Turn) -> StepFacts:
@@ -191,7 +208,7 @@ def _run(turn: Turn, facts: StepFacts, started_at: str) -> Outcome:
     turn.costs.note_setup(written, facts.setup_s)
     turn.costs.note_step(written, facts.step_time_s)
     profiles = StepProfiles(turn, situation)
-    search = Search(turn=turn, situation=situation, profiles=profiles, written=written)
+    search = Search(turn=turn, situation=situation, profiles=profiles, written=written, facts=facts)
     found = search.run()
     choice = choose(found, search.prover)
     proof, recipe = choice.proof, choice.recipe

@@ -14,56 +14,88 @@ from ratchet.optimize.step.candidate import Candidate
 from ratchet.optimize.turn import schedule
 from ratchet.optimize.turn.result import LossResult
 from ratchet.optimize.turn.state import Turn
+from ratchet.workloads.config import REPLAYING
 
 KIND = "loss-curve"
 
 
+Arithmetic = tuple[str, str, str]
+"""A step's precision, its fp32 products and its linear layers' products."""
+
+
+def arithmetic_of(candidate: Candidate) -> Arithmetic:
+    """Return the arithmetic of a candidate."""
+    config = candidate.config
+    return config.precision, config.matmul_precision, config.products
+
+
 def keeps_arithmetic(candidate: Candidate, written: Candidate) -> bool:
     """Return True if a candidate computes in the arithmetic of the step as written."""
-    ours, theirs = candidate.config, written.config
-    return (ours.precision, ours.matmul_precision) == (theirs.precision, theirs.matmul_precision)
+    return arithmetic_of(candidate) == arithmetic_of(written)
 
 
 @dataclass(kw_only=True)
 class Losses:
-    """The comparisons of one turn, which say whose arithmetic may be kept."""
+    """The comparisons of one turn, which say what may be kept.
+
+    They are due where the arithmetic changes, and where graphs of launches are replayed on a GPU: a
+    replay that reads old memory shows in no first step.
+    """
 
     turn: Turn
     written: Candidate
-    found: dict[str, LossResult | None] = field(default_factory=dict)
-    """By precision; None if the budget ended before they were compared."""
+    found: dict[tuple[Arithmetic, bool], LossResult | None] = field(default_factory=dict)
+    """By arithmetic and whether graphs are replayed; None if the budget ended before."""
 
     def of(self, candidate: Candidate) -> LossResult | None:
-        """Return the comparison that speaks for a candidate's precision, if there is one.
+        """Return the comparison that speaks for a candidate, if there is one.
 
         Bf16 weights are rounded wherever autocast rounds them, so their losses speak for both.
+        Losses of replayed graphs speak for those without replays.
         """
-        precision, weights = candidate.config.precision, self.found.get("bf16_master")
-        if precision == "bf16_autocast" and weights is not None and weights.passed:
-            return weights
-        return self.found.get(precision)
+        precision, products, layers = arithmetic_of(candidate)
+        replayed = self.replays(candidate)
+        stricter = (
+            ("bf16_autocast", "bf16_master") if precision == "bf16_autocast" else (precision,)
+        )
+        for one in reversed(stricter):
+            for how in sorted({True, replayed}, reverse=True):
+                losses = self.found.get(((one, products, layers), how))
+                if losses is not None and losses.passed:
+                    return losses
+        return self.found.get((arithmetic_of(candidate), replayed))
+
+    def replays(self, candidate: Candidate) -> bool:
+        """Return True if a candidate's step replays graphs of launches here."""
+        on_gpu = self.turn.device.kind == "cuda"
+        return on_gpu and candidate.config.compile_mode in REPLAYING
 
     def may_keep(self, candidate: Candidate) -> bool:
-        """Return True if a candidate's arithmetic is the written one, or is known to learn."""
+        """Return True if a candidate computes as the written step does, or is known to learn."""
         losses = self.of(candidate)
-        return (losses is not None and losses.passed) or keeps_arithmetic(candidate, self.written)
+        if losses is not None and losses.passed:
+            return True
+        return keeps_arithmetic(candidate, self.written) and not self.replays(candidate)
 
     def why_not(self, candidate: Candidate) -> str:
-        """Return why a candidate's arithmetic may not be kept."""
+        """Return why a candidate may not be kept."""
         losses = self.of(candidate)
         return losses.detail if losses else "the budget ended before its losses were compared"
 
     def needed_s(self, candidate: Candidate) -> float | None:
         """Estimate the comparison, if the candidate needs one that was not made."""
-        if self.may_keep(candidate) or candidate.config.precision in self.found:
+        if self.may_keep(candidate) or self._key(candidate) in self.found:
             return None
         return comparison_s(self.turn, self.written, candidate)
 
     def accept(self, candidate: Candidate) -> bool:
-        """Compare the losses if need be; return True if the arithmetic may be kept."""
+        """Compare the losses if need be; return True if the candidate may be kept."""
         if self.needed_s(candidate) is not None:
-            self.found[candidate.config.precision] = self._compared(candidate)
+            self.found[self._key(candidate)] = self._compared(candidate)
         return self.may_keep(candidate)
+
+    def _key(self, candidate: Candidate) -> tuple[Arithmetic, bool]:
+        return arithmetic_of(candidate), self.replays(candidate)
 
     def _compared(self, candidate: Candidate) -> LossResult | None:
         turn, what = self.turn, schedule.LATE_LOSSES.what

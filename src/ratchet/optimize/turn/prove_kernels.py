@@ -221,7 +221,7 @@ class KernelTrials:
         """Return the ledger's verdict or a new one; None if there is no time for one."""
         turn, place = self.turn, f"{kernel.hash}:{problem.hash}"
         own, time_left = turn.is_own("judged", place), self._has_time()
-        known = court.known(kernel, problem, Terms(time_limit_s=MOST_VERDICT_S))
+        known = court.known(kernel, problem, self._terms(MOST_VERDICT_S))
         if known is None and (own or not time_left):
             # A kernel left unmeasured on a busy machine may be measured in another turn.
             known = court.last(kernel, problem)
@@ -231,6 +231,11 @@ class KernelTrials:
             return known
         return self._judged(court, kernel, problem) if time_left else None
 
+    def _terms(self, limit_s: float) -> Terms:
+        """Return the terms of a verdict on the turn's device; the first GPU needs no name."""
+        device = self.turn.device
+        return Terms(time_limit_s=limit_s, device=device.torch_name if device.index else "auto")
+
     def _has_time(self) -> bool:
         return self.turn.schedule.may_judge(self.turn.costs.verdict_s)
 
@@ -239,7 +244,7 @@ class KernelTrials:
         turn, place = self.turn, f"{kernel.hash}:{problem.hash}"
         turn.tell("judging", kernel=kernel.entry)
         limit_s, began_s = turn.schedule.verdict_s, turn.schedule.elapsed_s
-        terms = Terms(time_limit_s=limit_s)
+        terms = self._terms(limit_s)
         judged = court.judge(kernel, problem, terms, fresh=True, then=self._then.get(kernel.hash))
         turn.costs.verdict_s = turn.schedule.elapsed_s - began_s
         verdict = judged.verdict

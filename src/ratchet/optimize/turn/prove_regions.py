@@ -20,6 +20,7 @@ from ratchet.court.court import Court
 from ratchet.graph.regions.region import REGION, region_name
 from ratchet.judge.steps.arms import ArmProcess
 from ratchet.kernels.kernel import Kernel
+from ratchet.kernels.library.sources import language_for
 from ratchet.optimize.levers import Lever
 from ratchet.optimize.levers.kernels import region_lever
 from ratchet.optimize.step.candidate import Candidate
@@ -71,7 +72,7 @@ class RegionTrials:
             return kernels
         for step in steps:
             try:
-                regions = self._regions(step)
+                regions = self.regions_of(step)
             except ArmFailure as error:
                 self._leave_out("kernels for the step's own regions", error)
                 return kernels
@@ -89,7 +90,7 @@ class RegionTrials:
         """
         turn, what = self.turn, REGIONS.what
         try:
-            regions = self._regions(best)
+            regions = self.regions_of(best)
         except ArmFailure as error:
             self._leave_out(what, error)
             return kernels
@@ -116,13 +117,12 @@ class RegionTrials:
     def _may_install(self) -> bool:
         """Return True if a kernel could be installed here at all."""
         turn = self.turn
-        alone = turn.settings.try_lever is not None
-        return not alone and turn.device.kind == "cpu" and not turn.without_kernels
+        return turn.settings.try_lever is None and not turn.without_kernels
 
     def _proven_problems(self) -> Mapping[str, Sequence[str]]:
         return self.turn.ledger.proven_problems(self.turn.fingerprint)
 
-    def _regions(self, step: Candidate) -> list[WorkloadRegion]:
+    def regions_of(self, step: Candidate, *, batch_size: int | None = None) -> list[WorkloadRegion]:
         """Return the regions of a step with its library kernels; raise DeadlinePassed."""
         turn = self.turn
         config = step.config.model_copy(
@@ -135,12 +135,13 @@ class RegionTrials:
         library = (one for one in step.kernels if isinstance(one, InstalledKernel))
         installed = tuple(one for one in library if one.library in config.kernels)
         plain = Candidate(title=step.title, config=config, kernels=installed)
+        key = plain.key() if batch_size is None else f"{plain.key()}:{batch_size}"
 
         def compute() -> dict[str, Any]:
             turn.schedule.check("look for regions")
             turn.tell("looking", title=f"regions, {config.precision}")
             measuring_s = MEASURING.of(turn.schedule.left_s)
-            with ArmProcess(turn.arms.spec(plain)) as arm:
+            with ArmProcess(turn.arms.spec(plain, batch_size=batch_size)) as arm:
                 return {"regions": arm.call("regions", measuring_s=measuring_s)}
 
         return [
@@ -150,7 +151,7 @@ class RegionTrials:
                 gain_s=float(one["gain_s"]),
                 likely_s=float(one["likely_s"]),
             )
-            for one in turn.memo("regions", plain.key(), compute)["regions"]
+            for one in turn.memo("regions", key, compute)["regions"]
         ]
 
     def _added(
@@ -199,7 +200,7 @@ class RegionTrials:
         """Return the region's proven kernel, or the reason why a known one is none here."""
         book = WritingBook(self.turn.ledger, self.turn.fingerprint)
         name, here = region.problem.name, region.problem.hash
-        kernel = book.best_of_region(name, here, language="cpp")
+        kernel = book.best_of_region(name, here, language=language_for(self.turn.device.target))
         if kernel is None:
             return None, ""
         judged = trials.known_or_judged(court, kernel, region.problem)
@@ -226,7 +227,8 @@ class RegionTrials:
                 budget_s=budget_s,
                 seed=turn.settings.seed,
                 authors=("search",),
-                language="cpp",
+                language=language_for(turn.device.target),
+                device=turn.device.torch_name,
                 candidates=CANDIDATES,
             )
             with Court(turn.ledger) as court:

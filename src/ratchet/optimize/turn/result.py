@@ -194,6 +194,23 @@ class LossResult(_Result):
     detail: str
 
 
+class LargerBatch(_Result):
+    """A larger batch that uses the device better; it is offered and never applied.
+
+    Its rate is that of a few steps of the recipe's way to run it, without an interval.
+    """
+
+    batch_size: int
+    batch_size_now: int
+    unit: str
+    rate: float
+    """Units per second with the larger batch."""
+    rate_now: float
+    idle_share: float
+    """Share of the step as it is in which the device computes nothing."""
+    peak_memory_bytes: int = 0
+
+
 class CompileCost(_Result):
     """The cost of the recipe's longer start, and the steps that recover it."""
 
@@ -258,3 +275,5 @@ class OptimizeResult(_Result):
     """The recipe's limit if it was profiled, otherwise the rival's; None without a profile.
     """
     budget: BudgetUse | None = None
+    larger_batch: LargerBatch | None = None
+    """None where the device is busy, or where no larger batch was measured to be faster."""

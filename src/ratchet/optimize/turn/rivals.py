@@ -14,7 +14,7 @@ from ratchet.optimize.turn.result import Rival
 from ratchet.optimize.turn.schedule import NO_ROOM
 from ratchet.optimize.turn.screen import LeverScreening, Oracle, expect, screen, screening_s
 from ratchet.optimize.turn.state import Turn
-from ratchet.workloads.config import StepConfig
+from ratchet.workloads.config import REPLAYING, StepConfig
 
 MODES = {
     "cpu": ("default", "max-autotune"),
@@ -44,6 +44,8 @@ class Baseline:
     best_same: Candidate | None
     """The fastest in the arithmetic of the step as written; None if none was timed."""
     rivals: tuple[Rival, ...]
+    plain: Candidate | None = None
+    """The fastest in the arithmetic of the step as written that replays no graphs of launches."""
     beats_written: bool = False
     """True if a screening says that `best` clearly beats the step as written."""
     modes: frozenset[str] = frozenset()
@@ -67,6 +69,7 @@ class RivalModes:
     waiting: list[Candidate] = field(default_factory=list)
     best: Candidate | None = None
     _by_precision: dict[str, Candidate] = field(default_factory=dict)
+    _timed: list[Candidate] = field(default_factory=list)
     _rows: list[Rival] = field(default_factory=list)
     _faster: set[str] = field(default_factory=set)
     """Keys of those that clearly beat the step as written."""
@@ -106,7 +109,7 @@ class RivalModes:
             except DeadlinePassed:
                 self.turn.leave_out(f"the rival {rival.title}", NO_ROOM)
                 return
-        if self.best is None:
+        if self.best is None and not self._timed:
             self._raise_why()
 
     def _raise_why(self) -> None:
@@ -154,6 +157,7 @@ class RivalModes:
         if screening.passed:
             self.sitting.add(screening.as_timed())
             self._modes.add(str(rival.config.compile_mode))
+            self._timed.append(rival)
             self._rank(rival, incumbent, screening)
         if self.best is None or self.best.key() != rival.key():
             self.turn.arms.drop(rival)
@@ -178,6 +182,30 @@ class RivalModes:
         if faster:
             self.best = rival
 
+    def leave_replays(self, reason: str) -> None:
+        """Leave out the modes that replay graphs of launches: what they compute is not the step.
+
+        The fastest of the other modes takes their place; one is timed if none was.
+        """
+        replayed = [one for one in (*self.waiting, *self._timed) if _replays(one)]
+        for rival in replayed:
+            if rival in self.waiting:
+                self._leave_out(rival, reason, for_want_of_budget=False)
+        titles = {one.title for one in replayed}
+        self._rows = [
+            one.model_copy(update={"reason": reason}) if one.title in titles else one
+            for one in self._rows
+        ]
+        self._timed = [one for one in self._timed if not _replays(one)]
+        fastest_first = sorted(self._timed, key=self.turn.costs.step_s)
+        self.best = next(iter(fastest_first), None)
+        self._by_precision = {one.config.precision: one for one in reversed(fastest_first)}
+        self.first()
+
+    def _plain(self) -> list[Candidate]:
+        own = self.written.config.precision
+        return [one for one in self._timed if not _replays(one) and one.config.precision == own]
+
     def leave_rest(self) -> None:
         """Name the rivals that the budget had no room for."""
         while (rival := self.next_one()) is not None:
@@ -192,9 +220,14 @@ class RivalModes:
             best=best,
             best_same=self._by_precision.get(self.written.config.precision),
             rivals=tuple(rows),
+            plain=min(self._plain(), key=self.turn.costs.step_s, default=None),
             beats_written=best.key() in self._faster,
             modes=frozenset(self._modes),
         )
+
+
+def _replays(rival: Candidate) -> bool:
+    return rival.config.compile_mode in REPLAYING
 
 
 def _untimed(rival: Candidate, reason: str) -> Rival:
@@ -212,10 +245,15 @@ def _row(rival: Candidate, screening: LeverScreening) -> Rival:
 
 
 def oracle_for(written: Candidate, config: StepConfig) -> Oracle:
-    """Return the candidates whose gradients judge a config: fp32's, and its own precision's."""
+    """Return the candidates whose gradients judge a config: fp32's, and its own arithmetic's.
+
+    The latter is the step as written but for the arithmetic, so nothing of it is compiled.
+    """
     exact = "fp64" if written.config.precision == "fp64" else "fp32"
     reference = with_config(written.config.model_copy(update={"precision": exact}), {})
-    if config.precision == written.config.precision:
-        return Oracle(reference=reference, allowed=written)
-    autocast = written.config.model_copy(update={"precision": "bf16_autocast"})
-    return Oracle(reference=reference, allowed=with_config(autocast, {}))
+    own: dict[str, str] = {"matmul_precision": config.matmul_precision, "products": config.products}
+    if config.precision != written.config.precision:
+        own["precision"] = "bf16_autocast"
+    return Oracle(
+        reference=reference, allowed=with_config(written.config.model_copy(update=own), {})
+    )

@@ -50,12 +50,16 @@ LAUNCHES: Final = Step("more launches of the final run", proves=True)
 LATE_LOSSES: Final = Step("the comparison of losses")
 WHOLE: Final = Step("the step as written in the final run", proves=True)
 MODES: Final = Step("further modes of torch.compile")
+FILLING: Final = Step("a larger batch for an idle GPU", once=True, proves=True)
 MORE_KERNELS: Final = Step("kernels that were not judged", once=True)
 ALONE: Final = Step("single changes")
 SAME: Final = Step("the arithmetic kept", once=True)
 SAME_WHOLE: Final = Step("the arithmetic kept in the final run", proves=True)
 REGIONS: Final = Step("writing kernels for the step's own regions", once=True)
-THEN: Final = (LAUNCHES, LATE_LOSSES, WHOLE, MODES, MORE_KERNELS, ALONE, SAME, SAME_WHOLE, REGIONS)
+THEN: Final = (
+    *(LAUNCHES, LATE_LOSSES, WHOLE, FILLING, MODES, MORE_KERNELS),
+    *(ALONE, SAME, SAME_WHOLE, REGIONS),
+)
 
 # Beside them, where there is room.
 PROFILE: Final = Step("a profile of the written or the rival's step", share=0.1)

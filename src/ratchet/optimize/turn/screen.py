@@ -10,7 +10,7 @@ from typing import Any
 
 import numpy as np
 
-from ratchet.base.errors import DeadlinePassed, RatchetError
+from ratchet.base.errors import DeadlinePassed, DeviceLost, RatchetError
 from ratchet.judge.revision import revision
 from ratchet.judge.steps.arms import ArmProcess
 from ratchet.judge.steps.numerics import judge_gradients
@@ -189,7 +189,7 @@ def _screen(
         if differs := _difference(turn, challenger):
             turn.arms.drop(challenger)
             return LeverScreening(passed=False, reason=differs)
-    except DeadlinePassed:
+    except (DeadlinePassed, DeviceLost):
         raise
     except RatchetError as error:
         turn.arms.drop(challenger)

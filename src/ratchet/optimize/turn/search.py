@@ -15,13 +15,16 @@ from ratchet.optimize.levers import LEVERS, Lever, Situation, find_lever, kernel
 from ratchet.optimize.levers.kernels import PREFIX
 from ratchet.optimize.levers.operators import BF16_WEIGHTS, COMPILE
 from ratchet.optimize.step.candidate import Candidate, with_config
+from ratchet.optimize.step.describe import StepFacts
 from ratchet.optimize.turn import schedule
+from ratchet.optimize.turn.batches import LargerBatches
 from ratchet.optimize.turn.choice import Found, beats_written, roles
 from ratchet.optimize.turn.headroom import StepProfiles, Worth
 from ratchet.optimize.turn.losses import Losses, comparison_s, keeps_arithmetic
 from ratchet.optimize.turn.prove import NEW, RIVAL, Prover
 from ratchet.optimize.turn.prove_kernels import ProvenKernels, prove_kernels
 from ratchet.optimize.turn.prove_regions import RegionTrials
+from ratchet.optimize.turn.result import IdentityResult, LargerBatch
 from ratchet.optimize.turn.rivals import RivalModes
 from ratchet.optimize.turn.schedule import Step
 from ratchet.optimize.turn.screen import new_screening_s
@@ -38,6 +41,7 @@ class Search:
     situation: Situation
     profiles: StepProfiles
     written: Candidate
+    facts: StepFacts
     kernels: ProvenKernels = field(
         default_factory=lambda: ProvenKernels(proven={}, refused={}, verdicts=())
     )
@@ -46,11 +50,13 @@ class Search:
     _earlier: list[Selected] = field(default_factory=list)
     _worth: Worth = field(default_factory=Worth)
     _done: set[Step] = field(default_factory=set)
+    _larger_batch: LargerBatch | None = None
 
     def __post_init__(self) -> None:
         self.sitting = Sitting(prior=self.turn.known_scatter())
         self.prover = Prover(turn=self.turn, sitting=self.sitting)
         self.trials = RegionTrials(turn=self.turn)
+        self.batches = LargerBatches(turn=self.turn, facts=self.facts)
         self.losses = Losses(turn=self.turn, written=self.written)
         self.rivals = RivalModes(
             turn=self.turn,
@@ -75,7 +81,7 @@ class Search:
         if self.rivals.best is not None:
             self._go_on()
             if not self.losses.may_keep(self._rival):
-                self.turn.warn(f"bf16 was dropped: {self.losses.why_not(self._rival)}")
+                self._say_dropped(self._rival)
         self.rivals.leave_rest()
         self.turn.arms.close()
         return self.found()
@@ -95,6 +101,7 @@ class Search:
             same=self._same,
             kernels=self.kernels,
             losses=self.losses,
+            larger_batch=self._larger_batch,
         )
 
     # The critical path.
@@ -181,6 +188,7 @@ class Search:
             modes=self.rivals.baseline().modes,
             worth=self._worth.joined(self.kernels.worth),
             skipped=skipped,
+            objection=self._objection,
         )
         selection.prepare(applied)
         if (screening := selection.try_bundle()) is not None:
@@ -192,6 +200,9 @@ class Search:
         best = self._best
         if best is self._selecting.start or self.losses.accept(best):
             return
+        if self.losses.replays(best) and self.losses.of(best):
+            self._without_replays(best)
+            return
         reason, both = (
             self.losses.why_not(best),
             (best.config.precision, self._rival.config.precision),
@@ -202,8 +213,26 @@ class Search:
             self._keep_what_learns()
             self._selecting.refuse(BF16_WEIGHTS, reason)
             return
-        self.turn.warn(f"bf16 was dropped: {reason}")
+        self._say_dropped(best)
         self._keep_arithmetic()
+
+    def _without_replays(self, replayed: Candidate) -> None:
+        """Go on with a rival that replays no graphs: `replayed` does, and learns otherwise."""
+        self._say_dropped(replayed)
+        self.rivals.leave_replays(f"its losses differ: {self.losses.why_not(replayed)}")
+        if self.rivals.best is not None and self.losses.replays(self._best):
+            self._try_bundle()
+            self._keep_what_learns()
+
+    def _say_dropped(self, candidate: Candidate) -> None:
+        what = "replayed graphs were" if self.losses.replays(candidate) else "bf16 was"
+        self.turn.warn(f"{what} dropped: {self.losses.why_not(candidate)}")
+
+    def _objection(self, candidate: Candidate) -> str:
+        """Return why a change may not take the place of a best that learns; empty if it may."""
+        if not self.losses.may_keep(self._best) or self.losses.accept(candidate):
+            return ""
+        return f"losses: {self.losses.why_not(candidate)}"
 
     def _settle(self) -> None:
         """Launch the best and its rival until they are told apart, and note what is proven."""
@@ -259,7 +288,8 @@ class Search:
             schedule.LAUNCHES: (self._launches_s, self._launch),
             schedule.LATE_LOSSES: (self._losses_s, self._compare_losses),
             schedule.WHOLE: self._launch_of("as_written"),
-            schedule.MODES: (self.rivals.needed_s, self.rivals.time_next),
+            schedule.FILLING: (self._filling_s, self._fill),
+            schedule.MODES: (self.rivals.needed_s, self._time_mode),
             schedule.MORE_KERNELS: (self._more_kernels_s, self._more_kernels),
             schedule.ALONE: (self._selecting.needed_s, self._selecting.try_next),
             schedule.SAME: (self._same_s, self._keep_arithmetic),
@@ -271,11 +301,22 @@ class Search:
         """Return the seconds that proving a new best, or against a new rival, would take."""
         return schedule.PLANNED_LAUNCHES * self.prover.launch_s(self._arms)
 
+    def _uncompared(self) -> Candidate | None:
+        """Return the best, or else the rival, which is the recipe if nothing better is proven."""
+        both = (self._best, self._rival)
+        return next((one for one in both if self.losses.needed_s(one) is not None), None)
+
     def _losses_s(self) -> float | None:
-        return self.losses.needed_s(self._best)
+        found = self._uncompared()
+        return self.losses.needed_s(found) if found is not None else None
 
     def _compare_losses(self) -> None:
-        if not self.losses.accept(self._best):
+        found = self._uncompared()
+        if found is None or self.losses.accept(found):
+            return
+        if self.losses.replays(found) and self.losses.of(found):
+            self._without_replays(found)
+        elif found is self._best:
             self._keep_arithmetic()
 
     def _launches_s(self) -> float | None:
@@ -324,6 +365,29 @@ class Search:
     def _losing(self) -> bool:
         lost = self.prover.ratio(self._rival, self._best) <= 1.0
         return not self._earlier and self._same is None and lost
+
+    def _time_mode(self) -> None:
+        """Time the next mode of torch.compile; if it is the rival now, the best takes it over."""
+        before = self._rival
+        self.rivals.time_next()
+        if self._rival is not before:
+            self._selecting.follow(self._rival)
+
+    def _filling_s(self) -> float | None:
+        """Estimate the first larger batch, where the rival's profile shows an idle GPU."""
+        if self.batches.why_not(self._identity()):
+            return None
+        return self.batches.needed_s(self._best)
+
+    def _fill(self) -> None:
+        identity = self._identity()
+        assert identity is not None
+        self.turn.arms.close()  # the larger batch gets the memory
+        self._larger_batch = self.batches.measured(self._best, identity)
+
+    def _identity(self) -> IdentityResult | None:
+        profile = self.profiles.of(self._rival)
+        return profile.identity if profile is not None else None
 
     def _more_kernels_s(self) -> float | None:
         """Estimate the verdict on the next kernel that the budget had no room for."""

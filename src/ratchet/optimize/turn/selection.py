@@ -8,7 +8,7 @@ come first, and those with almost none are skipped.
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 
 from ratchet.base.errors import DeadlinePassed
@@ -58,6 +58,8 @@ class Selection:
     outside: list[Lever] = field(default_factory=list)
     """Levers that are still to be tried on top."""
     skipped: Sequence[Change] = ()
+    objection: Callable[[Candidate], str] = lambda candidate: ""
+    """Returns why a faster candidate may not take the place of the best; empty if it may."""
     _changes: dict[str, Change] = field(default_factory=dict)
     _by_mode: list[Lever] = field(default_factory=list)
     """Levers that the choice of the rival decides: torch.compile's modes."""
@@ -230,6 +232,10 @@ class Selection:
         elif not screening.passed:
             self._note(_change(lever, "refused", screening.reason))
         elif screening.low > 1.0 and not _is_unused(lever, screening):
+            if objection := self.objection(candidate):
+                self._note(_change(lever, "refused", objection, screening))
+                self.turn.arms.drop(candidate)
+                return
             reason = "faster on top of the rest"
             self._note(_change(lever, "kept", reason, screening, basis="alone"))
             self.turn.arms.drop(self.best)
@@ -268,6 +274,22 @@ class Selection:
             self.best, self._whole = candidate, screening
             self.outside = [one for one in self.outside if one not in chosen]
             self.inside = [*chosen, *self.inside]
+        else:
+            self.turn.arms.drop(candidate)
+
+    def follow(self, rival: Candidate) -> None:
+        """Take over the compile mode of a new rival, if the best is faster with it."""
+        if self.best.key() == self.start.key():
+            self.start = self.best = rival
+            return
+        mode = rival.config.compile_mode
+        candidate = self._candidate(self.best.config.model_copy(update={"compile_mode": mode}))
+        if candidate.key() == self.best.key():
+            return
+        screening = self._screen(self.best, candidate)
+        if screening is not None and screening.looks_faster:
+            self.turn.arms.drop(self.best)
+            self.start, self.best = rival, candidate
         else:
             self.turn.arms.drop(candidate)
 

@@ -143,7 +143,8 @@ def workload_options(
     for workload in workloads:
         check_name(workload)
         check_options(workload, batch_size=batch_size, sequence=sequence, text=path)
-    options: dict[str, Any] = {"device": probe(device).kind}
+    found = probe(device)
+    options: dict[str, Any] = {"device": found.torch_name if found.index else found.kind}
     if batch_size is not None:
         options["batch_size"] = batch_size
     if sequence is not None:

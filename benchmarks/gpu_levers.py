@@ -1,0 +1,144 @@
+"""Run a step on a GPU by each lever that only GPUs have, and with the library's kernels in it.
+
+    python benchmarks/gpu_levers.py [--workload llama-8m] [--device cuda] [--steps 20]
+
+Every way to run the step starts in a process of its own, all of them at once; then they are timed
+one after another. One JSON object a line for each: milliseconds a step, peak memory, the loss after
+the same steps, calls that fell back from a kernel to plain torch, or the reason why it did not run.
+The exit code is 1 if one that must run did not, if a loss is off by more than 2 %, or if a kernel
+served nothing.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import math
+import statistics
+import sys
+from typing import Any
+
+from ratchet.base.errors import RatchetError
+from ratchet.devices.probe import Device, probe
+from ratchet.judge.steps.arms import ArmProcess, ArmSpec
+from ratchet.kernels.library import LIBRARY
+from ratchet.optimize.arm import FACTORY
+from ratchet.optimize.step.candidate import Candidate
+from ratchet.optimize.step.environment import environment
+from ratchet.optimize.step.installed import InstalledKernel
+from ratchet.workloads.config import StepConfig
+
+USUAL = StepConfig(compile_mode="default", precision="bf16_autocast", optimizer="fused")
+IN_GRAPHS = ("attention", "rms_norm", "rope", "gated_activation", "linear_cross_entropy")
+WAYS: dict[str, dict[str, Any]] = {
+    "compile": {},
+    "replayed graphs": {"compile_mode": "reduce-overhead"},
+    "flash attention": {"attention": "flash"},
+    "efficient attention": {"attention": "efficient"},
+    "cuDNN attention": {"attention": "cudnn"},
+    "fp8 products": {"products": "fp8"},
+    "expandable segments": {"allocator": "expandable"},
+    "kernels": {"kernels": tuple(sorted(IN_GRAPHS)), "optimizer": "kernel"},
+    "kernels, bf16 weights": {
+        "kernels": tuple(sorted(IN_GRAPHS)),
+        "optimizer": "kernel",
+        "precision": "bf16_master",
+    },
+}
+MUST_RUN = ("compile", "replayed graphs", "kernels", "kernels, bf16 weights")
+LOSS = 0.02
+"""Largest relative difference of a loss from that of `compile`."""
+
+
+def candidate_of(changes: dict[str, Any], device: Device) -> Candidate:
+    """Return one way to run the step, with the library's kernels as if they were proven."""
+    config = StepConfig.model_validate({**USUAL.model_dump(), **changes})
+    names = [*config.kernels, *(("adamw",) if config.optimizer == "kernel" else ())]
+    kernels = tuple(
+        InstalledKernel(library=name, entry=one.entry, hash=one.hash, isa=device.target)
+        for name in names
+        for one in LIBRARY[name].kernels(device.target)
+    )
+    return Candidate(title="", config=config, kernels=kernels)
+
+
+def started(name: str, workload: str, device: Device) -> ArmProcess:
+    """Start the process of one way."""
+    candidate = candidate_of(WAYS[name], device)
+    arm = ArmProcess(
+        ArmSpec(
+            name=name,
+            factory=FACTORY,
+            arguments=candidate.arguments(workload, {"device": device.kind}),
+            environment=environment(candidate.config),
+        )
+    )
+    arm.begin_start()
+    return arm
+
+
+def row_of(name: str, arm: ArmProcess, steps: int) -> dict[str, Any]:
+    """Time one way, whose process has run a few steps; the row says why if it cannot."""
+    try:
+        times_s = [arm.run(1).wall_time_s for _ in range(steps)]
+        told = arm.describe()
+    except RatchetError as error:
+        return {"way": name, "ran": False, "reason": str(error)[:300]}
+    return {
+        "way": name,
+        "ran": True,
+        "step_ms": round(1e3 * statistics.median(times_s), 3),
+        "peak_mb": told["peak_memory_bytes"] >> 20,
+        "loss": told["loss"],
+        "installed": sum(told["installed"].values()),
+        "fallbacks": told["fallbacks"],
+    }
+
+
+def warm(name: str, arm: ArmProcess) -> str:
+    """Let it compile and run three steps; return why it cannot."""
+    try:
+        arm.finish_start()
+        arm.run(3)
+    except RatchetError as error:
+        return str(error)[:300]
+    return ""
+
+
+def main() -> int:
+    """Time each way."""
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("--workload", default="llama-8m")
+    parser.add_argument("--device", default="cuda")
+    parser.add_argument("--steps", type=int, default=20)
+    parser.add_argument("--only", nargs="*", choices=[*WAYS], default=[*WAYS])
+    asked = parser.parse_args()
+    device = probe(asked.device)
+    arms = {name: started(name, asked.workload, device) for name in asked.only}
+    rows = []
+    try:
+        faults = {name: warm(name, arm) for name, arm in arms.items()}
+        for name, arm in arms.items():
+            if faults[name]:
+                rows.append({"way": name, "ran": False, "reason": faults[name]})
+            else:
+                rows.append(row_of(name, arm, asked.steps))
+            print(json.dumps(rows[-1]), flush=True)
+            arm.close()
+    finally:
+        for arm in arms.values():
+            arm.close()
+    return int(any(map(is_wrong, rows, [rows[0].get("loss")] * len(rows))))
+
+
+def is_wrong(row: dict[str, Any], usual: float | None) -> bool:
+    """Return True for a way that had to run and did not, or that computes something else."""
+    if not row["ran"]:
+        return row["way"] in MUST_RUN
+    if usual is None or not math.isclose(row["loss"], usual, rel_tol=LOSS):
+        return True
+    return row["way"].startswith("kernels") and not row["installed"]
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,105 @@
+"""Measure larger batches of a step that leaves its GPU idle: offered in the report, never applied.
+
+A larger batch changes what a model learns from a step, so only the user can decide on it.
+"""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import Iterator
+from dataclasses import dataclass
+from statistics import median
+from typing import Any, Final
+
+from ratchet.base.errors import RatchetError
+from ratchet.judge.steps.arms import ArmProcess
+from ratchet.optimize.step.candidate import Candidate
+from ratchet.optimize.step.describe import ArmFacts, StepFacts
+from ratchet.optimize.turn.result import IdentityResult, LargerBatch
+from ratchet.optimize.turn.schedule import MARGIN, WARMUP_STEPS
+from ratchet.optimize.turn.state import Turn
+from ratchet.workloads.names import fixes_batch_size
+
+IDLE: Final = 0.25
+"""Share of a profiled step that leaves the GPU idle, from which a larger batch is tried."""
+FACTOR: Final = 4
+"""Each batch over the one before."""
+GAIN: Final = 1.1
+"""Rate over the one before from which a still larger batch is tried."""
+MOST_SIZES: Final = 4
+STEPS: Final = 5
+"""Timed steps of one size; their median counts."""
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class LargerBatches:
+    """The larger batches of one turn's workload."""
+
+    turn: Turn
+    facts: StepFacts
+
+    def why_not(self, identity: IdentityResult | None) -> str:
+        """Return why no larger batch is tried beside a profiled step; empty if one is."""
+        if self.turn.device.kind == "cpu":
+            return "a CPU's cores are not idle"
+        if self.facts.batch_size is None or fixes_batch_size(self.turn.settings.workload):
+            return "the workload sets its batch size itself"
+        if identity is None:
+            return "the step was not profiled"
+        return "" if idle_share(identity) >= IDLE else "the GPU is busy"
+
+    def needed_s(self, candidate: Candidate) -> float:
+        """Estimate the seconds of the first larger batch: it compiles from scratch."""
+        costs = self.turn.costs
+        steps_s = FACTOR * (WARMUP_STEPS + STEPS) * costs.step_s(candidate)
+        return MARGIN * costs.compiled_s(candidate) + steps_s
+
+    def measured(self, candidate: Candidate, identity: IdentityResult) -> LargerBatch | None:
+        """Return the batch with the highest rate that was found; None if none is faster.
+
+        Batches grow until one gains little, does not fit into memory, or the stage ends.
+        """
+        step_s, now = self.turn.costs.step_s(candidate), self.facts.batch_size
+        if not step_s or now is None:
+            return None
+        rate = self.facts.tokens_per_batch / step_s
+        best = LargerBatch(
+            batch_size=now, batch_size_now=now, unit=self.facts.unit, rate=rate, rate_now=rate,
+            idle_share=idle_share(identity),
+        )  # fmt: skip
+        for one in self._sizes(candidate, now):
+            found = best.model_copy(update=one)
+            if found.rate > best.rate:
+                best, before = found, best
+                if found.rate >= GAIN * before.rate:
+                    continue
+            break
+        return best if best.batch_size > now else None
+
+    def _sizes(self, candidate: Candidate, now: int) -> Iterator[dict[str, Any]]:
+        """Yield the figures of one larger batch after another."""
+        with contextlib.suppress(RatchetError):  # memory or time ended
+            for power in range(1, MOST_SIZES + 1):
+                size = now * FACTOR**power
+                yield self.turn.memo(
+                    "batch", f"{candidate.key()}:{size}", lambda: self._timed(candidate, size)  # noqa: B023
+                )  # fmt: skip
+
+    def _timed(self, candidate: Candidate, size: int) -> dict[str, Any]:
+        turn, now = self.turn, self.facts.batch_size or 1
+        turn.schedule.check("time a larger batch")
+        turn.tell("start", title=f"{candidate.title}, a batch of {size}")
+        with ArmProcess(turn.arms.spec(candidate, batch_size=size)) as arm:
+            arm.run(WARMUP_STEPS)
+            step_s = median(arm.run(1).wall_time_s for _ in range(STEPS))
+            told = ArmFacts.model_validate(arm.describe())
+        return {
+            "batch_size": size,
+            "rate": self.facts.tokens_per_batch * (size / now) / step_s,
+            "peak_memory_bytes": told.peak_memory_bytes,
+        }
+
+
+def idle_share(identity: IdentityResult) -> float:
+    """Return the share of a step in which the device computes nothing."""
+    return identity.idle_s / identity.window_s if identity.window_s > 0 else 0.0

@@ -1,0 +1,82 @@
+"""A process on a GPU that is not here: its ceilings, a workload, and the arm of a step."""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+
+SIMULATION = Path(__file__).parents[1] / "simulated_gpu"
+SCRIPT = """
+import json, sys
+from pathlib import Path
+
+import torch
+from ratchet.devices.ceilings import measure
+from ratchet.devices.probe import probe
+from ratchet.optimize.arm import make_arm
+from ratchet.workloads.check import check
+from ratchet.workloads.load import load
+
+folder = Path(sys.argv[1])
+here = probe("auto")
+ceilings = measure(here, folder=folder)
+workload = load("llama-tiny", device="cuda")
+check(workload)
+told = {
+    "kind": here.kind, "vendor": here.vendor, "target": here.target,
+    "rates": ceilings.gemm_flops_per_s,
+    "batch": str(workload.batch(0)[0].device), "cuda": workload.batch(0)[0].is_cuda,
+}
+asked = {"workload": "llama-tiny", "options": {"device": "cuda"}, "kernels": []}
+arm = make_arm(**asked, config=None)
+arm.gradients(str(folder / "g.safetensors"))
+arm.step(2)
+facts = arm.workload()
+told |= {name: facts[name] for name in ("device", "has_attention", "batch_size", "why_not_fused")}
+told |= {"loss": arm.describe()["loss"], "peak": arm.describe()["peak_memory_bytes"]}
+products = "own" if here.vendor == "AMD" else "fp8"  # the cores do not multiply FNUZ
+lowered = make_arm(**asked, config={"precision": "bf16_autocast", "optimizer": "fused",
+                                    "attention": "math", "products": products})
+lowered.step(2)
+told["lowered"] = lowered.describe()["loss"]
+print(json.dumps(told))
+"""
+
+
+@pytest.fixture(scope="module", params=["sm_90", "gfx942"])
+def told(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Any:
+    """What a process says of its GPU and of steps on it."""
+    pytest.importorskip("triton")
+    if torch.cuda.is_available():
+        pytest.skip("a GPU is here: nothing is to be simulated")
+    others = filter(None, [os.environ.get("PYTHONPATH")])
+    paths = os.pathsep.join([str(SIMULATION), *others, *sys.path])
+    found = subprocess.run(
+        [sys.executable, "-c", SCRIPT, str(tmp_path_factory.mktemp("gpu"))],
+        env={**os.environ, "PYTHONPATH": paths, "SIMULATED_GPU": request.param},
+        capture_output=True,
+        text=True,
+    )
+    assert found.returncode == 0, found.stderr[-3000:]
+    return {**json.loads(found.stdout.splitlines()[-1]), "asked": request.param}
+
+
+def test_a_process_meets_a_gpu(told: Any) -> None:
+    assert told["kind"] == "cuda" and told["target"] == told["asked"]
+    assert told["vendor"] == ("NVIDIA" if told["asked"] == "sm_90" else "AMD")
+    assert {"fp32", "bf16", "fp16"} == {*told["rates"]}
+    assert told["batch"] == "cuda:0" and told["cuda"]
+
+
+def test_the_arm_of_a_step_runs_there(told: Any) -> None:
+    assert told["device"] == "cuda" and told["has_attention"] and told["batch_size"] >= 1
+    assert not told["why_not_fused"]
+    assert told["loss"] > 0 and told["peak"] > 1 << 20
+    assert told["lowered"] == pytest.approx(told["loss"], rel=0.05)

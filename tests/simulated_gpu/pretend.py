@@ -1,0 +1,107 @@
+"""A GPU for whole processes on a machine without one: torch.cuda answers, tensors say `cuda`.
+
+Everything computes on the machine's cores. Beside what `ratchet emulate` pretends, torch.compile
+compiles (for the cores), events read the machine's clock, and memory is the process's. So a whole
+turn of `ratchet optimize --device cuda` walks through the code that a GPU would take, but for
+kernels, graphs of launches and the profiler's records of the device.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import functools
+import os
+import resource
+import time
+from collections.abc import Callable, Iterator
+from typing import Any, Final
+
+import torch
+import torch.utils._triton
+from torch.overrides import _pop_mode_temporarily
+
+from ratchet.devices import rates
+from ratchet.judge.emulator.pretending import EmulatedGpu
+from ratchet.judge.emulator.program.settings import pretended_device
+from ratchet.judge.workers.candidate.architectures import ARCHITECTURES
+from ratchet.judge.workers.candidate.torch_cuda import PretendedDevice
+
+VARIABLE: Final = "SIMULATED_GPU"
+"""The GPU's target: `sm_90`, or one of AMD's."""
+H100: Final = PretendedDevice(
+    architecture=ARCHITECTURES["sm_90"],
+    name="NVIDIA H100 80GB HBM3",
+    units=132,
+    memory_bytes=80 << 30,
+)
+
+
+class SimulatedGpu(EmulatedGpu):
+    """An emulated GPU for which torch.compile compiles, and whose clock runs."""
+
+    def _changes(self) -> Iterator[tuple[Any, str, Any]]:
+        left = {"compile", "_engine_run_backward"}
+        yield from (one for one in super()._changes() if one[1] not in left)
+        compile_it = torch.compile
+        yield torch, "compile", functools.partial(_compiled, self, compile_it)
+        yield torch, "Event", Event
+        yield torch.cuda, "Event", Event
+        yield torch.cuda, "max_memory_allocated", _peak_bytes
+        yield torch.cuda, "memory_allocated", _peak_bytes
+        # Inductor compiles for the cores, and asks Triton for no driver.
+        yield torch.utils._triton, "has_triton", lambda: False
+        # A measurement of the ceilings must not take minutes on two cores.
+        yield rates, "GEMM_SIZES", {"cpu": (256,), "cuda": (256,)}
+        yield rates, "DRAM_BYTES", {"cpu": (2**24, 2**26), "cuda": (2**24, 2**26)}
+
+
+class Event:
+    """An event of the machine's clock: all work before it is done when it is recorded."""
+
+    def __init__(self, *_: Any, **__: Any) -> None:
+        self._at_s = 0.0
+
+    def record(self, *_: Any) -> None:
+        self._at_s = time.perf_counter()
+
+    def wait(self, *_: Any) -> None:
+        """Do nothing."""
+
+    synchronize = wait
+
+    def query(self) -> bool:
+        return True
+
+    def elapsed_time(self, end: Event) -> float:
+        return 1e3 * (end._at_s - self._at_s)
+
+
+def _compiled(
+    gpu: SimulatedGpu, compile_it: Callable[..., Any], function: Any = None, **options: Any
+) -> Any:
+    """Return a function compiled for the cores: inside, tensors say that they are there."""
+    if function is None:
+        return functools.partial(_compiled, gpu, compile_it, **options)
+    on_cores = compile_it(function, **options)
+
+    @functools.wraps(function)
+    def call(*given: Any, **named: Any) -> Any:
+        with _pop_mode_temporarily():  # type: ignore[no-untyped-call]
+            return on_cores(*given, **named)
+
+    return call
+
+
+_begun: Final = contextlib.ExitStack()
+"""Keeps what was begun: nothing ends before the process does."""
+
+
+def _peak_bytes(*_: Any) -> int:
+    return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss << 10
+
+
+def begin() -> None:
+    """Pretend until the process ends."""
+    target = os.environ.get(VARIABLE, "sm_90")
+    device = H100 if target == "sm_90" else pretended_device(target)
+    _begun.enter_context(SimulatedGpu(device).entered())
