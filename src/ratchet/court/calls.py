@@ -23,7 +23,6 @@ from ratchet.judge.options import (
     parse_time_limit_s,
 )
 from ratchet.judge.trial.processes.built_extensions import uses_extensions
-from ratchet.judge.trial.without_gpu import make_ready
 from ratchet.judge.verdict import Verdict
 from ratchet.kernels.kernel import Kernel
 from ratchet.ledger.place import ENVIRONMENT
@@ -118,7 +117,7 @@ def judge_named(
     """
     known = kernel if isinstance(kernel, Kernel) else read
     if terms.target is not None and known is not None:
-        make_ready(known, terms.target)
+        lab.without_gpu.make_ready(known, terms.target)
     began, limit_s = time.monotonic(), terms.time_limit_s
     with ends_within(limit_s):
         if read is not None and terms.device in ("auto", "cpu") and terms.target is None:
