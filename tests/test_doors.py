@@ -40,7 +40,8 @@ except WorkloadError as error:
     assert "pip install 'torch-ratchet[hf]'" in str(error)
 else:
     raise AssertionError
-settings = make_settings("llama-tiny", out=sys.argv[2], device="cpu", ledger=sys.argv[2] + ".db")
+place = {"out": sys.argv[2], "ledger": sys.argv[2] + ".db"}
+settings = make_settings("llama-tiny", budget="1m", device="cpu", **place)
 print(json.dumps([lever.name for lever in dry_run(settings).levers]))
 """
 
