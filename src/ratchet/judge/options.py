@@ -9,7 +9,7 @@ from typing import Any, Final, Literal, cast, get_args
 from ratchet.base.durations import parse_duration_s
 from ratchet.base.errors import RatchetError
 from ratchet.kernels.kernel import Language
-from ratchet.problems.problem import Task, Tier
+from ratchet.problems.case import Task, Tier
 
 Scale = float | Literal["auto"] | None
 SHORTEST_LIMIT_S = 1.0

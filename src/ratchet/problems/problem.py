@@ -11,7 +11,7 @@ from dataclasses import asdict, dataclass, field, replace
 from importlib.abc import InspectLoader
 from importlib.machinery import ModuleSpec
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Final, Literal
+from typing import TYPE_CHECKING, Any, Final
 
 import msgspec
 
@@ -21,6 +21,7 @@ from ratchet.problems.case import (
     LAYOUTS,
     Case,
     ModelForm,
+    Task,
     TensorSpec,
     Tier,
 )
@@ -50,7 +51,6 @@ Reference = Callable[..., "tuple[Tensor, ...]"]
 LARGEST_FIRST: Final[tuple[Tier, ...]] = ("gpu", "cpu", "ci")
 JUDGED_AT: Final[tuple[Tier, ...]] = ("cpu", "ci", "gpu")
 """Default tiers: a problem is judged at the first of these that it has."""
-Task = Literal["own", "any"]
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
