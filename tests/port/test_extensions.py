@@ -73,6 +73,26 @@ def test_lines_keep_their_names() -> None:
     assert '#line 3 "a/k.cu"' in lines[at - 1]
 
 
+def test_sources_that_do_not_mention_cuda_are_a_part_too(tmp_path: Path) -> None:
+    (tmp_path / "setup.py").write_text(
+        "from torch.utils.cpp_extension import CUDAExtension\n"
+        "made = CUDAExtension('a', ['k.cu', 'bind.cpp'])\n"
+    )
+    (tmp_path / "shape.h").write_text("#pragma once\nstruct Shape { int rows; };\n")
+    (tmp_path / "bind.cpp").write_text(
+        '#include <torch/extension.h>\n#include "shape.h"\nat::Tensor f(at::Tensor x);\n'
+        'PYBIND11_MODULE(TORCH_EXTENSION_NAME, m) { m.def("f", &f); }\n'
+    )
+    (tmp_path / "k.cu").write_text(
+        '#include "shape.h"\n__global__ void k(Shape s) {}\n'
+        "at::Tensor f(at::Tensor x) { return x; }\n"
+    )
+    (found,) = ported_kernels(scan(tmp_path))
+    assert (found.file, found.kernel.entry) == ("k.cu", "f")
+    assert found.kernel.source.count("struct Shape") == 1
+    assert set(found.sources) == {"k.cu", "bind.cpp", "shape.h"}
+
+
 def test_what_the_patch_leaves_is_not_executed(
     offered: dict[str, PortedKernel], tmp_path: Path
 ) -> None:

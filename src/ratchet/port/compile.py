@@ -35,6 +35,8 @@ NOT_EXECUTED: Final = (
     "compiled, not executed: a problem says what is right; "
     "execute it with ratchet judge PROBLEM KERNEL --target gfx942"
 )
+OF_TORCH: Final = re.compile(r"undeclared identifier '(at|c10|torch)'")
+NO_KERNEL: Final = "no launch says with which arguments its kernels' templates are used"
 MISSING: Final = re.compile(r"fatal error: '([^']+)' file not found")
 
 
@@ -129,6 +131,8 @@ def _compile(job: tuple[str, Path, str, Path]) -> Compilation:
     if done.returncode == 0:
         made = output.read_text(errors="replace")
         kernels = len(re.findall(r"^define .*amdgpu_kernel", made, re.MULTILINE))
+        if not kernels:
+            return _not(name, target, NO_KERNEL)
         return Compilation(
             file=name,
             target=target,
@@ -138,6 +142,8 @@ def _compile(job: tuple[str, Path, str, Path]) -> Compilation:
         )
     if "invalid target ID" in done.stderr:
         return _not(name, target, f"{Path(clang).name} does not know {target}: install a newer one")
+    if OF_TORCH.search(done.stderr):
+        return _not(name, target, "its GPU code uses torch's headers; --prove compiles with them")
     if missing := MISSING.search(done.stderr):
         return _not(name, target, f"the header {missing[1]} is not on this machine")
     return Compilation(

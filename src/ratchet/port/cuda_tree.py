@@ -126,7 +126,8 @@ class CudaTree:
                 continue
             made[start : start + len(head)] = head
             made[body:end] = self.text[body:end].replace(b"\\\n", b" \n")
-            made[end : end + 1] = b"}"
+            closed = b";}" if made[end + 1 : end + 2] == b" " else b"}"
+            made[end : end + len(closed)] = closed
         return bytes(made)
 
     def nodes(self, kind: str) -> Iterator[Node]:
@@ -267,6 +268,13 @@ class CudaTree:
         return next((node for node in reversed(around) if node.end_byte > at), None)
 
     @cached_property
+    def kernel_macros(self) -> tuple[str, ...]:
+        """The macros that make kernels."""
+        made = (*self.nodes("macro"), *self.nodes("define"))
+        named = ((one.child_by_field_name("name"), self.said(one)) for one in made)
+        return tuple(self.said(name) for name, said in named if name and "__global__" in said)
+
+    @cached_property
     def own(self) -> frozenset[str]:
         """The functions and macros that the text, or a header of the repository, defines."""
         made = (one.child_by_field_name("declarator") for one in self.functions)
@@ -295,7 +303,11 @@ class CudaTree:
         if function is None:
             return False
         head = self.head(function)
-        return "__global__" in head or "__device__" in head or head.startswith("void m()")
+        return "__global__" in head or "__device__" in head or self.is_macro(function)
+
+    def is_macro(self, function: Node) -> bool:
+        """Return whether a function is the body of a macro, as `functions` has it."""
+        return self.head(function).lstrip().startswith("#")
 
 
 def last_name(text: str) -> str:

@@ -11,6 +11,7 @@ from collections.abc import Iterator
 from typing import TYPE_CHECKING, Final
 
 from ratchet.port.cuda_tree import CudaTree
+from ratchet.port.preprocessor import SIZES
 
 if TYPE_CHECKING:
     from tree_sitter import Node
@@ -83,7 +84,7 @@ def _is_of_host(tree: CudaTree, node: Node) -> bool:
             )
             is not None
         )
-    return node.type == "ERROR"
+    return node.type == "ERROR" and not any(one in said for one in tree.kernel_macros)
 
 
 def _instances(tree: CudaTree) -> Iterator[str]:
@@ -93,12 +94,21 @@ def _instances(tree: CudaTree) -> Iterator[str]:
     for call in tree.launches:
         function = call.node.child_by_field_name("function")
         said = " ".join(tree.said(function).split()) if function is not None else ""
-        if "<" not in said or call.name not in kernels:
+        if "<" not in said or call.name not in kernels or _is_of_parameters(tree, call.at, said):
             continue
         said = re.sub(r"\b(scalar_t|opmath_t|acc_t|accscalar_t|T|type)\b", DISPATCHED, said)
         if said not in seen and re.fullmatch(r"[\w:<>, ]+", said):
             seen.add(said)
             yield said
+
+
+def _is_of_parameters(tree: CudaTree, at: int, said: str) -> bool:
+    """Return whether a name in a macro's body is made of the macro's parameters."""
+    function = tree.function_at(at)
+    if function is None or not tree.is_macro(function):
+        return False
+    words = re.findall(r"[A-Za-z_]\w*", said.partition("<")[2])
+    return not all(one in tree.constants or one in SIZES for one in words)
 
 
 def _name(tree: CudaTree, function: Node) -> str:

@@ -15,6 +15,7 @@ from typing import Final
 from ratchet.kernels.kernel import Kernel
 from ratchet.kernels.kernel_file import bound_names, is_extension
 from ratchet.port.compile import is_clean
+from ratchet.port.files import CPP_SUFFIXES
 from ratchet.port.patch import edited
 from ratchet.port.scan import ScannedFile
 from ratchet.problems.card import ANSWER
@@ -45,11 +46,7 @@ class PortedKernel:
 
 def ported_kernels(scanned: Sequence[ScannedFile]) -> list[PortedKernel]:
     """Return what a tree offers to callers: functions that extensions bind, and `ModelNew`s."""
-    texts = {
-        one.found.name: edited(one).decode(errors="replace")
-        for one in scanned
-        if one.found.kind == "cuda"
-    }
+    texts = {one.found.name: text for one in scanned if (text := _text(one))}
     found, taken = [], set[str]()
     for one in scanned:
         if one.found.kind != "python":
@@ -66,6 +63,15 @@ def ported_kernels(scanned: Sequence[ScannedFile]) -> list[PortedKernel]:
         if name not in taken and name.endswith(".cu") and is_extension(text):
             found += _extension([name], texts)
     return sorted(found, key=lambda one: (one.file, one.kernel.entry))
+
+
+def _text(scanned: ScannedFile) -> str:
+    """Return a C++ or CUDA file with the patch; "" for other files and those that are not read."""
+    found = scanned.found
+    if found.kind == "cuda":
+        return edited(scanned).decode(errors="replace")
+    plain = found.kind is None and not found.skipped and found.path.suffix in CPP_SUFFIXES
+    return found.path.read_text(errors="replace") if plain else ""
 
 
 def _built(text: str, file: str, texts: Mapping[str, str]) -> Iterator[list[str]]:

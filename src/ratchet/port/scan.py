@@ -147,8 +147,7 @@ def cuda_findings(tree: CudaTree, source: CodeText) -> Iterator[PortFinding]:
 
 def _has_kernels(tree: CudaTree) -> bool:
     made = any("__global__" in tree.head(one) for one in tree.functions)
-    macros = (*tree.nodes("macro"), *tree.nodes("define"))
-    return made or any("__global__" in tree.said(one) for one in macros)
+    return made or bool(tree.kernel_macros)
 
 
 def _scan_python(found: FoundFile, source: CodeText) -> ScannedFile:

@@ -32,7 +32,6 @@ COLUMNS: Final = (
     m.Column("rule", lambda one: one.finding.rule),
     m.Column("severity", lambda one: one.finding.severity, on="page"),
     m.Column("found", lambda one: one.finding.detail),
-    m.why("why", lambda one: one.finding.why, on="page"),
     m.why("fix", lambda one: ("in the patch: " if one.fixed else "") + one.finding.fix),
 )
 
@@ -64,10 +63,11 @@ def port_report(result: PortResult) -> m.ResultReport:
         headline=headline(result),
         header=(m.Words(f"{result.lines:,} lines in {_read(result)} files"),),
         sections=m.blocks(
+            _proofs(result),
             _left(result),
             _files(result),
             _findings(result),
-            _proofs(result),
+            _reasons(result),
             m.section("Compiled for AMD GPUs", compiled) if result.compiled else None,
             *_changes(result),
             _skipped(result),
@@ -83,7 +83,7 @@ def _skipped(result: PortResult) -> m.ReportSection | None:
 
 def _left(result: PortResult) -> m.ReportSection | None:
     rows = effort(result)
-    table = m.grid(("rule", "findings", "fix"), rows)
+    table = m.grid(("rule", "fix", "findings"), rows, left=2)
     return m.section("Left for you", table, on="page") if rows else None
 
 
@@ -93,14 +93,14 @@ def _files(result: PortResult) -> m.ReportSection:
         (
             one.found.name,
             str(result.readiness(one)),
-            str(len(result.by_hand(list(one.findings)))),
             said.get(one.found.name, ""),
+            str(len(result.by_hand(list(one.findings)))),
         )
         for one in result.scanned
         if one.findings or one.has_kernels
     ]
-    names = ("file", "readiness", "by hand", "its kernels")
-    return m.section("Files", m.grid(names, rows, left=2), on="page")
+    names = ("file", "readiness", "its kernels", "by hand")
+    return m.section("Files", m.grid(names, rows, left=3), on="page")
 
 
 PROOF_COLUMNS: Final = (
@@ -159,6 +159,12 @@ def _findings(result: PortResult) -> m.ReportSection | None:
         m.Words(said, on="terminal") if notes else None,
         m.ResultTable(COLUMNS, rows, on="page"),
     )
+
+
+def _reasons(result: PortResult) -> m.ReportSection | None:
+    """Return why each rule that matched is one, for the page."""
+    rows = sorted({one.rule: one.why for one in result.findings}.items())
+    return m.section("Rules", m.grid(("rule", "why"), rows), on="page") if rows else None
 
 
 def _changes(result: PortResult) -> list[m.ReportSection]:
@@ -237,11 +243,11 @@ def sides(scanned: ScannedFile, new: bytes) -> Iterator[DiffLine]:
 
 
 def effort(result: PortResult) -> list[tuple[str, str, str]]:
-    """Return what is left by rule, the most frequent first: rule, count, how to fix it."""
+    """Return what is left by rule, the most frequent first: rule, how to fix it, count."""
     left = result.by_hand(result.findings)
     counts = Counter(one.rule for one in left)
     fixes = {one.rule: one.fix for one in reversed(left)}
-    return [(rule, str(count), fixes[rule]) for rule, count in counts.most_common()]
+    return [(rule, fixes[rule], str(count)) for rule, count in counts.most_common()]
 
 
 def as_sarif(result: PortResult) -> dict[str, Any]:

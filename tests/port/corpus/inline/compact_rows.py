@@ -1,6 +1,6 @@
 """Positive values of each row moved to the front: ballots and population counts.
 
-problem: x = randn(11, 96) -> x.gather(1, (x <= 0).to(int8).argsort(1, stable=True)).clamp(min=0)
+problem: x = randn(11, 96) -> x.gather(1, (x <= 0).to(int8).argsort(dim=1, stable=True)).clamp(min=0)
 """
 
 import torch
