@@ -24,6 +24,46 @@ needs_emulator = [
         importlib.util.find_spec("triton") is None, reason="triton is not installed"
     ),
 ]
+BAD = """
+import pytest, torch, triton
+import triton.language as tl
+
+@triton.jit
+def shifted(x, TEXT: tl.constexpr, KINDS: tl.constexpr):
+    at = tl.arange(0, 64)
+    eight = tl.inline_asm_elementwise(TEXT, KINDS, [tl.load(x + at)], tl.int32, True, 1)
+    tl.store(x + at, eight)
+
+@triton.jit
+def waiting(flag, n):
+    while tl.atomic_add(flag, 0) < n:
+        pass
+
+def fails(words, call):
+    with pytest.raises(Exception, match=words) as caught:
+        call()
+    assert len(str(caught.value).splitlines()) == 1
+
+def ones():
+    return torch.ones(64, dtype=torch.int32, device="cuda")
+
+def test_inline_ptx():
+    fails("PTX does not compile", lambda: shifted[(1,)](ones(), "shl.b32 $0, $1, 3;", "=r,r"))
+
+def test_inline_assembly_of_amd():
+    x = ones()
+    shifted[(1,)](x, "v_lshlrev_b32 $0, 3, $1", "=v,v")
+    assert x.tolist() == [8] * 64
+
+def test_a_program_that_waits_for_nobody():
+    fails("without an end", lambda: waiting[(2,)](ones(), 5))
+
+def test_too_many_programs():
+    fails("too large to be emulated", lambda: waiting[(1 << 26,)](ones(), 0))
+
+def test_without_a_launch():
+    pass
+"""
 PACKAGE = """
 import triton
 import triton.language as tl
@@ -127,7 +167,7 @@ def own_negative(one):
     assert one.is_cuda
     y = torch.empty_like(one)
     inverse[(1,)](one ** -2, y, one.numel(), BLOCK=64)
-    return -y
+    return y * -1
 library = torch.library.Library("aten", "IMPL")
 library.impl("neg", own_negative, "CUDA")
 assert (-torch.ones(3)).tolist() == (-torch.ones(3, device="cuda")).tolist() == [-1, -1, -1]
@@ -287,6 +327,15 @@ class TestSuite:
     """A suite goes on after a fault."""
 
     pytestmark = needs_emulator
+
+    def test_what_does_not_run_is_a_line_and_the_suite_goes_on(self, tmp_path: Path) -> None:
+        (tmp_path / "test_bad.py").write_text(BAD)
+        emulate = ("-m", "ratchet.cli", "emulate", "--instructions", "100000", "--json", "--")
+        suite = (sys.executable, "-W", "ignore", "-m", "pytest", "-q", "test_bad.py")
+        done = run(*emulate, *suite, folder=tmp_path)
+        assert "5 passed" in done.stderr, done.stderr[-3000:]
+        document = json.loads(done.stdout)
+        assert document["launches"] == 1 and len(document["faults"]) == 3
 
     def test_a_fault_fails_its_test_only(self, tmp_path: Path) -> None:
         (tmp_path / "test_negated.py").write_text(SUITE)

@@ -434,6 +434,7 @@ def install(driver: EmulatorDriver) -> None:
     """Make Triton compile and launch through the driver, in this whole process."""
     import triton
     import triton.testing
+    from triton.backends.amd.compiler import HIPBackend
 
     os.environ["TRITON_DISABLE_LINE_INFO"] = "0"  # a fault names its line
     triton.knobs.compilation.listener = driver.compiled
@@ -441,3 +442,22 @@ def install(driver: EmulatorDriver) -> None:
     triton.testing.do_bench = driver.benchmark
     triton.testing.do_bench_cudagraph = driver.benchmark
     triton.compiler.compiler.max_shared_mem.cache_clear()
+    HIPBackend.make_hsaco = staticmethod(_linked(driver, HIPBackend.make_hsaco))
+
+
+def _linked(driver: EmulatorDriver, link: Callable[..., Any]) -> Callable[..., Any]:
+    """Return Triton's last step of compiling, which names inline assembly that is not AMD's."""
+
+    @functools.wraps(link)
+    def linked(text: Any, metadata: Any, options: Any) -> Any:
+        try:
+            return link(text, metadata, options)
+        except RuntimeError as error:
+            inline = re.search(r";+#ASMSTART\n\s*(.*)\n", str(text))
+            if inline is None:
+                raise
+            told = f"the inline assembly `{inline[1]}` is not that of {options.arch}"
+            driver.failed(FailedLaunch(kernel=metadata["name"], reason=told, is_refused=False))
+            raise KernelError(f"{told}: PTX does not compile for AMD GPUs") from error
+
+    return linked
