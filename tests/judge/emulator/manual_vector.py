@@ -221,6 +221,13 @@ def clamped(value: int, least: int, most: int) -> int:
     return max(least, min(most, value))
 
 
+def repaired(a: float, b: float, c: float) -> Number:
+    """The quotient a of c by b, with the sign and the special values of c / b."""
+    exact = quotient(c, b)
+    special = not is_finite(b, c) or b == 0 or c == 0
+    return exact if special else math.copysign(a, math.copysign(1, b) * math.copysign(1, c))
+
+
 def products(a: int, b: int, c: float, form: Format = F16) -> Number:
     """The sum of two products of halves and a float."""
     (p, q), (r, s) = halves(a, form), halves(b, form)
@@ -476,6 +483,9 @@ FLOATS: dict[str, Definition] = {
     "v_mul_legacy_f32": ("f:ff", lambda a, b: 0.0 if a == 0 or b == 0 else times(a, b)),
     "v_minmax_f32": ("f:fff", lambda a, b, c: greater(lesser(a, b), c)),
     "v_maxmin_f32": ("f:fff", lambda a, b, c: lesser(greater(a, b), c)),
+    "v_div_fixup_f16": ("h:hhh", repaired),
+    "v_div_fixup_f32": ("f:fff", repaired),
+    "v_div_fixup_f64": ("D:DDD", repaired),
     "v_fract_f32": ("f:f", fraction_of(F32)),
     "v_fract_f64": ("D:D", fraction_of(F64)),
     "v_fract_f16": ("h:h", fraction_of(F16)),

@@ -24,6 +24,46 @@ needs_emulator = [
         importlib.util.find_spec("triton") is None, reason="triton is not installed"
     ),
 ]
+BAD = """
+import pytest, torch, triton
+import triton.language as tl
+
+@triton.jit
+def shifted(x, TEXT: tl.constexpr, KINDS: tl.constexpr):
+    at = tl.arange(0, 64)
+    eight = tl.inline_asm_elementwise(TEXT, KINDS, [tl.load(x + at)], tl.int32, True, 1)
+    tl.store(x + at, eight)
+
+@triton.jit
+def waiting(flag, n):
+    while tl.atomic_add(flag, 0) < n:
+        pass
+
+def fails(words, call):
+    with pytest.raises(Exception, match=words) as caught:
+        call()
+    assert len(str(caught.value).splitlines()) == 1
+
+def ones():
+    return torch.ones(64, dtype=torch.int32, device="cuda")
+
+def test_inline_ptx():
+    fails("PTX does not compile", lambda: shifted[(1,)](ones(), "shl.b32 $0, $1, 3;", "=r,r"))
+
+def test_inline_assembly_of_amd():
+    x = ones()
+    shifted[(1,)](x, "v_lshlrev_b32 $0, 3, $1", "=v,v")
+    assert x.tolist() == [8] * 64
+
+def test_a_program_that_waits_for_nobody():
+    fails("without an end", lambda: waiting[(2,)](ones(), 5))
+
+def test_too_many_programs():
+    fails("too large to be emulated", lambda: waiting[(1 << 26,)](ones(), 0))
+
+def test_without_a_launch():
+    pass
+"""
 PACKAGE = """
 import triton
 import triton.language as tl
@@ -122,12 +162,33 @@ values = torch.linspace(-300, 300, 16, device="cuda")
 to_fp8[(1,)](values, small, BLOCK=16)
 torch.testing.assert_close(small.float(), values.clamp(-240, 240).to(small.dtype).float())
 
+# an operator that is registered for the GPU: what is on the host goes to torch's own kernel
+def own_negative(one):
+    assert one.is_cuda
+    y = torch.empty_like(one)
+    inverse[(1,)](one ** -2, y, one.numel(), BLOCK=64)
+    return y * -1
+library = torch.library.Library("aten", "IMPL")
+library.impl("neg", own_negative, "CUDA")
+assert (-torch.ones(3)).tolist() == (-torch.ones(3, device="cuda")).tolist() == [-1, -1, -1]
+library._destroy()
+
+# what launchers ask of the driver and of a compiled kernel
+asked = triton.runtime.driver.active.utils.get_device_properties(0)
+assert asked["max_threads_per_sm"] == 2048 and asked["multiprocessor_count"] == 304
+compiled = inverse.warmup(parts[0], total, 16, BLOCK=16, grid=(1,))
+compiled._init_handles()
+assert compiled.n_regs > 0
+
 # what is not there, in one line each
 y = torch.empty(100, device="cuda")
 for call, words in (
     (lambda: unmasked[(2,)](x.detach(), y, 100, BLOCK=64), "past the end of a tensor"),
     (lambda: inverse[(1,)](host, y, 3, BLOCK=64), "cpu tensor"),
     (lambda: torch.zeros(1, device="cuda:1"), "one GPU is emulated"),
+    (lambda: torch.cuda.set_device(1), "one GPU is emulated"),
+    (lambda: compiled[(1, 1, 1)](parts[0]), "1 arguments and not 4"),
+    (lambda: torch.empty(1 << 34, dtype=torch.float64, device="cuda"), "does not fit|allocate"),
     (torch.cuda.CUDAGraph, "graphs are not emulated"),
 ):
     with pytest.raises(Exception, match=words) as caught:
@@ -223,7 +284,7 @@ class TestScript:
     def test_its_own_asserts_hold_and_hidden_faults_fail_it(self, ran: Any) -> None:
         document, done, _ = ran
         assert document["exit_code"] == 0 and done.returncode == 1
-        assert document["launches"] == 6 and document["device"] == "AMD Instinct MI300X"
+        assert document["launches"] == 7 and document["device"] == "AMD Instinct MI300X"
 
     def test_faults_name_the_source_line(self, ran: Any) -> None:
         faults = {one["kernel"]: one for one in ran[0]["faults"]}
@@ -234,7 +295,7 @@ class TestScript:
 
     def test_kernels_have_bounds_and_hot_lines(self, ran: Any) -> None:
         kernels = {one["name"]: one for one in ran[0]["kernels"]}
-        assert kernels["inverse"]["launches"] == 3 and kernels["inverse"]["bound_s"] > 0
+        assert kernels["inverse"]["launches"] == 4 and kernels["inverse"]["bound_s"] > 0
         texts = [line["text"] for line in kernels["inverse"]["hottest"]]
         assert any("tl.store(y + at, roots" in text for text in texts)
 
@@ -266,6 +327,15 @@ class TestSuite:
     """A suite goes on after a fault."""
 
     pytestmark = needs_emulator
+
+    def test_what_does_not_run_is_a_line_and_the_suite_goes_on(self, tmp_path: Path) -> None:
+        (tmp_path / "test_bad.py").write_text(BAD)
+        emulate = ("-m", "ratchet.cli", "emulate", "--instructions", "100000", "--json", "--")
+        suite = (sys.executable, "-W", "ignore", "-m", "pytest", "-q", "test_bad.py")
+        done = run(*emulate, *suite, folder=tmp_path)
+        assert "5 passed" in done.stderr, done.stderr[-3000:]
+        document = json.loads(done.stdout)
+        assert document["launches"] == 1 and len(document["faults"]) == 3
 
     def test_a_fault_fails_its_test_only(self, tmp_path: Path) -> None:
         (tmp_path / "test_negated.py").write_text(SUITE)

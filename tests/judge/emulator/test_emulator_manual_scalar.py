@@ -7,7 +7,7 @@ from typing import Any
 
 import manual_scalar as manual
 import pytest
-from exact_numbers import FORMATS, WIDTHS, bits_for, read, same, written
+from exact_numbers import FORMATS, WIDTHS, bits_for, fused, read, same, written
 from manual_text import CDNA, RDNA, TARGETS
 from small_assembly import run_words
 
@@ -165,6 +165,29 @@ def test_a_scalar_instruction_of_floats(name: str) -> None:
 @pytest.mark.parametrize("name", manual.NEAR)
 def test_a_scalar_instruction_whose_last_bits_are_open(name: str) -> None:
     check(name, manual.NEAR[name], ("gfx1201",), 2)
+
+
+@pytest.mark.parametrize(("name", "between"), [("s_fmamk_f32", True), ("s_fmaak_f32", False)])
+def test_a_scalar_instruction_with_a_literal(name: str, between: bool) -> None:
+    chance = random.Random(name)
+    a, b = ([bits_for("f", chance) for _ in range(32)] for _ in range(2))
+    operands = "s10, 0x40490fdb, s12" if between else "s10, s12, 0x40490fdb"
+    lines = [
+        line
+        for lane in range(TRIED)
+        for line in (
+            f"v_readlane_b32 s10, v10, {lane}",
+            f"v_readlane_b32 s12, v12, {lane}",
+            f"{name} s14, {operands}",
+            f"v_writelane_b32 v14, s14, {lane}",
+        )
+    ]
+    inputs = {10: a, 12: b, 14: [0] * 32}
+    found = run_words("\n".join(lines), inputs, [14], target="gfx1201")[14]
+    for lane in range(TRIED):
+        x, y, k = (read(word, "f") for word in (a[lane], b[lane], 0x40490FDB))
+        wanted = fused(x, k, y) if between else fused(x, y, k)
+        assert same(found[lane], written(wanted, "f"), "f"), f"{name} of {x}, {y}"
 
 
 def test_every_scalar_instruction_of_the_table_has_a_definition() -> None:

@@ -28,7 +28,11 @@ from ratchet.judge.emulator.launch import (
 )
 from ratchet.judge.emulator.pretending import GPU, MARK, EmulatedGpu
 from ratchet.judge.workers.candidate.architectures import ARCHITECTURES
-from ratchet.judge.workers.candidate.fake_driver import CompiledTexts, FakeDriver
+from ratchet.judge.workers.candidate.fake_driver import (
+    CompiledTexts,
+    FakeDriver,
+    assembly_number,
+)
 from ratchet.judge.workers.candidate.torch_cuda import PretendedDevice, asked
 from ratchet.judge.workers.candidate.triton_source import load_source
 from ratchet.kernels.carried_files import split_files
@@ -188,7 +192,7 @@ class EmulatorDriver(FakeDriver):
         self._price = price
         self._tried_s: list[float] | None = None
         self.has_working = False
-        """The autotuner that is running has found a configuration."""
+        """A configuration worked since the last launch, which an autotuner ends with."""
 
     def launcher_cls(self, source: Any, metadata: Any) -> Any:
         """Return the launcher of a compiled kernel."""
@@ -323,8 +327,8 @@ class TritonLauncher(EmulatedLauncher):
         self._element_bytes = min(sizes, default=1)
         text = driver.compiled.of(metadata.hash).get("amdgcn", "")
         self._kernel = functools.cache(lambda: decode(text))
-        if int(getattr(metadata, "global_scratch_size", 0) or 0):
-            raise KernelError("a kernel with scratch memory of Triton's own is not emulated")
+        self._has_scratch = bool(int(getattr(metadata, "global_scratch_size", 0) or 0))
+        driver.utils.registers = assembly_number(text, "vgpr_count")  # programs ask for `n_regs`
 
     def __call__(self, *given: Any) -> None:
         """Take grid (x, y, z), stream, function, two metadata, two hooks, arguments."""
@@ -332,9 +336,13 @@ class TritonLauncher(EmulatedLauncher):
             return
         is_known = False
         try:
+            if self._has_scratch:
+                raise KernelError("a kernel with scratch memory of Triton's own is not emulated")
             self._kernel()
             is_known = True
+            check_arguments(self._name, self._kinds, given[9:])
             if not self._driver.tuning:
+                self._driver.has_working = self._driver.has_working and self._driver.is_trying
                 self._driver.add(self.run(*given))
         except (KernelError, ValueError) as error:
             told = with_source_line(str(error), self._file)
@@ -353,6 +361,15 @@ def with_source_line(message: str, file: str) -> str:
         return message
     text = " ".join(linecache.getline(file, int(found[2])).split())
     return f"{message}: `{text[:100]}`" if text else message
+
+
+def check_arguments(name: str, kinds: Sequence[Any], given: Sequence[Any]) -> None:
+    """Raise KernelError for a launch whose arguments are not as many as the kernel's."""
+    if len(kinds) != len(given):
+        raise KernelError(
+            f"the launch of {name} has {len(given)} arguments and not {len(kinds)}: Triton passes "
+            "the constexpr ones too"
+        )
 
 
 def launch_values(kinds: Sequence[Any], given: Sequence[Any]) -> Iterator[tuple[str, Any]]:
@@ -428,7 +445,7 @@ def install(driver: EmulatorDriver) -> None:
     """Make Triton compile and launch through the driver, in this whole process."""
     import triton
     import triton.testing
-    from triton.runtime.autotuner import Autotuner
+    from triton.backends.amd.compiler import HIPBackend
 
     os.environ["TRITON_DISABLE_LINE_INFO"] = "0"  # a fault names its line
     triton.knobs.compilation.listener = driver.compiled
@@ -436,10 +453,22 @@ def install(driver: EmulatorDriver) -> None:
     triton.testing.do_bench = driver.benchmark
     triton.testing.do_bench_cudagraph = driver.benchmark
     triton.compiler.compiler.max_shared_mem.cache_clear()
-    run = Autotuner.run
+    HIPBackend.make_hsaco = staticmethod(_linked(driver, HIPBackend.make_hsaco))
 
-    def tuned(tuner: Any, *given: Any, **named: Any) -> Any:
-        driver.has_working = False
-        return run(tuner, *given, **named)
 
-    Autotuner.run = tuned
+def _linked(driver: EmulatorDriver, link: Callable[..., Any]) -> Callable[..., Any]:
+    """Return Triton's last step of compiling, which names inline assembly that is not AMD's."""
+
+    @functools.wraps(link)
+    def linked(text: Any, metadata: Any, options: Any) -> Any:
+        try:
+            return link(text, metadata, options)
+        except RuntimeError as error:
+            inline = re.search(r";+#ASMSTART\n\s*(.*)\n", str(text))
+            if inline is None:
+                raise
+            told = f"the inline assembly `{inline[1]}` is not that of {options.arch}"
+            driver.failed(FailedLaunch(kernel=metadata["name"], reason=told, is_refused=False))
+            raise KernelError(f"{told}: PTX does not compile for AMD GPUs") from error
+
+    return linked

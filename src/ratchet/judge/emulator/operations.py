@@ -344,6 +344,7 @@ VECTOR: Final = {
         v_div_fmas_f64 | D:DDDv | divide_fmas(a, b, c, vcc)
         v_div_fixup_f64 | D:DDD | divide_fixup(a, b, c)
         v_div_fmas_f32 | f:fffv | divide_fmas(a, b, c, vcc)
+        v_div_fixup_f16 | h:hhh | divide_fixup(a, b, c)
         v_div_fixup_f32 | f:fff | divide_fixup(a, b, c)
         v_bitop3_b32 | u:uuu | three_bits(a, b, c, in.aux[0])
         v_bitop3_b16 | w:www | three_bits(a, b, c, in.aux[0])

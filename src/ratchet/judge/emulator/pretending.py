@@ -18,6 +18,7 @@ import torch
 from torch import Tensor
 from torch.overrides import TorchFunctionMode, _get_current_function_mode_stack
 
+from ratchet.judge.emulator.registering import registered
 from ratchet.judge.workers.candidate.torch_cuda import PretendedDevice, answering, check_index
 
 MARK: Final = "ratchet_on_host"
@@ -31,6 +32,12 @@ AUTOCAST: Final = (
 )  # fmt: skip
 
 
+class _Told(threading.local):
+    """The device that the call of torch named which this thread is in; None where it named none."""
+
+    device: torch.device | None = None
+
+
 class EmulatedGpu(TorchFunctionMode):
     """Puts what a program creates on `cuda` into main memory, and tells devices as a GPU would."""
 
@@ -38,6 +45,7 @@ class EmulatedGpu(TorchFunctionMode):
         super().__init__()
         self._device = device
         self._default_is_gpu = False
+        self.told = _Told()
         self._answers: dict[Any, Callable[[Tensor], Any]] = {
             Tensor.device.__get__: self.device_of,
             _getter("is_cuda"): lambda one: self.device_of(one).type == "cuda",
@@ -70,8 +78,12 @@ class EmulatedGpu(TorchFunctionMode):
         if move is not None:
             return move(*args, **(kwargs or {}))
         given, named, told = self._real(args, kwargs or {})
-        result = func(*given, **named)
-        if told == HOST or (told is None and self._stays_on_host(args, named)):
+        outer, self.told.device = self.told.device, told
+        try:
+            result = func(*given, **named)
+        finally:
+            self.told.device = outer
+        if self.is_for_host(args, named, told):
             mark(result)
         return result
 
@@ -92,8 +104,15 @@ class EmulatedGpu(TorchFunctionMode):
             named["pin_memory"] = False
         return given, named, told
 
-    def _stays_on_host(self, args: Sequence[Any], named: Mapping[str, Any]) -> bool:
-        """Return True if no argument is on the GPU, and new tensors are not made there."""
+    def is_for_host(
+        self, args: Sequence[Any], named: Mapping[str, Any], told: torch.device | None
+    ) -> bool:
+        """Return True for a call that names the host, or names nothing and has nothing on the GPU.
+
+        `told` is the device that it names. New tensors may be made on the GPU where it names none.
+        """
+        if told is not None:
+            return told == HOST
         some = False
         for one in _tensors((args, *named.values())):
             if self.is_on_gpu(one):
@@ -181,7 +200,7 @@ class EmulatedGpu(TorchFunctionMode):
         yield torch, "set_default_device", self._set_default_device
         yield torch, "compile", _uncompiled
         yield torch, "Generator", PretendedGenerator
-        yield torch.library.Library, "impl", _registered(self, torch.library.Library.impl)
+        yield torch.library.Library, "impl", registered(self, torch.library.Library.impl)
         for name in AUTOCAST:
             yield torch, name, _on_cpu(getattr(torch, name))
         yield torch.autocast, "__init__", _autocast(torch.autocast.__init__)
@@ -273,15 +292,3 @@ def _autocast(begin: Callable[..., None]) -> Callable[..., None]:
         begin(one, "cpu" if on_gpu else device_type, half, *given, **named)
 
     return mapped
-
-
-def _registered(gpu: EmulatedGpu, register: Callable[..., Any]) -> Callable[..., Any]:
-    """Return `Library.impl` that registers a GPU's operator for the CPU."""
-
-    def impl(library: Any, name: Any, function: Any, dispatch_key: str = "", **named: Any) -> Any:
-        is_own = not str(getattr(function, "__module__", "")).startswith("torch.")
-        key = "CPU" if dispatch_key == "CUDA" and is_own else dispatch_key
-        run = function if key in ("Meta", "Autograd") else gpu.callback(function)
-        return register(library, name, run, key, **named)
-
-    return impl

@@ -167,6 +167,7 @@ class _Utils:
             "max_num_regs": one.vgprs_per_lane * one.wavefront_size * one.simds_per_unit,
             "multiprocessor_count": self._units,
             "warpSize": one.wavefront_size,
+            "max_threads_per_sm": one.max_waves_per_simd * one.simds_per_unit * one.wavefront_size,
             "cooperativeLaunch": 1,
         }
 
@@ -215,8 +216,8 @@ def _describe(source: Any, metadata: Any, texts: dict[str, str]) -> dict[str, An
         "shared_bytes": int(metadata.shared),
         "signature": {_name(names, key): str(kind) for key, kind in source.signature.items()},
         "constants": constants,
-        "registers": _number(assembly, "vgpr_count"),
-        "scratch_bytes": _number(assembly, "private_segment_fixed_size"),
+        "registers": assembly_number(assembly, "vgpr_count"),
+        "scratch_bytes": assembly_number(assembly, "private_segment_fixed_size"),
         "texts": texts,
     }
 
@@ -231,7 +232,8 @@ def _plain(value: Any) -> Any:
     return value if plain else str(value)[:200]
 
 
-def _number(assembly: str, key: str) -> int:
+def assembly_number(assembly: str, key: str) -> int:
+    """Return a number of the kernel's description in assembly; 0 if it has none."""
     found = re.search(rf"\.{key}:\s*(\d+)", assembly)
     return int(found.group(1)) if found else 0
 
