@@ -106,7 +106,7 @@ def files_beside(path: Path, source: str) -> CarriedFiles:
     Raises KernelError if they are too many or too large.
     """
     path = path.resolve()
-    search = _Nearby(path.parent)
+    search = _FileSearch(path.parent)
     first = search.named(source) if path.suffix == ".py" else search.included(path, source)
     waiting, found = list(first), dict[Path, str]()
     while waiting:
@@ -130,7 +130,7 @@ def files_beside(path: Path, source: str) -> CarriedFiles:
     return CarriedFiles("" if place == "." else place, texts)
 
 
-class _Nearby:
+class _FileSearch:
     """Finds files from the folder of a kernel's file."""
 
     def __init__(self, home: Path) -> None:

@@ -39,6 +39,8 @@ EACH(k_ldg, __ldg(x + I)) EACH(k_constant, a * weights[I % 4]) EACH(k_device, a 
 EACH(k_float4, make_float4(a, 1.f, 2.f, 3.f).x + ((const float4*)x)[I / 4].y)
 EACH(k_assert, (assert(I >= 0), a)) EACH(k_printf, (printf("%d", I), a)) EACH(k_clock, clock64() >= 0 ? a : 0.f)
 static __device__ float zeros[4];
+__constant__ float many[32] = {0, 1, 2, 3, 4, 5, 6, 7, 8, 9, 10, 11, 12, 13, 14, 15, 16, 17, 18, 19, 20, 21};
+EACH(k_inside, many[21] * a + many[3] + many[17])
 EACH(k_static, zeros[I % 4] + a)
 EACH(k_fp8, (float)__hip_fp8_e4m3(a) + 8.f * (float)__hip_fp8_e5m2_fnuz(a))
 EACH(k_fp8_fnuz, (float)__hip_fp8_e4m3_fnuz(a) + 8.f * (float)__hip_fp8_e5m2(a))
@@ -96,7 +98,7 @@ RUN(fast_exp) RUN(divide) RUN(exp) RUN(sqrt) RUN(overload) RUN(fmod) RUN(round) 
 RUN(copysign) RUN(popc) RUN(clz) RUN(ffs) RUN(brev) RUN(umulhi) RUN(float_bits) RUN(shfl) RUN(shfl_down)
 RUN(shfl_up) RUN(shfl_xor) RUN(shfl_double) RUN(shfl_long) RUN(shfl_half) RUN(shfl_sync) RUN(any) RUN(half)
 RUN(half_op) RUN(half2) RUN(bf16) RUN(hexp) RUN(ldg) RUN(constant) RUN(device) RUN(called) RUN(float4) RUN(assert)
-RUN(printf) RUN(clock) RUN(static) RUN(fp8) RUN(fp8_fnuz) RUN(coalesced) RUN(groups) RUN(dynamic) RUN(atomics) RUN(tiles) RUN(block_reduce) RUN(block_scan)
+RUN(printf) RUN(clock) RUN(static) RUN(inside) RUN(fp8) RUN(fp8_fnuz) RUN(coalesced) RUN(groups) RUN(dynamic) RUN(atomics) RUN(tiles) RUN(block_reduce) RUN(block_scan)
 RATCHET_ENTRY run_host(const ratchet_tensor* t, int64_t, const double*, int64_t) {
   float* held = nullptr;
   float on_host[64], value = 2.f;

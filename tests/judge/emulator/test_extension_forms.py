@@ -11,6 +11,7 @@ import pytest
 import torch
 
 from ratchet.base.errors import KernelError
+from ratchet.base.process.time_limits import Clock
 from ratchet.court.calls import judge
 from ratchet.judge.emulator import extensions
 from ratchet.judge.emulator.build import compiled_machine
@@ -20,7 +21,9 @@ from ratchet.judge.emulator.torch_headers import torch_headers
 from ratchet.judge.static_profile.hip_compiler import find_hip, first_error
 from ratchet.judge.static_profile.tools import find_tool
 from ratchet.judge.trial.readiness import why_no_kernels
+from ratchet.judge.trial.without_gpu import emulated
 from ratchet.kernels.carried_files import split_files
+from ratchet.kernels.kernel import Kernel
 from ratchet.kernels.kernel_file import load_kernel
 
 HERE = Path(__file__).parent / "extensions"
@@ -52,12 +55,20 @@ def test_each_form_has_its_entry_and_its_files(name: str, entry: str, carried: s
 def test_properties_are_those_of_the_largest_device_of_a_target() -> None:
     told = {name: pretended_device(name) for name in ("gfx90a", "gfx942", "gfx950", "gfx1100")}
     assert {name: one.units for name, one in told.items()} == {
-        "gfx90a": 104,
+        "gfx90a": 110,
         "gfx942": 304,
         "gfx950": 256,
         "gfx1100": 96,
     }
     assert told["gfx942"].name == "AMD Instinct MI300X"
+
+
+def test_a_kernel_is_told_of_the_device() -> None:
+    source = 'PYBIND11_MODULE(x, m) { m.def("forward", &forward); }'
+    kernel = Kernel(name="k", language="hip", source=source, entry="forward")
+    found = emulated(kernel, "gfx942", Clock.of(10.0))
+    assert isinstance(found, Kernel)
+    assert "'name': 'AMD Instinct MI300X', 'units': 304" in found.source
 
 
 @pytest.mark.parametrize(
@@ -99,6 +110,7 @@ def loader() -> Iterator[Loader]:
         target,
         Path(os.environ[extensions.EMULATOR]),
         headers=None if headers is None else str(headers),
+        device={"name": "AMD Instinct MI300X", "units": 304},
     )
     module = made.load("misuse", [ExtensionSource("misuse.hip", source)])
     yield lambda name: getattr(module, name)  # type: ignore[no-any-return]
@@ -113,6 +125,15 @@ def test_what_looks_odd_and_is_right(loader: Loader, name: str) -> None:
     found = loader(name)(X.clone())
     assert isinstance(found, torch.Tensor)
     torch.testing.assert_close(found, 2 * X)
+
+
+@needs_hip
+@pytest.mark.compiler
+@pytest.mark.thorough
+def test_host_code_reads_the_properties_of_the_device(loader: Loader) -> None:
+    found = loader("properties")(X.clone())
+    assert isinstance(found, torch.Tensor)
+    assert found.tolist() == [304, 64, 2, 1]
 
 
 @needs_hip

@@ -75,6 +75,14 @@ def test_variables_get_their_bytes_and_addresses() -> None:
     assert "s_addc_u32 s1, s1, 0x1234" in text
 
 
+def test_a_place_inside_of_a_variable_keeps_its_offset() -> None:
+    text = DATA.replace("lo+4", "lo+68").replace("hi+12", "hi+76")
+    found = linked(text, {"table": 0x1_FFFF_FFF0}, lambda at: at)
+    assert "s_add_u32 s0, s0, 0x30" in found and "s_addc_u32 s1, s1, 0x2" in found
+    with pytest.raises(KernelError, match="with an offset"):
+        linked(text.replace("rel32", "gotpcrel32"), {"table": 64}, lambda at: at)
+
+
 def test_variables_of_zeros_may_have_no_label() -> None:
     text = "\t.type\t_ZL3sum,@object\n\t.local\t_ZL3sum\n\t.comm\t_ZL3sum,12,4\n"
     (found,) = device_variables(text).values()

@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 from ratchet.base.errors import KernelError
-from ratchet.judge.emulator.kernel_text import one_kernel
+from ratchet.judge.emulator.kernel_text import KernelTexts, one_kernel
 from ratchet.judge.options import EMULATED
 from ratchet.judge.static_profile.tools import find_tool
 from ratchet.judge.trial.kernel_trial import KernelJudge
@@ -235,3 +235,32 @@ def test_a_kernel_is_told_apart_from_others() -> None:
         one_kernel(TWO, "three")
     with pytest.raises(KernelError, match="no description"):
         one_kernel("", "one")
+
+
+CODE = """\
+\t.type\tone,@function
+one:
+\t.file\t1 "folder" "kernel.hip"
+\tv_unheard_of v0
+.Lfunc_end0:
+\t.type\ttwo,@function
+two:
+\t.loc\t1 7 3
+\ts_endpgm
+.Lfunc_end1:
+\t.type\ttable,@object
+\t.data
+table:
+\t.long\t1
+\t.section\t.debug_info,"",@progbits
+\t.long\t2
+"""
+
+
+def test_a_kernel_s_text_is_without_the_others_code() -> None:
+    texts = KernelTexts(CODE + TWO)
+    assert texts.has("one") and texts.has("two") and not texts.has("table")
+    found = texts.of("two")
+    assert "s_endpgm" in found and "unheard" not in found
+    assert '"kernel.hip"' in found, "its lines are in a file that the other named"
+    assert ".long\t1" in found and ".long\t2" not in found

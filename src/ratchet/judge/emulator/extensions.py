@@ -194,15 +194,18 @@ class _Operator:
         self._loaded, self._operator = loaded, operator
 
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
-        """Call the operator's code for this device.
+        """Call the operator's code for this device, if it has such.
 
-        Dispatched by torch, it would be one operation to the mode that opens the memory.
+        Dispatched by torch, it would be one operation to the mode that opens the memory. Code for
+        all devices is not: torch calls it before any mode.
         """
         overload = self._operator
         if not isinstance(overload, torch._ops.OpOverload):
             names = overload.overloads()
             overload = getattr(overload, "default" if "default" in names else names[0])
-        code = functools.partial(overload._op_dk, torch._C.DispatchKey.CPU)
+        code = overload
+        if torch._C._dispatch_has_kernel_for_dispatch_key(overload.name(), "CPU"):
+            code = functools.partial(overload._op_dk, torch._C.DispatchKey.CPU)
         return self._loaded.guarded(code)(*args, **kwargs)
 
     def __getattr__(self, name: str) -> Any:
@@ -278,7 +281,8 @@ class EmulatedExtensions:
             if not isinstance(packet, _Operator):
                 packet = _Operator(loaded, packet)
                 setattr(getattr(torch.ops, space), key, packet)
-            setattr(module, key, packet)
+            if not hasattr(module, key):
+                setattr(module, key, packet)
         self._made[word] = sys.modules[name] = module
         return module
 

@@ -61,8 +61,17 @@ torch::Tensor spins(torch::Tensor x) {
   in_turn<<<2, 32>>>(x.data_ptr<float>(), y.data_ptr<float>(), flag.data_ptr<int>());
   return y;
 }
+torch::Tensor properties(torch::Tensor x) {
+  hipDeviceProp_t all;
+  int blocks = 0;
+  (void)hipSetDevice(x.get_device());
+  (void)hipGetDeviceProperties(&all, 0);
+  (void)hipOccupancyMaxActiveBlocksPerMultiprocessor(&blocks, twice, 256, 32768);
+  return torch::tensor({all.multiProcessorCount, all.warpSize, blocks, all.name[4] == 'I'});
+}
 PYBIND11_MODULE(TORCH_EXTENSION_NAME, m) {
   m.def("plain", &plain), m.def("own_thread", &own_thread), m.def("second_gpu", &second_gpu);
   m.def("too_large", &too_large), m.def("wide_block", &wide_block), m.def("reads_file", &reads_file);
   m.def("asserts", &asserts), m.def("pinned", &pinned), m.def("host_copy", &host_copy), m.def("spins", &spins);
+  m.def("properties", &properties);
 }

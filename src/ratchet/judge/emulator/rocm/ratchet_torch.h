@@ -41,7 +41,13 @@ inline void setCurrentCUDAStream(CUDAStream) {}
 inline void setCurrentHIPStream(CUDAStream) {}
 inline c10::DeviceIndex current_device() { return 0; }
 inline c10::DeviceIndex device_count() { return 1; }
-inline void set_device(c10::DeviceIndex) {}
+inline c10::DeviceIndex device_count_ensure_non_zero() { return 1; }
+inline void set_device(c10::DeviceIndex device) { (void)hipSetDevice(device); }
+inline hipError_t SetDevice(c10::DeviceIndex device, bool = false) { return hipSetDevice(device); }
+inline hipError_t MaybeSetDevice(c10::DeviceIndex device) { return hipSetDevice(device); }
+inline hipError_t GetDevice(c10::DeviceIndex* device) { return *device = 0, hipSuccess; }
+inline c10::DeviceIndex ExchangeDevice(c10::DeviceIndex) { return 0; }
+inline c10::DeviceIndex MaybeExchangeDevice(c10::DeviceIndex) { return 0; }
 inline void device_synchronize() {}
 inline void stream_synchronize(hipStream_t) {}
 namespace CUDACachingAllocator {

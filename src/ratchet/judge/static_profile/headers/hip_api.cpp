@@ -101,8 +101,9 @@ hipError_t hipMemGetInfo(size_t* left, size_t* total) { return *left = *total = 
 hipError_t hipGetDeviceCount(int* count) { return *count = 1, hipSuccess; }
 hipError_t hipGetDevice(int* device) { return *device = 0, hipSuccess; }
 hipError_t hipSetDevice(int device) {
-  if (device) ratchet_hip_complain("its host code asks for another GPU than 0: one is emulated");
-  return noted(device ? hipErrorInvalidDevice : 0);
+  // Tensors here answer -1 when they are asked for their device's number.
+  if (device > 0) ratchet_hip_complain("its host code asks for another GPU than 0: one is emulated");
+  return noted(device > 0 ? hipErrorInvalidDevice : 0);
 }
 hipError_t hipDeviceReset(void) { return hipSuccess; }
 hipError_t hipSetDeviceFlags(unsigned) { return hipSuccess; }
