@@ -13,10 +13,11 @@ import functools
 import os
 import resource
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from typing import Any, Final
 
 import torch
+import torch.profiler
 import torch.utils._triton
 from torch.overrides import _pop_mode_temporarily
 
@@ -50,6 +51,7 @@ class SimulatedGpu(EmulatedGpu):
         yield torch.cuda, "memory_allocated", _peak_bytes
         # Inductor compiles for the cores, and asks Triton for no driver.
         yield torch.utils._triton, "has_triton", lambda: False
+        yield torch.profiler.profile, "__init__", _on_cores(torch.profiler.profile.__init__)
         # A measurement of the ceilings must not take minutes on two cores.
         yield rates, "GEMM_SIZES", {"cpu": (256,), "cuda": (256,)}
         yield rates, "DRAM_BYTES", {"cpu": (2**24, 2**26), "cuda": (2**24, 2**26)}
@@ -90,6 +92,17 @@ def _compiled(
             return on_cores(*given, **named)
 
     return call
+
+
+def _on_cores(begin: Callable[..., None]) -> Callable[..., None]:
+    """Return `profile.__init__` without records of the device: each would be a failed call."""
+
+    @functools.wraps(begin)
+    def mapped(one: Any, *, activities: Iterable[Any] = (), **more: Any) -> None:
+        cores = [each for each in activities if each != torch.profiler.ProfilerActivity.CUDA]
+        begin(one, activities=cores, **more)
+
+    return mapped
 
 
 _begun: Final = contextlib.ExitStack()

@@ -98,6 +98,8 @@ def test_gradients_are_those_of_the_layers_but_for_rounding(formats: Formats) ->
     assert [off(new, old) for new, old in zip(gradients(own, x), exact, strict=True)] == [0.0] * 6
 
 
+# dynamo instantiates every autograd.Function that it traces.
+@pytest.mark.filterwarnings("ignore:.*should not be instantiated:DeprecationWarning")
 def test_compiled_layers_multiply_as_eager_ones_do() -> None:
     own, x = model(), torch.randn(32, 64)
     exact = gradients(own, x)

@@ -81,6 +81,7 @@ def explain(
     found = report(trace, held)
     times, calls = _by_operator(found)
     flops, least = _flops(found), _least(found)
+    peak = _at_peak(found) if held is not None else None
     total = sum(times.values())
 
     def line(names: Sequence[str], title: str, bound: str = "") -> OpTime:
@@ -105,7 +106,7 @@ def explain(
         total_s=total / NS / steps,
         ops=[
             *(
-                line([one], one, _bound(times[one] / NS, calls[one], flops.get(one, 0), ceilings))
+                line([one], one, _bound(times[one], calls[one], flops.get(one, 0), peak, one))
                 for one in ranked[:KEPT_OPS]
             ),
             *sorted(more, key=lambda op: -op.time_s),
@@ -146,6 +147,15 @@ def _flops(found: Report) -> Counter[str]:
     return flops
 
 
+def _at_peak(found: Report) -> dict[str, float]:
+    """Return the nanoseconds of each operator's operations at the measured rate of their dtype."""
+    peak: dict[str, float] = {}
+    for row in found.roofline:
+        if row.roof_flops_per_s:
+            peak[row.name] = peak.get(row.name, 0.0) + NS * row.flops / row.roof_flops_per_s
+    return peak
+
+
 def _least(found: Report) -> dict[str, float]:
     """Return nanoseconds at the ceiling by operator, if its work and the ceiling are known.
 
@@ -169,12 +179,13 @@ def _identity(found: Identity, steps: int) -> IdentityResult:
     )
 
 
-def _bound(time_s: float, calls: int, flops: float, ceilings: Ceilings | None) -> str:
-    if time_s / calls < _OVERHEAD_BELOW_S:
+def _bound(
+    time_ns: float, calls: int, flops: float, peak: dict[str, float] | None, name: str
+) -> str:
+    if time_ns / NS / calls < _OVERHEAD_BELOW_S:
         return "overhead"
     if not flops:
         return "memory"
-    if ceilings is None:
+    if peak is None or name not in peak:
         return "compute"
-    share = flops / time_s / max(ceilings.gemm_flops_per_s.values())
-    return f"compute ({share:.0%} of the ceiling)"
+    return f"compute ({peak[name] / time_ns:.0%} of the ceiling)"
