@@ -7,7 +7,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-LAYERS = re.compile(r"(^|_)(layers?|n_layers?|depth)$|^num_blocks$")
+LAYERS = re.compile(r"(^|_)(layers?|n_layers?|depth|layers_per_stack)$|^num_blocks$")
 DEPTHS = re.compile(r"(^|_)(depths|layers_per_stage|num_blocks|num_layers_per_stage)$")
 VOCABULARY = re.compile(r"vocab(ulary)?_size(_per_layer_input)?$")
 EXPERTS = re.compile(r"experts$")
@@ -277,6 +277,7 @@ def _is_indices(name: str, value: Any) -> bool:
         bool(INDICES.search(name))
         and _is_list(value)
         and all(isinstance(one, int) and one >= 0 for one in value)
+        and len(set(value)) == len(value)  # a flag for each layer numbers none
     )
 
 

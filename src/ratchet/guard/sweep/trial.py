@@ -17,7 +17,7 @@ from torch import Tensor
 from torch._dynamo.utils import counters
 from torch._inductor import config as inductor
 
-from ratchet.base.errors import RatchetError
+from ratchet.base.errors import told
 from ratchet.graph.sites import InstallReport
 from ratchet.graph.steps import build_step
 from ratchet.guard.sweep.row import ArmRun, Status, TypeRow
@@ -53,7 +53,7 @@ LOSS_TOLERANCE, GRADIENT_TOLERANCE = 1e-4, 1e-3
 LOSS_TOLERANCE_BF16, GRADIENT_TOLERANCE_BF16 = 1e-2, 0.1
 """In bf16; twice what eager autocast loses against fp32, if that is more."""
 SMALLEST_NORM = 0.01
-REASONS, LONGEST_WHY, LONGEST_CONTEXT = 3, 240, 120
+REASONS, LONGEST_CONTEXT = 3, 120
 CONTEXT = "Developer debug context:"
 
 
@@ -133,7 +133,7 @@ class _Trial:
         try:
             ran = _ran(self._name, arm, self._device)
         except Exception as error:  # the model's code, torch's or a kernel's may raise anything
-            run = ArmRun(error=one_line(error))
+            run = ArmRun(error=told(error))
         else:
             run = self._compared(arm, ran)
         if not all(math.isfinite(loss) for loss in run.losses):  # a row's JSON has no NaN
@@ -283,15 +283,3 @@ def _why_broken(reason: str) -> str:
     met = next((line for line in lines if line.startswith(CONTEXT)), CONTEXT)
     words = met.removeprefix(CONTEXT).strip()[:LONGEST_CONTEXT]
     return f"{lines[0]} ({words})" if words else lines[0]
-
-
-def one_line(error: BaseException) -> str:
-    """Return an exception's name and the first line of what it says, from its innermost cause.
-
-    An error of ours is a line already.
-    """
-    while error.__cause__ is not None and not isinstance(error, RatchetError):
-        error = error.__cause__
-    lines = [line.strip() for line in str(error).splitlines() if line.strip()]
-    said = (lines or ["no message"])[0][:LONGEST_WHY]
-    return said if isinstance(error, RatchetError) else f"{type(error).__name__}: {said}"

@@ -103,6 +103,11 @@ class CompiledStep:
         return (*given, *(one for one in others if not any(one is own for own in given)))
 
     @property
+    def modules(self) -> tuple[nn.Module, ...]:
+        """The modules that the first call called from outside of all modules."""
+        return () if self._seen is None else tuple(self._seen.modules)
+
+    @property
     def notes(self) -> list[str]:
         """The warnings on how the step runs."""
         return sorted(self._told)
