@@ -112,6 +112,11 @@ def test_flags_for_each_layer_number_none_and_stacks_are_small(name: str) -> Non
     assert 1 <= len(layers) <= MOST_LAYERS
 
 
+def test_heads_of_a_state_space_layer_share_its_width() -> None:
+    config = tiny_hf("bamba", torch.device("cpu")).model.config
+    assert config.mamba_n_heads * config.mamba_d_head == config.mamba_expand * config.hidden_size
+
+
 def test_experts_run_as_transformers_runs_them() -> None:
     """A loop over experts has shapes that depend on data, which breaks a compiled step apart."""
     config = tiny_hf("qwen3_moe", torch.device("cpu")).model.config

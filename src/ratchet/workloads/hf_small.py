@@ -218,7 +218,20 @@ def _widths(
         sizes["head_dim"] *= own["expand"]
     if "rotary_dim" in own:
         sizes["rotary_dim"] = head_dim
-    return sizes
+    return sizes | _mamba_heads(own, dimensions.widths)
+
+
+def _mamba_heads(own: Mapping[str, Any], widths: Widths) -> dict[str, Any]:
+    """Return a state-space layer's heads, which share the expanded hidden size."""
+    if not isinstance(expand := own.get("mamba_expand"), int | float):
+        return {}
+    inner = int(expand * widths.hidden)
+    sizes = {
+        **dict.fromkeys(("mamba_n_heads", "n_mamba_heads"), widths.heads),
+        **dict.fromkeys(("mamba_d_head", "mamba_headdim"), inner // widths.heads),
+        "mamba_d_ssm": inner,
+    }
+    return {name: size for name, size in sizes.items() if own.get(name) is not None}
 
 
 def _chosen(own: Mapping[str, Any], layers: Sequence[int]) -> dict[str, Any]:

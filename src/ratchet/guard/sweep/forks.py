@@ -120,7 +120,9 @@ def _last_row(name: str, rows: IO[bytes]) -> TypeRow:
 
 
 def _unfinished(row: TypeRow, why: str) -> TypeRow:
-    return msgspec.structs.replace(row, why=f"{row.doing}: {why}")
+    """Return the row of a type whose process ended too early; a script repeats its last arm."""
+    arm = row.arm or (row.doing if row.status == "fails" else "")
+    return msgspec.structs.replace(row, why=f"{row.doing}: {why}", arm=arm)
 
 
 def _how(status: int, said: IO[bytes]) -> str:

@@ -18,6 +18,8 @@ from ratchet.optimize.recipe.script_state import loses_gradient, numbers
 from ratchet.workloads.checkpointing import find_blocks, is_transformed
 
 AUTOCAST_DEVICES = ("cpu", "cuda")
+WATCHING = threading.RLock()
+"""Held while a first call is watched: what is watched belongs to all threads."""
 HOOKS = ("_forward_hooks", "_forward_pre_hooks")
 
 

@@ -61,8 +61,10 @@ def _set_after_update(code: CodeType) -> str:
     updated: set[str] = set()
     in_place, name = False, ""
     for one in dis.get_instructions(code):
-        # From Python 3.13 on, one instruction may load or store two names.
-        names = one.argval if isinstance(one.argval, tuple) else (one.argval,)
+        # From Python 3.13 on, one instruction may load or store two names; a constant may be ().
+        names: tuple[Any, ...] = (one.argval,)
+        if isinstance(one.argval, tuple) and "FAST" in one.opname:
+            names = one.argval
         if one.opname.startswith("STORE_") and in_place:
             updated.add(str(names[0]))
         if one.opname == "STORE_ATTR" and names == ("grad",) and name in updated:
