@@ -202,9 +202,8 @@ def measured(asked: argparse.Namespace, folder: Path) -> dict[str, Any]:
     from ratchet.measure.estimate import compare
     from ratchet.measure.samples import Sample
     from ratchet.optimize.recipe.recipe import Recipe
-    from ratchet.optimize.step.environment import environment
 
-    own = {**os.environ, **environment(Recipe.load(asked.recipe).config)}
+    own = {**os.environ, **Recipe.load(asked.recipe).config.variables()}
     answers = []
     for index in range(asked.launches):
         out = folder / f"launch{index}.json"

@@ -24,7 +24,6 @@ from ratchet.judge.steps.arms import ArmProcess, ArmSpec
 from ratchet.kernels.library import LIBRARY
 from ratchet.optimize.arm import FACTORY
 from ratchet.optimize.step.candidate import Candidate
-from ratchet.optimize.step.environment import environment
 from ratchet.optimize.step.installed import InstalledKernel
 from ratchet.workloads.config import StepConfig
 
@@ -70,7 +69,7 @@ def started(name: str, workload: str, device: Device) -> ArmProcess:
             name=name,
             factory=FACTORY,
             arguments=candidate.arguments(workload, {"device": device.kind}),
-            environment=environment(candidate.config),
+            environment=candidate.config.variables(),
         )
     )
     arm.begin_start()

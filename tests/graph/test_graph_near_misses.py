@@ -93,6 +93,29 @@ def summand_written_later(p: Any) -> Tensor:
     return (y + x).sum()
 
 
+def cast_before_a_write(p: Any) -> Tensor:
+    """A norm of the values from before the write, read through a cast."""
+    x = (p["x"] * 2).bfloat16()
+    wide = x.float()
+    x.add_(1)
+    return F.rms_norm(wide, (16,), p["weight"], 1e-6).square().sum() + x.float().sum()
+
+
+def written_before(p: Any) -> Tensor:
+    x = p["x"] * 2
+    x += p["y"]
+    return rms(F.dropout(x, 0.1, False).float(), p["weight"]).square().sum()
+
+
+def filled(p: Any) -> Tensor:
+    """Keys in two parts that are written into one tensor."""
+    x = heads(p["x"])
+    keys = x.new_zeros(x.shape)
+    keys[..., :4] = x[..., 4:]
+    keys[..., 4:] = x[..., :4] * 2
+    return F.scaled_dot_product_attention(x, keys, x * 3).square().sum()
+
+
 def soft_targets(p: Any) -> Tensor:
     return F.cross_entropy(classes(p), torch.full((8, 5), 0.2))
 
@@ -135,6 +158,7 @@ NEAR_MISSES: dict[str, tuple[str, str, Maker]] = {
     "root used twice": ("rms_norm", "not multiplied|something other", normalised_twice),
     "other tensor scaled": ("rms_norm", "not the tensor", other_scaled),
     "written in place": ("rms_norm", "written in place", written_later),
+    "written after a cast": ("rms_norm", "written in place", cast_before_a_write),
     "no weight": ("rms_norm", "no weight", lambda p: F.rms_norm(p["x"], (16,)).square().sum()),
     "two dimensions": (
         "layer_norm",
@@ -187,6 +211,8 @@ def test_a_summand_that_is_written_stays_outside_the_norm(
 
 
 HITS: dict[str, tuple[str, Maker]] = {
+    "written before": ("rms_norm", written_before),
+    "keys written in parts": ("attention", filled),
     "causal mask": ("attention", lambda p: attend(p, attn_mask=lower_triangle(4))),
     "open mask": ("attention", lambda p: attend(p, attn_mask=torch.ones(4, 4).bool())),
     "additive mask": (

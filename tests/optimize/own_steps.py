@@ -19,6 +19,8 @@ class Script:
     """An optimizer, or several as people hold them."""
     step: Callable[..., Any]
     arguments: Callable[[int], tuple[Any, ...]]
+    between: Callable[[int], Any] = lambda _: None
+    """Runs after the step of this number."""
 
 
 def net() -> nn.Sequential:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import copy
 import threading
 from collections.abc import Callable, Iterator
+from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
 import own_recipes
@@ -278,6 +279,32 @@ def test_another_thread_runs_the_step_as_written(caplog: pytest.LogCaptureFixtur
     assert torch.allclose(weights(script), weights(written), atol=1e-5)
     (line,) = said(caplog)
     assert "another thread" in line
+
+
+def test_one_first_call_is_watched_at_a_time(runners: list[CompiledStep]) -> None:
+    """What is watched belongs to all threads: a second one would see the first one's modules."""
+    scripts, written = [own_steps.plain() for _ in range(2)], own_steps.plain()
+    call = nn.Module.__call__
+    with ThreadPoolExecutor(1) as pool:
+        second = compiled(scripts[1])
+        others = [lambda: pool.submit(second, batch(0)).result()]
+        inner = scripts[0].step
+
+        def step(x: Tensor) -> Tensor:
+            if others:
+                others.pop()()
+            return inner(x)
+
+        first = compiled(Script(scripts[0].model, scripts[0].optimizer, step, tuple))
+        for index in range(3):
+            first(batch(index))
+            written.step(batch(index))
+            if index:
+                pool.submit(second, batch(index)).result()
+    assert nn.Module.__call__ is call
+    assert all(runner.modules == (runner.script.model,) for runner in runners)
+    for script in scripts:
+        assert torch.allclose(weights(script), weights(written), atol=1e-5)
 
 
 def test_without_gradients_the_step_runs_as_written(runners: list[CompiledStep]) -> None:

@@ -81,7 +81,7 @@ FAULTS = {
     forgets: "gradient 0.bias (none with the recipe)",
     drops_gradients: "gradient left",
     scales_gradients: "gradient 0.bias is of norm",
-    raises: "it raises RuntimeError (no such kernel)",
+    raises: "it raises RuntimeError: no such kernel",
 }
 
 

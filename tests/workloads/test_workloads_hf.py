@@ -8,7 +8,9 @@ import torch
 
 from ratchet.base.errors import WorkloadError
 from ratchet.workloads import StepConfig, TrainingStep, check, load
+from ratchet.workloads.hf import tiny_hf
 from ratchet.workloads.hf_config import model_types
+from ratchet.workloads.hf_small import MOST_LAYERS
 
 
 def message(spec: str) -> str:
@@ -100,3 +102,22 @@ def test_a_model_without_a_known_objective_is_one_line() -> None:
 
 def test_the_types_are_those_of_transformers() -> None:
     assert {"llama", "qwen3", "mistral", "gpt2", "bert", "vit"} <= set(model_types())
+
+
+@pytest.mark.parametrize("name", ["smollm3", "hrm_text"])
+def test_flags_for_each_layer_number_none_and_stacks_are_small(name: str) -> None:
+    """A list of flags was read as numbers of layers, and 36 layers stayed."""
+    model = tiny_hf(name, torch.device("cpu")).model
+    layers = [one for one in model.modules() if type(one).__name__.endswith("DecoderLayer")]
+    assert 1 <= len(layers) <= MOST_LAYERS
+
+
+def test_heads_of_a_state_space_layer_share_its_width() -> None:
+    config = tiny_hf("bamba", torch.device("cpu")).model.config
+    assert config.mamba_n_heads * config.mamba_d_head == config.mamba_expand * config.hidden_size
+
+
+def test_experts_run_as_transformers_runs_them() -> None:
+    """A loop over experts has shapes that depend on data, which breaks a compiled step apart."""
+    config = tiny_hf("qwen3_moe", torch.device("cpu")).model.config
+    assert config._experts_implementation == "grouped_mm"

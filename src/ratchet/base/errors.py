@@ -42,11 +42,30 @@ OF_THE_WORLD = (
 """Codes of an OSError that tell about files, disks and permissions, not about a fault of ours."""
 
 
+LONGEST_LINE = 240
+"""Of what an exception that is not ours says."""
+
+
 class RatchetError(Exception):
     """A mistake that the user can fix. `str(error)` is one line."""
 
     def __str__(self) -> str:
         return " ".join(super().__str__().split())
+
+
+def told(error: BaseException) -> str:
+    """Return an exception's name and the first line of what it says, from its innermost cause.
+
+    torch.compile keeps the error of its back end as `inner_exception`. An error of ours is a line
+    already.
+    """
+    while not isinstance(error, RatchetError):
+        cause = error.__cause__ or getattr(error, "inner_exception", None)
+        if cause is None:
+            lines = [line.strip() for line in str(error).splitlines() if line.strip()]
+            return f"{type(error).__name__}: {(lines or ['no message'])[0][:LONGEST_LINE]}"
+        error = cause
+    return str(error)
 
 
 class FileError(RatchetError, OSError):

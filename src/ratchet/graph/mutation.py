@@ -45,9 +45,30 @@ def root(node: Node) -> Node:
     return node
 
 
-def written_roots(graph: Graph) -> frozenset[Node]:
-    """Return the roots of all tensors that a node of the graph writes in place."""
-    return frozenset(root(target) for node in graph.nodes for target in written_by(node))
+def writers_of(graph: Graph) -> dict[Node, list[Node]]:
+    """Return the nodes that write in place, by the root of what they write."""
+    found: dict[Node, list[Node]] = {}
+    for node in graph.nodes:
+        for target in written_by(node):
+            found.setdefault(root(target), []).append(node)
+    return found
+
+
+def earliest_reading(node: Node) -> Node | None:
+    """Return the first node of the views and casts that end in `node`; None if it is neither.
+
+    A pattern may look through them and read what they start from. A write in place ends them: what
+    comes before it has other values.
+    """
+    found = None
+    while (
+        node.args
+        and isinstance(node.args[0], Node)
+        and _may_alias(node)
+        and not any(True for _ in written_by(node))
+    ):
+        found, node = node, node.args[0]
+    return found
 
 
 def written_by(node: Node) -> Iterator[Node]:

@@ -13,7 +13,13 @@ from torch.fx import Graph, Node
 from torch.fx.node import map_arg
 
 from ratchet.graph.constants import Constants
-from ratchet.graph.mutation import grad_regions, root, written_by, written_roots
+from ratchet.graph.mutation import (
+    earliest_reading,
+    grad_regions,
+    root,
+    writers_of,
+    written_by,
+)
 from ratchet.graph.nodes import Declined, calls, dtype_name, tensor, through_casts, value
 from ratchet.graph.sites import CapturedSite
 
@@ -28,7 +34,7 @@ class Scope:
         self.declined: list[tuple[str, str]] = []
         self._fake_mode = FakeTensorMode()
         self._regions = grad_regions(graph)
-        self._written = written_roots(graph)
+        self._writers = writers_of(graph)
         self._derived: dict[tuple[Any, ...], Node] = {}
         self._added: list[Node] = []
         self._found: list[CapturedSite] = []
@@ -75,13 +81,18 @@ class Scope:
     # Checks that a pattern makes before it takes a site
 
     def require_movable(self, nodes: Iterable[Node]) -> None:
-        """Raise Declined if the nodes span a change of gradient mode or are written in place."""
+        """Raise Declined if the nodes span a change of gradient mode, or are written from then on.
+
+        A write in place that comes before all of them changes nothing: they read what it wrote.
+        """
         members = list(nodes)
         if len({self._regions[node] for node in members}) > 1:
             raise Declined("the site spans a change of gradient mode")
+        first = min(members)
         for node in members:
             for read in (node, *node.all_input_nodes):
-                if root(read) in self._written:
+                start = min(first, earliest_reading(read) or first)
+                if any(start <= writer for writer in self._writers.get(root(read), ())):
                     raise Declined(f"{read} is written in place elsewhere in the graph")
 
     # New nodes

@@ -223,8 +223,7 @@ def _made(config: Any, head: Head) -> nn.Module:
     if isinstance(named, tuple) and not config.architectures:
         config.architectures = [named[0]]
     make = getattr(transformers, head.auto_class).from_config
-    # Loop over experts: the grouped product, transformers' default, has no fp32 form in inductor.
-    model: nn.Module = make(config, dtype=torch.float32, experts_implementation="eager")
+    model: nn.Module = make(config, dtype=torch.float32)
     return model
 
 

@@ -7,7 +7,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-LAYERS = re.compile(r"(^|_)(layers?|n_layers?|depth)$|^num_blocks$")
+LAYERS = re.compile(r"(^|_)(layers?|n_layers?|depth|layers_per_stack)$|^num_blocks$")
 DEPTHS = re.compile(r"(^|_)(depths|layers_per_stage|num_blocks|num_layers_per_stage)$")
 VOCABULARY = re.compile(r"vocab(ulary)?_size(_per_layer_input)?$")
 EXPERTS = re.compile(r"experts$")
@@ -218,7 +218,20 @@ def _widths(
         sizes["head_dim"] *= own["expand"]
     if "rotary_dim" in own:
         sizes["rotary_dim"] = head_dim
-    return sizes
+    return sizes | _mamba_heads(own, dimensions.widths)
+
+
+def _mamba_heads(own: Mapping[str, Any], widths: Widths) -> dict[str, Any]:
+    """Return a state-space layer's heads, which share the expanded hidden size."""
+    if not isinstance(expand := own.get("mamba_expand"), int | float):
+        return {}
+    inner = int(expand * widths.hidden)
+    sizes = {
+        **dict.fromkeys(("mamba_n_heads", "n_mamba_heads"), widths.heads),
+        **dict.fromkeys(("mamba_d_head", "mamba_headdim"), inner // widths.heads),
+        "mamba_d_ssm": inner,
+    }
+    return {name: size for name, size in sizes.items() if own.get(name) is not None}
 
 
 def _chosen(own: Mapping[str, Any], layers: Sequence[int]) -> dict[str, Any]:
@@ -277,6 +290,7 @@ def _is_indices(name: str, value: Any) -> bool:
         bool(INDICES.search(name))
         and _is_list(value)
         and all(isinstance(one, int) and one >= 0 for one in value)
+        and len(set(value)) == len(value)  # a flag for each layer numbers none
     )
 
 

@@ -126,6 +126,26 @@ def test_inductors_own_code_decides_where_torchs_operators_differ(
         assert row().status == status
 
 
+@pytest.mark.parametrize(
+    ("rounded", "status"), [(1.2501, "works"), (1.25001, "differs"), (1.6, "differs")]
+)
+def test_what_a_rounding_of_the_weights_changes_is_no_difference(
+    arms: dict[str, object], rounded: float, status: str
+) -> None:
+    """By ten times as much, and never by more than bf16 explains."""
+    arms["rounded"] = ran(losses=(2.0, 1.5, rounded))
+    arms["kernels"] = ran(losses=(2.0, 1.5, 1.2504 if rounded < 1.5 else 1.28))
+    assert row().status == status
+
+
+def test_a_rounding_changes_every_weight_in_its_last_digits() -> None:
+    model = torch.nn.Linear(64, 64)
+    before = model.weight.detach().clone()
+    trial._round(model)
+    apart = ((model.weight.detach() - before) / before).abs()
+    assert 1e-8 < float(apart.mean()) < 1e-6
+
+
 def test_a_percent_of_a_gradient_is_noise_in_bf16_and_a_fault_in_fp32(
     arms: dict[str, object],
 ) -> None:
@@ -173,6 +193,7 @@ def test_a_hang_is_its_type_s_row(monkeypatch: pytest.MonkeyPatch) -> None:
     found = forks.in_a_fork("bert", request(limit_s=0.5))
     assert time.monotonic() - began_s < 20
     assert (found.status, found.why) == ("fails", "kernels: it took more than 0.5 s")
+    assert found.arm == "kernels"  # so that it gets a script
 
 
 @FORKS
@@ -181,3 +202,28 @@ def test_a_crash_is_its_type_s_row(monkeypatch: pytest.MonkeyPatch) -> None:
     found = forks.in_a_fork("bert", request(limit_s=60))
     assert found.status == "does not train as written"
     assert "killed by SIGKILL" in found.why
+
+
+@pytest.mark.parametrize("count", [forks.WARM_FROM - 1, forks.WARM_FROM])
+def test_a_program_of_many_types_compiles_one_before_it_forks(
+    count: int, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """On one thread, and with the settings of the forks."""
+    seen: list[tuple[str, int, bool]] = []
+
+    def run_arm(name: str, arm: str, device: torch.device) -> ArmRun:
+        quick = bool(torch._inductor.config.fallback_by_default)
+        seen.append((arm, torch.get_num_threads(), quick))
+        raise RuntimeError("its row will tell")
+
+    monkeypatch.setattr(forks, "run_arm", run_arm)
+    monkeypatch.setattr(
+        forks, "in_a_fork", lambda name, _: TypeRow(type=name, status="works", quick=True)
+    )
+    asked = msgspec.structs.replace(request(60), types=("bert",) * count)
+    monkeypatch.setattr("sys.argv", ["forks", msgspec.json.encode(asked).decode()])
+    threads = torch.get_num_threads()
+    forks.main()
+    assert seen == ([("kernels", 1, True)] if count == forks.WARM_FROM else [])
+    assert torch.get_num_threads() == threads
+    assert len(capsys.readouterr().out.splitlines()) == count

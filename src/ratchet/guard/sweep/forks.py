@@ -15,6 +15,7 @@ import sys
 import tempfile
 import time
 import traceback
+from contextlib import AbstractContextManager
 from typing import IO, Any
 
 import msgspec
@@ -25,22 +26,46 @@ import transformers.modeling_utils  # noqa: F401  the greater part of what each 
 
 from ratchet.base.process import families
 from ratchet.guard.sweep.row import SweepRequest, TypeRow
-from ratchet.guard.sweep.trial import try_type
+from ratchet.guard.sweep.trial import run_arm, try_type
 from ratchet.workloads.hf_config import trained_types
 
 LAST_WORDS = 200
+WARM_FROM, WARM_TYPE = 6, "qwen3"
+"""Types from which on it pays to compile this small one before all others."""
 
 
 def main() -> None:
     """Try the types of the request in order."""
     request = msgspec.json.decode(sys.argv[1], type=SweepRequest)
     began_s = time.monotonic()
+    if len(request.types) >= WARM_FROM:
+        warm_up(request)
     for name in request.types:
         if request.budget_s is not None and time.monotonic() - began_s > request.budget_s:
             return
         row = in_a_fork(name, request)
         sys.stdout.write(msgspec.json.encode(row).decode() + "\n")
         sys.stdout.flush()
+
+
+def warm_up(request: SweepRequest) -> None:
+    """Compile a small type, so that every fork finds what torch builds at its first compilation.
+
+    It runs on one thread: a fork must not miss those of a pool.
+    """
+    threads = torch.get_num_threads()
+    torch.set_num_threads(1)
+    with contextlib.suppress(Exception), inductor_settings(request):  # its row will tell
+        for arm in ("kernels", "bf16"):
+            run_arm(WARM_TYPE, arm, device=torch.device(request.device))
+    torch._dynamo.reset()
+    torch.set_num_threads(threads)
+
+
+def inductor_settings(request: SweepRequest) -> AbstractContextManager[Any]:
+    """Return a context in which eager torch and Inductor draw the same random numbers."""
+    patch = {"fallback_random": True, "fallback_by_default": request.quick}
+    return torch._inductor.config.patch(patch)  # type: ignore[no-any-return]
 
 
 def in_a_fork(name: str, request: SweepRequest) -> TypeRow:
@@ -75,9 +100,7 @@ def _in_the_child(name: str, request: SweepRequest, rows: IO[bytes], said: IO[by
             rows.write(msgspec.json.encode(row) + b"\n")
             rows.flush()
 
-        # Eager torch and Inductor then draw the same random numbers.
-        patch: dict[str, Any] = {"fallback_random": True, "fallback_by_default": request.quick}
-        with torch._inductor.config.patch(patch):
+        with inductor_settings(request):
             device = torch.device(request.device)
             keep(try_type(name, trained_types()[name], device=device, keep=keep))
         code = 0
@@ -97,7 +120,9 @@ def _last_row(name: str, rows: IO[bytes]) -> TypeRow:
 
 
 def _unfinished(row: TypeRow, why: str) -> TypeRow:
-    return msgspec.structs.replace(row, why=f"{row.doing}: {why}")
+    """Return the row of a type whose process ended too early; a script repeats its last arm."""
+    arm = row.arm or (row.doing if row.status == "fails" else "")
+    return msgspec.structs.replace(row, why=f"{row.doing}: {why}", arm=arm)
 
 
 def _how(status: int, said: IO[bytes]) -> str:

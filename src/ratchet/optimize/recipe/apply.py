@@ -23,6 +23,7 @@ from ratchet.devices.probe import Device
 from ratchet.optimize.recipe import fits
 from ratchet.optimize.recipe.comparison import CheckedStep
 from ratchet.optimize.recipe.compiled_step import CompiledStep, Script, build
+from ratchet.optimize.recipe.fallback import FallbackStep
 from ratchet.optimize.recipe.module_calls import compile_module
 from ratchet.optimize.recipe.ranks import on_ranks, tuned_ranks
 from ratchet.optimize.recipe.recipe import Recipe
@@ -93,6 +94,9 @@ def compile(
     (`ratchet.compile(model, recipe=...)`), only the parts that a module can carry are installed,
     and a warning lists the rest.
 
+    If the recipe's first run of the step raises an error and has changed nothing, the step runs as
+    written from then on, and one warning says why.
+
     With `check`, each of the next `check` calls runs the step twice from the same state, as written
     and by the recipe, and compares what they do. If they differ by more than the recipe's precision
     explains, one warning says in what, and the step runs as written from then on; with `strict`, a
@@ -130,7 +134,7 @@ def compile(
         return step
     script = Script(step=step, model=trained, optimizers=optimizers)
     own = CompiledStep(script, config, device.kind)
-    runner = CheckedStep(own, calls=check, strict=strict) if check else own
+    runner = CheckedStep(own, calls=check, strict=strict) if check else FallbackStep(own)
 
     @functools.wraps(step)
     def compiled(*arguments: Any, **named: Any) -> Any:

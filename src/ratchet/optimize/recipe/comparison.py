@@ -14,7 +14,7 @@ from torch.optim import Optimizer
 from torch.optim.optimizer import register_optimizer_step_pre_hook
 from torch.utils._pytree import tree_leaves
 
-from ratchet.base.errors import RecipeError
+from ratchet.base.errors import RecipeError, told
 from ratchet.optimize.recipe.compiled_step import CompiledStep, Script
 from ratchet.optimize.recipe.snapshot import Snapshot, of_random_states, set_seeds
 
@@ -81,7 +81,7 @@ class CheckedStep:
         try:
             recipe = once(self._step)
         except RAISED as error:
-            wrong = f"it raises {type(error).__name__} ({str(error).splitlines()[0]})"
+            wrong = f"it raises {told(error)}"
         snapshot.restore()
         written, twin = once(self._step.written), None
         if not wrong and of_random_states() != snapshot.random_states:

@@ -19,7 +19,7 @@ from torch import nn
 from torch.optim import Optimizer
 
 from ratchet.graph.steps import InstalledStep, build_step
-from ratchet.optimize.recipe.first_call import Seen, recurrent_in, watch
+from ratchet.optimize.recipe.first_call import WATCHING, Seen, recurrent_in, watch
 from ratchet.optimize.recipe.module_calls import (
     ModuleCall,
     attention,
@@ -103,6 +103,11 @@ class CompiledStep:
         return (*given, *(one for one in others if not any(one is own for own in given)))
 
     @property
+    def modules(self) -> tuple[nn.Module, ...]:
+        """The modules that the first call called from outside of all modules."""
+        return () if self._seen is None else tuple(self._seen.modules)
+
+    @property
     def notes(self) -> list[str]:
         """The warnings on how the step runs."""
         return sorted(self._told)
@@ -127,7 +132,12 @@ class CompiledStep:
 
     def _first(self, arguments: tuple[Any, ...], named: dict[str, Any]) -> Any:
         recomputed = None if self._config.checkpointing == "none" else self.script.model
-        result, seen = watch(self.script.step, arguments, named, recomputed)
+        if not WATCHING.acquire(blocking=False):  # in another thread: a later call is watched
+            return self.script.step(*arguments, **named)
+        try:
+            result, seen = watch(self.script.step, arguments, named, recomputed)
+        finally:
+            WATCHING.release()
         self._numbers = numbers_of(arguments, named)
         self._seen = seen
         if self._config.precision in AUTOCAST and not seen.autocast:

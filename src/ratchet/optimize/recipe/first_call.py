@@ -14,10 +14,12 @@ from torch import nn
 from torch.optim import Optimizer
 from torch.optim.optimizer import register_optimizer_step_pre_hook
 
-from ratchet.optimize.recipe.script_state import numbers
+from ratchet.optimize.recipe.script_state import loses_gradient, numbers
 from ratchet.workloads.checkpointing import find_blocks, is_transformed
 
 AUTOCAST_DEVICES = ("cpu", "cuda")
+WATCHING = threading.RLock()
+"""Held while a first call is watched: what is watched belongs to all threads."""
 HOOKS = ("_forward_hooks", "_forward_pre_hooks")
 
 
@@ -41,6 +43,8 @@ class Seen:
     """True if the step drew random numbers of torch's outside of its modules."""
     numbers: list[str] = field(default_factory=list)
     """Names of the script's numbers that the call changed or added."""
+    loses_gradient: str = ""
+    """A name of the script's whose `.grad` torch.compile would set on another tensor."""
     autocast: bool = False
     """True if the step called a module within an autocast of its own."""
     in_backward: bool = False
@@ -66,6 +70,8 @@ class Seen:
             )
         if self.numbers:
             return f"it changes a number that it keeps ({self.numbers[0]})"
+        if name := self.loses_gradient:
+            return f"it sets {name}.grad after an operator such as -= has updated {name}"
         return ""
 
 
@@ -79,7 +85,7 @@ def watch(
 
     `recomputed` is the model whose blocks a recipe recomputes, if it recomputes any.
     """
-    seen = Seen()
+    seen = Seen(loses_gradient=loses_gradient(step))
     blocks = find_blocks(recomputed) if recomputed is not None else []
     kept, before = [_kept(block) for block in blocks], numbers(step)
     with _backwards(seen), _optimizers(seen), _modules(seen):

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import argparse
 import dataclasses
+import dis
 import functools
 import inspect
 from collections import deque
@@ -22,6 +23,8 @@ DEEPEST = 3
 """Levels of containers and objects that are looked into for numbers."""
 MOST_ITEMS = 64
 """Longer containers hold data and are not looked into for numbers."""
+CALLED = (FunctionType, MethodType, functools.partial)
+"""What a step may call of the script's own functions."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -36,7 +39,45 @@ class Variable:
 def variables(step: Callable[..., Any]) -> list[Variable]:
     """Return the variables that a step reaches, each once."""
     found: dict[str, Variable] = {}
-    waiting, seen = [step], set()
+    for function, own in _reached(step):
+        found.update((one.name, one) for one in own)
+        for one in _outside(function):
+            if not isinstance(one.read(), CALLED):
+                found.setdefault(one.name, one)
+    return list(found.values())
+
+
+def loses_gradient(step: Callable[..., Any]) -> str:
+    """Return a name whose `.grad` the step sets after an operator such as `-=` has updated it.
+
+    torch.compile (2.13) takes the name for a new tensor then, so that `p -= x; p.grad = None`
+    leaves the parameter its gradient. Empty if there is none.
+    """
+    codes = (code for one, _ in _reached(step) if one is not None for code in _codes(one.__code__))
+    return next(filter(None, map(_set_after_update, codes)), "")
+
+
+def _set_after_update(code: CodeType) -> str:
+    updated: set[str] = set()
+    in_place, name = False, ""
+    for one in dis.get_instructions(code):
+        # From Python 3.13 on, one instruction may load or store two names; a constant may be ().
+        names: tuple[Any, ...] = (one.argval,)
+        if isinstance(one.argval, tuple) and "FAST" in one.opname:
+            names = one.argval
+        if one.opname.startswith("STORE_") and in_place:
+            updated.add(str(names[0]))
+        if one.opname == "STORE_ATTR" and names == ("grad",) and name in updated:
+            return name
+        in_place = one.opname == "BINARY_OP" and one.argrepr.endswith("=")
+        name = str(names[-1]) if one.opname.startswith("LOAD_") else ""
+    return ""
+
+
+def _reached(step: Callable[..., Any]) -> Iterator[tuple[FunctionType | None, list[Variable]]]:
+    """Yield the step's function and those of its file that it calls, with what is bound to each."""
+    waiting: list[Any] = [step]
+    seen: set[int] = set()
     files: set[int] = set()
     while waiting:
         called = waiting.pop()
@@ -44,20 +85,19 @@ def variables(step: Callable[..., Any]) -> list[Variable]:
             continue
         seen.add(id(called))
         function, own = _function_of(called)
-        found.update((one.name, one) for one in own)
+        yield function, own
         if function is None:
             continue
         files.add(id(function.__globals__))
-        own = [*_cells(function), *_globals(function)]
-        for one in own:
+        for one in _outside(function):
             value = one.read()
-            if isinstance(value, FunctionType | MethodType | functools.partial):
-                inner = _function_of(value)[0]
-                if inner is not None and id(inner.__globals__) in files:
-                    waiting.append(value)
-            else:
-                found.setdefault(one.name, one)
-    return list(found.values())
+            inner = _function_of(value)[0] if isinstance(value, CALLED) else None
+            if inner is not None and id(inner.__globals__) in files:
+                waiting.append(value)
+
+
+def _outside(function: FunctionType | None) -> list[Variable]:
+    return [] if function is None else [*_cells(function), *_globals(function)]
 
 
 def numbers(step: Callable[..., Any]) -> dict[str, float]:
@@ -132,7 +172,8 @@ def _to_cell(cell: CellType, value: Any) -> None:
 
 def _globals(function: FunctionType) -> Iterator[Variable]:
     held = function.__globals__
-    for name in dict.fromkeys(_names(function.__code__)):
+    names = (name for code in _codes(function.__code__) for name in code.co_names)
+    for name in dict.fromkeys(names):
         if name in held:
             yield Variable(
                 name,
@@ -141,11 +182,12 @@ def _globals(function: FunctionType) -> Iterator[Variable]:
             )
 
 
-def _names(code: CodeType) -> Iterator[str]:
-    yield from code.co_names
+def _codes(code: CodeType) -> Iterator[CodeType]:
+    """Yield a function's code and that of its inner functions."""
+    yield code
     for constant in code.co_consts:
         if isinstance(constant, CodeType):
-            yield from _names(constant)
+            yield from _codes(constant)
 
 
 def _numbers(name: str, value: object, deepest: int) -> Iterator[tuple[str, float]]:

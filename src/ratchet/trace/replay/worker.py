@@ -12,6 +12,7 @@ from typing import Any
 import msgspec
 import torch
 
+from ratchet.base.errors import told
 from ratchet.trace.replay.rebuild import Unbuildable, build
 from ratchet.trace.replay.recorded import Recorded
 
@@ -43,13 +44,13 @@ def _answer(line: str, device: str, room_bytes: int) -> dict[str, Any]:
     except Unbuildable as why:
         return {"outcome": "not rebuilt", "why": str(why)}
     except (RuntimeError, MemoryError) as error:
-        return {"outcome": "failed", "why": _first_line(error)}
+        return {"outcome": "failed", "why": told(error)}
     try:
         with torch.inference_mode():
             times = _timed(lambda: built.call(*built.arguments, **built.keywords), device)
     # Values differ from the recording's, so an op may raise anything: that is its answer.
     except Exception as error:
-        return {"outcome": "failed", "why": _first_line(error)}
+        return {"outcome": "failed", "why": told(error)}
     times.sort()
     return {
         "outcome": "timed", "why": "", "time_ns": round(1e9 * times[len(times) // 2]),
@@ -85,11 +86,6 @@ def _batch(call: Callable[[], Any], count: int, device: str) -> float:
     for _ in range(count):
         call()
     return time.perf_counter() - begun
-
-
-def _first_line(error: BaseException) -> str:
-    text = str(error).strip().split("\n")[0][:200]
-    return f"{type(error).__name__}: {text}" if text else type(error).__name__
 
 
 def _address_space() -> int:

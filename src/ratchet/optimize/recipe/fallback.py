@@ -1,0 +1,101 @@
+"""Run a step as written if the recipe's first run of it raises and has changed nothing."""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Iterable, Iterator
+from typing import Any
+
+from torch import Tensor, nn
+from torch.optim import Optimizer
+
+from ratchet.base.errors import told
+from ratchet.optimize.recipe.comparison import RAISED
+from ratchet.optimize.recipe.compiled_step import CompiledStep
+from ratchet.optimize.recipe.script_state import numbers
+from ratchet.optimize.recipe.snapshot import of_random_states, set_random_states
+
+log = logging.getLogger("ratchet")
+
+
+class FallbackStep:
+    """A compiled step that runs as written from its first run on, if torch cannot run it.
+
+    Examples are code that torch.compile fails on, and an operation that has no bf16 form. What the
+    step itself raises is raised as ever.
+    """
+
+    def __init__(self, step: CompiledStep) -> None:
+        self._step = step
+        self._has_run = False
+
+    def __call__(self, *arguments: Any, **named: Any) -> Any:
+        """Run the step; raise what the recipe's run raised if it left something changed."""
+        step = self._step
+        if self._has_run or not step.is_ready():
+            return step(*arguments, **named)
+        marks = _Marks(step)
+        try:
+            result = step(*arguments, **named)
+        except RAISED as error:
+            if not marks.undo():
+                raise
+            result = step.written(*arguments, **named)
+            log.warning(
+                "ratchet: the step runs as written; by its recipe it raises %s", told(error)
+            )
+            step.stop()
+            return result
+        self._has_run = True
+        return result
+
+
+class _Marks:
+    """Marks of what a step may change: versions of tensors, gradients, numbers, random states."""
+
+    def __init__(self, step: CompiledStep) -> None:
+        self._script = step.script
+        modules = [self._script.model, *step.modules]
+        held = _each_once([*_of_modules(modules), *_of_optimizers(step.stepped)])
+        self._versions = [(one, one._version) for one in held if not one.is_inference()]
+        self._gradients = [(one, one.grad, _version(one.grad)) for one in held if one.is_leaf]
+        self._numbers = numbers(self._script.step)
+        self._random = of_random_states()
+
+    def undo(self) -> bool:
+        """Drop new gradients and put random states back; return False if more has changed."""
+        if any(one._version != version for one, version in self._versions):
+            return False
+        if numbers(self._script.step) != self._numbers:
+            return False
+        for one, grad, version in self._gradients:
+            if one.grad is grad and _version(grad) == version:
+                continue
+            if grad is not None:
+                return False
+            one.grad = None
+        set_random_states(self._random)
+        return True
+
+
+def _of_modules(modules: Iterable[nn.Module]) -> Iterator[Tensor]:
+    for module in modules:
+        yield from module.parameters()
+        yield from module.buffers()
+
+
+def _of_optimizers(optimizers: Iterable[Optimizer]) -> Iterator[Tensor]:
+    for optimizer in optimizers:
+        for group in optimizer.param_groups:
+            yield from group["params"]
+        for state in optimizer.state.values():
+            if isinstance(state, dict):
+                yield from (value for value in state.values() if isinstance(value, Tensor))
+
+
+def _each_once(tensors: Iterable[Tensor]) -> list[Tensor]:
+    return list({id(one): one for one in tensors}.values())
+
+
+def _version(grad: Tensor | None) -> int:
+    return -1 if grad is None else grad._version
