@@ -32,7 +32,7 @@ AUTOCAST: Final = (
 )  # fmt: skip
 
 
-class _Told(threading.local):
+class _NamedDevice(threading.local):
     """The device that the call of torch named which this thread is in; None where it named none."""
 
     device: torch.device | None = None
@@ -45,7 +45,7 @@ class EmulatedGpu(TorchFunctionMode):
         super().__init__()
         self._device = device
         self._default_is_gpu = False
-        self.told = _Told()
+        self.told = _NamedDevice()
         self._answers: dict[Any, Callable[[Tensor], Any]] = {
             Tensor.device.__get__: self.device_of,
             _getter("is_cuda"): lambda one: self.device_of(one).type == "cuda",
