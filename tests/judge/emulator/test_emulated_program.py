@@ -131,6 +131,8 @@ assert torch.nn.Linear(2, 2).to("cuda").to(torch.float32).weight.is_cuda
 assert torch.nn.Linear(2, 2).to(device="cuda", dtype=torch.float16).weight.is_cuda
 assert torch.randn(2, device="cuda", generator=torch.Generator(device="cuda")).is_cuda
 assert torch.cuda.is_available() and torch.cuda.device_count() == 1
+counts = torch.histc(torch.tensor([0, 1, 1], device="cuda"), bins=2, min=0, max=1)
+assert counts.tolist() == [1, 2] and counts.dtype == torch.int64 and counts.is_cuda
 assert torch.accelerator.current_accelerator().type == "cuda"
 assert torch.accelerator.device_count() == 1 and torch.accelerator.current_device_index() == 0
 graph: torch.cuda.CUDAGraph | None = None
@@ -167,9 +169,11 @@ def own_negative(one):
     assert one.is_cuda
     y = torch.empty_like(one)
     inverse[(1,)](one ** -2, y, one.numel(), BLOCK=64)
-    return y * -1
+    return 0 - y
 library = torch.library.Library("aten", "IMPL")
 library.impl("neg", own_negative, "CUDA")
+library.impl("mul.Tensor", lambda a, b: torch.full_like(a, 7.0), "CUDA")
+assert torch.mul(2.0, 3.0).tolist() == 6 and (torch.ones(1, device="cuda") * 2).tolist() == [7]
 assert (-torch.ones(3)).tolist() == (-torch.ones(3, device="cuda")).tolist() == [-1, -1, -1]
 library._destroy()
 

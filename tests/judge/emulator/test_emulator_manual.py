@@ -13,7 +13,9 @@ import manual_vector as manual
 import pytest
 from exact_numbers import F32, FORMATS, WIDTHS, read, same, written
 from manual_text import CDNA, TARGETS, has, laid, ran
+from small_assembly import run_words
 
+from ratchet.base.errors import KernelError
 from ratchet.judge.emulator import source
 
 pytestmark = pytest.mark.compiler
@@ -165,6 +167,16 @@ def test_a_packed_instruction(name: str, order: str, signs: str) -> None:
                 given = found[lane] >> (size * high) & ((1 << size) - 1)
                 expected = written(function(*values), letter)
                 assert same(given, expected, letter), f"{target} {name}{suffix} of {values}"
+
+
+def test_both_halves_of_zero_are_zero() -> None:
+    """Of another constant a packed instruction's high half is not defined, and refused."""
+    text = "v_pk_add_f32 v[32:33], v[10:11], 0 neg_lo:[1,1] neg_hi:[1,1]"
+    inputs = {10: [0x3F800000] * 64, 11: [0] * 64}
+    found = run_words(text, inputs, [32, 33], target="gfx942")
+    assert set(found[32]) == {0xBF800000} and set(found[33]) == {0x80000000}
+    with pytest.raises(KernelError, match="high half of a constant"):
+        run_words(text.replace(", 0 ", ", 1.0 "), inputs, [32], target="gfx942")
 
 
 @pytest.mark.parametrize("table", [0, 0x80, 0x1E, 0xCA, 0x69])

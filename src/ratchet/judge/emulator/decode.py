@@ -362,7 +362,8 @@ def _packed(
         raise KernelError(f"{operation.name} has other operands than expected")
     selection = forms.selections(modifiers, len(operation.sources))
     for index, one in enumerate(found[1:]):
-        if one.kind == "constant" and (selection >> 8 | selection) >> index & 1:
+        takes_high = (selection >> 8 | selection) >> index & 1
+        if one.kind == "constant" and one.value and takes_high:
             raise KernelError("the high half of a constant is not defined")
         if registers_of(one) not in (0, 2 if pairs else 1):
             raise KernelError(f"the operand {texts[index + 1]} has the wrong size")

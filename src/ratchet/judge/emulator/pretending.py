@@ -27,12 +27,14 @@ GPU: Final = torch.device("cuda", 0)
 HOST: Final = torch.device("cpu")
 NAMES_A_DEVICE: Final = (torch.device, torch._C._nn._parse_to)
 """Functions whose result is a device as the program named it; `Module.to` asks the second."""
+FOR_INTEGERS_TOO: Final = (torch.histc, Tensor.histc)
+"""Functions that a GPU has for integers, and the CPU for floats alone."""
 AUTOCAST: Final = (
     "is_autocast_enabled", "get_autocast_dtype", "set_autocast_enabled", "set_autocast_dtype",
 )  # fmt: skip
 
 
-class _Told(threading.local):
+class _NamedDevice(threading.local):
     """The device that the call of torch named which this thread is in; None where it named none."""
 
     device: torch.device | None = None
@@ -45,7 +47,7 @@ class EmulatedGpu(TorchFunctionMode):
         super().__init__()
         self._device = device
         self._default_is_gpu = False
-        self.told = _Told()
+        self.told = _NamedDevice()
         self._answers: dict[Any, Callable[[Tensor], Any]] = {
             Tensor.device.__get__: self.device_of,
             _getter("is_cuda"): lambda one: self.device_of(one).type == "cuda",
@@ -78,6 +80,8 @@ class EmulatedGpu(TorchFunctionMode):
         if move is not None:
             return move(*args, **(kwargs or {}))
         given, named, told = self._real(args, kwargs or {})
+        if func in FOR_INTEGERS_TOO and not given[0].is_floating_point():
+            func = _in_float64(func)
         outer, self.told.device = self.told.device, told
         try:
             result = func(*given, **named)
@@ -219,6 +223,15 @@ class PretendedGenerator(torch.Generator):
 
     def __new__(cls, device: Any = None) -> PretendedGenerator:
         return super().__new__(cls, device="cpu")  # type: ignore[call-arg]
+
+
+def _in_float64(function: Callable[..., Tensor]) -> Callable[..., Tensor]:
+    """Return a function of a tensor of integers that computes in float64."""
+
+    def widened(one: Tensor, *given: Any, **named: Any) -> Tensor:
+        return function(one.double(), *given, **named).to(one.dtype)
+
+    return widened
 
 
 def mark(value: Any) -> None:

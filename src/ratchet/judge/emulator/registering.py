@@ -29,22 +29,36 @@ def registered(gpu: EmulatedGpu, register: Callable[..., Any]) -> Callable[..., 
     return impl
 
 
-def _own_kernel(library: Any, name: Any) -> Any:
+def _own_kernel(library: Any, name: Any) -> Callable[..., Any] | None:
     """Return the CPU's kernel of an operator; None where torch has none."""
+    keys = torch._C.DispatchKeySet(torch._C.DispatchKey.CPU)
+    full = (
+        f"{library.ns}::{str(name).rpartition('::')[2]}" if isinstance(name, str) else name.name()
+    )
     try:
-        op = name if not isinstance(name, str) else f"{library.ns}::{name.rpartition('::')[2]}"
-        return torch.library.get_kernel(op, "CPU")
+        kernel = torch.library.get_kernel(full, "CPU")
+        schema = torch._C._get_schema(*(full.split(".") if "." in full else (full, "")))
     except (RuntimeError, ValueError):
         return None
+    tensors = [str(one.type) == "Tensor" for one in schema.arguments]
+
+    def own(*given: Any, **named: Any) -> Any:
+        # a number in a tensor's place comes as a number to Python's kernels alone
+        is_number = [isinstance(one, (bool, int, float, complex)) for one in given]
+        places = zip(given, is_number, tensors, strict=False)
+        values = [torch.tensor(one) if plain and wants else one for one, plain, wants in places]
+        return kernel.call_boxed(keys, *values, **named)
+
+    return own
 
 
-def _for_gpu_alone(gpu: EmulatedGpu, run: Callable[..., Any], own: Any) -> Callable[..., Any]:
-    keys = torch._C.DispatchKeySet(torch._C.DispatchKey.CPU)
-
+def _for_gpu_alone(
+    gpu: EmulatedGpu, run: Callable[..., Any], own: Callable[..., Any] | None
+) -> Callable[..., Any]:
     @functools.wraps(run)
     def chosen(*given: Any, **named: Any) -> Any:
         if own is not None and gpu.is_for_host(given, named, gpu.told.device):
-            return own.call_boxed(keys, *given, **named)
+            return own(*given, **named)
         return run(*given, **named)
 
     return chosen

@@ -81,7 +81,6 @@ _EMULATED: Final = (
     "ratchet.judge.emulator.registering",
     "ratchet.judge.emulator.scalar_operations",
     "ratchet.judge.emulator.source",
-    "ratchet.problems",
     "ratchet.problems.free_memory",
     "ratchet.judge.emulator.hip_loading",
     "ratchet.judge.emulator.hip_runtime",
