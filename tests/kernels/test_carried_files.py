@@ -51,6 +51,12 @@ def test_sources_that_python_names_are_carried_with_their_headers(tree: Path) ->
     compile(kernel.source, "kernel.py", "exec")
 
 
+def test_headers_that_strings_include_are_carried(tree: Path) -> None:
+    path = tree.parent / "inline.py"
+    path.write_text('source = """\n#include "csrc/width.h"\nint f();\n"""\n# cpp_extension\n')
+    assert set(files_beside(path, path.read_text()).texts) == {"csrc/width.h"}
+
+
 def test_only_sources_and_headers_are_carried(tmp_path: Path) -> None:
     (tmp_path / "secret").write_text("word")
     path = tmp_path / "a.hip"

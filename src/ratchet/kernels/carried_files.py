@@ -150,10 +150,12 @@ class _FileSearch:
                     yield below
 
     def named(self, source: str) -> Iterator[Path]:
-        """Yield the sources that a Python text names, such as those that it gives to `load`."""
+        """Yield the sources that a Python text names, and headers that its strings include."""
         for node in ast.walk(ast.parse(source)):
             if isinstance(node, ast.Constant) and isinstance(node.value, str):
                 name = node.value.strip().lstrip("/")
+                if "\n" in name:
+                    yield from self.included(self._home / "string", name)
                 if "\n" in name or not name.endswith(SUFFIXES) or len(name) > 200:
                     continue
                 direct = (self._home / name).resolve()

@@ -1,218 +1,29 @@
-"""torch extensions in the sandbox: their host code runs here, and their launches are emulated.
-
-While a function of an extension runs, its tensors lie in memory that only kernels reach. An
-operation of torch opens it, since on a GPU it would be a kernel too.
-"""
+"""torch extensions in the sandbox: built for one target, also where a source asks torch to."""
 
 from __future__ import annotations
 
-import ctypes
-import functools
-import importlib.machinery
-import importlib.util
 import os
-import re
 import sys
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import replace
 from pathlib import Path
 from types import ModuleType
-from typing import Any, Final
+from typing import Any
 
 import torch
 from torch import Tensor
-from torch.utils._python_dispatch import TorchDispatchMode
-from torch.utils._pytree import tree_map_only
 
 from ratchet.base.errors import KernelError
 from ratchet.judge.emulator.extension_build import (
-    BuiltExtension,
     ExtensionSource,
     build_extension,
     check_module,
     module_name,
 )
-from ratchet.judge.emulator.gpu_memory import APART_BYTES, GpuBlock, GpuMemory
-from ratchet.judge.emulator.hip_runtime import HipRuntime, move
-from ratchet.judge.emulator.kernel_text import plain_name
+from ratchet.judge.emulator.extension_calls import ExtensionOperator, LoadedExtension
+from ratchet.judge.emulator.gpu_memory import GpuMemory
 from ratchet.judge.emulator.loading import EMULATOR, load_emulated, told_device
-from ratchet.judge.workers.candidate.torch_cuda import PretendedDevice
 from ratchet.kernels.carried_files import CarriedFiles, split_files
-
-FILLED: Final = re.compile(r"^(new_)?empty")
-HOST_ONLY: Final = "no CUDA or HIP source is among"
-
-
-_compare = ctypes.CDLL(None).memcmp
-
-
-class _OnGpu(TorchDispatchMode):  # type: ignore[no-untyped-call]
-    """Lets torch's operations reach the memory, and keeps their results there."""
-
-    def __init__(self, memory: GpuMemory) -> None:
-        super().__init__()  # type: ignore[no-untyped-call]
-        self._memory = memory
-
-    def __torch_dispatch__(
-        self,
-        func: Any,
-        types: Any,
-        args: Sequence[Any] = (),
-        kwargs: Mapping[str, Any] | None = None,
-    ) -> Any:
-        named, name = dict(kwargs or {}), func._schema.name.partition("::")[2]
-        to_host = bool(named.pop("pin_memory", False)) or "pin_memory" in name
-        if name == "is_pinned":
-            return False
-        with self._memory.opened():
-            result = args[0].clone() if "pin_memory" in name else func(*args, **named)
-            unwritten = FILLED.match(name) is not None
-            return tree_map_only(Tensor, lambda one: self._kept(one, unwritten, to_host), result)
-
-    def _kept(self, tensor: Tensor, unwritten: bool, to_host: bool) -> Tensor:
-        if tensor.device.type != "cpu" or not tensor.untyped_storage().nbytes():
-            return tensor
-        if self._memory.find(tensor.data_ptr()) is not None:
-            return tensor
-        return moved(tensor, self._memory, copied=not unwritten, open_to_host=to_host)[0]
-
-
-def moved(
-    tensor: Tensor, memory: GpuMemory, *, copied: bool, open_to_host: bool = False
-) -> tuple[Tensor, GpuBlock]:
-    """Return a tensor of the same form on the GPU, and the block that holds its whole storage."""
-    storage = tensor.untyped_storage()
-    block = memory.block(storage.nbytes(), open_to_host=open_to_host)
-    if copied:
-        with memory.opened():
-            move(block.address, storage.data_ptr(), storage.nbytes())
-    made = placed_at(tensor, block.bytes, APART_BYTES)
-    block.leave_to_tensors()
-    return made, block
-
-
-def placed_at(tensor: Tensor, memory: Tensor, first: int) -> Tensor:
-    """Return a tensor of the same form in another storage, moved on by `first` bytes."""
-    offset = first // tensor.element_size() + tensor.storage_offset()
-    made = torch.empty(0, dtype=tensor.dtype)
-    return made.set_(memory.untyped_storage(), offset, tensor.shape, tensor.stride())
-
-
-class _Call:
-    """One call of an extension's function."""
-
-    def __init__(self, extension: LoadedExtension) -> None:
-        self._extension = extension
-        self._memory = extension.memory
-        self._moved: dict[int, tuple[Tensor, Tensor, GpuBlock]] = {}
-        """By the address of a storage: a tensor in it, the one on the GPU, and its block."""
-
-    def run(self, function: Callable[..., Any], args: Any, kwargs: Any) -> Any:
-        args, kwargs = tree_map_only(Tensor, self._to_gpu, (args, kwargs))
-        with self._extension.runtime.called(), _OnGpu(self._memory), self._memory.closed():
-            result = function(*args, **kwargs)
-        for before, _, block in self._moved.values():
-            storage = before.untyped_storage()
-            here, size = storage.data_ptr(), storage.nbytes()
-            if _compare(
-                ctypes.c_void_p(here), ctypes.c_void_p(block.address), ctypes.c_size_t(size)
-            ):
-                move(here, block.address, size)
-        return tree_map_only(Tensor, self._from_gpu, result)
-
-    def _to_gpu(self, tensor: Tensor) -> Tensor:
-        tensor = tensor.detach()
-        if tensor.device.type != "cpu" or not tensor.untyped_storage().nbytes():
-            return tensor
-        if self._memory.find(tensor.data_ptr()) is not None:
-            return tensor
-        at = tensor.untyped_storage().data_ptr()
-        if at not in self._moved:
-            self._moved[at] = (tensor, *moved(tensor, self._memory, copied=True))
-        return placed_at(tensor, self._moved[at][1], APART_BYTES)
-
-    def _from_gpu(self, tensor: Tensor) -> Tensor:
-        at = tensor.untyped_storage().data_ptr()
-        for before, after, _ in self._moved.values():
-            if after.untyped_storage().data_ptr() == at:
-                return placed_at(tensor, before, -APART_BYTES)
-        return tensor
-
-
-class LoadedExtension:
-    """A built extension in this process."""
-
-    def __init__(
-        self,
-        built: BuiltExtension,
-        emulator: Path,
-        memory: GpuMemory,
-        matrix_cycles: Mapping[str, int] | None,
-        device: PretendedDevice,
-    ) -> None:
-        self.memory = memory
-        self.runtime = HipRuntime(built.assemblies, emulator, memory, device, matrix_cycles)
-        try:
-            library = ctypes.CDLL(str(built.library))
-        except OSError as error:
-            found = re.search(r"undefined symbol: (\S+)", str(error))
-            missing = found[1] if found else str(error)
-            raise KernelError(
-                f"the extension calls {plain_name(missing)!r:.80}, which is not here: only torch, "
-                "HIP's runtime and what its own sources define"
-            ) from error
-        self.runtime.install(library)
-        self.module: ModuleType | None = None
-        if hasattr(library, f"PyInit_{built.name}"):
-            loader = importlib.machinery.ExtensionFileLoader(built.name, str(built.library))
-            spec = importlib.util.spec_from_loader(built.name, loader)
-            assert spec is not None
-            self.module = importlib.util.module_from_spec(spec)
-            loader.exec_module(self.module)
-
-    def guarded(self, function: Callable[..., Any]) -> Callable[..., Any]:
-        """Return a function whose tensors lie on the GPU while it runs."""
-
-        def call(*args: Any, **kwargs: Any) -> Any:
-            with torch._C.DisableTorchFunction():  # a mode may say that tensors are on `cuda`
-                return _Call(self).run(function, args, kwargs)
-
-        call.__name__ = getattr(function, "__name__", "call")
-        return call
-
-    def functions(self) -> Iterator[tuple[str, Callable[..., Any]]]:
-        """Yield what the extension offers to Python, by name."""
-        for name in dir(self.module) if self.module is not None else ():
-            found = getattr(self.module, name)
-            if callable(found) and not isinstance(found, type) and not name.startswith("__"):
-                yield name, self.guarded(found)
-
-
-class _Operator:
-    """An operator of an extension in `torch.ops`, whose tensors lie on the GPU while it runs."""
-
-    def __init__(self, loaded: LoadedExtension, operator: Any) -> None:
-        self._loaded, self._operator = loaded, operator
-
-    def __call__(self, *args: Any, **kwargs: Any) -> Any:
-        """Call the operator's code for this device, if it has such.
-
-        Dispatched by torch, it would be one operation to the mode that opens the memory. Code for
-        all devices is not: torch calls it before any mode.
-        """
-        overload = self._operator
-        if not isinstance(overload, torch._ops.OpOverload):
-            names = overload.overloads()
-            overload = getattr(overload, "default" if "default" in names else names[0])
-        code = overload
-        if torch._C._dispatch_has_kernel_for_dispatch_key(overload.name(), "CPU"):
-            code = functools.partial(overload._op_dk, torch._C.DispatchKey.CPU)
-        return self._loaded.guarded(code)(*args, **kwargs)
-
-    def __getattr__(self, name: str) -> Any:
-        """Return what the operator has; its overloads are operators too."""
-        found = getattr(self._operator, name)
-        overload = isinstance(found, torch._ops.OpOverload)
-        return _Operator(self._loaded, found) if overload else found
 
 
 class EmulatedExtensions:
@@ -278,8 +89,8 @@ class EmulatedExtensions:
         for one in sorted(set(torch._C._dispatch_get_all_op_names()) - before):
             space, _, key = one.partition(".")[0].partition("::")
             packet = getattr(getattr(torch.ops, space), key)
-            if not isinstance(packet, _Operator):
-                packet = _Operator(loaded, packet)
+            if not isinstance(packet, ExtensionOperator):
+                packet = ExtensionOperator(loaded, packet)
                 setattr(getattr(torch.ops, space), key, packet)
             if not hasattr(module, key):
                 setattr(module, key, packet)
@@ -314,7 +125,15 @@ class EmulatedExtensions:
             functions if isinstance(functions, dict) else {one: one for one in _listed(functions)}
         )
         options = _macros([*_listed(extra_cflags), *_listed(extra_cuda_cflags)])
-        return self.load(name, sources, functions=bound, options=options)
+        place = self._carried.place
+        return self.load(
+            name,
+            [replace(one, name=os.path.join(place, one.name)) for one in sources],
+            functions=bound,
+            options=options,
+            headers=[ExtensionSource(*one) for one in self._carried.texts.items()],
+            folders=self._carried.folders(),
+        )
 
     def _load(
         self,

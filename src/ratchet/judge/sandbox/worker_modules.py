@@ -88,6 +88,7 @@ _EMULATED: Final = (
     "ratchet.judge.emulator.linking",
     "ratchet.judge.emulator.extensions",
     "ratchet.judge.emulator.extension_build",
+    "ratchet.judge.emulator.extension_calls",
     "ratchet.base.process.watchdog",
     "ratchet.judge.static_profile",
     "ratchet.judge.static_profile.assembly",
