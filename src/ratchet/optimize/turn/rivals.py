@@ -109,7 +109,7 @@ class RivalModes:
             except DeadlinePassed:
                 self.turn.leave_out(f"the rival {rival.title}", NO_ROOM)
                 return
-        if self.best is None and not self._timed:
+        if self.best is None:
             self._raise_why()
 
     def _raise_why(self) -> None:
@@ -185,8 +185,11 @@ class RivalModes:
     def leave_replays(self, reason: str) -> None:
         """Leave out the modes that replay graphs of launches: what they compute is not the step.
 
-        The fastest of the other modes takes their place; one is timed if none was.
+        The fastest of the other modes takes their place; without one, they stay what is timed
+        against.
         """
+        if all(map(_replays, self._timed)):
+            return
         replayed = [one for one in (*self.waiting, *self._timed) if _replays(one)]
         for rival in replayed:
             if rival in self.waiting:
@@ -198,9 +201,8 @@ class RivalModes:
         ]
         self._timed = [one for one in self._timed if not _replays(one)]
         fastest_first = sorted(self._timed, key=self.turn.costs.step_s)
-        self.best = next(iter(fastest_first), None)
+        self.best = fastest_first[0]
         self._by_precision = {one.config.precision: one for one in reversed(fastest_first)}
-        self.first()
 
     def _plain(self) -> list[Candidate]:
         own = self.written.config.precision

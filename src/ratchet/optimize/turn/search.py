@@ -220,7 +220,7 @@ class Search:
         """Go on with a rival that replays no graphs: `replayed` does, and learns otherwise."""
         self._say_dropped(replayed)
         self.rivals.leave_replays(f"its losses differ: {self.losses.why_not(replayed)}")
-        if self.rivals.best is not None and self.losses.replays(self._best):
+        if not self.losses.replays(self._rival) and self.losses.replays(self._best):
             self._try_bundle()
             self._keep_what_learns()
 
