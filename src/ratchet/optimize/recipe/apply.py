@@ -20,6 +20,7 @@ from torch.optim import Optimizer
 from ratchet.base.errors import ForeignRecipe, RecipeError
 from ratchet.devices.fingerprint import software
 from ratchet.devices.probe import Device
+from ratchet.graph.steps import CHUNKED
 from ratchet.optimize.recipe import fits
 from ratchet.optimize.recipe.comparison import CheckedStep
 from ratchet.optimize.recipe.compiled_step import CompiledStep, Script, build
@@ -33,6 +34,7 @@ from ratchet.optimize.step.environment import environment
 from ratchet.workloads import process
 from ratchet.workloads.config import StepConfig
 from ratchet.workloads.implementations import writes_gradients
+from ratchet.workloads.sharded import sharded_in, units_of
 from ratchet.workloads.step import TrainingStep
 from ratchet.workloads.workload import Workload
 
@@ -123,7 +125,7 @@ def compile(
         optimizers = fits.check_optimizers(loaded, trained, optimizers)
     else:
         config = _of_a_model_alone(config)
-    config = _of_a_script(config, optimizers)
+    config = _of_shards(_of_a_script(config, optimizers), trained)
     config = _with_kernels(loaded, config, ledger=ledger, strict=strict)
     process.enter(config)
     _warn_of_environment(config)
@@ -211,6 +213,23 @@ def _of_a_script(config: StepConfig, optimizers: Sequence[Optimizer]) -> StepCon
         if getattr(config, name) != default:
             _warn(f"{name} is not installed: {why}")
             config = config.model_copy(update={name: default})
+    return config
+
+
+def _of_shards(config: StepConfig, model: nn.Module) -> StepConfig:
+    """Drop the settings that a model sharded by FSDP2 cannot take, with a warning."""
+    if not sharded_in(model):
+        return config
+    if config.logits != "whole":
+        _warn("logits stay whole: FSDP2 frees the head's weights before the loss is computed")
+        config = config.model_copy(update={"logits": "whole"})
+    if CHUNKED in config.kernels and units_of(model) != [model]:
+        _warn(
+            f"{CHUNKED} is not installed: FSDP2's units are compiled one by one, and the loss is "
+            "computed outside of them"
+        )
+        kept = tuple(one for one in config.kernels if one != CHUNKED)
+        config = config.model_copy(update={"kernels": kept})
     return config
 
 

@@ -18,13 +18,14 @@ from torch.nn.attention import sdpa_kernel
 
 from ratchet.graph.steps import install_options, installed_kernels
 from ratchet.optimize.recipe.first_call import recurrent_in
-from ratchet.optimize.recipe.slots import Attribute, StepSlot, filled
+from ratchet.optimize.recipe.slots import ABSENT, Attribute, StepSlot, filled
 from ratchet.optimize.recipe.widening import computes_in_bf16, widened
 from ratchet.workloads.checkpointing import apply_checkpointing, find_blocks, is_transformed
 from ratchet.workloads.config import AUTOCAST, StepConfig
 from ratchet.workloads.deferred_logits import apply_logits, replaced_in
 from ratchet.workloads.lowered import mixed_precision
 from ratchet.workloads.recompilation import REPLAYS, BoundedCompile
+from ratchet.workloads.sharded import units_of
 from ratchet.workloads.step import ATTENTION_BACKENDS, inductor_options
 
 log = logging.getLogger("ratchet")
@@ -51,18 +52,23 @@ class ModuleCall:
         keeps_graphs: bool = False,
         slots: tuple[StepSlot, ...] = (),
     ) -> None:
-        self.compiled: BoundedCompile | None = None
+        units = units_of(module) if options is not None else []
+        self._whole: BoundedCompile | None = None
         if options is not None:
             # A replayed graph writes each call's results over the last one's, which a script may
             # still read: only whole steps are replayed.
-            kept = {name: value for name, value in options.items() if name != REPLAYS}
-            self.compiled = BoundedCompile(_entry_of(module), kept)
+            options = {name: value for name, value in options.items() if name != REPLAYS}
+            if not units:
+                self._whole = BoundedCompile(_entry_of(module, _call_of(module)), options)
+        own = [UnitForward(one, options or {}) for one in units]
+        self.compiled = [self._whole] if self._whole else [one.compiled for one in own]
+        """The module's own compiled call, or those of the units that FSDP2 gathers in it."""
         self._module = module
         self._config = config
         self._device_type = device_type
         self._training_only = training_only
         self._keeps_graphs = keeps_graphs
-        self._slots = slots
+        self._slots = (*slots, *own)
 
     def slot(self) -> Attribute:
         """Return the module's slot for this call."""
@@ -83,7 +89,7 @@ class ModuleCall:
             or (self._training_only and not module.training)
         ):
             return written(*arguments, **named)
-        function = self.compiled or written
+        function = self._whole or written
         if self._config.precision not in AUTOCAST:
             with self._place():
                 return function(*arguments, **named)
@@ -96,6 +102,27 @@ class ModuleCall:
     def _place(self) -> Iterator[None]:
         with filled(self._slots), attention(self._config), kept_graphs(self._keeps_graphs):
             yield
+
+
+class UnitForward(Attribute):
+    """A sharded unit's forward, compiled around the one in place, inside of FSDP2's hooks."""
+
+    def __init__(self, unit: nn.Module, options: Mapping[str, Any]) -> None:
+        plain = unit.forward
+
+        def written(*arguments: Any, **named: Any) -> Any:
+            forward = plain if self.before is ABSENT else self.before
+            return forward(*arguments, **named)
+
+        self.compiled = BoundedCompile(_entry_of(unit, written), options)
+        super().__init__(unit, "forward", self._forward)
+        self._written = written
+
+    def _forward(self, *arguments: Any, **named: Any) -> Any:
+        as_written = torch.compiler.is_compiling() or is_transformed()
+        if as_written or not torch.is_grad_enabled():
+            return self._written(*arguments, **named)
+        return self.compiled(*arguments, **named)
 
 
 def kept_graphs(keep: bool) -> AbstractContextManager[Any]:
@@ -175,14 +202,21 @@ def compile_options(
     return {**inductor_options(config), **kernels}
 
 
-def _entry_of(module: nn.Module) -> Callable[..., Any]:
-    """Return a function that calls the module, with code of its own.
+def _call_of(module: nn.Module) -> Callable[..., Any]:
+    def call(*arguments: Any, **named: Any) -> Any:
+        return module._call_impl(*arguments, **named)  # type: ignore[no-untyped-call]
+
+    return call
+
+
+def _entry_of(module: nn.Module, written: Callable[..., Any]) -> Callable[..., Any]:
+    """Return a function that calls `written` for the module, with code of its own.
 
     Dynamo bounds recompilations for each code object, and all modules share one of torch's.
     """
 
     def call(*arguments: Any, **named: Any) -> Any:
-        return module._call_impl(*arguments, **named)  # type: ignore[no-untyped-call]
+        return written(*arguments, **named)
 
     name = f"call_{next(_COUNT)}_{type(module).__name__}"
     call.__code__ = call.__code__.replace(co_name=name)
