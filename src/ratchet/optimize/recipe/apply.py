@@ -20,21 +20,26 @@ from torch.optim import Optimizer
 from ratchet.base.errors import ForeignRecipe, RecipeError
 from ratchet.devices.fingerprint import software
 from ratchet.devices.probe import Device
-from ratchet.graph.steps import CHUNKED
 from ratchet.optimize.recipe import fits
 from ratchet.optimize.recipe.comparison import CheckedStep
 from ratchet.optimize.recipe.compiled_step import CompiledStep, Script, build
 from ratchet.optimize.recipe.module_calls import compile_module
-from ratchet.optimize.recipe.ranks import on_ranks, tuned_ranks
+from ratchet.optimize.recipe.ranks import (
+    join_ranks,
+    left_out_anywhere,
+    on_ranks,
+    one_rank_at_a_time,
+    tuned_ranks,
+)
 from ratchet.optimize.recipe.recipe import Recipe
 from ratchet.optimize.recipe.reproof import ready_kernels
+from ratchet.optimize.recipe.shards import on_shards
 from ratchet.optimize.recipe.slots import install_update
 from ratchet.optimize.step.candidate import wanted_libraries
 from ratchet.optimize.step.environment import environment
 from ratchet.workloads import process
 from ratchet.workloads.config import StepConfig
 from ratchet.workloads.implementations import writes_gradients
-from ratchet.workloads.sharded import sharded_in, units_of
 from ratchet.workloads.step import TrainingStep
 from ratchet.workloads.workload import Workload
 
@@ -73,6 +78,7 @@ def apply(
             "ratchet.compile(step, model, optimizer, recipe=...)"
         )
     loaded = fits.load_recipe(recipe)
+    join_ranks(workload, loaded)
     device = _device_here(loaded, workload.model, strict=strict)
     if device is None:
         return build(on_ranks(workload, loaded, tuned=False), StepConfig())
@@ -125,13 +131,15 @@ def compile(
         optimizers = fits.check_optimizers(loaded, trained, optimizers)
     else:
         config = _of_a_model_alone(config)
-    config = _of_shards(_of_a_script(config, optimizers), trained)
+    config, left = on_shards(_of_a_script(config, optimizers), trained)
+    for what in left:
+        _warn(what)
     config = _with_kernels(loaded, config, ledger=ledger, strict=strict)
     process.enter(config)
     _warn_of_environment(config)
     if loaded.parallel is not None:
-        for left in tuned_ranks(trained, loaded.parallel):
-            _warn(f"the recipe also has {left}: set it in the script")
+        for what in tuned_ranks(trained, loaded.parallel):
+            _warn(f"the recipe also has {what}: set it in the script")
     if isinstance(step, nn.Module):
         for one in optimizers:
             install_update(one, config)
@@ -174,9 +182,11 @@ def _with_kernels(
     """Load the kernels that `config` needs; return it with torch's own ops for those left out."""
     wanted = wanted_libraries(config)
     installed = [kernel for kernel in recipe.kernels if kernel.library in wanted]
-    ready = ready_kernels(installed, ledger)
+    with one_rank_at_a_time():
+        ready = ready_kernels(installed, ledger)
     for name in sorted(wanted - {kernel.library for kernel in installed}):
         ready.left_out[name] = "the recipe contains no kernel for it"
+    ready.left_out = left_out_anywhere(recipe, ready.left_out)
     if ready.left_out and strict:
         raise RecipeError(
             f"not proven on this machine: {ready.why()}; run `ratchet optimize` here, or leave "
@@ -213,23 +223,6 @@ def _of_a_script(config: StepConfig, optimizers: Sequence[Optimizer]) -> StepCon
         if getattr(config, name) != default:
             _warn(f"{name} is not installed: {why}")
             config = config.model_copy(update={name: default})
-    return config
-
-
-def _of_shards(config: StepConfig, model: nn.Module) -> StepConfig:
-    """Drop the settings that a model sharded by FSDP2 cannot take, with a warning."""
-    if not sharded_in(model):
-        return config
-    if config.logits != "whole":
-        _warn("logits stay whole: FSDP2 frees the head's weights before the loss is computed")
-        config = config.model_copy(update={"logits": "whole"})
-    if CHUNKED in config.kernels and units_of(model) != [model]:
-        _warn(
-            f"{CHUNKED} is not installed: FSDP2's units are compiled one by one, and the loss is "
-            "computed outside of them"
-        )
-        kept = tuple(one for one in config.kernels if one != CHUNKED)
-        config = config.model_copy(update={"kernels": kept})
     return config
 
 

@@ -6,7 +6,6 @@ and the signature of its `forward`, and copies and pickles of it do not carry th
 
 from __future__ import annotations
 
-import itertools
 import logging
 from collections.abc import Callable, Collection, Iterator, Mapping
 from contextlib import AbstractContextManager, contextmanager, nullcontext
@@ -25,12 +24,11 @@ from ratchet.workloads.config import AUTOCAST, StepConfig
 from ratchet.workloads.deferred_logits import apply_logits, replaced_in
 from ratchet.workloads.lowered import mixed_precision
 from ratchet.workloads.recompilation import REPLAYS, BoundedCompile
-from ratchet.workloads.sharded import units_of
+from ratchet.workloads.sharded import CompiledUnit, units_of, with_own_code
 from ratchet.workloads.step import ATTENTION_BACKENDS, inductor_options
 
 log = logging.getLogger("ratchet")
 SLOT = "_compiled_call_impl"
-_COUNT = itertools.count()
 
 
 class ModuleCall:
@@ -59,7 +57,7 @@ class ModuleCall:
             # still read: only whole steps are replayed.
             options = {name: value for name, value in options.items() if name != REPLAYS}
             if not units:
-                self._whole = BoundedCompile(_entry_of(module, _call_of(module)), options)
+                self._whole = BoundedCompile(_entry_of(module), options)
         own = [UnitForward(one, options or {}) for one in units]
         self.compiled = [self._whole] if self._whole else [one.compiled for one in own]
         """The module's own compiled call, or those of the units that FSDP2 gathers in it."""
@@ -105,7 +103,7 @@ class ModuleCall:
 
 
 class UnitForward(Attribute):
-    """A sharded unit's forward, compiled around the one in place, inside of FSDP2's hooks."""
+    """The slot of a sharded unit's forward, compiled around the one in place."""
 
     def __init__(self, unit: nn.Module, options: Mapping[str, Any]) -> None:
         plain = unit.forward
@@ -114,15 +112,9 @@ class UnitForward(Attribute):
             forward = plain if self.before is ABSENT else self.before
             return forward(*arguments, **named)
 
-        self.compiled = BoundedCompile(_entry_of(unit, written), options)
-        super().__init__(unit, "forward", self._forward)
-        self._written = written
-
-    def _forward(self, *arguments: Any, **named: Any) -> Any:
-        as_written = torch.compiler.is_compiling() or is_transformed()
-        if as_written or not torch.is_grad_enabled():
-            return self._written(*arguments, **named)
-        return self.compiled(*arguments, **named)
+        made = CompiledUnit(unit, options, written)
+        self.compiled = made.compiled
+        super().__init__(unit, "forward", made)
 
 
 def kept_graphs(keep: bool) -> AbstractContextManager[Any]:
@@ -202,22 +194,10 @@ def compile_options(
     return {**inductor_options(config), **kernels}
 
 
-def _call_of(module: nn.Module) -> Callable[..., Any]:
+def _entry_of(module: nn.Module) -> Callable[..., Any]:
+    """Return a function that calls the module."""
+
     def call(*arguments: Any, **named: Any) -> Any:
         return module._call_impl(*arguments, **named)  # type: ignore[no-untyped-call]
 
-    return call
-
-
-def _entry_of(module: nn.Module, written: Callable[..., Any]) -> Callable[..., Any]:
-    """Return a function that calls `written` for the module, with code of its own.
-
-    Dynamo bounds recompilations for each code object, and all modules share one of torch's.
-    """
-
-    def call(*arguments: Any, **named: Any) -> Any:
-        return written(*arguments, **named)
-
-    name = f"call_{next(_COUNT)}_{type(module).__name__}"
-    call.__code__ = call.__code__.replace(co_name=name)
-    return call
+    return with_own_code(call, module)
