@@ -15,7 +15,7 @@ from datetime import UTC, datetime
 from typing import Final
 
 from ratchet.base import files
-from ratchet.base.errors import JudgeError, MeasureError, WorkloadError
+from ratchet.base.errors import JudgeError, MeasureError, RanksError, WorkloadError
 from ratchet.devices.fingerprint import software
 from ratchet.devices.probe import probe
 from ratchet.judge.steps.numerics import FP32_FLOOR, judge_losses
@@ -107,7 +107,7 @@ def optimize_parallel(
     changes = [
         RankChange(name=name, outcome="not_applicable", reason=why) for name, why in reasons.items()
     ]
-    screened = _screen(turn, levers) if levers else []
+    screened = _screened_with(turn, own.lever, levers) if levers else []
     kept = [lever for lever, one in screened if one.outcome == "kept"]
     kept, losses = _that_learn_the_same(turn, kept, screened)
     proof = _prove(turn, kept) if kept else None
@@ -142,6 +142,20 @@ def _with_title(change: RankChange, title: str) -> RankChange:
     if change.name != ONE_PROCESS:
         return change
     return replace(change, reason=f"{title}: {change.reason}")
+
+
+def _screened_with(
+    turn: _Turn, own: RankLever | None, levers: Sequence[RankLever]
+) -> list[tuple[RankLever, RankChange]]:
+    """Screen the levers; without the recipe of one process if the ranks cannot run it."""
+    try:
+        return _screen(turn, levers)
+    except (RanksError, WorkloadError) as error:
+        if own is None:
+            raise
+        left = [one for one in levers if one is not own]
+        change = RankChange(name=own.name, outcome="dropped", reason=str(error))
+        return [(own, change), *(_screen(turn, left) if left else [])]
 
 
 def _screen(turn: _Turn, levers: Sequence[RankLever]) -> list[tuple[RankLever, RankChange]]:
