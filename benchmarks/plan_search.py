@@ -1,6 +1,7 @@
 """How well `ratchet plan` predicts published training runs, and how fast it searches.
 
     python benchmarks/plan_search.py [--rows]
+    python benchmarks/plan_search.py --here llama-8m   # layouts that run on this machine
 
 `published/runs.csv` and `published/throughput.csv` hold other people's measurements with their
 sources. Every row whose model and device are known is predicted from its layout. What a row does
@@ -9,6 +10,9 @@ pipeline four micro-batches a stage. One device, the H100 of torchtitan's benchm
 is not in the catalogue: its rate is set by one row, which is then left out.
 
 The baseline is the strongest constant: each row gets the median efficiency of all other rows.
+With --here, a workload's layouts are measured on ranks of this machine and planned, as by
+`ratchet plan WORKLOAD --measured`; two rows set the rates.
+
 The last line is JSON: plans_per_s, error_published and error_constant (median over rows of step
 time), error_held_out (of throughput.csv alone), memory_error, fronts_contain_published.
 """
@@ -27,7 +31,10 @@ from pathlib import Path
 import numpy as np
 
 from ratchet.base.errors import PlanError
+from ratchet.devices.probe import probe
+from ratchet.optimize.parallel.bench import bench_parallel
 from ratchet.plan.cluster import GIB, PlannedCluster, Rate, parse_cluster
+from ratchet.plan.here import check
 from ratchet.plan.layout import Layout, columns
 from ratchet.plan.search import (
     Evaluated,
@@ -39,6 +46,7 @@ from ratchet.plan.search import (
 )
 from ratchet.plan.shape import Shape, find_shape
 from ratchet.plan.stack import STACKS, Stack
+from ratchet.workloads.parallel.layout import parse_parallel
 
 PUBLISHED = Path(__file__).parent / "published"
 NAMES = {
@@ -53,6 +61,8 @@ DEVICES = {r"A100": "a100", r"H100.*(500W|96GB)": "h100-500w", r"H100": "h100", 
            r"MI355X": "mi355x"}  # fmt: skip
 CALIBRATES = "titan-8b-fsdp8-bf16-compile"
 """The row that sets the rate of the 500 W H100."""
+HERE = ("dp=1", "dp=2", "fsdp=2", "tp=2", "pp=2", "fsdp=2,micro=2")
+"""Layouts of two ranks at most, for --here."""
 SET_BY = ("throughput-109",)
 """Rows by which a constant of the model was set: EXPERT_CASTS of `ratchet.plan.time`."""
 
@@ -75,7 +85,11 @@ def main() -> None:
         description=__doc__, formatter_class=argparse.RawTextHelpFormatter
     )
     parser.add_argument("--rows", action="store_true", help="print every row")
+    parser.add_argument("--here", metavar="WORKLOAD", help="measure layouts on this machine")
     options = parser.parse_args()
+    if options.here:
+        print(json.dumps(measured_here(options.here)))
+        return
     rows = read_rows()
     timed = [row for row in rows if row.step_s and row.id not in (CALIBRATES, *SET_BY)]
     errors = {row.id: predicted(row).times.total[0] / row.step_s - 1 for row in timed}
@@ -100,6 +114,21 @@ def main() -> None:
         "memory_error": round(statistics.median(map(abs, memory.values())), 4),
         "fronts_contain_published": fronts(timed),
     }))  # fmt: skip
+
+
+def measured_here(workload: str) -> dict[str, object]:
+    """Measure a workload's layouts on this machine; return the errors of their plans."""
+    rows = []
+    for words in HERE:
+        asked = parse_parallel(words)
+        rows.append(bench_parallel(workload, asked, options={"device": "cpu"}, steps=6))
+    found = check(find_shape(workload), rows, probe("cpu"))
+    for one in found.rows:
+        print(f"{one.layout:20} {one.step_s:7.3f} s {one.step_error:+7.1%}  exposed "
+              f"{one.exposed_s:.3f} s, planned {one.predicted_exposed_s:.3f} s  "
+              f"{one.memory_bytes / 1e6:6.0f} MB {one.memory_error:+7.1%}  {one.sets}")  # fmt: skip
+    return {"workload": workload, "rows_here": len(rows), "error_here": round(found.step_error, 4),
+            "memory_error_here": round(found.memory_error, 4)}  # fmt: skip
 
 
 def predicted(row: Row) -> Evaluated:

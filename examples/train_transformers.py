@@ -3,6 +3,7 @@
 python examples/train_transformers.py                           train as written
 ratchet optimize examples/train_transformers.py:make_trainer
 python examples/train_transformers.py --recipe ratchet-out/recipe.json
+torchrun --nproc-per-node=2 examples/train_transformers.py --fsdp --recipe ratchet-out/recipe.json
 """
 
 from __future__ import annotations
@@ -74,9 +75,11 @@ def main(words: list[str] | None = None) -> None:
     parser = argparse.ArgumentParser()
     parser.add_argument("--recipe", help="the recipe.json that `ratchet optimize` wrote")
     parser.add_argument("--steps", type=int, default=60)
+    parser.add_argument("--fsdp", action="store_true", help="shard the weights over GPUs (FSDP2)")
     given = parser.parse_args(words)
     callbacks = [ratchet.trainer_callback(recipe=given.recipe)] if given.recipe else []
-    trainer = make_trainer(callbacks=callbacks, max_steps=given.steps)
+    sharded = {"fsdp": True, "fsdp_config": {"version": 2}} if given.fsdp else {}
+    trainer = make_trainer(callbacks=callbacks, max_steps=given.steps, **sharded)
     trainer.train()
     print(trainer.evaluate())
 

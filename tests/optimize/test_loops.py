@@ -267,9 +267,10 @@ def test_accelerate_in_bf16_learns_the_same_within_its_noise(accelerated: Any) -
 
 
 @pytest.mark.thorough
-def test_two_ranks_learn_what_they_learn_without_a_recipe() -> None:
-    """accelerate wraps the model in DistributedDataParallel, and the recipe compiles that."""
-    script = str(Path(__file__).parent / "apply_scripts" / "two_ranks.py")
+@pytest.mark.parametrize("script", ["two_ranks.py", "sharded_ranks.py"])
+def test_two_ranks_learn_what_they_learn_without_a_recipe(script: str) -> None:
+    """The model is wrapped in DistributedDataParallel, or sharded by FSDP2; both are compiled."""
+    script = str(Path(__file__).parent / "apply_scripts" / script)
     launch = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node=2"]
     environment = {**os.environ, "OMP_NUM_THREADS": "1"}
     done = subprocess.run(

@@ -7,19 +7,38 @@ from dataclasses import replace
 from pathlib import Path
 
 import pytest
+from own_recipes import kernels_of
 
+from ratchet.api import run_parallel
 from ratchet.base.errors import RatchetError, RecipeError
 from ratchet.cli import main
-from ratchet.optimize.parallel import turn
+from ratchet.optimize.parallel import launches, turn
 from ratchet.optimize.parallel.bench import bench_parallel, record_parallel
-from ratchet.optimize.parallel.levers import LEVERS, combined, find_rank_levers
+from ratchet.optimize.parallel.launch import run_ranks
+from ratchet.optimize.parallel.levers import (
+    LEVERS,
+    ONE_PROCESS,
+    combined,
+    find_rank_levers,
+    one_process_lever,
+    why_no_process,
+)
+from ratchet.optimize.parallel.one_process import OneProcess, check_rank_lever
+from ratchet.optimize.parallel.rank import (
+    WARMUP_STEPS,
+    ArmOnRank,
+    RankArm,
+    RankRequest,
+    RankStep,
+)
 from ratchet.optimize.recipe.apply import apply
+from ratchet.optimize.recipe.ranks import check_alike
 from ratchet.optimize.recipe.recipe import Recipe
 from ratchet.optimize.turn.settings import make_settings
 from ratchet.report.ranks import print_parallel_bench, print_parallel_turn
+from ratchet.workloads.config import StepConfig
 from ratchet.workloads.load import load
 from ratchet.workloads.parallel.layout import parse_parallel
-from ratchet.workloads.parallel.rank import WARMUP_STEPS, RankArm
 from ratchet.workloads.step import TrainingStep
 
 DYING = """
@@ -74,35 +93,104 @@ def test_a_dry_run_lists_the_levers(capsys: pytest.CaptureFixture[str]) -> None:
     words = ["optimize", "llama-tiny", "--parallel", "fsdp=2", "--device", "cpu", "--dry-run"]
     assert main([*words, "--json"]) == 0
     document = json.loads(capsys.readouterr().out)
-    assert document["levers"] == ["bf16-reduction", "keep-gathered", "prefetch"]
+    assert document["levers"] == ["bf16-reduction", "keep-gathered", "prefetch", ONE_PROCESS]
     assert main(words) == 0
     told = capsys.readouterr().out
-    assert "3 levers would be tried." in told and "fsdp=2 is not plain DDP" in told
+    assert "4 levers would be tried." in told and "fsdp=2 is not plain DDP" in told
+
+
+def arm(**settings: object) -> RankArm:
+    """An arm of a rank's step by these settings, with the kernels that it needs."""
+    config = StepConfig.model_validate(settings)
+    kernels = kernels_of("adamw") if config.optimizer == "kernel" else ()
+    return RankArm(step=RankStep(config=config, kernels=kernels))
+
+
+def on_ranks(layout: str, arms: dict[str, RankArm], folder: Path) -> dict[str, ArmOnRank]:
+    """Train a small llama on the ranks of a layout; return rank 0's figures by arm."""
+    asked = RankRequest(
+        workload="llama-tiny", options={"device": "cpu"}, layout=layout,
+        arms={"written": RankArm(), **arms}, rounds=2, traced=False,
+    )  # fmt: skip
+    return run_ranks(asked, folder)[0].arms
+
+
+PLAIN = {
+    "kernel": arm(optimizer="kernel"),
+    "fused": arm(optimizer="fused"),
+    "recomputed": arm(optimizer="kernel", checkpointing="selective"),
+    "bf16": arm(precision="bf16_master", optimizer="kernel"),
+}
+COMPILED = {
+    "compiled": arm(compile_mode="default", optimizer="kernel", kernels=("rms_norm",)),
+    "compiled bf16": arm(compile_mode="default", precision="bf16_master", optimizer="kernel"),
+}
+
+
+@pytest.mark.parametrize(
+    ("layout", "arms"),
+    [
+        ("fsdp=2", PLAIN),
+        pytest.param("dp=2,micro=2", PLAIN, marks=pytest.mark.thorough),
+        pytest.param("fsdp=2", COMPILED, marks=pytest.mark.thorough),
+        pytest.param("dp=2", COMPILED, marks=pytest.mark.thorough),
+    ],
+)
+def test_a_rank_s_own_levers_train_as_written(
+    layout: str, arms: dict[str, RankArm], tmp_path: Path
+) -> None:
+    found = on_ranks(layout, arms, tmp_path)
+    written = found.pop("written")
+    for name, one in found.items():
+        most = 2e-2 if "bf16" in name else 1e-5
+        assert one.gradient_error < most, (name, one.gradient_error)
+        assert one.losses == pytest.approx(written.losses, rel=most), name
+        if "bf16" in name:
+            assert one.gradient_error > 1e-4, "it rounds nothing"
 
 
 @pytest.mark.thorough
 def test_a_turn_writes_a_recipe_for_its_ranks(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
+    """The turn of one process is made up; it is cut off before its proof, and resumed."""
     monkeypatch.setattr(turn, "SCREEN_ROUNDS", 3)
-    monkeypatch.setattr(turn, "MOST_ROUNDS", turn.LEAST_ROUNDS)
+    monkeypatch.setattr(launches, "MOST_ROUNDS", launches.LEAST_ROUNDS)
+    step = arm(optimizer="kernel").step
+    assert step is not None
+    lever = one_process_lever(step, changes_arithmetic=False)
+    made_up = OneProcess(lever=lever, reason="kernel AdamW")
+    monkeypatch.setattr(turn, "optimize_rank", lambda *_, **__: made_up)
     settings = make_settings(
         "llama-tiny", budget="10m", out=tmp_path / "out", device="cpu", keep_precision=True,
-        launches=1,
+        launches=1, ledger=f"{tmp_path}/ledger.db",
     )  # fmt: skip
-    found = turn.optimize_parallel(settings, parse_parallel("dp=2,micro=2"))
+    layout = parse_parallel("dp=2,micro=2")
+    with pytest.raises(RatchetError, match="no unfinished turn of 'llama-tiny' on dp=2,micro=2"):
+        turn.optimize_parallel(replace(settings, resume=True), layout)
+    monkeypatch.setattr(turn, "_prove", lambda *_: 1 / 0)
+    with pytest.raises(ZeroDivisionError):
+        turn.optimize_parallel(settings, layout)
+    monkeypatch.undo()
+    monkeypatch.setattr(turn, "optimize_rank", lambda *_, **__: made_up)
+    monkeypatch.setattr(turn, "SCREEN_ROUNDS", 10_000)  # recalled, not run
+    monkeypatch.setattr(launches, "MOST_ROUNDS", launches.LEAST_ROUNDS)
+    found = run_parallel(replace(settings, resume=True), layout, lambda event, details: None)
     told = {one.name: one for one in found.changes}
-    assert set(told) == {one.name for one in LEVERS}
-    for name in ("no-sync", "small-buckets", "large-buckets"):
+    assert set(told) == {ONE_PROCESS, *(one.name for one in LEVERS)}
+    for name in (ONE_PROCESS, "no-sync", "small-buckets", "large-buckets"):
         assert told[name].ratio and told[name].gradient_error is not None
         assert told[name].gradient_error < 1e-6
+    assert told[ONE_PROCESS].reason.startswith("kernel AdamW: ")
     assert told["powersgd"].outcome == "not_applicable"
     assert json.loads((tmp_path / "out/result.json").read_text())["layout"] == "dp=2,micro=2"
+    assert "kernel AdamW" in (tmp_path / "out/report.html").read_text()
     recipe = Recipe.load(found.recipe)
     assert recipe.parallel is not None and recipe.parallel.tuning == found.tuned.tuning
     assert recipe.parallel.layout == "dp=2,micro=2"
+    assert (recipe.config.optimizer == "kernel") == (found.tuned.step is not None)
     with pytest.raises(RecipeError, match=r"on 2 ranks, and this is one of 1: start the script"):
-        apply(load("llama-tiny"), recipe, strict=True)
+        apply(load("llama-tiny"), recipe, strict=True, ledger=settings.ledger)
     print_parallel_turn(found)
     assert "torchrun --standalone --nproc-per-node=2" in capsys.readouterr().out
 
@@ -120,8 +208,23 @@ def test_levers_are_chosen_by_the_layout() -> None:
     assert [one.name for one in exact] == ["keep-gathered", "prefetch"]
     only, _ = find_rank_levers(parse_parallel("fsdp=2"), only="activation-checkpointing")
     assert combined(only, RankArm()).checkpointing == "selective"
-    with pytest.raises(RatchetError, match="unknown lever 'compile': with --parallel use no-sync"):
-        find_rank_levers(parse_parallel("dp=2"), only="compile")
+    on_gpus, reasons = find_rank_levers(parse_parallel("tp=2"), device="cuda")
+    assert [one.name for one in on_gpus] == ["async-tp"]
+    overlapping = combined(on_gpus, RankArm())
+    assert overlapping.tuning.async_tp
+    assert overlapping.config(StepConfig()).compile_mode == "default"
+    _, reasons = find_rank_levers(parse_parallel("tp=2"))
+    assert reasons["async-tp"] == (
+        "it needs symmetric memory between GPUs, and gloo on CPUs has none"
+    )
+    _, reasons = find_rank_levers(parse_parallel("fsdp=2"), device="cuda")
+    assert reasons["async-tp"] == "fsdp=2 splits no products: add tp=2 or more"
+    assert why_no_process(parse_parallel("dp=2,fsdp=2,micro=2")) is None
+    assert "tp=2 splits the model itself" in str(why_no_process(parse_parallel("tp=2")))
+    assert why_no_process(parse_parallel("dp=2"), only="no-sync") == "--try names no-sync alone"
+    check_rank_lever("compile")
+    with pytest.raises(RatchetError, match="unknown lever 'faster': with --parallel use no-sync"):
+        check_rank_lever("faster")
 
 
 def test_of_levers_of_one_field_the_first_counts() -> None:
@@ -129,3 +232,12 @@ def test_of_levers_of_one_field_the_first_counts() -> None:
         replace(one) for one in LEVERS if one.name in ("small-buckets", "large-buckets")
     )
     assert combined([large, small], RankArm()).tuning.bucket_cap_mb == 100
+
+
+def test_ranks_with_other_software_are_named_in_one_line() -> None:
+    check_alike([{"torch": "2.13.0", "the recipe": "a"}] * 2)
+    with pytest.raises(RecipeError) as caught:
+        check_alike([{"torch": "2.13.0"}, {"torch": "2.13.0"}, {"torch": "2.12.1"}])
+    assert str(caught.value) == (
+        "ranks 0 and 2 differ in torch (2.13.0 and 2.12.1): give all ranks the same"
+    )

@@ -12,7 +12,7 @@ from ratchet.plan.cluster import parse_cluster
 from ratchet.plan.layout import Layout, columns, parse_layout
 from ratchet.plan.memory import memory
 from ratchet.plan.search import evaluate, front, layouts_of, make_asked, plan, plan_one, room_bytes
-from ratchet.plan.shape import Shape, find_shape
+from ratchet.plan.shape import Shape, find_shape, of_config
 from ratchet.plan.stack import STACKS
 from ratchet.plan.time import link_s, product_s
 
@@ -69,6 +69,13 @@ def test_a_mistake_names_value_and_remedy(words: tuple[str, str], said: str) -> 
     with pytest.raises(PlanError, match=said):
         parse_cluster(words[1])
         find_shape(words[0])
+
+
+def test_a_configuration_without_the_experts_that_it_sends_tokens_to_is_refused() -> None:
+    from transformers import MixtralConfig
+
+    with pytest.raises(PlanError, match="has 0 experts and sends a token to 2 of them"):
+        of_config("hf:mine", MixtralConfig(num_local_experts=0))
 
 
 def test_experts_that_no_token_visits_are_refused() -> None:

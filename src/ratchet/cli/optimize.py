@@ -25,27 +25,28 @@ def _checked_seed(seed: int) -> int:
     return seed
 
 
-def _on_ranks(settings: Settings, layout: ParallelLayout, *, dry_run: bool, as_json: bool) -> None:
-    from ratchet.optimize.parallel.levers import find_rank_levers
-    from ratchet.optimize.parallel.turn import optimize_parallel, turn_document
-    from ratchet.report.ranks import print_parallel_turn, print_rank_levers
+def _dry_run_on_ranks(settings: Settings, layout: ParallelLayout, *, as_json: bool) -> None:
+    from ratchet.optimize.parallel.levers import ONE_PROCESS, find_rank_levers, why_no_process
+    from ratchet.optimize.parallel.one_process import check_rank_lever
+    from ratchet.report.ranks import print_rank_levers
 
-    if settings.resume:
-        raise RatchetError("--resume continues no run with --parallel: leave one of them out")
-    if dry_run:
-        found, reasons = find_rank_levers(
-            layout, only=settings.try_lever, keep_precision=settings.keep_precision
-        )
-        if as_json:
-            print_json({"levers": [one.name for one in found], "not_tried": reasons})
-        else:
-            print_rank_levers(found, reasons)
-        return
-    result = optimize_parallel(settings, layout, lambda said: typer.echo(said, err=True))
-    if as_json:
-        print_json(turn_document(result))
+    only = settings.try_lever
+    check_rank_lever(only)
+    found, reasons = find_rank_levers(
+        layout,
+        device=str(settings.options["device"]),
+        only=only,
+        keep_precision=settings.keep_precision,
+    )
+    levers = {one.name: one.summary for one in found}
+    if (why := why_no_process(layout, only=only)) is None:
+        levers[ONE_PROCESS] = "each rank runs its step by the recipe of a turn of one process"
     else:
-        print_parallel_turn(result)
+        reasons[ONE_PROCESS] = why
+    if as_json:
+        print_json({"levers": list(levers), "not_tried": reasons})
+    else:
+        print_rank_levers(levers, reasons)
 
 
 @app.command()
@@ -96,7 +97,7 @@ def optimize(
 ) -> None:
     """Make a training step faster: measure it, try changes, prove them, write a recipe.
 
-    With --parallel, the changes are those of how ranks communicate, and the slowest rank decides.
+    With --parallel, changes in how ranks communicate are tried too, and the slowest rank decides.
     """
     from ratchet.optimize.turn.settings import checked_target, make_settings
     from ratchet.workloads.parallel.layout import parse_parallel
@@ -125,21 +126,27 @@ def optimize(
         raise RatchetError("--target emulates one process: leave --parallel out")
 
     # torch is imported from here on: mistakes in the call are already answered.
-    if layout is not None:
-        _on_ranks(replace(settings, try_lever=try_lever), layout, dry_run=dry, as_json=as_json)
+    settings = replace(settings, try_lever=try_lever)
+    if layout is not None and dry:
+        _dry_run_on_ranks(settings, layout, as_json=as_json)
         return
     from ratchet import api
     from ratchet.optimize.turn.dry_run import dry_run
     from ratchet.report.optimize import print_plan, print_result
     from ratchet.report.progress import TurnProgress
+    from ratchet.report.ranks import print_parallel_turn
 
     with TurnProgress(settings.budget_s) as progress:
         if dry:
-            found = dry_run(settings, progress, target=elsewhere)
+            plan = dry_run(settings, progress, target=elsewhere)
+        elif layout is not None:
+            ranks = api.run_parallel(settings, layout, progress)
         else:
             outcome = api.run(settings, progress)
     if dry:
-        (print_json if as_json else print_plan)(found.to_json())
+        (print_json if as_json else print_plan)(plan.to_json())
+    elif layout is not None:
+        (print_json(ranks.document()) if as_json else print_parallel_turn(ranks))
     elif as_json:
         print_json(outcome.result.model_dump(mode="json"))
     else:

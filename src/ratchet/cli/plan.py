@@ -7,7 +7,8 @@ from typing import Annotated
 
 import typer
 
-from ratchet.cli.app import Debug, Json, app, print_json
+from ratchet.base.errors import PlanError
+from ratchet.cli.app import Debug, Json, LedgerUrl, app, print_json
 from ratchet.cli.options import finite
 
 
@@ -59,6 +60,13 @@ def plan(
         list[Path] | None,
         typer.Option(metavar="TRACE", help="Take rates of products and links from a trace."),
     ] = None,
+    measured: Annotated[
+        bool,
+        typer.Option(
+            "--measured",
+            help="Compare plans with the layouts that `bench --parallel` measured on this machine.",
+        ),
+    ] = False,
     tokens: Annotated[
         float | None,
         typer.Option(parser=finite(least=1), metavar="N", help="Tokens of the run, as in 1e12."),
@@ -80,6 +88,7 @@ def plan(
             metavar="FOLDER", help="Write plan.html, plan.json and the scripts of the best plan."
         ),
     ] = None,
+    ledger: LedgerUrl = None,
     as_json: Json = False,
     debug: Debug = False,
 ) -> None:
@@ -87,6 +96,21 @@ def plan(
     from ratchet.plan.ask import PlanRequest, planned, saved
     from ratchet.report.plan import plan_document, print_planned, print_saved, saved_document
 
+    if measured:
+        from ratchet.plan.here import checked_here
+        from ratchet.report.plan_here import checked_plan_document, print_checked_plan
+
+        if model is None or cluster is not None:
+            raise PlanError(
+                "--measured checks plans of a workload on this machine: give its name, such as "
+                "llama-60m, and no --cluster"
+            )
+        checked = checked_here(model, ledger=ledger)
+        if as_json:
+            print_json(checked_plan_document(checked))
+        else:
+            print_checked_plan(checked)
+        return
     request = PlanRequest(
         model=model,
         cluster=cluster,

@@ -81,6 +81,12 @@ class Ledger:
         matches = (table.c.kind == kind, table.c.key == key, table.c.at >= since)
         return self._newest(table, fingerprint, *matches)
 
+    def newest_of(self, kind: str, *, fingerprint: Fingerprint) -> dict[str, dict[str, Any]]:
+        """Return the newest evidence of a kind from this device and software, by key."""
+        table = schema.evidence
+        rows = self._rows(table, fingerprint, table.c.kind == kind)
+        return {row.key: row.payload for row in rows}
+
     # Descriptions of the machine, the problems and the kernels.
 
     def here(self, device: Device, versions: Software | None = None) -> Fingerprint:

@@ -18,7 +18,6 @@ from ratchet.plan.stack import Stack
 
 OPTIMIZER, FULL_SHARDING = SHARDINGS.index("optimizer"), SHARDINGS.index("full")
 SELECTIVE, FULL = CHECKPOINTINGS.index("selective"), CHECKPOINTINGS.index("full")
-WEIGHT_BYTES: Final = 2
 GRADIENT_BYTES: Final = 4
 """Gradients add up in fp32, in Megatron-LM's main gradients and FSDP2's reduction alike."""
 ADAM_BYTES: Final = 12
@@ -52,24 +51,26 @@ def memory(shape: Shape, layouts: Layouts, micro_batches: Floats, stack: Stack) 
     expert_data = np.maximum(data / layouts.ep, 1.0)
     full = layouts.sharding == FULL_SHARDING
     zero1 = layouts.sharding == OPTIMIZER
+    element = stack.element_bytes
+    adam = ADAM_BYTES - (4.0 if element == 4 else 0.0)
 
     def of(parameters: Floats, ranks: Floats) -> tuple[Floats, Floats, Floats]:
         """Return the bytes of weights, gradients and optimizer for some parameters."""
         shard = np.where(full, ranks, 1.0)
-        weights = np.where(full, 4.0, WEIGHT_BYTES) * parameters / shard
+        weights = np.where(full, 4.0, element) * parameters / shard
         gradients = GRADIENT_BYTES * parameters / shard
-        moments = np.where(full, 8.0, ADAM_BYTES) * parameters
+        moments = np.where(full, 8.0, adam) * parameters
         return weights, gradients, moments / np.where(full | zero1, ranks, 1.0)
 
     own, experts = of(dense + edge, data), of(routed, expert_data)
     layer = (dense + routed) / np.maximum(shape.layers / layouts.pp, 1.0)
-    # A gathered layer in bf16, and the fp32 gradient of one layer before it is reduced.
-    passing = layer * (GATHERED_LAYERS * WEIGHT_BYTES + GRADIENT_BYTES) + edge * WEIGHT_BYTES
+    # Gathered layers, and the fp32 gradient of one layer before it is reduced.
+    passing = layer * (GATHERED_LAYERS * element + GRADIENT_BYTES) + edge * element
     # In a pipeline, FSDP keeps a stage's weights and gradients whole until the step ends.
-    whole = (dense + routed + edge) * (WEIGHT_BYTES + GRADIENT_BYTES)
+    whole = (dense + routed + edge) * (element + GRADIENT_BYTES)
     passing = np.where(layouts.pp > 1, whole, passing)
     tokens = layouts.micro_batch * shape.sequence / layouts.cp
-    activations = _activations(shape, layouts, micro_batches, tokens, stack)
+    activations = _activations(shape, layouts, micro_batches, tokens, stack) * element / 2
     logits = tokens * shape.vocabulary * stack.logit_bytes / layouts.tp
     # The last stage has the logits, and activations of one micro-batch only.
     first = activations * (1 - 1 / np.minimum(layouts.pp, np.maximum(micro_batches, 1.0)))

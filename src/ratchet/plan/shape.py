@@ -286,6 +286,12 @@ def of_config(name: str, config: Any) -> Shape:
         )
     layers, hidden, heads, vocabulary = needed.values()
     experts = read(*EXPERTS)
+    chosen = read("num_experts_per_tok", "moe_top_k", "moe_k")
+    if not experts and chosen and any(one in known for one in EXPERTS):
+        raise PlanError(
+            f"the configuration of {name!r} has 0 experts and sends a token to {chosen} of them: "
+            "give 1 expert or more, or none to each token"
+        )
     inner = read("intermediate_size", "n_inner", "ffn_dim") or 4 * hidden
     dense_layers = read("first_k_dense_replace") if experts else 0
     of_expert = read("moe_intermediate_size") or inner
@@ -304,7 +310,7 @@ def of_config(name: str, config: Any) -> Shape:
         or experts > 0,
         tied=bool(known.get("tie_word_embeddings")),
         experts=experts,
-        experts_per_token=read("num_experts_per_tok", "moe_top_k", "moe_k") if experts else 0,
+        experts_per_token=chosen if experts else 0,
         expert_intermediate=of_expert if experts else 0,
         shared_intermediate=of_expert * read("n_shared_experts")
         or read("shared_expert_intermediate_size"),

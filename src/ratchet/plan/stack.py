@@ -25,6 +25,8 @@ class Stack:
     fp32 gradient; a fused one keeps the fp32 logit, overwritten by its gradient, and the bf16."""
     keeps_fp8: bool = False
     """True if inputs of fp8 products are kept in fp8 for the backward pass."""
+    element_bytes: float = 2.0
+    """Bytes of a weight or an activation in the forward pass; with 4, there is no master copy."""
     overlap_tensor: float = 0.0
     """Share of tensor parallelism's collectives that run beside products (async TP)."""
 
@@ -36,6 +38,11 @@ STACKS: Final = {
         Stack(name="megatron", cast_bytes=3.0, logit_bytes=6.0, keeps_fp8=True),
     )
 }
+WRITTEN_FP32: Final = Stack(
+    name="fp32", element_bytes=4.0, logit_bytes=12.0, sequence_parallel=False
+)
+"""The step of a built-in workload as written: eager and in fp32. The logits, their log-softmax and
+their gradient take four bytes each."""
 """`torch` is torchtitan: FSDP2, DTensor, SDPA and torch.compile. `megatron` is Megatron-LM with
 Transformer Engine."""
 

@@ -95,9 +95,10 @@ def times(
     layer = _layer(shape, cluster, layouts, tokens, stack)
     head = _head(shape, cluster, layouts, tokens)
     per_stage = np.ceil(shape.layers / layouts.pp)
-    tensor = _tensor(shape, cluster, layouts, tokens) * (1 - stack.overlap_tensor)
-    context = _context(shape, cluster, layouts, tokens, layer)
-    experts = _experts(shape, cluster, layouts, tokens)
+    sent = stack.element_bytes / 2  # the formulas below are of bf16
+    tensor = sent * _tensor(shape, cluster, layouts, tokens) * (1 - stack.overlap_tensor)
+    context = _context(shape, cluster, layouts, sent * tokens, layer)
+    experts = sent * _experts(shape, cluster, layouts, tokens)
     again = _recomputed(layouts, layer, stack.flash)
     full = (layouts.checkpointing == FULL).astype(float)
     compute = per_stage * (layer.forward + layer.backward) + head
@@ -108,7 +109,7 @@ def times(
     stage = compute + recompute + exchanged + around + routed
     mean_stage = stage - head * (1 - 1 / layouts.pp)
     bubble = (layouts.pp - 1) / layouts.vpp * mean_stage
-    data = _data(shape, cluster, layouts, micro_batches, stage)
+    data = _data(shape, cluster, layouts, micro_batches, stage, stack)
     return Times(
         compute=micro_batches * compute,
         recompute=micro_batches * recompute,
@@ -116,7 +117,7 @@ def times(
         context=micro_batches * around,
         experts=micro_batches * routed,
         bubble=bubble,
-        pipeline=_pipeline(shape, cluster, layouts, tokens, micro_batches),
+        pipeline=sent * _pipeline(shape, cluster, layouts, tokens, micro_batches),
         data=data,
         optimizer=_optimizer(shape, cluster, layouts),
     )
@@ -314,8 +315,9 @@ def _pipeline(
 
 
 def _data(
-    shape: Shape, cluster: PlannedCluster, layouts: Layouts, micro_batches: Floats, stage: Floats
-) -> Floats:
+    shape: Shape, cluster: PlannedCluster, layouts: Layouts, micro_batches: Floats, stage: Floats,
+    stack: Stack,
+) -> Floats:  # fmt: skip
     """Return what data parallelism exposes.
 
     DDP reduces fp32 gradients once a step, behind the last backward pass. ZeRO-1 scatters them and
@@ -327,7 +329,9 @@ def _data(
     stride = layouts.tp.astype(float)
     expert_ranks = np.maximum(ranks / layouts.ep, 1.0)
     per_parameter = np.select(
-        [layouts.sharding == FULL_SHARDING, layouts.sharding == OPTIMIZER], [8.0, 6.0], 8.0
+        [layouts.sharding == FULL_SHARDING, layouts.sharding == OPTIMIZER],
+        [4.0 + 2 * stack.element_bytes, 4.0 + stack.element_bytes],
+        8.0,
     )
 
     def sent(parameters: Floats, group: Floats, apart: Floats) -> Floats:

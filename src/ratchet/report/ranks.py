@@ -2,16 +2,16 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from dataclasses import asdict
 from typing import TYPE_CHECKING, Any, Final
 
 from rich.console import Console
 
 from ratchet.optimize.parallel.bench import ParallelBench
-from ratchet.optimize.parallel.levers import RankLever
-from ratchet.optimize.parallel.turn import ParallelTurn
+from ratchet.optimize.parallel.result import ParallelTurn
 from ratchet.report import model as m
+from ratchet.report.page import render_page
 from ratchet.report.terminal import print_report
 from ratchet.report.words import (
     common_unit,
@@ -96,10 +96,21 @@ CHANGES: Final = (
     m.number("screened", "ratio", lambda value: f"{value:.3f}x"),
     m.Column("why", "reason"),
 )
+OF_A_RANK: Final = (m.name("change", "name"), m.Column("", "decision"), *CHANGES[2:])
 
 
 def print_parallel_turn(found: ParallelTurn, console: Console | None = None) -> None:
     """Print what a turn on many ranks proved, what became of each lever, and how to run it."""
+    print_report(parallel_turn_report(found), console)
+
+
+def render_parallel_turn(found: ParallelTurn) -> str:
+    """Return the page of a turn on many ranks as HTML."""
+    return render_page(parallel_turn_report(found))
+
+
+def parallel_turn_report(found: ParallelTurn) -> m.ResultReport:
+    """Describe the result of a turn on many ranks."""
     title = f"{found.workload} on {found.world} ranks ({found.layout})"
     if found.ratio is not None and found.proven:
         headline = (
@@ -108,31 +119,42 @@ def print_parallel_turn(found: ParallelTurn, console: Console | None = None) -> 
         )
     else:
         headline = f"{title}: nothing was proven faster ({found.answer})."
-    report = m.ResultReport(
+    return m.ResultReport(
+        title=title,
+        heading=title,
         headline=headline,
         sections=m.blocks(
-            m.section("Exposed communication, a step", _exposed(found))
-            if found.exposed_written_s is not None
-            else None,
+            m.section("The step", *_times(found)) if found.written_s is not None else None,
             m.section("Levers", m.ResultTable(CHANGES, found.changes)),
+            m.section("Levers of one process", m.ResultTable(OF_A_RANK, found.one_process))
+            if found.one_process
+            else None,
             m.section("Losses", f"{found.losses}."),
             m.section("Run it", m.Lines([found.command, f"# it applies {found.recipe}"])),
+            m.written([found.recipe, found.result, found.report]),
         ),
     )
-    print_report(report, console)
 
 
-def _exposed(found: ParallelTurn) -> str:
-    before, after = found.exposed_written_s or 0.0, found.exposed_tuned_s or 0.0
-    unit = common_unit([before])
-    return f"{unit.show(before)} {unit.name} as written, {unit.show(after)} {unit.name} tuned."
+def _times(found: ParallelTurn) -> list[str]:
+    """Return the sentences on a step's time and on the communication that it exposes."""
+    pairs = {
+        "The slowest rank's step": (found.written_s, found.tuned_s),
+        "Exposed communication": (found.exposed_written_s, found.exposed_tuned_s),
+    }
+    said = []
+    for what, (before, after) in pairs.items():
+        unit = common_unit([before or 0.0])
+        written, tuned = unit.show(before or 0.0), unit.show(after or 0.0)
+        said.append(f"{what}: {written} {unit.name} as written, {tuned} {unit.name} tuned.")
+    return said
 
 
 def print_rank_levers(
-    levers: Sequence[RankLever], reasons: Mapping[str, str], console: Console | None = None
+    levers: Mapping[str, str], reasons: Mapping[str, str], console: Console | None = None
 ) -> None:
     """Print the levers that a turn on many ranks would try, and why not the others."""
-    rows = [(one.name, one.summary) for one in levers]
+    rows = list(levers.items())
     report = m.ResultReport(
         headline=f"{len(rows)} levers would be tried.",
         sections=m.blocks(

@@ -34,6 +34,7 @@ from ratchet.workloads.own_step import (
     updates_undone,
 )
 from ratchet.workloads.recompilation import BoundedCompile
+from ratchet.workloads.sharded import compile_units, is_on_ranks
 from ratchet.workloads.update_in_backward import UpdateInBackward, check_in_backward
 from ratchet.workloads.workload import ALONE, LossFunction, Workload
 
@@ -280,10 +281,11 @@ def compiled_loss(
     if config.compile_mode is not None:
         # torch.compile takes a mode or options, not both; a mode is shorthand for options.
         compile_options = {**inductor_options(config), **(options or {})}
-        computed = BoundedCompile(workload.loss, compile_options)
+        if not compile_units(workload.model, compile_options):
+            computed = BoundedCompile(workload.loss, compile_options)
     if config.precision not in AUTOCAST:
         return computed
-    precision = config.precision if adds_gradients(workload, config) else "bf16_autocast"
+    precision = config.precision if casts_in_graphs(workload, config) else "bf16_autocast"
 
     def loss(model: nn.Module, batch: Any) -> Tensor:
         # Outside of the graph: torch's cache of differentiated graphs takes none that enters it.
@@ -296,9 +298,10 @@ def compiled_loss(
 def copies_for(workload: Workload, config: StepConfig) -> WeightCopies | None:
     """Return the bf16 copies that the step of a workload with a `loss` runs on; None without.
 
-    A step that accumulates adds its gradients up in fp32, so it casts weights in its graphs.
+    A step that accumulates adds its gradients up in fp32, and ranks reduce those of the parameters,
+    so such steps cast weights in their graphs.
     """
-    if config.precision != "bf16_master" or adds_gradients(workload, config):
+    if config.precision != "bf16_master" or casts_in_graphs(workload, config):
         return None
     return WeightCopies(workload.model)
 
@@ -308,9 +311,9 @@ def replays(workload: Workload, config: StepConfig) -> bool:
     return workload.device != "cpu" and config.compile_mode in REPLAYING
 
 
-def adds_gradients(workload: Workload, config: StepConfig) -> bool:
-    """Return True if a step has several backward passes."""
-    return workload.accumulate * config.micro_batches > 1
+def casts_in_graphs(workload: Workload, config: StepConfig) -> bool:
+    """Return True if a step has several backward passes, or ranks that reduce its gradients."""
+    return workload.accumulate * config.micro_batches > 1 or is_on_ranks(workload.model)
 
 
 def inductor_options(config: StepConfig) -> dict[str, Any]:

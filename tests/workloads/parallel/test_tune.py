@@ -13,7 +13,7 @@ from torch.distributed.fsdp import FSDPModule, fully_shard
 from torch.nn.parallel import DistributedDataParallel
 
 from ratchet.workloads.load import load
-from ratchet.workloads.parallel.tune import tune
+from ratchet.workloads.parallel.tune import overlap_products, tune
 from ratchet.workloads.parallel.tuning import ParallelTuning
 
 
@@ -58,3 +58,19 @@ def test_a_model_that_nothing_wraps_is_told_so() -> None:
     assert tune(load("llama-tiny").model, ParallelTuning()) == [
         "DistributedDataParallel or fully_shard around the model"
     ]
+
+
+def test_products_overlap_with_collectives_only_once_symmetric_memory_is_there(
+    one_rank: None, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Inductor's pass acts on groups that have it; here it is asked for and not there."""
+    import torch._inductor.config as inductor
+    from torch.distributed import _symmetric_memory
+
+    asked: list[str] = []
+    monkeypatch.setattr(inductor, "_micro_pipeline_tp", False)
+    monkeypatch.setattr(_symmetric_memory, "enable_symm_mem_for_group", asked.append)
+    mesh = init_device_mesh("cpu", (1,), mesh_dim_names=("tp",))
+    overlap_products(mesh)
+    assert asked == [mesh.get_group().group_name]
+    assert inductor._micro_pipeline_tp

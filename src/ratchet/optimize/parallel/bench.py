@@ -5,7 +5,7 @@ from __future__ import annotations
 import statistics
 from collections import Counter
 from collections.abc import Mapping, Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, fields
 from pathlib import Path
 from typing import Any, Final
 
@@ -15,19 +15,21 @@ from ratchet.devices.probe import probe
 from ratchet.ledger import Ledger
 from ratchet.ledger.connect import utc_now
 from ratchet.ledger.observations import Observation, ObservationBook
-from ratchet.trace.analysis.analyse import analyse
-from ratchet.trace.read.file import read
-from ratchet.workloads.parallel.launch import run_ranks
-from ratchet.workloads.parallel.layout import ParallelLayout
-from ratchet.workloads.parallel.rank import (
+from ratchet.optimize.parallel.launch import run_ranks
+from ratchet.optimize.parallel.rank import (
     PROFILED_STEPS,
     WARMUP_STEPS,
     RankArm,
     RankRequest,
     RankResult,
 )
+from ratchet.trace.analysis.analyse import analyse
+from ratchet.trace.read.file import read
+from ratchet.workloads.parallel.layout import ParallelLayout
 
 ARM: Final = "step"
+BENCHED: Final = "bench-parallel"
+"""Kind of evidence: the figures of one layout."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -76,6 +78,9 @@ class ParallelBench:
     tokens_per_s: float
     """Items of `unit` of all ranks per second."""
     unit: str
+    items_per_step: int
+    sequence: int
+    """Tokens of a sequence; 0 if the batches hold none."""
     steps: int
     parameters: int
     peak_memory_bytes: int
@@ -126,9 +131,7 @@ def record_parallel(result: ParallelBench, *, device: str, ledger: str | None) -
     document = {**asdict(result), "versions": asdict(software()), "commit": commit.revision}
     with Ledger.open(ledger) as book:
         here = book.here(probe(device))
-        book.remember(
-            "bench-parallel", f"{result.workload} {result.layout}", document, fingerprint=here
-        )
+        book.remember(BENCHED, f"{result.workload} {result.layout}", document, fingerprint=here)
         ObservationBook(book).record(
             [
                 Observation(
@@ -155,6 +158,24 @@ def record_parallel(result: ParallelBench, *, device: str, ledger: str | None) -
     return document
 
 
+def recorded(workload: str, *, device: str, ledger: str | None) -> list[ParallelBench]:
+    """Return the newest figures of each layout that this machine's ledger holds for a workload."""
+    with Ledger.open(ledger) as book:
+        found = book.newest_of(BENCHED, fingerprint=book.here(probe(device)))
+    names = {one.name for one in fields(ParallelBench)}
+    own = [one for one in found.values() if one["workload"] == workload and names <= one.keys()]
+    return [_read(one) for one in own]
+
+
+def _read(document: Mapping[str, Any]) -> ParallelBench:
+    ranks = tuple(
+        RankBench(**{**one, "communication": Communication(**one["communication"])})
+        for one in document["ranks"]
+    )
+    held = {one.name: document[one.name] for one in fields(ParallelBench)}
+    return ParallelBench(**{**held, "ranks": ranks})
+
+
 def _figures(
     asked: RankRequest, found: Sequence[RankResult], talk: Sequence[Communication]
 ) -> ParallelBench:
@@ -174,6 +195,8 @@ def _figures(
         first_step_s=max(one.arms[ARM].first_step_s for one in found),
         tokens_per_s=first.items_per_step / middle_s,
         unit=first.unit,
+        items_per_step=first.items_per_step,
+        sequence=first.sequence,
         steps=asked.rounds,
         parameters=first.parameters,
         peak_memory_bytes=max(one.arms[ARM].peak_memory_bytes for one in found),

@@ -6,9 +6,8 @@ from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 from typing import Final
 
-from ratchet.base.errors import RatchetError
+from ratchet.optimize.parallel.rank import RankArm, RankStep
 from ratchet.workloads.parallel.layout import ParallelLayout
-from ratchet.workloads.parallel.rank import RankArm
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -23,6 +22,8 @@ class RankLever:
     value: object
     applies: Callable[[ParallelLayout], str | None]
     """Return None if the lever applies to a layout, otherwise the reason why not."""
+    gpus: bool = False
+    """True if it needs symmetric memory, which only GPUs have."""
     changes_arithmetic: bool = False
     default: bool = True
     """False if it is tried only when it is named, as it costs time."""
@@ -54,6 +55,12 @@ def _accumulates(layout: ParallelLayout) -> str | None:
 
 def _exchanges(layout: ParallelLayout) -> str | None:
     return None if layout.data * layout.cp > 1 else "no ranks exchange gradients"
+
+
+def _splits_products(layout: ParallelLayout) -> str | None:
+    if layout.pp > 1:
+        return "torch.compile does not take the schedule of a pipeline"
+    return None if layout.tp > 1 else f"{layout} splits no products: add tp=2 or more"
 
 
 LEVERS: Final = (
@@ -124,6 +131,16 @@ LEVERS: Final = (
         applies=_ddp,
     ),
     RankLever(
+        name="async-tp",
+        summary="compiled products are cut into parts that overlap with the collectives by them",
+        expected="hides most of tensor parallelism's collectives, as its ranks wait for each",
+        source="Jangda et al. 2021 (arXiv:2105.05720); torch._inductor.config._micro_pipeline_tp",
+        field="async_tp",
+        value=True,
+        applies=_splits_products,
+        gpus=True,
+    ),
+    RankLever(
         name="activation-checkpointing",
         summary="matrix products saved, everything else recomputed during backward",
         expected="a fraction of the activation memory for a few percent of time",
@@ -136,17 +153,45 @@ LEVERS: Final = (
 )
 
 
-def find_rank_levers(
-    layout: ParallelLayout, *, only: str | None = None, keep_precision: bool = False
-) -> tuple[tuple[RankLever, ...], dict[str, str]]:
-    """Return the levers to try on a layout, and why the others are not tried, by name.
+ONE_PROCESS: Final = "one-process"
+"""Name of the lever that sets the recipe of a rank's step alone."""
 
-    Raises RatchetError if `only` names none of them.
-    """
-    names = [one.name for one in LEVERS]
-    if only is not None and only not in names:
-        raise RatchetError(f"unknown lever {only!r}: with --parallel use {', '.join(names)}")
+
+def one_process_lever(step: RankStep, *, changes_arithmetic: bool) -> RankLever:
+    """Return the lever that runs each rank's step by a recipe of one process."""
+    return RankLever(
+        name=ONE_PROCESS,
+        summary="each rank runs its step by the recipe of one process",
+        expected="what the recipe wins on one rank, less what communication hides",
+        source="ratchet optimize, without --parallel",
+        field="step",
+        value=step,
+        applies=lambda layout: why_no_process(layout),
+        changes_arithmetic=changes_arithmetic,
+    )
+
+
+def why_no_process(layout: ParallelLayout, *, only: str | None = None) -> str | None:
+    """Return why the levers of one process are not tried on a layout; None if they are."""
+    if only in {one.name for one in LEVERS}:
+        return f"--try names {only} alone"
+    if layout.is_data_parallel:
+        return None
+    return f"{layout} splits the model itself: kernels and torch.compile are tried with dp and fsdp"
+
+
+def find_rank_levers(
+    layout: ParallelLayout,
+    *,
+    device: str = "cpu",
+    only: str | None = None,
+    keep_precision: bool = False,
+) -> tuple[tuple[RankLever, ...], dict[str, str]]:
+    """Return the levers of communication to try on a layout, and why not the others, by name."""
     reasons = {one.name: _why_not(one, layout, only, keep_precision) for one in LEVERS}
+    for one in LEVERS:
+        if one.gpus and reasons[one.name] is None and not device.startswith("cuda"):
+            reasons[one.name] = "it needs symmetric memory between GPUs, and gloo on CPUs has none"
     chosen = tuple(one for one in LEVERS if reasons[one.name] is None)
     return chosen, {name: why for name, why in reasons.items() if why is not None}
 

@@ -9,160 +9,160 @@ from __future__ import annotations
 
 import json
 import time
-from collections.abc import Callable, Mapping, Sequence
-from dataclasses import asdict, dataclass, field, replace
+from collections.abc import Sequence
+from dataclasses import asdict, dataclass, replace
 from datetime import UTC, datetime
-from typing import Any, Literal
+from typing import Final
 
-from ratchet.base import files, scratch
-from ratchet.base.errors import JudgeError, MeasureError, WorkloadError
+from ratchet.base import files
+from ratchet.base.errors import JudgeError, MeasureError, RanksError, WorkloadError
 from ratchet.devices.fingerprint import software
 from ratchet.devices.probe import probe
 from ratchet.judge.steps.numerics import FP32_FLOOR, judge_losses
 from ratchet.measure.estimate import Comparison, aa_floor, compare
 from ratchet.measure.samples import Sample
-from ratchet.optimize.parallel.bench import communication_of
-from ratchet.optimize.parallel.levers import RankLever, combined, find_rank_levers
+from ratchet.optimize.parallel.launches import RankLaunches
+from ratchet.optimize.parallel.levers import (
+    ONE_PROCESS,
+    RankLever,
+    combined,
+    find_rank_levers,
+    why_no_process,
+)
+from ratchet.optimize.parallel.one_process import OneProcess, check_rank_lever, optimize_rank
+from ratchet.optimize.parallel.rank import RankArm, RankResult
+from ratchet.optimize.parallel.result import ParallelTurn, RankChange
 from ratchet.optimize.recipe.recipe import Recipe
-from ratchet.optimize.step.describe import signature_of
+from ratchet.optimize.step.describe import ModelSignature, signature_of
+from ratchet.optimize.turn.compose import make_folder
 from ratchet.optimize.turn.settings import Settings
+from ratchet.optimize.turn.state import Listener
+from ratchet.workloads.config import StepConfig
 from ratchet.workloads.load import load
-from ratchet.workloads.parallel.launch import run_ranks
 from ratchet.workloads.parallel.layout import ParallelLayout
-from ratchet.workloads.parallel.rank import RankArm, RankRequest, RankResult
+from ratchet.workloads.parallel.meshes import check_devices
+from ratchet.workloads.parallel.parallelize import check_parallel
 from ratchet.workloads.parallel.tuning import TunedLayout
 
 WRITTEN, TWIN, TUNED = "written", "twin", "tuned"
-SCREEN_ROUNDS, MOST_ROUNDS, LEAST_ROUNDS = 10, 40, 6
-Outcome = Literal["kept", "dropped", "not_applicable"]
-Tell = Callable[[str], None]
+SCREEN_ROUNDS: Final = 10
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
-class RankChange:
-    """One lever, and what became of it."""
+class _Written:
+    """The workload as its author wrote it, without its tensors."""
 
-    name: str
-    outcome: Outcome
-    reason: str
-    ratio: float | None = None
-    """The screening's ratio, with its interval; an estimate."""
-    low: float | None = None
-    high: float | None = None
-    gradient_error: float | None = None
-    changes_arithmetic: bool = False
+    config: StepConfig
+    model: ModelSignature
+    optimizer: str
+    batch_size: int
+    shrinks: bool
 
 
-@dataclass(frozen=True, kw_only=True, slots=True)
-class ParallelTurn:
-    """The result of one turn on many ranks. Times are of a step, in seconds."""
-
-    workload: str
-    layout: str
-    world: int
-    tuned: RankArm
-    """The recipe's arm; as written if nothing was proven."""
-    proven: bool
-    ratio: float | None
-    """Time as written over the tuned time, of the slowest rank."""
-    low: float | None
-    high: float | None
-    answer: str
-    written_s: float | None
-    tuned_s: float | None
-    exposed_written_s: float | None
-    """Exposed communication of the rank that exposes most, median over launches."""
-    exposed_tuned_s: float | None
-    losses: str
-    changes: tuple[RankChange, ...]
-    recipe: str
-    command: str
-    """Runs a script that applies the recipe."""
-    warnings: tuple[str, ...] = ()
-    versions: dict[str, str] = field(default_factory=dict)
+def _as_written(settings: Settings, layout: ParallelLayout) -> _Written:
+    check_devices(layout, str(settings.options["device"]))
+    workload = load(settings.workload, **settings.options)
+    return _Written(
+        config=workload.as_written(),
+        batch_size=check_parallel(workload, layout).batch_size,
+        model=signature_of(workload.model),
+        optimizer=type(next(iter(workload.make_optimizers().values()))).__name__,
+        shrinks=workload.shrink is not None,
+    )
 
 
 class _Turn:
     """The state of a turn."""
 
-    def __init__(self, settings: Settings, layout: ParallelLayout, tell: Tell) -> None:
-        self.settings, self.layout, self.tell = settings, layout, tell
-        self.end_s = time.monotonic() + settings.budget_s - settings.gone_s
-        self.launches = 0
-        self.setup_s = self.step_s = 0.0
-        """Start of the last launch that was timed, and a mean step of an arm."""
+    def __init__(self, settings: Settings, layout: ParallelLayout, listener: Listener) -> None:
+        self.settings, self.layout, self.listener = settings, layout, listener
+        self.written = _as_written(settings, layout)
+        self.launches = RankLaunches(settings, layout)
+        self.failed: dict[str, str] = {}
+        """Levers left out for their losses, and what those said."""
 
-    @property
-    def left_s(self) -> float:
-        return self.end_s - time.monotonic()
-
-    def rounds(self, arms: int, launches: int) -> int:
-        """Return the rounds for which each of so many launches has time; 0 for too few."""
-        left_s = self.left_s / launches - self.setup_s
-        found = int(left_s / max(arms * self.step_s, 1e-9))
-        return min(MOST_ROUNDS, found) if found >= LEAST_ROUNDS else 0
-
-    def run(
-        self, arms: Mapping[str, RankArm], rounds: int, **changes: Any
-    ) -> tuple[tuple[RankResult, ...], list[float]]:
-        """Run arms in new ranks; return the results, and each arm's exposed communication."""
-        options = {**self.settings.options, **changes.pop("options", {})}
-        asked = RankRequest(
-            workload=self.settings.workload,
-            options=options,
-            layout=str(self.layout),
-            arms=dict(arms),
-            rounds=rounds,
-            launch=self.launches,
-            **changes,
-        )
-        self.launches += 1
-        began_s = time.monotonic()
-        with scratch.folder("ranks") as folder:
-            found = run_ranks(asked, folder)
-            exposed = [
-                max(communication_of(folder / one.arms[name].trace).exposed_s for one in found)
-                for name in (arms if asked.traced else ())
-            ]
-        if not asked.shrunk:
-            timed_s = [one.wall_time_s for one in found[0].timed()]
-            self.setup_s = time.monotonic() - began_s - sum(timed_s)
-            self.step_s = sum(timed_s) / len(timed_s)
-        return found, exposed
+    def tell(self, what: str) -> None:
+        self.listener(what, {})
 
 
 def optimize_parallel(
-    settings: Settings, layout: ParallelLayout, tell: Tell = lambda _: None
+    settings: Settings, layout: ParallelLayout, listener: Listener = lambda event, details: None
 ) -> ParallelTurn:
     """Try the levers of a layout, prove them together, and write recipe.json and result.json.
 
-    Raises WorkloadError for a layout that the workload does not allow, and RanksError if a rank
-    dies.
+    Raises WorkloadError for a layout that the workload does not allow, DeviceError for more ranks
+    than GPUs, RanksError if a rank dies, and RatchetError if `--try` names no lever.
     """
     only, keep = settings.try_lever, settings.keep_precision
-    levers, reasons = find_rank_levers(layout, only=only, keep_precision=keep)
-    turn = _Turn(settings, layout, tell)
+    check_rank_lever(only)
+    device = str(settings.options["device"])
+    levers, reasons = find_rank_levers(layout, device=device, only=only, keep_precision=keep)
+    turn = _Turn(settings, layout, listener)
+    make_folder(settings.out)
+    own = _one_process(turn)
+    if own.lever is not None:
+        levers = (own.lever, *levers)
+    else:
+        reasons = {ONE_PROCESS: own.reason, **reasons}
     changes = [
         RankChange(name=name, outcome="not_applicable", reason=why) for name, why in reasons.items()
     ]
-    screened = _screen(turn, levers) if levers else []
+    screened = _screened_with(turn, own.lever, levers) if levers else []
     kept = [lever for lever, one in screened if one.outcome == "kept"]
-    losses, passed = _losses(turn, kept)
-    if not passed:
-        kept = [one for one in kept if not one.changes_arithmetic]
+    kept, losses = _that_learn_the_same(turn, kept, screened)
     proof = _prove(turn, kept) if kept else None
     proven = proof is not None and proof.comparison.answer == "faster"
     why = "the bundle was not proven faster" if proof else "the budget ended before a proof"
     why = "proven with the others" if proven else why
-    changes = [_judged(one, kept, losses, why, proven) for _, one in screened] + changes
-    return _written(turn, kept if proven else [], proof, changes, losses)
+    changes = [_judged(turn, one, why, proven) for _, one in screened] + changes
+    if own.lever is not None:
+        changes = [_with_title(one, own.reason) for one in changes]
+    result = _result(turn, kept if proven else [], proof, changes, losses, own)
+    turn.launches.finish()
+    return result
+
+
+def _one_process(turn: _Turn) -> OneProcess:
+    """Return what a turn of one process finds for each rank, if the layout and `--try` allow it."""
+    settings = turn.settings
+    if (why := why_no_process(turn.layout, only=settings.try_lever)) is not None:
+        return OneProcess(reason=why)
+    turn.tell("the step of one rank")
+    return optimize_rank(
+        settings,
+        turn.layout,
+        written=turn.written.config,
+        rows=turn.written.batch_size,
+        left_s=turn.launches.left_s,
+        listener=turn.listener,
+    )
+
+
+def _with_title(change: RankChange, title: str) -> RankChange:
+    if change.name != ONE_PROCESS:
+        return change
+    return replace(change, reason=f"{title}: {change.reason}")
+
+
+def _screened_with(
+    turn: _Turn, own: RankLever | None, levers: Sequence[RankLever]
+) -> list[tuple[RankLever, RankChange]]:
+    """Screen the levers; without the recipe of one process if the ranks cannot run it."""
+    try:
+        return _screen(turn, levers)
+    except (RanksError, WorkloadError) as error:
+        if own is None:
+            raise
+        left = [one for one in levers if one is not own]
+        change = RankChange(name=own.name, outcome="dropped", reason=str(error))
+        return [(own, change), *(_screen(turn, left) if left else [])]
 
 
 def _screen(turn: _Turn, levers: Sequence[RankLever]) -> list[tuple[RankLever, RankChange]]:
     """Time each lever alone, all in one launch; `kept` means that it goes into the bundle."""
     turn.tell(f"screening {', '.join(one.name for one in levers)}")
     arms = {WRITTEN: RankArm(), **{one.name: one.set(RankArm()) for one in levers}}
-    found, _ = turn.run(arms, SCREEN_ROUNDS, traced=False)
+    found, _ = turn.launches.run(arms, SCREEN_ROUNDS, traced=False)
     samples = found[0].timed()
     screened = [(one, _screened(one, found[0], samples)) for one in levers]
     best = sorted(screened, key=lambda pair: -(pair[1].ratio or 0.0))
@@ -201,6 +201,24 @@ def _dropped(change: RankChange, reason: str) -> RankChange:
     return replace(change, outcome="dropped", reason=reason)
 
 
+def _that_learn_the_same(
+    turn: _Turn, kept: list[RankLever], screened: Sequence[tuple[RankLever, RankChange]]
+) -> tuple[list[RankLever], str]:
+    """Return the levers with which small copies learn the same, and what their losses said.
+
+    While they do not, the lever that changes the arithmetic and wins least is left out.
+    """
+    ratios = {one.name: one.ratio or 0.0 for _, one in screened}
+    while True:
+        losses, passed = _losses(turn, kept)
+        if passed:
+            return kept, losses
+        changing = [one for one in kept if one.changes_arithmetic]
+        least = min(changing, key=lambda one: ratios[one.name])
+        turn.failed[least.name] = losses
+        kept = [one for one in kept if one is not least]
+
+
 def _losses(turn: _Turn, kept: Sequence[RankLever]) -> tuple[str, bool]:
     """Compare the losses of small copies, if a kept lever changes the arithmetic."""
     if not any(one.changes_arithmetic for one in kept):
@@ -208,16 +226,17 @@ def _losses(turn: _Turn, kept: Sequence[RankLever]) -> tuple[str, bool]:
     settings = turn.settings
     arms = {WRITTEN: RankArm(), TUNED: combined(kept, RankArm())}
     curves: dict[str, list[list[float]]] = {name: [] for name in arms}
-    if load(settings.workload, **settings.options).shrink is None:
+    if not turn.written.shrinks:
         return f"{settings.title} has no small copy whose losses could be compared", False
     took_s = 0.0
     for seed in range(settings.loss_seeds):
-        if turn.left_s < took_s:
+        if turn.launches.left_s < took_s:
             return "the budget ended before losses were compared", False
         turn.tell(f"comparing losses, seed {seed}")
         began_s, steps, options = time.monotonic(), settings.loss_steps, {"seed": seed}
         try:
-            found, _ = turn.run(arms, steps, shrunk=True, traced=False, options=options)
+            how = {"shrunk": True, "traced": False, "options": options}
+            found, _ = turn.launches.run(arms, steps, **how)
         except WorkloadError as error:  # the small copy does not divide
             return str(error), False
         took_s = time.monotonic() - began_s
@@ -245,12 +264,12 @@ def _prove(turn: _Turn, kept: Sequence[RankLever]) -> _Proof | None:
     samples: list[Sample] = []
     exposed: list[list[float]] = []
     for launch in range(turn.settings.launches):
-        rounds = turn.rounds(len(arms), turn.settings.launches - launch)
-        rounds = rounds or turn.rounds(len(arms), 1)  # fewer launches than asked for
+        rounds = turn.launches.rounds(len(arms), turn.settings.launches - launch)
+        rounds = rounds or turn.launches.rounds(len(arms), 1)  # fewer launches than asked for
         if not rounds:
             break
         turn.tell(f"proving, launch {launch + 1} of {turn.settings.launches}, {rounds} rounds")
-        found, own = turn.run(arms, rounds)
+        found, own = turn.launches.run(arms, rounds)
         samples += found[0].timed()
         exposed.append(own)
     try:
@@ -274,22 +293,21 @@ def _median(samples: Sequence[Sample], arm: str) -> float:
     return _middle([one.wall_time_s for one in samples if one.arm == arm])
 
 
-def _judged(
-    change: RankChange, kept: Sequence[RankLever], losses: str, why: str, proven: bool
-) -> RankChange:
+def _judged(turn: _Turn, change: RankChange, why: str, proven: bool) -> RankChange:
     if change.outcome != "kept":
         return change
-    if change.name not in {one.name for one in kept}:
-        return _dropped(change, losses)
+    if change.name in turn.failed:
+        return _dropped(change, turn.failed[change.name])
     return replace(change, reason=why) if proven else _dropped(change, why)
 
 
-def _written(
+def _result(
     turn: _Turn,
     kept: Sequence[RankLever],
     proof: _Proof | None,
     changes: Sequence[RankChange],
     losses: str,
+    own: OneProcess,
 ) -> ParallelTurn:
     """Write the recipe and the result; a recipe without levers runs the step as written."""
     settings, layout = turn.settings, turn.layout
@@ -314,29 +332,23 @@ def _written(
         exposed_tuned_s=proof.exposed[1] if proof else None,
         losses=losses,
         changes=tuple(changes),
+        one_process=own.changes,
         recipe=str(place),
+        result=str(settings.out / "result.json"),
+        report=str(settings.out / "report.html"),
         command=f"torchrun --standalone --nproc-per-node={layout.world} train.py",
         versions=dict(recipe.versions),
     )
-    text = json.dumps(turn_document(result), indent=2)
+    text = json.dumps(result.document(), indent=2)
     files.write_whole(settings.out / "result.json", f"{text}\n".encode())
     return result
-
-
-def turn_document(result: ParallelTurn) -> dict[str, Any]:
-    """Return the JSON document of a turn."""
-    return {**asdict(result), "tuned": result.tuned.model_dump(mode="json")}
 
 
 def _recipe(
     turn: _Turn, arm: RankArm, found: Comparison | None, changes_arithmetic: bool
 ) -> Recipe:
-    settings = turn.settings
+    settings, written = turn.settings, turn.written
     device, versions = probe(str(settings.options["device"])), software()
-    workload = load(settings.workload, **settings.options)
-    config = workload.as_written()
-    if arm.checkpointing is not None:
-        config = config.model_copy(update={"checkpointing": arm.checkpointing})
     told = (
         {name: getattr(found, name) for name in ("ratio", "low", "high", "answer")} if found else {}
     )
@@ -346,10 +358,10 @@ def _recipe(
         device_name=device.model,
         software=versions.fingerprint,
         versions={name: value for name, value in asdict(versions).items() if value},
-        config=config,
-        kernels=(),
-        model=signature_of(workload.model),
-        optimizer=type(next(iter(workload.make_optimizers().values()))).__name__,
+        config=arm.config(written.config),
+        kernels=arm.step.kernels if arm.step is not None else (),
+        model=written.model,
+        optimizer=written.optimizer,
         speedup={"as_written": told} if found else {},
         changes_arithmetic=changes_arithmetic,
         created_at=datetime.now(UTC).isoformat(timespec="seconds"),

@@ -25,9 +25,16 @@ from ratchet.optimize.recipe.comparison import CheckedStep
 from ratchet.optimize.recipe.compiled_step import CompiledStep, Script, build
 from ratchet.optimize.recipe.fallback import FallbackStep
 from ratchet.optimize.recipe.module_calls import compile_module
-from ratchet.optimize.recipe.ranks import on_ranks, tuned_ranks
+from ratchet.optimize.recipe.ranks import (
+    join_ranks,
+    left_out_anywhere,
+    on_ranks,
+    one_rank_at_a_time,
+    tuned_ranks,
+)
 from ratchet.optimize.recipe.recipe import Recipe
 from ratchet.optimize.recipe.reproof import ready_kernels
+from ratchet.optimize.recipe.shards import on_shards
 from ratchet.optimize.recipe.slots import install_update
 from ratchet.optimize.step.candidate import wanted_libraries
 from ratchet.workloads.config import StepConfig, default_of
@@ -64,6 +71,7 @@ def apply(
             "ratchet.compile(step, model, optimizer, recipe=...)"
         )
     loaded = fits.load_recipe(recipe)
+    join_ranks(workload, loaded)
     device = _device_here(loaded, workload.model, strict=strict)
     if device is None:
         return build(on_ranks(workload, loaded, tuned=False), StepConfig())
@@ -119,13 +127,15 @@ def compile(
         optimizers = fits.check_optimizers(loaded, trained, optimizers)
     else:
         config = _of_a_model_alone(config)
-    config = _of_a_script(config, optimizers)
+    config, left = on_shards(_of_a_script(config, optimizers), trained)
+    for what in left:
+        _warn(what)
     config = _with_kernels(loaded, config, ledger=ledger, strict=strict)
     config.enter()
     _warn_of_environment(config)
     if loaded.parallel is not None:
-        for left in tuned_ranks(trained, loaded.parallel):
-            _warn(f"the recipe also has {left}: set it in the script")
+        for what in tuned_ranks(trained, loaded.parallel):
+            _warn(f"the recipe also has {what}: set it in the script")
     if isinstance(step, nn.Module):
         for one in optimizers:
             install_update(one, config)
@@ -168,9 +178,11 @@ def _with_kernels(
     """Load the kernels that `config` needs; return it with torch's own ops for those left out."""
     wanted = wanted_libraries(config)
     installed = [kernel for kernel in recipe.kernels if kernel.library in wanted]
-    ready = ready_kernels(installed, ledger)
+    with one_rank_at_a_time():
+        ready = ready_kernels(installed, ledger)
     for name in sorted(wanted - {kernel.library for kernel in installed}):
         ready.left_out[name] = "the recipe contains no kernel for it"
+    ready.left_out = left_out_anywhere(recipe, ready.left_out)
     if ready.left_out and strict:
         raise RecipeError(
             f"not proven on this machine: {ready.why()}; run `ratchet optimize` here, or leave "

@@ -34,6 +34,7 @@ from ratchet.workloads.implementations import has_implementation
 from ratchet.workloads.lowered import lowered_forward
 from ratchet.workloads.own_step import BatchStep
 from ratchet.workloads.recompilation import BoundedCompile, numbers_of
+from ratchet.workloads.sharded import sharded_in
 from ratchet.workloads.workload import Workload
 
 log = logging.getLogger("ratchet")
@@ -187,6 +188,8 @@ class CompiledStep:
             *self._optimizer_slots(),
         ]
         why = seen.why_not_whole()
+        if any(map(sharded_in, seen.modules)):
+            why = why or "FSDP2 gathers and frees its weights meanwhile"
         if options is not None and not why:
             self._whole = BoundedCompile(self.script.step, options, numbers=False)
             self._lowered = self._forward_slots(seen)
@@ -267,7 +270,7 @@ class CompiledStep:
         self._tell(f"the step runs in Python, and Ratchet compiles {parts}, because {why}{lost}")
 
     def _tell_of_nothing_compiled(self) -> None:
-        compiled = [one.compiled for one in self._modules if one.compiled is not None]
+        compiled = [part for one in self._modules for part in one.compiled]
         if self._whole is not None:
             compiled = [self._whole]
         called = [one for one in compiled if one.calls]

@@ -21,6 +21,7 @@ from ratchet.optimize.step.describe import signature_of
 from ratchet.workloads.checkpointing import find_blocks
 from ratchet.workloads.config import StepConfig
 from ratchet.workloads.implementations import has_implementation, unwrapped
+from ratchet.workloads.sharded import is_flattened
 
 Optimizers = Optimizer | Sequence[Optimizer] | Mapping[str, Optimizer]
 AGAIN = "run `ratchet optimize` on this script's workload"
@@ -103,6 +104,11 @@ def check_model(recipe: Recipe, model: nn.Module) -> None:
     """Refuse a model whose parameters differ from the recipe's or have no shapes yet."""
     if any(is_lazy(parameter) for parameter in model.parameters()):
         raise RecipeError("the model has lazy parameters: run one batch through it first")
+    if is_flattened(model):
+        raise RecipeError(
+            "FSDP1 has flattened the model's weights, and a recipe is for those of FSDP2: use "
+            'fully_shard, or fsdp_config={"version": 2}'
+        )
     found = signature_of(model)
     if recipe.model is not None and recipe.model != found:
         shapes = "" if str(found) != str(recipe.model) else ", with other shapes"

@@ -6,7 +6,6 @@ and the signature of its `forward`, and copies and pickles of it do not carry th
 
 from __future__ import annotations
 
-import itertools
 import logging
 from collections.abc import Callable, Collection, Iterator, Mapping
 from contextlib import AbstractContextManager, contextmanager, nullcontext
@@ -18,7 +17,7 @@ from torch.nn.attention import sdpa_kernel
 
 from ratchet.graph.steps import install_options, installed_kernels
 from ratchet.optimize.recipe.first_call import recurrent_in
-from ratchet.optimize.recipe.slots import Attribute, StepSlot, filled
+from ratchet.optimize.recipe.slots import ABSENT, Attribute, StepSlot, filled
 from ratchet.optimize.recipe.widening import computes_in_bf16, widened
 from ratchet.workloads.checkpointing import apply_checkpointing, find_blocks, is_transformed
 from ratchet.workloads.config import AUTOCAST, StepConfig
@@ -26,11 +25,11 @@ from ratchet.workloads.deferred_logits import apply_logits, replaced_in
 from ratchet.workloads.fp8_products import apply_products, multiplying_in
 from ratchet.workloads.lowered import mixed_precision
 from ratchet.workloads.recompilation import REPLAYS, BoundedCompile
+from ratchet.workloads.sharded import CompiledUnit, units_of, with_own_code
 from ratchet.workloads.step import ATTENTION_BACKENDS, inductor_options
 
 log = logging.getLogger("ratchet")
 SLOT = "_compiled_call_impl"
-_COUNT = itertools.count()
 
 
 class ModuleCall:
@@ -52,18 +51,23 @@ class ModuleCall:
         keeps_graphs: bool = False,
         slots: tuple[StepSlot, ...] = (),
     ) -> None:
-        self.compiled: BoundedCompile | None = None
+        units = units_of(module) if options is not None else []
+        self._whole: BoundedCompile | None = None
         if options is not None:
             # A replayed graph writes each call's results over the last one's, which a script may
             # still read: only whole steps are replayed.
-            kept = {name: value for name, value in options.items() if name != REPLAYS}
-            self.compiled = BoundedCompile(_entry_of(module), kept)
+            options = {name: value for name, value in options.items() if name != REPLAYS}
+            if not units:
+                self._whole = BoundedCompile(_entry_of(module), options)
+        own = [UnitForward(one, options or {}) for one in units]
+        self.compiled = [self._whole] if self._whole else [one.compiled for one in own]
+        """The module's own compiled call, or those of the units that FSDP2 gathers in it."""
         self._module = module
         self._config = config
         self._device_type = device_type
         self._training_only = training_only
         self._keeps_graphs = keeps_graphs
-        self._slots = slots
+        self._slots = (*slots, *own)
 
     def slot(self) -> Attribute:
         """Return the module's slot for this call."""
@@ -84,7 +88,7 @@ class ModuleCall:
             or (self._training_only and not module.training)
         ):
             return written(*arguments, **named)
-        function = self.compiled or written
+        function = self._whole or written
         if self._config.precision not in AUTOCAST:
             with self._place():
                 return function(*arguments, **named)
@@ -97,6 +101,21 @@ class ModuleCall:
     def _place(self) -> Iterator[None]:
         with filled(self._slots), attention(self._config), kept_graphs(self._keeps_graphs):
             yield
+
+
+class UnitForward(Attribute):
+    """The slot of a sharded unit's forward, compiled around the one in place."""
+
+    def __init__(self, unit: nn.Module, options: Mapping[str, Any]) -> None:
+        plain = unit.forward
+
+        def written(*arguments: Any, **named: Any) -> Any:
+            forward = plain if self.before is ABSENT else self.before
+            return forward(*arguments, **named)
+
+        made = CompiledUnit(unit, options, written)
+        self.compiled = made.compiled
+        super().__init__(unit, "forward", made)
 
 
 def kept_graphs(keep: bool) -> AbstractContextManager[Any]:
@@ -183,14 +202,9 @@ def compile_options(
 
 
 def _entry_of(module: nn.Module) -> Callable[..., Any]:
-    """Return a function that calls the module, with code of its own.
-
-    Dynamo bounds recompilations for each code object, and all modules share one of torch's.
-    """
+    """Return a function that calls the module."""
 
     def call(*arguments: Any, **named: Any) -> Any:
         return module._call_impl(*arguments, **named)  # type: ignore[no-untyped-call]
 
-    name = f"call_{next(_COUNT)}_{type(module).__name__}"
-    call.__code__ = call.__code__.replace(co_name=name)
-    return call
+    return with_own_code(call, module)

@@ -2,38 +2,104 @@
 
 from __future__ import annotations
 
+import fcntl
 import os
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from dataclasses import asdict
+from typing import Any
 
 import torch
+import torch.distributed as dist
 from torch import nn
 
 from ratchet.base.errors import RecipeError
+from ratchet.devices.fingerprint import software
+from ratchet.devices.probe import probe
+from ratchet.kernels.languages.cpp import cache_folder
 from ratchet.optimize.recipe.recipe import Recipe
 from ratchet.workloads.parallel.tuning import ParallelTuning, TunedLayout
 from ratchet.workloads.workload import Workload
 
 
-def on_ranks(workload: Workload, recipe: Recipe, *, tuned: bool = True) -> Workload:
-    """Return the workload as this rank runs it by the recipe; itself without a parallel part.
+@contextmanager
+def one_rank_at_a_time() -> Iterator[None]:
+    """Keep the other ranks of this machine out, if torchrun started several.
 
-    Raises RecipeError unless torchrun started as many ranks as the recipe's layout takes.
+    The first one may have to prove kernels again. The others then find its verdicts in the ledger,
+    as they have the same device.
     """
+    if int(os.environ.get("LOCAL_WORLD_SIZE", "1")) == 1:
+        yield
+        return
+    folder = cache_folder().parent
+    folder.mkdir(parents=True, exist_ok=True)
+    with (folder / "ranks.lock").open("w") as file:
+        fcntl.flock(file, fcntl.LOCK_EX)
+        yield
+
+
+def join_ranks(workload: Workload, recipe: Recipe) -> None:
+    """Join the ranks that torchrun started, if the recipe is for several; compare their software.
+
+    Raises RecipeError unless there are as many as the recipe's layout takes, with one version of
+    everything: ranks that ran their steps differently would wait for each other.
+    """
+    if recipe.parallel is None:
+        return
+    from ratchet.workloads.parallel.layout import parse_parallel
+    from ratchet.workloads.parallel.meshes import join
+
+    layout = parse_parallel(recipe.parallel.layout)
+    started = int(os.environ.get("WORLD_SIZE", "1"))
+    if started != layout.world:
+        raise RecipeError(
+            f"the recipe was proven for {layout} on {layout.world} ranks, and this is one of "
+            f"{started}: start the script with torchrun --nproc-per-node={layout.world}"
+        )
+    join(torch.device(workload.device))
+    device = probe(workload.device)
+    name = f"{device.model}, {device.fingerprint[:8]}"
+    here = {"the recipe": recipe.checksum[:8], "the device": name, **asdict(software())}
+    check_alike(of_all_ranks(here))
+
+
+def check_alike(told: Sequence[Mapping[str, object]]) -> None:
+    """Raise a RecipeError of one line if ranks do not have the same of everything."""
+    first = told[0]
+    for rank, other in enumerate(told):
+        for name, value in first.items():
+            if other[name] != value:
+                raise RecipeError(
+                    f"ranks 0 and {rank} differ in {name} ({value} and {other[name]}): give all "
+                    "ranks the same"
+                )
+
+
+def on_ranks(workload: Workload, recipe: Recipe, *, tuned: bool = True) -> Workload:
+    """Return the workload as this rank runs it by the recipe; itself without a parallel part."""
     part = recipe.parallel
     if part is None:
         return workload
     from ratchet.workloads.parallel.layout import parse_parallel
-    from ratchet.workloads.parallel.meshes import join
     from ratchet.workloads.parallel.parallelize import parallelize
 
-    layout = parse_parallel(part.layout)
-    started = int(os.environ.get("WORLD_SIZE", "1"))
-    if started != layout.world:
-        raise RecipeError(
-            f"the recipe was proven for {part.layout} on {layout.world} ranks, and this is one of "
-            f"{started}: start the script with torchrun --nproc-per-node={layout.world}"
-        )
-    join(torch.device(workload.device))
-    return parallelize(workload, layout, part.tuning if tuned else ParallelTuning())
+    tuning = part.tuning if tuned else ParallelTuning()
+    return parallelize(workload, parse_parallel(part.layout), tuning)
+
+
+def left_out_anywhere(recipe: Recipe, left_out: dict[str, str]) -> dict[str, str]:
+    """Return the kernels that any rank leaves out, with a reason: all ranks run the same step."""
+    if recipe.parallel is None or not dist.is_initialized():
+        return left_out
+    return {name: why for own in of_all_ranks(left_out) for name, why in own.items()}
+
+
+def of_all_ranks(own: dict[str, Any]) -> list[dict[str, Any]]:
+    """Return what each rank has here, by rank."""
+    told: list[Any] = [None] * dist.get_world_size()
+    dist.all_gather_object(told, own)
+    return told
 
 
 def tuned_ranks(model: nn.Module, part: TunedLayout) -> list[str]:

@@ -73,6 +73,11 @@ class ParallelLayout:
         """Return True if whole copies of the model are trained side by side, and nothing else."""
         return self.world == self.dp and self.ep == 1
 
+    @property
+    def is_data_parallel(self) -> bool:
+        """Return True if each rank computes the whole model on its share of the batch."""
+        return self.world == self.data and self.ep == 1
+
     def __str__(self) -> str:
         degrees = {name: getattr(self, name) for name in (*DEGREES, MICRO)}
         told = [f"{name}={value}" for name, value in degrees.items() if value > 1]

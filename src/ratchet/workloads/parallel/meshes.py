@@ -36,6 +36,16 @@ def rank_device(device: str) -> torch.device:
     return torch.device("cuda", local)
 
 
+def check_devices(layout: ParallelLayout, device: str) -> None:
+    """Raise a DeviceError if a layout takes more ranks than this machine has GPUs."""
+    count = torch.cuda.device_count()
+    if device.startswith("cuda") and layout.world > count:
+        raise DeviceError(
+            f"{layout} takes {layout.world} GPUs, and this machine has {count}: "
+            "lower a degree, or use --device cpu"
+        )
+
+
 def join(device: torch.device, *, wait_s: float = WAIT_S) -> None:
     """Join the ranks that torchrun started, unless this process has joined them already.
 

@@ -26,7 +26,7 @@ from ratchet.workloads.parallel.layout import ParallelLayout, SplitSizes, check_
 from ratchet.workloads.parallel.meshes import Meshes, make_meshes
 from ratchet.workloads.parallel.stages import cut, pipelined_step
 from ratchet.workloads.parallel.tensor import experts_of, split_experts, split_products
-from ratchet.workloads.parallel.tune import exchange, prefetch, reduce_by
+from ratchet.workloads.parallel.tune import exchange, overlap_products, prefetch, reduce_by
 from ratchet.workloads.parallel.tuning import ParallelTuning
 from ratchet.workloads.workload import BatchFunction, Workload
 
@@ -42,9 +42,7 @@ def parallelize(
     workload or the number of ranks does not allow.
     """
     tuning = tuning or ParallelTuning()
-    sizes = dimensions(workload)
-    _check(workload, layout, sizes)
-    check_layout(layout, sizes, workload.name)
+    sizes = check_parallel(workload, layout)
     device = torch.device(workload.device)
     meshes = make_meshes(layout, device.type)
     model = workload.model
@@ -52,18 +50,15 @@ def parallelize(
         split_sequence(model, meshes.tokens["cp"], sizes.sequence)
     if layout.tp > 1:
         split_products(model, meshes.dense["tp"])
+        if tuning.async_tp:
+            overlap_products(meshes.dense["tp"])
     if meshes.experts is not None:
         split_experts(model, meshes.experts["ep", "tp"] if layout.tp > 1 else meshes.experts["ep"])
     elif layout.tp > 1:
         split_experts(model, meshes.dense["tp"])
-    batch = _share(workload, meshes)
-    made = replace(
-        workload,
-        batch=batch,
-        optimizer=_optimizer_of(workload, meshes),
-        clip_norm=None,
-        tokens_per_batch=None,
-    )
+    made = replace(workload, batch=_share(workload, meshes), tokens_per_batch=None)
+    if not layout.is_data_parallel:  # torch clips no gradients of several meshes at once
+        made = replace(made, optimizer=_optimizer_of(workload, meshes), clip_norm=None)
     if layout.pp > 1:
         return _pipelined(made, meshes, tuning)
     made = replace(made, accumulate=workload.accumulate * layout.micro)
@@ -103,6 +98,14 @@ def dimensions(workload: Workload) -> SplitSizes:
         kv_heads=attention.k_proj.out_features // attention.head_dim if attention else heads,
         experts=len(groups[0].gate) if groups else 0,
     )
+
+
+def check_parallel(workload: Workload, layout: ParallelLayout) -> SplitSizes:
+    """Return what a layout divides; WorkloadError if it does not, or the workload allows none."""
+    sizes = dimensions(workload)
+    _check(workload, layout, sizes)
+    check_layout(layout, sizes, workload.name)
+    return sizes
 
 
 def _check(workload: Workload, layout: ParallelLayout, sizes: SplitSizes) -> None:

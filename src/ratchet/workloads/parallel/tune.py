@@ -7,6 +7,7 @@ from typing import Final
 
 from torch import nn
 from torch.distributed.algorithms.ddp_comm_hooks import powerSGD_hook
+from torch.distributed.device_mesh import DeviceMesh
 from torch.distributed.fsdp import FSDPModule
 from torch.nn.parallel import DistributedDataParallel
 
@@ -26,14 +27,16 @@ def tune(model: nn.Module, tuning: ParallelTuning) -> list[str]:
         left = [f"DistributedDataParallel(bucket_cap_mb={mebibytes})"] if mebibytes else []
     elif isinstance(model, FSDPModule):
         sharded = [one for one in find_blocks(model) if isinstance(one, FSDPModule)]
-        for one in sharded:
-            one.set_reshard_after_forward(tuning.reshard_after_forward)
+        for one in sharded if not tuning.reshard_after_forward else ():
+            one.set_reshard_after_forward(False)
         prefetch(sharded, tuning.prefetch)
         rounded = tuning.reduction == "bf16"
         left = ["fully_shard(mp_policy=MixedPrecisionPolicy(reduce_dtype=torch.bfloat16))"]
         left = left if rounded else []
     else:
         return ["DistributedDataParallel or fully_shard around the model"]
+    if tuning.async_tp:
+        left.append("torch._inductor.config._micro_pipeline_tp and symmetric memory")
     return [*left, "no_sync around all but the last micro-batch"] if tuning.no_sync else left
 
 
@@ -54,6 +57,19 @@ def prefetch(blocks: Sequence[FSDPModule], ahead: int) -> None:
         after, before = place + 1, max(0, place - ahead)
         one.set_modules_to_forward_prefetch(list(blocks[after : after + ahead]))
         one.set_modules_to_backward_prefetch(list(blocks[before:place][::-1]))
+
+
+def overlap_products(mesh: DeviceMesh) -> None:
+    """Let graphs that are compiled from now on overlap products with collectives of the mesh.
+
+    Inductor cuts the products into parts and sends each by symmetric memory between GPUs (async
+    tensor parallelism, arXiv:2105.05720).
+    """
+    import torch._inductor.config
+    from torch.distributed._symmetric_memory import enable_symm_mem_for_group
+
+    enable_symm_mem_for_group(mesh.get_group().group_name)
+    torch._inductor.config._micro_pipeline_tp = True
 
 
 def exchange(model: nn.Module, last: bool) -> None:

@@ -24,6 +24,9 @@ class ParallelTuning(BaseModel):
     prefetch: int = Field(default=0, ge=0, le=8)
     """Blocks whose weights FSDP2 gathers ahead; 0 leaves it to FSDP2, which gathers one."""
     reduction: Reduction = "as_written"
+    async_tp: bool = False
+    """Compiled graphs cut a product beside a collective of tensor parallelism into parts that
+    overlap with it; between GPUs alone."""
 
 
 class TunedLayout(BaseModel):

@@ -12,8 +12,8 @@ from typing import Final
 
 from ratchet.base.errors import RanksError, WorkloadError
 from ratchet.base.process import families
+from ratchet.optimize.parallel.rank import RankRequest, RankResult
 from ratchet.workloads.parallel.layout import parse_parallel
-from ratchet.workloads.parallel.rank import RankRequest, RankResult
 
 LIMIT_S: Final = 3600.0
 ENDED: Final = re.compile(r"^\s*rank\s*:\s*(\d+).*?^\s*exitcode\s*:\s*(-?\d+)", re.DOTALL | re.M)
@@ -40,7 +40,7 @@ def run_ranks(
     request.write_text(asked.model_dump_json())
     cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count()
     environment = {"OMP_NUM_THREADS": str(max(1, (cores or 1) // world)), **os.environ}
-    command = torchrun(world, "-m", "ratchet.workloads.parallel.rank", str(request), str(folder))
+    command = torchrun(world, "-m", "ratchet.optimize.parallel.rank", str(request), str(folder))
     said = folder / "ranks.log"
     with said.open("wb") as log:
         child = subprocess.Popen(
@@ -79,6 +79,5 @@ def _failure(asked: RankRequest, folder: Path, said: str) -> RanksError | Worklo
     raised = [] if killed else RAISED.findall(said)
     how = f"by {signal.Signals(-code).name}" if code < 0 else f"with code {code}"
     why = f" ({raised[0][:200]})" if raised else ""
-    return RanksError(
-        f"{asked.layout}: rank {rank} ended {how}{why}; run it again, or with fewer ranks"
-    )
+    remedy = "see whether one rank runs it" if raised else "run it again, or with fewer ranks"
+    return RanksError(f"{asked.layout}: rank {rank} ended {how}{why}; {remedy}")

@@ -1,6 +1,6 @@
 """The program of each rank: it builds one step or several, times them in turn and profiles them.
 
-torchrun runs it: python -m ratchet.workloads.parallel.rank REQUEST FOLDER. Each rank leaves
+torchrun runs it: python -m ratchet.optimize.parallel.rank REQUEST FOLDER. Each rank leaves
 FOLDER/rank_N.json, or FOLDER/error_N.txt with the one line of a mistake.
 """
 
@@ -26,12 +26,15 @@ from ratchet.base.errors import RatchetError
 from ratchet.measure.arm import Timing
 from ratchet.measure.rounds import run_rounds
 from ratchet.measure.samples import Sample
+from ratchet.optimize.recipe.compiled_step import build
+from ratchet.optimize.step.installed import AnyKernel, activate_proven
 from ratchet.workloads.blame import batch_of
+from ratchet.workloads.config import StepConfig
 from ratchet.workloads.counting import count
 from ratchet.workloads.load import load
 from ratchet.workloads.parallel.layout import parse_parallel
 from ratchet.workloads.parallel.meshes import joined, rank_device
-from ratchet.workloads.parallel.parallelize import mean_loss, parallelize
+from ratchet.workloads.parallel.parallelize import dimensions, mean_loss, parallelize
 from ratchet.workloads.parallel.tuning import ParallelTuning
 from ratchet.workloads.step import TrainingStep
 
@@ -41,14 +44,35 @@ ROUNDING: Final = 1e-8
 """Share of the largest squared gradient below which another one is rounding noise."""
 
 
+class RankStep(BaseModel):
+    """A config of the step on each rank, and the kernels that it needs."""
+
+    model_config = ConfigDict(frozen=True, extra="forbid")
+
+    config: StepConfig
+    kernels: tuple[AnyKernel, ...] = ()
+
+
 class RankArm(BaseModel):
     """One way to run the step."""
 
     model_config = ConfigDict(frozen=True, extra="forbid")
 
     tuning: ParallelTuning = ParallelTuning()
+    step: RankStep | None = None
+    """None is the step as written."""
     checkpointing: str | None = None
-    """None is the workload's own."""
+    """None is the step's own."""
+
+    def config(self, written: StepConfig) -> StepConfig:
+        """Return the arm's config, of a step that is written so."""
+        config = self.step.config if self.step is not None else written
+        changes: dict[str, str] = {}
+        if self.checkpointing is not None:
+            changes["checkpointing"] = self.checkpointing
+        if self.tuning.async_tp:  # inductor does it
+            changes["compile_mode"] = config.compile_mode or "default"
+        return config.model_copy(update=changes)
 
 
 class RankRequest(BaseModel):
@@ -97,6 +121,8 @@ class RankResult(BaseModel):
     unit: str
     items_per_step: int
     """Tokens, images or samples of all ranks."""
+    sequence: int
+    """Tokens of a sequence; 0 if the batches hold none."""
     parameters: int
     samples: list[dict[str, Any]]
     """A `measure.Sample` each; a sample's time is that of the slowest rank."""
@@ -119,12 +145,12 @@ class _Arm:
             workload = workload.shrink(int(asked.options.get("seed", 0)))
         counted = count(workload, batch_of(workload, 0))
         self.unit, self.items = counted.unit, counted.per_step
+        self.sequence = dimensions(workload).sequence if self.unit == "tokens" else 0
         self.parameters = sum(one.numel() for one in workload.model.parameters())
-        config = workload.as_written()
-        if arm.checkpointing is not None:
-            config = config.model_copy(update={"checkpointing": arm.checkpointing})
+        config = arm.config(workload.as_written())
         own = parallelize(workload, parse_parallel(asked.layout), arm.tuning)
-        self.step = TrainingStep(own, config)
+        made = TrainingStep if arm.step is None else build
+        self.step = made(own, config)
         self.device, self.index = device, 0
         self.times_s: list[float] = []
         self.losses: list[float] = []
@@ -206,6 +232,9 @@ def peak_bytes(device: torch.device) -> int:
 def run(asked: RankRequest, folder: Path) -> RankResult:
     """Build, warm, time and profile the arms on this rank; all ranks run it together."""
     device = rank_device(str(asked.options.get("device", "cpu")))
+    for one in asked.arms.values():
+        if one.step is not None:
+            activate_proven([kernel.model_dump() for kernel in one.step.kernels])
     with joined(device, wait_s=asked.wait_s):
         arms = {name: _Arm(name, asked, device) for name in asked.arms}
         errors = gradient_errors(arms) if len(arms) > 1 and not asked.shrunk else {}
@@ -220,15 +249,16 @@ def run(asked: RankRequest, folder: Path) -> RankResult:
             name: arm.traced(folder / f"{name}.rank_{rank}.json") if asked.traced else ""
             for name, arm in arms.items()
         }
-        one = next(iter(arms.values()))
+        first = next(iter(arms.values()))
         return RankResult(
             rank=rank,
             host=os.uname().nodename,
             device=str(device),
             threads=torch.get_num_threads(),
-            unit=one.unit,
-            items_per_step=one.items,
-            parameters=one.parameters,
+            unit=first.unit,
+            items_per_step=first.items,
+            sequence=first.sequence,
+            parameters=first.parameters,
             samples=[sample.as_json() for sample in samples],
             arms={
                 name: ArmOnRank(

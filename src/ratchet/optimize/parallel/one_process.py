@@ -1,0 +1,109 @@
+"""The recipe of a rank's step alone, which is one lever of a turn on many ranks.
+
+The turn of one process runs at a rank's share of the batch. Its verdicts on kernels are in the
+ledger, where they serve every rank of the same device.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, replace
+from typing import Final
+
+from ratchet.base.errors import RatchetError
+from ratchet.optimize.levers import check_lever
+from ratchet.optimize.parallel.levers import (
+    LEVERS,
+    ONE_PROCESS,
+    RankLever,
+    one_process_lever,
+)
+from ratchet.optimize.parallel.rank import RankStep
+from ratchet.optimize.recipe.shards import by_units, without_process
+from ratchet.optimize.step.candidate import describe, wanted_libraries
+from ratchet.optimize.turn.loop import optimize
+from ratchet.optimize.turn.result import Change
+from ratchet.optimize.turn.settings import SMALLEST_BUDGET_S, Settings
+from ratchet.optimize.turn.state import Listener
+from ratchet.workloads.config import StepConfig
+from ratchet.workloads.names import check_options
+from ratchet.workloads.parallel.layout import ParallelLayout
+
+SHARE: Final = 0.5
+"""Part of a turn's budget for the turn of one process."""
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class OneProcess:
+    """What the turn of one process found for each rank."""
+
+    lever: RankLever | None = None
+    reason: str = ""
+    """Why there is no lever, or what it does."""
+    changes: tuple[Change, ...] = ()
+
+
+def check_rank_lever(name: str | None) -> None:
+    """Raise a RatchetError unless a lever of ranks or of one process has this name."""
+    known = [*(one.name for one in LEVERS), ONE_PROCESS]
+    if name is None or name in known:
+        return
+    try:
+        check_lever(name)
+    except RatchetError:
+        raise RatchetError(
+            f"unknown lever {name!r}: with --parallel use {', '.join(known)}, or a lever of one "
+            "process, such as compile"
+        ) from None
+
+
+def optimize_rank(
+    settings: Settings,
+    layout: ParallelLayout,
+    *,
+    written: StepConfig,
+    rows: int,
+    left_s: float,
+    listener: Listener,
+) -> OneProcess:
+    """Run a turn of one process; `rows` is the size of a batch of all ranks.
+
+    Raises a RatchetError as that turn does.
+    """
+    if SHARE * left_s < SMALLEST_BUDGET_S:
+        return OneProcess(reason="the budget is too small for a turn of one process")
+    only = settings.try_lever
+    alone = replace(
+        settings,
+        options=_share(settings, rows // (layout.data * layout.micro)),
+        budget_s=SHARE * left_s,
+        gone_s=0.0,
+        try_lever=None if only == ONE_PROCESS else only,
+        resume=False,
+        out=settings.out / ONE_PROCESS,
+    )
+    outcome = optimize(alone, listener)
+    changes = tuple(outcome.result.changes)
+    left: list[str] = []
+    config = without_process(outcome.recipe.config, written)
+    if layout.fsdp > 1:
+        config, left = by_units(config)
+    if config == written:
+        return OneProcess(reason="nothing was faster on one rank", changes=changes)
+    wanted = wanted_libraries(config)
+    kernels = tuple(one for one in outcome.recipe.kernels if one.library in wanted)
+    changed = config.precision != written.precision
+    step = RankStep(config=config, kernels=kernels)
+    return OneProcess(
+        lever=one_process_lever(step, changes_arithmetic=changed),
+        reason="; ".join([describe(config), *left]),
+        changes=changes,
+    )
+
+
+def _share(settings: Settings, rows: int) -> dict[str, object]:
+    """Return the options of one rank's part of the batch, if the workload takes a batch size."""
+    try:
+        check_options(settings.workload, batch_size=rows, sequence=None, text=None)
+    except RatchetError:
+        return settings.options
+    return {**settings.options, "batch_size": rows}
