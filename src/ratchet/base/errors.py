@@ -43,7 +43,7 @@ OF_THE_WORLD = (
 
 
 LONGEST_LINE = 240
-"""Of what an exception that is not ours says."""
+"""Most characters taken of an exception that is not ours."""
 
 
 class RatchetError(Exception):

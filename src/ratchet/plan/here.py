@@ -1,4 +1,4 @@
-"""What the formulas of a plan make of the layouts that `bench --parallel` measured on this machine.
+"""Layouts by the formulas of a plan, beside those that `bench --parallel` measured on this machine.
 
 Nothing is known of this machine's links and of what a small eager step sustains, so two rows set
 the rates: the one that communicates least sets that of products, and the one that exposes most sets

@@ -35,7 +35,7 @@ class RankLaunches:
         self.end_s = time.monotonic() + settings.budget_s - settings.gone_s
         self.launches = 0
         self.setup_s = self.step_s = 0.0
-        """Of the last launch that was timed: its start, and a mean step of an arm."""
+        """Start of the last launch that was timed, and a mean step of an arm."""
         self._began_at = ""
         self._began_at = self._begin()
 

@@ -34,7 +34,7 @@ SHARE: Final = 0.5
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class OneProcess:
-    """What the turn of one process found for each rank."""
+    """Findings of the turn of one process, for each rank."""
 
     lever: RankLever | None = None
     reason: str = ""

@@ -19,7 +19,7 @@ class RankChange:
     outcome: Outcome
     reason: str
     ratio: float | None = None
-    """Of the screening, with its interval; an estimate."""
+    """Ratio of the screening, with its interval; an estimate."""
     low: float | None = None
     high: float | None = None
     gradient_error: float | None = None
@@ -34,7 +34,7 @@ class ParallelTurn:
     layout: str
     world: int
     tuned: RankArm
-    """What the recipe runs; as written if nothing was proven."""
+    """The recipe's arm; as written if nothing was proven."""
     proven: bool
     ratio: float | None
     """Time as written over the tuned time, of the slowest rank."""

@@ -24,7 +24,7 @@ DEEPEST = 3
 MOST_ITEMS = 64
 """Longer containers hold data and are not looked into for numbers."""
 CALLED = (FunctionType, MethodType, functools.partial)
-"""What a step may call of the script's own functions."""
+"""Functions of the script that a step may call."""
 
 
 @dataclass(frozen=True, slots=True)
