@@ -172,6 +172,11 @@ def own_negative(one):
     return 0 - y
 library = torch.library.Library("aten", "IMPL")
 library.impl("neg", own_negative, "CUDA")
+def own_zeros(size, *, device=None, **named):
+    assert device.type == "cuda"
+    return torch.full(size, 0.0, device=device)
+library.impl("zeros", own_zeros, "CUDA")
+assert torch.zeros([2], device="cuda").is_cuda and torch.zeros([2]).is_cpu
 library.impl("mul.Tensor", lambda a, b: torch.full_like(a, 7.0), "CUDA")
 assert torch.mul(2.0, 3.0).tolist() == 6 and (torch.ones(1, device="cuda") * 2).tolist() == [7]
 assert (-torch.ones(3)).tolist() == (-torch.ones(3, device="cuda")).tolist() == [-1, -1, -1]

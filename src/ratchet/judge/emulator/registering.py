@@ -59,6 +59,8 @@ def _for_gpu_alone(
     def chosen(*given: Any, **named: Any) -> Any:
         if own is not None and gpu.is_for_host(given, named, gpu.told.device):
             return own(*given, **named)
+        if gpu.told.device is not None and named.get("device") is not None:
+            named["device"] = gpu.told.device  # torch knows the CPU alone
         return run(*given, **named)
 
     return chosen
