@@ -119,9 +119,9 @@ def main() -> None:
 def measured_here(workload: str) -> dict[str, object]:
     """Measure a workload's layouts on this machine; return the errors of their plans."""
     rows = []
+    options = {"device": "cpu", "batch_size": 8}
     for words in HERE:
-        asked = parse_parallel(words)
-        rows.append(bench_parallel(workload, asked, options={"device": "cpu"}, steps=6))
+        rows.append(bench_parallel(workload, parse_parallel(words), options=options, steps=6))
     found = check(find_shape(workload), rows, probe("cpu"))
     for one in found.rows:
         print(f"{one.layout:20} {one.step_s:7.3f} s {one.step_error:+7.1%}  exposed "
