@@ -128,9 +128,18 @@ def window(length: int) -> Tensor:
     return lower_triangle(length) & ~lower_triangle(length).tril(-2)
 
 
+def mapped(length: int) -> Tensor:
+    """A mask as transformers makes those of unusual models."""
+    places = torch.arange(length)
+    return torch.vmap(torch.vmap(lambda query, key: key <= query, (None, 0)), (0, None))(
+        places, places
+    )
+
+
 NEAR_MISSES: dict[str, tuple[str, str, Maker]] = {
     "dropout": ("attention", "dropout 0.5", lambda p: attend(p, dropout_p=0.5)),
     "learned mask": ("attention", "not known", lambda p: attend(p, attn_mask=p["mask"])),
+    "mask by vmap": ("attention", "not known", lambda p: attend(p, attn_mask=mapped(4))),
     "window mask": ("attention", "neither causal", lambda p: attend(p, attn_mask=window(4))),
     "two uses of logits": ("linear_cross_entropy", "2 users", logits_twice),
     "soft cap": ("linear_cross_entropy", "not from a linear layer", softcapped),

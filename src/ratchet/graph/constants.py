@@ -18,6 +18,8 @@ from ratchet.graph.nodes import value
 
 MOST_ELEMENTS = 1 << 27
 """Largest mask that is computed: 128 Mi elements, or 128 MiB as bool."""
+VMAP = frozenset({"_add_batch_dim", "_remove_batch_dim"})
+"""Functions by which dynamo's graphs hold torch.vmap; they mean nothing outside of its nesting."""
 
 
 class Constants:
@@ -76,7 +78,7 @@ def _computable(node: Node) -> bool:
         return False
     if any(True for _ in written_by(node)) or any(True for _ in _writers(node)):
         return False
-    return not _random(node)
+    return not _random(node) and getattr(node.target, "__name__", "") not in VMAP
 
 
 def _writers(node: Node) -> list[Node]:
