@@ -26,6 +26,7 @@ from ratchet.judge.emulator.pretending import EmulatedGpu
 from ratchet.judge.emulator.program.settings import pretended_device
 from ratchet.judge.workers.candidate.architectures import ARCHITECTURES
 from ratchet.judge.workers.candidate.torch_cuda import PretendedDevice
+from ratchet.workloads import fake
 
 VARIABLE: Final = "SIMULATED_GPU"
 """The GPU's target: `sm_90`, or one of AMD's."""
@@ -51,6 +52,8 @@ class SimulatedGpu(EmulatedGpu):
         yield torch.cuda, "memory_allocated", _peak_bytes
         # Inductor compiles for the cores, and asks Triton for no driver.
         yield torch.utils._triton, "has_triton", lambda: False
+        # Tensors without values have no GPU to be on either.
+        yield fake, "FakeTensorMode", _fakes_on_cores(fake.FakeTensorMode)
         yield torch.profiler.profile, "__init__", _on_cores(torch.profiler.profile.__init__)
         # A measurement of the ceilings must not take minutes on two cores.
         yield rates, "GEMM_SIZES", {"cpu": (256,), "cuda": (256,)}
@@ -92,6 +95,19 @@ def _compiled(
             return on_cores(*given, **named)
 
     return call
+
+
+def _fakes_on_cores(
+    mode: Callable[..., contextlib.AbstractContextManager[Any]],
+) -> Callable[..., contextlib.AbstractContextManager[Any]]:
+    """Return a mode of tensors without values inside which tensors say that they are on cores."""
+
+    @contextlib.contextmanager
+    def entered(**options: Any) -> Iterator[Any]:
+        with _pop_mode_temporarily(), mode(**options) as one:  # type: ignore[no-untyped-call]
+            yield one
+
+    return entered
 
 
 def _on_cores(begin: Callable[..., None]) -> Callable[..., None]:
