@@ -74,7 +74,7 @@ def judged(
     library = SimpleNamespace(kernels=lambda target: KERNELS)
     monkeypatch.setattr(prove_kernels, "LIBRARY", {"made": library})
     turn = SimpleNamespace(
-        device=SimpleNamespace(target="x86"),
+        device=SimpleNamespace(target="x86", index=0),
         ledger=None,
         is_own=lambda kind, key: True,
         schedule=TurnSchedule(budget_s=100.0),
@@ -140,6 +140,7 @@ def test_what_a_turn_judged_is_recalled_by_every_other_command(
     notes: list[str] = []
     with Ledger.open(str(tmp_path / "ledger.db")) as ledger:
         turn: Any = SimpleNamespace(
+            device=SimpleNamespace(target="x86", index=0),
             ledger=ledger,
             recalled=0,
             is_own=lambda kind, key: False,
