@@ -92,7 +92,7 @@ def device_answers(device: PretendedDevice) -> dict[str, Any]:
         "Stream": PretendedStream,
         "ExternalStream": PretendedStream,
         "Event": UntimedEvent,
-        "CUDAGraph": _refused_graph,
+        "CUDAGraph": RefusedGraph,
         "graph": _refused_graph,
         "make_graphed_callables": _refused_graph,
         "manual_seed": torch.default_generator.manual_seed,
@@ -114,6 +114,13 @@ def device_answers(device: PretendedDevice) -> dict[str, Any]:
 
 def _refused_graph(*_: Any, **__: Any) -> Any:
     raise KernelError("CUDA graphs are not emulated: launch the kernels without one")
+
+
+class RefusedGraph:
+    """`torch.cuda.CUDAGraph`, which programs name in annotations and may not make."""
+
+    def __init__(self, *_: Any, **__: Any) -> None:
+        _refused_graph()
 
 
 def check_index(device: Any) -> None:
