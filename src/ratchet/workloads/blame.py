@@ -14,6 +14,7 @@ from typing import Any
 import torch
 
 from ratchet.base.errors import DeviceError, RatchetError, WorkloadError
+from ratchet.kernels.languages.cpp import cache_folder
 from ratchet.workloads.memory import available_bytes
 from ratchet.workloads.workload import Workload
 
@@ -131,5 +132,5 @@ def others_folders() -> tuple[str, ...]:
     paths = sysconfig.get_paths()
     folders = {paths[name] for name in ("stdlib", "platstdlib", "purelib", "platlib")}
     folders |= {path for path in sys.path if path.endswith(("site-packages", "dist-packages"))}
-    folders.add(str(Path(__file__).parents[1]))
+    folders |= {str(Path(__file__).parents[1]), str(cache_folder())}
     return tuple(sorted(f"{folder}/" for folder in folders if folder))
