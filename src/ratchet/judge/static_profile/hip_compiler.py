@@ -193,9 +193,8 @@ def _object(source: Path) -> Path:
 
 SIDES: Final = {
     "device": ("--offload-device-only", "-O3"),
-    "host": ("--offload-host-only", "-O0", "-fPIC"),
+    "host": ("--offload-host-only", "-O1", "-fPIC"),
 }
-"""The GPU's code is that of a release; the host's code only launches it."""
 
 
 def whole_hip() -> HipTools:
