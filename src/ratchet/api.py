@@ -39,7 +39,6 @@ def optimize(
 def optimize(  # type: ignore[misc]  # the overloads tell what is returned, not the options
     workload: Workload | Callable[[], Workload] | str,
     *,
-    parallel: str | None = None,
     budget: str | float = "30m",
     out: str | Path = "ratchet-out",
     keep_precision: bool = False,
@@ -54,6 +53,7 @@ def optimize(  # type: ignore[misc]  # the overloads tell what is returned, not 
     device: str | None = None,
     ledger: str | None = None,
     listener: Listener | None = None,
+    parallel: str | None = None,
 ) -> Outcome | ParallelTurn:
     """Make a training step faster: measure it, try changes, prove them, write a recipe.
 

@@ -13,6 +13,7 @@ from ratchet.cli.app import app
 from ratchet.kernels.library import LIBRARY
 from ratchet.optimize.levers import LEVERS
 from ratchet.optimize.parallel.levers import LEVERS as RANK_LEVERS
+from ratchet.workloads.hf_config import trained_types
 from ratchet.workloads.names import SIZES, known
 
 ROOT = Path(__file__).parents[2]
@@ -67,7 +68,7 @@ def test_every_command_is_in_the_readme() -> None:
 def test_workloads_that_the_pages_name_exist() -> None:
     name = re.compile(rf"\b((?:{'|'.join(SIZES)})-[\w-]*\w)")
     named = {(page.name, one) for page in PAGES for one in name.findall(page.read_text())}
-    assert {one for one in named if one[1] not in known()} == set()
+    assert {one for one in named if one[1] not in {*known(), *trained_types()}} == set()
 
 
 def test_every_lever_and_kernel_is_documented() -> None:

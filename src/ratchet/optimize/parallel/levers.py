@@ -6,6 +6,7 @@ from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 from typing import Final
 
+from ratchet.base.errors import RecipeError
 from ratchet.optimize.parallel.rank import RankArm, RankStep
 from ratchet.workloads.parallel.layout import ParallelLayout
 
@@ -187,7 +188,13 @@ def find_rank_levers(
     only: str | None = None,
     keep_precision: bool = False,
 ) -> tuple[tuple[RankLever, ...], dict[str, str]]:
-    """Return the levers of communication to try on a layout, and why not the others, by name."""
+    """Return the levers of communication to try on a layout, and why not the others, by name.
+
+    Raises RecipeError if `only` names a lever of one process that the layout cannot try.
+    """
+    names = {None, *(one.name for one in LEVERS)}
+    if only not in names and (why := why_no_process(layout, only=only)):
+        raise RecipeError(f"--try {only} cannot run: {why}")
     reasons = {one.name: _why_not(one, layout, only, keep_precision) for one in LEVERS}
     for one in LEVERS:
         if one.gpus and reasons[one.name] is None and not device.startswith("cuda"):
