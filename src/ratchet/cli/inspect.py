@@ -17,7 +17,10 @@ COMPILED, NOT_COMPILED = 0, 1
 @app.command()
 def inspect(
     problem: Annotated[str, typer.Argument(help=PROBLEM_HELP)],
-    kernel: Annotated[Path, typer.Argument(help="The kernel's file: .py (Triton) or .hip.")],
+    kernel: Annotated[
+        Path,
+        typer.Argument(help="The kernel's file: .py (Triton) or .hip.", readable=False),
+    ],
     target: Annotated[
         str,
         typer.Option(

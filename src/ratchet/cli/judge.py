@@ -32,7 +32,8 @@ def judge(
     kernel: Annotated[
         Path | None,
         typer.Argument(
-            help="The kernel's file: .cpp or .py (torch or Triton); with --target also .hip."
+            help="The kernel's file: .cpp or .py (torch or Triton); with --target also .hip.",
+            readable=False,  # the judge says why a file cannot be read
         ),
     ] = None,
     listed: Annotated[
