@@ -119,3 +119,12 @@ def test_a_call_without_a_workload_or_with_a_cluster_is_one_line(
 def test_a_model_without_a_shape_is_one_line() -> None:
     with pytest.raises(PlanError, match="no shape is known for the model 'bert-tiny'"):
         here.checked_here("bert-tiny", device="cpu")
+
+
+def test_a_pipeline_s_waits_set_no_link() -> None:
+    rows = measured()
+    rows["pp=2"] = bench("pp=2", step_s=100.0, exposed_s=90.0)
+    told = {one.layout: one for one in here.check(SHAPE, list(rows.values()), probe("cpu")).rows}
+    assert told["pp=2"].sets == ""
+    assert abs(told["fsdp=2"].step_error) < 0.01 or told["fsdp=2"].sets
+    assert abs(told["dp=2"].step_error) < 0.01 or told["dp=2"].sets

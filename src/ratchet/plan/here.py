@@ -2,8 +2,9 @@
 
 Nothing is known of this machine's links and of what a small eager step sustains, so two rows set
 the rates: the one that communicates least sets that of products, and the one that exposes most sets
-that of the links. The former also sets the memory of a process beside the model. The other rows are
-predicted, and their errors are told. Ranks on a CPU share its cores and its memory's bandwidth.
+that of the links, but for pipelines, which wait for their stages. The former also sets the memory
+of a process beside the model. The other rows are predicted, and their errors are told. Ranks on a
+CPU share its cores and its memory's bandwidth.
 """
 
 from __future__ import annotations
@@ -97,7 +98,8 @@ def check(shape: Shape, rows: Sequence[ParallelBench], here: Device) -> CheckedP
             f"and two set the rates: measure {LEAST_ROWS} or more, as by ratchet bench "
             f"{shape.name} --parallel fsdp=2"
         )
-    least, most = known[0], known[-1]
+    whole = [one for one in known if parse_parallel(one.layout).pp == 1]  # others wait for stages
+    least, most = known[0], (whole or known)[-1]
     cluster, base_bytes = _cluster_of(shape, here, least, most)
     sets = {least.layout: "products", most.layout: "links"}
     found = []
