@@ -177,6 +177,9 @@ def compile_whole(
         )
     with ThreadPoolExecutor(max_workers=2) as pool:
         list(pool.map(lambda one: checked([tools.clang, *one], architecture), commands))
+    if len(sources) > 1:  # each object defines clang's name of a unit, which a PCH leaves empty
+        for one in sources:
+            checked(["objcopy", "--localize-symbol=__hip_cuid_", str(_object(one))], architecture)
     library = sources[0].with_suffix(".so")
     runtime = runtime_objects(tools, precompiled or sources[0].parent)
     link = [tools.clang, "-shared", "-o", str(library), "-lstdc++"]

@@ -67,7 +67,7 @@ torch::Tensor properties(torch::Tensor x) {
   (void)hipSetDevice(x.get_device());
   (void)hipGetDeviceProperties(&all, 0);
   (void)hipOccupancyMaxActiveBlocksPerMultiprocessor(&blocks, twice, 256, 32768);
-  return torch::tensor({all.multiProcessorCount, all.warpSize, blocks, all.name[4] == 'I'});
+  return torch::tensor({all.multiProcessorCount, all.warpSize, blocks, all.name[4] == 'I' ? 1 : 0});
 }
 PYBIND11_MODULE(TORCH_EXTENSION_NAME, m) {
   m.def("plain", &plain), m.def("own_thread", &own_thread), m.def("second_gpu", &second_gpu);
