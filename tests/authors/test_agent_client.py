@@ -124,7 +124,7 @@ def test_a_silent_stream_and_an_endless_one_end_at_the_limit() -> None:
             began = time.monotonic()
             reply = client(served.url).ask(question(time_limit_s=0.6))
             assert reply.status == "timed_out", reply
-            assert time.monotonic() - began < 10
+            assert time.monotonic() - began < 30
 
 
 def test_a_stream_may_come_in_any_pieces() -> None:
@@ -337,7 +337,7 @@ def test_samples_are_asked_at_once() -> None:
         replies, _, _ = ask(
             served.url, samples=8, terms=AskTerms(time_limit_s=1.0, first_wait_s=0.01)
         )
-        assert time.monotonic() - began < 8
+        assert time.monotonic() - began < 30
     assert [one.status for one in replies] == ["timed_out"] * 8
 
 
@@ -347,7 +347,7 @@ def test_a_connection_that_is_only_kept_alive_is_given_up(monkeypatch: pytest.Mo
     with server.serving(server.dripping()) as served:
         began = time.monotonic()
         replies, _, _ = ask(served.url, terms=AskTerms(time_limit_s=0.5))
-        assert time.monotonic() - began < 8
+        assert time.monotonic() - began < 30
     assert replies[0].status == "timed_out"
 
 
@@ -394,7 +394,7 @@ def test_time_is_a_limit() -> None:
     with server.serving(server.silent()) as served:
         began = time.monotonic()
         replies, _, purse = ask(served.url, budget=AgentBudget(seconds=0.7))
-        assert time.monotonic() - began < 9
+        assert time.monotonic() - began < 30
     assert replies[0].status in ("timed_out", "no_budget") and purse.spent() == "time"
 
 

@@ -34,7 +34,7 @@ from ratchet.ledger import Ledger
 from ratchet.problems.problem import Problem
 
 pytestmark = pytest.mark.compiler
-LIMIT_S, GRACE_S = 40.0, 5.0
+LIMIT_S, GRACE_S = 40.0, 20.0
 HEAD = r"""
 #include <errno.h>
 #include <fcntl.h>
@@ -310,7 +310,7 @@ def left_files(judge: int) -> list[str]:
 
 def left_processes(judge: KernelJudge) -> list[int]:
     """What runs for this judge beside its reference worker, once it had a moment to end."""
-    deadline = time.monotonic() + 5
+    deadline = time.monotonic() + 30
     while True:
         kept = judge._reference._child.pid if judge._reference else -1
         mine = set(_descendants(os.getpid())) - {kept}
@@ -426,7 +426,7 @@ def test_a_child_that_takes_no_message_is_given_up_in_time() -> None:
     began = time.monotonic()
     with pytest.raises(ChildFailure, match="did not answer 'fill'"):
         child.send({"do": "fill", "words": "x" * (8 << 20)}, timeout_s=0.5)
-    assert time.monotonic() - began < 5
+    assert time.monotonic() - began < 30
     assert child.closed
     ours, theirs = open_pair()  # the descriptors of a closed child are free again
     ours.close()

@@ -21,7 +21,7 @@ from ratchet.problems.problem_file import Describe, load_problem
 
 LIKE = Path(__file__).parents[1] / "kernelbench_like"
 LIMIT_S = 8.0
-MOST_S = WALL_FACTOR * LIMIT_S + 5.0
+MOST_S = WALL_FACTOR * LIMIT_S + 20.0
 """On a busy machine what loops has longer."""
 FILE = """
 import os, time
@@ -155,7 +155,7 @@ def test_whoever_reads_may_be_killed(number: signal.Signals, reads: str, tmp_pat
         time.sleep(0.05)
     os.kill(reader.pid, number)
     reader.wait()
-    deadline = time.monotonic() + 5
+    deadline = time.monotonic() + 30
     while left_of(pids) and time.monotonic() < deadline:
         time.sleep(0.05)
     assert left_of(pids) == []
