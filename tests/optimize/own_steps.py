@@ -147,6 +147,22 @@ def keeps_losses() -> Script:
     return Script(model, optimizer, step, only_a_batch)
 
 
+def takes_numbers() -> Script:
+    """Its loss is read between the forward and the backward pass, and told."""
+    model = net()
+    optimizer = adamw(model)
+
+    def step(x: Tensor) -> float:
+        loss = loss_of(model, x)
+        told = loss.item()
+        optimizer.zero_grad()
+        loss.backward()
+        optimizer.step()
+        return told
+
+    return Script(model, optimizer, step, only_a_batch)
+
+
 def keeps_tensors() -> Script:
     """What grows is no number, so only torch.compile can tell."""
     model = net()

@@ -49,6 +49,7 @@ SCRIPTS = (
     *("updates_in_backward", "moves_a_buffer", "thaws_a_group", "goes_back", "scales_fp16"),
     *("takes_a_dictionary", "updates_by_hand", "starts_a_second_phase", "removes_weight_norm"),
     *("merges_adapters", "rolls_out", "weighs_its_tasks", "reverses_gradients", "grows_its_table"),
+    *("takes_numbers",),
 )
 STEPS = 6
 EXACT, LOSS, TURNED = 1e-4, 5e-2, 0.5

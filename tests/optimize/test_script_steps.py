@@ -103,7 +103,7 @@ def said(caplog: pytest.LogCaptureFixture) -> list[str]:
 
 WHOLE = ("plain", "sets_the_rate", "told_when_to_update", "own_optimizer", "subclass")
 WHOLE += ("two_optimizers", "noise_and_an_average", "recomputes", "recomputes_reentrantly")
-WHOLE += ("scales_and_varies",)
+WHOLE += ("scales_and_varies", "takes_numbers")
 DIFFERENTIATED = ("plain", "gan", "keeps_its_graph")
 """Steps whose graphs torch differentiates here too: backward passes may not share a graph."""
 ONE_BY_ONE = {

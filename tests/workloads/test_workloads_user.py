@@ -93,6 +93,17 @@ def test_a_wrong_result_names_what_came_and_what_should(tmp_path: Path) -> None:
     assert "returned int, not a ratchet.Workload; return ratchet.Workload(" in text
 
 
+@pytest.mark.parametrize("optimizer", ["None", "[]", "{}"])
+def test_a_script_that_updates_by_hand_is_told_to_take_an_optimizer(
+    optimizer: str, tmp_path: Path
+) -> None:
+    path = tmp_path / "by_hand.py"
+    path.write_text(
+        f"import torch\ndef build():\n    return torch.nn.Linear(2, 2), {optimizer}, id, id\n"
+    )
+    assert f"returned the optimizer {optimizer}; let a torch.optim" in message(f"{path}:build")
+
+
 def test_an_exception_names_its_place_in_the_users_file(tmp_path: Path) -> None:
     path = script(tmp_path)
     text = message(f"{path}:fails")

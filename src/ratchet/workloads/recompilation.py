@@ -11,7 +11,7 @@ from __future__ import annotations
 import inspect
 import logging
 from collections.abc import Callable, Iterator, Mapping
-from contextlib import contextmanager
+from contextlib import AbstractContextManager, contextmanager, nullcontext
 from typing import Any
 
 import torch
@@ -39,10 +39,19 @@ class BoundedCompile:
     shapes. `options` apply only to the fixed graphs. When a shape has compiled `UNSTABLE` times,
     something else changes: from then on, numbers are inputs of the fixed graphs, unless `numbers`
     is False.
+
+    With `scalars`, a number that the function takes out of a tensor, such as `loss.item()`, is a
+    value of the graph. Otherwise such a number ends a graph, and what follows compiles again for
+    each value.
     """
 
     def __init__(
-        self, function: Callable[..., Any], options: Mapping[str, Any], *, numbers: bool = True
+        self,
+        function: Callable[..., Any],
+        options: Mapping[str, Any],
+        *,
+        numbers: bool = True,
+        scalars: bool = False,
     ) -> None:
         import torch._dynamo
 
@@ -54,6 +63,7 @@ class BoundedCompile:
         self._dynamic = torch.compile(function, dynamic=True)
         self._numbered: Callable[..., Any] | None = None
         self._takes_numbers = numbers
+        self._scalars = scalars
         self._most_shapes = max(1, limit // 2)
         self._dynamic_left = max(0, limit - self._most_shapes - 1)
         self._fixed_left = limit - self._dynamic_left
@@ -143,10 +153,19 @@ class BoundedCompile:
             with torch.compiler.set_stance("eager_on_recompile"):
                 return function(*arguments, **named), False
         before, graphs = counters["frames"]["total"], counters["stats"]["unique_graphs"]
-        with optimizers_as_they_are(), _hooks_are_guarded():
+        with optimizers_as_they_are(), _hooks_are_guarded(), self._scalars_taken():
             result = function(*arguments, **named)
         self.graphs += counters["stats"]["unique_graphs"] - graphs
         return result, counters["frames"]["total"] > before
+
+    def _scalars_taken(self) -> AbstractContextManager[None]:
+        import torch._dynamo
+
+        return (
+            torch._dynamo.config.patch(capture_scalar_outputs=True)
+            if self._scalars
+            else nullcontext()
+        )
 
     def _tell_of_shapes(self) -> None:
         if len(self._seen) < self._most_shapes:

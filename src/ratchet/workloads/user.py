@@ -127,6 +127,11 @@ def from_script(parts: tuple[Any, ...], spec: str) -> Workload:
             "step(batch) trains on a batch and returns the loss, and batch(index) makes one"
         )
     model, given, step, batch = parts
+    if given is None or given in ([], (), {}):
+        raise WorkloadError(
+            f"workload {spec!r} returned the optimizer {given!r}; let a torch.optim.Optimizer make "
+            "the updates that its step makes by hand: Ratchet compares the gradients that it reads"
+        )
     optimizers = given if isinstance(given, Mapping) else {ALONE: given}
     if isinstance(given, list | tuple):
         optimizers = {str(place): one for place, one in enumerate(given)}

@@ -191,7 +191,8 @@ class CompiledStep:
         if any(map(sharded_in, seen.modules)):
             why = why or "FSDP2 gathers and frees its weights meanwhile"
         if options is not None and not why:
-            self._whole = BoundedCompile(self.script.step, options, numbers=False)
+            step = self.script.step
+            self._whole = BoundedCompile(step, options, numbers=False, scalars=True)
             self._lowered = self._forward_slots(seen)
             self._slots += self._lowered
             return
