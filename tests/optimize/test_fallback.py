@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 import torch
 from own_recipes import recipe
-from own_steps import Script, adamw, batch, loss_of, net, only_a_batch, plain
+from own_steps import Script, adamw, batch, loss_of, net, only_a_batch, plain, takes_numbers
 from test_script_steps import QUIET, said
 from torch import Tensor, nn
 
@@ -79,6 +79,33 @@ def test_a_step_that_torch_cannot_compile(
     trains_as_written(make, COMPILED)
     (line,) = said(caplog)
     assert line.startswith("ratchet: the step runs as written") and "no code for this" in line
+
+
+def test_a_number_that_a_graph_cannot_hold_ends_the_graph(
+    caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    real, refused, graphs = torch.compile, [], []
+
+    def without_numbers(graph: torch.fx.GraphModule, _: Any) -> Any:
+        if any(node.target == "item" for node in graph.graph.nodes):
+            refused.append(graph)
+            raise ValueError("no code for numbers")
+        graphs.append(graph)
+        return graph
+
+    def compile(function: Any, *, dynamic: bool | None = None, options: Any = None) -> Any:
+        return real(function, dynamic=dynamic, backend=without_numbers)
+
+    def told_first() -> Script:
+        script = takes_numbers()
+        return Script(script.model, script.optimizer, lambda x: torch.tensor(script.step(x)), batch)
+
+    torch._dynamo.reset()
+    monkeypatch.setattr(torch, "compile", compile)
+    trains_as_written(told_first, COMPILED)
+    assert len(refused) == 1 and graphs
+    assert not any("as written" in line for line in said(caplog))
+    torch._dynamo.reset()
 
 
 def adaptive() -> Script:

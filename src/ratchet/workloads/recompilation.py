@@ -63,7 +63,7 @@ class BoundedCompile:
         self._dynamic = torch.compile(function, dynamic=True)
         self._numbered: Callable[..., Any] | None = None
         self._takes_numbers = numbers
-        self._scalars = scalars
+        self.scalars = scalars
         self._most_shapes = max(1, limit // 2)
         self._dynamic_left = max(0, limit - self._most_shapes - 1)
         self._fixed_left = limit - self._dynamic_left
@@ -163,7 +163,7 @@ class BoundedCompile:
 
         return (
             torch._dynamo.config.patch(capture_scalar_outputs=True)
-            if self._scalars
+            if self.scalars
             else nullcontext()
         )
 

@@ -191,8 +191,7 @@ class CompiledStep:
         if any(map(sharded_in, seen.modules)):
             why = why or "FSDP2 gathers and frees its weights meanwhile"
         if options is not None and not why:
-            step = self.script.step
-            self._whole = BoundedCompile(step, options, numbers=False, scalars=True)
+            self._whole = BoundedCompile(self.script.step, options, numbers=False, scalars=True)
             self._lowered = self._forward_slots(seen)
             self._slots += self._lowered
             return
@@ -246,6 +245,14 @@ class CompiledStep:
         finally:
             for slot in self._standing:
                 slot.fill()
+
+    def leave_scalars(self) -> bool:
+        """End graphs where the step takes a number from a tensor; return True if they did not."""
+        if self._whole is None or not self._whole.scalars:
+            return False
+        options = compile_options(self._config, self._install_kernels) or {}
+        self._whole = BoundedCompile(self.script.step, options, numbers=False)
+        return True
 
     def stop(self) -> None:
         """Run the step as written from now on."""

@@ -40,6 +40,8 @@ class FallbackStep:
         except RAISED as error:
             if not marks.undo():
                 raise
+            if step.leave_scalars():
+                return self(*arguments, **named)
             result = step.written(*arguments, **named)
             log.warning(
                 "ratchet: the step runs as written; by its recipe it raises %s", told(error)
