@@ -300,10 +300,9 @@ def _ids(own: Mapping[str, Any], vocabulary: int) -> dict[str, int]:
 
 def _language(own: Mapping[str, Any]) -> dict[str, str]:
     """Return the language of words that name none, for a model that has a layer for each."""
-    languages = own.get("languages")
-    if not _is_list(languages) or own.get("default_language", "") is not None:
-        return {}
-    return {"default_language": languages[0]}
+    languages: Sequence[str] = own.get("languages") or ()
+    unset = bool(languages) and own.get("default_language", "") is None
+    return {"default_language": languages[0]} if unset else {}
 
 
 def _is_list(value: Any) -> bool:

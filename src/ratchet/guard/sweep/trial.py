@@ -52,8 +52,8 @@ NARROWER: Final[Mapping[str, tuple[str, ...]]] = {
 LOSS_TOLERANCE, GRADIENT_TOLERANCE = 1e-4, 1e-3
 """In fp32: of a loss's size, and of the gradient's norm."""
 ROUNDINGS: Final = 10
-"""An arm may be off by so many times what a rounding of all fp32 weights changes (`ROUNDED`), in fp32
-by no more than a bf16 arm. BatchNorm over two images turns a loss's last digit into its third.
+"""An arm may be off by so many times what a rounding of all weights changes (`ROUNDED`), in fp32 by
+no more than a bf16 arm. BatchNorm over two images turns the last digit of a loss into its third.
 """
 LOSS_TOLERANCE_BF16, GRADIENT_TOLERANCE_BF16 = 1e-2, 0.1
 """In bf16; twice what eager autocast loses against fp32, if that is more."""
