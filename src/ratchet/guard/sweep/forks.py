@@ -27,7 +27,7 @@ import transformers.modeling_utils  # noqa: F401  the greater part of what each 
 
 from ratchet.base.process import families
 from ratchet.guard.sweep.row import SweepRequest, TypeRow
-from ratchet.guard.sweep.trial import run_arm, try_type
+from ratchet.guard.sweep.trial import QUICK, run_arm, try_type
 from ratchet.workloads.hf_config import trained_types
 
 LAST_WORDS = 200
@@ -66,7 +66,7 @@ def warm_up(request: SweepRequest) -> None:
 
 def inductor_settings(request: SweepRequest) -> AbstractContextManager[Any]:
     """Return a context in which eager torch and Inductor draw the same random numbers."""
-    patch = {"fallback_random": True, "fallback_by_default": request.quick}
+    patch = {"fallback_random": True, **(QUICK if request.quick else {})}
     return torch._inductor.config.patch(patch)  # type: ignore[no-any-return]
 
 
