@@ -117,6 +117,25 @@ def test_heads_of_a_state_space_layer_share_its_width() -> None:
     assert config.mamba_n_heads * config.mamba_d_head == config.mamba_expand * config.hidden_size
 
 
+def test_what_a_configuration_computes_is_computed_again() -> None:
+    """A head of two parts kept its old size."""
+    config = tiny_hf("longcat_flash", torch.device("cpu")).model.config
+    assert config.qk_head_dim == config.qk_nope_head_dim + config.qk_rope_head_dim
+
+
+def test_words_of_no_language_have_the_first() -> None:
+    workload = tiny_hf("xmod", torch.device("cpu"))
+    assert workload.model.config.default_language == workload.model.config.languages[0]
+
+
+def test_a_type_that_takes_no_batch_is_one_line_with_one_remedy() -> None:
+    with pytest.raises(WorkloadError) as error:
+        tiny_hf("depth_anything", torch.device("cpu"))
+    told = str(error.value)
+    assert told.startswith("hf:depth_anything: DepthAnythingForDepthEstimation takes no batch")
+    assert (told.count("write a file.py:function"), told.count("\n")) == (1, 0)
+
+
 def test_experts_run_as_transformers_runs_them() -> None:
     """A loop over experts has shapes that depend on data, which breaks a compiled step apart."""
     config = tiny_hf("qwen3_moe", torch.device("cpu")).model.config

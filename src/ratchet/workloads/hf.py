@@ -18,7 +18,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from ratchet.base.errors import WorkloadError
+from ratchet.base.errors import RatchetError, WorkloadError, told
 from ratchet.workloads.family import CLIP_NORM, Data
 from ratchet.workloads.hf_batches import batches_for
 from ratchet.workloads.hf_config import HEADS, Head, head_of, read_config, table_of
@@ -40,11 +40,16 @@ STEADY_EPS = 1e-3
 """Adam's epsilon of these models: by 1e-8 the rounding of a gradient of 0 is a whole step."""
 LEAST = replace(TINY, layers=1)
 """One layer, or one of each kind."""
+LEAST_DERIVED = replace(LEAST, derived=True)
 TINY_OWN_HEADS = replace(TINY, widths=replace(TINY_WIDTHS, own_head_dim=True, kv_heads=4))
 TINY_WIDE = replace(TINY, widths=replace(TINY_WIDTHS, hidden=512, kv_heads=4))
 """Heads of 128, which the sections of many rotary embeddings fill."""
+TINY_BETWEEN = replace(TINY, widths=replace(TINY_WIDTHS, hidden=256, kv_heads=4))
+"""Heads of 64, for other rotary embeddings."""
 SHALLOW = Dimensions(layers=2, vocabulary=512)
 """For types whose widths depend on each other in their own way."""
+LEAST_FORMS = (LEAST, TINY_OWN_HEADS, TINY_WIDE, TINY_BETWEEN, LEAST_DERIVED, SHALLOW)
+"""Tried in turn."""
 LONGEST_SEQUENCE = 512
 """Maximum sequence of a model from a folder or the hub, unless the caller asks for another."""
 
@@ -84,26 +89,28 @@ def tiny_hf(name: str, device: torch.device, *, seed: int = 0) -> Workload:
 @functools.cache
 def _least_config(name: str, device: torch.device) -> Any:
     why: Exception | None = None
-    for dimensions in (LEAST, TINY_OWN_HEADS, TINY_WIDE, SHALLOW):
+    for dimensions in LEAST_FORMS:
         try:
             with quiet_transformers():
                 config = small_config(read_config(name)[0], dimensions)
                 kept = copy.deepcopy(config)
                 needed_bytes = _needed_bytes(config, head_of(config, name))
             if needed_bytes > LARGEST_LEAST_BYTES:
-                raise WorkloadError(f"its least form needs {needed_bytes / 1e9:.1f} GB")
+                needed = f"{needed_bytes / 1e9:.1f} GB"
+                raise WorkloadError(f"its least form needs {needed}; write a file.py:function")
             made = _build(f"{PREFIX}{name}", config, LEAST_BATCHING, _plain_request(device, 0))
             torch.autograd.backward(hf_loss(made.model.train(), made.batch(0)))
         except Exception as error:  # transformers' code may raise anything for odd sizes
             why = why or error
         else:
             return kept
+    if isinstance(why, RatchetError):
+        raise WorkloadError(f"hf:{name}: {why}") from why
     known = _default_fault(name)
     what = "its default configuration builds no model" if known else "no small form of it trains"
     shown = known or why
-    raise WorkloadError(
-        f"hf:{name}: {what} ({type(shown).__name__}: {shown}); write a file.py:function"
-    ) from shown
+    assert shown is not None
+    raise WorkloadError(f"hf:{name}: {what} ({told(shown)}); write a file.py:function") from shown
 
 
 def _default_fault(name: str) -> Exception | None:

@@ -137,11 +137,11 @@ def candidates(
         yield make(normal={"pixel_values": image}, integers={"labels": (0, classes, shape)})
         yield make(normal={"pixel_values": image, "labels": shape})
     else:
-        as_masks = head.inputs == "masks"
-        objects = Objects(
-            count=size, side=side, classes=classes, device=data.device, as_masks=as_masks
-        )
-        yield make(normal={"pixel_values": image}, objects=objects)
+        for as_masks in (head.inputs == "masks", head.inputs != "masks"):
+            objects = Objects(
+                count=size, side=side, classes=classes, device=data.device, as_masks=as_masks
+            )
+            yield make(normal={"pixel_values": image}, objects=objects)
 
 
 def _audio(
@@ -149,9 +149,11 @@ def _audio(
 ) -> Iterator[RandomBatches]:
     for name, shape in _shapes_of_audio(model, size):
         yield make(normal={name: shape}, integers={"labels": labels})
-        if name == "input_features" and takes(model, "attention_mask"):
-            present = {"labels": labels, "attention_mask": (1, 2, shape[:2])}
-            yield make(normal={name: shape}, integers=present)
+        steps = shape[:2] if name == "input_features" else (size, shape[-1])
+        for mask in ("attention_mask", "padding_mask"):
+            if takes(model, mask):
+                present = {"labels": labels, mask: (1, 2, steps)}
+                yield make(normal={name: shape}, integers=present)
 
 
 def _shapes_of_audio(model: nn.Module, size: int) -> Iterator[tuple[str, tuple[int, ...]]]:
@@ -169,6 +171,8 @@ def _shapes_of_audio(model: nn.Module, size: int) -> Iterator[tuple[str, tuple[i
         for mels in sorted(sizes):
             yield name, (size, frames, mels)
             yield name, (size, mels, frames)
+    if takes(model, "input_values"):
+        yield "input_values", (size, SAMPLES)
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -237,9 +241,13 @@ def captions(model: nn.Module, batching: Batching, data: Data) -> Iterator[Batch
     image_id = whole(config, ("image_token_id", "image_token_index"), 0)
     side = image_side(config)
     others = tuple(name for name in _required(model) if name.endswith("_input_ids"))
+    seen: dict[str, Integers] = {}
+    if takes(model, "image_attention_mask"):  # which of its images a word sees
+        seen["image_attention_mask"] = (1, 2, (batching.batch_size, batching.sequence, 1))
     for shape in ((3, side, side), (1, 3, side, side)):
         images = RandomBatches(
             normal={"pixel_values": (batching.batch_size, *shape)},
+            integers=seen,
             seed=data.seed,
             device=data.device,
         )

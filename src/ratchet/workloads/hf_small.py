@@ -9,7 +9,7 @@ from typing import Any
 
 LAYERS = re.compile(r"(^|_)(layers?|n_layers?|depth|layers_per_stack)$|^num_blocks$")
 DEPTHS = re.compile(r"(^|_)(depths|layers_per_stage|num_blocks|num_layers_per_stage)$")
-VOCABULARY = re.compile(r"vocab(ulary)?_size(_per_layer_input)?$")
+VOCABULARY = re.compile(r"vocab(ulary)?_size(_per_layer_input)?$|_vocab$")
 EXPERTS = re.compile(r"experts$")
 CHOSEN_EXPERTS = re.compile(r"experts_per_tok(en)?$|^(moe_|router_)?(top_?)?k$")
 INDICES = re.compile(r"(_indices|_indexes|_layers|_layer_ids)$")
@@ -17,12 +17,15 @@ SPECIAL_ID = re.compile(r"_token_(id|index)$|^(bos|eos|pad|sep)_index$")
 IMAGE_IDS = ("image_token_id", "image_token_index")
 KEPT_LAYERS = frozenset({"num_feat_extract_layers", "vision_feature_layer", "num_mel_layers"})
 """Names that look like a depth and are none: they count the entries of another field."""
+QUERIES = re.compile(r"^num_queries$")
 GROUPS = re.compile(r"^(n_groups?|topk_group|num_expert_group|num_limited_groups)$")
 SHARED_LAYERS = ("num_kv_shared_layers",)
 """Layers that reuse what earlier ones made: a few layers have none."""
 MOST_LAYERS = 4
 """Layers of a model whose layers differ: one of each kind, at most so many."""
 EXPERTS_KEPT, EXPERTS_CHOSEN = 4, 2
+QUERIES_KEPT = 8
+"""Objects that a detector looks for: a small image has few places to choose them from."""
 WINDOW, LABELS = 16, 10
 RANDOM = frozenset({"mask_time_prob", "mask_feature_prob", "jitter_noise", "router_jitter_noise",
                     "input_jitter_noise", "apply_spec_augment"})  # fmt: skip
@@ -39,6 +42,8 @@ class Dimensions:
     vocabulary: int
     widths: Widths | None = None
     """None keeps the type's own widths: one layer's time to compile does not depend on them."""
+    derived: bool = False
+    """Let the configuration compute again what it computes from other fields."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -64,7 +69,7 @@ class Widths:
             "d_ff",
         )
         narrow = ("hidden_size", "d_model", "word_embed_proj_dim", "embedding_size",
-                  "text_hidden_size")  # fmt: skip
+                  "text_hidden_size", "hidden_size_global")  # fmt: skip
         heads = (
             "num_attention_heads",
             "num_heads",
@@ -88,10 +93,11 @@ class Widths:
 
 def small_config(config: Any, dimensions: Dimensions) -> Any:
     """Return a configuration of the same class and switches, with these sizes and no dropout."""
+    left_out = _NOT_SWITCHES | (_derived(config) if dimensions.derived else set())
     kept = {
         name: value
         for name, value in config.to_diff_dict().items()
-        if isinstance(value, bool | str | int | float | list) and name not in _NOT_SWITCHES
+        if isinstance(value, bool | str | int | float | list) and name not in left_out
     }
     nested = {
         name: _small_part(config, name, dimensions)
@@ -109,11 +115,21 @@ def small_config(config: Any, dimensions: Dimensions) -> Any:
     rope, chosen = _rope(config, own, sizes), _chosen(own, layers)
     if "out_indices" in chosen:
         kept.pop("out_features", None)
-    small = type(config)(**{**kept, **nested, **sizes, **chosen, **ids, **rope})
+    small = type(config)(**{**kept, **nested, **sizes, **chosen, **ids, **rope, **_language(own)})
     for name in own:
         if not hasattr(small, name):  # given to the nested configuration by the one around it
             setattr(small, name, own[name])
     return without_dropout(small)
+
+
+def _derived(config: Any) -> set[str]:
+    """Return the fields that the constructor computes, for nobody gave them."""
+    declared = getattr(type(config), "__dataclass_fields__", {})
+    return {
+        name
+        for name in config.to_dict()
+        if name not in declared or getattr(declared[name], "default", name) is None
+    }
 
 
 def _by_layer(config: Any) -> tuple[str, ...]:
@@ -193,6 +209,7 @@ def _largest(vocabulary: int, layers: int) -> list[tuple[re.Pattern[str], int]]:
         (EXPERTS, EXPERTS_KEPT),
         (CHOSEN_EXPERTS, EXPERTS_CHOSEN),
         (GROUPS, 1),
+        (QUERIES, QUERIES_KEPT),
     ]
 
 
@@ -281,6 +298,13 @@ def _ids(own: Mapping[str, Any], vocabulary: int) -> dict[str, int]:
     }
 
 
+def _language(own: Mapping[str, Any]) -> dict[str, str]:
+    """Return the language of words that name none, for a model that has a layer for each."""
+    languages: Sequence[str] = own.get("languages") or ()
+    unset = bool(languages) and own.get("default_language", "") is None
+    return {"default_language": languages[0]} if unset else {}
+
+
 def _is_list(value: Any) -> bool:
     return isinstance(value, list | tuple) and bool(value)
 
@@ -306,7 +330,7 @@ def without_dropout(config: Any) -> Any:
             setattr(config, name, [0.0] * len(value))
     if hasattr(config, "use_cache"):
         config.use_cache = False
-    if config.is_encoder_decoder and getattr(config, "pad_token_id", 0) is None:
+    if config.is_encoder_decoder and getattr(config, "pad_token_id", None) is None:
         config.pad_token_id = 0
     if config.is_encoder_decoder and getattr(config, "decoder_start_token_id", None) is None:
         config.decoder_start_token_id = getattr(config, "pad_token_id", None) or 0

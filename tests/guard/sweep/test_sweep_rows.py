@@ -117,12 +117,24 @@ def test_another_loss_or_gradient_differs(
     assert found.why.endswith("torch.compile alone does not")
 
 
+@pytest.mark.parametrize(("eager", "status"), [(1.25, "falls back"), (1.4, "differs")])
+def test_a_step_that_torch_compile_alone_changes_stays_eager(
+    arms: dict[str, object], eager: float, status: str
+) -> None:
+    """It trains if the rest of Ratchet agrees with the step as written."""
+    arms |= dict.fromkeys(("kernels", "compile"), ran(losses=(2.0, 1.5, 1.4)))
+    arms["optimizer"] = ran(losses=(2.0, 1.5, eager))
+    found = row()
+    assert (found.status, found.arm) == (status, "kernels")
+    assert "torch.compile alone differs too" in found.why
+
+
 @pytest.mark.parametrize(("again", "status"), [(LOSSES, "works"), ((2.0, 1.5, 1.4), "differs")])
 def test_inductors_own_code_decides_where_torchs_operators_differ(
     arms: dict[str, object], again: tuple[float, ...], status: str
 ) -> None:
     arms["kernels"] = [ran(losses=(2.0, 1.5, 1.4)), ran(losses=again), ran(losses=again)]
-    with trial.inductor.patch(fallback_by_default=True):
+    with trial.inductor.patch(trial.QUICK):
         assert row().status == status
 
 
@@ -135,6 +147,15 @@ def test_what_a_rounding_of_the_weights_changes_is_no_difference(
     """By ten times as much, and never by more than bf16 explains."""
     arms["rounded"] = ran(losses=(2.0, 1.5, rounded))
     arms["kernels"] = ran(losses=(2.0, 1.5, 1.2504 if rounded < 1.5 else 1.28))
+    assert row().status == status
+
+
+@pytest.mark.parametrize(("rounded", "status"), [(1.255, "works"), (1.2501, "differs")])
+def test_a_rounding_that_bf16_multiplies_is_no_difference_either(
+    arms: dict[str, object], rounded: float, status: str
+) -> None:
+    arms["rounded"] = ran(losses=(2.0, 1.5, rounded))
+    arms["bf16"] = ran(losses=(2.0, 1.5, 1.28))
     assert row().status == status
 
 

@@ -136,6 +136,7 @@ from ratchet.guard.sweep.trial import run_arm
 if __name__ == "__main__":
     torch._inductor.config.fallback_random = True
     torch._inductor.config.fallback_by_default = {quick!r}
+    torch._inductor.config.layout_optimization = not {quick!r}
     for arm in ("written", {arm!r}):
         print(arm, run_arm({type!r}, arm).losses)
 '''

@@ -8,6 +8,7 @@ prints one `TypeRow` a line as JSON. A type that crashes or hangs gets a row too
 from __future__ import annotations
 
 import contextlib
+import gc
 import os
 import resource
 import signal
@@ -26,7 +27,7 @@ import transformers.modeling_utils  # noqa: F401  the greater part of what each 
 
 from ratchet.base.process import families
 from ratchet.guard.sweep.row import SweepRequest, TypeRow
-from ratchet.guard.sweep.trial import run_arm, try_type
+from ratchet.guard.sweep.trial import QUICK, run_arm, try_type
 from ratchet.workloads.hf_config import trained_types
 
 LAST_WORDS = 200
@@ -40,6 +41,7 @@ def main() -> None:
     began_s = time.monotonic()
     if len(request.types) >= WARM_FROM:
         warm_up(request)
+    gc.freeze()  # no fork's collector walks, and thereby copies, what was imported
     for name in request.types:
         if request.budget_s is not None and time.monotonic() - began_s > request.budget_s:
             return
@@ -64,7 +66,7 @@ def warm_up(request: SweepRequest) -> None:
 
 def inductor_settings(request: SweepRequest) -> AbstractContextManager[Any]:
     """Return a context in which eager torch and Inductor draw the same random numbers."""
-    patch = {"fallback_random": True, "fallback_by_default": request.quick}
+    patch = {"fallback_random": True, **(QUICK if request.quick else {})}
     return torch._inductor.config.patch(patch)  # type: ignore[no-any-return]
 
 
