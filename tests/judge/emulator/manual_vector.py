@@ -471,6 +471,16 @@ def _of_32_and_16(letter: str, size: str) -> dict[str, Definition]:
         f"v_minimum_f{size}": (two, or_nan(lesser)),
         f"v_maximum3_f{size}": (three, or_nan(greater)),
         f"v_minimum3_f{size}": (three, or_nan(lesser)),
+        f"v_minmax_f{size}": (three, lambda a, b, c: greater(lesser(a, b), c)),
+        f"v_maxmin_f{size}": (three, lambda a, b, c: lesser(greater(a, b), c)),
+        f"v_maximumminimum_f{size}": (
+            three,
+            lambda a, b, c: or_nan(lesser)(or_nan(greater)(a, b), c),
+        ),
+        f"v_minimummaximum_f{size}": (
+            three,
+            lambda a, b, c: or_nan(greater)(or_nan(lesser)(a, b), c),
+        ),
     }
 
 
@@ -481,8 +491,8 @@ FLOATS: dict[str, Definition] = {
     **_of_32_and_16("f", "32"),
     **_of_32_and_16("h", "16"),
     "v_mul_legacy_f32": ("f:ff", lambda a, b: 0.0 if a == 0 or b == 0 else times(a, b)),
-    "v_minmax_f32": ("f:fff", lambda a, b, c: greater(lesser(a, b), c)),
-    "v_maxmin_f32": ("f:fff", lambda a, b, c: lesser(greater(a, b), c)),
+    "v_maximum_f64": ("D:DD", or_nan(greater)),
+    "v_minimum_f64": ("D:DD", or_nan(lesser)),
     "v_div_fixup_f16": ("h:hhh", repaired),
     "v_div_fixup_f32": ("f:fff", repaired),
     "v_div_fixup_f64": ("D:DDD", repaired),
@@ -548,6 +558,8 @@ PACKED: dict[str, Definition] = {
     "v_pk_fma_f16": ("h:hhh", fused),
     "v_pk_min_f16": ("h:hh", lesser),
     "v_pk_max_f16": ("h:hh", greater),
+    "v_pk_maximum_f16": ("h:hh", or_nan(greater)),
+    "v_pk_minimum_f16": ("h:hh", or_nan(lesser)),
     "v_pk_maximum3_f16": ("h:hhh", or_nan(greater)),
     "v_pk_minimum3_f16": ("h:hhh", or_nan(lesser)),
     "v_pk_add_u16": ("w:ww", lambda a, b: a + b),

@@ -1,12 +1,19 @@
-// ---- memory ---- aux: 0 offset, 1 second offset, 2 bytes, 3 form (0 plain, 1 signed, 2 low half, 3 high half), 5 atomic
+// ---- memory ---- aux: 0 offset, 1 second offset, 2 bytes, 5 atomic, 3 form (0 plain, 1 signed, 2 low half, 3 high half; 4 and 5
+// the same halves of a byte with a sign)
 inline u64 scalar_offset(const W& w, const Operand& o) { return o.kind == NONE ? 0 : scalar32(w, o); }
+inline u32 part_of(const u8* from, u32 size, int is_signed) {
+    u32 x = 0; memcpy(&x, from, size);
+    return !is_signed ? x : size == 1 ? u32(i32(int8_t(x))) : u32(i32(i16(x)));
+}
 inline void s_load(W& w, const In& in) {
     u64 base = w.pair(in.o[1].number) + scalar_offset(w, in.o[2]) + i64(in.aux[0]);
-    memcpy(w.s + in.o[0].number, w.m->memory(base & ~3ull, in.aux[2]), in.aux[2]);
+    const u32 size = in.aux[2]; const u8* from = w.m->memory(base & ~u64(least(size, 4u) - 1), size);
+    if (size < 4) w.s[in.o[0].number] = part_of(from, size, in.aux[3]); else memcpy(w.s + in.o[0].number, from, size);
 }
 inline void s_buffer_load(W& w, const In& in) {
     const u32* r = w.s + in.o[1].number; u64 base = r[0] | u64(r[1] & 0xffff) << 32;
-    u64 at = scalar_offset(w, in.o[2]) + in.aux[0];
+    u64 at = scalar_offset(w, in.o[2]) + in.aux[0]; const u32 size = in.aux[2];
+    if (size < 4) { w.s[in.o[0].number] = at + size <= r[2] ? part_of(w.m->memory(base + at, size), size, in.aux[3]) : 0; return; }
     for (int i = 0; i < in.aux[2]; i += 4) { u32 x = 0; if (at + i + 4 <= r[2]) memcpy(&x, w.m->memory(base + at + i, 4), 4); w.s[in.o[0].number + i / 4] = x; }
 }
 enum Space { BUFFER, GLOBAL, SCRATCH, LDS };
@@ -133,7 +140,7 @@ template <Space S> void load(W& w, const In& in) {
     for (u64 left = row && size >= 4 ? 0 : mask; left; left &= left - 1) {
         const int l = __builtin_ctzll(left);
         u32 x[4] = {}; read_at<S>(w, at[l], x, size, l);
-        if (form & 1 && form != 3) x[0] = size == 1 ? u32(i32(int8_t(x[0]))) : u32(i32(i16(x[0])));
+        if (form == 1 || form >= 4) x[0] = size == 1 ? u32(i32(int8_t(x[0]))) : u32(i32(i16(x[0])));
         for (int i = 0; i < registers; i++) out[i][l] = x[i];
     }
     if (in.flags & TO_LDS) {
@@ -141,7 +148,7 @@ template <Space S> void load(W& w, const In& in) {
         return;
     }
     u32* d = w.v[in.o[0].number];
-    if (form >= 2) for (int l = 0; l < LANES; l++) out[0][l] = form == 2 ? (out[0][l] & 0xffff) | (d[l] & 0xffff0000) : out[0][l] << 16 | (d[l] & 0xffff);
+    if (form >= 2) for (int l = 0; l < LANES; l++) out[0][l] = !(form & 1) ? (out[0][l] & 0xffff) | (d[l] & 0xffff0000) : out[0][l] << 16 | (d[l] & 0xffff);
     for (int i = 0; i < registers; i++) commit(w.v[in.o[0].number + i], out[i], exec);
 }
 template <Space S> void store(W& w, const In& in) {
