@@ -18,6 +18,7 @@ from exact_numbers import (
     F16,
     F32,
     F64,
+    TWO_OVER_PI,
     Format,
     Number,
     added,
@@ -108,6 +109,14 @@ def exponent_of(a: float) -> int:
 
 def mantissa_of(a: float) -> float:
     return math.frexp(a)[0] if is_finite(a) else a
+
+
+def angle_segment(a: float, segment: int) -> Number:
+    """53 bits of 2 / pi, further down for a larger angle."""
+    exponent = 2047 if not is_finite(a) else max(0, math.frexp(a)[1] + 1022) if a else 0
+    shift = 53 * (segment & 31) + max(0, exponent - 1077)
+    found = (TWO_OVER_PI << shift) >> (1201 - 53) & (1 << 53) - 1
+    return Fraction(found) * Fraction(2) ** (-53 - shift + 128 * (exponent >= 1968)) or 0.0
 
 
 def fraction_of(form: Format) -> Callable[[float], Number]:
@@ -491,6 +500,7 @@ FLOATS: dict[str, Definition] = {
     **_of_32_and_16("f", "32"),
     **_of_32_and_16("h", "16"),
     "v_mul_legacy_f32": ("f:ff", lambda a, b: 0.0 if a == 0 or b == 0 else times(a, b)),
+    "v_trig_preop_f64": ("D:Du", angle_segment),
     "v_maximum_f64": ("D:DD", or_nan(greater)),
     "v_minimum_f64": ("D:DD", or_nan(lesser)),
     "v_div_fixup_f16": ("h:hhh", repaired),

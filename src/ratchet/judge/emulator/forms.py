@@ -136,7 +136,7 @@ LANE_FORMS: Final = {
     "v_readfirstlane_b32": 2, "v_readlane_b32": 3, "v_writelane_b32": 3, "v_swap_b32": 2,
     "v_permlane16_swap_b32": 2, "v_permlane32_swap_b32": 2, "s_endpgm": 0, "s_barrier": 0,
     "s_trap": 1, "s_barrier_signal": 1, "s_barrier_wait": 1, "v_permlane16_b32": 4,
-    "v_permlanex16_b32": 4,
+    "v_permlanex16_b32": 4, "s_swappc_b64": 2, "s_setpc_b64": 1,
 }  # fmt: skip
 """Instructions whose operands are in the text's order."""
 SCALAR_RESULTS: Final = ("v_readfirstlane_b32", "v_readlane_b32")

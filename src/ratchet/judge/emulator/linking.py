@@ -7,12 +7,16 @@ distance is the address, so the code adds up to the same.
 from __future__ import annotations
 
 import ast
+import ctypes
 import re
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import Final
 
 from ratchet.base.errors import KernelError
+from ratchet.judge.emulator.decode import DecodedKernel, called_functions, decode
+from ratchet.judge.emulator.kernel_text import KernelTexts
+from ratchet.judge.emulator.launch import LaunchMemory
 
 SECTION: Final = re.compile(r"^\s+\.(?:section\s+\.?(\w+)|(bss|data|text)\b)")
 LABEL: Final = re.compile(r"^([A-Za-z_.$][\w.$]*):")
@@ -84,6 +88,43 @@ def _data(line: str, before: bytearray) -> bytes:
     except (ValueError, SyntaxError) as error:
         raise KernelError(f"a variable that holds {rest:.60} is not emulated") from error
     raise KernelError(f"data in .{kind} is not emulated")
+
+
+class PlacedVariables:
+    """The variables of an assembly text in this process's memory."""
+
+    def __init__(self, text: str) -> None:
+        self._held: list[ctypes.Array[ctypes.c_char]] = []
+        self.memories: list[LaunchMemory] = []
+        self.addresses = {
+            name: self._place(one.begins) for name, one in device_variables(text).items()
+        }
+
+    def pointer_to(self, address: int) -> int:
+        """Return the address of a new pointer."""
+        return self._place(address.to_bytes(8, "little"))
+
+    def _place(self, begins: bytes) -> int:
+        held = (ctypes.c_char * (len(begins) + 64))()
+        self._held.append(held)
+        at = -(-ctypes.addressof(held) // 64) * 64
+        ctypes.memmove(at, begins, len(begins))
+        self.memories.append(LaunchMemory(at, len(begins)))
+        return at
+
+
+def linked_kernel(text: str, name: str) -> tuple[DecodedKernel, PlacedVariables | None]:
+    """Return a kernel of an assembly text, and the variables of a text that has some or calls.
+
+    Raises KernelError as `decode` does, and for a kernel that prints or asserts: it asks the host.
+    """
+    if "hidden_hostcall_buffer" in text:
+        raise KernelError("printing and assertions on the device are not emulated")
+    if COUNTER.search(text) is None:
+        return decode(text), None
+    own, placed = KernelTexts(text).of(name), PlacedVariables(text)
+    addresses = placed.addresses | called_functions(own)
+    return decode(linked(own, addresses, placed.pointer_to)), placed
 
 
 def linked(text: str, addresses: Mapping[str, int], pointer_to: Callable[[int], int]) -> str:

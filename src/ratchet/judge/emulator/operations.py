@@ -209,6 +209,7 @@ VECTOR: Final = {
         v_min_f64 | D:DD | smaller(a, b)
         v_max_f64 | D:DD | larger(a, b)
         v_ldexp_f64 | D:Di | scalbn(a, b)
+        v_trig_preop_f64 | D:Du | angle_segment(a, b)
         v_ldexp_f32 | f:fi | scaled(a, b)
         v_add_i32 | u:uu | a + b
         v_sub_i32 | u:uu | a - b
