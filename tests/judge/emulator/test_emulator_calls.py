@@ -18,23 +18,28 @@ NAMES = {
     "gfx1100": {"s_load_dword": "s_load_b32"},
     "gfx1201": {
         "s_load_dword": "s_load_b32",
-        "s_add_u32": "s_add_co_u32",
-        "s_addc_u32": "s_add_co_ci_u32",
         "s_add_i32": "s_add_co_i32",
     },
 }
 """Names of a target that has others than CDNA."""
 
 
-def found_at(name: str, more: int = 0) -> str:
-    """Lines that put an address into s[8:9]."""
+def found_at(name: str, more: int = 0, *, target: str = "gfx942") -> str:
+    """Lines that put an address into s[8:9], by its distance from the program counter."""
+    if target == "gfx1201":
+        return f"""s_getpc_b64 s[8:9]
+\ts_wait_alu depctr_sa_sdst(0)
+\ts_sext_i32_i16 s9, s9
+\ts_add_co_u32 s8, s8, {name}@rel32@lo+{12 + more}
+\ts_wait_alu depctr_sa_sdst(0)
+\ts_add_co_ci_u32 s9, s9, {name}@rel32@hi+{24 + more}"""
     return f"""s_getpc_b64 s[8:9]
 \ts_add_u32 s8, s8, {name}@rel32@lo+{4 + more}
 \ts_addc_u32 s9, s9, {name}@rel32@hi+{12 + more}"""
 
 
 CALL = "\ts_swappc_b64 s[30:31], s[8:9]"
-BESIDE = f"""\
+BESIDE = """\
 	.type	twice,@function
 twice:
 	v_lshlrev_b32_e32 v1, 1, v1
@@ -45,8 +50,8 @@ again:
 	s_mov_b64 s[34:35], s[30:31]
 	s_mov_b32 s20, 0
 .LBB2_1:
-	{found_at("twice")}
-{CALL}
+	{twice}
+{call}
 	s_add_i32 s20, s20, 1
 	s_cmp_lt_i32 s20, 3
 	s_cbranch_scc1 .LBB2_1
@@ -76,13 +81,14 @@ def on(target: str, text: str) -> str:
 @pytest.mark.parametrize("target", TARGETS)
 def test_a_function_is_called_and_a_constant_is_read(target: str) -> None:
     """`again` calls `twice` three times; what nobody calls may hold anything."""
-    body = f"""{found_at("again")}
+    body = f"""{found_at("again", target=target)}
     {CALL}
-    {found_at("table", 4)}
+    {found_at("table", 4, target=target)}
     s_load_dword s10, s[8:9], 0x0
     v_mov_b32_e32 v4, v1
     v_mov_b32_e32 v5, s10"""
-    beside, lanes = on(target, BESIDE), 64 if target.startswith("gfx9") else 32
+    beside = on(target, BESIDE.format(twice=found_at("twice", target=target), call=CALL))
+    lanes = 64 if target.startswith("gfx9") else 32
     given = {"target": target, "threads": lanes, "beside": beside}
     found, constant, counts = run(on(target, body), list(range(lanes)), **given)
     assert found == [8 * lane for lane in range(lanes)]

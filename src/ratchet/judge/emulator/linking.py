@@ -24,9 +24,10 @@ COMMON: Final = re.compile(r"^\s+\.comm\s+([\w.$]+),\s*(\d+)", re.MULTILINE)
 """A variable of zeros without a label."""
 OBJECT: Final = re.compile(r"^\s+\.type\s+([\w.$]+),@object", re.MULTILINE)
 REFERENCE: Final = re.compile(r"([A-Za-z_.$][\w.$]*)@(rel32|gotpcrel32)@(lo|hi)([+-]\d+)")
-FROM_COUNTER: Final = {"lo": 4, "hi": 12}
-"""Bytes from the counter's value to the instruction's literal; more is an offset into the data."""
 COUNTER: Final = re.compile(r"^(\s+)s_getpc_b64 (s\[\d+:\d+\])", re.MULTILINE)
+INSTRUCTION: Final = re.compile(r"^\s+[a-z]")
+WORD: Final = 4
+"""Bytes of an instruction, and of its literal."""
 WIDTHS: Final = {"byte": 1, "short": 2, "long": 4, "quad": 8}
 MOST_BYTES: Final = 64 << 20
 
@@ -138,7 +139,7 @@ def linked(text: str, addresses: Mapping[str, int], pointer_to: Callable[[int], 
 
     def placed(found: re.Match[str]) -> str:
         name, way, half = found[1], found[2], found[3]
-        offset = int(found[4]) - FROM_COUNTER[half]
+        offset = int(found[4]) - since - WORD
         if name not in addresses:
             raise KernelError(
                 f"{name:.80} is called or read, and is not in this file: not emulated"
@@ -151,4 +152,13 @@ def linked(text: str, addresses: Mapping[str, int], pointer_to: Callable[[int], 
             raise KernelError(f"the address of {name:.80} is read with an offset: not emulated")
         return hex(address & 0xFFFFFFFF if half == "lo" else address >> 32)
 
-    return REFERENCE.sub(placed, COUNTER.sub(r"\1s_mov_b64 \2, 0", text))
+    lines = []
+    since = 0  # bytes from the counter's value to the line
+    for line in text.splitlines():
+        if COUNTER.match(line):
+            line, since = COUNTER.sub(r"\1s_mov_b64 \2, 0", line), 0
+        elif INSTRUCTION.match(line):
+            line, has_literal = REFERENCE.subn(placed, line)
+            since += WORD * (1 + has_literal)
+        lines.append(line)
+    return "\n".join(lines)
