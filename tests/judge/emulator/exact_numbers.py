@@ -186,3 +186,20 @@ def bits_for(letter: str, chance: random.Random) -> int:
     bits = chance.getrandbits(width)
     is_signalling = math.isnan(form.value(bits))
     return bits | 1 << (form.precision - 2) if is_signalling else bits
+
+
+def two_over_pi(bits: int) -> int:
+    """The first bits of 2 / pi after the point, by Machin's formula."""
+
+    def arc_tangent(x: int) -> int:
+        term, total, at = one // x, one // x, 3
+        while term:
+            term //= -x * x
+            total, at = total + term // at, at + 2
+        return total
+
+    one = 1 << (bits + 64)
+    return 2 * one * one // (16 * arc_tangent(5) - 4 * arc_tangent(239)) >> 64
+
+
+TWO_OVER_PI = two_over_pi(1201)

@@ -17,7 +17,7 @@ _NOT_RDNA = """
 """
 _NOT_CDNA = """
     v_xor3_b32 v_minmax_i32 v_maxmin_i32 v_minmax_u32 v_maxmin_u32 v_minmax_f32 v_maxmin_f32
-    v_and_b16 v_or_b16 v_xor_b16 v_cndmask_b16
+    v_and_b16 v_or_b16 v_xor_b16 v_cndmask_b16 v_minmax_f16 v_maxmin_f16
 """
 ONLY: dict[str, tuple[str, ...]] = {
     **dict.fromkeys(_NOT_RDNA.split(), CDNA),
@@ -36,7 +36,12 @@ ONLY: dict[str, tuple[str, ...]] = {
     **dict.fromkeys(("v_dot4_i32_i8", "v_dot8_i32_i4"), CDNA),
     **{f"v_{one}3_f32": ("gfx950", "gfx1201") for one in ("maximum", "minimum")},
     **{f"v_{one}3_f16": ("gfx1201",) for one in ("maximum", "minimum")},
-    **{f"v_{one}_f{size}": ("gfx1201",) for one in ("maximum", "minimum") for size in (16, 32)},
+    **{
+        f"v_{one}_f{size}": ("gfx1201",)
+        for one in ("maximum", "minimum", "maximumminimum", "minimummaximum")
+        for size in (16, 32, 64)
+    },
+    **dict.fromkeys(("v_pk_maximum_f16", "v_pk_minimum_f16"), ("gfx1201",)),
 }
 """Instructions that not every target has."""
 NAMES_OF_RDNA = {
@@ -69,7 +74,11 @@ NAMES_OF_RDNA_4 = {
     },
     **{f"v_{one}3_f{size}": f"v_{one}3_num_f{size}" for one in ("min", "max") for size in (16, 32)},
     **{f"v_med3_f{size}": f"v_med3_num_f{size}" for size in (16, 32)},
-    **{f"v_{one}_f32": f"v_{one}_num_f32" for one in ("minmax", "maxmin")},
+    **{
+        f"v_{one}_f{size}": f"v_{one}_num_f{size}"
+        for one in ("minmax", "maxmin")
+        for size in (16, 32)
+    },
     **{f"v_pk_{one}_f16": f"v_pk_{one}_num_f16" for one in ("min", "max")},
 }
 WIDE = "UID"

@@ -18,6 +18,7 @@ from exact_numbers import (
     F16,
     F32,
     F64,
+    TWO_OVER_PI,
     Format,
     Number,
     added,
@@ -108,6 +109,14 @@ def exponent_of(a: float) -> int:
 
 def mantissa_of(a: float) -> float:
     return math.frexp(a)[0] if is_finite(a) else a
+
+
+def angle_segment(a: float, segment: int) -> Number:
+    """53 bits of 2 / pi, further down for a larger angle."""
+    exponent = 2047 if not is_finite(a) else max(0, math.frexp(a)[1] + 1022) if a else 0
+    shift = 53 * (segment & 31) + max(0, exponent - 1077)
+    found = (TWO_OVER_PI << shift) >> (1201 - 53) & (1 << 53) - 1
+    return Fraction(found) * Fraction(2) ** (-53 - shift + 128 * (exponent >= 1968)) or 0.0
 
 
 def fraction_of(form: Format) -> Callable[[float], Number]:
@@ -471,6 +480,16 @@ def _of_32_and_16(letter: str, size: str) -> dict[str, Definition]:
         f"v_minimum_f{size}": (two, or_nan(lesser)),
         f"v_maximum3_f{size}": (three, or_nan(greater)),
         f"v_minimum3_f{size}": (three, or_nan(lesser)),
+        f"v_minmax_f{size}": (three, lambda a, b, c: greater(lesser(a, b), c)),
+        f"v_maxmin_f{size}": (three, lambda a, b, c: lesser(greater(a, b), c)),
+        f"v_maximumminimum_f{size}": (
+            three,
+            lambda a, b, c: or_nan(lesser)(or_nan(greater)(a, b), c),
+        ),
+        f"v_minimummaximum_f{size}": (
+            three,
+            lambda a, b, c: or_nan(greater)(or_nan(lesser)(a, b), c),
+        ),
     }
 
 
@@ -481,8 +500,9 @@ FLOATS: dict[str, Definition] = {
     **_of_32_and_16("f", "32"),
     **_of_32_and_16("h", "16"),
     "v_mul_legacy_f32": ("f:ff", lambda a, b: 0.0 if a == 0 or b == 0 else times(a, b)),
-    "v_minmax_f32": ("f:fff", lambda a, b, c: greater(lesser(a, b), c)),
-    "v_maxmin_f32": ("f:fff", lambda a, b, c: lesser(greater(a, b), c)),
+    "v_trig_preop_f64": ("D:Du", angle_segment),
+    "v_maximum_f64": ("D:DD", or_nan(greater)),
+    "v_minimum_f64": ("D:DD", or_nan(lesser)),
     "v_div_fixup_f16": ("h:hhh", repaired),
     "v_div_fixup_f32": ("f:fff", repaired),
     "v_div_fixup_f64": ("D:DDD", repaired),
@@ -548,6 +568,8 @@ PACKED: dict[str, Definition] = {
     "v_pk_fma_f16": ("h:hhh", fused),
     "v_pk_min_f16": ("h:hh", lesser),
     "v_pk_max_f16": ("h:hh", greater),
+    "v_pk_maximum_f16": ("h:hh", or_nan(greater)),
+    "v_pk_minimum_f16": ("h:hh", or_nan(lesser)),
     "v_pk_maximum3_f16": ("h:hhh", or_nan(greater)),
     "v_pk_minimum3_f16": ("h:hhh", or_nan(lesser)),
     "v_pk_add_u16": ("w:ww", lambda a, b: a + b),

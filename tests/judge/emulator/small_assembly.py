@@ -10,11 +10,12 @@ import functools
 from collections.abc import Mapping, Sequence
 
 from ratchet.judge.emulator.build import compiled_machine
-from ratchet.judge.emulator.decode import decode
 from ratchet.judge.emulator.launch import Emulator, LaunchCounts, LaunchMemory, LaunchValue
+from ratchet.judge.emulator.linking import linked_kernel
 
 TEXT = """\
 	.amdgcn_target "amdgcn-amd-amdhsa--{target}"
+	.type	small,@function
 small:
 	.file	1 "/tmp" "small.py"
 	.loc	1 7 0
@@ -33,6 +34,8 @@ small:
 	global_store_dword v0, v4, s[6:7]
 	global_store_dword v0, v5, s[6:7] offset:{lane_bytes}
 	s_endpgm
+.Lfunc_end0:
+{beside}
 	.section	.rodata
 	.amdhsa_user_sgpr_count 2
 	.amdhsa_system_sgpr_workgroup_id_x 1
@@ -78,8 +81,15 @@ def emulator(target: str) -> Emulator:
 
 
 def text_of(
-    body: str, *, target: str = "gfx942", lds: int = 1024, scratch: int = 0, threads: int = 64
+    body: str,
+    *,
+    target: str = "gfx942",
+    lds: int = 1024,
+    scratch: int = 0,
+    threads: int = 64,
+    beside: str = "",
 ) -> str:
+    """The assembly of a kernel; `beside` are functions and data."""
     lines = "\n".join(
         f"\t{line.strip()}" if line.strip()[-1:] != ":" else line.strip()
         for line in body.strip().splitlines()
@@ -91,6 +101,7 @@ def text_of(
         wave=64 if target.startswith("gfx9") else 32,
         body=lines,
         target=target,
+        beside=beside,
         lds=lds,
         scratch=scratch,
         lane_bytes=4 * threads,
@@ -160,16 +171,19 @@ def _launched(
     **given: object,
 ) -> tuple[list[int], LaunchCounts]:
     """Run with the words at s[4:5]; return what lies at s[6:7], `stored` words of each lane."""
-    kernel = decode(text_of(body, threads=threads, **given))  # type: ignore[arg-type]
+    text = text_of(body, threads=threads, **given)  # type: ignore[arg-type]
+    kernel, placed = linked_kernel(text, "small")
     source, target = aligned(len(words)), aligned(stored * threads)
     source[:] = words
     memories = [LaunchMemory(ctypes.addressof(one), ctypes.sizeof(one)) for one in (source, target)]
+    values = [LaunchValue("*i32", one.address) for one in memories]
+    memories += placed.memories if placed is not None else []
     counts = emulator(kernel.target).run(
         kernel,
         grid=(1, 1, 1),
         threads=threads,
         shared_bytes=0,
-        values=[LaunchValue("*i32", one.address) for one in memories],
+        values=values,
         memories=memories,
         limit=limit,
         backwards=backwards,

@@ -49,6 +49,7 @@ def ones():
 
 def test_inline_ptx():
     fails("PTX does not compile", lambda: shifted[(1,)](ones(), "shl.b32 $0, $1, 3;", "=r,r"))
+    fails("PTX does not compile", lambda: shifted[(1,)](ones(), "cvt.u32.u16 $0, $1;", "=r,h"))
 
 def test_inline_assembly_of_amd():
     x = ones()
@@ -136,6 +137,8 @@ assert counts.tolist() == [1, 2] and counts.dtype == torch.int64 and counts.is_c
 assert torch.accelerator.current_accelerator().type == "cuda"
 assert torch.accelerator.device_count() == 1 and torch.accelerator.current_device_index() == 0
 graph: torch.cuda.CUDAGraph | None = None
+with torch.cuda.nvtx.range("noted"):
+    torch.cuda.nvtx.mark("here")
 assert "MI300X" in torch.cuda.get_device_name() and torch.version.hip
 assert torch.cuda.get_device_properties(0).multi_processor_count == 304
 with torch.autocast("cuda", dtype=torch.bfloat16):
@@ -196,6 +199,9 @@ for call, words in (
     (lambda: inverse[(1,)](host, y, 3, BLOCK=64), "cpu tensor"),
     (lambda: torch.zeros(1, device="cuda:1"), "one GPU is emulated"),
     (lambda: torch.cuda.set_device(1), "one GPU is emulated"),
+    (lambda: torch.cuda.get_device_name(1), "one GPU is emulated"),
+    (lambda: torch.cuda.Stream(device="cuda:1"), "one GPU is emulated"),
+    (lambda: torch.zeros(1 << 44, device="cuda"), "does not fit"),
     (lambda: compiled[(1, 1, 1)](parts[0]), "1 arguments and not 4"),
     (lambda: torch.empty(1 << 34, dtype=torch.float64, device="cuda"), "does not fit|allocate"),
     (torch.cuda.CUDAGraph, "graphs are not emulated"),
@@ -344,7 +350,7 @@ class TestSuite:
         done = run(*emulate, *suite, folder=tmp_path)
         assert "5 passed" in done.stderr, done.stderr[-3000:]
         document = json.loads(done.stdout)
-        assert document["launches"] == 1 and len(document["faults"]) == 3
+        assert document["launches"] == 1 and len(document["faults"]) == 4
 
     def test_a_fault_fails_its_test_only(self, tmp_path: Path) -> None:
         (tmp_path / "test_negated.py").write_text(SUITE)

@@ -147,6 +147,19 @@ def test_one_value_that_two_waves_store_is_no_race() -> None:
     assert read == [*range(64), *range(64)]
 
 
+@pytest.mark.parametrize("target", ["gfx942", "gfx1100"])
+def test_copies_in_a_waves_lanes_may_differ_in_their_last_bits(target: str) -> None:
+    """Lanes that hold copies of a sum may have added in another order: the last lane's stays."""
+    lanes = 64 if target == "gfx942" else 32
+    store, load = ("write", "read") if target == "gfx942" else ("store", "load")
+    body = f"v_mov_b32_e32 v6, 0\nds_{store}_b32 v6, v1\nds_{load}_b32 v4, v6"
+    given = {"threads": 2 * lanes, "target": target}
+    read, _, _ = run(body, range(lanes), **given)
+    assert read == [lanes - 1] * 2 * lanes
+    with pytest.raises(KernelError, match="wave 1 changes at 0 what wave 0 wrote"):
+        run(body, range(2 * lanes), **given)
+
+
 def test_bytes_beside_each_other_are_no_race() -> None:
     body = "v_lshrrev_b32_e32 v6, 2, v0\nv_lshlrev_b32_e32 v7, 1, v6\nv_and_b32_e32 v7, 0x7f, v7\n"
     body += "v_lshrrev_b32_e32 v8, 6, v6\nv_or_b32_e32 v7, v7, v8\n"

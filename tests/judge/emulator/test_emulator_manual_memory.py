@@ -12,7 +12,7 @@ from manual_vector import greater, lesser
 from small_assembly import run_words
 
 pytestmark = pytest.mark.compiler
-# CDNA's name, RDNA's, LDS's; bytes; "s": with a sign, "l" and "h": the low or the high half alone
+# CDNA's name, RDNA's, LDS's; bytes; "s": with a sign; "l" and "h": the low or the high half alone
 LOADS = [
     ("ubyte", "u8", "u8", 1, ""),
     ("sbyte", "i8", "i8", 1, "s"),
@@ -26,7 +26,10 @@ LOADS = [
     ("short_d16_hi", "d16_hi_b16", "u16_d16_hi", 2, "h"),
     ("ubyte_d16", "d16_u8", "u8_d16", 1, "l"),
     ("ubyte_d16_hi", "d16_hi_u8", "u8_d16_hi", 1, "h"),
+    ("sbyte_d16", "d16_i8", "i8_d16", 1, "sl"),
+    ("sbyte_d16_hi", "d16_hi_i8", "i8_d16_hi", 1, "sh"),
 ]
+SCALAR_LOADS = [("u8", 1), ("i8", 1), ("u16", 2), ("i16", 2), ("b32", 4), ("b64", 8), ("b96", 12)]
 STORES = [
     ("byte", "b8", "b8", 1, ""),
     ("short", "b16", "b16", 2, ""),
@@ -137,12 +140,39 @@ def test_a_load(kind: tuple[str, str, str, int, str], space: str) -> None:
         for lane, at in enumerate(places):
             read = int.from_bytes(whole[at : at + size], "little", signed="s" in form)
             old = data[0][lane]
-            if form == "l":
-                read = read | old & 0xFFFF0000
-            elif form == "h":
+            if "l" in form:
+                read = read & 0xFFFF | old & 0xFFFF0000
+            elif "h" in form:
                 read = read << 16 | old & 0xFFFF
             for word in range(max(1, size // 4)):
                 assert found[32 + word][lane] == read >> 32 * word & 0xFFFFFFFF, f"{target} {kind}"
+
+
+@pytest.mark.parametrize("kind", SCALAR_LOADS, ids=lambda kind: kind[0])
+@pytest.mark.parametrize("buffer", [False, True])
+def test_a_scalar_load(kind: tuple[str, int], buffer: bool) -> None:
+    """RDNA 4 has small ones; past a buffer's end lie zeros."""
+    name, size = kind
+    chance = random.Random(name)
+    data = [chance.getrandbits(32) | 0x80008080 for _ in range(32)]
+    whole = b"".join(word.to_bytes(4, "little") for word in data)
+    places = [chance.randrange((128 - size) // min(size, 4)) * min(size, 4) for _ in range(16)]
+    end = 120 if buffer else 128
+    places += [112, 120, 124] if buffer else []
+    lines = ["s_mov_b64 s[8:9], s[4:5]", f"s_mov_b32 s10, {end}", "s_mov_b32 s11, 0"]
+    base = "s[8:11]" if buffer else "s[8:9]"
+    result = f"s[12:{11 + size // 4}]" if size > 4 else "s12"
+    for lane, at in enumerate(places):
+        lines.append(f"s_{'buffer_' if buffer else ''}load_{name} {result}, {base}, {at:#x}")
+        lines += [f"v_writelane_b32 v{32 + part}, s{12 + part}, {lane}" for part in range(3)]
+    inputs = {20: data, **{32 + part: [0] * 32 for part in range(3)}}
+    found = run_words("\n".join(lines), inputs, [32, 33, 34], target="gfx1201")
+    for lane, at in enumerate(places):
+        words = max(1, size // 4)
+        for part in range(words):
+            first, last = at + 4 * part, at + min(size, 4 * part + 4)
+            read = int.from_bytes(whole[first:last], "little", signed="i" in name)
+            assert found[32 + part][lane] == (read if last <= end else 0) & 0xFFFFFFFF
 
 
 @pytest.mark.parametrize("space", ["global", "ds"])

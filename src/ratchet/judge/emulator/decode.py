@@ -13,6 +13,7 @@ from typing import Final
 
 from ratchet.base.errors import KernelError
 from ratchet.judge.emulator import forms, source
+from ratchet.judge.emulator.kernel_text import FUNCTION
 from ratchet.judge.emulator.operands import (
     DROPPED,
     NO_OPERAND,
@@ -45,6 +46,9 @@ CLAMPED: Final = (
     "v_add_u32", "v_sub_u32", "v_subrev_u32", "v_add_i32", "v_sub_i32", "v_add_u16", "v_sub_u16",
 )  # fmt: skip
 """Integer operations whose clamped form is in the table under a name that ends in `clamp`."""
+CALL: Final = "s_swappc_b64"
+CODE: Final = 0xC0DE << 32
+"""Where the addresses of functions begin, as in machine.hpp: of 4 bytes for each record."""
 DUAL: Final = re.compile(r"\s*::\s*(v_dual_\w+)\s+")
 
 
@@ -153,16 +157,39 @@ def decode(text: str) -> DecodedKernel:
 
 
 def _lines(text: str, kernel: str, lanes: int) -> tuple[list[_AssemblyLine], dict[str, int]]:
-    """Return the instructions of the kernel's function in order, and the places of its labels."""
+    """Return the instructions of the kernel and then of what it calls, and the labels' places."""
     found: list[_AssemblyLine] = []
     labels: dict[str, int] = {}
+    called = FUNCTION.findall(text) if CALL in text else ()
+    for name in dict.fromkeys((kernel, *called)):
+        _function(text, name, lanes, found, labels)
+    if not found:
+        raise KernelError(f"the assembly has no instructions of the kernel {kernel!r:.80}")
+    return found, labels
+
+
+def called_functions(text: str) -> dict[str, int]:
+    """Return the addresses of the functions in the text of one kernel, if it calls any."""
+    if CALL not in text:
+        return {}
+    found = re.search(r"^\s*\.amdgcn_target \"amdgcn-amd-amdhsa--(\w+)", text, re.MULTILINE)
+    lanes = ARCHITECTURES[found[1]].wavefront_size if found and found[1] in TARGETS else 64
+    _, labels = _lines(text, _metadata(text, lanes).name, lanes)
+    return {name: CODE + 4 * labels[name] for name in FUNCTION.findall(text) if name in labels}
+
+
+def _function(
+    text: str, name: str, lanes: int, found: list[_AssemblyLine], labels: dict[str, int]
+) -> None:
+    """Add a function's instructions, and the places of its labels."""
     files: dict[str, str] = {}
     place, inside = "", False
     for raw in text.splitlines():
         line = raw.partition(";")[0].partition("//")[0].rstrip()
         if label := LABEL.match(line):
-            inside = label[1] == kernel or (inside and label[1].startswith((".L", "$")))
-            labels[label[1]] = len(found)
+            inside = label[1] == name or (inside and label[1].startswith((".L", "$")))
+            if inside:
+                labels[label[1]] = len(found)
         elif named := FILE.match(line):
             files[named[1]] = named[2]
         elif not inside:
@@ -175,12 +202,9 @@ def _lines(text: str, kernel: str, lanes: int) -> tuple[list[_AssemblyLine], dic
         elif instruction := LINE.match(line):
             for whole in _instructions(f"{instruction[1]} {instruction[2] or ''}"):
                 mnemonic, _, rest = whole.partition(" ")
-                name = SUFFIX.sub("", mnemonic)
-                name = cdna_name(name) if lanes == 32 else name
-                found.append(_AssemblyLine(mnemonic, name, rest, place))
-    if not found:
-        raise KernelError(f"the assembly has no instructions of the kernel {kernel!r:.80}")
-    return found, labels
+                known = SUFFIX.sub("", mnemonic)
+                known = cdna_name(known) if lanes == 32 else known
+                found.append(_AssemblyLine(mnemonic, known, rest, place))
 
 
 def _instructions(line: str) -> tuple[str, ...]:

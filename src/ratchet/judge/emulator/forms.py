@@ -36,19 +36,24 @@ LOADS: Final = {
     "short_d16_hi": (2, 3), "ubyte_d16": (1, 2), "ubyte_d16_hi": (1, 3),
     "u8": (1, 0), "i8": (1, 1), "u16": (2, 0), "i16": (2, 1), "b32": (4, 0), "b64": (8, 0),
     "b96": (12, 0), "b128": (16, 0), "d16_b16": (2, 2), "d16_hi_b16": (2, 3), "d16_u8": (1, 2),
-    "d16_hi_u8": (1, 3),
+    "d16_hi_u8": (1, 3), "sbyte_d16": (1, 4), "sbyte_d16_hi": (1, 5), "d16_i8": (1, 4),
+    "d16_hi_i8": (1, 5),
 }  # fmt: skip
-"""Bytes, and how they fill the register: unchanged, sign-extended, as its low or high half."""
+"""Bytes, and how they fill the register: unchanged, sign-extended, as its low or high half; 4 and 5
+are the halves of a byte with a sign."""
 STORES: Final = {
     "byte": (1, 0), "short": (2, 0), "dword": (4, 0), "dwordx2": (8, 0), "dwordx3": (12, 0),
     "dwordx4": (16, 0), "byte_d16_hi": (1, 3), "short_d16_hi": (2, 3),
     "b8": (1, 0), "b16": (2, 0), "b32": (4, 0), "b64": (8, 0), "b96": (12, 0), "b128": (16, 0),
     "d16_hi_b8": (1, 3), "d16_hi_b16": (2, 3),
 }  # fmt: skip
+SCALAR_LOAD: Final = re.compile(
+    r"^(s_load|s_buffer_load)_(?:dword(?:x(\d+))?|b(32|64|96|128|256|512)|[iu](8|16))$"
+)
 LDS_READS: Final = {
     "u8": (1, 0), "i8": (1, 1), "u16": (2, 0), "i16": (2, 1), "b32": (4, 0), "b64": (8, 0),
     "b96": (12, 0), "b128": (16, 0), "u16_d16": (2, 2), "u16_d16_hi": (2, 3), "u8_d16": (1, 2),
-    "u8_d16_hi": (1, 3),
+    "u8_d16_hi": (1, 3), "i8_d16": (1, 4), "i8_d16_hi": (1, 5),
 }  # fmt: skip
 LDS_WRITES: Final = {
     "b8": (1, 0), "b16": (2, 0), "b32": (4, 0), "b64": (8, 0), "b96": (12, 0), "b128": (16, 0),
@@ -131,7 +136,7 @@ LANE_FORMS: Final = {
     "v_readfirstlane_b32": 2, "v_readlane_b32": 3, "v_writelane_b32": 3, "v_swap_b32": 2,
     "v_permlane16_swap_b32": 2, "v_permlane32_swap_b32": 2, "s_endpgm": 0, "s_barrier": 0,
     "s_trap": 1, "s_barrier_signal": 1, "s_barrier_wait": 1, "v_permlane16_b32": 4,
-    "v_permlanex16_b32": 4,
+    "v_permlanex16_b32": 4, "s_swappc_b64": 2, "s_setpc_b64": 1,
 }  # fmt: skip
 """Instructions whose operands are in the text's order."""
 SCALAR_RESULTS: Final = ("v_readfirstlane_b32", "v_readlane_b32")
@@ -322,10 +327,11 @@ def _mixed(name: str, texts: Sequence[str], modifiers: Mapping[str, str]) -> Mac
 
 def _scalar_load(name: str, texts: Sequence[str], modifiers: Mapping[str, str]) -> MachineForm:
     _only(modifiers, ("offset", *CACHE_HINTS))
-    found = re.match(r"^(s_load|s_buffer_load)_(?:dword(?:x(\d+))?|b(32|64|96|128|256|512))$", name)
+    found = SCALAR_LOAD.match(name)
     if found is None or len(texts) not in (2, 3):
         raise KernelError(f"the instruction {name} is not emulated")
-    count = int(found[3]) // 32 if found[3] else int(found[2] or 1)
+    size = int(found[4] or found[3] or 32 * int(found[2] or 1)) // 8
+    count = (size + 3) // 4
     result, base = (parse_operand(text, "u") for text in texts[:2])
     offset = parse_operand(texts[2], "u") if len(texts) == 3 else NO_OPERAND
     wanted = 2 if found[1] == "s_load" else 4
@@ -338,7 +344,7 @@ def _scalar_load(name: str, texts: Sequence[str], modifiers: Mapping[str, str]) 
         immediate, offset = offset.value & 0x1FFFFF, NO_OPERAND
         if immediate >> 20:
             immediate -= 1 << 21
-    return MachineForm(found[1], [result, base, offset], [immediate, 0, 4 * count])
+    return MachineForm(found[1], [result, base, offset], [immediate, 0, size, int("_i" in name)])
 
 
 def _lds(

@@ -15,7 +15,7 @@ from pathlib import Path
 from typing import Any, Final
 
 from ratchet.base.errors import KernelError
-from ratchet.judge.emulator.decode import DecodedKernel, decode
+from ratchet.judge.emulator.decode import DecodedKernel, called_functions, decode
 from ratchet.judge.emulator.device_printf import VARIABLE, formatted, notes
 from ratchet.judge.emulator.gpu_memory import GpuMemory
 from ratchet.judge.emulator.kernel_text import KernelTexts, plain_name
@@ -162,7 +162,9 @@ class HipRuntime:
     def _decoded(self, name: str) -> DecodedKernel:
         for part, text in enumerate(self._texts):
             if text.has(name):
-                own = linked(text.of(name), self._placed(part), self._pointer_to)
+                own = text.of(name)
+                addresses = self._placed(part) | called_functions(own)
+                own = linked(own, addresses, self._pointer_to)
                 return replace(decode(own), name=plain_name(name))
         raise KernelError(f"no kernel is called {name!r:.80}")
 

@@ -19,6 +19,7 @@ AFTER_TRAP: Final = re.compile(
 )
 """RDNA's instructions after a trap, which ends a launch here."""
 FUNCTION: Final = re.compile(r"^\s+\.type\s+(\S+),@function", re.MULTILINE)
+REFERRED: Final = re.compile(r"([A-Za-z_.$][\w.$]*)@(?:rel32|gotpcrel32)@lo")
 LABEL: Final = re.compile(r"^([A-Za-z_.$][\w.$]*):")
 END: Final = ".Lfunc_end"
 FILE: Final = re.compile(r"^\s+\.file\s")
@@ -49,11 +50,26 @@ class KernelTexts:
         return name in self._names
 
     def of(self, name: str) -> str:
-        """Return a kernel's text, and the data that all share; raises KernelError without it."""
+        """Return a kernel's text, the functions that it calls, and the data that all share.
+
+        Raises KernelError without that kernel.
+        """
         kept: list[str] = []
+        own = {"", name, *self._called(name)}
         for owner, lines in self._pieces:
-            kept += lines if owner in ("", name) else [one for one in lines if FILE.match(one)]
+            kept += lines if owner in own else [one for one in lines if FILE.match(one)]
         return AFTER_TRAP.sub("\ts_nop 0", one_kernel("".join(kept), name))
+
+    def _called(self, kernel: str) -> set[str]:
+        """Return the functions that a kernel reaches by calls."""
+        bodies = {owner: "".join(lines) for owner, lines in self._pieces if owner}
+        found: set[str] = set()
+        left = [kernel]
+        while left:
+            names = set(REFERRED.findall(bodies.get(left.pop(), ""))) & bodies.keys()
+            left += names - found
+            found |= names
+        return found
 
 
 def one_kernel(text: str, name: str) -> str:

@@ -180,14 +180,14 @@ class Emulator:
         faults. `sides` are a block's threads along x and y, if it has several dimensions.
         """
         if kernel.lanes != self._lanes:
-            raise ValueError(f"this emulator's waves have {self._lanes} lanes, not {kernel.lanes}")
+            raise KernelError(f"code for {kernel.target} is not emulated beside another target's")
         lds_bytes = check_launch(kernel, grid, threads, shared_bytes)
         across = sides or (threads, 1)
         block = (*across, threads // max(1, math.prod(across)))
         arguments = packed_arguments(kernel, values, grid, block)
         buffer = ctypes.create_string_buffer(arguments + bytes(SLACK_BYTES))
         own = LaunchMemory(ctypes.addressof(buffer), len(arguments) + SLACK_BYTES)
-        joined = _joined([*memories, own])
+        joined = _joined([*memories, own], whole_words=changes_parts_of_words(kernel))
         ranges = (_MachineRange * len(joined))(
             *(_MachineRange(one.address, one.size) for one in joined)
         )
@@ -352,9 +352,23 @@ def _pointers(arrays: Sequence[Any]) -> Any:
     return (pointer * len(arrays))(*(ctypes.cast(one, pointer) for one in arrays))
 
 
-def _joined(memories: Sequence[LaunchMemory]) -> list[LaunchMemory]:
-    """Return the stretches in order, with overlapping ones merged."""
+def changes_parts_of_words(kernel: DecodedKernel) -> bool:
+    """Return True for a kernel that may change 16 bits by an atomic operation on the whole word.
+
+    The word's other half may lie beside the tensor; GPUs allocate by more than words.
+    """
+    return any("atomic_cmpswap" in name or "atomic_pk_add" in name for name in kernel.mnemonics)
+
+
+def _joined(memories: Sequence[LaunchMemory], *, whole_words: bool = False) -> list[LaunchMemory]:
+    """Return the stretches in order, with overlapping ones merged; `whole_words` rounds them up."""
     found: list[LaunchMemory] = []
+    if whole_words:
+        memories = [
+            LaunchMemory(one.address & -4, (one.address % 4 + one.size + 3) & -4)
+            for one in memories
+            if one.size
+        ]
     for one in sorted(memories, key=lambda memory: memory.address):
         if found and one.address < found[-1].address + found[-1].size:
             last = found.pop()

@@ -7,12 +7,16 @@ distance is the address, so the code adds up to the same.
 from __future__ import annotations
 
 import ast
+import ctypes
 import re
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import Final
 
 from ratchet.base.errors import KernelError
+from ratchet.judge.emulator.decode import DecodedKernel, called_functions, decode
+from ratchet.judge.emulator.kernel_text import KernelTexts
+from ratchet.judge.emulator.launch import LaunchMemory
 
 SECTION: Final = re.compile(r"^\s+\.(?:section\s+\.?(\w+)|(bss|data|text)\b)")
 LABEL: Final = re.compile(r"^([A-Za-z_.$][\w.$]*):")
@@ -20,9 +24,10 @@ COMMON: Final = re.compile(r"^\s+\.comm\s+([\w.$]+),\s*(\d+)", re.MULTILINE)
 """A variable of zeros without a label."""
 OBJECT: Final = re.compile(r"^\s+\.type\s+([\w.$]+),@object", re.MULTILINE)
 REFERENCE: Final = re.compile(r"([A-Za-z_.$][\w.$]*)@(rel32|gotpcrel32)@(lo|hi)([+-]\d+)")
-FROM_COUNTER: Final = {"lo": 4, "hi": 12}
-"""Bytes from the counter's value to the instruction's literal; more is an offset into the data."""
 COUNTER: Final = re.compile(r"^(\s+)s_getpc_b64 (s\[\d+:\d+\])", re.MULTILINE)
+INSTRUCTION: Final = re.compile(r"^\s+[a-z]")
+WORD: Final = 4
+"""Bytes of an instruction, and of its literal."""
 WIDTHS: Final = {"byte": 1, "short": 2, "long": 4, "quad": 8}
 MOST_BYTES: Final = 64 << 20
 
@@ -86,6 +91,43 @@ def _data(line: str, before: bytearray) -> bytes:
     raise KernelError(f"data in .{kind} is not emulated")
 
 
+class PlacedVariables:
+    """The variables of an assembly text in this process's memory."""
+
+    def __init__(self, text: str) -> None:
+        self._held: list[ctypes.Array[ctypes.c_char]] = []
+        self.memories: list[LaunchMemory] = []
+        self.addresses = {
+            name: self._place(one.begins) for name, one in device_variables(text).items()
+        }
+
+    def pointer_to(self, address: int) -> int:
+        """Return the address of a new pointer."""
+        return self._place(address.to_bytes(8, "little"))
+
+    def _place(self, begins: bytes) -> int:
+        held = (ctypes.c_char * (len(begins) + 64))()
+        self._held.append(held)
+        at = -(-ctypes.addressof(held) // 64) * 64
+        ctypes.memmove(at, begins, len(begins))
+        self.memories.append(LaunchMemory(at, len(begins)))
+        return at
+
+
+def linked_kernel(text: str, name: str) -> tuple[DecodedKernel, PlacedVariables | None]:
+    """Return a kernel of an assembly text, and the variables of a text that has some or calls.
+
+    Raises KernelError as `decode` does, and for a kernel that prints or asserts: it asks the host.
+    """
+    if "hidden_hostcall_buffer" in text:
+        raise KernelError("printing and assertions on the device are not emulated")
+    if COUNTER.search(text) is None:
+        return decode(text), None
+    own, placed = KernelTexts(text).of(name), PlacedVariables(text)
+    addresses = placed.addresses | called_functions(own)
+    return decode(linked(own, addresses, placed.pointer_to)), placed
+
+
 def linked(text: str, addresses: Mapping[str, int], pointer_to: Callable[[int], int]) -> str:
     """Return the text with addresses instead of distances.
 
@@ -97,7 +139,7 @@ def linked(text: str, addresses: Mapping[str, int], pointer_to: Callable[[int], 
 
     def placed(found: re.Match[str]) -> str:
         name, way, half = found[1], found[2], found[3]
-        offset = int(found[4]) - FROM_COUNTER[half]
+        offset = int(found[4]) - since - WORD
         if name not in addresses:
             raise KernelError(
                 f"{name:.80} is called or read, and is not in this file: not emulated"
@@ -110,4 +152,13 @@ def linked(text: str, addresses: Mapping[str, int], pointer_to: Callable[[int], 
             raise KernelError(f"the address of {name:.80} is read with an offset: not emulated")
         return hex(address & 0xFFFFFFFF if half == "lo" else address >> 32)
 
-    return REFERENCE.sub(placed, COUNTER.sub(r"\1s_mov_b64 \2, 0", text))
+    lines = []
+    since = 0  # bytes from the counter's value to the line
+    for line in text.splitlines():
+        if COUNTER.match(line):
+            line, since = COUNTER.sub(r"\1s_mov_b64 \2, 0", line), 0
+        elif INSTRUCTION.match(line):
+            line, has_literal = REFERENCE.subn(placed, line)
+            since += WORD * (1 + has_literal)
+        lines.append(line)
+    return "\n".join(lines)

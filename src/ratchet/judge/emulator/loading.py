@@ -16,7 +16,7 @@ from pathlib import Path
 from typing import Any, Final
 
 from ratchet.base.errors import KernelError
-from ratchet.judge.emulator.decode import DecodedKernel, decode
+from ratchet.judge.emulator.decode import DecodedKernel
 from ratchet.judge.emulator.instruction_order import assembly, timeline
 from ratchet.judge.emulator.launch import (
     INSTRUCTION_LIMIT,
@@ -26,6 +26,7 @@ from ratchet.judge.emulator.launch import (
     LaunchMemory,
     LaunchValue,
 )
+from ratchet.judge.emulator.linking import PlacedVariables, linked_kernel
 from ratchet.judge.emulator.pretending import GPU, MARK, EmulatedGpu
 from ratchet.judge.workers.candidate.architectures import ARCHITECTURES
 from ratchet.judge.workers.candidate.fake_driver import (
@@ -52,6 +53,11 @@ UNWRITTEN = (
 LARGE_BYTES: Final = 1 << 30
 """Tensors above it are compared with the free memory."""
 TIMED: Final = "triton.testing.do_bench, which returned nan: nothing is timed here"
+INLINE: Final = re.compile(r' asm (?:[a-z]+ )*"((?:[^"\\]|\\.)*)", "([^"]*)"')
+"""Inline assembly in LLVM's language, and the constraints of its operands."""
+KERNEL: Final = re.compile(r"define amdgpu_kernel void @([\w.$]+)")
+NOT_OF_AMD: Final = re.compile(r"(?:^|,)=?&?[bcdfhlq](?:,|$)")
+"""Constraints of PTX: predicates, and registers of 16 and 64 bits or for floats."""
 ELEMENT_BYTES = {"8": 1, "16": 2, "32": 4, "64": 8}
 
 
@@ -249,6 +255,8 @@ class EmulatedLauncher:
     limit = INSTRUCTION_LIMIT
     """The most wave instructions of a launch."""
 
+    _variables: PlacedVariables | None = None
+    """Those of the kernel's code, where a driver does not hold them."""
     _driver: Any
     _kernel: Callable[[], DecodedKernel]
     _kinds: list[Any]
@@ -264,6 +272,8 @@ class EmulatedLauncher:
         """Execute the launch. A census replaces this method while it counts."""
         kernel: DecodedKernel = self._kernel()
         values, memories = [], self._driver.told.memories()
+        if self._variables is not None:
+            memories += self._variables.memories
         for place, (kind, value) in enumerate(launch_values(self._kinds, given[9:])):
             base = getattr(value, "base", value)  # of a tensor that claims another type
             if hasattr(base, "untyped_storage"):
@@ -326,9 +336,13 @@ class TritonLauncher(EmulatedLauncher):
         ]
         self._element_bytes = min(sizes, default=1)
         text = driver.compiled.of(metadata.hash).get("amdgcn", "")
-        self._kernel = functools.cache(lambda: decode(text))
+        self._kernel = functools.cache(lambda: self._linked(text))
         self._has_scratch = bool(int(getattr(metadata, "global_scratch_size", 0) or 0))
         driver.utils.registers = assembly_number(text, "vgpr_count")  # programs ask for `n_regs`
+
+    def _linked(self, text: str) -> DecodedKernel:
+        kernel, self._variables = linked_kernel(text, self._name)
+        return kernel
 
     def __call__(self, *given: Any) -> None:
         """Take grid (x, y, z), stream, function, two metadata, two hooks, arguments."""
@@ -453,22 +467,33 @@ def install(driver: EmulatorDriver) -> None:
     triton.testing.do_bench = driver.benchmark
     triton.testing.do_bench_cudagraph = driver.benchmark
     triton.compiler.compiler.max_shared_mem.cache_clear()
-    HIPBackend.make_hsaco = staticmethod(_linked(driver, HIPBackend.make_hsaco))
+    for name in ("make_amdgcn", "make_hsaco"):
+        setattr(HIPBackend, name, staticmethod(_checked(driver, getattr(HIPBackend, name))))
 
 
-def _linked(driver: EmulatorDriver, link: Callable[..., Any]) -> Callable[..., Any]:
-    """Return Triton's last step of compiling, which names inline assembly that is not AMD's."""
+def _checked(driver: EmulatorDriver, step: Callable[..., Any]) -> Callable[..., Any]:
+    """Return a step of Triton's compiling that names inline assembly which is not AMD's.
 
-    @functools.wraps(link)
-    def linked(text: Any, metadata: Any, options: Any) -> Any:
+    LLVM ends the process where an operand is in a kind of register that AMD GPUs do not have.
+    """
+
+    @functools.wraps(step)
+    def checked(text: Any, metadata: Any, options: Any) -> Any:
+        other = [code for code, kinds in INLINE.findall(str(text)) if NOT_OF_AMD.search(kinds)]
+        reason: RuntimeError | None = None
         try:
-            return link(text, metadata, options)
+            if not other:
+                return step(text, metadata, options)
         except RuntimeError as error:
-            inline = re.search(r";+#ASMSTART\n\s*(.*)\n", str(text))
-            if inline is None:
+            other = re.findall(r";+#ASMSTART\n\s*(.*)\n", str(text))
+            if not other:
                 raise
-            told = f"the inline assembly `{inline[1]}` is not that of {options.arch}"
-            driver.failed(FailedLaunch(kernel=metadata["name"], reason=told, is_refused=False))
-            raise KernelError(f"{told}: PTX does not compile for AMD GPUs") from error
+            reason = error
+        first = other[0].partition("\\0A")[0].strip()
+        told = f"the inline assembly `{first}` is not that of {options.arch}"
+        defined = KERNEL.search(str(text))
+        name = metadata.get("name") or (defined[1] if defined else "")
+        driver.failed(FailedLaunch(kernel=name, reason=told, is_refused=False))
+        raise KernelError(f"{told}: PTX does not compile for AMD GPUs") from reason
 
-    return linked
+    return checked

@@ -3,6 +3,7 @@
 constexpr int EXEC = 126, VCC = 106, M0 = 124, TTMP7 = 115, TTMP8 = 116, TTMP9 = 117;
 constexpr u32 POISON = 0xFFF7BAD5;  // NaN as f32, f64 and bf16, and no address
 constexpr u32 SCRATCH_BUFFER = 0x5C7A7C40;
+constexpr u64 CODE = 0xC0DEull << 32;  // where the addresses of functions begin: 4 bytes for each record
 constexpr u64 ALL = ~0ull >> (64 - LANES);
 
 enum Kind : u8 { NONE, VECTOR, SCALAR, CONSTANT, BIT };
@@ -109,21 +110,24 @@ struct Machine {
             t.read |= me; t.reader = u32(pc);
         }
     }
-    // The same value written again is no change: waves that hold copies of a value may all store it.
-    void write_shared(u64 address, const void* from, u32 size) {
-        u8* to = shared(address, size);
-        if (!alone) {
-            const u32 me = 1u << wave;
-            for (u32 i = 0; i < size; i += unit) {
-                Touched& t = since_barrier(address + i);
-                if (memcmp(to + i, (const u8*)from + i, least(unit, size - i))) {
-                    if (t.wrote & ~me) race(address + i, "changes", "wrote", t.wrote & ~me, t.writer);
-                    if (t.read & ~me) race(address + i, "changes", "read", t.read & ~me, t.reader);
-                } else if (!t.wrote) continue;
-                t.wrote |= me; t.writer = u32(pc);
-            }
+    // What an instruction's lanes write. The same value written again is no change: waves that hold copies of a value may
+    // all store it. What lies there after the last lane counts, as copies in a wave's lanes may differ in their last bits.
+    void write_lanes(const u64* at, u64 mask, const u32 (*x)[4], u32 size) {
+        u8 old[LANES][16];
+        if (!alone) for (u64 left = mask; left; left &= left - 1) { const int l = __builtin_ctzll(left); memcpy(old[l], shared(at[l], size), size); }
+        for (u64 left = mask; left; left &= left - 1) { const int l = __builtin_ctzll(left); memcpy(shared(at[l], size), x[l], size); }
+        if (!alone) for (u64 left = mask; left; left &= left - 1) { const int l = __builtin_ctzll(left); note_write(at[l], old[l], size); }
+    }
+    void note_write(u64 address, const u8* old, u32 size) {
+        const u8* now = lds.data() + address; const u32 me = 1u << wave;
+        for (u32 i = 0; i < size; i += unit) {
+            Touched& t = since_barrier(address + i);
+            if (memcmp(now + i, old + i, least(unit, size - i))) {
+                if (t.wrote & ~me) race(address + i, "changes", "wrote", t.wrote & ~me, t.writer);
+                if (t.read & ~me) race(address + i, "changes", "read", t.read & ~me, t.reader);
+            } else if (!t.wrote) continue;
+            t.wrote |= me; t.writer = u32(pc);
         }
-        memcpy(to, from, size);
     }
 };
 
@@ -334,6 +338,12 @@ inline void s_cbranch_vccnz(W& w, const In& in) { if (w.mask(VCC)) jump(w, in); 
 inline void s_cbranch_execz(W& w, const In& in) { if (!w.exec()) jump(w, in); }
 inline void s_cbranch_execnz(W& w, const In& in) { if (w.exec()) jump(w, in); }
 inline void s_setreg_overflow(W& w, const In& in) { w.clamps = in.aux[0] & 1; }
+inline void go_to(W& w, u64 address) {
+    if (address < CODE || address % 4 || (address - CODE) / 4 >= w.launch->length) fail("a call or a return to %#llx, where no function is", (unsigned long long)address);
+    w.pc = (address - CODE) / 4;
+}
+inline void s_swappc_b64(W& w, const In& in) { const u64 to = w.pair(in.o[1].number); w.set_pair(in.o[0].number, CODE + 4 * w.pc); go_to(w, to); }
+inline void s_setpc_b64(W& w, const In& in) { go_to(w, w.pair(in.o[0].number)); }
 inline void s_endpgm(W& w, const In&) { w.ended = true; }
 inline void s_barrier(W& w, const In&) { w.waits = true; }
 inline void s_barrier_signal(W&, const In&) {}  // a wave waits for all, and so for their signals

@@ -1,12 +1,21 @@
-// ---- memory ---- aux: 0 offset, 1 second offset, 2 bytes, 3 form (0 plain, 1 signed, 2 low half, 3 high half), 5 atomic
+// ---- memory ---- aux: 0 offset, 1 second offset, 2 bytes, 5 atomic, 3 form (0 plain, 1 signed, 2 low half, 3 high half; 4 and 5
+// the same halves of a byte with a sign)
 inline u64 scalar_offset(const W& w, const Operand& o) { return o.kind == NONE ? 0 : scalar32(w, o); }
+inline u32 part_of(const u8* from, u32 size, int is_signed) {
+    u32 x = 0; memcpy(&x, from, size);
+    return !is_signed ? x : size == 1 ? u32(i32(int8_t(x))) : u32(i32(i16(x)));
+}
 inline void s_load(W& w, const In& in) {
     u64 base = w.pair(in.o[1].number) + scalar_offset(w, in.o[2]) + i64(in.aux[0]);
-    memcpy(w.s + in.o[0].number, w.m->memory(base & ~3ull, in.aux[2]), in.aux[2]);
+    // A small load that all lanes share may have become one of the whole word: the rest of it may lie past the tensor
+    const u32 size = in.aux[2]; const u64 at = base & ~u64(least(size, 4u) - 1);
+    const u8* from = size == 4 && w.m->finds(at, 1) ? (const u8*)at : w.m->memory(at, size);
+    if (size < 4) w.s[in.o[0].number] = part_of(from, size, in.aux[3]); else memcpy(w.s + in.o[0].number, from, size);
 }
 inline void s_buffer_load(W& w, const In& in) {
     const u32* r = w.s + in.o[1].number; u64 base = r[0] | u64(r[1] & 0xffff) << 32;
-    u64 at = scalar_offset(w, in.o[2]) + in.aux[0];
+    u64 at = scalar_offset(w, in.o[2]) + in.aux[0]; const u32 size = in.aux[2];
+    if (size < 4) { w.s[in.o[0].number] = at + size <= r[2] ? part_of(w.m->memory(base + at, size), size, in.aux[3]) : 0; return; }
     for (int i = 0; i < in.aux[2]; i += 4) { u32 x = 0; if (at + i + 4 <= r[2]) memcpy(&x, w.m->memory(base + at + i, 4), 4); w.s[in.o[0].number + i / 4] = x; }
 }
 enum Space { BUFFER, GLOBAL, SCRATCH, LDS };
@@ -42,10 +51,6 @@ template <Space S> inline u8* place(W& w, u64 address, u32 size, int lane) {
 template <Space S> inline void read_at(W& w, u64 address, void* to, u32 size, int lane) {
     if constexpr (S == LDS) w.m->read_shared(address, to, size);
     else memcpy(to, place<S>(w, address, size, lane), size);
-}
-template <Space S> inline void write_at(W& w, u64 address, const void* from, u32 size, int lane) {
-    if constexpr (S == LDS) w.m->write_shared(address, from, size);
-    else memcpy(place<S>(w, address, size, lane), from, size);
 }
 inline u64 distinct(u64* values, int count) { std::sort(values, values + count); return std::unique(values, values + count) - values; }
 // Bank conflicts: cycles beyond the first, over groups of lanes that the LDS serves together; 32 banks of 4 bytes
@@ -133,15 +138,16 @@ template <Space S> void load(W& w, const In& in) {
     for (u64 left = row && size >= 4 ? 0 : mask; left; left &= left - 1) {
         const int l = __builtin_ctzll(left);
         u32 x[4] = {}; read_at<S>(w, at[l], x, size, l);
-        if (form & 1 && form != 3) x[0] = size == 1 ? u32(i32(int8_t(x[0]))) : u32(i32(i16(x[0])));
+        if (form == 1 || form >= 4) x[0] = size == 1 ? u32(i32(int8_t(x[0]))) : u32(i32(i16(x[0])));
         for (int i = 0; i < registers; i++) out[i][l] = x[i];
     }
     if (in.flags & TO_LDS) {
-        for (int l = 0; l < LANES; l++) if (exec >> l & 1) { u32 x[4]; for (int i = 0; i < 4; i++) x[i] = out[i][l]; w.m->write_shared(u64(w.s[M0]) + u32(in.aux[0]) + u64(l) * size, x, size); }
-        return;
+        u64 to[LANES]; u32 x[LANES][4];
+        for (int l = 0; l < LANES; l++) { to[l] = u64(w.s[M0]) + u32(in.aux[0]) + u64(l) * size; for (int i = 0; i < 4; i++) x[l][i] = out[i][l]; }
+        return w.m->write_lanes(to, exec, x, size);
     }
     u32* d = w.v[in.o[0].number];
-    if (form >= 2) for (int l = 0; l < LANES; l++) out[0][l] = form == 2 ? (out[0][l] & 0xffff) | (d[l] & 0xffff0000) : out[0][l] << 16 | (d[l] & 0xffff);
+    if (form >= 2) for (int l = 0; l < LANES; l++) out[0][l] = !(form & 1) ? (out[0][l] & 0xffff) | (d[l] & 0xffff0000) : out[0][l] << 16 | (d[l] & 0xffff);
     for (int i = 0; i < registers; i++) commit(w.v[in.o[0].number + i], out[i], exec);
 }
 template <Space S> void store(W& w, const In& in) {
@@ -155,12 +161,14 @@ template <Space S> void store(W& w, const In& in) {
         switch (size) { case 4: together<1>(w, data.number, to); break; case 8: together<2>(w, data.number, to); break; case 12: together<3>(w, data.number, to); break; default: together<4>(w, data.number, to); }
         return;
     }
+    u32 x[LANES][4];
     for (u64 left = mask; left; left &= left - 1) {
         const int l = __builtin_ctzll(left);
-        u32 x[4]; for (u32 i = 0; i < (size + 3) / 4; i++) x[i] = w.v[data.number + i][l];
-        if (in.aux[3] == 3) x[0] >>= 16;
-        write_at<S>(w, at[l], x, size, l);
+        for (u32 i = 0; i < (size + 3) / 4; i++) x[l][i] = w.v[data.number + i][l];
+        if (in.aux[3] == 3) x[l][0] >>= 16;
+        if constexpr (S != LDS) memcpy(place<S>(w, at[l], size, l), x[l], size);
     }
+    if constexpr (S == LDS) w.m->write_lanes(at, mask, x, size);
 }
 void ds_read2(W& w, const In& in) {
     u64 at[LANES], mask = w.exec(); u32 size = in.aux[2]; int each = size / 4; u32 out[4][LANES] = {};
@@ -176,7 +184,9 @@ void ds_write2(W& w, const In& in) {
     for (int part = 0; part < 2; part++) {
         for (int l = 0; l < LANES; l++) at[l] = u32(w.v[in.o[0].number][l] + u32(in.aux[part]));
         count_access<LDS>(w, in, at, mask, size);
-        for (int l = 0; l < LANES; l++) if (mask >> l & 1) { u32 x[2]; for (u32 i = 0; i < size / 4; i++) x[i] = w.v[in.o[1 + part].number + i][l]; w.m->write_shared(at[l], x, size); }
+        u32 x[LANES][4];
+        for (u32 i = 0; i < size / 4; i++) for (int l = 0; l < LANES; l++) x[l][i] = w.v[in.o[1 + part].number + i][l];
+        w.m->write_lanes(at, mask, x, size);
     }
 }
 // ds_read_b64_tr_* (CDNA 4): 16 lanes' 64 bits are rows of 16 elements, and lane i gets column i

@@ -58,6 +58,19 @@ template <class F> inline i32 to_i32(F a) {
 template <class F> inline u32 to_u32(F a) { return !(a > 0) ? 0 : a >= F(4294967296.0) ? ~0u : u32(i64(a)); }
 template <class F> inline F smaller(F a, F b) { return a != a ? b : b != b ? a : a < b ? a : b < a ? b : std::signbit(a) ? a : b; }
 template <class F> inline F larger(F a, F b) { return a != a ? b : b != b ? a : a > b ? a : b > a ? b : std::signbit(a) ? b : a; }
+// The 1201 bits of 2 / pi after the point, from the top
+constexpr u64 TWO_OVER_PI[] = {
+    0xa2f9836e4e441529ull, 0xfc2757d1f534ddc0ull, 0xdb6295993c439041ull, 0xfe5163abdebbc561ull, 0xb7246e3a424dd2e0ull,
+    0x6492eea09d1921cull, 0xfe1deb1cb129a73eull, 0xe88235f52ebb4484ull, 0xe99c7026b45f7e41ull, 0x3991d639835339f4ull,
+    0x9c845f8bbdf9283bull, 0x1ff897ffde05980full, 0xef2f118b5a0a6d1full, 0x6d367ecf27cb09b7ull, 0x4f463f669e5fea2dull,
+    0x7527bac7ebe5f17bull, 0x3d0739f78a5292eaull, 0x6bfb5fb11f8d5d08ull, 0x56033046fc7b0000ull};
+// A segment of 53 of them, for the reduction of large angles
+inline f64 angle_segment(f64 a, u32 segment) {
+    const int exponent = int(as<u64>(a) >> 52 & 2047), shift = int(segment & 31) * 53 + (exponent > 1077 ? exponent - 1077 : 0);
+    u64 found = 0;
+    for (int at = shift; at < shift + 53; at++) found = found << 1 | (at < 1201 ? TWO_OVER_PI[at / 64] >> (63 - at % 64) & 1 : 0);
+    return scalbn(f64(found), -53 - shift + (exponent >= 1968 ? 128 : 0));
+}
 template <class F> inline F greatest(F a, F b) { return a != a ? a : b != b ? b : larger(a, b); }  // NaN stays
 template <class F> inline F smallest(F a, F b) { return a != a ? a : b != b ? b : smaller(a, b); }
 inline f32 middle(f32 a, f32 b, f32 c) {

@@ -209,6 +209,7 @@ VECTOR: Final = {
         v_min_f64 | D:DD | smaller(a, b)
         v_max_f64 | D:DD | larger(a, b)
         v_ldexp_f64 | D:Di | scalbn(a, b)
+        v_trig_preop_f64 | D:Du | angle_segment(a, b)
         v_ldexp_f32 | f:fi | scaled(a, b)
         v_add_i32 | u:uu | a + b
         v_sub_i32 | u:uu | a - b
@@ -278,6 +279,14 @@ VECTOR: Final = {
         v_minimum_f16 | h:hh | smallest(a, b)
         v_maximum3_f16 | h:hhh | greatest(greatest(a, b), c)
         v_minimum3_f16 | h:hhh | smallest(smallest(a, b), c)
+        v_maximum_f64 | D:DD | greatest(a, b)
+        v_minimum_f64 | D:DD | smallest(a, b)
+        v_maximumminimum_f32 | f:fff | smallest(greatest(a, b), c)
+        v_minimummaximum_f32 | f:fff | greatest(smallest(a, b), c)
+        v_maximumminimum_f16 | h:hhh | smallest(greatest(a, b), c)
+        v_minimummaximum_f16 | h:hhh | greatest(smallest(a, b), c)
+        v_minmax_f16 | h:hhh | larger(smaller(a, b), c)
+        v_maxmin_f16 | h:hhh | smaller(larger(a, b), c)
         v_minmax_f32 | f:fff | larger(smaller(a, b), c)
         v_maxmin_f32 | f:fff | smaller(larger(a, b), c)
         v_minmax_i32 | i:iii | most(least(a, b), c)
@@ -362,6 +371,8 @@ PACKED: Final = {
         v_pk_fma_f16 | h:hhh | f16_of(f64(a) * b + c)
         v_pk_min_f16 | h:hh | smaller(a, b)
         v_pk_max_f16 | h:hh | larger(a, b)
+        v_pk_maximum_f16 | h:hh | greatest(a, b)
+        v_pk_minimum_f16 | h:hh | smallest(a, b)
         v_pk_maximum3_f16 | h:hhh | greatest(greatest(a, b), c)
         v_pk_minimum3_f16 | h:hhh | smallest(smallest(a, b), c)
         v_pk_add_u16 | w:ww | a + b

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import contextlib
 import functools
+import re
 import threading
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any, Final
@@ -20,6 +21,7 @@ from torch.overrides import TorchFunctionMode, _get_current_function_mode_stack
 
 from ratchet.judge.emulator.registering import registered
 from ratchet.judge.workers.candidate.torch_cuda import PretendedDevice, answering, check_index
+from ratchet.problems.free_memory import GIB
 
 MARK: Final = "ratchet_on_host"
 """Attribute of the storages that lie on the host as the program sees it."""
@@ -29,6 +31,8 @@ NAMES_A_DEVICE: Final = (torch.device, torch._C._nn._parse_to)
 """Functions whose result is a device as the program named it; `Module.to` asks the second."""
 FOR_INTEGERS_TOO: Final = (torch.histc, Tensor.histc)
 """Functions that a GPU has for integers, and the CPU for floats alone."""
+NO_MEMORY: Final = re.compile(r"you tried to allocate (\d+) bytes")
+"""The words of torch's allocator for the CPU."""
 AUTOCAST: Final = (
     "is_autocast_enabled", "get_autocast_dtype", "set_autocast_enabled", "set_autocast_dtype",
 )  # fmt: skip
@@ -85,6 +89,14 @@ class EmulatedGpu(TorchFunctionMode):
         outer, self.told.device = self.told.device, told
         try:
             result = func(*given, **named)
+        except RuntimeError as error:
+            wanted = NO_MEMORY.search(str(error))
+            if wanted is None or self.is_for_host(args, named, told):
+                raise
+            raise torch.OutOfMemoryError(
+                f"a tensor of {int(wanted[1]) / GIB:.1f} GiB does not fit: emulated memory is this "
+                "machine's"
+            ) from error
         finally:
             self.told.device = outer
         if self.is_for_host(args, named, told):

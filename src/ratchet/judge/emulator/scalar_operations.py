@@ -17,6 +17,7 @@ SCALAR: Final = {
         s_not_b32 | u:u | r = ~a; scc = r != 0
         s_not_b64 | U:U | r = ~a; scc = r != 0
         s_brev_b32 | u:u | r = reversed(a)
+        s_brev_b64 | U:U | r = u64(reversed(u32(a))) << 32 | reversed(u32(a >> 32))
         s_bcnt1_i32_b32 | u:u | r = u32(__builtin_popcount(a)); scc = r != 0
         s_bcnt1_i32_b64 | u:U | r = u32(__builtin_popcountll(a)); scc = r != 0
         s_ff1_i32_b32 | u:u | r = a ? u32(__builtin_ctz(a)) : ~0u
@@ -57,6 +58,8 @@ SCALAR: Final = {
         s_rndne_f32 | f:f | r = nearbyintf(a)
         s_bitset0_b32 | u:u | r = d & ~(1u << (a & 31))
         s_bitset1_b32 | u:u | r = d | 1u << (a & 31)
+        s_bitset0_b64 | U:u | r = d & ~(1ull << (a & 63))
+        s_bitset1_b64 | U:u | r = d | 1ull << (a & 63)
         s_and_saveexec_b32 | u:u | r = u32(exec); exec = a & exec; scc = exec != 0
         s_or_saveexec_b32 | u:u | r = u32(exec); exec = a | exec; scc = exec != 0
         s_xor_saveexec_b32 | u:u | r = u32(exec); exec = a ^ exec; scc = exec != 0

@@ -34,6 +34,8 @@ _NOTHING: Final = (
     "reset_max_memory_allocated reset_accumulated_memory_stats set_per_process_memory_fraction "
     "set_stream "
 )
+_MARKS: Final = ("range_push", "range_pop", "range_start", "range_end", "mark")
+"""Functions of torch.cuda.nvtx, which note things for a profiler."""
 _TENSORS: Final = "Float Double Half BFloat16 Byte Char Short Int Long Bool"
 
 
@@ -61,6 +63,8 @@ def answering(device: PretendedDevice) -> Iterator[None]:
             stack.enter_context(mock.patch.object(torch.cuda, name, value, create=True))
         for name, value in _accelerator_answers(device).items():
             stack.enter_context(mock.patch.object(torch.accelerator, name, value, create=True))
+        for name in _MARKS:
+            stack.enter_context(mock.patch.object(torch.cuda.nvtx, name, lambda *_, **__: 0))
         for name, value in version.items():
             stack.enter_context(mock.patch.object(torch.version, name, value))
         yield
@@ -78,11 +82,11 @@ def device_answers(device: PretendedDevice) -> dict[str, Any]:
         "device_count": lambda: 1,
         "set_device": check_index,
         "current_device": lambda: 0,
-        "get_device_properties": lambda *_: properties,
-        "get_device_capability": lambda *_: one,
-        "get_device_name": lambda *_: properties.name,
+        "get_device_properties": _of_the_first(properties),
+        "get_device_capability": _of_the_first(one),
+        "get_device_name": _of_the_first(properties.name),
         "get_arch_list": lambda: [device.architecture.name],
-        "can_device_access_peer": lambda *_: False,
+        "can_device_access_peer": lambda *both: any(map(check_index, both)),
         "mem_get_info": lambda *_: (device.memory_bytes, device.memory_bytes),
         "memory_stats": lambda *_: {},
         "current_stream": lambda *_: stream,
@@ -93,7 +97,7 @@ def device_answers(device: PretendedDevice) -> dict[str, Any]:
         "stream": PretendedContext,
         "StreamContext": PretendedContext,
         "Stream": PretendedStream,
-        "ExternalStream": PretendedStream,
+        "ExternalStream": lambda *_, **__: stream,
         "Event": UntimedEvent,
         "CUDAGraph": RefusedGraph,
         "graph": RefusedGraph,
@@ -157,6 +161,16 @@ def check_index(device: Any) -> None:
         raise KernelError(f"cuda:{index} does not exist: one GPU is emulated, cuda:0")
 
 
+def _of_the_first(value: Any) -> Callable[..., Any]:
+    """Return a function of a device that gives the value; another device is a KernelError."""
+
+    def answer(device: Any = None) -> Any:
+        check_index(device)
+        return value
+
+    return answer
+
+
 class PretendedStream:
     """A stream that accepts every call."""
 
@@ -165,7 +179,8 @@ class PretendedStream:
     device_index = 0
     priority = 0
 
-    def __init__(self, *_: Any, **__: Any) -> None:
+    def __init__(self, device: Any = None, *_: Any, **__: Any) -> None:
+        check_index(device)
         self.device = torch.device("cuda", 0)
 
     def __getattr__(self, name: str) -> Callable[..., None]:
