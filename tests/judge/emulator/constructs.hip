@@ -87,6 +87,14 @@ __global__ void k_block_scan(const float* x, float* y) {
   Scan(held).InclusiveSum((float)I, sum);
   y[threadIdx.x] = sum;
 }
+__global__ void k_generic(const float* x, float* y) {
+  __shared__ volatile float held[64];
+  volatile float own[2] = {x[I], x[I] + 1.f};
+  held[I ^ 1] = x[I];
+  __syncthreads();
+  const volatile float* from = I % 3 == 0 ? held + I : I % 3 == 1 ? own + (I & 1) : x + I;
+  y[I] = *from;
+}
 __device__ int board[4];
 __global__ void k_grid(const float* x, float* y) {
   const cg::grid_group grid = cg::this_grid();
@@ -118,7 +126,7 @@ __global__ void k_warp_scan(const float* x, float* y) {
   hipcub::WarpScan<int>(held).ExclusiveSum(I, before);
   y[threadIdx.x] = before;
 }
-RUN(warp_scan)
+RUN(warp_scan) RUN(generic)
 #define DEVICE(name, call)                                                                       \
   RATCHET_ENTRY run_device_##name(const ratchet_tensor* t, int64_t, const double*, int64_t) {    \
     const float* x = (const float*)t[0].data; float *y = (float*)t[1].data, *other;              \

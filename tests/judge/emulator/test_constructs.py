@@ -109,6 +109,7 @@ EXPECTED: dict[str, Callable[[Values], Values]] = {
     "tiles": lambda _: (LANE // 16 * 256 + 120 + LANE % 16).astype(float),
     "block_reduce": lambda x: 0 * x + 2016,
     "block_scan": lambda _: np.cumsum(LANE).astype(float),
+    "generic": lambda x: np.select([LANE % 3 == 0, LANE % 3 == 1], [x[LANE ^ 1], x + LANE % 2], x),
     "grid": lambda x: x + 138,
     "warp_scan": lambda _: np.array([sum(range(i // 32 * 32, i)) for i in range(64)], float),
     "device_max": lambda x: 0 * x + x.max(),

@@ -87,6 +87,9 @@ CLASHES: Final = re.compile(
     r"redefinition|redeclar|conflict|ambiguous|different (?:type|kind|return)|already"
 )
 """Errors of sources that are right one by one."""
+TYPE_IS_CUDA: Final = re.compile(r"\.\s*type\(\)\s*\.\s*is_cuda\s*\(")
+OLD_DISPATCH: Final = re.compile(r"(\bAT_DISPATCH_\w+\s*\(\s*[\w.\[\]]+)\.type\(\)")
+"""How extensions for older versions of torch ask a tensor for its device and its type."""
 MODULE: Final = re.compile(r"\bPYBIND11_MODULE\s*\(")
 LIBRARY: Final = re.compile(r"\bTORCH_LIBRARY(?:_FRAGMENT)?\s*\(")
 
@@ -190,9 +193,10 @@ def build_extension(
 
 def as_hip(source: ExtensionSource) -> str:
     """Return a source with HIP's names instead of CUDA's, on the same lines."""
-    if "hip/hip_runtime.h" in source.text and "cuda" not in source.text:
-        return source.text
-    return hipified(source.text, Path(source.name).suffix or ".cu")
+    text = TYPE_IS_CUDA.sub(r".is_cuda(", OLD_DISPATCH.sub(r"\1.scalar_type()", source.text))
+    if "hip/hip_runtime.h" in text and "cuda" not in text:
+        return text
+    return hipified(text, Path(source.name).suffix or ".cu")
 
 
 @cache

@@ -14,9 +14,10 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
 from types import ModuleType
 from typing import Any, Final
+from unittest import mock
 
 import torch
-from torch import Tensor
+from torch import Tensor, _tensor_str
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_map_only
 
@@ -28,6 +29,7 @@ from ratchet.judge.emulator.kernel_text import plain_name
 from ratchet.judge.workers.candidate.architectures import PretendedDevice
 
 FILLED: Final = re.compile(r"^(new_)?empty")
+_str: Final = _tensor_str._str
 _compare: Final = ctypes.CDLL(None).memcmp
 
 
@@ -94,7 +96,12 @@ class _Call:
 
     def run(self, function: Callable[..., Any], args: Any, kwargs: Any) -> Any:
         args, kwargs = tree_map_only(Tensor, self._to_gpu, (args, kwargs))
-        with self._extension.runtime.called(), _OnGpu(self._memory), self._memory.closed():
+        with (
+            self._extension.runtime.called(),
+            _OnGpu(self._memory),
+            self._memory.closed(),
+            mock.patch.object(_tensor_str, "_str", self._shown),
+        ):
             result = function(*args, **kwargs)
         for before, _, block in self._moved.values():
             storage = before.untyped_storage()
@@ -104,6 +111,12 @@ class _Call:
             ):
                 move(here, block.address, size)
         return tree_map_only(Tensor, self._from_gpu, result)
+
+    def _shown(self, *args: Any, **kwargs: Any) -> str:
+        """Return a tensor as text: torch takes away every mode for it, and pybind11 shows tensors
+        in the error about a call with other arguments."""
+        with self._memory.opened():
+            return _str(*args, **kwargs)
 
     def _to_gpu(self, tensor: Tensor) -> Tensor:
         tensor = tensor.detach()

@@ -56,6 +56,7 @@ OF_PROFILER: Final = ("USDT:", "STAGE:")
 AGAIN_S: Final = 20.0
 """Seconds of work that a Python kernel's calls on known sizes may take in addition, all together:
 it may compile again, for other strides, values or weights."""
+IN_TRACEBACK: Final = '  File "'
 PRINTED_LINES, PRINTED_CHARACTERS = 3, 300
 """Most of a kernel's last output that a reason quotes."""
 STATUS_OF_FAILURE: dict[str, Status] = {"timed_out": "timed_out", "woke": "cheating"}
@@ -467,6 +468,8 @@ def _raise_refusal(
 def _printed(output: str) -> str:
     """Return the last lines that a kernel printed before the error's traceback."""
     before = output.partition("Traceback (most recent call last)")[0]
+    if IN_TRACEBACK in before:  # whose beginning is cut off
+        return ""
     lines = [line.strip() for line in before.splitlines() if line.strip()]
     lines = [line for line in lines if not line.startswith(OF_PROFILER)]
     shown = " | ".join(lines[-PRINTED_LINES:])[-PRINTED_CHARACTERS:]
