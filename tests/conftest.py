@@ -170,14 +170,6 @@ def own_ledger(tmp_path_factory: pytest.TempPathFactory) -> Iterator[None]:
 
 
 @pytest.fixture(scope="session", autouse=True)
-def profiled_if_asked() -> Iterator[None]:
-    """A verdict profiles a GPU's kernel only for targets that a test names: five take seconds."""
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setitem(KernelJudge.judge.__kwdefaults__, "profiled", ())
-        yield
-
-
-@pytest.fixture(scope="session", autouse=True)
 def hardly_worn() -> Iterator[None]:
     """Before an answer a kernel runs one batch of each cheap case, and not hundreds of calls."""
     with pytest.MonkeyPatch.context() as patch:
@@ -201,7 +193,7 @@ def worn(monkeypatch: pytest.MonkeyPatch) -> None:
 
 @pytest.fixture
 def profiled(monkeypatch: pytest.MonkeyPatch) -> None:
-    """A verdict profiles a GPU's kernel for all targets, as it does for users."""
+    """A verdict profiles a GPU's kernel for all targets, as `--profile` asks."""
     monkeypatch.setitem(KernelJudge.judge.__kwdefaults__, "profiled", TARGETS)
 
 

@@ -26,6 +26,7 @@ from ratchet.authors.search.roofline import NEAR
 from ratchet.base.errors import EndpointError, LedgerError, RatchetError
 from ratchet.court.court import Court
 from ratchet.court.terms import JudgedKernel, Terms
+from ratchet.judge.workers.candidate.architectures import TARGETS
 from ratchet.kernels.kernel import Kernel
 from ratchet.problems.problem import Problem
 
@@ -443,6 +444,8 @@ class ProblemRun:
             device=self.request.device,
             among=among,
             target=self.target,
+            profiled=TARGETS,
+            compared=True,
         )
         fresh = self.request.reuse == "never"
         found = self.court.judge_all(kernels, self.problem, terms, fresh=fresh)

@@ -20,6 +20,7 @@ from ratchet.court.terms import JudgedKernel, Terms
 from ratchet.devices import ceilings
 from ratchet.devices.probe import Device
 from ratchet.judge.revision import revision
+from ratchet.judge.workers.candidate.architectures import TARGETS
 from ratchet.kernels.kernel import Kernel
 from ratchet.ledger.connect import utc_now
 from ratchet.problems.problem import Problem
@@ -119,7 +120,7 @@ def _run(
         """Return the verdict of an earlier part of this run, which is not given twice."""
         if answer.stage != "judged":
             return None
-        terms = Terms(device=request.device, target=target)
+        terms = Terms(device=request.device, target=target, profiled=TARGETS, compared=True)
         return state.court.known(answer.kernel, state.problem, terms)
 
     def listen(event: RunEvent) -> None:

@@ -115,10 +115,18 @@ def judge(
         str | None,
         typer.Option(
             metavar="GFX",
-            help="Judge a Triton KERNEL by the machine code of an AMD GPU such as gfx942, emulated "
-            "on the CPU: correct at best, never timed.",
+            help="Judge a KERNEL in Triton, HIP or CUDA by the machine code of an AMD GPU such as "
+            "gfx942, emulated on the CPU: correct at best, never timed.",
         ),
     ] = None,
+    profile: Annotated[
+        bool,
+        typer.Option(
+            "--profile",
+            help="Also compile a kernel in Triton or HIP for AMD GPUs: registers, spills, "
+            "occupancy. With --target, also compare its bound with torch.compile's kernels.",
+        ),
+    ] = False,
     frozen_weights: Annotated[
         bool,
         typer.Option(
@@ -186,15 +194,19 @@ def judge(
     from ratchet.court.court import Court
     from ratchet.court.terms import Terms
     from ratchet.judge.trial.readiness import check_kernels
+    from ratchet.judge.workers.candidate.architectures import TARGETS
     from ratchet.report.verdict_files import check_out
 
     check_out(out)
+    profiled = TARGETS if profile else ()
     if problem is not None and kernel is not None:
         terms = Terms(
             time_limit_s=limit_s,
             against_compile=bool(against_compile),
             device=device,
             target=target,
+            profiled=profiled,
+            compared=profile,
         )
         with Court(ledger) as court:
             judged = judge_named(
@@ -226,7 +238,7 @@ def judge(
         assert suite is not None
         questions = training_suite(suite, tier=sizes or "cpu", candidate=who)
     compiled = who != "torch.compile" if against_compile is None else against_compile
-    terms = Terms(time_limit_s=limit_s, against_compile=compiled, device=device)
+    terms = Terms(time_limit_s=limit_s, against_compile=compiled, device=device, profiled=profiled)
     with Court(ledger) as court:
         code = _judge_suite(questions, court, terms, fresh, out, as_json)
     raise typer.Exit(code)

@@ -24,6 +24,7 @@ from ratchet.judge.options import (
 )
 from ratchet.judge.trial.processes.built_extensions import uses_extensions
 from ratchet.judge.verdict import Verdict
+from ratchet.judge.workers.candidate.architectures import TARGETS
 from ratchet.kernels.kernel import Kernel
 from ratchet.ledger.place import ENVIRONMENT
 from ratchet.problems.problem import Problem, Task, Tier
@@ -47,6 +48,7 @@ def judge(
     device: str = "auto",
     target: str | None = None,
     frozen_weights: bool = False,
+    profile: bool = False,
 ) -> Verdict:
     """Judge one kernel on one problem now, and store the verdict in the ledger.
 
@@ -60,9 +62,11 @@ def judge(
     says so. `device` is `cpu`, `cuda` or `cuda:N` (ROCm too): by default a kernel in
     Triton takes a GPU where there is one, and every other the machine's cores. `target`, an
     AMD GPU such as `gfx942`, judges a kernel in Triton or HIP by that GPU's machine code, emulated;
-    nothing is timed then. With `frozen_weights`, a KernelBench model's weights are those that its
-    constructor draws and never change, so a kernel may fold them; that is another problem for the
-    ledger. `seed` is for tests: a verdict with one is not stored.
+    nothing is timed then. `profile` adds the static profile of a kernel in Triton or HIP, and with
+    `target` the bound of the reference's compiled kernels. With `frozen_weights`, a KernelBench
+    model's weights are those that its constructor draws and never change, so a kernel may fold
+    them; that is another problem for the ledger. `seed` is for tests: a verdict with one is not
+    stored.
 
     The ledger is the one that RATCHET_LEDGER names, or the default file. If the default file cannot
     be written, a warning says so and the verdict is not stored.
@@ -77,6 +81,8 @@ def judge(
         against_compile=against_compile,
         device=parse_device(device),
         target=None if target is None else parse_target(target),
+        profiled=TARGETS if profile else (),
+        compared=profile,
         seed=seed,
     )
     read = check_texts(problem, kernel, entry=entry, run_here=target is None)
@@ -120,8 +126,8 @@ def judge_named(
         lab.without_gpu.make_ready(known, terms.target)
     began, limit_s = time.monotonic(), terms.time_limit_s
     with ends_within(limit_s):
-        if read is not None and terms.device in ("auto", "cpu") and terms.target is None:
-            court.begin(read.language)  # beside the problem's own process
+        if read is not None and terms.device in ("auto", "cpu"):  # beside the problem's process
+            court.begin("torch" if terms.target else read.language)
         asked = as_problem(
             problem,
             tiers=None if tier is None else (tier,),

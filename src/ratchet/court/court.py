@@ -168,7 +168,6 @@ class Court:
             device=terms.device,
             profiled=(terms.target or TARGET,),
             target=terms.target,
-            compared=False,
         )
         for kernel, verdict in self.fleet.judge(tried, problem, short):
             found[kernel.hash] = screening_of(verdict, terms.target)

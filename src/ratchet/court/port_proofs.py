@@ -90,7 +90,7 @@ def _proof(
     if problem is None:
         name = " or ".join(f"{PROBLEMS}/{one}.py" for one in _names(ported))
         return _untried(ported, target, f"no problem says what is right: write {name}")
-    terms = Terms(time_limit_s=time_limit_s, target=target, profiled=(), compared=False)
+    terms = Terms(time_limit_s=time_limit_s, target=target)
     try:
         verdict = judge_named(court, ported.kernel, problem, terms).verdict
     except RatchetError as error:

@@ -7,8 +7,8 @@ from dataclasses import asdict, dataclass
 from typing import Any
 
 from ratchet import __version__
+from ratchet.judge.options import PROFILED
 from ratchet.judge.verdict import Verdict
-from ratchet.judge.workers.candidate.architectures import TARGETS
 from ratchet.kernels.kernel import Kernel
 from ratchet.problems.problem import Problem
 
@@ -28,9 +28,9 @@ class Terms:
     """Verdicts that share one chance of a false answer."""
     target: str | None = None
     """A GPU whose machine code is emulated, such as `gfx942`."""
-    profiled: tuple[str, ...] = TARGETS
+    profiled: tuple[str, ...] = ()
     """AMD targets of the static profile of a kernel in Triton or HIP."""
-    compared: bool = True
+    compared: bool = False
     """Estimate the bound of the reference's compiled kernels too, if a `target` is given."""
     seed: int | None = None
     """For tests. A verdict whose seed was known is never kept."""
@@ -75,10 +75,12 @@ def answers(verdict: Verdict, trial: Mapping[str, Any], terms: Terms) -> bool:
     trial = {**asdict(Terms()), **trial}  # rows from before a term was added
     if verdict.status == "timed_out" and trial["time_limit_s"] < terms.time_limit_s:
         return False
+    wants_profile = verdict.environment.get("language") in PROFILED and terms.profiled
     needs_more = (
         trial["among"] < terms.among
         or (terms.against_compile and not trial["against_compile"])
         or (terms.target is not None and terms.compared and not trial["compared"])
+        or (wants_profile and not set(terms.profiled) <= set(trial["profiled"]))
     )
     same = {"ratchet": __version__, "target": terms.target}
     return (

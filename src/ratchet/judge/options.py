@@ -17,6 +17,8 @@ LANGUAGES: Final[tuple[Language, ...]] = ("cpp", "torch", "triton")
 """Languages that can be judged."""
 WITH_TORCH: Final[tuple[Language, ...]] = ("torch", "triton")
 """Languages in Python: their worker imports torch, and only it can use a GPU."""
+PROFILED: Final[tuple[Language, ...]] = ("triton", "hip")
+"""Languages whose kernels have a static profile."""
 EMULATED: Final = ("gfx90a", "gfx942", "gfx950", "gfx1100", "gfx1201")
 """Targets whose machine code the emulator executes."""
 

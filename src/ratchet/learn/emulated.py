@@ -50,7 +50,7 @@ class EmulatedBench(ScreeningBench):
             self._known[task.key, key] = replace(one, ratio=ratio)
 
     def _in_full(self, task: LearnTask, kernel: Kernel) -> str:
-        terms = Terms(time_limit_s=FULL_S, device="cpu", target=self._target, compared=False)
+        terms = Terms(time_limit_s=FULL_S, device="cpu", target=self._target)
         return self._court.judge(kernel, task.problem, terms).verdict.status
 
     def _emulated(self, task: LearnTask, kernels: Sequence[Kernel]) -> dict[str, Screening]:

@@ -2,19 +2,12 @@
 
 from __future__ import annotations
 
-import importlib
-import sys
 from collections.abc import Mapping
 from functools import cache
-from importlib.util import find_spec
 from pathlib import Path
-from types import ModuleType
-from typing import Final
 
 from ratchet.base.errors import PortError
 from ratchet.judge.emulator import extension_build
-
-_ALIAS: Final = "_ratchet_hipify"
 
 
 @cache
@@ -24,14 +17,8 @@ def hip_names() -> Mapping[str, str]:
     Raises:
         PortError: torch has no such files.
     """
-    torch = find_spec("torch")
-    package = ModuleType(_ALIAS)
-    package.__path__ = (
-        [str(Path(torch.origin).parent / "utils" / "hipify")] if torch and torch.origin else []
-    )
-    sys.modules[_ALIAS] = package
     try:
-        made = importlib.import_module(f"{_ALIAS}.hipify_python")
+        made = extension_build.hipify_module()
     except ImportError as error:
         raise PortError("torch.utils.hipify is missing: install torch") from error
     return {name: str(instead) for name, instead in made.PYTORCH_MAP.items()}

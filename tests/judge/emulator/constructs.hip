@@ -87,6 +87,26 @@ __global__ void k_block_scan(const float* x, float* y) {
   Scan(held).InclusiveSum((float)I, sum);
   y[threadIdx.x] = sum;
 }
+__global__ void k_generic(const float* x, float* y) {
+  __shared__ volatile float held[64];
+  volatile float own[2] = {x[I], x[I] + 1.f};
+  held[I ^ 1] = x[I];
+  __syncthreads();
+  const volatile float* from = I % 3 == 0 ? held + I : I % 3 == 1 ? own + (I & 1) : x + I;
+  y[I] = *from;
+}
+__device__ int board[4];
+__global__ void k_grid(const float* x, float* y) {
+  const cg::grid_group grid = cg::this_grid();
+  int total = 0;
+  for (int round = 0; round < 3; ++round) {
+    if (threadIdx.x == 0) board[blockIdx.x] = 10 * round + blockIdx.x;
+    grid.sync();
+    for (int block = 0; block < 4; ++block) total += board[block];
+    grid.sync();
+  }
+  if (blockIdx.x == 2) y[threadIdx.x] = x[threadIdx.x] + total;
+}
 
 #define RUN(name)                                                                       \
   RATCHET_ENTRY run_##name(const ratchet_tensor* t, int64_t, const double*, int64_t) {  \
@@ -99,6 +119,30 @@ RUN(copysign) RUN(popc) RUN(clz) RUN(ffs) RUN(brev) RUN(umulhi) RUN(float_bits) 
 RUN(shfl_up) RUN(shfl_xor) RUN(shfl_double) RUN(shfl_long) RUN(shfl_half) RUN(shfl_sync) RUN(any) RUN(half)
 RUN(half_op) RUN(half2) RUN(bf16) RUN(hexp) RUN(ldg) RUN(constant) RUN(device) RUN(called) RUN(float4) RUN(assert)
 RUN(printf) RUN(clock) RUN(static) RUN(inside) RUN(fp8) RUN(fp8_fnuz) RUN(coalesced) RUN(groups) RUN(dynamic) RUN(atomics) RUN(tiles) RUN(block_reduce) RUN(block_scan)
+__global__ void k_first(const float* x, float* y) { y[threadIdx.x] = x[0]; }
+__global__ void k_warp_scan(const float* x, float* y) {
+  __shared__ hipcub::WarpScan<int>::TempStorage held;
+  int before;
+  hipcub::WarpScan<int>(held).ExclusiveSum(I, before);
+  y[threadIdx.x] = before;
+}
+RUN(warp_scan) RUN(generic)
+#define DEVICE(name, call)                                                                       \
+  RATCHET_ENTRY run_device_##name(const ratchet_tensor* t, int64_t, const double*, int64_t) {    \
+    const float* x = (const float*)t[0].data; float *y = (float*)t[1].data, *other;              \
+    size_t bytes = 0; void* memory = nullptr;                                                    \
+    if (hipMalloc(&other, 256) || (call) || bytes == 0 || hipMalloc(&memory, bytes)) return 2;   \
+    if (call) return 3;                                                                          \
+    if (t[0].data && #name[0] == 'm') k_first<<<1, 64>>>(other, y);                              \
+    return hipFree(memory) || hipFree(other) ? 4 : RATCHET_DONE;                                 \
+  }
+DEVICE(max, hipcub::DeviceReduce::Max(memory, bytes, x, other, 64))
+DEVICE(scan, hipcub::DeviceScan::ExclusiveSum(memory, bytes, x, y, 64))
+DEVICE(sort, hipcub::DeviceRadixSort::SortPairsDescending(memory, bytes, x, other, x, y, 64))
+RATCHET_ENTRY run_grid(const ratchet_tensor* t, int64_t, const double*, int64_t) {
+  void* given[] = {(void*)&t[0].data, (void*)&t[1].data};
+  return hipLaunchCooperativeKernel((void*)k_grid, dim3(4), dim3(64), given, 0, 0) ? RATCHET_DECLINED : RATCHET_DONE;
+}
 RATCHET_ENTRY run_host(const ratchet_tensor* t, int64_t, const double*, int64_t) {
   float* held = nullptr;
   float on_host[64], value = 2.f;

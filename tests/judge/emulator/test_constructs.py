@@ -15,7 +15,7 @@ from numpy.typing import NDArray
 
 from ratchet.judge.emulator.build import compiled_machine
 from ratchet.judge.emulator.hip_loading import HipProgram
-from ratchet.judge.static_profile.hip_compiler import HipBinary, build_hip, find_hip
+from ratchet.judge.static_profile.hip_compiler import HipBinary, compile_whole, find_hip
 from ratchet.judge.static_profile.inspection import hip_interface
 from ratchet.judge.static_profile.tools import find_tool
 from ratchet.judge.workers.candidate.architectures import ARCHITECTURES
@@ -109,6 +109,12 @@ EXPECTED: dict[str, Callable[[Values], Values]] = {
     "tiles": lambda _: (LANE // 16 * 256 + 120 + LANE % 16).astype(float),
     "block_reduce": lambda x: 0 * x + 2016,
     "block_scan": lambda _: np.cumsum(LANE).astype(float),
+    "generic": lambda x: np.select([LANE % 3 == 0, LANE % 3 == 1], [x[LANE ^ 1], x + LANE % 2], x),
+    "grid": lambda x: x + 138,
+    "warp_scan": lambda _: np.array([sum(range(i // 32 * 32, i)) for i in range(64)], float),
+    "device_max": lambda x: 0 * x + x.max(),
+    "device_scan": lambda x: np.cumsum(x) - x,
+    "device_sort": lambda x: np.sort(x)[::-1],
     "host": lambda x: 2 * x + 2,
 }
 ONE_WAVE: frozenset[str] = frozenset(("shfl_xor", "any", "coalesced"))
@@ -119,7 +125,7 @@ def built(target: str, folder: Path) -> HipBinary:
     source = folder / "constructs.hip"
     source.write_text((Path(__file__).parent / "constructs.hip").read_text())
     (folder / "ratchet_abi.h").write_text(hip_interface())
-    return build_hip(source, ARCHITECTURES[target], [])
+    return compile_whole([source], ARCHITECTURES[target], [f"-I{source.parent}"])
 
 
 @pytest.mark.parametrize("target", ["gfx942", "gfx1100"])

@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
 import shutil
 from collections.abc import Callable, Iterator
 from pathlib import Path
 
+import msgspec
 import pytest
 import torch
 
@@ -15,7 +17,12 @@ from ratchet.base.process.time_limits import Clock
 from ratchet.court.calls import judge
 from ratchet.judge.emulator import extensions
 from ratchet.judge.emulator.build import compiled_machine
-from ratchet.judge.emulator.extension_build import ExtensionSource, build_extension
+from ratchet.judge.emulator.extension_build import (
+    ExtensionOrder,
+    ExtensionSource,
+    extension_order,
+)
+from ratchet.judge.emulator.hip_build import ExtensionBuilder
 from ratchet.judge.emulator.program.settings import pretended_device
 from ratchet.judge.emulator.torch_headers import torch_headers
 from ratchet.judge.static_profile.hip_compiler import find_hip, first_error
@@ -97,20 +104,27 @@ def test_each_form_is_judged(name: str, target: str) -> None:
     assert verdict.status == "correct", verdict.reason
 
 
+def built(order: ExtensionOrder, folder: Path, target: str = "gfx942") -> Path:
+    """Compile an extension as the judge does."""
+    build = ExtensionBuilder(target, Clock.of(900.0), torch_headers(target))
+    with contextlib.closing(build(msgspec.to_builtins(order))) as packed:
+        packed.unpack(folder)
+    return folder
+
+
 X = torch.linspace(-2, 2, 64)
 Loader = Callable[[str], Callable[..., object]]
 
 
 @pytest.fixture(scope="module")
-def loader() -> Iterator[Loader]:
+def loader(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Loader]:
     source, target = (HERE / "misuse.hip").read_text(), "gfx942"
     os.environ[extensions.EMULATOR] = str(compiled_machine(target))
-    headers = torch_headers(target)
     made = extensions.EmulatedExtensions(
         target,
         Path(os.environ[extensions.EMULATOR]),
-        headers=None if headers is None else str(headers),
         device={"name": "AMD Instinct MI300X", "units": 304},
+        build=lambda order: built(order, tmp_path_factory.mktemp("built")),
     )
     module = made.load("misuse", [ExtensionSource("misuse.hip", source)])
     yield lambda name: getattr(module, name)  # type: ignore[no-any-return]
@@ -170,12 +184,6 @@ def test_host_code_that_goes_wrong_is_told_in_a_line(loader: Loader, name: str, 
         ("__device__ int f() { return nowhere; }", "k.cu:1:29: use of undeclared identifier"),
     ],
 )
-def test_what_does_not_compile_keeps_its_line(text: str, told: str) -> None:
-    headers = torch_headers("gfx942")
+def test_what_does_not_compile_keeps_its_line(text: str, told: str, tmp_path: Path) -> None:
     with pytest.raises(KernelError, match=told):
-        build_extension(
-            "extension",
-            [ExtensionSource("k.cu", text)],
-            "gfx942",
-            precompiled=None if headers is None else str(headers),
-        )
+        built(extension_order("extension", [ExtensionSource("k.cu", text)]), tmp_path)

@@ -237,7 +237,7 @@ def _record(
     name = line.name
     operations = source.numbers()
     if name in NOTHING or (name == "s_sendmsg" and "DEALLOC_VGPRS" in line.rest):
-        return _MachineRecord(operations["nothing"], [], [])
+        return _MachineRecord(operations["sleep" if name == "s_sleep" else "nothing"], [], [])
     if BRANCH.match(name) and name in operations:
         if line.rest not in labels:
             raise KernelError(f"the branch's label {line.rest!r:.60} is not known")

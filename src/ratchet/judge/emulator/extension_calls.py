@@ -14,20 +14,22 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
 from types import ModuleType
 from typing import Any, Final
+from unittest import mock
 
 import torch
-from torch import Tensor
+from torch import Tensor, _tensor_str
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_map_only
 
 from ratchet.base.errors import KernelError
-from ratchet.judge.emulator.extension_build import BuiltExtension
+from ratchet.judge.emulator.extension_build import PROGRAM
 from ratchet.judge.emulator.gpu_memory import APART_BYTES, GpuBlock, GpuMemory
 from ratchet.judge.emulator.hip_runtime import HipRuntime, move
 from ratchet.judge.emulator.kernel_text import plain_name
-from ratchet.judge.workers.candidate.torch_cuda import PretendedDevice
+from ratchet.judge.workers.candidate.architectures import PretendedDevice
 
 FILLED: Final = re.compile(r"^(new_)?empty")
+_str: Final = _tensor_str._str
 _compare: Final = ctypes.CDLL(None).memcmp
 
 
@@ -94,7 +96,12 @@ class _Call:
 
     def run(self, function: Callable[..., Any], args: Any, kwargs: Any) -> Any:
         args, kwargs = tree_map_only(Tensor, self._to_gpu, (args, kwargs))
-        with self._extension.runtime.called(), _OnGpu(self._memory), self._memory.closed():
+        with (
+            self._extension.runtime.called(),
+            _OnGpu(self._memory),
+            self._memory.closed(),
+            mock.patch.object(_tensor_str, "_str", self._shown),
+        ):
             result = function(*args, **kwargs)
         for before, _, block in self._moved.values():
             storage = before.untyped_storage()
@@ -104,6 +111,12 @@ class _Call:
             ):
                 move(here, block.address, size)
         return tree_map_only(Tensor, self._from_gpu, result)
+
+    def _shown(self, *args: Any, **kwargs: Any) -> str:
+        """Return a tensor as text: torch takes away every mode for it, and pybind11 shows tensors
+        in the error about a call with other arguments."""
+        with self._memory.opened():
+            return _str(*args, **kwargs)
 
     def _to_gpu(self, tensor: Tensor) -> Tensor:
         tensor = tensor.detach()
@@ -129,16 +142,21 @@ class LoadedExtension:
 
     def __init__(
         self,
-        built: BuiltExtension,
+        name: str,
+        built: Path,
         emulator: Path,
         memory: GpuMemory,
         matrix_cycles: Mapping[str, int] | None,
         device: PretendedDevice,
     ) -> None:
+        """`built` is the folder of its program: the assemblies, `0.s` and on, and its library."""
         self.memory = memory
-        self.runtime = HipRuntime(built.assemblies, emulator, memory, device, matrix_cycles)
+        count = len(list(built.glob("*.s")))
+        assemblies = [(built / f"{at}.s").read_text() for at in range(count)]
+        self.runtime = HipRuntime(assemblies, emulator, memory, device, matrix_cycles)
+        path = str(built / PROGRAM)
         try:
-            library = ctypes.CDLL(str(built.library))
+            library = ctypes.CDLL(path)
         except OSError as error:
             found = re.search(r"undefined symbol: (\S+)", str(error))
             missing = found[1] if found else str(error)
@@ -148,9 +166,9 @@ class LoadedExtension:
             ) from error
         self.runtime.install(library)
         self.module: ModuleType | None = None
-        if hasattr(library, f"PyInit_{built.name}"):
-            loader = importlib.machinery.ExtensionFileLoader(built.name, str(built.library))
-            spec = importlib.util.spec_from_loader(built.name, loader)
+        if hasattr(library, f"PyInit_{name}"):
+            loader = importlib.machinery.ExtensionFileLoader(name, path)
+            spec = importlib.util.spec_from_loader(name, loader)
             assert spec is not None
             self.module = importlib.util.module_from_spec(spec)
             loader.exec_module(self.module)

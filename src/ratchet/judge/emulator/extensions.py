@@ -1,28 +1,34 @@
-"""torch extensions in the sandbox: built for one target, also where a source asks torch to."""
+"""torch extensions in the sandbox: built by the judge, also where a source asks torch to."""
 
 from __future__ import annotations
 
 import os
 import sys
+import tempfile
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
 from types import ModuleType
 from typing import Any
 
+import msgspec
 import torch
 from torch import Tensor
 
 from ratchet.base.errors import KernelError
 from ratchet.judge.emulator.extension_build import (
+    SHARED,
+    ExtensionOrder,
     ExtensionSource,
-    build_extension,
     check_module,
+    extension_order,
     module_name,
 )
 from ratchet.judge.emulator.extension_calls import ExtensionOperator, LoadedExtension
 from ratchet.judge.emulator.gpu_memory import GpuMemory
 from ratchet.judge.emulator.loading import EMULATOR, load_emulated, told_device
+from ratchet.judge.workers.memory.packed_files import PackedFiles
+from ratchet.judge.workers.serving import ask_judge
 from ratchet.kernels.carried_files import CarriedFiles, split_files
 
 
@@ -34,18 +40,19 @@ class EmulatedExtensions:
         target: str,
         library: Path,
         matrix_cycles: Mapping[str, int] | None = None,
-        headers: str | None = None,
         carried: CarriedFiles | None = None,
         device: Mapping[str, Any] | None = None,
+        build: Callable[[ExtensionOrder], Path] | None = None,
     ) -> None:
-        """`library` is the compiled emulator, `headers` a folder of `torch_headers`.
+        """`library` is the compiled emulator, `device` what `told_device` takes.
 
-        `carried` are the files that follow the kernel's source, `device` what `told_device` takes.
+        `carried` are the files that follow the kernel's source. `build` returns the folder of a
+        compiled extension; by default the judge compiles it.
         """
         self._device = told_device(target, device)
-        self._headers = headers
+        self._build = build or built_by_the_judge
         self._carried = carried or CarriedFiles()
-        self._target, self._library = target, library
+        self._library = library
         self._matrix_cycles = matrix_cycles
         self._memory = GpuMemory()
         self._made: dict[str, ModuleType] = {}
@@ -69,19 +76,18 @@ class EmulatedExtensions:
         word = module_name([*sources, *headers], name)
         if word in self._made:
             return self._made[word]
-        built = build_extension(
+        order = extension_order(
             word,
             sources,
-            self._target,
             functions=functions,
             options=options,
             headers=headers,
             folders=folders,
-            precompiled=self._headers,
         )
+        built = self._build(order)
         before = set(torch._C._dispatch_get_all_op_names())
         loaded = LoadedExtension(
-            built, self._library, self._memory, self._matrix_cycles, self._device
+            word, built, self._library, self._memory, self._matrix_cycles, self._device
         )
         module = ModuleType(name)
         for key, function in loaded.functions():
@@ -186,7 +192,21 @@ def _listed(given: Any) -> list[Any]:
 
 def _macros(options: Sequence[str]) -> list[str]:
     """Return the options that clang shares with nvcc and gcc: macros and folders."""
-    return [one for one in options if one.startswith(("-D", "-U", "-I"))]
+    return [one for one in options if one.startswith(SHARED)]
+
+
+def built_by_the_judge(order: ExtensionOrder) -> Path:
+    """Have the judge compile an extension, outside of this process's reach; see `hip_build`.
+
+    Raises KernelError with the compiler's first error.
+    """
+    reply, descriptors = ask_judge({"build": msgspec.to_builtins(order)})
+    if "error" in reply:
+        raise KernelError(reply["error"])
+    folder = Path(tempfile.mkdtemp(prefix="extension-"))
+    PackedFiles(files=reply["files"], descriptor=descriptors[0]).unpack(folder)
+    os.close(descriptors[0])
+    return folder
 
 
 def load_extension(
@@ -195,13 +215,12 @@ def load_extension(
     target: str,
     name: str = "kernel.cu",
     matrix_cycles: Mapping[str, int] | None = None,
-    headers: str | None = None,
     device: Mapping[str, Any] | None = None,
 ) -> Callable[..., Any]:
     """Return an extension's function as f(*tensors, scalars), from its one source file."""
     text, carried = split_files(source)
     emulator = Path(os.environ[EMULATOR])
-    extensions = EmulatedExtensions(target, emulator, matrix_cycles, headers, device=device)
+    extensions = EmulatedExtensions(target, emulator, matrix_cycles, device=device)
     module = extensions.load(
         "extension",
         [ExtensionSource(os.path.join(carried.place, name), text)],
@@ -226,11 +245,10 @@ def load_with_extensions(
     entry: str,
     target: str,
     matrix_cycles: Mapping[str, int] | None = None,
-    headers: str | None = None,
     device: Mapping[str, Any] | None = None,
 ) -> Callable[..., Any]:
     """Return the entry of a Python source that may build extensions and launch Triton kernels."""
     emulator = Path(os.environ[EMULATOR])
     _, carried = split_files(source)
-    EmulatedExtensions(target, emulator, matrix_cycles, headers, carried, device).install()
+    EmulatedExtensions(target, emulator, matrix_cycles, carried, device).install()
     return load_emulated(source, entry, target, matrix_cycles=matrix_cycles, device=device)

@@ -421,9 +421,8 @@ def _memory(
             raise KernelError("a buffer is described by four scalar registers")
         if ("offen" in modifiers) != (operands[-3].kind == "vector"):
             raise KernelError("the buffer's offset is not as its modifiers say")
-    name = {"flat": "global"}.get(space, space)
     if verb == "atomic":
-        return _atomic(name, space, kind, operands, modifiers, flags, offset)
+        return _atomic(space, kind, operands, modifiers, flags, offset)
     known = LOADS if verb == "load" else STORES
     if kind not in known:
         return None
@@ -439,11 +438,10 @@ def _memory(
         _sized(operands, wanted, size)
     elif len(operands) != wanted:
         raise KernelError("the number of operands is not as expected")
-    return MachineForm(f"{name}_{verb}", operands, [offset, 0, size, form], flags)
+    return MachineForm(f"{space}_{verb}", operands, [offset, 0, size, form], flags)
 
 
 def _atomic(
-    name: str,
     space: str,
     kind: str,
     operands: list[MachineOperand],
@@ -453,7 +451,7 @@ def _atomic(
 ) -> MachineForm | None:
     kind, is_wide = _atomic_kind(kind)
     what = ATOMICS.get(kind)
-    if what is None or name == "scratch":
+    if what is None or space == "scratch":
         return None
     returns = "sc0" in modifiers or "glc" in modifiers or "RETURN" in modifiers.get("th", "")
     if space == "buffer":
@@ -466,7 +464,7 @@ def _atomic(
     if len(place) != 3:
         raise KernelError("the number of operands is not as expected")
     aux = [offset, 0, 8 if is_wide else 4, 0, 0, what]
-    return MachineForm(f"{name}_atomic", [result, *place, data], aux, flags | (RETURNS * returns))
+    return MachineForm(f"{space}_atomic", [result, *place, data], aux, flags | (RETURNS * returns))
 
 
 def _atomic_kind(kind: str) -> tuple[str, bool]:

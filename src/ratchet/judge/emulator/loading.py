@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import ctypes
 import functools
 import linecache
@@ -28,13 +29,13 @@ from ratchet.judge.emulator.launch import (
 )
 from ratchet.judge.emulator.linking import PlacedVariables, linked_kernel
 from ratchet.judge.emulator.pretending import GPU, MARK, EmulatedGpu
-from ratchet.judge.workers.candidate.architectures import ARCHITECTURES
+from ratchet.judge.workers.candidate.architectures import ARCHITECTURES, PretendedDevice
 from ratchet.judge.workers.candidate.fake_driver import (
     CompiledTexts,
     FakeDriver,
     assembly_number,
 )
-from ratchet.judge.workers.candidate.torch_cuda import PretendedDevice, asked
+from ratchet.judge.workers.candidate.torch_cuda import asked
 from ratchet.judge.workers.candidate.triton_source import load_source
 from ratchet.kernels.carried_files import split_files
 from ratchet.problems.free_memory import GIB, free_bytes
@@ -433,7 +434,7 @@ def load_emulated(
     poison_new_memory()
     install(driver)
     gpu = EmulatedGpu(told)
-    with gpu.entered():
+    with gpu.entered(), contextlib.chdir(path.parent):  # a source may read the files beside it
         found = load_source(source, entry, path)
     if isinstance(found, type):
         return found

@@ -330,6 +330,7 @@ inline void ds_swizzle_b32(W& w, const In& in) {
 // ---- flow ----
 inline void jump(W& w, const In& in) { w.pc = u64(i64(in.aux[0])); }
 inline void nothing(W&, const In&) {}
+inline void sleep(W&, const In&) {}  // the loop gives others their turn
 inline void s_branch(W& w, const In& in) { jump(w, in); }
 inline void s_cbranch_scc0(W& w, const In& in) { if (!w.scc) jump(w, in); }
 inline void s_cbranch_scc1(W& w, const In& in) { if (w.scc) jump(w, in); }

@@ -239,3 +239,17 @@ template <Space S> void atomic(W& w, const In& in) {
     }
     if (in.flags & RETURNS) for (int i = 0; i < each; i++) commit(w.v[in.o[0].number + i], out[i], exec);
 }
+// A flat instruction: each lane's address decides whether it is in memory, in LDS or in scratch (operands.py: APERTURES)
+constexpr u32 SHARED_HIGH = 1 << 16, PRIVATE_HIGH = 2 << 16;
+template <void (*GLOBALLY)(W&, const In&), void (*SHARED)(W&, const In&), void (*PRIVATELY)(W&, const In&)>
+void flat(W& w, const In& in) {
+    const u64 exec = w.exec(); u64 shared = 0, own = 0;
+    const u32* high = w.v[in.o[1].number + 1];
+    for (int l = 0; l < LANES; l++) { shared |= u64(high[l] == SHARED_HIGH) << l; own |= u64(high[l] == PRIVATE_HIGH) << l; }
+    shared &= exec; own &= exec;
+    if (!(shared | own)) return GLOBALLY(w, in);
+    const u64 masks[] = {exec & ~(shared | own), shared, own};
+    void (*const functions[])(W&, const In&) = {GLOBALLY, SHARED, PRIVATELY};
+    for (int i = 0; i < 3; i++) if (masks[i]) { w.set_mask(EXEC, masks[i]); functions[i](w, in); }
+    w.set_mask(EXEC, exec);
+}

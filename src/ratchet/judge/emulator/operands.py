@@ -16,6 +16,8 @@ NAMED: Final = {
 }  # fmt: skip
 """Named scalar registers, and how many each means (section "Scalar ALU Operands")."""
 BITS: Final = {"scc": 0, "src_scc": 0, "vccz": 1, "src_vccz": 1, "execz": 2, "src_execz": 2}
+APERTURES: Final = {"src_shared_base": 1 << 48, "src_private_base": 2 << 48}
+"""Where LDS and scratch begin among the addresses of flat instructions; memory.hpp has them too."""
 KINDS: Final = {"none": 0, "vector": 1, "scalar": 2, "constant": 3, "bit": 4}
 REGISTER: Final = re.compile(r"^([vas])(?:(\d+)|\[(\d+):(\d+)\])$")
 LIMITS: Final = {"v": 256, "a": 256, "s": 106}
@@ -68,6 +70,8 @@ def parse_operand(text: str, kind: str) -> MachineOperand:
         return MachineOperand(register.kind, register.number, register.registers, modifiers)
     if text in BITS:
         return MachineOperand("bit", BITS[text], 0, modifiers)
+    if text in APERTURES:
+        return MachineOperand("constant", value=APERTURES[text])
     if text == "off":
         return NO_OPERAND
     if text == "null":

@@ -20,7 +20,8 @@ from torch import Tensor
 from torch.overrides import TorchFunctionMode, _get_current_function_mode_stack
 
 from ratchet.judge.emulator.registering import registered
-from ratchet.judge.workers.candidate.torch_cuda import PretendedDevice, answering, check_index
+from ratchet.judge.workers.candidate.architectures import PretendedDevice
+from ratchet.judge.workers.candidate.torch_cuda import answering, check_index
 from ratchet.problems.free_memory import GIB
 
 MARK: Final = "ratchet_on_host"

@@ -33,6 +33,7 @@ static void go(Wave& w, Launch& c, u64& left, u64& slice) {
         if (w.m->first) w.m->note(in);
         try { FUNCTIONS[in.operation](w, in); }
         catch (const Fault& f) { w.pc--; throw; }
+        if (in.operation == SLEEP) slice = 1;  // it waits for others
     }
 }
 struct Group {

@@ -19,10 +19,12 @@ NUMBERS: Final = {
 }  # fmt: skip
 """C++ types that expressions are written in, by the kind of an operand."""
 SPACES: Final = {"buffer": "BUFFER", "global": "GLOBAL", "scratch": "SCRATCH", "ds": "LDS"}
+FLAT: Final = (("load", "load<SCRATCH>"), ("store", "store<SCRATCH>"), ("atomic", "atomic<GLOBAL>"))
+"""Flat instructions, and what becomes of those lanes whose address is in scratch."""
 _OTHERS: Final = (
     "s_load s_buffer_load ds_read2 ds_write2 ds_read_b64_tr_b16 ds_read_b64_tr_b8 "
     "ds_read_b64_tr_b4 ds_bpermute_b32 ds_permute_b32 ds_swizzle_b32 mfma mfma_scaled nothing "
-    "v_fma_mix_f32 v_fma_mixlo_f16 v_fma_mixhi_f16 v_pk_mov_b32 s_branch "
+    "sleep v_fma_mix_f32 v_fma_mixlo_f16 v_fma_mixhi_f16 v_pk_mov_b32 s_branch "
     "s_cbranch_scc0 s_cbranch_scc1 s_cbranch_vccz s_cbranch_vccnz s_cbranch_execz "
     "s_cbranch_execnz s_setreg_overflow "
 )
@@ -31,6 +33,10 @@ MACHINE_OPERATIONS: Final = {
         f"{space}_{verb}": f"{verb}<{name}>"
         for space, name in SPACES.items()
         for verb in ("load", "store", "atomic")
+    },
+    **{
+        f"flat_{verb}": f"flat<{verb}<GLOBAL>, {verb}<LDS>, {on_scratch}>"
+        for verb, on_scratch in FLAT
     },
     **{name: name for name in (*_OTHERS.split(), *LANE_FORMS)},
 }
@@ -61,7 +67,7 @@ def written(lanes: int) -> str:
         f"using Function = void (*)(W&, const In&);\nconst Function FUNCTIONS[] = {{\n{entries}}};"
     )
     machine = [(HERE / name).read_text() for name in MACHINE]
-    lanes_line = f"constexpr int LANES = {lanes};"
+    lanes_line = f"constexpr int LANES = {lanes}; constexpr unsigned SLEEP = {numbers()['sleep']};"
     return "\n".join((lanes_line, *machine, bodies, dispatch, (HERE / RUN).read_text()))
 
 

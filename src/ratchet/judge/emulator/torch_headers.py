@@ -14,6 +14,7 @@ from typing import Final
 from ratchet.base.errors import KernelError
 from ratchet.judge.static_profile.hip_compiler import (
     OWN_HEADERS,
+    PRECOMPILED,
     RUNTIME_SOURCES,
     SIDES,
     find_hip,
@@ -44,6 +45,7 @@ def torch_headers(target: str) -> Path | None:
 def _key(target: str) -> str:
     tools, architecture = find_hip(), ARCHITECTURES[target]
     parts = [*shared_options(tools, architecture, with_torch=True), version("torch"), tools.clang]
+    parts += PRECOMPILED
     parts += [str(os.stat(os.path.realpath(tools.clang)).st_mtime_ns)]
     files = (*OWN_HEADERS.rglob("*"), *RUNTIME_SOURCES)
     parts += [one.read_text() for one in sorted(files) if one.is_file()]

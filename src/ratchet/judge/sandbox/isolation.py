@@ -37,7 +37,7 @@ from ratchet.judge.sandbox.accelerator import Accelerator, groups_of
 from ratchet.judge.sandbox.confine import EXTENSIONS
 from ratchet.judge.sandbox.keeper import Orders
 from ratchet.judge.sandbox.landlock import Opened
-from ratchet.judge.sandbox.worker_modules import ZYGOTE
+from ratchet.judge.sandbox.worker_modules import PROFILE_WORKER, ZYGOTE
 from ratchet.kernels.languages.cpp import find_compiler
 
 Mechanism = Literal["bubblewrap", "landlock", "rlimits"]
@@ -271,7 +271,8 @@ def _program(module: str, with_torch: bool) -> list[str]:
     """Return the command of a worker, which finds Ratchet's code as bound, or installed."""
     folder = bubblewrap.CODE_FOLDER if bubblewrap.program() else view.code_folder()
     boot = view.BOOT.format(folder=folder, module=module)
-    return [*view.python(with_torch), "-c", TORCH_FIRST + boot if with_torch else boot]
+    is_arm = with_torch and module != PROFILE_WORKER
+    return [*view.python(with_torch), "-c", TORCH_FIRST + boot if is_arm else boot]
 
 
 def most_threads(threads: int) -> int:

@@ -93,6 +93,7 @@ _EMULATED: Final = (
     "ratchet.judge.static_profile",
     "ratchet.judge.static_profile.assembly",
     "ratchet.judge.static_profile.hip_compiler",
+    "ratchet.judge.static_profile.hip_sources",
     "ratchet.judge.static_profile.tools",
     "ratchet.kernels.carried_files",
 )
@@ -131,6 +132,7 @@ MODULES: Final[Mapping[str, tuple[str, ...]]] = {
         "ratchet.judge.static_profile.assembly",
         "ratchet.judge.static_profile.fake_device",
         "ratchet.judge.static_profile.hip_compiler",
+        "ratchet.judge.static_profile.hip_sources",
         "ratchet.judge.static_profile.tools",
         "ratchet.judge.static_profile.worker",
         "ratchet.kernels.carried_files",

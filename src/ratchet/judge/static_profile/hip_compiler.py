@@ -107,11 +107,20 @@ def _resources(clang: str) -> str:
     return run_tool([clang, "-print-resource-dir"]).stdout.strip()
 
 
-def torch_options() -> list[str]:
-    """Return the folders of torch's and Python's headers."""
+def _torch_folder() -> Path:
     spec = find_spec("torch")
     assert spec is not None and spec.submodule_search_locations
-    include = Path(next(iter(spec.submodule_search_locations))) / "include"
+    return Path(next(iter(spec.submodule_search_locations)))
+
+
+def torch_libraries() -> list[str]:
+    """Return the options that link torch's libraries."""
+    return [f"-L{_torch_folder() / 'lib'}", "-lc10", "-ltorch_cpu", "-ltorch", "-ltorch_python"]
+
+
+def torch_options() -> list[str]:
+    """Return the folders of torch's and Python's headers."""
+    include = _torch_folder() / "include"
     inside = include / "torch" / "csrc" / "api" / "include"
     python = sysconfig.get_paths()["include"]
     return [part for one in (include, inside, python) for part in ("-isystem", str(one))]
@@ -232,6 +241,10 @@ def used(precompiled: Path | None, side: str) -> list[str]:
     return [part for word in words for part in ("-Xclang", word)]
 
 
+PRECOMPILED: Final = ("-emit-pch", "-fpch-instantiate-templates")
+"""Without the second, each source instantiates what torch's headers leave open: 3 s a side."""
+
+
 def precompile_torch(folder: Path, architecture: Architecture) -> None:
     """Precompile torch's headers for both sides into a folder, with a copy of ours.
 
@@ -245,7 +258,7 @@ def precompile_torch(folder: Path, architecture: Architecture) -> None:
 
     def build(side: str) -> None:
         made = folder / f"{side}.{os.getpid()}"
-        asked = [part for word in ("-emit-pch", "-o", str(made)) for part in ("-Xclang", word)]
+        asked = [part for word in (*PRECOMPILED, "-o", str(made)) for part in ("-Xclang", word)]
         command = [tools.clang, *SIDES[side], *shared, "-fsyntax-only", *asked, str(header)]
         checked(command, architecture)
         made.rename(folder / f"{side}.pch")
@@ -256,18 +269,10 @@ def precompile_torch(folder: Path, architecture: Architecture) -> None:
         list(pool.map(build, SIDES))
 
 
-def build_hip(source: Path, architecture: Architecture, macros: Sequence[str]) -> HipBinary:
-    """Compile a source with an entry of the C++ interface; raises KernelError."""
-    tools = find_hip()
-    if tools.whole:
-        return compile_whole([source], architecture, [*macros, f"-I{source.parent}"])
-    return build_small(tools, source, architecture, macros)
-
-
 def build_small(
     tools: HipTools, source: Path, architecture: Architecture, macros: Sequence[str]
 ) -> HipBinary:
-    """Compile such a source with our own small header."""
+    """Compile a source with an entry of the C++ interface, with our own small header."""
     clang, folder = tools.clang, source.parent
     assembly, made = source.with_suffix(".s"), [folder / "host.o", folder / "hip_host.o"]
     library = folder / "host.so"

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import os
 from importlib import resources
+from pathlib import Path
 from typing import Any
 
 from pydantic import BaseModel, ConfigDict, Field, ValidationError
@@ -98,8 +99,10 @@ LEAST_TIME_S = 0.5
 class ProfileProcess:
     """The process of one kernel, started anew after it died: a compiler may abort on one target."""
 
-    def __init__(self, clock: Clock) -> None:
+    def __init__(self, clock: Clock, headers: Path | None = None) -> None:
+        """`headers` is a folder of precompiled headers that its compiler may read."""
         self._clock = clock
+        self._headers = headers
         self._child: Child | None = None
         self._sandbox: Sandbox | None = None
 
@@ -132,6 +135,7 @@ class ProfileProcess:
                 memory_bytes=MEMORY_BYTES,
                 limit_s=self._clock.left_s,
                 with_torch=True,
+                headers=self._headers,
             )
             self._child = Child(
                 program(self._sandbox.command, self._sandbox.environment, kept=self._sandbox.kept),

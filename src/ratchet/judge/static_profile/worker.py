@@ -15,9 +15,12 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+import msgspec
+
 from ratchet.base.process.channel import inherited
 from ratchet.judge.sandbox.confine import confine
-from ratchet.judge.static_profile import assembly, hip_compiler, tools
+from ratchet.judge.static_profile import assembly, tools
+from ratchet.judge.static_profile.hip_sources import HipSources, compile_sources
 from ratchet.judge.workers.candidate.architectures import ARCHITECTURES, Architecture
 from ratchet.judge.workers.candidate.fake_driver import CompiledTexts, FakeDriver
 from ratchet.judge.workers.serving import Message, Reply, describe_error, serve
@@ -48,7 +51,7 @@ class ProfileWorker:
         actions: dict[str, Callable[[Message], Message]] = {
             "python": self._python,
             "hip": self._hip,
-            "build_hip": self._build_hip,
+            "build": self._build,
         }
         return actions[message["do"]](message), []
 
@@ -99,9 +102,10 @@ class ProfileWorker:
         (folder / "ratchet_abi.h").write_text(message["interface"])
         return source, architecture, [f"-D{key}={value}" for key, value in kernel.schedule]
 
-    def _build_hip(self, message: Message) -> Message:
-        made = hip_compiler.build_hip(*self._hip_source(message))
-        return {"assembly": made.assembly, "host": base64.b64encode(made.host).decode()}
+    def _build(self, message: Message) -> Message:
+        sources = msgspec.convert(message["sources"], HipSources)
+        made = compile_sources(sources, Path(tempfile.mkdtemp(prefix="build-")))
+        return {"assemblies": made.assemblies, "host": base64.b64encode(made.host).decode()}
 
     def _hip(self, message: Message) -> Message:
         source, architecture, macros = self._hip_source(message)

@@ -135,6 +135,7 @@ class OpenProblem:
         """Those that last for the whole verdict, by the name of their arm."""
         self._batches = 0
         self.least_calls = 1
+        self.is_emulated = False
         """The fewest calls of a timed batch, unless they are too large or too slow."""
         self.among = 1
         """Verdicts that share one chance of a false answer."""
@@ -152,6 +153,15 @@ class OpenProblem:
         words = [f"{'x'.join(map(str, one.shape)) or 'scalar'} {one.dtype}" for one in specs]
         more = ["..."] if len(words) > SHOWN_INPUTS else []
         return f"{case.name} ({', '.join([*words[:SHOWN_INPUTS], *more])})"
+
+    def limit_s(self, case: int, calls: int) -> float:
+        """Return the seconds that a candidate may be at work on this many calls, untimed.
+
+        An emulated kernel is not compared with the reference's speed: the verdict's limit holds.
+        """
+        if self.is_emulated:
+            return self.clock.step_limit_s
+        return self.cases[case].limit_s(calls)
 
     @property
     def timed(self) -> list[int]:
@@ -474,7 +484,7 @@ def make_calls(candidate: CandidateProcess, opened: OpenProblem, batch: DrawnBat
     Raises CandidateFault, which names the case and the shapes of its inputs.
     """
     calls = len(batch.layout.calls)
-    limit_s = opened.cases[batch.case].limit_s(calls)
+    limit_s = opened.limit_s(batch.case, calls)
     try:
         candidate.resume()
         candidate.prepare(batch.layout, batch.memories, batch.read)

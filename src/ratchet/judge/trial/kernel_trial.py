@@ -25,7 +25,6 @@ from ratchet.judge.trial.screening.screener import Screener
 from ratchet.judge.trial.shared_compilations import SharedCompilations
 from ratchet.judge.trial.stages import KernelTrial
 from ratchet.judge.verdict import Screening, Verdict
-from ratchet.judge.workers.candidate.architectures import TARGETS
 from ratchet.judge.workers.serving import Message
 from ratchet.kernels.kernel import Kernel, Language
 from ratchet.problems.problem import Problem
@@ -104,7 +103,7 @@ class KernelJudge:
         then: Kernel | None = None,
         device: str | Accelerator = "auto",
         among: int = 1,
-        profiled: Sequence[str] = TARGETS,
+        profiled: Sequence[str] = (),
         target: str | None = None,
         compared: bool = False,
     ) -> Verdict:
@@ -123,7 +122,7 @@ class KernelJudge:
                 if there is one.
             among: the number of verdicts of which the caller takes the best. Together they are
                 falsely `proven` no more often than one alone, by a stricter level (Bonferroni).
-            profiled: the AMD targets of a Triton or HIP kernel's static profile.
+            profiled: the AMD targets of a Triton or HIP kernel's static profile; none without.
             target: an AMD GPU whose machine code is emulated; see docs/reference/emulator.md.
             compared: estimate the bound of the reference's compiled kernels on `target` too.
 
@@ -162,7 +161,8 @@ class KernelJudge:
             accelerator = self._accelerator(trial.kernel, "cpu" if trial.target else device)
             if isinstance(accelerator, Decided):
                 return accelerator
-            trial.use(accelerator, self._zygote_for(trial.kernel.language, accelerator))
+            language = "torch" if trial.target else trial.kernel.language
+            trial.use(accelerator, self._zygote_for(language, accelerator))
             return trial.run(self._worker())
         except CandidateFault as fault:
             return fault.decided

@@ -12,7 +12,6 @@ import random
 from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
 from functools import partial
-from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from ratchet import lab
@@ -21,7 +20,7 @@ from ratchet.judge.integrity.code_places import CodePlaces
 from ratchet.judge.integrity.device_work import facts, judge_own
 from ratchet.judge.integrity.library_ops import judge_census, read_census
 from ratchet.judge.integrity.own_work import places_of, watch_for
-from ratchet.judge.options import LANGUAGES, WITH_TORCH
+from ratchet.judge.options import LANGUAGES, PROFILED, WITH_TORCH
 from ratchet.judge.revision import revision
 from ratchet.judge.sandbox.accelerator import Accelerator
 from ratchet.judge.sandbox.isolation import arm_environment, isolation_name
@@ -30,7 +29,7 @@ from ratchet.judge.stage_result import Decided, Ok, T, as_stage
 from ratchet.judge.trial.held_together import check_together
 from ratchet.judge.trial.kernel_checks import CaseFacts, OpenProblem, check_cases, described_cases
 from ratchet.judge.trial.on_device import check_clocks, count_on_device
-from ratchet.judge.trial.processes.candidate import CandidateProcess
+from ratchet.judge.trial.processes.candidate import Build, CandidateProcess
 from ratchet.judge.trial.processes.compiling import Library, NextLibrary
 from ratchet.judge.trial.processes.launches import Launches
 from ratchet.judge.trial.processes.reference import ReferenceProcess
@@ -49,7 +48,6 @@ from ratchet.problems.problem import Case, Problem
 if TYPE_CHECKING:
     from ratchet.judge.emulator.estimates.references import CompiledReferences
 
-PROFILED = ("triton", "hip")
 LEFT_TO_EXPLAIN_S = 5.0
 """Time that is left, at least, to find out why a model is wrong."""
 KEPT_OLD_WEIGHTS = (
@@ -84,8 +82,8 @@ class KernelTrial:
     evidence: list[Evidence] = field(default_factory=list)
     samples: list[TimedSample] = field(default_factory=list)
     emulated: list[EmulatedCase] = field(default_factory=list)
-    headers: Path | None = None
-    """A folder of precompiled headers for an extension that the kernel builds."""
+    build: Build | None = None
+    """Compiles the extensions that an emulated kernel orders."""
     accelerator: Accelerator | None = None
     zygote: CandidateZygote | None = None
 
@@ -248,10 +246,10 @@ class KernelTrial:
     def _emulate(self, reference: ReferenceProcess, target: str) -> Decided:
         """Check every case as the machine code of a GPU that is not here."""
         elsewhere = lab.without_gpu
-        self.headers = elsewhere.headers_for(self.kernel, target)
+        self.build = elsewhere.builder_for(self.kernel, target, self.clock)
         with elsewhere.sealed_machine(target) as machine:
             sized = followed(self.kernel, self.problem)
-            kernel = elsewhere.emulated(sized, target, self.clock, self.headers)
+            kernel = elsewhere.emulated(sized, target, self.clock)
             outcome = self._check_small(reference, kernel, machine)
         if outcome is not None:
             return elsewhere.without_blame(outcome, f"emulated {target}")
@@ -311,6 +309,7 @@ class KernelTrial:
         rng = random.Random(self.secret)
         opened = OpenProblem(self.problem, reference, facts, rng, self.clock, self.accelerator)
         opened.among = self.among
+        opened.is_emulated = self.target is not None
         return Ok(opened, found.evidence)
 
     def _library(self) -> Library:
@@ -320,7 +319,7 @@ class KernelTrial:
     def _launches(self, opened: OpenProblem) -> Launches:
         """Start the candidate's processes: one to be checked, and those to be timed."""
         is_timed = any(case.timed for case in self.problem.cases)
-        timed_here = is_timed and not (self.kernel.language == "triton" and not self.accelerator)
+        timed_here = is_timed and self._is_native
         compilations = self.shared.of(self.kernel, opened)
         self.evidence += compilations.evidence
         self._launched = Launches(
@@ -331,8 +330,8 @@ class KernelTrial:
             clock=self.clock,
             accelerator=self.accelerator,
             compilations=compilations.value,
-            headers=self.headers,
             zygote=self.zygote,
+            build=self.build,
         )
         return self._launched
 
@@ -504,8 +503,8 @@ class KernelTrial:
         return shrunk if changes else ""
 
     def _profile(self) -> dict[str, Any] | None:
-        """Return the static profile of a GPU's kernel for AMD targets, whatever its status."""
-        if self.kernel.language not in PROFILED or not self.problem.cases:
+        """Return the static profile of a GPU's kernel, if it is asked for, whatever its status."""
+        if not self.profiled or self.kernel.language not in PROFILED or not self.problem.cases:
             return None
         if self.kernel.language == "hip" and is_extension(self.kernel.source):
             return None  # its kernels are compiled together with its host code

@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
+import base64
 import contextlib
 import importlib.util
 import os
 from collections.abc import Iterator, Sequence
 from dataclasses import replace
-from pathlib import Path
 
 from ratchet.base.errors import KernelError, RatchetError
 from ratchet.base.process.child import ChildFailure
@@ -15,7 +15,7 @@ from ratchet.base.process.time_limits import Clock
 from ratchet.judge.emulator.build import compiled_machine
 from ratchet.judge.emulator.estimates.bound import estimate, hottest, matrix_cycles, words
 from ratchet.judge.emulator.estimates.counts import read_told
-from ratchet.judge.emulator.hip_build import HipBuild, build_hip
+from ratchet.judge.emulator.hip_build import ExtensionBuilder, build_hip
 from ratchet.judge.emulator.launch import NOT_EMULATED
 from ratchet.judge.emulator.program.settings import pretended_device
 from ratchet.judge.emulator.torch_headers import torch_headers
@@ -48,8 +48,7 @@ EMULATED_BUILDING = """\
 from ratchet.judge.emulator.extensions import load_with_extensions
 
 {entry} = load_with_extensions(
-    {source!r}, {entry!r}, {target!r}, matrix_cycles={cycles!r}, headers={headers!r},
-    device={device!r},
+    {source!r}, {entry!r}, {target!r}, matrix_cycles={cycles!r}, device={device!r}
 )
 """
 EMULATED_HIP = """\
@@ -63,8 +62,7 @@ EMULATED_EXTENSION = """\
 from ratchet.judge.emulator.extensions import load_extension
 
 {entry} = load_extension(
-    {source!r}, {entry!r}, {target!r}, matrix_cycles={cycles!r}, headers={headers!r},
-    device={device!r},
+    {source!r}, {entry!r}, {target!r}, matrix_cycles={cycles!r}, device={device!r}
 )
 """
 RIGHT = "right on every case in Triton's interpreter; its speed was not measured: there is no GPU"
@@ -110,21 +108,22 @@ def make_ready(kernel: Kernel, target: str) -> None:
     """Compile what every verdict on such a kernel uses, once: the emulator and torch's headers."""
     with contextlib.suppress(RatchetError):  # the verdict says what is missing
         compiled_machine(target)
-        headers_for(kernel, target)
-
-
-def headers_for(kernel: Kernel, target: str) -> Path | None:
-    """Return precompiled headers for a kernel that builds an extension; None for others."""
-    return torch_headers(target) if _is_extension(kernel) or uses_extensions(kernel) else None
+        if _is_extension(kernel) or uses_extensions(kernel):
+            torch_headers(target)
 
 
 def _is_extension(kernel: Kernel) -> bool:
     return kernel.language == "hip" and is_extension(kernel.source)
 
 
-def emulated(
-    kernel: Kernel, target: str, clock: Clock, headers: Path | None = None
-) -> Kernel | Decided:
+def builder_for(kernel: Kernel, target: str, clock: Clock) -> ExtensionBuilder | None:
+    """Return what compiles the extensions that a kernel orders; None if it orders none."""
+    if not (_is_extension(kernel) or uses_extensions(kernel)):
+        return None
+    return ExtensionBuilder(target, clock, torch_headers(target))
+
+
+def emulated(kernel: Kernel, target: str, clock: Clock) -> Kernel | Decided:
     """Return the kernel as one in torch whose launches are emulated."""
     cycles = matrix_cycles(target)
     names: dict[str, object] = {
@@ -133,7 +132,6 @@ def emulated(
         "target": target,
         "cycles": cycles,
     }
-    names["headers"] = None if headers is None else str(headers)
     told = pretended_device(target)
     names["device"] = {"name": told.name, "units": told.units, "memory_bytes": told.memory_bytes}
     if _is_extension(kernel):
@@ -142,7 +140,8 @@ def emulated(
         found = _built(kernel, target, clock)
         if isinstance(found, Decided):
             return found
-        source = EMULATED_HIP.format(**names, assembly=found.assembly, host=found.host)
+        assembly, host = found[0], base64.b64encode(found[1]).decode()
+        source = EMULATED_HIP.format(**names, assembly=assembly, host=host)
     elif kernel.language != "triton" and not uses_extensions(kernel):
         reason = f"kernels in {kernel.language} are not emulated: give one in Triton, HIP or CUDA"
         return Decided("unmeasured", reason)
@@ -153,7 +152,7 @@ def emulated(
     return replace(kernel, language="torch", source=source)
 
 
-def _built(kernel: Kernel, target: str, clock: Clock) -> HipBuild | Decided:
+def _built(kernel: Kernel, target: str, clock: Clock) -> tuple[str, bytes] | Decided:
     try:
         return build_hip(kernel, target, clock)
     except KernelError as error:

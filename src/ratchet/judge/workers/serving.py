@@ -29,8 +29,23 @@ Run = Callable[[Message, list[int]], None]
 """Does the work of a fork, given its order and the descriptors that came with it."""
 
 
+_serving: Channel | None = None
+
+
+def ask_judge(question: Message) -> Reply:
+    """Ask the judge in the middle of an order; return its answer and descriptors.
+
+    Raises ChannelClosed if the judge is gone.
+    """
+    assert _serving is not None, "no order is being carried out"
+    _serving.send(question)
+    return _serving.receive()
+
+
 def serve(channel: Channel, answer: Answer) -> None:
     """Answer messages until the judge closes the channel."""
+    global _serving
+    _serving = channel
     while True:
         try:
             message, descriptors = channel.receive()

@@ -255,7 +255,7 @@ def _one(
         status="unmeasured",
         reason=NO_TIME,
     )
-    terms = Terms(target=target, time_limit_s=turn.schedule.verdict_s)
+    terms = Terms(target=target, time_limit_s=turn.schedule.verdict_s, compared=True)
     judged = court.known(kernel, problem, terms)
     if judged is None:
         if not turn.schedule.may_judge(0.0):

@@ -27,9 +27,8 @@ from ratchet.judge.emulator.estimates.counts import read_told
 from ratchet.judge.emulator.estimates.inductor import check_version, pretend, written
 from ratchet.judge.emulator.loading import EmulatedLaunch, EmulatorDriver, install
 from ratchet.judge.workers.arm import extend_import_path
-from ratchet.judge.workers.candidate.architectures import ARCHITECTURES
+from ratchet.judge.workers.candidate.architectures import ARCHITECTURES, PretendedDevice
 from ratchet.judge.workers.candidate.census import add_launch
-from ratchet.judge.workers.candidate.torch_cuda import PretendedDevice
 from ratchet.judge.workers.serving import Message, Reply, serve
 from ratchet.problems.problem import Problem, Reference
 

@@ -13,8 +13,7 @@ from ratchet.devices.catalogue import CatalogueDevice
 from ratchet.judge.emulator.decode import TARGETS
 from ratchet.judge.emulator.launch import INSTRUCTION_LIMIT
 from ratchet.judge.static_profile.bound import devices_of
-from ratchet.judge.workers.candidate.architectures import ARCHITECTURES
-from ratchet.judge.workers.candidate.torch_cuda import PretendedDevice
+from ratchet.judge.workers.candidate.architectures import ARCHITECTURES, PretendedDevice
 
 VARIABLE: Final = "RATCHET_EMULATE"
 Autotune = Literal["first", "bound"]

@@ -97,6 +97,7 @@ using namespace cuda;
 }  // namespace at
 namespace torch {
 namespace cuda {
+using namespace at::cuda;
 inline int64_t device_count() { return 1; }
 inline bool is_available() { return true; }
 inline void synchronize(int64_t = -1) {}
@@ -109,6 +110,9 @@ inline void synchronize(int64_t = -1) {}
     TORCH_CHECK(ratchet_error == hipSuccess, "HIP error: ", hipGetErrorString(ratchet_error)); \
   } while (0)
 #define C10_CUDA_CHECK(called) C10_HIP_CHECK(called)
+#ifndef AT_CHECK  // torch before 1.5
+#define AT_CHECK TORCH_CHECK
+#endif
 #define AT_CUDA_CHECK(called) C10_HIP_CHECK(called)
 #define AT_HIP_CHECK(called) C10_HIP_CHECK(called)
 #define TORCH_CUDA_CHECK(called) C10_HIP_CHECK(called)

@@ -92,6 +92,11 @@ int hipLaunchKernel(const void* kernel, Dim3 grid, Dim3 block, void** arguments,
 }
 int hipLaunchCooperativeKernel(const void* kernel, Dim3 grid, Dim3 block, void** arguments,
                                unsigned shared, void*) {
+  const uint64_t groups = uint64_t(grid.x) * grid.y * grid.z;
+  if (groups * ((uint64_t(block.x) * block.y * block.z + 31) / 32) > 2048) {  // MOST_LIVE in run.hpp
+    complaint = "a cooperative launch of more than 2,048 waves: fewer are emulated at a time";
+    return 720;  // hipErrorCooperativeLaunchTooLarge
+  }
   return ratchet_hip_launch(kernel, grid, block, arguments, shared);
 }
 // What hip_api.cpp asks for

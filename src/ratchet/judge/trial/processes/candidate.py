@@ -47,8 +47,16 @@ MAX_LIBRARY_BYTES = 64 << 20
 MAX_ANSWER_BYTES = 1 << 20
 MOST_SECONDS = 1e9
 MOST_NAMED: Final = 8
+MOST_BUILDS: Final = 64
+"""Most programs that a process may order."""
+Build = Callable[[Any], PackedFiles]
+"""Compiles what a candidate orders, outside of its reach. Raises KernelError, for the candidate."""
 OF_PROFILER: Final = ("USDT:", "STAGE:")
 """Beginnings of lines that torch's profiler prints while a census is taken."""
+AGAIN_S: Final = 20.0
+"""Seconds of work that a Python kernel's calls on known sizes may take in addition, all together:
+it may compile again, for other strides, values or weights."""
+IN_TRACEBACK: Final = '  File "'
 PRINTED_LINES, PRINTED_CHARACTERS = 3, 300
 """Most of a kernel's last output that a reason quotes."""
 STATUS_OF_FAILURE: dict[str, Status] = {"timed_out": "timed_out", "woke": "cheating"}
@@ -69,13 +77,16 @@ class CandidateProcess:
         headers: Path | None = None,
         given: Mapping[str, PackedFiles] = MappingProxyType({}),
         zygote: CandidateZygote | None = None,
+        build: Build | None = None,
     ) -> None:
         """Start it: a fork of the `zygote` if that can fork, else a new process.
 
         `headers` is a folder of precompiled headers for its compiler. `given` holds `extensions`
-        that the candidate built before, and `compilations` of torch.compile for it.
+        that the candidate built before, and `compilations` of torch.compile for it. `build`
+        compiles what it orders while it loads a kernel.
         """
         self._clock = clock
+        self._build = build
         self._accelerator = accelerator
         self._given = given
         self.device_s: float | None = None
@@ -107,6 +118,8 @@ class CandidateProcess:
         """The tensor sizes that its kernel was called on."""
         self.first_call_limit_s = FIRST_CALL_S
         """Seconds that a Python kernel's first call on new sizes may take in addition."""
+        self._spare_s = AGAIN_S
+        """What is left of AGAIN_S."""
         self.first_call_s = 0.0
         """The longest first call on new sizes; a new process takes that time again."""
         self.censuses: list[tuple[BatchLayout, Any]] | None = None
@@ -212,6 +225,12 @@ class CandidateProcess:
         self._await_ready()
         with _decides():
             reply, extra = self._child.receive("load", timeout_s=self._clock.step_limit_s)
+            for _ in range(MOST_BUILDS):
+                if self._build is None or "build" not in reply:
+                    break
+                close_descriptors(extra)
+                self._send_built(self._build, reply["build"])
+                reply, extra = self._child.receive("load", timeout_s=self._clock.step_limit_s)
         close_descriptors(extra)
         if "error" in reply:
             remedy = built_extensions.remedy_for(kernel, reply) or _printed(self._child.output())
@@ -222,6 +241,16 @@ class CandidateProcess:
         )
         if self.returns_outputs and not self.copies_outputs:
             self.copies_outputs = not readable(self._child.sender)
+
+    def _send_built(self, build: Build, order: Any) -> None:
+        """Compile what the process ordered, and hand it over."""
+        try:
+            packed = build(order)
+        except KernelError as error:
+            self._child.send({"error": str(error)})
+            return
+        with contextlib.closing(packed):
+            self._child.send({"files": packed.files}, [packed.descriptor])
 
     def start_warming(self) -> None:
         """Let it prepare to count a GPU's work while others work; `await_warm` comes next."""
@@ -290,16 +319,17 @@ class CandidateProcess:
 
         The CPU time is the candidate's claim. `meanwhile` is called once the batch has begun, with
         a function that returns True after the answer; the wall time is then useless. The calls may
-        take `limit_s` of work, a Python kernel's first on new sizes more. The whole family is
-        stopped when this returns. Raises CandidateFault if it wrote an output after it had
-        answered.
+        take `limit_s` of work, a Python kernel's first on new sizes more, later ones AGAIN_S more
+        in all. The whole family is stopped when this returns. Raises CandidateFault if it wrote an
+        output after it had answered.
         """
         assert self._layout is not None
         sizes = str([slot[3:] for slot in self._layout.calls[0]])
         is_first = sizes not in self._met
-        timeout_s = limit_s + (
-            self.first_call_limit_s if is_first and self.returns_outputs else 0.0
+        more_s = (
+            self.first_call_limit_s if is_first else min(self._spare_s, self.first_call_limit_s)
         )
+        timeout_s = limit_s + (more_s if self.returns_outputs else 0.0)
         with _decides():
             began = time.perf_counter()
             asked = {"do": "go"} if self.censuses is None else {"do": "go", "census": True}
@@ -316,6 +346,8 @@ class CandidateProcess:
         self._met.add(sizes)
         if is_first:
             self.first_call_s = max(self.first_call_s, wall_time_s)
+        else:
+            self._spare_s -= min(self._spare_s, max(0.0, wall_time_s - limit_s))
         if answered != self._read_spots(reply):
             raise fault(
                 "cheating",
@@ -436,6 +468,8 @@ def _raise_refusal(
 def _printed(output: str) -> str:
     """Return the last lines that a kernel printed before the error's traceback."""
     before = output.partition("Traceback (most recent call last)")[0]
+    if IN_TRACEBACK in before:  # whose beginning is cut off
+        return ""
     lines = [line.strip() for line in before.splitlines() if line.strip()]
     lines = [line for line in lines if not line.startswith(OF_PROFILER)]
     shown = " | ".join(lines[-PRINTED_LINES:])[-PRINTED_CHARACTERS:]

@@ -11,7 +11,6 @@ from __future__ import annotations
 
 import contextlib
 from collections.abc import Iterator
-from pathlib import Path
 
 from ratchet.base.process.time_limits import Clock
 from ratchet.judge.sandbox.accelerator import Accelerator
@@ -19,7 +18,7 @@ from ratchet.judge.sandbox.isolation import has_namespaces
 from ratchet.judge.sandbox.zygote import CandidateZygote
 from ratchet.judge.stage_result import CandidateFault, Decided
 from ratchet.judge.trial.processes.built_extensions import uses_extensions
-from ratchet.judge.trial.processes.candidate import CandidateProcess
+from ratchet.judge.trial.processes.candidate import Build, CandidateProcess
 from ratchet.judge.workers.memory.packed_files import PackedFiles
 from ratchet.kernels.kernel import Kernel
 
@@ -37,20 +36,20 @@ class Launches:
         clock: Clock,
         accelerator: Accelerator | None = None,
         compilations: PackedFiles | None = None,
-        headers: Path | None = None,
         zygote: CandidateZygote | None = None,
+        build: Build | None = None,
     ) -> None:
         """Start the first, and with it the `timed` ones of a look if they start together.
 
-        `headers` is a folder of precompiled headers. A fork of the zygote cannot see it.
+        `build` compiles what a process orders while it loads the kernel.
         """
-        self._headers = headers
+        self._build = build
         self._kernel = kernel
         self._threads = threads
         self._memory_bytes = memory_bytes
         self._clock = clock
         self._accelerator = accelerator
-        self._zygote = zygote if headers is None else None
+        self._zygote = zygote
         self._given = {} if compilations is None else {"compilations": compilations}
         self.built: PackedFiles | None = None
         """Extensions that the first process built (`load_inline`), for those after it."""
@@ -163,9 +162,9 @@ class Launches:
             memory_bytes=self._memory_bytes,
             clock=self._clock,
             accelerator=self._accelerator,
-            headers=self._headers,
             given=self._given,
             zygote=self._zygote,
+            build=self._build,
         )
 
     def _load(self, process: CandidateProcess) -> None:

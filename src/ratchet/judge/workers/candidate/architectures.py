@@ -14,6 +14,7 @@ from typing import Final, Literal
 from ratchet.base.errors import KernelError
 
 Backend = Literal["hip", "cuda"]
+MEMORY_BYTES: Final = 64 << 30
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -33,6 +34,17 @@ class Architecture:
     lds_bytes_per_workgroup: int
     max_workgroups_per_unit: int
     """Workgroups of more than one wave, which need a barrier each."""
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class PretendedDevice:
+    """A GPU as a program is told about it."""
+
+    architecture: Architecture
+    name: str
+    units: int
+    """Compute units."""
+    memory_bytes: int = MEMORY_BYTES
 
 
 _CDNA: Final = Architecture(

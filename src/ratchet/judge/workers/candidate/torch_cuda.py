@@ -10,7 +10,6 @@ import functools
 import math
 from collections import Counter
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass
 from types import SimpleNamespace
 from typing import Any, Final
 from unittest import mock
@@ -18,10 +17,9 @@ from unittest import mock
 import torch
 
 from ratchet.base.errors import KernelError
-from ratchet.judge.workers.candidate.architectures import Architecture
+from ratchet.judge.workers.candidate.architectures import PretendedDevice
 from ratchet.judge.workers.candidate.fake_driver import capability
 
-MEMORY_BYTES: Final = 64 << 30
 PRETENDED_HIP: Final = "7.0"
 """`torch.version.hip` to a program: public code chooses warps and blocks by it."""
 UNTIMED: Final = "an event's elapsed_time, which is nan: nothing is timed here"
@@ -37,17 +35,6 @@ _NOTHING: Final = (
 _MARKS: Final = ("range_push", "range_pop", "range_start", "range_end", "mark")
 """Functions of torch.cuda.nvtx, which note things for a profiler."""
 _TENSORS: Final = "Float Double Half BFloat16 Byte Char Short Int Long Bool"
-
-
-@dataclass(frozen=True, kw_only=True, slots=True)
-class PretendedDevice:
-    """A GPU as a program is told about it."""
-
-    architecture: Architecture
-    name: str
-    units: int
-    """Compute units."""
-    memory_bytes: int = MEMORY_BYTES
 
 
 asked: Counter[str] = Counter()

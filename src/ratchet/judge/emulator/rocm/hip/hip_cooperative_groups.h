@@ -1,5 +1,4 @@
-// Cooperative groups of a block, of its tiles and of the lanes that are on. A group of the whole grid has no `sync`: it
-// would wait for blocks that have not begun.
+// Cooperative groups of the grid, of a block, of its tiles and of the lanes that are on.
 #ifndef RATCHET_HIP_HIP_COOPERATIVE_GROUPS_H
 #define RATCHET_HIP_HIP_COOPERATIVE_GROUPS_H
 #include <hip/hip_runtime.h>
@@ -36,7 +35,25 @@ struct thread_block {
 };
 RATCHET_CG thread_block this_thread_block() { return {}; }
 
+// Blocks that have come to the barrier of the grid, and how often all of them had.
+static __device__ unsigned ratchet_grid_here, ratchet_grid_rounds;
 struct grid_group {
+  // All blocks must be live: see `hipLaunchCooperativeKernel`
+  RATCHET_IN static void sync() {
+    __threadfence();
+    __syncthreads();
+    if (ratchet_rank() == 0) {
+      const unsigned round = __hip_atomic_load(&ratchet_grid_rounds, __ATOMIC_ACQUIRE, __HIP_MEMORY_SCOPE_AGENT);
+      if (atomicAdd(&ratchet_grid_here, 1u) + 1 == num_blocks()) {
+        __hip_atomic_store(&ratchet_grid_here, 0u, __ATOMIC_RELAXED, __HIP_MEMORY_SCOPE_AGENT);
+        atomicAdd(&ratchet_grid_rounds, 1u);
+      } else {
+        while (__hip_atomic_load(&ratchet_grid_rounds, __ATOMIC_ACQUIRE, __HIP_MEMORY_SCOPE_AGENT) == round)
+          __builtin_amdgcn_s_sleep(1);  // others have their turn
+      }
+    }
+    __syncthreads();
+  }
   RATCHET_IN static bool is_valid() { return true; }
   RATCHET_IN static unsigned long long num_blocks() { return (unsigned long long)gridDim.x * gridDim.y * gridDim.z; }
   RATCHET_IN static unsigned long long block_rank() {

@@ -1,4 +1,4 @@
-// Sums and other reductions of a block or a warp, and a block's prefix sums, by hipcub's and cub's names.
+// Reductions and prefix sums of a block or a warp, by hipcub's and cub's names.
 #ifndef RATCHET_HIPCUB_HIPCUB_HPP
 #define RATCHET_HIPCUB_HIPCUB_HPP
 #include <hip/hip_runtime.h>
@@ -74,7 +74,25 @@ template <typename T, int N = 32> struct WarpReduce {
   }
   RATCHET_IN T Sum(T v) { return Reduce(v, hipcub::Sum()); }
 };
+template <typename T, int N = 32> struct WarpScan {
+  struct TempStorage {};
+  RATCHET_IN explicit WarpScan(TempStorage&) {}
+  template <typename F> RATCHET_IN void InclusiveScan(T v, T& out, F f) {
+    const int own = (threadIdx.x + blockDim.x * (threadIdx.y + blockDim.y * threadIdx.z)) % N;
+    for (int by = 1; by < N; by *= 2) {
+      const T before = __shfl_up(v, by, N);
+      if (own >= by) v = f(before, v);
+    }
+    out = v;
+  }
+  RATCHET_IN void InclusiveSum(T v, T& out) { InclusiveScan(v, out, hipcub::Sum()); }
+  RATCHET_IN void ExclusiveSum(T v, T& out) {
+    InclusiveSum(v, out);
+    out = out - v;
+  }
+};
 }  // namespace hipcub
+#include "ratchet_device.hpp"
 namespace cub = hipcub;
 #undef RATCHET_IN
 #endif

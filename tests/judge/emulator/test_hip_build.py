@@ -1,0 +1,80 @@
+"""Programs that the judge compiles for the emulator: what is kept, and what is refused."""
+
+from __future__ import annotations
+
+import contextlib
+from pathlib import Path
+
+import pytest
+
+from ratchet.base.errors import KernelError
+from ratchet.base.process.time_limits import Clock
+from ratchet.judge.emulator import hip_build
+from ratchet.judge.static_profile.hip_sources import HipSources, compile_sources
+from ratchet.judge.static_profile.tools import find_tool
+from ratchet.kernels.kernel import Kernel
+
+CLOCK = Clock.of(600.0)
+ORDER = {"name": "e", "sources": ["k.hip"], "files": {"k.hip": "int one;\n"}}
+needs_clang = pytest.mark.skipif(find_tool("clang") is None, reason="clang is not installed")
+
+
+@pytest.fixture
+def compiled(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> list[HipSources]:
+    """An empty cache, and what would be compiled into it."""
+    asked: list[HipSources] = []
+
+    def compile_one(sources: HipSources, *_: object) -> tuple[list[str], bytes]:
+        asked.append(sources)
+        return [f"; {len(asked)}"], b"library"
+
+    monkeypatch.setenv("RATCHET_CACHE", str(tmp_path / "cache"))
+    monkeypatch.setattr(hip_build, "_compiled", compile_one)
+    return asked
+
+
+@needs_clang
+def test_a_program_is_compiled_once_and_a_changed_one_again(compiled: list[HipSources]) -> None:
+    def built(source: str, **changes: object) -> str:
+        kernel = Kernel(name="k", language="hip", source=source, entry="k")
+        return hip_build.build_hip(kernel, str(changes.get("target", "gfx942")), CLOCK)[0]
+
+    first = built("int a;")
+    assert built("int a;") == first and len(compiled) == 1
+    assert built("int b;") != first
+    assert built("int a;", target="gfx1100") != first
+    assert len(compiled) == 3
+
+
+@needs_clang
+def test_an_order_is_compiled_once(compiled: list[HipSources]) -> None:
+    build = hip_build.ExtensionBuilder("gfx942", CLOCK, None)
+    for options in ([], [], ["-DN=2"]):
+        with contextlib.closing(build({**ORDER, "options": options})) as packed:
+            assert [name for name, _, _ in packed.files] == ["0.s", hip_build.PROGRAM]
+    assert len(compiled) == 2
+
+
+@needs_clang
+@pytest.mark.parametrize(
+    ("order", "told"),
+    [
+        ({**ORDER, "options": ["-fplugin=/tmp/own.so"]}, "no macro and no folder"),
+        ({**ORDER, "options": 3}, "nonsense"),
+        ({**ORDER, "files": {"k.hip": "x" * (9 << 20)}}, "give less"),
+        ("everything", "nonsense"),
+    ],
+)
+def test_what_a_candidate_may_not_order(
+    order: object, told: str, compiled: list[HipSources]
+) -> None:
+    with pytest.raises(KernelError, match=told):
+        hip_build.ExtensionBuilder("gfx942", CLOCK, None)(order)
+    assert not compiled
+
+
+@pytest.mark.parametrize("name", ["../out.hip", "/tmp/out.hip", "a/../../out.hip"])
+def test_a_source_stays_in_its_folder(name: str, tmp_path: Path) -> None:
+    sources = HipSources(target="gfx942", files={name: ""}, units=(name,))
+    with pytest.raises(KernelError, match="leaves its folder"):
+        compile_sources(sources, tmp_path / "in")
