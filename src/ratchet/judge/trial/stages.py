@@ -122,6 +122,8 @@ class KernelTrial:
         self.accelerator, self.zygote = accelerator, zygote
         if accelerator is not None:
             self.isolation = isolation_name(accelerator)
+            said = accelerator.warnings
+            self.evidence += [Evidence(check="the GPU", passed=None, detail=one) for one in said]
             self._runnable = runnable(self.kernel, self.problem, accelerator.torch_name)
 
     def run(self, reference: ReferenceProcess) -> Decided:
