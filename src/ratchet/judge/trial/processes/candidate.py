@@ -221,9 +221,10 @@ class CandidateProcess:
         with _decides():
             reply, extra = self._child.receive("load", timeout_s=self._clock.step_limit_s)
         close_descriptors(extra)
+        remedy = ""
         if "error" in reply:
             remedy = built_extensions.remedy_for(kernel, reply) or _printed(self._child.output())
-            _raise_refusal(reply, "cannot be loaded", remedy=remedy)
+        _raise_refusal(reply, "cannot be loaded", remedy=remedy)
         told = reply.get(UNPLACED)
         self.unplaced = (
             [str(one)[:80] for one in told[:MOST_NAMED]] if isinstance(told, list) else []
