@@ -76,10 +76,12 @@ def gpu_use(index: int) -> GpuUse:
     free, total = torch.cuda.mem_get_info(index)
     held = int(total - free - torch.cuda.memory_reserved(index))
     properties = torch.cuda.get_device_properties(index)
-    numbers = [getattr(properties, f"pci_{one}_id", None) for one in ("domain", "bus", "device")]
-    if not all(isinstance(one, int) for one in numbers):
+    try:
+        domain, bus, device = (
+            int(getattr(properties, f"pci_{one}_id")) for one in ("domain", "bus", "device")
+        )
+    except AttributeError:  # a simulated one has no place on a bus
         return GpuUse(bytes=held)
-    domain, bus, device = numbers
     if torch.version.hip:
         busy, pids = _of_amdgpu(f"{domain:04x}:{bus:02x}:{device:02x}.0", bus << 8 | device << 3)
     else:

@@ -15,10 +15,13 @@ import pytest
 from fake_gpu import FakeDriver, build_driver, open_to_all
 
 from ratchet.base.process import families
+from ratchet.base.process.time_limits import Clock
 from ratchet.judge.sandbox import bubblewrap, zygote
 from ratchet.judge.sandbox.accelerator import Accelerator
+from ratchet.judge.stage_result import CandidateFault
 from ratchet.judge.trial.kernel_trial import KernelJudge
 from ratchet.judge.trial.processes.candidate import CandidateProcess
+from ratchet.judge.trial.processes.launches import Launches
 from ratchet.judge.trial.processes.rivals import RivalProcess, Rivals
 from ratchet.judge.trial.screening import rounds, run, screener
 from ratchet.judge.trial.timing import plan
@@ -35,11 +38,13 @@ TRITON = """
 import os
 import sys
 
-assert not IMPORTED or "triton" in sys.modules, "Triton was not imported before"
+assert not FORKED or "triton" in sys.modules, "Triton was not imported before"
 cache = os.environ["TRITON_CACHE_DIR"]
 os.makedirs(cache, exist_ok=True)
-planted = bool(os.listdir(cache))
+planted = "planted" in os.listdir(cache)
+helpers = [one for _, _, files in os.walk(cache) for one in files if one.startswith("cuda_utils")]
 open(os.path.join(cache, "planted"), "w").close()
+assert not FORKED or helpers, "nobody built what calls the driver"
 os.environ["TRITON_INTERPRET"] = "1"
 import torch
 import triton
@@ -103,14 +108,15 @@ def fake(tmp_path_factory: pytest.TempPathFactory) -> FakeDriver:
 
 
 @pytest.fixture(autouse=True)
-def short(monkeypatch: pytest.MonkeyPatch) -> None:
+def short(monkeypatch: pytest.MonkeyPatch, fake: FakeDriver) -> None:
+    monkeypatch.setenv("TRITON_LIBCUDA_PATH", str(fake.path.parent))
     monkeypatch.setattr(plan, "GPU_MAX_CALLS", 4)
     monkeypatch.setattr(rounds, "ROUNDS", 4)
 
 
 def kernel(body: str, block: int = 64) -> Kernel:
     forked = bubblewrap.program() is not None
-    source = TRITON.replace("IMPORTED", str(forked)).replace("BLOCK", str(block)) + body
+    source = TRITON.replace("FORKED", str(forked)).replace("BLOCK", str(block)) + body
     return Kernel(name="answer", language="triton", source=source, entry="silu")
 
 
@@ -261,12 +267,59 @@ def test_where_no_fork_can_open_the_gpu_each_process_starts_anew(
     unforked = Kernel(
         name="answer",
         language="triton",
-        source=asked.source.replace("assert not True", "assert not False"),
+        source=asked.source.replace("not True", "not False"),
         entry="silu",
     )
     with KernelJudge(threads=2) as judge:
         (answer,) = judge.screen(problem(), [unforked], device=fake.accelerator)
     assert answer.status == "screened", answer
+
+
+LEAVES = """
+import os
+place = os.path.join(os.environ["TRITON_CACHE_DIR"], "KEY", "NAME")
+assert not os.path.exists(place), "what another process compiled"
+os.makedirs(os.path.dirname(place), exist_ok=True)
+open(place, "w").close()
+def silu(x, s):
+    return (x,)
+"""
+
+
+@pytest.mark.parametrize("name", ["kernel.cubin", "no name of a build"])
+def test_what_triton_compiled_reaches_a_candidates_later_processes_and_no_other(
+    name: str, fake: FakeDriver, judge: KernelJudge
+) -> None:
+    def load(process: CandidateProcess) -> str:
+        try:
+            process.load(asked, None)
+        except CandidateFault as error:
+            return error.decided.reason
+        return ""
+
+    asked = Kernel(
+        name="leaves", language="triton", source=LEAVES.replace("NAME", name), entry="silu"
+    )
+    usual = {"threads": 1, "memory_bytes": 64 << 30, "clock": Clock.of(60)}
+    zygote_of_gpu = judge._zygote_for("triton", fake.accelerator)
+    started: dict[str, Any] = {
+        **usual,
+        "accelerator": fake.accelerator,
+        "zygote": zygote_of_gpu,
+        "timed": 1,
+    }
+    with Launches(asked, **started) as launches:
+        first = launches.load(None)
+        launches.share_compiled(first)
+        first.pause()
+        later = launches._start()
+        try:
+            is_shared = "what another process compiled" in load(later)
+        finally:
+            later.close()
+    assert is_shared == (name == "kernel.cubin")
+    with Launches(asked, **started) as another:
+        another.load(None)  # raises if it finds anything
 
 
 def test_fewer_are_timed_together_where_a_gpu_is_small() -> None:

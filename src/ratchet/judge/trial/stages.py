@@ -392,6 +392,7 @@ class KernelTrial:
         evidence: list[Evidence],
     ) -> Decided | None:
         """Count what a batch does on a GPU, while the process that was checked is stopped."""
+        launches.share_compiled(checked)
         checked.pause()
         with launches.counting() as process:
             found = count_on_device(process, opened)

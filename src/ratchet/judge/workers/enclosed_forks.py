@@ -42,10 +42,7 @@ def serve_enclosed(work: Work, prepare: Callable[[Message], None] | None = None)
 
 def _hindrance(order: Message, work: Work) -> str:
     """Return why candidates cannot be forked here; "" if they can."""
-    with warnings.catch_warnings():
-        # A BLAS library ends its idle threads before a fork, and starts none after it.
-        warnings.simplefilter("ignore", DeprecationWarning)
-        trial = os.fork()
+    trial = quiet_fork()
     if not trial:
         try:
             _run(order, [], work)
@@ -60,6 +57,16 @@ def _hindrance(order: Message, work: Work) -> str:
     if shared:
         return "the process that would be forked shares memory"
     return ""
+
+
+def quiet_fork() -> int:
+    """Fork without Python's warning of threads.
+
+    A BLAS library ends its idle threads before a fork, and starts none after it.
+    """
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore", DeprecationWarning)
+        return os.fork()
 
 
 def _run(order: Message, descriptors: list[int], work: Work) -> None:

@@ -73,7 +73,7 @@ class CandidateProcess:
         """Start it: a fork of the `zygote` if that can fork, else a new process.
 
         `headers` is a folder of precompiled headers for its compiler. `given` holds `extensions`
-        that the candidate built before, and `compilations` of torch.compile for it.
+        and `triton`'s code that the candidate built before, and `compilations` of torch.compile.
         """
         self._clock = clock
         self._accelerator = accelerator
@@ -247,15 +247,15 @@ class CandidateProcess:
         close_descriptors(extra)
         _raise_refusal(reply, "cannot be counted", status="unmeasured")
 
-    def extensions(self) -> PackedFiles | None:
-        """Return the extensions that it built as it loaded the kernel; the caller closes them."""
+    def built(self, what: str) -> PackedFiles | None:
+        """Return the `extensions` or the code of `triton` that it built; the caller closes them."""
         with _decides():
-            self._child.send({"do": "extensions"}, timeout_s=self._clock.step_limit_s)
-            reply, handed = self._child.receive("extensions", timeout_s=self._clock.step_limit_s)
+            self._child.send({"do": "built", "what": what}, timeout_s=self._clock.step_limit_s)
+            reply, handed = self._child.receive("built", timeout_s=self._clock.step_limit_s)
         try:
             _raise_refusal(reply, "told nothing of what it built", status="crashed")
             if len(handed) != 1:
-                raise fault("crashed", "the candidate's process handed out no extensions")
+                raise fault("crashed", "the candidate's process handed out no files")
             packed = _sealed_copy(handed[0])
         finally:
             close_descriptors(handed)
