@@ -7,7 +7,7 @@
 # Timings come first, alone. A part gets what is left of the time if that is less than its own limit,
 # so the last parts are cut, not the whole. A part that failed, was cut or was left out has a line that
 # says so; what it printed besides figures is on stderr. Exit code 1 if anything failed. WORKLOAD,
-# LEVERS_WORKLOAD and BUDGET set other sizes, to walk through it on a simulated GPU.
+# LEVERS_WORKLOAD, BUDGET and TESTS set smaller parts, to walk through it on a simulated GPU.
 set -u
 cd "$(dirname "$0")/.." || exit 2
 began=$(date +%s)
@@ -53,8 +53,8 @@ within 45 scripts python3 benchmarks/gpu_scripts.py
 within 135 optimize sh -c 'exec python3 -m ratchet.cli optimize "$1" --budget "$2" --device cuda --json \
     --ledger "$0/ledger.db" --out "$0" >"$0/result.txt"' "$out" "${WORKLOAD:-llama-60m}" "${BUDGET:-2m}"
 told "$out/result.txt" 'one = json.loads(text); print(json.dumps({"optimize": one["workload"], "recipe_is": one["recipe_is"], "vs_compile": one["speedup"]["vs_compile"], "larger_batch": one["larger_batch"], "warnings": one["warnings"], "kernels": [[v["kernel"], v["status"]] for v in one["verdicts"]]}))'
-within 160 tests sh -c 'python3 -m pytest -m gpu -n 5 -q -p no:cacheprovider tests >"$0/tests.txt"; \
-    code=$?; cat "$0/tests.txt" >&2; exit $code' "$out"
+within 160 tests sh -c 'python3 -m pytest -m gpu -n 5 -q -p no:cacheprovider "$1" >"$0/tests.txt"; \
+    code=$?; cat "$0/tests.txt" >&2; exit $code' "$out" "${TESTS:-tests}"
 told "$out/tests.txt" 'print(json.dumps({"pytest -m gpu": text.strip().splitlines()[-1]}))'
 rm -r "$out"
 exit $failed
