@@ -1,7 +1,7 @@
 """Every test that needs a GPU names a twin that shows the same rule on a GPU that is not here.
 
 It does so by its mark, `gpu(twin="folder/test_file.py::test_name")`. A file's mark holds for each
-of its tests that has none of its own.
+of its tests that has none of its own. Some twins are of the long tier.
 """
 
 from __future__ import annotations

@@ -32,8 +32,8 @@ from ratchet.workloads import fake
 VARIABLE: Final = "SIMULATED_GPU"
 """The GPU's target: `sm_90`, or one of AMD's."""
 FAULTS: Final = "SIMULATED_FAULTS"
-"""Between commas: `old driver`, `busy` (others hold half), `slice` (of a GPU), `two kinds` of GPUs;
-of what is compiled: `no memory` for it, or the GPU is `lost` once it runs."""
+"""Between commas: `old driver`, `busy` (others hold half), `slice` (of a GPU), `two kinds` of GPUs,
+`no memory` for a backward pass, `lost` (the GPU, in the first of them)."""
 H100: Final = PretendedDevice(
     architecture=ARCHITECTURES["sm_90"],
     name="NVIDIA H100 80GB HBM3",
@@ -59,6 +59,10 @@ class SimulatedGpu(EmulatedGpu):
         if "busy" in self.faults:
             free = self._memory_bytes // 2
             yield torch.cuda, "mem_get_info", lambda *_: (free, self._memory_bytes)
+        if "no memory" in self.faults:
+            yield torch.autograd, "_engine_run_backward", _run_out_of_memory
+        if "lost" in self.faults:
+            yield torch.autograd, "_engine_run_backward", _fall_off_the_bus
         if "two kinds" in self.faults:
             yield torch.cuda, "device_count", lambda: 2
             yield torch.cuda, "get_device_name", lambda index=0: self._models[index]
@@ -88,6 +92,14 @@ def _refuse() -> NoReturn:
         "The NVIDIA driver on your system is too old (found version 11040). Please update your "
         "GPU driver."
     )
+
+
+def _run_out_of_memory(*_: Any, **__: Any) -> NoReturn:
+    raise torch.OutOfMemoryError("CUDA out of memory. Tried to allocate 20.00 GiB.")
+
+
+def _fall_off_the_bus(*_: Any, **__: Any) -> NoReturn:
+    raise RuntimeError("CUDA error: GPU has fallen off the bus\nCompile with more.")
 
 
 class Event:
@@ -121,10 +133,6 @@ def _compiled(
 
     @functools.wraps(function)
     def call(*given: Any, **named: Any) -> Any:
-        if "no memory" in gpu.faults:
-            raise torch.OutOfMemoryError("CUDA out of memory. Tried to allocate 20.00 GiB.")
-        if "lost" in gpu.faults:
-            raise RuntimeError("CUDA error: GPU has fallen off the bus\nCompile with more.")
         with _pop_mode_temporarily():  # type: ignore[no-untyped-call]
             return on_cores(*given, **named)
 

@@ -15,7 +15,7 @@ from ratchet import lab
 from ratchet.base.errors import CompilerMissing, JudgeError, RatchetError
 from ratchet.base.process.time_limits import Clock, OutOfTime
 from ratchet.judge.options import LANGUAGES, WITH_TORCH
-from ratchet.judge.sandbox.accelerator import Accelerator, may_use_gpu
+from ratchet.judge.sandbox.accelerator import Accelerator, all_nodes, may_use_gpu
 from ratchet.judge.sandbox.zygote import CandidateZygote
 from ratchet.judge.stage_result import CandidateFault, Decided
 from ratchet.judge.trial.processes.compiling import NextLibrary, Toolchain
@@ -70,7 +70,8 @@ class KernelJudge:
         They import torch while the caller prepares.
         """
         self._worker()
-        self._zygote_for(language, None)
+        if language != "triton" or not all_nodes():  # a GPU's starts once the GPU is known
+            self._zygote_for(language, None)
 
     def describe(self, request: Message, limit_s: float) -> Message:
         """Run a problem's file in a fork that already holds torch (`problem_file.Describe`).

@@ -182,7 +182,7 @@ def _written(turn: Turn, situation: Situation, target: str) -> tuple[TargetKerne
         return ()
     there = [one for one in regions if OF_CORES not in one.problem.text]
     chosen = sorted(there, key=lambda one: -one.likely_s)[:MOST_REGIONS]
-    budget_s = min(REGION_S * len(chosen), turn.schedule.writing_s)
+    budget_s = min(REGION_S * len(chosen), turn.schedule.left_s)  # nothing comes after it
     if not chosen or budget_s < SHORTEST_S:
         return ()
     request = WritingRequest(
