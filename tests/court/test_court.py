@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import logging
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -17,7 +17,7 @@ from ratchet.court.court import Court
 from ratchet.court.fleet import machines
 from ratchet.court.terms import Terms
 from ratchet.judge.revision import revision
-from ratchet.judge.verdict import Status, Verdict
+from ratchet.judge.verdict import Screening, Status, Verdict
 from ratchet.kernels.kernel import Kernel
 from ratchet.ledger import Ledger
 from ratchet.ledger.place import ENVIRONMENT
@@ -35,6 +35,8 @@ class StrawJudge:
     asked: list[int | None] = field(default_factory=list)
     """Threads of each verdict."""
     threads: int | None = None
+    screened: list[tuple[list[str], str]] = field(default_factory=list)
+    """Languages and device of each screening."""
 
     def __call__(self, *, threads: int | None = None) -> StrawJudge:
         self.threads = threads
@@ -55,6 +57,12 @@ class StrawJudge:
             kernel_hash=kernel.hash,
             problem_hash=problem.hash,
         )
+
+    def screen(
+        self, problem: Problem, kernels: Sequence[Kernel], *, device: str, **_: object
+    ) -> list[Screening]:
+        self.screened.append(([one.language for one in kernels], device))
+        return [Screening(kernel_hash=one.hash, status="screened", reason="") for one in kernels]
 
     def close(self) -> None: ...
 
@@ -94,6 +102,30 @@ def test_a_library_call_is_always_judged_anew(judge: StrawJudge, ledger: Path) -
     for _ in range(2):
         ratchet.judge(KERNEL, problem())
     assert len(judge.asked) == 2
+
+
+@pytest.mark.parametrize(
+    ("terms", "together", "verdicts"),
+    [
+        (Terms(device="cuda"), ["cpp", "torch", "triton"], 1),
+        (Terms(device="cpu"), ["cpp", "torch"], 2),
+        (Terms(device="cuda", target="gfx942"), ["cpp", "torch"], 2),
+    ],
+)
+def test_what_runs_as_it_is_is_screened_together_and_the_rest_by_short_verdicts(
+    terms: Terms, together: list[str], verdicts: int, judge: StrawJudge, ledger: Path
+) -> None:
+    kernels = [
+        Kernel(name="k", language=language, source=f"# {language}", entry="squared_relu")
+        for language in ("cpp", "triton", "hip", "torch")
+    ]
+    with Court(str(ledger)) as court:
+        found = court.screen(kernels, problem(), terms)
+        assert court.last(kernels[1], problem()) is None
+    assert [one.kernel_hash for one in found] == [one.hash for one in kernels]
+    ((languages, device),) = judge.screened
+    assert sorted(languages) == together and device == terms.device
+    assert len(judge.asked) == verdicts
 
 
 def test_a_verdict_whose_seed_was_known_is_not_kept(judge: StrawJudge, ledger: Path) -> None:

@@ -234,7 +234,7 @@ def _fields(device: Device) -> dict[str, object]:
     return {name: getattr(device, name) for name in Device.__dataclass_fields__}
 
 
-@pytest.mark.gpu
+@pytest.mark.gpu(twin="optimize/test_simulated_gpu.py::test_a_process_meets_a_gpu")
 @pytest.mark.skipif(not torch.cuda.is_available(), reason="torch sees no GPU")
 def test_a_gpu_measured_for_real(tmp_path: Path) -> None:
     found = measure(probe("cuda"), folder=tmp_path)

@@ -257,7 +257,7 @@ def test_two_gpus_of_different_kinds_are_two_devices(monkeypatch: pytest.MonkeyP
     assert workload_options(["llama-tiny"], None, None, None, None, "cuda") == {"device": "cuda"}
 
 
-@pytest.mark.gpu
+@pytest.mark.gpu(twin="devices/test_devices_probe.py::test_rocm_and_cuda_are_read_alike")
 @has_gpu
 def test_this_gpu() -> None:
     device = probe("cuda")
@@ -268,7 +268,8 @@ def test_this_gpu() -> None:
 
 def test_software_versions() -> None:
     versions = fingerprint.software()
-    assert versions.torch == torch.__version__
+    # The metadata of a wheel from PyPI leaves out what follows the plus sign.
+    assert versions.torch in (torch.__version__, torch.__version__.partition("+")[0])
     assert versions.python.count(".") == 2
     assert versions.fingerprint == fingerprint.software_fingerprint()
     other = replace(versions, compiler="another 1.0")

@@ -136,7 +136,7 @@ def test_the_judge_calls_it_correct(
 
 
 @needs_triton
-@pytest.mark.gpu
+@pytest.mark.gpu(twin="kernels/test_library_triton.py::test_an_entry_is_right_in_the_emulator")
 @pytest.mark.skipif(not torch.cuda.is_available(), reason="there is no GPU")
 @pytest.mark.parametrize("entry", KERNELS)
 def test_an_entry_is_right_on_a_gpu(entry: str, tmp_path: Path) -> None:

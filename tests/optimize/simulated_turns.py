@@ -17,6 +17,7 @@ import pytest
 
 from ratchet.base.errors import ArmFailure, DeadlinePassed, RatchetError
 from ratchet.devices.ceilings import Ceilings
+from ratchet.devices.gpu_use import GpuUse
 from ratchet.devices.probe import Device, probe
 from ratchet.judge.steps import recipe_trial
 from ratchet.judge.steps.arms import ArmSpec
@@ -363,7 +364,8 @@ def patched(world: World) -> Iterator[pytest.MonkeyPatch]:
         threads = 2 if world.side_by_side else 1
         here = world.device or replace(probe("cpu"), threads=threads)
         patch.setattr(loop, "probe", lambda name: here)
-        patch.setattr(loop, "others_bytes", lambda device: world.others_bytes)
+        used = GpuUse(bytes=world.others_bytes).words("cuda:0")
+        patch.setattr(loop, "warnings_of", lambda index: [used] if used else [])
         patch.setattr(compose.ceilings, "measure", lambda *a, **k: world.ceilings)
         patch.setattr(
             headroom,

@@ -51,10 +51,20 @@ def asked(monkeypatch: pytest.MonkeyPatch) -> list[tuple[Kernel, Problem, Terms]
     return found
 
 
-def written(title: str, asked: Any, request: WritingRequest, **more: Any) -> None:
-    """Stand in for the authors, which would search for a minute for each region."""
+def written(title: str, asked: Any, request: WritingRequest, **more: Any) -> Any:
+    """Stand in for the authors, which would search for a minute for each region.
+
+    They come to the first alone.
+    """
     assert (request.language, request.target, request.device) == ("triton", "gfx942", "cpu")
+    assert not [one for one in asked if "_for_cpu" in one.problem.text]
+    rows: list[Any] = []
     for one in asked:
+        about = {"problem": one.problem.name, "problem_hash": one.problem.hash}
+        if rows:
+            rows.append(SimpleNamespace(**about, status="not_reached", reason="no time"))
+            continue
+        rows.append(SimpleNamespace(**about, status="correct", reason="right"))
         bound = {"device": "MI300X", "time_s": 3e-6}
         verdict = {"emulated": [{"bounds": [bound], "estimated_speedup": 1.5}]}
         best: Any = SimpleNamespace(reason="right", verdict=verdict)
@@ -62,6 +72,7 @@ def written(title: str, asked: Any, request: WritingRequest, **more: Any) -> Non
             problem=one.problem.name, problem_hash=one.problem.hash, status="correct", best=best
         )
         more["done"](result)
+    return SimpleNamespace(rows=rows)
 
 
 def test_every_kernel_that_the_step_would_run_is_judged_for_the_target(
@@ -76,8 +87,9 @@ def test_every_kernel_that_the_step_would_run_is_judged_for_the_target(
     assert {"attention_forward", "rms_norm_backward", "adamw_step", "rope_backward"} <= {*rows}
     assert "layer_norm_forward" not in rows  # a Llama has none
     regions = [one for one in document["kernels"] if one["library"] == "region"]
-    assert len(regions) == 2 and all(one["bound_s"] == 3e-6 for one in regions)
-    assert {one["status"] for one in regions} == {"correct"}
+    assert [one["status"] for one in regions] == ["correct", "not_reached"]
+    assert [one["bound_s"] for one in regions] == [3e-6, None]
+    assert [one["reason"] for one in regions] == ["right", "no time"]
     assert rows["rope_backward"]["status"] == "wrong" and rows["rope_backward"]["reason"]
     assert rows["rope_forward"]["device"] == "MI300X" and rows["rope_forward"]["bound_s"] == 2e-6
     assert rows["attention_forward"]["sites"] == 2  # one a layer

@@ -14,7 +14,8 @@ import os
 import resource
 import time
 from collections.abc import Callable, Iterable, Iterator
-from typing import Any, Final
+from dataclasses import replace
+from typing import Any, Final, NoReturn
 
 import torch
 import torch.profiler
@@ -29,6 +30,9 @@ from ratchet.workloads import fake
 
 VARIABLE: Final = "SIMULATED_GPU"
 """The GPU's target: `sm_90`, or one of AMD's."""
+FAULTS: Final = "SIMULATED_FAULTS"
+"""Between commas: `old driver`, `busy` (others hold half), `slice` (of a GPU), `two kinds` of GPUs,
+`no memory` for a backward pass, `lost` (the GPU, in the first of them)."""
 H100: Final = PretendedDevice(
     architecture=ARCHITECTURES["sm_90"],
     name="NVIDIA H100 80GB HBM3",
@@ -40,7 +44,30 @@ H100: Final = PretendedDevice(
 class SimulatedGpu(EmulatedGpu):
     """An emulated GPU for which torch.compile compiles, and whose clock runs."""
 
+    def __init__(self, device: PretendedDevice, faults: frozenset[str]) -> None:
+        super().__init__(device)
+        self.faults, self._memory_bytes = faults, device.memory_bytes
+        self._models = [device.name, f"{device.name}, older"]
+
+    def _faulty(self) -> Iterator[tuple[Any, str, Any]]:
+        """Return the attributes of torch.cuda that differ by faults."""
+        if "old driver" in self.faults or os.environ.get("CUDA_VISIBLE_DEVICES") == "":
+            yield torch.cuda, "is_available", lambda: False
+            yield torch.cuda, "device_count", lambda: 0
+            yield torch.cuda, "init", _refuse
+        if "busy" in self.faults:
+            free = self._memory_bytes // 2
+            yield torch.cuda, "mem_get_info", lambda *_: (free, self._memory_bytes)
+        if "no memory" in self.faults:
+            yield torch.autograd, "_engine_run_backward", _run_out_of_memory
+        if "lost" in self.faults:
+            yield torch.autograd, "_engine_run_backward", _fall_off_the_bus
+        if "two kinds" in self.faults:
+            yield torch.cuda, "device_count", lambda: 2
+            yield torch.cuda, "get_device_name", lambda index=0: self._models[index]
+
     def _changes(self) -> Iterator[tuple[Any, str, Any]]:
+        yield from self._faulty()
         left = {"compile", "_engine_run_backward"}
         yield from (one for one in super()._changes() if one[1] not in left)
         compile_it = torch.compile
@@ -57,6 +84,21 @@ class SimulatedGpu(EmulatedGpu):
         # A measurement of the ceilings must not take minutes on two cores.
         yield rates, "GEMM_SIZES", {"cpu": (256,), "cuda": (256,)}
         yield rates, "DRAM_BYTES", {"cpu": (2**24, 2**26), "cuda": (2**24, 2**26)}
+
+
+def _refuse() -> NoReturn:
+    raise RuntimeError(
+        "The NVIDIA driver on your system is too old (found version 11040). Please update your "
+        "GPU driver."
+    )
+
+
+def _run_out_of_memory(*_: Any, **__: Any) -> NoReturn:
+    raise torch.OutOfMemoryError("CUDA out of memory. Tried to allocate 20.00 GiB.")
+
+
+def _fall_off_the_bus(*_: Any, **__: Any) -> NoReturn:
+    raise RuntimeError("CUDA error: GPU has fallen off the bus\nCompile with more.")
 
 
 class Event:
@@ -132,4 +174,7 @@ def begin() -> None:
     """Pretend until the process ends."""
     target = os.environ.get(VARIABLE, "sm_90")
     device = H100 if target == "sm_90" else pretended_device(target)
-    _begun.enter_context(SimulatedGpu(device).entered())
+    faults = frozenset(filter(None, os.environ.get(FAULTS, "").split(",")))
+    if "slice" in faults:
+        device = replace(device, name=f"{device.name} MIG 1g.10gb", units=16, memory_bytes=10 << 30)
+    _begun.enter_context(SimulatedGpu(device, faults).entered())

@@ -1,5 +1,6 @@
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import replace
 from typing import Any
 
@@ -8,6 +9,7 @@ import torch
 from torch import nn
 
 import ratchet.workloads.bench as bench_module
+from ratchet.problems import flop_count
 from ratchet.workloads import StepConfig, Workload, check, load
 from ratchet.workloads.bench import bench, peak_memory_bytes
 from ratchet.workloads.fake import saved_bytes
@@ -43,6 +45,35 @@ def test_a_transformers_operations_follow_its_dimensions() -> None:
     # Two products of [64, 16] by 64 keys forward and five back, 4 heads, 8 sequences, 2 layers.
     attention = 7 * (2 * 64 * 64 * 16) * 4 * 8 * 2
     assert step_flops(workload) == products + attention
+
+
+def test_groups_of_heads_are_counted_by_a_torch_that_knows_none(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """torch 2.11 refuses keys with fewer heads than queries."""
+
+    def strict(count: Callable[..., int]) -> Callable[..., int]:
+        def counted(*shapes: tuple[int, ...]) -> int:
+            assert len({shape[1] for shape in shapes}) == 1, "batch/heads mismatch among tensors"
+            return count(*shapes)
+
+        return counted
+
+    given = [torch.empty(2, heads, 8, 16, device="meta") for heads in (4, 2, 2)]
+    right = [count(given) for count in (forward, backward)]
+    for name in ("sdpa_flop", "sdpa_backward_flop"):
+        monkeypatch.setattr(flop_count, name, strict(getattr(flop_count, name)))
+    assert [count(given) for count in (forward, backward)] == right
+    product = 2 * 2 * 4 * 8 * 8 * 16
+    assert right == [2 * product, 5 * product]
+
+
+def forward(given: list[torch.Tensor]) -> int:
+    return flop_count.forward_flops(*given, out_val=None)
+
+
+def backward(given: list[torch.Tensor]) -> int:
+    return flop_count.backward_flops(given[0], *given, out_val=None)
 
 
 def test_counting_leaves_no_gradient_and_no_wrapper() -> None:

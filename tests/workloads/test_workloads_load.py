@@ -118,7 +118,7 @@ def test_the_built_in_workloads_pass_their_own_check(name: str) -> None:
     assert all(parameter.grad is None for parameter in workload.model.parameters())
 
 
-@pytest.mark.gpu
+@pytest.mark.gpu(twin="optimize/test_simulated_gpu.py::test_a_process_meets_a_gpu")
 @pytest.mark.skipif(not torch.cuda.is_available(), reason="no GPU on this machine")
 def test_a_workload_lives_on_the_gpu() -> None:
     workload = load("llama-tiny", device="cuda")

@@ -12,9 +12,9 @@ from ratchet.authors.roster import Setting, make_roster
 from ratchet.authors.run import ProblemRun, RunEvent
 from ratchet.authors.search.roofline import floor_s
 from ratchet.authors.writing_book import WritingBook, WritingOptions
-from ratchet.base.errors import DeviceError, LedgerError, RatchetError
+from ratchet.base.errors import LedgerError, RatchetError
 from ratchet.court.court import Court
-from ratchet.court.fleet.machines import Fleet, LocalFleet
+from ratchet.court.fleet.machines import LocalFleet
 from ratchet.court.static_rank import target_for
 from ratchet.court.terms import JudgedKernel, Terms
 from ratchet.devices import ceilings
@@ -47,12 +47,13 @@ def write(
     it is given.
 
     Raises:
-        RatchetError: a problem that cannot be judged, `resume` without an unfinished run, a ledger
-            that fails.
+        RatchetError: a problem that cannot be judged, a device that is not there, `resume` without
+            an unfinished run, a ledger that fails.
     """
     began_s = time.monotonic() - spent_s
     if problem.fault:
         raise RatchetError(f"problem {problem.name!r} cannot be judged: {problem.fault}")
+    court.fleet.device(request.device)  # raises DeviceError
     book = WritingBook(court.ledger, court.fingerprint)
     key = problem.hash
     state = Writing(
@@ -104,7 +105,7 @@ def _run(
     request, run_id = state.request, state.run_id
     before = book.answers(run_id)
     fleet = state.court.fleet
-    device = _device(request.device, fleet)
+    device = fleet.device(request.device)
     if isinstance(fleet, LocalFleet):  # the ceilings are this machine's
         state.floor_s = _floor_s(state.problem, device)
     setting = Setting(run=run_id, problem=state.problem, request=request, book=book, device=device)
@@ -156,14 +157,6 @@ def _run(
     }
     book.end(run_id, "interrupted" if work.stopped == "interrupted" else "finished", summary)
     return result
-
-
-def _device(name: str, fleet: Fleet) -> Device:
-    """Return the GPU where there is one to use, or the machine's cores."""
-    try:
-        return fleet.device(name)
-    except DeviceError:
-        return fleet.device("cpu")
 
 
 def _floor_s(problem: Problem, device: Device) -> float | None:

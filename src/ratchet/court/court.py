@@ -32,10 +32,8 @@ LEAST_S: Final[dict[Language, float]] = {"cpp": 3.0, "torch": 6.0, "triton": 6.0
 """Least time of a verdict before one was seen: its processes start and import torch."""
 COMPILE_S: Final = 10.0
 """Least time that torch.compile adds."""
-NOT_SCREENED: Final = ("triton", "hip")
-"""Languages that a verdict which is not kept screens."""
 TRIED_S: Final = 30.0
-"""Time limit of such a verdict."""
+"""Time limit of a verdict that is not kept, where no screening is possible."""
 ANY: Final = Terms()
 
 
@@ -152,17 +150,22 @@ class Court:
     ) -> Sequence[Screening]:
         """Return an estimate of each kernel, in their order, timed beside `best`; nothing is kept.
 
-        Triton's and HIP's kernels are not screened: a short verdict, whose luck is not kept either,
+        Kernels that are emulated are not screened: a short verdict, whose luck is not kept either,
         gives the estimate.
         """
-        screened = [one for one in kernels if one.language not in NOT_SCREENED]
-        beside = best if best is not None and best.language not in NOT_SCREENED else None
+        screened = [one for one in kernels if _is_timed(one, terms)]
+        beside = best if best is not None and _is_timed(best, terms) else None
         found: dict[str, Screening] = {}
         if screened:
-            limit_s = terms.time_limit_s
-            said = self.fleet.screen(problem, screened, best=beside, time_limit_s=limit_s)
+            said = self.fleet.screen(
+                problem,
+                screened,
+                best=beside,
+                time_limit_s=terms.time_limit_s,
+                device=terms.device,
+            )
             found = {one.kernel_hash: one for one in said}
-        tried = [one for one in kernels if one.language in NOT_SCREENED]
+        tried = [one for one in kernels if not _is_timed(one, terms)]
         short = Terms(
             time_limit_s=min(terms.time_limit_s, TRIED_S),
             device=terms.device,
@@ -240,6 +243,13 @@ class Court:
         row = judged.verdict.model_dump(mode="json")
         row["trial"] = trial_of(terms, judged.judged_at)
         book.record_verdict(row, fingerprint=here)
+
+
+def _is_timed(kernel: Kernel, terms: Terms) -> bool:
+    """Return True if a kernel runs here as it is: Triton on a GPU, others but HIP on the cores."""
+    if kernel.language == "triton":
+        return terms.target is None and may_use_gpu(kernel, terms.device)
+    return kernel.language != "hip"
 
 
 def _took_key(kernel: Kernel, problem: Problem, terms: Terms) -> str:

@@ -148,14 +148,6 @@ def how_to_see_more(count: int) -> str:
     return "check that the driver is loaded"
 
 
-def others_bytes(device: Device) -> int:
-    """Return the memory of a GPU that this process did not take; a part of it is the driver's."""
-    import torch
-
-    free, total = torch.cuda.mem_get_info(device.index)
-    return int(total - free - torch.cuda.memory_reserved(device.index))
-
-
 def _gpu(index: int) -> Device:
     import torch
 

@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING
 from ratchet.base.errors import KernelError
 from ratchet.judge.options import (
     Scale,
+    parse_device,
     parse_scale,
     parse_task,
     parse_threads,
@@ -38,13 +39,14 @@ def screen(
     time_limit_s: float | str = SCREEN_LIMIT_S,
     threads: int | None = None,
     seed: int | None = None,
+    device: str = "auto",
 ) -> tuple[Screening, ...]:
     """Estimate which of many kernels are worth a verdict; return one answer each, in order.
 
     Nothing is stored. The kernels are checked on a few secret cases, and timed together with `best`
-    and the reference on the machine's cores. An answer is at best `screened`, an estimate: only
-    `ratchet.judge` proves. The arguments are those of `ratchet.judge`; docs/reference/judge.md says
-    what screening leaves out.
+    and the reference, on the device that `ratchet.judge` would take. An answer is at best
+    `screened`, an estimate: only `ratchet.judge` proves. The arguments are those of
+    `ratchet.judge`; docs/reference/judge.md says what screening leaves out.
 
     Raises:
         RatchetError: a file is unreadable or invalid, a name unknown, or an argument out of range.
@@ -52,6 +54,7 @@ def screen(
     from ratchet.judge.trial.kernel_trial import KernelJudge
 
     limit_s, threads = parse_time_limit_s(time_limit_s), parse_threads(threads)
+    device = parse_device(device)
     tiers = None if tier is None else (parse_tier(tier),)
     with KernelJudge(threads=threads) as court:
         asked = as_problem(
@@ -59,7 +62,9 @@ def screen(
         )
         given = [as_kernel(one, asked, entry=entry) for one in kernels]
         standing = None if best is None else as_kernel(best, asked, entry=entry)
-        return court.screen(asked, given, best=standing, time_limit_s=limit_s, seed=seed)
+        return court.screen(
+            asked, given, best=standing, time_limit_s=limit_s, seed=seed, device=device
+        )
 
 
 def as_problem(

@@ -10,6 +10,7 @@ from typing import Any
 
 from ratchet.base import git
 from ratchet.devices.fingerprint import software
+from ratchet.devices.gpu_use import warnings_of
 from ratchet.devices.probe import probe
 from ratchet.judge.steps.arms import ArmProcess, ArmSpec
 from ratchet.ledger import Ledger
@@ -64,6 +65,7 @@ def bench_all(
     """Bench the workloads one after the other and record each result in the ledger."""
     device = probe(str(options.get("device", "auto")))
     commit, results = git.stamp(Path.cwd()), []
+    warnings = warnings_of(device.index) if device.kind == "cuda" else []
     with Ledger.open(ledger) as book:
         fingerprint = book.here(device)
         for workload in workloads or SIZES:
@@ -74,6 +76,7 @@ def bench_all(
             )
             with ArmProcess(spec) as arm:
                 result: dict[str, Any] = arm.call("bench", steps=steps)
+            result["warnings"] = [*warnings, *result.get("warnings", ())]
             result["versions"] = asdict(software())
             result["commit"] = commit.revision
             book.remember("bench", workload, result, fingerprint=fingerprint)

@@ -8,8 +8,9 @@ from typing import Any
 from weakref import WeakKeyDictionary
 
 import torch
-from torch.utils.flop_counter import FlopCounterMode, sdpa_backward_flop, sdpa_flop
+from torch.utils.flop_counter import FlopCounterMode
 
+from ratchet.problems.flop_count import ATTENTION, backward_flops, forward_flops
 from ratchet.workloads.backward import gradients_of
 from ratchet.workloads.checkpointing import apply_checkpointing
 from ratchet.workloads.fake import pretend
@@ -17,16 +18,6 @@ from ratchet.workloads.step import TrainingStep, compiled_loss
 from ratchet.workloads.workload import Workload
 
 aten = torch.ops.aten
-
-
-def _forward_flops(query: Any, key: Any, value: Any, *args: Any, out_val: Any, **kw: Any) -> int:
-    return int(sdpa_flop(query.shape, key.shape, value.shape))
-
-
-def _backward_flops(
-    grad: Any, query: Any, key: Any, value: Any, *args: Any, out_val: Any, **kw: Any
-) -> int:
-    return int(sdpa_backward_flop(grad.shape, query.shape, key.shape, value.shape))
 
 
 def _lstm_flops(x: Any, inner: Any, recurrent: Any, *args: Any, out_val: Any, **kw: Any) -> int:
@@ -38,14 +29,16 @@ def _lstm_backward_flops(*args: Any, out_val: Any, **kw: Any) -> int:
     return 2 * _lstm_flops(*args, out_val=out_val, **kw)
 
 
-CPU_FUSED: dict[Any, Any] = {
-    aten._scaled_dot_product_flash_attention_for_cpu: _forward_flops,
-    aten._scaled_dot_product_flash_attention_for_cpu_backward: _backward_flops,
+FUSED: dict[Any, Any] = {
+    **ATTENTION,
+    aten._scaled_dot_product_flash_attention_for_cpu: forward_flops,
+    aten._scaled_dot_product_flash_attention_for_cpu_backward: backward_flops,
     aten.mkldnn_rnn_layer: _lstm_flops,
     aten.mkldnn_rnn_layer_backward: _lstm_backward_flops,
 }
-"""Formulas for the CPU's fused attention and LSTM, whose products torch does not count."""
-for _formula in CPU_FUSED.values():
+"""Formulas for fused attention and the CPU's LSTM, whose products torch does not count, or not in
+every version."""
+for _formula in FUSED.values():
     _formula._get_raw = True
 
 _counted: WeakKeyDictionary[Workload, int] = WeakKeyDictionary()
@@ -103,7 +96,7 @@ def _counting(run: Callable[[], object]) -> int:
     with warnings.catch_warnings():
         # The counter sees through torch.jit, which torch itself has deprecated.
         warnings.simplefilter("ignore", DeprecationWarning)
-        counter = FlopCounterMode(display=False, custom_mapping=CPU_FUSED)
+        counter = FlopCounterMode(display=False, custom_mapping=FUSED)
         counter.mod_tracker = _NoModules()  # type: ignore[assignment]
         with counter:
             run()

@@ -15,7 +15,9 @@ from ratchet.kernels.kernel import Kernel
 from ratchet.problems.problem import Case, Problem, TensorSpec
 
 pytestmark = [
-    pytest.mark.gpu,
+    pytest.mark.gpu(
+        twin="judge/trial/test_judge_device.py::test_an_honest_kernel_is_right_and_timed"
+    ),
     pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a GPU"),
 ]
 needs_triton = pytest.mark.skipif(importlib.util.find_spec("triton") is None, reason="needs Triton")
@@ -111,6 +113,9 @@ def shown(verdict: Verdict) -> str:
     return "\n".join([verdict.status, verdict.reason, verdict.isolation, *lines])
 
 
+@pytest.mark.gpu(
+    twin="judge/trial/test_judge_device.py::test_a_source_in_triton_is_loaded_as_a_file"
+)
 @needs_triton
 @pytest.mark.parametrize("task", ["any", "own"])
 def test_an_honest_triton_kernel_is_right(task: str, judge: KernelJudge) -> None:
@@ -126,18 +131,25 @@ def test_an_honest_torch_kernel_is_right(judge: KernelJudge) -> None:
     assert_right(verdict)
 
 
+@pytest.mark.gpu(
+    twin="judge/integrity/test_device_evidence.py::test_a_librarys_kernel_is_not_the_candidates_own"
+)
 def test_library_work_is_not_its_own(judge: KernelJudge) -> None:
     asked = replace(problem(), task="own")
     verdict = judge.judge(kernel(HONEST), asked, time_limit_s=300, device="cuda")
     assert verdict.status == "cheating", shown(verdict)
 
 
+@pytest.mark.gpu(twin="judge/trial/test_judge_device.py::test_what_is_wrong_on_cores_is_wrong_here")
 def test_a_wrong_kernel_is_wrong(judge: KernelJudge) -> None:
     source = HONEST.replace("s[0] *", "1.001 * s[0] *")
     verdict = judge.judge(kernel(source), problem(), time_limit_s=300, device="cuda")
     assert verdict.status == "wrong", shown(verdict)
 
 
+@pytest.mark.gpu(
+    twin="judge/trial/test_judge_device.py::test_a_win_over_a_reference_that_may_have_been_slowed_is_none"
+)
 @pytest.mark.parametrize("source", [UNFINISHED, BUSY])
 @pytest.mark.usefixtures("usable")
 def test_work_that_goes_on_behind_the_answer_wins_nothing(source: str, judge: KernelJudge) -> None:
@@ -148,8 +160,26 @@ def test_work_that_goes_on_behind_the_answer_wins_nothing(source: str, judge: Ke
         assert "time limit" not in verdict.reason, shown(verdict)
 
 
+@pytest.mark.gpu(
+    twin="judge/integrity/test_device_evidence.py::test_only_what_grows_with_every_call_is_kept"
+)
 @pytest.mark.usefixtures("usable")
 def test_what_is_kept_from_call_to_call_is_told(judge: KernelJudge) -> None:
     verdict = judge.judge(kernel(CACHE), problem(256), time_limit_s=300, device="cuda")
     memory = next(one for one in verdict.evidence if one.check == "memory between calls")
     assert memory.passed is False, shown(verdict)
+
+
+@pytest.mark.gpu(
+    twin="judge/trial/test_screening_device.py"
+    "::test_sixteen_kernels_take_a_process_each_and_nothing_twice"
+)
+@needs_triton
+def test_many_triton_kernels_are_screened_together(judge: KernelJudge) -> None:
+    right = [TRITON.replace("1024", str(block)) for block in (256, 512, 1024)]
+    sources = [*right, TRITON.replace("k * value", "value"), TRITON.replace("def silu(", "def no(")]
+    given = [kernel(one, "triton") for one in sources]
+    answers = judge.screen(problem(), given, device="cuda", time_limit_s=300)
+    statuses = [one.status for one in answers]
+    assert statuses == ["screened"] * 3 + ["wrong", "refused"], answers
+    assert all(one.ratio is not None and one.ratio > 0 for one in answers[:3])

@@ -48,6 +48,7 @@ class Fleet(Protocol):
         *,
         best: Kernel | None,
         time_limit_s: float,
+        device: str = "auto",
     ) -> Sequence[Screening]:
         """Return a quick estimate of each kernel, in their order; see `KernelJudge.screen`."""
         ...
@@ -105,9 +106,12 @@ class LocalFleet:
         *,
         best: Kernel | None,
         time_limit_s: float,
+        device: str = "auto",
     ) -> Sequence[Screening]:
         """Screen here; see `KernelJudge.screen`."""
-        return self._judge.screen(problem, kernels, best=best, time_limit_s=time_limit_s)
+        return self._judge.screen(
+            problem, kernels, best=best, time_limit_s=time_limit_s, device=device
+        )
 
     def judge(
         self,

@@ -47,6 +47,7 @@ class ScreenOrder(msgspec.Struct, frozen=True, kw_only=True, tag="screen"):
     kernels: tuple[Kernel, ...]
     best: Kernel | None
     time_limit_s: float
+    device: str
 
 
 class JudgeOrder(msgspec.Struct, frozen=True, kw_only=True, tag="judge"):

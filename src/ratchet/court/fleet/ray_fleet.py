@@ -90,6 +90,7 @@ class ClusterFleet:
         *,
         best: Kernel | None,
         time_limit_s: float,
+        device: str = "auto",
     ) -> Sequence[Screening]:
         """Screen a part of the kernels on each device; each is timed against the reference."""
         count, problem_hash = min(self.width, len(kernels)), problem.hash
@@ -101,6 +102,7 @@ class ClusterFleet:
                 kernels=part,
                 best=best,
                 time_limit_s=time_limit_s,
+                device=device,
             )
             for part in parts
         ]

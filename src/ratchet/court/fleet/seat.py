@@ -60,7 +60,11 @@ def _answered(order: Order, facts: SeatFacts, threads: int) -> SeatReply:
         named = verdict.model_copy(update={"environment": environment})
         return SeatReply(facts=facts, verdict=named.model_dump(mode="json"))
     found = here.screen(
-        order.problem, order.kernels, best=order.best, time_limit_s=order.time_limit_s
+        order.problem,
+        order.kernels,
+        best=order.best,
+        time_limit_s=order.time_limit_s,
+        device=order.device,
     )
     return SeatReply(facts=facts, screenings=tuple(found))
 

@@ -18,7 +18,7 @@ from ratchet.base.errors import DeviceError
 from ratchet.devices.ceilings import Ceilings
 from ratchet.devices.roofline import roofline
 from ratchet.graph.regions.cut import Cut, reads_rows
-from ratchet.workloads.flops import CPU_FUSED
+from ratchet.workloads.flops import FUSED
 
 DTYPES = {torch.bfloat16: "bf16", torch.float16: "fp16"}
 CALLS, CALLS_S = 20, 0.3
@@ -57,7 +57,7 @@ def flops_of(cut: Cut) -> float:
 def _flops(node: Node) -> float:
     target: Any = node.target
     packet = target._overloadpacket
-    formula = CPU_FUSED.get(packet) or flop_registry.get(packet)
+    formula = FUSED.get(packet) or flop_registry.get(packet)
     if formula is None:
         return 0.0
     args, kwargs = map_arg((node.args, node.kwargs), lambda one: one.meta["val"])

@@ -46,6 +46,8 @@ PASSED: Final = (
     *("LD_LIBRARY_PATH", "TRITON_LIBCUDA_PATH", "CC"),
 )
 """Variables of the judge's environment that a candidate's worker gets on a GPU."""
+OF_GPU: Final = "GPU "
+"""Beginning of the name of something that a judge keeps for a GPU."""
 ANYBODY: Final = stat.S_IROTH | stat.S_IWOTH
 
 
@@ -66,6 +68,8 @@ class Accelerator:
     name: str = ""
     folders: tuple[str, ...] = ()
     """Folders of the driver's libraries that a sandbox must see in addition."""
+    warnings: tuple[str, ...] = ()
+    """Lines on what may spoil timings there: others use it, or GPUs differ."""
 
     @staticmethod
     def of(found: Mapping[str, Any]) -> Accelerator:
@@ -76,6 +80,7 @@ class Accelerator:
             batch_bytes=found["batch_bytes"],
             name=found["name"],
             folders=tuple(found["folders"]),
+            warnings=tuple(found["warnings"]),
         )
 
     def as_json(self) -> dict[str, Any]:
@@ -86,6 +91,11 @@ class Accelerator:
             "library": self.library,
             "flush_bytes": self.flush_bytes,
         }
+
+    @property
+    def key(self) -> str:
+        """The name of what a judge keeps for this GPU and driver, whatever memory is free."""
+        return OF_GPU + " ".join((self.torch_name, self.library, *self.folders))
 
     @property
     def nodes(self) -> list[str]:

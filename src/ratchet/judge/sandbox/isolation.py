@@ -208,8 +208,7 @@ def make_sandbox(
     folders = [] if with_torch else view.compiler_folders()
     if headers is not None:
         folders.append(str(headers))
-    if accelerator is not None:
-        folders += [*accelerator.folders, *view.compiler_if_any()]
+    folders += _folders_of(accelerator)
     scratch = None if wrapped else private_folder(uid)
     if scratch is None:
         assert wrapped is not None
@@ -247,24 +246,39 @@ def _keeper(uid: int | None, groups: tuple[int, ...], scratch: Path, opened: Ope
     return [*view.python(with_torch=False), "-c", boot, json.dumps(asdict(orders))]
 
 
+def _folders_of(accelerator: Accelerator | None) -> list[str]:
+    """Return what a sandbox shows for a GPU: its driver's libraries, and a compiler for Triton."""
+    return [*accelerator.folders, *view.compiler_if_any()] if accelerator is not None else []
+
+
 def zygote_program(
-    module: str = ZYGOTE, *, with_torch: bool = True, folders: Sequence[str] = ()
+    module: str = ZYGOTE,
+    *,
+    with_torch: bool = True,
+    folders: Sequence[str] = (),
+    accelerator: Accelerator | None = None,
 ) -> list[str]:
     """Return the command line of a zygote of candidates, before the channel's number.
 
     The zygote runs in bubblewrap's sandbox with the privileges to make namespaces, and also sees
-    these `folders`. Empty if bubblewrap does not work.
+    these `folders` and the GPU's files. Empty if bubblewrap does not work.
     """
     wrapped = bubblewrap.program()
     if wrapped is None:
         return []
-    walls = bubblewrap.around(wrapped, module, with_torch=with_torch, folders=folders)
+    shown = [*folders, *_folders_of(accelerator)]
+    walls = bubblewrap.around(
+        wrapped, module, with_torch=with_torch, folders=shown, accelerator=accelerator
+    )
     return [*walls, *_program(module, with_torch=with_torch)]
 
 
-def zygote_environment(threads: int, *, with_torch: bool = True) -> dict[str, str]:
+def zygote_environment(
+    threads: int, *, with_torch: bool = True, accelerator: Accelerator | None = None
+) -> dict[str, str]:
     """Return the environment of a zygote and its forks."""
-    return _environment(threads, with_torch, Path("/tmp"))
+    own = _environment(threads, with_torch, Path("/tmp"))
+    return own | (accelerator.environment() if accelerator else {})
 
 
 def _program(module: str, with_torch: bool) -> list[str]:

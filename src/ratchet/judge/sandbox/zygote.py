@@ -17,6 +17,7 @@ from typing import Any, Final
 from ratchet.base.errors import JudgeError
 from ratchet.base.process.channel import Channel, close_descriptors
 from ratchet.base.process.child import Child, ChildFailure, Start, program
+from ratchet.judge.sandbox.accelerator import Accelerator
 from ratchet.judge.sandbox.bubblewrap import SHARED_MEMORY_BYTES, TMP_BYTES
 from ratchet.judge.sandbox.isolation import (
     Sandbox,
@@ -84,13 +85,21 @@ class CandidateZygote:
     """The zygote of candidates in one kind of language. It only holds trusted code."""
 
     def __init__(
-        self, *, threads: int, with_torch: bool = True, folders: Sequence[str] = ()
+        self,
+        *,
+        threads: int,
+        with_torch: bool = True,
+        folders: Sequence[str] = (),
+        accelerator: Accelerator | None = None,
     ) -> None:
         """Start it; it imports torch and tries a fork meanwhile. Raises OSError.
 
-        Without torch it is that of compiled kernels, whose compiler also sees the `folders`.
+        Without torch it is that of compiled kernels, whose compiler also sees the `folders`. That
+        of a GPU has imported Triton too and never opens the GPU, which no process can after its
+        parent did. Its trial fork opens it: if it cannot, none is forked.
         """
         self.threads = threads
+        self._device = None if accelerator is None else accelerator.as_json()
         self._able: bool | None = None
         module = ZYGOTE if with_torch else CPP_ZYGOTE
         trial = make_sandbox(
@@ -99,10 +108,13 @@ class CandidateZygote:
             memory_bytes=TRIAL_BYTES,
             limit_s=START_S,
             with_torch=with_torch,
+            accelerator=accelerator,
             forked=True,
         )
-        words = zygote_program(module, with_torch=with_torch, folders=folders)
-        environment = zygote_environment(threads, with_torch=with_torch)
+        words = zygote_program(
+            module, with_torch=with_torch, folders=folders, accelerator=accelerator
+        )
+        environment = zygote_environment(threads, with_torch=with_torch, accelerator=accelerator)
         self._child = Child(
             program(lambda channel: [*words, str(channel)], environment),
             enclosed=True,
@@ -149,6 +161,7 @@ class CandidateZygote:
         return {
             "limits": json.dumps(asdict(sandbox.limits)),
             "threads": self.threads,
+            "device": self._device,
             "tmp_bytes": TMP_BYTES,
             "shared_memory_bytes": SHARED_MEMORY_BYTES,
         }

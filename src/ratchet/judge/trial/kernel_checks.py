@@ -471,11 +471,29 @@ def check_case(
 
     With `seeds`, other kernels are checked on the same values. Raises CandidateFault.
     """
+    with begun_case(candidate, opened, index, values, seeds=seeds) as finish:
+        return finish()
+
+
+@contextlib.contextmanager
+def begun_case(
+    candidate: CandidateProcess,
+    opened: OpenProblem,
+    index: int,
+    values: Sequence[int] = (),
+    *,
+    seeds: Sequence[int] = (),
+) -> Iterator[Callable[[], tuple[bool | None, str]]]:
+    """Begin the call of `check_case`; yield what waits for it and returns what that does."""
     with opened.draw(index, 1, writable_inputs=True, values=values, seeds=seeds) as batch:
-        (code,) = make_calls(candidate, opened, batch)
-        candidate.deliver(0)
-        check = opened.check(batch, 0, code, again=bool(seeds))
-    return verdict_of_call(code, check)
+        wait = begin_calls(candidate, opened, batch)
+
+        def finish() -> tuple[bool | None, str]:
+            (code,) = wait()
+            candidate.deliver(0)
+            return verdict_of_call(code, opened.check(batch, 0, code, again=bool(seeds)))
+
+        yield finish
 
 
 def make_calls(candidate: CandidateProcess, opened: OpenProblem, batch: DrawnBatch) -> list[int]:
@@ -483,12 +501,35 @@ def make_calls(candidate: CandidateProcess, opened: OpenProblem, batch: DrawnBat
 
     Raises CandidateFault, which names the case and the shapes of its inputs.
     """
+    return begin_calls(candidate, opened, batch)()
+
+
+def begin_calls(
+    candidate: CandidateProcess, opened: OpenProblem, batch: DrawnBatch
+) -> Callable[[], list[int]]:
+    """Begin all calls of a batch, untimed; return what waits for them and returns their codes.
+
+    Both raise CandidateFault, as `make_calls` does.
+    """
     calls = len(batch.layout.calls)
     limit_s = opened.limit_s(batch.case, calls)
-    try:
+    with _named(batch, opened):
         candidate.resume()
         candidate.prepare(batch.layout, batch.memories, batch.read)
-        return candidate.go(batch.memories, calls, limit_s=limit_s)[2]
+        began = candidate.begin_calls(batch.memories, limit_s=limit_s)
+
+    def wait() -> list[int]:
+        with _named(batch, opened):
+            return candidate.end_calls(calls, began, limit_s=limit_s)[2]
+
+    return wait
+
+
+@contextlib.contextmanager
+def _named(batch: DrawnBatch, opened: OpenProblem) -> Iterator[None]:
+    """Name the case in a candidate's fault."""
+    try:
+        yield
     except CandidateFault as error:
         if error.decided.status == "unmeasured":
             raise

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import functools
 import logging
 import os
 import secrets
@@ -14,7 +15,7 @@ from ratchet import lab
 from ratchet.base.errors import CompilerMissing, JudgeError, RatchetError
 from ratchet.base.process.time_limits import Clock, OutOfTime
 from ratchet.judge.options import LANGUAGES, WITH_TORCH
-from ratchet.judge.sandbox.accelerator import Accelerator, may_use_gpu
+from ratchet.judge.sandbox.accelerator import Accelerator, all_nodes, may_use_gpu
 from ratchet.judge.sandbox.zygote import CandidateZygote
 from ratchet.judge.stage_result import CandidateFault, Decided
 from ratchet.judge.trial.processes.compiling import NextLibrary, Toolchain
@@ -34,6 +35,7 @@ if TYPE_CHECKING:
     from ratchet.judge.emulator.estimates.references import CompiledReferences
 
 LOG = logging.getLogger(__name__)
+FindGpu = Callable[[str], Accelerator | Decided | None]
 FIND_TIMEOUT_S = 120.0
 """The first use of a GPU loads its libraries."""
 
@@ -67,7 +69,8 @@ class KernelJudge:
         They import torch while the caller prepares.
         """
         self._worker()
-        self._zygote_for(language, None)
+        if language != "triton" or not all_nodes():  # a GPU's starts once the GPU is known
+            self._zygote_for(language, None)
 
     def describe(self, request: Message, limit_s: float) -> Message:
         """Run a problem's file in a fork that already holds torch (`problem_file.Describe`).
@@ -194,22 +197,29 @@ class KernelJudge:
         best: Kernel | None = None,
         time_limit_s: float = 120.0,
         seed: int | None = None,
+        device: str | Accelerator = "auto",
     ) -> tuple[Screening, ...]:
         """Estimate which of many kernels are worth a verdict; return one answer each, in order.
 
         They are checked on a few secret cases, and timed together with `best` and the reference, on
-        the machine's cores. Kernels that do not fit into `time_limit_s` are `unmeasured`. The
-        problem stays open for the next call. `seed` is for tests. Raises CompilerMissing, and
-        KernelError if the problem's module cannot be found.
+        the `device` on which `judge` would time them. Kernels that do not fit into `time_limit_s`
+        are `unmeasured`. The problem stays open for the next call. `seed` is for tests. Raises
+        CompilerMissing, and KernelError if the problem's module cannot be found.
         """
         secret = secrets.randbits(48) if seed is None else seed
         clock = QuickClock.of_s(time_limit_s)
-        parts = ScreeningParts(problem, kernels, best, threads=self.threads, clock=clock)
+        find = functools.cache(self._find_gpu)
+        parts = ScreeningParts(
+            problem,
+            kernels,
+            best,
+            threads=self.threads,
+            clock=clock,
+            place=lambda one: self._accelerator(one, device, find),
+        )
         with contextlib.closing(parts), self._failing_closed(parts.decide_all):
             for run in parts.runs:
-                self._screener.run(
-                    run, self._worker, secret, lambda one: self._zygote_for(one.language, None)
-                )
+                self._screener.run(run, self._worker, secret)
         return parts.answers()
 
     @property
@@ -218,31 +228,40 @@ class KernelJudge:
         return None if self._reference is None else self._reference.pid
 
     def _accelerator(
-        self, kernel: Kernel, asked: str | Accelerator
+        self, kernel: Kernel, asked: str | Accelerator, find: FindGpu | None = None
     ) -> Accelerator | Decided | None:
-        """Return the GPU to judge on, or None for the machine's cores."""
+        """Return the GPU to judge on, or None for the machine's cores; `find` finds one."""
         if isinstance(asked, Accelerator):
-            return asked
+            return asked if kernel.language in WITH_TORCH else None
         if kernel.language not in LANGUAGES:
             return None  # the trial says so
         if asked not in ("auto", "cpu") and kernel.language not in WITH_TORCH:
             why = f"a kernel in {kernel.language} does not run on {asked}: use --device cpu"
             return Decided("refused", why)
-        if not may_use_gpu(kernel, asked):
-            return None
-        found = self._worker().ask(timeout_s=FIND_TIMEOUT_S, do="find gpu", name=asked)
+        return (find or self._find_gpu)(asked) if may_use_gpu(kernel, asked) else None
+
+    def _find_gpu(self, asked: str) -> Accelerator | Decided | None:
+        """Return the GPU of that name, why it cannot be used, or None if `auto` finds none."""
+        try:
+            found = self._worker().ask(timeout_s=FIND_TIMEOUT_S, do="find gpu", name=asked)
+        except JudgeError as error:
+            self.close()
+            return Decided("unmeasured", f"the judge could not find a GPU: {error}")
         if "missing" in found and asked == "auto":
             return None
         if "described" not in found:
             missing = found.get("refused") or found.get("missing")
             return Decided("unmeasured", f"nothing can be measured on {asked}: {missing}")
-        return Accelerator.of(found)
+        accelerator = Accelerator.of(found)
+        for words in accelerator.warnings:
+            LOG.warning("%s", words)
+        return accelerator
 
     def _zygote_for(
         self, language: Language, accelerator: Accelerator | None
     ) -> CandidateZygote | None:
         """Return the zygote of a candidate's processes; None if each starts anew."""
-        return None if accelerator is not None else self._tools.kernels(language)
+        return self._tools.kernels(language, accelerator)
 
     def _worker(self) -> ReferenceProcess:
         if self._reference is None or not self._reference.alive:

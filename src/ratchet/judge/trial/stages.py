@@ -120,6 +120,8 @@ class KernelTrial:
         self.accelerator, self.zygote = accelerator, zygote
         if accelerator is not None:
             self.isolation = isolation_name(accelerator)
+            said = accelerator.warnings
+            self.evidence += [Evidence(check="the GPU", passed=None, detail=one) for one in said]
             self._runnable = runnable(self.kernel, self.problem, accelerator.torch_name)
 
     def run(self, reference: ReferenceProcess) -> Decided:
@@ -389,6 +391,7 @@ class KernelTrial:
         evidence: list[Evidence],
     ) -> Decided | None:
         """Count what a batch does on a GPU, while the process that was checked is stopped."""
+        launches.share_compiled(checked)
         checked.pause()
         with launches.counting() as process:
             found = count_on_device(process, opened)

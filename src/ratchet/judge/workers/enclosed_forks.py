@@ -26,28 +26,30 @@ Work = Callable[[Message, int], None]
 """Does a worker's work, given its order and its channel's descriptor: -1 for a trial."""
 
 
-def serve_enclosed(work: Work) -> NoReturn:
-    """Try one fork, report whether it worked, then fork for each order; argv holds the channel."""
+def serve_enclosed(work: Work, prepare: Callable[[Message], None] | None = None) -> NoReturn:
+    """Try one fork, report whether it worked, then fork for each order; argv holds the channel.
+
+    `prepare` does first what all forks need, such as imports.
+    """
     channel = inherited(int(sys.argv[1]))
     families.hide_memory()
     message, _ = channel.receive()
+    if prepare is not None:
+        prepare(message)
     channel.send({"unable": _hindrance(message, work)})
     serve_forks(channel, lambda order, descriptors: _run(order, descriptors, work))
 
 
 def _hindrance(order: Message, work: Work) -> str:
     """Return why candidates cannot be forked here; "" if they can."""
-    with warnings.catch_warnings():
-        # A BLAS library ends its idle threads before a fork, and starts none after it.
-        warnings.simplefilter("ignore", DeprecationWarning)
-        trial = os.fork()
+    trial = quiet_fork()
     if not trial:
         try:
             _run(order, [], work)
         except OSError:
             os._exit(1)
     if os.waitstatus_to_exitcode(os.waitpid(trial, 0)[1]) != 0:
-        return "namespaces inside the sandbox are not allowed"
+        return "a fork cannot enter namespaces inside the sandbox, or open the GPU there"
     if len(os.listdir("/proc/self/task")) > 1:
         return "a thread runs in the process that would be forked"
     with open("/proc/self/maps", encoding="utf-8") as maps:
@@ -55,6 +57,16 @@ def _hindrance(order: Message, work: Work) -> str:
     if shared:
         return "the process that would be forked shares memory"
     return ""
+
+
+def quiet_fork() -> int:
+    """Fork without Python's warning of threads.
+
+    A BLAS library ends its idle threads before a fork, and starts none after it.
+    """
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore", DeprecationWarning)
+        return os.fork()
 
 
 def _run(order: Message, descriptors: list[int], work: Work) -> None:

@@ -198,7 +198,7 @@ class _Arm:
         if self.device.type == "cuda":
             kinds.append(ProfilerActivity.CUDA)
         plan = schedule(wait=0, warmup=1, active=PROFILED_STEPS, repeat=1)
-        with profile(activities=kinds, schedule=plan) as found:
+        with profile(activities=kinds, schedule=plan, acc_events=True) as found:
             for _ in range(1 + PROFILED_STEPS):
                 self._one()
                 found.step()

@@ -7,8 +7,8 @@ from dataclasses import asdict, dataclass, replace
 from itertools import islice
 from typing import Any, Final
 
-from ratchet.authors.result import WritingRequest, WritingResult
-from ratchet.authors.shares import SHORTEST_S, Asked, write_all
+from ratchet.authors.result import WritingRequest, WritingResult, WrittenKernel
+from ratchet.authors.shares import SHORTEST_S, Asked, RegionRow, write_all
 from ratchet.authors.write import Follow
 from ratchet.base.errors import ArmFailure
 from ratchet.court.court import Court
@@ -35,6 +35,8 @@ from ratchet.workloads.names import fixes_batch_size
 
 MOST_REGIONS: Final = 2
 """Regions of the step that kernels are written for."""
+OF_CORES: Final = "_for_cpu"
+"""In the name of an op that no GPU's graph has: the cores' own attention."""
 REGION_S: Final = 60.0
 """Seconds of writing for one of them."""
 _SHOWN: Final = ("name", "summary", "expected", "source", "changes_arithmetic")
@@ -178,8 +180,9 @@ def _written(turn: Turn, situation: Situation, target: str) -> tuple[TargetKerne
     except ArmFailure as error:
         turn.warn(f"no kernel was written for the step's own regions: {error}")
         return ()
-    chosen = sorted(regions, key=lambda one: -one.likely_s)[:MOST_REGIONS]
-    budget_s = min(REGION_S * len(chosen), turn.schedule.writing_s)
+    there = [one for one in regions if OF_CORES not in one.problem.text]
+    chosen = sorted(there, key=lambda one: -one.likely_s)[:MOST_REGIONS]
+    budget_s = min(REGION_S * len(chosen), turn.schedule.left_s)  # nothing comes after it
     if not chosen or budget_s < SHORTEST_S:
         return ()
     request = WritingRequest(
@@ -193,7 +196,7 @@ def _written(turn: Turn, situation: Situation, target: str) -> tuple[TargetKerne
     )
     results: list[WritingResult] = []
     with Court(turn.ledger) as court:
-        write_all(
+        written = write_all(
             turn.settings.title,
             [Asked(problem=one.problem, gain_s=one.gain_s) for one in chosen],
             request,
@@ -202,7 +205,11 @@ def _written(turn: Turn, situation: Situation, target: str) -> tuple[TargetKerne
             done=results.append,
         )
     problems = {one.problem.hash: one.problem for one in chosen}
-    return tuple(_region_row(one, problems[one.problem_hash]) for one in results)
+    best = {one.problem_hash: one.best for one in results}
+    return tuple(
+        _region_row(row, problems[row.problem_hash], best.get(row.problem_hash))
+        for row in written.rows
+    )
 
 
 def _told(turn: Turn, problem: Problem) -> Follow:
@@ -210,8 +217,8 @@ def _told(turn: Turn, problem: Problem) -> Follow:
     return lambda event, result: None
 
 
-def _region_row(result: WritingResult, problem: Problem) -> TargetKernel:
-    """Return the line of a region that the authors wrote for."""
+def _region_row(result: RegionRow, problem: Problem, best: WrittenKernel | None) -> TargetKernel:
+    """Return the line of a region, with the best kernel that the authors wrote for it."""
     shapes = (str(list(one.shape)) for one in problem.cases[0].inputs)
     row = TargetKernel(
         library="region",
@@ -219,11 +226,9 @@ def _region_row(result: WritingResult, problem: Problem) -> TargetKernel:
         sites=1,
         shapes=", ".join(islice(shapes, 3)),
         status=result.status,
-        reason=result.best.reason if result.best else "no kernel was right in the time",
+        reason=result.reason,
     )
-    if result.best is None:
-        return row
-    for case in result.best.verdict.get("emulated", [])[:1]:
+    for case in ({} if best is None else best.verdict).get("emulated", [])[:1]:
         for bound in case["bounds"][:1]:
             row = replace(row, device=bound["device"], bound_s=bound["time_s"])
         row = replace(row, estimated_speedup=case.get("estimated_speedup"))

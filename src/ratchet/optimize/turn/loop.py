@@ -17,7 +17,8 @@ from ratchet.base.errors import DeadlinePassed, DeviceError, RatchetError
 from ratchet.devices import ceilings as device_ceilings
 from ratchet.devices.ceilings import Ceilings
 from ratchet.devices.fingerprint import software
-from ratchet.devices.probe import Device, others_bytes, probe
+from ratchet.devices.gpu_use import warnings_of
+from ratchet.devices.probe import Device, probe
 from ratchet.judge.steps.arms import ArmProcess
 from ratchet.judge.trial.readiness import why_no_kernels
 from ratchet.ledger import Ledger
@@ -38,9 +39,6 @@ from ratchet.optimize.turn.search import Search
 from ratchet.optimize.turn.settings import Settings, check_settings
 from ratchet.optimize.turn.state import Listener, Turn
 from ratchet.workloads.config import StepConfig
-
-BUSY_BYTES = 3 << 30
-"""Memory of other processes from which a GPU counts as busy; a driver's contexts take less."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -87,16 +85,12 @@ def _say_without_kernels(turn: Turn) -> None:
 
 
 def _say_if_busy(turn: Turn) -> None:
-    """Say that other processes use the GPU, which a turn can bear but its timings may not."""
+    """Say which GPU was taken, and that other processes use it, which timings may not bear."""
     if turn.device.kind == "cpu":
         return
-    taken = others_bytes(turn.device)
-    if taken > BUSY_BYTES:
-        turn.warn(
-            f"other processes hold {taken / 1e9:.0f} GB of {turn.device.torch_name}: if they "
-            "compute, timings scatter and less is proven; name a free GPU with --device"
-        )
-        turn.tell("warning", text=turn.warnings[-1])
+    for words in warnings_of(turn.device.index):
+        turn.warn(words)
+        turn.tell("warning", text=words)
 
 
 def describe(turn: Turn) -> StepFacts:

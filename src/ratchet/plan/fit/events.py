@@ -56,7 +56,7 @@ def record(call: Callable[[], object], device: torch.device) -> AllocationTrace:
         torch.cuda.reset_peak_memory_stats(device)
     base_bytes = torch.cuda.memory_allocated(device) if on_gpu else alive_bytes()
     activities = [ProfilerActivity.CPU, *([ProfilerActivity.CUDA] if on_gpu else [])]
-    with profile(activities=activities, profile_memory=True) as profiled:
+    with profile(activities=activities, profile_memory=True, acc_events=True) as profiled:
         call()
         if on_gpu:
             torch.cuda.synchronize(device)

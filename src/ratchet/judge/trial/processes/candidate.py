@@ -82,8 +82,8 @@ class CandidateProcess:
         """Start it: a fork of the `zygote` if that can fork, else a new process.
 
         `headers` is a folder of precompiled headers for its compiler. `given` holds `extensions`
-        that the candidate built before, and `compilations` of torch.compile for it. `build`
-        compiles what it orders while it loads a kernel.
+        and `triton`'s code that the candidate built before, and `compilations` of torch.compile for
+        it. `build` compiles what it orders while it loads a kernel.
         """
         self._clock = clock
         self._build = build
@@ -213,6 +213,11 @@ class CandidateProcess:
 
     def load(self, kernel: Kernel, library: int | None) -> None:
         """Load the kernel: its library, or its source if it is written in Python."""
+        self.begin_load(kernel, library)
+        self.await_load(kernel)
+
+    def begin_load(self, kernel: Kernel, library: int | None) -> None:
+        """Let it load the kernel while others work; `await_load` comes next."""
         message = {"do": "load", "entry": kernel.entry, "kernel": kernel.as_json()}
         if self._accelerator is not None:
             message["device"] = self._accelerator.as_json()
@@ -222,6 +227,9 @@ class CandidateProcess:
             handed += [packed.descriptor for packed in self._given.values()]
         with _starts():
             self._child.send(message, handed, timeout_s=self._clock.step_limit_s)
+
+    def await_load(self, kernel: Kernel) -> None:
+        """Wait until it has loaded the kernel. Raises CandidateFault if it cannot."""
         self._await_ready()
         with _decides():
             reply, extra = self._child.receive("load", timeout_s=self._clock.step_limit_s)
@@ -232,9 +240,10 @@ class CandidateProcess:
                 self._send_built(self._build, reply["build"])
                 reply, extra = self._child.receive("load", timeout_s=self._clock.step_limit_s)
         close_descriptors(extra)
+        remedy = ""
         if "error" in reply:
             remedy = built_extensions.remedy_for(kernel, reply) or _printed(self._child.output())
-            _raise_refusal(reply, "cannot be loaded", remedy=remedy)
+        _raise_refusal(reply, "cannot be loaded", remedy=remedy)
         told = reply.get(UNPLACED)
         self.unplaced = (
             [str(one)[:80] for one in told[:MOST_NAMED]] if isinstance(told, list) else []
@@ -267,15 +276,15 @@ class CandidateProcess:
         close_descriptors(extra)
         _raise_refusal(reply, "cannot be counted", status="unmeasured")
 
-    def extensions(self) -> PackedFiles | None:
-        """Return the extensions that it built as it loaded the kernel; the caller closes them."""
+    def built(self, what: str) -> PackedFiles | None:
+        """Return the `extensions` or the code of `triton` that it built; the caller closes them."""
         with _decides():
-            self._child.send({"do": "extensions"}, timeout_s=self._clock.step_limit_s)
-            reply, handed = self._child.receive("extensions", timeout_s=self._clock.step_limit_s)
+            self._child.send({"do": "built", "what": what}, timeout_s=self._clock.step_limit_s)
+            reply, handed = self._child.receive("built", timeout_s=self._clock.step_limit_s)
         try:
             _raise_refusal(reply, "told nothing of what it built", status="crashed")
             if len(handed) != 1:
-                raise fault("crashed", "the candidate's process handed out no extensions")
+                raise fault("crashed", "the candidate's process handed out no files")
             packed = _sealed_copy(handed[0])
         finally:
             close_descriptors(handed)
@@ -323,19 +332,27 @@ class CandidateProcess:
         in all. The whole family is stopped when this returns. Raises CandidateFault if it wrote an
         output after it had answered.
         """
-        assert self._layout is not None
-        sizes = str([slot[3:] for slot in self._layout.calls[0]])
-        is_first = sizes not in self._met
-        more_s = (
-            self.first_call_limit_s if is_first else min(self._spare_s, self.first_call_limit_s)
-        )
-        timeout_s = limit_s + (more_s if self.returns_outputs else 0.0)
+        began = self.begin_calls(memories, limit_s=limit_s)
+        if meanwhile is not None:
+            with _decides():
+                meanwhile(lambda: self._child.has_answer)
+        return self.end_calls(calls, began, limit_s=limit_s)
+
+    def begin_calls(self, memories: Sequence[int], *, limit_s: float) -> float:
+        """Reveal a batch; return the time on our clock. `end_calls` comes next."""
         with _decides():
             began = time.perf_counter()
             asked = {"do": "go"} if self.censuses is None else {"do": "go", "census": True}
-            self._child.send(asked, memories, timeout_s=timeout_s)
-            if meanwhile is not None:
-                meanwhile(lambda: self._child.has_answer)
+            self._child.send(asked, memories, timeout_s=limit_s + self._more_s)
+        return began
+
+    def end_calls(
+        self, calls: int, began: float, *, limit_s: float
+    ) -> tuple[float, float, list[int]]:
+        """Wait for the calls of a batch that began then; return what `go` does."""
+        assert self._layout is not None
+        is_first, timeout_s = self._sizes not in self._met, limit_s + self._more_s
+        with _decides():
             reply, extra = self._child.receive("go", timeout_s=timeout_s)
             wall_time_s = time.perf_counter() - began
             answered = self._read_spots(reply, first=True)
@@ -343,7 +360,7 @@ class CandidateProcess:
                 wall_time_s = time.perf_counter() - began
             self._child.pause()
         close_descriptors(extra)
-        self._met.add(sizes)
+        self._met.add(self._sizes)
         if is_first:
             self.first_call_s = max(self.first_call_s, wall_time_s)
         else:
@@ -364,6 +381,20 @@ class CandidateProcess:
         if self.censuses is not None:
             self.censuses.append((self._layout, reply.get("census")))
         return wall_time_s, float(cast(float, cpu_time_s)), cast("list[int]", codes)
+
+    @property
+    def _more_s(self) -> float:
+        """The seconds that a Python kernel's calls may take longer; most on sizes new to it."""
+        if not self.returns_outputs:
+            return 0.0
+        is_first = self._sizes not in self._met
+        return self.first_call_limit_s if is_first else min(self._spare_s, self.first_call_limit_s)
+
+    @property
+    def _sizes(self) -> str:
+        """The sizes of the announced batch's tensors."""
+        assert self._layout is not None
+        return str([slot[3:] for slot in self._layout.calls[0]])
 
     def deliver(self, call: int) -> None:
         """Copy a call's outputs to shared memory, unless they are there; it must be stopped."""

@@ -16,6 +16,7 @@ from typing import Final
 from ratchet.base.process.time_limits import Clock
 from ratchet.judge.options import WITH_TORCH
 from ratchet.judge.sandbox import view
+from ratchet.judge.sandbox.accelerator import OF_GPU, Accelerator
 from ratchet.judge.sandbox.isolation import has_namespaces, shows_own_files
 from ratchet.judge.sandbox.zygote import CandidateZygote
 from ratchet.judge.stage_result import CandidateFault
@@ -80,19 +81,35 @@ class Toolchain:
         """Return the zygote of compilers; None if each starts anew."""
         return self._zygote("compilers", self._start_compilers)
 
-    def kernels(self, language: Language) -> CandidateZygote | None:
-        """Return the zygote of candidates in a language; None if each starts anew."""
+    def kernels(
+        self, language: Language, accelerator: Accelerator | None = None
+    ) -> CandidateZygote | None:
+        """Return the zygote of candidates in a language, or of a GPU's; None if each starts anew.
+
+        A judge keeps the zygote of one GPU.
+        """
         if language == "cpp":
             return self._zygote("cpp", lambda: self._start(view.compiler_folders()))
-        if language in WITH_TORCH:
-            return self._zygote("torch", lambda: CandidateZygote(threads=self._threads))
-        return None
+        if language not in WITH_TORCH:
+            return None
+        if accelerator is not None:
+            self._end_others(accelerator)
+        return self._zygote(
+            "torch" if accelerator is None else accelerator.key,
+            lambda: CandidateZygote(threads=self._threads, accelerator=accelerator),
+        )
 
     def close(self) -> None:
         """End the zygotes and forget the libraries."""
         self.kept.close()
         while self.zygotes:
             self.zygotes.popitem()[1].close()
+
+    def _end_others(self, accelerator: Accelerator) -> None:
+        """End the zygote of another GPU."""
+        for name in [one for one in self.zygotes if one.startswith(OF_GPU)]:
+            if name != accelerator.key:
+                self.zygotes.pop(name).close()
 
     def _zygote(self, name: str, start: Callable[[], CandidateZygote]) -> CandidateZygote | None:
         """Start a zygote anew if it died; one that was never able to fork is kept as it is."""

@@ -87,9 +87,10 @@ class Launches:
         for processes in (self._standing, self._spare):
             while processes:
                 processes.pop().close()
-        if self.built is not None:
-            self.built.close()
-            self.built = None
+        for what in ("extensions", "triton"):
+            if what in self._given:
+                self._given.pop(what).close()
+        self.built = None
 
     def load(self, library: int | None) -> CandidateProcess:
         """Load the kernel into every started process, and stop each."""
@@ -120,6 +121,20 @@ class Launches:
             yield process
         finally:
             process.close()
+
+    def share_compiled(self, process: CandidateProcess) -> None:
+        """Give those after the process that was checked what Triton compiled in it.
+
+        Only this candidate's own processes get it. One that hands out none, or something else, is
+        as slow to start as before.
+        """
+        if self._accelerator is None or self._kernel.language != "triton":
+            return
+        process.resume()
+        with contextlib.suppress(CandidateFault):
+            compiled = process.built("triton")
+            if compiled is not None:
+                self._given["triton"] = compiled
 
     @contextlib.contextmanager
     def counting(self) -> Iterator[CandidateProcess]:
@@ -170,7 +185,7 @@ class Launches:
     def _load(self, process: CandidateProcess) -> None:
         process.load(self._kernel, self._library)
         if self._builds and self.built is None:
-            self.built = process.extensions()
+            self.built = process.built("extensions")
             if self.built is not None:
                 self._given["extensions"] = self.built
         process.pause()

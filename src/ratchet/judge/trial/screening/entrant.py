@@ -56,6 +56,7 @@ class Entrant:
     kernel: Kernel
     name: str
     runnable: Kernel
+    on_gpu: bool = False
     status: ScreeningStatus | None = None
     reason: str = ""
     evidence: list[str] = field(default_factory=list)
@@ -70,7 +71,7 @@ class Entrant:
     @property
     def is_interpreted(self) -> bool:
         """True if its launches run in Triton's interpreter."""
-        return self.kernel.language == "triton"
+        return self.kernel.language == "triton" and not self.on_gpu
 
     def decide(self, decided: Decided) -> None:
         """Answer it; its timings do not count."""

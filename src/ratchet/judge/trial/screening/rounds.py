@@ -6,8 +6,9 @@ the median of log(reference/candidate) over an arm's rounds.
 
 from __future__ import annotations
 
+import contextlib
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Final, Protocol
 
@@ -16,8 +17,10 @@ import numpy as np
 from ratchet.judge.stage_result import CandidateFault, Decided, fault
 from ratchet.judge.trial.kernel_checks import OpenProblem, verdict_of_call
 from ratchet.judge.trial.processes.candidate import CandidateProcess
+from ratchet.judge.trial.processes.rivals import RivalProcess
 from ratchet.judge.trial.timing.arms import REFERENCE, RivalArm, RoundSeeds, output_mode, warm
-from ratchet.judge.trial.timing.plan import calls_per_batch
+from ratchet.judge.trial.timing.plan import calls_of
+from ratchet.judge.trial.timing.sample import without_round_trip
 from ratchet.measure.arm import Timing
 from ratchet.measure.estimate import compare
 from ratchet.measure.rounds import timed_sample
@@ -32,6 +35,8 @@ RESAMPLES: Final = 400
 CHEAP_S: Final = 0.02
 """If comparing a call takes no longer, one is compared in every round."""
 FEW_CHECKS: Final = 2
+GPU_SHARE: Final = 4
+"""On a GPU a batch takes this part of what one of a verdict may, because more arms hold one."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -88,6 +93,7 @@ class ScreenedArm:
         with opened.draw(self._case, iterations, writable_inputs=False, seeds=seeds) as batch:
             self.process.resume()
             self.process.prepare(batch.layout, batch.memories, batch.read)
+            opened.flush()
             with opened.reference_rests():
                 wall_time_s, cpu_time_s, codes = self.process.go(
                     batch.memories, iterations, limit_s=limit_s
@@ -100,6 +106,7 @@ class ScreenedArm:
                 if not passed or any(codes):
                     name = opened.problem.cases[self._case].name
                     raise fault("wrong", f"wrong on {name} while it was timed: {detail}")
+        opened.device_clock.note(self._case, self.name, wall_time_s, self.process.device_s)
         self._batch += 1
         return Timing(wall_time_s=wall_time_s, cpu_time_s=cpu_time_s)
 
@@ -121,29 +128,45 @@ def time_together(
 ) -> dict[str, Timed]:
     """Time these arms and the reference on one case; return an estimate for each right arm.
 
-    The best so far comes first. The reference is a new process. `lose` is called for each arm that
-    failed, and the others go on. Comparing one call takes about `check_s` seconds. Only the first
-    rounds may begin after `budget_s` seconds. Raises JudgeError if the reference fails.
+    The best so far comes first. The reference is a new process; on a GPU one lasts. `lose` is
+    called for each arm that failed, and the others go on. Comparing one call takes about `check_s`
+    seconds. Only the first rounds may begin after `budget_s` seconds. Raises JudgeError if the
+    reference fails.
     """
     if not [arm for arm in arms if arm.name != BEST]:
         return {}
-    facts = opened.cases[case]
-    calls = calls_per_batch(facts.time_s, facts.bytes)
-    rival = opened.rivals.start(threads=opened.reference.threads)
-    try:
+    calls = calls_of(opened, case, share=GPU_SHARE)
+    with _reference(opened) as rival:
         reference = RivalArm(REFERENCE, rival, opened, case, output_mode(arms[-1].process, opened))
         warm(reference, calls)
         kept = [arm for arm in arms if _runs(arm, calls, lose)]
         rounds = SharedRounds(opened, calls, check_s=check_s)
         end_s = min(time.monotonic() + budget_s, opened.clock.deadline)
-        samples = _rounds(reference, kept, calls, opened, rounds, lose, end_s)
-    finally:
-        opened.rivals.end(rival)
+        opened.device_clock.begin(case)
+        samples = without_round_trip(
+            _rounds(reference, kept, calls, opened, rounds, lose, end_s),
+            opened.device_clock.round_trip_s(case),
+        )
     by_name: dict[str, list[Sample]] = {}
     for sample in samples:
         by_name.setdefault(sample.arm, []).append(sample)
     names = [name for name, own in by_name.items() if name != REFERENCE and len(own) > 1]
     return {name: _estimate(name, by_name) for name in names}
+
+
+@contextlib.contextmanager
+def _reference(opened: OpenProblem) -> Iterator[RivalProcess]:
+    """Yield the reference's process. On a GPU, where it opens that, one lasts for the screening."""
+    rival = opened.lasting.get(REFERENCE)
+    if rival is None:
+        rival = opened.rivals.start(threads=opened.reference.threads)
+    if opened.accelerator is not None:
+        opened.lasting[REFERENCE] = rival
+    try:
+        yield rival
+    finally:
+        if opened.accelerator is None:
+            opened.rivals.end(rival)
 
 
 def _runs(arm: ScreenedArm, calls: int, lose: Loses) -> bool:

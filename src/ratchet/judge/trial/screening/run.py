@@ -6,25 +6,28 @@ costs the others nothing. docs/reference/judge.md ("Screening") says what a verd
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+import contextlib
+from collections.abc import Callable, Iterator, Sequence
 from statistics import geometric_mean
 from typing import Final
 
 from ratchet import lab
 from ratchet.base.process.channel import close_descriptors
 from ratchet.judge.options import LANGUAGES, WITH_TORCH
-from ratchet.judge.sandbox.accelerator import may_use_gpu
+from ratchet.judge.sandbox.accelerator import Accelerator
 from ratchet.judge.sandbox.zygote import CandidateZygote
 from ratchet.judge.stage_result import CandidateFault, Decided, fault
-from ratchet.judge.trial.kernel_checks import CaseFacts, OpenProblem, check_case
+from ratchet.judge.trial.kernel_checks import CaseFacts, OpenProblem, begun_case
 from ratchet.judge.trial.processes.built_extensions import uses_extensions
 from ratchet.judge.trial.processes.candidate import CandidateProcess
 from ratchet.judge.trial.processes.compile_pool import CompilePool
 from ratchet.judge.trial.screening.entrant import FIRST_CALL_S, Entrant, QuickClock
-from ratchet.judge.trial.screening.rounds import BEST, ScreenedArm, time_together
+from ratchet.judge.trial.screening.rounds import BEST, GPU_SHARE, ScreenedArm, time_together
+from ratchet.judge.trial.timing.arms import REFERENCE
 from ratchet.judge.trial.timing.plan import calls_per_batch
 from ratchet.judge.verdict import Screening
 from ratchet.judge.workers.candidate.model_answer import runnable
+from ratchet.judge.workers.memory.device import BATCH_PART
 from ratchet.kernels.kernel import Kernel
 from ratchet.problems.free_memory import MEMORY_SHARE, free_bytes
 from ratchet.problems.problem import Problem
@@ -33,10 +36,15 @@ GROUP: Final = 8
 """Candidates timed together: more share the reference's turns, fewer run closer to it in time."""
 KEPT_BATCHES: Final = 4
 """Memory of a candidate's process, in batches: its last two, their results, and some room."""
+CONTEXT_BYTES: Final = 1 << 30
+"""Memory of a GPU that a process takes before its first tensor: about half of this on an H100."""
+GPU_MEMORY_SHARE: Final = 0.8
+"""The part of a GPU's free memory that all processes may take."""
 MORE_CASES: Final = 2
 """Untimed cases checked besides the timed ones, drawn anew for each screening."""
 BUDGET_S: Final = 2.0
 """A group's rounds begin within this time; only the first ones may begin later."""
+CORES_PART, GPU_PART, INTERPRETED_PART = PARTS = ("cores", "gpu", "interpreted")
 INTERPRETED: Final = (
     "right on the cases that were drawn, in Triton's interpreter; there is no GPU to time it on"
 )
@@ -53,8 +61,10 @@ class ScreeningRun:
         *,
         threads: int,
         clock: QuickClock,
+        accelerator: Accelerator | None = None,
     ) -> None:
         self.problem = problem
+        self.accelerator = accelerator
         self.problem_hash = problem.hash
         self._threads = threads
         self.clock = clock
@@ -63,14 +73,15 @@ class ScreeningRun:
         self._check_s: dict[int, float] = {}
 
     def _entrant(self, kernel: Kernel, name: str) -> Entrant:
-        entrant = Entrant(kernel, name, kernel)
+        device = None if self.accelerator is None else self.accelerator.torch_name
+        entrant = Entrant(kernel, name, kernel, on_gpu=device is not None)
         with entrant.on_trial():
             _check_language(kernel)
-            is_triton = kernel.language == "triton"
-            called = lab.without_gpu.interpreted(kernel) if is_triton else kernel
+            interpreted = entrant.is_interpreted
+            called = lab.without_gpu.interpreted(kernel) if interpreted else kernel
             if isinstance(called, Decided):
                 raise CandidateFault(called)
-            entrant.runnable = runnable(called, self.problem)
+            entrant.runnable = runnable(called, self.problem, device)
         return entrant
 
     @property
@@ -87,6 +98,10 @@ class ScreeningRun:
     def kernels(self) -> list[Kernel]:
         """The kernels that still have to be screened, the best so far first."""
         return [one.kernel for one in self._all if not one.is_out]
+
+    def decide(self, at: int, decided: Decided) -> None:
+        """Give the kernel of that number an answer."""
+        self._entrants[at].decide(decided)
 
     def decide_all(self, decided: Decided) -> None:
         """Give the same answer to all that have none yet."""
@@ -109,7 +124,11 @@ class ScreeningRun:
         pool: CompilePool,
         zygote_of: Callable[[Kernel], CandidateZygote | None],
     ) -> None:
-        """Screen the candidates group by group, compiled ones first."""
+        """Screen the candidates group by group, compiled ones first.
+
+        On a GPU all of a group load and make their first calls at the same time: Triton compiles
+        then, on as many cores as there are. All of them are stopped when the clock runs.
+        """
         memory_bytes = {one.kernel.language: opened.memory_bytes(one.runnable) for one in self._all}
 
         def start(entrant: Entrant) -> None:
@@ -120,16 +139,19 @@ class ScreeningRun:
                     threads=self._threads,
                     memory_bytes=memory_bytes[entrant.kernel.language],
                     clock=self.clock,
+                    accelerator=self.accelerator,
                     zygote=zygote_of(entrant.kernel),
                 )
                 entrant.process.first_call_limit_s = FIRST_CALL_S
-                entrant.process.load(entrant.runnable, library)
+                entrant.process.begin_load(entrant.runnable, library)
             finally:
                 close_descriptors([] if library is None else [library])
-            entrant.process.pause()
 
+        if self.accelerator is not None:  # it opens the GPU while the first candidates do
+            rival = opened.rivals.begin(threads=opened.reference.threads)
+            opened.lasting[REFERENCE] = rival
         cases = self._drawn_cases(opened)
-        groups = self._groups(group_size(opened.cases))
+        groups = self._groups(group_size(opened.cases, self.accelerator))
         for at, group in enumerate(groups):
             if self.clock.over:
                 limit = f"the time limit of {self.clock.limit_s:.3g} s"
@@ -138,9 +160,17 @@ class ScreeningRun:
             best = [self._best] if self._best is not None and not self._best.is_out else []
             together = [*best, *group]
             try:
-                for entrant in together:
-                    with entrant.on_trial():
-                        start(entrant)
+                for part in self._at_once(together):
+                    for entrant in part:
+                        with entrant.on_trial():
+                            start(entrant)
+                    for entrant in part:
+                        with entrant.on_trial():
+                            if entrant.process is not None:
+                                entrant.process.await_load(entrant.runnable)
+                                entrant.process.pause()
+                if self.accelerator is not None and at == 0:
+                    opened.lasting[REFERENCE].await_load()
                 self._check(together, cases, opened, pool)
                 pool.pause()
                 share_s = self.clock.left_s / (len(groups) - at)
@@ -149,6 +179,10 @@ class ScreeningRun:
             finally:
                 for entrant in together:
                     entrant.end()
+
+    def _at_once(self, group: Sequence[Entrant]) -> list[Sequence[Entrant]]:
+        """Part a group by who works at the same time: one by one on cores, all on a GPU."""
+        return [[one] for one in group] if self.accelerator is None else [group]
 
     def _groups(self, size: int) -> list[list[Entrant]]:
         """Group candidates by how their outputs are handled: the reference's are handled alike."""
@@ -190,12 +224,9 @@ class ScreeningRun:
         declined = {entrant.name: 0 for entrant in group}
         for case, values in cases:
             seeds = [opened.rng.getrandbits(48)]
-            for entrant in group:
-                if entrant.is_out:
-                    continue
-                with entrant.on_trial():
-                    passed = self._call_once(entrant, case, values, seeds, opened)
-                    declined[entrant.name] += passed is None
+            for part in self._at_once([one for one in group if not one.is_out]):
+                for name, passed in self._call_once(part, case, values, seeds, opened):
+                    declined[name] += passed is None
                 pool.look()
         for entrant in group:
             with entrant.on_trial():
@@ -210,22 +241,34 @@ class ScreeningRun:
 
     def _call_once(
         self,
-        entrant: Entrant,
+        group: Sequence[Entrant],
         case: int,
         values: list[int],
         seeds: list[int],
         opened: OpenProblem,
-    ) -> bool | None:
-        """Return True if it is right, None if it declined; raises CandidateFault if it is wrong."""
-        name = opened.problem.cases[case].name
-        assert entrant.process is not None
-        passed, detail = check_case(entrant.process, opened, case, values, seeds=seeds)
-        self._check_s[case] = max(self._check_s.get(case, 0.0), opened.check_time_s[case])
-        if passed is False:
-            raise fault("wrong", f"case {name}: {detail}")
-        if passed is None and opened.problem.cases[case].timed:
-            raise fault("refused", f"the kernel declines the timed case {name}")
-        return passed
+    ) -> Iterator[tuple[str, bool | None]]:
+        """Let all make a call at once; yield the name and True of the right, None if it declined.
+
+        Those that are wrong or fail are out.
+        """
+        asked = opened.problem.cases[case]
+        with contextlib.ExitStack() as held:
+            begun = []
+            for entrant in group:
+                with entrant.on_trial():
+                    assert entrant.process is not None
+                    finish = begun_case(entrant.process, opened, case, values, seeds=seeds)
+                    begun.append((entrant, held.enter_context(finish)))
+            for entrant, finished in begun:
+                with entrant.on_trial():
+                    passed, detail = finished()
+                    check_s = opened.check_time_s[case]
+                    self._check_s[case] = max(self._check_s.get(case, 0.0), check_s)
+                    if passed is False:
+                        raise fault("wrong", f"case {asked.name}: {detail}")
+                    if passed is None and asked.timed:
+                        raise fault("refused", f"the kernel declines the timed case {asked.name}")
+                    yield entrant.name, passed
 
     def _time(self, group: Sequence[Entrant], opened: OpenProblem, budget_s: float) -> None:
         """Time the candidates that are right, and answer them."""
@@ -270,7 +313,10 @@ class ScreeningRun:
 
 
 class ScreeningParts:
-    """The two runs of a screening: kernels in Triton have small cases and are not timed."""
+    """The runs of a screening: on the cores, on a GPU, and interpreted.
+
+    Kernels in Triton without a GPU have small cases and are not timed.
+    """
 
     def __init__(
         self,
@@ -280,15 +326,33 @@ class ScreeningParts:
         *,
         threads: int,
         clock: QuickClock,
+        place: Callable[[Kernel], Accelerator | Decided | None] = lambda _: None,
     ) -> None:
-        self._interpreted = [kernel.language == "triton" for kernel in kernels]
-        timed = [one for one in kernels if one.language != "triton"]
-        others = [one for one in kernels if one.language == "triton"]
-        untimed = lab.without_gpu.small_cases(problem).untimed() if others else problem
-        self.runs = (
-            ScreeningRun(problem, timed, best, threads=threads, clock=clock),
-            ScreeningRun(untimed, others, None, threads=threads, clock=clock),
+        """`place` tells a kernel's GPU, None for the cores, or why it has no place."""
+        places = [place(one) for one in kernels]
+        found = next((one for one in places if isinstance(one, Accelerator)), None)
+        self._parts = [_part(one, kernel) for one, kernel in zip(places, kernels, strict=True)]
+        part_of_best = None if best is None else _part(place(best), best)
+        small = problem
+        if INTERPRETED_PART in self._parts:
+            small = lab.without_gpu.small_cases(problem).untimed()
+        self.runs = tuple(
+            ScreeningRun(
+                small if part == INTERPRETED_PART else problem,
+                [one for one, own in zip(kernels, self._parts, strict=True) if own == part],
+                best if part == part_of_best and part != INTERPRETED_PART else None,
+                threads=threads,
+                clock=clock,
+                accelerator=found if part == GPU_PART else None,
+            )
+            for part in PARTS
         )
+        answers = zip(places, self._parts, strict=True)
+        at = dict.fromkeys(PARTS, 0)
+        for one, part in answers:
+            if isinstance(one, Decided):
+                self.runs[PARTS.index(part)].decide(at[part], one)
+            at[part] += 1
 
     def decide_all(self, decided: Decided) -> None:
         """Give the same answer to all that have none yet."""
@@ -297,8 +361,8 @@ class ScreeningParts:
 
     def answers(self) -> tuple[Screening, ...]:
         """Return the answers in the order of the kernels."""
-        timed, others = (iter(run.answers()) for run in self.runs)
-        return tuple(next(others) if one else next(timed) for one in self._interpreted)
+        found = {part: iter(run.answers()) for part, run in zip(PARTS, self.runs, strict=True)}
+        return tuple(next(found[part]) for part in self._parts)
 
     def close(self) -> None:
         """End every candidate's process."""
@@ -306,11 +370,24 @@ class ScreeningParts:
             run.close()
 
 
-def group_size(cases: Sequence[CaseFacts]) -> int:
+def _part(place: Accelerator | Decided | None, kernel: Kernel) -> str:
+    """Return the run in which a kernel of that place is screened."""
+    if isinstance(place, Accelerator):
+        return GPU_PART
+    return INTERPRETED_PART if place is None and kernel.language == "triton" else CORES_PART
+
+
+def group_size(cases: Sequence[CaseFacts], accelerator: Accelerator | None = None) -> int:
     """Return how many candidates fit in memory together: at least one, at most GROUP.
 
-    A process keeps the tensors of its last batches until it gets others.
+    A process keeps the tensors of its last batches until it gets others. On a GPU it keeps those of
+    the last one and its results, beside what the driver takes.
     """
+    if accelerator is not None:
+        room = GPU_MEMORY_SHARE * BATCH_PART * accelerator.batch_bytes
+        largest = max(case.bytes for case in cases)
+        own = 2 * max(largest, accelerator.batch_bytes / GPU_SHARE) + CONTEXT_BYTES
+        return max(1, min(GROUP, int(room / own) - 1))  # and the reference
     batch_bytes = max(calls_per_batch(case.time_s, case.bytes) * case.bytes for case in cases)
     fitting = int(MEMORY_SHARE * free_bytes() / (KEPT_BATCHES * max(batch_bytes, 1.0)))
     return max(1, min(GROUP, fitting))
@@ -318,8 +395,6 @@ def group_size(cases: Sequence[CaseFacts]) -> int:
 
 def _check_language(kernel: Kernel) -> None:
     """Raise CandidateFault if the language is not screened."""
-    if kernel.language == "triton" and may_use_gpu(kernel, "auto"):
-        raise fault("unmeasured", "screening does not use the GPU: judge it instead")
     if kernel.language not in LANGUAGES:
         raise fault("unmeasured", f"{kernel.language} kernels are not screened: judge it instead")
     if kernel.language == "torch" and uses_extensions(kernel):

@@ -9,6 +9,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from ratchet.base.process.time_limits import Clock
+from ratchet.judge.sandbox.accelerator import Accelerator
 from ratchet.judge.sandbox.zygote import CandidateZygote
 from ratchet.judge.stage_result import Decided
 from ratchet.judge.trial.kernel_checks import OpenProblem, described_cases
@@ -27,8 +28,9 @@ OPENING_S = max(120.0, STEP_S)
 class HeldProblem:
     """The problem that the reference worker holds open, from one screening to the next."""
 
-    key: tuple[Problem, str, ReferenceProcess]
-    """The problem, its hash (the text of its module counts), and the worker that holds it."""
+    key: tuple[Problem, str, ReferenceProcess, str]
+    """The problem, its hash (the text of its module counts), the worker that holds it, and its GPU;
+    "" for the cores."""
     cases: Sequence[Mapping[str, Any]]
     """The fields of each case's facts."""
 
@@ -50,7 +52,6 @@ class Screener:
         run: ScreeningRun,
         worker: Callable[[], ReferenceProcess],
         secret: int,
-        zygote_of: Callable[[Kernel], CandidateZygote | None],
     ) -> None:
         """Screen all candidates; raises what a fault of the judge raises."""
         fault = run.problem.fault
@@ -58,6 +59,12 @@ class Screener:
             run.decide_all(Decided("refused", f"the problem cannot be judged: {fault}"))
         if run.is_over:
             return
+
+        def zygote_of(kernel: Kernel) -> CandidateZygote | None:
+            return self._tools.kernels(kernel.language, run.accelerator)
+
+        for one in run.kernels:
+            zygote_of(one)  # it starts while the problem is opened
         compiled = [one for one in run.kernels if one.language == "cpp"]
         with CompilePool(compiled, tools=self._tools, threads=self._threads) as pool:
             opened = self._open(run, worker(), secret)
@@ -73,7 +80,8 @@ class Screener:
         self, run: ScreeningRun, reference: ReferenceProcess, secret: int
     ) -> OpenProblem | Decided:
         """Return the problem with the secrets of one screening; open it unless it is held."""
-        wanted = (run.problem, run.problem_hash, reference)
+        device = "" if run.accelerator is None else run.accelerator.key
+        wanted = (run.problem, run.problem_hash, reference, device)
         if self._held is None or wanted != self._held.key:
             self._held = None
             found = described_cases(
@@ -82,16 +90,19 @@ class Screener:
                 threads=self._threads,
                 seed=secrets.randbits(48),
                 timeout_s=OPENING_S,
+                accelerator=run.accelerator,
             )
             if isinstance(found, Decided):
                 return found
             self._held = HeldProblem(wanted, found.value)
-        return opened_quickly(self._held, run.clock, secret)
+        return opened_quickly(self._held, run.clock, secret, run.accelerator)
 
 
-def opened_quickly(held: HeldProblem, clock: Clock, secret: int) -> OpenProblem:
+def opened_quickly(
+    held: HeldProblem, clock: Clock, secret: int, accelerator: Accelerator | None = None
+) -> OpenProblem:
     """Return a problem that is held open, with the secrets of one screening."""
-    problem, _, reference = held.key
+    problem, _, reference, _ = held.key
     described = zip(problem.cases, held.cases, strict=True)
     facts = [QuickFacts(name=case.name, **one) for case, one in described]
-    return OpenProblem(problem, reference, facts, random.Random(secret), clock)
+    return OpenProblem(problem, reference, facts, random.Random(secret), clock, accelerator)

@@ -102,8 +102,11 @@ def round_count(round_s: float, budget_s: float) -> int:
     return max(MIN_ROUNDS, min(MAX_ROUNDS, fitting)) // 2 * 2
 
 
-def calls_of(opened: OpenProblem, case: int) -> int:
-    """Return the number of calls in a batch of a case, on its device."""
+def calls_of(opened: OpenProblem, case: int, *, share: int = 1) -> int:
+    """Return the number of calls in a batch of a case, on its device.
+
+    On a GPU a batch gets this share of the memory that one of a verdict may take.
+    """
     facts, accelerator = opened.cases[case], opened.accelerator
     if accelerator is None:
         calls = calls_per_batch(facts.time_s, facts.bytes)
@@ -112,7 +115,7 @@ def calls_of(opened: OpenProblem, case: int) -> int:
         return max(calls, least) if fits else calls
     drawn_there = opened.problem.model is None
     limit = accelerator.batch_bytes if drawn_there else DRAWN_ON_CORES_BYTES
-    return calls_per_batch(facts.time_s, facts.bytes, gpu_bytes=limit)
+    return calls_per_batch(facts.time_s, facts.bytes, gpu_bytes=limit // share)
 
 
 def calls_per_batch(time_s: float, size_bytes: float, *, gpu_bytes: int | None = None) -> int:

@@ -150,7 +150,7 @@ def _sample(
                 iterations=calls,
                 on_round=lambda *_, arm=candidate: arm.check_due(),
             )
-            samples += _without_round_trip(taken, opened.device_clock.round_trip_s(case))
+            samples += without_round_trip(taken, opened.device_clock.round_trip_s(case))
             checked, looks = checked + candidate.checked, candidate.order_looks
             last = index + 1 == plan.launches
             if watch is not None and last:
@@ -215,7 +215,7 @@ def watch_case(
     return watch.conclude()
 
 
-def _without_round_trip(samples: Sequence[Sample], round_trip_s: float) -> list[Sample]:
+def without_round_trip(samples: Sequence[Sample], round_trip_s: float) -> list[Sample]:
     """Return the samples of a launch without each batch's round trip."""
     return [
         replace(one, wall_time_s=_work_s(one.wall_time_s, round_trip_s / one.iterations))

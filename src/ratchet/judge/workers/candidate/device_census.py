@@ -68,7 +68,8 @@ class DeviceCensus:
         on_gpu = self._device.memory.device.type == "cuda"
         activities = [ProfilerActivity.CPU, *([ProfilerActivity.CUDA] if on_gpu else [])]
         self._touch()  # loads the marker's kernel
-        with profile(activities=activities) as recorded:
+        # Without `acc_events` torch 2.11 warns of cycles, although there is one.
+        with profile(activities=activities, acc_events=True) as recorded:
             self._touch()
             codes = run(counted)
             self._device.finish()

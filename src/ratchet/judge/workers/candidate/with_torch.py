@@ -54,6 +54,8 @@ COMPILED = {
 }
 """The environment of a worker that gets such a copy. Making a precompiled header (100 MB) takes
 longer than it saves once the code exists, and its place is part of a graph's key."""
+BUILT_IN = {"extensions": EXTENSIONS, "triton": "TRITON_CACHE_DIR"}
+"""The variable that names the folder of what a candidate builds itself."""
 EMULATOR = "RATCHET_EMULATOR"
 """The variable that names the emulator's library to a kernel's source."""
 DTYPES = {code: getattr(torch, name) for name, code in DTYPE_CODES.items()}
@@ -163,7 +165,7 @@ class TorchWorker:
         actions: dict[str, Answer] = {
             "load": self._load,
             "warm": self._warm,
-            "extensions": self._extensions,
+            "built": self._built,
             "prepare": self._prepare,
             "go": self._go,
         }
@@ -197,8 +199,8 @@ class TorchWorker:
             return {"no_device": str(error)}, []
         return {"value": None}, []
 
-    def _extensions(self, _: Message, __: list[int]) -> Reply:
-        packed = PackedFiles.of(Path(os.environ[EXTENSIONS]))
+    def _built(self, message: Message, _: list[int]) -> Reply:
+        packed = PackedFiles.of(Path(os.environ[BUILT_IN[message["what"]]]))
         return {"files": packed.files}, [packed.descriptor]
 
     def _prepare(self, message: Message, _: list[int]) -> Reply:
@@ -246,7 +248,7 @@ def _take_files(told: dict[str, Any], descriptors: list[int]) -> None:
         os.environ[EMULATOR] = f"/proc/self/fd/{descriptors[0]}"
         descriptors = descriptors[1:]
     for (what, files), descriptor in zip(told.items(), descriptors, strict=True):
-        folder = os.environ[EXTENSIONS] if what == "extensions" else OWN_COMPILATIONS
+        folder = os.environ[BUILT_IN[what]] if what in BUILT_IN else OWN_COMPILATIONS
         if what == "compilations":
             os.environ.update(COMPILED)
         with contextlib.suppress(OSError):

@@ -86,8 +86,17 @@ class ReferenceWorker:
             return actions[message["do"]](message)
 
     def _find_gpu(self, message: Message) -> Reply:
+        from ratchet.devices.gpu_use import warnings_of
+        from ratchet.devices.probe import how_to_see_more
+
         try:
-            return find_gpu(message["name"]), []
+            found = find_gpu(message["name"])
+            if "missing" in found:
+                found["missing"] += f"; {how_to_see_more(torch.cuda.device_count())}"
+            else:
+                index = torch.device(found["described"]["torch_name"]).index or 0
+                found["warnings"] = warnings_of(index)
+            return found, []
         except JudgeError as error:
             return {"refused": str(error)}, []
 

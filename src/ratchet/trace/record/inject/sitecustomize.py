@@ -40,6 +40,7 @@ class Recorder:
             with_stack=True,
             with_modules=True,
             profile_memory=bool(self.memory),
+            acc_events=True,  # else torch 2.11 warns of cycles, although there is one
         )
 
     def after_step(self, optimizer: Any, *_: Any) -> None:
