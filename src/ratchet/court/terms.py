@@ -63,7 +63,7 @@ def trial_of(terms: Terms, judged_at: str) -> dict[str, Any]:
     return {"judged_at": judged_at, "ratchet": __version__, **asdict(terms)}
 
 
-def answers(verdict: Verdict, trial: Mapping[str, Any], terms: Terms) -> bool:
+def answers(verdict: Verdict, trial: Mapping[str, object], terms: Terms) -> bool:
     """Return whether a verdict that was given in `trial` answers what is asked under `terms`.
 
     An unmeasured verdict does not, nor does a right one whose speed noise or a limit left open.

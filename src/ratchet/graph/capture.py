@@ -63,7 +63,7 @@ def run_own_step(workload: Workload, config: StepConfig, batch: Any, backend: An
         casts = config.precision in AUTOCAST and workload.precision not in AUTOCAST
         device_type = workload.device.split(":")[0]
 
-        def run(batch: Any) -> Any:
+        def run(batch: object) -> Any:
             autocast = torch.autocast(device_type, torch.bfloat16) if casts else nullcontext()
             with untraced(optimizers), autocast:
                 return compiled(batch)
@@ -74,7 +74,7 @@ def run_own_step(workload: Workload, config: StepConfig, batch: Any, backend: An
 
 
 def _only_look(report: InstallReport) -> Any:
-    def backend(module: GraphModule, _: Any) -> Any:
+    def backend(module: GraphModule, _: object) -> Any:
         looked_at = copy.deepcopy(module)
         for graph_module in graphs_of(looked_at):
             rewrite(graph_module.graph, PATTERNS, report)

@@ -106,7 +106,7 @@ def as_node(argument: object) -> Node:
     return argument
 
 
-def bind(node: Node, names: Sequence[str], defaults: Mapping[str, Any]) -> dict[str, Any]:
+def bind(node: Node, names: Sequence[str], defaults: Mapping[str, object]) -> dict[str, Any]:
     """Return a call's arguments by name; raise Declined for an argument beyond `names`."""
     bound = dict(defaults)
     if len(node.args) > len(names):

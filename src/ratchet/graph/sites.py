@@ -29,7 +29,7 @@ class CapturedSite:
     count: int = 1
 
     @classmethod
-    def from_json(cls, site: Mapping[str, Any]) -> CapturedSite:
+    def from_json(cls, site: Mapping[str, object]) -> CapturedSite:
         """Rebuild a site from the JSON form of `dataclasses.asdict(site)`."""
         shapes = {name: tuple(sizes) for name, sizes in site["shapes"].items()}
         return cls(**{**site, "shapes": shapes})

@@ -28,12 +28,12 @@ def declare_op(
     *,
     entry: str,
     inputs: Callable[..., Given],
-    outputs: Callable[..., Any],
+    outputs: Callable[..., object],
     reference: Callable[..., Sequence[Tensor]],
     composite: Callable[..., Sequence[Tensor]] | None = None,
     derivative: str = "",
     sums: Mapping[str, tuple[str, ...]] | None = None,
-    autograd: tuple[Callable[..., None], Callable[..., Any]] | None = None,
+    autograd: tuple[Callable[..., None], Callable[..., object]] | None = None,
     flat: bool = False,
 ) -> None:
     """Define `ratchet::NAME`, which runs the active kernel of `entry` or plain torch.
@@ -49,7 +49,7 @@ def declare_op(
     """
     single = len(_parsed(name, schema).returns) == 1
 
-    def run(*arguments: Any) -> Any:
+    def run(*arguments: object) -> Any:
         tensors, scalars = inputs(*arguments)
         made = outputs(*(arguments if tensors[0].is_cpu else map(on_meta, arguments)))
         own = made
@@ -74,7 +74,9 @@ def declare_op(
         torch.library.register_autograd(f"{NAMESPACE}::{name}", differentiate, setup_context=save)
 
 
-def define(name: str, schema: str, *, run: Callable[..., Any], fake: Callable[..., Any]) -> None:
+def define(
+    name: str, schema: str, *, run: Callable[..., object], fake: Callable[..., object]
+) -> None:
     """Define `ratchet::NAME`: `run` on real tensors of any device, `fake` for shapes alone.
 
     `schema` is the signature without the name. Ops are pure: outputs are new and share no memory
@@ -184,7 +186,7 @@ class Derivative:
         )
 
 
-def on_meta(value: Any) -> Any:
+def on_meta(value: object) -> Any:
     """Return a tensor's form without its memory; anything else unchanged."""
     return value.to("meta") if isinstance(value, Tensor) else value
 

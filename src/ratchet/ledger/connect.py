@@ -35,7 +35,7 @@ from ratchet.ledger.place import file_of, shown, why_no_database
 _KEY = "$float"
 
 
-def dumps(payload: Any) -> str:
+def dumps(payload: object) -> str:
     """Return strict JSON; a float that JSON lacks becomes `{"$float": "nan"}` (also inf, -inf).
 
     PostgreSQL refuses the bare `NaN` that Python would write, and one infinite loss must not cost
@@ -49,7 +49,7 @@ def loads(text: str) -> Any:
     return json.loads(text, object_hook=_decoded)
 
 
-def _encoded(value: Any) -> Any:
+def _encoded(value: object) -> Any:
     if isinstance(value, float) and not math.isfinite(value):
         return {_KEY: str(value)}
     if isinstance(value, Mapping):

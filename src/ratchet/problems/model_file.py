@@ -72,7 +72,7 @@ class ModelFile:
         """Return a context for calls of the model; without a GPU its tensors go to the CPU."""
         return contextlib.nullcontext() if torch.cuda.is_available() else on_cores(self._text)
 
-    def reference(self, *given: Any) -> tuple[Tensor, ...]:
+    def reference(self, *given: object) -> tuple[Tensor, ...]:
         """Compute f(*state, *inputs, scalars); in float64 throughout for float64 tensors."""
         double = any(isinstance(one, Tensor) and one.dtype == torch.float64 for one in given)
         where = next((one.device for one in given if isinstance(one, Tensor)), CPU)

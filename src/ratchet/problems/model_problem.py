@@ -170,7 +170,7 @@ def _spec(tensor: Tensor, distribution: str) -> TensorSpec:
     return TensorSpec(shape=tuple(tensor.shape), dtype=dtype, distribution=distribution)
 
 
-def _literal(value: Any, what: str) -> str:
+def _literal(value: object, what: str) -> str:
     text = repr(value)
     try:
         same = ast.literal_eval(text) == value

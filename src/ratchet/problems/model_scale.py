@@ -224,12 +224,12 @@ def _shape_of(operator: Any, tensors: Sequence[Tensor]) -> tuple[int, ...] | Non
     return np.broadcast_shapes(*(one.shape for one in tensors))
 
 
-def _stand_in(name: str, **functions: Any) -> types.ModuleType:
+def _stand_in(name: str, **functions: object) -> types.ModuleType:
     """Return a module with these functions. Calls of others raise: then fake tensors are used."""
     module = types.ModuleType(name)
 
     def missing(called: str) -> Any:
-        def raises(*_: Any, **__: Any) -> None:
+        def raises(*_: object, **__: object) -> None:
             raise RuntimeError(f"the stand-in for {name} has no {called}")
 
         return raises
@@ -283,7 +283,7 @@ def _fake() -> contextlib.AbstractContextManager[Any]:
     return FakeTensorMode(allow_non_fake_inputs=True)
 
 
-def _wide(one: Any) -> Any:
+def _wide(one: object) -> Any:
     return one.double() if isinstance(one, Tensor) and one.is_floating_point() else one
 
 
@@ -362,7 +362,7 @@ class _Counted(TorchDispatchMode):  # type: ignore[no-untyped-call]
         self.add(operator, args, results)
         return results
 
-    def add(self, operator: Any, args: Sequence[Any], results: Any) -> None:
+    def add(self, operator: object, args: Sequence[object], results: object) -> None:
         """Count what an operator did."""
         raise NotImplementedError
 
@@ -374,7 +374,7 @@ class _Bytes(_Counted):  # type: ignore[no-untyped-call]
         super().__init__(most_operators)
         self.total = self.largest = 0
 
-    def add(self, operator: Any, args: Sequence[Any], results: Any) -> None:
+    def add(self, operator: Any, args: Sequence[object], results: Any) -> None:
         """Add the bytes of all results but views."""
         for one in tree_leaves(results):
             if isinstance(one, Tensor) and not operator.is_view:
@@ -389,7 +389,7 @@ class _SlowWork(_Counted):  # type: ignore[no-untyped-call]
         super().__init__(most_operators)
         self.total_s = 0.0
 
-    def add(self, operator: Any, args: Sequence[Any], results: Any) -> None:
+    def add(self, operator: Any, args: Sequence[object], results: Any) -> None:
         """Add the time of a convolution, or of sorting."""
         packet = operator._overloadpacket
         if packet is torch.ops.aten.convolution:

@@ -19,10 +19,10 @@ from torch.overrides import TorchFunctionMode
 class _OnCores(TorchFunctionMode):
     def __torch_function__(
         self,
-        func: Callable[..., Any],
+        func: Callable[..., object],
         types: Sequence[type],
-        args: Sequence[Any] = (),
-        kwargs: Mapping[str, Any] | None = None,
+        args: Sequence[object] = (),
+        kwargs: Mapping[str, object] | None = None,
     ) -> Any:
         named = dict(kwargs or {})
         if func is Tensor.cuda:
@@ -39,7 +39,7 @@ def on_cores(text: str) -> contextlib.AbstractContextManager[Any]:
     return _OnCores() if "cuda" in text else contextlib.nullcontext()
 
 
-def _is_cuda(device: Any) -> bool:
+def _is_cuda(device: object) -> bool:
     if isinstance(device, torch.device):
         return device.type == "cuda"
     return isinstance(device, str) and device.partition(":")[0] == "cuda"

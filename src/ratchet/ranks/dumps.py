@@ -181,7 +181,7 @@ def _groups(document: dict[str, Any]) -> dict[str, DumpedGroup]:
     }
 
 
-def _ranks(configured: Any, name: str, count: int) -> tuple[int, ...]:
+def _ranks(configured: object, name: str, count: int) -> tuple[int, ...]:
     """Return a group's ranks; gloo leaves the default group's name empty."""
     if not isinstance(configured, dict):
         return ()

@@ -75,7 +75,7 @@ class Channel:
 
     def send(
         self,
-        message: Mapping[str, Any],
+        message: Mapping[str, object],
         descriptors: Sequence[int] = (),
         *,
         timeout_s: float | None = None,

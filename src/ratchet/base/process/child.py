@@ -167,7 +167,7 @@ class Child:
 
     def send(
         self,
-        message: Mapping[str, Any],
+        message: Mapping[str, object],
         descriptors: Sequence[int] = (),
         *,
         timeout_s: float = SEND_TIMEOUT_S,
@@ -217,7 +217,7 @@ class Child:
         return self.channel.has_answer
 
     def ask(
-        self, message: Mapping[str, Any], descriptors: Sequence[int] = (), *, timeout_s: float
+        self, message: Mapping[str, object], descriptors: Sequence[int] = (), *, timeout_s: float
     ) -> dict[str, Any]:
         """Send one message and wait for its answer; descriptors in the answer are closed."""
         self.send(message, descriptors, timeout_s=timeout_s)
@@ -298,7 +298,7 @@ class Child:
         return code
 
 
-def error_words(error: Any) -> str:
+def error_words(error: object) -> str:
     """Return a worker's error in one line; Ratchet's own stand without their kind."""
     if not isinstance(error, dict):
         return "an answer that is no error's"

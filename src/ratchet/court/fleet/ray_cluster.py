@@ -96,7 +96,7 @@ class RayCluster:
         where = NodeAffinitySchedulingStrategy(node_id=seat.node, soft=False)
         return {"scheduling_strategy": where, "max_retries": 0}
 
-    def wait(self, handles: Sequence[Any], timeout_s: float) -> Sequence[Any]:
+    def wait(self, handles: Sequence[object], timeout_s: float) -> Sequence[Any]:
         """Return the handles that are answered; see `Cluster.wait`."""
         if not handles:
             time.sleep(timeout_s)
@@ -104,7 +104,7 @@ class RayCluster:
         done, _ = self._ray.wait(list(handles), num_returns=1, timeout=timeout_s)
         return list(done)
 
-    def result(self, handle: Any) -> bytes:
+    def result(self, handle: object) -> bytes:
         """Return an answer; see `Cluster.result`."""
         try:
             found: bytes = self._ray.get(handle, timeout=READ_S)
@@ -117,7 +117,7 @@ class RayCluster:
         except ConnectionError as error:
             raise _gone(error) from error
 
-    def cancel(self, handle: Any) -> None:
+    def cancel(self, handle: object) -> None:
         """End the process that works on an answer."""
         self._ray.cancel(handle, force=True)
 

@@ -58,11 +58,11 @@ class Cluster(Protocol):
         """Give a seat an order; return the handle of the answer."""
         ...
 
-    def wait(self, handles: Sequence[Any], timeout_s: float) -> Sequence[Any]:
+    def wait(self, handles: Sequence[object], timeout_s: float) -> Sequence[Any]:
         """Return the handles that are answered, at the latest after a time."""
         ...
 
-    def result(self, handle: Any) -> bytes:
+    def result(self, handle: object) -> bytes:
         """Return an answer.
 
         Raises:
@@ -71,7 +71,7 @@ class Cluster(Protocol):
         """
         ...
 
-    def cancel(self, handle: Any) -> None:
+    def cancel(self, handle: object) -> None:
         """End what works on an answer that nobody waits for any more."""
         ...
 
@@ -209,7 +209,7 @@ class Spread:
             self.cluster.cancel(handle)
         return done + late
 
-    def _met(self, handle: Any, seat: Seat) -> None:
+    def _met(self, handle: object, seat: Seat) -> None:
         """Take a seat's description."""
         try:
             facts = read_facts(self.cluster.result(handle))

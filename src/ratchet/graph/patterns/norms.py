@@ -153,7 +153,7 @@ def _vector_size(shape: Any) -> int:
     return sizes[0]
 
 
-def _is_sequence(shape: Any) -> bool:
+def _is_sequence(shape: object) -> bool:
     return isinstance(shape, Sequence)
 
 

@@ -101,7 +101,7 @@ def _ceilings(device: str) -> Ceilings | None:
         return None
 
 
-def _twin_trace(workload: Workload, config: StepConfig, batch: Any) -> list[TracedGraph]:
+def _twin_trace(workload: Workload, config: StepConfig, batch: object) -> list[TracedGraph]:
     """Return the graphs for another batch size; none if the workload does not take one."""
     size = batch_size(batch)
     if not size:
@@ -230,7 +230,7 @@ def _why(node: Node) -> str:
     return "no operation that a region can hold"
 
 
-def _is_symbolic(value: Any) -> bool:
+def _is_symbolic(value: object) -> bool:
     return isinstance(value, Tensor) and not all(isinstance(size, int) for size in value.shape)
 
 

@@ -60,7 +60,7 @@ def _product(times: int, batch: str) -> str:
     return batch if times == 1 else f"{times} * {batch}"
 
 
-def literal(value: Any) -> str:
+def literal(value: object) -> str:
     """Return Python text of a plain value."""
     if isinstance(value, float) and not math.isfinite(value):
         return f'float("{value}")'
@@ -87,7 +87,7 @@ def same_call(one: Node, two: Node) -> bool:
     return next(names) == next(names)
 
 
-def batch_size(batch: Any) -> int:
+def batch_size(batch: object) -> int:
     """Return the leading dimension that all tensors of a batch share; 0 if there is none."""
     tensors = [one for one in pytree.tree_leaves(batch) if isinstance(one, Tensor) and one.dim()]
     sizes = {one.shape[0] for one in tensors}
@@ -101,7 +101,7 @@ def other_size(size: int) -> int:
     return LEAST if size != LEAST else MOST
 
 
-def resized(batch: Any, size: int) -> Any:
+def resized(batch: object, size: int) -> Any:
     """Return a batch of another size: cut, or its rows repeated."""
 
     def take(tensor: Tensor) -> Tensor:

@@ -160,7 +160,7 @@ def _leaves(node: Node) -> list[Node]:
     return found
 
 
-def _hash(content: Any) -> str:
+def _hash(content: object) -> str:
     return hashlib.sha256(json.dumps(content).encode()).hexdigest()[:16]
 
 
@@ -324,7 +324,7 @@ class _Text:
             return f"{self._names[self._inputs[0]]}.device"
         return repr(str(node.kwargs["device"]))
 
-    def _value(self, one: Any, other: Any) -> str:
+    def _value(self, one: object, other: object) -> str:
         if isinstance(one, Node):
             return self._names[one]
         if isinstance(one, (list, tuple)):

@@ -52,7 +52,7 @@ Seen = Callable[[TracedGraph], None]
 
 
 def trace(
-    workload: Workload, config: StepConfig, batch: Any, *, seen: Seen | None
+    workload: Workload, config: StepConfig, batch: object, *, seen: Seen | None
 ) -> list[TracedGraph]:
     """Run forward and backward of one step on `batch`, twice; return its graphs in order.
 
@@ -64,7 +64,7 @@ def trace(
     graphs: list[TracedGraph] = []
     model = workload.model
 
-    def inner(module: GraphModule, inputs: Sequence[Any], **given: Any) -> Any:
+    def inner(module: GraphModule, inputs: Sequence[object], **given: object) -> Any:
         traced = _prepared(module, inputs, backward=bool(given.get("is_backward")))
         graphs.append(traced)
         if seen is not None:
@@ -91,14 +91,14 @@ def trace(
 
 
 def _compiled(
-    workload: Workload, config: StepConfig, inner: Callable[..., Any], model: nn.Module
+    workload: Workload, config: StepConfig, inner: Callable[..., object], model: nn.Module
 ) -> Callable[[Any], object]:
     """Return forward and backward of a batch, compiled with `inner` in Inductor's place."""
     from torch._inductor.compile_fx import compile_fx
 
     options = compile_options(config.kernels)
 
-    def backend(module: GraphModule, inputs: Sequence[Any]) -> Any:
+    def backend(module: GraphModule, inputs: Sequence[object]) -> Any:
         return compile_fx(module, inputs, inner_compile=inner, config_patches=options)
 
     eager = config.model_copy(
@@ -111,7 +111,7 @@ def _compiled(
     trained = [p for p in model.parameters() if p.requires_grad]
     copies = copies_for(workload, config)
 
-    def run(batch: Any) -> object:
+    def run(batch: object) -> object:
         with copies.in_place() if copies else nullcontext():
             read = [copies.read_by(p) for p in trained] if copies else trained
             return gradients_of(step(model, batch), read)
@@ -155,7 +155,7 @@ def _gpus() -> list[int]:
     return list(range(torch.cuda.device_count())) if torch.cuda.is_available() else []
 
 
-def _prepared(module: GraphModule, inputs: Sequence[Any], *, backward: bool) -> TracedGraph:
+def _prepared(module: GraphModule, inputs: Sequence[object], *, backward: bool) -> TracedGraph:
     """Do what Inductor does to a graph before its first custom pass."""
     from torch._inductor.compile_fx import fake_tensor_prop
     from torch._inductor.fx_passes.post_grad import view_to_reshape
@@ -185,7 +185,7 @@ def _boxed(traced: TracedGraph, *, compute: bool) -> Callable[[list[Any]], Any]:
 def _zeros(module: GraphModule) -> Any:
     """Return zeros in the form of a graph's outputs: indices into anything stay in range."""
 
-    def zero(node: Any) -> Any:
+    def zero(node: object) -> Any:
         value = node.meta["val"] if isinstance(node, Node) else node
         if not isinstance(value, Tensor):
             return value

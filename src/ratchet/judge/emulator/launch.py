@@ -347,7 +347,7 @@ def _hidden(one: KernelArgument, grid: Sequence[int], block: Sequence[int]) -> b
     return known.get(one.kind, 0).to_bytes(one.size, "little")
 
 
-def _pointers(arrays: Sequence[Any]) -> Any:
+def _pointers(arrays: Sequence[object]) -> Any:
     pointer = ctypes.POINTER(ctypes.c_uint64)
     return (pointer * len(arrays))(*(ctypes.cast(one, pointer) for one in arrays))
 

@@ -123,7 +123,7 @@ def _counts(told: Any) -> dict[str, tuple[int, int]]:
     return {_text(name): (whole(one[0]), whole(one[1])) for name, one in told.items()}
 
 
-def _text(name: Any) -> str:
+def _text(name: object) -> str:
     if not isinstance(name, str):
         raise TypeError
     return name

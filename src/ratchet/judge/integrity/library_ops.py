@@ -187,13 +187,13 @@ def _percent(share: float) -> str:
     return f"{100 * share:.0f} %"
 
 
-def _name(name: Any) -> str:
+def _name(name: object) -> str:
     if not isinstance(name, str):
         raise TypeError
     return "".join(c if c.isprintable() else "?" for c in name)[:80]
 
 
-def whole(value: Any) -> int:
+def whole(value: object) -> int:
     """Return a reported count; raises ValueError if it is none."""
     if type(value) is not int or not 0 <= value < 1 << 62:
         raise ValueError

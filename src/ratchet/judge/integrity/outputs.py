@@ -189,11 +189,11 @@ def _strided(flat: np.ndarray, size: Sequence[int], stride: Sequence[int]) -> np
     return as_strided(flat, tuple(size), tuple(step * flat.itemsize for step in stride))
 
 
-def _is_whole(value: Any) -> bool:
+def _is_whole(value: object) -> bool:
     return type(value) is int and 0 <= value < MOST_ADDRESS
 
 
-def _are_strides(stride: Any, size: Sequence[int]) -> bool:
+def _are_strides(stride: object, size: Sequence[int]) -> bool:
     if not isinstance(stride, list) or len(stride) != len(size):
         return False
     sound = all(map(_is_whole, stride))

@@ -68,7 +68,7 @@ class Accelerator:
     """Folders of the driver's libraries that a sandbox must see in addition."""
 
     @staticmethod
-    def of(found: Mapping[str, Any]) -> Accelerator:
+    def of(found: Mapping[str, object]) -> Accelerator:
         """Read the reference worker's answer."""
         described = found["described"]
         return Accelerator(

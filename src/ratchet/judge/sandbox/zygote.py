@@ -60,7 +60,7 @@ class Forks:
     def __init__(self, channel: Channel) -> None:
         self._channel = channel
 
-    def fork(self, descriptors: Sequence[int], **order: Any) -> Fork:
+    def fork(self, descriptors: Sequence[int], **order: object) -> Fork:
         """Return a new fork, which gets the descriptors; raises JudgeError."""
         self._channel.send({"do": "fork", **order}, descriptors, timeout_s=START_S)
         reply, extra = self._channel.receive(timeout_s=START_S)

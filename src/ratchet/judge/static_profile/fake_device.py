@@ -70,7 +70,7 @@ class _SayCuda(TorchFunctionMode):
         own = {key: self._real(value) for key, value in (kwargs or {}).items()}
         return func(*(self._real(value) for value in args), **own)
 
-    def _real(self, value: Any) -> Any:
+    def _real(self, value: object) -> Any:
         """Return the real device for the pretended one, and other values unchanged."""
         named = isinstance(value, str) and (value == "cuda" or value.startswith("cuda:"))
         if named or (isinstance(value, torch.device) and value.type == "cuda"):

@@ -174,7 +174,7 @@ class OpenProblem:
         needed = TORCH_BYTES if kernel.language in WITH_TORCH else 1 << 30
         return int(8 * largest) + needed + MARGIN_BYTES
 
-    def ask(self, **message: Any) -> Message:
+    def ask(self, **message: object) -> Message:
         """Ask the reference worker; raises ReferenceFault if it reports an error."""
         return self.reference.ask(timeout_s=self.clock.reference_limit_s, **message)
 

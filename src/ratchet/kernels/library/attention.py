@@ -61,7 +61,7 @@ def _backward_inputs(
     return (*heads, lse.contiguous()), (float(scalars[0]), scalars[1])
 
 
-def _gradients(grad: Tensor, q: Tensor, k: Tensor, v: Tensor, *_: Any) -> tuple[Tensor, ...]:
+def _gradients(grad: Tensor, q: Tensor, k: Tensor, v: Tensor, *_: object) -> tuple[Tensor, ...]:
     return tuple(_head_tensor(one, q.dtype) for one in (q, k, v))
 
 

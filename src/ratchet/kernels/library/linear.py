@@ -35,7 +35,7 @@ def _output(x: Tensor, weight: Tensor, bias: Tensor | None = None) -> Tensor:
     return x.new_empty((*x.shape[:-1], weight.shape[0]), dtype=torch.bfloat16)
 
 
-def _two(first: Tensor, second: Tensor, *_: Any) -> Given:
+def _two(first: Tensor, second: Tensor, *_: object) -> Given:
     return (as_matrix(first), as_matrix(second)), ()
 
 

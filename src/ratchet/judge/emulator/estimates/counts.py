@@ -72,7 +72,7 @@ class _Told(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=Tru
     shown: _ToldShown | None = None
 
 
-def read_told(told: Any, target: str, *, shown: bool = True) -> list[EmulatedKernel]:
+def read_told(told: object, target: str, *, shown: bool = True) -> list[EmulatedKernel]:
     """Read the counts of a call on a target; raises ValueError if they are nonsense.
 
     Without `shown`, assembly and timelines are left out.

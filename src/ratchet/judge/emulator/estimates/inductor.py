@@ -54,7 +54,7 @@ def pretend(architecture: Architecture, units: int) -> None:
 
 
 def written(
-    reference: Callable[..., Any], inputs: Sequence[Tensor], scalars: Sequence[float]
+    reference: Callable[..., object], inputs: Sequence[Tensor], scalars: Sequence[float]
 ) -> str:
     """Return the Python program whose Triton kernels compute the reference on such inputs.
 
@@ -96,7 +96,7 @@ def written(
 
 
 def _traced(
-    reference: Callable[..., Any],
+    reference: Callable[..., object],
     here: Sequence[Tensor],
     there: Sequence[Tensor],
     scalars: Sequence[float],
@@ -126,7 +126,7 @@ def _traced(
     return whole
 
 
-def _moved(value: Any) -> Any:
+def _moved(value: object) -> Any:
     is_device = isinstance(value, torch.device) and value.type == "cpu"
     return torch.device(GPU) if is_device else value
 

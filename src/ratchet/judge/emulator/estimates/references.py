@@ -103,7 +103,7 @@ def _works(
                 yield case, ReferenceWork(told=reply["emulated"])
 
 
-def _ask(child: Child, message: Mapping[str, Any], limit: Clock) -> dict[str, Any]:
+def _ask(child: Child, message: Mapping[str, object], limit: Clock) -> dict[str, Any]:
     if limit.left_s < LEAST_S:
         raise JudgeError("had no time left: raise the time limit")
     return child.ask(message, timeout_s=limit.left_s)

@@ -54,7 +54,7 @@ class CountingDriver(EmulatorDriver):
 class InductorKernel:
     """One Triton kernel of a program, in place of Inductor's tuner."""
 
-    def __init__(self, tuner: Any, driver: CountingDriver) -> None:
+    def __init__(self, tuner: object, driver: CountingDriver) -> None:
         self._tuner, self._driver = tuner, driver
         self._chosen: Any = None
 
@@ -66,7 +66,7 @@ class InductorKernel:
             self._chosen = tried[bounds.index(min(bounds))]
         self._launch(self._chosen, given)
 
-    def _bound_s(self, configuration: Any, given: Sequence[Any]) -> float:
+    def _bound_s(self, configuration: object, given: Sequence[object]) -> float:
         """Return the bound of a launch on copies; infinity if it cannot be compiled."""
         from triton.runtime.errors import OutOfResources
 
@@ -79,7 +79,7 @@ class InductorKernel:
         finally:
             self._driver.done = kept
 
-    def _launch(self, configuration: Any, given: Sequence[Any]) -> None:
+    def _launch(self, configuration: Any, given: Sequence[object]) -> None:
         from torch._inductor.runtime.triton_heuristics import GridExpr
 
         function = self._tuner.fn
@@ -120,7 +120,7 @@ def emulated(program: str, inputs: Sequence[Tensor], driver: CountingDriver) -> 
     from torch._inductor.async_compile import AsyncCompile
     from torch._inductor.codecache import PyCodeCache
 
-    def kernel(_: Any, name: str, source: str, **__: Any) -> InductorKernel:
+    def kernel(_: object, name: str, source: str, **__: object) -> InductorKernel:
         return InductorKernel(getattr(PyCodeCache.load(source), name), driver)
 
     changed: Any = AsyncCompile
@@ -153,7 +153,7 @@ def _storage_of(tensor: Tensor) -> Any:
     return storage.clone()
 
 
-def _copy(value: Any) -> Any:
+def _copy(value: object) -> Any:
     if not isinstance(value, Tensor):
         return value
     whole = torch.empty(0, dtype=value.dtype).set_(_storage_of(value))

@@ -339,7 +339,7 @@ class CandidateProcess:
             with _tells_outputs():
                 self._returned.deliver(call)
 
-    def _read_spots(self, reply: Mapping[str, Any], *, first: bool = False) -> list[bytes]:
+    def _read_spots(self, reply: Mapping[str, object], *, first: bool = False) -> list[bytes]:
         """Return the bytes at secret spots of the batch's outputs now."""
         if self._returned is None:
             assert self._spots is not None
@@ -408,7 +408,7 @@ def _is_time(claimed: Any) -> bool:
     return type(claimed) in (int, float) and 0 <= claimed < MOST_SECONDS
 
 
-def _raise_fault_of_machine(reply: Mapping[str, Any]) -> None:
+def _raise_fault_of_machine(reply: Mapping[str, object]) -> None:
     """Raise `unmeasured` if the compiler's worker failed for a reason other than the source."""
     error = reply.get("error")
     if isinstance(error, dict) and error.get("kind") != KernelError.__name__:
@@ -416,7 +416,7 @@ def _raise_fault_of_machine(reply: Mapping[str, Any]) -> None:
 
 
 def _raise_refusal(
-    reply: Mapping[str, Any], what: str, *, status: Status = "refused", remedy: str = ""
+    reply: Mapping[str, object], what: str, *, status: Status = "refused", remedy: str = ""
 ) -> None:
     if "no_device" in reply:
         words = " ".join(str(reply["no_device"]).split())[:500]

@@ -8,7 +8,6 @@ import select
 import signal
 import sys
 from collections.abc import Mapping
-from typing import Any
 
 from ratchet.base.errors import JudgeError
 from ratchet.base.process.channel import close_descriptors, inherited
@@ -47,11 +46,11 @@ class ReferenceProcess:
         """True if it can still be asked."""
         return not self._child.closed
 
-    def ask(self, *, timeout_s: float, **message: Any) -> Message:
+    def ask(self, *, timeout_s: float, **message: object) -> Message:
         """Ask for something; raises ReferenceFault if it reports an error."""
         return self.ask_for_memory(timeout_s=timeout_s, **message)[0]
 
-    def ask_for_memory(self, *, timeout_s: float, **message: Any) -> tuple[Message, list[int]]:
+    def ask_for_memory(self, *, timeout_s: float, **message: object) -> tuple[Message, list[int]]:
         """Ask; return also the answer's descriptors, which belong to the caller."""
         self._child.send(message)
         reply, handed = self._child.receive(str(message["do"]), timeout_s=timeout_s)
@@ -120,7 +119,7 @@ class ReferenceFault(JudgeError):
     """The reference raised, or the problem is invalid."""
 
 
-def raise_fault(reply: Mapping[str, Any]) -> None:
+def raise_fault(reply: Mapping[str, object]) -> None:
     """Raise ReferenceFault if a trusted worker's answer is an error."""
     if "error" in reply:
         raise ReferenceFault(error_words(reply["error"]))

@@ -13,7 +13,7 @@ import os
 import socket
 import time
 from collections.abc import Iterator, Mapping, Sequence
-from typing import Any, Literal
+from typing import Literal
 
 from ratchet.base.errors import JudgeError
 from ratchet.base.process import families
@@ -62,7 +62,7 @@ class RivalProcess:
         self.device_s: float | None = None
         """The last batch's seconds by the GPU's own clock."""
 
-    def begin_load(self, message: Mapping[str, Any]) -> None:
+    def begin_load(self, message: Mapping[str, object]) -> None:
         """Let it load the reference while others start."""
         self._send(message)
 
@@ -76,7 +76,7 @@ class RivalProcess:
         self._send({"do": "prepare", "layout": layout.as_json(), "outputs": outputs})
         self._await("prepare")
 
-    def _send(self, message: Mapping[str, Any]) -> None:
+    def _send(self, message: Mapping[str, object]) -> None:
         with self._named(message["do"]):
             self._channel.send(message, timeout_s=SEND_TIMEOUT_S)
 
@@ -148,7 +148,7 @@ class RivalProcess:
             raise JudgeError(f"the reference's process failed at '{what}': {error}") from error
 
 
-def _raise_fault(reply: Mapping[str, Any]) -> None:
+def _raise_fault(reply: Mapping[str, object]) -> None:
     if "no_device" in reply:
         raise JudgeError(f"the reference cannot use the GPU: {reply['no_device']}")
     raise_fault(reply)

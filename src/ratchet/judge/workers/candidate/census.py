@@ -41,7 +41,7 @@ _listening: list[Callable[[str], None]] = []
 """Functions called on audit events; a hook stays as long as its process."""
 
 
-def _heard(event: str, _: Any) -> None:
+def _heard(event: str, _: object) -> None:
     if _listening and event in ADDRESSED:
         _listening[-1](event)
 
@@ -61,7 +61,7 @@ class Census:
     def take(self, run: Callable[[Entry], list[int]], entry: Entry) -> list[int]:
         """Call `run` with an entry whose calls are counted; return what `run` returns."""
 
-        def counted(*given: Any) -> Any:
+        def counted(*given: object) -> Any:
             with record_function(self._entry):
                 return entry(*given)
 
@@ -188,7 +188,7 @@ class Census:
         launcher = loading.EmulatedLauncher
         run = launcher.run
 
-        def counted(one: Any, *given: Any) -> Any:
+        def counted(one: object, *given: object) -> Any:
             before, self._running = self._running, "emulated"
             try:
                 with record_function(self._launch):
@@ -216,7 +216,7 @@ class Census:
                 self._add(event, 0)
 
         def noted(name: str) -> Callable[..., Any]:
-            def call(*given: Any) -> Any:
+            def call(*given: object) -> Any:
                 addressed(f"ctypes.{name}")
                 return originals[name](*given)
 
@@ -235,7 +235,7 @@ class Census:
 
 
 @contextmanager
-def _replaced(owner: Any, new: Mapping[str, Any]) -> Iterator[None]:
+def _replaced(owner: object, new: Mapping[str, object]) -> Iterator[None]:
     """Replace attributes inside."""
     before = {name: getattr(owner, name) for name in new}
     for name, value in new.items():
@@ -275,7 +275,7 @@ def add_launch(
             there[name] = there.get(name, 0) + getattr(one, name)
 
 
-def _elements(inputs: Any) -> int:
+def _elements(inputs: object) -> int:
     """Return the elements that an operation works on: its inputs, broadcast if they can be."""
     shapes = [tuple(one.sizes) for one in _tensors(inputs)]
     if not shapes:

@@ -60,7 +60,7 @@ class DeviceCensus:
     def take(self, run: Callable[[Entry], list[int]], entry: Entry) -> list[int]:
         """Call `run` with an entry whose calls are counted; return what `run` returns."""
 
-        def counted(*given: Any) -> Any:
+        def counted(*given: object) -> Any:
             outputs = entry(*given)
             self._allocated.append(self._device.allocated_bytes())
             return outputs

@@ -33,7 +33,7 @@ class FakeDriver:
         self.tuning = False
         self.utils = _Utils(self, units)
 
-    def launcher_cls(self, source: Any, metadata: Any) -> Launcher:
+    def launcher_cls(self, source: object, metadata: object) -> Launcher:
         """Return the launcher of a compiled kernel."""
         return Launcher(self, source, metadata)
 
@@ -51,7 +51,7 @@ class FakeDriver:
         return self.benchmark
 
     def benchmark(
-        self, call: Callable[[], Any], *_: Any, quantiles: Any = None, **__: Any
+        self, call: Callable[[], object], *_: Any, quantiles: Any = None, **__: Any
     ) -> float | list[float]:
         """Compile a configuration; return its scratch memory as its "time".
 
@@ -60,7 +60,7 @@ class FakeDriver:
         time = self._try(call)
         return time if quantiles is None else [time] * len(quantiles)
 
-    def _try(self, call: Callable[[], Any]) -> float:
+    def _try(self, call: Callable[[], object]) -> float:
         if sum(one["tuning"] for one in self.launches) >= MAX_CONFIGS:
             self.skipped_configs += 1
             return math.inf
@@ -83,11 +83,11 @@ class FakeDriver:
     def set_current_device(self, _: int) -> None:
         """Do nothing."""
 
-    def get_current_stream(self, _: Any = None) -> int:
+    def get_current_stream(self, _: object = None) -> int:
         """Return the default stream."""
         return 0
 
-    def get_device_capability(self, *_: Any) -> tuple[int, int]:
+    def get_device_capability(self, *_: object) -> tuple[int, int]:
         """Return the capability as torch.cuda does: gfx942 is (9, 4), sm_90 is (9, 0)."""
         return capability(self.architecture)
 
@@ -107,10 +107,10 @@ class FakeDriver:
         """Return None: there is no cache to flush."""
         return None
 
-    def clear_cache(self, _: Any) -> None:
+    def clear_cache(self, _: object) -> None:
         """Do nothing."""
 
-    def assemble_tensormap_to_arg(self, _: Any, args: Any) -> Any:
+    def assemble_tensormap_to_arg(self, _: object, args: object) -> Any:
         """Return the arguments unchanged."""
         return args
 
@@ -154,11 +154,11 @@ class _Utils:
         self._units = units
         self.registers = 0
 
-    def load_binary(self, name: str, *_: Any) -> tuple[Any, Any, int, int, int]:
+    def load_binary(self, name: str, *_: object) -> tuple[Any, Any, int, int, int]:
         """Return module, function, registers, spills, threads of the largest workgroup."""
         return object(), name, self.registers, 0, 1024
 
-    def get_device_properties(self, _: Any = 0) -> dict[str, Any]:
+    def get_device_properties(self, _: object = 0) -> dict[str, Any]:
         """Return the properties that Triton and its tutorials read."""
         one = self._driver.architecture
         return {
@@ -179,7 +179,7 @@ class CompiledTexts:
         self._files: dict[str, dict[str, str]] = {}
 
     def __call__(
-        self, *, metadata: dict[str, Any], metadata_group: dict[str, str], **_: Any
+        self, *, metadata: dict[str, Any], metadata_group: dict[str, str], **_: object
     ) -> None:
         """Listen, as `triton.knobs.compilation.listener`."""
         self._files[metadata["hash"]] = dict(metadata_group)
@@ -222,12 +222,12 @@ def _describe(source: Any, metadata: Any, texts: dict[str, str]) -> dict[str, An
     }
 
 
-def _name(names: Sequence[str], key: Any) -> str:
+def _name(names: Sequence[str], key: object) -> str:
     place = key[0] if isinstance(key, tuple) and len(key) == 1 else key
     return names[place] if isinstance(place, int) and place < len(names) else str(place)
 
 
-def _plain(value: Any) -> Any:
+def _plain(value: object) -> Any:
     plain = value is None or isinstance(value, (bool, int, float, str))
     return value if plain else str(value)[:200]
 

@@ -55,7 +55,7 @@ class ResultForm:
         return flat.view(self.dtype).view(self.shape)
 
 
-def as_results(outputs: Any, answers: Sequence[ResultForm]) -> tuple[Tensor, ...]:
+def as_results(outputs: object, answers: Sequence[ResultForm]) -> tuple[Tensor, ...]:
     """Return an entry's results, one plain tensor of each form. Raises FormError.
 
     Copies a result with large gaps, or one whose memory does not hold its values (a lazy sign).

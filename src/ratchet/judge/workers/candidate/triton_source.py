@@ -56,7 +56,7 @@ def _interpreter_driver() -> Any:
         """A driver for the interpreter; autotuners keep their first configuration."""
 
         def benchmark(
-            self, call: Callable[[], Any], *_: Any, quantiles: Any = None, **__: Any
+            self, call: Callable[[], object], *_: Any, quantiles: Any = None, **__: Any
         ) -> float | list[float]:
             """Return the same time for every configuration, without running it."""
             return 1.0 if quantiles is None else [1.0] * len(quantiles)
@@ -100,15 +100,15 @@ def _with_loop_bounds(original: Callable[..., None]) -> Callable[..., None]:
 class _Numbers:
     """Widens and rounds the interpreter's tensors."""
 
-    def __init__(self, handle: Any, bfloat16: Any, float32: Any) -> None:
+    def __init__(self, handle: object, bfloat16: object, float32: object) -> None:
         self._handle = handle
         self._bfloat16 = bfloat16
         self._float32 = float32
 
-    def in_float32(self, original: Callable[..., Any], operands: int) -> Callable[..., Any]:
+    def in_float32(self, original: Callable[..., object], operands: int) -> Callable[..., Any]:
         """Return an operation that computes in float32 if an operand is a bfloat16."""
 
-        def operation(builder: Any, *arguments: Any) -> Any:
+        def operation(builder: object, *arguments: object) -> Any:
             given, rest = arguments[:operands], arguments[operands:]
             if not any(self._is_bfloat16(one) for one in given):
                 return original(builder, *arguments)
@@ -117,16 +117,16 @@ class _Numbers:
 
         return operation
 
-    def dot_in_float32(self, original: Callable[..., Any]) -> Callable[..., Any]:
+    def dot_in_float32(self, original: Callable[..., object]) -> Callable[..., Any]:
         """Return a dot whose sums have the type of its accumulator."""
 
-        def dot(builder: Any, a: Any, b: Any, sums: Any, *rest: Any) -> Any:
+        def dot(builder: object, a: object, b: object, sums: object, *rest: object) -> Any:
             wide = original(builder, self._widened(a), self._widened(b), self._widened(sums), *rest)
             return self._rounded(wide) if self._is_bfloat16(sums) else wide
 
         return dot
 
-    def by_float32(self, original: Callable[..., Any]) -> Callable[..., Any]:
+    def by_float32(self, original: Callable[..., object]) -> Callable[..., Any]:
         """Return a cast that goes through float32 if one side is a bfloat16."""
 
         def cast(builder: Any, source: Any, target: Any, *rest: Any) -> Any:
@@ -145,7 +145,7 @@ class _Numbers:
 
         return cast
 
-    def _is_bfloat16(self, tensor: Any) -> bool:
+    def _is_bfloat16(self, tensor: object) -> bool:
         return bool(getattr(tensor, "dtype", None) == self._bfloat16)
 
     def _widened(self, tensor: Any) -> Any:

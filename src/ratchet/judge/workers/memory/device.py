@@ -65,7 +65,7 @@ class WorkerDevice:
         """Return this moment, for `between_s`."""
         return None
 
-    def between_s(self, begin: Any, end: Any) -> float | None:
+    def between_s(self, begin: object, end: object) -> float | None:
         """Return the seconds between two marks by the device's own clock, if it has one.
 
         Call it after `finish`.
@@ -84,7 +84,7 @@ class WorkerDevice:
 class Gpu(WorkerDevice):
     """A GPU. On torch's CPU device only its memory is a driver's: for tests."""
 
-    def __init__(self, described: Mapping[str, Any]) -> None:
+    def __init__(self, described: Mapping[str, object]) -> None:
         """Open it. Raises DriverRefusal, in one line, if its driver shares no memory."""
         self.torch_device = torch.device(described["torch_name"])
         self._real = self.torch_device.type == "cuda"
@@ -153,7 +153,7 @@ class Gpu(WorkerDevice):
         return torch.cuda.memory_allocated(self.torch_device) if self._real else 0
 
 
-def open_device(described: Mapping[str, Any] | None) -> WorkerDevice:
+def open_device(described: Mapping[str, object] | None) -> WorkerDevice:
     """Return the device that the judge named; None is the machine's cores."""
     return WorkerDevice() if described is None else Gpu(described)
 
@@ -207,7 +207,7 @@ def _start(device: torch.device) -> None:
         raise JudgeError(f"{device} cannot be opened: {first}") from error
 
 
-def _flush_bytes(properties: Any) -> int:
+def _flush_bytes(properties: object) -> int:
     level_two = int(getattr(properties, "L2_cache_size", 0))
     target = str(getattr(properties, "gcnArchName", "")).partition(":")[0]
     return max(LEAST_FLUSHED_BYTES, FLUSHED * max(level_two, MALL_BYTES.get(target, 0)))

@@ -176,7 +176,7 @@ class Driver:
         reset = getattr(self._library, "cuCtxResetPersistingL2Cache", None)
         return reset is not None and reset() == 0
 
-    def _function(self, name: str, types: Sequence[Any]) -> Any:
+    def _function(self, name: str, types: Sequence[object]) -> Any:
         found = getattr(self._library, self._name(name))
         found.argtypes, found.restype = types, c_int
         return found
@@ -184,10 +184,10 @@ class Driver:
     def _name(self, name: str) -> str:
         return PREFIX[self.dialect] + name
 
-    def _call(self, name: str, *given: Any) -> None:
+    def _call(self, name: str, *given: object) -> None:
         self._check(name, self._calls[name](*given))
 
-    def _call_plain(self, name: str, *given: Any) -> None:
+    def _call_plain(self, name: str, *given: object) -> None:
         self._check(name, getattr(self._library, self._name(name))(*given))
 
     def _check(self, name: str, code: int) -> None:

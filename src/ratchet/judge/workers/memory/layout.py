@@ -34,7 +34,7 @@ class BatchLayout:
     writable_inputs: bool = False
 
     @staticmethod
-    def of(message: Mapping[str, Any]) -> BatchLayout:
+    def of(message: Mapping[str, object]) -> BatchLayout:
         """Read a layout out of a message."""
         calls = [[Slot(*slot) for slot in call] for call in message["calls"]]
         return BatchLayout(**{**message, "calls": calls})

@@ -182,7 +182,7 @@ def warm(compiled: Reference, case: Case, draw: Callable[[], Sequence[Tensor]]) 
 def alarm(limit_s: float) -> Iterator[None]:
     """Raise KernelError inside if it takes longer than the limit."""
 
-    def ring(number: int, frame: Any) -> None:
+    def ring(number: int, frame: object) -> None:
         raise KernelError(f"torch.compile took longer than {limit_s:.0f} s")
 
     before = signal.signal(signal.SIGALRM, ring)
