@@ -4,9 +4,11 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import asdict, dataclass
-from typing import Any
+
+import msgspec
 
 from ratchet import __version__
+from ratchet.base.json_value import Json
 from ratchet.judge.verdict import Verdict
 from ratchet.judge.workers.candidate.architectures import TARGETS
 from ratchet.kernels.kernel import Kernel
@@ -47,7 +49,7 @@ class JudgedKernel:
     recalled: bool
     """True if the ledger held the verdict and it was not judged again."""
 
-    def to_json(self) -> dict[str, Any]:
+    def to_json(self) -> dict[str, Json]:
         """Return the document behind a verdict's file and page."""
         return {
             "verdict": self.verdict.model_dump(mode="json"),
@@ -58,7 +60,7 @@ class JudgedKernel:
         }
 
 
-def trial_of(terms: Terms, judged_at: str) -> dict[str, Any]:
+def trial_of(terms: Terms, judged_at: str) -> dict[str, object]:
     """Return what the ledger keeps beside a verdict."""
     return {"judged_at": judged_at, "ratchet": __version__, **asdict(terms)}
 
@@ -72,19 +74,19 @@ def answers(verdict: Verdict, trial: Mapping[str, object], terms: Terms) -> bool
     """
     if not trial or verdict.status == "unmeasured" or verdict.not_timed:
         return False
-    trial = {**asdict(Terms()), **trial}  # rows from before a term was added
-    if verdict.status == "timed_out" and trial["time_limit_s"] < terms.time_limit_s:
+    given = msgspec.convert(trial, Terms)
+    if verdict.status == "timed_out" and given.time_limit_s < terms.time_limit_s:
         return False
     needs_more = (
-        trial["among"] < terms.among
-        or (terms.against_compile and not trial["against_compile"])
-        or (terms.target is not None and terms.compared and not trial["compared"])
+        given.among < terms.among
+        or (terms.against_compile and not given.against_compile)
+        or (terms.target is not None and terms.compared and not given.compared)
     )
-    same = {"ratchet": __version__, "target": terms.target}
     return (
         not needs_more
-        and all(trial[name] == value for name, value in same.items())
-        and _cores(trial["device"]) == _cores(terms.device)
+        and trial["ratchet"] == __version__
+        and given.target == terms.target
+        and _cores(given.device) == _cores(terms.device)
     )
 
 

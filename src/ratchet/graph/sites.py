@@ -6,7 +6,8 @@ from collections import Counter
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field, replace
 from math import prod
-from typing import Any
+
+from ratchet.base.json_value import Json
 
 DTYPES = {"fp32": "float32", "bf16": "bfloat16"}
 Scalar = bool | int | float | str
@@ -29,7 +30,7 @@ class CapturedSite:
     count: int = 1
 
     @classmethod
-    def from_json(cls, site: Mapping[str, object]) -> CapturedSite:
+    def from_json(cls, site: Mapping[str, Json]) -> CapturedSite:
         """Rebuild a site from the JSON form of `dataclasses.asdict(site)`."""
         shapes = {name: tuple(sizes) for name, sizes in site["shapes"].items()}
         return cls(**{**site, "shapes": shapes})
@@ -38,7 +39,7 @@ class CapturedSite:
         """Return an argument's dtype by torch's name."""
         return DTYPES[self.dtypes[name]]
 
-    def rows(self, name: str) -> dict[str, Any]:
+    def rows(self, name: str) -> dict[str, object]:
         """Return batch, sequence and dtype of [B, T, H] or [N, H] activations.
 
         Inner sizes join T.

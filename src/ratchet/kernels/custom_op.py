@@ -28,7 +28,7 @@ def declare_op(
     *,
     entry: str,
     inputs: Callable[..., Given],
-    outputs: Callable[..., object],
+    outputs: Callable[..., Any],
     reference: Callable[..., Sequence[Tensor]],
     composite: Callable[..., Sequence[Tensor]] | None = None,
     derivative: str = "",
@@ -49,7 +49,7 @@ def declare_op(
     """
     single = len(_parsed(name, schema).returns) == 1
 
-    def run(*arguments: object) -> Any:
+    def run(*arguments: object) -> object:
         tensors, scalars = inputs(*arguments)
         made = outputs(*(arguments if tensors[0].is_cpu else map(on_meta, arguments)))
         own = made
@@ -88,7 +88,7 @@ def define(
     torch.library.register_fake(full, fake)
 
 
-def _parsed(name: str, schema: str) -> Any:
+def _parsed(name: str, schema: str) -> torch._C.FunctionSchema:
     return torch._C.parse_schema(f"{NAMESPACE}::{name}{schema}")
 
 
@@ -135,10 +135,13 @@ class Derivative:
         return [self.sums.get(name, (name,)) for name in named]
 
     @property
-    def _backward(self) -> Any:
-        return getattr(getattr(torch.ops, NAMESPACE), self.op).default._schema
+    def _backward(self) -> torch._C.FunctionSchema:
+        found: torch._C.FunctionSchema = getattr(
+            getattr(torch.ops, NAMESPACE), self.op
+        ).default._schema
+        return found
 
-    def save(self, ctx: Any, inputs: tuple[Any, ...], output: Any) -> None:
+    def save(self, ctx: Any, inputs: tuple[Any, ...], output: object) -> None:
         """Keep what the other op takes; a KernelError if an argument needs a missing gradient."""
         produced = output if isinstance(output, tuple) else (output,)
         by_name = dict(zip(self.arguments, inputs, strict=True))

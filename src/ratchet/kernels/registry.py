@@ -11,7 +11,7 @@ import functools
 from collections import Counter
 from collections.abc import Callable, Sequence
 from pathlib import Path
-from typing import Final
+from typing import Any, Final
 
 import torch
 from torch import Tensor
@@ -49,7 +49,7 @@ def activate(kernel: Kernel, path: Path, *, name: str = "", device: str = "") ->
     _kernels[place] = kernel
 
 
-def serve(entry: str, device: str, function: Callable[..., object], *, compiled: bool) -> None:
+def serve(entry: str, device: str, function: Callable[..., Any], *, compiled: bool) -> None:
     """Make the op of `entry` run a loaded kernel: a C function, or one called as its reference."""
     run = functools.partial(_run_compiled, entry) if compiled else _run_in_python
     _serving[entry, device] = functools.partial(run, function)

@@ -5,7 +5,7 @@ Its first call imports torch._dynamo, which takes longer than torch itself.
 
 from __future__ import annotations
 
-from typing import Any
+from collections.abc import Callable, Mapping, Sequence
 
 from torch._ops import OpOverload
 from torch.utils._python_dispatch import TorchDispatchMode
@@ -24,8 +24,12 @@ class FlopCount(TorchDispatchMode):  # type: ignore[no-untyped-call]
         return False  # nothing is compiled here, so dynamo need not be told to look away
 
     def __torch_dispatch__(
-        self, func: Any, types: Any, args: tuple[Any, ...] = (), kwargs: Any = None
-    ) -> Any:
+        self,
+        func: Callable[..., object],
+        types: object,
+        args: Sequence[object] = (),
+        kwargs: Mapping[str, object] | None = None,
+    ) -> object:
         """Run an operator, or what it is composed of, and count it."""
         kwargs = kwargs or {}
         if not isinstance(func, OpOverload):  # torch's operators of higher order

@@ -13,7 +13,6 @@ import contextlib
 import functools
 import random
 from collections.abc import Callable, Iterator
-from typing import Any
 
 import numpy as np
 import torch
@@ -68,7 +67,7 @@ class ModelFile:
         found = {**plain_tensors(self._template), **self._template.state_dict()}
         return [found[name] for name in self._form.state]
 
-    def on_this_machine(self) -> contextlib.AbstractContextManager[Any]:
+    def on_this_machine(self) -> contextlib.AbstractContextManager[object]:
         """Return a context for calls of the model; without a GPU its tensors go to the CPU."""
         return contextlib.nullcontext() if torch.cuda.is_available() else on_cores(self._text)
 

@@ -13,7 +13,6 @@ import math
 import types
 from collections.abc import Sequence
 from dataclasses import replace
-from typing import Any
 
 import torch
 from torch import Tensor, nn
@@ -127,7 +126,9 @@ def _form(text: str) -> tuple[ModelForm, Case]:
     return form, Case(name=GIVEN, inputs=tuple(specs), timed=True)
 
 
-def _structures(module: types.ModuleType, text: str, given: list[Any]) -> tuple[Structure, ...]:
+def _structures(
+    module: types.ModuleType, text: str, given: Sequence[object]
+) -> tuple[Structure, ...]:
     """Return the structure that the draws of each tensor input share."""
     draws = [[one.detach() for one in given if isinstance(one, Tensor)]]
     for seed in STRUCTURE_SEEDS:
@@ -139,7 +140,7 @@ def _structures(module: types.ModuleType, text: str, given: list[Any]) -> tuple[
 
 
 def _random_attributes(
-    module: types.ModuleType, text: str, init: list[Any], model: nn.Module
+    module: types.ModuleType, text: str, init: Sequence[object], model: nn.Module
 ) -> dict[str, Tensor]:
     """Return the model's plain tensors that differ if it is built with another seed."""
     own = plain_tensors(model)

@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import contextlib
 from collections.abc import Callable, Mapping, Sequence
-from typing import Any
 
 import torch
 from torch import Tensor
@@ -23,7 +22,7 @@ class _OnCores(TorchFunctionMode):
         types: Sequence[type],
         args: Sequence[object] = (),
         kwargs: Mapping[str, object] | None = None,
-    ) -> Any:
+    ) -> object:
         named = dict(kwargs or {})
         if func is Tensor.cuda:
             return args[0]
@@ -34,7 +33,7 @@ class _OnCores(TorchFunctionMode):
         return func(*args, **named)
 
 
-def on_cores(text: str) -> contextlib.AbstractContextManager[Any]:
+def on_cores(text: str) -> contextlib.AbstractContextManager[object]:
     """Create all tensors on the CPU inside the context, if the file's text names a GPU."""
     return _OnCores() if "cuda" in text else contextlib.nullcontext()
 

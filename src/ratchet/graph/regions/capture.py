@@ -7,7 +7,6 @@ import time
 from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
-from typing import Any
 
 import torch
 from torch import Tensor
@@ -212,7 +211,7 @@ class _Collector:
 
 
 def _why(node: Node) -> str:
-    target: Any = node.target
+    target = node.target
     if not isinstance(target, torch._ops.OpOverload):
         return "an operation of higher order"
     if target.namespace not in NAMESPACES:

@@ -61,7 +61,6 @@ def _product(times: int, batch: str) -> str:
 
 
 def literal(value: object) -> str:
-    """Return Python text of a plain value."""
     if isinstance(value, float) and not math.isfinite(value):
         return f'float("{value}")'
     if isinstance(value, (torch.dtype, torch.memory_format)):
@@ -101,7 +100,7 @@ def other_size(size: int) -> int:
     return LEAST if size != LEAST else MOST
 
 
-def resized(batch: object, size: int) -> Any:
+def resized(batch: object, size: int) -> object:
     """Return a batch of another size: cut, or its rows repeated."""
 
     def take(tensor: Tensor) -> Tensor:
@@ -114,7 +113,7 @@ def resized(batch: object, size: int) -> Any:
 
 
 @dataclass(frozen=True, slots=True)
-class Lie:
+class MemoryLayout:
     """A tensor's place in memory, with what follows it up to the start of its next row."""
 
     order: tuple[int, ...]
@@ -135,7 +134,7 @@ class Lie:
         return lying if self.is_dense else (*lying[: self.outer], self.row)
 
 
-def lie_of(shape: Sequence[int], stride: Sequence[int]) -> Lie | None:
+def memory_layout(shape: Sequence[int], stride: Sequence[int]) -> MemoryLayout | None:
     """Return how a tensor lies; None if it overlaps itself or has gaps in several places."""
     order = sorted(range(len(shape)), key=lambda at: (-stride[at] if shape[at] > 1 else 0, at))
     order = _with_units(order, shape)
@@ -150,7 +149,7 @@ def lie_of(shape: Sequence[int], stride: Sequence[int]) -> Lie | None:
             outer, row = place + 1, stride[at]
             expected = stride[at]
         expected *= shape[at]
-    return Lie(tuple(order), outer, row)
+    return MemoryLayout(tuple(order), outer, row)
 
 
 def _with_units(order: Sequence[int], shape: Sequence[int]) -> list[int]:

@@ -9,8 +9,9 @@ from __future__ import annotations
 import re
 from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import Any, Final
+from typing import Final
 
+from ratchet.base.json_value import Json
 from ratchet.judge.integrity.library_ops import declared, whole
 from ratchet.judge.stage_result import Decided, Ok, fault
 from ratchet.judge.verdict import Evidence
@@ -54,7 +55,7 @@ class DeviceCount:
     calls: int
 
 
-def read_device_census(told: Any) -> DeviceCount:
+def read_device_census(told: Json) -> DeviceCount:
     """Read the worker's report. Raises CandidateFault if it is nonsense."""
     try:
         return DeviceCount(
@@ -119,7 +120,7 @@ def is_own(name: str, problem: Problem, kernel: Kernel) -> bool:
     return not (LIBRARY.search(name) or MATMUL.search(name))
 
 
-def _counts(told: Any) -> dict[str, tuple[int, int]]:
+def _counts(told: Json) -> dict[str, tuple[int, int]]:
     return {_text(name): (whole(one[0]), whole(one[1])) for name, one in told.items()}
 
 

@@ -10,8 +10,9 @@ import ast
 import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any, Final
+from typing import Final
 
+from ratchet.base.json_value import Json
 from ratchet.judge.stage_result import Decided, Ok, fault
 from ratchet.judge.verdict import Evidence
 from ratchet.judge.workers.memory.layout import BatchLayout
@@ -84,11 +85,11 @@ class CaseCensus:
     """Programs that ran, by kernel."""
     stored: int
     """Elements that its own kernels wrote."""
-    emulated: Any = None
+    emulated: Json = None
     """The emulator's counts, as the candidate's process reported them."""
 
 
-def read_census(layout: BatchLayout, told: Any) -> CaseCensus:
+def read_census(layout: BatchLayout, told: Json) -> CaseCensus:
     """Read the census of a batch of one call. Raises CandidateFault if it is nonsense."""
     try:
         ops, launches = told["ops"], told["launches"]

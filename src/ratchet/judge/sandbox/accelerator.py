@@ -8,11 +8,13 @@ from __future__ import annotations
 import glob
 import os
 import stat
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Any, Final, Literal
+from typing import Final, Literal
 
+from ratchet.base.process.channel import Message
 from ratchet.judge.options import WITH_TORCH
+from ratchet.judge.workers.memory.driver_memory import DescribedGpu
 from ratchet.kernels.cuda_use import needs_cuda
 from ratchet.kernels.kernel import Kernel
 
@@ -68,7 +70,7 @@ class Accelerator:
     """Folders of the driver's libraries that a sandbox must see in addition."""
 
     @staticmethod
-    def of(found: Mapping[str, object]) -> Accelerator:
+    def of(found: Message) -> Accelerator:
         """Read the reference worker's answer."""
         described = found["described"]
         return Accelerator(
@@ -78,7 +80,7 @@ class Accelerator:
             folders=tuple(found["folders"]),
         )
 
-    def as_json(self) -> dict[str, Any]:
+    def as_json(self) -> DescribedGpu:
         """Return what a worker must know."""
         return {
             "torch_name": self.torch_name,
@@ -133,7 +135,6 @@ def all_nodes() -> list[str]:
 
 
 def device_files(patterns: Sequence[str]) -> list[str]:
-    """Return the existing files."""
     return [path for pattern in patterns for path in sorted(glob.glob(pattern))]
 
 

@@ -12,7 +12,7 @@ import json
 import logging
 from collections.abc import Sequence
 from dataclasses import asdict, dataclass
-from typing import Any, Final
+from typing import Final
 
 from ratchet.base.errors import JudgeError
 from ratchet.base.process.channel import Channel, close_descriptors
@@ -76,7 +76,6 @@ class Forks:
         return None
 
     def close(self) -> None:
-        """Let the zygote end."""
         self._channel.close()
 
 
@@ -145,7 +144,7 @@ class CandidateZygote:
         """End it, and every fork with it."""
         self._child.close()
 
-    def _order(self, sandbox: Sandbox) -> dict[str, Any]:
+    def _order(self, sandbox: Sandbox) -> dict[str, object]:
         return {
             "limits": json.dumps(asdict(sandbox.limits)),
             "threads": self.threads,

@@ -12,9 +12,10 @@ import importlib.util
 import math
 from collections.abc import Sequence
 from dataclasses import asdict, replace
-from typing import Any
 
 from ratchet.base.errors import JudgeError, KernelError, RatchetError
+from ratchet.base.json_value import Json
+from ratchet.base.process.channel import Message
 from ratchet.base.process.child import ChildFailure
 from ratchet.base.process.time_limits import Clock
 from ratchet.judge.sandbox.isolation import isolation_name
@@ -31,14 +32,13 @@ from ratchet.judge.static_profile.process import (
 )
 from ratchet.judge.workers.candidate.architectures import TARGETS, Architecture, find_architectures
 from ratchet.judge.workers.candidate.model_answer import runnable
-from ratchet.judge.workers.serving import Message
 from ratchet.kernels.kernel import Kernel, Language
 from ratchet.problems.problem import LARGEST_FIRST, Case, Problem
 
 TRITON_PACKAGES = ("triton", "pytorch-triton-rocm", "triton-rocm", "pytorch-triton")
 """Names of the package `triton`, by its builder."""
 DOT_TIME_LIMIT_S = 8.0
-Document = dict[str, Any]
+Document = dict[str, Json]
 """A profile as a JSON object (docs/how-to/inspect.md)."""
 ACTIONS = {"triton": "python", "torch": "python", "hip": "hip"}
 LOADED = """\

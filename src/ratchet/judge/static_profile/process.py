@@ -7,16 +7,16 @@ from __future__ import annotations
 
 import os
 from importlib import resources
-from typing import Any
 
 from pydantic import BaseModel, ConfigDict, Field, ValidationError
 
 from ratchet.base.errors import JudgeError, KernelError
+from ratchet.base.json_value import Json
+from ratchet.base.process.channel import Message
 from ratchet.base.process.child import Child, ChildFailure, program
 from ratchet.base.process.time_limits import Clock
 from ratchet.judge.sandbox.isolation import Sandbox, make_sandbox
 from ratchet.judge.sandbox.worker_modules import PROFILE_WORKER
-from ratchet.judge.workers.serving import Message
 
 MAX_KERNELS, MAX_LAUNCHES = 64, 4000
 
@@ -36,7 +36,7 @@ class CompiledKernel(_Answer):
     signature: dict[str, str] = Field(default_factory=dict)
     constants: dict[str, bool | int | float | str | None] = Field(default_factory=dict)
     texts: dict[str, str] = Field(default_factory=dict)
-    mca: dict[str, Any] = Field(default_factory=dict)
+    mca: dict[str, Json] = Field(default_factory=dict)
 
 
 class TensorArgument(_Answer):
@@ -73,10 +73,10 @@ class Profile(_Answer):
     kernels: dict[str, CompiledKernel] = Field(max_length=MAX_KERNELS)
     launches: list[Launch] = Field(max_length=MAX_LAUNCHES)
     skipped_configs: int = 0
-    error: dict[str, Any] | None = None
+    error: dict[str, Json] | None = None
 
 
-def read_profile(reply: dict[str, Any]) -> Profile:
+def read_profile(reply: dict[str, Json]) -> Profile:
     """Return the worker's answer; raises JudgeError if it is invalid."""
     try:
         profile = Profile.model_validate(reply)
@@ -117,7 +117,6 @@ class ProfileProcess:
         return reply
 
     def close(self) -> None:
-        """End the process."""
         if self._child is not None:
             self._child.close()
         if self._sandbox is not None:

@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING
 
 from ratchet import lab
 from ratchet.base.errors import CompilerMissing, JudgeError, RatchetError
+from ratchet.base.process.channel import Message
 from ratchet.base.process.time_limits import Clock, OutOfTime
 from ratchet.judge.options import LANGUAGES, WITH_TORCH
 from ratchet.judge.sandbox.accelerator import Accelerator, may_use_gpu
@@ -26,7 +27,6 @@ from ratchet.judge.trial.shared_compilations import SharedCompilations
 from ratchet.judge.trial.stages import KernelTrial
 from ratchet.judge.verdict import Screening, Verdict
 from ratchet.judge.workers.candidate.architectures import TARGETS
-from ratchet.judge.workers.serving import Message
 from ratchet.kernels.kernel import Kernel, Language
 from ratchet.problems.problem import Problem
 from ratchet.problems.problem_file import described
@@ -214,7 +214,6 @@ class KernelJudge:
 
     @property
     def reference_pid(self) -> int | None:
-        """The process id of the reference worker, if there is one."""
         return None if self._reference is None else self._reference.pid
 
     def _accelerator(

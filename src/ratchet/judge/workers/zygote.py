@@ -9,10 +9,10 @@ import socket
 
 import torch
 
-from ratchet.base.process.channel import Channel
+from ratchet.base.process.channel import Channel, Message
 from ratchet.judge.workers.candidate.with_torch import TorchWorker
 from ratchet.judge.workers.enclosed_forks import serve_enclosed
-from ratchet.judge.workers.serving import Message, serve_candidate
+from ratchet.judge.workers.serving import serve_candidate
 
 
 def main() -> None:

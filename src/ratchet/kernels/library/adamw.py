@@ -121,14 +121,14 @@ def step_by_torch(optimizer: torch.optim.Optimizer) -> None:
     inspect.unwrap(type(optimizer).step)(optimizer)
 
 
-def _taken(group: Mapping[str, object], copies: Copies | None) -> list[nn.Parameter]:
+def _taken(group: Mapping[str, Any], copies: Copies | None) -> list[nn.Parameter]:
     """Return the parameters of a group that the kernel updates now."""
     if not _is_for_kernel(group):
         return []
     return [one for one in group["params"] if _is_taken(one, _read_by(one, copies).grad)]
 
 
-def _is_for_kernel(group: Mapping[str, object]) -> bool:
+def _is_for_kernel(group: Mapping[str, Any]) -> bool:
     return not any(group.get(setting) for setting in _OF_TORCH)
 
 
@@ -170,7 +170,7 @@ def _coefficient(parameters: list[nn.Parameter], clip_norm: float) -> float:
 
 def _update(
     optimizer: torch.optim.Optimizer,
-    group: Mapping[str, object],
+    group: Mapping[str, Any],
     parameters: Iterable[nn.Parameter],
     coefficient: float,
     copies: Copies | None,
@@ -204,7 +204,7 @@ def _state_of(optimizer: torch.optim.Optimizer, parameter: nn.Parameter) -> dict
 
 
 def _tensors(
-    parameter: nn.Parameter, copies: Copies | None, state: Mapping[str, object]
+    parameter: nn.Parameter, copies: Copies | None, state: Mapping[str, Any]
 ) -> tuple[Tensor, ...]:
     """Return the five local tensors of a parameter, in the order of the C interface."""
     weight = local_of(parameter.detach())

@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from typing import Annotated, Any, Final
+from typing import Annotated, Final
 
 import msgspec
 
+from ratchet.base.json_value import Json
 from ratchet.devices import matrix
 from ratchet.judge.emulator.estimates.bound import CYCLES, DUAL
 from ratchet.judge.static_profile.assembly import MATRIX
@@ -119,7 +120,7 @@ def _lanes_off(on: int, mixed: Mapping[str, int], lanes: int) -> float:
     return 1 - on / all_of if all_of else 0.0
 
 
-def _resources(shown: _ToldShown, target: str) -> dict[str, Any]:
+def _resources(shown: _ToldShown, target: str) -> dict[str, Json]:
     """Return a workgroup's resources, the waves that they allow, and the timeline."""
     numbers = (shown.vgprs, shown.workgroup_waves - 1, shown.workgroup_lds_bytes)
     if min(numbers) < 0 or max(numbers) > MOST_RESOURCES:

@@ -49,12 +49,12 @@ def pretend(architecture: Architecture, units: int) -> None:
     from torch._dynamo.device_interface import CudaInterface
 
     for name, value in answers.items():
-        if hasattr(CudaInterface, name):
+        if callable(value) and hasattr(CudaInterface, name):
             setattr(CudaInterface, name, staticmethod(value))
 
 
 def written(
-    reference: Callable[..., object], inputs: Sequence[Tensor], scalars: Sequence[float]
+    reference: Callable[..., tuple[Tensor, ...]], inputs: Sequence[Tensor], scalars: Sequence[float]
 ) -> str:
     """Return the Python program whose Triton kernels compute the reference on such inputs.
 
@@ -96,7 +96,7 @@ def written(
 
 
 def _traced(
-    reference: Callable[..., object],
+    reference: Callable[..., tuple[Tensor, ...]],
     here: Sequence[Tensor],
     there: Sequence[Tensor],
     scalars: Sequence[float],
@@ -126,7 +126,7 @@ def _traced(
     return whole
 
 
-def _moved(value: object) -> Any:
+def _moved(value: Any) -> Any:
     is_device = isinstance(value, torch.device) and value.type == "cpu"
     return torch.device(GPU) if is_device else value
 

@@ -19,8 +19,9 @@ import torch
 from torch import Tensor
 
 from ratchet.base.errors import KernelError
+from ratchet.base.json_value import Json
 from ratchet.base.process import families
-from ratchet.base.process.channel import inherited
+from ratchet.base.process.channel import Message, inherited
 from ratchet.judge.emulator.build import compiled_machine
 from ratchet.judge.emulator.estimates.bound import estimate
 from ratchet.judge.emulator.estimates.counts import read_told
@@ -30,7 +31,7 @@ from ratchet.judge.workers.arm import extend_import_path
 from ratchet.judge.workers.candidate.architectures import ARCHITECTURES
 from ratchet.judge.workers.candidate.census import add_launch
 from ratchet.judge.workers.candidate.torch_cuda import PretendedDevice
-from ratchet.judge.workers.serving import Message, Reply, serve
+from ratchet.judge.workers.serving import Reply, serve
 from ratchet.problems.problem import Problem, Reference
 
 MOST_CONFIGURATIONS: Final = 4
@@ -47,18 +48,17 @@ class CountingDriver(EmulatorDriver):
         self.done: list[EmulatedLaunch] = []
 
     def add(self, launch: EmulatedLaunch) -> None:
-        """Keep a launch."""
         self.done.append(launch)
 
 
 class InductorKernel:
     """One Triton kernel of a program, in place of Inductor's tuner."""
 
-    def __init__(self, tuner: object, driver: CountingDriver) -> None:
+    def __init__(self, tuner: Any, driver: CountingDriver) -> None:
         self._tuner, self._driver = tuner, driver
-        self._chosen: Any = None
+        self._chosen: object = None
 
-    def run(self, *given: Any, stream: Any = None, **_: Any) -> None:
+    def run(self, *given: object, stream: object = None, **_: object) -> None:
         """Launch it in the configuration with the least bound."""
         if self._chosen is None:
             tried = self._tuner.configs[:MOST_CONFIGURATIONS]
@@ -107,15 +107,15 @@ def bound_s(target: str, done: Sequence[EmulatedLaunch]) -> float:
     return bounds[0].time_s if bounds else 0.0
 
 
-def told_of(done: Sequence[EmulatedLaunch]) -> dict[str, Any]:
+def told_of(done: Sequence[EmulatedLaunch]) -> Message:
     """Return the counts of launches by kernel, in the form of a census."""
-    told: dict[str, Any] = {}
+    told: Message = {}
     for one in done:
         add_launch(told, one)
     return told
 
 
-def emulated(program: str, inputs: Sequence[Tensor], driver: CountingDriver) -> Mapping[str, Any]:
+def emulated(program: str, inputs: Sequence[Tensor], driver: CountingDriver) -> Mapping[str, Json]:
     """Run a program on its inputs; return each kernel's counts, in the form of a census."""
     from torch._inductor.async_compile import AsyncCompile
     from torch._inductor.codecache import PyCodeCache
@@ -148,15 +148,11 @@ def _empty(size: Sequence[int], stride: Sequence[int], dtype: torch.dtype) -> Te
     return torch.empty_strided(size, stride, dtype=dtype)
 
 
-def _storage_of(tensor: Tensor) -> Any:
-    storage: Any = tensor.untyped_storage()
-    return storage.clone()
-
-
-def _copy(value: object) -> Any:
+def _copy(value: object) -> object:
     if not isinstance(value, Tensor):
         return value
-    whole = torch.empty(0, dtype=value.dtype).set_(_storage_of(value))
+    storage = value.untyped_storage().clone()  # type: ignore[no-untyped-call]
+    whole = torch.empty(0, dtype=value.dtype).set_(storage)
     return whole.as_strided(value.size(), value.stride(), value.storage_offset())
 
 

@@ -9,11 +9,12 @@ import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
 from types import MappingProxyType
-from typing import Any, Final, cast
+from typing import Final, TypeGuard
 
 from ratchet.base.errors import JudgeError, KernelError
+from ratchet.base.json_value import Json
 from ratchet.base.process import families
-from ratchet.base.process.channel import close_descriptors
+from ratchet.base.process.channel import Message, close_descriptors
 from ratchet.base.process.child import Child, ChildFailure, error_words, program
 from ratchet.base.process.time_limits import FIRST_CALL_S, STEP_S, Clock
 from ratchet.judge.integrity.outputs import OutputSpots, Read, ReturnedOutputs, Unreadable, readable
@@ -33,7 +34,7 @@ from ratchet.judge.verdict import Status
 from ratchet.judge.workers.memory.layout import BatchLayout
 from ratchet.judge.workers.memory.mapping import seal
 from ratchet.judge.workers.memory.packed_files import SEALS, PackedFiles
-from ratchet.judge.workers.serving import READY, UNPLACED, Message
+from ratchet.judge.workers.serving import READY, UNPLACED
 from ratchet.kernels.cuda_use import NEEDS_CUDA, TORCH_SAYS
 from ratchet.kernels.kernel import Kernel
 from ratchet.kernels.languages.precompiled_headers import NAME
@@ -109,7 +110,7 @@ class CandidateProcess:
         """Seconds that a Python kernel's first call on new sizes may take in addition."""
         self.first_call_s = 0.0
         """The longest first call on new sizes; a new process takes that time again."""
-        self.censuses: list[tuple[BatchLayout, Any]] | None = None
+        self.censuses: list[tuple[BatchLayout, Json]] | None = None
         """If it is a list, a Python kernel's batches are counted: their layout and the census."""
         if self.sandbox.shares_user:
             families.hide_memory()  # it holds the batches that this candidate must not see yet
@@ -194,7 +195,7 @@ class CandidateProcess:
             _raise_refusal(reply, "does not compile")
             if len(handed) != 1:
                 raise fault("crashed", "the compiler's process handed out no library")
-            return _sealed_copy(handed[0])
+            return sealed_copy(handed[0])
         finally:
             close_descriptors(handed)
 
@@ -247,7 +248,7 @@ class CandidateProcess:
             _raise_refusal(reply, "told nothing of what it built", status="crashed")
             if len(handed) != 1:
                 raise fault("crashed", "the candidate's process handed out no extensions")
-            packed = _sealed_copy(handed[0])
+            packed = sealed_copy(handed[0])
         finally:
             close_descriptors(handed)
         try:
@@ -326,12 +327,21 @@ class CandidateProcess:
             _raise_refusal(reply, "raised", status="crashed", remedy=remedy)
         codes, cpu_time_s = reply.get("codes"), reply.get("cpu_time_s")
         claimed = reply.get("device_s")
-        self.device_s = float(cast(float, claimed)) if _is_time(claimed) else None
+        self.device_s = float(claimed) if _is_time(claimed) else None
         if not _are_codes(codes, calls) or not _is_time(cpu_time_s):
             raise fault("crashed", "the candidate's process answered nonsense")
         if self.censuses is not None:
             self.censuses.append((self._layout, reply.get("census")))
-        return wall_time_s, float(cast(float, cpu_time_s)), cast("list[int]", codes)
+        return wall_time_s, float(cpu_time_s), codes
+
+    @contextlib.contextmanager
+    def uncounted(self) -> Iterator[None]:
+        """Take no census inside."""
+        censuses, self.censuses = self.censuses, None
+        try:
+            yield
+        finally:
+            self.censuses = censuses
 
     def deliver(self, call: int) -> None:
         """Copy a call's outputs to shared memory, unless they are there; it must be stopped."""
@@ -352,12 +362,10 @@ class CandidateProcess:
             return self._returned.spots()
 
     def pause(self) -> None:
-        """Stop the whole family."""
         with _decides():
             self._child.pause()
 
     def resume(self) -> None:
-        """Let the family run."""
         with _decides():
             self._child.resume()
 
@@ -397,15 +405,18 @@ def _tells_outputs() -> Iterator[None]:
         raise fault("crashed", f"the candidate's process: {error}") from error
 
 
-def _are_codes(codes: Any, calls: int) -> bool:
+def _are_codes(codes: object, calls: int) -> TypeGuard[list[int]]:
     """Return True if an answer holds one machine word for each call."""
-    words = isinstance(codes, list) and all(type(code) is int for code in codes)
-    return words and len(codes) == calls and all(abs(code) < 1 << 63 for code in codes)
+    if not isinstance(codes, list) or len(codes) != calls:
+        return False
+    return all(type(code) is int and abs(code) < 1 << 63 for code in codes)
 
 
-def _is_time(claimed: Any) -> bool:
+def _is_time(claimed: object) -> TypeGuard[float]:
     """Return True if a claim is a time in seconds; a whole number may be too large for a float."""
-    return type(claimed) in (int, float) and 0 <= claimed < MOST_SECONDS
+    if isinstance(claimed, bool) or not isinstance(claimed, (int, float)):
+        return False
+    return 0 <= claimed < MOST_SECONDS
 
 
 def _raise_fault_of_machine(reply: Mapping[str, object]) -> None:
@@ -442,14 +453,17 @@ def _printed(output: str) -> str:
     return f"it printed: {shown}" if shown else ""
 
 
-def _sealed_copy(descriptor: int) -> int:
-    """Copy at most 64 MiB of a file into sealed memory."""
+def sealed_copy(descriptor: int) -> int:
+    """Copy a file, which a candidate may have handed out, into sealed memory: at most 64 MiB.
+
+    The file's position stays as it was. Raises CandidateFault.
+    """
     copy = os.memfd_create("ratchet-kernel", os.MFD_CLOEXEC | os.MFD_ALLOW_SEALING)
     try:
         if not stat.S_ISREG(os.fstat(descriptor).st_mode):  # a pipe would keep the judge waiting
             raise fault("crashed", "the compiler's process handed out no file")
         total = 0
-        while chunk := os.read(descriptor, 1 << 20):
+        while chunk := os.pread(descriptor, 1 << 20, total):
             total += len(chunk)
             if total > MAX_LIBRARY_BYTES:
                 raise fault("refused", f"the library is over {MAX_LIBRARY_BYTES} bytes")

@@ -10,14 +10,13 @@ import sys
 from collections.abc import Mapping
 
 from ratchet.base.errors import JudgeError
-from ratchet.base.process.channel import close_descriptors, inherited
+from ratchet.base.process.channel import Message, close_descriptors, inherited
 from ratchet.base.process.child import Child, error_words, program
 from ratchet.base.process.time_limits import until_the_end_s
 from ratchet.judge.sandbox.isolation import TORCH_FIRST, arm_environment
 from ratchet.judge.sandbox.view import fixed_layout
 from ratchet.judge.sandbox.zygote import IMPORT_S, Forks
 from ratchet.judge.steps.arms import import_path
-from ratchet.judge.workers.serving import Message
 from ratchet.problems.problem_file import KEEPER_GRACE_S, longest_wait_s, read_answer
 
 REFERENCE_WORKER = "ratchet.judge.workers.reference.worker"
@@ -38,7 +37,6 @@ class ReferenceProcess:
 
     @property
     def pid(self) -> int:
-        """Its process id."""
         return self._child.pid
 
     @property
@@ -87,15 +85,12 @@ class ReferenceProcess:
             return read_answer(file, None)
 
     def pause(self) -> None:
-        """Stop it."""
         self._child.hold()
 
     def resume(self) -> None:
-        """Let it run."""
         self._child.resume()
 
     def close(self) -> None:
-        """End it."""
         self._child.close()
 
 

@@ -20,6 +20,7 @@ from ratchet.base.process import families
 from ratchet.base.process.channel import (
     Channel,
     ChannelTimeout,
+    Message,
     close_descriptors,
     open_pair,
 )
@@ -36,7 +37,6 @@ from ratchet.judge.sandbox.accelerator import Accelerator
 from ratchet.judge.sandbox.zygote import START_S, Fork, Forks
 from ratchet.judge.trial.processes.reference import ReferenceProcess, raise_fault
 from ratchet.judge.workers.memory.layout import BatchLayout
-from ratchet.judge.workers.serving import Message
 from ratchet.measure.arm import Timing
 from ratchet.problems.problem import Problem
 
@@ -113,7 +113,6 @@ class RivalProcess:
         self._stopped = stopped
 
     def resume(self) -> None:
-        """Let it run."""
         families.resume(self._stopped)
         self._stopped = ()
 
@@ -141,7 +140,7 @@ class RivalProcess:
         return list(families.family(self.pid, enclosed=True))
 
     @contextlib.contextmanager
-    def _named(self, what: str) -> Iterator[None]:
+    def _named(self, what: object) -> Iterator[None]:
         try:
             yield
         except JudgeError as error:
@@ -235,12 +234,10 @@ class Rivals:
         return process
 
     def end(self, process: RivalProcess) -> None:
-        """End one of them."""
         self._running.remove(process)
         process.close()
 
     def close(self) -> None:
-        """End all of them."""
         while self._running:
             self.end(self._running[-1])
         if self._own is not None:

@@ -89,17 +89,14 @@ class ScreeningRun:
         return [one.kernel for one in self._all if not one.is_out]
 
     def decide_all(self, decided: Decided) -> None:
-        """Give the same answer to all that have none yet."""
         for entrant in self._entrants:
             if not entrant.is_out:
                 entrant.decide(decided)
 
     def answers(self) -> tuple[Screening, ...]:
-        """Return the answers in the order of the kernels."""
         return tuple(entrant.answer() for entrant in self._entrants)
 
     def close(self) -> None:
-        """End every candidate's process."""
         for entrant in self._all:
             entrant.end()
 
@@ -291,17 +288,14 @@ class ScreeningParts:
         )
 
     def decide_all(self, decided: Decided) -> None:
-        """Give the same answer to all that have none yet."""
         for run in self.runs:
             run.decide_all(decided)
 
     def answers(self) -> tuple[Screening, ...]:
-        """Return the answers in the order of the kernels."""
         timed, others = (iter(run.answers()) for run in self.runs)
         return tuple(next(others) if one else next(timed) for one in self._interpreted)
 
     def close(self) -> None:
-        """End every candidate's process."""
         for run in self.runs:
             run.close()
 

@@ -4,14 +4,12 @@ from __future__ import annotations
 
 import random
 import secrets
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from typing import Any
 
-from ratchet.base.process.time_limits import Clock
 from ratchet.judge.sandbox.zygote import CandidateZygote
 from ratchet.judge.stage_result import Decided
-from ratchet.judge.trial.kernel_checks import OpenProblem, described_cases
+from ratchet.judge.trial.kernel_checks import CaseFacts, OpenProblem, described_cases
 from ratchet.judge.trial.processes.compile_pool import CompilePool
 from ratchet.judge.trial.processes.compiling import Toolchain
 from ratchet.judge.trial.processes.reference import ReferenceProcess
@@ -29,8 +27,7 @@ class HeldProblem:
 
     key: tuple[Problem, str, ReferenceProcess]
     """The problem, its hash (the text of its module counts), and the worker that holds it."""
-    cases: Sequence[Mapping[str, Any]]
-    """The fields of each case's facts."""
+    cases: Sequence[CaseFacts]
 
 
 class Screener:
@@ -82,16 +79,11 @@ class Screener:
                 threads=self._threads,
                 seed=secrets.randbits(48),
                 timeout_s=OPENING_S,
+                kind=QuickFacts,
             )
             if isinstance(found, Decided):
                 return found
             self._held = HeldProblem(wanted, found.value)
-        return opened_quickly(self._held, run.clock, secret)
-
-
-def opened_quickly(held: HeldProblem, clock: Clock, secret: int) -> OpenProblem:
-    """Return a problem that is held open, with the secrets of one screening."""
-    problem, _, reference = held.key
-    described = zip(problem.cases, held.cases, strict=True)
-    facts = [QuickFacts(name=case.name, **one) for case, one in described]
-    return OpenProblem(problem, reference, facts, random.Random(secret), clock)
+        return OpenProblem(
+            run.problem, reference, self._held.cases, random.Random(secret), run.clock
+        )

@@ -12,7 +12,7 @@ from collections import Counter
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from types import SimpleNamespace
-from typing import Any, Final
+from typing import Final
 from unittest import mock
 
 import torch
@@ -66,7 +66,7 @@ def answering(device: PretendedDevice) -> Iterator[None]:
         yield
 
 
-def device_answers(device: PretendedDevice) -> dict[str, Any]:
+def device_answers(device: PretendedDevice) -> dict[str, object]:
     """Return the attributes of torch.cuda that describe the GPU."""
     properties, stream = _properties(device), PretendedStream()
     one = capability(device.architecture)
@@ -115,7 +115,7 @@ def device_answers(device: PretendedDevice) -> dict[str, Any]:
     return answers | kinds
 
 
-def _accelerator_answers(device: PretendedDevice) -> dict[str, Any]:
+def _accelerator_answers(device: PretendedDevice) -> dict[str, object]:
     """Return the attributes of torch.accelerator that describe the GPU."""
     stream = PretendedStream()
     zero = "memory_allocated max_memory_allocated memory_reserved max_memory_reserved"
@@ -142,11 +142,11 @@ def _accelerator_answers(device: PretendedDevice) -> dict[str, Any]:
 class RefusedGraph:
     """A graph of launches, which cannot be made; as a class, so that annotations may name it."""
 
-    def __init__(self, *_: Any, **__: Any) -> None:
+    def __init__(self, *_: object, **__: object) -> None:
         raise KernelError("CUDA graphs are not emulated: launch the kernels without one")
 
 
-def check_index(device: Any) -> None:
+def check_index(device: object) -> None:
     """Raise KernelError for a GPU other than the first, as an index, a name or a device."""
     if isinstance(device, str):
         last = device.rpartition(":")[2]
@@ -165,7 +165,7 @@ class PretendedStream:
     device_index = 0
     priority = 0
 
-    def __init__(self, *_: Any, **__: Any) -> None:
+    def __init__(self, *_: object, **__: object) -> None:
         self.device = torch.device("cuda", 0)
 
     def __getattr__(self, name: str) -> Callable[..., None]:
@@ -183,8 +183,7 @@ class PretendedStream:
         """Return True: every launch is over when it returns."""
         return True
 
-    def record_event(self, event: Any = None) -> Any:
-        """Return the event, or a new one."""
+    def record_event(self, event: object = None) -> object:
         return event or UntimedEvent()
 
 
@@ -193,10 +192,10 @@ class UntimedEvent:
 
     cuda_event = 0
 
-    def __init__(self, *_: Any, **__: Any) -> None:
+    def __init__(self, *_: object, **__: object) -> None:
         pass
 
-    def record(self, *_: Any) -> None:
+    def record(self, *_: object) -> None:
         """Do nothing."""
 
     wait = synchronize = record
@@ -205,7 +204,7 @@ class UntimedEvent:
         """Return True: every launch is over when it returns."""
         return True
 
-    def elapsed_time(self, _: Any) -> float:
+    def elapsed_time(self, _: object) -> float:
         """Return nan, and note that it was asked."""
         asked[UNTIMED] += 1
         return math.nan
@@ -214,27 +213,25 @@ class UntimedEvent:
 class PretendedContext:
     """`with torch.cuda.device(...)`, which does nothing."""
 
-    def __init__(self, device: Any = None, *_: Any, **__: Any) -> None:
+    def __init__(self, device: object = None, *_: object, **__: object) -> None:
         if not isinstance(device, torch.Tensor):
             check_index(device)
 
     def __enter__(self) -> None:
         pass
 
-    def __exit__(self, *_: Any) -> None:
+    def __exit__(self, *_: object) -> None:
         pass
 
-    def __call__(self, function: Callable[..., Any]) -> Callable[..., Any]:
-        """Return the function, as a decorator does."""
-
+    def __call__(self, function: Callable[..., object]) -> Callable[..., object]:
         @functools.wraps(function)
-        def inside(*given: Any, **named: Any) -> Any:
+        def inside(*given: object, **named: object) -> object:
             return function(*given, **named)
 
         return inside
 
 
-def _properties(device: PretendedDevice) -> Any:
+def _properties(device: PretendedDevice) -> SimpleNamespace:
     one = device.architecture
     major, minor = capability(one)
     features = ":sramecc+:xnack-" if one.name.startswith("gfx9") and device.name != one.name else ""
