@@ -23,11 +23,12 @@ class Terms:
     spent_s: float = 0.0
     """Seconds of the time limit that are gone, for instance on reading the problem."""
     against_compile: bool = False
-    """Time torch.compile of the reference beside it."""
+    """Time torch.compile of the reference in the same rounds."""
     device: str = "auto"
     """`cpu`, `cuda` or `cuda:N`; by default Triton's kernels take a GPU where there is one."""
     among: int = 1
-    """Verdicts that share one chance of a false answer."""
+    """Verdicts of which the caller takes the best. Together they are falsely `proven` no
+    more often than one alone, by a stricter level (Bonferroni)."""
     target: str | None = None
     """A GPU whose machine code is emulated, such as `gfx942`."""
     profiled: tuple[str, ...] = TARGETS

@@ -196,7 +196,6 @@ def load_extension(
     source: str,
     entry: str,
     target: str,
-    name: str = "kernel.cu",
     matrix_cycles: Mapping[str, int] | None = None,
     headers: str | None = None,
     device: ToldDevice | None = None,
@@ -207,7 +206,7 @@ def load_extension(
     extensions = EmulatedExtensions(target, emulator, matrix_cycles, headers, device=device)
     module = extensions.load(
         "extension",
-        [ExtensionSource(os.path.join(carried.place, name), text)],
+        [ExtensionSource(os.path.join(carried.place, "kernel.cu"), text)],
         headers=[ExtensionSource(*one) for one in carried.texts.items()],
         folders=carried.folders(),
     )

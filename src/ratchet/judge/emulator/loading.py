@@ -439,7 +439,7 @@ def load_emulated(
 
 
 class ToldDevice(TypedDict):
-    """What a kernel is told about its GPU."""
+    """A GPU as a kernel is told about it."""
 
     name: str
     units: int

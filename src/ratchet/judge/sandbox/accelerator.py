@@ -10,13 +10,15 @@ import os
 import stat
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Final, Literal
+from typing import TYPE_CHECKING, Final, Literal
 
 from ratchet.base.process.channel import Message
 from ratchet.judge.options import WITH_TORCH
-from ratchet.judge.workers.memory.driver_memory import DescribedGpu
 from ratchet.kernels.cuda_use import needs_cuda
 from ratchet.kernels.kernel import Kernel
+
+if TYPE_CHECKING:
+    from ratchet.judge.workers.memory.driver_memory import DescribedGpu
 
 NODES: Final[dict[str, tuple[str, ...]]] = {
     "cuda": (
