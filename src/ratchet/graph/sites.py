@@ -7,7 +7,7 @@ from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field, replace
 from math import prod
 
-from ratchet.base.json_value import Json
+import msgspec
 
 DTYPES = {"fp32": "float32", "bf16": "bfloat16"}
 Scalar = bool | int | float | str
@@ -29,11 +29,10 @@ class CapturedSite:
     """The other arguments."""
     count: int = 1
 
-    @classmethod
-    def from_json(cls, site: Mapping[str, Json]) -> CapturedSite:
+    @staticmethod
+    def from_json(site: object) -> CapturedSite:
         """Rebuild a site from the JSON form of `dataclasses.asdict(site)`."""
-        shapes = {name: tuple(sizes) for name, sizes in site["shapes"].items()}
-        return cls(**{**site, "shapes": shapes})
+        return msgspec.convert(site, CapturedSite)
 
     def dtype(self, name: str) -> str:
         """Return an argument's dtype by torch's name."""

@@ -30,7 +30,7 @@ from ratchet.problems.on_cores import on_cores
 from ratchet.problems.problem import Case, ModelForm, Problem, TensorSpec
 from ratchet.problems.source_module import source_module
 from ratchet.problems.structure import Structure
-from ratchet.problems.tolerance import Tolerance, coded, same_bits
+from ratchet.problems.tolerance import Tolerance, coded, same_bits, widen
 
 GIVEN = "given"
 CODES = Tolerance(code_slack=1, code_share=0.05)
@@ -295,7 +295,7 @@ def _fewer_rows(given: Case, form: ModelForm) -> Case | None:
 def _is_sound(file: ModelFile, case: Case) -> bool:
     """Return whether the model's answer is finite, in its own precision and in float64."""
     tensors = file.draw(case, 8)
-    wide = [one.double() if one.is_floating_point() else one for one in tensors]
+    wide = [widen(one) for one in tensors]
     try:
         outputs = [*file.reference(*tensors, ()), *file.reference(*wide, ())]
     except Exception:  # the model rejects inputs that its author did not foresee

@@ -5,6 +5,8 @@ from __future__ import annotations
 import contextlib
 from dataclasses import dataclass
 
+import msgspec
+
 from ratchet.base.errors import KernelError
 from ratchet.base.process.time_limits import Clock
 from ratchet.judge.static_profile.process import ProfileProcess, hip_interface
@@ -36,7 +38,7 @@ def build_hip(kernel: Kernel, target: str, clock: Clock) -> HipBuild:
     }
     with contextlib.closing(ProfileProcess(clock)) as process:
         reply = process.ask(message)
-    assembly, host = reply.get("assembly"), reply.get("host")
-    if not isinstance(assembly, str) or not isinstance(host, str):
-        raise KernelError("the compiler's process answered nonsense")
-    return HipBuild(assembly=assembly, host=host)
+    try:
+        return msgspec.convert(reply, HipBuild)
+    except msgspec.ValidationError as error:
+        raise KernelError("the compiler's process answered nonsense") from error

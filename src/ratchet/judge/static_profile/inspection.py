@@ -26,7 +26,7 @@ from ratchet.judge.static_profile.process import (
     Launch,
     Profile,
     ProfileProcess,
-    error_words,
+    entry_error,
     hip_interface,
     read_profile,
 )
@@ -213,7 +213,7 @@ def _read(profile: Profile, architecture: Architecture, counter: DotCounter) -> 
         dots = [counter.count(ttir, one.grid, one.arguments) for one in kept]
         kernels.append(_document(kernel, launches, kept, dots) | facts.document)
         works += [_work(facts, *pair) for pair in zip(kept, dots, strict=True)]
-    error = None if profile.error is None else error_words(profile.error)
+    error = None if profile.error is None else entry_error(profile.error)
     if unread:
         error = error or f"the assembly of {', '.join(unread)[:200]} could not be read"
     return {

@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 import re
 from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
 from ratchet.base.json_value import Json
@@ -156,14 +156,14 @@ def _known(
     return [(row, count) for row, count in found if row is not None]
 
 
-def mca_summary(answer: dict[str, Json]) -> dict[str, Json]:
+def mca_summary(answer: Mapping[str, str | int]) -> dict[str, Json]:
     """Return cycles and the busiest resource from llvm-mca's JSON, or why there are none."""
     if not answer:
         return {"error": "not run"}
     if "json" not in answer:
         return {"error": str(answer.get("error", "no answer"))[:300]}
     try:
-        document = json.loads(answer["json"])
+        document = json.loads(str(answer["json"]))
         region = document["CodeRegions"][0]
         summary, count = region["SummaryView"], len(region["Instructions"])
         iterations = int(summary["Iterations"])

@@ -13,7 +13,6 @@ from collections.abc import Iterator, Sequence
 from pathlib import Path
 
 from ratchet.base.errors import KernelError
-from ratchet.base.json_value import Json
 from ratchet.base.process import watchdog
 from ratchet.judge.static_profile.assembly import Instruction
 from ratchet.judge.workers.candidate.architectures import Architecture
@@ -60,7 +59,7 @@ def _knows(program: str, target: str) -> bool:
 
 def run_mca(
     architecture: Architecture, body: Sequence[Instruction], folder: Path
-) -> dict[str, Json]:
+) -> dict[str, str | int]:
     """Run llvm-mca on `body` in straight order; return its JSON, or why there is none."""
     program = find_mca(architecture)
     if program is None:

@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from typing import Annotated, Final
+from typing import Final
 
 import msgspec
 
 from ratchet.base.json_value import Json
 from ratchet.devices import matrix
 from ratchet.judge.emulator.estimates.bound import CYCLES, DUAL
+from ratchet.judge.integrity.library_ops import Count
 from ratchet.judge.static_profile.assembly import MATRIX
 from ratchet.judge.verdict import EmulatedKernel, EmulatedLine, EmulatedTimeline
 from ratchet.judge.workers.candidate.architectures import ARCHITECTURES, occupancy
@@ -21,10 +22,6 @@ MOST_INSTRUCTIONS, MOST_OF_A_LINE = 400, 40
 """Instructions of a kernel, and of one line, whose text a verdict keeps."""
 MOST_WAVES, MOST_SLOTS = 16, 256
 MOST_RESOURCES: Final = 1 << 20
-
-
-Count = Annotated[int, msgspec.Meta(ge=0, lt=1 << 50)]
-"""A plausible count: at most a day of instructions."""
 
 
 class _ToldPlace(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):

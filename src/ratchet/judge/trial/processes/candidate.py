@@ -9,14 +9,16 @@ import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
 from types import MappingProxyType
-from typing import Final, TypeGuard
+from typing import Annotated, Final
+
+import msgspec
 
 from ratchet.base.errors import JudgeError, KernelError
-from ratchet.base.json_value import Json
 from ratchet.base.process import families
 from ratchet.base.process.channel import Message, close_descriptors
 from ratchet.base.process.child import Child, ChildFailure, error_words, program
 from ratchet.base.process.time_limits import FIRST_CALL_S, STEP_S, Clock
+from ratchet.judge.integrity.library_ops import told_as
 from ratchet.judge.integrity.outputs import OutputSpots, Read, ReturnedOutputs, Unreadable, readable
 from ratchet.judge.options import WITH_TORCH
 from ratchet.judge.sandbox.accelerator import Accelerator
@@ -46,7 +48,6 @@ REMEDY = (
 )
 MAX_LIBRARY_BYTES = 64 << 20
 MAX_ANSWER_BYTES = 1 << 20
-MOST_SECONDS = 1e9
 MOST_NAMED: Final = 8
 OF_PROFILER: Final = ("USDT:", "STAGE:")
 """Beginnings of lines that torch's profiler prints while a census is taken."""
@@ -54,6 +55,18 @@ PRINTED_LINES, PRINTED_CHARACTERS = 3, 300
 """Most of a kernel's last output that a reason quotes."""
 STATUS_OF_FAILURE: dict[str, Status] = {"timed_out": "timed_out", "woke": "cheating"}
 """Any other failure of a candidate's process is a crash."""
+Seconds = Annotated[float, msgspec.Meta(ge=0, lt=1e9)]
+Code = Annotated[int, msgspec.Meta(ge=-(1 << 63), le=(1 << 63) - 1)]
+
+
+class _RanBatch(msgspec.Struct, frozen=True, kw_only=True):
+    """The answer to `go`: the candidate's claims about a batch."""
+
+    codes: list[Code]
+    """One machine word for each call."""
+    cpu_time_s: Seconds
+    device_s: Seconds | None = None
+    census: object = None
 
 
 class CandidateProcess:
@@ -110,7 +123,7 @@ class CandidateProcess:
         """Seconds that a Python kernel's first call on new sizes may take in addition."""
         self.first_call_s = 0.0
         """The longest first call on new sizes; a new process takes that time again."""
-        self.censuses: list[tuple[BatchLayout, Json]] | None = None
+        self.censuses: list[tuple[BatchLayout, object]] | None = None
         """If it is a list, a Python kernel's batches are counted: their layout and the census."""
         if self.sandbox.shares_user:
             families.hide_memory()  # it holds the batches that this candidate must not see yet
@@ -325,14 +338,13 @@ class CandidateProcess:
         if "error" in reply:
             remedy = _printed(self._child.output())
             _raise_refusal(reply, "raised", status="crashed", remedy=remedy)
-        codes, cpu_time_s = reply.get("codes"), reply.get("cpu_time_s")
-        claimed = reply.get("device_s")
-        self.device_s = float(claimed) if _is_time(claimed) else None
-        if not _are_codes(codes, calls) or not _is_time(cpu_time_s):
-            raise fault("crashed", "the candidate's process answered nonsense")
+        ran = told_as(_RanBatch, reply)
+        if len(ran.codes) != calls:
+            raise fault("crashed", "the candidate's process answered nonsense: a wrong count")
+        self.device_s = ran.device_s
         if self.censuses is not None:
-            self.censuses.append((self._layout, reply.get("census")))
-        return wall_time_s, float(cpu_time_s), codes
+            self.censuses.append((self._layout, ran.census))
+        return wall_time_s, ran.cpu_time_s, ran.codes
 
     @contextlib.contextmanager
     def uncounted(self) -> Iterator[None]:
@@ -403,20 +415,6 @@ def _tells_outputs() -> Iterator[None]:
         yield
     except Unreadable as error:
         raise fault("crashed", f"the candidate's process: {error}") from error
-
-
-def _are_codes(codes: object, calls: int) -> TypeGuard[list[int]]:
-    """Return True if an answer holds one machine word for each call."""
-    if not isinstance(codes, list) or len(codes) != calls:
-        return False
-    return all(type(code) is int and abs(code) < 1 << 63 for code in codes)
-
-
-def _is_time(claimed: object) -> TypeGuard[float]:
-    """Return True if a claim is a time in seconds; a whole number may be too large for a float."""
-    if isinstance(claimed, bool) or not isinstance(claimed, (int, float)):
-        return False
-    return 0 <= claimed < MOST_SECONDS
 
 
 def _raise_fault_of_machine(reply: Mapping[str, object]) -> None:

@@ -26,13 +26,13 @@ from ratchet.judge.workers.memory.device import WorkerDevice, find_gpu, open_dev
 from ratchet.judge.workers.memory.layout import span
 from ratchet.judge.workers.memory.shared_batch import SharedBatch
 from ratchet.judge.workers.reference import rounding
-from ratchet.judge.workers.reference.gate import check_repeats, elements, gate, off, owned, widen
+from ratchet.judge.workers.reference.gate import check_repeats, elements, gate, off, owned
 from ratchet.judge.workers.reference.rival import alarm, kept_in, start_zygote, warm
 from ratchet.judge.workers.serving import Reply, serve
 from ratchet.problems.dependence import inert_input
 from ratchet.problems.free_memory import check_fits
 from ratchet.problems.problem import Case, Problem, Reference
-from ratchet.problems.tolerance import Loss, loss_over, same_bits
+from ratchet.problems.tolerance import Loss, loss_over, same_bits, widen
 
 OVERFLOWS = "the reference overflows, so nothing is compared"
 """Can happen with a hidden case's values at a timed case's sizes, which do not belong together."""
