@@ -5,11 +5,12 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field, replace
 
+import msgspec
 import pytest
 
 from ratchet import __version__
 from ratchet.base.errors import DeviceError, JudgeError, RatchetError
-from ratchet.court.fleet import messages, spread
+from ratchet.court.fleet import spread
 from ratchet.court.fleet.messages import JudgeOrder, SeatFacts, SeatReply, pack, read_order
 from ratchet.court.fleet.ray_fleet import LOST, ClusterFleet
 from ratchet.court.fleet.spread import Seat, SeatLost, Spread
@@ -135,7 +136,7 @@ def test_orders_cross_as_bytes_and_come_back_equal() -> None:
     )
     back = read_order(pack(order))
     assert back == order and back.problem.hash == PROBLEM.hash
-    assert messages.read_facts(pack(facts("a"))) == facts("a")
+    assert msgspec.msgpack.decode(pack(facts("a")), type=SeatFacts) == facts("a")
 
 
 def test_kernels_are_spread_and_a_seat_has_one_at_a_time() -> None:

@@ -22,7 +22,7 @@ from ratchet.devices.ceilings import Ceilings
 from ratchet.graph.regions.capture import region_report, with_reach
 from ratchet.graph.regions.cost import compiled_s
 from ratchet.graph.regions.cut import Cut, cut_graph
-from ratchet.graph.regions.dims import lie_of
+from ratchet.graph.regions.dims import memory_layout
 from ratchet.graph.regions.form import form_of
 from ratchet.graph.regions.problems import header
 from ratchet.graph.regions.region import BEYOND_REACH, OVERLAPPED, Region, RegionReport
@@ -285,7 +285,7 @@ def test_a_long_step_runs_once(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def lying(tensor: Tensor) -> Tensor:
-    lie = lie_of(tuple(tensor.shape), tuple(tensor.stride()))
+    lie = memory_layout(tuple(tensor.shape), tuple(tensor.stride()))
     assert lie is not None and lie.is_dense
     return tensor.permute(lie.order)
 

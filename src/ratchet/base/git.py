@@ -72,14 +72,14 @@ def has_changes(folder: Path) -> bool:
     return bool(git(folder, "status", "--porcelain", "--untracked-files=no"))
 
 
-def stamp(folder: Path, revision: str = "HEAD") -> CommitStamp:
-    """Return a commit with its time; an empty one outside of a repository.
+def stamp(folder: Path) -> CommitStamp:
+    """Return the last commit with its time; an empty one outside of a repository.
 
     A checkout with changed files is not the commit: its revision ends in `+changes`.
     """
     try:
-        hash, seconds = git(folder, "log", "-1", "--format=%H %ct", revision).split()
-        changed = revision == "HEAD" and has_changes(folder)
+        hash, seconds = git(folder, "log", "-1", "--format=%H %ct").split()
+        changed = has_changes(folder)
     except RepositoryError:
         return CommitStamp()
     return CommitStamp(

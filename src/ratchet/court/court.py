@@ -7,10 +7,12 @@ import time
 from collections.abc import Iterator, Sequence
 from dataclasses import asdict
 from types import TracebackType
-from typing import Any, Final
+from typing import Final
 
 from ratchet import __version__, lab
 from ratchet.base.errors import DeviceError, LedgerError
+from ratchet.base.json_value import Json
+from ratchet.base.process.channel import Message
 from ratchet.court.fleet.machines import Fleet, LocalFleet
 from ratchet.court.static_rank import TARGET, screening_of
 from ratchet.court.terms import JudgedKernel, Terms, answers, trial_of
@@ -73,7 +75,7 @@ class Court:
         if self._owned:
             self.ledger.close()
 
-    def judged_on(self) -> tuple[dict[str, Any], dict[str, str]]:
+    def judged_on(self) -> tuple[dict[str, Json], dict[str, str]]:
         """Return the device and the versions that stand beside every figure."""
         versions = {"ratchet": __version__, **asdict(self.fleet.versions)}
         return dict(describe_device(self.device)), versions
@@ -83,7 +85,7 @@ class Court:
         if isinstance(self.fleet, LocalFleet):
             self.fleet.begin(language)
 
-    def describe(self, request: dict[str, Any], limit_s: float) -> dict[str, Any]:
+    def describe(self, request: Message, limit_s: float) -> Message:
         """Run a problem's file beside the judge here; see `problem_file.Describe`."""
         if isinstance(self.fleet, LocalFleet):
             return self.fleet.describe(request, limit_s)
@@ -101,9 +103,9 @@ class Court:
         found = self._newest(kernel, problem, terms)
         return None if found is None else found[0]
 
-    def is_proven(self, kernel: Kernel, terms: Terms = ANY) -> bool:
+    def is_proven(self, kernel: Kernel) -> bool:
         """Return whether a kernel may be loaded: proven here for a problem, disproven for none."""
-        here = self.fingerprint_for(kernel, terms)
+        here = self.fingerprint_for(kernel, ANY)
         return self.ledger.proven(kernel.hash, here, judge=revision())
 
     def judge(
@@ -195,12 +197,12 @@ class Court:
 
     def _newest(
         self, kernel: Kernel, problem: Problem, terms: Terms
-    ) -> tuple[JudgedKernel, dict[str, Any]] | None:
+    ) -> tuple[JudgedKernel, dict[str, Json]] | None:
         here = self.fingerprint_for(kernel, terms)
         found = self.ledger.verdict(kernel.hash, problem.hash, here, judge=revision())
         if found is None:
             return None
-        trial: dict[str, Any] = found.pop("trial", {})
+        trial: dict[str, Json] = found.pop("trial", {})
         judged = JudgedKernel(
             verdict=Verdict.model_validate(found),
             kernel=kernel,

@@ -5,10 +5,11 @@ from __future__ import annotations
 import math
 from collections import Counter
 from collections.abc import Sequence
-from typing import Any, Literal
+from typing import Literal
 
 from pydantic import BaseModel, ConfigDict, Field
 
+from ratchet.base.json_value import Json
 from ratchet.judge.trial.kernel_checks import SLOWEST_FACTOR
 from ratchet.judge.verdict import Ratio, Speedups, Status
 
@@ -145,7 +146,7 @@ class SuiteResult(_ScoreModel):
     summary: dict[Literal["all", "answered"], SuiteSummary]
     rows: list[SuiteRow]
     interrupted: bool
-    device: dict[str, Any]
+    device: dict[str, Json]
     versions: dict[str, str]
     command: str
     started_at: str

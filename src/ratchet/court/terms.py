@@ -4,9 +4,11 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import asdict, dataclass
-from typing import Any
+
+import msgspec
 
 from ratchet import __version__
+from ratchet.base.json_value import Json
 from ratchet.judge.options import PROFILED
 from ratchet.judge.verdict import Verdict
 from ratchet.kernels.kernel import Kernel
@@ -21,11 +23,12 @@ class Terms:
     spent_s: float = 0.0
     """Seconds of the time limit that are gone, for instance on reading the problem."""
     against_compile: bool = False
-    """Time torch.compile of the reference beside it."""
+    """Time torch.compile of the reference in the same rounds."""
     device: str = "auto"
     """`cpu`, `cuda` or `cuda:N`; by default Triton's kernels take a GPU where there is one."""
     among: int = 1
-    """Verdicts that share one chance of a false answer."""
+    """Verdicts of which the caller takes the best. Together they are falsely `proven` no
+    more often than one alone, by a stricter level (Bonferroni)."""
     target: str | None = None
     """A GPU whose machine code is emulated, such as `gfx942`."""
     profiled: tuple[str, ...] = ()
@@ -47,7 +50,7 @@ class JudgedKernel:
     recalled: bool
     """True if the ledger held the verdict and it was not judged again."""
 
-    def to_json(self) -> dict[str, Any]:
+    def to_json(self) -> dict[str, Json]:
         """Return the document behind a verdict's file and page."""
         return {
             "verdict": self.verdict.model_dump(mode="json"),
@@ -58,12 +61,12 @@ class JudgedKernel:
         }
 
 
-def trial_of(terms: Terms, judged_at: str) -> dict[str, Any]:
+def trial_of(terms: Terms, judged_at: str) -> dict[str, object]:
     """Return what the ledger keeps beside a verdict."""
     return {"judged_at": judged_at, "ratchet": __version__, **asdict(terms)}
 
 
-def answers(verdict: Verdict, trial: Mapping[str, Any], terms: Terms) -> bool:
+def answers(verdict: Verdict, trial: Mapping[str, object], terms: Terms) -> bool:
     """Return whether a verdict that was given in `trial` answers what is asked under `terms`.
 
     An unmeasured verdict does not, nor does a right one whose speed noise or a limit left open.
@@ -72,21 +75,21 @@ def answers(verdict: Verdict, trial: Mapping[str, Any], terms: Terms) -> bool:
     """
     if not trial or verdict.status == "unmeasured" or verdict.not_timed:
         return False
-    trial = {**asdict(Terms()), **trial}  # rows from before a term was added
-    if verdict.status == "timed_out" and trial["time_limit_s"] < terms.time_limit_s:
+    given = msgspec.convert(trial, Terms)
+    if verdict.status == "timed_out" and given.time_limit_s < terms.time_limit_s:
         return False
     wants_profile = verdict.environment.get("language") in PROFILED and terms.profiled
     needs_more = (
-        trial["among"] < terms.among
-        or (terms.against_compile and not trial["against_compile"])
-        or (terms.target is not None and terms.compared and not trial["compared"])
-        or (wants_profile and not set(terms.profiled) <= set(trial["profiled"]))
+        given.among < terms.among
+        or (terms.against_compile and not given.against_compile)
+        or (terms.target is not None and terms.compared and not given.compared)
+        or (wants_profile and not set(terms.profiled) <= set(given.profiled))
     )
-    same = {"ratchet": __version__, "target": terms.target}
     return (
         not needs_more
-        and all(trial[name] == value for name, value in same.items())
-        and _cores(trial["device"]) == _cores(terms.device)
+        and trial["ratchet"] == __version__
+        and given.target == terms.target
+        and _cores(given.device) == _cores(terms.device)
     )
 
 

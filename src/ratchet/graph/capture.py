@@ -3,11 +3,10 @@
 from __future__ import annotations
 
 import copy
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from contextlib import nullcontext
 from dataclasses import replace
 from math import prod
-from typing import Any
 
 import torch
 from torch import nn
@@ -55,7 +54,9 @@ def capture(workload: Workload, config: StepConfig) -> list[CapturedSite]:
     return [*merge_sites(report.sites), *_update_sites(workload)]
 
 
-def run_own_step(workload: Workload, config: StepConfig, batch: Any, backend: Any) -> None:
+def run_own_step(
+    workload: Workload, config: StepConfig, batch: object, backend: Callable[..., object]
+) -> None:
     """Run a workload's `train_step` once, compiled by `backend`, with its updates undone."""
 
     def install(step: BatchStep, model: nn.Module, optimizers: Sequence[Optimizer]) -> BatchStep:
@@ -63,7 +64,7 @@ def run_own_step(workload: Workload, config: StepConfig, batch: Any, backend: An
         casts = config.precision in AUTOCAST and workload.precision not in AUTOCAST
         device_type = workload.device.split(":")[0]
 
-        def run(batch: Any) -> Any:
+        def run(batch: object) -> object:
             autocast = torch.autocast(device_type, torch.bfloat16) if casts else nullcontext()
             with untraced(optimizers), autocast:
                 return compiled(batch)
@@ -73,8 +74,8 @@ def run_own_step(workload: Workload, config: StepConfig, batch: Any, backend: An
     TrainingStep(workload, config, install=install).forward_backward(batch)
 
 
-def _only_look(report: InstallReport) -> Any:
-    def backend(module: GraphModule, _: Any) -> Any:
+def _only_look(report: InstallReport) -> Callable[..., object]:
+    def backend(module: GraphModule, _: object) -> Callable[..., object]:
         looked_at = copy.deepcopy(module)
         for graph_module in graphs_of(looked_at):
             rewrite(graph_module.graph, PATTERNS, report)
@@ -99,15 +100,15 @@ def _update_sites(workload: Workload) -> list[CapturedSite]:
     ]
 
 
-def problems_for(sites: Iterable[CapturedSite], *, most: int = 1) -> list[tuple[str, Problem]]:
+def problems_for(sites: Iterable[CapturedSite]) -> list[tuple[str, Problem]]:
     """Return (kernel name in LIBRARY, problem) pairs for the sites, without duplicates.
 
-    Each kernel is judged at the `most` sites where it does the most work (elements times count).
+    Each kernel is judged at the site where it does the most work (elements times count).
     Raises GraphError if the library lacks a site's kernel.
     """
     problems: list[tuple[str, Problem]] = []
     seen: set[str] = set()
-    for name, shapes in kernels_of(list(sites), most):
+    for name, shapes in kernels_of(list(sites)):
         if name not in LIBRARY:
             raise GraphError(f"the library has no kernel {name!r} for the captured sites")
         for problem in LIBRARY[name].problems(shapes):
@@ -117,14 +118,12 @@ def problems_for(sites: Iterable[CapturedSite], *, most: int = 1) -> list[tuple[
     return problems
 
 
-def kernels_of(sites: list[CapturedSite], most: int = 1) -> list[tuple[str, WorkloadShapes]]:
-    """Return each kernel's largest sites; other sites of the workload supply missing sizes."""
+def kernels_of(sites: list[CapturedSite]) -> list[tuple[str, WorkloadShapes]]:
+    """Return each kernel's largest site; other sites of the workload supply missing sizes."""
     common = _common_shapes(sites)
-    chosen: list[tuple[str, WorkloadShapes]] = []
-    for name in dict.fromkeys(site.pattern for site in sites):
-        own = sorted((s for s in sites if s.pattern == name), key=_work, reverse=True)
-        chosen.extend((name, shapes_of(site, common)) for site in own[:most])
-    return chosen
+    names = dict.fromkeys(site.pattern for site in sites)
+    largest = {name: max((s for s in sites if s.pattern == name), key=_work) for name in names}
+    return [(name, shapes_of(site, common)) for name, site in largest.items()]
 
 
 def _work(site: CapturedSite) -> int:

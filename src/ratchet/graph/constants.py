@@ -54,7 +54,7 @@ class Constants:
             pending.extend(fresh)
         return True
 
-    def _compute(self, node: Node) -> Any:
+    def _compute(self, node: Node) -> object:
         for step in self._needed(node):
             args, kwargs = map_arg((step.args, step.kwargs), self._known.__getitem__)
             if step.op == "call_method":

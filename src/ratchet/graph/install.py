@@ -14,7 +14,6 @@ from collections.abc import Iterable, Sequence
 from functools import cache
 from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
-from typing import Any
 
 from torch._inductor import config as inductor_config
 from torch._inductor.custom_graph_pass import CustomGraphPass
@@ -46,11 +45,11 @@ class InstallKernels(CustomGraphPass):
         """Hash the recipe: kernel names, kernel sources, this package's code and version."""
         return self._identity
 
-    def __reduce__(self) -> tuple[Any, ...]:
+    def __reduce__(self) -> tuple[object, ...]:
         # torch 2.11 pickles the pass into its cache key, so only the recipe may affect the pickle.
         return InstallKernels, (self.report.kernels, self._identity)
 
-    def __deepcopy__(self, memo: dict[int, Any]) -> InstallKernels:
+    def __deepcopy__(self, memo: dict[int, object]) -> InstallKernels:
         return self
 
 
@@ -67,7 +66,7 @@ class RecipeStamp(CustomGraphPass):
         return self._identity
 
 
-def compile_options(kernels: Sequence[str], *, targets: Sequence[str] = ()) -> dict[str, Any]:
+def compile_options(kernels: Sequence[str], *, targets: Sequence[str] = ()) -> dict[str, object]:
     """Return the `options=` for a torch.compile call that installs these kernels; empty if none.
 
     `kernels` are names in `ratchet.kernels.library.LIBRARY`. The sources for
@@ -79,7 +78,7 @@ def compile_options(kernels: Sequence[str], *, targets: Sequence[str] = ()) -> d
         return {}
     names = [pattern.name for pattern in patterns]
     identity = recipe_identity(names, targets or (best_isa(), ANY_GPU))
-    options: dict[str, Any] = {
+    options: dict[str, object] = {
         "pre_grad_custom_pass": InstallKernels(kernels, identity),
         "joint_custom_pre_pass": RecipeStamp(identity),
     }
@@ -88,7 +87,7 @@ def compile_options(kernels: Sequence[str], *, targets: Sequence[str] = ()) -> d
     return options
 
 
-def installed_by(options: dict[str, Any]) -> InstallReport:
+def installed_by(options: dict[str, object]) -> InstallReport:
     """Return the live report of the pass in `options`, or an empty one if there is no pass."""
     found = options.get("pre_grad_custom_pass")
     return found.report if isinstance(found, InstallKernels) else InstallReport()

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import inspect
 import operator
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from functools import cache
 from typing import Any
 
@@ -93,7 +93,7 @@ def grad_regions(graph: Graph) -> dict[Node, int]:
     return regions
 
 
-def _changes_grad_mode(target: Any) -> bool:
+def _changes_grad_mode(target: object) -> bool:
     name = getattr(target, "__name__", "")
     return "set_grad_enabled" in name or "inference_mode" in name
 
@@ -114,7 +114,7 @@ def _in_place_name(name: str) -> bool:
 
 
 def _in_place_function(node: Node) -> bool:
-    target: Any = node.target
+    target = node.target
     if target in _IN_PLACE_OPERATORS or target is operator.setitem:
         return True
     if target in _OPERATORS:
@@ -149,7 +149,7 @@ def _mutable_arguments(node: Node, overload: torch._ops.OpOverload) -> Iterator[
             yield from _nodes([given])
 
 
-def _nodes(arguments: Any) -> Iterator[Node]:
+def _nodes(arguments: Iterable[object]) -> Iterator[Node]:
     for argument in arguments:
         if isinstance(argument, Node):
             yield argument

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import operator
 from collections.abc import Callable, Mapping, Sequence
-from typing import Any
+from typing import Any, TypeGuard
 
 import torch
 import torch.nn.functional as F
@@ -17,7 +17,7 @@ from torch.fx import Node
 
 from ratchet.base.errors import GraphError
 
-_FUNCTIONS: Mapping[str, frozenset[Callable[..., Any]]] = {
+_FUNCTIONS: Mapping[str, frozenset[Callable[..., object]]] = {
     "mul": frozenset({operator.mul, torch.mul, torch.multiply}),
     "add": frozenset({operator.add, torch.add}),
     "sub": frozenset({operator.sub, torch.sub}),
@@ -72,7 +72,7 @@ class Declined(GraphError):
     """Raised for a call site that resembles a pattern but that the kernel cannot take."""
 
 
-def calls(node: object, kind: str) -> bool:
+def calls(node: object, kind: str) -> TypeGuard[Node]:
     """Return True if `node` computes `kind`, as a function or as a method."""
     if not isinstance(node, Node):
         return False
@@ -106,7 +106,7 @@ def as_node(argument: object) -> Node:
     return argument
 
 
-def bind(node: Node, names: Sequence[str], defaults: Mapping[str, Any]) -> dict[str, Any]:
+def bind(node: Node, names: Sequence[str], defaults: Mapping[str, object]) -> dict[str, Any]:
     """Return a call's arguments by name; raise Declined for an argument beyond `names`."""
     bound = dict(defaults)
     if len(node.args) > len(names):

@@ -10,7 +10,7 @@ import torch
 from torch import Tensor
 from torch._subclasses.fake_tensor import FakeTensorMode
 from torch.fx import Graph, Node
-from torch.fx.node import map_arg
+from torch.fx.node import Target, map_arg
 
 from ratchet.graph.constants import Constants
 from ratchet.graph.mutation import (
@@ -35,7 +35,7 @@ class Scope:
         self._fake_mode = FakeTensorMode()
         self._regions = grad_regions(graph)
         self._writers = writers_of(graph)
-        self._derived: dict[tuple[Any, ...], Node] = {}
+        self._derived: dict[tuple[object, ...], Node] = {}
         self._added: list[Node] = []
         self._found: list[CapturedSite] = []
         self._gone: set[Node] = set()
@@ -70,7 +70,6 @@ class Scope:
         self.declined.append((self._pattern, reason))
 
     def commit(self) -> None:
-        """Keep the site."""
         self.sites.extend(self._found)
         self._added, self._found = [], []
 
@@ -97,17 +96,17 @@ class Scope:
 
     # New nodes
 
-    def kernel(self, op: torch._ops.OpOverload, *args: Any) -> Node:
+    def kernel(self, op: torch._ops.OpOverload, *args: object) -> Node:
         """Add a call to a custom op and record it as a call site."""
         node = self.call(op, *args)
         self._found.append(_site(self._pattern, op, args))
         return node
 
-    def call(self, target: Callable[..., Any], *args: Any, **kwargs: Any) -> Node:
+    def call(self, target: Callable[..., object], *args: object, **kwargs: object) -> Node:
         """Add a function call before the site."""
         return self._add("call_function", target, args, kwargs)
 
-    def method(self, name: str, *args: Any) -> Node:
+    def method(self, name: str, *args: object) -> Node:
         """Add a call to a method of the first argument before the site."""
         return self._add("call_method", name, args, {})
 
@@ -123,7 +122,7 @@ class Scope:
             return narrow
         return self.derived("to", node, dtype)
 
-    def derived(self, name: str, node: Node, *args: Any) -> Node:
+    def derived(self, name: str, node: Node, *args: object) -> Node:
         """Add a method call on `node` that every site in the same gradient region shares."""
         assert self._before is not None
         key = (name, node, args, self._regions[self._before])
@@ -134,7 +133,7 @@ class Scope:
             self._before.prepend(known)
         return known
 
-    def _add(self, op: str, target: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Node:
+    def _add(self, op: str, target: Target, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Node:
         assert self._before is not None
         with self.graph.inserting_before(self._before):
             node = self.graph.create_node(op, target, args, kwargs)
@@ -146,10 +145,12 @@ class Scope:
         node.meta["example_value"] = self._run_fake(op, target, args, kwargs)
         return node
 
-    def _run_fake(self, op: str, target: Any, args: Any, kwargs: Any) -> Any:
+    def _run_fake(
+        self, op: str, target: Target, args: tuple[Any, ...], kwargs: dict[str, Any]
+    ) -> object:
         with self._fake_mode, torch._C._DisableAutocast(), torch.enable_grad():
             real_args, real_kwargs = map_arg((args, kwargs), _fake_argument)
-            if op == "call_method":
+            if isinstance(target, str):  # a method of the first argument
                 return getattr(real_args[0], target)(*real_args[1:], **real_kwargs)
             return target(*real_args, **real_kwargs)
 

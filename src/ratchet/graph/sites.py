@@ -6,7 +6,8 @@ from collections import Counter
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field, replace
 from math import prod
-from typing import Any
+
+import msgspec
 
 DTYPES = {"fp32": "float32", "bf16": "bfloat16"}
 Scalar = bool | int | float | str
@@ -28,17 +29,16 @@ class CapturedSite:
     """The other arguments."""
     count: int = 1
 
-    @classmethod
-    def from_json(cls, site: Mapping[str, Any]) -> CapturedSite:
+    @staticmethod
+    def from_json(site: object) -> CapturedSite:
         """Rebuild a site from the JSON form of `dataclasses.asdict(site)`."""
-        shapes = {name: tuple(sizes) for name, sizes in site["shapes"].items()}
-        return cls(**{**site, "shapes": shapes})
+        return msgspec.convert(site, CapturedSite)
 
     def dtype(self, name: str) -> str:
         """Return an argument's dtype by torch's name."""
         return DTYPES[self.dtypes[name]]
 
-    def rows(self, name: str) -> dict[str, Any]:
+    def rows(self, name: str) -> dict[str, object]:
         """Return batch, sequence and dtype of [B, T, H] or [N, H] activations.
 
         Inner sizes join T.

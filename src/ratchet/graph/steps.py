@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 from functools import partial
-from typing import Any, Final
+from typing import Final
 
 from torch import nn
 from torch.optim import AdamW, Optimizer
@@ -19,7 +19,8 @@ from ratchet.workloads.step import TrainingStep, WeightUpdate
 from ratchet.workloads.workload import Workload
 
 InstallOwn = Callable[
-    [Workload, StepConfig, Mapping[str, Any], BatchStep, nn.Module, Sequence[Optimizer]], BatchStep
+    [Workload, StepConfig, Mapping[str, object], BatchStep, nn.Module, Sequence[Optimizer]],
+    BatchStep,
 ]
 """Makes a `train_step` run as a config says, compiled with the given options."""
 
@@ -34,7 +35,7 @@ class InstalledStep(TrainingStep):
     install_report: InstallReport
 
 
-def install_options(kernels: Sequence[str]) -> dict[str, Any]:
+def install_options(kernels: Sequence[str]) -> dict[str, object]:
     """Return the `options=` for a torch.compile call that installs a config's kernels.
 
     A name is one of the library's, or a region's (`ratchet.graph.regions.region.region_name`).
@@ -86,7 +87,7 @@ def build_step(
     return step
 
 
-def _report_of(options: dict[str, Any]) -> InstallReport:
+def _report_of(options: dict[str, object]) -> InstallReport:
     if not options:
         return InstallReport()
     from ratchet.graph.install import installed_by

@@ -19,7 +19,7 @@ The package is also the function `ratchet.judge(kernel, problem)`, which asks th
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 from ratchet.callable_module import make_callable
 
@@ -31,7 +31,7 @@ __all__ = ["screen"]
 make_callable(__name__, "ratchet.court.calls:judge")
 
 
-def __getattr__(name: str) -> Any:
+def __getattr__(name: str) -> object:
     if name != "screen":
         raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
     from ratchet.judge import api

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 import re
-from typing import Any, Final, Literal, cast, get_args
+from typing import Final, Literal, SupportsFloat, cast, get_args
 
 from ratchet.base.durations import parse_duration_s
 from ratchet.base.errors import RatchetError
@@ -24,7 +24,6 @@ EMULATED: Final = ("gfx90a", "gfx942", "gfx950", "gfx1100", "gfx1201")
 
 
 def parse_tier(given: object) -> Tier:
-    """Return one of the tiers."""
     return cast(Tier, one_of("tier", given, get_args(Tier)))
 
 
@@ -76,9 +75,9 @@ def one_of(what: str, given: object, known: tuple[str, ...]) -> str:
     return given
 
 
-def _number(given: Any) -> float:
+def _number(given: object) -> float:
     """Return a number, also from its text; NaN for anything else."""
-    if isinstance(given, bool):
+    if isinstance(given, bool) or not isinstance(given, (str, SupportsFloat)):
         return math.nan
     try:
         return float(given)

@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Any, Literal
+from typing import Literal
 
 from pydantic import BaseModel, ConfigDict, Field
+
+from ratchet.base.json_value import Json
 
 Status = Literal[
     "proven", "correct", "wrong", "cheating", "crashed", "timed_out", "refused", "unmeasured"
@@ -170,11 +172,11 @@ class Verdict(_Frozen):
     not_timed: str = ""
     """Why the speed of a `correct` kernel is unknown: it was not timed, or the machine was too
     noisy. Another verdict may tell."""
-    static: dict[str, Any] | None = None
+    static: dict[str, Json] | None = None
     """The static profile of a Triton or HIP kernel for AMD targets, from `inspect_kernel`."""
     emulated: list[EmulatedCase] = Field(default_factory=list)
     """One for each visible case, if the kernel's machine code was emulated."""
-    environment: dict[str, Any] = Field(default_factory=dict)
+    environment: dict[str, Json] = Field(default_factory=dict)
     isolation: str
     kernel_hash: str
     problem_hash: str

@@ -33,7 +33,7 @@ def declare_op(
     composite: Callable[..., Sequence[Tensor]] | None = None,
     derivative: str = "",
     sums: Mapping[str, tuple[str, ...]] | None = None,
-    autograd: tuple[Callable[..., None], Callable[..., Any]] | None = None,
+    autograd: tuple[Callable[..., None], Callable[..., object]] | None = None,
     flat: bool = False,
 ) -> None:
     """Define `ratchet::NAME`, which runs the active kernel of `entry` or plain torch.
@@ -49,7 +49,7 @@ def declare_op(
     """
     single = len(_parsed(name, schema).returns) == 1
 
-    def run(*arguments: Any) -> Any:
+    def run(*arguments: object) -> object:
         tensors, scalars = inputs(*arguments)
         made = outputs(*(arguments if tensors[0].is_cpu else map(on_meta, arguments)))
         own = made
@@ -74,7 +74,9 @@ def declare_op(
         torch.library.register_autograd(f"{NAMESPACE}::{name}", differentiate, setup_context=save)
 
 
-def define(name: str, schema: str, *, run: Callable[..., Any], fake: Callable[..., Any]) -> None:
+def define(
+    name: str, schema: str, *, run: Callable[..., object], fake: Callable[..., object]
+) -> None:
     """Define `ratchet::NAME`: `run` on real tensors of any device, `fake` for shapes alone.
 
     `schema` is the signature without the name. Ops are pure: outputs are new and share no memory
@@ -86,7 +88,7 @@ def define(name: str, schema: str, *, run: Callable[..., Any], fake: Callable[..
     torch.library.register_fake(full, fake)
 
 
-def _parsed(name: str, schema: str) -> Any:
+def _parsed(name: str, schema: str) -> torch._C.FunctionSchema:
     return torch._C.parse_schema(f"{NAMESPACE}::{name}{schema}")
 
 
@@ -133,10 +135,13 @@ class Derivative:
         return [self.sums.get(name, (name,)) for name in named]
 
     @property
-    def _backward(self) -> Any:
-        return getattr(getattr(torch.ops, NAMESPACE), self.op).default._schema
+    def _backward(self) -> torch._C.FunctionSchema:
+        found: torch._C.FunctionSchema = getattr(
+            getattr(torch.ops, NAMESPACE), self.op
+        ).default._schema
+        return found
 
-    def save(self, ctx: Any, inputs: tuple[Any, ...], output: Any) -> None:
+    def save(self, ctx: Any, inputs: tuple[Any, ...], output: object) -> None:
         """Keep what the other op takes; a KernelError if an argument needs a missing gradient."""
         produced = output if isinstance(output, tuple) else (output,)
         by_name = dict(zip(self.arguments, inputs, strict=True))
@@ -184,7 +189,7 @@ class Derivative:
         )
 
 
-def on_meta(value: Any) -> Any:
+def on_meta(value: object) -> Any:
     """Return a tensor's form without its memory; anything else unchanged."""
     return value.to("meta") if isinstance(value, Tensor) else value
 

@@ -6,9 +6,10 @@ import hashlib
 import json
 from dataclasses import dataclass
 from functools import lru_cache
-from typing import Any, Literal, cast, get_args
+from typing import Literal, cast, get_args
 
 from ratchet.base.errors import KernelError
+from ratchet.base.json_value import Json
 
 Language = Literal["cpp", "triton", "hip", "torch"]
 
@@ -44,7 +45,7 @@ class Kernel:
         """Hex SHA-256 of the compiler's input: entries of one source share a library."""
         return _digest([self.language, self.source, self.schedule])
 
-    def as_json(self) -> dict[str, Any]:
+    def as_json(self) -> dict[str, Json]:
         """Return a JSON object; `from_json` makes an equal kernel of it."""
         return {
             "name": self.name,
@@ -55,7 +56,7 @@ class Kernel:
         }
 
     @staticmethod
-    def from_json(document: dict[str, Any]) -> Kernel:
+    def from_json(document: dict[str, Json]) -> Kernel:
         """Return the kernel that `as_json` wrote; a KernelError if a field is missing."""
         try:
             return Kernel(

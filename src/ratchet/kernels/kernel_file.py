@@ -43,7 +43,6 @@ def load_kernel(
     path: str | os.PathLike[str],
     *,
     entry: str | None = None,
-    language: Language | None = None,
     called: bool = True,
     or_only_one: bool = False,
     of_model: bool = False,
@@ -61,7 +60,7 @@ def load_kernel(
         KernelError: a file that cannot be read or parsed, an unknown ending or entry.
     """
     path = Path(path)
-    spoken = language or LANGUAGES.get(path.suffix)
+    spoken = LANGUAGES.get(path.suffix)
     if spoken is None:
         raise KernelError(
             f"{str(path)!r} has no ending of a kernel: use one of {', '.join(LANGUAGES)}"
@@ -74,7 +73,7 @@ def load_kernel(
         if of_model and called:
             _check_model(path, names, body, entry)
             or_only_one = False
-        if language is None and "triton" in imported:
+        if "triton" in imported:
             spoken = "triton"
     else:
         found = _BOUND if is_extension(source) else _C_ENTRY

@@ -8,7 +8,6 @@ import sqlite3
 import time
 from collections.abc import Mapping, Sequence
 from datetime import UTC, datetime
-from typing import Any
 
 from sqlalchemy import (
     Connection,
@@ -23,11 +22,13 @@ from sqlalchemy import (
     text,
 )
 from sqlalchemy.engine import URL
+from sqlalchemy.engine.interfaces import DBAPIConnection
 from sqlalchemy.exc import OperationalError
 from sqlalchemy.schema import CreateIndex, CreateTable
 
 from ratchet.base import files
 from ratchet.base.errors import LedgerError
+from ratchet.base.json_value import Json
 from ratchet.ledger import schema
 from ratchet.ledger.faults import BUSY_TIMEOUT_S, code_of, explained
 from ratchet.ledger.place import file_of, shown, why_no_database
@@ -35,7 +36,7 @@ from ratchet.ledger.place import file_of, shown, why_no_database
 _KEY = "$float"
 
 
-def dumps(payload: Any) -> str:
+def dumps(payload: object) -> str:
     """Return strict JSON; a float that JSON lacks becomes `{"$float": "nan"}` (also inf, -inf).
 
     PostgreSQL refuses the bare `NaN` that Python would write, and one infinite loss must not cost
@@ -44,12 +45,12 @@ def dumps(payload: Any) -> str:
     return json.dumps(_encoded(payload), allow_nan=False, separators=(",", ":"))
 
 
-def loads(text: str) -> Any:
+def loads(text: str) -> Json:
     """Return the value that `dumps` was given, with lists in place of tuples."""
     return json.loads(text, object_hook=_decoded)
 
 
-def _encoded(value: Any) -> Any:
+def _encoded(value: object) -> Json:
     if isinstance(value, float) and not math.isfinite(value):
         return {_KEY: str(value)}
     if isinstance(value, Mapping):
@@ -59,7 +60,7 @@ def _encoded(value: Any) -> Any:
     return value
 
 
-def _decoded(value: dict[str, Any]) -> Any:
+def _decoded(value: dict[str, Json]) -> Json:
     return float(value[_KEY]) if value.keys() == {_KEY} else value
 
 
@@ -131,7 +132,7 @@ def _engine(url: URL) -> Engine:
     return engine
 
 
-def _set_pragmas(connection: Any, record: object) -> None:
+def _set_pragmas(connection: DBAPIConnection, record: object) -> None:
     cursor = connection.cursor()
     cursor.execute(f"PRAGMA busy_timeout = {int(BUSY_TIMEOUT_S * 1000)}")
     # With FULL, a commit also survives a power cut. A turn commits rarely, so it can afford this.

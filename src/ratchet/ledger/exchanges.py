@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 from dataclasses import asdict, dataclass
-from typing import Any
 
 from sqlalchemy import Row, func, insert, select
 
@@ -124,7 +123,7 @@ class ExchangeBook:
             return [str(row.run) for row in connection.execute(query)]
 
 
-def _exchange(row: Row[Any]) -> Exchange:
+def _exchange(row: Row[tuple[object, ...]]) -> Exchange:
     names = Exchange.__dataclass_fields__
     values = {name: row._mapping[name] for name in names}
     values["messages"] = tuple(Message(**one) for one in row.messages)

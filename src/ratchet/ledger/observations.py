@@ -7,10 +7,11 @@ from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 from itertools import islice
 from operator import attrgetter
-from typing import Any, Literal
+from typing import Literal
 
 from sqlalchemy import Connection, Row, insert, select
 
+from ratchet.base.json_value import Json
 from ratchet.ledger import schema
 from ratchet.ledger.connect import alone, utc_now
 from ratchet.ledger.faults import explained
@@ -186,8 +187,8 @@ def _once(rows: Iterable[Observation]) -> Iterator[Observation]:
             yield one
 
 
-def _observation(row: Row[Any], known: dict[str, str]) -> Observation:
-    values: dict[str, Any] = dict(row._mapping)
+def _observation(row: Row[tuple[object, ...]], known: dict[str, str]) -> Observation:
+    values: dict[str, Json] = dict(row._mapping)
     for name in _REPEATED:
         values[name] = known.setdefault(values[name], values[name])
     if values["value"] is None:

@@ -7,12 +7,12 @@ import uuid
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
 from dataclasses import asdict
-from typing import Any
 
 from sqlalchemy import ColumnElement, Engine, Row, Select, Table, func, insert, select
 from sqlalchemy.exc import IntegrityError
 
 from ratchet.base.errors import LedgerError, RatchetError
+from ratchet.base.json_value import Json
 from ratchet.devices.fingerprint import Software, software
 from ratchet.devices.probe import Device, describe_device
 from ratchet.ledger import schema
@@ -65,14 +65,14 @@ class Ledger:
     # Evidence: a killed turn resumes from it.
 
     def remember(
-        self, kind: str, key: str, payload: Mapping[str, Any], *, fingerprint: Fingerprint
+        self, kind: str, key: str, payload: Mapping[str, object], *, fingerprint: Fingerprint
     ) -> None:
         """Append one piece of evidence; `recall` returns the newest of its kind and key."""
         self._append(schema.evidence, fingerprint, kind=kind, key=key, payload=payload)
 
     def recall(
         self, kind: str, key: str, *, fingerprint: Fingerprint | None = None, since: str = ""
-    ) -> dict[str, Any] | None:
+    ) -> dict[str, Json] | None:
         """Return the newest evidence of a kind and key; only this fingerprint's if one is given.
 
         Evidence from before `since` (UTC, ISO 8601) is left out.
@@ -81,7 +81,7 @@ class Ledger:
         matches = (table.c.kind == kind, table.c.key == key, table.c.at >= since)
         return self._newest(table, fingerprint, *matches)
 
-    def newest_of(self, kind: str, *, fingerprint: Fingerprint) -> dict[str, dict[str, Any]]:
+    def newest_of(self, kind: str, *, fingerprint: Fingerprint) -> dict[str, dict[str, Json]]:
         """Return the newest evidence of a kind from this device and software, by key."""
         table = schema.evidence
         rows = self._rows(table, fingerprint, table.c.kind == kind)
@@ -107,28 +107,26 @@ class Ledger:
         return found
 
     def record_problem(
-        self, hash: str, name: str, payload: Mapping[str, Any], *, fingerprint: Fingerprint
+        self, hash: str, name: str, payload: Mapping[str, object], *, fingerprint: Fingerprint
     ) -> None:
         """Store a problem under its content's hash, once."""
         self._append_once(schema.problems, fingerprint, hash=hash, name=name, payload=payload)
 
     def record_kernel(
-        self, hash: str, name: str, payload: Mapping[str, Any], *, fingerprint: Fingerprint
+        self, hash: str, name: str, payload: Mapping[str, object], *, fingerprint: Fingerprint
     ) -> None:
         """Store a kernel under its hash, once; the payload holds its source."""
         self._append_once(schema.kernels, fingerprint, hash=hash, name=name, payload=payload)
 
-    def problem(self, hash: str) -> dict[str, Any] | None:
-        """Return the problem of this hash."""
+    def problem(self, hash: str) -> dict[str, Json] | None:
         return self._newest(schema.problems, None, schema.problems.c.hash == hash)
 
-    def kernel(self, hash: str) -> dict[str, Any] | None:
-        """Return the kernel of this hash, with its source."""
+    def kernel(self, hash: str) -> dict[str, Json] | None:
         return self._newest(schema.kernels, None, schema.kernels.c.hash == hash)
 
     # Verdicts.
 
-    def record_verdict(self, verdict: Mapping[str, Any], *, fingerprint: Fingerprint) -> None:
+    def record_verdict(self, verdict: Mapping[str, object], *, fingerprint: Fingerprint) -> None:
         """Append a verdict: a mapping with `kernel_hash`, `problem_hash`, `status` and the rest."""
         self._append(
             schema.verdicts,
@@ -141,7 +139,7 @@ class Ledger:
 
     def verdict(
         self, kernel_hash: str, problem_hash: str, fingerprint: Fingerprint, *, judge: str
-    ) -> dict[str, Any] | None:
+    ) -> dict[str, Json] | None:
         """Return the newest verdict on a kernel for a problem, from this device and software.
 
         Also None if another revision of the judge gave it (`ratchet.judge.revision`).
@@ -174,7 +172,7 @@ class Ledger:
     def start_turn(
         self,
         workload: str,
-        payload: Mapping[str, Any] | None = None,
+        payload: Mapping[str, object] | None = None,
         *,
         fingerprint: Fingerprint,
         command: str = "optimize",
@@ -184,7 +182,7 @@ class Ledger:
         self._append_turn(turn, "started", command, workload, payload, fingerprint)
         return turn
 
-    def finish_turn(self, turn: str, payload: Mapping[str, Any] | None = None) -> None:
+    def finish_turn(self, turn: str, payload: Mapping[str, object] | None = None) -> None:
         """Append the end of a turn, with its result.
 
         Raises:
@@ -241,7 +239,7 @@ class Ledger:
 
     def last_finish(
         self, workload: str, *, fingerprint: Fingerprint | None = None, command: str = "optimize"
-    ) -> tuple[str, dict[str, Any]] | None:
+    ) -> tuple[str, dict[str, Json]] | None:
         """Return when a workload's newest finished turn ended, and its result; None without one."""
         table = schema.turns
         of_it = (table.c.workload == workload, table.c.command == command)
@@ -254,12 +252,12 @@ class Ledger:
         named = table.c.turn.startswith(prefix, autoescape=True)
         return [_as_turn(row) for row in self._rows(table, None, named, table.c.event == "started")]
 
-    def result_of(self, turn: str) -> dict[str, Any] | None:
+    def result_of(self, turn: str) -> dict[str, Json] | None:
         """Return what a turn finished with; None if it did not."""
         table = schema.turns
         return self._newest(table, None, table.c.turn == turn, table.c.event == "finished")
 
-    def verdicts_named(self, prefix: str) -> list[dict[str, Any]]:
+    def verdicts_named(self, prefix: str) -> list[dict[str, Json]]:
         """Return the verdicts on kernels whose hash starts with `prefix`, oldest first."""
         table = schema.verdicts
         named = table.c.kernel_hash.startswith(prefix, autoescape=True)
@@ -291,7 +289,7 @@ class Ledger:
             for row in self._rows(table, None, *conditions)
         ]
 
-    def record_recipe(self, turn: str, payload: Mapping[str, Any]) -> None:
+    def record_recipe(self, turn: str, payload: Mapping[str, object]) -> None:
         """Append the recipe that a turn proved, under the turn's workload and fingerprint."""
         started = self.turn(turn)
         self._append(
@@ -304,7 +302,7 @@ class Ledger:
 
     def recipe(
         self, workload: str, *, fingerprint: Fingerprint | None = None
-    ) -> dict[str, Any] | None:
+    ) -> dict[str, Json] | None:
         """Return the newest recipe of a workload; only this fingerprint's if one is given."""
         table = schema.recipes
         return self._newest(table, fingerprint, table.c.workload == workload)
@@ -318,7 +316,7 @@ class Ledger:
         *,
         problem_hash: str,
         name: str,
-        payload: Mapping[str, Any],
+        payload: Mapping[str, object],
         fingerprint: Fingerprint,
     ) -> None:
         """Append an event of a writing run: `started`, `finished`, `interrupted` or `failed`."""
@@ -326,7 +324,7 @@ class Ledger:
         self._append(schema.writing_runs, fingerprint, **values, payload=payload)
 
     def append_writing_answer(
-        self, run: str, payload: Mapping[str, Any], *, fingerprint: Fingerprint
+        self, run: str, payload: Mapping[str, object], *, fingerprint: Fingerprint
     ) -> None:
         """Append an answer: a mapping with the columns of `writing_answers` and the rest."""
         names = ("problem_hash", "kernel_hash", "author", "stage", "status")
@@ -335,7 +333,7 @@ class Ledger:
 
     def writing_runs(
         self, *, run: str | None = None, problem_hash: str | None = None
-    ) -> Sequence[Row[Any]]:
+    ) -> Sequence[Row[tuple[object, ...]]]:
         """Return the events of writing runs in their order: of one run, or of one problem."""
         table = schema.writing_runs
         asked = ((table.c.run, run), (table.c.problem_hash, problem_hash))
@@ -343,7 +341,7 @@ class Ledger:
 
     def writing_answers(
         self, *, run: str | None = None, fingerprint: Fingerprint | None = None
-    ) -> list[dict[str, Any]]:
+    ) -> list[dict[str, Json]]:
         """Return the answers of one run, or of all runs on a device with its software."""
         table = schema.writing_answers
         conditions = [] if run is None else [table.c.run == run]
@@ -351,7 +349,7 @@ class Ledger:
 
     def proven_kernels(
         self, problem_hash: str, fingerprint: Fingerprint, *, judge: str
-    ) -> list[dict[str, Any]]:
+    ) -> list[dict[str, Json]]:
         """Return the verdicts on the kernels that are proven for a problem now, the newest last."""
         table = schema.verdicts
         rows = self._rows(table, fingerprint, table.c.problem_hash == problem_hash)
@@ -391,7 +389,7 @@ class Ledger:
 
     # The only two operations on the database.
 
-    def _insert(self, table: Table, rows: Sequence[Mapping[str, Any]]) -> None:
+    def _insert(self, table: Table, rows: Sequence[Mapping[str, object]]) -> None:
         if not rows:
             return
         # The insert is the transaction's first statement, so it waits for another writer
@@ -401,16 +399,16 @@ class Ledger:
 
     def _rows(
         self, table: Table, fingerprint: Fingerprint | None, *conditions: ColumnElement[bool]
-    ) -> Sequence[Row[Any]]:
+    ) -> Sequence[Row[tuple[object, ...]]]:
         return self._read(_query(table, fingerprint, *conditions).order_by(table.c.id))
 
-    def _read(self, query: Select[Any]) -> Sequence[Row[Any]]:
+    def _read(self, query: Select[tuple[object, ...]]) -> Sequence[Row[tuple[object, ...]]]:
         with explained(self.engine.url), self.engine.connect() as connection:
             return connection.execute(query).all()
 
     def _newest(
         self, table: Table, fingerprint: Fingerprint | None, *conditions: ColumnElement[bool]
-    ) -> dict[str, Any] | None:
+    ) -> dict[str, Json] | None:
         query = _query(table, fingerprint, *conditions).order_by(table.c.id.desc()).limit(1)
         rows = self._read(query)
         return dict(rows[0].payload) if rows else None
@@ -428,7 +426,7 @@ class Ledger:
         event: str,
         command: str,
         workload: str,
-        payload: Mapping[str, Any] | None,
+        payload: Mapping[str, object] | None,
         fingerprint: Fingerprint,
     ) -> None:
         self._append(
@@ -444,7 +442,7 @@ class Ledger:
 
 def _query(
     table: Table, fingerprint: Fingerprint | None, *conditions: ColumnElement[bool]
-) -> Select[Any]:
+) -> Select[tuple[object, ...]]:
     query = select(table).where(*conditions)
     if fingerprint is None:
         return query
@@ -453,13 +451,13 @@ def _query(
     )
 
 
-def _judge_of(verdict: Mapping[str, Any]) -> str | None:
+def _judge_of(verdict: Mapping[str, Json]) -> str | None:
     """Return the judge's revision that a verdict names; old verdicts name none."""
     found: str | None = verdict.get("environment", {}).get("judge")
     return found
 
 
-def _is_cut_short(verdict: Mapping[str, Any]) -> bool:
+def _is_cut_short(verdict: Mapping[str, Json]) -> bool:
     limit_s = verdict.get("trial", {}).get("time_limit_s", WHOLE_S)
     return verdict["status"] in ("timed_out", "unmeasured") and limit_s < WHOLE_S
 
@@ -472,7 +470,7 @@ def _stamp(fingerprint: Fingerprint) -> dict[str, str]:
     }
 
 
-def _as_turn(row: Row[Any]) -> RecordedTurn:
+def _as_turn(row: Row[tuple[object, ...]]) -> RecordedTurn:
     return RecordedTurn(
         turn=row.turn,
         command=row.command,

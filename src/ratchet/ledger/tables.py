@@ -4,7 +4,9 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import Any, TypedDict
+from typing import TypedDict
+
+from ratchet.base.json_value import Json
 
 
 class Fingerprint(TypedDict):
@@ -23,6 +25,6 @@ class RecordedTurn:
     command: str
     workload: str
     started_at: str
-    payload: Mapping[str, Any]
+    payload: Mapping[str, Json]
     """The options given to `start_turn`; a resumed turn compares them with its own."""
     fingerprint: Fingerprint

@@ -6,10 +6,11 @@ import time
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import AbstractContextManager
 from dataclasses import dataclass, field
-from typing import Any, Protocol
+from typing import Protocol
 
 import numpy as np
 
+from ratchet.base.json_value import Json
 from ratchet.measure.arm import Arm
 from ratchet.measure.metrics import Metric, MetricAnswer, Readings, decide_all, exit_code
 from ratchet.measure.plan import PairPlan, least_budget_s, look_confidence, make_plan
@@ -81,10 +82,10 @@ class CompareOutcome:
     warnings: tuple[str, ...] = ()
     turn: str = ""
     """Identity in the ledger."""
-    details: dict[str, Any] = field(default_factory=dict)
+    details: dict[str, Json] = field(default_factory=dict)
     """Additions to the answer: instruction counts, the traces' difference, revisions."""
 
-    def as_json(self) -> dict[str, Any]:
+    def as_json(self) -> dict[str, object]:
         return {
             "id": self.turn,
             "baseline": self.titles[0],

@@ -168,20 +168,13 @@ def aa_floor(
     *,
     confidence: float = 0.95,
     resamples: int = 2000,
-    seed: int = 0,
 ) -> Floor:
     """Return the floor of an A/A run: the far end of its interval, applied to both sides of 1.
 
     `twin` is a second process of the same arm, timed in the same rounds.
     """
     result = compare(
-        samples,
-        baseline=arm,
-        new=twin,
-        floor=None,
-        confidence=confidence,
-        resamples=resamples,
-        seed=seed,
+        samples, baseline=arm, new=twin, floor=None, confidence=confidence, resamples=resamples
     )
     return floor_of(result.low, result.high, result.pairs)
 
@@ -192,15 +185,8 @@ def floor_of(low: float, high: float, pairs: int) -> Floor:
     return Floor(low=1 / reach, high=reach, pairs=pairs)
 
 
-def summarise(
-    samples: Iterable[Sample],
-    arm: str,
-    *,
-    confidence: float = 0.95,
-    resamples: int = 2000,
-    seed: int = 0,
-) -> ArmTime:
-    """Return one arm's median time with its interval, from all of its samples."""
+def summarise(samples: Iterable[Sample], arm: str, *, resamples: int = 2000) -> ArmTime:
+    """Return one arm's median time with its 95 % interval, from all of its samples."""
     own = of_arm(samples, arm)
     if len(own) < MIN_PAIRS:
         raise MeasureError(f"1 sample of {arm!r}: an interval needs {MIN_PAIRS}; run more rounds")
@@ -208,7 +194,7 @@ def summarise(
     for sample in own:
         by_launch.setdefault(sample.launch, []).append(math.log(sample.wall_time_s))
     launches = [np.asarray(values) for values in by_launch.values()]
-    median_s, low_s, high_s = ratio_of(launches, confidence, resamples, seed)
+    median_s, low_s, high_s = ratio_of(launches, 0.95, resamples)
     return ArmTime(
         arm=arm,
         median_s=median_s,

@@ -9,7 +9,6 @@ from __future__ import annotations
 import math
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import asdict, dataclass, field
-from typing import Any
 
 import numpy as np
 
@@ -87,7 +86,7 @@ class Readings:
             launches.setdefault(key[0], []).append(mean - math.log(second[key]))
         return [np.asarray(values) for values in launches.values()]
 
-    def as_json(self) -> list[dict[str, Any]]:
+    def as_json(self) -> list[dict[str, object]]:
         return [
             {"metric": metric, "arm": arm, "launch": launch, "round": round_, "value": value}
             for metric, arms in self.values.items()
@@ -125,7 +124,7 @@ class MetricAnswer:
         fine = self.answer == "equivalent" and self.floor.high <= FINE
         return self.answer in ("faster", "slower") or fine
 
-    def as_json(self) -> dict[str, Any]:
+    def as_json(self) -> dict[str, object]:
         return asdict(self)
 
 

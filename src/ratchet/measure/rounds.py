@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
-from typing import Any
 
 import numpy as np
 
@@ -75,14 +74,19 @@ def _time(
     )
 
 
-def timed_sample(timing: Timing, *, iterations: int, **place: Any) -> Sample:
-    """Return the sample of a batch; `place` holds the fields of its arm, launch and round."""
+def timed_sample(
+    timing: Timing, *, arm: str, launch: int, round: int, position: int, iterations: int
+) -> Sample:
+    """Return the sample of a batch."""
     return checked(
         Sample(
+            arm=arm,
+            launch=launch,
+            round=round,
+            position=position,
             iterations=iterations,
             wall_time_s=timing.wall_time_s / iterations,
             cpu_time_s=timing.cpu_time_s / iterations,
-            **place,
         )
     )
 

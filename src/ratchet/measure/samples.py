@@ -5,12 +5,12 @@ from __future__ import annotations
 import math
 from collections.abc import Iterable
 from dataclasses import dataclass
-from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
 from ratchet.base.errors import MeasureError
+from ratchet.base.json_value import Json
 
 FloatArray = NDArray[np.float64]
 
@@ -29,8 +29,7 @@ class Sample:
     wall_time_s: float
     cpu_time_s: float
 
-    def as_json(self) -> dict[str, Any]:
-        """Return the fields by name."""
+    def as_json(self) -> dict[str, Json]:
         return {name: getattr(self, name) for name in self.__slots__}
 
 

@@ -122,7 +122,6 @@ class Sitting:
             self.add(one)
 
     def add(self, timed: TimedTogether) -> None:
-        """Count these rounds."""
         self.timed.append(timed)
         self._edges += _edges_of(timed)
         self._way_of |= {process: timed.ways[arm] for arm, process in timed.processes.items()}

@@ -6,10 +6,11 @@ import inspect
 import math
 from collections.abc import Sequence
 from dataclasses import asdict, dataclass
-from typing import TYPE_CHECKING, Any, Final
+from typing import TYPE_CHECKING, Final
 
 import msgspec
 
+from ratchet.base.json_value import Json
 from ratchet.problems.case import Case, TensorSpec, Tier
 from ratchet.problems.problem import JUDGED_AT, Problem, Task
 
@@ -103,12 +104,11 @@ class ProblemCard:
         """Return the main case of a verdict: a timed one of the default tier."""
         return min(self.cases, key=_rank)
 
-    def as_json(self) -> dict[str, Any]:
-        """Return the card as plain data."""
+    def as_json(self) -> dict[str, object]:
         return asdict(self)
 
     @staticmethod
-    def from_json(document: dict[str, Any]) -> ProblemCard:
+    def from_json(document: dict[str, Json]) -> ProblemCard:
         """Return the card that `as_json` wrote."""
         return msgspec.convert(document, ProblemCard)
 

@@ -9,9 +9,7 @@ from __future__ import annotations
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Any, Final, Literal
-
-import msgspec
+from typing import Final, Literal
 
 from ratchet.base.errors import KernelError
 from ratchet.problems.dtypes import DTYPE_CODES
@@ -154,16 +152,6 @@ class ModelForm:
     """The sizes of the file that `--scale` changed; those that a kernel's file repeats follow."""
     frozen: bool = False
     """True if the state keeps the values that the model's constructor draws under one seed."""
-
-
-def case_from_json(document: dict[str, Any]) -> Case:
-    """Return the case of a JSON object that `asdict` made."""
-    return msgspec.convert(document, Case)
-
-
-def model_from_json(document: dict[str, Any] | None) -> ModelForm | None:
-    """Return the model's form of a JSON object, or None."""
-    return msgspec.convert(document, ModelForm | None)
 
 
 def _one_of(what: str, value: str, known: Sequence[str]) -> None:

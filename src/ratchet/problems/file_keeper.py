@@ -15,9 +15,9 @@ import os
 import select
 import signal
 import sys
-from typing import Any
 
 from ratchet.base.process import families
+from ratchet.base.process.channel import Message
 from ratchet.base.process.work_limit import TICK_S, WorkLimit
 
 
@@ -27,7 +27,7 @@ def main() -> None:
     keep(answer, limit_s, json.load(sys.stdin), parent)
 
 
-def keep(answer: int, limit_s: float, request: dict[str, Any], parent: int) -> None:
+def keep(answer: int, limit_s: float, request: Message, parent: int) -> None:
     """Answer the request in the file of the descriptor `answer`, as a child of `parent`."""
     signal.signal(signal.SIGTERM, lambda *_: sys.exit(1))
     families.adopt_orphans()
@@ -42,7 +42,7 @@ def keep(answer: int, limit_s: float, request: dict[str, Any], parent: int) -> N
             _write(answer, {"fault": fault})
 
 
-def _run(answer: int, limit_s: float, request: dict[str, Any]) -> str | None:
+def _run(answer: int, limit_s: float, request: Message) -> str | None:
     """Run the worker to its end; return the reason if there is no answer."""
     child = os.fork()
     if child == 0:
@@ -66,7 +66,7 @@ def _run(answer: int, limit_s: float, request: dict[str, Any]) -> str | None:
     return f"its process died (exit code {os.waitstatus_to_exitcode(status)})"  # -9 means SIGKILL
 
 
-def _write(answer: int, found: dict[str, Any]) -> None:
+def _write(answer: int, found: Message) -> None:
     os.ftruncate(answer, 0)
     os.pwrite(answer, json.dumps(found).encode(), 0)
 

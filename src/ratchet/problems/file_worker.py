@@ -12,11 +12,11 @@ import sys
 import warnings
 from dataclasses import replace
 from importlib import import_module
-from typing import Any
 
 import torch
 
 from ratchet.base.errors import RatchetError
+from ratchet.base.process.channel import Message
 from ratchet.problems.long_sums import with_long_sum
 from ratchet.problems.problem import Problem
 from ratchet.problems.source_module import source_module
@@ -24,7 +24,7 @@ from ratchet.problems.source_module import source_module
 DECLARED = "PROBLEM"
 
 
-def describe(request: dict[str, Any]) -> Problem:
+def describe(request: Message) -> Problem:
     """Return the problem of a file's text; raise a RatchetError, or whatever the file raises."""
     text, name = request["text"], request["name"]
     if not request["declared"]:
@@ -44,14 +44,14 @@ def describe(request: dict[str, Any]) -> Problem:
     return with_long_sum(problem)
 
 
-def answer(request: dict[str, Any]) -> dict[str, Any]:
+def answer(request: Message) -> Message:
     """Return `problem`, with its `card` if requested; or `fault`, the reason why there is none."""
     try:
         with warnings.catch_warnings():
             warnings.simplefilter("ignore")
             if "by" in request:  # a higher room's work on the file
                 torch.set_num_threads(request["threads"])
-                found: dict[str, Any] = import_module(request["by"]).answer(request)
+                found: Message = import_module(request["by"]).answer(request)
                 return found
             problem = describe(request)
             if "entry" not in request:
@@ -78,7 +78,7 @@ def _raised(error: BaseException) -> str:
     return f"it raises {type(error).__name__}: {' '.join(str(error).split()):.300}"
 
 
-def main(descriptor: int, request: dict[str, Any]) -> None:
+def main(descriptor: int, request: Message) -> None:
     """Answer a request in this descriptor's file."""
     os.dup2(2, 1)
     found = answer(request)

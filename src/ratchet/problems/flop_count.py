@@ -5,6 +5,7 @@ Its first call imports torch._dynamo, which takes longer than torch itself.
 
 from __future__ import annotations
 
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any, Final
 
 import torch
@@ -55,8 +56,12 @@ class FlopCount(TorchDispatchMode):  # type: ignore[no-untyped-call]
         return False  # nothing is compiled here, so dynamo need not be told to look away
 
     def __torch_dispatch__(
-        self, func: Any, types: Any, args: tuple[Any, ...] = (), kwargs: Any = None
-    ) -> Any:
+        self,
+        func: Callable[..., object],
+        types: object,
+        args: Sequence[object] = (),
+        kwargs: Mapping[str, object] | None = None,
+    ) -> object:
         """Run an operator, or what it is composed of, and count it."""
         kwargs = kwargs or {}
         if not isinstance(func, OpOverload):  # torch's operators of higher order

@@ -67,7 +67,6 @@ def _integers(low: int, high: int, shape: Sequence[int], generator: torch.Genera
 
 
 def dtype_named(name: str) -> torch.dtype:
-    """Return torch's dtype of that name."""
     found = getattr(torch, name)
     assert isinstance(found, torch.dtype), name
     return found

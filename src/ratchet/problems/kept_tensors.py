@@ -9,7 +9,7 @@ from __future__ import annotations
 import functools
 import types
 from collections.abc import Iterator
-from typing import Any, Final
+from typing import Final
 
 from torch import Tensor, nn
 
@@ -36,7 +36,7 @@ def kept_tensors(model: nn.Module) -> dict[str, Tensor]:
     return found
 
 
-def _inside(value: Any, path: str, depth: int, met: set[int]) -> Iterator[tuple[str, Tensor]]:
+def _inside(value: object, path: str, depth: int, met: set[int]) -> Iterator[tuple[str, Tensor]]:
     if isinstance(value, (str, bytes, int, float, type, types.ModuleType, nn.Module)):
         return
     if id(value) in met or len(met) > MOST:
@@ -50,7 +50,7 @@ def _inside(value: Any, path: str, depth: int, met: set[int]) -> Iterator[tuple[
             yield from _inside(member, f"{path}.{name}", depth - 1, met)
 
 
-def _members(value: Any) -> list[tuple[str, Any]]:
+def _members(value: object) -> list[tuple[str, object]]:
     """Return what a container, a function or an object of plain attributes holds, with names."""
     if isinstance(value, (list, tuple)):
         return [(str(at), one) for at, one in enumerate(value)]
@@ -67,7 +67,7 @@ def _members(value: Any) -> list[tuple[str, Any]]:
     return list(getattr(value, "__dict__", {}).items())
 
 
-def _held(cell: types.CellType) -> Any:
+def _held(cell: types.CellType) -> object:
     try:
         return cell.cell_contents
     except ValueError:  # not filled yet

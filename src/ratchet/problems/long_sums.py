@@ -8,6 +8,7 @@ output's shape as it was.
 from __future__ import annotations
 
 import itertools
+import math
 from collections.abc import Sequence
 from dataclasses import replace
 from typing import Final
@@ -35,7 +36,7 @@ def with_long_sum(problem: Problem) -> Problem:
     halves = [case for case in visible if any(one.dtype in HALF for one in case.inputs)]
     if problem.check or not halves or any(one.in_place for one in halves[0].inputs):
         return problem
-    smallest = min(halves, key=lambda case: sum(map(_elements, case.inputs)))
+    smallest = min(halves, key=lambda case: sum(math.prod(one.shape) for one in case.inputs))
     found = _longer(problem.load_reference(), smallest)
     return problem if found is None else replace(problem, cases=(*problem.cases, found))
 
@@ -57,7 +58,7 @@ def _longer(reference: Reference, case: Case) -> Case | None:
         inputs = list(case.inputs)
         for at, dimension in (one, other):
             inputs[at] = _with_length(inputs[at], dimension, length * -(-LENGTH // length))
-        if sum(map(_elements, inputs)) > MOST_ELEMENTS:
+        if sum(math.prod(one.shape) for one in inputs) > MOST_ELEMENTS:
             continue
         if shapes is not None and _shapes(reference, case, inputs) == shapes:
             return replace(
@@ -82,10 +83,3 @@ def _shapes(
     except Exception:  # whatever a file raises
         return None
     return [tuple(one.shape) for one in outputs if isinstance(one, Tensor)]
-
-
-def _elements(spec: TensorSpec) -> int:
-    count = 1
-    for extent in spec.shape:
-        count *= extent
-    return count

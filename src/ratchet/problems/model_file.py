@@ -13,7 +13,6 @@ import contextlib
 import functools
 import random
 from collections.abc import Callable, Iterator
-from typing import Any
 
 import numpy as np
 import torch
@@ -68,11 +67,11 @@ class ModelFile:
         found = {**plain_tensors(self._template), **self._template.state_dict()}
         return [found[name] for name in self._form.state]
 
-    def on_this_machine(self) -> contextlib.AbstractContextManager[Any]:
+    def on_this_machine(self) -> contextlib.AbstractContextManager[object]:
         """Return a context for calls of the model; without a GPU its tensors go to the CPU."""
         return contextlib.nullcontext() if torch.cuda.is_available() else on_cores(self._text)
 
-    def reference(self, *given: Any) -> tuple[Tensor, ...]:
+    def reference(self, *given: object) -> tuple[Tensor, ...]:
         """Compute f(*state, *inputs, scalars); in float64 throughout for float64 tensors."""
         double = any(isinstance(one, Tensor) and one.dtype == torch.float64 for one in given)
         where = next((one.device for one in given if isinstance(one, Tensor)), CPU)

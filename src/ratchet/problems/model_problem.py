@@ -13,7 +13,6 @@ import math
 import types
 from collections.abc import Sequence
 from dataclasses import replace
-from typing import Any
 
 import torch
 from torch import Tensor, nn
@@ -31,7 +30,7 @@ from ratchet.problems.on_cores import on_cores
 from ratchet.problems.problem import Case, ModelForm, Problem, TensorSpec
 from ratchet.problems.source_module import source_module
 from ratchet.problems.structure import Structure
-from ratchet.problems.tolerance import Tolerance, coded, same_bits
+from ratchet.problems.tolerance import Tolerance, coded, same_bits, widen
 
 GIVEN = "given"
 CODES = Tolerance(code_slack=1, code_share=0.05)
@@ -127,7 +126,9 @@ def _form(text: str) -> tuple[ModelForm, Case]:
     return form, Case(name=GIVEN, inputs=tuple(specs), timed=True)
 
 
-def _structures(module: types.ModuleType, text: str, given: list[Any]) -> tuple[Structure, ...]:
+def _structures(
+    module: types.ModuleType, text: str, given: Sequence[object]
+) -> tuple[Structure, ...]:
     """Return the structure that the draws of each tensor input share."""
     draws = [[one.detach() for one in given if isinstance(one, Tensor)]]
     for seed in STRUCTURE_SEEDS:
@@ -139,7 +140,7 @@ def _structures(module: types.ModuleType, text: str, given: list[Any]) -> tuple[
 
 
 def _random_attributes(
-    module: types.ModuleType, text: str, init: list[Any], model: nn.Module
+    module: types.ModuleType, text: str, init: Sequence[object], model: nn.Module
 ) -> dict[str, Tensor]:
     """Return the model's plain tensors that differ if it is built with another seed."""
     own = plain_tensors(model)
@@ -170,7 +171,7 @@ def _spec(tensor: Tensor, distribution: str) -> TensorSpec:
     return TensorSpec(shape=tuple(tensor.shape), dtype=dtype, distribution=distribution)
 
 
-def _literal(value: Any, what: str) -> str:
+def _literal(value: object, what: str) -> str:
     text = repr(value)
     try:
         same = ast.literal_eval(text) == value
@@ -294,7 +295,7 @@ def _fewer_rows(given: Case, form: ModelForm) -> Case | None:
 def _is_sound(file: ModelFile, case: Case) -> bool:
     """Return whether the model's answer is finite, in its own precision and in float64."""
     tensors = file.draw(case, 8)
-    wide = [one.double() if one.is_floating_point() else one for one in tensors]
+    wide = [widen(one) for one in tensors]
     try:
         outputs = [*file.reference(*tensors, ()), *file.reference(*wide, ())]
     except Exception:  # the model rejects inputs that its author did not foresee

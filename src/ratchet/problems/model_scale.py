@@ -15,7 +15,7 @@ import operator
 import re
 import sys
 import types
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -33,6 +33,7 @@ from ratchet.problems.model_state import flatten
 from ratchet.problems.on_cores import on_cores
 from ratchet.problems.source_module import run_source
 
+Kwargs = Mapping[str, Any] | None
 AUTO_FLOPS = 3e8
 AUTO_BYTES = 32 << 20
 """Budget of `auto` for each core: some three milliseconds of one call."""
@@ -190,8 +191,8 @@ class _Shapes(TorchDispatchMode):  # type: ignore[no-untyped-call]
         return False
 
     def __torch_dispatch__(
-        self, operator: Any, types: Any, args: Any = (), kwargs: Any = None
-    ) -> Any:
+        self, operator: Any, types: object, args: Sequence[object] = (), kwargs: Kwargs = None
+    ) -> object:
         tensors = [one for one in args if isinstance(one, Tensor)]
         if (
             not kwargs
@@ -224,12 +225,12 @@ def _shape_of(operator: Any, tensors: Sequence[Tensor]) -> tuple[int, ...] | Non
     return np.broadcast_shapes(*(one.shape for one in tensors))
 
 
-def _stand_in(name: str, **functions: Any) -> types.ModuleType:
+def _stand_in(name: str, **functions: object) -> types.ModuleType:
     """Return a module with these functions. Calls of others raise: then fake tensors are used."""
     module = types.ModuleType(name)
 
-    def missing(called: str) -> Any:
-        def raises(*_: Any, **__: Any) -> None:
+    def missing(called: str) -> Callable[..., None]:
+        def raises(*_: object, **__: object) -> None:
             raise RuntimeError(f"the stand-in for {name} has no {called}")
 
         return raises
@@ -266,8 +267,8 @@ class _Undrawn(TorchFunctionMode):
     """
 
     def __torch_function__(
-        self, function: Any, types: Any, args: Any = (), kwargs: Any = None
-    ) -> Any:
+        self, function: Any, types: object, args: Sequence[Any] = (), kwargs: Kwargs = None
+    ) -> object:
         kwargs = kwargs or {}
         if function in RANDOM_FACTORIES and args and set(kwargs) <= {"dtype", "device"}:
             if function is torch.randint:
@@ -276,14 +277,14 @@ class _Undrawn(TorchFunctionMode):
         return function(*args, **kwargs)
 
 
-def _fake() -> contextlib.AbstractContextManager[Any]:
+def _fake() -> contextlib.AbstractContextManager[object]:
     """Let all tensors be fake ones. Their import of torch._dynamo takes longer than torch's own."""
     from torch._subclasses.fake_tensor import FakeTensorMode
 
     return FakeTensorMode(allow_non_fake_inputs=True)
 
 
-def _wide(one: Any) -> Any:
+def _wide(one: object) -> object:
     return one.double() if isinstance(one, Tensor) and one.is_floating_point() else one
 
 
@@ -353,8 +354,8 @@ class _Counted(TorchDispatchMode):  # type: ignore[no-untyped-call]
         return False  # torch would import torch._dynamo, which takes longer than torch itself
 
     def __torch_dispatch__(
-        self, operator: Any, types: Any, args: Any = (), kwargs: Any = None
-    ) -> Any:
+        self, operator: Any, types: object, args: Sequence[object] = (), kwargs: Kwargs = None
+    ) -> object:
         self.operators += 1
         if self.operators > self._most:
             raise _TooManyOperators
@@ -362,7 +363,7 @@ class _Counted(TorchDispatchMode):  # type: ignore[no-untyped-call]
         self.add(operator, args, results)
         return results
 
-    def add(self, operator: Any, args: Sequence[Any], results: Any) -> None:
+    def add(self, operator: object, args: Sequence[object], results: object) -> None:
         """Count what an operator did."""
         raise NotImplementedError
 
@@ -374,7 +375,7 @@ class _Bytes(_Counted):  # type: ignore[no-untyped-call]
         super().__init__(most_operators)
         self.total = self.largest = 0
 
-    def add(self, operator: Any, args: Sequence[Any], results: Any) -> None:
+    def add(self, operator: Any, args: Sequence[object], results: object) -> None:
         """Add the bytes of all results but views."""
         for one in tree_leaves(results):
             if isinstance(one, Tensor) and not operator.is_view:
@@ -389,7 +390,7 @@ class _SlowWork(_Counted):  # type: ignore[no-untyped-call]
         super().__init__(most_operators)
         self.total_s = 0.0
 
-    def add(self, operator: Any, args: Sequence[Any], results: Any) -> None:
+    def add(self, operator: Any, args: Sequence[Any], results: object) -> None:
         """Add the time of a convolution, or of sorting."""
         packet = operator._overloadpacket
         if packet is torch.ops.aten.convolution:

@@ -99,7 +99,7 @@ class StatefulCall:
         return flatten(self.model(*values))
 
 
-def flatten(found: Any) -> tuple[Tensor, ...]:
+def flatten(found: object) -> tuple[Tensor, ...]:
     """Return a model's result as a tuple of tensors; KernelError if it is something else."""
     if isinstance(found, Tensor):
         return (found,)

@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import contextlib
 from collections.abc import Callable, Mapping, Sequence
-from typing import Any
 
 import torch
 from torch import Tensor
@@ -19,11 +18,11 @@ from torch.overrides import TorchFunctionMode
 class _OnCores(TorchFunctionMode):
     def __torch_function__(
         self,
-        func: Callable[..., Any],
+        func: Callable[..., object],
         types: Sequence[type],
-        args: Sequence[Any] = (),
-        kwargs: Mapping[str, Any] | None = None,
-    ) -> Any:
+        args: Sequence[object] = (),
+        kwargs: Mapping[str, object] | None = None,
+    ) -> object:
         named = dict(kwargs or {})
         if func is Tensor.cuda:
             return args[0]
@@ -34,12 +33,12 @@ class _OnCores(TorchFunctionMode):
         return func(*args, **named)
 
 
-def on_cores(text: str) -> contextlib.AbstractContextManager[Any]:
+def on_cores(text: str) -> contextlib.AbstractContextManager[object]:
     """Create all tensors on the CPU inside the context, if the file's text names a GPU."""
     return _OnCores() if "cuda" in text else contextlib.nullcontext()
 
 
-def _is_cuda(device: Any) -> bool:
+def _is_cuda(device: object) -> bool:
     if isinstance(device, torch.device):
         return device.type == "cuda"
     return isinstance(device, str) and device.partition(":")[0] == "cuda"

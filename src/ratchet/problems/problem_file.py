@@ -41,11 +41,12 @@ import sys
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import replace
 from pathlib import Path
-from typing import Any, Final, Literal, TextIO
+from typing import Final, Literal, TextIO
 
 from ratchet.base import files
 from ratchet.base.errors import KernelError
 from ratchet.base.process import watchdog
+from ratchet.base.process.channel import Message
 from ratchet.base.process.work_limit import WALL_FACTOR
 from ratchet.problems.card import ProblemCard, card_of
 from ratchet.problems.problem import JUDGED_AT, Problem, Tier
@@ -58,7 +59,7 @@ KEEPER: Final = "ratchet.problems.file_keeper"
 KEEPER_GRACE_S: Final = 3.0
 LONGEST_WAIT_S: Final = 1e6
 """Largest timeout: poll(2) takes milliseconds in 31 bits."""
-Describe = Callable[[dict[str, Any], float], dict[str, Any]]
+Describe = Callable[[Message, float], Message]
 """Runs a problem's file in a process of its own, given the request and the limit in seconds of
 work; returns its answer, or a `fault`."""
 PATIENT: Final = {"OMP_WAIT_POLICY": "passive"}
@@ -139,7 +140,7 @@ def default_entry(problem: str) -> str:
     return word if word.isidentifier() else f"kernel_{word}"
 
 
-def _request(path: Path, text: str, names: Sequence[str], scale: Scale) -> dict[str, Any]:
+def _request(path: Path, text: str, names: Sequence[str], scale: Scale) -> Message:
     """Return the request to a file's own process."""
     return {
         "text": text,
@@ -259,7 +260,7 @@ def _check_names(given: str, names: Sequence[str]) -> None:
         )
 
 
-def described(request: dict[str, Any], limit_s: float) -> dict[str, Any]:
+def described(request: Message, limit_s: float) -> Message:
     """Return the answer of the file's own process; `fault` in it says why there is none."""
     answer = os.memfd_create("ratchet-problem", os.MFD_CLOEXEC)
     arguments = [str(answer), f"{limit_s:.3f}", str(os.getpid())]
@@ -288,11 +289,11 @@ def longest_wait_s(limit_s: float) -> float:
     return min(WALL_FACTOR * limit_s + KEEPER_GRACE_S, LONGEST_WAIT_S)
 
 
-def read_answer(file: TextIO, code: int | None) -> dict[str, Any]:
+def read_answer(file: TextIO, code: int | None) -> Message:
     """Return what a keeper wrote before it ended; its exit code, if known, is for the fault."""
     file.seek(0)
     try:
-        found: dict[str, Any] = json.loads(file.read())
+        found: Message = json.loads(file.read())
     except ValueError:
         ending = "" if code is None else f" (exit code {code})"
         return {"fault": f"its process died{ending}"}

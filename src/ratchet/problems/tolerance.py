@@ -287,6 +287,11 @@ def _parts(*tensors: Tensor) -> Iterator[tuple[Tensor, ...]]:
         yield *ones, exact.to(torch.float64)
 
 
+def widen(tensor: Tensor) -> Tensor:
+    """Return a tensor in float64, as the oracle's inputs are; integers and flags unchanged."""
+    return tensor.double() if tensor.dtype.is_floating_point else tensor
+
+
 def loss_over(draws: Sequence[tuple[Tensor, Tensor]]) -> Loss:
     """Return the loss of one output of the reference over draws of (its own dtype, float64)."""
     import torch

@@ -14,9 +14,10 @@ import re
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, Final
+from typing import Final, NoReturn
 
 from ratchet.base.errors import RanksError
+from ratchet.base.json_value import Json
 
 MOST_BYTES: Final = 1 << 30
 OWN_FRAMES: Final = re.compile(r"[/\\](torch|typing_extensions|contextlib|threading)[/\\.]")
@@ -83,7 +84,7 @@ class Dump:
 class _Plain(pickle.Unpickler):
     """An unpickler that makes no objects."""
 
-    def find_class(self, module: str, name: str) -> Any:
+    def find_class(self, module: str, name: str) -> NoReturn:
         raise pickle.UnpicklingError(f"it holds {module}.{name}, which no dump does")
 
 
@@ -147,7 +148,7 @@ def read_dump(path: Path) -> Dump:
         raise RanksError(f"{path} is damaged ({error!r}): dump again") from error
 
 
-def _document(path: Path, raw: bytes) -> Any:
+def _document(path: Path, raw: bytes) -> Json:
     try:
         if raw[:1] in (b"{", b"["):
             return json.loads(raw)
@@ -161,7 +162,7 @@ def _document(path: Path, raw: bytes) -> Any:
         raise RanksError(f"{path} is no flight-recorder dump{short} ({said})") from error
 
 
-def _groups(document: dict[str, Any]) -> dict[str, DumpedGroup]:
+def _groups(document: dict[str, Json]) -> dict[str, DumpedGroup]:
     configured, statuses = document.get("pg_config") or {}, document.get("pg_status") or {}
     calls: dict[str, list[CollectiveCall]] = {}
     described: dict[str, str] = {}
@@ -181,7 +182,7 @@ def _groups(document: dict[str, Any]) -> dict[str, DumpedGroup]:
     }
 
 
-def _ranks(configured: Any, name: str, count: int) -> tuple[int, ...]:
+def _ranks(configured: object, name: str, count: int) -> tuple[int, ...]:
     """Return a group's ranks; gloo leaves the default group's name empty."""
     if not isinstance(configured, dict):
         return ()
@@ -191,7 +192,7 @@ def _ranks(configured: Any, name: str, count: int) -> tuple[int, ...]:
     return tuple(sorted(int(one) for one in values))
 
 
-def _call(entry: dict[str, Any], last_completed: int) -> CollectiveCall:
+def _call(entry: dict[str, Json], last_completed: int) -> CollectiveCall:
     """Return an entry's call; collectives up to `last_completed` of its group have ended."""
     is_p2p = bool(entry.get("is_p2p", False))
     named = str(entry["profiling_name"])
@@ -210,11 +211,11 @@ def _call(entry: dict[str, Any], last_completed: int) -> CollectiveCall:
     )
 
 
-def _sizes(listed: Any) -> tuple[tuple[int, ...], ...]:
+def _sizes(listed: Json) -> tuple[tuple[int, ...], ...]:
     return tuple(tuple(int(one) for one in sizes) for sizes in listed or ())
 
 
-def _stack(frames: Sequence[dict[str, Any]]) -> tuple[str, ...]:
+def _stack(frames: Sequence[dict[str, Json]]) -> tuple[str, ...]:
     told = [
         (str(one.get("filename", "")), f"{one.get('line', '?')} in {one.get('name', '?')}")
         for one in frames

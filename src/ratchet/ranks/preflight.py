@@ -12,7 +12,7 @@ import statistics
 import time
 from collections.abc import Callable, Sequence
 from dataclasses import asdict, dataclass
-from typing import Any, Final
+from typing import Final
 
 import torch
 import torch.distributed as dist
@@ -99,7 +99,9 @@ def _device(name: str) -> torch.device:
     return torch.device("cpu")
 
 
-def _together(rank: int, world: int, where: torch.device, side: Any) -> Preflight | None:
+def _together(
+    rank: int, world: int, where: torch.device, side: dist.ProcessGroup | None
+) -> Preflight | None:
     own = _own(rank, where)
     own = _with(own, clock_skew_s=_skew(rank, world, side))
     message = torch.empty(MESSAGE_BYTES[where.type] // 4, device=where)
@@ -111,13 +113,14 @@ def _together(rank: int, world: int, where: torch.device, side: Any) -> Prefligh
         for a, b in _pairs(world)
         if (bandwidth := _pair(message, rank, a, b, where, side))
     }
-    told: list[Any] = [None] * world
+    told: list[tuple[RankCheck, dict[str, float]] | None] = [None] * world
     dist.gather_object((own, pairs), told if rank == 0 else None, dst=0, group=side)
     if rank:
         return None
-    checks = [one for one, _ in told]
+    gathered = [one for one in told if one is not None]
     return _answer(
-        checks, {name: value for _, own_pairs in told for name, value in own_pairs.items()}
+        [one for one, _ in gathered],
+        {name: value for _, own_pairs in gathered for name, value in own_pairs.items()},
     )
 
 
@@ -205,7 +208,12 @@ def _pairs(world: int) -> list[tuple[int, int]]:
 
 
 def _pair(
-    message: torch.Tensor, rank: int, a: int, b: int, where: torch.device, side: Any
+    message: torch.Tensor,
+    rank: int,
+    a: int,
+    b: int,
+    where: torch.device,
+    side: dist.ProcessGroup | None,
 ) -> float:
     """Return the bandwidth between two ranks, alone on the network; 0 on other ranks than `a`."""
     dist.barrier(group=side)
@@ -224,7 +232,7 @@ def _pair(
     return 2 * message.numel() * 4 / time_s if rank == a else 0.0
 
 
-def _skew(rank: int, world: int, side: Any) -> float:
+def _skew(rank: int, world: int, side: dist.ProcessGroup | None) -> float:
     """Return this rank's clock minus rank 0's (Cristian's method, the shortest of several ways)."""
     answer = 0.0
     for other in range(1, world):

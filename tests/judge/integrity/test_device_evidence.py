@@ -16,6 +16,7 @@ from judge_problems import silu  # noqa: F401  the problem below names it
 from torch._C._autograd import DeviceType
 
 from ratchet.judge.integrity import device_work
+from ratchet.judge.integrity.library_ops import told_as
 from ratchet.judge.stage_result import CandidateFault, Decided, Ok
 from ratchet.judge.trial import device_clock
 from ratchet.judge.trial.device_clock import DeviceClock
@@ -92,7 +93,7 @@ def test_other_streams_and_graphs_are_named() -> None:
         runtime("hipGraphLaunch"),
         runtime("cudaGraphInstantiate"),
     ]
-    found = device_work.read_device_census(told(events))
+    found = told_as(device_work.DeviceCount, told(events))
     assert set(found.elsewhere) == {"there", "Memset"}
     assert (found.streams, found.graphs) == (3, 2)
     facts = {one.check: one for one in device_work.facts(found)}
@@ -117,7 +118,7 @@ def test_launches_of_both_makers_are_known(name: str) -> None:
     [((10, 10, 10, 10), 0), ((0, 30, 60, 90), 30), ((0, 500, 500, 500), 0), ((5,), 0), ((), 0)],
 )
 def test_only_what_grows_with_every_call_is_kept(allocated: tuple[int, ...], kept: int) -> None:
-    found = device_work.read_device_census(told([], allocated))
+    found = told_as(device_work.DeviceCount, told([], allocated))
     assert found.kept_bytes == kept
     facts = {one.check: one.passed for one in device_work.facts(found)}
     assert facts["memory between calls"] is (kept == 0)
@@ -142,7 +143,7 @@ LIBRARY = (
 @pytest.mark.parametrize("name", LIBRARY)
 def test_a_librarys_kernel_is_not_the_candidates_own(name: str) -> None:
     events = [kernel_event(name, at=100), kernel_event("mine(float*)", at=200)]
-    found = device_work.read_device_census(told(events))
+    found = told_as(device_work.DeviceCount, told(events))
     decided = device_work.judge_own(found, own_problem(), kernel())
     assert isinstance(decided, Decided) and decided.status == "cheating"
     assert "asks for its own work" in decided.reason
@@ -157,25 +158,25 @@ def test_copies_are_free_and_a_little_of_a_library_too() -> None:
         kernel_event(ELEMENTWISE, at=200, ns=200),
         kernel_event(COPY, at=300, ns=90_000),
     ]
-    found = device_work.read_device_census(told(events))
+    found = told_as(device_work.DeviceCount, told(events))
     outcome = device_work.judge_own(found, own_problem(), kernel())
     assert isinstance(outcome, Ok)
     assert outcome.evidence[0].passed and outcome.evidence[0].detail.startswith("20 % of the time")
 
 
 def test_a_matrix_product_is_allowed_by_name() -> None:
-    found = device_work.read_device_census(told([kernel_event(LIBRARY[3], at=100)]))
+    found = told_as(device_work.DeviceCount, told([kernel_event(LIBRARY[3], at=100)]))
     assert isinstance(device_work.judge_own(found, own_problem("matmul"), kernel()), Ok)
     assert isinstance(device_work.judge_own(found, own_problem(), kernel()), Decided)
 
 
 def test_of_triton_only_what_the_source_declares_is_its_own() -> None:
     given = kernel("triton", TRITON)
-    mine = device_work.read_device_census(told([kernel_event("row_norm", at=100)]))
+    mine = told_as(device_work.DeviceCount, told([kernel_event("row_norm", at=100)]))
     assert isinstance(device_work.judge_own(mine, own_problem(), given), Ok)
-    other = device_work.read_device_census(told([kernel_event("some_other_kernel", at=100)]))
+    other = told_as(device_work.DeviceCount, told([kernel_event("some_other_kernel", at=100)]))
     assert isinstance(device_work.judge_own(other, own_problem(), given), Decided)
-    nothing = device_work.read_device_census(told([kernel_event(COPY, at=100)]))
+    nothing = told_as(device_work.DeviceCount, told([kernel_event(COPY, at=100)]))
     idle = device_work.judge_own(nothing, own_problem(), given)
     assert isinstance(idle, Decided) and "no kernel ran that does more than copy" in idle.reason
 
@@ -195,7 +196,7 @@ NONSENSE: list[Any] = [
 @pytest.mark.parametrize("answer", NONSENSE)
 def test_nonsense_from_a_candidate_is_a_crash(answer: Any) -> None:
     with pytest.raises(CandidateFault) as fault:
-        device_work.read_device_census(answer)
+        told_as(device_work.DeviceCount, answer)
     assert fault.value.decided.status == "crashed"
 
 
@@ -230,7 +231,7 @@ def recorded(name: str) -> list[DeviceEvent]:
 def test_recorded_profiles_are_counted(name: str, kernels: int, launches: int) -> None:
     """Without our marker the first two works of the device are taken for it."""
     events = recorded(name)
-    found = device_work.read_device_census(count(events, ()))
+    found = told_as(device_work.DeviceCount, count(events, ()))
     counted = sum(times for times, _ in found.kernels.values())
     assert kernels - 2 <= counted <= kernels
     assert found.launches == launches - 2
@@ -273,7 +274,7 @@ def test_the_census_runs_where_there_is_no_gpu() -> None:
         return [entry(torch.ones(3)) and 0 for _ in range(2)]
 
     assert census.take(run, lambda x: (x + 1,)) == [0, 0]
-    found = device_work.read_device_census(json.loads(json.dumps(census.as_json())))
+    found = told_as(device_work.DeviceCount, json.loads(json.dumps(census.as_json())))
     assert (found.calls, found.kernels) == (2, {})
 
 

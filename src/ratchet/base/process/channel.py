@@ -16,9 +16,10 @@ import socket
 import struct
 import time
 from collections.abc import Callable, Mapping, Sequence
-from typing import Any
+from typing import TypeAlias
 
 from ratchet.base.errors import JudgeError
+from ratchet.base.json_value import Json
 
 LENGTH = struct.Struct(">I")
 CREDENTIALS = struct.Struct("=iII")
@@ -29,6 +30,8 @@ MAX_MESSAGE_BYTES = 64 << 20
 MAX_DESCRIPTORS = 8
 TEND_S = 0.1
 """Interval at which a wait checks its time limit and the machine's memory."""
+Message: TypeAlias = dict[str, Json]
+"""An object of JSON between the judge and a worker; an order says what to `do`."""
 Deadline = Callable[[], float]
 """Tells the seconds that are left."""
 
@@ -75,7 +78,7 @@ class Channel:
 
     def send(
         self,
-        message: Mapping[str, Any],
+        message: Mapping[str, object],
         descriptors: Sequence[int] = (),
         *,
         timeout_s: float | None = None,
@@ -100,7 +103,7 @@ class Channel:
 
     def receive(
         self, *, timeout_s: float | None = None, left_s: Callable[[], float] | None = None
-    ) -> tuple[dict[str, Any], list[int]]:
+    ) -> tuple[Message, list[int]]:
         """Wait for one object and its descriptors, which then belong to the caller.
 
         The wait ends after `timeout_s` on the wall clock, or when `left_s` gives nothing more.
@@ -186,7 +189,6 @@ class Channel:
                 raise ChannelShortage(words)
 
     def close(self) -> None:
-        """Close this end."""
         self._socket.close()
 
 
@@ -230,7 +232,7 @@ def _sender(ancillary: list[tuple[int, int, bytes]]) -> int:
     return 0
 
 
-def _parse(body: bytes) -> dict[str, Any]:
+def _parse(body: bytes) -> Message:
     try:
         message = json.loads(body)
     except (ValueError, RecursionError) as error:

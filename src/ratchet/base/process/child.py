@@ -10,7 +10,7 @@ import select
 import subprocess
 import time
 from collections.abc import Callable, Mapping, Sequence
-from typing import Any, Literal, NoReturn, Protocol
+from typing import Literal, NoReturn, Protocol
 
 from ratchet.base.errors import JudgeError
 from ratchet.base.process import families, watchdog
@@ -20,6 +20,7 @@ from ratchet.base.process.channel import (
     ChannelNonsense,
     ChannelShortage,
     ChannelTimeout,
+    Message,
     close_descriptors,
     open_pair,
     until,
@@ -73,7 +74,6 @@ class Program:
 
     @property
     def pid(self) -> int:
-        """Its process id."""
         return self._process.pid
 
     def exit_code(self) -> int | None:
@@ -81,7 +81,6 @@ class Program:
         return families.exit_code(self.pid)
 
     def reap(self) -> None:
-        """Wait for its end."""
         self._process.wait()
 
 
@@ -162,12 +161,11 @@ class Child:
 
     @property
     def pid(self) -> int:
-        """The child's process id."""
         return self._process.pid
 
     def send(
         self,
-        message: Mapping[str, Any],
+        message: Mapping[str, object],
         descriptors: Sequence[int] = (),
         *,
         timeout_s: float = SEND_TIMEOUT_S,
@@ -179,7 +177,7 @@ class Child:
         except JudgeError as error:
             self._fail(error, str(message.get("do", "")), timeout_s)
 
-    def receive(self, what: str, *, timeout_s: float) -> tuple[dict[str, Any], list[int]]:
+    def receive(self, what: str, *, timeout_s: float) -> tuple[Message, list[int]]:
         """Wait for one answer and its descriptors; `what` names the request in a failure."""
         limit = WorkLimit(timeout_s, self._members) if self._counts_work else None
         left_s = limit.left_s if limit else until(time.monotonic() + timeout_s)
@@ -217,8 +215,8 @@ class Child:
         return self.channel.has_answer
 
     def ask(
-        self, message: Mapping[str, Any], descriptors: Sequence[int] = (), *, timeout_s: float
-    ) -> dict[str, Any]:
+        self, message: Mapping[str, object], descriptors: Sequence[int] = (), *, timeout_s: float
+    ) -> Message:
         """Send one message and wait for its answer; descriptors in the answer are closed."""
         self.send(message, descriptors, timeout_s=timeout_s)
         reply, extra = self.receive(str(message.get("do", "")), timeout_s=timeout_s)
@@ -298,7 +296,7 @@ class Child:
         return code
 
 
-def error_words(error: Any) -> str:
+def error_words(error: object) -> str:
     """Return a worker's error in one line; Ratchet's own stand without their kind."""
     if not isinstance(error, dict):
         return "an answer that is no error's"

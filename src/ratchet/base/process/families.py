@@ -203,9 +203,9 @@ def hold(child: int) -> bool:
     return found is not None and found.si_code == os.CLD_STOPPED
 
 
-def halt(members: Sequence[int], *, settle_s: float = STANDING_S) -> bool:
+def halt(members: Sequence[int]) -> bool:
     """SIGSTOP these processes alone until all their threads stand; whether they do in time."""
-    deadline = time.monotonic() + settle_s
+    deadline = time.monotonic() + STANDING_S
     running = list(members)
     while running:
         late = time.monotonic() > deadline

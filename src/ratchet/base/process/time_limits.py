@@ -74,7 +74,6 @@ class Clock:
 
     @property
     def left_s(self) -> float:
-        """Seconds left."""
         return max(0.0, self.deadline - time.monotonic())
 
     @property

@@ -4,8 +4,9 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 from dataclasses import asdict, replace
-from typing import Any, Protocol
+from typing import Protocol
 
+from ratchet.base.process.channel import Message
 from ratchet.court.terms import Terms
 from ratchet.devices.fingerprint import Software, software
 from ratchet.devices.probe import Device, probe
@@ -84,7 +85,6 @@ class LocalFleet:
 
     @property
     def versions(self) -> Software:
-        """Return this process's software."""
         return software()
 
     def device(self, name: str) -> Device:
@@ -95,7 +95,7 @@ class LocalFleet:
         """Start what a kernel in `language` needs; see `KernelJudge.begin`."""
         self._judge.begin(language)
 
-    def describe(self, request: dict[str, Any], limit_s: float) -> dict[str, Any]:
+    def describe(self, request: Message, limit_s: float) -> Message:
         """Run a problem's file beside the judge; see `problem_file.Describe`."""
         return self._judge.describe(request, limit_s)
 

@@ -2,10 +2,9 @@
 
 from __future__ import annotations
 
-from typing import Any
-
 import msgspec
 
+from ratchet.base.json_value import Json
 from ratchet.court.terms import Terms
 from ratchet.devices.fingerprint import Software, short_hash
 from ratchet.devices.probe import Device
@@ -60,7 +59,6 @@ class JudgeOrder(msgspec.Struct, frozen=True, kw_only=True, tag="judge"):
 
     @property
     def time_limit_s(self) -> float:
-        """Return the verdict's time limit."""
         return self.terms.time_limit_s
 
 
@@ -72,7 +70,7 @@ class SeatReply(msgspec.Struct, frozen=True, kw_only=True):
 
     facts: SeatFacts
     screenings: tuple[Screening, ...] = ()
-    verdict: dict[str, Any] | None = None
+    verdict: dict[str, Json] | None = None
     """A `Verdict`'s JSON."""
     error: str = ""
     """A mistake in the order, or a fault of the machine; there is no answer then."""
@@ -87,13 +85,3 @@ def read_order(data: bytes) -> Order:
     """Return the order that `pack` wrote."""
     order: Order = msgspec.msgpack.decode(data, type=Order)
     return order
-
-
-def read_facts(data: bytes) -> SeatFacts:
-    """Return the facts that `pack` wrote."""
-    return msgspec.msgpack.decode(data, type=SeatFacts)
-
-
-def read_reply(data: bytes) -> SeatReply:
-    """Return the reply that `pack` wrote."""
-    return msgspec.msgpack.decode(data, type=SeatReply)

@@ -10,10 +10,12 @@ import time
 from collections.abc import Sequence
 from contextlib import ExitStack, redirect_stdout
 from pathlib import Path
-from typing import Any, Final
+from types import ModuleType
+from typing import Final
 from urllib.parse import urlsplit
 
 from ratchet.base.errors import DeviceError, JudgeError
+from ratchet.base.json_value import Json
 from ratchet.court.fleet import seat as on_the_seat
 from ratchet.court.fleet.spread import Seat, SeatLost
 
@@ -54,7 +56,7 @@ class RayCluster:
             raise DeviceError("no machine of the cluster offers a GPU to Ray: use --device cpu")
         return device != "cpu" and has_gpus
 
-    def _nodes(self) -> list[dict[str, Any]]:
+    def _nodes(self) -> list[dict[str, Json]]:
         try:
             return [node for node in self._ray.nodes() if node["Alive"]]
         except (ConnectionError, self._exceptions.RayError) as error:
@@ -78,25 +80,25 @@ class RayCluster:
                 )
         return found
 
-    def describe(self, seat: Seat) -> Any:
+    def describe(self, seat: Seat) -> object:
         """Ask a seat for its facts; needs none of its cores, so a busy machine answers too."""
         part = PART if seat.gpus else 0
         task = self._describe.options(**self._there(seat), num_cpus=0, num_gpus=part)
         return task.remote(seat.threads, bool(seat.gpus))
 
-    def start(self, seat: Seat, order: bytes) -> Any:
+    def start(self, seat: Seat, order: bytes) -> object:
         """Give a seat an order: it claims the device, so no other run judges there meanwhile."""
         task = self._obey.options(**self._there(seat), num_cpus=seat.threads, num_gpus=seat.gpus)
         return task.remote(order, seat.threads, bool(seat.gpus))
 
-    def _there(self, seat: Seat) -> dict[str, Any]:
+    def _there(self, seat: Seat) -> dict[str, object]:
         """Return the options that bind a task to a machine; `Spread` tries again elsewhere."""
         from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy
 
         where = NodeAffinitySchedulingStrategy(node_id=seat.node, soft=False)
         return {"scheduling_strategy": where, "max_retries": 0}
 
-    def wait(self, handles: Sequence[Any], timeout_s: float) -> Sequence[Any]:
+    def wait(self, handles: Sequence[object], timeout_s: float) -> Sequence[object]:
         """Return the handles that are answered; see `Cluster.wait`."""
         if not handles:
             time.sleep(timeout_s)
@@ -104,7 +106,7 @@ class RayCluster:
         done, _ = self._ray.wait(list(handles), num_returns=1, timeout=timeout_s)
         return list(done)
 
-    def result(self, handle: Any) -> bytes:
+    def result(self, handle: object) -> bytes:
         """Return an answer; see `Cluster.result`."""
         try:
             found: bytes = self._ray.get(handle, timeout=READ_S)
@@ -117,7 +119,7 @@ class RayCluster:
         except ConnectionError as error:
             raise _gone(error) from error
 
-    def cancel(self, handle: Any) -> None:
+    def cancel(self, handle: object) -> None:
         """End the process that works on an answer."""
         self._ray.cancel(handle, force=True)
 
@@ -127,7 +129,7 @@ class RayCluster:
         self._aside.close()
 
 
-def _connected(address: str) -> Any:
+def _connected(address: str) -> ModuleType:
     """Return ray, connected to the cluster at an address; `ray` is the cluster at hand."""
     try:
         import ray
@@ -159,7 +161,8 @@ def _connected(address: str) -> Any:
                 "ones on every machine"
             ) from error
         raise JudgeError(f"the Ray cluster at {address} cannot be used: {words}") from error
-    return ray
+    found: ModuleType = ray
+    return found
 
 
 def _at_hand() -> str:

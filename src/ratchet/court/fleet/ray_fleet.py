@@ -5,9 +5,11 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Iterator, Sequence
 
+import msgspec
+
 from ratchet import __version__
 from ratchet.base.errors import DeviceError, JudgeError, RatchetError
-from ratchet.court.fleet.messages import JudgeOrder, ScreenOrder, SeatFacts, SeatReply, read_reply
+from ratchet.court.fleet.messages import JudgeOrder, ScreenOrder, SeatFacts, SeatReply
 from ratchet.court.fleet.ray_cluster import RayCluster
 from ratchet.court.fleet.spread import MOST_LOSSES, Cluster, Spread
 from ratchet.court.terms import Terms
@@ -148,7 +150,7 @@ class ClusterFleet:
 
     def _reply(self, data: bytes) -> SeatReply:
         """Return a reply of a device of the chosen kind; raises what the machine raised."""
-        reply = read_reply(data)
+        reply = msgspec.msgpack.decode(data, type=SeatReply)
         if reply.error:
             raise RatchetError(reply.error)
         if reply.facts.kind != self._facts.kind:

@@ -6,12 +6,12 @@ import time
 from collections import Counter, deque
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
-from typing import Any, Final, Protocol
+from typing import Final, Protocol
 
 import msgspec
 
 from ratchet.base.errors import JudgeError
-from ratchet.court.fleet.messages import Order, SeatFacts, pack, read_facts
+from ratchet.court.fleet.messages import Order, SeatFacts, pack
 
 GRACE_S: Final = 180.0
 """A seat may take this long beyond an order's time limit: to open the problem, to import torch."""
@@ -50,19 +50,19 @@ class Cluster(Protocol):
         """Return the devices of the machines that are there now."""
         ...
 
-    def describe(self, seat: Seat) -> Any:
+    def describe(self, seat: Seat) -> object:
         """Ask a seat for its `SeatFacts`; return the handle of the answer."""
         ...
 
-    def start(self, seat: Seat, order: bytes) -> Any:
+    def start(self, seat: Seat, order: bytes) -> object:
         """Give a seat an order; return the handle of the answer."""
         ...
 
-    def wait(self, handles: Sequence[Any], timeout_s: float) -> Sequence[Any]:
+    def wait(self, handles: Sequence[object], timeout_s: float) -> Sequence[object]:
         """Return the handles that are answered, at the latest after a time."""
         ...
 
-    def result(self, handle: Any) -> bytes:
+    def result(self, handle: object) -> bytes:
         """Return an answer.
 
         Raises:
@@ -71,7 +71,7 @@ class Cluster(Protocol):
         """
         ...
 
-    def cancel(self, handle: Any) -> None:
+    def cancel(self, handle: object) -> None:
         """End what works on an answer that nobody waits for any more."""
         ...
 
@@ -99,7 +99,7 @@ class Spread:
     facts: dict[Seat, SeatFacts] = field(default_factory=dict)
     """The seats that take part."""
     left_out: dict[Seat, str] = field(default_factory=dict)
-    _running: dict[Any, _SeatTask] = field(default_factory=dict)
+    _running: dict[object, _SeatTask] = field(default_factory=dict)
     _looked: float | None = None
 
     def meet(self) -> None:
@@ -200,7 +200,7 @@ class Spread:
             else:
                 yield task.order, answer
 
-    def _ended(self) -> list[Any]:
+    def _ended(self) -> list[object]:
         """Return the handles that are answered, and those that are overdue, which are cancelled."""
         done = list(self.cluster.wait(list(self._running), LOOK_S))
         now = self.clock()
@@ -209,10 +209,10 @@ class Spread:
             self.cluster.cancel(handle)
         return done + late
 
-    def _met(self, handle: Any, seat: Seat) -> None:
+    def _met(self, handle: object, seat: Seat) -> None:
         """Take a seat's description."""
         try:
-            facts = read_facts(self.cluster.result(handle))
+            facts = msgspec.msgpack.decode(self.cluster.result(handle), type=SeatFacts)
         except SeatLost:
             return  # asked again, if it is still there
         except (JudgeError, msgspec.DecodeError) as error:

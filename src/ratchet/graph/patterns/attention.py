@@ -9,7 +9,6 @@ queries and keys differ, values with another head dimension.
 from __future__ import annotations
 
 import math
-from typing import Any
 
 import torch
 from torch import Tensor
@@ -66,7 +65,7 @@ def _install(node: Node, scope: Scope) -> None:
     scope.replace_as(node, scope.item(both, 0))
 
 
-def _is_causal(given: dict[str, Any], query: Tensor, key: Tensor, scope: Scope) -> bool:
+def _is_causal(given: dict[str, object], query: Tensor, key: Tensor, scope: Scope) -> bool:
     queries, keys = query.shape[-2], key.shape[-2]
     mask = given["attn_mask"]
     if mask is None:
@@ -146,7 +145,7 @@ def _check_shapes(query: Tensor, key: Tensor, value: Tensor) -> None:
         raise Declined(f"{key.shape[1]} key-value heads do not divide {query.shape[1]} heads")
 
 
-def _sizes(site: CapturedSite) -> dict[str, Any]:
+def _sizes(site: CapturedSite) -> dict[str, object]:
     batch, heads, length, width = site.shapes["q"]
     sizes = {"batch": batch, "heads": heads, "kv_heads": site.shapes["k"][1]}
     return {**sizes, "sequence": length, "head_dim": width, "dtype": site.dtype("q")}

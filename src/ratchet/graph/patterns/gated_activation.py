@@ -5,8 +5,6 @@ Declined: an activation that has another user, an in-place activation, operands 
 
 from __future__ import annotations
 
-from typing import Any
-
 import torch
 from torch.fx import Node
 
@@ -20,7 +18,7 @@ def _find(node: Node) -> bool:
     return calls(node, "mul") and _activation(node) is not None
 
 
-def _activation(node: Node) -> tuple[Node, Any] | None:
+def _activation(node: Node) -> tuple[Node, object] | None:
     """Return the product's activated operand and its other operand."""
     both = operands(node)
     if both is None:
@@ -64,7 +62,7 @@ def _gate_and_kind(activated: Node) -> tuple[Node, str]:
     return as_node(given["input"]), kinds[given["approximate"]]
 
 
-def _sizes(site: CapturedSite) -> dict[str, Any]:
+def _sizes(site: CapturedSite) -> dict[str, object]:
     return {**site.rows("gate"), "intermediate": site.shapes["gate"][-1]}
 
 

@@ -7,8 +7,6 @@ unchanged: the kernel rounds it while packing, and its gradient returns in fp32 
 
 from __future__ import annotations
 
-from typing import Any
-
 import torch
 from torch.fx import Node
 
@@ -42,7 +40,7 @@ def _install(node: Node, scope: Scope) -> None:
     scope.replace_as(node, result)
 
 
-def _sizes(site: CapturedSite) -> dict[str, Any]:
+def _sizes(site: CapturedSite) -> dict[str, object]:
     outputs, inputs = site.shapes["weight"]
     return {**site.rows("x"), "hidden": inputs, "intermediate": outputs}
 

@@ -6,8 +6,6 @@ pass through anything but casts, views and slices of tokens (a soft cap, a scale
 
 from __future__ import annotations
 
-from typing import Any
-
 import torch
 from torch.fx import Node
 
@@ -70,7 +68,7 @@ def _install(node: Node, scope: Scope) -> None:
     scope.replace_as(node, loss)
 
 
-def _check_arguments(given: dict[str, Any]) -> None:
+def _check_arguments(given: dict[str, object]) -> None:
     if given["weight"] is not None:
         raise Declined("cross_entropy has class weights")
     if given["size_average"] is not None or given["reduce"] is not None:
@@ -138,7 +136,7 @@ def _replay(step: Node, hidden: Node, scope: Scope, *, classes: int, last: bool)
     return scope.method("reshape", hidden, *shape[:-1], tensor(hidden).shape[-1])
 
 
-def _token_index(step: Node) -> Any:
+def _token_index(step: Node) -> object:
     """Return a getitem's index if it slices tokens only and keeps every class."""
     index = step.args[1]
     parts = index if isinstance(index, tuple) else (index,)
@@ -173,7 +171,7 @@ def _sum_of_mean(loss: Node, target: Node, ignore_index: int, scope: Scope) -> N
     return scope.call(torch.where, some, total, scope.method("new_zeros", total, ()))
 
 
-def _sizes(site: CapturedSite) -> dict[str, Any]:
+def _sizes(site: CapturedSite) -> dict[str, object]:
     vocabulary, hidden = site.shapes["weight"]
     return {**site.rows("x"), "hidden": hidden, "vocabulary": vocabulary}
 

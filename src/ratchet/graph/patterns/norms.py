@@ -10,9 +10,9 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Any
 
 import torch
+from torch._ops import OpOverload
 from torch.fx import Node
 
 from ratchet.graph.nodes import (
@@ -48,7 +48,7 @@ class Norm:
     """Every node that the kernel replaces."""
 
 
-def _install(norm: Norm, plain: Any, summed: Any, scope: Scope) -> None:
+def _install(norm: Norm, plain: OpOverload, summed: OpOverload, scope: Scope) -> None:
     """Replace the norm with `plain`, or with `summed` if x is a sum that the kernel can absorb."""
     norm = _with_last_cast(norm)
     _check(norm)
@@ -60,7 +60,7 @@ def _install(norm: Norm, plain: Any, summed: Any, scope: Scope) -> None:
     scope.replace_rounded(norm.end, result)
 
 
-def _install_summed(norm: Norm, addition: Node, summed: Any, scope: Scope) -> bool:
+def _install_summed(norm: Norm, addition: Node, summed: OpOverload, scope: Scope) -> bool:
     """Install norm(x + residual) as one call at the sum; return False if it does not fit."""
     try:
         scope.require_movable([*norm.members, addition])
@@ -145,19 +145,15 @@ def _source_of(node: Node) -> Node:
     return node if narrowed else source
 
 
-def _vector_size(shape: Any) -> int:
+def _vector_size(shape: object) -> int:
     """Return the only size in a norm's `normalized_shape`; raise Declined if there are several."""
-    sizes = (shape,) if isinstance(shape, int) else tuple(shape) if _is_sequence(shape) else ()
+    sizes = tuple(shape) if isinstance(shape, Sequence) else (shape,)
     if len(sizes) != 1 or not isinstance(sizes[0], int):
         raise Declined(f"the norm is over the shape {shape}, not over the last dimension")
     return sizes[0]
 
 
-def _is_sequence(shape: Any) -> bool:
-    return isinstance(shape, Sequence)
-
-
-def _sizes(site: CapturedSite) -> dict[str, Any]:
+def _sizes(site: CapturedSite) -> dict[str, object]:
     """Return the sizes that a norm's site knows."""
     return {**site.rows("x"), "hidden": site.shapes["x"][-1], "weight_dtype": site.dtype("weight")}
 
@@ -221,7 +217,7 @@ def _mean_square(node: Node) -> tuple[Node, float, tuple[Node, ...]] | None:
     return None if x is None else (x, eps, (shifted, mean, as_node(square)))
 
 
-def _is_last_mean(node: Any) -> bool:
+def _is_last_mean(node: object) -> bool:
     if not calls(node, "mean") or not isinstance(node.args[0], Node):
         return False
     dim = node.args[1] if len(node.args) > 1 else node.kwargs.get("dim")
@@ -231,7 +227,7 @@ def _is_last_mean(node: Any) -> bool:
     return bool(keeps) and source is not None and dim in (-1, source.dim() - 1)
 
 
-def _squared(node: Any) -> Node | None:
+def _squared(node: object) -> Node | None:
     """Return x from x ** 2, x * x or x.square()."""
     if calls(node, "square"):
         return as_node(node.args[0])

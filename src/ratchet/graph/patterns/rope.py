@@ -7,8 +7,6 @@ vary by head or need a gradient.
 
 from __future__ import annotations
 
-from typing import Any
-
 import torch
 from torch.fx import Node
 
@@ -34,7 +32,7 @@ def _products(node: Node) -> tuple[Node, Node, Node] | None:
     return None
 
 
-def _looks_rotated(node: Any) -> bool:
+def _looks_rotated(node: object) -> bool:
     """Recognise a cat of two tensors along the last dimension, one of them negated."""
     if not calls(node, "cat") or not isinstance(node.args[0], list | tuple):
         return False
@@ -79,11 +77,11 @@ def _rotated_source(rotation: Node) -> Node:
     return turned[0]
 
 
-def _half_of(node: Any) -> tuple[Node, int] | None:
+def _half_of(node: object) -> tuple[Node, int] | None:
     """Return the sliced node and which half of its last dimension this is (0 or 1)."""
     if not calls(node, "getitem"):
         return None
-    source, index = node.args
+    source, index = as_node(node.args[0]), node.args[1]
     if isinstance(index, int):
         return _part_of(source, index)
     if not isinstance(index, tuple) or not isinstance(index[-1], slice):
@@ -99,7 +97,7 @@ def _half_of(node: Any) -> tuple[Node, int] | None:
     return None
 
 
-def _part_of(node: Any, place: int) -> tuple[Node, int] | None:
+def _part_of(node: object, place: int) -> tuple[Node, int] | None:
     """Return the half that x.chunk(2, -1) or x.split(D / 2, -1) gives at `place`."""
     if not (calls(node, "chunk") or calls(node, "split")):
         return None
@@ -149,7 +147,7 @@ def _table(table: Node, x: Node, scope: Scope) -> Node:
     return scope.derived("reshape", table, *shape)
 
 
-def _sizes(site: CapturedSite) -> dict[str, Any]:
+def _sizes(site: CapturedSite) -> dict[str, object]:
     batch, heads, length, width = site.shapes["x"]
     sizes = {"batch": batch, "heads": heads, "sequence": length, "head_dim": width}
     return {**sizes, "dtype": site.dtype("x")}

@@ -7,7 +7,6 @@ import time
 from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
-from typing import Any
 
 import torch
 from torch import Tensor
@@ -101,7 +100,7 @@ def _ceilings(device: str) -> Ceilings | None:
         return None
 
 
-def _twin_trace(workload: Workload, config: StepConfig, batch: Any) -> list[TracedGraph]:
+def _twin_trace(workload: Workload, config: StepConfig, batch: object) -> list[TracedGraph]:
     """Return the graphs for another batch size; none if the workload does not take one."""
     size = batch_size(batch)
     if not size:
@@ -212,7 +211,7 @@ class _Collector:
 
 
 def _why(node: Node) -> str:
-    target: Any = node.target
+    target = node.target
     if not isinstance(target, torch._ops.OpOverload):
         return "an operation of higher order"
     if target.namespace not in NAMESPACES:
@@ -230,7 +229,7 @@ def _why(node: Node) -> str:
     return "no operation that a region can hold"
 
 
-def _is_symbolic(value: Any) -> bool:
+def _is_symbolic(value: object) -> bool:
     return isinstance(value, Tensor) and not all(isinstance(size, int) for size in value.shape)
 
 

@@ -90,7 +90,7 @@ def eager_s(cut: Cut, times_s: dict[Node, float], calls: int) -> float:
     return sum(times_s.get(node, 0.0) for node in cut.computing) / max(1, calls)
 
 
-def compiled_s(reference: Callable[..., Any], inputs: Sequence[Tensor]) -> float | None:
+def compiled_s(reference: Callable[..., object], inputs: Sequence[Tensor]) -> float | None:
     """Return the time of one warm call under torch.compile's default; None if it fails.
 
     The plain reference runs first: where an index lies outside of its tensor, it raises, and
@@ -108,7 +108,7 @@ def compiled_s(reference: Callable[..., Any], inputs: Sequence[Tensor]) -> float
         return None
 
 
-def _caller(compiled: Callable[..., Any], inputs: Sequence[Tensor]) -> Callable[[], None]:
+def _caller(compiled: Callable[..., object], inputs: Sequence[Tensor]) -> Callable[[], None]:
     on_gpu = any(one.is_cuda for one in inputs)
 
     def call() -> None:

@@ -60,8 +60,7 @@ def _product(times: int, batch: str) -> str:
     return batch if times == 1 else f"{times} * {batch}"
 
 
-def literal(value: Any) -> str:
-    """Return Python text of a plain value."""
+def literal(value: object) -> str:
     if isinstance(value, float) and not math.isfinite(value):
         return f'float("{value}")'
     if isinstance(value, (torch.dtype, torch.memory_format)):
@@ -87,7 +86,7 @@ def same_call(one: Node, two: Node) -> bool:
     return next(names) == next(names)
 
 
-def batch_size(batch: Any) -> int:
+def batch_size(batch: object) -> int:
     """Return the leading dimension that all tensors of a batch share; 0 if there is none."""
     tensors = [one for one in pytree.tree_leaves(batch) if isinstance(one, Tensor) and one.dim()]
     sizes = {one.shape[0] for one in tensors}
@@ -101,7 +100,7 @@ def other_size(size: int) -> int:
     return LEAST if size != LEAST else MOST
 
 
-def resized(batch: Any, size: int) -> Any:
+def resized(batch: object, size: int) -> object:
     """Return a batch of another size: cut, or its rows repeated."""
 
     def take(tensor: Tensor) -> Tensor:
@@ -114,7 +113,7 @@ def resized(batch: Any, size: int) -> Any:
 
 
 @dataclass(frozen=True, slots=True)
-class Lie:
+class MemoryLayout:
     """A tensor's place in memory, with what follows it up to the start of its next row."""
 
     order: tuple[int, ...]
@@ -135,7 +134,7 @@ class Lie:
         return lying if self.is_dense else (*lying[: self.outer], self.row)
 
 
-def lie_of(shape: Sequence[int], stride: Sequence[int]) -> Lie | None:
+def memory_layout(shape: Sequence[int], stride: Sequence[int]) -> MemoryLayout | None:
     """Return how a tensor lies; None if it overlaps itself or has gaps in several places."""
     order = sorted(range(len(shape)), key=lambda at: (-stride[at] if shape[at] > 1 else 0, at))
     order = _with_units(order, shape)
@@ -150,7 +149,7 @@ def lie_of(shape: Sequence[int], stride: Sequence[int]) -> Lie | None:
             outer, row = place + 1, stride[at]
             expected = stride[at]
         expected *= shape[at]
-    return Lie(tuple(order), outer, row)
+    return MemoryLayout(tuple(order), outer, row)
 
 
 def _with_units(order: Sequence[int], shape: Sequence[int]) -> list[int]:

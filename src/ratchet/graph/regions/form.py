@@ -18,10 +18,17 @@ from typing import Any
 
 import torch
 from torch.fx import Node
-from torch.fx.node import map_arg
+from torch.fx.node import Argument, map_arg
 
 from ratchet.graph.regions.cut import Cut
-from ratchet.graph.regions.dims import Batches, Lie, NotScaled, lie_of, literal, same_call
+from ratchet.graph.regions.dims import (
+    Batches,
+    MemoryLayout,
+    NotScaled,
+    literal,
+    memory_layout,
+    same_call,
+)
 from ratchet.graph.regions.ops import is_getitem
 
 REAL = "real"
@@ -160,7 +167,7 @@ def _leaves(node: Node) -> list[Node]:
     return found
 
 
-def _hash(content: Any) -> str:
+def _hash(content: object) -> str:
     return hashlib.sha256(json.dumps(content).encode()).hexdigest()[:16]
 
 
@@ -187,7 +194,7 @@ def _target(node: Node) -> str:
     return f"{target.namespace}.{name}.{overload}"
 
 
-def _kwargs(node: Node) -> dict[str, Any]:
+def _kwargs(node: Node) -> dict[str, Argument]:
     return {name: one for name, one in sorted(node.kwargs.items()) if name not in SKIPPED}
 
 
@@ -207,12 +214,12 @@ class _Text:
 
     def form(self, node: Node) -> InputForm:
         shape, _, dtype = _spec(node)
-        lie = self._lie(node)
+        layout = self._layout(node)
         return InputForm(
             node=node,
-            shape=_span(node) if lie is None else lie.shape(shape),
+            shape=_span(node) if layout is None else layout.shape(shape),
             dtype=dtype,
-            factors=self._factors(node, lie),
+            factors=self._factors(node, layout),
         )
 
     def write(self) -> str:
@@ -236,58 +243,58 @@ class _Text:
 
     # Tensors at the edges
 
-    def _lie(self, node: Node) -> Lie | None:
+    def _layout(self, node: Node) -> MemoryLayout | None:
         shape, stride, _ = _spec(node)
-        return lie_of(shape, stride)
+        return memory_layout(shape, stride)
 
-    def _factors(self, node: Node, lie: Lie | None) -> tuple[int | None, ...]:
+    def _factors(self, node: Node, layout: MemoryLayout | None) -> tuple[int | None, ...]:
         """Return the sizes of an input's memory as multiples of the batch size."""
         shape, _, _ = spec = _spec(node)
-        here = _span(node) if lie is None else lie.shape(shape)
+        here = _span(node) if layout is None else layout.shape(shape)
         if self._batches is None:
             return (None,) * len(here)
         theirs = self._batches.twins[node]
         their_shape, their_stride, _ = their_spec = _spec(theirs)
-        if lie is None:
+        if layout is None:
             if their_spec != spec:
                 raise NotScaled
             return (None,)
-        if lie_of(their_shape, their_stride) != lie:
+        if memory_layout(their_shape, their_stride) != layout:
             raise NotScaled
-        return tuple(map(self._batches.factor, here, lie.shape(their_shape)))
+        return tuple(map(self._batches.factor, here, layout.shape(their_shape)))
 
     def _arrive(self, node: Node) -> list[str]:
         """Return the lines that give an input its shape and find the batch size."""
-        name, lie = self._names[node], self._lie(node)
-        for place, times in enumerate(self._factors(node, lie)):
+        name, layout = self._names[node], self._layout(node)
+        for place, times in enumerate(self._factors(node, layout)):
             if times is not None and self.source is None:
                 self.source = f"{name}.shape[{place}]" + (f" // {times}" if times > 1 else "")
-        if lie is None:
+        if layout is None:
             shape, stride, _ = _spec(node)
             return [f"{name} = aten.as_strided.default({name}, {list(shape)}, {list(stride)})"]
-        lines = [] if lie.is_dense else self._rows(node, lie)
-        back = [lie.order.index(at) for at in range(len(lie.order))]
+        lines = [] if layout.is_dense else self._rows(node, layout)
+        back = [layout.order.index(at) for at in range(len(layout.order))]
         if back != sorted(back):
             lines.append(f"{name} = aten.permute.default({name}, {back})")
         return lines
 
-    def _rows(self, node: Node, lie: Lie) -> list[str]:
+    def _rows(self, node: Node, layout: MemoryLayout) -> list[str]:
         """Return the lines that cut the gaps off an input's rows and give it its dimensions."""
         name, shape = self._names[node], _spec(node)[0]
-        inner = [shape[at] for at in lie.order[lie.outer :]]
-        lines = [f"{name} = aten.slice.Tensor({name}, {lie.outer}, 0, {math.prod(inner)})"]
+        inner = [shape[at] for at in layout.order[layout.outer :]]
+        lines = [f"{name} = aten.slice.Tensor({name}, {layout.outer}, 0, {math.prod(inner)})"]
         if len(inner) == 1:
             return lines
         twin = self._batches.twins[node] if self._batches else node
-        sizes = [(shape[at], _spec(twin)[0][at]) for at in lie.order]
+        sizes = [(shape[at], _spec(twin)[0][at]) for at in layout.order]
         shown = ", ".join(self._value(*both) for both in sizes)
         return [*lines, f"{name} = aten.reshape.default({name}, [{shown}])"]
 
     def _leave(self, node: Node) -> str:
-        name, lie = self._names[node], self._lie(node)
-        if lie is None or not lie.is_dense or list(lie.order) == sorted(lie.order):
+        name, layout = self._names[node], self._layout(node)
+        if layout is None or not layout.is_dense or list(layout.order) == sorted(layout.order):
             return name
-        return f"aten.permute.default({name}, {list(lie.order)})"
+        return f"aten.permute.default({name}, {list(layout.order)})"
 
     # Operations
 
@@ -324,7 +331,7 @@ class _Text:
             return f"{self._names[self._inputs[0]]}.device"
         return repr(str(node.kwargs["device"]))
 
-    def _value(self, one: Any, other: Any) -> str:
+    def _value(self, one: object, other: object) -> str:
         if isinstance(one, Node):
             return self._names[one]
         if isinstance(one, (list, tuple)):
@@ -338,8 +345,8 @@ class _Text:
             return literal(one)
         return self._batches.literal(one, other, BATCH)
 
-    def _dtype(self, dtype: Any) -> str:
-        if self._real and dtype.is_floating_point:
+    def _dtype(self, dtype: Argument) -> str:
+        if self._real and isinstance(dtype, torch.dtype) and dtype.is_floating_point:
             return f"{REAL} or {dtype}"
         return str(dtype)
 

@@ -9,7 +9,6 @@ from __future__ import annotations
 import hashlib
 import operator
 from collections.abc import Iterable
-from typing import Any
 
 import torch
 from torch import Tensor
@@ -19,7 +18,7 @@ from torch.fx import Graph, Node
 
 from ratchet.graph.install import code_identity
 from ratchet.graph.regions.cut import Cut, cut_graph
-from ratchet.graph.regions.dims import lie_of
+from ratchet.graph.regions.dims import memory_layout
 from ratchet.graph.regions.form import RegionForm, form_of
 from ratchet.graph.regions.op import RegionSite, made_like
 from ratchet.graph.regions.region import REGION, region_name
@@ -48,14 +47,14 @@ class InstallRegions(CustomGraphPass):
         content = [*sorted(self._keys), code_identity()]
         return hashlib.sha256("\n".join(content).encode()).hexdigest()
 
-    def __reduce__(self) -> tuple[Any, ...]:
+    def __reduce__(self) -> tuple[object, ...]:
         return InstallRegions, (tuple(sorted(self._keys)),)
 
-    def __deepcopy__(self, memo: dict[int, Any]) -> InstallRegions:
+    def __deepcopy__(self, memo: dict[int, object]) -> InstallRegions:
         return self
 
 
-def region_options(names: Iterable[str]) -> dict[str, Any]:
+def region_options(names: Iterable[str]) -> dict[str, object]:
     """Return the `options=` for torch.compile that install these regions; empty if there are none.
 
     `names` are those of `region_name`. The options go together with those of
@@ -118,16 +117,16 @@ def _comes_back(cut: Cut, inputs: set[Node]) -> bool:
 
 def _order_of(value: Tensor) -> list[int] | None:
     """Return the dimensions in the order of memory; None if they lie in order."""
-    lie = lie_of(tuple(value.shape), tuple(value.stride()))
-    if lie is None or not lie.is_dense or list(lie.order) == sorted(lie.order):
+    layout = memory_layout(tuple(value.shape), tuple(value.stride()))
+    if layout is None or not layout.is_dense or list(layout.order) == sorted(layout.order):
         return None
-    return list(lie.order)
+    return list(layout.order)
 
 
 def _is_dense(node: Node) -> bool:
     value: Tensor = node.meta["val"]
-    lie = lie_of(tuple(value.shape), tuple(value.stride()))
-    return lie is not None and lie.is_dense
+    layout = memory_layout(tuple(value.shape), tuple(value.stride()))
+    return layout is not None and layout.is_dense
 
 
 def _lying(value: Tensor) -> Tensor:

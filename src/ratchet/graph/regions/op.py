@@ -9,16 +9,17 @@ from __future__ import annotations
 
 import json
 from collections import Counter
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import lru_cache
-from typing import Any, Final, Self
+from typing import Final, Self
 
 import torch
 from torch import Tensor
 
 from ratchet.kernels import registry
 from ratchet.kernels.custom_op import define
+from ratchet.problems.problem import Reference
 from ratchet.problems.source_module import run_source
 
 HEADER = """import torch
@@ -47,7 +48,6 @@ class RegionSite:
     """Shape, dtype and device of each contiguous output."""
 
     def to_text(self) -> str:
-        """Return the site as text for the graph."""
         return json.dumps([self.name, self.reference, self.outputs])
 
     @classmethod
@@ -78,8 +78,8 @@ def _site(text: str) -> RegionSite:
 
 
 @lru_cache(maxsize=SITES)
-def _reference(text: str) -> Callable[..., Any]:
-    found: Callable[..., Any] = run_source(f"{HEADER}{_site(text).reference}\n").reference
+def _reference(text: str) -> Reference:
+    found: Reference = run_source(f"{HEADER}{_site(text).reference}\n").reference
     return found
 
 

@@ -100,7 +100,7 @@ def values_of(node: Node) -> list[Any]:
     return [one for one in pytree.tree_leaves(node.meta.get("val")) if one is not None]
 
 
-def _is_plain(value: Any) -> bool:
+def _is_plain(value: object) -> bool:
     """Return True for a dense tensor whose sizes are known."""
     return (
         isinstance(value, torch.Tensor)

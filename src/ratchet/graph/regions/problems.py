@@ -20,6 +20,7 @@ from ratchet.problems.dtypes import DTYPE_CODES
 from ratchet.problems.inputs import build
 from ratchet.problems.problem import Problem
 from ratchet.problems.source_module import run_source
+from ratchet.problems.tolerance import widen
 
 Reference = Callable[..., tuple[Tensor, ...]]
 Sound = Callable[[tuple[TensorSpec, ...]], bool]
@@ -157,14 +158,10 @@ def _is_sound(reference: Reference, specs: Sequence[TensorSpec]) -> bool:
     try:
         with torch.no_grad():
             own = reference(*inputs, ())
-            wide = reference(*(_widen(one) for one in inputs), ())
+            wide = reference(*(widen(one) for one in inputs), ())
     except (RuntimeError, IndexError):
         return False
     return all(map(_close, own, wide))
-
-
-def _widen(tensor: Tensor) -> Tensor:
-    return tensor.double() if tensor.dtype.is_floating_point else tensor
 
 
 def _close(own: Tensor, wide: Tensor) -> bool:

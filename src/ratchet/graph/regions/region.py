@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Any, Literal
+from typing import Literal
 
 from ratchet.problems.problem import Problem
 
@@ -75,8 +75,7 @@ class Region:
         part = OVERLAPPED if self.overlapped else 1.0
         return part * self.count * max(0.0, self.time_s - reach_s + beyond_s)
 
-    def as_json(self) -> dict[str, Any]:
-        """Return a JSON object for `--json`."""
+    def as_json(self) -> dict[str, object]:
         return {
             "key": self.key,
             "kind": self.kind,

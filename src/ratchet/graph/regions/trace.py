@@ -26,6 +26,7 @@ from ratchet.workloads.config import StepConfig
 from ratchet.workloads.step import ATTENTION_BACKENDS, compiled_loss, copies_for
 from ratchet.workloads.workload import Workload
 
+Inputs = Sequence[Tensor | int | torch.SymInt | None]
 LONG_S = 10.0
 """Time of a run, operation by operation, after which there is no second one: warming up is a small
 part of it."""
@@ -52,7 +53,7 @@ Seen = Callable[[TracedGraph], None]
 
 
 def trace(
-    workload: Workload, config: StepConfig, batch: Any, *, seen: Seen | None
+    workload: Workload, config: StepConfig, batch: object, *, seen: Seen | None
 ) -> list[TracedGraph]:
     """Run forward and backward of one step on `batch`, twice; return its graphs in order.
 
@@ -64,7 +65,7 @@ def trace(
     graphs: list[TracedGraph] = []
     model = workload.model
 
-    def inner(module: GraphModule, inputs: Sequence[Any], **given: Any) -> Any:
+    def inner(module: GraphModule, inputs: Inputs, **given: object) -> object:
         traced = _prepared(module, inputs, backward=bool(given.get("is_backward")))
         graphs.append(traced)
         if seen is not None:
@@ -92,13 +93,13 @@ def trace(
 
 def _compiled(
     workload: Workload, config: StepConfig, inner: Callable[..., Any], model: nn.Module
-) -> Callable[[Any], object]:
+) -> Callable[[object], object]:
     """Return forward and backward of a batch, compiled with `inner` in Inductor's place."""
     from torch._inductor.compile_fx import compile_fx
 
     options = compile_options(config.kernels)
 
-    def backend(module: GraphModule, inputs: Sequence[Any]) -> Any:
+    def backend(module: GraphModule, inputs: Inputs) -> object:
         return compile_fx(module, inputs, inner_compile=inner, config_patches=options)
 
     eager = config.model_copy(
@@ -111,7 +112,7 @@ def _compiled(
     trained = [p for p in model.parameters() if p.requires_grad]
     copies = copies_for(workload, config)
 
-    def run(batch: Any) -> object:
+    def run(batch: object) -> object:
         with copies.in_place() if copies else nullcontext():
             read = [copies.read_by(p) for p in trained] if copies else trained
             return gradients_of(step(model, batch), read)
@@ -155,7 +156,7 @@ def _gpus() -> list[int]:
     return list(range(torch.cuda.device_count())) if torch.cuda.is_available() else []
 
 
-def _prepared(module: GraphModule, inputs: Sequence[Any], *, backward: bool) -> TracedGraph:
+def _prepared(module: GraphModule, inputs: Inputs, *, backward: bool) -> TracedGraph:
     """Do what Inductor does to a graph before its first custom pass."""
     from torch._inductor.compile_fx import fake_tensor_prop
     from torch._inductor.fx_passes.post_grad import view_to_reshape
@@ -168,8 +169,8 @@ def _prepared(module: GraphModule, inputs: Sequence[Any], *, backward: bool) -> 
     return TracedGraph(module, "backward" if backward else "forward")
 
 
-def _boxed(traced: TracedGraph, *, compute: bool) -> Callable[[list[Any]], Any]:
-    def run(given: list[Any]) -> Any:
+def _boxed(traced: TracedGraph, *, compute: bool) -> Callable[[list[object]], object]:
+    def run(given: list[object]) -> object:
         inputs = list(given)
         given.clear()
         traced.calls += 1
@@ -182,10 +183,10 @@ def _boxed(traced: TracedGraph, *, compute: bool) -> Callable[[list[Any]], Any]:
     return run
 
 
-def _zeros(module: GraphModule) -> Any:
+def _zeros(module: GraphModule) -> tuple[object, ...]:
     """Return zeros in the form of a graph's outputs: indices into anything stay in range."""
 
-    def zero(node: Any) -> Any:
+    def zero(node: object) -> object:
         value = node.meta["val"] if isinstance(node, Node) else node
         if not isinstance(value, Tensor):
             return value
@@ -207,8 +208,7 @@ class _TimedRun(Interpreter):
         devices = {getattr(node.meta.get("val"), "device", None) for node in self.graph.nodes}
         self._on_gpu = any(one is not None and one.type == "cuda" for one in devices)
 
-    def run_node(self, n: Node) -> Any:
-        """Run one node."""
+    def run_node(self, n: Node) -> object:
         began = self._now()
         result = super().run_node(n)
         if n.op == "call_function":

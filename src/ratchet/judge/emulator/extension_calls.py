@@ -42,11 +42,11 @@ class _OnGpu(TorchDispatchMode):  # type: ignore[no-untyped-call]
 
     def __torch_dispatch__(
         self,
-        func: Any,
-        types: Any,
+        func: torch._ops.OpOverload,
+        types: object,
         args: Sequence[Any] = (),
-        kwargs: Mapping[str, Any] | None = None,
-    ) -> Any:
+        kwargs: Mapping[str, object] | None = None,
+    ) -> object:
         named, name = dict(kwargs or {}), func._schema.name.partition("::")[2]
         to_host = bool(named.pop("pin_memory", False)) or "pin_memory" in name
         if name == "is_pinned":
@@ -94,7 +94,9 @@ class _Call:
         self._moved: dict[int, tuple[Tensor, Tensor, GpuBlock]] = {}
         """By the address of a storage: a tensor in it, the one on the GPU, and its block."""
 
-    def run(self, function: Callable[..., Any], args: Any, kwargs: Any) -> Any:
+    def run(
+        self, function: Callable[..., object], args: Sequence[object], kwargs: Mapping[str, object]
+    ) -> object:
         args, kwargs = tree_map_only(Tensor, self._to_gpu, (args, kwargs))
         with (
             self._extension.runtime.called(),
@@ -116,7 +118,7 @@ class _Call:
         """Return a tensor as text: torch takes away every mode for it, and pybind11 shows tensors
         in the error about a call with other arguments."""
         with self._memory.opened():
-            return _str(*args, **kwargs)
+            return str(_str(*args, **kwargs))  # type: ignore[no-untyped-call]
 
     def _to_gpu(self, tensor: Tensor) -> Tensor:
         tensor = tensor.detach()
@@ -173,17 +175,17 @@ class LoadedExtension:
             self.module = importlib.util.module_from_spec(spec)
             loader.exec_module(self.module)
 
-    def guarded(self, function: Callable[..., Any]) -> Callable[..., Any]:
+    def guarded(self, function: Callable[..., object]) -> Callable[..., object]:
         """Return a function whose tensors lie on the GPU while it runs."""
 
-        def call(*args: Any, **kwargs: Any) -> Any:
+        def call(*args: object, **kwargs: object) -> object:
             with torch._C.DisableTorchFunction():  # a mode may say that tensors are on `cuda`
                 return _Call(self).run(function, args, kwargs)
 
         call.__name__ = getattr(function, "__name__", "call")
         return call
 
-    def functions(self) -> Iterator[tuple[str, Callable[..., Any]]]:
+    def functions(self) -> Iterator[tuple[str, Callable[..., object]]]:
         """Yield what the extension offers to Python, by name."""
         for name in dir(self.module) if self.module is not None else ():
             found = getattr(self.module, name)
@@ -197,7 +199,7 @@ class ExtensionOperator:
     def __init__(self, loaded: LoadedExtension, operator: Any) -> None:
         self._loaded, self._operator = loaded, operator
 
-    def __call__(self, *args: Any, **kwargs: Any) -> Any:
+    def __call__(self, *args: object, **kwargs: object) -> object:
         """Call the operator's code for this device, if it has such.
 
         Dispatched by torch, it would be one operation to the mode that opens the memory. Code for
@@ -212,7 +214,7 @@ class ExtensionOperator:
             code = functools.partial(overload._op_dk, torch._C.DispatchKey.CPU)
         return self._loaded.guarded(code)(*args, **kwargs)
 
-    def __getattr__(self, name: str) -> Any:
+    def __getattr__(self, name: str) -> object:
         """Return what the operator has; its overloads are operators too."""
         found = getattr(self._operator, name)
         overload = isinstance(found, torch._ops.OpOverload)

@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 import sys
 import tempfile
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
 from types import ModuleType
@@ -26,10 +26,13 @@ from ratchet.judge.emulator.extension_build import (
 )
 from ratchet.judge.emulator.extension_calls import ExtensionOperator, LoadedExtension
 from ratchet.judge.emulator.gpu_memory import GpuMemory
-from ratchet.judge.emulator.loading import EMULATOR, load_emulated, told_device
+from ratchet.judge.emulator.loading import EMULATOR, ToldDevice, load_emulated, told_device
 from ratchet.judge.workers.memory.packed_files import PackedFiles
 from ratchet.judge.workers.serving import ask_judge
 from ratchet.kernels.carried_files import CarriedFiles, split_files
+
+Texts = str | Path | Iterable[object] | None
+"""One text or several, as torch's functions that build extensions take them."""
 
 
 class EmulatedExtensions:
@@ -41,7 +44,7 @@ class EmulatedExtensions:
         library: Path,
         matrix_cycles: Mapping[str, int] | None = None,
         carried: CarriedFiles | None = None,
-        device: Mapping[str, Any] | None = None,
+        device: ToldDevice | None = None,
         build: Callable[[ExtensionOrder], Path] | None = None,
     ) -> None:
         """`library` is the compiled emulator, `device` what `told_device` takes.
@@ -113,13 +116,13 @@ class EmulatedExtensions:
     def _load_inline(
         self,
         name: str,
-        cpp_sources: Any,
-        cuda_sources: Any = None,
-        functions: Any = None,
-        extra_cflags: Any = None,
-        extra_cuda_cflags: Any = None,
-        *_: Any,
-        **__: Any,
+        cpp_sources: Texts,
+        cuda_sources: Texts = None,
+        functions: Texts = None,
+        extra_cflags: Texts = None,
+        extra_cuda_cflags: Texts = None,
+        *_: object,
+        **__: object,
     ) -> ModuleType:
         texts = [(f"{name}.cpp", one) for one in _listed(cpp_sources)]
         texts += [(f"{name}.cu", one) for one in _listed(cuda_sources)]
@@ -144,13 +147,13 @@ class EmulatedExtensions:
     def _load(
         self,
         name: str,
-        sources: Any,
-        extra_cflags: Any = None,
-        extra_cuda_cflags: Any = None,
-        extra_ldflags: Any = None,
-        extra_include_paths: Any = None,
-        *_: Any,
-        **__: Any,
+        sources: Texts,
+        extra_cflags: Texts = None,
+        extra_cuda_cflags: Texts = None,
+        extra_ldflags: object = None,
+        extra_include_paths: object = None,
+        *_: object,
+        **__: object,
     ) -> ModuleType:
         paths = [self._carried_name(one) for one in _listed(sources)]
         options = _macros([*_listed(extra_cflags), *_listed(extra_cuda_cflags)])
@@ -184,7 +187,7 @@ def _same_end(a: Sequence[str], b: Sequence[str]) -> int:
     return next((at for at, (one, other) in enumerate(pairs) if one != other), min(len(a), len(b)))
 
 
-def _listed(given: Any) -> list[Any]:
+def _listed(given: Texts) -> list[str]:
     if given is None:
         return []
     return [str(given)] if isinstance(given, (str, Path)) else [str(one) for one in given]
@@ -213,17 +216,16 @@ def load_extension(
     source: str,
     entry: str,
     target: str,
-    name: str = "kernel.cu",
     matrix_cycles: Mapping[str, int] | None = None,
-    device: Mapping[str, Any] | None = None,
-) -> Callable[..., Any]:
+    device: ToldDevice | None = None,
+) -> Callable[..., object]:
     """Return an extension's function as f(*tensors, scalars), from its one source file."""
     text, carried = split_files(source)
     emulator = Path(os.environ[EMULATOR])
     extensions = EmulatedExtensions(target, emulator, matrix_cycles, device=device)
     module = extensions.load(
         "extension",
-        [ExtensionSource(os.path.join(carried.place, name), text)],
+        [ExtensionSource(os.path.join(carried.place, "kernel.cu"), text)],
         headers=[ExtensionSource(*one) for one in carried.texts.items()],
         folders=carried.folders(),
     )
@@ -232,7 +234,7 @@ def load_extension(
         offered = ", ".join(one for one in vars(module) if not one.startswith("_"))
         raise KernelError(f"the extension binds no function {entry!r}: it binds {offered:.200}")
 
-    def call(*given: Any) -> Any:
+    def call(*given: Any) -> tuple[object, ...]:
         *tensors, scalars = given
         found = function(*tensors, *scalars)
         return (found,) if isinstance(found, Tensor) else tuple(found or ())
@@ -245,8 +247,8 @@ def load_with_extensions(
     entry: str,
     target: str,
     matrix_cycles: Mapping[str, int] | None = None,
-    device: Mapping[str, Any] | None = None,
-) -> Callable[..., Any]:
+    device: ToldDevice | None = None,
+) -> Callable[..., object]:
     """Return the entry of a Python source that may build extensions and launch Triton kernels."""
     emulator = Path(os.environ[EMULATOR])
     _, carried = split_files(source)

@@ -304,7 +304,6 @@ def _matrix_registers(
 
 
 def _mixed(name: str, texts: Sequence[str], modifiers: Mapping[str, str]) -> MachineForm:
-    """Return operands that each select a half."""
     moves = name == "v_pk_mov_b32"
     signs = [bool(re.match(r"^-[^\d]", text)) for text in texts]
     bare = [text[1:] if sign else text for text, sign in zip(texts, signs, strict=True)]

@@ -105,7 +105,6 @@ class GpuMemory:
 
     @contextlib.contextmanager
     def closed(self) -> Iterator[None]:
-        """Close the memory to the host inside."""
         with self._set(CLOSED):
             yield
 

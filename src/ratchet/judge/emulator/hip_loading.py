@@ -15,7 +15,7 @@ from torch import Tensor
 from ratchet.base.errors import KernelError
 from ratchet.judge.emulator.gpu_memory import GpuMemory
 from ratchet.judge.emulator.hip_runtime import HipRuntime, target_of
-from ratchet.judge.emulator.loading import EMULATOR, told_device
+from ratchet.judge.emulator.loading import EMULATOR, ToldDevice, told_device
 from ratchet.judge.workers.candidate.results import DeclinedCase
 from ratchet.kernels.abi import MAX_DIMENSIONS, RatchetTensor
 from ratchet.problems.dtypes import DTYPE_CODES
@@ -36,7 +36,7 @@ class HipProgram:
         entry: str,
         emulator: Path,
         matrix_cycles: Mapping[str, int] | None = None,
-        device: Mapping[str, Any] | None = None,
+        device: ToldDevice | None = None,
     ) -> None:
         """`device` is what `told_device` takes."""
         self._memory = GpuMemory()
@@ -112,7 +112,7 @@ def load_hip(
     entry: str,
     library: str | None = None,
     matrix_cycles: Mapping[str, int] | None = None,
-    device: Mapping[str, Any] | None = None,
+    device: ToldDevice | None = None,
 ) -> HipProgram:
     """Return the entry of a compiled HIP source; `library` is the compiled emulator.
 

@@ -130,7 +130,7 @@ class HipRuntime:
             device.name.encode(),
         )
 
-    def install(self, library: Any) -> None:
+    def install(self, library: ctypes.CDLL) -> None:
         """Serve a loaded library."""
         library.ratchet_hip_install(ctypes.byref(self._asked))
         library.ratchet_hip_complaint.restype = ctypes.c_char_p
@@ -190,7 +190,7 @@ class HipRuntime:
     # What the host code asks for. An error is kept: it cannot pass through compiled code.
 
     def _guarded(self, function: Callable[..., int], failed: int) -> Callable[..., int]:
-        def ask(*given: Any) -> int:
+        def ask(*given: object) -> int:
             if self.error is not None:
                 return failed
             try:

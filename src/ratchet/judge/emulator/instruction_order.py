@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import struct
-from typing import Any, Final
+from collections.abc import Iterable
+from typing import Final
 
 from ratchet.judge.emulator.decode import DecodedKernel
 from ratchet.judge.emulator.launch import LaunchCounts
@@ -30,7 +31,7 @@ def assembly(kernel: DecodedKernel, counts: LaunchCounts) -> dict[str, list[tupl
     return found
 
 
-def timeline(kernel: DecodedKernel, counts: LaunchCounts) -> dict[str, Any]:
+def timeline(kernel: DecodedKernel, counts: LaunchCounts) -> dict[str, object]:
     """Return the line that each wave of the first workgroup ran, in slots of counted cycles.
 
     Waves leave a barrier together.
@@ -60,7 +61,7 @@ def timeline(kernel: DecodedKernel, counts: LaunchCounts) -> dict[str, Any]:
 
 
 def _slots(
-    runs: list[tuple[Any, ...]], begins: dict[int, int], slot: int
+    runs: Iterable[tuple[int, int, int]], begins: dict[int, int], slot: int
 ) -> list[tuple[int, int, int]]:
     """Return runs of slots of one wave: the number of the line, the first slot and one past it."""
     most: dict[int, dict[int, int]] = {}

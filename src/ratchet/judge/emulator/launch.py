@@ -155,7 +155,7 @@ class Emulator:
         machine = ctypes.CDLL(str(library))
         self._lanes = ctypes.c_int.in_dll(machine, "ratchet_lanes").value
         self._matrix_cycles = matrix_cycles or {}
-        self._cycles: dict[int, tuple[DecodedKernel, Any]] = {}
+        self._cycles: dict[int, tuple[DecodedKernel, ctypes.Array[ctypes.c_uint32]]] = {}
         self._run = machine.ratchet_emulate
         self._run.restype = ctypes.c_int
 
@@ -263,7 +263,7 @@ class Emulator:
             ),
         )
 
-    def _cycles_of(self, kernel: DecodedKernel) -> Any:
+    def _cycles_of(self, kernel: DecodedKernel) -> ctypes.Array[ctypes.c_uint32]:
         """Return the counted cycles for which each record occupies its SIMD."""
         found = self._cycles.get(id(kernel))
         if found is None or found[0] is not kernel:
@@ -347,7 +347,7 @@ def _hidden(one: KernelArgument, grid: Sequence[int], block: Sequence[int]) -> b
     return known.get(one.kind, 0).to_bytes(one.size, "little")
 
 
-def _pointers(arrays: Sequence[Any]) -> Any:
+def _pointers(arrays: Sequence[Any]) -> object:
     pointer = ctypes.POINTER(ctypes.c_uint64)
     return (pointer * len(arrays))(*(ctypes.cast(one, pointer) for one in arrays))
 

@@ -14,7 +14,7 @@ import tempfile
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, Final
+from typing import TYPE_CHECKING, Any, Final, NotRequired, TypedDict
 
 from ratchet.base.errors import KernelError
 from ratchet.judge.emulator.decode import DecodedKernel
@@ -39,6 +39,10 @@ from ratchet.judge.workers.candidate.torch_cuda import asked
 from ratchet.judge.workers.candidate.triton_source import load_source
 from ratchet.kernels.carried_files import split_files
 from ratchet.problems.free_memory import GIB, free_bytes
+
+if TYPE_CHECKING:
+    import torch
+    from torch.multiprocessing.reductions import StorageWeakRef
 
 EMULATOR = "RATCHET_EMULATOR"
 """The same as in `with_torch`, which this module cannot import."""
@@ -79,7 +83,7 @@ class EmulatedLaunch:
     file: str = ""
     """The file of the kernel's source, if known."""
 
-    def shown(self) -> dict[str, Any]:
+    def shown(self) -> dict[str, object]:
         """Return what a page shows besides the counts: assembly by line, resources, a timeline."""
         return {
             "assembly": assembly(self.kernel, self.counts),
@@ -106,7 +110,7 @@ class _ToldAddresses:
     def __init__(self, is_own: Callable[[str], bool]) -> None:
         """`is_own` says of a file's path whether it belongs to the program."""
         self._is_own = is_own
-        self._storages: dict[int, tuple[Any, int]] = {}
+        self._storages: dict[int, tuple[StorageWeakRef, int]] = {}
 
     def install(self) -> None:
         """Note every `tensor.data_ptr()` of the program's source."""
@@ -115,7 +119,7 @@ class _ToldAddresses:
 
         plain = torch.Tensor.data_ptr
 
-        def noted(tensor: Any) -> int:
+        def noted(tensor: torch.Tensor) -> int:
             if self._is_own(sys._getframe(1).f_code.co_filename):
                 storage = tensor.untyped_storage()
                 self._storages.pop(storage.data_ptr(), None)
@@ -128,7 +132,7 @@ class _ToldAddresses:
 
     def memories(self) -> list[LaunchMemory]:
         """Return the memory of those storages that are still there."""
-        for at in [at for at, (storage, _) in self._storages.items() if storage.expired()]:
+        for at in [at for at, (storage, _) in self._storages.items() if storage.expired()]:  # type: ignore[no-untyped-call]
             del self._storages[at]
         return [LaunchMemory(at, size) for at, (_, size) in self._storages.items()]
 
@@ -141,9 +145,9 @@ def poison_new_memory() -> None:
     """
     import torch
 
-    def poisoned(make: Callable[..., Any]) -> Callable[..., Any]:
+    def poisoned(make: Callable[..., torch.Tensor]) -> Callable[..., torch.Tensor]:
         @functools.wraps(make)
-        def fresh(*given: Any, **named: Any) -> Any:
+        def fresh(*given: object, **named: object) -> torch.Tensor:
             tensor = make(*given, **named)
             if tensor.device.type == "cpu" and tensor.dtype != torch.bool:
                 storage = tensor.untyped_storage()
@@ -158,7 +162,7 @@ def poison_new_memory() -> None:
         return fresh
 
     for place, name in UNWRITTEN:
-        owner: Any = getattr(torch, place) if place else torch
+        owner = getattr(torch, place) if place else torch
         setattr(owner, name, poisoned(getattr(owner, name)))
 
 
@@ -201,8 +205,7 @@ class EmulatorDriver(FakeDriver):
         self.has_working = False
         """A configuration worked since the last launch, which an autotuner ends with."""
 
-    def launcher_cls(self, source: Any, metadata: Any) -> Any:
-        """Return the launcher of a compiled kernel."""
+    def launcher_cls(self, source: Any, metadata: Any) -> TritonLauncher:
         return TritonLauncher(self, source, metadata)
 
     @property
@@ -211,14 +214,17 @@ class EmulatorDriver(FakeDriver):
         return self._tried_s is not None
 
     def add(self, launch: EmulatedLaunch) -> None:
-        """Take a launch that was executed."""
         if self._tried_s is not None and self._price is not None:
             self._tried_s.append(self._price(launch))
             return
         self._done(launch)
 
     def benchmark(
-        self, call: Callable[[], Any], *_: Any, quantiles: Any = None, **__: Any
+        self,
+        call: Callable[[], object],
+        *_: object,
+        quantiles: Sequence[float] | None = None,
+        **__: object,
     ) -> float | list[float]:
         """Return a configuration's "time": its bound, or 1 for the first that works."""
         if "Autotuner" in getattr(call, "__qualname__", ""):
@@ -229,7 +235,7 @@ class EmulatorDriver(FakeDriver):
             time = math.nan
         return time if quantiles is None else [time] * len(quantiles)
 
-    def _tried(self, call: Callable[[], Any]) -> float:
+    def _tried(self, call: Callable[[], object]) -> float:
         if self._price is None and self.has_working:
             return math.inf
         self.tuning, self._tried_s = self._price is None, []
@@ -242,7 +248,7 @@ class EmulatorDriver(FakeDriver):
         self.has_working = True
         return sum(tried) if self._price is not None else 1.0
 
-    def get_active_torch_device(self) -> Any:
+    def get_active_torch_device(self) -> torch.device:
         """Return the device of the tensors."""
         return GPU
 
@@ -260,7 +266,7 @@ class EmulatedLauncher:
     """Those of the kernel's code, where a driver does not hold them."""
     _driver: Any
     _kernel: Callable[[], DecodedKernel]
-    _kinds: list[Any]
+    _kinds: list[object]
     _threads: int
     _shared: int
     _element_bytes: int
@@ -378,7 +384,7 @@ def with_source_line(message: str, file: str) -> str:
     return f"{message}: `{text[:100]}`" if text else message
 
 
-def check_arguments(name: str, kinds: Sequence[Any], given: Sequence[Any]) -> None:
+def check_arguments(name: str, kinds: Sequence[object], given: Sequence[object]) -> None:
     """Raise KernelError for a launch whose arguments are not as many as the kernel's."""
     if len(kinds) != len(given):
         raise KernelError(
@@ -387,7 +393,7 @@ def check_arguments(name: str, kinds: Sequence[Any], given: Sequence[Any]) -> No
         )
 
 
-def launch_values(kinds: Sequence[Any], given: Sequence[Any]) -> Iterator[tuple[str, Any]]:
+def launch_values(kinds: Sequence[object], given: Sequence[Any]) -> Iterator[tuple[str, Any]]:
     """Return a launch's arguments with their types: tuples flattened, descriptors taken apart.
 
     A host-side tensor descriptor is a pointer, sizes and strides, two flags, then sizes and strides
@@ -417,8 +423,8 @@ def load_emulated(
     target: str,
     library: str | None = None,
     matrix_cycles: Mapping[str, int] | None = None,
-    device: Mapping[str, Any] | None = None,
-) -> Callable[..., Any]:
+    device: ToldDevice | None = None,
+) -> Callable[..., object]:
     """Return the entry of a Triton source whose kernels run as `target`'s machine code.
 
     It runs in the environment of `EmulatedGpu`. `library` is the compiled emulator; in a sandbox
@@ -440,19 +446,25 @@ def load_emulated(
         return found
 
     @functools.wraps(found)
-    def on_emulated(*given: Any, **named: Any) -> Any:
+    def on_emulated(*given: object, **named: object) -> object:
         with gpu.entered():
             return found(*given, **named)
 
     return on_emulated
 
 
-def told_device(target: str, given: Mapping[str, Any] | None) -> PretendedDevice:
-    """Return the device that a kernel is told about.
+class ToldDevice(TypedDict):
+    """A GPU as a kernel is told about it."""
 
-    `given` holds its name, compute units and bytes of memory; without it, it has one unit.
-    """
-    told: Any = given or {"name": target, "units": 1}
+    name: str
+    units: int
+    """Compute units."""
+    memory_bytes: NotRequired[int]
+
+
+def told_device(target: str, given: ToldDevice | None) -> PretendedDevice:
+    """Return the device that a kernel is told about; without `given`, it has one unit."""
+    told: ToldDevice = given or {"name": target, "units": 1}
     return PretendedDevice(architecture=ARCHITECTURES[target], **told)
 
 

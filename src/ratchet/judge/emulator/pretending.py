@@ -11,7 +11,7 @@ import contextlib
 import functools
 import re
 import threading
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from typing import Any, Final
 from unittest import mock
 
@@ -28,7 +28,7 @@ MARK: Final = "ratchet_on_host"
 """Attribute of the storages that lie on the host as the program sees it."""
 GPU: Final = torch.device("cuda", 0)
 HOST: Final = torch.device("cpu")
-NAMES_A_DEVICE: Final = (torch.device, torch._C._nn._parse_to)
+NAMES_A_DEVICE: Final[tuple[Callable[..., object], ...]] = (torch.device, torch._C._nn._parse_to)
 """Functions whose result is a device as the program named it; `Module.to` asks the second."""
 FOR_INTEGERS_TOO: Final = (torch.histc, Tensor.histc)
 """Functions that a GPU has for integers, and the CPU for floats alone."""
@@ -53,7 +53,7 @@ class EmulatedGpu(TorchFunctionMode):
         self._device = device
         self._default_is_gpu = False
         self.told = _NamedDevice()
-        self._answers: dict[Any, Callable[[Tensor], Any]] = {
+        self._answers: dict[object, Callable[[Tensor], object]] = {
             Tensor.device.__get__: self.device_of,
             _getter("is_cuda"): lambda one: self.device_of(one).type == "cuda",
             _getter("is_cpu"): lambda one: self.device_of(one).type == "cpu",
@@ -61,7 +61,7 @@ class EmulatedGpu(TorchFunctionMode):
             Tensor.pin_memory: lambda one: one,
             Tensor.is_pinned: lambda _: False,
         }
-        self._moves: dict[Any, Callable[..., Any]] = {
+        self._moves: dict[object, Callable[..., object]] = {
             Tensor.to: self._to,
             Tensor.cuda: lambda one, index=None, *_, **__: self._to(
                 one, GPU if index is None else index
@@ -71,11 +71,11 @@ class EmulatedGpu(TorchFunctionMode):
 
     def __torch_function__(
         self,
-        func: Callable[..., Any],
+        func: Callable[..., object],
         types: Sequence[type],
         args: Sequence[Any] = (),
         kwargs: Mapping[str, Any] | None = None,
-    ) -> Any:
+    ) -> object:
         answer = self._answers.get(func)
         if answer is not None:
             return answer(args[0])
@@ -105,8 +105,8 @@ class EmulatedGpu(TorchFunctionMode):
         return result
 
     def _real(
-        self, args: Sequence[Any], kwargs: Mapping[str, Any]
-    ) -> tuple[list[Any], dict[str, Any], torch.device | None]:
+        self, args: Sequence[Any], kwargs: Mapping[str, object]
+    ) -> tuple[list[Any], dict[str, object], torch.device | None]:
         """Return arguments for the CPU, and the device that they named."""
         told: torch.device | None = None
         given, named = list(args), dict(kwargs)
@@ -122,7 +122,7 @@ class EmulatedGpu(TorchFunctionMode):
         return given, named, told
 
     def is_for_host(
-        self, args: Sequence[Any], named: Mapping[str, Any], told: torch.device | None
+        self, args: Sequence[Any], named: Mapping[str, object], told: torch.device | None
     ) -> bool:
         """Return True for a call that names the host, or names nothing and has nothing on the GPU.
 
@@ -184,11 +184,11 @@ class EmulatedGpu(TorchFunctionMode):
         with self:
             yield
 
-    def callback(self, function: Callable[..., Any]) -> Callable[..., Any]:
+    def callback(self, function: Callable[..., object]) -> Callable[..., object]:
         """Return the function as one that runs under this mode."""
 
         @functools.wraps(function)
-        def under(*given: Any, **named: Any) -> Any:
+        def under(*given: object, **named: object) -> object:
             with self.again():
                 return function(*given, **named)
 
@@ -204,14 +204,14 @@ class EmulatedGpu(TorchFunctionMode):
             stack.enter_context(self.again())
             yield
 
-    def _changes(self) -> Iterator[tuple[Any, str, Any]]:
+    def _changes(self) -> Iterator[tuple[Any, str, object]]:
         """Return the attributes that change inside: their owner, name and value.
 
         torch takes a mode away while one of its own functions runs. Code of the program that such
         a function calls back needs it again.
         """
-        grad: Any = torch.autograd
-        yield grad, "_engine_run_backward", self.callback(grad._engine_run_backward)
+        backward = vars(torch.autograd)["_engine_run_backward"]
+        yield torch.autograd, "_engine_run_backward", self.callback(backward)
         yield threading.Thread, "run", self.callback(threading.Thread.run)
         yield torch._C, "_cuda_getCurrentRawStream", lambda *_: 0
         yield torch, "set_default_device", self._set_default_device
@@ -234,20 +234,20 @@ _set_default_device: Final = torch.set_default_device
 class PretendedGenerator(torch.Generator):
     """A generator of the CPU, whatever device it is asked for."""
 
-    def __new__(cls, device: Any = None) -> PretendedGenerator:
+    def __new__(cls, device: object = None) -> PretendedGenerator:
         return super().__new__(cls, device="cpu")  # type: ignore[call-arg]
 
 
 def _in_float64(function: Callable[..., Tensor]) -> Callable[..., Tensor]:
     """Return a function of a tensor of integers that computes in float64."""
 
-    def widened(one: Tensor, *given: Any, **named: Any) -> Tensor:
+    def widened(one: Tensor, *given: object, **named: object) -> Tensor:
         return function(one.double(), *given, **named).to(one.dtype)
 
     return widened
 
 
-def mark(value: Any) -> None:
+def mark(value: object) -> None:
     """Note that new tensors lie on the host."""
     for one in _tensors((value,)):
         with contextlib.suppress(NotImplementedError, RuntimeError):
@@ -265,7 +265,7 @@ def as_device(device: Any) -> torch.device:
     return found
 
 
-def is_gpu(device: Any) -> bool:
+def is_gpu(device: str | torch.device) -> bool:
     """Return True for `cuda` and `cuda:0`. Raises KernelError for a second GPU."""
     if isinstance(device, str):
         kind, _, index = device.partition(":")
@@ -277,7 +277,7 @@ def is_gpu(device: Any) -> bool:
     return True
 
 
-def _tensors(values: Sequence[Any]) -> Iterator[Tensor]:
+def _tensors(values: Iterable[object]) -> Iterator[Tensor]:
     for one in values:
         if isinstance(one, Tensor):
             yield one
@@ -285,22 +285,22 @@ def _tensors(values: Sequence[Any]) -> Iterator[Tensor]:
             yield from _tensors(one)
 
 
-def _getter(name: str) -> Any:
+def _getter(name: str) -> object:
     return getattr(Tensor, name).__get__
 
 
-def _uncompiled(model: Any = None, **_: Any) -> Any:
+def _uncompiled(model: object = None, **_: object) -> object:
     """Return a function as it is: torch.compile would generate code for the CPU."""
     if model is None:
         return lambda function: function
     return model
 
 
-def _on_cpu(function: Callable[..., Any]) -> Callable[..., Any]:
+def _on_cpu(function: Callable[..., object]) -> Callable[..., object]:
     """Return a function of torch's autocast that takes the CPU where it is given the GPU."""
 
     @functools.wraps(function)
-    def mapped(*given: Any, **named: Any) -> Any:
+    def mapped(*given: object, **named: object) -> object:
         if named.get("device_type") == "cuda":
             named["device_type"] = "cpu"
         return function(*("cpu" if one == "cuda" else one for one in given), **named)
@@ -312,7 +312,9 @@ def _autocast(begin: Callable[..., None]) -> Callable[..., None]:
     """Return `torch.autocast.__init__` that computes on the CPU in the GPU's default type, f16."""
 
     @functools.wraps(begin)
-    def mapped(one: Any, device_type: str, dtype: Any = None, *given: Any, **named: Any) -> None:
+    def mapped(
+        one: torch.autocast, device_type: str, dtype: object = None, *given: object, **named: object
+    ) -> None:
         on_gpu = device_type == "cuda"
         half = torch.float16 if on_gpu and dtype is None else dtype
         begin(one, "cpu" if on_gpu else device_type, half, *given, **named)

@@ -7,18 +7,29 @@ from __future__ import annotations
 
 import functools
 from collections.abc import Callable
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 import torch
+from torch._ops import OpOverload
+from torch.library import Library
 
 if TYPE_CHECKING:
     from ratchet.judge.emulator.pretending import EmulatedGpu
 
 
-def registered(gpu: EmulatedGpu, register: Callable[..., Any]) -> Callable[..., Any]:
+Operator = str | OpOverload
+
+
+def registered(gpu: EmulatedGpu, register: Callable[..., object]) -> Callable[..., object]:
     """Return `Library.impl` that registers a GPU's operator for the CPU."""
 
-    def impl(library: Any, name: Any, function: Any, dispatch_key: str = "", **named: Any) -> Any:
+    def impl(
+        library: Library,
+        name: Operator,
+        function: Callable[..., object],
+        dispatch_key: str = "",
+        **named: object,
+    ) -> object:
         is_own = not str(getattr(function, "__module__", "")).startswith("torch.")
         key = "CPU" if dispatch_key == "CUDA" and is_own else dispatch_key
         run = function if key in ("Meta", "Autograd") else gpu.callback(function)
@@ -29,11 +40,11 @@ def registered(gpu: EmulatedGpu, register: Callable[..., Any]) -> Callable[..., 
     return impl
 
 
-def _own_kernel(library: Any, name: Any) -> Callable[..., Any] | None:
+def _own_kernel(library: Library, name: Operator) -> Callable[..., object] | None:
     """Return the CPU's kernel of an operator; None where torch has none."""
     keys = torch._C.DispatchKeySet(torch._C.DispatchKey.CPU)
     full = (
-        f"{library.ns}::{str(name).rpartition('::')[2]}" if isinstance(name, str) else name.name()
+        f"{library.ns}::{name.rpartition('::')[2]}" if isinstance(name, str) else str(name.name())  # type: ignore[no-untyped-call]
     )
     try:
         kernel = torch.library.get_kernel(full, "CPU")
@@ -42,7 +53,7 @@ def _own_kernel(library: Any, name: Any) -> Callable[..., Any] | None:
         return None
     tensors = [str(one.type) == "Tensor" for one in schema.arguments]
 
-    def own(*given: Any, **named: Any) -> Any:
+    def own(*given: object, **named: object) -> object:
         # a number in a tensor's place comes as a number to Python's kernels alone
         is_number = [isinstance(one, (bool, int, float, complex)) for one in given]
         places = zip(given, is_number, tensors, strict=False)
@@ -53,10 +64,10 @@ def _own_kernel(library: Any, name: Any) -> Callable[..., Any] | None:
 
 
 def _for_gpu_alone(
-    gpu: EmulatedGpu, run: Callable[..., Any], own: Callable[..., Any] | None
-) -> Callable[..., Any]:
+    gpu: EmulatedGpu, run: Callable[..., object], own: Callable[..., object] | None
+) -> Callable[..., object]:
     @functools.wraps(run)
-    def chosen(*given: Any, **named: Any) -> Any:
+    def chosen(*given: object, **named: object) -> object:
         if own is not None and gpu.is_for_host(given, named, gpu.told.device):
             return own(*given, **named)
         if gpu.told.device is not None and named.get("device") is not None:

@@ -120,7 +120,6 @@ class CodePlaces:
         self.close()
 
     def close(self) -> None:
-        """Close the files."""
         for descriptor in self._files.values():
             if descriptor is not None:
                 os.close(descriptor)

@@ -9,10 +9,10 @@ from __future__ import annotations
 import re
 from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import Any, Final
+from typing import Final
 
-from ratchet.judge.integrity.library_ops import declared, whole
-from ratchet.judge.stage_result import Decided, Ok, fault
+from ratchet.judge.integrity.library_ops import Count, declared, printable
+from ratchet.judge.stage_result import Decided, Ok
 from ratchet.judge.verdict import Evidence
 from ratchet.kernels.kernel import Kernel
 from ratchet.problems.problem import Problem
@@ -41,32 +41,17 @@ CHECK: Final = "own work on the GPU"
 class DeviceCount:
     """The work of one batch on the device."""
 
-    kernels: Mapping[str, tuple[int, int]]
+    kernels: Mapping[str, tuple[Count, Count]]
     """Launches and nanoseconds by name, without copies."""
-    elsewhere: Mapping[str, tuple[int, int]]
+    elsewhere: Mapping[str, tuple[Count, Count]]
     """Those that ran on another stream than the current one."""
-    streams: int
-    graphs: int
+    streams: Count
+    graphs: Count
     """Launches of captured graphs."""
-    launches: int
-    kept_bytes: int
+    launches: Count
+    kept_bytes: Count
     """Bytes by which the allocated memory grows with each call."""
-    calls: int
-
-
-def read_device_census(told: Any) -> DeviceCount:
-    """Read the worker's report. Raises CandidateFault if it is nonsense."""
-    try:
-        return DeviceCount(
-            kernels=_counts(told["kernels"]),
-            elsewhere=_counts(told["elsewhere"]),
-            **{
-                name: whole(told[name])
-                for name in ("streams", "graphs", "launches", "kept_bytes", "calls")
-            },
-        )
-    except (LookupError, TypeError, ValueError, AttributeError) as error:
-        raise fault("crashed", "the candidate's process answered nonsense") from error
+    calls: Count
 
 
 def facts(found: DeviceCount) -> list[Evidence]:
@@ -74,8 +59,8 @@ def facts(found: DeviceCount) -> list[Evidence]:
     calls = max(1, found.calls)
     launched = f"{found.launches / calls:.1f} launches a call"
     graphs = f", {found.graphs} launches of captured graphs" if found.graphs else ""
-    names = ", ".join(_name(one) for one in list(found.kernels)[:SHOWN]) or "no kernel"
-    away = ", ".join(_name(one) for one in list(found.elsewhere)[:SHOWN])
+    names = ", ".join(printable(one) for one in list(found.kernels)[:SHOWN]) or "no kernel"
+    away = ", ".join(printable(one) for one in list(found.elsewhere)[:SHOWN])
     streams = f"on other streams than the current: {away}" if away else "all on the current stream"
     kept = found.kept_bytes
     memory = f"{kept} more bytes stay allocated with each call: a cache" if kept else "none is kept"
@@ -93,7 +78,7 @@ def judge_own(found: DeviceCount, problem: Problem, kernel: Kernel) -> Ok[None] 
     theirs = {name: ns for name, ns in others.items() if not FREE.search(name)}
     total = sum(owned.values()) + sum(theirs.values())
     share = sum(theirs.values()) / total if total else 0.0
-    shown = ", ".join(_name(one) for one in list(theirs)[:SHOWN])
+    shown = ", ".join(printable(one) for one in list(theirs)[:SHOWN])
     detail = f"{100 * share:.0f} % of the time in library kernels{': ' if shown else ''}{shown}"
     foreign = ""
     if not total:
@@ -117,17 +102,3 @@ def is_own(name: str, problem: Problem, kernel: Kernel) -> bool:
             re.fullmatch(rf"{re.escape(own)}(_\w+)?", name) for own in declared(kernel.source)
         )
     return not (LIBRARY.search(name) or MATMUL.search(name))
-
-
-def _counts(told: Any) -> dict[str, tuple[int, int]]:
-    return {_text(name): (whole(one[0]), whole(one[1])) for name, one in told.items()}
-
-
-def _text(name: Any) -> str:
-    if not isinstance(name, str):
-        raise TypeError
-    return name
-
-
-def _name(name: str) -> str:
-    return "".join(c if c.isprintable() else "?" for c in name)[:60]

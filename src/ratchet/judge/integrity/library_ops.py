@@ -10,9 +10,11 @@ import ast
 import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any, Final
+from typing import Annotated, Final
 
-from ratchet.judge.stage_result import Decided, Ok, fault
+import msgspec
+
+from ratchet.judge.stage_result import Decided, Ok, T, fault
 from ratchet.judge.verdict import Evidence
 from ratchet.judge.workers.memory.layout import BatchLayout
 from ratchet.kernels.kernel import Kernel
@@ -71,6 +73,20 @@ COPIES: Final = frozenset(
 """Free in launched languages: wrappers bring inputs into the form that their kernel takes."""
 
 
+Count = Annotated[int, msgspec.Meta(ge=0, lt=1 << 50)]
+"""A plausible count that a process reports: at most a day of instructions, or a petabyte."""
+
+
+class _ToldCensus(msgspec.Struct, frozen=True, kw_only=True):
+    """The census of a batch, by the names of the worker's `Census`."""
+
+    ops: dict[str, tuple[Count, Count]]
+    """Calls and elements."""
+    launches: dict[str, tuple[Count, Count, Count]]
+    """Calls, programs, and elements that were stored."""
+    emulated: object = None
+
+
 @dataclass(frozen=True, kw_only=True, slots=True)
 class CaseCensus:
     """The work of one call on one case."""
@@ -84,23 +100,28 @@ class CaseCensus:
     """Programs that ran, by kernel."""
     stored: int
     """Elements that its own kernels wrote."""
-    emulated: Any = None
+    emulated: object = None
     """The emulator's counts, as the candidate's process reported them."""
 
 
-def read_census(layout: BatchLayout, told: Any) -> CaseCensus:
+def read_census(layout: BatchLayout, told: object) -> CaseCensus:
     """Read the census of a batch of one call. Raises CandidateFault if it is nonsense."""
+    found = told_as(_ToldCensus, told)
+    return CaseCensus(
+        elements=sum(math.prod(slot.size) for slot in layout.calls[0]),
+        output_elements=sum(math.prod(slot.size) for slot in layout.answers(0)),
+        ops={printable(name): elements for name, (_, elements) in found.ops.items()},
+        programs={printable(name): programs for name, (_, programs, _) in found.launches.items()},
+        stored=sum(stored for _, _, stored in found.launches.values()),
+        emulated=found.emulated,
+    )
+
+
+def told_as(kind: type[T], told: object) -> T:
+    """Return what a candidate's process reports, as `kind`; raises CandidateFault for nonsense."""
     try:
-        ops, launches = told["ops"], told["launches"]
-        return CaseCensus(
-            elements=sum(math.prod(slot.size) for slot in layout.calls[0]),
-            output_elements=sum(math.prod(slot.size) for slot in layout.answers(0)),
-            ops={_name(name): whole(counts[1]) for name, counts in ops.items()},
-            programs={_name(name): whole(counts[1]) for name, counts in launches.items()},
-            stored=sum(whole(counts[2]) for counts in launches.values()),
-            emulated=told.get("emulated"),
-        )
-    except (KeyError, TypeError, IndexError, AttributeError, ValueError) as error:
+        return msgspec.convert(told, kind)
+    except msgspec.ValidationError as error:
         raise fault("crashed", "the candidate's process answered nonsense") from error
 
 
@@ -187,14 +208,6 @@ def _percent(share: float) -> str:
     return f"{100 * share:.0f} %"
 
 
-def _name(name: Any) -> str:
-    if not isinstance(name, str):
-        raise TypeError
+def printable(name: str) -> str:
+    """Return the beginning of a reported name, fit to print."""
     return "".join(c if c.isprintable() else "?" for c in name)[:80]
-
-
-def whole(value: Any) -> int:
-    """Return a reported count; raises ValueError if it is none."""
-    if type(value) is not int or not 0 <= value < 1 << 62:
-        raise ValueError
-    return value

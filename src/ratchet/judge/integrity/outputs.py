@@ -18,11 +18,12 @@ import math
 import os
 import random
 from collections.abc import Callable, Sequence
-from typing import Any, Final
+from typing import Final
 
 import numpy as np
 from numpy.lib.stride_tricks import as_strided
 
+from ratchet.base.json_value import Json
 from ratchet.judge.workers.memory.layout import INPUTS, BatchLayout, Slot, span
 from ratchet.problems import dtypes
 
@@ -72,17 +73,16 @@ class ReturnedOutputs:
     """The outputs of one batch that a kernel in Python returned. Close it before the next batch."""
 
     def __init__(self, layout: BatchLayout, memories: Sequence[int]) -> None:
-        """Draw the secret spots."""
         self._memories = memories
         self._slots = [layout.answers(call) for call in range(len(layout.calls))]
         rng = random.SystemRandom()
         all_of_them = [(c, p) for c, slots in enumerate(self._slots) for p in range(len(slots))]
         drawn = rng.choices(all_of_them, k=SPOTS) if all_of_them else []
         self._spots = [(call, position, rng.random()) for call, position in drawn]
-        self._reported: Sequence[Any] = ()
+        self._reported: Sequence[Json] = ()
         self._file: int | None = None
 
-    def found(self, pid: int, reported: Any) -> list[bytes]:
+    def found(self, pid: int, reported: Json) -> list[bytes]:
         """Return the bytes at the spots, once `pid` has reported where its outputs lie."""
         self.close()
         self._reported = reported
@@ -111,7 +111,6 @@ class ReturnedOutputs:
             _write(memory, dense, slot.offset)
 
     def close(self) -> None:
-        """Close the process's memory."""
         if self._file is not None:
             os.close(self._file)
             self._file = None
@@ -189,11 +188,11 @@ def _strided(flat: np.ndarray, size: Sequence[int], stride: Sequence[int]) -> np
     return as_strided(flat, tuple(size), tuple(step * flat.itemsize for step in stride))
 
 
-def _is_whole(value: Any) -> bool:
+def _is_whole(value: object) -> bool:
     return type(value) is int and 0 <= value < MOST_ADDRESS
 
 
-def _are_strides(stride: Any, size: Sequence[int]) -> bool:
+def _are_strides(stride: object, size: Sequence[int]) -> bool:
     if not isinstance(stride, list) or len(stride) != len(size):
         return False
     sound = all(map(_is_whole, stride))

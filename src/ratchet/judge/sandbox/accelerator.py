@@ -8,13 +8,17 @@ from __future__ import annotations
 import glob
 import os
 import stat
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Any, Final, Literal
+from typing import TYPE_CHECKING, Final, Literal
 
+from ratchet.base.process.channel import Message
 from ratchet.judge.options import WITH_TORCH
 from ratchet.kernels.cuda_use import needs_cuda
 from ratchet.kernels.kernel import Kernel
+
+if TYPE_CHECKING:
+    from ratchet.judge.workers.memory.driver_memory import DescribedGpu
 
 NODES: Final[dict[str, tuple[str, ...]]] = {
     "cuda": (
@@ -72,7 +76,7 @@ class Accelerator:
     """Lines on what may spoil timings there: others use it, or GPUs differ."""
 
     @staticmethod
-    def of(found: Mapping[str, Any]) -> Accelerator:
+    def of(found: Message) -> Accelerator:
         """Read the reference worker's answer."""
         described = found["described"]
         return Accelerator(
@@ -83,7 +87,7 @@ class Accelerator:
             warnings=tuple(found["warnings"]),
         )
 
-    def as_json(self) -> dict[str, Any]:
+    def as_json(self) -> DescribedGpu:
         """Return what a worker must know."""
         return {
             "torch_name": self.torch_name,
@@ -143,7 +147,6 @@ def all_nodes() -> list[str]:
 
 
 def device_files(patterns: Sequence[str]) -> list[str]:
-    """Return the existing files."""
     return [path for pattern in patterns for path in sorted(glob.glob(pattern))]
 
 

@@ -14,8 +14,9 @@ import os
 import signal
 import sys
 from dataclasses import dataclass
-from typing import Any, NoReturn
+from typing import NoReturn
 
+from ratchet.base.json_value import Json
 from ratchet.base.process import families
 from ratchet.judge.sandbox import landlock, namespaces
 
@@ -36,7 +37,7 @@ class Orders:
     itself has none: the watchdog would end it before it has ended the others."""
     uid: int | None
     groups: tuple[int, ...]
-    opened: dict[str, Any] | None
+    opened: dict[str, Json] | None
     """The fields of `landlock.Opened`, or None without Landlock."""
 
 

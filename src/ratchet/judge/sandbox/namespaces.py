@@ -76,7 +76,6 @@ def drop_bounding() -> None:
 
 
 def drop_capabilities() -> None:
-    """Drop every capability of this process."""
     header = (ctypes.c_uint32 * 2)(CAPABILITY_VERSION, 0)
     _call("capset", header, (ctypes.c_uint32 * 6)())
 

@@ -46,7 +46,6 @@ BOOT: Final = "import sys; sys.path.insert(0, {folder!r}); from {module} import 
 
 
 def package_folder() -> Path:
-    """Return the folder of Ratchet's package."""
     return Path(ratchet.__file__).parent
 
 
@@ -56,7 +55,6 @@ def code_folder() -> str:
 
 
 def python(with_torch: bool) -> list[str]:
-    """Return the command of a worker's interpreter."""
     if with_torch:
         return [*fixed_layout(), sys.executable, "-P"]
     # Without site-packages: the worker of a compiled kernel only needs the standard library.

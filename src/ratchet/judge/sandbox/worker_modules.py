@@ -23,6 +23,7 @@ _CONFINED: Final = (
     "ratchet",
     "ratchet.base",
     "ratchet.base.errors",
+    "ratchet.base.json_value",
     "ratchet.base.process",
     "ratchet.base.process.channel",
     "ratchet.base.process.families",

@@ -12,7 +12,7 @@ import json
 import logging
 from collections.abc import Sequence
 from dataclasses import asdict, dataclass
-from typing import Any, Final
+from typing import Final
 
 from ratchet.base.errors import JudgeError
 from ratchet.base.process.channel import Channel, close_descriptors
@@ -61,7 +61,7 @@ class Forks:
     def __init__(self, channel: Channel) -> None:
         self._channel = channel
 
-    def fork(self, descriptors: Sequence[int], **order: Any) -> Fork:
+    def fork(self, descriptors: Sequence[int], **order: object) -> Fork:
         """Return a new fork, which gets the descriptors; raises JudgeError."""
         self._channel.send({"do": "fork", **order}, descriptors, timeout_s=START_S)
         reply, extra = self._channel.receive(timeout_s=START_S)
@@ -77,7 +77,6 @@ class Forks:
         return None
 
     def close(self) -> None:
-        """Let the zygote end."""
         self._channel.close()
 
 
@@ -157,7 +156,7 @@ class CandidateZygote:
         """End it, and every fork with it."""
         self._child.close()
 
-    def _order(self, sandbox: Sandbox) -> dict[str, Any]:
+    def _order(self, sandbox: Sandbox) -> dict[str, object]:
         return {
             "limits": json.dumps(asdict(sandbox.limits)),
             "threads": self.threads,

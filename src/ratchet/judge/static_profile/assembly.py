@@ -241,7 +241,6 @@ WIDTHS: Final = {
 
 
 def class_of(name: str) -> str:
-    """Return an instruction's class, one of CLASSES."""
     if name.startswith(MATRIX):
         return "matrix"
     if name.startswith("v_"):

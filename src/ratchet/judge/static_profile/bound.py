@@ -10,7 +10,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Any, Final
+from typing import Final
 
 from ratchet.devices import catalogue
 from ratchet.devices.catalogue import CatalogueDevice
@@ -61,12 +61,12 @@ def rate_of(counts: Sequence[tuple[MatrixInstruction, int]]) -> float | None:
     return sum(one.flops * count for one, count in counts) / cycles if cycles else None
 
 
-def bounds(gfx: str, launches: Sequence[LaunchWork]) -> list[dict[str, Any]]:
+def bounds(gfx: str, launches: Sequence[LaunchWork]) -> list[dict[str, object]]:
     """Return the bound on each device in seconds, and which of its two parts is larger."""
     return [one for device in devices_of(gfx) if (one := _bound(device, launches))]
 
 
-def _bound(device: CatalogueDevice, launches: Sequence[LaunchWork]) -> dict[str, Any] | None:
+def _bound(device: CatalogueDevice, launches: Sequence[LaunchWork]) -> dict[str, object] | None:
     units, clock_ghz = device.number("compute_units"), device.number("max_engine_clock")
     bandwidth = device.memory_bytes_per_s()
     arch = device.get("arch")

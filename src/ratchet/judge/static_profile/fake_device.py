@@ -10,8 +10,7 @@ from __future__ import annotations
 
 import contextlib
 import itertools
-from collections.abc import Iterator, Sequence
-from typing import Any
+from collections.abc import Callable, Iterator, Mapping, Sequence
 
 import torch
 from torch import Tensor
@@ -52,25 +51,27 @@ class _SayCuda(TorchFunctionMode):
 
     def __torch_function__(
         self,
-        func: Any,
-        types: Any,
-        args: tuple[Any, ...] = (),
-        kwargs: dict[str, Any] | None = None,
-    ) -> Any:
+        func: Callable[..., object],
+        types: object,
+        args: Sequence[object] = (),
+        kwargs: Mapping[str, object] | None = None,
+    ) -> object:
         if func == torch.Tensor.device.__get__:
             return torch.device("cuda", 0)
         if func == torch.Tensor.is_cuda.__get__:  # type: ignore[attr-defined]
             return True
-        if func is torch.Tensor.data_ptr and args[0].is_meta:
-            return self._addresses.of(args[0])
-        if func in (torch.Tensor.cuda, torch.Tensor.cpu) and self._device.type == "cpu":
-            return args[0]
-        if func is torch.Tensor.cuda:
-            return args[0].to(self._device)
+        tensor = args[0] if args else None
+        if isinstance(tensor, Tensor):
+            if func is torch.Tensor.data_ptr and tensor.is_meta:
+                return self._addresses.of(tensor)
+            if func in (torch.Tensor.cuda, torch.Tensor.cpu) and self._device.type == "cpu":
+                return tensor
+            if func is torch.Tensor.cuda:
+                return tensor.to(self._device)
         own = {key: self._real(value) for key, value in (kwargs or {}).items()}
         return func(*(self._real(value) for value in args), **own)
 
-    def _real(self, value: Any) -> Any:
+    def _real(self, value: object) -> object:
         """Return the real device for the pretended one, and other values unchanged."""
         named = isinstance(value, str) and (value == "cuda" or value.startswith("cuda:"))
         if named or (isinstance(value, torch.device) and value.type == "cuda"):

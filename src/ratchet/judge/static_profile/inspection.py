@@ -12,9 +12,10 @@ import importlib.util
 import math
 from collections.abc import Sequence
 from dataclasses import asdict, replace
-from typing import Any
 
 from ratchet.base.errors import JudgeError, KernelError, RatchetError
+from ratchet.base.json_value import Json
+from ratchet.base.process.channel import Message
 from ratchet.base.process.child import ChildFailure
 from ratchet.base.process.time_limits import Clock
 from ratchet.judge.sandbox.isolation import isolation_name
@@ -25,20 +26,19 @@ from ratchet.judge.static_profile.process import (
     Launch,
     Profile,
     ProfileProcess,
-    error_words,
+    entry_error,
     hip_interface,
     read_profile,
 )
 from ratchet.judge.workers.candidate.architectures import TARGETS, Architecture, find_architectures
 from ratchet.judge.workers.candidate.model_answer import runnable
-from ratchet.judge.workers.serving import Message
 from ratchet.kernels.kernel import Kernel, Language
 from ratchet.problems.problem import LARGEST_FIRST, Case, Problem
 
 TRITON_PACKAGES = ("triton", "pytorch-triton-rocm", "triton-rocm", "pytorch-triton")
 """Names of the package `triton`, by its builder."""
 DOT_TIME_LIMIT_S = 8.0
-Document = dict[str, Any]
+Document = dict[str, Json]
 """A profile as a JSON object (docs/how-to/inspect.md)."""
 ACTIONS = {"triton": "python", "torch": "python", "hip": "hip"}
 LOADED = """\
@@ -213,7 +213,7 @@ def _read(profile: Profile, architecture: Architecture, counter: DotCounter) -> 
         dots = [counter.count(ttir, one.grid, one.arguments) for one in kept]
         kernels.append(_document(kernel, launches, kept, dots) | facts.document)
         works += [_work(facts, *pair) for pair in zip(kept, dots, strict=True)]
-    error = None if profile.error is None else error_words(profile.error)
+    error = None if profile.error is None else entry_error(profile.error)
     if unread:
         error = error or f"the assembly of {', '.join(unread)[:200]} could not be read"
     return {

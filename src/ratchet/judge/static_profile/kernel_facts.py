@@ -5,10 +5,10 @@ from __future__ import annotations
 import json
 import re
 from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any
 
+from ratchet.base.json_value import Json
 from ratchet.devices import matrix
 from ratchet.devices.matrix import MatrixInstruction
 from ratchet.judge.static_profile import assembly
@@ -25,7 +25,7 @@ NARROW_BITS = 32
 class KernelFacts:
     """The facts of one kernel, and its mix of matrix instructions, for a bound on its time."""
 
-    document: dict[str, Any]
+    document: dict[str, Json]
     hot_matrix: list[tuple[MatrixInstruction, int]]
     """Matrix instructions of the hottest part with known cycles, and their counts."""
     waves_per_workgroup: int
@@ -100,7 +100,7 @@ def _waits(body: Sequence[Instruction]) -> dict[str, int]:
     }
 
 
-def _matrix_rows(body: Sequence[Instruction], architecture: Architecture) -> list[dict[str, Any]]:
+def _matrix_rows(body: Sequence[Instruction], architecture: Architecture) -> list[dict[str, Json]]:
     """Return each matrix instruction once, with its count, shape and cycles."""
     counts: Counter[tuple[str, str]] = Counter()
     in_loops: Counter[tuple[str, str]] = Counter()
@@ -117,7 +117,7 @@ def _matrix_rows(body: Sequence[Instruction], architecture: Architecture) -> lis
     return rows
 
 
-def _matrix_row(row: MatrixInstruction) -> dict[str, Any]:
+def _matrix_row(row: MatrixInstruction) -> dict[str, Json]:
     best = next((kind for kind, types in matrix.KINDS.items() if row.in_type in types), "")
     fastest = matrix.fastest(row.gfx, best)
     return {
@@ -156,14 +156,14 @@ def _known(
     return [(row, count) for row, count in found if row is not None]
 
 
-def mca_summary(answer: dict[str, Any]) -> dict[str, Any]:
+def mca_summary(answer: Mapping[str, str | int]) -> dict[str, Json]:
     """Return cycles and the busiest resource from llvm-mca's JSON, or why there are none."""
     if not answer:
         return {"error": "not run"}
     if "json" not in answer:
         return {"error": str(answer.get("error", "no answer"))[:300]}
     try:
-        document = json.loads(answer["json"])
+        document = json.loads(str(answer["json"]))
         region = document["CodeRegions"][0]
         summary, count = region["SummaryView"], len(region["Instructions"])
         iterations = int(summary["Iterations"])
@@ -186,7 +186,7 @@ def mca_summary(answer: dict[str, Any]) -> dict[str, Any]:
         return {"error": f"llvm-mca's answer could not be read ({type(error).__name__})"}
 
 
-def _notes(document: dict[str, Any]) -> list[str]:
+def _notes(document: dict[str, Json]) -> list[str]:
     """Return what a reader should look at first."""
     notes = []
     if document["spills"] or document["scratch_bytes"]:
@@ -224,7 +224,7 @@ def cuda_facts(kernel: CompiledKernel, architecture: Architecture) -> KernelFact
         architecture, vgprs=registers, lds_bytes=lds, workgroup_waves=kernel.num_warps
     )
     names = PTX_INSTRUCTION.findall(ptx)
-    document: dict[str, Any] = {
+    document: dict[str, Json] = {
         "registers": registers or None,
         "spills": spills // 4,
         "spill_bytes": spills,

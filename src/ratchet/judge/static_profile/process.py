@@ -8,50 +8,48 @@ from __future__ import annotations
 import os
 from importlib import resources
 from pathlib import Path
-from typing import Any
+from typing import Annotated
 
-from pydantic import BaseModel, ConfigDict, Field, ValidationError
+import msgspec
 
 from ratchet.base.errors import JudgeError, KernelError
-from ratchet.base.process.child import Child, ChildFailure, program
+from ratchet.base.process.channel import Message
+from ratchet.base.process.child import Child, ChildFailure, error_words, program
 from ratchet.base.process.time_limits import Clock
+from ratchet.judge.integrity.library_ops import Count
 from ratchet.judge.sandbox.isolation import Sandbox, make_sandbox
 from ratchet.judge.sandbox.worker_modules import PROFILE_WORKER
-from ratchet.judge.workers.serving import Message
 
 MAX_KERNELS, MAX_LAUNCHES = 64, 4000
 
 
-class _Answer(BaseModel):
-    model_config = ConfigDict(frozen=True, extra="ignore", strict=True)
-
-
-class CompiledKernel(_Answer):
+class CompiledKernel(msgspec.Struct, frozen=True, kw_only=True):
     """One kernel, compiled for one target."""
 
-    name: str = Field(max_length=1000)
-    num_warps: int | None = Field(default=None, ge=1, le=64)
+    name: Annotated[str, msgspec.Meta(max_length=1000)]
+    num_warps: Annotated[int, msgspec.Meta(ge=1, le=64)] | None = None
     num_stages: int | None = None
     num_ctas: int | None = None
-    shared_bytes: int = Field(default=0, ge=0, le=1 << 30)
-    signature: dict[str, str] = Field(default_factory=dict)
-    constants: dict[str, bool | int | float | str | None] = Field(default_factory=dict)
-    texts: dict[str, str] = Field(default_factory=dict)
-    mca: dict[str, Any] = Field(default_factory=dict)
+    shared_bytes: Annotated[int, msgspec.Meta(ge=0, le=1 << 30)] = 0
+    signature: dict[str, str] = {}
+    constants: dict[str, bool | int | float | str | None] = {}
+    texts: dict[str, str] = {}
+    mca: dict[str, str | Count] = {}
+    """The answer of `run_mca`."""
 
 
-class TensorArgument(_Answer):
+class TensorArgument(msgspec.Struct, frozen=True, kw_only=True):
     """A tensor argument of a launch."""
 
-    bytes: int = Field(ge=0, le=1 << 50)
-    place: tuple[int, list[int]] = Field(strict=False)
+    bytes: Count
+    place: tuple[int, list[int]]
 
 
-class Launch(_Answer):
+class Launch(msgspec.Struct, frozen=True, kw_only=True):
     """One recorded launch."""
 
     kernel: str
-    grid: list[int] = Field(min_length=3, max_length=3)
+    grid: Annotated[list[int], msgspec.Meta(min_length=3, max_length=3)]
     arguments: list[TensorArgument | bool | int | float | None]
     tuning: bool = False
 
@@ -68,22 +66,21 @@ class Launch(_Answer):
         return sum({(one.place[0], *one.place[1]): one.bytes for one in tensors}.values())
 
 
-class Profile(_Answer):
+class Profile(msgspec.Struct, frozen=True, kw_only=True):
     """The answer about one target."""
 
-    kernels: dict[str, CompiledKernel] = Field(max_length=MAX_KERNELS)
-    launches: list[Launch] = Field(max_length=MAX_LAUNCHES)
+    kernels: Annotated[dict[str, CompiledKernel], msgspec.Meta(max_length=MAX_KERNELS)]
+    launches: Annotated[list[Launch], msgspec.Meta(max_length=MAX_LAUNCHES)]
     skipped_configs: int = 0
-    error: dict[str, Any] | None = None
+    error: dict[str, object] | None = None
 
 
-def read_profile(reply: dict[str, Any]) -> Profile:
+def read_profile(reply: Message) -> Profile:
     """Return the worker's answer; raises JudgeError if it is invalid."""
     try:
-        profile = Profile.model_validate(reply)
-    except ValidationError as error:
-        first = error.errors()[0]
-        raise JudgeError(f"the profile's process answered nonsense: {first['msg']}") from error
+        profile = msgspec.convert(reply, Profile)
+    except msgspec.ValidationError as error:
+        raise JudgeError(f"the profile's process answered nonsense: {error}") from error
     unknown = [one.kernel for one in profile.launches if one.kernel not in profile.kernels]
     if unknown:
         raise JudgeError(f"the profile's process launched an unknown kernel {unknown[0]!r:.80}")
@@ -116,11 +113,10 @@ class ProfileProcess:
             self.close()
             raise
         if "error" in reply and "kernels" not in reply:
-            raise KernelError(error_words(reply["error"]))
+            raise KernelError(entry_error(reply["error"]))
         return reply
 
     def close(self) -> None:
-        """End the process."""
         if self._child is not None:
             self._child.close()
         if self._sandbox is not None:
@@ -144,13 +140,10 @@ class ProfileProcess:
         return self._child
 
 
-def error_words(told: object) -> str:
-    """Return the error that a worker reports, in one line."""
-    error = told if isinstance(told, dict) else {}
-    message = " ".join(str(error.get("message", "")).split())[:500]
-    if error.get("known") is True:
-        return message
-    return f"the entry raised {error.get('kind', '')!s:.60}: {message}"
+def entry_error(told: object) -> str:
+    """Return the error that a worker reports, in one line; it blames the entry for any but ours."""
+    is_ours = isinstance(told, dict) and told.get("known") is True
+    return error_words(told) if is_ours else f"the entry raised {error_words(told)}"
 
 
 def hip_interface() -> str:

@@ -11,7 +11,6 @@ import shutil
 import subprocess
 from collections.abc import Iterator, Sequence
 from pathlib import Path
-from typing import Any
 
 from ratchet.base.errors import KernelError
 from ratchet.base.process import watchdog
@@ -60,7 +59,7 @@ def _knows(program: str, target: str) -> bool:
 
 def run_mca(
     architecture: Architecture, body: Sequence[Instruction], folder: Path
-) -> dict[str, Any]:
+) -> dict[str, str | int]:
     """Run llvm-mca on `body` in straight order; return its JSON, or why there is none."""
     program = find_mca(architecture)
     if program is None:

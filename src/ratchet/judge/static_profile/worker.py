@@ -17,16 +17,16 @@ from typing import TYPE_CHECKING, Any
 
 import msgspec
 
-from ratchet.base.process.channel import inherited
+from ratchet.base.process.channel import Message, inherited
 from ratchet.judge.sandbox.confine import confine
 from ratchet.judge.static_profile import assembly, tools
 from ratchet.judge.static_profile.hip_sources import HipSources, compile_sources
 from ratchet.judge.workers.candidate.architectures import ARCHITECTURES, Architecture
 from ratchet.judge.workers.candidate.fake_driver import CompiledTexts, FakeDriver
-from ratchet.judge.workers.serving import Message, Reply, describe_error, serve
+from ratchet.judge.workers.serving import Reply, describe_error, serve
 from ratchet.kernels.carried_files import split_files
 from ratchet.kernels.kernel import Kernel
-from ratchet.problems.case import Case, ModelForm, case_from_json, model_from_json
+from ratchet.problems.case import Case, ModelForm
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -47,7 +47,6 @@ class ProfileWorker:
         os.environ.update(ENVIRONMENT, TRITON_CACHE_DIR=str(self._folder / "triton"))
 
     def answer(self, message: Message, _: list[int]) -> Reply:
-        """Do what the judge asks."""
         actions: dict[str, Callable[[Message], Message]] = {
             "python": self._python,
             "hip": self._hip,
@@ -85,7 +84,8 @@ class ProfileWorker:
     def _call(self, message: Message, architecture: Architecture, *, values: bool) -> None:
         from ratchet.judge.static_profile import fake_device
 
-        case, form = case_from_json(message["case"]), model_from_json(message["model"])
+        case = msgspec.convert(message["case"], Case)
+        form = msgspec.convert(message["model"], ModelForm | None)
         drawn = _inputs(case, form, message["text"], values=values)
         with fake_device.pretended_device(architecture, message["units"], values=values):
             inputs = fake_device.moved(drawn, values=values)
@@ -110,14 +110,14 @@ class ProfileWorker:
     def _hip(self, message: Message) -> Message:
         source, architecture, macros = self._hip_source(message)
         text = tools.compile_hip(source, architecture, macros)
-        found = {}
+        found: dict[str, Message] = {}
         for code in assembly.parse(text):
             texts = {"amdgcn": text}
             found[code.name] = {"name": code.name, "texts": texts}
             self._read_on(architecture, found[code.name])
         return {"kernels": found, "launches": [], "skipped_configs": 0, "error": None}
 
-    def _read_on(self, architecture: Architecture, kernel: dict[str, Any]) -> None:
+    def _read_on(self, architecture: Architecture, kernel: Message) -> None:
         """Add the reports of other programs on a compiled kernel."""
         texts = kernel["texts"]
         codes = assembly.parse(texts.get("amdgcn", ""))
@@ -128,7 +128,7 @@ class ProfileWorker:
             texts["ptxas"] = tools.run_ptxas(texts["ptx"], self._folder)
 
 
-def _load(kernel: Kernel, *, is_model: bool) -> Callable[..., Any]:
+def _load(kernel: Kernel, *, is_model: bool) -> Callable[..., object]:
     """Load the entry as f(*tensors, scalars), for each target anew: an autotuner remembers."""
     import torch
 
@@ -136,7 +136,7 @@ def _load(kernel: Kernel, *, is_model: bool) -> Callable[..., Any]:
     # A model's parameters must be on the device of the state that replaces them.
     with torch.device("cuda") if is_model else contextlib.nullcontext():
         exec(compile(kernel.source, "candidate.py", "exec"), namespace)
-    entry: Callable[..., Any] = namespace[kernel.entry]
+    entry: Callable[..., object] = namespace[kernel.entry]
     return entry
 
 

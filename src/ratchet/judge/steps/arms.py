@@ -16,11 +16,12 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from functools import partial
 from pathlib import Path
-from typing import Any, NoReturn
+from typing import NoReturn
 
 from ratchet.base import errors
 from ratchet.base.errors import ArmFailure, DeadlinePassed, DeviceLost, RatchetError
-from ratchet.base.process.channel import close_descriptors
+from ratchet.base.json_value import Json
+from ratchet.base.process.channel import Message, close_descriptors
 from ratchet.base.process.child import Child, ChildFailure, program
 from ratchet.measure.arm import Timing
 
@@ -46,7 +47,7 @@ class ArmSpec:
     factory: str
     """`module:function`, called in the new process. It returns an object with `step(iterations)`,
     `describe()`, and other methods that it lists in `calls`."""
-    arguments: Mapping[str, Any] = field(default_factory=dict)
+    arguments: Mapping[str, Json] = field(default_factory=dict)
     environment: Mapping[str, str] = field(default_factory=dict)
     """Added to this process's environment; an empty value removes a variable."""
     title: str = ""
@@ -79,13 +80,12 @@ class ArmProcess:
         """A name that no other process on any machine has."""
         self._began_s = 0.0
         self._child: Child | None = None
-        self._asked: dict[str, Any] = {}
+        self._asked: Message = {}
         self._chances = TORN_LIBRARIES
         """Restarts left until the first answer, if torch's cache is damaged."""
 
     @property
     def name(self) -> str:
-        """The arm's name, as its samples carry it."""
         return self.spec.name
 
     @property
@@ -134,7 +134,7 @@ class ArmProcess:
             raise
         self.setup_time_s = time.perf_counter() - self._began_s
 
-    def describe(self) -> dict[str, Any]:
+    def describe(self) -> dict[str, Json]:
         """Return the arm's description of itself (JSON)."""
         value = self._ask(self.spec.call_timeout_s, do="describe")["value"]
         if not isinstance(value, dict):
@@ -159,17 +159,17 @@ class ArmProcess:
         wall_time_s = time.perf_counter() - self._began_s
         return Timing(wall_time_s=wall_time_s, cpu_time_s=float(reply["cpu_time_s"]))
 
-    def call(self, method: str, **arguments: Any) -> Any:
+    def call(self, method: str, **arguments: object) -> Json:
         """Call a method that the arm lists in `calls`; arguments and result are JSON."""
         self.begin_call(method, **arguments)
         return self.finish_call()
 
-    def begin_call(self, method: str, **arguments: Any) -> None:
+    def begin_call(self, method: str, **arguments: object) -> None:
         """Let it call a method; `finish_call` waits for the answer."""
         self._asked = {"do": "call", "method": method, "arguments": arguments}
         self._send(**self._asked)
 
-    def finish_call(self) -> Any:
+    def finish_call(self) -> Json:
         """Return the answer to `begin_call`."""
         return self._answer()["value"]
 
@@ -201,7 +201,7 @@ class ArmProcess:
             raise ArmFailure(f"arm '{self.title}' is not running; start it first")
         return self._child
 
-    def _answer(self) -> dict[str, Any]:
+    def _answer(self) -> Message:
         """Wait for the answer to the last message.
 
         torch writes a compiled library in place. A process that is killed meanwhile leaves a part
@@ -223,11 +223,11 @@ class ArmProcess:
                 self._chances = 0
                 return reply
 
-    def _ask(self, timeout_s: float, **message: Any) -> dict[str, Any]:
+    def _ask(self, timeout_s: float, **message: object) -> Message:
         self._send(**message)
         return self._receive(str(message["do"]), timeout_s)
 
-    def _send(self, **message: Any) -> None:
+    def _send(self, **message: object) -> None:
         if self.paused:
             raise ArmFailure(f"arm '{self.title}' is paused; resume it first")
         try:
@@ -235,7 +235,7 @@ class ArmProcess:
         except ChildFailure as error:
             self._fail(error)
 
-    def _receive(self, what: str, timeout_s: float) -> dict[str, Any]:
+    def _receive(self, what: str, timeout_s: float) -> Message:
         left_s = self.deadline_s - time.monotonic()
         try:
             reply, extra = self._running().receive(what, timeout_s=max(0.0, min(timeout_s, left_s)))
@@ -274,7 +274,6 @@ def remove_torn_library(message: str) -> bool:
 
 
 def worker_command(channel: int, *, python: str = sys.executable) -> list[str]:
-    """Return the command line of an arm's worker."""
     return [python, "-P", "-m", WORKER, str(channel), str(os.getpid())]
 
 
@@ -296,7 +295,7 @@ def import_path() -> str:
     return os.pathsep.join(entry or os.getcwd() for entry in sys.path)
 
 
-def raise_worker_error(name: str, error: Any) -> NoReturn:
+def raise_worker_error(name: str, error: object) -> NoReturn:
     """Raise a worker's error: one of Ratchet's as it is, any other as ArmFailure."""
     if not isinstance(error, dict):
         raise ArmFailure(f"arm '{name}' answered nonsense: {error!r}")

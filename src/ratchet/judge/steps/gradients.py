@@ -12,12 +12,12 @@ import math
 import mmap
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
 from ratchet.base.errors import JudgeError
+from ratchet.base.json_value import Json
 
 ITEM_BYTES = {"F64": 8, "F32": 4, "F16": 2, "BF16": 2}
 MAX_HEADER_BYTES = 100 << 20
@@ -74,7 +74,7 @@ def _entries(data: mmap.mmap) -> dict[str, Entry]:
     }
 
 
-def _entry(fields: dict[str, Any], start: int, size: int) -> Entry:
+def _entry(fields: dict[str, Json], start: int, size: int) -> Entry:
     dtype, shape = fields["dtype"], tuple(int(extent) for extent in fields["shape"])
     begin, end = (start + int(offset) for offset in fields["data_offsets"])
     if dtype not in ITEM_BYTES:

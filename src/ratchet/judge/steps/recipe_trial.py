@@ -8,13 +8,13 @@ from __future__ import annotations
 
 import contextlib
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from typing import Any
 
 import numpy as np
 
 from ratchet.base.errors import JudgeError
+from ratchet.base.json_value import Json
 from ratchet.judge.steps.arms import ArmProcess, ArmSpec
 from ratchet.measure.arm import Timing
 from ratchet.measure.rounds import Enough, run_rounds, timed_sample
@@ -38,7 +38,7 @@ class Trial:
     """The result of a timed run of several arms."""
 
     samples: list[Sample]
-    descriptions: dict[str, dict[str, Any]]
+    descriptions: dict[str, dict[str, Json]]
     """Each arm's description of itself after the last launch."""
     setup_time_s: dict[str, float]
     """Seconds from the start of an arm's process to the end of its first iteration, in the first
@@ -59,7 +59,7 @@ class _Launches:
 
     def __init__(self, on_event: OnEvent | None) -> None:
         self.samples: list[Sample] = []
-        self.descriptions: dict[str, dict[str, Any]] = {}
+        self.descriptions: dict[str, dict[str, Json]] = {}
         self.setup_times_s: dict[str, list[float]] = {}
         self._on_event = on_event
 
@@ -115,10 +115,8 @@ def time_arms(
     rounds: int,
     warmup: int,
     seed: int,
-    pause_idle: bool = True,
     concurrent: bool = True,
     start_together: int = 1,
-    iterations: int | Mapping[str, int] = 1,
     on_event: OnEvent | None = None,
     enough: Enough = lambda: False,
 ) -> Trial:
@@ -140,12 +138,9 @@ def time_arms(
     gathered = _Launches(on_event)
     for launch in range(launches):
         order = [specs[index] for index in rng.permutation(len(specs))]
-        plan = _LaunchPlan(launch=launch, rounds=rounds, warmup=warmup, iterations=iterations)
+        plan = _LaunchPlan(launch=launch, rounds=rounds, warmup=warmup)
         if concurrent:
-            together = start_together
-            _launch_together(
-                gathered, order, plan, rng, enough, pause_idle=pause_idle, together=together
-            )
+            _launch_together(gathered, order, plan, rng, enough, together=start_together)
         else:
             _launch_apart(gathered, order, plan)
     return Trial(
@@ -166,10 +161,6 @@ class _LaunchPlan:
     launch: int
     rounds: int
     warmup: int
-    iterations: int | Mapping[str, int]
-
-    def iterations_of(self, arm: str) -> int:
-        return self.iterations if isinstance(self.iterations, int) else self.iterations[arm]
 
 
 def _launch_together(
@@ -179,7 +170,6 @@ def _launch_together(
     rng: np.random.Generator,
     enough: Enough,
     *,
-    pause_idle: bool,
     together: int,
 ) -> None:
     launch = plan.launch
@@ -195,15 +185,13 @@ def _launch_together(
         for first in range(0, len(arms), together):
             group = arms[first : first + together]
             gathered.warm_up(group, launch, plan.warmup)
-            for arm in group if pause_idle else ():
+            for arm in group:
                 arm.pause()
-        timed = [IdleStopped(arm) for arm in arms] if pause_idle else arms
         gathered.samples += run_rounds(
-            timed,
+            [IdleStopped(arm) for arm in arms],
             rounds=plan.rounds,
             launch=launch,
             rng=rng,
-            iterations=plan.iterations,
             on_round=on_round,
             enough=enough,
         )
@@ -218,15 +206,14 @@ def _launch_apart(gathered: _Launches, order: Sequence[ArmSpec], plan: _LaunchPl
         arm = ArmProcess(spec)
         with contextlib.closing(arm):
             gathered.warm_up([arm], launch, plan.warmup)
-            count = plan.iterations_of(spec.name)
             for index in range(plan.rounds):
                 sample = timed_sample(
-                    arm.run(count),
+                    arm.run(1),
                     arm=spec.name,
                     launch=launch,
                     round=index,
                     position=position,
-                    iterations=count,
+                    iterations=1,
                 )
                 gathered.samples.append(sample)
                 gathered.report(

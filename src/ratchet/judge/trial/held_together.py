@@ -30,13 +30,10 @@ def check_together(candidate: CandidateProcess, opened: OpenProblem) -> Ok[None]
 def _check(
     candidate: CandidateProcess, opened: OpenProblem, evidence: list[Evidence]
 ) -> Decided | None:
-    censuses, candidate.censuses = candidate.censuses, None
-    for index in opened.timed[:1]:
-        wrong = _held(candidate, opened, index, evidence)
-        if wrong is not None:
-            return wrong
-    candidate.censuses = censuses
-    return None
+    if not opened.timed:
+        return None
+    with candidate.uncounted():
+        return _held(candidate, opened, opened.timed[0], evidence)
 
 
 def _held(

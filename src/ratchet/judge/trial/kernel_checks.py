@@ -5,14 +5,14 @@ from __future__ import annotations
 import contextlib
 import random
 import time
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
-from typing import Any, Final
+from typing import Final
 
 from ratchet.base.errors import JudgeError
-from ratchet.base.process.channel import close_descriptors
+from ratchet.base.process.channel import Message, close_descriptors
 from ratchet.base.process.child import ChildFailure
 from ratchet.base.process.time_limits import Clock
 from ratchet.judge.integrity.outputs import Read, Spot
@@ -26,7 +26,6 @@ from ratchet.judge.trial.processes.reference import ReferenceFault, ReferencePro
 from ratchet.judge.trial.processes.rivals import COMPILED, RivalProcess, Rivals
 from ratchet.judge.verdict import Evidence
 from ratchet.judge.workers.memory.layout import BatchLayout
-from ratchet.judge.workers.serving import Message
 from ratchet.kernels.kernel import Kernel
 from ratchet.problems.problem import Case, Problem
 
@@ -165,7 +164,6 @@ class OpenProblem:
 
     @property
     def timed(self) -> list[int]:
-        """The indices of the timed cases."""
         return [index for index, case in enumerate(self.problem.cases) if case.timed]
 
     def variations(self, case: int) -> int:
@@ -184,7 +182,7 @@ class OpenProblem:
         needed = TORCH_BYTES if kernel.language in WITH_TORCH else 1 << 30
         return int(8 * largest) + needed + MARGIN_BYTES
 
-    def ask(self, **message: Any) -> Message:
+    def ask(self, **message: object) -> Message:
         """Ask the reference worker; raises ReferenceFault if it reports an error."""
         return self.reference.ask(timeout_s=self.clock.reference_limit_s, **message)
 
@@ -313,8 +311,9 @@ def described_cases(
     seed: int,
     timeout_s: float,
     accelerator: Accelerator | None = None,
-) -> Ok[Sequence[Mapping[str, Any]]] | Decided:
-    """Have the reference worker open a problem; return what it measured of each case.
+    kind: type[CaseFacts] = CaseFacts,
+) -> Ok[list[CaseFacts]] | Decided:
+    """Have the reference worker open a problem; return what it measured of each case, as `kind`.
 
     The worker judges the problem first: Decided if it refuses the problem.
     """
@@ -334,7 +333,8 @@ def described_cases(
     evidence = (Evidence(check="problem gate", passed=not trivial, detail=detail),)
     if trivial:
         return Decided("refused", f"the problem accepts {trivial}: tighten it", evidence)
-    return Ok(reply["cases"], evidence)
+    measured = zip(problem.cases, reply["cases"], strict=True)
+    return Ok([kind(name=case.name, **one) for case, one in measured], evidence)
 
 
 def check_cases(
@@ -415,9 +415,8 @@ def _check_grown(
     It does if it comes near the answer. Then an error is one of its arithmetic.
     """
     opened.unworn.add(index)
-    censuses, candidate.censuses = candidate.censuses, None
     try:
-        with opened.draw(index, 1, writable_inputs=True) as batch:
+        with candidate.uncounted(), opened.draw(index, 1, writable_inputs=True) as batch:
             (code,) = make_calls(candidate, opened, batch)
             candidate.deliver(0)
             check = opened.check(batch, 0, code)
@@ -425,8 +424,6 @@ def _check_grown(
         if not error.raised:
             raise
         return None, f"it takes the sizes of its cases alone: {error.decided.reason}"
-    finally:
-        candidate.censuses = censuses
     passed, detail = verdict_of_call(code, check)
     if passed is False and code == 0 and check.changed_input is None and check.off > NEAR:
         return None, "it takes the sizes of its cases alone: its answer is another on this one"
@@ -440,18 +437,17 @@ def _check_variations(
     began, tried = time.perf_counter(), 0
     before = opened.overflows
     kinds = opened.unchecked(index)
-    censuses, candidate.censuses = candidate.censuses, None  # which is of the case's own values
     name = opened.problem.cases[index].name
     for values in opened.rng.sample(kinds, len(kinds)):
         if tried and time.perf_counter() - began > VARIED_S:
             break
-        passed, detail = check_case(candidate, opened, index, [values])
+        with candidate.uncounted():  # a census is of the case's own values
+            passed, detail = check_case(candidate, opened, index, [values])
         tried += 1
         if passed is None:
             return Decided("refused", f"the kernel declines the timed case {name} by its values")
         if not passed:
             return Decided("wrong", f"case {name} with values of a hidden case: {detail}")
-    candidate.censuses = censuses
     detail = f"{tried} of {len(kinds)} kinds of hidden cases' values at its sizes"
     overflows = opened.overflows - before
     if overflows:

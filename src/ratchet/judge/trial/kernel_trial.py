@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING
 
 from ratchet import lab
 from ratchet.base.errors import CompilerMissing, JudgeError, RatchetError
+from ratchet.base.process.channel import Message
 from ratchet.base.process.time_limits import Clock, OutOfTime
 from ratchet.judge.options import LANGUAGES, WITH_TORCH
 from ratchet.judge.sandbox.accelerator import Accelerator, all_nodes, may_use_gpu
@@ -26,7 +27,6 @@ from ratchet.judge.trial.screening.screener import Screener
 from ratchet.judge.trial.shared_compilations import SharedCompilations
 from ratchet.judge.trial.stages import KernelTrial
 from ratchet.judge.verdict import Screening, Verdict
-from ratchet.judge.workers.serving import Message
 from ratchet.kernels.kernel import Kernel, Language
 from ratchet.problems.problem import Problem
 from ratchet.problems.problem_file import described
@@ -114,20 +114,9 @@ class KernelJudge:
 
         The limit decides how much is measured: a kernel that was right when time ran out is
         `correct`, and not timed. Each step has its own limit, in work. `spent_s` seconds of the
-        limit are gone already, for reading the problem's file.
-
-        Args:
-            seed: for tests; by default the values are drawn from the system's entropy.
-            against_compile: time torch.compile of the reference in the same rounds.
-            then: the kernel that is judged next. Its compiler may run beside this kernel's, and is
-                stopped while anything is timed.
-            device: `cpu`, `cuda` or `cuda:N` (ROCm too); `auto` takes a GPU for a kernel in Triton
-                if there is one.
-            among: the number of verdicts of which the caller takes the best. Together they are
-                falsely `proven` no more often than one alone, by a stricter level (Bonferroni).
-            profiled: the AMD targets of a Triton or HIP kernel's static profile; none without.
-            target: an AMD GPU whose machine code is emulated; see docs/reference/emulator.md.
-            compared: estimate the bound of the reference's compiled kernels on `target` too.
+        limit are gone already, for reading the problem's file. The other options are those of
+        `court.terms.Terms`. `then` is the kernel that is judged next: its compiler may run beside
+        this kernel's, and is stopped while anything is timed.
 
         Raises:
             CompilerMissing: there is no C++ compiler.
@@ -201,10 +190,9 @@ class KernelJudge:
     ) -> tuple[Screening, ...]:
         """Estimate which of many kernels are worth a verdict; return one answer each, in order.
 
-        They are checked on a few secret cases, and timed together with `best` and the reference, on
-        the `device` on which `judge` would time them. Kernels that do not fit into `time_limit_s`
-        are `unmeasured`. The problem stays open for the next call. `seed` is for tests. Raises
-        CompilerMissing, and KernelError if the problem's module cannot be found.
+        See `api.screen`. They are timed on the `device` on which `judge` would time them. Kernels
+        that do not fit into `time_limit_s` are `unmeasured`. The problem stays open for the next
+        call. Raises CompilerMissing, and KernelError if the problem's module cannot be found.
         """
         secret = secrets.randbits(48) if seed is None else seed
         clock = QuickClock.of_s(time_limit_s)
@@ -224,7 +212,6 @@ class KernelJudge:
 
     @property
     def reference_pid(self) -> int | None:
-        """The process id of the reference worker, if there is one."""
         return None if self._reference is None else self._reference.pid
 
     def _accelerator(

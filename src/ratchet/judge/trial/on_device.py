@@ -4,7 +4,8 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from ratchet.judge.integrity.device_work import DeviceCount, read_device_census
+from ratchet.judge.integrity.device_work import DeviceCount
+from ratchet.judge.integrity.library_ops import told_as
 from ratchet.judge.stage_result import Decided, Ok
 from ratchet.judge.trial import device_clock
 from ratchet.judge.trial.kernel_checks import OpenProblem
@@ -26,7 +27,7 @@ def count_on_device(candidate: CandidateProcess, opened: OpenProblem) -> DeviceC
         candidate.prepare(batch.layout, batch.memories, batch.read)
         candidate.go(batch.memories, CALLS, limit_s=2 * opened.cases[index].limit_s(CALLS))
     told, candidate.censuses = candidate.censuses[-1][1], None
-    return read_device_census(told)
+    return told_as(DeviceCount, told)
 
 
 def check_clocks(

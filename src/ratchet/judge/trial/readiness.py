@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import functools
 import os
 from typing import Final
@@ -30,9 +31,12 @@ def why_no_kernels() -> str | None:
     takes a fraction of a second.
     """
     try:
-        library = _compiled()
+        with contextlib.closing(_started()) as process:
+            process.start_compiling(TRIED)
+            library = process.library()
         try:
-            _load(library)
+            with contextlib.closing(_started()) as process:
+                process.load(TRIED, library)
         finally:
             os.close(library)
     except (CandidateFault, RatchetError, OSError) as error:
@@ -45,23 +49,6 @@ def check_kernels() -> None:
     reason = why_no_kernels()
     if reason is not None:
         raise JudgeError(reason)
-
-
-def _compiled() -> int:
-    process = _started()
-    try:
-        process.start_compiling(TRIED)
-        return process.library()
-    finally:
-        process.close()
-
-
-def _load(library: int) -> None:
-    process = _started()
-    try:
-        process.load(TRIED, library)
-    finally:
-        process.close()
 
 
 def _started() -> CandidateProcess:

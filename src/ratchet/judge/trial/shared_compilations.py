@@ -30,7 +30,6 @@ class SharedCompilations:
         self._problem = ""
 
     def close(self) -> None:
-        """Remove the folder."""
         if self._packed is not None:
             self._packed.close()
             self._packed = None

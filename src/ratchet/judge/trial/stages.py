@@ -12,9 +12,10 @@ import random
 from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
 from functools import partial
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 from ratchet import lab
+from ratchet.base.json_value import Json
 from ratchet.base.process.time_limits import Clock, OutOfTime
 from ratchet.judge.integrity.code_places import CodePlaces
 from ratchet.judge.integrity.device_work import facts, judge_own
@@ -27,7 +28,7 @@ from ratchet.judge.sandbox.isolation import arm_environment, isolation_name
 from ratchet.judge.sandbox.zygote import CandidateZygote
 from ratchet.judge.stage_result import Decided, Ok, T, as_stage
 from ratchet.judge.trial.held_together import check_together
-from ratchet.judge.trial.kernel_checks import CaseFacts, OpenProblem, check_cases, described_cases
+from ratchet.judge.trial.kernel_checks import OpenProblem, check_cases, described_cases
 from ratchet.judge.trial.on_device import check_clocks, count_on_device
 from ratchet.judge.trial.processes.candidate import Build, CandidateProcess
 from ratchet.judge.trial.processes.compiling import Library, NextLibrary
@@ -306,10 +307,10 @@ class KernelTrial:
         )
         if isinstance(found, Decided):
             return found
-        described = zip(self.problem.cases, found.value, strict=True)
-        facts = [CaseFacts(name=case.name, **one) for case, one in described]
         rng = random.Random(self.secret)
-        opened = OpenProblem(self.problem, reference, facts, rng, self.clock, self.accelerator)
+        opened = OpenProblem(
+            self.problem, reference, found.value, rng, self.clock, self.accelerator
+        )
         opened.among = self.among
         opened.is_emulated = self.target is not None
         return Ok(opened, found.evidence)
@@ -413,7 +414,6 @@ class KernelTrial:
     def _time(
         self, launches: Launches, opened: OpenProblem, places: CodePlaces | None
     ) -> list[CaseTiming] | Decided:
-        """Time every timed case."""
         timings = []
         self.ahead.pause()
         for index in opened.timed:
@@ -505,7 +505,7 @@ class KernelTrial:
         shrunk = f" (the problem was shrunk: {changes}; --scale 1 keeps its sizes)"
         return shrunk if changes else ""
 
-    def _profile(self) -> dict[str, Any] | None:
+    def _profile(self) -> dict[str, Json] | None:
         """Return the static profile of a GPU's kernel, if it is asked for, whatever its status."""
         if not self.profiled or self.kernel.language not in PROFILED or not self.problem.cases:
             return None

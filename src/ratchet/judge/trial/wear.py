@@ -48,7 +48,7 @@ class _Worn:
     def round(self, places: dict[int, int]) -> str:
         """Call each case once more; return how a call is wrong, of which one is compared."""
         for index, place in places.items():
-            detail = self.batch(index, place, most=1 if self._is_cheap(index) else 0)
+            detail = self.batch(index, place, most=1 if is_cheap(self.opened, index) else 0)
             if detail:
                 return detail
         return ""
@@ -67,9 +67,6 @@ class _Worn:
         name = opened.problem.cases[index].name
         why = f"after {self.made} calls in one process with changing inputs, case {name}"
         return f"{why}: {detail}" if detail else ""
-
-    def _is_cheap(self, index: int) -> bool:
-        return is_cheap(self.opened, index)
 
 
 def check_wear(candidate: CandidateProcess, opened: OpenProblem) -> Ok[None] | Decided:
@@ -91,24 +88,25 @@ def _check(
         detail = f"no case is quick enough to be called hundreds of times (at most {SLOWEST_S} s)"
         evidence.append(Evidence(check="wear", passed=None, detail=detail))
         return None
-    censuses, candidate.censuses = candidate.censuses, None
     places = {index: opened.rng.getrandbits(32) for index in chosen}
     wanted = opened.rng.randint(FEWEST_CALLS, MOST_CALLS)
     worn, began = _Worn(candidate=candidate, opened=opened), time.perf_counter()
     memory: list[tuple[int, int]] = []
     rounds = 0
-    while rounds < LEAST_ROUNDS or (worn.made < wanted and time.perf_counter() - began < WORN_S):
-        detail = worn.round(places)
-        if detail:
-            return Decided("wrong", detail)
-        memory.append((worn.made, candidate.own_bytes()))
-        rounds += 1
-    for index, place in places.items():
-        detail = worn.batch(index, place, most=BATCH)
-        if detail:
-            return Decided("wrong", detail)
+    with candidate.uncounted():
+        while rounds < LEAST_ROUNDS or (
+            worn.made < wanted and time.perf_counter() - began < WORN_S
+        ):
+            detail = worn.round(places)
+            if detail:
+                return Decided("wrong", detail)
+            memory.append((worn.made, candidate.own_bytes()))
+            rounds += 1
+        for index, place in places.items():
+            detail = worn.batch(index, place, most=BATCH)
+            if detail:
+                return Decided("wrong", detail)
     memory.append((worn.made, candidate.own_bytes()))
-    candidate.censuses = censuses
     detail = f"right after {worn.made} calls on {len(places)} cases in one process"
     evidence.append(Evidence(check="wear", passed=True, detail=detail))
     if grows := _growth(memory):

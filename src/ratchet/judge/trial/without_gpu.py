@@ -25,46 +25,13 @@ from ratchet.judge.static_profile.hip_compiler import TOO_OLD
 from ratchet.judge.static_profile.tools import find_tool
 from ratchet.judge.trial.machine_faults import wrong_words
 from ratchet.judge.trial.processes.built_extensions import uses_extensions
+from ratchet.judge.trial.processes.candidate import sealed_copy
 from ratchet.judge.verdict import EmulatedCase, Evidence
-from ratchet.judge.workers.memory.mapping import seal
-from ratchet.judge.workers.memory.packed_files import SEALS
+from ratchet.judge.workers.candidate.model_answer import loaded_by
 from ratchet.kernels.kernel import Kernel
 from ratchet.kernels.kernel_file import is_extension
 from ratchet.problems.problem import Problem
 
-INTERPRETED = """\
-from ratchet.judge.workers.candidate.triton_source import load_interpreted
-
-{entry} = load_interpreted({source!r}, {entry!r})
-"""
-EMULATED = """\
-from ratchet.judge.emulator.loading import load_emulated
-
-{entry} = load_emulated(
-    {source!r}, {entry!r}, {target!r}, matrix_cycles={cycles!r}, device={device!r}
-)
-"""
-EMULATED_BUILDING = """\
-from ratchet.judge.emulator.extensions import load_with_extensions
-
-{entry} = load_with_extensions(
-    {source!r}, {entry!r}, {target!r}, matrix_cycles={cycles!r}, device={device!r}
-)
-"""
-EMULATED_HIP = """\
-from ratchet.judge.emulator.hip_loading import load_hip
-
-{entry} = load_hip(
-    {assembly!r}, {host!r}, {entry!r}, matrix_cycles={cycles!r}, device={device!r}
-)
-"""
-EMULATED_EXTENSION = """\
-from ratchet.judge.emulator.extensions import load_extension
-
-{entry} = load_extension(
-    {source!r}, {entry!r}, {target!r}, matrix_cycles={cycles!r}, device={device!r}
-)
-"""
 RIGHT = "right on every case in Triton's interpreter; its speed was not measured: there is no GPU"
 INTERPRETER = "in Triton's interpreter"
 NOT_INTERPRETED = ("NotImplementedError",)
@@ -100,8 +67,8 @@ def interpreted(kernel: Kernel) -> Kernel | Decided:
     """Return the kernel as one in torch whose launches run in Triton's interpreter."""
     if importlib.util.find_spec("triton") is None:
         return Decided("unmeasured", NO_TRITON)
-    source = INTERPRETED.format(entry=kernel.entry, source=kernel.source)
-    return replace(kernel, language="torch", source=source)
+    loader = "ratchet.judge.workers.candidate.triton_source:load_interpreted"
+    return loaded_by(loader, replace(kernel, language="torch"), source=kernel.source)
 
 
 def make_ready(kernel: Kernel, target: str) -> None:
@@ -125,31 +92,27 @@ def builder_for(kernel: Kernel, target: str, clock: Clock) -> ExtensionBuilder |
 
 def emulated(kernel: Kernel, target: str, clock: Clock) -> Kernel | Decided:
     """Return the kernel as one in torch whose launches are emulated."""
-    cycles = matrix_cycles(target)
-    names: dict[str, object] = {
-        "entry": kernel.entry,
-        "source": kernel.source,
-        "target": target,
-        "cycles": cycles,
-    }
-    told = pretended_device(target)
-    names["device"] = {"name": told.name, "units": told.units, "memory_bytes": told.memory_bytes}
-    if _is_extension(kernel):
-        source = EMULATED_EXTENSION.format(**names)
-    elif kernel.language == "hip":
+    in_torch, told = replace(kernel, language="torch"), pretended_device(target)
+    device = {"name": told.name, "units": told.units, "memory_bytes": told.memory_bytes}
+    given: dict[str, object] = {"matrix_cycles": matrix_cycles(target), "device": device}
+    if kernel.language == "hip" and not _is_extension(kernel):
         found = _built(kernel, target, clock)
         if isinstance(found, Decided):
             return found
-        assembly, host = found[0], base64.b64encode(found[1]).decode()
-        source = EMULATED_HIP.format(**names, assembly=assembly, host=host)
-    elif kernel.language != "triton" and not uses_extensions(kernel):
+        given |= {"assembly": found[0], "host": base64.b64encode(found[1]).decode()}
+        return loaded_by("ratchet.judge.emulator.hip_loading:load_hip", in_torch, **given)
+    given |= {"source": kernel.source, "target": target}
+    extensions = "ratchet.judge.emulator.extensions"
+    if _is_extension(kernel):
+        return loaded_by(f"{extensions}:load_extension", in_torch, **given)
+    if kernel.language != "triton" and not uses_extensions(kernel):
         reason = f"kernels in {kernel.language} are not emulated: give one in Triton, HIP or CUDA"
         return Decided("unmeasured", reason)
-    elif importlib.util.find_spec("triton") is None:
+    if importlib.util.find_spec("triton") is None:
         return Decided("unmeasured", NO_TRITON)
-    else:
-        source = (EMULATED_BUILDING if uses_extensions(kernel) else EMULATED).format(**names)
-    return replace(kernel, language="torch", source=source)
+    if uses_extensions(kernel):
+        return loaded_by(f"{extensions}:load_with_extensions", in_torch, **given)
+    return loaded_by("ratchet.judge.emulator.loading:load_emulated", in_torch, **given)
 
 
 def _built(kernel: Kernel, target: str, clock: Clock) -> tuple[str, bytes] | Decided:
@@ -165,10 +128,9 @@ def _built(kernel: Kernel, target: str, clock: Clock) -> tuple[str, bytes] | Dec
 @contextlib.contextmanager
 def sealed_machine(target: str) -> Iterator[int]:
     """Yield a descriptor of the compiled emulator, which a candidate cannot change."""
-    descriptor = os.memfd_create("emulator", os.MFD_CLOEXEC | os.MFD_ALLOW_SEALING)
+    with compiled_machine(target).open("rb") as file:
+        descriptor = sealed_copy(file.fileno())
     try:
-        os.write(descriptor, compiled_machine(target).read_bytes())
-        seal(descriptor, SEALS)
         yield descriptor
     finally:
         os.close(descriptor)

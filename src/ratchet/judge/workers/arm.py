@@ -15,8 +15,8 @@ from typing import Any
 
 from ratchet.base.errors import ArmFailure
 from ratchet.base.process import families
-from ratchet.base.process.channel import inherited
-from ratchet.judge.workers.serving import Message, Reply, serve
+from ratchet.base.process.channel import Message, inherited
+from ratchet.judge.workers.serving import Reply, serve
 
 
 class ArmWorker:
@@ -26,7 +26,6 @@ class ArmWorker:
         self._arm: Any = None
 
     def answer(self, message: Message, _: list[int]) -> Reply:
-        """Do what the message asks."""
         actions: dict[str, Callable[[Message], Message]] = {
             "start": self._start,
             "run": self._run,
@@ -54,7 +53,7 @@ class ArmWorker:
         return {"value": getattr(self._arm, method)(**message["arguments"])}
 
 
-def load_function(name: str) -> Callable[..., Any]:
+def load_function(name: str) -> Callable[..., object]:
     """Return the function that `module:function` names; raises ArmFailure if there is none."""
     module_name, _, function_name = name.partition(":")
     try:

@@ -14,11 +14,11 @@ from collections.abc import Callable
 from typing import NoReturn
 
 from ratchet.base.process import families
-from ratchet.base.process.channel import inherited
+from ratchet.base.process.channel import Message, inherited
 from ratchet.judge.sandbox import namespaces
 from ratchet.judge.sandbox.confine import confine
 from ratchet.judge.workers.memory.mapping import shift_heap
-from ratchet.judge.workers.serving import Message, serve_forks
+from ratchet.judge.workers.serving import serve_forks
 
 FIRST_FREE = 3
 """The descriptor after standard input, output and error."""

@@ -10,18 +10,16 @@ import gc
 import os
 import traceback
 from collections.abc import Callable
-from typing import Any, Final, NoReturn
+from typing import Final, NoReturn
 
 from ratchet.base.errors import RatchetError
 from ratchet.base.process import families
-from ratchet.base.process.channel import Channel, ChannelClosed, close_descriptors
+from ratchet.base.process.channel import Channel, ChannelClosed, Message, close_descriptors
 
 READY: Final = {"ready": True}
 UNPLACED: Final = "unplaced"
 """In the answer to `load`, and an attribute of an entry: the names of a problem's state that a
 model has no place for."""
-Message = dict[str, Any]
-"""A message between the judge and a worker, as JSON; an order says what to `do`."""
 Reply = tuple[Message, list[int]]
 """An answer, and the descriptors that go with it."""
 Answer = Callable[[Message, list[int]], Reply]

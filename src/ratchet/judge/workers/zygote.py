@@ -16,11 +16,11 @@ from typing import Final
 
 import torch
 
-from ratchet.base.process.channel import Channel
+from ratchet.base.process.channel import Channel, Message
 from ratchet.judge.workers.candidate.with_torch import TorchWorker
 from ratchet.judge.workers.enclosed_forks import quiet_fork, serve_enclosed
 from ratchet.judge.workers.memory.device import open_device
-from ratchet.judge.workers.serving import Message, serve_candidate
+from ratchet.judge.workers.serving import serve_candidate
 
 CACHE: Final = "TRITON_CACHE_DIR"
 HELPERS: Final = {"cuda": ("nvidia", "CudaUtils"), "hip": ("amd", "HIPUtils")}

@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 from collections.abc import Callable
 from pathlib import Path
-from typing import Any, Final
+from typing import Final
 
 from ratchet.base import scratch
 from ratchet.base.errors import KernelError
@@ -34,7 +34,7 @@ def build_kernel(kernel: Kernel) -> Path:
     return path
 
 
-def load_entry(kernel: Kernel, path: Path) -> Callable[..., Any]:
+def load_entry(kernel: Kernel, path: Path) -> Callable[..., object]:
     """Return a kernel's entry from the file that `build_kernel` returned."""
     _check(kernel)
     if kernel.language == "cpp":

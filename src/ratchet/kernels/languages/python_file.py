@@ -10,12 +10,11 @@ import sys
 import warnings
 from collections.abc import Callable
 from pathlib import Path
-from typing import Any
 
 from ratchet.base.errors import KernelError
 
 
-def load(path: Path, entry: str) -> Callable[..., Any]:
+def load(path: Path, entry: str) -> Callable[..., object]:
     """Run a source and return its function `entry`; a KernelError if there is none."""
     spec = importlib.util.spec_from_file_location(path.stem, path)
     assert spec is not None and spec.loader is not None

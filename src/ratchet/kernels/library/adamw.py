@@ -10,7 +10,7 @@ import inspect
 import math
 import sys
 from collections.abc import Collection, Iterable, Mapping, Sequence
-from typing import Any, Final, Literal, Protocol, cast
+from typing import TYPE_CHECKING, Any, Final, Literal, Protocol, TypeAlias, cast
 
 import torch
 from torch import Tensor, nn
@@ -23,6 +23,11 @@ from ratchet.kernels.library.sources import Variant
 from ratchet.problems.suites.shipped import adamw as reference
 from ratchet.problems.suites.shipped.adamw import ENTRIES
 
+if TYPE_CHECKING:
+    from torch.distributed.device_mesh import DeviceMesh
+
+Sharding: TypeAlias = "tuple[tuple[DeviceMesh, int], ...]"
+"""The meshes and dimensions that a gradient is sharded over."""
 TENSORS_PER_PARAMETER: Final = 5
 CLIP_EPS: Final = 1e-6
 """The constant of torch.nn.utils.clip_grad_norm_."""
@@ -275,15 +280,15 @@ def _square_sum(gradients: Sequence[Tensor]) -> Tensor:
     )
 
 
-def _by_sharding(gradients: Sequence[Tensor]) -> dict[tuple[Any, ...], list[Tensor]]:
+def _by_sharding(gradients: Sequence[Tensor]) -> dict[Sharding, list[Tensor]]:
     """Group gradients by the mesh dimensions that they are sharded over; () for whole ones."""
-    found: dict[tuple[Any, ...], list[Tensor]] = {}
+    found: dict[Sharding, list[Tensor]] = {}
     for gradient in gradients:
         found.setdefault(_sharding(gradient), []).append(gradient)
     return found
 
 
-def _sharding(gradient: Tensor) -> tuple[Any, ...]:
+def _sharding(gradient: Tensor) -> Sharding:
     if not _is_dtensor(gradient):
         return ()
     mesh, placements = gradient.device_mesh, gradient.placements  # type: ignore[attr-defined]

@@ -10,8 +10,6 @@ The kernel takes fp32 and bf16, D up to 256, scale > 0; anything else is the tor
 
 from __future__ import annotations
 
-from typing import Any
-
 import torch
 from torch import Tensor
 
@@ -61,11 +59,11 @@ def _backward_inputs(
     return (*heads, lse.contiguous()), (float(scalars[0]), scalars[1])
 
 
-def _gradients(grad: Tensor, q: Tensor, k: Tensor, v: Tensor, *_: Any) -> tuple[Tensor, ...]:
+def _gradients(grad: Tensor, q: Tensor, k: Tensor, v: Tensor, *_: object) -> tuple[Tensor, ...]:
     return tuple(_head_tensor(one, q.dtype) for one in (q, k, v))
 
 
-def _autocast(q: Tensor, k: Tensor, v: Tensor, causal: bool, scale: float) -> Any:
+def _autocast(q: Tensor, k: Tensor, v: Tensor, causal: bool, scale: float) -> object:
     """Compute in autocast's dtype, as torch's scaled_dot_product_attention does."""
     device = q.device.type
     dtype = torch.get_autocast_dtype(device)

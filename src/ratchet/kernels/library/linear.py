@@ -35,7 +35,7 @@ def _output(x: Tensor, weight: Tensor, bias: Tensor | None = None) -> Tensor:
     return x.new_empty((*x.shape[:-1], weight.shape[0]), dtype=torch.bfloat16)
 
 
-def _two(first: Tensor, second: Tensor, *_: Any) -> Given:
+def _two(first: Tensor, second: Tensor, *_: object) -> Given:
     return (as_matrix(first), as_matrix(second)), ()
 
 
@@ -52,7 +52,7 @@ def _dweight(
     return dweight, grad.new_empty((width if with_bias else 0,), dtype=dtype)
 
 
-def _save(ctx: Any, inputs: tuple[Any, ...], output: Tensor) -> None:
+def _save(ctx: Any, inputs: tuple[Tensor, Tensor, Tensor | None], output: Tensor) -> None:
     x, weight, bias = inputs
     ctx.bias_dtype = None if bias is None else bias.dtype
     ctx.save_for_backward(x, weight)

@@ -133,7 +133,7 @@ class _Differentiable(torch.autograd.Function):
 
     @staticmethod
     def forward(
-        ctx: Any, x: Tensor, weight: Tensor, bias: Tensor | None, target: Tensor, *rest: Any
+        ctx: Any, x: Tensor, weight: Tensor, bias: Tensor | None, target: Tensor, *rest: object
     ) -> Tensor:
         below = torch.ops.ratchet.linear_cross_entropy_gradients
         loss, dx, dweight, dbias = below(x, weight, bias, target, *rest)

@@ -219,7 +219,6 @@ def reused_empty(shape: Sequence[int], dtype: torch.dtype) -> Tensor:
 
 
 def release_reused() -> None:
-    """Forget every kept storage."""
     _storages.clear()
 
 

@@ -45,7 +45,7 @@ def _declare(name: str, *, bias: bool) -> None:
     def inputs(x: Tensor, *given: Any) -> Given:
         return (as_rows(x), *map(or_none, given[:vectors])), (given[vectors],)
 
-    def output(x: Tensor, *given: Any) -> Tensor:
+    def output(x: Tensor, *given: object) -> Tensor:
         return empty_like(x, dtype_of(given, x.dtype))
 
     def composite(x: Tensor, weight: Tensor, *given: Any) -> tuple[Tensor]:
@@ -53,11 +53,11 @@ def _declare(name: str, *, bias: bool) -> None:
         added = given[0] if bias else None
         return (reference.norm(x, weight, added, given[vectors - 1], dtype, bias),)
 
-    def add_inputs(x: Tensor, residual: Tensor, *given: Any) -> Given:
+    def add_inputs(x: Tensor, residual: Tensor, *given: object) -> Given:
         tensors, scalars = inputs(residual, *given)
         return (as_rows(x), *tensors), scalars
 
-    def add_outputs(x: Tensor, residual: Tensor, *given: Any) -> tuple[Tensor, Tensor]:
+    def add_outputs(x: Tensor, residual: Tensor, *given: object) -> tuple[Tensor, Tensor]:
         dtype = torch.promote_types(x.dtype, residual.dtype)
         return empty_like(x, dtype_of(given, dtype)), empty_like(x, dtype)
 
@@ -69,7 +69,7 @@ def _declare(name: str, *, bias: bool) -> None:
         return (as_rows(grad), as_rows(x), weight.contiguous()), given[-1:]
 
     def backward_outputs(
-        grad: Tensor, x: Tensor, weight: Tensor, has_bias: Any, *eps: float
+        grad: Tensor, x: Tensor, weight: Tensor, has_bias: object, *eps: float
     ) -> tuple[Tensor, ...]:
         gradients = empty_like(x), empty_like(weight)
         dbias_size = weight.shape if has_bias else (0,)

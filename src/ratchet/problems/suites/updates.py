@@ -14,7 +14,7 @@ from ratchet.problems.problem import Problem, TensorSpec
 from ratchet.problems.suites.forms import Form, Make, problem, real, sizes, uniform, whole
 from ratchet.problems.suites.quantisation import code_check
 from ratchet.problems.suites.scalars import Scalars
-from ratchet.problems.tolerance import OutputCheck, Tolerance
+from ratchet.problems.tolerance import OutputCheck, Tolerance, widen
 
 FLAT = sizes((64, 64), (2048, 1024), (16384, 8192))
 NEWTON_SCHULZ = (3.4445, -4.7750, 2.0315)
@@ -133,7 +133,7 @@ def check_adam_8_bit(
 ) -> list[OutputCheck]:
     """Accept a neighbouring code for a value half-way between two; check the rest as usual."""
     found = Tolerance(ulps=4.0).check_all(got, own, oracle)
-    g, *state = map(_widened, inputs[1:])
+    g, *state = map(widen, inputs[1:])
     m, v = _moments(g, state, scalars)
     whole = ((m, INT8_MAX, (-INT8_MAX, INT8_MAX)), (v.sqrt(), UINT8_MAX, (0.0, UINT8_MAX)))
     for place, (exact, most, bounds) in zip((1, 3), whole, strict=True):
@@ -143,10 +143,6 @@ def check_adam_8_bit(
         steps = exact / _of_blocks(scales / most, exact)
         found[place] = code_check(got[place], steps, bounds=bounds, half_way=HALF_WAY)
     return found
-
-
-def _widened(tensor: Tensor) -> Tensor:
-    return tensor.double() if tensor.dtype.is_floating_point else tensor
 
 
 def clip_by_norm(g: Tensor, scalars: Scalars) -> tuple[Tensor, ...]:

@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from typing import Annotated, Any, Final
+from typing import Final
 
 import msgspec
 
+from ratchet.base.json_value import Json
 from ratchet.devices import matrix
 from ratchet.judge.emulator.estimates.bound import CYCLES, DUAL
+from ratchet.judge.integrity.library_ops import Count
 from ratchet.judge.static_profile.assembly import MATRIX
 from ratchet.judge.verdict import EmulatedKernel, EmulatedLine, EmulatedTimeline
 from ratchet.judge.workers.candidate.architectures import ARCHITECTURES, occupancy
@@ -20,10 +22,6 @@ MOST_INSTRUCTIONS, MOST_OF_A_LINE = 400, 40
 """Instructions of a kernel, and of one line, whose text a verdict keeps."""
 MOST_WAVES, MOST_SLOTS = 16, 256
 MOST_RESOURCES: Final = 1 << 20
-
-
-Count = Annotated[int, msgspec.Meta(ge=0, lt=1 << 50)]
-"""A plausible count: at most a day of instructions."""
 
 
 class _ToldPlace(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
@@ -72,7 +70,7 @@ class _Told(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=Tru
     shown: _ToldShown | None = None
 
 
-def read_told(told: Any, target: str, *, shown: bool = True) -> list[EmulatedKernel]:
+def read_told(told: object, target: str, *, shown: bool = True) -> list[EmulatedKernel]:
     """Read the counts of a call on a target; raises ValueError if they are nonsense.
 
     Without `shown`, assembly and timelines are left out.
@@ -119,7 +117,7 @@ def _lanes_off(on: int, mixed: Mapping[str, int], lanes: int) -> float:
     return 1 - on / all_of if all_of else 0.0
 
 
-def _resources(shown: _ToldShown, target: str) -> dict[str, Any]:
+def _resources(shown: _ToldShown, target: str) -> dict[str, Json]:
     """Return a workgroup's resources, the waves that they allow, and the timeline."""
     numbers = (shown.vgprs, shown.workgroup_waves - 1, shown.workgroup_lds_bytes)
     if min(numbers) < 0 or max(numbers) > MOST_RESOURCES:

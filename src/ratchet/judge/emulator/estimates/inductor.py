@@ -45,12 +45,12 @@ def pretend(architecture: Architecture, units: int) -> None:
     from torch._dynamo.device_interface import CudaInterface
 
     for name, value in answers.items():
-        if hasattr(CudaInterface, name):
+        if callable(value) and hasattr(CudaInterface, name):
             setattr(CudaInterface, name, staticmethod(value))
 
 
 def written(
-    reference: Callable[..., Any], inputs: Sequence[Tensor], scalars: Sequence[float]
+    reference: Callable[..., tuple[Tensor, ...]], inputs: Sequence[Tensor], scalars: Sequence[float]
 ) -> str:
     """Return the Python program whose Triton kernels compute the reference on such inputs.
 
@@ -92,7 +92,7 @@ def written(
 
 
 def _traced(
-    reference: Callable[..., Any],
+    reference: Callable[..., tuple[Tensor, ...]],
     here: Sequence[Tensor],
     there: Sequence[Tensor],
     scalars: Sequence[float],

@@ -7,10 +7,11 @@ import os
 import sys
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any, Final
+from typing import Final
 
 from ratchet.base import scratch
 from ratchet.base.errors import JudgeError
+from ratchet.base.json_value import Json
 from ratchet.base.process.child import Child, error_words, program
 from ratchet.base.process.time_limits import Clock
 from ratchet.judge.emulator.estimates.bound import estimate
@@ -33,7 +34,7 @@ LEAST_S: Final = 3.0
 class ReferenceWork:
     """The counts of the reference's kernels in one call, or why they are unknown."""
 
-    told: Mapping[str, Any] | None = None
+    told: Mapping[str, Json] | None = None
     missing: str = ""
 
 
@@ -103,7 +104,7 @@ def _works(
                 yield case, ReferenceWork(told=reply["emulated"])
 
 
-def _ask(child: Child, message: Mapping[str, Any], limit: Clock) -> dict[str, Any]:
+def _ask(child: Child, message: Mapping[str, object], limit: Clock) -> dict[str, Json]:
     if limit.left_s < LEAST_S:
         raise JudgeError("had no time left: raise the time limit")
     return child.ask(message, timeout_s=limit.left_s)

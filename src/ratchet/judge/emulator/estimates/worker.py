@@ -19,8 +19,9 @@ import torch
 from torch import Tensor
 
 from ratchet.base.errors import KernelError
+from ratchet.base.json_value import Json
 from ratchet.base.process import families
-from ratchet.base.process.channel import inherited
+from ratchet.base.process.channel import Message, inherited
 from ratchet.judge.emulator.build import compiled_machine
 from ratchet.judge.emulator.estimates.bound import estimate
 from ratchet.judge.emulator.estimates.counts import read_told
@@ -29,7 +30,7 @@ from ratchet.judge.emulator.loading import EmulatedLaunch, EmulatorDriver, insta
 from ratchet.judge.workers.arm import extend_import_path
 from ratchet.judge.workers.candidate.architectures import ARCHITECTURES, PretendedDevice
 from ratchet.judge.workers.candidate.census import add_launch
-from ratchet.judge.workers.serving import Message, Reply, serve
+from ratchet.judge.workers.serving import Reply, serve
 from ratchet.problems.problem import Problem, Reference
 
 MOST_CONFIGURATIONS: Final = 4
@@ -46,7 +47,6 @@ class CountingDriver(EmulatorDriver):
         self.done: list[EmulatedLaunch] = []
 
     def add(self, launch: EmulatedLaunch) -> None:
-        """Keep a launch."""
         self.done.append(launch)
 
 
@@ -55,9 +55,9 @@ class InductorKernel:
 
     def __init__(self, tuner: Any, driver: CountingDriver) -> None:
         self._tuner, self._driver = tuner, driver
-        self._chosen: Any = None
+        self._chosen: object = None
 
-    def run(self, *given: Any, stream: Any = None, **_: Any) -> None:
+    def run(self, *given: object, stream: object = None, **_: object) -> None:
         """Launch it in the configuration with the least bound."""
         if self._chosen is None:
             tried = self._tuner.configs[:MOST_CONFIGURATIONS]
@@ -65,7 +65,7 @@ class InductorKernel:
             self._chosen = tried[bounds.index(min(bounds))]
         self._launch(self._chosen, given)
 
-    def _bound_s(self, configuration: Any, given: Sequence[Any]) -> float:
+    def _bound_s(self, configuration: object, given: Sequence[object]) -> float:
         """Return the bound of a launch on copies; infinity if it cannot be compiled."""
         from triton.runtime.errors import OutOfResources
 
@@ -78,7 +78,7 @@ class InductorKernel:
         finally:
             self._driver.done = kept
 
-    def _launch(self, configuration: Any, given: Sequence[Any]) -> None:
+    def _launch(self, configuration: Any, given: Sequence[object]) -> None:
         from torch._inductor.runtime.triton_heuristics import GridExpr
 
         function = self._tuner.fn
@@ -106,20 +106,20 @@ def bound_s(target: str, done: Sequence[EmulatedLaunch]) -> float:
     return bounds[0].time_s if bounds else 0.0
 
 
-def told_of(done: Sequence[EmulatedLaunch]) -> dict[str, Any]:
+def told_of(done: Sequence[EmulatedLaunch]) -> Message:
     """Return the counts of launches by kernel, in the form of a census."""
-    told: dict[str, Any] = {}
+    told: Message = {}
     for one in done:
         add_launch(told, one)
     return told
 
 
-def emulated(program: str, inputs: Sequence[Tensor], driver: CountingDriver) -> Mapping[str, Any]:
+def emulated(program: str, inputs: Sequence[Tensor], driver: CountingDriver) -> Mapping[str, Json]:
     """Run a program on its inputs; return each kernel's counts, in the form of a census."""
     from torch._inductor.async_compile import AsyncCompile
     from torch._inductor.codecache import PyCodeCache
 
-    def kernel(_: Any, name: str, source: str, **__: Any) -> InductorKernel:
+    def kernel(_: object, name: str, source: str, **__: object) -> InductorKernel:
         return InductorKernel(getattr(PyCodeCache.load(source), name), driver)
 
     changed: Any = AsyncCompile
@@ -147,15 +147,11 @@ def _empty(size: Sequence[int], stride: Sequence[int], dtype: torch.dtype) -> Te
     return torch.empty_strided(size, stride, dtype=dtype)
 
 
-def _storage_of(tensor: Tensor) -> Any:
-    storage: Any = tensor.untyped_storage()
-    return storage.clone()
-
-
-def _copy(value: Any) -> Any:
+def _copy(value: object) -> object:
     if not isinstance(value, Tensor):
         return value
-    whole = torch.empty(0, dtype=value.dtype).set_(_storage_of(value))
+    storage = value.untyped_storage().clone()  # type: ignore[no-untyped-call]
+    whole = torch.empty(0, dtype=value.dtype).set_(storage)
     return whole.as_strided(value.size(), value.stride(), value.storage_offset())
 
 

@@ -7,11 +7,12 @@ from collections import Counter
 from collections.abc import Iterable, Mapping
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
-from typing import Any, Final
+from typing import Final
 from xml.etree import ElementTree
 
 import msgspec
 
+from ratchet.base.json_value import Json
 from ratchet.judge.emulator.estimates.bound import estimate
 from ratchet.judge.emulator.estimates.counts import read_told
 from ratchet.judge.emulator.loading import FailedLaunch
@@ -24,7 +25,7 @@ UNITS: Final = ("memory", "matrix", "vector", "lds")
 class ProcessRecord(msgspec.Struct, frozen=True, kw_only=True):
     """The launches of one process, as they are written to a file."""
 
-    groups: dict[str, dict[str, Any]]
+    groups: dict[str, dict[str, Json]]
     """Counts in the form of a census, by kernel, programs and waves, and the kernel's file."""
     failed: list[tuple[FailedLaunch, int]]
     asked: dict[str, int]
@@ -89,8 +90,7 @@ class ProgramResult:
         """The exit code: the program's, or 1 if it hid a launch that failed."""
         return self.exit_code or int(bool(self.faults))
 
-    def as_json(self) -> dict[str, Any]:
-        """Return the JSON document."""
+    def as_json(self) -> dict[str, object]:
         return {"launches": self.launches, **asdict(self)}
 
     def as_junit(self) -> bytes:

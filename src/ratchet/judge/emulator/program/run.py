@@ -13,7 +13,7 @@ import subprocess
 import tempfile
 from collections.abc import Sequence
 from pathlib import Path
-from typing import IO, Any, Final
+from typing import IO, Final
 
 from ratchet.base.errors import KernelError
 from ratchet.judge.emulator.build import compiled_machine
@@ -54,7 +54,7 @@ def emulate(
     *,
     autotune: Autotune = "first",
     limit: int = INSTRUCTION_LIMIT,
-    stdout: IO[Any] | None = None,
+    stdout: IO[bytes] | IO[str] | None = None,
 ) -> ProgramResult:
     """Run a command and return what its processes launched on the emulated GPU.
 
@@ -86,7 +86,9 @@ def emulate(
         )
 
 
-def _run(command: Sequence[str], environment: dict[str, str], stdout: IO[Any] | None) -> int:
+def _run(
+    command: Sequence[str], environment: dict[str, str], stdout: IO[bytes] | IO[str] | None
+) -> int:
     """Run the command and return its exit code; one that is interrupted ends the command too."""
     with subprocess.Popen(list(command), env=environment, stdout=stdout) as process:
         try:

@@ -8,13 +8,14 @@ import os
 import time
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, Final
+from typing import Final
 
 import msgspec
 import torch
 import triton
 
 import ratchet
+from ratchet.base.json_value import Json
 from ratchet.judge.emulator.estimates.bound import estimate, matrix_cycles
 from ratchet.judge.emulator.estimates.counts import read_told
 from ratchet.judge.emulator.loading import (
@@ -58,7 +59,7 @@ class LaunchRecorder:
 
     def _forget(self) -> None:
         """Begin anew, in a forked process too: the parent writes what was before."""
-        self._groups: dict[str, dict[str, Any]] = {}
+        self._groups: dict[str, dict[str, Json]] = {}
         self._failed: dict[FailedLaunch, int] = {}
         self._written_s = time.monotonic()
         asked.clear()
@@ -77,7 +78,7 @@ class LaunchRecorder:
 
     def price_s(self, launch: EmulatedLaunch) -> float:
         """Return the lower bound on the time of a launch; 0 without a known device."""
-        told: dict[str, Any] = {}
+        told: dict[str, Json] = {}
         add_launch(told, launch, shown=False)
         target = self._settings.target
         bounds = estimate("", target, read_told(told, target)).bounds

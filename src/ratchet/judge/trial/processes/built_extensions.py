@@ -11,7 +11,7 @@ import os
 import re
 from collections.abc import Mapping
 from pathlib import Path
-from typing import Any, Final
+from typing import Final
 
 from ratchet.judge.options import WITH_TORCH
 from ratchet.judge.workers.memory.packed_files import PackedFiles
@@ -41,14 +41,14 @@ def uses_extensions(kernel: Kernel) -> bool:
     return kernel.language in WITH_TORCH and USED in kernel.source
 
 
-def remedy_for(kernel: Kernel, reply: Mapping[str, Any]) -> str:
+def remedy_for(kernel: Kernel, reply: Mapping[str, object]) -> str:
     """Return the remedy if a kernel could not be loaded because its extension was not built."""
     error = reply.get("error")
     words = str(error.get("message")) if isinstance(error, dict) else ""
     return REMEDY if uses_extensions(kernel) and _OF_A_BUILD.search(words) else ""
 
 
-def checked(told: Any, descriptor: int) -> PackedFiles | None:
+def checked(told: object, descriptor: int) -> PackedFiles | None:
     """Return the reported files of a sealed descriptor; None if there are none.
 
     `told` is a list of name, time of change and size. Raises NoFiles if it is not.
@@ -57,7 +57,7 @@ def checked(told: Any, descriptor: int) -> PackedFiles | None:
     return PackedFiles(files=files, descriptor=descriptor) if files else None
 
 
-def _checked(told: Any, size: int) -> list[tuple[str, int, int]]:
+def _checked(told: object, size: int) -> list[tuple[str, int, int]]:
     if not isinstance(told, list) or len(told) > MOST_FILES:
         raise NoFiles("no list of files")
     for one in told:

@@ -9,13 +9,16 @@ import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
 from types import MappingProxyType
-from typing import Any, Final, cast
+from typing import Annotated, Final
+
+import msgspec
 
 from ratchet.base.errors import JudgeError, KernelError
 from ratchet.base.process import families
-from ratchet.base.process.channel import close_descriptors
+from ratchet.base.process.channel import Message, close_descriptors
 from ratchet.base.process.child import Child, ChildFailure, error_words, program
 from ratchet.base.process.time_limits import FIRST_CALL_S, STEP_S, Clock
+from ratchet.judge.integrity.library_ops import told_as
 from ratchet.judge.integrity.outputs import OutputSpots, Read, ReturnedOutputs, Unreadable, readable
 from ratchet.judge.options import WITH_TORCH
 from ratchet.judge.sandbox.accelerator import Accelerator
@@ -33,7 +36,7 @@ from ratchet.judge.verdict import Status
 from ratchet.judge.workers.memory.layout import BatchLayout
 from ratchet.judge.workers.memory.mapping import seal
 from ratchet.judge.workers.memory.packed_files import SEALS, PackedFiles
-from ratchet.judge.workers.serving import READY, UNPLACED, Message
+from ratchet.judge.workers.serving import READY, UNPLACED
 from ratchet.kernels.cuda_use import NEEDS_CUDA, TORCH_SAYS
 from ratchet.kernels.kernel import Kernel
 from ratchet.kernels.languages.precompiled_headers import NAME
@@ -45,11 +48,10 @@ REMEDY = (
 )
 MAX_LIBRARY_BYTES = 64 << 20
 MAX_ANSWER_BYTES = 1 << 20
-MOST_SECONDS = 1e9
 MOST_NAMED: Final = 8
 MOST_BUILDS: Final = 64
 """Most programs that a process may order."""
-Build = Callable[[Any], PackedFiles]
+Build = Callable[[object], PackedFiles]
 """Compiles what a candidate orders, outside of its reach. Raises KernelError, for the candidate."""
 OF_PROFILER: Final = ("USDT:", "STAGE:")
 """Beginnings of lines that torch's profiler prints while a census is taken."""
@@ -61,6 +63,18 @@ PRINTED_LINES, PRINTED_CHARACTERS = 3, 300
 """Most of a kernel's last output that a reason quotes."""
 STATUS_OF_FAILURE: dict[str, Status] = {"timed_out": "timed_out", "woke": "cheating"}
 """Any other failure of a candidate's process is a crash."""
+Seconds = Annotated[float, msgspec.Meta(ge=0, lt=1e9)]
+Code = Annotated[int, msgspec.Meta(ge=-(1 << 63), le=(1 << 63) - 1)]
+
+
+class _RanBatch(msgspec.Struct, frozen=True, kw_only=True):
+    """The answer to `go`: the candidate's claims about a batch."""
+
+    codes: list[Code]
+    """One machine word for each call."""
+    cpu_time_s: Seconds
+    device_s: Seconds | None = None
+    census: object = None
 
 
 class CandidateProcess:
@@ -122,7 +136,7 @@ class CandidateProcess:
         """What is left of AGAIN_S."""
         self.first_call_s = 0.0
         """The longest first call on new sizes; a new process takes that time again."""
-        self.censuses: list[tuple[BatchLayout, Any]] | None = None
+        self.censuses: list[tuple[BatchLayout, object]] | None = None
         """If it is a list, a Python kernel's batches are counted: their layout and the census."""
         if self.sandbox.shares_user:
             families.hide_memory()  # it holds the batches that this candidate must not see yet
@@ -207,7 +221,7 @@ class CandidateProcess:
             _raise_refusal(reply, "does not compile")
             if len(handed) != 1:
                 raise fault("crashed", "the compiler's process handed out no library")
-            return _sealed_copy(handed[0])
+            return sealed_copy(handed[0])
         finally:
             close_descriptors(handed)
 
@@ -251,7 +265,7 @@ class CandidateProcess:
         if self.returns_outputs and not self.copies_outputs:
             self.copies_outputs = not readable(self._child.sender)
 
-    def _send_built(self, build: Build, order: Any) -> None:
+    def _send_built(self, build: Build, order: object) -> None:
         """Compile what the process ordered, and hand it over."""
         try:
             packed = build(order)
@@ -285,7 +299,7 @@ class CandidateProcess:
             _raise_refusal(reply, "told nothing of what it built", status="crashed")
             if len(handed) != 1:
                 raise fault("crashed", "the candidate's process handed out no files")
-            packed = _sealed_copy(handed[0])
+            packed = sealed_copy(handed[0])
         finally:
             close_descriptors(handed)
         try:
@@ -373,14 +387,22 @@ class CandidateProcess:
         if "error" in reply:
             remedy = _printed(self._child.output())
             _raise_refusal(reply, "raised", status="crashed", remedy=remedy)
-        codes, cpu_time_s = reply.get("codes"), reply.get("cpu_time_s")
-        claimed = reply.get("device_s")
-        self.device_s = float(cast(float, claimed)) if _is_time(claimed) else None
-        if not _are_codes(codes, calls) or not _is_time(cpu_time_s):
-            raise fault("crashed", "the candidate's process answered nonsense")
+        ran = told_as(_RanBatch, reply)
+        if len(ran.codes) != calls:
+            raise fault("crashed", "the candidate's process answered nonsense: a wrong count")
+        self.device_s = ran.device_s
         if self.censuses is not None:
-            self.censuses.append((self._layout, reply.get("census")))
-        return wall_time_s, float(cast(float, cpu_time_s)), cast("list[int]", codes)
+            self.censuses.append((self._layout, ran.census))
+        return wall_time_s, ran.cpu_time_s, ran.codes
+
+    @contextlib.contextmanager
+    def uncounted(self) -> Iterator[None]:
+        """Take no census inside."""
+        censuses, self.censuses = self.censuses, None
+        try:
+            yield
+        finally:
+            self.censuses = censuses
 
     @property
     def _more_s(self) -> float:
@@ -402,7 +424,7 @@ class CandidateProcess:
             with _tells_outputs():
                 self._returned.deliver(call)
 
-    def _read_spots(self, reply: Mapping[str, Any], *, first: bool = False) -> list[bytes]:
+    def _read_spots(self, reply: Mapping[str, object], *, first: bool = False) -> list[bytes]:
         """Return the bytes at secret spots of the batch's outputs now."""
         if self._returned is None:
             assert self._spots is not None
@@ -415,12 +437,10 @@ class CandidateProcess:
             return self._returned.spots()
 
     def pause(self) -> None:
-        """Stop the whole family."""
         with _decides():
             self._child.pause()
 
     def resume(self) -> None:
-        """Let the family run."""
         with _decides():
             self._child.resume()
 
@@ -460,18 +480,7 @@ def _tells_outputs() -> Iterator[None]:
         raise fault("crashed", f"the candidate's process: {error}") from error
 
 
-def _are_codes(codes: Any, calls: int) -> bool:
-    """Return True if an answer holds one machine word for each call."""
-    words = isinstance(codes, list) and all(type(code) is int for code in codes)
-    return words and len(codes) == calls and all(abs(code) < 1 << 63 for code in codes)
-
-
-def _is_time(claimed: Any) -> bool:
-    """Return True if a claim is a time in seconds; a whole number may be too large for a float."""
-    return type(claimed) in (int, float) and 0 <= claimed < MOST_SECONDS
-
-
-def _raise_fault_of_machine(reply: Mapping[str, Any]) -> None:
+def _raise_fault_of_machine(reply: Mapping[str, object]) -> None:
     """Raise `unmeasured` if the compiler's worker failed for a reason other than the source."""
     error = reply.get("error")
     if isinstance(error, dict) and error.get("kind") != KernelError.__name__:
@@ -479,7 +488,7 @@ def _raise_fault_of_machine(reply: Mapping[str, Any]) -> None:
 
 
 def _raise_refusal(
-    reply: Mapping[str, Any], what: str, *, status: Status = "refused", remedy: str = ""
+    reply: Mapping[str, object], what: str, *, status: Status = "refused", remedy: str = ""
 ) -> None:
     if "no_device" in reply:
         words = " ".join(str(reply["no_device"]).split())[:500]
@@ -507,14 +516,17 @@ def _printed(output: str) -> str:
     return f"it printed: {shown}" if shown else ""
 
 
-def _sealed_copy(descriptor: int) -> int:
-    """Copy at most 64 MiB of a file into sealed memory."""
+def sealed_copy(descriptor: int) -> int:
+    """Copy a file, which a candidate may have handed out, into sealed memory: at most 64 MiB.
+
+    The file's position stays as it was. Raises CandidateFault.
+    """
     copy = os.memfd_create("ratchet-kernel", os.MFD_CLOEXEC | os.MFD_ALLOW_SEALING)
     try:
         if not stat.S_ISREG(os.fstat(descriptor).st_mode):  # a pipe would keep the judge waiting
             raise fault("crashed", "the compiler's process handed out no file")
         total = 0
-        while chunk := os.read(descriptor, 1 << 20):
+        while chunk := os.pread(descriptor, 1 << 20, total):
             total += len(chunk)
             if total > MAX_LIBRARY_BYTES:
                 raise fault("refused", f"the library is over {MAX_LIBRARY_BYTES} bytes")

@@ -113,7 +113,6 @@ class CompilePool:
                 self._end(one, error.decided)
 
     def resume(self) -> None:
-        """Let the compilers go on."""
         self._paused = False
         for one in tuple(self._running):
             assert one.library.process is not None
@@ -124,7 +123,6 @@ class CompilePool:
                 self._end(one, error.decided)
 
     def close(self) -> None:
-        """End the compilers."""
         while self._running:
             self._running.pop().library.close()
 

@@ -20,9 +20,7 @@ from ratchet.judge.sandbox.accelerator import OF_GPU, Accelerator
 from ratchet.judge.sandbox.isolation import has_namespaces, shows_own_files
 from ratchet.judge.sandbox.zygote import CandidateZygote
 from ratchet.judge.stage_result import CandidateFault
-from ratchet.judge.trial.processes.candidate import CandidateProcess
-from ratchet.judge.workers.memory.mapping import seal
-from ratchet.judge.workers.memory.packed_files import SEALS
+from ratchet.judge.trial.processes.candidate import CandidateProcess, sealed_copy
 from ratchet.kernels.kernel import Kernel, Language
 from ratchet.kernels.languages.precompiled_headers import PrecompiledHeaders
 
@@ -132,20 +130,6 @@ class Toolchain:
         return CandidateZygote(threads=self._threads, with_torch=False, folders=folders)
 
 
-def sealed_copy(library: int) -> int:
-    """Copy a sealed library into sealed memory of its own."""
-    copy = os.memfd_create("ratchet-kernel", os.MFD_CLOEXEC | os.MFD_ALLOW_SEALING)
-    try:
-        offset, size = 0, os.fstat(library).st_size
-        while offset < size:
-            offset += os.sendfile(copy, library, offset, size - offset)
-        seal(copy, SEALS)
-    except BaseException:
-        os.close(copy)
-        raise
-    return copy
-
-
 class Library:
     """The compiled library of a kernel, fetched on demand; None for kernels in Python."""
 
@@ -224,7 +208,6 @@ class Library:
             self._process.pause()
 
     def resume(self) -> None:
-        """Let the compiler go on."""
         if self._process is not None:
             self._process.resume()
 
@@ -261,11 +244,9 @@ class NextLibrary:
         self._tell("pause")
 
     def resume(self) -> None:
-        """Let the compiler go on."""
         self._tell("resume")
 
     def close(self) -> None:
-        """End the compiler."""
         if self._library is not None:
             self._library.close()
             self._library = None

@@ -106,7 +106,6 @@ class Launches:
 
     @contextlib.contextmanager
     def launch(self, index: int) -> Iterator[CandidateProcess]:
-        """Yield the process of that number, stopped."""
         if index >= len(self._standing) and self._together:
             with _in_time():
                 for process in self._start_together(self._together):

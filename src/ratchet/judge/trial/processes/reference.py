@@ -8,17 +8,15 @@ import select
 import signal
 import sys
 from collections.abc import Mapping
-from typing import Any
 
 from ratchet.base.errors import JudgeError
-from ratchet.base.process.channel import close_descriptors, inherited
+from ratchet.base.process.channel import Message, close_descriptors, inherited
 from ratchet.base.process.child import Child, error_words, program
 from ratchet.base.process.time_limits import until_the_end_s
 from ratchet.judge.sandbox.isolation import TORCH_FIRST, arm_environment
 from ratchet.judge.sandbox.view import fixed_layout
 from ratchet.judge.sandbox.zygote import IMPORT_S, Forks
 from ratchet.judge.steps.arms import import_path
-from ratchet.judge.workers.serving import Message
 from ratchet.problems.problem_file import KEEPER_GRACE_S, longest_wait_s, read_answer
 
 REFERENCE_WORKER = "ratchet.judge.workers.reference.worker"
@@ -39,7 +37,6 @@ class ReferenceProcess:
 
     @property
     def pid(self) -> int:
-        """Its process id."""
         return self._child.pid
 
     @property
@@ -47,11 +44,11 @@ class ReferenceProcess:
         """True if it can still be asked."""
         return not self._child.closed
 
-    def ask(self, *, timeout_s: float, **message: Any) -> Message:
+    def ask(self, *, timeout_s: float, **message: object) -> Message:
         """Ask for something; raises ReferenceFault if it reports an error."""
         return self.ask_for_memory(timeout_s=timeout_s, **message)[0]
 
-    def ask_for_memory(self, *, timeout_s: float, **message: Any) -> tuple[Message, list[int]]:
+    def ask_for_memory(self, *, timeout_s: float, **message: object) -> tuple[Message, list[int]]:
         """Ask; return also the answer's descriptors, which belong to the caller."""
         self._child.send(message)
         reply, handed = self._child.receive(str(message["do"]), timeout_s=timeout_s)
@@ -88,15 +85,12 @@ class ReferenceProcess:
             return read_answer(file, None)
 
     def pause(self) -> None:
-        """Stop it."""
         self._child.hold()
 
     def resume(self) -> None:
-        """Let it run."""
         self._child.resume()
 
     def close(self) -> None:
-        """End it."""
         self._child.close()
 
 
@@ -120,7 +114,7 @@ class ReferenceFault(JudgeError):
     """The reference raised, or the problem is invalid."""
 
 
-def raise_fault(reply: Mapping[str, Any]) -> None:
+def raise_fault(reply: Mapping[str, object]) -> None:
     """Raise ReferenceFault if a trusted worker's answer is an error."""
     if "error" in reply:
         raise ReferenceFault(error_words(reply["error"]))

@@ -13,13 +13,14 @@ import os
 import socket
 import time
 from collections.abc import Iterator, Mapping, Sequence
-from typing import Any, Literal
+from typing import Literal
 
 from ratchet.base.errors import JudgeError
 from ratchet.base.process import families
 from ratchet.base.process.channel import (
     Channel,
     ChannelTimeout,
+    Message,
     close_descriptors,
     open_pair,
 )
@@ -36,7 +37,6 @@ from ratchet.judge.sandbox.accelerator import Accelerator
 from ratchet.judge.sandbox.zygote import START_S, Fork, Forks
 from ratchet.judge.trial.processes.reference import ReferenceProcess, raise_fault
 from ratchet.judge.workers.memory.layout import BatchLayout
-from ratchet.judge.workers.serving import Message
 from ratchet.measure.arm import Timing
 from ratchet.problems.problem import Problem
 
@@ -62,7 +62,7 @@ class RivalProcess:
         self.device_s: float | None = None
         """The last batch's seconds by the GPU's own clock."""
 
-    def begin_load(self, message: Mapping[str, Any]) -> None:
+    def begin_load(self, message: Mapping[str, object]) -> None:
         """Let it load the reference while others start."""
         self._send(message)
 
@@ -76,7 +76,7 @@ class RivalProcess:
         self._send({"do": "prepare", "layout": layout.as_json(), "outputs": outputs})
         self._await("prepare")
 
-    def _send(self, message: Mapping[str, Any]) -> None:
+    def _send(self, message: Mapping[str, object]) -> None:
         with self._named(message["do"]):
             self._channel.send(message, timeout_s=SEND_TIMEOUT_S)
 
@@ -113,7 +113,6 @@ class RivalProcess:
         self._stopped = stopped
 
     def resume(self) -> None:
-        """Let it run."""
         families.resume(self._stopped)
         self._stopped = ()
 
@@ -141,14 +140,14 @@ class RivalProcess:
         return list(families.family(self.pid, enclosed=True))
 
     @contextlib.contextmanager
-    def _named(self, what: str) -> Iterator[None]:
+    def _named(self, what: object) -> Iterator[None]:
         try:
             yield
         except JudgeError as error:
             raise JudgeError(f"the reference's process failed at '{what}': {error}") from error
 
 
-def _raise_fault(reply: Mapping[str, Any]) -> None:
+def _raise_fault(reply: Mapping[str, object]) -> None:
     if "no_device" in reply:
         raise JudgeError(f"the reference cannot use the GPU: {reply['no_device']}")
     raise_fault(reply)
@@ -235,12 +234,10 @@ class Rivals:
         return process
 
     def end(self, process: RivalProcess) -> None:
-        """End one of them."""
         self._running.remove(process)
         process.close()
 
     def close(self) -> None:
-        """End all of them."""
         while self._running:
             self.end(self._running[-1])
         if self._own is not None:

@@ -84,7 +84,6 @@ class Entrant:
         self.end()
 
     def end(self) -> None:
-        """End its process."""
         if self.process is not None:
             self.process.close()
             self.process = None
@@ -102,7 +101,6 @@ class Entrant:
             self.decide(decided)
 
     def answer(self) -> Screening:
-        """Return its answer."""
         if self.status is None:
             self.decide(Decided("unmeasured", "the screening did not come to it"))
         assert self.status is not None

@@ -217,8 +217,16 @@ def _rounds(
                 failed.add(arm.name)
                 lose(arm.name, error.decided)
                 continue
-            place = {"launch": 0, "round": index, "position": position}
-            samples.append(timed_sample(timing, arm=arm.name, iterations=calls, **place))
+            samples.append(
+                timed_sample(
+                    timing,
+                    arm=arm.name,
+                    launch=0,
+                    round=index,
+                    position=position,
+                    iterations=calls,
+                )
+            )
         order = order[::-1]
     return [sample for sample in samples if sample.arm not in failed]
 
@@ -228,16 +236,14 @@ def _without_slow(
 ) -> list[ScreenedArm | RivalArm]:
     """Keep the reference, the best so far, and arms with this share of the leader's speed."""
     speeds = {
-        arm.name: float(np.exp(np.median(np.concatenate(_against_reference(samples, arm.name)))))
+        arm.name: float(
+            np.exp(np.median(np.concatenate(log_ratios(samples, baseline=REFERENCE, new=arm.name))))
+        )
         for arm in racing
         if arm.name != REFERENCE
     }
     least = share * max(speeds.values())
     return [arm for arm in racing if arm.name in (REFERENCE, BEST) or speeds[arm.name] >= least]
-
-
-def _against_reference(samples: Sequence[Sample], name: str) -> list[np.ndarray]:
-    return list(log_ratios(samples, baseline=REFERENCE, new=name))
 
 
 def _estimate(name: str, samples: dict[str, list[Sample]]) -> Timed:

@@ -104,17 +104,14 @@ class ScreeningRun:
         self._entrants[at].decide(decided)
 
     def decide_all(self, decided: Decided) -> None:
-        """Give the same answer to all that have none yet."""
         for entrant in self._entrants:
             if not entrant.is_out:
                 entrant.decide(decided)
 
     def answers(self) -> tuple[Screening, ...]:
-        """Return the answers in the order of the kernels."""
         return tuple(entrant.answer() for entrant in self._entrants)
 
     def close(self) -> None:
-        """End every candidate's process."""
         for entrant in self._all:
             entrant.end()
 
@@ -355,17 +352,14 @@ class ScreeningParts:
             at[part] += 1
 
     def decide_all(self, decided: Decided) -> None:
-        """Give the same answer to all that have none yet."""
         for run in self.runs:
             run.decide_all(decided)
 
     def answers(self) -> tuple[Screening, ...]:
-        """Return the answers in the order of the kernels."""
         found = {part: iter(run.answers()) for part, run in zip(PARTS, self.runs, strict=True)}
         return tuple(next(found[part]) for part in self._parts)
 
     def close(self) -> None:
-        """End every candidate's process."""
         for run in self.runs:
             run.close()
 

@@ -4,15 +4,14 @@ from __future__ import annotations
 
 import random
 import secrets
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from typing import Any
 
 from ratchet.base.process.time_limits import Clock
 from ratchet.judge.sandbox.accelerator import Accelerator
 from ratchet.judge.sandbox.zygote import CandidateZygote
 from ratchet.judge.stage_result import Decided
-from ratchet.judge.trial.kernel_checks import OpenProblem, described_cases
+from ratchet.judge.trial.kernel_checks import CaseFacts, OpenProblem, described_cases
 from ratchet.judge.trial.processes.compile_pool import CompilePool
 from ratchet.judge.trial.processes.compiling import Toolchain
 from ratchet.judge.trial.processes.reference import ReferenceProcess
@@ -31,8 +30,7 @@ class HeldProblem:
     key: tuple[Problem, str, ReferenceProcess, str]
     """The problem, its hash (the text of its module counts), the worker that holds it, and its GPU;
     "" for the cores."""
-    cases: Sequence[Mapping[str, Any]]
-    """The fields of each case's facts."""
+    cases: Sequence[CaseFacts]
 
 
 class Screener:
@@ -91,6 +89,7 @@ class Screener:
                 seed=secrets.randbits(48),
                 timeout_s=OPENING_S,
                 accelerator=run.accelerator,
+                kind=QuickFacts,
             )
             if isinstance(found, Decided):
                 return found
@@ -103,6 +102,4 @@ def opened_quickly(
 ) -> OpenProblem:
     """Return a problem that is held open, with the secrets of one screening."""
     problem, _, reference, _ = held.key
-    described = zip(problem.cases, held.cases, strict=True)
-    facts = [QuickFacts(name=case.name, **one) for case, one in described]
-    return OpenProblem(problem, reference, facts, random.Random(secret), clock, accelerator)
+    return OpenProblem(problem, reference, held.cases, random.Random(secret), clock, accelerator)

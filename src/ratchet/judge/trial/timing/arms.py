@@ -316,11 +316,6 @@ def output_mode(process: CandidateProcess, opened: OpenProblem) -> OutputMode:
     return "copied" if opened.accelerator is not None else "kept"
 
 
-def alone(opened: OpenProblem, case: int, outputs: OutputMode) -> RivalArm:
-    """Return the reference's arm on a GPU, where its process lasts, after the candidate's end."""
-    return RivalArm(REFERENCE, opened.lasting[REFERENCE], opened, case, outputs)
-
-
 def warm(arm: Arm, calls: int) -> float:
     """Run an arm until its heap holds what a call needs; return the seconds of the last batch.
 

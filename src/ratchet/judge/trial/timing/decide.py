@@ -258,7 +258,9 @@ def _cause(timings: Sequence[CaseTiming], comparisons: Sequence[Comparison]) -> 
     undecided = [(timing, one) for timing, one in pairs if one.answer == "undecided"]
     if not undecided:
         return "faster on some cases only, and over all of them the interval holds 1"
-    timing, worst = max(undecided, key=lambda pair: (bool(pair[1].noise), _width(pair[1])))
+    timing, worst = max(
+        undecided, key=lambda pair: (bool(pair[1].noise), pair[1].high / pair[1].low)
+    )
     place = f"on {timing.name} " if len(timings) > 1 else ""
     causes = "; ".join(dict.fromkeys(text for text in (worst.why, worst.noise) if text))
     return f"{place}{causes}{AGAIN if worst.noise else ''}"
@@ -269,10 +271,6 @@ def _noise(comparisons: Sequence[Comparison]) -> str:
     if any(one.answer == "slower" for one in comparisons):
         return ""
     return next((one.noise for one in comparisons if one.noise), "")
-
-
-def _width(found: Comparison) -> float:
-    return math.log(found.high) - math.log(found.low)
 
 
 def _physics(timings: Sequence[CaseTiming], opened: OpenProblem) -> list[Evidence]:

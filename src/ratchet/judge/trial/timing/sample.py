@@ -17,10 +17,10 @@ from ratchet.judge.stage_result import CandidateFault, Decided, Ok, as_stage
 from ratchet.judge.trial.kernel_checks import OpenProblem
 from ratchet.judge.trial.processes.candidate import CandidateProcess
 from ratchet.judge.trial.timing.arms import (
+    REFERENCE,
     CandidateArm,
     RivalArm,
     RoundSeeds,
-    alone,
     rivals,
     warm,
 )
@@ -177,7 +177,8 @@ def _sample(
 
 def time_alone(case: int, opened: OpenProblem) -> list[float]:
     """Return the reference's seconds per call in each batch, with no candidate beside it."""
-    calls, arm = calls_of(opened, case), alone(opened, case, "copied")
+    calls = calls_of(opened, case)
+    arm = RivalArm(REFERENCE, opened.lasting[REFERENCE], opened, case, "copied")
     warm(arm, calls)
     opened.device_clock.begin(case)
     times = [arm.run(calls).wall_time_s for _ in range(ALONE_BATCHES)]

@@ -11,18 +11,22 @@ import ctypes
 import math
 import secrets
 import sys
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import contextmanager
-from typing import Any, Final
+from typing import TYPE_CHECKING, Any, Final
 
 import numpy as np
 import torch
-from torch._C._profiler import _ExperimentalConfig
+from torch._C._profiler import _ExperimentalConfig, _ProfilerEvent, _TensorMetadata
 from torch.autograd.profiler import profile, record_function
 
+from ratchet.base.process.channel import Message
 from ratchet.judge.workers.candidate.results import WANTS_FORMS
 
-Entry = Callable[..., Any]
+if TYPE_CHECKING:
+    from ratchet.judge.emulator.loading import EmulatedLaunch
+
+Entry = Callable[..., object]
 MOST_NAMES: Final = 300
 BUILT_IN: Final = ("aten", "prims", "quantized", "mkldnn", "onednn", "_quantized", "inductor")
 MAYBE_COPIES: Final = ("aten::to", "aten::contiguous")
@@ -41,7 +45,7 @@ _listening: list[Callable[[str], None]] = []
 """Functions called on audit events; a hook stays as long as its process."""
 
 
-def _heard(event: str, _: Any) -> None:
+def _heard(event: str, _: object) -> None:
     if _listening and event in ADDRESSED:
         _listening[-1](event)
 
@@ -54,14 +58,14 @@ class Census:
         self._launch = f"ratchet launch {secrets.token_hex(8)}"
         self._ops: dict[str, list[int]] = {}
         self._launches: dict[str, list[int]] = {}
-        self._emulated: dict[str, dict[str, Any]] = {}
+        self._emulated: dict[str, Message] = {}
         self._running = ""
         self._marked = 0
 
     def take(self, run: Callable[[Entry], list[int]], entry: Entry) -> list[int]:
         """Call `run` with an entry whose calls are counted; return what `run` returns."""
 
-        def counted(*given: Any) -> Any:
+        def counted(*given: object) -> object:
             with record_function(self._entry):
                 return entry(*given)
 
@@ -75,7 +79,7 @@ class Census:
         self._count(recorded.kineto_results.experimental_event_tree())
         return codes
 
-    def as_json(self) -> dict[str, Any]:
+    def as_json(self) -> Message:
         """Return calls and elements by operation; calls, programs and stored elements by kernel."""
         return {
             "ops": dict(list(self._ops.items())[:MOST_NAMES]),
@@ -83,7 +87,7 @@ class Census:
             "emulated": dict(list(self._emulated.items())[:MOST_NAMES]),
         }
 
-    def _count(self, roots: list[Any]) -> None:
+    def _count(self, roots: list[_ProfilerEvent]) -> None:
         entries = [event for event in roots if event.name == self._entry]
         main = {event.start_tid for event in entries}
         for event in roots:
@@ -93,7 +97,7 @@ class Census:
         if self._marked != launches:  # the candidate forged the mark that hides what is below it
             self._add("marks that were forged", 0)
 
-    def _visit(self, event: Any) -> None:
+    def _visit(self, event: _ProfilerEvent) -> None:
         """Count the outermost operations, and not those that they call themselves."""
         if event.name == self._launch:
             self._marked += 1
@@ -116,17 +120,17 @@ class Census:
     def _crossings(self) -> Iterator[None]:
         """Count values that leave torch, or come back, outside of a launch."""
         originals = {name: getattr(torch.Tensor, name) for name in CROSSINGS}
-        back: Any = torch.from_numpy
+        back = torch.from_numpy
 
-        def noted(name: str) -> Callable[..., Any]:
-            def cross(tensor: Any, *given: Any, **named: Any) -> Any:
+        def noted(name: str) -> Callable[..., object]:
+            def cross(tensor: torch.Tensor, *given: object, **named: object) -> object:
                 if not self._running:
                     self._add(f"Tensor.{name}", tensor.numel())
                 return originals[name](tensor, *given, **named)
 
             return cross
 
-        def from_numpy(array: Any) -> Any:
+        def from_numpy(array: np.ndarray) -> torch.Tensor:
             if not self._running:
                 self._add("torch.from_numpy", array.size)
             return back(array)
@@ -148,7 +152,7 @@ class Census:
         call = executor.__call__
         stores = {name: getattr(builder, name) for name in STORES}
 
-        def launch(grid: Any, *given: Any, **named: Any) -> Any:
+        def launch(grid: Any, *given: object, **named: object) -> object:
             count = self._launches.setdefault(str(grid.fn.__name__)[:100], [0, 0, 0])
             count[0] += 1
             before, self._running = self._running, grid.fn.__name__[:100]
@@ -160,8 +164,8 @@ class Census:
             count[1] += math.prod(interpreter.interpreter_builder.grid_dim)
             return result
 
-        def store(name: str) -> Callable[..., Any]:
-            def write(built: Any, *given: Any) -> Any:
+        def store(name: str) -> Callable[..., object]:
+            def write(built: object, *given: Any) -> object:
                 if self._running:
                     place = STORES[name]
                     written = given[0] if place is None else given[place - 1]
@@ -188,11 +192,11 @@ class Census:
         launcher = loading.EmulatedLauncher
         run = launcher.run
 
-        def counted(one: Any, *given: Any) -> Any:
+        def counted(one: object, *given: object) -> EmulatedLaunch:
             before, self._running = self._running, "emulated"
             try:
                 with record_function(self._launch):
-                    done = run(one, *given)
+                    done: EmulatedLaunch = run(one, *given)
             finally:
                 self._running = before
             count = self._launches.setdefault(done.name[:100], [0, 0, 0])
@@ -215,8 +219,8 @@ class Census:
             if not self._running:
                 self._add(event, 0)
 
-        def noted(name: str) -> Callable[..., Any]:
-            def call(*given: Any) -> Any:
+        def noted(name: str) -> Callable[..., object]:
+            def call(*given: object) -> object:
                 addressed(f"ctypes.{name}")
                 return originals[name](*given)
 
@@ -235,8 +239,7 @@ class Census:
 
 
 @contextmanager
-def _replaced(owner: Any, new: Mapping[str, Any]) -> Iterator[None]:
-    """Replace attributes inside."""
+def _replaced(owner: object, new: Mapping[str, object]) -> Iterator[None]:
     before = {name: getattr(owner, name) for name in new}
     for name, value in new.items():
         setattr(owner, name, value)
@@ -248,7 +251,7 @@ def _replaced(owner: Any, new: Mapping[str, Any]) -> Iterator[None]:
 
 
 def add_launch(
-    told: dict[str, dict[str, Any]], done: Any, *, key: str = "", shown: bool = True
+    told: dict[str, Message], done: EmulatedLaunch, *, key: str = "", shown: bool = True
 ) -> None:
     """Add the exact counts of an emulated launch to those of its kernel, or of another key.
 
@@ -275,7 +278,7 @@ def add_launch(
             there[name] = there.get(name, 0) + getattr(one, name)
 
 
-def _elements(inputs: Any) -> int:
+def _elements(inputs: Iterable[object]) -> int:
     """Return the elements that an operation works on: its inputs, broadcast if they can be."""
     shapes = [tuple(one.sizes) for one in _tensors(inputs)]
     if not shapes:
@@ -287,9 +290,9 @@ def _elements(inputs: Any) -> int:
         return largest
 
 
-def _tensors(inputs: Any) -> Iterator[Any]:
+def _tensors(inputs: Iterable[object]) -> Iterator[_TensorMetadata]:
     for one in inputs:
         if isinstance(one, (list, tuple)):
             yield from _tensors(one)
-        elif hasattr(one, "sizes"):
+        elif isinstance(one, _TensorMetadata):
             yield one

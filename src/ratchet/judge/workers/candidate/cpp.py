@@ -14,11 +14,11 @@ import time
 from collections.abc import Sequence
 from pathlib import Path
 
-from ratchet.base.process.channel import inherited
+from ratchet.base.process.channel import Message, inherited
 from ratchet.judge.sandbox.confine import confine
 from ratchet.judge.workers.memory.layout import IN_PLACE, INPUTS, OUTPUTS, BatchLayout, Slot
 from ratchet.judge.workers.memory.mapping import MappedRegion, shift_heap
-from ratchet.judge.workers.serving import Answer, Message, Reply, serve_candidate
+from ratchet.judge.workers.serving import Answer, Reply, serve_candidate
 from ratchet.kernels.abi import Entry, pack_scalars, pack_tensors, words
 from ratchet.kernels.kernel import Kernel
 from ratchet.kernels.languages import cpp
@@ -28,7 +28,6 @@ class CppBatch:
     """Calls whose arguments are packed, pointing at memory that is not there yet."""
 
     def __init__(self, layout: BatchLayout) -> None:
-        """Reserve the addresses."""
         sizes = zip(layout.region_bytes, layout.slack_pages, strict=True)
         self.regions = [MappedRegion(size, slack) for size, slack in sizes]
         bases = [region.address for region in self.regions]
@@ -50,7 +49,6 @@ class CppBatch:
         self.regions[OUTPUTS].reveal(descriptors[2], writable=True)
 
     def release(self) -> None:
-        """Give the addresses back."""
         for region in self.regions:
             region.release()
 
@@ -64,7 +62,6 @@ class CppWorker:
         self._last: CppBatch | None = None
 
     def answer(self, message: Message, descriptors: list[int]) -> Reply:
-        """Do what the judge asks."""
         actions: dict[str, Answer] = {
             "compile": self._compile,
             "load": self._load,

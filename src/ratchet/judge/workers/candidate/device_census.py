@@ -17,10 +17,10 @@ import torch
 from torch._C._autograd import DeviceType
 from torch.profiler import ProfilerActivity, profile
 
+from ratchet.base.process.channel import Message
 from ratchet.judge.workers.memory.device import WorkerDevice
-from ratchet.judge.workers.serving import Message
 
-Entry = Callable[..., Any]
+Entry = Callable[..., object]
 MOST_NAMES: Final = 200
 NAME_LENGTH: Final = 160
 WORK: Final = ("kernel", "concurrent_kernel", "gpu_memcpy", "gpu_memset")
@@ -60,7 +60,7 @@ class DeviceCensus:
     def take(self, run: Callable[[Entry], list[int]], entry: Entry) -> list[int]:
         """Call `run` with an entry whose calls are counted; return what `run` returns."""
 
-        def counted(*given: Any) -> Any:
+        def counted(*given: object) -> object:
             outputs = entry(*given)
             self._allocated.append(self._device.allocated_bytes())
             return outputs
@@ -95,7 +95,7 @@ def count(events: Sequence[DeviceEvent], allocated: Sequence[int]) -> Message:
     """
     work = sorted((one for one in events if one.kind in WORK), key=lambda one: one.start_ns)
     current = work[0].stream if work else 0
-    marker = _marker(work)
+    marker = min(2, len(work))  # a fill, then an addition
     kernels: dict[str, list[int]] = {}
     elsewhere: dict[str, list[int]] = {}
     for one in work[marker:]:
@@ -112,11 +112,6 @@ def count(events: Sequence[DeviceEvent], allocated: Sequence[int]) -> Message:
         "kept_bytes": max(0, min(growth, default=0)),
         "calls": len(allocated),
     }
-
-
-def _marker(work: Sequence[DeviceEvent]) -> int:
-    """Return how many of the first kernels are the marker's: a fill, then an addition."""
-    return min(2, len(work))
 
 
 def _add(counts: dict[str, list[int]], event: DeviceEvent) -> None:

@@ -8,11 +8,17 @@ from __future__ import annotations
 
 import math
 import re
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
-from typing import Any
+from types import ModuleType
+from typing import TYPE_CHECKING, Any
 
+from ratchet.base.json_value import Json
+from ratchet.base.process.channel import Message
 from ratchet.judge.workers.candidate.architectures import Architecture
+
+if TYPE_CHECKING:
+    import torch
 
 MAX_CONFIGS = 24
 """Configurations that autotuners may compile; the rest is only counted."""
@@ -27,17 +33,16 @@ class FakeDriver:
     def __init__(self, architecture: Architecture, *, units: int, compiled: CompiledTexts) -> None:
         self.architecture = architecture
         self.compiled = compiled
-        self.launches: list[dict[str, Any]] = []
-        self.kernels: dict[str, dict[str, Any]] = {}
+        self.launches: list[Message] = []
+        self.kernels: dict[str, Message] = {}
         self.skipped_configs = 0
         self.tuning = False
         self.utils = _Utils(self, units)
 
-    def launcher_cls(self, source: Any, metadata: Any) -> Launcher:
-        """Return the launcher of a compiled kernel."""
+    def launcher_cls(self, source: object, metadata: object) -> Callable[..., None]:
         return Launcher(self, source, metadata)
 
-    def get_current_target(self) -> Any:
+    def get_current_target(self) -> object:
         """Return the GPU that Triton compiles for."""
         from triton.backends.compiler import GPUTarget
 
@@ -51,7 +56,11 @@ class FakeDriver:
         return self.benchmark
 
     def benchmark(
-        self, call: Callable[[], Any], *_: Any, quantiles: Any = None, **__: Any
+        self,
+        call: Callable[[], object],
+        *_: object,
+        quantiles: Sequence[float] | None = None,
+        **__: object,
     ) -> float | list[float]:
         """Compile a configuration; return its scratch memory as its "time".
 
@@ -60,7 +69,7 @@ class FakeDriver:
         time = self._try(call)
         return time if quantiles is None else [time] * len(quantiles)
 
-    def _try(self, call: Callable[[], Any]) -> float:
+    def _try(self, call: Callable[[], object]) -> float:
         if sum(one["tuning"] for one in self.launches) >= MAX_CONFIGS:
             self.skipped_configs += 1
             return math.inf
@@ -73,44 +82,40 @@ class FakeDriver:
         return 1.0 + (0 if last is None else self.kernels[last["kernel"]]["scratch_bytes"])
 
     def is_active(self) -> bool:
-        """Return True."""
         return True
 
     def get_current_device(self) -> int:
-        """Return the only device."""
         return 0
 
     def set_current_device(self, _: int) -> None:
         """Do nothing."""
 
-    def get_current_stream(self, _: Any = None) -> int:
-        """Return the default stream."""
+    def get_current_stream(self, _: object = None) -> int:
         return 0
 
-    def get_device_capability(self, *_: Any) -> tuple[int, int]:
+    def get_device_capability(self, *_: object) -> tuple[int, int]:
         """Return the capability as torch.cuda does: gfx942 is (9, 4), sm_90 is (9, 0)."""
         return capability(self.architecture)
 
-    def get_active_torch_device(self) -> Any:
+    def get_active_torch_device(self) -> torch.device:
         """Return `cuda`, which is torch's name for HIP devices too."""
         import torch
 
         return torch.device("cuda", 0)
 
-    def get_device_interface(self) -> Any:
+    def get_device_interface(self) -> ModuleType:
         """Return torch.cuda, as `fake_device` replaced it."""
         import torch
 
         return torch.cuda
 
-    def get_empty_cache_for_benchmark(self) -> Any:
+    def get_empty_cache_for_benchmark(self) -> None:
         """Return None: there is no cache to flush."""
-        return None
 
-    def clear_cache(self, _: Any) -> None:
+    def clear_cache(self, _: object) -> None:
         """Do nothing."""
 
-    def assemble_tensormap_to_arg(self, _: Any, args: Any) -> Any:
+    def assemble_tensormap_to_arg(self, _: object, args: object) -> object:
         """Return the arguments unchanged."""
         return args
 
@@ -154,11 +159,11 @@ class _Utils:
         self._units = units
         self.registers = 0
 
-    def load_binary(self, name: str, *_: Any) -> tuple[Any, Any, int, int, int]:
+    def load_binary(self, name: str, *_: object) -> tuple[object, str, int, int, int]:
         """Return module, function, registers, spills, threads of the largest workgroup."""
         return object(), name, self.registers, 0, 1024
 
-    def get_device_properties(self, _: Any = 0) -> dict[str, Any]:
+    def get_device_properties(self, _: object = 0) -> dict[str, object]:
         """Return the properties that Triton and its tutorials read."""
         one = self._driver.architecture
         return {
@@ -179,7 +184,7 @@ class CompiledTexts:
         self._files: dict[str, dict[str, str]] = {}
 
     def __call__(
-        self, *, metadata: dict[str, Any], metadata_group: dict[str, str], **_: Any
+        self, *, metadata: Mapping[str, str], metadata_group: dict[str, str], **_: object
     ) -> None:
         """Listen, as `triton.knobs.compilation.listener`."""
         self._files[metadata["hash"]] = dict(metadata_group)
@@ -204,7 +209,7 @@ def capability(architecture: Architecture) -> tuple[int, int]:
     return int(digits[:-2]), int(digits[-2])
 
 
-def _describe(source: Any, metadata: Any, texts: dict[str, str]) -> dict[str, Any]:
+def _describe(source: Any, metadata: Any, texts: dict[str, str]) -> Message:
     names = list(getattr(source.fn, "arg_names", ()))
     constants = {_name(names, key): _plain(value) for key, value in source.constants.items()}
     assembly = texts.get("amdgcn", "")
@@ -222,12 +227,12 @@ def _describe(source: Any, metadata: Any, texts: dict[str, str]) -> dict[str, An
     }
 
 
-def _name(names: Sequence[str], key: Any) -> str:
+def _name(names: Sequence[str], key: object) -> str:
     place = key[0] if isinstance(key, tuple) and len(key) == 1 else key
     return names[place] if isinstance(place, int) and place < len(names) else str(place)
 
 
-def _plain(value: Any) -> Any:
+def _plain(value: object) -> Json:
     plain = value is None or isinstance(value, (bool, int, float, str))
     return value if plain else str(value)[:200]
 
@@ -238,7 +243,7 @@ def assembly_number(assembly: str, key: str) -> int:
     return int(found.group(1)) if found else 0
 
 
-def _argument(value: Any) -> Any:
+def _argument(value: Any) -> Json:
     """Return a scalar unchanged; a tensor as its bytes without repeats, and its place."""
     if isinstance(value, (bool, int, float)) or value is None:
         return value

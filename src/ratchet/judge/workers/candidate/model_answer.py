@@ -11,11 +11,17 @@ from ratchet.problems.assigned_sizes import Followed
 from ratchet.problems.problem import Case, Problem
 
 COMPILED = "torch.compile"
-LOADED = """\
-from ratchet.judge.workers.candidate.model_class import load_model
 
-{entry} = load_model({source!r}, {entry!r}, **{form!r})
-"""
+
+def loaded_by(loader: str, kernel: Kernel, **given: object) -> Kernel:
+    """Return a kernel whose entry `loader`, a `module:function`, makes in the sandbox.
+
+    The loader gets the entry's name, and these arguments as literals.
+    """
+    module, _, function = loader.partition(":")
+    call = f"{function}(entry={kernel.entry!r}, **{given!r})"
+    source = f"from {module} import {function}\n\n{kernel.entry} = {call}\n"
+    return replace(kernel, source=source)
 
 
 def runnable(
@@ -47,9 +53,8 @@ def runnable(
     if is_compiled_reference(kernel, problem):
         inputs = problem.cases[0].inputs[len(form.state) :]
         given["warm_up"] = [(spec.shape, spec.dtype) for spec in inputs]
-    text = followed(kernel, problem, case).source
-    source = LOADED.format(entry=kernel.entry, source=text, form=given)
-    return replace(kernel, source=source)
+    given["source"] = followed(kernel, problem, case).source
+    return loaded_by("ratchet.judge.workers.candidate.model_class:load_model", kernel, **given)
 
 
 def followed(kernel: Kernel, problem: Problem, case: Case | None = None) -> Kernel:

@@ -9,7 +9,7 @@ from __future__ import annotations
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Any, Final
+from typing import Final
 
 import torch
 from torch import Tensor
@@ -55,7 +55,7 @@ class ResultForm:
         return flat.view(self.dtype).view(self.shape)
 
 
-def as_results(outputs: Any, answers: Sequence[ResultForm]) -> tuple[Tensor, ...]:
+def as_results(outputs: object, answers: Sequence[ResultForm]) -> tuple[Tensor, ...]:
     """Return an entry's results, one plain tensor of each form. Raises FormError.
 
     Copies a result with large gaps, or one whose memory does not hold its values (a lazy sign).
@@ -70,8 +70,7 @@ def places(kept: Kept) -> list[list[tuple[int, tuple[int, ...]]]]:
     return [[(one.data_ptr(), one.stride()) for one in results] for results in kept]
 
 
-def _result(output: Any, answer: ResultForm) -> Tensor:
-    made: Tensor = output
+def _result(output: object, answer: ResultForm) -> Tensor:
     if type(output) is not Tensor or output.shape != answer.shape or output.dtype != answer.dtype:
         shown = f"{tuple(output.shape)} {output.dtype}" if isinstance(output, Tensor) else output
         raise FormError(
@@ -81,7 +80,7 @@ def _result(output: Any, answer: ResultForm) -> Tensor:
         raise FormError(f"an output lies on {output.device}, and the inputs on {answer.device}")
     if output.layout != torch.strided:
         raise FormError(f"an output's layout is {output.layout}: return a dense tensor")
-    if made.is_neg():
-        made = made.resolve_neg()
-    gaps = span(made.shape, made.stride()) > MOST_GAPS * made.numel()
-    return made.contiguous() if gaps else made
+    if output.is_neg():
+        output = output.resolve_neg()
+    gaps = span(output.shape, output.stride()) > MOST_GAPS * output.numel()
+    return output.contiguous() if gaps else output

@@ -11,7 +11,7 @@ import math
 from collections import Counter
 from collections.abc import Callable, Iterator
 from types import SimpleNamespace
-from typing import Any, Final
+from typing import Final
 from unittest import mock
 
 import torch
@@ -57,7 +57,7 @@ def answering(device: PretendedDevice) -> Iterator[None]:
         yield
 
 
-def device_answers(device: PretendedDevice) -> dict[str, Any]:
+def device_answers(device: PretendedDevice) -> dict[str, object]:
     """Return the attributes of torch.cuda that describe the GPU."""
     properties, stream = _properties(device), PretendedStream()
     one = capability(device.architecture)
@@ -106,7 +106,7 @@ def device_answers(device: PretendedDevice) -> dict[str, Any]:
     return answers | kinds
 
 
-def _accelerator_answers(device: PretendedDevice) -> dict[str, Any]:
+def _accelerator_answers(device: PretendedDevice) -> dict[str, object]:
     """Return the attributes of torch.accelerator that describe the GPU."""
     stream = PretendedStream()
     zero = "memory_allocated max_memory_allocated memory_reserved max_memory_reserved"
@@ -133,11 +133,11 @@ def _accelerator_answers(device: PretendedDevice) -> dict[str, Any]:
 class RefusedGraph:
     """A graph of launches, which cannot be made; as a class, so that annotations may name it."""
 
-    def __init__(self, *_: Any, **__: Any) -> None:
+    def __init__(self, *_: object, **__: object) -> None:
         raise KernelError("CUDA graphs are not emulated: launch the kernels without one")
 
 
-def check_index(device: Any) -> None:
+def check_index(device: object) -> None:
     """Raise KernelError for a GPU other than the first, as an index, a name or a device."""
     if isinstance(device, str):
         last = device.rpartition(":")[2]
@@ -148,10 +148,10 @@ def check_index(device: Any) -> None:
         raise KernelError(f"cuda:{index} does not exist: one GPU is emulated, cuda:0")
 
 
-def _of_the_first(value: Any) -> Callable[..., Any]:
+def _of_the_first(value: object) -> Callable[..., object]:
     """Return a function of a device that gives the value; another device is a KernelError."""
 
-    def answer(device: Any = None) -> Any:
+    def answer(device: object = None) -> object:
         check_index(device)
         return value
 
@@ -166,7 +166,7 @@ class PretendedStream:
     device_index = 0
     priority = 0
 
-    def __init__(self, device: Any = None, *_: Any, **__: Any) -> None:
+    def __init__(self, device: object = None, *_: object, **__: object) -> None:
         check_index(device)
         self.device = torch.device("cuda", 0)
 
@@ -185,8 +185,7 @@ class PretendedStream:
         """Return True: every launch is over when it returns."""
         return True
 
-    def record_event(self, event: Any = None) -> Any:
-        """Return the event, or a new one."""
+    def record_event(self, event: object = None) -> object:
         return event or UntimedEvent()
 
 
@@ -195,10 +194,10 @@ class UntimedEvent:
 
     cuda_event = 0
 
-    def __init__(self, *_: Any, **__: Any) -> None:
+    def __init__(self, *_: object, **__: object) -> None:
         pass
 
-    def record(self, *_: Any) -> None:
+    def record(self, *_: object) -> None:
         """Do nothing."""
 
     wait = synchronize = record
@@ -207,7 +206,7 @@ class UntimedEvent:
         """Return True: every launch is over when it returns."""
         return True
 
-    def elapsed_time(self, _: Any) -> float:
+    def elapsed_time(self, _: object) -> float:
         """Return nan, and note that it was asked."""
         asked[UNTIMED] += 1
         return math.nan
@@ -216,27 +215,25 @@ class UntimedEvent:
 class PretendedContext:
     """`with torch.cuda.device(...)`, which does nothing."""
 
-    def __init__(self, device: Any = None, *_: Any, **__: Any) -> None:
+    def __init__(self, device: object = None, *_: object, **__: object) -> None:
         if not isinstance(device, torch.Tensor):
             check_index(device)
 
     def __enter__(self) -> None:
         pass
 
-    def __exit__(self, *_: Any) -> None:
+    def __exit__(self, *_: object) -> None:
         pass
 
-    def __call__(self, function: Callable[..., Any]) -> Callable[..., Any]:
-        """Return the function, as a decorator does."""
-
+    def __call__(self, function: Callable[..., object]) -> Callable[..., object]:
         @functools.wraps(function)
-        def inside(*given: Any, **named: Any) -> Any:
+        def inside(*given: object, **named: object) -> object:
             return function(*given, **named)
 
         return inside
 
 
-def _properties(device: PretendedDevice) -> Any:
+def _properties(device: PretendedDevice) -> SimpleNamespace:
     one = device.architecture
     major, minor = capability(one)
     features = ":sramecc+:xnack-" if one.name.startswith("gfx9") and device.name != one.name else ""

@@ -11,19 +11,24 @@ from __future__ import annotations
 
 import os
 import tempfile
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any, Protocol
 
 import numpy as np
 
 from ratchet.kernels.languages.python_file import load
 
+if TYPE_CHECKING:
+    import torch
+
+    from ratchet.judge.workers.candidate.fake_driver import FakeDriver
+
 PRETENDED = "gfx942"
 """The GPU that the interpreter reports to a kernel."""
 
 
-def load_source(source: str, entry: str, path: Path) -> Callable[..., Any]:
+def load_source(source: str, entry: str, path: Path) -> Callable[..., object]:
     """Return the entry of a source, loaded from a file, where Triton looks up its kernels' text.
 
     Raises KernelError if the source defines no such function, and whatever the source raises.
@@ -32,7 +37,7 @@ def load_source(source: str, entry: str, path: Path) -> Callable[..., Any]:
     return load(path, entry)
 
 
-def load_interpreted(source: str, entry: str) -> Callable[..., Any]:
+def load_interpreted(source: str, entry: str) -> Callable[..., object]:
     """Return the entry of a Triton source whose kernels run in Triton's interpreter, on the CPU."""
     os.environ["TRITON_INTERPRET"] = "1"  # read when a kernel is decorated
     import triton
@@ -46,7 +51,7 @@ def load_interpreted(source: str, entry: str) -> Callable[..., Any]:
     return load_source(source, entry, folder / "kernel.py")
 
 
-def _interpreter_driver() -> Any:
+def _interpreter_driver() -> FakeDriver:
     import torch
 
     from ratchet.judge.workers.candidate.architectures import ARCHITECTURES
@@ -56,12 +61,16 @@ def _interpreter_driver() -> Any:
         """A driver for the interpreter; autotuners keep their first configuration."""
 
         def benchmark(
-            self, call: Callable[[], Any], *_: Any, quantiles: Any = None, **__: Any
+            self,
+            call: Callable[[], object],
+            *_: object,
+            quantiles: Sequence[float] | None = None,
+            **__: object,
         ) -> float | list[float]:
             """Return the same time for every configuration, without running it."""
             return 1.0 if quantiles is None else [1.0] * len(quantiles)
 
-        def get_active_torch_device(self) -> Any:
+        def get_active_torch_device(self) -> torch.device:
             """Return the device of the tensors."""
             return torch.device("cpu")
 
@@ -90,25 +99,34 @@ def repair_interpreter() -> None:
 
 
 def _with_loop_bounds(original: Callable[..., None]) -> Callable[..., None]:
-    def patch(tensor: Any, scope: Any) -> None:
+    def patch(tensor: object, scope: Any) -> None:
         original(tensor, scope)
         scope.set_attr(tensor, "__index__", lambda self: int(self.handle.data.item()))
 
     return patch
 
 
+class Held(Protocol):
+    """A tensor of the interpreter."""
+
+    data: np.ndarray
+    dtype: Any
+
+
 class _Numbers:
     """Widens and rounds the interpreter's tensors."""
 
-    def __init__(self, handle: Any, bfloat16: Any, float32: Any) -> None:
+    def __init__(
+        self, handle: Callable[[np.ndarray, object], Held], bfloat16: object, float32: object
+    ) -> None:
         self._handle = handle
         self._bfloat16 = bfloat16
         self._float32 = float32
 
-    def in_float32(self, original: Callable[..., Any], operands: int) -> Callable[..., Any]:
+    def in_float32(self, original: Callable[..., Held], operands: int) -> Callable[..., object]:
         """Return an operation that computes in float32 if an operand is a bfloat16."""
 
-        def operation(builder: Any, *arguments: Any) -> Any:
+        def operation(builder: object, *arguments: Held) -> Held:
             given, rest = arguments[:operands], arguments[operands:]
             if not any(self._is_bfloat16(one) for one in given):
                 return original(builder, *arguments)
@@ -117,19 +135,19 @@ class _Numbers:
 
         return operation
 
-    def dot_in_float32(self, original: Callable[..., Any]) -> Callable[..., Any]:
+    def dot_in_float32(self, original: Callable[..., Held]) -> Callable[..., object]:
         """Return a dot whose sums have the type of its accumulator."""
 
-        def dot(builder: Any, a: Any, b: Any, sums: Any, *rest: Any) -> Any:
+        def dot(builder: object, a: Held, b: Held, sums: Held, *rest: object) -> Held:
             wide = original(builder, self._widened(a), self._widened(b), self._widened(sums), *rest)
             return self._rounded(wide) if self._is_bfloat16(sums) else wide
 
         return dot
 
-    def by_float32(self, original: Callable[..., Any]) -> Callable[..., Any]:
+    def by_float32(self, original: Callable[..., Held]) -> Callable[..., object]:
         """Return a cast that goes through float32 if one side is a bfloat16."""
 
-        def cast(builder: Any, source: Any, target: Any, *rest: Any) -> Any:
+        def cast(builder: object, source: Held, target: Any, *rest: object) -> Held:
             into = target.scalar == self._bfloat16
             if self._is_bfloat16(source):
                 wide = self._widened(source)
@@ -145,20 +163,20 @@ class _Numbers:
 
         return cast
 
-    def _is_bfloat16(self, tensor: Any) -> bool:
+    def _is_bfloat16(self, tensor: Held) -> bool:
         return bool(getattr(tensor, "dtype", None) == self._bfloat16)
 
-    def _widened(self, tensor: Any) -> Any:
+    def _widened(self, tensor: Held) -> Held:
         if not self._is_bfloat16(tensor):
             return tensor
         bits = np.asarray(tensor.data).astype(np.uint32) << np.uint32(16)
         return self._handle(bits.view(np.float32), self._float32)
 
-    def _rounded(self, tensor: Any) -> Any:
+    def _rounded(self, tensor: Held) -> Held:
         return self._handle(round_to_bfloat16(np.asarray(tensor.data)), self._bfloat16)
 
 
-def round_to_bfloat16(values: np.ndarray[Any, Any]) -> np.ndarray[Any, Any]:
+def round_to_bfloat16(values: np.ndarray) -> np.ndarray:
     """Return the bits of the nearest bfloat16 of each float32, ties to even."""
     bits = np.ascontiguousarray(values, dtype=np.float32).view(np.uint32).reshape(values.shape)
     odd = (bits >> np.uint32(16)) & np.uint32(1)

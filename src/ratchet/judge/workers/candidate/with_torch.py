@@ -17,13 +17,13 @@ import threading
 import time
 from collections.abc import Callable
 from pathlib import Path
-from typing import Any
 
 import torch
 from torch import Tensor
 
 from ratchet.base.errors import JudgeError
-from ratchet.base.process.channel import inherited
+from ratchet.base.json_value import Json
+from ratchet.base.process.channel import Message, inherited
 from ratchet.judge.sandbox.confine import EXTENSIONS, confine
 from ratchet.judge.workers.candidate.results import (
     WANTS_FORMS,
@@ -38,12 +38,12 @@ from ratchet.judge.workers.memory.driver_memory import DriverRefusal
 from ratchet.judge.workers.memory.layout import IN_PLACE, INPUTS, OUTPUTS, BatchLayout, Slot
 from ratchet.judge.workers.memory.mapping import shift_heap
 from ratchet.judge.workers.memory.packed_files import PackedFiles
-from ratchet.judge.workers.serving import UNPLACED, Answer, Message, Reply, serve_candidate
+from ratchet.judge.workers.serving import UNPLACED, Answer, Reply, serve_candidate
 from ratchet.kernels.kernel import Kernel
 from ratchet.kernels.languages.python_file import load
 from ratchet.problems.dtypes import DTYPE_CODES
 
-Entry = Callable[..., Any]
+Entry = Callable[..., object]
 OWN_COMPILATIONS = "/tmp/compilations"
 """A candidate's own copy of the reference's graphs. They hold code and shapes, but no values, seeds
 or answers."""
@@ -161,7 +161,6 @@ class TorchWorker:
         self._device = WorkerDevice()
 
     def answer(self, message: Message, descriptors: list[int]) -> Reply:
-        """Do what the judge asks."""
         actions: dict[str, Answer] = {
             "load": self._load,
             "warm": self._warm,
@@ -239,7 +238,7 @@ class TorchWorker:
         return {"codes": codes, "cpu_time_s": 0.0, **told}, []
 
 
-def _take_files(told: dict[str, Any], descriptors: list[int]) -> None:
+def _take_files(told: dict[str, Json], descriptors: list[int]) -> None:
     """Unpack the files that the judge handed over; a failure only means building them again.
 
     An additional first descriptor is the emulator's library, which the source will load.

@@ -94,7 +94,6 @@ class HostBlock:
         os.ftruncate(self.descriptor, max(PAGE_BYTES, pages * PAGE_BYTES))
 
     def write(self, offset: int, data: Tensor) -> None:
-        """Write flat bytes."""
         self._write(offset, _view(data))
 
     def blank(self) -> None:
@@ -139,7 +138,6 @@ class HostBlock:
         seal(self.descriptor, kept | (fcntl.F_SEAL_WRITE if fixed else 0))
 
     def close(self) -> None:
-        """Close the descriptor."""
         os.close(self.descriptor)
 
 

@@ -7,7 +7,6 @@ from __future__ import annotations
 
 import os
 import time
-from collections.abc import Mapping
 from pathlib import Path
 from typing import Any, Final
 
@@ -15,8 +14,10 @@ import torch
 from torch import Tensor
 
 from ratchet.base.errors import JudgeError
+from ratchet.base.process.channel import Message
 from ratchet.judge.workers.memory.blocks import BLANK, DeviceMemory, HostMemory, Memory, flat_bytes
 from ratchet.judge.workers.memory.driver_memory import (
+    DescribedGpu,
     Dialect,
     Driver,
     DriverRefusal,
@@ -61,18 +62,18 @@ class WorkerDevice:
     def finish(self) -> None:
         """Wait for all work of the device, whatever stream it is on."""
 
-    def mark(self) -> Any:
+    def mark(self) -> object:
         """Return this moment, for `between_s`."""
         return None
 
-    def between_s(self, begin: Any, end: Any) -> float | None:
+    def between_s(self, begin: object, end: object) -> float | None:
         """Return the seconds between two marks by the device's own clock, if it has one.
 
         Call it after `finish`.
         """
         return None
 
-    def flush(self) -> dict[str, Any]:
+    def flush(self) -> Message:
         """Empty the device's caches; return what was done."""
         return {}
 
@@ -84,17 +85,18 @@ class WorkerDevice:
 class Gpu(WorkerDevice):
     """A GPU. On torch's CPU device only its memory is a driver's: for tests."""
 
-    def __init__(self, described: Mapping[str, Any]) -> None:
+    def __init__(self, described: DescribedGpu) -> None:
         """Open it. Raises DriverRefusal, in one line, if its driver shares no memory."""
         self.torch_device = torch.device(described["torch_name"])
         self._real = self.torch_device.type == "cuda"
-        dialect: Dialect = described["dialect"]
         if self._real:
             _start(self.torch_device)
         index = self.torch_device.index or 0
-        self._driver = Driver(dialect, index=index, library=described.get("library", ""))
+        self._driver = Driver(
+            described["dialect"], index=index, library=described.get("library", "")
+        )
         self.memory = DeviceMemory(self._driver, self.torch_device)
-        self._flush_bytes = int(described["flush_bytes"])
+        self._flush_bytes = described["flush_bytes"]
         self._flushed: Tensor | None = None
 
     def try_sharing(self) -> None:
@@ -127,7 +129,7 @@ class Gpu(WorkerDevice):
         if self._real:
             torch.cuda.synchronize(self.torch_device)
 
-    def mark(self) -> Any:
+    def mark(self) -> object:
         if not self._real:
             return time.perf_counter()
         event = torch.Event(device=self.torch_device, enable_timing=True)
@@ -139,7 +141,7 @@ class Gpu(WorkerDevice):
             return float(end - begin)
         return float(begin.elapsed_time(end)) / 1000
 
-    def flush(self) -> dict[str, Any]:
+    def flush(self) -> Message:
         if self._flushed is None:
             self._flushed = torch.empty(
                 self._flush_bytes, dtype=torch.uint8, device=self.torch_device
@@ -153,12 +155,12 @@ class Gpu(WorkerDevice):
         return torch.cuda.memory_allocated(self.torch_device) if self._real else 0
 
 
-def open_device(described: Mapping[str, Any] | None) -> WorkerDevice:
+def open_device(described: DescribedGpu | None) -> WorkerDevice:
     """Return the device that the judge named; None is the machine's cores."""
     return WorkerDevice() if described is None else Gpu(described)
 
 
-def find_gpu(name: str) -> dict[str, Any]:
+def find_gpu(name: str) -> Message:
     """Find a GPU, in the reference worker; return what `Accelerator.of` takes, or what is missing.
 
     Raises DriverRefusal if its driver shares no memory.
@@ -173,7 +175,7 @@ def find_gpu(name: str) -> dict[str, Any]:
     dialect: Dialect = "hip" if torch.version.hip else "cuda"
     _start(device)
     properties = torch.cuda.get_device_properties(device)
-    described = {
+    described: DescribedGpu = {
         "torch_name": str(device),
         "dialect": dialect,
         "library": already_loaded(dialect),
@@ -207,7 +209,7 @@ def _start(device: torch.device) -> None:
         raise JudgeError(f"{device} cannot be opened: {first}") from error
 
 
-def _flush_bytes(properties: Any) -> int:
+def _flush_bytes(properties: object) -> int:
     level_two = int(getattr(properties, "L2_cache_size", 0))
     target = str(getattr(properties, "gcnArchName", "")).partition(":")[0]
     return max(LEAST_FLUSHED_BYTES, FLUSHED * max(level_two, MALL_BYTES.get(target, 0)))

@@ -10,9 +10,9 @@ from __future__ import annotations
 
 import ctypes
 import os
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from ctypes import POINTER, c_int, c_size_t, c_ubyte, c_uint64, c_ulonglong, c_ushort, c_void_p
-from typing import Any, ClassVar, Final, Literal
+from typing import Any, Final, Literal, NotRequired, TypedDict
 
 from ratchet.base.errors import JudgeError
 
@@ -34,36 +34,36 @@ MOST_SLACK: Final = 64
 class Location(ctypes.Structure):
     """CUmemLocation: 8 bytes."""
 
-    _fields_: ClassVar[Sequence[tuple[str, Any]]] = [("type", c_int), ("id", c_int)]
+    _fields_ = (("type", c_int), ("id", c_int))
 
 
 class AllocationFlags(ctypes.Structure):
     """The last member of CUmemAllocationProp: 8 bytes."""
 
-    _fields_: ClassVar[Sequence[tuple[str, Any]]] = [
+    _fields_ = (
         ("compression_type", c_ubyte),
         ("gpu_direct_rdma_capable", c_ubyte),
         ("usage", c_ushort),
         ("reserved", c_ubyte * 4),
-    ]
+    )
 
 
 class AllocationProperties(ctypes.Structure):
     """CUmemAllocationProp: 32 bytes."""
 
-    _fields_: ClassVar[Sequence[tuple[str, Any]]] = [
+    _fields_ = (
         ("type", c_int),
         ("requested_handle_types", c_int),
         ("location", Location),
         ("win32_handle_metadata", c_void_p),
         ("flags", AllocationFlags),
-    ]
+    )
 
 
 class AccessDescription(ctypes.Structure):
     """CUmemAccessDesc: 12 bytes."""
 
-    _fields_: ClassVar[Sequence[tuple[str, Any]]] = [("location", Location), ("flags", c_int)]
+    _fields_ = (("location", Location), ("flags", c_int))
 
 
 ARGUMENTS: Final[dict[str, tuple[Any, ...]]] = {
@@ -79,6 +79,17 @@ ARGUMENTS: Final[dict[str, tuple[Any, ...]]] = {
     "MemAddressFree": (c_uint64, c_size_t),
 }
 """Handles and device pointers have eight bytes in both; HIP declares them as pointers."""
+
+
+class DescribedGpu(TypedDict):
+    """A GPU as the judge names it to a worker."""
+
+    torch_name: str
+    """torch's name, `cuda:0` on ROCm too."""
+    dialect: Dialect
+    library: NotRequired[str]
+    """The driver's file; empty if the loader finds it."""
+    flush_bytes: int
 
 
 class DriverRefusal(JudgeError):
@@ -176,18 +187,18 @@ class Driver:
         reset = getattr(self._library, "cuCtxResetPersistingL2Cache", None)
         return reset is not None and reset() == 0
 
-    def _function(self, name: str, types: Sequence[Any]) -> Any:
-        found = getattr(self._library, self._name(name))
+    def _function(self, name: str, types: Sequence[Any]) -> Callable[..., int]:
+        found = self._library[self._name(name)]
         found.argtypes, found.restype = types, c_int
         return found
 
     def _name(self, name: str) -> str:
         return PREFIX[self.dialect] + name
 
-    def _call(self, name: str, *given: Any) -> None:
+    def _call(self, name: str, *given: object) -> None:
         self._check(name, self._calls[name](*given))
 
-    def _call_plain(self, name: str, *given: Any) -> None:
+    def _call_plain(self, name: str, *given: object) -> None:
         self._check(name, getattr(self._library, self._name(name))(*given))
 
     def _check(self, name: str, code: int) -> None:

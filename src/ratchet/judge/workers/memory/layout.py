@@ -4,7 +4,9 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, fields
-from typing import Any, Final, NamedTuple
+from typing import Final, NamedTuple
+
+from ratchet.base.json_value import Json
 
 INPUTS, IN_PLACE, OUTPUTS = 0, 1, 2
 """Regions of a batch: what a kernel may only read, what it changes, and what it writes."""
@@ -34,13 +36,11 @@ class BatchLayout:
     writable_inputs: bool = False
 
     @staticmethod
-    def of(message: Mapping[str, Any]) -> BatchLayout:
-        """Read a layout out of a message."""
+    def of(message: Mapping[str, Json]) -> BatchLayout:
         calls = [[Slot(*slot) for slot in call] for call in message["calls"]]
         return BatchLayout(**{**message, "calls": calls})
 
-    def as_json(self) -> dict[str, Any]:
-        """Return the fields by name, for a message."""
+    def as_json(self) -> dict[str, object]:
         return {one.name: getattr(self, one.name) for one in fields(self)}
 
     def answers(self, call: int) -> list[Slot]:

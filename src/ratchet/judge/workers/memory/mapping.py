@@ -75,7 +75,6 @@ class MappedRegion:
         _map(self.address, self.size_bytes, protection, flags, descriptor)
 
     def release(self) -> None:
-        """Give the addresses back."""
         _libc.munmap(self._whole, self._whole_bytes)
 
 

@@ -32,7 +32,6 @@ class PackedFiles:
 
     @staticmethod
     def of(folder: Path) -> PackedFiles:
-        """Pack all files of a folder."""
         descriptor = os.memfd_create("files", os.MFD_CLOEXEC | os.MFD_ALLOW_SEALING)
         told = []
         for path in sorted(folder.rglob("*")):
@@ -62,5 +61,4 @@ class PackedFiles:
             os.utime(path, ns=(changed_ns, changed_ns))
 
     def close(self) -> None:
-        """Close the descriptor."""
         os.close(self.descriptor)

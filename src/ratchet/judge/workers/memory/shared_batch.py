@@ -214,7 +214,6 @@ class SharedBatch:
         return told
 
     def release(self) -> None:
-        """Close the blocks."""
         for block in self._blocks:
             block.close()
         self._blocks = []

@@ -12,7 +12,7 @@ from torch import Tensor
 
 from ratchet.base.errors import KernelError
 from ratchet.problems.problem import Case, Problem, Reference
-from ratchet.problems.tolerance import Loss, loss_over, same_bits
+from ratchet.problems.tolerance import Loss, loss_over, same_bits, widen
 
 Outputs = list[Tensor]
 SAMPLED = 1 << 16
@@ -146,10 +146,6 @@ def _from_inputs(output: Tensor, inputs: Sequence[Tensor]) -> Tensor:
         if tensor.numel() == output.numel():
             return tensor.reshape(output.shape).to(output.dtype)
     return torch.zeros_like(output)
-
-
-def widen(tensor: Tensor) -> Tensor:
-    return tensor.double() if tensor.dtype.is_floating_point else tensor
 
 
 def check_repeats(

@@ -21,20 +21,21 @@ import signal
 import socket
 import warnings
 from collections.abc import Callable, Iterator, Sequence
-from typing import Any, NoReturn
+from typing import NoReturn
 
 import torch
 from torch import Tensor
 
 from ratchet.base.errors import KernelError
+from ratchet.base.json_value import Json
 from ratchet.base.process import families
-from ratchet.base.process.channel import Channel, close_descriptors, open_pair
+from ratchet.base.process.channel import Channel, Message, close_descriptors, open_pair
 from ratchet.judge.sandbox import system_calls
 from ratchet.judge.workers.candidate.with_torch import COMPILATION_CACHE, Entry, TorchWorker, settle
 from ratchet.judge.workers.memory.device import WorkerDevice, open_device
 from ratchet.judge.workers.memory.mapping import shift_heap
 from ratchet.judge.workers.reference.gate import owned
-from ratchet.judge.workers.serving import Message, Reply, serve, serve_forks
+from ratchet.judge.workers.serving import Reply, serve, serve_forks
 from ratchet.problems import file_keeper
 from ratchet.problems.gradients import gradient_of
 from ratchet.problems.on_cores import on_cores
@@ -105,7 +106,7 @@ def _describe(order: Message, answer: int) -> NoReturn:
     os._exit(0)
 
 
-def _imported(problem: dict[str, Any]) -> bool:
+def _imported(problem: dict[str, Json]) -> bool:
     """Import what a reference needs; return True if this process can still be forked."""
     torch.set_num_threads(1)
     found = Problem.from_json(problem)
@@ -182,7 +183,7 @@ def warm(compiled: Reference, case: Case, draw: Callable[[], Sequence[Tensor]]) 
 def alarm(limit_s: float) -> Iterator[None]:
     """Raise KernelError inside if it takes longer than the limit."""
 
-    def ring(number: int, frame: Any) -> None:
+    def ring(number: int, frame: object) -> None:
         raise KernelError(f"torch.compile took longer than {limit_s:.0f} s")
 
     before = signal.signal(signal.SIGALRM, ring)

@@ -13,26 +13,26 @@ import sys
 import time
 from collections.abc import Callable, Sequence
 from dataclasses import replace
-from typing import Any
 
 import torch
 from torch import Tensor
 
 from ratchet.base.errors import JudgeError, KernelError
+from ratchet.base.json_value import Json
 from ratchet.base.process import families
-from ratchet.base.process.channel import inherited
+from ratchet.base.process.channel import Message, inherited
 from ratchet.judge.workers.arm import extend_import_path
 from ratchet.judge.workers.memory.device import WorkerDevice, find_gpu, open_device
 from ratchet.judge.workers.memory.layout import span
 from ratchet.judge.workers.memory.shared_batch import SharedBatch
 from ratchet.judge.workers.reference import rounding
-from ratchet.judge.workers.reference.gate import check_repeats, elements, gate, off, owned, widen
+from ratchet.judge.workers.reference.gate import check_repeats, elements, gate, off, owned
 from ratchet.judge.workers.reference.rival import alarm, kept_in, start_zygote, warm
-from ratchet.judge.workers.serving import Message, Reply, serve
+from ratchet.judge.workers.serving import Reply, serve
 from ratchet.problems.dependence import inert_input
 from ratchet.problems.free_memory import check_fits
 from ratchet.problems.problem import Case, Problem, Reference
-from ratchet.problems.tolerance import Loss, loss_over, same_bits
+from ratchet.problems.tolerance import Loss, loss_over, same_bits, widen
 
 OVERFLOWS = "the reference overflows, so nothing is compared"
 """Can happen with a hidden case's values at a timed case's sizes, which do not belong together."""
@@ -68,7 +68,6 @@ class ReferenceWorker:
         self._threads = 1
 
     def answer(self, message: Message, descriptors: list[int]) -> Reply:
-        """Do what the judge asks."""
         actions: dict[str, Callable[[Message], Reply]] = {
             "find gpu": self._find_gpu,
             "open": self._open,
@@ -250,7 +249,7 @@ class ReferenceWorker:
         if code != 0:
             written = batch.written(call)
             return {"changed_input": changed, "written": written, "passed": False, "detail": ""}
-        result: dict[str, Any] = {"changed_input": changed, "written": True}
+        result: dict[str, Json] = {"changed_input": changed, "written": True}
         case = batch.cases[call]
         own, oracle = self._right_answers(batch, call, again)
         if case is not batch.case and _overflows([*own, *oracle], batch.inputs[call]):
@@ -314,7 +313,6 @@ class ReferenceWorker:
         return [replace(loss, condition=one, single=single) for loss, (one, single) in losses]
 
     def _flush(self, _: Message) -> Reply:
-        """Empty the device's caches."""
         return self._device.flush(), []
 
     def _places(self, message: Message) -> Reply:

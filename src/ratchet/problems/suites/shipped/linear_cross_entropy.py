@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Any, Final
+from typing import Final
 
 import torch
 from torch import Tensor
@@ -74,18 +74,25 @@ def linear_cross_entropy_problems(shapes: WorkloadShapes) -> tuple[Problem, ...]
 
 
 def _whole_cases(shapes: WorkloadShapes) -> tuple[Case, ...]:
-    def case(name: str, distribution: str, sizes: tuple[int, int, int], **more: Any) -> Case:
-        tokens, hidden, vocabulary = sizes
-        low = IGNORE_INDEX if more.get("hidden") else 0
+    def case(
+        name: str,
+        distribution: str,
+        sizes: tuple[int, int, int],
+        timed: bool = False,
+        hidden: bool = False,
+    ) -> Case:
+        tokens, width, vocabulary = sizes
+        low = IGNORE_INDEX if hidden else 0
         inputs = (
-            TensorSpec(shape=(tokens, hidden), dtype=shapes.dtype, distribution=distribution),
-            TensorSpec(shape=(vocabulary, hidden), dtype=shapes.dtype, distribution="tiny")
+            TensorSpec(shape=(tokens, width), dtype=shapes.dtype, distribution=distribution),
+            TensorSpec(shape=(vocabulary, width), dtype=shapes.dtype, distribution="tiny")
             if distribution == "large"
-            else TensorSpec(shape=(vocabulary, hidden), dtype=shapes.dtype),
-            TensorSpec(shape=(0 if more.get("timed") else vocabulary,), dtype=shapes.dtype),
+            else TensorSpec(shape=(vocabulary, width), dtype=shapes.dtype),
+            TensorSpec(shape=(0 if timed else vocabulary,), dtype=shapes.dtype),
             _targets(tokens, vocabulary),
         )
-        return Case(name=name, inputs=inputs, scalars=(float(low), 0.0), **more)
+        scalars = (float(low), 0.0)
+        return Case(name=name, inputs=inputs, scalars=scalars, timed=timed, hidden=hidden)
 
     small, ragged = (61, 33, 997), (43, 65, 130)
     return (
@@ -101,13 +108,20 @@ def _targets(tokens: int, vocabulary: int) -> TensorSpec:
 
 
 def _rows_cases(shapes: WorkloadShapes) -> tuple[Case, ...]:
-    def case(name: str, distribution: str, rows: int, vocabulary: int, **more: Any) -> Case:
+    def case(
+        name: str,
+        distribution: str,
+        rows: int,
+        vocabulary: int,
+        timed: bool = False,
+        hidden: bool = False,
+    ) -> Case:
         logits = TensorSpec(
             shape=(rows, vocabulary), dtype=shapes.dtype, distribution=distribution, in_place=True
         )
-        scalars = (3.0, 0.1 if more.get("hidden") else 0.0, 1.0 / rows)
+        scalars = (3.0, 0.1 if hidden else 0.0, 1.0 / rows)
         inputs = (logits, _targets(rows, vocabulary))
-        return Case(name=name, inputs=inputs, scalars=scalars, **more)
+        return Case(name=name, inputs=inputs, scalars=scalars, timed=timed, hidden=hidden)
 
     rows = min(ROWS_AT_ONCE, shapes.tokens)
     return (
