@@ -10,6 +10,7 @@ from typing import Annotated, Any
 import typer
 
 from ratchet import __version__, lab
+from ratchet.base.json_value import Json
 
 app = typer.Typer(
     name="ratchet",
@@ -20,7 +21,7 @@ app = typer.Typer(
     context_settings={"help_option_names": ["-h", "--help"]},
 )
 
-Json = Annotated[bool, typer.Option("--json", help="Print one JSON document on stdout.")]
+AsJson = Annotated[bool, typer.Option("--json", help="Print one JSON document on stdout.")]
 Debug = Annotated[
     bool, typer.Option("--debug", help="Show an error's traceback instead of one line.")
 ]
@@ -47,7 +48,7 @@ def commands() -> Any:
     return typer.main.get_command(app)
 
 
-def print_json(document: dict[str, Any]) -> None:
+def print_json(document: dict[str, Json]) -> None:
     """Print one JSON document on stdout, and nothing else."""
     print(json.dumps(document, indent=2, sort_keys=False))
 

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from ratchet.base.errors import GuardError
-from ratchet.cli.app import Debug, DeviceName, Json, LedgerUrl, app, print_json
+from ratchet.cli.app import AsJson, Debug, DeviceName, LedgerUrl, app, print_json
 from ratchet.cli.options import BatchSize, PrecisionName, SequenceLength, TextFile
 from ratchet.cli.trace_record import COMMAND, RecordCommand
 
@@ -89,7 +89,7 @@ def compare(
     seed: Annotated[int, typer.Option(help="Seed of the weights and of the order.")] = 0,
     device: DeviceName = "auto",
     ledger: LedgerUrl = None,
-    as_json: Json = False,
+    as_json: AsJson = False,
     debug: Debug = False,
 ) -> None:
     """Compare two ways of running something, in adjacent pairs, until the answer is clear.

@@ -6,7 +6,7 @@ from typing import Annotated
 
 import typer
 
-from ratchet.cli.app import Debug, DeviceName, Json, app, print_json
+from ratchet.cli.app import AsJson, Debug, DeviceName, app, print_json
 
 
 @app.command()
@@ -15,7 +15,7 @@ def device(
     fresh: Annotated[
         bool, typer.Option("--fresh", help="Measure the ceilings again and ignore cached ones.")
     ] = False,
-    as_json: Json = False,
+    as_json: AsJson = False,
     debug: Debug = False,
 ) -> None:
     """Describe this machine and measure its ceilings."""

@@ -7,7 +7,7 @@ from typing import Annotated
 
 import typer
 
-from ratchet.cli.app import Debug, DeviceName, Json, LedgerUrl, app, print_json
+from ratchet.cli.app import AsJson, Debug, DeviceName, LedgerUrl, app, print_json
 from ratchet.cli.options import BatchSize, PrecisionName, SequenceLength, TextFile
 
 
@@ -51,7 +51,7 @@ def export(
     text: TextFile = None,
     device: DeviceName = "auto",
     ledger: LedgerUrl = None,
-    as_json: Json = False,
+    as_json: AsJson = False,
     debug: Debug = False,
 ) -> None:
     """Export a recipe's proven kernels, a patch of a script, or a workload's programs.

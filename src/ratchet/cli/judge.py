@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from ratchet.base.errors import RatchetError
-from ratchet.cli.app import Debug, DeviceName, Json, LedgerUrl, app, print_json
+from ratchet.cli.app import AsJson, Debug, DeviceName, LedgerUrl, app, print_json
 from ratchet.cli.judging import PROBLEM_HELP, EntryName, ScaleFactor
 from ratchet.cli.problems import list_problems, show_problem
 
@@ -134,7 +134,7 @@ def judge(
         "ratchet-out"
     ),
     ledger: LedgerUrl = None,
-    as_json: Json = False,
+    as_json: AsJson = False,
     debug: Debug = False,
 ) -> None:
     """Decide whether a kernel is right and faster, and show the evidence.

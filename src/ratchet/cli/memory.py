@@ -7,7 +7,7 @@ from typing import Annotated
 
 import typer
 
-from ratchet.cli.app import Debug, DeviceName, Json, app, print_json
+from ratchet.cli.app import AsJson, Debug, DeviceName, app, print_json
 from ratchet.cli.options import BatchSize, PrecisionName, SequenceLength, TextFile
 
 TOO_MUCH = 1
@@ -42,7 +42,7 @@ def memory(
     precision: PrecisionName = None,
     text: TextFile = None,
     device: DeviceName = "auto",
-    as_json: Json = False,
+    as_json: AsJson = False,
     debug: Debug = False,
 ) -> None:
     """Measure the memory of a training step, and fit the step into a budget.

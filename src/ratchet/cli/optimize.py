@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from ratchet.base.errors import RatchetError
-from ratchet.cli.app import Debug, DeviceName, Json, LedgerUrl, app, print_json
+from ratchet.cli.app import AsJson, Debug, DeviceName, LedgerUrl, app, print_json
 from ratchet.cli.options import BatchSize, ParallelWords, PrecisionName, SequenceLength, TextFile
 
 if TYPE_CHECKING:
@@ -92,7 +92,7 @@ def optimize(
     ] = 0,
     device: DeviceName = "auto",
     ledger: LedgerUrl = None,
-    as_json: Json = False,
+    as_json: AsJson = False,
     debug: Debug = False,
 ) -> None:
     """Make a training step faster: measure it, try changes, prove them, write a recipe.

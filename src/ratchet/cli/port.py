@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from ratchet.cli.app import Debug, Json, LedgerUrl, app, print_json
+from ratchet.cli.app import AsJson, Debug, LedgerUrl, app, print_json
 
 if TYPE_CHECKING:
     from ratchet.port.result import PortResult
@@ -64,7 +64,7 @@ def port(
             "--out", metavar="FOLDER", help="Write the patch, a page, JSON and the HIP code there."
         ),
     ] = None,
-    as_json: Json = False,
+    as_json: AsJson = False,
     ledger: LedgerUrl = None,
     debug: Debug = False,
 ) -> None:

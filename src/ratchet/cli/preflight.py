@@ -6,7 +6,7 @@ from typing import Annotated
 
 import typer
 
-from ratchet.cli.app import Debug, DeviceName, Json, app, print_json
+from ratchet.cli.app import AsJson, Debug, DeviceName, app, print_json
 from ratchet.cli.options import finite
 
 
@@ -22,7 +22,7 @@ def preflight(
             help="How long a rank waits for the others.",
         ),
     ] = 60.0,
-    as_json: Json = False,
+    as_json: AsJson = False,
     debug: Debug = False,
 ) -> None:
     """Measure products, memory, links, clocks and versions of all ranks, and name outliers.

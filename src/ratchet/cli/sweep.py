@@ -7,7 +7,7 @@ from typing import Annotated
 
 import typer
 
-from ratchet.cli.app import Debug, DeviceName, Json, app, print_json
+from ratchet.cli.app import AsJson, Debug, DeviceName, app, print_json
 
 TABLE = "table.md"
 
@@ -40,7 +40,7 @@ def sweep(
         Path, typer.Option(metavar="FOLDER", help="Folder for rows, table and scripts.")
     ] = Path("ratchet-sweep"),
     device: DeviceName = "cpu",
-    as_json: Json = False,
+    as_json: AsJson = False,
     debug: Debug = False,
 ) -> None:
     """Run one training step of every model type: as written, compiled and with kernels.

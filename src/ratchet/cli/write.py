@@ -10,7 +10,7 @@ import typer
 
 from ratchet import lab
 from ratchet.base.errors import RatchetError
-from ratchet.cli.app import Debug, DeviceName, Json, LedgerUrl, app, print_json
+from ratchet.cli.app import AsJson, Debug, DeviceName, LedgerUrl, app, print_json
 from ratchet.cli.judging import PROBLEM_HELP
 from ratchet.cli.options import BatchSize, PrecisionName, SequenceLength
 
@@ -126,7 +126,7 @@ def write(
         ),
     ] = "local",
     ledger: LedgerUrl = None,
-    as_json: Json = False,
+    as_json: AsJson = False,
     debug: Debug = False,
 ) -> None:
     """Write a faster kernel for a problem: authors propose, the judge decides.

@@ -10,6 +10,7 @@ from functools import cached_property
 from pathlib import PurePosixPath
 from typing import Any, Final
 
+from ratchet.base.json_value import Json
 from ratchet.kernels.kernel import Kernel
 from ratchet.kernels.languages.cpp import FLAGS, HEADERS, macros
 from ratchet.kernels.library import LIBRARY
@@ -174,7 +175,7 @@ class KernelPackage:
             if isinstance(one.installed, RegionKernel):
                 yield one.installed
 
-    def _row(self, one: AdmittedKernel) -> dict[str, Any]:
+    def _row(self, one: AdmittedKernel) -> dict[str, Json]:
         kernel, is_cpp = one.kernel, one.kernel.language == "cpp"
         region = isinstance(one.installed, RegionKernel)
         return {

@@ -4,9 +4,10 @@ from __future__ import annotations
 
 from dataclasses import asdict, dataclass
 from pathlib import Path
-from typing import Any, Final, Literal, get_args
+from typing import Final, Literal, get_args
 
 from ratchet.base.errors import PublishError
+from ratchet.base.json_value import Json
 
 Form = Literal["kernels", "wheel", "patch", "export"]
 INSTALL: Final = "pip install 'torch-ratchet[publish]'"
@@ -80,7 +81,7 @@ class ExportResult:
     lines: tuple[str, ...] = ()
     """Lines to paste or to run."""
 
-    def as_json(self) -> dict[str, Any]:
+    def as_json(self) -> dict[str, Json]:
         return asdict(self)
 
 

@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
-from typing import Any
 
 from rich.console import Console
 
+from ratchet.base.json_value import Json
 from ratchet.report import model as m
 from ratchet.report.terminal import print_report
 from ratchet.report.words import (
@@ -20,7 +20,7 @@ from ratchet.report.words import (
 )
 
 
-def print_bench(results: Sequence[Mapping[str, Any]], console: Console | None = None) -> None:
+def print_bench(results: Sequence[Mapping[str, Json]], console: Console | None = None) -> None:
     """Print the result of `ratchet bench`: one row per workload."""
     unit = common_unit([row.get("step_time_s") or 0.0 for row in results])
     counted = sorted({str(row.get("unit", "tokens")) for row in results}, reverse=True)
@@ -36,7 +36,7 @@ def print_bench(results: Sequence[Mapping[str, Any]], console: Console | None = 
     print_report(m.ResultReport(header=(m.ResultTable(columns, results), *said)), console)
 
 
-def print_device(report: Mapping[str, Any], console: Console | None = None) -> None:
+def print_device(report: Mapping[str, Json], console: Console | None = None) -> None:
     """Print the result of `ratchet device`: the device, and the ceilings measured on it."""
     device, paper = report["device"], report.get("paper")
     caches = (f"{level} {show_bytes(v)}" for level, v in device.get("caches_bytes", {}).items())
@@ -58,7 +58,7 @@ def print_device(report: Mapping[str, Any], console: Console | None = None) -> N
     print_report(m.ResultReport(header=(m.Facts(list(facts.items())),), sections=sections), console)
 
 
-def _ceilings(report: Mapping[str, Any]) -> Iterator[tuple[str, str]]:
+def _ceilings(report: Mapping[str, Json]) -> Iterator[tuple[str, str]]:
     for dtype, rate in report["gemm_flops_per_s"].items():
         yield f"matrix product, {dtype}", show_flops(rate)
     for test in ("copy", "triad"):
@@ -66,7 +66,7 @@ def _ceilings(report: Mapping[str, Any]) -> Iterator[tuple[str, str]]:
             yield f"{test}, {level}", show_bandwidth(rate)
 
 
-def _peaks(paper: Mapping[str, Any]) -> Iterator[tuple[str, str]]:
+def _peaks(paper: Mapping[str, Json]) -> Iterator[tuple[str, str]]:
     for kind, rate in paper["peak_flops_per_s"].items():
         yield kind, show_flops(rate)
     if paper["memory_bytes_per_s"]:

@@ -4,10 +4,11 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any, Final
+from typing import Final
 
 from markupsafe import Markup
 
+from ratchet.base.json_value import Json
 from ratchet.report import model as m
 from ratchet.report.figures import Mark, TrackRow
 from ratchet.report.words import ABSENT, show_bytes, show_time
@@ -52,7 +53,7 @@ class HeatRow:
     """Each instruction and how often waves executed it."""
 
 
-def heat_section(cases: Sequence[Mapping[str, Any]], source: str) -> m.ReportSection | None:
+def heat_section(cases: Sequence[Mapping[str, Json]], source: str) -> m.ReportSection | None:
     """Return the lines of each kernel of the first emulated case; None without line counts."""
     parts = [
         _kernel(case, kernel, source.splitlines())
@@ -70,7 +71,7 @@ def heat_section(cases: Sequence[Mapping[str, Any]], source: str) -> m.ReportSec
 
 
 def _kernel(
-    case: Mapping[str, Any], kernel: Mapping[str, Any], texts: Sequence[str]
+    case: Mapping[str, Json], kernel: Mapping[str, Json], texts: Sequence[str]
 ) -> m.ReportSection:
     lines = kernel["lines"]
     whole = {
@@ -144,7 +145,7 @@ def _own_line(place: str, count: int) -> int | None:
     return int(number) if is_own else None
 
 
-def _row(line: Mapping[str, Any], place: str, text: str, whole: Mapping[str, int]) -> HeatRow:
+def _row(line: Mapping[str, Json], place: str, text: str, whole: Mapping[str, int]) -> HeatRow:
     shares = {key: int(line[key]) / total for key, total in whole.items()}
     return HeatRow(
         place=place,
@@ -164,7 +165,7 @@ def _idle_row(place: str, text: str) -> HeatRow:
     )
 
 
-def _occupancy(kernel: Mapping[str, Any]) -> str:
+def _occupancy(kernel: Mapping[str, Json]) -> str:
     """Return how many waves a SIMD holds, and why not more; "" in verdicts without it."""
     waves = kernel.get("occupancy_waves")
     if waves is None:
@@ -178,7 +179,7 @@ def _occupancy(kernel: Mapping[str, Any]) -> str:
     )
 
 
-def _waves(told: Mapping[str, Any] | None, texts: Sequence[str]) -> m.ReportSection | None:
+def _waves(told: Mapping[str, Json] | None, texts: Sequence[str]) -> m.ReportSection | None:
     """Return the first workgroup's waves in order of issue, by source line."""
     if not told or not told["cycles"]:
         return None
@@ -227,7 +228,7 @@ def _named(place: str, texts: Sequence[str]) -> str:
     return f"{number}: {' '.join(texts[number - 1].split())[:60]}"
 
 
-def estimate_section(cases: Sequence[Mapping[str, Any]]) -> m.ReportSection | None:
+def estimate_section(cases: Sequence[Mapping[str, Json]]) -> m.ReportSection | None:
     """Return the bounds of a verdict's cases on the first device; None where there are none."""
     bounded = [one for one in cases if one.get("bounds")]
     if not bounded:

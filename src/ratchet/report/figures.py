@@ -13,6 +13,7 @@ from dataclasses import dataclass
 from itertools import pairwise
 from typing import Any, Literal
 
+from ratchet.base.json_value import Json
 from ratchet.optimize.turn.result import ArmResult, Change, LossResult
 from ratchet.report.comparisons import change_gave
 from ratchet.report.scale import Scale, Tick, around, from_zero
@@ -153,7 +154,7 @@ def _ends(change: Change) -> tuple[float, float]:
 
 
 def dots_plot(
-    samples: Sequence[Mapping[str, Any]], styles: Mapping[str, tuple[str, str]], *, what: str
+    samples: Sequence[Mapping[str, Json]], styles: Mapping[str, tuple[str, str]], *, what: str
 ) -> Plot | None:
     """Plot samples of the arms in `styles` over their rounds; None if there are none.
 
@@ -179,7 +180,7 @@ def dots_plot(
     )
 
 
-def _places(samples: Sequence[Mapping[str, Any]]) -> dict[tuple[int, int], int]:
+def _places(samples: Sequence[Mapping[str, Json]]) -> dict[tuple[int, int], int]:
     """Return the x position of each round, with launches one after the other."""
     keys = sorted({(int(sample["launch"]), int(sample["round"])) for sample in samples})
     return {key: index for index, key in enumerate(keys)}
@@ -188,7 +189,7 @@ def _places(samples: Sequence[Mapping[str, Any]]) -> dict[tuple[int, int], int]:
 def _dots(
     key: str,
     title: str,
-    own: Sequence[Mapping[str, Any]],
+    own: Sequence[Mapping[str, Json]],
     places: Mapping[tuple[int, int], int],
     width: Scale,
     scale: Scale,

@@ -4,10 +4,10 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
-from typing import Any
 
 from rich.console import Console
 
+from ratchet.base.json_value import Json
 from ratchet.optimize.turn.result import Change, OptimizeResult, StepLimit, StepProfile
 from ratchet.report import breakdown, figures
 from ratchet.report import model as m
@@ -382,7 +382,7 @@ def _verdicts(result: OptimizeResult) -> m.ReportSection | None:
     )
 
 
-def _ratio(verdict: Mapping[str, Any]) -> Any:
+def _ratio(verdict: Mapping[str, Json]) -> Json:
     speedup = verdict.get("speedup") or {}
     return speedup.get("vs_reference") or speedup.get("vs_compile")
 
@@ -397,7 +397,7 @@ def _rivals(result: OptimizeResult) -> m.ReportSection | None:
     return m.section("The rivals", said, m.ResultTable(RIVALS, result.rivals), on="page")
 
 
-def print_plan(plan: Mapping[str, Any], console: Console | None = None) -> None:
+def print_plan(plan: Mapping[str, Json], console: Console | None = None) -> None:
     """Print the result of `ratchet optimize --dry-run`: what would be tried, and what not."""
     levers = [(one["name"], one["expected"] or one["summary"]) for one in plan["levers"]]
     skipped = [(one["name"], one["reason"]) for one in plan["skipped"]]
@@ -407,7 +407,7 @@ def print_plan(plan: Mapping[str, Any], console: Console | None = None) -> None:
     print_report(m.ResultReport(sections=(tried, left, *judged)), console)
 
 
-def _emulated(target: str, kernels: Sequence[Mapping[str, Any]]) -> m.ReportSection:
+def _emulated(target: str, kernels: Sequence[Mapping[str, Json]]) -> m.ReportSection:
     """Return the kernels that the step would run on a GPU that is not here."""
     if not kernels:
         return m.section(f"Kernels on {target}", m.note("The step has no call site.", on="both"))

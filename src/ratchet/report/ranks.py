@@ -4,10 +4,11 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import asdict
-from typing import TYPE_CHECKING, Any, Final
+from typing import TYPE_CHECKING, Final
 
 from rich.console import Console
 
+from ratchet.base.json_value import Json
 from ratchet.optimize.parallel.bench import ParallelBench
 from ratchet.optimize.parallel.result import ParallelTurn
 from ratchet.report import model as m
@@ -63,7 +64,7 @@ def print_preflight(found: Preflight, console: Console | None = None) -> None:
     print_report(report, console)
 
 
-def preflight_document(found: Preflight) -> dict[str, Any]:
+def preflight_document(found: Preflight) -> dict[str, Json]:
     """Return the JSON document of `ratchet preflight`."""
     return asdict(found)
 
@@ -202,6 +203,6 @@ def _section(one: Disagreement, *, first: bool) -> m.ReportSection:
     return m.section(title, said, f"To fix it: {one.remedy}.", *stacks)
 
 
-def untangled_document(found: Untangled) -> dict[str, Any]:
+def untangled_document(found: Untangled) -> dict[str, Json]:
     """Return the JSON document of `ratchet debug`."""
     return asdict(found)

@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
-from typing import Any
 
 from rich.console import Console
 
+from ratchet.base.json_value import Json
 from ratchet.report import model as m
 from ratchet.report.environment import where_measured
 from ratchet.report.page import render_page
@@ -18,12 +18,12 @@ PARTS = {"all": "All problems", "answered": "Problems with a kernel"}
 RIGHT = ("proven", "correct")
 
 
-def print_suite(document: Mapping[str, Any], console: Console | None = None) -> None:
+def print_suite(document: Mapping[str, Json], console: Console | None = None) -> None:
     """Print the result of `ratchet judge --suite`; `console` defaults to stdout."""
     print_report(suite_report(document), console)
 
 
-def render_suite_page(document: Mapping[str, Any], links: Mapping[str, str]) -> str:
+def render_suite_page(document: Mapping[str, Json], links: Mapping[str, str]) -> str:
     """Return the whole table as HTML.
 
     `links` maps a problem's name to the page of its verdict, relative to this page.
@@ -32,7 +32,7 @@ def render_suite_page(document: Mapping[str, Any], links: Mapping[str, str]) -> 
 
 
 def suite_report(
-    document: Mapping[str, Any], links: Mapping[str, str] | None = None
+    document: Mapping[str, Json], links: Mapping[str, str] | None = None
 ) -> m.ResultReport:
     """Describe a suite's run: a `SuiteResult` as plain data, with `paths` if files were written."""
     rows = document["rows"]
@@ -52,7 +52,7 @@ def suite_report(
     )
 
 
-def _columns(document: Mapping[str, Any], links: Mapping[str, str]) -> list[m.Column]:
+def _columns(document: Mapping[str, Json], links: Mapping[str, str]) -> list[m.Column]:
     compiled = any(row["speedup"]["vs_compile"] for row in document["rows"])
     return [
         m.name("problem", "name", lambda own: m.Span(own, href=links.get(own, ""))),
@@ -64,23 +64,23 @@ def _columns(document: Mapping[str, Any], links: Mapping[str, str]) -> list[m.Co
     ]
 
 
-def _ratio(key: str) -> Callable[[Mapping[str, Any]], Any]:
+def _ratio(key: str) -> Callable[[Mapping[str, Json]], Json]:
     return lambda row: row["speedup"][key]
 
 
-def _status(row: Mapping[str, Any]) -> m.Span:
+def _status(row: Mapping[str, Json]) -> m.Span:
     """Return a row's status, with a mark if its verdict was not given in this run."""
     known = " (from the ledger)" if row["recalled"] else ""
     return m.Span(f"{show_status(row['status'])}{known}", tone(row["status"]))
 
 
-def _headline(document: Mapping[str, Any]) -> str:
+def _headline(document: Mapping[str, Json]) -> str:
     statuses = document["summary"]["all"]["statuses"]
     counted = ", ".join(f"{count} {show_status(status)}" for status, count in statuses.items())
     return f"{document['candidate']} on {document['suite']}: {counted}."
 
 
-def _run_words(document: Mapping[str, Any]) -> str:
+def _run_words(document: Mapping[str, Json]) -> str:
     recalled = sum(bool(row["recalled"]) for row in document["rows"])
     known = f", {recalled} verdicts from the ledger" if recalled else ""
     return (
@@ -89,7 +89,7 @@ def _run_words(document: Mapping[str, Any]) -> str:
     )
 
 
-def _interrupted(document: Mapping[str, Any]) -> list[m.Words]:
+def _interrupted(document: Mapping[str, Json]) -> list[m.Words]:
     if not document["interrupted"]:
         return []
     left = sum(row["status"] == "not_reached" for row in document["rows"])
@@ -100,14 +100,14 @@ def _interrupted(document: Mapping[str, Any]) -> list[m.Words]:
     return [m.Words(said, "warning")]
 
 
-def _scores(document: Mapping[str, Any]) -> list[m.ReportSection]:
+def _scores(document: Mapping[str, Json]) -> list[m.ReportSection]:
     """Return fast_p and the means, and separately for the answered problems if some are not."""
     summary = document["summary"]
     keys = ["all"] if summary["all"] == summary["answered"] else list(PARTS)
     return [_score(PARTS[key], summary[key]) for key in keys if summary[key]["problems"]]
 
 
-def _score(title: str, summary: Mapping[str, Any]) -> m.ReportSection:
+def _score(title: str, summary: Mapping[str, Json]) -> m.ReportSection:
     scores = [(rival, summary[key]) for key, rival in RIVALS.items() if summary[key] is not None]
     steps = list(scores[0][1]["fast_p"])
     rows = [
@@ -125,7 +125,7 @@ def _score(title: str, summary: Mapping[str, Any]) -> m.ReportSection:
     return m.section(counted, m.grid(titles, rows))
 
 
-def definitions(document: Mapping[str, Any]) -> list[m.Words]:
+def definitions(document: Mapping[str, Json]) -> list[m.Words]:
     """Explain the columns of the scores."""
     failed = document["summary"]["all"]["failed_ratio"]
     ratios = [ratio for row in document["rows"] for ratio in row["speedup"].values() if ratio]
@@ -143,7 +143,7 @@ def definitions(document: Mapping[str, Any]) -> list[m.Words]:
     return [m.Words(share, "note"), m.Words(mean, "note")]
 
 
-def _reasons(rows: Sequence[Mapping[str, Any]]) -> m.ResultTable:
+def _reasons(rows: Sequence[Mapping[str, Json]]) -> m.ResultTable:
     """List why problems have no right kernel, grouped by reason."""
     reasons: dict[tuple[str, str], list[str]] = {}
     for row in rows:
@@ -156,7 +156,7 @@ def _reasons(rows: Sequence[Mapping[str, Any]]) -> m.ResultTable:
     return m.grid(("verdict", "problems", "why"), shown, left=2)
 
 
-def row_words(row: Mapping[str, Any]) -> str:
+def row_words(row: Mapping[str, Json]) -> str:
     """Return one problem as a line of progress."""
     against = row["speedup"]["vs_reference"]
     speed = f", {show_speedup(against)}" if against else ""

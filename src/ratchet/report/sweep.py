@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from typing import Any
 
 from rich.console import Console
 
+from ratchet.base.json_value import Json
 from ratchet.report import model as m
 from ratchet.report.terminal import print_report
 
@@ -27,7 +27,7 @@ COLUMNS = (
 """The columns of a type; the terminal lists the exceptions, with those that say why."""
 
 
-def print_sweep(document: Mapping[str, Any], console: Console | None = None) -> None:
+def print_sweep(document: Mapping[str, Json], console: Console | None = None) -> None:
     """Print the result of `ratchet sweep`; `console` defaults to stdout."""
     counts = [(status, str(count)) for status, count in document["counts"].items()]
     exceptions = [row for row in document["rows"] if row["status"] != SUFFIX]
@@ -48,12 +48,12 @@ def print_sweep(document: Mapping[str, Any], console: Console | None = None) -> 
     print_report(report, console)
 
 
-def _where(document: Mapping[str, Any]) -> str:
+def _where(document: Mapping[str, Json]) -> str:
     quick = " · quick: Inductor's own code did not run" if document["quick"] else ""
     return f"{document['versions']} · {document['device']}{quick}"
 
 
-def sweep_headline(document: Mapping[str, Any]) -> str:
+def sweep_headline(document: Mapping[str, Json]) -> str:
     """Return the result in one sentence."""
     counts = document["counts"]
     trained = counts["works"] + counts["falls back"]
@@ -66,7 +66,7 @@ def sweep_headline(document: Mapping[str, Any]) -> str:
     )
 
 
-def sweep_markdown(document: Mapping[str, Any]) -> str:
+def sweep_markdown(document: Mapping[str, Json]) -> str:
     """Return every row as a Markdown table, with the counts above it."""
     lines = [
         f"{sweep_headline(document)} {_where(document)}.",
@@ -91,6 +91,6 @@ def _counts(counts: Mapping[str, int]) -> str:
     return ", ".join(f"{kernel} {count}" for kernel, count in sorted(counts.items()))
 
 
-def _cells(row: Mapping[str, Any]) -> list[str]:
+def _cells(row: Mapping[str, Json]) -> list[str]:
     first, *rest = (m.text_of(column.cell(row)) for column in COLUMNS)
     return [f"`{first}`", *(cell.replace("|", "\\|").replace("<", "&lt;") for cell in rest)]

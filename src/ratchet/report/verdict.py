@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from typing import Any
 
 from rich.console import Console
 
+from ratchet.base.json_value import Json
 from ratchet.report import figures
 from ratchet.report import model as m
 from ratchet.report.emulated import estimate_section, heat_section
@@ -56,17 +56,17 @@ CASES = (
 )
 
 
-def print_verdict(judged: Mapping[str, Any], console: Console | None = None) -> None:
+def print_verdict(judged: Mapping[str, Json], console: Console | None = None) -> None:
     """Print the result of `ratchet judge PROBLEM KERNEL`; `console` defaults to stdout."""
     print_report(verdict_report(judged), console)
 
 
-def render_verdict_page(judged: Mapping[str, Any]) -> str:
+def render_verdict_page(judged: Mapping[str, Json]) -> str:
     """Return the page of one verdict as HTML."""
     return render_page(verdict_report(judged))
 
 
-def verdict_report(judged: Mapping[str, Any]) -> m.ResultReport:
+def verdict_report(judged: Mapping[str, Json]) -> m.ResultReport:
     """Describe a verdict.
 
     `judged` is a `JudgedKernel` as plain data, with `paths` if files were written.
@@ -103,7 +103,7 @@ def verdict_report(judged: Mapping[str, Any]) -> m.ResultReport:
     )
 
 
-def evidence_section(title: str, evidence: Sequence[Mapping[str, Any]]) -> m.ReportSection:
+def evidence_section(title: str, evidence: Sequence[Mapping[str, Json]]) -> m.ReportSection:
     """Return the checks of a verdict, in their order."""
     return m.section(
         title,
@@ -115,7 +115,7 @@ def evidence_section(title: str, evidence: Sequence[Mapping[str, Any]]) -> m.Rep
     )
 
 
-def speedup_tiles(verdict: Mapping[str, Any], confirmed: str = "") -> list[m.Tile]:
+def speedup_tiles(verdict: Mapping[str, Json], confirmed: str = "") -> list[m.Tile]:
     """Return how fast the kernel is against each rival, in large print."""
     return [
         m.Tile(
@@ -127,7 +127,7 @@ def speedup_tiles(verdict: Mapping[str, Any], confirmed: str = "") -> list[m.Til
     ] or [m.Tile(ABSENT, "no speed-up", "nothing was timed, or the times do not count")]
 
 
-def _samples(samples: Sequence[Mapping[str, Any]]) -> m.ReportSection | None:
+def _samples(samples: Sequence[Mapping[str, Json]]) -> m.ReportSection | None:
     """Return one plot for each timed case."""
     cases = dict.fromkeys(str(sample["case"]) for sample in samples)
     arms = dict.fromkeys(str(sample["arm"]) for sample in samples)
@@ -150,7 +150,7 @@ def _samples(samples: Sequence[Mapping[str, Any]]) -> m.ReportSection | None:
 
 
 def _judged(
-    verdict: Mapping[str, Any], kernel: Mapping[str, Any], problem: Mapping[str, Any]
+    verdict: Mapping[str, Json], kernel: Mapping[str, Json], problem: Mapping[str, Json]
 ) -> m.ReportSection:
     libraries = ", ".join(problem["libraries"])
     allowed = f"; library {libraries} allowed" if libraries else ""
@@ -177,7 +177,7 @@ def _judged(
     )
 
 
-def _input(spec: Mapping[str, Any]) -> str:
+def _input(spec: Mapping[str, Json]) -> str:
     layout = "" if spec["layout"] == "contiguous" else f" {spec['layout']}"
     shape = " × ".join(str(extent) for extent in spec["shape"]) or "scalar"
     return f"{spec['dtype']} {shape}{layout}"
@@ -211,7 +211,7 @@ def show_confidence(ratio: Mapping[str, float | None]) -> str:
     return "interval" if confidence is None else f"{100 * confidence:.3g} % interval"
 
 
-def measured_speedups(verdict: Mapping[str, Any]) -> list[tuple[str, Mapping[str, float]]]:
+def measured_speedups(verdict: Mapping[str, Json]) -> list[tuple[str, Mapping[str, float]]]:
     """Return each rival that the kernel was timed against, with the ratio."""
     speedup = verdict.get("speedup") or {}
     return [(title, speedup[key]) for key, title in RIVALS.items() if speedup.get(key)]

@@ -8,6 +8,7 @@ from typing import Any
 from weakref import WeakKeyDictionary
 
 import torch
+from torch import Tensor
 from torch.utils.flop_counter import FlopCounterMode, sdpa_backward_flop, sdpa_flop
 
 from ratchet.workloads.backward import gradients_of
@@ -19,26 +20,36 @@ from ratchet.workloads.workload import Workload
 aten = torch.ops.aten
 
 
-def _forward_flops(query: Any, key: Any, value: Any, *args: Any, out_val: Any, **kw: Any) -> int:
+def _forward_flops(
+    query: Tensor, key: Tensor, value: Tensor, *args: object, out_val: object, **kw: object
+) -> int:
     return int(sdpa_flop(query.shape, key.shape, value.shape))
 
 
 def _backward_flops(
-    grad: Any, query: Any, key: Any, value: Any, *args: Any, out_val: Any, **kw: Any
+    grad: Tensor,
+    query: Tensor,
+    key: Tensor,
+    value: Tensor,
+    *args: object,
+    out_val: object,
+    **kw: object,
 ) -> int:
     return int(sdpa_backward_flop(grad.shape, query.shape, key.shape, value.shape))
 
 
-def _lstm_flops(x: Any, inner: Any, recurrent: Any, *args: Any, out_val: Any, **kw: Any) -> int:
+def _lstm_flops(
+    x: Tensor, inner: Tensor, recurrent: Tensor, *args: object, out_val: object, **kw: object
+) -> int:
     steps = x.numel() // x.shape[-1]
     return int(2 * steps * (inner.numel() + recurrent.numel()))
 
 
-def _lstm_backward_flops(*args: Any, out_val: Any, **kw: Any) -> int:
+def _lstm_backward_flops(*args: Any, out_val: object, **kw: Any) -> int:
     return 2 * _lstm_flops(*args, out_val=out_val, **kw)
 
 
-CPU_FUSED: dict[Any, Any] = {
+CPU_FUSED: dict[object, Any] = {
     aten._scaled_dot_product_flash_attention_for_cpu: _forward_flops,
     aten._scaled_dot_product_flash_attention_for_cpu_backward: _backward_flops,
     aten.mkldnn_rnn_layer: _lstm_flops,
@@ -51,7 +62,7 @@ for _formula in CPU_FUSED.values():
 _counted: WeakKeyDictionary[Workload, int] = WeakKeyDictionary()
 
 
-def flops_of(step: TrainingStep, batch: Any) -> int:
+def flops_of(step: TrainingStep, batch: object) -> int:
     """Count the operations of one run of a step; see `step_flops`.
 
     A `train_step` trains on `batch` once, and the operations of its update count too.

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import itertools
 import sys
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 from typing import Any
 
 import torch
@@ -16,7 +16,7 @@ from torch import nn
 from torch.nn.parallel import DistributedDataParallel
 
 from ratchet.workloads.checkpointing import is_transformed
-from ratchet.workloads.recompilation import BoundedCompile
+from ratchet.workloads.recompilation import BoundedCompile, CompileOptions
 
 _COUNT = itertools.count()
 
@@ -59,22 +59,22 @@ class CompiledUnit:
     """
 
     def __init__(
-        self, unit: nn.Module, options: Mapping[str, Any], written: Callable[..., Any]
+        self, unit: nn.Module, options: CompileOptions, written: Callable[..., object]
     ) -> None:
-        def call(*arguments: Any, **named: Any) -> Any:
+        def call(*arguments: object, **named: object) -> object:
             return written(*arguments, **named)
 
         self.written = written
         self.compiled = BoundedCompile(with_own_code(call, unit), options)
 
-    def __call__(self, *arguments: Any, **named: Any) -> Any:
+    def __call__(self, *arguments: object, **named: object) -> object:
         inside = torch.compiler.is_compiling() or is_transformed()
         if inside or not torch.is_grad_enabled():
             return self.written(*arguments, **named)
         return self.compiled(*arguments, **named)
 
 
-def compile_units(model: nn.Module, options: Mapping[str, Any]) -> bool:
+def compile_units(model: nn.Module, options: CompileOptions) -> bool:
     """Compile the units of a sharded model in place; return False if it has none."""
     units = units_of(model)
     for one in units:
@@ -82,7 +82,7 @@ def compile_units(model: nn.Module, options: Mapping[str, Any]) -> bool:
     return bool(units)
 
 
-def with_own_code(call: Callable[..., Any], module: nn.Module) -> Callable[..., Any]:
+def with_own_code(call: Callable[..., object], module: nn.Module) -> Callable[..., object]:
     """Give a function that stands for a module code of its own, and return it.
 
     Dynamo bounds recompilations for each code object, and all modules share one of torch's.

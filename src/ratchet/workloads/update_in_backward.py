@@ -44,7 +44,7 @@ class UpdateInBackward:
 
     def __init__(self, optimizers: Iterable[Optimizer]) -> None:
         self._open = False
-        self._owners: dict[Tensor, tuple[Optimizer, dict[str, Any]]] = {
+        self._owners: dict[Tensor, tuple[Optimizer, dict[str, object]]] = {
             one: (optimizer, group)
             for optimizer in optimizers
             for group in optimizer.param_groups

@@ -9,7 +9,7 @@ from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import asdict, dataclass
 from pathlib import Path
-from typing import Any, Literal
+from typing import Literal
 
 import msgspec
 import numpy as np
@@ -17,6 +17,7 @@ import numpy as np
 from ratchet.base.errors import MeasureError, RepositoryError
 from ratchet.base.files import make_folder, write_whole
 from ratchet.base.git import has_changes
+from ratchet.base.json_value import Json
 from ratchet.devices.fingerprint import short_hash
 from ratchet.guard.bisect.commits import CommitRange
 from ratchet.guard.bisect.search import GOOD, STOP, CommitPair, CommitSearch, Effect, evidence
@@ -65,7 +66,7 @@ class BisectResult:
     def found(self) -> Suspect | None:
         return self.suspects[0] if self.answer == "found" else None
 
-    def as_json(self) -> dict[str, Any]:
+    def as_json(self) -> dict[str, Json]:
         return asdict(self)
 
 

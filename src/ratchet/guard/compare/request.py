@@ -10,16 +10,20 @@ import shutil
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field, replace
 from pathlib import Path
-from typing import Any, Final
+from typing import TYPE_CHECKING, Any, Final
 
 from ratchet.base import scratch
 from ratchet.base.errors import GuardError
 from ratchet.base.files import why_not_file
 from ratchet.base.git import has_changes, resolve, stamp
+from ratchet.base.json_value import Json
 from ratchet.guard.checkouts import Checkouts
 from ratchet.guard.compare.commands import CommandSide, run_command
 from ratchet.optimize.turn.settings import check_seed, parse_budget_s, workload_options
 from ratchet.workloads.names import is_user_spec, user_file, user_function
+
+if TYPE_CHECKING:
+    from ratchet.guard.compare.sides import WorkloadSide
 
 COMPILE: Final[Mapping[str, str | None]] = {
     "eager": None,
@@ -37,7 +41,7 @@ class Mode:
     """Changes to a step as written."""
 
     title: str
-    changes: Mapping[str, Any] = field(default_factory=dict)
+    changes: Mapping[str, Json] = field(default_factory=dict)
     """Fields of `workloads.config.StepConfig`."""
     device: str | None = None
     recipe: str | None = None
@@ -45,7 +49,7 @@ class Mode:
 
 def parse_mode(text: str) -> Mode:
     """Parse words separated by commas; GuardError lists the words that there are."""
-    changes: dict[str, Any] = {}
+    changes: dict[str, Json] = {}
     device, recipe = None, None
     for word in filter(None, (one.strip() for one in text.split(","))):
         word = SHORT.get(word, word)
@@ -107,7 +111,7 @@ class CompareRequest:
             raise GuardError(f"--fail-if-slower {self.fail_if_slower!r} is over 1000%: give less")
         return share
 
-    def as_json(self) -> dict[str, Any]:
+    def as_json(self) -> dict[str, Json]:
         """Return the request, and the commits that its names stand for now."""
         return {
             "workloads": list(self.workloads),
@@ -293,7 +297,9 @@ def _command_sides(
     return a, b
 
 
-def _workload_sides(request: CompareRequest, places: tuple[_Place, _Place]) -> tuple[Any, Any]:
+def _workload_sides(
+    request: CompareRequest, places: tuple[_Place, _Place]
+) -> tuple[WorkloadSide, WorkloadSide]:
     from ratchet.guard.compare.sides import WorkloadSide  # imports numpy
 
     names = (request.workloads * 2)[:2]

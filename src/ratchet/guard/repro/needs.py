@@ -7,9 +7,9 @@ import platform
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict
 from importlib import metadata
-from typing import Any
 
 from ratchet import __version__
+from ratchet.base.json_value import Json
 from ratchet.devices.fingerprint import software
 from ratchet.devices.probe import Device, describe_device
 from ratchet.workloads.names import is_user_spec
@@ -18,7 +18,7 @@ CHANGES = "+changes"
 RATCHET = f"torch-ratchet {__version__} (pip install torch-ratchet)"
 
 
-def comparison_needs(asked: Mapping[str, Any], *, plain: bool, spent_s: float) -> list[str]:
+def comparison_needs(asked: Mapping[str, Json], *, plain: bool, spent_s: float) -> list[str]:
     """Return what a comparison needs; `plain` needs no Ratchet."""
     first = "Python 3.9 or later, and a shell" if plain else RATCHET
     words = (f"the interpreter {one}" for one in dict.fromkeys(asked["pythons"]) if one is not None)
@@ -31,7 +31,7 @@ def numerics_needs(files: Sequence[str]) -> list[str]:
     return ["torch, in the version below", *beside]
 
 
-def verdict_needs(kernel: Mapping[str, Any], trial: Mapping[str, Any]) -> list[str]:
+def verdict_needs(kernel: Mapping[str, Json], trial: Mapping[str, Json]) -> list[str]:
     """Return what judging a kernel again needs."""
     where = trial.get("target") and f"no GPU: {trial['target']} is emulated"
     compiler = ["a C++ compiler"] if kernel["language"] == "cpp" else []
@@ -39,7 +39,7 @@ def verdict_needs(kernel: Mapping[str, Any], trial: Mapping[str, Any]) -> list[s
     return [RATCHET, *compiler, device, *_time(trial.get("time_limit_s"))]
 
 
-def pinned_words(asked: Mapping[str, Any]) -> list[str]:
+def pinned_words(asked: Mapping[str, Json]) -> list[str]:
     """Return the words of a comparison, with commits in place of names that move."""
     words = ["compare", *asked["workloads"]]
     pairs = (("", asked["modes"]), ("rev-", revisions(asked)), ("python-", asked["pythons"]))
@@ -57,7 +57,7 @@ def pinned_words(asked: Mapping[str, Any]) -> list[str]:
     return words + (["--", *asked["command"]] if asked["command"] else [])
 
 
-def revisions(asked: Mapping[str, Any]) -> list[str | None]:
+def revisions(asked: Mapping[str, Json]) -> list[str | None]:
     """Return the commit of each side; files without changes of their own are a commit too."""
     found = [
         commit or name
@@ -69,7 +69,7 @@ def revisions(asked: Mapping[str, Any]) -> list[str | None]:
     return found
 
 
-def _folder(asked: Mapping[str, Any]) -> list[str]:
+def _folder(asked: Mapping[str, Json]) -> list[str]:
     here, folder = asked.get("commit", ""), f"the folder {asked['folder']}"
     if not here:
         return [f"{folder}, as it was: it is in no repository"]
@@ -79,11 +79,11 @@ def _folder(asked: Mapping[str, Any]) -> list[str]:
     return [f"{folder}, at commit {hash} with the changes that it had: no commit holds them"]
 
 
-def _commits(asked: Mapping[str, Any]) -> list[str]:
+def _commits(asked: Mapping[str, Json]) -> list[str]:
     return [f"commit {one} in its repository" for one in dict.fromkeys(revisions(asked)) if one]
 
 
-def _files(asked: Mapping[str, Any]) -> list[str]:
+def _files(asked: Mapping[str, Json]) -> list[str]:
     recipes = [mode for mode in asked["modes"] if mode.endswith(".json")]
     own = [one.rpartition(":")[0] for one in asked["workloads"] if is_user_spec(one)]
     text = asked["options"].get("text")
@@ -104,7 +104,7 @@ VARIABLES = ("OMP_", "MKL_", "TORCH", "PYTORCH_", "HIP_", "HSA_", "ROCR_", "CUDA
 
 
 def environment_report(device: Device, variables: Mapping[str, str] | None = None
-                       ) -> dict[str, Any]:  # fmt: skip
+                       ) -> dict[str, Json]:  # fmt: skip
     """Describe the machine, the versions, and the variables that may change a result."""
     own = os.environ if variables is None else variables
     return {
@@ -117,7 +117,7 @@ def environment_report(device: Device, variables: Mapping[str, str] | None = Non
     }
 
 
-def environment_lines(report: Mapping[str, Any]) -> list[str]:
+def environment_lines(report: Mapping[str, Json]) -> list[str]:
     """Return the report as lines of Markdown."""
     device = report["device"]
     lines = [

@@ -8,11 +8,11 @@ import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
 
 from ratchet.base import files
 from ratchet.base.errors import GuardError
 from ratchet.base.files import why_not_new_folder
+from ratchet.base.json_value import Json
 from ratchet.devices.probe import probe
 from ratchet.guard.repro.needs import (
     CHANGES,
@@ -48,7 +48,7 @@ class Reproduction:
     needs: tuple[str, ...]
     """The script's needs beside itself."""
 
-    def as_json(self) -> dict[str, Any]:
+    def as_json(self) -> dict[str, Json]:
         return {
             "kind": self.kind,
             "title": self.title,
@@ -133,7 +133,7 @@ def _find(book: Ledger, named: str) -> Reported:
     return _judged(book, verdicts[-1])
 
 
-def _timed(turn: RecordedTurn, result: Mapping[str, Any]) -> Reported:
+def _timed(turn: RecordedTurn, result: Mapping[str, Json]) -> Reported:
     asked = turn.payload
     facts = [f"- A (baseline): `{result['baseline']}`", f"- B (new): `{result['new']}`"]
     for one in result["metrics"]:
@@ -183,7 +183,7 @@ def _listed(lines: Sequence[str]) -> str:
     return "\n".join(f"- {one}" for one in lines)
 
 
-def _numerics(result: Mapping[str, Any]) -> Reported:
+def _numerics(result: Mapping[str, Json]) -> Reported:
     found, broken = result["divergence"], result["not_finite"]
     if found is None and broken is None:
         raise GuardError("this comparison found no divergence: there is nothing to reproduce")
@@ -216,7 +216,7 @@ def _numerics(result: Mapping[str, Any]) -> Reported:
     )
 
 
-def _judged(book: Ledger, verdict: Mapping[str, Any]) -> Reported:
+def _judged(book: Ledger, verdict: Mapping[str, Json]) -> Reported:
     kernel, problem = book.kernel(verdict["kernel_hash"]), book.problem(verdict["problem_hash"])
     if kernel is None or problem is None:
         raise GuardError(f"the ledger lacks the source of kernel {verdict['kernel_hash'][:12]}")

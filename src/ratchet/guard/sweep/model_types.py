@@ -22,6 +22,7 @@ import msgspec
 from ratchet import __version__
 from ratchet.base import files
 from ratchet.base.errors import GuardError
+from ratchet.base.json_value import Json
 from ratchet.base.process import families, watchdog
 from ratchet.guard.repro.needs import RATCHET
 from ratchet.guard.repro.scripts import SWEEP_SCRIPT
@@ -74,7 +75,7 @@ class SweepResult:
         share = share_that_trains(self.rows)
         return share is None or share >= LEAST_SHARE
 
-    def as_json(self) -> dict[str, Any]:
+    def as_json(self) -> dict[str, Json]:
         counts = Counter(row.status for row in self.rows)
         return {
             "versions": self.versions,

@@ -23,6 +23,7 @@ from torch.distributed.tensor import DTensor
 from torch.profiler import ProfilerActivity, profile, schedule
 
 from ratchet.base.errors import RatchetError
+from ratchet.base.json_value import Json
 from ratchet.measure.arm import Timing
 from ratchet.measure.rounds import run_rounds
 from ratchet.measure.samples import Sample
@@ -81,7 +82,7 @@ class RankRequest(BaseModel):
     model_config = ConfigDict(frozen=True, extra="forbid")
 
     workload: str
-    options: dict[str, Any]
+    options: dict[str, Json]
     """Options of `load`; `device` is a kind, cpu or cuda."""
     layout: str
     arms: dict[str, RankArm]
@@ -124,7 +125,7 @@ class RankResult(BaseModel):
     sequence: int
     """Tokens of a sequence; 0 if the batches hold none."""
     parameters: int
-    samples: list[dict[str, Any]]
+    samples: list[dict[str, Json]]
     """A `measure.Sample` each; a sample's time is that of the slowest rank."""
     arms: dict[str, ArmOnRank]
 

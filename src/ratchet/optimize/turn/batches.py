@@ -9,9 +9,10 @@ import contextlib
 from collections.abc import Iterator
 from dataclasses import dataclass
 from statistics import median
-from typing import Any, Final
+from typing import Final
 
 from ratchet.base.errors import RatchetError
+from ratchet.base.json_value import Json
 from ratchet.judge.steps.arms import ArmProcess
 from ratchet.optimize.step.candidate import Candidate
 from ratchet.optimize.step.describe import ArmFacts, StepFacts
@@ -76,7 +77,7 @@ class LargerBatches:
             break
         return best if best.batch_size > now else None
 
-    def _sizes(self, candidate: Candidate, now: int) -> Iterator[dict[str, Any]]:
+    def _sizes(self, candidate: Candidate, now: int) -> Iterator[dict[str, Json]]:
         """Yield the figures of one larger batch after another."""
         with contextlib.suppress(RatchetError):  # memory or time ended
             for power in range(1, MOST_SIZES + 1):
@@ -85,7 +86,7 @@ class LargerBatches:
                     "batch", f"{candidate.key()}:{size}", lambda: self._timed(candidate, size)  # noqa: B023
                 )  # fmt: skip
 
-    def _timed(self, candidate: Candidate, size: int) -> dict[str, Any]:
+    def _timed(self, candidate: Candidate, size: int) -> dict[str, Json]:
         turn, now = self.turn, self.facts.batch_size or 1
         turn.schedule.check("time a larger batch")
         turn.tell("start", title=f"{candidate.title}, a batch of {size}")

@@ -5,12 +5,13 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import asdict, dataclass, replace
 from itertools import islice
-from typing import Any, Final
+from typing import Final
 
 from ratchet.authors.result import WritingRequest, WritingResult
 from ratchet.authors.shares import SHORTEST_S, Asked, write_all
 from ratchet.authors.write import Follow
 from ratchet.base.errors import ArmFailure
+from ratchet.base.json_value import Json
 from ratchet.court.court import Court
 from ratchet.court.terms import Terms
 from ratchet.devices import catalogue
@@ -71,7 +72,7 @@ class DryRun:
     target: str | None = None
     kernels: tuple[TargetKernel, ...] = ()
 
-    def to_json(self) -> dict[str, Any]:
+    def to_json(self) -> dict[str, Json]:
         """Return all of it as one JSON object."""
         workload = self.workload.model_dump(mode="json")
         return {

@@ -11,10 +11,10 @@ from collections import Counter, defaultdict
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
-from typing import Any
 
 from ratchet.base.errors import DeadlinePassed
 from ratchet.base.files import copy_whole
+from ratchet.base.json_value import Json
 from ratchet.devices.ceilings import Ceilings
 from ratchet.optimize.levers import Lever, Situation, all_levers, kernel_levers
 from ratchet.optimize.levers.operators import COMPILE_MAX_AUTOTUNE
@@ -90,7 +90,7 @@ class StepProfiles:
     def _take(self, candidate: Candidate, when: str) -> StepProfile | None:
         turn, path = self.turn, self.turn.settings.out.resolve() / f"trace_{when}.json.gz"
 
-        def compute() -> dict[str, Any]:
+        def compute() -> dict[str, Json]:
             turn.tell("profile", title=candidate.title)
             arm, began_s = turn.arms.live(candidate), turn.schedule.elapsed_s
             told = arm.call("profile", path=str(path), steps=PROFILED_STEPS)

@@ -8,12 +8,12 @@ import time
 from dataclasses import asdict, dataclass
 from datetime import UTC, datetime
 from pathlib import Path
-from typing import Any
 
 import torch
 
 from ratchet import __version__
 from ratchet.base.errors import DeadlinePassed, DeviceError, RatchetError
+from ratchet.base.json_value import Json
 from ratchet.devices import ceilings as device_ceilings
 from ratchet.devices.ceilings import Ceilings
 from ratchet.devices.fingerprint import software
@@ -105,7 +105,7 @@ def describe(turn: Turn) -> StepFacts:
     The arm stays alive: the rivals are timed beside it.
     """
 
-    def compute() -> dict[str, Any]:
+    def compute() -> dict[str, Json]:
         turn.tell("start", title="as written")
         arms, began_s = turn.arms, turn.schedule.elapsed_s
         gradients, rounded = (

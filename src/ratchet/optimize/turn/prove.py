@@ -7,9 +7,9 @@ import math
 import uuid
 from collections.abc import Mapping
 from dataclasses import asdict, dataclass, field, replace
-from typing import Any
 
 from ratchet.base.errors import DeadlinePassed, MeasureError
+from ratchet.base.json_value import Json
 from ratchet.judge.steps.recipe_trial import time_arms
 from ratchet.measure.estimate import ArmTime, Comparison, Floor, summarise
 from ratchet.measure.rounds import FEWEST_ROUNDS
@@ -173,7 +173,7 @@ class Prover:
         ways = {role: arms[RIVAL if role == TWIN else role].key() for role in payload["processes"]}
         self.sitting.add(TimedTogether(samples=samples, processes=payload["processes"], ways=ways))
 
-    def _learn(self, distinct: Mapping[str, Candidate], payload: Mapping[str, Any]) -> None:
+    def _learn(self, distinct: Mapping[str, Candidate], payload: Mapping[str, Json]) -> None:
         costs = self.turn.costs
         for role, setup_s in payload["setup_s"].items():
             if role in distinct:
@@ -185,7 +185,7 @@ class Prover:
         if payload["estimate_s"] > 0:
             self._scale *= max(0.5, min(2.0, payload["least_s"] / payload["estimate_s"]))
 
-    def _launch(self, distinct: Mapping[str, Candidate], place: int) -> dict[str, Any]:
+    def _launch(self, distinct: Mapping[str, Candidate], place: int) -> dict[str, Json]:
         turn = self.turn
         rounds = self._rounds(distinct)
         turn.tell("proof", launch=place, rounds=rounds)

@@ -6,9 +6,9 @@ from collections import defaultdict
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from itertools import pairwise
-from typing import Any
 
 from ratchet.base.errors import DeadlinePassed
+from ratchet.base.json_value import Json
 from ratchet.court.court import Court
 from ratchet.court.terms import JudgedKernel, Terms
 from ratchet.graph.capture import CapturedSite, problems_for
@@ -33,7 +33,7 @@ class ProvenKernels:
     """Precision of the step -> library kernel, or region -> its proven entries."""
     refused: dict[str, dict[str, str]]
     """Precision of the step -> library kernel -> the reason why it may not be installed."""
-    verdicts: tuple[dict[str, Any], ...]
+    verdicts: tuple[dict[str, Json], ...]
     regions: dict[str, tuple[Lever, ...]] = field(default_factory=dict)
     """Precision of the step -> the levers of its own regions for which kernels were judged."""
     worth: dict[str, float] = field(default_factory=dict)
@@ -97,7 +97,7 @@ def _none(precision: str, reason: str) -> ProvenKernels:
 def sites_of(turn: Turn, candidate: Candidate, written: Candidate) -> list[CapturedSite]:
     """Return the call sites of a candidate's step; the arm of the step as written finds them."""
 
-    def compute() -> dict[str, Any]:
+    def compute() -> dict[str, Json]:
         turn.schedule.check("look for call sites")
         # The graphs are traced in any case, and an arm that compiles nothing is ready sooner.
         precision = candidate.config.precision
@@ -133,7 +133,7 @@ class KernelTrials:
     wanted: tuple[str, ...]
     proven: dict[str, dict[str, tuple[AnyKernel, ...]]] = field(default_factory=dict)
     refused: dict[str, dict[str, str]] = field(default_factory=dict)
-    verdicts: list[dict[str, Any]] = field(default_factory=list)
+    verdicts: list[dict[str, Json]] = field(default_factory=list)
     _then: dict[str, Kernel] = field(default_factory=dict)
     """By a kernel's hash, the one that is judged next: its compiler starts meanwhile."""
 

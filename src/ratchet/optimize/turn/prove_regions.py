@@ -9,13 +9,13 @@ from __future__ import annotations
 import re
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
-from typing import Any
 
 from ratchet.authors.result import WritingRequest
 from ratchet.authors.shares import SHORTEST_S, Asked, write_all
 from ratchet.authors.write import Follow
 from ratchet.authors.writing_book import WritingBook
 from ratchet.base.errors import ArmFailure, DeadlinePassed
+from ratchet.base.json_value import Json
 from ratchet.court.court import Court
 from ratchet.graph.regions.region import REGION, region_name
 from ratchet.judge.steps.arms import ArmProcess
@@ -137,7 +137,7 @@ class RegionTrials:
         plain = Candidate(title=step.title, config=config, kernels=installed)
         key = plain.key() if batch_size is None else f"{plain.key()}:{batch_size}"
 
-        def compute() -> dict[str, Any]:
+        def compute() -> dict[str, Json]:
             turn.schedule.check("look for regions")
             turn.tell("looking", title=f"regions, {config.precision}")
             measuring_s = MEASURING.of(turn.schedule.left_s)
@@ -221,7 +221,7 @@ class RegionTrials:
         turn = self.turn
         key = ":".join([best.graph_key(), *(one.problem.hash[:16] for one in chosen)])
 
-        def compute() -> dict[str, Any]:
+        def compute() -> dict[str, Json]:
             turn.arms.close()  # their memory and cores belong to the judge now
             request = WritingRequest(
                 budget_s=budget_s,

@@ -6,11 +6,11 @@ import math
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 
 from ratchet.base.errors import DeadlinePassed, DeviceLost, RatchetError
+from ratchet.base.json_value import Json
 from ratchet.judge.revision import revision
 from ratchet.judge.steps.arms import ArmProcess
 from ratchet.judge.steps.numerics import judge_gradients
@@ -59,7 +59,7 @@ class LeverScreening:
     incumbent_step_s: float = 0.0
     unused: Sequence[str] = ()
     """The challenger's region kernels, by name in its config, that served no call of its step."""
-    samples: Sequence[Mapping[str, Any]] = ()
+    samples: Sequence[Mapping[str, Json]] = ()
     processes: Mapping[str, str] = field(default_factory=dict)
     """The name of the process behind each arm that was timed."""
     ways: Mapping[str, str] = field(default_factory=dict)

@@ -4,10 +4,10 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import asdict, dataclass, field
-from typing import Any
 
 from ratchet.base import scratch
 from ratchet.base.errors import DeadlinePassed
+from ratchet.base.json_value import Json
 from ratchet.devices.ceilings import Ceilings
 from ratchet.devices.probe import Device
 from ratchet.ledger import Fingerprint, Ledger
@@ -18,7 +18,7 @@ from ratchet.optimize.turn.result import Omission
 from ratchet.optimize.turn.schedule import SAME_END_S, START_TOGETHER, TurnSchedule
 from ratchet.optimize.turn.settings import Settings
 
-Listener = Callable[[str, dict[str, Any]], None]
+Listener = Callable[[str, dict[str, Json]], None]
 SCATTER, MOST_KNOWN = "scatter", 20.0
 """Evidence of how far starts differ, and the degrees of freedom that older turns keep in it."""
 MOST_NOISE = 1.5
@@ -80,12 +80,12 @@ class Turn:
         if words not in self.warnings:
             self.warnings.append(words)
 
-    def tell(self, event: str, **details: Any) -> None:
+    def tell(self, event: str, **details: object) -> None:
         self.listener(event, details)
 
     # What the ledger remembers.
 
-    def memo(self, kind: str, key: str, compute: Callable[[], dict[str, Any]]) -> dict[str, Any]:
+    def memo(self, kind: str, key: str, compute: Callable[[], dict[str, Json]]) -> dict[str, Json]:
         """Return the ledger's answer for this workload, device and software, or compute it.
 
         Raises DeadlinePassed if the stage ends before `compute` does, now or in an earlier turn
@@ -106,14 +106,14 @@ class Turn:
         self._noted_s = self.schedule.spent_s
         return payload
 
-    def renew(self, kind: str, key: str, compute: Callable[[], dict[str, Any]]) -> dict[str, Any]:
+    def renew(self, kind: str, key: str, compute: Callable[[], dict[str, Json]]) -> dict[str, Json]:
         """Compute what the ledger knows once more, because a file that belongs to it is gone."""
         self.schedule.check(f"repeat this {kind}")
         payload = compute()
         self._remember(kind, key, payload)
         return payload
 
-    def _remember(self, kind: str, key: str, payload: dict[str, Any]) -> None:
+    def _remember(self, kind: str, key: str, payload: dict[str, Json]) -> None:
         self._own.add(f"{kind}:{key}")
         took_s = self.schedule.spent_s - self._noted_s
         evidence = {"answer": payload, "took_s": took_s, "costs": asdict(self.costs)}
@@ -125,7 +125,7 @@ class Turn:
             self.schedule.advance(ends_s)
             raise DeadlinePassed(f"an earlier turn had no time for this {kind} either")
 
-    def known(self, kind: str, key: str) -> dict[str, Any] | None:
+    def known(self, kind: str, key: str) -> dict[str, Json] | None:
         """Return the ledger's answer and advance the clock by the time that it took.
 
         That is the time since the evidence before it. The clock stops at the end of the stage.
@@ -137,7 +137,7 @@ class Turn:
         self.schedule.advance(min(self._noted_s + took_s, self.schedule.stage_ends_s))
         self._noted_s = self.schedule.spent_s
         self.costs.learn(found.get("costs", {}))
-        answer: dict[str, Any] = found["answer"]
+        answer: dict[str, Json] = found["answer"]
         return answer
 
     def is_own(self, kind: str, key: str) -> bool:
@@ -148,7 +148,7 @@ class Turn:
         """Return True if the ledger knows the answer, without advancing the clock."""
         return self._recall(kind, key) is not None
 
-    def _recall(self, kind: str, key: str) -> dict[str, Any] | None:
+    def _recall(self, kind: str, key: str) -> dict[str, Json] | None:
         return self.ledger.recall(kind, self._full_key(key), since=self.since)
 
     def forget_fruitless(self) -> None:
@@ -179,7 +179,7 @@ class Turn:
     def known_scatter(self) -> StartScatter | None:
         """Return how far starts of one step differ here, as earlier turns found."""
 
-        def known() -> dict[str, Any]:
+        def known() -> dict[str, Json]:
             return self.ledger.recall(SCATTER, self._machine()) or {}
 
         found = self.memo("prior", SCATTER, known)  # a second turn decides as the first did

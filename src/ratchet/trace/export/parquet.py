@@ -22,7 +22,7 @@ def write_parquet(tables: Iterable[Table], folder: Path) -> list[Path]:
     arrow, parquet = _pyarrow()
     cells = {int: arrow.int64(), float: arrow.float64(), str: arrow.string(), bool: arrow.bool_()}
 
-    def cell(kind: Any) -> Any:
+    def cell(kind: object) -> object:
         return cells[kind] if kind in cells else arrow.list_(cell(get_args(kind)[0]))
 
     make_folder(folder)

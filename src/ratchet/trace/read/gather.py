@@ -80,7 +80,7 @@ class Gatherer:
 
     def add_rows(
         self,
-        kind: Kind | NDArray[Any],
+        kind: Kind | NDArray[np.integer],
         names: Sequence[str],
         start: Int64,
         end: Int64,
@@ -280,7 +280,7 @@ class Gatherer:
         self.faults.update(about["faults"])
 
     def _near(
-        self, start: Int64, duration: Int64, kind: NDArray[Any], order: NDArray[np.int32]
+        self, start: Int64, duration: Int64, kind: NDArray[np.uint8], order: NDArray[np.int32]
     ) -> NDArray[np.int32]:
         """Return the order without the events that lie far outside every step."""
         is_step = np.array([STEP.match(str(key)) is not None for key in self.strings], dtype=bool)

@@ -30,7 +30,7 @@ class _OverSequence(TorchFunctionMode):
         self._mesh = mesh
 
     def __torch_function__(
-        self, func: Callable[..., Any], types: Any, args: Any = (), kwargs: Any = None
+        self, func: Callable[..., object], types: Any, args: Any = (), kwargs: Any = None
     ) -> Any:
         kwargs = dict(kwargs or {})
         if func is not F.scaled_dot_product_attention:
@@ -70,7 +70,7 @@ def split_sequence(model: nn.Module, mesh: DeviceMesh, sequence: int) -> None:
 def _enclose(block: nn.Module, mesh: DeviceMesh) -> None:
     forward = block.forward
 
-    def over_sequence(*args: Any, **kwargs: Any) -> Any:
+    def over_sequence(*args: object, **kwargs: object) -> object:
         with _OverSequence(mesh):
             return forward(*args, **kwargs)
 
