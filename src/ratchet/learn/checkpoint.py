@@ -11,7 +11,8 @@ import os
 import pickle
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Final
+from types import ModuleType
+from typing import TYPE_CHECKING, Final
 
 import torch
 
@@ -22,6 +23,7 @@ from ratchet.learn.config import LearnConfig
 
 if TYPE_CHECKING:
     from torch.optim import Optimizer
+    from torch.utils.tensorboard import SummaryWriter
     from transformers import PreTrainedModel
 
 STATE, CURVE = "checkpoint.pt", "curve.jsonl"
@@ -152,8 +154,8 @@ class Trackers:
     """Passes a curve on to TensorBoard, in the run's folder, and to MLflow, if it has a server."""
 
     def __init__(self, folder: Path, config: LearnConfig) -> None:
-        self._board: Any = None
-        self._flow: Any = None
+        self._board: SummaryWriter | None = None
+        self._flow: ModuleType | None = None
         if importlib.util.find_spec("tensorboard") is not None:
             from torch.utils.tensorboard import SummaryWriter
 

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass
-from typing import Any, cast
+from typing import cast
 
 import torch
 import torch.nn.functional as F
@@ -121,7 +121,7 @@ class LlamaBlock(nn.Module):
 class Llama(nn.Module):
     """tokens int64 [B, T] -> logits [B, T, V]."""
 
-    block: Callable[[Any], nn.Module] = LlamaBlock
+    block: Callable[..., nn.Module] = LlamaBlock
     cos: Tensor
     sin: Tensor
 

@@ -120,7 +120,7 @@ def _described(value: type | FunctionType) -> str:
     return f"{words} ({code.co_filename}:{code.co_firstlineno})" if code else words
 
 
-def _script(value: Any) -> tuple[str, str]:
+def _script(value: type | FunctionType) -> tuple[str, str]:
     """Return the running script's module name (`python -m NAME`) and path; one may be empty."""
     main = sys.modules["__main__"]
     if main.__spec__ is not None:

@@ -9,7 +9,6 @@ from __future__ import annotations
 import itertools
 import sys
 from collections.abc import Callable
-from typing import Any
 
 import torch
 from torch import nn
@@ -23,7 +22,7 @@ _COUNT = itertools.count()
 
 def sharded_in(model: nn.Module) -> list[nn.Module]:
     """Return the modules within a model that FSDP2 gathers; empty if nothing is sharded."""
-    loaded: Any = sys.modules.get("torch.distributed.fsdp")
+    loaded = sys.modules.get("torch.distributed.fsdp")
     if loaded is None:
         return []
     return [one for one in model.modules() if isinstance(one, loaded.FSDPModule)]
@@ -41,7 +40,7 @@ def units_of(model: nn.Module) -> list[nn.Module]:
 
 def is_flattened(model: nn.Module) -> bool:
     """Return True if FSDP1 has flattened weights within the model."""
-    loaded: Any = sys.modules.get("torch.distributed.fsdp")
+    loaded = sys.modules.get("torch.distributed.fsdp")
     return loaded is not None and any(
         isinstance(one, loaded.FullyShardedDataParallel) for one in model.modules()
     )

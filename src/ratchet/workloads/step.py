@@ -5,7 +5,7 @@ from __future__ import annotations
 import warnings
 from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager, ExitStack, contextmanager, nullcontext
-from typing import Any, Protocol
+from typing import Protocol
 
 import torch
 from torch import Tensor, nn
@@ -237,7 +237,7 @@ class TrainingStep:
     def _given(self, batch: Batch) -> Batch:
         return raised(batch) if self._raises else batch
 
-    def _schedule(self, update: Any) -> LRScheduler | None:
+    def _schedule(self, update: object) -> LRScheduler | None:
         make = self.workload.scheduler
         optimizer = update if isinstance(update, Optimizer) else getattr(update, "optimizer", None)
         return make(optimizer) if make is not None and optimizer is not None else None

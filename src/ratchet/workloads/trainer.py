@@ -11,7 +11,7 @@ import sys
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, replace
 from functools import partial
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 import torch
 from torch import Tensor, nn
@@ -186,7 +186,7 @@ class ModelLoss:
         return _first(model(**{name: value for name, value in batch.items() if name != ITEMS}))
 
 
-def _first(outputs: Any) -> Tensor:
+def _first(outputs: dict[str, Tensor] | tuple[Tensor, ...]) -> Tensor:
     """Return the loss of a model's outputs, which it may give by name or first in a tuple."""
     loss: Tensor = outputs["loss"] if isinstance(outputs, dict) else outputs[0]
     return loss

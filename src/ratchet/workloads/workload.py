@@ -14,7 +14,7 @@ from torch.optim.lr_scheduler import LRScheduler
 from ratchet.workloads.config import OwnPrecision, Precision, StepConfig
 
 Batch: TypeAlias = Any
-"""What a workload's `batch` returns and its loss takes: tensors alone, in tuples or by name."""
+"""A batch, which a workload's `batch` returns and its loss takes: tensors, alone or together."""
 LossFunction = Callable[[nn.Module, Batch], Tensor]
 TrainStep = Callable[..., Tensor | float]
 BatchFunction = Callable[[int], Batch]
@@ -78,7 +78,7 @@ class Workload:
     optimizers: Mapping[str, ModelOptimizerFactory] | None = None
     """Several optimizers, or parameter groups, in place of `optimizer`: name -> a function that
     makes one from the model."""
-    state: Callable[[nn.Module, Any], object] | None = None
+    state: Callable[..., object] | None = None
     """(model, optimizers) -> what `train_step` carries from step to step, as its fourth argument:
     hidden states, an EMA, a generator, a schedule, a GradScaler."""
     scheduler: Callable[[Optimizer], LRScheduler] | None = None

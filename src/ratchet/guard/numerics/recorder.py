@@ -7,7 +7,6 @@ import warnings
 from collections.abc import Callable, Mapping
 from dataclasses import replace
 from pathlib import Path
-from typing import Any
 
 import torch
 from safetensors.torch import save_file
@@ -152,11 +151,11 @@ class NumericsRecorder:
         """Save a module with the inputs of its first call; return False if it cannot be pickled."""
         step = self._build()
         found = _module(step.model, module)
-        calls: list[Any] = []
+        calls: list[tuple[object, object]] = []
 
         def keep(_: nn.Module, arguments: object, named: object) -> None:
             if not calls:
-                calls.append(_mapped((arguments, named), _copied))
+                calls.append((_mapped(arguments, _copied), _mapped(named, _copied)))
 
         handle = found.register_forward_pre_hook(keep, with_kwargs=True)
         try:

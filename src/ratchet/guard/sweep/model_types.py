@@ -15,7 +15,7 @@ from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from importlib import metadata
 from pathlib import Path
-from typing import Any
+from typing import IO
 
 import msgspec
 
@@ -189,7 +189,7 @@ def _tried(types: Sequence[str], settings: SweepSettings, versions: str) -> Iter
             yield _lost(left.pop(0), code, words, request)
 
 
-def _program(request: SweepRequest, said: Any) -> subprocess.Popen[bytes]:
+def _program(request: SweepRequest, said: IO[bytes]) -> subprocess.Popen[bytes]:
     return subprocess.Popen(
         [sys.executable, "-m", "ratchet.guard.sweep.forks", msgspec.json.encode(request).decode()],
         stdin=subprocess.DEVNULL,

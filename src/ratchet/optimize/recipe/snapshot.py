@@ -25,7 +25,7 @@ from torch.optim.lr_scheduler import LRScheduler
 from ratchet.optimize.recipe.script_state import attributes, variables
 
 RandomStates = tuple[tuple[bytes, ...], tuple[Any, ...], tuple[Any, ...]]
-"""Of torch's generators (the CPU's first), of numpy's and of Python's."""
+"""States of torch's generators (the CPU's first), numpy's and Python's."""
 OptimizerState = tuple[dict[Tensor, Any], list[dict[str, object]]]
 """The state of each parameter, and the settings of each group."""
 OTHER_SEED = 20_260_101

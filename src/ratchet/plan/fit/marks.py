@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import ExitStack, contextmanager
-from typing import Any, Final
+from typing import Final
 
 import torch
 from torch import Tensor, nn
@@ -36,7 +36,7 @@ def block_marks(blocks: Sequence[nn.Module]) -> Iterator[None]:
         yield
 
 
-def _begins(place: int) -> Any:
+def _begins(place: int) -> Callable[..., None]:
     def hook(module: nn.Module, args: tuple[object, ...], kwargs: dict[str, object]) -> None:
         if place == 0:
             _on_gradient((args, kwargs), OUTSIDE)
@@ -45,7 +45,7 @@ def _begins(place: int) -> Any:
     return hook
 
 
-def _ends(place: int) -> Any:
+def _ends(place: int) -> Callable[..., None]:
     def hook(module: nn.Module, args: tuple[object, ...], output: object) -> None:
         _on_gradient(output, f"{BACKWARD} {place}")
         _mark(OUTSIDE)

@@ -5,7 +5,8 @@ from __future__ import annotations
 import contextlib
 from collections.abc import Iterable
 from pathlib import Path
-from typing import Any, get_args
+from types import ModuleType
+from typing import get_args
 
 from ratchet.base.errors import TraceError
 from ratchet.base.files import make_folder, whole_file, why_not_new_folder
@@ -48,7 +49,7 @@ def check_parquet(folder: Path) -> None:
         raise TraceError(f"--parquet {folder} {why}: name a folder")
 
 
-def _pyarrow() -> tuple[Any, Any]:
+def _pyarrow() -> tuple[ModuleType, ModuleType]:
     try:
         import pyarrow
         import pyarrow.parquet

@@ -11,7 +11,7 @@ import dataclasses
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from types import NoneType, UnionType
-from typing import Any, Literal, Union, get_args, get_origin, get_type_hints
+from typing import Literal, Union, get_args, get_origin, get_type_hints
 
 from ratchet.trace.advice import Finding, advise
 from ratchet.trace.answers.report import Report
@@ -21,7 +21,7 @@ from ratchet.trace.export.documents import plainly
 
 Columns = dict[str, object]
 """Types by name: int, float, str, bool, or a list of one of them."""
-_CELLS: tuple[Any, ...] = (int, float, str, bool)
+_CELLS = (int, float, str, bool)
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -118,13 +118,13 @@ def _fields(kind: type) -> dict[str, object]:
     return {field.name: _present(hints[field.name]) for field in dataclasses.fields(kind)}
 
 
-def _present(hint: object) -> Any:
+def _present(hint: object) -> object:
     if get_origin(hint) not in (Union, UnionType):
         return hint
     return next(part for part in get_args(hint) if part is not NoneType)
 
 
-def _cell(hint: object) -> Any:
+def _cell(hint: object) -> object:
     """Return the type of a column; None if a value does not fit into a cell."""
     hint = _present(hint)
     if hint in _CELLS:

@@ -158,7 +158,9 @@ class _Given(nn.Module):
 
 
 def _schedule(
-    stages: Sequence[PipelineStage], layout: ParallelLayout, loss: Callable[[Any, Tensor], Tensor]
+    stages: Sequence[PipelineStage],
+    layout: ParallelLayout,
+    loss: Callable[[object, Tensor], Tensor],
 ) -> Any:
     if layout.schedule == "1f1b":
         return Schedule1F1B(stages[0], layout.micro, loss_fn=loss)
