@@ -72,7 +72,7 @@ def write_files(result: WritingResult, out: Path, render: Render) -> dict[str, s
 
 def untimed(kernel: WrittenKernel) -> bool:
     """Return whether a kernel is right and its machine had no device to time it on."""
-    on_gpu = "device" in (kernel.verdict.get("environment") or {})
+    on_gpu = "device" in kernel.verdict.environment
     return kernel.status == "correct" and kernel.language == "triton" and not on_gpu
 
 

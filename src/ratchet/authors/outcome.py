@@ -144,7 +144,7 @@ def _best(
         source=kernel.source,
         status=judged.verdict.status,
         reason=judged.verdict.reason,
-        verdict=judged.verdict.model_dump(mode="json", exclude={"samples", "static"}),
+        verdict=judged.verdict.model_copy(update={"samples": [], "static": None}),
         judged_at=judged.judged_at,
         recalled=judged.recalled,
     )

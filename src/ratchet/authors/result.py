@@ -8,6 +8,7 @@ import msgspec
 
 from ratchet.authors.author import Answer
 from ratchet.base.json_value import Json
+from ratchet.judge.verdict import Verdict
 from ratchet.kernels.kernel import Language
 
 AUTHORS: Final = ("library", "search", "compiler", "agent")
@@ -68,8 +69,8 @@ class WrittenKernel(msgspec.Struct, frozen=True, kw_only=True):
     source: str
     status: str
     reason: str
-    verdict: dict[str, Json]
-    """As the judge gave it, without its raw samples, which the ledger holds."""
+    verdict: Verdict
+    """As the judge gave it, without its raw samples and static profile."""
     judged_at: str = ""
     recalled: bool = False
     """The verdict is one that the ledger held before this run, and was not given again."""
@@ -121,5 +122,11 @@ class WritingResult(msgspec.Struct, frozen=True, kw_only=True):
 
     def to_json(self) -> dict[str, Json]:
         """Return dicts, lists, numbers and strings."""
-        found: dict[str, Json] = msgspec.to_builtins(msgspec.structs.replace(self, rows=()))
+        found: dict[str, Json] = msgspec.to_builtins(
+            msgspec.structs.replace(self, rows=()), enc_hook=_as_document
+        )
         return found | {"rows": [one.as_json() for one in self.rows]}
+
+
+def _as_document(verdict: Verdict) -> dict[str, Json]:
+    return verdict.model_dump(mode="json", exclude={"samples", "static"})

@@ -5,12 +5,13 @@ from __future__ import annotations
 import functools
 import importlib
 import json
+from collections.abc import Mapping
+from dataclasses import fields, is_dataclass
 from typing import Annotated, Any
 
 import typer
 
 from ratchet import __version__, lab
-from ratchet.base.json_value import Json
 
 app = typer.Typer(
     name="ratchet",
@@ -48,9 +49,17 @@ def commands() -> Any:
     return typer.main.get_command(app)
 
 
-def print_json(document: dict[str, Json]) -> None:
-    """Print one JSON document on stdout, and nothing else."""
-    print(json.dumps(document, indent=2, sort_keys=False))
+def print_json(document: object) -> None:
+    """Print one JSON document on stdout, and nothing else; a dataclass is an object."""
+    print(json.dumps(document, indent=2, default=_by_name))
+
+
+def _by_name(value: object) -> dict[str, object]:
+    if isinstance(value, Mapping):
+        return dict(value)
+    if is_dataclass(value) and not isinstance(value, type):
+        return {one.name: getattr(value, one.name) for one in fields(value)}
+    raise TypeError(f"{type(value).__name__} has no JSON form")
 
 
 def print_error(message: str, exit_code: int) -> None:

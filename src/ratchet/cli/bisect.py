@@ -105,7 +105,7 @@ def bisect(
     if not keep:
         shutil.rmtree(place, ignore_errors=True)
     if as_json:
-        print_json(result.as_json())
+        print_json(result)
     else:
         print_bisect(result)
     raise typer.Exit({"found": 0, "narrowed": 1, "not reproduced": 3}[result.answer])

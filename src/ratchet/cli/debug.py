@@ -27,11 +27,11 @@ def debug(
     """
     from ratchet.ranks.dumps import read_dumps
     from ratchet.ranks.untangle import untangle
-    from ratchet.report.ranks import print_untangled, untangled_document
+    from ratchet.report.ranks import print_untangled
 
     found = untangle(*read_dumps(dumps))
     if as_json:
-        print_json(untangled_document(found))
+        print_json(found)
     else:
         print_untangled(found)
     raise typer.Exit(1 if found.found else 0)

@@ -27,6 +27,6 @@ def device(
     found = probe(name)
     report = describe(found, ceilings.measure(found, cache=not fresh, again="due"))
     if as_json:
-        print_json(report.to_json())
+        print_json(report)
     else:
-        print_device(report.to_json())
+        print_device(report)

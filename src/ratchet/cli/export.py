@@ -83,6 +83,6 @@ def export(
             ledger=ledger,
         )
     if as_json:
-        print_json(result.as_json())
+        print_json(result)
     else:
         print_export(result)

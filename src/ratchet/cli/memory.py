@@ -85,12 +85,12 @@ def memory(
 
 def _snapshot(path: Path, fit: str | None, as_json: bool) -> None:
     from ratchet.plan.fit.snapshots import read_snapshot
-    from ratchet.report.memory import print_snapshot, snapshot_document
+    from ratchet.report.memory import print_snapshot
 
     if fit is not None:
         raise typer.BadParameter("a snapshot is only read: give a workload to --fit")
     found = read_snapshot(path)
     if as_json:
-        print_json(snapshot_document(found))
+        print_json(found)
     else:
         print_snapshot(found)

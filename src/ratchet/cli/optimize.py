@@ -144,7 +144,10 @@ def optimize(
         else:
             outcome = api.run(settings, progress)
     if dry:
-        (print_json if as_json else print_plan)(plan.to_json())
+        if as_json:
+            print_json(plan.to_json())
+        else:
+            print_plan(plan)
     elif layout is not None:
         (print_json(ranks.document()) if as_json else print_parallel_turn(ranks))
     elif as_json:

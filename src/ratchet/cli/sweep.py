@@ -77,12 +77,11 @@ def sweep(
     )
     with SweepLine() as progress:
         result = run(settings, progress.show)
-    document = result.as_json()
-    write_whole(out / TABLE, sweep_markdown(document).encode())
-    document["written"] = [str(out / name) for name in (ROWS, TABLE)]
+    write_whole(out / TABLE, sweep_markdown(result).encode())
+    written = [str(out / name) for name in (ROWS, TABLE)]
     if as_json:
-        print_json(document)
+        print_json(result.as_json() | {"written": written})
     else:
-        print_sweep(document)
+        print_sweep(result, written)
     if not result.passed:
         raise typer.Exit(1)

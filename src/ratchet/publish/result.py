@@ -2,12 +2,11 @@
 
 from __future__ import annotations
 
-from dataclasses import asdict, dataclass
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Final, Literal, get_args
 
 from ratchet.base.errors import PublishError
-from ratchet.base.json_value import Json
 
 Form = Literal["kernels", "wheel", "patch", "export"]
 INSTALL: Final = "pip install 'torch-ratchet[publish]'"
@@ -80,9 +79,6 @@ class ExportResult:
     fallbacks: tuple[Fallback, ...] = ()
     lines: tuple[str, ...] = ()
     """Lines to paste or to run."""
-
-    def as_json(self) -> dict[str, Json]:
-        return asdict(self)
 
 
 def written_files(folder: Path) -> tuple[str, ...]:

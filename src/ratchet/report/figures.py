@@ -13,7 +13,8 @@ from dataclasses import dataclass
 from itertools import pairwise
 from typing import Any, Literal
 
-from ratchet.base.json_value import Json
+from ratchet.judge.verdict import TimedSample
+from ratchet.measure.samples import Sample
 from ratchet.optimize.turn.result import ArmResult, Change, LossResult
 from ratchet.report.comparisons import change_gave
 from ratchet.report.scale import Scale, Tick, around, from_zero
@@ -153,8 +154,11 @@ def _ends(change: Change) -> tuple[float, float]:
     return (ratio if low is None else low, ratio if high is None else high)
 
 
+DrawnSample = Sample | TimedSample
+
+
 def dots_plot(
-    samples: Sequence[Mapping[str, Json]], styles: Mapping[str, tuple[str, str]], *, what: str
+    samples: Sequence[DrawnSample], styles: Mapping[str, tuple[str, str]], *, what: str
 ) -> Plot | None:
     """Plot samples of the arms in `styles` over their rounds; None if there are none.
 
@@ -163,11 +167,11 @@ def dots_plot(
     if not samples:
         return None
     places = _places(samples)
-    times = [float(sample["wall_time_s"]) for sample in samples]
+    times = [sample.wall_time_s for sample in samples]
     unit = common_unit(times)
     scale = around(times, log=True)
     width = Scale(low=-0.5, high=max(places.values()) + 0.5)
-    own = {arm: [sample for sample in samples if sample["arm"] == arm] for arm in styles}
+    own = {arm: [sample for sample in samples if sample.arm == arm] for arm in styles}
     return Plot(
         series=tuple(
             _dots(*styles[arm], timed, places, width, scale) for arm, timed in own.items() if timed
@@ -180,28 +184,28 @@ def dots_plot(
     )
 
 
-def _places(samples: Sequence[Mapping[str, Json]]) -> dict[tuple[int, int], int]:
+def _places(samples: Sequence[DrawnSample]) -> dict[tuple[int, int], int]:
     """Return the x position of each round, with launches one after the other."""
-    keys = sorted({(int(sample["launch"]), int(sample["round"])) for sample in samples})
+    keys = sorted({(sample.launch, sample.round) for sample in samples})
     return {key: index for index, key in enumerate(keys)}
 
 
 def _dots(
     key: str,
     title: str,
-    own: Sequence[Mapping[str, Json]],
+    own: Sequence[DrawnSample],
     places: Mapping[tuple[int, int], int],
     width: Scale,
     scale: Scale,
 ) -> Series:
     points = [
         (
-            width.percent(places[int(sample["launch"]), int(sample["round"])]),
-            100 - scale.percent(float(sample["wall_time_s"])),
+            width.percent(places[sample.launch, sample.round]),
+            100 - scale.percent(sample.wall_time_s),
         )
         for sample in own
     ]
-    median_s = statistics.median(float(sample["wall_time_s"]) for sample in own)
+    median_s = statistics.median(sample.wall_time_s for sample in own)
     note = f"median {show_time(median_s)}, {len(own)} samples"
     return Series(key=key, title=title, path=dots(points), note=note)
 

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import asdict
 
 from ratchet.authors.knowledge import Passage
 from ratchet.authors.knowledge.index import Added, IndexedDocument
@@ -41,8 +40,8 @@ def added_document(changes: Sequence[Added | LeftOut], place: str) -> dict[str, 
     """Return what was added and left out as plain data."""
     return {
         "index": place,
-        "indexed": [asdict(one) for one in changes if isinstance(one, Added)],
-        "left_out": [asdict(one) for one in changes if isinstance(one, LeftOut)],
+        "indexed": [one for one in changes if isinstance(one, Added)],
+        "left_out": [one for one in changes if isinstance(one, LeftOut)],
     }
 
 

@@ -177,8 +177,3 @@ def print_snapshot(found: AllocatorSnapshot, console: Console | None = None) -> 
         ),
     )
     print_report(report, console)
-
-
-def snapshot_document(found: AllocatorSnapshot) -> dict[str, Json]:
-    """Return a snapshot's peak as plain data."""
-    return asdict(found)

@@ -25,6 +25,7 @@ from ratchet.report.words import show_ratio, show_time
 
 if TYPE_CHECKING:
     from ratchet.authors.run import RunEvent
+    from ratchet.court.score import SuiteRow
     from ratchet.guard.sweep.row import TypeRow
 
 
@@ -96,8 +97,8 @@ class SuiteProgress(MovingLine):
         self._done = 0
         super().__init__(self._words(), problems, BarColumn(bar_width=24), console=console)
 
-    def show(self, row: Mapping[str, Json]) -> None:
-        """Show that one problem is done; `row` is its row as plain data."""
+    def show(self, row: SuiteRow) -> None:
+        """Show that one problem is done."""
         self._done += 1
         self.move(self._words(), self._done)
         self.keep(row_words(row), piped=f"{self._words()}: {row_words(row)}")

@@ -3,12 +3,10 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import asdict
 from typing import TYPE_CHECKING, Final
 
 from rich.console import Console
 
-from ratchet.base.json_value import Json
 from ratchet.optimize.parallel.bench import ParallelBench
 from ratchet.optimize.parallel.result import ParallelTurn
 from ratchet.report import model as m
@@ -62,11 +60,6 @@ def print_preflight(found: Preflight, console: Console | None = None) -> None:
         ),
     )
     print_report(report, console)
-
-
-def preflight_document(found: Preflight) -> dict[str, Json]:
-    """Return the JSON document of `ratchet preflight`."""
-    return asdict(found)
 
 
 def print_parallel_bench(found: ParallelBench, console: Console | None = None) -> None:
@@ -201,8 +194,3 @@ def _section(one: Disagreement, *, first: bool) -> m.ReportSection:
     said = "" if first else f"{one.said}."
     title = f"Group {one.group}, collective {one.sequence}: {one.kind}"
     return m.section(title, said, f"To fix it: {one.remedy}.", *stacks)
-
-
-def untangled_document(found: Untangled) -> dict[str, Json]:
-    """Return the JSON document of `ratchet debug`."""
-    return asdict(found)

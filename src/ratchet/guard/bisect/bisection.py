@@ -7,7 +7,7 @@ import math
 import random
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
-from dataclasses import asdict, dataclass
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Literal
 
@@ -17,7 +17,6 @@ import numpy as np
 from ratchet.base.errors import MeasureError, RepositoryError
 from ratchet.base.files import make_folder, write_whole
 from ratchet.base.git import has_changes
-from ratchet.base.json_value import Json
 from ratchet.devices.fingerprint import short_hash
 from ratchet.guard.bisect.commits import CommitRange
 from ratchet.guard.bisect.search import GOOD, STOP, CommitPair, CommitSearch, Effect, evidence
@@ -65,9 +64,6 @@ class BisectResult:
     @property
     def found(self) -> Suspect | None:
         return self.suspects[0] if self.answer == "found" else None
-
-    def as_json(self) -> dict[str, Json]:
-        return asdict(self)
 
 
 class JournalLine(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):

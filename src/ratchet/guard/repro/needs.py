@@ -103,17 +103,17 @@ VARIABLES = ("OMP_", "MKL_", "TORCH", "PYTORCH_", "HIP_", "HSA_", "ROCR_", "CUDA
 """Beginnings of the variables that may change a result; others may hold secrets."""
 
 
-def environment_report(device: Device, variables: Mapping[str, str] | None = None
-                       ) -> dict[str, Json]:  # fmt: skip
+def environment_report(device: Device) -> dict[str, Json]:
     """Describe the machine, the versions, and the variables that may change a result."""
-    own = os.environ if variables is None else variables
     return {
         "ratchet": __version__,
         "platform": platform.platform(),
         "device": describe_device(device),
         "software": asdict(software()),
         "packages": {name: found for name in PACKAGES if (found := _version(name))},
-        "variables": {name: own[name] for name in sorted(own) if name.startswith(VARIABLES)},
+        "variables": {
+            name: os.environ[name] for name in sorted(os.environ) if name.startswith(VARIABLES)
+        },
     }
 
 

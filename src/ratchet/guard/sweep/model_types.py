@@ -27,7 +27,7 @@ from ratchet.base.process import families, watchdog
 from ratchet.guard.repro.needs import RATCHET
 from ratchet.guard.repro.scripts import SWEEP_SCRIPT
 from ratchet.guard.repro.write import SCRIPT, Reported, quoted, write_finding
-from ratchet.guard.sweep.row import STATUSES, SweepRequest, TypeRow, share_that_trains
+from ratchet.guard.sweep.row import STATUSES, Status, SweepRequest, TypeRow
 from ratchet.workloads.hf_config import trained_types
 
 ROWS, REPRODUCTIONS = "rows.jsonl", "repro"
@@ -70,20 +70,30 @@ class SweepResult:
     device: str
 
     @property
+    def share(self) -> float | None:
+        """Return the share, of the types that train as written, that train with Ratchet."""
+        written = [row for row in self.rows if row.status != "does not train as written"]
+        return sum(row.trains for row in written) / len(written) if written else None
+
+    @property
     def passed(self) -> bool:
         """Return True if enough of the types that train as written train with Ratchet."""
-        share = share_that_trains(self.rows)
-        return share is None or share >= LEAST_SHARE
+        return self.share is None or self.share >= LEAST_SHARE
+
+    @property
+    def counts(self) -> dict[Status, int]:
+        """Return the number of types with each status."""
+        found = Counter(row.status for row in self.rows)
+        return {status: found[status] for status in STATUSES}
 
     def as_json(self) -> dict[str, Json]:
-        counts = Counter(row.status for row in self.rows)
         return {
             "versions": self.versions,
             "device": self.device,
             "quick": self.quick,
             "out": str(self.out),
-            "counts": {status: counts[status] for status in STATUSES},
-            "share": share_that_trains(self.rows),
+            "counts": self.counts,
+            "share": self.share,
             "least_share": LEAST_SHARE,
             "left_out": list(self.left_out),
             "rows": [msgspec.to_builtins(row) for row in self.rows],

@@ -105,7 +105,7 @@ def compose(
         profile_after=after,
         gradients=_gradients(turn, baseline, choice.recipe),
         losses=found.losses.of(found.best.best),
-        samples=[sample.as_json() for sample in proof.samples()],
+        samples=proof.samples(),
         compile=_compile_cost(timed),
         paste=paste_lines(choice.recipe, paths.recipe, of_trainer=facts.of_trainer),
         paths=paths,

@@ -224,10 +224,10 @@ def _region_row(result: WritingResult, problem: Problem) -> TargetKernel:
     )
     if result.best is None:
         return row
-    for case in result.best.verdict.get("emulated", [])[:1]:
-        for bound in case["bounds"][:1]:
-            row = replace(row, device=bound["device"], bound_s=bound["time_s"])
-        row = replace(row, estimated_speedup=case.get("estimated_speedup"))
+    for case in result.best.verdict.emulated[:1]:
+        for bound in case.bounds[:1]:
+            row = replace(row, device=bound.device, bound_s=bound.time_s)
+        row = replace(row, estimated_speedup=case.estimated_speedup)
     return row
 
 

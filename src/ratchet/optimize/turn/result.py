@@ -7,6 +7,7 @@ from typing import Literal
 from pydantic import BaseModel, ConfigDict, Field
 
 from ratchet.base.json_value import Json
+from ratchet.measure.samples import Sample
 from ratchet.workloads.config import StepConfig
 
 Decision = Literal["kept", "dropped", "refused", "not_applicable", "not_tried"]
@@ -258,7 +259,7 @@ class OptimizeResult(_Result):
     profile_after: StepProfile | None
     gradients: GradientResult | None
     losses: LossResult | None
-    samples: list[dict[str, Json]]
+    samples: list[Sample]
     compile: CompileCost
     paste: Paste
     paths: Paths
