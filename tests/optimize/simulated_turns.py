@@ -333,7 +333,7 @@ def _kernels(
             refused[name] = NO_TIME
             continue
         takes_s = min(world.verdict_s, turn.schedule.left_s)
-        turn.memo("judged", name, lambda: world.spend(takes_s))  # noqa: B023
+        turn.memo("judged", name, dict, lambda: world.spend(takes_s))  # noqa: B023
         if takes_s < world.verdict_s:
             refused[name] = NO_TIME
         elif name in world.kernels:

@@ -12,6 +12,8 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final
 
+import msgspec
+
 from ratchet.base import scratch
 from ratchet.base.errors import GuardError
 from ratchet.base.files import why_not_file
@@ -111,29 +113,48 @@ class CompareRequest:
             raise GuardError(f"--fail-if-slower {self.fail_if_slower!r} is over 1000%: give less")
         return share
 
-    def as_json(self) -> dict[str, Json]:
+    def kept(self) -> KeptRequest:
         """Return the request, and the commits that its names stand for now."""
-        return {
-            "workloads": list(self.workloads),
-            "command": None if self.command is None else list(self.command),
-            "modes": list(self.modes),
-            "revisions": list(self.revisions),
-            "commits": [one and resolve(self.folder, one) for one in self.revisions],
-            "commit": stamp(self.folder).revision,
-            "pythons": list(self.pythons),
-            "setup": self.setup,
-            "printed": self.printed,
-            "higher": list(self.higher),
-            "fail_if_slower": self.fail_if_slower,
-            "budget": self.budget,
-            "instructions": self.instructions,
-            "options": {
-                name: getattr(self, name)
-                for name in ("batch_size", "sequence", "precision", "text", "seed", "device")
-                if getattr(self, name) is not None
+        first, second = (one and resolve(self.folder, one) for one in self.revisions)
+        options = ("batch_size", "sequence", "precision", "text", "seed", "device")
+        return KeptRequest(
+            **{name: getattr(self, name) for name in _KEPT},
+            commits=(first, second),
+            commit=stamp(self.folder).revision,
+            options={
+                name: getattr(self, name) for name in options if getattr(self, name) is not None
             },
-            "folder": str(self.folder.absolute()),
-        }
+            folder=str(self.folder.absolute()),
+        )
+
+
+class KeptRequest(msgspec.Struct, frozen=True, kw_only=True):
+    """A request as the ledger keeps it, to be made again; what has a default is newer."""
+
+    workloads: tuple[str, ...]
+    command: tuple[str, ...] | None
+    modes: tuple[str, str]
+    revisions: tuple[str | None, str | None]
+    """Names, which may move."""
+    commits: tuple[str | None, str | None] = (None, None)
+    """Commits of the revisions."""
+    commit: str = ""
+    """Of the folder, with a mark if its files have changes; empty outside of a repository."""
+    pythons: tuple[str | None, str | None]
+    setup: str | None
+    printed: bool
+    higher: tuple[str, ...]
+    fail_if_slower: str
+    budget: str = ""
+    instructions: bool = False
+    options: dict[str, int | str]
+    folder: str
+
+
+_KEPT: Final = (
+    *("workloads", "command", "modes", "revisions", "pythons", "setup", "printed", "higher"),
+    *("fail_if_slower", "budget", "instructions"),
+)
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)

@@ -12,16 +12,17 @@ from ratchet import __version__
 from ratchet.base.json_value import Json
 from ratchet.devices.fingerprint import software
 from ratchet.devices.probe import Device, describe_device
+from ratchet.guard.compare.request import KeptRequest
 from ratchet.workloads.names import is_user_spec
 
 CHANGES = "+changes"
 RATCHET = f"torch-ratchet {__version__} (pip install torch-ratchet)"
 
 
-def comparison_needs(asked: Mapping[str, Json], *, plain: bool, spent_s: float) -> list[str]:
+def comparison_needs(asked: KeptRequest, *, plain: bool, spent_s: float) -> list[str]:
     """Return what a comparison needs; `plain` needs no Ratchet."""
     first = "Python 3.9 or later, and a shell" if plain else RATCHET
-    words = (f"the interpreter {one}" for one in dict.fromkeys(asked["pythons"]) if one is not None)
+    words = (f"the interpreter {one}" for one in dict.fromkeys(asked.pythons) if one is not None)
     return [first, *_folder(asked), *_commits(asked), *words, *_files(asked), *_time(spent_s)]
 
 
@@ -39,38 +40,35 @@ def verdict_needs(kernel: Mapping[str, Json], trial: Mapping[str, Json]) -> list
     return [RATCHET, *compiler, device, *_time(trial.get("time_limit_s"))]
 
 
-def pinned_words(asked: Mapping[str, Json]) -> list[str]:
+def pinned_words(asked: KeptRequest) -> list[str]:
     """Return the words of a comparison, with commits in place of names that move."""
-    words = ["compare", *asked["workloads"]]
-    pairs = (("", asked["modes"]), ("rev-", revisions(asked)), ("python-", asked["pythons"]))
+    words = ["compare", *asked.workloads]
+    pairs = (("", asked.modes), ("rev-", revisions(asked)), ("python-", asked.pythons))
     for start, both in pairs:
         for side, value in zip("ab", both, strict=True):
             words += [f"--{start}{side}", value] if value else []
-    words += ["--setup", asked["setup"]] if asked["setup"] else []
-    words += ["--printed"] if asked["printed"] else []
-    words += ["--instructions"] if asked.get("instructions") else []
-    words += [word for name in asked["higher"] for word in ("--higher", name)]
-    words += ["--fail-if-slower", asked["fail_if_slower"]]
-    words += ["--budget", asked["budget"]] if asked.get("budget") else []
-    for name, value in asked["options"].items():
-        words += [f"--{name.replace('_', '-')}", str(value)]
-    return words + (["--", *asked["command"]] if asked["command"] else [])
+    words += ["--setup", asked.setup] if asked.setup else []
+    words += ["--printed"] if asked.printed else []
+    words += ["--instructions"] if asked.instructions else []
+    words += [word for name in asked.higher for word in ("--higher", name)]
+    words += ["--fail-if-slower", asked.fail_if_slower]
+    words += ["--budget", asked.budget] if asked.budget else []
+    for name, option in asked.options.items():
+        words += [f"--{name.replace('_', '-')}", str(option)]
+    return words + (["--", *asked.command] if asked.command else [])
 
 
-def revisions(asked: Mapping[str, Json]) -> list[str | None]:
+def revisions(asked: KeptRequest) -> list[str | None]:
     """Return the commit of each side; files without changes of their own are a commit too."""
-    found = [
-        commit or name
-        for commit, name in zip(asked.get("commits", (None,) * 2), asked["revisions"], strict=True)
-    ]
-    here = asked.get("commit", "")
+    found = [commit or name for commit, name in zip(asked.commits, asked.revisions, strict=True)]
+    here = asked.commit
     if any(found) and here and not here.endswith(CHANGES):
         found = [one or here for one in found]
     return found
 
 
-def _folder(asked: Mapping[str, Json]) -> list[str]:
-    here, folder = asked.get("commit", ""), f"the folder {asked['folder']}"
+def _folder(asked: KeptRequest) -> list[str]:
+    here, folder = asked.commit, f"the folder {asked.folder}"
     if not here:
         return [f"{folder}, as it was: it is in no repository"]
     if not here.endswith(CHANGES):
@@ -79,18 +77,18 @@ def _folder(asked: Mapping[str, Json]) -> list[str]:
     return [f"{folder}, at commit {hash} with the changes that it had: no commit holds them"]
 
 
-def _commits(asked: Mapping[str, Json]) -> list[str]:
+def _commits(asked: KeptRequest) -> list[str]:
     return [f"commit {one} in its repository" for one in dict.fromkeys(revisions(asked)) if one]
 
 
-def _files(asked: Mapping[str, Json]) -> list[str]:
-    recipes = [mode for mode in asked["modes"] if mode.endswith(".json")]
-    own = [one.rpartition(":")[0] for one in asked["workloads"] if is_user_spec(one)]
-    text = asked["options"].get("text")
+def _files(asked: KeptRequest) -> list[str]:
+    recipes = [mode for mode in asked.modes if mode.endswith(".json")]
+    own = [one.rpartition(":")[0] for one in asked.workloads if is_user_spec(one)]
+    text = asked.options.get("text")
     named = dict.fromkeys([*recipes, *own, *([text] if text else [])])
     return [
         *(f"the file {one}, as it was" for one in named),
-        *(["valgrind"] if asked.get("instructions") else []),
+        *(["valgrind"] if asked.instructions else []),
     ]
 
 

@@ -9,11 +9,14 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
+import msgspec
+
 from ratchet.base import files
 from ratchet.base.errors import GuardError
 from ratchet.base.files import why_not_new_folder
 from ratchet.base.json_value import Json
 from ratchet.devices.probe import probe
+from ratchet.guard.compare.request import KeptRequest
 from ratchet.guard.repro.needs import (
     CHANGES,
     comparison_needs,
@@ -134,7 +137,7 @@ def _find(book: Ledger, named: str) -> Reported:
 
 
 def _timed(turn: RecordedTurn, result: Mapping[str, Json]) -> Reported:
-    asked = turn.payload
+    asked = msgspec.convert(turn.payload, KeptRequest)
     facts = [f"- A (baseline): `{result['baseline']}`", f"- B (new): `{result['new']}`"]
     for one in result["metrics"]:
         facts.append(
@@ -148,18 +151,18 @@ def _timed(turn: RecordedTurn, result: Mapping[str, Json]) -> Reported:
             f"- `{row['op']}` in `{row['module']}`: {row['baseline_s'] * 1e3:.3f} ms, then "
             f"{row['new_s'] * 1e3:.3f} ms a step"
         )
-    plain = asked["command"] and not any((*asked["revisions"], *asked["pythons"]))
-    alone = bool(plain and not asked["printed"])
+    plain = asked.command and not any((*asked.revisions, *asked.pythons))
+    alone = bool(plain and not asked.printed)
     needs = comparison_needs(asked, plain=alone, spent_s=result["spent_s"])
     where = {
-        "folder": asked["folder"],
-        "commit": asked.get("commit", "").removesuffix(CHANGES),
+        "folder": asked.folder,
+        "commit": asked.commit.removesuffix(CHANGES),
         "needs": quoted(needs),
         "check": CHECK,
     }
     if alone:
         pairs = max((one["pairs"] for one in result["metrics"]), default=LEAST_PAIRS)
-        text = COMMAND_SCRIPT.format(commands=list(asked["command"]), pairs=pairs, **where)
+        text = COMMAND_SCRIPT.format(commands=list(asked.command or ()), pairs=pairs, **where)
     else:
         commits = [one for one in dict.fromkeys(revisions(asked)) if one]
         text = RATCHET_SCRIPT.format(words=pinned_words(asked), commits=commits, **where)

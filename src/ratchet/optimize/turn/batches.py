@@ -7,12 +7,12 @@ from __future__ import annotations
 
 import contextlib
 from collections.abc import Iterator
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
+from functools import partial
 from statistics import median
 from typing import Final
 
 from ratchet.base.errors import RatchetError
-from ratchet.base.json_value import Json
 from ratchet.judge.steps.arms import ArmProcess
 from ratchet.optimize.step.candidate import Candidate
 from ratchet.optimize.step.describe import ArmFacts, StepFacts
@@ -30,6 +30,15 @@ GAIN: Final = 1.1
 MOST_SIZES: Final = 4
 STEPS: Final = 5
 """Timed steps of one size; their median counts."""
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class BatchFigures:
+    """The fields of `LargerBatch` that one size of batch has of its own."""
+
+    batch_size: int
+    rate: float
+    peak_memory_bytes: int
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -69,7 +78,7 @@ class LargerBatches:
             idle_share=idle_share(identity),
         )  # fmt: skip
         for one in self._sizes(candidate, now):
-            found = best.model_copy(update=one)
+            found = best.model_copy(update=asdict(one))
             if found.rate > best.rate:
                 best, before = found, best
                 if found.rate >= GAIN * before.rate:
@@ -77,16 +86,19 @@ class LargerBatches:
             break
         return best if best.batch_size > now else None
 
-    def _sizes(self, candidate: Candidate, now: int) -> Iterator[dict[str, Json]]:
+    def _sizes(self, candidate: Candidate, now: int) -> Iterator[BatchFigures]:
         """Yield the figures of one larger batch after another."""
         with contextlib.suppress(RatchetError):  # memory or time ended
             for power in range(1, MOST_SIZES + 1):
                 size = now * FACTOR**power
                 yield self.turn.memo(
-                    "batch", f"{candidate.key()}:{size}", lambda: self._timed(candidate, size)  # noqa: B023
-                )  # fmt: skip
+                    "batch",
+                    f"{candidate.key()}:{size}",
+                    BatchFigures,
+                    partial(self._timed, candidate, size),
+                )
 
-    def _timed(self, candidate: Candidate, size: int) -> dict[str, Json]:
+    def _timed(self, candidate: Candidate, size: int) -> BatchFigures:
         turn, now = self.turn, self.facts.batch_size or 1
         turn.schedule.check("time a larger batch")
         turn.tell("start", title=f"{candidate.title}, a batch of {size}")
@@ -94,11 +106,11 @@ class LargerBatches:
             arm.run(WARMUP_STEPS)
             step_s = median(arm.run(1).wall_time_s for _ in range(STEPS))
             told = ArmFacts.model_validate(arm.describe())
-        return {
-            "batch_size": size,
-            "rate": self.facts.tokens_per_batch * (size / now) / step_s,
-            "peak_memory_bytes": told.peak_memory_bytes,
-        }
+        return BatchFigures(
+            batch_size=size,
+            rate=self.facts.tokens_per_batch * (size / now) / step_s,
+            peak_memory_bytes=told.peak_memory_bytes,
+        )
 
 
 def idle_share(identity: IdentityResult) -> float:

@@ -13,7 +13,6 @@ import torch
 
 from ratchet import __version__
 from ratchet.base.errors import DeadlinePassed, DeviceError, RatchetError
-from ratchet.base.json_value import Json
 from ratchet.devices import ceilings as device_ceilings
 from ratchet.devices.ceilings import Ceilings
 from ratchet.devices.fingerprint import software
@@ -105,7 +104,7 @@ def describe(turn: Turn) -> StepFacts:
     The arm stays alive: the rivals are timed beside it.
     """
 
-    def compute() -> dict[str, Json]:
+    def compute() -> StepFacts:
         turn.tell("start", title="as written")
         arms, began_s = turn.arms, turn.schedule.elapsed_s
         gradients, rounded = (
@@ -126,10 +125,10 @@ def describe(turn: Turn) -> StepFacts:
         eager = written.config.model_copy(update={"precision": "bf16_autocast"})
         if may_round and eager.precision != written.config.precision:
             rounded.replace(arms.gradients_path(with_config(eager, {})))
-        return {**told, "setup_s": setup_s, "step_time_s": step_time_s}
+        return StepFacts.model_validate({**told, "setup_s": setup_s, "step_time_s": step_time_s})
 
     try:
-        facts = StepFacts.model_validate(turn.memo("workload", "describe", compute))
+        facts = turn.memo("workload", "describe", StepFacts, compute)
     except DeadlinePassed as error:
         raise RatchetError(
             f"the budget of {turn.settings.budget_s:.0f} s ended before the step ran twice: "

@@ -167,8 +167,9 @@ def _curves(
         candidate.key(): turn.memo(
             KIND,
             _key(turn, candidate, seed),
-            lambda: {"losses": arms[candidate.key()].finish_call()},  # noqa: B023
-        )["losses"]
+            list[float],
+            lambda: arms[candidate.key()].finish_call(),  # noqa: B023
+        )
         for candidate in both
     }
 

@@ -97,7 +97,7 @@ def _none(precision: str, reason: str) -> ProvenKernels:
 def sites_of(turn: Turn, candidate: Candidate, written: Candidate) -> list[CapturedSite]:
     """Return the call sites of a candidate's step; the arm of the step as written finds them."""
 
-    def compute() -> dict[str, Json]:
+    def compute() -> list[CapturedSite]:
         turn.schedule.check("look for call sites")
         # The graphs are traced in any case, and an arm that compiles nothing is ready sooner.
         precision = candidate.config.precision
@@ -105,12 +105,12 @@ def sites_of(turn: Turn, candidate: Candidate, written: Candidate) -> list[Captu
         if turn.arms.is_live(written):
             found = turn.arms.live(written).call("sites", precision=precision)
             turn.arms.drop(written)  # it has imported the compiler, and is timed no more
-            return {"sites": found}
-        with ArmProcess(turn.arms.spec(written)) as arm:
-            return {"sites": arm.call("sites", precision=precision)}
+        else:
+            with ArmProcess(turn.arms.spec(written)) as arm:
+                found = arm.call("sites", precision=precision)
+        return [CapturedSite.from_json(site) for site in found]
 
-    payload = turn.memo("sites", candidate.key(), compute)
-    return [CapturedSite.from_json(site) for site in payload["sites"]]
+    return turn.memo("sites", candidate.key(), list[CapturedSite], compute)
 
 
 def _problems(turn: Turn, candidate: Candidate, written: Candidate) -> dict[str, list[Problem]]:
@@ -250,7 +250,7 @@ class KernelTrials:
         verdict = judged.verdict
         if limit_s < MOST_VERDICT_S and verdict.status in ("timed_out", "unmeasured"):
             return None
-        turn.memo("judged", place, lambda: {"status": verdict.status})
+        turn.memo("judged", place, str, lambda: verdict.status)
         turn.tell("judged", kernel=kernel.entry, status=verdict.status, reason=verdict.reason)
         return judged
 

@@ -4,6 +4,9 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import asdict, dataclass, field
+from typing import TypeVar
+
+from pydantic import TypeAdapter
 
 from ratchet.base import scratch
 from ratchet.base.errors import DeadlinePassed
@@ -21,9 +24,17 @@ from ratchet.optimize.turn.settings import Settings
 Listener = Callable[[str, dict[str, Json]], None]
 SCATTER, MOST_KNOWN = "scatter", 20.0
 """Evidence of how far starts differ, and the degrees of freedom that older turns keep in it."""
+Answered = TypeVar("Answered")
 MOST_NOISE = 1.5
 """Ratio of two copies of one step, at the end of its interval, from which a turn without proof
 leaves no timings."""
+
+
+@dataclass(frozen=True, slots=True)
+class KnownScatter:
+    """The scatter of starts that earlier turns found; None if there was none."""
+
+    scatter: StartScatter | None
 
 
 @dataclass(kw_only=True)
@@ -85,35 +96,40 @@ class Turn:
 
     # What the ledger remembers.
 
-    def memo(self, kind: str, key: str, compute: Callable[[], dict[str, Json]]) -> dict[str, Json]:
+    def memo(
+        self, kind: str, key: str, answer: type[Answered], compute: Callable[[], Answered]
+    ) -> Answered:
         """Return the ledger's answer for this workload, device and software, or compute it.
 
+        `answer` is its type: a dataclass, a pydantic model, or JSON's own.
         Raises DeadlinePassed if the stage ends before `compute` does, now or in an earlier turn
         whose stage ended no sooner.
         """
         found = self.known(kind, key)
         if found is not None:
             self.recalled += not self.is_own(kind, key)
-            return found
+            return TypeAdapter(answer).validate_python(found)
         self._check_cut(kind, key)
         try:
-            payload = compute()
+            computed = compute()
         except DeadlinePassed:
             self.arms.forget_dead()
             self._remember("cut", f"{kind}:{key}", {"until_s": self.schedule.stage_ends_s})
             raise
-        self._remember(kind, key, payload)
+        self._remember(kind, key, TypeAdapter(answer).dump_python(computed, mode="json"))
         self._noted_s = self.schedule.spent_s
-        return payload
+        return computed
 
-    def renew(self, kind: str, key: str, compute: Callable[[], dict[str, Json]]) -> dict[str, Json]:
+    def renew(
+        self, kind: str, key: str, answer: type[Answered], compute: Callable[[], Answered]
+    ) -> Answered:
         """Compute what the ledger knows once more, because a file that belongs to it is gone."""
         self.schedule.check(f"repeat this {kind}")
-        payload = compute()
-        self._remember(kind, key, payload)
-        return payload
+        computed = compute()
+        self._remember(kind, key, TypeAdapter(answer).dump_python(computed, mode="json"))
+        return computed
 
-    def _remember(self, kind: str, key: str, payload: dict[str, Json]) -> None:
+    def _remember(self, kind: str, key: str, payload: Json) -> None:
         self._own.add(f"{kind}:{key}")
         took_s = self.schedule.spent_s - self._noted_s
         evidence = {"answer": payload, "took_s": took_s, "costs": asdict(self.costs)}
@@ -125,8 +141,8 @@ class Turn:
             self.schedule.advance(ends_s)
             raise DeadlinePassed(f"an earlier turn had no time for this {kind} either")
 
-    def known(self, kind: str, key: str) -> dict[str, Json] | None:
-        """Return the ledger's answer and advance the clock by the time that it took.
+    def known(self, kind: str, key: str) -> Json:
+        """Return the ledger's answer or None; advance the clock by the time that it took.
 
         That is the time since the evidence before it. The clock stops at the end of the stage.
         """
@@ -137,8 +153,7 @@ class Turn:
         self.schedule.advance(min(self._noted_s + took_s, self.schedule.stage_ends_s))
         self._noted_s = self.schedule.spent_s
         self.costs.learn(found.get("costs", {}))
-        answer: dict[str, Json] = found["answer"]
-        return answer
+        return found["answer"]
 
     def is_own(self, kind: str, key: str) -> bool:
         """Return True if this turn found the answer itself."""
@@ -179,11 +194,12 @@ class Turn:
     def known_scatter(self) -> StartScatter | None:
         """Return how far starts of one step differ here, as earlier turns found."""
 
-        def known() -> dict[str, Json]:
-            return self.ledger.recall(SCATTER, self._machine()) or {}
+        def known() -> KnownScatter:
+            found = self.ledger.recall(SCATTER, self._machine())
+            return KnownScatter(StartScatter(**found) if found else None)
 
-        found = self.memo("prior", SCATTER, known)  # a second turn decides as the first did
-        return StartScatter(**found) if found else None
+        # A second turn decides as the first did.
+        return self.memo("prior", SCATTER, KnownScatter, known).scatter
 
     def remember_scatter(self, own: StartScatter) -> None:
         """Pool what this turn found with what was known, for later turns."""
