@@ -37,8 +37,8 @@ from ratchet.optimize.turn import (
     search,
 )
 from ratchet.optimize.turn.loop import Outcome
+from ratchet.optimize.turn.optimize_result import IdentityResult, OpTime, StepProfile
 from ratchet.optimize.turn.prove_kernels import NO_TIME, ProvenKernels
-from ratchet.optimize.turn.result import IdentityResult, OpTime, StepProfile
 from ratchet.optimize.turn.schedule import SHRUNK_STEP_S
 from ratchet.optimize.turn.settings import Settings
 from ratchet.optimize.turn.state import Listener

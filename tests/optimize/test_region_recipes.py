@@ -12,8 +12,8 @@ import pytest
 from own_recipes import MadeUpJudge, made_up, recipe, said
 from simulated_turns import World, run
 
-from ratchet.authors.result import WritingRequest
-from ratchet.authors.shares import Asked, write_all
+from ratchet.authors.workload_writing import Asked, write_all
+from ratchet.authors.writing_result import WritingRequest
 from ratchet.base.errors import ArmFailure, KernelError, RecipeError
 from ratchet.court.court import Court
 from ratchet.court.fleet import machines

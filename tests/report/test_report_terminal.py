@@ -17,9 +17,10 @@ from ratchet.devices.probe import probe
 from ratchet.optimize.levers.base import Lever
 from ratchet.optimize.step.describe import StepFacts
 from ratchet.optimize.turn.dry_run import DryRun, TargetKernel
-from ratchet.optimize.turn.result import Change
-from ratchet.report import print_bench, print_device, print_plan, print_result
+from ratchet.optimize.turn.optimize_result import Change
+from ratchet.report.device import print_bench, print_device
 from ratchet.report.model import grid
+from ratchet.report.optimize import print_plan, print_result
 from ratchet.report.progress import TurnProgress
 from ratchet.report.terminal import FittedTable, make_console
 

@@ -258,7 +258,7 @@ def test_an_arm_of_another_name_is_drawn_too() -> None:
 
 def test_a_verdict_on_the_terminal() -> None:
     out, file = console()
-    print_verdict(make_judged() | {"paths": {"page": "ratchet-out/page.html"}}, out)
+    print_verdict(judged_of(make_judged()), {"page": "ratchet-out/page.html"}, out)
     said = file.getvalue()
     assert said.startswith("Proven: right on every case")
     assert "problem gate" in said

@@ -11,7 +11,7 @@ from html_pages import CHROMIUM, in_chromium, tags
 
 from ratchet.authors.author import Answer
 from ratchet.authors.files import write_files
-from ratchet.authors.result import AuthorRow, WritingResult, WrittenKernel
+from ratchet.authors.writing_result import AuthorRow, WritingResult, WrittenKernel
 from ratchet.judge.verdict import Evidence, Ratio, Speedups, Verdict
 from ratchet.kernels.kernel import Kernel
 from ratchet.report.write import (

@@ -10,12 +10,12 @@ from typing import TYPE_CHECKING, Final
 
 import msgspec
 
-from ratchet.authors.result import WritingResult, WrittenKernel
+from ratchet.authors.writing_result import WritingResult, WrittenKernel
 from ratchet.base import files
 from ratchet.base.errors import RatchetError
 
 if TYPE_CHECKING:
-    from ratchet.authors.shares import WorkloadWriting
+    from ratchet.authors.workload_writing import WorkloadWriting
 
 ENDINGS: Final = {"cpp": ".cpp", "hip": ".hip"}
 """Every other language is Python's."""

@@ -8,22 +8,22 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Final
 
 from ratchet.authors.author import RIGHT, Answer
-from ratchet.authors.result import (
+from ratchet.authors.problem_run import ProblemRun
+from ratchet.authors.roster import Roster
+from ratchet.authors.search.confirmation import kept_s, planned_verdicts
+from ratchet.authors.writing_result import (
     AuthorRow,
     Stopped,
     WritingRequest,
     WritingResult,
     WrittenKernel,
 )
-from ratchet.authors.roster import Roster
-from ratchet.authors.run import ProblemRun
-from ratchet.authors.search.confirmation import kept_s, planned_verdicts
 from ratchet.court.court import Court
 from ratchet.court.terms import JudgedKernel
 from ratchet.problems.problem import Problem
 
 if TYPE_CHECKING:
-    from ratchet.authors.run import ProblemRun
+    from ratchet.authors.problem_run import ProblemRun
 
 
 SCREENING_S: Final = 20.0

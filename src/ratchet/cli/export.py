@@ -59,7 +59,7 @@ def export(
     What is written is loaded again and checked first. If a check fails, nothing is written.
     """
     from ratchet.optimize.turn.settings import workload_options
-    from ratchet.publish.result import parse_form
+    from ratchet.publish.export_result import parse_form
 
     form = parse_form(to)
     options = {}
@@ -67,7 +67,7 @@ def export(
         options = workload_options([subject], batch_size, sequence, precision, text, device)
 
     # torch is imported from here on: mistakes in the call are already answered.
-    from ratchet.publish.run import run_export
+    from ratchet.publish.export import run_export
     from ratchet.report.export import print_export
     from ratchet.report.terminal import working
 

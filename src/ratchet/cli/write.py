@@ -18,9 +18,9 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
 
     from ratchet.authors.author import Author
-    from ratchet.authors.result import WritingRequest, WritingResult
-    from ratchet.authors.run import RunEvent
+    from ratchet.authors.problem_run import RunEvent
     from ratchet.authors.write import Follow
+    from ratchet.authors.writing_result import WritingRequest, WritingResult
     from ratchet.graph.regions import RegionReport
     from ratchet.problems.problem import Problem
     from ratchet.report.progress import WriteProgress
@@ -134,7 +134,7 @@ def write(
     Exit code 0: a kernel is proven. 1: none is. 2: a mistake in the call.
     """
     from ratchet.authors.choices import make_request, parse_fleet
-    from ratchet.authors.result import AgentChoice
+    from ratchet.authors.writing_result import AgentChoice
 
     if (problem is None) == (workload is None):
         raise RatchetError("write takes one of PROBLEM and --from WORKLOAD: give one")
@@ -248,7 +248,7 @@ def _write_all(
     folder = out or default_out(workload)
     check_out(folder)
     guests = _guests(request)
-    from ratchet.authors.shares import Asked, write_all
+    from ratchet.authors.workload_writing import Asked, write_all
     from ratchet.report.progress import WriteProgress
     from ratchet.report.write import print_workload, render_write_page
 

@@ -13,7 +13,7 @@ from torch._ops import OpOverload
 from torch.export import ExportedProgram
 
 from ratchet.base.errors import PublishError
-from ratchet.publish.result import INSTALL
+from ratchet.publish.export_result import INSTALL
 
 
 def can_translate() -> bool:

@@ -23,8 +23,8 @@ from torch.nn.utils import stateless
 from torch.utils import _pytree as pytree
 
 from ratchet.base.errors import PublishError
+from ratchet.publish.export_result import ExportedProgram, ExportResult, Fallback, written_files
 from ratchet.publish.onnx_file import untranslated, write_onnx
-from ratchet.publish.result import ExportedProgram, ExportResult, Fallback, written_files
 from ratchet.publish.staging import new_folder
 from ratchet.workloads.check import load_checked
 from ratchet.workloads.step import TrainingStep

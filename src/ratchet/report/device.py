@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
+from typing import TYPE_CHECKING
 
 from rich.console import Console
 
 from ratchet.base.json_value import Json
-from ratchet.devices.describe import DeviceReport, Paper
 from ratchet.report import model as m
 from ratchet.report.terminal import print_report
 from ratchet.report.words import (
@@ -19,6 +19,9 @@ from ratchet.report.words import (
     show_rate,
     show_share,
 )
+
+if TYPE_CHECKING:
+    from ratchet.devices.describe import DeviceReport, Paper
 
 
 def print_bench(results: Sequence[Mapping[str, Json]], console: Console | None = None) -> None:

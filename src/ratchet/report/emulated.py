@@ -4,14 +4,16 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from typing import Final
+from typing import TYPE_CHECKING, Final
 
 from markupsafe import Markup
 
-from ratchet.judge.verdict import EmulatedCase, EmulatedKernel, EmulatedLine, EmulatedTimeline
 from ratchet.report import model as m
 from ratchet.report.figures import Mark, TrackRow
 from ratchet.report.words import ABSENT, show_bytes, show_time
+
+if TYPE_CHECKING:
+    from ratchet.judge.verdict import EmulatedCase, EmulatedKernel, EmulatedLine, EmulatedTimeline
 
 OWN: Final = "kernel"
 """Beginning of the judged source's file name; other files are the compiler's libraries."""

@@ -11,14 +11,16 @@ import statistics
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from itertools import pairwise
-from typing import Any, Literal
+from typing import TYPE_CHECKING, Any, Literal
 
-from ratchet.judge.verdict import TimedSample
-from ratchet.measure.samples import Sample
-from ratchet.optimize.turn.result import ArmResult, Change, LossResult
+from ratchet.optimize.turn.optimize_result import ArmResult, Change, LossResult
 from ratchet.report.comparisons import change_gave
 from ratchet.report.scale import Scale, Tick, around, from_zero
 from ratchet.report.words import common_unit, show_time
+
+if TYPE_CHECKING:
+    from ratchet.judge.verdict import TimedSample
+    from ratchet.measure.samples import Sample
 
 _PERCENT_PER_LETTER = 1.25
 """Share of a bar that one letter of a part's label takes, at the page's full width."""
@@ -154,11 +156,8 @@ def _ends(change: Change) -> tuple[float, float]:
     return (ratio if low is None else low, ratio if high is None else high)
 
 
-DrawnSample = Sample | TimedSample
-
-
 def dots_plot(
-    samples: Sequence[DrawnSample], styles: Mapping[str, tuple[str, str]], *, what: str
+    samples: Sequence[Sample | TimedSample], styles: Mapping[str, tuple[str, str]], *, what: str
 ) -> Plot | None:
     """Plot samples of the arms in `styles` over their rounds; None if there are none.
 
@@ -184,7 +183,7 @@ def dots_plot(
     )
 
 
-def _places(samples: Sequence[DrawnSample]) -> dict[tuple[int, int], int]:
+def _places(samples: Sequence[Sample | TimedSample]) -> dict[tuple[int, int], int]:
     """Return the x position of each round, with launches one after the other."""
     keys = sorted({(sample.launch, sample.round) for sample in samples})
     return {key: index for index, key in enumerate(keys)}
@@ -193,7 +192,7 @@ def _places(samples: Sequence[DrawnSample]) -> dict[tuple[int, int], int]:
 def _dots(
     key: str,
     title: str,
-    own: Sequence[DrawnSample],
+    own: Sequence[Sample | TimedSample],
     places: Mapping[tuple[int, int], int],
     width: Scale,
     scale: Scale,

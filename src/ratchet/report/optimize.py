@@ -10,7 +10,7 @@ from rich.console import Console
 
 from ratchet.base.json_value import Json
 from ratchet.judge.verdict import Ratio, Speedups
-from ratchet.optimize.turn.result import Change, OptimizeResult, StepLimit, StepProfile
+from ratchet.optimize.turn.optimize_result import Change, OptimizeResult, StepLimit, StepProfile
 from ratchet.report import breakdown, figures
 from ratchet.report import model as m
 from ratchet.report.comparisons import (

@@ -15,7 +15,7 @@ from ratchet import __version__
 from ratchet.base.json_value import Json
 from ratchet.port.compile import Compilation, by_file
 from ratchet.port.finding import PortFinding
-from ratchet.port.result import PortResult
+from ratchet.port.port_result import PortResult
 from ratchet.port.rules.table import all_rules
 from ratchet.port.scan import ScannedFile
 from ratchet.report import model as m

@@ -24,7 +24,7 @@ from ratchet.report.sweep import shortened
 from ratchet.report.words import show_ratio, show_time
 
 if TYPE_CHECKING:
-    from ratchet.authors.run import RunEvent
+    from ratchet.authors.problem_run import RunEvent
     from ratchet.court.score import SuiteRow
     from ratchet.guard.sweep.row import TypeRow
 

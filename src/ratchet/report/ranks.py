@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Final
 from rich.console import Console
 
 from ratchet.optimize.parallel.bench import ParallelBench
-from ratchet.optimize.parallel.result import ParallelTurn
+from ratchet.optimize.parallel.turn_result import ParallelTurn
 from ratchet.report import model as m
 from ratchet.report.page import render_page
 from ratchet.report.terminal import print_report

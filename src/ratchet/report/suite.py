@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from typing import TYPE_CHECKING
 
 from rich.console import Console
 
-from ratchet.court.score import Score, SuiteResult, SuiteRow, SuiteSummary
 from ratchet.report import model as m
 from ratchet.report.environment import where_measured
 from ratchet.report.page import render_page
@@ -21,6 +21,9 @@ from ratchet.report.verdict import (
     tone,
 )
 from ratchet.report.words import device_words, show_moment, show_ratio, show_time
+
+if TYPE_CHECKING:
+    from ratchet.court.score import Score, SuiteResult, SuiteRow, SuiteSummary
 
 
 def print_suite(

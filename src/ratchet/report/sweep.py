@@ -3,13 +3,16 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from typing import TYPE_CHECKING
 
 from rich.console import Console
 
-from ratchet.guard.sweep.model_types import SweepResult
-from ratchet.guard.sweep.row import TypeRow
 from ratchet.report import model as m
 from ratchet.report.terminal import print_report
+
+if TYPE_CHECKING:
+    from ratchet.guard.sweep.model_types import SweepResult
+    from ratchet.guard.sweep.row import TypeRow
 
 LONGEST_WHY = 110
 PREFIX, SUFFIX = "AutoModelFor", "works"

@@ -3,15 +3,10 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from typing import Final
+from typing import TYPE_CHECKING, Final
 
 from rich.console import Console
 
-from ratchet.court.terms import JudgedKernel
-from ratchet.judge.verdict import Evidence, Ratio, Speedups, TimedSample, Verdict
-from ratchet.kernels.kernel import Kernel
-from ratchet.problems.case import TensorSpec
-from ratchet.problems.problem import Problem
 from ratchet.report import figures
 from ratchet.report import model as m
 from ratchet.report.emulated import estimate_section, heat_section
@@ -20,6 +15,13 @@ from ratchet.report.page import render_page
 from ratchet.report.static_profile import static_section
 from ratchet.report.terminal import print_report
 from ratchet.report.words import ABSENT, sentence, show_interval, show_moment, show_ratio
+
+if TYPE_CHECKING:
+    from ratchet.court.terms import JudgedKernel
+    from ratchet.judge.verdict import Evidence, Ratio, Speedups, TimedSample, Verdict
+    from ratchet.kernels.kernel import Kernel
+    from ratchet.problems.case import TensorSpec
+    from ratchet.problems.problem import Problem
 
 MEANING = {
     "proven": "right on every case, and faster than the reference",

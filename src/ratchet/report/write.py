@@ -15,8 +15,8 @@ from rich.console import Console
 
 from ratchet.authors.author import Answer
 from ratchet.authors.files import untimed
-from ratchet.authors.result import WritingResult, WrittenKernel
-from ratchet.authors.shares import WorkloadWriting
+from ratchet.authors.workload_writing import WorkloadWriting
+from ratchet.authors.writing_result import WritingResult, WrittenKernel
 from ratchet.report import figures
 from ratchet.report import model as m
 from ratchet.report.environment import facts_of, where_measured

@@ -139,7 +139,7 @@ class KeptRequest(msgspec.Struct, frozen=True, kw_only=True):
     commits: tuple[str | None, str | None] = (None, None)
     """Commits of the revisions."""
     commit: str = ""
-    """Of the folder, with a mark if its files have changes; empty outside of a repository."""
+    """The folder's, with a mark if its files have changes; empty outside of a repository."""
     pythons: tuple[str | None, str | None]
     setup: str | None
     printed: bool

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import contextlib
 from collections.abc import Iterator
-from dataclasses import asdict, dataclass
+from dataclasses import dataclass
 from functools import partial
 from statistics import median
 from typing import Final
@@ -16,7 +16,7 @@ from ratchet.base.errors import RatchetError
 from ratchet.judge.steps.arms import ArmProcess
 from ratchet.optimize.step.candidate import Candidate
 from ratchet.optimize.step.describe import ArmFacts, StepFacts
-from ratchet.optimize.turn.result import IdentityResult, LargerBatch
+from ratchet.optimize.turn.optimize_result import IdentityResult, LargerBatch
 from ratchet.optimize.turn.schedule import MARGIN, WARMUP_STEPS
 from ratchet.optimize.turn.state import Turn
 from ratchet.workloads.names import fixes_batch_size
@@ -30,15 +30,6 @@ GAIN: Final = 1.1
 MOST_SIZES: Final = 4
 STEPS: Final = 5
 """Timed steps of one size; their median counts."""
-
-
-@dataclass(frozen=True, kw_only=True, slots=True)
-class BatchFigures:
-    """The fields of `LargerBatch` that one size of batch has of its own."""
-
-    batch_size: int
-    rate: float
-    peak_memory_bytes: int
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -77,8 +68,7 @@ class LargerBatches:
             batch_size=now, batch_size_now=now, unit=self.facts.unit, rate=rate, rate_now=rate,
             idle_share=idle_share(identity),
         )  # fmt: skip
-        for one in self._sizes(candidate, now):
-            found = best.model_copy(update=asdict(one))
+        for found in self._sizes(candidate, best):
             if found.rate > best.rate:
                 best, before = found, best
                 if found.rate >= GAIN * before.rate:
@@ -86,31 +76,29 @@ class LargerBatches:
             break
         return best if best.batch_size > now else None
 
-    def _sizes(self, candidate: Candidate, now: int) -> Iterator[BatchFigures]:
-        """Yield the figures of one larger batch after another."""
+    def _sizes(self, candidate: Candidate, now: LargerBatch) -> Iterator[LargerBatch]:
+        """Yield one larger batch after another."""
         with contextlib.suppress(RatchetError):  # memory or time ended
             for power in range(1, MOST_SIZES + 1):
-                size = now * FACTOR**power
+                size = now.batch_size * FACTOR**power
                 yield self.turn.memo(
                     "batch",
                     f"{candidate.key()}:{size}",
-                    BatchFigures,
-                    partial(self._timed, candidate, size),
+                    LargerBatch,
+                    partial(self._timed, candidate, now, size),
                 )
 
-    def _timed(self, candidate: Candidate, size: int) -> BatchFigures:
-        turn, now = self.turn, self.facts.batch_size or 1
+    def _timed(self, candidate: Candidate, now: LargerBatch, size: int) -> LargerBatch:
+        turn = self.turn
         turn.schedule.check("time a larger batch")
         turn.tell("start", title=f"{candidate.title}, a batch of {size}")
         with ArmProcess(turn.arms.spec(candidate, batch_size=size)) as arm:
             arm.run(WARMUP_STEPS)
             step_s = median(arm.run(1).wall_time_s for _ in range(STEPS))
             told = ArmFacts.model_validate(arm.describe())
-        return BatchFigures(
-            batch_size=size,
-            rate=self.facts.tokens_per_batch * (size / now) / step_s,
-            peak_memory_bytes=told.peak_memory_bytes,
-        )
+        rate = self.facts.tokens_per_batch * (size / now.batch_size) / step_s
+        figures = {"batch_size": size, "rate": rate, "peak_memory_bytes": told.peak_memory_bytes}
+        return now.model_copy(update=figures)
 
 
 def idle_share(identity: IdentityResult) -> float:

@@ -18,8 +18,7 @@ from ratchet.optimize.step.candidate import Candidate
 from ratchet.optimize.step.describe import ArmFacts, StepFacts
 from ratchet.optimize.turn import schedule
 from ratchet.optimize.turn.choice import ChosenRecipe, Found, roles
-from ratchet.optimize.turn.prove import Proof
-from ratchet.optimize.turn.result import (
+from ratchet.optimize.turn.optimize_result import (
     ArmResult,
     BudgetUse,
     CompileCost,
@@ -31,6 +30,7 @@ from ratchet.optimize.turn.result import (
     StepProfile,
     StepSpeedup,
 )
+from ratchet.optimize.turn.prove import Proof
 from ratchet.optimize.turn.rivals import Baseline, oracle_for
 from ratchet.optimize.turn.schedule import NO_ROOM
 from ratchet.optimize.turn.screen import check_gradients, gradients_key

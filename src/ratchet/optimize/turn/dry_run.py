@@ -7,9 +7,9 @@ from dataclasses import asdict, dataclass, replace
 from itertools import islice
 from typing import Final
 
-from ratchet.authors.result import WritingRequest, WritingResult
-from ratchet.authors.shares import SHORTEST_S, Asked, write_all
+from ratchet.authors.workload_writing import SHORTEST_S, Asked, write_all
 from ratchet.authors.write import Follow
+from ratchet.authors.writing_result import WritingRequest, WritingResult
 from ratchet.base.errors import ArmFailure
 from ratchet.base.json_value import Json
 from ratchet.court.court import Court
@@ -23,9 +23,9 @@ from ratchet.optimize.levers.kernels import PREFIX
 from ratchet.optimize.step.candidate import Candidate, with_config
 from ratchet.optimize.step.describe import StepFacts
 from ratchet.optimize.turn.loop import describe, opened, situation_of
+from ratchet.optimize.turn.optimize_result import Change
 from ratchet.optimize.turn.prove_kernels import NO_TIME, sites_of
 from ratchet.optimize.turn.prove_regions import CANDIDATES, RegionTrials
-from ratchet.optimize.turn.result import Change
 from ratchet.optimize.turn.search import chosen_levers
 from ratchet.optimize.turn.selection import applicable
 from ratchet.optimize.turn.settings import Settings, check_settings

@@ -20,7 +20,7 @@ from ratchet.optimize.levers.operators import COMPILE_MAX_AUTOTUNE
 from ratchet.optimize.step.candidate import Candidate
 from ratchet.optimize.turn import schedule
 from ratchet.optimize.turn.explain import OVERHEAD, explain
-from ratchet.optimize.turn.result import ArmKey, CategoryLimit, StepLimit, StepProfile
+from ratchet.optimize.turn.optimize_result import ArmKey, CategoryLimit, StepLimit, StepProfile
 from ratchet.optimize.turn.rivals import Baseline
 from ratchet.optimize.turn.state import Turn
 

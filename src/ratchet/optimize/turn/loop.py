@@ -29,9 +29,9 @@ from ratchet.optimize.step.describe import StepFacts
 from ratchet.optimize.turn.choice import choose
 from ratchet.optimize.turn.compose import compose, make_folder, make_recipe
 from ratchet.optimize.turn.headroom import StepProfiles
+from ratchet.optimize.turn.optimize_result import OptimizeResult
 from ratchet.optimize.turn.prove import NEW
 from ratchet.optimize.turn.prove_regions import never_called
-from ratchet.optimize.turn.result import OptimizeResult
 from ratchet.optimize.turn.schedule import TurnSchedule
 from ratchet.optimize.turn.search import Search
 from ratchet.optimize.turn.settings import Settings, check_settings

@@ -17,7 +17,7 @@ from ratchet.measure.sitting import FEWEST_LAUNCHES, Sitting, TimedTogether
 from ratchet.optimize.step.candidate import Candidate
 from ratchet.optimize.step.describe import ArmFacts
 from ratchet.optimize.turn.costs import together_s
-from ratchet.optimize.turn.result import StepSpeedup
+from ratchet.optimize.turn.optimize_result import StepSpeedup
 from ratchet.optimize.turn.schedule import MARGIN, PROOF, START_TOGETHER, WARMUP_STEPS
 from ratchet.optimize.turn.state import Turn
 

@@ -10,10 +10,10 @@ import re
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 
-from ratchet.authors.result import WritingRequest
-from ratchet.authors.shares import SHORTEST_S, Asked, write_all
+from ratchet.authors.workload_writing import SHORTEST_S, Asked, write_all
 from ratchet.authors.write import Follow
 from ratchet.authors.writing_book import WritingBook
+from ratchet.authors.writing_result import WritingRequest
 from ratchet.base.errors import ArmFailure, DeadlinePassed
 from ratchet.base.json_value import Json
 from ratchet.court.court import Court

@@ -21,7 +21,7 @@ from ratchet.optimize.step.candidate import Candidate
 from ratchet.optimize.step.describe import ArmFacts
 from ratchet.optimize.step.installed import RegionKernel
 from ratchet.optimize.turn.costs import together_s
-from ratchet.optimize.turn.result import GradientResult
+from ratchet.optimize.turn.optimize_result import GradientResult
 from ratchet.optimize.turn.schedule import (
     FEWEST_SETTLING,
     MARGIN,

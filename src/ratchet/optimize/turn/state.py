@@ -17,7 +17,7 @@ from ratchet.ledger import Fingerprint, Ledger
 from ratchet.measure.sitting import StartScatter
 from ratchet.optimize.turn.arms import LiveArms
 from ratchet.optimize.turn.costs import Costs
-from ratchet.optimize.turn.result import Omission
+from ratchet.optimize.turn.optimize_result import Omission
 from ratchet.optimize.turn.schedule import SAME_END_S, START_TOGETHER, TurnSchedule
 from ratchet.optimize.turn.settings import Settings
 

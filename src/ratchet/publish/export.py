@@ -11,11 +11,11 @@ from ratchet.base.json_value import Json
 from ratchet.publish.admitted import AdmittedRecipe, admit, judged_again
 from ratchet.publish.card import figure
 from ratchet.publish.check import check_kernels_package, loaded, read_back, write_files
+from ratchet.publish.export_result import ExportedKernel, ExportResult, Form, written_files
 from ratchet.publish.layouts import hub_layout, wheel_layout
 from ratchet.publish.package import KernelPackage
 from ratchet.publish.patch import export_patch
 from ratchet.publish.program import export_workload
-from ratchet.publish.result import ExportedKernel, ExportResult, Form, written_files
 from ratchet.publish.staging import new_folder
 
 _NAME: Final = re.compile(r"[a-z][a-z0-9]*(-[a-z0-9]+)*")

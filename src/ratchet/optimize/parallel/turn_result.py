@@ -7,7 +7,7 @@ from typing import Literal
 
 from ratchet.base.json_value import Json
 from ratchet.optimize.parallel.rank import RankArm
-from ratchet.optimize.turn.result import Change
+from ratchet.optimize.turn.optimize_result import Change
 
 Outcome = Literal["kept", "dropped", "not_applicable"]
 

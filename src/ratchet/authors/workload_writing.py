@@ -10,9 +10,9 @@ import msgspec
 
 from ratchet.authors.author import Author
 from ratchet.authors.outcome import failed_result
-from ratchet.authors.result import Reuse, WritingRequest, WritingResult
 from ratchet.authors.write import Follow, write
 from ratchet.authors.writing_book import WritingBook
+from ratchet.authors.writing_result import Reuse, WritingRequest, WritingResult
 from ratchet.base.errors import EndpointError, LedgerError, RatchetError
 from ratchet.court.court import Court
 from ratchet.court.terms import Terms
