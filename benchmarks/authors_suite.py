@@ -34,11 +34,11 @@ from kernelbench_kinds import KINDS
 
 from ratchet.authors.author import FAILED, Answer
 from ratchet.authors.choices import make_request
-from ratchet.authors.result import WritingRequest, WritingResult
-from ratchet.authors.run import ProblemRun
+from ratchet.authors.problem_run import ProblemRun
 from ratchet.authors.search.author import SearchAuthor
 from ratchet.authors.search.halving import Rungs
 from ratchet.authors.write import write
+from ratchet.authors.writing_result import WritingRequest, WritingResult
 from ratchet.base.errors import RatchetError
 from ratchet.court.court import Court
 from ratchet.court.terms import Terms

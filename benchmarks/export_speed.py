@@ -37,7 +37,7 @@ BATCH_S = 0.5
 
 def exported(recipe: Path, ledger: str | None, folder: Path) -> dict[str, Any]:
     """Export a recipe in both forms and install the wheel; return what the exports said."""
-    from ratchet.publish.run import export_kernels
+    from ratchet.publish.export import export_kernels
 
     said = {
         form: export_kernels(recipe, form, folder / form, name=NAME, ledger=ledger)

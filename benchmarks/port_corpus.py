@@ -40,7 +40,7 @@ from ratchet.court.court import Court  # noqa: E402
 from ratchet.court.port_proofs import prove  # noqa: E402
 from ratchet.port.compile import compile_clean  # noqa: E402
 from ratchet.port.hipify import hipified  # noqa: E402
-from ratchet.port.run import PortSettings, port  # noqa: E402
+from ratchet.port.porting import PortSettings, port  # noqa: E402
 from ratchet.port.scan import scan  # noqa: E402
 
 READ = (".cu", ".cuh", ".cpp", ".h")

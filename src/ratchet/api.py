@@ -21,7 +21,7 @@ from ratchet.workloads.user import importing
 from ratchet.workloads.workload import Workload
 
 if TYPE_CHECKING:
-    from ratchet.optimize.parallel.result import ParallelTurn
+    from ratchet.optimize.parallel.turn_result import ParallelTurn
 
 
 @overload

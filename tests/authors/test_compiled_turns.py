@@ -9,11 +9,11 @@ from typing import Any
 
 from made_up_space import MadeUpSpace, made_up_problem
 
-from ratchet.authors import run
+from ratchet.authors import problem_run
 from ratchet.authors.author import COMPILER, Author, Progress, Proposal
-from ratchet.authors.result import WritingRequest
-from ratchet.authors.run import ProblemRun
+from ratchet.authors.problem_run import ProblemRun
 from ratchet.authors.search.author import SearchAuthor
+from ratchet.authors.writing_result import WritingRequest
 from ratchet.court.terms import JudgedKernel, Terms
 from ratchet.judge.verdict import Ratio, Screening, Speedups, Verdict
 from ratchet.kernels.kernel import Kernel
@@ -65,7 +65,7 @@ class SlowCourt:
 
     def _verdict(self, kernel: Kernel, problem: Problem, terms: Terms) -> JudgedKernel:
         self.verdicts.append((kernel.language, terms.time_limit_s))
-        took_s = run.STARTS * self.compiling_s if kernel.language == "torch" else 5.0
+        took_s = problem_run.STARTS * self.compiling_s if kernel.language == "torch" else 5.0
         timed = took_s <= terms.time_limit_s
         self.now_s += min(took_s, terms.time_limit_s)
         ratio = Ratio(ratio=1.5, low=1.4, high=1.6, confidence=0.95) if timed else None
@@ -146,14 +146,14 @@ def test_time_is_kept_for_the_verdict_of_a_compiled_kernel_that_leads() -> None:
     found = written(court, 150.0, search=False)
     assert len(court.compiled) > 1 and COMPILER not in found.dropped
     ((language, limit_s),) = court.verdicts
-    assert language == "torch" and limit_s >= run.STARTS * 12.0
+    assert language == "torch" and limit_s >= problem_run.STARTS * 12.0
     assert found.verdicts[0].verdict.status == "proven"
 
 
 def test_a_compiled_kernel_that_is_slower_costs_no_long_verdict() -> None:
     court = SlowCourt(compiling_s=5.0, ratio=0.9)
     written(court, 120.0, search=False)
-    assert court.verdicts[0][1] == run.LEAST_VERDICT_S
+    assert court.verdicts[0][1] == problem_run.LEAST_VERDICT_S
 
 
 def test_its_first_kernel_has_time_to_compile() -> None:

@@ -6,9 +6,9 @@ import pytest
 from made_up_space import MadeUpCourt, MadeUpSpace, made_up_problem
 from simulated_machine import Machine
 
-from ratchet.authors.result import WritingRequest
-from ratchet.authors.run import ProblemRun
+from ratchet.authors.problem_run import ProblemRun
 from ratchet.authors.search.author import SearchAuthor
+from ratchet.authors.writing_result import WritingRequest
 
 SEARCHES, CANDIDATES = 200, 100
 

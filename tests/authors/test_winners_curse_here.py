@@ -13,9 +13,9 @@ from commands import needs_judge
 from made_up_space import MadeUpSpace
 
 from ratchet.authors.author import Schedule
-from ratchet.authors.result import WritingRequest
-from ratchet.authors.run import ProblemRun
+from ratchet.authors.problem_run import ProblemRun
 from ratchet.authors.search.author import SearchAuthor
+from ratchet.authors.writing_result import WritingRequest
 from ratchet.court.court import Court
 from ratchet.kernels.kernel import Kernel
 from ratchet.problems.problem import Case, Problem, TensorSpec

@@ -12,16 +12,16 @@ import pytest
 from commands import needs_judge
 from made_up_space import MadeUpCourt, MadeUpSpace, made_up_problem
 
-from ratchet.authors import roster, shares, write
+from ratchet.authors import roster, workload_writing, write
 from ratchet.authors.author import Author, Progress, Proposal
 from ratchet.authors.form.form import UnsupportedOp
 from ratchet.authors.outcome import failed_result
-from ratchet.authors.result import AgentChoice, WritingRequest, WritingResult
+from ratchet.authors.problem_run import TURN_SHARE, RunEvent
 from ratchet.authors.roster import Setting
-from ratchet.authors.run import TURN_SHARE, RunEvent
 from ratchet.authors.search.author import SearchAuthor
-from ratchet.authors.shares import Asked, write_all
+from ratchet.authors.workload_writing import Asked, write_all
 from ratchet.authors.writing_book import WritingBook
+from ratchet.authors.writing_result import AgentChoice, WritingRequest, WritingResult
 from ratchet.base.errors import EndpointError, KernelError, LedgerError, RatchetError
 from ratchet.court.court import Court
 from ratchet.judge.revision import revision
@@ -422,7 +422,7 @@ def test_what_only_the_compiler_writes_for_comes_last(
         return failed_result(one.problem, request, "nothing", command="")
 
     monkeypatch.setattr("ratchet.authors.generator.space_for", space_for)
-    monkeypatch.setattr(shares, "_written", written)
+    monkeypatch.setattr(workload_writing, "_written", written)
     gains = {"small": 1e-3, "large": 8e-3, "middle": 3e-3}
     asked = [Asked(problem=made_up_problem(name), gain_s=one) for name, one in gains.items()]
 

@@ -38,8 +38,8 @@ from ratchet.optimize.turn import (
     search,
 )
 from ratchet.optimize.turn.loop import Outcome
+from ratchet.optimize.turn.optimize_result import IdentityResult, OpTime, StepProfile
 from ratchet.optimize.turn.prove_kernels import NO_TIME, ProvenKernels
-from ratchet.optimize.turn.result import IdentityResult, OpTime, StepProfile
 from ratchet.optimize.turn.schedule import SHRUNK_STEP_S
 from ratchet.optimize.turn.settings import Settings
 from ratchet.optimize.turn.state import Listener
@@ -334,7 +334,7 @@ def _kernels(
             refused[name] = NO_TIME
             continue
         takes_s = min(world.verdict_s, turn.schedule.left_s)
-        turn.memo("judged", name, lambda: world.spend(takes_s))  # noqa: B023
+        turn.memo("judged", name, dict, lambda: world.spend(takes_s))  # noqa: B023
         if takes_s < world.verdict_s:
             refused[name] = NO_TIME
         elif name in world.kernels:

@@ -15,9 +15,9 @@ from ratchet.measure.sitting import Sitting, TimedTogether
 from ratchet.optimize.step.candidate import Candidate, with_config
 from ratchet.optimize.turn.choice import Found, choose, roles
 from ratchet.optimize.turn.losses import Losses, arithmetic_of
+from ratchet.optimize.turn.optimize_result import Change, LossResult
 from ratchet.optimize.turn.prove import TWIN, Prover
 from ratchet.optimize.turn.prove_kernels import ProvenKernels
-from ratchet.optimize.turn.result import Change, LossResult
 from ratchet.optimize.turn.rivals import Baseline
 from ratchet.optimize.turn.selection import Selected
 from ratchet.workloads.config import StepConfig

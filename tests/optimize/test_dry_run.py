@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 from commands_guard import mistake
 
-from ratchet.authors.result import WritingRequest
+from ratchet.authors.writing_result import WritingRequest
 from ratchet.cli import main
 from ratchet.court.court import Court
 from ratchet.court.terms import JudgedKernel, Terms

@@ -12,7 +12,7 @@ from ratchet.devices.probe import probe
 from ratchet.optimize.levers import all_levers
 from ratchet.optimize.step.describe import record_steps
 from ratchet.optimize.turn.explain import categorise, explain
-from ratchet.optimize.turn.result import StepProfile
+from ratchet.optimize.turn.optimize_result import StepProfile
 from ratchet.trace.advice import FINDINGS
 
 STEPS = 3

@@ -12,8 +12,8 @@ import pytest
 from own_recipes import MadeUpJudge, made_up, recipe, said
 from simulated_turns import World, run
 
-from ratchet.authors.result import WritingRequest
-from ratchet.authors.shares import Asked, write_all
+from ratchet.authors.workload_writing import Asked, write_all
+from ratchet.authors.writing_result import WritingRequest
 from ratchet.base.errors import ArmFailure, KernelError, RecipeError
 from ratchet.court.court import Court
 from ratchet.court.fleet import machines
@@ -327,7 +327,7 @@ def test_the_authors_write_in_the_language_of_the_device(
     turn.settings = SimpleNamespace(try_lever=None, seed=0, title="x")
     turn.schedule = TurnSchedule(budget_s=3600.0)
     turn.arms = SimpleNamespace(close=lambda: None)
-    turn.memo = lambda kind, key, compute: compute()
+    turn.memo = lambda kind, key, answer, compute: compute()
     best = with_config(StepConfig(compile_mode="default"), {})
     assert found.may_write(best)
     found.write(NOTHING, best, 1.0)

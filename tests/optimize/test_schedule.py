@@ -15,7 +15,7 @@ import pytest
 from simulated_turns import CEILINGS, NO_BF16, World, run
 
 from ratchet.base.errors import RatchetError
-from ratchet.optimize.turn.result import OptimizeResult
+from ratchet.optimize.turn.optimize_result import OptimizeResult
 from ratchet.optimize.turn.schedule import (
     CLOSING,
     LEAST_LAUNCHES,

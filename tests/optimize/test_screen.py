@@ -38,7 +38,7 @@ class FakeTurn:
         self.costs = Costs()
         self.arms, self.schedule = self, TurnSchedule(budget_s=100.0)
 
-    def memo(self, kind: str, key: str, compute: Any) -> dict[str, Any]:
+    def memo(self, kind: str, key: str, answer: Any, compute: Any) -> Any:
         return self.memory.setdefault(f"{kind}:{key}", compute())
 
     def gradients_path(self, candidate: Candidate) -> Path:

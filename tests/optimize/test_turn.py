@@ -54,14 +54,14 @@ def test_a_second_turn_spends_what_the_first_did_in_no_time(
 ) -> None:
     clock = Clock(monkeypatch)
     with start(tmp_path, clock) as turn:
-        turn.memo("screening", "a", lambda: work(clock, 30.0))
-        turn.memo("screening", "b", lambda: work(clock, 40.0))
+        turn.memo("screening", "a", dict, lambda: work(clock, 30.0))
+        turn.memo("screening", "b", dict, lambda: work(clock, 40.0))
         assert turn.schedule.left_s == pytest.approx(30.0 - CLOSING_S)
     with start(tmp_path, clock) as turn:
         assert turn.schedule.left_s == pytest.approx(100.0 - CLOSING_S)
-        assert turn.memo("screening", "a", never) == FOUND
+        assert turn.memo("screening", "a", dict, never) == FOUND
         assert turn.schedule.left_s == pytest.approx(70.0 - CLOSING_S)
-        assert turn.memo("screening", "b", never) == FOUND
+        assert turn.memo("screening", "b", dict, never) == FOUND
         with turn.schedule.until(50.0):
             assert turn.schedule.left_s == 0.0
         assert turn.schedule.left_s == pytest.approx(30.0 - CLOSING_S)
@@ -74,10 +74,10 @@ def test_a_larger_budget_goes_on_from_there(
 ) -> None:
     clock = Clock(monkeypatch)
     with start(tmp_path, clock) as turn:
-        turn.memo("screening", "a", lambda: work(clock, 90.0))
+        turn.memo("screening", "a", dict, lambda: work(clock, 90.0))
     with start(tmp_path, clock, budget_s=200.0) as turn:
-        turn.memo("screening", "a", never)
-        turn.memo("screening", "b", lambda: work(clock, 10.0))
+        turn.memo("screening", "a", dict, never)
+        turn.memo("screening", "b", dict, lambda: work(clock, 10.0))
         assert turn.schedule.spent_s == pytest.approx(100.0)
         assert turn.schedule.elapsed_s == pytest.approx(10.0)
 
@@ -85,10 +85,10 @@ def test_a_larger_budget_goes_on_from_there(
 def test_the_clock_never_goes_back(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     clock = Clock(monkeypatch)
     with start(tmp_path, clock) as turn:
-        turn.memo("screening", "a", lambda: work(clock, 5.0))
+        turn.memo("screening", "a", dict, lambda: work(clock, 5.0))
     with start(tmp_path, clock) as turn:
         clock.now_s += 50.0
-        turn.memo("screening", "a", never)
+        turn.memo("screening", "a", dict, never)
         assert turn.schedule.spent_s == pytest.approx(50.0)
 
 
@@ -110,9 +110,9 @@ def test_late_evidence_takes_no_more_than_its_stage(
 ) -> None:
     clock = Clock(monkeypatch)
     with start(tmp_path, clock, budget_s=1000.0) as turn:
-        turn.memo("screening", "a", lambda: work(clock, 500.0))
+        turn.memo("screening", "a", dict, lambda: work(clock, 500.0))
     with start(tmp_path, clock) as turn, turn.schedule.until(40.0):
-        assert turn.memo("screening", "a", never) == FOUND
+        assert turn.memo("screening", "a", dict, never) == FOUND
         assert turn.schedule.spent_s == pytest.approx(40.0)
 
 
@@ -126,13 +126,13 @@ def test_what_had_no_time_is_not_begun_again_in_the_same_time(
         raise DeadlinePassed("the time is over")
 
     with start(tmp_path, clock) as turn, turn.schedule.until(40.0), pytest.raises(DeadlinePassed):
-        turn.memo("screening", "a", cut)
+        turn.memo("screening", "a", dict, cut)
     with start(tmp_path, clock) as turn:
         with turn.schedule.until(40.0), pytest.raises(DeadlinePassed):
-            turn.memo("screening", "a", never)
+            turn.memo("screening", "a", dict, never)
         assert turn.schedule.spent_s == pytest.approx(40.0)
         with turn.schedule.until(90.0):
-            assert turn.memo("screening", "a", lambda: FOUND) == FOUND
+            assert turn.memo("screening", "a", dict, lambda: FOUND) == FOUND
 
 
 def test_a_turn_that_compared_nothing_leaves_no_timings(
@@ -143,7 +143,7 @@ def test_a_turn_that_compared_nothing_leaves_no_timings(
     def run(found: dict[str, Any], wanted: Any, *, finish: dict[str, Any] | None) -> Turn:
         with start(tmp_path, clock) as turn:
             turn.forget_fruitless()
-            assert turn.memo("screening", "a", wanted) == found
+            assert turn.memo("screening", "a", dict, wanted) == found
             identity = turn.ledger.start_turn(turn.settings.key(), {}, fingerprint=turn.fingerprint)
             if finish is not None:
                 turn.ledger.finish_turn(identity, finish)

@@ -14,7 +14,7 @@ from ratchet.devices.ceilings import Ceilings
 from ratchet.optimize.levers import all_levers, kernel_levers
 from ratchet.optimize.turn.explain import categorise
 from ratchet.optimize.turn.headroom import Worth, limit_of, shared_s, winnable_s
-from ratchet.optimize.turn.result import IdentityResult, OpTime, StepLimit, StepProfile
+from ratchet.optimize.turn.optimize_result import IdentityResult, OpTime, StepLimit, StepProfile
 
 
 def profile(ops: dict[str, tuple[float, float | None]], window_s: float = 1.0) -> StepProfile:

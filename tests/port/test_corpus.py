@@ -12,8 +12,8 @@ from corpus_files import CORPUS, expected, scores
 
 from ratchet.port.compile import compile_clean, why_not
 from ratchet.port.patch import edited, new_text
+from ratchet.port.porting import PortSettings, port
 from ratchet.port.rules.table import all_rules
-from ratchet.port.run import PortSettings, port
 from ratchet.port.scan import scan
 
 

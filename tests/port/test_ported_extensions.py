@@ -20,7 +20,7 @@ from ratchet.judge.static_profile.hip_compiler import find_hip
 from ratchet.judge.static_profile.tools import find_tool
 from ratchet.judge.trial.readiness import why_no_kernels
 from ratchet.port.extensions import PortedKernel, merged, ported_kernels
-from ratchet.port.run import PortSettings, port
+from ratchet.port.porting import PortSettings, port
 from ratchet.port.scan import scan
 from ratchet.report.port import render_port_page, verdicts
 

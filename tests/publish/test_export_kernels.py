@@ -24,9 +24,9 @@ from ratchet.problems.case import Case, TensorSpec
 from ratchet.problems.problem import Problem
 from ratchet.publish import check
 from ratchet.publish.admitted import AdmittedKernel, AdmittedRecipe
+from ratchet.publish.export import export_kernels, run_export
 from ratchet.publish.layouts import ExportLayout, hub_layout, wheel_layout
 from ratchet.publish.package import KERNELS, KernelPackage
-from ratchet.publish.run import export_kernels, run_export
 
 pytestmark = pytest.mark.compiler
 KEY = "a1" * 32
@@ -121,7 +121,7 @@ def test_nothing_appears_if_a_check_fails(
     if fault == "the judge says wrong":
         judge = MadeUpJudge(right={"rms_norm_forward": "wrong"})
         monkeypatch.setattr(machines, "KernelJudge", judge)
-        monkeypatch.setattr("ratchet.publish.run.loaded", lambda *_: None)
+        monkeypatch.setattr("ratchet.publish.export.loaded", lambda *_: None)
     else:
         monkeypatch.setattr(KernelPackage, "tests", lambda *_: b"raise AssertionError('rope')\n")
     with pytest.raises(PublishError, match=r"is wrong after the export|nothing is written.*rope"):

@@ -6,7 +6,7 @@ import math
 import random
 from typing import Any
 
-from ratchet.optimize.turn.result import OptimizeResult
+from ratchet.optimize.turn.optimize_result import OptimizeResult
 
 ARMS = {
     "as_written": ("as written", 2.214, 0.031),

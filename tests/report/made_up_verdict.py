@@ -6,12 +6,38 @@ import math
 import random
 from typing import Any
 
+from ratchet.court.terms import JudgedKernel
+from ratchet.judge.verdict import Verdict
+from ratchet.kernels.kernel import Kernel
+from ratchet.problems.case import Case, TensorSpec
+from ratchet.problems.problem import Problem
+
 ARMS = {
     "reference": 1.0e-3,
     "reference again": 1.0e-3,
     "torch.compile": 0.8e-3,
     "candidate": 0.5e-3,
 }
+
+
+CHOICES = ("status", "language", "task", "dtype", "layout", "distribution")
+"""Fields of a verdict's document that hold one of a few words."""
+
+
+def judged_of(document: dict[str, Any]) -> JudgedKernel:
+    """The verdict, kernel and problem of a document."""
+    problem = document["problem"]
+    cases = tuple(
+        Case(**case | {"inputs": tuple(TensorSpec(**spec) for spec in case["inputs"])})
+        for case in problem["cases"]
+    )
+    return JudgedKernel(
+        verdict=Verdict.model_validate(document["verdict"]),
+        kernel=Kernel.from_json(document["kernel"]),
+        problem=Problem(**problem | {"cases": cases}),
+        judged_at=document["judged_at"],
+        recalled=document["recalled"],
+    )
 
 
 def make_judged(**changes: Any) -> dict[str, Any]:

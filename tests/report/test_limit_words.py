@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from ratchet.optimize.turn.result import StepLimit
+from ratchet.optimize.turn.optimize_result import StepLimit
 from ratchet.report.comparisons import limit_words
 
 

@@ -11,7 +11,7 @@ import pytest
 from html_pages import CHROMIUM, all_in_chromium
 from made_up_result import as_result, make_result
 from made_up_trace import made_up_cpu_trace, made_up_diff, made_up_ranks, made_up_trace
-from made_up_verdict import make_judged
+from made_up_verdict import judged_of, make_judged
 
 sys.path += [str(Path(__file__).parents[1] / room) for room in ("learn", "history")]
 
@@ -66,9 +66,9 @@ def history_page(_: Path) -> str:
 PAGES: dict[str, Callable[[Path], str]] = {
     "optimize": lambda _: render_page(as_result(make_result())),
     "write": lambda _: render_write_page(writing.RESULT),
-    "verdict": lambda _: render_verdict_page(make_judged()),
-    "emulated": lambda _: render_verdict_page(make_judged(emulated=[verdicts.emulated_case()])),
-    "suite": lambda _: render_suite_page(suites.document(interrupted=False), {}),
+    "verdict": lambda _: render_verdict_page(judged_of(make_judged())),
+    "emulated": lambda _: verdicts.page_of(make_judged(emulated=[verdicts.emulated_case()])),
+    "suite": lambda _: render_suite_page(suites.result_of(*suites.ROWS), {}),
     "learn": lambda _: render_learn_page(learning.report(running=False)),
     "history": history_page,
     "trace": lambda folder: render_trace_page(made_up_trace(folder)),

@@ -4,11 +4,10 @@ from __future__ import annotations
 
 import io
 import re
-from typing import Any
 
 import pytest
 from html_pages import tags
-from made_up_verdict import make_judged
+from made_up_verdict import judged_of, make_judged
 from rich.console import Console
 
 from ratchet.report import model as m
@@ -57,12 +56,9 @@ def test_a_verdict_s_evidence_is_its_own_json() -> None:
 
 
 def test_a_column_of_a_verdict_s_page_is_one_edit(monkeypatch: pytest.MonkeyPatch) -> None:
-    judged: dict[str, Any] = make_judged()
-    for one in judged["verdict"]["evidence"]:
-        one["time_s"] = 1.5
-    more = m.number("seconds", "time_s", show_time)
+    more = m.number("seconds", lambda one: 1.5, show_time)
     monkeypatch.setattr(verdict, "EVIDENCE", (*verdict.EVIDENCE, more))
-    report = verdict.verdict_report(judged)
+    report = verdict.verdict_report(judged_of(make_judged()))
     for shown in (said(report), render_page(report)):
         assert "seconds" in shown and shown.count("1.50 s") == 3
     assert 'nth-child(4) { --column: "seconds"; }' in render_page(report)

@@ -9,7 +9,7 @@ import pytest
 from html_pages import CHROMIUM, hostile, in_chromium, tags
 from made_up_result import CHOICES, as_result, make_result
 
-from ratchet.optimize.turn.result import LossResult, OptimizeResult
+from ratchet.optimize.turn.optimize_result import LossResult, OptimizeResult
 from ratchet.report import breakdown, figures
 from ratchet.report.model import text_of
 from ratchet.report.optimize import changed_settings, optimize_report, render_page, tiles

@@ -28,9 +28,9 @@ REGION = Region(
 )
 
 
-def shown(*regions: Region, notes: tuple[str, ...] = (), most: int | None = None) -> str:
+def shown(*regions: Region, notes: tuple[str, ...] = ()) -> str:
     out = Console(file=io.StringIO(), width=160)
-    print_regions("llama-8m", regions, notes, most=most, console=out)
+    print_regions("llama-8m", regions, notes, console=out)
     return out.file.getvalue()  # type: ignore[attr-defined,no-any-return]
 
 
@@ -44,11 +44,6 @@ def test_a_row_says_what_all_sites_of_a_step_can_win() -> None:
 def test_estimates_are_marked_and_explained() -> None:
     text = shown(replace(REGION, timed_by="estimate"))
     assert text.count("~") == 2
-
-
-def test_the_rest_is_summed_up() -> None:
-    text = shown(REGION, replace(REGION, key="b" * 64), most=1)
-    assert "1 more could win 6.40 ms together." in text
 
 
 def test_what_was_left_out_is_told() -> None:

@@ -4,16 +4,27 @@ from __future__ import annotations
 
 import io
 import re
+from dataclasses import replace
 from typing import Any
 
 import pytest
 from made_up_result import as_result, make_result
 from rich.console import Console
 
-from ratchet.report import print_bench, print_device, print_plan, print_result
+from ratchet.devices.describe import DeviceReport, Paper
+from ratchet.devices.fingerprint import fingerprint
+from ratchet.devices.probe import probe
+from ratchet.optimize.levers.base import Lever
+from ratchet.optimize.step.describe import StepFacts
+from ratchet.optimize.turn.dry_run import DryRun, TargetKernel
+from ratchet.optimize.turn.optimize_result import Change
+from ratchet.report.device import print_bench, print_device
 from ratchet.report.model import grid
+from ratchet.report.optimize import print_plan, print_result
 from ratchet.report.progress import TurnProgress
 from ratchet.report.terminal import FittedTable, make_console
+
+FACTS = StepFacts.model_construct()
 
 
 def _console(width: int = 80, *, terminal: bool = False) -> tuple[Console, io.StringIO]:
@@ -129,15 +140,20 @@ def test_the_bench_table() -> None:
 
 def test_the_device_table() -> None:
     console, file = _console()
-    report = {
-        "device": make_result()["device"],
-        "target": "avx512_bf16",
-        "gemm_flops_per_s": {"fp32": 1.8e12, "bf16": 9.1e10},
-        "copy_bytes_per_s": {"dram": 3.1e10},
-        "triad_bytes_per_s": {"dram": 3.3e10},
-        "paper": {"name": "EPYC", "peak_flops_per_s": {"x": 1e12}, "memory_bytes_per_s": 4.6e11},
-        "notes": ("made up",),
-    }
+    here = probe("cpu")
+    report = DeviceReport(
+        device=replace(here, model="AMD EPYC 9554 64-Core Processor"),
+        target="avx512_bf16",
+        fingerprint=fingerprint(here),
+        gemm_flops_per_s={"fp32": 1.8e12, "bf16": 9.1e10},
+        copy_bytes_per_s={"dram": 3.1e10},
+        triad_bytes_per_s={"dram": 3.3e10},
+        ridge_flops_per_byte={},
+        paper=Paper(
+            name="EPYC", peak_flops_per_s={"x": 1e12}, memory_bytes_per_s=4.6e11, sources={}
+        ),
+        notes=("made up",),
+    )
     print_device(report, console)
     said = " ".join(file.getvalue().split())
     assert "AMD EPYC 9554 64-Core Processor" in said
@@ -146,14 +162,17 @@ def test_the_device_table() -> None:
     assert "copy, dram 31.0 GB/s" in said
     assert "memory 460.0 GB/s" in said
     assert "note: made up" in said
-    print_device(report | {"paper": None}, console)
+    print_device(replace(report, paper=None), console)
 
 
 def test_the_plan_says_what_would_and_would_not_be_tried() -> None:
     console, file = _console()
-    lever = {"name": "threads", "summary": "s", "expected": "1.1x", "source": "x"}
-    plan: dict[str, Any] = {"levers": [lever], "skipped": [{"name": "a", "reason": "no GPU"}]}
-    print_plan({**plan, "target": None}, console)
+    lever = Lever(
+        name="threads", summary="s", expected="1.1x", source="x", field="threads", value=2
+    )
+    skipped = Change(name="a", kind="lever", decision="not_applicable", reason="no GPU")
+    plan = DryRun(workload=FACTS, levers=(lever,), skipped=(skipped,))
+    print_plan(plan, console)
     said = " ".join(file.getvalue().split())
     assert "threads 1.1x" in said
     assert "Would be skipped change why" in said
@@ -162,13 +181,26 @@ def test_the_plan_says_what_would_and_would_not_be_tried() -> None:
 
 def test_a_plan_for_a_gpu_that_is_not_here_lists_verdicts_and_bounds() -> None:
     console, file = _console()
-    kernel = {"entry": "rope_forward", "sites": 2, "status": "correct", "reason": "right"}
-    wrong = {"entry": "rope_backward", "sites": 2, "status": "wrong", "reason": "case timed: off"}
-    rows = [
-        {**kernel, "device": "MI300X", "bound_s": 2e-6},
-        {**wrong, "device": "", "bound_s": None},
-    ]
-    print_plan({"levers": [], "skipped": [], "target": "gfx942", "kernels": rows}, console)
+    kernel = TargetKernel(
+        library="rope",
+        entry="rope_forward",
+        sites=2,
+        shapes="",
+        status="correct",
+        reason="right",
+        device="MI300X",
+        bound_s=2e-6,
+    )
+    wrong = TargetKernel(
+        library="rope",
+        entry="rope_backward",
+        sites=2,
+        shapes="",
+        status="wrong",
+        reason="case timed: off",
+    )
+    plan = DryRun(workload=FACTS, levers=(), skipped=(), target="gfx942", kernels=(kernel, wrong))
+    print_plan(plan, console)
     said = " ".join(file.getvalue().split())
     assert "Kernels on gfx942" in said and "never measured" in said
     assert "rope_forward 2 correct 2.00 µs" in said and "bound, MI300X" in said

@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 from html_pages import CHROMIUM, hostile, in_chromium, tags
-from made_up_verdict import make_judged, make_profile, make_row
+from made_up_verdict import CHOICES, judged_of, make_judged, make_profile, make_row
 from rich.console import Console
 
 from ratchet.court.score import SuiteResult, SuiteRow, answered, summarise
@@ -33,10 +33,14 @@ def console(width: int = 80, *, terminal: bool = False) -> tuple[Console, io.Str
     return made, file
 
 
-def make_suite(rows: list[dict[str, Any]], **changes: Any) -> dict[str, Any]:
-    """A suite's table with these rows, as its document."""
+def page_of(document: dict[str, Any]) -> str:
+    return render_verdict_page(judged_of(document))
+
+
+def make_suite(rows: list[dict[str, Any]], *, interrupted: bool = False) -> SuiteResult:
+    """A suite's table with these rows."""
     made = [SuiteRow.model_validate(row) for row in rows]
-    result = SuiteResult(
+    return SuiteResult(
         suite="training",
         candidate="library",
         tier="cpu",
@@ -45,14 +49,13 @@ def make_suite(rows: list[dict[str, Any]], **changes: Any) -> dict[str, Any]:
             "answered": summarise(answered(made), against_compile=True),
         },
         rows=made,
-        interrupted=False,
+        interrupted=interrupted,
         device={"kind": "cpu", "model": "A CPU", "cores": 2, "memory_bytes": 1 << 34},
         versions={"ratchet": "0.1.0", "torch": "2.13.0"},
         command="ratchet judge --suite training",
         started_at="2026-01-31T09:14:15.926535+00:00",
         duration_s=321.0,
     )
-    return result.model_dump(mode="json") | changes
 
 
 ROWS = [
@@ -74,7 +77,7 @@ def test_every_status_has_a_meaning() -> None:
 
 
 def test_the_page_of_a_verdict_says_everything() -> None:
-    page = render_verdict_page(make_judged())
+    page = page_of(make_judged())
     for words in (
         "Proven",
         "right on every case, and faster: 2.01x",
@@ -99,13 +102,13 @@ def test_the_page_of_a_verdict_says_everything() -> None:
 
 
 def test_an_author_does_not_learn_the_hidden_shapes_from_the_page() -> None:
-    page = render_verdict_page(make_judged(evidence=[], static=None))
+    page = page_of(make_judged(evidence=[], static=None))
     assert "7 × 33" in page
     assert "3 × 5" not in page and "hidden_0" not in page
 
 
 def test_the_page_of_a_verdict_is_small_and_loads_nothing() -> None:
-    page = render_verdict_page(make_judged())
+    page = page_of(make_judged())
     assert len(page) < 100_000
     assert "default-src 'none'" in page
     for tag, attributes in tags(page):
@@ -117,13 +120,21 @@ def test_the_page_of_a_verdict_is_small_and_loads_nothing() -> None:
 
 def test_every_text_of_a_verdict_is_escaped() -> None:
     judged = make_judged()
-    attacked = hostile(judged)
-    attacked["verdict"]["status"] = judged["verdict"]["status"]
-    page = render_verdict_page(attacked)
+    attacked = hostile(judged, but=CHOICES)
+    page = page_of(attacked)
     assert "<script" not in page and "<img" not in page
-    assert set(tag for tag, _ in tags(page)) <= set(
-        tag for tag, _ in tags(render_verdict_page(judged))
-    )
+    assert set(tag for tag, _ in tags(page)) <= set(tag for tag, _ in tags(page_of(judged)))
+
+
+COUNTS = ("launches", "programs", "waves", "instructions", "vector_instructions")
+MORE_COUNTS = ("scalar_instructions", "accessed_bytes", "touched_bytes", "lines_64", "lds_bytes")
+EMULATED: dict[str, Any] = {
+    "name": "k",
+    "matrix_instructions": {},
+    "lanes_off": 0.5,
+    "lds_conflicts": 0,
+    **dict.fromkeys((*COUNTS, *MORE_COUNTS), 1),
+}
 
 
 def test_the_source_of_an_emulated_kernel_shows_where_its_work_is() -> None:
@@ -134,15 +145,16 @@ def test_the_source_of_an_emulated_kernel_shows_where_its_work_is() -> None:
     lines = [line("kernel.py:5", 30, 0), line("kernel.py:7", 10, 8), line("<b>.py:1", 0, 0)]
     judged = make_judged()
     judged["kernel"]["source"] = "\n".join(f"<i> line {n}" for n in range(1, 12))
-    kernel = {"name": "k", "lines": lines}
-    judged["verdict"]["emulated"] = [{"case": "ci", "target": "gfx942", "kernels": [kernel]}]
-    page = render_verdict_page(judged)
+    kernel = EMULATED | {"lines": lines}
+    case = {"case": "ci", "target": "gfx942", "kernels": [kernel], "bounds": []}
+    judged["verdict"]["emulated"] = [case]
+    page = page_of(judged)
     assert "Where the emulated work is" in page and "k on gfx942, case ci" in page
     assert "75.0%" in page and "width:75%" in page and "width:100%" in page
     assert "&lt;i&gt; line 3" in page and "&lt;i&gt; line 9" in page
     assert "<b>.py" not in page and "&lt;b&gt;.py:1" in page
     judged["verdict"]["emulated"] = []
-    assert "emulated work" not in render_verdict_page(judged)
+    assert "emulated work" not in page_of(judged)
 
 
 def emulated_case(**changes: Any) -> dict[str, Any]:
@@ -152,17 +164,18 @@ def emulated_case(**changes: Any) -> dict[str, Any]:
     waves = [[[0, 0, 30], [1, 30, 40]], [[0, 0, 10]]]
     places = ["kernel.py:1", "standard.py:9"]
     timeline = {"cycles": 80, "slot": 2, "barriers": [20], "places": places, "waves": waves}
-    kernel = {"name": "k", "lines": [line], "vgprs": 96, "workgroup_waves": 4}
+    kernel = EMULATED | {"lines": [line], "vgprs": 96, "workgroup_waves": 4}
     kernel |= {"workgroup_lds_bytes": 1024, "occupancy_waves": 5, "max_waves": 8}
     kernel |= {"occupancy_limit": "registers", "timeline": timeline}
-    bound = {"device": "MI300X", "time_s": 4e-6}
+    parts = dict.fromkeys(("memory_s", "matrix_s", "vector_s", "lds_s"), 1e-6)
+    bound = {"device": "MI300X", "time_s": 4e-6, **parts}
     case = {"case": "ci", "target": "gfx942", "kernels": [kernel], "bounds": [bound]}
     case |= {"reference_bounds": [bound | {"time_s": 1e-5}], "estimated_speedup": 2.5}
     return case | changes
 
 
 def test_a_line_of_an_emulated_kernel_holds_its_instructions_and_the_waves_their_order() -> None:
-    page = render_verdict_page(make_judged(emulated=[emulated_case()]))
+    page = page_of(make_judged(emulated=[emulated_case()]))
     assert "<b>1,234</b>v_add_f32 &lt;v0&gt;, v1" in page
     assert "5 of 8 waves on a SIMD, limited by the registers of a lane" in page
     assert "an order, not time" in page and "80 counted cycles" in page
@@ -177,13 +190,13 @@ def test_an_estimate_stands_apart_from_what_was_measured(why: str) -> None:
     if why:
         case |= {"reference_bounds": [], "estimated_speedup": None, "no_estimate": why}
     changes = {"emulated": [case], "speedup": {}, "samples": []}
-    page = render_verdict_page(make_judged(**changes))
+    page = page_of(make_judged(**changes))
     header, _, rest = page.partition("</header>")
     assert "estimated_speedup" not in header and "2.5" not in header.partition("<h1>")[2]
     assert "a ratio of lower bounds, not timed" in rest
     assert ("&lt;aten.mm&gt;" in rest) == bool(why) and (">2.5<" in rest) != bool(why)
     out, file = console()
-    print_verdict(make_judged(**changes), out)
+    print_verdict(judged_of(make_judged(**changes)), console=out)
     said = " ".join(file.getvalue().split())
     assert "nothing was timed, or the times" in said and "of lower bounds, not timed" in said
     assert ("no estimate: Inductor" in said) == bool(why)
@@ -192,24 +205,24 @@ def test_an_estimate_stands_apart_from_what_was_measured(why: str) -> None:
 @pytest.mark.skipif(CHROMIUM is None, reason="no chromium")
 @pytest.mark.parametrize("width", [1280, 390])
 def test_an_emulated_verdict_s_page_does_not_overflow(tmp_path: Path, width: int) -> None:
-    page = render_verdict_page(make_judged(emulated=[emulated_case()]))
+    page = page_of(make_judged(emulated=[emulated_case()]))
     found, messages = in_chromium(page, tmp_path, width)
     assert not messages and found["scroll"] <= found["client"]
 
 
 def test_an_interval_says_its_confidence_where_it_is_known() -> None:
     judged = make_judged()
-    page = render_verdict_page(judged)
+    page = page_of(judged)
     assert "95 % interval 1.90 to 2.12" in page
     assert '"note">interval 1.50 to 1.71' in page
     out, file = console()
-    print_verdict(judged, out)
+    print_verdict(judged_of(judged), console=out)
     assert "2.01x   95 % interval 1.90 to 2.12" in file.getvalue()
     assert "1.60x   interval 1.50 to 1.71" in file.getvalue()
 
 
 def test_a_verdict_with_nothing_in_it_is_still_a_page() -> None:
-    page = render_verdict_page(
+    page = page_of(
         make_judged(
             status="refused",
             reason="the problem cannot be judged: no Model",
@@ -229,7 +242,7 @@ def test_a_verdict_with_nothing_in_it_is_still_a_page() -> None:
 def test_each_timed_case_has_its_plot_with_every_sample() -> None:
     samples = make_judged()["verdict"]["samples"]
     second = [sample | {"case": "cpu_1"} for sample in samples]
-    page = render_verdict_page(make_judged(samples=[*samples, *second]))
+    page = page_of(make_judged(samples=[*samples, *second]))
     drawn = [attributes["d"] or "" for tag, attributes in tags(page) if tag == "path"]
     assert sum(path.count("M") for path in drawn) == 2 * len(samples)
     assert "cpu_1" in page
@@ -240,12 +253,12 @@ def test_an_arm_of_another_name_is_drawn_too() -> None:
         sample | {"arm": "another rival"} if sample["arm"] == "candidate" else sample
         for sample in make_judged()["verdict"]["samples"]
     ]
-    assert "another rival" in render_verdict_page(make_judged(samples=samples))
+    assert "another rival" in page_of(make_judged(samples=samples))
 
 
 def test_a_verdict_on_the_terminal() -> None:
     out, file = console()
-    print_verdict(make_judged() | {"paths": {"page": "ratchet-out/page.html"}}, out)
+    print_verdict(judged_of(make_judged()), {"page": "ratchet-out/page.html"}, out)
     said = file.getvalue()
     assert said.startswith("Proven: right on every case")
     assert "problem gate" in said
@@ -260,21 +273,24 @@ def test_a_verdict_of_the_ledger_is_marked_wherever_it_is_shown() -> None:
     moment = "2026-01-31T09:14:15.926535+00:00"
     judged = make_judged() | {"recalled": True, "judged_at": moment}
     out, text = console()
-    print_verdict(judged, out)
+    print_verdict(judged_of(judged), console=out)
     assert words in text.getvalue()
-    assert words in render_verdict_page(judged)
-    assert "from the ledger" not in render_verdict_page(make_judged())
+    assert words in page_of(judged)
+    assert "from the ledger" not in page_of(make_judged())
     page = render_suite_page(make_suite(ROWS), {})
     assert page.count("(from the ledger)") == 1 and "correct (from the ledger)" in page
     out, text = console(120)
-    print_suite(make_suite(ROWS), out)
+    print_suite(make_suite(ROWS), console=out)
     assert text.getvalue().count("(from the ledger)") == 1
 
 
 def test_what_failed_stands_out_on_the_terminal() -> None:
     out, file = console()
     evidence = [{"check": "correct on cpu_0", "passed": False, "detail": "input 0 was changed"}]
-    print_verdict(make_judged(status="wrong", reason="no", evidence=evidence, static=None), out)
+    print_verdict(
+        judged_of(make_judged(status="wrong", reason="no", evidence=evidence, static=None)),
+        console=out,
+    )
     assert "NO" in file.getvalue() and "input 0 was changed" in file.getvalue()
 
 
@@ -297,7 +313,7 @@ def test_a_verdict_without_a_profile_has_no_such_table() -> None:
 
 def test_the_table_of_a_suite_lists_every_problem() -> None:
     out, file = console()
-    print_suite(make_suite(ROWS) | {"paths": {"page": "ratchet-out/training.html"}}, out)
+    print_suite(make_suite(ROWS), {"page": "ratchet-out/training.html"}, out)
     said = file.getvalue()
     for row in ROWS:
         assert row["name"] in said
@@ -314,14 +330,14 @@ def test_the_table_of_a_suite_lists_every_problem() -> None:
 
 def test_a_suite_whose_problems_are_all_answered_is_scored_once() -> None:
     out, file = console()
-    print_suite(make_suite(ROWS[:2]), out)
+    print_suite(make_suite(ROWS[:2]), console=out)
     assert file.getvalue().count("> 1.2") == 1
 
 
 def test_an_interrupted_run_says_so() -> None:
     rows = [*ROWS, make_row("last", "not_reached")]
     out, file = console()
-    print_suite(make_suite(rows, interrupted=True), out)
+    print_suite(make_suite(rows, interrupted=True), console=out)
     assert "continue from the ledger" in file.getvalue()
     assert "1 problems were not reached" in render_suite_page(
         make_suite(rows, interrupted=True), {}
@@ -337,37 +353,34 @@ def test_the_page_of_a_suite_leads_to_the_verdicts() -> None:
 
 
 def test_every_text_of_a_suite_is_escaped() -> None:
-    calm = make_suite(ROWS)
-    attacked = hostile(calm)
-    for row, own in zip(attacked["rows"], calm["rows"], strict=True):
-        row["status"] = own["status"]
-    page = render_suite_page(attacked, {})
+    attacked = hostile(make_suite(ROWS).model_dump(mode="json"), but=CHOICES)
+    page = render_suite_page(SuiteResult.model_validate(attacked), {})
     assert "<script" not in page and "<img" not in page
 
 
 def test_piped_progress_is_a_line_for_each_problem() -> None:
     out, file = console()
     with SuiteProgress(2, console=out) as progress:
-        progress.show(ROWS[0])
+        progress.show(SuiteRow.model_validate(ROWS[0]))
     assert file.getvalue() == "1 of 2 problems: softmax_forward: proven, 2.10x (2.00 to 2.20)\n"
 
 
 def test_progress_keeps_each_verdict_on_a_terminal() -> None:
     out, file = console(terminal=True)
     with SuiteProgress(2, console=out) as progress:
-        progress.show(ROWS[0])
+        progress.show(SuiteRow.model_validate(ROWS[0]))
     assert "softmax_forward: proven, 2.10x (2.00 to 2.20)" in file.getvalue()
 
 
 def test_the_console_of_a_report_is_stdout(capsys: pytest.CaptureFixture[str]) -> None:
-    print_suite(make_suite(ROWS), make_console())
+    print_suite(make_suite(ROWS), console=make_console())
     assert "softmax_forward" in capsys.readouterr().out
 
 
 @pytest.mark.skipif(CHROMIUM is None, reason="no Chromium is installed here")
 @pytest.mark.parametrize("width", [420, 1200])
 def test_a_browser_shows_a_verdict_whole(tmp_path: Path, width: int) -> None:
-    found, messages = in_chromium(render_verdict_page(make_judged()), tmp_path, width)
+    found, messages = in_chromium(page_of(make_judged()), tmp_path, width)
     assert messages == ""
     assert found["title"] == "softmax_forward, proven: Ratchet"
     assert found["loads"] == []
@@ -377,9 +390,8 @@ def test_a_browser_shows_a_verdict_whole(tmp_path: Path, width: int) -> None:
 
 @pytest.mark.skipif(CHROMIUM is None, reason="no Chromium is installed here")
 def test_a_browser_runs_nothing_that_a_kernel_holds(tmp_path: Path) -> None:
-    attacked = hostile(make_judged())
-    attacked["verdict"]["status"] = "proven"
-    found, _ = in_chromium(render_verdict_page(attacked), tmp_path, 420)
+    attacked = hostile(make_judged(), but=CHOICES)
+    found, _ = in_chromium(page_of(attacked), tmp_path, 420)
     assert found["title"] != "owned"
     assert found["scripts"] == 0
     assert found["loads"] == []

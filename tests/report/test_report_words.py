@@ -10,7 +10,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from made_up_result import as_result, make_result
 
-from ratchet.optimize.turn.result import CompileCost
+from ratchet.optimize.turn.optimize_result import CompileCost
 from ratchet.report import comparisons, words
 from ratchet.report.optimize import tiles
 from ratchet.report.scale import Scale, around, from_zero

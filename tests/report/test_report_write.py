@@ -11,7 +11,8 @@ from html_pages import CHROMIUM, in_chromium, tags
 
 from ratchet.authors.author import Answer
 from ratchet.authors.files import write_files
-from ratchet.authors.result import AuthorRow, WritingResult, WrittenKernel
+from ratchet.authors.writing_result import AuthorRow, WritingResult, WrittenKernel
+from ratchet.judge.verdict import Evidence, Ratio, Speedups, Verdict
 from ratchet.kernels.kernel import Kernel
 from ratchet.report.write import (
     coloured,
@@ -67,14 +68,16 @@ BEST = WrittenKernel(
     source=f'int main() {{ return 1; }} // {HOSTILE}\nconst char* s = "x";',
     status="proven",
     reason="right on every case, and faster",
-    verdict={
-        "speedup": {
-            "vs_reference": {"ratio": 1.42, "low": 1.3, "high": 1.55, "confidence": 0.983},
-            "vs_compile": None,
-        },
-        "evidence": [{"check": "speed", "passed": True, "detail": HOSTILE}],
-        "environment": {"threads": 2},
-    },
+    verdict=Verdict(
+        status="proven",
+        reason="right on every case, and faster",
+        speedup=Speedups(vs_reference=Ratio(ratio=1.42, low=1.3, high=1.55, confidence=0.983)),
+        evidence=[Evidence(check="speed", passed=True, detail=HOSTILE)],
+        environment={"threads": 2},
+        isolation="",
+        kernel_hash=key("c"),
+        problem_hash="p" * 64,
+    ),
 )
 RESULT = WritingResult(
     run="0" * 32,
@@ -171,7 +174,7 @@ def test_the_terminal_shows_the_verdict_s_figure(capsys: pytest.CaptureFixture[s
 
 
 def without_gpu() -> WritingResult:
-    verdict = BEST.verdict | {"speedup": {"vs_reference": None, "vs_compile": None}}
+    verdict = BEST.verdict.model_copy(update={"speedup": Speedups()})
     best = msgspec.structs.replace(
         BEST, language="triton", status="correct", reason="right; no GPU", verdict=verdict
     )

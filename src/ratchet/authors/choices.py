@@ -5,7 +5,7 @@ from __future__ import annotations
 import re
 from typing import Final
 
-from ratchet.authors.result import AUTHORS, LANGUAGES, AgentChoice, Reuse, WritingRequest
+from ratchet.authors.writing_result import AUTHORS, LANGUAGES, AgentChoice, Reuse, WritingRequest
 from ratchet.base.durations import parse_duration_s
 from ratchet.base.errors import RatchetError
 from ratchet.judge.options import one_of, parse_device, parse_target

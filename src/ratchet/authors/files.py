@@ -10,12 +10,12 @@ from typing import TYPE_CHECKING, Final
 
 import msgspec
 
-from ratchet.authors.result import WritingResult, WrittenKernel
+from ratchet.authors.writing_result import WritingResult, WrittenKernel
 from ratchet.base import files
 from ratchet.base.errors import RatchetError
 
 if TYPE_CHECKING:
-    from ratchet.authors.shares import WorkloadWriting
+    from ratchet.authors.workload_writing import WorkloadWriting
 
 ENDINGS: Final = {"cpp": ".cpp", "hip": ".hip"}
 """Every other language is Python's."""
@@ -72,7 +72,7 @@ def write_files(result: WritingResult, out: Path, render: Render) -> dict[str, s
 
 def untimed(kernel: WrittenKernel) -> bool:
     """Return whether a kernel is right and its machine had no device to time it on."""
-    on_gpu = "device" in (kernel.verdict.get("environment") or {})
+    on_gpu = "device" in kernel.verdict.environment
     return kernel.status == "correct" and kernel.language == "triton" and not on_gpu
 
 

@@ -8,22 +8,22 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Final
 
 from ratchet.authors.author import RIGHT, Answer
-from ratchet.authors.result import (
+from ratchet.authors.problem_run import ProblemRun
+from ratchet.authors.roster import Roster
+from ratchet.authors.search.confirmation import kept_s, planned_verdicts
+from ratchet.authors.writing_result import (
     AuthorRow,
     Stopped,
     WritingRequest,
     WritingResult,
     WrittenKernel,
 )
-from ratchet.authors.roster import Roster
-from ratchet.authors.run import ProblemRun
-from ratchet.authors.search.confirmation import kept_s, planned_verdicts
 from ratchet.court.court import Court
 from ratchet.court.terms import JudgedKernel
 from ratchet.problems.problem import Problem
 
 if TYPE_CHECKING:
-    from ratchet.authors.run import ProblemRun
+    from ratchet.authors.problem_run import ProblemRun
 
 
 SCREENING_S: Final = 20.0
@@ -144,7 +144,7 @@ def _best(
         source=kernel.source,
         status=judged.verdict.status,
         reason=judged.verdict.reason,
-        verdict=judged.verdict.model_dump(mode="json", exclude={"samples", "static"}),
+        verdict=judged.verdict.model_copy(update={"samples": [], "static": None}),
         judged_at=judged.judged_at,
         recalled=judged.recalled,
     )

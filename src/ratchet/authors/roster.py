@@ -9,10 +9,10 @@ from typing import Final
 from ratchet import lab
 from ratchet.authors.author import AGENT, COMPILER, SEARCH, Author, Progress, Proposal
 from ratchet.authors.compiler import Backend, CompilerAuthor
-from ratchet.authors.result import WritingRequest
 from ratchet.authors.search.author import SearchAuthor
 from ratchet.authors.search.transfer import Experience
 from ratchet.authors.writing_book import WritingBook
+from ratchet.authors.writing_result import WritingRequest
 from ratchet.base.errors import LedgerError, RatchetError
 from ratchet.devices.probe import Device
 from ratchet.kernels.kernel import Kernel

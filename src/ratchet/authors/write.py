@@ -7,11 +7,11 @@ from collections.abc import Callable, Sequence
 
 from ratchet.authors.author import Answer, Author
 from ratchet.authors.outcome import Writing, result_of
-from ratchet.authors.result import WritingRequest, WritingResult
+from ratchet.authors.problem_run import ProblemRun, RunEvent
 from ratchet.authors.roster import Setting, make_roster
-from ratchet.authors.run import ProblemRun, RunEvent
 from ratchet.authors.search.roofline import floor_s
 from ratchet.authors.writing_book import WritingBook, WritingOptions
+from ratchet.authors.writing_result import WritingRequest, WritingResult
 from ratchet.base.errors import LedgerError, RatchetError
 from ratchet.court.court import Court
 from ratchet.court.fleet.machines import LocalFleet

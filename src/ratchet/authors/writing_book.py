@@ -4,13 +4,14 @@ from __future__ import annotations
 
 import uuid
 from collections.abc import Mapping
-from typing import Any, Literal
+from typing import Literal
 
 import msgspec
 
 from ratchet.authors.author import Answer
 from ratchet.authors.search.transfer import Earlier
 from ratchet.base.errors import LedgerError
+from ratchet.base.json_value import Json
 from ratchet.judge.revision import revision
 from ratchet.kernels.kernel import Kernel
 from ratchet.ledger.store import Ledger
@@ -58,7 +59,7 @@ class WritingBook:
         self._event(run, "started", key, problem.name, msgspec.to_builtins(options))
         return run
 
-    def end(self, run: str, event: Ended, result: Mapping[str, Any]) -> None:
+    def end(self, run: str, event: Ended, result: Mapping[str, object]) -> None:
         """Append the end of a run, with its result."""
         started = self.run(run)
         self._event(run, event, started.problem_hash, started.name, result)
@@ -132,7 +133,7 @@ class WritingBook:
         runs = [one for one in self._runs(problem_hash) if one.options.judge == revision()]
         return max((one.options.budget_s for one in runs if one.ended == "finished"), default=0.0)
 
-    def proven(self, problem_hash: str) -> list[tuple[Kernel, dict[str, Any]]]:
+    def proven(self, problem_hash: str) -> list[tuple[Kernel, dict[str, Json]]]:
         """Return every kernel that is proven for a problem here, with its verdict."""
         verdicts = self.ledger.proven_kernels(problem_hash, self._here, judge=revision())
         return [(self.kernel(one["kernel_hash"]), one) for one in verdicts]
@@ -172,7 +173,7 @@ class WritingBook:
         return list(found.values())
 
     def _event(
-        self, run: str, event: str, problem_hash: str, name: str, payload: Mapping[str, Any]
+        self, run: str, event: str, problem_hash: str, name: str, payload: Mapping[str, object]
     ) -> None:
         self.ledger.append_writing_run(
             run,
@@ -184,6 +185,6 @@ class WritingBook:
         )
 
 
-def _low(verdict: Mapping[str, Any]) -> float:
+def _low(verdict: Mapping[str, Json]) -> float:
     ratio = (verdict.get("speedup") or {}).get("vs_reference")
     return float(ratio["low"]) if ratio else 0.0

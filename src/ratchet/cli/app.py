@@ -5,6 +5,8 @@ from __future__ import annotations
 import functools
 import importlib
 import json
+from collections.abc import Mapping
+from dataclasses import fields, is_dataclass
 from typing import Annotated, Any
 
 import typer
@@ -20,7 +22,7 @@ app = typer.Typer(
     context_settings={"help_option_names": ["-h", "--help"]},
 )
 
-Json = Annotated[bool, typer.Option("--json", help="Print one JSON document on stdout.")]
+AsJson = Annotated[bool, typer.Option("--json", help="Print one JSON document on stdout.")]
 Debug = Annotated[
     bool, typer.Option("--debug", help="Show an error's traceback instead of one line.")
 ]
@@ -47,9 +49,17 @@ def commands() -> Any:
     return typer.main.get_command(app)
 
 
-def print_json(document: dict[str, Any]) -> None:
-    """Print one JSON document on stdout, and nothing else."""
-    print(json.dumps(document, indent=2, sort_keys=False))
+def print_json(document: object) -> None:
+    """Print one JSON document on stdout, and nothing else; a dataclass is an object."""
+    print(json.dumps(document, indent=2, default=_by_name))
+
+
+def _by_name(value: object) -> dict[str, object]:
+    if isinstance(value, Mapping):
+        return dict(value)
+    if is_dataclass(value) and not isinstance(value, type):
+        return {one.name: getattr(value, one.name) for one in fields(value)}
+    raise TypeError(f"{type(value).__name__} has no JSON form")
 
 
 def print_error(message: str, exit_code: int) -> None:

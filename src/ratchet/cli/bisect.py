@@ -7,7 +7,7 @@ from typing import Annotated
 
 import typer
 
-from ratchet.cli.app import Debug, Json, app, print_json
+from ratchet.cli.app import AsJson, Debug, app, print_json
 from ratchet.cli.options import finite
 from ratchet.cli.trace_record import COMMAND, RecordCommand
 
@@ -54,7 +54,7 @@ def bisect(
     ] = False,
     keep: Annotated[bool, typer.Option("--keep", help="Keep checkouts and pairs.")] = False,
     seed: Annotated[int, typer.Option(help="Of the order within pairs.")] = 0,
-    as_json: Json = False,
+    as_json: AsJson = False,
     debug: Debug = False,
 ) -> None:
     """Find the commit that changed how fast COMMAND is, with noisy measurements.
@@ -105,7 +105,7 @@ def bisect(
     if not keep:
         shutil.rmtree(place, ignore_errors=True)
     if as_json:
-        print_json(result.as_json())
+        print_json(result)
     else:
         print_bisect(result)
     raise typer.Exit({"found": 0, "narrowed": 1, "not reproduced": 3}[result.answer])

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from ratchet.base.errors import GuardError
-from ratchet.cli.app import Debug, DeviceName, Json, LedgerUrl, app, print_json
+from ratchet.cli.app import AsJson, Debug, DeviceName, LedgerUrl, app, print_json
 from ratchet.cli.options import BatchSize, PrecisionName, SequenceLength, TextFile
 from ratchet.cli.trace_record import COMMAND, RecordCommand
 
@@ -89,7 +89,7 @@ def compare(
     seed: Annotated[int, typer.Option(help="Seed of the weights and of the order.")] = 0,
     device: DeviceName = "auto",
     ledger: LedgerUrl = None,
-    as_json: Json = False,
+    as_json: AsJson = False,
     debug: Debug = False,
 ) -> None:
     """Compare two ways of running something, in adjacent pairs, until the answer is clear.
@@ -143,6 +143,8 @@ def _numerics(request: CompareRequest, out: Path, ledger: str | None, *, as_json
     """Compare numerics, print the report, and return the exit code."""
     if request.command is not None:
         raise GuardError("--numerics compares two workloads, or one in two modes: give A and B")
+    import msgspec
+
     from ratchet.guard.compare.request import make_sides
     from ratchet.guard.numerics.comparison import check_out, compare_numerics
     from ratchet.report.numerics import print_numerics
@@ -154,7 +156,7 @@ def _numerics(request: CompareRequest, out: Path, ledger: str | None, *, as_json
             sides.a,
             sides.b,
             out,
-            asked=request.as_json(),
+            asked=msgspec.to_builtins(request.kept()),
             ledger=ledger,
             on_progress=progress.move,
         )

@@ -7,7 +7,7 @@ from typing import Annotated
 
 import typer
 
-from ratchet.cli.app import Debug, Json, app, print_json
+from ratchet.cli.app import AsJson, Debug, app, print_json
 
 
 @app.command()
@@ -18,7 +18,7 @@ def debug(
             metavar="DUMPS...", help="Flight-recorder dumps, one a rank, or folders of them."
         ),
     ],
-    as_json: Json = False,
+    as_json: AsJson = False,
     debug: Debug = False,
 ) -> None:
     """Say on which collective ranks disagree or wait, with their stacks.
@@ -27,11 +27,11 @@ def debug(
     """
     from ratchet.ranks.dumps import read_dumps
     from ratchet.ranks.untangle import untangle
-    from ratchet.report.ranks import print_untangled, untangled_document
+    from ratchet.report.ranks import print_untangled
 
     found = untangle(*read_dumps(dumps))
     if as_json:
-        print_json(untangled_document(found))
+        print_json(found)
     else:
         print_untangled(found)
     raise typer.Exit(1 if found.found else 0)

@@ -6,7 +6,7 @@ from typing import Annotated
 
 import typer
 
-from ratchet.cli.app import Debug, DeviceName, Json, app, print_json
+from ratchet.cli.app import AsJson, Debug, DeviceName, app, print_json
 
 
 @app.command()
@@ -15,7 +15,7 @@ def device(
     fresh: Annotated[
         bool, typer.Option("--fresh", help="Measure the ceilings again and ignore cached ones.")
     ] = False,
-    as_json: Json = False,
+    as_json: AsJson = False,
     debug: Debug = False,
 ) -> None:
     """Describe this machine and measure its ceilings."""
@@ -27,6 +27,6 @@ def device(
     found = probe(name)
     report = describe(found, ceilings.measure(found, cache=not fresh, again="due"))
     if as_json:
-        print_json(report.to_json())
+        print_json(report)
     else:
-        print_device(report.to_json())
+        print_device(report)

@@ -8,7 +8,7 @@ from typing import Annotated
 
 import typer
 
-from ratchet.cli.app import Debug, Json, app, print_json
+from ratchet.cli.app import AsJson, Debug, app, print_json
 from ratchet.cli.trace_record import COMMAND, RecordCommand
 
 
@@ -43,7 +43,7 @@ def emulate(
         int,
         typer.Option(min=1000, metavar="N", help="Most wave instructions of one launch."),
     ] = 2_000_000_000,
-    as_json: Json = False,
+    as_json: AsJson = False,
     debug: Debug = False,
 ) -> None:
     """Run a Triton program on an emulated AMD GPU: `-- pytest test_it.py`, `-- python it.py`.

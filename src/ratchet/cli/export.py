@@ -7,7 +7,7 @@ from typing import Annotated
 
 import typer
 
-from ratchet.cli.app import Debug, DeviceName, Json, LedgerUrl, app, print_json
+from ratchet.cli.app import AsJson, Debug, DeviceName, LedgerUrl, app, print_json
 from ratchet.cli.options import BatchSize, PrecisionName, SequenceLength, TextFile
 
 
@@ -51,7 +51,7 @@ def export(
     text: TextFile = None,
     device: DeviceName = "auto",
     ledger: LedgerUrl = None,
-    as_json: Json = False,
+    as_json: AsJson = False,
     debug: Debug = False,
 ) -> None:
     """Export a recipe's proven kernels, a patch of a script, or a workload's programs.
@@ -59,7 +59,7 @@ def export(
     What is written is loaded again and checked first. If a check fails, nothing is written.
     """
     from ratchet.optimize.turn.settings import workload_options
-    from ratchet.publish.result import parse_form
+    from ratchet.publish.export_result import parse_form
 
     form = parse_form(to)
     options = {}
@@ -67,7 +67,7 @@ def export(
         options = workload_options([subject], batch_size, sequence, precision, text, device)
 
     # torch is imported from here on: mistakes in the call are already answered.
-    from ratchet.publish.run import run_export
+    from ratchet.publish.export import run_export
     from ratchet.report.export import print_export
     from ratchet.report.terminal import working
 
@@ -83,6 +83,6 @@ def export(
             ledger=ledger,
         )
     if as_json:
-        print_json(result.as_json())
+        print_json(result)
     else:
         print_export(result)

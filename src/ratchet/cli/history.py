@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 from pathlib import Path
-from typing import Annotated, Any, Literal
+from typing import Annotated, Literal
 
 import typer
 
-from ratchet.cli.app import Debug, Json, LedgerUrl, app, print_json
+from ratchet.base.json_value import Json
+from ratchet.cli.app import AsJson, Debug, LedgerUrl, app, print_json
 
 commands = typer.Typer()
 app.add_typer(commands, name="history")
@@ -37,7 +38,7 @@ def show(
         str, typer.Option("--at-least", metavar="SHARE", help="Smallest change to show.")
     ] = "1%",
     ledger: LedgerUrl = None,
-    as_json: Json = False,
+    as_json: AsJson = False,
     debug: Debug = False,
 ) -> None:
     """Find the change points of all series, and bring the incidents up to date.
@@ -101,7 +102,7 @@ def import_(
         bool, typer.Option("--higher-is-better", help="Where the file does not say.")
     ] = False,
     ledger: LedgerUrl = None,
-    as_json: Json = False,
+    as_json: AsJson = False,
     debug: Debug = False,
 ) -> None:
     """Add results from a file to the ledger, all or none; what it holds already is skipped."""
@@ -141,7 +142,7 @@ def export(
     ] = None,
     only: Only = "",
     ledger: LedgerUrl = None,
-    as_json: Json = False,
+    as_json: AsJson = False,
     debug: Debug = False,
 ) -> None:
     """Write results of the ledger to a file."""
@@ -166,7 +167,7 @@ def acknowledge(
     incident: IncidentId,
     note: Note = "",
     ledger: LedgerUrl = None,
-    as_json: Json = False,
+    as_json: AsJson = False,
     debug: Debug = False,
 ) -> None:
     """Say that somebody looks after an incident."""
@@ -178,7 +179,7 @@ def resolve(
     incident: IncidentId,
     note: Note = "",
     ledger: LedgerUrl = None,
-    as_json: Json = False,
+    as_json: AsJson = False,
     debug: Debug = False,
 ) -> None:
     """Close an incident: it was mended, or is accepted."""
@@ -201,7 +202,7 @@ def _mark(
     _say({"incident": marked.id, "state": marked.state}, f"{marked.id} is {marked.state}", as_json)
 
 
-def _say(document: dict[str, Any], words: str, as_json: bool) -> None:
+def _say(document: dict[str, Json], words: str, as_json: bool) -> None:
     if as_json:
         print_json(document)
     else:

@@ -8,7 +8,7 @@ from typing import Annotated
 
 import typer
 
-from ratchet.cli.app import Debug, Json, app, print_json
+from ratchet.cli.app import AsJson, Debug, app, print_json
 from ratchet.cli.judging import PROBLEM_HELP, EntryName, ScaleFactor
 
 COMPILED, NOT_COMPILED = 0, 1
@@ -43,7 +43,7 @@ def inspect(
         ),
     ] = None,
     scale: ScaleFactor = "1",
-    as_json: Json = False,
+    as_json: AsJson = False,
     debug: Debug = False,
 ) -> None:
     """Compile a kernel for AMD GPUs without one: registers, spills, occupancy.

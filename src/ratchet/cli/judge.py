@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from ratchet.base.errors import RatchetError
-from ratchet.cli.app import Debug, DeviceName, Json, LedgerUrl, app, print_json
+from ratchet.cli.app import AsJson, Debug, DeviceName, LedgerUrl, app, print_json
 from ratchet.cli.judging import PROBLEM_HELP, EntryName, ScaleFactor
 from ratchet.cli.problems import list_problems, show_problem
 
@@ -142,7 +142,7 @@ def judge(
         "ratchet-out"
     ),
     ledger: LedgerUrl = None,
-    as_json: Json = False,
+    as_json: AsJson = False,
     debug: Debug = False,
 ) -> None:
     """Decide whether a kernel is right and faster, and show the evidence.
@@ -270,20 +270,20 @@ def _report_one(judged: JudgedKernel, out: Path, as_json: bool) -> int:
     from ratchet.report.verdict import print_verdict
     from ratchet.report.verdict_files import write_verdict
 
-    document = judged.to_json() | {"paths": write_verdict(judged, out)}
+    paths = write_verdict(judged, out)
     if as_json:
         print_json(
-            document["verdict"]
+            judged.verdict.model_dump(mode="json")
             | {
                 "kernel": judged.kernel.name,
                 "problem": judged.problem.name,
                 "judged_at": judged.judged_at,
                 "recalled": judged.recalled,
-                "paths": document["paths"],
+                "paths": paths,
             }
         )
     else:
-        print_verdict(document)
+        print_verdict(judged, paths)
     return PROVEN if judged.verdict.status == "proven" else NOT_PROVEN
 
 
@@ -302,14 +302,16 @@ def _judge_suite(
         def keep(row: SuiteRow, judged: JudgedKernel | None) -> None:
             if judged is not None:
                 pages[row.name] = write_verdict(judged, out)["page"]
-            progress.show(row.model_dump(mode="json"))
+            progress.show(row)
 
         with contextlib.suppress(KeyboardInterrupt):  # the table shows the verdicts so far
             run.run(keep)
     result = run.result()
-    document = result.model_dump(mode="json")
-    document |= {"paths": write_suite(result, pages, out)}
-    (print_json if as_json else print_suite)(document)
+    paths = write_suite(result, pages, out)
+    if as_json:
+        print_json(result.model_dump(mode="json") | {"paths": paths})
+    else:
+        print_suite(result, paths)
     if result.interrupted:
         return INTERRUPTED
     return PROVEN if all_right(result.rows) else NOT_PROVEN

@@ -7,7 +7,7 @@ from typing import Annotated
 
 import typer
 
-from ratchet.cli.app import Debug, Json, LedgerUrl, app, print_json
+from ratchet.cli.app import AsJson, Debug, LedgerUrl, app, print_json
 
 DONE, NOTHING = 0, 1
 
@@ -32,7 +32,7 @@ def add(
         ),
     ],
     ledger: LedgerUrl = None,
-    as_json: Json = False,
+    as_json: AsJson = False,
     debug: Debug = False,
 ) -> None:
     """Index a file, or every file below a folder. A changed file replaces its old text.
@@ -62,7 +62,7 @@ def add(
 
 
 @commands.command(name="list")
-def list_documents(ledger: LedgerUrl = None, as_json: Json = False, debug: Debug = False) -> None:
+def list_documents(ledger: LedgerUrl = None, as_json: AsJson = False, debug: Debug = False) -> None:
     """List the indexed documents, and the notes that ship with Ratchet."""
     from ratchet.authors.knowledge.index import index_path, open_index
     from ratchet.report.knowledge import documents_document, print_documents
@@ -81,7 +81,7 @@ def search(
     query: Annotated[str, typer.Argument(help="Words to look for.")],
     most: Annotated[int, typer.Option("--most", min=1, max=100, help="Passages to show.")] = 5,
     ledger: LedgerUrl = None,
-    as_json: Json = False,
+    as_json: AsJson = False,
     debug: Debug = False,
 ) -> None:
     """Show the passages that fit a query best, with their sources.
@@ -106,7 +106,7 @@ def remove(
         str, typer.Argument(metavar="PATH_OR_FOLDER", help="A document, or a folder of them.")
     ],
     ledger: LedgerUrl = None,
-    as_json: Json = False,
+    as_json: AsJson = False,
     debug: Debug = False,
 ) -> None:
     """Remove a document from the index, or all below a folder. The files stay."""

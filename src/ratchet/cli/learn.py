@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from ratchet.cli.app import Debug, Json, LedgerUrl, app, print_json
+from ratchet.cli.app import AsJson, Debug, LedgerUrl, app, print_json
 from ratchet.cli.learn_options import (
     CorpusFolder,
     Dataset,
@@ -57,7 +57,7 @@ def corpus(
         str, typer.Option("--device", metavar="NAME", help="Device whose verdicts count.")
     ] = "cpu",
     ledger: LedgerUrl = None,
-    as_json: Json = False,
+    as_json: AsJson = False,
     debug: Debug = False,
 ) -> None:
     """Collect what to learn from: the ledger's kernels, the generator's triples, and text."""
@@ -103,7 +103,7 @@ def pretrain(
     corpus: CorpusFolder = None,
     config: LearnConfig,
     minutes: Minutes = None,
-    as_json: Json = False,
+    as_json: AsJson = False,
     debug: Debug = False,
 ) -> None:
     """Train the small Llama on the corpus's text, or take a model as it is."""
@@ -123,7 +123,7 @@ def sft(
     corpus: CorpusFolder = None,
     config: LearnConfig,
     minutes: Minutes = None,
-    as_json: Json = False,
+    as_json: AsJson = False,
     debug: Debug = False,
 ) -> None:
     """Teach a model the corpus's answers, and replay pretraining text meanwhile."""
@@ -149,7 +149,7 @@ def grpo(
     minutes: Minutes = None,
     fleet: Fleet = "local",
     ledger: LedgerUrl = None,
-    as_json: Json = False,
+    as_json: AsJson = False,
     debug: Debug = False,
 ) -> None:
     """Train a policy on the judge's answers on its own kernels."""
@@ -172,7 +172,7 @@ def evaluate(
     config: LearnConfig,
     fleet: Fleet = "local",
     ledger: LedgerUrl = None,
-    as_json: Json = False,
+    as_json: AsJson = False,
     debug: Debug = False,
 ) -> None:
     """Show how good a policy's answers are on unseen families."""
@@ -226,7 +226,7 @@ def loop(
     config: LearnConfig,
     fleet: Fleet = "local",
     ledger: LedgerUrl = None,
-    as_json: Json = False,
+    as_json: AsJson = False,
     debug: Debug = False,
 ) -> None:
     """Train, judge and train again; a policy is kept only if it is better and forgot little."""

@@ -51,7 +51,7 @@ Fleet = Annotated[str, typer.Option(metavar="local|ray|ray://HOST:PORT", help="W
 Command = Callable[..., None]
 
 
-def with_config(names: str, **defaults: Any) -> Callable[[Command], Command]:
+def with_config(names: str, **defaults: object) -> Callable[[Command], Command]:
     """Give a command an option for each of these settings, in place of its parameter `config`.
 
     `defaults` replace the settings' own. A target's kernels are in Triton, and nothing is timed.
@@ -84,11 +84,11 @@ def with_config(names: str, **defaults: Any) -> Callable[[Command], Command]:
     return decorate
 
 
-def _option(setting: LearnSetting, defaults: dict[str, Any]) -> inspect.Parameter:
+def _option(setting: LearnSetting, defaults: dict[str, object]) -> inspect.Parameter:
     """Return the parameter that typer reads a setting's option from."""
     default = defaults.get(setting.name, setting.default)
     kind: Any = type(setting.default)
-    flag, more = f"--{setting.name.replace('_', '-')}", dict[str, Any]()
+    flag, more = f"--{setting.name.replace('_', '-')}", dict[str, object]()
     if setting.name == "rival":
         flag, kind, default = "--against-compile/--against-eager", bool | None, None
     elif setting.choices:

@@ -7,7 +7,7 @@ from typing import Annotated
 
 import typer
 
-from ratchet.cli.app import Debug, DeviceName, Json, app, print_json
+from ratchet.cli.app import AsJson, Debug, DeviceName, app, print_json
 from ratchet.cli.options import BatchSize, PrecisionName, SequenceLength, TextFile
 
 TOO_MUCH = 1
@@ -42,7 +42,7 @@ def memory(
     precision: PrecisionName = None,
     text: TextFile = None,
     device: DeviceName = "auto",
-    as_json: Json = False,
+    as_json: AsJson = False,
     debug: Debug = False,
 ) -> None:
     """Measure the memory of a training step, and fit the step into a budget.
@@ -85,12 +85,12 @@ def memory(
 
 def _snapshot(path: Path, fit: str | None, as_json: bool) -> None:
     from ratchet.plan.fit.snapshots import read_snapshot
-    from ratchet.report.memory import print_snapshot, snapshot_document
+    from ratchet.report.memory import print_snapshot
 
     if fit is not None:
         raise typer.BadParameter("a snapshot is only read: give a workload to --fit")
     found = read_snapshot(path)
     if as_json:
-        print_json(snapshot_document(found))
+        print_json(found)
     else:
         print_snapshot(found)

@@ -8,7 +8,7 @@ from typing import Annotated
 import typer
 
 from ratchet.base.errors import PlanError
-from ratchet.cli.app import Debug, Json, LedgerUrl, app, print_json
+from ratchet.cli.app import AsJson, Debug, LedgerUrl, app, print_json
 from ratchet.cli.options import finite
 
 
@@ -89,7 +89,7 @@ def plan(
         ),
     ] = None,
     ledger: LedgerUrl = None,
-    as_json: Json = False,
+    as_json: AsJson = False,
     debug: Debug = False,
 ) -> None:
     """Plan a model's training on machines that are not here, or tell what a recipe saves."""

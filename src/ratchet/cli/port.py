@@ -10,10 +10,10 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from ratchet.cli.app import Debug, Json, LedgerUrl, app, print_json
+from ratchet.cli.app import AsJson, Debug, LedgerUrl, app, print_json
 
 if TYPE_CHECKING:
-    from ratchet.port.result import PortResult
+    from ratchet.port.port_result import PortResult
 
 
 @app.command()
@@ -64,7 +64,7 @@ def port(
             "--out", metavar="FOLDER", help="Write the patch, a page, JSON and the HIP code there."
         ),
     ] = None,
-    as_json: Json = False,
+    as_json: AsJson = False,
     ledger: LedgerUrl = None,
     debug: Debug = False,
 ) -> None:
@@ -77,8 +77,8 @@ def port(
     from ratchet.base.files import why_not_new_file, why_not_new_folder, write_whole
     from ratchet.judge.options import parse_time_limit_s
     from ratchet.judge.workers.candidate.architectures import TARGETS
-    from ratchet.port.run import PortSettings, write_outputs
-    from ratchet.port.run import port as run
+    from ratchet.port.porting import PortSettings, write_outputs
+    from ratchet.port.porting import port as run
     from ratchet.report.port import as_sarif, print_port, render_port_page
     from ratchet.report.terminal import working
 

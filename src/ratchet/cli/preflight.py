@@ -6,7 +6,7 @@ from typing import Annotated
 
 import typer
 
-from ratchet.cli.app import Debug, DeviceName, Json, app, print_json
+from ratchet.cli.app import AsJson, Debug, DeviceName, app, print_json
 from ratchet.cli.options import finite
 
 
@@ -22,7 +22,7 @@ def preflight(
             help="How long a rank waits for the others.",
         ),
     ] = 60.0,
-    as_json: Json = False,
+    as_json: AsJson = False,
     debug: Debug = False,
 ) -> None:
     """Measure products, memory, links, clocks and versions of all ranks, and name outliers.
@@ -33,14 +33,14 @@ def preflight(
     import torch
 
     from ratchet.ranks.preflight import preflight as check
-    from ratchet.report.ranks import preflight_document, print_preflight
+    from ratchet.report.ranks import print_preflight
 
     named = device if device != "auto" else "cuda" if torch.cuda.is_available() else "cpu"
     found = check(named, time_limit_s=time_limit)
     if found is None:  # rank 0 tells what all ranks found
         return
     if as_json:
-        print_json(preflight_document(found))
+        print_json(found)
     else:
         print_preflight(found)
     raise typer.Exit(1 if found.outliers else 0)

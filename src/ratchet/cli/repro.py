@@ -7,7 +7,7 @@ from typing import Annotated
 
 import typer
 
-from ratchet.cli.app import Debug, Json, LedgerUrl, app, print_json
+from ratchet.cli.app import AsJson, Debug, LedgerUrl, app, print_json
 
 
 @app.command()
@@ -23,7 +23,7 @@ def repro(
         typer.Option(metavar="FOLDER", help="Folder to write to. Default: ratchet-repro/ID."),
     ] = None,
     ledger: LedgerUrl = None,
-    as_json: Json = False,
+    as_json: AsJson = False,
     debug: Debug = False,
 ) -> None:
     """Write a script that shows a finding, with its environment and an issue in Markdown.

@@ -34,7 +34,7 @@ class Output:
         self._needed = needed
         self.has_written = False
 
-    def __getattr__(self, name: str) -> Any:
+    def __getattr__(self, name: str) -> object:
         return getattr(self._stream, name)
 
     def write(self, text: str) -> int:

@@ -7,7 +7,7 @@ from typing import Annotated
 
 import typer
 
-from ratchet.cli.app import Debug, DeviceName, Json, app, print_json
+from ratchet.cli.app import AsJson, Debug, DeviceName, app, print_json
 
 TABLE = "table.md"
 
@@ -40,7 +40,7 @@ def sweep(
         Path, typer.Option(metavar="FOLDER", help="Folder for rows, table and scripts.")
     ] = Path("ratchet-sweep"),
     device: DeviceName = "cpu",
-    as_json: Json = False,
+    as_json: AsJson = False,
     debug: Debug = False,
 ) -> None:
     """Run one training step of every model type: as written, compiled and with kernels.
@@ -77,12 +77,11 @@ def sweep(
     )
     with SweepLine() as progress:
         result = run(settings, progress.show)
-    document = result.as_json()
-    write_whole(out / TABLE, sweep_markdown(document).encode())
-    document["written"] = [str(out / name) for name in (ROWS, TABLE)]
+    write_whole(out / TABLE, sweep_markdown(result).encode())
+    written = [str(out / name) for name in (ROWS, TABLE)]
     if as_json:
-        print_json(document)
+        print_json(result.as_json() | {"written": written})
     else:
-        print_sweep(document)
+        print_sweep(result, written)
     if not result.passed:
         raise typer.Exit(1)

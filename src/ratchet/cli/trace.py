@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from ratchet.cli.app import Debug, Json, app, print_json
+from ratchet.cli.app import AsJson, Debug, app, print_json
 from ratchet.cli.trace_merge import merge
 from ratchet.cli.trace_record import RecordCommand, record
 from ratchet.cli.trace_replay import replay
@@ -61,7 +61,7 @@ def report(
         ),
     ] = None,
     top: Top = 10,
-    as_json: Json = False,
+    as_json: AsJson = False,
     debug: Debug = False,
 ) -> None:
     """Account for all of a trace's time, and show what could be won."""
@@ -101,7 +101,7 @@ def diff(
     parquet: Parquet = None,
     rank: RankNumber = None,
     top: Top = 10,
-    as_json: Json = False,
+    as_json: AsJson = False,
     debug: Debug = False,
 ) -> None:
     """Show what got slower, what is new and what is gone; the parts add up to the whole change."""

@@ -7,7 +7,7 @@ from typing import Annotated
 
 import typer
 
-from ratchet.cli.app import Debug, Json, print_json
+from ratchet.cli.app import AsJson, Debug, print_json
 
 
 def merge(
@@ -18,7 +18,7 @@ def merge(
         Path,
         typer.Option("--out", metavar="FILE.json.gz", help="The merged trace; .gz compresses it."),
     ] = Path("ranks.json.gz"),
-    as_json: Json = False,
+    as_json: AsJson = False,
     debug: Debug = False,
 ) -> None:
     """Merge the ranks of one run into one Chrome trace: one process per rank, on one clock."""

@@ -11,7 +11,7 @@ import typer
 from typer.core import TyperCommand
 
 from ratchet.base.errors import TraceError
-from ratchet.cli.app import Debug, DeviceName, Json, print_error, print_json
+from ratchet.cli.app import AsJson, Debug, DeviceName, print_error, print_json
 from ratchet.cli.options import (
     BatchSize,
     PrecisionName,
@@ -64,7 +64,7 @@ def record(
     precision: PrecisionName = None,
     text: TextFile = None,
     device: DeviceName = "auto",
-    as_json: Json = False,
+    as_json: AsJson = False,
     debug: Debug = False,
 ) -> None:
     """Profile a workload, or a command: `-- python train.py`, `-- torchrun ...`.

@@ -7,7 +7,7 @@ from typing import Annotated
 
 import typer
 
-from ratchet.cli.app import Debug, DeviceName, Json, print_json
+from ratchet.cli.app import AsJson, Debug, DeviceName, print_json
 
 
 def replay(
@@ -26,7 +26,7 @@ def replay(
         int, typer.Option(min=1, help="Number of distinct calls to run, costliest first.")
     ] = 20,
     device: DeviceName = "auto",
-    as_json: Json = False,
+    as_json: AsJson = False,
     debug: Debug = False,
 ) -> None:
     """Rebuild a trace's calls from shapes, dtypes and strides, and time them here.

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from ratchet.cli.app import Debug, Json, LedgerUrl, app, print_error, print_json
+from ratchet.cli.app import AsJson, Debug, LedgerUrl, app, print_error, print_json
 
 if TYPE_CHECKING:
     from ratchet.guard.watch.benchmarks import WatchReport
@@ -52,7 +52,7 @@ def watch(
         bool, typer.Option("--record", help="Store the head's results in the ledger.")
     ] = False,
     ledger: LedgerUrl = None,
-    as_json: Json = False,
+    as_json: AsJson = False,
     debug: Debug = False,
 ) -> None:
     """Run a suite of benchmarks at the head and at the base, and say what got slower.

@@ -10,7 +10,7 @@ import typer
 
 from ratchet import lab
 from ratchet.base.errors import RatchetError
-from ratchet.cli.app import Debug, DeviceName, Json, LedgerUrl, app, print_json
+from ratchet.cli.app import AsJson, Debug, DeviceName, LedgerUrl, app, print_json
 from ratchet.cli.judging import PROBLEM_HELP
 from ratchet.cli.options import BatchSize, PrecisionName, SequenceLength
 
@@ -18,9 +18,9 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
 
     from ratchet.authors.author import Author
-    from ratchet.authors.result import WritingRequest, WritingResult
-    from ratchet.authors.run import RunEvent
+    from ratchet.authors.problem_run import RunEvent
     from ratchet.authors.write import Follow
+    from ratchet.authors.writing_result import WritingRequest, WritingResult
     from ratchet.graph.regions import RegionReport
     from ratchet.problems.problem import Problem
     from ratchet.report.progress import WriteProgress
@@ -126,7 +126,7 @@ def write(
         ),
     ] = "local",
     ledger: LedgerUrl = None,
-    as_json: Json = False,
+    as_json: AsJson = False,
     debug: Debug = False,
 ) -> None:
     """Write a faster kernel for a problem: authors propose, the judge decides.
@@ -134,7 +134,7 @@ def write(
     Exit code 0: a kernel is proven. 1: none is. 2: a mistake in the call.
     """
     from ratchet.authors.choices import make_request, parse_fleet
-    from ratchet.authors.result import AgentChoice
+    from ratchet.authors.writing_result import AgentChoice
 
     if (problem is None) == (workload is None):
         raise RatchetError("write takes one of PROBLEM and --from WORKLOAD: give one")
@@ -248,7 +248,7 @@ def _write_all(
     folder = out or default_out(workload)
     check_out(folder)
     guests = _guests(request)
-    from ratchet.authors.shares import Asked, write_all
+    from ratchet.authors.workload_writing import Asked, write_all
     from ratchet.report.progress import WriteProgress
     from ratchet.report.write import print_workload, render_write_page
 

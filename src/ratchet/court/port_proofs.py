@@ -13,7 +13,7 @@ from ratchet.court.calls import judge_named
 from ratchet.court.court import Court
 from ratchet.court.terms import Terms
 from ratchet.port.extensions import PortedKernel, ported_kernels
-from ratchet.port.result import UNTRIED, KernelProof, PortResult
+from ratchet.port.port_result import UNTRIED, KernelProof, PortResult
 from ratchet.problems.card import ANSWER
 from ratchet.problems.suites.names import NAMES
 

@@ -26,6 +26,7 @@ from ratchet.graph.rewrite import rewrite
 from ratchet.graph.sites import InstallReport
 from ratchet.kernels.library import LIBRARY
 from ratchet.kernels.library.sources import ANY_GPU
+from ratchet.workloads.recompilation import CompileOptions
 
 __all__ = ["InstallKernels", "InstallReport", "code_identity", "compile_options", "installed_by"]
 
@@ -66,7 +67,7 @@ class RecipeStamp(CustomGraphPass):
         return self._identity
 
 
-def compile_options(kernels: Sequence[str], *, targets: Sequence[str] = ()) -> dict[str, object]:
+def compile_options(kernels: Sequence[str], *, targets: Sequence[str] = ()) -> CompileOptions:
     """Return the `options=` for a torch.compile call that installs these kernels; empty if none.
 
     `kernels` are names in `ratchet.kernels.library.LIBRARY`. The sources for
@@ -78,16 +79,15 @@ def compile_options(kernels: Sequence[str], *, targets: Sequence[str] = ()) -> d
         return {}
     names = [pattern.name for pattern in patterns]
     identity = recipe_identity(names, targets or (best_isa(), ANY_GPU))
-    options: dict[str, object] = {
+    timed = hasattr(inductor_config, "pre_grad_pass_timing")
+    return {
         "pre_grad_custom_pass": InstallKernels(kernels, identity),
         "joint_custom_pre_pass": RecipeStamp(identity),
+        **({"pre_grad_pass_timing": "early"} if timed else {}),
     }
-    if hasattr(inductor_config, "pre_grad_pass_timing"):
-        options["pre_grad_pass_timing"] = "early"
-    return options
 
 
-def installed_by(options: dict[str, object]) -> InstallReport:
+def installed_by(options: CompileOptions) -> InstallReport:
     """Return the live report of the pass in `options`, or an empty one if there is no pass."""
     found = options.get("pre_grad_custom_pass")
     return found.report if isinstance(found, InstallKernels) else InstallReport()

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from functools import partial
 from typing import Final
 
@@ -15,11 +15,12 @@ from ratchet.graph.sites import InstallReport
 from ratchet.kernels.library.adamw import AdamWUpdate, Afterwards
 from ratchet.workloads.config import StepConfig
 from ratchet.workloads.own_step import BatchStep
+from ratchet.workloads.recompilation import CompileOptions
 from ratchet.workloads.step import TrainingStep, WeightUpdate
 from ratchet.workloads.workload import Workload
 
 InstallOwn = Callable[
-    [Workload, StepConfig, Mapping[str, object], BatchStep, nn.Module, Sequence[Optimizer]],
+    [Workload, StepConfig, CompileOptions, BatchStep, nn.Module, Sequence[Optimizer]],
     BatchStep,
 ]
 """Makes a `train_step` run as a config says, compiled with the given options."""
@@ -35,7 +36,7 @@ class InstalledStep(TrainingStep):
     install_report: InstallReport
 
 
-def install_options(kernels: Sequence[str]) -> dict[str, object]:
+def install_options(kernels: Sequence[str]) -> CompileOptions:
     """Return the `options=` for a torch.compile call that installs a config's kernels.
 
     A name is one of the library's, or a region's (`ratchet.graph.regions.region.region_name`).
@@ -87,7 +88,7 @@ def build_step(
     return step
 
 
-def _report_of(options: dict[str, object]) -> InstallReport:
+def _report_of(options: CompileOptions) -> InstallReport:
     if not options:
         return InstallReport()
     from ratchet.graph.install import installed_by

@@ -5,10 +5,11 @@ from __future__ import annotations
 from collections.abc import Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
-from typing import Any, Final, Protocol
+from typing import Final, Protocol
 
 from ratchet.authors.author import Answer, Proposal
 from ratchet.authors.writing_book import WritingBook, WritingOptions
+from ratchet.base.json_value import Json
 from ratchet.court.court import Court
 from ratchet.court.terms import Terms
 from ratchet.judge.revision import revision
@@ -55,7 +56,7 @@ class ScreeningBench:
         self._rival, self._device = rival, device
         self._runs: dict[str, str] = {}
         self._known: dict[tuple[str, str], Screening] = {}
-        self._unsure: dict[str, dict[str, Any]] = {}
+        self._unsure: dict[str, dict[str, Json]] = {}
         """By problem, torch.compile's gain for this run alone, if no verdict measured it."""
         self._thread = ThreadPoolExecutor(1)
         self._recall()

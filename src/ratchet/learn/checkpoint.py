@@ -11,13 +11,20 @@ import os
 import pickle
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any, Final
+from types import ModuleType
+from typing import TYPE_CHECKING, Final
 
 import torch
 
 from ratchet.base.errors import LearnError
 from ratchet.base.files import make_folder, whole_file, why_not_new_folder
+from ratchet.base.json_value import Json
 from ratchet.learn.config import LearnConfig
+
+if TYPE_CHECKING:
+    from torch.optim import Optimizer
+    from torch.utils.tensorboard import SummaryWriter
+    from transformers import PreTrainedModel
 
 STATE, CURVE = "checkpoint.pt", "curve.jsonl"
 Row = dict[str, float | str]
@@ -32,7 +39,7 @@ class RunState:
     step: int = 0
     replay: float = 0.0
     owed: float = 0.0
-    notes: dict[str, Any] = field(default_factory=dict)
+    notes: dict[str, Json] = field(default_factory=dict)
     """The objective's state, as plain data."""
 
 
@@ -48,7 +55,9 @@ def check_out(folder: Path) -> None:
     make_folder(folder)
 
 
-def save_checkpoint(folder: Path, model: Any, optimizer: Any, progress: RunState) -> None:
+def save_checkpoint(
+    folder: Path, model: PreTrainedModel, optimizer: Optimizer, progress: RunState
+) -> None:
     """Write a checkpoint; the last one stays whole if this process is killed or the disk is full.
 
     Raises:
@@ -74,7 +83,7 @@ def save_checkpoint(folder: Path, model: Any, optimizer: Any, progress: RunState
         ) from error
 
 
-def load_checkpoint(folder: Path, model: Any, optimizer: Any) -> RunState | None:
+def load_checkpoint(folder: Path, model: PreTrainedModel, optimizer: Optimizer) -> RunState | None:
     """Load the folder's checkpoint into a model and an optimizer; return None if there is none.
 
     Raises:
@@ -145,8 +154,8 @@ class Trackers:
     """Passes a curve on to TensorBoard, in the run's folder, and to MLflow, if it has a server."""
 
     def __init__(self, folder: Path, config: LearnConfig) -> None:
-        self._board: Any = None
-        self._flow: Any = None
+        self._board: SummaryWriter | None = None
+        self._flow: ModuleType | None = None
         if importlib.util.find_spec("tensorboard") is not None:
             from torch.utils.tensorboard import SummaryWriter
 

@@ -198,7 +198,7 @@ class LearnConfig(msgspec.Struct, frozen=True, kw_only=True):
         values = msgspec.to_builtins(self).items()
         return [(one, str(value)) for one, value in values if one not in left_out]
 
-    def changed(self, **values: Any) -> LearnConfig:
+    def changed(self, **values: object) -> LearnConfig:
         """Return a copy with other values."""
         return msgspec.structs.replace(self, **values)
 
@@ -219,8 +219,8 @@ class LearnSetting:
     """One field of LearnConfig, with what its annotation says of it."""
 
     name: str
-    annotation: Any
-    default: Any
+    annotation: object
+    default: object
     choices: tuple[str, ...]
     """Choices of a text that names one of a few; empty for every other setting."""
     meta: Meta
@@ -234,7 +234,7 @@ class LearnSetting:
         given = {name: one for name, one in bounds.items() if one is not None}
         return RULES[tuple(given)].format(**given) if given else ""
 
-    def check(self, value: Any) -> None:
+    def check(self, value: object) -> None:
         """Raise a LearnError for a value that is not allowed."""
         named = self.name.replace("_", "-")
         if isinstance(value, float):
@@ -253,7 +253,7 @@ def settings() -> Mapping[str, LearnSetting]:
     return {name: _setting(name, hints[name], default) for name, default in defaults}
 
 
-def _setting(name: str, annotation: Any, default: Any) -> LearnSetting:
+def _setting(name: str, annotation: object, default: object) -> LearnSetting:
     plain, *metas = get_args(annotation) if hasattr(annotation, "__metadata__") else (annotation,)
     return LearnSetting(
         name=name,

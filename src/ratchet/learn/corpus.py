@@ -11,12 +11,13 @@ from collections import Counter
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, Final
+from typing import Final
 
 import msgspec
 
 from ratchet.base.errors import LearnError
 from ratchet.base.files import write_whole
+from ratchet.base.json_value import Json
 from ratchet.learn.checkpoint import check_out
 from ratchet.learn.documents import documents
 from ratchet.learn.languages import AnswerLanguage, schedule_text
@@ -215,7 +216,7 @@ def _taught(
 
 def _best(
     task: LearnTask,
-    rows: Sequence[dict[str, Any]],
+    rows: Sequence[dict[str, Json]],
     language: AnswerLanguage,
     ledger: Ledger | None,
 ) -> Iterator[TaughtAnswer]:
@@ -235,7 +236,7 @@ def _best(
 
 
 def _compared(
-    task: LearnTask, rows: Sequence[dict[str, Any]], language: AnswerLanguage
+    task: LearnTask, rows: Sequence[dict[str, Json]], language: AnswerLanguage
 ) -> Iterator[TaughtAnswer]:
     """Yield the schedules of right kernels, with their speed against a problem's other kernels.
 
@@ -245,7 +246,7 @@ def _compared(
     if language.name != "schedule":
         return
     ratios: dict[str, list[float]] = {}
-    row_of: dict[str, dict[str, Any]] = {}
+    row_of: dict[str, dict[str, Json]] = {}
     for row in rows:
         key, ratio = str(row["kernel_hash"]), _number(row["ratio"])
         if row["status"] in RIGHT and ratio > 0:
@@ -265,7 +266,7 @@ def _compared(
 
 
 def _answer(
-    task: LearnTask, row: dict[str, Any], language: AnswerLanguage, ledger: Ledger | None
+    task: LearnTask, row: dict[str, Json], language: AnswerLanguage, ledger: Ledger | None
 ) -> str | None:
     """Return a row's kernel as an answer; None if the language cannot express it."""
     if language.name == "schedule":
@@ -289,7 +290,7 @@ def _generated(
         yield _taught(task, language, schedule_text(schedule), kind="generated")
 
 
-def _failures(task: LearnTask, rows: Iterable[dict[str, Any]]) -> list[str]:
+def _failures(task: LearnTask, rows: Iterable[dict[str, Json]]) -> list[str]:
     """Return a document for each failure, with the judge's evidence."""
     found = []
     for row in rows:

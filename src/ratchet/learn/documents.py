@@ -4,10 +4,11 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 from pathlib import Path
-from typing import Any, Final
+from typing import Final
 
 from ratchet.authors.knowledge.index import index_path, open_index
 from ratchet.base.errors import LearnError, WorkloadError
+from ratchet.base.json_value import Json
 from ratchet.ledger.store import Ledger
 from ratchet.workloads.text import file_text, standard_library_text
 
@@ -81,7 +82,7 @@ def dataset_documents(name: str, most_bytes: int) -> Iterator[str]:
                 yield piece
 
 
-def _rows(place: str, name: str) -> Iterator[dict[str, Any]]:
+def _rows(place: str, name: str) -> Iterator[dict[str, Json]]:
     try:
         from datasets import load_dataset
     except ImportError as error:

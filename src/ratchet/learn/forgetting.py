@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import TYPE_CHECKING
 
 import numpy as np
 import torch
@@ -12,6 +12,9 @@ from torch import Tensor
 from torch.nn import functional as F
 
 from ratchet.base.errors import LearnError
+
+if TYPE_CHECKING:
+    from transformers import PreTrainedModel, PreTrainedTokenizerFast
 
 WINDOWS = 16
 """Windows that are measured, at most."""
@@ -23,7 +26,9 @@ windows."""
 class TextWindows:
     """Documents cut into windows of `length` tokens."""
 
-    def __init__(self, texts: Sequence[str], tokenizer: Any, length: int) -> None:
+    def __init__(
+        self, texts: Sequence[str], tokenizer: PreTrainedTokenizerFast, length: int
+    ) -> None:
         ids: list[int] = []
         for text in texts:
             found = tokenizer(text, add_special_tokens=False, truncation=False)["input_ids"]
@@ -87,13 +92,13 @@ class Retained:
 class BaseMemory:
     """The base model's predictions on held-out text; later models are compared with them."""
 
-    def __init__(self, base: Any, held_out: TextWindows) -> None:
+    def __init__(self, base: PreTrainedModel, held_out: TextWindows) -> None:
         each = held_out.length * base.get_input_embeddings().weight.shape[0]
         self._windows = held_out.spread(max(1, min(WINDOWS, NUMBERS // each)))
         self._base = _predicted(base, self._windows)
         self._loss, _ = _read(self._base, self._windows)
 
-    def measure(self, model: Any) -> Retained:
+    def measure(self, model: PreTrainedModel) -> Retained:
         """Compare a model with the base model."""
         now = _predicted(model, self._windows)
         loss, completed = _read(now, self._windows)
@@ -107,7 +112,7 @@ class BaseMemory:
 
 
 @torch.no_grad()
-def _predicted(model: Any, windows: Tensor) -> Tensor:
+def _predicted(model: PreTrainedModel, windows: Tensor) -> Tensor:
     """Return the log-probabilities of every next token, [windows, length - 1, vocabulary]."""
     training = model.training
     model.eval()

@@ -12,13 +12,14 @@ import time
 from collections.abc import Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import dataclass
-from typing import Any, Final
+from typing import TYPE_CHECKING, Final
 
 import torch
 from torch import Tensor
 
 from ratchet.authors.author import Proposal
 from ratchet.base.errors import LearnError
+from ratchet.base.json_value import Json
 from ratchet.judge.verdict import Screening
 from ratchet.learn.bench import Bench, judge_answers
 from ratchet.learn.config import LearnConfig
@@ -29,6 +30,9 @@ from ratchet.learn.rollouts import Rollouts
 from ratchet.learn.sampling import DrawRequest, Sampled, answer_logs, drawn_logs
 from ratchet.learn.tasks import LearnTask
 from ratchet.learn.training import Objective, StepWork
+
+if TYPE_CHECKING:
+    from transformers import PreTrainedModel, PreTrainedTokenizerFast
 
 ADAPTER: Final = "disable_adapter"
 """A model with LoRA has it. Without its adapter, it is the policy that GRPO began with."""
@@ -77,8 +81,8 @@ class Reinforcement(Objective):
 
     def __init__(
         self,
-        model: Any,
-        tokenizer: Any,
+        model: PreTrainedModel,
+        tokenizer: PreTrainedTokenizerFast,
         tasks: Sequence[LearnTask],
         language: AnswerLanguage,
         bench: Bench,
@@ -106,7 +110,7 @@ class Reinforcement(Objective):
         self._since_reward = 0
         self.alarms: list[str] = []
 
-    def work(self, model: Any, step: int) -> StepWork | None:
+    def work(self, model: PreTrainedModel, step: int) -> StepWork | None:
         """Draw and judge this step's groups; return the update that they ask for."""
         config = self._config
         groups = self._groups(model, step)
@@ -142,7 +146,7 @@ class Reinforcement(Objective):
         tokens = sum(len(one.prompt) + len(one.answer) for one in answers)
         return StepWork(tokens=tokens, loss=loss, updates=config.updates, figures=figures)
 
-    def _start_logs(self, model: Any, answers: Sequence[Sampled]) -> Tensor:
+    def _start_logs(self, model: PreTrainedModel, answers: Sequence[Sampled]) -> Tensor:
         """Return `answer_logs` of the policy that GRPO began with."""
         pad = self._tokenizer.pad_token_id
         if self._start is not None:
@@ -154,11 +158,11 @@ class Reinforcement(Objective):
         noises = [noise_of(one, self._config) for one in group.outcomes]
         return advantages(group.earned, noises)
 
-    def measure(self, model: Any) -> dict[str, float]:
+    def measure(self, model: PreTrainedModel) -> dict[str, float]:
         """Return the skills."""
         return {} if self._skills is None else self._skills.measure(model)
 
-    def state(self) -> dict[str, Any]:
+    def state(self) -> dict[str, Json]:
         """Return the counters, and the means that the alarm compares with."""
         return {
             "counts": [self.dead, self.resampled, self.answers, self.invalid, self._since_reward],
@@ -166,12 +170,12 @@ class Reinforcement(Objective):
             "alarms": self.alarms,
         }
 
-    def restore(self, state: dict[str, Any]) -> None:
+    def restore(self, state: dict[str, Json]) -> None:
         """Take back what `state` returned."""
         self.dead, self.resampled, self.answers, self.invalid, self._since_reward = state["counts"]
         self._means, self.alarms = list(state["means"]), list(state["alarms"])
 
-    def _groups(self, model: Any, step: int) -> list[Group]:
+    def _groups(self, model: PreTrainedModel, step: int) -> list[Group]:
         """Return this step's groups; a dead one is drawn again, hotter, a few times."""
         waiting = self._chosen(step)
         found: list[Group] = []
@@ -205,7 +209,12 @@ class Reinforcement(Objective):
         return list(dict.fromkeys(found))
 
     def _draw(
-        self, model: Any, task: LearnTask, step: int, attempt: int, before: Sequence[Draft]
+        self,
+        model: PreTrainedModel,
+        task: LearnTask,
+        step: int,
+        attempt: int,
+        before: Sequence[Draft],
     ) -> Draft:
         """Draw a group of answers, or another try at each answer of the turn before."""
         config, begun = self._config, f"{self._config.seed} {task.key} {step} {attempt}"
@@ -330,6 +339,6 @@ def is_fast(outcome: Screening) -> bool:
     return outcome.is_right and outcome.ratio is not None and outcome.ratio >= FAST
 
 
-def _frozen(model: Any) -> Any:
+def _frozen(model: PreTrainedModel) -> PreTrainedModel:
     found = copy.deepcopy(model).eval()
     return found.requires_grad_(False)

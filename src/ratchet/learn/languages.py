@@ -222,6 +222,6 @@ def language_of(answers: str, language: str) -> AnswerLanguage:
 
 
 def _spoken(language: str) -> Language:
-    from ratchet.authors.result import LANGUAGES
+    from ratchet.authors.writing_result import LANGUAGES
 
     return next(one for one in LANGUAGES if one == language)

@@ -7,7 +7,7 @@ import json
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, Final
+from typing import TYPE_CHECKING, Final
 
 import msgspec
 import torch
@@ -16,6 +16,9 @@ from ratchet.base.errors import LearnError
 from ratchet.base.files import write_whole
 from ratchet.learn.config import SIZES, LearnConfig
 from ratchet.learn.languages import ANSWER, END, JUDGED, TASK, choice_words
+
+if TYPE_CHECKING:
+    from transformers import PreTrainedModel, PreTrainedTokenizerFast
 
 CARD: Final = "policy.json"
 LONGEST: Final = 1024
@@ -49,8 +52,8 @@ class PolicyCard(msgspec.Struct, frozen=True, kw_only=True):
 class Policy:
     """A model, its tokenizer and its card."""
 
-    model: Any
-    tokenizer: Any
+    model: PreTrainedModel
+    tokenizer: PreTrainedTokenizerFast
     card: PolicyCard
 
     @property
@@ -75,7 +78,7 @@ def quiet() -> None:
     transformers.logging.disable_progress_bar()
 
 
-def fit_threads(model: Any) -> None:
+def fit_threads(model: PreTrainedModel) -> None:
     """Give a small model on the CPU one thread.
 
     Two gain little, and on a busy machine they wait for each other in every op.
@@ -84,7 +87,7 @@ def fit_threads(model: Any) -> None:
         torch.set_num_threads(1)
 
 
-def train_tokenizer(texts: Sequence[str], size: int) -> Any:
+def train_tokenizer(texts: Sequence[str], size: int) -> PreTrainedTokenizerFast:
     """Return a tokenizer of `size` tokens for these texts and for every schedule."""
     from tokenizers import Tokenizer, decoders, models, pre_tokenizers, trainers
     from transformers import PreTrainedTokenizerFast
@@ -107,7 +110,7 @@ def train_tokenizer(texts: Sequence[str], size: int) -> Any:
     return found
 
 
-def check_tokenizer(tokenizer: Any, model: Any, place: str) -> None:
+def check_tokenizer(tokenizer: PreTrainedTokenizerFast, model: PreTrainedModel, place: str) -> None:
     """Raise a LearnError if a tokenizer has tokens that a model does not know."""
     rows = model.get_input_embeddings().weight.shape[0]
     if len(tokenizer) > rows:
@@ -127,7 +130,7 @@ def _pieces(texts: Sequence[str]) -> list[str]:
     return found
 
 
-def small_llama(config: LearnConfig, tokenizer: Any) -> Any:
+def small_llama(config: LearnConfig, tokenizer: PreTrainedTokenizerFast) -> PreTrainedModel:
     """Return a Llama with random weights that `config.seed` decides."""
     from transformers import LlamaConfig, LlamaForCausalLM
 
@@ -157,7 +160,7 @@ def small_llama(config: LearnConfig, tokenizer: Any) -> Any:
 
 def load_model(
     name: str, *, device: str = "cpu", training: bool = False, lora: int = 0
-) -> tuple[Any, Any]:
+) -> tuple[PreTrainedModel, PreTrainedTokenizerFast]:
     """Return a causal language model and its tokenizer, by name or folder.
 
     Raises:
@@ -204,7 +207,7 @@ def check_device(name: str) -> torch.device:
 
 
 def _check_memory(
-    shape: Any, what: str, device: torch.device, *, training: bool, lora: int
+    shape: object, what: str, device: torch.device, *, training: bool, lora: int
 ) -> None:
     """Raise a LearnError if the weights, and their training state, do not fit."""
     import psutil
@@ -229,7 +232,7 @@ def _check_memory(
         )
 
 
-def with_lora(model: Any, rank: int, *, seed: int = 0) -> Any:
+def with_lora(model: PreTrainedModel, rank: int, *, seed: int = 0) -> PreTrainedModel:
     """Return the model with LoRA adapters on every linear layer; only they are trained.
 
     The seed decides the adapters' first weights.
@@ -303,6 +306,6 @@ def read_card(folder: Path) -> PolicyCard:
         ) from error
 
 
-def count_parameters(model: Any) -> int:
+def count_parameters(model: PreTrainedModel) -> int:
     """Return the number of a model's weights."""
     return sum(one.numel() for one in model.parameters())

@@ -5,7 +5,7 @@ from __future__ import annotations
 import random
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
-from typing import Any, Final
+from typing import TYPE_CHECKING, Final
 
 import torch
 from torch import Tensor
@@ -20,6 +20,9 @@ from ratchet.learn.sampling import Sampled, allowed_tokens, answer_logs
 from ratchet.learn.tasks import LearnTask
 from ratchet.learn.training import Objective, StepWork, text_loss
 
+if TYPE_CHECKING:
+    from transformers import PreTrainedModel, PreTrainedTokenizerFast
+
 
 class Pretraining(Objective):
     """Predict the next token of text."""
@@ -30,7 +33,7 @@ class Pretraining(Objective):
     def __init__(self, text: TextWindows, config: LearnConfig) -> None:
         self._text, self._config = text, config
 
-    def work(self, model: Any, step: int) -> StepWork:
+    def work(self, model: PreTrainedModel, step: int) -> StepWork:
         """Return a batch of windows."""
         batch = self._text.batch(self._config.batch, seed=self._config.seed, step=step)
         return StepWork(tokens=batch.numel(), loss=lambda: text_loss(model, batch))
@@ -53,7 +56,7 @@ class Imitation(Objective):
     def __init__(
         self,
         examples: Sequence[TaughtAnswer],
-        tokenizer: Any,
+        tokenizer: PreTrainedTokenizerFast,
         config: LearnConfig,
         *,
         language: AnswerLanguage,
@@ -74,7 +77,7 @@ class Imitation(Objective):
         if not self._rows:
             raise LearnError("the corpus has no example: run ratchet learn corpus again")
 
-    def work(self, model: Any, step: int) -> StepWork:
+    def work(self, model: PreTrainedModel, step: int) -> StepWork:
         """Return a batch of examples."""
         source = random.Random(f"{self._config.seed} sft {step}")
         problems = list(self._rows.values())
@@ -96,7 +99,7 @@ class Imitation(Objective):
         among = self._among.get(one.problem, ()) if one.worth < 0 else ()
         return replace(row, allowed=among)
 
-    def measure(self, model: Any) -> dict[str, float]:
+    def measure(self, model: PreTrainedModel) -> dict[str, float]:
         """Return the skills."""
         return {} if self._skills is None else self._skills.measure(model)
 
@@ -108,7 +111,7 @@ class SkillTest:
         self,
         tasks: Sequence[LearnTask],
         language: AnswerLanguage,
-        tokenizer: Any,
+        tokenizer: PreTrainedTokenizerFast,
         rollouts: Rollouts | None = None,
         *,
         most: int = 4,
@@ -116,7 +119,7 @@ class SkillTest:
         self._tasks, self._language, self._tokenizer = tasks[:most], language, tokenizer
         self._rollouts = rollouts or Rollouts()
 
-    def measure(self, model: Any) -> dict[str, float]:
+    def measure(self, model: PreTrainedModel) -> dict[str, float]:
         """Return the share of greedy answers that hold a kernel."""
         requests = [self._language.request(task, 1, temperature=0.0) for task in self._tasks]
         drawn = self._rollouts.draw(model, self._tokenizer, requests)
@@ -127,7 +130,7 @@ class SkillTest:
         return {"skills": sum(not isinstance(one, str) for one in read) / max(1, len(self._tasks))}
 
 
-def tokenized(tokenizer: Any, prompt: str, answer: str) -> Sampled:
+def tokenized(tokenizer: PreTrainedTokenizerFast, prompt: str, answer: str) -> Sampled:
     """Return an example in tokens, with the end after its answer."""
     given = tokenizer(prompt, add_special_tokens=False)["input_ids"]
     said = tokenizer(answer, add_special_tokens=False)["input_ids"]

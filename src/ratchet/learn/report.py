@@ -6,12 +6,12 @@ import contextlib
 import json
 from collections.abc import Callable
 from pathlib import Path
-from typing import Any
 
 import msgspec
 
 from ratchet.base.errors import LearnError
 from ratchet.base.files import write_whole
+from ratchet.base.json_value import Json
 from ratchet.learn.evaluate import Evaluation
 
 
@@ -43,13 +43,13 @@ class LearnReport(msgspec.Struct, frozen=True, kw_only=True):
     rounds: tuple[RoundRow, ...] = ()
     figures: list[tuple[str, str]] = []
     notes: tuple[str, ...] = ()
-    device: dict[str, Any] = {}
+    device: dict[str, Json] = {}
     policy: str = ""
     """Folder of the policy."""
 
-    def to_json(self) -> dict[str, Any]:
+    def to_json(self) -> dict[str, Json]:
         """Return dicts, lists, numbers and strings."""
-        found: dict[str, Any] = msgspec.to_builtins(self)
+        found: dict[str, Json] = msgspec.to_builtins(self)
         return found
 
 

@@ -13,7 +13,7 @@ import warnings
 import weakref
 from collections.abc import Iterator, Sequence
 from dataclasses import replace
-from typing import Any, Final
+from typing import TYPE_CHECKING, Any, Final
 
 import torch
 from torch import Tensor
@@ -31,6 +31,10 @@ from ratchet.learn.sampling import (
     sample,
 )
 
+if TYPE_CHECKING:
+    from transformers import PreTrainedModel, PreTrainedTokenizerFast
+    from vllm import LLM
+
 IN_PROCESS: Final = {
     "VLLM_ENABLE_V1_MULTIPROCESSING": "0",  # so that it can read the policy's tensors
     "VLLM_CPU_OMP_THREADS_BIND": "nobind",  # the judge's processes would inherit its cores
@@ -47,7 +51,10 @@ class Rollouts:
     """Draws answers with the model itself, one request after the other."""
 
     def draw(
-        self, model: Any, tokenizer: Any, requests: Sequence[DrawRequest]
+        self,
+        model: PreTrainedModel,
+        tokenizer: PreTrainedTokenizerFast,
+        requests: Sequence[DrawRequest],
     ) -> list[list[Sampled]]:
         """Return the answers to each request, drawn with the model's weights of now."""
         return [sample(model, tokenizer, one) for one in requests]
@@ -66,12 +73,15 @@ class VllmRollouts(Rollouts):
         """`memory`: the share of the GPU's memory that vLLM takes."""
         self._memory, self._seed = memory, seed
         self._engine: Any = None
-        self._model: Any = None
+        self._model: weakref.ref[PreTrainedModel] | None = None
         self._versions: tuple[int, ...] = ()
         self._checked = False
 
     def draw(
-        self, model: Any, tokenizer: Any, requests: Sequence[DrawRequest]
+        self,
+        model: PreTrainedModel,
+        tokenizer: PreTrainedTokenizerFast,
+        requests: Sequence[DrawRequest],
     ) -> list[list[Sampled]]:
         """Return the answers to each request.
 
@@ -101,7 +111,7 @@ class VllmRollouts(Rollouts):
         self._engine = self._model = None
         cleanup_dist_env_and_memory()
 
-    def _take(self, model: Any) -> None:
+    def _take(self, model: PreTrainedModel) -> None:
         """Give the engine the model's weights, if they have changed.
 
         Every in-place change of a tensor raises its version, an optimizer's step too.
@@ -117,7 +127,9 @@ class VllmRollouts(Rollouts):
         self._engine.reset_prefix_cache()
         self._model, self._versions = weakref.ref(model), versions
 
-    def _check(self, model: Any, tokenizer: Any, answers: Sequence[Sampled]) -> None:
+    def _check(
+        self, model: PreTrainedModel, tokenizer: PreTrainedTokenizerFast, answers: Sequence[Sampled]
+    ) -> None:
         """Raise a LearnError, at the first answers, if the engine's weights are not the model's.
 
         vLLM only warns about weights that it did not find.
@@ -134,7 +146,9 @@ class VllmRollouts(Rollouts):
                 "this kind of model's weights, so give --rollouts transformers"
             )
 
-    def _drawn(self, tokenizer: Any, requests: Sequence[DrawRequest]) -> list[list[Sampled]]:
+    def _drawn(
+        self, tokenizer: PreTrainedTokenizerFast, requests: Sequence[DrawRequest]
+    ) -> list[list[Sampled]]:
         from vllm import SamplingParams
 
         prompts = [
@@ -170,7 +184,7 @@ class VllmRollouts(Rollouts):
         return found
 
 
-def plain_weights(model: Any) -> Iterator[tuple[str, Tensor]]:
+def plain_weights(model: PreTrainedModel) -> Iterator[tuple[str, Tensor]]:
     """Yield a model's weights by their names in a checkpoint, with LoRA's adapters merged."""
     if not hasattr(model, ADAPTERS):
         yield from model.state_dict().items()
@@ -205,7 +219,7 @@ def open_rollouts(config: LearnConfig) -> Rollouts:
     return VllmRollouts(memory=config.rollout_memory, seed=config.seed)
 
 
-def _engine(model: Any, memory: float, seed: int) -> Any:
+def _engine(model: PreTrainedModel, memory: float, seed: int) -> LLM:
     """Return a vLLM engine for a model of this shape, with random weights."""
     os.environ.update(IN_PROCESS)
     for name, value in QUIET.items():

@@ -5,12 +5,15 @@ from __future__ import annotations
 import inspect
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
-from typing import Any, Final
+from typing import TYPE_CHECKING, Final
 
 import torch
 from torch import Tensor
 from torch.nn import functional as F
 from torch.utils.checkpoint import checkpoint
+
+if TYPE_CHECKING:
+    from transformers import PreTrainedModel, PreTrainedTokenizerFast
 
 MOST_LOGITS: Final = 1 << 28
 """Logits that are in memory at once: 1 GiB in float32, and a few times that in the backward."""
@@ -50,7 +53,9 @@ class DrawRequest:
 
 
 @torch.no_grad()
-def sample(policy: Any, tokenizer: Any, request: DrawRequest) -> list[Sampled]:
+def sample(
+    policy: PreTrainedModel, tokenizer: PreTrainedTokenizerFast, request: DrawRequest
+) -> list[Sampled]:
     """Return the answers to a request, drawn with transformers."""
     temperature = request.temperature
     ids = tokenizer(request.prompt, return_tensors="pt", add_special_tokens=False)["input_ids"]
@@ -86,7 +91,9 @@ def sample(policy: Any, tokenizer: Any, request: DrawRequest) -> list[Sampled]:
     return [replace(one, temperature=temperature) for one in found] if temperature > 0 else found
 
 
-def allowed_tokens(tokenizer: Any, choices: Sequence[Sequence[str]]) -> tuple[tuple[int, ...], ...]:
+def allowed_tokens(
+    tokenizer: PreTrainedTokenizerFast, choices: Sequence[Sequence[str]]
+) -> tuple[tuple[int, ...], ...]:
     """Return the tokens allowed at each place, and the end; none if a word has several tokens."""
     places = [
         [tokenizer(one, add_special_tokens=False)["input_ids"] for one in place]
@@ -98,7 +105,7 @@ def allowed_tokens(tokenizer: Any, choices: Sequence[Sequence[str]]) -> tuple[tu
 
 
 def read_answer(
-    tokenizer: Any,
+    tokenizer: PreTrainedTokenizerFast,
     prompt: tuple[int, ...],
     answer: list[int],
     allowed: tuple[tuple[int, ...], ...] = (),
@@ -119,7 +126,7 @@ def padded(rows: Sequence[Sequence[int]], value: int) -> Tensor:
 
 
 def answer_logs(
-    model: Any, answers: Sequence[Sampled], pad: int, *, as_drawn: bool = False
+    model: PreTrainedModel, answers: Sequence[Sampled], pad: int, *, as_drawn: bool = False
 ) -> tuple[Tensor, Tensor]:
     """Return each answer token's log-probability, and a mask of the tokens: [answers, length] both.
 
@@ -147,7 +154,7 @@ def answer_logs(
     return torch.cat([part(one) for one in parts]), asked
 
 
-def _last_logits(model: Any, ids: Tensor, whole: Tensor, first: int) -> Tensor:
+def _last_logits(model: PreTrainedModel, ids: Tensor, whole: Tensor, first: int) -> Tensor:
     """Return the logits from place `first` on, but for the last one, [rows, places, words]."""
     base = model.get_base_model() if hasattr(model, "get_base_model") else model
     keep = ids.shape[1] - first

@@ -8,7 +8,7 @@ from collections.abc import Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import KW_ONLY, dataclass, replace
 from pathlib import Path
-from typing import Any, Final
+from typing import TYPE_CHECKING, Final
 
 import msgspec
 from torch import Tensor
@@ -37,6 +37,9 @@ from ratchet.learn.objectives import LEAST_STEPS, Imitation, Pretraining, SkillT
 from ratchet.learn.rollouts import Rollouts
 from ratchet.learn.tasks import LearnTask
 from ratchet.learn.training import Follow, Objective, Trained, open_folder, train
+
+if TYPE_CHECKING:
+    from transformers import PreTrainedModel, PreTrainedTokenizerFast
 
 TOKENIZER = "tokenizer"
 MEMBER: Final = 1_000_003
@@ -77,7 +80,7 @@ class LearnStage:
     def language(self) -> AnswerLanguage:
         return language_of(self.config.answers, self.config.language)
 
-    def model(self) -> Any:
+    def model(self) -> PreTrainedModel:
         return with_lora(self.start.model, self.config.lora, seed=self.config.seed)
 
     def skills(self) -> SkillTest:
@@ -86,7 +89,7 @@ class LearnStage:
     def memory(self) -> BaseMemory:
         return BaseMemory(self.base.model, self._windows(self.corpus.held_out))
 
-    def train(self, model: Any, objective: Objective) -> StageResult:
+    def train(self, model: PreTrainedModel, objective: Objective) -> StageResult:
         trained = train(
             model,
             objective,
@@ -99,7 +102,7 @@ class LearnStage:
         )
         return self.keep(model, trained, objective.stage)
 
-    def keep(self, model: Any, trained: Trained, stage: str) -> StageResult:
+    def keep(self, model: PreTrainedModel, trained: Trained, stage: str) -> StageResult:
         return _kept(
             self.config, model, self.start.tokenizer, stage, self.corpus, self.folder, trained
         )
@@ -153,7 +156,7 @@ def sft(stage: LearnStage) -> StageResult:
     mean: dict[str, Tensor] = {}
     ends: list[Trained] = []
     curve = Curve(stage.folder)
-    model: Any = None
+    model: PreTrainedModel = None
     for place in range(config.soup):
         model = None  # free the last member's weights: a GPU need not hold both
         done = _taught(_member(stage, place), least=LEAST_STEPS // config.soup)
@@ -259,7 +262,7 @@ def moved_back(
     return done, 1.0
 
 
-def _tokenizer(config: LearnConfig, corpus: Corpus, folder: Path) -> Any:
+def _tokenizer(config: LearnConfig, corpus: Corpus, folder: Path) -> PreTrainedTokenizerFast:
     """Return the tokenizer of a resumed run, or learn one."""
     from transformers import AutoTokenizer
 
@@ -279,8 +282,8 @@ def _tokenizer(config: LearnConfig, corpus: Corpus, folder: Path) -> Any:
 
 def _kept(
     config: LearnConfig,
-    model: Any,
-    tokenizer: Any,
+    model: PreTrainedModel,
+    tokenizer: PreTrainedTokenizerFast,
     stage: str,
     corpus: Corpus,
     folder: Path,

@@ -11,12 +11,13 @@ import time
 from collections.abc import Callable
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any, Final
+from typing import TYPE_CHECKING, Final
 
 import torch
 from torch import Tensor
 
 from ratchet.base.errors import LearnError
+from ratchet.base.json_value import Json
 from ratchet.learn.checkpoint import (
     Curve,
     Row,
@@ -28,6 +29,10 @@ from ratchet.learn.checkpoint import (
 )
 from ratchet.learn.config import LearnConfig, same_config, write_config
 from ratchet.learn.forgetting import BaseMemory, ReplayDebt, TextWindows
+
+if TYPE_CHECKING:
+    from torch.optim import Optimizer
+    from transformers import PreTrainedModel
 
 WARM_UP: Final = 20
 """Updates in which the learning rate rises."""
@@ -57,18 +62,18 @@ class Objective(abc.ABC):
     """Steps that a deadline does not cut: with fewer, nothing is learned."""
 
     @abc.abstractmethod
-    def work(self, model: Any, step: int) -> StepWork | None:
+    def work(self, model: PreTrainedModel, step: int) -> StepWork | None:
         """Return the work of a step; None if it brought nothing to learn from."""
 
-    def measure(self, model: Any) -> dict[str, float]:
+    def measure(self, model: PreTrainedModel) -> dict[str, float]:
         """Return figures that are measured now and then, such as skills."""
         return {}
 
-    def state(self) -> dict[str, Any]:
+    def state(self) -> dict[str, Json]:
         """Return what a resumed run must know, as plain data; nothing if the seed decides all."""
         return {}
 
-    def restore(self, state: dict[str, Any]) -> None:  # noqa: B027
+    def restore(self, state: dict[str, Json]) -> None:  # noqa: B027
         """Take back what `state` returned."""
 
 
@@ -90,7 +95,7 @@ Follow = Callable[[str, Row], None]
 
 
 def train(
-    model: Any,
+    model: PreTrainedModel,
     objective: Objective,
     config: LearnConfig,
     folder: Path,
@@ -200,8 +205,8 @@ def open_folder(folder: Path, config: LearnConfig) -> None:
 
 
 def _step(
-    model: Any,
-    optimizer: Any,
+    model: PreTrainedModel,
+    optimizer: Optimizer,
     objective: Objective,
     config: LearnConfig,
     step: int,
@@ -241,7 +246,7 @@ def _step(
     return figures
 
 
-def text_loss(model: Any, windows: Tensor) -> Tensor:
+def text_loss(model: PreTrainedModel, windows: Tensor) -> Tensor:
     """Return the mean loss on windows of text, in nats a token."""
     place = next(model.parameters()).device
     ids = windows.to(place)

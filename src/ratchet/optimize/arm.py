@@ -8,11 +8,17 @@ from __future__ import annotations
 import sys
 from collections.abc import Sequence
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING
 
 from ratchet.base.errors import WorkloadError
+from ratchet.base.json_value import Json
 from ratchet.optimize.step.installed import activate_proven
 from ratchet.workloads.config import StepConfig
+
+if TYPE_CHECKING:
+    from torch import Tensor
+
+    from ratchet.workloads.workload import Workload
 
 FACTORY = "ratchet.optimize.arm:make_arm"
 PROBE_FACTORY = "ratchet.optimize.arm:make_probe"
@@ -26,8 +32,8 @@ BATCHES = 8
 def make_arm(
     *,
     workload: str,
-    options: dict[str, Any],
-    config: dict[str, Any] | None,
+    options: dict[str, Json],
+    config: dict[str, Json] | None,
     kernels: Sequence[dict[str, str]],
     is_random: bool = False,
 ) -> StepArm:
@@ -51,8 +57,8 @@ def make_arm(
 def make_shrunk_arm(
     *,
     workload: str,
-    options: dict[str, Any],
-    config: dict[str, Any],
+    options: dict[str, Json],
+    config: dict[str, Json],
     kernels: Sequence[dict[str, str]],
     is_random: bool = False,
 ) -> ShrunkArm:
@@ -62,7 +68,7 @@ def make_shrunk_arm(
     return ShrunkArm(workload, options, StepConfig.model_validate(config))
 
 
-def use_device(options: dict[str, Any]) -> None:
+def use_device(options: dict[str, Json]) -> None:
     """Make the workload's GPU the current one: Triton launches there, torch waits for it."""
     if ":" in str(options.get("device", "")):
         import torch
@@ -84,7 +90,7 @@ class StepArm:
 
     def __init__(
         self,
-        workload: Any,
+        workload: Workload,
         config: StepConfig,
         *,
         warnings: Sequence[str] = (),
@@ -100,7 +106,7 @@ class StepArm:
         self._is_random = is_random
         self._batches = [batch_of(workload, index) for index in range(BATCHES)]
         self._next = 0
-        self._loss: Any = None
+        self._loss: Tensor | None = None
 
     def step(self, iterations: int) -> None:
         """Run `iterations` whole training steps, waiting for the device at the end."""
@@ -112,7 +118,7 @@ class StepArm:
 
             torch.cuda.synchronize(self._workload.device)
 
-    def workload(self) -> dict[str, Any]:
+    def workload(self) -> dict[str, Json]:
         """Describe the workload and its step (JSON of `StepFacts`).
 
         Only valid in an arm that runs the step as written; other arms have changed the model.
@@ -122,7 +128,7 @@ class StepArm:
         facts = describe_workload(self._step, self._batches[0])
         return {**facts.model_dump(mode="json"), "warnings": self._warnings}
 
-    def gradients(self, path: str, autocast: bool = False) -> dict[str, Any]:
+    def gradients(self, path: str, autocast: bool = False) -> dict[str, Json]:
         """Write the first step's gradients (fp32, by parameter name) as safetensors to `path`.
 
         With `autocast`, they are those of a step that is uncompiled, in bf16 autocast. Random
@@ -181,7 +187,7 @@ class StepArm:
             elif read.grad is not None:
                 read.grad.zero_()
 
-    def _backward(self, autocast: bool) -> Any:
+    def _backward(self, autocast: bool) -> Tensor:
         if not autocast:
             return self._step.forward_backward(self._batches[0])
         import torch
@@ -217,13 +223,13 @@ class StepArm:
             return str(error).partition(";")[0]
         return ""
 
-    def profile(self, path: str, steps: int = 2) -> dict[str, Any]:
+    def profile(self, path: str, steps: int = 2) -> dict[str, Json]:
         """Write a Chrome trace of `steps` steps to `path`, with a mark around each step (JSON)."""
         from ratchet.optimize.step.describe import record_steps
 
         return record_steps(self._step, self._batches, steps, self._workload.device, Path(path))
 
-    def describe(self) -> dict[str, Any]:
+    def describe(self) -> dict[str, Json]:
         """Return peak memory so far, and how graphs and kernels ran (JSON, `ArmFacts` in it)."""
         from ratchet.graph.regions import op
         from ratchet.kernels import registry
@@ -250,7 +256,7 @@ class StepArm:
             return own
         return ["torch.compile made no graph of the step: it runs uncompiled"]
 
-    def sites(self, precision: str) -> list[dict[str, Any]]:
+    def sites(self, precision: str) -> list[dict[str, Json]]:
         """Return the call sites that the library's kernels could take in a precision (JSON).
 
         They have their real shapes. The arm must not have changed its model's dtypes.
@@ -262,7 +268,7 @@ class StepArm:
         config = self._config.model_copy(update={"precision": precision})
         return [asdict(site) for site in capture(self._workload, config)]
 
-    def regions(self, measuring_s: float) -> list[dict[str, Any]]:
+    def regions(self, measuring_s: float) -> list[dict[str, Json]]:
         """Return the regions of the step's graphs, the most time to win first (JSON)."""
         from ratchet.graph.regions import capture_regions
 
@@ -282,7 +288,7 @@ class VectorProbe:
     def step(self, iterations: int) -> None:
         raise WorkloadError("a probe is never timed")
 
-    def describe(self) -> dict[str, Any]:
+    def describe(self) -> dict[str, Json]:
         return {}
 
     def probe(self) -> str:
@@ -297,7 +303,7 @@ class ShrunkArm:
 
     calls = ("curve",)
 
-    def __init__(self, workload: str, options: dict[str, Any], config: StepConfig) -> None:
+    def __init__(self, workload: str, options: dict[str, Json], config: StepConfig) -> None:
         self._spec = workload
         self._options = options
         # The copies are so small that a second thread costs more than it saves.
@@ -306,7 +312,7 @@ class ShrunkArm:
     def step(self, iterations: int) -> None:
         raise WorkloadError("a shrunk copy is trained for its losses and is never timed")
 
-    def describe(self) -> dict[str, Any]:
+    def describe(self) -> dict[str, Json]:
         return {}
 
     def curve(self, seed: int, steps: int) -> list[float]:

@@ -6,9 +6,10 @@ import math
 from collections.abc import Sequence
 from dataclasses import asdict
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING
 
 from ratchet.base import git
+from ratchet.base.json_value import Json
 from ratchet.devices.fingerprint import software
 from ratchet.devices.gpu_use import warnings_of
 from ratchet.devices.probe import probe
@@ -19,6 +20,9 @@ from ratchet.ledger.observations import Better, Observation, ObservationBook
 from ratchet.ledger.tables import Fingerprint
 from ratchet.workloads.names import SIZES
 
+if TYPE_CHECKING:
+    from ratchet.workloads.workload import Workload
+
 FACTORY = "ratchet.optimize.bench:make_bench"
 
 
@@ -27,17 +31,17 @@ class BenchArm:
 
     calls = ("bench",)
 
-    def __init__(self, workload: Any, warnings: Sequence[str]) -> None:
+    def __init__(self, workload: Workload, warnings: Sequence[str]) -> None:
         self._workload = workload
         self._warnings = list(warnings)
 
     def step(self, iterations: int) -> None:
         self.bench(iterations)
 
-    def describe(self) -> dict[str, Any]:
+    def describe(self) -> dict[str, Json]:
         return {"name": self._workload.name}
 
-    def bench(self, steps: int) -> dict[str, Any]:
+    def bench(self, steps: int) -> dict[str, Json]:
         """Time `steps` steps of the workload as written (JSON of a BenchResult)."""
         from ratchet.workloads.bench import WARMUP_STEPS, bench
 
@@ -52,7 +56,7 @@ class BenchArm:
         return result
 
 
-def make_bench(*, workload: str, options: dict[str, Any]) -> BenchArm:
+def make_bench(*, workload: str, options: dict[str, Json]) -> BenchArm:
     """Build the workload in this process."""
     from ratchet.workloads.check import load_checked
 
@@ -60,8 +64,8 @@ def make_bench(*, workload: str, options: dict[str, Any]) -> BenchArm:
 
 
 def bench_all(
-    workloads: Sequence[str], *, options: dict[str, Any], steps: int, ledger: str | None
-) -> list[dict[str, Any]]:
+    workloads: Sequence[str], *, options: dict[str, Json], steps: int, ledger: str | None
+) -> list[dict[str, Json]]:
     """Bench the workloads one after the other and record each result in the ledger."""
     device = probe(str(options.get("device", "auto")))
     commit, results = git.stamp(Path.cwd()), []
@@ -75,7 +79,7 @@ def bench_all(
                 arguments={"workload": workload, "options": options},
             )
             with ArmProcess(spec) as arm:
-                result: dict[str, Any] = arm.call("bench", steps=steps)
+                result: dict[str, Json] = arm.call("bench", steps=steps)
             result["warnings"] = [*warnings, *result.get("warnings", ())]
             result["versions"] = asdict(software())
             result["commit"] = commit.revision
@@ -86,7 +90,7 @@ def bench_all(
 
 
 def _observed(
-    workload: str, result: dict[str, Any], commit: git.CommitStamp, here: Fingerprint
+    workload: str, result: dict[str, Json], commit: git.CommitStamp, here: Fingerprint
 ) -> list[Observation]:
     """Return the figures of a result that `ratchet history` follows over commits."""
     name = f"{workload} ({result['device']}, {result['precision']})"

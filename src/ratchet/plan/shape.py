@@ -8,9 +8,12 @@ from __future__ import annotations
 
 import difflib
 from dataclasses import dataclass, replace
-from typing import Any, Final
+from typing import TYPE_CHECKING, Any, Final
 
 from ratchet.base.errors import PlanError
+
+if TYPE_CHECKING:
+    from transformers import PretrainedConfig
 
 PREFIX: Final = "hf:"
 
@@ -262,7 +265,7 @@ EXPERTS: Final = ("num_local_experts", "num_experts", "n_routed_experts", "moe_n
 """Names under which configurations of transformers hold the number of experts."""
 
 
-def of_config(name: str, config: Any) -> Shape:
+def of_config(name: str, config: PretrainedConfig) -> Shape:
     """Return the shape that a transformers configuration of a decoder describes.
 
     Raises PlanError, which names the fields, if sizes are missing.

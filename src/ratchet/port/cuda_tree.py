@@ -12,13 +12,13 @@ from collections import defaultdict
 from collections.abc import Iterator
 from dataclasses import dataclass
 from functools import cache, cached_property
-from typing import TYPE_CHECKING, Any, Final
+from typing import TYPE_CHECKING, Final
 
 from ratchet.base.errors import PortError
 from ratchet.port.preprocessor import evaluated, left_out, written_for_rocm
 
 if TYPE_CHECKING:
-    from tree_sitter import Node
+    from tree_sitter import Node, Parser, Query
 
 NEEDED: Final = "reading CUDA needs tree-sitter: pip install 'torch-ratchet[port]'"
 INDEXED: Final = """
@@ -50,7 +50,7 @@ INDEXED: Final = """
 
 
 @cache
-def _parser() -> tuple[Any, Any]:
+def _parser() -> tuple[Parser, Query]:
     try:
         import tree_sitter
         import tree_sitter_cuda

@@ -16,9 +16,9 @@ from ratchet.base import scratch
 from ratchet.base.errors import PublishError
 from ratchet.base.process import watchdog
 from ratchet.kernels.kernel import Kernel
+from ratchet.publish.export_result import INSTALL
 from ratchet.publish.layouts import TESTS, ExportLayout
 from ratchet.publish.package import kernels_of
-from ratchet.publish.result import INSTALL
 
 TIMEOUT_S: Final = 900.0
 

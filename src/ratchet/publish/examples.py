@@ -99,7 +99,7 @@ def x(*shape: int, dtype: torch.dtype = torch.float32) -> Tensor:
     return torch.randn(shape, generator=generator).to(DEVICE, dtype).requires_grad_()
 
 
-def tensors(found: Any) -> list[Tensor]:
+def tensors(found: object) -> list[Tensor]:
     return list(found) if isinstance(found, tuple | list) else [found]
 
 
@@ -108,14 +108,14 @@ def close(found: Tensor, wanted: Tensor, tolerance: float) -> bool:
     return bool(apart <= tolerance * wanted.double().abs().max().clamp(min=1e-6))
 
 
-def gradients(results: list[Tensor], arguments: tuple[Any, ...]) -> list[Tensor]:
+def gradients(results: list[Tensor], arguments: tuple[object, ...]) -> list[Tensor]:
     leaves = [one for one in arguments if isinstance(one, Tensor) and one.requires_grad]
     total = sum((one.float() * one.detach().float().cos()).sum() for one in results)
     assert isinstance(total, Tensor)
     return list(torch.autograd.grad(total, leaves))
 
 
-def check(name: str, arguments: tuple[Any, ...], wanted: list[Tensor], tolerance: float) -> None:
+def check(name: str, arguments: tuple[object, ...], wanted: list[Tensor], tolerance: float) -> None:
     op, expected = getattr(package, name), gradients(wanted, arguments)
     torch._dynamo.reset()
     for call in (op, torch.compile(lambda *given: op(*given), backend="aot_eager", fullgraph=True)):

@@ -3,16 +3,17 @@
 from __future__ import annotations
 
 import warnings
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from importlib.util import find_spec
 from pathlib import Path
-from typing import Any
 
 import torch
 from torch import Tensor
+from torch._ops import OpOverload
+from torch.export import ExportedProgram
 
 from ratchet.base.errors import PublishError
-from ratchet.publish.result import INSTALL
+from ratchet.publish.export_result import INSTALL
 
 
 def can_translate() -> bool:
@@ -20,7 +21,9 @@ def can_translate() -> bool:
     return find_spec("onnx") is not None and find_spec("onnxscript") is not None
 
 
-def write_onnx(program: Any, path: Path, wanted: Sequence[Tensor], tolerance: float) -> str:
+def write_onnx(
+    program: ExportedProgram, path: Path, wanted: Sequence[Tensor], tolerance: float
+) -> str:
     """Write a program as ONNX and run it in onnxruntime; return what was done, in words.
 
     Raises:
@@ -45,7 +48,7 @@ def write_onnx(program: Any, path: Path, wanted: Sequence[Tensor], tolerance: fl
     return f"{path.name}, run by onnxruntime with the same results"
 
 
-def untranslated(operators: Sequence[Any]) -> set[Any] | None:
+def untranslated(operators: Iterable[OpOverload]) -> set[OpOverload] | None:
     """Return the operators that torch's exporter to ONNX does not know; None if it is missing."""
     if not can_translate():
         return None
@@ -55,7 +58,7 @@ def untranslated(operators: Sequence[Any]) -> set[Any] | None:
     return {one for one in set(operators) if not known.is_registered(one)}
 
 
-def _why(program: Any, error: Exception) -> str:
+def _why(program: ExportedProgram, error: Exception) -> str:
     """Return the operators that the exporter lacks, else the last words of its error."""
     called = [node.target for node in program.graph.nodes if node.op == "call_function"]
     missing = untranslated([one for one in called if isinstance(one, torch._ops.OpOverload)])
@@ -64,7 +67,7 @@ def _why(program: Any, error: Exception) -> str:
     return (str(error).strip().splitlines() or [type(error).__name__])[-1][:120]
 
 
-def _run(path: Path, program: Any) -> list[Tensor]:
+def _run(path: Path, program: ExportedProgram) -> list[Tensor]:
     import onnxruntime
 
     session = onnxruntime.InferenceSession(str(path), providers=["CPUExecutionProvider"])

@@ -8,12 +8,14 @@ from collections.abc import Iterator, Mapping
 from dataclasses import asdict, dataclass
 from functools import cached_property
 from pathlib import PurePosixPath
-from typing import Any, Final
+from typing import Final
 
+from ratchet.base.json_value import Json
 from ratchet.kernels.kernel import Kernel
 from ratchet.kernels.languages.cpp import FLAGS, HEADERS, macros
 from ratchet.kernels.library import LIBRARY
 from ratchet.optimize.step.installed import RegionKernel
+from ratchet.problems.case import TensorSpec
 from ratchet.problems.suites.shipped import HOMES
 from ratchet.publish.admitted import AdmittedKernel, AdmittedRecipe
 from ratchet.publish.examples import ADAMW, EXAMPLES, HEAD, OP, REGION, TAIL
@@ -174,7 +176,7 @@ class KernelPackage:
             if isinstance(one.installed, RegionKernel):
                 yield one.installed
 
-    def _row(self, one: AdmittedKernel) -> dict[str, Any]:
+    def _row(self, one: AdmittedKernel) -> dict[str, Json]:
         kernel, is_cpp = one.kernel, one.kernel.language == "cpp"
         region = isinstance(one.installed, RegionKernel)
         return {
@@ -219,7 +221,7 @@ def _stem(one: AdmittedKernel) -> str:
     return f"{library or one.installed.library}_{one.kernel.build_hash[:8]}"
 
 
-def _input_text(spec: Any) -> str:
+def _input_text(spec: TensorSpec) -> str:
     shape, dtype = tuple(spec.shape), f"torch.{spec.dtype}"
     if spec.distribution == "integers" or not spec.dtype.startswith(("float", "bfloat")):
         high = int(spec.high) if spec.high is not None else 2

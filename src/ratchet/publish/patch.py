@@ -16,7 +16,7 @@ from ratchet.base.diff import diff_of
 from ratchet.base.errors import PublishError
 from ratchet.base.files import why_not_file, why_not_new_file, write_whole
 from ratchet.optimize.recipe.recipe import Recipe
-from ratchet.publish.result import ExportResult
+from ratchet.publish.export_result import ExportResult
 
 LIGHTNING: Final = ("lightning", "pytorch_lightning")
 OPTIMIZER: Final = re.compile(

@@ -12,22 +12,23 @@ import warnings
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Any, Final
+from typing import Final
 
 import torch
 from torch import Tensor, nn
+from torch._ops import OpOverload
 from torch.fx.experimental.proxy_tensor import make_fx
 from torch.nn.attention import SDPBackend, sdpa_kernel
 from torch.nn.utils import stateless
 from torch.utils import _pytree as pytree
 
 from ratchet.base.errors import PublishError
+from ratchet.publish.export_result import ExportedProgram, ExportResult, Fallback, written_files
 from ratchet.publish.onnx_file import untranslated, write_onnx
-from ratchet.publish.result import ExportedProgram, ExportResult, Fallback, written_files
 from ratchet.publish.staging import new_folder
 from ratchet.workloads.check import load_checked
 from ratchet.workloads.step import TrainingStep
-from ratchet.workloads.workload import Workload
+from ratchet.workloads.workload import Batch, Workload
 
 EXACT: Final = 1e-3
 LOW: Final = 5e-2
@@ -44,12 +45,12 @@ class TracedProgram:
 
     name: str
     module: nn.Module
-    inputs: tuple[Any, ...]
-    named: dict[str, Any]
+    inputs: tuple[object, ...]
+    named: dict[str, object]
     wanted: Sequence[Tensor]
 
 
-def export_workload(workload: str, options: dict[str, Any], out: Path) -> ExportResult:
+def export_workload(workload: str, options: dict[str, object], out: Path) -> ExportResult:
     """Export a workload's forward pass and its training step into a new folder.
 
     Raises:
@@ -126,7 +127,7 @@ def _written(
     )
 
 
-def _fallbacks(name: str, operators: Sequence[Any]) -> list[Fallback]:
+def _fallbacks(name: str, operators: Sequence[OpOverload]) -> list[Fallback]:
     """Return the operators that are outside Core ATen, or that torch's ONNX exporter lacks."""
     missing = untranslated(operators)
     found = []
@@ -153,16 +154,16 @@ class _Autocast(nn.Module):
         super().__init__()
         self.model, self._device, self._enabled = model, device, enabled
 
-    def forward(self, *arguments: Any, **named: Any) -> Any:
+    def forward(self, *arguments: object, **named: object) -> object:
         with torch.autocast(self._device, torch.bfloat16, enabled=self._enabled):
             return self.model(*arguments, **named)
 
 
 def _forward(workload: Workload) -> TracedProgram:
     """Return the model's call in the workload's loss, in evaluation mode."""
-    given: list[tuple[tuple[Any, ...], dict[str, Any]]] = []
+    given: list[tuple[tuple[object, ...], dict[str, object]]] = []
 
-    def note(_: nn.Module, arguments: tuple[Any, ...], named: dict[str, Any]) -> None:
+    def note(_: nn.Module, arguments: tuple[object, ...], named: dict[str, object]) -> None:
         given.append((arguments, named))
 
     model = copy.deepcopy(workload.model)
@@ -188,7 +189,7 @@ def _step(workload: Workload) -> TracedProgram:
     batch, form = pytree.tree_flatten(workload.batch(0))
     update = _update_of(workload)
 
-    def step(parameters: list[Tensor], state: list[Tensor], batch: list[Any]) -> list[Tensor]:
+    def step(parameters: list[Tensor], state: list[Tensor], batch: list[Batch]) -> list[Tensor]:
         leaves = [one.detach().requires_grad_() for one in parameters]
         own = dict(zip(names, leaves, strict=True))
         with stateless._reparametrize_module(model, own), torch.enable_grad():
@@ -276,7 +277,7 @@ def _halves(moments: list[Tensor]) -> tuple[list[Tensor], list[Tensor]]:
     return moments[:middle], moments[middle:]
 
 
-def _loss_of(workload: Workload, model: nn.Module, batch: Any) -> Tensor:
+def _loss_of(workload: Workload, model: nn.Module, batch: object) -> Tensor:
     assert workload.loss is not None
     enabled = workload.precision == "bf16_autocast"
     with torch.autocast(_kind(workload), torch.bfloat16, enabled=enabled):
@@ -291,7 +292,7 @@ def _tolerance(workload: Workload) -> float:
     return EXACT if workload.as_written().precision in ("fp32", "fp64") else LOW
 
 
-def _tensors(found: Any) -> list[Tensor]:
+def _tensors(found: object) -> list[Tensor]:
     return [one.detach() for one in pytree.tree_leaves(found) if isinstance(one, Tensor)]
 
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from ratchet.optimize.turn.result import FindingResult, OptimizeResult, StepProfile
+from ratchet.optimize.turn.optimize_result import FindingResult, OptimizeResult, StepProfile
 from ratchet.report import model as m
 from ratchet.report.figures import TrackRow, stacked_bar
 from ratchet.report.scale import from_zero

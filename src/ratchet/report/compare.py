@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import sys
 from collections.abc import Mapping
-from typing import Any
 
+from ratchet.base.json_value import Json
 from ratchet.measure.contest import CompareOutcome
 from ratchet.measure.metrics import MetricAnswer
 from ratchet.report import model as m
@@ -114,7 +114,7 @@ def notes(outcome: CompareOutcome) -> list[str]:
     return found
 
 
-def _traces(traces: Mapping[str, Any] | None) -> m.ReportSection | str:
+def _traces(traces: Mapping[str, Json] | None) -> m.ReportSection | str:
     if traces is None:
         return ""
     if "failed" in traces:

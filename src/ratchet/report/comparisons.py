@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 from collections.abc import Mapping
 
-from ratchet.optimize.turn.result import (
+from ratchet.optimize.turn.optimize_result import (
     Change,
     CompileCost,
     LargerBatch,

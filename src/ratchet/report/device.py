@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
-from typing import Any
+from typing import TYPE_CHECKING
 
 from rich.console import Console
 
+from ratchet.base.json_value import Json
 from ratchet.report import model as m
 from ratchet.report.terminal import print_report
 from ratchet.report.words import (
@@ -19,8 +20,11 @@ from ratchet.report.words import (
     show_share,
 )
 
+if TYPE_CHECKING:
+    from ratchet.devices.describe import DeviceReport, Paper
 
-def print_bench(results: Sequence[Mapping[str, Any]], console: Console | None = None) -> None:
+
+def print_bench(results: Sequence[Mapping[str, Json]], console: Console | None = None) -> None:
     """Print the result of `ratchet bench`: one row per workload."""
     unit = common_unit([row.get("step_time_s") or 0.0 for row in results])
     counted = sorted({str(row.get("unit", "tokens")) for row in results}, reverse=True)
@@ -36,38 +40,40 @@ def print_bench(results: Sequence[Mapping[str, Any]], console: Console | None = 
     print_report(m.ResultReport(header=(m.ResultTable(columns, results), *said)), console)
 
 
-def print_device(report: Mapping[str, Any], console: Console | None = None) -> None:
+def print_device(report: DeviceReport, console: Console | None = None) -> None:
     """Print the result of `ratchet device`: the device, and the ceilings measured on it."""
-    device, paper = report["device"], report.get("paper")
-    caches = (f"{level} {show_bytes(v)}" for level, v in device.get("caches_bytes", {}).items())
+    device, paper = report.device, report.paper
+    caches = (f"{level} {show_bytes(size)}" for level, size in device.caches_bytes.items())
     facts = {
-        "device": device["model"],
-        "kind": f"{device['kind']}, {device['vendor']} {device.get('runtime', '')}".strip(),
-        "cores": f"{device['cores']} cores, {device['threads']} threads",
-        "instructions": ", ".join(device["isa"]) or ABSENT,
-        "kernels for": str(report.get("target", ABSENT)),
+        "device": device.model,
+        "kind": f"{device.kind}, {device.vendor} {device.runtime}".strip(),
+        "cores": f"{device.cores} cores, {device.threads} threads",
+        "instructions": ", ".join(device.isa) or ABSENT,
+        "kernels for": report.target,
         "caches": ", ".join(caches) or ABSENT,
-        "memory": show_bytes(device.get("memory_bytes", 0)),
+        "memory": show_bytes(device.memory_bytes),
     }
     ceilings = m.section("Measured ceilings", m.grid(("", "rate"), list(_ceilings(report))))
-    said = (f"note: {one}" for one in report.get("notes", ()))
-    vendor = paper and m.section(
-        f"Vendor's figures: {paper['name']}", m.grid(("", "peak"), list(_peaks(paper)))
+    said = (f"note: {one}" for one in report.notes)
+    vendor = (
+        m.section(f"Vendor's figures: {paper.name}", m.grid(("", "peak"), list(_peaks(paper))))
+        if paper
+        else None
     )
     sections = m.blocks(ceilings, vendor, *said)
     print_report(m.ResultReport(header=(m.Facts(list(facts.items())),), sections=sections), console)
 
 
-def _ceilings(report: Mapping[str, Any]) -> Iterator[tuple[str, str]]:
-    for dtype, rate in report["gemm_flops_per_s"].items():
+def _ceilings(report: DeviceReport) -> Iterator[tuple[str, str]]:
+    for dtype, rate in report.gemm_flops_per_s.items():
         yield f"matrix product, {dtype}", show_flops(rate)
-    for test in ("copy", "triad"):
-        for level, rate in report[f"{test}_bytes_per_s"].items():
+    for test, rates in (("copy", report.copy_bytes_per_s), ("triad", report.triad_bytes_per_s)):
+        for level, rate in rates.items():
             yield f"{test}, {level}", show_bandwidth(rate)
 
 
-def _peaks(paper: Mapping[str, Any]) -> Iterator[tuple[str, str]]:
-    for kind, rate in paper["peak_flops_per_s"].items():
+def _peaks(paper: Paper) -> Iterator[tuple[str, str]]:
+    for kind, rate in paper.peak_flops_per_s.items():
         yield kind, show_flops(rate)
-    if paper["memory_bytes_per_s"]:
-        yield "memory", show_bandwidth(paper["memory_bytes_per_s"])
+    if paper.memory_bytes_per_s:
+        yield "memory", show_bandwidth(paper.memory_bytes_per_s)

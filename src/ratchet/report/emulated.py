@@ -4,13 +4,16 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any, Final
+from typing import TYPE_CHECKING, Final
 
 from markupsafe import Markup
 
 from ratchet.report import model as m
 from ratchet.report.figures import Mark, TrackRow
 from ratchet.report.words import ABSENT, show_bytes, show_time
+
+if TYPE_CHECKING:
+    from ratchet.judge.verdict import EmulatedCase, EmulatedKernel, EmulatedLine, EmulatedTimeline
 
 OWN: Final = "kernel"
 """Beginning of the judged source's file name; other files are the compiler's libraries."""
@@ -52,13 +55,13 @@ class HeatRow:
     """Each instruction and how often waves executed it."""
 
 
-def heat_section(cases: Sequence[Mapping[str, Any]], source: str) -> m.ReportSection | None:
+def heat_section(cases: Sequence[EmulatedCase], source: str) -> m.ReportSection | None:
     """Return the lines of each kernel of the first emulated case; None without line counts."""
     parts = [
         _kernel(case, kernel, source.splitlines())
         for case in cases[:1]
-        for kernel in case["kernels"]
-        if kernel.get("lines")
+        for kernel in case.kernels
+        if kernel.lines
     ]
     said = m.note(
         "Exact counts of the emulator, as shares of the kernel's own: cycles of vector and matrix "
@@ -69,27 +72,21 @@ def heat_section(cases: Sequence[Mapping[str, Any]], source: str) -> m.ReportSec
     return m.section("Where the emulated work is", said, *parts, on="page") if parts else None
 
 
-def _kernel(
-    case: Mapping[str, Any], kernel: Mapping[str, Any], texts: Sequence[str]
-) -> m.ReportSection:
-    lines = kernel["lines"]
-    whole = {
-        key: max(1, sum(int(one[key]) for one in lines))
-        for key in ("cycles", "lines_64", "lds_conflicts")
-    }
+def _kernel(case: EmulatedCase, kernel: EmulatedKernel, texts: Sequence[str]) -> m.ReportSection:
+    whole = [max(1, sum(counts)) for counts in zip(*map(_counts, kernel.lines), strict=True)]
     own: dict[int, HeatRow] = {}
     others = []
-    for one in lines:
-        number = _own_line(str(one["place"]), len(texts))
+    for one in kernel.lines:
+        number = _own_line(one.place, len(texts))
         if number is None:
-            others.append(_row(one, str(one["place"]) or NO_LINE, "", whole))
+            others.append(_row(one, one.place or NO_LINE, "", whole))
         else:
             own[number] = _row(one, str(number), texts[number - 1], whole)
     hottest = sorted(
         (row for row in (*own.values(), *others) if row.assembly), key=lambda row: -row.heat
     )
     return m.section(
-        f"{kernel['name']} on {case['target']}, case {case['case']}",
+        f"{kernel.name} on {case.target}, case {case.case}",
         _occupancy(kernel),
         _heat(_with_idle(own, texts)),
         m.section("assembly, the hottest line first", *map(_assembly, hottest), closed=True)
@@ -98,7 +95,7 @@ def _kernel(
         m.section("lines of libraries, and instructions without a line", _heat(others), closed=True)
         if others
         else None,
-        _waves(kernel.get("timeline"), texts),
+        _waves(kernel.timeline, texts),
     )
 
 
@@ -144,17 +141,21 @@ def _own_line(place: str, count: int) -> int | None:
     return int(number) if is_own else None
 
 
-def _row(line: Mapping[str, Any], place: str, text: str, whole: Mapping[str, int]) -> HeatRow:
-    shares = {key: int(line[key]) / total for key, total in whole.items()}
+def _counts(line: EmulatedLine) -> tuple[int, int, int]:
+    return line.cycles, line.lines_64, line.lds_conflicts
+
+
+def _row(line: EmulatedLine, place: str, text: str, whole: Sequence[int]) -> HeatRow:
+    shares = [count / total for count, total in zip(_counts(line), whole, strict=True)]
     return HeatRow(
         place=place,
         text=text,
-        cycles=f"{shares['cycles']:.1%}",
-        moved=f"{shares['lines_64']:.1%}" if line["lines_64"] else "",
-        conflicts=f"{int(line['lds_conflicts']):,}" if line["lds_conflicts"] else "",
-        lanes_off=f"{float(line['lanes_off']):.0%}",
-        heat=min(1.0, max(shares.values())),
-        assembly=tuple((str(one), f"{int(count):,}") for one, count in line.get("assembly") or ()),
+        cycles=f"{shares[0]:.1%}",
+        moved=f"{shares[1]:.1%}" if line.lines_64 else "",
+        conflicts=f"{line.lds_conflicts:,}" if line.lds_conflicts else "",
+        lanes_off=f"{line.lanes_off:.0%}",
+        heat=min(1.0, max(shares)),
+        assembly=tuple((one, f"{count:,}") for one, count in line.assembly),
     )
 
 
@@ -164,32 +165,31 @@ def _idle_row(place: str, text: str) -> HeatRow:
     )
 
 
-def _occupancy(kernel: Mapping[str, Any]) -> str:
+def _occupancy(kernel: EmulatedKernel) -> str:
     """Return how many waves a SIMD holds, and why not more; "" in verdicts without it."""
-    waves = kernel.get("occupancy_waves")
-    if waves is None:
+    if kernel.occupancy_waves is None:
         return ""
-    lds = int(kernel["workgroup_lds_bytes"])
+    lds = kernel.workgroup_lds_bytes
     return (
-        f"Occupancy: {waves} of {kernel['max_waves']} waves on a SIMD, limited by "
-        f"{LIMITS.get(kernel['occupancy_limit'], 'nothing')}. A lane has {kernel['vgprs']} vector "
-        f"registers; a workgroup has {kernel['workgroup_waves']} waves and "
+        f"Occupancy: {kernel.occupancy_waves} of {kernel.max_waves} waves on a SIMD, limited by "
+        f"{LIMITS.get(kernel.occupancy_limit, 'nothing')}. A lane has {kernel.vgprs} vector "
+        f"registers; a workgroup has {kernel.workgroup_waves} waves and "
         f"{show_bytes(lds) if lds else 'no'} LDS."
     )
 
 
-def _waves(told: Mapping[str, Any] | None, texts: Sequence[str]) -> m.ReportSection | None:
+def _waves(told: EmulatedTimeline | None, texts: Sequence[str]) -> m.ReportSection | None:
     """Return the first workgroup's waves in order of issue, by source line."""
-    if not told or not told["cycles"]:
+    if told is None or not told.cycles:
         return None
-    slot, cycles = int(told["slot"]), int(told["cycles"])
+    slot, cycles = told.slot, told.cycles
     slots: dict[int, int] = {}
-    for wave in told["waves"]:
+    for wave in told.waves:
         for line, begin, end in wave:
             slots[line] = slots.get(line, 0) + end - begin
     most = sorted(slots, key=lambda line: -slots[line])[:HUES]
     hues = {line: number for number, line in enumerate(most)}
-    names = [_named(str(place), texts) for place in told["places"]]
+    names = [_named(place, texts) for place in told.places]
 
     def percent(at: int) -> float:
         return round(min(100.0, 100 * at / cycles), 3)
@@ -199,10 +199,10 @@ def _waves(told: Mapping[str, Any] | None, texts: Sequence[str]) -> m.ReportSect
         look = f"hue{hues.get(line, HUES)}"
         return Mark(left=left, width=round(right - left, 3), look=look, title=names[line])
 
-    barriers = [Mark(left=percent(at), tag="b") for at in told["barriers"]]
+    barriers = [Mark(left=percent(at), tag="b") for at in told.barriers]
     rows = [
         TrackRow(title=f"wave {place}", marks=(*(bar(*one) for one in wave), *barriers))
-        for place, wave in enumerate(told["waves"])
+        for place, wave in enumerate(told.waves)
     ]
     legend = [(f"hue{hues[line]}", m.Span(names[line], "code"), "") for line in most]
     rest = [(f"hue{HUES}", m.Span("other lines", "code"), "")] if len(slots) > len(most) else []
@@ -227,24 +227,22 @@ def _named(place: str, texts: Sequence[str]) -> str:
     return f"{number}: {' '.join(texts[number - 1].split())[:60]}"
 
 
-def estimate_section(cases: Sequence[Mapping[str, Any]]) -> m.ReportSection | None:
+def estimate_section(cases: Sequence[EmulatedCase]) -> m.ReportSection | None:
     """Return the bounds of a verdict's cases on the first device; None where there are none."""
-    bounded = [one for one in cases if one.get("bounds")]
+    bounded = [one for one in cases if one.bounds]
     if not bounded:
         return None
-    device = bounded[0]["bounds"][0]["device"]
+    device = bounded[0].bounds[0].device
     rows = [
         (
-            str(one["case"]),
-            show_time(one["bounds"][0]["time_s"]),
-            show_time(reference[0]["time_s"])
-            if (reference := one.get("reference_bounds"))
-            else ABSENT,
-            f"{ratio:.3g}" if (ratio := one.get(ESTIMATED)) is not None else ABSENT,
+            one.case,
+            show_time(one.bounds[0].time_s),
+            show_time(one.reference_bounds[0].time_s) if one.reference_bounds else ABSENT,
+            ABSENT if one.estimated_speedup is None else f"{one.estimated_speedup:.3g}",
         )
         for one in bounded
     ]
-    missing = dict.fromkeys(str(one["no_estimate"]) for one in bounded if one.get("no_estimate"))
+    missing = dict.fromkeys(one.no_estimate for one in bounded if one.no_estimate)
     return m.section(
         "Lower bounds: estimated, not timed",
         f"What the kernel cannot be faster than on {device}, from the emulator's counts and rates "

@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
-from typing import Any
 
+from ratchet.base.json_value import Json
 from ratchet.report import model as m
 from ratchet.report.words import plain, show_bytes
 
@@ -13,7 +13,7 @@ Named = tuple[str, m.Inline]
 
 
 def where_measured(
-    device: Mapping[str, Any],
+    device: Mapping[str, Json],
     versions: Mapping[str, str],
     command: str,
     *,
@@ -30,7 +30,7 @@ def where_measured(
     )
 
 
-def device_facts(device: Mapping[str, Any]) -> list[Named]:
+def device_facts(device: Mapping[str, Json]) -> list[Named]:
     """Return every fact about a device, with sizes in their units."""
     return [
         (name.removesuffix("_bytes").replace("_", " "), _sizes(name, value))
@@ -38,13 +38,13 @@ def device_facts(device: Mapping[str, Any]) -> list[Named]:
     ]
 
 
-def _sizes(name: str, value: Any) -> str:
+def _sizes(name: str, value: Json) -> str:
     if not name.endswith("_bytes"):
         return plain(value)
     sizes = value if isinstance(value, Mapping) else {"": value}
     return ", ".join(f"{part} {show_bytes(size)}" for part, size in sizes.items()).strip()
 
 
-def facts_of(environment: Mapping[str, Any]) -> list[Named]:
+def facts_of(environment: Mapping[str, Json]) -> list[Named]:
     """Return every fact of an environment."""
     return [(name.replace("_", " "), plain(value)) for name, value in environment.items()]

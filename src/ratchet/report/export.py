@@ -6,7 +6,7 @@ from pathlib import Path
 
 from rich.console import Console
 
-from ratchet.publish.result import ExportResult
+from ratchet.publish.export_result import ExportResult
 from ratchet.report import model as m
 from ratchet.report.terminal import print_report
 from ratchet.report.words import ABSENT

@@ -11,12 +11,16 @@ import statistics
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from itertools import pairwise
-from typing import Any, Literal
+from typing import TYPE_CHECKING, Any, Literal
 
-from ratchet.optimize.turn.result import ArmResult, Change, LossResult
+from ratchet.optimize.turn.optimize_result import ArmResult, Change, LossResult
 from ratchet.report.comparisons import change_gave
 from ratchet.report.scale import Scale, Tick, around, from_zero
 from ratchet.report.words import common_unit, show_time
+
+if TYPE_CHECKING:
+    from ratchet.judge.verdict import TimedSample
+    from ratchet.measure.samples import Sample
 
 _PERCENT_PER_LETTER = 1.25
 """Share of a bar that one letter of a part's label takes, at the page's full width."""
@@ -153,7 +157,7 @@ def _ends(change: Change) -> tuple[float, float]:
 
 
 def dots_plot(
-    samples: Sequence[Mapping[str, Any]], styles: Mapping[str, tuple[str, str]], *, what: str
+    samples: Sequence[Sample | TimedSample], styles: Mapping[str, tuple[str, str]], *, what: str
 ) -> Plot | None:
     """Plot samples of the arms in `styles` over their rounds; None if there are none.
 
@@ -162,11 +166,11 @@ def dots_plot(
     if not samples:
         return None
     places = _places(samples)
-    times = [float(sample["wall_time_s"]) for sample in samples]
+    times = [sample.wall_time_s for sample in samples]
     unit = common_unit(times)
     scale = around(times, log=True)
     width = Scale(low=-0.5, high=max(places.values()) + 0.5)
-    own = {arm: [sample for sample in samples if sample["arm"] == arm] for arm in styles}
+    own = {arm: [sample for sample in samples if sample.arm == arm] for arm in styles}
     return Plot(
         series=tuple(
             _dots(*styles[arm], timed, places, width, scale) for arm, timed in own.items() if timed
@@ -179,28 +183,28 @@ def dots_plot(
     )
 
 
-def _places(samples: Sequence[Mapping[str, Any]]) -> dict[tuple[int, int], int]:
+def _places(samples: Sequence[Sample | TimedSample]) -> dict[tuple[int, int], int]:
     """Return the x position of each round, with launches one after the other."""
-    keys = sorted({(int(sample["launch"]), int(sample["round"])) for sample in samples})
+    keys = sorted({(sample.launch, sample.round) for sample in samples})
     return {key: index for index, key in enumerate(keys)}
 
 
 def _dots(
     key: str,
     title: str,
-    own: Sequence[Mapping[str, Any]],
+    own: Sequence[Sample | TimedSample],
     places: Mapping[tuple[int, int], int],
     width: Scale,
     scale: Scale,
 ) -> Series:
     points = [
         (
-            width.percent(places[int(sample["launch"]), int(sample["round"])]),
-            100 - scale.percent(float(sample["wall_time_s"])),
+            width.percent(places[sample.launch, sample.round]),
+            100 - scale.percent(sample.wall_time_s),
         )
         for sample in own
     ]
-    median_s = statistics.median(float(sample["wall_time_s"]) for sample in own)
+    median_s = statistics.median(sample.wall_time_s for sample in own)
     note = f"median {show_time(median_s)}, {len(own)} samples"
     return Series(key=key, title=title, path=dots(points), note=note)
 

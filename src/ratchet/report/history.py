@@ -10,12 +10,14 @@ import json
 from collections.abc import Sequence
 from dataclasses import asdict, dataclass
 from importlib import resources
-from typing import Any, Final
+from typing import Final
 
 import numpy as np
 from markupsafe import Markup
+from numpy.typing import NDArray
 
 from ratchet.base.errors import HistoryError
+from ratchet.base.json_value import Json
 from ratchet.history.analysis import AnalysedSeries, Shift
 from ratchet.history.formats.figures import Exported
 from ratchet.history.incidents import Incident
@@ -161,7 +163,7 @@ def _bokeh() -> tuple[str, str]:
     return Resources(mode="inline", components=["bokeh"]).render(), place + script
 
 
-def _columns(one: AnalysedSeries) -> dict[str, Any]:
+def _columns(one: AnalysedSeries) -> dict[str, Json]:
     series = one.series
     first = max(0, len(series.values) - MOST_POINTS)
     tones = {"regression": "#c0392b", "improvement": "#2e8b57", "environment": "#8e7cc3"}
@@ -194,7 +196,7 @@ def _columns(one: AnalysedSeries) -> dict[str, Any]:
     }
 
 
-def _ends(ends: Any, values: Any, first: int) -> list[float]:
+def _ends(ends: NDArray[np.float64], values: NDArray[np.float64], first: int) -> list[float]:
     found = np.where(np.isfinite(ends), ends, values)[first:]
     return [float(one) for one in found]
 
@@ -329,7 +331,7 @@ def among_words(incident: Incident) -> str:
 
 def history_document(
     analysed: Sequence[AnalysedSeries], incidents: Sequence[Incident]
-) -> dict[str, Any]:
+) -> dict[str, Json]:
     """Return the series with their changes and levels, and the incidents."""
     return {
         "incidents": [
@@ -347,7 +349,7 @@ def history_document(
     }
 
 
-def export_document(found: Exported, path: str) -> dict[str, Any]:
+def export_document(found: Exported, path: str) -> dict[str, Json]:
     """Return how much an export holds, and what it left out."""
     return {
         "exported": found.results,
@@ -358,7 +360,7 @@ def export_document(found: Exported, path: str) -> dict[str, Any]:
     }
 
 
-def _series_document(one: AnalysedSeries) -> dict[str, Any]:
+def _series_document(one: AnalysedSeries) -> dict[str, Json]:
     series = one.series
     names = ("benchmark", "metric", "unit", "better", "device", "left_out")
     return {
@@ -377,6 +379,6 @@ def _series_document(one: AnalysedSeries) -> dict[str, Any]:
     }
 
 
-def _shift(shift: Shift) -> dict[str, Any]:
+def _shift(shift: Shift) -> dict[str, Json]:
     change = shift.change if shift.before else None
     return {**asdict(shift), "change": change}

@@ -5,10 +5,10 @@ from __future__ import annotations
 from collections.abc import Iterator
 from dataclasses import asdict
 from itertools import groupby
-from typing import Any
 
 from rich.console import Console
 
+from ratchet.base.json_value import Json
 from ratchet.plan.fit.fit import FittedStep, StepMemory
 from ratchet.plan.fit.measured import MeasuredStep
 from ratchet.plan.fit.snapshots import AllocatorSnapshot
@@ -108,9 +108,9 @@ def _use(workload: str, fitted: FittedStep) -> Iterator[str]:
     yield f"ratchet optimize {workload} --try {fitted.lever}"
 
 
-def memory_document(found: StepMemory) -> dict[str, Any]:
+def memory_document(found: StepMemory) -> dict[str, Json]:
     """Return the result as plain data; bytes and seconds."""
-    document: dict[str, Any] = {
+    document: dict[str, Json] = {
         "workload": found.workload,
         "device": found.device,
         "compiled": found.compiled,
@@ -139,7 +139,7 @@ def memory_document(found: StepMemory) -> dict[str, Any]:
     return document
 
 
-def _step_document(step: MeasuredStep | None) -> dict[str, Any] | None:
+def _step_document(step: MeasuredStep | None) -> dict[str, Json] | None:
     if step is None:
         return None
     return {
@@ -177,8 +177,3 @@ def print_snapshot(found: AllocatorSnapshot, console: Console | None = None) -> 
         ),
     )
     print_report(report, console)
-
-
-def snapshot_document(found: AllocatorSnapshot) -> dict[str, Any]:
-    """Return a snapshot's peak as plain data."""
-    return asdict(found)

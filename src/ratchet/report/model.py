@@ -9,8 +9,9 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from operator import itemgetter
-from typing import Any, Literal
+from typing import Any, Literal, TypeAlias
 
+from ratchet.base.json_value import Json
 from ratchet.report.words import ABSENT
 
 Medium = Literal["terminal", "page"]
@@ -103,7 +104,7 @@ class Figure(ReportBlock):
     """A drawing of the page: `macro` of figures.html draws `data`."""
 
     macro: str
-    data: Any
+    data: Json
     label: str = ""
     look: str = ""
     on: On = field(default="page", kw_only=True)
@@ -119,6 +120,10 @@ class ReportSection(ReportBlock):
     """Closed sections of the page open on a click."""
 
 
+TableRow: TypeAlias = Any
+"""A row of a table: an object or a mapping, whose fields its columns name."""
+
+
 @dataclass(frozen=True, slots=True)
 class Column:
     """One column: its title, the row's value, and how the value is shown.
@@ -128,8 +133,8 @@ class Column:
     """
 
     title: str
-    of: str | Callable[[Any], Any] = ""
-    show: Callable[[Any], Inline] = field(default=lambda value: _as_text(value))
+    of: str | Callable[[TableRow], Json] = ""
+    show: Callable[[Json], Inline] = field(default=lambda value: _as_text(value))
     look: Look = field(default="text", kw_only=True)
     on: On = field(default="both", kw_only=True)
     note: str = field(default="", kw_only=True)
@@ -139,19 +144,19 @@ class Column:
         """Return the name of the row's field."""
         return self.of if self.of and isinstance(self.of, str) else self.title
 
-    def value(self, row: Any) -> Any:
+    def value(self, row: TableRow) -> Json:
         """Return the row's value, as JSON has it."""
         if callable(self.of):
             return self.of(row)
         return row.get(self.key) if isinstance(row, Mapping) else getattr(row, self.key)
 
-    def cell(self, row: Any) -> Inline:
+    def cell(self, row: TableRow) -> Inline:
         """Return the row's value as people read it."""
         value = self.value(row)
         return ABSENT if value is None else self.show(value)
 
 
-def _as_text(value: Any) -> Inline:
+def _as_text(value: Json) -> Inline:
     return value if isinstance(value, str | Span | tuple) else str(value)
 
 
@@ -160,13 +165,13 @@ class ResultTable(ReportBlock):
     """Rows, and the columns that show them."""
 
     columns: Sequence[Column]
-    rows: Sequence[Any]
+    rows: Sequence[TableRow]
     label: str = field(default="", kw_only=True)
     """The name for a screen reader; it defaults to the section's title."""
     look: str = field(default="", kw_only=True)
     sorts: bool = field(default=False, kw_only=True)
     """The page's reader can sort and filter it."""
-    marked: Callable[[Any], str] = field(default=lambda _: "", kw_only=True)
+    marked: Callable[[TableRow], str] = field(default=lambda _: "", kw_only=True)
     """Returns the look of a row."""
 
     def shown(self, medium: Medium) -> list[Column]:
@@ -174,7 +179,7 @@ class ResultTable(ReportBlock):
         return [column for column in self.columns if is_on(column, medium)]
 
 
-def records(table: ResultTable) -> list[dict[str, Any]]:
+def records(table: ResultTable) -> list[dict[str, Json]]:
     """Return a table's rows for JSON: each column's raw value by the name of its field."""
     return [{one.key: one.value(row) for one in table.columns} for row in table.rows]
 
@@ -199,7 +204,9 @@ def why(title: str, *given: Any, **more: Any) -> Column:
     return Column(title, *given, look="why", **more)
 
 
-def grid(titles: Sequence[str], rows: Sequence[Any], *, left: int = 1, **more: Any) -> ResultTable:
+def grid(
+    titles: Sequence[str], rows: Sequence[Sequence[Json]], *, left: int = 1, **more: Any
+) -> ResultTable:
     """Make a table of texts: the first `left` columns and a last one `why` are words."""
     looks: list[Look] = ["text" if index < left else "number" for index in range(len(titles))]
     if titles[-1] == "why":
@@ -248,5 +255,5 @@ class ResultReport:
     sections: tuple[ReportBlock, ...] = ()
     reload_s: int | None = None
     """Seconds after which a page of a run that goes on loads itself again."""
-    extras: Mapping[str, Any] = field(default_factory=dict)
+    extras: Mapping[str, Json] = field(default_factory=dict)
     """The head, the policy and the script of a page that has its own."""

@@ -4,11 +4,13 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
-from typing import Any
+from typing import TYPE_CHECKING
 
 from rich.console import Console
 
-from ratchet.optimize.turn.result import Change, OptimizeResult, StepLimit, StepProfile
+from ratchet.base.json_value import Json
+from ratchet.judge.verdict import Ratio, Speedups
+from ratchet.optimize.turn.optimize_result import Change, OptimizeResult, StepLimit, StepProfile
 from ratchet.report import breakdown, figures
 from ratchet.report import model as m
 from ratchet.report.comparisons import (
@@ -42,6 +44,9 @@ from ratchet.report.words import (
     show_share,
     show_time,
 )
+
+if TYPE_CHECKING:
+    from ratchet.optimize.turn.dry_run import DryRun, TargetKernel
 
 _DECISIONS = {
     "kept": "Kept",
@@ -382,9 +387,9 @@ def _verdicts(result: OptimizeResult) -> m.ReportSection | None:
     )
 
 
-def _ratio(verdict: Mapping[str, Any]) -> Any:
-    speedup = verdict.get("speedup") or {}
-    return speedup.get("vs_reference") or speedup.get("vs_compile")
+def _ratio(verdict: Mapping[str, Json]) -> Ratio | None:
+    speedup = Speedups.model_validate(verdict.get("speedup") or {})
+    return speedup.vs_reference or speedup.vs_compile
 
 
 def _rivals(result: OptimizeResult) -> m.ReportSection | None:
@@ -397,17 +402,17 @@ def _rivals(result: OptimizeResult) -> m.ReportSection | None:
     return m.section("The rivals", said, m.ResultTable(RIVALS, result.rivals), on="page")
 
 
-def print_plan(plan: Mapping[str, Any], console: Console | None = None) -> None:
+def print_plan(plan: DryRun, console: Console | None = None) -> None:
     """Print the result of `ratchet optimize --dry-run`: what would be tried, and what not."""
-    levers = [(one["name"], one["expected"] or one["summary"]) for one in plan["levers"]]
-    skipped = [(one["name"], one["reason"]) for one in plan["skipped"]]
+    levers = [(one.name, one.expected or one.summary) for one in plan.levers]
+    skipped = [(one.name, one.reason) for one in plan.skipped]
     tried = m.section("Would be tried", m.grid(("change", "expected effect"), levers, left=2))
     left = m.section("Would be skipped", m.grid(("change", "why"), skipped))
-    judged = (_emulated(plan["target"], plan["kernels"]),) if plan["target"] else ()
+    judged = (_emulated(plan.target, plan.kernels),) if plan.target else ()
     print_report(m.ResultReport(sections=(tried, left, *judged)), console)
 
 
-def _emulated(target: str, kernels: Sequence[Mapping[str, Any]]) -> m.ReportSection:
+def _emulated(target: str, kernels: Sequence[TargetKernel]) -> m.ReportSection:
     """Return the kernels that the step would run on a GPU that is not here."""
     if not kernels:
         return m.section(f"Kernels on {target}", m.note("The step has no call site.", on="both"))
@@ -416,15 +421,15 @@ def _emulated(target: str, kernels: Sequence[Mapping[str, Any]]) -> m.ReportSect
         "one call's time at these sizes, estimated and never measured.",
         on="both",
     )
-    device = next((one["device"] for one in kernels if one["device"]), target)
+    device = next((one.device for one in kernels if one.device), target)
     columns = (
         m.name("kernel", "entry"),
         m.number("sites", "sites"),
         m.Column("verdict", "status"),
         m.number(
             f"bound, {device}",
-            lambda row: show_time(row["bound_s"]) if row["bound_s"] else ABSENT,
+            lambda row: show_time(row.bound_s) if row.bound_s else ABSENT,
         ),
-        m.why("reason", lambda row: "" if row["status"] == "correct" else row["reason"]),
+        m.why("reason", lambda row: "" if row.status == "correct" else row.reason),
     )
     return m.section(f"Kernels on {target}", said, m.ResultTable(columns, kernels))

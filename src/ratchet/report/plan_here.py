@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 from dataclasses import asdict
-from typing import Any, Final
+from typing import Final
 
 from rich.console import Console
 
+from ratchet.base.json_value import Json
 from ratchet.plan.here import CheckedPlan
 from ratchet.report import model as m
 from ratchet.report.terminal import print_report
@@ -48,7 +49,7 @@ def print_checked_plan(found: CheckedPlan, console: Console | None = None) -> No
     print_report(report, console)
 
 
-def checked_plan_document(found: CheckedPlan) -> dict[str, Any]:
+def checked_plan_document(found: CheckedPlan) -> dict[str, Json]:
     """Return the JSON document of a plan that was checked here."""
     rows = [
         {**asdict(one), "step_error": one.step_error, "memory_error": one.memory_error}

@@ -6,15 +6,16 @@ import difflib
 from collections import Counter
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
-from typing import Any, Final
+from typing import Final
 from urllib.parse import quote
 
 from rich.console import Console
 
 from ratchet import __version__
+from ratchet.base.json_value import Json
 from ratchet.port.compile import Compilation, by_file
 from ratchet.port.finding import PortFinding
-from ratchet.port.result import PortResult
+from ratchet.port.port_result import PortResult
 from ratchet.port.rules.table import all_rules
 from ratchet.port.scan import ScannedFile
 from ratchet.report import model as m
@@ -250,7 +251,7 @@ def effort(result: PortResult) -> list[tuple[str, str, str]]:
     return [(rule, fixes[rule], str(count)) for rule, count in counts.most_common()]
 
 
-def as_sarif(result: PortResult) -> dict[str, Any]:
+def as_sarif(result: PortResult) -> dict[str, Json]:
     """Return the findings as SARIF 2.1.0, which code-scanning pages read."""
     rules = [
         {
@@ -267,7 +268,7 @@ def as_sarif(result: PortResult) -> dict[str, Any]:
     return {"$schema": SARIF, "version": "2.1.0", "runs": [run]}
 
 
-def _sarif(finding: PortFinding) -> dict[str, Any]:
+def _sarif(finding: PortFinding) -> dict[str, Json]:
     said = f"{finding.detail}: {finding.why}" if finding.detail else finding.why
     place = {
         "artifactLocation": {"uri": quote(finding.file)},

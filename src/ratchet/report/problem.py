@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Mapping
-from typing import Any, Final
+from typing import Final
 
+from ratchet.base.json_value import Json
 from ratchet.problems.card import ANSWER, ProblemCard, TensorForm
 from ratchet.problems.problem import JUDGED_AT, Problem
 from ratchet.problems.templates import SUFFIXES, show_tensor
@@ -50,7 +51,7 @@ def problem_table(problems: Iterable[tuple[Problem, str]]) -> m.ResultTable:
     return m.ResultTable(LISTED, rows)
 
 
-def problems_document(table: m.ResultTable) -> dict[str, Any]:
+def problems_document(table: m.ResultTable) -> dict[str, Json]:
     """Return the problems as plain data."""
     return {"problems": m.records(table)}
 
@@ -119,5 +120,5 @@ def _forms(forms: Iterable[TensorForm] | None) -> str:
     return ", ".join(_form({"shape": list(one.shape), "dtype": one.dtype}) for one in forms)
 
 
-def _form(form: Mapping[str, Any]) -> str:
+def _form(form: Mapping[str, Json]) -> str:
     return f"{SHORT.get(form['dtype'], form['dtype'])} {form['shape']}"

@@ -5,7 +5,7 @@ from __future__ import annotations
 import sys
 import time
 from collections.abc import Mapping
-from typing import TYPE_CHECKING, Any, Self
+from typing import TYPE_CHECKING, Self
 
 from rich.console import Console
 from rich.progress import (
@@ -17,13 +17,16 @@ from rich.progress import (
     TimeElapsedColumn,
 )
 
+from ratchet.base.json_value import Json
 from ratchet.report.comparisons import DECIDED
 from ratchet.report.suite import row_words
 from ratchet.report.sweep import shortened
 from ratchet.report.words import show_ratio, show_time
 
 if TYPE_CHECKING:
-    from ratchet.authors.run import RunEvent
+    from ratchet.authors.problem_run import RunEvent
+    from ratchet.court.score import SuiteRow
+    from ratchet.guard.sweep.row import TypeRow
 
 
 class MovingLine:
@@ -94,8 +97,8 @@ class SuiteProgress(MovingLine):
         self._done = 0
         super().__init__(self._words(), problems, BarColumn(bar_width=24), console=console)
 
-    def show(self, row: Mapping[str, Any]) -> None:
-        """Show that one problem is done; `row` is its row as plain data."""
+    def show(self, row: SuiteRow) -> None:
+        """Show that one problem is done."""
         self._done += 1
         self.move(self._words(), self._done)
         self.keep(row_words(row), piped=f"{self._words()}: {row_words(row)}")
@@ -120,7 +123,7 @@ class TurnProgress(BudgetLine):
         self._said = ""
         self._held: str | None = ""
 
-    def __call__(self, event: str, details: dict[str, Any]) -> None:
+    def __call__(self, event: str, details: dict[str, Json]) -> None:
         """Show one event; an event without words of its own shows its name."""
         if event == "proof":
             self._launch, self._rounds = int(details["launch"]), int(details["rounds"])
@@ -143,7 +146,7 @@ class TurnProgress(BudgetLine):
             print((self._held or "") + line, file=self._console.file, end="", flush=True)
             self._held = None
 
-    def _doing(self, event: str, details: dict[str, Any]) -> str:
+    def _doing(self, event: str, details: dict[str, Json]) -> str:
         title = str(details.get("title", ""))
         if event == "trial":
             return self._trial(details)
@@ -160,14 +163,14 @@ class TurnProgress(BudgetLine):
             "proof": f"final run, launch {self._launch + 1}",
         }.get(event, event)
 
-    def _trial(self, details: dict[str, Any]) -> str:
+    def _trial(self, details: dict[str, Json]) -> str:
         launch = f"final run, launch {self._launch + 1}"
         if details.get("kind") == "round":
             return f"{launch}, round {int(details.get('round', 0)) + 1} of {self._rounds}"
         return f"{launch}, {details.get('kind', '')} {details.get('arm', '')}"
 
 
-def _done(event: str, details: dict[str, Any]) -> str:
+def _done(event: str, details: dict[str, Json]) -> str:
     """Return the line that stays, for a verdict or a screening; empty for other events."""
     if event == "warning":
         return f"warning: {details['text']}"
@@ -227,7 +230,7 @@ class SweepLine(MovingLine):
         super().__init__("starting", 0, BarColumn(bar_width=24), console=console)
         self._done = 0
 
-    def show(self, row: Any, left: int) -> None:
+    def show(self, row: TypeRow, left: int) -> None:
         """Show one type's row, and how many types are left."""
         self._done += 1
         said = f"{row.type}: {row.status}{f' ({shortened(row.why)})' if row.why else ''}"

@@ -3,13 +3,12 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import asdict
-from typing import TYPE_CHECKING, Any, Final
+from typing import TYPE_CHECKING, Final
 
 from rich.console import Console
 
 from ratchet.optimize.parallel.bench import ParallelBench
-from ratchet.optimize.parallel.result import ParallelTurn
+from ratchet.optimize.parallel.turn_result import ParallelTurn
 from ratchet.report import model as m
 from ratchet.report.page import render_page
 from ratchet.report.terminal import print_report
@@ -61,11 +60,6 @@ def print_preflight(found: Preflight, console: Console | None = None) -> None:
         ),
     )
     print_report(report, console)
-
-
-def preflight_document(found: Preflight) -> dict[str, Any]:
-    """Return the JSON document of `ratchet preflight`."""
-    return asdict(found)
 
 
 def print_parallel_bench(found: ParallelBench, console: Console | None = None) -> None:
@@ -200,8 +194,3 @@ def _section(one: Disagreement, *, first: bool) -> m.ReportSection:
     said = "" if first else f"{one.said}."
     title = f"Group {one.group}, collective {one.sequence}: {one.kind}"
     return m.section(title, said, f"To fix it: {one.remedy}.", *stacks)
-
-
-def untangled_document(found: Untangled) -> dict[str, Any]:
-    """Return the JSON document of `ratchet debug`."""
-    return asdict(found)

@@ -19,26 +19,20 @@ def print_regions(
     regions: Sequence[Region],
     notes: Sequence[str] = (),
     *,
-    most: int | None = None,
     console: Console | None = None,
 ) -> None:
-    """Print the regions of a workload, in their order, and what was left out.
-
-    `most` limits the rows; the rest is summed up in one line. `console` defaults to stdout.
-    """
+    """Print the regions of a workload, in their order, and what was left out."""
     total_s = sum(one.gain_s for one in regions)
     sites = sum(one.count for one in regions)
-    shown = regions if most is None else regions[:most]
-    rest = regions[len(shown) :]
-    left = f"{len(rest)} more could win {show_time(sum(one.gain_s for one in rest))} together."
     report = m.ResultReport(
         headline=f"{workload}: {len(regions)} different regions at {sites} sites of a step.",
         sections=m.blocks(
-            m.section("Regions", m.ResultTable(_columns(total_s), shown), left if rest else "",
-                    *_explained(regions)) if shown else None,
+            m.section("Regions", m.ResultTable(_columns(total_s), regions), *_explained(regions))
+            if regions
+            else None,
             m.section("Left out", *notes),
         ),
-    )  # fmt: skip
+    )
     print_report(report, console)
 
 

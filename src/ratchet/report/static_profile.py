@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
-from typing import Any
 
 from rich.console import Console
 
+from ratchet.base.json_value import Json
 from ratchet.report import model as m
 from ratchet.report.terminal import print_report
 from ratchet.report.words import ABSENT, show_bytes, show_time
@@ -14,7 +14,7 @@ from ratchet.report.words import ABSENT, show_bytes, show_time
 _REGISTERS = {"VGPR": "vgprs", "AGPR": "agprs", "SGPR": "sgprs", "registers": "registers"}
 
 
-def print_inspection(document: Mapping[str, Any], console: Console | None = None) -> None:
+def print_inspection(document: Mapping[str, Json], console: Console | None = None) -> None:
     """Print the result of `ratchet inspect`; `document` is what `inspect_kernel` returns."""
     tier = f" (tier {document['tier']})" if document.get("tier") else ""
     case = f", launched as on case {document['case']}{tier}" if document.get("case") else ""
@@ -28,7 +28,7 @@ def print_inspection(document: Mapping[str, Any], console: Console | None = None
     print_report(report, console)
 
 
-def static_section(document: Mapping[str, Any] | None) -> m.ReportSection | None:
+def static_section(document: Mapping[str, Json] | None) -> m.ReportSection | None:
     """Return every table of a profile, if there is one."""
     said = m.note(
         "Cross-compiled without a GPU from the launches that the kernel actually made. Times are "
@@ -38,14 +38,14 @@ def static_section(document: Mapping[str, Any] | None) -> m.ReportSection | None
     return m.section("Compiled code", said, *tables) if tables else None
 
 
-def static_tables(document: Mapping[str, Any] | None) -> list[m.ReportSection]:
+def static_tables(document: Mapping[str, Json] | None) -> list[m.ReportSection]:
     """Return one table per kernel, one of all bounds, and the errors; none without a profile.
 
     For an autotuned kernel, only the configurations that were kept have a table.
     """
     if not document or "targets" not in document:
         return []
-    targets: Mapping[str, Mapping[str, Any]] = document["targets"]
+    targets: Mapping[str, Mapping[str, Json]] = document["targets"]
     parts = [_kernel(key, targets) for key in _kept(targets)]
     bounds = [bound for found in targets.values() for bound in found.get("bounds", ())]
     if bounds:
@@ -58,7 +58,7 @@ def _notes(said: Sequence[str]) -> list[m.Words]:
     return [m.Words(f"note: {one}", "note") for one in said if one]
 
 
-def _key(kernel: Mapping[str, Any]) -> str:
+def _key(kernel: Mapping[str, Json]) -> str:
     """Return a kernel's identity across targets: its name, constants, warps and stages."""
     constants = {**kernel.get("constants", {})}
     if kernel.get("num_warps") is not None:
@@ -69,7 +69,7 @@ def _key(kernel: Mapping[str, Any]) -> str:
     return f"{kernel['name']} ({shown})" if shown else str(kernel["name"])
 
 
-def _kept(targets: Mapping[str, Mapping[str, Any]]) -> list[str]:
+def _kept(targets: Mapping[str, Mapping[str, Json]]) -> list[str]:
     """Return the kernels that the entry launches after tuning."""
     return list(
         dict.fromkeys(
@@ -81,11 +81,11 @@ def _kept(targets: Mapping[str, Mapping[str, Any]]) -> list[str]:
     )
 
 
-def _is_kept(kernel: Mapping[str, Any]) -> bool:
+def _is_kept(kernel: Mapping[str, Json]) -> bool:
     return bool(kernel.get("launches", 1)) or not kernel.get("tuned", False)
 
 
-def _kernel(key: str, targets: Mapping[str, Mapping[str, Any]]) -> m.ReportSection:
+def _kernel(key: str, targets: Mapping[str, Mapping[str, Json]]) -> m.ReportSection:
     found = {
         name: next((one for one in target.get("kernels", ()) if _key(one) == key), None)
         for name, target in targets.items()
@@ -102,7 +102,7 @@ def _texts(titles: Sequence[str], rows: Sequence[Sequence[str]]) -> m.ResultTabl
     return m.grid(titles, rows, left=len(titles))
 
 
-def _facts(one: Mapping[str, Any]) -> Iterator[tuple[str, str]]:
+def _facts(one: Mapping[str, Json]) -> Iterator[tuple[str, str]]:
     for name, key in _REGISTERS.items():
         if key in one:
             yield name, _count(one[key])
@@ -121,7 +121,7 @@ def _facts(one: Mapping[str, Any]) -> Iterator[tuple[str, str]]:
         yield "busiest unit", str(mca.get("critical_resource") or ABSENT)
 
 
-def _target_notes(targets: Mapping[str, Mapping[str, Any]]) -> Iterator[str]:
+def _target_notes(targets: Mapping[str, Mapping[str, Json]]) -> Iterator[str]:
     for name, found in targets.items():
         if found.get("error"):
             yield f"{name}: {found['error']}"
@@ -140,7 +140,7 @@ def _count(value: object) -> str:
     return ABSENT if value is None else str(value)
 
 
-def _matrix(rows: Sequence[Mapping[str, Any]]) -> str:
+def _matrix(rows: Sequence[Mapping[str, Json]]) -> str:
     """Return each matrix instruction by its shape, or by its name if the shape is unknown."""
     shown = []
     for row in rows:
@@ -154,7 +154,7 @@ def _widths(widths: Mapping[str, int]) -> str:
     return ", ".join(f"{count} × {bits}" for bits, count in widths.items()) or ABSENT
 
 
-def _bounds(bounds: Sequence[Mapping[str, Any]], document: Mapping[str, Any]) -> m.ReportSection:
+def _bounds(bounds: Sequence[Mapping[str, Json]], document: Mapping[str, Json]) -> m.ReportSection:
     formulas = dict.fromkeys(str(bound["formula"]) for bound in bounds)
     rows = [
         (

@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
-from typing import Any
+from collections.abc import Mapping, Sequence
+from typing import TYPE_CHECKING
 
 from rich.console import Console
 
@@ -11,88 +11,99 @@ from ratchet.report import model as m
 from ratchet.report.environment import where_measured
 from ratchet.report.page import render_page
 from ratchet.report.terminal import print_report
-from ratchet.report.verdict import RIVALS, show_confidence, show_speedup, show_status, tone
+from ratchet.report.verdict import (
+    NO_FILES,
+    RIVALS,
+    measured_speedups,
+    show_confidence,
+    show_speedup,
+    show_status,
+    tone,
+)
 from ratchet.report.words import device_words, show_moment, show_ratio, show_time
 
-PARTS = {"all": "All problems", "answered": "Problems with a kernel"}
-RIGHT = ("proven", "correct")
+if TYPE_CHECKING:
+    from ratchet.court.score import Score, SuiteResult, SuiteRow, SuiteSummary
 
 
-def print_suite(document: Mapping[str, Any], console: Console | None = None) -> None:
+def print_suite(
+    result: SuiteResult, paths: Mapping[str, str] = NO_FILES, console: Console | None = None
+) -> None:
     """Print the result of `ratchet judge --suite`; `console` defaults to stdout."""
-    print_report(suite_report(document), console)
+    print_report(suite_report(result, paths=paths), console)
 
 
-def render_suite_page(document: Mapping[str, Any], links: Mapping[str, str]) -> str:
+def render_suite_page(result: SuiteResult, links: Mapping[str, str]) -> str:
     """Return the whole table as HTML.
 
     `links` maps a problem's name to the page of its verdict, relative to this page.
     """
-    return render_page(suite_report(document, links))
+    return render_page(suite_report(result, links))
 
 
 def suite_report(
-    document: Mapping[str, Any], links: Mapping[str, str] | None = None
+    result: SuiteResult,
+    links: Mapping[str, str] = NO_FILES,
+    *,
+    paths: Mapping[str, str] = NO_FILES,
 ) -> m.ResultReport:
-    """Describe a suite's run: a `SuiteResult` as plain data, with `paths` if files were written."""
-    rows = document["rows"]
+    """Describe a suite's run, and the files that were written."""
     sections = m.blocks(
-        m.section("Every problem", m.ResultTable(_columns(document, links or {}), rows)),
-        m.section("Not right", _reasons(rows), on="terminal"),
-        m.section("Scores", *_scores(document), *definitions(document)),
-        where_measured(document["device"], document["versions"], document["command"]),
-        m.written(document.get("paths") or {}),
+        m.section("Every problem", m.ResultTable(_columns(result, links), result.rows)),
+        m.section("Not right", _reasons(result.rows), on="terminal"),
+        m.section("Scores", *_scores(result), *definitions(result)),
+        where_measured(result.device, result.versions, result.command),
+        m.written(paths),
     )
     return m.ResultReport(
-        title=f"{document['suite']}, {document['candidate']}",
-        heading=document["suite"],
-        headline=_headline(document),
-        header=(m.Words(_run_words(document), "soft"), *_interrupted(document)),
+        title=f"{result.suite}, {result.candidate}",
+        heading=result.suite,
+        headline=_headline(result),
+        header=(m.Words(_run_words(result), "soft"), *_interrupted(result)),
         sections=sections,
     )
 
 
-def _columns(document: Mapping[str, Any], links: Mapping[str, str]) -> list[m.Column]:
-    compiled = any(row["speedup"]["vs_compile"] for row in document["rows"])
+def _columns(result: SuiteResult, links: Mapping[str, str]) -> list[m.Column]:
+    compiled = any(row.speedup.vs_compile for row in result.rows)
     return [
         m.name("problem", "name", lambda own: m.Span(own, href=links.get(own, ""))),
         m.Column("verdict", _status),
-        m.number("against eager", _ratio("vs_reference"), show_speedup),
+        m.number("against eager", lambda row: row.speedup.vs_reference, show_speedup),
         # torch.compile has no column if it is the candidate.
-        *([m.number("against torch.compile", _ratio("vs_compile"), show_speedup)] * compiled),
+        *(
+            [m.number("against torch.compile", lambda row: row.speedup.vs_compile, show_speedup)]
+            * compiled
+        ),
         m.why("why", "reason", on="page"),
     ]
 
 
-def _ratio(key: str) -> Callable[[Mapping[str, Any]], Any]:
-    return lambda row: row["speedup"][key]
-
-
-def _status(row: Mapping[str, Any]) -> m.Span:
+def _status(row: SuiteRow) -> m.Span:
     """Return a row's status, with a mark if its verdict was not given in this run."""
-    known = " (from the ledger)" if row["recalled"] else ""
-    return m.Span(f"{show_status(row['status'])}{known}", tone(row["status"]))
+    known = " (from the ledger)" if row.recalled else ""
+    return m.Span(f"{show_status(row.status)}{known}", tone(row.status))
 
 
-def _headline(document: Mapping[str, Any]) -> str:
-    statuses = document["summary"]["all"]["statuses"]
+def _headline(result: SuiteResult) -> str:
+    statuses = result.summary["all"].statuses
     counted = ", ".join(f"{count} {show_status(status)}" for status, count in statuses.items())
-    return f"{document['candidate']} on {document['suite']}: {counted}."
+    return f"{result.candidate} on {result.suite}: {counted}."
 
 
-def _run_words(document: Mapping[str, Any]) -> str:
-    recalled = sum(bool(row["recalled"]) for row in document["rows"])
+def _run_words(result: SuiteResult) -> str:
+    recalled = sum(row.recalled for row in result.rows)
     known = f", {recalled} verdicts from the ledger" if recalled else ""
     return (
-        f"{device_words(document['device'])} · {show_moment(document['started_at'])} · the run "
-        f"took {show_time(document['duration_s'])}{known}"
+        f"{device_words(result.device)} · {show_moment(result.started_at)} · the run took "
+        f"{show_time(result.duration_s)}{known}"
     )
 
 
-def _interrupted(document: Mapping[str, Any]) -> list[m.Words]:
-    if not document["interrupted"]:
+def _interrupted(result: SuiteResult) -> list[m.Words]:
+    if not result.interrupted:
         return []
-    left = sum(row["status"] == "not_reached" for row in document["rows"])
+    left = sum(row.status == "not_reached" for row in result.rows)
     said = (
         f"The run was interrupted: {left} problems were not reached. Run the same command again "
         "to continue from the ledger."
@@ -100,35 +111,38 @@ def _interrupted(document: Mapping[str, Any]) -> list[m.Words]:
     return [m.Words(said, "warning")]
 
 
-def _scores(document: Mapping[str, Any]) -> list[m.ReportSection]:
+def _scores(result: SuiteResult) -> list[m.ReportSection]:
     """Return fast_p and the means, and separately for the answered problems if some are not."""
-    summary = document["summary"]
-    keys = ["all"] if summary["all"] == summary["answered"] else list(PARTS)
-    return [_score(PARTS[key], summary[key]) for key in keys if summary[key]["problems"]]
+    whole, answered = result.summary["all"], result.summary["answered"]
+    parts = {"All problems": whole} | (
+        {"Problems with a kernel": answered} if whole != answered else {}
+    )
+    return [_score(title, part) for title, part in parts.items() if part.problems]
 
 
-def _score(title: str, summary: Mapping[str, Any]) -> m.ReportSection:
-    scores = [(rival, summary[key]) for key, rival in RIVALS.items() if summary[key] is not None]
-    steps = list(scores[0][1]["fast_p"])
+def _score(title: str, summary: SuiteSummary) -> m.ReportSection:
+    found = ((rival, getattr(summary, key)) for key, rival in RIVALS.items())
+    scores: list[tuple[str, Score]] = [(rival, one) for rival, one in found if one is not None]
+    steps = list(scores[0][1].fast_p)
     rows = [
         (
             rival,
-            *(f"{score['fast_p'][p]:.0%}" for p in steps),
-            show_ratio(score["geometric_mean"]),
-            show_ratio(score["geometric_mean_of_measured"]),
-            str(score["measured"]),
+            *(f"{score.fast_p[p]:.0%}" for p in steps),
+            show_ratio(score.geometric_mean),
+            show_ratio(score.geometric_mean_of_measured),
+            str(score.measured),
         )
         for rival, score in scores
     ]
     titles = ("against", *(f"> {p}" for p in steps), "mean", "mean of timed", "timed")
-    counted = f"{title}: {summary['problems']}, right: {summary['right']}"
+    counted = f"{title}: {summary.problems}, right: {summary.right}"
     return m.section(counted, m.grid(titles, rows))
 
 
-def definitions(document: Mapping[str, Any]) -> list[m.Words]:
+def definitions(result: SuiteResult) -> list[m.Words]:
     """Explain the columns of the scores."""
-    failed = document["summary"]["all"]["failed_ratio"]
-    ratios = [ratio for row in document["rows"] for ratio in row["speedup"].values() if ratio]
+    failed = result.summary["all"].failed_ratio
+    ratios = [ratio for row in result.rows for _, ratio in measured_speedups(row.speedup)]
     confidence = " or ".join(dict.fromkeys(map(show_confidence, ratios))) or "interval"
     share = (
         f"> p is the share of problems whose kernel is proven and whose whole {confidence} lies "
@@ -143,12 +157,12 @@ def definitions(document: Mapping[str, Any]) -> list[m.Words]:
     return [m.Words(share, "note"), m.Words(mean, "note")]
 
 
-def _reasons(rows: Sequence[Mapping[str, Any]]) -> m.ResultTable:
+def _reasons(rows: Sequence[SuiteRow]) -> m.ResultTable:
     """List why problems have no right kernel, grouped by reason."""
     reasons: dict[tuple[str, str], list[str]] = {}
     for row in rows:
-        if row["status"] not in RIGHT:
-            reasons.setdefault((row["status"], row["reason"]), []).append(row["name"])
+        if not row.right:
+            reasons.setdefault((row.status, row.reason), []).append(row.name)
     shown = [
         (show_status(status), ", ".join(names), reason)
         for (status, reason), names in reasons.items()
@@ -156,8 +170,8 @@ def _reasons(rows: Sequence[Mapping[str, Any]]) -> m.ResultTable:
     return m.grid(("verdict", "problems", "why"), shown, left=2)
 
 
-def row_words(row: Mapping[str, Any]) -> str:
+def row_words(row: SuiteRow) -> str:
     """Return one problem as a line of progress."""
-    against = row["speedup"]["vs_reference"]
+    against = row.speedup.vs_reference
     speed = f", {show_speedup(against)}" if against else ""
-    return f"{row['name']}: {show_status(row['status'])}{speed}"
+    return f"{row.name}: {show_status(row.status)}{speed}"

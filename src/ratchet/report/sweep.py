@@ -2,23 +2,27 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-from typing import Any
+from collections.abc import Mapping, Sequence
+from typing import TYPE_CHECKING
 
 from rich.console import Console
 
 from ratchet.report import model as m
 from ratchet.report.terminal import print_report
 
+if TYPE_CHECKING:
+    from ratchet.guard.sweep.model_types import SweepResult
+    from ratchet.guard.sweep.row import TypeRow
+
 LONGEST_WHY = 110
 PREFIX, SUFFIX = "AutoModelFor", "works"
 COLUMNS = (
     m.name("type"),
-    m.Column("objective", lambda row: row["head"].removeprefix(PREFIX), on="page"),
+    m.Column("objective", lambda row: row.head.removeprefix(PREFIX), on="page"),
     m.Column("result", "status"),
     m.Column(
         "graph breaks",
-        lambda row: str(row["breaks"]) if row["runs"].get("kernels") else "",
+        lambda row: str(row.breaks) if row.runs.get("kernels") else "",
         on="page",
     ),
     m.Column("kernels", "installed", lambda counts: _counts(counts), on="page"),
@@ -27,57 +31,59 @@ COLUMNS = (
 """The columns of a type; the terminal lists the exceptions, with those that say why."""
 
 
-def print_sweep(document: Mapping[str, Any], console: Console | None = None) -> None:
-    """Print the result of `ratchet sweep`; `console` defaults to stdout."""
-    counts = [(status, str(count)) for status, count in document["counts"].items()]
-    exceptions = [row for row in document["rows"] if row["status"] != SUFFIX]
+def print_sweep(
+    result: SweepResult, written: Sequence[str], console: Console | None = None
+) -> None:
+    """Print the result of `ratchet sweep`, and the files that it wrote."""
+    counts = [(status, str(count)) for status, count in result.counts.items()]
+    exceptions = [row for row in result.rows if row.status != SUFFIX]
     left = (
-        f"{len(document['left_out'])} types are left: the budget was over. Run the same command "
-        "again to continue."
+        f"{len(result.left_out)} types are left: the budget was over. Run the same command again "
+        "to continue."
     )
     report = m.ResultReport(
-        headline=sweep_headline(document),
-        header=(m.Words(_where(document)),),
+        headline=sweep_headline(result),
+        header=(m.Words(_where(result)),),
         sections=m.blocks(
             m.section("Results", m.grid(("result", "types"), counts)),
             m.section("Exceptions", m.ResultTable(COLUMNS, exceptions)),
-            left if document["left_out"] else None,
-            m.written(document["written"]),
+            left if result.left_out else None,
+            m.written(written),
         ),
     )
     print_report(report, console)
 
 
-def _where(document: Mapping[str, Any]) -> str:
-    quick = " · quick: Inductor's own code did not run" if document["quick"] else ""
-    return f"{document['versions']} · {document['device']}{quick}"
+def _where(result: SweepResult) -> str:
+    quick = " · quick: Inductor's own code did not run" if result.quick else ""
+    return f"{result.versions} · {result.device}{quick}"
 
 
-def sweep_headline(document: Mapping[str, Any]) -> str:
+def sweep_headline(result: SweepResult) -> str:
     """Return the result in one sentence."""
-    counts = document["counts"]
+    counts = result.counts
     trained = counts["works"] + counts["falls back"]
     written = sum(counts.values()) - counts["does not train as written"]
-    if document["share"] is None:
+    if result.share is None:
         return "No type was tried that trains as written."
     return (
         f"{trained} of the {written} types that train as written train with Ratchet "
-        f"({document['share']:.1%}), with equal losses."
+        f"({result.share:.1%}), with equal losses."
     )
 
 
-def sweep_markdown(document: Mapping[str, Any]) -> str:
+def sweep_markdown(result: SweepResult) -> str:
     """Return every row as a Markdown table, with the counts above it."""
     lines = [
-        f"{sweep_headline(document)} {_where(document)}.",
+        f"{sweep_headline(result)} {_where(result)}.",
         "",
         "| result | types |",
         "|---|---|",
-        *(f"| {status} | {count} |" for status, count in document["counts"].items()),
+        *(f"| {status} | {count} |" for status, count in result.counts.items()),
         "",
         f"| {' | '.join(column.title for column in COLUMNS)} |",
         f"|{'---|' * len(COLUMNS)}",
-        *(f"| {' | '.join(_cells(row))} |" for row in document["rows"]),
+        *(f"| {' | '.join(_cells(row))} |" for row in result.rows),
     ]
     return "\n".join(lines) + "\n"
 
@@ -91,6 +97,6 @@ def _counts(counts: Mapping[str, int]) -> str:
     return ", ".join(f"{kernel} {count}" for kernel, count in sorted(counts.items()))
 
 
-def _cells(row: Mapping[str, Any]) -> list[str]:
+def _cells(row: TypeRow) -> list[str]:
     first, *rest = (m.text_of(column.cell(row)) for column in COLUMNS)
     return [f"`{first}`", *(cell.replace("|", "\\|").replace("<", "&lt;") for cell in rest)]

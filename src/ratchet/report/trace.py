@@ -4,10 +4,10 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
-from typing import Any
 
 from rich.console import Console
 
+from ratchet.base.json_value import Json
 from ratchet.report import model as m
 from ratchet.report import trace_figures as figures
 from ratchet.report import trace_tables as tables
@@ -18,7 +18,7 @@ from ratchet.report.words import ABSENT, milliseconds, sentence, share_of, show_
 
 STEPS = 60
 """Number of steps drawn: the first."""
-Document = Mapping[str, Any]
+Document = Mapping[str, Json]
 _BRIEF_STEPS = 8
 _ROOFLINES = 5
 _PATH_ROWS = 5
@@ -183,13 +183,13 @@ def _advice(ranks: Sequence[Document]) -> m.ReportSection:
     return m.section("What could be won", said, *found, "" if found else "Nothing stands out.")
 
 
-def _on_ranks(ranks: Sequence[Any]) -> str:
+def _on_ranks(ranks: Sequence[Json]) -> str:
     return f", on rank{'s' if len(ranks) > 1 else ''} {', '.join(map(str, ranks))}"
 
 
-def _findings(ranks: Sequence[Document]) -> list[dict[str, Any]]:
+def _findings(ranks: Sequence[Document]) -> list[dict[str, Json]]:
     """Sort findings by gain; if ranks share a finding, keep the one with the largest gain."""
-    found: dict[str, dict[str, Any]] = {}
+    found: dict[str, dict[str, Json]] = {}
     for one in ranks:
         for finding in one["advice"]:
             known = found.setdefault(finding["name"], {**finding, "ranks": [], "window": 0})
@@ -350,7 +350,7 @@ def _brief(document: Document, first: Document, top: int) -> list[m.ReportSectio
 
 def _ops_by_name(document: Document) -> list[Document]:
     """Sum the ops of all shapes."""
-    sums: dict[str, dict[str, Any]] = {}
+    sums: dict[str, dict[str, Json]] = {}
     for row in document["ops"]:
         one = sums.setdefault(row["name"], {"name": row["name"], **dict.fromkeys(_SUMMED, 0)})
         for name in _SUMMED:

@@ -5,10 +5,10 @@ from __future__ import annotations
 import json
 from collections import Counter
 from collections.abc import Mapping, Sequence
-from typing import Any
 
 from rich.console import Console
 
+from ratchet.base.json_value import Json
 from ratchet.report import model as m
 from ratchet.report import trace_figures as figures
 from ratchet.report import trace_tables as tables
@@ -190,7 +190,7 @@ def print_replay(document: Document, *, console: Console | None = None) -> None:
     print_report(report, console)
 
 
-def _call(row: Mapping[str, Any]) -> str:
+def _call(row: Mapping[str, Json]) -> str:
     """Return an op with its shapes, and the types of its tensors, each once."""
     bare = ("Scalar", "ScalarList", "")
     types = [str(one).removeprefix("c10::") for one in json.loads(row["types"]) if one not in bare]

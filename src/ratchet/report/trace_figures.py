@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any
 
+from ratchet.base.json_value import Json
 from ratchet.report import trace_words as words
 from ratchet.report.figures import Mark, Plot, Series, TrackRow, dots, stacked_bar
 from ratchet.report.scale import Scale, Tick, around, from_zero
@@ -21,7 +21,7 @@ from ratchet.report.words import (
     show_ns,
 )
 
-Document = Mapping[str, Any]
+Document = Mapping[str, Json]
 _COLOURS = {
     "communication": "exposed_communication", "copy": "exposed_copy", "cpu": "fourth",
     "between_ops": "fifth", "kernel_gap": "idle", "launch_delay": "idle", "sync": "idle",
@@ -108,7 +108,7 @@ def path_bars(ranks: Sequence[Document], most: int) -> list[TrackRow]:
     return bars + _bars(words.PATH, [(step["label"], step, step["window"]) for step in steps])
 
 
-def path_kinds(ranks: Sequence[Document]) -> list[dict[str, Any]]:
+def path_kinds(ranks: Sequence[Document]) -> list[dict[str, Json]]:
     """Return each kind of the critical path with its time, summed over ranks."""
     whole = [one["critical_path"]["whole"] for one in ranks]
     total = sum(window["window"] for window in whole)
@@ -232,7 +232,7 @@ def series_lanes(one: Document) -> Lanes | None:
     return Lanes(rows=tuple(rows), **_axis(length)) if rows else None
 
 
-def _axis(length: int) -> dict[str, Any]:
+def _axis(length: int) -> dict[str, Json]:
     """Return the ticks and the unit of an axis of `length` ns."""
     unit = common_unit([length * 1e-9])
     return {"ticks": Scale(low=0.0, high=length * 1e-9).ticks(unit.show), "unit": unit.name}

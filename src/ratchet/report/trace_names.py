@@ -6,7 +6,8 @@ import itertools
 import json
 import re
 from collections.abc import Iterable, Iterator, Sequence
-from typing import Any
+
+from ratchet.base.json_value import Json
 
 _NUMBER = re.compile(r"\d+")
 _VALUE = re.compile(r"L[a-z](n?\d+)E")
@@ -281,7 +282,7 @@ def short_shapes(text: str) -> str:
     return " × ".join(_shape_words(found)) if isinstance(found, list) else text
 
 
-def _shape_words(entries: Sequence[Any]) -> Iterator[str]:
+def _shape_words(entries: Sequence[Json]) -> Iterator[str]:
     """Yield each shape in `Input Dims`, also those inside lists of tensors."""
     for entry in entries:
         if isinstance(entry, list) and entry and isinstance(entry[0], list):

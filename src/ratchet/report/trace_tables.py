@@ -7,6 +7,7 @@ from dataclasses import dataclass, field
 from functools import partial
 from typing import Any
 
+from ratchet.base.json_value import Json
 from ratchet.report import model as m
 from ratchet.report import trace_words as words
 from ratchet.report.trace_figures import roofline_plot
@@ -27,11 +28,11 @@ NAME, BRIEF_NAME = 90, 44
 FITS = 34
 """Letters of a name that its column shows; the tooltip has the full name."""
 BRIEF: m.On = "both"
-Row = Mapping[str, Any]
+Row = Mapping[str, Json]
 
 
 def _named(
-    title: str, of: str, show: Callable[[Any, Row], m.Inline], on: m.On = "page", **more: Any
+    title: str, of: str, show: Callable[[Json, Row], m.Inline], on: m.On = "page", **more: Any
 ) -> m.Column:
     """Make a column of names, which the row may tell more of."""
     return m.Column(title, lambda row: row, lambda row: show(row[of], row), look="name", on=on)
@@ -321,7 +322,7 @@ def _of_ranks(
     said = described.note
     if described is KERNELS:
         rows = [*_short_names(rows[:ROWS], "name", NAME), *rows[ROWS:]]
-    drawn: list[Any] = []
+    drawn: list[m.ReportBlock | None] = []
     if described is ROOFLINE:
         said = words.ceiling_words(row for one in ranks for row in one["roofline"])
         label = "Rate of each op over its intensity, under the ceilings; the table has the numbers"
@@ -336,12 +337,14 @@ def _of_ranks(
     )
 
 
-def _rows(found: Any) -> Sequence[Row]:
+def _rows(found: Json) -> Sequence[Row]:
     """Return a table's rows; a critical path has more than them."""
     return (found["rows"] if isinstance(found, Mapping) else found) or ()
 
 
-def sorting(title: str, columns: Sequence[m.Column], rows: Sequence[Row]) -> tuple[Any, ...]:
+def sorting(
+    title: str, columns: Sequence[m.Column], rows: Sequence[Row]
+) -> tuple[m.ReportBlock, ...]:
     """Return the first rows of a table that sorts and filters, and how many there are more."""
     more = f"{len(rows) - ROWS:,} more rows are in --json and --parquet."
     table = m.ResultTable(columns, rows[:ROWS], label=title, sorts=True)

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from collections import defaultdict
 from collections.abc import Iterable, Mapping, Sequence
-from typing import Any
 
+from ratchet.base.json_value import Json
 from ratchet.report.words import counted, share_of, show_bytes, show_ns, show_share
 from ratchet.trace.read.columns import PLATFORMS, Platform
 
@@ -64,7 +64,7 @@ PATH_MEANS = {
 NO_LAUNCHES = "This trace links no launches to device work, so all idle time counts as kernel gap."
 
 
-def headline(document: Mapping[str, Any]) -> str:
+def headline(document: Mapping[str, Json]) -> str:
     """Return the identity in one sentence, the largest part first."""
     window, parts = document["window_ns"], document["identity_ns"]
     ranks = f" over {len(document['ranks'])} ranks" if "ranks" in document else ""
@@ -88,23 +88,23 @@ def _joined(clauses: Sequence[str]) -> str:
     return clauses[0] if len(clauses) == 1 else f"{', '.join(clauses[:-1])} and {clauses[-1]}"
 
 
-def part_means(document: Mapping[str, Any]) -> dict[str, str]:
+def part_means(document: Mapping[str, Json]) -> dict[str, str]:
     """Return the meaning of each part, on a device or on a CPU-only trace."""
     return PART_MEANS if document["on_device"] else ON_CPU_MEANS
 
 
-def _device(document: Mapping[str, Any]) -> str:
+def _device(document: Mapping[str, Json]) -> str:
     platform: Platform = document["platform"]
     return document["device"] or ("CPU only" if platform == "cpu" else PLATFORMS[platform])
 
 
-def ranks_words(ranks: Sequence[Mapping[str, Any]]) -> str:
+def ranks_words(ranks: Sequence[Mapping[str, Json]]) -> str:
     """Describe the source of several ranks' reports."""
     devices = ", ".join(dict.fromkeys(_device(one) for one in ranks))
     return f"{devices} · {len(ranks)} ranks · {sum(one['events'] for one in ranks):,} events"
 
 
-def source_words(document: Mapping[str, Any]) -> str:
+def source_words(document: Mapping[str, Json]) -> str:
     """Describe the source of one rank's report: device, rank, events, steps."""
     rank = document["rank"]
     steps = len(document["steps"])
@@ -117,7 +117,7 @@ def source_words(document: Mapping[str, Any]) -> str:
     return " · ".join(fact for fact in facts if fact)
 
 
-def overlap_words(document: Mapping[str, Any]) -> str:
+def overlap_words(document: Mapping[str, Json]) -> str:
     """Say how much of the communication is hidden; empty without communication."""
     found = document["communication"]
     if found["overlap"] is None:
@@ -128,7 +128,7 @@ def overlap_words(document: Mapping[str, Any]) -> str:
     )
 
 
-def reasons(document: Mapping[str, Any]) -> list[tuple[str, str]]:
+def reasons(document: Mapping[str, Json]) -> list[tuple[str, str]]:
     """Return the reasons for graph breaks and recompilations that the recording kept."""
     found = document["compiled"] or {"break_reasons": {}, "recompile_reasons": {}}
     return [
@@ -138,7 +138,7 @@ def reasons(document: Mapping[str, Any]) -> list[tuple[str, str]]:
     ]
 
 
-def ceiling_words(rows: Iterable[Mapping[str, Any]]) -> str:
+def ceiling_words(rows: Iterable[Mapping[str, Json]]) -> str:
     """Name the source of the ceilings, or say why there are none and how to get them."""
     found = {row["ceiling"]: bool(row["least"]) for row in rows}
     if not found:
@@ -149,9 +149,9 @@ def ceiling_words(rows: Iterable[Mapping[str, Any]]) -> str:
     return f"No ceilings: {'; '.join(found)}. --device NAME (or --device here) gives them."
 
 
-def communication_rows(collectives: Iterable[Mapping[str, Any]]) -> list[dict[str, Any]]:
+def communication_rows(collectives: Iterable[Mapping[str, Json]]) -> list[dict[str, Json]]:
     """Sum collectives by operation and group, those with most exposed time first."""
-    sums: dict[tuple[str, str, int], dict[str, Any]] = defaultdict(
+    sums: dict[tuple[str, str, int], dict[str, Json]] = defaultdict(
         lambda: {"count": 0, "size_bytes": 0, "duration": 0, "exposed": 0, "sized": 0, "bus": 0.0}
     )
     for row in collectives:
@@ -175,7 +175,7 @@ def communication_rows(collectives: Iterable[Mapping[str, Any]]) -> list[dict[st
     return sorted(rows, key=lambda row: (-row["exposed"], -row["duration"]))
 
 
-def facts(document: Mapping[str, Any]) -> list[tuple[str, str]]:
+def facts(document: Mapping[str, Json]) -> list[tuple[str, str]]:
     """Return one line each on launches, memory, recompute, torch.compile, the bubble and more."""
     unlinked = sum(row["unlinked"] for row in document["kernels"])
     found = {
@@ -191,7 +191,7 @@ def facts(document: Mapping[str, Any]) -> list[tuple[str, str]]:
     return [(name, words) for name, words in found.items() if words]
 
 
-def _queue_words(queues: Sequence[Mapping[str, Any]]) -> str:
+def _queue_words(queues: Sequence[Mapping[str, Json]]) -> str:
     full = sum(row["full"] for row in queues)
     if not full:
         return ""
@@ -201,7 +201,7 @@ def _queue_words(queues: Sequence[Mapping[str, Any]]) -> str:
     )
 
 
-def _recompute_words(found: Mapping[str, Any]) -> str:
+def _recompute_words(found: Mapping[str, Json]) -> str:
     if not found["device"]:
         return ""
     return (
@@ -210,7 +210,7 @@ def _recompute_words(found: Mapping[str, Any]) -> str:
     )
 
 
-def _bubble_words(found: Mapping[str, Any] | None) -> str:
+def _bubble_words(found: Mapping[str, Json] | None) -> str:
     if not found:
         return ""
     return (
@@ -219,7 +219,7 @@ def _bubble_words(found: Mapping[str, Any] | None) -> str:
     )
 
 
-def _carried_words(found: Mapping[str, Any]) -> str:
+def _carried_words(found: Mapping[str, Json]) -> str:
     if not found["count"]:
         return ""
     return (
@@ -228,7 +228,7 @@ def _carried_words(found: Mapping[str, Any]) -> str:
     )
 
 
-def _launch_words(found: Mapping[str, Any]) -> str:
+def _launch_words(found: Mapping[str, Json]) -> str:
     if not found["count"]:
         return ""
     return (
@@ -239,7 +239,7 @@ def _launch_words(found: Mapping[str, Any]) -> str:
     )
 
 
-def _memory_words(found: Mapping[str, Any] | None) -> str:
+def _memory_words(found: Mapping[str, Json] | None) -> str:
     if not found:
         return ""
     where = "" if found["on_device"] else " on the CPU"
@@ -249,7 +249,7 @@ def _memory_words(found: Mapping[str, Any] | None) -> str:
     )
 
 
-def _compile_words(found: Mapping[str, Any] | None) -> str:
+def _compile_words(found: Mapping[str, Json] | None) -> str:
     if not found or not any(found[name] for name in ("regions", "graphs", "compile_time")):
         return ""
     return (
@@ -259,20 +259,20 @@ def _compile_words(found: Mapping[str, Any] | None) -> str:
     )
 
 
-def advice_words(finding: Mapping[str, Any], window_ns: int) -> str:
+def advice_words(finding: Mapping[str, Json], window_ns: int) -> str:
     """Say how much a finding would give at most."""
     gain = finding["gain"]
     return f"{finding['name']}: up to {show_ns(gain)} ({share_of(gain, window_ns)} of the window)"
 
 
-def lever_lines(finding: Mapping[str, Any]) -> list[str]:
+def lever_lines(finding: Mapping[str, Json]) -> list[str]:
     """Return the command that tries a finding's first lever, with the names of the others."""
     first, *others = finding["levers"]
     more = f"  # or {', '.join(others)}" if others else ""
     return [f"ratchet optimize WORKLOAD --try {first}{more}"]
 
 
-def across_words(document: Mapping[str, Any]) -> list[str]:
+def across_words(document: Mapping[str, Json]) -> list[str]:
     """Return sentences about differences between ranks."""
     found = document["communication"]
     said = []
@@ -305,7 +305,7 @@ STATES = {
 }
 
 
-def diff_headline(document: Mapping[str, Any]) -> str:
+def diff_headline(document: Mapping[str, Json]) -> str:
     """Return one sentence that compares the two windows."""
     before, after = document["window_before_ns"], document["window_after_ns"]
     change = after - before
@@ -318,7 +318,7 @@ def diff_headline(document: Mapping[str, Any]) -> str:
     )
 
 
-def reconciliation(document: Mapping[str, Any]) -> list[tuple[str, str, int]]:
+def reconciliation(document: Mapping[str, Json]) -> list[tuple[str, str, int]]:
     """Return (key, words, ns) of each part of the window's change; they sum to it exactly."""
     rows = document["groups"]
     found = []

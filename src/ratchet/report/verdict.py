@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from typing import Any
+from typing import TYPE_CHECKING, Final
 
 from rich.console import Console
 
@@ -15,6 +15,13 @@ from ratchet.report.page import render_page
 from ratchet.report.static_profile import static_section
 from ratchet.report.terminal import print_report
 from ratchet.report.words import ABSENT, sentence, show_interval, show_moment, show_ratio
+
+if TYPE_CHECKING:
+    from ratchet.court.terms import JudgedKernel
+    from ratchet.judge.verdict import Evidence, Ratio, Speedups, TimedSample, Verdict
+    from ratchet.kernels.kernel import Kernel
+    from ratchet.problems.case import TensorSpec
+    from ratchet.problems.problem import Problem
 
 MEANING = {
     "proven": "right on every case, and faster than the reference",
@@ -28,6 +35,7 @@ MEANING = {
     "unanswered": "there is no kernel for this problem",
     "not_reached": "the run ended before this problem",
 }
+NO_FILES: Final[Mapping[str, str]] = {}
 RIVALS = {"vs_reference": "the reference (eager)", "vs_compile": "torch.compile"}
 _ARMS = {
     "reference": ("as_written", "the reference"),
@@ -56,54 +64,51 @@ CASES = (
 )
 
 
-def print_verdict(judged: Mapping[str, Any], console: Console | None = None) -> None:
+def print_verdict(
+    judged: JudgedKernel, paths: Mapping[str, str] = NO_FILES, console: Console | None = None
+) -> None:
     """Print the result of `ratchet judge PROBLEM KERNEL`; `console` defaults to stdout."""
-    print_report(verdict_report(judged), console)
+    print_report(verdict_report(judged, paths), console)
 
 
-def render_verdict_page(judged: Mapping[str, Any]) -> str:
+def render_verdict_page(judged: JudgedKernel) -> str:
     """Return the page of one verdict as HTML."""
     return render_page(verdict_report(judged))
 
 
-def verdict_report(judged: Mapping[str, Any]) -> m.ResultReport:
-    """Describe a verdict.
-
-    `judged` is a `JudgedKernel` as plain data, with `paths` if files were written.
-    """
-    verdict, kernel, problem = judged["verdict"], judged["kernel"], judged["problem"]
-    status = show_status(verdict["status"])
-    source, tier = str(kernel["source"]), verdict["environment"].get("tier")
-    emulated = verdict.get("emulated") or ()
+def verdict_report(judged: JudgedKernel, paths: Mapping[str, str] = NO_FILES) -> m.ResultReport:
+    """Describe a verdict, and the files that were written."""
+    verdict, kernel, problem = judged.verdict, judged.kernel, judged.problem
+    status, tier = show_status(verdict.status), verdict.environment.get("tier")
     sections = m.blocks(
-        evidence_section("Evidence", verdict["evidence"]),
-        _samples(verdict["samples"]),
-        estimate_section(emulated),
-        heat_section(emulated, source),
-        static_section(verdict.get("static")),
+        evidence_section("Evidence", verdict.evidence),
+        _samples(verdict.samples),
+        estimate_section(verdict.emulated),
+        heat_section(verdict.emulated, kernel.source),
+        static_section(verdict.static),
         _judged(verdict, kernel, problem),
-        m.section(WHERE, m.Facts(facts_of(verdict["environment"])), on="page"),
-        m.written(judged.get("paths") or {}),
+        m.section(WHERE, m.Facts(facts_of(verdict.environment)), on="page"),
+        m.written(paths),
     )
     return m.ResultReport(
-        title=f"{problem['name']}, {status}",
-        heading=f"verdict on {kernel['name']} for {problem['name']}",
-        headline=(m.Span(sentence(status), tone(verdict["status"])), f": {verdict['reason']}"),
+        title=f"{problem.name}, {status}",
+        heading=f"verdict on {kernel.name} for {problem.name}",
+        headline=(m.Span(sentence(status), tone(verdict.status)), f": {verdict.reason}"),
         header=(
-            m.Words(f"{sentence(status)} means: {MEANING[verdict['status']]}.", "soft"),
-            *([m.Words(recalled_words(judged["judged_at"]), "soft")] if judged["recalled"] else []),
+            m.Words(f"{sentence(status)} means: {MEANING[verdict.status]}.", "soft"),
+            *([m.Words(recalled_words(judged.judged_at), "soft")] if judged.recalled else []),
             m.Words(
-                f"judged {show_moment(judged['judged_at'])}{f' · tier {tier}' if tier else ''} · "
-                f"isolation: {verdict['isolation']}",
+                f"judged {show_moment(judged.judged_at)}{f' · tier {tier}' if tier else ''} · "
+                f"isolation: {verdict.isolation}",
                 "soft",
             ),
-            m.Tiles(speedup_tiles(verdict)),
+            m.Tiles(speedup_tiles(verdict.speedup)),
         ),
         sections=sections,
     )
 
 
-def evidence_section(title: str, evidence: Sequence[Mapping[str, Any]]) -> m.ReportSection:
+def evidence_section(title: str, evidence: Sequence[Evidence]) -> m.ReportSection:
     """Return the checks of a verdict, in their order."""
     return m.section(
         title,
@@ -115,28 +120,28 @@ def evidence_section(title: str, evidence: Sequence[Mapping[str, Any]]) -> m.Rep
     )
 
 
-def speedup_tiles(verdict: Mapping[str, Any], confirmed: str = "") -> list[m.Tile]:
+def speedup_tiles(speedup: Speedups, confirmed: str = "") -> list[m.Tile]:
     """Return how fast the kernel is against each rival, in large print."""
     return [
         m.Tile(
-            show_ratio(ratio["ratio"]),
+            show_ratio(ratio.ratio),
             f"against {title}",
-            f"{confirmed}{show_confidence(ratio)} {show_interval(ratio['low'], ratio['high'])}",
+            f"{confirmed}{show_confidence(ratio)} {show_interval(ratio.low, ratio.high)}",
         )
-        for title, ratio in measured_speedups(verdict)
+        for title, ratio in measured_speedups(speedup)
     ] or [m.Tile(ABSENT, "no speed-up", "nothing was timed, or the times do not count")]
 
 
-def _samples(samples: Sequence[Mapping[str, Any]]) -> m.ReportSection | None:
+def _samples(samples: Sequence[TimedSample]) -> m.ReportSection | None:
     """Return one plot for each timed case."""
-    cases = dict.fromkeys(str(sample["case"]) for sample in samples)
-    arms = dict.fromkeys(str(sample["arm"]) for sample in samples)
+    cases = dict.fromkeys(sample.case for sample in samples)
+    arms = dict.fromkeys(sample.arm for sample in samples)
     unknown = [arm for arm in arms if arm not in _ARMS]
     more = zip(unknown, _MORE_STYLES * len(unknown), strict=False)
     styles = _ARMS | {arm: (style, arm) for arm, style in more}
     plots = []
     for case in cases:
-        own = [sample for sample in samples if sample["case"] == case]
+        own = [sample for sample in samples if sample.case == case]
         plot = figures.dots_plot(own, styles, what="one call")
         label = "Every timed batch over the rounds; the legend has the medians"
         plots.append(m.section(case, m.Figure("plot", plot, label, "dots")))
@@ -149,38 +154,31 @@ def _samples(samples: Sequence[Mapping[str, Any]]) -> m.ReportSection | None:
     return m.section("Raw samples", said, *plots, on="page")
 
 
-def _judged(
-    verdict: Mapping[str, Any], kernel: Mapping[str, Any], problem: Mapping[str, Any]
-) -> m.ReportSection:
-    libraries = ", ".join(problem["libraries"])
-    allowed = f"; library {libraries} allowed" if libraries else ""
-    work = {"own": f"in the kernel's own code{allowed}"}.get(
-        problem["task"], "anywhere, libraries included"
-    )
-    named = f"{kernel['name']}, {kernel['language']}, entry "
-    visible = [case for case in problem["cases"] if not case["hidden"]]
+def _judged(verdict: Verdict, kernel: Kernel, problem: Problem) -> m.ReportSection:
+    libraries = ", ".join(problem.libraries)
+    own = f"in the kernel's own code{f'; library {libraries} allowed' if libraries else ''}"
+    work = own if problem.task == "own" else "anywhere, libraries included"
+    named = f"{kernel.name}, {kernel.language}, entry "
+    visible = [case for case in problem.cases if not case.hidden]
+    hash = m.Span(short_hash(verdict.kernel_hash), "code")
     facts: list[tuple[str, m.Inline]] = [
-        ("problem", (f"{problem['name']} ", m.Span(short_hash(verdict["problem_hash"]), "code"))),
+        ("problem", (f"{problem.name} ", m.Span(short_hash(verdict.problem_hash), "code"))),
         ("the work must run", work),
-        (
-            "kernel",
-            (named, m.Span(kernel["entry"], "code"), " ",
-             m.Span(short_hash(verdict["kernel_hash"]), "code")),
-        ),
-    ]  # fmt: skip
+        ("kernel", (named, m.Span(kernel.entry, "code"), " ", hash)),
+    ]
     return m.section(
         "The problem and the kernel",
         m.Facts(facts),
         m.section("Visible cases", m.ResultTable(CASES, visible)) if visible else None,
-        m.section("the kernel's source", m.Lines([kernel["source"]]), closed=True),
+        m.section("the kernel's source", m.Lines([kernel.source]), closed=True),
         on="page",
     )
 
 
-def _input(spec: Mapping[str, Any]) -> str:
-    layout = "" if spec["layout"] == "contiguous" else f" {spec['layout']}"
-    shape = " × ".join(str(extent) for extent in spec["shape"]) or "scalar"
-    return f"{spec['dtype']} {shape}{layout}"
+def _input(spec: TensorSpec) -> str:
+    layout = "" if spec.layout == "contiguous" else f" {spec.layout}"
+    shape = " × ".join(str(extent) for extent in spec.shape) or "scalar"
+    return f"{spec.dtype} {shape}{layout}"
 
 
 def show_status(status: str) -> str:
@@ -200,21 +198,22 @@ def tone(status: str) -> str:
     return "" if status in ("correct", "screened", "unanswered", "not_reached", "none") else "no"
 
 
-def show_speedup(ratio: Mapping[str, float]) -> str:
+def show_speedup(ratio: Ratio) -> str:
     """Format a ratio with its interval."""
-    return f"{show_ratio(ratio['ratio'])} ({show_interval(ratio['low'], ratio['high'])})"
+    return f"{show_ratio(ratio.ratio)} ({show_interval(ratio.low, ratio.high)})"
 
 
-def show_confidence(ratio: Mapping[str, float | None]) -> str:
+def show_confidence(ratio: Ratio) -> str:
     """Format the confidence as `98.3 % interval`; old verdicts without one give `interval`."""
-    confidence = ratio.get("confidence")
-    return "interval" if confidence is None else f"{100 * confidence:.3g} % interval"
+    if ratio.confidence is None:
+        return "interval"
+    return f"{100 * ratio.confidence:.3g} % interval"
 
 
-def measured_speedups(verdict: Mapping[str, Any]) -> list[tuple[str, Mapping[str, float]]]:
+def measured_speedups(speedup: Speedups) -> list[tuple[str, Ratio]]:
     """Return each rival that the kernel was timed against, with the ratio."""
-    speedup = verdict.get("speedup") or {}
-    return [(title, speedup[key]) for key, title in RIVALS.items() if speedup.get(key)]
+    found = ((title, getattr(speedup, key)) for key, title in RIVALS.items())
+    return [(title, ratio) for title, ratio in found if ratio is not None]
 
 
 def recalled_words(judged_at: str) -> str:

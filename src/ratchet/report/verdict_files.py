@@ -5,10 +5,10 @@ from __future__ import annotations
 import json
 from collections.abc import Mapping
 from pathlib import Path
-from typing import Any
 
 from ratchet.base import files
 from ratchet.base.errors import RatchetError
+from ratchet.base.json_value import Json
 from ratchet.court.score import SuiteResult
 from ratchet.court.terms import JudgedKernel
 from ratchet.report.suite import render_suite_page
@@ -26,20 +26,18 @@ def check_out(out: Path) -> None:
 
 def write_verdict(judged: JudgedKernel, out: Path) -> dict[str, str]:
     """Write a verdict's JSON and its page; return the paths by kind."""
-    document = judged.to_json()
     stem = _stem(judged)
     paths = {"verdict": out / VERDICTS / f"{stem}.json", "page": out / VERDICTS / f"{stem}.html"}
-    _write(paths, document, render_verdict_page(document))
+    _write(paths, judged.to_json(), render_verdict_page(judged))
     return {kind: str(path) for kind, path in paths.items()}
 
 
 def write_suite(result: SuiteResult, links: Mapping[str, str], out: Path) -> dict[str, str]:
     """Write a suite's table as JSON and as a page that links to the verdict pages."""
-    document = result.model_dump(mode="json")
     stem = files.slug(f"{result.suite}-{result.candidate}")
     paths = {"table": out / f"{stem}.json", "page": out / f"{stem}.html"}
     relative = {name: Path(path).relative_to(out).as_posix() for name, path in links.items()}
-    _write(paths, document, render_suite_page(document, relative))
+    _write(paths, result.model_dump(mode="json"), render_suite_page(result, relative))
     return {kind: str(path) for kind, path in paths.items()}
 
 
@@ -49,7 +47,7 @@ def _stem(judged: JudgedKernel) -> str:
     return "-".join([files.slug(judged.problem.name), *(one[:8] for one in hashes)])
 
 
-def _write(paths: Mapping[str, Path], document: Mapping[str, Any], page: str) -> None:
+def _write(paths: Mapping[str, Path], document: Mapping[str, Json], page: str) -> None:
     """Write a document and its page; the page's path comes second."""
     texts = (json.dumps(document, indent=1), page)
     named = zip(paths.values(), texts, strict=True)

@@ -6,7 +6,8 @@ import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from datetime import UTC, datetime
-from typing import Any
+
+from ratchet.base.json_value import Json
 
 ABSENT = "-"
 
@@ -167,7 +168,7 @@ def sentence(text: str) -> str:
     return text[:1].upper() + text[1:]
 
 
-def device_words(device: Mapping[str, Any]) -> str:
+def device_words(device: Mapping[str, Json]) -> str:
     """Describe the device in a few words."""
     model = str(device.get("model") or device.get("name") or device.get("kind") or "this machine")
     cores = device.get("usable_cores") or device.get("cores")

@@ -15,8 +15,8 @@ from rich.console import Console
 
 from ratchet.authors.author import Answer
 from ratchet.authors.files import untimed
-from ratchet.authors.result import WritingResult, WrittenKernel
-from ratchet.authors.shares import WorkloadWriting
+from ratchet.authors.workload_writing import WorkloadWriting
+from ratchet.authors.writing_result import WritingResult, WrittenKernel
 from ratchet.report import figures
 from ratchet.report import model as m
 from ratchet.report.environment import facts_of, where_measured
@@ -107,7 +107,6 @@ def render_write_page(result: WritingResult) -> str:
 def write_report(result: WritingResult, paths: Mapping[str, str]) -> m.ResultReport:
     """Describe a run, and the files that it wrote."""
     best = result.best
-    verdict = {} if best is None else best.verdict
     reloads = f"The run is going on. This page reloads itself every {RELOAD_S} seconds."
     static = static_section(result.static)
     run = [("run", m.Span(result.run or "-", "code"))]
@@ -127,8 +126,8 @@ def write_report(result: WritingResult, paths: Mapping[str, str]) -> m.ResultRep
         ),
         sections=m.blocks(
             _verdict(best) if best else None,
-            replace(evidence_section("Evidence", verdict["evidence"]), on="page")
-            if verdict.get("evidence")
+            replace(evidence_section("Evidence", best.verdict.evidence), on="page")
+            if best and best.verdict.evidence
             else None,
             _progress(result),
             _lineage(result),
@@ -143,7 +142,7 @@ def write_report(result: WritingResult, paths: Mapping[str, str]) -> m.ResultRep
                 result.versions,
                 result.command,
                 before=run,
-                after=facts_of(verdict.get("environment", {})),
+                after=facts_of(best.verdict.environment) if best else (),
             ),
             m.written(paths),
         ),
@@ -152,8 +151,8 @@ def write_report(result: WritingResult, paths: Mapping[str, str]) -> m.ResultRep
 
 
 def _speedups(result: WritingResult) -> list[m.Tile]:
-    if result.best and measured_speedups(result.best.verdict):
-        return speedup_tiles(result.best.verdict, "confirmed by a verdict, ")
+    if result.best and measured_speedups(result.best.verdict.speedup):
+        return speedup_tiles(result.best.verdict.speedup, "confirmed by a verdict, ")
     yet = " yet" if result.running else ""
     said = "only a verdict of its own gives a kernel's speed-up"
     return [m.Tile(f"no confirmed speed-up{yet}", "", said, "undecided")]
@@ -273,11 +272,11 @@ def headline(result: WritingResult) -> str:
         if result.stopped == "interrupted":
             return f"Interrupted before a verdict on a kernel for {result.problem}"
         return f"No right kernel for {result.problem}"
-    ratio = (best.verdict.get("speedup") or {}).get("vs_reference")
+    ratio = best.verdict.speedup.vs_reference
     if result.status == "proven" and ratio:
-        interval = show_interval(ratio["low"], ratio["high"])
+        interval = show_interval(ratio.low, ratio.high)
         return (
-            f"Proven: a kernel for {result.problem} runs {show_ratio(ratio['ratio'])} as fast as "
+            f"Proven: a kernel for {result.problem} runs {show_ratio(ratio.ratio)} as fast as "
             f"the reference ({interval})"
         )
     said = f"{show_status(result.status).capitalize()}: {best.reason}"

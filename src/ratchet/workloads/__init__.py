@@ -8,7 +8,7 @@ from __future__ import annotations
 import importlib
 import sys
 from types import ModuleType
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
     from ratchet.workloads.check import check
@@ -34,7 +34,7 @@ _HOMES = {
 class _WorkloadsPackage(ModuleType):
     """A package whose `load` and `check` are functions, although modules share these names."""
 
-    def __setattr__(self, name: str, value: Any) -> None:
+    def __setattr__(self, name: str, value: object) -> None:
         """Bind a name, but never rebind a function's name to the submodule that holds it."""
         if not (name in _HOMES and isinstance(value, ModuleType)):
             super().__setattr__(name, value)
@@ -43,7 +43,7 @@ class _WorkloadsPackage(ModuleType):
 sys.modules[__name__].__class__ = _WorkloadsPackage
 
 
-def __getattr__(name: str) -> Any:
+def __getattr__(name: str) -> object:
     if name not in _HOMES:
         raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
     return getattr(importlib.import_module(f"{__name__}.{_HOMES[name]}"), name)

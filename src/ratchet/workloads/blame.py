@@ -9,14 +9,13 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from functools import cache
 from pathlib import Path
-from typing import Any
 
 import torch
 
 from ratchet.base.errors import DeviceError, RatchetError, WorkloadError
 from ratchet.kernels.languages.cpp import cache_folder
 from ratchet.workloads.memory import available_bytes
-from ratchet.workloads.workload import Workload
+from ratchet.workloads.workload import Batch, Workload
 
 OWN_REMEDY = "correct it there"
 MODEL_REMEDY = "this model cannot be trained with these settings; change them or choose another"
@@ -66,7 +65,7 @@ def blamed_step(workload: Workload) -> Iterator[None]:
         ) from error
 
 
-def batch_of(workload: Workload, index: int) -> Any:
+def batch_of(workload: Workload, index: int) -> Batch:
     """Return what step number `index` takes: one batch, or the list of those it accumulates.
 
     An exception in the user's function names its file and line.

@@ -75,7 +75,7 @@ def check(workload: Workload) -> tuple[str, ...]:
 
 def _check_fields(workload: Workload) -> None:
     name = workload.name
-    model: Any = workload.model  # a user's file may pass anything
+    model: object = workload.model  # a user's file may pass anything
     if not isinstance(model, nn.Module):
         given = type(model).__name__
         raise WorkloadError(f"workload {name!r}: model is {given}, not an nn.Module; pass one")
@@ -84,7 +84,7 @@ def _check_fields(workload: Workload) -> None:
         given = getattr(workload, field)
         if given is not None and not callable(given):
             raise WorkloadError(f"workload {name!r}: {field} is not callable; pass a function")
-    counts: dict[str, Any] = {"tokens_per_batch": workload.tokens_per_batch}
+    counts: dict[str, object] = {"tokens_per_batch": workload.tokens_per_batch}
     counts["accumulate"] = workload.accumulate
     for field, value in counts.items():
         if value is not None and (not isinstance(value, int) or value < 1):
@@ -145,7 +145,7 @@ def _refuse_meta(workload: Workload, what: str, tensors: Sequence[Tensor]) -> No
         )
 
 
-def _check_memory(workload: Workload, batch: Any, device: torch.device) -> None:
+def _check_memory(workload: Workload, batch: object, device: torch.device) -> None:
     """Refuse a batch whose step cannot fit, by a lower bound, before any memory is allocated."""
     saved = saved_bytes(workload, batch)
     if saved is None:
@@ -173,7 +173,7 @@ def _check_optimizers(workload: Workload) -> None:
             )
 
 
-def _check_batch(workload: Workload, batch: Any, again: Any) -> None:
+def _check_batch(workload: Workload, batch: object, again: object) -> None:
     tensors = [leaf for leaf in pytree.tree_leaves(batch) if isinstance(leaf, Tensor)]
     others = [leaf for leaf in pytree.tree_leaves(again) if isinstance(leaf, Tensor)]
     _refuse_meta(workload, "batch(0)", tensors)
@@ -187,7 +187,7 @@ def _check_batch(workload: Workload, batch: Any, again: Any) -> None:
         )
 
 
-def _check_loss(workload: Workload, batch: Any, device: torch.device) -> str | None:
+def _check_loss(workload: Workload, batch: object, device: torch.device) -> str | None:
     """Check the loss and its gradients; return a warning if the loss is random."""
     model, loss_of = workload.model.train(), compiled_loss(workload, workload.as_written())
     before = buffers_of(model)
@@ -210,7 +210,7 @@ def _check_loss(workload: Workload, batch: Any, device: torch.device) -> str | N
         put_back(model, before)
 
 
-def _check_differentiable(workload: Workload, loss: Any) -> None:
+def _check_differentiable(workload: Workload, loss: object) -> None:
     parameters = list(workload.trained().values())
     if not isinstance(loss, Tensor) or loss.numel() != 1:
         found = f"shape {tuple(loss.shape)}" if isinstance(loss, Tensor) else type(loss).__name__
@@ -290,7 +290,7 @@ def _no_gradient(workload: Workload) -> str:
     )
 
 
-def _guarded(workload: Workload, call: Callable[[], Any]) -> Any:
+def _guarded(workload: Workload, call: Callable[[], object]) -> Any:
     """Return `call()`, reporting exceptions as one line and failed allocations as DeviceError."""
     source = workload.source
     path = user_file(source) if is_user_spec(source) else None

@@ -72,9 +72,9 @@ def choices_of(checkpointing: str, blocks: int) -> str:
 
 
 def _wrap(block: nn.Module, **options: Any) -> None:
-    forward: Callable[..., Any] = block.forward
+    forward: Callable[..., object] = block.forward
 
-    def recomputing(*args: Any, **kwargs: Any) -> Any:
+    def recomputing(*args: object, **kwargs: Any) -> object:
         # dynamo answers is_transformed() with True, so it is not asked there.
         if torch.compiler.is_compiling():
             again = forward  # a graph holds the tensors that it was traced with
@@ -89,9 +89,9 @@ def _wrap(block: nn.Module, **options: Any) -> None:
 
 
 def _offload(block: nn.Module) -> None:
-    forward: Callable[..., Any] = block.forward
+    forward: Callable[..., object] = block.forward
 
-    def offloading(*args: Any, **kwargs: Any) -> Any:
+    def offloading(*args: object, **kwargs: object) -> object:
         with OffloadedTensors(block):
             return forward(*args, **kwargs)
 
@@ -128,7 +128,7 @@ _APPLY: Final[dict[str, Callable[[nn.Module], None]]] = {
 }
 
 
-def _with_tensors_of(block: nn.Module, forward: Callable[..., Any]) -> Callable[..., Any]:
+def _with_tensors_of(block: nn.Module, forward: Callable[..., object]) -> Callable[..., object]:
     """Return a forward that runs with the parameters and buffers that the block has now.
 
     During backward it may have others: `torch.func.functional_call` puts its own in place and takes
@@ -136,7 +136,7 @@ def _with_tensors_of(block: nn.Module, forward: Callable[..., Any]) -> Callable[
     """
     now = _tensors(block)
 
-    def again(*args: Any, **kwargs: Any) -> Any:
+    def again(*args: object, **kwargs: object) -> object:
         then = _tensors(block)
         _put(now)
         try:

@@ -166,7 +166,7 @@ class StepConfig(BaseModel):
         bool, StepSetting(variables=lambda _: {"TORCH_ROCM_AOTRITON_ENABLE_EXPERIMENTAL": "1"})
     ] = False
 
-    def changed(self) -> Iterator[tuple[str, Any, StepSetting]]:
+    def changed(self) -> Iterator[tuple[str, object, StepSetting]]:
         """Yield the name, the value and the `StepSetting` of each field that is not its default."""
         for name, setting in SETTINGS.items():
             value = getattr(self, name)
@@ -194,7 +194,7 @@ class StepConfig(BaseModel):
         return {one.inductor: True for _, _, one in self.changed() if one.inductor}
 
 
-def default_of(name: str) -> Any:
+def default_of(name: str) -> object:
     """Return the default of a field of StepConfig."""
     return StepConfig.model_fields[name].default
 
@@ -206,7 +206,7 @@ SETTINGS: Final[Mapping[str, StepSetting]] = {
     if isinstance(one, StepSetting)
 }
 """The fields' settings, in their order."""
-AROUND_GRAPHS: Final[Mapping[str, Any]] = {
+AROUND_GRAPHS: Final[Mapping[str, object]] = {
     name: default_of(name) for name, one in SETTINGS.items() if not one.in_graphs
 }
 """Settings that do not affect the code that torch.compile generates, with their defaults."""

@@ -3,12 +3,11 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Any
 
 from torch import Tensor
 from torch.utils import _pytree as pytree
 
-from ratchet.workloads.workload import Unit, Workload
+from ratchet.workloads.workload import Batch, Unit, Workload
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -19,7 +18,7 @@ class Counted:
     unit: Unit
 
 
-def count(workload: Workload, batch: Any) -> Counted:
+def count(workload: Workload, batch: Batch) -> Counted:
     """Count the items in one step, which takes as many batches as it accumulates.
 
     Without `tokens_per_batch`, the leading dimension of `batch`'s first tensor is the number of
@@ -32,7 +31,7 @@ def count(workload: Workload, batch: Any) -> Counted:
     return Counted(per_step=samples_of(batch) * workload.accumulate, unit=unit)
 
 
-def samples_of(batch: Any) -> int:
+def samples_of(batch: Batch) -> int:
     """Return the leading dimension of a batch's first tensor."""
     shapes = [leaf.shape for leaf in pytree.tree_leaves(batch) if isinstance(leaf, Tensor)]
     return max(next((shape[0] for shape in shapes if shape), 1), 1)

@@ -29,7 +29,7 @@ MARK: Final = "defers_logits"
 
 def find_head(model: nn.Module) -> nn.Linear | None:
     """Return the linear layer that makes the logits: the model's widest, if it widens."""
-    named: Any = getattr(model, "get_output_embeddings", None)
+    named = getattr(model, "get_output_embeddings", None)
     found = named() if callable(named) else None
     if isinstance(found, nn.Linear):
         return found
@@ -118,7 +118,13 @@ class DeferredLogits(Tensor):
         return made
 
     @classmethod
-    def __torch_function__(cls, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+    def __torch_function__(
+        cls,
+        func: Callable[..., Any],
+        types: object,
+        args: tuple[Any, ...] = (),
+        kwargs: dict[str, Any] | None = None,
+    ) -> Any:
         named = kwargs or {}
         if func in _FACTS:
             with torch._C.DisableTorchFunctionSubclass():
@@ -136,7 +142,11 @@ class DeferredLogits(Tensor):
 
     @classmethod
     def __torch_dispatch__(  # type: ignore[override]
-        cls, func: Any, types: Any, args: Any = (), kwargs: Any = None
+        cls,
+        func: Callable[..., Any],
+        types: object,
+        args: tuple[Any, ...] = (),
+        kwargs: dict[str, Any] | None = None,
     ) -> Any:
         whole = pytree.tree_map_only(cls, cls.computed, (args, kwargs or {}))
         return func(*whole[0], **whole[1])
@@ -145,7 +155,9 @@ class DeferredLogits(Tensor):
         """Return the logits as the layer computes them."""
         return F.linear(self.x, self.weight, self.bias)
 
-    def _viewed(self, func: Any, args: Any, named: Any) -> DeferredLogits | None:
+    def _viewed(
+        self, func: Callable[..., Any], args: tuple[Any, ...], named: dict[str, Any]
+    ) -> DeferredLogits | None:
         """Return the view if its rows are whole; None if it must be computed."""
         if func in _SAME:
             return self

@@ -5,7 +5,7 @@ from __future__ import annotations
 import logging
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-from typing import Any, TypeVar
+from typing import TypeVar
 
 from torch import Tensor, nn
 from torch._subclasses.fake_tensor import FakeTensorMode
@@ -21,7 +21,7 @@ Result = TypeVar("Result")
 
 def pretend(
     workload: Workload,
-    batch: Any,
+    batch: object,
     inspect: Callable[[Callable[[], Tensor], FakeTensorMode], Result],
 ) -> Result | None:
     """Return `inspect(forward, mode)`; `forward()` computes the loss on tensors without values.
@@ -54,7 +54,7 @@ def _unlogged() -> Iterator[None]:
         logger.disabled = before
 
 
-def saved_bytes(workload: Workload, batch: Any) -> int | None:
+def saved_bytes(workload: Workload, batch: object) -> int | None:
     """Return the bytes, besides the weights, that forward keeps for backward.
 
     This is a lower bound on the activation memory of the step. None if only a real run can tell.

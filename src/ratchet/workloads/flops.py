@@ -8,6 +8,7 @@ from typing import Any
 from weakref import WeakKeyDictionary
 
 import torch
+from torch import Tensor
 from torch.utils.flop_counter import FlopCounterMode
 
 from ratchet.problems.flop_count import ATTENTION, backward_flops, forward_flops
@@ -20,16 +21,18 @@ from ratchet.workloads.workload import Workload
 aten = torch.ops.aten
 
 
-def _lstm_flops(x: Any, inner: Any, recurrent: Any, *args: Any, out_val: Any, **kw: Any) -> int:
+def _lstm_flops(
+    x: Tensor, inner: Tensor, recurrent: Tensor, *args: object, out_val: object, **kw: object
+) -> int:
     steps = x.numel() // x.shape[-1]
     return int(2 * steps * (inner.numel() + recurrent.numel()))
 
 
-def _lstm_backward_flops(*args: Any, out_val: Any, **kw: Any) -> int:
+def _lstm_backward_flops(*args: Any, out_val: object, **kw: Any) -> int:
     return 2 * _lstm_flops(*args, out_val=out_val, **kw)
 
 
-FUSED: dict[Any, Any] = {
+FUSED: dict[object, Any] = {
     **ATTENTION,
     aten._scaled_dot_product_flash_attention_for_cpu: forward_flops,
     aten._scaled_dot_product_flash_attention_for_cpu_backward: backward_flops,
@@ -44,7 +47,7 @@ for _formula in FUSED.values():
 _counted: WeakKeyDictionary[Workload, int] = WeakKeyDictionary()
 
 
-def flops_of(step: TrainingStep, batch: Any) -> int:
+def flops_of(step: TrainingStep, batch: object) -> int:
     """Count the operations of one run of a step; see `step_flops`.
 
     A `train_step` trains on `batch` once, and the operations of its update count too.

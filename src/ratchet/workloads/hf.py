@@ -13,7 +13,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import replace
 from functools import partial
-from typing import Any
+from typing import TYPE_CHECKING
 
 import torch
 from torch import Tensor, nn
@@ -28,6 +28,9 @@ from ratchet.workloads.memory import require, state_bytes
 from ratchet.workloads.names import PREFIX
 from ratchet.workloads.request import Request
 from ratchet.workloads.workload import AdamWSpec, Workload
+
+if TYPE_CHECKING:
+    from transformers import PretrainedConfig
 
 SMALL = Dimensions(
     layers=4,
@@ -87,7 +90,7 @@ def tiny_hf(name: str, device: torch.device, *, seed: int = 0) -> Workload:
 
 
 @functools.cache
-def _least_config(name: str, device: torch.device) -> Any:
+def _least_config(name: str, device: torch.device) -> PretrainedConfig:
     why: Exception | None = None
     for dimensions in LEAST_FORMS:
         try:
@@ -152,7 +155,7 @@ def quiet_transformers() -> Iterator[None]:
         logging.set_verbosity(before)
 
 
-def _build(spec: str, config: Any, batching: Batching, request: Request) -> Workload:
+def _build(spec: str, config: PretrainedConfig, batching: Batching, request: Request) -> Workload:
     head = head_of(config, spec)
     batching = _asked(batching, request, head, spec)
     model = _model(config, head, spec, request)
@@ -184,7 +187,7 @@ def _name_loss(model: nn.Module) -> None:
         model.loss_type = "ForCausalLM"  # type: ignore[assignment]
 
 
-def _shrink(spec: str, config: Any, request: Request, seed: int) -> Workload:
+def _shrink(spec: str, config: PretrainedConfig, request: Request, seed: int) -> Workload:
     asked = replace(request, seed=seed, batch_size=None, sequence=None, text=None)
     with quiet_transformers():
         small = small_config(config, TINY)
@@ -203,7 +206,7 @@ def _asked(batching: Batching, request: Request, head: Head, spec: str) -> Batch
     )
 
 
-def _model(config: Any, head: Head, spec: str, request: Request) -> nn.Module:
+def _model(config: PretrainedConfig, head: Head, spec: str, request: Request) -> nn.Module:
     with quiet_transformers():
         try:
             remedy = "choose a smaller model or a larger device"
@@ -223,7 +226,7 @@ def _model(config: Any, head: Head, spec: str, request: Request) -> nn.Module:
     return model.to(request.device)
 
 
-def _made(config: Any, head: Head) -> nn.Module:
+def _made(config: PretrainedConfig, head: Head) -> nn.Module:
     import transformers
 
     named = table_of(head).get(config.model_type)
@@ -234,7 +237,7 @@ def _made(config: Any, head: Head) -> nn.Module:
     return model
 
 
-def _needed_bytes(config: Any, head: Head) -> int:
+def _needed_bytes(config: PretrainedConfig, head: Head) -> int:
     """Return a lower bound on a step's memory; 0 for a model that cannot be built on meta."""
     try:
         with torch.device("meta"):

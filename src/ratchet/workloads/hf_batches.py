@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
-from typing import Any
+from typing import TYPE_CHECKING
 
 import torch
 from torch import Tensor, nn
@@ -28,6 +28,9 @@ from ratchet.workloads.vit import MadeImages, ViTSize
 from ratchet.workloads.windows import text_windows
 from ratchet.workloads.workload import BatchFunction
 
+if TYPE_CHECKING:
+    from transformers import PretrainedConfig
+
 
 def batches_for(model: nn.Module, head: Head, batching: Batching, data: Data) -> BatchFunction:
     """Return batches that `model` takes.
@@ -35,7 +38,7 @@ def batches_for(model: nn.Module, head: Head, batching: Batching, data: Data) ->
     Where the configuration does not tell the shape of an input, such as a spectrogram's, the likely
     ones are tried in turn. Raises WorkloadError if the model takes none of them.
     """
-    config: Any = model.config
+    config: PretrainedConfig = model.config
     if head.inputs == "words":
         return next_words(vocabulary(config), batching, data)
     if head.inputs == "captions":
@@ -69,7 +72,7 @@ def _masked_words(symbols: int, batching: Batching, data: Data) -> MaskedWords:
     return MaskedWords(windows=windows, size=size, device=data.device)
 
 
-def _images(config: Any, batching: Batching, data: Data) -> MadeImages:
+def _images(config: PretrainedConfig, batching: Batching, data: Data) -> MadeImages:
     size = ViTSize(
         hidden=0,
         layers=0,

@@ -6,10 +6,13 @@ import difflib
 import importlib.util
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, Literal
+from typing import TYPE_CHECKING, Any, Final, Literal
 
 from ratchet.base.errors import WorkloadError
 from ratchet.workloads.hf_small import without_dropout
+
+if TYPE_CHECKING:
+    from transformers import PretrainedConfig
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -36,8 +39,8 @@ def _head(auto_class: str, table: str, **named: Any) -> Head:
                 **named)  # fmt: skip
 
 
-_IMAGES: dict[str, Any] = {"unit": "images"}
-_AUDIO: dict[str, Any] = {"unit": "samples"}
+_IMAGES: Final = {"unit": "images"}
+_AUDIO: Final = {"unit": "samples"}
 HEADS = {
     # The first head that a type has is trained. Masked comes before causal: BERT has both heads.
     "masked": _head("MaskedLM", "MASKED_LM", inputs="masked"),
@@ -63,7 +66,7 @@ def check_transformers() -> None:
         raise WorkloadError("hf: needs transformers: pip install 'torch-ratchet[hf]'")
 
 
-def read_config(name: str) -> tuple[Any, bool]:
+def read_config(name: str) -> tuple[PretrainedConfig, bool]:
     """Return the configuration that `name` means, and True if `name` is a model type.
 
     A model type takes precedence over a folder of the same name; `./NAME` is always a folder.
@@ -106,7 +109,7 @@ def trained_types() -> dict[str, Head]:
     return {name: found[name] for name in types if name in found}
 
 
-def _from_folder(folder: Path) -> Any:
+def _from_folder(folder: Path) -> PretrainedConfig:
     from transformers import AutoConfig
 
     if not (folder / "config.json").is_file():
@@ -120,7 +123,7 @@ def _from_folder(folder: Path) -> Any:
         ) from error
 
 
-def _from_hub(name: str) -> Any:
+def _from_hub(name: str) -> PretrainedConfig:
     from huggingface_hub.errors import HFValidationError
     from transformers import AutoConfig
 
@@ -145,7 +148,7 @@ def table_of(head: Head) -> dict[str, str | tuple[str, ...]]:
     return dict(getattr(modeling_auto, head.table, {}))
 
 
-def head_of(config: Any, spec: str) -> Head:
+def head_of(config: PretrainedConfig, spec: str) -> Head:
     """Return the head of the first of its `architectures`, or the first that its type supports."""
     tables = {key: table_of(head) for key, head in HEADS.items()}
     for architecture in config.architectures or ():

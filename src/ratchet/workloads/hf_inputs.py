@@ -6,7 +6,7 @@ import inspect
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, field
 from functools import partial
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import torch
@@ -18,6 +18,9 @@ from ratchet.workloads.hf_config import Head
 from ratchet.workloads.text import BYTE_SYMBOLS
 from ratchet.workloads.windows import next_token_batches
 from ratchet.workloads.workload import BatchFunction
+
+if TYPE_CHECKING:
+    from transformers import PretrainedConfig, PreTrainedModel
 
 IMAGE, PATCH = 224, 16
 """Side of an image, and of a patch, where the configuration names none."""
@@ -91,14 +94,14 @@ class RandomBatches:
     """Shapes of normally distributed inputs, by name."""
     integers: Mapping[str, Integers] = field(default_factory=dict)
     """(least, one more than the most, shape) of integers, by name."""
-    objects: Callable[[np.random.Generator], dict[str, Any]] | None = None
+    objects: Callable[[np.random.Generator], dict[str, object]] | None = None
     """Makes labels that are lists of tensors."""
     seed: int
     device: torch.device
 
     def __call__(self, index: int) -> dict[str, Any]:
         rng = np.random.default_rng((self.seed, index))
-        batch: dict[str, Any] = {}
+        batch: dict[str, Tensor] = {}
         for name, shape in self.normal.items():
             batch[name] = torch.from_numpy(rng.standard_normal(shape, np.float32))
         for name, (least, most, shape) in self.integers.items():
@@ -111,7 +114,7 @@ def candidates(
     model: nn.Module, head: Head, batching: Batching, data: Data
 ) -> Iterator[RandomBatches]:
     """Yield likely batches of audio, images or clips, with the labels of `head`."""
-    config: Any = model.config
+    config: PretrainedConfig = model.config
     size = batching.batch_size
     classes = int(config.num_labels or 2)
     make = partial(RandomBatches, seed=data.seed, device=data.device)
@@ -158,7 +161,7 @@ def _audio(
 
 def _shapes_of_audio(model: nn.Module, size: int) -> Iterator[tuple[str, tuple[int, ...]]]:
     """Yield the likely names and shapes of audio: a waveform, or a spectrogram either way round."""
-    config: Any = model.config
+    config: PretrainedConfig = model.config
     sizes = {whole(config, (name,), 80) for name in MEL_NAMES}
     longest = whole(config, LENGTH_NAMES, SPECTRA)
     name = str(getattr(model, "main_input_name", "input_values"))
@@ -186,7 +189,7 @@ class Objects:
     as_masks: bool
     """Labels are `mask_labels` and `class_labels`; else `labels`, one mapping an image."""
 
-    def __call__(self, rng: np.random.Generator) -> dict[str, Any]:
+    def __call__(self, rng: np.random.Generator) -> dict[str, object]:
         made = [self._image(rng) for _ in range(self.count)]
         if not self.as_masks:
             return {"labels": made}
@@ -219,7 +222,7 @@ class Captions:
     same_words: tuple[str, ...] = ()
     """Further inputs that hold the words alone."""
 
-    def __call__(self, index: int) -> dict[str, Any]:
+    def __call__(self, index: int) -> dict[str, object]:
         ids = self.words(index)["input_ids"]
         image = torch.full_like(ids[:, :1].expand(-1, self.places), self.image_id)
         ignored = torch.full_like(image, IGNORED)
@@ -236,7 +239,7 @@ def captions(model: nn.Module, batching: Batching, data: Data) -> Iterator[Batch
 
     Ids of placeholders are the last of a small vocabulary, so that no word has one.
     """
-    config: Any = model.config
+    config: PretrainedConfig = model.config
     words = next_words(vocabulary(config) - RESERVED, batching, data)
     image_id = whole(config, ("image_token_id", "image_token_index"), 0)
     side = image_side(config)
@@ -258,7 +261,7 @@ def captions(model: nn.Module, batching: Batching, data: Data) -> Iterator[Batch
     yield words
 
 
-def _features(model: Any, pixels: Tensor, config: Any) -> int:
+def _features(model: PreTrainedModel, pixels: Tensor, config: PretrainedConfig) -> int:
     """Return the number of features that the model makes of an image; 0 if it does not tell."""
     try:
         with torch.no_grad():
@@ -281,25 +284,25 @@ def _required(model: nn.Module) -> list[str]:
     return [name for name, one in parameters.items() if one.default is one.empty]
 
 
-def _parts(config: Any) -> Iterator[Any]:
+def _parts(config: PretrainedConfig) -> Iterator[PretrainedConfig]:
     yield config
     for name in config.sub_configs:
         if getattr(config, name, None) is not None:
             yield from _parts(getattr(config, name))
 
 
-def vocabulary(config: Any) -> int:
+def vocabulary(config: PretrainedConfig) -> int:
     """Return the number of words that the model, or its text part, knows."""
     words = whole(config.get_text_config(), ("vocab_size",), 0)
     return words or whole(config, ("vocab_size",), 2)
 
 
-def image_side(config: Any) -> int:
+def image_side(config: object) -> int:
     """Return the side of the model's images."""
     return whole(config, ("image_size",), IMAGE)
 
 
-def whole(config: Any, names: tuple[str, ...], usual: int) -> int:
+def whole(config: object, names: tuple[str, ...], usual: int) -> int:
     """Return the first of these fields that the configuration, or a part of it, has."""
     for part in _parts(config):
         for name in names:

@@ -5,7 +5,12 @@ from __future__ import annotations
 import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import TYPE_CHECKING
+
+from ratchet.base.json_value import Json
+
+if TYPE_CHECKING:
+    from transformers import PretrainedConfig
 
 LAYERS = re.compile(r"(^|_)(layers?|n_layers?|depth|layers_per_stack)$|^num_blocks$")
 DEPTHS = re.compile(r"(^|_)(depths|layers_per_stage|num_blocks|num_layers_per_stage)$")
@@ -91,7 +96,7 @@ class Widths:
         }
 
 
-def small_config(config: Any, dimensions: Dimensions) -> Any:
+def small_config(config: PretrainedConfig, dimensions: Dimensions) -> PretrainedConfig:
     """Return a configuration of the same class and switches, with these sizes and no dropout."""
     left_out = _NOT_SWITCHES | (_derived(config) if dimensions.derived else set())
     kept = {
@@ -122,7 +127,7 @@ def small_config(config: Any, dimensions: Dimensions) -> Any:
     return without_dropout(small)
 
 
-def _derived(config: Any) -> set[str]:
+def _derived(config: PretrainedConfig) -> set[str]:
     """Return the fields that the constructor computes, for nobody gave them."""
     declared = getattr(type(config), "__dataclass_fields__", {})
     return {
@@ -132,12 +137,12 @@ def _derived(config: Any) -> set[str]:
     }
 
 
-def _by_layer(config: Any) -> tuple[str, ...]:
+def _by_layer(config: PretrainedConfig) -> tuple[str, ...]:
     """Return the fields that have no value of their own, only one for each kind of layer."""
     return tuple(getattr(config, "per_layer_attributes", None) or ())
 
 
-def _small_part(config: Any, name: str, dimensions: Dimensions) -> Any:
+def _small_part(config: PretrainedConfig, name: str, dimensions: Dimensions) -> PretrainedConfig:
     part = getattr(config, name)
     if part.model_type not in _TIMM or name != "backbone_config":
         return small_config(part, dimensions)
@@ -149,11 +154,11 @@ def _small_part(config: Any, name: str, dimensions: Dimensions) -> Any:
     return without_dropout(resnet)
 
 
-def _several(part: Any) -> bool:
+def _several(part: PretrainedConfig) -> bool:
     return len(getattr(part, "out_indices", None) or ()) > 1
 
 
-def _layers(own: Mapping[str, Any], dimensions: Dimensions) -> list[int]:
+def _layers(own: Mapping[str, Json], dimensions: Dimensions) -> list[int]:
     """Return the layers that stay, by their number: one of each kind before others."""
     depth = _depth(own)
     wanted = dimensions.layers
@@ -170,15 +175,15 @@ def _layers(own: Mapping[str, Any], dimensions: Dimensions) -> list[int]:
     return sorted([*first, *others[: max(0, wanted - len(first))]])
 
 
-def _depth(own: Mapping[str, Any]) -> int | None:
+def _depth(own: Mapping[str, Json]) -> int | None:
     names = ("num_hidden_layers", "num_layers", "n_layer", "n_layers", "depth", "encoder_layers")
     found = (own[name] for name in names if isinstance(own.get(name), int))
     return next(found, None)
 
 
 def _sized(
-    config: Any, own: Mapping[str, Any], dimensions: Dimensions, layers: int
-) -> dict[str, Any]:
+    config: PretrainedConfig, own: Mapping[str, Json], dimensions: Dimensions, layers: int
+) -> dict[str, Json]:
     """Return the fields that hold a size, small."""
     sizes = _widths(type(config).attribute_map, own, dimensions)
     largest = _largest(dimensions.vocabulary, layers)
@@ -214,12 +219,12 @@ def _largest(vocabulary: int, layers: int) -> list[tuple[re.Pattern[str], int]]:
 
 
 def _widths(
-    mapped: Mapping[str, str], own: Mapping[str, Any], dimensions: Dimensions
-) -> dict[str, Any]:
+    mapped: Mapping[str, str], own: Mapping[str, Json], dimensions: Dimensions
+) -> dict[str, Json]:
     """Return the sizes of one layer, by the names that this configuration has."""
     if dimensions.widths is None:
         return {}
-    sizes: dict[str, Any] = {
+    sizes: dict[str, Json] = {
         name: value
         for name, value in dimensions.widths.by_name().items()
         if isinstance(own.get(mapped.get(name, name)), int)
@@ -238,7 +243,7 @@ def _widths(
     return sizes | _mamba_heads(own, dimensions.widths)
 
 
-def _mamba_heads(own: Mapping[str, Any], widths: Widths) -> dict[str, Any]:
+def _mamba_heads(own: Mapping[str, Json], widths: Widths) -> dict[str, Json]:
     """Return a state-space layer's heads, which share the expanded hidden size."""
     if not isinstance(expand := own.get("mamba_expand"), int | float):
         return {}
@@ -251,10 +256,10 @@ def _mamba_heads(own: Mapping[str, Any], widths: Widths) -> dict[str, Any]:
     return {name: size for name, size in sizes.items() if own.get(name) is not None}
 
 
-def _chosen(own: Mapping[str, Any], layers: Sequence[int]) -> dict[str, Any]:
+def _chosen(own: Mapping[str, Json], layers: Sequence[int]) -> dict[str, Json]:
     """Return the lists that have an entry for each layer, and those that number layers."""
     depth = _depth(own)
-    chosen: dict[str, Any] = {}
+    chosen: dict[str, Json] = {}
     for name, value in own.items():
         if DEPTHS.search(name):
             continue
@@ -266,7 +271,9 @@ def _chosen(own: Mapping[str, Any], layers: Sequence[int]) -> dict[str, Any]:
     return chosen
 
 
-def _rope(config: Any, own: Mapping[str, Any], sizes: Mapping[str, Any]) -> dict[str, Any]:
+def _rope(
+    config: PretrainedConfig, own: Mapping[str, Json], sizes: Mapping[str, Json]
+) -> dict[str, Json]:
     """Return the rotary embedding's parameters with sections that fill a smaller head."""
     rope = own.get("rope_parameters")
     if not isinstance(rope, dict) or "mrope_section" not in rope or "hidden_size" not in sizes:
@@ -279,7 +286,7 @@ def _rope(config: Any, own: Mapping[str, Any], sizes: Mapping[str, Any]) -> dict
     return {"rope_parameters": {**rope, "mrope_section": [total - sum(rest), *rest]}}
 
 
-def _ids(own: Mapping[str, Any], vocabulary: int) -> dict[str, int]:
+def _ids(own: Mapping[str, Json], vocabulary: int) -> dict[str, int]:
     """Return special ids that the small vocabulary has; distinct ones stay distinct."""
     outside = [
         name
@@ -298,18 +305,18 @@ def _ids(own: Mapping[str, Any], vocabulary: int) -> dict[str, int]:
     }
 
 
-def _language(own: Mapping[str, Any]) -> dict[str, str]:
+def _language(own: Mapping[str, Json]) -> dict[str, str]:
     """Return the language of words that name none, for a model that has a layer for each."""
     languages: Sequence[str] = own.get("languages") or ()
     unset = bool(languages) and own.get("default_language", "") is None
     return {"default_language": languages[0]} if unset else {}
 
 
-def _is_list(value: Any) -> bool:
+def _is_list(value: Json) -> bool:
     return isinstance(value, list | tuple) and bool(value)
 
 
-def _is_indices(name: str, value: Any) -> bool:
+def _is_indices(name: str, value: Json) -> bool:
     return (
         bool(INDICES.search(name))
         and _is_list(value)
@@ -318,7 +325,7 @@ def _is_indices(name: str, value: Any) -> bool:
     )
 
 
-def without_dropout(config: Any) -> Any:
+def without_dropout(config: PretrainedConfig) -> PretrainedConfig:
     """Set all dropout and other randomness to 0, disable the cache, in place; return the config."""
     for name in config.sub_configs:
         if getattr(config, name, None) is not None:

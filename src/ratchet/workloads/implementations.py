@@ -15,7 +15,7 @@ FUSED: Final = (torch.optim.SGD, torch.optim.Adam, torch.optim.AdamW)
 """Optimizers whose fused and foreach updates compute what their plain ones do."""
 
 
-def unwrapped(optimizer: Any) -> Any:
+def unwrapped(optimizer: object) -> Any:
     """Return the optimizer inside wrappers that hold it as `optimizer`, such as accelerate's."""
     inner = getattr(optimizer, "optimizer", None)
     wraps = isinstance(optimizer, Optimizer) and isinstance(inner, Optimizer)

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass
-from typing import Any, cast
+from typing import cast
 
 import torch
 import torch.nn.functional as F
@@ -121,7 +121,7 @@ class LlamaBlock(nn.Module):
 class Llama(nn.Module):
     """tokens int64 [B, T] -> logits [B, T, V]."""
 
-    block: Callable[[Any], nn.Module] = LlamaBlock
+    block: Callable[..., nn.Module] = LlamaBlock
     cos: Tensor
     sin: Tensor
 
@@ -138,13 +138,14 @@ class Llama(nn.Module):
         if size.tied:
             self.head.weight = self.embedding.weight
 
-    def forward(self, tokens: Tensor) -> Any:
+    def forward(self, tokens: Tensor) -> Tensor | tuple[Tensor, Tensor]:
         length = tokens.shape[1]
         cos, sin = self.cos[:length], self.sin[:length]
         x = self.embedding(tokens)
         for layer in self.layers:
             x = layer(x, cos, sin)
-        return self.head(self.norm(x))
+        logits: Tensor = self.head(self.norm(x))
+        return logits
 
 
 def next_token_loss(model: nn.Module, batch: tuple[Tensor, Tensor]) -> Tensor:
@@ -154,7 +155,7 @@ def next_token_loss(model: nn.Module, batch: tuple[Tensor, Tensor]) -> Tensor:
     return F.cross_entropy(logits.view(-1, logits.shape[-1]).float(), targets.view(-1))
 
 
-def build_batches(size: Any, data: Data) -> BatchFunction:
+def build_batches(size: LlamaSize, data: Data) -> BatchFunction:
     """Return batches for next-token prediction with the size's vocabulary and sequence."""
     return next_token_batches(
         data,

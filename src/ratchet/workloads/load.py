@@ -130,7 +130,7 @@ def _resized(family: Family, size_name: str, request: Request) -> Any:
     )
 
 
-def _initialised(family: Family, size: Any, spec: str, request: Request) -> nn.Module:
+def _initialised(family: Family, size: object, spec: str, request: Request) -> nn.Module:
     """Build the model if it fits in memory; its weights depend only on the seed."""
     with torch.device("meta"):
         needed_bytes = state_bytes(family.build_model(size))

@@ -11,7 +11,7 @@ from __future__ import annotations
 import functools
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-from typing import Any
+from typing import Any, TypeGuard
 
 import torch
 import torch.nn.functional as F
@@ -80,10 +80,10 @@ class LoweredWeights(TorchFunctionMode):
     def __torch_function__(
         self,
         func: Callable[..., Any],
-        types: Any,
-        args: tuple[Any, ...] = (),
-        kwargs: dict[str, Any] | None = None,
-    ) -> Any:
+        types: object,
+        args: tuple[object, ...] = (),
+        kwargs: dict[str, object] | None = None,
+    ) -> object:
         """Run `func` with its weights as bf16 if it is one of the functions above."""
         named = kwargs or {}
         if func in LOOKUPS and self._acts():
@@ -98,7 +98,7 @@ class LoweredWeights(TorchFunctionMode):
         return torch.is_grad_enabled() and torch.is_autocast_enabled(self.device_type)
 
 
-def lowered_forward(module: nn.Module, device_type: str) -> Callable[..., Any]:
+def lowered_forward(module: nn.Module, device_type: str) -> Callable[..., object]:
     """Return a forward of the module under `LoweredWeights`.
 
     For a step that torch.compile traces as a whole: the rest of it, backward above all, must not
@@ -107,7 +107,7 @@ def lowered_forward(module: nn.Module, device_type: str) -> Callable[..., Any]:
     written = module.forward
 
     @functools.wraps(written)
-    def forward(*given: Any, **named: Any) -> Any:
+    def forward(*given: object, **named: object) -> object:
         with LoweredWeights(device_type):
             return written(*given, **named)
 
@@ -128,7 +128,7 @@ def mixed_precision(precision: str, device_type: str) -> Iterator[None]:
             yield
 
 
-def is_weight(value: object) -> bool:
+def is_weight(value: object) -> TypeGuard[nn.Parameter]:
     """Return True for what is read as bf16: a trained fp32 parameter of two or more dimensions."""
     return (
         isinstance(value, nn.Parameter)
@@ -138,11 +138,11 @@ def is_weight(value: object) -> bool:
     )
 
 
-def _lower(value: Any) -> Any:
+def _lower(value: object) -> object:
     if isinstance(value, tuple | list):
         return type(value)(_lower(one) for one in value)
     return value.bfloat16() if is_weight(value) else value
 
 
-def _lowered(values: tuple[Any, ...]) -> tuple[Any, ...]:
+def _lowered(values: tuple[object, ...]) -> tuple[object, ...]:
     return tuple(_lower(value) for value in values)

@@ -5,21 +5,20 @@ They are the whole batch's if the loss is a mean over equally many tokens in eac
 
 from __future__ import annotations
 
-from typing import Any
-
 from torch import Tensor
 from torch.utils import _pytree as pytree
 
 from ratchet.base.errors import WorkloadError
+from ratchet.workloads.workload import Batch
 
 
-def samples_of(batch: Any) -> int:
+def samples_of(batch: object) -> int:
     """Return the leading dimension of the batch's first tensor; 1 without one."""
     leaves = (one for one in pytree.tree_leaves(batch) if isinstance(one, Tensor) and one.ndim)
     return next((len(one) for one in leaves), 1)
 
 
-def split_batch(batch: Any, parts: int) -> list[Any]:
+def split_batch(batch: object, parts: int) -> list[Batch]:
     """Return `parts` batches; tensors without a row for each sample are whole in each of them.
 
     Raises WorkloadError if `parts` does not divide the batch's samples.

@@ -18,9 +18,9 @@ from torch.optim.optimizer import (
 from torch.utils._python_dispatch import is_traceable_wrapper_subclass
 
 from ratchet.base.errors import WorkloadError
-from ratchet.workloads.workload import ALONE, Workload
+from ratchet.workloads.workload import ALONE, Batch, Workload
 
-BatchStep = Callable[[Any], Any]
+BatchStep = Callable[[Batch], Any]
 """batch -> loss: a whole step."""
 Install = Callable[[BatchStep, nn.Module, Sequence[Optimizer]], BatchStep]
 """Returns the step as a config runs it; it may change the optimizers' updates in place."""
@@ -32,7 +32,7 @@ class ScriptStep:
 
     step: BatchStep
 
-    def __call__(self, model: nn.Module, batch: Any, optimizers: Any) -> Any:
+    def __call__(self, model: nn.Module, batch: Batch, optimizers: object) -> Any:
         return self.step(batch)
 
 
@@ -42,14 +42,14 @@ def own_step(workload: Workload, optimizers: Mapping[str, Optimizer]) -> BatchSt
     assert train_step is not None, "the workload has a loss"
     if isinstance(train_step, ScriptStep):
         return train_step.step
-    given: Any = optimizers if workload.optimizers is not None else optimizers[ALONE]
+    given: object = optimizers if workload.optimizers is not None else optimizers[ALONE]
     if workload.state is None:
         return lambda batch: train_step(model, batch, given)
     state = workload.state(model, given)
     return lambda batch: train_step(model, batch, given, state)
 
 
-def loss_returned(workload: Workload, loss: Any) -> Tensor:
+def loss_returned(workload: Workload, loss: object) -> Tensor:
     """Return the loss that a step of the user's own returned, as a detached scalar tensor.
 
     It may come alone, first in a tuple, or as `loss` in a dict or an object.
@@ -101,7 +101,9 @@ def updates_undone(
                 gradient = _mapped(parameter.grad)
                 kept[name] = gradient if scale is None else gradient.div_(float(scale))
 
-    def look(optimizer: Optimizer, arguments: tuple[Any, ...], named: dict[str, Any]) -> Any:
+    def look(
+        optimizer: Optimizer, arguments: tuple[object, ...], named: dict[str, object]
+    ) -> tuple[tuple[object, ...], dict[str, object]] | None:
         if not counts(optimizer):
             return None
         before.update({one: _mapped(one.detach()) for one in _held(optimizer)})
@@ -110,14 +112,14 @@ def updates_undone(
             keep(optimizer)
             return None
 
-        def watched() -> Any:
+        def watched() -> object:
             loss = closure()
             keep(optimizer)
             return loss
 
         return (optimizer, watched), {}
 
-    def undo(optimizer: Optimizer, *_: Any) -> None:
+    def undo(optimizer: Optimizer, *_: object) -> None:
         with torch.no_grad():
             for parameter in _held(optimizer) if counts(optimizer) else ():
                 parameter.copy_(before[parameter])
@@ -165,9 +167,9 @@ def _mapped(tensor: Tensor) -> Tensor:
 def autocasts(*, off: bool = False) -> Iterator[list[torch.autocast]]:
     """Within, collect the torch.autocast contexts that a step enters; with `off`, disable them."""
     entered: list[torch.autocast] = []
-    original: Callable[[torch.autocast], Any] = torch.autocast.__enter__
+    original: Callable[[torch.autocast], object] = torch.autocast.__enter__
 
-    def enter(self: torch.autocast) -> Any:
+    def enter(self: torch.autocast) -> object:
         if self._enabled:
             entered.append(self)
             self._enabled = not off

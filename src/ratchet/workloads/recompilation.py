@@ -12,7 +12,7 @@ import inspect
 import logging
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import AbstractContextManager, contextmanager, nullcontext
-from typing import Any
+from typing import Any, TypeAlias
 
 import torch
 from torch import Tensor
@@ -29,6 +29,8 @@ Two are usual: a smaller last batch that is no argument, a layer that is unfroze
 
 Shapes = tuple[object, ...]
 Numbers = tuple[float, ...]
+CompileOptions: TypeAlias = Mapping[str, str | int | bool | Callable[..., Any]]
+"""Options of inductor, as `torch.compile(options=...)` takes them."""
 
 
 class BoundedCompile:
@@ -47,8 +49,8 @@ class BoundedCompile:
 
     def __init__(
         self,
-        function: Callable[..., Any],
-        options: Mapping[str, Any],
+        function: Callable[..., object],
+        options: CompileOptions,
         *,
         numbers: bool = True,
         scalars: bool = False,
@@ -61,7 +63,7 @@ class BoundedCompile:
         self._replays = bool(options.get(REPLAYS)) and torch.cuda.is_available()
         self._fixed = torch.compile(function, dynamic=False, options=self._options)
         self._dynamic = torch.compile(function, dynamic=True)
-        self._numbered: Callable[..., Any] | None = None
+        self._numbered: Callable[..., object] | None = None
         self._takes_numbers = numbers
         self.scalars = scalars
         self._most_shapes = max(1, limit // 2)
@@ -79,13 +81,13 @@ class BoundedCompile:
         self.recompilations = 0
         """Number of calls that compiled a fixed graph for shapes that had one."""
 
-    def __call__(self, *arguments: Any, **named: Any) -> Any:
+    def __call__(self, *arguments: object, **named: object) -> Any:
         if not self._replays:
             return self._call(arguments, named)
         torch.compiler.cudagraph_mark_step_begin()  # type: ignore[no-untyped-call]
         return tree_map_only(Tensor, Tensor.clone, self._call(arguments, named))
 
-    def _call(self, arguments: tuple[Any, ...], named: dict[str, Any]) -> Any:
+    def _call(self, arguments: tuple[object, ...], named: dict[str, object]) -> object:
         self.calls += 1
         shapes = shapes_of(arguments, named)
         if shapes in self._seen:
@@ -107,7 +109,9 @@ class BoundedCompile:
                 )
         return result
 
-    def _call_again(self, shapes: Shapes, arguments: tuple[Any, ...], named: dict[str, Any]) -> Any:
+    def _call_again(
+        self, shapes: Shapes, arguments: tuple[object, ...], named: dict[str, object]
+    ) -> object:
         result, compiled = self._call_fixed(self._fixed_left > 0, arguments, named)
         numbers = numbers_of(arguments, named)
         if compiled:
@@ -132,8 +136,8 @@ class BoundedCompile:
             self._fixed_left += 1
 
     def _call_fixed(
-        self, may_compile: bool, arguments: tuple[Any, ...], named: dict[str, Any]
-    ) -> tuple[Any, bool]:
+        self, may_compile: bool, arguments: tuple[object, ...], named: dict[str, object]
+    ) -> tuple[object, bool]:
         if self._numbered is None:
             return self._watched(self._fixed, may_compile, arguments, named)
         with _only_numbers_change(arguments, named):
@@ -141,11 +145,11 @@ class BoundedCompile:
 
     def _watched(
         self,
-        function: Callable[..., Any],
+        function: Callable[..., object],
         may_compile: bool,
-        arguments: tuple[Any, ...],
-        named: dict[str, Any],
-    ) -> tuple[Any, bool]:
+        arguments: tuple[object, ...],
+        named: dict[str, object],
+    ) -> tuple[object, bool]:
         """Call the compiled function; return its result, and True if dynamo compiled a frame."""
         from torch._dynamo.utils import counters
 
@@ -183,7 +187,7 @@ class BoundedCompile:
             LOG.warning("ratchet: %s", what)
 
 
-def shapes_of(arguments: tuple[Any, ...], named: dict[str, Any]) -> Shapes:
+def shapes_of(arguments: tuple[object, ...], named: dict[str, object]) -> Shapes:
     """Return what a graph is of: the gradient mode, all tensors' shapes, all flags and words."""
     found: list[object] = [torch.is_grad_enabled()]
     for leaf in tree_leaves((arguments, named)):
@@ -194,7 +198,7 @@ def shapes_of(arguments: tuple[Any, ...], named: dict[str, Any]) -> Shapes:
     return tuple(found)
 
 
-def numbers_of(arguments: tuple[Any, ...], named: dict[str, Any]) -> Numbers:
+def numbers_of(arguments: tuple[object, ...], named: dict[str, object]) -> Numbers:
     """Return all numbers among the arguments; flags are none."""
     leaves = tree_leaves((arguments, named))
     return tuple(leaf for leaf in leaves if type(leaf) in (int, float))
@@ -231,7 +235,7 @@ def _hooks_are_guarded() -> Iterator[None]:
 
 
 @contextmanager
-def _only_numbers_change(arguments: tuple[Any, ...], named: dict[str, Any]) -> Iterator[None]:
+def _only_numbers_change(arguments: tuple[object, ...], named: dict[str, object]) -> Iterator[None]:
     """Let dynamo make numbers inputs of its graphs, and keep the shapes of the arguments fixed."""
     import torch._dynamo
 
@@ -244,7 +248,7 @@ def _only_numbers_change(arguments: tuple[Any, ...], named: dict[str, Any]) -> I
         yield
 
 
-def _is_compiled(function: Callable[..., Any]) -> bool:
+def _is_compiled(function: Callable[..., object]) -> bool:
     from torch._C._dynamo.eval_frame import _debug_get_cache_entry_list
 
     code = getattr(inspect.unwrap(function), "__code__", None)

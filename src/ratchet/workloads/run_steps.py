@@ -9,20 +9,19 @@ from __future__ import annotations
 import json
 import sys
 from collections.abc import Mapping, Sequence
-from typing import Any
 
 from ratchet.base.errors import RatchetError
 
 MISTAKE = 2
 
 
-def steps_command(spec: str, steps: int, options: Mapping[str, Any]) -> list[str]:
+def steps_command(spec: str, steps: int, options: Mapping[str, object]) -> list[str]:
     """Return the command that runs `steps` steps of a workload in a separate process."""
     module = "ratchet.workloads.run_steps"
     return [sys.executable, "-m", module, spec, str(steps), json.dumps(dict(options))]
 
 
-def run_steps(spec: str, steps: int, options: Mapping[str, Any]) -> None:
+def run_steps(spec: str, steps: int, options: Mapping[str, object]) -> None:
     """Load the workload and train it on a fresh batch each step."""
     from ratchet.workloads import TrainingStep
     from ratchet.workloads.blame import batch_of

@@ -84,7 +84,7 @@ def load_saved(spec: str, request: Request) -> Workload:
 class _Pickler(pickle.Pickler):
     """Store a script's functions and classes by its path; refuse those without a name."""
 
-    def reducer_override(self, value: Any) -> Any:
+    def reducer_override(self, value: object) -> Any:
         if not isinstance(value, type | FunctionType):
             return NotImplemented
         if "<" in value.__qualname__:
@@ -120,7 +120,7 @@ def _described(value: type | FunctionType) -> str:
     return f"{words} ({code.co_filename}:{code.co_firstlineno})" if code else words
 
 
-def _script(value: Any) -> tuple[str, str]:
+def _script(value: type | FunctionType) -> tuple[str, str]:
     """Return the running script's module name (`python -m NAME`) and path; one may be empty."""
     main = sys.modules["__main__"]
     if main.__spec__ is not None:
@@ -134,7 +134,7 @@ def _script(value: Any) -> tuple[str, str]:
     return "", os.path.abspath(path)
 
 
-def _from_script(module_name: str, path: str, qualified_name: str) -> Any:
+def _from_script(module_name: str, path: str, qualified_name: str) -> object:
     """Return a function or class of the script that saved the workload."""
     return attrgetter(qualified_name)(_script_module(module_name, path))
 

@@ -8,22 +8,21 @@ from __future__ import annotations
 
 import itertools
 import sys
-from collections.abc import Callable, Mapping
-from typing import Any
+from collections.abc import Callable
 
 import torch
 from torch import nn
 from torch.nn.parallel import DistributedDataParallel
 
 from ratchet.workloads.checkpointing import is_transformed
-from ratchet.workloads.recompilation import BoundedCompile
+from ratchet.workloads.recompilation import BoundedCompile, CompileOptions
 
 _COUNT = itertools.count()
 
 
 def sharded_in(model: nn.Module) -> list[nn.Module]:
     """Return the modules within a model that FSDP2 gathers; empty if nothing is sharded."""
-    loaded: Any = sys.modules.get("torch.distributed.fsdp")
+    loaded = sys.modules.get("torch.distributed.fsdp")
     if loaded is None:
         return []
     return [one for one in model.modules() if isinstance(one, loaded.FSDPModule)]
@@ -41,7 +40,7 @@ def units_of(model: nn.Module) -> list[nn.Module]:
 
 def is_flattened(model: nn.Module) -> bool:
     """Return True if FSDP1 has flattened weights within the model."""
-    loaded: Any = sys.modules.get("torch.distributed.fsdp")
+    loaded = sys.modules.get("torch.distributed.fsdp")
     return loaded is not None and any(
         isinstance(one, loaded.FullyShardedDataParallel) for one in model.modules()
     )
@@ -59,22 +58,22 @@ class CompiledUnit:
     """
 
     def __init__(
-        self, unit: nn.Module, options: Mapping[str, Any], written: Callable[..., Any]
+        self, unit: nn.Module, options: CompileOptions, written: Callable[..., object]
     ) -> None:
-        def call(*arguments: Any, **named: Any) -> Any:
+        def call(*arguments: object, **named: object) -> object:
             return written(*arguments, **named)
 
         self.written = written
         self.compiled = BoundedCompile(with_own_code(call, unit), options)
 
-    def __call__(self, *arguments: Any, **named: Any) -> Any:
+    def __call__(self, *arguments: object, **named: object) -> object:
         inside = torch.compiler.is_compiling() or is_transformed()
         if inside or not torch.is_grad_enabled():
             return self.written(*arguments, **named)
         return self.compiled(*arguments, **named)
 
 
-def compile_units(model: nn.Module, options: Mapping[str, Any]) -> bool:
+def compile_units(model: nn.Module, options: CompileOptions) -> bool:
     """Compile the units of a sharded model in place; return False if it has none."""
     units = units_of(model)
     for one in units:
@@ -82,7 +81,7 @@ def compile_units(model: nn.Module, options: Mapping[str, Any]) -> bool:
     return bool(units)
 
 
-def with_own_code(call: Callable[..., Any], module: nn.Module) -> Callable[..., Any]:
+def with_own_code(call: Callable[..., object], module: nn.Module) -> Callable[..., object]:
     """Give a function that stands for a module code of its own, and return it.
 
     Dynamo bounds recompilations for each code object, and all modules share one of torch's.

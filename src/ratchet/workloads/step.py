@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 import warnings
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager, ExitStack, contextmanager, nullcontext
-from typing import Any, Protocol
+from typing import Protocol
 
 import torch
 from torch import Tensor, nn
@@ -33,10 +33,10 @@ from ratchet.workloads.own_step import (
     own_step,
     updates_undone,
 )
-from ratchet.workloads.recompilation import BoundedCompile
+from ratchet.workloads.recompilation import BoundedCompile, CompileOptions
 from ratchet.workloads.sharded import compile_units, is_on_ranks
 from ratchet.workloads.update_in_backward import UpdateInBackward, check_in_backward
-from ratchet.workloads.workload import ALONE, LossFunction, Workload
+from ratchet.workloads.workload import ALONE, Batch, LossFunction, Workload
 
 ATTENTION_BACKENDS = {
     "flash": [SDPBackend.FLASH_ATTENTION],
@@ -49,7 +49,7 @@ ATTENTION_BACKENDS = {
 class WeightUpdate(Protocol):
     """The result of an optimizer factory: `step` clips, updates weights and zeroes gradients."""
 
-    def step(self) -> Any: ...
+    def step(self) -> object: ...
 
 
 class TrainingStep:
@@ -68,7 +68,7 @@ class TrainingStep:
         workload: Workload,
         config: StepConfig,
         *,
-        compile_options: Mapping[str, Any] | None = None,
+        compile_options: CompileOptions | None = None,
         optimizer_factory: Callable[[TrainingStep], WeightUpdate] | None = None,
         install: Install | None = None,
     ) -> None:
@@ -140,7 +140,7 @@ class TrainingStep:
         """The notes on how a `train_step` runs by its config."""
         return list(getattr(self._own, "notes", ()))
 
-    def __call__(self, batch: Any) -> Tensor:
+    def __call__(self, batch: Batch) -> Tensor:
         """Run one whole step and return the detached loss, a scalar.
 
         A step that accumulates takes the list of its batches and returns the mean of their losses.
@@ -153,7 +153,7 @@ class TrainingStep:
         self.update()
         return loss
 
-    def forward_backward(self, batch: Any) -> Tensor:
+    def forward_backward(self, batch: Batch) -> Tensor:
         """Return the detached loss and leave the gradients in the parameters.
 
         A `train_step` runs whole, with its update undone; `gradients` then returns what it read.
@@ -173,7 +173,7 @@ class TrainingStep:
                 self._keep_gradients()
         return losses[0] if len(losses) == 1 else torch.stack(losses).mean()
 
-    def _backward(self, batch: Any, count: int) -> Tensor:
+    def _backward(self, batch: Batch, count: int) -> Tensor:
         with self._entered(), self.copies.in_place() if self.copies else nullcontext():
             loss = self.loss(self.model, self._given(batch))
             torch.autograd.backward(loss if count == 1 else loss / count)
@@ -224,7 +224,7 @@ class TrainingStep:
     @contextmanager
     def _entered(self) -> Iterator[None]:
         """Run what is enclosed in the config's attention and precision, faults blamed."""
-        contexts: list[AbstractContextManager[Any]] = [blamed_step(self.workload)]
+        contexts: list[AbstractContextManager[object]] = [blamed_step(self.workload)]
         if backends := ATTENTION_BACKENDS.get(self.config.attention):
             contexts.append(sdpa_kernel(backends))
         if self._own is not None and "fp32" == self.config.precision != self.workload.precision:
@@ -234,10 +234,10 @@ class TrainingStep:
                 stack.enter_context(context)
             yield
 
-    def _given(self, batch: Any) -> Any:
+    def _given(self, batch: Batch) -> Batch:
         return raised(batch) if self._raises else batch
 
-    def _schedule(self, update: Any) -> LRScheduler | None:
+    def _schedule(self, update: object) -> LRScheduler | None:
         make = self.workload.scheduler
         optimizer = update if isinstance(update, Optimizer) else getattr(update, "optimizer", None)
         return make(optimizer) if make is not None and optimizer is not None else None
@@ -258,7 +258,7 @@ def raises_precision(workload: Workload, config: StepConfig) -> bool:
     return config.precision == "fp32" and workload.as_written().precision in ("bf16", "fp16")
 
 
-def raised(batch: Any) -> Any:
+def raised(batch: Batch) -> Batch:
     """Return a batch whose bf16 and fp16 tensors are fp32."""
 
     def raise_one(tensor: Tensor) -> Tensor:
@@ -268,8 +268,8 @@ def raised(batch: Any) -> Any:
 
 
 def compiled_loss(
-    workload: Workload, config: StepConfig, options: Mapping[str, Any] | None = None
-) -> Callable[[nn.Module, Any], Tensor]:
+    workload: Workload, config: StepConfig, options: CompileOptions | None = None
+) -> LossFunction:
     """Return the workload's loss at the config's precision, compiled if the config asks for it.
 
     For `bf16_master` it runs inside `copies_for(workload, config).in_place()`, where there are any.
@@ -287,7 +287,7 @@ def compiled_loss(
         return computed
     precision = config.precision if casts_in_graphs(workload, config) else "bf16_autocast"
 
-    def loss(model: nn.Module, batch: Any) -> Tensor:
+    def loss(model: nn.Module, batch: Batch) -> Tensor:
         # Outside of the graph: torch's cache of differentiated graphs takes none that enters it.
         with mixed_precision(precision, device_type):
             return computed(model, batch)
@@ -316,7 +316,7 @@ def casts_in_graphs(workload: Workload, config: StepConfig) -> bool:
     return workload.accumulate * config.micro_batches > 1 or is_on_ranks(workload.model)
 
 
-def inductor_options(config: StepConfig) -> dict[str, Any]:
+def inductor_options(config: StepConfig) -> CompileOptions:
     """Return the inductor options of a config that compiles: its mode's, and its tuning."""
     with warnings.catch_warnings():
         # Importing inductor touches torch.jit, which torch itself has deprecated.

@@ -16,7 +16,7 @@ import os
 import sysconfig
 from collections.abc import Iterator
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 import numpy as np
 from numpy.typing import NDArray
@@ -38,7 +38,7 @@ CHUNK_CHARACTERS = 100_000
 BYTE_SYMBOLS = 256
 NOT_OURS = frozenset({"site-packages", "dist-packages", "test", "tests", "idle_test"})
 
-Tokens = NDArray[np.unsignedinteger[Any]]
+Tokens = NDArray[np.unsignedinteger]
 
 
 def standard_library_text(limit_bytes: int = TEXT_LIMIT_BYTES) -> str:

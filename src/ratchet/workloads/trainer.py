@@ -8,10 +8,10 @@ noise) is no part of a step and is left out.
 from __future__ import annotations
 
 import sys
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, replace
 from functools import partial
-from typing import Any
+from typing import TYPE_CHECKING
 
 import torch
 from torch import Tensor, nn
@@ -22,7 +22,10 @@ from ratchet.problems.model_file import seeded
 from ratchet.workloads.hf import TINY, TINY_WIDTHS, quiet_transformers
 from ratchet.workloads.hf_small import small_config
 from ratchet.workloads.request import Request
-from ratchet.workloads.workload import Unit, Workload
+from ratchet.workloads.workload import Batch, LossFunction, Unit, Workload
+
+if TYPE_CHECKING:
+    from transformers import Trainer
 
 KEPT_STEPS = 64
 """Steps whose batches are drawn; later steps begin with the first of them again."""
@@ -36,7 +39,7 @@ def is_trainer(value: object) -> bool:
     return module is not None and isinstance(value, module.Trainer)
 
 
-def trainer_workload(trainer: Any, spec: str, request: Request) -> Workload:
+def trainer_workload(trainer: Trainer, spec: str, request: Request) -> Workload:
     """Return the Trainer's step as a workload; the seed chooses its order of batches.
 
     Raises WorkloadError if the Trainer has no training data, or trains in a way that a step on one
@@ -53,7 +56,7 @@ def trainer_workload(trainer: Any, spec: str, request: Request) -> Workload:
 
 
 def _workload(
-    trainer: Any, model: nn.Module, batches: TrainerBatches, unit: Unit, count: int | None
+    trainer: Trainer, model: nn.Module, batches: TrainerBatches, unit: Unit, count: int | None
 ) -> Workload:
     args = trainer.args
     return Workload(
@@ -72,7 +75,7 @@ def _workload(
     )
 
 
-def _check(trainer: Any, spec: str) -> None:
+def _check(trainer: Trainer, spec: str) -> None:
     args = trainer.args
     if trainer.train_dataset is None:
         raise WorkloadError(f"workload {spec!r}: the Trainer has no train_dataset; give it one")
@@ -89,7 +92,7 @@ def _check(trainer: Any, spec: str) -> None:
             )
 
 
-def _checkpoint_activations(trainer: Any) -> None:
+def _checkpoint_activations(trainer: Trainer) -> None:
     """Checkpoint the model's blocks if the arguments ask for it: a Trainer waits until it trains.
 
     transformers 5 renamed the setting; the older name stays for its older versions.
@@ -112,14 +115,14 @@ class TrainerBatches:
     has no workers: loading is no part of a step.
     """
 
-    def __init__(self, trainer: Any, spec: str, seed: int) -> None:
+    def __init__(self, trainer: Trainer, spec: str, seed: int) -> None:
         self.accumulate = max(1, int(trainer.args.gradient_accumulation_steps))
         self.seed = seed
         self._trainer, self._spec = trainer, spec
-        self._drawn: list[dict[str, Any]] = []
+        self._drawn: list[dict[str, object]] = []
         self._stream = self._epochs()
 
-    def __call__(self, index: int) -> dict[str, Any]:
+    def __call__(self, index: int) -> dict[str, object]:
         index %= KEPT_STEPS * self.accumulate
         while len(self._drawn) <= index:
             self._draw_step()
@@ -135,7 +138,7 @@ class TrainerBatches:
             told = {ITEMS: items} if items is not None else {}
             self._drawn.append({**inputs, **told})
 
-    def _epochs(self) -> Iterator[Any]:
+    def _epochs(self) -> Iterator[Batch]:
         """Yield the Trainer's batches of one epoch after the other."""
         args = self._trainer.args
         args.dataloader_num_workers = 0
@@ -153,7 +156,7 @@ class TrainerBatches:
                 )
 
 
-def _loss_of(trainer: Any) -> Callable[[nn.Module, Any], Tensor]:
+def _loss_of(trainer: Trainer) -> LossFunction:
     """Return the Trainer's loss: the model's own, or `compute_loss` where the script changes it.
 
     A step averages the losses of its micro-batches. Where the Trainer sums them, because each is
@@ -177,13 +180,13 @@ class ModelLoss:
     count: int
     """Micro-batches in a step."""
 
-    def __call__(self, model: nn.Module, batch: dict[str, Any]) -> Tensor:
+    def __call__(self, model: nn.Module, batch: dict[str, object]) -> Tensor:
         if self.takes_items and ITEMS in batch:
             return _first(model(**batch)) * self.count
         return _first(model(**{name: value for name, value in batch.items() if name != ITEMS}))
 
 
-def _first(outputs: Any) -> Tensor:
+def _first(outputs: dict[str, Tensor] | tuple[Tensor, ...]) -> Tensor:
     """Return the loss of a model's outputs, which it may give by name or first in a tuple."""
     loss: Tensor = outputs["loss"] if isinstance(outputs, dict) else outputs[0]
     return loss
@@ -192,10 +195,10 @@ def _first(outputs: Any) -> Tensor:
 class ComputedLoss:
     """The Trainer's `compute_loss`."""
 
-    def __init__(self, trainer: Any, count: int) -> None:
+    def __init__(self, trainer: Trainer, count: int) -> None:
         self.trainer, self.count = trainer, count
 
-    def __call__(self, model: nn.Module, batch: dict[str, Any]) -> Tensor:
+    def __call__(self, model: nn.Module, batch: dict[str, object]) -> Tensor:
         inputs = dict(batch)
         items = inputs.pop(ITEMS, None)
         loss: Tensor = self.trainer.compute_loss(model, inputs, num_items_in_batch=items)
@@ -217,7 +220,7 @@ class TrainerOptimizer:
     step.
     """
 
-    def __init__(self, trainer: Any, model: nn.Module) -> None:
+    def __init__(self, trainer: Trainer, model: nn.Module) -> None:
         self._trainer, self._model = trainer, model
         self._given: Optimizer | None = trainer.optimizer
         self._groups = [dict(group) for group in self._given.param_groups] if self._given else []
@@ -242,7 +245,7 @@ class TrainerOptimizer:
         return made
 
 
-def _counted(batch: dict[str, Any]) -> tuple[Unit, int | None]:
+def _counted(batch: dict[str, object]) -> tuple[Unit, int | None]:
     """Return what a batch consists of and how many; None counts its rows."""
     tokens = batch.get("input_ids")
     if isinstance(tokens, Tensor):
@@ -250,14 +253,14 @@ def _counted(batch: dict[str, Any]) -> tuple[Unit, int | None]:
     return ("images" if "pixel_values" in batch else "samples"), None
 
 
-def _can_shrink(trainer: Any) -> bool:
+def _can_shrink(trainer: Trainer) -> bool:
     """Return True if the model can be built small from its configuration alone."""
     from transformers import PreTrainedModel
 
     return isinstance(trainer.model, PreTrainedModel) and trainer.optimizer is None
 
 
-def _shrink(trainer: Any, unit: Unit, count: int | None, seed: int) -> Workload:
+def _shrink(trainer: Trainer, unit: Unit, count: int | None, seed: int) -> Workload:
     """Return a small model of the same class with the Trainer's loss, optimizer and data."""
     config = trainer.model.config
     positions = getattr(config, "max_position_embeddings", None) or TINY_WIDTHS.positions

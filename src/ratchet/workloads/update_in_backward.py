@@ -9,10 +9,10 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
-from typing import Any
 
 from torch import Tensor
 from torch.optim import Optimizer
+from torch.utils.hooks import RemovableHandle
 
 from ratchet.base.errors import WorkloadError
 from ratchet.workloads.config import StepConfig
@@ -44,7 +44,7 @@ class UpdateInBackward:
 
     def __init__(self, optimizers: Iterable[Optimizer]) -> None:
         self._open = False
-        self._owners: dict[Tensor, tuple[Optimizer, dict[str, Any]]] = {
+        self._owners: dict[Tensor, tuple[Optimizer, dict[str, object]]] = {
             one: (optimizer, group)
             for optimizer in optimizers
             for group in optimizer.param_groups
@@ -52,8 +52,9 @@ class UpdateInBackward:
         }
         self._hooks = [self._hooked(one) for one in self._owners]
 
-    def _hooked(self, parameter: Tensor) -> Any:
-        return parameter.register_post_accumulate_grad_hook(self._update)  # type: ignore[no-untyped-call]
+    def _hooked(self, parameter: Tensor) -> RemovableHandle:
+        handle: RemovableHandle = parameter.register_post_accumulate_grad_hook(self._update)  # type: ignore[no-untyped-call]
+        return handle
 
     @contextmanager
     def open(self) -> Iterator[None]:

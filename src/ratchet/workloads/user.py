@@ -49,11 +49,11 @@ def load_user(spec: str, request: Request) -> Workload:
     return replace(accepted(result, spec, request), source=spec)
 
 
-def _function(path: Path, name: str, spec: str) -> Callable[[], Any]:
+def _function(path: Path, name: str, spec: str) -> Callable[[], object]:
     module = import_file(path, spec)
     function = getattr(module, name, None)
     if callable(function):
-        result: Callable[[], Any] = function
+        result: Callable[[], object] = function
         return result
     own = sorted(
         key
@@ -93,7 +93,7 @@ def import_file(path: Path, spec: str) -> ModuleType:
     return module
 
 
-def accepted(result: Any, spec: str, request: Request) -> Workload:
+def accepted(result: object, spec: str, request: Request) -> Workload:
     """Return the workload at the requested precision; raise WorkloadError if it is unsuitable.
 
     A function of a plain script may return `(model, optimizer, step, batch)` instead.

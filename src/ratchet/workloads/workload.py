@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
-from typing import Any, Final, Literal
+from typing import Any, Final, Literal, TypeAlias
 
 import torch
 from torch import Tensor, nn
@@ -13,9 +13,11 @@ from torch.optim.lr_scheduler import LRScheduler
 
 from ratchet.workloads.config import OwnPrecision, Precision, StepConfig
 
-LossFunction = Callable[[nn.Module, Any], Tensor]
+Batch: TypeAlias = Any
+"""A batch, which a workload's `batch` returns and its loss takes: tensors, alone or together."""
+LossFunction = Callable[[nn.Module, Batch], Tensor]
 TrainStep = Callable[..., Tensor | float]
-BatchFunction = Callable[[int], Any]
+BatchFunction = Callable[[int], Batch]
 Unit = Literal["tokens", "images", "samples"]
 OptimizerFactory = Callable[[Iterable[nn.Parameter]], Optimizer]
 ModelOptimizerFactory = Callable[[nn.Module], Optimizer]
@@ -76,7 +78,7 @@ class Workload:
     optimizers: Mapping[str, ModelOptimizerFactory] | None = None
     """Several optimizers, or parameter groups, in place of `optimizer`: name -> a function that
     makes one from the model."""
-    state: Callable[[nn.Module, Any], Any] | None = None
+    state: Callable[..., object] | None = None
     """(model, optimizers) -> what `train_step` carries from step to step, as its fourth argument:
     hidden states, an EMA, a generator, a schedule, a GradScaler."""
     scheduler: Callable[[Optimizer], LRScheduler] | None = None

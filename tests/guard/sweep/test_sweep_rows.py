@@ -5,6 +5,7 @@ import signal
 import tempfile
 import time
 from collections.abc import Callable
+from pathlib import Path
 
 import msgspec
 import pytest
@@ -12,7 +13,8 @@ import torch
 
 from ratchet.graph.sites import InstallReport
 from ratchet.guard.sweep import forks, trial
-from ratchet.guard.sweep.row import ArmRun, SweepRequest, TypeRow, share_that_trains
+from ratchet.guard.sweep.model_types import SweepResult
+from ratchet.guard.sweep.row import ArmRun, SweepRequest, TypeRow
 from ratchet.workloads.hf_config import HEADS
 
 CPU = torch.device("cpu")
@@ -63,7 +65,8 @@ def test_a_step_that_fails_as_written_is_not_held_against_ratchet(arms: dict[str
     arms["written"] = ValueError("no labels\nsecond line")
     found = row()
     assert (found.status, found.why) == ("does not train as written", "ValueError: no labels")
-    assert share_that_trains([found]) is None
+    settings = dict(versions="", out=Path(), quick=False, device="cpu")
+    assert SweepResult(rows=(found,), left_out=(), **settings).share is None
 
 
 def test_a_lever_that_fails_is_left_out_and_named(arms: dict[str, object]) -> None:

@@ -2,13 +2,12 @@
 
 from __future__ import annotations
 
-from typing import Any
-
+from ratchet.base.json_value import Json
 from ratchet.problems.card import card_of
 from ratchet.problems.problem import Problem
 
 
-def answer(request: dict[str, Any]) -> dict[str, Any]:
+def answer(request: dict[str, Json]) -> dict[str, Json]:
     """Return the `card` of the request's problem, for a kernel named `entry`."""
     problem = Problem.from_json(request["problem"])
     return {"card": card_of(problem, given=problem.name, entry=request["entry"]).as_json()}

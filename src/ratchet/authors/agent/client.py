@@ -10,16 +10,18 @@ import sys
 import time
 from collections.abc import Iterator, Mapping
 from dataclasses import replace
-from typing import TYPE_CHECKING, Any, Final
+from typing import TYPE_CHECKING, Final
 
 from ratchet.authors.agent.budget import estimate_tokens
 from ratchet.authors.agent.reply import ChatRequest, Reply, Status
 from ratchet.authors.agent.secret import Secret, shown_url
 from ratchet.authors.agent.stream import MOST_REASON, Answering, EventError
 from ratchet.base.errors import EndpointError
+from ratchet.base.json_value import Json
 from ratchet.ledger.exchanges import Usage
 
 if TYPE_CHECKING:
+    import openai
     from openai import OpenAI
 
 CONNECT_LIMIT_S: Final = 10.0
@@ -82,15 +84,15 @@ class OpenAIClient:
             status, reason = "garbled", f"the answer breaks the protocol ({type(error).__name__})"
         return replace(text.reply(), status=status, reason=reason, retry_after_s=wish)
 
-    def _request(self, question: ChatRequest, left_s: float) -> dict[str, Any]:
+    def _request(self, question: ChatRequest, left_s: float) -> dict[str, Json]:
         wait_s = max(0.1, min(SILENCE_LIMIT_S, left_s))
-        request: dict[str, Any] = {
+        request: dict[str, Json] = {
             "model": self.model,
             "messages": [{"role": one.role, "content": one.content} for one in question.messages],
             "stream": True,
             "timeout": _timeout(wait_s),
         }
-        options: dict[str, Any] = {
+        options: dict[str, Json] = {
             "stream_options": {"include_usage": True},
             "temperature": question.temperature,
             "max_tokens": question.most_tokens,
@@ -189,7 +191,7 @@ def _storable(text: str) -> str:
     return text.replace("\0", "\ufffd").encode("utf-8", "replace").decode("utf-8")
 
 
-def _timeout(wait_s: float) -> Any:
+def _timeout(wait_s: float) -> openai.Timeout:
     import openai
 
     return openai.Timeout(wait_s, connect=min(CONNECT_LIMIT_S, wait_s))

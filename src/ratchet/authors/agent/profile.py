@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
-from typing import Any, Final
+from typing import Final
 
 from ratchet.base.errors import RatchetError
+from ratchet.base.json_value import Json
 from ratchet.kernels.kernel import Kernel
 from ratchet.ledger import Fingerprint, Ledger
 from ratchet.problems.problem import Problem
@@ -49,13 +50,13 @@ class Profiles:
         return profile_lines(document, self._target)
 
 
-def profile_lines(document: Mapping[str, Any] | None, target: str | None = None) -> list[str]:
+def profile_lines(document: Mapping[str, Json] | None, target: str | None = None) -> list[str]:
     """Return what matters of a static profile, on one target; none without a profile.
 
     `document` is what `inspect_kernel` returns and a verdict holds under `static`. Without a
     target, the first that compiled is shown.
     """
-    targets: Mapping[str, Any] = (document or {}).get("targets") or {}
+    targets: Mapping[str, Json] = (document or {}).get("targets") or {}
     for name, found in targets.items():
         if target not in (None, name) or not found.get("kernels"):
             continue
@@ -75,7 +76,7 @@ def profile_lines(document: Mapping[str, Any] | None, target: str | None = None)
     return errors[:1]
 
 
-def _kernel(one: Mapping[str, Any]) -> Iterator[str]:
+def _kernel(one: Mapping[str, Json]) -> Iterator[str]:
     registers = one.get("total_vgprs", one.get("vgprs", one.get("registers")))
     spills = one.get("spills")
     yield (

@@ -6,9 +6,10 @@ import json
 import time
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
-from typing import Any, Final, Protocol
+from typing import Final, Protocol
 
 from ratchet.authors.agent.reply import Reply, Status
+from ratchet.base.json_value import Json
 from ratchet.ledger.exchanges import Usage
 
 MOST_CHARACTERS: Final = 1 << 20
@@ -121,7 +122,7 @@ class Answering:
         if rest and not self.late:
             yield rest
 
-    def _take(self, chunk: Any) -> None:
+    def _take(self, chunk: Json) -> None:
         if chunk.get("error"):
             error = chunk["error"]
             said = error if isinstance(error, str) else error.get("message")
@@ -133,7 +134,7 @@ class Answering:
             delta = choice.get("delta") or {}
             self._add(delta.get("content"), delta.get("refusal"), choice.get("finish_reason"))
 
-    def _take_whole(self, document: Any) -> None:
+    def _take_whole(self, document: Json) -> None:
         """Take an answer that came in one piece, from an endpoint that does not stream."""
         [choice, *_] = document["choices"]
         message = choice["message"]
@@ -151,7 +152,7 @@ class Answering:
             self.refusal = (self.refusal + str(refusal))[:MOST_REASON]
         self.finish = str(finish) if finish else self.finish
 
-    def _count(self, usage: Any) -> None:
+    def _count(self, usage: Json) -> None:
         """Take an endpoint's own figures; 0 where they are no counts."""
         given = (usage.get("prompt_tokens"), usage.get("completion_tokens"))
         counts = [one if type(one) is int and 0 <= one < 1 << 40 else 0 for one in given]

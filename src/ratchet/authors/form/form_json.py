@@ -34,16 +34,17 @@ from ratchet.authors.form.form import (
     View,
 )
 from ratchet.base.errors import KernelError
+from ratchet.base.json_value import Json
 from ratchet.problems.dtypes import DTYPE_CODES
 
 NAME: Final = re.compile(r"#?[A-Za-z0-9_]{1,64}")
 OP: Final = re.compile(r"[a-z0-9_]{1,32}")
 
 
-def form_as_json(form: LoopForm) -> dict[str, Any]:
+def form_as_json(form: LoopForm) -> dict[str, Json]:
     """Return a JSON object; `form_from_json` makes an equal form of it."""
     numbers: dict[Node, int] = {}
-    nodes: list[Any] = []
+    nodes: list[Json] = []
     for node in form.nodes():
         nodes.append(_node(node, numbers))
         numbers[node] = len(nodes) - 1
@@ -56,7 +57,7 @@ def form_as_json(form: LoopForm) -> dict[str, Any]:
     }
 
 
-def form_from_json(document: dict[str, Any]) -> LoopForm:
+def form_from_json(document: dict[str, Json]) -> LoopForm:
     """Return the form of a JSON object; a KernelError for anything else."""
     try:
         nodes: list[Node] = []
@@ -75,11 +76,11 @@ def form_from_json(document: dict[str, Any]) -> LoopForm:
         raise KernelError(f"this is not a form's JSON ({error!r}): trace it again") from error
 
 
-def _extent(extent: Extent) -> list[Any]:
+def _extent(extent: Extent) -> list[Json]:
     return [[[_atom(atom) for atom in product], factor] for product, factor in extent.terms]
 
 
-def _atom(atom: Atom) -> list[Any]:
+def _atom(atom: Atom) -> list[Json]:
     if isinstance(atom, Name):
         return ["", atom.name, None if atom.bound is None else _extent(atom.bound)]
     return [atom.relation, _extent(atom.left), _extent(atom.right)]
@@ -93,7 +94,7 @@ _RELATIONS: Final[dict[str, Callable[[Extent, Extent], Extent]]] = {
 }
 
 
-def _read_extent(document: Any) -> Extent:
+def _read_extent(document: Json) -> Extent:
     total = whole(0)
     for product, factor in document:
         part = whole(int(factor))
@@ -112,11 +113,11 @@ def _read_extent(document: Any) -> Extent:
 class FieldForm:
     """A field's writer, given the numbers of nodes, and its reader, given the nodes."""
 
-    write: Callable[[Any, dict[Node, int]], Any]
-    read: Callable[[Any, list[Node]], Any]
+    write: Callable[[Any, dict[Node, int]], Json]
+    read: Callable[[Json, list[Node]], object]
 
 
-def _plain(read: Callable[[Any], Any]) -> FieldForm:
+def _plain(read: Callable[[Json], object]) -> FieldForm:
     return FieldForm(write=lambda value, _: value, read=lambda given, _: read(given))
 
 
@@ -127,7 +128,7 @@ def _each(one: FieldForm) -> FieldForm:
     )
 
 
-def _read_place(given: Any, nodes: list[Node]) -> Extent | Node:
+def _read_place(given: Json, nodes: list[Node]) -> Extent | Node:
     how, one = given
     return nodes[int(one)] if how == "at" else _read_extent(one)
 
@@ -169,13 +170,13 @@ FIELDS: Final[dict[type[Node], dict[str, FieldForm]]] = {
 _KINDS: Final = {kind.__name__: kind for kind in FIELDS}
 
 
-def _node(node: Node, numbers: dict[Node, int]) -> list[Any]:
+def _node(node: Node, numbers: dict[Node, int]) -> list[Json]:
     fields = FIELDS[type(node)]
     more = [form.write(getattr(node, name), numbers) for name, form in fields.items()]
     return [type(node).__name__, [_extent(size) for size in node.shape], node.dtype, more]
 
 
-def _read_node(document: Any, nodes: list[Node]) -> Node:
+def _read_node(document: Json, nodes: list[Node]) -> Node:
     name, shape, dtype, more = document
     kind: Any = _KINDS[name]
     pairs = zip(FIELDS[kind].items(), more, strict=True)
@@ -184,17 +185,17 @@ def _read_node(document: Any, nodes: list[Node]) -> Node:
     return made
 
 
-def _shape(document: Any) -> Shape:
+def _shape(document: Json) -> Shape:
     return tuple(_read_extent(one) for one in document)
 
 
-def _dtype(value: Any) -> str:
+def _dtype(value: object) -> str:
     if value not in DTYPE_CODES:
         raise ValueError(f"unknown dtype {value!r}")
     return str(value)
 
 
-def _matched(pattern: re.Pattern[str], value: Any) -> str:
+def _matched(pattern: re.Pattern[str], value: object) -> str:
     if not isinstance(value, str) or not pattern.fullmatch(value):
         raise ValueError(f"{value!r} is no name")
     return value

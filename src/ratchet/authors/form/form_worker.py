@@ -2,15 +2,14 @@
 
 from __future__ import annotations
 
-from typing import Any
-
 from ratchet.authors.form.form import UnsupportedOp
 from ratchet.authors.form.form_json import form_as_json
 from ratchet.authors.form.forms import traced_forms
+from ratchet.base.json_value import Json
 from ratchet.problems.problem import Problem
 
 
-def answer(request: dict[str, Any]) -> dict[str, Any]:
+def answer(request: dict[str, Json]) -> dict[str, Json]:
     """Return the `forms` of the request's problem, or the `op` that stops them and `why`."""
     problem = Problem.from_json(request["problem"])
     try:

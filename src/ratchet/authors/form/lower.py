@@ -220,7 +220,7 @@ def _called(node: fx.Node, environment: dict[fx.Node, Value], sizes: SizeReader)
         raise call.unsupported(f"called with unexpected arguments: {error}") from error
 
 
-def _resolved(argument: Any, environment: dict[fx.Node, Value]) -> Value:
+def _resolved(argument: object, environment: dict[fx.Node, Value]) -> Value:
     if isinstance(argument, fx.Node):
         return environment[argument]
     if isinstance(argument, list | tuple):

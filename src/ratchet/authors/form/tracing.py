@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Final
 
 import sympy  # type: ignore[import-untyped]
 import torch
 from torch import Tensor, fx
+from torch._ops import OpOverload
 from torch._subclasses import FakeTensorMode
 from torch.fx.experimental.proxy_tensor import make_fx
 from torch.fx.experimental.symbolic_shapes import (
@@ -25,7 +26,7 @@ from ratchet.problems.case import Case
 from ratchet.problems.inputs import dtype_named
 
 
-def decompositions_of_attention() -> Mapping[Any, Callable[..., Any]]:
+def decompositions_of_attention() -> Mapping[OpOverload, Callable[..., object]]:
     """Return the two ops' decompositions, for make_fx."""
     aten = torch.ops.aten
     return {
@@ -171,7 +172,9 @@ class SizeReader:
 
 
 def traced(
-    reference: Callable[..., Any], case: Case, static: frozenset[tuple[int, int]] = frozenset()
+    reference: Callable[..., Iterable[Tensor]],
+    case: Case,
+    static: frozenset[tuple[int, int]] = frozenset(),
 ) -> Traced:
     """Trace a reference with tensors like a case's.
 
@@ -209,7 +212,7 @@ def traced(
     )
 
 
-def decompositions() -> Mapping[Any, Callable[..., Any]]:
+def decompositions() -> Mapping[OpOverload, Callable[..., object]]:
     """Return torch's core ATen decompositions with Inductor's additions, and attention's."""
     from torch._inductor.decomposition import select_decomp_table
 
@@ -239,8 +242,8 @@ def _divided(environment: ShapeEnv) -> dict[str, Extent]:
     return {name: named(f"{name}_{factor}") * factor for name, factor in factors.items()}
 
 
-def _arguments(expression: sympy.Basic) -> Sequence[Any]:
-    found: Sequence[Any] = expression.args
+def _arguments(expression: sympy.Basic) -> Sequence[sympy.Basic]:
+    found: Sequence[sympy.Basic] = expression.args
     return found
 
 

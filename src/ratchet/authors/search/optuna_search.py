@@ -10,7 +10,7 @@ import importlib.util
 import itertools
 import random
 from collections.abc import Mapping, Sequence
-from typing import Any, Final
+from typing import Final
 
 from ratchet.authors.author import Schedule, Space
 from ratchet.authors.search.strategy import Move, ScoredSchedule, is_valid, new_draws, ranked
@@ -60,7 +60,7 @@ class OptunaSearch:
         import optuna
 
         optuna.logging.set_verbosity(optuna.logging.WARNING)
-        spread: Mapping[str, Any] = {
+        spread: Mapping[str, optuna.distributions.BaseDistribution] = {
             name: optuna.distributions.CategoricalDistribution(values)
             for name, values in self._choices.items()
         }

@@ -22,6 +22,7 @@ from ratchet.graph.regions.dims import memory_layout
 from ratchet.graph.regions.form import RegionForm, form_of
 from ratchet.graph.regions.op import RegionSite, made_like
 from ratchet.graph.regions.region import REGION, region_name
+from ratchet.workloads.recompilation import CompileOptions
 
 
 class InstallRegions(CustomGraphPass):
@@ -54,7 +55,7 @@ class InstallRegions(CustomGraphPass):
         return self
 
 
-def region_options(names: Iterable[str]) -> dict[str, object]:
+def region_options(names: Iterable[str]) -> CompileOptions:
     """Return the `options=` for torch.compile that install these regions; empty if there are none.
 
     `names` are those of `region_name`. The options go together with those of

@@ -97,7 +97,7 @@ def _compiled(
     """Return forward and backward of a batch, compiled with `inner` in Inductor's place."""
     from torch._inductor.compile_fx import compile_fx
 
-    options = compile_options(config.kernels)
+    options = dict(compile_options(config.kernels))
 
     def backend(module: GraphModule, inputs: Inputs) -> object:
         return compile_fx(module, inputs, inner_compile=inner, config_patches=options)

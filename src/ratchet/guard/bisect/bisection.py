@@ -7,9 +7,9 @@ import math
 import random
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
-from dataclasses import asdict, dataclass
+from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, Literal
+from typing import Literal
 
 import msgspec
 import numpy as np
@@ -64,9 +64,6 @@ class BisectResult:
     @property
     def found(self) -> Suspect | None:
         return self.suspects[0] if self.answer == "found" else None
-
-    def as_json(self) -> dict[str, Any]:
-        return asdict(self)
 
 
 class JournalLine(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):

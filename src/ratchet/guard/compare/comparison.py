@@ -14,8 +14,11 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
+import msgspec
+
 from ratchet.base import scratch
 from ratchet.base.errors import RatchetError
+from ratchet.base.json_value import Json
 from ratchet.devices.probe import probe
 from ratchet.guard.compare.commands import CommandContest, CommandSide, run_command
 from ratchet.guard.compare.request import CompareRequest, Sides
@@ -53,7 +56,9 @@ def compare_sides(
     with Ledger.open(ledger) as book:
         here = book.here(probe("cpu" if sides.commands else request.device))
         title = " : ".join(contest.titles)
-        turn = book.start_turn(title, request.as_json(), fingerprint=here, command=COMMAND)
+        turn = book.start_turn(
+            title, msgspec.to_builtins(request.kept()), fingerprint=here, command=COMMAND
+        )
         with book.failing(turn):
             outcome = compare_contest(
                 contest,
@@ -63,7 +68,7 @@ def compare_sides(
             )
             readings = {"readings": outcome.readings.as_json()}
             book.remember("compare_readings", turn, readings, fingerprint=here)
-            details: dict[str, Any] = {}
+            details: dict[str, Json] = {}
             if isinstance(contest, WorkloadContest):
                 details["batches"] = _batches(contest)
                 if outcome.exit_code == 1:
@@ -77,7 +82,7 @@ def compare_sides(
     return outcome
 
 
-def _batches(contest: WorkloadContest) -> list[dict[str, Any]]:
+def _batches(contest: WorkloadContest) -> list[dict[str, Json]]:
     """Return the size of a batch of each side, where both are known."""
     said = [contest.descriptions.get(name, {}) for name in ("a", "b")]
     return [{"per_batch": one.get("per_batch"), "unit": one.get("unit")} for one in said]
@@ -87,7 +92,7 @@ MOST_ROWS = 10
 TRACED_STEPS = LEAST_ROUNDS
 
 
-def traces_difference(a: WorkloadSide, b: WorkloadSide) -> dict[str, Any]:
+def traces_difference(a: WorkloadSide, b: WorkloadSide) -> dict[str, Json]:
     """Profile a few steps of each side; return the rows that changed most, in seconds a step.
 
     The answer stands without it, so a failure is told in `failed` and not raised.
@@ -128,7 +133,7 @@ LIMIT_S = 3600.0
 TOTALS = re.compile(r"^(?:summary|totals):\s*(\d+)", re.MULTILINE)
 
 
-def count_both(a: Any, b: Any) -> dict[str, Any]:
+def count_both(a: object, b: object) -> dict[str, Json]:
     """Count the instructions of two sides, of two commands or of a few steps of two workloads."""
     counts = [_count(_command(side)) for side in (a, b)]
     whole = isinstance(a, CommandSide)

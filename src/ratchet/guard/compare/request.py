@@ -10,16 +10,22 @@ import shutil
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field, replace
 from pathlib import Path
-from typing import Any, Final
+from typing import TYPE_CHECKING, Any, Final
+
+import msgspec
 
 from ratchet.base import scratch
 from ratchet.base.errors import GuardError
 from ratchet.base.files import why_not_file
 from ratchet.base.git import has_changes, resolve, stamp
+from ratchet.base.json_value import Json
 from ratchet.guard.checkouts import Checkouts
 from ratchet.guard.compare.commands import CommandSide, run_command
 from ratchet.optimize.turn.settings import check_seed, parse_budget_s, workload_options
 from ratchet.workloads.names import is_user_spec, user_file, user_function
+
+if TYPE_CHECKING:
+    from ratchet.guard.compare.sides import WorkloadSide
 
 COMPILE: Final[Mapping[str, str | None]] = {
     "eager": None,
@@ -37,7 +43,7 @@ class Mode:
     """Changes to a step as written."""
 
     title: str
-    changes: Mapping[str, Any] = field(default_factory=dict)
+    changes: Mapping[str, Json] = field(default_factory=dict)
     """Fields of `workloads.config.StepConfig`."""
     device: str | None = None
     recipe: str | None = None
@@ -45,7 +51,7 @@ class Mode:
 
 def parse_mode(text: str) -> Mode:
     """Parse words separated by commas; GuardError lists the words that there are."""
-    changes: dict[str, Any] = {}
+    changes: dict[str, Json] = {}
     device, recipe = None, None
     for word in filter(None, (one.strip() for one in text.split(","))):
         word = SHORT.get(word, word)
@@ -107,29 +113,48 @@ class CompareRequest:
             raise GuardError(f"--fail-if-slower {self.fail_if_slower!r} is over 1000%: give less")
         return share
 
-    def as_json(self) -> dict[str, Any]:
+    def kept(self) -> KeptRequest:
         """Return the request, and the commits that its names stand for now."""
-        return {
-            "workloads": list(self.workloads),
-            "command": None if self.command is None else list(self.command),
-            "modes": list(self.modes),
-            "revisions": list(self.revisions),
-            "commits": [one and resolve(self.folder, one) for one in self.revisions],
-            "commit": stamp(self.folder).revision,
-            "pythons": list(self.pythons),
-            "setup": self.setup,
-            "printed": self.printed,
-            "higher": list(self.higher),
-            "fail_if_slower": self.fail_if_slower,
-            "budget": self.budget,
-            "instructions": self.instructions,
-            "options": {
-                name: getattr(self, name)
-                for name in ("batch_size", "sequence", "precision", "text", "seed", "device")
-                if getattr(self, name) is not None
+        first, second = (one and resolve(self.folder, one) for one in self.revisions)
+        options = ("batch_size", "sequence", "precision", "text", "seed", "device")
+        return KeptRequest(
+            **{name: getattr(self, name) for name in _KEPT},
+            commits=(first, second),
+            commit=stamp(self.folder).revision,
+            options={
+                name: getattr(self, name) for name in options if getattr(self, name) is not None
             },
-            "folder": str(self.folder.absolute()),
-        }
+            folder=str(self.folder.absolute()),
+        )
+
+
+class KeptRequest(msgspec.Struct, frozen=True, kw_only=True):
+    """A request as the ledger keeps it, to be made again; what has a default is newer."""
+
+    workloads: tuple[str, ...]
+    command: tuple[str, ...] | None
+    modes: tuple[str, str]
+    revisions: tuple[str | None, str | None]
+    """Names, which may move."""
+    commits: tuple[str | None, str | None] = (None, None)
+    """Commits of the revisions."""
+    commit: str = ""
+    """The folder's, with a mark if its files have changes; empty outside of a repository."""
+    pythons: tuple[str | None, str | None]
+    setup: str | None
+    printed: bool
+    higher: tuple[str, ...]
+    fail_if_slower: str
+    budget: str = ""
+    instructions: bool = False
+    options: dict[str, int | str]
+    folder: str
+
+
+_KEPT: Final = (
+    *("workloads", "command", "modes", "revisions", "pythons", "setup", "printed", "higher"),
+    *("fail_if_slower", "budget", "instructions"),
+)
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -293,7 +318,9 @@ def _command_sides(
     return a, b
 
 
-def _workload_sides(request: CompareRequest, places: tuple[_Place, _Place]) -> tuple[Any, Any]:
+def _workload_sides(
+    request: CompareRequest, places: tuple[_Place, _Place]
+) -> tuple[WorkloadSide, WorkloadSide]:
     from ratchet.guard.compare.sides import WorkloadSide  # imports numpy
 
     names = (request.workloads * 2)[:2]

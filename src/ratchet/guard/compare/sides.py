@@ -5,10 +5,10 @@ from __future__ import annotations
 import contextlib
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Any
 
 import numpy as np
 
+from ratchet.base.json_value import Json
 from ratchet.guard.compare.step_arm import FACTORY
 from ratchet.judge.steps.arms import ArmProcess, ArmSpec
 from ratchet.judge.steps.recipe_trial import IdleStopped
@@ -35,15 +35,15 @@ class WorkloadSide:
 
     title: str
     workload: str
-    options: Mapping[str, Any] = field(default_factory=dict)
+    options: Mapping[str, Json] = field(default_factory=dict)
     """Keyword arguments of `workloads.load`."""
-    changes: Mapping[str, Any] = field(default_factory=dict)
+    changes: Mapping[str, Json] = field(default_factory=dict)
     recipe: str | None = None
     environment: Mapping[str, str] = field(default_factory=dict)
     python: str = ""
     """Another interpreter, which has Ratchet installed."""
 
-    def arguments(self) -> dict[str, Any]:
+    def arguments(self) -> dict[str, Json]:
         """Return the keyword arguments of the program that builds this side's step."""
         return {
             "workload": self.workload,
@@ -76,7 +76,7 @@ class WorkloadContest:
         self._specs = [side.spec(name) for name, side in specs.items()]
         self._rng = np.random.default_rng(seed)
         self._iterations: dict[str, int] = {}
-        self.descriptions: dict[str, dict[str, Any]] = {}
+        self.descriptions: dict[str, dict[str, Json]] = {}
         self.peaks: list[tuple[str, int, float]] = []
 
     @property

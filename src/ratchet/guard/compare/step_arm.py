@@ -4,7 +4,13 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING
+
+from ratchet.base.json_value import Json
+
+if TYPE_CHECKING:
+    from ratchet.workloads.step import TrainingStep
+    from ratchet.workloads.workload import Workload
 
 FACTORY = "ratchet.guard.compare.step_arm:make_step"
 BATCHES = 8
@@ -12,7 +18,7 @@ BATCHES = 8
 
 
 def make_step(
-    *, workload: str, options: Mapping[str, Any], changes: Mapping[str, Any], recipe: str | None
+    *, workload: str, options: Mapping[str, Json], changes: Mapping[str, Json], recipe: str | None
 ) -> ComparedStep:
     """Build the workload, and its step as written, with `changes` to its config, or by a recipe."""
     from ratchet.workloads.check import load_checked
@@ -21,7 +27,7 @@ def make_step(
     return ComparedStep(built, build(built, changes, recipe), warnings)
 
 
-def build(workload: Any, changes: Mapping[str, Any], recipe: str | None) -> Any:
+def build(workload: Workload, changes: Mapping[str, Json], recipe: str | None) -> TrainingStep:
     """Return the step of a workload."""
     from ratchet.optimize.recipe.apply import apply
     from ratchet.optimize.recipe.compiled_step import build as build_step
@@ -38,7 +44,7 @@ class ComparedStep:
 
     calls = ("profile",)
 
-    def __init__(self, workload: Any, step: Any, warnings: Sequence[str]) -> None:
+    def __init__(self, workload: Workload, step: TrainingStep, warnings: Sequence[str]) -> None:
         from ratchet.workloads.blame import batch_of
 
         self._workload, self._step, self._warnings = workload, step, list(warnings)
@@ -55,7 +61,7 @@ class ComparedStep:
 
             torch.cuda.synchronize(self._workload.device)
 
-    def describe(self) -> dict[str, Any]:
+    def describe(self) -> dict[str, Json]:
         """Return peak memory so far, and the size of a batch (JSON)."""
         from ratchet.workloads.bench import peak_memory_bytes
         from ratchet.workloads.counting import count
@@ -68,7 +74,7 @@ class ComparedStep:
             "warnings": self._warnings,
         }
 
-    def profile(self, path: str, steps: int = 3) -> dict[str, Any]:
+    def profile(self, path: str, steps: int = 3) -> dict[str, Json]:
         """Write a Chrome trace of some steps to `path` (JSON)."""
         from ratchet.optimize.step.describe import record_steps
 

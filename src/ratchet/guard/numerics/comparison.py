@@ -8,11 +8,12 @@ import sys
 from collections.abc import Callable, Mapping
 from dataclasses import replace
 from pathlib import Path
-from typing import Any, Final
+from typing import Final
 
 from ratchet.base import files, scratch
 from ratchet.base.errors import GuardError, RatchetError
 from ratchet.base.files import why_not_new_folder
+from ratchet.base.json_value import Json
 from ratchet.devices.probe import probe
 from ratchet.guard.command import run_process
 from ratchet.guard.compare.sides import WorkloadSide
@@ -35,7 +36,7 @@ def compare_numerics(
     b: WorkloadSide,
     out: Path,
     *,
-    asked: Mapping[str, Any],
+    asked: Mapping[str, object],
     ledger: str | os.PathLike[str] | None = None,
     open_recorder: OpenRecorder = recorder_process,
     on_progress: Callable[[str], None] = lambda _: None,
@@ -244,6 +245,6 @@ def _reproduces(folder: Path) -> bool | None:
 
 def _written(report: NumericsReport, folder: Path) -> NumericsReport:
     report = replace(report, folder=str(folder))
-    document: Mapping[str, Any] = report.as_json()
+    document: Mapping[str, Json] = report.as_json()
     files.write_whole(folder / REPORT, f"{json.dumps(document, indent=2)}\n".encode())
     return report

@@ -19,6 +19,7 @@ import numpy as np
 from safetensors.numpy import save_file
 
 from ratchet.base.errors import GuardError, RatchetError
+from ratchet.base.json_value import Json
 from ratchet.guard.compare.sides import WorkloadSide
 from ratchet.guard.numerics.divergence import (
     Divergence,
@@ -44,20 +45,20 @@ PARTS: tuple[Literal["forward", "backward", "parameters"], ...] = (
     "backward",
     "parameters",
 )
-EXACT: Mapping[str, Any] = {"precision": "fp32", "compile_mode": None}
+EXACT: Mapping[str, Json] = {"precision": "fp32", "compile_mode": None}
 
 
 class Recording(Protocol):
     """A recorder, in a process of its own or in this one."""
 
-    def call(self, method: str, **arguments: Any) -> Any: ...
+    def call(self, method: str, **arguments: object) -> Json: ...
 
 
-OpenRecorder = Callable[[str, Mapping[str, Any], WorkloadSide], AbstractContextManager[Recording]]
+OpenRecorder = Callable[[str, Mapping[str, Json], WorkloadSide], AbstractContextManager[Recording]]
 
 
 def recorder_process(
-    name: str, arguments: Mapping[str, Any], side: WorkloadSide
+    name: str, arguments: Mapping[str, object], side: WorkloadSide
 ) -> AbstractContextManager[Recording]:
     """Start a recorder in a process of its own."""
     return ArmProcess(
@@ -76,8 +77,8 @@ class _RecordedRun:
     """One recorded run."""
 
     folder: Path
-    said: Mapping[str, Any]
-    arguments: Mapping[str, Any]
+    said: Mapping[str, Json]
+    arguments: Mapping[str, Json]
     losses: tuple[float, ...]
 
     def file(self, part: str, index: int) -> Path:
@@ -146,10 +147,10 @@ class Finder:
         side = self._sides["A" if name == "base" else name]
         return self._open(name, self._arguments("A" if name == "base" else name), side)
 
-    def _arguments(self, name: str) -> dict[str, Any]:
+    def _arguments(self, name: str) -> dict[str, Json]:
         return {**self._sides[name].arguments(), "double": False}
 
-    def _record(self, name: str, arguments: Mapping[str, Any]) -> _RecordedRun:
+    def _record(self, name: str, arguments: Mapping[str, object]) -> _RecordedRun:
         self._on(f"recording {name}")
         folder = self._folder / name
         side = self._sides.get(name, self._sides["A"])

@@ -7,13 +7,13 @@ import warnings
 from collections.abc import Callable, Mapping
 from dataclasses import replace
 from pathlib import Path
-from typing import Any
 
 import torch
 from safetensors.torch import save_file
 from torch import Tensor, nn
 
 from ratchet.base.errors import GuardError
+from ratchet.base.json_value import Json
 from ratchet.graph.steps import build_step
 from ratchet.guard.compare.step_arm import build
 from ratchet.guard.numerics.watch import (
@@ -30,7 +30,8 @@ from ratchet.guard.numerics.watch import (
 from ratchet.workloads import load
 from ratchet.workloads.blame import batch_of, user_place
 from ratchet.workloads.config import StepConfig
-from ratchet.workloads.workload import Workload
+from ratchet.workloads.step import TrainingStep
+from ratchet.workloads.workload import Batch, Workload
 
 FACTORY = "ratchet.guard.numerics.recorder:make_recorder"
 
@@ -38,8 +39,8 @@ FACTORY = "ratchet.guard.numerics.recorder:make_recorder"
 def make_recorder(
     *,
     workload: str,
-    options: Mapping[str, Any],
-    changes: Mapping[str, Any],
+    options: Mapping[str, object],
+    changes: Mapping[str, object],
     recipe: str | None,
     double: bool = False,
 ) -> NumericsRecorder:
@@ -55,8 +56,8 @@ class NumericsRecorder:
     def __init__(
         self,
         workload: str,
-        options: dict[str, Any],
-        changes: dict[str, Any],
+        options: dict[str, Json],
+        changes: dict[str, Json],
         recipe: str | None,
         *,
         double: bool,
@@ -68,10 +69,10 @@ class NumericsRecorder:
     def step(self, iterations: int) -> None:
         raise GuardError("a recorded side is never timed")
 
-    def describe(self) -> dict[str, Any]:
+    def describe(self) -> dict[str, Json]:
         return {}
 
-    def record(self, folder: str, batches: int) -> dict[str, Any]:
+    def record(self, folder: str, batches: int) -> dict[str, Json]:
         """Write the outputs and gradients of `batches` steps without updates (JSON: names, losses).
 
         The files are forward-, backward- and parameters-INDEX.safetensors.
@@ -81,7 +82,7 @@ class NumericsRecorder:
         watch = ModuleWatch(step.model, backward=eager and step.config.checkpointing == "none")
         place = Path(folder)
         place.mkdir(parents=True, exist_ok=True)
-        said: dict[str, Any] = {
+        said: dict[str, Json] = {
             "precision": step.config.precision,
             "eager": eager,
             "weights": self._weights,
@@ -125,7 +126,7 @@ class NumericsRecorder:
         save_file({f"{at:06d}": tensor for at, (_, tensor) in enumerate(mode.found)}, Path(path))
         return [name for name, _ in mode.found]
 
-    def hunt(self, steps: int) -> dict[str, Any] | None:
+    def hunt(self, steps: int) -> dict[str, Json] | None:
         """Return the first op of `steps` training steps that made a NaN or an infinity."""
         step = self._build()
         for index in range(steps):
@@ -150,11 +151,11 @@ class NumericsRecorder:
         """Save a module with the inputs of its first call; return False if it cannot be pickled."""
         step = self._build()
         found = _module(step.model, module)
-        calls: list[tuple[Any, Any]] = []
+        calls: list[tuple[object, object]] = []
 
-        def keep(_: nn.Module, arguments: Any, named: Any) -> None:
+        def keep(_: nn.Module, arguments: object, named: object) -> None:
             if not calls:
-                calls.append(_mapped((arguments, named), _copied))
+                calls.append((_mapped(arguments, _copied), _mapped(named, _copied)))
 
         handle = found.register_forward_pre_hook(keep, with_kwargs=True)
         try:
@@ -172,7 +173,7 @@ class NumericsRecorder:
             return False
         return True
 
-    def _build(self) -> Any:
+    def _build(self) -> TrainingStep:
         torch.manual_seed(int(self._options.get("seed", 0)))
         workload = load(self._spec, **self._options)
         self._weights = {name: _digest(one) for name, one in workload.model.named_parameters()}
@@ -185,7 +186,7 @@ class NumericsRecorder:
         return build(workload, self._changes, self._recipe)
 
 
-def _quietly(step: Any, batch: Any) -> Tensor:
+def _quietly(step: TrainingStep, batch: Batch) -> Tensor:
     """Run forward and backward without torch's warnings about hooks."""
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")
@@ -208,7 +209,7 @@ def _copied(tensor: Tensor) -> Tensor:
     return tensor.detach().cpu().clone()
 
 
-def _mapped(value: Any, change: Callable[[Tensor], Tensor]) -> Any:
+def _mapped(value: object, change: Callable[[Tensor], Tensor]) -> object:
     """Change the tensors of a batch."""
     if isinstance(value, Tensor):
         return change(value)

@@ -4,11 +4,11 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
-from typing import Any
 
 import torch
 from torch import Tensor, nn
 from torch.utils._python_dispatch import TorchDispatchMode
+from torch.utils.hooks import RemovableHandle
 
 from ratchet.base.errors import GuardError
 
@@ -18,7 +18,7 @@ MOST_ELEMENTS = 1 << 20
 Recorded = dict[str, Tensor]
 
 
-def tensors_of(value: Any) -> list[Tensor]:
+def tensors_of(value: object) -> list[Tensor]:
     """Return the floating tensors of an output, also in tuples, lists and mappings."""
     if isinstance(value, Tensor):
         return [value] if value.is_floating_point() else []
@@ -44,7 +44,7 @@ class ModuleWatch:
     def __init__(self, model: nn.Module, *, backward: bool) -> None:
         self.forward: list[tuple[str, Tensor]] = []
         self.backward: list[tuple[str, Tensor]] = []
-        self._handles: list[Any] = []
+        self._handles: list[RemovableHandle] = []
         for name, module in model.named_modules():
             forward = module.register_forward_hook(self._on_forward(name or ROOT))
             self._handles.append(forward)
@@ -67,7 +67,7 @@ class ModuleWatch:
         # torch.compile traces this hook: the tensors become outputs of its graph.
         kept = self.forward
 
-        def hook(module: nn.Module, inputs: Any, output: Any) -> None:
+        def hook(module: nn.Module, inputs: object, output: object) -> None:
             for tensor in tensors_of(output):
                 kept.append((name, tensor.detach()))
 
@@ -76,7 +76,7 @@ class ModuleWatch:
     def _on_backward(self, name: str) -> Callable[..., None]:
         kept = self.backward
 
-        def hook(module: nn.Module, grad_input: Any, grad_output: Any) -> None:
+        def hook(module: nn.Module, grad_input: object, grad_output: object) -> None:
             for tensor in tensors_of(grad_input):
                 kept.append((name, tensor.detach()))
 
@@ -91,7 +91,13 @@ class OpWatch(TorchDispatchMode):  # type: ignore[no-untyped-call]
         self.active = False
         self.found: list[tuple[str, Tensor]] = []
 
-    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+    def __torch_dispatch__(
+        self,
+        func: Callable[..., object],
+        types: object,
+        args: tuple[object, ...] = (),
+        kwargs: dict[str, object] | None = None,
+    ) -> object:
         output = func(*args, **(kwargs or {}))
         if self.active:
             # `sampled` calls ops too; a mode is off while it runs.
@@ -116,7 +122,13 @@ class NonFiniteWatch(TorchDispatchMode):  # type: ignore[no-untyped-call]
 
     FILLS = ("fill", "full", "where", "tri", "copy", "clone", "view", "expand", "empty", "detach")
 
-    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+    def __torch_dispatch__(
+        self,
+        func: Callable[..., object],
+        types: object,
+        args: tuple[object, ...] = (),
+        kwargs: dict[str, object] | None = None,
+    ) -> object:
         output = func(*args, **(kwargs or {}))
         name = str(func)
         if any(part in name for part in self.FILLS):
@@ -162,7 +174,7 @@ def naming(model: nn.Module) -> Iterator[list[str]]:
     def enter(name: str) -> Callable[..., None]:
         return lambda *_: stack.append(name)
 
-    handles: list[Any] = []
+    handles: list[RemovableHandle] = []
     for name, module in model.named_modules():
         handles.append(module.register_forward_pre_hook(enter(name or ROOT)))
         handles.append(module.register_forward_hook(lambda *_: stack.pop() and None))

@@ -7,21 +7,22 @@ import platform
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict
 from importlib import metadata
-from typing import Any
 
 from ratchet import __version__
+from ratchet.base.json_value import Json
 from ratchet.devices.fingerprint import software
 from ratchet.devices.probe import Device, describe_device
+from ratchet.guard.compare.request import KeptRequest
 from ratchet.workloads.names import is_user_spec
 
 CHANGES = "+changes"
 RATCHET = f"torch-ratchet {__version__} (pip install torch-ratchet)"
 
 
-def comparison_needs(asked: Mapping[str, Any], *, plain: bool, spent_s: float) -> list[str]:
+def comparison_needs(asked: KeptRequest, *, plain: bool, spent_s: float) -> list[str]:
     """Return what a comparison needs; `plain` needs no Ratchet."""
     first = "Python 3.9 or later, and a shell" if plain else RATCHET
-    words = (f"the interpreter {one}" for one in dict.fromkeys(asked["pythons"]) if one is not None)
+    words = (f"the interpreter {one}" for one in dict.fromkeys(asked.pythons) if one is not None)
     return [first, *_folder(asked), *_commits(asked), *words, *_files(asked), *_time(spent_s)]
 
 
@@ -31,7 +32,7 @@ def numerics_needs(files: Sequence[str]) -> list[str]:
     return ["torch, in the version below", *beside]
 
 
-def verdict_needs(kernel: Mapping[str, Any], trial: Mapping[str, Any]) -> list[str]:
+def verdict_needs(kernel: Mapping[str, Json], trial: Mapping[str, Json]) -> list[str]:
     """Return what judging a kernel again needs."""
     where = trial.get("target") and f"no GPU: {trial['target']} is emulated"
     compiler = ["a C++ compiler"] if kernel["language"] == "cpp" else []
@@ -39,38 +40,35 @@ def verdict_needs(kernel: Mapping[str, Any], trial: Mapping[str, Any]) -> list[s
     return [RATCHET, *compiler, device, *_time(trial.get("time_limit_s"))]
 
 
-def pinned_words(asked: Mapping[str, Any]) -> list[str]:
+def pinned_words(asked: KeptRequest) -> list[str]:
     """Return the words of a comparison, with commits in place of names that move."""
-    words = ["compare", *asked["workloads"]]
-    pairs = (("", asked["modes"]), ("rev-", revisions(asked)), ("python-", asked["pythons"]))
+    words = ["compare", *asked.workloads]
+    pairs = (("", asked.modes), ("rev-", revisions(asked)), ("python-", asked.pythons))
     for start, both in pairs:
         for side, value in zip("ab", both, strict=True):
             words += [f"--{start}{side}", value] if value else []
-    words += ["--setup", asked["setup"]] if asked["setup"] else []
-    words += ["--printed"] if asked["printed"] else []
-    words += ["--instructions"] if asked.get("instructions") else []
-    words += [word for name in asked["higher"] for word in ("--higher", name)]
-    words += ["--fail-if-slower", asked["fail_if_slower"]]
-    words += ["--budget", asked["budget"]] if asked.get("budget") else []
-    for name, value in asked["options"].items():
-        words += [f"--{name.replace('_', '-')}", str(value)]
-    return words + (["--", *asked["command"]] if asked["command"] else [])
+    words += ["--setup", asked.setup] if asked.setup else []
+    words += ["--printed"] if asked.printed else []
+    words += ["--instructions"] if asked.instructions else []
+    words += [word for name in asked.higher for word in ("--higher", name)]
+    words += ["--fail-if-slower", asked.fail_if_slower]
+    words += ["--budget", asked.budget] if asked.budget else []
+    for name, option in asked.options.items():
+        words += [f"--{name.replace('_', '-')}", str(option)]
+    return words + (["--", *asked.command] if asked.command else [])
 
 
-def revisions(asked: Mapping[str, Any]) -> list[str | None]:
+def revisions(asked: KeptRequest) -> list[str | None]:
     """Return the commit of each side; files without changes of their own are a commit too."""
-    found = [
-        commit or name
-        for commit, name in zip(asked.get("commits", (None,) * 2), asked["revisions"], strict=True)
-    ]
-    here = asked.get("commit", "")
+    found = [commit or name for commit, name in zip(asked.commits, asked.revisions, strict=True)]
+    here = asked.commit
     if any(found) and here and not here.endswith(CHANGES):
         found = [one or here for one in found]
     return found
 
 
-def _folder(asked: Mapping[str, Any]) -> list[str]:
-    here, folder = asked.get("commit", ""), f"the folder {asked['folder']}"
+def _folder(asked: KeptRequest) -> list[str]:
+    here, folder = asked.commit, f"the folder {asked.folder}"
     if not here:
         return [f"{folder}, as it was: it is in no repository"]
     if not here.endswith(CHANGES):
@@ -79,18 +77,18 @@ def _folder(asked: Mapping[str, Any]) -> list[str]:
     return [f"{folder}, at commit {hash} with the changes that it had: no commit holds them"]
 
 
-def _commits(asked: Mapping[str, Any]) -> list[str]:
+def _commits(asked: KeptRequest) -> list[str]:
     return [f"commit {one} in its repository" for one in dict.fromkeys(revisions(asked)) if one]
 
 
-def _files(asked: Mapping[str, Any]) -> list[str]:
-    recipes = [mode for mode in asked["modes"] if mode.endswith(".json")]
-    own = [one.rpartition(":")[0] for one in asked["workloads"] if is_user_spec(one)]
-    text = asked["options"].get("text")
+def _files(asked: KeptRequest) -> list[str]:
+    recipes = [mode for mode in asked.modes if mode.endswith(".json")]
+    own = [one.rpartition(":")[0] for one in asked.workloads if is_user_spec(one)]
+    text = asked.options.get("text")
     named = dict.fromkeys([*recipes, *own, *([text] if text else [])])
     return [
         *(f"the file {one}, as it was" for one in named),
-        *(["valgrind"] if asked.get("instructions") else []),
+        *(["valgrind"] if asked.instructions else []),
     ]
 
 
@@ -103,21 +101,21 @@ VARIABLES = ("OMP_", "MKL_", "TORCH", "PYTORCH_", "HIP_", "HSA_", "ROCR_", "CUDA
 """Beginnings of the variables that may change a result; others may hold secrets."""
 
 
-def environment_report(device: Device, variables: Mapping[str, str] | None = None
-                       ) -> dict[str, Any]:  # fmt: skip
+def environment_report(device: Device) -> dict[str, Json]:
     """Describe the machine, the versions, and the variables that may change a result."""
-    own = os.environ if variables is None else variables
     return {
         "ratchet": __version__,
         "platform": platform.platform(),
         "device": describe_device(device),
         "software": asdict(software()),
         "packages": {name: found for name in PACKAGES if (found := _version(name))},
-        "variables": {name: own[name] for name in sorted(own) if name.startswith(VARIABLES)},
+        "variables": {
+            name: os.environ[name] for name in sorted(os.environ) if name.startswith(VARIABLES)
+        },
     }
 
 
-def environment_lines(report: Mapping[str, Any]) -> list[str]:
+def environment_lines(report: Mapping[str, Json]) -> list[str]:
     """Return the report as lines of Markdown."""
     device = report["device"]
     lines = [

@@ -8,12 +8,15 @@ import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+
+import msgspec
 
 from ratchet.base import files
 from ratchet.base.errors import GuardError
 from ratchet.base.files import why_not_new_folder
+from ratchet.base.json_value import Json
 from ratchet.devices.probe import probe
+from ratchet.guard.compare.request import KeptRequest
 from ratchet.guard.repro.needs import (
     CHANGES,
     comparison_needs,
@@ -48,7 +51,7 @@ class Reproduction:
     needs: tuple[str, ...]
     """The script's needs beside itself."""
 
-    def as_json(self) -> dict[str, Any]:
+    def as_json(self) -> dict[str, Json]:
         return {
             "kind": self.kind,
             "title": self.title,
@@ -133,8 +136,8 @@ def _find(book: Ledger, named: str) -> Reported:
     return _judged(book, verdicts[-1])
 
 
-def _timed(turn: RecordedTurn, result: Mapping[str, Any]) -> Reported:
-    asked = turn.payload
+def _timed(turn: RecordedTurn, result: Mapping[str, Json]) -> Reported:
+    asked = msgspec.convert(turn.payload, KeptRequest)
     facts = [f"- A (baseline): `{result['baseline']}`", f"- B (new): `{result['new']}`"]
     for one in result["metrics"]:
         facts.append(
@@ -148,18 +151,18 @@ def _timed(turn: RecordedTurn, result: Mapping[str, Any]) -> Reported:
             f"- `{row['op']}` in `{row['module']}`: {row['baseline_s'] * 1e3:.3f} ms, then "
             f"{row['new_s'] * 1e3:.3f} ms a step"
         )
-    plain = asked["command"] and not any((*asked["revisions"], *asked["pythons"]))
-    alone = bool(plain and not asked["printed"])
+    plain = asked.command and not any((*asked.revisions, *asked.pythons))
+    alone = bool(plain and not asked.printed)
     needs = comparison_needs(asked, plain=alone, spent_s=result["spent_s"])
     where = {
-        "folder": asked["folder"],
-        "commit": asked.get("commit", "").removesuffix(CHANGES),
+        "folder": asked.folder,
+        "commit": asked.commit.removesuffix(CHANGES),
         "needs": quoted(needs),
         "check": CHECK,
     }
     if alone:
         pairs = max((one["pairs"] for one in result["metrics"]), default=LEAST_PAIRS)
-        text = COMMAND_SCRIPT.format(commands=list(asked["command"]), pairs=pairs, **where)
+        text = COMMAND_SCRIPT.format(commands=list(asked.command or ()), pairs=pairs, **where)
     else:
         commits = [one for one in dict.fromkeys(revisions(asked)) if one]
         text = RATCHET_SCRIPT.format(words=pinned_words(asked), commits=commits, **where)
@@ -183,7 +186,7 @@ def _listed(lines: Sequence[str]) -> str:
     return "\n".join(f"- {one}" for one in lines)
 
 
-def _numerics(result: Mapping[str, Any]) -> Reported:
+def _numerics(result: Mapping[str, Json]) -> Reported:
     found, broken = result["divergence"], result["not_finite"]
     if found is None and broken is None:
         raise GuardError("this comparison found no divergence: there is nothing to reproduce")
@@ -216,7 +219,7 @@ def _numerics(result: Mapping[str, Any]) -> Reported:
     )
 
 
-def _judged(book: Ledger, verdict: Mapping[str, Any]) -> Reported:
+def _judged(book: Ledger, verdict: Mapping[str, Json]) -> Reported:
     kernel, problem = book.kernel(verdict["kernel_hash"]), book.problem(verdict["problem_hash"])
     if kernel is None or problem is None:
         raise GuardError(f"the ledger lacks the source of kernel {verdict['kernel_hash'][:12]}")

@@ -17,7 +17,7 @@ import tempfile
 import time
 import traceback
 from contextlib import AbstractContextManager
-from typing import IO, Any
+from typing import IO
 
 import msgspec
 import torch
@@ -64,7 +64,7 @@ def warm_up(request: SweepRequest) -> None:
     torch.set_num_threads(threads)
 
 
-def inductor_settings(request: SweepRequest) -> AbstractContextManager[Any]:
+def inductor_settings(request: SweepRequest) -> AbstractContextManager[object]:
     """Return a context in which eager torch and Inductor draw the same random numbers."""
     patch = {"fallback_random": True, **(QUICK if request.quick else {})}
     return torch._inductor.config.patch(patch)  # type: ignore[no-any-return]

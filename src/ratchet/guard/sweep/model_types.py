@@ -15,18 +15,19 @@ from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from importlib import metadata
 from pathlib import Path
-from typing import Any
+from typing import IO
 
 import msgspec
 
 from ratchet import __version__
 from ratchet.base import files
 from ratchet.base.errors import GuardError
+from ratchet.base.json_value import Json
 from ratchet.base.process import families, watchdog
 from ratchet.guard.repro.needs import RATCHET
 from ratchet.guard.repro.scripts import SWEEP_SCRIPT
 from ratchet.guard.repro.write import SCRIPT, Reported, quoted, write_finding
-from ratchet.guard.sweep.row import STATUSES, SweepRequest, TypeRow, share_that_trains
+from ratchet.guard.sweep.row import STATUSES, Status, SweepRequest, TypeRow
 from ratchet.workloads.hf_config import trained_types
 
 ROWS, REPRODUCTIONS = "rows.jsonl", "repro"
@@ -69,20 +70,30 @@ class SweepResult:
     device: str
 
     @property
+    def share(self) -> float | None:
+        """Return the share, of the types that train as written, that train with Ratchet."""
+        written = [row for row in self.rows if row.status != "does not train as written"]
+        return sum(row.trains for row in written) / len(written) if written else None
+
+    @property
     def passed(self) -> bool:
         """Return True if enough of the types that train as written train with Ratchet."""
-        share = share_that_trains(self.rows)
-        return share is None or share >= LEAST_SHARE
+        return self.share is None or self.share >= LEAST_SHARE
 
-    def as_json(self) -> dict[str, Any]:
-        counts = Counter(row.status for row in self.rows)
+    @property
+    def counts(self) -> dict[Status, int]:
+        """Return the number of types with each status."""
+        found = Counter(row.status for row in self.rows)
+        return {status: found[status] for status in STATUSES}
+
+    def as_json(self) -> dict[str, Json]:
         return {
             "versions": self.versions,
             "device": self.device,
             "quick": self.quick,
             "out": str(self.out),
-            "counts": {status: counts[status] for status in STATUSES},
-            "share": share_that_trains(self.rows),
+            "counts": self.counts,
+            "share": self.share,
             "least_share": LEAST_SHARE,
             "left_out": list(self.left_out),
             "rows": [msgspec.to_builtins(row) for row in self.rows],
@@ -188,7 +199,7 @@ def _tried(types: Sequence[str], settings: SweepSettings, versions: str) -> Iter
             yield _lost(left.pop(0), code, words, request)
 
 
-def _program(request: SweepRequest, said: Any) -> subprocess.Popen[bytes]:
+def _program(request: SweepRequest, said: IO[bytes]) -> subprocess.Popen[bytes]:
     return subprocess.Popen(
         [sys.executable, "-m", "ratchet.guard.sweep.forks", msgspec.json.encode(request).decode()],
         stdin=subprocess.DEVNULL,

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from typing import Literal
 
 import msgspec
@@ -79,9 +78,3 @@ class SweepRequest(msgspec.Struct, frozen=True, kw_only=True):
     memory_bytes: int
     quick: bool
     versions: str
-
-
-def share_that_trains(rows: Sequence[TypeRow]) -> float | None:
-    """Return the share, of the types that train as written, that train with Ratchet."""
-    written = [row for row in rows if row.status != "does not train as written"]
-    return sum(row.trains for row in written) / len(written) if written else None

@@ -8,7 +8,7 @@ import time
 from collections import Counter
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
-from typing import Any, Final
+from typing import Final
 
 import msgspec
 import numpy as np
@@ -18,6 +18,7 @@ from torch._dynamo.utils import counters
 from torch._inductor import config as inductor
 
 from ratchet.base.errors import told
+from ratchet.base.json_value import Json
 from ratchet.graph.sites import InstallReport
 from ratchet.graph.steps import build_step
 from ratchet.guard.sweep.row import ArmRun, Status, TypeRow
@@ -29,7 +30,7 @@ from ratchet.workloads.hf_config import Head
 STEPS: Final = 3
 """An arm's steps: the first loss shows the forward pass, later ones gradients and update."""
 WRITTEN, AUTOCAST, ROUNDED, EAGER = "written", "autocast", "rounded", "optimizer"
-_LEVERS: Mapping[str, Any] = {
+_LEVERS: Mapping[str, Json] = {
     "compile_mode": "default",
     "kernels": tuple(LIBRARY),
     "optimizer": "kernel",
@@ -157,7 +158,7 @@ class _Trial:
         """Keep what a run tells about the row, and compare its gradients with its reference's."""
         if arm in (WRITTEN, AUTOCAST):
             self._gradients[arm] = ran.gradients
-        changes: dict[str, Any] = {"model": ran.model, "inputs": ran.inputs}
+        changes: dict[str, Json] = {"model": ran.model, "inputs": ran.inputs}
         if ARMS[arm].compile_mode is not None and not self._seen_compiled:
             self._seen_compiled = True
             changes |= {

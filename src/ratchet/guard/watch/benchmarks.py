@@ -8,10 +8,11 @@ import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
-from typing import Any, Literal
+from typing import Literal
 
 import numpy as np
 
+from ratchet.base.json_value import Json
 from ratchet.guard.checkouts import Checkouts
 from ratchet.guard.watch.suite_file import WatchedCommand, WatchSuite
 from ratchet.history.analysis import analyse_one
@@ -64,7 +65,7 @@ class WatchReport:
         bad = any(one.answer in ("slower", "failed") for one in self.results)
         return bad and not self.advisory
 
-    def as_json(self) -> dict[str, Any]:
+    def as_json(self) -> dict[str, Json]:
         return {**asdict(self), "red": self.red}
 
 

@@ -13,16 +13,18 @@ from collections import defaultdict
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from datetime import datetime
 from pathlib import Path
-from typing import Any
+from typing import TypeVar
 
 import msgspec
 
 from ratchet.base import files
 from ratchet.base.errors import HistoryError
+from ratchet.base.json_value import Json
 from ratchet.history.formats.csv_file import as_utc
 from ratchet.history.formats.figures import Exported, check_interval, exported, series_of
 from ratchet.ledger.observations import Observation
 
+Decoded = TypeVar("Decoded")
 _UNITS = {"seconds": "s", "bytes": "B"}
 
 
@@ -33,11 +35,11 @@ class AsvResults(msgspec.Struct, kw_only=True):
     date: float
     """Unix time in milliseconds."""
     result_columns: list[str]
-    results: dict[str, list[Any]]
+    results: dict[str, list[Json]]
     env_name: str = ""
     python: str = ""
     requirements: dict[str, str | None] = {}
-    params: dict[str, Any] = {}
+    params: dict[str, Json] = {}
     version: int = 2
 
 
@@ -81,7 +83,7 @@ def write_asv(folder: Path, observations: Iterable[Observation]) -> Exported:
     for (device, revision, software, _), one in kept.items():
         by_file[device, revision, software].append(one)
     units = {names[series_of(one)]: _described(names[series_of(one)], one) for one in kept.values()}
-    documents: dict[Path, dict[str, Any]] = {folder / "benchmarks.json": {**units, "version": 2}}
+    documents: dict[Path, dict[str, Json]] = {folder / "benchmarks.json": {**units, "version": 2}}
     revisions = {revision for _, revision, _ in by_file}
     for (device, revision, software), rows in by_file.items():
         machine, environment = folder / _safe(device), _safe(software) or "existing"
@@ -99,7 +101,7 @@ def write_asv(folder: Path, observations: Iterable[Observation]) -> Exported:
 
 def _results(
     rows: Sequence[Observation], environment: str, names: Mapping[tuple[str, str, str], str]
-) -> dict[str, Any]:
+) -> dict[str, Json]:
     """Return the file of one commit on one machine."""
     return {
         "commit_hash": rows[0].revision,
@@ -118,7 +120,7 @@ def _results(
     }
 
 
-def _described(name: str, one: Observation) -> dict[str, Any]:
+def _described(name: str, one: Observation) -> dict[str, Json]:
     """Return a benchmark's entry in benchmarks.json."""
     return {
         "code": "",
@@ -181,7 +183,7 @@ def _of_file(path: Path, units: dict[str, str]) -> Iterator[Observation]:
             )
 
 
-def _combinations(params: Any, path: Path) -> list[str]:
+def _combinations(params: object, path: Path) -> list[str]:
     """Name the combinations of a benchmark's parameters, in the order of its results."""
     if not params:
         return [""]
@@ -193,11 +195,11 @@ def _combinations(params: Any, path: Path) -> list[str]:
 def _units(path: Path) -> dict[str, str]:
     if not path.exists():
         return {}
-    found = _decoded(path, dict[str, Any])
+    found = _decoded(path, dict[str, Json])
     return {name: str(one.get("unit", "")) for name, one in found.items() if isinstance(one, dict)}
 
 
-def _decoded(path: Path, kind: type[Any]) -> Any:
+def _decoded(path: Path, kind: type[Decoded]) -> Decoded:
     # asv writes NaN, which Python's reader alone takes.
     try:
         return msgspec.convert(json.loads(path.read_text(encoding="utf-8")), kind)
@@ -205,16 +207,16 @@ def _decoded(path: Path, kind: type[Any]) -> Any:
         raise HistoryError(f"{path} is not a file of asv results: {error}") from error
 
 
-def _cell(row: list[Any], at: dict[str, int], name: str) -> Any:
+def _cell(row: list[Json], at: dict[str, int], name: str) -> Json:
     place = at.get(name, len(row))
     return row[place] if place < len(row) else None
 
 
-def _listed(cell: Any) -> list[Any]:
+def _listed(cell: object) -> list[Json]:
     return cell if isinstance(cell, list) else [cell]
 
 
-def _finite(values: list[Any], place: int) -> float | None:
+def _finite(values: list[Json], place: int) -> float | None:
     found = values[place] if place < len(values) else None
     return float(found) if isinstance(found, int | float) and math.isfinite(found) else None
 
@@ -233,5 +235,5 @@ def _safe(name: str) -> str:
     return re.sub(r"[^\w.+-]+", "_", name)
 
 
-def _encoded(document: dict[str, Any]) -> bytes:
+def _encoded(document: dict[str, Json]) -> bytes:
     return msgspec.json.format(msgspec.json.encode(document), indent=1)

@@ -7,9 +7,10 @@ from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass, fields
 from pathlib import Path
-from typing import Any, Final
+from typing import Final
 
 from ratchet.base import git, scratch
+from ratchet.base.json_value import Json
 from ratchet.devices.fingerprint import software
 from ratchet.devices.probe import probe
 from ratchet.ledger import Ledger
@@ -105,7 +106,7 @@ def communication_of(trace: Path) -> Communication:
 
 
 def bench_parallel(
-    workload: str, layout: ParallelLayout, *, options: Mapping[str, Any], steps: int
+    workload: str, layout: ParallelLayout, *, options: Mapping[str, Json], steps: int
 ) -> ParallelBench:
     """Time `steps` steps of a workload, as written, on the ranks of a layout on this machine.
 
@@ -125,7 +126,7 @@ def bench_parallel(
     return _figures(asked, found, talk)
 
 
-def record_parallel(result: ParallelBench, *, device: str, ledger: str | None) -> dict[str, Any]:
+def record_parallel(result: ParallelBench, *, device: str, ledger: str | None) -> dict[str, Json]:
     """Store the figures in the ledger; return them as JSON with versions and commit."""
     commit = git.stamp(Path.cwd())
     document = {**asdict(result), "versions": asdict(software()), "commit": commit.revision}
@@ -167,7 +168,7 @@ def recorded(workload: str, *, device: str, ledger: str | None) -> list[Parallel
     return [_read(one) for one in own]
 
 
-def _read(document: Mapping[str, Any]) -> ParallelBench:
+def _read(document: Mapping[str, Json]) -> ParallelBench:
     ranks = tuple(
         RankBench(**{**one, "communication": Communication(**one["communication"])})
         for one in document["ranks"]

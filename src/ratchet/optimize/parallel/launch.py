@@ -27,9 +27,7 @@ def torchrun(ranks: int, *program: str) -> list[str]:
     return [*start, f"--nproc-per-node={ranks}", *program]
 
 
-def run_ranks(
-    asked: RankRequest, folder: Path, *, limit_s: float = LIMIT_S
-) -> tuple[RankResult, ...]:
+def run_ranks(asked: RankRequest, folder: Path) -> tuple[RankResult, ...]:
     """Run a request on its layout's ranks and return their results, by rank.
 
     Ranks on a CPU share its cores. Raises WorkloadError with the line of a rank that refuses the
@@ -47,10 +45,10 @@ def run_ranks(
             command, env=environment, stdout=log, stderr=log, start_new_session=True
         )
         try:
-            code = child.wait(timeout=limit_s)
+            code = child.wait(timeout=LIMIT_S)
         except subprocess.TimeoutExpired:
             raise RanksError(
-                f"{asked.layout}: the ranks did not end within {limit_s:g} s; give more time, or "
+                f"{asked.layout}: the ranks did not end within {LIMIT_S:g} s; give more time, or "
                 "fewer steps"
             ) from None
         finally:

@@ -10,6 +10,7 @@ from typing import Any
 
 from ratchet.base import scratch
 from ratchet.base.errors import RatchetError
+from ratchet.base.json_value import Json
 from ratchet.devices.probe import Device, probe
 from ratchet.ledger import Ledger
 from ratchet.ledger.connect import utc_now
@@ -76,7 +77,7 @@ class RankLaunches:
         """Note that the turn came to its end, so that nothing is left to resume."""
         self._remember(TURN, self._key(), {"finished": True})
 
-    def _launch(self, asked: RankRequest) -> dict[str, Any]:
+    def _launch(self, asked: RankRequest) -> dict[str, Json]:
         began_s = time.monotonic()
         with scratch.folder("ranks") as folder:
             found = run_ranks(asked, folder)
@@ -107,17 +108,17 @@ class RankLaunches:
         return str(found["began_at"])
 
     def _key(self, asked: RankRequest | None = None) -> str:
-        content: dict[str, Any] = {"settings": self.settings.key(), "layout": str(self.layout)}
+        content: dict[str, Json] = {"settings": self.settings.key(), "layout": str(self.layout)}
         if asked is not None:  # its rounds are what the budget has time for
             content["asked"] = asked.model_dump(mode="json", exclude={"rounds"})
         return hashlib.sha256(json.dumps(content, sort_keys=True).encode()).hexdigest()
 
-    def _recall(self, kind: str, key: str) -> dict[str, Any] | None:
+    def _recall(self, kind: str, key: str) -> dict[str, Json] | None:
         with Ledger.open(self.settings.ledger) as ledger:
             here = ledger.here(self._device())
             return ledger.recall(kind, key, fingerprint=here, since=self._began_at)
 
-    def _remember(self, kind: str, key: str, payload: dict[str, Any]) -> None:
+    def _remember(self, kind: str, key: str, payload: dict[str, Json]) -> None:
         with Ledger.open(self.settings.ledger) as ledger:
             ledger.remember(kind, key, payload, fingerprint=ledger.here(self._device()))
 

@@ -21,7 +21,7 @@ from ratchet.optimize.parallel.rank import RankStep
 from ratchet.optimize.recipe.shards import by_units, without_process
 from ratchet.optimize.step.candidate import describe, wanted_libraries
 from ratchet.optimize.turn.loop import optimize
-from ratchet.optimize.turn.result import Change
+from ratchet.optimize.turn.optimize_result import Change
 from ratchet.optimize.turn.settings import SMALLEST_BUDGET_S, Settings
 from ratchet.optimize.turn.state import Listener
 from ratchet.workloads.config import StepConfig

@@ -12,7 +12,7 @@ import sys
 import time
 from collections.abc import Mapping
 from pathlib import Path
-from typing import Any, Final
+from typing import Final
 
 import numpy as np
 import torch
@@ -23,10 +23,12 @@ from torch.distributed.tensor import DTensor
 from torch.profiler import ProfilerActivity, profile, schedule
 
 from ratchet.base.errors import RatchetError
+from ratchet.base.json_value import Json
 from ratchet.measure.arm import Timing
 from ratchet.measure.rounds import run_rounds
 from ratchet.measure.samples import Sample
 from ratchet.optimize.recipe.compiled_step import build
+from ratchet.optimize.recipe.ranks import of_all_ranks
 from ratchet.optimize.step.installed import AnyKernel, activate_proven
 from ratchet.workloads.blame import batch_of
 from ratchet.workloads.config import StepConfig
@@ -81,7 +83,7 @@ class RankRequest(BaseModel):
     model_config = ConfigDict(frozen=True, extra="forbid")
 
     workload: str
-    options: dict[str, Any]
+    options: dict[str, Json]
     """Options of `load`; `device` is a kind, cpu or cuda."""
     layout: str
     arms: dict[str, RankArm]
@@ -124,7 +126,7 @@ class RankResult(BaseModel):
     sequence: int
     """Tokens of a sequence; 0 if the batches hold none."""
     parameters: int
-    samples: list[dict[str, Any]]
+    samples: list[dict[str, Json]]
     """A `measure.Sample` each; a sample's time is that of the slowest rank."""
     arms: dict[str, ArmOnRank]
 
@@ -288,8 +290,7 @@ def gradient_errors(arms: Mapping[str, _Arm]) -> dict[str, float]:
             name: (float((own[name] - one).square().sum()), float(one.square().sum()))
             for name, one in wanted.items()
         }
-        told: list[Any] = [None] * dist.get_world_size()
-        dist.all_gather_object(told, parts)
+        told = of_all_ranks(parts)
         names = {name for one in told for name in one}
         sums = {
             name: [sum(one.get(name, (0.0, 0.0))[place] for one in told) for place in (0, 1)]

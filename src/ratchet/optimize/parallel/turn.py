@@ -31,7 +31,7 @@ from ratchet.optimize.parallel.levers import (
 )
 from ratchet.optimize.parallel.one_process import OneProcess, check_rank_lever, optimize_rank
 from ratchet.optimize.parallel.rank import RankArm, RankResult
-from ratchet.optimize.parallel.result import ParallelTurn, RankChange
+from ratchet.optimize.parallel.turn_result import ParallelTurn, RankChange
 from ratchet.optimize.recipe.recipe import Recipe
 from ratchet.optimize.step.describe import ModelSignature, signature_of
 from ratchet.optimize.turn.compose import make_folder

@@ -11,7 +11,7 @@ import logging
 import os
 from collections.abc import Callable, Sequence
 from pathlib import Path
-from typing import Any, TypeVar
+from typing import TypeVar
 
 import torch
 from torch import nn
@@ -43,7 +43,7 @@ from ratchet.workloads.step import TrainingStep
 from ratchet.workloads.workload import Workload
 
 log = logging.getLogger("ratchet")
-Function = TypeVar("Function", bound=Callable[..., Any])
+Function = TypeVar("Function", bound=Callable[..., object])
 
 
 def apply(
@@ -147,7 +147,7 @@ def compile(
     runner = CheckedStep(own, calls=check, strict=strict) if check else FallbackStep(own)
 
     @functools.wraps(step)
-    def compiled(*arguments: Any, **named: Any) -> Any:
+    def compiled(*arguments: object, **named: object) -> object:
         if torch.compiler.is_compiling():
             return step(*arguments, **named)
         return runner(*arguments, **named)

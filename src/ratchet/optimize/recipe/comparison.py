@@ -6,7 +6,6 @@ import logging
 from collections import defaultdict
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
-from typing import Any
 
 import torch
 from torch import Tensor
@@ -47,7 +46,7 @@ Values = dict[tuple[str, str], Tensor]
 class Effects:
     """The results and effects of one run of a step."""
 
-    returned: Any
+    returned: object
     values: Values
     weights: dict[str, Tensor]
 
@@ -60,7 +59,7 @@ class CheckedStep:
         self._left = calls
         self._strict = strict
 
-    def __call__(self, *arguments: Any, **named: Any) -> Any:
+    def __call__(self, *arguments: object, **named: object) -> object:
         """Run the step; while calls are compared, the script goes on from the run as written."""
         if not self._left or not self._step.is_ready():
             return self._step(*arguments, **named)
@@ -73,7 +72,7 @@ class CheckedStep:
             return self._step(*arguments, **named)
         self._left -= 1
 
-        def once(step: Callable[..., Any]) -> Effects:
+        def once(step: Callable[..., object]) -> Effects:
             return run(step, script, optimizers, arguments, named)
 
         before = _weights(script)
@@ -105,17 +104,17 @@ class CheckedStep:
 
 
 def run(
-    step: Callable[..., Any],
+    step: Callable[..., object],
     script: Script,
     optimizers: tuple[Optimizer, ...],
-    arguments: tuple[Any, ...],
-    named: dict[str, Any],
+    arguments: tuple[object, ...],
+    named: dict[str, object],
 ) -> Effects:
     """Run a step once and note what it did."""
     names = {id(one): name for name, one in script.model.named_parameters()}
     values: Values = {}
 
-    def note(optimizer: Optimizer, _: Any, __: Any) -> None:
+    def note(optimizer: Optimizer, _: object, __: object) -> None:
         for group in optimizer.param_groups:
             for parameter in group["params"]:
                 name = names.get(id(parameter))
@@ -213,7 +212,7 @@ def _is_value(leaf: object) -> bool:
     return isinstance(leaf, Tensor | float | int) and not isinstance(leaf, bool)
 
 
-def _copied(value: Any) -> Tensor:
+def _copied(value: Tensor | float) -> Tensor:
     found = value if isinstance(value, Tensor) else torch.as_tensor(value)
     dense = found.detach().to_dense() if found.layout != torch.strided else found.detach()
     return dense.clone()

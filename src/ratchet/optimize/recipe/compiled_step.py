@@ -9,10 +9,9 @@ from __future__ import annotations
 
 import logging
 import threading
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from contextlib import ExitStack
 from dataclasses import dataclass
-from typing import Any
 
 import torch
 from torch import nn
@@ -33,7 +32,7 @@ from ratchet.workloads.config import AUTOCAST, StepConfig
 from ratchet.workloads.implementations import has_implementation
 from ratchet.workloads.lowered import lowered_forward
 from ratchet.workloads.own_step import BatchStep
-from ratchet.workloads.recompilation import BoundedCompile, numbers_of
+from ratchet.workloads.recompilation import BoundedCompile, CompileOptions, numbers_of
 from ratchet.workloads.sharded import sharded_in
 from ratchet.workloads.workload import Workload
 
@@ -46,7 +45,7 @@ MOST_RECOMPILATIONS = 2
 class Script:
     """A script's step, model and optimizers, as given to `ratchet.compile`."""
 
-    step: Callable[..., Any]
+    step: Callable[..., object]
     model: nn.Module
     optimizers: Sequence[Optimizer]
     """Those whose update the recipe may replace."""
@@ -60,7 +59,7 @@ class CompiledStep:
         script: Script,
         config: StepConfig,
         device_type: str,
-        install: Mapping[str, Any] | None = None,
+        install: CompileOptions | None = None,
     ) -> None:
         """Run `script` by `config`; `install` are the options that install its kernels."""
         self.script = script
@@ -84,7 +83,7 @@ class CompiledStep:
         self.as_written = False
         """True once the step has been found not to be run by the recipe."""
 
-    def __call__(self, *arguments: Any, **named: Any) -> Any:
+    def __call__(self, *arguments: object, **named: object) -> object:
         """Run the step; as written where gradients are off, and in other threads."""
         if self._runs_as_written():
             return self.script.step(*arguments, **named)
@@ -131,7 +130,7 @@ class CompiledStep:
             self._tell("another thread calls the step, and runs it as written")
         return mine != self._thread
 
-    def _first(self, arguments: tuple[Any, ...], named: dict[str, Any]) -> Any:
+    def _first(self, arguments: tuple[object, ...], named: dict[str, object]) -> object:
         recomputed = None if self._config.checkpointing == "none" else self.script.model
         if not WATCHING.acquire(blocking=False):  # in another thread: a later call is watched
             return self.script.step(*arguments, **named)
@@ -146,7 +145,7 @@ class CompiledStep:
         self._install(seen)
         return result
 
-    def run(self, arguments: tuple[Any, ...], named: dict[str, Any]) -> Any:
+    def run(self, arguments: tuple[object, ...], named: dict[str, object]) -> object:
         """Run the step by the recipe."""
         if self._whole is not None and numbers_of(arguments, named) != self._numbers:
             self._leave_whole("a number among its arguments changes")
@@ -209,7 +208,7 @@ class CompiledStep:
             found += [WidenedForward(one) for one in seen.modules if not computes_in_bf16(one)]
         return found
 
-    def _install_modules(self, seen: Seen, options: Mapping[str, Any] | None) -> None:
+    def _install_modules(self, seen: Seen, options: CompileOptions | None) -> None:
         for module in seen.modules:
             own = None if recurrent_in(module) else options
             call = ModuleCall(module, self._config, self._device_type, own)
@@ -236,7 +235,7 @@ class CompiledStep:
                 found.append(StepOutOfGraphs(optimizer, self._device_type))
         return found
 
-    def written(self, *arguments: Any, **named: Any) -> Any:
+    def written(self, *arguments: object, **named: object) -> object:
         """Run the step as written, without anything of the recipe."""
         for slot in self._standing:
             slot.clear()
@@ -303,7 +302,7 @@ def build(workload: Workload, config: StepConfig) -> InstalledStep:
 def _install(
     workload: Workload,
     config: StepConfig,
-    options: Mapping[str, Any],
+    options: CompileOptions,
     step: BatchStep,
     model: nn.Module,
     optimizers: Sequence[Optimizer],

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Iterable, Iterator
-from typing import Any
 
 from torch import Tensor, nn
 from torch.optim import Optimizer
@@ -29,7 +28,7 @@ class FallbackStep:
         self._step = step
         self._has_run = False
 
-    def __call__(self, *arguments: Any, **named: Any) -> Any:
+    def __call__(self, *arguments: object, **named: object) -> object:
         """Run the step; raise what the recipe's run raised if it left something changed."""
         step = self._step
         if self._has_run or not step.is_ready():

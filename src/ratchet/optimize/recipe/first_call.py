@@ -76,11 +76,11 @@ class Seen:
 
 
 def watch(
-    step: Callable[..., Any],
-    arguments: tuple[Any, ...],
-    named: dict[str, Any],
+    step: Callable[..., object],
+    arguments: tuple[object, ...],
+    named: dict[str, object],
     recomputed: nn.Module | None = None,
-) -> tuple[Any, Seen]:
+) -> tuple[object, Seen]:
     """Run the step as written; return its result and what it did.
 
     `recomputed` is the model whose blocks a recipe recomputes, if it recomputes any.
@@ -114,10 +114,10 @@ def _backwards(seen: Seen) -> Iterator[None]:
     mine = threading.get_ident()
     backward, grad = torch.autograd.backward, torch.autograd.grad
 
-    def counted(function: Callable[..., Any]) -> Callable[..., Any]:
+    def counted(function: Callable[..., object]) -> Callable[..., Any]:
         signature = inspect.signature(function)
 
-        def call(*arguments: Any, **named: Any) -> Any:
+        def call(*arguments: object, **named: object) -> object:
             if threading.get_ident() == mine and not seen.in_backward and not _is_traced():
                 given = signature.bind(*arguments, **named).arguments
                 seen.backwards += 1
@@ -142,7 +142,7 @@ def _backwards(seen: Seen) -> Iterator[None]:
 def _optimizers(seen: Seen) -> Iterator[None]:
     """Note each optimizer that steps, and whether it is given a closure."""
 
-    def note(optimizer: Optimizer, arguments: Any, named: Any) -> None:
+    def note(optimizer: Optimizer, arguments: tuple[object, ...], named: dict[str, object]) -> None:
         seen.closure |= any(callable(one) for one in (*arguments[1:], *named.values()))
         if not any(one is optimizer for one in seen.optimizers):
             seen.optimizers.append(optimizer)
@@ -168,7 +168,7 @@ def _modules(seen: Seen) -> Iterator[None]:
         seen.draws |= now != last and not seen.in_backward
         last = now
 
-    def call(self: nn.Module, *arguments: Any, **named: Any) -> Any:
+    def call(self: nn.Module, *arguments: object, **named: object) -> object:
         nonlocal last
         if threading.get_ident() != mine:
             return real(self, *arguments, **named)
@@ -205,9 +205,9 @@ def _random_state() -> list[bytes]:
     return [one.numpy().tobytes() for one in states]
 
 
-def _kept(block: nn.Module) -> list[Any]:
+def _kept(block: nn.Module) -> list[object]:
     """Return a block's state without its parameters, for comparison."""
-    found: list[Any] = []
+    found: list[object] = []
     for module in block.modules():
         found += [(id(one), one._version) for one in module._buffers.values() if one is not None]
         for name, value in module.__dict__.items():

@@ -171,7 +171,7 @@ def check_checkpointing(config: StepConfig, model: nn.Module) -> None:
         )
 
 
-def _a(value: Any) -> str:
+def _a(value: object) -> str:
     if value is None or isinstance(value, bool | int | float):
         return repr(value)
     if isinstance(value, type):

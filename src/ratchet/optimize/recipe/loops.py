@@ -10,12 +10,17 @@ import sys
 from collections.abc import Callable
 from functools import partial
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from ratchet.base.errors import RecipeError
 from ratchet.optimize.recipe import fits
 from ratchet.optimize.recipe.apply import compile as install
 from ratchet.optimize.recipe.recipe import Recipe
+
+if TYPE_CHECKING:
+    from torch import nn
+    from torch.optim import Optimizer
+    from transformers import TrainingArguments
 
 LIGHTNING = ("lightning.pytorch", "pytorch_lightning")
 """The two names under which Lightning is imported; their classes differ."""
@@ -54,7 +59,7 @@ def lightning_callback(
     return _callback(_LightningHooks, module.Callback, recipe, ledger, strict)
 
 
-def _callback(hooks: type[_Hooks], base: type, *arguments: Any) -> Any:
+def _callback(hooks: type[_Hooks], base: type, *arguments: object) -> Any:
     """Return an object of both classes; our hooks come before the library's."""
     return type("RecipeCallback", (hooks, base), {})(*arguments)
 
@@ -62,18 +67,18 @@ def _callback(hooks: type[_Hooks], base: type, *arguments: Any) -> Any:
 class _Hooks:
     """The state that a callback of either library shares."""
 
-    make: Callable[..., Any]
+    make: Callable[..., object]
 
     def __init__(self, recipe: str | Path | Recipe, ledger: str | None, strict: bool) -> None:
         super().__init__()
         self.recipe = fits.load_recipe(recipe)
         self.ledger, self.strict = ledger, strict
 
-    def __reduce__(self) -> tuple[Any, ...]:
+    def __reduce__(self) -> tuple[object, ...]:
         # Its class has no module to be found in, so a copy is made anew.
         return partial(self.make, recipe=self.recipe, ledger=self.ledger, strict=self.strict), ()
 
-    def _install(self, step: Any, model: Any, optimizer: Any) -> Any:
+    def _install(self, step: Any, model: Any, optimizer: Any) -> object:
         return install(
             step, model, optimizer, recipe=self.recipe, ledger=self.ledger, strict=self.strict
         )
@@ -83,11 +88,18 @@ class _TrainerHooks(_Hooks):
     """Installs a recipe in the model and the optimizer of a transformers.Trainer."""
 
     make = staticmethod(trainer_callback)
-    _installed: tuple[Any, ...] = ()
+    _installed: tuple[object, ...] = ()
     """The model and optimizer that have it: a Trainer may train again, or search with new ones."""
 
     def on_train_begin(
-        self, args: Any, state: Any, control: Any, *, model: Any, optimizer: Any, **_: Any
+        self,
+        args: TrainingArguments,
+        state: object,
+        control: object,
+        *,
+        model: nn.Module,
+        optimizer: Optimizer,
+        **_: object,
     ) -> None:
         if args.torch_compile:
             raise RecipeError(
@@ -112,8 +124,8 @@ class _LightningHooks(_Hooks):
         wanted = optimizers[0] if len(optimizers) == 1 else optimizers
         pl_module.training_step = self._install(pl_module.training_step, pl_module, wanted)
 
-    def on_train_end(self, trainer: Any, pl_module: Any) -> None:
+    def on_train_end(self, trainer: object, pl_module: object) -> None:
         vars(pl_module).pop("training_step", None)
 
-    def on_exception(self, trainer: Any, pl_module: Any, exception: BaseException) -> None:
+    def on_exception(self, trainer: object, pl_module: object, exception: BaseException) -> None:
         self.on_train_end(trainer, pl_module)

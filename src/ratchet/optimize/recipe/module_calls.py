@@ -7,9 +7,8 @@ and the signature of its `forward`, and copies and pickles of it do not carry th
 from __future__ import annotations
 
 import logging
-from collections.abc import Callable, Collection, Iterator, Mapping
+from collections.abc import Callable, Collection, Iterator
 from contextlib import AbstractContextManager, contextmanager, nullcontext
-from typing import Any
 
 import torch
 from torch import nn
@@ -24,7 +23,7 @@ from ratchet.workloads.config import AUTOCAST, StepConfig
 from ratchet.workloads.deferred_logits import apply_logits, replaced_in
 from ratchet.workloads.fp8_products import apply_products, multiplying_in
 from ratchet.workloads.lowered import mixed_precision
-from ratchet.workloads.recompilation import REPLAYS, BoundedCompile
+from ratchet.workloads.recompilation import REPLAYS, BoundedCompile, CompileOptions
 from ratchet.workloads.sharded import CompiledUnit, units_of, with_own_code
 from ratchet.workloads.step import ATTENTION_BACKENDS, inductor_options
 
@@ -45,7 +44,7 @@ class ModuleCall:
         module: nn.Module,
         config: StepConfig,
         device_type: str,
-        options: Mapping[str, Any] | None,
+        options: CompileOptions | None,
         *,
         training_only: bool = False,
         keeps_graphs: bool = False,
@@ -73,14 +72,14 @@ class ModuleCall:
         """Return the module's slot for this call."""
         call = self._call
 
-        def compiled_call(*arguments: Any, **named: Any) -> Any:
+        def compiled_call(*arguments: object, **named: object) -> object:
             return call(*arguments, **named)
 
         return Attribute(self._module, SLOT, compiled_call)
 
-    def _call(self, *arguments: Any, **named: Any) -> Any:
+    def _call(self, *arguments: object, **named: object) -> object:
         module = self._module
-        written: Callable[..., Any] = module._call_impl
+        written: Callable[..., object] = module._call_impl
         if (
             torch.compiler.is_compiling()
             or is_transformed()
@@ -106,10 +105,10 @@ class ModuleCall:
 class UnitForward(Attribute):
     """The slot of a sharded unit's forward, compiled around the one in place."""
 
-    def __init__(self, unit: nn.Module, options: Mapping[str, Any]) -> None:
+    def __init__(self, unit: nn.Module, options: CompileOptions) -> None:
         plain = unit.forward
 
-        def written(*arguments: Any, **named: Any) -> Any:
+        def written(*arguments: object, **named: object) -> object:
             forward = plain if self.before is ABSENT else self.before
             return forward(*arguments, **named)
 
@@ -118,7 +117,7 @@ class UnitForward(Attribute):
         super().__init__(unit, "forward", made)
 
 
-def kept_graphs(keep: bool) -> AbstractContextManager[Any]:
+def kept_graphs(keep: bool) -> AbstractContextManager[object]:
     """Let what is compiled be differentiated again, as by `backward(retain_graph=True)`."""
     if not keep:
         return nullcontext()
@@ -127,7 +126,7 @@ def kept_graphs(keep: bool) -> AbstractContextManager[Any]:
     return torch._functorch.config.patch(donated_buffer=False)  # type: ignore[no-any-return]
 
 
-def attention(config: StepConfig) -> AbstractContextManager[Any]:
+def attention(config: StepConfig) -> AbstractContextManager[object]:
     """Return the context of a config's attention back end."""
     backends = ATTENTION_BACKENDS.get(config.attention)
     return sdpa_kernel(backends) if backends else nullcontext()
@@ -189,8 +188,8 @@ def compile_module(module: nn.Module, config: StepConfig, device_type: str) -> N
 
 
 def compile_options(
-    config: StepConfig, install: Mapping[str, Any] | None = None
-) -> dict[str, Any] | None:
+    config: StepConfig, install: CompileOptions | None = None
+) -> CompileOptions | None:
     """Return the options of torch.compile; None if the recipe compiles nothing.
 
     `install` are those that install the kernels, if they are made already.
@@ -201,10 +200,10 @@ def compile_options(
     return {**inductor_options(config), **kernels}
 
 
-def _entry_of(module: nn.Module) -> Callable[..., Any]:
+def _entry_of(module: nn.Module) -> Callable[..., object]:
     """Return a function that calls the module."""
 
-    def call(*arguments: Any, **named: Any) -> Any:
+    def call(*arguments: object, **named: object) -> object:
         return module._call_impl(*arguments, **named)  # type: ignore[no-untyped-call]
 
     return with_own_code(call, module)

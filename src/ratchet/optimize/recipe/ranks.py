@@ -7,7 +7,7 @@ import os
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import asdict
-from typing import Any
+from typing import Any, TypeVar
 
 import torch
 import torch.distributed as dist
@@ -20,6 +20,8 @@ from ratchet.kernels.languages.cpp import cache_folder
 from ratchet.optimize.recipe.recipe import Recipe
 from ratchet.workloads.parallel.tuning import ParallelTuning, TunedLayout
 from ratchet.workloads.workload import Workload
+
+Told = TypeVar("Told", bound=Mapping[str, object])
 
 
 @contextmanager
@@ -95,7 +97,7 @@ def left_out_anywhere(recipe: Recipe, left_out: dict[str, str]) -> dict[str, str
     return {name: why for own in of_all_ranks(left_out) for name, why in own.items()}
 
 
-def of_all_ranks(own: dict[str, Any]) -> list[dict[str, Any]]:
+def of_all_ranks(own: Told) -> list[Told]:
     """Return what each rank has here, by rank."""
     told: list[Any] = [None] * dist.get_world_size()
     dist.all_gather_object(told, own)

@@ -5,12 +5,12 @@ from __future__ import annotations
 import hashlib
 import json
 from pathlib import Path
-from typing import Any
 
 from pydantic import BaseModel, ConfigDict, ValidationError
 
 from ratchet.base import files
 from ratchet.base.errors import ForeignRecipe, RecipeError
+from ratchet.base.json_value import Json
 from ratchet.optimize.step.describe import ModelSignature
 from ratchet.optimize.step.installed import AnyKernel
 from ratchet.workloads.config import StepConfig
@@ -44,7 +44,7 @@ class Recipe(BaseModel):
     """Class of the workload's optimizer; empty in old recipes."""
     parallel: TunedLayout | None = None
     """None for a step of one process."""
-    speedup: dict[str, dict[str, Any]]
+    speedup: dict[str, dict[str, Json]]
     changes_arithmetic: bool
     created_at: str
     checksum: str = ""

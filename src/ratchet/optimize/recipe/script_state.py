@@ -32,11 +32,11 @@ class Variable:
     """A name of the script that a step reaches."""
 
     name: str
-    read: Callable[[], Any]
-    write: Callable[[Any], None]
+    read: Callable[[], object]
+    write: Callable[[object], None]
 
 
-def variables(step: Callable[..., Any]) -> list[Variable]:
+def variables(step: Callable[..., object]) -> list[Variable]:
     """Return the variables that a step reaches, each once."""
     found: dict[str, Variable] = {}
     for function, own in _reached(step):
@@ -47,7 +47,7 @@ def variables(step: Callable[..., Any]) -> list[Variable]:
     return list(found.values())
 
 
-def loses_gradient(step: Callable[..., Any]) -> str:
+def loses_gradient(step: Callable[..., object]) -> str:
     """Return a name whose `.grad` the step sets after an operator such as `-=` has updated it.
 
     torch.compile (2.13) takes the name for a new tensor then, so that `p -= x; p.grad = None`
@@ -62,7 +62,7 @@ def _set_after_update(code: CodeType) -> str:
     in_place, name = False, ""
     for one in dis.get_instructions(code):
         # From Python 3.13 on, one instruction may load or store two names; a constant may be ().
-        names: tuple[Any, ...] = (one.argval,)
+        names: tuple[object, ...] = (one.argval,)
         if isinstance(one.argval, tuple) and "FAST" in one.opname:
             names = one.argval
         if one.opname.startswith("STORE_") and in_place:
@@ -74,9 +74,9 @@ def _set_after_update(code: CodeType) -> str:
     return ""
 
 
-def _reached(step: Callable[..., Any]) -> Iterator[tuple[FunctionType | None, list[Variable]]]:
+def _reached(step: Callable[..., object]) -> Iterator[tuple[FunctionType | None, list[Variable]]]:
     """Yield the step's function and those of its file that it calls, with what is bound to each."""
-    waiting: list[Any] = [step]
+    waiting: list[object] = [step]
     seen: set[int] = set()
     files: set[int] = set()
     while waiting:
@@ -100,7 +100,7 @@ def _outside(function: FunctionType | None) -> list[Variable]:
     return [] if function is None else [*_cells(function), *_globals(function)]
 
 
-def numbers(step: Callable[..., Any]) -> dict[str, float]:
+def numbers(step: Callable[..., object]) -> dict[str, float]:
     """Return the numbers that a step reaches by name, such as counters; flags are none."""
     found: dict[str, float] = {}
     for variable in variables(step):
@@ -108,7 +108,7 @@ def numbers(step: Callable[..., Any]) -> dict[str, float]:
     return found
 
 
-def attributes(value: object) -> dict[str, Any] | None:
+def attributes(value: object) -> dict[str, object] | None:
     """Return the attributes of a plain object of a script; None for everything else."""
     plain = isinstance(value, SimpleNamespace | argparse.Namespace)
     if plain or (dataclasses.is_dataclass(value) and not isinstance(value, type)):
@@ -149,7 +149,7 @@ def _function_of(called: object) -> tuple[FunctionType | None, list[Variable]]:
     return called, bound
 
 
-def _constant(name: str, value: Any) -> Variable:
+def _constant(name: str, value: object) -> Variable:
     return Variable(name, lambda: value, lambda _: None)
 
 
@@ -162,11 +162,11 @@ def _cells(function: FunctionType) -> Iterator[Variable]:
         yield Variable(name, functools.partial(_of_cell, cell), functools.partial(_to_cell, cell))
 
 
-def _of_cell(cell: CellType) -> Any:
+def _of_cell(cell: CellType) -> object:
     return cell.cell_contents
 
 
-def _to_cell(cell: CellType, value: Any) -> None:
+def _to_cell(cell: CellType, value: object) -> None:
     cell.cell_contents = value
 
 
@@ -194,7 +194,7 @@ def _numbers(name: str, value: object, deepest: int) -> Iterator[tuple[str, floa
     if type(value) in (int, float):
         yield name, value  # type: ignore[misc]
         return
-    inside: Mapping[Any, Any] | None = None
+    inside: Mapping[Any, object] | None = None
     if isinstance(value, dict):
         inside = value
     elif isinstance(value, list | tuple | deque):

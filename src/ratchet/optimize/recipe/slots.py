@@ -29,8 +29,8 @@ class StepSlot(Protocol):
 class Attribute:
     """An attribute in an object's own dictionary; its former value returns afterwards."""
 
-    def __init__(self, holder: object, name: str, value: Any) -> None:
-        self._held: dict[str, Any] = holder.__dict__
+    def __init__(self, holder: object, name: str, value: object) -> None:
+        self._held: dict[str, object] = holder.__dict__
         self._name, self._value = name, value
         self.before: Any = ABSENT
 
@@ -56,14 +56,14 @@ class StepOutOfGraphs(Attribute):
 
     def __init__(self, optimizer: Optimizer, device_type: str) -> None:
         @torch.compiler.disable  # type: ignore[untyped-decorator]
-        def step(*arguments: Any, **named: Any) -> Any:
+        def step(*arguments: object, **named: object) -> object:
             with torch.autocast(device_type, enabled=False):
                 return self._written()(*arguments, **named)
 
         super().__init__(optimizer, "step", step)
         self._optimizer = optimizer
 
-    def _written(self) -> Callable[..., Any]:
+    def _written(self) -> Callable[..., object]:
         """Return the script's own step; a schedule may have wrapped it."""
         if self.before is not ABSENT:
             return self.before  # type: ignore[no-any-return]
@@ -75,7 +75,7 @@ class Implementation:
 
     def __init__(self, optimizer: Optimizer, kind: str) -> None:
         self._optimizer, self._kind = optimizer, kind
-        self._before: list[tuple[dict[str, Any], Any, Any]] = []
+        self._before: list[tuple[dict[str, object], object, object]] = []
 
     def fill(self) -> None:
         settings = (self._optimizer.defaults, *self._optimizer.param_groups)
@@ -119,10 +119,10 @@ def kernel_slot(optimizer: Optimizer) -> Attribute:
     this optimizer.
     """
     check_optimizer(optimizer)
-    update: Callable[..., Any] = Optimizer.profile_hook_step(_kernel_step)
+    update: Callable[..., object] = Optimizer.profile_hook_step(_kernel_step)
 
     @torch.compiler.disable  # type: ignore[untyped-decorator]
-    def step(self: Optimizer, *given: Any, **named: Any) -> Any:
+    def step(self: Optimizer, *given: object, **named: object) -> object:
         self._opt_called = True  # type: ignore[attr-defined]  # a schedule asks for it
         return update(self, *given, **named)
 
@@ -132,7 +132,7 @@ def kernel_slot(optimizer: Optimizer) -> Attribute:
     return Attribute(optimizer, "step", MethodType(step, optimizer))
 
 
-def _kernel_step(optimizer: AdamW, closure: Callable[[], Any] | None = None) -> Any:
+def _kernel_step(optimizer: AdamW, closure: Callable[[], object] | None = None) -> object:
     """Step by the kernel, under the contract of torch's own method."""
     loss = None
     if closure is not None:

@@ -11,7 +11,7 @@ from __future__ import annotations
 import io
 import random
 from collections import deque
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from copy import deepcopy
 from functools import partial
 from typing import Any
@@ -24,6 +24,10 @@ from torch.optim.lr_scheduler import LRScheduler
 
 from ratchet.optimize.recipe.script_state import attributes, variables
 
+RandomStates = tuple[tuple[bytes, ...], tuple[Any, ...], tuple[Any, ...]]
+"""States of torch's generators (the CPU's first), numpy's and Python's."""
+OptimizerState = tuple[dict[Tensor, Any], list[dict[str, object]]]
+"""The state of each parameter, and the settings of each group."""
 OTHER_SEED = 20_260_101
 """Seed of a run that draws other random numbers."""
 
@@ -33,10 +37,10 @@ class Snapshot:
 
     def __init__(
         self,
-        step: Callable[..., Any],
+        step: Callable[..., object],
         model: nn.Module,
         optimizers: tuple[Optimizer, ...],
-        given: tuple[Any, ...] = (),
+        given: tuple[object, ...] = (),
     ) -> None:
         """Keep the state; `given` are the arguments of the call."""
         self.refused = ""
@@ -60,7 +64,7 @@ class Snapshot:
                 undo()
         set_random_states(self.random_states)
 
-    def _keep(self, name: str, value: Any) -> None:
+    def _keep(self, name: str, value: object) -> None:
         if id(value) in self._known:
             return
         self._known.add(id(value))
@@ -101,7 +105,7 @@ class Snapshot:
             self._undo.append(partial(_refill, held, dict(held)))
             self._keep_inside(name, held.items())
 
-    def _keep_inside(self, name: str, items: Any) -> None:
+    def _keep_inside(self, name: str, items: Iterable[tuple[object, object]]) -> None:
         for key, value in list(items):
             self._keep(f"{name}.{key}", value)
 
@@ -123,7 +127,7 @@ class Snapshot:
             self._undo.append(partial(one.__dict__.update, plain))
 
 
-def of_random_states() -> tuple[Any, ...]:
+def of_random_states() -> RandomStates:
     """Return the states of torch's, numpy's and Python's default generators."""
     devices = torch.cuda.get_rng_state_all() if torch.cuda.is_available() else []
     states = [one.numpy().tobytes() for one in (torch.get_rng_state(), *devices)]
@@ -132,7 +136,7 @@ def of_random_states() -> tuple[Any, ...]:
     return (tuple(states), parts, random.getstate())
 
 
-def set_random_states(states: tuple[Any, ...]) -> None:
+def set_random_states(states: RandomStates) -> None:
     """Put back what `of_random_states` returned."""
     own, numpy_state, python_state = states
     first, *devices = (torch.frombuffer(bytearray(one), dtype=torch.uint8) for one in own)
@@ -151,7 +155,7 @@ def set_seeds() -> None:
     random.seed(OTHER_SEED)
 
 
-def _state_of(optimizer: Optimizer) -> tuple[Any, ...]:
+def _state_of(optimizer: Optimizer) -> OptimizerState:
     states = {
         parameter: {key: _copied(value) for key, value in state.items()}
         if isinstance(state, dict)
@@ -164,11 +168,11 @@ def _state_of(optimizer: Optimizer) -> tuple[Any, ...]:
     return states, groups
 
 
-def _copied(value: Any) -> Any:
+def _copied(value: object) -> object:
     return value.detach().clone() if isinstance(value, Tensor) else deepcopy(value)
 
 
-def _put_optimizer(optimizer: Optimizer, kept: tuple[Any, ...]) -> None:
+def _put_optimizer(optimizer: Optimizer, kept: OptimizerState) -> None:
     """Put the state back; tensors that are there keep their place."""
     states, groups = kept
     for parameter in [one for one in optimizer.state if one not in states]:
@@ -204,11 +208,11 @@ def _put_generator(place: torch.Generator, kept: Tensor) -> None:
     place.set_state(kept)
 
 
-def _refill(place: Any, kept: Any) -> None:
+def _refill(place: dict[Any, Any] | set[Any], kept: Any) -> None:
     place.clear()
     place.update(kept)
 
 
-def _put_list(place: Any, kept: list[Any]) -> None:
+def _put_list(place: list[object] | deque[object], kept: list[object]) -> None:
     place.clear()
     place.extend(kept)

@@ -21,12 +21,12 @@ NOT_KEPT = frozenset({"_parameters", "_modules"})
 """Attributes of a module that hold no tensors of its own making."""
 
 
-def widened(value: Any) -> Any:
+def widened(value: object) -> Any:
     """Return `value` with fp32 tensors in place of bf16 ones, also in the fields of dataclasses."""
     return tree_map(_widened, value)
 
 
-def _widened(leaf: Any) -> Any:
+def _widened(leaf: object) -> object:
     if isinstance(leaf, Tensor):
         return leaf.float() if leaf.dtype == torch.bfloat16 else leaf
     if not dataclasses.is_dataclass(leaf) or isinstance(leaf, type):
@@ -50,7 +50,7 @@ class WidenedForward(Attribute):
     def __init__(self, module: nn.Module) -> None:
         plain = module.forward
 
-        def forward(*given: Any, **named: Any) -> Any:
+        def forward(*given: object, **named: object) -> object:
             written = plain if self.before is ABSENT else self.before
             return widened(written(*given, **named))
 
@@ -83,7 +83,7 @@ def computes_in_bf16(module: nn.Module) -> bool:
     return any(parameter.dtype == torch.bfloat16 for parameter in module.parameters())
 
 
-def _holds(value: Any, dtype: torch.dtype) -> bool:
+def _holds(value: object, dtype: torch.dtype) -> bool:
     return any(
         isinstance(leaf, Tensor) and leaf.dtype == dtype and not isinstance(leaf, nn.Parameter)
         for leaf in tree_leaves(value)

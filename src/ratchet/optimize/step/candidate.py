@@ -5,8 +5,8 @@ from __future__ import annotations
 import hashlib
 import json
 from dataclasses import dataclass
-from typing import Any
 
+from ratchet.base.json_value import Json
 from ratchet.optimize.step.installed import AnyKernel
 from ratchet.workloads.config import AROUND_GRAPHS, StepConfig
 
@@ -32,7 +32,7 @@ class Candidate:
         config = self.config.model_copy(update=AROUND_GRAPHS)
         return Candidate(title="", config=config, kernels=self.kernels).key()
 
-    def arguments(self, workload: str, options: dict[str, Any]) -> dict[str, Any]:
+    def arguments(self, workload: str, options: dict[str, Json]) -> dict[str, Json]:
         """Return the JSON arguments of the arm's factory."""
         return {
             "workload": workload,

@@ -4,9 +4,8 @@ from __future__ import annotations
 
 import hashlib
 import os
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from pathlib import Path
-from typing import Any
 
 import torch
 from pydantic import BaseModel, ConfigDict
@@ -15,6 +14,7 @@ from torch.nn.functional import scaled_dot_product_attention
 from torch.overrides import TorchFunctionMode
 from torch.profiler import ProfilerActivity, profile, record_function
 
+from ratchet.base.json_value import Json
 from ratchet.workloads.config import StepConfig
 from ratchet.workloads.counting import count, samples_of
 from ratchet.workloads.flops import flops_of
@@ -22,6 +22,7 @@ from ratchet.workloads.implementations import unwrapped, why_not_fused
 from ratchet.workloads.step import TrainingStep
 from ratchet.workloads.trainer import TrainerBatches
 from ratchet.workloads.update_in_backward import why_not_in_backward
+from ratchet.workloads.workload import Batch
 
 
 class ModelSignature(BaseModel):
@@ -99,7 +100,7 @@ class ArmFacts(BaseModel):
     """Facts that a person should know of how the step runs."""
 
 
-def describe_workload(step: TrainingStep, batch: Any) -> StepFacts:
+def describe_workload(step: TrainingStep, batch: Batch) -> StepFacts:
     """Describe the step, without what an arm measures.
 
     `step` runs as written. If it is a `train_step`, it trains on `batch` once more.
@@ -135,7 +136,7 @@ def describe_workload(step: TrainingStep, batch: Any) -> StepFacts:
     )
 
 
-def _one_pass(step: TrainingStep, batch: Any) -> tuple[float | None, bool, bool]:
+def _one_pass(step: TrainingStep, batch: Batch) -> tuple[float | None, bool, bool]:
     """Return what one pass shows: FLOPs, `scaled_dot_product_attention`, random draws."""
     workload, watch = step.workload, AttentionWatch()
     before = _generators()
@@ -156,7 +157,13 @@ class AttentionWatch(TorchFunctionMode):
 
     seen = False
 
-    def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+    def __torch_function__(
+        self,
+        func: Callable[..., object],
+        types: object,
+        args: tuple[object, ...] = (),
+        kwargs: dict[str, object] | None = None,
+    ) -> object:
         self.seen |= func is scaled_dot_product_attention
         return func(*args, **(kwargs or {}))
 
@@ -167,14 +174,14 @@ def _generators() -> list[torch.Tensor]:
 
 
 def record_steps(
-    step: Any,
-    batches: Sequence[Any],
+    step: Callable[[Batch], object],
+    batches: Sequence[Batch],
     steps: int,
     device: str,
     path: Path,
     *,
     modules: bool = False,
-) -> dict[str, Any]:
+) -> dict[str, Json]:
     """Write a Chrome trace of `steps` steps to `path`, with a mark around each step.
 
     With `modules`, each op lies in the call of its module; every Python call is recorded for it.

@@ -4,11 +4,11 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from pathlib import Path
-from typing import Any
 
 from pydantic import BaseModel, ConfigDict, Field, TypeAdapter
 
 from ratchet.base.errors import KernelError, RecipeError
+from ratchet.base.json_value import Json
 from ratchet.graph.regions.foreign import check_region_problem
 from ratchet.graph.regions.region import region_name
 from ratchet.kernels import registry
@@ -62,9 +62,9 @@ class RegionKernel(BaseModel):
     """The region's key."""
     hash: str
     """The kernel's, of its content."""
-    kernel: dict[str, Any]
+    kernel: dict[str, Json]
     """`Kernel.as_json`."""
-    problem: dict[str, Any]
+    problem: dict[str, Json]
     """`Problem.as_json`."""
 
     @property
@@ -102,7 +102,7 @@ AnyKernel = InstalledKernel | RegionKernel
 _ANY_KERNELS: TypeAdapter[list[AnyKernel]] = TypeAdapter(list[AnyKernel])
 
 
-def activate_proven(kernels: Sequence[dict[str, Any]]) -> None:
+def activate_proven(kernels: Sequence[dict[str, Json]]) -> None:
     """Load kernels that the caller has found proven in the ledger into this process."""
     for installed in _ANY_KERNELS.validate_python(list(kernels)):
         kernel = installed.find()

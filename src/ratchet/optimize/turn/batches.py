@@ -8,14 +8,15 @@ from __future__ import annotations
 import contextlib
 from collections.abc import Iterator
 from dataclasses import dataclass
+from functools import partial
 from statistics import median
-from typing import Any, Final
+from typing import Final
 
 from ratchet.base.errors import RatchetError
 from ratchet.judge.steps.arms import ArmProcess
 from ratchet.optimize.step.candidate import Candidate
 from ratchet.optimize.step.describe import ArmFacts, StepFacts
-from ratchet.optimize.turn.result import IdentityResult, LargerBatch
+from ratchet.optimize.turn.optimize_result import IdentityResult, LargerBatch
 from ratchet.optimize.turn.schedule import MARGIN, WARMUP_STEPS
 from ratchet.optimize.turn.state import Turn
 from ratchet.workloads.names import fixes_batch_size
@@ -67,8 +68,7 @@ class LargerBatches:
             batch_size=now, batch_size_now=now, unit=self.facts.unit, rate=rate, rate_now=rate,
             idle_share=idle_share(identity),
         )  # fmt: skip
-        for one in self._sizes(candidate, now):
-            found = best.model_copy(update=one)
+        for found in self._sizes(candidate, best):
             if found.rate > best.rate:
                 best, before = found, best
                 if found.rate >= GAIN * before.rate:
@@ -76,28 +76,29 @@ class LargerBatches:
             break
         return best if best.batch_size > now else None
 
-    def _sizes(self, candidate: Candidate, now: int) -> Iterator[dict[str, Any]]:
-        """Yield the figures of one larger batch after another."""
+    def _sizes(self, candidate: Candidate, now: LargerBatch) -> Iterator[LargerBatch]:
+        """Yield one larger batch after another."""
         with contextlib.suppress(RatchetError):  # memory or time ended
             for power in range(1, MOST_SIZES + 1):
-                size = now * FACTOR**power
+                size = now.batch_size * FACTOR**power
                 yield self.turn.memo(
-                    "batch", f"{candidate.key()}:{size}", lambda: self._timed(candidate, size)  # noqa: B023
-                )  # fmt: skip
+                    "batch",
+                    f"{candidate.key()}:{size}",
+                    LargerBatch,
+                    partial(self._timed, candidate, now, size),
+                )
 
-    def _timed(self, candidate: Candidate, size: int) -> dict[str, Any]:
-        turn, now = self.turn, self.facts.batch_size or 1
+    def _timed(self, candidate: Candidate, now: LargerBatch, size: int) -> LargerBatch:
+        turn = self.turn
         turn.schedule.check("time a larger batch")
         turn.tell("start", title=f"{candidate.title}, a batch of {size}")
         with ArmProcess(turn.arms.spec(candidate, batch_size=size)) as arm:
             arm.run(WARMUP_STEPS)
             step_s = median(arm.run(1).wall_time_s for _ in range(STEPS))
             told = ArmFacts.model_validate(arm.describe())
-        return {
-            "batch_size": size,
-            "rate": self.facts.tokens_per_batch * (size / now) / step_s,
-            "peak_memory_bytes": told.peak_memory_bytes,
-        }
+        rate = self.facts.tokens_per_batch * (size / now.batch_size) / step_s
+        figures = {"batch_size": size, "rate": rate, "peak_memory_bytes": told.peak_memory_bytes}
+        return now.model_copy(update=figures)
 
 
 def idle_share(identity: IdentityResult) -> float:

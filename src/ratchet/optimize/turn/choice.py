@@ -8,9 +8,9 @@ from dataclasses import dataclass
 from ratchet.measure.sitting import FEWEST_LAUNCHES
 from ratchet.optimize.step.candidate import Candidate
 from ratchet.optimize.turn.losses import Losses, keeps_arithmetic
+from ratchet.optimize.turn.optimize_result import Basis, Change, LargerBatch, RecipeIs, StepSpeedup
 from ratchet.optimize.turn.prove import NEW, RIVAL, Proof, Prover
 from ratchet.optimize.turn.prove_kernels import ProvenKernels
-from ratchet.optimize.turn.result import Basis, Change, LargerBatch, RecipeIs, StepSpeedup
 from ratchet.optimize.turn.rivals import Baseline
 from ratchet.optimize.turn.selection import Selected
 

@@ -18,8 +18,7 @@ from ratchet.optimize.step.candidate import Candidate
 from ratchet.optimize.step.describe import ArmFacts, StepFacts
 from ratchet.optimize.turn import schedule
 from ratchet.optimize.turn.choice import ChosenRecipe, Found, roles
-from ratchet.optimize.turn.prove import Proof
-from ratchet.optimize.turn.result import (
+from ratchet.optimize.turn.optimize_result import (
     ArmResult,
     BudgetUse,
     CompileCost,
@@ -31,6 +30,7 @@ from ratchet.optimize.turn.result import (
     StepProfile,
     StepSpeedup,
 )
+from ratchet.optimize.turn.prove import Proof
 from ratchet.optimize.turn.rivals import Baseline, oracle_for
 from ratchet.optimize.turn.schedule import NO_ROOM
 from ratchet.optimize.turn.screen import check_gradients, gradients_key
@@ -105,7 +105,7 @@ def compose(
         profile_after=after,
         gradients=_gradients(turn, baseline, choice.recipe),
         losses=found.losses.of(found.best.best),
-        samples=[sample.as_json() for sample in proof.samples()],
+        samples=proof.samples(),
         compile=_compile_cost(timed),
         paste=paste_lines(choice.recipe, paths.recipe, of_trainer=facts.of_trainer),
         paths=paths,

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Any
 
+from ratchet.base.json_value import Json
 from ratchet.optimize.step.candidate import Candidate
 from ratchet.optimize.turn.schedule import (
     AUTOTUNED_START,
@@ -55,7 +55,7 @@ class Costs:
     """Share of the compile time that a restart takes, `with` kernels in the step or `without`: the
     passes that install them leave less to the caches."""
 
-    def learn(self, seen: Mapping[str, Any]) -> None:
+    def learn(self, seen: Mapping[str, Json]) -> None:
         """Take over what these costs were (`asdict`) when a recalled measurement ended."""
         for name, value in seen.items():
             old = getattr(self, name)

@@ -5,12 +5,13 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import asdict, dataclass, replace
 from itertools import islice
-from typing import Any, Final
+from typing import Final
 
-from ratchet.authors.result import WritingRequest, WritingResult, WrittenKernel
-from ratchet.authors.shares import SHORTEST_S, Asked, RegionRow, write_all
+from ratchet.authors.workload_writing import SHORTEST_S, Asked, RegionRow, write_all
 from ratchet.authors.write import Follow
+from ratchet.authors.writing_result import WritingRequest, WritingResult, WrittenKernel
 from ratchet.base.errors import ArmFailure
+from ratchet.base.json_value import Json
 from ratchet.court.court import Court
 from ratchet.court.terms import Terms
 from ratchet.devices import catalogue
@@ -22,9 +23,9 @@ from ratchet.optimize.levers.kernels import PREFIX
 from ratchet.optimize.step.candidate import Candidate, with_config
 from ratchet.optimize.step.describe import StepFacts
 from ratchet.optimize.turn.loop import describe, opened, situation_of
+from ratchet.optimize.turn.optimize_result import Change
 from ratchet.optimize.turn.prove_kernels import NO_TIME, sites_of
 from ratchet.optimize.turn.prove_regions import CANDIDATES, RegionTrials
-from ratchet.optimize.turn.result import Change
 from ratchet.optimize.turn.search import chosen_levers
 from ratchet.optimize.turn.selection import applicable
 from ratchet.optimize.turn.settings import Settings, check_settings
@@ -73,7 +74,7 @@ class DryRun:
     target: str | None = None
     kernels: tuple[TargetKernel, ...] = ()
 
-    def to_json(self) -> dict[str, Any]:
+    def to_json(self) -> dict[str, Json]:
         """Return all of it as one JSON object."""
         workload = self.workload.model_dump(mode="json")
         return {
@@ -228,10 +229,10 @@ def _region_row(result: RegionRow, problem: Problem, best: WrittenKernel | None)
         status=result.status,
         reason=result.reason,
     )
-    for case in ({} if best is None else best.verdict).get("emulated", [])[:1]:
-        for bound in case["bounds"][:1]:
-            row = replace(row, device=bound["device"], bound_s=bound["time_s"])
-        row = replace(row, estimated_speedup=case.get("estimated_speedup"))
+    for case in () if best is None else best.verdict.emulated[:1]:
+        for bound in case.bounds[:1]:
+            row = replace(row, device=bound.device, bound_s=bound.time_s)
+        row = replace(row, estimated_speedup=case.estimated_speedup)
     return row
 
 

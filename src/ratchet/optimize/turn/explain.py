@@ -9,7 +9,7 @@ from pathlib import Path
 
 from ratchet.devices.ceilings import Ceilings
 from ratchet.devices.probe import Device
-from ratchet.optimize.turn.result import FindingResult, IdentityResult, OpTime, StepProfile
+from ratchet.optimize.turn.optimize_result import FindingResult, IdentityResult, OpTime, StepProfile
 from ratchet.trace.advice import advise
 from ratchet.trace.analysis.identity import Identity
 from ratchet.trace.answers.report import Report, report

@@ -11,7 +11,6 @@ from collections import Counter, defaultdict
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
-from typing import Any
 
 from ratchet.base.errors import DeadlinePassed
 from ratchet.base.files import copy_whole
@@ -21,7 +20,7 @@ from ratchet.optimize.levers.operators import COMPILE_MAX_AUTOTUNE
 from ratchet.optimize.step.candidate import Candidate
 from ratchet.optimize.turn import schedule
 from ratchet.optimize.turn.explain import OVERHEAD, explain
-from ratchet.optimize.turn.result import ArmKey, CategoryLimit, StepLimit, StepProfile
+from ratchet.optimize.turn.optimize_result import ArmKey, CategoryLimit, StepLimit, StepProfile
 from ratchet.optimize.turn.rivals import Baseline
 from ratchet.optimize.turn.state import Turn
 
@@ -90,7 +89,7 @@ class StepProfiles:
     def _take(self, candidate: Candidate, when: str) -> StepProfile | None:
         turn, path = self.turn, self.turn.settings.out.resolve() / f"trace_{when}.json.gz"
 
-        def compute() -> dict[str, Any]:
+        def compute() -> StepProfile:
             turn.tell("profile", title=candidate.title)
             arm, began_s = turn.arms.live(candidate), turn.schedule.elapsed_s
             told = arm.call("profile", path=str(path), steps=PROFILED_STEPS)
@@ -98,7 +97,7 @@ class StepProfiles:
             found = explain(path, PROFILED_STEPS, turn.device, turn.ceilings, system_s)
             took_s = turn.schedule.elapsed_s - began_s
             turn.costs.profile_s = max(turn.costs.profile_s, took_s)
-            return found.model_dump(mode="json")
+            return found
 
         step = schedule.LAST_PROFILE if when == "after" else schedule.PROFILE
         known = turn.holds("explain", candidate.key())
@@ -106,10 +105,10 @@ class StepProfiles:
             turn.leave_out(f"a profile of {candidate.title}", schedule.NO_ROOM)
             return None
         try:
-            found = StepProfile.model_validate(turn.memo("explain", candidate.key(), compute))
+            found = turn.memo("explain", candidate.key(), StepProfile, compute)
             if _has_trace(found, path):
                 return found.model_copy(update={"trace": str(path)})
-            return StepProfile.model_validate(turn.renew("explain", candidate.key(), compute))
+            return turn.renew("explain", candidate.key(), StepProfile, compute)
         except DeadlinePassed:
             turn.leave_out(f"a profile of {candidate.title}", "the budget ended during it")
             return None

@@ -8,7 +8,6 @@ import time
 from dataclasses import asdict, dataclass
 from datetime import UTC, datetime
 from pathlib import Path
-from typing import Any
 
 import torch
 
@@ -31,9 +30,9 @@ from ratchet.optimize.step.describe import StepFacts
 from ratchet.optimize.turn.choice import choose
 from ratchet.optimize.turn.compose import compose, make_folder, make_recipe
 from ratchet.optimize.turn.headroom import StepProfiles
+from ratchet.optimize.turn.optimize_result import OptimizeResult
 from ratchet.optimize.turn.prove import NEW
 from ratchet.optimize.turn.prove_regions import never_called
-from ratchet.optimize.turn.result import OptimizeResult
 from ratchet.optimize.turn.schedule import TurnSchedule
 from ratchet.optimize.turn.search import Search
 from ratchet.optimize.turn.settings import Settings, check_settings
@@ -99,7 +98,7 @@ def describe(turn: Turn) -> StepFacts:
     The arm stays alive: the rivals are timed beside it.
     """
 
-    def compute() -> dict[str, Any]:
+    def compute() -> StepFacts:
         turn.tell("start", title="as written")
         arms, began_s = turn.arms, turn.schedule.elapsed_s
         gradients, rounded = (
@@ -120,10 +119,10 @@ def describe(turn: Turn) -> StepFacts:
         eager = written.config.model_copy(update={"precision": "bf16_autocast"})
         if may_round and eager.precision != written.config.precision:
             rounded.replace(arms.gradients_path(with_config(eager, {})))
-        return {**told, "setup_s": setup_s, "step_time_s": step_time_s}
+        return StepFacts.model_validate({**told, "setup_s": setup_s, "step_time_s": step_time_s})
 
     try:
-        facts = StepFacts.model_validate(turn.memo("workload", "describe", compute))
+        facts = turn.memo("workload", "describe", StepFacts, compute)
     except DeadlinePassed as error:
         raise RatchetError(
             f"the budget of {turn.settings.budget_s:.0f} s ended before the step ran twice: "

@@ -12,7 +12,7 @@ from ratchet.judge.steps.numerics import judge_losses
 from ratchet.optimize.arm import SHRUNK_FACTORY
 from ratchet.optimize.step.candidate import Candidate
 from ratchet.optimize.turn import schedule
-from ratchet.optimize.turn.result import LossResult
+from ratchet.optimize.turn.optimize_result import LossResult
 from ratchet.optimize.turn.state import Turn
 from ratchet.workloads.config import REPLAYING
 
@@ -167,8 +167,9 @@ def _curves(
         candidate.key(): turn.memo(
             KIND,
             _key(turn, candidate, seed),
-            lambda: {"losses": arms[candidate.key()].finish_call()},  # noqa: B023
-        )["losses"]
+            list[float],
+            lambda: arms[candidate.key()].finish_call(),  # noqa: B023
+        )
         for candidate in both
     }
 

@@ -7,7 +7,6 @@ import math
 import uuid
 from collections.abc import Mapping
 from dataclasses import asdict, dataclass, field, replace
-from typing import Any
 
 from ratchet.base.errors import DeadlinePassed, MeasureError
 from ratchet.judge.steps.recipe_trial import time_arms
@@ -18,7 +17,7 @@ from ratchet.measure.sitting import FEWEST_LAUNCHES, Sitting, TimedTogether
 from ratchet.optimize.step.candidate import Candidate
 from ratchet.optimize.step.describe import ArmFacts
 from ratchet.optimize.turn.costs import together_s
-from ratchet.optimize.turn.result import StepSpeedup
+from ratchet.optimize.turn.optimize_result import StepSpeedup
 from ratchet.optimize.turn.schedule import MARGIN, PROOF, START_TOGETHER, WARMUP_STEPS
 from ratchet.optimize.turn.state import Turn
 
@@ -28,6 +27,20 @@ TWIN = "twin"
 """A second process of the rival; any difference between the two is noise."""
 MOST_WIDTH = 100.0
 """High end of an interval over its low end, from which it says nothing at all."""
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class ProofLaunch:
+    """One launch of the final run, by the roles of its arms."""
+
+    estimate_s: float
+    """The estimate of its time, and its time but for the rounds beyond the fewest."""
+    least_s: float
+    samples: tuple[Sample, ...]
+    processes: dict[str, str]
+    """A name of its own for each process."""
+    descriptions: dict[str, ArmFacts]
+    setup_s: dict[str, float]
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -167,25 +180,25 @@ class Prover:
         number = self._count[name] = self._count.get(name, -1) + 1
         key = f"{name}:{arms[RIVAL].key()}:{number}"
         place = sum(self._count.values()) + len(self._count) - 1
-        payload = turn.memo("proof", key, lambda: self._launch(distinct, place))
-        self._learn(distinct, payload)
-        samples = tuple(Sample(**sample) for sample in payload["samples"])
-        ways = {role: arms[RIVAL if role == TWIN else role].key() for role in payload["processes"]}
-        self.sitting.add(TimedTogether(samples=samples, processes=payload["processes"], ways=ways))
+        found = turn.memo("proof", key, ProofLaunch, lambda: self._launch(distinct, place))
+        self._learn(distinct, found)
+        processes = found.processes
+        ways = {role: arms[RIVAL if role == TWIN else role].key() for role in processes}
+        self.sitting.add(TimedTogether(samples=found.samples, processes=processes, ways=ways))
 
-    def _learn(self, distinct: Mapping[str, Candidate], payload: Mapping[str, Any]) -> None:
+    def _learn(self, distinct: Mapping[str, Candidate], found: ProofLaunch) -> None:
         costs = self.turn.costs
-        for role, setup_s in payload["setup_s"].items():
+        for role, setup_s in found.setup_s.items():
             if role in distinct:
-                alone_s = float(setup_s) / together_s([1.0] * START_TOGETHER)
-                costs.note_setup(distinct[role], float(setup_s), alone_s=alone_s)
-        for role, told in payload["descriptions"].items():
+                alone_s = setup_s / together_s([1.0] * START_TOGETHER)
+                costs.note_setup(distinct[role], setup_s, alone_s=alone_s)
+        for role, told in found.descriptions.items():
             if role in distinct:
-                self.descriptions[distinct[role].key()] = ArmFacts.model_validate(told)
-        if payload["estimate_s"] > 0:
-            self._scale *= max(0.5, min(2.0, payload["least_s"] / payload["estimate_s"]))
+                self.descriptions[distinct[role].key()] = told
+        if found.estimate_s > 0:
+            self._scale *= max(0.5, min(2.0, found.least_s / found.estimate_s))
 
-    def _launch(self, distinct: Mapping[str, Candidate], place: int) -> dict[str, Any]:
+    def _launch(self, distinct: Mapping[str, Candidate], place: int) -> ProofLaunch:
         turn = self.turn
         rounds = self._rounds(distinct)
         turn.tell("proof", launch=place, rounds=rounds)
@@ -205,14 +218,16 @@ class Prover:
             enough=turn.schedule.is_over,
         )
         further_s = sum(one.wall_time_s for one in trial.samples if one.round >= FEWEST_ROUNDS)
-        return {
-            "estimate_s": estimate_s,
-            "least_s": turn.schedule.elapsed_s - began_s - further_s,
-            "samples": [sample.as_json() for sample in trial.samples],
-            "processes": names,
-            "descriptions": trial.descriptions,
-            "setup_s": trial.setup_time_s,
-        }
+        return ProofLaunch(
+            estimate_s=estimate_s,
+            least_s=turn.schedule.elapsed_s - began_s - further_s,
+            samples=tuple(trial.samples),
+            processes=names,
+            descriptions={
+                role: ArmFacts.model_validate(told) for role, told in trial.descriptions.items()
+            },
+            setup_s=dict(trial.setup_time_s),
+        )
 
     def _rounds(self, distinct: Mapping[str, Candidate]) -> int:
         """Return the number of rounds of a launch."""

@@ -6,9 +6,9 @@ from collections import defaultdict
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from itertools import pairwise
-from typing import Any
 
 from ratchet.base.errors import DeadlinePassed
+from ratchet.base.json_value import Json
 from ratchet.court.court import Court
 from ratchet.court.terms import JudgedKernel, Terms
 from ratchet.graph.capture import CapturedSite, problems_for
@@ -33,7 +33,7 @@ class ProvenKernels:
     """Precision of the step -> library kernel, or region -> its proven entries."""
     refused: dict[str, dict[str, str]]
     """Precision of the step -> library kernel -> the reason why it may not be installed."""
-    verdicts: tuple[dict[str, Any], ...]
+    verdicts: tuple[dict[str, Json], ...]
     regions: dict[str, tuple[Lever, ...]] = field(default_factory=dict)
     """Precision of the step -> the levers of its own regions for which kernels were judged."""
     worth: dict[str, float] = field(default_factory=dict)
@@ -97,7 +97,7 @@ def _none(precision: str, reason: str) -> ProvenKernels:
 def sites_of(turn: Turn, candidate: Candidate, written: Candidate) -> list[CapturedSite]:
     """Return the call sites of a candidate's step; the arm of the step as written finds them."""
 
-    def compute() -> dict[str, Any]:
+    def compute() -> list[CapturedSite]:
         turn.schedule.check("look for call sites")
         # The graphs are traced in any case, and an arm that compiles nothing is ready sooner.
         precision = candidate.config.precision
@@ -105,12 +105,12 @@ def sites_of(turn: Turn, candidate: Candidate, written: Candidate) -> list[Captu
         if turn.arms.is_live(written):
             found = turn.arms.live(written).call("sites", precision=precision)
             turn.arms.drop(written)  # it has imported the compiler, and is timed no more
-            return {"sites": found}
-        with ArmProcess(turn.arms.spec(written)) as arm:
-            return {"sites": arm.call("sites", precision=precision)}
+        else:
+            with ArmProcess(turn.arms.spec(written)) as arm:
+                found = arm.call("sites", precision=precision)
+        return [CapturedSite.from_json(site) for site in found]
 
-    payload = turn.memo("sites", candidate.key(), compute)
-    return [CapturedSite.from_json(site) for site in payload["sites"]]
+    return turn.memo("sites", candidate.key(), list[CapturedSite], compute)
 
 
 def _problems(turn: Turn, candidate: Candidate, written: Candidate) -> dict[str, list[Problem]]:
@@ -133,7 +133,7 @@ class KernelTrials:
     wanted: tuple[str, ...]
     proven: dict[str, dict[str, tuple[AnyKernel, ...]]] = field(default_factory=dict)
     refused: dict[str, dict[str, str]] = field(default_factory=dict)
-    verdicts: list[dict[str, Any]] = field(default_factory=list)
+    verdicts: list[dict[str, Json]] = field(default_factory=list)
     _then: dict[str, Kernel] = field(default_factory=dict)
     """By a kernel's hash, the one that is judged next: its compiler starts meanwhile."""
 
@@ -250,7 +250,7 @@ class KernelTrials:
         verdict = judged.verdict
         if limit_s < MOST_VERDICT_S and verdict.status in ("timed_out", "unmeasured"):
             return None
-        turn.memo("judged", place, lambda: {"status": verdict.status})
+        turn.memo("judged", place, str, lambda: verdict.status)
         turn.tell("judged", kernel=kernel.entry, status=verdict.status, reason=verdict.reason)
         return judged
 

@@ -9,13 +9,13 @@ from __future__ import annotations
 import re
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
-from typing import Any
 
-from ratchet.authors.result import WritingRequest
-from ratchet.authors.shares import SHORTEST_S, Asked, write_all
+from ratchet.authors.workload_writing import SHORTEST_S, Asked, write_all
 from ratchet.authors.write import Follow
 from ratchet.authors.writing_book import WritingBook
+from ratchet.authors.writing_result import WritingRequest
 from ratchet.base.errors import ArmFailure, DeadlinePassed
+from ratchet.base.json_value import Json
 from ratchet.court.court import Court
 from ratchet.graph.regions.region import REGION, region_name
 from ratchet.judge.steps.arms import ArmProcess
@@ -137,12 +137,13 @@ class RegionTrials:
         plain = Candidate(title=step.title, config=config, kernels=installed)
         key = plain.key() if batch_size is None else f"{plain.key()}:{batch_size}"
 
-        def compute() -> dict[str, Any]:
+        def compute() -> list[dict[str, Json]]:
             turn.schedule.check("look for regions")
             turn.tell("looking", title=f"regions, {config.precision}")
             measuring_s = MEASURING.of(turn.schedule.left_s)
             with ArmProcess(turn.arms.spec(plain, batch_size=batch_size)) as arm:
-                return {"regions": arm.call("regions", measuring_s=measuring_s)}
+                found: list[dict[str, Json]] = arm.call("regions", measuring_s=measuring_s)
+            return found
 
         return [
             WorkloadRegion(
@@ -151,7 +152,7 @@ class RegionTrials:
                 gain_s=float(one["gain_s"]),
                 likely_s=float(one["likely_s"]),
             )
-            for one in turn.memo("regions", key, compute)["regions"]
+            for one in turn.memo("regions", key, list[dict[str, Json]], compute)
         ]
 
     def _added(
@@ -221,7 +222,7 @@ class RegionTrials:
         turn = self.turn
         key = ":".join([best.graph_key(), *(one.problem.hash[:16] for one in chosen)])
 
-        def compute() -> dict[str, Any]:
+        def compute() -> dict[str, str]:
             turn.arms.close()  # their memory and cores belong to the judge now
             request = WritingRequest(
                 budget_s=budget_s,
@@ -247,10 +248,9 @@ class RegionTrials:
                 )
             if written.interrupted:
                 raise KeyboardInterrupt
-            said = {row.problem_hash: f"{row.status}, {row.reason}" for row in written.rows}
-            return {"said": said}
+            return {row.problem_hash: f"{row.status}, {row.reason}" for row in written.rows}
 
-        said = turn.memo("written", key, compute)["said"]
+        said = turn.memo("written", key, dict[str, str], compute)
         return {one.key: said.get(one.problem.hash, NO_TIME) for one in chosen}
 
     def _follow(self, problem: Problem) -> Follow:

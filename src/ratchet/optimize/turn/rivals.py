@@ -10,7 +10,7 @@ from ratchet.kernels.languages.cpp import find_compiler
 from ratchet.measure.sitting import Sitting
 from ratchet.optimize.levers import Situation
 from ratchet.optimize.step.candidate import Candidate, with_config
-from ratchet.optimize.turn.result import Rival
+from ratchet.optimize.turn.optimize_result import Rival
 from ratchet.optimize.turn.schedule import NO_ROOM
 from ratchet.optimize.turn.screen import LeverScreening, Oracle, expect, screen, screening_s
 from ratchet.optimize.turn.state import Turn

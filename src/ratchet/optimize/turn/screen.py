@@ -4,9 +4,8 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping, Sequence
-from dataclasses import asdict, dataclass, field
+from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 
@@ -22,7 +21,7 @@ from ratchet.optimize.step.candidate import Candidate
 from ratchet.optimize.step.describe import ArmFacts
 from ratchet.optimize.step.installed import RegionKernel
 from ratchet.optimize.turn.costs import together_s
-from ratchet.optimize.turn.result import GradientResult
+from ratchet.optimize.turn.optimize_result import GradientResult
 from ratchet.optimize.turn.schedule import (
     FEWEST_SETTLING,
     MARGIN,
@@ -59,7 +58,7 @@ class LeverScreening:
     incumbent_step_s: float = 0.0
     unused: Sequence[str] = ()
     """The challenger's region kernels, by name in its config, that served no call of its step."""
-    samples: Sequence[Mapping[str, Any]] = ()
+    samples: tuple[Sample, ...] = ()
     processes: Mapping[str, str] = field(default_factory=dict)
     """The name of the process behind each arm that was timed."""
     ways: Mapping[str, str] = field(default_factory=dict)
@@ -71,9 +70,8 @@ class LeverScreening:
 
     def as_timed(self) -> TimedTogether:
         """Return its rounds."""
-        samples = tuple(Sample(**one) for one in self.samples)
         ways = {arm: self.ways.get(arm, arm) for arm in self.processes}
-        return TimedTogether(samples=samples, processes=self.processes, ways=ways)
+        return TimedTogether(samples=self.samples, processes=self.processes, ways=ways)
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -86,10 +84,9 @@ class Oracle:
 
 def check_gradients(turn: Turn, candidate: Candidate, oracle: Oracle) -> GradientResult:
     """Check a candidate's first-step gradients against the oracle's; remembered in the ledger."""
-
     key = gradients_key(candidate, oracle)
-    return GradientResult(
-        **turn.memo("gradients", key, lambda: judge_candidate(turn, candidate, oracle).model_dump())
+    return turn.memo(
+        "gradients", key, GradientResult, lambda: judge_candidate(turn, candidate, oracle)
     )
 
 
@@ -117,13 +114,12 @@ def screen(
     Raises DeadlinePassed if the current stage ends first.
     """
     key = _key(incumbent, challenger, oracle)
-    payload = turn.memo(
-        "screening", key, lambda: asdict(_screen(turn, incumbent, challenger, oracle))
+    screening = turn.memo(
+        "screening", key, LeverScreening, lambda: _screen(turn, incumbent, challenger, oracle)
     )
-    screening = LeverScreening(**payload)
     turn.costs.note_step(challenger, screening.step_time_s)
     turn.costs.note_step(incumbent, screening.incumbent_step_s)
-    turn.tell("screened", title=challenger.title, **payload)
+    turn.tell("screened", title=challenger.title, ratio=screening.ratio, answer=screening.answer)
     return screening
 
 
@@ -222,7 +218,7 @@ def _screen(
         worst_parameter=check.worst_parameter if check is not None else "",
         worst_ratio=check.worst_ratio if check is not None else 0.0,
         unused=unused_regions(challenger, ArmFacts.model_validate(arm.describe())),
-        samples=[one.as_json() for one in samples],
+        samples=tuple(samples),
         processes={one.name: one.identity for one in (base, arm)},
         ways={base.name: incumbent.key(), arm.name: challenger.key()},
     )

@@ -8,7 +8,7 @@ from contextlib import AbstractContextManager
 from dataclasses import dataclass, field, replace
 from functools import partial
 
-from ratchet.authors.shares import SHORTEST_S
+from ratchet.authors.workload_writing import SHORTEST_S
 from ratchet.base.errors import DeadlinePassed
 from ratchet.measure.sitting import FEWEST_LAUNCHES, Sitting
 from ratchet.optimize.levers import LEVERS, Lever, Situation, find_lever, kernel_levers
@@ -21,10 +21,10 @@ from ratchet.optimize.turn.batches import LargerBatches
 from ratchet.optimize.turn.choice import Found, beats_written, roles
 from ratchet.optimize.turn.headroom import StepProfiles, Worth
 from ratchet.optimize.turn.losses import Losses, comparison_s, keeps_arithmetic
+from ratchet.optimize.turn.optimize_result import IdentityResult, LargerBatch
 from ratchet.optimize.turn.prove import NEW, RIVAL, Prover
 from ratchet.optimize.turn.prove_kernels import ProvenKernels, prove_kernels
 from ratchet.optimize.turn.prove_regions import RegionTrials
-from ratchet.optimize.turn.result import IdentityResult, LargerBatch
 from ratchet.optimize.turn.rivals import RivalModes
 from ratchet.optimize.turn.schedule import Step
 from ratchet.optimize.turn.screen import new_screening_s

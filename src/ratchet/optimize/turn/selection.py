@@ -18,7 +18,7 @@ from ratchet.optimize.levers.kernels import PREFIX
 from ratchet.optimize.step.candidate import Candidate, with_config
 from ratchet.optimize.step.installed import AnyKernel
 from ratchet.optimize.turn.headroom import SMALL_REGION_SHARE, SMALL_SHARE, Worth
-from ratchet.optimize.turn.result import Basis, Change, Decision
+from ratchet.optimize.turn.optimize_result import Basis, Change, Decision
 from ratchet.optimize.turn.rivals import oracle_for
 from ratchet.optimize.turn.schedule import NO_ROOM
 from ratchet.optimize.turn.screen import LeverScreening, Oracle, expect, screen, screening_s

@@ -12,6 +12,7 @@ from typing import Any
 from ratchet.base.durations import parse_duration_s
 from ratchet.base.errors import RatchetError, WorkloadError
 from ratchet.base.files import why_not_new_folder
+from ratchet.base.json_value import Json
 from ratchet.devices.probe import probe
 from ratchet.judge.options import parse_target
 from ratchet.optimize.turn.sources import source_hash
@@ -29,7 +30,7 @@ class Settings:
     """The arguments of `ratchet optimize`."""
 
     workload: str
-    options: dict[str, Any] = field(default_factory=dict)
+    options: dict[str, Json] = field(default_factory=dict)
     """Keyword arguments of `workloads.load`: seed, batch_size, sequence, precision, ..."""
     budget_s: float = DEFAULT_BUDGET_S
     keep_precision: bool = False
@@ -131,7 +132,7 @@ def workload_options(
     precision: str | None,
     text: str | Path | None,
     device: str,
-) -> dict[str, Any]:
+) -> dict[str, Json]:
     """Return the given keyword arguments of `workloads.load`, as JSON for another process.
 
     Raises a RatchetError, before torch is imported, for an unknown workload or an option that one
@@ -144,7 +145,7 @@ def workload_options(
         check_name(workload)
         check_options(workload, batch_size=batch_size, sequence=sequence, text=path)
     found = probe(device)
-    options: dict[str, Any] = {"device": found.torch_name if found.index else found.kind}
+    options: dict[str, Json] = {"device": found.torch_name if found.index else found.kind}
     if batch_size is not None:
         options["batch_size"] = batch_size
     if sequence is not None:

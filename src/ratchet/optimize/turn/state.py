@@ -4,26 +4,37 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import asdict, dataclass, field
-from typing import Any
+from typing import TypeVar
+
+from pydantic import TypeAdapter
 
 from ratchet.base import scratch
 from ratchet.base.errors import DeadlinePassed
+from ratchet.base.json_value import Json
 from ratchet.devices.ceilings import Ceilings
 from ratchet.devices.probe import Device
 from ratchet.ledger import Fingerprint, Ledger
 from ratchet.measure.sitting import StartScatter
 from ratchet.optimize.turn.arms import LiveArms
 from ratchet.optimize.turn.costs import Costs
-from ratchet.optimize.turn.result import Omission
+from ratchet.optimize.turn.optimize_result import Omission
 from ratchet.optimize.turn.schedule import SAME_END_S, START_TOGETHER, TurnSchedule
 from ratchet.optimize.turn.settings import Settings
 
-Listener = Callable[[str, dict[str, Any]], None]
+Listener = Callable[[str, dict[str, Json]], None]
 SCATTER, MOST_KNOWN = "scatter", 20.0
 """Evidence of how far starts differ, and the degrees of freedom that older turns keep in it."""
+Answered = TypeVar("Answered")
 MOST_NOISE = 1.5
 """Ratio of two copies of one step, at the end of its interval, from which a turn without proof
 leaves no timings."""
+
+
+@dataclass(frozen=True, slots=True)
+class KnownScatter:
+    """The scatter of starts that earlier turns found; None if there was none."""
+
+    scatter: StartScatter | None
 
 
 @dataclass(kw_only=True)
@@ -80,40 +91,45 @@ class Turn:
         if words not in self.warnings:
             self.warnings.append(words)
 
-    def tell(self, event: str, **details: Any) -> None:
+    def tell(self, event: str, **details: object) -> None:
         self.listener(event, details)
 
     # What the ledger remembers.
 
-    def memo(self, kind: str, key: str, compute: Callable[[], dict[str, Any]]) -> dict[str, Any]:
+    def memo(
+        self, kind: str, key: str, answer: type[Answered], compute: Callable[[], Answered]
+    ) -> Answered:
         """Return the ledger's answer for this workload, device and software, or compute it.
 
+        `answer` is its type: a dataclass, a pydantic model, or JSON's own.
         Raises DeadlinePassed if the stage ends before `compute` does, now or in an earlier turn
         whose stage ended no sooner.
         """
         found = self.known(kind, key)
         if found is not None:
             self.recalled += not self.is_own(kind, key)
-            return found
+            return TypeAdapter(answer).validate_python(found)
         self._check_cut(kind, key)
         try:
-            payload = compute()
+            computed = compute()
         except DeadlinePassed:
             self.arms.forget_dead()
             self._remember("cut", f"{kind}:{key}", {"until_s": self.schedule.stage_ends_s})
             raise
-        self._remember(kind, key, payload)
+        self._remember(kind, key, TypeAdapter(answer).dump_python(computed, mode="json"))
         self._noted_s = self.schedule.spent_s
-        return payload
+        return computed
 
-    def renew(self, kind: str, key: str, compute: Callable[[], dict[str, Any]]) -> dict[str, Any]:
+    def renew(
+        self, kind: str, key: str, answer: type[Answered], compute: Callable[[], Answered]
+    ) -> Answered:
         """Compute what the ledger knows once more, because a file that belongs to it is gone."""
         self.schedule.check(f"repeat this {kind}")
-        payload = compute()
-        self._remember(kind, key, payload)
-        return payload
+        computed = compute()
+        self._remember(kind, key, TypeAdapter(answer).dump_python(computed, mode="json"))
+        return computed
 
-    def _remember(self, kind: str, key: str, payload: dict[str, Any]) -> None:
+    def _remember(self, kind: str, key: str, payload: Json) -> None:
         self._own.add(f"{kind}:{key}")
         took_s = self.schedule.spent_s - self._noted_s
         evidence = {"answer": payload, "took_s": took_s, "costs": asdict(self.costs)}
@@ -125,8 +141,8 @@ class Turn:
             self.schedule.advance(ends_s)
             raise DeadlinePassed(f"an earlier turn had no time for this {kind} either")
 
-    def known(self, kind: str, key: str) -> dict[str, Any] | None:
-        """Return the ledger's answer and advance the clock by the time that it took.
+    def known(self, kind: str, key: str) -> Json:
+        """Return the ledger's answer or None; advance the clock by the time that it took.
 
         That is the time since the evidence before it. The clock stops at the end of the stage.
         """
@@ -137,8 +153,7 @@ class Turn:
         self.schedule.advance(min(self._noted_s + took_s, self.schedule.stage_ends_s))
         self._noted_s = self.schedule.spent_s
         self.costs.learn(found.get("costs", {}))
-        answer: dict[str, Any] = found["answer"]
-        return answer
+        return found["answer"]
 
     def is_own(self, kind: str, key: str) -> bool:
         """Return True if this turn found the answer itself."""
@@ -148,7 +163,7 @@ class Turn:
         """Return True if the ledger knows the answer, without advancing the clock."""
         return self._recall(kind, key) is not None
 
-    def _recall(self, kind: str, key: str) -> dict[str, Any] | None:
+    def _recall(self, kind: str, key: str) -> dict[str, Json] | None:
         return self.ledger.recall(kind, self._full_key(key), since=self.since)
 
     def forget_fruitless(self) -> None:
@@ -179,11 +194,12 @@ class Turn:
     def known_scatter(self) -> StartScatter | None:
         """Return how far starts of one step differ here, as earlier turns found."""
 
-        def known() -> dict[str, Any]:
-            return self.ledger.recall(SCATTER, self._machine()) or {}
+        def known() -> KnownScatter:
+            found = self.ledger.recall(SCATTER, self._machine())
+            return KnownScatter(StartScatter(**found) if found else None)
 
-        found = self.memo("prior", SCATTER, known)  # a second turn decides as the first did
-        return StartScatter(**found) if found else None
+        # A second turn decides as the first did.
+        return self.memo("prior", SCATTER, KnownScatter, known).scatter
 
     def remember_scatter(self, own: StartScatter) -> None:
         """Pool what this turn found with what was known, for later turns."""

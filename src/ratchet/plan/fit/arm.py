@@ -5,14 +5,15 @@ from __future__ import annotations
 import gc
 from collections.abc import Iterable
 from dataclasses import asdict, dataclass, replace
-from typing import Any, Final
+from typing import Final
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 from torch.optim import Optimizer
 from torch.utils import _pytree as pytree
 
 from ratchet.base.errors import DeviceError, WorkloadError
+from ratchet.base.json_value import Json
 from ratchet.graph.steps import build_step
 from ratchet.judge.steps.arms import ArmProcess, ArmSpec
 from ratchet.plan.fit.estimate import estimate_bytes
@@ -29,7 +30,7 @@ from ratchet.workloads.memory import require
 from ratchet.workloads.micro_batches import samples_of
 from ratchet.workloads.step import TrainingStep
 from ratchet.workloads.update_in_backward import why_not_in_backward
-from ratchet.workloads.workload import Workload
+from ratchet.workloads.workload import Batch, Workload
 
 FACTORY: Final = "ratchet.plan.fit.arm:make_memory_arm"
 WARMUP_STEPS: Final = 1
@@ -65,7 +66,7 @@ class MemoryArm:
     def step(self, iterations: int) -> None:
         """Run nothing: this arm is not timed."""
 
-    def describe(self) -> dict[str, Any]:
+    def describe(self) -> dict[str, Json]:
         """Return a StepShape as JSON."""
         workload = self._workload
         blocks = find_blocks(workload.model)
@@ -83,7 +84,7 @@ class MemoryArm:
         )
         return {**asdict(shape), "written": shape.written.model_dump(mode="json")}
 
-    def measure(self, config: dict[str, Any]) -> dict[str, Any]:
+    def measure(self, config: dict[str, Json]) -> dict[str, Json]:
         """Run a step of a StepConfig after a warm-up and return a MeasuredStep as JSON."""
         asked = StepConfig(**config)
         compiled = asked.compile_mode is not None
@@ -133,15 +134,15 @@ class MemoryArm:
             stretches=tuple(stretches(trace)),
         )
 
-    def _next_batch(self) -> Any:
+    def _next_batch(self) -> Batch:
         self._batches += 1
         return batch_of(self._workload, self._batches - 1)
 
 
-def _run(step: TrainingStep, batch: Any, held: set[int]) -> None:
+def _run(step: TrainingStep, batch: Batch, held: set[int]) -> None:
     """Run one step with marks; the addresses of its gradients go into `held`."""
 
-    def began(*_: Any) -> None:
+    def began(*_: object) -> None:
         mark(BEGIN_UPDATE)
         held.update(
             one.grad.untyped_storage().data_ptr()
@@ -156,8 +157,8 @@ def _run(step: TrainingStep, batch: Any, held: set[int]) -> None:
         if step.own is None:
             written = step.loss
 
-            def loss(*given: Any) -> Tensor:
-                found = written(*given)
+            def loss(model: nn.Module, batch: Batch) -> Tensor:
+                found = written(model, batch)
                 mark(BEGIN_BACKWARD)
                 return found
 
@@ -182,14 +183,14 @@ def _bytes(*given: Iterable[Tensor]) -> int:
     return sum({one.data_ptr(): one.nbytes() for one in storages}.values())
 
 
-def make_memory_arm(*, workload: str, options: dict[str, Any]) -> MemoryArm:
+def make_memory_arm(*, workload: str, options: dict[str, Json]) -> MemoryArm:
     """Load the workload in this process. Unlike `load_checked`, it takes steps that do not fit."""
     from ratchet.workloads.load import load
 
     return MemoryArm(load(workload, **options))
 
 
-def memory_arm(workload: str, options: dict[str, Any]) -> ArmProcess:
+def memory_arm(workload: str, options: dict[str, Json]) -> ArmProcess:
     """Return the process, not started."""
     # A launch that waits for its kernel makes the host's times those of the device.
     return ArmProcess(

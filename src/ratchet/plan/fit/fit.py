@@ -4,9 +4,10 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field, replace
-from typing import Any, Final
+from typing import Final
 
 from ratchet.base.errors import DeviceError, PlanError
+from ratchet.base.json_value import Json
 from ratchet.judge.steps.arms import ArmProcess
 from ratchet.plan.fit.arm import StepShape, measure, memory_arm, shape_of
 from ratchet.plan.fit.compiled import CompiledPlans
@@ -35,7 +36,7 @@ class MemoryRequest:
     """The words of a call."""
 
     workload: str
-    options: Mapping[str, Any] = field(default_factory=dict)
+    options: Mapping[str, Json] = field(default_factory=dict)
     budget_bytes: int | None = None
     compiled: bool = False
     fused: bool = False

@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import ExitStack, contextmanager
-from typing import Any, Final
+from typing import Final
 
 import torch
 from torch import Tensor, nn
@@ -36,8 +36,8 @@ def block_marks(blocks: Sequence[nn.Module]) -> Iterator[None]:
         yield
 
 
-def _begins(place: int) -> Any:
-    def hook(module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
+def _begins(place: int) -> Callable[..., None]:
+    def hook(module: nn.Module, args: tuple[object, ...], kwargs: dict[str, object]) -> None:
         if place == 0:
             _on_gradient((args, kwargs), OUTSIDE)
         _mark(f"{FORWARD} {place}")
@@ -45,15 +45,15 @@ def _begins(place: int) -> Any:
     return hook
 
 
-def _ends(place: int) -> Any:
-    def hook(module: nn.Module, args: tuple[Any, ...], output: Any) -> None:
+def _ends(place: int) -> Callable[..., None]:
+    def hook(module: nn.Module, args: tuple[object, ...], output: object) -> None:
         _on_gradient(output, f"{BACKWARD} {place}")
         _mark(OUTSIDE)
 
     return hook
 
 
-def _on_gradient(values: Any, name: str) -> None:
+def _on_gradient(values: object, name: str) -> None:
     """Put a mark when the gradient of the first differentiable tensor is there."""
     for leaf in pytree.tree_leaves(values):
         if isinstance(leaf, Tensor) and leaf.requires_grad:

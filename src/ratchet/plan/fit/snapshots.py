@@ -12,10 +12,11 @@ from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, Final
+from typing import Final
 
 from ratchet.base.errors import PlanError
 from ratchet.base.files import why_not_file
+from ratchet.base.json_value import Json
 
 SUFFIXES: Final = (".pickle", ".pkl")
 CATEGORIES: Final = (
@@ -84,11 +85,11 @@ _REMEDY: Final = (
 
 
 class _PlainUnpickler(pickle.Unpickler):
-    def find_class(self, module: str, name: str) -> Any:
+    def find_class(self, module: str, name: str) -> object:
         raise pickle.UnpicklingError(f"it names {module}.{name}")
 
 
-def _load(path: Path) -> Any:
+def _load(path: Path) -> Json:
     if why := why_not_file(path):
         raise PlanError(f"snapshot {str(path)!r} {why}: {_REMEDY}")
     try:
@@ -99,12 +100,12 @@ def _load(path: Path) -> Any:
         raise PlanError(f"{path} is not a memory snapshot ({error}): {_REMEDY}") from error
 
 
-def _device(segment: Mapping[str, Any]) -> int:
+def _device(segment: Mapping[str, Json]) -> int:
     return int(segment.get("device", 0))
 
 
 def _read_device(
-    segments: Sequence[Mapping[str, Any]], traces: Sequence[Any], device: int
+    segments: Sequence[Mapping[str, Json]], traces: Sequence[Json], device: int
 ) -> AllocatorSnapshot:
     own = [one for one in segments if _device(one) == device]
     entries = traces[device] if device < len(traces) else []
@@ -133,13 +134,13 @@ def _read_device(
 class _Held:
     """An allocation; playing backwards, its stack is known only where it was made."""
 
-    def __init__(self, size_bytes: int, frames: Sequence[Any] = ()) -> None:
+    def __init__(self, size_bytes: int, frames: Sequence[Json] = ()) -> None:
         self.size_bytes = size_bytes
         self.frames = frames
 
 
 def _alive_at_peak(
-    segments: Sequence[Mapping[str, Any]], entries: Sequence[Mapping[str, Any]]
+    segments: Sequence[Mapping[str, Json]], entries: Sequence[Mapping[str, Json]]
 ) -> list[_Held]:
     """Return what is allocated at the fullest moment, playing the events backwards."""
     alive = _alive_at_end(segments)
@@ -157,7 +158,7 @@ def _alive_at_peak(
     return best
 
 
-def _alive_at_end(segments: Sequence[Mapping[str, Any]]) -> dict[int, _Held]:
+def _alive_at_end(segments: Sequence[Mapping[str, Json]]) -> dict[int, _Held]:
     alive = {}
     for segment in segments:
         address = int(segment["address"])
@@ -169,7 +170,7 @@ def _alive_at_end(segments: Sequence[Mapping[str, Any]]) -> dict[int, _Held]:
     return alive
 
 
-def _category(frames: Sequence[Any]) -> str:
+def _category(frames: Sequence[Json]) -> str:
     texts = [f"{one['filename']} {one['name']}" for one in frames]
     for category, words in CATEGORIES:
         if any(word in text for text in texts for word in words):
@@ -177,6 +178,6 @@ def _category(frames: Sequence[Any]) -> str:
     return "rest"
 
 
-def _stack(frames: Sequence[Any]) -> tuple[str, ...]:
+def _stack(frames: Sequence[Json]) -> tuple[str, ...]:
     shown = [one for one in frames if not any(word in one["filename"] for word in OTHERS)]
     return tuple(f"{one['filename']}:{one['line']} {one['name']}" for one in (shown or frames)[:4])

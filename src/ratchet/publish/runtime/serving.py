@@ -6,7 +6,6 @@ import importlib.util
 import json
 import warnings
 from pathlib import Path
-from typing import Any
 
 import torch
 
@@ -40,7 +39,7 @@ def serve_kernels(folder: Path) -> dict[str, str]:
     return left_out
 
 
-def _why_not(folder: Path, row: dict[str, Any], missing: set[str]) -> str:
+def _why_not(folder: Path, row: dict[str, str], missing: set[str]) -> str:
     if row["language"] == "triton":
         if importlib.util.find_spec("triton") is None:
             return "Triton is not installed"
@@ -50,7 +49,7 @@ def _why_not(folder: Path, row: dict[str, Any], missing: set[str]) -> str:
     return f"it was compiled for a CPU with {', '.join(sorted(missing))}" if missing else ""
 
 
-def _serve(folder: Path, row: dict[str, Any]) -> None:
+def _serve(folder: Path, row: dict[str, str]) -> None:
     if row["language"] == "triton":
         function = python_file.load(folder / row["source"], row["function"])
         registry.serve(row["entry"], "cuda", function, compiled=False)

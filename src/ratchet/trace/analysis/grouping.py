@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import itertools
-from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
@@ -13,7 +12,7 @@ from ratchet.trace.read.columns import Int64
 _MOST = 2**62
 
 
-def alike(*columns: NDArray[Any]) -> tuple[NDArray[np.intp], NDArray[np.intp]]:
+def alike(*columns: NDArray[np.generic]) -> tuple[NDArray[np.intp], NDArray[np.intp]]:
     """Group rows that hold the same whole numbers, in the order of these numbers.
 
     Return (the first row of each group, the group of each row), as `np.unique` does for the columns
@@ -41,13 +40,13 @@ def _ranked(values: Int64) -> tuple[Int64, int]:
     return place.reshape(-1).astype(np.int64), kinds.size
 
 
-def groups(number: NDArray[np.integer[Any]]) -> list[NDArray[np.intp]]:
+def groups(number: NDArray[np.integer]) -> list[NDArray[np.intp]]:
     """Return the positions of each number, in order, the smallest number first."""
     order = np.argsort(number, kind="stable")
     edges = np.flatnonzero(np.diff(number[order], prepend=-1, append=-1))
     return [order[a:b] for a, b in itertools.pairwise(edges.tolist())]
 
 
-def sums_by(group: NDArray[np.integer[Any]], values: Int64, size: int) -> Int64:
+def sums_by(group: NDArray[np.integer], values: Int64, size: int) -> Int64:
     """Sum by group, exactly: a double holds every sum of nanoseconds below 104 days."""
     return np.bincount(group, weights=values, minlength=size).astype(np.int64)

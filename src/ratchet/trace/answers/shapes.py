@@ -5,8 +5,8 @@ from __future__ import annotations
 import json
 from dataclasses import dataclass
 from math import prod
-from typing import Any
 
+from ratchet.base.json_value import Json
 from ratchet.trace.answers.collectives import ELEMENT_BYTES
 
 Shape = tuple[int, ...]
@@ -45,7 +45,7 @@ class OpWork:
     """Type of the first floating-point input, as the profiler wrote it."""
 
 
-def parse_shapes(text: str) -> list[Any]:
+def parse_shapes(text: str) -> list[Json]:
     """Parse `Input Dims` into nested lists; empty if there is nothing to parse."""
     try:
         value = json.loads(text) if text else []
@@ -70,7 +70,7 @@ def work(name: str, dims: str, types: str, concrete: str = "") -> OpWork | None:
     return OpWork(flops=flops, size_bytes=read + output * _width(dtype), dtype=dtype)
 
 
-def _arithmetic(name: str, shapes: list[Shape], concrete: list[Any]) -> tuple[int, int] | None:
+def _arithmetic(name: str, shapes: list[Shape], concrete: list[Json]) -> tuple[int, int] | None:
     """Return (FLOPs, elements written); None for an op without a rule here."""
     if name in MATMULS:
         return _matmul(name, shapes)
@@ -102,7 +102,7 @@ def _matmul(name: str, shapes: list[Shape]) -> tuple[int, int] | None:
     return 2 * out * left[-1], out
 
 
-def _convolution(shapes: list[Shape], concrete: list[Any]) -> tuple[int, int] | None:
+def _convolution(shapes: list[Shape], concrete: list[Json]) -> tuple[int, int] | None:
     if len(shapes) < 2 or len(shapes[0]) < 3 or len(shapes[0]) != len(shapes[1]):
         return None
     inputs, weight = shapes[:2]
@@ -130,12 +130,12 @@ def _attention(name: str, query: Shape, key: Shape) -> tuple[int, int]:
     return 4 * prod(query) * key[tokens], prod(query)
 
 
-def _shape(entry: Any) -> Shape:
+def _shape(entry: Json) -> Shape:
     whole = isinstance(entry, list) and all(isinstance(n, int) and n >= 0 for n in entry)
     return tuple(entry) if whole else ()
 
 
-def _numbers(entry: Any) -> list[int]:
+def _numbers(entry: Json) -> list[int]:
     try:
         value = json.loads(entry) if isinstance(entry, str) else entry
     except (ValueError, RecursionError):

@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import dataclasses
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
+
+from ratchet.base.json_value import Json
 
 if TYPE_CHECKING:
     from ratchet.trace.analysis.identity import Identity
@@ -12,7 +14,7 @@ if TYPE_CHECKING:
     from ratchet.trace.compare.ranks import Ranks
 
 
-def document(answers: Report) -> dict[str, Any]:
+def document(answers: Report) -> dict[str, Json]:
     """Return one rank's report as one JSON object."""
     from ratchet.trace.advice import advise
 
@@ -37,7 +39,7 @@ def document(answers: Report) -> dict[str, Any]:
     }
 
 
-def ranks_document(ranks: Ranks) -> dict[str, Any]:
+def ranks_document(ranks: Ranks) -> dict[str, Json]:
     """Return the reports of several ranks, their sums, and the differences between them."""
     own = [document(answers) for answers in ranks.reports]
     total = sum(one["communication"]["total_ns"] for one in own)
@@ -63,7 +65,7 @@ def ranks_document(ranks: Ranks) -> dict[str, Any]:
     }
 
 
-def diff_document(found: Diff) -> dict[str, Any]:
+def diff_document(found: Diff) -> dict[str, Json]:
     """Return a comparison as one JSON object."""
     return {
         "before": found.name_before,
@@ -87,7 +89,7 @@ def diff_document(found: Diff) -> dict[str, Any]:
     }
 
 
-def _window(part: Identity) -> dict[str, Any]:
+def _window(part: Identity) -> dict[str, Json]:
     return {
         "label": part.label,
         "start_ns": part.start,
@@ -106,7 +108,7 @@ def _identity(part: Identity) -> dict[str, int]:
     }
 
 
-def plainly(value: Any) -> Any:
+def plainly(value: object) -> Json:
     """Turn dataclasses into dicts with their derived figures, and tuples into lists."""
     if dataclasses.is_dataclass(value) and not isinstance(value, type):
         plain = {f.name: plainly(getattr(value, f.name)) for f in dataclasses.fields(value)}

@@ -5,7 +5,8 @@ from __future__ import annotations
 import contextlib
 from collections.abc import Iterable
 from pathlib import Path
-from typing import Any, get_args
+from types import ModuleType
+from typing import get_args
 
 from ratchet.base.errors import TraceError
 from ratchet.base.files import make_folder, whole_file, why_not_new_folder
@@ -22,7 +23,7 @@ def write_parquet(tables: Iterable[Table], folder: Path) -> list[Path]:
     arrow, parquet = _pyarrow()
     cells = {int: arrow.int64(), float: arrow.float64(), str: arrow.string(), bool: arrow.bool_()}
 
-    def cell(kind: Any) -> Any:
+    def cell(kind: object) -> object:
         return cells[kind] if kind in cells else arrow.list_(cell(get_args(kind)[0]))
 
     make_folder(folder)
@@ -48,7 +49,7 @@ def check_parquet(folder: Path) -> None:
         raise TraceError(f"--parquet {folder} {why}: name a folder")
 
 
-def _pyarrow() -> tuple[Any, Any]:
+def _pyarrow() -> tuple[ModuleType, ModuleType]:
     try:
         import pyarrow
         import pyarrow.parquet

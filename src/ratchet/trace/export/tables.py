@@ -11,7 +11,7 @@ import dataclasses
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from types import NoneType, UnionType
-from typing import Any, Literal, Union, get_args, get_origin, get_type_hints
+from typing import Literal, Union, get_args, get_origin, get_type_hints
 
 from ratchet.trace.advice import Finding, advise
 from ratchet.trace.answers.report import Report
@@ -19,9 +19,9 @@ from ratchet.trace.compare.diff import Diff, DiffRow
 from ratchet.trace.compare.ranks import Ranks, SharedCollective
 from ratchet.trace.export.documents import plainly
 
-Columns = dict[str, Any]
+Columns = dict[str, object]
 """Types by name: int, float, str, bool, or a list of one of them."""
-_CELLS: tuple[Any, ...] = (int, float, str, bool)
+_CELLS = (int, float, str, bool)
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -30,7 +30,7 @@ class Table:
 
     name: str
     columns: Columns
-    rows: Sequence[Mapping[str, Any]]
+    rows: Sequence[Mapping[str, object]]
 
 
 def report_tables(reports: Sequence[Report]) -> list[Table]:
@@ -80,7 +80,7 @@ def diff_tables(found: Diff) -> list[Table]:
     ]
 
 
-def _of_answer(name: str, kind: type, answer: Any) -> Iterator[Table]:
+def _of_answer(name: str, kind: type, answer: object) -> Iterator[Table]:
     """Yield the table of one answer, and those of the fields that do not fit into its row."""
     yield _table(name, kind, [] if answer is None else [answer])
     for field, hint in _fields(kind).items():
@@ -96,7 +96,7 @@ def _of_answer(name: str, kind: type, answer: Any) -> Iterator[Table]:
             yield _table(own, inner[0], value or ())  # type: ignore[arg-type]
 
 
-def _table(name: str, kind: type, rows: Sequence[Any]) -> Table:
+def _table(name: str, kind: type, rows: Sequence[object]) -> Table:
     columns = _columns(kind)
     plain = [{key: value for key, value in plainly(row).items() if key in columns} for row in rows]
     return Table(name=name, columns=columns, rows=plain)
@@ -112,19 +112,19 @@ def _columns(kind: type) -> Columns:
     return {name: cell for name, cell in cells.items() if cell is not None}
 
 
-def _fields(kind: type) -> dict[str, Any]:
+def _fields(kind: type) -> dict[str, object]:
     """Return the type of each field; of an optional one the type that it has if it is there."""
     hints = get_type_hints(kind)
     return {field.name: _present(hints[field.name]) for field in dataclasses.fields(kind)}
 
 
-def _present(hint: Any) -> Any:
+def _present(hint: object) -> object:
     if get_origin(hint) not in (Union, UnionType):
         return hint
     return next(part for part in get_args(hint) if part is not NoneType)
 
 
-def _cell(hint: Any) -> Any:
+def _cell(hint: object) -> object:
     """Return the type of a column; None if a value does not fit into a cell."""
     hint = _present(hint)
     if hint in _CELLS:

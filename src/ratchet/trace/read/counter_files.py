@@ -16,11 +16,11 @@ from collections import defaultdict
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
 
 import msgspec
 from msgspec import Struct, field
 
+from ratchet.base.json_value import Json
 from ratchet.trace.read.columns import Kind, Trace
 from ratchet.trace.read.rocpd import columns_of, is_database, opened
 from ratchet.trace.read.rocprof import is_rocprof, rocprof_runs
@@ -41,10 +41,10 @@ class KernelRun:
 
 
 class _Range(Struct, gc=False):
-    cat: Any = ""
-    name: Any = ""
-    ts: Any = 0
-    args: dict[str, Any] = field(default_factory=dict)
+    cat: Json = ""
+    name: Json = ""
+    ts: Json = 0
+    args: dict[str, Json] = field(default_factory=dict)
 
 
 def kernel_runs(path: Path, trace: Trace, note: Callable[[str], None]) -> tuple[KernelRun, ...]:
@@ -74,7 +74,7 @@ def kernel_runs(path: Path, trace: Trace, note: Callable[[str], None]) -> tuple[
     )
 
 
-def _numbers(values: Mapping[str, Any]) -> dict[str, float]:
+def _numbers(values: Mapping[str, Json]) -> dict[str, float]:
     found = {}
     for name, value in values.items():
         try:

@@ -6,9 +6,11 @@ cheaper than one for all. `Known` has the phases that fill a trace; `Event` read
 
 from __future__ import annotations
 
-from typing import Any, ClassVar, TypeAlias
+from typing import ClassVar, TypeAlias
 
 from msgspec import Raw, Struct, field
+
+from ratchet.base.json_value import Json
 
 NOTHING = Raw(b"")
 
@@ -19,43 +21,43 @@ class WorkArguments(Struct, frozen=True, gc=False):
     Most are untyped, because a writer may give a number, a string or null.
     """
 
-    external: Any = field(default=-1, name="External id")
-    sequence: Any = field(default=-1, name="Sequence number")
+    external: Json = field(default=-1, name="External id")
+    sequence: Json = field(default=-1, name="Sequence number")
     concrete: Raw = field(default=NOTHING, name="Concrete Inputs")
     types: Raw = field(default=NOTHING, name="Input type")
     dims: Raw = field(default=NOTHING, name="Input Dims")
-    device: Any = -1
-    stream: Any = -1
-    correlation: Any = -1
-    bytes: Any = -1
-    collective: Any = field(default="", name="Collective name")
-    elements_in: Any = field(default=-1, name="In msg nelems")
-    elements_out: Any = field(default=-1, name="Out msg nelems")
-    group_size: Any = field(default=-1, name="Group size")
-    dtype: Any = ""
-    group: Any = field(default="", name="Process Group Name")
+    device: Json = -1
+    stream: Json = -1
+    correlation: Json = -1
+    bytes: Json = -1
+    collective: Json = field(default="", name="Collective name")
+    elements_in: Json = field(default=-1, name="In msg nelems")
+    elements_out: Json = field(default=-1, name="Out msg nelems")
+    group_size: Json = field(default=-1, name="Group size")
+    dtype: Json = ""
+    group: Json = field(default="", name="Process Group Name")
 
 
 class MemoryArguments(Struct, frozen=True, gc=False):
     """`args` of an allocation or a free."""
 
-    device_type: Any = field(default=-1, name="Device Type")
-    device_id: Any = field(default=-1, name="Device Id")
-    address: Any = field(default=-1, name="Addr")
-    size: Any = field(default=-1, name="Bytes")
-    allocated: Any = field(default=-1, name="Total Allocated")
-    reserved: Any = field(default=-1, name="Total Reserved")
+    device_type: Json = field(default=-1, name="Device Type")
+    device_id: Json = field(default=-1, name="Device Id")
+    address: Json = field(default=-1, name="Addr")
+    size: Json = field(default=-1, name="Bytes")
+    allocated: Json = field(default=-1, name="Total Allocated")
+    reserved: Json = field(default=-1, name="Total Reserved")
 
 
 class Arguments(WorkArguments, frozen=True, gc=False):
     """`args` of any event."""
 
-    device_type: Any = field(default=-1, name="Device Type")
-    device_id: Any = field(default=-1, name="Device Id")
-    address: Any = field(default=-1, name="Addr")
-    size: Any = field(default=-1, name="Bytes")
-    allocated: Any = field(default=-1, name="Total Allocated")
-    reserved: Any = field(default=-1, name="Total Reserved")
+    device_type: Json = field(default=-1, name="Device Type")
+    device_id: Json = field(default=-1, name="Device Id")
+    address: Json = field(default=-1, name="Addr")
+    size: Json = field(default=-1, name="Bytes")
+    allocated: Json = field(default=-1, name="Total Allocated")
+    reserved: Json = field(default=-1, name="Total Reserved")
 
 
 NO_ARGUMENTS = Arguments()
@@ -64,10 +66,10 @@ NO_ARGUMENTS = Arguments()
 class _Timed(Struct, frozen=True, gc=False):
     """The fields of an event with a duration; times are kept as the bytes of their digits."""
 
-    cat: Any = ""
-    name: Any = ""
-    pid: Any = ""
-    tid: Any = ""
+    cat: Json = ""
+    name: Json = ""
+    pid: Json = ""
+    tid: Json = ""
     ts: Raw = NOTHING
     dur: Raw = NOTHING
 
@@ -75,7 +77,7 @@ class _Timed(Struct, frozen=True, gc=False):
 class Event(_Timed, frozen=True, gc=False):
     """Any event."""
 
-    ph: Any = ""
+    ph: Json = ""
     args: Arguments | None = None
 
 
@@ -90,7 +92,7 @@ class Instant(Struct, frozen=True, gc=False, tag_field="ph", tag="i"):
     """A moment: an allocation or a free."""
 
     ph: ClassVar[str] = "i"
-    name: Any = ""
+    name: Json = ""
     ts: Raw = NOTHING
     args: MemoryArguments | None = None
 

@@ -7,9 +7,9 @@ import re
 from collections.abc import Iterable
 from dataclasses import replace
 from pathlib import Path
-from typing import Any
 
 from ratchet.base.errors import TraceError
+from ratchet.base.json_value import Json
 from ratchet.trace.read.columns import DeviceProperties, Fault, Kind, Platform, Trace
 from ratchet.trace.read.rocpd import is_database, read_database
 from ratchet.trace.read.rocprof import is_rocprof, read_rocprof
@@ -82,7 +82,7 @@ def without_device_work(trace: Trace) -> Trace:
     return replace(trace, faults=(*trace.faults, Fault(what=what)))
 
 
-def _around(text: bytes) -> dict[str, Any]:
+def _around(text: bytes) -> dict[str, Json]:
     """Read the keys of the object around the events, as far as possible."""
     inner = text.strip().lstrip(b"{],").rstrip().rstrip(b",}]").strip()
     for closing in (b"}", b"}}", b"]}", b"}]}"):
@@ -95,7 +95,7 @@ def _around(text: bytes) -> dict[str, Any]:
     return {}
 
 
-def _devices(value: Any) -> tuple[DeviceProperties, ...]:
+def _devices(value: object) -> tuple[DeviceProperties, ...]:
     given = value if isinstance(value, list) else []
     devices = [entry for entry in given if isinstance(entry, dict)]
     return tuple(
@@ -109,12 +109,12 @@ def _devices(value: Any) -> tuple[DeviceProperties, ...]:
     )
 
 
-def _whole(value: Any) -> int:
+def _whole(value: object) -> int:
     return value if isinstance(value, int) else 0
 
 
 def _platform(
-    about: dict[str, Any], categories: Iterable[Any], strings: list[str], devices: bool
+    about: dict[str, Json], categories: Iterable[object], strings: list[str], devices: bool
 ) -> Platform:
     place = about.get("distributedInfo")
     backend = str(place.get("backend", "")) if isinstance(place, dict) else ""
@@ -133,7 +133,7 @@ def _platform(
     return "cpu"
 
 
-def _place(info: Any, path: Path) -> tuple[int | None, int | None]:
+def _place(info: object, path: Path) -> tuple[int | None, int | None]:
     """Return (rank, world size) from the trace, or the rank from the file's name."""
     if isinstance(info, dict):
         rank, world = info.get("rank"), info.get("world_size")

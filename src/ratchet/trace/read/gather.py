@@ -11,6 +11,7 @@ import numpy as np
 from msgspec import Raw
 from numpy.typing import NDArray
 
+from ratchet.base.json_value import Json
 from ratchet.trace.read.columns import (
     DEVICE_KINDS,
     STEP,
@@ -23,7 +24,15 @@ from ratchet.trace.read.columns import (
 )
 from ratchet.trace.read.damage import CLIPPED, FAR, clipped, far_outside
 from ratchet.trace.read.digits import MISSING, nanoseconds
-from ratchet.trace.read.events import NO_ARGUMENTS, NOTHING, AnyEvent, Unused, WorkEvent
+from ratchet.trace.read.events import (
+    NO_ARGUMENTS,
+    NOTHING,
+    AnyEvent,
+    Event,
+    Unused,
+    WorkArguments,
+    WorkEvent,
+)
 from ratchet.trace.read.numbering import Kinds, Numbers, Parts, Written, integers, numbered
 
 GPU_DEVICE_TYPES = (1, 6, 12, 15, 19, 20)
@@ -61,7 +70,7 @@ class Gatherer:
         self.op = {name: Parts(np.int64) for name in Ops.__slots__}
         self.collective = {name: Parts(np.int64) for name in Collectives.__slots__}
         self.memory = {name: Parts(np.int64) for name in MemoryEvents.__slots__}
-        self.open: dict[int, list[Any]] = {}
+        self.open: dict[int, list[Event]] = {}
         self.streams_known = True
         """False if all streams of a device may share one number: what overlaps is then right."""
 
@@ -80,7 +89,7 @@ class Gatherer:
 
     def add_rows(
         self,
-        kind: Kind | NDArray[Any],
+        kind: Kind | NDArray[np.integer],
         names: Sequence[str],
         start: Int64,
         end: Int64,
@@ -104,7 +113,7 @@ class Gatherer:
             part.add(_narrow(given) if part.dtype == np.int32 else given)
         self.count += len(names)
 
-    def _number(self, values: Iterable[Any]) -> Sequence[int]:
+    def _number(self, values: Iterable[Json]) -> Sequence[int]:
         """Number the strings; other values are turned into strings."""
         values = list(values)
         try:
@@ -157,14 +166,14 @@ class Gatherer:
             )
         return np.where(none | negative, 0, duration)
 
-    def _lanes(self, events: Sequence[Any]) -> Int64:
+    def _lanes(self, events: Sequence[Event | WorkEvent]) -> Int64:
         lanes = self.lanes
         try:
             return integers([lanes[event.pid, event.tid] for event in events])
         except TypeError:
             return integers([lanes[str(e.pid), str(e.tid)] for e in events])
 
-    def _add_device(self, kind: NDArray[np.uint8], given: Sequence[Any]) -> None:
+    def _add_device(self, kind: NDArray[np.uint8], given: Sequence[WorkArguments]) -> None:
         stream = np.full(kind.size, -1, dtype=np.int32)
         device, size = stream.copy(), np.full(kind.size, -1, dtype=np.int64)
         chosen = np.isin(kind, DEVICE_KINDS)
@@ -177,7 +186,7 @@ class Gatherer:
         self.main["device"].add(device)
         self.main["size"].add(size)
 
-    def _add_ops(self, kind: NDArray[np.uint8], given: Sequence[Any]) -> None:
+    def _add_ops(self, kind: NDArray[np.uint8], given: Sequence[WorkArguments]) -> None:
         chosen = kind == Kind.OP
         if not chosen.any():
             return
@@ -197,7 +206,7 @@ class Gatherer:
             texts = list(map(bytes, values))
         return integers(numbered(written, texts))
 
-    def _add_collectives(self, given: Sequence[Any]) -> None:
+    def _add_collectives(self, given: Sequence[WorkArguments]) -> None:
         names = [a.collective for a in given]
         if names.count("") == len(names):
             return
@@ -222,7 +231,7 @@ class Gatherer:
             elif not isinstance(event.ph, str) or not event.ph:
                 self.note("an event without a phase was left out")
 
-    def _add_half(self, event: Any) -> None:
+    def _add_half(self, event: Event) -> None:
         """Pair a begin with an end event, which Chrome's format allows in place of a duration."""
         lane = int(self._lanes([event])[0])
         if event.ph == "B":
@@ -280,7 +289,7 @@ class Gatherer:
         self.faults.update(about["faults"])
 
     def _near(
-        self, start: Int64, duration: Int64, kind: NDArray[Any], order: NDArray[np.int32]
+        self, start: Int64, duration: Int64, kind: NDArray[np.uint8], order: NDArray[np.int32]
     ) -> NDArray[np.int32]:
         """Return the order without the events that lie far outside every step."""
         is_step = np.array([STEP.match(str(key)) is not None for key in self.strings], dtype=bool)

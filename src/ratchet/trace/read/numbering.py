@@ -12,6 +12,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import DTypeLike, NDArray
 
+from ratchet.base.json_value import Json
 from ratchet.trace.read.columns import CATEGORIES, Int64, Kind
 
 _FAR = 2**62
@@ -21,7 +22,7 @@ _FIRST_ROWS = 1 << 10
 class Numbers(dict[Any, int]):
     """Gives each new key the next number."""
 
-    def __missing__(self, key: Any) -> int:
+    def __missing__(self, key: object) -> int:
         number = self[key] = len(self)
         return number
 
@@ -43,7 +44,7 @@ class Written(dict[bytes, int]):
 class Kinds(dict[Any, int]):
     """Maps categories as written to a Kind; unknown ones are OTHER."""
 
-    def __missing__(self, key: Any) -> int:
+    def __missing__(self, key: object) -> int:
         kind = self[key] = int(CATEGORIES.get(str(key).lower(), Kind.OTHER))
         return kind
 
@@ -85,7 +86,7 @@ class Parts:
         return whole if order is None else whole[order]
 
 
-def numbered(table: dict[Any, int], keys: Sequence[Any]) -> Sequence[int]:
+def numbered(table: dict[Any, int], keys: Sequence[object]) -> Sequence[int]:
     """Return the number of each key; TypeError for a key that cannot be hashed (a list)."""
     if len(keys) < 2:
         return [table[key] for key in keys]
@@ -93,7 +94,7 @@ def numbered(table: dict[Any, int], keys: Sequence[Any]) -> Sequence[int]:
     return numbers
 
 
-def integers(values: Sequence[Any]) -> Int64:
+def integers(values: Sequence[Json]) -> Int64:
     """Convert whatever a writer used as a number to int64; -1 if it is not a number."""
     try:
         return np.frombuffer(array("q", values), dtype=np.int64)
@@ -105,7 +106,7 @@ def integers(values: Sequence[Any]) -> Int64:
         return np.array([_integer(value) for value in values], dtype=np.int64)
 
 
-def _integer(value: Any) -> int:
+def _integer(value: Json) -> int:
     try:
         number = int(value, 0) if isinstance(value, str) else int(value)
     except (TypeError, ValueError, OverflowError):

@@ -6,11 +6,11 @@ import contextlib
 import sqlite3
 from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
-from typing import Any
 from urllib.parse import quote
 
 from ratchet.base.errors import TraceError
 from ratchet.base.files import SQLITE
+from ratchet.base.json_value import Json
 from ratchet.trace.read.columns import DeviceProperties, Kind, Trace
 from ratchet.trace.read.gather import Gatherer
 from ratchet.trace.read.numbering import integers
@@ -83,9 +83,9 @@ def _add(gatherer: Gatherer, connection: sqlite3.Connection, view: str) -> bool:
 
 
 def _add_piece(
-    gatherer: Gatherer, view: str, columns: Mapping[str, Sequence[Any]], count: int
+    gatherer: Gatherer, view: str, columns: Mapping[str, Sequence[object]], count: int
 ) -> None:
-    def column(name: str) -> Sequence[Any]:
+    def column(name: str) -> Sequence[Json]:
         return columns.get(name, (-1,) * count)
 
     names = [str(name) for name in columns["name"]]

@@ -5,11 +5,11 @@ from __future__ import annotations
 import zlib
 from collections.abc import Callable, Iterable
 from pathlib import Path
-from typing import Any
 
 import msgspec
 import numpy as np
 from msgspec import Struct, field
+from numpy.typing import NDArray
 
 from ratchet.base.errors import TraceError
 from ratchet.trace.read.columns import DeviceProperties, Int64, Kind, Trace
@@ -166,7 +166,7 @@ def read_rocprof(path: Path) -> Trace:
     return Trace(name=path.name, platform="rocm", devices=tuple(devices), **columns)
 
 
-def kernel_kinds(names: list[str]) -> np.ndarray[Any, np.dtype[np.uint8]]:
+def kernel_kinds(names: list[str]) -> NDArray[np.uint8]:
     """Return KERNEL for each name, or COPY or FILL for the runtime's own copy and fill kernels."""
     return np.array(
         [

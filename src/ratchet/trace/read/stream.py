@@ -100,7 +100,7 @@ class Stream:
             raise TraceError(f"{self.path.name} is empty: record it again")
         raise TraceError(f"{self.path.name} has no traceEvents: give a Chrome or Kineto trace")
 
-    def _whole(self, held: list[bytes]) -> tuple[Sequence[Any], bytes]:
+    def _whole(self, held: list[bytes]) -> tuple[Sequence[object], bytes]:
         """Decode the whole events of texts that belong together; return what is left of them."""
         if self._awaits_comma:
             held = [self._after_comma(b"".join(held))]
@@ -111,7 +111,7 @@ class Stream:
                 return self._all(b"".join((b"[", *held[:-1], last, b"]"))), held[-1][cut[1] :]
         return self._taken(b"".join(held))
 
-    def _taken(self, text: bytes) -> tuple[Sequence[Any], bytes]:
+    def _taken(self, text: bytes) -> tuple[Sequence[object], bytes]:
         """Decode the events up to the array's end, or to the first that is not whole."""
         text = _NOT_A_NUMBER.sub(rb"\1null", text)
         bounds = _bounds(text)
@@ -123,7 +123,7 @@ class Stream:
             self.note("a damaged stretch was left out")
             return [], rest
 
-    def _last(self, text: bytes) -> tuple[Sequence[Any], bytes]:
+    def _last(self, text: bytes) -> tuple[Sequence[object], bytes]:
         """Decode to the array's end, or to where a file that was cut off stops."""
         if self.end is not None:
             return self._all(b"[" + text.strip().rstrip(b",") + b"]"), b""
@@ -143,7 +143,7 @@ class Stream:
         self._awaits_comma = comma is None
         return text[comma.end() :] if comma else text
 
-    def _all(self, text: bytes) -> Sequence[Any]:
+    def _all(self, text: bytes) -> Sequence[object]:
         """Decode every event of an array; msgspec.DecodeError if it is damaged."""
         decode = self.decode or _decoded
         try:
@@ -153,7 +153,7 @@ class Stream:
             text = text.decode("utf-8", "replace").encode()
         except msgspec.ValidationError:
             pass
-        events: list[Any] = []
+        events: list[object] = []
         for part in _PARTS.decode(text):
             try:
                 events += decode(b"[" + part + b"]")

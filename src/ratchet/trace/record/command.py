@@ -9,7 +9,7 @@ import subprocess
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import IO, Any
+from typing import IO
 
 from ratchet.base.errors import TraceError
 from ratchet.base.files import make_folder, why_not_new_folder
@@ -57,7 +57,7 @@ def record(
     folder: Path,
     schedule: Schedule | None = None,
     environment: Mapping[str, str] | None = None,
-    stdout: IO[Any] | None = None,
+    stdout: IO[str] | IO[bytes] | None = None,
 ) -> tuple[Path, ...]:
     """Run a command, and return the traces that it left in `folder`, one for each rank.
 
@@ -88,7 +88,9 @@ def record(
     return tuple(made)
 
 
-def _run(command: Sequence[str], environment: Mapping[str, str], stdout: IO[Any] | None) -> int:
+def _run(
+    command: Sequence[str], environment: Mapping[str, str], stdout: IO[str] | IO[bytes] | None
+) -> int:
     """Run the command and return its exit code; one that is interrupted ends the command too."""
     with subprocess.Popen(list(command), env=environment, stdout=stdout) as process:
         try:

@@ -6,12 +6,13 @@ import json
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 from msgspec import Raw, Struct, field
+from numpy.typing import NDArray
 
 from ratchet.base.errors import TraceError
+from ratchet.base.json_value import Json
 from ratchet.trace.analysis.analyse import Analysis
 from ratchet.trace.answers.kernels import ops as op_rows
 from ratchet.trace.answers.sequences.sequences import launched
@@ -40,8 +41,8 @@ class _Arguments(Struct, gc=False):
 
 
 class _Event(Struct, gc=False):
-    name: Any = ""
-    ph: Any = ""
+    name: Json = ""
+    ph: Json = ""
     ts: Raw = NOTHING
     dur: Raw = NOTHING
     args: _Arguments | None = None
@@ -124,13 +125,13 @@ def _times(found: Analysis, names: set[str]) -> dict[tuple[str, int, int], list[
     return times
 
 
-def _on_device(found: Analysis, rows: np.ndarray[Any, np.dtype[np.intp]]) -> Int64:
+def _on_device(found: Analysis, rows: NDArray[np.intp]) -> Int64:
     line, begin, end = launched(found.trace, found.links, rows)
     sums = line.sums
     return np.asarray(sums[end] - sums[begin], dtype=np.int64)
 
 
-def _entries(text: bytes) -> tuple[Any, ...] | None:
+def _entries(text: bytes) -> tuple[Json, ...] | None:
     try:
         value = json.loads(text) if text else None
     except (ValueError, RecursionError):

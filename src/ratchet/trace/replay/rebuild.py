@@ -9,7 +9,6 @@ import json
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from math import prod
-from typing import Any
 
 import torch
 
@@ -41,9 +40,9 @@ class Unbuildable(Exception):
 class Built:
     """A function, its arguments, and the memory that its tensors take."""
 
-    call: Callable[..., Any]
-    arguments: list[Any]
-    keywords: dict[str, Any]
+    call: Callable[..., object]
+    arguments: list[object]
+    keywords: dict[str, object]
     size_bytes: int
 
 
@@ -84,11 +83,11 @@ def build(recorded: Recorded, device: str, most_bytes: int) -> Built:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class _InputPlan:
-    make: Callable[[str], Any]
+    make: Callable[[str], object]
     size_bytes: int = 0
 
 
-def _plan(schema: Any, recorded: Recorded) -> list[_InputPlan]:
+def _plan(schema: torch.FunctionSchema, recorded: Recorded) -> list[_InputPlan]:
     arguments = schema.arguments
     count = len(recorded.types)
     if len(arguments) != count:
@@ -98,7 +97,7 @@ def _plan(schema: Any, recorded: Recorded) -> list[_InputPlan]:
     return [_argument(argument, at, recorded) for at, argument in enumerate(arguments)]
 
 
-def _argument(argument: Any, at: int, recorded: Recorded) -> _InputPlan:
+def _argument(argument: torch.Argument, at: int, recorded: Recorded) -> _InputPlan:
     kind, optional = argument.type, False
     if kind.kind() == "OptionalType":
         kind, optional = kind.getElementType(), True
@@ -130,7 +129,7 @@ def _argument(argument: Any, at: int, recorded: Recorded) -> _InputPlan:
     return _InputPlan(make=lambda _: found)
 
 
-def _value(takes: str, kind: Any, text: str, name: str) -> Any:
+def _value(takes: str, kind: object, text: str, name: str) -> object:
     if takes == "StringType":
         return text
     plain = text.replace("True", "true").replace("False", "false")
@@ -154,7 +153,7 @@ def _value(takes: str, kind: Any, text: str, name: str) -> Any:
     return value
 
 
-def _tensor(argument: Any, at: int, recorded: Recorded) -> _InputPlan:
+def _tensor(argument: torch.Argument, at: int, recorded: Recorded) -> _InputPlan:
     dtype = DTYPES[recorded.types[at].lower()]
     sizes = recorded.dims[at]
     strides = recorded.strides[at] if recorded.strides and at < len(recorded.strides) else None
@@ -213,5 +212,5 @@ def _contiguous(sizes: Sequence[int]) -> list[int]:
     return strides[::-1]
 
 
-def _whole(entry: Any) -> bool:
+def _whole(entry: object) -> bool:
     return isinstance(entry, list | tuple) and all(type(n) is int and n >= 0 for n in entry)

@@ -10,12 +10,13 @@ import threading
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, Literal
+from typing import Literal
 
 import msgspec
 import psutil
 
 from ratchet.base.errors import TraceError
+from ratchet.base.json_value import Json
 from ratchet.base.process import watchdog
 from ratchet.trace.analysis.analyse import analyse
 from ratchet.trace.read.file import read
@@ -100,7 +101,7 @@ def replay(path: Path, names: Sequence[str] = (), top: int = 20, device: str = "
     )
 
 
-def _row(call: Call, answer: dict[str, Any]) -> ReplayRow:
+def _row(call: Call, answer: dict[str, Json]) -> ReplayRow:
     inputs = call.recorded
     return ReplayRow(
         op=inputs.op,
@@ -137,7 +138,7 @@ class _ReplayProcess:
 
     def __init__(self, device: str) -> None:
         self.device = device
-        self.about: dict[str, Any] = {}
+        self.about: dict[str, Json] = {}
         self._process: subprocess.Popen[str] | None = None
         self._lines: queue.Queue[str | None] = queue.Queue()
 
@@ -148,7 +149,7 @@ class _ReplayProcess:
     def __exit__(self, *_: object) -> None:
         self._stop()
 
-    def ask(self, call: Call) -> dict[str, Any]:
+    def ask(self, call: Call) -> dict[str, Json]:
         """Return the answer for one call."""
         if self._process is None:
             self._start()
@@ -164,10 +165,10 @@ class _ReplayProcess:
             return self._gave_up(f"it took longer than {CALL_S} s")
         if line is None:
             return self._gave_up("its process crashed")
-        answer: dict[str, Any] = json.loads(line)
+        answer: dict[str, Json] = json.loads(line)
         return answer
 
-    def _gave_up(self, why: str) -> dict[str, Any]:
+    def _gave_up(self, why: str) -> dict[str, Json]:
         self._stop()
         return {"outcome": "failed", "why": why}
 

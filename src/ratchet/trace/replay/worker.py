@@ -13,6 +13,7 @@ import msgspec
 import torch
 
 from ratchet.base.errors import told
+from ratchet.base.json_value import Json
 from ratchet.trace.replay.rebuild import Unbuildable, build
 from ratchet.trace.replay.recorded import Recorded
 
@@ -38,7 +39,7 @@ def main(device: str, room_bytes: int) -> int:
     return 0
 
 
-def _answer(line: str, device: str, room_bytes: int) -> dict[str, Any]:
+def _answer(line: str, device: str, room_bytes: int) -> dict[str, Json]:
     try:
         built = build(msgspec.json.decode(line, type=Recorded), device, room_bytes)
     except Unbuildable as why:
@@ -59,7 +60,7 @@ def _answer(line: str, device: str, room_bytes: int) -> dict[str, Any]:
     }  # fmt: skip
 
 
-def _timed(call: Callable[[], Any], device: str) -> list[float]:
+def _timed(call: Callable[[], object], device: str) -> list[float]:
     """Return the seconds per call of each batch."""
     call()
     once = _batch(call, 1, device)
@@ -71,7 +72,7 @@ def _timed(call: Callable[[], Any], device: str) -> list[float]:
     return times
 
 
-def _batch(call: Callable[[], Any], count: int, device: str) -> float:
+def _batch(call: Callable[[], object], count: int, device: str) -> float:
     """Time `count` calls in seconds, on a GPU by its own events."""
     if device == "cuda":
         event: Any = torch.cuda.Event
@@ -93,7 +94,7 @@ def _address_space() -> int:
         return int(file.read().split()[0]) * resource.getpagesize()
 
 
-def _say(answer: dict[str, Any]) -> None:
+def _say(answer: dict[str, Json]) -> None:
     print(json.dumps(answer), flush=True)
 
 

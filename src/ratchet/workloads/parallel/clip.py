@@ -4,11 +4,11 @@ from __future__ import annotations
 
 from collections import defaultdict
 from collections.abc import Iterable
-from typing import Any
 
 import torch
 import torch.distributed as dist
 from torch import Tensor, nn
+from torch.distributed.device_mesh import DeviceMesh
 from torch.distributed.tensor import DTensor
 from torch.nn.utils import get_total_norm
 from torch.optim import Optimizer
@@ -22,7 +22,7 @@ def clip_on_ranks(
     torch's `clip_grad_norm_` takes no parameters of several meshes at once.
     """
     gradients = [one.grad for one in parameters if one.grad is not None]
-    by_mesh: dict[Any, list[Tensor]] = defaultdict(list)
+    by_mesh: dict[DeviceMesh | None, list[Tensor]] = defaultdict(list)
     for one in gradients:
         by_mesh[one.device_mesh if isinstance(one, DTensor) else None].append(one)
     square = torch.stack([_whole(get_total_norm(own)) ** 2 for own in by_mesh.values()]).sum()
@@ -36,7 +36,7 @@ def clip_on_ranks(
 def clips_before_update(optimizer: Optimizer, most: float, stages: dist.ProcessGroup) -> Optimizer:
     """Return the optimizer; its `step` first clips the gradients of all ranks."""
 
-    def clip(*_: Any) -> None:
+    def clip(*_: object) -> None:
         held = (p for group in optimizer.param_groups for p in group["params"])
         clip_on_ranks(held, most, stages)
 

@@ -6,7 +6,7 @@ they are small beside queries where heads are grouped.
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from typing import Any
 
 import torch
@@ -30,15 +30,19 @@ class _OverSequence(TorchFunctionMode):
         self._mesh = mesh
 
     def __torch_function__(
-        self, func: Callable[..., Any], types: Any, args: Any = (), kwargs: Any = None
-    ) -> Any:
-        kwargs = dict(kwargs or {})
+        self,
+        func: Callable[..., object],
+        types: object,
+        args: tuple[Tensor, ...] = (),
+        kwargs: Mapping[str, Any] | None = None,
+    ) -> object:
+        named = dict(kwargs or {})
         if func is not F.scaled_dot_product_attention:
-            return func(*args, **kwargs)
+            return func(*args, **named)
         query, key, value = args
-        if kwargs.pop("is_causal", False):
-            kwargs["attn_mask"] = self._causal(query.shape[-2], query.device)
-        return func(query, self._gathered(key), self._gathered(value), **kwargs)
+        if named.pop("is_causal", False):
+            named["attn_mask"] = self._causal(query.shape[-2], query.device)
+        return func(query, self._gathered(key), self._gathered(value), **named)
 
     def _gathered(self, part: Tensor) -> Tensor:
         """Gather [B, N, T / cp, D] over ranks to [B, N, T, D]; gradients are summed and split."""
@@ -70,7 +74,7 @@ def split_sequence(model: nn.Module, mesh: DeviceMesh, sequence: int) -> None:
 def _enclose(block: nn.Module, mesh: DeviceMesh) -> None:
     forward = block.forward
 
-    def over_sequence(*args: Any, **kwargs: Any) -> Any:
+    def over_sequence(*args: object, **kwargs: object) -> object:
         with _OverSequence(mesh):
             return forward(*args, **kwargs)
 

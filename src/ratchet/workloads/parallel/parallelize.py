@@ -28,7 +28,7 @@ from ratchet.workloads.parallel.stages import cut, pipelined_step
 from ratchet.workloads.parallel.tensor import experts_of, split_experts, split_products
 from ratchet.workloads.parallel.tune import exchange, overlap_products, prefetch, reduce_by
 from ratchet.workloads.parallel.tuning import ParallelTuning
-from ratchet.workloads.workload import BatchFunction, Workload
+from ratchet.workloads.workload import Batch, BatchFunction, Workload
 
 
 def parallelize(
@@ -133,7 +133,7 @@ def _share(workload: Workload, meshes: Meshes) -> BatchFunction:
     parts = 1 if layout.pp > 1 else layout.micro
     row, place = meshes.data_place, meshes.cp_place
 
-    def batch(index: int) -> Any:
+    def batch(index: int) -> Batch:
         whole, part = divmod(index, parts)
 
         def own(tensor: Tensor) -> Tensor:

@@ -14,6 +14,7 @@ from torch.distributed.pipelining import (
     ScheduleInterleaved1F1B,
     ScheduleZBVZeroBubble,
 )
+from torch.optim import Optimizer
 
 from ratchet.base.errors import WorkloadError
 from ratchet.workloads.config import AUTOCAST
@@ -21,6 +22,8 @@ from ratchet.workloads.llama import Llama
 from ratchet.workloads.lowered import mixed_precision
 from ratchet.workloads.parallel.layout import ParallelLayout
 from ratchet.workloads.workload import LossFunction, Workload
+
+StageOutput = Tensor | tuple[Tensor, Tensor]
 
 
 class LlamaStage(nn.Module):
@@ -45,13 +48,13 @@ class LlamaStage(nn.Module):
         self.register_buffer("cos", model.cos, persistent=False)
         self.register_buffer("sin", model.sin, persistent=False)
 
-    def forward(self, x: Tensor, balance: Tensor | None = None) -> Any:
+    def forward(self, x: Tensor, balance: Tensor | None = None) -> StageOutput:
         if self.precision not in AUTOCAST:
             return self._run(x, balance)
         with mixed_precision(self.precision, self.device_type):
             return self._run(x, balance)
 
-    def _run(self, x: Tensor, balance: Tensor | None) -> Any:
+    def _run(self, x: Tensor, balance: Tensor | None) -> StageOutput:
         length = x.shape[1]
         cos, sin = self.cos[:length], self.sin[:length]
         if self.embedding is not None:
@@ -120,12 +123,12 @@ def pipelined_step(
         PipelineStage(stage, place, parts, device, group=group) for place, stage in stages.items()
     ]
 
-    def loss_of(output: Any, targets: Tensor) -> Tensor:
+    def loss_of(output: object, targets: Tensor) -> Tensor:
         return loss(_Given(output), (targets, targets))
 
     schedule = _schedule(own, layout, loss_of)
 
-    def train_step(model: nn.Module, batch: tuple[Tensor, Tensor], optimizer: Any) -> Tensor:
+    def train_step(model: nn.Module, batch: tuple[Tensor, Tensor], optimizer: Optimizer) -> Tensor:
         tokens, targets = batch
         losses: list[Tensor] = []
         inputs = (tokens,) if 0 in stages else ()
@@ -146,20 +149,22 @@ def pipelined_step(
 class _Given(nn.Module):
     """A model whose output is known."""
 
-    def __init__(self, output: Any) -> None:
+    def __init__(self, output: object) -> None:
         super().__init__()
         self._output = output
 
-    def forward(self, _: Any) -> Any:
+    def forward(self, _: object) -> object:
         return self._output
 
 
 def _schedule(
-    stages: Sequence[Any], layout: ParallelLayout, loss: Callable[[Any, Tensor], Tensor]
+    stages: Sequence[PipelineStage],
+    layout: ParallelLayout,
+    loss: Callable[[object, Tensor], Tensor],
 ) -> Any:
     if layout.schedule == "1f1b":
         return Schedule1F1B(stages[0], layout.micro, loss_fn=loss)
-    kinds: dict[str, Any] = {
+    kinds: dict[str, Callable[..., Any]] = {
         "interleaved": ScheduleInterleaved1F1B,
         "zero-bubble": ScheduleZBVZeroBubble,
     }

@@ -7,7 +7,7 @@ becomes [E / ep, ep * C, H].
 from __future__ import annotations
 
 from collections.abc import Mapping
-from typing import Any, Final
+from typing import Final
 
 from torch import Tensor, nn
 from torch.distributed.device_mesh import DeviceMesh
@@ -95,7 +95,7 @@ def _exchange_tokens(experts: Experts, mesh: DeviceMesh, names: tuple[str, ...])
     def arrive(_: nn.Module, inputs: tuple[Tensor, ...]) -> tuple[Tensor, ...]:
         return (DTensor.from_local(inputs[0], mesh, own).redistribute(placements=sent),)
 
-    def leave(_: nn.Module, inputs: Any, output: DTensor) -> Tensor:
+    def leave(_: nn.Module, inputs: object, output: DTensor) -> Tensor:
         assert all(one == Partial() for one, name in zip(output.placements, names, strict=True)
                    if name == "tp")  # fmt: skip
         return output.redistribute(placements=own).to_local()

@@ -5,7 +5,7 @@ from __future__ import annotations
 from array import array
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Any, Literal, get_args
+from typing import Literal, get_args
 
 import numpy as np
 from numpy.typing import NDArray
@@ -107,7 +107,7 @@ Path = NDArray[np.void]
 """Stretches that follow one another without a gap."""
 
 
-def _stretches(**columns: NDArray[Any] | list[int] | int) -> Path:
+def _stretches(**columns: NDArray[np.generic] | list[int] | int) -> Path:
     made = np.empty(np.size(columns["start"]), dtype=_STRETCH)
     for name, values in columns.items():
         made[name] = values

@@ -26,7 +26,7 @@ SCHEDULE = "RATCHET_TRACE_SCHEDULE"
 class Recorder:
     """One process's profiler, advanced by the optimizer's steps."""
 
-    def __init__(self, torch: Any) -> None:
+    def __init__(self, torch: ModuleType) -> None:
         self.torch = torch
         self.optimizer: int | None = None
         self.done = False
@@ -43,7 +43,7 @@ class Recorder:
             acc_events=True,  # else torch 2.11 warns of cycles, although there is one
         )
 
-    def after_step(self, optimizer: Any, *_: Any) -> None:
+    def after_step(self, optimizer: object, *_: object) -> None:
         """Count a step; the profiler starts with the first."""
         if self.done or (self.optimizer is not None and self.optimizer != id(optimizer)):
             return
@@ -100,13 +100,13 @@ class AfterTorch(importlib.abc.MetaPathFinder):
         return spec
 
 
-def hook(torch: Any) -> None:
+def hook(torch: ModuleType) -> None:
     """Make the recorder when the first optimizer steps, to delay its imports until then."""
     from torch.optim.optimizer import register_optimizer_step_post_hook
 
     recorders: list[Recorder] = []
 
-    def after_step(optimizer: Any, *rest: Any) -> None:
+    def after_step(optimizer: object, *rest: object) -> None:
         if not recorders:
             recorders.append(Recorder(torch))
         recorders[0].after_step(optimizer, *rest)

@@ -4,17 +4,18 @@ from __future__ import annotations
 
 import re
 from pathlib import Path
-from typing import Any, Final, Literal
+from typing import Final, Literal
 
 from ratchet.base.errors import PublishError
+from ratchet.base.json_value import Json
 from ratchet.publish.admitted import AdmittedRecipe, admit, judged_again
 from ratchet.publish.card import figure
 from ratchet.publish.check import check_kernels_package, loaded, read_back, write_files
+from ratchet.publish.export_result import ExportedKernel, ExportResult, Form, written_files
 from ratchet.publish.layouts import hub_layout, wheel_layout
 from ratchet.publish.package import KernelPackage
 from ratchet.publish.patch import export_patch
 from ratchet.publish.program import export_workload
-from ratchet.publish.result import ExportedKernel, ExportResult, Form, written_files
 from ratchet.publish.staging import new_folder
 
 _NAME: Final = re.compile(r"[a-z][a-z0-9]*(-[a-z0-9]+)*")
@@ -28,7 +29,7 @@ def run_export(
     script: Path | None = None,
     name: str | None = None,
     prove: bool = False,
-    options: dict[str, Any] | None = None,
+    options: dict[str, Json] | None = None,
     ledger: str | None = None,
 ) -> ExportResult:
     """Export a recipe or, to `export`, a workload, which `options` build.

@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-from dataclasses import asdict, dataclass
+from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, Final, Literal, get_args
+from typing import Final, Literal, get_args
 
 from ratchet.base.errors import PublishError
 
@@ -79,9 +79,6 @@ class ExportResult:
     fallbacks: tuple[Fallback, ...] = ()
     lines: tuple[str, ...] = ()
     """Lines to paste or to run."""
-
-    def as_json(self) -> dict[str, Any]:
-        return asdict(self)
 
 
 def written_files(folder: Path) -> tuple[str, ...]:

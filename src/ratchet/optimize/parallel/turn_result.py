@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 from dataclasses import asdict, dataclass, field
-from typing import Any, Literal
+from typing import Literal
 
+from ratchet.base.json_value import Json
 from ratchet.optimize.parallel.rank import RankArm
-from ratchet.optimize.turn.result import Change
+from ratchet.optimize.turn.optimize_result import Change
 
 Outcome = Literal["kept", "dropped", "not_applicable"]
 
@@ -57,7 +58,7 @@ class ParallelTurn:
     """Runs a script that applies the recipe."""
     versions: dict[str, str] = field(default_factory=dict)
 
-    def document(self) -> dict[str, Any]:
+    def document(self) -> dict[str, Json]:
         """Return the JSON document of the turn."""
         return {
             **asdict(self),

@@ -15,7 +15,7 @@ from ratchet.base.git import git
 from ratchet.judge.workers.candidate.architectures import TARGETS, find_architectures
 from ratchet.port.compile import compile_clean, hip_texts
 from ratchet.port.patch import new_texts
-from ratchet.port.result import PortResult
+from ratchet.port.port_result import PortResult
 from ratchet.port.scan import ScannedFile, scan
 
 PATCH, DOCUMENT, PAGE, HIP = "port.patch", "port.json", "report.html", "hip"

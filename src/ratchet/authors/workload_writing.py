@@ -10,9 +10,9 @@ import msgspec
 
 from ratchet.authors.author import Author
 from ratchet.authors.outcome import failed_result
-from ratchet.authors.result import Reuse, WritingRequest, WritingResult
 from ratchet.authors.write import Follow, write
 from ratchet.authors.writing_book import WritingBook
+from ratchet.authors.writing_result import Reuse, WritingRequest, WritingResult
 from ratchet.base.errors import EndpointError, LedgerError, RatchetError
 from ratchet.court.court import Court
 from ratchet.court.terms import Terms
@@ -184,15 +184,15 @@ def _prove_known(problem: Problem, court: Court, request: WritingRequest) -> Non
 
 def _row(one: Asked, result: WritingResult) -> RegionRow:
     best = result.best
-    ratio = None if best is None else (best.verdict.get("speedup") or {}).get("vs_reference")
+    ratio = None if best is None else best.verdict.speedup.vs_reference
     return RegionRow(
         problem=result.problem,
         problem_hash=result.problem_hash,
         gain_s=one.gain_s,
         status=result.status,
-        ratio=ratio["ratio"] if ratio else None,
-        low=ratio["low"] if ratio else None,
-        high=ratio["high"] if ratio else None,
+        ratio=ratio.ratio if ratio else None,
+        low=ratio.low if ratio else None,
+        high=ratio.high if ratio else None,
         kernel_hash=None if best is None else best.kernel_hash,
         screened=result.screened,
         spent_s=result.spent_s,

@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
-from typing import Any, Final, Literal
+from typing import Final, Literal
 
 import msgspec
 
 from ratchet.authors.author import Answer
+from ratchet.base.json_value import Json
+from ratchet.judge.verdict import Verdict
 from ratchet.kernels.kernel import Language
 
 AUTHORS: Final = ("library", "search", "compiler", "agent")
@@ -67,8 +69,8 @@ class WrittenKernel(msgspec.Struct, frozen=True, kw_only=True):
     source: str
     status: str
     reason: str
-    verdict: dict[str, Any]
-    """As the judge gave it, without its raw samples, which the ledger holds."""
+    verdict: Verdict
+    """As the judge gave it, without its raw samples and static profile."""
     judged_at: str = ""
     recalled: bool = False
     """The verdict is one that the ledger held before this run, and was not given again."""
@@ -110,15 +112,21 @@ class WritingResult(msgspec.Struct, frozen=True, kw_only=True):
     rows: tuple[Answer, ...]
     sources: dict[str, str]
     """Source of the kernels that the page shows, by hash."""
-    device: dict[str, Any]
+    device: dict[str, Json]
     versions: dict[str, str]
     command: str
     started_at: str
     notes: tuple[str, ...] = ()
-    static: dict[str, Any] | None = None
+    static: dict[str, Json] | None = None
     """The static profile of the best kernel on AMD targets, for Triton."""
 
-    def to_json(self) -> dict[str, Any]:
+    def to_json(self) -> dict[str, Json]:
         """Return dicts, lists, numbers and strings."""
-        found: dict[str, Any] = msgspec.to_builtins(msgspec.structs.replace(self, rows=()))
+        found: dict[str, Json] = msgspec.to_builtins(
+            msgspec.structs.replace(self, rows=()), enc_hook=_as_document
+        )
         return found | {"rows": [one.as_json() for one in self.rows]}
+
+
+def _as_document(verdict: Verdict) -> dict[str, Json]:
+    return verdict.model_dump(mode="json", exclude={"samples", "static"})

@@ -19,10 +19,10 @@ from ratchet.authors.author import (
     Progress,
     Proposal,
 )
-from ratchet.authors.result import Stopped, WritingRequest
 from ratchet.authors.search.confirmation import LARGEST_SHARE, kept_s, planned_verdicts
 from ratchet.authors.search.halving import Rungs
 from ratchet.authors.search.roofline import NEAR
+from ratchet.authors.writing_result import Stopped, WritingRequest
 from ratchet.base.errors import EndpointError, LedgerError, RatchetError
 from ratchet.court.court import Court
 from ratchet.court.terms import JudgedKernel, Terms

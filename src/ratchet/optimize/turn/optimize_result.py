@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
-from typing import Any, Literal
+from typing import Literal
 
 from pydantic import BaseModel, ConfigDict, Field
 
+from ratchet.base.json_value import Json
+from ratchet.measure.samples import Sample
 from ratchet.workloads.config import StepConfig
 
 Decision = Literal["kept", "dropped", "refused", "not_applicable", "not_tried"]
@@ -235,7 +237,7 @@ class OptimizeResult(_Result):
     workload: str
     source: str
     unit: str = "tokens"
-    device: dict[str, Any]
+    device: dict[str, Json]
     versions: dict[str, str]
     command: str
     started_at: str
@@ -257,11 +259,11 @@ class OptimizeResult(_Result):
     profile_after: StepProfile | None
     gradients: GradientResult | None
     losses: LossResult | None
-    samples: list[dict[str, Any]]
+    samples: list[Sample]
     compile: CompileCost
     paste: Paste
     paths: Paths
-    verdicts: list[dict[str, Any]]
+    verdicts: list[dict[str, Json]]
     warnings: list[str]
     recipe_is: RecipeIs = "proven"
     """Origin of the recipe.
