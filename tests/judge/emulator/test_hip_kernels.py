@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import re
 import shutil
 from pathlib import Path
@@ -9,6 +10,7 @@ from pathlib import Path
 import pytest
 
 from ratchet.base.errors import KernelError
+from ratchet.judge.emulator.gpu_memory import CLOSED, GpuBlock
 from ratchet.judge.emulator.kernel_text import KernelTexts, one_kernel
 from ratchet.judge.options import EMULATED
 from ratchet.judge.static_profile.tools import find_tool
@@ -122,6 +124,23 @@ def source(**changes: str) -> str:
 def judged(court: KernelJudge, text: str, target: str = "gfx942") -> Verdict:
     kernel = Kernel(name="softmax", language="hip", source=text, entry="softmax")
     return court.judge(kernel, find_problem("softmax").at("ci"), target=target)
+
+
+@pytest.mark.parametrize("collected", [True, False])
+def test_a_block_may_be_collected_while_it_is_closed(
+    collected: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The collector may free the last tensor between the look at the block and the call."""
+    block = GpuBlock(4096)
+    block.leave_to_tensors()
+    answers = iter([False, collected])
+    monkeypatch.setattr(GpuBlock, "is_gone", property(lambda _: next(answers)))
+    with (
+        contextlib.nullcontext()
+        if collected
+        else pytest.raises(KernelError, match="cannot be protected")
+    ):
+        block.protect(CLOSED)
 
 
 @needs_clang

@@ -60,9 +60,10 @@ class GpuBlock:
         """Open or close the memory."""
         if self.is_gone:
             return
-        if ctypes.CDLL(None).mprotect(
+        failed = ctypes.CDLL(None).mprotect(
             ctypes.c_void_p(self.address), ctypes.c_size_t(self.size), allowed
-        ):
+        )
+        if failed and not self.is_gone:  # the last tensor may have been collected on the way
             raise KernelError("the memory of the pretended GPU cannot be protected")
 
 
