@@ -12,7 +12,7 @@ import tempfile
 from pathlib import Path
 
 from ratchet.judge.emulator.decode import TARGETS
-from ratchet.judge.emulator.program.run import emulate
+from ratchet.judge.emulator.program.emulate import emulate
 
 PROGRAM = Path(__file__).with_name("emulate_kinds.py")
 

@@ -39,7 +39,7 @@ def pytest_load_initial_conftests(early_config: pytest.Config) -> None:
     import pytest
 
     from ratchet.base.errors import RatchetError
-    from ratchet.judge.emulator.program.run import settings_for
+    from ratchet.judge.emulator.program.emulate import settings_for
     from ratchet.judge.emulator.program.settings import VARIABLE, check_autotune
 
     try:
@@ -64,7 +64,7 @@ def pytest_terminal_summary(terminalreporter: Any, exitstatus: int, config: pyte
 
     from rich.console import Console
 
-    from ratchet.judge.emulator.program.result import read_result
+    from ratchet.judge.emulator.program.counted import read_result
     from ratchet.judge.emulator.program.settings import pretended_device
     from ratchet.judge.emulator.program.start import write_now
     from ratchet.report.emulate import print_emulate

@@ -54,7 +54,7 @@ def emulate(
 
     The exit code is the program's, or 1 if it hid a launch that failed.
     """
-    from ratchet.judge.emulator.program.run import emulate as run
+    from ratchet.judge.emulator.program.emulate import emulate as run
     from ratchet.judge.emulator.program.settings import check_autotune
 
     result = run(

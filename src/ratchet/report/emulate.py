@@ -7,7 +7,7 @@ from typing import Final
 
 from rich.console import Console
 
-from ratchet.judge.emulator.program.result import ProgramKernel, ProgramResult
+from ratchet.judge.emulator.program.counted import ProgramKernel, ProgramResult
 from ratchet.report import model as m
 from ratchet.report.terminal import print_report
 from ratchet.report.words import counted, show_bytes, show_time

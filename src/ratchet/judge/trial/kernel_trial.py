@@ -22,7 +22,7 @@ from ratchet.judge.stage_result import CandidateFault, Decided
 from ratchet.judge.trial.processes.compiling import NextLibrary, Toolchain
 from ratchet.judge.trial.processes.reference import ReferenceProcess
 from ratchet.judge.trial.screening.entrant import QuickClock
-from ratchet.judge.trial.screening.run import ScreeningParts
+from ratchet.judge.trial.screening.groups import ScreeningParts
 from ratchet.judge.trial.screening.screener import Screener
 from ratchet.judge.trial.shared_compilations import SharedCompilations
 from ratchet.judge.trial.stages import KernelTrial

@@ -26,7 +26,7 @@ from ratchet.judge.emulator.loading import (
     poison_new_memory,
 )
 from ratchet.judge.emulator.pretending import EmulatedGpu
-from ratchet.judge.emulator.program.result import ProcessRecord
+from ratchet.judge.emulator.program.counted import ProcessRecord
 from ratchet.judge.emulator.program.settings import ProgramSettings, pretended_device, published
 from ratchet.judge.workers.candidate.census import add_launch
 from ratchet.judge.workers.candidate.torch_cuda import asked

@@ -16,7 +16,7 @@ from ratchet.judge.trial.processes.compile_pool import CompilePool
 from ratchet.judge.trial.processes.compiling import Toolchain
 from ratchet.judge.trial.processes.reference import ReferenceProcess
 from ratchet.judge.trial.screening.entrant import STEP_S, QuickFacts
-from ratchet.judge.trial.screening.run import ScreeningRun
+from ratchet.judge.trial.screening.groups import ScreeningRun
 from ratchet.kernels.kernel import Kernel
 from ratchet.problems.problem import Problem
 

@@ -18,7 +18,7 @@ from typing import IO, Final
 from ratchet.base.errors import KernelError
 from ratchet.judge.emulator.build import compiled_machine
 from ratchet.judge.emulator.launch import INSTRUCTION_LIMIT
-from ratchet.judge.emulator.program.result import ProgramResult, read_result
+from ratchet.judge.emulator.program.counted import ProgramResult, read_result
 from ratchet.judge.emulator.program.settings import (
     VARIABLE,
     Autotune,
