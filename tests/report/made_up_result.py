@@ -56,7 +56,7 @@ def as_result(document: dict[str, Any]) -> OptimizeResult:
     return OptimizeResult.model_validate(document)
 
 
-CHOICES = ("key", "decision", "kind", "answer", "basis", "arm", "recipe_is", "config")
+CHOICES = ("key", "status", "decision", "kind", "answer", "basis", "arm", "recipe_is", "config")
 """Fields that hold one of a few words: nothing else gets past the result's own check."""
 
 

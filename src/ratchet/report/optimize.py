@@ -2,14 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import replace
 from typing import TYPE_CHECKING
 
 from rich.console import Console
 
-from ratchet.base.json_value import Json
-from ratchet.judge.verdict import Ratio, Speedups
 from ratchet.optimize.turn.optimize_result import Change, OptimizeResult, StepLimit, StepProfile
 from ratchet.report import breakdown, figures
 from ratchet.report import model as m
@@ -30,7 +28,7 @@ from ratchet.report.comparisons import (
 from ratchet.report.environment import where_measured
 from ratchet.report.page import render_page as render
 from ratchet.report.terminal import print_report
-from ratchet.report.verdict import EVIDENCE, short_hash, show_speedup, status_cell
+from ratchet.report.verdict import EVIDENCE, show_speedup, status_cell
 from ratchet.report.words import (
     ABSENT,
     common_unit,
@@ -82,14 +80,17 @@ LIMITS = (
     m.number("left", "winnable_s", show_time),
 )
 VERDICTS = (
-    m.name("kernel", lambda one: one.get("kernel") or short_hash(str(one.get("kernel_hash", "")))),
-    m.name(
-        "problem", lambda one: one.get("problem") or short_hash(str(one.get("problem_hash", "")))
+    m.name("kernel"),
+    m.name("problem"),
+    m.Column("verdict", "status", status_cell),
+    m.number(
+        "against its reference",
+        lambda one: one.speedup.vs_reference or one.speedup.vs_compile,
+        show_speedup,
+        on="page",
     ),
-    m.Column("verdict", lambda one: str(one.get("status", "")), status_cell),
-    m.number("against its reference", lambda one: _ratio(one), show_speedup, on="page"),
-    m.why("why", lambda one: one.get("reason", "")),
-    m.Column("isolation", lambda one: one.get("isolation", ""), on="page"),
+    m.why("why", "reason"),
+    m.Column("isolation", on="page"),
 )
 
 
@@ -377,19 +378,14 @@ def _verdicts(result: OptimizeResult) -> m.ReportSection | None:
         *(
             m.section(
                 f"evidence on {VERDICTS[0].cell(one)}",
-                m.ResultTable(EVIDENCE, one["evidence"]),
+                m.ResultTable(EVIDENCE, one.evidence),
                 closed=True,
                 on="page",
             )
             for one in result.verdicts
-            if one.get("evidence")
+            if one.evidence
         ),
     )
-
-
-def _ratio(verdict: Mapping[str, Json]) -> Ratio | None:
-    speedup = Speedups.model_validate(verdict.get("speedup") or {})
-    return speedup.vs_reference or speedup.vs_compile
 
 
 def _rivals(result: OptimizeResult) -> m.ReportSection | None:

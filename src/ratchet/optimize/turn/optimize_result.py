@@ -7,6 +7,7 @@ from typing import Literal
 from pydantic import BaseModel, ConfigDict, Field
 
 from ratchet.base.json_value import Json
+from ratchet.judge.verdict import Verdict
 from ratchet.measure.samples import Sample
 from ratchet.workloads.config import StepConfig
 
@@ -213,6 +214,16 @@ class LargerBatch(_Result):
     peak_memory_bytes: int = 0
 
 
+class KernelVerdict(Verdict):
+    """A verdict on a kernel that the step may run, with the names of what it is about."""
+
+    kernel: str
+    """The entry of a library kernel; the kernel's name for a region."""
+    problem: str
+    library: str = ""
+    """The library kernel; `region` for a kernel of the step's own graphs."""
+
+
 class CompileCost(_Result):
     """The cost of the recipe's longer start, and the steps that recover it."""
 
@@ -263,7 +274,7 @@ class OptimizeResult(_Result):
     compile: CompileCost
     paste: Paste
     paths: Paths
-    verdicts: list[dict[str, Json]]
+    verdicts: list[KernelVerdict]
     warnings: list[str]
     recipe_is: RecipeIs = "proven"
     """Origin of the recipe.

@@ -8,7 +8,6 @@ from dataclasses import dataclass, field
 from itertools import pairwise
 
 from ratchet.base.errors import DeadlinePassed
-from ratchet.base.json_value import Json
 from ratchet.court.court import Court
 from ratchet.court.terms import JudgedKernel, Terms
 from ratchet.graph.capture import CapturedSite, problems_for
@@ -18,6 +17,7 @@ from ratchet.kernels.library import LIBRARY, why_no_kernel
 from ratchet.optimize.levers import Lever
 from ratchet.optimize.step.candidate import Candidate
 from ratchet.optimize.step.installed import AnyKernel, InstalledKernel
+from ratchet.optimize.turn.optimize_result import KernelVerdict
 from ratchet.optimize.turn.schedule import MOST_VERDICT_S
 from ratchet.optimize.turn.state import Turn
 from ratchet.problems.problem import Problem
@@ -33,7 +33,7 @@ class ProvenKernels:
     """Precision of the step -> library kernel, or region -> its proven entries."""
     refused: dict[str, dict[str, str]]
     """Precision of the step -> library kernel -> the reason why it may not be installed."""
-    verdicts: tuple[dict[str, Json], ...]
+    verdicts: tuple[KernelVerdict, ...]
     regions: dict[str, tuple[Lever, ...]] = field(default_factory=dict)
     """Precision of the step -> the levers of its own regions for which kernels were judged."""
     worth: dict[str, float] = field(default_factory=dict)
@@ -48,7 +48,7 @@ class ProvenKernels:
 
     def joined(self, more: ProvenKernels) -> ProvenKernels:
         """Return both; for a precision that both know, `more` is what counts."""
-        said = {(one["kernel"], one["problem"]): one for one in (*self.verdicts, *more.verdicts)}
+        said = {(one.kernel, one.problem): one for one in (*self.verdicts, *more.verdicts)}
         return ProvenKernels(
             proven={**self.proven, **more.proven},
             refused={**self.refused, **more.refused},
@@ -133,7 +133,7 @@ class KernelTrials:
     wanted: tuple[str, ...]
     proven: dict[str, dict[str, tuple[AnyKernel, ...]]] = field(default_factory=dict)
     refused: dict[str, dict[str, str]] = field(default_factory=dict)
-    verdicts: list[dict[str, Json]] = field(default_factory=list)
+    verdicts: list[KernelVerdict] = field(default_factory=list)
     _then: dict[str, Kernel] = field(default_factory=dict)
     """By a kernel's hash, the one that is judged next: its compiler starts meanwhile."""
 
@@ -202,7 +202,7 @@ class KernelTrials:
     def note(self, judged: JudgedKernel, *, library: str, kernel: str) -> None:
         """Add a verdict to those that the turn's result lists."""
         about = {"library": library, "kernel": kernel, "problem": judged.problem.name}
-        self.verdicts.append({**judged.verdict.model_dump(mode="json"), **about})
+        self.verdicts.append(KernelVerdict(**dict(judged.verdict), **about))
 
     def _asked_again(self, court: Court, judged: JudgedKernel) -> JudgedKernel:
         """Judge a right kernel of undecided speed once more, if its first verdict is this turn's.
