@@ -119,7 +119,7 @@ class CandidateProcess:
         self.first_call_limit_s = FIRST_CALL_S
         """Seconds that a Python kernel's first call on new sizes may take in addition."""
         self._spare_s = AGAIN_S
-        """What is left of AGAIN_S."""
+        """The rest of AGAIN_S."""
         self.first_call_s = 0.0
         """The longest first call on new sizes; a new process takes that time again."""
         self.censuses: list[tuple[BatchLayout, Any]] | None = None
