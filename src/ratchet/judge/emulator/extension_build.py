@@ -89,7 +89,7 @@ CLASHES: Final = re.compile(
 """Errors of sources that are right one by one."""
 TYPE_IS_CUDA: Final = re.compile(r"\.\s*type\(\)\s*\.\s*is_cuda\s*\(")
 OLD_DISPATCH: Final = re.compile(r"(\bAT_DISPATCH_\w+\s*\(\s*[\w.\[\]]+)\.type\(\)")
-"""The words by which extensions for older versions of torch ask for a device and a type."""
+"""Words of extensions for older versions of torch, which ask a tensor for its device and type."""
 MODULE: Final = re.compile(r"\bPYBIND11_MODULE\s*\(")
 LIBRARY: Final = re.compile(r"\bTORCH_LIBRARY(?:_FRAGMENT)?\s*\(")
 

@@ -29,7 +29,7 @@ from ratchet.judge.emulator.kernel_text import plain_name
 from ratchet.judge.workers.candidate.architectures import PretendedDevice
 
 FILLED: Final = re.compile(r"^(new_)?empty")
-_str: Final = _tensor_str._str
+_str: Final[Callable[..., str]] = _tensor_str._str
 _compare: Final = ctypes.CDLL(None).memcmp
 
 
