@@ -71,7 +71,7 @@ def test_a_gpu_that_torch_does_not_see_is_answered_with_the_cause(
         assert code == 2 and not out
         assert err.startswith("ratchet: ") and err.count("\n") == 1 and said in err
     code, out, _ = verdict
-    reason = json.loads(out)["verdict"]["reason"]
+    reason = json.loads(out)["reason"]
     assert code == 1 and said in reason and "\n" not in reason
 
 

@@ -4,6 +4,7 @@ RatchetError                 one line: the value, the rule, the remedy; the CLI 
 ├── WorkloadError            an unknown workload, a user's script that raises, a loss that is NaN
 ├── FileError                a file or folder that cannot be written: no room, no permission
 ├── DeviceError              a device that is not there, a batch that does not fit its memory
+│   └── DeviceLost           a GPU that stops answering
 ├── MeasureError             too few samples, an arm that reported no time
 ├── KernelError              a kernel source that cannot be compiled or loaded
 │   └── CompilerMissing      no C++ compiler on this machine
@@ -31,6 +32,17 @@ from __future__ import annotations
 
 import errno
 import os
+import re
+from typing import Final
+
+_LOST: Final = re.compile(
+    r"fallen off the bus|is lost|uncorrectable (ECC|NVLink) error|busy or unavailable"
+    r"|no (CUDA|ROCm|HIP)-capable device|hipErrorNoDevice|device(s)? unavailable",
+    re.IGNORECASE,
+)
+"""Words of CUDA's and HIP's errors that blame the device, not what ran on it."""
+_LOST_WORDS: Final = 120
+"""Characters of such an error that are shown."""
 
 _NO_ROOM = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG)
 OF_THE_WORLD = (
@@ -102,6 +114,20 @@ class DeviceError(RatchetError):
 
 class DeviceLost(DeviceError):
     """A GPU stopped answering, which says nothing about what ran on it."""
+
+    @classmethod
+    def told_by(cls, message: str, where: str) -> DeviceLost | None:
+        """Return the error if an error of CUDA or HIP blames the device; else None.
+
+        `where` names what ran, and the message may have several lines.
+        """
+        words = " ".join(message.split())
+        if _LOST.search(words) is None:
+            return None
+        return cls(
+            f"the GPU stopped answering in {where} ({words[:_LOST_WORDS]}): check it (dmesg, "
+            "nvidia-smi or rocm-smi) and run again; what was measured is kept"
+        )
 
 
 class MeasureError(RatchetError):

@@ -26,7 +26,7 @@ SYSTEM = Path("/sys")
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class GpuUse:
-    """The load that other processes put on a GPU; None where the driver does not tell."""
+    """Use of a GPU by other processes; None where the driver does not tell."""
 
     bytes: int
     """Memory that this process did not take; a part of it is the driver's."""

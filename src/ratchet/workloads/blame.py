@@ -12,7 +12,7 @@ from pathlib import Path
 
 import torch
 
-from ratchet.base.errors import DeviceError, RatchetError, WorkloadError
+from ratchet.base.errors import DeviceError, DeviceLost, RatchetError, WorkloadError
 from ratchet.kernels.languages.cpp import cache_folder
 from ratchet.workloads.memory import available_bytes
 from ratchet.workloads.workload import Batch, Workload
@@ -35,6 +35,7 @@ def blamed_on(what: str, *, file: Path | None = None) -> Iterator[None]:
         raise
     # User code may raise anything, including SystemExit. KeyboardInterrupt passes.
     except (Exception, SystemExit) as error:
+        _raise_lost(error, what)
         place = user_place(error, file)
         remedy = OWN_REMEDY if place else MODEL_REMEDY
         raise WorkloadError(
@@ -47,7 +48,7 @@ def blamed_on(what: str, *, file: Path | None = None) -> Iterator[None]:
 def blamed_step(workload: Workload) -> Iterator[None]:
     """Report exceptions of a running step, like `blamed_on`; those with no user frame pass.
 
-    An allocation failure becomes a DeviceError.
+    An allocation failure becomes a DeviceError, and a GPU that stops answering a DeviceLost.
     """
     try:
         yield
@@ -56,6 +57,7 @@ def blamed_step(workload: Workload) -> Iterator[None]:
     except (Exception, SystemExit) as error:
         if is_out_of_memory(error):
             raise DeviceError(does_not_fit(workload)) from error
+        _raise_lost(error, f"a step of {workload.name!r}")
         place = user_place(error)
         if place is None:
             raise
@@ -111,6 +113,13 @@ def is_out_of_memory(error: BaseException) -> bool:
         return True
     # The CPU's allocator, CUDA's and HIP's drivers and cuBLAS raise a plain RuntimeError.
     return isinstance(error, RuntimeError) and any(words in str(error) for words in OUT_OF_MEMORY)
+
+
+def _raise_lost(error: BaseException, what: str) -> None:
+    """Raise DeviceLost if a GPU stopped answering: nobody's code is to blame."""
+    lost = DeviceLost.told_by(str(error), what) if isinstance(error, RuntimeError) else None
+    if lost is not None:
+        raise lost from error
 
 
 def _innermost(error: BaseException) -> str:

@@ -27,14 +27,6 @@ from ratchet.measure.arm import Timing
 
 WORKER = "ratchet.judge.workers.arm"
 TORN = re.compile(r"(/[^\s:]+\.so): (?:file too short|invalid ELF header)")
-LOST = re.compile(
-    r"fallen off the bus|is lost|uncorrectable (ECC|NVLink) error|busy or unavailable"
-    r"|no (CUDA|ROCm|HIP)-capable device|hipErrorNoDevice|device(s)? unavailable",
-    re.IGNORECASE,
-)
-"""Words of CUDA's and HIP's errors that blame the device, not what ran on it."""
-LOST_WORDS = 120
-"""Characters of such an error that are shown."""
 TORN_LIBRARIES = 3
 """Damaged libraries that are removed before an arm's first answer."""
 
@@ -305,9 +297,7 @@ def raise_worker_error(name: str, error: object) -> NoReturn:
         raise ArmFailure(f"arm '{name}': {message}")
     if isinstance(known, type) and issubclass(known, RatchetError):
         raise known(message)
-    if LOST.search(message):
-        raise DeviceLost(
-            f"the GPU stopped answering in arm '{name}' ({message[:LOST_WORDS]}): check it "
-            "(dmesg, nvidia-smi or rocm-smi) and run again; what was measured is kept"
-        )
+    lost = DeviceLost.told_by(message, f"arm '{name}'")
+    if lost is not None:
+        raise lost
     raise ArmFailure(f"arm '{name}': {kind}: {message}")

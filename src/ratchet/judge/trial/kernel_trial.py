@@ -56,6 +56,7 @@ class KernelJudge:
         self._compilations = SharedCompilations()
         self._references: CompiledReferences | None = None
         self._screener = Screener(self._tools, threads=self.threads)
+        self._warned: set[str] = set()
 
     def __enter__(self) -> KernelJudge:
         return self
@@ -241,7 +242,9 @@ class KernelJudge:
             return Decided("unmeasured", f"nothing can be measured on {asked}: {missing}")
         accelerator = Accelerator.of(found)
         for words in accelerator.warnings:
-            LOG.warning("%s", words)
+            if words not in self._warned:
+                LOG.warning("%s", words)
+            self._warned.add(words)
         return accelerator
 
     def _zygote_for(

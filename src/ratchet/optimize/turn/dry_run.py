@@ -38,7 +38,10 @@ MOST_REGIONS: Final = 2
 """Regions of the step that kernels are written for."""
 OF_CORES: Final = "_for_cpu"
 """In the name of an op that no GPU's graph has: the cores' own attention."""
-REGION_S: Final = 60.0
+REGION_BATCH: Final = 2
+"""The batch that regions are captured at. A size of one is a constant to torch's tracing: a kernel
+for it would fit no other batch."""
+REGION_S: Final = 120.0
 """Seconds of writing for one of them."""
 _SHOWN: Final = ("name", "summary", "expected", "source", "changes_arithmetic")
 
@@ -172,10 +175,10 @@ def _judged(
 def _written(turn: Turn, situation: Situation, target: str) -> tuple[TargetKernel, ...]:
     """Write Triton for the regions of the step with the most to win, judged by machine code.
 
-    The regions are those of the smallest batch: an emulator is a thousand times slower than a GPU.
+    The regions are those of a small batch: an emulator is a thousand times slower than a GPU.
     """
     step = _step_on_gpu(turn, situation)
-    batch_size = None if fixes_batch_size(turn.settings.workload) else 1
+    batch_size = None if fixes_batch_size(turn.settings.workload) else REGION_BATCH
     try:
         regions = RegionTrials(turn=turn).regions_of(step, batch_size=batch_size)
     except ArmFailure as error:
@@ -183,7 +186,8 @@ def _written(turn: Turn, situation: Situation, target: str) -> tuple[TargetKerne
         return ()
     there = [one for one in regions if OF_CORES not in one.problem.text]
     chosen = sorted(there, key=lambda one: -one.likely_s)[:MOST_REGIONS]
-    budget_s = min(REGION_S * len(chosen), turn.schedule.left_s)  # nothing comes after it
+    left_s = turn.settings.budget_s - turn.schedule.elapsed_s  # nothing comes after it
+    budget_s = min(REGION_S * len(chosen), left_s)
     if not chosen or budget_s < SHORTEST_S:
         return ()
     request = WritingRequest(

@@ -354,10 +354,11 @@ class CandidateProcess:
 
     def begin_calls(self, memories: Sequence[int], *, limit_s: float) -> float:
         """Reveal a batch; return the time on our clock. `end_calls` comes next."""
+        timeout_s = limit_s + self._more_s
         with _decides():
             began = time.perf_counter()
             asked = {"do": "go"} if self.censuses is None else {"do": "go", "census": True}
-            self._child.send(asked, memories, timeout_s=limit_s + self._more_s)
+            self._child.send(asked, memories, timeout_s=timeout_s)
         return began
 
     def end_calls(

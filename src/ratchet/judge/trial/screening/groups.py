@@ -344,12 +344,11 @@ class ScreeningParts:
             )
             for part in PARTS
         )
-        answers = zip(places, self._parts, strict=True)
-        at = dict.fromkeys(PARTS, 0)
-        for one, part in answers:
-            if isinstance(one, Decided):
-                self.runs[PARTS.index(part)].decide(at[part], one)
-            at[part] += 1
+        for part, run in zip(PARTS, self.runs, strict=True):
+            own = [one for one, at in zip(places, self._parts, strict=True) if at == part]
+            for at, one in enumerate(own):
+                if isinstance(one, Decided):
+                    run.decide(at, one)
 
     def decide_all(self, decided: Decided) -> None:
         for run in self.runs:
