@@ -118,7 +118,7 @@ class _Call:
         """Return a tensor as text: torch takes away every mode for it, and pybind11 shows tensors
         in the error about a call with other arguments."""
         with self._memory.opened():
-            return str(_str(*args, **kwargs))  # type: ignore[no-untyped-call]
+            return str(_str(*args, **kwargs))
 
     def _to_gpu(self, tensor: Tensor) -> Tensor:
         tensor = tensor.detach()
