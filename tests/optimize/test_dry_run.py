@@ -58,6 +58,8 @@ def written(title: str, asked: Any, request: WritingRequest, **more: Any) -> Any
     """
     assert (request.language, request.target, request.device) == ("triton", "gfx942", "cpu")
     assert not [one for one in asked if "_for_cpu" in one.problem.text]
+    sizes = {one.shape[0] for each in asked for one in each.problem.cases[0].inputs if one.shape}
+    assert 1 not in sizes  # a kernel for a batch of one would be wrong for every other
     rows: list[Any] = []
     for one in asked:
         about = {"problem": one.problem.name, "problem_hash": one.problem.hash}
