@@ -57,8 +57,8 @@ ROUNDINGS: Final = 10
 by no more than a bf16 arm. BatchNorm over two images turns the last digit of a loss into the third.
 """
 LOSS_TOLERANCE_BF16, GRADIENT_TOLERANCE_BF16 = 1e-2, 0.1
-"""In bf16; twice what eager autocast loses against fp32, if that is more. As in the judge, ten times
-where autocast leaves noise of the gradient.
+"""In bf16; twice what eager autocast loses against fp32, if that is more, and as in the judge ten
+times where autocast leaves noise of the gradient.
 """
 QUICK: Final = {"fallback_by_default": True, "layout_optimization": False}
 """Settings with which Inductor calls torch's own operators and generates no code.
