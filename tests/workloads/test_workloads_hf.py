@@ -123,6 +123,21 @@ def test_what_a_configuration_computes_is_computed_again() -> None:
     assert config.qk_head_dim == config.qk_nope_head_dim + config.qk_rope_head_dim
 
 
+@pytest.mark.parametrize(
+    ("name", "what"),
+    [
+        ("rf_detr", "queries fit a small image's places"),
+        ("blt", "a hashed vocabulary and the width of another part are small"),
+        ("glm4v", "sections of a rotary embedding fill heads of 64"),
+        ("idefics", "a mask says which words see an image"),
+        ("vision-encoder-decoder", "two models in one pad their labels"),
+    ],
+)
+def test_a_type_has_a_small_form(name: str, what: str) -> None:
+    model = tiny_hf(name, torch.device("cpu")).model
+    assert sum(weight.numel() for weight in model.parameters()) < 3_000_000, what
+
+
 def test_words_of_no_language_have_the_first() -> None:
     workload = tiny_hf("xmod", torch.device("cpu"))
     assert workload.model.config.default_language == workload.model.config.languages[0]

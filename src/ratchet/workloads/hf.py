@@ -21,7 +21,7 @@ from torch import Tensor, nn
 from ratchet.base.errors import RatchetError, WorkloadError, told
 from ratchet.workloads.family import CLIP_NORM, Data
 from ratchet.workloads.hf_batches import batches_for
-from ratchet.workloads.hf_config import HEADS, Head, head_of, read_config, table_of
+from ratchet.workloads.hf_config import Head, head_of, read_config, table_of
 from ratchet.workloads.hf_inputs import Batching
 from ratchet.workloads.hf_small import Dimensions, Widths, small_config
 from ratchet.workloads.memory import require, state_bytes
@@ -220,8 +220,8 @@ def _model(config: PretrainedConfig, head: Head, spec: str, request: Request) ->
                 f"{spec!r} cannot be built from its configuration ({type(error).__name__}: "
                 f"{error}); give a folder whose config.json describes a whole model"
             ) from error
-    if head is HEADS["causal"] and getattr(model, "loss_type", "") is None:
-        # transformers cannot infer the loss from some class names and would print a warning.
+    if getattr(model, "loss_type", "") is None:
+        # transformers infers no loss from some class names, warns in the step and takes this one.
         model.__dict__["loss_type"] = "ForCausalLM"
     return model.to(request.device)
 
