@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import math
 import random
+from collections.abc import Callable
 from dataclasses import dataclass
 from fractions import Fraction
 
@@ -203,3 +204,36 @@ def two_over_pi(bits: int) -> int:
 
 
 TWO_OVER_PI = two_over_pi(1201)
+
+
+def quotient(a: float, b: float) -> Number:
+    """a over b."""
+    if is_finite(a, b) and a and b:
+        return Fraction(a) / Fraction(b)
+    if math.isnan(a) or math.isnan(b) or (b == 0 and a == 0):
+        return math.nan
+    sign = math.copysign(1, a) * math.copysign(1, b)
+    if math.isinf(b):
+        return math.nan if math.isinf(a) else sign * 0.0
+    return sign * (math.inf if b == 0 else abs(a) and math.inf if math.isinf(a) else 0.0)
+
+
+def root(a: float) -> float:
+    return math.nan if a < 0 else math.sqrt(a) if is_finite(a) else a
+
+
+def power_of_two(a: float) -> float:
+    if math.isnan(a):
+        return a
+    return math.inf if a > 2000 else 0.0 if a < -2000 else 2.0**a if a < 1024 else math.inf
+
+
+def logarithm(a: float) -> float:
+    if math.isnan(a) or a < 0:
+        return math.nan
+    return -math.inf if a == 0 else math.inf if math.isinf(a) else math.log2(a)
+
+
+def turned(function: Callable[[float], float]) -> Callable[[float], float]:
+    """Sine or cosine of a number of turns."""
+    return lambda a: function(2 * math.pi * math.fmod(a, 1)) if is_finite(a) else math.nan

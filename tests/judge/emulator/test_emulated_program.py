@@ -136,6 +136,8 @@ counts = torch.histc(torch.tensor([0, 1, 1], device="cuda"), bins=2, min=0, max=
 assert counts.tolist() == [1, 2] and counts.dtype == torch.int64 and counts.is_cuda
 assert torch.accelerator.current_accelerator().type == "cuda"
 assert torch.accelerator.device_count() == 1 and torch.accelerator.current_device_index() == 0
+halves = torch.full((64, 64), 255.0, dtype=torch.float16, device="cuda")
+assert torch.mm(halves, halves, out_dtype=torch.float32)[0, 0] == 64 * 255 * 255
 graph: torch.cuda.CUDAGraph | None = None
 with torch.cuda.nvtx.range("noted"):
     torch.cuda.nvtx.mark("here")

@@ -32,6 +32,8 @@ NAMES_A_DEVICE: Final[tuple[Callable[..., object], ...]] = (torch.device, torch.
 """Functions whose result is a device as the program named it; `Module.to` asks the second."""
 FOR_INTEGERS_TOO: Final = (torch.histc, Tensor.histc)
 """Functions that a GPU has for integers, and the CPU for floats alone."""
+WITH_RESULT_TYPE: Final = (torch.mm, torch.bmm, torch.addmm, torch.baddbmm)
+"""Products that a GPU gives in a wider type than its operands': `out_dtype`."""
 NO_MEMORY: Final = re.compile(r"you tried to allocate (\d+) bytes")
 """The words of torch's allocator for the CPU."""
 AUTOCAST: Final = (
@@ -87,6 +89,8 @@ class EmulatedGpu(TorchFunctionMode):
         given, named, told = self._real(args, kwargs or {})
         if func in FOR_INTEGERS_TOO and not given[0].is_floating_point():
             func = _in_float64(func)
+        if func in WITH_RESULT_TYPE:
+            given, named = _widened(given, named)
         outer, self.told.device = self.told.device, told
         try:
             result = func(*given, **named)
@@ -245,6 +249,22 @@ def _in_float64(function: Callable[..., Tensor]) -> Callable[..., Tensor]:
         return function(one.double(), *given, **named).to(one.dtype)
 
     return widened
+
+
+def _widened(
+    given: list[object], named: dict[str, object]
+) -> tuple[list[object], dict[str, object]]:
+    """Return a product's arguments with the operands in the result's type, which they may name."""
+    types = [one for one in given if isinstance(one, torch.dtype)]
+    wanted = named.pop("out_dtype", None) or next(iter(types), None)
+    if not isinstance(wanted, torch.dtype):
+        return given, named
+
+    def wide(one: object) -> object:
+        return one.to(wanted) if isinstance(one, Tensor) else one
+
+    kept = {key: one if key == "out" else wide(one) for key, one in named.items()}
+    return [wide(one) for one in given if not isinstance(one, torch.dtype)], kept
 
 
 def mark(value: object) -> None:
