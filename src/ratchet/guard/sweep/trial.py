@@ -64,8 +64,7 @@ times where autocast leaves noise of the gradient.
 QUICK: Final = {"fallback_by_default": True, "layout_optimization": False}
 """Settings with which Inductor calls torch's own operators and generates no code.
 
-They returned values of memory that nobody had written where Inductor laid out a convolution anew
-(torch 2.13).
+Where Inductor also laid out convolutions anew, losses varied from run to run (torch 2.13).
 """
 SMALLEST_NORM = 0.01
 REASONS, LONGEST_CONTEXT = 3, 120
