@@ -25,7 +25,7 @@ from ratchet.judge.sandbox import bubblewrap, system_calls
 from ratchet.judge.trial.kernel_checks import CaseFacts
 from ratchet.judge.trial.kernel_trial import KernelJudge
 from ratchet.judge.trial.processes import candidate, compile_pool, compiling
-from ratchet.judge.trial.screening import run, screener
+from ratchet.judge.trial.screening import groups, screener
 from ratchet.judge.verdict import Screening
 from ratchet.kernels.kernel import Kernel
 from ratchet.kernels.languages import cpp
@@ -271,9 +271,9 @@ def test_a_compiler_without_end_costs_the_others_nothing(
 
 def test_fewer_are_timed_together_where_memory_is_short(monkeypatch: pytest.MonkeyPatch) -> None:
     case = CaseFacts(name="a", time_s=1.0, flops=1.0, bytes=100.0)
-    for free, size in ((1e9, run.GROUP), (8 * 400, 4), (8 * 100, 1), (0, 1)):
-        monkeypatch.setattr(run, "free_bytes", lambda free=free: free)
-        assert run.group_size([case]) == size
+    for free, size in ((1e9, groups.GROUP), (8 * 400, 4), (8 * 100, 1), (0, 1)):
+        monkeypatch.setattr(groups, "free_bytes", lambda free=free: free)
+        assert groups.group_size([case]) == size
 
 
 def test_a_problem_that_is_no_good_is_everyone_s_answer(judge: KernelJudge) -> None:
@@ -323,7 +323,7 @@ def test_the_cases_are_drawn_anew_in_each_call(judge: KernelJudge) -> None:
 def test_when_time_is_over_the_rest_is_unmeasured(
     judge: KernelJudge, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(run, "GROUP", 1)
+    monkeypatch.setattr(groups, "GROUP", 1)
     kernels = [given.cpp(f"{HANGS}// {at}") for at in range(3)]
     answers = judge.screen(given.problem(), kernels, time_limit_s=1e-6)
     assert set(statuses(answers)) == {"unmeasured"}
@@ -352,7 +352,7 @@ def test_a_fault_of_the_judge_is_nobody_s_win(
     judge: KernelJudge, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     kernels = [given.cpp(given.HONEST), given.cpp(WRONG)]
-    time_together = run.time_together
+    time_together = groups.time_together
 
     def fail(*asked: object, **more: object) -> object:
         assert judge.reference_pid is not None
@@ -360,7 +360,7 @@ def test_a_fault_of_the_judge_is_nobody_s_win(
         return time_together(*asked, **more)  # type: ignore[arg-type]
 
     with monkeypatch.context() as patched:
-        patched.setattr(run, "time_together", fail)
+        patched.setattr(groups, "time_together", fail)
         answers = judge.screen(given.problem(), kernels)
     assert statuses(answers) == ["unmeasured", "wrong"]
     assert "the judge could not do its work" in answers[0].reason
