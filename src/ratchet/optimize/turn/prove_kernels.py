@@ -201,8 +201,10 @@ class KernelTrials:
 
     def note(self, judged: JudgedKernel, *, library: str, kernel: str) -> None:
         """Add a verdict to those that the turn's result lists."""
-        about = {"library": library, "kernel": kernel, "problem": judged.problem.name}
-        self.verdicts.append(KernelVerdict(**dict(judged.verdict), **about))
+        found, problem = dict(judged.verdict), judged.problem.name
+        self.verdicts.append(
+            KernelVerdict(**found, library=library, kernel=kernel, problem=problem)
+        )
 
     def _asked_again(self, court: Court, judged: JudgedKernel) -> JudgedKernel:
         """Judge a right kernel of undecided speed once more, if its first verdict is this turn's.
