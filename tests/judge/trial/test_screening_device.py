@@ -23,7 +23,7 @@ from ratchet.judge.trial.kernel_trial import KernelJudge
 from ratchet.judge.trial.processes.candidate import CandidateProcess
 from ratchet.judge.trial.processes.launches import Launches
 from ratchet.judge.trial.processes.rivals import RivalProcess, Rivals
-from ratchet.judge.trial.screening import rounds, run, screener
+from ratchet.judge.trial.screening import groups, rounds, screener
 from ratchet.judge.trial.timing import plan
 from ratchet.judge.verdict import Screening
 from ratchet.judge.workers.memory.device import BATCH_PART
@@ -216,7 +216,7 @@ def test_sixteen_kernels_take_a_process_each_and_nothing_twice(
         assert watched.started == once
         assert len(watched.processes) == len(kernels)
         # Each group's first calls, in which Triton compiles, began before one was waited for.
-        assert max(watched.at_work) == run.GROUP
+        assert max(watched.at_work) == groups.GROUP
         assert not watched.beside_the_clock
         again = judge.screen(
             problem(), kernels[:1], best=kernels[2], device=large, time_limit_s=240
@@ -330,9 +330,9 @@ def test_fewer_are_timed_together_where_a_gpu_is_small() -> None:
             torch_name="cuda:0", dialect="cuda", batch_bytes=int(free_bytes / BATCH_PART)
         )
         case = CaseFacts(name="a", time_s=1.0, flops=1.0, bytes=case_bytes)
-        return run.group_size([case], gpu)
+        return groups.group_size([case], gpu)
 
-    assert size(80e9) == run.GROUP
-    assert size(80e9, 4e9) < run.GROUP
-    assert size(6e9) < run.GROUP
+    assert size(80e9) == groups.GROUP
+    assert size(80e9, 4e9) < groups.GROUP
+    assert size(6e9) < groups.GROUP
     assert size(1e9) == 1
