@@ -169,6 +169,7 @@ def test_a_step_of_a_loss_is_ratchets_own_and_not_compared() -> None:
 
 
 @pytest.mark.compiler
+@pytest.mark.thorough
 @pytest.mark.filterwarnings("ignore:The .grad attribute of a Tensor that is not a leaf")
 def test_a_compiled_own_step_draws_what_the_written_one_does(tmp_path: Path) -> None:
     """Dropout, noise and batch statistics are those of eager code while gradients are compared."""

@@ -25,10 +25,10 @@ TERMS = 3e-6
     [
         ("native", "", ()),
         ("x86-64", "avx", ()),
-        ("haswell", "avx2", ()),
+        pytest.param("haswell", "avx2", (), marks=pytest.mark.thorough),
         ("haswell", "avx2", ("-DRATCHET_AMX_EMULATE",)),
         pytest.param("skylake-avx512", "avx512vl", (), marks=pytest.mark.thorough),
-        ("cooperlake", "avx512_bf16", ()),
+        pytest.param("cooperlake", "avx512_bf16", (), marks=pytest.mark.thorough),
     ],
 )
 def test_products_are_right_on_each_instruction_set(

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import os
 import random
+import zlib
 from typing import Any
 
 import manual_scalar as manual
@@ -56,6 +58,14 @@ def targets_of(name: str) -> tuple[str, ...]:
     if name.endswith("saveexec_b64"):
         return CDNA
     return RDNA if name.endswith("saveexec_b32") else TARGETS
+
+
+def tried_of(name: str) -> tuple[str, ...]:
+    """The targets that an instruction is tried on: all in the long tier, one of them else."""
+    every = targets_of(name)
+    if os.environ.get("RATCHET_TEST") == "all":
+        return every
+    return (every[zlib.crc32(name.encode()) % len(every)],)
 
 
 def text_of(name: str, form: str, target: str, chance: random.Random) -> tuple[str, dict[str, Any]]:
@@ -149,12 +159,12 @@ def check(name: str, definition: Any, targets: tuple[str, ...], units: int = 0) 
 
 @pytest.mark.parametrize("name", manual.INSTRUCTIONS)
 def test_a_scalar_instruction(name: str) -> None:
-    check(name, manual.INSTRUCTIONS[name], targets_of(name))
+    check(name, manual.INSTRUCTIONS[name], tried_of(name))
 
 
 @pytest.mark.parametrize("name", manual.SAVED)
 def test_the_mask_of_lanes_is_kept_and_changed(name: str) -> None:
-    check(name, manual.SAVED[name], targets_of(name))
+    check(name, manual.SAVED[name], tried_of(name))
 
 
 @pytest.mark.parametrize("name", manual.FLOATS)

@@ -23,8 +23,7 @@ NOISE = 2e-6
 """Worst relative difference of a gradient or a loss in fp32, whose sums have another order."""
 ALL = '{"no_sync":true,"prefetch":1,"reshard_after_forward":false}'
 TWO_RANKS = (
-    "dp=2@llama-tiny", "dp=2@gpt2-tiny", "fsdp=2@moe-tiny", "fsdp=2@vit-tiny", "tp=2@llama-tiny",
-    "tp=2@bert-tiny", "cp=2@llama-tiny", "ep=2@moe-tiny", "pp=2@llama-tiny",
+    "dp=2@llama-tiny", "fsdp=2@moe-tiny", "tp=2@llama-tiny", "cp=2@llama-tiny", "ep=2@moe-tiny",
     "pp=2,schedule=interleaved@llama-tiny:4", "pp=2,schedule=zero-bubble@moe-tiny:4",
     'dp=2,micro=2@llama-tiny@{"no_sync":true,"bucket_cap_mb":1}',
     f"fsdp=2,micro=2@llama-tiny@{ALL}",
@@ -37,6 +36,9 @@ REFUSED = {
     "pp=2@gpt2-tiny": "gpt2-tiny cannot be cut into stages",
     "dp=4@llama-tiny": "dp=4 takes 4 ranks, but torchrun started 2",
 }
+MORE_OF_TWO = (
+    "dp=2@gpt2-tiny", "fsdp=2@vit-tiny", "tp=2@bert-tiny", "pp=2@llama-tiny",
+)  # fmt: skip
 FOUR_RANKS = (
     "dp=2,fsdp=2@llama-tiny", "fsdp=2,tp=2@llama-tiny", "dp=2,tp=2,ep=2@moe-tiny",
     "fsdp=2,ep=2,pp=2@moe-tiny", "fsdp=2,cp=2@llama-tiny", "tp=2,cp=2@llama-tiny",
@@ -74,6 +76,11 @@ def test_two_ranks_train_as_one_and_say_what_they_cannot(tmp_path: Path) -> None
     for case in ROUNDED:  # near, and not the same
         assert 1e-4 < float(str(found.pop(case)["gradients"])) < 1e-2
     are_alike(found)
+
+
+@pytest.mark.thorough
+def test_other_families_on_two_ranks_train_as_one(tmp_path: Path) -> None:
+    are_alike(parity(2, MORE_OF_TWO, tmp_path))
 
 
 @pytest.mark.thorough
