@@ -72,8 +72,9 @@ import importlib, importlib.util, os, pathlib, sys
 found = []
 for name in MODULES:
     try:
-        importlib.import_module(name)
-        found.append(name)
+        module = importlib.import_module(name)
+        if getattr(module, "__file__", None):  # a folder of allowed files alone has none
+            found.append(name)
     except ImportError:
         pass
 allowed = set(ALLOWED)
