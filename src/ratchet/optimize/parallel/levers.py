@@ -167,7 +167,7 @@ def one_process_lever(step: RankStep, *, changes_arithmetic: bool) -> RankLever:
         source="ratchet optimize, without --parallel",
         field="step",
         value=step,
-        applies=lambda layout: why_no_process(layout),
+        applies=why_no_process,
         changes_arithmetic=changes_arithmetic,
     )
 

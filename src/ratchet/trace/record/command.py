@@ -2,10 +2,8 @@
 
 from __future__ import annotations
 
-import contextlib
 import os
 import shlex
-import subprocess
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -13,11 +11,10 @@ from typing import IO
 
 from ratchet.base.errors import TraceError
 from ratchet.base.files import make_folder, why_not_new_folder
+from ratchet.base.process.command import run_command
 
 INJECTED = Path(__file__).with_name("inject")
 SUFFIX = ".json.gz"
-GRACE_S = 10.0
-"""Time for a command to end, once we are asked to."""
 FOLDER, SCHEDULE = "RATCHET_TRACE_FOLDER", "RATCHET_TRACE_SCHEDULE"
 
 
@@ -74,7 +71,7 @@ def record(
     own[SCHEDULE] = f"{schedule.wait},{schedule.warmup},{schedule.active},{int(schedule.memory)}"
     said = shlex.join(command)
     try:
-        code = _run(command, own, stdout)
+        code = run_command(command, own, stdout)
     except OSError as error:
         raise TraceError(f"{said} cannot start ({error.strerror}): check the command") from None
     if code != 0:
@@ -86,22 +83,6 @@ def record(
             f"{said} left no trace: step an optimizer more than {steps} times, or lower --wait"
         )
     return tuple(made)
-
-
-def _run(
-    command: Sequence[str], environment: Mapping[str, str], stdout: IO[str] | IO[bytes] | None
-) -> int:
-    """Run the command and return its exit code; one that is interrupted ends the command too."""
-    with subprocess.Popen(list(command), env=environment, stdout=stdout) as process:
-        try:
-            return process.wait()
-        except KeyboardInterrupt:  # a signal to this process alone has not reached the command
-            process.terminate()
-            with contextlib.suppress(subprocess.TimeoutExpired):
-                process.wait(timeout=GRACE_S)
-            raise
-        finally:
-            process.kill()
 
 
 def _prepare(folder: Path) -> None:

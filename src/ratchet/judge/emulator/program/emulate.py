@@ -5,17 +5,16 @@ The command is the user's own and is trusted as such: it is not confined.
 
 from __future__ import annotations
 
-import contextlib
 import importlib.util
 import os
 import shlex
-import subprocess
 import tempfile
 from collections.abc import Sequence
 from pathlib import Path
 from typing import IO, Final
 
 from ratchet.base.errors import KernelError
+from ratchet.base.process.command import run_command
 from ratchet.judge.emulator.build import compiled_machine
 from ratchet.judge.emulator.launch import INSTRUCTION_LIMIT
 from ratchet.judge.emulator.program.counted import ProgramResult, read_result
@@ -29,7 +28,6 @@ from ratchet.judge.emulator.program.settings import (
 )
 
 NO_TRITON: Final = "triton is not installed: pip install triton==3.7.1"
-GRACE_S: Final = 10.0
 
 
 def settings_for(
@@ -71,7 +69,7 @@ def emulate(
         environment["PYTHONPATH"] = os.pathsep.join(filter(None, own))
         environment[VARIABLE] = settings.text()
         try:
-            code = _run(command, environment, stdout)
+            code = run_command(command, environment, stdout)
         except OSError as error:
             said = shlex.join(command)
             raise KernelError(
@@ -84,19 +82,3 @@ def emulate(
             command=tuple(command),
             exit_code=code if code >= 0 else 128 - code,
         )
-
-
-def _run(
-    command: Sequence[str], environment: dict[str, str], stdout: IO[bytes] | IO[str] | None
-) -> int:
-    """Run the command and return its exit code; one that is interrupted ends the command too."""
-    with subprocess.Popen(list(command), env=environment, stdout=stdout) as process:
-        try:
-            return process.wait()
-        except KeyboardInterrupt:
-            process.terminate()
-            with contextlib.suppress(subprocess.TimeoutExpired):
-                process.wait(timeout=GRACE_S)
-            raise
-        finally:
-            process.kill()
