@@ -8,12 +8,13 @@ import sys
 from graphlib import TopologicalSorter
 from pathlib import Path
 
-import grimp
+import pytest
 
 import ratchet.trace
 from ratchet.optimize.levers import all_levers
 from ratchet.trace.advice import findings
 
+grimp = pytest.importorskip("grimp", reason="grimp is not installed")
 ROOM = Path(ratchet.trace.__file__).parent
 
 

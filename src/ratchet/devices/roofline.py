@@ -55,19 +55,15 @@ def roofline(ceilings: Ceilings, *, dtype: str, working_set_bytes: float | None 
     )
 
 
-def mfu(
-    flops: float, time_s: float, ceilings: Ceilings | None, *, dtype: str | None = None
-) -> float:
+def mfu(flops: float, time_s: float, ceilings: Ceilings | None, *, dtype: str) -> float:
     """Return the share of the measured GEMM ceiling that `flops` in `time_s` reached.
 
-    `dtype` names the ceiling. The default is the device's highest, so that steps in fp32 and bf16
-    compare with the same number. A missing ceiling is logged and gives 0.
+    `dtype` names the ceiling: the arithmetic that runs. A missing ceiling is logged and gives 0.
     """
     if not time_s > 0:
         raise DeviceError(f"MFU of a step of {time_s} s: the time must be above 0")
-    rates = {} if ceilings is None else ceilings.gemm_flops_per_s
-    rate = max(rates.values(), default=0.0) if dtype is None else rates.get(dtype, 0.0)
+    rate = 0.0 if ceilings is None else ceilings.gemm_flops_per_s.get(dtype, 0.0)
     if rate <= 0:
-        LOG.warning("no measured ceiling for %s: MFU is reported as 0", dtype or "this device")
+        LOG.warning("no measured ceiling for %s: MFU is reported as 0", dtype)
         return 0.0
     return flops / time_s / rate

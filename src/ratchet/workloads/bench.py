@@ -13,7 +13,7 @@ import torch
 from ratchet.devices.ceilings import measure
 from ratchet.devices.probe import probe
 from ratchet.workloads.blame import batch_of
-from ratchet.workloads.config import AUTOCAST, StepConfig
+from ratchet.workloads.config import StepConfig, gemm_dtype
 from ratchet.workloads.counting import count
 from ratchet.workloads.flops import flops_of
 from ratchet.workloads.step import TrainingStep
@@ -111,5 +111,4 @@ def _settle(device: str) -> None:
 
 def gemm_rate(workload: Workload, config: StepConfig) -> float:
     """Return the measured matrix-product rate in the step's dtype, in FLOP/s; 0 if unmeasured."""
-    dtype = "bf16" if config.precision in AUTOCAST else config.precision
-    return measure(probe(workload.device)).gemm_flops_per_s.get(dtype, 0.0)
+    return measure(probe(workload.device)).gemm_flops_per_s.get(gemm_dtype(config), 0.0)

@@ -210,3 +210,12 @@ AROUND_GRAPHS: Final[Mapping[str, object]] = {
     name: default_of(name) for name, one in SETTINGS.items() if not one.in_graphs
 }
 """Settings that do not affect the code that torch.compile generates, with their defaults."""
+
+
+def gemm_dtype(config: StepConfig) -> str:
+    """Return the dtype whose measured rate a step's matrix products are compared with.
+
+    Reduced fp32 (TF32, or bf16 products on a CPU) and fp8 compare with bf16.
+    """
+    lower = config.matmul_precision != "highest" or config.products == "fp8"
+    return "bf16" if config.precision in AUTOCAST or lower else config.precision

@@ -36,7 +36,8 @@ class Family:
     summary: str
     sizes: Mapping[str, Any]
     on_gpu: Mapping[str, int]
-    """Batch size of a step on a GPU, by size: 8,192 to 65,536 tokens. Two cores would take minutes
+    """Batch size of a step on a GPU, by size: 8,192 to 65,536 tokens, so that
+    three processes fit beside each other in 80 GB. Two cores would take minutes
     for such a step, and a GPU idles in the step of two cores."""
     alone: str
     """The size meant by the family's bare name: 0.3 to 2 s a step on two cores."""

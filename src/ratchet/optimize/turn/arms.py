@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Collection, Iterable, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 
@@ -38,6 +38,8 @@ class LiveArms:
     """True if the step draws random numbers, once known."""
     peak_memory_bytes: int = 0
     """Peak memory of one arm of the step as written, once known."""
+    _peaks_bytes: dict[str, int] = field(default_factory=dict)
+    """Peak memory of the arms of other candidates, by key."""
     _live: dict[str, ArmProcess] = field(default_factory=dict)
     _compiled: set[str] = field(default_factory=set)
     """Keys of candidates whose process compiled graphs itself and was not started anew since."""
@@ -134,31 +136,48 @@ class LiveArms:
         """
         wanted = {one.key() for one in candidates}
         missing = [one for one in candidates if not self.is_live(one)]
-        if len(missing) < 2 or len(wanted) > self._most_live or self.device.kind != "cpu":
+        if len(missing) < 2 or len(missing) > self.costs.at_a_time or not self._fit(wanted):
             return
         for key in self._live.keys() - wanted:
             self._live.pop(key).close()
         with contextlib.suppress(RatchetError):
             self._start(missing)
 
-    @property
-    def _most_live(self) -> int:
-        """Return how many arms may be in memory at once."""
-        fitting = MEMORY_SHARE * self.device.memory_bytes / max(1, self.peak_memory_bytes)
-        return max(2, min(MOST_LIVE_ARMS, int(fitting)))
+    def _fit(self, keys: Collection[str]) -> bool:
+        """Return True if arms of these keys may be in memory at once: two always may."""
+        if len(keys) <= 2:
+            return True
+        return len(keys) <= MOST_LIVE_ARMS and self._needed_bytes(keys) <= self._room_bytes
 
-    def fit_together(self, arms: int) -> bool:
-        """Return True if so many arms can be timed side by side, judging by one's memory."""
-        needed_bytes = self.peak_memory_bytes * arms
-        return needed_bytes < MEMORY_SHARE * self.device.memory_bytes
+    @property
+    def _room_bytes(self) -> float:
+        return MEMORY_SHARE * self.device.memory_bytes
+
+    def _needed_bytes(self, keys: Iterable[str]) -> int:
+        return sum(self._peaks_bytes.get(key, self.peak_memory_bytes) for key in keys)
+
+    def note_peak(self, candidate: Candidate, peak_bytes: int) -> None:
+        self._peaks_bytes[candidate.key()] = peak_bytes
+
+    def peak_bytes(self, candidate: Candidate) -> int:
+        """Return the peak memory of a candidate's arm that ran; 0 if none did."""
+        return self._peaks_bytes.get(candidate.key(), 0)
+
+    def fit_together(self, candidates: Iterable[Candidate]) -> bool:
+        """Return True if arms of these candidates can be timed side by side.
+
+        A candidate that never ran counts as much memory as the step as written.
+        """
+        return self._needed_bytes(one.key() for one in candidates) < self._room_bytes
 
     def _start(self, candidates: Sequence[Candidate]) -> None:
         if not candidates:
             return
-        while self._live and len(self._live) + len(candidates) > self._most_live:
+        new = {one.key() for one in candidates}
+        while self._live and not self._fit(self._live.keys() | new):
             self._live.pop(next(iter(self._live))).close()
         cold, count = sum(self.costs.is_cold(one) for one in candidates), len(candidates)
-        crowd = crowding(cold) if cold else together_s([1.0] * count, count)
+        crowd = crowding(cold, self.costs.at_a_time) if cold else together_s([1.0] * count, count)
         begun = time.monotonic()
         arms = [ArmProcess(self.spec(candidate)) for candidate in candidates]
         with contextlib.ExitStack() as stack:
@@ -176,7 +195,9 @@ class LiveArms:
             for arm, candidate in zip(arms, candidates, strict=True):
                 arm.finish_run()
                 setup_s = time.monotonic() - begun
-                compiled = ArmFacts.model_validate(arm.describe()).compiled_graphs > 0
+                told = ArmFacts.model_validate(arm.describe())
+                self.note_peak(candidate, told.peak_memory_bytes)
+                compiled = told.compiled_graphs > 0
                 self.costs.note_setup(
                     candidate, setup_s, alone_s=setup_s / crowd, compiled=compiled
                 )

@@ -35,6 +35,7 @@ from ratchet.optimize.turn.rivals import Baseline, oracle_for
 from ratchet.optimize.turn.schedule import NO_ROOM
 from ratchet.optimize.turn.screen import check_gradients, gradients_key
 from ratchet.optimize.turn.state import Turn
+from ratchet.workloads.config import gemm_dtype
 
 COMPARED = {
     "vs_written": ("as_written", "ratchet"),
@@ -142,7 +143,10 @@ def _timed(
             times_s[role] = (step_s, step_s, step_s)
     flops = facts.flops_per_step or 0.0
     if "ratchet" in times_s:
-        turn.ceilings = ceilings_above(turn, flops / times_s["ratchet"][0])
+        fastest = arms["ratchet"]
+        assert fastest is not None, "a role without a candidate was timed"
+        reached = flops / times_s["ratchet"][0]
+        turn.ceilings = ceilings_above(turn, reached, gemm_dtype(fastest.config))
     found = {}
     for role, (step_s, low_s, high_s) in times_s.items():
         candidate = arms[role]
@@ -157,8 +161,10 @@ def _timed(
             low_s=low_s,
             high_s=high_s,
             tokens_per_s=facts.tokens_per_batch / step_s,
-            mfu=mfu(flops, step_s, turn.ceilings) if turn.ceilings else 0.0,
-            peak_memory_bytes=told.peak_memory_bytes,
+            mfu=mfu(flops, step_s, turn.ceilings, dtype=gemm_dtype(candidate.config))
+            if turn.ceilings
+            else 0.0,
+            peak_memory_bytes=told.peak_memory_bytes or turn.arms.peak_bytes(candidate),
             setup_time_s=turn.costs.plain_s if eager else turn.costs.setup_s(candidate),
             config=candidate.config,
         )
@@ -183,16 +189,16 @@ def _not_measured(
     return missing
 
 
-def ceilings_above(turn: Turn, flops_per_s: float) -> Ceilings | None:
+def ceilings_above(turn: Turn, flops_per_s: float, dtype: str) -> Ceilings | None:
     """Return the ceilings, measured again if a step beat them: they were taken on busy cores."""
     known = turn.ceilings
-    if known is None or flops_per_s <= max(known.gemm_flops_per_s.values()):
+    if known is None or flops_per_s <= known.gemm_flops_per_s.get(dtype, math.inf):
         return known
     if not turn.schedule.may_start(schedule.CEILINGS, schedule.CEILINGS_S):
         turn.leave_out(schedule.CEILINGS.what, NO_ROOM)
         return known
     again = ceilings.measure(turn.device, again="now")
-    if flops_per_s > max(again.gemm_flops_per_s.values()):
+    if flops_per_s > again.gemm_flops_per_s.get(dtype, math.inf):
         turn.warnings.append("a step beat the measured GEMM ceiling, so its MFU may exceed 100 %")
     return again
 

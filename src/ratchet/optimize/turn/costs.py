@@ -21,9 +21,13 @@ from ratchet.optimize.turn.schedule import (
 )
 
 
-def crowding(cold_arms: int) -> float:
-    """Return how much longer this many cold compilations take side by side than one alone."""
-    return 1 + COMPILING_BESIDE * max(0, cold_arms - 1)
+def crowding(cold_arms: int, at_a_time: int = START_TOGETHER) -> float:
+    """Return how much longer this many cold compilations take side by side than one alone.
+
+    Where more than `START_TOGETHER` start at a time, there are cores to spare.
+    """
+    beside = COMPILING_BESIDE if at_a_time <= START_TOGETHER else BESIDE
+    return 1 + beside * max(0, cold_arms - 1)
 
 
 def together_s(setups_s: Iterable[float], at_a_time: int = START_TOGETHER) -> float:

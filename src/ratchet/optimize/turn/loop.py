@@ -129,6 +129,7 @@ def describe(turn: Turn) -> StepFacts:
             "give a larger --budget"
         ) from error
     turn.arms.peak_memory_bytes = facts.peak_memory_bytes
+    turn.arms.note_peak(with_config(facts.written, {}), facts.peak_memory_bytes)
     turn.arms.is_random = facts.is_random
     for words in [*facts.warnings, *_notes(facts)]:
         turn.warn(words)

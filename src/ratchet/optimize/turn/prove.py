@@ -18,7 +18,7 @@ from ratchet.optimize.step.candidate import Candidate
 from ratchet.optimize.step.describe import ArmFacts
 from ratchet.optimize.turn.costs import together_s
 from ratchet.optimize.turn.optimize_result import StepSpeedup
-from ratchet.optimize.turn.schedule import MARGIN, PROOF, START_TOGETHER, WARMUP_STEPS
+from ratchet.optimize.turn.schedule import MARGIN, PROOF, WARMUP_STEPS
 from ratchet.optimize.turn.state import Turn
 
 RIVAL, NEW = "best_compile", "ratchet"
@@ -190,7 +190,7 @@ class Prover:
         costs = self.turn.costs
         for role, setup_s in found.setup_s.items():
             if role in distinct:
-                alone_s = setup_s / together_s([1.0] * START_TOGETHER)
+                alone_s = setup_s / together_s([1.0] * costs.at_a_time, costs.at_a_time)
                 costs.note_setup(distinct[role], setup_s, alone_s=alone_s)
         for role, told in found.descriptions.items():
             if role in distinct:
@@ -213,7 +213,7 @@ class Prover:
             warmup=WARMUP_STEPS,
             seed=turn.settings.seed + place,
             concurrent=_fit_together(turn, distinct),
-            start_together=START_TOGETHER,
+            start_together=turn.costs.at_a_time,
             on_event=lambda event: turn.tell("trial", **asdict(event)),
             enough=turn.schedule.is_over,
         )
@@ -243,9 +243,7 @@ class Prover:
 
 
 def _fit_together(turn: Turn, distinct: Mapping[str, Candidate]) -> bool:
-    if turn.device.kind != "cpu":
-        return False
-    fit = turn.arms.fit_together(len(distinct) + 1)
+    fit = turn.arms.fit_together([*distinct.values(), distinct[RIVAL]])
     if not fit:
         turn.warn(
             "the arms do not fit in memory together, so they were timed one after the other; the "

@@ -112,9 +112,11 @@ LEAST_VERDICT_S, MOST_VERDICT_S = 5.0, 180.0
 # What things take until it was seen.
 MARGIN: Final = 1.15
 """Safety factor on times that are predicted from the starts so far."""
-WARMUP_STEPS, START_TOGETHER = 3, 2
-"""Steps of a new arm before it is timed, and arms that start at a time: imports and tracing use one
-core each."""
+WARMUP_STEPS, START_TOGETHER, MOST_TOGETHER = 3, 2, 4
+"""Steps of a new arm before it is timed, and arms that start at a time, with few cores and with
+many: imports and tracing use one core each, Triton's and C++ compilers a few more."""
+CORES_A_START: Final = 4
+"""Cores for each arm that starts, beyond `START_TOGETHER` of them."""
 BESIDE: Final = 0.2
 """Share of its own time that an arm adds to a longer start beside it, on two cores."""
 COMPILING_BESIDE: Final = 0.8
@@ -136,6 +138,11 @@ READ_S, CEILINGS_S = 3.0, 8.0
 """Reading a trace, and measuring the ceilings, which takes under 5 s on free cores."""
 SAME_END_S: Final = 2.0
 """Tolerance within which stages of turns with equal budgets count as ending together."""
+
+
+def starts_at_once(cores: int) -> int:
+    """Return how many arms may start at a time on so many cores."""
+    return max(1, min(START_TOGETHER, cores), min(MOST_TOGETHER, cores // CORES_A_START))
 
 
 @dataclass(kw_only=True)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from collections.abc import Callable
 from dataclasses import asdict, dataclass, field
 from typing import TypeVar
@@ -18,7 +19,7 @@ from ratchet.measure.sitting import StartScatter
 from ratchet.optimize.turn.arms import LiveArms
 from ratchet.optimize.turn.costs import Costs
 from ratchet.optimize.turn.optimize_result import Omission
-from ratchet.optimize.turn.schedule import SAME_END_S, START_TOGETHER, TurnSchedule
+from ratchet.optimize.turn.schedule import SAME_END_S, TurnSchedule, starts_at_once
 from ratchet.optimize.turn.settings import Settings
 
 Listener = Callable[[str, dict[str, Json]], None]
@@ -63,7 +64,9 @@ class Turn:
     """Keys that this turn put into the ledger itself; finding them again is not a recall."""
 
     def __post_init__(self) -> None:
-        self.costs.at_a_time = max(1, min(START_TOGETHER, self.device.threads))
+        on_cpu = self.device.kind == "cpu"
+        cores = self.device.threads if on_cpu else len(os.sched_getaffinity(0))
+        self.costs.at_a_time = starts_at_once(cores)
         self.arms = LiveArms(
             settings=self.settings,
             device=self.device,
