@@ -30,7 +30,7 @@ within() {
         failed=1
         return 1
     fi
-    timeout "$limit" "$@"
+    timeout -s INT -k 10 "$limit" "$@"
     code=$?
     [ $code -eq 0 ] && return 0
     failed=1

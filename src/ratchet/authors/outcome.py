@@ -87,7 +87,7 @@ def result_of(state: Writing, *, running: bool) -> WritingResult:
     answers = [] if work is None else work.progress.answers
     verdicts = [state.recalled] if state.recalled else [] if work is None else work.verdicts
     best = _best(answers, verdicts, state)
-    device, versions = state.court.judged_on()
+    device, versions = state.court.judged_on(request.judged_device)
     stopped: Stopped | None = (
         "recalled" if state.recalled else None if work is None else work.stopped
     )

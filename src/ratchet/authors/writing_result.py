@@ -57,6 +57,12 @@ class WritingRequest(msgspec.Struct, frozen=True, kw_only=True):
     candidates: int | None = None
     """Kernels that may be screened at most; None for as many as the budget allows."""
 
+    @property
+    def judged_device(self) -> str:
+        """The name of the device that judges: what runs on cores alone, or is emulated, needs no
+        GPU."""
+        return "cpu" if self.target is not None or self.language == "cpp" else self.device
+
 
 class WrittenKernel(msgspec.Struct, frozen=True, kw_only=True):
     """The kernel that the run ended with, by its verdict."""

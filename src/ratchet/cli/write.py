@@ -191,13 +191,18 @@ def _write_one(
     # numpy, the ledger and torch are imported from here on: mistakes in the call are answered.
     from ratchet.authors.write import write as write_kernels
     from ratchet.court.court import check_ledger, open_court
+    from ratchet.devices.probe import probe
     from ratchet.judge.api import as_problem
     from ratchet.report.progress import WriteProgress
     from ratchet.report.write import print_writing, render_write_page
 
     check_ledger(fleet, ledger)
     guests = _guests(request)
-    problem = as_problem(given, time_limit_s=max(60.0, request.budget_s))
+    problem = as_problem(
+        given,
+        time_limit_s=max(60.0, request.budget_s),
+        on_gpu=probe(request.judged_device).kind == "cuda",
+    )
     opening = time.monotonic()
     with (
         open_court(ledger, fleet, device=request.device) as court,

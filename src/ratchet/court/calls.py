@@ -22,6 +22,7 @@ from ratchet.judge.options import (
     parse_tier,
     parse_time_limit_s,
 )
+from ratchet.judge.sandbox.accelerator import may_use_gpu
 from ratchet.judge.trial.processes.built_extensions import uses_extensions
 from ratchet.judge.verdict import Verdict
 from ratchet.judge.workers.candidate.architectures import TARGETS
@@ -136,6 +137,11 @@ def judge_named(
             time_limit_s=limit_s,
             describe=court.describe,
             frozen_weights=frozen_weights,
+            on_gpu=terms.target is None
+            and (
+                terms.device.startswith("cuda")
+                or (known is not None and may_use_gpu(known, terms.device))
+            ),
         )
         given = as_kernel(kernel, asked, entry=entry)
         if terms.target is not None:

@@ -75,10 +75,10 @@ class Court:
         if self._owned:
             self.ledger.close()
 
-    def judged_on(self) -> tuple[dict[str, Json], dict[str, str]]:
-        """Return the device and the versions that stand beside every figure."""
+    def judged_on(self, device: str = "cpu") -> tuple[dict[str, Json], dict[str, str]]:
+        """Return the device of that name, and the versions, that stand beside every figure."""
         versions = {"ratchet": __version__, **asdict(self.fleet.versions)}
-        return dict(describe_device(self.device)), versions
+        return dict(describe_device(self.fleet.device(device))), versions
 
     def begin(self, language: Language) -> None:
         """Start what a kernel in `language` needs here, while the caller does something else."""

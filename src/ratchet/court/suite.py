@@ -79,7 +79,9 @@ class SuiteRun:
                 for one in left
             ),
         ]
-        device, versions = self.court.judged_on()
+        device, versions = self.court.judged_on(
+            "cpu" if self.terms.device == "auto" else self.terms.device
+        )
         compiled = self.terms.against_compile
         return SuiteResult(
             suite=self.suite.name,

@@ -19,7 +19,7 @@ from ratchet.judge.options import (
     parse_time_limit_s,
 )
 from ratchet.kernels.kernel import Kernel
-from ratchet.problems.problem import JUDGED_AT, Problem, Task, Tier
+from ratchet.problems.problem import JUDGED_AT, LARGEST_FIRST, Problem, Task, Tier
 
 if TYPE_CHECKING:
     from ratchet.judge.verdict import Screening
@@ -58,7 +58,12 @@ def screen(
     tiers = None if tier is None else (parse_tier(tier),)
     with KernelJudge(threads=threads) as court:
         asked = as_problem(
-            problem, tiers=tiers, scale=scale, time_limit_s=limit_s, describe=court.describe
+            problem,
+            tiers=tiers,
+            scale=scale,
+            time_limit_s=limit_s,
+            describe=court.describe,
+            on_gpu=device.startswith("cuda"),
         )
         given = [as_kernel(one, asked, entry=entry) for one in kernels]
         standing = None if best is None else as_kernel(best, asked, entry=entry)
@@ -76,13 +81,14 @@ def as_problem(
     time_limit_s: float | None = None,
     describe: Describe | None = None,
     frozen_weights: bool = False,
+    on_gpu: bool = False,
 ) -> Problem:
     """Return the problem of a file, a name or a Problem, with the wanted task.
 
     Its cases are those of the first of `tiers` that it has. Without tiers they are those of the
-    default tier (JUDGED_AT), or all cases of a Problem. `describe` runs a file in a process of a
-    judge (`KernelJudge.describe`). With `frozen_weights` a KernelBench model keeps the weights that
-    its constructor draws: another problem, with a hash of its own.
+    default tier, of cores or of a GPU (`on_gpu`), or all cases of a Problem. `describe` runs a
+    file in a process of a judge (`KernelJudge.describe`). With `frozen_weights` a KernelBench model
+    keeps the weights that its constructor draws: another problem, with a hash of its own.
     """
     from ratchet.problems.problem_file import LOADING_LIMIT_S, load_problem, with_text
 
@@ -95,7 +101,7 @@ def as_problem(
         found = load_problem(
             problem,
             scale=scale,
-            tiers=tiers or JUDGED_AT,
+            tiers=tiers or (LARGEST_FIRST if on_gpu else JUDGED_AT),
             time_limit_s=LOADING_LIMIT_S if time_limit_s is None else time_limit_s,
             describe=describe,
         )

@@ -51,7 +51,8 @@ __all__ = [
 Reference = Callable[..., "tuple[Tensor, ...]"]
 LARGEST_FIRST: Final[tuple[Tier, ...]] = ("gpu", "cpu", "ci")
 JUDGED_AT: Final[tuple[Tier, ...]] = ("cpu", "ci", "gpu")
-"""Default tiers: a problem is judged at the first of these that it has."""
+"""Default tiers: a problem is judged at the first of these that it has, and on a GPU at
+the first of `LARGEST_FIRST`."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)

@@ -23,7 +23,12 @@ from ratchet.judge.trial.device_clock import DeviceClock
 from ratchet.judge.trial.timing import plan
 from ratchet.judge.verdict import Evidence
 from ratchet.judge.workers.candidate import device_census
-from ratchet.judge.workers.candidate.device_census import DeviceCensus, DeviceEvent, count
+from ratchet.judge.workers.candidate.device_census import (
+    DeviceCensus,
+    DeviceEvent,
+    count,
+    results_bytes,
+)
 from ratchet.judge.workers.memory.device import WorkerDevice
 from ratchet.kernels.kernel import Kernel
 from ratchet.problems.problem import Problem
@@ -122,6 +127,14 @@ def test_only_what_grows_with_every_call_is_kept(allocated: tuple[int, ...], kep
     assert found.kept_bytes == kept
     facts = {one.check: one.passed for one in device_work.facts(found)}
     assert facts["memory between calls"] is (kept == 0)
+
+
+def test_results_are_not_kept_memory_but_what_lies_in_the_inputs_is_not_allocated() -> None:
+    given = (torch.zeros(1000), (1.5,))
+    out = torch.empty(1000)
+    assert results_bytes((out, out[10:]), given) == {out.data_ptr(): 4096}
+    assert results_bytes(out, given) == {out.data_ptr(): 4096}
+    assert results_bytes((given[0].view(10, 100),), given) == {}
 
 
 LIBRARY = (

@@ -209,8 +209,12 @@ class KernelTrials:
     def _asked_again(self, court: Court, judged: JudgedKernel) -> JudgedKernel:
         """Judge a right kernel of undecided speed once more, if its first verdict is this turn's.
 
-        The rest of a library kernel is of no use without it.
+        The rest of a library kernel is of no use without it. One that is clearly slower is not
+        asked again.
         """
+        ratio = judged.verdict.speedup.vs_reference
+        if ratio is not None and ratio.high < 1.0:
+            return judged
         kernel, problem = judged.kernel, judged.problem
         place = f"{kernel.hash}:{problem.hash}"
         if judged.verdict.status != "correct" or not self.turn.is_own("judged", place):

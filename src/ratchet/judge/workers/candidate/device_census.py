@@ -27,6 +27,8 @@ WORK: Final = ("kernel", "concurrent_kernel", "gpu_memcpy", "gpu_memset")
 """Kineto's names of a device's activities (libkineto's ActivityType.cpp)."""
 COPIES: Final = {"Memcpy ": "gpu_memcpy", "Memset ": "gpu_memset"}
 """Prefixes of the names of copies (libkineto's CuptiActivity.cpp and RoctracerActivity.cpp)."""
+BLOCK_BYTES: Final = 512
+"""torch allocates memory on a GPU in multiples of so many bytes (c10's kMinBlockSize)."""
 GRAPH: Final = re.compile(r"(cuda|hip)GraphLaunch|cuGraphLaunch")
 LAUNCH: Final = re.compile(
     r"(cuda|hip)(Ext)?(Module)?Launch(Cooperative)?Kernel\w*|cuLaunchKernel\w*|hipExtModuleLaunch\w*"
@@ -60,9 +62,12 @@ class DeviceCensus:
     def take(self, run: Callable[[Entry], list[int]], entry: Entry) -> list[int]:
         """Call `run` with an entry whose calls are counted; return what `run` returns."""
 
+        held: dict[int, int] = {}
+
         def counted(*given: object) -> object:
             outputs = entry(*given)
-            self._allocated.append(self._device.allocated_bytes())
+            held.update(results_bytes(outputs, given))
+            self._allocated.append(self._device.allocated_bytes() - sum(held.values()))
             return outputs
 
         on_gpu = self._device.memory.device.type == "cuda"
@@ -88,10 +93,26 @@ class DeviceCensus:
         self._device.finish()
 
 
+def results_bytes(outputs: object, given: Sequence[object]) -> dict[int, int]:
+    """Return the allocated bytes of a call's results by address; the batch keeps them all.
+
+    Results that lie in the memory of what was given are not allocated.
+    """
+    results = outputs if isinstance(outputs, tuple | list) else (outputs,)
+    places = {one.untyped_storage().data_ptr() for one in given if isinstance(one, torch.Tensor)}
+    storages = [one.untyped_storage() for one in results if isinstance(one, torch.Tensor)]
+    return {
+        one.data_ptr(): -(-one.nbytes() // BLOCK_BYTES) * BLOCK_BYTES
+        for one in storages
+        if one.data_ptr() not in places
+    }
+
+
 def count(events: Sequence[DeviceEvent], allocated: Sequence[int]) -> Message:
     """Return the counts of a profile; the device's first work in it is the marker's.
 
-    `allocated` are the bytes after each call. Growth from the third call on is a cache.
+    `allocated` are the bytes after each call, without its results. Growth from the third
+    call on is a cache.
     """
     work = sorted((one for one in events if one.kind in WORK), key=lambda one: one.start_ns)
     current = work[0].stream if work else 0
