@@ -18,12 +18,14 @@ SCRIPT = ROOT / "benchmarks" / "gpu_check.sh"
 CALLS = re.findall(r"^within \d+ \w+ python3 benchmarks/(\S+)(.*)$", SCRIPT.read_text(), re.M)
 
 
-def run(folder: Path, *, after_s: int = 0) -> tuple[int, list[list[str]], list[str]]:
+def run(
+    folder: Path, *, after_s: int = 0, parts: str = ""
+) -> tuple[int, list[list[str]], list[str]]:
     """Run the script where python3 only notes its words, and the clock stands `after_s` later."""
     noted = folder / "noted"
     tools = {
         "python3": f'echo "$@" >> {noted}',
-        "timeout": 'shift; exec "$@"',
+        "timeout": 'shift 5; exec "$@"',  # -s INT -k 10 SECONDS
         "date": f"[ -f {folder}/begun ] && echo $((1000 + {after_s})) || echo 1000; "
         f": > {folder}/begun",
     }
@@ -32,6 +34,8 @@ def run(folder: Path, *, after_s: int = 0) -> tuple[int, list[list[str]], list[s
         path.write_text(f"#!/bin/sh\n{text}\n")
         path.chmod(0o755)
     environment = {**os.environ, "PATH": f"{folder}:{os.environ['PATH']}"}
+    if parts:
+        environment["PARTS"] = parts
     done = subprocess.run(["sh", str(SCRIPT)], env=environment, capture_output=True, text=True)
     words = [line.split() for line in noted.read_text().splitlines()] if noted.exists() else []
     return done.returncode, words, done.stdout.splitlines()
@@ -46,6 +50,12 @@ def test_all_parts_run_in_order_the_timings_first(tmp_path: Path) -> None:
     assert [one for one in programs if one[:2] == ["-m", "pytest"]] == [programs[-1]]
 
 
+def test_named_parts_run_alone(tmp_path: Path) -> None:
+    code, words, _ = run(tmp_path, parts="screening tests")
+    assert code == 0
+    assert [one[0] for one in words if one[0] != "-c"] == ["benchmarks/gpu_screening.py", "-m"]
+
+
 def test_what_the_time_does_not_suffice_for_is_left_out_in_a_line(tmp_path: Path) -> None:
     code, words, said = run(tmp_path, after_s=468)
     assert code == 1
@@ -54,7 +64,10 @@ def test_what_the_time_does_not_suffice_for_is_left_out_in_a_line(tmp_path: Path
 
 
 def test_its_limits_fit_into_eight_minutes() -> None:
-    limits = [int(one) for one in re.findall(r"^within (\d+) ", SCRIPT.read_text(), re.M)]
+    limits = [
+        int(one)
+        for one in re.findall(r'^within "?(?:\$\{\w+:-)?(\d+)\}?"? ', SCRIPT.read_text(), re.M)
+    ]
     assert sum(limits[:-1]) < 400, "the tests get a minute at least"
 
 

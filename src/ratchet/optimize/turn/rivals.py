@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 
 from ratchet.base.errors import ArmFailure, DeadlinePassed
@@ -11,7 +11,7 @@ from ratchet.measure.sitting import Sitting
 from ratchet.optimize.levers import Situation
 from ratchet.optimize.step.candidate import Candidate, with_config
 from ratchet.optimize.turn.optimize_result import Rival
-from ratchet.optimize.turn.schedule import NO_ROOM
+from ratchet.optimize.turn.schedule import NO_ROOM, START_TOGETHER
 from ratchet.optimize.turn.screen import LeverScreening, Oracle, expect, screen, screening_s
 from ratchet.optimize.turn.state import Turn
 from ratchet.workloads.config import REPLAYING, StepConfig
@@ -103,14 +103,32 @@ class RivalModes:
         """
         while self.waiting and self.best is None:
             rival = self.waiting[0]
-            expect(self.turn, self.written, rival, None)
+            beside = self._beside(rival)
+            expect(self.turn, self.written, rival, None, *beside)
             try:
                 self.time_next()
+                self._time_live(beside)
             except DeadlinePassed:
-                self.turn.leave_out(f"the rival {rival.title}", NO_ROOM)
+                if rival in self.waiting:
+                    self.turn.leave_out(f"the rival {rival.title}", NO_ROOM)
                 return
         if self.best is None:
             self._raise_why()
+
+    def _beside(self, rival: Candidate) -> list[Candidate]:
+        """Return the replaying mode of a rival, where there are cores to compile it meanwhile."""
+        if self.turn.costs.at_a_time <= START_TOGETHER:
+            return []
+        config = rival.config.model_copy(update={"compile_mode": "reduce-overhead"})
+        return [one for one in self.waiting if one.config == config and one is not rival]
+
+    def _time_live(self, rivals: Sequence[Candidate]) -> None:
+        """Time the rivals whose processes run already."""
+        for rival in rivals:
+            if self.best is not None and self.turn.arms.is_live(rival):
+                self.waiting.remove(rival)
+                self.waiting.insert(0, rival)
+                self.time_next()
 
     def _raise_why(self) -> None:
         if self.turn.device.kind == "cpu":

@@ -128,10 +128,11 @@ def expect(
     incumbent: Candidate,
     challenger: Candidate,
     oracle: Oracle | None,
+    *beside: Candidate,
 ) -> None:
-    """Start, at the same time, the arms of the next screening."""
+    """Start, at the same time, the arms of the next screening, and those `beside` it."""
     if not turn.holds("screening", _key(incumbent, challenger, oracle)):
-        turn.arms.start_together([incumbent, challenger])
+        turn.arms.start_together([incumbent, challenger, *beside])
 
 
 def screening_s(

@@ -269,7 +269,7 @@ class Search:
                 return False
             return self.turn.schedule.may_start(step, found_s, kept_s=kept_s(step))
 
-        while (step := next(filter(fits, schedule.THEN), None)) is not None:
+        while (step := next(filter(fits, self._order()), None)) is not None:
             try:
                 with self.turn.schedule.leaving(kept_s(step)):
                     further[step][1]()
@@ -281,6 +281,13 @@ class Search:
             if needed_s(step) is not None:
                 self.turn.leave_out(step.what, schedule.NO_ROOM)
         self._settle()
+
+    def _order(self) -> tuple[Step, ...]:
+        """Return the further steps; kernels come first while no change was selected."""
+        if self._best is not self._selecting.start:
+            return schedule.THEN
+        first = (schedule.LAUNCHES, schedule.LATE_LOSSES, schedule.MORE_KERNELS)
+        return (*first, *(one for one in schedule.THEN if one not in first))
 
     def _further(self) -> dict[Step, tuple[Callable[[], float | None], Callable[[], None]]]:
         """Return the estimate of each step, None if nothing of it is left, and what runs it."""

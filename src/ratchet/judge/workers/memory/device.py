@@ -139,7 +139,10 @@ class Gpu(WorkerDevice):
     def between_s(self, begin: Any, end: Any) -> float | None:
         if not self._real:
             return float(end - begin)
-        return float(begin.elapsed_time(end)) / 1000
+        try:
+            return float(begin.elapsed_time(end)) / 1000
+        except RuntimeError:  # they did not end yet: the candidate replaced the fence
+            return None
 
     def flush(self) -> Message:
         if self._flushed is None:

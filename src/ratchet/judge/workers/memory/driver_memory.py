@@ -202,8 +202,12 @@ class Driver:
         self._check(name, getattr(self._library, self._name(name))(*given))
 
     def _check(self, name: str, code: int) -> None:
-        if code != 0:
-            raise DriverRefusal(f"{self._name(name)} refused: {self._word(code)}")
+        if code == 0:
+            return
+        word = self._word(code)
+        if "OUTOFMEMORY" in word.upper().replace("_", ""):
+            word += "; other work holds the GPU's memory: free it, or name another with --device"
+        raise DriverRefusal(f"{self._name(name)} refused: {word}")
 
     def _word(self, code: int) -> str:
         """Return the driver's name of an error, such as CUDA_ERROR_NOT_SUPPORTED."""
