@@ -67,11 +67,15 @@ class MadeUpTrials(KernelTrials):
 
 
 def judged(
-    monkeypatch: pytest.MonkeyPatch, called: tuple[str, ...], **answers: list[str]
+    monkeypatch: pytest.MonkeyPatch,
+    called: tuple[str, ...],
+    *,
+    alternatives: tuple[str, ...] = (),
+    **answers: list[str],
 ) -> tuple[MadeUpTrials, Table]:
     table = Table(answers)
     monkeypatch.setattr(prove_kernels, "Court", lambda ledger: table)
-    library = SimpleNamespace(kernels=lambda target: KERNELS)
+    library = SimpleNamespace(kernels=lambda target: KERNELS, alternatives=alternatives)
     monkeypatch.setattr(prove_kernels, "LIBRARY", {"made": library})
     turn = SimpleNamespace(
         device=SimpleNamespace(target="x86", index=0),
@@ -130,6 +134,25 @@ def test_a_wrong_entry_is_not_asked_again(monkeypatch: pytest.MonkeyPatch) -> No
     )
     assert table.asked == ["made_forward"]
     assert trials.refused["fp32"]["made"].startswith("made_forward: wrong")
+
+
+@pytest.mark.parametrize(
+    ("first", "second", "installed"),
+    [
+        ("proven", "never asked", "made_forward"),
+        ("wrong", "proven", "made_backward"),
+        ("wrong", "wrong", None),
+    ],
+)
+def test_of_alternatives_the_first_that_is_proven_is_enough(
+    first: str, second: str, installed: str | None, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    called = ("made_forward", "made_backward")
+    answers = {"made_forward": [first], "made_backward": [second], "made_with_residual": []}
+    trials, _ = judged(monkeypatch, called, alternatives=called, **answers)
+    found = [one.entry for one in trials.proven["fp32"].get("made", ())]
+    assert found == ([installed] if installed else [])
+    assert ("made" in trials.refused["fp32"]) == (installed is None)
 
 
 def test_what_a_turn_judged_is_recalled_by_every_other_command(

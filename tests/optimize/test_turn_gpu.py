@@ -164,3 +164,15 @@ def test_a_busy_gpu_is_told(tmp_path: Path) -> None:
     assert not any("other processes" in one for one in free.warnings)
     busy = turn(H100, tmp_path, others_bytes=20 << 30).result
     assert any("hold 21 GB of cuda:0" in one for one in busy.warnings)
+
+
+@pytest.mark.parametrize("cores", [2, 16])
+def test_with_cores_to_spare_the_replaying_mode_compiles_beside_the_first(
+    cores: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("os.sched_getaffinity", lambda pid: set(range(cores)))
+    outcome = turn(H100, tmp_path)
+    titles = [one.title for one in outcome.result.rivals if one.step_time_s is not None]
+    beside = "reduce-overhead" in titles[1] and "bf16" in titles[1]
+    assert beside == (cores == 16), titles
+    assert outcome.recipe.config.compile_mode == "reduce-overhead"

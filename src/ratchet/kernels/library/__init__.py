@@ -34,6 +34,8 @@ class LibraryKernel:
     """Its sources in each language."""
     acts_on: tuple[str, ...]
     """The categories of step time that it can shorten."""
+    alternatives: tuple[str, ...] = ()
+    """Entries each of which answers a call alone, in the order in which they are tried."""
 
     def kernels(self, target: str) -> tuple[Kernel, ...]:
         """Return one kernel per entry for a device's target; none if no variant is for it.

@@ -222,4 +222,5 @@ LINEAR_CROSS_ENTROPY = LibraryKernel(
         Variant(language="triton", file="cross_entropy_rows", entries=(ROWS_ENTRY,)),
     ),
     acts_on=("loss", "matmul", *FUSED),
+    alternatives=(ENTRY, ROWS_ENTRY),
 )

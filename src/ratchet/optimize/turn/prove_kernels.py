@@ -163,6 +163,9 @@ class KernelTrials:
                 entries = [kernel for kernel in kernels if court.is_proven(kernel)]
                 # A call site whose kernel is missing would run plain torch code, unfused.
                 missing = [k.entry for k in kernels if k.entry in called and k not in entries]
+                alternatives = LIBRARY[name].alternatives
+                if any(kernel.entry in alternatives for kernel in entries):
+                    missing = [entry for entry in missing if entry not in alternatives]
                 if reason or missing or not entries:
                     refused[name] = reason or _undecided(", ".join(missing) or name)
                 else:
@@ -178,25 +181,41 @@ class KernelTrials:
     ) -> str:
         """Judge one library kernel's entries; return the objection to installing it, or "".
 
-        One entry that is not proven ends it: the others alone are not installed.
+        One entry that is not proven ends it: the others alone are not installed. Of alternatives,
+        the first that is proven is enough.
         """
+        alternatives, answered, objection = LIBRARY[library].alternatives, False, ""
+        called = {problem.name for problem in problems}
         for kernel in kernels:
-            if not timed and not court.is_proven(kernel):
+            if kernel.entry not in called:
                 continue
-            for problem in problems:
-                if problem.name != kernel.entry:
-                    continue
-                asked = problem if timed else problem.untimed()
-                judged = self.known_or_judged(court, kernel, asked)
-                if timed and judged is not None and not court.is_proven(kernel):
-                    judged = self._asked_again(court, judged)
-                if judged is None:
-                    return NO_TIME
-                self.note(judged, library=library, kernel=kernel.entry)
-                if judged.verdict.status not in ("proven", "correct"):
-                    return f"{kernel.entry}: {judged.verdict.status}, {judged.verdict.reason}"
-                if timed and not court.is_proven(kernel):
-                    return _undecided(kernel.entry)
+            is_one = kernel.entry in alternatives
+            if (is_one and answered) or (not timed and not court.is_proven(kernel)):
+                continue
+            objection = self._judge_entry(court, library, kernel, problems, timed)
+            answered = answered or (is_one and not objection)
+            if objection and not is_one:
+                return objection
+        return "" if answered else objection
+
+    def _judge_entry(
+        self, court: Court, library: str, kernel: Kernel, problems: list[Problem], timed: bool
+    ) -> str:
+        """Judge one entry at its call sites; return the objection to installing it, or ""."""
+        for problem in problems:
+            if problem.name != kernel.entry:
+                continue
+            asked = problem if timed else problem.untimed()
+            judged = self.known_or_judged(court, kernel, asked)
+            if timed and judged is not None and not court.is_proven(kernel):
+                judged = self._asked_again(court, judged)
+            if judged is None:
+                return NO_TIME
+            self.note(judged, library=library, kernel=kernel.entry)
+            if judged.verdict.status not in ("proven", "correct"):
+                return f"{kernel.entry}: {judged.verdict.status}, {judged.verdict.reason}"
+            if timed and not court.is_proven(kernel):
+                return _undecided(kernel.entry)
         return ""
 
     def note(self, judged: JudgedKernel, *, library: str, kernel: str) -> None:
