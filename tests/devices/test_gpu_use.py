@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import ctypes
 import os
+import subprocess
+import sys
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -50,7 +52,7 @@ class Nvml:
         if self.pids is None:
             return 3
         for place, pid in enumerate(self.pids):
-            found[place].pid = pid
+            found[place].pid, found[place].used = pid, 4 * GB
         count._obj.value = len(self.pids)
         return 0
 
@@ -73,6 +75,15 @@ def test_nvidias_driver_is_asked(
 ) -> None:
     monkeypatch.setattr(ctypes, "CDLL", lambda name: Nvml(busy_percent, pids))
     assert gpu_use.gpu_use(0) == GpuUse(bytes=20 * GB, busy=busy, processes=processes)
+
+
+def test_processes_of_the_same_command_are_no_others(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A turn's arms lie on the GPU while its judge looks."""
+    with subprocess.Popen([sys.executable, "-c", "input()"], stdin=subprocess.PIPE) as child:
+        pids = [os.getpid(), child.pid, 1]
+        monkeypatch.setattr(ctypes, "CDLL", lambda name: Nvml(0, pids))
+        assert gpu_use.gpu_use(0) == GpuUse(bytes=16 * GB, busy=0.0, processes=1)
+        child.communicate(b"\n")
 
 
 @pytest.mark.parametrize("library", [None, object()])

@@ -10,10 +10,11 @@ from __future__ import annotations
 import contextlib
 import ctypes
 import os
-from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Final
+
+from ratchet.base.process import families
 
 BUSY_BYTES: Final = 3 << 30
 """Memory of other processes from which a GPU counts as busy; a driver's contexts take less."""
@@ -21,6 +22,7 @@ BUSY_SHARE: Final = 0.1
 """Share of the last moments in which a GPU was at work, from which it counts as busy."""
 NVML: Final = "libnvidia-ml.so.1"
 MOST_PROCESSES: Final = 64
+UNKNOWN_BYTES: Final = 2**64 - 1
 SYSTEM = Path("/sys")
 
 
@@ -69,8 +71,11 @@ class _ProcessInfo(ctypes.Structure):
     )
 
 
-def gpu_use(index: int) -> GpuUse:
-    """Return what others do on the GPU of that number; opens the GPU in this process."""
+def gpu_use(index: int, root: int | None = None) -> GpuUse:
+    """Return what others do on the GPU of that number; opens the GPU in this process.
+
+    `root` is the process whose whole family counts as this one: by default this process.
+    """
     import torch
 
     free, total = torch.cuda.mem_get_info(index)
@@ -83,15 +88,24 @@ def gpu_use(index: int) -> GpuUse:
     except AttributeError:  # a simulated one has no place on a bus
         return GpuUse(bytes=held)
     if torch.version.hip:
-        busy, pids = _of_amdgpu(f"{domain:04x}:{bus:02x}:{device:02x}.0", bus << 8 | device << 3)
+        busy, held_by = _of_amdgpu(f"{domain:04x}:{bus:02x}:{device:02x}.0", bus << 8 | device << 3)
     else:
-        busy, pids = _of_nvml(f"{domain:08x}:{bus:02x}:{device:02x}.0")
-    return GpuUse(bytes=held, busy=busy, processes=_others(pids))
+        busy, held_by = _of_nvml(f"{domain:08x}:{bus:02x}:{device:02x}.0")
+    if held_by is None or os.getpid() not in held_by:  # of another namespace: who is who?
+        return GpuUse(bytes=held, busy=busy)
+    kin = {os.getpid(), *families.family(root or os.getpid(), enclosed=True)}
+    others = held_by.keys() - kin
+    kins_bytes = sum(held_by[pid] for pid in held_by.keys() & kin - {os.getpid()})
+    return GpuUse(bytes=max(0, held - kins_bytes), busy=busy, processes=len(others))
 
 
-def warnings_of(index: int) -> list[str]:
-    """Return a line for each thing that may spoil timings on the GPU of that number."""
-    return [one for one in (choice_words(index), gpu_use(index).words(f"cuda:{index}")) if one]
+def warnings_of(index: int, root: int | None = None) -> list[str]:
+    """Return a line for each thing that may spoil timings on the GPU of that number.
+
+    The family of the process `root` is not told of; see `gpu_use`.
+    """
+    use = gpu_use(index, root)
+    return [one for one in (choice_words(index), use.words(f"cuda:{index}")) if one]
 
 
 def choice_words(index: int) -> str:
@@ -110,15 +124,11 @@ def choice_words(index: int) -> str:
     )
 
 
-def _others(pids: Sequence[int] | None) -> int | None:
-    """Count the processes beside this one. Those of another namespace cannot be told apart."""
-    if pids is None or os.getpid() not in pids:
-        return None
-    return len(set(pids)) - 1
+def _of_nvml(address: str) -> tuple[float | None, dict[int, int] | None]:
+    """Ask NVIDIA's management library about the GPU at a PCI address.
 
-
-def _of_nvml(address: str) -> tuple[float | None, list[int] | None]:
-    """Ask NVIDIA's management library about the GPU at a PCI address."""
+    Return its busy share, and the bytes that each process holds.
+    """
     try:
         library: Any = ctypes.CDLL(NVML)
         handle = ctypes.c_void_p()
@@ -133,15 +143,20 @@ def _of_nvml(address: str) -> tuple[float | None, list[int] | None]:
         unlisted = library.nvmlDeviceGetComputeRunningProcesses_v3(
             handle, ctypes.byref(count), found
         )
-        pids = None if unlisted else [one.pid for one in found[: count.value]]
+        held_by = None if unlisted else {one.pid: _known(one.used) for one in found[: count.value]}
     except (OSError, AttributeError):  # no such library, or an older one
         return None, None
-    return busy, pids
+    return busy, held_by
 
 
-def _of_amdgpu(address: str, location: int) -> tuple[float | None, list[int] | None]:
+def _known(held_bytes: int) -> int:
+    """Return the bytes that NVML tells; 0 where it cannot (NVML_VALUE_NOT_AVAILABLE)."""
+    return 0 if held_bytes == UNKNOWN_BYTES else held_bytes
+
+
+def _of_amdgpu(address: str, location: int) -> tuple[float | None, dict[int, int] | None]:
     """Read what amdgpu says of the GPU at a PCI address, and KFD of its processes."""
-    busy, pids = None, None
+    busy, held_by = None, None
     with contextlib.suppress(OSError, ValueError):
         told = SYSTEM / "bus" / "pci" / "devices" / address / "gpu_busy_percent"
         busy = int(told.read_text()) / 100
@@ -149,9 +164,9 @@ def _of_amdgpu(address: str, location: int) -> tuple[float | None, list[int] | N
         kfd = SYSTEM / "class" / "kfd" / "kfd"
         gpu = _kfd_gpu(kfd / "topology" / "nodes", location)
         if gpu is not None:
-            held = [one for one in (kfd / "proc").iterdir() if (one / f"vram_{gpu}").exists()]
-            pids = [int(one.name) for one in held]
-    return busy, pids
+            files = [one / f"vram_{gpu}" for one in (kfd / "proc").iterdir()]
+            held_by = {int(one.parent.name): int(one.read_text()) for one in files if one.exists()}
+    return busy, held_by
 
 
 def _kfd_gpu(nodes: Path, location: int) -> str | None:

@@ -94,7 +94,7 @@ class ReferenceWorker:
                 found["missing"] += f"; {how_to_see_more(torch.cuda.device_count())}"
             else:
                 index = torch.device(found["described"]["torch_name"]).index or 0
-                found["warnings"] = warnings_of(index)
+                found["warnings"] = warnings_of(index, root=os.getppid())
             return found, []
         except JudgeError as error:
             return {"refused": str(error)}, []
