@@ -23,8 +23,18 @@ from ratchet.report.model import grid
 from ratchet.report.optimize import print_plan, print_result
 from ratchet.report.progress import TurnProgress
 from ratchet.report.terminal import FittedTable, make_console
+from ratchet.workloads.config import StepConfig
 
-FACTS = StepFacts.model_construct()
+FACTS = StepFacts(
+    source="a.py",
+    unit="tokens",
+    trainable_bytes=4,
+    tokens_per_batch=8,
+    flops_per_step=None,
+    optimizer_is_adamw=True,
+    written=StepConfig(),
+    has_attention=False,
+)
 
 
 def _console(width: int = 80, *, terminal: bool = False) -> tuple[Console, io.StringIO]:

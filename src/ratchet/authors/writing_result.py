@@ -129,4 +129,5 @@ class WritingResult(msgspec.Struct, frozen=True, kw_only=True):
 
 
 def _as_document(verdict: Verdict) -> dict[str, Json]:
-    return verdict.model_dump(mode="json", exclude={"samples", "static"})
+    found = msgspec.to_builtins(verdict)
+    return {name: value for name, value in found.items() if name not in ("samples", "static")}

@@ -6,6 +6,7 @@ import contextlib
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
+import msgspec
 import typer
 
 from ratchet.base.errors import RatchetError
@@ -273,7 +274,7 @@ def _report_one(judged: JudgedKernel, out: Path, as_json: bool) -> int:
     paths = write_verdict(judged, out)
     if as_json:
         print_json(
-            judged.verdict.model_dump(mode="json")
+            msgspec.to_builtins(judged.verdict)
             | {
                 "kernel": judged.kernel.name,
                 "problem": judged.problem.name,
@@ -309,7 +310,7 @@ def _judge_suite(
     result = run.result()
     paths = write_suite(result, pages, out)
     if as_json:
-        print_json(result.model_dump(mode="json") | {"paths": paths})
+        print_json(msgspec.to_builtins(result) | {"paths": paths})
     else:
         print_suite(result, paths)
     if result.interrupted:

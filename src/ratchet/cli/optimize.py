@@ -7,6 +7,7 @@ from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
+import msgspec
 import typer
 
 from ratchet.base.errors import RatchetError
@@ -151,6 +152,6 @@ def optimize(
     elif layout is not None:
         (print_json(ranks.document()) if as_json else print_parallel_turn(ranks))
     elif as_json:
-        print_json(outcome.result.model_dump(mode="json"))
+        print_json(msgspec.to_builtins(outcome.result))
     else:
         print_result(outcome.result)

@@ -9,6 +9,8 @@ from dataclasses import asdict
 from types import TracebackType
 from typing import Final
 
+import msgspec
+
 from ratchet import __version__, lab
 from ratchet.base.errors import DeviceError, LedgerError
 from ratchet.base.json_value import Json
@@ -204,7 +206,7 @@ class Court:
             return None
         trial: dict[str, Json] = found.pop("trial", {})
         judged = JudgedKernel(
-            verdict=Verdict.model_validate(found),
+            verdict=msgspec.convert(found, Verdict),
             kernel=kernel,
             problem=problem,
             judged_at=trial.get("judged_at", ""),
@@ -242,7 +244,7 @@ class Court:
             book.remember(TOOK, key, {"took_s": took_s}, fingerprint=here)
         book.record_kernel(kernel.hash, kernel.name, kernel.as_json(), fingerprint=here)
         book.record_problem(problem.hash, problem.name, problem.as_json(), fingerprint=here)
-        row = judged.verdict.model_dump(mode="json")
+        row = msgspec.to_builtins(judged.verdict)
         row["trial"] = trial_of(terms, judged.judged_at)
         book.record_verdict(row, fingerprint=here)
 

@@ -53,7 +53,7 @@ class JudgedKernel:
     def to_json(self) -> dict[str, Json]:
         """Return the document behind a verdict's file and page."""
         return {
-            "verdict": self.verdict.model_dump(mode="json"),
+            "verdict": msgspec.to_builtins(self.verdict),
             "kernel": self.kernel.as_json(),
             "problem": self.problem.as_json(),
             "judged_at": self.judged_at,

@@ -10,6 +10,8 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+import msgspec
+
 from ratchet.base.errors import WorkloadError
 from ratchet.base.json_value import Json
 from ratchet.optimize.step.installed import activate_proven
@@ -51,7 +53,7 @@ def make_arm(
         built, warnings = load_checked(workload, **options)
         return StepArm(built, built.as_written(), warnings=warnings)
     built = load(workload, **options)
-    return StepArm(built, StepConfig.model_validate(config), is_random=is_random)
+    return StepArm(built, msgspec.convert(config, StepConfig), is_random=is_random)
 
 
 def make_shrunk_arm(
@@ -65,7 +67,7 @@ def make_shrunk_arm(
     """Prepare to train small copies of the workload, for the loss curves; random ones too."""
     use_device(options)
     activate_proven(kernels)
-    return ShrunkArm(workload, options, StepConfig.model_validate(config))
+    return ShrunkArm(workload, options, msgspec.convert(config, StepConfig))
 
 
 def use_device(options: dict[str, Json]) -> None:
@@ -126,7 +128,7 @@ class StepArm:
         from ratchet.optimize.step.describe import describe_workload
 
         facts = describe_workload(self._step, self._batches[0])
-        return {**facts.model_dump(mode="json"), "warnings": self._warnings}
+        return {**msgspec.to_builtins(facts), "warnings": self._warnings}
 
     def gradients(self, path: str, autocast: bool = False) -> dict[str, Json]:
         """Write the first step's gradients (fp32, by parameter name) as safetensors to `path`.
@@ -195,7 +197,7 @@ class StepArm:
         from ratchet.workloads.step import compiled_loss
 
         update = {"precision": "bf16_autocast", "compile_mode": None}
-        compute = compiled_loss(self._workload, self._config.model_copy(update=update))
+        compute = compiled_loss(self._workload, msgspec.structs.replace(self._config, **update))
         count = self._workload.accumulate
         for batch in self._batches[0] if count > 1 else self._batches[:1]:
             loss = compute(self._step.model, batch) / count
@@ -265,7 +267,7 @@ class StepArm:
 
         from ratchet.graph.capture import capture
 
-        config = self._config.model_copy(update={"precision": precision})
+        config = msgspec.structs.replace(self._config, precision=precision)
         return [asdict(site) for site in capture(self._workload, config)]
 
     def regions(self, measuring_s: float) -> list[dict[str, Json]]:
@@ -307,7 +309,7 @@ class ShrunkArm:
         self._spec = workload
         self._options = options
         # The copies are so small that a second thread costs more than it saves.
-        self._config = config.model_copy(update={"threads": 1, "affinity": False})
+        self._config = msgspec.structs.replace(config, threads=1, affinity=False)
 
     def step(self, iterations: int) -> None:
         raise WorkloadError("a shrunk copy is trained for its losses and is never timed")

@@ -6,6 +6,7 @@ from collections.abc import Sequence
 from dataclasses import replace
 from typing import TYPE_CHECKING
 
+import msgspec
 from rich.console import Console
 
 from ratchet.optimize.turn.optimize_result import Change, OptimizeResult, StepLimit, StepProfile
@@ -110,7 +111,7 @@ def optimize_report(result: OptimizeResult) -> m.ResultReport:
     use = _use(result)
     software = [("workload from", result.source)]
     profiles = [one for one in (result.profile_before, result.profile_after) if one]
-    paths = [*result.paths.model_dump().values(), *(profile.trace for profile in profiles)]
+    paths = [*msgspec.to_builtins(result.paths).values(), *(profile.trace for profile in profiles)]
     return m.ResultReport(
         title=result.workload,
         heading=result.workload,
@@ -312,7 +313,7 @@ def _expected(change: Change) -> str:
 
 def changed_settings(result: OptimizeResult) -> list[tuple[str, str, str]]:
     """Return each config field that Ratchet changed: its name, the written and the new value."""
-    configs = {arm.key: arm.config.model_dump(mode="json") for arm in result.arms}
+    configs = {arm.key: msgspec.to_builtins(arm.config) for arm in result.arms}
     before, after = configs.get("as_written", {}), configs.get("ratchet", {})
     return [
         (field, plain(before.get(field)), plain(value))

@@ -6,6 +6,8 @@ import json
 from collections.abc import Mapping
 from pathlib import Path
 
+import msgspec
+
 from ratchet.base import files
 from ratchet.base.errors import RatchetError
 from ratchet.base.json_value import Json
@@ -37,7 +39,7 @@ def write_suite(result: SuiteResult, links: Mapping[str, str], out: Path) -> dic
     stem = files.slug(f"{result.suite}-{result.candidate}")
     paths = {"table": out / f"{stem}.json", "page": out / f"{stem}.html"}
     relative = {name: Path(path).relative_to(out).as_posix() for name, path in links.items()}
-    _write(paths, result.model_dump(mode="json"), render_suite_page(result, relative))
+    _write(paths, msgspec.to_builtins(result), render_suite_page(result, relative))
     return {kind: str(path) for kind, path in paths.items()}
 
 

@@ -6,6 +6,8 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+import msgspec
+
 from ratchet.base.json_value import Json
 
 if TYPE_CHECKING:
@@ -35,8 +37,8 @@ def build(workload: Workload, changes: Mapping[str, Json], recipe: str | None) -
 
     if recipe is not None:
         return apply(workload, recipe, strict=True)
-    written = workload.as_written().model_dump()
-    return build_step(workload, StepConfig.model_validate({**written, **changes}))
+    written = msgspec.to_builtins(workload.as_written())
+    return build_step(workload, msgspec.convert({**written, **changes}, StepConfig))
 
 
 class ComparedStep:

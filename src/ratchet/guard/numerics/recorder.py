@@ -8,6 +8,7 @@ from collections.abc import Callable, Mapping
 from dataclasses import replace
 from pathlib import Path
 
+import msgspec
 import torch
 from safetensors.torch import save_file
 from torch import Tensor, nn
@@ -178,9 +179,9 @@ class NumericsRecorder:
         workload = load(self._spec, **self._options)
         self._weights = {name: _digest(one) for name, one in workload.model.named_parameters()}
         if self._double:
-            written = {**workload.as_written().model_dump(), **self._changes}
-            config = StepConfig.model_validate(
-                {**written, "precision": "fp32", "compile_mode": None}
+            written = {**msgspec.to_builtins(workload.as_written()), **self._changes}
+            config = msgspec.convert(
+                {**written, "precision": "fp32", "compile_mode": None}, StepConfig
             )
             return build_step(_in_double(workload), config)
         return build(workload, self._changes, self._recipe)

@@ -107,6 +107,8 @@ It needs:
 
 import json
 
+import msgspec
+
 from ratchet.court.calls import judge
 from ratchet.kernels.kernel import Kernel
 from ratchet.problems.problem import Problem
@@ -118,7 +120,8 @@ if __name__ == "__main__":
     problem = Problem.from_json(DOCUMENT["problem"])
     kernel = Kernel.from_json(DOCUMENT["kernel"])
     print(kernel.source)
-    print(judge(kernel, problem, **TERMS).model_dump_json(indent=2))
+    verdict = msgspec.to_builtins(judge(kernel, problem, **TERMS))
+    print(json.dumps(verdict, indent=2))
 '''
 
 SWEEP_SCRIPT = '''"""Run one training step of a tiny model of transformers in two ways.

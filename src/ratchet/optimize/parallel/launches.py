@@ -8,6 +8,8 @@ import time
 from collections.abc import Mapping
 from typing import Any
 
+import msgspec
+
 from ratchet.base import scratch
 from ratchet.base.errors import RatchetError
 from ratchet.base.json_value import Json
@@ -71,7 +73,7 @@ class RankLaunches:
             self._remember(LAUNCH, self._key(asked), told)
         if not asked.shrunk:
             self.setup_s, self.step_s = told["setup_s"], told["step_s"]
-        return [RankResult.model_validate(one) for one in told["ranks"]], told["exposed_s"]
+        return [msgspec.convert(one, RankResult) for one in told["ranks"]], told["exposed_s"]
 
     def finish(self) -> None:
         """Note that the turn came to its end, so that nothing is left to resume."""
@@ -87,7 +89,7 @@ class RankLaunches:
             ]
         timed_s = [one.wall_time_s for one in found[0].timed()] or [0.0]
         return {
-            "ranks": [one.model_dump(mode="json") for one in found],
+            "ranks": [msgspec.to_builtins(one) for one in found],
             "exposed_s": exposed,
             "setup_s": time.monotonic() - began_s - sum(timed_s),
             "step_s": sum(timed_s) / len(timed_s),
@@ -110,7 +112,8 @@ class RankLaunches:
     def _key(self, asked: RankRequest | None = None) -> str:
         content: dict[str, Json] = {"settings": self.settings.key(), "layout": str(self.layout)}
         if asked is not None:  # its rounds are what the budget has time for
-            content["asked"] = asked.model_dump(mode="json", exclude={"rounds"})
+            content["asked"] = msgspec.to_builtins(asked)
+            del content["asked"]["rounds"]
         return hashlib.sha256(json.dumps(content, sort_keys=True).encode()).hexdigest()
 
     def _recall(self, kind: str, key: str) -> dict[str, Json] | None:

@@ -14,10 +14,10 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Final
 
+import msgspec
 import numpy as np
 import torch
 import torch.distributed as dist
-from pydantic import BaseModel, ConfigDict
 from torch import Tensor
 from torch.distributed.tensor import DTensor
 from torch.profiler import ProfilerActivity, profile, schedule
@@ -29,7 +29,7 @@ from ratchet.measure.rounds import run_rounds
 from ratchet.measure.samples import Sample
 from ratchet.optimize.recipe.compiled_step import build
 from ratchet.optimize.recipe.ranks import of_all_ranks
-from ratchet.optimize.step.installed import AnyKernel, activate_proven
+from ratchet.optimize.step.installed import AnyKernel, activate_proven, as_kernel
 from ratchet.workloads.blame import batch_of
 from ratchet.workloads.config import StepConfig
 from ratchet.workloads.counting import count
@@ -46,19 +46,15 @@ ROUNDING: Final = 1e-8
 """Share of the largest squared gradient below which another one is rounding noise."""
 
 
-class RankStep(BaseModel):
+class RankStep(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     """A config of the step on each rank, and the kernels that it needs."""
-
-    model_config = ConfigDict(frozen=True, extra="forbid")
 
     config: StepConfig
     kernels: tuple[AnyKernel, ...] = ()
 
 
-class RankArm(BaseModel):
+class RankArm(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     """One way to run the step."""
-
-    model_config = ConfigDict(frozen=True, extra="forbid")
 
     tuning: ParallelTuning = ParallelTuning()
     step: RankStep | None = None
@@ -74,13 +70,11 @@ class RankArm(BaseModel):
             changes["checkpointing"] = self.checkpointing
         if self.tuning.async_tp:  # inductor does it
             changes["compile_mode"] = config.compile_mode or "default"
-        return config.model_copy(update=changes)
+        return msgspec.structs.replace(config, **changes)
 
 
-class RankRequest(BaseModel):
+class RankRequest(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     """The work of all ranks: `rounds` timed steps of each arm side by side, or losses alone."""
-
-    model_config = ConfigDict(frozen=True, extra="forbid")
 
     workload: str
     options: dict[str, Json]
@@ -97,7 +91,7 @@ class RankRequest(BaseModel):
     """Time that a rank waits for another."""
 
 
-class ArmOnRank(BaseModel):
+class ArmOnRank(msgspec.Struct, kw_only=True):
     """One rank's figures of one arm; times in seconds."""
 
     first_step_s: float
@@ -113,7 +107,7 @@ class ArmOnRank(BaseModel):
     trace: str = ""
 
 
-class RankResult(BaseModel):
+class RankResult(msgspec.Struct, kw_only=True):
     """One rank's figures."""
 
     rank: int
@@ -236,7 +230,7 @@ def run(asked: RankRequest, folder: Path) -> RankResult:
     device = rank_device(str(asked.options.get("device", "cpu")))
     for one in asked.arms.values():
         if one.step is not None:
-            activate_proven([kernel.model_dump() for kernel in one.step.kernels])
+            activate_proven([msgspec.to_builtins(kernel) for kernel in one.step.kernels])
     with joined(device, wait_s=asked.wait_s):
         arms = {name: _Arm(name, asked, device) for name in asked.arms}
         errors = gradient_errors(arms) if len(arms) > 1 and not asked.shrunk else {}
@@ -328,12 +322,14 @@ def main(request: str, folder: str) -> int:
     """Run this rank; return its exit code."""
     rank = os.environ.get("RANK", "0")
     try:
-        asked = RankRequest.model_validate_json(Path(request).read_bytes())
+        asked = msgspec.json.decode(
+            Path(request).read_bytes(), type=RankRequest, dec_hook=as_kernel
+        )
         found = run(asked, Path(folder))
     except RatchetError as error:
         Path(folder, f"error_{rank}.txt").write_text(str(error))
         return 2
-    Path(folder, f"rank_{rank}.json").write_text(found.model_dump_json())
+    Path(folder, f"rank_{rank}.json").write_bytes(msgspec.json.encode(found))
     return 0
 
 

@@ -5,6 +5,8 @@ from __future__ import annotations
 from dataclasses import asdict, dataclass, field
 from typing import Literal
 
+import msgspec
+
 from ratchet.base.json_value import Json
 from ratchet.optimize.parallel.rank import RankArm
 from ratchet.optimize.turn.optimize_result import Change
@@ -62,6 +64,6 @@ class ParallelTurn:
         """Return the JSON document of the turn."""
         return {
             **asdict(self),
-            "tuned": self.tuned.model_dump(mode="json"),
-            "one_process": [one.model_dump(mode="json") for one in self.one_process],
+            "tuned": msgspec.to_builtins(self.tuned),
+            "one_process": [msgspec.to_builtins(one) for one in self.one_process],
         }

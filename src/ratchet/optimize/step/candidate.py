@@ -6,6 +6,8 @@ import hashlib
 import json
 from dataclasses import dataclass
 
+import msgspec
+
 from ratchet.base.json_value import Json
 from ratchet.optimize.step.installed import AnyKernel
 from ratchet.workloads.config import AROUND_GRAPHS, StepConfig
@@ -22,14 +24,14 @@ class Candidate:
     def key(self) -> str:
         """Hash everything that runs; the title does not count."""
         content = {
-            "config": self.config.model_dump(mode="json"),
+            "config": msgspec.to_builtins(self.config),
             "kernels": sorted(kernel.hash for kernel in self.kernels),
         }
         return hashlib.sha256(json.dumps(content, sort_keys=True).encode()).hexdigest()[:24]
 
     def graph_key(self) -> str:
         """Return a key shared by candidates whose steps torch.compile compiles to the same code."""
-        config = self.config.model_copy(update=AROUND_GRAPHS)
+        config = msgspec.structs.replace(self.config, **AROUND_GRAPHS)
         return Candidate(title="", config=config, kernels=self.kernels).key()
 
     def arguments(self, workload: str, options: dict[str, Json]) -> dict[str, Json]:
@@ -37,8 +39,8 @@ class Candidate:
         return {
             "workload": workload,
             "options": options,
-            "config": self.config.model_dump(mode="json"),
-            "kernels": [kernel.model_dump() for kernel in self.kernels],
+            "config": msgspec.to_builtins(self.config),
+            "kernels": [msgspec.to_builtins(kernel) for kernel in self.kernels],
         }
 
 

@@ -8,6 +8,8 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 
+import msgspec
+
 from ratchet.base import scratch
 from ratchet.base.errors import DeadlinePassed, RatchetError
 from ratchet.devices.probe import Device
@@ -176,7 +178,7 @@ class LiveArms:
             for arm, candidate in zip(arms, candidates, strict=True):
                 arm.finish_run()
                 setup_s = time.monotonic() - begun
-                compiled = ArmFacts.model_validate(arm.describe()).compiled_graphs > 0
+                compiled = msgspec.convert(arm.describe(), ArmFacts).compiled_graphs > 0
                 self.costs.note_setup(
                     candidate, setup_s, alone_s=setup_s / crowd, compiled=compiled
                 )

@@ -7,6 +7,8 @@ from collections.abc import Callable, Mapping
 from datetime import UTC, datetime
 from pathlib import Path
 
+import msgspec
+
 from ratchet.base.errors import DeadlinePassed, RatchetError
 from ratchet.base.files import write_whole
 from ratchet.devices import ceilings
@@ -215,7 +217,11 @@ def make_recipe(
         kernels=best.kernels,
         model=facts.model,
         optimizer=facts.optimizer,
-        speedup={name: one.model_dump() for name, one in result.speedup.items() if one is not None},
+        speedup={
+            name: msgspec.to_builtins(one)
+            for name, one in result.speedup.items()
+            if one is not None
+        },
         changes_arithmetic=best.config.precision != written.config.precision,
         created_at=datetime.now(UTC).isoformat(timespec="seconds"),
     ).sealed()
@@ -225,7 +231,8 @@ def write(result: OptimizeResult, recipe: Recipe, render: Callable[[OptimizeResu
     """Write the three files, each atomically."""
     try:
         recipe.save(Path(result.paths.recipe))
-        write_whole(Path(result.paths.result), f"{result.model_dump_json(indent=2)}\n".encode())
+        text = msgspec.json.format(msgspec.json.encode(result), indent=2)
+        write_whole(Path(result.paths.result), text + b"\n")
         write_whole(Path(result.paths.report), render(result).encode())
     except OSError as error:
         raise RatchetError(
@@ -292,4 +299,4 @@ def _gradients(turn: Turn, baseline: Baseline, recipe: Candidate) -> GradientRes
         turn.leave_out(what, str(error), for_want_of_budget=False)
         return None
     good = "every parameter's first-step gradient is within tolerance"
-    return found.model_copy(update={"detail": good}) if found.passed else found
+    return msgspec.structs.replace(found, detail=good) if found.passed else found

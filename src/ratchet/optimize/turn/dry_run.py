@@ -7,6 +7,8 @@ from dataclasses import asdict, dataclass, replace
 from itertools import islice
 from typing import Final
 
+import msgspec
+
 from ratchet.authors.workload_writing import SHORTEST_S, Asked, RegionRow, write_all
 from ratchet.authors.write import Follow
 from ratchet.authors.writing_result import WritingRequest, WritingResult, WrittenKernel
@@ -79,7 +81,7 @@ class DryRun:
 
     def to_json(self) -> dict[str, Json]:
         """Return all of it as one JSON object."""
-        workload = self.workload.model_dump(mode="json")
+        workload = msgspec.to_builtins(self.workload)
         return {
             "workload": workload,
             "written": workload["written"],
@@ -244,7 +246,7 @@ def _step_on_gpu(turn: Turn, situation: Situation) -> Candidate:
     """Return the step in the arithmetic that the turn would try first on a GPU."""
     config = situation.written
     if config.precision == "fp32" and not turn.settings.keep_precision:
-        config = config.model_copy(update={"precision": "bf16_master"})
+        config = msgspec.structs.replace(config, precision="bf16_master")
     return with_config(config, {})
 
 

@@ -10,6 +10,8 @@ import re
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 
+import msgspec
+
 from ratchet.authors.workload_writing import SHORTEST_S, Asked, write_all
 from ratchet.authors.write import Follow
 from ratchet.authors.writing_book import WritingBook
@@ -125,12 +127,11 @@ class RegionTrials:
     def regions_of(self, step: Candidate, *, batch_size: int | None = None) -> list[WorkloadRegion]:
         """Return the regions of a step with its library kernels; raise DeadlinePassed."""
         turn = self.turn
-        config = step.config.model_copy(
-            update={
-                **AROUND_GRAPHS,
-                "compile_mode": step.config.compile_mode or "default",
-                "kernels": tuple(n for n in step.config.kernels if not n.startswith(REGION)),
-            }
+        config = msgspec.structs.replace(
+            step.config,
+            **AROUND_GRAPHS,
+            compile_mode=step.config.compile_mode or "default",
+            kernels=tuple(n for n in step.config.kernels if not n.startswith(REGION)),
         )
         library = (one for one in step.kernels if isinstance(one, InstalledKernel))
         installed = tuple(one for one in library if one.library in config.kernels)

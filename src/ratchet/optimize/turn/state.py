@@ -6,7 +6,7 @@ from collections.abc import Callable
 from dataclasses import asdict, dataclass, field
 from typing import TypeVar
 
-from pydantic import TypeAdapter
+import msgspec
 
 from ratchet.base import scratch
 from ratchet.base.errors import DeadlinePassed
@@ -101,14 +101,14 @@ class Turn:
     ) -> Answered:
         """Return the ledger's answer for this workload, device and software, or compute it.
 
-        `answer` is its type: a dataclass, a pydantic model, or JSON's own.
+        `answer` is its type: a dataclass, a Struct, or JSON's own.
         Raises DeadlinePassed if the stage ends before `compute` does, now or in an earlier turn
         whose stage ended no sooner.
         """
         found = self.known(kind, key)
         if found is not None:
             self.recalled += not self.is_own(kind, key)
-            return TypeAdapter(answer).validate_python(found)
+            return msgspec.convert(found, answer)
         self._check_cut(kind, key)
         try:
             computed = compute()
@@ -116,7 +116,7 @@ class Turn:
             self.arms.forget_dead()
             self._remember("cut", f"{kind}:{key}", {"until_s": self.schedule.stage_ends_s})
             raise
-        self._remember(kind, key, TypeAdapter(answer).dump_python(computed, mode="json"))
+        self._remember(kind, key, msgspec.to_builtins(computed))
         self._noted_s = self.schedule.spent_s
         return computed
 
@@ -126,7 +126,7 @@ class Turn:
         """Compute what the ledger knows once more, because a file that belongs to it is gone."""
         self.schedule.check(f"repeat this {kind}")
         computed = compute()
-        self._remember(kind, key, TypeAdapter(answer).dump_python(computed, mode="json"))
+        self._remember(kind, key, msgspec.to_builtins(computed))
         return computed
 
     def _remember(self, kind: str, key: str, payload: Json) -> None:

@@ -7,6 +7,7 @@ from collections.abc import Iterable
 from dataclasses import asdict, dataclass, replace
 from typing import Final
 
+import msgspec
 import torch
 from torch import Tensor, nn
 from torch.optim import Optimizer
@@ -82,7 +83,7 @@ class MemoryArm:
             why_not_fused=why_not_fused(optimizers, workload.model),
             why_not_in_backward=why_not_in_backward(workload),
         )
-        return {**asdict(shape), "written": shape.written.model_dump(mode="json")}
+        return {**asdict(shape), "written": msgspec.to_builtins(shape.written)}
 
     def measure(self, config: dict[str, Json]) -> dict[str, Json]:
         """Run a step of a StepConfig after a warm-up and return a MeasuredStep as JSON."""
@@ -215,7 +216,7 @@ def shape_of(arm: ArmProcess) -> StepShape:
 def measure(arm: ArmProcess, config: StepConfig) -> MeasuredStep | None:
     """Return the measured step; None if the device has no room for it."""
     try:
-        found = arm.call("measure", config=config.model_dump(mode="json"))
+        found = arm.call("measure", config=msgspec.to_builtins(config))
     except DeviceError:
         return None
     parts = MemoryParts(**found.pop("parts"))

@@ -6,6 +6,8 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field, replace
 from typing import Final
 
+import msgspec
+
 from ratchet.base.errors import DeviceError, PlanError
 from ratchet.base.json_value import Json
 from ratchet.judge.steps.arms import ArmProcess
@@ -124,11 +126,10 @@ def step_memory(request: MemoryRequest, told: Told) -> StepMemory:
     """
     with memory_arm(request.workload, dict(request.options)) as arm:
         shape = shape_of(arm)
-        config = shape.written.model_copy(
-            update={
-                "compile_mode": "default" if request.compiled else None,
-                "optimizer": "fused" if request.fused else shape.written.optimizer,
-            }
+        config = msgspec.structs.replace(
+            shape.written,
+            compile_mode="default" if request.compiled else None,
+            optimizer="fused" if request.fused else shape.written.optimizer,
         )
         told("the step as written")
         written = measure(arm, config)
@@ -162,7 +163,7 @@ def step_memory(request: MemoryRequest, told: Told) -> StepMemory:
 
 def planned(config: StepConfig, choices: str) -> StepConfig:
     """Return the config whose blocks choose `choices`; a model without blocks has none."""
-    return config.model_copy(update={"checkpointing": f"plan:{choices}" if choices else "none"})
+    return msgspec.structs.replace(config, checkpointing=f"plan:{choices}" if choices else "none")
 
 
 def _climbed(search: _FitSearch) -> _FittingRung:
@@ -211,7 +212,7 @@ def _eager_steps(
 ) -> dict[str, MeasuredStep]:
     """Measure an eager step for each choice that is not in `known`; on a GPU, offload is one."""
     blocks = len(search.shape.blocks)
-    eager = search.config.model_copy(update={"compile_mode": None})
+    eager = msgspec.structs.replace(search.config, compile_mode=None)
     steps: dict[str, MeasuredStep] = {}
     offloads = search.shape.device.startswith("cuda") and not search.request.compiled
     for choice in ("o" if offloads else "") + SMALLEST_FIRST:

@@ -183,7 +183,7 @@ def _lines(
     for line in sorted(found, key=share, reverse=True)[:MOST_LINES]:
         own = _hottest_of(assembly.get(line.place, []), min(left, MOST_OF_A_LINE))
         left -= len(own)
-        kept.append(line.model_copy(update={"assembly": own}))
+        kept.append(msgspec.structs.replace(line, assembly=own))
     return kept
 
 
