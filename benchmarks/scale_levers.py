@@ -120,7 +120,7 @@ def run(asked: RankRequest, folder: Path, names: Sequence[str], ranks: int) -> l
 
 def rows(found: Sequence[RankResult], folder: Path) -> list[Mapping[str, float | str | bool]]:
     """Return each arm's figures beside DDP's defaults."""
-    samples = found[0].timed()
+    samples = found[0].samples
     floor = aa_floor(samples, DEFAULTS, TWIN)
     losses = found[0].arms[DEFAULTS].losses
     told: list[Mapping[str, float | str | bool]] = []

@@ -75,7 +75,7 @@ def test_a_step_is_checked_run_and_described(
     assert (told["optimizer"], told["why_not_fused"]) == (optimizer, why_not_fused)
     assert told["written"]["precision"] == precision
     assert told["is_random"] == (name == "noisy")
-    assert told["uncompiled"] == (["LSTM"] if name == "lstm" else [])
+    assert told["uncompiled"] == (("LSTM",) if name == "lstm" else ())
     assert told["flops_per_step"] > 0 and not told["warnings"]
     same = judge_gradients(*[tmp_path / "written"] * 3)
     assert same.passed and len(same.parameters) == len(found._step.parameters)

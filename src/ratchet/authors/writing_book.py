@@ -11,11 +11,10 @@ import msgspec
 from ratchet.authors.author import Answer
 from ratchet.authors.search.transfer import Earlier
 from ratchet.base.errors import LedgerError
-from ratchet.base.json_value import Json
 from ratchet.judge.revision import revision
 from ratchet.kernels.kernel import Kernel
 from ratchet.ledger.store import Ledger
-from ratchet.ledger.tables import Fingerprint
+from ratchet.ledger.tables import Fingerprint, Payload
 from ratchet.problems.problem import Problem
 
 Ended = Literal["", "finished", "interrupted", "failed"]
@@ -133,7 +132,7 @@ class WritingBook:
         runs = [one for one in self._runs(problem_hash) if one.options.judge == revision()]
         return max((one.options.budget_s for one in runs if one.ended == "finished"), default=0.0)
 
-    def proven(self, problem_hash: str) -> list[tuple[Kernel, dict[str, Json]]]:
+    def proven(self, problem_hash: str) -> list[tuple[Kernel, Payload]]:
         """Return every kernel that is proven for a problem here, with its verdict."""
         verdicts = self.ledger.proven_kernels(problem_hash, self._here, judge=revision())
         return [(self.kernel(one["kernel_hash"]), one) for one in verdicts]
@@ -185,6 +184,6 @@ class WritingBook:
         )
 
 
-def _low(verdict: Mapping[str, Json]) -> float:
+def _low(verdict: Payload) -> float:
     ratio = (verdict.get("speedup") or {}).get("vs_reference")
     return float(ratio["low"]) if ratio else 0.0

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import asdict
 from typing import Annotated
 
 import typer
@@ -67,6 +68,6 @@ def bench(
         return
     results = bench_all(workloads or [], options=options, steps=steps, ledger=ledger)
     if as_json:
-        print_json({"results": results})
+        print_json({"results": [asdict(one) for one in results]})
     else:
         print_bench(results)

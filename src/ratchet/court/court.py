@@ -13,7 +13,6 @@ import msgspec
 
 from ratchet import __version__, lab
 from ratchet.base.errors import DeviceError, LedgerError
-from ratchet.base.json_value import Json
 from ratchet.base.process.channel import Message
 from ratchet.court.fleet.machines import Fleet, LocalFleet
 from ratchet.court.static_rank import TARGET, screening_of
@@ -26,6 +25,7 @@ from ratchet.kernels.kernel import Kernel, Language
 from ratchet.ledger import Fingerprint, Ledger
 from ratchet.ledger.connect import utc_now
 from ratchet.ledger.place import resolve, shown
+from ratchet.ledger.tables import Payload
 from ratchet.problems.problem import Problem
 from ratchet.problems.problem_file import described
 
@@ -77,7 +77,7 @@ class Court:
         if self._owned:
             self.ledger.close()
 
-    def judged_on(self) -> tuple[dict[str, Json], dict[str, str]]:
+    def judged_on(self) -> tuple[Payload, dict[str, str]]:
         """Return the device and the versions that stand beside every figure."""
         versions = {"ratchet": __version__, **asdict(self.fleet.versions)}
         return dict(describe_device(self.device)), versions
@@ -199,12 +199,12 @@ class Court:
 
     def _newest(
         self, kernel: Kernel, problem: Problem, terms: Terms
-    ) -> tuple[JudgedKernel, dict[str, Json]] | None:
+    ) -> tuple[JudgedKernel, Payload] | None:
         here = self.fingerprint_for(kernel, terms)
         found = self.ledger.verdict(kernel.hash, problem.hash, here, judge=revision())
         if found is None:
             return None
-        trial: dict[str, Json] = found.pop("trial", {})
+        trial: Payload = found.pop("trial", {})
         judged = JudgedKernel(
             verdict=msgspec.convert(found, Verdict),
             kernel=kernel,

@@ -9,7 +9,6 @@ from typing import Literal
 
 import msgspec
 
-from ratchet.base.json_value import Json
 from ratchet.judge.trial.kernel_checks import SLOWEST_FACTOR
 from ratchet.judge.verdict import Ratio, Speedups, Status
 
@@ -146,7 +145,7 @@ class SuiteResult(_ScoreModel, kw_only=True):
     summary: dict[Literal["all", "answered"], SuiteSummary]
     rows: list[SuiteRow]
     interrupted: bool
-    device: dict[str, Json]
+    device: dict[str, object]
     versions: dict[str, str]
     command: str
     started_at: str

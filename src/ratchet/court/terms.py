@@ -8,7 +8,6 @@ from dataclasses import asdict, dataclass
 import msgspec
 
 from ratchet import __version__
-from ratchet.base.json_value import Json
 from ratchet.judge.options import PROFILED
 from ratchet.judge.verdict import Verdict
 from ratchet.kernels.kernel import Kernel
@@ -50,7 +49,7 @@ class JudgedKernel:
     recalled: bool
     """True if the ledger held the verdict and it was not judged again."""
 
-    def to_json(self) -> dict[str, Json]:
+    def to_json(self) -> dict[str, object]:
         """Return the document behind a verdict's file and page."""
         return {
             "verdict": msgspec.to_builtins(self.verdict),

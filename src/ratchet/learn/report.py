@@ -11,7 +11,6 @@ import msgspec
 
 from ratchet.base.errors import LearnError
 from ratchet.base.files import write_whole
-from ratchet.base.json_value import Json
 from ratchet.learn.evaluate import Evaluation
 
 
@@ -43,13 +42,13 @@ class LearnReport(msgspec.Struct, frozen=True, kw_only=True):
     rounds: tuple[RoundRow, ...] = ()
     figures: list[tuple[str, str]] = []
     notes: tuple[str, ...] = ()
-    device: dict[str, Json] = {}
+    device: dict[str, object] = {}
     policy: str = ""
     """Folder of the policy."""
 
-    def to_json(self) -> dict[str, Json]:
+    def to_json(self) -> dict[str, object]:
         """Return dicts, lists, numbers and strings."""
-        found: dict[str, Json] = msgspec.to_builtins(self)
+        found: dict[str, object] = msgspec.to_builtins(self)
         return found
 
 

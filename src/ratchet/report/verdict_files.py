@@ -10,7 +10,6 @@ import msgspec
 
 from ratchet.base import files
 from ratchet.base.errors import RatchetError
-from ratchet.base.json_value import Json
 from ratchet.court.score import SuiteResult
 from ratchet.court.terms import JudgedKernel
 from ratchet.report.suite import render_suite_page
@@ -49,7 +48,7 @@ def _stem(judged: JudgedKernel) -> str:
     return "-".join([files.slug(judged.problem.name), *(one[:8] for one in hashes)])
 
 
-def _write(paths: Mapping[str, Path], document: Mapping[str, Json], page: str) -> None:
+def _write(paths: Mapping[str, Path], document: Mapping[str, object], page: str) -> None:
     """Write a document and its page; the page's path comes second."""
     texts = (json.dumps(document, indent=1), page)
     named = zip(paths.values(), texts, strict=True)

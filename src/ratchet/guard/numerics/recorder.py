@@ -31,6 +31,7 @@ from ratchet.guard.numerics.watch import (
 from ratchet.workloads import load
 from ratchet.workloads.blame import batch_of, user_place
 from ratchet.workloads.config import StepConfig
+from ratchet.workloads.names import LoadOptions
 from ratchet.workloads.step import TrainingStep
 from ratchet.workloads.workload import Batch, Workload
 
@@ -40,13 +41,13 @@ FACTORY = "ratchet.guard.numerics.recorder:make_recorder"
 def make_recorder(
     *,
     workload: str,
-    options: Mapping[str, object],
+    options: LoadOptions,
     changes: Mapping[str, object],
     recipe: str | None,
     double: bool = False,
 ) -> NumericsRecorder:
     """Build a workload whose step is recorded; `double` runs all of it in fp64, eagerly."""
-    return NumericsRecorder(workload, dict(options), dict(changes), recipe, double=double)
+    return NumericsRecorder(workload, options, dict(changes), recipe, double=double)
 
 
 class NumericsRecorder:
@@ -57,8 +58,8 @@ class NumericsRecorder:
     def __init__(
         self,
         workload: str,
-        options: dict[str, Json],
-        changes: dict[str, Json],
+        options: LoadOptions,
+        changes: dict[str, object],
         recipe: str | None,
         *,
         double: bool,
@@ -70,10 +71,10 @@ class NumericsRecorder:
     def step(self, iterations: int) -> None:
         raise GuardError("a recorded side is never timed")
 
-    def describe(self) -> dict[str, Json]:
+    def describe(self) -> dict[str, object]:
         return {}
 
-    def record(self, folder: str, batches: int) -> dict[str, Json]:
+    def record(self, folder: str, batches: int) -> dict[str, object]:
         """Write the outputs and gradients of `batches` steps without updates (JSON: names, losses).
 
         The files are forward-, backward- and parameters-INDEX.safetensors.
@@ -127,7 +128,7 @@ class NumericsRecorder:
         save_file({f"{at:06d}": tensor for at, (_, tensor) in enumerate(mode.found)}, Path(path))
         return [name for name, _ in mode.found]
 
-    def hunt(self, steps: int) -> dict[str, Json] | None:
+    def hunt(self, steps: int) -> dict[str, object] | None:
         """Return the first op of `steps` training steps that made a NaN or an infinity."""
         step = self._build()
         for index in range(steps):

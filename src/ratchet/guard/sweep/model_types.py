@@ -22,7 +22,6 @@ import msgspec
 from ratchet import __version__
 from ratchet.base import files
 from ratchet.base.errors import GuardError
-from ratchet.base.json_value import Json
 from ratchet.base.process import families, watchdog
 from ratchet.guard.repro.needs import RATCHET
 from ratchet.guard.repro.scripts import SWEEP_SCRIPT
@@ -86,7 +85,7 @@ class SweepResult:
         found = Counter(row.status for row in self.rows)
         return {status: found[status] for status in STATUSES}
 
-    def as_json(self) -> dict[str, Json]:
+    def as_json(self) -> dict[str, object]:
         return {
             "versions": self.versions,
             "device": self.device,

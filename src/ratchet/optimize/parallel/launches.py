@@ -12,10 +12,10 @@ import msgspec
 
 from ratchet.base import scratch
 from ratchet.base.errors import RatchetError
-from ratchet.base.json_value import Json
 from ratchet.devices.probe import Device, probe
 from ratchet.ledger import Ledger
 from ratchet.ledger.connect import utc_now
+from ratchet.ledger.tables import Payload
 from ratchet.optimize.parallel.bench import communication_of
 from ratchet.optimize.parallel.launch import run_ranks
 from ratchet.optimize.parallel.rank import RankArm, RankRequest, RankResult
@@ -79,7 +79,7 @@ class RankLaunches:
         """Note that the turn came to its end, so that nothing is left to resume."""
         self._remember(TURN, self._key(), {"finished": True})
 
-    def _launch(self, asked: RankRequest) -> dict[str, Json]:
+    def _launch(self, asked: RankRequest) -> Payload:
         began_s = time.monotonic()
         with scratch.folder("ranks") as folder:
             found = run_ranks(asked, folder)
@@ -87,7 +87,7 @@ class RankLaunches:
                 max(communication_of(folder / one.arms[name].trace).exposed_s for one in found)
                 for name in (asked.arms if asked.traced else ())
             ]
-        timed_s = [one.wall_time_s for one in found[0].timed()] or [0.0]
+        timed_s = [one.wall_time_s for one in found[0].samples] or [0.0]
         return {
             "ranks": [msgspec.to_builtins(one) for one in found],
             "exposed_s": exposed,
@@ -110,18 +110,18 @@ class RankLaunches:
         return str(found["began_at"])
 
     def _key(self, asked: RankRequest | None = None) -> str:
-        content: dict[str, Json] = {"settings": self.settings.key(), "layout": str(self.layout)}
+        content: Payload = {"settings": self.settings.key(), "layout": str(self.layout)}
         if asked is not None:  # its rounds are what the budget has time for
             content["asked"] = msgspec.to_builtins(asked)
             del content["asked"]["rounds"]
         return hashlib.sha256(json.dumps(content, sort_keys=True).encode()).hexdigest()
 
-    def _recall(self, kind: str, key: str) -> dict[str, Json] | None:
+    def _recall(self, kind: str, key: str) -> Payload | None:
         with Ledger.open(self.settings.ledger) as ledger:
             here = ledger.here(self._device())
             return ledger.recall(kind, key, fingerprint=here, since=self._began_at)
 
-    def _remember(self, kind: str, key: str, payload: dict[str, Json]) -> None:
+    def _remember(self, kind: str, key: str, payload: Payload) -> None:
         with Ledger.open(self.settings.ledger) as ledger:
             ledger.remember(kind, key, payload, fingerprint=ledger.here(self._device()))
 

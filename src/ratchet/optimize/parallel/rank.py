@@ -23,7 +23,6 @@ from torch.distributed.tensor import DTensor
 from torch.profiler import ProfilerActivity, profile, schedule
 
 from ratchet.base.errors import RatchetError
-from ratchet.base.json_value import Json
 from ratchet.measure.arm import Timing
 from ratchet.measure.rounds import run_rounds
 from ratchet.measure.samples import Sample
@@ -34,6 +33,7 @@ from ratchet.workloads.blame import batch_of
 from ratchet.workloads.config import StepConfig
 from ratchet.workloads.counting import count
 from ratchet.workloads.load import load
+from ratchet.workloads.names import LoadOptions
 from ratchet.workloads.parallel.layout import parse_parallel
 from ratchet.workloads.parallel.meshes import joined, rank_device
 from ratchet.workloads.parallel.parallelize import dimensions, mean_loss, parallelize
@@ -77,7 +77,7 @@ class RankRequest(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fiel
     """The work of all ranks: `rounds` timed steps of each arm side by side, or losses alone."""
 
     workload: str
-    options: dict[str, Json]
+    options: LoadOptions
     """Options of `load`; `device` is a kind, cpu or cuda."""
     layout: str
     arms: dict[str, RankArm]
@@ -120,13 +120,9 @@ class RankResult(msgspec.Struct, kw_only=True):
     sequence: int
     """Tokens of a sequence; 0 if the batches hold none."""
     parameters: int
-    samples: list[dict[str, Json]]
-    """A `measure.Sample` each; a sample's time is that of the slowest rank."""
+    samples: list[Sample]
+    """A sample's time is that of the slowest rank."""
     arms: dict[str, ArmOnRank]
-
-    def timed(self) -> list[Sample]:
-        """Return the samples."""
-        return [Sample(**one) for one in self.samples]
 
 
 class _Arm:
@@ -135,7 +131,7 @@ class _Arm:
     def __init__(self, name: str, asked: RankRequest, device: torch.device) -> None:
         self.name = name
         arm = asked.arms[name]
-        workload = load(asked.workload, **{**asked.options, "device": str(device)})
+        workload = load(asked.workload, **LoadOptions(**{**asked.options, "device": str(device)}))
         if asked.shrunk:
             assert workload.shrink is not None
             workload = workload.shrink(int(asked.options.get("seed", 0)))
@@ -255,7 +251,7 @@ def run(asked: RankRequest, folder: Path) -> RankResult:
             items_per_step=first.items,
             sequence=first.sequence,
             parameters=first.parameters,
-            samples=[sample.as_json() for sample in samples],
+            samples=samples,
             arms={
                 name: ArmOnRank(
                     first_step_s=first_s[name],

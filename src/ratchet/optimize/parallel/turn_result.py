@@ -7,7 +7,6 @@ from typing import Literal
 
 import msgspec
 
-from ratchet.base.json_value import Json
 from ratchet.optimize.parallel.rank import RankArm
 from ratchet.optimize.turn.optimize_result import Change
 
@@ -60,7 +59,7 @@ class ParallelTurn:
     """Runs a script that applies the recipe."""
     versions: dict[str, str] = field(default_factory=dict)
 
-    def document(self) -> dict[str, Json]:
+    def document(self) -> dict[str, object]:
         """Return the JSON document of the turn."""
         return {
             **asdict(self),

@@ -8,9 +8,9 @@ from dataclasses import dataclass
 
 import msgspec
 
-from ratchet.base.json_value import Json
 from ratchet.optimize.step.installed import AnyKernel
 from ratchet.workloads.config import AROUND_GRAPHS, StepConfig
+from ratchet.workloads.names import LoadOptions
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -34,7 +34,7 @@ class Candidate:
         config = msgspec.structs.replace(self.config, **AROUND_GRAPHS)
         return Candidate(title="", config=config, kernels=self.kernels).key()
 
-    def arguments(self, workload: str, options: dict[str, Json]) -> dict[str, Json]:
+    def arguments(self, workload: str, options: LoadOptions) -> dict[str, object]:
         """Return the JSON arguments of the arm's factory."""
         return {
             "workload": workload,

@@ -14,7 +14,6 @@ from torch.nn.functional import scaled_dot_product_attention
 from torch.overrides import TorchFunctionMode
 from torch.profiler import ProfilerActivity, profile, record_function
 
-from ratchet.base.json_value import Json
 from ratchet.workloads.config import StepConfig
 from ratchet.workloads.counting import count, samples_of
 from ratchet.workloads.flops import flops_of
@@ -175,7 +174,7 @@ def record_steps(
     path: Path,
     *,
     modules: bool = False,
-) -> dict[str, Json]:
+) -> dict[str, object]:
     """Write a Chrome trace of `steps` steps to `path`, with a mark around each step.
 
     With `modules`, each op lies in the call of its module; every Python call is recorded for it.

@@ -9,7 +9,6 @@ from typing import Annotated, Any, Protocol, runtime_checkable
 import msgspec
 
 from ratchet.base.errors import KernelError, RecipeError
-from ratchet.base.json_value import Json
 from ratchet.graph.regions.foreign import check_region_problem
 from ratchet.graph.regions.region import region_name
 from ratchet.kernels import registry
@@ -72,9 +71,9 @@ class RegionKernel(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fie
     """The region's key."""
     hash: str
     """The kernel's, of its content."""
-    kernel: dict[str, Json]
+    kernel: dict[str, object]
     """`Kernel.as_json`."""
-    problem: dict[str, Json]
+    problem: dict[str, object]
     """`Problem.as_json`."""
 
     @property

@@ -73,7 +73,7 @@ class LiveArms:
         batch_size: int | None = None,
     ) -> ArmSpec:
         """Return the spec with which the judge starts a candidate in its own process."""
-        options = dict(self.settings.options)
+        options = self.settings.options.copy()
         if batch_size is not None:
             options["batch_size"] = batch_size
         arguments = candidate.arguments(self.settings.workload, options)

@@ -13,7 +13,6 @@ from ratchet.authors.workload_writing import SHORTEST_S, Asked, RegionRow, write
 from ratchet.authors.write import Follow
 from ratchet.authors.writing_result import WritingRequest, WritingResult, WrittenKernel
 from ratchet.base.errors import ArmFailure
-from ratchet.base.json_value import Json
 from ratchet.court.court import Court
 from ratchet.court.terms import Terms
 from ratchet.devices import catalogue
@@ -79,7 +78,7 @@ class DryRun:
     target: str | None = None
     kernels: tuple[TargetKernel, ...] = ()
 
-    def to_json(self) -> dict[str, Json]:
+    def to_json(self) -> dict[str, object]:
         """Return all of it as one JSON object."""
         workload = msgspec.to_builtins(self.workload)
         return {

@@ -6,7 +6,6 @@ from typing import Literal
 
 import msgspec
 
-from ratchet.base.json_value import Json
 from ratchet.judge.verdict import Verdict
 from ratchet.measure.samples import Sample
 from ratchet.workloads.config import StepConfig
@@ -248,7 +247,7 @@ class OptimizeResult(_Result, kw_only=True):
     workload: str
     source: str
     unit: str = "tokens"
-    device: dict[str, Json]
+    device: dict[str, object]
     versions: dict[str, str]
     command: str
     started_at: str

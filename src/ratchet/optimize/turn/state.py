@@ -14,6 +14,7 @@ from ratchet.base.json_value import Json
 from ratchet.devices.ceilings import Ceilings
 from ratchet.devices.probe import Device
 from ratchet.ledger import Fingerprint, Ledger
+from ratchet.ledger.tables import Payload
 from ratchet.measure.sitting import StartScatter
 from ratchet.optimize.turn.arms import LiveArms
 from ratchet.optimize.turn.costs import Costs
@@ -21,7 +22,7 @@ from ratchet.optimize.turn.optimize_result import Omission
 from ratchet.optimize.turn.schedule import SAME_END_S, START_TOGETHER, TurnSchedule
 from ratchet.optimize.turn.settings import Settings
 
-Listener = Callable[[str, dict[str, Json]], None]
+Listener = Callable[[str, Payload], None]
 SCATTER, MOST_KNOWN = "scatter", 20.0
 """Evidence of how far starts differ, and the degrees of freedom that older turns keep in it."""
 Answered = TypeVar("Answered")
@@ -129,7 +130,7 @@ class Turn:
         self._remember(kind, key, msgspec.to_builtins(computed))
         return computed
 
-    def _remember(self, kind: str, key: str, payload: Json) -> None:
+    def _remember(self, kind: str, key: str, payload: object) -> None:
         self._own.add(f"{kind}:{key}")
         took_s = self.schedule.spent_s - self._noted_s
         evidence = {"answer": payload, "took_s": took_s, "costs": asdict(self.costs)}
@@ -163,7 +164,7 @@ class Turn:
         """Return True if the ledger knows the answer, without advancing the clock."""
         return self._recall(kind, key) is not None
 
-    def _recall(self, kind: str, key: str) -> dict[str, Json] | None:
+    def _recall(self, kind: str, key: str) -> Payload | None:
         return self.ledger.recall(kind, self._full_key(key), since=self.since)
 
     def forget_fruitless(self) -> None:

@@ -2,14 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 from dataclasses import dataclass, field, replace
 from typing import Final
 
 import msgspec
 
 from ratchet.base.errors import DeviceError, PlanError
-from ratchet.base.json_value import Json
 from ratchet.judge.steps.arms import ArmProcess
 from ratchet.plan.fit.arm import StepShape, measure, memory_arm, shape_of
 from ratchet.plan.fit.compiled import CompiledPlans
@@ -21,6 +20,7 @@ from ratchet.plan.fit.remedies import remedies
 from ratchet.workloads.blame import SMALLER
 from ratchet.workloads.checkpointing import CHOICES
 from ratchet.workloads.config import StepConfig
+from ratchet.workloads.names import LoadOptions
 
 Planner = Callable[[int], FitPlan | None]
 """Room in bytes -> the plan with the least recomputation in it."""
@@ -38,7 +38,7 @@ class MemoryRequest:
     """The words of a call."""
 
     workload: str
-    options: Mapping[str, Json] = field(default_factory=dict)
+    options: LoadOptions = field(default_factory=LoadOptions)
     budget_bytes: int | None = None
     compiled: bool = False
     fused: bool = False
@@ -124,7 +124,7 @@ def step_memory(request: MemoryRequest, told: Told) -> StepMemory:
     Raises PlanError if no plan fits, with what would, and DeviceError if the step as written does
     not fit and no budget was given.
     """
-    with memory_arm(request.workload, dict(request.options)) as arm:
+    with memory_arm(request.workload, request.options) as arm:
         shape = shape_of(arm)
         config = msgspec.structs.replace(
             shape.written,
@@ -231,7 +231,7 @@ def _tried(search: _FitSearch, answer: _FittingRung) -> StepMemory:
     room, plan, request = search.budget_bytes, answer.plan, search.request
     for attempt in range(ATTEMPTS):
         search.told(f"the plan {plan.choices or 'as written'}, in a process of its own")
-        with memory_arm(request.workload, dict(request.options)) as arm:
+        with memory_arm(request.workload, request.options) as arm:
             step = measure(arm, planned(with_levers(search.config, answer.rung), plan.choices))
         if step is None:
             raise PlanError(
