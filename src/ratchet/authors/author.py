@@ -7,8 +7,7 @@ import random
 from dataclasses import dataclass, field, fields
 from typing import Any, Final, Literal, Protocol
 
-import msgspec
-
+from ratchet.base.serialise import document_of
 from ratchet.judge.verdict import Screening, Verdict
 from ratchet.kernels.kernel import Kernel
 from ratchet.problems.problem import Problem
@@ -114,7 +113,7 @@ class Answer(Proposal):
 
     def as_json(self) -> dict[str, object]:
         """Return the answer without the kernel's source, which its hash finds in the ledger."""
-        found: dict[str, object] = msgspec.to_builtins(self)
+        found: dict[str, object] = document_of(self)
         del found["kernel"]
         own = {"kernel_hash": self.kernel_hash, "name": self.name, "language": self.language}
         return own | found

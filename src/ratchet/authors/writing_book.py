@@ -11,6 +11,7 @@ import msgspec
 from ratchet.authors.author import Answer
 from ratchet.authors.search.transfer import Earlier
 from ratchet.base.errors import LedgerError
+from ratchet.base.serialise import document_of
 from ratchet.judge.revision import revision
 from ratchet.kernels.kernel import Kernel
 from ratchet.ledger.store import Ledger
@@ -55,7 +56,7 @@ class WritingBook:
         """Append the start of a run, with its problem; return the run's identity."""
         run, key = uuid.uuid4().hex, problem.hash
         self.ledger.record_problem(key, problem.name, problem.as_json(), fingerprint=self._here)
-        self._event(run, "started", key, problem.name, msgspec.to_builtins(options))
+        self._event(run, "started", key, problem.name, document_of(options))
         return run
 
     def end(self, run: str, event: Ended, result: Mapping[str, object]) -> None:

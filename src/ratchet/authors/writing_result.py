@@ -8,6 +8,7 @@ import msgspec
 
 from ratchet.authors.author import Answer
 from ratchet.base.json_value import Json
+from ratchet.base.serialise import document_of
 from ratchet.judge.verdict import Verdict
 from ratchet.kernels.kernel import Language
 
@@ -129,5 +130,5 @@ class WritingResult(msgspec.Struct, frozen=True, kw_only=True):
 
 
 def _as_document(verdict: Verdict) -> dict[str, Json]:
-    found = msgspec.to_builtins(verdict)
+    found = document_of(verdict)
     return {name: value for name, value in found.items() if name not in ("samples", "static")}

@@ -6,10 +6,10 @@ import contextlib
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
-import msgspec
 import typer
 
 from ratchet.base.errors import RatchetError
+from ratchet.base.serialise import document_of
 from ratchet.cli.app import AsJson, Debug, DeviceName, LedgerUrl, app, print_json
 from ratchet.cli.judging import PROBLEM_HELP, EntryName, ScaleFactor
 from ratchet.cli.problems import list_problems, show_problem
@@ -274,7 +274,7 @@ def _report_one(judged: JudgedKernel, out: Path, as_json: bool) -> int:
     paths = write_verdict(judged, out)
     if as_json:
         print_json(
-            msgspec.to_builtins(judged.verdict)
+            document_of(judged.verdict)
             | {
                 "kernel": judged.kernel.name,
                 "problem": judged.problem.name,
@@ -310,7 +310,7 @@ def _judge_suite(
     result = run.result()
     paths = write_suite(result, pages, out)
     if as_json:
-        print_json(msgspec.to_builtins(result) | {"paths": paths})
+        print_json(document_of(result) | {"paths": paths})
     else:
         print_suite(result, paths)
     if result.interrupted:

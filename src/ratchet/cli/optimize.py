@@ -7,10 +7,10 @@ from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
-import msgspec
 import typer
 
 from ratchet.base.errors import RatchetError
+from ratchet.base.serialise import document_of
 from ratchet.cli.app import AsJson, Debug, DeviceName, LedgerUrl, app, print_json
 from ratchet.cli.options import BatchSize, ParallelWords, PrecisionName, SequenceLength, TextFile
 
@@ -152,6 +152,6 @@ def optimize(
     elif layout is not None:
         (print_json(ranks.document()) if as_json else print_parallel_turn(ranks))
     elif as_json:
-        print_json(msgspec.to_builtins(outcome.result))
+        print_json(document_of(outcome.result))
     else:
         print_result(outcome.result)

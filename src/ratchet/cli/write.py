@@ -10,6 +10,7 @@ import typer
 
 from ratchet import lab
 from ratchet.base.errors import RatchetError
+from ratchet.base.serialise import document_of
 from ratchet.cli.app import AsJson, Debug, DeviceName, LedgerUrl, app, print_json
 from ratchet.cli.judging import PROBLEM_HELP
 from ratchet.cli.options import BatchSize, PrecisionName, SequenceLength
@@ -286,9 +287,7 @@ def _write_all(
         )
     paths = write_summary(result, folder)
     if as_json:
-        import msgspec
-
-        print_json(msgspec.to_builtins(result) | {"paths": paths})
+        print_json(document_of(result) | {"paths": paths})
     else:
         print_workload(result, paths)
     if result.interrupted:

@@ -14,6 +14,7 @@ import msgspec
 from ratchet import __version__, lab
 from ratchet.base.errors import DeviceError, LedgerError
 from ratchet.base.process.channel import Message
+from ratchet.base.serialise import document_of
 from ratchet.court.fleet.machines import Fleet, LocalFleet
 from ratchet.court.static_rank import TARGET, screening_of
 from ratchet.court.terms import JudgedKernel, Terms, answers, trial_of
@@ -244,7 +245,7 @@ class Court:
             book.remember(TOOK, key, {"took_s": took_s}, fingerprint=here)
         book.record_kernel(kernel.hash, kernel.name, kernel.as_json(), fingerprint=here)
         book.record_problem(problem.hash, problem.name, problem.as_json(), fingerprint=here)
-        row = msgspec.to_builtins(judged.verdict)
+        row = document_of(judged.verdict)
         row["trial"] = trial_of(terms, judged.judged_at)
         book.record_verdict(row, fingerprint=here)
 

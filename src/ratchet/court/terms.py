@@ -8,6 +8,7 @@ from dataclasses import asdict, dataclass
 import msgspec
 
 from ratchet import __version__
+from ratchet.base.serialise import document_of
 from ratchet.judge.options import PROFILED
 from ratchet.judge.verdict import Verdict
 from ratchet.kernels.kernel import Kernel
@@ -52,7 +53,7 @@ class JudgedKernel:
     def to_json(self) -> dict[str, object]:
         """Return the document behind a verdict's file and page."""
         return {
-            "verdict": msgspec.to_builtins(self.verdict),
+            "verdict": document_of(self.verdict),
             "kernel": self.kernel.as_json(),
             "problem": self.problem.as_json(),
             "judged_at": self.judged_at,

@@ -20,6 +20,7 @@ import platformdirs
 from msgspec import Meta
 
 from ratchet.base.files import write_whole
+from ratchet.base.serialise import encoded
 from ratchet.devices.fingerprint import short_hash, software_fingerprint
 from ratchet.devices.probe import Device
 
@@ -183,6 +184,6 @@ def _is_due(path: Path, known: Ceilings) -> bool:
 def _write(path: Path, ceilings: Ceilings) -> None:
     try:
         path.parent.mkdir(parents=True, exist_ok=True)
-        write_whole(path, msgspec.json.format(msgspec.json.encode(ceilings), indent=1))
+        write_whole(path, encoded(ceilings, indent=1))
     except OSError as error:
         LOG.warning("measured ceilings are not kept: %s", error)

@@ -11,6 +11,7 @@ import msgspec
 
 from ratchet.base.errors import LearnError
 from ratchet.base.files import write_whole
+from ratchet.base.serialise import document_of
 from ratchet.learn.evaluate import Evaluation
 
 
@@ -48,7 +49,7 @@ class LearnReport(msgspec.Struct, frozen=True, kw_only=True):
 
     def to_json(self) -> dict[str, object]:
         """Return dicts, lists, numbers and strings."""
-        found: dict[str, object] = msgspec.to_builtins(self)
+        found: dict[str, object] = document_of(self)
         return found
 
 

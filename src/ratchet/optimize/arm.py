@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING
 import msgspec
 
 from ratchet.base.errors import WorkloadError
+from ratchet.base.serialise import document_of
 from ratchet.optimize.step.installed import activate_proven
 from ratchet.workloads.config import StepConfig
 from ratchet.workloads.names import LoadOptions
@@ -128,7 +129,7 @@ class StepArm:
         from ratchet.optimize.step.describe import describe_workload
 
         facts = describe_workload(self._step, self._batches[0])
-        return {**msgspec.to_builtins(facts), "warnings": self._warnings}
+        return {**document_of(facts), "warnings": self._warnings}
 
     def gradients(self, path: str, autocast: bool = False) -> dict[str, object]:
         """Write the first step's gradients (fp32, by parameter name) as safetensors to `path`.

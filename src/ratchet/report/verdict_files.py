@@ -6,10 +6,9 @@ import json
 from collections.abc import Mapping
 from pathlib import Path
 
-import msgspec
-
 from ratchet.base import files
 from ratchet.base.errors import RatchetError
+from ratchet.base.serialise import document_of
 from ratchet.court.score import SuiteResult
 from ratchet.court.terms import JudgedKernel
 from ratchet.report.suite import render_suite_page
@@ -38,7 +37,7 @@ def write_suite(result: SuiteResult, links: Mapping[str, str], out: Path) -> dic
     stem = files.slug(f"{result.suite}-{result.candidate}")
     paths = {"table": out / f"{stem}.json", "page": out / f"{stem}.html"}
     relative = {name: Path(path).relative_to(out).as_posix() for name, path in links.items()}
-    _write(paths, msgspec.to_builtins(result), render_suite_page(result, relative))
+    _write(paths, document_of(result), render_suite_page(result, relative))
     return {kind: str(path) for kind, path in paths.items()}
 
 

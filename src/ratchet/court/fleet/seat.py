@@ -14,6 +14,7 @@ import msgspec
 
 from ratchet import __version__
 from ratchet.base.errors import KernelError, RatchetError
+from ratchet.base.serialise import document_of
 from ratchet.court.fleet.machines import LocalFleet, lent
 from ratchet.court.fleet.messages import (
     JudgeOrder,
@@ -60,7 +61,7 @@ def _answered(order: Order, facts: SeatFacts, threads: int) -> SeatReply:
             seat["gpu"] = facts.gpu.fingerprint
         environment = {**verdict.environment, "seat": seat}
         named = msgspec.structs.replace(verdict, environment=environment)
-        return SeatReply(facts=facts, verdict=msgspec.to_builtins(named))
+        return SeatReply(facts=facts, verdict=document_of(named))
     found = here.screen(
         order.problem,
         order.kernels,

@@ -14,10 +14,9 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-import msgspec
-
 from ratchet.base import scratch
 from ratchet.base.errors import RatchetError
+from ratchet.base.serialise import document_of
 from ratchet.devices.probe import probe
 from ratchet.guard.compare.commands import CommandContest, CommandSide, run_command
 from ratchet.guard.compare.request import CompareRequest, Sides
@@ -56,7 +55,7 @@ def compare_sides(
         here = book.here(probe("cpu" if sides.commands else request.device))
         title = " : ".join(contest.titles)
         turn = book.start_turn(
-            title, msgspec.to_builtins(request.kept()), fingerprint=here, command=COMMAND
+            title, document_of(request.kept()), fingerprint=here, command=COMMAND
         )
         with book.failing(turn):
             outcome = compare_contest(

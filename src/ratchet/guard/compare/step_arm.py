@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING
 
 import msgspec
 
+from ratchet.base.serialise import document_of
 from ratchet.workloads.names import LoadOptions
 
 if TYPE_CHECKING:
@@ -41,7 +42,7 @@ def build(workload: Workload, changes: Mapping[str, object], recipe: str | None)
 
     if recipe is not None:
         return apply(workload, recipe, strict=True)
-    written = msgspec.to_builtins(workload.as_written())
+    written = document_of(workload.as_written())
     return build_step(workload, msgspec.convert({**written, **changes}, StepConfig))
 
 

@@ -15,6 +15,7 @@ from torch import Tensor, nn
 
 from ratchet.base.errors import GuardError
 from ratchet.base.json_value import Json
+from ratchet.base.serialise import document_of
 from ratchet.graph.steps import build_step
 from ratchet.guard.compare.step_arm import build
 from ratchet.guard.numerics.watch import (
@@ -180,7 +181,7 @@ class NumericsRecorder:
         workload = load(self._spec, **self._options)
         self._weights = {name: _digest(one) for name, one in workload.model.named_parameters()}
         if self._double:
-            written = {**msgspec.to_builtins(workload.as_written()), **self._changes}
+            written = {**document_of(workload.as_written()), **self._changes}
             config = msgspec.convert(
                 {**written, "precision": "fp32", "compile_mode": None}, StepConfig
             )

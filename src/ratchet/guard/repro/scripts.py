@@ -107,8 +107,7 @@ It needs:
 
 import json
 
-import msgspec
-
+from ratchet.base.serialise import document_of
 from ratchet.court.calls import judge
 from ratchet.kernels.kernel import Kernel
 from ratchet.problems.problem import Problem
@@ -120,7 +119,7 @@ if __name__ == "__main__":
     problem = Problem.from_json(DOCUMENT["problem"])
     kernel = Kernel.from_json(DOCUMENT["kernel"])
     print(kernel.source)
-    verdict = msgspec.to_builtins(judge(kernel, problem, **TERMS))
+    verdict = document_of(judge(kernel, problem, **TERMS))
     print(json.dumps(verdict, indent=2))
 '''
 

@@ -23,6 +23,7 @@ from ratchet import __version__
 from ratchet.base import files
 from ratchet.base.errors import GuardError
 from ratchet.base.process import families, watchdog
+from ratchet.base.serialise import document_of
 from ratchet.guard.repro.needs import RATCHET
 from ratchet.guard.repro.scripts import SWEEP_SCRIPT
 from ratchet.guard.repro.write import SCRIPT, Reported, quoted, write_finding
@@ -95,7 +96,7 @@ class SweepResult:
             "share": self.share,
             "least_share": LEAST_SHARE,
             "left_out": list(self.left_out),
-            "rows": [msgspec.to_builtins(row) for row in self.rows],
+            "rows": [document_of(row) for row in self.rows],
         }
 
 

@@ -14,6 +14,7 @@ import msgspec
 
 from ratchet.base.errors import RanksError, WorkloadError
 from ratchet.base.process import families
+from ratchet.base.serialise import encoded
 from ratchet.optimize.parallel.rank import RankRequest, RankResult
 from ratchet.workloads.parallel.layout import parse_parallel
 
@@ -37,7 +38,7 @@ def run_ranks(asked: RankRequest, folder: Path) -> tuple[RankResult, ...]:
     """
     world = parse_parallel(asked.layout).world
     request = folder / "request.json"
-    request.write_bytes(msgspec.json.encode(asked))
+    request.write_bytes(encoded(asked))
     cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count()
     environment = {"OMP_NUM_THREADS": str(max(1, (cores or 1) // world)), **os.environ}
     command = torchrun(world, "-m", "ratchet.optimize.parallel.rank", str(request), str(folder))

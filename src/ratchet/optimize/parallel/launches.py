@@ -12,6 +12,7 @@ import msgspec
 
 from ratchet.base import scratch
 from ratchet.base.errors import RatchetError
+from ratchet.base.serialise import document_of
 from ratchet.devices.probe import Device, probe
 from ratchet.ledger import Ledger
 from ratchet.ledger.connect import utc_now
@@ -89,7 +90,7 @@ class RankLaunches:
             ]
         timed_s = [one.wall_time_s for one in found[0].samples] or [0.0]
         return {
-            "ranks": [msgspec.to_builtins(one) for one in found],
+            "ranks": [document_of(one) for one in found],
             "exposed_s": exposed,
             "setup_s": time.monotonic() - began_s - sum(timed_s),
             "step_s": sum(timed_s) / len(timed_s),
@@ -112,7 +113,7 @@ class RankLaunches:
     def _key(self, asked: RankRequest | None = None) -> str:
         content: Payload = {"settings": self.settings.key(), "layout": str(self.layout)}
         if asked is not None:  # its rounds are what the budget has time for
-            content["asked"] = msgspec.to_builtins(asked)
+            content["asked"] = document_of(asked)
             del content["asked"]["rounds"]
         return hashlib.sha256(json.dumps(content, sort_keys=True).encode()).hexdigest()
 

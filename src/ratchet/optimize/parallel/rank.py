@@ -23,6 +23,7 @@ from torch.distributed.tensor import DTensor
 from torch.profiler import ProfilerActivity, profile, schedule
 
 from ratchet.base.errors import RatchetError
+from ratchet.base.serialise import document_of, encoded
 from ratchet.measure.arm import Timing
 from ratchet.measure.rounds import run_rounds
 from ratchet.measure.samples import Sample
@@ -226,7 +227,7 @@ def run(asked: RankRequest, folder: Path) -> RankResult:
     device = rank_device(str(asked.options.get("device", "cpu")))
     for one in asked.arms.values():
         if one.step is not None:
-            activate_proven([msgspec.to_builtins(kernel) for kernel in one.step.kernels])
+            activate_proven([document_of(kernel) for kernel in one.step.kernels])
     with joined(device, wait_s=asked.wait_s):
         arms = {name: _Arm(name, asked, device) for name in asked.arms}
         errors = gradient_errors(arms) if len(arms) > 1 and not asked.shrunk else {}
@@ -325,7 +326,7 @@ def main(request: str, folder: str) -> int:
     except RatchetError as error:
         Path(folder, f"error_{rank}.txt").write_text(str(error))
         return 2
-    Path(folder, f"rank_{rank}.json").write_bytes(msgspec.json.encode(found))
+    Path(folder, f"rank_{rank}.json").write_bytes(encoded(found))
     return 0
 
 

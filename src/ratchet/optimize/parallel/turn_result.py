@@ -5,8 +5,7 @@ from __future__ import annotations
 from dataclasses import asdict, dataclass, field
 from typing import Literal
 
-import msgspec
-
+from ratchet.base.serialise import document_of
 from ratchet.optimize.parallel.rank import RankArm
 from ratchet.optimize.turn.optimize_result import Change
 
@@ -63,6 +62,6 @@ class ParallelTurn:
         """Return the JSON document of the turn."""
         return {
             **asdict(self),
-            "tuned": msgspec.to_builtins(self.tuned),
-            "one_process": [msgspec.to_builtins(one) for one in self.one_process],
+            "tuned": document_of(self.tuned),
+            "one_process": [document_of(one) for one in self.one_process],
         }

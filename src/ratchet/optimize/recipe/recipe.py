@@ -11,6 +11,7 @@ import msgspec
 from ratchet.base import files
 from ratchet.base.errors import ForeignRecipe, RecipeError
 from ratchet.base.json_value import Json
+from ratchet.base.serialise import document_of, encoded
 from ratchet.optimize.step.describe import ModelSignature
 from ratchet.optimize.step.installed import AnyKernel, as_kernel
 from ratchet.workloads.config import StepConfig
@@ -54,7 +55,7 @@ class Recipe(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=Tr
     def _digest(self) -> str:
         content = {
             name: value
-            for name, value in msgspec.to_builtins(self).items()
+            for name, value in document_of(self).items()
             if name != "checksum" and (value or name not in ADDED)
         }
         return hashlib.sha256(json.dumps(content, sort_keys=True).encode()).hexdigest()
@@ -62,8 +63,8 @@ class Recipe(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=Tr
     def save(self, path: Path) -> None:
         """Write the sealed recipe as JSON, atomically."""
         files.make_folder(path.parent)
-        text = msgspec.json.format(msgspec.json.encode(self.sealed()), indent=2)
-        files.write_whole(path, text + b"\n")
+        text = encoded(self.sealed(), indent=2)
+        files.write_whole(path, text)
 
     @classmethod
     def load(cls, path: str | Path) -> Recipe:

@@ -8,6 +8,7 @@ from dataclasses import dataclass
 
 import msgspec
 
+from ratchet.base.serialise import document_of
 from ratchet.optimize.step.installed import AnyKernel
 from ratchet.workloads.config import AROUND_GRAPHS, StepConfig
 from ratchet.workloads.names import LoadOptions
@@ -24,7 +25,7 @@ class Candidate:
     def key(self) -> str:
         """Hash everything that runs; the title does not count."""
         content = {
-            "config": msgspec.to_builtins(self.config),
+            "config": document_of(self.config),
             "kernels": sorted(kernel.hash for kernel in self.kernels),
         }
         return hashlib.sha256(json.dumps(content, sort_keys=True).encode()).hexdigest()[:24]
@@ -39,8 +40,8 @@ class Candidate:
         return {
             "workload": workload,
             "options": options,
-            "config": msgspec.to_builtins(self.config),
-            "kernels": [msgspec.to_builtins(kernel) for kernel in self.kernels],
+            "config": document_of(self.config),
+            "kernels": [document_of(kernel) for kernel in self.kernels],
         }
 
 

@@ -11,6 +11,7 @@ import msgspec
 
 from ratchet.base.errors import DeadlinePassed, RatchetError
 from ratchet.base.files import write_whole
+from ratchet.base.serialise import document_of, encoded
 from ratchet.devices import ceilings
 from ratchet.devices.ceilings import Ceilings
 from ratchet.devices.probe import describe_device
@@ -217,11 +218,7 @@ def make_recipe(
         kernels=best.kernels,
         model=facts.model,
         optimizer=facts.optimizer,
-        speedup={
-            name: msgspec.to_builtins(one)
-            for name, one in result.speedup.items()
-            if one is not None
-        },
+        speedup={name: document_of(one) for name, one in result.speedup.items() if one is not None},
         changes_arithmetic=best.config.precision != written.config.precision,
         created_at=datetime.now(UTC).isoformat(timespec="seconds"),
     ).sealed()
@@ -231,8 +228,8 @@ def write(result: OptimizeResult, recipe: Recipe, render: Callable[[OptimizeResu
     """Write the three files, each atomically."""
     try:
         recipe.save(Path(result.paths.recipe))
-        text = msgspec.json.format(msgspec.json.encode(result), indent=2)
-        write_whole(Path(result.paths.result), text + b"\n")
+        text = encoded(result, indent=2)
+        write_whole(Path(result.paths.result), text)
         write_whole(Path(result.paths.report), render(result).encode())
     except OSError as error:
         raise RatchetError(

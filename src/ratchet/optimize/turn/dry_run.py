@@ -13,6 +13,7 @@ from ratchet.authors.workload_writing import SHORTEST_S, Asked, RegionRow, write
 from ratchet.authors.write import Follow
 from ratchet.authors.writing_result import WritingRequest, WritingResult, WrittenKernel
 from ratchet.base.errors import ArmFailure
+from ratchet.base.serialise import document_of
 from ratchet.court.court import Court
 from ratchet.court.terms import Terms
 from ratchet.devices import catalogue
@@ -80,7 +81,7 @@ class DryRun:
 
     def to_json(self) -> dict[str, object]:
         """Return all of it as one JSON object."""
-        workload = msgspec.to_builtins(self.workload)
+        workload = document_of(self.workload)
         return {
             "workload": workload,
             "written": workload["written"],

@@ -14,6 +14,7 @@ import torch
 
 from ratchet import __version__
 from ratchet.base.errors import DeadlinePassed, DeviceError, RatchetError
+from ratchet.base.serialise import document_of
 from ratchet.devices import ceilings as device_ceilings
 from ratchet.devices.ceilings import Ceilings
 from ratchet.devices.fingerprint import software
@@ -69,7 +70,7 @@ def optimize(settings: Settings, listener: Listener = lambda event, details: Non
         with turn.ledger.failing(identity):
             outcome = _run(turn, describe(turn), started_at)
         turn.ledger.record_measurements(identity, outcome.samples, purpose="proof")
-        turn.ledger.record_recipe(identity, msgspec.to_builtins(outcome.recipe))
+        turn.ledger.record_recipe(identity, document_of(outcome.recipe))
         found = {name: getattr(outcome.result, name) for name in ("floor", "recipe_is")}
         found["without_kernels"] = turn.without_kernels
         turn.ledger.finish_turn(identity, {"speedup": outcome.recipe.speedup, **found})

@@ -11,6 +11,7 @@ import msgspec
 from ratchet.base import scratch
 from ratchet.base.errors import DeadlinePassed
 from ratchet.base.json_value import Json
+from ratchet.base.serialise import document_of
 from ratchet.devices.ceilings import Ceilings
 from ratchet.devices.probe import Device
 from ratchet.ledger import Fingerprint, Ledger
@@ -117,7 +118,7 @@ class Turn:
             self.arms.forget_dead()
             self._remember("cut", f"{kind}:{key}", {"until_s": self.schedule.stage_ends_s})
             raise
-        self._remember(kind, key, msgspec.to_builtins(computed))
+        self._remember(kind, key, document_of(computed))
         self._noted_s = self.schedule.spent_s
         return computed
 
@@ -127,7 +128,7 @@ class Turn:
         """Compute what the ledger knows once more, because a file that belongs to it is gone."""
         self.schedule.check(f"repeat this {kind}")
         computed = compute()
-        self._remember(kind, key, msgspec.to_builtins(computed))
+        self._remember(kind, key, document_of(computed))
         return computed
 
     def _remember(self, kind: str, key: str, payload: object) -> None:

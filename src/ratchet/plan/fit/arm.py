@@ -14,6 +14,7 @@ from torch.optim import Optimizer
 from torch.utils import _pytree as pytree
 
 from ratchet.base.errors import DeviceError, WorkloadError
+from ratchet.base.serialise import document_of
 from ratchet.graph.steps import build_step
 from ratchet.judge.steps.arms import ArmProcess, ArmSpec
 from ratchet.plan.fit.estimate import estimate_bytes
@@ -83,7 +84,7 @@ class MemoryArm:
             why_not_fused=why_not_fused(optimizers, workload.model),
             why_not_in_backward=why_not_in_backward(workload),
         )
-        found: dict[str, object] = msgspec.to_builtins(shape)
+        found: dict[str, object] = document_of(shape)
         return found
 
     def measure(self, config: object) -> dict[str, object]:
@@ -215,7 +216,7 @@ def shape_of(arm: ArmProcess) -> StepShape:
 def measure(arm: ArmProcess, config: StepConfig) -> MeasuredStep | None:
     """Return the measured step; None if the device has no room for it."""
     try:
-        found = arm.call("measure", config=msgspec.to_builtins(config))
+        found = arm.call("measure", config=document_of(config))
     except DeviceError:
         return None
     return msgspec.convert(found, MeasuredStep)

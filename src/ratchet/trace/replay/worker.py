@@ -31,7 +31,7 @@ def main(device: str, room_bytes: int) -> int:
         most = used + HEADROOM * room_bytes
         resource.setrlimit(resource.RLIMIT_AS, (most, resource.getrlimit(resource.RLIMIT_AS)[1]))
     named = torch.cuda.get_device_name() if device == "cuda" else "CPU"
-    _say(ReplayAbout(device=named, torch=torch.__version__, threads=torch.get_num_threads()))
+    _say(ReplayAbout(device=named, torch=str(torch.__version__), threads=torch.get_num_threads()))
     for line in sys.stdin:
         _say(_answer(line, device, room_bytes))
     return 0

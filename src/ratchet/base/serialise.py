@@ -1,0 +1,28 @@
+"""Turn Structs and dataclasses into JSON: the one place that does so."""
+
+from __future__ import annotations
+
+import msgspec
+
+from ratchet.base.json_value import Json
+
+
+def document_of(value: object) -> Json:
+    """Return a Struct or dataclass as dicts, lists and scalars, those of NumPy as Python's own."""
+    return msgspec.to_builtins(value, enc_hook=_scalar)
+
+
+def encoded(value: object, *, indent: int = 0) -> bytes:
+    """Return the JSON text of a Struct or dataclass; a number that is not finite becomes null."""
+    text = msgspec.json.encode(value, enc_hook=_scalar)
+    return msgspec.json.format(text, indent=indent) + b"\n" if indent else text
+
+
+def _scalar(value: object) -> Json:
+    """Return a scalar of a class that extends Python's, or of NumPy, as Python's own."""
+    for kind in (str, int, float):
+        if isinstance(value, kind):
+            return kind(value)
+    if hasattr(value, "item"):
+        return value.item()
+    raise NotImplementedError(f"no JSON for {type(value).__name__}")
