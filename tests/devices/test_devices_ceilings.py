@@ -226,7 +226,7 @@ def test_a_known_device_brings_its_paper_and_sources() -> None:
     assert report.paper.peak_flops_per_s["matrix_bf16"] == pytest.approx(1307.4e12)
     assert report.paper.memory_bytes_per_s == pytest.approx(5300e9)
     assert set(report.paper.sources) >= {"peak_dense.matrix_bf16", "memory_bandwidth"}
-    assert report.to_json()["target"] == "gfx942"
+    assert report.target == "gfx942"
     assert paper_of(Device(**{**_fields(device), "cores": 38})) is None
 
 

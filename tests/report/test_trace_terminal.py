@@ -55,7 +55,9 @@ def test_a_report_without_a_device(tmp_path: Path) -> None:
     assert "Why the device was idle" not in said and "Nothing stands out." in said
 
 
-def test_replayed_and_merged_traces_on_the_terminal(tmp_path: Path) -> None:
+def test_replayed_and_merged_traces_on_the_terminal(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     row = ReplayRow(
         op="aten::mm",
         shapes="[[2, 3], [3, 4]]",
@@ -82,7 +84,8 @@ def test_replayed_and_merged_traces_on_the_terminal(tmp_path: Path) -> None:
         left_out=7,
     )
     print_replay(replayed, console=out)
-    path = tmp_path / "all.json"
+    monkeypatch.chdir(tmp_path)
+    path = Path("all.json")
     path.write_bytes(bytes(2048))
     ranks = (MergedRank(rank=1, events=5, shift=-1500, file="r1.json"),)
     print_merged(Merged(path=path, ranks=ranks, aligned=False, faults=()), console=out)

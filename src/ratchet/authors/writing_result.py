@@ -113,7 +113,7 @@ class WritingResult(msgspec.Struct, frozen=True, kw_only=True):
     rows: tuple[Answer, ...]
     sources: dict[str, str]
     """Source of the kernels that the page shows, by hash."""
-    device: dict[str, Json]
+    device: dict[str, object]
     versions: dict[str, str]
     command: str
     started_at: str
@@ -121,14 +121,14 @@ class WritingResult(msgspec.Struct, frozen=True, kw_only=True):
     static: dict[str, Json] | None = None
     """The static profile of the best kernel on AMD targets, for Triton."""
 
-    def to_json(self) -> dict[str, Json]:
+    def to_json(self) -> dict[str, object]:
         """Return dicts, lists, numbers and strings."""
-        found: dict[str, Json] = msgspec.to_builtins(
+        found: dict[str, object] = msgspec.to_builtins(
             msgspec.structs.replace(self, rows=()), enc_hook=_as_document
         )
         return found | {"rows": [one.as_json() for one in self.rows]}
 
 
-def _as_document(verdict: Verdict) -> dict[str, Json]:
+def _as_document(verdict: Verdict) -> dict[str, object]:
     found = document_of(verdict)
     return {name: value for name, value in found.items() if name not in ("samples", "static")}

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from dataclasses import asdict
 from typing import Annotated
 
 import typer
@@ -68,6 +67,6 @@ def bench(
         return
     results = bench_all(workloads or [], options=options, steps=steps, ledger=ledger)
     if as_json:
-        print_json({"results": [asdict(one) for one in results]})
+        print_json({"results": results})
     else:
         print_bench(results)

@@ -195,7 +195,7 @@ def evaluate(
             for name, one in drawers.items()
         }
         if as_json:
-            return print_json({name: document_of(one) for name, one in found.items()})
+            return print_json(found)
         for name, one in found.items():
             print(
                 f"{name}: {one.answers} answers to {len(one.problems)} problems; "
@@ -264,7 +264,7 @@ def loop(
         result = Loop(config=config, options=options, court=court, out=out, show=show).run()
     paths = write_report(result, out, render_learn_page)
     if as_json:
-        return print_json(result.to_json() | {"paths": paths})
+        return print_json(document_of(result) | {"paths": paths})
     print_learning(result, paths)
 
 

@@ -10,7 +10,6 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from ratchet.base.errors import RatchetError
-from ratchet.base.serialise import document_of
 from ratchet.cli.app import AsJson, Debug, DeviceName, LedgerUrl, app, print_json
 from ratchet.cli.options import BatchSize, ParallelWords, PrecisionName, SequenceLength, TextFile
 
@@ -152,6 +151,6 @@ def optimize(
     elif layout is not None:
         (print_json(ranks.document()) if as_json else print_parallel_turn(ranks))
     elif as_json:
-        print_json(document_of(outcome.result))
+        print_json(outcome.result)
     else:
         print_result(outcome.result)

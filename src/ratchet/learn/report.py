@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import contextlib
-import json
 from collections.abc import Callable
 from pathlib import Path
 
@@ -11,7 +10,7 @@ import msgspec
 
 from ratchet.base.errors import LearnError
 from ratchet.base.files import write_whole
-from ratchet.base.serialise import document_of
+from ratchet.base.serialise import encoded
 from ratchet.learn.evaluate import Evaluation
 
 
@@ -47,11 +46,6 @@ class LearnReport(msgspec.Struct, frozen=True, kw_only=True):
     policy: str = ""
     """Folder of the policy."""
 
-    def to_json(self) -> dict[str, object]:
-        """Return dicts, lists, numbers and strings."""
-        found: dict[str, object] = document_of(self)
-        return found
-
 
 Render = Callable[[LearnReport], str]
 RESULT, PAGE = "result.json", "report.html"
@@ -64,7 +58,7 @@ def write_report(report: LearnReport, folder: Path, render: Render) -> dict[str,
         LearnError: they cannot be written.
     """
     try:
-        write_whole(folder / RESULT, (json.dumps(report.to_json(), indent=2) + "\n").encode())
+        write_whole(folder / RESULT, encoded(report, indent=2))
         write_whole(folder / PAGE, render(report).encode())
     except OSError as error:
         raise LearnError(

@@ -28,7 +28,7 @@ def write_verdict(judged: JudgedKernel, out: Path) -> dict[str, str]:
     """Write a verdict's JSON and its page; return the paths by kind."""
     stem = _stem(judged)
     paths = {"verdict": out / VERDICTS / f"{stem}.json", "page": out / VERDICTS / f"{stem}.html"}
-    _write(paths, judged.to_json(), render_verdict_page(judged))
+    _write(paths, document_of(judged), render_verdict_page(judged))
     return {kind: str(path) for kind, path in paths.items()}
 
 

@@ -63,8 +63,7 @@ class Recipe(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=Tr
     def save(self, path: Path) -> None:
         """Write the sealed recipe as JSON, atomically."""
         files.make_folder(path.parent)
-        text = encoded(self.sealed(), indent=2)
-        files.write_whole(path, text)
+        files.write_whole(path, encoded(self.sealed(), indent=2))
 
     @classmethod
     def load(cls, path: str | Path) -> Recipe:

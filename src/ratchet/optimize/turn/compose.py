@@ -228,8 +228,7 @@ def write(result: OptimizeResult, recipe: Recipe, render: Callable[[OptimizeResu
     """Write the three files, each atomically."""
     try:
         recipe.save(Path(result.paths.recipe))
-        text = encoded(result, indent=2)
-        write_whole(Path(result.paths.result), text)
+        write_whole(Path(result.paths.result), encoded(result, indent=2))
         write_whole(Path(result.paths.report), render(result).encode())
     except OSError as error:
         raise RatchetError(
