@@ -124,7 +124,7 @@ def write_one(problem: Problem, request: WritingRequest, ledger: str) -> Row:
             if found is not None
         )
         terms = Terms(time_limit_s=COMPARED_S, against_compile=True)
-        verdict = court.judge(kernel, problem, terms, fresh=True).verdict.model_dump(mode="json")
+        verdict = msgspec.to_builtins(court.judge(kernel, problem, terms, fresh=True).verdict)
     return row_of(problem, result, verdict, verdict["reason"])
 
 

@@ -18,6 +18,8 @@ import statistics
 import sys
 from typing import Any
 
+import msgspec
+
 from ratchet.base.errors import RatchetError
 from ratchet.devices.probe import Device, probe
 from ratchet.judge.steps.arms import ArmProcess, ArmSpec
@@ -53,7 +55,7 @@ LOSS = 0.02
 
 def candidate_of(changes: dict[str, Any], device: Device) -> Candidate:
     """Return one way to run the step, with the library's kernels as if they were proven."""
-    config = StepConfig.model_validate({**USUAL.model_dump(), **changes})
+    config = msgspec.convert({**msgspec.to_builtins(USUAL), **changes}, StepConfig)
     names = [*config.kernels, *(("adamw",) if config.optimizer == "kernel" else ())]
     kernels = tuple(
         InstalledKernel(library=name, entry=one.entry, hash=one.hash, isa=device.target)

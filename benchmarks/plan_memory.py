@@ -18,6 +18,8 @@ import time
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 
+import msgspec
+
 from ratchet.base.errors import RatchetError
 from ratchet.judge.steps.arms import ArmProcess
 from ratchet.plan.fit.arm import measure, memory_arm, shape_of
@@ -59,7 +61,7 @@ def cells(workload: str, kinds: Sequence[str]) -> Iterator[Cell]:
             one: step for one in "nsf" if (step := measure(arm, planned(written, one * blocks)))
         }
         costs = costs_of(eager, blocks)
-        compiled = written.model_copy(update={"compile_mode": "default"})
+        compiled = msgspec.structs.replace(written, compile_mode="default")
         found = _compiled(arm, compiled, costs) if "compiled" in kinds else []
     with memory_arm(workload, OPTIONS) as arm:
         if "eager" in kinds:

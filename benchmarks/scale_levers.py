@@ -24,6 +24,8 @@ import time
 from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 
+import msgspec
+
 from ratchet.base import scratch
 from ratchet.base.process import families
 from ratchet.measure.estimate import aa_floor, compare
@@ -81,7 +83,7 @@ def hosts(count: int, rate: str) -> Iterator[list[str]]:
 def run(asked: RankRequest, folder: Path, names: Sequence[str], ranks: int) -> list[RankResult]:
     """Run the request with one rank in each namespace, or all of them here without names."""
     request = folder / "request.json"
-    request.write_text(asked.model_dump_json())
+    request.write_bytes(msgspec.json.encode(asked))
     program = ("-m", "ratchet.optimize.parallel.rank", str(request), str(folder))
     start = (sys.executable, "-m", "torch.distributed.run")
     where = f"--master-addr={SUBNET}.1", f"--master-port={PORT}"
@@ -113,12 +115,12 @@ def run(asked: RankRequest, folder: Path, names: Sequence[str], ranks: int) -> l
         said = [one.read_text() for one in folder.glob("error_*.txt")]
         sys.exit(said[0] if said else (folder / "ranks.log").read_text()[-3000:])
     files = (folder / f"rank_{rank}.json" for rank in range(ranks))
-    return [RankResult.model_validate_json(one.read_bytes()) for one in files]
+    return [msgspec.json.decode(one.read_bytes(), type=RankResult) for one in files]
 
 
 def rows(found: Sequence[RankResult], folder: Path) -> list[Mapping[str, float | str | bool]]:
     """Return each arm's figures beside DDP's defaults."""
-    samples = found[0].timed()
+    samples = found[0].samples
     floor = aa_floor(samples, DEFAULTS, TWIN)
     losses = found[0].arms[DEFAULTS].losses
     told: list[Mapping[str, float | str | bool]] = []

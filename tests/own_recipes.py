@@ -5,6 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 from typing import Any
 
+import msgspec
 import torch
 from torch import Tensor, nn
 
@@ -98,7 +99,7 @@ def believe(ledger: str, kernels: tuple[InstalledKernel, ...]) -> None:
 
 def said(status: str, kernel: str, problem: str) -> dict[str, Any]:
     """A verdict as the ledger keeps it."""
-    verdict = made_up(status, kernel, problem).model_dump(mode="json")
+    verdict = msgspec.to_builtins(made_up(status, kernel, problem))
     return {**verdict, "trial": trial_of(Terms(), "")}
 
 

@@ -152,10 +152,7 @@ def test_the_command_is_the_library_call(
     monkeypatch.setattr(
         api,
         "run_turn",
-        lambda settings, _: (
-            turn.append(settings)
-            or SimpleNamespace(result=SimpleNamespace(model_dump=lambda mode: {}), recipe=None)
-        ),
+        lambda settings, _: turn.append(settings) or SimpleNamespace(result={}, recipe=None),
     )
     assert main(["optimize", "llama-tiny", "--budget", "2m", "--device", "cpu"]) == 0
     ratchet.optimize("llama-tiny", budget="2m", device="cpu")

@@ -50,7 +50,7 @@ def made_up(court: Court, monkeypatch: pytest.MonkeyPatch) -> MadeUpCourt:
     def keep(kernels: Any, problem: Any, terms: Any, *, fresh: bool = False) -> Iterator[Any]:
         """Keep the verdicts, as the real court does."""
         for judged in given(kernels, problem, terms):
-            own = judged.verdict.model_copy(update={"environment": {"judge": revision()}})
+            own = msgspec.structs.replace(judged.verdict, environment={"judge": revision()})
             yield court._kept(judged.kernel, problem, terms, own)
 
     monkeypatch.setattr(straw, "judge_all", keep)

@@ -76,13 +76,15 @@ class MadeUpCluster:
             return self._answer(SeatLost("gone"), seat.host)
         said = facts(seat.host) if seat.host not in self.hosts else self.hosts[seat.host]
         if isinstance(order, JudgeOrder):
-            verdict = Verdict(
-                status="correct",
-                reason=f"by {seat.host}",
-                isolation="none",
-                kernel_hash=kernels[0].hash,
-                problem_hash=order.problem_hash,
-            ).model_dump(mode="json")
+            verdict = msgspec.to_builtins(
+                Verdict(
+                    status="correct",
+                    reason=f"by {seat.host}",
+                    isolation="none",
+                    kernel_hash=kernels[0].hash,
+                    problem_hash=order.problem_hash,
+                )
+            )
             return self._answer(pack(SeatReply(facts=said, verdict=verdict)), seat.host)
         found = tuple(
             Screening(kernel_hash=one.hash, status="screened", reason=f"by {seat.host}")

@@ -5,6 +5,7 @@ from __future__ import annotations
 from dataclasses import replace
 from typing import Any
 
+import msgspec
 import pytest
 
 from ratchet.court.terms import Terms, answers, trial_of
@@ -15,7 +16,7 @@ ASKED = Terms(target="gfx942", compared=True)
 
 def said(status: Any, before: Terms, asked: Terms, **changes: Any) -> bool:
     verdict = Verdict(status=status, reason="", isolation="none", kernel_hash="k", problem_hash="p")
-    return answers(verdict.model_copy(update=changes), trial_of(before, ""), asked)
+    return answers(msgspec.structs.replace(verdict, **changes), trial_of(before, ""), asked)
 
 
 @pytest.mark.parametrize(

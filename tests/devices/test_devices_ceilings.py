@@ -7,9 +7,9 @@ import os
 from pathlib import Path
 from typing import Literal
 
+import msgspec
 import pytest
 import torch
-from pydantic import ValidationError
 
 from ratchet.devices import ceilings as room
 from ratchet.devices import rates
@@ -67,8 +67,8 @@ def test_asking_anew_replaces_what_was_kept(tmp_path: Path, counted: list[Device
 
 
 def test_a_bad_minute_is_made_up_for_later(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    slow = KNOWN.model_copy(
-        update={"gemm_flops_per_s": {"fp32": 1e11, "bf16": 5e11}, "copy_bytes_per_s": {"dram": 1e9}}
+    slow = msgspec.structs.replace(
+        KNOWN, gemm_flops_per_s={"fp32": 1e11, "bf16": 5e11}, copy_bytes_per_s={"dram": 1e9}
     )
     calls = iter([slow, KNOWN, KNOWN, KNOWN])
     monkeypatch.setattr(room, "_measured", lambda device: next(calls))
@@ -109,9 +109,9 @@ def test_the_thread_count_is_part_of_the_key(tmp_path: Path, counted: list[Devic
         b"\xff\xfe\x00",
         b"[]",
         b"null",
-        KNOWN.model_dump_json().encode()[:-40],
-        KNOWN.model_dump_json().replace("2e11", "-1").replace("200000000000.0", "-1").encode(),
-        KNOWN.model_dump_json().replace('"fp32":', '"fp32":null,"x":').encode(),
+        msgspec.json.encode(KNOWN)[:-40],
+        msgspec.json.encode(KNOWN).replace(b"200000000000.0", b"-1"),
+        msgspec.json.encode(KNOWN).replace(b'"fp32":', b'"fp32":null,"x":'),
     ],
 )
 def test_a_damaged_file_is_measured_again(
@@ -124,7 +124,7 @@ def test_a_damaged_file_is_measured_again(
         assert measure(CPU, folder=tmp_path) == KNOWN
     assert len(counted) == 2
     assert "measuring again" in caplog.text
-    assert Ceilings.model_validate_json(path.read_bytes()) == KNOWN
+    assert msgspec.json.decode(path.read_bytes(), type=Ceilings) == KNOWN
 
 
 def test_a_file_of_another_device_or_format_does_not_count(
@@ -133,7 +133,7 @@ def test_a_file_of_another_device_or_format_does_not_count(
     measure(CPU, folder=tmp_path)
     (path,) = tmp_path.iterdir()
     for changes in ({"device": "0" * 16}, {"format": 99}):
-        path.write_text(KNOWN.model_copy(update=changes).model_dump_json())
+        path.write_bytes(msgspec.json.encode(msgspec.structs.replace(KNOWN, **changes)))
         assert measure(CPU, folder=tmp_path) == KNOWN
     assert len(counted) == 3
 
@@ -171,10 +171,10 @@ def test_the_default_folder_is_the_platforms(monkeypatch: pytest.MonkeyPatch) ->
 
 @pytest.mark.parametrize("rate", [0.0, -1.0, float("nan"), float("inf")])
 def test_a_rate_that_is_no_rate_is_refused(rate: float) -> None:
-    content = KNOWN.model_dump()
+    content = msgspec.to_builtins(KNOWN)
     content["gemm_flops_per_s"] = {"fp32": rate}
-    with pytest.raises(ValidationError):
-        Ceilings(**content)
+    with pytest.raises(msgspec.ValidationError):
+        msgspec.convert(content, Ceilings)
 
 
 def test_working_sets_fit_their_level_and_dram_fits_none() -> None:
@@ -226,7 +226,7 @@ def test_a_known_device_brings_its_paper_and_sources() -> None:
     assert report.paper.peak_flops_per_s["matrix_bf16"] == pytest.approx(1307.4e12)
     assert report.paper.memory_bytes_per_s == pytest.approx(5300e9)
     assert set(report.paper.sources) >= {"peak_dense.matrix_bf16", "memory_bandwidth"}
-    assert report.to_json()["target"] == "gfx942"
+    assert report.target == "gfx942"
     assert paper_of(Device(**{**_fields(device), "cores": 38})) is None
 
 

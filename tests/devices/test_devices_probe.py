@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 import os
-from dataclasses import replace
+from dataclasses import asdict, replace
 from pathlib import Path
 from types import SimpleNamespace
 
@@ -277,7 +277,7 @@ def test_software_versions() -> None:
 
 
 def test_a_fingerprint_is_json() -> None:
-    found = fingerprint.fingerprint(probe("cpu")).to_json()
+    found = asdict(fingerprint.fingerprint(probe("cpu")))
     assert json.loads(json.dumps(found))["device"] == probe("cpu").fingerprint
 
 

@@ -225,9 +225,12 @@ def test_without_a_file_the_smoke_workloads_run(tmp_path: Path) -> None:
     ("text", "said"),
     [
         ("x = = 1", "cannot be read"),
-        ("pairs = 3", "benchmark: Field required"),
+        ("pairs = 3", "missing required field `benchmark`"),
         ("[[benchmark]]\nname = 'a'", "needs a command or a workload"),
-        ("[[benchmark]]\nname = 'a'\ncommand = 'x'\nmetrics = 'y'", "benchmark.0.metrics"),
+        (
+            "[[benchmark]]\nname = 'a'\ncommand = 'x'\nmetrics = 'y'",
+            "`metrics` - at `$.benchmark[0]`",
+        ),
         ("[[benchmark]]\nname = 'a'\ncommand = 'x'\nmetric = '('", "no regular expression"),
         ("fail_if_slower = 'much'\n[[benchmark]]\nname = 'a'\ncommand = 'x'", "is no share"),
         ("[[benchmark]]\nname = 'a'\ncommand = 'x'\n" * 2, "two benchmarks are called 'a'"),

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from dataclasses import asdict
 
 import numpy as np
 import pytest
@@ -133,7 +134,7 @@ def test_a_noisy_comparison_is_undecided_and_says_so() -> None:
     )
     assert found is not None and found.answer == "undecided"
     assert found.why.startswith("the machine was too noisy (interval ")
-    assert found.as_json()["why"] == found.why and not found.settled
+    assert asdict(found)["why"] == found.why and not found.settled
     assert code_of([found]) == 3
 
 

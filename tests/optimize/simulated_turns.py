@@ -13,6 +13,7 @@ from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
+import msgspec
 import pytest
 
 from ratchet.base.errors import ArmFailure, DeadlinePassed, RatchetError
@@ -51,7 +52,7 @@ CEILINGS = Ceilings(
     triad_bytes_per_s={"dram": 1e10},
 )
 BATCH_SIZE = 2
-NO_BF16 = CEILINGS.model_copy(update={"gemm_flops_per_s": {"fp32": 1e11, "bf16": 1e10}})
+NO_BF16 = msgspec.structs.replace(CEILINGS, gemm_flops_per_s={"fp32": 1e11, "bf16": 1e10})
 
 
 @dataclass(kw_only=True)
@@ -156,7 +157,7 @@ class MadeUpArm:
     def __init__(self, world: World, spec: ArmSpec) -> None:
         self.world, self.spec = world, spec
         self.name, self.deadline_s = spec.name, spec.deadline_s
-        self.config = StepConfig.model_validate(spec.arguments.get("config") or {})
+        self.config = msgspec.convert(spec.arguments.get("config") or {}, StepConfig)
         self.batch_size = spec.arguments.get("options", {}).get("batch_size", BATCH_SIZE)
         self.pid: int | None = None
         self.setup_time_s = 0.0
@@ -187,7 +188,7 @@ class MadeUpArm:
         self.world.now_s = max(self.world.now_s, self._ready_s)
 
     def begin_start(self) -> None:
-        values = map(str, self.config.model_dump().values())
+        values = map(str, msgspec.to_builtins(self.config).values())
         for error in [self.world.breaks[one] for one in values if one in self.world.breaks]:
             raise error
         if self.batch_size > self.world.largest_batch:
@@ -243,7 +244,7 @@ class MadeUpArm:
         elif method == "profile":
             takes_s *= 3 * arguments["steps"]
             self._answer = {"system_s": self.world.system * self.world.step_s}
-            Path(arguments["path"]).write_text(json.dumps(self.config.model_dump(mode="json")))
+            Path(arguments["path"]).write_text(json.dumps(msgspec.to_builtins(self.config)))
         elif method == "workload":
             self._answer = description()
         self._begin(takes_s)
@@ -273,7 +274,7 @@ def description() -> dict[str, Any]:
     return {
         "source": "made up",
         "unit": "tokens",
-        "written": StepConfig().model_dump(mode="json"),
+        "written": msgspec.to_builtins(StepConfig()),
         "optimizer_is_adamw": True,
         "has_attention": True,
         "trainable_bytes": 4 << 20,
@@ -285,7 +286,7 @@ def description() -> dict[str, Any]:
 
 def _profile(world: World, path: Path) -> StepProfile:
     world.now_s += 1.0
-    step_s = world.step_time_s(StepConfig.model_validate(json.loads(path.read_text())))
+    step_s = world.step_time_s(msgspec.convert(json.loads(path.read_text()), StepConfig))
     ops = [
         OpTime(
             name=f"aten::{category}",

@@ -12,6 +12,7 @@ import sys
 from pathlib import Path
 from typing import Any
 
+import msgspec
 import pytest
 
 from ratchet.devices.fingerprint import software
@@ -96,7 +97,7 @@ def answer(done: subprocess.CompletedProcess[str]) -> dict[str, Any]:
 
 
 FP32 = StepConfig(compile_mode="default", optimizer="kernel", kernels=("rms_norm",))
-BF16 = FP32.model_copy(update={"precision": "bf16_master"})
+BF16 = msgspec.structs.replace(FP32, precision="bf16_master")
 
 
 @pytest.mark.parametrize(("config", "allowed"), [(FP32, 1e-4), (BF16, 5e-2)])

@@ -8,6 +8,7 @@ from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
+import msgspec
 import pytest
 import torch
 from own_recipes import Model, make, recipe, step_of
@@ -203,8 +204,8 @@ def test_a_turn_s_recipe_holds_its_model_and_optimizer(described: bool) -> None:
     )
     result = SimpleNamespace(versions={}, speedup={})
     written = with_config(PLAIN, {})
-    more = {"model": model.model_dump(), "optimizer": "SGD"} if described else {}
-    facts = StepFacts.model_validate({**description(), **more})
+    more = {"model": msgspec.to_builtins(model), "optimizer": "SGD"} if described else {}
+    facts = msgspec.convert({**description(), **more}, StepFacts)
     made = make_recipe(turn, result, written, written, facts)  # type: ignore[arg-type]
     assert (made.model, made.optimizer) == ((model, "SGD") if described else (None, ""))
 

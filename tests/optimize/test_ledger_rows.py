@@ -51,7 +51,10 @@ class FakeArm:
 
     def call(self, method: str, **_: object) -> dict[str, Any]:
         times = {"step_time_s": 1.0, "low_s": 0.9, "high_s": 1.1, "first_step_s": 2.0}
-        return {**times, "device": "cpu", "precision": "fp32", "peak_memory_bytes": 1000}
+        what = {"workload": "llama-tiny", "device": "cpu", "precision": "fp32", "unit": "tokens"}
+        counts = {"steps": 3, "parameters": 1, "flops_per_step": 1, "peak_memory_bytes": 1000}
+        found = {"compile_mode": None, "tokens_per_s": 1.0, "mfu": 0.0, "loss": None}
+        return {**times, **what, **counts, **found}
 
 
 class FakeJudge:

@@ -7,6 +7,7 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
+import msgspec
 import pytest
 import torch
 from own_recipes import MadeUpJudge, batch, believe, make, recipe, step_of
@@ -213,8 +214,8 @@ def test_a_kernel_that_this_version_lacks_is_left_out(
     ledger: str, loaded: list[str], caplog: pytest.LogCaptureFixture
 ) -> None:
     made = recipe()
-    strange = made.kernels[0].model_copy(update={"hash": "0" * 64})
-    forged = made.model_copy(update={"kernels": (strange, *made.kernels[1:])}).sealed()
+    strange = msgspec.structs.replace(made.kernels[0], hash="0" * 64)
+    forged = msgspec.structs.replace(made, kernels=(strange, *made.kernels[1:])).sealed()
     believe(ledger, forged.kernels)
     model, optimizer = make()
     step = step_of(model, optimizer)

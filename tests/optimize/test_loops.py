@@ -15,6 +15,7 @@ from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
+import msgspec
 import pytest
 import torch
 from own_recipes import recipe
@@ -35,7 +36,7 @@ PAGE = Path(__file__).parents[2] / "docs" / "how-to" / "training-loops.md"
 FP32 = StepConfig(compile_mode="default", optimizer="kernel")
 KERNEL = StepConfig(optimizer="kernel")
 """No compilation, for what a test asks after the curves."""
-BF16 = FP32.model_copy(update={"precision": "bf16_autocast"})
+BF16 = msgspec.structs.replace(FP32, precision="bf16_autocast")
 SAME = 1e-4
 BF16_NOISE = 2e-2
 STEPS, SAVED = 4, 2

@@ -6,6 +6,7 @@ import json
 from dataclasses import replace
 from pathlib import Path
 
+import msgspec
 import pytest
 from own_recipes import kernels_of
 
@@ -101,7 +102,7 @@ def test_a_dry_run_lists_the_levers(capsys: pytest.CaptureFixture[str]) -> None:
 
 def arm(**settings: object) -> RankArm:
     """An arm of a rank's step by these settings, with the kernels that it needs."""
-    config = StepConfig.model_validate(settings)
+    config = msgspec.convert(settings, StepConfig)
     kernels = kernels_of("adamw") if config.optimizer == "kernel" else ()
     return RankArm(step=RankStep(config=config, kernels=kernels))
 

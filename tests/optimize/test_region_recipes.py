@@ -8,6 +8,7 @@ from pathlib import Path
 from types import SimpleNamespace
 from typing import Any, ClassVar
 
+import msgspec
 import pytest
 from own_recipes import MadeUpJudge, made_up, recipe, said
 from simulated_turns import World, run
@@ -97,7 +98,7 @@ def ready(folder: Path, one: RegionKernel) -> ReadyKernels:
 
 def test_a_recipe_keeps_a_regions_kernel_with_its_source(tmp_path: Path) -> None:
     config = StepConfig(compile_mode="default", kernels=(NAME,))
-    made = recipe().model_copy(update={"config": config, "kernels": (kernel(),)})
+    made = msgspec.structs.replace(recipe(), config=config, kernels=(kernel(),))
     made.save(tmp_path / "recipe.json")
     (found,) = Recipe.load(tmp_path / "recipe.json").kernels
     assert isinstance(found, RegionKernel)
@@ -129,7 +130,7 @@ def test_a_damaged_kernel_is_left_out_and_nothing_is_judged(
 
 def test_a_key_that_is_none_is_refused(tmp_path: Path) -> None:
     made = recipe(StepConfig(), kernels=(kernel(),))
-    document = json.loads(made.model_dump_json())
+    document = json.loads(msgspec.json.encode(made))
     document["kernels"][0]["region"] = "../../etc"
     (tmp_path / "recipe.json").write_text(json.dumps(document))
     with pytest.raises(RecipeError, match="damaged"):

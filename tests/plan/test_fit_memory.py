@@ -8,6 +8,7 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
+import msgspec
 import pytest
 import torch
 from torch import nn
@@ -32,7 +33,7 @@ MIB = 1 << 20
 def run(arm: MemoryArm, checkpointing: str, **levers: Any) -> MeasuredStep:
     """Measure a step in this process, over JSON as from another."""
     config = StepConfig(checkpointing=checkpointing, **levers)
-    found = json.loads(json.dumps(arm.measure(config.model_dump(mode="json"))))
+    found = json.loads(json.dumps(arm.measure(msgspec.to_builtins(config))))
     parts = MemoryParts(**found.pop("parts"))
     cut = tuple(Stretch(**one) for one in found.pop("stretches"))
     return MeasuredStep(**found, parts=parts, stretches=cut)

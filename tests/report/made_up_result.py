@@ -6,6 +6,8 @@ import math
 import random
 from typing import Any
 
+import msgspec
+
 from ratchet.optimize.turn.optimize_result import OptimizeResult
 
 ARMS = {
@@ -53,7 +55,7 @@ CHANGES: list[tuple[str, str, float | None, str]] = [
 
 def as_result(document: dict[str, Any]) -> OptimizeResult:
     """A document as `result.json` holds it, as the result that it is."""
-    return OptimizeResult.model_validate(document)
+    return msgspec.convert(document, OptimizeResult)
 
 
 CHOICES = ("key", "status", "decision", "kind", "answer", "basis", "arm", "recipe_is", "config")
@@ -61,7 +63,7 @@ CHOICES = ("key", "status", "decision", "kind", "answer", "basis", "arm", "recip
 
 
 def make_result(**changes: Any) -> dict[str, Any]:
-    """A result as `OptimizeResult.model_dump(mode="json")` gives it, with fields replaced."""
+    """A result as the document of an `OptimizeResult`, with fields replaced."""
     rng = random.Random(7)
     document: dict[str, Any] = {
         "workload": "llama-60m",

@@ -1,4 +1,4 @@
-"""Documents of traces written by hand: the answers are the library's own."""
+"""Traces written by hand: the answers are the library's own."""
 
 from __future__ import annotations
 
@@ -11,10 +11,9 @@ sys.path.append(str(Path(__file__).parents[1] / "trace"))
 import made_traces as mt
 
 from ratchet.trace.analysis.analyse import analyse
-from ratchet.trace.answers.report import report
-from ratchet.trace.compare.diff import diff
-from ratchet.trace.compare.ranks import read_ranks
-from ratchet.trace.export.documents import diff_document, document, ranks_document
+from ratchet.trace.answers.report import Report, report
+from ratchet.trace.compare.diff import Diff, diff
+from ratchet.trace.compare.ranks import Ranks, read_ranks
 
 H100 = {"deviceProperties": [{"id": 0, "name": "NVIDIA H100 80GB HBM3", "numSms": 132}]}
 LONG = (
@@ -48,16 +47,16 @@ def steps(slower: float = 0.0, late: float = 0.0) -> list[dict]:
     return events
 
 
-def made_up_trace(folder: Path, **changes: Any) -> dict[str, Any]:
-    """The document of one rank."""
-    return document(report(mt.made(folder, steps(**changes), "trace.json", **H100)))
+def made_up_trace(folder: Path, **changes: Any) -> Report:
+    """The report of one rank."""
+    return report(mt.made(folder, steps(**changes), "trace.json", **H100))
 
 
-def made_up_cpu_trace(folder: Path) -> dict[str, Any]:
-    """The document of a trace without a device."""
+def made_up_cpu_trace(folder: Path) -> Report:
+    """The report of a trace without a device."""
     ops = [mt.op("aten::mm", 10 * i, 8, Input_Dims=[[8, 8], [8, 8]], Input_type=["float", "float"])
            for i in range(3)]  # fmt: skip
-    return document(report(mt.made(folder, ops, "cpu.json")))
+    return report(mt.made(folder, ops, "cpu.json"))
 
 
 def write_ranks(folder: Path) -> Path:
@@ -69,15 +68,15 @@ def write_ranks(folder: Path) -> Path:
     return folder
 
 
-def made_up_ranks(folder: Path) -> dict[str, Any]:
-    """The document of two ranks."""
-    return ranks_document(read_ranks(write_ranks(folder)))
+def made_up_ranks(folder: Path) -> Ranks:
+    """The reports of two ranks."""
+    return read_ranks(write_ranks(folder))
 
 
-def made_up_diff(folder: Path) -> dict[str, Any]:
+def made_up_diff(folder: Path) -> Diff:
     """A comparison in which one product got slower, one kernel is new and one went away."""
     extra = [mt.op("aten::relu", 380, 4), mt.launch(381, 1, 99), mt.kernel("relu", 385, 6, 99)]
     gone = [mt.op("aten::tanh", 380, 4), mt.launch(381, 1, 98), mt.kernel("tanh", 385, 3, 98)]
     before = mt.made(folder, [*steps(), *gone], "before.json", **H100)
     after = mt.made(folder, [*steps(slower=9.0), *extra], "after.json", **H100)
-    return diff_document(diff(analyse(before), analyse(after)))
+    return diff(analyse(before), analyse(after))

@@ -6,6 +6,8 @@ import math
 import random
 from typing import Any
 
+import msgspec
+
 from ratchet.court.terms import JudgedKernel
 from ratchet.judge.verdict import Verdict
 from ratchet.kernels.kernel import Kernel
@@ -32,7 +34,7 @@ def judged_of(document: dict[str, Any]) -> JudgedKernel:
         for case in problem["cases"]
     )
     return JudgedKernel(
-        verdict=Verdict.model_validate(document["verdict"]),
+        verdict=msgspec.convert(document["verdict"], Verdict),
         kernel=Kernel.from_json(document["kernel"]),
         problem=Problem(**problem | {"cases": cases}),
         judged_at=document["judged_at"],

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from typing import Any
 
+import msgspec
+
 from ratchet.optimize.turn.optimize_result import StepLimit
 from ratchet.report.comparisons import limit_words
 
@@ -23,7 +25,7 @@ def limit(**changes: Any) -> StepLimit:
         "most": 1 / 0.74,
         "categories": categories,
     }
-    return StepLimit.model_validate(found | changes)
+    return msgspec.convert(found | changes, StepLimit)
 
 
 def test_the_limit_says_what_holds_the_rest() -> None:

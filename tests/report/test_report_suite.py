@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import re
 
+import msgspec
 import pytest
 
 from ratchet.court.score import SuiteResult, SuiteRow, answered, summarise
@@ -41,7 +42,7 @@ def result_of(*rows: SuiteRow, interrupted: bool = False) -> SuiteResult:
 
 
 def timed(**ratios: Ratio) -> SuiteRow:
-    return ROWS[0].model_copy(update={"speedup": Speedups(**ratios)})
+    return msgspec.structs.replace(ROWS[0], speedup=Speedups(**ratios))
 
 
 @pytest.mark.parametrize("interrupted", [False, True])
@@ -61,7 +62,7 @@ def _said(words: list[Words]) -> str:
 
 
 def test_the_table_says_what_its_intervals_and_fast_p_are() -> None:
-    before = RATIO.model_copy(update={"confidence": None})  # a verdict from before
+    before = msgspec.structs.replace(RATIO, confidence=None)  # a verdict from before
     new, old = result_of(*ROWS), result_of(timed(vs_reference=before), *ROWS[1:])
     assert "is proven and whose whole 98.3 % interval lies above p" in _said(definitions(new))
     assert "is proven and whose whole interval lies above p" in _said(definitions(old))

@@ -23,8 +23,38 @@ from ratchet.report.model import grid
 from ratchet.report.optimize import print_plan, print_result
 from ratchet.report.progress import TurnProgress
 from ratchet.report.terminal import FittedTable, make_console
+from ratchet.workloads.bench import BenchResult
+from ratchet.workloads.config import StepConfig
 
-FACTS = StepFacts.model_construct()
+FACTS = StepFacts(
+    source="a.py",
+    unit="tokens",
+    trainable_bytes=4,
+    tokens_per_batch=8,
+    flops_per_step=None,
+    optimizer_is_adamw=True,
+    written=StepConfig(),
+    has_attention=False,
+)
+
+BENCHED = BenchResult(
+    workload="llama-60m",
+    device="cpu",
+    precision="fp32",
+    compile_mode=None,
+    steps=3,
+    parameters=8,
+    step_time_s=2.2,
+    low_s=2.1,
+    high_s=2.3,
+    first_step_s=3.0,
+    tokens_per_s=465.0,
+    unit="tokens",
+    flops_per_step=4,
+    mfu=0.0,
+    peak_memory_bytes=2**31,
+    loss=1.0,
+)
 
 
 def _console(width: int = 80, *, terminal: bool = False) -> tuple[Console, io.StringIO]:
@@ -129,9 +159,8 @@ def test_a_result_with_little_in_it() -> None:
 
 def test_the_bench_table() -> None:
     console, file = _console()
-    row = {"tokens_per_s": 465.0, "mfu": 0.0, "peak_memory_bytes": 2**31, "unit": "tokens"}
-    images = row | {"unit": "images", "name": "vit", "step_time_s": 0.12}
-    print_bench([row | {"workload": "llama-60m", "step_time_s": 2.2}, images], console)
+    images = replace(BENCHED, workload="vit", unit="images", step_time_s=0.12)
+    print_bench([BENCHED, images], console)
     said = " ".join(file.getvalue().split())
     assert "workload step, ms tokens or images/s MFU peak memory" in said
     assert "llama-60m 2,200 465 - 2.00 GiB" in said
@@ -289,8 +318,8 @@ def test_every_table_is_whole_at_forty_columns(result: dict[str, Any], width: in
     for figure in ("301 - 313", "3,339", "38%", "2.14 GiB"):
         assert any(figure in line for line in said.splitlines()), figure
     console, file = _console(width)
-    row = {"tokens_per_s": 465678.0, "mfu": 0.41, "peak_memory_bytes": 2**31, "unit": "images"}
-    print_bench([row | {"workload": "a-workload-of-mine.py:f", "step_time_s": 2.2}], console)
+    mine = replace(BENCHED, workload="a-workload-of-mine.py:f", tokens_per_s=465678.0, mfu=0.41)
+    print_bench([mine], console)
     for figure in ("2.20", "465,678", "41%", "2.00 GiB"):
         assert any(figure in line for line in file.getvalue().splitlines()), figure
     assert "…" not in said + file.getvalue()

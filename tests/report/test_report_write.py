@@ -174,7 +174,7 @@ def test_the_terminal_shows_the_verdict_s_figure(capsys: pytest.CaptureFixture[s
 
 
 def without_gpu() -> WritingResult:
-    verdict = BEST.verdict.model_copy(update={"speedup": Speedups()})
+    verdict = msgspec.structs.replace(BEST.verdict, speedup=Speedups())
     best = msgspec.structs.replace(
         BEST, language="triton", status="correct", reason="right; no GPU", verdict=verdict
     )

@@ -5,6 +5,7 @@ from __future__ import annotations
 import base64
 import hashlib
 import re
+from dataclasses import fields, is_dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -23,6 +24,8 @@ from ratchet.report.trace_figures import (
     roofline_plot,
     series_lanes,
 )
+from ratchet.trace.answers.counters import CounterRow
+from ratchet.trace.answers.report import Report
 
 KNOWN = ("platform", "sort", "state", "bound", "look", "kind", "under")
 """Keys whose values are Ratchet's own words, not a file's."""
@@ -53,12 +56,12 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 @pytest.fixture(scope="module")
-def document(folder: Path) -> dict[str, Any]:
+def document(folder: Path) -> Report:
     return made_up_trace(folder)
 
 
 @pytest.fixture(scope="module")
-def documents(folder: Path, document: dict[str, Any]) -> dict[str, dict[str, Any]]:
+def documents(folder: Path, document: Report) -> dict[str, Any]:
     return {
         "one": document,
         "cpu": made_up_cpu_trace(folder),
@@ -67,7 +70,7 @@ def documents(folder: Path, document: dict[str, Any]) -> dict[str, dict[str, Any
     }
 
 
-def render(name: str, document: dict[str, Any]) -> str:
+def render(name: str, document: Any) -> str:
     return (render_diff_page if name == "diff" else render_trace_page)(document)
 
 
@@ -75,19 +78,18 @@ def policy(digest: str) -> str:
     return f"script-src 'sha256-{digest}'"
 
 
-def attacked(value: Any, like: Any) -> Any:
+def attacked(value: Any) -> Any:
     """Something hostile in every text that can come from a file."""
-    if isinstance(value, dict):
-        return {
-            key: like[key] if key in KNOWN else attacked(entry, like[key])
-            for key, entry in value.items()
-        }
-    if isinstance(value, list):
-        return [attacked(entry, own) for entry, own in zip(value, like, strict=True)]
-    return value
+    if is_dataclass(value):
+        own = {one.name: getattr(value, one.name) for one in fields(value)}
+        changed = {name: attacked(one) for name, one in own.items() if name not in KNOWN}
+        return replace(value, **changed)
+    if isinstance(value, tuple):
+        return tuple(map(attacked, value))
+    return hostile(value)
 
 
-def test_the_page_says_everything(document: dict[str, Any]) -> None:
+def test_the_page_says_everything(document: Report) -> None:
     page = render_trace_page(document)
     for words in (
         "NVIDIA H100 80GB HBM3",
@@ -114,7 +116,7 @@ def test_the_page_says_everything(document: dict[str, Any]) -> None:
         assert words in page, words
 
 
-def test_the_pages_load_nothing_and_run_one_script(documents: dict[str, dict[str, Any]]) -> None:
+def test_the_pages_load_nothing_and_run_one_script(documents: dict[str, Any]) -> None:
     for name, document in documents.items():
         page = render(name, document)
         (script,) = re.findall(r"<script>(.*?)</script>", page, re.DOTALL)
@@ -132,14 +134,14 @@ def test_the_pages_load_nothing_and_run_one_script(documents: dict[str, dict[str
         assert "http://" not in page and "https://" not in page and "url(" not in page
 
 
-def test_every_text_is_escaped(documents: dict[str, dict[str, Any]]) -> None:
+def test_every_text_is_escaped(documents: dict[str, Any]) -> None:
     for name, document in documents.items():
-        page = render(name, attacked(hostile(document), document))
+        page = render(name, attacked(document))
         assert HOSTILE not in page
         assert page.count("<script") == 1 and "<img" not in page
 
 
-def test_the_parts_of_each_bar_fill_its_window(documents: dict[str, dict[str, Any]]) -> None:
+def test_the_parts_of_each_bar_fill_its_window(documents: dict[str, Any]) -> None:
     page = render_trace_page(documents["one"])
     bars = re.findall(r'<div class="track">\s*(<i.*?)</div>', page, re.DOTALL)
     assert len(bars) == 6, "the whole window and two steps, and the critical path of each"
@@ -149,37 +151,36 @@ def test_the_parts_of_each_bar_fill_its_window(documents: dict[str, dict[str, An
     assert "steps of rank 1" in ranks and ranks.count("ProfilerStep#1</span>") >= 2
 
 
-def test_the_kinds_of_the_path_fill_the_window(documents: dict[str, dict[str, Any]]) -> None:
+def test_the_kinds_of_the_path_fill_the_window(documents: dict[str, Any]) -> None:
     whole, *steps = path_bars([documents["one"]], 60)
     assert sum(part.width or 0 for part in whole.marks) == pytest.approx(100, abs=0.3)
     assert [bar.title for bar in steps] == ["ProfilerStep#0", "ProfilerStep#1"]
-    assert [bar.title for bar in path_bars(documents["ranks"]["ranks"], 60)] == ["rank 0", "rank 1"]
-    times = [kind["time"] / 1e6 for kind in path_kinds([documents["one"]])]
-    assert sum(times) == pytest.approx(documents["one"]["window_ns"] / 1e6, abs=0.002)
+    assert [bar.title for bar in path_bars(documents["ranks"].reports, 60)] == ["rank 0", "rank 1"]
+    times = [kind.time / 1e6 for kind in path_kinds([documents["one"]])]
+    assert sum(times) == pytest.approx(documents["one"].identity.window / 1e6, abs=0.002)
 
 
-def test_queues_and_copies_are_lanes_of_their_own_scale(document: dict[str, Any]) -> None:
+def test_queues_and_copies_are_lanes_of_their_own_scale(document: Report) -> None:
     figure = series_lanes(document)
     assert figure is not None
     (copies,) = figure.rows
     assert copies.label.startswith("Memcpy") and copies.path.count("V0") == 2
-    assert series_lanes({**document, "bandwidth": [], "queues": []}) is None
+    assert series_lanes(replace(document, bandwidth=(), queues=())) is None
 
 
-def test_counters_and_full_queues_have_tables(document: dict[str, Any]) -> None:
-    counter = {
-        "kernel": "gemm",
-        "counter": "SQ_WAVES",
-        "op": "aten::mm",
-        "top_op": "aten::mm",
-        "count": 2,
-        "total": 10.0,
-        "mean": 5.0,
-        "smallest": 4.0,
-        "largest": 6.0,
-    }
-    full = {**document["queues"][0], "longest": 1100, "full": 5_000_000, "blocked": 4_000_000}
-    page = render_trace_page({**document, "counters": [counter], "queues": [full]})
+def test_counters_and_full_queues_have_tables(document: Report) -> None:
+    counter = CounterRow(
+        kernel="gemm",
+        counter="SQ_WAVES",
+        op="aten::mm",
+        top_op="aten::mm",
+        count=2,
+        total=10.0,
+        smallest=4.0,
+        largest=6.0,
+    )
+    full = replace(document.queues[0], longest=1100, full=5_000_000, blocked=4_000_000)
+    page = render_trace_page(replace(document, counters=(counter,), queues=(full,)))
     for words in (
         "Performance counters",
         "SQ_WAVES",
@@ -191,7 +192,7 @@ def test_counters_and_full_queues_have_tables(document: dict[str, Any]) -> None:
     assert "Full launch queues" not in render_trace_page(document)
 
 
-def test_a_lane_is_as_high_as_it_was_busy(document: dict[str, Any]) -> None:
+def test_a_lane_is_as_high_as_it_was_busy(document: Report) -> None:
     figure = lanes([document])
     assert figure is not None
     assert [(row.label, row.value.split()[0]) for row in figure.rows] == [
@@ -205,19 +206,19 @@ def test_a_lane_is_as_high_as_it_was_busy(document: dict[str, Any]) -> None:
 
 
 def test_ranks_stand_on_one_clock_where_their_windows_meet(
-    documents: dict[str, dict[str, Any]],
+    documents: dict[str, Any],
 ) -> None:
-    ranks = documents["ranks"]["ranks"]
+    ranks = documents["ranks"].reports
     figure = lanes(ranks)
     assert figure is not None and figure.aligned
     assert {row.label for row in figure.rows} == {"rank 0", "rank 1"}
-    later = dict(ranks[1]["timeline"])
-    later |= {"start": later["start"] + 10**9, "end": later["end"] + 10**9}
-    moved = lanes([ranks[0], {**ranks[1], "timeline": later}])
+    line = ranks[1].timeline
+    later = replace(line, start=line.start + 10**9, end=line.end + 10**9)
+    moved = lanes([ranks[0], replace(ranks[1], timeline=later)])
     assert moved is not None and not moved.aligned and moved.steps == ()
 
 
-def test_the_roofline_lies_under_its_ceiling(document: dict[str, Any]) -> None:
+def test_the_roofline_lies_under_its_ceiling(document: Report) -> None:
     figure = roofline_plot([document])
     assert figure is not None
     roof, point = figure.series
@@ -229,28 +230,28 @@ def test_the_roofline_lies_under_its_ceiling(document: dict[str, Any]) -> None:
     )
 
 
-def test_memory_has_its_peak_in_the_legend(documents: dict[str, dict[str, Any]]) -> None:
+def test_memory_has_its_peak_in_the_legend(documents: dict[str, Any]) -> None:
     plot = memory_plot([documents["one"]])
     assert plot is not None and plot.series[0].note == "peak 8.00 MiB"
     assert memory_plot([documents["cpu"]]) is None
 
 
 def test_parts_of_a_change_stand_on_their_side_of_zero(
-    documents: dict[str, dict[str, Any]],
+    documents: dict[str, Any],
 ) -> None:
     rows = change_bars([("slower", "a", 3000), ("faster", "b", -1000)])
     assert [(bar.left, bar.width) for row in rows for bar in row.marks] == [(25, 75), (0, 25)]
     assert [bar.width for row in change_bars([("idle", "idle", 0)]) for bar in row.marks] == [0]
 
 
-def test_the_page_of_a_comparison_says_what_changed(documents: dict[str, dict[str, Any]]) -> None:
+def test_the_page_of_a_comparison_says_what_changed(documents: dict[str, Any]) -> None:
     page = render_diff_page(documents["diff"])
     for words in ("after.json takes", "ops that got slower (1)", "ops that are new (1)",
                   "ops that went away (1)", "aten::relu", "tanh", "+0.018 ms"):  # fmt: skip
         assert words in page, words
 
 
-def test_a_trace_on_the_cpu_has_a_page(documents: dict[str, dict[str, Any]]) -> None:
+def test_a_trace_on_the_cpu_has_a_page(documents: dict[str, Any]) -> None:
     page = render_trace_page(documents["cpu"])
     assert "operators that do not communicate" in page
     assert "own CPU, ms" in page and "--device here" in page
@@ -258,7 +259,7 @@ def test_a_trace_on_the_cpu_has_a_page(documents: dict[str, dict[str, Any]]) -> 
 
 
 @pytest.mark.skipif(CHROMIUM is None, reason="no Chromium is installed here")
-def test_a_browser_sorts_and_filters(tmp_path: Path, document: dict[str, Any]) -> None:
+def test_a_browser_sorts_and_filters(tmp_path: Path, document: Report) -> None:
     found, messages = in_chromium(render_trace_page(document), tmp_path, 1200, SORT_AND_FILTER)
     assert messages == ""
     assert found["loads"] == []
@@ -276,9 +277,9 @@ def test_a_browser_sorts_and_filters(tmp_path: Path, document: dict[str, Any]) -
 @pytest.mark.skipif(CHROMIUM is None, reason="no Chromium is installed here")
 @pytest.mark.parametrize("name", ["ranks", "diff"])
 def test_a_phone_shows_hostile_pages_whole_and_runs_nothing_of_theirs(
-    tmp_path: Path, documents: dict[str, dict[str, Any]], name: str
+    tmp_path: Path, documents: dict[str, Any], name: str
 ) -> None:
-    page = render(name, attacked(hostile(documents[name]), documents[name]))
+    page = render(name, attacked(documents[name]))
     found, _ = in_chromium(page, tmp_path, 420)
     assert found["title"] != "owned"
     assert found["scripts"] == 1

@@ -5,6 +5,7 @@ from __future__ import annotations
 import io
 import re
 from collections import Counter
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -17,6 +18,8 @@ from ratchet.report.trace import print_trace
 from ratchet.report.trace_diff import print_diff, print_merged, print_replay
 from ratchet.report.trace_names import last_modules, short_shapes
 from ratchet.report.words import share_of, show_bandwidth
+from ratchet.trace.export.merge import Merged, MergedRank
+from ratchet.trace.replay.replay import Replay, ReplayRow
 
 
 def console() -> tuple[Console, io.StringIO]:
@@ -52,39 +55,40 @@ def test_a_report_without_a_device(tmp_path: Path) -> None:
     assert "Why the device was idle" not in said and "Nothing stands out." in said
 
 
-def test_replayed_and_merged_traces_on_the_terminal() -> None:
-    row = {
-        "op": "aten::mm",
-        "shapes": "[[2, 3], [3, 4]]",
-        "types": '["c10::Half", "c10::Half"]',
-        "count": 3,
-        "traced": 2_000_000,
-        "here": 1_000_000,
-        "ratio": 2.0,
-        "outcome": "timed",
-        "why": "",
-    }
-    lost = {**row, "op": "aten::cat", "outcome": "not rebuilt", "why": "no types", "here": None}
+def test_replayed_and_merged_traces_on_the_terminal(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    row = ReplayRow(
+        op="aten::mm",
+        shapes="[[2, 3], [3, 4]]",
+        types='["c10::Half", "c10::Half"]',
+        strides="",
+        values="",
+        count=3,
+        traced=2_000_000,
+        here=1_000_000,
+        shortest=900_000,
+        outcome="timed",
+        why="",
+    )
+    lost = replace(row, op="aten::cat", outcome="not rebuilt", why="no types", here=None)
     out, file = console()
-    document = {
-        "trace": "a.json",
-        "rows": [row, lost, lost],
-        "device": "CPU",
-        "torch": "2.13",
-        "threads": 2,
-        "traced_on": "an H100",
-        "faults": ["cut off"],
-        "left_out": 7,
-    }
-    print_replay(document, console=out)
-    merged = {
-        "ranks": [{"rank": 1, "events": 5, "shift": -1500, "file": "r1.json"}],
-        "faults": [],
-        "aligned": False,
-        "path": "all.json",
-        "size_bytes": 2048,
-    }
-    print_merged(merged, console=out)
+    replayed = Replay(
+        trace="a.json",
+        rows=(row, lost, lost),
+        device="CPU",
+        torch="2.13",
+        threads=2,
+        traced_on="an H100",
+        faults=("cut off",),
+        left_out=7,
+    )
+    print_replay(replayed, console=out)
+    monkeypatch.chdir(tmp_path)
+    path = Path("all.json")
+    path.write_bytes(bytes(2048))
+    ranks = (MergedRank(rank=1, events=5, shift=-1500, file="r1.json"),)
+    print_merged(Merged(path=path, ranks=ranks, aligned=False, faults=()), console=out)
     said = file.getvalue()
     for words in (
         "1 of 3 calls run on CPU",
@@ -119,9 +123,7 @@ def test_a_comparison_adds_up(tmp_path: Path) -> None:
     numbers = [
         line.split()[-1] for line in parts.splitlines() if line.startswith(("ops", "work", "idle"))
     ]
-    assert sum(float(number) for number in numbers) * 1e6 == pytest.approx(
-        found["window_change_ns"]
-    )
+    assert sum(float(number) for number in numbers) * 1e6 == pytest.approx(found.window_change)
     for words in ("Slower: 1", "New: 1", "Gone: 1", "Linear", "aten::relu", "+0.018"):
         assert words in said, words
     assert max(len(line) for line in said.splitlines()) <= 80

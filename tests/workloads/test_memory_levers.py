@@ -6,6 +6,7 @@ from collections.abc import Callable
 from dataclasses import replace
 from typing import Any
 
+import msgspec
 import pytest
 import torch
 import torch.nn.functional as F
@@ -26,7 +27,7 @@ CLASSES, HIDDEN = 300, 16
 
 
 def gradients(workload: Workload, **levers: Any) -> tuple[Tensor, dict[str, Tensor]]:
-    step = build_step(workload, workload.as_written().model_copy(update=levers))
+    step = build_step(workload, msgspec.structs.replace(workload.as_written(), **levers))
     loss = step.forward_backward(workload.batch(0))
     found = {name: one.clone() for name, one in step.gradients().items()}
     for one in workload.model.parameters():
@@ -227,7 +228,7 @@ def test_micro_batches_have_the_gradients_of_the_batch() -> None:
 
 def test_a_plan_s_levers_are_one_lever() -> None:
     lever = find_lever("checkpointing=plan:ff+chunked-logits+micro-batches=4")
-    config = StepConfig().model_copy(update={lever.field: lever.value, **dict(lever.also)})
+    config = msgspec.structs.replace(StepConfig(), **{lever.field: lever.value}, **dict(lever.also))
     assert (config.checkpointing, config.logits, config.micro_batches) == ("plan:ff", "chunked", 4)
     for wrong in ("checkpointing=plan:ff+nothing", "micro-batches=1", "checkpointing=plan:xx"):
         with pytest.raises(RatchetError, match="lever"):

@@ -7,9 +7,7 @@ import random
 from dataclasses import dataclass, field, fields
 from typing import Any, Final, Literal, Protocol
 
-import msgspec
-
-from ratchet.base.json_value import Json
+from ratchet.base.serialise import document_of
 from ratchet.judge.verdict import Screening, Verdict
 from ratchet.kernels.kernel import Kernel
 from ratchet.problems.problem import Problem
@@ -113,15 +111,15 @@ class Answer(Proposal):
         """Return the kernel's language."""
         return self.kernel.language
 
-    def as_json(self) -> dict[str, Json]:
+    def as_json(self) -> dict[str, object]:
         """Return the answer without the kernel's source, which its hash finds in the ledger."""
-        found: dict[str, Json] = msgspec.to_builtins(self)
+        found: dict[str, object] = document_of(self)
         del found["kernel"]
         own = {"kernel_hash": self.kernel_hash, "name": self.name, "language": self.language}
         return own | found
 
 
-def _words_of(proposal: Proposal) -> dict[str, Json]:
+def _words_of(proposal: Proposal) -> dict[str, Any]:
     return {one.name: getattr(proposal, one.name) for one in fields(Proposal)}
 
 

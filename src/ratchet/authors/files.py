@@ -8,11 +8,10 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import TYPE_CHECKING, Final
 
-import msgspec
-
 from ratchet.authors.writing_result import WritingResult, WrittenKernel
 from ratchet.base import files
 from ratchet.base.errors import RatchetError
+from ratchet.base.serialise import document_of
 
 if TYPE_CHECKING:
     from ratchet.authors.workload_writing import WorkloadWriting
@@ -79,5 +78,5 @@ def untimed(kernel: WrittenKernel) -> bool:
 def write_summary(result: WorkloadWriting, out: Path) -> dict[str, str]:
     """Write result.json of a workload's run beside its problems' folders; return its path."""
     path = out / "result.json"
-    files.write_whole(path, json.dumps(msgspec.to_builtins(result), indent=1).encode())
+    files.write_whole(path, json.dumps(document_of(result), indent=1).encode())
     return {"result": str(path), "kernels": str(out / "*" / "kernel*.*")}

@@ -7,6 +7,8 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Final
 
+import msgspec
+
 from ratchet.authors.author import RIGHT, Answer
 from ratchet.authors.problem_run import ProblemRun
 from ratchet.authors.roster import Roster
@@ -144,7 +146,7 @@ def _best(
         source=kernel.source,
         status=judged.verdict.status,
         reason=judged.verdict.reason,
-        verdict=judged.verdict.model_copy(update={"samples": [], "static": None}),
+        verdict=msgspec.structs.replace(judged.verdict, samples=[], static=None),
         judged_at=judged.judged_at,
         recalled=judged.recalled,
     )

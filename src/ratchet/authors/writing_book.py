@@ -11,11 +11,11 @@ import msgspec
 from ratchet.authors.author import Answer
 from ratchet.authors.search.transfer import Earlier
 from ratchet.base.errors import LedgerError
-from ratchet.base.json_value import Json
+from ratchet.base.serialise import document_of
 from ratchet.judge.revision import revision
 from ratchet.kernels.kernel import Kernel
 from ratchet.ledger.store import Ledger
-from ratchet.ledger.tables import Fingerprint
+from ratchet.ledger.tables import Fingerprint, Payload
 from ratchet.problems.problem import Problem
 
 Ended = Literal["", "finished", "interrupted", "failed"]
@@ -56,7 +56,7 @@ class WritingBook:
         """Append the start of a run, with its problem; return the run's identity."""
         run, key = uuid.uuid4().hex, problem.hash
         self.ledger.record_problem(key, problem.name, problem.as_json(), fingerprint=self._here)
-        self._event(run, "started", key, problem.name, msgspec.to_builtins(options))
+        self._event(run, "started", key, problem.name, document_of(options))
         return run
 
     def end(self, run: str, event: Ended, result: Mapping[str, object]) -> None:
@@ -133,7 +133,7 @@ class WritingBook:
         runs = [one for one in self._runs(problem_hash) if one.options.judge == revision()]
         return max((one.options.budget_s for one in runs if one.ended == "finished"), default=0.0)
 
-    def proven(self, problem_hash: str) -> list[tuple[Kernel, dict[str, Json]]]:
+    def proven(self, problem_hash: str) -> list[tuple[Kernel, Payload]]:
         """Return every kernel that is proven for a problem here, with its verdict."""
         verdicts = self.ledger.proven_kernels(problem_hash, self._here, judge=revision())
         return [(self.kernel(one["kernel_hash"]), one) for one in verdicts]
@@ -185,6 +185,6 @@ class WritingBook:
         )
 
 
-def _low(verdict: Mapping[str, Json]) -> float:
+def _low(verdict: Payload) -> float:
     ratio = (verdict.get("speedup") or {}).get("vs_reference")
     return float(ratio["low"]) if ratio else 0.0

@@ -8,6 +8,7 @@ import msgspec
 
 from ratchet.authors.author import Answer
 from ratchet.base.json_value import Json
+from ratchet.base.serialise import document_of
 from ratchet.judge.verdict import Verdict
 from ratchet.kernels.kernel import Language
 
@@ -118,7 +119,7 @@ class WritingResult(msgspec.Struct, frozen=True, kw_only=True):
     rows: tuple[Answer, ...]
     sources: dict[str, str]
     """Source of the kernels that the page shows, by hash."""
-    device: dict[str, Json]
+    device: dict[str, object]
     versions: dict[str, str]
     command: str
     started_at: str
@@ -126,13 +127,14 @@ class WritingResult(msgspec.Struct, frozen=True, kw_only=True):
     static: dict[str, Json] | None = None
     """The static profile of the best kernel on AMD targets, for Triton."""
 
-    def to_json(self) -> dict[str, Json]:
+    def to_json(self) -> dict[str, object]:
         """Return dicts, lists, numbers and strings."""
-        found: dict[str, Json] = msgspec.to_builtins(
+        found: dict[str, object] = msgspec.to_builtins(
             msgspec.structs.replace(self, rows=()), enc_hook=_as_document
         )
         return found | {"rows": [one.as_json() for one in self.rows]}
 
 
-def _as_document(verdict: Verdict) -> dict[str, Json]:
-    return verdict.model_dump(mode="json", exclude={"samples", "static"})
+def _as_document(verdict: Verdict) -> dict[str, object]:
+    found = document_of(verdict)
+    return {name: value for name, value in found.items() if name not in ("samples", "static")}

@@ -5,8 +5,6 @@ from __future__ import annotations
 import functools
 import importlib
 import json
-from collections.abc import Mapping
-from dataclasses import fields, is_dataclass
 from typing import Annotated, Any
 
 import typer
@@ -50,16 +48,10 @@ def commands() -> Any:
 
 
 def print_json(document: object) -> None:
-    """Print one JSON document on stdout, and nothing else; a dataclass is an object."""
-    print(json.dumps(document, indent=2, default=_by_name))
+    """Print one JSON document on stdout, and nothing else."""
+    from ratchet.base.serialise import document_of
 
-
-def _by_name(value: object) -> dict[str, object]:
-    if isinstance(value, Mapping):
-        return dict(value)
-    if is_dataclass(value) and not isinstance(value, type):
-        return {one.name: getattr(value, one.name) for one in fields(value)}
-    raise TypeError(f"{type(value).__name__} has no JSON form")
+    print(json.dumps(document, indent=2, default=document_of))
 
 
 def print_error(message: str, exit_code: int) -> None:

@@ -9,6 +9,7 @@ import typer
 
 from ratchet.cli.app import AsJson, Debug, DeviceName, LedgerUrl, app, print_json
 from ratchet.cli.options import BatchSize, PrecisionName, SequenceLength, TextFile
+from ratchet.workloads.names import LoadOptions
 
 
 @app.command()
@@ -62,7 +63,7 @@ def export(
     from ratchet.publish.export_result import parse_form
 
     form = parse_form(to)
-    options = {}
+    options: LoadOptions = {}
     if form == "export":
         options = workload_options([subject], batch_size, sequence, precision, text, device)
 

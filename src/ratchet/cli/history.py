@@ -7,7 +7,6 @@ from typing import Annotated, Literal
 
 import typer
 
-from ratchet.base.json_value import Json
 from ratchet.cli.app import AsJson, Debug, LedgerUrl, app, print_json
 
 commands = typer.Typer()
@@ -202,7 +201,7 @@ def _mark(
     _say({"incident": marked.id, "state": marked.state}, f"{marked.id} is {marked.state}", as_json)
 
 
-def _say(document: dict[str, Json], words: str, as_json: bool) -> None:
+def _say(document: dict[str, object], words: str, as_json: bool) -> None:
     if as_json:
         print_json(document)
     else:

@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from ratchet.base.errors import RatchetError
+from ratchet.base.serialise import document_of
 from ratchet.cli.app import AsJson, Debug, DeviceName, LedgerUrl, app, print_json
 from ratchet.cli.judging import PROBLEM_HELP, EntryName, ScaleFactor
 from ratchet.cli.problems import list_problems, show_problem
@@ -273,7 +274,7 @@ def _report_one(judged: JudgedKernel, out: Path, as_json: bool) -> int:
     paths = write_verdict(judged, out)
     if as_json:
         print_json(
-            judged.verdict.model_dump(mode="json")
+            document_of(judged.verdict)
             | {
                 "kernel": judged.kernel.name,
                 "problem": judged.problem.name,
@@ -309,7 +310,7 @@ def _judge_suite(
     result = run.result()
     paths = write_suite(result, pages, out)
     if as_json:
-        print_json(result.model_dump(mode="json") | {"paths": paths})
+        print_json(document_of(result) | {"paths": paths})
     else:
         print_suite(result, paths)
     if result.interrupted:

@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
+from ratchet.base.serialise import document_of
 from ratchet.cli.app import AsJson, Debug, LedgerUrl, app, print_json
 from ratchet.cli.learn_options import (
     CorpusFolder,
@@ -65,7 +66,6 @@ def corpus(
     from ratchet.learn.checkpoint import check_out
 
     check_out(out)
-    import msgspec
 
     from ratchet.devices.probe import probe
     from ratchet.learn.corpus import build_corpus, write_corpus
@@ -87,7 +87,7 @@ def corpus(
         )
     write_corpus(out, found)
     if as_json:
-        return print_json({"folder": str(out), **msgspec.to_builtins(found.card)})
+        return print_json({"folder": str(out), **document_of(found.card)})
     print(f"corpus {found.card.hash[:12]} in {out}")
     for name, count in found.card.counts.items():
         print(f"  {name:<12} {count:,}")
@@ -177,7 +177,6 @@ def evaluate(
 ) -> None:
     """Show how good a policy's answers are on unseen families."""
     _, held = _split(None, unseen, per_family, config.seed)
-    import msgspec
 
     from ratchet.learn import evaluate as judged
     from ratchet.learn.models import load_policy
@@ -196,7 +195,7 @@ def evaluate(
             for name, one in drawers.items()
         }
         if as_json:
-            return print_json({name: msgspec.to_builtins(one) for name, one in found.items()})
+            return print_json(found)
         for name, one in found.items():
             print(
                 f"{name}: {one.answers} answers to {len(one.problems)} problems; "
@@ -265,7 +264,7 @@ def loop(
         result = Loop(config=config, options=options, court=court, out=out, show=show).run()
     paths = write_report(result, out, render_learn_page)
     if as_json:
-        return print_json(result.to_json() | {"paths": paths})
+        return print_json(document_of(result) | {"paths": paths})
     print_learning(result, paths)
 
 

@@ -151,6 +151,6 @@ def optimize(
     elif layout is not None:
         (print_json(ranks.document()) if as_json else print_parallel_turn(ranks))
     elif as_json:
-        print_json(outcome.result.model_dump(mode="json"))
+        print_json(outcome.result)
     else:
         print_result(outcome.result)

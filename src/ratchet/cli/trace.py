@@ -76,20 +76,19 @@ def report(
     _check_outputs(out, parquet)
     with working(f"reading {run}"):
         found = report_run(run, _ceilings(device), rank)
-    plain = ranks_document(found) if isinstance(found, Ranks) else document(found)
     if out is not None:
         from ratchet.report.trace import render_trace_page
 
-        write_whole(out, render_trace_page(plain).encode())
+        write_whole(out, render_trace_page(found).encode())
     if parquet is not None:
         from ratchet.trace.export.parquet import write_parquet
 
         tables = ranks_tables(found) if isinstance(found, Ranks) else report_tables([found])
         write_parquet(tables, parquet)
     if as_json:
-        print_json(plain)
+        print_json(ranks_document(found) if isinstance(found, Ranks) else document(found))
     else:
-        print_trace(plain, top=top)
+        print_trace(found, top=top)
         _say_written(out, parquet)
 
 
@@ -115,19 +114,18 @@ def diff(
     _check_outputs(out, parquet)
     with working(f"reading {before} and {after}"):
         found = diff_runs(before, after, rank)
-    plain = diff_document(found)
     if out is not None:
         from ratchet.report.trace_diff import render_diff_page
 
-        write_whole(out, render_diff_page(plain).encode())
+        write_whole(out, render_diff_page(found).encode())
     if parquet is not None:
         from ratchet.trace.export.parquet import write_parquet
 
         write_parquet(diff_tables(found), parquet)
     if as_json:
-        print_json(plain)
+        print_json(diff_document(found))
     else:
-        print_diff(plain, top=top)
+        print_diff(found, top=top)
         _say_written(out, parquet)
 
 

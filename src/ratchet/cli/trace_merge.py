@@ -35,8 +35,8 @@ def merge(
         raise TraceError(f"--out {out} {why}: name a file in a folder that exists")
     with working(f"merging {folder}"):
         merged = merge_ranks(folder, out)
-    plain = plainly(merged) | {"path": str(merged.path), "size_bytes": out.stat().st_size}
     if as_json:
-        print_json(plain)
+        paths = {"path": str(merged.path), "size_bytes": out.stat().st_size}
+        print_json(plainly(merged) | paths)
     else:
-        print_merged(plain)
+        print_merged(merged)

@@ -45,8 +45,7 @@ def replay(
         raise TraceError(f"{file} is a folder: give one rank's trace")
     with working(f"replaying {file}"):
         found = replay_calls(file, tuple(op or ()), top, device)
-    plain = plainly(found)
     if as_json:
-        print_json(plain)
+        print_json(plainly(found))
     else:
-        print_replay(plain)
+        print_replay(found)

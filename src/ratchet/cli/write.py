@@ -10,9 +10,11 @@ import typer
 
 from ratchet import lab
 from ratchet.base.errors import RatchetError
+from ratchet.base.serialise import document_of
 from ratchet.cli.app import AsJson, Debug, DeviceName, LedgerUrl, app, print_json
 from ratchet.cli.judging import PROBLEM_HELP
 from ratchet.cli.options import BatchSize, PrecisionName, SequenceLength
+from ratchet.workloads.names import LoadOptions
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
@@ -228,7 +230,7 @@ def _write_one(
 
 def _write_all(
     workload: str,
-    options: dict[str, object],
+    options: LoadOptions,
     request: WritingRequest,
     out: Path | None,
     ledger: str | None,
@@ -290,9 +292,7 @@ def _write_all(
         )
     paths = write_summary(result, folder)
     if as_json:
-        import msgspec
-
-        print_json(msgspec.to_builtins(result) | {"paths": paths})
+        print_json(document_of(result) | {"paths": paths})
     else:
         print_workload(result, paths)
     if result.interrupted:
@@ -333,19 +333,19 @@ def _workload_options(
     sequence: int | None,
     precision: str | None,
     device: str,
-) -> dict[str, object]:
+) -> LoadOptions:
     from ratchet.optimize.turn.settings import workload_options
 
     return workload_options([workload], batch_size, sequence, precision, None, device)
 
 
-def _captured(workload: str, options: dict[str, object], measuring_s: float) -> RegionReport:
+def _captured(workload: str, options: LoadOptions, measuring_s: float) -> RegionReport:
     from ratchet.graph.regions import region_report
     from ratchet.report.terminal import working
     from ratchet.workloads.load import load
 
     with working(f"taking the problems out of {workload}"):
-        loaded = load(workload, **options)  # type: ignore[arg-type]  # checked by workload_options
+        loaded = load(workload, **options)
         return region_report(loaded, loaded.as_written(), measuring_s=measuring_s)
 
 

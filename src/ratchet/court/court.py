@@ -9,10 +9,12 @@ from dataclasses import asdict
 from types import TracebackType
 from typing import Final
 
+import msgspec
+
 from ratchet import __version__, lab
 from ratchet.base.errors import DeviceError, LedgerError
-from ratchet.base.json_value import Json
 from ratchet.base.process.channel import Message
+from ratchet.base.serialise import document_of
 from ratchet.court.fleet.machines import Fleet, LocalFleet
 from ratchet.court.static_rank import TARGET, screening_of
 from ratchet.court.terms import JudgedKernel, Terms, answers, trial_of
@@ -24,6 +26,7 @@ from ratchet.kernels.kernel import Kernel, Language
 from ratchet.ledger import Fingerprint, Ledger
 from ratchet.ledger.connect import utc_now
 from ratchet.ledger.place import resolve, shown
+from ratchet.ledger.tables import Payload
 from ratchet.problems.problem import Problem
 from ratchet.problems.problem_file import described
 
@@ -75,7 +78,7 @@ class Court:
         if self._owned:
             self.ledger.close()
 
-    def judged_on(self, device: str = "cpu") -> tuple[dict[str, Json], dict[str, str]]:
+    def judged_on(self, device: str = "cpu") -> tuple[Payload, dict[str, str]]:
         """Return the device of that name, and the versions, that stand beside every figure."""
         versions = {"ratchet": __version__, **asdict(self.fleet.versions)}
         return dict(describe_device(self.fleet.device(device))), versions
@@ -197,14 +200,14 @@ class Court:
 
     def _newest(
         self, kernel: Kernel, problem: Problem, terms: Terms
-    ) -> tuple[JudgedKernel, dict[str, Json]] | None:
+    ) -> tuple[JudgedKernel, Payload] | None:
         here = self.fingerprint_for(kernel, terms)
         found = self.ledger.verdict(kernel.hash, problem.hash, here, judge=revision())
         if found is None:
             return None
-        trial: dict[str, Json] = found.pop("trial", {})
+        trial: Payload = found.pop("trial", {})
         judged = JudgedKernel(
-            verdict=Verdict.model_validate(found),
+            verdict=msgspec.convert(found, Verdict),
             kernel=kernel,
             problem=problem,
             judged_at=trial.get("judged_at", ""),
@@ -242,7 +245,7 @@ class Court:
             book.remember(TOOK, key, {"took_s": took_s}, fingerprint=here)
         book.record_kernel(kernel.hash, kernel.name, kernel.as_json(), fingerprint=here)
         book.record_problem(problem.hash, problem.name, problem.as_json(), fingerprint=here)
-        row = judged.verdict.model_dump(mode="json")
+        row = document_of(judged.verdict)
         row["trial"] = trial_of(terms, judged.judged_at)
         book.record_verdict(row, fingerprint=here)
 

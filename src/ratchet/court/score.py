@@ -7,9 +7,8 @@ from collections import Counter
 from collections.abc import Sequence
 from typing import Literal
 
-from pydantic import BaseModel, ConfigDict, Field
+import msgspec
 
-from ratchet.base.json_value import Json
 from ratchet.judge.trial.kernel_checks import SLOWEST_FACTOR
 from ratchet.judge.verdict import Ratio, Speedups, Status
 
@@ -25,18 +24,18 @@ RowStatus = Status | Literal["unanswered", "not_reached"]
 Rival = Literal["vs_reference", "vs_compile"]
 
 
-class _ScoreModel(BaseModel):
-    model_config = ConfigDict(extra="forbid")
+class _ScoreModel(msgspec.Struct, kw_only=True, forbid_unknown_fields=True):
+    pass
 
 
-class SuiteRow(_ScoreModel):
+class SuiteRow(_ScoreModel, kw_only=True):
     """One problem of a suite and the outcome for the kernel that answers it."""
 
     name: str
     status: RowStatus
     """A verdict's status; `unanswered`: no kernel; `not_reached`: the run ended early."""
     reason: str
-    speedup: Speedups = Field(default_factory=Speedups)
+    speedup: Speedups = Speedups()
     kernel: str = ""
     kernel_hash: str = ""
     problem_hash: str = ""
@@ -53,7 +52,7 @@ class SuiteRow(_ScoreModel):
         return getattr(self.speedup, rival) if self.right else None
 
 
-class Score(_ScoreModel):
+class Score(_ScoreModel, kw_only=True):
     """The score against one rival."""
 
     measured: int
@@ -76,7 +75,7 @@ class Score(_ScoreModel):
     """Geometric mean over measured problems only; it does not show how many failed."""
 
 
-class SuiteSummary(_ScoreModel):
+class SuiteSummary(_ScoreModel, kw_only=True):
     """All counts and scores of one set of problems."""
 
     problems: int
@@ -137,7 +136,7 @@ def answered(rows: Sequence[SuiteRow]) -> list[SuiteRow]:
     return [row for row in rows if row.status not in ("unanswered", "not_reached")]
 
 
-class SuiteResult(_ScoreModel):
+class SuiteResult(_ScoreModel, kw_only=True):
     """The whole result of `ratchet judge --suite`: the document behind the table and the page."""
 
     suite: str
@@ -146,7 +145,7 @@ class SuiteResult(_ScoreModel):
     summary: dict[Literal["all", "answered"], SuiteSummary]
     rows: list[SuiteRow]
     interrupted: bool
-    device: dict[str, Json]
+    device: dict[str, object]
     versions: dict[str, str]
     command: str
     started_at: str

@@ -8,7 +8,6 @@ from dataclasses import asdict, dataclass
 import msgspec
 
 from ratchet import __version__
-from ratchet.base.json_value import Json
 from ratchet.judge.options import PROFILED
 from ratchet.judge.verdict import Verdict
 from ratchet.kernels.kernel import Kernel
@@ -49,16 +48,6 @@ class JudgedKernel:
     judged_at: str
     recalled: bool
     """True if the ledger held the verdict and it was not judged again."""
-
-    def to_json(self) -> dict[str, Json]:
-        """Return the document behind a verdict's file and page."""
-        return {
-            "verdict": self.verdict.model_dump(mode="json"),
-            "kernel": self.kernel.as_json(),
-            "problem": self.problem.as_json(),
-            "judged_at": self.judged_at,
-            "recalled": self.recalled,
-        }
 
 
 def trial_of(terms: Terms, judged_at: str) -> dict[str, object]:

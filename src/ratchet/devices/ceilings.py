@@ -9,15 +9,18 @@ in a bad minute every run may be half as fast.
 from __future__ import annotations
 
 import logging
+import sys
 import time
 from collections.abc import Mapping
 from pathlib import Path
-from typing import Literal
+from typing import Annotated, Literal
 
+import msgspec
 import platformdirs
-from pydantic import BaseModel, ConfigDict, Field, PositiveFloat, PositiveInt, ValidationError
+from msgspec import Meta
 
 from ratchet.base.files import write_whole
+from ratchet.base.serialise import encoded
 from ratchet.devices.fingerprint import short_hash, software_fingerprint
 from ratchet.devices.probe import Device
 
@@ -29,27 +32,30 @@ _measured_here: set[Path] = set()
 TIMES, APART_S = 3, 300.0
 """Measurements that a cached file holds the best of, and the least time from one to the next."""
 
+Positive = Annotated[int, Meta(gt=0)]
+Rates = Annotated[
+    Mapping[str, Annotated[float, Meta(gt=0, le=sys.float_info.max)]], Meta(min_length=1)
+]
 
-class Ceilings(BaseModel):
+
+class Ceilings(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     """Measured rates of one device, for one software version and one thread count."""
-
-    model_config = ConfigDict(frozen=True, extra="forbid", allow_inf_nan=False)
 
     format: int = FORMAT
     device: str = ""
     """The device's fingerprint."""
     software: str = ""
-    threads: PositiveInt = 1
+    threads: Positive = 1
     """Threads that torch used."""
-    gemm_flops_per_s: Mapping[str, PositiveFloat] = Field(min_length=1)
+    gemm_flops_per_s: Rates
     """By dtype: fp32, bf16 (and fp16 on a GPU)."""
-    copy_bytes_per_s: Mapping[str, PositiveFloat] = Field(min_length=1)
+    copy_bytes_per_s: Rates
     """By level (l2, l3, dram); bytes read plus bytes written."""
-    triad_bytes_per_s: Mapping[str, PositiveFloat] = Field(min_length=1)
+    triad_bytes_per_s: Rates
     """a = b + s * c: two reads and one write."""
-    level_bytes: Mapping[str, PositiveInt] = Field(default_factory=dict)
+    level_bytes: Mapping[str, Positive] = {}
     """Total size of each cache level, for the threads that measured."""
-    times: PositiveInt = 1
+    times: Positive = 1
     """Measurements of which these rates are the best."""
 
     def bandwidth_bytes_per_s(self, working_set_bytes: float | None = None) -> float:
@@ -73,7 +79,7 @@ class Ceilings(BaseModel):
                 name: max(of[name] for of in (mine, others) if name in of)
                 for name in {**mine, **others}
             }
-        return self.model_copy(update={**rates, "times": self.times + other.times})
+        return msgspec.structs.replace(self, **rates, times=self.times + other.times)
 
     def _best(self, level: str) -> float:
         rates = (self.copy_bytes_per_s, self.triad_bytes_per_s)
@@ -155,10 +161,10 @@ def _key(device: Device) -> str:
 
 def _read(path: Path, device: Device) -> Ceilings | None:
     try:
-        known = Ceilings.model_validate_json(path.read_bytes())
+        known = msgspec.json.decode(path.read_bytes(), type=Ceilings)
     except FileNotFoundError:
         return None
-    except (OSError, ValidationError):
+    except (OSError, msgspec.DecodeError):
         LOG.warning("cached ceilings at %s cannot be read: measuring again", path)
         return None
     mine = known.format == FORMAT and known.device == device.fingerprint
@@ -178,6 +184,6 @@ def _is_due(path: Path, known: Ceilings) -> bool:
 def _write(path: Path, ceilings: Ceilings) -> None:
     try:
         path.parent.mkdir(parents=True, exist_ok=True)
-        write_whole(path, ceilings.model_dump_json(indent=1).encode())
+        write_whole(path, encoded(ceilings, indent=1))
     except OSError as error:
         LOG.warning("measured ceilings are not kept: %s", error)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import asdict, dataclass
+from dataclasses import dataclass
 
 from ratchet.devices import catalogue
 from ratchet.devices.ceilings import Ceilings
@@ -38,10 +38,6 @@ class DeviceReport:
     paper: Paper | None
     """None if the catalogue lacks the device."""
     notes: tuple[str, ...]
-
-    def to_json(self) -> dict[str, object]:
-        """Plain dicts, lists, numbers and strings."""
-        return asdict(self)
 
 
 def describe(device: Device, ceilings: Ceilings) -> DeviceReport:

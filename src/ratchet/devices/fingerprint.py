@@ -43,9 +43,6 @@ class Origin:
     device_model: str
     versions: Software
 
-    def to_json(self) -> dict[str, object]:
-        return asdict(self)
-
 
 def fingerprint(device: Device) -> Origin:
     """Return the fingerprint of this device and of the software in this process."""

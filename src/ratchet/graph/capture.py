@@ -8,6 +8,7 @@ from contextlib import nullcontext
 from dataclasses import replace
 from math import prod
 
+import msgspec
 import torch
 from torch import nn
 from torch.fx import GraphModule
@@ -39,9 +40,7 @@ def capture(workload: Workload, config: StepConfig) -> list[CapturedSite]:
     adds one more site, `adamw`, with the shapes of the parameters. The model is not changed.
     """
     report = InstallReport()
-    eager = config.model_copy(
-        update={"compile_mode": None, "kernels": (), "optimizer": "as_written"}
-    )
+    eager = msgspec.structs.replace(config, compile_mode=None, kernels=(), optimizer="as_written")
     backend = _only_look(report)
     with torch.random.fork_rng():
         if workload.train_step is not None:

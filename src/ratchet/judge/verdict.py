@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Literal
 
-from pydantic import BaseModel, ConfigDict, Field
+import msgspec
 
 from ratchet.base.json_value import Json
 
@@ -15,11 +15,11 @@ Status = Literal[
 ScreeningStatus = Literal["screened", "invalid", Status]
 
 
-class _Frozen(BaseModel):
-    model_config = ConfigDict(frozen=True, extra="forbid")
+class _Frozen(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    pass
 
 
-class Ratio(_Frozen):
+class Ratio(_Frozen, frozen=True, kw_only=True):
     """Baseline time over new time, with its interval: above 1 is faster."""
 
     ratio: float
@@ -30,7 +30,7 @@ class Ratio(_Frozen):
     5 %. None in verdicts from before it was stored."""
 
 
-class Evidence(_Frozen):
+class Evidence(_Frozen, frozen=True, kw_only=True):
     """One check and its result."""
 
     check: str
@@ -39,7 +39,7 @@ class Evidence(_Frozen):
     detail: str = ""
 
 
-class TimedSample(_Frozen):
+class TimedSample(_Frozen, frozen=True, kw_only=True):
     """One raw time of one arm: `measure.samples.Sample` with its case."""
 
     case: str
@@ -53,14 +53,14 @@ class TimedSample(_Frozen):
     """Reported by the arm's own process: a claim, if it is a candidate."""
 
 
-class Speedups(_Frozen):
+class Speedups(_Frozen, frozen=True, kw_only=True):
     """Speed-ups by rival; None if not measured."""
 
     vs_reference: Ratio | None = None
     vs_compile: Ratio | None = None
 
 
-class EmulatedLine(_Frozen):
+class EmulatedLine(_Frozen, frozen=True, kw_only=True):
     """Exact counts of one source line of a kernel in one call."""
 
     place: str
@@ -76,7 +76,7 @@ class EmulatedLine(_Frozen):
     """Its instructions in order, with their executions by waves; only the hottest of many."""
 
 
-class EmulatedTimeline(_Frozen):
+class EmulatedTimeline(_Frozen, frozen=True, kw_only=True):
     """The source line that each wave of the first workgroup ran, in order of issue, not time."""
 
     cycles: int
@@ -90,7 +90,7 @@ class EmulatedTimeline(_Frozen):
     """For each wave: the index of a place, its first slot and one past its last."""
 
 
-class EmulatedKernel(_Frozen):
+class EmulatedKernel(_Frozen, frozen=True, kw_only=True):
     """Exact counts of one kernel's launches in one call, taken by the emulator."""
 
     name: str
@@ -128,7 +128,7 @@ class EmulatedKernel(_Frozen):
     timeline: EmulatedTimeline | None = None
 
 
-class EmulatedBound(_Frozen):
+class EmulatedBound(_Frozen, frozen=True, kw_only=True):
     """A lower bound on the time of one call on a device, estimated and never measured."""
 
     device: str
@@ -139,7 +139,7 @@ class EmulatedBound(_Frozen):
     lds_s: float
 
 
-class EmulatedCase(_Frozen):
+class EmulatedCase(_Frozen, frozen=True, kw_only=True):
     """The emulator's counts of one call, and a bound from them (docs/reference/emulator.md)."""
 
     case: str
@@ -155,7 +155,7 @@ class EmulatedCase(_Frozen):
     """Why there is no `estimated_speedup`, if one was wanted."""
 
 
-class Verdict(_Frozen):
+class Verdict(_Frozen, frozen=True, kw_only=True):
     """The judge's answer on one kernel for one problem.
 
     proven: right, and faster than the reference beyond the A/A floor. correct: right, but not
@@ -167,20 +167,20 @@ class Verdict(_Frozen):
 
     status: Status
     reason: str
-    evidence: list[Evidence] = Field(default_factory=list)
-    speedup: Speedups = Field(default_factory=Speedups)
+    evidence: list[Evidence] = []
+    speedup: Speedups = Speedups()
     not_timed: str = ""
     """Why the speed of a `correct` kernel is unknown: it was not timed, or the machine was too
     noisy. Another verdict may tell."""
     static: dict[str, Json] | None = None
     """The static profile of a Triton or HIP kernel for AMD targets, from `inspect_kernel`."""
-    emulated: list[EmulatedCase] = Field(default_factory=list)
+    emulated: list[EmulatedCase] = []
     """One for each visible case, if the kernel's machine code was emulated."""
-    environment: dict[str, Json] = Field(default_factory=dict)
+    environment: dict[str, Json] = {}
     isolation: str
     kernel_hash: str
     problem_hash: str
-    samples: list[TimedSample] = Field(default_factory=list)
+    samples: list[TimedSample] = []
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)

@@ -9,7 +9,6 @@ from typing import Final, Protocol
 
 from ratchet.authors.author import Answer, Proposal
 from ratchet.authors.writing_book import WritingBook, WritingOptions
-from ratchet.base.json_value import Json
 from ratchet.court.court import Court
 from ratchet.court.terms import Terms
 from ratchet.judge.revision import revision
@@ -17,6 +16,7 @@ from ratchet.judge.verdict import Screening
 from ratchet.kernels.kernel import Kernel
 from ratchet.learn.languages import AUTHOR
 from ratchet.learn.tasks import LearnTask
+from ratchet.ledger.tables import Payload
 
 START_S, EACH_S = 20.0, 8.0
 """Time limit of a screening: to open the problem, and for each kernel."""
@@ -56,7 +56,7 @@ class ScreeningBench:
         self._rival, self._device = rival, device
         self._runs: dict[str, str] = {}
         self._known: dict[tuple[str, str], Screening] = {}
-        self._unsure: dict[str, dict[str, Json]] = {}
+        self._unsure: dict[str, Payload] = {}
         """By problem, torch.compile's gain for this run alone, if no verdict measured it."""
         self._thread = ThreadPoolExecutor(1)
         self._recall()

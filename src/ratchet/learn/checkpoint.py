@@ -18,7 +18,6 @@ import torch
 
 from ratchet.base.errors import LearnError
 from ratchet.base.files import make_folder, whole_file, why_not_new_folder
-from ratchet.base.json_value import Json
 from ratchet.learn.config import LearnConfig
 
 if TYPE_CHECKING:
@@ -39,7 +38,7 @@ class RunState:
     step: int = 0
     replay: float = 0.0
     owed: float = 0.0
-    notes: dict[str, Json] = field(default_factory=dict)
+    notes: dict[str, object] = field(default_factory=dict)
     """The objective's state, as plain data."""
 
 

@@ -14,6 +14,7 @@ import msgspec
 from msgspec import Meta
 
 from ratchet.base.errors import LearnError
+from ratchet.base.serialise import document_of
 
 SIZES: Final[dict[str, tuple[int, int]]] = {
     "tiny": (64, 2),
@@ -195,7 +196,7 @@ class LearnConfig(msgspec.Struct, frozen=True, kw_only=True):
         takes a model by name, has another size.
         """
         left_out = () if makes_model and not self.model else OF_SMALL_LLAMA
-        values = msgspec.to_builtins(self).items()
+        values = document_of(self).items()
         return [(one, str(value)) for one, value in values if one not in left_out]
 
     def changed(self, **values: object) -> LearnConfig:
@@ -274,7 +275,7 @@ def write_config(folder: Path, config: LearnConfig) -> None:
     """Keep a run's config in its folder."""
     from ratchet.base.files import write_whole
 
-    text = json.dumps(msgspec.to_builtins(config), indent=2) + "\n"
+    text = json.dumps(document_of(config), indent=2) + "\n"
     write_whole(folder / "config.learn.json", text.encode())
 
 

@@ -17,7 +17,6 @@ import msgspec
 
 from ratchet.base.errors import LearnError
 from ratchet.base.files import write_whole
-from ratchet.base.json_value import Json
 from ratchet.learn.checkpoint import check_out
 from ratchet.learn.documents import documents
 from ratchet.learn.languages import AnswerLanguage, schedule_text
@@ -25,7 +24,7 @@ from ratchet.learn.problem_facts import loop_summary
 from ratchet.learn.rewards import SCATTER, advantages
 from ratchet.learn.tasks import LearnTask, by_family
 from ratchet.ledger.store import Ledger
-from ratchet.ledger.tables import Fingerprint
+from ratchet.ledger.tables import Fingerprint, Payload
 
 EXAMPLES, TEXT, CARD = "examples.jsonl", "replay.jsonl", "card.json"
 HELD_OUT: Final = 0.1
@@ -216,7 +215,7 @@ def _taught(
 
 def _best(
     task: LearnTask,
-    rows: Sequence[dict[str, Json]],
+    rows: Sequence[Payload],
     language: AnswerLanguage,
     ledger: Ledger | None,
 ) -> Iterator[TaughtAnswer]:
@@ -236,7 +235,7 @@ def _best(
 
 
 def _compared(
-    task: LearnTask, rows: Sequence[dict[str, Json]], language: AnswerLanguage
+    task: LearnTask, rows: Sequence[Payload], language: AnswerLanguage
 ) -> Iterator[TaughtAnswer]:
     """Yield the schedules of right kernels, with their speed against a problem's other kernels.
 
@@ -246,7 +245,7 @@ def _compared(
     if language.name != "schedule":
         return
     ratios: dict[str, list[float]] = {}
-    row_of: dict[str, dict[str, Json]] = {}
+    row_of: dict[str, Payload] = {}
     for row in rows:
         key, ratio = str(row["kernel_hash"]), _number(row["ratio"])
         if row["status"] in RIGHT and ratio > 0:
@@ -266,7 +265,7 @@ def _compared(
 
 
 def _answer(
-    task: LearnTask, row: dict[str, Json], language: AnswerLanguage, ledger: Ledger | None
+    task: LearnTask, row: Payload, language: AnswerLanguage, ledger: Ledger | None
 ) -> str | None:
     """Return a row's kernel as an answer; None if the language cannot express it."""
     if language.name == "schedule":
@@ -290,7 +289,7 @@ def _generated(
         yield _taught(task, language, schedule_text(schedule), kind="generated")
 
 
-def _failures(task: LearnTask, rows: Iterable[dict[str, Json]]) -> list[str]:
+def _failures(task: LearnTask, rows: Iterable[Payload]) -> list[str]:
     """Return a document for each failure, with the judge's evidence."""
     found = []
     for row in rows:

@@ -10,6 +10,7 @@ from typing import Final
 import msgspec
 
 from ratchet.authors.author import Proposal
+from ratchet.base.serialise import document_of
 from ratchet.court.court import Court
 from ratchet.court.terms import Terms
 from ratchet.judge.revision import revision
@@ -72,7 +73,7 @@ class EmulatedBench(ScreeningBench):
             if said.status == "unmeasured":
                 continue
             ledger.record_kernel(kernel.hash, kernel.name, kernel.as_json(), fingerprint=here)
-            payload = {**msgspec.to_builtins(said), "problem": task.name}
+            payload = {**document_of(said), "problem": task.name}
             ledger.remember(EMULATED, self._place(task, kernel), payload, fingerprint=here)
         return found
 

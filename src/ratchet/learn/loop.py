@@ -20,6 +20,7 @@ from ratchet.authors.author import Answer, Progress
 from ratchet.authors.search.author import SearchAuthor
 from ratchet.base.errors import LearnError
 from ratchet.base.files import write_whole
+from ratchet.base.serialise import document_of
 from ratchet.court.court import Court
 from ratchet.learn.bench import ScreeningBench
 from ratchet.learn.checkpoint import STATE as CHECKPOINT
@@ -394,7 +395,7 @@ class Loop:
         self.court.ledger.remember(
             ROUND,
             str(self.out.resolve()),
-            msgspec.to_builtins(row),
+            document_of(row),
             fingerprint=self.court.fingerprint,
         )
         self._save()
@@ -465,10 +466,10 @@ class Loop:
 
     def _save(self) -> None:
         state = {
-            "rows": msgspec.to_builtins(self.rows),
+            "rows": document_of(self.rows),
             "spent_s": self.spent_s,
             "curves": self.curves,
-            "config": msgspec.to_builtins(self.config),
+            "config": document_of(self.config),
         }
         write_whole(self.out / STATE, msgspec.json.encode(state))
 

@@ -14,6 +14,7 @@ import torch
 
 from ratchet.base.errors import LearnError
 from ratchet.base.files import write_whole
+from ratchet.base.serialise import document_of
 from ratchet.learn.config import SIZES, LearnConfig
 from ratchet.learn.languages import ANSWER, END, JUDGED, TASK, choice_words
 
@@ -270,7 +271,7 @@ def save_policy(folder: Path, policy: Policy) -> None:
         folder.mkdir(parents=True, exist_ok=True)
         model.save_pretrained(folder)
         policy.tokenizer.save_pretrained(folder)
-        text = json.dumps(msgspec.to_builtins(policy.card), indent=2) + "\n"
+        text = json.dumps(document_of(policy.card), indent=2) + "\n"
         write_whole(folder / CARD, text.encode())
     except (OSError, RuntimeError, SafetensorError) as error:  # a full disk, by who writes
         reason = " ".join(str(error).split())[:160]

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import contextlib
-import json
 from collections.abc import Callable
 from pathlib import Path
 
@@ -11,7 +10,7 @@ import msgspec
 
 from ratchet.base.errors import LearnError
 from ratchet.base.files import write_whole
-from ratchet.base.json_value import Json
+from ratchet.base.serialise import encoded
 from ratchet.learn.evaluate import Evaluation
 
 
@@ -43,14 +42,9 @@ class LearnReport(msgspec.Struct, frozen=True, kw_only=True):
     rounds: tuple[RoundRow, ...] = ()
     figures: list[tuple[str, str]] = []
     notes: tuple[str, ...] = ()
-    device: dict[str, Json] = {}
+    device: dict[str, object] = {}
     policy: str = ""
     """Folder of the policy."""
-
-    def to_json(self) -> dict[str, Json]:
-        """Return dicts, lists, numbers and strings."""
-        found: dict[str, Json] = msgspec.to_builtins(self)
-        return found
 
 
 Render = Callable[[LearnReport], str]
@@ -64,7 +58,7 @@ def write_report(report: LearnReport, folder: Path, render: Render) -> dict[str,
         LearnError: they cannot be written.
     """
     try:
-        write_whole(folder / RESULT, (json.dumps(report.to_json(), indent=2) + "\n").encode())
+        write_whole(folder / RESULT, encoded(report, indent=2))
         write_whole(folder / PAGE, render(report).encode())
     except OSError as error:
         raise LearnError(

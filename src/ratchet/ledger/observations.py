@@ -11,11 +11,11 @@ from typing import Literal
 
 from sqlalchemy import Connection, Row, insert, select
 
-from ratchet.base.json_value import Json
 from ratchet.ledger import schema
 from ratchet.ledger.connect import alone, utc_now
 from ratchet.ledger.faults import explained
 from ratchet.ledger.store import Ledger
+from ratchet.ledger.tables import Payload
 
 Better = Literal["lower", "higher"]
 IncidentEventName = Literal["opened", "acknowledged", "resolved", "went_away", "reopened"]
@@ -188,7 +188,7 @@ def _once(rows: Iterable[Observation]) -> Iterator[Observation]:
 
 
 def _observation(row: Row[tuple[object, ...]], known: dict[str, str]) -> Observation:
-    values: dict[str, Json] = dict(row._mapping)
+    values: Payload = dict(row._mapping)
     for name in _REPEATED:
         values[name] = known.setdefault(values[name], values[name])
     if values["value"] is None:

@@ -12,14 +12,13 @@ from sqlalchemy import ColumnElement, Engine, Row, Select, Table, func, insert, 
 from sqlalchemy.exc import IntegrityError
 
 from ratchet.base.errors import LedgerError, RatchetError
-from ratchet.base.json_value import Json
 from ratchet.devices.fingerprint import Software, software
 from ratchet.devices.probe import Device, describe_device
 from ratchet.ledger import schema
 from ratchet.ledger.connect import connect, utc_now
 from ratchet.ledger.faults import explained
 from ratchet.ledger.place import resolve, shown
-from ratchet.ledger.tables import Fingerprint, RecordedTurn
+from ratchet.ledger.tables import Fingerprint, Payload, RecordedTurn
 from ratchet.measure.samples import Sample
 
 _DISPROVEN = frozenset({"wrong", "cheating", "crashed", "timed_out", "refused"})
@@ -72,7 +71,7 @@ class Ledger:
 
     def recall(
         self, kind: str, key: str, *, fingerprint: Fingerprint | None = None, since: str = ""
-    ) -> dict[str, Json] | None:
+    ) -> Payload | None:
         """Return the newest evidence of a kind and key; only this fingerprint's if one is given.
 
         Evidence from before `since` (UTC, ISO 8601) is left out.
@@ -81,7 +80,7 @@ class Ledger:
         matches = (table.c.kind == kind, table.c.key == key, table.c.at >= since)
         return self._newest(table, fingerprint, *matches)
 
-    def newest_of(self, kind: str, *, fingerprint: Fingerprint) -> dict[str, dict[str, Json]]:
+    def newest_of(self, kind: str, *, fingerprint: Fingerprint) -> dict[str, Payload]:
         """Return the newest evidence of a kind from this device and software, by key."""
         table = schema.evidence
         rows = self._rows(table, fingerprint, table.c.kind == kind)
@@ -118,10 +117,10 @@ class Ledger:
         """Store a kernel under its hash, once; the payload holds its source."""
         self._append_once(schema.kernels, fingerprint, hash=hash, name=name, payload=payload)
 
-    def problem(self, hash: str) -> dict[str, Json] | None:
+    def problem(self, hash: str) -> Payload | None:
         return self._newest(schema.problems, None, schema.problems.c.hash == hash)
 
-    def kernel(self, hash: str) -> dict[str, Json] | None:
+    def kernel(self, hash: str) -> Payload | None:
         return self._newest(schema.kernels, None, schema.kernels.c.hash == hash)
 
     # Verdicts.
@@ -139,7 +138,7 @@ class Ledger:
 
     def verdict(
         self, kernel_hash: str, problem_hash: str, fingerprint: Fingerprint, *, judge: str
-    ) -> dict[str, Json] | None:
+    ) -> Payload | None:
         """Return the newest verdict on a kernel for a problem, from this device and software.
 
         Also None if another revision of the judge gave it (`ratchet.judge.revision`).
@@ -239,7 +238,7 @@ class Ledger:
 
     def last_finish(
         self, workload: str, *, fingerprint: Fingerprint | None = None, command: str = "optimize"
-    ) -> tuple[str, dict[str, Json]] | None:
+    ) -> tuple[str, Payload] | None:
         """Return when a workload's newest finished turn ended, and its result; None without one."""
         table = schema.turns
         of_it = (table.c.workload == workload, table.c.command == command)
@@ -252,12 +251,12 @@ class Ledger:
         named = table.c.turn.startswith(prefix, autoescape=True)
         return [_as_turn(row) for row in self._rows(table, None, named, table.c.event == "started")]
 
-    def result_of(self, turn: str) -> dict[str, Json] | None:
+    def result_of(self, turn: str) -> Payload | None:
         """Return what a turn finished with; None if it did not."""
         table = schema.turns
         return self._newest(table, None, table.c.turn == turn, table.c.event == "finished")
 
-    def verdicts_named(self, prefix: str) -> list[dict[str, Json]]:
+    def verdicts_named(self, prefix: str) -> list[Payload]:
         """Return the verdicts on kernels whose hash starts with `prefix`, oldest first."""
         table = schema.verdicts
         named = table.c.kernel_hash.startswith(prefix, autoescape=True)
@@ -300,9 +299,7 @@ class Ledger:
             payload=payload,
         )
 
-    def recipe(
-        self, workload: str, *, fingerprint: Fingerprint | None = None
-    ) -> dict[str, Json] | None:
+    def recipe(self, workload: str, *, fingerprint: Fingerprint | None = None) -> Payload | None:
         """Return the newest recipe of a workload; only this fingerprint's if one is given."""
         table = schema.recipes
         return self._newest(table, fingerprint, table.c.workload == workload)
@@ -341,7 +338,7 @@ class Ledger:
 
     def writing_answers(
         self, *, run: str | None = None, fingerprint: Fingerprint | None = None
-    ) -> list[dict[str, Json]]:
+    ) -> list[Payload]:
         """Return the answers of one run, or of all runs on a device with its software."""
         table = schema.writing_answers
         conditions = [] if run is None else [table.c.run == run]
@@ -349,7 +346,7 @@ class Ledger:
 
     def proven_kernels(
         self, problem_hash: str, fingerprint: Fingerprint, *, judge: str
-    ) -> list[dict[str, Json]]:
+    ) -> list[Payload]:
         """Return the verdicts on the kernels that are proven for a problem now, the newest last."""
         table = schema.verdicts
         rows = self._rows(table, fingerprint, table.c.problem_hash == problem_hash)
@@ -408,7 +405,7 @@ class Ledger:
 
     def _newest(
         self, table: Table, fingerprint: Fingerprint | None, *conditions: ColumnElement[bool]
-    ) -> dict[str, Json] | None:
+    ) -> Payload | None:
         query = _query(table, fingerprint, *conditions).order_by(table.c.id.desc()).limit(1)
         rows = self._read(query)
         return dict(rows[0].payload) if rows else None
@@ -451,13 +448,13 @@ def _query(
     )
 
 
-def _judge_of(verdict: Mapping[str, Json]) -> str | None:
+def _judge_of(verdict: Payload) -> str | None:
     """Return the judge's revision that a verdict names; old verdicts name none."""
     found: str | None = verdict.get("environment", {}).get("judge")
     return found
 
 
-def _is_cut_short(verdict: Mapping[str, Json]) -> bool:
+def _is_cut_short(verdict: Payload) -> bool:
     limit_s = verdict.get("trial", {}).get("time_limit_s", WHOLE_S)
     return verdict["status"] in ("timed_out", "unmeasured") and limit_s < WHOLE_S
 

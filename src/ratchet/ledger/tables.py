@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import TypedDict
+from typing import TypeAlias, TypedDict
 
 from ratchet.base.json_value import Json
+
+Payload: TypeAlias = dict[str, Json]
+"""The document of a row, as it was remembered: who asks knows its kind and converts it."""
 
 
 class Fingerprint(TypedDict):
@@ -25,6 +27,6 @@ class RecordedTurn:
     command: str
     workload: str
     started_at: str
-    payload: Mapping[str, Json]
+    payload: Payload
     """The options given to `start_turn`; a resumed turn compares them with its own."""
     fingerprint: Fingerprint

@@ -5,7 +5,7 @@ from __future__ import annotations
 import time
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import AbstractContextManager
-from dataclasses import dataclass, field
+from dataclasses import asdict, dataclass, field
 from typing import Protocol
 
 import numpy as np
@@ -93,7 +93,7 @@ class CompareOutcome:
             "answer": self.answers[0].answer if self.answers else "undecided",
             "exit_code": self.exit_code,
             "allowed": self.allowed,
-            "metrics": [one.as_json() for one in self.answers],
+            "metrics": [asdict(one) for one in self.answers],
             "launches": self.launches,
             "looks_taken": self.looks_taken,
             "spent_s": self.spent_s,

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import asdict, dataclass, field
+from dataclasses import dataclass, field
 
 import numpy as np
 
@@ -123,9 +123,6 @@ class MetricAnswer:
         """Return True if more pairs would hardly change the answer."""
         fine = self.answer == "equivalent" and self.floor.high <= FINE
         return self.answer in ("faster", "slower") or fine
-
-    def as_json(self) -> dict[str, object]:
-        return asdict(self)
 
 
 def decide(

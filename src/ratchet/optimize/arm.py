@@ -10,10 +10,13 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+import msgspec
+
 from ratchet.base.errors import WorkloadError
-from ratchet.base.json_value import Json
+from ratchet.base.serialise import document_of
 from ratchet.optimize.step.installed import activate_proven
 from ratchet.workloads.config import StepConfig
+from ratchet.workloads.names import LoadOptions
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -32,8 +35,8 @@ BATCHES = 8
 def make_arm(
     *,
     workload: str,
-    options: dict[str, Json],
-    config: dict[str, Json] | None,
+    options: LoadOptions,
+    config: dict[str, object] | None,
     kernels: Sequence[dict[str, str]],
     is_random: bool = False,
 ) -> StepArm:
@@ -51,24 +54,24 @@ def make_arm(
         built, warnings = load_checked(workload, **options)
         return StepArm(built, built.as_written(), warnings=warnings)
     built = load(workload, **options)
-    return StepArm(built, StepConfig.model_validate(config), is_random=is_random)
+    return StepArm(built, msgspec.convert(config, StepConfig), is_random=is_random)
 
 
 def make_shrunk_arm(
     *,
     workload: str,
-    options: dict[str, Json],
-    config: dict[str, Json],
+    options: LoadOptions,
+    config: dict[str, object],
     kernels: Sequence[dict[str, str]],
     is_random: bool = False,
 ) -> ShrunkArm:
     """Prepare to train small copies of the workload, for the loss curves; random ones too."""
     use_device(options)
     activate_proven(kernels)
-    return ShrunkArm(workload, options, StepConfig.model_validate(config))
+    return ShrunkArm(workload, options, msgspec.convert(config, StepConfig))
 
 
-def use_device(options: dict[str, Json]) -> None:
+def use_device(options: LoadOptions) -> None:
     """Make the workload's GPU the current one: Triton launches there, torch waits for it."""
     if ":" in str(options.get("device", "")):
         import torch
@@ -118,7 +121,7 @@ class StepArm:
 
             torch.cuda.synchronize(self._workload.device)
 
-    def workload(self) -> dict[str, Json]:
+    def workload(self) -> dict[str, object]:
         """Describe the workload and its step (JSON of `StepFacts`).
 
         Only valid in an arm that runs the step as written; other arms have changed the model.
@@ -126,9 +129,9 @@ class StepArm:
         from ratchet.optimize.step.describe import describe_workload
 
         facts = describe_workload(self._step, self._batches[0])
-        return {**facts.model_dump(mode="json"), "warnings": self._warnings}
+        return {**document_of(facts), "warnings": self._warnings}
 
-    def gradients(self, path: str, autocast: bool = False) -> dict[str, Json]:
+    def gradients(self, path: str, autocast: bool = False) -> dict[str, object]:
         """Write the first step's gradients (fp32, by parameter name) as safetensors to `path`.
 
         With `autocast`, they are those of a step that is uncompiled, in bf16 autocast. Random
@@ -195,7 +198,7 @@ class StepArm:
         from ratchet.workloads.step import compiled_loss
 
         update = {"precision": "bf16_autocast", "compile_mode": None}
-        compute = compiled_loss(self._workload, self._config.model_copy(update=update))
+        compute = compiled_loss(self._workload, msgspec.structs.replace(self._config, **update))
         count = self._workload.accumulate
         for batch in self._batches[0] if count > 1 else self._batches[:1]:
             loss = compute(self._step.model, batch) / count
@@ -223,13 +226,13 @@ class StepArm:
             return str(error).partition(";")[0]
         return ""
 
-    def profile(self, path: str, steps: int = 2) -> dict[str, Json]:
+    def profile(self, path: str, steps: int = 2) -> dict[str, object]:
         """Write a Chrome trace of `steps` steps to `path`, with a mark around each step (JSON)."""
         from ratchet.optimize.step.describe import record_steps
 
         return record_steps(self._step, self._batches, steps, self._workload.device, Path(path))
 
-    def describe(self) -> dict[str, Json]:
+    def describe(self) -> dict[str, object]:
         """Return peak memory so far, and how graphs and kernels ran (JSON, `ArmFacts` in it)."""
         from ratchet.graph.regions import op
         from ratchet.kernels import registry
@@ -256,7 +259,7 @@ class StepArm:
             return own
         return ["torch.compile made no graph of the step: it runs uncompiled"]
 
-    def sites(self, precision: str) -> list[dict[str, Json]]:
+    def sites(self, precision: str) -> list[dict[str, object]]:
         """Return the call sites that the library's kernels could take in a precision (JSON).
 
         They have their real shapes. The arm must not have changed its model's dtypes.
@@ -265,10 +268,10 @@ class StepArm:
 
         from ratchet.graph.capture import capture
 
-        config = self._config.model_copy(update={"precision": precision})
+        config = msgspec.structs.replace(self._config, precision=precision)
         return [asdict(site) for site in capture(self._workload, config)]
 
-    def regions(self, measuring_s: float) -> list[dict[str, Json]]:
+    def regions(self, measuring_s: float) -> list[dict[str, object]]:
         """Return the regions of the step's graphs, the most time to win first (JSON)."""
         from ratchet.graph.regions import capture_regions
 
@@ -288,7 +291,7 @@ class VectorProbe:
     def step(self, iterations: int) -> None:
         raise WorkloadError("a probe is never timed")
 
-    def describe(self) -> dict[str, Json]:
+    def describe(self) -> dict[str, object]:
         return {}
 
     def probe(self) -> str:
@@ -303,16 +306,16 @@ class ShrunkArm:
 
     calls = ("curve",)
 
-    def __init__(self, workload: str, options: dict[str, Json], config: StepConfig) -> None:
+    def __init__(self, workload: str, options: LoadOptions, config: StepConfig) -> None:
         self._spec = workload
         self._options = options
         # The copies are so small that a second thread costs more than it saves.
-        self._config = config.model_copy(update={"threads": 1, "affinity": False})
+        self._config = msgspec.structs.replace(config, threads=1, affinity=False)
 
     def step(self, iterations: int) -> None:
         raise WorkloadError("a shrunk copy is trained for its losses and is never timed")
 
-    def describe(self) -> dict[str, Json]:
+    def describe(self) -> dict[str, object]:
         return {}
 
     def curve(self, seed: int, steps: int) -> list[float]:
@@ -321,7 +324,7 @@ class ShrunkArm:
         from ratchet.workloads import load
         from ratchet.workloads.blame import batch_of
 
-        options = {**self._options, "seed": seed}
+        options: LoadOptions = {**self._options, "seed": seed}
         workload = load(self._spec, **options)
         if workload.shrink is not None:
             workload = workload.shrink(seed)

@@ -4,12 +4,13 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
-from dataclasses import asdict
+from dataclasses import asdict, replace
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+import msgspec
+
 from ratchet.base import git
-from ratchet.base.json_value import Json
 from ratchet.devices.fingerprint import software
 from ratchet.devices.gpu_use import warnings_of
 from ratchet.devices.probe import probe
@@ -18,9 +19,10 @@ from ratchet.ledger import Ledger
 from ratchet.ledger.connect import utc_now
 from ratchet.ledger.observations import Better, Observation, ObservationBook
 from ratchet.ledger.tables import Fingerprint
-from ratchet.workloads.names import SIZES
+from ratchet.workloads.names import SIZES, LoadOptions
 
 if TYPE_CHECKING:
+    from ratchet.workloads.bench import BenchResult
     from ratchet.workloads.workload import Workload
 
 FACTORY = "ratchet.optimize.bench:make_bench"
@@ -33,30 +35,28 @@ class BenchArm:
 
     def __init__(self, workload: Workload, warnings: Sequence[str]) -> None:
         self._workload = workload
-        self._warnings = list(warnings)
+        self._warnings = tuple(warnings)
 
     def step(self, iterations: int) -> None:
         self.bench(iterations)
 
-    def describe(self) -> dict[str, Json]:
+    def describe(self) -> dict[str, object]:
         return {"name": self._workload.name}
 
-    def bench(self, steps: int) -> dict[str, Json]:
+    def bench(self, steps: int) -> dict[str, object]:
         """Time `steps` steps of the workload as written (JSON of a BenchResult)."""
         from ratchet.workloads.bench import WARMUP_STEPS, bench
 
         found = bench(self._workload, self._workload.as_written(), steps)
-        result = {**asdict(found), "warnings": list(self._warnings)}
-        if not math.isfinite(found.loss):
+        warnings, loss = self._warnings, found.loss
+        if loss is not None and not math.isfinite(loss):  # JSON has no NaN
             ran = steps + WARMUP_STEPS
-            result["loss"] = None  # JSON has no NaN
-            result["warnings"].append(
-                f"the loss of {found.workload} is {found.loss} after {ran} steps"
-            )
-        return result
+            warnings = (*warnings, f"the loss of {found.workload} is {loss} after {ran} steps")
+            loss = None
+        return asdict(replace(found, warnings=warnings, loss=loss))
 
 
-def make_bench(*, workload: str, options: dict[str, Json]) -> BenchArm:
+def make_bench(*, workload: str, options: LoadOptions) -> BenchArm:
     """Build the workload in this process."""
     from ratchet.workloads.check import load_checked
 
@@ -64,10 +64,12 @@ def make_bench(*, workload: str, options: dict[str, Json]) -> BenchArm:
 
 
 def bench_all(
-    workloads: Sequence[str], *, options: dict[str, Json], steps: int, ledger: str | None
-) -> list[dict[str, Json]]:
+    workloads: Sequence[str], *, options: LoadOptions, steps: int, ledger: str | None
+) -> list[BenchResult]:
     """Bench the workloads one after the other and record each result in the ledger."""
-    device = probe(str(options.get("device", "auto")))
+    from ratchet.workloads.bench import BenchResult
+
+    device = probe(options.get("device", "auto"))
     commit, results = git.stamp(Path.cwd()), []
     warnings = warnings_of(device.index) if device.kind == "cuda" else []
     with Ledger.open(ledger) as book:
@@ -79,26 +81,29 @@ def bench_all(
                 arguments={"workload": workload, "options": options},
             )
             with ArmProcess(spec) as arm:
-                result: dict[str, Json] = arm.call("bench", steps=steps)
-            result["warnings"] = [*warnings, *result.get("warnings", ())]
-            result["versions"] = asdict(software())
-            result["commit"] = commit.revision
-            book.remember("bench", workload, result, fingerprint=fingerprint)
+                found = msgspec.convert(arm.call("bench", steps=steps), BenchResult)
+            result = replace(
+                found,
+                warnings=(*warnings, *found.warnings),
+                versions=asdict(software()),
+                commit=commit.revision,
+            )
+            book.remember("bench", workload, asdict(result), fingerprint=fingerprint)
             ObservationBook(book).record(_observed(workload, result, commit, fingerprint))
             results.append(result)
     return results
 
 
 def _observed(
-    workload: str, result: dict[str, Json], commit: git.CommitStamp, here: Fingerprint
+    workload: str, result: BenchResult, commit: git.CommitStamp, here: Fingerprint
 ) -> list[Observation]:
     """Return the figures of a result that `ratchet history` follows over commits."""
-    name = f"{workload} ({result['device']}, {result['precision']})"
-    ends = (result["low_s"], result["high_s"])
+    name = f"{workload} ({result.device}, {result.precision})"
+    ends = (result.low_s, result.high_s)
     rows: list[tuple[str, str, Better, float, tuple[float | None, float | None]]] = [
-        ("step_time_s", "s", "lower", result["step_time_s"], ends),
-        ("first_step_s", "s", "lower", result["first_step_s"], (None, None)),
-        ("peak_memory_bytes", "B", "lower", result["peak_memory_bytes"], (None, None)),
+        ("step_time_s", "s", "lower", result.step_time_s, ends),
+        ("first_step_s", "s", "lower", result.first_step_s, (None, None)),
+        ("peak_memory_bytes", "B", "lower", result.peak_memory_bytes, (None, None)),
     ]
     return [
         Observation(

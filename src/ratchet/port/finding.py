@@ -6,8 +6,6 @@ from collections.abc import Mapping
 from dataclasses import asdict, dataclass, field
 from typing import Final, Literal
 
-from ratchet.base.json_value import Json
-
 Severity = Literal["error", "warning", "note"]
 """error: does not build on ROCm, or gives wrong results; warning: runs otherwise or slower, look at
 it; note: nothing is left to do."""
@@ -60,7 +58,7 @@ class PortFinding:
         """True if the patch holds the fix."""
         return bool(self.edits)
 
-    def as_json(self, fixed: bool) -> dict[str, Json]:
+    def as_json(self, fixed: bool) -> dict[str, object]:
         """Return the finding as plain data; `fixed_by` is `patch` or `hand`, empty for a note."""
         found = asdict(self)
         del found["edits"], found["needs"]

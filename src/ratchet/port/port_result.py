@@ -7,7 +7,6 @@ from collections.abc import Mapping
 from dataclasses import asdict, dataclass
 from typing import Final
 
-from ratchet.base.json_value import Json
 from ratchet.port.compile import Compilation, by_file
 from ratchet.port.finding import PortFinding
 from ratchet.port.scan import ScannedFile
@@ -90,7 +89,7 @@ class PortResult:
         """The lines that were read."""
         return sum(one.found.text.count(b"\n") for one in self.scanned)
 
-    def as_json(self) -> dict[str, Json]:
+    def as_json(self) -> dict[str, object]:
         """Return the result as plain data."""
         return {
             "path": self.path,
@@ -107,7 +106,7 @@ class PortResult:
             "outputs": list(self.outputs),
         }
 
-    def _file(self, scanned: ScannedFile) -> dict[str, Json]:
+    def _file(self, scanned: ScannedFile) -> dict[str, object]:
         found = scanned.found
         compiled = by_file(self.compiled).get(found.name, [])
         return {

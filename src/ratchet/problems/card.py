@@ -10,7 +10,6 @@ from typing import TYPE_CHECKING, Final
 
 import msgspec
 
-from ratchet.base.json_value import Json
 from ratchet.problems.case import Case, TensorSpec, Tier
 from ratchet.problems.problem import JUDGED_AT, Problem, Task
 
@@ -108,7 +107,7 @@ class ProblemCard:
         return asdict(self)
 
     @staticmethod
-    def from_json(document: dict[str, Json]) -> ProblemCard:
+    def from_json(document: dict[str, object]) -> ProblemCard:
         """Return the card that `as_json` wrote."""
         return msgspec.convert(document, ProblemCard)
 

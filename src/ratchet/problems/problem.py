@@ -16,7 +16,6 @@ from typing import TYPE_CHECKING, Any, Final
 import msgspec
 
 from ratchet.base.errors import KernelError
-from ratchet.base.json_value import Json
 from ratchet.problems.case import (
     DISTRIBUTIONS,
     LAYOUTS,
@@ -202,12 +201,12 @@ class Problem:
 
         return build(case.inputs, seed, device)
 
-    def as_json(self) -> dict[str, Json]:
+    def as_json(self) -> dict[str, object]:
         """Return a JSON object; `from_json` makes an equal problem of it."""
         return asdict(self)
 
     @staticmethod
-    def from_json(document: dict[str, Json]) -> Problem:
+    def from_json(document: dict[str, object]) -> Problem:
         """Return the problem that `as_json` wrote; a KernelError for anything else."""
         try:
             return msgspec.convert(document, Problem)

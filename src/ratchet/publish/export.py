@@ -7,7 +7,6 @@ from pathlib import Path
 from typing import Final, Literal
 
 from ratchet.base.errors import PublishError
-from ratchet.base.json_value import Json
 from ratchet.publish.admitted import AdmittedRecipe, admit, judged_again
 from ratchet.publish.card import figure
 from ratchet.publish.check import check_kernels_package, loaded, read_back, write_files
@@ -17,6 +16,7 @@ from ratchet.publish.package import KernelPackage
 from ratchet.publish.patch import export_patch
 from ratchet.publish.program import export_workload
 from ratchet.publish.staging import new_folder
+from ratchet.workloads.names import LoadOptions
 
 _NAME: Final = re.compile(r"[a-z][a-z0-9]*(-[a-z0-9]+)*")
 
@@ -29,7 +29,7 @@ def run_export(
     script: Path | None = None,
     name: str | None = None,
     prove: bool = False,
-    options: dict[str, Json] | None = None,
+    options: LoadOptions | None = None,
     ledger: str | None = None,
 ) -> ExportResult:
     """Export a recipe or, to `export`, a workload, which `options` build.

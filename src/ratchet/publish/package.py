@@ -10,7 +10,6 @@ from functools import cached_property
 from pathlib import PurePosixPath
 from typing import Final
 
-from ratchet.base.json_value import Json
 from ratchet.kernels.kernel import Kernel
 from ratchet.kernels.languages.cpp import FLAGS, HEADERS, macros
 from ratchet.kernels.library import LIBRARY
@@ -176,7 +175,7 @@ class KernelPackage:
             if isinstance(one.installed, RegionKernel):
                 yield one.installed
 
-    def _row(self, one: AdmittedKernel) -> dict[str, Json]:
+    def _row(self, one: AdmittedKernel) -> dict[str, object]:
         kernel, is_cpp = one.kernel, one.kernel.language == "cpp"
         region = isinstance(one.installed, RegionKernel)
         return {

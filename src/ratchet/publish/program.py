@@ -27,6 +27,7 @@ from ratchet.publish.export_result import ExportedProgram, ExportResult, Fallbac
 from ratchet.publish.onnx_file import untranslated, write_onnx
 from ratchet.publish.staging import new_folder
 from ratchet.workloads.check import load_checked
+from ratchet.workloads.names import LoadOptions
 from ratchet.workloads.step import TrainingStep
 from ratchet.workloads.workload import Batch, Workload
 
@@ -50,7 +51,7 @@ class TracedProgram:
     wanted: Sequence[Tensor]
 
 
-def export_workload(workload: str, options: dict[str, object], out: Path) -> ExportResult:
+def export_workload(workload: str, options: LoadOptions, out: Path) -> ExportResult:
     """Export a workload's forward pass and its training step into a new folder.
 
     Raises:

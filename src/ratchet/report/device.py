@@ -2,12 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Sequence
 from typing import TYPE_CHECKING
 
 from rich.console import Console
 
-from ratchet.base.json_value import Json
 from ratchet.report import model as m
 from ratchet.report.terminal import print_report
 from ratchet.report.words import (
@@ -22,20 +21,21 @@ from ratchet.report.words import (
 
 if TYPE_CHECKING:
     from ratchet.devices.describe import DeviceReport, Paper
+    from ratchet.workloads.bench import BenchResult
 
 
-def print_bench(results: Sequence[Mapping[str, Json]], console: Console | None = None) -> None:
+def print_bench(results: Sequence[BenchResult], console: Console | None = None) -> None:
     """Print the result of `ratchet bench`: one row per workload."""
-    unit = common_unit([row.get("step_time_s") or 0.0 for row in results])
-    counted = sorted({str(row.get("unit", "tokens")) for row in results}, reverse=True)
+    unit = common_unit([row.step_time_s for row in results])
+    counted = sorted({row.unit for row in results}, reverse=True)
     columns = (
-        m.name("workload", lambda row: row.get("workload") or row.get("name")),
-        m.number(f"step, {unit.name}", lambda row: row.get("step_time_s"), unit.show),
-        m.number(f"{' or '.join(counted)}/s", lambda row: row.get("tokens_per_s"), show_rate),
-        m.number("MFU", lambda row: row.get("mfu"), show_share),
-        m.number("peak memory", lambda row: row.get("peak_memory_bytes"), show_bytes),
+        m.name("workload"),
+        m.number(f"step, {unit.name}", "step_time_s", unit.show),
+        m.number(f"{' or '.join(counted)}/s", "tokens_per_s", show_rate),
+        m.number("MFU", "mfu", show_share),
+        m.number("peak memory", "peak_memory_bytes", show_bytes),
     )
-    warnings = (line for row in results for line in row.get("warnings", ()))
+    warnings = (line for row in results for line in row.warnings)
     said = (m.Words(line, "warning") for line in warnings)
     print_report(m.ResultReport(header=(m.ResultTable(columns, results), *said)), console)
 

@@ -13,7 +13,7 @@ Named = tuple[str, m.Inline]
 
 
 def where_measured(
-    device: Mapping[str, Json],
+    device: Mapping[str, object],
     versions: Mapping[str, str],
     command: str,
     *,
@@ -30,7 +30,7 @@ def where_measured(
     )
 
 
-def device_facts(device: Mapping[str, Json]) -> list[Named]:
+def device_facts(device: Mapping[str, object]) -> list[Named]:
     """Return every fact about a device, with sizes in their units."""
     return [
         (name.removesuffix("_bytes").replace("_", " "), _sizes(name, value))
@@ -45,6 +45,6 @@ def _sizes(name: str, value: Json) -> str:
     return ", ".join(f"{part} {show_bytes(size)}" for part, size in sizes.items()).strip()
 
 
-def facts_of(environment: Mapping[str, Json]) -> list[Named]:
+def facts_of(environment: Mapping[str, object]) -> list[Named]:
     """Return every fact of an environment."""
     return [(name.replace("_", " "), plain(value)) for name, value in environment.items()]

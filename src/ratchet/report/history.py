@@ -17,7 +17,6 @@ from markupsafe import Markup
 from numpy.typing import NDArray
 
 from ratchet.base.errors import HistoryError
-from ratchet.base.json_value import Json
 from ratchet.history.analysis import AnalysedSeries, Shift
 from ratchet.history.formats.figures import Exported
 from ratchet.history.incidents import Incident
@@ -163,7 +162,7 @@ def _bokeh() -> tuple[str, str]:
     return Resources(mode="inline", components=["bokeh"]).render(), place + script
 
 
-def _columns(one: AnalysedSeries) -> dict[str, Json]:
+def _columns(one: AnalysedSeries) -> dict[str, object]:
     series = one.series
     first = max(0, len(series.values) - MOST_POINTS)
     tones = {"regression": "#c0392b", "improvement": "#2e8b57", "environment": "#8e7cc3"}
@@ -331,7 +330,7 @@ def among_words(incident: Incident) -> str:
 
 def history_document(
     analysed: Sequence[AnalysedSeries], incidents: Sequence[Incident]
-) -> dict[str, Json]:
+) -> dict[str, object]:
     """Return the series with their changes and levels, and the incidents."""
     return {
         "incidents": [
@@ -349,7 +348,7 @@ def history_document(
     }
 
 
-def export_document(found: Exported, path: str) -> dict[str, Json]:
+def export_document(found: Exported, path: str) -> dict[str, object]:
     """Return how much an export holds, and what it left out."""
     return {
         "exported": found.results,
@@ -360,7 +359,7 @@ def export_document(found: Exported, path: str) -> dict[str, Json]:
     }
 
 
-def _series_document(one: AnalysedSeries) -> dict[str, Json]:
+def _series_document(one: AnalysedSeries) -> dict[str, object]:
     series = one.series
     names = ("benchmark", "metric", "unit", "better", "device", "left_out")
     return {
@@ -379,6 +378,6 @@ def _series_document(one: AnalysedSeries) -> dict[str, Json]:
     }
 
 
-def _shift(shift: Shift) -> dict[str, Json]:
+def _shift(shift: Shift) -> dict[str, object]:
     change = shift.change if shift.before else None
     return {**asdict(shift), "change": change}

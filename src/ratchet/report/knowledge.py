@@ -7,7 +7,6 @@ from collections.abc import Sequence
 from ratchet.authors.knowledge import Passage
 from ratchet.authors.knowledge.index import Added, IndexedDocument
 from ratchet.authors.knowledge.walk import LeftOut
-from ratchet.base.json_value import Json
 from ratchet.report.model import Column, ResultTable, records
 from ratchet.report.terminal import make_console, verbatim
 from ratchet.report.words import counted, show_bytes
@@ -36,7 +35,7 @@ def print_added(changes: Sequence[Added | LeftOut], place: str) -> None:
     verbatim(make_console(), [f"{done} indexed, {left} left out; the index is {place}"])
 
 
-def added_document(changes: Sequence[Added | LeftOut], place: str) -> dict[str, Json]:
+def added_document(changes: Sequence[Added | LeftOut], place: str) -> dict[str, object]:
     """Return what was added and left out as plain data."""
     return {
         "index": place,
@@ -55,7 +54,7 @@ def print_documents(documents: Sequence[IndexedDocument], place: str) -> None:
     verbatim(make_console(), [*lines, f"\nthe index is {place}"])
 
 
-def documents_document(documents: Sequence[IndexedDocument], place: str) -> dict[str, Json]:
+def documents_document(documents: Sequence[IndexedDocument], place: str) -> dict[str, object]:
     """Return the documents as plain data."""
     return {"index": place, "documents": records(ResultTable(DOCUMENTS, documents))}
 
@@ -69,7 +68,7 @@ def print_passages(passages: Sequence[Passage], query: str) -> None:
         verbatim(out, ["", passage.source, *passage.text.splitlines()])
 
 
-def passages_document(passages: Sequence[Passage], query: str) -> dict[str, Json]:
+def passages_document(passages: Sequence[Passage], query: str) -> dict[str, object]:
     """Return the passages that were found as plain data."""
     return {"query": query, "passages": records(ResultTable(PASSAGES, passages))}
 

@@ -8,7 +8,6 @@ from itertools import groupby
 
 from rich.console import Console
 
-from ratchet.base.json_value import Json
 from ratchet.plan.fit.fit import FittedStep, StepMemory
 from ratchet.plan.fit.measured import MeasuredStep
 from ratchet.plan.fit.snapshots import AllocatorSnapshot
@@ -108,9 +107,9 @@ def _use(workload: str, fitted: FittedStep) -> Iterator[str]:
     yield f"ratchet optimize {workload} --try {fitted.lever}"
 
 
-def memory_document(found: StepMemory) -> dict[str, Json]:
+def memory_document(found: StepMemory) -> dict[str, object]:
     """Return the result as plain data; bytes and seconds."""
-    document: dict[str, Json] = {
+    document: dict[str, object] = {
         "workload": found.workload,
         "device": found.device,
         "compiled": found.compiled,
@@ -139,7 +138,7 @@ def memory_document(found: StepMemory) -> dict[str, Json]:
     return document
 
 
-def _step_document(step: MeasuredStep | None) -> dict[str, Json] | None:
+def _step_document(step: MeasuredStep | None) -> dict[str, object] | None:
     if step is None:
         return None
     return {

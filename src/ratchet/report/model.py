@@ -11,7 +11,6 @@ from dataclasses import dataclass, field
 from operator import itemgetter
 from typing import Any, Literal, TypeAlias
 
-from ratchet.base.json_value import Json
 from ratchet.report.words import ABSENT
 
 Medium = Literal["terminal", "page"]
@@ -104,7 +103,7 @@ class Figure(ReportBlock):
     """A drawing of the page: `macro` of figures.html draws `data`."""
 
     macro: str
-    data: Json
+    data: object
     label: str = ""
     look: str = ""
     on: On = field(default="page", kw_only=True)
@@ -133,8 +132,8 @@ class Column:
     """
 
     title: str
-    of: str | Callable[[TableRow], Json] = ""
-    show: Callable[[Json], Inline] = field(default=lambda value: _as_text(value))
+    of: str | Callable[[TableRow], object] = ""
+    show: Callable[[Any], Inline] = field(default=lambda value: _as_text(value))
     look: Look = field(default="text", kw_only=True)
     on: On = field(default="both", kw_only=True)
     note: str = field(default="", kw_only=True)
@@ -144,7 +143,7 @@ class Column:
         """Return the name of the row's field."""
         return self.of if self.of and isinstance(self.of, str) else self.title
 
-    def value(self, row: TableRow) -> Json:
+    def value(self, row: TableRow) -> object:
         """Return the row's value, as JSON has it."""
         if callable(self.of):
             return self.of(row)
@@ -156,7 +155,7 @@ class Column:
         return ABSENT if value is None else self.show(value)
 
 
-def _as_text(value: Json) -> Inline:
+def _as_text(value: object) -> Inline:
     return value if isinstance(value, str | Span | tuple) else str(value)
 
 
@@ -179,7 +178,7 @@ class ResultTable(ReportBlock):
         return [column for column in self.columns if is_on(column, medium)]
 
 
-def records(table: ResultTable) -> list[dict[str, Json]]:
+def records(table: ResultTable) -> list[dict[str, object]]:
     """Return a table's rows for JSON: each column's raw value by the name of its field."""
     return [{one.key: one.value(row) for one in table.columns} for row in table.rows]
 
@@ -205,7 +204,7 @@ def why(title: str, *given: Any, **more: Any) -> Column:
 
 
 def grid(
-    titles: Sequence[str], rows: Sequence[Sequence[Json]], *, left: int = 1, **more: Any
+    titles: Sequence[str], rows: Sequence[Sequence[object]], *, left: int = 1, **more: Any
 ) -> ResultTable:
     """Make a table of texts: the first `left` columns and a last one `why` are words."""
     looks: list[Look] = ["text" if index < left else "number" for index in range(len(titles))]
@@ -255,5 +254,5 @@ class ResultReport:
     sections: tuple[ReportBlock, ...] = ()
     reload_s: int | None = None
     """Seconds after which a page of a run that goes on loads itself again."""
-    extras: Mapping[str, Json] = field(default_factory=dict)
+    extras: Mapping[str, object] = field(default_factory=dict)
     """The head, the policy and the script of a page that has its own."""

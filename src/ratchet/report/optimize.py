@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING
 
 from rich.console import Console
 
+from ratchet.base.serialise import document_of
 from ratchet.optimize.turn.optimize_result import Change, OptimizeResult, StepLimit, StepProfile
 from ratchet.report import breakdown, figures
 from ratchet.report import model as m
@@ -110,7 +111,7 @@ def optimize_report(result: OptimizeResult) -> m.ResultReport:
     use = _use(result)
     software = [("workload from", result.source)]
     profiles = [one for one in (result.profile_before, result.profile_after) if one]
-    paths = [*result.paths.model_dump().values(), *(profile.trace for profile in profiles)]
+    paths = [*document_of(result.paths).values(), *(profile.trace for profile in profiles)]
     return m.ResultReport(
         title=result.workload,
         heading=result.workload,
@@ -312,7 +313,7 @@ def _expected(change: Change) -> str:
 
 def changed_settings(result: OptimizeResult) -> list[tuple[str, str, str]]:
     """Return each config field that Ratchet changed: its name, the written and the new value."""
-    configs = {arm.key: arm.config.model_dump(mode="json") for arm in result.arms}
+    configs = {arm.key: document_of(arm.config) for arm in result.arms}
     before, after = configs.get("as_written", {}), configs.get("ratchet", {})
     return [
         (field, plain(before.get(field)), plain(value))

@@ -16,7 +16,6 @@ from markupsafe import Markup
 from rich.console import Console
 
 from ratchet.base import files
-from ratchet.base.json_value import Json
 from ratchet.plan.ask import Answered, SavedBy
 from ratchet.plan.cluster import PlannedCluster, Rate
 from ratchet.plan.commands import jobset, slurm, torchrun
@@ -195,7 +194,7 @@ def _what_if(answer: Answered) -> m.ReportSection:
     )
 
 
-def _script() -> dict[str, Json]:
+def _script() -> dict[str, object]:
     text = resources.files("ratchet.report").joinpath("templates/plan.js").read_text("utf-8")
     digest = base64.b64encode(hashlib.sha256(text.encode()).digest()).decode()
     return {
@@ -239,7 +238,7 @@ def _rates(cluster: PlannedCluster) -> list[tuple[str, m.Inline]]:
     ]
 
 
-def plan_document(answer: Answered) -> dict[str, Json]:
+def plan_document(answer: Answered) -> dict[str, object]:
     """Return the JSON document of `ratchet plan`."""
     found = answer.planned
     asked = found.asked
@@ -263,7 +262,7 @@ def plan_document(answer: Answered) -> dict[str, Json]:
     }
 
 
-def _plan(one: LayoutPlan) -> dict[str, Json]:
+def _plan(one: LayoutPlan) -> dict[str, object]:
     return {
         "words": one.layout.words(),
         "layout": asdict(one.layout),
@@ -330,7 +329,7 @@ def _paid(values: tuple[float, float, float]) -> str:
     return f"{middle} of the fleet's training ({fastest} to {slowest})"
 
 
-def saved_document(found: SavedBy) -> dict[str, Json]:
+def saved_document(found: SavedBy) -> dict[str, object]:
     """Return the JSON document of `ratchet plan --savings`; inf is null."""
     saved = asdict(found.saved)
     saved["paid_after_s"] = [one if math.isfinite(one) else None for one in saved["paid_after_s"]]

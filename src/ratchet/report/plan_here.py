@@ -7,7 +7,6 @@ from typing import Final
 
 from rich.console import Console
 
-from ratchet.base.json_value import Json
 from ratchet.plan.here import CheckedPlan
 from ratchet.report import model as m
 from ratchet.report.terminal import print_report
@@ -49,7 +48,7 @@ def print_checked_plan(found: CheckedPlan, console: Console | None = None) -> No
     print_report(report, console)
 
 
-def checked_plan_document(found: CheckedPlan) -> dict[str, Json]:
+def checked_plan_document(found: CheckedPlan) -> dict[str, object]:
     """Return the JSON document of a plan that was checked here."""
     rows = [
         {**asdict(one), "step_error": one.step_error, "memory_error": one.memory_error}

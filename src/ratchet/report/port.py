@@ -12,7 +12,6 @@ from urllib.parse import quote
 from rich.console import Console
 
 from ratchet import __version__
-from ratchet.base.json_value import Json
 from ratchet.port.compile import Compilation, by_file
 from ratchet.port.finding import PortFinding
 from ratchet.port.port_result import PortResult
@@ -251,7 +250,7 @@ def effort(result: PortResult) -> list[tuple[str, str, str]]:
     return [(rule, fixes[rule], str(count)) for rule, count in counts.most_common()]
 
 
-def as_sarif(result: PortResult) -> dict[str, Json]:
+def as_sarif(result: PortResult) -> dict[str, object]:
     """Return the findings as SARIF 2.1.0, which code-scanning pages read."""
     rules = [
         {
@@ -268,7 +267,7 @@ def as_sarif(result: PortResult) -> dict[str, Json]:
     return {"$schema": SARIF, "version": "2.1.0", "runs": [run]}
 
 
-def _sarif(finding: PortFinding) -> dict[str, Json]:
+def _sarif(finding: PortFinding) -> dict[str, object]:
     said = f"{finding.detail}: {finding.why}" if finding.detail else finding.why
     place = {
         "artifactLocation": {"uri": quote(finding.file)},

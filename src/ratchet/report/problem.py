@@ -51,7 +51,7 @@ def problem_table(problems: Iterable[tuple[Problem, str]]) -> m.ResultTable:
     return m.ResultTable(LISTED, rows)
 
 
-def problems_document(table: m.ResultTable) -> dict[str, Json]:
+def problems_document(table: m.ResultTable) -> dict[str, object]:
     """Return the problems as plain data."""
     return {"problems": m.records(table)}
 

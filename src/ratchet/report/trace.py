@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import replace
+from dataclasses import dataclass, replace
+from functools import partial
+from typing import TYPE_CHECKING
 
 from rich.console import Console
 
-from ratchet.base.json_value import Json
 from ratchet.report import model as m
 from ratchet.report import trace_figures as figures
 from ratchet.report import trace_tables as tables
@@ -15,22 +16,27 @@ from ratchet.report import trace_words as words
 from ratchet.report.page import render_page
 from ratchet.report.terminal import print_report
 from ratchet.report.words import ABSENT, milliseconds, sentence, share_of, show_bytes
+from ratchet.trace.advice import Finding, advise
+from ratchet.trace.answers.report import Report
+from ratchet.trace.compare.ranks import Ranks
+
+if TYPE_CHECKING:
+    from ratchet.trace.analysis.identity import Identity
+    from ratchet.trace.answers.kernels import OpRow
+    from ratchet.trace.answers.memory import MemoryUse
 
 STEPS = 60
 """Number of steps drawn: the first."""
-Document = Mapping[str, Json]
+Traced = Ranks | Report
 _BRIEF_STEPS = 8
 _ROOFLINES = 5
 _PATH_ROWS = 5
 _SUMMED = ("device", "cpu_own", "count")
 
 
-def _parts(of: str = "") -> list[m.Column]:
-    """Return a column for each part of a window; `of` is the field that holds them."""
-    return [
-        m.number(title, (lambda row, part=part: (row[of] if of else row)[part]), milliseconds)
-        for part, title in words.PARTS.items()
-    ]
+def _parts() -> list[m.Column]:
+    """Return a column for each part of a window."""
+    return [m.number(title, part, milliseconds) for part, title in words.PARTS.items()]
 
 
 def _overlap(share: float | None) -> str:
@@ -39,37 +45,34 @@ def _overlap(share: float | None) -> str:
 
 STEP = (
     m.Column("step", "label"),
-    m.number("window, ms", "window_ns", milliseconds),
+    m.number("window, ms", "window", milliseconds),
     *_parts(),
     m.number("overlap", "overlap", _overlap, on="page"),
 )
 PATH_KINDS = (
-    m.Column("kind", lambda row: (m.Span("", f"key {row['colour']}"), row["kind"])),
+    m.Column("kind", lambda row: (m.Span("", f"key {row.colour}"), row.kind)),
     m.number("ms", "time", milliseconds),
     m.number("share"),
     m.Column("which is", "means", on="page"),
 )
 
 
-def print_trace(document: Document, *, top: int = 10, console: Console | None = None) -> None:
+def print_trace(document: Traced, *, top: int = 10, console: Console | None = None) -> None:
     """Print the result of `ratchet trace report`, for one trace or several ranks."""
     print_report(trace_report(document, top), console)
 
 
-def render_trace_page(document: Document) -> str:
+def render_trace_page(document: Traced) -> str:
     """Render the page of one trace, or of several ranks, as HTML."""
     return render_page(trace_report(document))
 
 
-def trace_report(document: Document, top: int = 10) -> m.ResultReport:
-    """Describe a trace, or several ranks; `top` is the number of rows on the terminal.
-
-    `document` comes from `trace.export.documents`.
-    """
-    several = "ranks" in document
-    ranks: Sequence[Document] = document["ranks"] if several else [document]
+def trace_report(document: Traced, top: int = 10) -> m.ResultReport:
+    """Describe a trace, or several ranks; `top` is the number of rows on the terminal."""
+    several = isinstance(document, Ranks)
+    ranks = document.reports if isinstance(document, Ranks) else (document,)
     first = ranks[0]
-    title = f"{len(ranks)} ranks" if several else first["name"]
+    title = f"{len(ranks)} ranks" if several else first.name
     advice = _advice(ranks)
     return m.ResultReport(
         title=f"trace of {title}",
@@ -78,60 +81,60 @@ def trace_report(document: Document, top: int = 10) -> m.ResultReport:
         header=m.blocks(
             m.Words(words.ranks_words(ranks) if several else words.source_words(first), "soft"),
             *(m.Words(fault, "warning") for fault in _faults(document, ranks)),
-            m.Tiles(_tiles(document, first)),
+            m.Tiles(_tiles(document.identity, first)),
         ),
         sections=m.blocks(
-            _time(document, ranks),
+            _time(document.identity, ranks, several),
             replace(advice, on="page"),
-            _across(document, ranks) if several else None,
+            _across(document) if isinstance(document, Ranks) else None,
             _lanes(ranks),
             _path(ranks, top),
             _series(ranks),
-            _idle(document, ranks),
+            _idle(document.identity.idle, ranks),
             *tables.page_tables(ranks),
             _memory(ranks),
-            *_brief(document, first, top),
+            *_brief(first, top, several),
             _also(ranks),
             replace(advice, on="terminal"),
         ),
     )
 
 
-def _faults(document: Document, ranks: Sequence[Document]) -> list[str]:
-    if "ranks" not in document:
-        return list(document["faults"])
-    own = [f"{one['name']}: {fault}" for one in ranks for fault in one["faults"]]
-    return [*document["faults"], *own]
+def _faults(document: Traced, ranks: Sequence[Report]) -> list[str]:
+    if isinstance(document, Report):
+        return list(document.faults)
+    own = [f"{one.name}: {fault}" for one in ranks for fault in one.faults]
+    return [*document.faults, *own]
 
 
-def _tiles(document: Document, first: Document) -> list[m.Tile]:
-    window, means = document["window_ns"], words.part_means(first)
+def _tiles(found: Identity, first: Report) -> list[m.Tile]:
+    times, means = found.times, words.part_means(first)
     return [
         m.Tile(
-            (m.Span("", f"key {part}"), share_of(document["identity_ns"][part], window)),
+            (m.Span("", f"key {part}"), share_of(times[part], found.window)),
             title,
-            f"{milliseconds(document['identity_ns'][part])} ms; {means[part]}",
+            f"{milliseconds(times[part])} ms; {means[part]}",
         )
         for part, title in words.PARTS.items()
     ]
 
 
-def _time(document: Document, ranks: Sequence[Document]) -> m.ReportSection:
-    first, several = ranks[0], "ranks" in document
+def _time(found: Identity, ranks: Sequence[Report], several: bool) -> m.ReportSection:
+    first = ranks[0]
     whole = figures.window_bar(
         "all ranks" if several else "whole window",
         words.PARTS,
-        document["identity_ns"],
-        document["window_ns"],
+        found.times,
+        found.window,
     )
-    steps = figures.step_bars(first) if len(first["steps"]) > 1 and not several else []
+    steps = figures.step_bars(first) if len(first.steps) > 1 and not several else []
     stacks = figures.rank_bars(ranks) if several else steps[:STEPS]
-    goes = f" A step goes {first['steps_are']}." if first["steps"] and not several else ""
+    goes = f" A step goes {first.steps_are}." if first.steps and not several else ""
     return m.section(
         "Where the time goes",
         m.note("The four parts sum to the window to the nanosecond."),
-        f"The window is {first['window_is']}{', of each rank' if several else ''}.{goes}",
-        words.overlap_words(document),
+        f"The window is {first.window_is}{', of each rank' if several else ''}.{goes}",
+        words.overlap_words(found),
         m.Figure(
             "tracks", [whole], "The whole window by part; the tiles above have the numbers", "stack"
         ),
@@ -142,15 +145,15 @@ def _time(document: Document, ranks: Sequence[Document]) -> m.ReportSection:
         parts_legend(words.part_means(first)),
         *(
             m.section(
-                f"steps of rank {one['rank']}",
+                f"steps of rank {one.rank}",
                 m.Figure("tracks", figures.step_bars(one)[:STEPS], "Each step by part", "stack"),
                 closed=True,
                 on="page",
             )
             for one in ranks
-            if several and len(one["steps"]) > 1
+            if several and len(one.steps) > 1
         ),
-        *(_steps(first["steps"]) if steps else ()),
+        *(_steps(first.steps) if steps else ()),
     )
 
 
@@ -159,7 +162,7 @@ def parts_legend(means: Mapping[str, str]) -> m.Figure:
     return m.Figure("legend", [(part, said, means[part]) for part, said in words.PARTS.items()])
 
 
-def _steps(steps: Sequence[Document]) -> list[m.ReportSection]:
+def _steps(steps: Sequence[Identity]) -> list[m.ReportSection]:
     left = len(steps) - _BRIEF_STEPS
     shown = [*steps[: _BRIEF_STEPS - 1], steps[-1]] if left > 0 else steps
     more = f"{left} more steps are in --json and on the page."
@@ -169,44 +172,55 @@ def _steps(steps: Sequence[Document]) -> list[m.ReportSection]:
     ]
 
 
-def _advice(ranks: Sequence[Document]) -> m.ReportSection:
+def _advice(ranks: Sequence[Report]) -> m.ReportSection:
     said = m.note("Each gain is an upper bound, and gains overlap: they do not add up.")
     found = [
         m.section(
-            f"{place}. {words.advice_words(finding, finding['window'])}"
-            f"{_on_ranks(finding['ranks']) if len(ranks) > 1 else ''}",
-            f"{sentence(finding['evidence'])}. {sentence(finding['remedy'])}.",
-            m.Lines(words.lever_lines(finding)) if finding["levers"] else None,
+            f"{place}. {words.advice_words(one.finding, one.window)}"
+            f"{_on_ranks(one.ranks) if len(ranks) > 1 else ''}",
+            f"{sentence(one.finding.evidence)}. {sentence(one.finding.remedy)}.",
+            m.Lines(words.lever_lines(one.finding)) if one.finding.levers else None,
         )
-        for place, finding in enumerate(_findings(ranks), start=1)
+        for place, one in enumerate(_findings(ranks), start=1)
     ]
     return m.section("What could be won", said, *found, "" if found else "Nothing stands out.")
 
 
-def _on_ranks(ranks: Sequence[Json]) -> str:
+def _on_ranks(ranks: Sequence[int | None]) -> str:
     return f", on rank{'s' if len(ranks) > 1 else ''} {', '.join(map(str, ranks))}"
 
 
-def _findings(ranks: Sequence[Document]) -> list[dict[str, Json]]:
+@dataclass(frozen=True, slots=True)
+class _Shared:
+    """A finding, the ranks that have it, and the window of the one with the largest gain."""
+
+    finding: Finding
+    window: int
+    ranks: tuple[int | None, ...]
+
+
+def _findings(ranks: Sequence[Report]) -> list[_Shared]:
     """Sort findings by gain; if ranks share a finding, keep the one with the largest gain."""
-    found: dict[str, dict[str, Json]] = {}
+    found: dict[str, _Shared] = {}
     for one in ranks:
-        for finding in one["advice"]:
-            known = found.setdefault(finding["name"], {**finding, "ranks": [], "window": 0})
-            known["ranks"].append(one["rank"])
-            if finding["gain"] >= known["gain"]:
-                known.update(finding, window=one["window_ns"])
-    return sorted(found.values(), key=lambda finding: -finding["gain"])
+        for finding in advise(one):
+            known = found.get(finding.name)
+            own = _Shared(finding, one.identity.window, (*(known.ranks if known else ()), one.rank))
+            if known is not None and known.finding.gain > finding.gain:
+                own = replace(known, ranks=own.ranks)
+            found[finding.name] = own
+    return sorted(found.values(), key=lambda one: -one.finding.gain)
 
 
-def _across(document: Document, ranks: Sequence[Document]) -> m.ReportSection:
-    waiting = document["communication"]["waiting_ns"]
+def _of_identity(part: str, one: Report) -> object:
+    return getattr(one.identity, part)
+
+
+def _across(found: Ranks) -> m.ReportSection:
     columns = (
         m.Column("rank"),
-        m.number("window, ms", "window_ns", milliseconds),
-        *_parts("identity_ns"),
-        m.number("overlap", lambda one: _overlap(one["communication"]["overlap"]), on="page"),
-        m.number("waited for others, ms", lambda one: waiting[str(one["rank"])], milliseconds),
+        *(replace(one, of=partial(_of_identity, one.key)) for one in STEP[1:]),
+        m.number("waited for others, ms", lambda one: found.waiting[one.rank], milliseconds),
         m.Column("trace", "name", on="page"),
     )
     return m.section(
@@ -216,22 +230,22 @@ def _across(document: Document, ranks: Sequence[Document]) -> m.ReportSection:
             "shortest of its runs; the rest of each rank's run is waiting for the last rank to "
             "arrive."
         ),
-        *words.across_words(document),
-        m.ResultTable(columns, ranks),
+        *words.across_words(found),
+        m.ResultTable(columns, found.reports),
     )
 
 
-def _lanes(ranks: Sequence[Document]) -> m.ReportSection | None:
+def _lanes(ranks: Sequence[Report]) -> m.ReportSection | None:
     lanes = figures.lanes(ranks)
     if lanes is None:
         return None
     first, several = ranks[0], len(ranks) > 1
     said = [
-        f"The height of a lane is its busy share of each of {first['timeline']['bins']} bins.",
+        f"The height of a lane is its busy share of each of {first.timeline.bins} bins.",
         "" if several else "Streams that hold less than 0.05% of the window are not drawn.",
     ]
     if len(lanes.steps) > 1:
-        whose = f" of rank {first['rank']}" if several else ""
+        whose = f" of rank {first.rank}" if several else ""
         said.append(f"Lines are the borders of the steps{whose}.")
     if several:
         said.append(
@@ -243,13 +257,13 @@ def _lanes(ranks: Sequence[Document]) -> m.ReportSection | None:
     return m.section("When", m.note(" ".join(filter(None, said))), figure, on="page")
 
 
-def _path(ranks: Sequence[Document], top: int) -> m.ReportSection | None:
+def _path(ranks: Sequence[Report], top: int) -> m.ReportSection | None:
     kinds = figures.path_kinds(ranks)
     if not kinds:
         return None
     several = len(ranks) > 1
     own = " Each rank has its own path; waiting for another rank counts as part of a collective."
-    named = [row for row in ranks[0]["critical_path"]["rows"] if row["name"]]
+    named = [row for row in ranks[0].critical_path.rows if row.name]
     return m.section(
         "The critical path: what the window's length follows from",
         m.note(
@@ -269,46 +283,47 @@ def _path(ranks: Sequence[Document], top: int) -> m.ReportSection | None:
     )
 
 
-def _series(ranks: Sequence[Document]) -> m.ReportSection | None:
+def _series(ranks: Sequence[Report]) -> m.ReportSection | None:
     first = ranks[0]
     lanes = figures.series_lanes(first)
     if lanes is None:
         return None
-    of_rank = f", of rank {first['rank']}" if len(ranks) > 1 else ""
+    of_rank = f", of rank {first.rank}" if len(ranks) > 1 else ""
     said = (
         "How many pieces of work each stream had waiting, the most in each bin, and how fast each "
         f"sort of copy moved{of_rank}. Each lane has its own scale."
     )
-    if first["queues"] and first["queues"][0]["limit"]:
-        limit = first["queues"][0]["limit"]
+    if first.queues and first.queues[0].limit:
+        limit = first.queues[0].limit
         said += f" A queue that is full ({limit:,} pieces) holds the launching thread up."
     figure = m.Figure("lanes", lanes, "Queue lengths and copy rates over the window")
     return m.section("Queues and copies over time", m.note(said), figure, on="page")
 
 
-def _idle(document: Document, ranks: Sequence[Document]) -> m.ReportSection | None:
+def _idle(total: int, ranks: Sequence[Report]) -> m.ReportSection | None:
     first, several = ranks[0], len(ranks) > 1
-    idle_ns = document["identity_ns"]["idle"]
-    if not idle_ns or not first["on_device"]:
+    if not total or not first.on_device:
         return None
     columns = [m.Column("cause", words.IDLE.__getitem__)]
     for one in ranks:
-        whose = f"rank {one['rank']}, " if several else ""
-        idle, whole = one["idle"], one["identity_ns"]["idle"]
+        whose = f"rank {one.rank}, " if several else ""
+        cause, whole = partial(getattr, one.idle), one.identity.idle
         columns += [
-            m.number(f"{whose}ms", idle.__getitem__, milliseconds),
-            m.number(f"{whose}share", lambda name, i=idle, w=whole: share_of(i[name], w)),
+            m.number(f"{whose}ms", cause, milliseconds),
+            m.number(
+                f"{whose}share", lambda name, of=cause, all_of=whole: share_of(of(name), all_of)
+            ),
         ]
     columns.append(m.Column("which means", words.IDLE_MEANS.__getitem__))
     return m.section(
         "Why the device was idle",
-        "" if first["launches"]["count"] else words.NO_LAUNCHES,
+        "" if first.launches.count else words.NO_LAUNCHES,
         m.ResultTable(columns, list(words.IDLE), look="compact"),
         on="page" if several else "both",
     )
 
 
-def _memory(ranks: Sequence[Document]) -> m.ReportSection | None:
+def _memory(ranks: Sequence[Report]) -> m.ReportSection | None:
     plot = figures.memory_plot(ranks)
     if plot is None:
         return None
@@ -317,51 +332,54 @@ def _memory(ranks: Sequence[Document]) -> m.ReportSection | None:
         "Memory",
         m.note("Memory that the allocator had handed out, with the highest point of each stretch."),
         m.Figure("plot", plot, label, "curves"),
-        *(m.note(_at_peak(one, len(ranks) > 1)) for one in ranks if one["memory"]),
+        *(
+            m.note(_at_peak(one.memory, f" of rank {one.rank}" if len(ranks) > 1 else ""))
+            for one in ranks
+            if one.memory
+        ),
         on="page",
     )
 
 
-def _at_peak(one: Document, several: bool) -> str:
-    memory, of_rank = one["memory"], f" of rank {one['rank']}" if several else ""
+def _at_peak(memory: MemoryUse, of_rank: str) -> str:
     amounts = ", ".join(
         f"{show_bytes(amount)} from {category}"
-        for category, amount in memory["at_peak"].items()
+        for category, amount in memory.at_peak.items()
         if amount
     )
-    churn = f"{show_bytes(memory['churn_bytes'])} were allocated and freed again in the recording."
+    churn = f"{show_bytes(memory.churn_bytes)} were allocated and freed again in the recording."
     return f"At the peak{of_rank}: {amounts}. {churn}"
 
 
-def _brief(document: Document, first: Document, top: int) -> list[m.ReportSection | m.Words | None]:
+def _brief(first: Report, top: int, several: bool) -> list[m.ReportSection | m.Words | None]:
     """Return the first rows of the tables that the terminal shows; of several ranks, the first."""
-    kernels = tables.brief(tables.KERNELS.title, tables.KERNELS, first["kernels"], top)
-    rows = words.communication_rows(first["collectives"])
+    kernels = tables.brief(tables.KERNELS.title, tables.KERNELS, first.kernels, top)
+    rows = words.communication_rows(first.collectives)
     communication = tables.brief("Communication", tables.COMMUNICATION, rows, top)
-    if "ranks" in document:
-        said = f"These are of rank {first['rank']}; --rank N shows another."
+    if several:
+        said = f"These are of rank {first.rank}; --rank N shows another."
         return [kernels, communication, m.Words(said, on="terminal")]
-    known = [row for row in first["roofline"] if row["least"]]
-    title = f"Against the ceilings of {known[0]['ceiling']}" if known else ""
-    ops = tables.brief("Ops", tables.OPS, _ops_by_name(first), top, first["on_device"])
+    known = [row for row in first.roofline if row.least]
+    title = f"Against the ceilings of {known[0].ceiling}" if known else ""
+    ops = tables.brief("Ops", tables.OPS, _ops_by_name(first), top, first.on_device)
     least = tables.brief(title, tables.ROOFLINE, known, min(top, _ROOFLINES))
     return [kernels, ops, communication, least]
 
 
-def _ops_by_name(document: Document) -> list[Document]:
+def _ops_by_name(found: Report) -> list[OpRow]:
     """Sum the ops of all shapes."""
-    sums: dict[str, dict[str, Json]] = {}
-    for row in document["ops"]:
-        one = sums.setdefault(row["name"], {"name": row["name"], **dict.fromkeys(_SUMMED, 0)})
-        for name in _SUMMED:
-            one[name] += row[name]
-    return sorted(sums.values(), key=lambda row: (-row["device"], -row["cpu_own"]))
+    sums: dict[str, OpRow] = {}
+    for row in found.ops:
+        if known := sums.get(row.name):
+            row = replace(row, **{of: getattr(known, of) + getattr(row, of) for of in _SUMMED})
+        sums[row.name] = row
+    return sorted(sums.values(), key=lambda row: (-row.device, -row.cpu_own))
 
 
-def _also(ranks: Sequence[Document]) -> m.ReportSection | None:
+def _also(ranks: Sequence[Report]) -> m.ReportSection | None:
     if len(ranks) > 1:
         parts = [
-            m.section(f"rank {one['rank']}", m.Facts([*words.facts(one), *words.reasons(one)]))
+            m.section(f"rank {one.rank}", m.Facts([*words.facts(one), *words.reasons(one)]))
             for one in ranks
         ]
         return m.section("Also", *parts, on="page")

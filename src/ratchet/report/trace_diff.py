@@ -4,11 +4,10 @@ from __future__ import annotations
 
 import json
 from collections import Counter
-from collections.abc import Mapping, Sequence
+from typing import TYPE_CHECKING
 
 from rich.console import Console
 
-from ratchet.base.json_value import Json
 from ratchet.report import model as m
 from ratchet.report import trace_figures as figures
 from ratchet.report import trace_tables as tables
@@ -16,9 +15,14 @@ from ratchet.report import trace_words as words
 from ratchet.report.page import render_page
 from ratchet.report.scale import from_zero
 from ratchet.report.terminal import print_report
-from ratchet.report.trace import Document, parts_legend
+from ratchet.report.trace import parts_legend
 from ratchet.report.trace_names import short_shapes
 from ratchet.report.words import ABSENT, change_ms, milliseconds, show_bytes, show_ns
+
+if TYPE_CHECKING:
+    from ratchet.trace.compare.diff import Diff
+    from ratchet.trace.export.merge import Merged
+    from ratchet.trace.replay.replay import Replay, ReplayRow
 
 SIDES = ("before", "after")
 CALLS = (
@@ -26,7 +30,7 @@ CALLS = (
     m.number("calls", "count", "{:,}".format),
     m.number("in the trace", "traced", milliseconds),
     m.number("here", "here", milliseconds),
-    m.number("trace / here", lambda row: f"{row['ratio']:,.3g}" if row["traced"] else ABSENT),
+    m.number("trace / here", lambda row: f"{row.ratio:,.3g}" if row.traced else ABSENT),
 )
 RANKS = (
     m.Column("rank"),
@@ -36,27 +40,27 @@ RANKS = (
 )
 
 
-def print_diff(document: Document, *, top: int = 10, console: Console | None = None) -> None:
+def print_diff(found: Diff, *, top: int = 10, console: Console | None = None) -> None:
     """Print the result of `ratchet trace diff`."""
-    print_report(diff_report(document, top), console)
+    print_report(diff_report(found, top), console)
 
 
-def render_diff_page(document: Document) -> str:
-    """Render the page as HTML; `document` is what `diff_document` returns."""
-    return render_page(diff_report(document))
+def render_diff_page(found: Diff) -> str:
+    """Render the page as HTML."""
+    return render_page(diff_report(found))
 
 
-def diff_report(document: Document, top: int = 10) -> m.ResultReport:
+def diff_report(document: Diff, top: int = 10) -> m.ResultReport:
     """Describe what makes the difference of two runs; `top` is of the terminal's rows."""
-    before, after = document["before"], document["after"]
-    ranks = document["ranks"]
+    before, after = document.name_before, document.name_after
+    ranks = document.ranks
     return m.ResultReport(
         title=f"{after} against {before}",
         heading=f"{after} against {before}",
         headline=words.diff_headline(document),
         header=m.blocks(
             m.Words(f"Times are summed over {ranks} ranks.", "soft") if ranks > 1 else None,
-            *(m.Words(fault, "warning") for fault in document["faults"]),
+            *(m.Words(fault, "warning") for fault in document.faults),
             m.Tiles(_tiles(document)),
         ),
         sections=m.blocks(
@@ -65,22 +69,24 @@ def diff_report(document: Document, top: int = 10) -> m.ResultReport:
     )
 
 
-def _tiles(document: Document) -> list[m.Tile]:
+def _tiles(document: Diff) -> list[m.Tile]:
     sides = [
         m.Tile(
-            show_ns(document[f"window_{side}_ns"]),
+            show_ns(getattr(document, f"window_{side}")),
             side,
-            "; ".join(filter(None, (document[side], document[f"device_{side}"]))),
+            "; ".join(
+                filter(None, (getattr(document, f"{of}_{side}") for of in ("name", "device")))
+            ),
         )
         for side in SIDES
     ]
-    change = f"{change_ms(document['window_change_ns'])} ms"
+    change = f"{change_ms(document.window_change)} ms"
     return [*sides, m.Tile(change, "change of the window", "the parts below sum to it exactly")]
 
 
-def _change(document: Document) -> m.ReportSection:
-    work = "Device work" if document["device_work"] else "CPU ops' own time"
-    total = ("total", "together", document["window_change_ns"])
+def _change(document: Diff) -> m.ReportSection:
+    work = "Device work" if document.device_work else "CPU ops' own time"
+    total = ("total", "together", document.window_change)
     parts = [*words.reconciliation(document), total]
     sums = [(title, change_ms(time)) for _, title, time in parts]
     return m.section(
@@ -99,14 +105,14 @@ def _change(document: Document) -> m.ReportSection:
     )
 
 
-def _time(document: Document) -> m.ReportSection:
-    scale = from_zero([document[f"window_{side}_ns"] for side in SIDES])
+def _time(document: Diff) -> m.ReportSection:
+    scale = from_zero([document.window_before, document.window_after])
     stacks = [
         figures.window_bar(
-            f"{side}: {document[side]}",
+            f"{side}: {getattr(document, f'name_{side}')}",
             words.PARTS,
-            document[f"identity_{side}_ns"],
-            document[f"window_{side}_ns"],
+            getattr(document, f"parts_{side}"),
+            getattr(document, f"window_{side}"),
             scale,
         )
         for side in SIDES
@@ -125,7 +131,7 @@ def _time(document: Document) -> m.ReportSection:
         look="compact",
         marked=lambda part: "ours" if part == "window" else "",
     )
-    means = words.PART_MEANS if document["device_work"] else words.ON_CPU_MEANS
+    means = words.PART_MEANS if document.device_work else words.ON_CPU_MEANS
     label = "Both windows by part, on one scale; the table has the numbers"
     return m.section(
         "Where the time goes",
@@ -139,14 +145,13 @@ def _part(part: str) -> tuple[m.Span, str] | str:
     return part if part == "window" else (m.Span("", f"key {part}"), words.PARTS[part])
 
 
-def _of(document: Document, part: str, side: str) -> int:
-    if part == "window":
-        return int(document[f"window_{side}_ns"])
-    return int(document[f"identity_{side}_ns"][part])
+def _of(document: Diff, part: str, side: str) -> int:
+    found = getattr(document, f"{'window' if part == 'window' else 'parts'}_{side}")
+    return int(found if part == "window" else found[part])
 
 
-def _rows(document: Document) -> m.ReportSection | None:
-    rows = document["groups"]
+def _rows(document: Diff) -> m.ReportSection | None:
+    rows = document.groups
     if not rows:
         return None
     said = m.note(
@@ -157,57 +162,57 @@ def _rows(document: Document) -> m.ReportSection | None:
     return m.section(tables.DIFF.title, said, *table, on="page")
 
 
-def _states(document: Document, top: int) -> list[m.ReportSection | None]:
-    groups: Sequence[Document] = document["groups"]
+def _states(document: Diff, top: int) -> list[m.ReportSection | None]:
+    groups = document.groups
     return [
         tables.brief(
-            state.capitalize(), tables.DIFF, [row for row in groups if row["state"] == state], top
+            state.capitalize(), tables.DIFF, [row for row in groups if row.state == state], top
         )
         for state in ("slower", "new", "gone", "faster")
     ]
 
 
-def print_replay(document: Document, *, console: Console | None = None) -> None:
+def print_replay(document: Replay, *, console: Console | None = None) -> None:
     """Print each call's time in the trace and here, and the calls that could not run."""
-    rows = document["rows"]
-    timed = [row for row in rows if row["outcome"] == "timed"]
-    reasons = Counter((row["op"], row["why"]) for row in rows if row["outcome"] != "timed")
+    rows = document.rows
+    timed = [row for row in rows if row.outcome == "timed"]
+    reasons = Counter((row.op, row.why) for row in rows if row.outcome != "timed")
     lost = [(op, f"{count}", reason) for (op, reason), count in reasons.items()]
-    more = f"{document['left_out']:,} more distinct calls were left out: --top shows more."
+    more = f"{document.left_out:,} more distinct calls were left out: --top shows more."
     report = m.ResultReport(
         headline=(
-            f"{document['trace']}: {len(timed)} of {len(rows)} calls run on {document['device']} "
-            f"(torch {document['torch']}, {document['threads']} threads), recorded on "
-            f"{document['traced_on']}"
+            f"{document.trace}: {len(timed)} of {len(rows)} calls run on {document.device} "
+            f"(torch {document.torch}, {document.threads} threads), recorded on "
+            f"{document.traced_on}"
         ),
-        header=m.blocks(*(m.Words(fault, "warning") for fault in document["faults"])),
+        header=m.blocks(*(m.Words(fault, "warning") for fault in document.faults)),
         sections=m.blocks(
             m.section("A call, ms", m.ResultTable(CALLS, timed)) if timed else None,
             m.section("Not run", m.grid(("op", "shapes", "why"), lost)) if lost else None,
-            more if document["left_out"] else "",
+            more if document.left_out else "",
         ),
     )
     print_report(report, console)
 
 
-def _call(row: Mapping[str, Json]) -> str:
+def _call(row: ReplayRow) -> str:
     """Return an op with its shapes, and the types of its tensors, each once."""
     bare = ("Scalar", "ScalarList", "")
-    types = [str(one).removeprefix("c10::") for one in json.loads(row["types"]) if one not in bare]
-    return f"{row['op']} {short_shapes(row['shapes'])} {', '.join(dict.fromkeys(types))}".strip()
+    types = [str(one).removeprefix("c10::") for one in json.loads(row.types) if one not in bare]
+    return f"{row.op} {short_shapes(row.shapes)} {', '.join(dict.fromkeys(types))}".strip()
 
 
-def print_merged(document: Document, *, console: Console | None = None) -> None:
+def print_merged(document: Merged, *, console: Console | None = None) -> None:
     """Print where the merged trace is, and how its ranks were put on one clock."""
     clocks = (
         "The ranks' clocks meet: their times are as recorded."
-        if document["aligned"]
+        if document.aligned
         else "The ranks' clocks do not meet: each begins with the first one's window."
     )
-    place = f"written: {document['path']} ({show_bytes(document['size_bytes'])})"
+    place = f"written: {document.path} ({show_bytes(document.path.stat().st_size)})"
     header = m.blocks(
-        *(m.Words(fault, "warning") for fault in document["faults"]),
-        m.ResultTable(RANKS, document["ranks"]),
+        *(m.Words(fault, "warning") for fault in document.faults),
+        m.ResultTable(RANKS, document.ranks),
         clocks,
         m.Lines([place], indent=0),
     )

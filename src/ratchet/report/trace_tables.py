@@ -5,9 +5,8 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import partial
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
-from ratchet.base.json_value import Json
 from ratchet.report import model as m
 from ratchet.report import trace_words as words
 from ratchet.report.trace_figures import roofline_plot
@@ -21,6 +20,9 @@ from ratchet.report.words import (
     show_bytes,
 )
 
+if TYPE_CHECKING:
+    from ratchet.trace.answers.report import Report
+
 ROWS = 400
 """Rows of a table on the page. `--json` and `--parquet` have all."""
 NAME, BRIEF_NAME = 90, 44
@@ -28,33 +30,47 @@ NAME, BRIEF_NAME = 90, 44
 FITS = 34
 """Letters of a name that its column shows; the tooltip has the full name."""
 BRIEF: m.On = "both"
-Row = Mapping[str, Json]
+Row = m.TableRow
+
+
+@dataclass(frozen=True, slots=True)
+class _Shown:
+    """A row with its rank, and the short names of its table."""
+
+    row: Row
+    rank: int | None = None
+    names: Mapping[str, str] = field(default_factory=dict)
+
+    def __getattr__(self, name: str) -> object:
+        return getattr(self.row, name)
 
 
 def _named(
-    title: str, of: str, show: Callable[[Json, Row], m.Inline], on: m.On = "page", **more: Any
+    title: str, of: str, show: Callable[[Any, Row], m.Inline], on: m.On = "page", **more: Any
 ) -> m.Column:
     """Make a column of names, which the row may tell more of."""
-    return m.Column(title, lambda row: row, lambda row: show(row[of], row), look="name", on=on)
+    return m.Column(
+        title, lambda row: row, lambda row: show(getattr(row, of), row), look="name", on=on
+    )
 
 
 def _of_kernel(name: str, row: Row) -> m.Inline:
-    shown = row.get("shown", {}).get(name) or short_kernel(name, NAME)
+    shown = getattr(row, "names", {}).get(name) or short_kernel(name, NAME)
     return m.Span(shown or ABSENT, full=name if len(shown) > FITS or shown != name else "")
 
 
 def _of_module(path: str, row: Row) -> m.Inline:
     shown = last_modules(path)
     full = path if shown != path or len(shown) > FITS else ""
-    if shown and row.get("modules", 1) > 1:
-        shown = f"{shown} ×{row['modules']:,}"
+    if shown and getattr(row, "modules", 1) > 1:
+        shown = f"{shown} ×{row.modules:,}"
     return m.Span(shown or ABSENT, full=full)
 
 
 def _of_run(names: Sequence[str], row: Row) -> m.Inline:
     shown = ", ".join(short_kernel(name, 28) for name in names[:3])
-    more = row["length"] - min(len(names), 3)
-    rest = [f"and {row['length'] - len(names)} more"] if row["length"] > len(names) else []
+    more = row.length - min(len(names), 3)
+    rest = [f"and {row.length - len(names)} more"] if row.length > len(names) else []
     return m.Span(f"{shown} and {more} more" if more else shown, full="\n".join([*names, *rest]))
 
 
@@ -69,7 +85,7 @@ def _of_shapes(text: str, _: Row) -> m.Inline:
 
 
 def _of_collective(operation: str, row: Row) -> m.Inline:
-    return f"{operation} {row['group']}".strip()
+    return f"{operation} {row.group}".strip()
 
 
 def _figure(value: float) -> str:
@@ -78,7 +94,7 @@ def _figure(value: float) -> str:
 
 def _attained(row: Row) -> float | None:
     """Return the ceiling's time over the op's: above 1 if the op was faster than its ceiling."""
-    return row["least"] / row["time"] if row["least"] and row["time"] else None
+    return row.least / row.time if row.least and row.time else None
 
 
 def _tera(per_s: float) -> str:
@@ -119,6 +135,13 @@ class Described:
     cpu_order: str = ""
     only: str = ""
     """A field that must not be 0 for a row to be on the page."""
+
+    def rows(self, found: Report) -> Sequence[Row]:
+        """Return the rows of a report."""
+        if self.key == "critical_path":
+            return found.critical_path.rows
+        rows: Sequence[Row] = getattr(found, self.key)
+        return rows
 
     def columns_of(self, on_device: bool) -> Sequence[m.Column]:
         """Return the columns of a trace with device work, or of one without."""
@@ -212,7 +235,7 @@ SEQUENCES = Described("sequences", "Runs of kernels", "could_win", (
 COLLECTIVES = Described("collectives", "Collectives", "exposed", (
     text("operation"),
     text("group"),
-    count("ranks", lambda row: row["ranks"] or None),
+    count("ranks", lambda row: row.ranks or None),
     size("size", "size_bytes"),
     ms("ms", "duration"),
     sum_ms("exposed, ms", "exposed"),
@@ -299,24 +322,22 @@ DIFF = Described("rows", "Ops by module", "", (
 RANK = count("rank")
 
 
-def page_tables(ranks: Sequence[Row]) -> list[m.ReportSection]:
+def page_tables(ranks: Sequence[Report]) -> list[m.ReportSection]:
     """Return every table of one report, or of several ranks with a column that says which."""
-    on_device = any(one["on_device"] for one in ranks)
+    on_device = any(one.on_device for one in ranks)
     found = [_of_ranks(described, ranks, on_device) for described in PAGE]
     return [one for one in found if one is not None]
 
 
 def _of_ranks(
-    described: Described, ranks: Sequence[Row], on_device: bool
+    described: Described, ranks: Sequence[Report], on_device: bool
 ) -> m.ReportSection | None:
-    rows: list[Row] = [
-        {**row, "rank": one["rank"]} for one in ranks for row in _rows(one[described.key])
-    ]
-    rows = [row for row in rows if not described.only or row[described.only]]
+    rows = [_Shown(row, one.rank) for one in ranks for row in described.rows(one)]
+    rows = [row for row in rows if not described.only or getattr(row, described.only)]
     if not rows:
         return None
     order = described.order if on_device else described.cpu_order or described.order
-    rows.sort(key=lambda row: -row[order])
+    rows.sort(key=lambda row: -getattr(row, order))
     several = len(ranks) > 1
     columns = [*([RANK] if several else []), *described.columns_of(on_device)]
     said = described.note
@@ -324,22 +345,17 @@ def _of_ranks(
         rows = [*_short_names(rows[:ROWS], "name", NAME), *rows[ROWS:]]
     drawn: list[m.ReportBlock | None] = []
     if described is ROOFLINE:
-        said = words.ceiling_words(row for one in ranks for row in one["roofline"])
+        said = words.ceiling_words(row for one in ranks for row in one.roofline)
         label = "Rate of each op over its intensity, under the ceilings; the table has the numbers"
         if plot := roofline_plot(ranks):
             drawn = [
-                m.note(f"The figure shows rank {ranks[0]['rank']}.") if several else None,
+                m.note(f"The figure shows rank {ranks[0].rank}.") if several else None,
                 m.Figure("plot", plot, label, "roofline dots"),
             ]
     title = described.title if on_device else described.cpu_title or described.title
     return m.section(
         title, m.note(said) if said else None, *drawn, *sorting(title, columns, rows), on="page"
     )
-
-
-def _rows(found: Json) -> Sequence[Row]:
-    """Return a table's rows; a critical path has more than them."""
-    return (found["rows"] if isinstance(found, Mapping) else found) or ()
 
 
 def sorting(
@@ -371,7 +387,7 @@ def brief_table(described: Described, rows: Sequence[Row], on_device: bool = Tru
     return m.ResultTable(columns, shown, on="terminal")
 
 
-def _short_names(rows: Sequence[Row], key: str, width: int) -> list[Row]:
+def _short_names(rows: Sequence[Row], key: str, width: int) -> list[_Shown]:
     """Return the rows with names that are short, yet differ from each other."""
-    shown = short_kernels((row[key] for row in rows), width)
-    return [{**row, "shown": shown} for row in rows]
+    shown = short_kernels((getattr(row, key) for row in rows), width)
+    return [_Shown(row, getattr(row, "rank", None), shown) for row in rows]

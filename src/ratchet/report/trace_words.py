@@ -3,11 +3,26 @@
 from __future__ import annotations
 
 from collections import defaultdict
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
 
-from ratchet.base.json_value import Json
 from ratchet.report.words import counted, share_of, show_bytes, show_ns, show_share
-from ratchet.trace.read.columns import PLATFORMS, Platform
+from ratchet.trace.compare.ranks import Ranks
+from ratchet.trace.read.columns import PLATFORMS
+
+if TYPE_CHECKING:
+    from ratchet.trace.advice import Finding
+    from ratchet.trace.analysis.identity import Identity
+    from ratchet.trace.answers.collectives import CollectiveRow
+    from ratchet.trace.answers.compiled import Compiled, Recompute
+    from ratchet.trace.answers.idle import LaunchCost
+    from ratchet.trace.answers.memory import MemoryUse
+    from ratchet.trace.answers.pipeline import Bubble
+    from ratchet.trace.answers.queues import QueueRow
+    from ratchet.trace.answers.report import CarriedIn, Report
+    from ratchet.trace.answers.roofline import RooflineRow
+    from ratchet.trace.compare.diff import Diff
 
 PARTS = {
     "compute": "compute",
@@ -64,10 +79,10 @@ PATH_MEANS = {
 NO_LAUNCHES = "This trace links no launches to device work, so all idle time counts as kernel gap."
 
 
-def headline(document: Mapping[str, Json]) -> str:
+def headline(found: Report | Ranks) -> str:
     """Return the identity in one sentence, the largest part first."""
-    window, parts = document["window_ns"], document["identity_ns"]
-    ranks = f" over {len(document['ranks'])} ranks" if "ranks" in document else ""
+    window, parts = found.identity.window, found.identity.times
+    ranks = f" over {len(found.reports)} ranks" if isinstance(found, Ranks) else ""
     said = {
         "compute": "compute",
         "exposed_communication": "communication that nothing hides",
@@ -88,59 +103,60 @@ def _joined(clauses: Sequence[str]) -> str:
     return clauses[0] if len(clauses) == 1 else f"{', '.join(clauses[:-1])} and {clauses[-1]}"
 
 
-def part_means(document: Mapping[str, Json]) -> dict[str, str]:
+def part_means(document: Report) -> dict[str, str]:
     """Return the meaning of each part, on a device or on a CPU-only trace."""
-    return PART_MEANS if document["on_device"] else ON_CPU_MEANS
+    return PART_MEANS if document.on_device else ON_CPU_MEANS
 
 
-def _device(document: Mapping[str, Json]) -> str:
-    platform: Platform = document["platform"]
-    return document["device"] or ("CPU only" if platform == "cpu" else PLATFORMS[platform])
+def _device(document: Report) -> str:
+    platform = document.platform
+    return document.device or ("CPU only" if platform == "cpu" else PLATFORMS[platform])
 
 
-def ranks_words(ranks: Sequence[Mapping[str, Json]]) -> str:
+def ranks_words(ranks: Sequence[Report]) -> str:
     """Describe the source of several ranks' reports."""
     devices = ", ".join(dict.fromkeys(_device(one) for one in ranks))
-    return f"{devices} · {len(ranks)} ranks · {sum(one['events'] for one in ranks):,} events"
+    return f"{devices} · {len(ranks)} ranks · {sum(one.events for one in ranks):,} events"
 
 
-def source_words(document: Mapping[str, Json]) -> str:
+def source_words(document: Report) -> str:
     """Describe the source of one rank's report: device, rank, events, steps."""
-    rank = document["rank"]
-    steps = len(document["steps"])
+    rank = document.rank
+    steps = len(document.steps)
     facts = [
         _device(document),
         f"rank {rank}" if rank is not None else "",
-        f"{document['events']:,} events",
+        f"{document.events:,} events",
         counted(steps, "step") if steps else "no steps marked",
     ]
     return " · ".join(fact for fact in facts if fact)
 
 
-def overlap_words(document: Mapping[str, Json]) -> str:
+def overlap_words(found: Identity) -> str:
     """Say how much of the communication is hidden; empty without communication."""
-    found = document["communication"]
-    if found["overlap"] is None:
+    if found.overlap is None:
         return ""
     return (
-        f"{found['overlap']:.2%} of {show_ns(found['total_ns'])} of communication is hidden "
+        f"{found.overlap:.2%} of {show_ns(found.communication)} of communication is hidden "
         "behind compute."
     )
 
 
-def reasons(document: Mapping[str, Json]) -> list[tuple[str, str]]:
+def reasons(document: Report) -> list[tuple[str, str]]:
     """Return the reasons for graph breaks and recompilations that the recording kept."""
-    found = document["compiled"] or {"break_reasons": {}, "recompile_reasons": {}}
+    if (found := document.compiled) is None:
+        return []
+    kinds = {"graph break": found.break_reasons, "recompilation": found.recompile_reasons}
     return [
         (name, f"{count:,} times: {reason}")
-        for name, key in (("graph break", "break_reasons"), ("recompilation", "recompile_reasons"))
-        for reason, count in found[key].items()
+        for name, counts in kinds.items()
+        for reason, count in counts.items()
     ]
 
 
-def ceiling_words(rows: Iterable[Mapping[str, Json]]) -> str:
+def ceiling_words(rows: Iterable[RooflineRow]) -> str:
     """Name the source of the ceilings, or say why there are none and how to get them."""
-    found = {row["ceiling"]: bool(row["least"]) for row in rows}
+    found = {row.ceiling: bool(row.least) for row in rows}
     if not found:
         return ""
     known = "; ".join(name for name, is_known in found.items() if is_known)
@@ -149,150 +165,157 @@ def ceiling_words(rows: Iterable[Mapping[str, Json]]) -> str:
     return f"No ceilings: {'; '.join(found)}. --device NAME (or --device here) gives them."
 
 
-def communication_rows(collectives: Iterable[Mapping[str, Json]]) -> list[dict[str, Json]]:
+@dataclass(frozen=True, kw_only=True, slots=True)
+class CommunicationRow:
+    """The collectives of one operation and group; times in ns."""
+
+    operation: str
+    group: str
+    count: int
+    size_bytes: int
+    duration: int
+    exposed: int
+    bus_bandwidth: float
+    """The mean over the time of those that have one; 0 without any."""
+
+
+def communication_rows(collectives: Iterable[CollectiveRow]) -> list[CommunicationRow]:
     """Sum collectives by operation and group, those with most exposed time first."""
-    sums: dict[tuple[str, str, int], dict[str, Json]] = defaultdict(
-        lambda: {"count": 0, "size_bytes": 0, "duration": 0, "exposed": 0, "sized": 0, "bus": 0.0}
-    )
+    found: dict[tuple[str, str, int], list[CollectiveRow]] = defaultdict(list)
     for row in collectives:
-        one = sums[row["operation"], row["group"], row["ranks"]]
-        one["count"] += 1
-        for name in ("size_bytes", "duration", "exposed"):
-            one[name] += row[name]
-        if row["bus_bandwidth"]:
-            one["sized"] += row["duration"]
-            one["bus"] += row["bus_bandwidth"] * row["duration"]
-    rows = [
-        {
-            "operation": operation,
-            "group": group,
-            "ranks": ranks,
-            **one,
-            "bus_bandwidth": one["bus"] / one["sized"] if one["sized"] else 0.0,
-        }
-        for (operation, group, ranks), one in sums.items()
-    ]
-    return sorted(rows, key=lambda row: (-row["exposed"], -row["duration"]))
+        found[row.operation, row.group, row.ranks].append(row)
+    rows = []
+    for (operation, group, _), own in found.items():
+        timed = sum(row.duration for row in own if row.bus_bandwidth)
+        sent = sum(row.bus_bandwidth * row.duration for row in own)
+        rows.append(
+            CommunicationRow(
+                operation=operation,
+                group=group,
+                count=len(own),
+                size_bytes=sum(row.size_bytes for row in own),
+                duration=sum(row.duration for row in own),
+                exposed=sum(row.exposed for row in own),
+                bus_bandwidth=sent / timed if timed else 0.0,
+            )
+        )
+    return sorted(rows, key=lambda row: (-row.exposed, -row.duration))
 
 
-def facts(document: Mapping[str, Json]) -> list[tuple[str, str]]:
+def facts(document: Report) -> list[tuple[str, str]]:
     """Return one line each on launches, memory, recompute, torch.compile, the bubble and more."""
-    unlinked = sum(row["unlinked"] for row in document["kernels"])
+    unlinked = sum(row.unlinked for row in document.kernels)
     found = {
-        "launches": _launch_words(document["launches"]),
-        "full queue": _queue_words(document["queues"]),
-        "memory": _memory_words(document["memory"]),
-        "recompute": _recompute_words(document["recompute"]),
-        "torch.compile": _compile_words(document["compiled"]),
-        "pipeline": _bubble_words(document["bubble"]),
-        "carried in": _carried_words(document["carried_in"]),
+        "launches": _launch_words(document.launches),
+        "full queue": _queue_words(document.queues),
+        "memory": _memory_words(document.memory),
+        "recompute": _recompute_words(document.recompute),
+        "torch.compile": _compile_words(document.compiled),
+        "pipeline": _bubble_words(document.bubble),
+        "carried in": _carried_words(document.carried_in),
         "unlinked": f"{unlinked:,} pieces of work that no CPU op launched" if unlinked else "",
     }
     return [(name, words) for name, words in found.items() if words]
 
 
-def _queue_words(queues: Sequence[Mapping[str, Json]]) -> str:
-    full = sum(row["full"] for row in queues)
+def _queue_words(queues: Sequence[QueueRow]) -> str:
+    full = sum(row.full for row in queues)
     if not full:
         return ""
     return (
-        f"{show_ns(full)} with {queues[0]['limit']:,} or more pieces of work waiting on a stream, "
-        f"{show_ns(sum(row['blocked'] for row in queues))} of it in a launching call"
+        f"{show_ns(full)} with {queues[0].limit:,} or more pieces of work waiting on a stream, "
+        f"{show_ns(sum(row.blocked for row in queues))} of it in a launching call"
     )
 
 
-def _recompute_words(found: Mapping[str, Json]) -> str:
-    if not found["device"]:
+def _recompute_words(found: Recompute) -> str:
+    if not found.device:
         return ""
     return (
-        f"{show_ns(found['device'])} ({show_share(found['share'])} of linked device time) is "
+        f"{show_ns(found.device)} ({show_share(found.share)} of linked device time) is "
         "forward work that the backward repeats"
     )
 
 
-def _bubble_words(found: Mapping[str, Json] | None) -> str:
+def _bubble_words(found: Bubble | None) -> str:
     if not found:
         return ""
     return (
-        f"{share_of(found['share'], 1)} bubble: {show_ns(found['waiting'])} waiting for a "
-        f"neighbour and {show_ns(found['idle'])} idle"
+        f"{share_of(found.share, 1)} bubble: {show_ns(found.waiting)} waiting for a "
+        f"neighbour and {show_ns(found.idle)} idle"
     )
 
 
-def _carried_words(found: Mapping[str, Json]) -> str:
-    if not found["count"]:
+def _carried_words(found: CarriedIn) -> str:
+    if not found.count:
         return ""
     return (
-        f"{found['count']:,} pieces of work ({show_ns(found['time'])}) from before the recording "
+        f"{found.count:,} pieces of work ({show_ns(found.time)}) from before the recording "
         "are outside the window"
     )
 
 
-def _launch_words(found: Mapping[str, Json]) -> str:
-    if not found["count"]:
+def _launch_words(found: LaunchCost) -> str:
+    if not found.count:
         return ""
     return (
-        f"{found['count']:,}, {show_ns(found['cpu'])} of CPU time; delay "
-        f"{show_ns(found['delay_median'])} in the median, {show_ns(found['delay_90'])} in the "
-        f"slowest tenth; {found['small']:,} pieces of work are shorter than "
-        f"{show_ns(found['small_below'])}"
+        f"{found.count:,}, {show_ns(found.cpu)} of CPU time; delay "
+        f"{show_ns(found.delay_median)} in the median, {show_ns(found.delay_90)} in the "
+        f"slowest tenth; {found.small:,} pieces of work are shorter than "
+        f"{show_ns(found.small_below)}"
     )
 
 
-def _memory_words(found: Mapping[str, Json] | None) -> str:
+def _memory_words(found: MemoryUse | None) -> str:
     if not found:
         return ""
-    where = "" if found["on_device"] else " on the CPU"
+    where = "" if found.on_device else " on the CPU"
     return (
-        f"peak {show_bytes(found['peak_bytes'])}{where}, {found['allocations']:,} allocations, "
-        f"{show_bytes(found['churn_bytes'])} allocated and freed again"
+        f"peak {show_bytes(found.peak_bytes)}{where}, {found.allocations:,} allocations, "
+        f"{show_bytes(found.churn_bytes)} allocated and freed again"
     )
 
 
-def _compile_words(found: Mapping[str, Json] | None) -> str:
-    if not found or not any(found[name] for name in ("regions", "graphs", "compile_time")):
+def _compile_words(found: Compiled | None) -> str:
+    if not found or not (found.regions or found.graphs or found.compile_time):
         return ""
     return (
-        f"{found['regions']} regions, {found['graphs']} graphs, {found['graph_breaks']} graph "
-        f"breaks, {found['recompilations']} recompilations, {show_ns(found['compile_time'])} in "
+        f"{found.regions} regions, {found.graphs} graphs, {found.graph_breaks} graph "
+        f"breaks, {found.recompilations} recompilations, {show_ns(found.compile_time)} in "
         "compilation"
     )
 
 
-def advice_words(finding: Mapping[str, Json], window_ns: int) -> str:
+def advice_words(finding: Finding, window_ns: int) -> str:
     """Say how much a finding would give at most."""
-    gain = finding["gain"]
-    return f"{finding['name']}: up to {show_ns(gain)} ({share_of(gain, window_ns)} of the window)"
+    gain = finding.gain
+    return f"{finding.name}: up to {show_ns(gain)} ({share_of(gain, window_ns)} of the window)"
 
 
-def lever_lines(finding: Mapping[str, Json]) -> list[str]:
+def lever_lines(finding: Finding) -> list[str]:
     """Return the command that tries a finding's first lever, with the names of the others."""
-    first, *others = finding["levers"]
+    first, *others = finding.levers
     more = f"  # or {', '.join(others)}" if others else ""
     return [f"ratchet optimize WORKLOAD --try {first}{more}"]
 
 
-def across_words(document: Mapping[str, Json]) -> list[str]:
+def across_words(found: Ranks) -> list[str]:
     """Return sentences about differences between ranks."""
-    found = document["communication"]
     said = []
-    if found["straggler"] is not None:
+    if found.straggler is not None:
+        said.append(f"Rank {found.straggler} is the straggler: the others waited for it longest.")
+    if found.collectives:
         said.append(
-            f"Rank {found['straggler']} is the straggler: the others waited for it longest."
+            f"{len(found.collectives):,} collectives in which all ranks took part: "
+            f"{show_ns(found.wire)} on the wire, "
+            f"{show_ns(sum(found.waiting.values()))} of waiting over all ranks."
         )
-    if document["shared_collectives"]:
+    if found.unmatched:
         said.append(
-            f"{len(document['shared_collectives']):,} collectives in which all ranks took part: "
-            f"{show_ns(found['wire_ns'])} on the wire, "
-            f"{show_ns(sum(found['waiting_ns'].values()))} of waiting over all ranks."
+            f"{found.unmatched:,} collectives are not counted: not all other ranks ran one that "
+            "overlaps them in time." + ("" if found.collectives else " Do the ranks' clocks agree?")
         )
-    if found["unmatched"]:
-        said.append(
-            f"{found['unmatched']:,} collectives are not counted: not all other ranks ran one that "
-            "overlaps them in time."
-            + ("" if document["shared_collectives"] else " Do the ranks' clocks agree?")
-        )
-    said.append(f"Compute differs by {share_of(document['skew'], 1)} of its mean over the ranks.")
+    said.append(f"Compute differs by {share_of(found.skew, 1)} of its mean over the ranks.")
     return said
 
 
@@ -305,28 +328,28 @@ STATES = {
 }
 
 
-def diff_headline(document: Mapping[str, Json]) -> str:
+def diff_headline(found: Diff) -> str:
     """Return one sentence that compares the two windows."""
-    before, after = document["window_before_ns"], document["window_after_ns"]
+    before, after = found.window_before, found.window_after
     change = after - before
     if not change:
         return f"Both take {show_ns(before)}."
     word = "longer" if change > 0 else "less"
     return (
-        f"{document['after']} takes {show_ns(after)} where {document['before']} took "
+        f"{found.name_after} takes {show_ns(after)} where {found.name_before} took "
         f"{show_ns(before)}: {show_ns(abs(change))} {word} ({share_of(abs(change), before)})."
     )
 
 
-def reconciliation(document: Mapping[str, Json]) -> list[tuple[str, str, int]]:
+def reconciliation(document: Diff) -> list[tuple[str, str, int]]:
     """Return (key, words, ns) of each part of the window's change; they sum to it exactly."""
-    rows = document["groups"]
+    rows = document.groups
     found = []
     for state, words in STATES.items():
-        own = [row for row in rows if row["state"] == state]
+        own = [row for row in rows if row.state == state]
         if own and state != "same":
-            change = sum(row["change"] for row in own)
+            change = sum(row.change for row in own)
             found.append((state, f"{words} ({len(own):,})", change))
-    found.append(("hidden", "work that ran beside other work", document["hidden_change_ns"]))
-    found.append(("idle", "idle", document["idle_change_ns"]))
+    found.append(("hidden", "work that ran beside other work", document.hidden_change))
+    found.append(("idle", "idle", document.idle_change))
     return found

@@ -8,7 +8,7 @@ from pathlib import Path
 
 from ratchet.base import files
 from ratchet.base.errors import RatchetError
-from ratchet.base.json_value import Json
+from ratchet.base.serialise import document_of
 from ratchet.court.score import SuiteResult
 from ratchet.court.terms import JudgedKernel
 from ratchet.report.suite import render_suite_page
@@ -28,7 +28,7 @@ def write_verdict(judged: JudgedKernel, out: Path) -> dict[str, str]:
     """Write a verdict's JSON and its page; return the paths by kind."""
     stem = _stem(judged)
     paths = {"verdict": out / VERDICTS / f"{stem}.json", "page": out / VERDICTS / f"{stem}.html"}
-    _write(paths, judged.to_json(), render_verdict_page(judged))
+    _write(paths, document_of(judged), render_verdict_page(judged))
     return {kind: str(path) for kind, path in paths.items()}
 
 
@@ -37,7 +37,7 @@ def write_suite(result: SuiteResult, links: Mapping[str, str], out: Path) -> dic
     stem = files.slug(f"{result.suite}-{result.candidate}")
     paths = {"table": out / f"{stem}.json", "page": out / f"{stem}.html"}
     relative = {name: Path(path).relative_to(out).as_posix() for name, path in links.items()}
-    _write(paths, result.model_dump(mode="json"), render_suite_page(result, relative))
+    _write(paths, document_of(result), render_suite_page(result, relative))
     return {kind: str(path) for kind, path in paths.items()}
 
 
@@ -47,7 +47,7 @@ def _stem(judged: JudgedKernel) -> str:
     return "-".join([files.slug(judged.problem.name), *(one[:8] for one in hashes)])
 
 
-def _write(paths: Mapping[str, Path], document: Mapping[str, Json], page: str) -> None:
+def _write(paths: Mapping[str, Path], document: Mapping[str, object], page: str) -> None:
     """Write a document and its page; the page's path comes second."""
     texts = (json.dumps(document, indent=1), page)
     named = zip(paths.values(), texts, strict=True)

@@ -7,8 +7,6 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from datetime import UTC, datetime
 
-from ratchet.base.json_value import Json
-
 ABSENT = "-"
 
 _TIME_UNITS = ((1.0, "s"), (1e-3, "ms"), (1e-6, "µs"), (1e-9, "ns"))
@@ -168,7 +166,7 @@ def sentence(text: str) -> str:
     return text[:1].upper() + text[1:]
 
 
-def device_words(device: Mapping[str, Json]) -> str:
+def device_words(device: Mapping[str, object]) -> str:
     """Describe the device in a few words."""
     model = str(device.get("model") or device.get("name") or device.get("kind") or "this machine")
     cores = device.get("usable_cores") or device.get("cores")

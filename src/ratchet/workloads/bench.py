@@ -6,7 +6,8 @@ import resource
 import statistics
 import sys
 import time
-from dataclasses import dataclass
+from collections.abc import Mapping
+from dataclasses import dataclass, field
 
 import torch
 
@@ -46,7 +47,11 @@ class BenchResult:
     mfu: float
     """Share of the measured matrix-product rate in the step's dtype; 0 if none was measured."""
     peak_memory_bytes: int
-    loss: float
+    loss: float | None
+    """None if it is not finite."""
+    warnings: tuple[str, ...] = ()
+    versions: Mapping[str, str] = field(default_factory=dict)
+    commit: str = ""
 
 
 def bench(workload: Workload, config: StepConfig, steps: int = 10) -> BenchResult:

@@ -6,8 +6,8 @@ import math
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any, get_args
 
+import msgspec
 import torch
-from pydantic import ValidationError
 from torch import Tensor, nn
 from torch.optim import Optimizer
 from torch.utils import _pytree as pytree
@@ -23,7 +23,7 @@ from ratchet.workloads.blame import (
     is_out_of_memory,
     planned_by,
 )
-from ratchet.workloads.config import Precision
+from ratchet.workloads.config import Checkpointing, Precision
 from ratchet.workloads.fake import saved_bytes
 from ratchet.workloads.load import load
 from ratchet.workloads.memory import require, state_bytes
@@ -103,11 +103,10 @@ def _check_fields(workload: Workload) -> None:
             f"{', '.join(get_args(Precision))}, or leave it out for weights in another dtype"
         )
     try:
-        workload.as_written()
-    except ValidationError as error:
-        first = error.errors()[0]
+        msgspec.convert(workload.checkpointing, Checkpointing)
+    except msgspec.ValidationError as error:
         raise WorkloadError(
-            f"workload {name!r}: {first['loc'][0]} is {first['input']!r}; {first['msg']}"
+            f"workload {name!r}: checkpointing is {workload.checkpointing!r}; {error}"
         ) from None
     _refuse_meta(workload, "the model", list(workload.model.parameters()))
     if not any(parameter.requires_grad for parameter in workload.model.parameters()):

@@ -7,9 +7,10 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
-from typing import Annotated, Any, Final, Literal
+from typing import Annotated, Any, Final, Literal, get_type_hints
 
-from pydantic import BaseModel, ConfigDict, Field, StringConstraints
+import msgspec
+from msgspec import Meta
 
 from ratchet.workloads import process
 
@@ -43,9 +44,7 @@ Logits = Literal["whole", "chunked"]
 MatmulLibrary = Literal["default", "hipblaslt", "tunableop"]
 """The matrix-product library under ROCm. `tunableop` times the kernels of rocBLAS and hipBLASLt."""
 
-Checkpointing = Annotated[
-    str, StringConstraints(pattern=r"^(none|selective|blocks:[1-9][0-9]*|plan:[nsfo]+)$")
-]
+Checkpointing = Annotated[str, Meta(pattern=r"^(none|selective|blocks:[1-9][0-9]*|plan:[nsfo]+)$")]
 """Recomputed blocks.
 
 `none` recomputes nothing. `blocks:K` recomputes one block of every K, so `blocks:1` recomputes all.
@@ -74,14 +73,12 @@ class StepSetting:
     """Why it would change the meaning of a script, which then runs without it."""
 
 
-class StepConfig(BaseModel):
+class StepConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     """The settings of one training step; frozen, hashable, and stored in recipes.
 
     The defaults are a plain eager fp32 step. A field's `StepSetting` says what its other values do
     to the step's process; a field without one acts in `ratchet.workloads.step`.
     """
-
-    model_config = ConfigDict(frozen=True, extra="forbid")
 
     precision: Precision | OwnPrecision = "fp32"
     compile_mode: CompileMode | None = None
@@ -106,7 +103,7 @@ class StepConfig(BaseModel):
     """Each parameter is updated as soon as it has its gradient, which is then freed."""
     micro_batches: Annotated[
         int,
-        Field(ge=1),
+        Meta(ge=1),
         StepSetting(
             words=lambda parts: f"{parts} micro-batches",
             not_in_scripts="a script cuts its batches itself; give it smaller ones and accumulate",
@@ -142,8 +139,7 @@ class StepConfig(BaseModel):
         ),
     ] = False
     threads: Annotated[
-        int | None,
-        Field(ge=1),
+        Annotated[int, Meta(ge=1)] | None,
         StepSetting(
             variables=lambda count: {"OMP_NUM_THREADS": str(count)}, enter=process.enter_threads
         ),
@@ -194,15 +190,18 @@ class StepConfig(BaseModel):
         return {one.inductor: True for _, _, one in self.changed() if one.inductor}
 
 
+_DEFAULTS: Final = StepConfig()
+
+
 def default_of(name: str) -> object:
     """Return the default of a field of StepConfig."""
-    return StepConfig.model_fields[name].default
+    return getattr(_DEFAULTS, name)
 
 
 SETTINGS: Final[Mapping[str, StepSetting]] = {
     name: one
-    for name, field in StepConfig.model_fields.items()
-    for one in field.metadata
+    for name, hint in get_type_hints(StepConfig, include_extras=True).items()
+    for one in getattr(hint, "__metadata__", ())
     if isinstance(one, StepSetting)
 }
 """The fields' settings, in their order."""

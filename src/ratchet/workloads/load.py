@@ -45,7 +45,7 @@ def load(
     batch_size: int | None = None,
     sequence: int | None = None,
     precision: str | None = None,
-    text: Path | None = None,
+    text: Path | str | None = None,
     device: str = "cpu",
 ) -> Workload:
     """Load the workload named by `spec`, such as `llama-60m`, `hf:qwen3` or `train.py:make`.

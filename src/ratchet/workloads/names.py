@@ -6,11 +6,24 @@ import ast
 import difflib
 from collections.abc import Mapping
 from pathlib import Path
-from typing import Final
+from typing import Final, TypedDict
 from urllib.parse import unquote
 
 from ratchet.base.errors import WorkloadError
 from ratchet.base.files import why_not_file
+
+
+class LoadOptions(TypedDict, total=False):
+    """The keyword arguments of `workloads.load`, as they go to another process."""
+
+    seed: int
+    batch_size: int
+    sequence: int
+    precision: str
+    text: str
+    """A path."""
+    device: str
+
 
 SIZES: Final[Mapping[str, tuple[str, ...]]] = {
     "llama": ("tiny", "8m", "60m", "1b", "8b"),

@@ -8,20 +8,21 @@ from __future__ import annotations
 
 import json
 import sys
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 
 from ratchet.base.errors import RatchetError
+from ratchet.workloads.names import LoadOptions
 
 MISTAKE = 2
 
 
-def steps_command(spec: str, steps: int, options: Mapping[str, object]) -> list[str]:
+def steps_command(spec: str, steps: int, options: LoadOptions) -> list[str]:
     """Return the command that runs `steps` steps of a workload in a separate process."""
     module = "ratchet.workloads.run_steps"
     return [sys.executable, "-m", module, spec, str(steps), json.dumps(dict(options))]
 
 
-def run_steps(spec: str, steps: int, options: Mapping[str, object]) -> None:
+def run_steps(spec: str, steps: int, options: LoadOptions) -> None:
     """Load the workload and train it on a fresh batch each step."""
     from ratchet.workloads import TrainingStep
     from ratchet.workloads.blame import batch_of

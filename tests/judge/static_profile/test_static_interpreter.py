@@ -6,6 +6,7 @@ import importlib.util
 from dataclasses import replace
 from pathlib import Path
 
+import msgspec
 import pytest
 import static_kernels as given
 import torch
@@ -63,7 +64,7 @@ def test_a_verdict_carries_the_profile_of_every_target(judge: KernelJudge) -> No
     for found in verdict.static["targets"].values():
         assert found["error"] is None
         assert found["kernels"][0]["vgprs"] > 0
-    assert Verdict.model_validate_json(verdict.model_dump_json()) == verdict
+    assert msgspec.json.decode(msgspec.json.encode(verdict), type=Verdict) == verdict
 
 
 @pytest.mark.parametrize(

@@ -434,7 +434,7 @@ def test_a_child_that_takes_no_message_is_given_up_in_time() -> None:
 
 
 JUDGING = """
-import json, sys
+import json, msgspec, sys
 from ratchet.judge.trial.timing import plan
 from ratchet.judge.trial.kernel_trial import KernelJudge
 from ratchet.kernels.kernel import Kernel
@@ -450,7 +450,7 @@ print("started", flush=True)
 with Ledger.open(sys.argv[1]) as ledger, KernelJudge() as judge:
     while True:
         verdict = judge.judge(kernel, problem, time_limit_s=30)
-        ledger.record_verdict(verdict.model_dump(mode="json"), fingerprint=here)
+        ledger.record_verdict(msgspec.to_builtins(verdict), fingerprint=here)
         print("judged", flush=True)
 """
 LOOPING = "ENTRY { for (;;) sleep(1); }"

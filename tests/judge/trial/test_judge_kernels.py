@@ -12,6 +12,7 @@ from dataclasses import replace
 from pathlib import Path
 
 import judge_problems as given
+import msgspec
 import pytest
 from answers import assert_right
 
@@ -111,7 +112,7 @@ def test_an_honest_kernel_is_right_and_its_samples_are_kept(judge: KernelJudge) 
     assert len(verdict.samples) == 2 * 4 * len(arms)
     assert verdict.isolation == isolation.isolation_name()
     assert "correct on hidden" in {entry.check for entry in verdict.evidence}
-    assert Verdict.model_validate_json(verdict.model_dump_json()) == verdict
+    assert msgspec.json.decode(msgspec.json.encode(verdict), type=Verdict) == verdict
 
 
 def test_a_case_that_a_kernel_declines_without_writing_is_no_mistake(judge: KernelJudge) -> None:
@@ -423,7 +424,7 @@ def test_the_candidates_worker_imports_neither_torch_nor_numpy() -> None:
     program = (
         f"import sys; sys.path.insert(0, {str(source)!r})\n"
         "import ratchet.judge.workers.candidate.cpp\n"
-        "assert not {'torch', 'numpy', 'pydantic'} & set(sys.modules), sorted(sys.modules)"
+        "assert not {'torch', 'numpy', 'msgspec'} & set(sys.modules), sorted(sys.modules)"
     )
     subprocess.run([sys.executable, "-I", "-S", "-c", program], check=True)
 

@@ -11,6 +11,7 @@ from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
+import msgspec
 import torch
 
 TESTS = Path(__file__).parents[2]
@@ -61,9 +62,9 @@ FP32 = StepConfig(
     logits="chunked",
     kernels=("rms_norm", "linear_cross_entropy"),
 )
-PLAIN = FP32.model_copy(update={"checkpointing": "none", "logits": "whole", "kernels": ()})
+PLAIN = msgspec.structs.replace(FP32, checkpointing="none", logits="whole", kernels=())
 BF16, MASTER = (
-    PLAIN.model_copy(update={"precision": one, "optimizer": "fused"})
+    msgspec.structs.replace(PLAIN, precision=one, optimizer="fused")
     for one in ("bf16_autocast", "bf16_master")
 )
 

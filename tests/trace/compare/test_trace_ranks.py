@@ -15,7 +15,6 @@ from ratchet.report.trace_words import across_words
 from ratchet.trace.answers.report import report
 from ratchet.trace.compare.pairing import Run, paired
 from ratchet.trace.compare.ranks import across, read_ranks
-from ratchet.trace.export.documents import ranks_document
 
 
 def rank(folder: Path, number: int, reduce: float, compute: float) -> None:
@@ -107,7 +106,7 @@ def test_runs_at_different_times_are_refused(tmp_path: Path) -> None:
     assert found.waiting == {0: 0, 1: 0}
     assert any(
         "10 collectives are not counted" in line and "clocks" in line
-        for line in across_words(ranks_document(found))
+        for line in across_words(found)
     )
 
 

@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-from ratchet.base.json_value import Json
+from ratchet.base.process.channel import Message
 from ratchet.problems.card import card_of
 from ratchet.problems.problem import Problem
 
 
-def answer(request: dict[str, Json]) -> dict[str, Json]:
+def answer(request: Message) -> dict[str, object]:
     """Return the `card` of the request's problem, for a kernel named `entry`."""
     problem = Problem.from_json(request["problem"])
     return {"card": card_of(problem, given=problem.name, entry=request["entry"]).as_json()}

@@ -5,11 +5,11 @@ from __future__ import annotations
 from ratchet.authors.form.form import UnsupportedOp
 from ratchet.authors.form.form_json import form_as_json
 from ratchet.authors.form.forms import traced_forms
-from ratchet.base.json_value import Json
+from ratchet.base.process.channel import Message
 from ratchet.problems.problem import Problem
 
 
-def answer(request: dict[str, Json]) -> dict[str, Json]:
+def answer(request: Message) -> dict[str, object]:
     """Return the `forms` of the request's problem, or the `op` that stops them and `why`."""
     problem = Problem.from_json(request["problem"])
     try:

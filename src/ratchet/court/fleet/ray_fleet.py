@@ -139,7 +139,7 @@ class ClusterFleet:
             if data is None:
                 verdict = _unmeasured(kernel, problem_hash)
             else:
-                verdict = Verdict.model_validate(self._reply(data).verdict)
+                verdict = msgspec.convert(self._reply(data).verdict, Verdict)
             if (verdict.kernel_hash, verdict.problem_hash) != (kernel.hash, problem_hash):
                 raise JudgeError("a machine of the fleet answered for another kernel")
             yield kernel, verdict

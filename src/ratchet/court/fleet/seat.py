@@ -10,8 +10,11 @@ import os
 import platform
 from dataclasses import replace
 
+import msgspec
+
 from ratchet import __version__
 from ratchet.base.errors import KernelError, RatchetError
+from ratchet.base.serialise import document_of
 from ratchet.court.fleet.machines import LocalFleet, lent
 from ratchet.court.fleet.messages import (
     JudgeOrder,
@@ -57,8 +60,8 @@ def _answered(order: Order, facts: SeatFacts, threads: int) -> SeatReply:
         if facts.gpu is not None:
             seat["gpu"] = facts.gpu.fingerprint
         environment = {**verdict.environment, "seat": seat}
-        named = verdict.model_copy(update={"environment": environment})
-        return SeatReply(facts=facts, verdict=named.model_dump(mode="json"))
+        named = msgspec.structs.replace(verdict, environment=environment)
+        return SeatReply(facts=facts, verdict=document_of(named))
     found = here.screen(
         order.problem,
         order.kernels,

@@ -12,6 +12,7 @@ from contextlib import ExitStack, contextmanager, nullcontext
 from dataclasses import dataclass, field
 from typing import Any
 
+import msgspec
 import torch
 from torch import Tensor, nn
 from torch.fx import GraphModule, Interpreter, Node
@@ -102,9 +103,7 @@ def _compiled(
     def backend(module: GraphModule, inputs: Inputs) -> object:
         return compile_fx(module, inputs, inner_compile=inner, config_patches=options)
 
-    eager = config.model_copy(
-        update={"compile_mode": None, "kernels": (), "optimizer": "as_written"}
-    )
+    eager = msgspec.structs.replace(config, compile_mode=None, kernels=(), optimizer="as_written")
     torch._dynamo.reset()
     if workload.train_step is not None:
         return lambda batch: run_own_step(workload, eager, batch, backend)

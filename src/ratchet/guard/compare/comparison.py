@@ -14,11 +14,9 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-import msgspec
-
 from ratchet.base import scratch
 from ratchet.base.errors import RatchetError
-from ratchet.base.json_value import Json
+from ratchet.base.serialise import document_of
 from ratchet.devices.probe import probe
 from ratchet.guard.compare.commands import CommandContest, CommandSide, run_command
 from ratchet.guard.compare.request import CompareRequest, Sides
@@ -57,7 +55,7 @@ def compare_sides(
         here = book.here(probe("cpu" if sides.commands else request.device))
         title = " : ".join(contest.titles)
         turn = book.start_turn(
-            title, msgspec.to_builtins(request.kept()), fingerprint=here, command=COMMAND
+            title, document_of(request.kept()), fingerprint=here, command=COMMAND
         )
         with book.failing(turn):
             outcome = compare_contest(
@@ -68,7 +66,7 @@ def compare_sides(
             )
             readings = {"readings": outcome.readings.as_json()}
             book.remember("compare_readings", turn, readings, fingerprint=here)
-            details: dict[str, Json] = {}
+            details: dict[str, object] = {}
             if isinstance(contest, WorkloadContest):
                 details["batches"] = _batches(contest)
                 if outcome.exit_code == 1:
@@ -82,7 +80,7 @@ def compare_sides(
     return outcome
 
 
-def _batches(contest: WorkloadContest) -> list[dict[str, Json]]:
+def _batches(contest: WorkloadContest) -> list[dict[str, object]]:
     """Return the size of a batch of each side, where both are known."""
     said = [contest.descriptions.get(name, {}) for name in ("a", "b")]
     return [{"per_batch": one.get("per_batch"), "unit": one.get("unit")} for one in said]
@@ -92,7 +90,7 @@ MOST_ROWS = 10
 TRACED_STEPS = LEAST_ROUNDS
 
 
-def traces_difference(a: WorkloadSide, b: WorkloadSide) -> dict[str, Json]:
+def traces_difference(a: WorkloadSide, b: WorkloadSide) -> dict[str, object]:
     """Profile a few steps of each side; return the rows that changed most, in seconds a step.
 
     The answer stands without it, so a failure is told in `failed` and not raised.
@@ -133,7 +131,7 @@ LIMIT_S = 3600.0
 TOTALS = re.compile(r"^(?:summary|totals):\s*(\d+)", re.MULTILINE)
 
 
-def count_both(a: object, b: object) -> dict[str, Json]:
+def count_both(a: object, b: object) -> dict[str, object]:
     """Count the instructions of two sides, of two commands or of a few steps of two workloads."""
     counts = [_count(_command(side)) for side in (a, b)]
     whole = isinstance(a, CommandSide)

@@ -18,7 +18,6 @@ from ratchet.base import scratch
 from ratchet.base.errors import GuardError
 from ratchet.base.files import why_not_file
 from ratchet.base.git import has_changes, resolve, stamp
-from ratchet.base.json_value import Json
 from ratchet.guard.checkouts import Checkouts
 from ratchet.guard.compare.commands import CommandSide, run_command
 from ratchet.optimize.turn.settings import check_seed, parse_budget_s, workload_options
@@ -43,7 +42,7 @@ class Mode:
     """Changes to a step as written."""
 
     title: str
-    changes: Mapping[str, Json] = field(default_factory=dict)
+    changes: Mapping[str, object] = field(default_factory=dict)
     """Fields of `workloads.config.StepConfig`."""
     device: str | None = None
     recipe: str | None = None
@@ -51,7 +50,7 @@ class Mode:
 
 def parse_mode(text: str) -> Mode:
     """Parse words separated by commas; GuardError lists the words that there are."""
-    changes: dict[str, Json] = {}
+    changes: dict[str, object] = {}
     device, recipe = None, None
     for word in filter(None, (one.strip() for one in text.split(","))):
         word = SHORT.get(word, word)

@@ -8,7 +8,6 @@ from dataclasses import dataclass, field
 
 import numpy as np
 
-from ratchet.base.json_value import Json
 from ratchet.guard.compare.step_arm import FACTORY
 from ratchet.judge.steps.arms import ArmProcess, ArmSpec
 from ratchet.judge.steps.recipe_trial import IdleStopped
@@ -24,6 +23,7 @@ from ratchet.measure.metrics import (
 )
 from ratchet.measure.plan import batch_iterations
 from ratchet.measure.samples import Sample
+from ratchet.workloads.names import LoadOptions
 
 WARMUP = 2
 MEMORY_ROUND = 0
@@ -35,15 +35,15 @@ class WorkloadSide:
 
     title: str
     workload: str
-    options: Mapping[str, Json] = field(default_factory=dict)
+    options: LoadOptions = field(default_factory=LoadOptions)
     """Keyword arguments of `workloads.load`."""
-    changes: Mapping[str, Json] = field(default_factory=dict)
+    changes: Mapping[str, object] = field(default_factory=dict)
     recipe: str | None = None
     environment: Mapping[str, str] = field(default_factory=dict)
     python: str = ""
     """Another interpreter, which has Ratchet installed."""
 
-    def arguments(self) -> dict[str, Json]:
+    def arguments(self) -> dict[str, object]:
         """Return the keyword arguments of the program that builds this side's step."""
         return {
             "workload": self.workload,
@@ -76,7 +76,7 @@ class WorkloadContest:
         self._specs = [side.spec(name) for name, side in specs.items()]
         self._rng = np.random.default_rng(seed)
         self._iterations: dict[str, int] = {}
-        self.descriptions: dict[str, dict[str, Json]] = {}
+        self.descriptions: dict[str, dict[str, object]] = {}
         self.peaks: list[tuple[str, int, float]] = []
 
     @property

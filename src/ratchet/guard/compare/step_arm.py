@@ -6,7 +6,10 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from ratchet.base.json_value import Json
+import msgspec
+
+from ratchet.base.serialise import document_of
+from ratchet.workloads.names import LoadOptions
 
 if TYPE_CHECKING:
     from ratchet.workloads.step import TrainingStep
@@ -18,7 +21,11 @@ BATCHES = 8
 
 
 def make_step(
-    *, workload: str, options: Mapping[str, Json], changes: Mapping[str, Json], recipe: str | None
+    *,
+    workload: str,
+    options: LoadOptions,
+    changes: Mapping[str, object],
+    recipe: str | None,
 ) -> ComparedStep:
     """Build the workload, and its step as written, with `changes` to its config, or by a recipe."""
     from ratchet.workloads.check import load_checked
@@ -27,7 +34,7 @@ def make_step(
     return ComparedStep(built, build(built, changes, recipe), warnings)
 
 
-def build(workload: Workload, changes: Mapping[str, Json], recipe: str | None) -> TrainingStep:
+def build(workload: Workload, changes: Mapping[str, object], recipe: str | None) -> TrainingStep:
     """Return the step of a workload."""
     from ratchet.optimize.recipe.apply import apply
     from ratchet.optimize.recipe.compiled_step import build as build_step
@@ -35,8 +42,8 @@ def build(workload: Workload, changes: Mapping[str, Json], recipe: str | None) -
 
     if recipe is not None:
         return apply(workload, recipe, strict=True)
-    written = workload.as_written().model_dump()
-    return build_step(workload, StepConfig.model_validate({**written, **changes}))
+    written = document_of(workload.as_written())
+    return build_step(workload, msgspec.convert({**written, **changes}, StepConfig))
 
 
 class ComparedStep:
@@ -61,7 +68,7 @@ class ComparedStep:
 
             torch.cuda.synchronize(self._workload.device)
 
-    def describe(self) -> dict[str, Json]:
+    def describe(self) -> dict[str, object]:
         """Return peak memory so far, and the size of a batch (JSON)."""
         from ratchet.workloads.bench import peak_memory_bytes
         from ratchet.workloads.counting import count
@@ -74,7 +81,7 @@ class ComparedStep:
             "warnings": self._warnings,
         }
 
-    def profile(self, path: str, steps: int = 3) -> dict[str, Json]:
+    def profile(self, path: str, steps: int = 3) -> dict[str, object]:
         """Write a Chrome trace of some steps to `path` (JSON)."""
         from ratchet.optimize.step.describe import record_steps
 

@@ -13,7 +13,6 @@ from typing import Final
 from ratchet.base import files, scratch
 from ratchet.base.errors import GuardError, RatchetError
 from ratchet.base.files import why_not_new_folder
-from ratchet.base.json_value import Json
 from ratchet.devices.probe import probe
 from ratchet.guard.command import run_process
 from ratchet.guard.compare.sides import WorkloadSide
@@ -245,6 +244,6 @@ def _reproduces(folder: Path) -> bool | None:
 
 def _written(report: NumericsReport, folder: Path) -> NumericsReport:
     report = replace(report, folder=str(folder))
-    document: Mapping[str, Json] = report.as_json()
+    document: Mapping[str, object] = report.as_json()
     files.write_whole(folder / REPORT, f"{json.dumps(document, indent=2)}\n".encode())
     return report

@@ -5,8 +5,6 @@ from __future__ import annotations
 from dataclasses import asdict, dataclass, field
 from typing import Literal
 
-from ratchet.base.json_value import Json
-
 Part = Literal["weights", "forward", "backward", "parameters", "losses", "not_finite"]
 
 
@@ -80,11 +78,11 @@ class NumericsReport:
     reproduces: bool | None = None
     """True if the script was seen to reproduce it."""
     turn: str = ""
-    extra: dict[str, Json] = field(default_factory=dict)
+    extra: dict[str, object] = field(default_factory=dict)
 
     @property
     def exit_code(self) -> int:
         return 1 if self.divergence is not None or self.not_finite is not None else 0
 
-    def as_json(self) -> dict[str, Json]:
+    def as_json(self) -> dict[str, object]:
         return {**asdict(self), "exit_code": self.exit_code}

@@ -8,12 +8,14 @@ from collections.abc import Callable, Mapping
 from dataclasses import replace
 from pathlib import Path
 
+import msgspec
 import torch
 from safetensors.torch import save_file
 from torch import Tensor, nn
 
 from ratchet.base.errors import GuardError
 from ratchet.base.json_value import Json
+from ratchet.base.serialise import document_of
 from ratchet.graph.steps import build_step
 from ratchet.guard.compare.step_arm import build
 from ratchet.guard.numerics.watch import (
@@ -30,6 +32,7 @@ from ratchet.guard.numerics.watch import (
 from ratchet.workloads import load
 from ratchet.workloads.blame import batch_of, user_place
 from ratchet.workloads.config import StepConfig
+from ratchet.workloads.names import LoadOptions
 from ratchet.workloads.step import TrainingStep
 from ratchet.workloads.workload import Batch, Workload
 
@@ -39,13 +42,13 @@ FACTORY = "ratchet.guard.numerics.recorder:make_recorder"
 def make_recorder(
     *,
     workload: str,
-    options: Mapping[str, object],
+    options: LoadOptions,
     changes: Mapping[str, object],
     recipe: str | None,
     double: bool = False,
 ) -> NumericsRecorder:
     """Build a workload whose step is recorded; `double` runs all of it in fp64, eagerly."""
-    return NumericsRecorder(workload, dict(options), dict(changes), recipe, double=double)
+    return NumericsRecorder(workload, options, dict(changes), recipe, double=double)
 
 
 class NumericsRecorder:
@@ -56,8 +59,8 @@ class NumericsRecorder:
     def __init__(
         self,
         workload: str,
-        options: dict[str, Json],
-        changes: dict[str, Json],
+        options: LoadOptions,
+        changes: dict[str, object],
         recipe: str | None,
         *,
         double: bool,
@@ -69,10 +72,10 @@ class NumericsRecorder:
     def step(self, iterations: int) -> None:
         raise GuardError("a recorded side is never timed")
 
-    def describe(self) -> dict[str, Json]:
+    def describe(self) -> dict[str, object]:
         return {}
 
-    def record(self, folder: str, batches: int) -> dict[str, Json]:
+    def record(self, folder: str, batches: int) -> dict[str, object]:
         """Write the outputs and gradients of `batches` steps without updates (JSON: names, losses).
 
         The files are forward-, backward- and parameters-INDEX.safetensors.
@@ -126,7 +129,7 @@ class NumericsRecorder:
         save_file({f"{at:06d}": tensor for at, (_, tensor) in enumerate(mode.found)}, Path(path))
         return [name for name, _ in mode.found]
 
-    def hunt(self, steps: int) -> dict[str, Json] | None:
+    def hunt(self, steps: int) -> dict[str, object] | None:
         """Return the first op of `steps` training steps that made a NaN or an infinity."""
         step = self._build()
         for index in range(steps):
@@ -178,9 +181,9 @@ class NumericsRecorder:
         workload = load(self._spec, **self._options)
         self._weights = {name: _digest(one) for name, one in workload.model.named_parameters()}
         if self._double:
-            written = {**workload.as_written().model_dump(), **self._changes}
-            config = StepConfig.model_validate(
-                {**written, "precision": "fp32", "compile_mode": None}
+            written = {**document_of(workload.as_written()), **self._changes}
+            config = msgspec.convert(
+                {**written, "precision": "fp32", "compile_mode": None}, StepConfig
             )
             return build_step(_in_double(workload), config)
         return build(workload, self._changes, self._recipe)

@@ -101,7 +101,7 @@ VARIABLES = ("OMP_", "MKL_", "TORCH", "PYTORCH_", "HIP_", "HSA_", "ROCR_", "CUDA
 """Beginnings of the variables that may change a result; others may hold secrets."""
 
 
-def environment_report(device: Device) -> dict[str, Json]:
+def environment_report(device: Device) -> dict[str, object]:
     """Describe the machine, the versions, and the variables that may change a result."""
     return {
         "ratchet": __version__,

@@ -107,6 +107,7 @@ It needs:
 
 import json
 
+from ratchet.base.serialise import document_of
 from ratchet.court.calls import judge
 from ratchet.kernels.kernel import Kernel
 from ratchet.problems.problem import Problem
@@ -118,7 +119,8 @@ if __name__ == "__main__":
     problem = Problem.from_json(DOCUMENT["problem"])
     kernel = Kernel.from_json(DOCUMENT["kernel"])
     print(kernel.source)
-    print(judge(kernel, problem, **TERMS).model_dump_json(indent=2))
+    verdict = document_of(judge(kernel, problem, **TERMS))
+    print(json.dumps(verdict, indent=2))
 '''
 
 SWEEP_SCRIPT = '''"""Run one training step of a tiny model of transformers in two ways.

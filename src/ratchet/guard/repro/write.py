@@ -51,7 +51,7 @@ class Reproduction:
     needs: tuple[str, ...]
     """The script's needs beside itself."""
 
-    def as_json(self) -> dict[str, Json]:
+    def as_json(self) -> dict[str, object]:
         return {
             "kind": self.kind,
             "title": self.title,

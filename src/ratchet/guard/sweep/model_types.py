@@ -22,8 +22,8 @@ import msgspec
 from ratchet import __version__
 from ratchet.base import files
 from ratchet.base.errors import GuardError
-from ratchet.base.json_value import Json
 from ratchet.base.process import families, watchdog
+from ratchet.base.serialise import document_of
 from ratchet.guard.repro.needs import RATCHET
 from ratchet.guard.repro.scripts import SWEEP_SCRIPT
 from ratchet.guard.repro.write import SCRIPT, Reported, quoted, write_finding
@@ -86,7 +86,7 @@ class SweepResult:
         found = Counter(row.status for row in self.rows)
         return {status: found[status] for status in STATUSES}
 
-    def as_json(self) -> dict[str, Json]:
+    def as_json(self) -> dict[str, object]:
         return {
             "versions": self.versions,
             "device": self.device,
@@ -96,7 +96,7 @@ class SweepResult:
             "share": self.share,
             "least_share": LEAST_SHARE,
             "left_out": list(self.left_out),
-            "rows": [msgspec.to_builtins(row) for row in self.rows],
+            "rows": [document_of(row) for row in self.rows],
         }
 
 

@@ -18,7 +18,6 @@ from torch._dynamo.utils import counters
 from torch._inductor import config as inductor
 
 from ratchet.base.errors import told
-from ratchet.base.json_value import Json
 from ratchet.graph.sites import InstallReport
 from ratchet.graph.steps import build_step
 from ratchet.guard.sweep.row import ArmRun, Status, TypeRow
@@ -31,18 +30,14 @@ from ratchet.workloads.hf_config import Head
 STEPS: Final = 3
 """An arm's steps: the first loss shows the forward pass, later ones gradients and update."""
 WRITTEN, AUTOCAST, ROUNDED, EAGER = "written", "autocast", "rounded", "optimizer"
-_LEVERS: Mapping[str, Json] = {
-    "compile_mode": "default",
-    "kernels": tuple(LIBRARY),
-    "optimizer": "kernel",
-}
+_LEVERS = StepConfig(compile_mode="default", kernels=tuple(LIBRARY), optimizer="kernel")
 ARMS: Final[Mapping[str, StepConfig]] = {
     WRITTEN: StepConfig(),
     AUTOCAST: StepConfig(precision="bf16_autocast"),
     ROUNDED: StepConfig(),
-    "kernels": StepConfig(**_LEVERS),
-    "bf16": StepConfig(**_LEVERS, precision="bf16_master"),
-    "bf16 activations": StepConfig(**_LEVERS, precision="bf16_autocast"),
+    "kernels": _LEVERS,
+    "bf16": msgspec.structs.replace(_LEVERS, precision="bf16_master"),
+    "bf16 activations": msgspec.structs.replace(_LEVERS, precision="bf16_autocast"),
     "compile": StepConfig(compile_mode="default"),
     EAGER: StepConfig(optimizer="kernel"),
 }
@@ -160,7 +155,7 @@ class _Trial:
         """Keep what a run tells about the row, and compare its gradients with its reference's."""
         if arm in (WRITTEN, AUTOCAST):
             self._gradients[arm] = ran.gradients
-        changes: dict[str, Json] = {"model": ran.model, "inputs": ran.inputs}
+        changes: dict[str, object] = {"model": ran.model, "inputs": ran.inputs}
         if ARMS[arm].compile_mode is not None and not self._seen_compiled:
             self._seen_compiled = True
             changes |= {

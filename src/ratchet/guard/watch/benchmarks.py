@@ -12,7 +12,6 @@ from typing import Literal
 
 import numpy as np
 
-from ratchet.base.json_value import Json
 from ratchet.guard.checkouts import Checkouts
 from ratchet.guard.watch.suite_file import WatchedCommand, WatchSuite
 from ratchet.history.analysis import analyse_one
@@ -65,7 +64,7 @@ class WatchReport:
         bad = any(one.answer in ("slower", "failed") for one in self.results)
         return bad and not self.advisory
 
-    def as_json(self) -> dict[str, Json]:
+    def as_json(self) -> dict[str, object]:
         return {**asdict(self), "red": self.red}
 
 

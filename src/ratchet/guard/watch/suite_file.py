@@ -6,9 +6,10 @@ import shlex
 import sys
 import tomllib
 from pathlib import Path
-from typing import Self
+from typing import Annotated
 
-from pydantic import BaseModel, ConfigDict, Field, ValidationError, model_validator
+import msgspec
+from msgspec import Meta
 
 from ratchet.base.durations import parse_share
 from ratchet.base.errors import WatchError
@@ -20,12 +21,10 @@ _BENCH = (sys.executable, "-m", "ratchet.cli", "bench")
 _STEP_TIME = r'"step_time_s": ([-+.\deE]+)'
 
 
-class WatchedCommand(BaseModel):
+class WatchedCommand(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     """One benchmark: a command or a workload."""
 
-    model_config = ConfigDict(extra="forbid", frozen=True, allow_inf_nan=False)
-
-    name: str = Field(min_length=1)
+    name: Annotated[str, Meta(min_length=1)]
     command: str | list[str] = ""
     """Run in the root of a checkout; text is split as a shell would, without a shell."""
     workload: str = ""
@@ -36,14 +35,12 @@ class WatchedCommand(BaseModel):
     """As in `ratchet bisect`; without it the command is timed whole."""
     unit: str = "s"
     better: Better = "lower"
-    pairs: int | None = Field(default=None, ge=3)
-    time_limit_s: float = Field(default=600.0, gt=0)
+    pairs: Annotated[int, Meta(ge=3)] | None = None
+    time_limit_s: Annotated[float, Meta(gt=0, le=sys.float_info.max)] = 600.0
 
-    @model_validator(mode="after")
-    def _one_of_two(self) -> Self:
+    def __post_init__(self) -> None:
         if bool(self.command) == bool(self.workload):
             raise ValueError(f"benchmark {self.name!r} needs a command or a workload, one of them")
-        return self
 
     def measured(self) -> MeasuredCommand:
         """Return what is run."""
@@ -60,25 +57,21 @@ class WatchedCommand(BaseModel):
         )
 
 
-class WatchSuite(BaseModel):
+class WatchSuite(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     """The file: what to run, how often, and what is too slow."""
-
-    model_config = ConfigDict(extra="forbid", frozen=True, allow_inf_nan=False)
 
     build: str = ""
     """Shell command that builds a checkout."""
-    build_time_limit_s: float = Field(default=3600.0, gt=0)
-    pairs: int = Field(default=20, ge=3)
+    build_time_limit_s: Annotated[float, Meta(gt=0, le=sys.float_info.max)] = 3600.0
+    pairs: Annotated[int, Meta(ge=3)] = 20
     fail_if_slower: str = "2%"
-    benchmark: list[WatchedCommand] = Field(min_length=1)
+    benchmark: Annotated[list[WatchedCommand], Meta(min_length=1)]
 
-    @model_validator(mode="after")
-    def _checked(self) -> Self:
+    def __post_init__(self) -> None:
         names = [one.name for one in self.benchmark]
         twice = {name for name in names if names.count(name) > 1}
         if twice:
             raise ValueError(f"two benchmarks are called {min(twice)!r}: give each its own name")
-        return self
 
     @property
     def margin(self) -> float:
@@ -106,15 +99,11 @@ def read_suite(path: Path | None, folder: Path) -> WatchSuite:
         if not path.exists():
             return SMOKE
     try:
-        suite = WatchSuite.model_validate(tomllib.loads(path.read_text(encoding="utf-8")))
+        suite = msgspec.convert(tomllib.loads(path.read_text(encoding="utf-8")), WatchSuite)
     except (OSError, UnicodeDecodeError, tomllib.TOMLDecodeError) as error:
         raise WatchError(f"the suite {path} cannot be read: {error}") from error
-    except ValidationError as error:
-        first = error.errors()[0]
-        where = ".".join(str(one) for one in first["loc"])
-        raise WatchError(
-            f"the suite {path}: {where}: {first['msg']}".replace(": : ", ": ")
-        ) from error
+    except msgspec.ValidationError as error:
+        raise WatchError(f"the suite {path}: {error}") from error
     suite.margin  # noqa: B018 - a share that is none is told now
     for one in suite.benchmark:
         one.measured().check()

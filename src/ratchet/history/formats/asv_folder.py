@@ -19,7 +19,6 @@ import msgspec
 
 from ratchet.base import files
 from ratchet.base.errors import HistoryError
-from ratchet.base.json_value import Json
 from ratchet.history.formats.csv_file import as_utc
 from ratchet.history.formats.figures import Exported, check_interval, exported, series_of
 from ratchet.ledger.observations import Observation
@@ -35,11 +34,11 @@ class AsvResults(msgspec.Struct, kw_only=True):
     date: float
     """Unix time in milliseconds."""
     result_columns: list[str]
-    results: dict[str, list[Json]]
+    results: dict[str, list[object]]
     env_name: str = ""
     python: str = ""
     requirements: dict[str, str | None] = {}
-    params: dict[str, Json] = {}
+    params: dict[str, object] = {}
     version: int = 2
 
 
@@ -83,7 +82,7 @@ def write_asv(folder: Path, observations: Iterable[Observation]) -> Exported:
     for (device, revision, software, _), one in kept.items():
         by_file[device, revision, software].append(one)
     units = {names[series_of(one)]: _described(names[series_of(one)], one) for one in kept.values()}
-    documents: dict[Path, dict[str, Json]] = {folder / "benchmarks.json": {**units, "version": 2}}
+    documents: dict[Path, dict[str, object]] = {folder / "benchmarks.json": {**units, "version": 2}}
     revisions = {revision for _, revision, _ in by_file}
     for (device, revision, software), rows in by_file.items():
         machine, environment = folder / _safe(device), _safe(software) or "existing"
@@ -101,7 +100,7 @@ def write_asv(folder: Path, observations: Iterable[Observation]) -> Exported:
 
 def _results(
     rows: Sequence[Observation], environment: str, names: Mapping[tuple[str, str, str], str]
-) -> dict[str, Json]:
+) -> dict[str, object]:
     """Return the file of one commit on one machine."""
     return {
         "commit_hash": rows[0].revision,
@@ -120,7 +119,7 @@ def _results(
     }
 
 
-def _described(name: str, one: Observation) -> dict[str, Json]:
+def _described(name: str, one: Observation) -> dict[str, object]:
     """Return a benchmark's entry in benchmarks.json."""
     return {
         "code": "",
@@ -195,7 +194,7 @@ def _combinations(params: object, path: Path) -> list[str]:
 def _units(path: Path) -> dict[str, str]:
     if not path.exists():
         return {}
-    found = _decoded(path, dict[str, Json])
+    found = _decoded(path, dict[str, object])
     return {name: str(one.get("unit", "")) for name, one in found.items() if isinstance(one, dict)}
 
 
@@ -207,16 +206,16 @@ def _decoded(path: Path, kind: type[Decoded]) -> Decoded:
         raise HistoryError(f"{path} is not a file of asv results: {error}") from error
 
 
-def _cell(row: list[Json], at: dict[str, int], name: str) -> Json:
+def _cell(row: list[object], at: dict[str, int], name: str) -> object:
     place = at.get(name, len(row))
     return row[place] if place < len(row) else None
 
 
-def _listed(cell: object) -> list[Json]:
+def _listed(cell: object) -> list[object]:
     return cell if isinstance(cell, list) else [cell]
 
 
-def _finite(values: list[Json], place: int) -> float | None:
+def _finite(values: list[object], place: int) -> float | None:
     found = values[place] if place < len(values) else None
     return float(found) if isinstance(found, int | float) and math.isfinite(found) else None
 
@@ -235,5 +234,5 @@ def _safe(name: str) -> str:
     return re.sub(r"[^\w.+-]+", "_", name)
 
 
-def _encoded(document: dict[str, Json]) -> bytes:
+def _encoded(document: dict[str, object]) -> bytes:
     return msgspec.json.format(msgspec.json.encode(document), indent=1)

@@ -12,7 +12,6 @@ import msgspec
 
 from ratchet.base import files
 from ratchet.base.errors import HistoryError
-from ratchet.base.json_value import Json
 from ratchet.history.formats.csv_file import ImportDefaults, as_utc
 from ratchet.history.formats.figures import Exported, exported
 from ratchet.ledger.observations import Observation
@@ -37,7 +36,7 @@ class GoogleFile(msgspec.Struct, kw_only=True):
     """A file of Google-benchmark."""
 
     benchmarks: list[GoogleRow]
-    context: dict[str, Json] = {}
+    context: dict[str, object] = {}
 
 
 def read_google(path: Path, defaults: ImportDefaults) -> Iterator[Observation]:

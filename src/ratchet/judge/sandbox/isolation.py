@@ -240,7 +240,7 @@ def _keeper(uid: int | None, groups: tuple[int, ...], scratch: Path, opened: Ope
         mark=watchdog.mark(),
         uid=uid,
         groups=groups,
-        opened=asdict(opened) if mechanism() == "landlock" else None,
+        opened=opened if mechanism() == "landlock" else None,
     )
     boot = view.BOOT.format(folder=view.code_folder(), module=KEEPER)
     return [*view.python(with_torch=False), "-c", boot, json.dumps(asdict(orders))]

@@ -13,10 +13,9 @@ import json
 import os
 import signal
 import sys
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import NoReturn
 
-from ratchet.base.json_value import Json
 from ratchet.base.process import families
 from ratchet.judge.sandbox import landlock, namespaces
 
@@ -37,13 +36,15 @@ class Orders:
     itself has none: the watchdog would end it before it has ended the others."""
     uid: int | None
     groups: tuple[int, ...]
-    opened: dict[str, Json] | None
-    """The fields of `landlock.Opened`, or None without Landlock."""
+    opened: landlock.Opened | None
+    """None without Landlock."""
 
 
 def main() -> None:
     """Start a command and keep its family; argv holds the orders, then the command."""
-    orders, command = Orders(**json.loads(sys.argv[1])), sys.argv[2:]
+    given, command = json.loads(sys.argv[1]), sys.argv[2:]
+    opened = given["opened"] and landlock.Opened(**given["opened"])
+    orders = Orders(**{**given, "opened": opened})
     signal.pthread_sigmask(signal.SIG_BLOCK, WAKES)
     families.prctl(families.PR_SET_PDEATHSIG, signal.SIGTERM)
     if os.getppid() != orders.judge:
@@ -67,8 +68,8 @@ def _become(orders: Orders, command: list[str], keeper: int) -> NoReturn:
     try:
         ruleset = None
         if orders.opened is not None:
-            own = [*orders.opened["read"], f"/proc/{os.getpid()}"]
-            ruleset = landlock.make_ruleset(landlock.Opened(**{**orders.opened, "read": own}))
+            own = (*orders.opened.read, f"/proc/{os.getpid()}")
+            ruleset = landlock.make_ruleset(replace(orders.opened, read=own))
         os.chdir(orders.folder)
         if orders.uid is not None:
             os.setgroups(orders.groups)

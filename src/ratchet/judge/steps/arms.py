@@ -39,7 +39,7 @@ class ArmSpec:
     factory: str
     """`module:function`, called in the new process. It returns an object with `step(iterations)`,
     `describe()`, and other methods that it lists in `calls`."""
-    arguments: Mapping[str, Json] = field(default_factory=dict)
+    arguments: Mapping[str, object] = field(default_factory=dict)
     environment: Mapping[str, str] = field(default_factory=dict)
     """Added to this process's environment; an empty value removes a variable."""
     title: str = ""

@@ -14,7 +14,6 @@ from dataclasses import dataclass
 import numpy as np
 
 from ratchet.base.errors import JudgeError
-from ratchet.base.json_value import Json
 from ratchet.judge.steps.arms import ArmProcess, ArmSpec
 from ratchet.measure.arm import Timing
 from ratchet.measure.rounds import Enough, run_rounds, timed_sample
@@ -38,7 +37,7 @@ class Trial:
     """The result of a timed run of several arms."""
 
     samples: list[Sample]
-    descriptions: dict[str, dict[str, Json]]
+    descriptions: dict[str, dict[str, object]]
     """Each arm's description of itself after the last launch."""
     setup_time_s: dict[str, float]
     """Seconds from the start of an arm's process to the end of its first iteration, in the first
@@ -59,7 +58,7 @@ class _Launches:
 
     def __init__(self, on_event: OnEvent | None) -> None:
         self.samples: list[Sample] = []
-        self.descriptions: dict[str, dict[str, Json]] = {}
+        self.descriptions: dict[str, dict[str, object]] = {}
         self.setup_times_s: dict[str, list[float]] = {}
         self._on_event = on_event
 

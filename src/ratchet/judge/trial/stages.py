@@ -15,7 +15,6 @@ from functools import partial
 from typing import TYPE_CHECKING
 
 from ratchet import lab
-from ratchet.base.json_value import Json
 from ratchet.base.process.time_limits import Clock, OutOfTime
 from ratchet.judge.integrity.code_places import CodePlaces
 from ratchet.judge.integrity.device_work import facts, judge_own
@@ -505,7 +504,7 @@ class KernelTrial:
         shrunk = f" (the problem was shrunk: {changes}; --scale 1 keeps its sizes)"
         return shrunk if changes else ""
 
-    def _profile(self) -> dict[str, Json] | None:
+    def _profile(self) -> dict[str, object] | None:
         """Return the static profile of a GPU's kernel, if it is asked for, whatever its status."""
         if not self.profiled or self.kernel.language not in PROFILED or not self.problem.cases:
             return None

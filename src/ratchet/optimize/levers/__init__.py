@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import replace
 
-from pydantic import ValidationError
+import msgspec
 
 from ratchet.base.errors import RatchetError
 from ratchet.optimize.levers import system
@@ -68,8 +68,8 @@ def planned_lever(name: str) -> Lever:
         check_lever(one)
     also = [find_lever(one) for one in others]
     try:
-        StepConfig(checkpointing=plan)
-    except ValidationError:
+        msgspec.convert({"checkpointing": plan}, StepConfig)
+    except msgspec.ValidationError:
         raise RatchetError(
             f"lever {name!r} is no plan: write none, selective, blocks:2, or the plan that "
             "`ratchet memory` printed, such as plan:ffnn"

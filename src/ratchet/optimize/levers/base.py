@@ -6,6 +6,8 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import get_args
 
+import msgspec
+
 from ratchet.workloads.config import OwnPrecision, StepConfig
 
 BF16_LEAST = 0.5
@@ -69,12 +71,14 @@ class Lever:
     def set(self, config: StepConfig, situation: Situation) -> StepConfig:
         """Return the config with this lever pulled."""
         value = self.value(situation) if callable(self.value) else self.value
-        return config.model_copy(update={self.field: value, **dict(self.also)})
+        return msgspec.structs.replace(config, **{self.field: value}, **dict(self.also))
 
     def unset(self, config: StepConfig, situation: Situation) -> StepConfig:
         """Return the config with this lever as the user wrote it."""
         names = (self.field, *dict(self.also))
-        return config.model_copy(update={name: getattr(situation.written, name) for name in names})
+        return msgspec.structs.replace(
+            config, **{name: getattr(situation.written, name) for name in names}
+        )
 
 
 def why_no_bf16(situation: Situation) -> str | None:

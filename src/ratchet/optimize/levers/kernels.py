@@ -5,6 +5,8 @@ from __future__ import annotations
 from functools import partial
 from typing import get_args
 
+import msgspec
+
 from ratchet.kernels.library import LIBRARY, LibraryKernel, why_no_kernel
 from ratchet.optimize.levers.base import Lever, Situation
 from ratchet.workloads.config import OwnPrecision, StepConfig
@@ -67,7 +69,7 @@ class _KernelAdamW(Lever):
     __slots__ = ()
 
     def unset(self, config: StepConfig, situation: Situation) -> StepConfig:
-        return config.model_copy(update={"optimizer": "fused"})
+        return msgspec.structs.replace(config, optimizer="fused")
 
 
 class _InGraph(Lever):
@@ -76,11 +78,11 @@ class _InGraph(Lever):
     __slots__ = ()
 
     def set(self, config: StepConfig, situation: Situation) -> StepConfig:
-        return config.model_copy(update={"kernels": tuple(sorted({*config.kernels, self.value}))})
+        return msgspec.structs.replace(config, kernels=tuple(sorted({*config.kernels, self.value})))
 
     def unset(self, config: StepConfig, situation: Situation) -> StepConfig:
         kept = tuple(kernel for kernel in config.kernels if kernel != self.value)
-        return config.model_copy(update={"kernels": kept})
+        return msgspec.structs.replace(config, kernels=kept)
 
 
 def _applies(name: str, situation: Situation) -> str | None:

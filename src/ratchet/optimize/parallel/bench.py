@@ -4,13 +4,14 @@ from __future__ import annotations
 
 import statistics
 from collections import Counter
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import asdict, dataclass, fields
 from pathlib import Path
 from typing import Final
 
+import msgspec
+
 from ratchet.base import git, scratch
-from ratchet.base.json_value import Json
 from ratchet.devices.fingerprint import software
 from ratchet.devices.probe import probe
 from ratchet.ledger import Ledger
@@ -26,6 +27,7 @@ from ratchet.optimize.parallel.rank import (
 )
 from ratchet.trace.analysis.analyse import analyse
 from ratchet.trace.read.file import read
+from ratchet.workloads.names import LoadOptions
 from ratchet.workloads.parallel.layout import ParallelLayout
 
 ARM: Final = "step"
@@ -106,7 +108,7 @@ def communication_of(trace: Path) -> Communication:
 
 
 def bench_parallel(
-    workload: str, layout: ParallelLayout, *, options: Mapping[str, Json], steps: int
+    workload: str, layout: ParallelLayout, *, options: LoadOptions, steps: int
 ) -> ParallelBench:
     """Time `steps` steps of a workload, as written, on the ranks of a layout on this machine.
 
@@ -115,7 +117,7 @@ def bench_parallel(
     """
     asked = RankRequest(
         workload=workload,
-        options=dict(options),
+        options=options,
         layout=str(layout),
         arms={ARM: RankArm()},
         rounds=steps,
@@ -126,7 +128,7 @@ def bench_parallel(
     return _figures(asked, found, talk)
 
 
-def record_parallel(result: ParallelBench, *, device: str, ledger: str | None) -> dict[str, Json]:
+def record_parallel(result: ParallelBench, *, device: str, ledger: str | None) -> dict[str, object]:
     """Store the figures in the ledger; return them as JSON with versions and commit."""
     commit = git.stamp(Path.cwd())
     document = {**asdict(result), "versions": asdict(software()), "commit": commit.revision}
@@ -165,16 +167,7 @@ def recorded(workload: str, *, device: str, ledger: str | None) -> list[Parallel
         found = book.newest_of(BENCHED, fingerprint=book.here(probe(device)))
     names = {one.name for one in fields(ParallelBench)}
     own = [one for one in found.values() if one["workload"] == workload and names <= one.keys()]
-    return [_read(one) for one in own]
-
-
-def _read(document: Mapping[str, Json]) -> ParallelBench:
-    ranks = tuple(
-        RankBench(**{**one, "communication": Communication(**one["communication"])})
-        for one in document["ranks"]
-    )
-    held = {one.name: document[one.name] for one in fields(ParallelBench)}
-    return ParallelBench(**{**held, "ranks": ranks})
+    return [msgspec.convert(one, ParallelBench) for one in own]
 
 
 def _figures(

@@ -10,8 +10,11 @@ import sys
 from pathlib import Path
 from typing import Final
 
+import msgspec
+
 from ratchet.base.errors import RanksError, WorkloadError
 from ratchet.base.process import families
+from ratchet.base.serialise import encoded
 from ratchet.optimize.parallel.rank import RankRequest, RankResult
 from ratchet.workloads.parallel.layout import parse_parallel
 
@@ -35,7 +38,7 @@ def run_ranks(asked: RankRequest, folder: Path) -> tuple[RankResult, ...]:
     """
     world = parse_parallel(asked.layout).world
     request = folder / "request.json"
-    request.write_text(asked.model_dump_json())
+    request.write_bytes(encoded(asked))
     cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count()
     environment = {"OMP_NUM_THREADS": str(max(1, (cores or 1) // world)), **os.environ}
     command = torchrun(world, "-m", "ratchet.optimize.parallel.rank", str(request), str(folder))
@@ -58,7 +61,7 @@ def run_ranks(asked: RankRequest, folder: Path) -> tuple[RankResult, ...]:
     if code != 0:
         raise _failure(asked, folder, said.read_text(errors="replace"))
     return tuple(
-        RankResult.model_validate_json((folder / f"rank_{rank}.json").read_bytes())
+        msgspec.json.decode((folder / f"rank_{rank}.json").read_bytes(), type=RankResult)
         for rank in range(world)
     )
 

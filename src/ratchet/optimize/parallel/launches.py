@@ -8,12 +8,15 @@ import time
 from collections.abc import Mapping
 from typing import Any
 
+import msgspec
+
 from ratchet.base import scratch
 from ratchet.base.errors import RatchetError
-from ratchet.base.json_value import Json
+from ratchet.base.serialise import document_of
 from ratchet.devices.probe import Device, probe
 from ratchet.ledger import Ledger
 from ratchet.ledger.connect import utc_now
+from ratchet.ledger.tables import Payload
 from ratchet.optimize.parallel.bench import communication_of
 from ratchet.optimize.parallel.launch import run_ranks
 from ratchet.optimize.parallel.rank import RankArm, RankRequest, RankResult
@@ -71,13 +74,13 @@ class RankLaunches:
             self._remember(LAUNCH, self._key(asked), told)
         if not asked.shrunk:
             self.setup_s, self.step_s = told["setup_s"], told["step_s"]
-        return [RankResult.model_validate(one) for one in told["ranks"]], told["exposed_s"]
+        return [msgspec.convert(one, RankResult) for one in told["ranks"]], told["exposed_s"]
 
     def finish(self) -> None:
         """Note that the turn came to its end, so that nothing is left to resume."""
         self._remember(TURN, self._key(), {"finished": True})
 
-    def _launch(self, asked: RankRequest) -> dict[str, Json]:
+    def _launch(self, asked: RankRequest) -> Payload:
         began_s = time.monotonic()
         with scratch.folder("ranks") as folder:
             found = run_ranks(asked, folder)
@@ -85,9 +88,9 @@ class RankLaunches:
                 max(communication_of(folder / one.arms[name].trace).exposed_s for one in found)
                 for name in (asked.arms if asked.traced else ())
             ]
-        timed_s = [one.wall_time_s for one in found[0].timed()] or [0.0]
+        timed_s = [one.wall_time_s for one in found[0].samples] or [0.0]
         return {
-            "ranks": [one.model_dump(mode="json") for one in found],
+            "ranks": [document_of(one) for one in found],
             "exposed_s": exposed,
             "setup_s": time.monotonic() - began_s - sum(timed_s),
             "step_s": sum(timed_s) / len(timed_s),
@@ -108,17 +111,18 @@ class RankLaunches:
         return str(found["began_at"])
 
     def _key(self, asked: RankRequest | None = None) -> str:
-        content: dict[str, Json] = {"settings": self.settings.key(), "layout": str(self.layout)}
+        content: Payload = {"settings": self.settings.key(), "layout": str(self.layout)}
         if asked is not None:  # its rounds are what the budget has time for
-            content["asked"] = asked.model_dump(mode="json", exclude={"rounds"})
+            content["asked"] = document_of(asked)
+            del content["asked"]["rounds"]
         return hashlib.sha256(json.dumps(content, sort_keys=True).encode()).hexdigest()
 
-    def _recall(self, kind: str, key: str) -> dict[str, Json] | None:
+    def _recall(self, kind: str, key: str) -> Payload | None:
         with Ledger.open(self.settings.ledger) as ledger:
             here = ledger.here(self._device())
             return ledger.recall(kind, key, fingerprint=here, since=self._began_at)
 
-    def _remember(self, kind: str, key: str, payload: dict[str, Json]) -> None:
+    def _remember(self, kind: str, key: str, payload: Payload) -> None:
         with Ledger.open(self.settings.ledger) as ledger:
             ledger.remember(kind, key, payload, fingerprint=ledger.here(self._device()))
 

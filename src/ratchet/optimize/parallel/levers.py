@@ -6,6 +6,8 @@ from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 from typing import Final
 
+import msgspec
+
 from ratchet.base.errors import RecipeError
 from ratchet.optimize.parallel.rank import RankArm, RankStep
 from ratchet.workloads.parallel.layout import ParallelLayout
@@ -31,10 +33,10 @@ class RankLever:
 
     def set(self, arm: RankArm) -> RankArm:
         """Return the arm with this lever pulled."""
-        if self.field in RankArm.model_fields:
-            return arm.model_copy(update={self.field: self.value})
-        tuning = arm.tuning.model_copy(update={self.field: self.value})
-        return arm.model_copy(update={"tuning": tuning})
+        if self.field in RankArm.__struct_fields__:
+            return msgspec.structs.replace(arm, **{self.field: self.value})
+        tuning = msgspec.structs.replace(arm.tuning, **{self.field: self.value})
+        return msgspec.structs.replace(arm, tuning=tuning)
 
 
 def _ddp(layout: ParallelLayout) -> str | None:

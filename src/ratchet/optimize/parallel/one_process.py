@@ -25,7 +25,7 @@ from ratchet.optimize.turn.optimize_result import Change
 from ratchet.optimize.turn.settings import SMALLEST_BUDGET_S, Settings
 from ratchet.optimize.turn.state import Listener
 from ratchet.workloads.config import StepConfig
-from ratchet.workloads.names import check_options
+from ratchet.workloads.names import LoadOptions, check_options
 from ratchet.workloads.parallel.layout import ParallelLayout
 
 SHARE: Final = 0.5
@@ -100,7 +100,7 @@ def optimize_rank(
     )
 
 
-def _share(settings: Settings, rows: int) -> dict[str, object]:
+def _share(settings: Settings, rows: int) -> LoadOptions:
     """Return the options of one rank's part of the batch, if the workload takes a batch size."""
     try:
         check_options(settings.workload, batch_size=rows, sequence=None, text=None)

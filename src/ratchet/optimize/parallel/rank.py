@@ -14,26 +14,27 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Final
 
+import msgspec
 import numpy as np
 import torch
 import torch.distributed as dist
-from pydantic import BaseModel, ConfigDict
 from torch import Tensor
 from torch.distributed.tensor import DTensor
 from torch.profiler import ProfilerActivity, profile, schedule
 
 from ratchet.base.errors import RatchetError
-from ratchet.base.json_value import Json
+from ratchet.base.serialise import document_of, encoded
 from ratchet.measure.arm import Timing
 from ratchet.measure.rounds import run_rounds
 from ratchet.measure.samples import Sample
 from ratchet.optimize.recipe.compiled_step import build
 from ratchet.optimize.recipe.ranks import of_all_ranks
-from ratchet.optimize.step.installed import AnyKernel, activate_proven
+from ratchet.optimize.step.installed import AnyKernel, activate_proven, as_kernel
 from ratchet.workloads.blame import batch_of
 from ratchet.workloads.config import StepConfig
 from ratchet.workloads.counting import count
 from ratchet.workloads.load import load
+from ratchet.workloads.names import LoadOptions
 from ratchet.workloads.parallel.layout import parse_parallel
 from ratchet.workloads.parallel.meshes import joined, rank_device
 from ratchet.workloads.parallel.parallelize import dimensions, mean_loss, parallelize
@@ -46,19 +47,15 @@ ROUNDING: Final = 1e-8
 """Share of the largest squared gradient below which another one is rounding noise."""
 
 
-class RankStep(BaseModel):
+class RankStep(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     """A config of the step on each rank, and the kernels that it needs."""
-
-    model_config = ConfigDict(frozen=True, extra="forbid")
 
     config: StepConfig
     kernels: tuple[AnyKernel, ...] = ()
 
 
-class RankArm(BaseModel):
+class RankArm(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     """One way to run the step."""
-
-    model_config = ConfigDict(frozen=True, extra="forbid")
 
     tuning: ParallelTuning = ParallelTuning()
     step: RankStep | None = None
@@ -74,16 +71,14 @@ class RankArm(BaseModel):
             changes["checkpointing"] = self.checkpointing
         if self.tuning.async_tp:  # inductor does it
             changes["compile_mode"] = config.compile_mode or "default"
-        return config.model_copy(update=changes)
+        return msgspec.structs.replace(config, **changes)
 
 
-class RankRequest(BaseModel):
+class RankRequest(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     """The work of all ranks: `rounds` timed steps of each arm side by side, or losses alone."""
 
-    model_config = ConfigDict(frozen=True, extra="forbid")
-
     workload: str
-    options: dict[str, Json]
+    options: LoadOptions
     """Options of `load`; `device` is a kind, cpu or cuda."""
     layout: str
     arms: dict[str, RankArm]
@@ -97,7 +92,7 @@ class RankRequest(BaseModel):
     """Time that a rank waits for another."""
 
 
-class ArmOnRank(BaseModel):
+class ArmOnRank(msgspec.Struct, kw_only=True):
     """One rank's figures of one arm; times in seconds."""
 
     first_step_s: float
@@ -113,7 +108,7 @@ class ArmOnRank(BaseModel):
     trace: str = ""
 
 
-class RankResult(BaseModel):
+class RankResult(msgspec.Struct, kw_only=True):
     """One rank's figures."""
 
     rank: int
@@ -126,13 +121,9 @@ class RankResult(BaseModel):
     sequence: int
     """Tokens of a sequence; 0 if the batches hold none."""
     parameters: int
-    samples: list[dict[str, Json]]
-    """A `measure.Sample` each; a sample's time is that of the slowest rank."""
+    samples: list[Sample]
+    """A sample's time is that of the slowest rank."""
     arms: dict[str, ArmOnRank]
-
-    def timed(self) -> list[Sample]:
-        """Return the samples."""
-        return [Sample(**one) for one in self.samples]
 
 
 class _Arm:
@@ -141,7 +132,7 @@ class _Arm:
     def __init__(self, name: str, asked: RankRequest, device: torch.device) -> None:
         self.name = name
         arm = asked.arms[name]
-        workload = load(asked.workload, **{**asked.options, "device": str(device)})
+        workload = load(asked.workload, **LoadOptions(**{**asked.options, "device": str(device)}))
         if asked.shrunk:
             assert workload.shrink is not None
             workload = workload.shrink(int(asked.options.get("seed", 0)))
@@ -236,7 +227,7 @@ def run(asked: RankRequest, folder: Path) -> RankResult:
     device = rank_device(str(asked.options.get("device", "cpu")))
     for one in asked.arms.values():
         if one.step is not None:
-            activate_proven([kernel.model_dump() for kernel in one.step.kernels])
+            activate_proven([document_of(kernel) for kernel in one.step.kernels])
     with joined(device, wait_s=asked.wait_s):
         arms = {name: _Arm(name, asked, device) for name in asked.arms}
         errors = gradient_errors(arms) if len(arms) > 1 and not asked.shrunk else {}
@@ -261,7 +252,7 @@ def run(asked: RankRequest, folder: Path) -> RankResult:
             items_per_step=first.items,
             sequence=first.sequence,
             parameters=first.parameters,
-            samples=[sample.as_json() for sample in samples],
+            samples=samples,
             arms={
                 name: ArmOnRank(
                     first_step_s=first_s[name],
@@ -328,12 +319,14 @@ def main(request: str, folder: str) -> int:
     """Run this rank; return its exit code."""
     rank = os.environ.get("RANK", "0")
     try:
-        asked = RankRequest.model_validate_json(Path(request).read_bytes())
+        asked = msgspec.json.decode(
+            Path(request).read_bytes(), type=RankRequest, dec_hook=as_kernel
+        )
         found = run(asked, Path(folder))
     except RatchetError as error:
         Path(folder, f"error_{rank}.txt").write_text(str(error))
         return 2
-    Path(folder, f"rank_{rank}.json").write_text(found.model_dump_json())
+    Path(folder, f"rank_{rank}.json").write_bytes(encoded(found))
     return 0
 
 

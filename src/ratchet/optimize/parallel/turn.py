@@ -163,7 +163,7 @@ def _screen(turn: _Turn, levers: Sequence[RankLever]) -> list[tuple[RankLever, R
     turn.tell(f"screening {', '.join(one.name for one in levers)}")
     arms = {WRITTEN: RankArm(), **{one.name: one.set(RankArm()) for one in levers}}
     found, _ = turn.launches.run(arms, SCREEN_ROUNDS, traced=False)
-    samples = found[0].timed()
+    samples = found[0].samples
     screened = [(one, _screened(one, found[0], samples)) for one in levers]
     best = sorted(screened, key=lambda pair: -(pair[1].ratio or 0.0))
     taken: dict[str, str] = {}
@@ -270,7 +270,7 @@ def _prove(turn: _Turn, kept: Sequence[RankLever]) -> _Proof | None:
             break
         turn.tell(f"proving, launch {launch + 1} of {turn.settings.launches}, {rounds} rounds")
         found, own = turn.launches.run(arms, rounds)
-        samples += found[0].timed()
+        samples += found[0].samples
         exposed.append(own)
     try:
         floor = aa_floor(samples, WRITTEN, TWIN)

@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import asdict, dataclass, field
 from typing import Literal
 
-from ratchet.base.json_value import Json
+from ratchet.base.serialise import document_of
 from ratchet.optimize.parallel.rank import RankArm
 from ratchet.optimize.turn.optimize_result import Change
 
@@ -58,10 +58,10 @@ class ParallelTurn:
     """Runs a script that applies the recipe."""
     versions: dict[str, str] = field(default_factory=dict)
 
-    def document(self) -> dict[str, Json]:
+    def document(self) -> dict[str, object]:
         """Return the JSON document of the turn."""
         return {
             **asdict(self),
-            "tuned": self.tuned.model_dump(mode="json"),
-            "one_process": [one.model_dump(mode="json") for one in self.one_process],
+            "tuned": document_of(self.tuned),
+            "one_process": [document_of(one) for one in self.one_process],
         }

@@ -13,6 +13,7 @@ from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import TypeVar
 
+import msgspec
 import torch
 from torch import nn
 from torch.optim import Optimizer
@@ -204,7 +205,7 @@ def _of_a_model_alone(config: StepConfig) -> StepConfig:
     if config.optimizer == "as_written":
         return config
     _warn("a model alone carries no optimizer, so the recipe's optimizer is not installed")
-    return config.model_copy(update={"optimizer": "as_written"})
+    return msgspec.structs.replace(config, optimizer="as_written")
 
 
 def _of_a_script(config: StepConfig, optimizers: Sequence[Optimizer]) -> StepConfig:
@@ -213,11 +214,11 @@ def _of_a_script(config: StepConfig, optimizers: Sequence[Optimizer]) -> StepCon
         _warn(
             "the optimizer's update stays as written: foreach adds Nesterov's momentum to `.grad`"
         )
-        config = config.model_copy(update={"optimizer": "as_written"})
+        config = msgspec.structs.replace(config, optimizer="as_written")
     left_out = {name: one.not_in_scripts for name, _, one in config.changed() if one.not_in_scripts}
     for name, why in left_out.items():
         _warn(f"{name} is not installed: {why}")
-    return config.model_copy(update={name: default_of(name) for name in left_out})
+    return msgspec.structs.replace(config, **{name: default_of(name) for name in left_out})
 
 
 def _warn_of_environment(config: StepConfig) -> None:

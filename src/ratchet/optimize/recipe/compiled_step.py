@@ -13,6 +13,7 @@ from collections.abc import Callable, Sequence
 from contextlib import ExitStack
 from dataclasses import dataclass
 
+import msgspec
 import torch
 from torch import nn
 from torch.optim import Optimizer
@@ -308,11 +309,13 @@ def _install(
     optimizers: Sequence[Optimizer],
 ) -> BatchStep:
     if workload.precision in AUTOCAST and config.precision == workload.precision:
-        config = config.model_copy(update={"precision": "fp32"})  # the step enters autocast itself
+        config = msgspec.structs.replace(
+            config, precision="fp32"
+        )  # the step enters autocast itself
     fitting = [one for one in optimizers if has_implementation(one, config.optimizer, model)]
     # The model has its checkpointing, its logits and its products already.
     had = {"checkpointing": "none", "logits": "whole", "products": "own"}
-    config = config.model_copy(update=had)
+    config = msgspec.structs.replace(config, **had)
     script = Script(step=step, model=model, optimizers=fitting)
     return CompiledStep(script, config, workload.device.split(":")[0], options)
 

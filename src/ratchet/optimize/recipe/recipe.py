@@ -6,13 +6,14 @@ import hashlib
 import json
 from pathlib import Path
 
-from pydantic import BaseModel, ConfigDict, ValidationError
+import msgspec
 
 from ratchet.base import files
 from ratchet.base.errors import ForeignRecipe, RecipeError
 from ratchet.base.json_value import Json
+from ratchet.base.serialise import document_of, encoded
 from ratchet.optimize.step.describe import ModelSignature
-from ratchet.optimize.step.installed import AnyKernel
+from ratchet.optimize.step.installed import AnyKernel, as_kernel
 from ratchet.workloads.config import StepConfig
 from ratchet.workloads.parallel.tuning import TunedLayout
 
@@ -23,10 +24,8 @@ ADDED = ("model", "optimizer", "parallel")
 """Fields that older recipes lack; an empty one is left out of the checksum."""
 
 
-class Recipe(BaseModel):
+class Recipe(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     """The document that `ratchet.apply` and `ratchet.compile` install."""
-
-    model_config = ConfigDict(extra="forbid", frozen=True)
 
     schema_version: int = SCHEMA
     workload: str
@@ -51,17 +50,20 @@ class Recipe(BaseModel):
 
     def sealed(self) -> Recipe:
         """Return the same recipe with the checksum of its content."""
-        return self.model_copy(update={"checksum": self._digest()})
+        return msgspec.structs.replace(self, checksum=self._digest())
 
     def _digest(self) -> str:
-        content = self.model_dump(mode="json", exclude={"checksum"})
-        content = {name: value for name, value in content.items() if value or name not in ADDED}
+        content = {
+            name: value
+            for name, value in document_of(self).items()
+            if name != "checksum" and (value or name not in ADDED)
+        }
         return hashlib.sha256(json.dumps(content, sort_keys=True).encode()).hexdigest()
 
     def save(self, path: Path) -> None:
         """Write the sealed recipe as JSON, atomically."""
         files.make_folder(path.parent)
-        files.write_whole(path, f"{self.sealed().model_dump_json(indent=2)}\n".encode())
+        files.write_whole(path, encoded(self.sealed(), indent=2))
 
     @classmethod
     def load(cls, path: str | Path) -> Recipe:
@@ -71,7 +73,6 @@ class Recipe(BaseModel):
             recipe = cls._parse(path, read_text(path))
             intact = recipe.checksum == recipe._digest()
         except (RecursionError, ValueError) as error:
-            # Includes pydantic's own error for values nested too deeply to serialise.
             raise RecipeError(
                 f"recipe {path} is damaged (it is nested too deeply): run `ratchet optimize` again"
             ) from error
@@ -98,12 +99,10 @@ class Recipe(BaseModel):
                 "install the Ratchet that wrote it, or run `ratchet optimize` again"
             )
         try:
-            return cls.model_validate(document)
-        except ValidationError as error:
-            first = error.errors()[0]
-            where = ".".join(str(part) for part in first["loc"]) or "the document"
+            return msgspec.convert(document, cls, dec_hook=as_kernel)
+        except msgspec.ValidationError as error:
             raise RecipeError(
-                f"recipe {path} is damaged ({where}: {first['msg']}): run `ratchet optimize` again"
+                f"recipe {path} is damaged ({error}): run `ratchet optimize` again"
             ) from error
 
     def check_here(self, *, device: str, device_name: str, software: str) -> None:

@@ -10,6 +10,8 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 
+import msgspec
+
 from ratchet.base.errors import RatchetError, RecipeError
 from ratchet.court.court import Court
 from ratchet.court.terms import Terms
@@ -50,7 +52,7 @@ class ReadyKernels:
         }
         if config.optimizer == "kernel" and ADAMW in self.left_out:
             changes["optimizer"] = "as_written"
-        return config.model_copy(update=changes)
+        return msgspec.structs.replace(config, **changes)
 
 
 def ready_kernels(installed: Sequence[AnyKernel], ledger_url: str | None) -> ReadyKernels:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from typing import Final
 
+import msgspec
 from torch import nn
 
 from ratchet.graph.steps import CHUNKED
@@ -19,7 +20,9 @@ OF_A_PROCESS: Final = (
 
 def without_process(config: StepConfig, written: StepConfig) -> StepConfig:
     """Return a config whose settings of the process are those of the step as written."""
-    return config.model_copy(update={name: getattr(written, name) for name in OF_A_PROCESS})
+    return msgspec.structs.replace(
+        config, **{name: getattr(written, name) for name in OF_A_PROCESS}
+    )
 
 
 def on_shards(config: StepConfig, model: nn.Module) -> tuple[StepConfig, list[str]]:
@@ -35,12 +38,12 @@ def by_units(config: StepConfig, *, whole: bool = False) -> tuple[StepConfig, li
     left: list[str] = []
     if config.logits != "whole":
         left.append("logits stay whole: FSDP2 frees the head's weights before the loss is computed")
-        config = config.model_copy(update={"logits": "whole"})
+        config = msgspec.structs.replace(config, logits="whole")
     if CHUNKED in config.kernels and not whole:
         left.append(
             f"{CHUNKED} is not installed: FSDP2's units are compiled one by one, and the loss is "
             "computed outside of them"
         )
         kept = tuple(one for one in config.kernels if one != CHUNKED)
-        config = config.model_copy(update={"kernels": kept})
+        config = msgspec.structs.replace(config, kernels=kept)
     return config, left

@@ -6,9 +6,12 @@ import hashlib
 import json
 from dataclasses import dataclass
 
-from ratchet.base.json_value import Json
+import msgspec
+
+from ratchet.base.serialise import document_of
 from ratchet.optimize.step.installed import AnyKernel
 from ratchet.workloads.config import AROUND_GRAPHS, StepConfig
+from ratchet.workloads.names import LoadOptions
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -22,23 +25,23 @@ class Candidate:
     def key(self) -> str:
         """Hash everything that runs; the title does not count."""
         content = {
-            "config": self.config.model_dump(mode="json"),
+            "config": document_of(self.config),
             "kernels": sorted(kernel.hash for kernel in self.kernels),
         }
         return hashlib.sha256(json.dumps(content, sort_keys=True).encode()).hexdigest()[:24]
 
     def graph_key(self) -> str:
         """Return a key shared by candidates whose steps torch.compile compiles to the same code."""
-        config = self.config.model_copy(update=AROUND_GRAPHS)
+        config = msgspec.structs.replace(self.config, **AROUND_GRAPHS)
         return Candidate(title="", config=config, kernels=self.kernels).key()
 
-    def arguments(self, workload: str, options: dict[str, Json]) -> dict[str, Json]:
+    def arguments(self, workload: str, options: LoadOptions) -> dict[str, object]:
         """Return the JSON arguments of the arm's factory."""
         return {
             "workload": workload,
             "options": options,
-            "config": self.config.model_dump(mode="json"),
-            "kernels": [kernel.model_dump() for kernel in self.kernels],
+            "config": document_of(self.config),
+            "kernels": [document_of(kernel) for kernel in self.kernels],
         }
 
 

@@ -7,14 +7,13 @@ import os
 from collections.abc import Callable, Sequence
 from pathlib import Path
 
+import msgspec
 import torch
-from pydantic import BaseModel, ConfigDict
 from torch import nn
 from torch.nn.functional import scaled_dot_product_attention
 from torch.overrides import TorchFunctionMode
 from torch.profiler import ProfilerActivity, profile, record_function
 
-from ratchet.base.json_value import Json
 from ratchet.workloads.config import StepConfig
 from ratchet.workloads.counting import count, samples_of
 from ratchet.workloads.flops import flops_of
@@ -25,10 +24,8 @@ from ratchet.workloads.update_in_backward import why_not_in_backward
 from ratchet.workloads.workload import Batch
 
 
-class ModelSignature(BaseModel):
+class ModelSignature(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     """A model that a recipe was proven for, identified by its parameters' shapes."""
-
-    model_config = ConfigDict(extra="forbid", frozen=True)
 
     tensors: int
     parameters: int
@@ -49,10 +46,8 @@ def signature_of(model: nn.Module) -> ModelSignature:
     )
 
 
-class StepFacts(BaseModel):
+class StepFacts(msgspec.Struct, frozen=True, kw_only=True):
     """A workload and one step of it as written, in numbers. Those with a default are newer."""
-
-    model_config = ConfigDict(extra="ignore", frozen=True)
 
     name: str = ""
     source: str
@@ -86,10 +81,8 @@ class StepFacts(BaseModel):
     step_time_s: float = 0.0
 
 
-class ArmFacts(BaseModel):
+class ArmFacts(msgspec.Struct, frozen=True, kw_only=True):
     """A candidate's process in its own words, once it has run steps."""
-
-    model_config = ConfigDict(extra="ignore", frozen=True)
 
     peak_memory_bytes: int = 0
     compiled_graphs: int = 0
@@ -181,7 +174,7 @@ def record_steps(
     path: Path,
     *,
     modules: bool = False,
-) -> dict[str, Json]:
+) -> dict[str, object]:
     """Write a Chrome trace of `steps` steps to `path`, with a mark around each step.
 
     With `modules`, each op lies in the call of its module; every Python call is recorded for it.

@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
+from typing import Annotated, Any, Protocol, runtime_checkable
 
-from pydantic import BaseModel, ConfigDict, Field, TypeAdapter
+import msgspec
 
 from ratchet.base.errors import KernelError, RecipeError
-from ratchet.base.json_value import Json
 from ratchet.graph.regions.foreign import check_region_problem
 from ratchet.graph.regions.region import region_name
 from ratchet.kernels import registry
@@ -21,10 +21,21 @@ from ratchet.problems.suites.shipped.cases import WorkloadShapes
 KEY = r"^[0-9a-f]{64}$"
 
 
-class InstalledKernel(BaseModel):
-    """A kernel, by its place in the library and the hash of its content."""
+@runtime_checkable
+class AnyKernel(Protocol):
+    """A kernel that a step runs: the library's, or one for a region."""
 
-    model_config = ConfigDict(extra="forbid", frozen=True)
+    @property
+    def hash(self) -> str: ...
+    @property
+    def library(self) -> str: ...
+    def find(self) -> Kernel: ...
+    def problems(self) -> list[Problem]: ...
+    def activate(self, kernel: Kernel, path: Path) -> None: ...
+
+
+class InstalledKernel(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """A kernel, by its place in the library and the hash of its content."""
 
     library: str
     entry: str
@@ -53,18 +64,16 @@ class InstalledKernel(BaseModel):
         registry.activate(kernel, path)
 
 
-class RegionKernel(BaseModel):
+class RegionKernel(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     """A kernel for a region of a workload's graphs, with its source and the region's problem."""
 
-    model_config = ConfigDict(extra="forbid", frozen=True)
-
-    region: str = Field(pattern=KEY)
+    region: Annotated[str, msgspec.Meta(pattern=KEY)]
     """The region's key."""
     hash: str
     """The kernel's, of its content."""
-    kernel: dict[str, Json]
+    kernel: dict[str, object]
     """`Kernel.as_json`."""
-    problem: dict[str, Json]
+    problem: dict[str, object]
     """`Problem.as_json`."""
 
     @property
@@ -98,12 +107,16 @@ class RegionKernel(BaseModel):
         return f"the kernel for region {self.region[:8]}"
 
 
-AnyKernel = InstalledKernel | RegionKernel
-_ANY_KERNELS: TypeAdapter[list[AnyKernel]] = TypeAdapter(list[AnyKernel])
+def as_kernel(_: object, document: Mapping[str, Any]) -> AnyKernel:
+    """Read one kernel: the `dec_hook` of each document that holds some."""
+    if "region" in document:
+        return msgspec.convert(document, RegionKernel)
+    return msgspec.convert(document, InstalledKernel)
 
 
-def activate_proven(kernels: Sequence[dict[str, Json]]) -> None:
+def activate_proven(kernels: Sequence[Mapping[str, object]]) -> None:
     """Load kernels that the caller has found proven in the ledger into this process."""
-    for installed in _ANY_KERNELS.validate_python(list(kernels)):
+    for document in kernels:
+        installed = as_kernel(AnyKernel, document)
         kernel = installed.find()
         installed.activate(kernel, build_kernel(kernel))

@@ -8,6 +8,8 @@ from collections.abc import Callable, Collection, Iterable, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 
+import msgspec
+
 from ratchet.base import scratch
 from ratchet.base.errors import DeadlinePassed, RatchetError
 from ratchet.devices.probe import Device
@@ -73,7 +75,7 @@ class LiveArms:
         batch_size: int | None = None,
     ) -> ArmSpec:
         """Return the spec with which the judge starts a candidate in its own process."""
-        options = dict(self.settings.options)
+        options = self.settings.options.copy()
         if batch_size is not None:
             options["batch_size"] = batch_size
         arguments = candidate.arguments(self.settings.workload, options)
@@ -195,7 +197,7 @@ class LiveArms:
             for arm, candidate in zip(arms, candidates, strict=True):
                 arm.finish_run()
                 setup_s = time.monotonic() - begun
-                told = ArmFacts.model_validate(arm.describe())
+                told = msgspec.convert(arm.describe(), ArmFacts)
                 self.note_peak(candidate, told.peak_memory_bytes)
                 compiled = told.compiled_graphs > 0
                 self.costs.note_setup(

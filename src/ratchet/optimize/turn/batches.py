@@ -12,6 +12,8 @@ from functools import partial
 from statistics import median
 from typing import Final
 
+import msgspec
+
 from ratchet.base.errors import RatchetError
 from ratchet.judge.steps.arms import ArmProcess
 from ratchet.optimize.step.candidate import Candidate
@@ -95,10 +97,10 @@ class LargerBatches:
         with ArmProcess(turn.arms.spec(candidate, batch_size=size)) as arm:
             arm.run(WARMUP_STEPS)
             step_s = median(arm.run(1).wall_time_s for _ in range(STEPS))
-            told = ArmFacts.model_validate(arm.describe())
+            told = msgspec.convert(arm.describe(), ArmFacts)
         rate = self.facts.tokens_per_batch * (size / now.batch_size) / step_s
         figures = {"batch_size": size, "rate": rate, "peak_memory_bytes": told.peak_memory_bytes}
-        return now.model_copy(update=figures)
+        return msgspec.structs.replace(now, **figures)
 
 
 def idle_share(identity: IdentityResult) -> float:

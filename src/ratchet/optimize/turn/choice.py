@@ -5,6 +5,8 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 
+import msgspec
+
 from ratchet.measure.sitting import FEWEST_LAUNCHES
 from ratchet.optimize.step.candidate import Candidate
 from ratchet.optimize.turn.losses import Losses, keeps_arithmetic
@@ -196,4 +198,4 @@ def _changes(
 
 
 def _drop(change: Change, because: str) -> Change:
-    return change.model_copy(update={"decision": "dropped", "reason": because, "basis": None})
+    return msgspec.structs.replace(change, decision="dropped", reason=because, basis=None)

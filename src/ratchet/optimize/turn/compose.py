@@ -7,8 +7,11 @@ from collections.abc import Callable, Mapping
 from datetime import UTC, datetime
 from pathlib import Path
 
+import msgspec
+
 from ratchet.base.errors import DeadlinePassed, RatchetError
 from ratchet.base.files import write_whole
+from ratchet.base.serialise import document_of, encoded
 from ratchet.devices import ceilings
 from ratchet.devices.ceilings import Ceilings
 from ratchet.devices.probe import describe_device
@@ -221,7 +224,7 @@ def make_recipe(
         kernels=best.kernels,
         model=facts.model,
         optimizer=facts.optimizer,
-        speedup={name: one.model_dump() for name, one in result.speedup.items() if one is not None},
+        speedup={name: document_of(one) for name, one in result.speedup.items() if one is not None},
         changes_arithmetic=best.config.precision != written.config.precision,
         created_at=datetime.now(UTC).isoformat(timespec="seconds"),
     ).sealed()
@@ -231,7 +234,7 @@ def write(result: OptimizeResult, recipe: Recipe, render: Callable[[OptimizeResu
     """Write the three files, each atomically."""
     try:
         recipe.save(Path(result.paths.recipe))
-        write_whole(Path(result.paths.result), f"{result.model_dump_json(indent=2)}\n".encode())
+        write_whole(Path(result.paths.result), encoded(result, indent=2))
         write_whole(Path(result.paths.report), render(result).encode())
     except OSError as error:
         raise RatchetError(
@@ -298,4 +301,4 @@ def _gradients(turn: Turn, baseline: Baseline, recipe: Candidate) -> GradientRes
         turn.leave_out(what, str(error), for_want_of_budget=False)
         return None
     good = "every parameter's first-step gradient is within tolerance"
-    return found.model_copy(update={"detail": good}) if found.passed else found
+    return msgspec.structs.replace(found, detail=good) if found.passed else found

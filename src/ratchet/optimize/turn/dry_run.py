@@ -7,11 +7,13 @@ from dataclasses import asdict, dataclass, replace
 from itertools import islice
 from typing import Final
 
+import msgspec
+
 from ratchet.authors.workload_writing import SHORTEST_S, Asked, RegionRow, write_all
 from ratchet.authors.write import Follow
 from ratchet.authors.writing_result import WritingRequest, WritingResult, WrittenKernel
 from ratchet.base.errors import ArmFailure
-from ratchet.base.json_value import Json
+from ratchet.base.serialise import document_of
 from ratchet.court.court import Court
 from ratchet.court.terms import Terms
 from ratchet.devices import catalogue
@@ -77,9 +79,9 @@ class DryRun:
     target: str | None = None
     kernels: tuple[TargetKernel, ...] = ()
 
-    def to_json(self) -> dict[str, Json]:
+    def to_json(self) -> dict[str, object]:
         """Return all of it as one JSON object."""
-        workload = self.workload.model_dump(mode="json")
+        workload = document_of(self.workload)
         return {
             "workload": workload,
             "written": workload["written"],
@@ -244,7 +246,7 @@ def _step_on_gpu(turn: Turn, situation: Situation) -> Candidate:
     """Return the step in the arithmetic that the turn would try first on a GPU."""
     config = situation.written
     if config.precision == "fp32" and not turn.settings.keep_precision:
-        config = config.model_copy(update={"precision": "bf16_master"})
+        config = msgspec.structs.replace(config, precision="bf16_master")
     return with_config(config, {})
 
 

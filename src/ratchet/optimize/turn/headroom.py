@@ -12,6 +12,8 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 
+import msgspec
+
 from ratchet.base.errors import DeadlinePassed
 from ratchet.base.files import copy_whole
 from ratchet.devices.ceilings import Ceilings
@@ -107,7 +109,7 @@ class StepProfiles:
         try:
             found = turn.memo("explain", candidate.key(), StepProfile, compute)
             if _has_trace(found, path):
-                return found.model_copy(update={"trace": str(path)})
+                return msgspec.structs.replace(found, trace=str(path))
             return turn.renew("explain", candidate.key(), StepProfile, compute)
         except DeadlinePassed:
             turn.leave_out(f"a profile of {candidate.title}", "the budget ended during it")

@@ -9,10 +9,12 @@ from dataclasses import asdict, dataclass
 from datetime import UTC, datetime
 from pathlib import Path
 
+import msgspec
 import torch
 
 from ratchet import __version__
 from ratchet.base.errors import DeadlinePassed, DeviceError, RatchetError
+from ratchet.base.serialise import document_of
 from ratchet.devices import ceilings as device_ceilings
 from ratchet.devices.ceilings import Ceilings
 from ratchet.devices.fingerprint import software
@@ -68,7 +70,7 @@ def optimize(settings: Settings, listener: Listener = lambda event, details: Non
         with turn.ledger.failing(identity):
             outcome = _run(turn, describe(turn), started_at)
         turn.ledger.record_measurements(identity, outcome.samples, purpose="proof")
-        turn.ledger.record_recipe(identity, outcome.recipe.model_dump(mode="json"))
+        turn.ledger.record_recipe(identity, document_of(outcome.recipe))
         found = {name: getattr(outcome.result, name) for name in ("floor", "recipe_is")}
         found["without_kernels"] = turn.without_kernels
         turn.ledger.finish_turn(identity, {"speedup": outcome.recipe.speedup, **found})
@@ -114,12 +116,12 @@ def describe(turn: Turn) -> StepFacts:
             step_time_s = arm.run(1).wall_time_s
             told = {**arm.call("workload"), **arm.describe()}
             stack.pop_all()
-        written = with_config(StepConfig.model_validate(told["written"]), {})
+        written = with_config(msgspec.convert(told["written"], StepConfig), {})
         arms.adopt(written, arm, gradients)
-        eager = written.config.model_copy(update={"precision": "bf16_autocast"})
+        eager = msgspec.structs.replace(written.config, precision="bf16_autocast")
         if may_round and eager.precision != written.config.precision:
             rounded.replace(arms.gradients_path(with_config(eager, {})))
-        return StepFacts.model_validate({**told, "setup_s": setup_s, "step_time_s": step_time_s})
+        return msgspec.convert({**told, "setup_s": setup_s, "step_time_s": step_time_s}, StepFacts)
 
     try:
         facts = turn.memo("workload", "describe", StepFacts, compute)

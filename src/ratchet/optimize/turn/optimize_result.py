@@ -4,9 +4,8 @@ from __future__ import annotations
 
 from typing import Literal
 
-from pydantic import BaseModel, ConfigDict, Field
+import msgspec
 
-from ratchet.base.json_value import Json
 from ratchet.judge.verdict import Verdict
 from ratchet.measure.samples import Sample
 from ratchet.workloads.config import StepConfig
@@ -17,11 +16,11 @@ Basis = Literal["alone", "bundle", "rival"]
 ArmKey = Literal["as_written", "best_compile", "best_compile_same", "same_arithmetic", "ratchet"]
 
 
-class _Result(BaseModel):
-    model_config = ConfigDict(extra="forbid")
+class _Result(msgspec.Struct, kw_only=True, forbid_unknown_fields=True):
+    pass
 
 
-class StepSpeedup(_Result):
+class StepSpeedup(_Result, kw_only=True):
     """Baseline time over new time, with its interval and the answer in words."""
 
     ratio: float
@@ -30,7 +29,7 @@ class StepSpeedup(_Result):
     answer: Literal["faster", "slower", "equivalent", "undecided"]
 
 
-class ArmResult(_Result):
+class ArmResult(_Result, kw_only=True):
     """One way of running the step, as the final paired run timed it."""
 
     key: ArmKey
@@ -45,7 +44,7 @@ class ArmResult(_Result):
     config: StepConfig
 
 
-class Rival(_Result):
+class Rival(_Result, kw_only=True):
     """One torch.compile mode that was tried as a baseline."""
 
     title: str
@@ -55,7 +54,7 @@ class Rival(_Result):
     reason: str = ""
 
 
-class Change(_Result):
+class Change(_Result, kw_only=True):
     """One lever or kernel: its effect, and the reason why it was kept or dropped."""
 
     name: str
@@ -78,7 +77,7 @@ class Change(_Result):
     """Upper bound, from the profile, of the seconds of a step it could win; None if unknown."""
 
 
-class OpTime(_Result):
+class OpTime(_Result, kw_only=True):
     """One operator's share of a step."""
 
     name: str
@@ -91,7 +90,7 @@ class OpTime(_Result):
     """The roofline bound at measured ceilings; None if the work is unknown."""
 
 
-class IdentityResult(_Result):
+class IdentityResult(_Result, kw_only=True):
     """The time of one step, split so that the parts sum to the window."""
 
     window_s: float
@@ -101,7 +100,7 @@ class IdentityResult(_Result):
     idle_s: float
 
 
-class FindingResult(_Result):
+class FindingResult(_Result, kw_only=True):
     """A possible gain found in the trace, and the levers that try it."""
 
     name: str
@@ -112,7 +111,7 @@ class FindingResult(_Result):
     remedy: str
 
 
-class StepProfile(_Result):
+class StepProfile(_Result, kw_only=True):
     """One step's time by operator, most expensive first."""
 
     total_s: float
@@ -128,7 +127,7 @@ class StepProfile(_Result):
     """
 
 
-class CategoryLimit(_Result):
+class CategoryLimit(_Result, kw_only=True):
     """One category's part of a step, in seconds of an unprofiled step."""
 
     category: str
@@ -141,7 +140,7 @@ class CategoryLimit(_Result):
     """`time_s - least_s`."""
 
 
-class StepLimit(_Result):
+class StepLimit(_Result, kw_only=True):
     """The gap between one way of running the step and this machine's limit.
 
     The bound is the sum of each operator's roofline at the measured ceilings, in this step's
@@ -160,7 +159,7 @@ class StepLimit(_Result):
     """The categories, those with the most time to win first."""
 
 
-class Omission(_Result):
+class Omission(_Result, kw_only=True):
     """Something that the turn left out, and the reason."""
 
     what: str
@@ -170,7 +169,7 @@ class Omission(_Result):
     """False if a measurement ruled it out."""
 
 
-class BudgetUse(_Result):
+class BudgetUse(_Result, kw_only=True):
     """The use of the turn's budget, in seconds."""
 
     budget_s: float
@@ -183,21 +182,21 @@ class BudgetUse(_Result):
     omissions: list[Omission]
 
 
-class GradientResult(_Result):
+class GradientResult(_Result, kw_only=True):
     passed: bool
     worst_parameter: str
     worst_ratio: float
     detail: str
 
 
-class LossResult(_Result):
+class LossResult(_Result, kw_only=True):
     passed: bool
-    baseline: list[list[float]] = Field(default_factory=list)
-    candidate: list[list[float]] = Field(default_factory=list)
+    baseline: list[list[float]] = []
+    candidate: list[list[float]] = []
     detail: str
 
 
-class LargerBatch(_Result):
+class LargerBatch(_Result, kw_only=True):
     """A larger batch that uses the device better; it is offered and never applied.
 
     Its rate is that of a few steps of the recipe's way to run it, without an interval.
@@ -214,7 +213,7 @@ class LargerBatch(_Result):
     peak_memory_bytes: int = 0
 
 
-class KernelVerdict(Verdict):
+class KernelVerdict(Verdict, frozen=True, kw_only=True):
     """A verdict on a kernel that the step may run, with the names of what it is about."""
 
     kernel: str
@@ -224,31 +223,31 @@ class KernelVerdict(Verdict):
     """The library kernel; `region` for a kernel of the step's own graphs."""
 
 
-class CompileCost(_Result):
+class CompileCost(_Result, kw_only=True):
     """The cost of the recipe's longer start, and the steps that recover it."""
 
     extra_setup_s: float
     pays_after_steps: int | None
 
 
-class Paste(_Result):
+class Paste(_Result, kw_only=True):
     apply: list[str]
     undo: list[str]
 
 
-class Paths(_Result):
+class Paths(_Result, kw_only=True):
     recipe: str
     result: str
     report: str
 
 
-class OptimizeResult(_Result):
+class OptimizeResult(_Result, kw_only=True):
     """The whole result of `ratchet optimize`."""
 
     workload: str
     source: str
     unit: str = "tokens"
-    device: dict[str, Json]
+    device: dict[str, object]
     versions: dict[str, str]
     command: str
     started_at: str

@@ -8,6 +8,8 @@ import uuid
 from collections.abc import Mapping
 from dataclasses import asdict, dataclass, field, replace
 
+import msgspec
+
 from ratchet.base.errors import DeadlinePassed, MeasureError
 from ratchet.judge.steps.recipe_trial import time_arms
 from ratchet.measure.estimate import ArmTime, Comparison, Floor, summarise
@@ -224,7 +226,7 @@ class Prover:
             samples=tuple(trial.samples),
             processes=names,
             descriptions={
-                role: ArmFacts.model_validate(told) for role, told in trial.descriptions.items()
+                role: msgspec.convert(told, ArmFacts) for role, told in trial.descriptions.items()
             },
             setup_s=dict(trial.setup_time_s),
         )

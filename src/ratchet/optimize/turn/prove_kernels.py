@@ -7,6 +7,8 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from itertools import pairwise
 
+import msgspec
+
 from ratchet.base.errors import DeadlinePassed
 from ratchet.court.court import Court
 from ratchet.court.terms import JudgedKernel, Terms
@@ -220,7 +222,7 @@ class KernelTrials:
 
     def note(self, judged: JudgedKernel, *, library: str, kernel: str) -> None:
         """Add a verdict to those that the turn's result lists."""
-        found, problem = dict(judged.verdict), judged.problem.name
+        found, problem = msgspec.structs.asdict(judged.verdict), judged.problem.name
         self.verdicts.append(
             KernelVerdict(**found, library=library, kernel=kernel, problem=problem)
         )

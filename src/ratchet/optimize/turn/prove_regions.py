@@ -10,12 +10,13 @@ import re
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 
+import msgspec
+
 from ratchet.authors.workload_writing import SHORTEST_S, Asked, write_all
 from ratchet.authors.write import Follow
 from ratchet.authors.writing_book import WritingBook
 from ratchet.authors.writing_result import WritingRequest
 from ratchet.base.errors import ArmFailure, DeadlinePassed
-from ratchet.base.json_value import Json
 from ratchet.court.court import Court
 from ratchet.graph.regions.region import REGION, region_name
 from ratchet.judge.steps.arms import ArmProcess
@@ -125,35 +126,26 @@ class RegionTrials:
     def regions_of(self, step: Candidate, *, batch_size: int | None = None) -> list[WorkloadRegion]:
         """Return the regions of a step with its library kernels; raise DeadlinePassed."""
         turn = self.turn
-        config = step.config.model_copy(
-            update={
-                **AROUND_GRAPHS,
-                "compile_mode": step.config.compile_mode or "default",
-                "kernels": tuple(n for n in step.config.kernels if not n.startswith(REGION)),
-            }
+        config = msgspec.structs.replace(
+            step.config,
+            **AROUND_GRAPHS,
+            compile_mode=step.config.compile_mode or "default",
+            kernels=tuple(n for n in step.config.kernels if not n.startswith(REGION)),
         )
         library = (one for one in step.kernels if isinstance(one, InstalledKernel))
         installed = tuple(one for one in library if one.library in config.kernels)
         plain = Candidate(title=step.title, config=config, kernels=installed)
         key = plain.key() if batch_size is None else f"{plain.key()}:{batch_size}"
 
-        def compute() -> list[dict[str, Json]]:
+        def compute() -> list[WorkloadRegion]:
             turn.schedule.check("look for regions")
             turn.tell("looking", title=f"regions, {config.precision}")
             measuring_s = MEASURING.of(turn.schedule.left_s)
             with ArmProcess(turn.arms.spec(plain, batch_size=batch_size)) as arm:
-                found: list[dict[str, Json]] = arm.call("regions", measuring_s=measuring_s)
-            return found
+                found = arm.call("regions", measuring_s=measuring_s)
+            return msgspec.convert(found, list[WorkloadRegion])
 
-        return [
-            WorkloadRegion(
-                key=one["key"],
-                problem=Problem.from_json(one["problem"]),
-                gain_s=float(one["gain_s"]),
-                likely_s=float(one["likely_s"]),
-            )
-            for one in turn.memo("regions", key, list[dict[str, Json]], compute)
-        ]
+        return turn.memo("regions", key, list[WorkloadRegion], compute)
 
     def _added(
         self,

@@ -5,6 +5,8 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 
+import msgspec
+
 from ratchet.base.errors import ArmFailure, DeadlinePassed
 from ratchet.kernels.languages.cpp import find_compiler
 from ratchet.measure.sitting import Sitting
@@ -93,7 +95,7 @@ class RivalModes:
             for precision in precisions
         ]
         config = self.written.config
-        return [with_config(config.model_copy(update=one), {}) for one in changes]
+        return [with_config(msgspec.structs.replace(config, **one), {}) for one in changes]
 
     def first(self) -> None:
         """Time the cheapest rival that works.
@@ -119,7 +121,7 @@ class RivalModes:
         """Return the replaying mode of a rival, where there are cores to compile it meanwhile."""
         if self.turn.costs.at_a_time <= START_TOGETHER:
             return []
-        config = rival.config.model_copy(update={"compile_mode": "reduce-overhead"})
+        config = msgspec.structs.replace(rival.config, compile_mode="reduce-overhead")
         return [one for one in self.waiting if one.config == config and one is not rival]
 
     def _time_live(self, rivals: Sequence[Candidate]) -> None:
@@ -214,7 +216,7 @@ class RivalModes:
                 self._leave_out(rival, reason, for_want_of_budget=False)
         titles = {one.title for one in replayed}
         self._rows = [
-            one.model_copy(update={"reason": reason}) if one.title in titles else one
+            msgspec.structs.replace(one, reason=reason) if one.title in titles else one
             for one in self._rows
         ]
         self._timed = [one for one in self._timed if not _replays(one)]
@@ -270,10 +272,10 @@ def oracle_for(written: Candidate, config: StepConfig) -> Oracle:
     The latter is the step as written but for the arithmetic, so nothing of it is compiled.
     """
     exact = "fp64" if written.config.precision == "fp64" else "fp32"
-    reference = with_config(written.config.model_copy(update={"precision": exact}), {})
+    reference = with_config(msgspec.structs.replace(written.config, precision=exact), {})
     own: dict[str, str] = {"matmul_precision": config.matmul_precision, "products": config.products}
     if config.precision != written.config.precision:
         own["precision"] = "bf16_autocast"
     return Oracle(
-        reference=reference, allowed=with_config(written.config.model_copy(update=own), {})
+        reference=reference, allowed=with_config(msgspec.structs.replace(written.config, **own), {})
     )

@@ -7,6 +7,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 
+import msgspec
 import numpy as np
 
 from ratchet.base.errors import DeadlinePassed, DeviceLost, RatchetError
@@ -97,7 +98,9 @@ def judge_candidate(turn: Turn, candidate: Candidate, oracle: Oracle) -> Gradien
         baseline=_gradients(turn, oracle.allowed),
         candidate=_gradients(turn, candidate),
     )
-    return GradientResult(**{name: getattr(check, name) for name in GradientResult.model_fields})
+    return GradientResult(
+        **{name: getattr(check, name) for name in GradientResult.__struct_fields__}
+    )
 
 
 def gradients_key(candidate: Candidate, oracle: Oracle) -> str:
@@ -218,7 +221,7 @@ def _screen(
         setup_s=turn.costs.setup_s(challenger),
         worst_parameter=check.worst_parameter if check is not None else "",
         worst_ratio=check.worst_ratio if check is not None else 0.0,
-        unused=unused_regions(challenger, ArmFacts.model_validate(arm.describe())),
+        unused=unused_regions(challenger, msgspec.convert(arm.describe(), ArmFacts)),
         samples=tuple(samples),
         processes={one.name: one.identity for one in (base, arm)},
         ways={base.name: incumbent.key(), arm.name: challenger.key()},

@@ -8,6 +8,8 @@ from contextlib import AbstractContextManager
 from dataclasses import dataclass, field, replace
 from functools import partial
 
+import msgspec
+
 from ratchet.authors.workload_writing import SHORTEST_S
 from ratchet.base.errors import DeadlinePassed
 from ratchet.measure.sitting import FEWEST_LAUNCHES, Sitting
@@ -144,7 +146,7 @@ class Search:
 
     def _judge(self, precision: str, start: Candidate | None = None) -> None:
         """Judge kernels for the rival's step in this precision, or for another step."""
-        config = (start or self._rival).config.model_copy(update={"precision": precision})
+        config = msgspec.structs.replace((start or self._rival).config, precision=precision)
         step = with_config(config, {})
         wanted = [
             lever

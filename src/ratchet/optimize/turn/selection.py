@@ -11,6 +11,8 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 
+import msgspec
+
 from ratchet.base.errors import DeadlinePassed
 from ratchet.graph.regions.region import REGION
 from ratchet.optimize.levers import Lever, Situation
@@ -85,7 +87,7 @@ class Selection:
         for lever in self.outside:
             changes.setdefault(lever.name, _change(lever, "not_tried", NO_ROOM))
         found = (
-            one.model_copy(update={"winnable_s": self.worth.by_lever.get(one.name)})
+            msgspec.structs.replace(one, winnable_s=self.worth.by_lever.get(one.name))
             for one in changes.values()
         )
         skipped = (one for one in self.skipped if one.name not in changes)
@@ -283,7 +285,7 @@ class Selection:
             self.start = self.best = rival
             return
         mode = rival.config.compile_mode
-        candidate = self._candidate(self.best.config.model_copy(update={"compile_mode": mode}))
+        candidate = self._candidate(msgspec.structs.replace(self.best.config, compile_mode=mode))
         if candidate.key() == self.best.key():
             return
         screening = self._screen(self.best, candidate)
@@ -303,9 +305,9 @@ class Selection:
         if lever.name.startswith(PREFIX):
             return lever.unset(config, self.situation)
         pulled = lever.set(start, self.situation)
-        names = type(start).model_fields
+        names = type(start).__struct_fields__
         changed = {n: getattr(start, n) for n in names if getattr(pulled, n) != getattr(start, n)}
-        return config.model_copy(update=changed)
+        return msgspec.structs.replace(config, **changed)
 
     def _mode_change(self, lever: Lever) -> Change:
         """Return the decision on a compile mode, which the rivals made."""
@@ -330,7 +332,7 @@ class Selection:
             getattr(pulled, name) != getattr(config, name)
             and getattr(config, name) != getattr(written, name)
             and name not in ("kernels", "compile_mode")
-            for name in type(config).model_fields
+            for name in type(config).__struct_fields__
         )
 
     def _same(self, lever: Lever) -> bool:

@@ -12,11 +12,10 @@ from typing import Any
 from ratchet.base.durations import parse_duration_s
 from ratchet.base.errors import RatchetError, WorkloadError
 from ratchet.base.files import why_not_new_folder
-from ratchet.base.json_value import Json
 from ratchet.devices.probe import probe
 from ratchet.judge.options import parse_target
 from ratchet.optimize.turn.sources import source_hash
-from ratchet.workloads.names import check_name, check_options, is_saved_spec, title_of
+from ratchet.workloads.names import LoadOptions, check_name, check_options, is_saved_spec, title_of
 
 DEFAULT_BUDGET_S = 1800.0
 SMALLEST_BUDGET_S = 30.0
@@ -30,7 +29,7 @@ class Settings:
     """The arguments of `ratchet optimize`."""
 
     workload: str
-    options: dict[str, Json] = field(default_factory=dict)
+    options: LoadOptions = field(default_factory=LoadOptions)
     """Keyword arguments of `workloads.load`: seed, batch_size, sequence, precision, ..."""
     budget_s: float = DEFAULT_BUDGET_S
     keep_precision: bool = False
@@ -132,7 +131,7 @@ def workload_options(
     precision: str | None,
     text: str | Path | None,
     device: str,
-) -> dict[str, Json]:
+) -> LoadOptions:
     """Return the given keyword arguments of `workloads.load`, as JSON for another process.
 
     Raises a RatchetError, before torch is imported, for an unknown workload or an option that one
@@ -145,7 +144,7 @@ def workload_options(
         check_name(workload)
         check_options(workload, batch_size=batch_size, sequence=sequence, text=path)
     found = probe(device)
-    options: dict[str, Json] = {"device": found.torch_name if found.index else found.kind}
+    options: LoadOptions = {"device": found.torch_name if found.index else found.kind}
     if batch_size is not None:
         options["batch_size"] = batch_size
     if sequence is not None:

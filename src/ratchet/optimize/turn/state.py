@@ -7,14 +7,16 @@ from collections.abc import Callable
 from dataclasses import asdict, dataclass, field
 from typing import TypeVar
 
-from pydantic import TypeAdapter
+import msgspec
 
 from ratchet.base import scratch
 from ratchet.base.errors import DeadlinePassed
 from ratchet.base.json_value import Json
+from ratchet.base.serialise import document_of
 from ratchet.devices.ceilings import Ceilings
 from ratchet.devices.probe import Device
 from ratchet.ledger import Fingerprint, Ledger
+from ratchet.ledger.tables import Payload
 from ratchet.measure.sitting import StartScatter
 from ratchet.optimize.turn.arms import LiveArms
 from ratchet.optimize.turn.costs import Costs
@@ -22,7 +24,7 @@ from ratchet.optimize.turn.optimize_result import Omission
 from ratchet.optimize.turn.schedule import SAME_END_S, TurnSchedule, starts_at_once
 from ratchet.optimize.turn.settings import Settings
 
-Listener = Callable[[str, dict[str, Json]], None]
+Listener = Callable[[str, Payload], None]
 SCATTER, MOST_KNOWN = "scatter", 20.0
 """Evidence of how far starts differ, and the degrees of freedom that older turns keep in it."""
 Answered = TypeVar("Answered")
@@ -104,14 +106,14 @@ class Turn:
     ) -> Answered:
         """Return the ledger's answer for this workload, device and software, or compute it.
 
-        `answer` is its type: a dataclass, a pydantic model, or JSON's own.
+        `answer` is its type: a dataclass, a Struct, or JSON's own.
         Raises DeadlinePassed if the stage ends before `compute` does, now or in an earlier turn
         whose stage ended no sooner.
         """
         found = self.known(kind, key)
         if found is not None:
             self.recalled += not self.is_own(kind, key)
-            return TypeAdapter(answer).validate_python(found)
+            return msgspec.convert(found, answer)
         self._check_cut(kind, key)
         try:
             computed = compute()
@@ -119,7 +121,7 @@ class Turn:
             self.arms.forget_dead()
             self._remember("cut", f"{kind}:{key}", {"until_s": self.schedule.stage_ends_s})
             raise
-        self._remember(kind, key, TypeAdapter(answer).dump_python(computed, mode="json"))
+        self._remember(kind, key, document_of(computed))
         self._noted_s = self.schedule.spent_s
         return computed
 
@@ -129,10 +131,10 @@ class Turn:
         """Compute what the ledger knows once more, because a file that belongs to it is gone."""
         self.schedule.check(f"repeat this {kind}")
         computed = compute()
-        self._remember(kind, key, TypeAdapter(answer).dump_python(computed, mode="json"))
+        self._remember(kind, key, document_of(computed))
         return computed
 
-    def _remember(self, kind: str, key: str, payload: Json) -> None:
+    def _remember(self, kind: str, key: str, payload: object) -> None:
         self._own.add(f"{kind}:{key}")
         took_s = self.schedule.spent_s - self._noted_s
         evidence = {"answer": payload, "took_s": took_s, "costs": asdict(self.costs)}
@@ -166,7 +168,7 @@ class Turn:
         """Return True if the ledger knows the answer, without advancing the clock."""
         return self._recall(kind, key) is not None
 
-    def _recall(self, kind: str, key: str) -> dict[str, Json] | None:
+    def _recall(self, kind: str, key: str) -> Payload | None:
         return self.ledger.recall(kind, self._full_key(key), since=self.since)
 
     def forget_fruitless(self) -> None:

@@ -7,19 +7,20 @@ from collections.abc import Iterable
 from dataclasses import asdict, dataclass, replace
 from typing import Final
 
+import msgspec
 import torch
 from torch import Tensor, nn
 from torch.optim import Optimizer
 from torch.utils import _pytree as pytree
 
 from ratchet.base.errors import DeviceError, WorkloadError
-from ratchet.base.json_value import Json
+from ratchet.base.serialise import document_of
 from ratchet.graph.steps import build_step
 from ratchet.judge.steps.arms import ArmProcess, ArmSpec
 from ratchet.plan.fit.estimate import estimate_bytes
 from ratchet.plan.fit.events import mark, record
 from ratchet.plan.fit.marks import BEGIN_BACKWARD, BEGIN_UPDATE, END, block_marks
-from ratchet.plan.fit.measured import MeasuredStep, MemoryParts, Stretch, parts_at_peak, stretches
+from ratchet.plan.fit.measured import MeasuredStep, parts_at_peak, stretches
 from ratchet.workloads.blame import SMALLER, batch_of
 from ratchet.workloads.checkpointing import find_blocks
 from ratchet.workloads.config import StepConfig
@@ -28,6 +29,7 @@ from ratchet.workloads.fake import saved_bytes
 from ratchet.workloads.implementations import why_not_fused
 from ratchet.workloads.memory import require
 from ratchet.workloads.micro_batches import samples_of
+from ratchet.workloads.names import LoadOptions
 from ratchet.workloads.step import TrainingStep
 from ratchet.workloads.update_in_backward import why_not_in_backward
 from ratchet.workloads.workload import Batch, Workload
@@ -66,7 +68,7 @@ class MemoryArm:
     def step(self, iterations: int) -> None:
         """Run nothing: this arm is not timed."""
 
-    def describe(self) -> dict[str, Json]:
+    def describe(self) -> dict[str, object]:
         """Return a StepShape as JSON."""
         workload = self._workload
         blocks = find_blocks(workload.model)
@@ -82,11 +84,12 @@ class MemoryArm:
             why_not_fused=why_not_fused(optimizers, workload.model),
             why_not_in_backward=why_not_in_backward(workload),
         )
-        return {**asdict(shape), "written": shape.written.model_dump(mode="json")}
+        found: dict[str, object] = document_of(shape)
+        return found
 
-    def measure(self, config: dict[str, Json]) -> dict[str, Json]:
+    def measure(self, config: object) -> dict[str, object]:
         """Run a step of a StepConfig after a warm-up and return a MeasuredStep as JSON."""
-        asked = StepConfig(**config)
+        asked = msgspec.convert(config, StepConfig)
         compiled = asked.compile_mode is not None
         if compiled and self._workload.train_step is not None:
             raise WorkloadError(
@@ -183,14 +186,14 @@ def _bytes(*given: Iterable[Tensor]) -> int:
     return sum({one.data_ptr(): one.nbytes() for one in storages}.values())
 
 
-def make_memory_arm(*, workload: str, options: dict[str, Json]) -> MemoryArm:
+def make_memory_arm(*, workload: str, options: LoadOptions) -> MemoryArm:
     """Load the workload in this process. Unlike `load_checked`, it takes steps that do not fit."""
     from ratchet.workloads.load import load
 
     return MemoryArm(load(workload, **options))
 
 
-def memory_arm(workload: str, options: dict[str, Json]) -> ArmProcess:
+def memory_arm(workload: str, options: LoadOptions) -> ArmProcess:
     """Return the process, not started."""
     # A launch that waits for its kernel makes the host's times those of the device.
     return ArmProcess(
@@ -207,17 +210,13 @@ def memory_arm(workload: str, options: dict[str, Json]) -> ArmProcess:
 
 def shape_of(arm: ArmProcess) -> StepShape:
     """Return what a plan must know of the arm's workload."""
-    found = arm.describe()
-    written = StepConfig(**found.pop("written"))
-    return StepShape(**{**found, "blocks": tuple(found["blocks"])}, written=written)
+    return msgspec.convert(arm.describe(), StepShape)
 
 
 def measure(arm: ArmProcess, config: StepConfig) -> MeasuredStep | None:
     """Return the measured step; None if the device has no room for it."""
     try:
-        found = arm.call("measure", config=config.model_dump(mode="json"))
+        found = arm.call("measure", config=document_of(config))
     except DeviceError:
         return None
-    parts = MemoryParts(**found.pop("parts"))
-    cut = tuple(Stretch(**one) for one in found.pop("stretches"))
-    return MeasuredStep(**found, parts=parts, stretches=cut)
+    return msgspec.convert(found, MeasuredStep)

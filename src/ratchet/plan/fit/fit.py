@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 from dataclasses import dataclass, field, replace
 from typing import Final
 
+import msgspec
+
 from ratchet.base.errors import DeviceError, PlanError
-from ratchet.base.json_value import Json
 from ratchet.judge.steps.arms import ArmProcess
 from ratchet.plan.fit.arm import StepShape, measure, memory_arm, shape_of
 from ratchet.plan.fit.compiled import CompiledPlans
@@ -19,6 +20,7 @@ from ratchet.plan.fit.remedies import remedies
 from ratchet.workloads.blame import SMALLER
 from ratchet.workloads.checkpointing import CHOICES
 from ratchet.workloads.config import StepConfig
+from ratchet.workloads.names import LoadOptions
 
 Planner = Callable[[int], FitPlan | None]
 """Room in bytes -> the plan with the least recomputation in it."""
@@ -36,7 +38,7 @@ class MemoryRequest:
     """The words of a call."""
 
     workload: str
-    options: Mapping[str, Json] = field(default_factory=dict)
+    options: LoadOptions = field(default_factory=LoadOptions)
     budget_bytes: int | None = None
     compiled: bool = False
     fused: bool = False
@@ -122,13 +124,12 @@ def step_memory(request: MemoryRequest, told: Told) -> StepMemory:
     Raises PlanError if no plan fits, with what would, and DeviceError if the step as written does
     not fit and no budget was given.
     """
-    with memory_arm(request.workload, dict(request.options)) as arm:
+    with memory_arm(request.workload, request.options) as arm:
         shape = shape_of(arm)
-        config = shape.written.model_copy(
-            update={
-                "compile_mode": "default" if request.compiled else None,
-                "optimizer": "fused" if request.fused else shape.written.optimizer,
-            }
+        config = msgspec.structs.replace(
+            shape.written,
+            compile_mode="default" if request.compiled else None,
+            optimizer="fused" if request.fused else shape.written.optimizer,
         )
         told("the step as written")
         written = measure(arm, config)
@@ -162,7 +163,7 @@ def step_memory(request: MemoryRequest, told: Told) -> StepMemory:
 
 def planned(config: StepConfig, choices: str) -> StepConfig:
     """Return the config whose blocks choose `choices`; a model without blocks has none."""
-    return config.model_copy(update={"checkpointing": f"plan:{choices}" if choices else "none"})
+    return msgspec.structs.replace(config, checkpointing=f"plan:{choices}" if choices else "none")
 
 
 def _climbed(search: _FitSearch) -> _FittingRung:
@@ -211,7 +212,7 @@ def _eager_steps(
 ) -> dict[str, MeasuredStep]:
     """Measure an eager step for each choice that is not in `known`; on a GPU, offload is one."""
     blocks = len(search.shape.blocks)
-    eager = search.config.model_copy(update={"compile_mode": None})
+    eager = msgspec.structs.replace(search.config, compile_mode=None)
     steps: dict[str, MeasuredStep] = {}
     offloads = search.shape.device.startswith("cuda") and not search.request.compiled
     for choice in ("o" if offloads else "") + SMALLEST_FIRST:
@@ -230,7 +231,7 @@ def _tried(search: _FitSearch, answer: _FittingRung) -> StepMemory:
     room, plan, request = search.budget_bytes, answer.plan, search.request
     for attempt in range(ATTEMPTS):
         search.told(f"the plan {plan.choices or 'as written'}, in a process of its own")
-        with memory_arm(request.workload, dict(request.options)) as arm:
+        with memory_arm(request.workload, request.options) as arm:
             step = measure(arm, planned(with_levers(search.config, answer.rung), plan.choices))
         if step is None:
             raise PlanError(

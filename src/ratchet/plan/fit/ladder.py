@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import msgspec
+
 from ratchet.optimize.levers import Lever, operators, system
 from ratchet.optimize.levers import find_lever as lever_of
 from ratchet.plan.fit.arm import StepShape
@@ -34,4 +36,4 @@ def ladder(shape: StepShape, config: StepConfig) -> list[Rung]:
 
 def with_levers(config: StepConfig, rung: Rung) -> StepConfig:
     """Return the config with the rung's levers pulled."""
-    return config.model_copy(update={lever.field: lever.value for lever in rung})
+    return msgspec.structs.replace(config, **{lever.field: lever.value for lever in rung})

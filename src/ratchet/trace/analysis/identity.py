@@ -13,6 +13,9 @@ from ratchet.trace.read.columns import DEVICE_KINDS, STEP, Bool, Int64, Kind, Tr
 
 DEVICE_WINDOW = "first to last device work that the recording launched"
 CPU_WINDOW = "first to last operator"
+PARTS = ("compute", "exposed_communication", "exposed_copy", "idle")
+SUMMED = ("window", *PARTS, "communication", "copy")
+"""The times of an identity that several add up."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -33,12 +36,17 @@ class Identity:
     copy: int
 
     def __post_init__(self) -> None:
-        parts = self.compute + self.exposed_communication + self.exposed_copy + self.idle
-        assert parts == self.window and min(self.parts) >= 0, (self.label, parts, self.window)
+        parts = self.parts
+        assert sum(parts) == self.window and min(parts) >= 0, (self.label, parts, self.window)
 
     @property
     def parts(self) -> tuple[int, int, int, int]:
         return self.compute, self.exposed_communication, self.exposed_copy, self.idle
+
+    @property
+    def times(self) -> dict[str, int]:
+        """Return the parts by name, in order."""
+        return dict(zip(PARTS, self.parts, strict=True))
 
     @property
     def overlap(self) -> float | None:

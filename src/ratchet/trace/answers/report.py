@@ -27,7 +27,7 @@ from ratchet.trace.answers.roofline import RooflineRow, Rooflines, roofline
 from ratchet.trace.answers.sequences.sequences import SequenceRow, sequences
 from ratchet.trace.answers.streams import CopyRow, StreamRow, copies, streams
 from ratchet.trace.answers.timeline import LANES, Timeline, timeline
-from ratchet.trace.read.columns import Trace
+from ratchet.trace.read.columns import Platform, Trace
 from ratchet.trace.read.counter_files import KernelRun
 
 
@@ -56,7 +56,7 @@ class Report:
     """One rank's answers. Times in ns, sizes in bytes."""
 
     name: str
-    platform: str
+    platform: Platform
     on_device: bool
     """True if device work was recorded. If not, all times are CPU times."""
     device: str

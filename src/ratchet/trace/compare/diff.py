@@ -12,11 +12,11 @@ import numpy as np
 
 from ratchet.base.errors import TraceError
 from ratchet.trace.analysis.analyse import Analysis
+from ratchet.trace.analysis.identity import PARTS
 from ratchet.trace.answers.kernels import device_rows, module_paths, own_cpu_time
 from ratchet.trace.read.columns import Kind
 
 State = Literal["slower", "faster", "same", "new", "gone"]
-PARTS = ("compute", "exposed_communication", "exposed_copy", "idle")
 _NUMBER = re.compile(r"_\d+(?= > |$)")
 """The number that tells modules of one class apart."""
 Key = tuple[str, str]
@@ -135,7 +135,7 @@ def side(found: Analysis) -> Side:
         on_device=trace.on_device,
         ranks=(trace.rank or 0,),
         window=whole.window,
-        parts={name: getattr(whole, name) for name in PARTS},
+        parts=whole.times,
         work=_work(found),
         faults=tuple(f"{trace.name}: {fault}" for fault in trace.faults),
     )

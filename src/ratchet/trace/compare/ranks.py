@@ -8,6 +8,7 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 
 from ratchet.base.errors import TraceError
+from ratchet.trace.analysis.identity import SUMMED, Identity
 from ratchet.trace.answers.report import Report, report
 from ratchet.trace.answers.roofline import Rooflines
 from ratchet.trace.compare.pairing import Run, is_on_host, paired, runs_by_key
@@ -52,6 +53,13 @@ class Ranks:
     """(Longest - shortest compute time over ranks) / mean."""
     faults: tuple[str, ...] = ()
     """Files of the folder that could not be read, and why."""
+
+    @property
+    def identity(self) -> Identity:
+        """Return the sum over the ranks; its start is 0."""
+        own = [one.identity for one in self.reports]
+        sums = {name: sum(getattr(one, name) for one in own) for name in SUMMED}
+        return Identity(label="", start=0, **sums)
 
 
 def trace_files(folder: Path) -> list[Path]:

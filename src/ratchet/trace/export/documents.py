@@ -14,7 +14,7 @@ if TYPE_CHECKING:
     from ratchet.trace.compare.ranks import Ranks
 
 
-def document(answers: Report) -> dict[str, Json]:
+def document(answers: Report) -> dict[str, object]:
     """Return one rank's report as one JSON object."""
     from ratchet.trace.advice import advise
 
@@ -27,32 +27,22 @@ def document(answers: Report) -> dict[str, Json]:
     return {
         **plain,
         "window_ns": whole.window,
-        "identity_ns": _identity(whole),
-        "communication": {
-            "total_ns": whole.communication,
-            "exposed_ns": whole.exposed_communication,
-            "overlap": whole.overlap,
-        },
+        "identity_ns": whole.times,
+        "communication": _communication(whole),
         "steps": [_window(step) for step in answers.steps],
         "by_device": [_window(device) for device in answers.by_device],
         "advice": [plainly(finding) for finding in advise(answers)],
     }
 
 
-def ranks_document(ranks: Ranks) -> dict[str, Json]:
+def ranks_document(ranks: Ranks) -> dict[str, object]:
     """Return the reports of several ranks, their sums, and the differences between them."""
-    own = [document(answers) for answers in ranks.reports]
-    total = sum(one["communication"]["total_ns"] for one in own)
-    exposed = sum(one["communication"]["exposed_ns"] for one in own)
+    whole = ranks.identity
     return {
-        "window_ns": sum(one["window_ns"] for one in own),
-        "identity_ns": {
-            part: sum(one["identity_ns"][part] for one in own) for part in own[0]["identity_ns"]
-        },
+        "window_ns": whole.window,
+        "identity_ns": whole.times,
         "communication": {
-            "total_ns": total,
-            "exposed_ns": exposed,
-            "overlap": 1 - exposed / total if total else None,
+            **_communication(whole),
             "wire_ns": ranks.wire,
             "waiting_ns": {str(rank): time for rank, time in ranks.waiting.items()},
             "straggler": ranks.straggler,
@@ -61,11 +51,11 @@ def ranks_document(ranks: Ranks) -> dict[str, Json]:
         "skew": ranks.skew,
         "shared_collectives": [plainly(row) for row in ranks.collectives],
         "faults": list(ranks.faults),
-        "ranks": own,
+        "ranks": [document(answers) for answers in ranks.reports],
     }
 
 
-def diff_document(found: Diff) -> dict[str, Json]:
+def diff_document(found: Diff) -> dict[str, object]:
     """Return a comparison as one JSON object."""
     return {
         "before": found.name_before,
@@ -89,22 +79,21 @@ def diff_document(found: Diff) -> dict[str, Json]:
     }
 
 
-def _window(part: Identity) -> dict[str, Json]:
+def _window(part: Identity) -> dict[str, object]:
     return {
         "label": part.label,
         "start_ns": part.start,
         "window_ns": part.window,
         "overlap": part.overlap,
-        **_identity(part),
+        **part.times,
     }
 
 
-def _identity(part: Identity) -> dict[str, int]:
+def _communication(whole: Identity) -> dict[str, object]:
     return {
-        "compute": part.compute,
-        "exposed_communication": part.exposed_communication,
-        "exposed_copy": part.exposed_copy,
-        "idle": part.idle,
+        "total_ns": whole.communication,
+        "exposed_ns": whole.exposed_communication,
+        "overlap": whole.overlap,
     }
 
 

@@ -17,7 +17,6 @@ from msgspec import Raw
 
 from ratchet.base.errors import TraceError
 from ratchet.base.files import whole_file
-from ratchet.base.json_value import Json
 from ratchet.trace.analysis.analyse import analyse
 from ratchet.trace.compare.ranks import each_rank
 from ratchet.trace.read.columns import DEVICE_KINDS, EPOCH, Kind, Trace
@@ -254,6 +253,6 @@ class _Lanes:
             below = "stream" in thread.lower() or process.startswith("GPU")
             yield self._say("thread_sort_index", number, {"sort_index": number + 10_000 * below})
 
-    def _say(self, what: str, thread: int, given: dict[str, Json]) -> bytes:
+    def _say(self, what: str, thread: int, given: dict[str, object]) -> bytes:
         made = {"ph": "M", "name": what, "pid": self.source.rank, "tid": thread, "args": given}
         return json.dumps(made).encode()

@@ -9,7 +9,6 @@ from dataclasses import replace
 from pathlib import Path
 
 from ratchet.base.errors import TraceError
-from ratchet.base.json_value import Json
 from ratchet.trace.read.columns import DeviceProperties, Fault, Kind, Platform, Trace
 from ratchet.trace.read.rocpd import is_database, read_database
 from ratchet.trace.read.rocprof import is_rocprof, read_rocprof
@@ -82,7 +81,7 @@ def without_device_work(trace: Trace) -> Trace:
     return replace(trace, faults=(*trace.faults, Fault(what=what)))
 
 
-def _around(text: bytes) -> dict[str, Json]:
+def _around(text: bytes) -> dict[str, object]:
     """Read the keys of the object around the events, as far as possible."""
     inner = text.strip().lstrip(b"{],").rstrip().rstrip(b",}]").strip()
     for closing in (b"}", b"}}", b"]}", b"}]}"):
@@ -114,7 +113,7 @@ def _whole(value: object) -> int:
 
 
 def _platform(
-    about: dict[str, Json], categories: Iterable[object], strings: list[str], devices: bool
+    about: dict[str, object], categories: Iterable[object], strings: list[str], devices: bool
 ) -> Platform:
     place = about.get("distributedInfo")
     backend = str(place.get("backend", "")) if isinstance(place, dict) else ""

@@ -11,7 +11,6 @@ import numpy as np
 from msgspec import Raw
 from numpy.typing import NDArray
 
-from ratchet.base.json_value import Json
 from ratchet.trace.read.columns import (
     DEVICE_KINDS,
     STEP,
@@ -113,7 +112,7 @@ class Gatherer:
             part.add(_narrow(given) if part.dtype == np.int32 else given)
         self.count += len(names)
 
-    def _number(self, values: Iterable[Json]) -> Sequence[int]:
+    def _number(self, values: Iterable[object]) -> Sequence[int]:
         """Number the strings; other values are turned into strings."""
         values = list(values)
         try:

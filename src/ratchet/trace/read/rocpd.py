@@ -10,7 +10,6 @@ from urllib.parse import quote
 
 from ratchet.base.errors import TraceError
 from ratchet.base.files import SQLITE
-from ratchet.base.json_value import Json
 from ratchet.trace.read.columns import DeviceProperties, Kind, Trace
 from ratchet.trace.read.gather import Gatherer
 from ratchet.trace.read.numbering import integers
@@ -85,7 +84,7 @@ def _add(gatherer: Gatherer, connection: sqlite3.Connection, view: str) -> bool:
 def _add_piece(
     gatherer: Gatherer, view: str, columns: Mapping[str, Sequence[object]], count: int
 ) -> None:
-    def column(name: str) -> Sequence[Json]:
+    def column(name: str) -> Sequence[object]:
         return columns.get(name, (-1,) * count)
 
     names = [str(name) for name in columns["name"]]

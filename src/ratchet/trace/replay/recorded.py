@@ -2,9 +2,30 @@
 
 from __future__ import annotations
 
+from typing import Literal
+
 from msgspec import Struct
 
 from ratchet.base.json_value import Json
+
+Outcome = Literal["timed", "not rebuilt", "failed"]
+
+
+class ReplayAbout(Struct, frozen=True, kw_only=True):
+    """The process that replays, in its own words: its first line."""
+
+    device: str
+    torch: str
+    threads: int
+
+
+class ReplayAnswer(Struct, frozen=True, kw_only=True):
+    """The answer to one call; times only if it was timed."""
+
+    outcome: Outcome
+    why: str = ""
+    time_ns: int | None = None
+    shortest_ns: int | None = None
 
 
 class Recorded(Struct, frozen=True, kw_only=True):

@@ -10,19 +10,17 @@ import threading
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Literal
 
 import msgspec
 import psutil
 
 from ratchet.base.errors import TraceError
-from ratchet.base.json_value import Json
 from ratchet.base.process import watchdog
 from ratchet.trace.analysis.analyse import analyse
 from ratchet.trace.read.file import read
 from ratchet.trace.replay.calls import Call, calls, costly_ops, traced_on
+from ratchet.trace.replay.recorded import Outcome, ReplayAbout, ReplayAnswer
 
-Outcome = Literal["timed", "not rebuilt", "failed"]
 WORKER = "ratchet.trace.replay.worker"
 CALL_S, START_S = 120, 180
 """Time limits in seconds of a call, and of the start of its process."""
@@ -92,16 +90,16 @@ def replay(path: Path, names: Sequence[str] = (), top: int = 20, device: str = "
     return Replay(
         trace=path.name,
         traced_on=traced_on(found.trace),
-        device=worker.about["device"],
-        torch=worker.about["torch"],
-        threads=worker.about["threads"],
+        device=worker.about.device,
+        torch=worker.about.torch,
+        threads=worker.about.threads,
         rows=rows,
         left_out=max(len(every) - top, 0),
         faults=tuple(dict.fromkeys(faults)),
     )
 
 
-def _row(call: Call, answer: dict[str, Json]) -> ReplayRow:
+def _row(call: Call, answer: ReplayAnswer) -> ReplayRow:
     inputs = call.recorded
     return ReplayRow(
         op=inputs.op,
@@ -111,10 +109,10 @@ def _row(call: Call, answer: dict[str, Json]) -> ReplayRow:
         values="" if inputs.values is None else json.dumps(inputs.values),
         count=call.count,
         traced=call.time // call.count,
-        outcome=answer["outcome"],
-        why=answer["why"],
-        here=answer.get("time_ns"),
-        shortest=answer.get("shortest_ns"),
+        outcome=answer.outcome,
+        why=answer.why,
+        here=answer.time_ns,
+        shortest=answer.shortest_ns,
     )
 
 
@@ -138,7 +136,7 @@ class _ReplayProcess:
 
     def __init__(self, device: str) -> None:
         self.device = device
-        self.about: dict[str, Json] = {}
+        self.about = ReplayAbout(device="", torch="", threads=0)
         self._process: subprocess.Popen[str] | None = None
         self._lines: queue.Queue[str | None] = queue.Queue()
 
@@ -149,7 +147,7 @@ class _ReplayProcess:
     def __exit__(self, *_: object) -> None:
         self._stop()
 
-    def ask(self, call: Call) -> dict[str, Json]:
+    def ask(self, call: Call) -> ReplayAnswer:
         """Return the answer for one call."""
         if self._process is None:
             self._start()
@@ -165,12 +163,11 @@ class _ReplayProcess:
             return self._gave_up(f"it took longer than {CALL_S} s")
         if line is None:
             return self._gave_up("its process crashed")
-        answer: dict[str, Json] = json.loads(line)
-        return answer
+        return msgspec.json.decode(line, type=ReplayAnswer)
 
-    def _gave_up(self, why: str) -> dict[str, Json]:
+    def _gave_up(self, why: str) -> ReplayAnswer:
         self._stop()
-        return {"outcome": "failed", "why": why}
+        return ReplayAnswer(outcome="failed", why=why)
 
     def _start(self) -> None:
         room = psutil.virtual_memory().available // _ROOM
@@ -194,7 +191,7 @@ class _ReplayProcess:
                 f"the process that replays did not start: python -m {WORKER} {self.device} {room} "
                 "shows why"
             )
-        self.about = json.loads(first)
+        self.about = msgspec.json.decode(first, type=ReplayAbout)
 
     def _stop(self) -> None:
         if self._process is not None:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import resource
 import sys
 import time
@@ -13,9 +12,8 @@ import msgspec
 import torch
 
 from ratchet.base.errors import told
-from ratchet.base.json_value import Json
 from ratchet.trace.replay.rebuild import Unbuildable, build
-from ratchet.trace.replay.recorded import Recorded
+from ratchet.trace.replay.recorded import Recorded, ReplayAbout, ReplayAnswer
 
 BATCHES = 9
 BATCH_S, BUDGET_S = 0.02, 1.5
@@ -33,31 +31,30 @@ def main(device: str, room_bytes: int) -> int:
         most = used + HEADROOM * room_bytes
         resource.setrlimit(resource.RLIMIT_AS, (most, resource.getrlimit(resource.RLIMIT_AS)[1]))
     named = torch.cuda.get_device_name() if device == "cuda" else "CPU"
-    _say({"device": named, "torch": torch.__version__, "threads": torch.get_num_threads()})
+    _say(ReplayAbout(device=named, torch=str(torch.__version__), threads=torch.get_num_threads()))
     for line in sys.stdin:
         _say(_answer(line, device, room_bytes))
     return 0
 
 
-def _answer(line: str, device: str, room_bytes: int) -> dict[str, Json]:
+def _answer(line: str, device: str, room_bytes: int) -> ReplayAnswer:
     try:
         built = build(msgspec.json.decode(line, type=Recorded), device, room_bytes)
     except Unbuildable as why:
-        return {"outcome": "not rebuilt", "why": str(why)}
+        return ReplayAnswer(outcome="not rebuilt", why=str(why))
     except (RuntimeError, MemoryError) as error:
-        return {"outcome": "failed", "why": told(error)}
+        return ReplayAnswer(outcome="failed", why=told(error))
     try:
         with torch.inference_mode():
             times = _timed(lambda: built.call(*built.arguments, **built.keywords), device)
     # Values differ from the recording's, so an op may raise anything: that is its answer.
     except Exception as error:
-        return {"outcome": "failed", "why": told(error)}
+        return ReplayAnswer(outcome="failed", why=told(error))
     times.sort()
-    return {
-        "outcome": "timed", "why": "", "time_ns": round(1e9 * times[len(times) // 2]),
-        "shortest_ns": round(1e9 * times[0]), "batches": len(times),
-        "size_bytes": built.size_bytes,
-    }  # fmt: skip
+    middle = times[len(times) // 2]
+    return ReplayAnswer(
+        outcome="timed", time_ns=round(1e9 * middle), shortest_ns=round(1e9 * times[0])
+    )
 
 
 def _timed(call: Callable[[], object], device: str) -> list[float]:
@@ -94,8 +91,8 @@ def _address_space() -> int:
         return int(file.read().split()[0]) * resource.getpagesize()
 
 
-def _say(answer: dict[str, Json]) -> None:
-    print(json.dumps(answer), flush=True)
+def _say(answer: ReplayAbout | ReplayAnswer) -> None:
+    print(msgspec.json.encode(answer).decode(), flush=True)
 
 
 if __name__ == "__main__":

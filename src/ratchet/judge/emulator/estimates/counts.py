@@ -7,7 +7,6 @@ from typing import Final
 
 import msgspec
 
-from ratchet.base.json_value import Json
 from ratchet.devices import matrix
 from ratchet.judge.emulator.estimates.bound import CYCLES, DUAL
 from ratchet.judge.integrity.library_ops import Count
@@ -91,7 +90,7 @@ def _kernel(name: str, told: _Told, target: str, shown: _ToldShown | None) -> Em
     dual = sum(count for key, count in mixed.items() if key.startswith(DUAL)) // 2
     vector = sum(count for key, count in mixed.items() if key.startswith("v_"))
     products = {key: count for key, count in mixed.items() if key.startswith(MATRIX)}
-    return EmulatedKernel(
+    found = EmulatedKernel(
         name=name,
         launches=told.launches,
         programs=told.programs,
@@ -107,8 +106,8 @@ def _kernel(name: str, told: _Told, target: str, shown: _ToldShown | None) -> Em
         lds_bytes=told.lds_bytes,
         lds_conflicts=told.lds_conflicts,
         lines=_lines(told, target, shown.assembly if shown else {}),
-        **(_resources(shown, target) if shown else {}),
     )
+    return msgspec.structs.replace(found, **_resources(shown, target)) if shown else found
 
 
 def _lanes_off(on: int, mixed: Mapping[str, int], lanes: int) -> float:
@@ -117,7 +116,7 @@ def _lanes_off(on: int, mixed: Mapping[str, int], lanes: int) -> float:
     return 1 - on / all_of if all_of else 0.0
 
 
-def _resources(shown: _ToldShown, target: str) -> dict[str, Json]:
+def _resources(shown: _ToldShown, target: str) -> dict[str, object]:
     """Return a workgroup's resources, the waves that they allow, and the timeline."""
     numbers = (shown.vgprs, shown.workgroup_waves - 1, shown.workgroup_lds_bytes)
     if min(numbers) < 0 or max(numbers) > MOST_RESOURCES:
@@ -183,7 +182,7 @@ def _lines(
     for line in sorted(found, key=share, reverse=True)[:MOST_LINES]:
         own = _hottest_of(assembly.get(line.place, []), min(left, MOST_OF_A_LINE))
         left -= len(own)
-        kept.append(line.model_copy(update={"assembly": own}))
+        kept.append(msgspec.structs.replace(line, assembly=own))
     return kept
 
 

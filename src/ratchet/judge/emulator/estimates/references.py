@@ -9,6 +9,8 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Final
 
+import msgspec
+
 from ratchet.base import scratch
 from ratchet.base.errors import JudgeError
 from ratchet.base.json_value import Json
@@ -65,14 +67,14 @@ class CompiledReferences:
         found = self._known.get(_key(problem, case))
         if found is None or found.told is None:
             missing = otherwise if found is None else found.missing
-            return case.model_copy(update={"no_estimate": missing or "not compiled"})
+            return msgspec.structs.replace(case, no_estimate=missing or "not compiled")
         own = estimate(case.case, case.target, read_told(found.told, case.target))
         known = own.bounds and case.bounds and case.bounds[0].time_s > 0
         ratio = own.bounds[0].time_s / case.bounds[0].time_s if known else None
-        kernels = [one.model_copy(update={"lines": []}) for one in own.kernels]
+        kernels = [msgspec.structs.replace(one, lines=[]) for one in own.kernels]
         update = {"reference": kernels, "reference_bounds": own.bounds, NAME: ratio}
         missing = case.no_estimate or own.no_estimate
-        return case.model_copy(update={**update, "no_estimate": missing})
+        return msgspec.structs.replace(case, **update, no_estimate=missing)
 
 
 def _key(problem: Problem, case: EmulatedCase) -> tuple[str, str, str]:

@@ -19,7 +19,6 @@ import torch
 from torch import Tensor
 
 from ratchet.base.errors import KernelError
-from ratchet.base.json_value import Json
 from ratchet.base.process import families
 from ratchet.base.process.channel import Message, inherited
 from ratchet.judge.emulator.build import compiled_machine
@@ -114,7 +113,9 @@ def told_of(done: Sequence[EmulatedLaunch]) -> Message:
     return told
 
 
-def emulated(program: str, inputs: Sequence[Tensor], driver: CountingDriver) -> Mapping[str, Json]:
+def emulated(
+    program: str, inputs: Sequence[Tensor], driver: CountingDriver
+) -> Mapping[str, object]:
     """Run a program on its inputs; return each kernel's counts, in the form of a census."""
     from torch._inductor.async_compile import AsyncCompile
     from torch._inductor.codecache import PyCodeCache

@@ -7,6 +7,8 @@ from collections.abc import Sequence
 from dataclasses import replace
 from statistics import geometric_mean
 
+import msgspec
+
 from ratchet.base.errors import RatchetError
 from ratchet.judge.stage_result import Decided
 from ratchet.judge.trial.kernel_checks import CaseFacts, OpenProblem
@@ -108,7 +110,7 @@ def _no_gain(speedup: Speedups) -> Speedups:
         if one is None:
             return None
         ends = {name: min(1.0, getattr(one, name)) for name in ("ratio", "low", "high")}
-        return one.model_copy(update=ends)
+        return msgspec.structs.replace(one, **ends)
 
     return Speedups(vs_reference=cut(speedup.vs_reference), vs_compile=cut(speedup.vs_compile))
 

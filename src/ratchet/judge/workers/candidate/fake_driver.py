@@ -13,7 +13,6 @@ from pathlib import Path
 from types import ModuleType
 from typing import TYPE_CHECKING, Any
 
-from ratchet.base.json_value import Json
 from ratchet.base.process.channel import Message
 from ratchet.judge.workers.candidate.architectures import Architecture
 
@@ -232,7 +231,7 @@ def _name(names: Sequence[str], key: object) -> str:
     return names[place] if isinstance(place, int) and place < len(names) else str(place)
 
 
-def _plain(value: object) -> Json:
+def _plain(value: object) -> object:
     plain = value is None or isinstance(value, (bool, int, float, str))
     return value if plain else str(value)[:200]
 
@@ -243,7 +242,7 @@ def assembly_number(assembly: str, key: str) -> int:
     return int(found.group(1)) if found else 0
 
 
-def _argument(value: Any) -> Json:
+def _argument(value: Any) -> object:
     """Return a scalar unchanged; a tensor as its bytes without repeats, and its place."""
     if isinstance(value, (bool, int, float)) or value is None:
         return value

@@ -22,7 +22,6 @@ import torch
 from torch import Tensor
 
 from ratchet.base.errors import JudgeError
-from ratchet.base.json_value import Json
 from ratchet.base.process.channel import Message, inherited
 from ratchet.judge.sandbox.confine import EXTENSIONS, confine
 from ratchet.judge.workers.candidate.results import (
@@ -238,7 +237,7 @@ class TorchWorker:
         return {"codes": codes, "cpu_time_s": 0.0, **told}, []
 
 
-def _take_files(told: dict[str, Json], descriptors: list[int]) -> None:
+def _take_files(told: Message, descriptors: list[int]) -> None:
     """Unpack the files that the judge handed over; a failure only means building them again.
 
     An additional first descriptor is the emulator's library, which the source will load.

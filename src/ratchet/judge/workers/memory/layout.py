@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, fields
 from typing import Final, NamedTuple
 
-from ratchet.base.json_value import Json
+from ratchet.base.process.channel import Message
 
 INPUTS, IN_PLACE, OUTPUTS = 0, 1, 2
 """Regions of a batch: what a kernel may only read, what it changes, and what it writes."""
@@ -36,7 +36,7 @@ class BatchLayout:
     writable_inputs: bool = False
 
     @staticmethod
-    def of(message: Mapping[str, Json]) -> BatchLayout:
+    def of(message: Message) -> BatchLayout:
         calls = [[Slot(*slot) for slot in call] for call in message["calls"]]
         return BatchLayout(**{**message, "calls": calls})
 

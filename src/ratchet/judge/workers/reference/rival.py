@@ -27,7 +27,6 @@ import torch
 from torch import Tensor
 
 from ratchet.base.errors import KernelError
-from ratchet.base.json_value import Json
 from ratchet.base.process import families
 from ratchet.base.process.channel import Channel, Message, close_descriptors, open_pair
 from ratchet.judge.sandbox import system_calls
@@ -106,7 +105,7 @@ def _describe(order: Message, answer: int) -> NoReturn:
     os._exit(0)
 
 
-def _imported(problem: dict[str, Json]) -> bool:
+def _imported(problem: dict[str, object]) -> bool:
     """Import what a reference needs; return True if this process can still be forked."""
     torch.set_num_threads(1)
     found = Problem.from_json(problem)

@@ -18,7 +18,6 @@ import torch
 from torch import Tensor
 
 from ratchet.base.errors import JudgeError, KernelError
-from ratchet.base.json_value import Json
 from ratchet.base.process import families
 from ratchet.base.process.channel import Message, inherited
 from ratchet.judge.workers.arm import extend_import_path
@@ -249,7 +248,7 @@ class ReferenceWorker:
         if code != 0:
             written = batch.written(call)
             return {"changed_input": changed, "written": written, "passed": False, "detail": ""}
-        result: dict[str, Json] = {"changed_input": changed, "written": True}
+        result: dict[str, object] = {"changed_input": changed, "written": True}
         case = batch.cases[call]
         own, oracle = self._right_answers(batch, call, again)
         if case is not batch.case and _overflows([*own, *oracle], batch.inputs[call]):

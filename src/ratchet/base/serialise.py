@@ -1,0 +1,32 @@
+"""Turn Structs and dataclasses into JSON: the one place that does so."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+
+import msgspec
+
+from ratchet.base.json_value import Json
+
+
+def document_of(value: object) -> Json:
+    """Return a Struct or dataclass as dicts, lists and scalars, those of NumPy as Python's own."""
+    return msgspec.to_builtins(value, enc_hook=_own)
+
+
+def encoded(value: object, *, indent: int = 0) -> bytes:
+    """Return the JSON text of a Struct or dataclass; a number that is not finite becomes null."""
+    text = msgspec.json.encode(value, enc_hook=_own)
+    return msgspec.json.format(text, indent=indent) + b"\n" if indent else text
+
+
+def _own(value: object) -> Json:
+    """Return a scalar of a class that extends Python's, or of NumPy, or a mapping as a dict."""
+    if isinstance(value, Mapping):
+        return dict(value)
+    for kind in (str, int, float):
+        if isinstance(value, kind):
+            return kind(value)
+    if hasattr(value, "item"):
+        return value.item()
+    raise NotImplementedError(f"no JSON for {type(value).__name__}")
