@@ -44,7 +44,7 @@ def _draw(spec: TensorSpec, generator: torch.Generator) -> Tensor:
 
 
 def _rounded(values: Tensor, dtype: torch.dtype) -> Tensor:
-    """Return the values in `dtype`. In 8 bits, finite ones stay finite: torch 2.11 makes them NaN."""
+    """Return the values in `dtype`; finite ones stay finite: torch 2.11 makes some NaN in fp8."""
     if dtype.is_floating_point and dtype.itemsize == 1:
         most = torch.finfo(dtype).max
         values = torch.where(values.isfinite(), values.clamp(-most, most), values)
