@@ -218,6 +218,7 @@ class TestBesideAGpu:
     @pytest.fixture(autouse=True)
     def gpu(self, monkeypatch: pytest.MonkeyPatch) -> None:
         monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
+        monkeypatch.setattr(torch.cuda, "is_current_stream_capturing", lambda: False)
         monkeypatch.setattr(probing, "_gpu_count", lambda: 1)
         monkeypatch.setattr(probing, "_gpu", lambda index: self.GPU)
 

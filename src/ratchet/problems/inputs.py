@@ -37,10 +37,18 @@ def _draw(spec: TensorSpec, generator: torch.Generator) -> Tensor:
     if spec.distribution == "uniform":
         low_value, high_value = float(spec.low or 0.0), float(spec.high or 0.0)
         drawn = torch.rand(spec.shape, generator=generator, device=generator.device)
-        return (low_value + (high_value - low_value) * drawn).to(dtype)
+        return _rounded(low_value + (high_value - low_value) * drawn, dtype)
     drawn = _normal(spec.shape, generator)
     shaped = _SHAPED[spec.distribution](drawn, generator)
-    return (shaped if spec.deviation == 1.0 else shaped * spec.deviation).to(dtype)
+    return _rounded(shaped if spec.deviation == 1.0 else shaped * spec.deviation, dtype)
+
+
+def _rounded(values: Tensor, dtype: torch.dtype) -> Tensor:
+    """Return the values in `dtype`; finite ones stay finite: torch 2.11 makes some NaN in fp8."""
+    if dtype.is_floating_point and dtype.itemsize == 1:
+        most = torch.finfo(dtype).max
+        values = torch.where(values.isfinite(), values.clamp(-most, most), values)
+    return values.to(dtype)
 
 
 def _normal(shape: Sequence[int], generator: torch.Generator) -> Tensor:

@@ -73,9 +73,10 @@ def test_two_ranks_train_as_one_and_say_what_they_cannot(tmp_path: Path) -> None
     found = parity(2, (*TWO_RANKS, *ROUNDED, *REFUSED), tmp_path)
     for case, said in REFUSED.items():
         assert said in str(found.pop(case)["error"]), case
-    for case in ROUNDED:  # near, and not the same
-        assert 1e-4 < float(str(found.pop(case)["gradients"])) < 1e-2
+    rounded = {case: found.pop(case) for case in ROUNDED}
     are_alike(found)
+    for case, told in rounded.items():  # near, and not the same
+        assert 1e-4 < float(str(told.get("gradients", 1))) < 1e-2, (case, told)
 
 
 @pytest.mark.thorough

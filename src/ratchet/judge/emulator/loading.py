@@ -396,8 +396,8 @@ def check_arguments(name: str, kinds: Sequence[object], given: Sequence[object])
 def launch_values(kinds: Sequence[object], given: Sequence[Any]) -> Iterator[tuple[str, Any]]:
     """Return a launch's arguments with their types: tuples flattened, descriptors taken apart.
 
-    A host-side tensor descriptor is a pointer, sizes and strides, two flags, then sizes and strides
-    again (Triton's `make_tensordesc_arg` for AMD).
+    A host-side tensor descriptor is a pointer, sizes and strides, two flags (one in Triton 3.6),
+    then sizes and strides again (Triton's `make_tensordesc_arg` for AMD).
     """
     for kind, value in zip(kinds, given, strict=False):
         if isinstance(kind, tuple):
@@ -408,7 +408,8 @@ def launch_values(kinds: Sequence[object], given: Sequence[Any]) -> Iterator[tup
             for size in (*value.shape, *value.strides):
                 yield "i64", int(size)
             yield "i1", value.padding == "nan"
-            yield "i1", bool(value.round_f32_to_tf32)
+            if hasattr(value, "round_f32_to_tf32"):
+                yield "i1", bool(value.round_f32_to_tf32)
             for size in value.shape:
                 yield "i32", int(size)
             for size in value.strides:

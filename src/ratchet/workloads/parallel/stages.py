@@ -72,6 +72,17 @@ class LlamaStage(nn.Module):
         return logits if balance is None else (logits, balance.squeeze(0) / self.count)
 
 
+class _Stage(PipelineStage):
+    """A stage that greets other ranks alone.
+
+    torch 2.11 also greets the rank itself at the turn of a V, which gloo cannot send.
+    """
+
+    def _get_init_p2p_neighbors_ops(self) -> list[dist.P2POp]:
+        greetings: list[dist.P2POp] = super()._get_init_p2p_neighbors_ops()
+        return [one for one in greetings if one.group_peer != self.group_rank]
+
+
 def stage_places(layout: ParallelLayout, rank: int) -> list[int]:
     """Return the stages of one rank of the pipeline: a loop of them, or a V for zero bubble."""
     last = layout.pp * layout.vpp - 1
@@ -119,9 +130,7 @@ def pipelined_step(
 ) -> Callable[..., Tensor]:
     """Return a `train_step` that runs the stages by their schedule and updates their weights."""
     parts = layout.pp * layout.vpp
-    own = [
-        PipelineStage(stage, place, parts, device, group=group) for place, stage in stages.items()
-    ]
+    own = [_Stage(stage, place, parts, device, group=group) for place, stage in stages.items()]
 
     def loss_of(output: object, targets: Tensor) -> Tensor:
         return loss(_Given(output), (targets, targets))
@@ -158,7 +167,7 @@ class _Given(nn.Module):
 
 
 def _schedule(
-    stages: Sequence[PipelineStage],
+    stages: Sequence[_Stage],
     layout: ParallelLayout,
     loss: Callable[[object, Tensor], Tensor],
 ) -> Any:
