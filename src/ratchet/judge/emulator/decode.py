@@ -130,7 +130,7 @@ def decode(text: str) -> DecodedKernel:
         records.append(record.packed())
         signalled = line.name == "s_barrier_signal" or signalled
         signalled = signalled and line.name != "s_barrier_wait"
-        if signalled and line.name.startswith("ds_"):
+        if signalled and line.name.startswith("ds_") and line.name not in forms.ACROSS_LANES:
             raise KernelError(
                 f"{line.mnemonic} between a barrier's signal and its wait is not emulated"
             )
