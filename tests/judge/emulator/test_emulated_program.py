@@ -77,6 +77,7 @@ def roots(x):
 SCRIPT = """
 import math, threading
 import pytest, torch, triton
+import torch.utils.checkpoint
 import triton.language as tl
 from own_kernels.roots import roots
 from triton.tools.tensor_descriptor import TensorDescriptor
@@ -132,6 +133,36 @@ assert torch.nn.Linear(2, 2).to("cuda").to(torch.float32).weight.is_cuda
 assert torch.nn.Linear(2, 2).to(device="cuda", dtype=torch.float16).weight.is_cuda
 assert torch.randn(2, device="cuda", generator=torch.Generator(device="cuda")).is_cuda
 assert torch.cuda.is_available() and torch.cuda.device_count() == 1
+assert torch.cuda.device(0).idx == 0 and torch.cuda.get_device_capability((1, 2)) == (9, 4)
+
+# random numbers: a state is a seed and an offset, which a program may count on
+torch.cuda.manual_seed(5)
+state = torch.cuda.get_rng_state()
+assert state.device.type == "cpu" and state.view(torch.int64).tolist() == [5, 0]
+first, later = torch.rand(3, device="cuda"), torch.cuda.get_rng_state()
+second = torch.rand(3, device="cuda")
+for kept, drawn in ((later, second), (state, first), (later, second)):
+    torch.cuda.set_rng_state(kept)
+    assert torch.equal(torch.rand(3, device="cuda"), drawn)
+generator = torch.cuda.default_generators[0]
+state.view(torch.int64)[1] += 8
+generator.set_state(state)
+assert torch.equal(generator.get_state(), state) and generator.initial_seed() == 5
+third = torch.rand(3, device="cuda")
+generator.set_state(state)
+assert torch.equal(torch.rand(3, device="cuda"), third) and not torch.equal(third, first)
+own = torch.Generator("cuda").manual_seed(3)
+assert own.device.type == "cuda" and own.get_state().numel() == 16
+assert isinstance(torch.default_generator, torch.Generator) and torch.get_rng_state().numel() > 16
+ones = torch.ones(64, device="cuda", requires_grad=True)
+dropped = torch.utils.checkpoint.checkpoint(torch.dropout, ones, 0.5, True, use_reentrant=False)
+dropped.sum().backward()
+assert torch.equal(ones.grad, dropped.detach()) and dropped.max() == 2
+
+# memory that nobody wrote
+by_inductor = torch._C._dynamo.guards._empty_strided_cuda((2, 2), (2, 1), torch.float32)
+for one in (torch.empty(4, device="cuda"), torch.empty_like(ones), torch.empty(4), by_inductor):
+    assert one.isnan().all()
 counts = torch.histc(torch.tensor([0, 1, 1], device="cuda"), bins=2, min=0, max=1)
 assert counts.tolist() == [1, 2] and counts.dtype == torch.int64 and counts.is_cuda
 assert torch.accelerator.current_accelerator().type == "cuda"
@@ -307,7 +338,7 @@ class TestScript:
         faults = {one["kernel"]: one for one in ran[0]["faults"]}
         assert faults.keys() == {"unmasked", "inverse"}
         assert faults["unmasked"]["kind"] == "fault"
-        assert "script.py:16" in faults["unmasked"]["reason"]
+        assert "script.py:17" in faults["unmasked"]["reason"]
         assert "`tl.store(y + at, tl.load(x + at))`" in faults["unmasked"]["reason"]
 
     def test_kernels_have_bounds_and_hot_lines(self, ran: Any) -> None:

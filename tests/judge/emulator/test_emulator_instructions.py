@@ -360,6 +360,23 @@ def test_a_mode_that_nothing_reads_is_set() -> None:
     assert found[0] == THREE
 
 
+@pytest.mark.compiler
+@pytest.mark.parametrize(
+    ("sets", "target"),
+    [
+        ("s_setreg_imm32_b32 hwreg(HW_REG_MODE, 4, 2), 3", "gfx950"),
+        ("s_denorm_mode 15", "gfx1100"),
+        ("s_denorm_mode 12", "gfx1201"),
+    ],
+)
+def test_denormals_are_kept_in_each_mode(sets: str, target: str) -> None:
+    """Compilers set the mode around a division if a kernel lets denormals be flushed."""
+    found, _, _ = run(sets + "\nv_add_f32_e32 v4, v1, v2", [ONE, 1], [TWO, 1], target=target)
+    assert found[:2] == [THREE, 2]
+
+
 def test_another_mode_is_refused() -> None:
     with pytest.raises(KernelError, match="s_setreg_imm32_b32 is not emulated"):
         run("s_setreg_imm32_b32 hwreg(HW_REG_MODE, 0, 4), 0", [ONE])
+    with pytest.raises(KernelError, match="s_denorm_mode is not emulated"):
+        run("s_denorm_mode 3", [ONE], target="gfx1100")

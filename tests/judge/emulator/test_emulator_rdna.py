@@ -201,8 +201,10 @@ s_barrier_wait -1
 ds_load_b32 v4, v0"""
 
 
-def test_the_waves_meet_at_the_second_half_of_a_barrier() -> None:
-    body = SPLIT.format(between="s_nop 0")
+@pytest.mark.parametrize("between", ["s_nop 0", "ds_bpermute_b32 v7, v0, v1"])
+def test_the_waves_meet_at_the_second_half_of_a_barrier(between: str) -> None:
+    """What moves values across lanes touches no memory."""
+    body = SPLIT.format(between=between)
     found, _, _ = run(body, list(range(64)), threads=64, target="gfx1201")
     assert found == [lane ^ 32 for lane in range(64)]
 

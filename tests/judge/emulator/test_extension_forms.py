@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import itertools
 import os
 import shutil
 from collections.abc import Callable, Iterator
@@ -134,11 +135,31 @@ def loader(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Loader]:
 @needs_hip
 @pytest.mark.compiler
 @pytest.mark.thorough
-@pytest.mark.parametrize("name", ["plain", "pinned", "host_copy", "spins"])
+@pytest.mark.parametrize("name", ["plain", "pinned", "host_copy", "spins", "host_threads"])
 def test_what_looks_odd_and_is_right(loader: Loader, name: str) -> None:
     found = loader(name)(X.clone())
     assert isinstance(found, torch.Tensor)
     torch.testing.assert_close(found, 2 * X)
+
+
+@needs_hip
+@pytest.mark.compiler
+@pytest.mark.thorough
+def test_a_cooperative_launch_waits_for_the_whole_grid(loader: Loader) -> None:
+    x = torch.arange(64.0)
+    torch.testing.assert_close(loader("cooperative")(x.clone()), x + x.sum())
+
+
+@needs_hip
+@pytest.mark.compiler
+@pytest.mark.thorough
+def test_segments_are_reduced_by_hipcub(loader: Loader) -> None:
+    """One of the segments is empty, and one has more elements than a block has threads."""
+    x, bounds = torch.arange(700.0), [0, 1, 1, 300, 700]
+    found = loader("segments")(x.clone(), torch.tensor(bounds, dtype=torch.int32))
+    ends = itertools.pairwise(bounds)
+    assert isinstance(found, torch.Tensor)
+    assert found.tolist() == [x[begin:end].sum() for begin, end in ends]
 
 
 @needs_hip
@@ -159,6 +180,7 @@ def test_host_code_reads_the_properties_of_the_device(loader: Loader) -> None:
         ("own_thread", "calls HIP from a thread of its own"),
         ("second_gpu", "another GPU than 0: one is emulated"),
         ("too_large", "more than 4 GiB is not emulated"),
+        ("too_many_blocks", "cooperative launch of more than 2,048 waves"),
         ("wide_block", "2048 x 1 x 1 threads cannot be launched"),
         ("reads_file", "weights.bin cannot be opened"),
         ("asserts", "one row, not 64"),

@@ -35,6 +35,11 @@ FILE: Final = re.compile(r'^\s+\.file\s+(\d+)\s+(?:"[^"]*"\s+)?"([^"]*)"')
 SETS_OVERFLOW: Final = re.compile(r"^hwreg\(HW_REG_(?:WAVE_)?MODE, 23, 1\), ([01])$")
 """FP16_OVFL: what is too large for f16 or fp8 becomes the largest number ("Mode Register" in the
 manual's chapter "Wave State")."""
+ALLOWS_FLUSHED: Final = re.compile(
+    r"^s_setreg_imm32_b32 hwreg\(HW_REG_(?:WAVE_)?MODE, 4, 2\), [0-3]$"
+    r"|^s_denorm_mode (?:0x)?(?:12|c|15|f)$"
+)
+"""The mode of denormals of f32 alone: the hardware may flush them, here they are always kept."""
 SMALL_FLOAT: Final = re.compile(
     r"^v_cvt_(?:(?:pk_)?f32_(?:fp8|bf8)|pk_(?:fp8|bf8)_f32"
     r"|scalef32_pk_(?:(?:fp8|bf8)_b?f\d\d|b?f\d\d_(?:fp8|bf8|fp4)))$"
@@ -125,7 +130,7 @@ def decode(text: str) -> DecodedKernel:
         records.append(record.packed())
         signalled = line.name == "s_barrier_signal" or signalled
         signalled = signalled and line.name != "s_barrier_wait"
-        if signalled and line.name.startswith("ds_"):
+        if signalled and line.name.startswith("ds_") and line.name not in forms.ACROSS_LANES:
             raise KernelError(
                 f"{line.mnemonic} between a barrier's signal and its wait is not emulated"
             )
@@ -244,6 +249,8 @@ def _record(
         return _MachineRecord(operations[name], [], [labels[line.rest]])
     if name == "s_setreg_imm32_b32" and (sets := SETS_OVERFLOW.match(line.rest)):
         return _MachineRecord(operations["s_setreg_overflow"], [], [int(sets[1])])
+    if ALLOWS_FLUSHED.match(f"{name} {line.rest}"):
+        return _MachineRecord(operations["nothing"], [], [])
     texts, modifiers = split_operands(line.rest)
     if SMALL_FLOAT.match(name):
         return _small_float(name, texts, modifiers, target)

@@ -30,6 +30,8 @@ CDNA_ONLY: Final = (
     "src1_sel", "dst_sel", "dst_unused",
 )  # fmt: skip
 RDNA_ONLY: Final = ("row_share", "row_xmask", "dpp8", "fi")
+ACROSS_LANES: Final = ("ds_bpermute_b32", "ds_permute_b32", "ds_swizzle_b32")
+"""Instructions of the LDS's unit that touch none of its memory."""
 LOADS: Final = {
     "ubyte": (1, 0), "sbyte": (1, 1), "ushort": (2, 0), "sshort": (2, 1), "dword": (4, 0),
     "dwordx2": (8, 0), "dwordx3": (12, 0), "dwordx4": (16, 0), "short_d16": (2, 2),
@@ -352,7 +354,7 @@ def _lds(
     operands = [parse_operand(text, "u") for text in texts]
     if any(one.kind != "vector" or one.modifiers for one in operands):
         raise KernelError("the operands of an LDS instruction are vector registers")
-    if name in ("ds_bpermute_b32", "ds_permute_b32", "ds_swizzle_b32"):
+    if name in ACROSS_LANES:
         _only(modifiers, ("offset",))
         swizzled = name == "ds_swizzle_b32"
         given = modifiers.get("offset", "0")

@@ -149,7 +149,9 @@ def poison_new_memory() -> None:
         @functools.wraps(make)
         def fresh(*given: object, **named: object) -> torch.Tensor:
             tensor = make(*given, **named)
-            if tensor.device.type == "cpu" and tensor.dtype != torch.bool:
+            with torch._C.DisableTorchFunction():  # a mode may say that it is on `cuda`
+                is_here = tensor.device.type == "cpu"
+            if is_here and tensor.dtype != torch.bool:
                 storage = tensor.untyped_storage()
                 if storage.nbytes() > LARGE_BYTES and storage.nbytes() > (free := free_bytes()):
                     raise torch.OutOfMemoryError(

@@ -21,6 +21,7 @@ from torch.overrides import TorchFunctionMode, _get_current_function_mode_stack
 
 from ratchet.judge.emulator.registering import registered
 from ratchet.judge.workers.candidate.architectures import PretendedDevice
+from ratchet.judge.workers.candidate.generators import PretendedGenerator
 from ratchet.judge.workers.candidate.torch_cuda import answering, check_index
 from ratchet.problems.free_memory import GIB
 
@@ -198,6 +199,10 @@ class EmulatedGpu(TorchFunctionMode):
 
         return under
 
+    def _with_hooks(self, push: Callable[..., None]) -> Callable[..., None]:
+        """Return torch's function that takes hooks of saved tensors; they run under this mode."""
+        return lambda *hooks: push(*map(self.callback, hooks))
+
     @contextlib.contextmanager
     def entered(self) -> Iterator[None]:
         """Run a program inside: torch.cuda, tensors, gradients, threads, autocast."""
@@ -216,8 +221,11 @@ class EmulatedGpu(TorchFunctionMode):
         """
         backward = vars(torch.autograd)["_engine_run_backward"]
         yield torch.autograd, "_engine_run_backward", self.callback(backward)
+        pushed = "_push_saved_tensors_default_hooks"  # checkpointing compares devices in its hooks
+        yield torch._C._autograd, pushed, self._with_hooks(getattr(torch._C._autograd, pushed))
         yield threading.Thread, "run", self.callback(threading.Thread.run)
         yield torch._C, "_cuda_getCurrentRawStream", lambda *_: 0
+        yield torch._C._dynamo.guards, "_empty_strided_cuda", _empty_strided
         yield torch, "set_default_device", self._set_default_device
         yield torch, "compile", _uncompiled
         yield torch, "Generator", PretendedGenerator
@@ -235,11 +243,9 @@ class EmulatedGpu(TorchFunctionMode):
 _set_default_device: Final = torch.set_default_device
 
 
-class PretendedGenerator(torch.Generator):
-    """A generator of the CPU, whatever device it is asked for."""
-
-    def __new__(cls, device: object = None) -> PretendedGenerator:
-        return super().__new__(cls, device="cpu")  # type: ignore[call-arg]
+def _empty_strided(size: Sequence[int], stride: Sequence[int], dtype: torch.dtype) -> Tensor:
+    """Return unwritten memory on the GPU, as code that Inductor wrote asks for it."""
+    return torch.empty_strided(size, stride, dtype=dtype, device=GPU)
 
 
 def _in_float64(function: Callable[..., Tensor]) -> Callable[..., Tensor]:

@@ -62,6 +62,7 @@ _FORKED: Final = (
 _TRITON: Final = (
     "ratchet.judge.workers.candidate.architectures",
     "ratchet.judge.workers.candidate.fake_driver",
+    "ratchet.judge.workers.candidate.generators",
     "ratchet.judge.workers.candidate.torch_cuda",
     "ratchet.judge.workers.candidate.triton_source",
     "ratchet.kernels.languages",

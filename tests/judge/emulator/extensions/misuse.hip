@@ -1,5 +1,7 @@
 // What host code may get wrong, and what it may do though it looks odd.
 #include <torch/extension.h>
+#include <hip/hip_cooperative_groups.h>
+#include <hipcub/hipcub.hpp>
 #include <fstream>
 #include <thread>
 
@@ -13,6 +15,11 @@ __global__ void in_turn(const float* x, float* y, int* flag) {
   else
     __hip_atomic_store(flag, 1, __ATOMIC_RELEASE, __HIP_MEMORY_SCOPE_AGENT);
   y[blockIdx.x * 32 + threadIdx.x] = 2 * x[blockIdx.x * 32 + threadIdx.x];
+}
+__global__ void all_together(const float* x, float* y, float* sum) {
+  atomicAdd(sum, x[blockIdx.x % 64]);
+  cooperative_groups::this_grid().sync();
+  if (blockIdx.x < 64) y[blockIdx.x] = x[blockIdx.x] + *sum;
 }
 static torch::Tensor launched(torch::Tensor x, int threads = 64) {
   auto y = torch::empty_like(x);
@@ -61,6 +68,31 @@ torch::Tensor spins(torch::Tensor x) {
   in_turn<<<2, 32>>>(x.data_ptr<float>(), y.data_ptr<float>(), flag.data_ptr<int>());
   return y;
 }
+static torch::Tensor together(torch::Tensor x, int blocks) {
+  auto y = torch::empty_like(x), sum = torch::zeros({1}, x.options());
+  float *from = x.data_ptr<float>(), *to = y.data_ptr<float>(), *all = sum.data_ptr<float>();
+  void* given[] = {&from, &to, &all};
+  (void)hipLaunchCooperativeKernel((void*)all_together, dim3(blocks), dim3(1), given, 0, 0);
+  return y;
+}
+torch::Tensor cooperative(torch::Tensor x) { return together(x, 64); }
+torch::Tensor too_many_blocks(torch::Tensor x) { return together(x, 4096); }
+torch::Tensor segments(torch::Tensor x, torch::Tensor bounds) {
+  const int count = bounds.numel() - 1, *at = bounds.data_ptr<int>();
+  auto y = torch::empty({count}, x.options());
+  size_t bytes = 0;
+  hipcub::DeviceSegmentedReduce::Sum(nullptr, bytes, x.data_ptr<float>(), y.data_ptr<float>(), count, at, at + 1);
+  auto held = torch::empty({(long)bytes}, x.options().dtype(torch::kByte));
+  hipcub::DeviceSegmentedReduce::Sum(held.data_ptr(), bytes, x.data_ptr<float>(), y.data_ptr<float>(), count, at, at + 1);
+  return y;
+}
+torch::Tensor host_threads(torch::Tensor x) {
+  int halves[2] = {0, 0};
+  std::thread one([&] { halves[0] = x.numel() / 2; }), two([&] { halves[1] = x.numel() / 2; });
+  one.join(), two.join();
+  TORCH_CHECK(halves[0] + halves[1] == x.numel());
+  return launched(x);
+}
 torch::Tensor properties(torch::Tensor x) {
   hipDeviceProp_t all;
   int blocks = 0;
@@ -73,5 +105,6 @@ PYBIND11_MODULE(TORCH_EXTENSION_NAME, m) {
   m.def("plain", &plain), m.def("own_thread", &own_thread), m.def("second_gpu", &second_gpu);
   m.def("too_large", &too_large), m.def("wide_block", &wide_block), m.def("reads_file", &reads_file);
   m.def("asserts", &asserts), m.def("pinned", &pinned), m.def("host_copy", &host_copy), m.def("spins", &spins);
-  m.def("properties", &properties);
+  m.def("properties", &properties), m.def("cooperative", &cooperative), m.def("segments", &segments);
+  m.def("too_many_blocks", &too_many_blocks), m.def("host_threads", &host_threads);
 }

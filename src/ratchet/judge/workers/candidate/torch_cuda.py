@@ -19,6 +19,7 @@ import torch
 from ratchet.base.errors import KernelError
 from ratchet.judge.workers.candidate.architectures import PretendedDevice
 from ratchet.judge.workers.candidate.fake_driver import capability
+from ratchet.judge.workers.candidate.generators import PretendedGenerator
 
 PRETENDED_HIP: Final = "7.0"
 """`torch.version.hip` to a program: public code chooses warps and blocks by it."""
@@ -61,6 +62,7 @@ def device_answers(device: PretendedDevice) -> dict[str, object]:
     """Return the attributes of torch.cuda that describe the GPU."""
     properties, stream = _properties(device), PretendedStream()
     one = capability(device.architecture)
+    generator = PretendedGenerator.of(torch.default_generator)
     answers = {
         "is_available": lambda: True,
         "is_initialized": lambda: True,
@@ -89,16 +91,16 @@ def device_answers(device: PretendedDevice) -> dict[str, object]:
         "CUDAGraph": RefusedGraph,
         "graph": RefusedGraph,
         "make_graphed_callables": RefusedGraph,
-        "manual_seed": torch.default_generator.manual_seed,
+        "manual_seed": generator.manual_seed,
         "manual_seed_all": lambda _: None,  # torch.manual_seed has seeded the only generator
-        "seed": torch.default_generator.seed,
+        "seed": generator.seed,
         "seed_all": lambda: None,
-        "initial_seed": torch.default_generator.initial_seed,
-        "get_rng_state": lambda *_: torch.default_generator.get_state(),
-        "set_rng_state": lambda state, *_: torch.default_generator.set_state(state),
-        "get_rng_state_all": lambda: [torch.default_generator.get_state()],
-        "set_rng_state_all": lambda states: torch.default_generator.set_state(states[0]),
-        "default_generators": (torch.default_generator,),
+        "initial_seed": generator.initial_seed,
+        "get_rng_state": lambda *_: generator.get_state(),
+        "set_rng_state": lambda state, *_: generator.set_state(state),
+        "get_rng_state_all": lambda: [generator.get_state()],
+        "set_rng_state_all": lambda states: generator.set_state(states[0]),
+        "default_generators": (generator,),
     }
     answers |= {name: lambda *_, **__: 0 for name in _ZERO.split()}
     answers |= {name: lambda *_, **__: None for name in _NOTHING.split()}
@@ -144,7 +146,7 @@ def check_index(device: object) -> None:
         index = int(last) if last.isdecimal() else None
     else:
         index = device if isinstance(device, int) else getattr(device, "index", None)
-    if index is not None and index > 0:
+    if isinstance(index, int) and index > 0:  # torch takes any other object for the current GPU
         raise KernelError(f"cuda:{index} does not exist: one GPU is emulated, cuda:0")
 
 
@@ -214,6 +216,9 @@ class UntimedEvent:
 
 class PretendedContext:
     """`with torch.cuda.device(...)`, which does nothing."""
+
+    idx = 0
+    """The GPU's index."""
 
     def __init__(self, device: object = None, *_: object, **__: object) -> None:
         if not isinstance(device, torch.Tensor):
