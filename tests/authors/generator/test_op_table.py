@@ -158,8 +158,15 @@ def test_every_op_is_right_in_cpp(
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("function", [every_op, every_fold])
-@pytest.mark.parametrize("dtype", ["float32", pytest.param("float64", marks=pytest.mark.thorough)])
+@pytest.mark.parametrize(
+    ("function", "dtype"),
+    [
+        (every_op, "float32"),
+        pytest.param(every_op, "float64", marks=pytest.mark.thorough),
+        pytest.param(every_fold, "float32", marks=pytest.mark.thorough),
+        pytest.param(every_fold, "float64", marks=pytest.mark.thorough),
+    ],
+)
 def test_every_op_is_right_in_triton(
     judge: KernelJudge, function: Callable[..., tuple[Tensor, ...]], dtype: str
 ) -> None:

@@ -181,9 +181,33 @@ MAP_OPS: Final = (
     _slow("tan", domain=(-1.5, 1.5), cpp="tan({0})", triton="tl.sin({0}) / tl.cos({0})"),
     _slow("atan", cpp="atan({0})"),
     MapOp("atan2", 2, costly=True, cpp="atan2({0}, {1})"),
+    _slow(
+        "asin",
+        domain=(-1.0, 1.0),
+        cpp="asin({0})",
+        triton="r_atan2({0}, tl.sqrt((1.0 - {0}) * (1.0 + {0})))",
+    ),
+    _slow(
+        "acos",
+        domain=(-1.0, 1.0),
+        cpp="acos({0})",
+        triton="r_atan2(tl.sqrt((1.0 - {0}) * (1.0 + {0})), {0})",
+    ),
     _slow("sinh", cpp="sinh({0})"),
     _slow("cosh", cpp="cosh({0})"),
     _slow("asinh", cpp="asinh({0})"),
+    _slow(
+        "acosh",
+        domain=(1.0, math.inf),
+        cpp="acosh({0})",
+        triton="r_log1p({0} - 1.0 + tl.sqrt({0} - 1.0) * tl.sqrt({0} + 1.0))",
+    ),
+    _slow(
+        "atanh",
+        domain=(-1.0, 1.0),
+        cpp="atanh({0})",
+        triton="0.5 * (r_log1p({0}) - r_log1p(-{0}))",
+    ),
 )
 FOLD_OPS: Final = (
     FoldOp(

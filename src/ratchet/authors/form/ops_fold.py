@@ -125,24 +125,6 @@ def variance_and_mean(
     return spread, middle if keep else reshaped(middle, spread.shape)
 
 
-@lowers("linalg_vector_norm", "norm")
-def norm(
-    call: LoweredCall,
-    x: Node,
-    order: Value = 2,
-    dims: Value = None,
-    keepdim: bool = False,
-    **_: Value,
-) -> Node:
-    """The root of the sum of squares."""
-    if order is not None and float(order) != 2.0:
-        raise call.unsupported(f"of order {order}")
-    squared = mapped("square", x, dtype=call.dtype)
-    return mapped(
-        "sqrt", folded("sum", squared, _dims(x, dims), keepdim, call.dtype), dtype=call.dtype
-    )
-
-
 @lowers("topk")
 def top_k(
     call: LoweredCall, x: Node, k: Value, dim: int = -1, largest: bool = True, sorted: bool = True
@@ -166,7 +148,7 @@ def top_k(
     return [joined(values, dim, x.dtype), joined(places, dim, "int64")]
 
 
-@lowers("sort", "argsort")
+@lowers("sort")
 def sort(
     call: LoweredCall,
     x: Node,

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import math
-
 from ratchet.authors.form.build import cast, chosen, constant, expanded, mapped, wider
 from ratchet.authors.form.calls import LoweredCall, Value, as_node, full_like, lowers
 from ratchet.authors.form.form import REALS, Node
@@ -52,12 +50,10 @@ def _common(*args: Value) -> str:
     return wider(*tensors)
 
 
-@lowers("add", "sub", "rsub")
+@lowers("add", "sub")
 def add(call: LoweredCall, x: Value, y: Value, alpha: Value = 1) -> Node:
-    """x + alpha y, x - alpha y, or y - alpha x."""
+    """x + alpha y, or x - alpha y."""
     left, right = _operand(call, x), _operand(call, y)
-    if call.name.startswith("aten.rsub"):
-        left, right = right, left
     if alpha != 1:
         right = mapped("mul", right, as_node(alpha, call.dtype), dtype=call.dtype)
     op = "add" if call.name.startswith("aten.add") else "sub"
@@ -66,7 +62,7 @@ def add(call: LoweredCall, x: Value, y: Value, alpha: Value = 1) -> Node:
     return mapped(op, left, right, dtype=call.dtype)
 
 
-@lowers("div", "true_divide")
+@lowers("div")
 def divide(call: LoweredCall, x: Value, y: Value, rounding_mode: str | None = None) -> Node:
     """x / y, rounded down or to 0."""
     left, right = _operand(call, x), _operand(call, y)
@@ -77,12 +73,6 @@ def divide(call: LoweredCall, x: Value, y: Value, rounding_mode: str | None = No
         return mapped(op, left, right, dtype=call.dtype)
     whole = "floor" if rounding_mode == "floor" else "trunc"
     return mapped(whole, mapped("div", left, right, dtype=call.dtype), dtype=call.dtype)
-
-
-@lowers("floor_divide")
-def floor_divide(call: LoweredCall, x: Value, y: Value) -> Node:
-    """x / y rounded down."""
-    return divide(call, x, y, "floor")
 
 
 @lowers("pow")
@@ -110,23 +100,6 @@ def where(call: LoweredCall, condition: Node, x: Value, y: Value) -> Node:
     return chosen(condition, _operand(call, x), _operand(call, y), call.dtype)
 
 
-@lowers("masked_fill")
-def masked_fill(call: LoweredCall, x: Node, mask: Node, value: Value) -> Node:
-    """A value where the mask holds, else x."""
-    return chosen(mask, _operand(call, value), x, call.dtype)
-
-
-@lowers("clamp", "clip", "hardtanh")
-def clamp(call: LoweredCall, x: Node, min: Value = None, max: Value = None) -> Node:
-    """x within bounds; NaN stays."""
-    found = x
-    if min is not None:
-        found = mapped("max", found, _operand(call, min), dtype=call.dtype)
-    if max is not None:
-        found = mapped("min", found, _operand(call, max), dtype=call.dtype)
-    return found
-
-
 @lowers("bitwise_not")
 def negated(call: LoweredCall, x: Node) -> Node:
     """The opposite of a truth value."""
@@ -135,13 +108,13 @@ def negated(call: LoweredCall, x: Node) -> Node:
     return mapped("not", x, dtype="bool")
 
 
-@lowers("_to_copy", "to", "convert_element_type")
+@lowers("convert_element_type")
 def to_dtype(call: LoweredCall, x: Node, *_: Value, **__: Value) -> Node:
     """Values in another dtype."""
     return cast(x, call.dtype)
 
 
-@lowers("clone", "alias", "detach", "contiguous", "lift_fresh_copy", "lift_fresh", "positive")
+@lowers("clone", "alias", "lift_fresh_copy", "lift_fresh")
 def same(call: LoweredCall, x: Node, **_: Value) -> Node:
     """The same values."""
     return x
@@ -171,49 +144,13 @@ def add_product(call: LoweredCall, x: Node, y: Node, z: Node, value: Value = 1) 
     )
 
 
-@lowers("lerp")
-def lerp(call: LoweredCall, start: Node, end: Node, weight: Value) -> Node:
-    """start + weight (end - start)."""
-    move = mapped("sub", end, start, dtype=call.dtype)
-    step = mapped("mul", move, as_node(weight, call.dtype), dtype=call.dtype)
-    return mapped("add", start, step, dtype=call.dtype)
-
-
-@lowers("leaky_relu")
-def leaky_relu(call: LoweredCall, x: Node, slope: Value = 0.01) -> Node:
-    """x, or a share of it below 0."""
-    zero = constant(0.0, call.dtype)
-    below = mapped("mul", x, as_node(slope, call.dtype), dtype=call.dtype)
-    above = mapped("gt", x, zero, dtype="bool", inner=call.dtype)
-    return chosen(above, x, below, call.dtype)
-
-
-@lowers("full", "zeros", "ones", "empty", "new_zeros", "new_ones", "new_full", "new_empty")
-def full(call: LoweredCall, *args: Value, **_: Value) -> Node:
-    """One number everywhere."""
-    return filled(call, args)
-
-
-@lowers("full_like", "zeros_like", "ones_like", "empty_like", "scalar_tensor", "fill")
-def full_as(call: LoweredCall, *args: Value, **_: Value) -> Node:
-    """One number everywhere, in another tensor's shape."""
-    return filled(call, args)
-
-
-@lowers("empty_strided", "new_empty_strided", "empty_permuted")
+@lowers("empty", "empty_strided", "new_empty_strided")
 def empty(call: LoweredCall, *_: Value, **__: Value) -> Node:
     """A tensor whose values are set later."""
     return constant(0, call.dtype, call.shape)
 
 
-def filled(call: LoweredCall, args: tuple[Value, ...]) -> Node:
-    """Return the op's constant: 1 for ones, 0 for zeros and empty, else the last argument."""
-    kind = call.name.split(".")[1]
-    if kind in ("ones", "ones_like", "new_ones"):
-        return constant(1, call.dtype, call.shape)
-    if "zeros" in kind or "empty" in kind:
-        return constant(0, call.dtype, call.shape)
-    value = args[-1]
-    if isinstance(value, float) and not math.isfinite(value):
-        return constant(value, call.dtype, call.shape)
-    return expanded(cast(as_node(value, call.dtype), call.dtype), call.shape)
+@lowers("full", "scalar_tensor")
+def full(call: LoweredCall, *args: Value, **_: Value) -> Node:
+    """One number, the last argument, everywhere."""
+    return expanded(cast(as_node(args[-1], call.dtype), call.dtype), call.shape)
