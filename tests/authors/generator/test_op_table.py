@@ -15,8 +15,10 @@ from torch import Tensor
 
 from ratchet.authors.form.form import Fold, Map, Scan
 from ratchet.authors.form.forms import forms_of
-from ratchet.authors.form.op_table import FOLD_OPS, FOLDS, MAP_OPS, MAPS, MapOp
+from ratchet.authors.form.op_table import FOLD_OPS, FOLDS, MAP_OPS, MAPS, MapOp, filled
 from ratchet.authors.generator import space_for
+from ratchet.authors.generator.source import prelude as cpp_prelude
+from ratchet.authors.generator.triton.source import prelude as triton_prelude
 from ratchet.judge.stage_result import Decided
 from ratchet.judge.trial.kernel_trial import KernelJudge
 from ratchet.judge.trial.without_gpu import interpreted
@@ -144,6 +146,19 @@ def test_every_op_is_found_in_a_graph() -> None:
     assert found == MAPS.keys() - {"copy"}
     found = {node.op for node in folds.nodes() if isinstance(node, Fold | Scan)}
     assert found == FOLDS.keys()
+
+
+def test_every_op_has_a_text_in_both_languages() -> None:
+    """The functions that a text calls are in the language's prelude, else UnsupportedOp says so."""
+    texts = [one.cpp_text for one in MAP_OPS]
+    tiles = [one.triton_text(whole=whole) for one in MAP_OPS for whole in (False, True)]
+    tiles += [text for one in FOLD_OPS for text in (one.along, one.along_whole, one.scan)]
+    for given, prelude in ((texts, cpp_prelude), (tiles, triton_prelude)):
+        used: set[str] = set()
+        for text in given:
+            filled(text, ("x", "1", "z"), used, kind="float", type="tl.float32")
+        source = prelude(frozenset(used))
+        assert all(f"r_{name}" in source for name in used)
 
 
 @pytest.mark.compiler

@@ -17,7 +17,7 @@ from typing import Any, Final, Literal
 from ratchet.authors.form.form import REALS, UnsupportedOp
 
 OfWhole = Literal["computed", "same", "false", "unsupported"]
-"""What whole numbers give: a value of their own, themselves, false, or an error."""
+"""The result for whole numbers: a value of their own, themselves, false, or an error."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -37,7 +37,7 @@ class MapOp:
     """The result is a truth value; arguments take the dtype that holds all of them, not its own."""
     of_whole: OfWhole = "computed"
     costly: bool = False
-    """It takes so long that a value read twice may better be kept than computed again."""
+    """Slow: a value read twice may better be kept than computed again."""
     fades: bool = False
     """Minus infinity gives 0: what a mask left out stays out."""
     domain: tuple[float, float] = (-math.inf, math.inf)
@@ -86,7 +86,7 @@ class FoldOp:
     scans: tuple[str, ...] = ()
     """ATen's running reductions."""
     neutral: float
-    """What changes nothing: the infinities are the least and the greatest number of the dtype."""
+    """The number that changes nothing; infinities are the least and the greatest of the dtype."""
     sign: str = ""
     """The operator that takes two values together; without one, the op of the same name does."""
     of_truths: bool = False
@@ -258,7 +258,7 @@ FOLD_OPS: Final = (
 MAPS: Final = {one.name: one for one in MAP_OPS}
 FOLDS: Final = {one.name: one for one in FOLD_OPS}
 SCATTERS: Final = ("add", "set")
-"""What a scatter does with an element."""
+"""Ways in which a scatter takes an element in."""
 _CALLED: Final = re.compile(r"\br_(\w+)")
 
 
