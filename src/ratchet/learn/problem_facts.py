@@ -15,7 +15,7 @@ from typing import Final
 
 from ratchet.authors.form.extent import Extent, whole
 from ratchet.authors.form.form import LoopForm, Map, Matmul, Node, Scan, Scatter, View
-from ratchet.authors.form.ops_map import COSTLY
+from ratchet.authors.form.op_table import MAPS
 from ratchet.authors.generator.fusion import FusionPlan, LoopNest, planned
 from ratchet.learn.tasks import LearnTask
 from ratchet.problems.problem import Case
@@ -168,7 +168,7 @@ def _operations(form: LoopForm) -> dict[str, int]:
     """Return how many operations of each kind there are; of frequent ones the exponent."""
     nodes = form.nodes()
     return {
-        "costly": sum(isinstance(one, Map) and one.op in COSTLY for one in nodes),
+        "costly": sum(isinstance(one, Map) and MAPS[one.op].costly for one in nodes),
         "maps": _power(1 + sum(isinstance(one, Map) for one in nodes)),
         "views": _power(1 + sum(isinstance(one, View) for one in nodes)),
         "scatters": sum(isinstance(one, Scatter) for one in nodes),

@@ -211,6 +211,15 @@ def test_a_name_that_is_code_is_refused() -> None:
         form_from_json(document)
 
 
+@pytest.mark.parametrize(("op", "said"), [("system", "unknown op"), ("add", "add of 1")])
+def test_an_op_that_is_not_in_the_table_is_refused(op: str, said: str) -> None:
+    document = form_as_json(form_of("gelu"))
+    node = next(one for one in document["nodes"] if one[0] == "Map")
+    node[3] = [op, [0]]
+    with pytest.raises(KernelError, match=said):
+        form_from_json(document)
+
+
 def window_in_3d(x: Tensor, weight: Tensor, scalars: Scalars) -> tuple[Tensor, ...]:
     return (torch.nn.functional.conv3d(x, weight),)
 

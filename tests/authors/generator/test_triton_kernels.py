@@ -113,18 +113,19 @@ def test_only_choices_that_matter_are_in_a_space() -> None:
 
 
 def test_what_has_no_triton_is_named() -> None:
+    matrix = TensorSpec(shape=(8, 8), dtype="float64")
     problem = Problem(
-        name="angle",
-        reference=f"{__name__}:angle",
-        cases=(Case(name="seen", inputs=(TensorSpec(shape=(8,), dtype="float32"),), timed=True),),
+        name="squared",
+        reference=f"{__name__}:squared",
+        cases=(Case(name="seen", inputs=(matrix,), timed=True),),
     )
-    with pytest.raises(UnsupportedOp, match="atan"):
+    with pytest.raises(UnsupportedOp, match="matmul"):
         space_for(problem, device="cuda")
 
 
-def angle(x, scalars):  # type: ignore[no-untyped-def]
-    """Return the angle of each element."""
-    return (x.atan(),)
+def squared(x, scalars):  # type: ignore[no-untyped-def]
+    """Return a matrix times itself."""
+    return (x @ x,)
 
 
 def schedule(choices: dict[str, str]) -> Schedule:

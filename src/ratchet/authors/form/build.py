@@ -21,6 +21,7 @@ from ratchet.authors.form.form import (
     axes_of,
     axis,
 )
+from ratchet.authors.form.op_table import MAPS
 
 CLASSES: Final = {
     "float64": "double",
@@ -97,6 +98,7 @@ def joint(shapes: Sequence[Shape]) -> Shape:
 
 def mapped(op: str, *args: Node, dtype: str, inner: str | None = None) -> Node:
     """Return an operation element by element, of arguments broadcast and cast to `inner`."""
+    assert len(args) == MAPS[op].arity, op
     shape = joint([one.shape for one in args])
     own = inner if inner is not None else dtype
     given = tuple(expanded(_same_class(one, own), shape) for one in args)

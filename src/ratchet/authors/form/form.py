@@ -85,6 +85,7 @@ class Map(Node):
     """An operation element by element; every argument has the node's shape."""
 
     op: str
+    """A name of `MAPS` in `op_table.py`."""
     args: tuple[Node, ...]
 
     @property
@@ -122,7 +123,7 @@ class Fold(Node):
     """A reduction over some axes, which the result does not have."""
 
     op: str
-    """sum, prod, max, min, any or all."""
+    """A name of `FOLDS` in `op_table.py`."""
     arg: Node
     axes: tuple[int, ...]
 
@@ -133,9 +134,10 @@ class Fold(Node):
 
 @dataclass(frozen=True, eq=False, kw_only=True)
 class Scan(Node):
-    """A running sum, product, maximum or log of a sum of exponentials along an axis."""
+    """A running sum, product or log of a sum of exponentials along an axis."""
 
     op: str
+    """A name of `FOLDS` in `op_table.py`."""
     arg: Node
     axis: int
 

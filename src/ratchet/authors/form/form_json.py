@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Callable
+from collections.abc import Callable, Collection
 from dataclasses import dataclass
 from typing import Any, Final
 
@@ -33,12 +33,12 @@ from ratchet.authors.form.form import (
     Tensor,
     View,
 )
+from ratchet.authors.form.op_table import FOLDS, MAPS, SCATTERS
 from ratchet.base.errors import KernelError
 from ratchet.base.json_value import Json
 from ratchet.problems.dtypes import DTYPE_CODES
 
 NAME: Final = re.compile(r"#?[A-Za-z0-9_]{1,64}")
-OP: Final = re.compile(r"[a-z0-9_]{1,32}")
 
 
 def form_as_json(form: LoopForm) -> dict[str, Json]:
@@ -138,7 +138,18 @@ _NUMBERS: Final[dict[str, Callable[[str], float | int | bool]]] = {
     "int": int,
     "bool": lambda text: text == "True",
 }
-_WHOLE, _OP = _plain(int), _plain(lambda given: _matched(OP, given))
+
+
+def _one_of(names: Collection[str]) -> FieldForm:
+    def read(given: Json) -> str:
+        if given not in names:
+            raise ValueError(f"unknown op {given!r}")
+        return str(given)
+
+    return _plain(read)
+
+
+_WHOLE = _plain(int)
 _NUMBER = FieldForm(
     write=lambda value, _: [type(value).__name__, repr(value)],
     read=lambda given, _: _NUMBERS[given[0]](given[1]),
@@ -157,12 +168,12 @@ FIELDS: Final[dict[type[Node], dict[str, FieldForm]]] = {
     Source: {"place": _WHOLE},
     Constant: {"value": _NUMBER},
     Position: {"value": _EXTENT},
-    Map: {"op": _OP, "args": _each(_NODE)},
+    Map: {"op": _one_of(MAPS), "args": _each(_NODE)},
     View: {"arg": _NODE, "places": _each(_PLACE)},
     Choice: {"when": _each(_EXTENT), "arg": _NODE, "other": _NODE},
-    Fold: {"op": _OP, "arg": _NODE, "axes": _each(_WHOLE)},
-    Scan: {"op": _OP, "arg": _NODE, "axis": _WHOLE},
-    Scatter: {"op": _OP, "base": _NODE, "source": _NODE, "places": _each(_PLACE)},
+    Fold: {"op": _one_of(FOLDS), "arg": _NODE, "axes": _each(_WHOLE)},
+    Scan: {"op": _one_of(FOLDS), "arg": _NODE, "axis": _WHOLE},
+    Scatter: {"op": _one_of(SCATTERS), "base": _NODE, "source": _NODE, "places": _each(_PLACE)},
     Order: {"arg": _NODE, "descending": _plain(bool)},
     Matmul: {"left": _NODE, "right": _NODE},
 }
@@ -182,6 +193,8 @@ def _read_node(document: Json, nodes: list[Node]) -> Node:
     pairs = zip(FIELDS[kind].items(), more, strict=True)
     given = {field: form.read(one, nodes) for (field, form), one in pairs}
     made: Node = kind(shape=_shape(shape), dtype=_dtype(dtype), **given)
+    if isinstance(made, Map) and len(made.args) != MAPS[made.op].arity:
+        raise ValueError(f"{made.op} of {len(made.args)} arguments")
     return made
 
 

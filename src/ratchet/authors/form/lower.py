@@ -35,6 +35,7 @@ from ratchet.authors.form.form import (
     UnsupportedOp,
 )
 from ratchet.authors.form.form import Tensor as FormTensor
+from ratchet.authors.form.op_table import MAP_OPS
 from ratchet.authors.form.tracing import SizeReader, Traced, traced
 from ratchet.problems.case import Case
 from ratchet.problems.model_state import flatten
@@ -230,18 +231,7 @@ def _resolved(argument: object, environment: dict[fx.Node, Value]) -> Value:
     return argument
 
 
-_NUMBERS: Final = {
-    "add": "add",
-    "sub": "sub",
-    "mul": "mul",
-    "truediv": "div",
-    "pow": "pow",
-    "pow_by_natural": "pow",
-    "sym_sqrt": "sqrt",
-    "_sym_sqrt": "sqrt",
-    "neg": "neg",
-    "float_pow": "pow",
-}
+_NUMBERS: Final = {name: op.name for op in MAP_OPS for name in op.sizes}
 
 
 def _number(call: LoweredCall, args: Sequence[Value]) -> Value:

@@ -20,6 +20,7 @@ from ratchet.authors.form.build import (
 from ratchet.authors.form.calls import LoweredCall, Value, known, lowers
 from ratchet.authors.form.extent import product_of
 from ratchet.authors.form.form import REALS, Node, Order, Scan, axes_of
+from ratchet.authors.form.op_table import FOLD_OPS, FoldOp
 from ratchet.authors.form.ops_map import truth
 
 MOST_CHOSEN = 8
@@ -32,12 +33,29 @@ def _dims(x: Node, dims: Value) -> list[int]:
     return [dims] if isinstance(dims, int) else list(dims)
 
 
-@lowers("sum")
-def total(
-    call: LoweredCall, x: Node, dims: Value = None, keepdim: bool = False, dtype: str | None = None
-) -> Node:
-    """The sum over dimensions."""
-    return folded("sum", x, _dims(x, dims), keepdim, call.dtype)
+def _by_record(op: FoldOp) -> None:
+    @lowers(*op.aten)
+    def run(
+        call: LoweredCall,
+        x: Node,
+        dims: Value = None,
+        keepdim: bool = False,
+        dtype: str | None = None,
+    ) -> Node:
+        given, own = (truth(x), "bool") if op.of_truths else (x, call.dtype)
+        return cast(folded(op.name, given, _dims(x, dims), keepdim, own), call.dtype)
+
+    @lowers(*op.scans)
+    def run_along(call: LoweredCall, x: Node, dim: int, dtype: str | None = None) -> Node:
+        given = cast(x, call.dtype)
+        if not x.shape:
+            return given
+        axis = dim % len(x.shape)
+        return Scan(shape=x.shape, dtype=call.dtype, op=op.name, arg=given, axis=axis)
+
+
+for _op in FOLD_OPS:
+    _by_record(_op)
 
 
 @lowers("mean")
@@ -46,28 +64,6 @@ def mean(
 ) -> Node:
     """The mean over dimensions."""
     return mean_of(x, _dims(x, dims), keepdim, call.dtype)
-
-
-@lowers("prod")
-def product(
-    call: LoweredCall, x: Node, dims: Value = None, keepdim: bool = False, dtype: str | None = None
-) -> Node:
-    """The product over dimensions."""
-    return folded("prod", x, _dims(x, dims), keepdim, call.dtype)
-
-
-@lowers("amax", "amin")
-def extreme(call: LoweredCall, x: Node, dims: Value = None, keepdim: bool = False) -> Node:
-    """The largest or smallest value over dimensions."""
-    op = "max" if call.name.startswith("aten.amax") else "min"
-    return folded(op, x, _dims(x, dims), keepdim, call.dtype)
-
-
-@lowers("any", "all")
-def truths(call: LoweredCall, x: Node, dims: Value = None, keepdim: bool = False) -> Node:
-    """True if any value, or every value, is not 0."""
-    op = "any" if call.name.startswith("aten.any") else "all"
-    return cast(folded(op, truth(x), _dims(x, dims), keepdim, "bool"), call.dtype)
 
 
 @lowers("max", "min")
@@ -129,40 +125,6 @@ def variance_and_mean(
     return spread, middle if keep else reshaped(middle, spread.shape)
 
 
-@lowers("linalg_vector_norm", "norm")
-def norm(
-    call: LoweredCall,
-    x: Node,
-    order: Value = 2,
-    dims: Value = None,
-    keepdim: bool = False,
-    **_: Value,
-) -> Node:
-    """The root of the sum of squares."""
-    if order is not None and float(order) != 2.0:
-        raise call.unsupported(f"of order {order}")
-    squared = mapped("square", x, dtype=call.dtype)
-    return mapped(
-        "sqrt", folded("sum", squared, _dims(x, dims), keepdim, call.dtype), dtype=call.dtype
-    )
-
-
-@lowers("cumsum", "cumprod", "logcumsumexp")
-def scan(call: LoweredCall, x: Node, dim: int, dtype: str | None = None) -> Node:
-    """A running sum or product, or the log of a running sum of exponentials."""
-    if not x.shape:
-        return cast(x, call.dtype)
-    op = {"cumsum": "sum", "cumprod": "prod", "logcumsumexp": "logsumexp"}
-    name = call.name.split(".")[1]
-    return Scan(
-        shape=x.shape,
-        dtype=call.dtype,
-        op=op[name],
-        arg=cast(x, call.dtype),
-        axis=dim % len(x.shape),
-    )
-
-
 @lowers("topk")
 def top_k(
     call: LoweredCall, x: Node, k: Value, dim: int = -1, largest: bool = True, sorted: bool = True
@@ -186,7 +148,7 @@ def top_k(
     return [joined(values, dim, x.dtype), joined(places, dim, "int64")]
 
 
-@lowers("sort", "argsort")
+@lowers("sort")
 def sort(
     call: LoweredCall,
     x: Node,

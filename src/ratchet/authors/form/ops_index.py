@@ -12,12 +12,11 @@ from ratchet.authors.form.build import (
     joint,
     mapped,
     position,
-    reshaped,
     viewed,
 )
 from ratchet.authors.form.calls import LoweredCall, Value, as_node, known, lowers
-from ratchet.authors.form.extent import ONE, Extent, whole
-from ratchet.authors.form.form import Node, Scatter, Shape, View, axes_of, axis
+from ratchet.authors.form.extent import Extent, whole
+from ratchet.authors.form.form import Node, Scatter, Shape, View, axes_of
 
 Place = Extent | Node
 
@@ -42,15 +41,6 @@ def embedding(call: LoweredCall, table: Node, indices: Node, *_: Value, **__: Va
     own = axes_of(shape)
     wide = _lifted(cast(indices, "int64"), shape, own[:-1])
     return View(shape=shape, dtype=table.dtype, arg=table, places=(wide, own[-1]))
-
-
-@lowers("index_select")
-def index_select(call: LoweredCall, x: Node, dim: int, indices: Node) -> Node:
-    """Elements of a dimension by their indices."""
-    shape, dim = call.shape, dim % len(x.shape)
-    places: list[Place] = list(axes_of(shape))
-    places[dim] = _lifted(cast(indices, "int64"), shape, [axes_of(shape)[dim]])
-    return View(shape=shape, dtype=x.dtype, arg=x, places=tuple(places))
 
 
 @lowers("gather")
@@ -95,7 +85,7 @@ def indexed(
     return tuple(places)
 
 
-@lowers("index_put", "_unsafe_index_put")
+@lowers("index_put")
 def index_put(
     call: LoweredCall,
     x: Node,
@@ -125,19 +115,20 @@ def masked_index_put(
     return index_put(call, x, indices, chosen(mask, values, none, values.dtype), True)
 
 
-@lowers("index_add", "index_copy")
+@lowers("index_add")
 def index_add(
     call: LoweredCall, x: Node, dim: int, indices: Node, source: Node, *, alpha: Value = 1
 ) -> Node:
-    """x with slices of `source` added or set at the indices of a dimension."""
+    """x with slices of `source` added at the indices of a dimension."""
     dim %= len(x.shape)
     places: list[Place] = list(axes_of(source.shape))
     places[dim] = _lifted(cast(indices, "int64"), source.shape, [axes_of(source.shape)[dim]])
     given = cast(source, x.dtype)
     if alpha != 1:
         given = mapped("mul", given, as_node(alpha, x.dtype), dtype=x.dtype)
-    op = "add" if call.name.startswith("aten.index_add") else "set"
-    return Scatter(shape=x.shape, dtype=x.dtype, op=op, base=x, source=given, places=tuple(places))
+    return Scatter(
+        shape=x.shape, dtype=x.dtype, op="add", base=x, source=given, places=tuple(places)
+    )
 
 
 @lowers("scatter_add", "scatter")
@@ -196,28 +187,3 @@ def bincount(call: LoweredCall, x: Node, weights: Node | None = None, minlength:
     return Scatter(
         shape=shape, dtype="int64", op="add", base=base, source=ones, places=(cast(x, "int64"),)
     )
-
-
-@lowers("one_hot")
-def one_hot(call: LoweredCall, x: Node, classes: Value = -1) -> Node:
-    """1 at each index, 0 elsewhere."""
-    shape = call.shape
-    own = axes_of(shape)
-    wide = expanded(reshaped(x, (*x.shape, ONE)), shape)
-    same = mapped("eq", wide, position(own[-1], shape), dtype="bool", inner="int64")
-    return cast(same, "int64")
-
-
-@lowers("repeat_interleave")
-def repeat_interleave(
-    call: LoweredCall, x: Node, repeats: Value, dim: Value = None, **_: Value
-) -> Node:
-    """Each element several times in a row."""
-    times = whole(repeats) if not isinstance(repeats, Node) else None
-    if times is None:
-        raise call.unsupported("by a tensor")
-    flat = x if dim is not None else reshaped(x, (call.shape[0],))
-    along = 0 if dim is None else dim % len(x.shape)
-    places = list(axes_of(call.shape))
-    places[along] = axis(along, call.shape[along]) // times
-    return viewed(flat, call.shape, places)

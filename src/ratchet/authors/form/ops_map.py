@@ -1,77 +1,35 @@
-"""Lowerings element by element."""
+"""Lowerings element by element: by a record of the table alone, or made of several."""
 
 from __future__ import annotations
-
-import math
-from typing import Final
 
 from ratchet.authors.form.build import cast, chosen, constant, expanded, mapped, wider
 from ratchet.authors.form.calls import LoweredCall, Value, as_node, full_like, lowers
 from ratchet.authors.form.form import REALS, Node
-
-UNARY: Final = (
-    *("neg", "abs", "exp", "exp2", "log", "log2", "log1p", "expm1", "sqrt", "rsqrt", "tanh"),
-    *("sigmoid", "erf", "sin", "cos", "floor", "ceil", "round", "trunc", "sign", "reciprocal"),
-    *("square", "relu", "asinh", "atan", "sinh", "cosh", "tan", "log10", "erfc"),
-)
-BINARY: Final = {
-    "mul": "mul",
-    "maximum": "max",
-    "minimum": "min",
-    "fmod": "fmod",
-    "remainder": "remainder",
-    "bitwise_and": "and",
-    "bitwise_or": "or",
-    "bitwise_xor": "xor",
-    "atan2": "atan2",
-}
-COSTLY: Final = frozenset(
-    [
-        *("exp", "exp2", "log", "log2", "log10", "log1p", "expm1", "sqrt", "rsqrt", "tanh", "tan"),
-        *("sigmoid", "erf", "erfc", "sin", "cos", "sinh", "cosh", "asinh", "atan", "atan2"),
-        *("reciprocal", "pow", "div", "fmod", "remainder"),
-    ]
-)
-"""Those that take so long that a value read twice may better be kept than computed again."""
-COMPARED: Final = ("eq", "ne", "lt", "le", "gt", "ge")
-LOGICAL: Final = {"logical_and": "and", "logical_or": "or", "logical_xor": "xor"}
+from ratchet.authors.form.op_table import MAP_OPS, MapOp
 
 
-def _unary(name: str) -> None:
-    @lowers(name)
-    def run(call: LoweredCall, x: Node) -> Node:
-        if name in ("floor", "ceil", "round", "trunc") and x.dtype not in REALS:
-            return x
-        return mapped(name, x, dtype=call.dtype)
+def _by_record(op: MapOp) -> None:
+    @lowers(*op.aten_names)
+    def run(call: LoweredCall, *args: Value) -> Value:
+        if len(args) != op.arity:
+            raise TypeError(f"{len(args)} of them")
+        if op.is_test:
+            inner = _common(*args)
+            if op.of_whole == "false" and inner not in REALS:
+                return constant(False, "bool", args[0].shape)
+            given = [as_node(one, inner) for one in args]
+            return mapped(op.name, *given, dtype="bool", inner=inner)
+        if op.of_whole == "same" and args[0].dtype not in REALS:
+            return args[0]
+        return mapped(op.name, *(_operand(call, one) for one in args), dtype=call.dtype)
+
+    @lowers(*op.logical)
+    def run_logical(call: LoweredCall, *args: Node) -> Node:
+        return mapped(op.name, *map(truth, args), dtype="bool")
 
 
-def _binary(name: str, op: str) -> None:
-    @lowers(name)
-    def run(call: LoweredCall, x: Value, y: Value) -> Node:
-        return mapped(op, _operand(call, x), _operand(call, y), dtype=call.dtype)
-
-
-def _compared(name: str) -> None:
-    @lowers(name)
-    def run(call: LoweredCall, x: Value, y: Value) -> Node:
-        dtype = _common(x, y)
-        return mapped(name, as_node(x, dtype), as_node(y, dtype), dtype="bool", inner=dtype)
-
-
-def _logical(name: str, op: str) -> None:
-    @lowers(name)
-    def run(call: LoweredCall, x: Node, y: Node) -> Node:
-        return mapped(op, truth(x), truth(y), dtype="bool")
-
-
-for _name in UNARY:
-    _unary(_name)
-for _name, _op in BINARY.items():
-    _binary(_name, _op)
-for _name in COMPARED:
-    _compared(_name)
-for _name, _op in LOGICAL.items():
-    _logical(_name, _op)
+for _op in MAP_OPS:
+    _by_record(_op)
 
 
 def truth(node: Node) -> Node:
@@ -83,21 +41,19 @@ def _operand(call: LoweredCall, value: Value) -> Node:
     return as_node(value, call.dtype)
 
 
-def _common(x: Value, y: Value) -> str:
-    """Return the dtype in which two values are compared; a tensor's dtype rules a number's."""
-    tensors = [one.dtype for one in (x, y) if isinstance(one, Node)]
-    real = [one for one in (x, y) if isinstance(one, float)]
+def _common(*args: Value) -> str:
+    """Return the dtype in which values are compared; a tensor's dtype rules a number's."""
+    tensors = [one.dtype for one in args if isinstance(one, Node)]
+    real = [one for one in args if isinstance(one, float)]
     if len(tensors) == 1 and real and tensors[0] not in REALS:
         return "float32"
     return wider(*tensors)
 
 
-@lowers("add", "sub", "rsub")
+@lowers("add", "sub")
 def add(call: LoweredCall, x: Value, y: Value, alpha: Value = 1) -> Node:
-    """x + alpha y, x - alpha y, or y - alpha x."""
+    """x + alpha y, or x - alpha y."""
     left, right = _operand(call, x), _operand(call, y)
-    if call.name.startswith("aten.rsub"):
-        left, right = right, left
     if alpha != 1:
         right = mapped("mul", right, as_node(alpha, call.dtype), dtype=call.dtype)
     op = "add" if call.name.startswith("aten.add") else "sub"
@@ -106,7 +62,7 @@ def add(call: LoweredCall, x: Value, y: Value, alpha: Value = 1) -> Node:
     return mapped(op, left, right, dtype=call.dtype)
 
 
-@lowers("div", "true_divide")
+@lowers("div")
 def divide(call: LoweredCall, x: Value, y: Value, rounding_mode: str | None = None) -> Node:
     """x / y, rounded down or to 0."""
     left, right = _operand(call, x), _operand(call, y)
@@ -117,12 +73,6 @@ def divide(call: LoweredCall, x: Value, y: Value, rounding_mode: str | None = No
         return mapped(op, left, right, dtype=call.dtype)
     whole = "floor" if rounding_mode == "floor" else "trunc"
     return mapped(whole, mapped("div", left, right, dtype=call.dtype), dtype=call.dtype)
-
-
-@lowers("floor_divide")
-def floor_divide(call: LoweredCall, x: Value, y: Value) -> Node:
-    """x / y rounded down."""
-    return divide(call, x, y, "floor")
 
 
 @lowers("pow")
@@ -144,77 +94,27 @@ def _small_power(x: Node, power: float, dtype: str) -> Node:
     return mapped("mul", squared, x if power == 3.0 else squared, dtype=dtype)
 
 
-@lowers("fma")
-def fused(call: LoweredCall, x: Value, y: Value, z: Value) -> Node:
-    """x y + z, rounded once."""
-    given = [_operand(call, one) for one in (x, y, z)]
-    return mapped("fma", *given, dtype=call.dtype)
-
-
 @lowers("where")
 def where(call: LoweredCall, condition: Node, x: Value, y: Value) -> Node:
     """x where the condition holds, else y."""
     return chosen(condition, _operand(call, x), _operand(call, y), call.dtype)
 
 
-@lowers("masked_fill")
-def masked_fill(call: LoweredCall, x: Node, mask: Node, value: Value) -> Node:
-    """A value where the mask holds, else x."""
-    return chosen(mask, _operand(call, value), x, call.dtype)
-
-
-@lowers("clamp", "clip", "hardtanh")
-def clamp(call: LoweredCall, x: Node, min: Value = None, max: Value = None) -> Node:
-    """x within bounds; NaN stays."""
-    found = x
-    if min is not None:
-        found = mapped("max", found, _operand(call, min), dtype=call.dtype)
-    if max is not None:
-        found = mapped("min", found, _operand(call, max), dtype=call.dtype)
-    return found
-
-
-@lowers("clamp_min")
-def clamp_min(call: LoweredCall, x: Node, bound: Value) -> Node:
-    """x, or the bound if that is larger."""
-    return clamp(call, x, bound)
-
-
-@lowers("clamp_max")
-def clamp_max(call: LoweredCall, x: Node, bound: Value) -> Node:
-    """x, or the bound if that is smaller."""
-    return clamp(call, x, None, bound)
-
-
-@lowers("logical_not", "bitwise_not")
+@lowers("bitwise_not")
 def negated(call: LoweredCall, x: Node) -> Node:
     """The opposite of a truth value."""
     if call.dtype != "bool":
         raise call.unsupported("of whole numbers")
-    return mapped("not", truth(x), dtype="bool")
+    return mapped("not", x, dtype="bool")
 
 
-@lowers("isnan", "isinf")
-def special(call: LoweredCall, x: Node) -> Node:
-    """True where values are NaN or infinite."""
-    if x.dtype not in REALS:
-        return constant(False, "bool", x.shape)
-    return mapped(call.name.split(".")[1], x, dtype="bool", inner=x.dtype)
-
-
-@lowers("isfinite")
-def finite(call: LoweredCall, x: Node) -> Node:
-    """True where values are neither NaN nor infinite."""
-    return mapped("isfinite", x, dtype="bool", inner=x.dtype)
-
-
-@lowers("_to_copy", "to", "convert_element_type")
+@lowers("convert_element_type")
 def to_dtype(call: LoweredCall, x: Node, *_: Value, **__: Value) -> Node:
     """Values in another dtype."""
     return cast(x, call.dtype)
 
 
-@lowers("clone", "alias", "detach", "contiguous", "lift_fresh_copy", "lift_fresh", "positive")
+@lowers("clone", "alias", "lift_fresh_copy", "lift_fresh")
 def same(call: LoweredCall, x: Node, **_: Value) -> Node:
     """The same values."""
     return x
@@ -244,49 +144,13 @@ def add_product(call: LoweredCall, x: Node, y: Node, z: Node, value: Value = 1) 
     )
 
 
-@lowers("lerp")
-def lerp(call: LoweredCall, start: Node, end: Node, weight: Value) -> Node:
-    """start + weight (end - start)."""
-    move = mapped("sub", end, start, dtype=call.dtype)
-    step = mapped("mul", move, as_node(weight, call.dtype), dtype=call.dtype)
-    return mapped("add", start, step, dtype=call.dtype)
-
-
-@lowers("leaky_relu")
-def leaky_relu(call: LoweredCall, x: Node, slope: Value = 0.01) -> Node:
-    """x, or a share of it below 0."""
-    zero = constant(0.0, call.dtype)
-    below = mapped("mul", x, as_node(slope, call.dtype), dtype=call.dtype)
-    above = mapped("gt", x, zero, dtype="bool", inner=call.dtype)
-    return chosen(above, x, below, call.dtype)
-
-
-@lowers("full", "zeros", "ones", "empty", "new_zeros", "new_ones", "new_full", "new_empty")
-def full(call: LoweredCall, *args: Value, **_: Value) -> Node:
-    """One number everywhere."""
-    return filled(call, args)
-
-
-@lowers("full_like", "zeros_like", "ones_like", "empty_like", "scalar_tensor", "fill")
-def full_as(call: LoweredCall, *args: Value, **_: Value) -> Node:
-    """One number everywhere, in another tensor's shape."""
-    return filled(call, args)
-
-
-@lowers("empty_strided", "new_empty_strided", "empty_permuted")
+@lowers("empty", "empty_strided", "new_empty_strided")
 def empty(call: LoweredCall, *_: Value, **__: Value) -> Node:
     """A tensor whose values are set later."""
     return constant(0, call.dtype, call.shape)
 
 
-def filled(call: LoweredCall, args: tuple[Value, ...]) -> Node:
-    """Return the op's constant: 1 for ones, 0 for zeros and empty, else the last argument."""
-    kind = call.name.split(".")[1]
-    if kind in ("ones", "ones_like", "new_ones"):
-        return constant(1, call.dtype, call.shape)
-    if "zeros" in kind or "empty" in kind:
-        return constant(0, call.dtype, call.shape)
-    value = args[-1]
-    if isinstance(value, float) and not math.isfinite(value):
-        return constant(value, call.dtype, call.shape)
-    return expanded(cast(as_node(value, call.dtype), call.dtype), call.shape)
+@lowers("full", "scalar_tensor")
+def full(call: LoweredCall, *args: Value, **_: Value) -> Node:
+    """One number, the last argument, everywhere."""
+    return expanded(cast(as_node(args[-1], call.dtype), call.dtype), call.shape)

@@ -114,22 +114,10 @@ def _joined_size(node: Node) -> Extent | None:
     return None
 
 
-@lowers("mm", "bmm", "matmul")
+@lowers("mm", "bmm")
 def matmul(call: LoweredCall, left: Node, right: Node, **_: Value) -> Node:
     """A matrix product."""
     return product(left, right, call.dtype)
-
-
-@lowers("mv")
-def matrix_vector(call: LoweredCall, left: Node, right: Node) -> Node:
-    """A matrix times a vector."""
-    return folded("sum", mapped("mul", left, right, dtype=call.dtype), [1], False, call.dtype)
-
-
-@lowers("dot")
-def dot(call: LoweredCall, left: Node, right: Node) -> Node:
-    """The product of two vectors."""
-    return folded("sum", mapped("mul", left, right, dtype=call.dtype), [0], False, call.dtype)
 
 
 @lowers("addmm", "baddbmm")

@@ -87,7 +87,7 @@ def max_pool(
     return [best, where]
 
 
-@lowers("avg_pool1d", "avg_pool2d", "avg_pool3d")
+@lowers("avg_pool2d", "avg_pool3d")
 def average_pool(
     call: LoweredCall,
     x: Node,

@@ -6,7 +6,6 @@ from collections.abc import Sequence
 
 from ratchet.authors.form.build import (
     cast,
-    constant,
     expanded,
     joined,
     padded,
@@ -14,7 +13,6 @@ from ratchet.authors.form.build import (
     position,
     reshaped,
     sliced,
-    swapped,
     viewed,
 )
 from ratchet.authors.form.calls import LoweredCall, Value, lowers
@@ -22,8 +20,7 @@ from ratchet.authors.form.extent import ONE, ZERO, Extent, larger, smaller, whol
 from ratchet.authors.form.form import Choice, Node, Number, axes_of
 
 
-@lowers("view", "reshape", "_unsafe_view", "_reshape_alias", "unsqueeze", "squeeze", "flatten")
-@lowers("view_copy", "unsqueeze_copy", "squeeze_copy", "_reshape_copy")
+@lowers("view", "unsqueeze", "squeeze", "_reshape_copy")
 def view(call: LoweredCall, x: Node, *_: Value) -> Node:
     """The same elements row by row in another shape."""
     if call.dtype != x.dtype:
@@ -41,28 +38,13 @@ def as_strided(
     return reshaped(x, call.shape)
 
 
-@lowers("permute", "permute_copy")
+@lowers("permute")
 def permute(call: LoweredCall, x: Node, order: Sequence[int]) -> Node:
     """Dimensions in another order."""
     return permuted(x, [place % len(x.shape) for place in order])
 
 
-@lowers("transpose")
-def transpose(call: LoweredCall, x: Node, one: int, other: int) -> Node:
-    """Two dimensions swapped."""
-    order = list(range(len(x.shape)))
-    one, other = one % len(order), other % len(order)
-    order[one], order[other] = order[other], order[one]
-    return permuted(x, order)
-
-
-@lowers("t", "mT")
-def matrix_transpose(call: LoweredCall, x: Node) -> Node:
-    """A matrix transposed."""
-    return swapped(x) if len(x.shape) == 2 else x
-
-
-@lowers("expand", "broadcast_to", "expand_copy")
+@lowers("expand")
 def expand(call: LoweredCall, x: Node, *_: Value, **__: Value) -> Node:
     """Dimensions of size 1 repeated."""
     return expanded(x, call.shape)
@@ -99,7 +81,7 @@ def select(call: LoweredCall, x: Node, dim: int, index: Value) -> Node:
     return viewed(x, shape, places)
 
 
-@lowers("flip", "rev")
+@lowers("rev")
 def flip(call: LoweredCall, x: Node, dims: Sequence[int]) -> Node:
     """Dimensions from back to front."""
     places = list(axes_of(x.shape))
@@ -116,21 +98,13 @@ def cat(call: LoweredCall, parts: Sequence[Node], dim: int = 0) -> Node:
     return joined(given, dim % len(call.shape), call.dtype)
 
 
-@lowers("stack")
-def stack(call: LoweredCall, parts: Sequence[Node], dim: int = 0) -> Node:
-    """Tensors along a new dimension."""
-    dim %= len(call.shape)
-    grown = [reshaped(one, (*one.shape[:dim], ONE, *one.shape[dim:])) for one in parts]
-    return joined(grown, dim, call.dtype)
-
-
-@lowers("unbind", "unbind_copy")
+@lowers("unbind")
 def unbind(call: LoweredCall, x: Node, dim: int = 0) -> list[Node]:
     """Every index of a dimension."""
     return [select(call, x, dim, place) for place in range(call.count)]
 
 
-@lowers("split", "split_with_sizes", "split_copy", "split_with_sizes_copy", "chunk")
+@lowers("split", "split_with_sizes", "split_copy")
 def split(call: LoweredCall, x: Node, sizes: Value, dim: int = 0) -> list[Node]:
     """Parts along a dimension."""
     dim %= len(x.shape)
@@ -165,7 +139,7 @@ def repeat(call: LoweredCall, x: Node, repeats: Sequence[Value]) -> Node:
     return viewed(x, shape, places)
 
 
-@lowers("diagonal", "diagonal_copy")
+@lowers("diagonal")
 def diagonal(call: LoweredCall, x: Node, offset: int = 0, dim1: int = 0, dim2: int = 1) -> Node:
     """The diagonal of two dimensions, as the last one."""
     rank = len(x.shape)
@@ -222,27 +196,9 @@ def select_scatter(call: LoweredCall, x: Node, source: Node, dim: int, index: Va
     return slice_scatter(call, x, grown, dim, start)
 
 
-@lowers("arange", "iota")
-def arange(call: LoweredCall, *args: Value, **kwargs: Value) -> Node:
+@lowers("iota")
+def iota(call: LoweredCall, length: Value, *, start: Value, step: Value, **_: Value) -> Node:
     """Whole numbers in steps."""
-    if call.name.startswith("prims.iota"):
-        start, step = kwargs.get("start", 0), kwargs.get("step", 1)
-    else:
-        numbers = list(args)
-        start, step = (numbers[0], 1) if len(numbers) > 1 else (0, 1)
-        step = numbers[2] if len(numbers) > 2 else kwargs.get("step", step)
-    if any(isinstance(one, float | Node) for one in (start, step)):
-        raise call.unsupported("of fractions")
     shape = call.shape
     value = axes_of(shape)[0] * whole(step) + whole(start)
     return cast(position(value, shape), call.dtype)
-
-
-@lowers("tril", "triu")
-def triangle(call: LoweredCall, x: Node, diagonal: int = 0) -> Node:
-    """x on one side of a diagonal, 0 on the other."""
-    row, column = axes_of(x.shape)[-2:]
-    lower = call.name.startswith("aten.tril")
-    inside = row + diagonal - column if lower else column - row - diagonal
-    zero = constant(0, x.dtype, x.shape)
-    return Choice(shape=x.shape, dtype=x.dtype, when=(inside,), arg=x, other=zero)

@@ -27,6 +27,7 @@ from ratchet.authors.form.form import (
     over_of,
     own_axes,
 )
+from ratchet.authors.form.op_table import MAPS
 
 Places = tuple[Extent, ...]
 Value = Literal["zero", "-inf"]
@@ -169,7 +170,7 @@ class Masks:
                 return chosen
             case "cast" | "copy":
                 return self.of(args[0], index)
-            case "exp" | "exp2":
+            case name if MAPS[name].fades:
                 return {one: "zero" for one, v in self.of(args[0], index).items() if v == "-inf"}
             case "add" | "sub":
                 left, right = (self.of(one, index) for one in args)

@@ -24,23 +24,11 @@ from ratchet.authors.form.form import (
     View,
     own_axes,
 )
+from ratchet.authors.form.op_table import MAPS, filled
 from ratchet.authors.generator.conditions import condition_of
 from ratchet.authors.generator.fusion import Index
 from ratchet.authors.generator.splits import LoopSplits
 
-INFIX: Final = {
-    "add": "+",
-    "sub": "-",
-    "mul": "*",
-    "div": "/",
-    "eq": "==",
-    "ne": "!=",
-    "lt": "<",
-    "le": "<=",
-    "gt": ">",
-    "ge": ">=",
-}
-LOGIC: Final = {"and": "&", "or": "|", "xor": "^"}
 STORED: Final = {
     "float32": "float",
     "float64": "double",
@@ -294,31 +282,16 @@ class Evaluator:
         return f"r_{function}"
 
     def _operation(self, node: Map, args: Sequence[str]) -> str:
-        op, kind = node.op, class_of(node.dtype)
-        if op == "copy":
-            return args[0]
-        if op == "cast":
-            return self._cast(node.args[0].dtype, node.dtype, args[0])
-        if op == "where":
-            return f"{args[0]} ? {args[1]} : {args[2]}"
-        if op == "not":
-            return f"!{args[0]}"
-        if op in LOGIC:
-            return f"({kind})({args[0]} {LOGIC[op]} {args[1]})"
-        if op in INFIX:
-            if op == "div" and kind in ("int64_t", "int32_t"):
-                raise UnsupportedOp("division of whole numbers")
-            if op == "div" and self.reciprocal and _number(args[1]):
-                return f"{args[0]} * (1 / {args[1]})"
-            if op == "div" and self.reciprocal and self._steady(*args):
-                inverse = self.define(kind, f"1 / {args[1]}", {args[1]})
-                return f"{args[0]} * {inverse}"
-            return f"{args[0]} {INFIX[op]} {args[1]}"
-        if op == "neg":
-            return f"-{args[0]}"
-        if op == "square":
-            return f"{args[0]} * {args[0]}"
-        return f"{self.call(op)}({', '.join(args)})"
+        op, kind = MAPS[node.op], class_of(node.dtype)
+        op.check(node.dtype)
+        if op.name == "cast" and node.dtype in ("bool", "int8", "uint8"):
+            return self._narrowed(node.dtype, args[0])
+        if op.name == "div" and self.reciprocal and _number(args[1]):
+            return f"{args[0]} * (1 / {args[1]})"
+        if op.name == "div" and self.reciprocal and self._steady(*args):
+            inverse = self.define(kind, f"1 / {args[1]}", {args[1]})
+            return f"{args[0]} * {inverse}"
+        return filled(op.cpp_text, args, self.used, kind=kind)
 
     def _steady(self, value: str, divisor: str) -> bool:
         """Return whether a divisor stays the same while the value changes."""
@@ -326,12 +299,12 @@ class Evaluator:
             return False
         return self.depth_of({divisor}) < self.depth_of({value})
 
-    def _cast(self, old: str, new: str, value: str) -> str:
-        if new == "bool":
+    @staticmethod
+    def _narrowed(dtype: str, value: str) -> str:
+        """Return a value cast to a dtype with fewer values than its C type."""
+        if dtype == "bool":
             return f"{value} != 0"
-        if new in ("int8", "uint8"):
-            return f"(int32_t)({STORED[new]})(int32_t){value}"
-        return f"({class_of(new)}){value}"
+        return f"(int32_t)({STORED[dtype]})(int32_t){value}"
 
 
 def _number(text: str) -> bool:

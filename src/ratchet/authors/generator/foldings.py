@@ -2,61 +2,57 @@
 
 from __future__ import annotations
 
+import math
 from dataclasses import dataclass
 from typing import Final
 
 from ratchet.authors.form.build import class_of
-from ratchet.authors.form.form import Fold
+from ratchet.authors.form.form import Fold, Scan
+from ratchet.authors.form.op_table import FOLDS, FoldOp
 
-START: Final = {
-    ("sum", "float"): "0.0f",
-    ("sum", "double"): "0.0",
-    ("prod", "float"): "1.0f",
-    ("prod", "double"): "1.0",
-    ("max", "float"): "-__builtin_inff()",
-    ("max", "double"): "-__builtin_inf()",
-    ("min", "float"): "__builtin_inff()",
-    ("min", "double"): "__builtin_inf()",
-    ("sum", "int64_t"): "0",
-    ("prod", "int64_t"): "1",
-    ("max", "int64_t"): "INT64_MIN",
-    ("min", "int64_t"): "INT64_MAX",
-    ("max", "int32_t"): "INT32_MIN",
-    ("min", "int32_t"): "INT32_MAX",
-    ("any", "bool"): "0",
-    ("all", "bool"): "1",
-}
+LEAST: Final = {"int64_t": "INT64_MIN", "int32_t": "INT32_MIN"}
+GREATEST: Final = {"int64_t": "INT64_MAX", "int32_t": "INT32_MAX"}
 
 
 @dataclass(frozen=True, kw_only=True)
 class Folding:
-    """A reduction's accumulator: its C type, its start and its OpenMP operator."""
+    """A reduction's accumulator: its C type and its start."""
 
-    op: str
+    op: FoldOp
     kind: str
-    start: str
-    operator: str
+
+    @property
+    def start(self) -> str:
+        """Return what changes nothing."""
+        neutral, suffix = self.op.neutral, "f" if self.kind == "float" else ""
+        if math.isinf(neutral):
+            if self.kind in LEAST:
+                return (LEAST if neutral < 0 else GREATEST)[self.kind]
+            return f"{'-' if neutral < 0 else ''}__builtin_inf{suffix}()"
+        return f"{float(neutral)}{suffix}" if self.kind in ("float", "double") else str(neutral)
+
+    @property
+    def total_kind(self) -> str:
+        """Return the C type of a long total."""
+        return "double" if self.kind == "float" and self.op.wide else self.kind
+
+    @property
+    def operator(self) -> str:
+        """Return OpenMP's name of the reduction."""
+        own = f"r_{self.op.name}" if self.kind in ("float", "double") else self.op.name
+        return self.op.sign or own
 
     def add(self, total: str, value: str) -> str:
         """Return the statement that takes a value in."""
-        if self.op in ("sum", "prod", "any", "all"):
-            sign = {"sum": "+", "prod": "*", "any": "|", "all": "&"}[self.op]
-            return f"{total} {sign}= {value};"
-        return f"{total} = r_{self.op}({total}, {value});"
+        if self.op.sign:
+            return f"{total} {self.op.sign}= {value};"
+        return f"{total} = r_{self.op.name}({total}, {value});"
 
 
-def folding(node: Fold) -> Folding:
+def folding(node: Fold | Scan) -> Folding:
     """Return how a reduction accumulates."""
     kind = class_of(node.dtype)
-    start = START[(node.op, kind)]
-    operator = {"sum": "+", "prod": "*", "any": "|", "all": "&", "max": "max", "min": "min"}[
-        node.op
-    ]
-    if node.op in ("max", "min") and kind in ("float", "double"):
-        operator = f"r_{node.op}"
-    return Folding(
-        op=node.op, kind="int32_t" if kind == "bool" else kind, start=start, operator=operator
-    )
+    return Folding(op=FOLDS[node.op], kind="int32_t" if kind == "bool" else kind)
 
 
 class Scratch:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
 from typing import Final
 
@@ -16,11 +17,11 @@ from ratchet.authors.form.extent import (
     product_of,
 )
 from ratchet.authors.form.form import Fold, Map, Node, Scan
-from ratchet.authors.form.ops_map import COSTLY
+from ratchet.authors.form.op_table import FOLDS, MAPS
 from ratchet.authors.generator.chains import decoded
 from ratchet.authors.generator.conditions import Masks
 from ratchet.authors.generator.evaluate import STORED, Buffer, Evaluator, LoopScope
-from ratchet.authors.generator.foldings import START, Folding, Scratch, folding
+from ratchet.authors.generator.foldings import Folding, Scratch, folding
 from ratchet.authors.generator.fusion import FusionPlan, Index, LoopNest, Role, passes_of
 from ratchet.authors.generator.nest_axes import NestAxes
 from ratchet.authors.generator.schedule import Choices
@@ -31,6 +32,7 @@ FLUSH: Final = 512
 
 
 MASKED: Final = {"zero": "0.0f", "-inf": "-__builtin_inff()"}
+MASKED_NUMBERS: Final = {"zero": 0.0, "-inf": -math.inf}
 
 
 class NestWriter(NestAxes):
@@ -274,7 +276,7 @@ class NestWriter(NestAxes):
             index = self.index_of(node, role, value.shape)
             found = masks.of(value, index).get(failed)
             if isinstance(node, Fold):
-                if (node.op, found) not in (("sum", "zero"), ("max", "-inf")):
+                if found is None or MASKED_NUMBERS[found] != FOLDS[node.op].neutral:
                     return None
             elif found is None or role == "scan" or self.choices.stream:
                 return None
@@ -301,15 +303,10 @@ class NestWriter(NestAxes):
             step = evaluator.call("scan_logsumexp")
             body.append(f"const {kind} {total}_ = {step}({most}, {total}, {value});")
         else:
-            start = START[(node.op, kind)]
-            before.append(
-                f"{'double' if kind == 'float' and node.op == 'sum' else kind} {total} = {start};"
-            )
-            if node.op == "max":
-                evaluator.call("max")
-                body.append(f"{total} = r_max({total}, {value});")
-            else:
-                body.append(f"{total} {'+' if node.op == 'sum' else '*'}= {value};")
+            way = folding(node)
+            before.append(f"{way.total_kind} {total} = {way.start};")
+            self._use(way)
+            body.append(way.add(total, value))
             body.append(f"const {kind} {total}_ = ({kind}){total};")
         loop = evaluator.scopes[-1]
         loop.names.add(f"{total}_")
@@ -389,7 +386,7 @@ class NestWriter(NestAxes):
         again = [key for key, levels in self.seen.items() if len(levels) > 1]
         if which == "all":
             return again
-        return [key for key in again if isinstance(key[0], Map) and key[0].op in COSTLY]
+        return [key for key in again if isinstance(key[0], Map) and MAPS[key[0].op].costly]
 
     # --- the frame
 
@@ -397,8 +394,8 @@ class NestWriter(NestAxes):
         return list(self.nest.members).index(node)
 
     def _use(self, way: Folding) -> None:
-        if way.op in ("max", "min"):
-            self.evaluator.call(way.op)
+        if not way.op.sign:
+            self.evaluator.call(way.op.name)
 
     def _streamed(self, buffer: Buffer, index: Index, tiled: bool) -> bool:
         if not (self.choices.stream and tiled and not buffer.strided) or self.partner is not None:
@@ -458,7 +455,7 @@ class NestWriter(NestAxes):
             self.scratch.ask(name, way.kind, f"2 * most_threads * {span}")
         for node in wholes:
             way = folding(node)  # type: ignore[arg-type]
-            lines.append(f"{_total(way)} h{self._number(node)}[1024];")
+            lines.append(f"{way.total_kind} h{self._number(node)}[1024];")
         for number, (node, _) in enumerate(self.keeps):
             self.scratch.ask(f"k{number}_{tag}", class_of(node.dtype), f"most_threads * {span}")
         share = "low = 0, high = items"
@@ -483,7 +480,7 @@ class NestWriter(NestAxes):
             ]
         for node in wholes:
             way = folding(node)  # type: ignore[arg-type]
-            lines.append(f"{_total(way)} g{self._number(node)} = {way.start};")
+            lines.append(f"{way.total_kind} g{self._number(node)} = {way.start};")
         for number, (node, _) in enumerate(self.keeps):
             kind = class_of(node.dtype)
             lines.append(f"{kind}* __restrict k{number} = k{number}_{tag} + thread * {span};")
@@ -523,7 +520,7 @@ class NestWriter(NestAxes):
         way, number = folding(node), self._number(node)  # type: ignore[arg-type]
         index = tuple(ZERO for _ in node.shape)
         return [
-            f"{_total(way)} t{number} = {way.start};",
+            f"{way.total_kind} t{number} = {way.start};",
             "for (int64_t k = 0; k < used_threads; ++k) " + way.add(f"t{number}", f"h{number}[k]"),
             self.evaluator.store(self.buffers[node], index, f"({class_of(node.dtype)})t{number}"),
         ]
@@ -550,7 +547,3 @@ class NestWriter(NestAxes):
             "}",
         ]
         return lines
-
-
-def _total(way: Folding) -> str:
-    return "double" if way.kind == "float" and way.op in ("sum", "prod") else way.kind

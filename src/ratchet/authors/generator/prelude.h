@@ -115,9 +115,6 @@ R_INLINE double r_log(double x) { return log(x); }
 //: log2 log
 R_INLINE float r_log2(float x) { return (float)(log2((double)x)); }
 R_INLINE double r_log2(double x) { return log2(x); }
-//: log10
-R_INLINE float r_log10(float x) { return log10f(x); }
-R_INLINE double r_log10(double x) { return log10(x); }
 //: log1p log
 // log(1 + x) corrected for the rounding of 1 + x (W. Kahan).
 R_INLINE float r_log1p(float x) {
@@ -178,9 +175,6 @@ R_INLINE float r_erf(float x) {
     return t < 0.927734375f ? __builtin_fmaf(q, x, x) : large;
 }
 R_INLINE double r_erf(double x) { return erf(x); }
-//: erfc
-R_INLINE float r_erfc(float x) { return erfcf(x); }
-R_INLINE double r_erfc(double x) { return erfc(x); }
 //: fma
 R_INLINE float r_fma(float x, float y, float z) { return __builtin_fmaf(x, y, z); }
 R_INLINE double r_fma(double x, double y, double z) { return __builtin_fma(x, y, z); }
@@ -226,9 +220,6 @@ R_INLINE bool r_isnan(double x) { return x != x; }
 //: isinf
 R_INLINE bool r_isinf(float x) { return __builtin_fabsf(x) == __builtin_inff(); }
 R_INLINE bool r_isinf(double x) { return __builtin_fabs(x) == __builtin_inf(); }
-//: isfinite
-R_INLINE bool r_isfinite(float x) { return __builtin_fabsf(x) < __builtin_inff(); }
-R_INLINE bool r_isfinite(double x) { return __builtin_fabs(x) < __builtin_inf(); }
 //: pow
 R_INLINE float r_pow(float x, float y) { return powf(x, y); }
 R_INLINE double r_pow(double x, double y) { return pow(x, y); }
@@ -275,24 +266,6 @@ R_INLINE double r_sin(double x) { return sin(x); }
 //: cos sin
 R_INLINE float r_cos(float x) { return r_turned(x, 1); }
 R_INLINE double r_cos(double x) { return cos(x); }
-//: tan
-R_INLINE float r_tan(float x) { return tanf(x); }
-R_INLINE double r_tan(double x) { return tan(x); }
-//: atan
-R_INLINE float r_atan(float x) { return atanf(x); }
-R_INLINE double r_atan(double x) { return atan(x); }
-//: atan2
-R_INLINE float r_atan2(float x, float y) { return atan2f(x, y); }
-R_INLINE double r_atan2(double x, double y) { return atan2(x, y); }
-//: asinh
-R_INLINE float r_asinh(float x) { return asinhf(x); }
-R_INLINE double r_asinh(double x) { return asinh(x); }
-//: sinh
-R_INLINE float r_sinh(float x) { return sinhf(x); }
-R_INLINE double r_sinh(double x) { return sinh(x); }
-//: cosh
-R_INLINE float r_cosh(float x) { return coshf(x); }
-R_INLINE double r_cosh(double x) { return cosh(x); }
 //: scan_logsumexp exp log
 // One step of a running log of a sum of exponentials: `most` so far, and the sum relative to it.
 R_INLINE float r_scan_logsumexp(float& most, float& total, float x) {

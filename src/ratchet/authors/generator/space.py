@@ -11,7 +11,7 @@ from typing import ClassVar
 from ratchet.authors.author import Schedule
 from ratchet.authors.form.extent import Extent
 from ratchet.authors.form.form import LoopForm, Map, Matmul, View
-from ratchet.authors.form.ops_map import COSTLY
+from ratchet.authors.form.op_table import MAPS
 from ratchet.authors.generator.chains import chained
 from ratchet.authors.generator.epilogues import epilogue_of
 from ratchet.authors.generator.fusion import LoopNest, planned
@@ -76,7 +76,7 @@ class GeneratedSpace:
         case = next((one for one in self.problem.cases if one.timed), self.problem.cases[0])
         numbers = [math.prod(spec.shape) for spec in case.inputs]
         nodes = self.forms[0].nodes()
-        costly = sum(isinstance(one, Map) and one.op in COSTLY for one in nodes)
+        costly = sum(isinstance(one, Map) and MAPS[one.op].costly for one in nodes)
         stages = planned(self.forms[0]).stages
         return (
             math.log1p(sum(numbers)),

@@ -2,27 +2,26 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+import math
 from dataclasses import dataclass
 from typing import Final
 
 from ratchet.authors.form.build import class_of
 from ratchet.authors.form.form import Node, UnsupportedOp
+from ratchet.authors.form.op_table import FOLDS, MAPS, FoldOp, filled
 from ratchet.authors.generator.triton.values import TYPES
 
-Call = Callable[[str], str]
-"""Names a function of the prelude, which the source then holds."""
 LIMITS: Final = {"int64_t": (-(2**63), 2**63 - 1), "int32_t": (-(2**31), 2**31 - 1)}
-SIGNS: Final = {"sum": "+", "prod": "*", "any": "|", "all": "&"}
 
 
 @dataclass(frozen=True, kw_only=True)
 class TileFolding:
     """A reduction's type and start, and how it takes values in."""
 
-    op: str
+    op: FoldOp
     kind: str
-    call: Call
+    used: set[str]
+    """Takes the functions of the prelude that the texts call."""
 
     @property
     def type(self) -> str:
@@ -37,12 +36,15 @@ class TileFolding:
     @property
     def start(self) -> str:
         """Return the neutral element."""
-        if self.op in ("sum", "prod", "any", "all"):
-            return "1" if self.op in ("prod", "all") else "0"
-        place = self.op == "min"
-        if self.kind in LIMITS:
-            return str(LIMITS[self.kind][place])
-        return f'float("{"inf" if place else "-inf"}")'
+        neutral = self.op.neutral
+        if math.isinf(neutral) and self._is_whole:
+            own = "int32_t" if self.kind == "bool" else self.kind
+            return str(LIMITS[own][neutral > 0])
+        return f'float("{neutral}")' if math.isinf(neutral) else str(neutral)
+
+    @property
+    def _is_whole(self) -> bool:
+        return self.kind not in ("float", "double")
 
     def ready(self, value: str, mask: str) -> str:
         """Return a value of the whole tile, neutral outside of the mask."""
@@ -53,22 +55,14 @@ class TileFolding:
 
     def joined(self, one: str, other: str) -> str:
         """Return two values taken together."""
-        if self.op in SIGNS:
-            return f"{one} {SIGNS[self.op]} {other}"
-        if self.kind in ("float", "double"):
-            return f"{self.call(self.op)}({one}, {other})"
-        return f"tl.{self.op}imum({one}, {other})"
+        if self.op.sign:
+            return f"{one} {self.op.sign} {other}"
+        return self._filled(MAPS[self.op.name].triton_text(whole=self._is_whole), one, other)
 
     def along(self, value: str, axis: int) -> str:
         """Return the reduction of a tile along an axis, which keeps size 1."""
-        if self.op == "sum":
-            return f"tl.sum({value}, {axis}, keep_dims=True)"
-        if self.op == "prod":
-            return f"tl.reduce({value}, {axis}, {self.call('times')}, keep_dims=True)"
-        if self.op in ("any", "all") or self.kind not in ("float", "double"):
-            call = "max" if self.op in ("any", "max") else "min"
-            return f"tl.{call}({value}, {axis}, keep_dims=True)"
-        return f"{self.call('top' if self.op == 'max' else 'bottom')}({value}, {axis})"
+        template = (self._is_whole and self.op.along_whole) or self.op.along
+        return self._filled(template, value, str(axis))
 
     def result(self, total: str) -> str:
         """Return the reduction's value as its node has it."""
@@ -76,18 +70,17 @@ class TileFolding:
 
     def scanned(self, value: str) -> str:
         """Return the running reduction of a tile's rows."""
-        if self.op == "sum":
-            return f"tl.cumsum({value}, 1)"
-        if self.op == "prod":
-            return f"tl.cumprod({value}, 1)"
-        if self.op == "max":
-            return f"tl.associative_scan({value}, 1, {self.call('max')})"
-        raise UnsupportedOp(f"scan of {self.op}", "in Triton")
+        if not self.op.scan:
+            raise UnsupportedOp(f"scan of {self.op.name}", "in Triton")
+        return self._filled(self.op.scan, value)
+
+    def _filled(self, template: str, *args: str) -> str:
+        return filled(template, args, self.used)
 
 
-def tile_folding(node: Node, op: str, call: Call) -> TileFolding:
+def tile_folding(node: Node, op: str, used: set[str]) -> TileFolding:
     """Return how a reduction or a scan takes values in."""
-    return TileFolding(op=op, kind=class_of(node.dtype), call=call)
+    return TileFolding(op=FOLDS[op], kind=class_of(node.dtype), used=used)
 
 
 def finisher(way: TileFolding, name: str, stored: str) -> str:

@@ -183,7 +183,7 @@ class TileNest:
         stage.host += [indent + line for line in [*own.host, *finishes]]
 
     def _way(self, node: Node, op: str) -> TileFolding:
-        return tile_folding(node, op, self.evaluator.call)
+        return tile_folding(node, op, self.evaluator.used)
 
     def _lines(self, looped: bool) -> list[str]:
         """Return the lines of a kernel; `looped`: a row's columns are taken block by block."""

@@ -35,18 +35,6 @@ def r_reciprocal(x):
     return 1.0 / x
 
 
-#: isinf
-@triton.jit
-def r_isinf(x):
-    return tl.abs(x) == float("inf")
-
-
-#: isfinite
-@triton.jit
-def r_isfinite(x):
-    return tl.abs(x) < float("inf")
-
-
 #: sign
 @triton.jit
 def r_sign(x):
@@ -112,7 +100,9 @@ def r_log1p(x):
 def r_tanh(x):
     if x.dtype == tl.float64:
         down = r_expm1(-2.0 * tl.abs(x))
-        result = tl.where(x < 0, down, -down) / (down + 2.0)
+        large = 1.0 - 2.0 / (tl.exp(2.0 * tl.abs(x)) + 1.0)
+        found = tl.where(tl.abs(x) < 0.625, -down / (down + 2.0), large)
+        result = tl.where(x < 0, -found, found)
     else:
         z = x * x
         p = 2.06390887954e-2 - 5.70498872745e-3 * z
@@ -151,16 +141,71 @@ def r_asinh(x):
     return tl.where(x < 0, -found, found)
 
 
-#: tan
+#: atan
+# Turned by a quarter or half of pi to below tan(pi/8), then a polynomial or a quotient (Cephes).
 @triton.jit
-def r_tan(x):
-    return tl.sin(x) / tl.cos(x)
+def r_atan(x):
+    a = tl.abs(x)
+    high = a > 2.414213562373095
+    middle = (a > 0.4142135623730951) & (a <= 2.414213562373095)
+    r = tl.where(high, -1.0 / tl.where(high, a, 1.0), tl.where(middle, (a - 1.0) / (a + 1.0), a))
+    z = r * r
+    if x.dtype == tl.float64:
+        p = -1.615753718733365076637e1 - 8.750608600031904122785e-1 * z
+        p = -7.500855792314704667340e1 + p * z
+        p = -1.228866684490136173410e2 + p * z
+        p = -6.485021904942025371773e1 + p * z
+        q = 2.485846490142306297962e1 + z
+        q = 1.650270098316988542046e2 + q * z
+        q = 4.328810604912902668951e2 + q * z
+        q = 4.853903996359136964868e2 + q * z
+        q = 1.945506571482613964425e2 + q * z
+        p = p / q
+    else:
+        p = -1.38776856032e-1 + 8.05374449538e-2 * z
+        p = 1.99777106478e-1 + p * z
+        p = -3.33329491539e-1 + p * z
+    quarters = tl.where(high, 2, tl.where(middle, 1, 0)).to(x.dtype)
+    found = quarters * 0.7853981633974483 + (r + r * z * p)
+    return tl.where(x < 0, -found, found)
 
 
-#: log10
+#: atan2 atan
+# The angle of a point: that of its smaller coordinate over the larger, turned. -0 is a side of 0.
 @triton.jit
-def r_log10(x):
-    return tl.log2(x) * 0.30102999566398119521
+def r_atan2(y, x):
+    if x.dtype == tl.float64:
+        left, below = x.to(tl.int64, bitcast=True) < 0, y.to(tl.int64, bitcast=True) < 0
+    else:
+        left, below = x.to(tl.int32, bitcast=True) < 0, y.to(tl.int32, bitcast=True) < 0
+    a, b = tl.abs(x), tl.abs(y)
+    steep = b > a
+    large = tl.where(steep, b, a)
+    alike = (a == b) & ((a == 0) | (a == float("inf")))
+    share = tl.where(steep, a, b) / tl.where(alike, 1.0, large)
+    share = tl.where(alike, tl.where(a == 0, 0, 1).to(x.dtype), share)
+    found = r_atan(share)
+    found = tl.where(steep, 1.5707963267948966 - found, found)
+    found = tl.where(left, 3.141592653589793 - found, found)
+    return tl.where(below, -found, found)
+
+
+#: erfc
+# Through float64: what is left of a float32 erf far from 0 has no digits.
+@triton.jit
+def r_erfc(x):
+    return (1.0 - tl.erf(tl.cast(x, tl.float64))).to(x.dtype)
+
+
+#: whole_pow
+@triton.jit
+def r_whole_pow(x, y):
+    found = x * 0 + y * 0 + 1
+    for _ in range(63):
+        found = tl.where((y > 0) & (y % 2 == 1), found * x, found)
+        x = x * x
+        y = y // 2
+    return found
 
 
 #: pow

@@ -23,7 +23,8 @@ from ratchet.authors.form.form import (
     View,
     own_axes,
 )
-from ratchet.authors.generator.evaluate import CODES, INFIX, LOGIC, Buffer
+from ratchet.authors.form.op_table import MAPS, filled
+from ratchet.authors.generator.evaluate import CODES, Buffer
 from ratchet.authors.generator.fusion import Index
 
 TYPES: Final = {
@@ -34,12 +35,6 @@ TYPES: Final = {
     "bool": "tl.int1",
 }
 """Triton's types that values are computed in."""
-DIRECT: Final = {
-    **{name: f"tl.{name}" for name in ("exp", "exp2", "log", "log2", "sqrt", "rsqrt", "sin")},
-    **{name: f"tl.{name}" for name in ("cos", "floor", "ceil", "abs", "erf", "sigmoid", "fma")},
-}
-WHOLE: Final = frozenset(["max", "min", "fmod", "remainder", "pow"])
-"""Functions of the prelude that whole numbers compute in another way."""
 LOADED_AS: Final = {
     "bfloat16": "tl.float32",
     "float16": "tl.float32",
@@ -262,46 +257,18 @@ class TileEvaluator:
         return text if text.isidentifier() else f"tl.full((), {text}, {TYPES[kind]})"
 
     def _operation(self, node: Map, args: Sequence[str], kinds: Sequence[str]) -> str:
-        op, kind = node.op, class_of(node.dtype)
-        of_whole = kind in ("int64_t", "int32_t", "bool")
+        op, kind = MAPS[node.op], class_of(node.dtype)
+        op.check(node.dtype)
         tensors = [self.operand(text, one) for text, one in zip(args, kinds, strict=True)]
-        if op == "cast":
-            return self._cast(node, tensors[0])
-        if op == "where":
-            return f"tl.where({tensors[0]}, {tensors[1]}, {tensors[2]})"
-        if op == "not":
-            return f"{tensors[0]} == 0"
-        if op == "isnan":
-            return f"{tensors[0]} != {tensors[0]}"
-        if op == "div" and of_whole:
-            raise UnsupportedOp("division of whole numbers")
-        if op in LOGIC or op in INFIX:
-            sign = LOGIC.get(op) or INFIX[op]
-            one_is_tensor = any(text.isidentifier() for text in args)
-            left, right = args if one_is_tensor else tensors
-            return f"{left} {sign} {right}"
-        if op == "neg":
-            return f"-{tensors[0]}"
-        if op == "square":
-            return f"{tensors[0]} * {tensors[0]}"
-        if op in DIRECT:
-            return f"{DIRECT[op]}({', '.join(tensors)})"
-        if op == "pow" and of_whole:
-            raise UnsupportedOp(op, "in Triton")
-        if of_whole and op in WHOLE:
-            if op in ("max", "min"):
-                return f"tl.{op}imum({', '.join(tensors)})"
-            op = f"whole_{op}"
-        return f"{self.call(op)}({', '.join(tensors)})"
-
-    @staticmethod
-    def _cast(node: Map, value: str) -> str:
-        old, new = node.args[0].dtype, node.dtype
-        if new == "bool":
-            return f"{value} != 0"
-        if new in ("int8", "uint8") and old not in ("bool", new):
-            return f"tl.cast({value}, tl.int32).to(tl.{new}).to(tl.int32)"
-        return f"tl.cast({value}, {TYPES[class_of(new)]})"
+        if op.name == "cast" and node.dtype == "bool":
+            return f"{tensors[0]} != 0"
+        narrow = node.dtype in ("int8", "uint8")
+        if op.name == "cast" and narrow and node.args[0].dtype not in ("bool", node.dtype):
+            return f"tl.cast({tensors[0]}, tl.int32).to(tl.{node.dtype}).to(tl.int32)"
+        if op.sign and any(text.isidentifier() for text in args):
+            tensors = list(args)
+        template = op.triton_text(whole=kind in ("int64_t", "int32_t", "bool"))
+        return filled(template, tensors, self.used, type=TYPES[kind])
 
 
 def stored_type(dtype: str) -> str:
