@@ -56,6 +56,8 @@ MAX_SOURCE_BYTES: Final = 4 << 20
 LOADING_LIMIT_S: Final = 180.0
 """The default."""
 KEEPER: Final = "ratchet.problems.file_keeper"
+SUITES: Final = "ratchet.problems.suites"
+TORCH: Final = "torch"
 KEEPER_GRACE_S: Final = 3.0
 LONGEST_WAIT_S: Final = 1e6
 """Largest timeout: poll(2) takes milliseconds in 31 bits."""
@@ -83,7 +85,8 @@ def load_problem(
     `scale` shrinks a problem in KernelBench's format. A problem in our format gets the cases of the
     first of `tiers` that it has. If a file is readable but cannot be judged, or exceeds the limit,
     its problem has a `fault`, and the judge refuses it. `describe` runs the file in place of
-    `described`.
+    `described`. It also reads a suite's problem if this process has not imported torch, which takes
+    longer than all else here.
 
     Raises:
         KernelError: a file that is unreadable or holds no problem, an unknown name, or a problem
@@ -92,11 +95,17 @@ def load_problem(
     given = os.fspath(path_or_name)
     path = Path(given)
     if _names_a_suites(given):
-        from ratchet.problems.suites import find_problem
+        from ratchet.problems.suites import family_of, find_problem
 
-        return find_problem(given).at(*tiers)
-    text, _, names = _read_problem(given)
-    found = (describe or described)(_request(path, text, names, scale), time_limit_s)
+        family_of(given)
+        if describe is None or TORCH in sys.modules:
+            return find_problem(given).at(*tiers)
+        text = ""
+        request: Message = {"by": SUITES, "name": given, "threads": len(os.sched_getaffinity(0))}
+    else:
+        text, _, names = _read_problem(given)
+        request = _request(path, text, names, scale)
+    found = (describe or described)(request, time_limit_s)
     if "problem" in found:
         problem = Problem.from_json(found["problem"])
         return problem if problem.model is not None else problem.at(*tiers)
