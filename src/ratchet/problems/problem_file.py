@@ -94,7 +94,7 @@ def load_problem(
     """
     given = os.fspath(path_or_name)
     path = Path(given)
-    if _names_a_suites(given):
+    if names_a_suites(given):
         from ratchet.problems.suites import family_of, find_problem
 
         family_of(given)
@@ -123,7 +123,7 @@ def load_card(
     Raises the errors of `load_problem`, and a KernelError for a problem with a fault.
     """
     given = os.fspath(path_or_name)
-    if _names_a_suites(given):
+    if names_a_suites(given):
         from ratchet.problems.suites import find_problem
 
         problem = find_problem(given)
@@ -167,7 +167,7 @@ def problem_name(path_or_name: str | os.PathLike[str]) -> str | None:
     without a problem and for an unknown name.
     """
     given = os.fspath(path_or_name)
-    if _names_a_suites(given):
+    if names_a_suites(given):
         from ratchet.problems.suites import family_of
 
         return given if family_of(given) else None
@@ -178,10 +178,10 @@ def problem_name(path_or_name: str | os.PathLike[str]) -> str | None:
 def holds_model(path_or_name: str | os.PathLike[str]) -> bool:
     """Return whether a problem is in KernelBench's form, from its text alone."""
     given = os.fspath(path_or_name)
-    return not _names_a_suites(given) and DECLARED not in _read_problem(given)[2]
+    return not names_a_suites(given) and DECLARED not in _read_problem(given)[2]
 
 
-def _names_a_suites(given: str) -> bool:
+def names_a_suites(given: str) -> bool:
     """Return whether a text is the name of a suite's problem, not a path."""
     path = Path(given)
     return not (path.suffix or os.sep in given or path.exists())

@@ -15,7 +15,7 @@ from ratchet.base.process.time_limits import Clock
 from ratchet.judge.emulator.build import compiled_machine
 from ratchet.judge.emulator.estimates.bound import estimate, hottest, matrix_cycles, words
 from ratchet.judge.emulator.estimates.counts import read_told
-from ratchet.judge.emulator.hip_build import ExtensionBuilder, build_hip
+from ratchet.judge.emulator.hip_build import ExtensionBuilder, build_hip, toolchain
 from ratchet.judge.emulator.launch import NOT_EMULATED
 from ratchet.judge.emulator.program.settings import pretended_device
 from ratchet.judge.emulator.torch_headers import torch_headers
@@ -31,6 +31,8 @@ from ratchet.judge.workers.candidate.model_answer import loaded_by
 from ratchet.kernels.kernel import Kernel
 from ratchet.kernels.kernel_file import is_extension
 from ratchet.problems.problem import Problem
+
+__all__ = ["toolchain"]
 
 RIGHT = "right on every case in Triton's interpreter; its speed was not measured: there is no GPU"
 INTERPRETER = "in Triton's interpreter"
