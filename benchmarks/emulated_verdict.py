@@ -32,6 +32,8 @@ from typing import Final
 
 from ratchet.base.process import families
 
+NO_BYTECODE: Final = "PYTHONDONTWRITEBYTECODE"
+"""With it, every process compiles Ratchet's files anew; an installed package holds bytecode."""
 PROBLEM: Final = """
 from ratchet import Case, Problem, TensorSpec
 
@@ -180,6 +182,7 @@ def judged(words: list[str], usage: Path | None) -> tuple[float, float, str]:
         capture_output=True,
         text=True,
         check=False,
+        env={name: value for name, value in os.environ.items() if name != NO_BYTECODE},
     )
     with contextlib.suppress(ChildProcessError):  # orphans of the command
         while os.waitpid(-1, 0)[0]:
@@ -201,7 +204,7 @@ def measure(kind: Kind, target: str, folder: Path, usage: Path | None) -> dict[s
     kernel.write_text(text.replace("// MARK", mark) if "// MARK" in text else f"{mark}\n{text}")
     words = [str(problem), str(kernel), "--target", target, "--out", str(folder / "out")]
     words += ["--ledger", f"sqlite:///{folder}/ledger.db"]
-    runs = {"cold": [], "warm": [], "again": []}
+    runs = {"cold": [], "warm": ["--fresh"], "again": []}
     return {how: [*judged([*words, *more], usage)] for how, more in runs.items()}
 
 
