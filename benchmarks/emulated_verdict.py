@@ -3,9 +3,10 @@
     python benchmarks/emulated_verdict.py [--kinds triton,hip,load_inline] [--target gfx942]
                                           [--repeats 1]
 
-Each kind is judged as `ratchet judge problem.py KERNEL --target GFX` three ways: `cold`, with a
-source that no cache has seen; `warm`, the same source judged again with `--fresh`; and `again`, the
-same command without `--fresh`, which the ledger may answer. The figures are the CPU seconds of the
+Each kind is judged as `ratchet judge problem.py KERNEL --target GFX` four ways: `cold`, with a
+source that no cache has seen; `warm`, the same source judged again with `--fresh`; `again`, the
+same command without `--fresh`, which the ledger may answer; and `further`, each cold source after
+the first in one command. The figures are the CPU seconds of the
 whole process tree, taken from a control group of its own (cpuacct or version 2) where one can be
 made, otherwise from getrusage, to which every orphan is left. They need no quiet machine; the wall
 seconds beside them do. What is compiled once for a target (the emulator, torch's headers) is
@@ -26,7 +27,7 @@ import sys
 import tempfile
 import time
 from collections.abc import Iterator
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Final
 
@@ -130,12 +131,34 @@ class Kind:
     comment: str
 
 
+MARK: Final = "// MARK"
+"""Stands for a comment of its own in a text whose first line is no place for one."""
+FURTHER: Final = 2
+"""Kernels that are judged in one command after the first."""
 KINDS: Final = {
     "triton": Kind("added.py", TRITON, "#"),
     "hip": Kind("added.hip", HIP, "//"),
     "cu": Kind("added.cu", CUDA, "//"),
-    "load_inline": Kind("added.py", LOAD_INLINE.replace('"""\n#', '"""\n// MARK\n#'), "//"),
+    "load_inline": Kind("added.py", LOAD_INLINE.replace('"""\n#', f'"""\n{MARK}\n#'), "//"),
 }
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Figures:
+    """CPU and wall seconds of a command, and the statuses that it told."""
+
+    cpu_s: float
+    wall_s: float
+    told: str
+
+
+def median(rows: list[Figures]) -> Figures:
+    """Return the median of each figure."""
+    return Figures(
+        cpu_s=round(statistics.median(one.cpu_s for one in rows), 2),
+        wall_s=round(statistics.median(one.wall_s for one in rows), 2),
+        told=rows[-1].told,
+    )
 
 
 @contextlib.contextmanager
@@ -174,8 +197,8 @@ def used_s(usage: Path | None) -> float:
     return total - own.ru_utime - own.ru_stime
 
 
-def judged(words: list[str], usage: Path | None) -> tuple[float, float, str]:
-    """Return the CPU and wall seconds of one command, and the verdict's status."""
+def judged(words: list[str], usage: Path | None) -> Figures:
+    """Run one command; return its figures."""
     before, began = used_s(usage), time.monotonic()
     done = subprocess.run(
         [sys.executable, "-m", "ratchet.cli", "judge", *words, "--json"],
@@ -191,21 +214,45 @@ def judged(words: list[str], usage: Path | None) -> tuple[float, float, str]:
     if not done.stdout:
         raise SystemExit(f"judge {' '.join(words)} answered nothing: {done.stderr[-2000:]}")
     found = json.loads(done.stdout)
-    told = found["status"] + (" (recalled)" if found["recalled"] else "")
-    return used_s(usage) - before, wall_s, told
+    statuses = [
+        one["status"] + (" (recalled)" if one["recalled"] else "")
+        for one in found.get("verdicts", [found])
+    ]
+    return Figures(
+        cpu_s=used_s(usage) - before, wall_s=wall_s, told=", ".join(sorted(set(statuses)))
+    )
 
 
-def measure(kind: Kind, target: str, folder: Path, usage: Path | None) -> dict[str, list[object]]:
-    """Judge one kind cold, warm and again; return seconds of CPU, of the clock, and the status."""
-    problem, kernel = folder / "problem.py", folder / kind.file
+def measure(kind: Kind, target: str, folder: Path, usage: Path | None) -> dict[str, Figures]:
+    """Judge one kind in the four ways."""
+    problem = folder / "problem.py"
     problem.write_text(PROBLEM)
+    more = ["--target", target, "--out", str(folder / "out")]
+    more += ["--ledger", f"sqlite:///{folder}/ledger.db"]
+
+    def ran(kernels: list[Path], *words: str) -> Figures:
+        return judged([str(problem), *map(str, kernels), *more, *words], usage)
+
+    first = written(kind, folder, 0)
+    found = {"cold": ran([first]), "warm": ran([first], "--fresh"), "again": ran([first])}
+    others = ran([written(kind, folder, at) for at in range(1, 2 + FURTHER)])
+    cold = found["cold"]
+    found["further"] = Figures(
+        cpu_s=(others.cpu_s - cold.cpu_s) / FURTHER,
+        wall_s=(others.wall_s - cold.wall_s) / FURTHER,
+        told=others.told,
+    )
+    return found
+
+
+def written(kind: Kind, folder: Path, number: int) -> Path:
+    """Write the kernel as a text that no cache has seen; return its file."""
     mark = f"{kind.comment} {secrets.token_hex(8)}"
-    text = kind.text
-    kernel.write_text(text.replace("// MARK", mark) if "// MARK" in text else f"{mark}\n{text}")
-    words = [str(problem), str(kernel), "--target", target, "--out", str(folder / "out")]
-    words += ["--ledger", f"sqlite:///{folder}/ledger.db"]
-    runs = {"cold": [], "warm": ["--fresh"], "again": []}
-    return {how: [*judged([*words, *more], usage)] for how, more in runs.items()}
+    text = kind.text.replace(MARK, mark) if MARK in kind.text else f"{mark}\n{kind.text}"
+    path = folder / str(number) / kind.file
+    path.parent.mkdir()
+    path.write_text(text)
+    return path
 
 
 def main() -> None:
@@ -216,7 +263,7 @@ def main() -> None:
     parser.add_argument("--repeats", type=int, default=1)
     given = parser.parse_args()
     families.adopt_orphans()
-    found: dict[str, dict[str, list[object]]] = {}
+    found: dict[str, dict[str, Figures]] = {}
     with group() as usage, tempfile.TemporaryDirectory() as place:
         for name in given.kinds.split(","):
             rows = []
@@ -224,20 +271,14 @@ def main() -> None:
                 folder = Path(place) / f"{name}-{at}"
                 folder.mkdir()
                 rows.append(measure(KINDS[name], given.target, folder, usage))
-            found[name] = {
-                how: [
-                    *(round(statistics.median(float(str(row[how][at])) for row in rows), 2)
-                      for at in range(2)),
-                    rows[-1][how][2],
-                ]
-                for how in rows[0]
-            }  # fmt: skip
+            found[name] = {how: median([row[how] for row in rows]) for how in rows[0]}
             told = ", ".join(
-                f"{how} {one[0]} s of CPU in {one[1]} s ({one[2]})"
+                f"{how} {one.cpu_s} s of CPU in {one.wall_s} s ({one.told})"
                 for how, one in found[name].items()
             )
             print(f"{name}: {told}", flush=True)
-    print(json.dumps({"target": given.target, "by": str(usage and usage.name), "kinds": found}))
+    kinds = {name: {how: asdict(one) for how, one in row.items()} for name, row in found.items()}
+    print(json.dumps({"target": given.target, "by": str(usage and usage.name), "kinds": kinds}))
 
 
 if __name__ == "__main__":
