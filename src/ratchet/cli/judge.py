@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+from collections.abc import Iterable
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
@@ -30,10 +31,12 @@ def judge(
         str | None,
         typer.Argument(help=PROBLEM_HELP),
     ] = None,
-    kernel: Annotated[
-        Path | None,
+    kernels: Annotated[
+        list[Path] | None,
         typer.Argument(
-            help="The kernel's file: .cpp or .py (torch or Triton); with --target also .hip.",
+            metavar="[KERNEL]...",
+            help="The kernel's file: .cpp or .py (torch or Triton); with --target also .hip. "
+            "Several are judged one after another, by the same processes.",
             readable=False,  # the judge says why a file cannot be read
         ),
     ] = None,
@@ -137,7 +140,10 @@ def judge(
         ),
     ] = False,
     fresh: Annotated[
-        bool, typer.Option("--fresh", help="Judge a suite's kernels again; ignore the ledger.")
+        bool,
+        typer.Option(
+            "--fresh", help="Judge a suite's or an emulated kernel again; ignore the ledger."
+        ),
     ] = False,
     out: Annotated[Path, typer.Option(help="Folder for JSON files and pages.")] = Path(
         "ratchet-out"
@@ -148,7 +154,7 @@ def judge(
 ) -> None:
     """Decide whether a kernel is right and faster, and show the evidence.
 
-    Exit code 0: proven, or every judged kernel of a suite is right.
+    Exit code 0: every KERNEL is proven, or every judged kernel of a suite is right.
     1: any other verdict. 2: a mistake in the call.
     """
     from ratchet.judge.api import check_texts
@@ -168,12 +174,13 @@ def judge(
     if language is not None and not show:
         raise RatchetError("--template needs --show PROBLEM: add it, or leave --template out")
     if listed or show:
-        if kernel is not None or (listed and show):
+        if kernels or (listed and show):
             raise RatchetError("--list and --show take no KERNEL and exclude each other: give one")
         if listed:
             return list_problems(problem, as_json=as_json)
         return show_problem(problem, language, scale=factor, limit_s=limit_s, as_json=as_json)
-    _check_form(problem, kernel, suite, kernelbench)
+    given = kernels or []
+    _check_form(problem, given, suite, kernelbench)
     device = parse_device(device)
     target = None if target is None else parse_target(target)
     if target is not None and problem is None:
@@ -186,8 +193,11 @@ def judge(
         if frozen_weights:
             raise RatchetError("--frozen-weights is for KernelBench's form: leave it out here")
         check_suite(suite)
-    if problem is not None and kernel is not None:
-        read = check_texts(problem, kernel, entry=entry, run_here=target is None)
+    read = [
+        check_texts(problem, one, entry=entry, run_here=target is None)
+        for one in given
+        if problem is not None
+    ]
 
     # numpy, the ledger and torch are imported from here on: mistakes in the call are answered.
     from ratchet.court.calls import judge_named
@@ -200,7 +210,7 @@ def judge(
 
     check_out(out)
     profiled = TARGETS if profile else ()
-    if problem is not None and kernel is not None:
+    if problem is not None:
         terms = Terms(
             time_limit_s=limit_s,
             against_compile=bool(against_compile),
@@ -210,20 +220,24 @@ def judge(
             compared=profile,
         )
         with Court(ledger) as court:
-            judged = judge_named(
-                court,
-                kernel,
-                problem,
-                terms,
-                read=read,
-                entry=entry,
-                tier=sizes,
-                scale=factor,
-                task=None if own is None else "own" if own else "any",
-                frozen_weights=frozen_weights,
-                warn=lambda expected_s: _say_what_will_not_fit(expected_s, limit_s),
+            judged = (
+                judge_named(
+                    court,
+                    one,
+                    problem,
+                    terms,
+                    read=text,
+                    entry=entry,
+                    tier=sizes,
+                    scale=factor,
+                    task=None if own is None else "own" if own else "any",
+                    frozen_weights=frozen_weights,
+                    warn=lambda expected_s: _say_what_will_not_fit(expected_s, limit_s),
+                    fresh=fresh,
+                )
+                for one, text in zip(given, read, strict=True)
             )
-            code = _report_one(judged, out, as_json)
+            code = _report(judged, len(given), out, as_json)
         raise typer.Exit(code)
     check_kernels()
     if kernelbench is not None:
@@ -254,7 +268,7 @@ def _say_what_will_not_fit(expected_s: float, limit_s: float) -> None:
 
 
 def _check_form(
-    problem: str | None, kernel: Path | None, suite: str | None, kernelbench: Path | None
+    problem: str | None, kernels: list[Path], suite: str | None, kernelbench: Path | None
 ) -> None:
     """Require exactly one of PROBLEM KERNEL, --suite and --kernelbench."""
     given = [problem is not None, suite is not None, kernelbench is not None]
@@ -263,29 +277,37 @@ def _check_form(
             "judge takes one of PROBLEM KERNEL, --suite NAME and --kernelbench DIR: "
             f"{sum(given)} were given"
         )
-    if problem is not None and kernel is None:
+    if problem is not None and not kernels:
         raise RatchetError(f"no KERNEL given for problem {problem!r}: give the kernel's file")
 
 
-def _report_one(judged: JudgedKernel, out: Path, as_json: bool) -> int:
+def _report(judged: Iterable[JudgedKernel], count: int, out: Path, as_json: bool) -> int:
+    """Show each verdict as it comes; several are one JSON object's `verdicts`."""
     from ratchet.report.verdict import print_verdict
     from ratchet.report.verdict_files import write_verdict
 
-    paths = write_verdict(judged, out)
-    if as_json:
-        print_json(
-            document_of(judged.verdict)
+    documents: list[dict[str, object]] = []
+    code = PROVEN
+    for one in judged:
+        paths = write_verdict(one, out)
+        if one.verdict.status != "proven":
+            code = NOT_PROVEN
+        if not as_json:
+            print_verdict(one, paths)
+            continue
+        documents.append(
+            document_of(one.verdict)
             | {
-                "kernel": judged.kernel.name,
-                "problem": judged.problem.name,
-                "judged_at": judged.judged_at,
-                "recalled": judged.recalled,
+                "kernel": one.kernel.name,
+                "problem": one.problem.name,
+                "judged_at": one.judged_at,
+                "recalled": one.recalled,
                 "paths": paths,
             }
         )
-    else:
-        print_verdict(judged, paths)
-    return PROVEN if judged.verdict.status == "proven" else NOT_PROVEN
+    if as_json:
+        print_json({"verdicts": documents} if count > 1 else documents[0])
+    return code
 
 
 def _judge_suite(

@@ -13,6 +13,7 @@ from ratchet.base.errors import LedgerError, RatchetError
 from ratchet.base.process.time_limits import ends_within
 from ratchet.court.court import Court
 from ratchet.court.terms import JudgedKernel, Terms
+from ratchet.court.texts import texts_key
 from ratchet.judge.api import as_kernel, as_problem, check_texts
 from ratchet.judge.options import (
     Scale,
@@ -115,13 +116,31 @@ def judge_named(
     task: Task | None = None,
     frozen_weights: bool = False,
     warn: Callable[[float], None] | None = None,
+    fresh: bool = True,
 ) -> JudgedKernel:
-    """Read a problem and a kernel and judge them now, both within the limit of `terms`.
+    """Read a problem and a kernel and judge them, both within the limit of `terms`.
 
+    Unless `fresh`, the ledger may answer for a kernel that is emulated (`texts`).
     What is compiled once for a target is compiled before the limit begins.
     `read` is the kernel that `check_texts` returned. `warn` gets the seconds that a whole verdict
     takes here if the limit is shorter.
     """
+    key = None
+    if read is not None and terms.target is not None and not isinstance(problem, Problem):
+        key = texts_key(
+            problem,
+            read,
+            terms.target,
+            entry=entry,
+            tier=tier,
+            scale=scale,
+            task=task,
+            frozen_weights=frozen_weights,
+        )
+    if key is not None and not fresh:
+        answered = court.known_by_texts(key, terms)
+        if answered is not None:
+            return answered
     known = kernel if isinstance(kernel, Kernel) else read
     if terms.target is not None and known is not None:
         lab.without_gpu.make_ready(known, terms.target)
@@ -151,7 +170,10 @@ def judge_named(
             if expected_s > limit_s:
                 warn(expected_s)
         spent = replace(terms, spent_s=time.monotonic() - began)
-        return court.judge(given, asked, spent, fresh=True)
+        judged = court.judge(given, asked, spent, fresh=True)
+    if key is not None and terms.seed is None:
+        court.keep_texts(key, judged)
+    return judged
 
 
 def _for_target(kernel: Kernel, target: str) -> Kernel:

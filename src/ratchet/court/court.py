@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import logging
 import time
 from collections.abc import Iterator, Sequence
@@ -17,7 +18,7 @@ from ratchet.base.process.channel import Message
 from ratchet.base.serialise import document_of
 from ratchet.court.fleet.machines import Fleet, LocalFleet
 from ratchet.court.static_rank import TARGET, screening_of
-from ratchet.court.terms import JudgedKernel, Terms, answers, trial_of
+from ratchet.court.terms import SETTLED, JudgedKernel, Terms, answers, trial_of
 from ratchet.devices.probe import describe_device
 from ratchet.judge.revision import revision
 from ratchet.judge.sandbox.accelerator import may_use_gpu
@@ -33,6 +34,8 @@ from ratchet.problems.problem_file import described
 LOG = logging.getLogger(__name__)
 TOOK: Final = "verdict_took"
 """Kind of the evidence that holds how long a whole verdict took."""
+BY_TEXTS: Final = "verdict_by_texts"
+"""Kind of the evidence that names the kernel and the problem of texts that were judged."""
 LEAST_S: Final[dict[Language, float]] = {"cpp": 3.0, "torch": 6.0, "triton": 6.0, "hip": 6.0}
 """Least time of a verdict before one was seen: its processes start and import torch."""
 COMPILE_S: Final = 10.0
@@ -96,10 +99,31 @@ class Court:
 
     def known(self, kernel: Kernel, problem: Problem, terms: Terms) -> JudgedKernel | None:
         """Return the ledger's newest verdict here if it answers what is asked; see `answers`."""
-        found = self._newest(kernel, problem, terms)
+        found = self._newest(kernel, problem, terms, target=terms.target)
         if found is None or not answers(found[0].verdict, found[1], terms):
             return None
         return found[0]
+
+    def known_by_texts(self, key: str, terms: Terms) -> JudgedKernel | None:
+        """Return the verdict that was kept under a key of `texts`, if it answers what is asked."""
+        found = self.ledger.recall(BY_TEXTS, key, fingerprint=self.fingerprint)
+        if found is None:
+            return None
+        kernel = self.ledger.kernel(found["kernel"])
+        problem = self.ledger.problem(found["problem"])
+        if kernel is None or problem is None:
+            return None
+        known = self.known(Kernel.from_json(kernel), Problem.from_json(problem), terms)
+        return known if known is not None and known.verdict.status in SETTLED else None
+
+    def keep_texts(self, key: str, judged: JudgedKernel) -> None:
+        """Keep a key of `texts` for a verdict that this court has kept, if texts decide it."""
+        named = {"kernel": judged.kernel.hash, "problem": judged.problem.hash}
+        if judged.verdict.status not in SETTLED or judged.problem.fault:
+            return
+        with self._keeping():
+            if self.ledger.recall(BY_TEXTS, key, fingerprint=self.fingerprint) != named:
+                self.ledger.remember(BY_TEXTS, key, named, fingerprint=self.fingerprint)
 
     def last(self, kernel: Kernel, problem: Problem, terms: Terms = ANY) -> JudgedKernel | None:
         """Return the newest verdict here of this revision of the judge, even one left open."""
@@ -199,10 +223,12 @@ class Court:
         return self.ledger.here(found, self.fleet.versions)
 
     def _newest(
-        self, kernel: Kernel, problem: Problem, terms: Terms
+        self, kernel: Kernel, problem: Problem, terms: Terms, *, target: str | None = None
     ) -> tuple[JudgedKernel, Payload] | None:
         here = self.fingerprint_for(kernel, terms)
-        found = self.ledger.verdict(kernel.hash, problem.hash, here, judge=revision())
+        found = self.ledger.verdict(
+            kernel.hash, problem.hash, here, judge=revision(), target=target
+        )
         if found is None:
             return None
         trial: Payload = found.pop("trial", {})
@@ -228,13 +254,19 @@ class Court:
         )
         if terms.seed is not None:
             return judged
-        try:
+        with self._keeping():
             self._keep(judged, terms, took_s)
+        return judged
+
+    @contextlib.contextmanager
+    def _keeping(self) -> Iterator[None]:
+        """Warn of a ledger that fails, unless it must keep the verdict."""
+        try:
+            yield
         except LedgerError as error:
             if self._must_keep:
                 raise
             LOG.warning("the verdict is not kept: %s", error)
-        return judged
 
     def _keep(self, judged: JudgedKernel, terms: Terms, took_s: float | None) -> None:
         kernel, problem, book = judged.kernel, judged.problem, self.ledger

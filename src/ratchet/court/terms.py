@@ -4,14 +4,19 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import asdict, dataclass
+from typing import Final
 
 import msgspec
 
 from ratchet import __version__
 from ratchet.judge.options import PROFILED
-from ratchet.judge.verdict import Verdict
+from ratchet.judge.verdict import Status, Verdict
 from ratchet.kernels.kernel import Kernel
 from ratchet.problems.problem import Problem
+
+SETTLED: Final[tuple[Status, ...]] = ("correct", "wrong", "cheating")
+"""Answers that follow from texts. The others may be the machine's: its memory, its clock, what is
+installed."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)

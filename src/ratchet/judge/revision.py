@@ -9,6 +9,9 @@ from typing import Final
 
 PARTS: Final = (
     "judge/**/*.py",
+    "judge/**/*.h",
+    "judge/**/*.hpp",
+    "judge/**/*.cpp",
     "base/process/*.py",
     "measure/*.py",
     "problems/*.py",

@@ -23,6 +23,8 @@ from ratchet.measure.samples import Sample
 
 _DISPROVEN = frozenset({"wrong", "cheating", "crashed", "timed_out", "refused"})
 """Verdicts on any one problem that forbid loading a kernel."""
+MOST_SEEN = 16
+"""Verdicts that are looked through for one by a GPU's machine code."""
 WHOLE_S = 60.0
 """Time limit of a whole verdict: a time-out or a gap under a shorter one says nothing."""
 
@@ -137,16 +139,27 @@ class Ledger:
         )
 
     def verdict(
-        self, kernel_hash: str, problem_hash: str, fingerprint: Fingerprint, *, judge: str
+        self,
+        kernel_hash: str,
+        problem_hash: str,
+        fingerprint: Fingerprint,
+        *,
+        judge: str,
+        target: str | None = None,
     ) -> Payload | None:
         """Return the newest verdict on a kernel for a problem, from this device and software.
 
-        Also None if another revision of the judge gave it (`ratchet.judge.revision`).
+        Also None if another revision of the judge gave it (`ratchet.judge.revision`). With a
+        `target`, it is the newest by that GPU's machine code, if that is among the last few.
         """
         table = schema.verdicts
         kernel, problem = table.c.kernel_hash == kernel_hash, table.c.problem_hash == problem_hash
-        found = self._newest(table, fingerprint, kernel, problem)
-        return found if found is not None and _judge_of(found) == judge else None
+        query = _query(table, fingerprint, kernel, problem).order_by(table.c.id.desc())
+        for row in self._read(query.limit(1 if target is None else MOST_SEEN)):
+            found: Payload = dict(row.payload)
+            if target is None or found.get("trial", {}).get("target") == target:
+                return found if _judge_of(found) == judge else None
+        return None
 
     def proven(self, kernel_hash: str, fingerprint: Fingerprint, *, judge: str) -> bool:
         """Return whether this kernel may be loaded: proven for some problem, disproven for none.

@@ -56,6 +56,8 @@ MAX_SOURCE_BYTES: Final = 4 << 20
 LOADING_LIMIT_S: Final = 180.0
 """The default."""
 KEEPER: Final = "ratchet.problems.file_keeper"
+SUITES: Final = "ratchet.problems.suites"
+TORCH: Final = "torch"
 KEEPER_GRACE_S: Final = 3.0
 LONGEST_WAIT_S: Final = 1e6
 """Largest timeout: poll(2) takes milliseconds in 31 bits."""
@@ -83,7 +85,8 @@ def load_problem(
     `scale` shrinks a problem in KernelBench's format. A problem in our format gets the cases of the
     first of `tiers` that it has. If a file is readable but cannot be judged, or exceeds the limit,
     its problem has a `fault`, and the judge refuses it. `describe` runs the file in place of
-    `described`.
+    `described`. It also reads a suite's problem if this process has not imported torch, which takes
+    longer than all else here.
 
     Raises:
         KernelError: a file that is unreadable or holds no problem, an unknown name, or a problem
@@ -91,12 +94,18 @@ def load_problem(
     """
     given = os.fspath(path_or_name)
     path = Path(given)
-    if _names_a_suites(given):
-        from ratchet.problems.suites import find_problem
+    if names_a_suites(given):
+        from ratchet.problems.suites import family_of, find_problem
 
-        return find_problem(given).at(*tiers)
-    text, _, names = _read_problem(given)
-    found = (describe or described)(_request(path, text, names, scale), time_limit_s)
+        family_of(given)
+        if describe is None or TORCH in sys.modules:
+            return find_problem(given).at(*tiers)
+        text = ""
+        request: Message = {"by": SUITES, "name": given, "threads": len(os.sched_getaffinity(0))}
+    else:
+        text, _, names = _read_problem(given)
+        request = _request(path, text, names, scale)
+    found = (describe or described)(request, time_limit_s)
     if "problem" in found:
         problem = Problem.from_json(found["problem"])
         return problem if problem.model is not None else problem.at(*tiers)
@@ -114,7 +123,7 @@ def load_card(
     Raises the errors of `load_problem`, and a KernelError for a problem with a fault.
     """
     given = os.fspath(path_or_name)
-    if _names_a_suites(given):
+    if names_a_suites(given):
         from ratchet.problems.suites import find_problem
 
         problem = find_problem(given)
@@ -158,7 +167,7 @@ def problem_name(path_or_name: str | os.PathLike[str]) -> str | None:
     without a problem and for an unknown name.
     """
     given = os.fspath(path_or_name)
-    if _names_a_suites(given):
+    if names_a_suites(given):
         from ratchet.problems.suites import family_of
 
         return given if family_of(given) else None
@@ -169,10 +178,10 @@ def problem_name(path_or_name: str | os.PathLike[str]) -> str | None:
 def holds_model(path_or_name: str | os.PathLike[str]) -> bool:
     """Return whether a problem is in KernelBench's form, from its text alone."""
     given = os.fspath(path_or_name)
-    return not _names_a_suites(given) and DECLARED not in _read_problem(given)[2]
+    return not names_a_suites(given) and DECLARED not in _read_problem(given)[2]
 
 
-def _names_a_suites(given: str) -> bool:
+def names_a_suites(given: str) -> bool:
     """Return whether a text is the name of a suite's problem, not a path."""
     path = Path(given)
     return not (path.suffix or os.sep in given or path.exists())

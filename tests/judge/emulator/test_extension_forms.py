@@ -24,8 +24,8 @@ from ratchet.judge.emulator.extension_build import (
     extension_order,
 )
 from ratchet.judge.emulator.hip_build import ExtensionBuilder
+from ratchet.judge.emulator.precompiled import precompiled
 from ratchet.judge.emulator.program.settings import pretended_device
-from ratchet.judge.emulator.torch_headers import torch_headers
 from ratchet.judge.static_profile.hip_compiler import find_hip, first_error
 from ratchet.judge.static_profile.tools import find_tool
 from ratchet.judge.trial.readiness import why_no_kernels
@@ -107,7 +107,7 @@ def test_each_form_is_judged(name: str, target: str) -> None:
 
 def built(order: ExtensionOrder, folder: Path, target: str = "gfx942") -> Path:
     """Compile an extension as the judge does."""
-    build = ExtensionBuilder(target, Clock.of(900.0), torch_headers(target))
+    build = ExtensionBuilder(target, Clock.of(900.0), precompiled(target, with_torch=True))
     with contextlib.closing(build(msgspec.to_builtins(order))) as packed:
         packed.unpack(folder)
     return folder

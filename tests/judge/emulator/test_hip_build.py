@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import re
 from pathlib import Path
 
 import pytest
@@ -10,12 +11,17 @@ import pytest
 from ratchet.base.errors import KernelError
 from ratchet.base.process.time_limits import Clock
 from ratchet.judge.emulator import hip_build
+from ratchet.judge.static_profile.hip_compiler import find_hip
 from ratchet.judge.static_profile.hip_sources import HipSources, compile_sources
 from ratchet.judge.static_profile.tools import find_tool
 from ratchet.kernels.kernel import Kernel
 
 CLOCK = Clock.of(600.0)
 ORDER = {"name": "e", "sources": ["k.hip"], "files": {"k.hip": "int one;\n"}}
+needs_whole_hip = pytest.mark.skipif(
+    find_tool("clang") is None or not find_hip().whole,
+    reason="clang, HIP's headers or rocm-device-libs are not installed",
+)
 needs_clang = pytest.mark.skipif(find_tool("clang") is None, reason="clang is not installed")
 
 
@@ -30,6 +36,7 @@ def compiled(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> list[HipSources
 
     monkeypatch.setenv("RATCHET_CACHE", str(tmp_path / "cache"))
     monkeypatch.setattr(hip_build, "_compiled", compile_one)
+    monkeypatch.setattr(hip_build, "precompiled", lambda *_, **__: None)
     return asked
 
 
@@ -44,6 +51,42 @@ def test_a_program_is_compiled_once_and_a_changed_one_again(compiled: list[HipSo
     assert built("int b;") != first
     assert built("int a;", target="gfx1100") != first
     assert len(compiled) == 3
+
+
+SQUARES = """
+#include <hip/hip_runtime.h>
+#include "ratchet_abi.h"
+
+__global__ void square(const float* x, float* y) { y[threadIdx.x] = x[threadIdx.x] * expf(1.f); }
+
+RATCHET_ENTRY squares(const ratchet_tensor* t, int64_t, const double*, int64_t) {
+  square<<<1, 64>>>((const float*)t[0].data, (float*)t[1].data);
+  return RATCHET_DONE;
+}
+"""
+
+
+@needs_whole_hip
+@pytest.mark.thorough
+def test_precompiled_headers_change_no_instruction(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("RATCHET_CACHE", str(tmp_path / "cache"))
+    given: list[str | None] = []
+
+    def compile_one(sources: HipSources, *_: object) -> tuple[list[str], bytes]:
+        given.append(sources.precompiled)
+        made = compile_sources(sources, tmp_path / str(len(given)))
+        return list(made.assemblies), made.host
+
+    monkeypatch.setattr(hip_build, "_compiled", compile_one)
+    kernel = Kernel(name="k", language="hip", source=SQUARES, entry="squares")
+    found = [hip_build.build_hip(kernel, "gfx942", CLOCK)[0]]
+    monkeypatch.setattr(hip_build, "precompiled", lambda *_, **__: None)
+    found.append(hip_build.build_hip(kernel, "gfx942", CLOCK)[0])
+    assert given[0] is not None and Path(given[0], "host.pch").exists() and given[1] is None
+    code, without = (re.findall(r"^\t[sv]_\w.*?(?=\s*;|$)", one, re.MULTILINE) for one in found)
+    assert code == without and len(code) > 5
 
 
 @needs_clang

@@ -26,7 +26,7 @@ from ratchet.judge.trial.processes.rivals import RivalProcess, Rivals
 from ratchet.judge.trial.screening import groups, rounds, screener
 from ratchet.judge.trial.timing import plan
 from ratchet.judge.verdict import Screening
-from ratchet.judge.workers.memory.device import BATCH_PART
+from ratchet.judge.workers.memory.layout import BATCH_PART
 from ratchet.kernels.kernel import Kernel
 from ratchet.problems.problem import Case, Problem, TensorSpec
 

@@ -97,6 +97,9 @@ def test_the_operations_of_one_form_are_counted_once(monkeypatch: pytest.MonkeyP
     monkeypatch.setattr(flop_count, "FlopCount", Noted)
     asked = replace(problem(200), reference=f"{__name__}:work", cases=(timed, hidden, other))
     message = {"do": "open", "problem": asked.as_json(), "threads": 1, "seed": 1, "device": None}
+    message["is_timed"] = True
     reply, _ = ReferenceWorker().answer(message, [])
     assert len(counted) == 2 and reply["gate"] == []
     assert reply["cases"][0]["flops"] == reply["cases"][1]["flops"]
+    untimed, _ = ReferenceWorker().answer({**message, "is_timed": False}, [])
+    assert len(counted) == 2 and untimed["cases"][0]["flops"] == 0

@@ -152,7 +152,7 @@ def build_extension(
 ) -> Path:
     """Compile an extension as one text, or its sources one by one if they clash.
 
-    `precompiled` is a folder of `torch_headers`. Returns what `compile_one` does.
+    `precompiled` is a folder of torch's headers. Returns what `compile_one` does.
 
     Raises:
         KernelError: the first error with file and line, or what is missing here.

@@ -24,6 +24,7 @@ from ratchet.base.process.child import ChildFailure
 from ratchet.base.process.time_limits import Clock
 from ratchet.base.serialise import document_of
 from ratchet.judge.emulator.extension_build import PROGRAM, ExtensionOrder, build_extension
+from ratchet.judge.emulator.precompiled import precompiled
 from ratchet.judge.static_profile import hip_compiler, hip_sources
 from ratchet.judge.static_profile.hip_sources import HipSources
 from ratchet.judge.static_profile.process import ProfileProcess, hip_interface
@@ -51,14 +52,16 @@ def build_hip(kernel: Kernel, target: str, clock: Clock) -> tuple[str, bytes]:
     text, carried = split_files(kernel.source)
     source = os.path.join(carried.place, f"kernel_{target}.hip")
     interface = os.path.join(carried.place, "ratchet_abi.h")
+    headers = precompiled(target, with_torch=False)
     sources = HipSources(
         target=target,
         files={**carried.texts, source: text, interface: hip_interface()},
         units=(source,),
         options=tuple(f"-D{key}={value}" for key, value in kernel.schedule),
         folders=(carried.place,),
+        precompiled=None if headers is None else str(headers),
     )
-    folder = _kept(sources, clock, None)
+    folder = _kept(sources, clock, headers)
     return (folder / "0.s").read_text(), (folder / PROGRAM).read_bytes()
 
 
@@ -66,7 +69,7 @@ class ExtensionBuilder:
     """Builds the extensions that a candidate's process orders, for one target."""
 
     def __init__(self, target: str, clock: Clock, headers: Path | None) -> None:
-        """`headers` is a folder of `torch_headers`."""
+        """`headers` is a folder of torch's precompiled ones."""
         self._target = target
         self._clock = clock
         self._headers = headers

@@ -167,7 +167,7 @@ def compile_whole(
 ) -> HipBinary:
     """Compile sources into one library with HIP's own headers; `options` are macros and folders.
 
-    `precompiled` is a folder that `precompile_torch` filled. The library lies beside the first
+    `precompiled` is a folder that `precompile` filled. The library lies beside the first
     source.
 
     Raises:
@@ -245,16 +245,16 @@ PRECOMPILED: Final = ("-emit-pch", "-fpch-instantiate-templates")
 """Without the second, each source instantiates what torch's headers leave open: 3 s a side."""
 
 
-def precompile_torch(folder: Path, architecture: Architecture) -> None:
-    """Precompile torch's headers for both sides into a folder, with a copy of ours.
+def precompile(folder: Path, architecture: Architecture, *, with_torch: bool) -> None:
+    """Precompile HIP's headers for both sides into a folder, or torch's too, with a copy of ours.
 
     A sandbox has ours elsewhere, and a precompiled header names its files. Raises KernelError.
     """
     tools = whole_hip()
     shutil.copytree(OWN_HEADERS, folder / OWN_HEADERS.name, dirs_exist_ok=True)
-    header = folder / "torch.hip"
-    header.write_text("#include <torch/extension.h>\n")
-    shared = shared_options(tools, architecture, with_torch=True, precompiled=folder)
+    header = folder / "headers.hip"
+    header.write_text("#include <torch/extension.h>\n" if with_torch else "")
+    shared = shared_options(tools, architecture, with_torch=with_torch, precompiled=folder)
 
     def build(side: str) -> None:
         made = folder / f"{side}.{os.getpid()}"

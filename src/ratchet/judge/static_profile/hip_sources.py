@@ -32,7 +32,7 @@ class HipSources(msgspec.Struct, frozen=True, kw_only=True):
     """Folders that are searched as those of a system."""
     with_torch: bool = False
     precompiled: str | None = None
-    """A folder that `precompile_torch` filled."""
+    """A folder that `precompile` filled."""
 
 
 def compile_sources(sources: HipSources, folder: Path) -> HipBinary:

@@ -62,6 +62,7 @@ class CaseFacts:
     time_s: float
     """One warm call of the reference, by the worker's own clock: for planning only."""
     flops: float
+    """Operations of one call; 0 if nothing is timed."""
     bytes: float
     """Bytes of inputs and outputs: the least that can be moved."""
 
@@ -312,10 +313,12 @@ def described_cases(
     timeout_s: float,
     accelerator: Accelerator | None = None,
     kind: type[CaseFacts] = CaseFacts,
+    is_timed: bool = True,
 ) -> Ok[list[CaseFacts]] | Decided:
     """Have the reference worker open a problem; return what it measured of each case, as `kind`.
 
-    The worker judges the problem first: Decided if it refuses the problem.
+    The worker judges the problem first: Decided if it refuses the problem. It counts no operations
+    unless a kernel `is_timed`.
     """
     try:
         reply = reference.ask(
@@ -325,6 +328,7 @@ def described_cases(
             threads=threads,
             seed=seed,
             device=accelerator.as_json() if accelerator else None,
+            is_timed=is_timed,
         )
     except ReferenceFault as error:
         return Decided("refused", f"the problem cannot be judged: {error}")

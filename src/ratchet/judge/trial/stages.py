@@ -303,6 +303,7 @@ class KernelTrial:
             seed=layout_seed(self.secret),
             timeout_s=self.clock.reference_limit_s,
             accelerator=self.accelerator,
+            is_timed=self.target is None,
         )
         if isinstance(found, Decided):
             return found

@@ -15,10 +15,10 @@ from ratchet.base.process.time_limits import Clock
 from ratchet.judge.emulator.build import compiled_machine
 from ratchet.judge.emulator.estimates.bound import estimate, hottest, matrix_cycles, words
 from ratchet.judge.emulator.estimates.counts import read_told
-from ratchet.judge.emulator.hip_build import ExtensionBuilder, build_hip
+from ratchet.judge.emulator.hip_build import ExtensionBuilder, build_hip, toolchain
 from ratchet.judge.emulator.launch import NOT_EMULATED
+from ratchet.judge.emulator.precompiled import precompiled
 from ratchet.judge.emulator.program.settings import pretended_device
-from ratchet.judge.emulator.torch_headers import torch_headers
 from ratchet.judge.integrity.library_ops import CaseCensus
 from ratchet.judge.stage_result import Decided, fault
 from ratchet.judge.static_profile.hip_compiler import TOO_OLD
@@ -31,6 +31,8 @@ from ratchet.judge.workers.candidate.model_answer import loaded_by
 from ratchet.kernels.kernel import Kernel
 from ratchet.kernels.kernel_file import is_extension
 from ratchet.problems.problem import Problem
+
+__all__ = ["toolchain"]
 
 RIGHT = "right on every case in Triton's interpreter; its speed was not measured: there is no GPU"
 INTERPRETER = "in Triton's interpreter"
@@ -72,11 +74,12 @@ def interpreted(kernel: Kernel) -> Kernel | Decided:
 
 
 def make_ready(kernel: Kernel, target: str) -> None:
-    """Compile what every verdict on such a kernel uses, once: the emulator and torch's headers."""
+    """Compile what every verdict on such a kernel uses, once: the emulator and HIP's headers."""
     with contextlib.suppress(RatchetError):  # the verdict says what is missing
         compiled_machine(target)
-        if _is_extension(kernel) or uses_extensions(kernel):
-            torch_headers(target)
+        with_torch = _is_extension(kernel) or uses_extensions(kernel)
+        if with_torch or kernel.language == "hip":
+            precompiled(target, with_torch=with_torch)
 
 
 def _is_extension(kernel: Kernel) -> bool:
@@ -87,7 +90,7 @@ def builder_for(kernel: Kernel, target: str, clock: Clock) -> ExtensionBuilder |
     """Return what compiles the extensions that a kernel orders; None if it orders none."""
     if not (_is_extension(kernel) or uses_extensions(kernel)):
         return None
-    return ExtensionBuilder(target, clock, torch_headers(target))
+    return ExtensionBuilder(target, clock, precompiled(target, with_torch=True))
 
 
 def emulated(kernel: Kernel, target: str, clock: Clock) -> Kernel | Decided:

@@ -10,6 +10,7 @@ from functools import cache
 from typing import Final
 
 from ratchet.base.errors import KernelError
+from ratchet.base.process.channel import Message
 from ratchet.problems.problem import Problem
 from ratchet.problems.suites.names import NAMES
 
@@ -39,6 +40,11 @@ def load_suite(name: str) -> tuple[Problem, ...]:
     """Return the problems of a suite; a KernelError lists the known suites for any other name."""
     check_suite(name)
     return SUITES[name]()
+
+
+def answer(request: Message) -> Message:
+    """Return the problem of a `name`, in a process that holds torch (`file_worker.answer`)."""
+    return {"problem": find_problem(request["name"]).as_json()}
 
 
 def family_of(name: str) -> str:

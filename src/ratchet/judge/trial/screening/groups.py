@@ -27,7 +27,7 @@ from ratchet.judge.trial.timing.arms import REFERENCE
 from ratchet.judge.trial.timing.plan import calls_per_batch
 from ratchet.judge.verdict import Screening
 from ratchet.judge.workers.candidate.model_answer import runnable
-from ratchet.judge.workers.memory.device import BATCH_PART
+from ratchet.judge.workers.memory.layout import BATCH_PART
 from ratchet.kernels.kernel import Kernel
 from ratchet.problems.free_memory import MEMORY_SHARE, free_bytes
 from ratchet.problems.problem import Problem

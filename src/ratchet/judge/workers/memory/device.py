@@ -24,12 +24,10 @@ from ratchet.judge.workers.memory.driver_memory import (
     already_loaded,
     loaded_files,
 )
+from ratchet.judge.workers.memory.layout import BATCH_PART
 
 FLUSHED: Final = 2
 """Bytes that a device writes before each batch, over the size of its last cache."""
-BATCH_PART: Final = 10
-"""One batch's inputs and outputs may take this part of the free memory. A batch exists as it was
-drawn and at its places, and each of four arms keeps its last batch and its results."""
 LEAST_FLUSHED_BYTES: Final = 64 << 20
 """Used if a device does not report its cache. It also covers the Infinity Cache of AMD's consumer
 cards; CDNA3's is 256 MB and not in the properties (see MALL_BYTES)."""

@@ -11,6 +11,9 @@ from ratchet.base.process.channel import Message
 INPUTS, IN_PLACE, OUTPUTS = 0, 1, 2
 """Regions of a batch: what a kernel may only read, what it changes, and what it writes."""
 NAMES: Final = ("inputs", "in-place", "outputs")
+BATCH_PART: Final = 10
+"""A batch's inputs and outputs may take this part of a GPU's free memory. It exists as it was drawn
+and at its places, and each of four arms keeps its last batch and its results."""
 
 
 class Slot(NamedTuple):

@@ -1,4 +1,6 @@
-"""torch's headers, precompiled once for each target: they take most of an extension's compilation.
+"""HIP's headers, with torch's or without, precompiled once for each target.
+
+They take nine tenths of a small program's compilation.
 
 They hold nothing of a candidate's, and its sandbox can only read them.
 """
@@ -18,33 +20,37 @@ from ratchet.judge.static_profile.hip_compiler import (
     RUNTIME_SOURCES,
     SIDES,
     find_hip,
-    precompile_torch,
+    precompile,
     shared_options,
 )
 from ratchet.judge.workers.candidate.architectures import ARCHITECTURES
 from ratchet.kernels.languages import cpp
 from ratchet.kernels.languages.precompiled_headers import keep_few
 
+FOLDERS: Final = {True: "torch-headers", False: "hip-headers"}
+"""The cache's folders of headers with torch's and without."""
 MOST_KEPT: Final = 6
-"""Most sets in the cache, at 180 MB each; the oldest is removed."""
+"""Most sets of each kind in the cache, at 180 MB with torch's headers and 25 without; the oldest is
+removed."""
 
 
-def torch_headers(target: str) -> Path | None:
+def precompiled(target: str, *, with_torch: bool) -> Path | None:
     """Return the folder of a target's precompiled headers; None if they cannot be made here."""
     try:
-        folder = cpp.cache_folder() / "torch-headers" / _key(target)
+        folder = cpp.cache_folder() / FOLDERS[with_torch] / _key(target, with_torch)
         if not all((folder / f"{side}.pch").exists() for side in SIDES):
             folder.mkdir(parents=True, exist_ok=True)
-            precompile_torch(folder, ARCHITECTURES[target])
+            precompile(folder, ARCHITECTURES[target], with_torch=with_torch)
             keep_few(folder.parent, MOST_KEPT)
     except (OSError, KernelError):
-        return None  # the extension's own compilation says what is wrong
+        return None  # the program's own compilation says what is wrong
     return folder
 
 
-def _key(target: str) -> str:
+def _key(target: str, with_torch: bool) -> str:
     tools, architecture = find_hip(), ARCHITECTURES[target]
-    parts = [*shared_options(tools, architecture, with_torch=True), version("torch"), tools.clang]
+    parts = shared_options(tools, architecture, with_torch=with_torch)
+    parts += [version("torch"), tools.clang]
     parts += PRECOMPILED
     parts += [str(os.stat(os.path.realpath(tools.clang)).st_mtime_ns)]
     files = (*OWN_HEADERS.rglob("*"), *RUNTIME_SOURCES)
