@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import math
-import random
 import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict, dataclass, replace
@@ -14,11 +13,17 @@ import numpy as np
 
 from ratchet.base.json_value import Json
 from ratchet.guard.checkouts import Checkouts
+from ratchet.guard.command import MeasuredCommand
 from ratchet.guard.watch.suite_file import WatchedCommand, WatchSuite
 from ratchet.history.analysis import analyse_one
 from ratchet.history.series import HistorySeries
 from ratchet.ledger.observations import Better
+from ratchet.measure.arm import ArmLeft, Timing
 from ratchet.measure.estimate import interval, noise_of, t_quantile
+from ratchet.measure.metrics import Readings
+from ratchet.measure.plan import confidence_of
+from ratchet.measure.rounds import run_rounds
+from ratchet.measure.samples import Sample
 
 WatchAnswer = Literal["slower", "faster", "not slower", "undecided", "no baseline", "failed"]
 
@@ -69,11 +74,13 @@ class WatchReport:
         return {**asdict(self), "red": self.red}
 
 
+FALSE_RATE = 0.05
+"""Chance of a false answer over all benchmarks of a suite."""
 LEAST_HISTORY = 5
 """Results of the newest level that a history needs to be a baseline."""
 _LEAST_RUNS = 3
-Values = Mapping[str, Sequence[float]]
-"""Measured values by side."""
+VALUE = "value"
+"""Name of the figure that a benchmark's run has."""
 OnRun = Callable[[str, int], None]
 """Called with a benchmark's name and how many of its pairs or runs are done; with 0 as it begins.
 Also with what is built, and 0."""
@@ -95,9 +102,9 @@ def pairs_of(one: WatchedCommand, suite: WatchSuite, pairs: int | None) -> int:
     return pairs or one.pairs or suite.pairs
 
 
-def confidence_for(benchmarks: int) -> float:
-    """Return the confidence of each interval that makes 95 % for all of them."""
-    return 1 - 0.05 / max(1, benchmarks)
+def confidence_for(suite: WatchSuite) -> float:
+    """Return the confidence of each interval that makes 95 % for all of the suite."""
+    return confidence_of(FALSE_RATE, among=len(suite.benchmark))
 
 
 def watch_pairs(
@@ -108,7 +115,7 @@ def watch_pairs(
     limits: WatchLimits,
     on_run: OnRun,
 ) -> list[WatchedResult]:
-    """Time each benchmark at both commits, in pairs of random order."""
+    """Time each benchmark at both commits, in pairs (`run_rounds`)."""
     places = {}
     for name, commit in (("base", base), ("head", head)):
         on_run(f"building the {name}", 0)
@@ -116,10 +123,10 @@ def watch_pairs(
     folders = {name: place.folder for name, place in places.items()}
     broken = {name: place.why for name, place in places.items() if place.why}
 
-    def answer(one: WatchedCommand, values: Values, why: Mapping[str, str]) -> WatchedResult:
+    def answer(one: WatchedCommand, values: Readings, why: Mapping[str, str]) -> WatchedResult:
         if "base" not in why:
-            return _compared(one, suite, values["base"], values["head"])
-        value = float(np.median(values["head"]))
+            return _compared(one, suite, values)
+        value = values.median(VALUE, "head")
         return _without(one, "no baseline", f"the base cannot run it: {why['base']}", value)
 
     return _watched(suite, folders, broken, limits, on_run, answer)
@@ -138,9 +145,9 @@ def watch_history(
     Only results of the same machine are a baseline.
     """
 
-    def answer(one: WatchedCommand, values: Values, why: Mapping[str, str]) -> WatchedResult:
+    def answer(one: WatchedCommand, values: Readings, why: Mapping[str, str]) -> WatchedResult:
         own = [series for series in history if series.benchmark == one.name]
-        return _predicted(one, suite, own, device, values["head"])
+        return _predicted(one, suite, own, device, values)
 
     return _watched(suite, {"head": folder}, {}, limits, on_run, answer)
 
@@ -151,42 +158,88 @@ def _watched(
     broken: Mapping[str, str],
     limits: WatchLimits,
     on_run: OnRun,
-    answer: Callable[[WatchedCommand, Values, Mapping[str, str]], WatchedResult],
+    answer: Callable[[WatchedCommand, Readings, Mapping[str, str]], WatchedResult],
 ) -> list[WatchedResult]:
-    """Run each benchmark in the folders, in random order; answer unless the head cannot run it."""
+    """Run each benchmark in the folders, in pairs; answer unless the head cannot run it."""
     deadline = time.monotonic() + limits.time_s
     results = []
     for one in suite.benchmark:
         started_s = time.monotonic()
         on_run(one.name, 0)
-        why, values = dict(broken), {name: list[float]() for name in folders}
-        rng = random.Random(f"{limits.seed} {one.name}")
-        for count in range(pairs_of(one, suite, limits.pairs)):
-            late = count >= _LEAST_RUNS and time.monotonic() > deadline
-            if late or "head" in why:
-                break
-            for side in rng.sample(list(folders), len(folders)):
-                if side in why:
-                    continue
-                run = one.measured().run(folders[side])
-                if run.value is None:
-                    why[side] = run.why
-                else:
-                    values[side].append(run.value)
-            on_run(one.name, count + 1)
+        arms = {
+            name: _SideArm(name, one.measured(), folder, broken.get(name, ""))
+            for name, folder in folders.items()
+        }
+        values = _values(
+            arms, pairs_of(one, suite, limits.pairs), limits, deadline, on_run, one.name
+        )
+        why = {name: arm.why for name, arm in arms.items() if arm.why}
         failed = "head" in why
         found = _without(one, "failed", why["head"]) if failed else answer(one, values, why)
         results.append(replace(found, time_s=time.monotonic() - started_s))
     return results
 
 
-def _compared(
-    one: WatchedCommand, suite: WatchSuite, base: Sequence[float], head: Sequence[float]
-) -> WatchedResult:
-    # Each run is a process of its own, so pairs are what varies.
-    logs = np.log(np.asarray(head)) - np.log(np.asarray(base))
-    centre, reach = interval([logs], confidence_for(len(suite.benchmark)))
-    return _answered(one, suite, float(np.median(base)), head, centre, reach)
+class _SideArm:
+    """A benchmark's command in one folder; it leaves the pairs if it fails."""
+
+    def __init__(self, name: str, command: MeasuredCommand, folder: Path, why: str) -> None:
+        self._name, self._command, self._folder = name, command, folder
+        self.why = why
+        """Why it cannot be run; empty if it can."""
+        self.value = 0.0
+        """The figure of the last run."""
+
+    @property
+    def name(self) -> str:
+        return self._name
+
+    def run(self, iterations: int) -> Timing:
+        began_s = time.perf_counter()
+        run = self._command.run(self._folder)
+        if run.value is None:
+            self.why = run.why
+            raise ArmLeft
+        self.value = run.value
+        return Timing(wall_time_s=time.perf_counter() - began_s, cpu_time_s=0.0)
+
+
+def _values(
+    arms: Mapping[str, _SideArm],
+    pairs: int,
+    limits: WatchLimits,
+    deadline: float,
+    on_run: OnRun,
+    benchmark: str,
+) -> Readings:
+    """Run the sides in pairs, up to the deadline, and return their figures."""
+    values = Readings()
+
+    def on_round(index: int, samples: Sequence[Sample]) -> None:
+        for one in samples:
+            values.add(VALUE, one.arm, one.launch, one.round, arms[one.arm].value)
+        on_run(benchmark, index + 1)
+
+    def leave(index: int, samples: Sequence[Sample]) -> list[str]:
+        late = index >= _LEAST_RUNS and time.monotonic() > deadline
+        return [name for name, arm in arms.items() if arm.why or late or arms["head"].why]
+
+    run_rounds(
+        list(arms.values()),
+        rounds=pairs,
+        launch=0,
+        rng=np.random.default_rng([limits.seed, *benchmark.encode()]),
+        on_round=on_round,
+        leave=leave,
+        fewest_arms=1,
+    )
+    return values
+
+
+def _compared(one: WatchedCommand, suite: WatchSuite, values: Readings) -> WatchedResult:
+    # Each run is a process of its own, so pairs are what varies: they count as one launch.
+    faster, reach = interval(values.log_ratios(VALUE, ("base",), "head"), confidence_for(suite))
+    return _answered(one, suite, values.median(VALUE, "base"), values, -faster, reach)
 
 
 def _predicted(
@@ -194,12 +247,12 @@ def _predicted(
     suite: WatchSuite,
     history: Sequence[HistorySeries],
     device: str,
-    head: Sequence[float],
+    values: Readings,
 ) -> WatchedResult:
     """Compare with what a history of one level says of its next result."""
     here = [series for series in history if series.device == device]
     level = _newest_level(here[0]) if here else []
-    value = float(np.median(head))
+    value = values.median(VALUE, "head")
     if len(level) < LEAST_HISTORY:
         said = (
             "no results in the history"
@@ -213,17 +266,16 @@ def _predicted(
     centre, count = float(np.median(logs)), len(logs)
     # The median absolute deviation, scaled to a normal distribution's standard deviation.
     spread = max(1.4826 * float(np.median(np.abs(logs - centre))), 1e-9)
-    confidence = confidence_for(len(suite.benchmark))
-    reach = t_quantile(count - 1, (1 + confidence) / 2)
+    reach = t_quantile(count - 1, (1 + confidence_for(suite)) / 2)
     reach *= spread * math.sqrt(1 + math.pi / 2 / count)
-    return _answered(one, suite, math.exp(centre), head, math.log(value) - centre, reach)
+    return _answered(one, suite, math.exp(centre), values, math.log(value) - centre, reach)
 
 
 def _answered(
     one: WatchedCommand,
     suite: WatchSuite,
     base: float,
-    head: Sequence[float],
+    values: Readings,
     change: float,
     reach: float,
 ) -> WatchedResult:
@@ -249,11 +301,11 @@ def _answered(
         answer=answer,
         why=_why_undecided(low, high, margin) if answer == "undecided" else "",
         base=base,
-        head=float(np.median(head)),
+        head=values.median(VALUE, "head"),
         worse=worse,
         low=low,
         high=high,
-        runs=len(head),
+        runs=len(values.of(VALUE, "head")),
     )
 
 

@@ -20,6 +20,7 @@ from ratchet.devices.fingerprint import software
 from ratchet.devices.probe import probe
 from ratchet.judge.steps.numerics import FP32_FLOOR, judge_losses
 from ratchet.measure.estimate import Comparison, aa_floor, compare
+from ratchet.measure.loop import until_settled
 from ratchet.measure.samples import Sample
 from ratchet.optimize.parallel.launches import RankLaunches
 from ratchet.optimize.parallel.levers import (
@@ -263,15 +264,18 @@ def _prove(turn: _Turn, kept: Sequence[RankLever]) -> _Proof | None:
     arms = {WRITTEN: RankArm(), TWIN: RankArm(), TUNED: combined(kept, RankArm())}
     samples: list[Sample] = []
     exposed: list[list[float]] = []
-    for launch in range(turn.settings.launches):
+
+    def take(launch: int) -> bool:
         rounds = turn.launches.rounds(len(arms), turn.settings.launches - launch)
         rounds = rounds or turn.launches.rounds(len(arms), 1)  # fewer launches than asked for
-        if not rounds:
-            break
-        turn.tell(f"proving, launch {launch + 1} of {turn.settings.launches}, {rounds} rounds")
-        found, own = turn.launches.run(arms, rounds)
-        samples += found[0].timed()
-        exposed.append(own)
+        if rounds:
+            turn.tell(f"proving, launch {launch + 1} of {turn.settings.launches}, {rounds} rounds")
+            found, own = turn.launches.run(arms, rounds)
+            samples.extend(found[0].timed())
+            exposed.append(own)
+        return rounds > 0
+
+    until_settled(take, lambda launches: launches == turn.settings.launches)
     try:
         floor = aa_floor(samples, WRITTEN, TWIN)
         found_to_be = compare(samples, baseline=WRITTEN, new=TUNED, floor=floor)
