@@ -26,7 +26,7 @@ class OpenLaunch:
     rounds: int
     """0 if there is no time for any."""
     iterations: int | Mapping[str, int] = 1
-    """Of a sample: one number, or one by the arm's name."""
+    """Iterations of a sample: one number, or one by the name of an arm."""
     on_round: OnRound | None = None
 
 

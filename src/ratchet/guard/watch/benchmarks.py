@@ -20,10 +20,8 @@ from ratchet.history.series import HistorySeries
 from ratchet.ledger.observations import Better
 from ratchet.measure.arm import ArmLeft, Timing
 from ratchet.measure.estimate import interval, noise_of, t_quantile
-from ratchet.measure.metrics import Readings
 from ratchet.measure.plan import confidence_of
 from ratchet.measure.rounds import run_rounds
-from ratchet.measure.samples import Sample
 
 WatchAnswer = Literal["slower", "faster", "not slower", "undecided", "no baseline", "failed"]
 
@@ -74,13 +72,11 @@ class WatchReport:
         return {**asdict(self), "red": self.red}
 
 
-FALSE_RATE = 0.05
-"""Chance of a false answer over all benchmarks of a suite."""
 LEAST_HISTORY = 5
 """Results of the newest level that a history needs to be a baseline."""
 _LEAST_RUNS = 3
-VALUE = "value"
-"""Name of the figure that a benchmark's run has."""
+Values = Mapping[str, Sequence[float]]
+"""Measured values by side."""
 OnRun = Callable[[str, int], None]
 """Called with a benchmark's name and how many of its pairs or runs are done; with 0 as it begins.
 Also with what is built, and 0."""
@@ -104,7 +100,7 @@ def pairs_of(one: WatchedCommand, suite: WatchSuite, pairs: int | None) -> int:
 
 def confidence_for(suite: WatchSuite) -> float:
     """Return the confidence of each interval that makes 95 % for all of the suite."""
-    return confidence_of(FALSE_RATE, among=len(suite.benchmark))
+    return confidence_of(0.05, among=len(suite.benchmark))
 
 
 def watch_pairs(
@@ -123,10 +119,10 @@ def watch_pairs(
     folders = {name: place.folder for name, place in places.items()}
     broken = {name: place.why for name, place in places.items() if place.why}
 
-    def answer(one: WatchedCommand, values: Readings, why: Mapping[str, str]) -> WatchedResult:
+    def answer(one: WatchedCommand, values: Values, why: Mapping[str, str]) -> WatchedResult:
         if "base" not in why:
-            return _compared(one, suite, values)
-        value = values.median(VALUE, "head")
+            return _compared(one, suite, values["base"], values["head"])
+        value = float(np.median(values["head"]))
         return _without(one, "no baseline", f"the base cannot run it: {why['base']}", value)
 
     return _watched(suite, folders, broken, limits, on_run, answer)
@@ -145,9 +141,9 @@ def watch_history(
     Only results of the same machine are a baseline.
     """
 
-    def answer(one: WatchedCommand, values: Readings, why: Mapping[str, str]) -> WatchedResult:
+    def answer(one: WatchedCommand, values: Values, why: Mapping[str, str]) -> WatchedResult:
         own = [series for series in history if series.benchmark == one.name]
-        return _predicted(one, suite, own, device, values)
+        return _predicted(one, suite, own, device, values["head"])
 
     return _watched(suite, {"head": folder}, {}, limits, on_run, answer)
 
@@ -158,7 +154,7 @@ def _watched(
     broken: Mapping[str, str],
     limits: WatchLimits,
     on_run: OnRun,
-    answer: Callable[[WatchedCommand, Readings, Mapping[str, str]], WatchedResult],
+    answer: Callable[[WatchedCommand, Values, Mapping[str, str]], WatchedResult],
 ) -> list[WatchedResult]:
     """Run each benchmark in the folders, in pairs; answer unless the head cannot run it."""
     deadline = time.monotonic() + limits.time_s
@@ -170,10 +166,25 @@ def _watched(
             name: _SideArm(name, one.measured(), folder, broken.get(name, ""))
             for name, folder in folders.items()
         }
-        values = _values(
-            arms, pairs_of(one, suite, limits.pairs), limits, deadline, on_run, one.name
+
+        def on_round(index: int, _: object, name: str = one.name) -> None:
+            on_run(name, index + 1)
+
+        def leave(index: int, _: object, arms: Mapping[str, _SideArm] = arms) -> list[str]:
+            late = index >= _LEAST_RUNS and time.monotonic() > deadline
+            return [name for name, arm in arms.items() if arm.why or arms["head"].why or late]
+
+        run_rounds(
+            list(arms.values()),
+            rounds=pairs_of(one, suite, limits.pairs),
+            launch=0,
+            rng=np.random.default_rng([limits.seed, *one.name.encode()]),
+            on_round=on_round,
+            leave=leave,
+            fewest_arms=1,
         )
         why = {name: arm.why for name, arm in arms.items() if arm.why}
+        values = {name: arm.values for name, arm in arms.items()}
         failed = "head" in why
         found = _without(one, "failed", why["head"]) if failed else answer(one, values, why)
         results.append(replace(found, time_s=time.monotonic() - started_s))
@@ -181,18 +192,13 @@ def _watched(
 
 
 class _SideArm:
-    """A benchmark's command in one folder; it leaves the pairs if it fails."""
+    """A benchmark's command in one folder; it leaves the pairs once it fails."""
 
     def __init__(self, name: str, command: MeasuredCommand, folder: Path, why: str) -> None:
-        self._name, self._command, self._folder = name, command, folder
-        self.why = why
-        """Why it cannot be run; empty if it can."""
-        self.value = 0.0
-        """The figure of the last run."""
-
-    @property
-    def name(self) -> str:
-        return self._name
+        self.name, self.why = name, why
+        """`why` it cannot be run; empty if it can."""
+        self._command, self._folder = command, folder
+        self.values: list[float] = []
 
     def run(self, iterations: int) -> Timing:
         began_s = time.perf_counter()
@@ -200,46 +206,17 @@ class _SideArm:
         if run.value is None:
             self.why = run.why
             raise ArmLeft
-        self.value = run.value
+        self.values.append(run.value)
         return Timing(wall_time_s=time.perf_counter() - began_s, cpu_time_s=0.0)
 
 
-def _values(
-    arms: Mapping[str, _SideArm],
-    pairs: int,
-    limits: WatchLimits,
-    deadline: float,
-    on_run: OnRun,
-    benchmark: str,
-) -> Readings:
-    """Run the sides in pairs, up to the deadline, and return their figures."""
-    values = Readings()
-
-    def on_round(index: int, samples: Sequence[Sample]) -> None:
-        for one in samples:
-            values.add(VALUE, one.arm, one.launch, one.round, arms[one.arm].value)
-        on_run(benchmark, index + 1)
-
-    def leave(index: int, samples: Sequence[Sample]) -> list[str]:
-        late = index >= _LEAST_RUNS and time.monotonic() > deadline
-        return [name for name, arm in arms.items() if arm.why or late or arms["head"].why]
-
-    run_rounds(
-        list(arms.values()),
-        rounds=pairs,
-        launch=0,
-        rng=np.random.default_rng([limits.seed, *benchmark.encode()]),
-        on_round=on_round,
-        leave=leave,
-        fewest_arms=1,
-    )
-    return values
-
-
-def _compared(one: WatchedCommand, suite: WatchSuite, values: Readings) -> WatchedResult:
+def _compared(
+    one: WatchedCommand, suite: WatchSuite, base: Sequence[float], head: Sequence[float]
+) -> WatchedResult:
     # Each run is a process of its own, so pairs are what varies: they count as one launch.
-    faster, reach = interval(values.log_ratios(VALUE, ("base",), "head"), confidence_for(suite))
-    return _answered(one, suite, values.median(VALUE, "base"), values, -faster, reach)
+    logs = np.log(np.asarray(head)) - np.log(np.asarray(base))
+    centre, reach = interval([logs], confidence_for(suite))
+    return _answered(one, suite, float(np.median(base)), head, centre, reach)
 
 
 def _predicted(
@@ -247,12 +224,12 @@ def _predicted(
     suite: WatchSuite,
     history: Sequence[HistorySeries],
     device: str,
-    values: Readings,
+    head: Sequence[float],
 ) -> WatchedResult:
     """Compare with what a history of one level says of its next result."""
     here = [series for series in history if series.device == device]
     level = _newest_level(here[0]) if here else []
-    value = values.median(VALUE, "head")
+    value = float(np.median(head))
     if len(level) < LEAST_HISTORY:
         said = (
             "no results in the history"
@@ -268,14 +245,14 @@ def _predicted(
     spread = max(1.4826 * float(np.median(np.abs(logs - centre))), 1e-9)
     reach = t_quantile(count - 1, (1 + confidence_for(suite)) / 2)
     reach *= spread * math.sqrt(1 + math.pi / 2 / count)
-    return _answered(one, suite, math.exp(centre), values, math.log(value) - centre, reach)
+    return _answered(one, suite, math.exp(centre), head, math.log(value) - centre, reach)
 
 
 def _answered(
     one: WatchedCommand,
     suite: WatchSuite,
     base: float,
-    values: Readings,
+    head: Sequence[float],
     change: float,
     reach: float,
 ) -> WatchedResult:
@@ -301,11 +278,11 @@ def _answered(
         answer=answer,
         why=_why_undecided(low, high, margin) if answer == "undecided" else "",
         base=base,
-        head=values.median(VALUE, "head"),
+        head=float(np.median(head)),
         worse=worse,
         low=low,
         high=high,
-        runs=len(values.of(VALUE, "head")),
+        runs=len(head),
     )
 
 
