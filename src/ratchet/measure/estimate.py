@@ -82,7 +82,6 @@ class ArmTime:
     median_s: float
     low_s: float
     high_s: float
-    cpu_median_s: float
     count: int
 
 
@@ -201,7 +200,6 @@ def summarise(samples: Iterable[Sample], arm: str, *, resamples: int = 2000) -> 
         median_s=median_s,
         low_s=low_s,
         high_s=high_s,
-        cpu_median_s=float(np.median([sample.cpu_time_s for sample in own])),
         count=len(own),
     )
 

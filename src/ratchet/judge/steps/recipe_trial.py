@@ -43,8 +43,6 @@ class Trial:
     setup_time_s: dict[str, float]
     """Seconds from the start of an arm's process to the end of its first iteration. This includes
     compilation, with caches as found."""
-    concurrent: bool
-    """False if the arms did not fit in memory together: their samples are no adjacent pairs."""
 
 
 OnEvent = Callable[[TrialEvent], None]
@@ -179,7 +177,6 @@ def time_arms(
         samples=samples,
         descriptions=begun.descriptions,
         setup_time_s=begun.setup_time_s,
-        concurrent=concurrent,
     )
 
 

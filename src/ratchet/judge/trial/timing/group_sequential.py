@@ -40,7 +40,19 @@ def time_until_answered(
 
     Decided if an output is wrong while it is timed, or time ran out before enough was measured.
     """
-    take = partial(_take, case, opened, launch, watch)
+
+    def take(budget_s: float, before: Sequence[Sample] = ()) -> Ok[CaseTiming] | Decided:
+        """Take one look, in new launches; numbers continue those of the looks before."""
+        return time_case(
+            case,
+            opened,
+            launch,
+            watch,
+            first_launch=1 + max((sample.launch for sample in before), default=-1),
+            first_round=1 + max((sample.round for sample in before), default=-1),
+            budget_s=budget_s,
+        )
+
     return as_stage(partial(_look, take, opened, watch))
 
 
@@ -98,26 +110,6 @@ def _look(
         return seen
     evidence += seen.evidence
     return replace(timing, unseen=seen.value)
-
-
-def _take(
-    case: int,
-    opened: OpenProblem,
-    launch: Launch,
-    watch: Watch | None,
-    budget_s: float,
-    before: Sequence[Sample] = (),
-) -> Ok[CaseTiming] | Decided:
-    """Take one look, in new launches; numbers continue those of the looks before."""
-    return time_case(
-        case,
-        opened,
-        launch,
-        watch,
-        first_launch=1 + max((sample.launch for sample in before), default=-1),
-        first_round=1 + max((sample.round for sample in before), default=-1),
-        budget_s=budget_s,
-    )
 
 
 def _unreachable(timing: CaseTiming, opened: OpenProblem) -> str:
