@@ -55,7 +55,7 @@ def test_a_slowdown_in_a_real_repository_is_found_by_a_killed_run(tmp_path: Path
         out, err = run.communicate(timeout=200)
     assert run.returncode == 0, err
     result = json.loads(out)
-    assert result["answer"] == "found" and result["confirmed"]
+    assert result["answer"] == "found" and result["pairs"]["confirm"] > 0
     assert result["suspects"][0]["revision"] == made[20]
     assert result["suspects"][0]["subject"] == "change 20"
     assert result["resumed_pairs"] >= 10

@@ -6,11 +6,14 @@ import math
 
 import numpy as np
 import pytest
+from history_rows import rows
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from ratchet.history.analysis import analyse_one
 from ratchet.history.change_points import ChangePointFinder, change_points, step_at
 from ratchet.history.rank_cusum import correlation, normal_scores, p_value
+from ratchet.history.series import gather
 
 
 def _ar1(rng: np.random.Generator, length: int) -> np.ndarray:
@@ -84,7 +87,8 @@ def test_counts_that_jump_are_found() -> None:
     values = np.asarray([1000.0] * 30 + [1010.0] * 30)
     (point,) = change_points(values)
     assert (point.index, point.first, point.last) == (30, 30, 30)
-    assert (point.before, point.after) == (1000.0, 1010.0)
+    (shift,) = analyse_one(gather(rows(values))[0]).shifts
+    assert (shift.index, shift.before, shift.after) == (30, 1000.0, 1010.0)
 
 
 def test_a_bump_has_two_ends() -> None:

@@ -49,7 +49,7 @@ class Checkouts:
             why = ""
             if self._build:
                 built = run_words(self._build, folder, self._limit_s, {"RATCHET_COMMIT": commit})
-                why = f"the build failed: {built}" if isinstance(built, str) else ""
+                why = f"the build failed: it {built}" if isinstance(built, str) else ""
             write_whole(done, why.encode())
         below = folder / self.below
         below = below if below.is_dir() else folder

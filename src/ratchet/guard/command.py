@@ -76,7 +76,7 @@ class MeasuredCommand:
         """Run it once in a folder, with all processes that it starts killed at its limit."""
         done = run_words(self.words, folder, self.time_limit_s, {**self.environment, **extra})
         if isinstance(done, str):
-            return CommandRun(value=None, why=done)
+            return CommandRun(value=None, why=f"it {done}")
         value = find_number(self.metric, done.out) if self.metric else done.time_s
         if value is None:
             named = "no number" if self.metric == LAST_NUMBER else f"nothing like {self.metric!r}"
@@ -87,18 +87,24 @@ class MeasuredCommand:
 
 
 def run_words(
-    words: Sequence[str] | str, folder: Path, limit_s: float, environment: Mapping[str, str]
+    words: Sequence[str] | str,
+    folder: Path,
+    limit_s: float,
+    environment: Mapping[str, str],
+    *,
+    output: bool = True,
 ) -> FinishedRun | str:
-    """Run a command (text goes to a shell); return it done, or why it failed, in a line."""
+    """Run a command as `run_process` does; return it done, or how it failed: `exited with 3`."""
     try:
-        done = run_process(words, folder, limit_s, environment)
+        done = run_process(words, folder, limit_s, environment, output=output)
     except OSError as error:
-        return f"it cannot be started ({error.strerror})"
+        return f"cannot be started in {folder} ({error.strerror})"
     if done.late:
-        return f"it took more than {limit_s:g} s"
+        return f"took more than {limit_s:g} s"
     if done.code:
+        ended = f"exited with {done.code}" if done.code > 0 else f"was ended by signal {-done.code}"
         said = " ".join((done.err.strip() or done.out.strip())[-_TAIL:].split())
-        return f"it exited with {done.code}: {said}".rstrip(": ")
+        return f"{ended}: {said}".rstrip(": ")
     return done
 
 

@@ -106,7 +106,7 @@ def analyse_one(series: HistorySeries, *, at_least: float = AT_LEAST) -> Analyse
         if any(_at(one, at) for one in points):
             continue
         if (p := step_at(values[low:high], at - low)) < _ENVIRONMENT_P:
-            found = ChangePoint(index=at, first=at, last=at, p=p, before=math.nan, after=math.nan)
+            found = ChangePoint(index=at, first=at, last=at, p=p)
             points = sorted([*points, found], key=lambda one: one.index)
     ends = [0, *(one.index for one in points), len(values)]
     levels = [float(np.median(values[a:b])) for a, b in itertools.pairwise(ends)] if points else []

@@ -11,7 +11,6 @@ level is spent over the chunks as 1 / (k + 1)^2, so it holds for a series of any
 
 from __future__ import annotations
 
-import itertools
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -55,9 +54,6 @@ class ChangePoint:
     last: int
     p: float
     """The chance of a change as clear as this in a stretch without one."""
-    before: float
-    """Median of the stretch before it."""
-    after: float
 
 
 @dataclass(frozen=True, slots=True)
@@ -106,18 +102,8 @@ class ChangePointFinder:
             found += self._in_tail(start, tail_phi)
         kept = _narrowest(found)
         placed = self._settle(kept, [*self._phis, tail_phi])
-        ends = [0, *(one.split for one in placed), count]
-        levels = [float(np.median(self._values[a:b])) for a, b in itertools.pairwise(ends)]
         return [
-            ChangePoint(
-                index=one.split,
-                first=one.first,
-                last=one.last,
-                p=one.p,
-                before=levels[index],
-                after=levels[index + 1],
-            )
-            for index, one in enumerate(placed)
+            ChangePoint(index=one.split, first=one.first, last=one.last, p=one.p) for one in placed
         ]
 
     def _freeze(self, first: int, end: int) -> None:

@@ -14,6 +14,10 @@ class Timing:
     cpu_time_s: float
 
 
+class ArmLeft(Exception):
+    """Raised by an arm that takes part in no further round."""
+
+
 class Arm(Protocol):
     """One side of a comparison, warm and ready to run."""
 

@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+import contextlib
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager
 from dataclasses import asdict, dataclass, field
 from typing import Protocol
@@ -12,6 +13,7 @@ import numpy as np
 
 from ratchet.base.json_value import Json
 from ratchet.measure.arm import Arm
+from ratchet.measure.loop import OpenLaunch, run_launches, until_settled
 from ratchet.measure.metrics import Metric, MetricAnswer, Readings, decide_all, exit_code
 from ratchet.measure.plan import PairPlan, least_budget_s, look_confidence, make_plan
 from ratchet.measure.rounds import FEWEST_ROUNDS, run_rounds
@@ -120,7 +122,7 @@ class _Comparison:
         self.readings, self.samples = Readings(), list[Sample]()
         self.plan: PairPlan | None = None
         self.round_s = self.setup_s = 0.0
-        self.launches = self.looks = 0
+        self.launches = self.looks = self.looked_after = 0
         self.answers: list[MetricAnswer] = []
 
     @property
@@ -128,50 +130,57 @@ class _Comparison:
         return self.settings.budget_s - (time.monotonic() - self.began_s)
 
     def run(self) -> CompareOutcome:
-        launches = 1
-        while self.launches < launches:
-            if self.launches and self.left_s < self.setup_s + FEWEST_ROUNDS * self.round_s:
-                break  # the clock ended it, whatever the samples said
-            before = len(self.samples)
-            try:
-                self._launch(self.launches)
-            finally:  # also if the command fails, or the user interrupts it
-                self.keep(self.samples[before:])
-            if self.plan is None:
-                break
-            launches = self.plan.launches
-            self.launches += 1
-            if self.launches in self.plan.looks[:-1]:
-                self._look()
-                if self._settled():
-                    break
-        else:
-            self._look()
-            return self._outcome()
-        if not self._settled():
-            self._look()
+        until_settled(self._take, self._is_over)
+        if self.launches > self.looked_after and not self._settled():
+            self._look()  # the clock ended it, whatever the samples said
         return self._outcome()
 
-    def _launch(self, launch: int) -> None:
-        began_s = time.monotonic()
-        self.on(f"launch {launch + 1}: starting")
-        with self.contest.open(launch, self.left_s) as arms:
-            setup_s = time.monotonic() - began_s
+    def _take(self, looks: int) -> bool:
+        """Run the launches of the next look; return False if the clock ends it before."""
+
+        def more(launch: int) -> bool:
             if launch == 0:
-                self.setup_s = setup_s
-                self._make_plan(arms)
-            if self.plan is None:
-                return
-            run_rounds(
-                arms,
-                rounds=self.plan.rounds,
-                launch=launch,
-                rng=self.rng,
-                iterations=self.contest.iterations(),
-                on_round=self._keep,
-                enough=lambda: self.left_s < 0,
-            )
-        self.contest.read(self.readings, ())
+                return True
+            if self.plan is None or launch == self.plan.looks[looks]:
+                return False
+            return self.left_s >= self.setup_s + FEWEST_ROUNDS * self.round_s
+
+        run_launches(
+            self._open,
+            more=more,
+            rng=self.rng,
+            first=self.launches,
+            enough=lambda: self.left_s < 0,
+        )
+        if self.plan is None or self.launches < self.plan.looks[looks]:
+            return False
+        self._look()
+        return True
+
+    def _is_over(self, looks: int) -> bool:
+        """Return True after the last look, or if no more pairs are needed."""
+        return self._settled() or (self.plan is not None and looks == len(self.plan.looks))
+
+    @contextlib.contextmanager
+    def _open(self, launch: int) -> Iterator[OpenLaunch]:
+        began_s, before = time.monotonic(), len(self.samples)
+        self.on(f"launch {launch + 1}: starting")
+        try:
+            with self.contest.open(launch, self.left_s) as arms:
+                if launch == 0:
+                    self.setup_s = time.monotonic() - began_s
+                    self._make_plan(arms)
+                yield OpenLaunch(
+                    arms=arms,
+                    rounds=self.plan.rounds if self.plan is not None else 0,
+                    iterations=self.contest.iterations(),
+                    on_round=self._keep,
+                )
+        finally:  # also if the command fails, or the user interrupts it
+            self.keep(self.samples[before:])
+        if self.plan is not None:
+            self.contest.read(self.readings, ())
+            self.launches += 1
 
     def _make_plan(self, arms: Sequence[Arm]) -> None:
         first_s = self.contest.first_round_s()
@@ -193,7 +202,7 @@ class _Comparison:
         self.on(f"pair {done} of at most {self.plan.pairs}")
 
     def _look(self) -> None:
-        self.looks += 1
+        self.looks, self.looked_after = self.looks + 1, self.launches
         metrics = self.contest.metrics
         confidence = look_confidence(sum(one.decides for one in metrics))
         allowed = self.settings.allowed

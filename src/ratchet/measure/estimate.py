@@ -82,7 +82,6 @@ class ArmTime:
     median_s: float
     low_s: float
     high_s: float
-    cpu_median_s: float
     count: int
 
 
@@ -92,18 +91,19 @@ def compare(
     baseline: str,
     new: str,
     floor: Floor | None,
+    twin: str | None = None,
     confidence: float = 0.95,
     resamples: int = 2000,
     seed: int = 0,
 ) -> Comparison:
-    """Compare two arms over the rounds that hold both.
+    """Compare two arms over the rounds that hold both; `twin` is a second copy of the baseline.
 
     `faster` and `slower` need an interval that excludes 1, and a ratio outside the floor if there
     is one. `equivalent` needs a floor that holds the whole interval, and an interval within WIDEST.
     All else is `undecided`, and `Comparison.why` names the cause.
     MeasureError for fewer than two pairs.
     """
-    launches = log_ratios(samples, baseline=baseline, new=new)
+    launches = log_ratios(samples, baseline=baseline, new=new, twin=twin)
     pairs = sum(len(launch) for launch in launches)
     if pairs < MIN_PAIRS:
         raise MeasureError(
@@ -200,7 +200,6 @@ def summarise(samples: Iterable[Sample], arm: str, *, resamples: int = 2000) -> 
         median_s=median_s,
         low_s=low_s,
         high_s=high_s,
-        cpu_median_s=float(np.median([sample.cpu_time_s for sample in own])),
         count=len(own),
     )
 

@@ -7,7 +7,7 @@ better: above 1, the new side is the better one.
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
 
 import numpy as np
@@ -24,7 +24,7 @@ from ratchet.measure.estimate import (
     ratio_of,
     why_undecided,
 )
-from ratchet.measure.samples import FloatArray
+from ratchet.measure.samples import FloatArray, Values, paired_logs
 
 BASELINE, NEW, TWIN = "a", "b", "twin"
 """The arms of a comparison; the twin is a second copy of the baseline."""
@@ -60,31 +60,25 @@ class Readings:
     def add(self, metric: str, arm: str, launch: int, round_: int, value: float) -> None:
         self.values.setdefault(metric, {}).setdefault(arm, {})[launch, round_] = value
 
-    def of(self, metric: str, arm: str) -> Mapping[tuple[int, int], float]:
+    def of(self, metric: str, arm: str) -> Values:
         return self.values.get(metric, {}).get(arm, {})
 
     def median(self, metric: str, arm: str) -> float:
         return float(np.median(list(self.of(metric, arm).values())))
 
     def log_ratios(self, metric: str, baselines: Sequence[str], new: str) -> list[FloatArray]:
-        """Return log(baseline / new) of the pairs of each launch; MeasureError for 0 or less.
+        """Return log(baseline / new) of the pairs of each launch (`paired_logs`).
 
-        Of several copies of the baseline, their geometric mean counts: with two, a ratio's variance
-        is three quarters of that with one.
+        MeasureError for a value of 0 or less.
         """
         copies = [self.of(metric, one) for one in baselines if self.of(metric, one)]
         second = self.of(metric, new)
-        launches: dict[int, list[float]] = {}
-        for key in sorted(second.keys() & copies[0].keys() if copies else ()):
-            values = [one[key] for one in copies if key in one]
-            if (least := min(*values, second[key])) <= 0:
-                raise MeasureError(
-                    f"metric {metric!r} was {least:g}: a ratio needs values above 0; print "
-                    "another metric, or add a constant"
-                )
-            mean = math.fsum(map(math.log, values)) / len(values)
-            launches.setdefault(key[0], []).append(mean - math.log(second[key]))
-        return [np.asarray(values) for values in launches.values()]
+        if (least := min((v for one in (*copies, second) for v in one.values()), default=1)) <= 0:
+            raise MeasureError(
+                f"metric {metric!r} was {least:g}: a ratio needs values above 0; print another "
+                "metric, or add a constant"
+            )
+        return paired_logs(copies, second)
 
     def as_json(self) -> list[dict[str, object]]:
         return [

@@ -43,16 +43,32 @@ def make_plan(left_s: float, *, setup_s: float, round_s: float) -> PairPlan | No
     `setup_s` is what a launch costs before its first round, `round_s` one round of all arms.
     """
     for launches, least in LAUNCHES.items():
-        rounds = _rounds(left_s / launches - setup_s, round_s)
+        rounds = even_rounds(left_s / launches - setup_s, round_s, most=MOST_ROUNDS)
         if rounds >= least:
             return _plan(launches, rounds)
-    rounds = _rounds(left_s / LEAST_LAUNCHES - setup_s, round_s)
+    rounds = even_rounds(left_s / LEAST_LAUNCHES - setup_s, round_s, most=MOST_ROUNDS)
     return _plan(LEAST_LAUNCHES, rounds) if rounds * LEAST_LAUNCHES >= FEWEST_PAIRS else None
+
+
+def confidence_of(false_rate: float, *, looks: int = 1, among: int = 1) -> float:
+    """Return the confidence of each of several intervals that together err at a rate, at most.
+
+    The rate is spent evenly on the looks, and on the answers of each look (`among`). The bound is
+    Bonferroni's: it holds however they depend on each other (Jennison and Turnbull, "Group
+    Sequential Methods", 2000, chapter 1).
+    """
+    return 1 - false_rate / looks / max(1, among)
 
 
 def look_confidence(metrics: int) -> float:
     """Return the confidence of each interval, given the number of metrics that decide."""
-    return 1 - FALSE_RATE / LOOKS / max(1, metrics)
+    return confidence_of(FALSE_RATE, looks=LOOKS, among=metrics)
+
+
+def even_rounds(seconds: float, round_s: float, *, most: int, fewest: int = 0) -> int:
+    """Return how many rounds fit, an even number so that orders balance."""
+    fitting = int(seconds / max(round_s, 1e-9))
+    return max(fewest, min(most, fitting)) // 2 * 2
 
 
 def batch_iterations(step_s: float) -> int:
@@ -69,8 +85,3 @@ def _plan(launches: int, rounds: int) -> PairPlan:
     shares = (math.ceil(launches / 4), math.ceil(launches / 2), launches)
     looks = sorted({max(look, LEAST_LAUNCHES) for look in shares})
     return PairPlan(launches=launches, rounds=rounds, looks=tuple(looks))
-
-
-def _rounds(seconds: float, round_s: float) -> int:
-    """Return an even number of rounds, so that orders balance."""
-    return max(0, min(MOST_ROUNDS, int(seconds / round_s))) // 2 * 2

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 
 import numpy as np
@@ -13,6 +13,8 @@ from ratchet.base.errors import MeasureError
 from ratchet.base.json_value import Json
 
 FloatArray = NDArray[np.float64]
+Values = Mapping[tuple[int, int], float]
+"""One arm's values, by (launch, round)."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -53,17 +55,30 @@ def of_arm(samples: Iterable[Sample], arm: str) -> list[Sample]:
     return own
 
 
-def log_ratios(samples: Iterable[Sample], *, baseline: str, new: str) -> list[FloatArray]:
+def log_ratios(
+    samples: Iterable[Sample], *, baseline: str, new: str, twin: str | None = None
+) -> list[FloatArray]:
     """Return log(baseline time / new time) of each adjacent pair, one array per launch.
 
-    A pair is the two arms' samples of the same launch and round; a round that lacks one is left
-    out. The order of `samples` does not matter. MeasureError if an arm appears twice in a round.
+    A pair is the arms' samples of the same launch and round; a round that lacks one is left out.
+    `twin` is a second copy of the baseline (`paired_logs`). The order of `samples` does not matter.
+    MeasureError if an arm appears twice in a round.
     """
-    materialised = list(samples)
-    first, second = (_by_round(of_arm(materialised, arm)) for arm in (baseline, new))
+    materialised, copies = list(samples), [baseline, *([] if twin is None else [twin])]
+    first = [_by_round(of_arm(materialised, arm)) for arm in copies]
+    return paired_logs(first, _by_round(of_arm(materialised, new)))
+
+
+def paired_logs(copies: Sequence[Values], new: Values) -> list[FloatArray]:
+    """Return log(baseline / new) of the pairs of each launch, of values above 0.
+
+    Of several copies of the baseline, their geometric mean counts: with two, a ratio's variance is
+    three quarters of that with one. A round without the first copy or the new side is left out.
+    """
     launches: dict[int, list[float]] = {}
-    for key in sorted(first.keys() & second.keys()):
-        launches.setdefault(key[0], []).append(math.log(first[key]) - math.log(second[key]))
+    for key in sorted(new.keys() & copies[0].keys()) if copies else ():
+        logs = [math.log(one[key]) for one in copies if key in one]
+        launches.setdefault(key[0], []).append(math.fsum(logs) / len(logs) - math.log(new[key]))
     return [np.asarray(values) for values in launches.values()]
 
 

@@ -21,6 +21,7 @@ from ratchet.workloads.names import LoadOptions
 if TYPE_CHECKING:
     from torch import Tensor
 
+    from ratchet.workloads.step import TrainingStep
     from ratchet.workloads.workload import Workload
 
 FACTORY = "ratchet.optimize.arm:make_arm"
@@ -89,22 +90,26 @@ def make_probe() -> VectorProbe:
 class StepArm:
     """A training step behind the judge's protocol."""
 
-    calls = ("workload", "gradients", "difference", "profile", "regions", "sites")
+    calls: tuple[str, ...] = (
+        *("workload", "gradients", "difference", "profile", "regions", "sites"),
+    )
 
     def __init__(
         self,
         workload: Workload,
         config: StepConfig,
         *,
+        step: TrainingStep | None = None,
         warnings: Sequence[str] = (),
         is_random: bool = False,
     ) -> None:
+        """`step` is the step of that config, if it is built already."""
         from ratchet.optimize.recipe.compiled_step import build
         from ratchet.workloads.blame import batch_of
 
         self._workload = workload
         self._config = config
-        self._step = build(workload, config)
+        self._step = step if step is not None else build(workload, config)
         self._warnings = list(warnings)
         self._is_random = is_random
         self._batches = [batch_of(workload, index) for index in range(BATCHES)]

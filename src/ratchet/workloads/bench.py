@@ -6,7 +6,7 @@ import resource
 import statistics
 import sys
 import time
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 
 import torch
@@ -67,8 +67,7 @@ def bench(workload: Workload, config: StepConfig, steps: int = 10) -> BenchResul
     for index in range(WARMUP_STEPS, WARMUP_STEPS + steps):
         time_s, loss = _timed(step, index)
         times_s.append(time_s)
-    times_s.sort()
-    median_s = statistics.median(times_s)
+    low_s, median_s, high_s = spread_of(times_s)
     rate = gemm_rate(workload, config)
     return BenchResult(
         workload=workload.name,
@@ -78,8 +77,8 @@ def bench(workload: Workload, config: StepConfig, steps: int = 10) -> BenchResul
         steps=steps,
         parameters=sum(p.numel() for p in workload.model.parameters()),
         step_time_s=median_s,
-        low_s=times_s[len(times_s) // 10],
-        high_s=times_s[(9 * len(times_s)) // 10],
+        low_s=low_s,
+        high_s=high_s,
         first_step_s=first_step_s,
         tokens_per_s=counted.per_step / median_s,
         unit=counted.unit,
@@ -88,6 +87,12 @@ def bench(workload: Workload, config: StepConfig, steps: int = 10) -> BenchResul
         peak_memory_bytes=peak_memory_bytes(workload.device),
         loss=loss,
     )
+
+
+def spread_of(times_s: Sequence[float]) -> tuple[float, float, float]:
+    """Return the time of the fastest tenth, the median, and the time of nine tenths."""
+    ordered, count = sorted(times_s), len(times_s)
+    return ordered[count // 10], statistics.median(ordered), ordered[(9 * count) // 10]
 
 
 def peak_memory_bytes(device: str) -> int:

@@ -211,11 +211,11 @@ MISTAKES = [
     (("--printed", "--", "echo 1", "echo 1 2"), "printed the metrics"),
     (("--printed", "--higher", "zz", "--", "echo a=1", "echo a=3"), "'zz' is no metric"),
     (("--printed", "--", "echo 0", "echo 1"), "needs values above 0"),
-    (("--", "false", "true"), "ended with code 1"),
+    (("--", "false", "true"), "exited with 1"),
     (("--higher", "x", "--", "true", "true"), "add --printed"),
     (("--setup", "x", "--", "true", "true"), "give --rev-a"),
-    (("--fail-if-slower", "fast", "--", "true", "true"), "is no percentage"),
-    (("--fail-if-slower", "2", "--", "true", "true"), "is no percentage"),
+    (("--fail-if-slower", "fast", "--", "true", "true"), "is no share"),
+    (("--fail-if-slower", "2", "--", "true", "true"), "is no share"),
     (("--budget", "1s", "--", "true", "true"), "too short"),
     (("--rev-a", "HEAD", "--", "true"), "not a git repository"),
     (("--python-a", "nowhere", "--", "true"), "interpreter"),
@@ -272,7 +272,7 @@ def test_a_command_that_fails_at_last_loses_no_sample(
 ) -> None:
     count = f"echo x >> {tmp_path}/runs; test $(wc -l < {tmp_path}/runs) -lt 20"
     assert main(["compare", "--", "true", count]) == 2
-    assert "ended with code 1" in capsys.readouterr().err
+    assert "exited with 1" in capsys.readouterr().err
     with Ledger.open() as book:
         (turn,) = book.turns_named("")
         assert len(book.measurements(turn.turn)) > 20

@@ -355,7 +355,7 @@ def test_a_measurement_that_fails_is_never_a_win(
         raise JudgeError("the clock stood still")
 
     with monkeypatch.context() as patch:
-        patch.setattr("ratchet.judge.trial.timing.sample.run_rounds", broken)
+        patch.setattr("ratchet.measure.loop.run_rounds", broken)
         verdict = judge.judge(given.cpp(given.HONEST), small())
     assert verdict.status == "unmeasured"
     assert verdict.speedup.vs_reference is None

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import math
-import statistics
 import time
 from collections.abc import Callable, Iterable, Sequence
 from typing import Any
@@ -16,6 +15,7 @@ from torch.utils.flop_counter import flop_registry
 
 from ratchet.base.errors import DeviceError
 from ratchet.devices.ceilings import Ceilings
+from ratchet.devices.rates import best_of
 from ratchet.devices.roofline import roofline
 from ratchet.graph.regions.cut import Cut, reads_rows
 from ratchet.workloads.flops import FUSED
@@ -120,10 +120,10 @@ def _caller(compiled: Callable[..., object], inputs: Sequence[Tensor]) -> Callab
 
 
 def _best(call: Callable[[], None]) -> float:
-    """Return the median of the fastest quarter of the calls: others share the machine."""
+    """Return the time of a call: others share the machine (`best_of`)."""
     times: list[float] = []
     while len(times) < CALLS and (sum(times) < CALLS_S or len(times) < 3):
         began = time.perf_counter()
         call()
         times.append(time.perf_counter() - began)
-    return statistics.median(sorted(times)[: max(1, len(times) // 4)])
+    return best_of(times)

@@ -56,8 +56,6 @@ class BisectResult:
     high: float | None
     pairs: dict[str, int]
     """The number measured at the ends, in the search and in the confirmation."""
-    confirmed: bool
-    """True if the commit differs from its parent as the bad endpoint does from the good one."""
     resumed_pairs: int
     notes: tuple[str, ...]
 
@@ -371,7 +369,6 @@ class BisectRun:
             low=float(sure[1]),
             high=float(sure[2]),
             pairs={name: len(self._journal.of(name)) for name in ("ends", "search", "confirm")},
-            confirmed=answer == "found",
             resumed_pairs=self._resumed,
             notes=tuple(notes),
         )

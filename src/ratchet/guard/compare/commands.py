@@ -12,7 +12,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 from ratchet.base.errors import GuardError
-from ratchet.guard.command import NUMBER, FinishedRun, run_process
+from ratchet.guard.command import NUMBER, FinishedRun, run_words
 from ratchet.measure.arm import Arm, Timing
 from ratchet.measure.metrics import (
     BASELINE,
@@ -163,23 +163,11 @@ def run_command(side: CommandSide, *, printed: bool, limit_s: float) -> Finished
     Raises:
         GuardError: it cannot start, fails, or outlasts `limit_s`.
     """
-    try:
-        done = run_process(side.command, side.folder, limit_s, side.environment, output=printed)
-    except OSError as error:
+    done = run_words(side.command, side.folder, limit_s, side.environment, output=printed)
+    if isinstance(done, str):
         raise GuardError(
-            f"command {side.shown} cannot start in {side.folder} ({error.strerror})"
-        ) from error
-    if done.late:
-        raise GuardError(
-            f"command {side.shown} did not end within {limit_s:.0f} s, the time that is left: "
-            "raise --budget, or make the command shorter"
+            f"command {side.shown} {done}: it must succeed in every run, within the --budget"
         )
-    if done.code:
-        ended = (
-            f"was ended by signal {-done.code}" if done.code < 0 else f"ended with code {done.code}"
-        )
-        said = _last_line(done.err) or "it printed nothing on stderr"
-        raise GuardError(f"command {side.shown} {ended} ({said}): it must succeed in every run")
     return done
 
 

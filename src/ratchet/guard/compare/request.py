@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import contextlib
 import os
-import re
 import shlex
 import shutil
 from collections.abc import Iterator, Mapping
@@ -15,6 +14,7 @@ from typing import TYPE_CHECKING, Any, Final
 import msgspec
 
 from ratchet.base import scratch
+from ratchet.base.durations import parse_share
 from ratchet.base.errors import GuardError
 from ratchet.base.files import why_not_file
 from ratchet.base.git import has_changes, resolve, stamp
@@ -71,7 +71,6 @@ def parse_mode(text: str) -> Mode:
 
 
 WORKING = "your files"
-MOST_ALLOWED = 10.0
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -104,13 +103,7 @@ class CompareRequest:
     @property
     def allowed(self) -> float:
         """Return the regression budget as a share: 0.02 for 2%."""
-        match = re.fullmatch(r"\s*(\d+(?:\.\d+)?)\s*(%?)\s*", self.fail_if_slower)
-        if match is None or (not match[2] and float(match[1]) != 0):
-            raise GuardError(f"--fail-if-slower {self.fail_if_slower!r} is no percentage: write 2%")
-        share = float(match[1]) / 100
-        if share > MOST_ALLOWED:
-            raise GuardError(f"--fail-if-slower {self.fail_if_slower!r} is over 1000%: give less")
-        return share
+        return parse_share(self.fail_if_slower, "--fail-if-slower")
 
     def kept(self) -> KeptRequest:
         """Return the request, and the commits that its names stand for now."""

@@ -9,8 +9,8 @@ from dataclasses import dataclass, field
 import numpy as np
 
 from ratchet.guard.compare.step_arm import FACTORY
-from ratchet.judge.steps.arms import ArmProcess, ArmSpec
-from ratchet.judge.steps.recipe_trial import IdleStopped
+from ratchet.judge.steps.arms import ArmSpec
+from ratchet.judge.steps.recipe_trial import ArmLaunches
 from ratchet.measure.arm import Arm
 from ratchet.measure.metrics import (
     BASELINE,
@@ -76,7 +76,8 @@ class WorkloadContest:
         self._specs = [side.spec(name) for name, side in specs.items()]
         self._rng = np.random.default_rng(seed)
         self._iterations: dict[str, int] = {}
-        self.descriptions: dict[str, dict[str, object]] = {}
+        self._launches = ArmLaunches(warmup=WARMUP, together=len(specs))
+        self.descriptions = self._launches.descriptions
         self.peaks: list[tuple[str, int, float]] = []
 
     @property
@@ -86,30 +87,15 @@ class WorkloadContest:
     @contextlib.contextmanager
     def open(self, launch: int, limit_s: float) -> Iterator[Sequence[Arm]]:
         del limit_s  # an arm has time limits of its own
-        with contextlib.ExitStack() as stack:
-            order = [self._specs[at] for at in self._rng.permutation(len(self._specs))]
-            arms = [ArmProcess(spec) for spec in order]
+        order = [self._specs[at] for at in self._rng.permutation(len(self._specs))]
+        with self._launches.open(order, launch) as arms:
             for arm in arms:
-                stack.callback(arm.close)
-                arm.begin_start()
-            for arm in arms:
-                arm.finish_start()
-            for arm in arms:
-                self._warm(arm)
-                arm.pause()
-            yield [IdleStopped(arm) for arm in arms]
-            for arm in arms:
-                arm.resume()
-                said = arm.describe()
-                self.descriptions[arm.name] = said
-                self.peaks.append((arm.name, launch, float(said["peak_memory_bytes"])))
-
-    def _warm(self, arm: ArmProcess) -> None:
-        arm.run(WARMUP)
-        if arm.name not in self._iterations:
-            self._iterations[arm.name] = batch_iterations(arm.run(1).wall_time_s)
-        if {BASELINE, TWIN} <= self._iterations.keys():
+                if arm.name not in self._iterations:
+                    self._iterations[arm.name] = batch_iterations(arm.run(1).wall_time_s)
             self._iterations[TWIN] = self._iterations[BASELINE]
+            yield arms
+        for name, said in self.descriptions.items():
+            self.peaks.append((name, launch, float(said["peak_memory_bytes"])))
 
     def iterations(self) -> Mapping[str, int]:
         return self._iterations

@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 import msgspec
 
 from ratchet.base.serialise import document_of
+from ratchet.optimize.arm import StepArm
 from ratchet.workloads.names import LoadOptions
 
 if TYPE_CHECKING:
@@ -16,8 +17,6 @@ if TYPE_CHECKING:
     from ratchet.workloads.workload import Workload
 
 FACTORY = "ratchet.guard.compare.step_arm:make_step"
-BATCHES = 8
-"""Distinct batches that the step cycles through."""
 
 
 def make_step(
@@ -30,8 +29,9 @@ def make_step(
     """Build the workload, and its step as written, with `changes` to its config, or by a recipe."""
     from ratchet.workloads.check import load_checked
 
-    built, warnings = load_checked(workload, **options)
-    return ComparedStep(built, build(built, changes, recipe), warnings)
+    built, _ = load_checked(workload, **options)
+    step = build(built, changes, recipe)
+    return ComparedStep(built, step.config, step=step)
 
 
 def build(workload: Workload, changes: Mapping[str, object], recipe: str | None) -> TrainingStep:
@@ -46,40 +46,17 @@ def build(workload: Workload, changes: Mapping[str, object], recipe: str | None)
     return build_step(workload, msgspec.convert({**written, **changes}, StepConfig))
 
 
-class ComparedStep:
-    """A training step behind the judge's protocol for arms."""
+class ComparedStep(StepArm):
+    """A step to compare, with the size of its batches, and a trace that names modules."""
 
     calls = ("profile",)
 
-    def __init__(self, workload: Workload, step: TrainingStep, warnings: Sequence[str]) -> None:
-        from ratchet.workloads.blame import batch_of
-
-        self._workload, self._step, self._warnings = workload, step, list(warnings)
-        self._batches = [batch_of(workload, index) for index in range(BATCHES)]
-        self._next = 0
-
-    def step(self, iterations: int) -> None:
-        """Run whole training steps, and wait for the device."""
-        for _ in range(iterations):
-            self._step(self._batches[self._next % BATCHES])
-            self._next += 1
-        if self._workload.device != "cpu":
-            import torch
-
-            torch.cuda.synchronize(self._workload.device)
-
     def describe(self) -> dict[str, object]:
-        """Return peak memory so far, and the size of a batch (JSON)."""
-        from ratchet.workloads.bench import peak_memory_bytes
+        """Return what an arm does, and the size of a batch (JSON)."""
         from ratchet.workloads.counting import count
 
         counted = count(self._workload, self._batches[0])
-        return {
-            "peak_memory_bytes": peak_memory_bytes(self._workload.device),
-            "per_batch": counted.per_step,
-            "unit": counted.unit,
-            "warnings": self._warnings,
-        }
+        return {**super().describe(), "per_batch": counted.per_step, "unit": counted.unit}
 
     def profile(self, path: str, steps: int = 3) -> dict[str, object]:
         """Write a Chrome trace of some steps to `path` (JSON)."""

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import hashlib
 import warnings
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from dataclasses import replace
 from pathlib import Path
 
@@ -12,6 +12,7 @@ import msgspec
 import torch
 from safetensors.torch import save_file
 from torch import Tensor, nn
+from torch.utils._pytree import tree_map_only
 
 from ratchet.base.errors import GuardError
 from ratchet.base.json_value import Json
@@ -158,7 +159,7 @@ class NumericsRecorder:
 
         def keep(_: nn.Module, arguments: object, named: object) -> None:
             if not calls:
-                calls.append((_mapped(arguments, _copied), _mapped(named, _copied)))
+                calls.append(tree_map_only(Tensor, _copied, (arguments, named)))
 
         handle = found.register_forward_pre_hook(keep, with_kwargs=True)
         try:
@@ -201,7 +202,7 @@ def _in_double(workload: Workload) -> Workload:
     """Return the workload with weights and batches of fp64."""
     batch = workload.batch
     workload.model.double()
-    return replace(workload, batch=lambda index: _mapped(batch(index), _double))
+    return replace(workload, batch=lambda index: tree_map_only(Tensor, _double, batch(index)))
 
 
 def _double(tensor: Tensor) -> Tensor:
@@ -210,17 +211,6 @@ def _double(tensor: Tensor) -> Tensor:
 
 def _copied(tensor: Tensor) -> Tensor:
     return tensor.detach().cpu().clone()
-
-
-def _mapped(value: object, change: Callable[[Tensor], Tensor]) -> object:
-    """Change the tensors of a batch."""
-    if isinstance(value, Tensor):
-        return change(value)
-    if isinstance(value, dict):
-        return {name: _mapped(one, change) for name, one in value.items()}
-    if isinstance(value, tuple | list) and type(value) in (tuple, list):
-        return type(value)(_mapped(one, change) for one in value)
-    return value
 
 
 def _module(model: nn.Module, name: str) -> nn.Module:

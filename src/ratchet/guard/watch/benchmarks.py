@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import math
-import random
 import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict, dataclass, replace
@@ -13,11 +12,15 @@ from typing import Literal
 import numpy as np
 
 from ratchet.guard.checkouts import Checkouts
+from ratchet.guard.command import MeasuredCommand
 from ratchet.guard.watch.suite_file import WatchedCommand, WatchSuite
 from ratchet.history.analysis import analyse_one
 from ratchet.history.series import HistorySeries
 from ratchet.ledger.observations import Better
+from ratchet.measure.arm import ArmLeft, Timing
 from ratchet.measure.estimate import interval, noise_of, t_quantile
+from ratchet.measure.plan import confidence_of
+from ratchet.measure.rounds import run_rounds
 
 WatchAnswer = Literal["slower", "faster", "not slower", "undecided", "no baseline", "failed"]
 
@@ -94,9 +97,9 @@ def pairs_of(one: WatchedCommand, suite: WatchSuite, pairs: int | None) -> int:
     return pairs or one.pairs or suite.pairs
 
 
-def confidence_for(benchmarks: int) -> float:
-    """Return the confidence of each interval that makes 95 % for all of them."""
-    return 1 - 0.05 / max(1, benchmarks)
+def confidence_for(suite: WatchSuite) -> float:
+    """Return the confidence of each interval that makes 95 % for all of the suite."""
+    return confidence_of(0.05, among=len(suite.benchmark))
 
 
 def watch_pairs(
@@ -107,7 +110,7 @@ def watch_pairs(
     limits: WatchLimits,
     on_run: OnRun,
 ) -> list[WatchedResult]:
-    """Time each benchmark at both commits, in pairs of random order."""
+    """Time each benchmark at both commits, in pairs (`run_rounds`)."""
     places = {}
     for name, commit in (("base", base), ("head", head)):
         on_run(f"building the {name}", 0)
@@ -152,39 +155,66 @@ def _watched(
     on_run: OnRun,
     answer: Callable[[WatchedCommand, Values, Mapping[str, str]], WatchedResult],
 ) -> list[WatchedResult]:
-    """Run each benchmark in the folders, in random order; answer unless the head cannot run it."""
+    """Run each benchmark in the folders, in pairs; answer unless the head cannot run it."""
     deadline = time.monotonic() + limits.time_s
     results = []
     for one in suite.benchmark:
         started_s = time.monotonic()
         on_run(one.name, 0)
-        why, values = dict(broken), {name: list[float]() for name in folders}
-        rng = random.Random(f"{limits.seed} {one.name}")
-        for count in range(pairs_of(one, suite, limits.pairs)):
-            late = count >= _LEAST_RUNS and time.monotonic() > deadline
-            if late or "head" in why:
-                break
-            for side in rng.sample(list(folders), len(folders)):
-                if side in why:
-                    continue
-                run = one.measured().run(folders[side])
-                if run.value is None:
-                    why[side] = run.why
-                else:
-                    values[side].append(run.value)
-            on_run(one.name, count + 1)
+        arms = {
+            name: _SideArm(name, one.measured(), folder, broken.get(name, ""))
+            for name, folder in folders.items()
+        }
+
+        def on_round(index: int, _: object, name: str = one.name) -> None:
+            on_run(name, index + 1)
+
+        def leave(index: int, _: object, arms: Mapping[str, _SideArm] = arms) -> list[str]:
+            late = index >= _LEAST_RUNS and time.monotonic() > deadline
+            return [name for name, arm in arms.items() if arm.why or arms["head"].why or late]
+
+        run_rounds(
+            list(arms.values()),
+            rounds=pairs_of(one, suite, limits.pairs),
+            launch=0,
+            rng=np.random.default_rng([limits.seed, *one.name.encode()]),
+            on_round=on_round,
+            leave=leave,
+            fewest_arms=1,
+        )
+        why = {name: arm.why for name, arm in arms.items() if arm.why}
+        values = {name: arm.values for name, arm in arms.items()}
         failed = "head" in why
         found = _without(one, "failed", why["head"]) if failed else answer(one, values, why)
         results.append(replace(found, time_s=time.monotonic() - started_s))
     return results
 
 
+class _SideArm:
+    """A benchmark's command in one folder; it leaves the pairs once it fails."""
+
+    def __init__(self, name: str, command: MeasuredCommand, folder: Path, why: str) -> None:
+        self.name, self.why = name, why
+        """`why` it cannot be run; empty if it can."""
+        self._command, self._folder = command, folder
+        self.values: list[float] = []
+
+    def run(self, iterations: int) -> Timing:
+        began_s = time.perf_counter()
+        run = self._command.run(self._folder)
+        if run.value is None:
+            self.why = run.why
+            raise ArmLeft
+        self.values.append(run.value)
+        return Timing(wall_time_s=time.perf_counter() - began_s, cpu_time_s=0.0)
+
+
 def _compared(
     one: WatchedCommand, suite: WatchSuite, base: Sequence[float], head: Sequence[float]
 ) -> WatchedResult:
-    # Each run is a process of its own, so pairs are what varies.
+    # Each run is a process of its own, so pairs are what varies: they count as one launch.
     logs = np.log(np.asarray(head)) - np.log(np.asarray(base))
-    centre, reach = interval([logs], confidence_for(len(suite.benchmark)))
+    centre, reach = interval([logs], confidence_for(suite))
     return _answered(one, suite, float(np.median(base)), head, centre, reach)
 
 
@@ -212,8 +242,7 @@ def _predicted(
     centre, count = float(np.median(logs)), len(logs)
     # The median absolute deviation, scaled to a normal distribution's standard deviation.
     spread = max(1.4826 * float(np.median(np.abs(logs - centre))), 1e-9)
-    confidence = confidence_for(len(suite.benchmark))
-    reach = t_quantile(count - 1, (1 + confidence) / 2)
+    reach = t_quantile(count - 1, (1 + confidence_for(suite)) / 2)
     reach *= spread * math.sqrt(1 + math.pi / 2 / count)
     return _answered(one, suite, math.exp(centre), head, math.log(value) - centre, reach)
 

@@ -78,7 +78,7 @@ def run_gate(question: GateQuestion, on_run: OnRun) -> WatchReport:
         base=base,
         head=head,
         margin=question.suite.margin,
-        confidence=confidence_for(len(question.suite.benchmark)),
+        confidence=confidence_for(question.suite),
         results=tuple(results),
         notes=tuple(notes),
         advisory=question.advisory,

@@ -1,4 +1,4 @@
-"""Time whole training steps against each other, in processes of their own, over several launches.
+"""Time whole training steps against each other, in processes of their own, one launch at a time.
 
 A launch starts every arm anew, warms each, then runs rounds in random order while idle arms are
 stopped. Nothing is set up while anything is timed.
@@ -8,15 +8,15 @@ from __future__ import annotations
 
 import contextlib
 import time
-from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass, replace
 
 import numpy as np
 
 from ratchet.base.errors import JudgeError
 from ratchet.judge.steps.arms import ArmProcess, ArmSpec
 from ratchet.measure.arm import Timing
-from ratchet.measure.rounds import Enough, run_rounds, timed_sample
+from ratchet.measure.rounds import Enough, run_rounds
 from ratchet.measure.samples import Sample
 
 
@@ -34,60 +34,17 @@ class TrialEvent:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Trial:
-    """The result of a timed run of several arms."""
+    """The result of one launch of several arms."""
 
     samples: list[Sample]
     descriptions: dict[str, dict[str, object]]
-    """Each arm's description of itself after the last launch."""
+    """Each arm's description of itself after its last round."""
     setup_time_s: dict[str, float]
-    """Seconds from the start of an arm's process to the end of its first iteration, in the first
-    launch. This includes compilation, with caches as found."""
-    setup_times_s: dict[str, list[float]]
-    """The same for each launch."""
-    launches: int
-    seed: int
-    concurrent: bool
-    """False if the arms did not fit in memory together: their samples are no adjacent pairs."""
+    """Seconds from the start of an arm's process to the end of its first iteration. This includes
+    compilation, with caches as found."""
 
 
 OnEvent = Callable[[TrialEvent], None]
-
-
-class _Launches:
-    """Gathers the results of one trial's launches."""
-
-    def __init__(self, on_event: OnEvent | None) -> None:
-        self.samples: list[Sample] = []
-        self.descriptions: dict[str, dict[str, object]] = {}
-        self.setup_times_s: dict[str, list[float]] = {}
-        self._on_event = on_event
-
-    def report(self, event: TrialEvent) -> None:
-        if self._on_event is not None:
-            self._on_event(event)
-
-    def warm_up(self, arms: Sequence[ArmProcess], launch: int, warmup: int) -> None:
-        """Start the arms together, run their first iterations (which compile), then each one's
-        remaining warm-up by itself."""
-        began_s: dict[str, float] = {}
-        for arm in arms:
-            self.report(TrialEvent(kind="starting", launch=launch, arm=arm.name))
-            began_s[arm.name] = time.perf_counter()
-            arm.begin_start()
-        for arm in arms:
-            arm.finish_start()
-            arm.begin_run(1)
-        for arm in arms:
-            arm.finish_run()
-            setup_time_s = time.perf_counter() - began_s[arm.name]
-            self.setup_times_s.setdefault(arm.name, []).append(setup_time_s)
-            self.report(TrialEvent(kind="ready", launch=launch, arm=arm.name, time_s=setup_time_s))
-        for arm in arms:
-            began = time.perf_counter()
-            if warmup > 1:
-                arm.run(warmup - 1)
-            warm_time_s = time.perf_counter() - began
-            self.report(TrialEvent(kind="warm", launch=launch, arm=arm.name, time_s=warm_time_s))
 
 
 class IdleStopped:
@@ -107,124 +64,119 @@ class IdleStopped:
         return timing
 
 
+class ArmLaunches:
+    """Starts arms in new processes, launch by launch, and gathers what they say of themselves."""
+
+    def __init__(self, *, warmup: int, together: int = 1, on_event: OnEvent | None = None) -> None:
+        """`warmup` iterations, at least one, come before the first timed one.
+
+        `together` arms start at a time: a launch is ready sooner, but setup times are those of a
+        busier machine.
+        """
+        self.descriptions: dict[str, dict[str, object]] = {}
+        self.setup_time_s: dict[str, float] = {}
+        """Seconds from the last start of an arm's process to the end of its first iteration."""
+        self._warmup, self._together, self._on_event = warmup, together, on_event
+
+    def report(self, event: TrialEvent) -> None:
+        if self._on_event is not None:
+            self._on_event(event)
+
+    @contextlib.contextmanager
+    def open(self, specs: Sequence[ArmSpec], launch: int) -> Iterator[list[IdleStopped]]:
+        """Yield the arms of a launch, started in this order and warm; describe them afterwards."""
+        with contextlib.ExitStack() as stack:
+            arms = [ArmProcess(spec) for spec in specs]
+            for arm in arms:
+                stack.callback(arm.close)
+            for first in range(0, len(arms), self._together):
+                group = arms[first : first + self._together]
+                self._warm_up(group, launch)
+                for arm in group:
+                    arm.pause()
+            yield [IdleStopped(arm) for arm in arms]
+            for arm in arms:
+                arm.resume()
+                self.descriptions[arm.name] = arm.describe()
+
+    def _warm_up(self, arms: Sequence[ArmProcess], launch: int) -> None:
+        """Start the arms together, run their first iterations (which compile), then each one's
+        remaining warm-up by itself."""
+        began_s: dict[str, float] = {}
+        for arm in arms:
+            self.report(TrialEvent(kind="starting", launch=launch, arm=arm.name))
+            began_s[arm.name] = time.perf_counter()
+            arm.begin_start()
+        for arm in arms:
+            arm.finish_start()
+            arm.begin_run(1)
+        for arm in arms:
+            arm.finish_run()
+            spent_s = self.setup_time_s[arm.name] = time.perf_counter() - began_s[arm.name]
+            self.report(TrialEvent(kind="ready", launch=launch, arm=arm.name, time_s=spent_s))
+        for arm in arms:
+            began = time.perf_counter()
+            if self._warmup > 1:
+                arm.run(self._warmup - 1)
+            warm_time_s = time.perf_counter() - began
+            self.report(TrialEvent(kind="warm", launch=launch, arm=arm.name, time_s=warm_time_s))
+
+
 def time_arms(
     specs: Sequence[ArmSpec],
     *,
-    launches: int,
     rounds: int,
     warmup: int,
     seed: int,
+    launch: int = 0,
     concurrent: bool = True,
     start_together: int = 1,
     on_event: OnEvent | None = None,
     enough: Enough = lambda: False,
 ) -> Trial:
-    """Time two or more arms; return launches x rounds x arms samples, in seconds.
+    """Time two or more arms in one launch; return rounds x arms samples, in seconds.
 
     `warmup` is the number of iterations before the first timed one, at least one. With
-    `concurrent=False`, for arms that do not fit in memory together, each launch runs the arms one
-    process after another, and the samples of a round are not adjacent in time. Otherwise
-    `start_together` arms start at a time: a launch is ready sooner, but `setup_time_s` is that of a
-    busier machine. `enough` may then end a launch before its last round (`run_rounds`).
+    `concurrent=False`, for arms that do not fit in memory together, one process runs after another,
+    and the samples of a round are not adjacent in time. Otherwise `start_together` arms start at a
+    time (`ArmLaunches`), and `enough` may end the launch before its last round (`run_rounds`).
 
     Raises:
         ArmFailure: an arm died.
         RatchetError: a factory raised it.
         JudgeError: the arguments make no sense.
     """
-    _check(specs, launches=launches, rounds=rounds, warmup=warmup, start_together=start_together)
+    _check(specs, rounds=rounds, warmup=warmup, start_together=start_together)
     rng = np.random.default_rng(seed)
-    gathered = _Launches(on_event)
-    for launch in range(launches):
-        order = [specs[index] for index in rng.permutation(len(specs))]
-        plan = _LaunchPlan(launch=launch, rounds=rounds, warmup=warmup)
-        if concurrent:
-            _launch_together(gathered, order, plan, rng, enough, together=start_together)
-        else:
-            _launch_apart(gathered, order, plan)
+    together = start_together if concurrent else 1
+    begun = ArmLaunches(warmup=warmup, together=together, on_event=on_event)
+    order = [specs[index] for index in rng.permutation(len(specs))]
+    samples: list[Sample] = []
+    for position, group in enumerate([order] if concurrent else [[spec] for spec in order]):
+        name = "" if concurrent else group[0].name
+
+        def on_round(index: int, taken: Sequence[Sample], name: str = name) -> None:
+            time_s = sum(one.wall_time_s for one in taken)
+            begun.report(
+                TrialEvent(kind="round", launch=launch, arm=name, round=index, time_s=time_s)
+            )
+
+        with begun.open(group, launch) as arms:
+            taken = run_rounds(
+                arms,
+                rounds=rounds,
+                launch=launch,
+                rng=rng,
+                on_round=on_round,
+                enough=enough if concurrent else lambda: False,
+                fewest_arms=len(group),
+            )
+        samples += [replace(one, position=position + one.position) for one in taken]
     return Trial(
-        samples=gathered.samples,
-        descriptions=gathered.descriptions,
-        setup_time_s={name: times[0] for name, times in gathered.setup_times_s.items()},
-        setup_times_s=gathered.setup_times_s,
-        launches=launches,
-        seed=seed,
-        concurrent=concurrent,
+        samples=samples,
+        descriptions=begun.descriptions,
+        setup_time_s=begun.setup_time_s,
     )
-
-
-@dataclass(frozen=True, kw_only=True, slots=True)
-class _LaunchPlan:
-    """The parameters of one launch."""
-
-    launch: int
-    rounds: int
-    warmup: int
-
-
-def _launch_together(
-    gathered: _Launches,
-    order: Sequence[ArmSpec],
-    plan: _LaunchPlan,
-    rng: np.random.Generator,
-    enough: Enough,
-    *,
-    together: int,
-) -> None:
-    launch = plan.launch
-
-    def on_round(index: int, samples: Sequence[Sample]) -> None:
-        total = sum(sample.wall_time_s for sample in samples)
-        gathered.report(TrialEvent(kind="round", launch=launch, round=index, time_s=total))
-
-    with contextlib.ExitStack() as stack:
-        arms = [ArmProcess(spec) for spec in order]
-        for arm in arms:
-            stack.callback(arm.close)
-        for first in range(0, len(arms), together):
-            group = arms[first : first + together]
-            gathered.warm_up(group, launch, plan.warmup)
-            for arm in group:
-                arm.pause()
-        gathered.samples += run_rounds(
-            [IdleStopped(arm) for arm in arms],
-            rounds=plan.rounds,
-            launch=launch,
-            rng=rng,
-            on_round=on_round,
-            enough=enough,
-        )
-        for arm in arms:
-            arm.resume()
-            gathered.descriptions[arm.name] = arm.describe()
-
-
-def _launch_apart(gathered: _Launches, order: Sequence[ArmSpec], plan: _LaunchPlan) -> None:
-    launch = plan.launch
-    for position, spec in enumerate(order):
-        arm = ArmProcess(spec)
-        with contextlib.closing(arm):
-            gathered.warm_up([arm], launch, plan.warmup)
-            for index in range(plan.rounds):
-                sample = timed_sample(
-                    arm.run(1),
-                    arm=spec.name,
-                    launch=launch,
-                    round=index,
-                    position=position,
-                    iterations=1,
-                )
-                gathered.samples.append(sample)
-                gathered.report(
-                    TrialEvent(
-                        kind="round",
-                        launch=launch,
-                        arm=spec.name,
-                        round=index,
-                        time_s=sample.wall_time_s,
-                    )
-                )
-            gathered.descriptions[spec.name] = arm.describe()
 
 
 def _check(specs: Sequence[ArmSpec], **counts: int) -> None:

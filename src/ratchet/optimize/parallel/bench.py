@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import statistics
 from collections import Counter
 from collections.abc import Sequence
 from dataclasses import asdict, dataclass, fields
@@ -27,6 +26,7 @@ from ratchet.optimize.parallel.rank import (
 )
 from ratchet.trace.analysis.analyse import analyse
 from ratchet.trace.read.file import read
+from ratchet.workloads.bench import spread_of
 from ratchet.workloads.names import LoadOptions
 from ratchet.workloads.parallel.layout import ParallelLayout
 
@@ -177,7 +177,7 @@ def _figures(
     slowest = [max(step) for step in zip(*own, strict=True)]
     late = Counter(step.index(max(step)) for step in zip(*own, strict=True))
     first = found[0]
-    low_s, middle_s, high_s = _spread(slowest)
+    low_s, middle_s, high_s = spread_of(slowest)
     return ParallelBench(
         workload=asked.workload,
         layout=asked.layout,
@@ -205,7 +205,7 @@ def _figures(
 
 
 def _of_rank(one: RankResult, times_s: Sequence[float], talk: Communication) -> RankBench:
-    low_s, middle_s, high_s = _spread(times_s)
+    low_s, middle_s, high_s = spread_of(times_s)
     return RankBench(
         rank=one.rank,
         host=one.host,
@@ -216,10 +216,3 @@ def _of_rank(one: RankResult, times_s: Sequence[float], talk: Communication) -> 
         peak_memory_bytes=one.arms[ARM].peak_memory_bytes,
         communication=talk,
     )
-
-
-def _spread(times_s: Sequence[float]) -> tuple[float, float, float]:
-    """Return the time of the fastest tenth, the median, and the time of nine tenths."""
-    ordered = sorted(times_s)
-    count = len(ordered)
-    return ordered[count // 10], statistics.median(ordered), ordered[(9 * count) // 10]

@@ -17,13 +17,13 @@ from ratchet.devices.probe import Device, probe
 from ratchet.ledger import Ledger
 from ratchet.ledger.connect import utc_now
 from ratchet.ledger.tables import Payload
+from ratchet.measure.plan import LEAST_ROUNDS, MOST_ROUNDS, even_rounds
 from ratchet.optimize.parallel.bench import communication_of
 from ratchet.optimize.parallel.launch import run_ranks
 from ratchet.optimize.parallel.rank import RankArm, RankRequest, RankResult
 from ratchet.optimize.turn.settings import Settings
 from ratchet.workloads.parallel.layout import ParallelLayout
 
-MOST_ROUNDS, LEAST_ROUNDS = 40, 6
 TURN, LAUNCH = "parallel-turn", "parallel-launch"
 """Kinds of evidence: a turn that began or ended, and the results of one launch of its ranks."""
 
@@ -51,8 +51,8 @@ class RankLaunches:
     def rounds(self, arms: int, launches: int) -> int:
         """Return the rounds for which each of so many launches has time; 0 for too few."""
         left_s = self.left_s / launches - self.setup_s
-        found = int(left_s / max(arms * self.step_s, 1e-9))
-        return min(MOST_ROUNDS, found) if found >= LEAST_ROUNDS else 0
+        found = even_rounds(left_s, arms * self.step_s, most=MOST_ROUNDS)
+        return found if found >= LEAST_ROUNDS else 0
 
     def run(
         self, arms: Mapping[str, RankArm], rounds: int, **changes: Any

@@ -235,7 +235,8 @@ def run(asked: RankRequest, folder: Path) -> RankResult:
         for arm in arms.values():
             arm.run(WARMUP_STEPS - 1)
         rng = np.random.default_rng(asked.launch)  # the same order on every rank
-        samples = timed(list(arms.values()), asked, rng)
+        launch, own = asked.launch, list(arms.values())
+        samples = run_rounds(own, rounds=asked.rounds, launch=launch, rng=rng, fewest_arms=1)
         peak = peak_bytes(device)
         rank = dist.get_rank()
         traces = {
@@ -292,27 +293,6 @@ def gradient_errors(arms: Mapping[str, _Arm]) -> dict[str, float]:
             (error / max(size, least)) ** 0.5 if size else error for error, size in sums.values()
         )
     return found
-
-
-def timed(arms: list[_Arm], asked: RankRequest, rng: np.random.Generator) -> list[Sample]:
-    """Time the arms in adjacent rounds; a single arm is timed alone."""
-    if len(arms) > 1:
-        return run_rounds(arms, rounds=asked.rounds, launch=asked.launch, rng=rng)
-    samples = []
-    for index in range(asked.rounds):
-        timing = arms[0].run(1)
-        samples.append(
-            Sample(
-                arm=arms[0].name,
-                launch=asked.launch,
-                round=index,
-                position=0,
-                iterations=1,
-                wall_time_s=timing.wall_time_s,
-                cpu_time_s=timing.cpu_time_s,
-            )
-        )
-    return samples
 
 
 def main(request: str, folder: str) -> int:

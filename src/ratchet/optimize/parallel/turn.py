@@ -12,6 +12,7 @@ import time
 from collections.abc import Sequence
 from dataclasses import asdict, dataclass, replace
 from datetime import UTC, datetime
+from statistics import median
 from typing import Final
 
 from ratchet.base import files
@@ -19,7 +20,8 @@ from ratchet.base.errors import JudgeError, MeasureError, RanksError, WorkloadEr
 from ratchet.devices.fingerprint import software
 from ratchet.devices.probe import probe
 from ratchet.judge.steps.numerics import FP32_FLOOR, judge_losses
-from ratchet.measure.estimate import Comparison, aa_floor, compare
+from ratchet.measure.estimate import Comparison, aa_floor, compare, summarise
+from ratchet.measure.loop import until_settled
 from ratchet.measure.samples import Sample
 from ratchet.optimize.parallel.launches import RankLaunches
 from ratchet.optimize.parallel.levers import (
@@ -263,15 +265,18 @@ def _prove(turn: _Turn, kept: Sequence[RankLever]) -> _Proof | None:
     arms = {WRITTEN: RankArm(), TWIN: RankArm(), TUNED: combined(kept, RankArm())}
     samples: list[Sample] = []
     exposed: list[list[float]] = []
-    for launch in range(turn.settings.launches):
+
+    def take(launch: int) -> bool:
         rounds = turn.launches.rounds(len(arms), turn.settings.launches - launch)
         rounds = rounds or turn.launches.rounds(len(arms), 1)  # fewer launches than asked for
-        if not rounds:
-            break
-        turn.tell(f"proving, launch {launch + 1} of {turn.settings.launches}, {rounds} rounds")
-        found, own = turn.launches.run(arms, rounds)
-        samples += found[0].samples
-        exposed.append(own)
+        if rounds:
+            turn.tell(f"proving, launch {launch + 1} of {turn.settings.launches}, {rounds} rounds")
+            found, own = turn.launches.run(arms, rounds)
+            samples.extend(found[0].samples)
+            exposed.append(own)
+        return rounds > 0
+
+    until_settled(take, lambda launches: launches == turn.settings.launches)
     try:
         floor = aa_floor(samples, WRITTEN, TWIN)
         found_to_be = compare(samples, baseline=WRITTEN, new=TUNED, floor=floor)
@@ -279,18 +284,10 @@ def _prove(turn: _Turn, kept: Sequence[RankLever]) -> _Proof | None:
         return None
     return _Proof(
         comparison=found_to_be,
-        written_s=_median(samples, WRITTEN),
-        tuned_s=_median(samples, TUNED),
-        exposed=(_middle([own[0] for own in exposed]), _middle([own[2] for own in exposed])),
+        written_s=summarise(samples, WRITTEN).median_s,
+        tuned_s=summarise(samples, TUNED).median_s,
+        exposed=(median([own[0] for own in exposed]), median([own[2] for own in exposed])),
     )
-
-
-def _middle(values: Sequence[float]) -> float:
-    return sorted(values)[len(values) // 2]
-
-
-def _median(samples: Sequence[Sample], arm: str) -> float:
-    return _middle([one.wall_time_s for one in samples if one.arm == arm])
 
 
 def _judged(turn: _Turn, change: RankChange, why: str, proven: bool) -> RankChange:

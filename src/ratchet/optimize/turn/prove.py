@@ -13,6 +13,7 @@ import msgspec
 from ratchet.base.errors import DeadlinePassed, MeasureError
 from ratchet.judge.steps.recipe_trial import time_arms
 from ratchet.measure.estimate import ArmTime, Comparison, Floor, summarise
+from ratchet.measure.loop import until_settled
 from ratchet.measure.rounds import FEWEST_ROUNDS
 from ratchet.measure.samples import Sample
 from ratchet.measure.sitting import FEWEST_LAUNCHES, Sitting, TimedTogether
@@ -139,11 +140,18 @@ class Prover:
     def settle(self, arms: Mapping[str, Candidate], launches: int) -> None:
         """Launch rival and new until they are told apart, time runs out, or so often."""
         both = (arms[RIVAL], arms[NEW])
+
+        def settled(looks: int) -> bool:
+            return not self.is_open(*both) or self.launches_of(*both) >= launches
+
+        def take(looks: int) -> bool:
+            if not self.turn.schedule.may_start(PROOF, self.launch_s(arms)):
+                return False
+            self.launch(arms)
+            return True
+
         with contextlib.suppress(DeadlinePassed):
-            while self.is_open(*both) and self.launches_of(*both) < launches:
-                if not self.turn.schedule.may_start(PROOF, self.launch_s(arms)):
-                    return
-                self.launch(arms)
+            until_settled(take, settled)
 
     def is_open(self, rival: Candidate, new: Candidate) -> bool:
         """Return True if more launches may still show that `new` is faster."""
@@ -210,7 +218,6 @@ class Prover:
         names = {role: uuid.uuid4().hex for role in (*distinct, TWIN)}
         trial = time_arms(
             specs,
-            launches=1,
             rounds=rounds,
             warmup=WARMUP_STEPS,
             seed=turn.settings.seed + place,

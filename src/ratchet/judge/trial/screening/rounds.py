@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import contextlib
 import time
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence, Set
 from dataclasses import dataclass
 from typing import Final, Protocol
 
@@ -21,9 +21,9 @@ from ratchet.judge.trial.processes.rivals import RivalProcess
 from ratchet.judge.trial.timing.arms import REFERENCE, RivalArm, RoundSeeds, output_mode, warm
 from ratchet.judge.trial.timing.plan import calls_of
 from ratchet.judge.trial.timing.sample import without_round_trip
-from ratchet.measure.arm import Timing
+from ratchet.measure.arm import ArmLeft, Timing
 from ratchet.measure.estimate import compare
-from ratchet.measure.rounds import timed_sample
+from ratchet.measure.rounds import run_rounds
 from ratchet.measure.samples import Sample, log_ratios
 
 BEST: Final = "best"
@@ -65,6 +65,12 @@ class SharedRounds:
         """The call, by its round."""
 
 
+class Loses(Protocol):
+    """Called with an arm that is out, and why."""
+
+    def __call__(self, name: str, decided: Decided) -> None: ...
+
+
 class ScreenedArm:
     """A candidate in its sandbox. The judge compares the outputs of one secret call of a round."""
 
@@ -76,17 +82,28 @@ class ScreenedArm:
         self._opened = opened
         self._case = case
         self._rounds: SharedRounds | None = None
+        self._lose: Loses | None = None
         self._batch = 0
 
-    def begin(self, rounds: SharedRounds) -> None:
-        """Begin timed rounds, on the same values as the other arms."""
-        self._rounds, self._batch = rounds, 0
+    def begin(self, rounds: SharedRounds, lose: Loses) -> None:
+        """Begin timed rounds, on the same values as the other arms, in which it may be out."""
+        self._rounds, self._lose, self._batch = rounds, lose, 0
 
     def run(self, iterations: int) -> Timing:
         """Time one batch of calls while the reference worker is stopped.
 
-        Raises CandidateFault if a call fails or the compared one is wrong.
+        If a call fails or the compared one is wrong, the arm leaves timed rounds. Before those,
+        CandidateFault is raised.
         """
+        try:
+            return self._run(iterations)
+        except CandidateFault as error:
+            if self._lose is None:
+                raise
+            self._lose(self.name, error.decided)
+            raise ArmLeft from error
+
+    def _run(self, iterations: int) -> Timing:
         opened, rounds = self._opened, self._rounds
         seeds = rounds.seeds.of(self._batch, iterations) if rounds is not None else ()
         limit_s = opened.cases[self._case].limit_s(iterations)
@@ -109,12 +126,6 @@ class ScreenedArm:
         opened.device_clock.note(self._case, self.name, wall_time_s, self.process.device_s)
         self._batch += 1
         return Timing(wall_time_s=wall_time_s, cpu_time_s=cpu_time_s)
-
-
-class Loses(Protocol):
-    """Called with an arm that is out, and why."""
-
-    def __call__(self, name: str, decided: Decided) -> None: ...
 
 
 def time_together(
@@ -140,6 +151,8 @@ def time_together(
         reference = RivalArm(REFERENCE, rival, opened, case, output_mode(arms[-1].process, opened))
         warm(reference, calls)
         kept = [arm for arm in arms if _runs(arm, calls, lose)]
+        if not kept:
+            return {}
         rounds = SharedRounds(opened, calls, check_s=check_s)
         end_s = min(time.monotonic() + budget_s, opened.clock.deadline)
         opened.device_clock.begin(case)
@@ -191,59 +204,42 @@ def _rounds(
     end_s: float,
 ) -> list[Sample]:
     """Return the samples of the arms that did not fail."""
-    rng = np.random.default_rng(opened.rng.getrandbits(64))
+    failed: set[str] = set()
+
+    def lost(name: str, decided: Decided) -> None:
+        failed.add(name)
+        lose(name, decided)
+
+    def leave(index: int, samples: Sequence[Sample]) -> Set[str]:
+        if index >= LEAST_ROUNDS and time.monotonic() > end_s:
+            return {REFERENCE, *(arm.name for arm in arms)}
+        return _slow(index, samples, LEAVES[index]) if index in LEAVES else set()
+
     reference.begin(rounds.seeds)
     for candidate in arms:
-        candidate.begin(rounds)
-    racing: list[ScreenedArm | RivalArm] = [reference, *arms]
-    failed: set[str] = set()
-    order: list[ScreenedArm | RivalArm] = []
-    samples: list[Sample] = []
-    for index in range(ROUNDS):
-        if len(racing) == 1 or (index >= LEAST_ROUNDS and time.monotonic() > end_s):
-            break
-        if index in LEAVES:
-            racing = _without_slow(racing, samples, LEAVES[index])
-        # A random order, then its reverse: a drift affects all arms.
-        if index % 2 == 0:
-            order = [racing[at] for at in rng.permutation(len(racing))]
-        for position, arm in enumerate(order):
-            if arm not in racing:
-                continue
-            try:
-                timing = arm.run(calls)
-            except CandidateFault as error:
-                racing.remove(arm)
-                failed.add(arm.name)
-                lose(arm.name, error.decided)
-                continue
-            samples.append(
-                timed_sample(
-                    timing,
-                    arm=arm.name,
-                    launch=0,
-                    round=index,
-                    position=position,
-                    iterations=calls,
-                )
-            )
-        order = order[::-1]
+        candidate.begin(rounds, lost)
+    samples = run_rounds(
+        [reference, *arms],
+        rounds=ROUNDS,
+        launch=0,
+        rng=np.random.default_rng(opened.rng.getrandbits(64)),
+        iterations=calls,
+        leave=leave,
+    )
     return [sample for sample in samples if sample.arm not in failed]
 
 
-def _without_slow(
-    racing: Sequence[ScreenedArm | RivalArm], samples: Sequence[Sample], share: float
-) -> list[ScreenedArm | RivalArm]:
-    """Keep the reference, the best so far, and arms with this share of the leader's speed."""
+def _slow(index: int, samples: Sequence[Sample], share: float) -> set[str]:
+    """Return the arms with less than this share of the leader's speed; the best so far stays."""
+    racing = {sample.arm for sample in samples if sample.round == index - 1} - {REFERENCE}
     speeds = {
-        arm.name: float(
-            np.exp(np.median(np.concatenate(log_ratios(samples, baseline=REFERENCE, new=arm.name))))
+        name: float(
+            np.exp(np.median(np.concatenate(log_ratios(samples, baseline=REFERENCE, new=name))))
         )
-        for arm in racing
-        if arm.name != REFERENCE
+        for name in racing
     }
-    least = share * max(speeds.values())
-    return [arm for arm in racing if arm.name in (REFERENCE, BEST) or speeds[arm.name] >= least]
+    least = share * max(speeds.values(), default=0.0)
+    return {name for name, speed in speeds.items() if name != BEST and speed < least}
 
 
 def _estimate(name: str, samples: dict[str, list[Sample]]) -> Timed:

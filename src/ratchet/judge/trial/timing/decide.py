@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 from collections.abc import Sequence
 from dataclasses import replace
 from statistics import geometric_mean
@@ -14,14 +13,15 @@ from ratchet.judge.stage_result import Decided
 from ratchet.judge.trial.kernel_checks import CaseFacts, OpenProblem
 from ratchet.judge.trial.processes.rivals import COMPILED
 from ratchet.judge.trial.timing.arms import CANDIDATE, ONE_THREAD, REFERENCE, TWIN
+from ratchet.judge.trial.timing.plan import LOOKS
 from ratchet.judge.trial.timing.sample import CaseTiming
 from ratchet.judge.verdict import Evidence, Ratio, Speedups, Status
-from ratchet.measure.estimate import Comparison, aa_floor, compare, summarise
-from ratchet.measure.samples import Sample
+from ratchet.measure.estimate import Comparison, Floor, aa_floor, compare, summarise
+from ratchet.measure.plan import confidence_of
 
-BOTH = "both references"
-LOOK_CONFIDENCE = 1 - 0.05 / 3
-"""Up to three looks are taken at a case (`group_sequential`); together they err in up to 5 %."""
+FALSE_RATE = 0.05
+"""Chance of a false answer over all looks at a case (`group_sequential`), at most."""
+LOOK_CONFIDENCE = confidence_of(FALSE_RATE, looks=LOOKS)
 SYSTEMATIC = 1.05
 """The judge's own systematic error. Equal code in the two arms has read up to 1.04x: the processes
 differ, and more pairs do not average that out (`benchmarks/judge_aa.py`). So a kernel is faster
@@ -33,11 +33,6 @@ AGAIN = ": judge again"
 CEILING_SLACK = 4.0
 """A time is impossible if it needs this many times the rates measured here with torch's own GEMM
 and copies. Those rates can be reached but are no peaks, and first-level caches are faster."""
-
-
-def look_confidence(among: int) -> float:
-    """Return the level of each look, for `among` verdicts that together err in up to 5 %."""
-    return 1 - (1 - LOOK_CONFIDENCE) / among
 
 
 def conclude(
@@ -129,17 +124,17 @@ def compare_case(timing: CaseTiming) -> Comparison:
 
 
 def _compare_with_rivals(timing: CaseTiming) -> Comparison:
-    samples = [*timing.samples, *_both_references(timing.samples)]
-    beside = [_against(samples, arm, timing.among) for arm in (BOTH, REFERENCE, TWIN)]
-    found = _agreed(beside)
+    floor = _floor(timing)
+    both = _against(timing, REFERENCE, floor, twin=TWIN)
+    found = _agreed([both, *(_against(timing, arm, floor) for arm in (REFERENCE, TWIN))])
     if found.ratio <= 1 or all(sample.arm != ONE_THREAD for sample in timing.samples):
         return found
-    alone = _against(samples, ONE_THREAD, timing.among)
+    alone = _against(timing, ONE_THREAD, floor)
     if alone.ratio >= found.ratio:
         return found if alone.answer == "faster" else _undecided(found, _beside(alone))
     low, ratio = min(alone.low, found.low), max(1.0, alone.ratio)
-    both = replace(found, ratio=ratio, low=low, high=max(alone.high, ratio))
-    return both if alone.answer == "faster" else _undecided(both, _beside(alone))
+    capped = replace(found, ratio=ratio, low=low, high=max(alone.high, ratio))
+    return capped if alone.answer == "faster" else _undecided(capped, _beside(alone))
 
 
 def _agreed(beside: Sequence[Comparison]) -> Comparison:
@@ -165,25 +160,23 @@ def _beside(rival: Comparison) -> str:
     )
 
 
-def _against(samples: Sequence[Sample], rival: str, among: int) -> Comparison:
-    level = look_confidence(among)
-    floor = aa_floor(samples, REFERENCE, TWIN, confidence=level)
-    return compare(samples, baseline=rival, new=CANDIDATE, floor=floor, confidence=level)
+def _level(timing: CaseTiming) -> float:
+    """Return the confidence of each look, for verdicts that share one rate of false answers."""
+    return confidence_of(FALSE_RATE, looks=LOOKS, among=timing.among)
 
 
-def _both_references(samples: Sequence[Sample]) -> list[Sample]:
-    """Return the geometric mean of the reference and its twin in each round."""
-    twins = {(one.launch, one.round): one for one in samples if one.arm == TWIN}
-    return [
-        replace(
-            one,
-            arm=BOTH,
-            wall_time_s=math.sqrt(one.wall_time_s * twin.wall_time_s),
-            cpu_time_s=math.sqrt(one.cpu_time_s * twin.cpu_time_s),
-        )
-        for one in samples
-        if one.arm == REFERENCE and (twin := twins.get((one.launch, one.round))) is not None
-    ]
+def _floor(timing: CaseTiming) -> Floor:
+    """Return the A/A floor of a case, from the two processes of the reference."""
+    return aa_floor(timing.samples, REFERENCE, TWIN, confidence=_level(timing))
+
+
+def _against(
+    timing: CaseTiming, rival: str, floor: Floor, *, twin: str | None = None
+) -> Comparison:
+    level = _level(timing)
+    return compare(
+        timing.samples, baseline=rival, twin=twin, new=CANDIDATE, floor=floor, confidence=level
+    )
 
 
 def faster_reference(timing: CaseTiming) -> str:
@@ -208,7 +201,7 @@ def _speed(timing: CaseTiming, found: Comparison) -> Evidence:
 def _against_compile(timings: Sequence[CaseTiming]) -> list[tuple[CaseTiming, Comparison]]:
     """Compare with torch.compile of the reference, if it was timed in the same rounds."""
     return [
-        (timing, _against(timing.samples, COMPILED, timing.among))
+        (timing, _against(timing, COMPILED, _floor(timing)))
         for timing in timings
         if any(sample.arm == COMPILED for sample in timing.samples)
     ]

@@ -1,10 +1,10 @@
 """Time one case in up to three looks, each only if the one before left the answer open.
 
 This is a group-sequential test. Every look answers at LOOK_CONFIDENCE, so the chance of a false
-answer over all looks is at most 5 % (Bonferroni; Jennison and Turnbull, "Group Sequential Methods",
-2000, chapter 1). Each look starts all arms anew, because processes differ more than rounds. A look
-that could hardly prove the kernel faster is left out: stopping early cannot cause a false answer. A
-time that this machine cannot reach is measured once more before it counts.
+answer over all looks is at most 5 % (`measure.plan.confidence_of`). Each look starts all arms anew,
+because processes differ more than rounds. A look that could hardly prove the kernel faster is left
+out: stopping early cannot cause a false answer. A time that this machine cannot reach is measured
+once more before it counts.
 """
 
 from __future__ import annotations
@@ -17,13 +17,14 @@ from typing import Final
 
 from ratchet.base.errors import RatchetError
 from ratchet.judge.integrity.own_work import Watch
-from ratchet.judge.stage_result import Decided, Ok, as_stage
+from ratchet.judge.stage_result import CandidateFault, Decided, Ok, as_stage
 from ratchet.judge.trial.kernel_checks import OpenProblem
 from ratchet.judge.trial.timing.decide import SYSTEMATIC, compare_case, reachable
 from ratchet.judge.trial.timing.plan import budgets_s
 from ratchet.judge.trial.timing.sample import CaseTiming, Launch, time_case
 from ratchet.judge.verdict import Evidence
 from ratchet.measure.estimate import WIDEST, Comparison
+from ratchet.measure.loop import until_settled
 from ratchet.measure.samples import Sample
 
 FUTILE: Final = (0.1, 0.2)
@@ -39,7 +40,19 @@ def time_until_answered(
 
     Decided if an output is wrong while it is timed, or time ran out before enough was measured.
     """
-    take = partial(_take, case, opened, launch, watch)
+
+    def take(budget_s: float, before: Sequence[Sample] = ()) -> Ok[CaseTiming] | Decided:
+        """Take one look, in new launches; numbers continue those of the looks before."""
+        return time_case(
+            case,
+            opened,
+            launch,
+            watch,
+            first_launch=1 + max((sample.launch for sample in before), default=-1),
+            first_round=1 + max((sample.round for sample in before), default=-1),
+            budget_s=budget_s,
+        )
+
     return as_stage(partial(_look, take, opened, watch))
 
 
@@ -65,23 +78,31 @@ def _look(
         if isinstance(found, Decided):
             return found
         evidence += found.evidence
-    timing = found.value
-    for budget_s, share in zip(budgets_s()[1:], FUTILE, strict=False):
+    timing, later_s = found.value, budgets_s()[1:]
+
+    def settled(looks: int) -> bool:
+        if looks == len(later_s):
+            return True
         answer = compare_case(timing)
-        if _answered(answer) or _futile(answer, share):
-            break
-        more = take(budget_s, timing.samples)
+        return _answered(answer) or _futile(answer, FUTILE[looks])
+
+    def take_more(looks: int) -> bool:
+        nonlocal timing
+        more = take(later_s[looks], timing.samples)
         if isinstance(more, Decided):
             if more.not_timed:
-                break
-            return more
-        evidence += more.evidence
+                return False
+            raise CandidateFault(more)
+        evidence.extend(more.evidence)
         timing = replace(
             more.value,
             samples=[*timing.samples, *more.value.samples],
             checked=timing.checked + more.value.checked,
             order_looks=timing.order_looks + more.value.order_looks,
         )
+        return True
+
+    until_settled(take_more, settled)
     if watch is None:
         return timing
     seen = watch.conclude()  # it sampled every launch, the later ones too
@@ -89,26 +110,6 @@ def _look(
         return seen
     evidence += seen.evidence
     return replace(timing, unseen=seen.value)
-
-
-def _take(
-    case: int,
-    opened: OpenProblem,
-    launch: Launch,
-    watch: Watch | None,
-    budget_s: float,
-    before: Sequence[Sample] = (),
-) -> Ok[CaseTiming] | Decided:
-    """Take one look, in new launches; numbers continue those of the looks before."""
-    return time_case(
-        case,
-        opened,
-        launch,
-        watch,
-        first_launch=1 + max((sample.launch for sample in before), default=-1),
-        first_round=1 + max((sample.round for sample in before), default=-1),
-        budget_s=budget_s,
-    )
 
 
 def _unreachable(timing: CaseTiming, opened: OpenProblem) -> str:

@@ -7,6 +7,7 @@ from dataclasses import dataclass
 
 from ratchet.judge.stage_result import Decided
 from ratchet.judge.trial.kernel_checks import OpenProblem
+from ratchet.measure.plan import even_rounds
 
 LOOKS = 3
 """At most this many, each if the one before left the answer open (`group_sequential`)."""
@@ -97,9 +98,8 @@ def plan_case(
 
 
 def round_count(round_s: float, budget_s: float) -> int:
-    """Return how many rounds of a launch fit the budget, an even number so orders balance."""
-    fitting = int(budget_s / (LAUNCHES * round_s))
-    return max(MIN_ROUNDS, min(MAX_ROUNDS, fitting)) // 2 * 2
+    """Return how many rounds of a launch fit the budget of a look."""
+    return even_rounds(budget_s / LAUNCHES, round_s, most=MAX_ROUNDS, fewest=MIN_ROUNDS)
 
 
 def calls_of(opened: OpenProblem, case: int, *, share: int = 1) -> int:

@@ -5,9 +5,8 @@ from __future__ import annotations
 import contextlib
 import itertools
 import secrets
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, replace
-from functools import partial
 
 import numpy as np
 
@@ -26,7 +25,7 @@ from ratchet.judge.trial.timing.arms import (
 )
 from ratchet.judge.trial.timing.plan import TimingPlan, calls_of, calls_per_batch, plan_case
 from ratchet.judge.verdict import Evidence, TimedSample
-from ratchet.measure.rounds import run_rounds
+from ratchet.measure.loop import OpenLaunch, run_launches
 from ratchet.measure.samples import Sample
 
 ALONE_BATCHES = 6
@@ -79,9 +78,9 @@ def time_case(
     batches between the timed ones are sampled, at secret places. Decided if an output is wrong
     while it is timed, or if time ran out before enough was measured.
     """
-    run = partial(_sample, case, opened, launch, watch, first_launch, budget_s)
+    launches = _CaseLaunches(case, opened, launch, watch, first_launch, budget_s)
     try:
-        outcome = as_stage(run)
+        outcome = as_stage(launches.run)
     except MeasureError as error:
         return Decided.untimed(f"the samples carry no answer: {error}")
     if isinstance(outcome, Decided):
@@ -91,88 +90,123 @@ def time_case(
     return replace(outcome, value=replace(timing, samples=numbered))
 
 
-def _sample(
-    case: int,
-    opened: OpenProblem,
-    launch: Launch,
-    watch: Watch | None,
-    first_launch: int,
-    budget_s: float,
-    evidence: list[Evidence],
-) -> CaseTiming | Decided:
-    name, calls = opened.problem.cases[case].name, calls_of(opened, case)
-    rng = np.random.default_rng(opened.rng.getrandbits(64))
-    samples: list[Sample] = []
-    plan: TimingPlan | None = None
-    checked, looks, watched = 0, 0, set[tuple[int, int]]()
-    warm_seeds = RoundSeeds(opened, fresh=False)  # nothing of a warm batch is timed or compared
-    for index in itertools.count():  # up to the launches of the plan
-        with (
-            launch(first_launch + index) as process,
-            rivals(process, opened, case) as reference,
-            contextlib.ExitStack() as stack,
-        ):
-            candidate = stack.enter_context(
-                contextlib.closing(CandidateArm(process, opened, case, watch))
+class _CaseLaunches:
+    """The launches of one look at a case; the first makes their plan."""
+
+    def __init__(
+        self,
+        case: int,
+        opened: OpenProblem,
+        launch: Launch,
+        watch: Watch | None,
+        first_launch: int,
+        budget_s: float,
+    ) -> None:
+        self._case, self._opened = case, opened
+        self._launch, self._watch = launch, watch
+        self._first, self._budget_s = first_launch, budget_s
+        self._calls = calls_of(opened, case)
+        self._plan: TimingPlan | None = None
+        self._untimed: Decided | None = None
+        self._samples: list[Sample] = []
+        self._checked = self._looks = 0
+        self._watched: set[tuple[int, int]] = set()
+        self._warm_seeds = RoundSeeds(opened, fresh=False)  # no warm batch is timed or compared
+
+    def run(self, evidence: list[Evidence]) -> CaseTiming | Decided:
+        rng = np.random.default_rng(self._opened.rng.getrandbits(64))
+        run_launches(self._open, more=self._more, rng=rng, first=self._first, keep=self._keep)
+        if self._untimed is not None:
+            return self._untimed
+        assert self._plan is not None
+        name = self._opened.problem.cases[self._case].name
+        detail = (
+            f"{self._checked} calls were compared, at most {self._plan.calls_checked} of a batch "
+            f"of {self._calls}"
+        )
+        if self._opened.variations(self._case):
+            detail += "; batches with values of hidden cases came between them"
+        if self._looks:
+            detail += (
+                f"; at {self._looks} moments the calls of a batch were seen to come in their order"
             )
+        evidence.append(Evidence(check=f"right while timed on {name}", passed=True, detail=detail))
+        return CaseTiming(
+            case=self._case,
+            name=name,
+            samples=self._samples,
+            checked=self._checked,
+            order_looks=self._looks,
+            among=self._opened.among,
+        )
+
+    def _more(self, launch: int) -> bool:
+        if self._plan is None:
+            return self._untimed is None
+        return launch < self._first + self._plan.launches
+
+    def _keep(self, samples: Sequence[Sample]) -> None:
+        round_trip_s = self._opened.device_clock.round_trip_s(self._case)
+        self._samples += without_round_trip(samples, round_trip_s)
+
+    @contextlib.contextmanager
+    def _open(self, launch: int) -> Iterator[OpenLaunch]:
+        opened, case, calls, watch = self._opened, self._case, self._calls, self._watch
+        with (
+            self._launch(launch) as process,
+            rivals(process, opened, case) as reference,
+            contextlib.closing(CandidateArm(process, opened, case, watch)) as candidate,
+        ):
             arms: list[RivalArm | CandidateArm] = [*reference, candidate]
             for arm in arms:
-                arm.begin(warm_seeds)
+                arm.begin(self._warm_seeds)
             round_s = sum(warm(arm, calls) for arm in arms)
+            plan = self._plan or self._make_plan(round_s, len(arms), process, candidate)
             if plan is None:
-                planned = plan_case(
-                    case,
-                    opened,
-                    round_s=round_s,
-                    arms=len(arms),
-                    calls=calls,
-                    budget_s=budget_s,
-                    first_call_s=process.first_call_s,
-                )
-                if isinstance(planned, Decided):
-                    return planned
-                plan = planned
-                watched = _watched(plan, candidate.batch_s, opened) if watch is not None else set()
+                yield OpenLaunch(arms=arms, rounds=0)
+                return
+            index = launch - self._first
             compared = opened.rng.sample(range(plan.rounds), plan.checks)
             candidate.sample(dict.fromkeys(compared, plan.calls_checked))
             candidate.probe_before(_probe(plan, case, opened, process))
-            candidate.order_looks = looks
-            candidate.watch_before({number for at, number in watched if at == index})
+            candidate.order_looks = self._looks
+            candidate.watch_before({number for at, number in self._watched if at == index})
             seeds = RoundSeeds(opened)
             for arm in arms:
                 arm.begin(seeds)
             opened.device_clock.begin(case)
-            taken = run_rounds(
-                arms,
+            yield OpenLaunch(
+                arms=arms,
                 rounds=plan.rounds,
-                launch=first_launch + index,
-                rng=rng,
                 iterations=calls,
-                on_round=lambda *_, arm=candidate: arm.check_due(),
+                on_round=lambda *_: candidate.check_due(),
             )
-            samples += without_round_trip(taken, opened.device_clock.round_trip_s(case))
-            checked, looks = checked + candidate.checked, candidate.order_looks
-            last = index + 1 == plan.launches
-            if watch is not None and last:
+            self._checked += candidate.checked
+            self._looks = candidate.order_looks
+            if watch is not None and not self._more(launch + 1):
                 candidate.watch_until_enough(calls, watch)
             process.pause()
-        if last:
-            break
-    assert plan is not None
-    detail = f"{checked} calls were compared, at most {plan.calls_checked} of a batch of {calls}"
-    if opened.variations(case):
-        detail += "; batches with values of hidden cases came between them"
-    if looks:
-        detail += f"; at {looks} moments the calls of a batch were seen to come in their order"
-    evidence.append(Evidence(check=f"right while timed on {name}", passed=True, detail=detail))
-    return CaseTiming(
-        case=case,
-        name=name,
-        samples=samples,
-        checked=checked,
-        order_looks=looks,
-        among=opened.among,
-    )
+
+    def _make_plan(
+        self, round_s: float, arms: int, process: CandidateProcess, candidate: CandidateArm
+    ) -> TimingPlan | None:
+        """Plan the launches, once the first is warm; None if time is too short."""
+        planned = plan_case(
+            self._case,
+            self._opened,
+            round_s=round_s,
+            arms=arms,
+            calls=self._calls,
+            budget_s=self._budget_s,
+            first_call_s=process.first_call_s,
+        )
+        if isinstance(planned, Decided):
+            self._untimed = planned
+            return None
+        self._plan = planned
+        if self._watch is not None:
+            self._watched = _watched(planned, candidate.batch_s, self._opened)
+        return planned
 
 
 def time_alone(case: int, opened: OpenProblem) -> list[float]:
