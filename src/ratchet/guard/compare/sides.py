@@ -6,6 +6,7 @@ import contextlib
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 
+import msgspec
 import numpy as np
 
 from ratchet.guard.compare.step_arm import FACTORY
@@ -23,6 +24,7 @@ from ratchet.measure.metrics import (
 )
 from ratchet.measure.plan import batch_iterations
 from ratchet.measure.samples import Sample
+from ratchet.optimize.step.describe import ArmFacts
 from ratchet.workloads.names import LoadOptions
 
 WARMUP = 2
@@ -95,7 +97,8 @@ class WorkloadContest:
             self._iterations[TWIN] = self._iterations[BASELINE]
             yield arms
         for name, said in self.descriptions.items():
-            self.peaks.append((name, launch, float(said["peak_memory_bytes"])))
+            peak_bytes = msgspec.convert(said, ArmFacts).peak_memory_bytes
+            self.peaks.append((name, launch, float(peak_bytes)))
 
     def iterations(self) -> Mapping[str, int]:
         return self._iterations
