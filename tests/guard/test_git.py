@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
 
 from noisy_repository import git as run_git
 from noisy_repository import make_repository
@@ -25,10 +27,10 @@ def test_a_stamp_names_the_commit_and_says_if_files_changed(tmp_path: Path) -> N
 
 
 def test_a_bench_result_is_three_observations() -> None:
-    result = {
+    result: Any = SimpleNamespace(
         **{"device": "cpu", "precision": "fp32", "step_time_s": 0.5, "low_s": 0.4, "high_s": 0.6},
         **{"first_step_s": 3.0, "peak_memory_bytes": 1000},
-    }
+    )
     stamp = git.CommitStamp(revision="abc", committed_at="2026-01-01T00:00:00+00:00")
     here = Fingerprint(device="d", software="s")
     found = _observed("llama-8m", result, stamp, here)
