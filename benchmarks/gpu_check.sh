@@ -56,7 +56,7 @@ within 45 scripts python3 benchmarks/gpu_scripts.py
 within "${OPTIMIZE_S:-135}" optimize sh -c 'exec python3 -m ratchet.cli optimize "$1" --budget "$2" --device cuda --json \
     --ledger "$0/ledger.db" --out "$0" >"$0/result.txt"' "$out" "${WORKLOAD:-llama-60m}" "${BUDGET:-2m}"
 told "$out/result.txt" 'one = json.loads(text); print(json.dumps({"optimize": one["workload"], "recipe_is": one["recipe_is"], "vs_compile": one["speedup"]["vs_compile"], "larger_batch": one["larger_batch"], "warnings": one["warnings"], "kernels": [[v["kernel"], v["status"]] for v in one["verdicts"]]}))'
-within 160 tests sh -c 'python3 -m pytest -m gpu -n 2 -q --tb=short -p no:cacheprovider "$1" >"$0/tests.txt"; \
+within 160 tests sh -c 'python3 -m pytest -m gpu -n 0 -q --tb=short -p no:cacheprovider "$1" >"$0/tests.txt"; \
     code=$?; cat "$0/tests.txt" >&2; exit $code' "$out" "${TESTS:-tests}"
 told "$out/tests.txt" 'print(json.dumps({"pytest -m gpu": text.strip().splitlines()[-1]}))'
 rm -r "$out"
