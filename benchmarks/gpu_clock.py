@@ -14,6 +14,7 @@ from __future__ import annotations
 
 import argparse
 import json
+import logging
 import statistics
 import sys
 import time
@@ -103,6 +104,8 @@ def main() -> int:
     parser.add_argument("--device", default="cuda")
     parser.add_argument("--time-limit", type=float, default=60.0)
     asked = parser.parse_args()
+    logging.basicConfig(format="%(asctime)s %(message)s")  # on stderr: what takes the seconds
+    logging.getLogger("ratchet.judge.trial").setLevel(logging.DEBUG)
     rows: list[dict[str, Any]] = []
     with KernelJudge() as judge:
         for _ in range(asked.verdicts):

@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import argparse
 import json
+import logging
 import os
 import random
 import sys
@@ -47,6 +48,8 @@ def main() -> int:
     parser.add_argument("--problem", default="silu")
     parser.add_argument("--time-limit", type=float, default=60.0)
     asked = parser.parse_args()
+    logging.basicConfig(format="%(asctime)s %(message)s")  # on stderr: what takes the seconds
+    logging.getLogger("ratchet.judge.trial").setLevel(logging.DEBUG)
     kernels = kernels_of(asked.problem, asked.kernels)
     problem = find_problem(asked.problem).at(asked.tier)
     terms = Terms(time_limit_s=asked.time_limit, device=asked.device)

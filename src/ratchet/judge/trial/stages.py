@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import contextlib
 import hashlib
+import logging
 import random
 from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
@@ -56,6 +57,9 @@ KEPT_OLD_WEIGHTS = (
 )
 FEWEST_CALLS = 2
 """Calls of a batch if the kernel returns its outputs: kept together, they cannot be one buffer."""
+
+
+LOG = logging.getLogger(__name__)
 
 
 @dataclass(kw_only=True)
@@ -142,6 +146,7 @@ class KernelTrial:
             opened = self._keep(self._open(reference))
             if isinstance(opened, Decided):
                 return opened
+            LOG.debug("the problem is open")
             with contextlib.closing(opened.rivals):
                 decided = self._decide(opened, library)
         if decided.status != "wrong":
@@ -198,6 +203,7 @@ class KernelTrial:
         with contextlib.ExitStack() as stack:
             launches = stack.enter_context(self._launches(opened))
             candidate = launches.load(library.fetch())
+            LOG.debug("the kernel is loaded")
             self._unplaced = candidate.unplaced
             if launches.built is not None:
                 detail = "once, by its first process; those after it have a copy"
@@ -208,6 +214,7 @@ class KernelTrial:
             wrong = self._keep(self._check(candidate, opened, places))
             if isinstance(wrong, Decided):
                 return wrong
+            LOG.debug("its outputs are right")
             if self.accelerator is not None:
                 counted = self._keep(as_stage(partial(self._count, candidate, launches, opened)))
                 if isinstance(counted, Decided):
@@ -215,7 +222,9 @@ class KernelTrial:
             self._is_right = True
             if self.against_compile and opened.timed:
                 self.evidence.append(opened.compile_rival())
+            LOG.debug("its work is counted")
             timings = self._time(launches, opened, places)
+            LOG.debug("it is timed")
             if isinstance(timings, Decided):
                 return timings
             if not opened.timed:

@@ -7,6 +7,7 @@ costs the others nothing. docs/reference/judge.md ("Screening") says what a verd
 from __future__ import annotations
 
 import contextlib
+import logging
 from collections.abc import Callable, Iterator, Sequence
 from statistics import geometric_mean
 from typing import Final
@@ -32,6 +33,7 @@ from ratchet.kernels.kernel import Kernel
 from ratchet.problems.free_memory import MEMORY_SHARE, free_bytes
 from ratchet.problems.problem import Problem
 
+LOG = logging.getLogger(__name__)
 GROUP: Final = 8
 """Candidates timed together: more share the reference's turns, fewer run closer to it in time."""
 KEPT_BATCHES: Final = 4
@@ -168,10 +170,13 @@ class ScreeningRun:
                                 entrant.process.pause()
                 if self.accelerator is not None and at == 0:
                     opened.lasting[REFERENCE].await_load()
+                LOG.debug("%s kernels are loaded", len(together))
                 self._check(together, cases, opened, pool)
+                LOG.debug("they are checked")
                 pool.pause()
                 share_s = self.clock.left_s / (len(groups) - at)
                 self._time(together, opened, min(BUDGET_S, share_s) / max(1, len(opened.timed)))
+                LOG.debug("they are timed")
                 pool.resume()
             finally:
                 for entrant in together:
