@@ -152,16 +152,13 @@ def top_k(
 def sort(
     call: LoweredCall,
     x: Node,
-    dim: Value = -1,
+    dim: int = -1,
     descending: bool = False,
     *,
     stable: bool | None = None,
-    **more: Value,
 ) -> list[Node]:
     """Values in order and their places; equal ones keep their order."""
-    dim = int(more.get("dim", dim) or 0) % len(x.shape)
-    descending = bool(more.get("descending", descending))
-    if dim != len(x.shape) - 1:
+    if dim % len(x.shape) != len(x.shape) - 1:
         raise call.unsupported("along another dimension than the last")
     places = Order(shape=x.shape, dtype="int64", arg=x, descending=descending)
     index = axes_of(x.shape)

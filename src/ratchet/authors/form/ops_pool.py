@@ -45,7 +45,7 @@ def _taps(
     return found
 
 
-@lowers("max_pool2d_with_indices", "max_pool3d_with_indices", "_low_memory_max_pool_with_offsets")
+@lowers("max_pool2d_with_indices", "max_pool3d_with_indices")
 def max_pool(
     call: LoweredCall,
     x: Node,
@@ -56,8 +56,6 @@ def max_pool(
     ceil_mode: bool = False,
 ) -> list[Node]:
     """The largest value of each window and its place in the image; NaN wins."""
-    if "offsets" in call.name:
-        raise call.unsupported("with offsets")
     count = len(_numbers(size, 3, 1)) if isinstance(size, int) else len(size)
     sizes = _numbers(size, count, 1)
     steps = _numbers(stride, count, 0) if stride else sizes
