@@ -207,10 +207,10 @@ def judged(words: list[str], usage: Path | None) -> Figures:
         check=False,
         env={name: value for name, value in os.environ.items() if name != NO_BYTECODE},
     )
-    with contextlib.suppress(ChildProcessError):  # orphans of the command
+    wall_s = time.monotonic() - began
+    with contextlib.suppress(ChildProcessError):  # orphans of the command, such as its watchdog
         while os.waitpid(-1, 0)[0]:
             pass
-    wall_s = time.monotonic() - began
     if not done.stdout:
         raise SystemExit(f"judge {' '.join(words)} answered nothing: {done.stderr[-2000:]}")
     found = json.loads(done.stdout)
