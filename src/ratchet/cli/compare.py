@@ -143,8 +143,6 @@ def _numerics(request: CompareRequest, out: Path, ledger: str | None, *, as_json
     """Compare numerics, print the report, and return the exit code."""
     if request.command is not None:
         raise GuardError("--numerics compares two workloads, or one in two modes: give A and B")
-    import msgspec
-
     from ratchet.guard.compare.request import make_sides
     from ratchet.guard.numerics.comparison import check_out, compare_numerics
     from ratchet.report.numerics import print_numerics
@@ -156,7 +154,7 @@ def _numerics(request: CompareRequest, out: Path, ledger: str | None, *, as_json
             sides.a,
             sides.b,
             out,
-            asked=msgspec.to_builtins(request.kept()),
+            asked=request.kept(),
             ledger=ledger,
             on_progress=progress.move,
         )

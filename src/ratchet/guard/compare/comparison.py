@@ -14,8 +14,6 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-import msgspec
-
 from ratchet.base import scratch
 from ratchet.base.errors import RatchetError
 from ratchet.base.json_value import Json
@@ -56,9 +54,7 @@ def compare_sides(
     with Ledger.open(ledger) as book:
         here = book.here(probe("cpu" if sides.commands else request.device))
         title = " : ".join(contest.titles)
-        turn = book.start_turn(
-            title, msgspec.to_builtins(request.kept()), fingerprint=here, command=COMMAND
-        )
+        turn = book.start_turn(title, request.kept(), fingerprint=here, command=COMMAND)
         with book.failing(turn):
             outcome = compare_contest(
                 contest,
