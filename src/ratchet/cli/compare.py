@@ -8,7 +8,6 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from ratchet.base.errors import GuardError
-from ratchet.base.serialise import document_of
 from ratchet.cli.app import AsJson, Debug, DeviceName, LedgerUrl, app, print_json
 from ratchet.cli.options import BatchSize, PrecisionName, SequenceLength, TextFile
 from ratchet.cli.trace_record import COMMAND, RecordCommand
@@ -144,7 +143,6 @@ def _numerics(request: CompareRequest, out: Path, ledger: str | None, *, as_json
     """Compare numerics, print the report, and return the exit code."""
     if request.command is not None:
         raise GuardError("--numerics compares two workloads, or one in two modes: give A and B")
-
     from ratchet.guard.compare.request import make_sides
     from ratchet.guard.numerics.comparison import check_out, compare_numerics
     from ratchet.report.numerics import print_numerics
@@ -156,7 +154,7 @@ def _numerics(request: CompareRequest, out: Path, ledger: str | None, *, as_json
             sides.a,
             sides.b,
             out,
-            asked=document_of(request.kept()),
+            asked=request.kept(),
             ledger=ledger,
             on_progress=progress.move,
         )

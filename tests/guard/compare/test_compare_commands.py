@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import os
 import time
 from pathlib import Path
@@ -10,6 +11,7 @@ import pytest
 
 from ratchet.base.errors import GuardError
 from ratchet.guard.compare.commands import CommandSide, read_metrics, run_command
+from ratchet.guard.compare.request import CompareRequest
 
 
 def side(command: str, folder: Path) -> CommandSide:
@@ -91,3 +93,13 @@ def test_a_folder_that_is_gone(tmp_path: Path) -> None:
     with pytest.raises(GuardError, match="cannot be started in"):
         run_command(side("true", tmp_path / "gone"), printed=False, limit_s=1)
     assert os.path.exists(tmp_path)
+
+
+def test_a_request_comes_back_from_the_ledger_as_it_was(tmp_path: Path) -> None:
+    asked = CompareRequest(
+        workloads=("own.py:plain",), modes=("", "compile"), batch_size=4, folder=tmp_path
+    )
+    kept = json.loads(json.dumps(asked.kept()))
+    assert CompareRequest.of(kept) == asked
+    with pytest.raises(GuardError, match=r"another version .* `options`"):
+        CompareRequest.of({**kept, "options": {}})

@@ -16,7 +16,6 @@ from typing import Any
 
 from ratchet.base import scratch
 from ratchet.base.errors import RatchetError
-from ratchet.base.serialise import document_of
 from ratchet.devices.probe import probe
 from ratchet.guard.compare.commands import CommandContest, CommandSide, run_command
 from ratchet.guard.compare.request import CompareRequest, Sides
@@ -54,9 +53,7 @@ def compare_sides(
     with Ledger.open(ledger) as book:
         here = book.here(probe("cpu" if sides.commands else request.device))
         title = " : ".join(contest.titles)
-        turn = book.start_turn(
-            title, document_of(request.kept()), fingerprint=here, command=COMMAND
-        )
+        turn = book.start_turn(title, request.kept(), fingerprint=here, command=COMMAND)
         with book.failing(turn):
             outcome = compare_contest(
                 contest,

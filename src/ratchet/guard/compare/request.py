@@ -73,8 +73,7 @@ def parse_mode(text: str) -> Mode:
 WORKING = "your files"
 
 
-@dataclass(frozen=True, kw_only=True, slots=True)
-class CompareRequest:
+class CompareRequest(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     """The words of the command line; pairs hold A's and B's."""
 
     workloads: tuple[str, ...] = ()
@@ -95,6 +94,10 @@ class CompareRequest:
     seed: int = 0
     device: str = "auto"
     folder: Path = Path()
+    commits: tuple[str | None, str | None] = (None, None)
+    """Commits of the revisions, which are names that may move; known once it is kept."""
+    commit: str = ""
+    """The folder's, with a mark if its files have changes; empty outside of a repository."""
 
     @property
     def budget_s(self) -> float:
@@ -105,48 +108,27 @@ class CompareRequest:
         """Return the regression budget as a share: 0.02 for 2%."""
         return parse_share(self.fail_if_slower, "--fail-if-slower")
 
-    def kept(self) -> KeptRequest:
-        """Return the request, and the commits that its names stand for now."""
+    def kept(self) -> dict[str, object]:
+        """Return the request as the ledger keeps it, with the commits that its names stand for."""
         first, second = (one and resolve(self.folder, one) for one in self.revisions)
-        options = ("batch_size", "sequence", "precision", "text", "seed", "device")
-        return KeptRequest(
-            **{name: getattr(self, name) for name in _KEPT},
+        made = msgspec.structs.replace(
+            self,
             commits=(first, second),
             commit=stamp(self.folder).revision,
-            options={
-                name: getattr(self, name) for name in options if getattr(self, name) is not None
-            },
-            folder=str(self.folder.absolute()),
+            folder=self.folder.absolute(),
         )
+        document: dict[str, object] = msgspec.to_builtins(made, enc_hook=str)
+        return document
 
-
-class KeptRequest(msgspec.Struct, frozen=True, kw_only=True):
-    """A request as the ledger keeps it, to be made again; what has a default is newer."""
-
-    workloads: tuple[str, ...]
-    command: tuple[str, ...] | None
-    modes: tuple[str, str]
-    revisions: tuple[str | None, str | None]
-    """Names, which may move."""
-    commits: tuple[str | None, str | None] = (None, None)
-    """Commits of the revisions."""
-    commit: str = ""
-    """The folder's, with a mark if its files have changes; empty outside of a repository."""
-    pythons: tuple[str | None, str | None]
-    setup: str | None
-    printed: bool
-    higher: tuple[str, ...]
-    fail_if_slower: str
-    budget: str = ""
-    instructions: bool = False
-    options: dict[str, int | str]
-    folder: str
-
-
-_KEPT: Final = (
-    *("workloads", "command", "modes", "revisions", "pythons", "setup", "printed", "higher"),
-    *("fail_if_slower", "budget", "instructions"),
-)
+    @classmethod
+    def of(cls, kept: object) -> CompareRequest:
+        """Return a request that the ledger kept; GuardError if another version kept it."""
+        try:
+            return msgspec.convert(kept, cls, dec_hook=lambda kind, value: kind(value))
+        except msgspec.ValidationError as error:
+            raise GuardError(
+                f"another version of Ratchet kept this comparison ({error}): compare again"
+            ) from error
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)

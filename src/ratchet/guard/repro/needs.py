@@ -12,14 +12,16 @@ from ratchet import __version__
 from ratchet.base.json_value import Json
 from ratchet.devices.fingerprint import software
 from ratchet.devices.probe import Device, describe_device
-from ratchet.guard.compare.request import KeptRequest
+from ratchet.guard.compare.request import CompareRequest
 from ratchet.workloads.names import is_user_spec
 
 CHANGES = "+changes"
+OPTIONS = ("batch_size", "sequence", "precision", "text", "seed", "device")
+"""A request's options of workloads."""
 RATCHET = f"torch-ratchet {__version__} (pip install torch-ratchet)"
 
 
-def comparison_needs(asked: KeptRequest, *, plain: bool, spent_s: float) -> list[str]:
+def comparison_needs(asked: CompareRequest, *, plain: bool, spent_s: float) -> list[str]:
     """Return what a comparison needs; `plain` needs no Ratchet."""
     first = "Python 3.9 or later, and a shell" if plain else RATCHET
     words = (f"the interpreter {one}" for one in dict.fromkeys(asked.pythons) if one is not None)
@@ -40,7 +42,7 @@ def verdict_needs(kernel: Mapping[str, Json], trial: Mapping[str, Json]) -> list
     return [RATCHET, *compiler, device, *_time(trial.get("time_limit_s"))]
 
 
-def pinned_words(asked: KeptRequest) -> list[str]:
+def pinned_words(asked: CompareRequest) -> list[str]:
     """Return the words of a comparison, with commits in place of names that move."""
     words = ["compare", *asked.workloads]
     pairs = (("", asked.modes), ("rev-", revisions(asked)), ("python-", asked.pythons))
@@ -53,12 +55,13 @@ def pinned_words(asked: KeptRequest) -> list[str]:
     words += [word for name in asked.higher for word in ("--higher", name)]
     words += ["--fail-if-slower", asked.fail_if_slower]
     words += ["--budget", asked.budget] if asked.budget else []
-    for name, option in asked.options.items():
-        words += [f"--{name.replace('_', '-')}", str(option)]
+    for name in OPTIONS:
+        if (option := getattr(asked, name)) is not None:
+            words += [f"--{name.replace('_', '-')}", str(option)]
     return words + (["--", *asked.command] if asked.command else [])
 
 
-def revisions(asked: KeptRequest) -> list[str | None]:
+def revisions(asked: CompareRequest) -> list[str | None]:
     """Return the commit of each side; files without changes of their own are a commit too."""
     found = [commit or name for commit, name in zip(asked.commits, asked.revisions, strict=True)]
     here = asked.commit
@@ -67,7 +70,7 @@ def revisions(asked: KeptRequest) -> list[str | None]:
     return found
 
 
-def _folder(asked: KeptRequest) -> list[str]:
+def _folder(asked: CompareRequest) -> list[str]:
     here, folder = asked.commit, f"the folder {asked.folder}"
     if not here:
         return [f"{folder}, as it was: it is in no repository"]
@@ -77,15 +80,14 @@ def _folder(asked: KeptRequest) -> list[str]:
     return [f"{folder}, at commit {hash} with the changes that it had: no commit holds them"]
 
 
-def _commits(asked: KeptRequest) -> list[str]:
+def _commits(asked: CompareRequest) -> list[str]:
     return [f"commit {one} in its repository" for one in dict.fromkeys(revisions(asked)) if one]
 
 
-def _files(asked: KeptRequest) -> list[str]:
+def _files(asked: CompareRequest) -> list[str]:
     recipes = [mode for mode in asked.modes if mode.endswith(".json")]
     own = [one.rpartition(":")[0] for one in asked.workloads if is_user_spec(one)]
-    text = asked.options.get("text")
-    named = dict.fromkeys([*recipes, *own, *([text] if text else [])])
+    named = dict.fromkeys([*recipes, *own, *([asked.text] if asked.text else [])])
     return [
         *(f"the file {one}, as it was" for one in named),
         *(["valgrind"] if asked.instructions else []),

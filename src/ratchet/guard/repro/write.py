@@ -9,14 +9,12 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-import msgspec
-
 from ratchet.base import files
 from ratchet.base.errors import GuardError
 from ratchet.base.files import why_not_new_folder
 from ratchet.base.json_value import Json
 from ratchet.devices.probe import probe
-from ratchet.guard.compare.request import KeptRequest
+from ratchet.guard.compare.request import CompareRequest
 from ratchet.guard.repro.needs import (
     CHANGES,
     comparison_needs,
@@ -137,7 +135,7 @@ def _find(book: Ledger, named: str) -> Reported:
 
 
 def _timed(turn: RecordedTurn, result: Mapping[str, Json]) -> Reported:
-    asked = msgspec.convert(turn.payload, KeptRequest)
+    asked = CompareRequest.of(turn.payload)
     facts = [f"- A (baseline): `{result['baseline']}`", f"- B (new): `{result['new']}`"]
     for one in result["metrics"]:
         facts.append(
@@ -155,7 +153,7 @@ def _timed(turn: RecordedTurn, result: Mapping[str, Json]) -> Reported:
     alone = bool(plain and not asked.printed)
     needs = comparison_needs(asked, plain=alone, spent_s=result["spent_s"])
     where = {
-        "folder": asked.folder,
+        "folder": str(asked.folder),
         "commit": asked.commit.removesuffix(CHANGES),
         "needs": quoted(needs),
         "check": CHECK,
