@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 from pathlib import Path
-from types import SimpleNamespace
-from typing import Any
 
 from noisy_repository import git as run_git
 from noisy_repository import make_repository
@@ -12,6 +10,7 @@ from noisy_repository import make_repository
 from ratchet.base import git
 from ratchet.ledger import Fingerprint
 from ratchet.optimize.bench import _observed
+from ratchet.workloads.bench import BenchResult
 
 
 def test_a_stamp_names_the_commit_and_says_if_files_changed(tmp_path: Path) -> None:
@@ -27,9 +26,23 @@ def test_a_stamp_names_the_commit_and_says_if_files_changed(tmp_path: Path) -> N
 
 
 def test_a_bench_result_is_three_observations() -> None:
-    result: Any = SimpleNamespace(
-        **{"device": "cpu", "precision": "fp32", "step_time_s": 0.5, "low_s": 0.4, "high_s": 0.6},
-        **{"first_step_s": 3.0, "peak_memory_bytes": 1000},
+    result = BenchResult(
+        workload="llama-8m",
+        device="cpu",
+        precision="fp32",
+        compile_mode=None,
+        steps=3,
+        parameters=1,
+        step_time_s=0.5,
+        low_s=0.4,
+        high_s=0.6,
+        first_step_s=3.0,
+        tokens_per_s=1.0,
+        unit="tokens",
+        flops_per_step=1,
+        mfu=0.0,
+        peak_memory_bytes=1000,
+        loss=None,
     )
     stamp = git.CommitStamp(revision="abc", committed_at="2026-01-01T00:00:00+00:00")
     here = Fingerprint(device="d", software="s")

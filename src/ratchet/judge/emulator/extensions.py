@@ -11,11 +11,11 @@ from pathlib import Path
 from types import ModuleType
 from typing import Any
 
+import msgspec
 import torch
 from torch import Tensor
 
 from ratchet.base.errors import KernelError
-from ratchet.base.serialise import document_of
 from ratchet.judge.emulator.extension_build import (
     SHARED,
     ExtensionOrder,
@@ -203,7 +203,7 @@ def built_by_the_judge(order: ExtensionOrder) -> Path:
 
     Raises KernelError with the compiler's first error.
     """
-    reply, descriptors = ask_judge({"build": document_of(order)})
+    reply, descriptors = ask_judge({"build": msgspec.to_builtins(order)})
     if "error" in reply:
         raise KernelError(reply["error"])
     folder = Path(tempfile.mkdtemp(prefix="extension-"))

@@ -22,7 +22,6 @@ from ratchet.base import scratch
 from ratchet.base.errors import KernelError
 from ratchet.base.process.child import ChildFailure
 from ratchet.base.process.time_limits import Clock
-from ratchet.base.serialise import document_of
 from ratchet.judge.emulator.extension_build import PROGRAM, ExtensionOrder, build_extension
 from ratchet.judge.emulator.precompiled import precompiled
 from ratchet.judge.static_profile import hip_compiler, hip_sources
@@ -124,7 +123,7 @@ def _kept(sources: HipSources, clock: Clock, headers: Path | None) -> Path:
 
 def _compiled(sources: HipSources, clock: Clock, headers: Path | None) -> tuple[list[str], bytes]:
     with contextlib.closing(ProfileProcess(clock, headers)) as process:
-        reply = process.ask({"do": "build", "sources": document_of(sources)})
+        reply = process.ask({"do": "build", "sources": msgspec.to_builtins(sources)})
     try:
         assemblies = msgspec.convert(reply.get("assemblies"), list[str])
         host = base64.b64decode(msgspec.convert(reply.get("host"), str))
