@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import uuid
+import weakref
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
 from dataclasses import asdict
@@ -38,6 +39,8 @@ class Ledger:
     def __init__(self, engine: Engine) -> None:
         self.engine = engine
         """The open database, for the ledger's other books: `exchanges`."""
+        # Python 3.13 warns of a connection that is still open when a dropped ledger is collected.
+        weakref.finalize(self, engine.dispose).atexit = False
 
     @classmethod
     def open(cls, url: str | os.PathLike[str] | None = None) -> Ledger:
