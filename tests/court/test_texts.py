@@ -10,6 +10,7 @@ from typing import Any
 
 import pytest
 
+from ratchet.base.errors import KernelError
 from ratchet.base.process.channel import Message
 from ratchet.cli import main
 from ratchet.court import texts
@@ -169,7 +170,8 @@ def key(problem: str = PROBLEM, kernel: str = KERNEL, **changes: Any) -> str | N
     """The key of two texts, which are written into the working folder."""
     Path("problem.py").write_text(problem)
     asked = {"entry": None, "tier": None, "scale": "auto", "task": None, "frozen_weights": False}
-    given = Kernel(name="k", language="triton", source=kernel, entry="doubled")
+    language = changes.pop("language", "triton")
+    given = Kernel(name="k", language=language, source=kernel, entry="doubled")
     target = changes.pop("target", "gfx942")
     return texts_key(changes.pop("path", "problem.py"), given, target, **{**asked, **changes})
 
@@ -211,3 +213,14 @@ def test_a_problem_that_may_read_more_has_no_key(line: str, here: None) -> None:
 @pytest.mark.parametrize("line", ["import helpers", "from helpers import rows", "exec('')"])
 def test_a_kernel_that_may_read_more_has_no_key(line: str, here: None) -> None:
     assert key(kernel=f"{line}\n{KERNEL}") is None
+
+
+@pytest.mark.parametrize("language", ["torch", "hip"])
+def test_without_a_compiler_there_is_no_key_and_the_verdict_says_so(
+    language: str, here: None, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def missing(target: str) -> str:
+        raise KernelError("there is no clang")
+
+    monkeypatch.setattr(without_gpu, "toolchain", missing)
+    assert key(kernel="# no imports", language=language) is None

@@ -18,6 +18,7 @@ from typing import Final
 
 import ratchet
 from ratchet import lab
+from ratchet.base.errors import KernelError
 from ratchet.judge.options import WITH_TORCH, Scale
 from ratchet.judge.trial.processes.built_extensions import uses_extensions
 from ratchet.kernels.kernel import Kernel
@@ -62,10 +63,14 @@ def texts_key(
     if not _is_closed(text, reads=OPEN_PARTS) or (is_python and not _is_closed(kernel.source)):
         return None
     is_triton = kernel.language == "triton" and not uses_extensions(kernel)
+    try:
+        toolchain = "" if is_triton else lab.without_gpu.toolchain(target)
+    except KernelError:  # the verdict says that there is no compiler
+        return None
     parts = [
         *(Path(given).stem, text, kernel.hash, target, entry, tier, scale, task, frozen_weights),
         *(package_state(), len(os.sched_getaffinity(0)), importlib.metadata.version("numpy")),
-        "" if is_triton else lab.without_gpu.toolchain(target),
+        toolchain,
     ]
     return hashlib.sha256(json.dumps(parts).encode()).hexdigest()
 
