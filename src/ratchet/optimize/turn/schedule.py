@@ -60,6 +60,11 @@ THEN: Final = (
     *(LAUNCHES, LATE_LOSSES, WHOLE, FILLING, MODES, MORE_KERNELS),
     *(ALONE, SAME, SAME_WHOLE, REGIONS),
 )
+KERNELS_FIRST: Final = (
+    *(LAUNCHES, LATE_LOSSES, MORE_KERNELS, WHOLE, FILLING, MODES),
+    *(ALONE, SAME, SAME_WHOLE, REGIONS),
+)
+"""`THEN` while no change was selected: without one there is nothing to prove."""
 
 # Beside them, where there is room.
 PROFILE: Final = Step("a profile of the written or the rival's step", share=0.1)

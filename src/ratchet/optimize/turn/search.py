@@ -285,11 +285,8 @@ class Search:
         self._settle()
 
     def _order(self) -> tuple[Step, ...]:
-        """Return the further steps; kernels come first while no change was selected."""
-        if self._best is not self._selecting.start:
-            return schedule.THEN
-        first = (schedule.LAUNCHES, schedule.LATE_LOSSES, schedule.MORE_KERNELS)
-        return (*first, *(one for one in schedule.THEN if one not in first))
+        selected = self._best is not self._selecting.start
+        return schedule.THEN if selected else schedule.KERNELS_FIRST
 
     def _further(self) -> dict[Step, tuple[Callable[[], float | None], Callable[[], None]]]:
         """Return the estimate of each step, None if nothing of it is left, and what runs it."""
