@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
@@ -40,9 +41,15 @@ def inactive() -> Iterator[None]:
     registry.deactivate()
 
 
-def kernels() -> list[tuple[str, str, Kernel]]:
+def kernels() -> list[Any]:
+    """Every kernel on every ISA; those of an ISA between the first and the best are thorough."""
     return [
-        (name, isa, kernel)
+        pytest.param(
+            name,
+            isa,
+            kernel,
+            marks=[] if isa in (RUNNABLE[0], RUNNABLE[-1]) else pytest.mark.thorough,
+        )
         for name, library in LIBRARY.items()
         for isa in RUNNABLE
         for kernel in library.kernels(isa)
