@@ -18,11 +18,11 @@ from collections import Counter
 from ratchet.authors.form.form import UnsupportedOp
 from ratchet.authors.generator import space_for
 from ratchet.base.errors import KernelError, RatchetError
-from ratchet.judge.static_profile.inspection import inspect_kernel
 from ratchet.kernels.kernel import Kernel
 from ratchet.kernels.languages.cpp import compile_kernel
 from ratchet.problems.problem import Problem
 from ratchet.problems.suites import load_suite
+from ratchet.static_profile.inspection import inspect_kernel
 
 
 def main() -> None:

@@ -19,17 +19,17 @@ if TYPE_CHECKING:
     from ratchet.authors.search import optuna_search as optuna_search
     from ratchet.court.fleet import ray_fleet as ray_fleet
     from ratchet.judge.emulator.estimates import references as references
-    from ratchet.judge.static_profile import inspection as inspection
     from ratchet.judge.trial import without_gpu as without_gpu
     from ratchet.learn import policy as policy
     from ratchet.port import kernel
+    from ratchet.static_profile import inspection as inspection
 
     cuda_kernel = kernel
 
 ROOMS: Final[Mapping[str, str]] = {
     "agent": "ratchet.authors.agent",
     "cuda_kernel": "ratchet.port.kernel",
-    "inspection": "ratchet.judge.static_profile.inspection",
+    "inspection": "ratchet.static_profile.inspection",
     "optuna_search": "ratchet.authors.search.optuna_search",
     "policy": "ratchet.learn.policy",
     "ray_fleet": "ratchet.court.fleet.ray_fleet",

@@ -11,8 +11,8 @@ import pytest
 from commands import mistake
 
 from ratchet.cli import main
-from ratchet.judge.static_profile import inspection
 from ratchet.judge.trial.readiness import why_no_kernels
+from ratchet.static_profile import inspection
 
 pytestmark = [
     pytest.mark.skipif(

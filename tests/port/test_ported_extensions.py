@@ -16,8 +16,8 @@ from ratchet.base.errors import RatchetError
 from ratchet.cli import main
 from ratchet.court.court import Court
 from ratchet.court.port_proofs import problem_of, prove
-from ratchet.judge.static_profile.hip_compiler import find_hip
-from ratchet.judge.static_profile.tools import find_tool
+from ratchet.judge.cross_compile.hip_compiler import find_hip
+from ratchet.judge.cross_compile.tools import find_tool
 from ratchet.judge.trial.readiness import why_no_kernels
 from ratchet.port.extensions import PortedKernel, merged, ported_kernels
 from ratchet.port.porting import PortSettings, port

@@ -63,8 +63,8 @@ def inspect(
     find_architectures(targets)
     read = check_texts(problem, kernel, entry=entry)
 
-    from ratchet.judge.static_profile.inspection import all_compiled, find_action, inspect_kernel
     from ratchet.report.static_profile import print_inspection
+    from ratchet.static_profile.inspection import all_compiled, find_action, inspect_kernel
 
     if read is not None:
         find_action(read.language)

@@ -79,6 +79,12 @@ class CatalogueDevice:
         bandwidth = self.number("memory_bandwidth")
         return None if bandwidth is None else bandwidth * 1e9 / self.logical_devices
 
+    @property
+    def units(self) -> float | None:
+        """Compute units or SMs of one logical device."""
+        found = self.number("compute_units") or self.number("sms")
+        return None if found is None else found / self.logical_devices
+
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Catalogue:
@@ -94,6 +100,11 @@ class Catalogue:
                 f"no device {name!r} in the catalogue: it has {', '.join(self.devices)}"
             ) from None
 
+    def of_target(self, gfx: str) -> list[CatalogueDevice]:
+        """Return the devices that run a target's code."""
+        found = self.devices.values()
+        return [one for one in found if (target := one.get("target")) and target.value == gfx]
+
     def match(self, model: str, *, compute_units: int = 0) -> CatalogueDevice | None:
         """Return the device of a driver's model name, or None: never a guess.
 
@@ -108,6 +119,11 @@ class Catalogue:
             and _units_agree(device, compute_units)
         ]
         return max(fitting, key=lambda device: len(_names(device.name)), default=None)
+
+
+def compute_units(gfx: str) -> int:
+    """Return the compute units of a target's largest logical device; 1 if unknown."""
+    return max([1, *(int(one.units or 0) for one in load().of_target(gfx))])
 
 
 @functools.cache
@@ -154,10 +170,9 @@ def _is_sxm(name: str) -> bool:
 
 
 def _units_agree(device: CatalogueDevice, compute_units: int) -> bool:
-    units = device.number("compute_units") or device.number("sms")
-    if not compute_units or units is None:
+    seen = device.units
+    if not compute_units or seen is None:
         return True
-    seen = units / device.logical_devices
     # On RDNA, HIP counts work-group processors of two compute units each.
     arch = device.get("arch")
     paired = arch is not None and arch.value.startswith("RDNA")

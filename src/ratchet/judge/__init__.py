@@ -6,7 +6,7 @@ this package too, and must neither load nor see more than they need. From the to
     api             a kernel and a problem, given by path, name or object; screening
     trial           one kernel's trial: compile, check, time, conclude
     emulator        the machine code of AMD GPUs, executed on a CPU; bounds from its counts
-    static_profile  what a kernel compiles to for GPUs that are not here
+    cross_compile   a sandboxed process that compiles for GPUs that are not here
     integrity       whose work it is: thread samples, call order, outputs, libraries
     workers         programs that run in processes of their own
     sandbox         where a candidate is confined

@@ -15,13 +15,13 @@ from ratchet.authors.form.form import UnsupportedOp
 from ratchet.authors.generator import space_for
 from ratchet.authors.generator.triton.schedule import TILE_OPTIONS
 from ratchet.judge.stage_result import Decided
-from ratchet.judge.static_profile.inspection import inspect_kernel
 from ratchet.judge.trial.kernel_trial import KernelJudge
 from ratchet.judge.trial.without_gpu import interpreted
 from ratchet.kernels.kernel import Kernel
 from ratchet.problems.case import Case, TensorSpec
 from ratchet.problems.problem import Problem
 from ratchet.problems.suites import find_problem
+from ratchet.static_profile.inspection import inspect_kernel
 
 pytest.importorskip("triton")
 GPUS = ("gfx90a", "gfx942", "gfx950", "gfx1100", "gfx1201", "sm_90")

@@ -9,10 +9,10 @@ import pytest
 
 from ratchet.base.errors import KernelError, RatchetError
 from ratchet.court.calls import judge
+from ratchet.judge.cross_compile.hip_compiler import find_hip, first_error
+from ratchet.judge.cross_compile.tools import find_tool
 from ratchet.judge.emulator.extension_build import ExtensionSource, as_hip, check_module
 from ratchet.judge.emulator.linking import device_variables, linked
-from ratchet.judge.static_profile.hip_compiler import find_hip, first_error
-from ratchet.judge.static_profile.tools import find_tool
 from ratchet.judge.trial.readiness import why_no_kernels
 from ratchet.kernels.kernel_file import load_kernel
 

@@ -28,10 +28,10 @@ from ratchet.judge.sandbox.worker_modules import (
 )
 from ratchet.judge.sandbox.zygote import CandidateZygote
 from ratchet.judge.stage_result import CandidateFault
-from ratchet.judge.static_profile.inspection import inspect_kernel
 from ratchet.judge.trial.processes.candidate import CandidateProcess
 from ratchet.kernels.kernel import Kernel, Language
 from ratchet.problems.suites import find_problem
+from ratchet.static_profile.inspection import inspect_kernel
 
 PACKAGE = Path(ratchet.__file__).parent
 SENT_SOURCES = (

@@ -14,7 +14,7 @@ from pathlib import Path
 from typing import Final
 
 from ratchet.base.errors import KernelError
-from ratchet.judge.static_profile.hip_compiler import (
+from ratchet.judge.cross_compile.hip_compiler import (
     OWN_HEADERS,
     PRECOMPILED,
     RUNTIME_SOURCES,

@@ -17,7 +17,7 @@ CPP_WORKER: Final = "ratchet.judge.workers.candidate.cpp"
 TORCH_WORKER: Final = "ratchet.judge.workers.candidate.with_torch"
 ZYGOTE: Final = "ratchet.judge.workers.zygote"
 CPP_ZYGOTE: Final = "ratchet.judge.workers.zygote_cpp"
-PROFILE_WORKER: Final = "ratchet.judge.static_profile.worker"
+PROFILE_WORKER: Final = "ratchet.judge.cross_compile.worker"
 
 _CONFINED: Final = (
     "ratchet",
@@ -92,11 +92,11 @@ _EMULATED: Final = (
     "ratchet.judge.emulator.extension_build",
     "ratchet.judge.emulator.extension_calls",
     "ratchet.base.process.watchdog",
-    "ratchet.judge.static_profile",
-    "ratchet.judge.static_profile.assembly",
-    "ratchet.judge.static_profile.hip_compiler",
-    "ratchet.judge.static_profile.hip_sources",
-    "ratchet.judge.static_profile.tools",
+    "ratchet.judge.cross_compile",
+    "ratchet.judge.cross_compile.assembly",
+    "ratchet.judge.cross_compile.hip_compiler",
+    "ratchet.judge.cross_compile.hip_sources",
+    "ratchet.judge.cross_compile.tools",
     "ratchet.kernels.carried_files",
 )
 _MODEL: Final = (
@@ -130,13 +130,13 @@ MODULES: Final[Mapping[str, tuple[str, ...]]] = {
         *_TRITON,
         *_MODEL,
         "ratchet.base.process.watchdog",
-        "ratchet.judge.static_profile",
-        "ratchet.judge.static_profile.assembly",
-        "ratchet.judge.static_profile.fake_device",
-        "ratchet.judge.static_profile.hip_compiler",
-        "ratchet.judge.static_profile.hip_sources",
-        "ratchet.judge.static_profile.tools",
-        "ratchet.judge.static_profile.worker",
+        "ratchet.judge.cross_compile",
+        "ratchet.judge.cross_compile.assembly",
+        "ratchet.judge.cross_compile.fake_device",
+        "ratchet.judge.cross_compile.hip_compiler",
+        "ratchet.judge.cross_compile.hip_sources",
+        "ratchet.judge.cross_compile.tools",
+        "ratchet.judge.cross_compile.worker",
         "ratchet.kernels.carried_files",
         "ratchet.problems.case",
         "ratchet.problems.dtypes",
@@ -153,9 +153,9 @@ judge sends it, for a model and for Triton."""
 DATA: Final[Mapping[str, tuple[str, ...]]] = {
     CPP_WORKER: ("kernels/languages/ratchet_abi.h",),
     CPP_ZYGOTE: ("kernels/languages/ratchet_abi.h",),
-    TORCH_WORKER: ("judge/static_profile/headers", "judge/emulator/rocm"),
-    ZYGOTE: ("judge/static_profile/headers", "judge/emulator/rocm"),
-    PROFILE_WORKER: ("judge/static_profile/headers", "judge/emulator/rocm"),
+    TORCH_WORKER: ("judge/cross_compile/headers", "judge/emulator/rocm"),
+    ZYGOTE: ("judge/cross_compile/headers", "judge/emulator/rocm"),
+    PROFILE_WORKER: ("judge/cross_compile/headers", "judge/emulator/rocm"),
 }
 """Other files and folders of the package that a worker reads."""
 

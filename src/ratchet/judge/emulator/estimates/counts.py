@@ -8,9 +8,9 @@ from typing import Final
 import msgspec
 
 from ratchet.devices import matrix
+from ratchet.judge.cross_compile.assembly import MATRIX
 from ratchet.judge.emulator.estimates.bound import CYCLES, DUAL
 from ratchet.judge.integrity.library_ops import Count
-from ratchet.judge.static_profile.assembly import MATRIX
 from ratchet.judge.verdict import EmulatedKernel, EmulatedLine, EmulatedTimeline
 from ratchet.judge.workers.candidate.architectures import ARCHITECTURES, occupancy
 

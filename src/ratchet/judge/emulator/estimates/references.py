@@ -16,10 +16,10 @@ from ratchet.base.errors import JudgeError
 from ratchet.base.json_value import Json
 from ratchet.base.process.child import Child, error_words, program
 from ratchet.base.process.time_limits import Clock
+from ratchet.devices import catalogue
 from ratchet.judge.emulator.estimates.bound import estimate
 from ratchet.judge.emulator.estimates.counts import read_told
 from ratchet.judge.sandbox.isolation import arm_environment
-from ratchet.judge.static_profile.bound import compute_units
 from ratchet.judge.steps.arms import import_path
 from ratchet.judge.verdict import EmulatedCase, Evidence
 from ratchet.problems.problem import Problem
@@ -92,7 +92,7 @@ def _works(
         folder = stack.enter_context(scratch.folder("inductor"))
         environment = {**os.environ, **own, "TORCHINDUCTOR_CACHE_DIR": str(folder)}
         child = stack.enter_context(contextlib.closing(Child(program(_command, environment))))
-        units = compute_units(target)
+        units = catalogue.compute_units(target)
         message = {"do": "open", "problem": problem.as_json(), "target": target, "units": units}
         opened = _ask(child, message, limit)
         for case in cases:

@@ -9,10 +9,9 @@ from typing import Final, Literal, get_args
 import msgspec
 
 from ratchet.base.errors import KernelError
-from ratchet.devices.catalogue import CatalogueDevice
+from ratchet.devices import catalogue
 from ratchet.judge.emulator.decode import TARGETS
 from ratchet.judge.emulator.launch import INSTRUCTION_LIMIT
-from ratchet.judge.static_profile.bound import devices_of
 from ratchet.judge.workers.candidate.architectures import ARCHITECTURES, PretendedDevice
 
 VARIABLE: Final = "RATCHET_EMULATE"
@@ -66,20 +65,16 @@ def check_autotune(mode: str) -> Autotune:
 
 def pretended_device(target: str) -> PretendedDevice:
     """Return the device that a program on a target is told about."""
-    found = devices_of(target)
+    found = catalogue.load().of_target(target)
     chosen = next((one for one in found if one.name == LARGEST.get(target)), None)
-    device = chosen or max(found, key=_units)
+    device = chosen or max(found, key=lambda one: one.units or 0)
     maker = MAKER.get(device.name[:2], "AMD")
     return PretendedDevice(
         architecture=ARCHITECTURES[target],
         name=f"{maker} {device.name}",
-        units=_units(device),
+        units=int(device.units or 0),
         memory_bytes=int((device.number("memory") or 64) * (1 << 30) / device.logical_devices),
     )
-
-
-def _units(device: CatalogueDevice) -> int:
-    return int((device.number("compute_units") or 0) / device.logical_devices)
 
 
 def inject_folder() -> Path:

@@ -18,9 +18,9 @@ from typing import TYPE_CHECKING, Any
 import msgspec
 
 from ratchet.base.process.channel import Message, inherited
+from ratchet.judge.cross_compile import assembly, tools
+from ratchet.judge.cross_compile.hip_sources import HipSources, compile_sources
 from ratchet.judge.sandbox.confine import confine
-from ratchet.judge.static_profile import assembly, tools
-from ratchet.judge.static_profile.hip_sources import HipSources, compile_sources
 from ratchet.judge.workers.candidate.architectures import ARCHITECTURES, Architecture
 from ratchet.judge.workers.candidate.fake_driver import CompiledTexts, FakeDriver
 from ratchet.judge.workers.serving import Reply, describe_error, serve
@@ -82,7 +82,7 @@ class ProfileWorker:
         return None
 
     def _call(self, message: Message, architecture: Architecture, *, values: bool) -> None:
-        from ratchet.judge.static_profile import fake_device
+        from ratchet.judge.cross_compile import fake_device
 
         case = msgspec.convert(message["case"], Case)
         form = msgspec.convert(message["model"], ModelForm | None)

@@ -19,7 +19,7 @@ from pathlib import Path
 from typing import Final
 
 from ratchet.base.errors import KernelError
-from ratchet.judge.static_profile.tools import HEADERS, find_tool, run_tool
+from ratchet.judge.cross_compile.tools import HEADERS, find_tool, run_tool
 from ratchet.judge.workers.candidate.architectures import Architecture
 
 ROCM_HEADERS: Final = Path("/opt/rocm/include")

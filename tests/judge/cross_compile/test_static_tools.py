@@ -7,8 +7,8 @@ from pathlib import Path
 
 import pytest
 
-from ratchet.judge.static_profile import tools
-from ratchet.judge.static_profile.assembly import Instruction
+from ratchet.judge.cross_compile import tools
+from ratchet.judge.cross_compile.assembly import Instruction
 from ratchet.judge.workers.candidate.architectures import ARCHITECTURES
 
 STAND_IN = """#!/bin/sh

@@ -40,21 +40,6 @@ class LaunchWork:
     tensor_bytes: int
 
 
-def devices_of(gfx: str) -> list[CatalogueDevice]:
-    """Return the devices of the catalogue that run a target's code."""
-    found = catalogue.load().devices.values()
-    return [one for one in found if (target := one.get("target")) and target.value == gfx]
-
-
-def compute_units(gfx: str) -> int:
-    """Return the compute units of a target's largest logical device; 1 if unknown."""
-    counts = [
-        int((one.number("compute_units") or one.number("sms") or 0) / one.logical_devices)
-        for one in devices_of(gfx)
-    ]
-    return max([1, *counts])
-
-
 def rate_of(counts: Sequence[tuple[MatrixInstruction, int]]) -> float | None:
     """Return operations per cycle and SIMD of a mix of matrix instructions; None for no mix."""
     cycles = sum(one.cycles * count for one, count in counts)
@@ -63,7 +48,7 @@ def rate_of(counts: Sequence[tuple[MatrixInstruction, int]]) -> float | None:
 
 def bounds(gfx: str, launches: Sequence[LaunchWork]) -> list[dict[str, object]]:
     """Return the bound on each device in seconds, and which of its two parts is larger."""
-    return [one for device in devices_of(gfx) if (one := _bound(device, launches))]
+    return [one for device in catalogue.load().of_target(gfx) if (one := _bound(device, launches))]
 
 
 def _bound(device: CatalogueDevice, launches: Sequence[LaunchWork]) -> dict[str, object] | None:

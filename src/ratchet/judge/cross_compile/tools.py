@@ -14,7 +14,7 @@ from pathlib import Path
 
 from ratchet.base.errors import KernelError
 from ratchet.base.process import watchdog
-from ratchet.judge.static_profile.assembly import Instruction
+from ratchet.judge.cross_compile.assembly import Instruction
 from ratchet.judge.workers.candidate.architectures import Architecture
 
 LLVM_VERSIONS = range(24, 16, -1)

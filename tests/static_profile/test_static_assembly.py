@@ -10,11 +10,9 @@ import pytest
 
 from ratchet.base.errors import JudgeError, KernelError
 from ratchet.devices import catalogue
+from ratchet.judge.cross_compile import assembly
+from ratchet.judge.cross_compile.process import CompiledKernel, read_profile
 from ratchet.judge.stage_result import Decided
-from ratchet.judge.static_profile import assembly, bound, kernel_facts
-from ratchet.judge.static_profile.dot_work import DotCounter, dot_work
-from ratchet.judge.static_profile.inspection import find_case, inspect_kernel
-from ratchet.judge.static_profile.process import CompiledKernel, read_profile
 from ratchet.judge.trial.without_gpu import interpreted, small_cases
 from ratchet.judge.workers.candidate.architectures import (
     ARCHITECTURES,
@@ -24,6 +22,9 @@ from ratchet.judge.workers.candidate.architectures import (
 )
 from ratchet.kernels.kernel import Kernel
 from ratchet.problems.problem import Case, Problem, TensorSpec, Tier
+from ratchet.static_profile import bound, instructions, kernel_facts
+from ratchet.static_profile.dot_work import DotCounter, dot_work
+from ratchet.static_profile.inspection import find_case, inspect_kernel
 
 TEXT = """
 	.text
@@ -165,8 +166,8 @@ def test_endless_loops_of_hostile_text_are_cut() -> None:
     ],
 )
 def test_classes_of_instructions(name: str, expected: str) -> None:
-    assert assembly.class_of(name) == expected
-    assert expected in assembly.CLASSES
+    assert instructions.class_of(name) == expected
+    assert expected in instructions.CLASSES
 
 
 @pytest.mark.parametrize(
@@ -184,7 +185,7 @@ def test_classes_of_instructions(name: str, expected: str) -> None:
     ],
 )
 def test_widths_of_accesses(name: str, bits: int | None) -> None:
-    assert assembly.access_bits(name) == bits
+    assert instructions.access_bits(name) == bits
 
 
 @pytest.mark.parametrize(

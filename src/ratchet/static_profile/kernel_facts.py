@@ -11,10 +11,11 @@ from dataclasses import dataclass
 from ratchet.base.json_value import Json
 from ratchet.devices import matrix
 from ratchet.devices.matrix import MatrixInstruction
-from ratchet.judge.static_profile import assembly
-from ratchet.judge.static_profile.assembly import Instruction, KernelCode
-from ratchet.judge.static_profile.process import CompiledKernel
+from ratchet.judge.cross_compile import assembly
+from ratchet.judge.cross_compile.assembly import Instruction, KernelCode
+from ratchet.judge.cross_compile.process import CompiledKernel
 from ratchet.judge.workers.candidate.architectures import Architecture, occupancy
+from ratchet.static_profile import instructions
 
 F8F6F4_TYPES = {0: "fp8", 1: "fp8", 2: "fp6", 3: "fp6", 4: "fp4"}
 """The cbsz and blgp fields of the f8f6f4 instructions: E4M3, E5M2, E2M3, E3M2, E2M1."""
@@ -78,20 +79,24 @@ def _waves(kernel: CompiledKernel, code: KernelCode, architecture: Architecture)
 
 
 def _mix(body: Sequence[Instruction]) -> dict[str, int]:
-    counts = Counter(assembly.class_of(one.name) for one in body)
-    return {"total": len(body)} | {name: counts[name] for name in assembly.CLASSES}
+    counts = Counter(instructions.class_of(one.name) for one in body)
+    return {"total": len(body)} | {name: counts[name] for name in instructions.CLASSES}
 
 
 def _widths(body: Sequence[Instruction], kind: str) -> dict[str, int]:
     """Count the instructions by the bits that each lane moves."""
-    moved = [assembly.access_bits(one.name) for one in body if assembly.class_of(one.name) == kind]
+    moved = [
+        instructions.access_bits(one.name)
+        for one in body
+        if instructions.class_of(one.name) == kind
+    ]
     counts = Counter(bits for bits in moved if bits is not None)
     return {str(bits): counts[bits] for bits in sorted(counts)}
 
 
 def _waits(body: Sequence[Instruction]) -> dict[str, int]:
     waits = [one for one in body if one.name.startswith("s_wait")]
-    drains = [one for one in waits if assembly.drains(one.name, one.operands)]
+    drains = [one for one in waits if instructions.drains(one.name, one.operands)]
     return {
         "total": len(waits),
         "in_loops": sum(one.depth > 0 for one in waits),
@@ -105,7 +110,7 @@ def _matrix_rows(body: Sequence[Instruction], architecture: Architecture) -> lis
     counts: Counter[tuple[str, str]] = Counter()
     in_loops: Counter[tuple[str, str]] = Counter()
     for one in body:
-        if assembly.class_of(one.name) == "matrix":
+        if instructions.class_of(one.name) == "matrix":
             key = (one.name, _input_type(one))
             counts[key] += 1
             in_loops[key] += one.depth > 0

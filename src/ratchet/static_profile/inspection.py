@@ -18,10 +18,8 @@ from ratchet.base.json_value import Json
 from ratchet.base.process.channel import Message
 from ratchet.base.process.child import ChildFailure
 from ratchet.base.process.time_limits import Clock
-from ratchet.judge.sandbox.isolation import isolation_name
-from ratchet.judge.static_profile import bound, kernel_facts
-from ratchet.judge.static_profile.dot_work import DotCounter, DotWork
-from ratchet.judge.static_profile.process import (
+from ratchet.devices import catalogue
+from ratchet.judge.cross_compile.process import (
     CompiledKernel,
     Launch,
     Profile,
@@ -30,10 +28,13 @@ from ratchet.judge.static_profile.process import (
     hip_interface,
     read_profile,
 )
+from ratchet.judge.sandbox.isolation import isolation_name
 from ratchet.judge.workers.candidate.architectures import TARGETS, Architecture, find_architectures
 from ratchet.judge.workers.candidate.model_answer import runnable
 from ratchet.kernels.kernel import Kernel, Language
 from ratchet.problems.problem import LARGEST_FIRST, Case, Problem
+from ratchet.static_profile import bound, kernel_facts
+from ratchet.static_profile.dot_work import DotCounter, DotWork
 
 TRITON_PACKAGES = ("triton", "pytorch-triton-rocm", "triton-rocm", "pytorch-triton")
 """Names of the package `triton`, by its builder."""
@@ -195,7 +196,7 @@ def _message(
         "text": "" if model is None else problem.text,  # it draws its inputs
         "elements": _elements(case),
         "target": architecture.name,
-        "units": bound.compute_units(architecture.name),
+        "units": catalogue.compute_units(architecture.name),
         "interface": hip_interface() if action == "hip" else "",
     }
 

@@ -7,7 +7,7 @@ from pathlib import Path
 import msgspec
 
 from ratchet.base.errors import KernelError
-from ratchet.judge.static_profile.hip_compiler import (
+from ratchet.judge.cross_compile.hip_compiler import (
     HipBinary,
     build_small,
     compile_whole,
