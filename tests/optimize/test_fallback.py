@@ -71,8 +71,23 @@ def drops_out() -> Script:
     return Script(model, optimizer, step, only_a_batch)
 
 
+def zeroes_first() -> Script:
+    """The order of torch's own tutorials: gradients stay from step to step."""
+    model = net()
+    optimizer = adamw(model)
+
+    def step(x: Tensor) -> Tensor:
+        optimizer.zero_grad()
+        loss = loss_of(model, x)
+        loss.backward()
+        optimizer.step()
+        return loss.detach()
+
+    return Script(model, optimizer, step, only_a_batch)
+
+
 @pytest.mark.usefixtures("uncompilable")
-@pytest.mark.parametrize("make", [plain, drops_out])
+@pytest.mark.parametrize("make", [plain, drops_out, zeroes_first])
 def test_a_step_that_torch_cannot_compile(
     make: Callable[[], Script], caplog: pytest.LogCaptureFixture
 ) -> None:

@@ -215,3 +215,17 @@ def test_a_browser_runs_nothing_that_a_name_holds(result: dict[str, Any], tmp_pa
     assert found["scripts"] == 0
     assert found["loads"] == []
     assert found["scroll"] <= found["client"]
+
+
+def test_a_step_that_stays_as_it_is_names_its_trace_once(result: dict[str, Any]) -> None:
+    result["profile_after"] = result["profile_before"]
+    sections = optimize_report(as_result(result)).sections
+    (written,) = [repr(section) for section in sections if section.title == "Written"]
+    assert written.count(result["profile_before"]["trace"]) == 1
+
+
+def test_an_interval_of_hours_leaves_the_bars_readable(result: dict[str, Any]) -> None:
+    result["arms"][1]["high_s"] = 1e6 * result["arms"][1]["step_time_s"]
+    rows = figures.arm_bars(as_result(result).arms)
+    assert min(row.marks[0].width for row in rows) > 4
+    assert all(mark.left + mark.width <= 100.001 for row in rows for mark in row.marks)

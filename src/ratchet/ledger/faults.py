@@ -27,8 +27,8 @@ _REMEDIES: dict[int, str] = {
         f"is read-only; make the file and its folder writable, or {_ELSEWHERE}"
     ),
     sqlite3.SQLITE_FULL: (
-        "is full: the disk has no room left; free some space and continue with --resume, or "
-        f"{_ELSEWHERE}. No committed row is lost"
+        "is full: the disk has no room left; free some space and run the same command again, "
+        f"or {_ELSEWHERE}. No committed row is lost"
     ),
     sqlite3.SQLITE_CANTOPEN: f"cannot be opened; check its folder's permissions, or {_ELSEWHERE}",
     sqlite3.SQLITE_NOTADB: f"is not a ledger (not an SQLite file); move it away, or {_ELSEWHERE}",

@@ -24,6 +24,8 @@ if TYPE_CHECKING:
 
 _PERCENT_PER_LETTER = 1.25
 """Share of a bar that one letter of a part's label takes, at the page's full width."""
+_MOST_OF_THE_SLOWEST = 3
+"""End of the axis of step times at most, as a multiple of the slowest step."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -96,8 +98,13 @@ def stacked_bar(
 
 
 def arm_bars(arms: Sequence[ArmResult]) -> list[TrackRow]:
-    """Return step times as bars from zero, with their intervals."""
-    scale = from_zero([value for arm in arms for value in (arm.step_time_s, arm.high_s)])
+    """Return step times as bars from zero, with their intervals.
+
+    Two launches that disagree have an interval of hours: it leaves the track, and the bars stay.
+    """
+    most_s = _MOST_OF_THE_SLOWEST * max((arm.step_time_s for arm in arms), default=0.0)
+    ends = [value for arm in arms for value in (arm.step_time_s, arm.high_s)]
+    scale = from_zero([min(value, most_s) for value in ends])
     unit = common_unit([arm.step_time_s for arm in arms])
     return [
         TrackRow(

@@ -111,7 +111,8 @@ def optimize_report(result: OptimizeResult) -> m.ResultReport:
     use = _use(result)
     software = [("workload from", result.source)]
     profiles = [one for one in (result.profile_before, result.profile_after) if one]
-    paths = [*document_of(result.paths).values(), *(profile.trace for profile in profiles)]
+    traces = dict.fromkeys(profile.trace for profile in profiles)
+    paths = [*document_of(result.paths).values(), *traces]
     return m.ResultReport(
         title=result.workload,
         heading=result.workload,

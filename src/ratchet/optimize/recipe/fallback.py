@@ -64,17 +64,18 @@ class _Marks:
         self._random = of_random_states()
 
     def undo(self) -> bool:
-        """Drop new gradients and put random states back; return False if more has changed."""
+        """Put gradients and random states back; return False if more has changed.
+
+        A step that opens with `zero_grad()` has only dropped its gradients: the marks hold them.
+        """
         if any(one._version != version for one, version in self._versions):
             return False
         if numbers(self._script.step) != self._numbers:
             return False
-        for one, grad, version in self._gradients:
-            if one.grad is grad and _version(grad) == version:
-                continue
-            if grad is not None:
-                return False
-            one.grad = None
+        if any(_version(grad) != version for _, grad, version in self._gradients):
+            return False
+        for one, grad, _ in self._gradients:
+            one.grad = grad
         set_random_states(self._random)
         return True
 
