@@ -8,6 +8,7 @@ import pytest
 from test_emulated_verdict import needs_sandbox, needs_triton
 from test_hip_kernels import needs_clang
 
+from ratchet.court.calls import judge
 from ratchet.judge.trial.kernel_trial import KernelJudge
 from ratchet.judge.verdict import Verdict
 from ratchet.kernels.kernel import Kernel
@@ -67,6 +68,29 @@ def answer(a, b, scalars):
     c = torch.empty_like(a)
     product[(1,)](a, b, c)
     return (c,)
+"""
+SCALED = """
+class {name}(torch.nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.scale = torch.nn.Parameter(torch.ones(300{device}))
+
+    def forward(self, x):
+        return x * self.scale * 3
+"""
+GIVEN = """
+def get_inputs():
+    return [torch.randn(300)]
+
+def get_init_inputs():
+    return []
+"""
+ON_GPU = ', device="cuda"'
+LAUNCHED = """
+    def forward(self, x):
+        y = torch.empty(x.shape, device="cuda")
+        times[(triton.cdiv(x.numel(), 128),)](x * self.scale, y, x.numel(), BLOCK=128)
+        return y
 """
 HIP_HEAD = '#include <hip/hip_runtime.h>\n#include "ratchet_abi.h"\n'
 FLOATS = "(const float*)t[0].data, (float*)t[1].data"
@@ -136,6 +160,17 @@ def test_a_launcher_of_other_people_s(
     source: str, answer: str, specs: str, court: KernelJudge, tmp_path: Path
 ) -> None:
     verdict = judged(court, tmp_path, source, answer, specs, "gfx942")
+    assert verdict.status == "correct", verdict.reason
+
+
+@needs_triton
+@needs_sandbox
+@pytest.mark.compiler
+def test_a_model_names_the_gpu_in_its_constructor_and_its_call(tmp_path: Path) -> None:
+    problem, kernel = tmp_path / "scaled.py", tmp_path / "kernel.py"
+    problem.write_text(f"import torch\n\n{SCALED.format(name='Model', device='')}{GIVEN}")
+    kernel.write_text(f"{HEAD}{TIMES}\n{SCALED.format(name='ModelNew', device=ON_GPU)}{LAUNCHED}")
+    verdict = judge(kernel, problem, target="gfx942")
     assert verdict.status == "correct", verdict.reason
 
 

@@ -445,13 +445,18 @@ def load_emulated(
     gpu = EmulatedGpu(told)
     with gpu.entered(), contextlib.chdir(path.parent):  # a source may read the files beside it
         found = load_source(source, entry, path)
-    if isinstance(found, type):
-        return found
+    if not isinstance(found, type):
+        return _entering(gpu, found)
+    for name in ("__init__", "__call__"):  # a model's constructor and call name the GPU too
+        setattr(found, name, _entering(gpu, getattr(found, name)))
+    return found
 
-    @functools.wraps(found)
-    def on_emulated(*given: object, **named: object) -> object:
+
+def _entering(gpu: EmulatedGpu, function: Callable[..., Any]) -> Callable[..., Any]:
+    @functools.wraps(function)
+    def on_emulated(*given: object, **named: object) -> Any:
         with gpu.entered():
-            return found(*given, **named)
+            return function(*given, **named)
 
     return on_emulated
 
