@@ -135,6 +135,8 @@ def test_emulated_verdicts_say_nothing_of_this_device(judge: StrawJudge, ledger:
         for _ in range(20):
             court.judge(KERNEL, problem(), Terms(target="gfx942"), fresh=True)
         assert court.is_proven(KERNEL)
+        here, hash = court.fingerprint, problem().hash
+        assert len(court.ledger.proven_kernels(hash, here, judge=revision())) == 1
         last, known = court.last(KERNEL, problem()), court.known(KERNEL, problem(), Terms())
         emulated = court.last(KERNEL, problem(), Terms(target="gfx942"))
         assert court.last(KERNEL, problem(), Terms(target="gfx1100")) is None

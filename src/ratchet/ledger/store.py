@@ -175,7 +175,7 @@ class Ledger:
         newest = {
             row.problem_hash: row
             for row in self._rows(table, fingerprint, table.c.kernel_hash == kernel_hash)
-            if not _is_cut_short(row.payload) and _target_of(row.payload) is None
+            if _counts(row.payload)
         }.values()
         proofs = [row for row in newest if row.status == "proven"]
         disproven = any(row.status in _DISPROVEN for row in newest)
@@ -365,7 +365,7 @@ class Ledger:
         """Return the verdicts on the kernels that are proven for a problem now, the newest last."""
         table = schema.verdicts
         rows = self._rows(table, fingerprint, table.c.problem_hash == problem_hash)
-        newest = {row.kernel_hash: row for row in rows if not _is_cut_short(row.payload)}.values()
+        newest = {row.kernel_hash: row for row in rows if _counts(row.payload)}.values()
         return [
             dict(row.payload)
             for row in sorted(newest, key=lambda row: row.id)
@@ -473,6 +473,11 @@ def _target_of(verdict: Payload) -> str | None:
     """Return the GPU whose machine code was emulated, or None if the kernel ran as it is."""
     found: str | None = verdict.get("trial", {}).get("target")
     return found
+
+
+def _counts(verdict: Payload) -> bool:
+    """Return whether a verdict speaks for or against a kernel here: whole, and not emulated."""
+    return _target_of(verdict) is None and not _is_cut_short(verdict)
 
 
 def _is_cut_short(verdict: Payload) -> bool:
