@@ -128,6 +128,23 @@ def test_what_runs_as_it_is_is_screened_together_and_the_rest_by_short_verdicts(
     assert len(judge.asked) == verdicts
 
 
+def test_emulated_verdicts_say_nothing_of_this_device(judge: StrawJudge, ledger: Path) -> None:
+    with Court(str(ledger)) as court:
+        court.judge(KERNEL, problem(), Terms())
+        judge.status = "wrong"
+        for _ in range(20):
+            court.judge(KERNEL, problem(), Terms(target="gfx942"), fresh=True)
+        assert court.is_proven(KERNEL)
+        here, hash = court.fingerprint, problem().hash
+        assert len(court.ledger.proven_kernels(hash, here, judge=revision())) == 1
+        last, known = court.last(KERNEL, problem()), court.known(KERNEL, problem(), Terms())
+        emulated = court.last(KERNEL, problem(), Terms(target="gfx942"))
+        assert court.last(KERNEL, problem(), Terms(target="gfx1100")) is None
+    assert last is not None and last.verdict.status == "proven"
+    assert known is not None and known.verdict.status == "proven"
+    assert emulated is not None and emulated.verdict.status == "wrong"
+
+
 def test_a_verdict_whose_seed_was_known_is_not_kept(judge: StrawJudge, ledger: Path) -> None:
     assert ratchet.judge(KERNEL, problem(), seed=3).status == "proven"
     with Court(str(ledger)) as court:

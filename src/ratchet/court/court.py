@@ -99,7 +99,7 @@ class Court:
 
     def known(self, kernel: Kernel, problem: Problem, terms: Terms) -> JudgedKernel | None:
         """Return the ledger's newest verdict here if it answers what is asked; see `answers`."""
-        found = self._newest(kernel, problem, terms, target=terms.target)
+        found = self._newest(kernel, problem, terms)
         if found is None or not answers(found[0].verdict, found[1], terms):
             return None
         return found[0]
@@ -126,7 +126,10 @@ class Court:
                 self.ledger.remember(BY_TEXTS, key, named, fingerprint=self.fingerprint)
 
     def last(self, kernel: Kernel, problem: Problem, terms: Terms = ANY) -> JudgedKernel | None:
-        """Return the newest verdict here of this revision of the judge, even one left open."""
+        """Return the newest verdict here of this revision of the judge, even one left open.
+
+        It ran on the device of `terms`; by their `target`, it was emulated.
+        """
         found = self._newest(kernel, problem, terms)
         return None if found is None else found[0]
 
@@ -223,11 +226,11 @@ class Court:
         return self.ledger.here(found, self.fleet.versions)
 
     def _newest(
-        self, kernel: Kernel, problem: Problem, terms: Terms, *, target: str | None = None
+        self, kernel: Kernel, problem: Problem, terms: Terms
     ) -> tuple[JudgedKernel, Payload] | None:
         here = self.fingerprint_for(kernel, terms)
         found = self.ledger.verdict(
-            kernel.hash, problem.hash, here, judge=revision(), target=target
+            kernel.hash, problem.hash, here, judge=revision(), target=terms.target
         )
         if found is None:
             return None

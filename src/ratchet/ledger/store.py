@@ -24,8 +24,6 @@ from ratchet.measure.samples import Sample
 
 _DISPROVEN = frozenset({"wrong", "cheating", "crashed", "timed_out", "refused"})
 """Verdicts on any one problem that forbid loading a kernel."""
-MOST_SEEN = 16
-"""Verdicts that are looked through for one by a GPU's machine code."""
 WHOLE_S = 60.0
 """Time limit of a whole verdict: a time-out or a gap under a shorter one says nothing."""
 
@@ -153,22 +151,23 @@ class Ledger:
         """Return the newest verdict on a kernel for a problem, from this device and software.
 
         Also None if another revision of the judge gave it (`ratchet.judge.revision`). With a
-        `target`, it is the newest by that GPU's machine code, if that is among the last few.
+        `target`, it is the newest by that GPU's machine code, and without one the newest that ran
+        on this device: an emulated verdict says nothing of real hardware.
         """
         table = schema.verdicts
         kernel, problem = table.c.kernel_hash == kernel_hash, table.c.problem_hash == problem_hash
         query = _query(table, fingerprint, kernel, problem).order_by(table.c.id.desc())
-        for row in self._read(query.limit(1 if target is None else MOST_SEEN)):
-            found: Payload = dict(row.payload)
-            if target is None or found.get("trial", {}).get("target") == target:
-                return found if _judge_of(found) == judge else None
+        with explained(self.engine.url), self.engine.connect() as connection:
+            for row in connection.execute(query):
+                if _target_of(row.payload) == target:
+                    return dict(row.payload) if _judge_of(row.payload) == judge else None
         return None
 
     def proven(self, kernel_hash: str, fingerprint: Fingerprint, *, judge: str) -> bool:
         """Return whether this kernel may be loaded: proven for some problem, disproven for none.
 
         Only the newest verdict on each problem counts, from this device and software; one that a
-        limit below WHOLE_S cut short does not. A proof of
+        limit below WHOLE_S cut short does not, nor does an emulated one. A proof of
         another revision of the judge does not count, since it may have come through a hole that is
         now closed. What another revision disproved stays disproved until it is judged again.
         """
@@ -176,7 +175,7 @@ class Ledger:
         newest = {
             row.problem_hash: row
             for row in self._rows(table, fingerprint, table.c.kernel_hash == kernel_hash)
-            if not _is_cut_short(row.payload)
+            if _counts(row.payload)
         }.values()
         proofs = [row for row in newest if row.status == "proven"]
         disproven = any(row.status in _DISPROVEN for row in newest)
@@ -366,7 +365,7 @@ class Ledger:
         """Return the verdicts on the kernels that are proven for a problem now, the newest last."""
         table = schema.verdicts
         rows = self._rows(table, fingerprint, table.c.problem_hash == problem_hash)
-        newest = {row.kernel_hash: row for row in rows if not _is_cut_short(row.payload)}.values()
+        newest = {row.kernel_hash: row for row in rows if _counts(row.payload)}.values()
         return [
             dict(row.payload)
             for row in sorted(newest, key=lambda row: row.id)
@@ -468,6 +467,17 @@ def _judge_of(verdict: Payload) -> str | None:
     """Return the judge's revision that a verdict names; old verdicts name none."""
     found: str | None = verdict.get("environment", {}).get("judge")
     return found
+
+
+def _target_of(verdict: Payload) -> str | None:
+    """Return the GPU whose machine code was emulated, or None if the kernel ran as it is."""
+    found: str | None = verdict.get("trial", {}).get("target")
+    return found
+
+
+def _counts(verdict: Payload) -> bool:
+    """Return whether a verdict speaks for or against a kernel here: whole, and not emulated."""
+    return _target_of(verdict) is None and not _is_cut_short(verdict)
 
 
 def _is_cut_short(verdict: Payload) -> bool:

@@ -144,3 +144,13 @@ def test_as_root_of_a_user_namespace_with_one_uid_nothing_fresh_is_asked_for() -
 def test_what_is_tried_lies_where_a_worker_finds_it() -> None:
     walls = bubblewrap.around("bwrap", CPP_WORKER, with_torch=False)
     assert bubblewrap.HEADER in walls
+
+
+def test_arms_neither_spin_nor_collect_torch_again() -> None:
+    assert isolation.arm_environment(2)["OPENBLAS_THREAD_TIMEOUT"] == "4"
+    words = [
+        sys.executable,
+        "-c",
+        f"{isolation.TORCH_FIRST}assert gc.isenabled() and gc.get_freeze_count()",
+    ]
+    assert subprocess.run(words, check=False).returncode == 0

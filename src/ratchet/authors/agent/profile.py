@@ -37,7 +37,13 @@ class Profiles:
     def _made(self, kernel: Kernel, problem: Problem) -> list[str]:
         from ratchet.judge.revision import revision
 
-        found = self._ledger.verdict(kernel.hash, problem.hash, self._fingerprint, judge=revision())
+        found = self._ledger.verdict(
+            kernel.hash,
+            problem.hash,
+            self._fingerprint,
+            judge=revision(),
+            target=self._target,
+        )
         lines = profile_lines((found or {}).get("static"), self._target)
         if lines or self._target is None:
             return lines

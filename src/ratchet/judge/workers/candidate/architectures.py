@@ -37,6 +37,36 @@ class Architecture:
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
+class Clocks:
+    """The clocks and caches of a target's largest device, one logical device of it.
+
+    Source: the catalogue (devices/data/hardware.csv), which a test compares. Programs take twice
+    the memory's clock times the bus for the bandwidth (`triton.testing.get_dram_gbps`), so the
+    clock told is the one that gives the catalogue's.
+    """
+
+    engine_khz: int
+    memory_khz: int
+    bus_bits: int
+    l2_bytes: int
+    """As HIP tells it: of one die on MI300 and MI350."""
+
+
+CLOCKS: Final = {
+    "gfx90a": Clocks(engine_khz=1_700_000, memory_khz=1_600_000, bus_bits=4096, l2_bytes=8 << 20),
+    "gfx942": Clocks(engine_khz=2_100_000, memory_khz=2_587_891, bus_bits=8192, l2_bytes=4 << 20),
+    "gfx950": Clocks(engine_khz=2_400_000, memory_khz=3_906_250, bus_bits=8192, l2_bytes=4 << 20),
+    "gfx1100": Clocks(engine_khz=2_500_000, memory_khz=10_000_000, bus_bits=384, l2_bytes=6 << 20),
+    "gfx1201": Clocks(engine_khz=2_970_000, memory_khz=10_000_000, bus_bits=256, l2_bytes=8 << 20),
+}
+
+
+def clocks_of(architecture: Architecture) -> Clocks:
+    """Return a target's clocks; those of an MI300X for a target that is not AMD's."""
+    return CLOCKS.get(architecture.name, CLOCKS["gfx942"])
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
 class PretendedDevice:
     """A GPU as a program is told about it."""
 

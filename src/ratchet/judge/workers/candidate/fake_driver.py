@@ -14,7 +14,7 @@ from types import ModuleType
 from typing import TYPE_CHECKING, Any
 
 from ratchet.base.process.channel import Message
-from ratchet.judge.workers.candidate.architectures import Architecture
+from ratchet.judge.workers.candidate.architectures import Architecture, clocks_of
 
 if TYPE_CHECKING:
     import torch
@@ -163,13 +163,17 @@ class _Utils:
         return object(), name, self.registers, 0, 1024
 
     def get_device_properties(self, _: object = 0) -> dict[str, object]:
-        """Return the properties that Triton and its tutorials read."""
+        """Return all that Triton's driver for AMD tells."""
         one = self._driver.architecture
+        clocks = clocks_of(one)
         return {
             "arch": one.name,
             "max_shared_mem": one.lds_bytes_per_workgroup,
             "max_num_regs": one.vgprs_per_lane * one.wavefront_size * one.simds_per_unit,
             "multiprocessor_count": self._units,
+            "sm_clock_rate": clocks.engine_khz,
+            "mem_clock_rate": clocks.memory_khz,
+            "mem_bus_width": clocks.bus_bits,
             "warpSize": one.wavefront_size,
             "max_threads_per_sm": one.max_waves_per_simd * one.simds_per_unit * one.wavefront_size,
             "cooperativeLaunch": 1,

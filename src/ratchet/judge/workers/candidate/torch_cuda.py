@@ -8,6 +8,7 @@ from __future__ import annotations
 import contextlib
 import functools
 import math
+import uuid
 from collections import Counter
 from collections.abc import Callable, Iterator
 from types import SimpleNamespace
@@ -17,7 +18,7 @@ from unittest import mock
 import torch
 
 from ratchet.base.errors import KernelError
-from ratchet.judge.workers.candidate.architectures import PretendedDevice
+from ratchet.judge.workers.candidate.architectures import PretendedDevice, clocks_of
 from ratchet.judge.workers.candidate.fake_driver import capability
 from ratchet.judge.workers.candidate.generators import PretendedGenerator
 
@@ -239,8 +240,9 @@ class PretendedContext:
 
 
 def _properties(device: PretendedDevice) -> SimpleNamespace:
+    """Return what torch's `_CudaDeviceProperties` has on ROCm, under the same names."""
     one = device.architecture
-    major, minor = capability(one)
+    major, minor, clocks = *capability(one), clocks_of(one)
     features = ":sramecc+:xnack-" if one.name.startswith("gfx9") and device.name != one.name else ""
     return SimpleNamespace(
         name=device.name,
@@ -252,7 +254,14 @@ def _properties(device: PretendedDevice) -> SimpleNamespace:
         total_memory=device.memory_bytes,
         is_integrated=False,
         is_multi_gpu_board=False,
-        L2_cache_size=4 << 20,
+        L2_cache_size=clocks.l2_bytes,
+        clock_rate=clocks.engine_khz,
+        memory_clock_rate=clocks.memory_khz,
+        memory_bus_width=clocks.bus_bits,
+        uuid=uuid.UUID(int=0),
+        pci_bus_id=0,
+        pci_device_id=0,
+        pci_domain_id=0,
         shared_memory_per_block=one.lds_bytes_per_workgroup,
         shared_memory_per_block_optin=one.lds_bytes_per_workgroup,
         shared_memory_per_multiprocessor=one.lds_bytes_per_unit,
