@@ -42,10 +42,13 @@ within() {
     return $code
 }
 
-# told FILE PROGRAM: print a line of Python's from what a part left in a file, if it left anything.
+# told PART FILE PROGRAM: print a line of Python's from what a part left in a file, or that it left
+# no figure.
 told() {
-    [ -e "$1" ] || return 0
-    python3 -c "import json, sys; text = open(sys.argv[1]).read(); $2" "$1" 2>/dev/null || failed=1
+    [ -e "$2" ] || return 0
+    python3 -c "import json, sys; text = open(sys.argv[1]).read(); $3" "$2" 2>/dev/null && return 0
+    failed=1
+    echo "{\"part\": \"$1\", \"failed\": \"it left no figure\"}"
 }
 
 within 70 clock python3 benchmarks/gpu_clock.py --verdicts 1
@@ -55,9 +58,9 @@ within 45 scripts python3 benchmarks/gpu_scripts.py
 # The main job: its ratio over torch.compile's best, null where nothing was proven.
 within "${OPTIMIZE_S:-135}" optimize sh -c 'exec python3 -m ratchet.cli optimize "$1" --budget "$2" --device cuda --json \
     --ledger "$0/ledger.db" --out "$0" >"$0/result.txt"' "$out" "${WORKLOAD:-llama-60m}" "${BUDGET:-2m}"
-told "$out/result.txt" 'one = json.loads(text); print(json.dumps({"optimize": one["workload"], "recipe_is": one["recipe_is"], "vs_compile": one["speedup"]["vs_compile"], "larger_batch": one["larger_batch"], "warnings": one["warnings"], "kernels": [[v["kernel"], v["status"]] for v in one["verdicts"]]}))'
+told optimize "$out/result.txt" 'one = json.loads(text); print(json.dumps({"optimize": one["workload"], "recipe_is": one["recipe_is"], "vs_compile": one["speedup"]["vs_compile"], "larger_batch": one["larger_batch"], "warnings": one["warnings"], "kernels": [[v["kernel"], v["status"]] for v in one["verdicts"]]}))'
 within 160 tests sh -c 'python3 -m pytest -m gpu -n 0 -q --tb=short -p no:cacheprovider "$1" >"$0/tests.txt"; \
     code=$?; cat "$0/tests.txt" >&2; exit $code' "$out" "${TESTS:-tests}"
-told "$out/tests.txt" 'print(json.dumps({"pytest -m gpu": text.strip().splitlines()[-1]}))'
+told tests "$out/tests.txt" 'print(json.dumps({"pytest -m gpu": text.strip().splitlines()[-1]}))'
 rm -r "$out"
 exit $failed

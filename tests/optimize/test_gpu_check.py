@@ -19,12 +19,12 @@ CALLS = re.findall(r"^within \d+ \w+ python3 benchmarks/(\S+)(.*)$", SCRIPT.read
 
 
 def run(
-    folder: Path, *, after_s: int = 0, parts: str = ""
+    folder: Path, *, after_s: int = 0, parts: str = "", python: str = "true"
 ) -> tuple[int, list[list[str]], list[str]]:
     """Run the script where python3 only notes its words, and the clock stands `after_s` later."""
     noted = folder / "noted"
     tools = {
-        "python3": f'echo "$@" >> {noted}',
+        "python3": f'echo "$@" >> {noted}; {python}',
         "timeout": 'shift 5; exec "$@"',  # -s INT -k 10 SECONDS
         "date": f"[ -f {folder}/begun ] && echo $((1000 + {after_s})) || echo 1000; "
         f": > {folder}/begun",
@@ -61,6 +61,17 @@ def test_what_the_time_does_not_suffice_for_is_left_out_in_a_line(tmp_path: Path
     assert code == 1
     assert {json.loads(line)["failed"] for line in said} == {"left out: no time"}
     assert len(said) == len(CALLS) + 2 and not [one for one in words if one[0] != "-c"]
+
+
+def test_a_part_that_leaves_no_figure_has_a_line_and_the_others_run(tmp_path: Path) -> None:
+    """As where a command was killed before it printed its result."""
+    code, words, said = run(tmp_path, python='[ "$1" != -c ]')
+    assert code == 1
+    failed = {"failed": "it left no figure"}
+    assert [json.loads(line) for line in said] == [
+        {"part": part} | failed for part in ("optimize", "tests")
+    ]
+    assert len([one for one in words if one[0] != "-c"]) == len(CALLS) + 2
 
 
 def test_its_limits_fit_into_eight_minutes() -> None:

@@ -5,8 +5,10 @@ Counts processes, imports and what runs at the same time: no test here asks how 
 
 from __future__ import annotations
 
+import contextlib
+import itertools
 from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -19,6 +21,7 @@ from ratchet.base.process.time_limits import Clock
 from ratchet.judge.sandbox import bubblewrap, zygote
 from ratchet.judge.sandbox.accelerator import Accelerator
 from ratchet.judge.stage_result import CandidateFault
+from ratchet.judge.trial.kernel_checks import OpenProblem
 from ratchet.judge.trial.kernel_trial import KernelJudge
 from ratchet.judge.trial.processes.candidate import CandidateProcess
 from ratchet.judge.trial.processes.launches import Launches
@@ -223,6 +226,38 @@ def test_sixteen_kernels_take_a_process_each_and_nothing_twice(
         )
         assert again[0].status == "screened" and again[0].against_best is not None
         assert watched.started == {**once, "references": 2}
+
+
+def test_the_arms_share_what_is_drawn_for_a_round_and_for_warming(
+    fake: FakeDriver, judge: KernelJudge, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Each arm gets memory of its own at places of its own; the values are drawn once for all."""
+    shared: list[tuple[int, ...]] = []
+    addresses: set[str] = set()
+    draw, time_together = OpenProblem.draw, groups.time_together
+
+    @contextlib.contextmanager
+    def drawn(opened: OpenProblem, *given: Any, **more: Any) -> Iterator[Any]:
+        with draw(opened, *given, **more) as batch:
+            shared.append(tuple(more.get("seeds", ())))
+            addresses.add(repr((batch.layout.slack_pages, batch.layout.calls)))
+            yield batch
+
+    def timed(*given: Any, **more: Any) -> Any:
+        shared.clear()
+        addresses.clear()
+        return time_together(*given, **more)
+
+    monkeypatch.setattr(OpenProblem, "draw", drawn)
+    monkeypatch.setattr(groups, "time_together", timed)
+    kernels = [kernel(HONEST, block) for block in (16, 32, 64)]
+    answers = judge.screen(problem(), kernels, device=fake.accelerator, time_limit_s=240)
+    assert [one.status for one in answers] == ["screened"] * 3
+    assert () not in shared, "an arm drew values of its own"
+    again = [one for before, one in itertools.pairwise(shared) if one != before]
+    assert len(again) == rounds.ROUNDS, "values of a round were drawn more than once"
+    assert len(shared) >= 4 * (1 + rounds.ROUNDS)
+    assert len(addresses) == len(shared)
 
 
 def test_kernels_of_the_cores_keep_their_order_beside_a_gpus(

@@ -34,7 +34,8 @@ R_INLINE uint8_t r_to_e4m3(float x) {
     const uint32_t small = r_bits(r_float(rest) + 16384.f) - r_bits(16384.f);
     const uint32_t odd = (rest >> 20) & 1u;
     const uint32_t large = (rest - (120u << 23) + 0x7ffffu + odd) >> 20;
-    const uint32_t code = rest >= 0x43f00000u ? 0x7fu : rest < 0x3c800000u ? small : large;
+    const uint32_t code = rest > 0x7f800000u ? 0x7fu : rest > 0x43e80000u ? E4M3_BEYOND
+                          : rest < 0x3c800000u ? small : large;
     return (uint8_t)(code | sign);
 }
 //: from_e5m2

@@ -6,6 +6,8 @@ import functools
 from collections.abc import Iterable, Sequence
 from pathlib import Path
 
+import torch
+
 from ratchet.authors.form.form import UnsupportedOp
 
 
@@ -29,7 +31,21 @@ def parts_of(paths: Sequence[Path], mark: str, used: Iterable[str], where: str =
 
     for name in used:
         want(name)
-    return [parts[name][1] for name in parts if name in wanted]
+    return [_as_torch(parts[name][1]) for name in parts if name in wanted]
+
+
+def _as_torch(text: str) -> str:
+    """Write into a part what depends on the torch that runs.
+
+    Beyond 464, e4m3 has NaN in torch 2.11 and 2.12, and its largest number, 448, in 2.13.
+    """
+    return text.replace("E4M3_BEYOND", hex(_e4m3_beyond())) if "E4M3_BEYOND" in text else text
+
+
+@functools.cache
+def _e4m3_beyond() -> int:
+    """Return torch's e4m3 code of a number beyond its largest."""
+    return int(torch.tensor(1e4).to(torch.float8_e4m3fn).view(torch.uint8))
 
 
 @functools.cache

@@ -10,6 +10,8 @@ from __future__ import annotations
 import triton
 import triton.language as tl
 
+E4M3_BEYOND = 0x7F  # a source gets the code of the torch that runs (`snippets.parts_of`)
+
 
 #: max
 @triton.jit
@@ -284,7 +286,8 @@ def r_to_e4m3(x):
     rest = bits & 0x7FFFFFFF
     small = (rest.to(tl.float32, bitcast=True) + 16384.0).to(tl.int32, bitcast=True) - 0x46800000
     large = (rest - 0x3C000000 + 0x7FFFF + ((rest >> 20) & 1)) >> 20
-    code = tl.where(rest >= 0x43F00000, 0x7F, tl.where(rest < 0x3C800000, small, large))
+    code = tl.where(rest > 0x43E80000, E4M3_BEYOND, tl.where(rest < 0x3C800000, small, large))
+    code = tl.where(rest > 0x7F800000, 0x7F, code)
     return (code | ((bits >> 24) & 0x80)).to(tl.uint8)
 
 

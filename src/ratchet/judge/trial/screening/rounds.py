@@ -82,12 +82,18 @@ class ScreenedArm:
         self._opened = opened
         self._case = case
         self._rounds: SharedRounds | None = None
+        self._seeds: RoundSeeds | None = None
         self._lose: Loses | None = None
         self._batch = 0
 
     def begin(self, rounds: SharedRounds, lose: Loses) -> None:
         """Begin timed rounds, on the same values as the other arms, in which it may be out."""
-        self._rounds, self._lose, self._batch = rounds, lose, 0
+        self._rounds, self._lose = rounds, lose
+        self.begin_warm(rounds.seeds)
+
+    def begin_warm(self, seeds: RoundSeeds) -> None:
+        """Take values that the other arms take too, and count batches from here."""
+        self._seeds, self._batch = seeds, 0
 
     def run(self, iterations: int) -> Timing:
         """Time one batch of calls while the reference worker is stopped.
@@ -105,7 +111,7 @@ class ScreenedArm:
 
     def _run(self, iterations: int) -> Timing:
         opened, rounds = self._opened, self._rounds
-        seeds = rounds.seeds.of(self._batch, iterations) if rounds is not None else ()
+        seeds = self._seeds.of(self._batch, iterations) if self._seeds is not None else ()
         limit_s = opened.cases[self._case].limit_s(iterations)
         with opened.draw(self._case, iterations, writable_inputs=False, seeds=seeds) as batch:
             self.process.resume()
@@ -149,6 +155,10 @@ def time_together(
     calls = calls_of(opened, case, share=GPU_SHARE)
     with _reference(opened) as rival:
         reference = RivalArm(REFERENCE, rival, opened, case, output_mode(arms[-1].process, opened))
+        warm_seeds = RoundSeeds(opened, fresh=False)  # drawn once: no warm batch is compared
+        reference.begin(warm_seeds)
+        for arm in arms:
+            arm.begin_warm(warm_seeds)
         warm(reference, calls)
         kept = [arm for arm in arms if _runs(arm, calls, lose)]
         if not kept:
