@@ -204,8 +204,8 @@ class OpenProblem:
         `distinct` is the number of draws, which the calls take in turn; by default one per call.
         `values` names the variation (`Problem.varied`) from which each call's values are drawn.
         `seeds` are those of a round: all of its arms compute on the same values, each in memory of
-        its own. Batches of a case with the same `places` have the same layout, so their tensors may
-        lie at the same addresses.
+        its own. Batches of a case with the same `places` have the same layout, and on cores their
+        tensors lie at the same addresses.
         """
         drawn = seeds or [self.rng.getrandbits(48) for _ in range(min(calls, distinct or calls))]
         self._batches += 1

@@ -39,7 +39,7 @@ from ratchet.judge.trial.timing import plan
 from ratchet.judge.trial.timing.decide import conclude, without_gain
 from ratchet.judge.trial.timing.group_sequential import time_until_answered
 from ratchet.judge.trial.timing.sample import CaseTiming, see_order, watch_case
-from ratchet.judge.trial.wear import GREW, check_wear
+from ratchet.judge.trial.wear import check_wear, told_of_wear
 from ratchet.judge.verdict import EmulatedCase, Evidence, TimedSample, Verdict
 from ratchet.judge.workers.candidate.model_answer import followed, runnable
 from ratchet.kernels.kernel import Kernel
@@ -501,11 +501,11 @@ class KernelTrial:
         )
 
     def _said_of_problem(self, decided: Decided) -> str:
-        """Return what a reason adds: memory that grows, frozen weights, sizes that were shrunk."""
+        """Return what a reason adds: what calls showed, frozen weights, sizes that were shrunk."""
         form, is_right = self.problem.model, decided.status in ("proven", "correct")
-        grows = [one.detail for one in self.evidence if is_right and one.check == GREW]
+        worn = told_of_wear(self.evidence) if is_right else []
         frozen = is_right and self._is_frozen
-        told = [*grows, *(["with frozen weights: those that its constructor drew"] * frozen)]
+        told = [*worn, *(["with frozen weights: those that its constructor drew"] * frozen)]
         if told:
             return f" ({'; '.join(told)})"
         if form is None or decided.status in ("unmeasured", "cheating"):

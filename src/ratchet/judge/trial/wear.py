@@ -4,6 +4,9 @@ Inputs, weights and sizes change from call to call, and each batch of a case lie
 earlier ones had with other values. So a kernel that repeats an old answer after its first dozens of
 calls is wrong, and so is one that looks results up by an address or a shape. Memory that grows from
 call to call is told.
+
+Cheap cases get their calls however slow the machine is: a kernel is `unmeasured` if they do not fit
+into a share of the time limit.
 """
 
 from __future__ import annotations
@@ -11,6 +14,7 @@ from __future__ import annotations
 import itertools
 import math
 import time
+from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import partial
 from typing import Final
@@ -24,8 +28,10 @@ from ratchet.judge.verdict import Evidence
 FEWEST_CALLS, MOST_CALLS = 300, 500
 """Calls before the last ones are compared; a kernel cannot know their number."""
 WORN_S = 2.0
-"""Seconds that they may take if they are not that many by then, by the quickest round: a machine
-that stands still for a moment spares no kernel its calls."""
+"""Seconds that calls on cases that are not cheap may take if they are not that many by then, by the
+quickest round: a machine that stands still for a moment spares no kernel its calls."""
+WORN_SHARE: Final = 0.25
+"""The share of the time left that calls on cheap cases may take, by the quickest round."""
 CASES: Final = 3
 CHEAP_BYTES, CHEAP_S = 1 << 20, 0.003
 SLOWEST_S: Final = 0.25
@@ -33,8 +39,12 @@ SLOWEST_S: Final = 0.25
 BATCH = 32
 BATCH_BYTES: Final = 64 << 20
 LEAST_ROUNDS: Final = 2
+LEAST_COMPARED: Final = 8
+"""Calls of the last batch of a cheap case that are compared, however long that takes."""
 GROWN_BYTES: Final = 8 << 20
 """Memory that a process may take for good within these calls: caches, arenas of threads."""
+WORN: Final = "wear"
+"""The evidence of the calls; `passed` is None if there were none."""
 GREW: Final = "memory"
 """The evidence of a process that grows, if it does."""
 
@@ -65,7 +75,8 @@ class _Worn:
             if not most or any(code > 0 for code in codes):  # it may decline this case
                 return ""
             order = opened.rng.sample(range(calls), min(most, calls))
-            detail = first_wrong(self.candidate, opened, batch, codes, order)
+            least = LEAST_COMPARED if is_cheap(opened, index) else 2
+            detail = first_wrong(self.candidate, opened, batch, codes, order, least=least)
         name = opened.problem.cases[index].name
         why = f"after {self.made} calls in one process with changing inputs, case {name}"
         return f"{why}: {detail}" if detail else ""
@@ -87,32 +98,52 @@ def _check(
 ) -> Decided | None:
     chosen = _chosen(opened)
     if not chosen:
-        detail = f"no case is quick enough to be called hundreds of times (at most {SLOWEST_S} s)"
-        evidence.append(Evidence(check="wear", passed=None, detail=detail))
+        detail = f"no case was quick enough to be called hundreds of times (at most {SLOWEST_S} s)"
+        evidence.append(Evidence(check=WORN, passed=None, detail=detail))
         return None
     places = {index: opened.rng.getrandbits(32) for index in chosen}
     wanted = opened.rng.randint(FEWEST_CALLS, MOST_CALLS)
     worn = _Worn(candidate=candidate, opened=opened)
     memory: list[tuple[int, int]] = []
     rounds, quickest_s = 0, math.inf
+    are_cheap = all(is_cheap(opened, index) for index in chosen)
+    limit_s = max(WORN_S, WORN_SHARE * opened.clock.left_s) if are_cheap else WORN_S
     with candidate.uncounted():
-        while rounds < LEAST_ROUNDS or (worn.made < wanted and rounds * quickest_s < WORN_S):
+        while rounds < LEAST_ROUNDS or (worn.made < wanted and rounds * quickest_s < limit_s):
             began = time.perf_counter()
             detail = worn.round(places)
             if detail:
                 return Decided("wrong", detail)
             memory.append((worn.made, candidate.own_bytes()))
             rounds, quickest_s = rounds + 1, min(quickest_s, time.perf_counter() - began)
+        if are_cheap and worn.made < FEWEST_CALLS:
+            return Decided("unmeasured", _too_few(worn.made, opened.clock.limit_s))
         for index, place in places.items():
             detail = worn.batch(index, place, most=BATCH)
             if detail:
                 return Decided("wrong", detail)
     memory.append((worn.made, candidate.own_bytes()))
     detail = f"right after {worn.made} calls on {len(places)} cases in one process"
-    evidence.append(Evidence(check="wear", passed=True, detail=detail))
+    evidence.append(Evidence(check=WORN, passed=True, detail=detail))
     if grows := _growth(memory):
         evidence.append(Evidence(check=GREW, passed=False, detail=grows))
     return None
+
+
+def told_of_wear(evidence: Sequence[Evidence]) -> list[str]:
+    """Return what a right kernel's reason tells of its calls: none, or memory that grows."""
+    return [
+        one.detail
+        for one in evidence
+        if one.check == GREW or (one.check == WORN and one.passed is None)
+    ]
+
+
+def _too_few(made: int, limit_s: float) -> str:
+    return (
+        f"right so far, but only {made} of {FEWEST_CALLS} calls in one process fit into a quarter "
+        f"of the time limit of {limit_s:.3g} s: an old answer would not show; raise --time-limit"
+    )
 
 
 def _chosen(opened: OpenProblem) -> list[int]:

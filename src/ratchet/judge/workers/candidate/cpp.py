@@ -28,8 +28,7 @@ class CppBatch:
     """Calls whose arguments are packed, pointing at memory that is not there yet."""
 
     def __init__(self, layout: BatchLayout) -> None:
-        sizes = zip(layout.region_bytes, layout.slack_pages, strict=True)
-        self.regions = [MappedRegion(size, slack) for size, slack in sizes]
+        self.regions = [MappedRegion(*place) for place in layout.places()]
         bases = [region.address for region in self.regions]
         self.scalars = pack_scalars(layout.scalars)
         self.scalar_count = len(layout.scalars)
@@ -83,12 +82,22 @@ class CppWorker:
         return {"value": None}, []
 
     def _prepare(self, message: Message, _: list[int]) -> Reply:
-        # The last batch keeps its addresses until now, so that this one cannot get them again.
-        batch = CppBatch(BatchLayout.of(message["layout"]))
-        if self._last is not None:
-            self._last.release()
+        # The last batch keeps its addresses until now, so that this one cannot get them again,
+        # unless it is to lie where earlier ones lay.
+        layout = BatchLayout.of(message["layout"])
+        if layout.bases:
+            self._release_last()
+            self._last, self._batch = self._batch, None
+            self._release_last()
+        batch = CppBatch(layout)
+        self._release_last()
         self._last, self._batch = self._batch, batch
         return {"value": None}, []
+
+    def _release_last(self) -> None:
+        if self._last is not None:
+            self._last.release()
+        self._last = None
 
     def _go(self, _: Message, descriptors: list[int]) -> Reply:
         assert self._batch is not None and self._entry is not None

@@ -72,13 +72,12 @@ class TorchBatch:
         """
         self._copy_out = outputs == "copied"
         self._map_out = outputs != "kept"
-        sizes = zip(layout.region_bytes, layout.slack_pages, strict=True)
         self._device = device
         self.device_s: float | None = None
         """Seconds of the calls by the device's own clock, if it has one."""
         self.kept: Kept = []
         """The results of each call."""
-        self.regions = [device.memory.region(size, slack) for size, slack in sizes]
+        self.regions = [device.memory.region(*place) for place in layout.places()]
         self.scalars = tuple(layout.scalars)
         self.writable_inputs = layout.writable_inputs
         inputs = layout.calls[0][: layout.input_count]
@@ -202,16 +201,24 @@ class TorchWorker:
         return {"files": packed.files}, [packed.descriptor]
 
     def _prepare(self, message: Message, _: list[int]) -> Reply:
-        batch = TorchBatch(BatchLayout.of(message["layout"]), self._device, message["outputs"])
+        layout = BatchLayout.of(message["layout"])
+        if layout.bases:  # it is to lie where earlier ones lay
+            self._release_last()
+            self._last, self._batch = self._batch, None
+            self._release_last()
+        batch = TorchBatch(layout, self._device, message["outputs"])
         if self._batch is not None:
             self._batch.kept = []
+        self._release_last()
+        self._last, self._batch = self._batch, batch
+        if not self._device.memory.seals:
+            self._release_last()  # a GPU's memory is the limit of a batch
+        return {"value": None}, []
+
+    def _release_last(self) -> None:
         if self._last is not None:
             self._last.release()
-        self._last, self._batch = self._batch, batch
-        if self._last is not None and not self._device.memory.seals:
-            self._last.release()  # a GPU's memory is the limit of a batch
-            self._last = None
-        return {"value": None}, []
+        self._last = None
 
     def _go(self, message: Message, descriptors: list[int]) -> Reply:
         assert self._batch is not None and self._entry is not None

@@ -39,9 +39,9 @@ class HostMemory:
         """Return new memory that nobody has seen."""
         return HostBlock(name, size_bytes)
 
-    def region(self, size_bytes: int, slack: int) -> MappedRegion:
-        """Reserve addresses for a block of that size, `slack` steps into a larger range."""
-        return MappedRegion(size_bytes, slack)
+    def region(self, size_bytes: int, slack: int, base: int = 0) -> MappedRegion:
+        """Reserve addresses for a block of that size, `slack` steps into a range from `base` on."""
+        return MappedRegion(size_bytes, slack, base)
 
     def tensor(
         self, address: int, dtype: torch.dtype, size: Sequence[int], stride: Sequence[int]
@@ -66,7 +66,8 @@ class DeviceMemory:
     def block(self, name: str, size_bytes: int) -> DeviceBlock:
         return DeviceBlock(self, size_bytes)
 
-    def region(self, size_bytes: int, slack: int) -> DeviceRegion:
+    def region(self, size_bytes: int, slack: int, base: int = 0) -> DeviceRegion:
+        """Reserve addresses; the driver chooses them, whatever the `base`."""
         return DeviceRegion(self.driver, size_bytes, slack)
 
     def tensor(

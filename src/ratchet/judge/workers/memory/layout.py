@@ -35,6 +35,9 @@ class BatchLayout:
     input_count: int = 0
     region_bytes: Sequence[int] = ()
     slack_pages: Sequence[int] = ()
+    bases: Sequence[int] = ()
+    """The addresses at which the regions begin, for a batch that lies where earlier ones lay; none
+    for one that must lie elsewhere."""
     scalars: Sequence[float] = ()
     writable_inputs: bool = False
 
@@ -45,6 +48,11 @@ class BatchLayout:
 
     def as_json(self) -> dict[str, object]:
         return {one.name: getattr(self, one.name) for one in fields(self)}
+
+    def places(self) -> list[tuple[int, int, int]]:
+        """Return the size, the slack and the base (0: anywhere) of each region."""
+        bases = self.bases or [0] * len(self.region_bytes)
+        return list(zip(self.region_bytes, self.slack_pages, bases, strict=True))
 
     def answers(self, call: int) -> list[Slot]:
         """Return the slots of a call's answers: tensors that it changes, then outputs."""

@@ -59,13 +59,16 @@ def shift_heap() -> None:
 
 
 class MappedRegion:
-    """A reserved range of addresses, inside a larger one so it cannot be foreseen."""
+    """A reserved range of addresses, inside a larger one so it cannot be foreseen.
 
-    def __init__(self, size_bytes: int, slack_pages: int) -> None:
+    It begins at `base`, or anywhere if that is 0 or taken.
+    """
+
+    def __init__(self, size_bytes: int, slack_pages: int, base: int = 0) -> None:
         self.size_bytes = max(PAGE_BYTES, -(-size_bytes // PAGE_BYTES) * PAGE_BYTES)
         self._whole_bytes = self.size_bytes + slack_pages * PAGE_BYTES
         flags = mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS | MAP_NORESERVE
-        self._whole = _map(0, self._whole_bytes, 0, flags, -1)
+        self._whole = _map(base, self._whole_bytes, 0, flags, -1)
         self.address = self._whole + slack_pages * PAGE_BYTES
 
     def reveal(self, descriptor: int, *, writable: bool) -> None:

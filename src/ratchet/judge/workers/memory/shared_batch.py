@@ -35,6 +35,9 @@ ALIGNMENT = 64
 JITTER = 64
 """Tensors start at a multiple of 64 bytes, shifted by up to this many times 64 more."""
 SLACK_PAGES = 4096
+PLACE_BYTES = 1 << 36
+FREE_PLACES = range(0x100, 0x500)
+"""Multiples of PLACE_BYTES at which 64-bit Linux puts nothing of its own: 16 to 80 TiB."""
 LEAST_THREADED_BYTES = 256 << 10
 """Below this a second thread costs more than it gives."""
 CODES = {getattr(torch, name): code for name, code in DTYPE_CODES.items()}
@@ -56,11 +59,13 @@ class SharedBatch:
         rng: random.Random,
         device: WorkerDevice,
         kept: dict[int, list[Tensor]] | None = None,
+        returns: bool = False,
     ) -> None:
         """Draw the inputs of each seed; `outputs` are examples of the outputs' form.
 
         `cases` has the case of each call, if it differs from `case` in its values. `kept` holds
-        what was drawn before, and receives what is drawn now.
+        what was drawn before, and receives what is drawn now. A batch that `returns` lies at the
+        addresses that `rng` draws, so one with an equal `rng` lies there again.
         """
         self.problem = problem
         self._memory = device.memory
@@ -83,6 +88,8 @@ class SharedBatch:
         self._rng = rng
         self.slots = [self._place(tensors, outputs) for tensors in self.inputs]
         self._slack = [rng.randrange(SLACK_PAGES) for _ in NAMES]
+        places = rng.sample(FREE_PLACES, len(NAMES)) if returns and device.memory.seals else ()
+        self._bases = [PLACE_BYTES * place for place in places]
         self._blocks: list[Block] = []
         try:
             for name, end in zip(NAMES, self._ends, strict=True):
@@ -113,6 +120,7 @@ class SharedBatch:
         return BatchLayout(
             region_bytes=self._ends,
             slack_pages=self._slack,
+            bases=self._bases,
             writable_inputs=self.writable_inputs,
             scalars=list(self.case.scalars),
             input_count=len(self.case.inputs),

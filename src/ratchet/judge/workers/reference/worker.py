@@ -231,6 +231,7 @@ class ReferenceWorker:
             writable_inputs=message["writable_inputs"],
             cases=[varied[kind] for kind in message["values"]],
             rng=self._rng if message["places"] is None else random.Random(message["places"]),
+            returns=message["places"] is not None,
             device=self._device,
             kept=kept,
         )
