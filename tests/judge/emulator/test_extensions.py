@@ -48,6 +48,13 @@ def test_the_first_error_keeps_its_file_and_line() -> None:
     assert first_error(said) == "soft.cu:12:5: use of undeclared identifier 'y'"
 
 
+def test_a_library_that_is_not_here_is_said_with_its_first_name() -> None:
+    said = "/tmp/x/k.cu:9:3: error: unknown type name 'hipblasHandle_t'\n    9 | hipblasHandle_t h;"
+    assert first_error(said).endswith("(libraries of CUDA and ROCm are not here)")
+    own = "/tmp/x/k.cu:9:3: error: use of undeclared identifier 'hipped'"
+    assert first_error(own).endswith("'hipped'")
+
+
 DATA = """\
 \t.text
 kernel:
@@ -128,6 +135,22 @@ def test_an_extension_that_does_not_compile_is_refused_with_its_line(tmp_path: P
     assert verdict.status == "refused"
     assert "kernel.cu:" in verdict.reason
     assert "nowhere" in verdict.reason
+
+
+@needs_hip
+@needs_sandbox
+@pytest.mark.compiler
+@pytest.mark.thorough
+@pytest.mark.parametrize("used", [False, True])
+def test_a_librarys_header_may_be_included_and_not_used(tmp_path: Path, used: bool) -> None:
+    path, text = tmp_path / "softmax.cu", (HERE / "softmax.cu").read_text()
+    handle = "static cublasHandle_t handle;\n" if used else ""
+    first = "#include <torch/extension.h>\n"
+    assert first in text
+    path.write_text(text.replace(first, f"{first}#include <cublas_v2.h>\n{handle}", 1))
+    verdict = judge(path, "softmax", target="gfx942", time_limit_s=900)
+    assert verdict.status == ("refused" if used else "correct"), verdict.reason
+    assert not used or "libraries of CUDA and ROCm are not here" in verdict.reason
 
 
 NORM = """

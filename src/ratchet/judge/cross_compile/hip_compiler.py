@@ -43,6 +43,9 @@ IN_ASM: Final = r"in asm\b|inline asm"
 PTX: Final = re.compile(r"^\s*;+#ASMSTART\n\s*([a-z]\w*\.[\w.]+)", re.MULTILINE)
 HINTS: Final = {
     IN_ASM: " (inline PTX is NVIDIA's: write it in HIP)",
+    r"'(hip|HIP)(blas|BLAS|sparse|SPARSE|solver|SOLVER|fft|FFT|rand|RAND)\w*'": (
+        " (libraries of CUDA and ROCm are not here)"
+    ),
     r"file not found": " (give it beside the kernel; libraries of CUDA and ROCm are not here)",
 }
 """Signs in a compiler's error, and what to do."""
