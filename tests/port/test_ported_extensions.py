@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import shutil
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 
@@ -14,10 +15,11 @@ from corpus_files import CORPUS, write_problems
 
 from ratchet.base.errors import RatchetError
 from ratchet.cli import main
+from ratchet.court import port_proofs
 from ratchet.court.court import Court
 from ratchet.court.port_proofs import problem_of, prove
 from ratchet.judge.cross_compile.hip_compiler import find_hip
-from ratchet.judge.cross_compile.tools import find_tool
+from ratchet.judge.sandbox.rocm import find_tool
 from ratchet.judge.trial.readiness import why_no_kernels
 from ratchet.port.extensions import PortedKernel, merged, ported_kernels
 from ratchet.port.porting import PortSettings, port
@@ -114,6 +116,22 @@ def test_a_kernel_without_a_problem_is_told_which_file_to_write(tmp_path: Path) 
     assert proof.why.endswith("write problems/net.py")
     assert "not executed on gfx942" in render_port_page(result)
     assert verdicts(result) == {}
+
+
+def test_a_wrong_kernel_is_told_with_the_warnings_that_the_patch_leaves(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """Its code for tensor cores stands under __CUDA_ARCH__: on AMD nothing is computed."""
+    result = port(CORPUS / "extensions" / "tensor_gemm", PortSettings(compiles=False))
+    said = []
+    for status in ("wrong", "correct"):
+        decided = SimpleNamespace(verdict=SimpleNamespace(status=status, reason="error 11.5"))
+        monkeypatch.setattr(port_proofs, "judge_named", lambda *_, one=decided: one)
+        monkeypatch.setattr(port_proofs, "problem_of", lambda *_: "gemm")
+        with Court("sqlite://", must_keep=False) as court:
+            said += [one.why for one in prove(result, court, targets=("gfx1100",)).proofs]
+    place = "gemm.cu:6: arch-switch (__CUDA_ARCH__ >= 800)"
+    assert said == [f"error 11.5; the patch leaves {place}", ""]
 
 
 def test_a_function_of_a_shipped_problem_has_it() -> None:

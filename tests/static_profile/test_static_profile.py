@@ -17,6 +17,7 @@ from ratchet.base.errors import KernelError
 from ratchet.devices import catalogue
 from ratchet.judge.cross_compile import tools
 from ratchet.judge.sandbox import isolation
+from ratchet.judge.sandbox.rocm import find_tool
 from ratchet.judge.trial.kernel_trial import KernelJudge
 from ratchet.judge.trial.readiness import why_no_kernels
 from ratchet.judge.workers.candidate.architectures import ARCHITECTURES, TARGETS
@@ -261,7 +262,7 @@ def test_an_unknown_target_is_refused() -> None:
 
 
 needs_hip = pytest.mark.skipif(
-    tools.find_tool("hipcc") is None and tools.find_tool("clang") is None,
+    find_tool("hipcc") is None and find_tool("clang") is None,
     reason="neither hipcc nor clang is installed",
 )
 

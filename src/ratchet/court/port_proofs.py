@@ -21,6 +21,8 @@ EXECUTED: Final = ("gfx942",)
 """Targets that a kernel is executed on if none is named."""
 PROBLEMS: Final = "problems"
 """The folder of a tree that holds problem files, if no other is named."""
+WARNINGS_SAID: Final = 3
+"""Most warnings that explain a wrong kernel."""
 
 
 def prove(
@@ -55,7 +57,8 @@ def prove(
                 proofs.append(_untried(one, target, why))
                 continue
             say(f"{one.file}: {one.kernel.entry} on {target}")
-            proofs.append(_proof(one, problem, court, target, time_limit_s))
+            proof = _proof(one, problem, court, target, time_limit_s)
+            proofs.append(_explained(proof, one.warnings_left(result.scanned)))
     return replace(result, proofs=tuple(proofs))
 
 
@@ -72,6 +75,14 @@ def _names(ported: PortedKernel) -> Iterator[str]:
     if ported.kernel.entry != ANSWER:
         yield ported.kernel.entry
     yield PurePosixPath(ported.file).stem
+
+
+def _explained(proof: KernelProof, warnings: Sequence[str]) -> KernelProof:
+    """Return the proof of a wrong kernel with the first warnings that the patch leaves in it."""
+    if proof.status != "wrong" or not warnings:
+        return proof
+    left = "; ".join(warnings[:WARNINGS_SAID])
+    return replace(proof, why=f"{proof.why}; the patch leaves {left}")
 
 
 def _untried(ported: PortedKernel, target: str, why: str) -> KernelProof:

@@ -17,7 +17,8 @@ from typing import Final, Literal
 
 from ratchet.base.errors import RatchetError
 from ratchet.judge.cross_compile.hip_compiler import HipTools, hip_headers, hip_options
-from ratchet.judge.cross_compile.tools import find_tool, run_tool
+from ratchet.judge.cross_compile.tools import run_tool
+from ratchet.judge.sandbox.rocm import find_tool
 from ratchet.judge.workers.candidate.architectures import TARGETS
 from ratchet.port.device_code import device_code
 from ratchet.port.hipify import hipified

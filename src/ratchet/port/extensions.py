@@ -43,6 +43,16 @@ class PortedKernel:
                 return f"{found.file}:{found.line}: {found.rule} ({found.detail})"
         return ""
 
+    def warnings_left(self, scanned: Iterable[ScannedFile]) -> list[str]:
+        """Return the warnings that the patch leaves in its sources, each with its place."""
+        return [
+            f"{found.file}:{found.line}: {found.rule} ({found.detail})"
+            for one in scanned
+            if one.found.name in self.sources
+            for found in one.findings
+            if found.severity == "warning" and not found.fixable
+        ]
+
 
 def ported_kernels(scanned: Sequence[ScannedFile]) -> list[PortedKernel]:
     """Return what a tree offers to callers: functions that extensions bind, and `ModelNew`s."""

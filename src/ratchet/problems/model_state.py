@@ -36,7 +36,7 @@ class StatefulCall:
         state: Sequence[str],
         arguments: Sequence[str | None],
         attributes: Sequence[str] = (),
-        forms: Sequence[Form] = (),
+        forms: Sequence[Form] | None = None,
         *,
         frozen: bool = False,
         drawn: Sequence[str] = (),
@@ -48,17 +48,17 @@ class StatefulCall:
         """
         self.model = model
         self.unplaced: list[str] = []
-        if forms:
+        if forms is not None:
             position, left = own_names(model, state, forms, drawn)
             self.unplaced = [name for name in left if name not in attributes]
         else:
             position = _same_names(model, state, attributes)
         self._parameters, self._buffers = _places(model, position)
-        kept = kept_tensors(model) if forms else {}
+        kept = kept_tensors(model) if forms is not None else {}
         kept |= {
             name: one
             for name, one in model.state_dict(keep_vars=True).items()
-            if forms and name not in position  # a view of another shape
+            if forms is not None and name not in position  # a view of another shape
         }
         held = {_memory(own): at for own, at in _numbered(model, kept, position) if own.numel()}
         self._aliases: list[Alias] = [

@@ -9,6 +9,7 @@ import pytest
 
 from ratchet.judge.cross_compile import tools
 from ratchet.judge.cross_compile.assembly import Instruction
+from ratchet.judge.sandbox import rocm
 from ratchet.judge.workers.candidate.architectures import ARCHITECTURES
 
 STAND_IN = """#!/bin/sh
@@ -25,7 +26,8 @@ def path(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     folder = tmp_path / "bin"
     folder.mkdir()
     monkeypatch.setenv("PATH", str(folder))
-    monkeypatch.setattr(tools, "ROCM_FOLDERS", ())
+    monkeypatch.setattr(rocm, "OPT", tmp_path)
+    monkeypatch.delenv("ROCM_PATH", raising=False)
     tools._knows.cache_clear()
     return folder
 

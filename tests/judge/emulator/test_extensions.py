@@ -10,9 +10,9 @@ import pytest
 from ratchet.base.errors import KernelError, RatchetError
 from ratchet.court.calls import judge
 from ratchet.judge.cross_compile.hip_compiler import find_hip, first_error
-from ratchet.judge.cross_compile.tools import find_tool
 from ratchet.judge.emulator.extension_build import ExtensionSource, as_hip, check_module
 from ratchet.judge.emulator.linking import device_variables, linked
+from ratchet.judge.sandbox.rocm import find_tool
 from ratchet.judge.trial.readiness import why_no_kernels
 from ratchet.kernels.kernel_file import load_kernel
 
@@ -46,6 +46,13 @@ def test_an_extension_without_bindings_is_told() -> None:
 def test_the_first_error_keeps_its_file_and_line() -> None:
     said = "/tmp/x/module/../soft.cu:12:5: error: use of undeclared identifier 'y'\n   12 | y"
     assert first_error(said) == "soft.cu:12:5: use of undeclared identifier 'y'"
+
+
+def test_a_library_that_is_not_here_is_said_with_its_first_name() -> None:
+    said = "/tmp/x/k.cu:9:3: error: unknown type name 'hipblasHandle_t'\n    9 | hipblasHandle_t h;"
+    assert first_error(said).endswith("(libraries of CUDA and ROCm are not here)")
+    own = "/tmp/x/k.cu:9:3: error: use of undeclared identifier 'hipped'"
+    assert first_error(own).endswith("'hipped'")
 
 
 DATA = """\
@@ -128,6 +135,64 @@ def test_an_extension_that_does_not_compile_is_refused_with_its_line(tmp_path: P
     assert verdict.status == "refused"
     assert "kernel.cu:" in verdict.reason
     assert "nowhere" in verdict.reason
+
+
+@needs_hip
+@needs_sandbox
+@pytest.mark.compiler
+@pytest.mark.thorough
+@pytest.mark.parametrize("used", [False, True])
+def test_a_librarys_header_may_be_included_and_not_used(tmp_path: Path, used: bool) -> None:
+    path, text = tmp_path / "softmax.cu", (HERE / "softmax.cu").read_text()
+    handle = "static cublasHandle_t handle;\n" if used else ""
+    first = "#include <torch/extension.h>\n"
+    assert first in text
+    path.write_text(text.replace(first, f"{first}#include <cublas_v2.h>\n{handle}", 1))
+    verdict = judge(path, "softmax", target="gfx942", time_limit_s=900)
+    assert verdict.status == ("refused" if used else "correct"), verdict.reason
+    assert not used or "libraries of CUDA and ROCm are not here" in verdict.reason
+
+
+NORM = """
+import torch
+import torch.nn as nn
+
+class Model(nn.Module):
+    def __init__(self, size):
+        super().__init__()
+        self.norm = nn.LayerNorm(size)
+    def forward(self, x):
+        return self.norm(x)
+def get_inputs():
+    return [torch.rand(4, 128)]
+def get_init_inputs():
+    return [128]
+"""
+OF_ONES = """
+class ModelNew(nn.Module):
+    def __init__(self, size):
+        super().__init__()
+        self.size = size
+    def forward(self, x):
+        normed = nn.functional.layer_norm(x, (self.size,))
+        return elementwise_add.elementwise_add_cuda(normed, torch.zeros_like(x))
+"""
+
+
+@needs_hip
+@needs_sandbox
+@pytest.mark.compiler
+@pytest.mark.thorough
+def test_an_emulated_kernel_that_leaves_the_weights_out_is_told_so(tmp_path: Path) -> None:
+    """A public layer norm did, which looked like an error of the emulator's."""
+    problem, kernel = tmp_path / "norm.py", tmp_path / "kernel.py"
+    problem.write_text(NORM)
+    builds = (HERE / "inline_add.py").read_text().partition("class ModelNew")[0]
+    kernel.write_text(f"import torch\n{builds}{OF_ONES}")
+    verdict = judge(kernel, problem, target="gfx942", time_limit_s=900)
+    assert verdict.status == "wrong"
+    assert verdict.reason.startswith("weights change between calls; this kernel kept old ones")
+    assert "its model has no norm.weight, norm.bias" in verdict.reason
 
 
 def test_torch_alone_is_not_for_a_target(tmp_path: Path) -> None:

@@ -12,8 +12,8 @@ from ratchet.base.errors import KernelError
 from ratchet.base.process.time_limits import Clock
 from ratchet.judge.cross_compile.hip_compiler import find_hip
 from ratchet.judge.cross_compile.hip_sources import HipSources, compile_sources
-from ratchet.judge.cross_compile.tools import find_tool
 from ratchet.judge.emulator import hip_build
+from ratchet.judge.sandbox.rocm import find_tool
 from ratchet.kernels.kernel import Kernel
 
 CLOCK = Clock.of(600.0)

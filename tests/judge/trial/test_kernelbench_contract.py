@@ -340,6 +340,13 @@ def test_a_part_without_a_place_is_named_and_what_is_left_over_stays() -> None:
     assert torch.equal(found, torch.ones(3))  # `b` kept its zeros
 
 
+def test_a_model_may_have_a_state_where_the_problem_has_none() -> None:
+    call = StatefulCall(Two(), [], [None], (), [])
+    assert call.unplaced == []
+    (found,) = call(torch.ones(2), ())
+    assert torch.equal(found, Two()(torch.ones(2)))
+
+
 def test_a_reference_must_have_exactly_the_state() -> None:
     with pytest.raises(KernelError, match="it lacks gain"):
         StatefulCall(Two(), ["a", "b", "wide", "gain"], [None])

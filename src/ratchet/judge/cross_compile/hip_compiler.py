@@ -19,17 +19,16 @@ from pathlib import Path
 from typing import Final
 
 from ratchet.base.errors import KernelError
-from ratchet.judge.cross_compile.tools import HEADERS, find_tool, run_tool
+from ratchet.judge.cross_compile.tools import HEADERS, run_tool
+from ratchet.judge.sandbox.rocm import (
+    bitcode_folder,
+    find_tool,
+    include_folders,
+    why_no_clang,
+)
 from ratchet.judge.workers.candidate.architectures import Architecture
 
-ROCM_HEADERS: Final = Path("/opt/rocm/include")
 OWN_HEADERS: Final = Path(__file__).parent.parent / "emulator" / "rocm"
-BITCODE: Final = (
-    Path("/opt/rocm/amdgcn/bitcode"),
-    Path("/usr/lib/x86_64-linux-gnu/amdgcn/bitcode"),
-    Path("/usr/lib/amdgcn/bitcode"),
-    Path("/usr/amdgcn/bitcode"),
-)
 BITCODE_FILES: Final = ("ocml", "ockl", "oclc_finite_only_off", "oclc_unsafe_math_off",
                         "oclc_correctly_rounded_sqrt_on")  # fmt: skip
 OLDER_VERSIONS: Final = {"942": "940", "950": "940", "1100": "1030", "1201": "1030"}
@@ -44,6 +43,9 @@ IN_ASM: Final = r"in asm\b|inline asm"
 PTX: Final = re.compile(r"^\s*;+#ASMSTART\n\s*([a-z]\w*\.[\w.]+)", re.MULTILINE)
 HINTS: Final = {
     IN_ASM: " (inline PTX is NVIDIA's: write it in HIP)",
+    r"'(hip|HIP)(blas|BLAS|sparse|SPARSE|solver|SOLVER|fft|FFT|rand|RAND)\w*'": (
+        " (libraries of CUDA and ROCm are not here)"
+    ),
     r"file not found": " (give it beside the kernel; libraries of CUDA and ROCm are not here)",
 }
 """Signs in a compiler's error, and what to do."""
@@ -72,33 +74,29 @@ def find_hip() -> HipTools:
     """Return what this machine has; raises KernelError without a compiler."""
     clang = find_tool("clang")
     if clang is None:
-        raise KernelError("HIP kernels are emulated where clang 17 or later is installed")
-    return HipTools(clang=clang, headers=hip_headers(), bitcode=_bitcode())
+        raise KernelError(why_no_clang())
+    return HipTools(clang=clang, headers=hip_headers(), bitcode=bitcode_folder())
 
 
-@functools.cache
 def hip_headers() -> Path | None:
     """Return the folder of HIP's own headers: ROCm's, or those of Triton's wheel."""
-    folders = [ROCM_HEADERS]
+    folders = include_folders()
     spec = find_spec("triton")
     for place in spec.submodule_search_locations or () if spec else ():
         folders.append(Path(place) / "backends" / "amd" / "include")
     return next((one for one in folders if (one / "hip" / "hip_runtime.h").exists()), None)
 
 
-@functools.cache
-def _bitcode() -> Path | None:
-    return next((one for one in BITCODE if (one / "ocml.bc").exists()), None)
-
-
 def hip_options(tools: HipTools, own: Path = OWN_HEADERS) -> list[str]:
     """Return the options of a source that sees HIP's own headers; `own` is a copy of ours."""
     wrappers = Path(_resources(tools.clang)) / "include" / "cuda_wrappers"
+    libraries = [one for one in include_folders() if one != tools.headers]
     return [
         *("-x", "hip", "-std=c++17", "-nogpulib", "-nogpuinc", "-w", "-ferror-limit=5"),
         *("-D__HIP_PLATFORM_AMD__=1", "-isystem", str(wrappers)),
         *("-include", "__clang_hip_runtime_wrapper.h"),
         *("-isystem", str(own), "-isystem", str(tools.headers)),
+        *(word for one in libraries for word in ("-idirafter", str(one))),
     ]
 
 

@@ -7,18 +7,16 @@ from __future__ import annotations
 
 import functools
 import re
-import shutil
 import subprocess
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from pathlib import Path
 
 from ratchet.base.errors import KernelError
 from ratchet.base.process import watchdog
 from ratchet.judge.cross_compile.assembly import Instruction
+from ratchet.judge.sandbox.rocm import find_tool, installed
 from ratchet.judge.workers.candidate.architectures import Architecture
 
-LLVM_VERSIONS = range(24, 16, -1)
-ROCM_FOLDERS = ("/opt/rocm/bin", "/opt/rocm/llvm/bin")
 HEADERS = Path(__file__).parent / "headers"
 TOOL_TIMEOUT_S = 60.0
 TRIPLE = "amdgcn-amd-amdhsa"
@@ -31,24 +29,9 @@ BUFFER_ACCESS = re.compile(r"buffer_((?:load|store)_\w+) (v[\d\[:\]]+), (v\d+), 
 REJECTED = re.compile(r"^[^:\n]*:(\d+):\d+: error:", re.MULTILINE)
 
 
-def find_tool(name: str) -> str | None:
-    """Return the newest `name` or `name-NN` of LLVM on this machine, ROCm's first; or None."""
-    return next(_installed(name), None)
-
-
-def _installed(name: str) -> Iterator[str]:
-    """Yield every `name` and `name-NN` on this machine: ROCm's, then the newest version first."""
-    for folder in ROCM_FOLDERS:
-        if found := shutil.which(name, path=folder):
-            yield found
-    for one in (*(f"{name}-{version}" for version in LLVM_VERSIONS), name):
-        if found := shutil.which(one):
-            yield found
-
-
 def find_mca(architecture: Architecture) -> str | None:
     """Return the newest llvm-mca on this machine that knows the architecture, or None."""
-    return next((one for one in _installed("llvm-mca") if _knows(one, architecture.name)), None)
+    return next((one for one in installed("llvm-mca") if _knows(one, architecture.name)), None)
 
 
 @functools.cache
@@ -63,9 +46,9 @@ def run_mca(
     """Run llvm-mca on `body` in straight order; return its JSON, or why there is none."""
     program = find_mca(architecture)
     if program is None:
-        installed = ", ".join(Path(one).name for one in _installed("llvm-mca"))
-        unknown = f"{installed}: not one knows {architecture.name}"
-        return {"error": unknown if installed else "llvm-mca is not installed"}
+        names = ", ".join(Path(one).name for one in installed("llvm-mca"))
+        unknown = f"{names}: not one knows {architecture.name}"
+        return {"error": unknown if names else "llvm-mca is not installed"}
     if len(body) > MAX_MCA_INSTRUCTIONS:
         return {"error": f"the part is longer than {MAX_MCA_INSTRUCTIONS} instructions"}
     readable = [line for one in body if (line := _readable(one)) is not None]

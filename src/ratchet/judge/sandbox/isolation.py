@@ -32,7 +32,7 @@ from typing import Final, Literal
 from ratchet.base import scratch
 from ratchet.base.errors import CompilerMissing, JudgeError
 from ratchet.base.process import families, watchdog
-from ratchet.judge.sandbox import bubblewrap, identity, landlock, system_calls, view
+from ratchet.judge.sandbox import bubblewrap, identity, landlock, rocm, system_calls, view
 from ratchet.judge.sandbox.accelerator import Accelerator, groups_of
 from ratchet.judge.sandbox.confine import EXTENSIONS
 from ratchet.judge.sandbox.keeper import Orders
@@ -211,6 +211,8 @@ def make_sandbox(
     if headers is not None:
         folders.append(str(headers))
     folders += _folders_of(accelerator)
+    if module == PROFILE_WORKER:
+        folders += rocm.folders_to_show([*view.python_folders(with_torch), *folders])
     scratch = None if wrapped else private_folder(uid)
     if scratch is None:
         assert wrapped is not None
@@ -223,11 +225,12 @@ def make_sandbox(
             module, scratch, with_torch=with_torch, folders=folders, accelerator=accelerator
         )
         walls = _keeper(uid, limits.groups, scratch, opened)
+    environment = _environment(threads, with_torch, scratch or Path("/tmp"))
+    environment |= accelerator.environment() if accelerator else {}
     return Sandbox(
         isolation=name,
         program=(*walls, *_program(module, with_torch), json.dumps(asdict(limits))),
-        environment=_environment(threads, with_torch, scratch or Path("/tmp"))
-        | (accelerator.environment() if accelerator else {}),
+        environment=rocm.told(environment) if module == PROFILE_WORKER else environment,
         limits=limits,
         scratch=scratch,
         uid=uid,

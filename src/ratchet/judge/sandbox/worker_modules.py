@@ -97,6 +97,7 @@ _EMULATED: Final = (
     "ratchet.judge.cross_compile.hip_compiler",
     "ratchet.judge.cross_compile.hip_sources",
     "ratchet.judge.cross_compile.tools",
+    "ratchet.judge.sandbox.rocm",
     "ratchet.kernels.carried_files",
 )
 _MODEL: Final = (
@@ -136,6 +137,7 @@ MODULES: Final[Mapping[str, tuple[str, ...]]] = {
         "ratchet.judge.cross_compile.hip_compiler",
         "ratchet.judge.cross_compile.hip_sources",
         "ratchet.judge.cross_compile.tools",
+        "ratchet.judge.sandbox.rocm",
         "ratchet.judge.cross_compile.worker",
         "ratchet.kernels.carried_files",
         "ratchet.problems.case",

@@ -149,9 +149,25 @@ class KernelTrial:
             LOG.debug("the problem is open")
             with contextlib.closing(opened.rivals):
                 decided = self._decide(opened, library)
+        return self._explained(decided, reference)
+
+    def _explained(
+        self,
+        decided: Decided,
+        reference: ReferenceProcess,
+        elsewhere: Kernel | None = None,
+        library: int | None = None,
+    ) -> Decided:
+        """Return the answer on a wrong model with what its state explains.
+
+        `elsewhere` is the kernel as it is interpreted or emulated, and `library` what runs it.
+        """
         if decided.status != "wrong":
             return decided
-        words = [KEPT_OLD_WEIGHTS] if self._is_right_if_frozen(reference) else []
+        words = []
+        with contextlib.suppress(OutOfTime):  # the answer stands without a reason
+            if self._is_right_if_frozen(reference, elsewhere, library):
+                words.append(KEPT_OLD_WEIGHTS)
         if self._unplaced:
             words.append(f"its model has no {', '.join(self._unplaced)} of the problem's shape")
         return replace(decided, reason="; ".join([*words, decided.reason]))
@@ -165,7 +181,9 @@ class KernelTrial:
         won = concluded.status == "proven"
         return self._keep(check_clocks(timings, opened, won=won)) or concluded
 
-    def _is_right_if_frozen(self, reference: ReferenceProcess) -> bool:
+    def _is_right_if_frozen(
+        self, reference: ReferenceProcess, elsewhere: Kernel | None, library: int | None
+    ) -> bool:
         """Return whether a wrong model is right on all of its cases once its weights are frozen.
 
         A failure of this further trial says nothing. It opens another problem, and comes last.
@@ -183,12 +201,14 @@ class KernelTrial:
         problem = replace(self.problem, model=frozen)
         trial = replace(self, problem=problem, evidence=[], samples=[], emulated=[])
         trial.use(self.accelerator, self.zygote)
-        trial._is_native = True
+        trial._is_native = elsewhere is None
+        if elsewhere is not None:
+            trial._runnable = runnable(elsewhere, problem)
         opened = trial._open(reference)
         if isinstance(opened, Decided):
             return False
         with trial._launches(opened.value) as launches:
-            checked = as_stage(lambda _: trial._check(launches.load(None), opened.value, None))
+            checked = as_stage(lambda _: trial._check(launches.load(library), opened.value, None))
         return isinstance(checked, Ok) and isinstance(checked.value, Ok)
 
     def _judge(
@@ -282,7 +302,8 @@ class KernelTrial:
         opened = self._keep(self._open(reference))
         if isinstance(opened, Decided):
             return opened
-        return self._keep(as_stage(partial(self._answer_untimed, opened, library)))
+        outcome = self._keep(as_stage(partial(self._answer_untimed, opened, library)))
+        return None if outcome is None else self._explained(outcome, reference, kernel, library)
 
     def _answer_untimed(
         self, opened: OpenProblem, library: int | None, evidence: list[Evidence]
@@ -292,6 +313,7 @@ class KernelTrial:
             self._launches(opened) as launches,
         ):
             candidate = launches.load(library)
+            self._unplaced = candidate.unplaced
             for stage in (self._check, self._watch_untimed):
                 outcome = stage(candidate, opened, places)
                 if isinstance(outcome, Decided):

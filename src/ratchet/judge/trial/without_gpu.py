@@ -13,7 +13,6 @@ from ratchet.base.errors import KernelError, RatchetError
 from ratchet.base.process.child import ChildFailure
 from ratchet.base.process.time_limits import Clock
 from ratchet.judge.cross_compile.hip_compiler import TOO_OLD
-from ratchet.judge.cross_compile.tools import find_tool
 from ratchet.judge.emulator.build import compiled_machine
 from ratchet.judge.emulator.estimates.bound import estimate, hottest, matrix_cycles, words
 from ratchet.judge.emulator.estimates.counts import read_told
@@ -22,6 +21,7 @@ from ratchet.judge.emulator.launch import NOT_EMULATED
 from ratchet.judge.emulator.precompiled import precompiled
 from ratchet.judge.emulator.program.settings import pretended_device
 from ratchet.judge.integrity.library_ops import CaseCensus
+from ratchet.judge.sandbox.rocm import find_tool
 from ratchet.judge.stage_result import Decided, fault
 from ratchet.judge.trial.machine_faults import wrong_words
 from ratchet.judge.trial.processes.built_extensions import uses_extensions
