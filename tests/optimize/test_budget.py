@@ -137,10 +137,10 @@ def test_a_budget_that_was_too_short_says_for_what_and_which_would_do(
     again = run(deepcopy(world), tmp_path / "enough", missing.enough_s).result
     assert again.budget is not None
     left = again.budget.shortfall
-    if missing.is_least:  # no compilation had ended, so nobody could know
-        assert left is None or missing.stages[0] not in left.stages
+    if missing.is_least:  # nothing had ended that would tell
+        assert "give at least" in said and missing.enough_s > budget_s
     else:
-        assert left is None
+        assert "would do" in said and left is None
 
 
 def test_a_proven_recipe_and_a_whole_turn_lack_nothing(tmp_path: Path) -> None:

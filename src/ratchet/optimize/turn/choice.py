@@ -39,7 +39,7 @@ class Found:
     losses: Losses
     larger_batch: LargerBatch | None = None
     shortfall: Shortfall | None = None
-    """What the budget had no time for."""
+    """The stages that the budget had no time for; None if every stage ran."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)

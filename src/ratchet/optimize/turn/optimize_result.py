@@ -176,7 +176,7 @@ class Shortfall(_Result, kw_only=True):
     enough_s: float
     """Estimated from what this turn's starts, compilations and verdicts took."""
     is_least: bool = False
-    """True if it may still be too short, because no compilation ended that would tell."""
+    """True if it may still be too short: no compilation or no verdict ended that would tell."""
 
 
 class BudgetUse(_Result, kw_only=True):

@@ -1,4 +1,4 @@
-"""What a turn that proved nothing had no time for, and the budget that would do."""
+"""The stages that a turn had no time for, and the budget that would do."""
 
 from __future__ import annotations
 
@@ -57,7 +57,11 @@ def after_a_rival(
         needed[PROOF_STAGE] = PLANNED_LAUNCHES * prover.launch_s(arms)
     if not needed:
         return None
-    return Shortfall(stages=list(needed), enough_s=_enough_s(turn, sum(needed.values())))
+    return Shortfall(
+        stages=list(needed),
+        enough_s=_enough_s(turn, sum(needed.values())),
+        is_least=bool(waiting) and not turn.costs.verdict_s,
+    )
 
 
 def _enough_s(turn: Turn, needed_s: float) -> float:
