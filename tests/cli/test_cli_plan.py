@@ -64,6 +64,8 @@ def test_one_layout_is_told(capsys: pytest.CaptureFixture[str]) -> None:
     [
         (("plan",), "give a model and a cluster"),
         (("plan", "llama3-8b", "--cluster", "mi300x:8x0"), "no devices"),
+        (("plan", "llama3-8b", "--cluster", "mi300x:8x999999999"), "give at most 1,048,576"),
+        (("plan", "llama3-8b", "--cluster", "h100:8000000000"), "give at most 1,048,576"),
         ((*PLAN, "--price", "nan"), "no finite number"),
         ((*PLAN, "--price", "-1"), "below 0"),
         ((*PLAN, "--parallel", "tp=3"), "do not make the 16"),

@@ -85,6 +85,21 @@ def rate_as_an_argument() -> Script:
     return Script(model, optimizer, step, lambda i: (batch(i), 1e-2 * (1 - i / 20)))
 
 
+def scale_as_a_tensor() -> Script:
+    """A number that changes from call to call, passed as the warning on numbers says."""
+    model = net()
+    optimizer = adamw(model)
+
+    def step(x: Tensor, scale: Tensor) -> Tensor:
+        loss = loss_of(model, x) * (1 - scale / 20)
+        loss.backward()
+        optimizer.step()
+        optimizer.zero_grad()
+        return loss.detach()
+
+    return Script(model, optimizer, step, lambda i: (batch(i), torch.tensor(i)))
+
+
 def schedule_in_the_step() -> Script:
     model = net()
     optimizer = adamw(model)

@@ -2,22 +2,27 @@
 
 from __future__ import annotations
 
+import io
 import json
 import subprocess
 import sys
 import tempfile
 import time
+from copy import deepcopy
 from pathlib import Path
 
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from rich.console import Console
 from simulated_turns import CEILINGS, NO_BF16, World, run
 
 from ratchet.base.errors import RatchetError
 from ratchet.optimize.step.candidate import Candidate, with_config
 from ratchet.optimize.turn.costs import Costs, together_s
 from ratchet.optimize.turn.schedule import WARM
+from ratchet.report.comparisons import headline
+from ratchet.report.optimize import print_result, render_page
 from ratchet.workloads.config import StepConfig
 
 WRITTEN = with_config(StepConfig(), {})
@@ -99,6 +104,68 @@ def test_without_time_for_a_proof_the_rival_is_the_recipe(tmp_path: Path) -> Non
     assert [arm.key for arm in result.arms][:2] == ["as_written", "best_compile"]
     assert result.speedup["vs_written"] is None and "launches" in result.not_measured["vs_written"]
     assert [change.name for change in result.changes if change.decision == "kept"] == ["compile"]
+
+
+SHORT = {
+    "no rival": (World(compile_s=80.0), 60.0, {"the timing of torch.compile", "the proof"}),
+    "no proof": (
+        World(start_s=8.0, compile_s=70.0, factors={"allocator": 0.7}),
+        120.0,
+        {"the proof"},
+    ),
+    "no losses": (
+        World(ceilings=CEILINGS, factors={"precision=bf16_master": 0.5}),
+        60.0,
+        {"the comparison of losses"},
+    ),
+    "no verdicts": (World(verdict_s=60.0), 120.0, {"verdicts on kernels"}),
+}
+
+
+@pytest.mark.parametrize("name", SHORT)
+def test_a_budget_that_was_too_short_says_for_what_and_which_would_do(
+    name: str, tmp_path: Path
+) -> None:
+    world, budget_s, stages = SHORT[name]
+    result = run(deepcopy(world), tmp_path / "short", budget_s).result
+    assert result.recipe_is != "proven" and result.budget is not None
+    missing = result.budget.shortfall
+    assert missing is not None and stages <= set(missing.stages)
+    said = headline(result)
+    assert all(stage in said for stage in stages)
+    assert f"--budget {missing.enough_s / 60:.0f}m" in said
+    again = run(deepcopy(world), tmp_path / "enough", missing.enough_s).result
+    assert again.budget is not None
+    left = again.budget.shortfall
+    if missing.is_least:  # nothing had ended that would tell
+        assert "give at least" in said and missing.enough_s > budget_s
+    else:
+        assert "would do" in said and left is None
+
+
+def test_a_proven_recipe_and_a_whole_turn_lack_nothing(tmp_path: Path) -> None:
+    for name, world in {"won": World(factors={"allocator": 0.7}), "nothing": World()}.items():
+        result = run(world, tmp_path / name, 900.0).result
+        assert result.budget is not None and result.budget.shortfall is None
+        assert "too short" not in headline(result)
+
+
+def test_losses_that_were_not_compared_are_said_in_one_clause(tmp_path: Path) -> None:
+    world, budget_s, _ = SHORT["no losses"]
+    result = run(deepcopy(world), tmp_path, budget_s).result
+    wanted = "Its losses were not compared, so the changed arithmetic is not kept"
+    assert result.recipe_because.startswith(wanted)
+
+
+def test_where_nothing_won_there_is_nothing_to_paste(tmp_path: Path) -> None:
+    result = run(World(compile_s=500.0), tmp_path, 60.0).result
+    assert result.recipe_is == "as_written"
+    assert result.paste.apply == result.paste.undo == []
+    console = Console(file=io.StringIO(), width=100)
+    print_result(result, console)
+    for told in (console.file.getvalue(), render_page(result)):  # type: ignore[attr-defined]
+        assert "Paste into your script" not in told and "To undo" not in told
+        assert "nothing to paste" in told
 
 
 def test_a_step_that_does_not_run_within_the_budget_is_one_line(tmp_path: Path) -> None:

@@ -86,8 +86,40 @@ def zeroes_first() -> Script:
     return Script(model, optimizer, step, only_a_batch)
 
 
+def zeroes_in_place() -> Script:
+    """It also reads its gradients first, so zeros in their place would change what it returns."""
+    model = net()
+    optimizer = adamw(model)
+
+    def step(x: Tensor) -> Tensor:
+        held = [one.grad for one in model.parameters() if one.grad is not None]
+        norm = torch.stack([one.square().sum() for one in held]).sum() if held else 0.0
+        optimizer.zero_grad(set_to_none=False)
+        loss = loss_of(model, x)
+        loss.backward()
+        optimizer.step()
+        return loss.detach() + norm
+
+    return Script(model, optimizer, step, only_a_batch)
+
+
+def gradients_are_written_before_it_raises() -> Script:
+    """Its graphs end after the zeros, in front of what torch cannot compile."""
+    made = zeroes_in_place()
+
+    def step(x: Tensor) -> Tensor:
+        made.optimizer.zero_grad(set_to_none=False)
+        torch._dynamo.graph_break()
+        return made.step(x)
+
+    return Script(made.model, made.optimizer, step, only_a_batch)
+
+
 @pytest.mark.usefixtures("uncompilable")
-@pytest.mark.parametrize("make", [plain, drops_out, zeroes_first])
+@pytest.mark.parametrize(
+    "make",
+    [plain, drops_out, zeroes_first, zeroes_in_place, gradients_are_written_before_it_raises],
+)
 def test_a_step_that_torch_cannot_compile(
     make: Callable[[], Script], caplog: pytest.LogCaptureFixture
 ) -> None:

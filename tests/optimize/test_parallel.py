@@ -90,6 +90,29 @@ def test_a_rank_that_dies_is_named_in_one_line(
     assert line.startswith("ratchet: dp=2: rank 1 ended by SIGKILL")
 
 
+@pytest.mark.parametrize(
+    ("degrees", "more", "said"),
+    [
+        ("dp=999999", [], "999999 processes, and this machine's memory holds at most"),
+        ("dp=3", ["--batch-size", "4"], "do not divide by"),
+        ("tp=3", [], "do not divide by"),
+    ],
+)
+@pytest.mark.parametrize("dry", [["--dry-run"], []])
+def test_a_layout_that_cannot_run_is_one_line_in_a_dry_run_too(
+    degrees: str,
+    more: list[str],
+    said: str,
+    dry: list[str],
+    tmp_path: Path,
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    words = ["optimize", "llama-tiny", "--parallel", degrees, "--device", "cpu", *more, *dry]
+    assert main([*words, "--out", str(tmp_path / "out")]) == 2
+    captured = capsys.readouterr()
+    assert said in captured.err and captured.err.count("\n") == 1 and not captured.out
+
+
 def test_a_dry_run_lists_the_levers(capsys: pytest.CaptureFixture[str]) -> None:
     words = ["optimize", "llama-tiny", "--parallel", "fsdp=2", "--device", "cpu", "--dry-run"]
     assert main([*words, "--json"]) == 0

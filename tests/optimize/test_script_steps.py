@@ -103,11 +103,12 @@ def said(caplog: pytest.LogCaptureFixture) -> list[str]:
 
 WHOLE = ("plain", "sets_the_rate", "told_when_to_update", "own_optimizer", "subclass")
 WHOLE += ("two_optimizers", "noise_and_an_average", "recomputes", "recomputes_reentrantly")
-WHOLE += ("scales_and_varies", "takes_numbers")
+WHOLE += ("scales_and_varies", "takes_numbers", "scale_as_a_tensor")
 DIFFERENTIATED = ("plain", "gan", "keeps_its_graph")
 """Steps whose graphs torch differentiates here too: backward passes may not share a graph."""
 ONE_BY_ONE = {
-    "rate_as_an_argument": "a number among its arguments changes",
+    "rate_as_an_argument": "a number among its arguments changes; to have the whole step compiled, "
+    "pass the number as a tensor, as in step(torch.tensor(i)), or use it outside of the step",
     "schedule_in_the_step": "a number that it keeps (schedule.last_epoch)",
     "counts": "a number that it keeps (calls)",
     "counts_in_a_dict": "a number that it keeps (state.calls)",

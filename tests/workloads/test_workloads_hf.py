@@ -1,6 +1,8 @@
 from __future__ import annotations
 
 import json
+import subprocess
+import sys
 from pathlib import Path
 
 import pytest
@@ -9,7 +11,7 @@ import torch
 from ratchet.base.errors import WorkloadError
 from ratchet.workloads import StepConfig, TrainingStep, check, load
 from ratchet.workloads.hf import tiny_hf
-from ratchet.workloads.hf_config import model_types
+from ratchet.workloads.hf_config import model_types, written_types
 from ratchet.workloads.hf_small import MOST_LAYERS
 
 
@@ -18,6 +20,24 @@ def message(spec: str) -> str:
         load(spec)
     assert "\n" not in str(error.value)
     return str(error.value)
+
+
+def test_the_tables_read_as_text_hold_every_model_type() -> None:
+    assert set(model_types()) <= set(written_types())
+
+
+def test_an_unknown_type_is_refused_before_transformers_is_imported() -> None:
+    told = (
+        "import sys; from ratchet.workloads.names import check_name\n"
+        "from ratchet.base.errors import WorkloadError\n"
+        "check_name('hf:qwen3')\n"
+        "try: check_name('hf:qwen33')\n"
+        "except WorkloadError as error: print(error, {'torch', 'transformers'} & {*sys.modules})"
+    )
+    line = subprocess.run(
+        [sys.executable, "-c", told], capture_output=True, text=True, check=True
+    ).stdout
+    assert "did you mean hf:qwen3?" in line and line.endswith(" set()\n")
 
 
 @pytest.mark.parametrize("name", ["qwen3", "llama", "gpt2", "bert", "mistral", "t5"])

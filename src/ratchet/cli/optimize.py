@@ -28,10 +28,12 @@ def _checked_seed(seed: int) -> int:
 def _dry_run_on_ranks(settings: Settings, layout: ParallelLayout, *, as_json: bool) -> None:
     from ratchet.optimize.parallel.levers import ONE_PROCESS, find_rank_levers, why_no_process
     from ratchet.optimize.parallel.one_process import check_rank_lever
+    from ratchet.optimize.parallel.turn import check_ranks
     from ratchet.report.ranks import print_rank_levers
 
     only = settings.try_lever
     check_rank_lever(only)
+    check_ranks(settings, layout)
     found, reasons = find_rank_levers(
         layout,
         device=str(settings.options["device"]),

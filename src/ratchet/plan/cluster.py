@@ -14,6 +14,8 @@ from ratchet.base.errors import PlanError
 from ratchet.devices.catalogue import CatalogueDevice, load
 
 GIB: Final = 2**30
+MOST_DEVICES: Final = 2**20
+"""Larger than any cluster that stands. Beyond it the network's assumptions hold for nothing."""
 FORM: Final = re.compile(r"(?P<device>[^:]+):(?:(?P<local>\d+)x)?(?P<nodes>\d+)")
 SUSTAINED: Final = 0.777
 """Share of the paper peak that a large bf16 product sustains: 768 of 989 TFLOP/s, `ratchet device`
@@ -104,6 +106,10 @@ def parse_cluster(text: str, *, network_gb_per_s: float | None = None) -> Planne
                 f"cluster {text!r} has {found['nodes']} devices, which fill no whole nodes of 8: "
                 "write DEVICE:LOCALxNODES"
             )
+    if local * nodes > MOST_DEVICES:
+        raise PlanError(
+            f"cluster {text!r} has {local * nodes:,} devices: give at most {MOST_DEVICES:,}"
+        )
     if not local or not nodes:
         raise PlanError(f"cluster {text!r} has no devices: give 1 or more of each")
     if local > 8 and _is_mesh(device):

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 import shlex
 from typing import Final
 
@@ -89,6 +90,14 @@ def torchrun(asked: PlanQuestion, plan: LayoutPlan, *, head: str = "$HEAD") -> s
     return (
         f"torchrun --nnodes={cluster.nodes} --nproc-per-node={cluster.local} {rendezvous} {words}"
     )
+
+
+def torchrun_lines(asked: PlanQuestion, plan: LayoutPlan) -> list[str]:
+    """Return the command with one option to a line, each but the last ending in a backslash."""
+    parts = re.split(r" (?=-)", torchrun(asked, plan))
+    first, *rest = [" ".join(parts[:3]), *parts[3:]]
+    lines = [first, *(f"  {one}" for one in rest)]
+    return [*(f"{one} \\" for one in lines[:-1]), lines[-1]]
 
 
 def slurm(asked: PlanQuestion, plan: LayoutPlan) -> str:

@@ -10,6 +10,7 @@ from ratchet.optimize.turn.optimize_result import (
     CompileCost,
     LargerBatch,
     OptimizeResult,
+    Shortfall,
     StepLimit,
     StepSpeedup,
 )
@@ -32,7 +33,24 @@ DRIFT, DRIFT_TO_RATIO = 1.2, 2.0
 
 
 def headline(result: OptimizeResult) -> str:
-    """Return the turn's answer in one sentence, with figures only if they are decided."""
+    """Return the turn's answer, with figures only if they are decided, and what it lacked."""
+    budget = result.budget
+    missing = budget.shortfall if budget is not None else None
+    if budget is None or missing is None:
+        return _answer(result)
+    return f"{_answer(result)} {shortfall_words(missing, budget.budget_s)}"
+
+
+def shortfall_words(missing: Shortfall, budget_s: float) -> str:
+    """Name the stages that did not run, and the budget that would do."""
+    *most, last = missing.stages
+    stages = f"{', '.join(most)} and {last}" if most else last
+    enough = f"--budget {missing.enough_s / 60:.0f}m"
+    remedy = f"give at least {enough}" if missing.is_least else f"about {enough} would do"
+    return f"The budget of {show_time(budget_s)} was too short for {stages}: {remedy}."
+
+
+def _answer(result: OptimizeResult) -> str:
     workload, answers = result.workload, answers_of(result)
     if answers.get("vs_written") == "same":
         return (

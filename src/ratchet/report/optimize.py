@@ -66,6 +66,7 @@ _TILE_TITLES = {
         "arithmetic kept, against torch.compile's best in the same arithmetic"
     ),
 }
+NOTHING_TO_PASTE = "There is nothing to paste: the step stays as it is written."
 RIVALS = (
     m.name("mode", "title"),
     m.Column("precision"),
@@ -206,10 +207,12 @@ def _use(result: OptimizeResult) -> m.ReportSection:
         ("recipe", m.Span(result.paths.recipe, "code")),
         ("all numbers", m.Span(result.paths.result, "code")),
     ]
+    apply, undo = result.paste.apply, result.paste.undo
     return m.section(
         "Use it",
-        m.section("Paste into your script", m.Lines(result.paste.apply)),
-        m.section("To undo", m.Lines(result.paste.undo)),
+        m.section("Paste into your script", m.Lines(apply)) if apply else None,
+        m.section("To undo", m.Lines(undo)) if undo else None,
+        None if apply else m.Words(NOTHING_TO_PASTE),
         m.Facts(paths, on="page"),
     )
 

@@ -18,7 +18,7 @@ from rich.console import Console
 from ratchet.base import files
 from ratchet.plan.ask import Answered, SavedBy
 from ratchet.plan.cluster import PlannedCluster, Rate
-from ratchet.plan.commands import jobset, slurm, torchrun
+from ratchet.plan.commands import jobset, slurm, torchrun, torchrun_lines
 from ratchet.plan.economics import POWER_SHARE
 from ratchet.plan.search import LayoutPlan, room_bytes
 from ratchet.report import model as m
@@ -85,7 +85,7 @@ def plan_report(answer: Answered, out: Path | None = None) -> m.ResultReport:
             m.section("Where the memory goes", *_bars(rows, MEMORY_WORDS, time=False), on="page"),
             _what_if(answer),
             m.section("The run", m.Facts(_cost_facts(answer))) if answer.cost else None,
-            m.section("Run it", m.Lines([torchrun(asked, found.best)])),
+            m.section("Run it", m.Lines(torchrun_lines(asked, found.best))),
             m.section("What this stands on", m.Facts(_rates(asked.cluster))),
             m.written([str(out / one) for one in FILES]) if out is not None else None,
         ),

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import difflib
 import importlib.util
+import re
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final, Literal
@@ -60,6 +61,10 @@ HEADS = {
 }
 
 
+CONFIGURED: Final = re.compile(r"""["']([\w.-]+)["']\s*[,:]\s*["']\w+Config["']""")
+"""A model type beside its configuration's class, as transformers' tables write them."""
+
+
 def check_transformers() -> None:
     """Raise WorkloadError if transformers, which makes models named `hf:`, is not installed."""
     if importlib.util.find_spec("transformers") is None:
@@ -71,24 +76,50 @@ def read_config(name: str) -> tuple[PretrainedConfig, bool]:
 
     A model type takes precedence over a folder of the same name; `./NAME` is always a folder.
     """
-    types = model_types()
+    check_known(name)
     from transformers import AutoConfig
 
-    if name in types:
+    if name in model_types():
         return AutoConfig.for_model(name), True
     folder = Path(name).expanduser()
     if folder.is_dir():
         return without_dropout(_from_folder(folder)), False
+    return without_dropout(_from_hub(name)), False
+
+
+def check_known(name: str) -> None:
+    """Raise WorkloadError if `name` is no model type, no folder and no name on the hub.
+
+    It does not import transformers, which takes seconds: the tables of types are read as text.
+    """
+    check_transformers()
+    if Path(name).expanduser().is_dir():
+        return
     if name.startswith((".", "/", "~")):
         raise WorkloadError(f"hf:{name} is not a folder; give one that holds a config.json")
-    if "/" not in name:
-        near = difflib.get_close_matches(name, types, n=1)
-        hint = f"did you mean hf:{near[0]}? " if near else ""
-        raise WorkloadError(
-            f"hf:{name} is neither a model type nor a folder; {hint}give a type such as hf:qwen3, "
-            "a folder with a config.json, or OWNER/NAME on the hub"
-        )
-    return without_dropout(_from_hub(name)), False
+    if "/" in name or name in (types := written_types() or model_types()):
+        return
+    near = difflib.get_close_matches(name, types, n=1)
+    hint = f"did you mean hf:{near[0]}? " if near else ""
+    raise WorkloadError(
+        f"hf:{name} is neither a model type nor a folder; {hint}give a type such as hf:qwen3, "
+        "a folder with a config.json, or OWNER/NAME on the hub"
+    )
+
+
+def written_types() -> list[str]:
+    """List the words that the text of transformers' tables gives a configuration's class.
+
+    They hold all model types, and a few that `model_types` lacks. Empty if none is found.
+    """
+    package = importlib.util.find_spec("transformers")
+    folders = (package and package.submodule_search_locations) or ()
+    texts = (
+        path.read_text(encoding="utf-8")
+        for folder in folders
+        for path in sorted((Path(folder) / "models" / "auto").glob("*.py"))
+    )
+    return sorted({one for text in texts for one in CONFIGURED.findall(text)})
 
 
 def model_types() -> list[str]:

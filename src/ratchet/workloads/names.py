@@ -81,11 +81,15 @@ def title_of(spec: str) -> str:
 def check_name(spec: str) -> None:
     """Raise WorkloadError for a fault in a workload's name or in the text of its file.
 
-    transformers checks the names of Hugging Face models.
+    A name on the hub is checked when it is read from there.
     """
     if is_user_spec(spec):
         _check_text(user_file(spec), user_function(spec), spec)
-    elif not (spec.startswith(PREFIX) or is_saved_spec(spec) or spec in known()):
+    elif spec.startswith(PREFIX):
+        from ratchet.workloads.hf_config import check_known
+
+        check_known(spec.removeprefix(PREFIX))
+    elif not (is_saved_spec(spec) or spec in known()):
         raise WorkloadError(_unknown(spec))
 
 

@@ -41,10 +41,11 @@ from ratchet.optimize.turn.settings import Settings
 from ratchet.optimize.turn.state import Listener
 from ratchet.workloads.config import StepConfig
 from ratchet.workloads.load import load
-from ratchet.workloads.parallel.layout import ParallelLayout
+from ratchet.workloads.parallel.layout import ParallelLayout, SplitSizes
 from ratchet.workloads.parallel.meshes import check_devices
 from ratchet.workloads.parallel.parallelize import check_parallel
 from ratchet.workloads.parallel.tuning import TunedLayout
+from ratchet.workloads.workload import Workload
 
 WRITTEN, TWIN, TUNED = "written", "twin", "tuned"
 SCREEN_ROUNDS: Final = 10
@@ -61,12 +62,21 @@ class _Written:
     shrinks: bool
 
 
-def _as_written(settings: Settings, layout: ParallelLayout) -> _Written:
+def check_ranks(settings: Settings, layout: ParallelLayout) -> tuple[Workload, SplitSizes]:
+    """Return the workload and what a layout divides of it.
+
+    Raises a RatchetError of one line if the layout cannot run it on this machine.
+    """
     check_devices(layout, str(settings.options["device"]))
     workload = load(settings.workload, **settings.options)
+    return workload, check_parallel(workload, layout)
+
+
+def _as_written(settings: Settings, layout: ParallelLayout) -> _Written:
+    workload, sizes = check_ranks(settings, layout)
     return _Written(
         config=workload.as_written(),
-        batch_size=check_parallel(workload, layout).batch_size,
+        batch_size=sizes.batch_size,
         model=signature_of(workload.model),
         optimizer=type(next(iter(workload.make_optimizers().values()))).__name__,
         shrinks=workload.shrink is not None,

@@ -41,6 +41,11 @@ log = logging.getLogger("ratchet")
 MOST_RECOMPILATIONS = 2
 """Recompilations for inputs of the same shapes after which a step is no longer compiled whole."""
 
+PASS_TENSOR = (
+    "; to have the whole step compiled, pass the number as a tensor, as in step(torch.tensor(i)), "
+    "or use it outside of the step"
+)
+
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Script:
@@ -149,7 +154,7 @@ class CompiledStep:
     def run(self, arguments: tuple[object, ...], named: dict[str, object]) -> object:
         """Run the step by the recipe."""
         if self._whole is not None and numbers_of(arguments, named) != self._numbers:
-            self._leave_whole("a number among its arguments changes")
+            self._leave_whole("a number among its arguments changes", PASS_TENSOR)
         seen = self._seen
         assert seen is not None
         with ExitStack() as stack:
@@ -260,22 +265,24 @@ class CompiledStep:
             slot.clear()
         self.as_written = True
 
-    def _leave_whole(self, why: str) -> None:
+    def _leave_whole(self, why: str, remedy: str = "") -> None:
         assert self._seen is not None
         self._whole = None
         self._slots = [one for one in self._slots if one not in self._lowered]
-        self._tell_of_modules(why)
+        self._tell_of_modules(why, remedy)
         options = compile_options(self._config, self._install_kernels)
         self._install_modules(self._seen, options)
 
-    def _tell_of_modules(self, why: str) -> None:
+    def _tell_of_modules(self, why: str, remedy: str = "") -> None:
         assert self._seen is not None
         names = [type(one).__name__ for one in self._seen.modules if not recurrent_in(one)]
         parts = f"of it only {', '.join(names)}" if names else "nothing of it"
         lost = ""
         if "linear_cross_entropy" in self._config.kernels:
             lost = "; linear_cross_entropy is installed only if a module computes the loss"
-        self._tell(f"the step runs in Python, and Ratchet compiles {parts}, because {why}{lost}")
+        self._tell(
+            f"the step runs in Python, and Ratchet compiles {parts}, because {why}{lost}{remedy}"
+        )
 
     def _tell_of_nothing_compiled(self) -> None:
         compiled = [part for one in self._modules for part in one.compiled]

@@ -5,6 +5,7 @@ from __future__ import annotations
 import logging
 from collections.abc import Iterable, Iterator
 
+import torch
 from torch import Tensor, nn
 from torch.optim import Optimizer
 
@@ -59,23 +60,24 @@ class _Marks:
         modules = [self._script.model, *step.modules]
         held = _each_once([*_of_modules(modules), *_of_optimizers(step.stepped)])
         self._versions = [(one, one._version) for one in held if not one.is_inference()]
-        self._gradients = [(one, one.grad, _version(one.grad)) for one in held if one.is_leaf]
+        self._gradients = [_Gradient(one) for one in held if one.is_leaf]
         self._numbers = numbers(self._script.step)
         self._random = of_random_states()
 
     def undo(self) -> bool:
         """Put gradients and random states back; return False if more has changed.
 
-        A step that opens with `zero_grad()` has only dropped its gradients: the marks hold them.
+        A step that opens with `zero_grad()` has dropped its gradients, which the marks hold; with
+        `set_to_none=False` it has written zeros into them, and the marks hold what they were.
         """
         if any(one._version != version for one, version in self._versions):
             return False
         if numbers(self._script.step) != self._numbers:
             return False
-        if any(_version(grad) != version for _, grad, version in self._gradients):
+        if not all(one.can_be_put_back() for one in self._gradients):
             return False
-        for one, grad, _ in self._gradients:
-            one.grad = grad
+        for one in self._gradients:
+            one.put_back()
         set_random_states(self._random)
         return True
 
@@ -99,5 +101,25 @@ def _each_once(tensors: Iterable[Tensor]) -> list[Tensor]:
     return list({id(one): one for one in tensors}.values())
 
 
-def _version(grad: Tensor | None) -> int:
-    return -1 if grad is None else grad._version
+class _Gradient:
+    """A tensor's gradient and what it was; the copy lies in the CPU's memory."""
+
+    def __init__(self, of: Tensor) -> None:
+        self._of, self._grad = of, of.grad
+        self._version, self._copy = 0, None
+        if self._grad is not None:
+            self._version = self._grad._version
+            if type(self._grad) is Tensor and self._grad.layout == torch.strided:
+                self._copy = self._grad.detach().to("cpu", copy=True)
+
+    def _has_changed(self) -> bool:
+        return self._grad is not None and self._grad._version != self._version
+
+    def can_be_put_back(self) -> bool:
+        """Return False for a sparse or sharded gradient that was written into."""
+        return self._copy is not None or not self._has_changed()
+
+    def put_back(self) -> None:
+        if self._grad is not None and self._copy is not None and self._has_changed():
+            self._grad.detach().copy_(self._copy)
+        self._of.grad = self._grad

@@ -10,7 +10,14 @@ import msgspec
 from ratchet.measure.sitting import FEWEST_LAUNCHES
 from ratchet.optimize.step.candidate import Candidate
 from ratchet.optimize.turn.losses import Losses, keeps_arithmetic
-from ratchet.optimize.turn.optimize_result import Basis, Change, LargerBatch, RecipeIs, StepSpeedup
+from ratchet.optimize.turn.optimize_result import (
+    Basis,
+    Change,
+    LargerBatch,
+    RecipeIs,
+    Shortfall,
+    StepSpeedup,
+)
 from ratchet.optimize.turn.prove import NEW, RIVAL, Proof, Prover
 from ratchet.optimize.turn.prove_kernels import ProvenKernels
 from ratchet.optimize.turn.rivals import Baseline
@@ -31,6 +38,8 @@ class Found:
     kernels: ProvenKernels
     losses: Losses
     larger_batch: LargerBatch | None = None
+    shortfall: Shortfall | None = None
+    """The stages that the budget had no time for; None if every stage ran."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -161,8 +170,9 @@ def _because(found: Found, shown: Selected, prover: Prover) -> str:
         return "no change looked faster than the rival, torch.compile's best"
     if not found.losses.may_keep(best):
         losses = found.losses.of(best)
-        detail = losses.detail if losses is not None else "they were not compared"
-        return f"its losses do not allow the changed arithmetic ({detail})"
+        if losses is None:
+            return "its losses were not compared, so the changed arithmetic is not kept"
+        return f"its losses do not allow the changed arithmetic ({losses.detail})"
     speedup = prover.speedup(baseline.best, best)
     if speedup is None:
         return "the budget ended before anything could be proven, so the recipe is the rival"

@@ -111,7 +111,9 @@ def compose(
         losses=found.losses.of(found.best.best),
         samples=proof.samples(),
         compile=_compile_cost(timed),
-        paste=paste_lines(choice.recipe, paths.recipe, of_trainer=facts.of_trainer),
+        paste=Paste(apply=[], undo=[])
+        if choice.recipe_is == "as_written"
+        else paste_lines(choice.recipe, paths.recipe, of_trainer=facts.of_trainer),
         paths=paths,
         verdicts=list(found.kernels.verdicts),
         warnings=list(turn.warnings),
@@ -126,6 +128,7 @@ def compose(
             launches=proof.launches,
             launches_asked=turn.settings.launches,
             omissions=list(turn.omissions),
+            shortfall=None if choice.recipe_is == "proven" else found.shortfall,
         ),
     )
 

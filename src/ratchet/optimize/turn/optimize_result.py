@@ -169,6 +169,16 @@ class Omission(_Result, kw_only=True):
     """False if a measurement ruled it out."""
 
 
+class Shortfall(_Result, kw_only=True):
+    """The stages that the budget had no time for, and a budget that would do."""
+
+    stages: list[str]
+    enough_s: float
+    """Estimated from what this turn's starts, compilations and verdicts took."""
+    is_least: bool = False
+    """True if it may still be too short: no compilation or no verdict ended that would tell."""
+
+
 class BudgetUse(_Result, kw_only=True):
     """The use of the turn's budget, in seconds."""
 
@@ -180,6 +190,8 @@ class BudgetUse(_Result, kw_only=True):
     """Launches of the final run; 0 if there was no time for one."""
     launches_asked: int
     omissions: list[Omission]
+    shortfall: Shortfall | None = None
+    """None if the recipe is proven, or if every stage ran."""
 
 
 class GradientResult(_Result, kw_only=True):
@@ -231,6 +243,8 @@ class CompileCost(_Result, kw_only=True):
 
 
 class Paste(_Result, kw_only=True):
+    """Lines that install the recipe, and lines that undo it; none if the step stays as written."""
+
     apply: list[str]
     undo: list[str]
 

@@ -23,7 +23,7 @@ from ratchet.optimize.turn.batches import LargerBatches
 from ratchet.optimize.turn.choice import Found, beats_written, roles
 from ratchet.optimize.turn.headroom import StepProfiles, Worth
 from ratchet.optimize.turn.losses import Losses, comparison_s, keeps_arithmetic
-from ratchet.optimize.turn.optimize_result import IdentityResult, LargerBatch
+from ratchet.optimize.turn.optimize_result import IdentityResult, LargerBatch, Shortfall
 from ratchet.optimize.turn.prove import NEW, RIVAL, Prover
 from ratchet.optimize.turn.prove_kernels import ProvenKernels, prove_kernels
 from ratchet.optimize.turn.prove_regions import RegionTrials
@@ -32,6 +32,7 @@ from ratchet.optimize.turn.schedule import Step
 from ratchet.optimize.turn.screen import new_screening_s
 from ratchet.optimize.turn.selection import Selected, Selection, applicable
 from ratchet.optimize.turn.settings import Settings
+from ratchet.optimize.turn.shortfall import after_a_rival, before_a_rival
 from ratchet.optimize.turn.state import Turn
 
 
@@ -84,9 +85,10 @@ class Search:
             self._go_on()
             if not self.losses.may_keep(self._rival):
                 self._say_dropped(self._rival)
+        found = self.found()
         self.rivals.leave_rest()
         self.turn.arms.close()
-        return self.found()
+        return replace(found, baseline=self.rivals.baseline())
 
     def found(self) -> Found:
         """Return the results by now."""
@@ -104,6 +106,21 @@ class Search:
             kernels=self.kernels,
             losses=self.losses,
             larger_batch=self._larger_batch,
+            shortfall=self._shortfall(),
+        )
+
+    def _shortfall(self) -> Shortfall | None:
+        if self.rivals.best is None:
+            waiting = self.rivals.waiting
+            return before_a_rival(self.turn, self.written, waiting[0]) if waiting else None
+        best = self._selection.best if self._selection is not None else self._rival
+        return after_a_rival(
+            self.turn,
+            rival=self._rival,
+            best=best,
+            prover=self.prover,
+            losses=self.losses,
+            kernels=self.kernels,
         )
 
     # The critical path.

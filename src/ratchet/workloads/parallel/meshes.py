@@ -16,8 +16,11 @@ from torch.distributed.device_mesh import DeviceMesh, init_device_mesh
 from torch.distributed.rendezvous import rendezvous
 
 from ratchet.base.errors import DeviceError, RanksError, WorkloadError
+from ratchet.devices.probe import probe
 from ratchet.workloads.parallel.layout import ParallelLayout
 
+RANK_BYTES: Final = 380_000_000
+"""Memory of a rank that holds no model yet: resident, with torch 2.13 on Linux."""
 WAIT_S: Final = 120.0
 """Time that a rank waits for another before it fails."""
 
@@ -37,9 +40,20 @@ def rank_device(device: str) -> torch.device:
 
 
 def check_devices(layout: ParallelLayout, device: str) -> None:
-    """Raise a DeviceError if a layout takes more ranks than this machine has GPUs."""
+    """Raise a DeviceError if a layout takes more ranks than this machine has GPUs or memory for.
+
+    Ranks on a CPU share its cores: more ranks than cores are slow, but they run.
+    """
+    if not device.startswith("cuda"):
+        memory_bytes = probe("cpu").memory_bytes
+        if layout.world * RANK_BYTES > memory_bytes:
+            raise DeviceError(
+                f"{layout} takes {layout.world} processes, and this machine's memory holds at most "
+                f"{memory_bytes // RANK_BYTES}: lower a degree"
+            )
+        return
     count = torch.cuda.device_count()
-    if device.startswith("cuda") and layout.world > count:
+    if layout.world > count:
         raise DeviceError(
             f"{layout} takes {layout.world} GPUs, and this machine has {count}: "
             "lower a degree, or use --device cpu"
