@@ -299,7 +299,7 @@ def test_that_is_right():
 
 
 def run(*words: str, folder: Path) -> subprocess.CompletedProcess[str]:
-    """Run Python in `folder`; nothing is compiled before, so Triton's compile-time warnings show."""
+    """Run Python in `folder` with an empty cache, so that Triton compiles and its warnings show."""
     own = {"RATCHET_LEDGER": folder / "db", "TRITON_CACHE_DIR": folder / "triton"}
     environment = {**os.environ, "PYTHONPATH": str(SOURCES), **{k: str(v) for k, v in own.items()}}
     return subprocess.run(
