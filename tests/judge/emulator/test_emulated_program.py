@@ -299,7 +299,9 @@ def test_that_is_right():
 
 
 def run(*words: str, folder: Path) -> subprocess.CompletedProcess[str]:
-    environment = {**os.environ, "PYTHONPATH": str(SOURCES), "RATCHET_LEDGER": str(folder / "db")}
+    """Run Python in `folder` with an empty cache, so that Triton compiles and its warnings show."""
+    own = {"RATCHET_LEDGER": folder / "db", "TRITON_CACHE_DIR": folder / "triton"}
+    environment = {**os.environ, "PYTHONPATH": str(SOURCES), **{k: str(v) for k, v in own.items()}}
     return subprocess.run(
         [sys.executable, "-W", "ignore", *words],
         capture_output=True,
