@@ -39,7 +39,7 @@ from ratchet.judge.trial.timing import plan
 from ratchet.judge.trial.timing.decide import conclude, without_gain
 from ratchet.judge.trial.timing.group_sequential import time_until_answered
 from ratchet.judge.trial.timing.sample import CaseTiming, see_order, watch_case
-from ratchet.judge.trial.wear import check_wear, told_of_wear
+from ratchet.judge.trial.wear import check_wear, hardly_worn, told_of_wear
 from ratchet.judge.verdict import EmulatedCase, Evidence, TimedSample, Verdict
 from ratchet.judge.workers.candidate.model_answer import followed, runnable
 from ratchet.kernels.kernel import Kernel
@@ -441,6 +441,8 @@ class KernelTrial:
         by_dispatch = self.kernel.language == "torch" and self.accelerator is None
         concluded = conclude(timings, opened, by_dispatch=by_dispatch)
         self.evidence += concluded.evidence
+        if concluded.status == "proven" and (few := hardly_worn(self.evidence)):
+            return without_gain(concluded, few)
         if concluded.status == "proven" and self.kernel.language == "cpp":
             unordered = self._see_order(launches, opened, timings)
             return without_gain(concluded, unordered) if unordered else concluded
