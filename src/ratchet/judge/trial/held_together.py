@@ -18,6 +18,8 @@ from ratchet.judge.verdict import Evidence
 FEWEST, MOST = 4, 8
 """Calls on a timed case whose results are compared together, always an even number."""
 HELD_BYTES: Final = 64 << 20
+ALIKE_PAIR: Final = (2, 1)
+"""A call, and the earlier one whose inputs it repeats but for a few elements."""
 COMPARED_S: Final = 0.3
 """Seconds for comparing them, after the first two."""
 
@@ -42,13 +44,16 @@ def _held(
     """Compare several calls; record if the last, on the first one's inputs, repeats its bits."""
     facts, name = opened.cases[index], opened.problem.cases[index].name
     calls = max(FEWEST, min(MOST, 2 * int(HELD_BYTES / max(1.0, 2 * facts.bytes))))
-    with opened.draw(index, calls, writable_inputs=False, distinct=calls - 1) as batch:
+    drawn = opened.draw(index, calls, writable_inputs=False, distinct=calls - 1, alike=[ALIKE_PAIR])
+    with drawn as batch:
         codes = make_calls(candidate, opened, batch)
         for call in (0, calls - 1):
             candidate.deliver(call)
         same = opened.ask(do="repeats", batch=batch.number, calls=[0, calls - 1])["same"]
-        order = [1, 0, *opened.rng.sample(range(2, calls - 1), calls - 3)]  # each parity first
-        detail = first_wrong(candidate, opened, batch, codes, order)
+        first = [1, 0, *batch.alike]  # each parity first
+        rest = [call for call in range(2, calls - 1) if call not in first]
+        order = [*first, *opened.rng.sample(rest, len(rest))]
+        detail = first_wrong(candidate, opened, batch, codes, order, least=len(first))
     if detail:
         why = (
             f"case {name}: right one call at a time, and wrong where the results of several calls "

@@ -98,6 +98,8 @@ class DrawnBatch:
     """The case whose values each call has, if they are not the case's own."""
     read: Read | None = None
     """Reads the outputs on a GPU, through the reference worker."""
+    alike: Sequence[int] = ()
+    """Calls whose inputs are those of an earlier one, but for a few elements."""
 
 
 class OpenProblem:
@@ -127,6 +129,8 @@ class OpenProblem:
         }
         self.unworn: set[int] = set()
         """The cases that a kernel rejects, or that it was given in a process of their own."""
+        self.declined: set[int] = set()
+        """The cases that a kernel declines."""
         self.overflows = 0
         """Calls that were not compared, because the reference overflows on their values."""
         self.rivals = Rivals(problem, reference, clock, accelerator)
@@ -198,6 +202,7 @@ class OpenProblem:
         values: Sequence[int] = (),
         seeds: Sequence[int] = (),
         places: int | None = None,
+        alike: Sequence[tuple[int, int]] = (),
     ) -> Iterator[DrawnBatch]:
         """Draw fresh values for some calls of a case; they are given back at the end.
 
@@ -205,7 +210,8 @@ class OpenProblem:
         `values` names the variation (`Problem.varied`) from which each call's values are drawn.
         `seeds` are those of a round: all of its arms compute on the same values, each in memory of
         its own. Batches of a case with the same `places` have the same layout, and on cores their
-        tensors lie at the same addresses.
+        tensors lie at the same addresses. `alike` has pairs of a call and an earlier one, whose
+        inputs it repeats but for a few elements, where the answer shows such a change.
         """
         drawn = seeds or [self.rng.getrandbits(48) for _ in range(min(calls, distinct or calls))]
         self._batches += 1
@@ -220,6 +226,7 @@ class OpenProblem:
             writable_inputs=writable_inputs,
             values=list(values),
             places=places,
+            alike=list(alike),
         )
         try:
             yield DrawnBatch(
@@ -229,6 +236,7 @@ class OpenProblem:
                 memories=memories,
                 values=[self._variations[case][kind].name for kind in values],
                 read=partial(self._read, number) if self.accelerator else None,
+                alike=reply["alike"],
             )
         finally:
             close_descriptors(memories)
@@ -370,6 +378,7 @@ def _check_all(
         evidence.append(Evidence(check=f"correct on {case.name}", passed=passed, detail=detail))
         if passed is None:
             declined += 1
+            opened.declined.add(index)
             if case.timed:
                 return Decided("refused", f"the kernel declines the timed case {case.name}")
         elif not passed:

@@ -38,8 +38,9 @@ from ratchet.judge.trial.shared_compilations import SharedCompilations
 from ratchet.judge.trial.timing import plan
 from ratchet.judge.trial.timing.decide import conclude, without_gain
 from ratchet.judge.trial.timing.group_sequential import time_until_answered
+from ratchet.judge.trial.timing.one_by_one import see_alone
 from ratchet.judge.trial.timing.sample import CaseTiming, see_order, watch_case
-from ratchet.judge.trial.wear import check_wear, told_of_wear
+from ratchet.judge.trial.wear import check_wear, hardly_worn, told_of_wear
 from ratchet.judge.verdict import EmulatedCase, Evidence, TimedSample, Verdict
 from ratchet.judge.workers.candidate.model_answer import followed, runnable
 from ratchet.kernels.kernel import Kernel
@@ -459,13 +460,24 @@ class KernelTrial:
     def _conclude(
         self, timings: list[CaseTiming], launches: Launches, opened: OpenProblem
     ) -> Decided:
-        """Decide from the samples; a compiled kernel's gain counts if its calls come in order."""
+        """Decide from the samples.
+
+        A compiled kernel's gain counts if its calls come in order; one in Python if it remains
+        where each call is alone.
+        """
         by_dispatch = self.kernel.language == "torch" and self.accelerator is None
         concluded = conclude(timings, opened, by_dispatch=by_dispatch)
         self.evidence += concluded.evidence
+        if concluded.status == "proven" and (few := hardly_worn(self.evidence)):
+            return without_gain(concluded, few)
         if concluded.status == "proven" and self.kernel.language == "cpp":
             unordered = self._see_order(launches, opened, timings)
             return without_gain(concluded, unordered) if unordered else concluded
+        if concluded.status == "proven" and self.accelerator is None:
+            with launches.launch(0) as process:
+                seen = see_alone(timings, opened, process)
+            self.evidence.append(seen)
+            return concluded if seen.passed else without_gain(concluded, seen.detail)
         return concluded
 
     def _time_case(

@@ -1,12 +1,14 @@
 """Wear: hundreds of calls in one process before any answer that a kernel is right.
 
 Inputs, weights and sizes change from call to call, and each batch of a case lies at addresses that
-earlier ones had with other values. So a kernel that repeats an old answer after its first dozens of
-calls is wrong, and so is one that looks results up by an address or a shape. Memory that grows from
-call to call is told.
+earlier ones had with other values. Some calls repeat an earlier one's inputs but for a few
+elements. So a kernel that repeats an old answer after its first dozens of calls is wrong, and so is
+one that looks results up by an address, a shape, or a part of its inputs. A case that was taken
+before may not be declined. Memory that grows from call to call is told.
 
 Cheap cases get their calls however slow the machine is: a kernel is `unmeasured` if they do not fit
-into a share of the time limit.
+into a share of the time limit. If its own calls are that slow, its reason says how few were made,
+and it is never `proven`.
 """
 
 from __future__ import annotations
@@ -15,13 +17,13 @@ import itertools
 import math
 import time
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from functools import partial
 from typing import Final
 
-from ratchet.judge.stage_result import Decided, Ok, as_stage
+from ratchet.judge.stage_result import Decided, Ok, as_stage, fault
 from ratchet.judge.trial.held_together import first_wrong
-from ratchet.judge.trial.kernel_checks import OpenProblem, make_calls
+from ratchet.judge.trial.kernel_checks import DrawnBatch, OpenProblem, make_calls
 from ratchet.judge.trial.processes.candidate import CandidateProcess
 from ratchet.judge.verdict import Evidence
 
@@ -38,6 +40,8 @@ SLOWEST_S: Final = 0.25
 """A case whose call takes longer is not called that often."""
 BATCH = 32
 BATCH_BYTES: Final = 64 << 20
+SLOW_BATCH_S: Final = 1.0
+"""Seconds that a batch may take, if two calls do."""
 LEAST_ROUNDS: Final = 2
 LEAST_COMPARED: Final = 8
 """Calls of the last batch of a cheap case that are compared, however long that takes."""
@@ -45,6 +49,11 @@ GROWN_BYTES: Final = 8 << 20
 """Memory that a process may take for good within these calls: caches, arenas of threads."""
 WORN: Final = "wear"
 """The evidence of the calls; `passed` is None if there were none."""
+ALIKE, ALIKE_AT_LAST = 1, 4
+"""Calls of a batch of a cheap case, and of the last, that repeat an earlier call's inputs but for a
+few elements; one of the last batch of another case."""
+FEW: Final = "wear, calls"
+"""The evidence of a kernel that is too slow for its calls, if it is."""
 GREW: Final = "memory"
 """The evidence of a process that grows, if it does."""
 
@@ -56,30 +65,82 @@ class _Worn:
     candidate: CandidateProcess
     opened: OpenProblem
     made: int = 0
+    call_s: dict[int, float] = field(default_factory=dict)
+    """Seconds of a case's call in its quickest batch."""
 
     def round(self, places: dict[int, int]) -> str:
         """Call each case once more; return how a call is wrong, of which one is compared."""
         for index, place in places.items():
-            detail = self.batch(index, place, most=1 if is_cheap(self.opened, index) else 0)
+            some = (1, ALIKE) if is_cheap(self.opened, index) else (0, 0)
+            detail = self.batch(index, place, most=some[0], alike=some[1])
             if detail:
                 return detail
         return ""
 
-    def batch(self, index: int, place: int, *, most: int) -> str:
-        """Run a batch of a case, whose layout `place` decides; compare at most so many calls."""
-        opened, facts = self.opened, self.opened.cases[index]
-        calls = max(2, min(BATCH, int(BATCH_BYTES / max(1.0, facts.bytes))))
-        with opened.draw(index, calls, writable_inputs=False, places=place) as batch:
+    def last(self, places: dict[int, int]) -> str:
+        """Call each case once more; return how a call is wrong, of which most are compared."""
+        for index, place in places.items():
+            alike = ALIKE_AT_LAST if is_cheap(self.opened, index) else 1
+            detail = self.batch(index, place, most=BATCH, alike=alike)
+            if detail:
+                return detail
+        return ""
+
+    def batch(self, index: int, place: int, *, most: int, alike: int) -> str:
+        """Run a batch of a case, whose layout `place` decides; compare at most so many calls.
+
+        So many more calls repeat an earlier one's inputs but for a few elements.
+        """
+        opened, calls = self.opened, self._calls(index)
+        pairs = _pairs(opened, calls, alike)
+        drawn = opened.draw(index, calls, writable_inputs=False, places=place, alike=pairs)
+        with drawn as batch:
+            began = time.perf_counter()
             codes = make_calls(self.candidate, opened, batch)
+            took_s = (time.perf_counter() - began) / calls
+            self.call_s[index] = min(self.call_s.get(index, math.inf), took_s)
             self.made += calls
-            if not most or any(code > 0 for code in codes):  # it may decline this case
-                return ""
-            order = opened.rng.sample(range(calls), min(most, calls))
-            least = LEAST_COMPARED if is_cheap(opened, index) else 2
-            detail = first_wrong(self.candidate, opened, batch, codes, order, least=least)
+            self._check_taken(index, codes)
+            detail = self._compared(batch, codes, most)
         name = opened.problem.cases[index].name
         why = f"after {self.made} calls in one process with changing inputs, case {name}"
-        return f"{why}: {detail}" if detail else ""
+        return f"{why}{detail}" if detail else ""
+
+    @property
+    def mean_s(self) -> float:
+        """Seconds of the kernel's own work in a call, over the cases."""
+        return sum(self.call_s.values()) / max(1, len(self.call_s))
+
+    def _calls(self, index: int) -> int:
+        """Return the calls of a case's next batch: two at first, until their time is known."""
+        fitting = int(BATCH_BYTES / max(1.0, self.opened.cases[index].bytes))
+        quick = int(SLOW_BATCH_S / max(1e-6, self.call_s.get(index, SLOW_BATCH_S)))
+        return max(2, min(BATCH, fitting, quick))
+
+    def _check_taken(self, index: int, codes: Sequence[int]) -> None:
+        """Raise CandidateFault if a case is declined that was not before."""
+        code = max(codes)
+        if code > 0 and index not in self.opened.declined:
+            name = self.opened.problem.cases[index].name
+            raise fault(
+                "refused",
+                f"the kernel took the case {name}, and declines it (code {code}) after "
+                f"{self.made} calls in one process: decline a case from its first call on",
+            )
+
+    def _compared(self, batch: DrawnBatch, codes: Sequence[int], most: int) -> str:
+        """Return how a call is wrong that was not declined; those that are alike come first."""
+        opened = self.opened
+        taken = [call for call, code in enumerate(codes) if code <= 0]
+        near = [call for call in taken if call in batch.alike]
+        compared = partial(first_wrong, self.candidate, opened, batch, codes)
+        detail = compared(near, least=len(near))
+        if detail:
+            return f", inputs that differ from an earlier call's in few elements: {detail}"
+        order = opened.rng.sample(taken, min(most, len(taken)))
+        least = LEAST_COMPARED if is_cheap(opened, batch.case) else 2
+        detail = compared(order, least=least)
+        return f": {detail}" if detail else ""
 
 
 def check_wear(candidate: CandidateProcess, opened: OpenProblem) -> Ok[None] | Decided:
@@ -117,11 +178,13 @@ def _check(
             memory.append((worn.made, candidate.own_bytes()))
             rounds, quickest_s = rounds + 1, min(quickest_s, time.perf_counter() - began)
         if are_cheap and worn.made < FEWEST_CALLS:
-            return Decided("unmeasured", _too_few(worn.made, opened.clock.limit_s))
-        for index, place in places.items():
-            detail = worn.batch(index, place, most=BATCH)
-            if detail:
-                return Decided("wrong", detail)
+            if worn.mean_s * FEWEST_CALLS < limit_s:
+                return Decided("unmeasured", _too_few(worn.made, opened.clock.limit_s))
+            slow = _too_slow(worn.made, worn.mean_s)
+            evidence.append(Evidence(check=FEW, passed=None, detail=slow))
+        detail = worn.last(places)
+        if detail:
+            return Decided("wrong", detail)
     memory.append((worn.made, candidate.own_bytes()))
     detail = f"right after {worn.made} calls on {len(places)} cases in one process"
     evidence.append(Evidence(check=WORN, passed=True, detail=detail))
@@ -131,12 +194,17 @@ def _check(
 
 
 def told_of_wear(evidence: Sequence[Evidence]) -> list[str]:
-    """Return what a right kernel's reason tells of its calls: none, or memory that grows."""
+    """Return what a right kernel's reason tells of its calls: none, few, or memory that grows."""
     return [
         one.detail
         for one in evidence
-        if one.check == GREW or (one.check == WORN and one.passed is None)
+        if one.check in (GREW, FEW) or (one.check == WORN and one.passed is None)
     ]
+
+
+def hardly_worn(evidence: Sequence[Evidence]) -> str:
+    """Return why a kernel's calls cannot show an old answer, so that it is not `proven`; or ""."""
+    return "it made too few calls to show an old answer" * any(one.check == FEW for one in evidence)
 
 
 def _too_few(made: int, limit_s: float) -> str:
@@ -144,6 +212,20 @@ def _too_few(made: int, limit_s: float) -> str:
         f"right so far, but only {made} of {FEWEST_CALLS} calls in one process fit into a quarter "
         f"of the time limit of {limit_s:.3g} s: an old answer would not show; raise --time-limit"
     )
+
+
+def _too_slow(made: int, call_s: float) -> str:
+    return (
+        f"only {made} of {FEWEST_CALLS} calls in one process were made, as the kernel takes "
+        f"{1000 * call_s:.0f} ms a call on cheap cases"
+    )
+
+
+def _pairs(opened: OpenProblem, calls: int, count: int) -> list[tuple[int, int]]:
+    """Return so many calls of a batch, each with an earlier one."""
+    rng = opened.rng
+    later = sorted(rng.sample(range(1, calls), min(count, calls - 1)))
+    return [(call, rng.randrange(call)) for call in later]
 
 
 def _chosen(opened: OpenProblem) -> list[int]:

@@ -25,6 +25,7 @@ from ratchet.judge.workers.memory.device import WorkerDevice, find_gpu, open_dev
 from ratchet.judge.workers.memory.layout import span
 from ratchet.judge.workers.memory.shared_batch import SharedBatch
 from ratchet.judge.workers.reference import rounding
+from ratchet.judge.workers.reference.alike import CLEARLY, alike, movable
 from ratchet.judge.workers.reference.gate import check_repeats, elements, gate, off, owned
 from ratchet.judge.workers.reference.rival import alarm, kept_in, start_zygote, warm
 from ratchet.judge.workers.serving import Reply, serve
@@ -223,6 +224,7 @@ class ReferenceWorker:
         case, seeds = self._problem.cases[message["case"]], message["seeds"]
         varied = self._problem.varied(case) if message["values"] else ()
         kept = self._drawn if message["round"] else None
+        repeated, made = self._alike(case, seeds, message["alike"])
         batch = SharedBatch(
             self._problem,
             case,
@@ -233,14 +235,53 @@ class ReferenceWorker:
             rng=self._rng if message["places"] is None else random.Random(message["places"]),
             returns=message["places"] is not None,
             device=self._device,
-            kept=kept,
+            kept=repeated if kept is None else kept,
         )
         if kept is not None:
             self._drawn = {seed: kept[seed] for seed in seeds}
             self._answers = {seed: self._answers[seed] for seed in seeds if seed in self._answers}
         self._batches[message["batch"]] = batch
         # Copies: `serve` closes what it hands out, and this worker still reads both memories.
-        return {"layout": batch.layout().as_json()}, [os.dup(one) for one in batch.descriptors]
+        reply = {"layout": batch.layout().as_json(), "alike": made}
+        return reply, [os.dup(one) for one in batch.descriptors]
+
+    def _alike(
+        self, case: Case, seeds: Sequence[int], pairs: Sequence[tuple[int, int]]
+    ) -> tuple[dict[int, list[Tensor]], list[int]]:
+        """Draw calls that repeat an earlier one's inputs but for a few elements.
+
+        Return inputs by their seeds, and the calls for which that could be done. A pair is a call
+        and the earlier one.
+        """
+        drawn: dict[int, list[Tensor]] = {}
+        made = []
+        for call, earlier in pairs:
+            seed = seeds[earlier]
+            base = drawn[seed] = drawn.get(seed) or self._inputs(case, seed)
+            other = self._inputs(case, seeds[call])
+            places = movable(case, base, other)
+            rng = random.Random(seeds[call])
+            found = alike(base, other, places, rng, self._shows(case, base))
+            drawn[seeds[call]] = other if found is None else found
+            made += [] if found is None else [call]
+        return drawn, made
+
+    def _shows(self, case: Case, base: Sequence[Tensor]) -> Callable[[Sequence[Tensor]], bool]:
+        """Return what tells whether the answer for `base` is clearly wrong for other inputs."""
+        old = self._call(base, case)
+
+        def shows(inputs: Sequence[Tensor]) -> bool:
+            assert self._problem is not None
+            try:
+                oracle = self._call([widen(tensor) for tensor in inputs], case)
+                own = self._call(inputs, case)
+            except (ArithmeticError, LookupError, RuntimeError, ValueError, AssertionError):
+                return False  # the reference does not take such inputs
+            checks = self._problem.check_outputs(case, inputs, old, own, oracle)
+            off = [max(one.element_ratio, one.norm_ratio) for one in checks if not one.passed]
+            return max(off, default=0.0) > CLEARLY
+
+        return shows
 
     def _check(self, message: Message) -> Reply:
         """Compare the outputs of one call; the candidate must be stopped."""

@@ -1,0 +1,77 @@
+"""Inputs that repeat an earlier call's but for a few elements keep what a kernel may rely on."""
+
+from __future__ import annotations
+
+import random
+from collections.abc import Sequence
+
+import torch
+from torch import Tensor
+
+from ratchet.judge.workers.reference.alike import alike, movable
+from ratchet.problems.problem import Case, TensorSpec
+
+
+def spec(distribution: str = "normal", dtype: str = "float32") -> TensorSpec:
+    return TensorSpec(shape=(6, 6), dtype=dtype, distribution=distribution, low=0, high=9)
+
+
+def of(*specs: TensorSpec) -> Case:
+    return Case(name="one", inputs=specs)
+
+
+def changed(base: list[Tensor], other: list[Tensor], seed: int = 0) -> list[Tensor]:
+    rng = random.Random(seed)
+    found = alike(base, other, range(len(base)), rng, lambda _: True)
+    assert found is not None
+    return found
+
+
+def test_few_elements_change_and_keep_their_places() -> None:
+    base, other = torch.rand(8, 9).t(), 2 + torch.rand(8, 9).t()
+    for seed in range(20):
+        (found,) = changed([base], [other], seed)
+        assert found.stride() == base.stride()
+        moved = found != base
+        assert 1 <= int(moved.sum()) <= base.shape[-1]
+        assert set(found[moved].tolist()) <= {*other[moved].tolist(), *base.flatten().tolist()}
+
+
+def test_zeros_that_every_draw_has_stay_zero() -> None:
+    base, other = torch.randn(9, 9).tril(), torch.randn(9, 9).tril()
+    for seed in range(20):
+        (found,) = changed([base], [other], seed)
+        assert torch.equal(found, found.tril())
+
+
+def test_equal_tensors_change_together() -> None:
+    tied, other = torch.randn(6, 6), torch.randn(6, 6)
+    one, two = changed([tied, tied.clone()], [other, other.clone()])
+    assert torch.equal(one, two) and not torch.equal(one, tied)
+
+
+def test_inputs_whose_elements_belong_together_stay() -> None:
+    def draws(make: str) -> Sequence[Tensor]:
+        drawn = torch.randn(6, 6)
+        return {
+            "plain": [drawn],
+            "symmetric": [drawn + drawn.t()],
+            "probabilities": [drawn.softmax(-1)],
+            "labels": [torch.randint(9, (6, 6)).float()],
+        }[make]
+
+    for make in ("symmetric", "probabilities", "labels"):
+        assert movable(of(spec()), draws(make), draws(make)) == [], make
+    assert movable(of(spec()), draws("plain"), draws("plain")) == [0]
+
+
+def test_integers_move_only_if_each_is_drawn_alone() -> None:
+    one, two = torch.arange(36).view(6, 6), torch.arange(1, 37).view(6, 6)
+    assert movable(of(spec("integers", "int64")), [one], [two]) == [0]
+    assert movable(of(spec("from_file", "int64")), [one], [two]) == []
+
+
+def test_what_no_answer_shows_is_not_made() -> None:
+    base, other = [torch.randn(6, 6)], [torch.randn(6, 6)]
+    assert alike(base, other, [0], random.Random(0), lambda _: False) is None
+    assert alike(base, base, [0], random.Random(0), lambda _: True) is None
