@@ -19,6 +19,7 @@ from ratchet.judge.stage_result import Decided, Ok, as_stage
 from ratchet.judge.trial.held_together import first_wrong
 from ratchet.judge.trial.kernel_checks import OpenProblem, make_calls
 from ratchet.judge.trial.processes.candidate import CandidateProcess
+from ratchet.judge.trial.timing.fewer_calls import with_fewer_calls
 from ratchet.judge.verdict import Evidence
 
 FEWEST_CALLS, MOST_CALLS = 300, 500
@@ -58,14 +59,18 @@ class _Worn:
     def batch(self, index: int, place: int, *, most: int) -> str:
         """Run a batch of a case, whose layout `place` decides; compare at most so many calls."""
         opened, facts = self.opened, self.opened.cases[index]
+
+        def run(calls: int) -> str:
+            with opened.draw(index, calls, writable_inputs=False, places=place) as batch:
+                codes = make_calls(self.candidate, opened, batch)
+                self.made += calls
+                if not most or any(code > 0 for code in codes):  # it may decline this case
+                    return ""
+                order = opened.rng.sample(range(calls), min(most, calls))
+                return first_wrong(self.candidate, opened, batch, codes, order)
+
         calls = max(2, min(BATCH, int(BATCH_BYTES / max(1.0, facts.bytes))))
-        with opened.draw(index, calls, writable_inputs=False, places=place) as batch:
-            codes = make_calls(self.candidate, opened, batch)
-            self.made += calls
-            if not most or any(code > 0 for code in codes):  # it may decline this case
-                return ""
-            order = opened.rng.sample(range(calls), min(most, calls))
-            detail = first_wrong(self.candidate, opened, batch, codes, order)
+        detail, _ = with_fewer_calls(opened, calls, run, least=2)
         name = opened.problem.cases[index].name
         why = f"after {self.made} calls in one process with changing inputs, case {name}"
         return f"{why}: {detail}" if detail else ""
