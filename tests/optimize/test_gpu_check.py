@@ -91,7 +91,8 @@ def test_what_the_time_does_not_suffice_for_is_left_out_in_a_line(tmp_path: Path
 BAD_PARTS = """
 case "$1" in
 benchmarks/gpu_clock.py) echo '{{"problem": "chain"'; exit 3;;
-benchmarks/gpu_screening.py) setsid sleep 1000 >/dev/null 2>&1 & echo $! >> {pids}; exec sleep 1000;;
+benchmarks/gpu_screening.py) setsid sleep 1000 >/dev/null 2>&1 & echo $! >> {pids}
+    exec sleep 1000;;
 benchmarks/gpu_levers.py) setsid sleep 1000 >/dev/null 2>&1 & echo $! >> {pids}
     echo '{{"way": "compile", "ran": false}}';;
 benchmarks/gpu_scripts.py) echo '{{"recipe": "compile", "worst_difference": 0.0}}';;
