@@ -2,8 +2,8 @@
 //
 // Device addresses are addresses of this process; a handle is a number of ours; what is leaked is
 // counted. RATCHET_FAKE_REFUSES names one call that refuses; a file `refuses` beside the library does
-// so in a sandbox alone, whose home is /tmp. Built with -DHIP and -DHIP_VERSION=N
-// for HIP's names.
+// so in a sandbox alone, whose home is /tmp; a file `most` has the bytes of the largest memory that
+// is to be had. Built with -DHIP and -DHIP_VERSION=N for HIP's names.
 #include <dlfcn.h>
 #include <errno.h>
 #include <stddef.h>
@@ -44,16 +44,23 @@ static std::map<uint64_t, int> handles;             // handle -> descriptor
 static std::map<uint64_t, size_t> reserved, mapped; // address -> size
 static uint64_t next_handle = 0x1000;
 
+static bool refuses(const char* call);
+
+static std::string told(const char* name) {
+    Dl_info here;
+    if (!dladdr((void*)refuses, &here)) return "";
+    const std::string library = here.dli_fname;
+    std::ifstream file(library.substr(0, library.rfind('/')) + name);
+    std::string word;
+    file >> word;
+    return word;
+}
+
 static bool refuses(const char* call) {
     const char* named = getenv("RATCHET_FAKE_REFUSES");
     if (named) return !strcmp(named, call);
     const char* home = getenv("HOME");
-    Dl_info here;
-    if (!home || strcmp(home, "/tmp") || !dladdr((void*)refuses, &here)) return false;
-    const std::string library = here.dli_fname;
-    std::ifstream file(library.substr(0, library.rfind('/')) + "/refuses");
-    std::string word;
-    return file >> word && word == call;
+    return home && !strcmp(home, "/tmp") && told("/refuses") == call;
 }
 #define GIVE_UP(call) if (refuses(call)) return NOT_SUPPORTED; std::lock_guard<std::mutex> held(guard)
 
@@ -77,6 +84,8 @@ CALL(MemCreate)(uint64_t* handle, size_t size, const properties* asked, unsigned
     GIVE_UP("MemCreate");
     if (!size || size % GRANULE || flags || asked->win32) return INVALID_VALUE;
     if (asked->type != 1 || asked->handle_types != 1 || asked->place.type != 1) return INVALID_VALUE;
+    const std::string most = told("/most");
+    if (!most.empty() && size > std::stoull(most)) return OUT_OF_MEMORY;
     const int file = memfd_create("fake-device", MFD_CLOEXEC);
     if (file < 0 || ftruncate(file, size)) return OUT_OF_MEMORY;
     handles[*handle = next_handle++] = file;

@@ -90,7 +90,7 @@ LATER = """
 def silu(x, s):
     global calls
     calls += 1
-    return honest(x, s) if calls < 12 else (torch.empty_like(x),)
+    return honest(x, s) if calls < 6 else (torch.empty_like(x),)
 """
 HOSTILE = {
     "def silu(x, s):\n    return (honest(x, s)[0] * 1.001,)\n": "wrong",

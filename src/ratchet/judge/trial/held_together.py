@@ -13,6 +13,7 @@ from typing import Final
 from ratchet.judge.stage_result import Decided, Ok, as_stage
 from ratchet.judge.trial.kernel_checks import DrawnBatch, OpenProblem, make_calls, verdict_of_call
 from ratchet.judge.trial.processes.candidate import CandidateProcess
+from ratchet.judge.trial.timing.fewer_calls import with_fewer_calls
 from ratchet.judge.verdict import Evidence
 
 FEWEST, MOST = 4, 8
@@ -44,16 +45,22 @@ def _held(
     """Compare several calls; record if the last, on the first one's inputs, repeats its bits."""
     facts, name = opened.cases[index], opened.problem.cases[index].name
     calls = max(FEWEST, min(MOST, 2 * int(HELD_BYTES / max(1.0, 2 * facts.bytes))))
-    drawn = opened.draw(index, calls, writable_inputs=False, distinct=calls - 1, alike=[ALIKE_PAIR])
-    with drawn as batch:
-        codes = make_calls(candidate, opened, batch)
-        for call in (0, calls - 1):
-            candidate.deliver(call)
-        same = opened.ask(do="repeats", batch=batch.number, calls=[0, calls - 1])["same"]
-        first = [1, 0, *batch.alike]  # each parity first
-        rest = [call for call in range(2, calls - 1) if call not in first]
-        order = [*first, *opened.rng.sample(rest, len(rest))]
-        detail = first_wrong(candidate, opened, batch, codes, order, least=len(first))
+
+    def run(calls: int) -> tuple[bool, str]:
+        drawn = opened.draw(
+            index, calls, writable_inputs=False, distinct=calls - 1, alike=[ALIKE_PAIR]
+        )
+        with drawn as batch:
+            codes = make_calls(candidate, opened, batch)
+            for call in (0, calls - 1):
+                candidate.deliver(call)
+            same = opened.ask(do="repeats", batch=batch.number, calls=[0, calls - 1])["same"]
+            first = [1, 0, *batch.alike]  # each parity first
+            rest = [call for call in range(2, calls - 1) if call not in first]
+            order = [*first, *opened.rng.sample(rest, len(rest))]
+            return same, first_wrong(candidate, opened, batch, codes, order, least=len(first))
+
+    (same, detail), _ = with_fewer_calls(opened, calls, run, least=FEWEST)
     if detail:
         why = (
             f"case {name}: right one call at a time, and wrong where the results of several calls "

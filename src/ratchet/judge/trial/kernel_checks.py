@@ -22,7 +22,11 @@ from ratchet.judge.stage_result import CandidateFault, Decided, Ok, as_stage
 from ratchet.judge.trial.device_clock import DeviceClock
 from ratchet.judge.trial.machine_faults import is_fault
 from ratchet.judge.trial.processes.candidate import CandidateProcess
-from ratchet.judge.trial.processes.reference import ReferenceFault, ReferenceProcess
+from ratchet.judge.trial.processes.reference import (
+    DeviceMemoryRefused,
+    ReferenceFault,
+    ReferenceProcess,
+)
 from ratchet.judge.trial.processes.rivals import COMPILED, RivalProcess, Rivals
 from ratchet.judge.verdict import Evidence
 from ratchet.judge.workers.memory.layout import BatchLayout
@@ -141,6 +145,8 @@ class OpenProblem:
         self.least_calls = 1
         self.is_emulated = False
         """The fewest calls of a timed batch, unless they are too large or too slow."""
+        self.batch_part = 1
+        """On a GPU a batch has this part of its calls: memory was refused for more."""
         self.among = 1
         """Verdicts that share one chance of a false answer."""
 
@@ -283,7 +289,7 @@ class OpenProblem:
         limit_s = self._compile_limit_s
         try:
             started = self.rivals.start(threads=threads, compiled=True, limit_s=limit_s)
-        except ReferenceFault as error:
+        except (ReferenceFault, DeviceMemoryRefused) as error:
             return Evidence(check=check, passed=False, detail=f"not timed: {error}")
         self.lasting[COMPILED] = started
         return Evidence(check=check, passed=True, detail="compiled before the clock started")

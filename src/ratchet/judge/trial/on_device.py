@@ -11,6 +11,7 @@ from ratchet.judge.trial import device_clock
 from ratchet.judge.trial.kernel_checks import OpenProblem
 from ratchet.judge.trial.processes.candidate import CandidateProcess
 from ratchet.judge.trial.timing.arms import CANDIDATE, REFERENCE
+from ratchet.judge.trial.timing.fewer_calls import with_fewer_calls
 from ratchet.judge.trial.timing.sample import CaseTiming, time_alone
 from ratchet.measure.estimate import summarise
 
@@ -22,10 +23,14 @@ def count_on_device(candidate: CandidateProcess, opened: OpenProblem) -> DeviceC
     """Count what one untimed batch does. Raises CandidateFault."""
     index = (opened.timed or [0])[0]
     candidate.censuses = []
-    with opened.draw(index, CALLS, writable_inputs=False) as batch:
-        candidate.resume()
-        candidate.prepare(batch.layout, batch.memories, batch.read)
-        candidate.go(batch.memories, CALLS, limit_s=2 * opened.cases[index].limit_s(CALLS))
+
+    def run(calls: int) -> None:
+        with opened.draw(index, calls, writable_inputs=False) as batch:
+            candidate.resume()
+            candidate.prepare(batch.layout, batch.memories, batch.read)
+            candidate.go(batch.memories, calls, limit_s=2 * opened.cases[index].limit_s(calls))
+
+    with_fewer_calls(opened, CALLS, run)
     told, candidate.censuses = candidate.censuses[-1][1], None
     return told_as(DeviceCount, told)
 
@@ -45,7 +50,7 @@ def check_clocks(
         doubts.append(doubt)
     if won and not any(doubts):
         for timing in timings:
-            calls = timing.samples[0].iterations
+            calls = min(one.iterations for one in timing.samples)
             medians = [summarise(timing.samples, arm).median_s for arm in (REFERENCE, CANDIDATE)]
             found, doubt = opened.device_clock.exceeds_round_trip(
                 timing.case, timing.name, calls * (medians[0] - medians[1])

@@ -25,6 +25,7 @@ from ratchet.judge.stage_result import Decided, Ok, as_stage, fault
 from ratchet.judge.trial.held_together import first_wrong
 from ratchet.judge.trial.kernel_checks import DrawnBatch, OpenProblem, make_calls
 from ratchet.judge.trial.processes.candidate import CandidateProcess
+from ratchet.judge.trial.timing.fewer_calls import with_fewer_calls
 from ratchet.judge.verdict import Evidence
 
 FEWEST_CALLS, MOST_CALLS = 300, 500
@@ -91,17 +92,21 @@ class _Worn:
 
         So many more calls repeat an earlier one's inputs but for a few elements.
         """
-        opened, calls = self.opened, self._calls(index)
-        pairs = _pairs(opened, calls, alike)
-        drawn = opened.draw(index, calls, writable_inputs=False, places=place, alike=pairs)
-        with drawn as batch:
-            began = time.perf_counter()
-            codes = make_calls(self.candidate, opened, batch)
-            took_s = (time.perf_counter() - began) / calls
-            self.call_s[index] = min(self.call_s.get(index, math.inf), took_s)
-            self.made += calls
-            self._check_taken(index, codes)
-            detail = self._compared(batch, codes, most)
+        opened = self.opened
+
+        def run(calls: int) -> str:
+            pairs = _pairs(opened, calls, alike)
+            drawn = opened.draw(index, calls, writable_inputs=False, places=place, alike=pairs)
+            with drawn as batch:
+                began = time.perf_counter()
+                codes = make_calls(self.candidate, opened, batch)
+                took_s = (time.perf_counter() - began) / calls
+                self.call_s[index] = min(self.call_s.get(index, math.inf), took_s)
+                self.made += calls
+                self._check_taken(index, codes)
+                return self._compared(batch, codes, most)
+
+        detail, _ = with_fewer_calls(opened, self._calls(index), run, least=2)
         name = opened.problem.cases[index].name
         why = f"after {self.made} calls in one process with changing inputs, case {name}"
         return f"{why}{detail}" if detail else ""

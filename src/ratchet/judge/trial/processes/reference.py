@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import os
+import re
 import select
 import signal
 import sys
@@ -17,6 +18,7 @@ from ratchet.judge.sandbox.isolation import TORCH_FIRST, arm_environment
 from ratchet.judge.sandbox.view import fixed_layout
 from ratchet.judge.sandbox.zygote import IMPORT_S, Forks
 from ratchet.judge.steps.arms import import_path
+from ratchet.judge.workers.memory.driver_memory import MORE_MEMORY
 from ratchet.problems.problem_file import KEEPER_GRACE_S, longest_wait_s, read_answer
 
 REFERENCE_WORKER = "ratchet.judge.workers.reference.worker"
@@ -114,10 +116,25 @@ class ReferenceFault(JudgeError):
     """The reference raised, or the problem is invalid."""
 
 
+class DeviceMemoryRefused(JudgeError):
+    """The GPU has too little free memory for what a trusted worker was asked for."""
+
+
 def raise_fault(reply: Mapping[str, object]) -> None:
-    """Raise ReferenceFault if a trusted worker's answer is an error."""
-    if "error" in reply:
-        raise ReferenceFault(error_words(reply["error"]))
+    """Raise ReferenceFault if a trusted worker's answer is an error.
+
+    If the GPU's memory is the fault, raise DeviceMemoryRefused: others hold that.
+    """
+    if "error" not in reply:
+        return
+    error = reply["error"]
+    kind = error.get("kind") if isinstance(error, dict) else None
+    if kind == "NoDeviceMemory":
+        raise DeviceMemoryRefused(error_words(error))
+    if kind == "OutOfMemoryError":  # torch's, with a paragraph on its allocator
+        first = re.split(r"(?<=iB)\. ", error_words(error), maxsplit=1)[0].rstrip(".")
+        raise DeviceMemoryRefused(f"{first}; {MORE_MEMORY}")
+    raise ReferenceFault(error_words(error))
 
 
 def _reference_command(channel: int) -> list[str]:

@@ -289,6 +289,7 @@ class ScreeningRun:
             found = time_together(case, opened, arms, lose, check_s=check_s, budget_s=budget_s)
             for name, timed in found.items():
                 by_name[name].timings.append(timed)
+                by_name[name].evidence += [timed.smaller] if timed.smaller else []
         for entrant in group:
             if not entrant.is_out and entrant.process is not None:
                 with entrant.on_trial():

@@ -9,7 +9,7 @@ from __future__ import annotations
 import contextlib
 import time
 from collections.abc import Iterator, Mapping, Sequence, Set
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Final, Protocol
 
 import numpy as np
@@ -19,6 +19,7 @@ from ratchet.judge.trial.kernel_checks import OpenProblem, verdict_of_call
 from ratchet.judge.trial.processes.candidate import CandidateProcess
 from ratchet.judge.trial.processes.rivals import RivalProcess
 from ratchet.judge.trial.timing.arms import REFERENCE, RivalArm, RoundSeeds, output_mode, warm
+from ratchet.judge.trial.timing.fewer_calls import with_fewer_calls
 from ratchet.judge.trial.timing.plan import calls_of
 from ratchet.judge.trial.timing.sample import without_round_trip
 from ratchet.measure.arm import ArmLeft, Timing
@@ -49,6 +50,8 @@ class Timed:
     time_s: float
     against_best: float | None
     rounds: int
+    smaller: str = ""
+    """Why a batch had fewer calls than were wanted."""
 
 
 class SharedRounds:
@@ -88,11 +91,12 @@ class ScreenedArm:
 
     def begin(self, rounds: SharedRounds, lose: Loses) -> None:
         """Begin timed rounds, on the same values as the other arms, in which it may be out."""
-        self._rounds, self._lose = rounds, lose
         self.begin_warm(rounds.seeds)
+        self._rounds, self._lose = rounds, lose
 
     def begin_warm(self, seeds: RoundSeeds) -> None:
-        """Take values that the other arms take too, and count batches from here."""
+        """Take values that the other arms take too, and count batches from here; none is timed."""
+        self._rounds, self._lose = None, None
         self._seeds, self._batch = seeds, 0
 
     def run(self, iterations: int) -> Timing:
@@ -150,9 +154,34 @@ def time_together(
     seconds. Only the first rounds may begin after `budget_s` seconds. Raises JudgeError if the
     reference fails.
     """
+    out: set[str] = set()
+
+    def lost(name: str, decided: Decided) -> None:
+        out.add(name)
+        lose(name, decided)
+
+    def run(calls: int) -> dict[str, Timed]:
+        left = [arm for arm in arms if arm.name not in out]
+        return _timed(case, opened, left, lost, calls, check_s=check_s, budget_s=budget_s)
+
+    found, smaller = with_fewer_calls(opened, calls_of(opened, case, share=GPU_SHARE), run)
+    words = "".join(one.detail for one in smaller)
+    return {name: replace(one, smaller=words) for name, one in found.items()}
+
+
+def _timed(
+    case: int,
+    opened: OpenProblem,
+    arms: Sequence[ScreenedArm],
+    lose: Loses,
+    calls: int,
+    *,
+    check_s: float,
+    budget_s: float,
+) -> dict[str, Timed]:
+    """Time these arms in batches of so many calls."""
     if not [arm for arm in arms if arm.name != BEST]:
         return {}
-    calls = calls_of(opened, case, share=GPU_SHARE)
     with _reference(opened) as rival:
         reference = RivalArm(REFERENCE, rival, opened, case, output_mode(arms[-1].process, opened))
         warm_seeds = RoundSeeds(opened, fresh=False)  # drawn once: no warm batch is compared

@@ -105,7 +105,8 @@ def round_count(round_s: float, budget_s: float) -> int:
 def calls_of(opened: OpenProblem, case: int, *, share: int = 1) -> int:
     """Return the number of calls in a batch of a case, on its device.
 
-    On a GPU a batch gets this share of the memory that one of a verdict may take.
+    On a GPU a batch gets this share of the memory that one of a verdict may take. Once
+    memory was refused, batches have fewer calls (`fewer_calls`).
     """
     facts, accelerator = opened.cases[case], opened.accelerator
     if accelerator is None:

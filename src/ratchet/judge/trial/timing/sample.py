@@ -23,6 +23,7 @@ from ratchet.judge.trial.timing.arms import (
     rivals,
     warm,
 )
+from ratchet.judge.trial.timing.fewer_calls import with_fewer_calls
 from ratchet.judge.trial.timing.plan import TimingPlan, calls_of, calls_per_batch, plan_case
 from ratchet.judge.verdict import Evidence, TimedSample
 from ratchet.measure.loop import OpenLaunch, run_launches
@@ -78,11 +79,18 @@ def time_case(
     batches between the timed ones are sampled, at secret places. Decided if an output is wrong
     while it is timed, or if time ran out before enough was measured.
     """
-    launches = _CaseLaunches(case, opened, launch, watch, first_launch, budget_s)
+
+    def run(calls: int) -> Ok[CaseTiming] | Decided:
+        launches = _CaseLaunches(case, opened, launch, watch, calls, first_launch, budget_s)
+        return as_stage(launches.run)
+
+    part = opened.batch_part
     try:
-        outcome = as_stage(launches.run)
+        outcome, smaller = with_fewer_calls(opened, calls_of(opened, case), run)
     except MeasureError as error:
         return Decided.untimed(f"the samples carry no answer: {error}")
+    if first_launch == 0 or opened.batch_part != part:  # a later look repeats nothing
+        outcome = replace(outcome, evidence=(*smaller, *outcome.evidence))
     if isinstance(outcome, Decided):
         return outcome
     timing = outcome.value
@@ -99,13 +107,14 @@ class _CaseLaunches:
         opened: OpenProblem,
         launch: Launch,
         watch: Watch | None,
+        calls: int,
         first_launch: int,
         budget_s: float,
     ) -> None:
         self._case, self._opened = case, opened
         self._launch, self._watch = launch, watch
         self._first, self._budget_s = first_launch, budget_s
-        self._calls = calls_of(opened, case)
+        self._calls = calls
         self._plan: TimingPlan | None = None
         self._untimed: Decided | None = None
         self._samples: list[Sample] = []
@@ -211,13 +220,16 @@ class _CaseLaunches:
 
 def time_alone(case: int, opened: OpenProblem) -> list[float]:
     """Return the reference's seconds per call in each batch, with no candidate beside it."""
-    calls = calls_of(opened, case)
     arm = RivalArm(REFERENCE, opened.lasting[REFERENCE], opened, case, "copied")
-    warm(arm, calls)
-    opened.device_clock.begin(case)
-    times = [arm.run(calls).wall_time_s for _ in range(ALONE_BATCHES)]
-    round_trip_s = opened.device_clock.round_trip_s(case)
-    return [_work_s(time_s, round_trip_s) / calls for time_s in times]
+
+    def run(calls: int) -> list[float]:
+        warm(arm, calls)
+        opened.device_clock.begin(case)
+        times = [arm.run(calls).wall_time_s for _ in range(ALONE_BATCHES)]
+        round_trip_s = opened.device_clock.round_trip_s(case)
+        return [_work_s(time_s, round_trip_s) / calls for time_s in times]
+
+    return with_fewer_calls(opened, calls_of(opened, case), run)[0]
 
 
 def see_order(timing: CaseTiming, opened: OpenProblem, process: CandidateProcess) -> bool:

@@ -79,6 +79,9 @@ class WorkerDevice:
         """Return the bytes that torch's allocator has given out in this process."""
         return 0
 
+    def give_back(self) -> None:
+        """Give back the memory that torch keeps for later."""
+
 
 class Gpu(WorkerDevice):
     """A GPU. On torch's CPU device only its memory is a driver's: for tests."""
@@ -154,6 +157,10 @@ class Gpu(WorkerDevice):
 
     def allocated_bytes(self) -> int:
         return torch.cuda.memory_allocated(self.torch_device) if self._real else 0
+
+    def give_back(self) -> None:
+        if self._real:
+            torch.cuda.empty_cache()
 
 
 def open_device(described: DescribedGpu | None) -> WorkerDevice:

@@ -29,6 +29,9 @@ HIP_TAKES_VALUE: Final = 70_100_000
 """Since HIP 7.1 hipMemImportFromShareableHandle takes the descriptor itself, as CUDA does. Before,
 it took a pointer to it (ROCm/rocm-systems#759, #11020). The version is 10^7 major + 10^5 minor."""
 MOST_SLACK: Final = 64
+OUT_OF_MEMORY: Final = 2
+"""CUDA_ERROR_OUT_OF_MEMORY and hipErrorOutOfMemory."""
+MORE_MEMORY: Final = "other work holds the GPU's memory: free it, or name another with --device"
 
 
 class Location(ctypes.Structure):
@@ -94,6 +97,10 @@ class DescribedGpu(TypedDict):
 
 class DriverRefusal(JudgeError):
     """A driver refused a call; the message names the call and the driver's error."""
+
+
+class NoDeviceMemory(DriverRefusal):
+    """A driver refused memory, because too little of it is free."""
 
 
 class Driver:
@@ -205,9 +212,10 @@ class Driver:
         if code == 0:
             return
         word = self._word(code)
-        if "OUTOFMEMORY" in word.upper().replace("_", ""):
-            word += "; other work holds the GPU's memory: free it, or name another with --device"
-        raise DriverRefusal(f"{self._name(name)} refused: {word}")
+        refusal = f"{self._name(name)} refused: {word}"
+        if code == OUT_OF_MEMORY:
+            raise NoDeviceMemory(f"{refusal}; {MORE_MEMORY}")
+        raise DriverRefusal(refusal)
 
     def _word(self, code: int) -> str:
         """Return the driver's name of an error, such as CUDA_ERROR_NOT_SUPPORTED."""

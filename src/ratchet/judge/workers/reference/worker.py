@@ -22,6 +22,7 @@ from ratchet.base.process import families
 from ratchet.base.process.channel import Message, inherited
 from ratchet.judge.workers.arm import extend_import_path
 from ratchet.judge.workers.memory.device import WorkerDevice, find_gpu, open_device
+from ratchet.judge.workers.memory.driver_memory import NoDeviceMemory
 from ratchet.judge.workers.memory.layout import span
 from ratchet.judge.workers.memory.shared_batch import SharedBatch
 from ratchet.judge.workers.reference import rounding
@@ -220,6 +221,15 @@ class ReferenceWorker:
         }, []
 
     def _draw(self, message: Message) -> Reply:
+        try:
+            return self._new_batch(message)
+        except (NoDeviceMemory, torch.OutOfMemoryError) as error:
+            refusal = error.with_traceback(None)  # its frames hold what was drawn
+        self._drawn, self._answers = {}, {}
+        self._device.give_back()
+        raise refusal
+
+    def _new_batch(self, message: Message) -> Reply:
         assert self._problem is not None
         case, seeds = self._problem.cases[message["case"]], message["seeds"]
         varied = self._problem.varied(case) if message["values"] else ()
