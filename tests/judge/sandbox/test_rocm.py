@@ -12,7 +12,7 @@ from ratchet.base.errors import KernelError
 from ratchet.base.process.time_limits import Clock
 from ratchet.judge.cross_compile import hip_compiler
 from ratchet.judge.emulator import hip_build
-from ratchet.judge.sandbox import rocm, view
+from ratchet.judge.sandbox import bubblewrap, rocm, view
 from ratchet.judge.sandbox.isolation import make_sandbox
 from ratchet.judge.sandbox.worker_modules import PROFILE_WORKER, TORCH_WORKER
 from ratchet.judge.trial.readiness import why_no_kernels
@@ -28,7 +28,7 @@ def bare(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
 
     What this process remembers of the machine is asked for first, with the PATH that it has.
     """
-    why_no_kernels(), view.fixed_layout(), view.closed_to_others()
+    bubblewrap.program(), view.fixed_layout(), view.closed_to_others()
     for name in HERE:
         monkeypatch.delenv(name, raising=False)
     monkeypatch.setattr(rocm, "OPT", tmp_path / "opt")
