@@ -346,10 +346,28 @@ def test_a_file_that_is_no_index_stays_as_it_is(content: bytes, words: str, tmp_
     assert "\n" not in str(caught.value) and path.read_bytes() == content
 
 
+def test_a_file_that_is_no_index_is_closed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    opened: list[sqlite3.Connection] = []
+    connect = sqlite3.connect
+
+    def noted(*where: object, **how: object) -> sqlite3.Connection:
+        opened.append(connect(*where, **how))  # type: ignore[call-overload]
+        return opened[-1]
+
+    monkeypatch.setattr(sqlite3, "connect", noted)
+    path = tmp_path / "knowledge.db"
+    path.write_bytes(b"SQLite format 3\0" + b"x" * 4096)
+    with pytest.raises(KnowledgeError):
+        KnowledgeIndex(path)
+    with pytest.raises(sqlite3.ProgrammingError, match="closed"):
+        opened[0].execute("select 1")
+
+
 def test_another_programs_database_and_a_newer_one_are_refused(tmp_path: Path) -> None:
     other = sqlite3.connect(tmp_path / "other.db")
     other.execute("CREATE TABLE mine (x)")
     other.commit()
+    other.close()
     with pytest.raises(KnowledgeError, match="another program's database"):
         open_index(tmp_path / "other.db")
     with open_index(tmp_path / "i.db", create=True):
@@ -357,6 +375,7 @@ def test_another_programs_database_and_a_newer_one_are_refused(tmp_path: Path) -
     newer = sqlite3.connect(tmp_path / "i.db")
     newer.execute("PRAGMA user_version = 99")
     newer.commit()
+    newer.close()
     with pytest.raises(KnowledgeError, match="has format 99"):
         open_index(tmp_path / "i.db")
     (tmp_path / "dir.db").mkdir()

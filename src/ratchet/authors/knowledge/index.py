@@ -106,7 +106,11 @@ class KnowledgeIndex:
                 isolation_level=None,
                 check_same_thread=False,
             )
-            self._prepare()
+            try:
+                self._prepare()
+            except BaseException:
+                self.close()
+                raise
 
     def close(self) -> None:
         """Close the file; what was added is committed already."""
