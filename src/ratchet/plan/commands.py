@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import re
 import shlex
 from typing import Final
 
@@ -80,24 +79,26 @@ def _megatron(asked: PlanQuestion, plan: LayoutPlan) -> list[str]:
 
 def torchrun(asked: PlanQuestion, plan: LayoutPlan, *, head: str = "$HEAD") -> str:
     """Return the command that each node runs; `head` is the first node's address."""
-    cluster = asked.cluster
-    rendezvous = (
-        "--standalone"
-        if cluster.nodes == 1
-        else f"--rdzv-backend=c10d --rdzv-endpoint={head}:{PORT}"
-    )
-    words = shlex.join(arguments(asked, plan))
-    return (
-        f"torchrun --nnodes={cluster.nodes} --nproc-per-node={cluster.local} {rendezvous} {words}"
-    )
+    return " ".join(_torchrun(asked, plan, head))
 
 
 def torchrun_lines(asked: PlanQuestion, plan: LayoutPlan) -> list[str]:
     """Return the command with one option to a line, each but the last ending in a backslash."""
-    parts = re.split(r" (?=-)", torchrun(asked, plan))
-    first, *rest = [" ".join(parts[:3]), *parts[3:]]
-    lines = [first, *(f"  {one}" for one in rest)]
+    name, nodes, ranks, *options = _torchrun(asked, plan, "$HEAD")
+    lines = [f"{name} {nodes} {ranks}", *(f"  {one}" for one in options)]
     return [*(f"{one} \\" for one in lines[:-1]), lines[-1]]
+
+
+def _torchrun(asked: PlanQuestion, plan: LayoutPlan, head: str) -> list[str]:
+    """Return the words of the command, quoted for a shell, in which `head` may be a variable."""
+    cluster = asked.cluster
+    rendezvous = (
+        ["--standalone"]
+        if cluster.nodes == 1
+        else ["--rdzv-backend=c10d", f"--rdzv-endpoint={head}:{PORT}"]
+    )
+    nodes = [f"--nnodes={cluster.nodes}", f"--nproc-per-node={cluster.local}"]
+    return ["torchrun", *nodes, *rendezvous, *map(shlex.quote, arguments(asked, plan))]
 
 
 def slurm(asked: PlanQuestion, plan: LayoutPlan) -> str:

@@ -142,8 +142,8 @@ class OpenProblem:
         self.lasting: dict[str, RivalProcess] = {}
         """Those that last for the whole verdict, by the name of their arm."""
         self._batches = 0
-        self.least_calls = 1
         self.is_emulated = False
+        self.least_calls = 1
         """The fewest calls of a timed batch, unless they are too large or too slow."""
         self.batch_part = 1
         """On a GPU a batch has this part of its calls: memory was refused for more."""
