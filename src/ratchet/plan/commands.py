@@ -83,9 +83,17 @@ def torchrun(asked: PlanQuestion, plan: LayoutPlan, *, head: str = "$HEAD") -> s
 
 
 def torchrun_lines(asked: PlanQuestion, plan: LayoutPlan) -> list[str]:
-    """Return the command with one option to a line, each but the last ending in a backslash."""
-    name, nodes, ranks, *options = _torchrun(asked, plan, "$HEAD")
-    lines = [f"{name} {nodes} {ranks}", *(f"  {one}" for one in options)]
+    """Return the command with one option to a line, each but the last ending in a backslash.
+
+    A word that is no option stands behind the option before it.
+    """
+    name, nodes, ranks, *words = _torchrun(asked, plan, "$HEAD")
+    lines = [f"{name} {nodes} {ranks}"]
+    for word in words:
+        if word.startswith("-"):
+            lines.append(f"  {word}")
+        else:
+            lines[-1] += f" {word}"
     return [*(f"{one} \\" for one in lines[:-1]), lines[-1]]
 
 
