@@ -3,10 +3,14 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
+from typing import Annotated
 
 import msgspec
 
 from ratchet.base.json_value import Json
+
+Count = Annotated[int, msgspec.Meta(ge=0, lt=1 << 50)]
+"""A plausible count that a process reports: at most a day of instructions, or a petabyte."""
 
 
 def document_of(value: object) -> Json:

@@ -15,8 +15,6 @@ Scale = float | Literal["auto"] | None
 SHORTEST_LIMIT_S = 1.0
 LANGUAGES: Final[tuple[Language, ...]] = ("cpp", "torch", "triton")
 """Languages that can be judged."""
-WITH_TORCH: Final[tuple[Language, ...]] = ("torch", "triton")
-"""Languages in Python: their worker imports torch, and only it can use a GPU."""
 PROFILED: Final[tuple[Language, ...]] = ("triton", "hip")
 """Languages whose kernels have a static profile."""
 EMULATED: Final = ("gfx90a", "gfx942", "gfx950", "gfx1100", "gfx1201")

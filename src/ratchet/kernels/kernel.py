@@ -6,12 +6,14 @@ import hashlib
 import json
 from dataclasses import dataclass
 from functools import lru_cache
-from typing import Literal, cast, get_args
+from typing import Final, Literal, cast, get_args
 
 from ratchet.base.errors import KernelError
 from ratchet.base.json_value import Json
 
 Language = Literal["cpp", "triton", "hip", "torch"]
+WITH_TORCH: Final[tuple[Language, ...]] = ("torch", "triton")
+"""Languages in Python: their worker imports torch, and only it can use a GPU."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)

@@ -10,10 +10,11 @@ import ast
 import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from typing import Annotated, Final
+from typing import Final
 
 import msgspec
 
+from ratchet.base.serialise import Count
 from ratchet.judge.stage_result import Decided, Ok, T, fault
 from ratchet.judge.verdict import Evidence
 from ratchet.judge.workers.memory.layout import BatchLayout
@@ -71,10 +72,6 @@ COPIES: Final = frozenset(
     f"aten::{name}" for name in ("copy_", "clone", "contiguous", "to", "_to_copy", "cpu", "copy")
 )
 """Free in launched languages: wrappers bring inputs into the form that their kernel takes."""
-
-
-Count = Annotated[int, msgspec.Meta(ge=0, lt=1 << 50)]
-"""A plausible count that a process reports: at most a day of instructions, or a petabyte."""
 
 
 class _ToldCensus(msgspec.Struct, frozen=True, kw_only=True):

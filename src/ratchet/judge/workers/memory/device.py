@@ -8,7 +8,7 @@ from __future__ import annotations
 import os
 import time
 from pathlib import Path
-from typing import Any, Final
+from typing import TYPE_CHECKING, Any, Final
 
 import torch
 from torch import Tensor
@@ -17,7 +17,6 @@ from ratchet.base.errors import JudgeError
 from ratchet.base.process.channel import Message
 from ratchet.judge.workers.memory.blocks import BLANK, DeviceMemory, HostMemory, Memory, flat_bytes
 from ratchet.judge.workers.memory.driver_memory import (
-    DescribedGpu,
     Dialect,
     Driver,
     DriverRefusal,
@@ -25,6 +24,9 @@ from ratchet.judge.workers.memory.driver_memory import (
     loaded_files,
 )
 from ratchet.judge.workers.memory.layout import BATCH_PART
+
+if TYPE_CHECKING:
+    from ratchet.sandbox.accelerator import DescribedGpu
 
 FLUSHED: Final = 2
 """Bytes that a device writes before each batch, over the size of its last cache."""

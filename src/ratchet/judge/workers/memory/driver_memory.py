@@ -12,7 +12,7 @@ import ctypes
 import os
 from collections.abc import Callable, Sequence
 from ctypes import POINTER, c_int, c_size_t, c_ubyte, c_uint64, c_ulonglong, c_ushort, c_void_p
-from typing import Any, Final, Literal, NotRequired, TypedDict
+from typing import Any, Final, Literal
 
 from ratchet.base.errors import JudgeError
 
@@ -82,17 +82,6 @@ ARGUMENTS: Final[dict[str, tuple[Any, ...]]] = {
     "MemAddressFree": (c_uint64, c_size_t),
 }
 """Handles and device pointers have eight bytes in both; HIP declares them as pointers."""
-
-
-class DescribedGpu(TypedDict):
-    """A GPU as the judge names it to a worker."""
-
-    torch_name: str
-    """torch's name, `cuda:0` on ROCm too."""
-    dialect: Dialect
-    library: NotRequired[str]
-    """The driver's file; empty if the loader finds it."""
-    flush_bytes: int
 
 
 class DriverRefusal(JudgeError):

@@ -10,15 +10,11 @@ import os
 import stat
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Final, Literal
+from typing import Final, Literal, NotRequired, TypedDict
 
 from ratchet.base.process.channel import Message
-from ratchet.judge.options import WITH_TORCH
 from ratchet.kernels.cuda_use import needs_cuda
-from ratchet.kernels.kernel import Kernel
-
-if TYPE_CHECKING:
-    from ratchet.judge.workers.memory.driver_memory import DescribedGpu
+from ratchet.kernels.kernel import WITH_TORCH, Kernel
 
 NODES: Final[dict[str, tuple[str, ...]]] = {
     "cuda": (
@@ -53,6 +49,15 @@ PASSED: Final = (
 OF_GPU: Final = "GPU "
 """Beginning of the name of something that a judge keeps for a GPU."""
 ANYBODY: Final = stat.S_IROTH | stat.S_IWOTH
+
+
+class DescribedGpu(TypedDict):
+    """A GPU as the judge names it to a worker; `Accelerator` describes the fields."""
+
+    torch_name: str
+    dialect: Literal["cuda", "hip"]
+    library: NotRequired[str]
+    flush_bytes: int
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)

@@ -1,1 +1,0 @@
-"""A sandboxed process that compiles kernels for GPUs that are not here."""
