@@ -168,8 +168,19 @@ def test_where_nothing_won_there_is_nothing_to_paste(tmp_path: Path) -> None:
         assert "nothing to paste" in told
 
 
+def test_a_recipe_of_torch_alone_says_so_above_its_lines(tmp_path: Path) -> None:
+    for world in (World(), World(factors={"allocator": 0.7})):
+        result = run(world, tmp_path / str(len(world.factors)), 900.0).result
+        console = Console(file=io.StringIO(), width=200)
+        print_result(result, console)
+        for told in (console.file.getvalue(), render_page(result)):  # type: ignore[attr-defined]
+            assert "Paste into your script" in told
+            said = "there is nothing to paste" in " ".join(told.split())
+            assert said == (result.recipe_is == "rival")
+
+
 def test_a_step_that_does_not_run_within_the_budget_is_one_line(tmp_path: Path) -> None:
-    with pytest.raises(RatchetError, match="give a larger --budget"):
+    with pytest.raises(RatchetError, match=r"give a larger --budget$"):
         run(World(start_s=100.0), tmp_path, 30.0)
 
 

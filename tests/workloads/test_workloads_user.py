@@ -1,5 +1,6 @@
 from __future__ import annotations
 
+import sys
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -111,6 +112,48 @@ def test_an_exception_names_its_place_in_the_users_file(tmp_path: Path) -> None:
     assert f"raised KeyError: 'no such corpus' ({path}:{line})" in text
 
 
+OPTIONS = """
+import argparse
+parser = argparse.ArgumentParser()
+parser.add_argument("--rows", type=int, REST)
+args = parser.parse_args()
+def build():
+    return args.rows, parser.parse_args().rows
+"""
+
+
+def test_a_script_that_parses_options_gets_their_defaults(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("sys.argv", ["ratchet", "optimize", "--budget", "1m"])
+    path = tmp_path / "options.py"
+    path.write_text(OPTIONS.replace("REST", "default=4"))
+    assert "returned (int, int)" in message(f"{path}:build")
+    assert sys.argv[0] == "ratchet"
+
+
+def test_an_option_that_a_script_needs_is_named(tmp_path: Path) -> None:
+    path = tmp_path / "options.py"
+    path.write_text(OPTIONS.replace("REST", "required=True"))
+    said = message(f"{path}:build")
+    assert f"the following arguments are required: --rows ({path}:5)" in said
+    assert "set sys.argv before it is parsed" in said
+
+
+def test_a_function_that_takes_arguments_is_refused_before_it_runs(tmp_path: Path) -> None:
+    path = tmp_path / "loop.py"
+    path.write_text(
+        "def given(function): return lambda: function(0, 1)\n"
+        "def train(model, lr=1, *, data, seed=0): ...\n"
+        "@given\ndef decorated(model, data): ...\n"
+        "def bare(lr=1, *args): ...\n"
+    )
+    with pytest.raises(WorkloadError, match="train takes model, data, but Ratchet gives it noth"):
+        check_name(f"{path}:train")
+    for name in ("decorated", "bare"):
+        check_name(f"{path}:{name}")
+
+
 def test_a_script_that_exits_is_one_line(tmp_path: Path) -> None:
     assert "raised SystemExit: bye" in message(f"{script(tmp_path)}:leaves")
 
@@ -128,7 +171,9 @@ def test_a_missing_function_lists_those_that_are_there(tmp_path: Path) -> None:
 
 def test_a_missing_file_or_name_is_one_line(tmp_path: Path) -> None:
     assert "No such file" in message(f"{tmp_path}/none.py:make")
-    assert "names no function" in message(str(script(tmp_path)))
+    assert "No such file" in message(f"{tmp_path}/none.py")
+    said = message(str(script(tmp_path)))
+    assert "names no function; write " in said and "(model, optimizer, step, batch)" in said
 
 
 def test_a_syntax_error_names_its_line(tmp_path: Path) -> None:

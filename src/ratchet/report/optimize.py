@@ -67,6 +67,10 @@ _TILE_TITLES = {
     ),
 }
 NOTHING_TO_PASTE = "There is nothing to paste: the step stays as it is written."
+RIVAL_ALONE = (
+    "The recipe holds nothing but torch's own settings ({}). If your script sets them already, "
+    "there is nothing to paste."
+)
 RIVALS = (
     m.name("mode", "title"),
     m.Column("precision"),
@@ -210,6 +214,7 @@ def _use(result: OptimizeResult) -> m.ReportSection:
     apply, undo = result.paste.apply, result.paste.undo
     return m.section(
         "Use it",
+        m.Words(RIVAL_ALONE.format(result.best_compile)) if result.recipe_is == "rival" else None,
         m.section("Paste into your script", m.Lines(apply)) if apply else None,
         m.section("To undo", m.Lines(undo)) if undo else None,
         None if apply else m.Words(NOTHING_TO_PASTE),

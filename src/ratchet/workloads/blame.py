@@ -19,6 +19,9 @@ from ratchet.workloads.workload import Batch, Workload
 
 OWN_REMEDY = "correct it there"
 MODEL_REMEDY = "this model cannot be trained with these settings; change them or choose another"
+NO_OPTIONS = (
+    "Ratchet runs it without options: give each a default, or set sys.argv before it is parsed"
+)
 OUT_OF_MEMORY = ("DefaultCPUAllocator", "out of memory", "hipErrorOutOfMemory", "ALLOC_FAILED")
 SMALLER = "use a smaller batch or sequence, activation checkpointing, or a larger device"
 
@@ -37,6 +40,10 @@ def blamed_on(what: str, *, file: Path | None = None) -> Iterator[None]:
     except (Exception, SystemExit) as error:
         _raise_lost(error, what)
         place = user_place(error, file)
+        if (refused := _refused_options(error)) is not None:
+            raise WorkloadError(
+                f"{what} could not parse its command line: {refused} ({place}); {NO_OPTIONS}"
+            ) from error
         remedy = OWN_REMEDY if place else MODEL_REMEDY
         raise WorkloadError(
             f"{what} raised {type(error).__name__}: {str(error) or 'no message'} "
@@ -120,6 +127,14 @@ def _raise_lost(error: BaseException, what: str) -> None:
     lost = DeviceLost.told_by(str(error), what) if isinstance(error, RuntimeError) else None
     if lost is not None:
         raise lost from error
+
+
+def _refused_options(error: BaseException) -> str | None:
+    """Return what argparse told the user before it ended the program; None for other errors."""
+    for frame, _ in traceback.walk_tb(error.__traceback__):
+        if frame.f_globals.get("__name__") == "argparse" and frame.f_code.co_name == "error":
+            return str(frame.f_locals.get("message"))
+    return None
 
 
 def _innermost(error: BaseException) -> str:

@@ -39,6 +39,11 @@ PREFIX: Final = "hf:"
 """Prefix of a Hugging Face model's name."""
 SAVED_SUFFIX: Final = ".workload"
 """Suffix of a Workload object saved for other processes."""
+WANTED: Final = (
+    "a function without arguments that returns your script's (model, optimizer, step, batch), "
+    "a transformers.Trainer or a ratchet.Workload"
+)
+"""What `file.py:function` must name."""
 NAME_MAKERS: Final = frozenset({"globals", "vars", "setattr", "exec", "__getattr__"})
 """Functions with which a file defines names that its text does not hold."""
 
@@ -61,10 +66,10 @@ def user_file(spec: str) -> Path:
 def user_function(spec: str) -> str:
     """Return the function in `file.py:function`; WorkloadError if it or the file is missing."""
     path, name = user_file(spec), spec.rpartition(":")[2] if ".py:" in spec else ""
-    if not name:
-        raise WorkloadError(f"workload {spec!r} names no function; write {path}:FUNCTION")
     if why := why_not_file(path):
         raise WorkloadError(f"workload {spec!r}: {str(path)!r} {why}; check the path")
+    if not name:
+        raise WorkloadError(f"workload {spec!r} names no function; write {path}:FUNCTION, {WANTED}")
     return name
 
 
@@ -136,6 +141,24 @@ def _check_text(path: Path, function: str, spec: str) -> None:
             f"workload {spec!r}: {path} has no function {function!r}; "
             f"it has {', '.join(own) or 'none'}"
         )
+    if taken := _arguments(tree, function):
+        raise WorkloadError(
+            f"workload {spec!r}: {function} takes {', '.join(taken)}, but Ratchet gives it "
+            f"nothing; name {WANTED}"
+        )
+
+
+def _arguments(tree: ast.Module, function: str) -> list[str]:
+    """Return the arguments that a function needs; a decorator may give them, as hydra's does."""
+    needed: list[str] = []
+    for node in tree.body:
+        if isinstance(node, ast.FunctionDef) and node.name == function and not node.decorator_list:
+            given = node.args
+            placed = [one.arg for one in (*given.posonlyargs, *given.args)]
+            needed = placed[: len(placed) - len(given.defaults)]
+            named = zip(given.kwonlyargs, given.kw_defaults, strict=True)
+            needed += [one.arg for one, default in named if default is None]
+    return needed
 
 
 def _bound(tree: ast.Module) -> set[str]:

@@ -8,7 +8,8 @@ from __future__ import annotations
 
 import importlib.util
 import sys
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
@@ -42,7 +43,7 @@ def load_user(spec: str, request: Request) -> Workload:
     make = _function(path, function_name, spec)
     with torch.random.fork_rng(devices=[]):
         torch.manual_seed(request.seed)
-        with blamed_on(f"workload {spec!r}", file=path):
+        with blamed_on(f"workload {spec!r}", file=path), _without_options(path):
             result = make()
             if is_trainer(result):
                 result = trainer_workload(result, spec, request)
@@ -86,11 +87,22 @@ def import_file(path: Path, spec: str) -> ModuleType:
         sys.modules[name] = module
     _importing.append(str(path))
     try:
-        with blamed_on(f"workload {spec!r}", file=path):
+        with blamed_on(f"workload {spec!r}", file=path), _without_options(path):
             module_spec.loader.exec_module(module)
     finally:
         _importing.pop()
     return module
+
+
+@contextmanager
+def _without_options(path: Path) -> Iterator[None]:
+    """Show the user's code the command line of `python FILE`: Ratchet's own words are not its."""
+    own = sys.argv
+    sys.argv = [str(path)]
+    try:
+        yield
+    finally:
+        sys.argv = own
 
 
 def accepted(result: object, spec: str, request: Request) -> Workload:

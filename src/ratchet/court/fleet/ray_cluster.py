@@ -17,7 +17,7 @@ from urllib.parse import urlsplit
 from ratchet.base.errors import DeviceError, JudgeError
 from ratchet.base.json_value import Json
 from ratchet.court.fleet import seat as on_the_seat
-from ratchet.court.fleet.spread import Seat, SeatLost
+from ratchet.court.fleet.spread import CONTINUED, Seat, SeatLost
 
 CONNECTED_S: Final = 10.0
 """Time limit of the first connection to a `ray://` address."""
@@ -196,6 +196,4 @@ def _words(error: BaseException) -> str:
 
 
 def _gone(error: BaseException) -> JudgeError:
-    return JudgeError(
-        f"the connection to the Ray cluster is lost ({_words(error)}): run again with --resume"
-    )
+    return JudgeError(f"the connection to the Ray cluster is lost ({_words(error)}): {CONTINUED}")

@@ -24,6 +24,10 @@ PATIENCE_S: Final = 60.0
 DESCRIBED_S: Final = 120.0
 """Time limit of a machine's first answer: Ratchet is imported there."""
 
+CONTINUED: Final = (
+    "run the command again, `ratchet write` with --resume; the ledger kept the answers"
+)
+
 
 class SeatLost(Exception):
     """The process or the machine of an order is gone; says nothing about the order."""
@@ -131,7 +135,7 @@ class Spread:
                 if now - missing_since > PATIENCE_S:
                     raise JudgeError(
                         "no machine of the cluster is left to judge on: start one "
-                        "(ray start --address=HEAD:6379), and run again with --resume"
+                        f"(ray start --address=HEAD:6379), and {CONTINUED}"
                     )
                 self.cluster.wait([], LOOK_S)
         finally:

@@ -40,6 +40,11 @@ from ratchet.optimize.turn.search import Search
 from ratchet.optimize.turn.settings import Settings, check_settings
 from ratchet.optimize.turn.state import Listener, Turn
 from ratchet.workloads.config import StepConfig
+from ratchet.workloads.names import is_user_spec
+
+TRAINS_ON_IMPORT = (
+    "; if your file trains when it is imported, put that under `if __name__ == '__main__':`"
+)
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -126,9 +131,10 @@ def describe(turn: Turn) -> StepFacts:
     try:
         facts = turn.memo("workload", "describe", StepFacts, compute)
     except DeadlinePassed as error:
+        own = is_user_spec(turn.settings.workload)
         raise RatchetError(
             f"the budget of {turn.settings.budget_s:.0f} s ended before the step ran twice: "
-            "give a larger --budget"
+            f"give a larger --budget{TRAINS_ON_IMPORT if own else ''}"
         ) from error
     turn.arms.peak_memory_bytes = facts.peak_memory_bytes
     turn.arms.note_peak(with_config(facts.written, {}), facts.peak_memory_bytes)
