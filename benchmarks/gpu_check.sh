@@ -9,8 +9,8 @@
 # cut or was left out has a line that says so. The figures come last (benchmarks/gpu_figures.py);
 # what a part printed besides is on stderr. Exit code 1 if anything failed. --dry-run prints each
 # part's limit and command, and the figures, and runs nothing. PARTS names the parts to run, as in
-# PARTS="optimize tests" with OPTIMIZE_S=320 and BUDGET=5m. WORKLOAD, LEVERS_WORKLOAD, BUDGET,
-# TESTS and LIMIT_S (of each part) set smaller parts, to walk through it on a simulated GPU.
+# PARTS="optimize tests" with OPTIMIZE_S=320 and BUDGET=5m. WORKLOAD, LEVERS_WORKLOAD, BUDGET and
+# TESTS set smaller parts, and LIMIT_S the limit of each, to walk through it on a simulated GPU.
 set -u
 cd "$(dirname "$0")/.." || exit 2
 began=$(date +%s)
@@ -35,15 +35,15 @@ within() {
         python3 -c 'import json, sys; print(json.dumps({"part": sys.argv[1], "limit_s": int(sys.argv[2]), "command": sys.argv[3:]}))' "$part" "$limit" "$@"
         return 0
     fi
-    left=$((470 - $(date +%s) + began))
+    left=$((${LIMIT_S:+6 * }${LIMIT_S:-470} - $(date +%s) + began))
     [ "$part" = tests ] && limit=$left
+    limit=${LIMIT_S:-$limit}
     [ "$left" -lt "$limit" ] && limit=$left
     if [ "$limit" -lt 5 ]; then
         echo "{\"part\": \"$part\", \"failed\": \"left out: no time\"}"
         failed=1
         return 1
     fi
-    [ "${LIMIT_S:-$limit}" -lt "$limit" ] && limit=$LIMIT_S
     ran="$ran $part"
     python3 benchmarks/gpu_part.py "$limit" "$out/$part" "$@"
     code=$?
