@@ -3,8 +3,8 @@
 #
 #     benchmarks/gpu_check.sh [--dry-run | FOLDER WITH WHEELS]
 #
-# The wheels are those of Ratchet's dependencies that the machine lacks; no network is needed.
-# Timings come first, alone. Each part has its own limit, and the last also what the others left. Once
+# The wheels are those of Ratchet's dependencies that the machine lacks; no network is needed. NEEDED
+# names the modules; if one is missing, a line says so and nothing runs. Timings come first, alone. Each part has its own limit, and the last also what the others left. Once
 # a part ends, all its processes are killed, so that none holds the GPU's memory. A part that failed, was
 # cut or was left out has a line that says so. The figures come last (benchmarks/gpu_figures.py);
 # what a part printed besides is on stderr. Exit code 1 if anything failed. --dry-run prints each
@@ -18,9 +18,17 @@ dry=
 if [ "${1:-}" = --dry-run ]; then
     dry=yes
 elif [ $# -gt 0 ]; then
-    python3 -m pip install -q --no-index --no-deps "$1"/*.whl || exit 2
+    PIP_BREAK_SYSTEM_PACKAGES=1 python3 -m pip install -q --no-index --no-deps "$1"/*.whl || exit 2
 fi
 export PYTHONPATH="src${PYTHONPATH:+:$PYTHONPATH}"
+NEEDED="torch triton numpy scipy msgspec sqlalchemy platformdirs psutil safetensors jinja2 pygments
+    rich typer transformers tokenizers pytest pytest_timeout xdist hypothesis"
+if [ -z "$dry" ]; then
+    missing=$(python3 -c 'import sys
+from importlib.util import find_spec
+print(*[one for one in sys.argv[1].split() if find_spec(one) is None])' "$NEEDED")
+    [ -z "$missing" ] || { echo "{\"failed\": \"missing here: $missing\"}"; exit 2; }
+fi
 failed=0
 ran=
 out=$(mktemp -d)
@@ -39,7 +47,7 @@ within() {
     [ "$part" = tests ] && limit=$left
     limit=${LIMIT_S:-$limit}
     [ "$left" -lt "$limit" ] && limit=$left
-    if [ "$limit" -lt 5 ]; then
+    if [ "$left" -lt 5 ]; then
         echo "{\"part\": \"$part\", \"failed\": \"left out: no time\"}"
         failed=1
         return 1
@@ -62,7 +70,10 @@ within 35 scripts python3 benchmarks/gpu_scripts.py
 # The main job: its ratio over torch.compile's best, null where nothing was proven.
 within "${OPTIMIZE_S:-125}" optimize python3 -m ratchet.cli optimize "${WORKLOAD:-llama-60m}" --budget "${BUDGET:-110s}" \
     --device cuda --json --ledger "$out/ledger.db" --out "$out/optimized"
-within 100 tests python3 -m pytest -m gpu -n 0 -q --tb=short -p no:cacheprovider "${TESTS:-tests}"
+# Only files with such tests: the others import more packages, and collecting them takes 20 s.
+# shellcheck disable=SC2046,SC2086
+within 100 tests python3 -m pytest -m gpu -n 0 -q --tb=short -p no:cacheprovider \
+    ${TESTS:-$(grep -rl --include="test_*.py" "mark\.gpu" tests | sort)}
 if [ -n "$dry" ]; then
     python3 benchmarks/gpu_figures.py --dry-run
 elif [ -n "$ran" ]; then
