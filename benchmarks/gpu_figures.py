@@ -59,8 +59,10 @@ def proven_s(rows: Sequence[Row]) -> float | None:
 
 
 def verdict_s(rows: Sequence[Row]) -> float | None:
-    """Return the longest seconds of a verdict."""
-    return max((one["verdict_s"] for one in rows if "verdict_s" in one), default=None)
+    """Return the longest seconds of a verdict; None if one measured nothing."""
+    found = [one for one in rows if "verdict_s" in one]
+    measured = all(one["ratio"] is not None for one in found)
+    return max((one["verdict_s"] for one in found), default=None) if measured else None
 
 
 def screening_s(rows: Sequence[Row]) -> float | None:
@@ -93,7 +95,12 @@ def levers_missing(rows: Sequence[Row]) -> float | None:
 
 
 def worst_loss(rows: Sequence[Row]) -> float | None:
-    """Return the largest difference of a loss between a recipe and the script as written."""
+    """Return the largest difference of a loss between a recipe and the script as written.
+
+    None if a step ran as written, by which losses agree.
+    """
+    if any("recipe" in one and "failed" in one for one in rows):
+        return None
     return max((one["worst_difference"] for one in rows if "worst_difference" in one), default=None)
 
 

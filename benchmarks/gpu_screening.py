@@ -3,7 +3,7 @@
     python benchmarks/gpu_screening.py [--device cuda] [--kernels 16] [--problem silu] [--tier gpu]
 
 One JSON object a line: the seconds, how many kernels were screened as right, and what became of the
-others. The exit code is 1 if none was right.
+others, with a reason of each kind. The exit code is 1 if none was right.
 """
 
 from __future__ import annotations
@@ -61,7 +61,8 @@ def main() -> int:
             took_s = time.monotonic() - began
     said = Counter(one.status for one in answers)
     row = {"screened": len(kernels), "right": said["screened"], "took_s": round(took_s, 1)}
-    print(json.dumps({**row, "answers": said}), flush=True)
+    others = {one.status: one.reason[:300] for one in answers if one.status != "screened"}
+    print(json.dumps({**row, "answers": said, "others": others}), flush=True)
     return int(not said["screened"])
 
 

@@ -13,6 +13,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from test_gpu_twins import on_gpus
 
 from ratchet.base.process import families
 
@@ -22,7 +23,12 @@ CALLS = re.findall(r"^within \d+ \w+ python3 benchmarks/(\S+)(.*)$", SCRIPT.read
 
 
 def run(
-    folder: Path, *, after_s: int = 0, parts: str = "", python: str = "true", limit_s: int = 999
+    folder: Path,
+    *,
+    after_s: int = 0,
+    parts: str = "",
+    python: str = "true",
+    limit_s: str = "",
 ) -> tuple[int, list[list[str]], list[str]]:
     """Run the script where python3 only notes its words, and the clock stands `after_s` later.
 
@@ -40,12 +46,16 @@ def run(
         path = folder / name
         path.write_text(f"#!/bin/sh\n{text}\n")
         path.chmod(0o755)
-    environment = {**os.environ, "PATH": f"{folder}:{os.environ['PATH']}", "LIMIT_S": str(limit_s)}
-    if parts:
-        environment["PARTS"] = parts
+    asked = {"PARTS": parts, "LIMIT_S": limit_s}
+    environment = {**os.environ, "PATH": f"{folder}:{os.environ['PATH']}", **asked}
     done = subprocess.run(["sh", str(SCRIPT)], env=environment, capture_output=True, text=True)
     words = [line.split() for line in noted.read_text().splitlines()] if noted.exists() else []
-    return done.returncode, words, done.stdout.splitlines()
+    ran = [
+        one
+        for one in words
+        if one and one[0] in ("-m", *(f"benchmarks/{name}" for name, _ in CALLS))
+    ]
+    return done.returncode, ran, done.stdout.splitlines()
 
 
 def planned() -> tuple[list[dict[str, Any]], list[dict[str, Any]]]:
@@ -72,6 +82,20 @@ def test_all_parts_run_in_order_the_timings_first(tmp_path: Path) -> None:
     first = [one[0] for one in words if one[0].startswith("benchmarks/")]
     assert first == [f"benchmarks/{name}" for name, _ in CALLS] and len(first) == 4
     assert words[-1][:4] == ["-m", "pytest", "-m", "gpu"] and len(words) == 6
+
+
+def test_a_missing_package_is_told_before_anything_runs(tmp_path: Path) -> None:
+    tells = 'case "$1" in -c) echo msgspec transformers;; esac'
+    code, words, said = run(tmp_path, python=tells)
+    assert code == 2 and not words
+    assert [json.loads(line) for line in said] == [{"failed": "missing here: msgspec transformers"}]
+
+
+def test_the_tests_that_need_a_gpu_are_all_named() -> None:
+    """Files that hold none are not collected: that takes as long as a verdict."""
+    (command,) = [one["command"] for one in planned()[0] if one["part"] == "tests"]
+    named = {one.removeprefix("tests/") for one in command if one.endswith(".py")}
+    assert named >= {test.partition("::")[0] for test, _ in on_gpus()}
 
 
 def test_named_parts_run_alone(tmp_path: Path) -> None:
@@ -107,7 +131,7 @@ def test_a_part_that_fails_hangs_or_leaves_a_process_stops_no_other(tmp_path: Pa
         tmp_path,
         python=BAD_PARTS.format(pids=pids),
         parts="clock screening levers scripts",
-        limit_s=2,
+        limit_s="2",
     )
     lines = [json.loads(line) for line in said]
     assert code == 1
@@ -197,6 +221,16 @@ def test_a_faster_kernel_that_was_not_proven_is_no_figure() -> None:
     row = {"kernel": "shorter", "status": "correct", "verdict_s": 9.0}
     assert figures.proven_s([row]) is None
     assert figures.optimized("low")([{"speedup": {"vs_compile": None}}]) is None
+
+
+def test_what_measured_nothing_is_no_figure() -> None:
+    figures = module_of("gpu_figures.py")
+    right = {"kernel": "same", "ratio": [0.9, 1.0, 1.1], "verdict_s": 9.0}
+    assert figures.verdict_s([right]) == 9.0
+    assert figures.verdict_s([right, right | {"ratio": None}]) is None
+    trained = {"recipe": "compile", "worst_difference": 0.0}
+    assert figures.worst_loss([trained]) == 0.0
+    assert figures.worst_loss([trained, {"recipe": "x", "failed": "as written"}]) is None
 
 
 @pytest.mark.parametrize(("name", "words"), CALLS)

@@ -15,7 +15,9 @@ from ratchet.base.errors import JudgeError
 from ratchet.judge.stage_result import Decided
 from ratchet.judge.trial import kernel_checks, on_device, stages
 from ratchet.judge.trial.device_clock import DeviceClock
+from ratchet.judge.trial.kernel_checks import OpenProblem
 from ratchet.judge.trial.kernel_trial import KernelJudge
+from ratchet.judge.trial.processes.reference import ReferenceProcess, raise_fault
 from ratchet.judge.trial.timing import plan, sample
 from ratchet.judge.verdict import Evidence, Ratio, Speedups, Verdict
 from ratchet.kernels.kernel import Kernel
@@ -254,6 +256,47 @@ def test_a_driver_that_refuses_in_the_sandbox_alone_is_unmeasured(
         pytest.skip("without bubblewrap a candidate's home is another")
     assert verdict.status == "unmeasured", (verdict.status, verdict.reason)
     assert call in verdict.reason and "in the sandbox" in verdict.reason
+
+
+LOST = "RuntimeError: CUDA error: GPU has fallen off the bus\nCompile with more."
+
+
+@pytest.mark.parametrize("where", ["opened", "timed"])
+def test_a_gpu_that_the_reference_loses_is_nobodys_fault_and_the_next_verdict_starts_anew(
+    where: str, fake: FakeDriver, judge: KernelJudge, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def lose(*_: Any, **__: Any) -> None:
+        raise_fault({"error": {"kind": "RuntimeError", "message": LOST, "known": False}})
+
+    with monkeypatch.context() as patch:
+        if where == "opened":
+            patch.setattr(ReferenceProcess, "ask", lose)
+        else:
+            patch.setattr(OpenProblem, "flush", lose)
+        verdict = judge.judge(python(HONEST), problem(), device=fake.accelerator)
+    assert verdict.status == "unmeasured", (verdict.status, verdict.reason)
+    assert "stopped answering" in verdict.reason and "run again" in verdict.reason
+    assert "\n" not in verdict.reason and judge.reference_pid is None
+    assert_right(judge.judge(python(HONEST), problem(), device=fake.accelerator))
+
+
+def test_a_gpu_that_a_kernel_loses_is_not_the_kernels_fault(
+    fake: FakeDriver, judge: KernelJudge
+) -> None:
+    lost = f"def silu(x, s):\n    raise RuntimeError({LOST!r})\n"
+    verdict = judge.judge(python(lost), problem(), device=fake.accelerator)
+    assert verdict.status == "unmeasured", (verdict.status, verdict.reason)
+    assert "stopped answering in the kernel's process" in verdict.reason
+    assert "\n" not in verdict.reason
+
+
+def test_a_driver_that_refuses_to_open_the_gpu_is_not_the_problems_fault(
+    fake: FakeDriver, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("RATCHET_FAKE_REFUSES", "MemGetAllocationGranularity")
+    with KernelJudge() as own:
+        verdict = own.judge(python(HONEST), problem(), device=fake.accelerator)
+    assert verdict.status == "unmeasured", (verdict.status, verdict.reason)
 
 
 SHADOWED = """

@@ -148,7 +148,10 @@ class Watched:
         self.at_work: list[int] = []
         """Candidates whose first call began before one was waited for."""
         self.beside_the_clock: list[CandidateProcess] = []
+        self.before_the_clock = 0
+        """First calls that began before anything was timed."""
         self._begun = 0
+        self._is_timed = False
         for owner, name, what in (
             (zygote.CandidateZygote, "__init__", "zygotes"),
             (Rivals, "begin", "references"),
@@ -166,6 +169,7 @@ class Watched:
 
         def begun(process: CandidateProcess, *given: Any, **more: Any) -> float:
             self._begun += 1
+            self.before_the_clock += not self._is_timed
             return float(begin(process, *given, **more))
 
         def ended(process: CandidateProcess, *given: Any, **more: Any) -> Any:
@@ -174,6 +178,7 @@ class Watched:
             return end(process, *given, **more)
 
         def timed(process: Any, *given: Any, **more: Any) -> Any:
+            self._is_timed = True
             others = [one for one in self.processes if one is not process and not one._child.closed]
             self.beside_the_clock += [one for one in others if not is_stopped(one)]
             is_rival = isinstance(process, RivalProcess)
@@ -226,6 +231,23 @@ def test_sixteen_kernels_take_a_process_each_and_nothing_twice(
         )
         assert again[0].status == "screened" and again[0].against_best is not None
         assert watched.started == {**once, "references": 2}
+
+
+@pytest.mark.parametrize("cores", [2, 4])
+def test_as_many_as_there_are_cores_compile_at_once_before_one_is_timed(
+    cores: int, fake: FakeDriver, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Four kernels, timed in two groups: where there are cores, nobody compiles in between."""
+    kernels = [kernel(f"silu = honest  # {at}\n") for at in range(4)]
+    monkeypatch.setattr(groups, "GROUP", 2)
+    watched = Watched(monkeypatch)
+    large = replace(fake.accelerator, batch_bytes=8 << 30)
+    with KernelJudge(threads=cores) as judge:
+        answers = judge.screen(problem(), kernels, device=large, time_limit_s=240)
+    assert_answered(answers, ["screened"] * 4)
+    assert max(watched.at_work) == cores
+    assert watched.before_the_clock == 2 * cores  # two cases each
+    assert not watched.beside_the_clock
 
 
 def test_the_arms_share_what_is_drawn_for_a_round_and_for_warming(
@@ -372,3 +394,20 @@ def test_fewer_are_timed_together_where_a_gpu_is_small() -> None:
     assert size(80e9, 4e9) < groups.GROUP
     assert size(6e9) < groups.GROUP
     assert size(1e9) == 1
+
+
+def test_more_wait_where_memory_and_cores_suffice() -> None:
+    from ratchet.judge.trial.kernel_checks import CaseFacts
+
+    def at_once(free_bytes: float, cores: int, case_bytes: float = 5e8) -> int:
+        gpu = Accelerator(
+            torch_name="cuda:0", dialect="cuda", batch_bytes=int(free_bytes / BATCH_PART)
+        )
+        case = CaseFacts(name="a", time_s=1.0, flops=1.0, bytes=case_bytes)
+        size = groups.group_size([case], gpu)
+        return size * groups.groups_at_once(size, [case], cores, gpu)
+
+    assert at_once(79e9, cores=16) == 16
+    assert at_once(79e9, cores=2) == groups.GROUP
+    assert at_once(79e9, cores=16, case_bytes=2e9) == groups.GROUP
+    assert at_once(1e9, cores=16) == 1

@@ -13,7 +13,7 @@ from typing import Annotated, Final
 
 import msgspec
 
-from ratchet.base.errors import JudgeError, KernelError
+from ratchet.base.errors import DeviceLost, JudgeError, KernelError
 from ratchet.base.process import families
 from ratchet.base.process.channel import Message, close_descriptors
 from ratchet.base.process.child import Child, ChildFailure, error_words, program
@@ -501,6 +501,9 @@ def _raise_refusal(
             raise fault("wrong", why, raised=True)
         if isinstance(error, dict) and not error.get("known") and TORCH_SAYS.search(words):
             raise fault("unmeasured", f"the kernel needs CUDA ({words[:200]}): {NEEDS_CUDA}")
+        lost = DeviceLost.told_by(words, "the kernel's process")
+        if lost is not None:
+            raise fault("unmeasured", str(lost))
         what = f"the kernel {what}: {words}{remedy and f'; {remedy}'}"
         raise fault(status, what, raised=status == "crashed")
 

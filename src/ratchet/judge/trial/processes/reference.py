@@ -10,12 +10,12 @@ import signal
 import sys
 from collections.abc import Mapping
 
-from ratchet.base.errors import JudgeError
+from ratchet.base.errors import DeviceLost, JudgeError
 from ratchet.base.process.channel import Message, close_descriptors, inherited
 from ratchet.base.process.child import Child, error_words, program
 from ratchet.base.process.time_limits import until_the_end_s
 from ratchet.judge.steps.arms import import_path
-from ratchet.judge.workers.memory.driver_memory import MORE_MEMORY
+from ratchet.judge.workers.memory.driver_memory import MORE_MEMORY, DriverRefusal
 from ratchet.problems.problem_file import KEEPER_GRACE_S, longest_wait_s, read_answer
 from ratchet.sandbox.isolation import TORCH_FIRST, arm_environment
 from ratchet.sandbox.view import fixed_layout
@@ -123,18 +123,24 @@ class DeviceMemoryRefused(JudgeError):
 def raise_fault(reply: Mapping[str, object]) -> None:
     """Raise ReferenceFault if a trusted worker's answer is an error.
 
-    If the GPU's memory is the fault, raise DeviceMemoryRefused: others hold that.
+    If a GPU is the fault, raise DeviceLost, or DeviceMemoryRefused if others hold its memory, or
+    the driver's refusal.
     """
     if "error" not in reply:
         return
     error = reply["error"]
-    kind = error.get("kind") if isinstance(error, dict) else None
+    kind, words = error.get("kind") if isinstance(error, dict) else None, error_words(error)
     if kind == "NoDeviceMemory":
-        raise DeviceMemoryRefused(error_words(error))
+        raise DeviceMemoryRefused(words)
     if kind == "OutOfMemoryError":  # torch's, with a paragraph on its allocator
-        first = re.split(r"(?<=iB)\. ", error_words(error), maxsplit=1)[0].rstrip(".")
+        first = re.split(r"(?<=iB)\. ", words, maxsplit=1)[0].rstrip(".")
         raise DeviceMemoryRefused(f"{first}; {MORE_MEMORY}")
-    raise ReferenceFault(error_words(error))
+    if kind == DriverRefusal.__name__:
+        raise DriverRefusal(words)
+    lost = DeviceLost.told_by(words, "the reference's process")
+    if lost is not None:
+        raise lost
+    raise ReferenceFault(words)
 
 
 def _reference_command(channel: int) -> list[str]:

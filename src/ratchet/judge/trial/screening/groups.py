@@ -7,6 +7,7 @@ costs the others nothing. docs/reference/judge.md ("Screening") says what a verd
 from __future__ import annotations
 
 import contextlib
+import itertools
 import logging
 from collections.abc import Callable, Iterator, Sequence
 from statistics import geometric_mean
@@ -125,8 +126,8 @@ class ScreeningRun:
     ) -> None:
         """Screen the candidates group by group, compiled ones first.
 
-        On a GPU all of a group load and make their first calls at the same time: Triton compiles
-        then, on as many cores as there are. All of them are stopped when the clock runs.
+        On a GPU as many as there are cores load and make their first calls at the same time, before
+        one of them is timed: Triton compiles then. All of them are stopped when the clock runs.
         """
         memory_bytes = {one.kernel.language: opened.memory_bytes(one.runnable) for one in self._all}
 
@@ -150,37 +151,54 @@ class ScreeningRun:
             rival = opened.rivals.begin(threads=opened.reference.threads)
             opened.lasting[REFERENCE] = rival
         cases = self._drawn_cases(opened)
-        groups = self._groups(group_size(opened.cases, self.accelerator))
-        for at, group in enumerate(groups):
-            if self.clock.over:
-                limit = f"the time limit of {self.clock.limit_s:.3g} s"
-                self.decide_all(Decided("unmeasured", f"{limit} ran out first; raise it"))
+        size = group_size(opened.cases, self.accelerator)
+        groups = self._groups(size)
+        at_once = groups_at_once(size, opened.cases, self._threads, self.accelerator)
+        for first in range(0, len(groups), at_once):
+            if self._out_of_time():
                 return
             best = [self._best] if self._best is not None and not self._best.is_out else []
-            together = [*best, *group]
+            loaded = groups[first : first + at_once]
+            together = [*best, *itertools.chain(*loaded)]
             try:
-                for part in self._at_once(together):
-                    for entrant in part:
-                        with entrant.on_trial():
-                            start(entrant)
-                    for entrant in part:
-                        with entrant.on_trial():
-                            if entrant.process is not None:
-                                entrant.process.await_load(entrant.runnable)
-                                entrant.process.pause()
-                if self.accelerator is not None and at == 0:
+                self._load(together, start)
+                if self.accelerator is not None and first == 0:
                     opened.lasting[REFERENCE].await_load()
                 LOG.debug("%s kernels are loaded", len(together))
                 self._check(together, cases, opened, pool)
                 LOG.debug("they are checked")
                 pool.pause()
-                share_s = self.clock.left_s / (len(groups) - at)
-                self._time(together, opened, min(BUDGET_S, share_s) / max(1, len(opened.timed)))
-                LOG.debug("they are timed")
+                for at, group in enumerate(loaded, start=first):
+                    if at > first and self._out_of_time():
+                        return
+                    share_s = self.clock.left_s / (len(groups) - at)
+                    budget_s = min(BUDGET_S, share_s) / max(1, len(opened.timed))
+                    self._time([*best, *group], opened, budget_s)
+                    LOG.debug("%s of them are timed", len(group))
+                    for entrant in group:  # whose memory the next ones get
+                        entrant.end()
                 pool.resume()
             finally:
                 for entrant in together:
                     entrant.end()
+
+    def _out_of_time(self) -> bool:
+        """Return whether the time is over; then all that have no answer get one."""
+        if self.clock.over:
+            limit = f"the time limit of {self.clock.limit_s:.3g} s"
+            self.decide_all(Decided("unmeasured", f"{limit} ran out first; raise it"))
+        return self.clock.over
+
+    def _load(self, entrants: Sequence[Entrant], start: Callable[[Entrant], None]) -> None:
+        for part in self._at_once(entrants):
+            for entrant in part:
+                with entrant.on_trial():
+                    start(entrant)
+            for entrant in part:
+                with entrant.on_trial():
+                    if entrant.process is not None:
+                        entrant.process.await_load(entrant.runnable)
+                        entrant.process.pause()
 
     def _at_once(self, group: Sequence[Entrant]) -> list[Sequence[Entrant]]:
         """Part a group by who works at the same time: one by one on cores, all on a GPU."""
@@ -383,13 +401,37 @@ def group_size(cases: Sequence[CaseFacts], accelerator: Accelerator | None = Non
     the last one and its results, beside what the driver takes.
     """
     if accelerator is not None:
-        room = GPU_MEMORY_SHARE * BATCH_PART * accelerator.batch_bytes
-        largest = max(case.bytes for case in cases)
-        own = 2 * max(largest, accelerator.batch_bytes / GPU_SHARE) + CONTEXT_BYTES
-        return max(1, min(GROUP, int(room / own) - 1))  # and the reference
+        timed_bytes = _timed_bytes(cases, accelerator)
+        return max(1, min(GROUP, int(_room_bytes(accelerator) / timed_bytes) - 1))  # the reference
     batch_bytes = max(calls_per_batch(case.time_s, case.bytes) * case.bytes for case in cases)
     fitting = int(MEMORY_SHARE * free_bytes() / (KEPT_BATCHES * max(batch_bytes, 1.0)))
     return max(1, min(GROUP, fitting))
+
+
+def groups_at_once(
+    size: int, cases: Sequence[CaseFacts], cores: int, accelerator: Accelerator | None
+) -> int:
+    """Return how many groups of that size load and are checked before the first is timed.
+
+    On a GPU a candidate that waits holds the tensors of one call and its results, so more of them
+    fit than can be timed together; no more than there are cores, which compile.
+    """
+    if accelerator is None:
+        return 1
+    left_bytes = _room_bytes(accelerator) - (size + 1) * _timed_bytes(cases, accelerator)
+    waiting = left_bytes / (2 * max(case.bytes for case in cases) + CONTEXT_BYTES)
+    return 1 + max(0, min(int(waiting), cores - size)) // size
+
+
+def _room_bytes(accelerator: Accelerator) -> float:
+    """Return the memory of a GPU that all processes may take."""
+    return GPU_MEMORY_SHARE * BATCH_PART * accelerator.batch_bytes
+
+
+def _timed_bytes(cases: Sequence[CaseFacts], accelerator: Accelerator) -> float:
+    """Return what a process takes of a GPU's memory while it is timed."""
+    largest = max(case.bytes for case in cases)
+    return 2 * max(largest, accelerator.batch_bytes / GPU_SHARE) + CONTEXT_BYTES
 
 
 def _check_language(kernel: Kernel) -> None:
