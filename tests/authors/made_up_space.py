@@ -17,7 +17,6 @@ from simulated_machine import Machine, simulate, to_samples
 from ratchet.authors.author import Answer, Proposal, Schedule
 from ratchet.base.errors import JudgeError
 from ratchet.court.terms import JudgedKernel, Terms
-from ratchet.judge.stage_result import Ok
 from ratchet.judge.trial.timing import decide, group_sequential, plan
 from ratchet.judge.trial.timing.arms import CANDIDATE, REFERENCE, TWIN
 from ratchet.judge.trial.timing.group_sequential import time_until_answered
@@ -176,9 +175,7 @@ class MadeUpCourt:
             return self._judged(kernel, problem, "wrong", None, [])
         ratio = math.exp(self.space.log_ratio(kernel.schedule))
 
-        def time_case(
-            *_: Any, first_launch: int, first_round: int, budget_s: float
-        ) -> Ok[CaseTiming]:
+        def time_case(*_: Any, first_launch: int, first_round: int, budget_s: float) -> CaseTiming:
             times_s = simulate(
                 self.rng,
                 self.machine,
@@ -188,14 +185,10 @@ class MadeUpCourt:
                 speedups=(1.0, 1.0, ratio),
             )[0]
             samples = to_samples(times_s, ARMS, first_launch=first_launch, first_round=first_round)
-            return Ok(
-                CaseTiming(case=0, name="timed", samples=samples, checked=1, among=terms.among)
-            )
+            return CaseTiming(case=0, name="timed", samples=samples, checked=1, among=terms.among)
 
         self._patch.setattr(group_sequential, "time_case", time_case)
-        outcome = time_until_answered(0, _opened(), _no_launch, None)
-        assert isinstance(outcome, Ok)
-        timing = outcome.value
+        timing = time_until_answered(0, _opened(), _no_launch, None)
         found = decide.compare_case(timing)
         status = "proven" if found.answer == "faster" else "correct"
         shown = Ratio(
@@ -235,6 +228,7 @@ def _opened() -> Any:
 
     return SimpleNamespace(
         ask=ask,
+        evidence=[],
         clock=SimpleNamespace(left_s=9.0, reference_limit_s=9.0),
         cases=[SimpleNamespace(bytes=1.0)],
     )

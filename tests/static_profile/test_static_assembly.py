@@ -12,7 +12,7 @@ from ratchet.base.errors import JudgeError, KernelError
 from ratchet.cross_compile import assembly
 from ratchet.cross_compile.process import CompiledKernel, read_profile
 from ratchet.devices import catalogue
-from ratchet.judge.stage_result import Decided
+from ratchet.judge.stage_result import CandidateFault
 from ratchet.judge.trial.without_gpu import interpreted, small_cases
 from ratchet.kernels.kernel import Kernel
 from ratchet.problems.problem import Case, Problem, TensorSpec, Tier
@@ -454,9 +454,9 @@ def test_nonsense_of_a_worker_is_a_fault(change: dict[str, object]) -> None:
 def test_without_triton_nothing_is_claimed(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(importlib.util, "find_spec", lambda name: None)
     kernel = Kernel(name="k", language="triton", source="", entry="k")
-    decided = interpreted(kernel)
-    assert isinstance(decided, Decided) and "triton is not installed" in decided.reason
-    assert decided.status == "unmeasured"
+    with pytest.raises(CandidateFault, match="triton is not installed") as fault:
+        interpreted(kernel)
+    assert fault.value.decided.status == "unmeasured"
     case = Case(name="one", inputs=())
     with pytest.raises(KernelError, match="triton is not installed"):
         inspect_kernel(kernel, Problem(name="p", reference="m:f", cases=(case,)), ["gfx942"])

@@ -1,0 +1,1 @@
+"""A sandboxed process that compiles kernels for GPUs that are not here."""

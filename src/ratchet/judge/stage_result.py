@@ -1,36 +1,19 @@
-"""The result of a stage of a trial: a value for the next stage, or the verdict.
-
-A stage returns `Ok` or `Decided`, each with the stage's evidence. Only code that drives a
-candidate's process raises, a `CandidateFault`, which `as_stage` turns into a `Decided`.
-"""
+"""The answer of a trial, and the exception by which a stage gives it before the last one."""
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from dataclasses import dataclass, field, replace
-from typing import Generic, TypeVar
 
-from ratchet.judge.verdict import Evidence, Speedups, Status
-
-T = TypeVar("T")
-
-
-@dataclass(frozen=True, slots=True)
-class Ok(Generic[T]):
-    """The trial goes on, with this value."""
-
-    value: T
-    evidence: tuple[Evidence, ...] = ()
+from ratchet.judge.verdict import Speedups, Status
 
 
 @dataclass(frozen=True, slots=True)
 class Decided:
-    """The trial ends with this answer."""
+    """The answer with which a trial ends."""
 
     status: Status
     reason: str
     """One printable line: a candidate may have chosen the words."""
-    evidence: tuple[Evidence, ...] = ()
     not_timed: str = ""
     """Why the speed of a right kernel is unknown."""
     speedup: Speedups = field(default_factory=Speedups)
@@ -46,7 +29,7 @@ class Decided:
 
 
 class CandidateFault(Exception):
-    """A candidate's process failed, or gave a wrong answer, which decides the verdict."""
+    """A stage has the answer: a candidate failed, is wrong, or cannot be judged further."""
 
     def __init__(self, decided: Decided, *, raised: bool = False) -> None:
         super().__init__(decided.reason)
@@ -61,20 +44,8 @@ class CandidateFault(Exception):
 
 
 def fault(status: Status, reason: str, *, raised: bool = False) -> CandidateFault:
-    """Return the exception for a failure of a candidate's process."""
+    """Return the exception that ends a trial with this answer."""
     return CandidateFault(Decided(status, reason), raised=raised)
-
-
-def as_stage(run: Callable[[list[Evidence]], T | Decided]) -> Ok[T] | Decided:
-    """Run a stage, which adds evidence to the list it gets; all of it is kept."""
-    found: list[Evidence] = []
-    try:
-        value = run(found)
-    except CandidateFault as error:
-        value = error.decided
-    if isinstance(value, Decided):
-        return replace(value, evidence=(*found, *value.evidence))
-    return Ok(value, tuple(found))
 
 
 def _printable(text: str) -> str:

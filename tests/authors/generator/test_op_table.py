@@ -19,7 +19,6 @@ from ratchet.authors.form.op_table import FOLD_OPS, FOLDS, MAP_OPS, MAPS, MapOp,
 from ratchet.authors.generator import space_for
 from ratchet.authors.generator.source import prelude as cpp_prelude
 from ratchet.authors.generator.triton.source import prelude as triton_prelude
-from ratchet.judge.stage_result import Decided
 from ratchet.judge.trial.kernel_trial import KernelJudge
 from ratchet.judge.trial.without_gpu import interpreted
 from ratchet.problems.case import Case, TensorSpec
@@ -189,5 +188,4 @@ def test_every_op_is_right_in_triton(
     problem = problem_of(function, dtype)
     space = space_for(problem, device="cuda")
     kernel = interpreted(space.kernel(space.first()[0]))
-    assert not isinstance(kernel, Decided)
     assert_right(judge.judge(kernel, problem))

@@ -75,7 +75,6 @@ def test_a_kernel_is_told_of_the_device() -> None:
     source = 'PYBIND11_MODULE(x, m) { m.def("forward", &forward); }'
     kernel = Kernel(name="k", language="hip", source=source, entry="forward")
     found = emulated(kernel, "gfx942", Clock.of(10.0))
-    assert isinstance(found, Kernel)
     assert "'name': 'AMD Instinct MI300X', 'units': 304" in found.source
 
 

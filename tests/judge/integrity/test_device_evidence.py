@@ -17,7 +17,7 @@ from torch._C._autograd import DeviceType
 
 from ratchet.judge.integrity import device_work
 from ratchet.judge.integrity.library_ops import told_as
-from ratchet.judge.stage_result import CandidateFault, Decided, Ok
+from ratchet.judge.stage_result import CandidateFault
 from ratchet.judge.trial import device_clock
 from ratchet.judge.trial.device_clock import DeviceClock
 from ratchet.judge.trial.timing import plan
@@ -153,15 +153,28 @@ LIBRARY = (
 )
 
 
+def judged(
+    found: device_work.DeviceCount, problem: Problem | None = None, own: Kernel | None = None
+) -> tuple[Evidence, str]:
+    """The evidence of whose work it is, and why it is cheating; or "" if it is not."""
+    evidence: list[Evidence] = []
+    reason = ""
+    try:
+        device_work.judge_own(found, problem or own_problem(), own or kernel(), evidence)
+    except CandidateFault as fault:
+        assert fault.decided.status == "cheating"
+        reason = fault.decided.reason
+    (only,) = evidence
+    return only, reason
+
+
 @pytest.mark.parametrize("name", LIBRARY)
 def test_a_librarys_kernel_is_not_the_candidates_own(name: str) -> None:
     events = [kernel_event(name, at=100), kernel_event("mine(float*)", at=200)]
     found = told_as(device_work.DeviceCount, told(events))
-    decided = device_work.judge_own(found, own_problem(), kernel())
-    assert isinstance(decided, Decided) and decided.status == "cheating"
-    assert "asks for its own work" in decided.reason
-    assert "50 % of the time in library kernels" in decided.reason
-    (evidence,) = decided.evidence
+    evidence, reason = judged(found)
+    assert "asks for its own work" in reason
+    assert "50 % of the time in library kernels" in reason
     assert evidence.passed is False and "as its own process tells" in evidence.detail
 
 
@@ -172,26 +185,25 @@ def test_copies_are_free_and_a_little_of_a_library_too() -> None:
         kernel_event(COPY, at=300, ns=90_000),
     ]
     found = told_as(device_work.DeviceCount, told(events))
-    outcome = device_work.judge_own(found, own_problem(), kernel())
-    assert isinstance(outcome, Ok)
-    assert outcome.evidence[0].passed and outcome.evidence[0].detail.startswith("20 % of the time")
+    evidence, reason = judged(found)
+    assert not reason
+    assert evidence.passed and evidence.detail.startswith("20 % of the time")
 
 
 def test_a_matrix_product_is_allowed_by_name() -> None:
     found = told_as(device_work.DeviceCount, told([kernel_event(LIBRARY[3], at=100)]))
-    assert isinstance(device_work.judge_own(found, own_problem("matmul"), kernel()), Ok)
-    assert isinstance(device_work.judge_own(found, own_problem(), kernel()), Decided)
+    assert judged(found, own_problem("matmul"))[1] == ""
+    assert judged(found)[1]
 
 
 def test_of_triton_only_what_the_source_declares_is_its_own() -> None:
     given = kernel("triton", TRITON)
     mine = told_as(device_work.DeviceCount, told([kernel_event("row_norm", at=100)]))
-    assert isinstance(device_work.judge_own(mine, own_problem(), given), Ok)
+    assert judged(mine, own=given)[1] == ""
     other = told_as(device_work.DeviceCount, told([kernel_event("some_other_kernel", at=100)]))
-    assert isinstance(device_work.judge_own(other, own_problem(), given), Decided)
+    assert judged(other, own=given)[1]
     nothing = told_as(device_work.DeviceCount, told([kernel_event(COPY, at=100)]))
-    idle = device_work.judge_own(nothing, own_problem(), given)
-    assert isinstance(idle, Decided) and "no kernel ran that does more than copy" in idle.reason
+    assert "no kernel ran that does more than copy" in judged(nothing, own=given)[1]
 
 
 NONSENSE: list[Any] = [
@@ -249,9 +261,7 @@ def test_recorded_profiles_are_counted(name: str, kernels: int, launches: int) -
     assert kernels - 2 <= counted <= kernels
     assert found.launches == launches - 2
     assert (found.streams, found.graphs, dict(found.elsewhere)) == (1, 0, {})
-    decided = device_work.judge_own(found, own_problem(), kernel())
-    assert isinstance(decided, Decided)
-    assert "100 % of the time in library kernels" in decided.reason
+    assert "100 % of the time in library kernels" in judged(found)[1]
 
 
 class OldEvent:

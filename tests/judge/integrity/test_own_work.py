@@ -22,9 +22,10 @@ from ratchet.judge.integrity import code_places, own_work, thread_samples
 from ratchet.judge.integrity.code_places import CodePlace, CodePlaces, read_mappings
 from ratchet.judge.integrity.library_ops import judge_census, read_census
 from ratchet.judge.integrity.thread_samples import ThreadSample
-from ratchet.judge.stage_result import CandidateFault, Decided, Ok
+from ratchet.judge.stage_result import CandidateFault
 from ratchet.judge.trial.kernel_trial import KernelJudge
 from ratchet.judge.trial.timing import plan
+from ratchet.judge.verdict import Evidence
 from ratchet.judge.workers.memory.layout import BatchLayout, Slot
 from ratchet.kernels.kernel import Kernel, Language
 from ratchet.kernels.languages import cpp
@@ -138,6 +139,15 @@ def watched(
     return watch
 
 
+def concluded(watch: own_work.Watch) -> tuple[str, str, list[Evidence]]:
+    """The status, if it was decided; why, or why nothing is known; and the evidence."""
+    evidence: list[Evidence] = []
+    try:
+        return "", watch.conclude(evidence), evidence
+    except CandidateFault as fault:
+        return fault.decided.status, fault.decided.reason, evidence
+
+
 @pytest.mark.parametrize(
     ("moments", "status"),
     [
@@ -156,22 +166,19 @@ def watched(
 def test_what_was_seen_decides(
     monkeypatch: pytest.MonkeyPatch, moments: list[list[CodePlace]], status: str
 ) -> None:
-    outcome = watched(monkeypatch, moments).conclude()
-    if isinstance(outcome, Decided):
-        assert outcome.status == status
-    else:
-        assert {"": False, "unseen": True}[status] == bool(outcome.value)
+    found, reason, evidence = concluded(watched(monkeypatch, moments))
+    assert found == ("" if status == "unseen" else status)
+    assert bool(reason) == bool(status)
     passed = {"": True, "unseen": None}.get(status, False)
-    assert [(one.check, one.passed) for one in outcome.evidence] == [("own work", passed)]
+    assert [(one.check, one.passed) for one in evidence] == [("own work", passed)]
 
 
 def test_too_few_moments_of_which_some_speak_against_it_are_a_doubt(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     watch = watched(monkeypatch, [[OWN]] * 9 + [[BLAS]], language="torch")
-    decided = watch.conclude()
-    assert isinstance(decided, Decided) and "runs too shortly" in decided.reason
-    assert decided.status == "unmeasured"
+    status, reason, _ = concluded(watch)
+    assert status == "unmeasured" and "runs too shortly" in reason
 
 
 @pytest.mark.parametrize(
@@ -196,12 +203,9 @@ def test_python_around_a_kernel_is_there_to_call_it(
 ) -> None:
     watch = watched(monkeypatch, moments)
     watch._note_batch(batch_s * watch.interpreted / watch.looked, calls)
-    outcome = watch.conclude()
-    if not status:
-        assert isinstance(outcome, Ok)
-        return
-    assert isinstance(outcome, Decided) and "the Python around it worked" in outcome.reason
-    assert outcome.status == status
+    found, reason, _ = concluded(watch)
+    assert found == status
+    assert not status or "the Python around it worked" in reason
 
 
 TORCH = CodePlace(owner="library", name="libtorch_cpu.so")
@@ -211,14 +215,12 @@ def test_where_a_library_is_allowed_nobody_is_convicted_for_its_file(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     moments = [[TORCH]] * 12 + [[GLUE]] * 12
-    decided = watched(monkeypatch, moments, language="torch").conclude()
-    assert isinstance(decided, Decided) and "runs elsewhere" in decided.reason
-    assert decided.status == "cheating"
-    decided = watched(monkeypatch, moments, language="torch", mixed=True).conclude()
-    assert isinstance(decided, Decided) and "write it in cpp, or in Triton" in decided.reason
-    assert decided.status == "unmeasured"
-    glue = watched(monkeypatch, [[GLUE]] * 24, language="torch", mixed=True).conclude()
-    assert isinstance(glue, Ok)
+    status, reason, _ = concluded(watched(monkeypatch, moments, language="torch"))
+    assert status == "cheating" and "runs elsewhere" in reason
+    status, reason, _ = concluded(watched(monkeypatch, moments, language="torch", mixed=True))
+    assert status == "unmeasured" and "write it in cpp, or in Triton" in reason
+    glue = concluded(watched(monkeypatch, [[GLUE]] * 24, language="torch", mixed=True))
+    assert glue[0] == ""
     asked_for = own_work.watch_for(CodePlaces(None), asked(libraries=("matmul",)), PYTHON)
     assert asked_for is not None
 
@@ -270,12 +272,14 @@ def test_the_operations_decide(
 ) -> None:
     census = read_census(LAYOUT, {"ops": ops, "launches": launches})
     kernel = Kernel(name="k", language="triton", source=TRITON, entry="silu")
-    outcome = judge_census(asked(libraries=libraries), kernel, [census])
+    evidence: list[Evidence] = []
     if not words:
-        assert isinstance(outcome, Ok)
+        judge_census(asked(libraries=libraries), kernel, [census], evidence)
+        assert all(one.passed for one in evidence)
         return
-    assert isinstance(outcome, Decided) and words in outcome.reason
-    assert outcome.status == "cheating"
+    with pytest.raises(CandidateFault, match=words) as fault:
+        judge_census(asked(libraries=libraries), kernel, [census], evidence)
+    assert fault.value.decided.status == "cheating" and evidence[-1].passed is False
 
 
 @pytest.mark.parametrize(

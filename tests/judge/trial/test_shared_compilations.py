@@ -10,7 +10,6 @@ import pytest
 from answers import assert_right
 
 from ratchet.base.errors import CompilerMissing
-from ratchet.judge.stage_result import Ok
 from ratchet.judge.trial import kernel_checks, shared_compilations
 from ratchet.judge.trial.kernel_checks import OpenProblem
 from ratchet.judge.trial.kernel_trial import KernelJudge
@@ -148,10 +147,10 @@ def test_a_hostile_kernel_cannot_write_what_others_read(
         self: shared_compilations.SharedCompilations,
         kernel: Kernel,
         opened: OpenProblem,
-    ) -> Ok[PackedFiles | None]:
+    ) -> PackedFiles | None:
         found = original(self, kernel, opened)
-        assert found.value is not None and self._folder is not None
-        given.append((found.value, digest(found.value)))
+        assert found is not None and self._folder is not None
+        given.append((found, digest(found)))
         folders.append(self._folder)
         return found
 

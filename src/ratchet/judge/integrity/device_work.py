@@ -13,7 +13,7 @@ from typing import Final
 
 from ratchet.base.serialise import Count
 from ratchet.judge.integrity.library_ops import declared, printable
-from ratchet.judge.stage_result import Decided, Ok
+from ratchet.judge.stage_result import fault
 from ratchet.judge.verdict import Evidence
 from ratchet.kernels.kernel import Kernel
 from ratchet.problems.problem import Problem
@@ -72,8 +72,10 @@ def facts(found: DeviceCount) -> list[Evidence]:
     ]
 
 
-def judge_own(found: DeviceCount, problem: Problem, kernel: Kernel) -> Ok[None] | Decided:
-    """Decide whether the candidate's own kernels do the work, rather than a library's."""
+def judge_own(
+    found: DeviceCount, problem: Problem, kernel: Kernel, evidence: list[Evidence]
+) -> None:
+    """Add the evidence of whose kernels do the work; raise CandidateFault if a library's do."""
     owned = {name: ns for name, (_, ns) in found.kernels.items() if is_own(name, problem, kernel)}
     others = {name: ns for name, (_, ns) in found.kernels.items() if name not in owned}
     theirs = {name: ns for name, ns in others.items() if not FREE.search(name)}
@@ -87,11 +89,9 @@ def judge_own(found: DeviceCount, problem: Problem, kernel: Kernel) -> Ok[None] 
     elif share >= LIBRARY_SHARE:
         foreign = detail
     words = f"{foreign or detail} (as its own process tells; nothing outside can see it)"
-    evidence = (Evidence(check=CHECK, passed=not foreign, detail=words),)
+    evidence.append(Evidence(check=CHECK, passed=not foreign, detail=words))
     if foreign:
-        reason = f"the problem asks for its own work, and on the GPU: {foreign}"
-        return Decided("cheating", reason, evidence)
-    return Ok(None, evidence)
+        raise fault("cheating", f"the problem asks for its own work, and on the GPU: {foreign}")
 
 
 def is_own(name: str, problem: Problem, kernel: Kernel) -> bool:

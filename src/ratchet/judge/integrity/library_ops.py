@@ -10,17 +10,18 @@ import ast
 import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from typing import Final
+from typing import Final, TypeVar
 
 import msgspec
 
 from ratchet.base.serialise import Count
-from ratchet.judge.stage_result import Decided, Ok, T, fault
+from ratchet.judge.stage_result import fault
 from ratchet.judge.verdict import Evidence
 from ratchet.judge.workers.memory.layout import BatchLayout
 from ratchet.kernels.kernel import Kernel
 from ratchet.problems.problem import Problem
 
+T = TypeVar("T")
 CHECK: Final = "own work"
 LIBRARY_SHARE: Final = 0.25
 """Library operations may work on less than this part of a case's elements. The last sum over what
@@ -123,10 +124,12 @@ def told_as(kind: type[T], told: object) -> T:
 
 
 def judge_census(
-    problem: Problem, kernel: Kernel, censuses: Sequence[CaseCensus]
-) -> Ok[None] | Decided:
-    """Decide whether the visible cases of a problem are the kernel's own work."""
-    evidence: tuple[Evidence, ...] = ()
+    problem: Problem, kernel: Kernel, censuses: Sequence[CaseCensus], evidence: list[Evidence]
+) -> None:
+    """Add the evidence of whose work the visible cases are.
+
+    Raises CandidateFault if they are not the kernel's own.
+    """
     visible = [
         (case.name, census)
         for case, census in zip(problem.cases, censuses, strict=False)
@@ -136,11 +139,10 @@ def judge_census(
         words = _words(census, problem, kernel)
         foreign = _foreign(census, problem, kernel)
         check = f"{CHECK}, operations on {name}"
-        evidence += (Evidence(check=check, passed=not foreign, detail=words),)
+        evidence.append(Evidence(check=check, passed=not foreign, detail=words))
         if foreign:
             reason = f"the problem asks for its own work, and on {name} {foreign}: {words}"
-            return Decided("cheating", reason, evidence)
-    return Ok(None, evidence)
+            raise fault("cheating", reason)
 
 
 def _foreign(census: CaseCensus, problem: Problem, kernel: Kernel) -> str:

@@ -18,7 +18,7 @@ from typing import Final
 
 from ratchet.judge.integrity.code_places import CodePlace, CodePlaces, Mapping, Owner, read_mappings
 from ratchet.judge.integrity.thread_samples import ThreadSample, Unseen, WatchedFamily, watch
-from ratchet.judge.stage_result import Decided, Ok
+from ratchet.judge.stage_result import fault
 from ratchet.judge.verdict import Evidence
 from ratchet.kernels.kernel import Kernel, Language
 from ratchet.problems.problem import Problem
@@ -199,12 +199,12 @@ class Watch:
         more = len(self._by_name) - SHOWN
         return ", ".join([*shown, *([f"{more} more"] if more > 0 else [])])
 
-    def conclude(self) -> Ok[str] | Decided:
-        """Decide whether the work was the candidate's own.
+    def conclude(self, evidence: list[Evidence]) -> str:
+        """Add the evidence of whose work it was; return why that is not known, or "".
 
-        The value says why that is not known, or is "". A compiled kernel that was seen at work too
-        rarely, and never outside of its own code, is not `proven`, but nothing counts against it.
-        For a kernel in Python only its own process's report is left: `unmeasured`.
+        A compiled kernel that was seen at work too rarely, and never outside of its own code, is
+        not `proven`, but nothing counts against it. For a kernel in Python only its own process's
+        report is left. Raises CandidateFault, `cheating` or `unmeasured`.
         """
         seen = f"{self.shares()}, of " if self.moments else ""
         detail = f"{seen}{self.moments} moments of work among {self.looked} that were looked at"
@@ -212,29 +212,29 @@ class Watch:
             detail += f", at {self.interpreted} of which the Python around it worked"
         unseen = not self.enough and not self.against and self._compiled
         passed = None if unseen and not self.failed else self.enough and not self.failed
-        evidence = (Evidence(check=CHECK, passed=passed, detail=detail),)
+        evidence.append(Evidence(check=CHECK, passed=passed, detail=detail))
         if self.failed and self._mostly_made and not self._compiled:
             why = f"the judge cannot tell whose work it is: code was made at run time: {detail}"
-            return Decided("unmeasured", f"right, but {why}; write it in cpp", evidence)
+            raise fault("unmeasured", f"right, but {why}; write it in cpp")
         if self.failed and self._mixed:
             why = (
                 "the judge cannot tell whose work it is: the allowed library is in one file with "
                 f"torch's other operations: {detail}; write it in cpp, or in Triton for a GPU"
             )
-            return Decided("unmeasured", f"right, but {why}", evidence)
+            raise fault("unmeasured", f"right, but {why}")
         if self.failed:
             reason = f"the problem asks for its own work, and it runs elsewhere: {detail}"
-            return Decided("cheating", reason, evidence)
+            raise fault("cheating", reason)
         if self.enough:
-            return Ok("", evidence)
+            return ""
         why = (
             "it runs too shortly to say whose code works: it was seen at "
             f"{self.moments} moments, and {ENOUGH} are needed; give the problem a larger "
             "case, or judge where less else is going on"
         )
         if not unseen:
-            return Decided("unmeasured", f"right, but {why}; {detail}", evidence)
-        return Ok(why, evidence)
+            raise fault("unmeasured", f"right, but {why}; {detail}")
+        return why
 
 
 @contextlib.contextmanager

@@ -7,10 +7,9 @@ from __future__ import annotations
 
 import time
 from collections.abc import Sequence
-from functools import partial
 from typing import Final
 
-from ratchet.judge.stage_result import Decided, Ok, as_stage
+from ratchet.judge.stage_result import fault
 from ratchet.judge.trial.kernel_checks import DrawnBatch, OpenProblem, make_calls, verdict_of_call
 from ratchet.judge.trial.processes.candidate import CandidateProcess
 from ratchet.judge.trial.timing.fewer_calls import with_fewer_calls
@@ -25,24 +24,14 @@ COMPARED_S: Final = 0.3
 """Seconds for comparing them, after the first two."""
 
 
-def check_together(candidate: CandidateProcess, opened: OpenProblem) -> Ok[None] | Decided:
-    """Compare the results of several calls on different inputs, held together, on a timed case."""
-    return as_stage(partial(_check, candidate, opened))
+def check_together(candidate: CandidateProcess, opened: OpenProblem) -> None:
+    """Compare the results of several calls on different inputs, held together, on a timed case.
 
-
-def _check(
-    candidate: CandidateProcess, opened: OpenProblem, evidence: list[Evidence]
-) -> Decided | None:
+    The evidence says if the last call, on the first one's inputs, repeats its bits.
+    """
     if not opened.timed:
-        return None
-    with candidate.uncounted():
-        return _held(candidate, opened, opened.timed[0], evidence)
-
-
-def _held(
-    candidate: CandidateProcess, opened: OpenProblem, index: int, evidence: list[Evidence]
-) -> Decided | None:
-    """Compare several calls; record if the last, on the first one's inputs, repeats its bits."""
+        return
+    index = opened.timed[0]
     facts, name = opened.cases[index], opened.problem.cases[index].name
     calls = max(FEWEST, min(MOST, 2 * int(HELD_BYTES / max(1.0, 2 * facts.bytes))))
 
@@ -60,17 +49,17 @@ def _held(
             order = [*first, *opened.rng.sample(rest, len(rest))]
             return same, first_wrong(candidate, opened, batch, codes, order, least=len(first))
 
-    (same, detail), _ = with_fewer_calls(opened, calls, run, least=FEWEST)
+    with candidate.uncounted():
+        same, detail = with_fewer_calls(opened, calls, run, least=FEWEST)
     if detail:
         why = (
             f"case {name}: right one call at a time, and wrong where the results of several calls "
             "are held together (one buffer for all of them, or an old answer)"
         )
-        return Decided("wrong", f"{why}: {detail}")
+        raise fault("wrong", f"{why}: {detail}")
     words = "equal bit for bit" if same else "not equal bit for bit, which is allowed"
     detail = f"two calls on the same inputs of {name}: {words}"
-    evidence.append(Evidence(check="repeatability", passed=True, detail=detail))
-    return None
+    opened.evidence.append(Evidence(check="repeatability", passed=True, detail=detail))
 
 
 def first_wrong(

@@ -16,7 +16,7 @@ from ratchet.base.process.channel import Message, close_descriptors
 from ratchet.base.process.child import ChildFailure
 from ratchet.base.process.time_limits import Clock
 from ratchet.judge.integrity.outputs import Read, Spot
-from ratchet.judge.stage_result import CandidateFault, Decided, Ok, as_stage
+from ratchet.judge.stage_result import CandidateFault, fault
 from ratchet.judge.trial.device_clock import DeviceClock
 from ratchet.judge.trial.machine_faults import is_fault
 from ratchet.judge.trial.processes.candidate import CandidateProcess
@@ -116,8 +116,11 @@ class OpenProblem:
         rng: random.Random,
         clock: Clock,
         accelerator: Accelerator | None = None,
+        evidence: list[Evidence] | None = None,
     ) -> None:
+        """Stages add what they find to `evidence`."""
         self.problem = problem
+        self.evidence = [] if evidence is None else evidence
         self.accelerator = accelerator
         self.device_clock = DeviceClock()
         self._flushed: Message = {}
@@ -327,11 +330,12 @@ def described_cases(
     accelerator: Accelerator | None = None,
     kind: type[CaseFacts] = CaseFacts,
     is_timed: bool = True,
-) -> Ok[list[CaseFacts]] | Decided:
+    evidence: list[Evidence],
+) -> list[CaseFacts]:
     """Have the reference worker open a problem; return what it measured of each case, as `kind`.
 
-    The worker judges the problem first: Decided if it refuses the problem. It counts no operations
-    unless a kernel `is_timed`.
+    The worker judges the problem first: CandidateFault if it refuses the problem. It counts no
+    operations unless a kernel `is_timed`.
     """
     try:
         reply = reference.ask(
@@ -344,35 +348,26 @@ def described_cases(
             is_timed=is_timed,
         )
     except ReferenceFault as error:
-        return Decided("refused", f"the problem cannot be judged: {error}")
+        raise fault("refused", f"the problem cannot be judged: {error}") from error
     trivial = ", ".join(reply["gate"])
     detail = f"passes though trivial: {trivial}" if trivial else ""
-    evidence = (Evidence(check="problem gate", passed=not trivial, detail=detail),)
+    evidence.append(Evidence(check="problem gate", passed=not trivial, detail=detail))
     if trivial:
-        return Decided("refused", f"the problem accepts {trivial}: tighten it", evidence)
+        raise fault("refused", f"the problem accepts {trivial}: tighten it")
     measured = zip(problem.cases, reply["cases"], strict=True)
-    return Ok([kind(name=case.name, **one) for case, one in measured], evidence)
+    return [kind(name=case.name, **one) for case, one in measured]
 
 
 def check_cases(
     candidate: CandidateProcess, opened: OpenProblem, other: OtherProcess | None = None
-) -> Ok[None] | Decided:
+) -> None:
     """Check every case of the problem: none may be wrong, and no timed one declined.
 
     A timed case is also given values of the hidden ones, so a kernel cannot infer its inputs'
     values from their sizes. `other` returns what starts the process for a hidden case whose sizes
-    a kernel's constants follow, or None.
+    a kernel's constants follow, or None. Raises CandidateFault.
     """
-    return as_stage(partial(_check_all, candidate, opened, other))
-
-
-def _check_all(
-    candidate: CandidateProcess,
-    opened: OpenProblem,
-    other: OtherProcess | None,
-    evidence: list[Evidence],
-) -> Decided | None:
-    declined = 0
+    evidence, declined = opened.evidence, 0
     for index, case in enumerate(opened.problem.cases):
         if case.grown:
             passed, detail = _check_grown(candidate, opened, index)
@@ -385,23 +380,19 @@ def _check_all(
             declined += 1
             opened.declined.add(index)
             if case.timed:
-                return Decided("refused", f"the kernel declines the timed case {case.name}")
+                raise fault("refused", f"the kernel declines the timed case {case.name}")
         elif not passed:
-            return Decided("wrong", f"case {case.name}: {detail}")
+            raise fault("wrong", f"case {case.name}: {detail}")
         elif opened.unchecked(index):
-            varied = _check_variations(candidate, opened, index)
-            if isinstance(varied, Decided):
-                return varied
-            evidence.append(varied)
+            evidence.append(_check_variations(candidate, opened, index))
         if candidate.worked_s > max(WORK_S, opened.clock.limit_s):
-            return Decided(
+            raise fault(
                 "timed_out",
                 f"the candidate's process was at work for {candidate.worked_s:.0f} s by case "
                 f"{index + 1} of {len(opened.problem.cases)}; raise the time limit",
             )
     if declined == len(opened.problem.cases):
-        return Decided("refused", "the kernel declines every case")
-    return None
+        raise fault("refused", "the kernel declines every case")
 
 
 def _check_other_sizes(
@@ -448,9 +439,7 @@ def _check_grown(
     return passed, detail
 
 
-def _check_variations(
-    candidate: CandidateProcess, opened: OpenProblem, index: int
-) -> Evidence | Decided:
+def _check_variations(candidate: CandidateProcess, opened: OpenProblem, index: int) -> Evidence:
     """Check as many kinds of values, in random order, as VARIED_S allows: at least one."""
     began, tried = time.perf_counter(), 0
     before = opened.overflows
@@ -463,9 +452,9 @@ def _check_variations(
             passed, detail = check_case(candidate, opened, index, [values])
         tried += 1
         if passed is None:
-            return Decided("refused", f"the kernel declines the timed case {name} by its values")
+            raise fault("refused", f"the kernel declines the timed case {name} by its values")
         if not passed:
-            return Decided("wrong", f"case {name} with values of a hidden case: {detail}")
+            raise fault("wrong", f"case {name} with values of a hidden case: {detail}")
     detail = f"{tried} of {len(kinds)} kinds of hidden cases' values at its sizes"
     overflows = opened.overflows - before
     if overflows:

@@ -6,7 +6,7 @@ from collections.abc import Sequence
 
 from ratchet.judge.integrity.device_work import DeviceCount
 from ratchet.judge.integrity.library_ops import told_as
-from ratchet.judge.stage_result import Decided, Ok
+from ratchet.judge.stage_result import fault
 from ratchet.judge.trial import device_clock
 from ratchet.judge.trial.kernel_checks import OpenProblem
 from ratchet.judge.trial.processes.candidate import CandidateProcess
@@ -35,14 +35,13 @@ def count_on_device(candidate: CandidateProcess, opened: OpenProblem) -> DeviceC
     return told_as(DeviceCount, told)
 
 
-def check_clocks(
-    timings: Sequence[CaseTiming], opened: OpenProblem, *, won: bool
-) -> Ok[None] | Decided:
-    """Doubt a time if the GPU's own clock, or the reference alone, contradicts it.
+def check_clocks(timings: Sequence[CaseTiming], opened: OpenProblem, *, won: bool) -> None:
+    """Raise `unmeasured` if the GPU's own clock, or the reference alone, contradicts a time.
 
     The reference is timed alone only if the kernel won. The kernel's processes are gone by now.
     """
-    evidence = [opened.flushes()]
+    evidence = opened.evidence
+    evidence.append(opened.flushes())
     doubts = []
     for timing in timings:
         found, doubt = opened.device_clock.compare(timing.case, timing.name, candidate=CANDIDATE)
@@ -66,6 +65,4 @@ def check_clocks(
             evidence.append(found)
             doubts.append(doubt)
     if any(doubts):
-        why = f"right, but {next(filter(None, doubts))}"
-        return Decided("unmeasured", why, tuple(evidence))
-    return Ok(None, tuple(evidence))
+        raise fault("unmeasured", f"right, but {next(filter(None, doubts))}")

@@ -11,7 +11,6 @@ from __future__ import annotations
 from pathlib import Path
 
 from ratchet.base import scratch
-from ratchet.judge.stage_result import Ok
 from ratchet.judge.trial.kernel_checks import OpenProblem
 from ratchet.judge.trial.processes.reference import ReferenceFault
 from ratchet.judge.verdict import Evidence
@@ -37,15 +36,15 @@ class SharedCompilations:
             scratch.remove(self._folder)
             self._folder = None
 
-    def of(self, kernel: Kernel, opened: OpenProblem) -> Ok[PackedFiles | None]:
+    def of(self, kernel: Kernel, opened: OpenProblem) -> PackedFiles | None:
         """Return the reference's graphs if the kernel is torch.compile of the reference.
 
         None for other kernels, and if candidates have no private /tmp.
         """
         if opened.accelerator is not None or not has_namespaces():
-            return Ok(None)
+            return None
         if not is_compiled_reference(kernel, opened.problem):
-            return Ok(None)
+            return None
         if self._folder is None or self._problem != opened.problem.hash:
             self.close()  # a candidate gets a copy of it all
             self._folder, self._problem = private_folder(None), opened.problem.hash
@@ -58,5 +57,5 @@ class SharedCompilations:
         else:
             detail = "once, by the reference worker; each process has a copy of its graphs"
         self._packed = PackedFiles.of(self._folder)
-        evidence = Evidence(check="compiled ahead", passed=True, detail=detail)
-        return Ok(self._packed, (evidence,))
+        opened.evidence.append(Evidence(check="compiled ahead", passed=True, detail=detail))
+        return self._packed

@@ -1,7 +1,7 @@
 """The trial of one kernel, as stages: open, check, time, conclude.
 
-Each stage returns `Ok` with what the next one needs, or `Decided`. The first `Decided` is the
-answer. The verdict keeps the evidence of all stages.
+Each stage returns what the next one needs, or raises CandidateFault with the answer. It adds what
+it finds to the trial's evidence, all of which the verdict keeps.
 """
 
 from __future__ import annotations
@@ -12,7 +12,6 @@ import logging
 import random
 from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
-from functools import partial
 from typing import TYPE_CHECKING
 
 from ratchet import lab
@@ -23,7 +22,7 @@ from ratchet.judge.integrity.library_ops import judge_census, read_census
 from ratchet.judge.integrity.own_work import places_of, watch_for
 from ratchet.judge.options import LANGUAGES, PROFILED
 from ratchet.judge.revision import revision
-from ratchet.judge.stage_result import Decided, Ok, T, as_stage
+from ratchet.judge.stage_result import CandidateFault, Decided, fault
 from ratchet.judge.trial.held_together import check_together
 from ratchet.judge.trial.kernel_checks import OpenProblem, check_cases, described_cases
 from ratchet.judge.trial.on_device import check_clocks, count_on_device
@@ -130,11 +129,11 @@ class KernelTrial:
             self._runnable = runnable(self.kernel, self.problem, accelerator.torch_name)
 
     def run(self, reference: ReferenceProcess) -> Decided:
-        """Run the stages until one has the answer."""
+        """Run the stages; return the answer of the last, or raise that of an earlier one."""
         if self.problem.fault:
-            return Decided("refused", f"the problem cannot be judged: {self.problem.fault}")
+            raise fault("refused", f"the problem cannot be judged: {self.problem.fault}")
         if self.kernel.language not in LANGUAGES and self.target is None:
-            return Decided(
+            raise fault(
                 "unmeasured",
                 f"{self.kernel.language.upper()} kernels are emulated, or inspected: "
                 "give --target gfx942, or use ratchet inspect PROBLEM KERNEL",
@@ -144,43 +143,42 @@ class KernelTrial:
         if self.kernel.language == "triton" and self.accelerator is None:
             return self._interpret(reference)
         with self._library() as library:
-            opened = self._keep(self._open(reference))
-            if isinstance(opened, Decided):
-                return opened
+            opened = self._open(reference)
             LOG.debug("the problem is open")
-            with contextlib.closing(opened.rivals):
-                decided = self._decide(opened, library)
-        return self._explained(decided, reference)
+            try:
+                with contextlib.closing(opened.rivals):
+                    return self._decide(opened, library)
+            except CandidateFault as error:
+                found = error
+        raise self._explained(found, reference)
 
     def _explained(
         self,
-        decided: Decided,
+        found: CandidateFault,
         reference: ReferenceProcess,
         elsewhere: Kernel | None = None,
         library: int | None = None,
-    ) -> Decided:
+    ) -> CandidateFault:
         """Return the answer on a wrong model with what its state explains.
 
         `elsewhere` is the kernel as it is interpreted or emulated, and `library` what runs it.
         """
-        if decided.status != "wrong":
-            return decided
+        if found.decided.status != "wrong":
+            return found
         words = []
         with contextlib.suppress(OutOfTime):  # the answer stands without a reason
             if self._is_right_if_frozen(reference, elsewhere, library):
                 words.append(KEPT_OLD_WEIGHTS)
         if self._unplaced:
             words.append(f"its model has no {', '.join(self._unplaced)} of the problem's shape")
-        return replace(decided, reason="; ".join([*words, decided.reason]))
+        return fault("wrong", "; ".join([*words, found.decided.reason]))
 
     def _decide(self, opened: OpenProblem, library: Library) -> Decided:
         """Return the answer by the judge's clock, which a GPU's must agree with."""
-        timed = self._judge(opened, library)
-        if isinstance(timed, Decided) or self.accelerator is None:
-            return timed if isinstance(timed, Decided) else timed[0]
-        concluded, timings = timed
-        won = concluded.status == "proven"
-        return self._keep(check_clocks(timings, opened, won=won)) or concluded
+        concluded, timings = self._judge(opened, library)
+        if self.accelerator is not None:
+            check_clocks(timings, opened, won=concluded.status == "proven")
+        return concluded
 
     def _is_right_if_frozen(
         self, reference: ReferenceProcess, elsewhere: Kernel | None, library: int | None
@@ -205,17 +203,16 @@ class KernelTrial:
         trial._is_native = elsewhere is None
         if elsewhere is not None:
             trial._runnable = runnable(elsewhere, problem)
-        opened = trial._open(reference)
-        if isinstance(opened, Decided):
+        try:
+            opened = trial._open(reference)
+            with trial._launches(opened) as launches:
+                trial._check(launches.load(library), opened, None)
+        except CandidateFault:
             return False
-        with trial._launches(opened.value) as launches:
-            checked = as_stage(lambda _: trial._check(launches.load(library), opened.value, None))
-        return isinstance(checked, Ok) and isinstance(checked.value, Ok)
+        return True
 
-    def _judge(
-        self, opened: OpenProblem, library: Library
-    ) -> tuple[Decided, list[CaseTiming]] | Decided:
-        """Return the answer by the judge's clock and its samples, or an earlier stage's answer.
+    def _judge(self, opened: OpenProblem, library: Library) -> tuple[Decided, list[CaseTiming]]:
+        """Return the answer by the judge's clock and its samples.
 
         The kernel's processes have ended by then.
         """
@@ -232,26 +229,18 @@ class KernelTrial:
             # Thread samples cannot show whose kernel runs on a GPU: there the census decides alone.
             looked_at = replace(self.problem, task="any") if self.accelerator else self.problem
             places = stack.enter_context(places_of(looked_at, self.kernel, library.fetch()))
-            wrong = self._keep(self._check(candidate, opened, places))
-            if isinstance(wrong, Decided):
-                return wrong
+            self._check(candidate, opened, places)
             LOG.debug("its outputs are right")
             if self.accelerator is not None:
-                counted = self._keep(as_stage(partial(self._count, candidate, launches, opened)))
-                if isinstance(counted, Decided):
-                    return counted
+                self._count(candidate, launches, opened)
             self._is_right = True
             if self.against_compile and opened.timed:
                 self.evidence.append(opened.compile_rival())
             LOG.debug("its work is counted")
             timings = self._time(launches, opened, places)
             LOG.debug("it is timed")
-            if isinstance(timings, Decided):
-                return timings
             if not opened.timed:
-                elsewhere = self._keep(self._watch_untimed(candidate, opened, places))
-                if isinstance(elsewhere, Decided):
-                    return elsewhere
+                self._watch_untimed(candidate, opened, places)
             return self._conclude(timings, launches, opened), timings
 
     def out_of_time(self, error: OutOfTime) -> Decided:
@@ -261,54 +250,40 @@ class KernelTrial:
             return Decided.untimed(why)
         return Decided("unmeasured", f"not every output could be checked: {why}")
 
-    def _keep(self, outcome: Ok[T] | Decided) -> T | Decided:
-        """Keep the evidence of a stage; return its value or the answer."""
-        self.evidence += outcome.evidence
-        return outcome if isinstance(outcome, Decided) else outcome.value
-
     def _interpret(self, reference: ReferenceProcess) -> Decided:
         """Check every case in Triton's interpreter."""
-        sized = followed(self.kernel, self.problem)
         elsewhere = lab.without_gpu
-        outcome = self._check_small(reference, elsewhere.interpreted(sized), None)
-        if outcome is None:
-            return Decided("correct", elsewhere.RIGHT)
-        return elsewhere.without_blame(outcome, elsewhere.INTERPRETER)
+        with elsewhere.runs(elsewhere.INTERPRETER):
+            kernel = elsewhere.interpreted(followed(self.kernel, self.problem))
+            self._check_small(reference, kernel, None)
+        return Decided("correct", elsewhere.RIGHT)
 
     def _emulate(self, reference: ReferenceProcess, target: str) -> Decided:
         """Check every case as the machine code of a GPU that is not here."""
         elsewhere = lab.without_gpu
         self.build = elsewhere.builder_for(self.kernel, target, self.clock)
-        with elsewhere.sealed_machine(target) as machine:
+        with elsewhere.runs(f"emulated {target}"), elsewhere.sealed_machine(target) as machine:
             sized = followed(self.kernel, self.problem)
-            kernel = elsewhere.emulated(sized, target, self.clock)
-            outcome = self._check_small(reference, kernel, machine)
-        if outcome is not None:
-            return elsewhere.without_blame(outcome, f"emulated {target}")
-        right = elsewhere.right_on(target, self.emulated, self.kernel.source)
-        self.evidence += right.evidence
+            self._check_small(reference, elsewhere.emulated(sized, target, self.clock), machine)
+        right = elsewhere.right_on(target, self.emulated, self.kernel.source, self.evidence)
         if self.references is not None and self.emulated:
             self.emulated = self.references.compared(self.emulated, self.problem, self.clock)
             self.evidence += lab.references.said(self.emulated)
         return right
 
     def _check_small(
-        self, reference: ReferenceProcess, kernel: Kernel | Decided, library: int | None
-    ) -> Decided | None:
+        self, reference: ReferenceProcess, kernel: Kernel, library: int | None
+    ) -> None:
         """Check a kernel on the small cases; `library` may hold what runs it."""
-        if isinstance(kernel, Decided):
-            return kernel
         self.problem = lab.without_gpu.small_cases(self.problem)
         self._runnable = kernel if self.kernel.language == "hip" else runnable(kernel, self.problem)
-        opened = self._keep(self._open(reference))
-        if isinstance(opened, Decided):
-            return opened
-        outcome = self._keep(as_stage(partial(self._answer_untimed, opened, library)))
-        return None if outcome is None else self._explained(outcome, reference, kernel, library)
+        opened = self._open(reference)
+        try:
+            self._answer_untimed(opened, library)
+        except CandidateFault as error:
+            raise self._explained(error, reference, kernel, library) from error
 
-    def _answer_untimed(
-        self, opened: OpenProblem, library: int | None, evidence: list[Evidence]
-    ) -> Decided | None:
+    def _answer_untimed(self, opened: OpenProblem, library: int | None) -> None:
         with (
             places_of(self.problem, self._whose, library) as places,
             self._launches(opened) as launches,
@@ -316,19 +291,19 @@ class KernelTrial:
             candidate = launches.load(library)
             self._unplaced = candidate.unplaced
             for stage in (self._check, self._watch_untimed):
-                outcome = stage(candidate, opened, places)
-                if isinstance(outcome, Decided):
-                    if self.target is None or outcome.status != "unmeasured":
-                        return outcome
+                try:
+                    stage(candidate, opened, places)
+                except CandidateFault as error:
+                    why = error.decided
+                    if self.target is None or why.status != "unmeasured":
+                        raise
                     # Emulated work is too short for thread samples: the census decides alone.
-                    unseen = Evidence(check="own work, looks", passed=None, detail=outcome.reason)
-                    evidence.append(unseen)
-                evidence += outcome.evidence
-        return None
+                    unseen = Evidence(check="own work, looks", passed=None, detail=why.reason)
+                    self.evidence.append(unseen)
 
-    def _open(self, reference: ReferenceProcess) -> Ok[OpenProblem] | Decided:
+    def _open(self, reference: ReferenceProcess) -> OpenProblem:
         """Hand the problem to the reference worker, which judges it first."""
-        found = described_cases(
+        cases = described_cases(
             self.problem,
             reference,
             threads=self.threads,
@@ -336,16 +311,15 @@ class KernelTrial:
             timeout_s=self.clock.reference_limit_s,
             accelerator=self.accelerator,
             is_timed=self.target is None,
+            evidence=self.evidence,
         )
-        if isinstance(found, Decided):
-            return found
         rng = random.Random(self.secret)
         opened = OpenProblem(
-            self.problem, reference, found.value, rng, self.clock, self.accelerator
+            self.problem, reference, cases, rng, self.clock, self.accelerator, self.evidence
         )
         opened.among = self.among
         opened.is_emulated = self.target is not None
-        return Ok(opened, found.evidence)
+        return opened
 
     def _library(self) -> Library:
         """Start compiling, in a sandbox of its own, while the caller goes on."""
@@ -355,8 +329,6 @@ class KernelTrial:
         """Start the candidate's processes: one to be checked, and those to be timed."""
         is_timed = any(case.timed for case in self.problem.cases)
         timed_here = is_timed and self._is_native
-        compilations = self.shared.of(self.kernel, opened)
-        self.evidence += compilations.evidence
         self._launched = Launches(
             self._runnable,
             timed=plan.LAUNCHES if timed_here else 0,
@@ -364,7 +336,7 @@ class KernelTrial:
             memory_bytes=opened.memory_bytes(self._runnable),
             clock=self.clock,
             accelerator=self.accelerator,
-            compilations=compilations.value,
+            compilations=self.shared.of(self.kernel, opened),
             zygote=self.zygote,
             build=self.build,
         )
@@ -372,39 +344,22 @@ class KernelTrial:
 
     def _check(
         self, candidate: CandidateProcess, opened: OpenProblem, places: CodePlaces | None
-    ) -> Ok[None] | Decided:
+    ) -> None:
         """Check every case; count what a Python kernel calls if it must do the work itself."""
-        return as_stage(partial(self._check_all, candidate, opened, places))
-
-    def _check_all(
-        self,
-        candidate: CandidateProcess,
-        opened: OpenProblem,
-        places: CodePlaces | None,
-        evidence: list[Evidence],
-    ) -> Decided | None:
         is_own = places is not None and self.kernel.language != "cpp"
         counted = is_own or self.target is not None
         candidate.censuses = [] if counted else None
-        outcome = check_cases(candidate, opened, self._with_sizes_of)
-        if isinstance(outcome, Decided):
-            return outcome
-        evidence += outcome.evidence
-        for check in (check_together, check_wear) if self._is_native else (check_together,):
-            outcome = check(candidate, opened)
-            if isinstance(outcome, Decided):
-                return outcome
-            evidence += outcome.evidence
+        check_cases(candidate, opened, self._with_sizes_of)
+        check_together(candidate, opened)
+        if self._is_native:
+            check_wear(candidate, opened)
         if candidate.censuses is not None:
             told = [read_census(layout, census) for layout, census in candidate.censuses]
             candidate.censuses = None
-            outcome = judge_census(self.problem, self._whose, told) if is_own else Ok(None)
-            if isinstance(outcome, Decided):
-                return outcome
-            evidence += outcome.evidence
+            if is_own:
+                judge_census(self.problem, self._whose, told, self.evidence)
             if self.target is not None:
                 self.emulated = lab.without_gpu.estimates(self.problem, self.target, told)
-        return None
 
     def _with_sizes_of(
         self, case: Case
@@ -416,44 +371,32 @@ class KernelTrial:
         other = runnable(self.kernel, self.problem, device, case)
         return None if other == self._runnable else self._launched.other(other)
 
-    def _count(
-        self,
-        checked: CandidateProcess,
-        launches: Launches,
-        opened: OpenProblem,
-        evidence: list[Evidence],
-    ) -> Decided | None:
+    def _count(self, checked: CandidateProcess, launches: Launches, opened: OpenProblem) -> None:
         """Count what a batch does on a GPU, while the process that was checked is stopped."""
         launches.share_compiled(checked)
         checked.pause()
         with launches.counting() as process:
             found = count_on_device(process, opened)
-        evidence += facts(found)
+        self.evidence += facts(found)
         if opened.problem.task == "own":
-            outcome = judge_own(found, opened.problem, self.kernel)
-            if isinstance(outcome, Decided):
-                return outcome
-            evidence += outcome.evidence
-        return None
+            judge_own(found, opened.problem, self.kernel, self.evidence)
 
     def _watch_untimed(
         self, candidate: CandidateProcess, opened: OpenProblem, places: CodePlaces | None
-    ) -> Ok[str] | Decided:
+    ) -> None:
         """See whose code works on the first case, if no case is timed."""
         watch = watch_for(places, self.problem, self._whose)
-        return Ok("") if watch is None else watch_case(0, opened, candidate, watch)
+        if watch is not None:
+            watch_case(0, opened, candidate, watch)
 
     def _time(
         self, launches: Launches, opened: OpenProblem, places: CodePlaces | None
-    ) -> list[CaseTiming] | Decided:
+    ) -> list[CaseTiming]:
         timings = []
         self.ahead.pause()
         for index in opened.timed:
-            timing = self._keep(self._time_case(index, launches, opened, places))
-            if isinstance(timing, Decided):
-                return timing
-            timings.append(timing)
-            self.samples += timing.as_json()
+            timings.append(self._time_case(index, launches, opened, places))
+            self.samples += timings[-1].as_json()
         launches.rest()
         return timings
 
@@ -467,7 +410,6 @@ class KernelTrial:
         """
         by_dispatch = self.kernel.language == "torch" and self.accelerator is None
         concluded = conclude(timings, opened, by_dispatch=by_dispatch)
-        self.evidence += concluded.evidence
         if concluded.status == "proven" and (few := hardly_worn(self.evidence)):
             return without_gain(concluded, few)
         if concluded.status == "proven" and self.kernel.language == "cpp":
@@ -482,20 +424,20 @@ class KernelTrial:
 
     def _time_case(
         self, index: int, launches: Launches, opened: OpenProblem, places: CodePlaces | None
-    ) -> Ok[CaseTiming] | Decided:
+    ) -> CaseTiming:
         """Time a case, in processes that are as new as the reference's.
 
         The one that was checked has seen all cases on its heap: it was up to a tenth faster or
         slower.
         """
         watch = watch_for(places, self.problem, self.kernel)
-        timing = time_until_answered(index, opened, launches.launch_new, watch)
-        if isinstance(timing, Ok) or not timing.not_timed or watch is None:
-            return timing
-        with launches.launch(0) as process:  # thread samples were not taken during the timing
-            seen = watch_case(index, opened, process, watch)
-        evidence = (*timing.evidence, *seen.evidence)
-        return replace(seen if isinstance(seen, Decided) else timing, evidence=evidence)
+        try:
+            return time_until_answered(index, opened, launches.launch_new, watch)
+        except CandidateFault as error:
+            if error.decided.not_timed and watch is not None:  # no thread samples were taken
+                with launches.launch(0) as process:
+                    watch_case(index, opened, process, watch)
+            raise
 
     def _see_order(self, launches: Launches, opened: OpenProblem, timings: list[CaseTiming]) -> str:
         """Return why calls may have been computed together, or ""."""

@@ -21,7 +21,7 @@ from dataclasses import dataclass, field
 from functools import partial
 from typing import Final
 
-from ratchet.judge.stage_result import Decided, Ok, as_stage, fault
+from ratchet.judge.stage_result import fault
 from ratchet.judge.trial.held_together import first_wrong
 from ratchet.judge.trial.kernel_checks import DrawnBatch, OpenProblem, make_calls
 from ratchet.judge.trial.processes.candidate import CandidateProcess
@@ -106,7 +106,7 @@ class _Worn:
                 self._check_taken(index, codes)
                 return self._compared(batch, codes, most)
 
-        detail, _ = with_fewer_calls(opened, self._calls(index), run, least=2)
+        detail = with_fewer_calls(opened, self._calls(index), run, least=2)
         name = opened.problem.cases[index].name
         why = f"after {self.made} calls in one process with changing inputs, case {name}"
         return f"{why}{detail}" if detail else ""
@@ -148,25 +148,19 @@ class _Worn:
         return f": {detail}" if detail else ""
 
 
-def check_wear(candidate: CandidateProcess, opened: OpenProblem) -> Ok[None] | Decided:
-    """Compare the last of several hundred calls in one process; tell if its memory grows."""
-    return as_stage(partial(_check, candidate, opened))
-
-
 def is_cheap(opened: OpenProblem, index: int) -> bool:
     """Return whether a case is small and quick."""
     facts = opened.cases[index]
     return facts.bytes <= CHEAP_BYTES and facts.time_s <= CHEAP_S
 
 
-def _check(
-    candidate: CandidateProcess, opened: OpenProblem, evidence: list[Evidence]
-) -> Decided | None:
-    chosen = _chosen(opened)
+def check_wear(candidate: CandidateProcess, opened: OpenProblem) -> None:
+    """Compare the last of several hundred calls in one process; tell if its memory grows."""
+    chosen, evidence = _chosen(opened), opened.evidence
     if not chosen:
         detail = f"no case was quick enough to be called hundreds of times (at most {SLOWEST_S} s)"
         evidence.append(Evidence(check=WORN, passed=None, detail=detail))
-        return None
+        return
     places = {index: opened.rng.getrandbits(32) for index in chosen}
     wanted = opened.rng.randint(FEWEST_CALLS, MOST_CALLS)
     worn = _Worn(candidate=candidate, opened=opened)
@@ -179,23 +173,22 @@ def _check(
             began = time.perf_counter()
             detail = worn.round(places)
             if detail:
-                return Decided("wrong", detail)
+                raise fault("wrong", detail)
             memory.append((worn.made, candidate.own_bytes()))
             rounds, quickest_s = rounds + 1, min(quickest_s, time.perf_counter() - began)
         if are_cheap and worn.made < FEWEST_CALLS:
             if worn.mean_s * FEWEST_CALLS < limit_s:
-                return Decided("unmeasured", _too_few(worn.made, opened.clock.limit_s))
+                raise fault("unmeasured", _too_few(worn.made, opened.clock.limit_s))
             slow = _too_slow(worn.made, worn.mean_s)
             evidence.append(Evidence(check=FEW, passed=None, detail=slow))
         detail = worn.last(places)
         if detail:
-            return Decided("wrong", detail)
+            raise fault("wrong", detail)
     memory.append((worn.made, candidate.own_bytes()))
     detail = f"right after {worn.made} calls on {len(places)} cases in one process"
     evidence.append(Evidence(check=WORN, passed=True, detail=detail))
     if grows := _growth(memory):
         evidence.append(Evidence(check=GREW, passed=False, detail=grows))
-    return None
 
 
 def told_of_wear(evidence: Sequence[Evidence]) -> list[str]:

@@ -21,7 +21,7 @@ from ratchet.judge.emulator.launch import NOT_EMULATED
 from ratchet.judge.emulator.precompiled import precompiled
 from ratchet.judge.emulator.program.settings import pretended_device
 from ratchet.judge.integrity.library_ops import CaseCensus
-from ratchet.judge.stage_result import Decided, fault
+from ratchet.judge.stage_result import CandidateFault, Decided, fault
 from ratchet.judge.trial.machine_faults import wrong_words
 from ratchet.judge.trial.processes.built_extensions import uses_extensions
 from ratchet.judge.trial.processes.candidate import sealed_copy
@@ -50,6 +50,15 @@ def small_cases(problem: Problem) -> Problem:
     return problem.at("ci") if has_small else problem
 
 
+@contextlib.contextmanager
+def runs(where: str) -> Iterator[None]:
+    """Call a kernel unmeasured if it only exceeds what can run there (`without_blame`)."""
+    try:
+        yield
+    except CandidateFault as error:
+        raise CandidateFault(without_blame(error.decided, where)) from error
+
+
 def without_blame(decided: Decided, where: str) -> Decided:
     """Call a kernel unmeasured if it only exceeds what can run there, or the time limit.
 
@@ -65,10 +74,9 @@ def without_blame(decided: Decided, where: str) -> Decided:
     return decided
 
 
-def interpreted(kernel: Kernel) -> Kernel | Decided:
+def interpreted(kernel: Kernel) -> Kernel:
     """Return the kernel as one in torch whose launches run in Triton's interpreter."""
-    if importlib.util.find_spec("triton") is None:
-        return Decided("unmeasured", NO_TRITON)
+    _need_triton()
     loader = "ratchet.targets.triton_source:load_interpreted"
     return loaded_by(loader, replace(kernel, language="torch"), source=kernel.source)
 
@@ -93,16 +101,14 @@ def builder_for(kernel: Kernel, target: str, clock: Clock) -> ExtensionBuilder |
     return ExtensionBuilder(target, clock, precompiled(target, with_torch=True))
 
 
-def emulated(kernel: Kernel, target: str, clock: Clock) -> Kernel | Decided:
+def emulated(kernel: Kernel, target: str, clock: Clock) -> Kernel:
     """Return the kernel as one in torch whose launches are emulated."""
     in_torch, told = replace(kernel, language="torch"), pretended_device(target)
     device = {"name": told.name, "units": told.units, "memory_bytes": told.memory_bytes}
     given: dict[str, object] = {"matrix_cycles": matrix_cycles(target), "device": device}
     if kernel.language == "hip" and not _is_extension(kernel):
-        found = _built(kernel, target, clock)
-        if isinstance(found, Decided):
-            return found
-        given |= {"assembly": found[0], "host": base64.b64encode(found[1]).decode()}
+        assembly, host = _built(kernel, target, clock)
+        given |= {"assembly": assembly, "host": base64.b64encode(host).decode()}
         return loaded_by("ratchet.judge.emulator.hip_loading:load_hip", in_torch, **given)
     given |= {"source": kernel.source, "target": target}
     extensions = "ratchet.judge.emulator.extensions"
@@ -110,22 +116,26 @@ def emulated(kernel: Kernel, target: str, clock: Clock) -> Kernel | Decided:
         return loaded_by(f"{extensions}:load_extension", in_torch, **given)
     if kernel.language != "triton" and not uses_extensions(kernel):
         reason = f"kernels in {kernel.language} are not emulated: give one in Triton, HIP or CUDA"
-        return Decided("unmeasured", reason)
-    if importlib.util.find_spec("triton") is None:
-        return Decided("unmeasured", NO_TRITON)
+        raise fault("unmeasured", reason)
+    _need_triton()
     if uses_extensions(kernel):
         return loaded_by(f"{extensions}:load_with_extensions", in_torch, **given)
     return loaded_by("ratchet.judge.emulator.loading:load_emulated", in_torch, **given)
 
 
-def _built(kernel: Kernel, target: str, clock: Clock) -> tuple[str, bytes] | Decided:
+def _need_triton() -> None:
+    if importlib.util.find_spec("triton") is None:
+        raise fault("unmeasured", NO_TRITON)
+
+
+def _built(kernel: Kernel, target: str, clock: Clock) -> tuple[str, bytes]:
     try:
         return build_hip(kernel, target, clock)
     except KernelError as error:
         missing = find_tool("clang") is None or TOO_OLD in str(error)
-        return Decided("unmeasured" if missing else "refused", str(error))
+        raise fault("unmeasured" if missing else "refused", str(error)) from error
     except ChildFailure as error:
-        return Decided("refused", f"the source does not compile: {error}")
+        raise fault("refused", f"the source does not compile: {error}") from error
 
 
 @contextlib.contextmanager
@@ -154,10 +164,12 @@ def estimates(problem: Problem, target: str, censuses: Sequence[CaseCensus]) -> 
     return found
 
 
-def right_on(target: str, cases: Sequence[EmulatedCase], source: str) -> Decided:
+def right_on(
+    target: str, cases: Sequence[EmulatedCase], source: str, evidence: list[Evidence]
+) -> Decided:
     """Return the answer on a kernel that passed every case: at most `correct`."""
     detail = f"every launch ran as {target}'s machine code in the emulator; no GPU took part"
-    evidence = [Evidence(check="emulated", passed=True, detail=detail)]
+    evidence.append(Evidence(check="emulated", passed=True, detail=detail))
     evidence += [
         Evidence(check=f"estimated, {one.case}", passed=None, detail=words(one))
         for one in cases
@@ -172,4 +184,4 @@ def right_on(target: str, cases: Sequence[EmulatedCase], source: str) -> Decided
     reason = (
         f"right on every case as machine code of {target}, emulated; its speed was not measured"
     )
-    return Decided("correct", reason, tuple(evidence))
+    return Decided("correct", reason)

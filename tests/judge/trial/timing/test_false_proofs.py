@@ -16,7 +16,6 @@ import pytest
 from simulated_machine import Machine, simulate, to_samples
 
 from ratchet.base.errors import JudgeError
-from ratchet.judge.stage_result import Decided, Ok
 from ratchet.judge.trial.timing import decide, group_sequential, plan
 from ratchet.judge.trial.timing.arms import CANDIDATE, REFERENCE, TWIN
 from ratchet.judge.trial.timing.group_sequential import time_until_answered
@@ -45,7 +44,7 @@ def answers(
 ) -> Counter[str]:
     rng = np.random.default_rng(11)
 
-    def time_case(*_: Any, first_launch: int, first_round: int, budget_s: float) -> Ok[CaseTiming]:
+    def time_case(*_: Any, first_launch: int, first_round: int, budget_s: float) -> CaseTiming:
         times_s = simulate(
             rng,
             machine,
@@ -55,17 +54,13 @@ def answers(
             speedups=(1.0, 1.0, ratio),
         )[0]
         samples = to_samples(times_s, ARMS, first_launch=first_launch, first_round=first_round)
-        return Ok(CaseTiming(case=0, name="timed", samples=samples, checked=1))
+        return CaseTiming(case=0, name="timed", samples=samples, checked=1)
 
     monkeypatch.setattr(group_sequential, "time_case", time_case)
     return Counter(
-        answer_of(time_until_answered(0, opened(), no_launch, None)) for _ in range(trials)
+        decide.compare_case(time_until_answered(0, opened(), no_launch, None)).answer
+        for _ in range(trials)
     )
-
-
-def answer_of(outcome: Ok[CaseTiming] | Decided) -> str:
-    assert isinstance(outcome, Ok)
-    return decide.compare_case(outcome.value).answer
 
 
 def opened() -> Any:
@@ -74,6 +69,7 @@ def opened() -> Any:
 
     return SimpleNamespace(
         ask=ask,
+        evidence=[],
         clock=SimpleNamespace(left_s=9.0, reference_limit_s=9.0),
         cases=[SimpleNamespace(bytes=1.0)],
     )

@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 
 from ratchet.base.errors import JudgeError
-from ratchet.judge.stage_result import Decided, Ok
+from ratchet.judge.stage_result import CandidateFault, Decided
 from ratchet.judge.trial.timing import decide, group_sequential, plan
 from ratchet.judge.trial.timing.arms import CANDIDATE, REFERENCE, TWIN
 from ratchet.judge.trial.timing.decide import compare_case
@@ -49,6 +49,7 @@ def opened() -> Any:
 
     return SimpleNamespace(
         ask=ask,
+        evidence=[],
         clock=SimpleNamespace(reference_limit_s=9.0),
         cases=[SimpleNamespace(bytes=1.0)],
     )
@@ -64,17 +65,17 @@ def run(
     """The samples, or what was decided; and what was asked for."""
     asked: Asked = []
 
-    def time_case(
-        *_: object, first_launch: int, first_round: int, budget_s: float
-    ) -> Ok[CaseTiming] | Decided:
+    def time_case(*_: object, first_launch: int, first_round: int, budget_s: float) -> CaseTiming:
         asked.append({"launch": first_launch, "round": first_round, "budget_s": budget_s})
         if first_launch > LAUNCHES and last is not None:
-            return last
-        return Ok(timing(ratio, noise, first_launch, first_round))
+            raise CandidateFault(last)
+        return timing(ratio, noise, first_launch, first_round)
 
     monkeypatch.setattr(group_sequential, "time_case", time_case)
-    outcome = time_until_answered(0, opened(), no_launch, None)
-    return outcome.value if isinstance(outcome, Ok) else outcome, asked
+    try:
+        return time_until_answered(0, opened(), no_launch, None), asked
+    except CandidateFault as fault:
+        return fault.decided, asked
 
 
 def no_launch(index: int) -> Any:

@@ -59,7 +59,8 @@ def opened(rates: dict[str, float] | None) -> Any:
             raise JudgeError("no ceilings here")
         return rates
 
-    return SimpleNamespace(ask=ask, clock=SimpleNamespace(reference_limit_s=1.0), cases=[FACTS])
+    clock = SimpleNamespace(reference_limit_s=1.0)
+    return SimpleNamespace(ask=ask, evidence=[], clock=clock, cases=[FACTS])
 
 
 def floor_at(time_s: float) -> dict[str, float]:
@@ -172,11 +173,12 @@ def test_a_gain_on_short_calls_in_python_may_be_one_of_dispatch(
     times_s: list[float], by_dispatch: bool, status: str
 ) -> None:
     timings = [timing(2.0, seed=seed, time_s=time_s) for seed, time_s in enumerate(times_s)]
-    found = conclude(timings, opened(SLOW_ENOUGH), by_dispatch=by_dispatch)
+    problem = opened(SLOW_ENOUGH)
+    found = conclude(timings, problem, by_dispatch=by_dispatch)
     assert found.status == status, found.reason
     speedup = found.speedup
     assert speedup.vs_reference is not None
-    long_enough = [one.passed for one in found.evidence if one.check == "long enough"]
+    long_enough = [one.passed for one in problem.evidence if one.check == "long enough"]
     if status == "correct":
         assert "larger case" in found.reason and long_enough == [False]
         assert speedup.vs_reference.high <= 1
@@ -211,26 +213,29 @@ def test_a_kernel_whose_work_was_not_seen_is_right_and_not_proven() -> None:
 
 
 def test_a_time_that_cannot_be_is_unmeasured_and_no_win() -> None:
-    found = conclude([timing(50.0)], opened(floor_at(1e-4)))
+    problem = opened(floor_at(1e-4))
+    found = conclude([timing(50.0)], problem)
     assert found.status == "unmeasured"
     assert "cannot reach" in found.reason
     assert found.speedup.vs_reference is None
-    assert found.evidence[-1].passed is False
+    assert problem.evidence[-1].passed is False
 
 
 def test_a_floor_that_the_reference_is_under_is_none() -> None:
-    found = conclude([timing(50.0)], opened(floor_at(1e-2)))
+    problem = opened(floor_at(1e-2))
+    found = conclude([timing(50.0)], problem)
     assert found.status == "proven"
-    assert found.evidence[-1].passed is None
-    assert "no bound here" in found.evidence[-1].detail
+    assert problem.evidence[-1].passed is None
+    assert "no bound here" in problem.evidence[-1].detail
 
 
 @pytest.mark.parametrize(("ratio", "status"), [(2.0, "unmeasured"), (0.5, "correct")])
 def test_without_ceilings_nothing_is_won(ratio: float, status: str) -> None:
-    found = conclude([timing(ratio)], opened(None))
+    problem = opened(None)
+    found = conclude([timing(ratio)], problem)
     assert found.status == status
-    assert found.evidence[-1].passed is None
-    assert "not checked" in found.evidence[-1].detail
+    assert problem.evidence[-1].passed is None
+    assert "not checked" in problem.evidence[-1].detail
 
 
 def test_a_problem_without_a_timed_case_is_never_proven() -> None:

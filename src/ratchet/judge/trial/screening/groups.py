@@ -16,7 +16,7 @@ from typing import Final
 from ratchet import lab
 from ratchet.base.process.channel import close_descriptors
 from ratchet.judge.options import LANGUAGES
-from ratchet.judge.stage_result import CandidateFault, Decided, fault
+from ratchet.judge.stage_result import Decided, fault
 from ratchet.judge.trial.kernel_checks import CaseFacts, OpenProblem, begun_case
 from ratchet.judge.trial.processes.built_extensions import uses_extensions
 from ratchet.judge.trial.processes.candidate import CandidateProcess
@@ -82,8 +82,6 @@ class ScreeningRun:
             _check_language(kernel)
             interpreted = entrant.is_interpreted
             called = lab.without_gpu.interpreted(kernel) if interpreted else kernel
-            if isinstance(called, Decided):
-                raise CandidateFault(called)
             entrant.runnable = runnable(called, self.problem, device)
         return entrant
 

@@ -19,7 +19,7 @@ from ratchet.judge.trial.kernel_checks import OpenProblem, verdict_of_call
 from ratchet.judge.trial.processes.candidate import CandidateProcess
 from ratchet.judge.trial.processes.rivals import RivalProcess
 from ratchet.judge.trial.timing.arms import REFERENCE, RivalArm, RoundSeeds, output_mode, warm
-from ratchet.judge.trial.timing.fewer_calls import with_fewer_calls
+from ratchet.judge.trial.timing.fewer_calls import told_of_fewer, with_fewer_calls
 from ratchet.judge.trial.timing.plan import calls_of
 from ratchet.judge.trial.timing.sample import without_round_trip
 from ratchet.measure.arm import ArmLeft, Timing
@@ -164,8 +164,9 @@ def time_together(
         left = [arm for arm in arms if arm.name not in out]
         return _timed(case, opened, left, lost, calls, check_s=check_s, budget_s=budget_s)
 
-    found, smaller = with_fewer_calls(opened, calls_of(opened, case, share=GPU_SHARE), run)
-    words = "".join(one.detail for one in smaller)
+    wanted = calls_of(opened, case, share=GPU_SHARE)
+    found = with_fewer_calls(opened, wanted, run)
+    words = told_of_fewer(opened, wanted)
     return {name: replace(one, smaller=words) for name, one in found.items()}
 
 

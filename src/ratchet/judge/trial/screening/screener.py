@@ -8,7 +8,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
 from ratchet.base.process.time_limits import Clock
-from ratchet.judge.stage_result import Decided
+from ratchet.judge.stage_result import CandidateFault, Decided
 from ratchet.judge.trial.kernel_checks import CaseFacts, OpenProblem, described_cases
 from ratchet.judge.trial.processes.compile_pool import CompilePool
 from ratchet.judge.trial.processes.compiling import Toolchain
@@ -65,18 +65,17 @@ class Screener:
             zygote_of(one)  # it starts while the problem is opened
         compiled = [one for one in run.kernels if one.language == "cpp"]
         with CompilePool(compiled, tools=self._tools, threads=self._threads) as pool:
-            opened = self._open(run, worker(), secret)
-            if isinstance(opened, Decided):
-                run.decide_all(opened)
+            try:
+                opened = self._open(run, worker(), secret)
+            except CandidateFault as error:
+                run.decide_all(error.decided)
                 return
             try:
                 run.run(opened, pool, zygote_of)
             finally:
                 opened.rivals.close()
 
-    def _open(
-        self, run: ScreeningRun, reference: ReferenceProcess, secret: int
-    ) -> OpenProblem | Decided:
+    def _open(self, run: ScreeningRun, reference: ReferenceProcess, secret: int) -> OpenProblem:
         """Return the problem with the secrets of one screening; open it unless it is held."""
         device = "" if run.accelerator is None else run.accelerator.key
         wanted = (run.problem, run.problem_hash, reference, device)
@@ -90,10 +89,9 @@ class Screener:
                 timeout_s=OPENING_S,
                 accelerator=run.accelerator,
                 kind=QuickFacts,
+                evidence=[],
             )
-            if isinstance(found, Decided):
-                return found
-            self._held = HeldProblem(wanted, found.value)
+            self._held = HeldProblem(wanted, found)
         return opened_quickly(self._held, run.clock, secret, run.accelerator)
 
 

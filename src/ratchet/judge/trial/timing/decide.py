@@ -46,7 +46,8 @@ def conclude(
         return Decided("correct", "right; no case of the problem is timed")
     comparisons = [compare_case(timing) for timing in timings]
     compiled = _against_compile(timings)
-    evidence = [_speed(timing, one) for timing, one in zip(timings, comparisons, strict=True)]
+    evidence = opened.evidence
+    evidence += [_speed(timing, one) for timing, one in zip(timings, comparisons, strict=True)]
     evidence += [_speed_against_compile(timing, one) for timing, one in compiled]
     speedup = Speedups(
         vs_reference=_together(comparisons),
@@ -54,19 +55,18 @@ def conclude(
     )
     status, reason = _answer(timings, comparisons, speedup)
     try:
-        physics = _physics(timings, opened)
+        evidence += _physics(timings, opened)
     except RatchetError as error:
         detail = f"not checked: no ceilings ({error})"
-        physics = [Evidence(check="physics", passed=None, detail=detail)]
+        evidence.append(Evidence(check="physics", passed=None, detail=detail))
         if status == "proven":  # without measured rates there is no win
             why = f"right, but whether its time can be true was {detail}"
-            return Decided("unmeasured", why, (*evidence, *physics))
-    evidence += physics
-    if physics[-1].passed is False:
-        why = f"a time that this machine cannot reach: {physics[-1].detail}"
-        return Decided("unmeasured", why, tuple(evidence))
+            return Decided("unmeasured", why)
+    if evidence[-1].passed is False:
+        why = f"a time that this machine cannot reach: {evidence[-1].detail}"
+        return Decided("unmeasured", why)
     noise = _noise(comparisons) if status == "correct" else ""
-    found = Decided(status, reason, tuple(evidence), not_timed=noise, speedup=speedup)
+    found = Decided(status, reason, not_timed=noise, speedup=speedup)
     if status != "proven":
         return found
     unseen = next((one.unseen for one in timings if one.unseen), "")
@@ -74,8 +74,8 @@ def conclude(
         return without_gain(found, unseen)
     too_short = _too_short(timings) if by_dispatch else ""
     if too_short:
-        short = Evidence(check="long enough", passed=False, detail=too_short)
-        return without_gain(replace(found, evidence=(*evidence, short)), too_short)
+        evidence.append(Evidence(check="long enough", passed=False, detail=too_short))
+        return without_gain(found, too_short)
     return found
 
 

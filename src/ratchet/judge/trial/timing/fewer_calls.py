@@ -11,7 +11,6 @@ from typing import TypeVar
 
 from ratchet.judge.trial.kernel_checks import OpenProblem
 from ratchet.judge.trial.processes.reference import DeviceMemoryRefused
-from ratchet.judge.verdict import Evidence
 
 LOG = logging.getLogger(__name__)
 T = TypeVar("T")
@@ -19,33 +18,27 @@ T = TypeVar("T")
 
 def with_fewer_calls(
     opened: OpenProblem, wanted: int, run: Callable[[int], T], *, least: int = 1
-) -> tuple[T, tuple[Evidence, ...]]:
+) -> T:
     """Run with the wanted calls of a batch, and again with half as long as memory is refused.
 
-    Later batches of the verdict are as small. The evidence says so. Raises DeviceMemoryRefused if
-    memory is refused for the `least`.
+    Later batches of the verdict are as small. Raises DeviceMemoryRefused if memory is refused for
+    the `least`.
     """
     while True:
         calls = max(least, wanted // opened.batch_part)
         try:
-            found = run(calls)
+            return run(calls)
         except DeviceMemoryRefused as error:
             if calls <= least or opened.accelerator is None:
                 raise
             LOG.debug("half of %d calls, because %s", calls, error)
-        else:
-            return found, told(calls, wanted)
         opened.batch_part *= 2
 
 
-def told(calls: int, wanted: int) -> tuple[Evidence, ...]:
-    """Return the evidence of smaller batches, if they are."""
+def told_of_fewer(opened: OpenProblem, wanted: int) -> str:
+    """Return what to tell of smaller batches, or "" if they have the wanted calls."""
+    calls = max(1, wanted // opened.batch_part)
     if calls == wanted:
-        return ()
-    detail = f"device memory was refused: batches of {named(calls)} instead of {wanted}"
-    return (Evidence(check="memory for batches", passed=True, detail=detail),)
-
-
-def named(calls: int) -> str:
-    """Return a number of calls in words."""
-    return "1 call" if calls == 1 else f"{calls} calls"
+        return ""
+    named = "1 call" if calls == 1 else f"{calls} calls"
+    return f"device memory was refused: batches of {named} instead of {wanted}"

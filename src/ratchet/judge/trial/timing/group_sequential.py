@@ -10,14 +10,13 @@ once more before it counts.
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import replace
-from functools import partial
 from typing import Final
 
 from ratchet.base.errors import RatchetError
 from ratchet.judge.integrity.own_work import Watch
-from ratchet.judge.stage_result import CandidateFault, Decided, Ok, as_stage
+from ratchet.judge.stage_result import CandidateFault
 from ratchet.judge.trial.kernel_checks import OpenProblem
 from ratchet.judge.trial.timing.decide import SYSTEMATIC, compare_case, reachable
 from ratchet.judge.trial.timing.plan import budgets_s
@@ -35,13 +34,14 @@ width, the kernel would have to lie well over a standard error above its estimat
 
 def time_until_answered(
     case: int, opened: OpenProblem, launch: Launch, watch: Watch | None
-) -> Ok[CaseTiming] | Decided:
+) -> CaseTiming:
     """Return the samples of one case, over as few looks as give an answer.
 
-    Decided if an output is wrong while it is timed, or time ran out before enough was measured.
+    Raises CandidateFault if an output is wrong while it is timed, or time ran out before enough was
+    measured.
     """
 
-    def take(budget_s: float, before: Sequence[Sample] = ()) -> Ok[CaseTiming] | Decided:
+    def take(budget_s: float, before: Sequence[Sample] = ()) -> CaseTiming:
         """Take one look, in new launches; numbers continue those of the looks before."""
         return time_case(
             case,
@@ -53,32 +53,14 @@ def time_until_answered(
             budget_s=budget_s,
         )
 
-    return as_stage(partial(_look, take, opened, watch))
-
-
-Take = Callable[..., Ok[CaseTiming] | Decided]
-
-
-def _look(
-    take: Take, opened: OpenProblem, watch: Watch | None, evidence: list[Evidence]
-) -> CaseTiming | Decided:
-    found = take(budgets_s()[0])
-    if isinstance(found, Decided):
-        return found
-    evidence += found.evidence
+    timing, later_s = take(budgets_s()[0]), budgets_s()[1:]
     if watch is not None and watch.failed:
-        seen = watch.conclude()
-        if isinstance(seen, Decided):
-            return seen
-    unreachable = _unreachable(found.value, opened)
+        watch.conclude(opened.evidence)
+    unreachable = _unreachable(timing, opened)
     if unreachable:
         detail = f"too fast for this machine, so measured again: {unreachable}"
-        evidence.append(Evidence(check="physics", passed=False, detail=detail))
-        found = take(budgets_s()[-1])
-        if isinstance(found, Decided):
-            return found
-        evidence += found.evidence
-    timing, later_s = found.value, budgets_s()[1:]
+        opened.evidence.append(Evidence(check="physics", passed=False, detail=detail))
+        timing = take(budgets_s()[-1])
 
     def settled(looks: int) -> bool:
         if looks == len(later_s):
@@ -88,28 +70,25 @@ def _look(
 
     def take_more(looks: int) -> bool:
         nonlocal timing
-        more = take(later_s[looks], timing.samples)
-        if isinstance(more, Decided):
-            if more.not_timed:
+        try:
+            more = take(later_s[looks], timing.samples)
+        except CandidateFault as error:
+            if error.decided.not_timed:
                 return False
-            raise CandidateFault(more)
-        evidence.extend(more.evidence)
+            raise
         timing = replace(
-            more.value,
-            samples=[*timing.samples, *more.value.samples],
-            checked=timing.checked + more.value.checked,
-            order_looks=timing.order_looks + more.value.order_looks,
+            more,
+            samples=[*timing.samples, *more.samples],
+            checked=timing.checked + more.checked,
+            order_looks=timing.order_looks + more.order_looks,
         )
         return True
 
     until_settled(take_more, settled)
     if watch is None:
         return timing
-    seen = watch.conclude()  # it sampled every launch, the later ones too
-    if isinstance(seen, Decided):
-        return seen
-    evidence += seen.evidence
-    return replace(timing, unseen=seen.value)
+    unseen = watch.conclude(opened.evidence)  # it sampled every launch, the later ones too
+    return replace(timing, unseen=unseen)
 
 
 def _unreachable(timing: CaseTiming, opened: OpenProblem) -> str:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 from dataclasses import dataclass
 
-from ratchet.judge.stage_result import Decided
+from ratchet.judge.stage_result import CandidateFault, Decided
 from ratchet.judge.trial.kernel_checks import OpenProblem
 from ratchet.measure.plan import even_rounds
 
@@ -66,12 +66,12 @@ def plan_case(
     calls: int,
     budget_s: float,
     first_call_s: float,
-) -> TimingPlan | Decided:
+) -> TimingPlan:
     """Plan what the time allows. `round_s` is one warm batch of `calls` calls of each of the arms.
 
     Every launch after the first spends `first_call_s` again, in which a kernel may compile. If a
-    comparison (in float64) costs more than the rest of the round, fewer batches have one. Decided
-    if two launches do not fit into the time limit.
+    comparison (in float64) costs more than the rest of the round, fewer batches have one. Raises
+    CandidateFault if two launches do not fit into the time limit.
     """
     check_s = opened.check_time_s[case]
     share = min(1.0, CHECK_SHARE * round_s / check_s) if check_s > 0 else 1.0
@@ -81,10 +81,11 @@ def plan_case(
     launches = min(LAUNCHES, int((room_s + first_call_s) / (launch_s + first_call_s)))
     if launches < MIN_LAUNCHES:
         least_s = MIN_LAUNCHES * (launch_s + first_call_s) - first_call_s
-        return Decided.untimed(
+        why = (
             f"timing takes {least_s / SHARE_OF_TIME:.0f} s or more, and the time limit of "
             f"{opened.clock.limit_s:.3g} s leaves {opened.clock.left_s:.0f} s; raise it"
         )
+        raise CandidateFault(Decided.untimed(why))
     rounds = round_count(round_s + share * check_s, budget_s)
     more_s = launches * (launch_s + (GPU_MIN_ROUNDS - MIN_ROUNDS) * round_s)
     if opened.accelerator is not None and more_s <= room_s:

@@ -12,7 +12,7 @@ import numpy as np
 
 from ratchet.base.errors import MeasureError
 from ratchet.judge.integrity.own_work import Watch, batches_to_watch
-from ratchet.judge.stage_result import CandidateFault, Decided, Ok, as_stage
+from ratchet.judge.stage_result import CandidateFault, Decided
 from ratchet.judge.trial.kernel_checks import OpenProblem
 from ratchet.judge.trial.processes.candidate import CandidateProcess
 from ratchet.judge.trial.timing.arms import (
@@ -23,7 +23,7 @@ from ratchet.judge.trial.timing.arms import (
     rivals,
     warm,
 )
-from ratchet.judge.trial.timing.fewer_calls import with_fewer_calls
+from ratchet.judge.trial.timing.fewer_calls import told_of_fewer, with_fewer_calls
 from ratchet.judge.trial.timing.plan import TimingPlan, calls_of, calls_per_batch, plan_case
 from ratchet.judge.verdict import Evidence, TimedSample
 from ratchet.measure.loop import OpenLaunch, run_launches
@@ -72,30 +72,28 @@ def time_case(
     first_launch: int = 0,
     first_round: int = 0,
     budget_s: float,
-) -> Ok[CaseTiming] | Decided:
+) -> CaseTiming:
     """Time one case over several launches of all arms; the first rounds fix the plan.
 
     Launches and rounds are numbered from `first_launch` and `first_round`. With `watch`, some
-    batches between the timed ones are sampled, at secret places. Decided if an output is wrong
-    while it is timed, or if time ran out before enough was measured.
+    batches between the timed ones are sampled, at secret places. Raises CandidateFault if an output
+    is wrong while it is timed, or if time ran out before enough was measured.
     """
 
-    def run(calls: int) -> Ok[CaseTiming] | Decided:
-        launches = _CaseLaunches(case, opened, launch, watch, calls, first_launch, budget_s)
-        return as_stage(launches.run)
+    def run(calls: int) -> CaseTiming:
+        return _CaseLaunches(case, opened, launch, watch, calls, first_launch, budget_s).run()
 
-    part = opened.batch_part
+    part, wanted = opened.batch_part, calls_of(opened, case)
     try:
-        outcome, smaller = with_fewer_calls(opened, calls_of(opened, case), run)
+        timing = with_fewer_calls(opened, wanted, run)
     except MeasureError as error:
-        return Decided.untimed(f"the samples carry no answer: {error}")
-    if first_launch == 0 or opened.batch_part != part:  # a later look repeats nothing
-        outcome = replace(outcome, evidence=(*smaller, *outcome.evidence))
-    if isinstance(outcome, Decided):
-        return outcome
-    timing = outcome.value
+        untimed = Decided.untimed(f"the samples carry no answer: {error}")
+        raise CandidateFault(untimed) from error
+    fewer = told_of_fewer(opened, wanted)
+    if fewer and (first_launch == 0 or opened.batch_part != part):  # a later look repeats nothing
+        opened.evidence.append(Evidence(check="memory for batches", passed=True, detail=fewer))
     numbered = [replace(one, round=first_round + one.round) for one in timing.samples]
-    return replace(outcome, value=replace(timing, samples=numbered))
+    return replace(timing, samples=numbered)
 
 
 class _CaseLaunches:
@@ -116,17 +114,14 @@ class _CaseLaunches:
         self._first, self._budget_s = first_launch, budget_s
         self._calls = calls
         self._plan: TimingPlan | None = None
-        self._untimed: Decided | None = None
         self._samples: list[Sample] = []
         self._checked = self._looks = 0
         self._watched: set[tuple[int, int]] = set()
         self._warm_seeds = RoundSeeds(opened, fresh=False)  # no warm batch is timed or compared
 
-    def run(self, evidence: list[Evidence]) -> CaseTiming | Decided:
+    def run(self) -> CaseTiming:
         rng = np.random.default_rng(self._opened.rng.getrandbits(64))
         run_launches(self._open, more=self._more, rng=rng, first=self._first, keep=self._keep)
-        if self._untimed is not None:
-            return self._untimed
         assert self._plan is not None
         name = self._opened.problem.cases[self._case].name
         detail = (
@@ -139,7 +134,8 @@ class _CaseLaunches:
             detail += (
                 f"; at {self._looks} moments the calls of a batch were seen to come in their order"
             )
-        evidence.append(Evidence(check=f"right while timed on {name}", passed=True, detail=detail))
+        check = f"right while timed on {name}"
+        self._opened.evidence.append(Evidence(check=check, passed=True, detail=detail))
         return CaseTiming(
             case=self._case,
             name=name,
@@ -150,9 +146,7 @@ class _CaseLaunches:
         )
 
     def _more(self, launch: int) -> bool:
-        if self._plan is None:
-            return self._untimed is None
-        return launch < self._first + self._plan.launches
+        return self._plan is None or launch < self._first + self._plan.launches
 
     def _keep(self, samples: Sequence[Sample]) -> None:
         round_trip_s = self._opened.device_clock.round_trip_s(self._case)
@@ -171,9 +165,6 @@ class _CaseLaunches:
                 arm.begin(self._warm_seeds)
             round_s = sum(warm(arm, calls) for arm in arms)
             plan = self._plan or self._make_plan(round_s, len(arms), process, candidate)
-            if plan is None:
-                yield OpenLaunch(arms=arms, rounds=0)
-                return
             index = launch - self._first
             compared = opened.rng.sample(range(plan.rounds), plan.checks)
             candidate.sample(dict.fromkeys(compared, plan.calls_checked))
@@ -198,8 +189,8 @@ class _CaseLaunches:
 
     def _make_plan(
         self, round_s: float, arms: int, process: CandidateProcess, candidate: CandidateArm
-    ) -> TimingPlan | None:
-        """Plan the launches, once the first is warm; None if time is too short."""
+    ) -> TimingPlan:
+        """Plan the launches, once the first is warm."""
         planned = plan_case(
             self._case,
             self._opened,
@@ -209,9 +200,6 @@ class _CaseLaunches:
             budget_s=self._budget_s,
             first_call_s=process.first_call_s,
         )
-        if isinstance(planned, Decided):
-            self._untimed = planned
-            return None
         self._plan = planned
         if self._watch is not None:
             self._watched = _watched(planned, candidate.batch_s, self._opened)
@@ -229,7 +217,7 @@ def time_alone(case: int, opened: OpenProblem) -> list[float]:
         round_trip_s = opened.device_clock.round_trip_s(case)
         return [_work_s(time_s, round_trip_s) / calls for time_s in times]
 
-    return with_fewer_calls(opened, calls_of(opened, case), run)[0]
+    return with_fewer_calls(opened, calls_of(opened, case), run)
 
 
 def see_order(timing: CaseTiming, opened: OpenProblem, process: CandidateProcess) -> bool:
@@ -248,18 +236,13 @@ def see_order(timing: CaseTiming, opened: OpenProblem, process: CandidateProcess
     return calls == 1 or candidate.order_looks >= LEAST_LOOKS
 
 
-def watch_case(
-    case: int, opened: OpenProblem, process: CandidateProcess, watch: Watch
-) -> Ok[str] | Decided:
-    """Sample a case that is not timed, one call at a time; return what `Watch.conclude` does."""
+def watch_case(case: int, opened: OpenProblem, process: CandidateProcess, watch: Watch) -> None:
+    """Sample a case that is not timed, one call at a time; raise what `Watch.conclude` does."""
     candidate = CandidateArm(process, opened, case, watch)
-    try:
-        candidate.run(1)
-        candidate.be_watched(1)
-        candidate.watch_until_enough(1, watch)
-    except CandidateFault as fault:
-        return fault.decided
-    return watch.conclude()
+    candidate.run(1)
+    candidate.be_watched(1)
+    candidate.watch_until_enough(1, watch)
+    watch.conclude(opened.evidence)
 
 
 def without_round_trip(samples: Sequence[Sample], round_trip_s: float) -> list[Sample]:
