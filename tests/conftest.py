@@ -22,9 +22,9 @@ from postgres_server import postgres
 from ratchet.court.fleet import machines
 from ratchet.judge.trial import held_together, kernel_trial, wear
 from ratchet.judge.trial.kernel_trial import KernelJudge
-from ratchet.judge.workers.candidate.architectures import TARGETS
 from ratchet.ledger import connect
 from ratchet.problems import problem_file
+from ratchet.targets.architectures import TARGETS
 
 EVERYTHING = os.environ.get("RATCHET_TEST") == "all"
 settings.register_profile(

@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 
 from ratchet.devices import matrix
-from ratchet.judge.workers.candidate.architectures import ARCHITECTURES, occupancy
+from ratchet.targets.architectures import ARCHITECTURES, occupancy
 
 NOTES = resources.files("ratchet.authors.knowledge").joinpath("notes")
 AMD = NOTES.joinpath("amd.md").read_text("utf-8")

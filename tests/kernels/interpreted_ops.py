@@ -12,12 +12,12 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from ratchet.judge.workers.candidate.triton_source import load_interpreted
 from ratchet.kernels import registry
 from ratchet.kernels.languages.build import build_kernel
 from ratchet.kernels.library import kernels_for, register_ops
 from ratchet.kernels.library.adamw import step_adamw
 from ratchet.kernels.library.sources import ANY_GPU
+from ratchet.targets.triton_source import load_interpreted
 
 OPS = torch.ops.ratchet
 

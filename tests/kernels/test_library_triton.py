@@ -140,7 +140,7 @@ def test_the_judge_calls_it_correct(
 @pytest.mark.skipif(not torch.cuda.is_available(), reason="there is no GPU")
 @pytest.mark.parametrize("entry", KERNELS)
 def test_an_entry_is_right_on_a_gpu(entry: str, tmp_path: Path) -> None:
-    from ratchet.judge.workers.candidate.triton_source import load_source
+    from ratchet.targets.triton_source import load_source
 
     call = load_source(KERNELS[entry].source, entry, tmp_path / f"{entry}.py")
     problem = find_problem(entry)

@@ -10,10 +10,10 @@ from typing import Any
 import pytest
 
 from ratchet.judge.trial.readiness import why_no_kernels
-from ratchet.judge.workers.candidate.architectures import TARGETS
 from ratchet.kernels.library import kernels_for
 from ratchet.problems.suites import find_problem
 from ratchet.static_profile.inspection import inspect_kernel
+from ratchet.targets.architectures import TARGETS
 
 EVERYTHING = os.environ.get("RATCHET_TEST") == "all"
 KERNELS = kernels_for("gpu")

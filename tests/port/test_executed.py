@@ -14,14 +14,14 @@ import torch
 
 pytest.importorskip("tree_sitter_cuda", reason="tree-sitter is not installed")
 
-from ratchet.judge.cross_compile.hip_compiler import HipBinary, build_small, find_hip
+from ratchet.cross_compile.hip_compiler import HipBinary, build_small, find_hip
 from ratchet.judge.emulator.build import compiled_machine
 from ratchet.judge.emulator.hip_loading import HipProgram
-from ratchet.judge.sandbox.rocm import find_tool
-from ratchet.judge.workers.candidate.architectures import ARCHITECTURES
 from ratchet.port.patch import edited
 from ratchet.port.scan import scan
+from ratchet.sandbox.rocm import find_tool
 from ratchet.static_profile.inspection import hip_interface
+from ratchet.targets.architectures import ARCHITECTURES
 
 pytestmark = [
     pytest.mark.compiler,

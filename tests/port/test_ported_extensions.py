@@ -18,13 +18,13 @@ from ratchet.cli import main
 from ratchet.court import port_proofs
 from ratchet.court.court import Court
 from ratchet.court.port_proofs import problem_of, prove
-from ratchet.judge.cross_compile.hip_compiler import find_hip
-from ratchet.judge.sandbox.rocm import find_tool
+from ratchet.cross_compile.hip_compiler import find_hip
 from ratchet.judge.trial.readiness import why_no_kernels
 from ratchet.port.extensions import PortedKernel, merged, ported_kernels
 from ratchet.port.porting import PortSettings, port
 from ratchet.port.scan import scan
 from ratchet.report.port import render_port_page, verdicts
+from ratchet.sandbox.rocm import find_tool
 
 MODEL = "class ModelNew:\n    pass\n"
 SOURCE = "SOURCE = r'''\n__global__ void k(float* x) { x[0] = 1; }\n'''\n"

@@ -9,13 +9,13 @@ import subprocess
 import sys
 from pathlib import Path
 
-from ratchet.judge.sandbox.worker_modules import TORCH_WORKER, package_files
 from ratchet.kernels.kernel import Kernel
 from ratchet.kernels.kernel_file import built_in_kernel
 from ratchet.kernels.library import LIBRARY
 from ratchet.problems.carried_modules import with_modules
 from ratchet.problems.suites import load_suite
 from ratchet.problems.suites.shipped.cases import WorkloadShapes
+from ratchet.sandbox.worker_modules import TORCH_WORKER, package_files
 
 EVERY_SOURCE = """
 import json, os, sys

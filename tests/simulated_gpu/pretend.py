@@ -25,7 +25,7 @@ from torch.overrides import _pop_mode_temporarily
 from ratchet.devices import rates
 from ratchet.judge.emulator.pretending import EmulatedGpu
 from ratchet.judge.emulator.program.settings import pretended_device
-from ratchet.judge.workers.candidate.architectures import ARCHITECTURES, PretendedDevice
+from ratchet.targets.architectures import ARCHITECTURES, PretendedDevice
 from ratchet.workloads import fake
 
 VARIABLE: Final = "SIMULATED_GPU"

@@ -9,22 +9,22 @@ import math
 import pytest
 
 from ratchet.base.errors import JudgeError, KernelError
+from ratchet.cross_compile import assembly
+from ratchet.cross_compile.process import CompiledKernel, read_profile
 from ratchet.devices import catalogue
-from ratchet.judge.cross_compile import assembly
-from ratchet.judge.cross_compile.process import CompiledKernel, read_profile
 from ratchet.judge.stage_result import Decided
 from ratchet.judge.trial.without_gpu import interpreted, small_cases
-from ratchet.judge.workers.candidate.architectures import (
-    ARCHITECTURES,
-    TARGETS,
-    find_architectures,
-    occupancy,
-)
 from ratchet.kernels.kernel import Kernel
 from ratchet.problems.problem import Case, Problem, TensorSpec, Tier
 from ratchet.static_profile import bound, instructions, kernel_facts
 from ratchet.static_profile.dot_work import DotCounter, dot_work
 from ratchet.static_profile.inspection import find_case, inspect_kernel
+from ratchet.targets.architectures import (
+    ARCHITECTURES,
+    TARGETS,
+    find_architectures,
+    occupancy,
+)
 
 TEXT = """
 	.text

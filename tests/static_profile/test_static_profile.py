@@ -14,15 +14,15 @@ import pytest
 import static_kernels as given
 
 from ratchet.base.errors import KernelError
+from ratchet.cross_compile import tools
 from ratchet.devices import catalogue
-from ratchet.judge.cross_compile import tools
-from ratchet.judge.sandbox import isolation
-from ratchet.judge.sandbox.rocm import find_tool
 from ratchet.judge.trial.kernel_trial import KernelJudge
 from ratchet.judge.trial.readiness import why_no_kernels
-from ratchet.judge.workers.candidate.architectures import ARCHITECTURES, TARGETS
 from ratchet.kernels.kernel import Kernel
+from ratchet.sandbox import isolation
+from ratchet.sandbox.rocm import find_tool
 from ratchet.static_profile.inspection import inspect_kernel
+from ratchet.targets.architectures import ARCHITECTURES, TARGETS
 
 needs_sandbox = pytest.mark.skipif(
     why_no_kernels() is not None,
@@ -158,8 +158,8 @@ def test_each_target_has_its_own_limit_on_shared_memory() -> None:
     """Triton asks a driver once and remembers; in a process of its own."""
     script = """
 from triton.compiler.compiler import max_shared_mem
-from ratchet.judge.workers.candidate.architectures import ARCHITECTURES
-from ratchet.judge.cross_compile.worker import _install_driver
+from ratchet.targets.architectures import ARCHITECTURES
+from ratchet.cross_compile.worker import _install_driver
 for name in ("gfx942", "gfx950", "sm_90"):
     _install_driver(ARCHITECTURES[name], 1)
     print(max_shared_mem(0))

@@ -26,9 +26,9 @@ from ratchet.authors.writing_result import Stopped, WritingRequest
 from ratchet.base.errors import EndpointError, LedgerError, RatchetError
 from ratchet.court.court import Court
 from ratchet.court.terms import JudgedKernel, Terms
-from ratchet.judge.workers.candidate.architectures import TARGETS
 from ratchet.kernels.kernel import Kernel
 from ratchet.problems.problem import Problem
+from ratchet.targets.architectures import TARGETS
 
 SMALLEST_BATCH, LARGEST_BATCH = 6, 16
 BATCH_SHARE: Final = 0.15

@@ -20,10 +20,10 @@ from ratchet.court.terms import JudgedKernel, Terms
 from ratchet.devices import ceilings
 from ratchet.devices.probe import Device
 from ratchet.judge.revision import revision
-from ratchet.judge.workers.candidate.architectures import TARGETS
 from ratchet.kernels.kernel import Kernel
 from ratchet.ledger.connect import utc_now
 from ratchet.problems.problem import Problem
+from ratchet.targets.architectures import TARGETS
 
 Follow = Callable[[RunEvent, Callable[[], WritingResult]], None]
 """Called with each event, and with a function that gives the result so far."""

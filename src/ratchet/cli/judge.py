@@ -205,8 +205,8 @@ def judge(
     from ratchet.court.court import Court
     from ratchet.court.terms import Terms
     from ratchet.judge.trial.readiness import check_kernels
-    from ratchet.judge.workers.candidate.architectures import TARGETS
     from ratchet.report.verdict_files import check_out
+    from ratchet.targets.architectures import TARGETS
 
     check_out(out)
     profiled = TARGETS if profile else ()

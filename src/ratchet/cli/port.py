@@ -76,11 +76,11 @@ def port(
     from ratchet.base.errors import PortError
     from ratchet.base.files import why_not_new_file, why_not_new_folder, write_whole
     from ratchet.judge.options import parse_time_limit_s
-    from ratchet.judge.workers.candidate.architectures import TARGETS
     from ratchet.port.porting import PortSettings, write_outputs
     from ratchet.port.porting import port as run
     from ratchet.report.port import as_sarif, print_port, render_port_page
     from ratchet.report.terminal import working
+    from ratchet.targets.architectures import TARGETS
 
     names = [name.strip() for name in target.split(",") if name.strip()]
     settings = PortSettings(

@@ -23,13 +23,13 @@ from ratchet.judge.options import (
     parse_tier,
     parse_time_limit_s,
 )
-from ratchet.judge.sandbox.accelerator import may_use_gpu
 from ratchet.judge.trial.processes.built_extensions import uses_extensions
 from ratchet.judge.verdict import Verdict
-from ratchet.judge.workers.candidate.architectures import TARGETS
 from ratchet.kernels.kernel import Kernel
 from ratchet.ledger.place import ENVIRONMENT
 from ratchet.problems.problem import Problem, Task, Tier
+from ratchet.sandbox.accelerator import may_use_gpu
+from ratchet.targets.architectures import TARGETS
 
 LOG = logging.getLogger(__name__)
 TIME_LIMIT_S = 60.0

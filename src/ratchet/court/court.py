@@ -21,7 +21,6 @@ from ratchet.court.static_rank import TARGET, screening_of
 from ratchet.court.terms import SETTLED, JudgedKernel, Terms, answers, trial_of
 from ratchet.devices.probe import describe_device
 from ratchet.judge.revision import revision
-from ratchet.judge.sandbox.accelerator import may_use_gpu
 from ratchet.judge.verdict import Screening, Verdict
 from ratchet.kernels.kernel import Kernel, Language
 from ratchet.ledger import Fingerprint, Ledger
@@ -30,6 +29,7 @@ from ratchet.ledger.place import resolve, shown
 from ratchet.ledger.tables import Payload
 from ratchet.problems.problem import Problem
 from ratchet.problems.problem_file import described
+from ratchet.sandbox.accelerator import may_use_gpu
 
 LOG = logging.getLogger(__name__)
 TOOK: Final = "verdict_took"

@@ -19,9 +19,9 @@ from typing import Final
 import ratchet
 from ratchet import lab
 from ratchet.base.errors import KernelError
-from ratchet.judge.options import WITH_TORCH, Scale
+from ratchet.judge.options import Scale
 from ratchet.judge.trial.processes.built_extensions import uses_extensions
-from ratchet.kernels.kernel import Kernel
+from ratchet.kernels.kernel import WITH_TORCH, Kernel
 from ratchet.problems.problem import Task, Tier
 from ratchet.problems.problem_file import names_a_suites, read_source
 

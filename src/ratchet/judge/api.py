@@ -134,9 +134,9 @@ def check_texts(
     With `run_here`, a kernel that needs a GPU is one of them on a machine without. Returns the
     kernel of a file. It has no entry yet if only its problem names one.
     """
-    from ratchet.judge.sandbox.accelerator import all_nodes, needed_gpu
     from ratchet.kernels.kernel_file import load_kernel
     from ratchet.problems.problem_file import default_entry, holds_model, problem_name
+    from ratchet.sandbox.accelerator import all_nodes, needed_gpu
 
     if not isinstance(problem, (str, os.PathLike)) or not isinstance(kernel, (str, os.PathLike)):
         return None

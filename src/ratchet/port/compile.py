@@ -16,16 +16,16 @@ from pathlib import Path
 from typing import Final, Literal
 
 from ratchet.base.errors import RatchetError
-from ratchet.judge.cross_compile.hip_compiler import HipTools, hip_headers, hip_options
-from ratchet.judge.cross_compile.tools import run_tool
-from ratchet.judge.sandbox.rocm import find_tool
-from ratchet.judge.workers.candidate.architectures import TARGETS
+from ratchet.cross_compile.hip_compiler import HipTools, hip_headers, hip_options
+from ratchet.cross_compile.tools import run_tool
 from ratchet.port.device_code import device_code
 from ratchet.port.hipify import hipified
 from ratchet.port.patch import edited
 from ratchet.port.python_tree import PythonTree
 from ratchet.port.scan import ScannedFile
 from ratchet.port.source import CodeText
+from ratchet.sandbox.rocm import find_tool
+from ratchet.targets.architectures import TARGETS
 
 Status = Literal["compiled", "failed", "not compiled"]
 TIME_LIMIT_S: Final = 120.0

@@ -12,11 +12,11 @@ from ratchet.base.diff import diff_of
 from ratchet.base.errors import PortError, RepositoryError
 from ratchet.base.files import make_folder, why_not_new_file, write_all
 from ratchet.base.git import git
-from ratchet.judge.workers.candidate.architectures import TARGETS, find_architectures
 from ratchet.port.compile import compile_clean, hip_texts
 from ratchet.port.patch import new_texts
 from ratchet.port.port_result import PortResult
 from ratchet.port.scan import ScannedFile, scan
+from ratchet.targets.architectures import TARGETS, find_architectures
 
 PATCH, DOCUMENT, PAGE, HIP = "port.patch", "port.json", "report.html", "hip"
 

@@ -18,8 +18,7 @@ from ratchet.base.json_value import Json
 from ratchet.base.process.channel import Message
 from ratchet.base.process.child import ChildFailure
 from ratchet.base.process.time_limits import Clock
-from ratchet.devices import catalogue
-from ratchet.judge.cross_compile.process import (
+from ratchet.cross_compile.process import (
     CompiledKernel,
     Launch,
     Profile,
@@ -28,13 +27,14 @@ from ratchet.judge.cross_compile.process import (
     hip_interface,
     read_profile,
 )
-from ratchet.judge.sandbox.isolation import isolation_name
-from ratchet.judge.workers.candidate.architectures import TARGETS, Architecture, find_architectures
+from ratchet.devices import catalogue
 from ratchet.judge.workers.candidate.model_answer import runnable
 from ratchet.kernels.kernel import Kernel, Language
 from ratchet.problems.problem import LARGEST_FIRST, Case, Problem
+from ratchet.sandbox.isolation import isolation_name
 from ratchet.static_profile import bound, kernel_facts
 from ratchet.static_profile.dot_work import DotCounter, DotWork
+from ratchet.targets.architectures import TARGETS, Architecture, find_architectures
 
 TRITON_PACKAGES = ("triton", "pytorch-triton-rocm", "triton-rocm", "pytorch-triton")
 """Names of the package `triton`, by its builder."""
@@ -45,7 +45,7 @@ ACTIONS = {"triton": "python", "torch": "python", "hip": "hip"}
 LOADED = """\
 import tempfile
 from pathlib import Path
-from ratchet.judge.workers.candidate.triton_source import load_source
+from ratchet.targets.triton_source import load_source
 
 folder = Path(tempfile.mkdtemp(prefix="kernel-"))
 {entry} = load_source({source!r}, {entry!r}, folder / "kernel_{target}.py")

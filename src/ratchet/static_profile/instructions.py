@@ -5,7 +5,7 @@ from __future__ import annotations
 import re
 from typing import Final
 
-from ratchet.judge.cross_compile.assembly import MATRIX
+from ratchet.cross_compile.assembly import MATRIX
 
 CLASSES: Final = (
     *("matrix", "vector", "transcendental", "scalar", "scalar_load"),

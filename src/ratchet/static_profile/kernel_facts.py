@@ -9,13 +9,13 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
 from ratchet.base.json_value import Json
+from ratchet.cross_compile import assembly
+from ratchet.cross_compile.assembly import Instruction, KernelCode
+from ratchet.cross_compile.process import CompiledKernel
 from ratchet.devices import matrix
 from ratchet.devices.matrix import MatrixInstruction
-from ratchet.judge.cross_compile import assembly
-from ratchet.judge.cross_compile.assembly import Instruction, KernelCode
-from ratchet.judge.cross_compile.process import CompiledKernel
-from ratchet.judge.workers.candidate.architectures import Architecture, occupancy
 from ratchet.static_profile import instructions
+from ratchet.targets.architectures import Architecture, occupancy
 
 F8F6F4_TYPES = {0: "fp8", 1: "fp8", 2: "fp6", 3: "fp6", 4: "fp4"}
 """The cbsz and blgp fields of the f8f6f4 instructions: E4M3, E5M2, E2M3, E3M2, E2M1."""

@@ -13,13 +13,13 @@ import pytest
 import torch
 from numpy.typing import NDArray
 
-from ratchet.judge.cross_compile.hip_compiler import HipBinary, compile_whole, find_hip
+from ratchet.cross_compile.hip_compiler import HipBinary, compile_whole, find_hip
 from ratchet.judge.emulator.build import compiled_machine
 from ratchet.judge.emulator.hip_loading import HipProgram
-from ratchet.judge.sandbox.rocm import find_tool
-from ratchet.judge.workers.candidate.architectures import ARCHITECTURES
 from ratchet.judge.workers.candidate.results import ResultForm
+from ratchet.sandbox.rocm import find_tool
 from ratchet.static_profile.inspection import hip_interface
+from ratchet.targets.architectures import ARCHITECTURES
 
 pytestmark = [
     pytest.mark.compiler,

@@ -16,7 +16,7 @@ import torch
 from ratchet.base.errors import KernelError
 from ratchet.base.process.time_limits import Clock
 from ratchet.court.calls import judge
-from ratchet.judge.cross_compile.hip_compiler import find_hip, first_error
+from ratchet.cross_compile.hip_compiler import find_hip, first_error
 from ratchet.judge.emulator import extensions
 from ratchet.judge.emulator.build import compiled_machine
 from ratchet.judge.emulator.extension_build import (
@@ -27,12 +27,12 @@ from ratchet.judge.emulator.extension_build import (
 from ratchet.judge.emulator.hip_build import ExtensionBuilder
 from ratchet.judge.emulator.precompiled import precompiled
 from ratchet.judge.emulator.program.settings import pretended_device
-from ratchet.judge.sandbox.rocm import find_tool
 from ratchet.judge.trial.readiness import why_no_kernels
 from ratchet.judge.trial.without_gpu import emulated
 from ratchet.kernels.carried_files import split_files
 from ratchet.kernels.kernel import Kernel
 from ratchet.kernels.kernel_file import load_kernel
+from ratchet.sandbox.rocm import find_tool
 
 HERE = Path(__file__).parent / "extensions"
 needs_hip = pytest.mark.skipif(

@@ -9,12 +9,12 @@ import pytest
 
 from ratchet.base.errors import KernelError, RatchetError
 from ratchet.court.calls import judge
-from ratchet.judge.cross_compile.hip_compiler import find_hip, first_error
+from ratchet.cross_compile.hip_compiler import find_hip, first_error
 from ratchet.judge.emulator.extension_build import ExtensionSource, as_hip, check_module
 from ratchet.judge.emulator.linking import device_variables, linked
-from ratchet.judge.sandbox.rocm import find_tool
 from ratchet.judge.trial.readiness import why_no_kernels
 from ratchet.kernels.kernel_file import load_kernel
+from ratchet.sandbox.rocm import find_tool
 
 needs_hip = pytest.mark.skipif(
     find_tool("clang") is None or shutil.which("ld") is None or not find_hip().whole,

@@ -10,11 +10,11 @@ import pytest
 
 from ratchet.base.errors import KernelError
 from ratchet.base.process.time_limits import Clock
-from ratchet.judge.cross_compile.hip_compiler import find_hip
-from ratchet.judge.cross_compile.hip_sources import HipSources, compile_sources
+from ratchet.cross_compile.hip_compiler import find_hip
+from ratchet.cross_compile.hip_sources import HipSources, compile_sources
 from ratchet.judge.emulator import hip_build
-from ratchet.judge.sandbox.rocm import find_tool
 from ratchet.kernels.kernel import Kernel
+from ratchet.sandbox.rocm import find_tool
 
 CLOCK = Clock.of(600.0)
 ORDER = {"name": "e", "sources": ["k.hip"], "files": {"k.hip": "int one;\n"}}

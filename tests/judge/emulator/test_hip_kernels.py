@@ -13,12 +13,12 @@ from ratchet.base.errors import KernelError
 from ratchet.judge.emulator.gpu_memory import CLOSED, GpuBlock
 from ratchet.judge.emulator.kernel_text import KernelTexts, one_kernel
 from ratchet.judge.options import EMULATED
-from ratchet.judge.sandbox.rocm import find_tool
 from ratchet.judge.trial.kernel_trial import KernelJudge
 from ratchet.judge.trial.readiness import why_no_kernels
 from ratchet.judge.verdict import Verdict
 from ratchet.kernels.kernel import Kernel
 from ratchet.problems.suites import find_problem
+from ratchet.sandbox.rocm import find_tool
 
 SOFTMAX = r"""
 #include <hip/hip_runtime.h>

@@ -24,7 +24,6 @@ from ratchet.base.errors import CompilerMissing
 from ratchet.base.process import families
 from ratchet.base.process.channel import open_pair
 from ratchet.base.process.child import Child, ChildFailure, program
-from ratchet.judge.sandbox import bubblewrap, headroom, isolation, landlock
 from ratchet.judge.trial import kernel_checks
 from ratchet.judge.trial.kernel_trial import KernelJudge
 from ratchet.judge.trial.timing import plan
@@ -32,6 +31,7 @@ from ratchet.judge.verdict import Verdict
 from ratchet.kernels.languages import cpp
 from ratchet.ledger import Ledger
 from ratchet.problems.problem import Problem
+from ratchet.sandbox import bubblewrap, headroom, isolation, landlock
 
 pytestmark = pytest.mark.compiler
 LIMIT_S, GRACE_S = 40.0, 20.0
@@ -505,7 +505,7 @@ ENTRY {
     for (;;) sleep(1);
 }
 """
-UNENCLOSED = "from ratchet.judge.sandbox import bubblewrap\nbubblewrap.program = lambda: None\n"
+UNENCLOSED = "from ratchet.sandbox import bubblewrap\nbubblewrap.program = lambda: None\n"
 
 
 @pytest.mark.skipif(landlock.abi() == 0, reason="this kernel has no Landlock")

@@ -20,7 +20,6 @@ from ratchet.base.errors import JudgeError
 from ratchet.base.process import families
 from ratchet.base.process.channel import close_descriptors
 from ratchet.base.process.time_limits import OutOfTime, ends_within
-from ratchet.judge.sandbox import bubblewrap, isolation
 from ratchet.judge.trial import kernel_checks, stages
 from ratchet.judge.trial.kernel_trial import KernelJudge
 from ratchet.judge.trial.processes.reference import ReferenceProcess
@@ -30,6 +29,7 @@ from ratchet.judge.trial.timing import decide, group_sequential
 from ratchet.judge.verdict import Verdict
 from ratchet.kernels.kernel import Kernel
 from ratchet.problems.problem import Case, Problem, TensorSpec
+from ratchet.sandbox import bubblewrap, isolation
 
 pytestmark = pytest.mark.compiler
 PIDS_OF_A_SANDBOX = 50

@@ -22,9 +22,9 @@ from ratchet.judge.trial.processes.reference import (
 from ratchet.judge.trial.timing import plan, sample
 from ratchet.judge.workers.reference import worker as reference_worker
 from ratchet.judge.workers.reference.worker import ReferenceWorker
-from ratchet.judge.workers.serving import describe_error
 from ratchet.kernels.kernel import Kernel
 from ratchet.problems.problem import Case, Problem, TensorSpec
+from ratchet.sandbox.serving import describe_error
 
 MIB = 1 << 20
 SOURCE = "import torch\ndef silu(x, s):\n    return (s[0] * torch.nn.functional.silu(x),)\n"

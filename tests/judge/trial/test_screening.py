@@ -21,7 +21,6 @@ from answers import assert_right
 import ratchet
 from ratchet.base.errors import CompilerMissing
 from ratchet.base.process import families
-from ratchet.judge.sandbox import bubblewrap, system_calls
 from ratchet.judge.trial.kernel_checks import CaseFacts
 from ratchet.judge.trial.kernel_trial import KernelJudge
 from ratchet.judge.trial.processes import candidate, compile_pool, compiling
@@ -30,6 +29,7 @@ from ratchet.judge.verdict import Screening
 from ratchet.kernels.kernel import Kernel
 from ratchet.kernels.languages import cpp
 from ratchet.problems.problem import Problem
+from ratchet.sandbox import bubblewrap, system_calls
 
 WRONG = "ENTRY { silu_scale(t, s); ((float*)t[1].data)[0] += 1; return 0; }"
 WRONG_ON_SOME_SIZES = (

@@ -10,7 +10,6 @@ import pytest
 from answers import assert_right
 
 from ratchet.base.errors import CompilerMissing
-from ratchet.judge.sandbox import bubblewrap
 from ratchet.judge.stage_result import Ok
 from ratchet.judge.trial import kernel_checks, shared_compilations
 from ratchet.judge.trial.kernel_checks import OpenProblem
@@ -23,6 +22,7 @@ from ratchet.kernels.kernel_file import built_in_kernel
 from ratchet.kernels.languages import cpp
 from ratchet.problems.problem import Problem
 from ratchet.problems.problem_file import load_problem
+from ratchet.sandbox import bubblewrap
 
 SOFTMAX = Path(__file__).parents[1] / "kernelbench_like" / "level1" / "3_softmax.py"
 pytestmark = [

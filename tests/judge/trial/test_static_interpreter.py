@@ -14,9 +14,9 @@ import torch
 from ratchet.judge.trial.kernel_trial import KernelJudge
 from ratchet.judge.trial.readiness import why_no_kernels
 from ratchet.judge.verdict import Verdict
-from ratchet.judge.workers.candidate.architectures import TARGETS
 from ratchet.kernels.kernel_file import load_kernel
 from ratchet.problems.problem_file import load_problem
+from ratchet.targets.architectures import TARGETS
 
 THOROUGH = (pytest.mark.thorough,)
 pytestmark = [

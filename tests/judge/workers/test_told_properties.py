@@ -10,13 +10,13 @@ import pytest
 import torch
 
 from ratchet.devices import catalogue
-from ratchet.judge.workers.candidate.architectures import (
+from ratchet.targets.architectures import (
     ARCHITECTURES,
     CLOCKS,
     TARGETS,
     PretendedDevice,
 )
-from ratchet.judge.workers.candidate.torch_cuda import device_answers
+from ratchet.targets.torch_cuda import device_answers
 
 NOT_IN_THE_STUB = {
     *("max_threads_per_block", "regs_per_multiprocessor", "shared_memory_per_block_optin"),
@@ -59,7 +59,7 @@ def test_every_property_of_torchs_class_is_told(target: str) -> None:
 
 def test_every_property_of_tritons_driver_is_told() -> None:
     triton = pytest.importorskip("triton", reason="Triton is not installed")
-    from ratchet.judge.workers.candidate.fake_driver import CompiledTexts, FakeDriver
+    from ratchet.targets.fake_driver import CompiledTexts, FakeDriver
 
     source = Path(triton.__file__).parent / "backends" / "amd" / "driver.c"
     built = re.search(r"Py_BuildValue\(\s*\"\{.*?\}\"(.*?)\);", source.read_text(), re.DOTALL)

@@ -22,11 +22,11 @@ from ratchet.authors.author import Author, Progress, Proposal
 from ratchet.authors.knowledge.index import index_path
 from ratchet.base.errors import EndpointError, LedgerError, RatchetError
 from ratchet.devices.probe import Device, probe
-from ratchet.judge.workers.candidate.architectures import find_architectures
 from ratchet.kernels.kernel import Language
 from ratchet.ledger import Ledger
 from ratchet.ledger.exchanges import ExchangeBook
 from ratchet.problems.problem import Problem
+from ratchet.targets.architectures import find_architectures
 
 LOG = logging.getLogger(__name__)
 KEY_ENVIRONMENT: Final = "OPENAI_API_KEY"

@@ -7,7 +7,7 @@ from typing import Final
 
 from ratchet.devices import catalogue
 from ratchet.devices.probe import Device
-from ratchet.judge.workers.candidate.architectures import ARCHITECTURES
+from ratchet.targets.architectures import ARCHITECTURES
 
 SHOWN: Final[Mapping[str, str]] = {
     "compute_units": "compute units",

@@ -6,9 +6,9 @@ from pathlib import Path
 from typing import Final
 
 from ratchet.judge.emulator import source
-from ratchet.judge.workers.candidate.architectures import ARCHITECTURES
 from ratchet.kernels.kernel import Kernel
 from ratchet.kernels.languages import cpp
+from ratchet.targets.architectures import ARCHITECTURES
 
 TIMEOUT_S: Final = 900.0
 """It takes 12 s on an idle core, and much longer on a busy one."""

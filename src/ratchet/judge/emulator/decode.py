@@ -22,7 +22,7 @@ from ratchet.judge.emulator.operands import (
     registers_of,
 )
 from ratchet.judge.emulator.operations import NOTHING, MachineOperation
-from ratchet.judge.workers.candidate.architectures import ARCHITECTURES
+from ratchet.targets.architectures import ARCHITECTURES
 
 TARGETS: Final = ("gfx90a", "gfx942", "gfx950", "gfx1100", "gfx1201")
 MAX_TEXT_BYTES: Final = 8 << 20

@@ -27,7 +27,7 @@ from ratchet.judge.emulator.extension_build import PROGRAM
 from ratchet.judge.emulator.gpu_memory import APART_BYTES, GpuBlock, GpuMemory
 from ratchet.judge.emulator.hip_runtime import HipRuntime, move
 from ratchet.judge.emulator.kernel_text import plain_name
-from ratchet.judge.workers.candidate.architectures import PretendedDevice
+from ratchet.targets.architectures import PretendedDevice
 
 DYNAMO: Final = "torch._dynamo"
 FILLED: Final = re.compile(r"^(new_)?empty")

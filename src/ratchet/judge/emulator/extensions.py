@@ -28,8 +28,8 @@ from ratchet.judge.emulator.extension_calls import ExtensionOperator, LoadedExte
 from ratchet.judge.emulator.gpu_memory import GpuMemory
 from ratchet.judge.emulator.loading import EMULATOR, ToldDevice, load_emulated, told_device
 from ratchet.judge.workers.memory.packed_files import PackedFiles
-from ratchet.judge.workers.serving import ask_judge
 from ratchet.kernels.carried_files import CarriedFiles, split_files
+from ratchet.sandbox.serving import ask_judge
 
 Texts = str | Path | Iterable[object] | None
 """One text or several, as torch's functions that build extensions take them."""

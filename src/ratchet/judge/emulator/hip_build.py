@@ -22,18 +22,18 @@ from ratchet.base import scratch
 from ratchet.base.errors import KernelError
 from ratchet.base.process.child import ChildFailure
 from ratchet.base.process.time_limits import Clock
-from ratchet.judge.cross_compile import hip_compiler, hip_sources
-from ratchet.judge.cross_compile.hip_sources import HipSources
-from ratchet.judge.cross_compile.process import ProfileProcess, hip_interface
-from ratchet.judge.cross_compile.tools import HEADERS
+from ratchet.cross_compile import hip_compiler, hip_sources
+from ratchet.cross_compile.hip_sources import HipSources
+from ratchet.cross_compile.process import ProfileProcess, hip_interface
+from ratchet.cross_compile.tools import HEADERS
 from ratchet.judge.emulator.extension_build import PROGRAM, ExtensionOrder, build_extension
 from ratchet.judge.emulator.precompiled import precompiled
-from ratchet.judge.workers.candidate.architectures import ARCHITECTURES
 from ratchet.judge.workers.memory.packed_files import PackedFiles
 from ratchet.kernels.carried_files import split_files
 from ratchet.kernels.kernel import Kernel
 from ratchet.kernels.languages import cpp
 from ratchet.kernels.languages.precompiled_headers import keep_few
+from ratchet.targets.architectures import ARCHITECTURES
 
 MOST_KEPT: Final = 64
 """Most compiled programs in the cache; the oldest is removed."""

@@ -22,7 +22,7 @@ from ratchet.judge.emulator.kernel_text import KernelTexts, plain_name
 from ratchet.judge.emulator.launch import Emulator, LaunchMemory
 from ratchet.judge.emulator.linking import DeviceVariable, device_variables, linked
 from ratchet.judge.emulator.loading import EmulatedLauncher
-from ratchet.judge.workers.candidate.architectures import ARCHITECTURES, PretendedDevice
+from ratchet.targets.architectures import ARCHITECTURES, PretendedDevice
 
 TARGET = re.compile(r'^\s*\.amdgcn_target "amdgcn-amd-amdhsa--(\w+)', re.MULTILINE)
 MOST_THREADS: Final = 1024

@@ -12,7 +12,7 @@ from typing import Any, Final
 
 from ratchet.base.errors import KernelError
 from ratchet.judge.emulator.decode import DecodedKernel, KernelArgument
-from ratchet.judge.workers.candidate.architectures import ARCHITECTURES
+from ratchet.targets.architectures import ARCHITECTURES
 
 INSTRUCTION_LIMIT: Final = 2_000_000_000
 """Most wave instructions of one launch."""

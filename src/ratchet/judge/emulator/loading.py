@@ -29,16 +29,16 @@ from ratchet.judge.emulator.launch import (
 )
 from ratchet.judge.emulator.linking import PlacedVariables, linked_kernel
 from ratchet.judge.emulator.pretending import GPU, MARK, EmulatedGpu
-from ratchet.judge.workers.candidate.architectures import ARCHITECTURES, PretendedDevice
-from ratchet.judge.workers.candidate.fake_driver import (
+from ratchet.kernels.carried_files import split_files
+from ratchet.problems.free_memory import GIB, free_bytes
+from ratchet.targets.architectures import ARCHITECTURES, PretendedDevice
+from ratchet.targets.fake_driver import (
     CompiledTexts,
     FakeDriver,
     assembly_number,
 )
-from ratchet.judge.workers.candidate.torch_cuda import asked
-from ratchet.judge.workers.candidate.triton_source import load_source
-from ratchet.kernels.carried_files import split_files
-from ratchet.problems.free_memory import GIB, free_bytes
+from ratchet.targets.torch_cuda import asked
+from ratchet.targets.triton_source import load_source
 
 if TYPE_CHECKING:
     import torch

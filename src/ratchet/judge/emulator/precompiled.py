@@ -14,7 +14,7 @@ from pathlib import Path
 from typing import Final
 
 from ratchet.base.errors import KernelError
-from ratchet.judge.cross_compile.hip_compiler import (
+from ratchet.cross_compile.hip_compiler import (
     OWN_HEADERS,
     PRECOMPILED,
     RUNTIME_SOURCES,
@@ -23,9 +23,9 @@ from ratchet.judge.cross_compile.hip_compiler import (
     precompile,
     shared_options,
 )
-from ratchet.judge.workers.candidate.architectures import ARCHITECTURES
 from ratchet.kernels.languages import cpp
 from ratchet.kernels.languages.precompiled_headers import keep_few
+from ratchet.targets.architectures import ARCHITECTURES
 
 FOLDERS: Final = {True: "torch-headers", False: "hip-headers"}
 """The cache's folders of headers with torch's and without."""

@@ -20,10 +20,10 @@ from torch import Tensor
 from torch.overrides import TorchFunctionMode, _get_current_function_mode_stack
 
 from ratchet.judge.emulator.registering import registered
-from ratchet.judge.workers.candidate.architectures import PretendedDevice
-from ratchet.judge.workers.candidate.generators import PretendedGenerator
-from ratchet.judge.workers.candidate.torch_cuda import answering, check_index
 from ratchet.problems.free_memory import GIB
+from ratchet.targets.architectures import PretendedDevice
+from ratchet.targets.generators import PretendedGenerator
+from ratchet.targets.torch_cuda import answering, check_index
 
 MARK: Final = "ratchet_on_host"
 """Attribute of the storages that lie on the host as the program sees it."""

@@ -11,7 +11,8 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Final
 
-from ratchet.judge.integrity.library_ops import Count, declared, printable
+from ratchet.base.serialise import Count
+from ratchet.judge.integrity.library_ops import declared, printable
 from ratchet.judge.stage_result import Decided, Ok
 from ratchet.judge.verdict import Evidence
 from ratchet.kernels.kernel import Kernel

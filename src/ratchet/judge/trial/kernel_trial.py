@@ -15,9 +15,7 @@ from ratchet import lab
 from ratchet.base.errors import CompilerMissing, JudgeError, RatchetError
 from ratchet.base.process.channel import Message
 from ratchet.base.process.time_limits import Clock, OutOfTime
-from ratchet.judge.options import LANGUAGES, WITH_TORCH
-from ratchet.judge.sandbox.accelerator import Accelerator, all_nodes, may_use_gpu
-from ratchet.judge.sandbox.zygote import CandidateZygote
+from ratchet.judge.options import LANGUAGES
 from ratchet.judge.stage_result import CandidateFault, Decided
 from ratchet.judge.trial.processes.compiling import NextLibrary, Toolchain
 from ratchet.judge.trial.processes.reference import ReferenceProcess
@@ -27,9 +25,11 @@ from ratchet.judge.trial.screening.screener import Screener
 from ratchet.judge.trial.shared_compilations import SharedCompilations
 from ratchet.judge.trial.stages import KernelTrial
 from ratchet.judge.verdict import Screening, Verdict
-from ratchet.kernels.kernel import Kernel, Language
+from ratchet.kernels.kernel import WITH_TORCH, Kernel, Language
 from ratchet.problems.problem import Problem
 from ratchet.problems.problem_file import described
+from ratchet.sandbox.accelerator import Accelerator, all_nodes, may_use_gpu
+from ratchet.sandbox.zygote import CandidateZygote
 
 if TYPE_CHECKING:
     from ratchet.judge.emulator.estimates.references import CompiledReferences

@@ -11,7 +11,6 @@ from __future__ import annotations
 from pathlib import Path
 
 from ratchet.base import scratch
-from ratchet.judge.sandbox.isolation import has_namespaces, private_folder
 from ratchet.judge.stage_result import Ok
 from ratchet.judge.trial.kernel_checks import OpenProblem
 from ratchet.judge.trial.processes.reference import ReferenceFault
@@ -19,6 +18,7 @@ from ratchet.judge.verdict import Evidence
 from ratchet.judge.workers.candidate.model_answer import is_compiled_reference
 from ratchet.judge.workers.memory.packed_files import PackedFiles
 from ratchet.kernels.kernel import Kernel
+from ratchet.sandbox.isolation import has_namespaces, private_folder
 
 
 class SharedCompilations:

@@ -21,11 +21,8 @@ from ratchet.judge.integrity.code_places import CodePlaces
 from ratchet.judge.integrity.device_work import facts, judge_own
 from ratchet.judge.integrity.library_ops import judge_census, read_census
 from ratchet.judge.integrity.own_work import places_of, watch_for
-from ratchet.judge.options import LANGUAGES, PROFILED, WITH_TORCH
+from ratchet.judge.options import LANGUAGES, PROFILED
 from ratchet.judge.revision import revision
-from ratchet.judge.sandbox.accelerator import Accelerator
-from ratchet.judge.sandbox.isolation import arm_environment, isolation_name
-from ratchet.judge.sandbox.zygote import CandidateZygote
 from ratchet.judge.stage_result import Decided, Ok, T, as_stage
 from ratchet.judge.trial.held_together import check_together
 from ratchet.judge.trial.kernel_checks import OpenProblem, check_cases, described_cases
@@ -43,9 +40,12 @@ from ratchet.judge.trial.timing.sample import CaseTiming, see_order, watch_case
 from ratchet.judge.trial.wear import check_wear, told_of_wear, why_no_gain
 from ratchet.judge.verdict import EmulatedCase, Evidence, TimedSample, Verdict
 from ratchet.judge.workers.candidate.model_answer import followed, runnable
-from ratchet.kernels.kernel import Kernel
+from ratchet.kernels.kernel import WITH_TORCH, Kernel
 from ratchet.kernels.kernel_file import is_extension
 from ratchet.problems.problem import Case, Problem
+from ratchet.sandbox.accelerator import Accelerator
+from ratchet.sandbox.isolation import arm_environment, isolation_name
+from ratchet.sandbox.zygote import CandidateZygote
 
 if TYPE_CHECKING:
     from ratchet.judge.emulator.estimates.references import CompiledReferences

@@ -12,7 +12,7 @@ from dataclasses import replace
 from ratchet.base.errors import KernelError, RatchetError
 from ratchet.base.process.child import ChildFailure
 from ratchet.base.process.time_limits import Clock
-from ratchet.judge.cross_compile.hip_compiler import TOO_OLD
+from ratchet.cross_compile.hip_compiler import TOO_OLD
 from ratchet.judge.emulator.build import compiled_machine
 from ratchet.judge.emulator.estimates.bound import estimate, hottest, matrix_cycles, words
 from ratchet.judge.emulator.estimates.counts import read_told
@@ -21,7 +21,6 @@ from ratchet.judge.emulator.launch import NOT_EMULATED
 from ratchet.judge.emulator.precompiled import precompiled
 from ratchet.judge.emulator.program.settings import pretended_device
 from ratchet.judge.integrity.library_ops import CaseCensus
-from ratchet.judge.sandbox.rocm import find_tool
 from ratchet.judge.stage_result import Decided, fault
 from ratchet.judge.trial.machine_faults import wrong_words
 from ratchet.judge.trial.processes.built_extensions import uses_extensions
@@ -31,6 +30,7 @@ from ratchet.judge.workers.candidate.model_answer import loaded_by
 from ratchet.kernels.kernel import Kernel
 from ratchet.kernels.kernel_file import is_extension
 from ratchet.problems.problem import Problem
+from ratchet.sandbox.rocm import find_tool
 
 __all__ = ["toolchain"]
 
@@ -69,7 +69,7 @@ def interpreted(kernel: Kernel) -> Kernel | Decided:
     """Return the kernel as one in torch whose launches run in Triton's interpreter."""
     if importlib.util.find_spec("triton") is None:
         return Decided("unmeasured", NO_TRITON)
-    loader = "ratchet.judge.workers.candidate.triton_source:load_interpreted"
+    loader = "ratchet.targets.triton_source:load_interpreted"
     return loaded_by(loader, replace(kernel, language="torch"), source=kernel.source)
 
 

@@ -15,10 +15,10 @@ from typing import NoReturn
 
 from ratchet.base.process import families
 from ratchet.base.process.channel import Message, inherited
-from ratchet.judge.sandbox import namespaces
-from ratchet.judge.sandbox.confine import confine
 from ratchet.judge.workers.memory.mapping import shift_heap
-from ratchet.judge.workers.serving import serve_forks
+from ratchet.sandbox import namespaces
+from ratchet.sandbox.confine import confine
+from ratchet.sandbox.serving import serve_forks
 
 FIRST_FREE = 3
 """The descriptor after standard input, output and error."""

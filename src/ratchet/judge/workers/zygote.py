@@ -20,7 +20,7 @@ from ratchet.base.process.channel import Channel, Message
 from ratchet.judge.workers.candidate.with_torch import TorchWorker
 from ratchet.judge.workers.enclosed_forks import quiet_fork, serve_enclosed
 from ratchet.judge.workers.memory.device import open_device
-from ratchet.judge.workers.serving import serve_candidate
+from ratchet.sandbox.serving import serve_candidate
 
 CACHE: Final = "TRITON_CACHE_DIR"
 HELPERS: Final = {"cuda": ("nvidia", "CudaUtils"), "hip": ("amd", "HIPUtils")}

@@ -13,8 +13,8 @@ from ratchet.base.errors import CompilerMissing
 from ratchet.base.process.channel import Channel, Message
 from ratchet.judge.workers.candidate.cpp import CppWorker
 from ratchet.judge.workers.enclosed_forks import serve_enclosed
-from ratchet.judge.workers.serving import serve_candidate
 from ratchet.kernels.languages import cpp
+from ratchet.sandbox.serving import serve_candidate
 
 
 def main() -> None:

@@ -7,12 +7,12 @@ from typing import Final
 
 import msgspec
 
+from ratchet.base.serialise import Count
+from ratchet.cross_compile.assembly import MATRIX
 from ratchet.devices import matrix
-from ratchet.judge.cross_compile.assembly import MATRIX
 from ratchet.judge.emulator.estimates.bound import CYCLES, DUAL
-from ratchet.judge.integrity.library_ops import Count
 from ratchet.judge.verdict import EmulatedKernel, EmulatedLine, EmulatedTimeline
-from ratchet.judge.workers.candidate.architectures import ARCHITECTURES, occupancy
+from ratchet.targets.architectures import ARCHITECTURES, occupancy
 
 MOST_KERNELS: Final = 100
 MOST_LINES: Final = 40

@@ -14,8 +14,8 @@ import torch
 from torch import Tensor
 
 from ratchet.base.errors import KernelError
-from ratchet.judge.workers.candidate.architectures import Architecture, PretendedDevice
-from ratchet.judge.workers.candidate.torch_cuda import PRETENDED_HIP, device_answers
+from ratchet.targets.architectures import Architecture, PretendedDevice
+from ratchet.targets.torch_cuda import PRETENDED_HIP, device_answers
 
 KNOWN: Final = ((2, 11), (2, 13))
 """The oldest and the newest supported torch; 2.13 was tried."""

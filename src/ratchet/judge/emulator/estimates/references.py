@@ -19,10 +19,10 @@ from ratchet.base.process.time_limits import Clock
 from ratchet.devices import catalogue
 from ratchet.judge.emulator.estimates.bound import estimate
 from ratchet.judge.emulator.estimates.counts import read_told
-from ratchet.judge.sandbox.isolation import arm_environment
 from ratchet.judge.steps.arms import import_path
 from ratchet.judge.verdict import EmulatedCase, Evidence
 from ratchet.problems.problem import Problem
+from ratchet.sandbox.isolation import arm_environment
 
 WORKER: Final = "ratchet.judge.emulator.estimates.worker"
 NAME: Final = "estimated_speedup"

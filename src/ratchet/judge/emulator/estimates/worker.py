@@ -27,10 +27,10 @@ from ratchet.judge.emulator.estimates.counts import read_told
 from ratchet.judge.emulator.estimates.inductor import check_version, pretend, written
 from ratchet.judge.emulator.loading import EmulatedLaunch, EmulatorDriver, install
 from ratchet.judge.workers.arm import extend_import_path
-from ratchet.judge.workers.candidate.architectures import ARCHITECTURES, PretendedDevice
 from ratchet.judge.workers.candidate.census import add_launch
-from ratchet.judge.workers.serving import Reply, serve
 from ratchet.problems.problem import Problem, Reference
+from ratchet.sandbox.serving import Reply, serve
+from ratchet.targets.architectures import ARCHITECTURES, PretendedDevice
 
 MOST_CONFIGURATIONS: Final = 4
 """The first configurations of a kernel are tried, and that with the least bound is kept."""

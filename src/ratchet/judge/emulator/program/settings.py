@@ -12,7 +12,7 @@ from ratchet.base.errors import KernelError
 from ratchet.devices import catalogue
 from ratchet.judge.emulator.decode import TARGETS
 from ratchet.judge.emulator.launch import INSTRUCTION_LIMIT
-from ratchet.judge.workers.candidate.architectures import ARCHITECTURES, PretendedDevice
+from ratchet.targets.architectures import ARCHITECTURES, PretendedDevice
 
 VARIABLE: Final = "RATCHET_EMULATE"
 Autotune = Literal["first", "bound"]

@@ -29,7 +29,7 @@ from ratchet.judge.emulator.pretending import EmulatedGpu
 from ratchet.judge.emulator.program.counted import ProcessRecord
 from ratchet.judge.emulator.program.settings import ProgramSettings, pretended_device, published
 from ratchet.judge.workers.candidate.census import add_launch
-from ratchet.judge.workers.candidate.torch_cuda import asked
+from ratchet.targets.torch_cuda import asked
 
 WRITE_EVERY_S: Final = 5.0
 LIBRARIES: Final = tuple(

@@ -13,9 +13,8 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Final
 
-from ratchet.judge.options import WITH_TORCH
 from ratchet.judge.workers.memory.packed_files import PackedFiles
-from ratchet.kernels.kernel import Kernel
+from ratchet.kernels.kernel import WITH_TORCH, Kernel
 
 USED: Final = "cpp_extension"
 REMEDY: Final = (

@@ -13,14 +13,14 @@ import contextlib
 from collections.abc import Iterator
 
 from ratchet.base.process.time_limits import Clock
-from ratchet.judge.sandbox.accelerator import Accelerator
-from ratchet.judge.sandbox.isolation import has_namespaces
-from ratchet.judge.sandbox.zygote import CandidateZygote
 from ratchet.judge.stage_result import CandidateFault, Decided
 from ratchet.judge.trial.processes.built_extensions import uses_extensions
 from ratchet.judge.trial.processes.candidate import Build, CandidateProcess
 from ratchet.judge.workers.memory.packed_files import PackedFiles
 from ratchet.kernels.kernel import Kernel
+from ratchet.sandbox.accelerator import Accelerator
+from ratchet.sandbox.isolation import has_namespaces
+from ratchet.sandbox.zygote import CandidateZygote
 
 
 class Launches:

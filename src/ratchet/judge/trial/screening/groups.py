@@ -14,9 +14,7 @@ from typing import Final
 
 from ratchet import lab
 from ratchet.base.process.channel import close_descriptors
-from ratchet.judge.options import LANGUAGES, WITH_TORCH
-from ratchet.judge.sandbox.accelerator import Accelerator
-from ratchet.judge.sandbox.zygote import CandidateZygote
+from ratchet.judge.options import LANGUAGES
 from ratchet.judge.stage_result import CandidateFault, Decided, fault
 from ratchet.judge.trial.kernel_checks import CaseFacts, OpenProblem, begun_case
 from ratchet.judge.trial.processes.built_extensions import uses_extensions
@@ -29,9 +27,11 @@ from ratchet.judge.trial.timing.plan import calls_per_batch
 from ratchet.judge.verdict import Screening
 from ratchet.judge.workers.candidate.model_answer import runnable
 from ratchet.judge.workers.memory.layout import BATCH_PART
-from ratchet.kernels.kernel import Kernel
+from ratchet.kernels.kernel import WITH_TORCH, Kernel
 from ratchet.problems.free_memory import MEMORY_SHARE, free_bytes
 from ratchet.problems.problem import Problem
+from ratchet.sandbox.accelerator import Accelerator
+from ratchet.sandbox.zygote import CandidateZygote
 
 LOG = logging.getLogger(__name__)
 GROUP: Final = 8

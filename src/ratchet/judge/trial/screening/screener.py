@@ -8,8 +8,6 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
 from ratchet.base.process.time_limits import Clock
-from ratchet.judge.sandbox.accelerator import Accelerator
-from ratchet.judge.sandbox.zygote import CandidateZygote
 from ratchet.judge.stage_result import Decided
 from ratchet.judge.trial.kernel_checks import CaseFacts, OpenProblem, described_cases
 from ratchet.judge.trial.processes.compile_pool import CompilePool
@@ -19,6 +17,8 @@ from ratchet.judge.trial.screening.entrant import STEP_S, QuickFacts
 from ratchet.judge.trial.screening.groups import ScreeningRun
 from ratchet.kernels.kernel import Kernel
 from ratchet.problems.problem import Problem
+from ratchet.sandbox.accelerator import Accelerator
+from ratchet.sandbox.zygote import CandidateZygote
 
 OPENING_S = max(120.0, STEP_S)
 

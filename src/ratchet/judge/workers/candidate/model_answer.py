@@ -4,8 +4,7 @@ from __future__ import annotations
 
 from dataclasses import replace
 
-from ratchet.judge.options import WITH_TORCH
-from ratchet.kernels.kernel import Kernel
+from ratchet.kernels.kernel import WITH_TORCH, Kernel
 from ratchet.kernels.kernel_file import built_in_kernel
 from ratchet.problems.assigned_sizes import Followed
 from ratchet.problems.problem import Case, Problem

@@ -23,7 +23,6 @@ from torch import Tensor
 
 from ratchet.base.errors import JudgeError
 from ratchet.base.process.channel import Message, inherited
-from ratchet.judge.sandbox.confine import EXTENSIONS, confine
 from ratchet.judge.workers.candidate.process_state import State, changes, process_state
 from ratchet.judge.workers.candidate.results import (
     WANTS_FORMS,
@@ -38,10 +37,11 @@ from ratchet.judge.workers.memory.driver_memory import DriverRefusal
 from ratchet.judge.workers.memory.layout import IN_PLACE, INPUTS, OUTPUTS, BatchLayout, Slot
 from ratchet.judge.workers.memory.mapping import shift_heap
 from ratchet.judge.workers.memory.packed_files import PackedFiles
-from ratchet.judge.workers.serving import CHANGED, UNPLACED, Answer, Reply, serve_candidate
 from ratchet.kernels.kernel import Kernel
 from ratchet.kernels.languages.python_file import load
 from ratchet.problems.dtypes import DTYPE_CODES
+from ratchet.sandbox.confine import EXTENSIONS, confine
+from ratchet.sandbox.serving import CHANGED, UNPLACED, Answer, Reply, serve_candidate
 
 Entry = Callable[..., object]
 OWN_COMPILATIONS = "/tmp/compilations"
@@ -284,7 +284,7 @@ def _loaded(kernel: Kernel) -> Entry:
     Triton, TorchScript and torch.compile look texts up there, and dataclasses their module.
     """
     if kernel.language == "triton":
-        from ratchet.judge.workers.candidate.triton_source import load_source
+        from ratchet.targets.triton_source import load_source
 
         folder = Path(tempfile.mkdtemp(prefix="triton-"))
         return load_source(kernel.source, kernel.entry, folder / "kernel.py")

@@ -29,11 +29,11 @@ from ratchet.judge.workers.reference import rounding
 from ratchet.judge.workers.reference.alike import CLEARLY, alike, in_turn, movable
 from ratchet.judge.workers.reference.gate import check_repeats, elements, gate, off, owned
 from ratchet.judge.workers.reference.rival import alarm, kept_in, start_zygote, warm
-from ratchet.judge.workers.serving import Reply, serve
 from ratchet.problems.dependence import inert_input
 from ratchet.problems.free_memory import check_fits
 from ratchet.problems.problem import Case, Problem, Reference
 from ratchet.problems.tolerance import Loss, loss_over, same_bits, widen
+from ratchet.sandbox.serving import Reply, serve
 
 OVERFLOWS = "the reference overflows, so nothing is compared"
 """Can happen with a hidden case's values at a timed case's sizes, which do not belong together."""

@@ -14,7 +14,7 @@ from types import ModuleType
 from typing import TYPE_CHECKING, Any
 
 from ratchet.base.process.channel import Message
-from ratchet.judge.workers.candidate.architectures import Architecture, clocks_of
+from ratchet.targets.architectures import Architecture, clocks_of
 
 if TYPE_CHECKING:
     import torch

@@ -18,9 +18,9 @@ from unittest import mock
 import torch
 
 from ratchet.base.errors import KernelError
-from ratchet.judge.workers.candidate.architectures import PretendedDevice, clocks_of
-from ratchet.judge.workers.candidate.fake_driver import capability
-from ratchet.judge.workers.candidate.generators import PretendedGenerator
+from ratchet.targets.architectures import PretendedDevice, clocks_of
+from ratchet.targets.fake_driver import capability
+from ratchet.targets.generators import PretendedGenerator
 
 PRETENDED_HIP: Final = "7.0"
 """`torch.version.hip` to a program: public code chooses warps and blocks by it."""

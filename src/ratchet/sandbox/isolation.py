@@ -32,13 +32,13 @@ from typing import Final, Literal
 from ratchet.base import scratch
 from ratchet.base.errors import CompilerMissing, JudgeError
 from ratchet.base.process import families, watchdog
-from ratchet.judge.sandbox import bubblewrap, identity, landlock, rocm, system_calls, view
-from ratchet.judge.sandbox.accelerator import Accelerator, groups_of
-from ratchet.judge.sandbox.confine import EXTENSIONS
-from ratchet.judge.sandbox.keeper import Orders
-from ratchet.judge.sandbox.landlock import Opened
-from ratchet.judge.sandbox.worker_modules import PROFILE_WORKER, ZYGOTE
 from ratchet.kernels.languages.cpp import find_compiler
+from ratchet.sandbox import bubblewrap, identity, landlock, rocm, system_calls, view
+from ratchet.sandbox.accelerator import Accelerator, groups_of
+from ratchet.sandbox.confine import EXTENSIONS
+from ratchet.sandbox.keeper import Orders
+from ratchet.sandbox.landlock import Opened
+from ratchet.sandbox.worker_modules import PROFILE_WORKER, ZYGOTE
 
 Mechanism = Literal["bubblewrap", "landlock", "rlimits"]
 NO_WALLS: Final = (
@@ -100,7 +100,7 @@ TORCH_CACHES = {"TORCHINDUCTOR_CACHE_DIR": "inductor", "TRITON_CACHE_DIR": "trit
 """A worker's own folders, which torch would otherwise derive from the user's name and home."""
 ROOM_FOR_OTHERS = 1024
 """Processes that the user may start meanwhile, if the candidate has no uid of its own."""
-KEEPER = "ratchet.judge.sandbox.keeper"
+KEEPER = "ratchet.sandbox.keeper"
 TORCH_FIRST = "import ctypes, gc; gc.disable(); import torch; gc.freeze(); gc.enable(); "
 """Both arms of a trial load torch's libraries first, so they lie at the same addresses. Collecting
 garbage meanwhile finds none, and takes a tenth of the time. Nor do later collections look at

@@ -13,9 +13,9 @@ from pathlib import Path
 
 from ratchet.base.errors import KernelError
 from ratchet.base.process import watchdog
-from ratchet.judge.cross_compile.assembly import Instruction
-from ratchet.judge.sandbox.rocm import find_tool, installed
-from ratchet.judge.workers.candidate.architectures import Architecture
+from ratchet.cross_compile.assembly import Instruction
+from ratchet.sandbox.rocm import find_tool, installed
+from ratchet.targets.architectures import Architecture
 
 HEADERS = Path(__file__).parent / "headers"
 TOOL_TIMEOUT_S = 60.0

@@ -13,9 +13,8 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Final, Literal
 
 from ratchet.base.process.channel import Message
-from ratchet.judge.options import WITH_TORCH
 from ratchet.kernels.cuda_use import needs_cuda
-from ratchet.kernels.kernel import Kernel
+from ratchet.kernels.kernel import WITH_TORCH, Kernel
 
 if TYPE_CHECKING:
     from ratchet.judge.workers.memory.driver_memory import DescribedGpu

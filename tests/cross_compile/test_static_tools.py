@@ -7,10 +7,10 @@ from pathlib import Path
 
 import pytest
 
-from ratchet.judge.cross_compile import tools
-from ratchet.judge.cross_compile.assembly import Instruction
-from ratchet.judge.sandbox import rocm
-from ratchet.judge.workers.candidate.architectures import ARCHITECTURES
+from ratchet.cross_compile import tools
+from ratchet.cross_compile.assembly import Instruction
+from ratchet.sandbox import rocm
+from ratchet.targets.architectures import ARCHITECTURES
 
 STAND_IN = """#!/bin/sh
 case " {known} " in *" ${{2#-mcpu=}} "*) echo '{{"CodeRegions": []}}' ;;

@@ -17,15 +17,15 @@ from typing import Final
 from ratchet.base.errors import JudgeError
 from ratchet.base.process.channel import Channel, close_descriptors
 from ratchet.base.process.child import Child, ChildFailure, Start, program
-from ratchet.judge.sandbox.accelerator import Accelerator
-from ratchet.judge.sandbox.bubblewrap import SHARED_MEMORY_BYTES, TMP_BYTES
-from ratchet.judge.sandbox.isolation import (
+from ratchet.sandbox.accelerator import Accelerator
+from ratchet.sandbox.bubblewrap import SHARED_MEMORY_BYTES, TMP_BYTES
+from ratchet.sandbox.isolation import (
     Sandbox,
     make_sandbox,
     zygote_environment,
     zygote_program,
 )
-from ratchet.judge.sandbox.worker_modules import CPP_ZYGOTE, ZYGOTE
+from ratchet.sandbox.worker_modules import CPP_ZYGOTE, ZYGOTE
 
 LOG = logging.getLogger(__name__)
 START_S: Final = 30.0

@@ -16,9 +16,9 @@ from ratchet.base.errors import JudgeError, KernelError
 from ratchet.base.process.channel import Message
 from ratchet.base.process.child import Child, ChildFailure, error_words, program
 from ratchet.base.process.time_limits import Clock
-from ratchet.judge.integrity.library_ops import Count
-from ratchet.judge.sandbox.isolation import Sandbox, make_sandbox
-from ratchet.judge.sandbox.worker_modules import PROFILE_WORKER
+from ratchet.base.serialise import Count
+from ratchet.sandbox.isolation import Sandbox, make_sandbox
+from ratchet.sandbox.worker_modules import PROFILE_WORKER
 
 MAX_KERNELS, MAX_LAUNCHES = 64, 4000
 

@@ -8,8 +8,8 @@ from types import SimpleNamespace
 
 import pytest
 
-from ratchet.judge.sandbox import headroom
-from ratchet.judge.sandbox.headroom import Headroom
+from ratchet.sandbox import headroom
+from ratchet.sandbox.headroom import Headroom
 
 TOTAL, BLOCK = 1 << 30, 4096
 KEPT = int(headroom.KEPT_SHARE * TOTAL)

@@ -18,10 +18,10 @@ from typing import Final
 
 import ratchet
 from ratchet.base.errors import CompilerMissing
-from ratchet.judge.sandbox.accelerator import Accelerator
-from ratchet.judge.sandbox.landlock import Opened
-from ratchet.judge.sandbox.worker_modules import package_files
 from ratchet.kernels.languages.cpp import find_compiler
+from ratchet.sandbox.accelerator import Accelerator
+from ratchet.sandbox.landlock import Opened
+from ratchet.sandbox.worker_modules import package_files
 
 SYSTEM_FOLDERS: Final = (
     "/usr",

@@ -7,14 +7,14 @@ from pathlib import Path
 import msgspec
 
 from ratchet.base.errors import KernelError
-from ratchet.judge.cross_compile.hip_compiler import (
+from ratchet.cross_compile.hip_compiler import (
     HipBinary,
     build_small,
     compile_whole,
     find_hip,
     torch_libraries,
 )
-from ratchet.judge.workers.candidate.architectures import ARCHITECTURES
+from ratchet.targets.architectures import ARCHITECTURES
 
 
 class HipSources(msgspec.Struct, frozen=True, kw_only=True):

@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from ratchet.judge.sandbox import system_calls
+from ratchet.sandbox import system_calls
 
 
 def test_the_numbers_of_the_filtered_calls_are_the_kernels() -> None:
@@ -37,7 +37,7 @@ def test_every_path_through_the_filter_ends(among_others: bool) -> None:
 AMONG_OTHERS = """
 import os, resource
 from ratchet.base.process import families
-from ratchet.judge.sandbox import system_calls
+from ratchet.sandbox import system_calls
 
 families.prctl(families.PR_SET_NO_NEW_PRIVS, 1)
 system_calls.deny_needless(among_others=True)

@@ -17,7 +17,7 @@ CPP_WORKER: Final = "ratchet.judge.workers.candidate.cpp"
 TORCH_WORKER: Final = "ratchet.judge.workers.candidate.with_torch"
 ZYGOTE: Final = "ratchet.judge.workers.zygote"
 CPP_ZYGOTE: Final = "ratchet.judge.workers.zygote_cpp"
-PROFILE_WORKER: Final = "ratchet.judge.cross_compile.worker"
+PROFILE_WORKER: Final = "ratchet.cross_compile.worker"
 
 _CONFINED: Final = (
     "ratchet",
@@ -29,12 +29,12 @@ _CONFINED: Final = (
     "ratchet.base.process.families",
     "ratchet.callable_module",
     "ratchet.judge",
-    "ratchet.judge.sandbox",
-    "ratchet.judge.sandbox.confine",
-    "ratchet.judge.sandbox.system_calls",
+    "ratchet.sandbox",
+    "ratchet.sandbox.confine",
+    "ratchet.sandbox.system_calls",
     "ratchet.judge.workers",
     "ratchet.judge.workers.candidate",
-    "ratchet.judge.workers.serving",
+    "ratchet.sandbox.serving",
     "ratchet.kernels",
     "ratchet.kernels.kernel",
 )
@@ -57,15 +57,15 @@ _CPP: Final = (
     "ratchet.kernels.languages.cpp",
 )
 _FORKED: Final = (
-    "ratchet.judge.sandbox.namespaces",
+    "ratchet.sandbox.namespaces",
     "ratchet.judge.workers.enclosed_forks",
 )
 _TRITON: Final = (
-    "ratchet.judge.workers.candidate.architectures",
-    "ratchet.judge.workers.candidate.fake_driver",
-    "ratchet.judge.workers.candidate.generators",
-    "ratchet.judge.workers.candidate.torch_cuda",
-    "ratchet.judge.workers.candidate.triton_source",
+    "ratchet.targets.architectures",
+    "ratchet.targets.fake_driver",
+    "ratchet.targets.generators",
+    "ratchet.targets.torch_cuda",
+    "ratchet.targets.triton_source",
     "ratchet.kernels.languages",
     "ratchet.kernels.languages.python_file",
 )
@@ -93,12 +93,12 @@ _EMULATED: Final = (
     "ratchet.judge.emulator.extension_build",
     "ratchet.judge.emulator.extension_calls",
     "ratchet.base.process.watchdog",
-    "ratchet.judge.cross_compile",
-    "ratchet.judge.cross_compile.assembly",
-    "ratchet.judge.cross_compile.hip_compiler",
-    "ratchet.judge.cross_compile.hip_sources",
-    "ratchet.judge.cross_compile.tools",
-    "ratchet.judge.sandbox.rocm",
+    "ratchet.cross_compile",
+    "ratchet.cross_compile.assembly",
+    "ratchet.cross_compile.hip_compiler",
+    "ratchet.cross_compile.hip_sources",
+    "ratchet.cross_compile.tools",
+    "ratchet.sandbox.rocm",
     "ratchet.kernels.carried_files",
 )
 _MODEL: Final = (
@@ -132,14 +132,14 @@ MODULES: Final[Mapping[str, tuple[str, ...]]] = {
         *_TRITON,
         *_MODEL,
         "ratchet.base.process.watchdog",
-        "ratchet.judge.cross_compile",
-        "ratchet.judge.cross_compile.assembly",
-        "ratchet.judge.cross_compile.fake_device",
-        "ratchet.judge.cross_compile.hip_compiler",
-        "ratchet.judge.cross_compile.hip_sources",
-        "ratchet.judge.cross_compile.tools",
-        "ratchet.judge.sandbox.rocm",
-        "ratchet.judge.cross_compile.worker",
+        "ratchet.cross_compile",
+        "ratchet.cross_compile.assembly",
+        "ratchet.cross_compile.fake_device",
+        "ratchet.cross_compile.hip_compiler",
+        "ratchet.cross_compile.hip_sources",
+        "ratchet.cross_compile.tools",
+        "ratchet.sandbox.rocm",
+        "ratchet.cross_compile.worker",
         "ratchet.kernels.carried_files",
         "ratchet.problems.case",
         "ratchet.problems.dtypes",
@@ -156,9 +156,9 @@ judge sends it, for a model and for Triton."""
 DATA: Final[Mapping[str, tuple[str, ...]]] = {
     CPP_WORKER: ("kernels/languages/ratchet_abi.h",),
     CPP_ZYGOTE: ("kernels/languages/ratchet_abi.h",),
-    TORCH_WORKER: ("judge/cross_compile/headers", "judge/emulator/rocm"),
-    ZYGOTE: ("judge/cross_compile/headers", "judge/emulator/rocm"),
-    PROFILE_WORKER: ("judge/cross_compile/headers", "judge/emulator/rocm"),
+    TORCH_WORKER: ("cross_compile/headers", "judge/emulator/rocm"),
+    ZYGOTE: ("cross_compile/headers", "judge/emulator/rocm"),
+    PROFILE_WORKER: ("cross_compile/headers", "judge/emulator/rocm"),
 }
 """Other files and folders of the package that a worker reads."""
 

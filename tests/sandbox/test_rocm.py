@@ -10,13 +10,13 @@ import pytest
 
 from ratchet.base.errors import KernelError
 from ratchet.base.process.time_limits import Clock
-from ratchet.judge.cross_compile import hip_compiler
+from ratchet.cross_compile import hip_compiler
 from ratchet.judge.emulator import hip_build
-from ratchet.judge.sandbox import bubblewrap, rocm, view
-from ratchet.judge.sandbox.isolation import make_sandbox
-from ratchet.judge.sandbox.worker_modules import PROFILE_WORKER, TORCH_WORKER
 from ratchet.judge.trial.readiness import why_no_kernels
 from ratchet.kernels.kernel import Kernel
+from ratchet.sandbox import bubblewrap, rocm, view
+from ratchet.sandbox.isolation import make_sandbox
+from ratchet.sandbox.worker_modules import PROFILE_WORKER, TORCH_WORKER
 
 HERE = {name: os.environ.get(name) for name in (rocm.CLANG, rocm.ROCM, rocm.BITCODE)}
 CLANG, DEVICE_LIBRARIES = rocm.find_tool("clang"), rocm.bitcode_folder()

@@ -19,14 +19,14 @@ from pathlib import Path
 from typing import Final
 
 from ratchet.base.errors import KernelError
-from ratchet.judge.cross_compile.tools import HEADERS, run_tool
-from ratchet.judge.sandbox.rocm import (
+from ratchet.cross_compile.tools import HEADERS, run_tool
+from ratchet.sandbox.rocm import (
     bitcode_folder,
     find_tool,
     include_folders,
     why_no_clang,
 )
-from ratchet.judge.workers.candidate.architectures import Architecture
+from ratchet.targets.architectures import Architecture
 
 OWN_HEADERS: Final = Path(__file__).parent.parent / "emulator" / "rocm"
 BITCODE_FILES: Final = ("ocml", "ockl", "oclc_finite_only_off", "oclc_unsafe_math_off",

@@ -18,15 +18,15 @@ from typing import TYPE_CHECKING, Any
 import msgspec
 
 from ratchet.base.process.channel import Message, inherited
-from ratchet.judge.cross_compile import assembly, tools
-from ratchet.judge.cross_compile.hip_sources import HipSources, compile_sources
-from ratchet.judge.sandbox.confine import confine
-from ratchet.judge.workers.candidate.architectures import ARCHITECTURES, Architecture
-from ratchet.judge.workers.candidate.fake_driver import CompiledTexts, FakeDriver
-from ratchet.judge.workers.serving import Reply, describe_error, serve
+from ratchet.cross_compile import assembly, tools
+from ratchet.cross_compile.hip_sources import HipSources, compile_sources
 from ratchet.kernels.carried_files import split_files
 from ratchet.kernels.kernel import Kernel
 from ratchet.problems.case import Case, ModelForm
+from ratchet.sandbox.confine import confine
+from ratchet.sandbox.serving import Reply, describe_error, serve
+from ratchet.targets.architectures import ARCHITECTURES, Architecture
+from ratchet.targets.fake_driver import CompiledTexts, FakeDriver
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -82,7 +82,7 @@ class ProfileWorker:
         return None
 
     def _call(self, message: Message, architecture: Architecture, *, values: bool) -> None:
-        from ratchet.judge.cross_compile import fake_device
+        from ratchet.cross_compile import fake_device
 
         case = msgspec.convert(message["case"], Case)
         form = msgspec.convert(message["model"], ModelForm | None)

@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import Final
 
 from ratchet.base.process import families
-from ratchet.judge.sandbox import system_calls
+from ratchet.sandbox import system_calls
 
 EXTENSIONS: Final = "TORCH_EXTENSIONS_DIR"
 """Names the folder in which torch.utils.cpp_extension builds."""

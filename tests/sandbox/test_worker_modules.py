@@ -16,8 +16,12 @@ import pytest
 
 import ratchet
 from ratchet.base.process.time_limits import Clock
-from ratchet.judge.sandbox import bubblewrap
-from ratchet.judge.sandbox.worker_modules import (
+from ratchet.judge.stage_result import CandidateFault
+from ratchet.judge.trial.processes.candidate import CandidateProcess
+from ratchet.kernels.kernel import Kernel, Language
+from ratchet.problems.suites import find_problem
+from ratchet.sandbox import bubblewrap
+from ratchet.sandbox.worker_modules import (
     CPP_WORKER,
     CPP_ZYGOTE,
     MODULES,
@@ -26,17 +30,13 @@ from ratchet.judge.sandbox.worker_modules import (
     ZYGOTE,
     package_files,
 )
-from ratchet.judge.sandbox.zygote import CandidateZygote
-from ratchet.judge.stage_result import CandidateFault
-from ratchet.judge.trial.processes.candidate import CandidateProcess
-from ratchet.kernels.kernel import Kernel, Language
-from ratchet.problems.suites import find_problem
+from ratchet.sandbox.zygote import CandidateZygote
 from ratchet.static_profile.inspection import inspect_kernel
 
 PACKAGE = Path(ratchet.__file__).parent
 SENT_SOURCES = (
     "ratchet.judge.workers.candidate.model_class",
-    "ratchet.judge.workers.candidate.triton_source",
+    "ratchet.targets.triton_source",
 )
 EMULATED = (
     "ratchet.judge.emulator.loading",

@@ -17,7 +17,7 @@ from dataclasses import dataclass, replace
 from typing import NoReturn
 
 from ratchet.base.process import families
-from ratchet.judge.sandbox import landlock, namespaces
+from ratchet.sandbox import landlock, namespaces
 
 WAKES = (signal.SIGCHLD, signal.SIGTERM)
 """The end of a child, and of the judge."""

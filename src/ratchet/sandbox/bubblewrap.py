@@ -12,9 +12,9 @@ from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Final
 
-from ratchet.judge.sandbox import identity, view
-from ratchet.judge.sandbox.accelerator import Accelerator
-from ratchet.judge.sandbox.worker_modules import CPP_WORKER, package_files
+from ratchet.sandbox import identity, view
+from ratchet.sandbox.accelerator import Accelerator
+from ratchet.sandbox.worker_modules import CPP_WORKER, package_files
 
 TMP_BYTES: Final = 256 << 20
 SHARED_MEMORY_BYTES: Final = 64 << 20

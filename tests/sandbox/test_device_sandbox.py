@@ -14,11 +14,11 @@ from typing import Any
 import pytest
 
 from ratchet.base.errors import RatchetError
-from ratchet.judge.sandbox import accelerator, bubblewrap, isolation, system_calls
-from ratchet.judge.sandbox.accelerator import Accelerator, groups_of, may_use_gpu
-from ratchet.judge.sandbox.system_calls import AF_UNIX, NUMBERS, Instruction
-from ratchet.judge.sandbox.worker_modules import TORCH_WORKER
 from ratchet.kernels.kernel import Kernel
+from ratchet.sandbox import accelerator, bubblewrap, isolation, system_calls
+from ratchet.sandbox.accelerator import Accelerator, groups_of, may_use_gpu
+from ratchet.sandbox.system_calls import AF_UNIX, NUMBERS, Instruction
+from ratchet.sandbox.worker_modules import TORCH_WORKER
 
 NVIDIA = Accelerator(
     torch_name="cuda:0", dialect="cuda", name="a GPU", folders=("/run/opengl-driver/lib",)
@@ -220,7 +220,7 @@ def test_the_filter_in_force_lets_a_local_socket_be_bound() -> None:
     body = """
 import socket
 from ratchet.base.process import families
-from ratchet.judge.sandbox import system_calls
+from ratchet.sandbox import system_calls
 families.prctl(families.PR_SET_NO_NEW_PRIVS, 1)
 system_calls.deny_needless(among_others=False, local_sockets=True)
 made = socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET)

@@ -22,7 +22,7 @@ from ratchet.kernels.languages.python_file import load
 if TYPE_CHECKING:
     import torch
 
-    from ratchet.judge.workers.candidate.fake_driver import FakeDriver
+    from ratchet.targets.fake_driver import FakeDriver
 
 PRETENDED = "gfx942"
 """The GPU that the interpreter reports to a kernel."""
@@ -54,8 +54,8 @@ def load_interpreted(source: str, entry: str) -> Callable[..., object]:
 def _interpreter_driver() -> FakeDriver:
     import torch
 
-    from ratchet.judge.workers.candidate.architectures import ARCHITECTURES
-    from ratchet.judge.workers.candidate.fake_driver import CompiledTexts, FakeDriver
+    from ratchet.targets.architectures import ARCHITECTURES
+    from ratchet.targets.fake_driver import CompiledTexts, FakeDriver
 
     class InterpreterDriver(FakeDriver):
         """A driver for the interpreter; autotuners keep their first configuration."""

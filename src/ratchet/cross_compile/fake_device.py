@@ -16,8 +16,8 @@ import torch
 from torch import Tensor
 from torch.overrides import TorchFunctionMode
 
-from ratchet.judge.workers.candidate.architectures import Architecture, PretendedDevice
-from ratchet.judge.workers.candidate.torch_cuda import answering
+from ratchet.targets.architectures import Architecture, PretendedDevice
+from ratchet.targets.torch_cuda import answering
 
 FIRST_ADDRESS, ADDRESS_STEP = 1 << 40, 1 << 36
 """Each storage begins at its own multiple, as aligned as by a GPU's allocator."""
