@@ -20,6 +20,8 @@ READY: Final = {"ready": True}
 UNPLACED: Final = "unplaced"
 """In the answer to `load`, and an attribute of an entry: the names of a problem's state that a
 model has no place for."""
+CHANGED: Final = "changed"
+"""In the answer to `prepare`: what earlier calls left changed in their process, in words."""
 Reply = tuple[Message, list[int]]
 """An answer, and the descriptors that go with it."""
 Answer = Callable[[Message, list[int]], Reply]

@@ -41,6 +41,7 @@ _CONFINED: Final = (
 """Needed by every worker: the channel, the limits and a kernel's form."""
 _CALLED: Final = (
     *_CONFINED,
+    "ratchet.judge.workers.candidate.process_state",
     "ratchet.judge.workers.memory",
     "ratchet.judge.workers.memory.layout",
     "ratchet.judge.workers.memory.mapping",

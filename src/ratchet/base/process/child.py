@@ -234,6 +234,15 @@ class Child:
             self._end_for("nonsense", "cannot be stopped")
         self._stopped, self._rest = stopped, families.work_done(stopped)
 
+    def work_at_rest_s(self, window_s: float) -> float:
+        """Let a stopped family run for so long without an order; return the seconds it works."""
+        before = self._rest
+        self.resume()
+        time.sleep(window_s)
+        self.pause()
+        worked = (ns - before.get(one, (0, 0))[0] for one, (ns, _) in self._rest.items())
+        return sum(worked) / 1e9
+
     def hold(self) -> None:
         """Stop the child alone, which is trusted: it has no others at work, and does not wake."""
         if not families.hold(self.pid):

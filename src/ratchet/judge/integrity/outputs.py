@@ -10,6 +10,9 @@ reports their addresses (`workers.candidate.results`), and the judge reads them 
 /proc/PID/mem (proc(5)) of the process that the kernel says has answered. So nothing is copied
 inside the clock, and a candidate gains nothing by writing straight to where a copy would go. This
 takes the rights of a debugger. If the judge lacks them, the worker copies (`copies_outputs`).
+
+A returned output has memory of its own, unless the reference's has not: a script would see a view
+of an input change with that input, and a view costs nothing where the reference copies.
 """
 
 from __future__ import annotations
@@ -18,6 +21,7 @@ import math
 import os
 import random
 from collections.abc import Callable, Sequence
+from types import SimpleNamespace
 from typing import Final
 
 import numpy as np
@@ -35,6 +39,8 @@ MOST_GAPS: Final = 2
 """The worker makes a result dense if its elements lie over more than this many times their size."""
 MOST_ADDRESS: Final = 1 << 56
 PIECE_BYTES: Final = 16 << 20
+OVERLAP_WORK: Final = 100_000
+"""Steps in which numpy must find an element that two outputs share."""
 
 Spot = tuple[int, int, int]
 """Region, offset and size in bytes."""
@@ -81,12 +87,16 @@ class ReturnedOutputs:
         self._spots = [(call, position, rng.random()) for call, position in drawn]
         self._reported: Sequence[Json] = ()
         self._file: int | None = None
+        self._pid = 0
+        self._inputs: list[tuple[int, int]] | None = None
+        """Where the batch's inputs are mapped, once that was read."""
+        self._views = layout.views
 
     def found(self, pid: int, reported: Json) -> list[bytes]:
         """Return the bytes at the spots, once `pid` has reported where its outputs lie."""
         self.close()
-        self._reported = reported
-        self._file = open_memory(pid)
+        self._reported, self._inputs = reported, None
+        self._pid, self._file = pid, open_memory(pid)
         return self.spots()
 
     def spots(self) -> list[bytes]:
@@ -109,6 +119,32 @@ class ReturnedOutputs:
             dense = np.zeros(span(slot.size, slot.stride), unit)
             _strided(dense, slot.size, slot.stride)[...] = _strided(found, slot.size, given)
             _write(memory, dense, slot.offset)
+
+    def shared(self, call: int) -> str:
+        """Return how an output of a call has no memory of its own, in words; "" if all have."""
+        placed: list[tuple[int, np.ndarray]] = []
+        for position, slot in enumerate(self._slots[call]):
+            if self._views or 0 in slot.size:
+                continue
+            address, stride = self._place(call, position)
+            item = ITEM_BYTES[slot.dtype]
+            end = address + span(slot.size, stride) * item
+            if any(begin < end and address < last for begin, last in self._mapped_inputs()):
+                return f"output {position} is a view of an input, and the reference's is not"
+            one = _there(address, slot.size, stride, item)
+            if (other := next((at for at, two in placed if _overlap(one, two)), None)) is not None:
+                return f"outputs {other} and {position} share memory, and the reference's do not"
+            placed.append((position, one))
+        return ""
+
+    def _mapped_inputs(self) -> list[tuple[int, int]]:
+        if self._inputs is None:
+            inode = str(os.fstat(self._memories[INPUTS]).st_ino)
+            with open(f"/proc/{self._pid}/maps", encoding="utf-8", errors="replace") as file:
+                lines = [line.split() for line in file]
+            ranges = [line[0].split("-") for line in lines if line[4] == inode]
+            self._inputs = [(int(begin, 16), int(end, 16)) for begin, end in ranges]
+        return self._inputs
 
     def close(self) -> None:
         if self._file is not None:
@@ -195,8 +231,24 @@ def _is_whole(value: object) -> bool:
 def _are_strides(stride: object, size: Sequence[int]) -> bool:
     if not isinstance(stride, list) or len(stride) != len(size):
         return False
-    sound = all(map(_is_whole, stride))
-    return sound and span(size, stride) <= MOST_GAPS * max(1, math.prod(size))
+    if not all(map(_is_whole, stride)):
+        return False
+    elements = math.prod(size)
+    return elements <= span(size, stride) <= MOST_GAPS * max(1, elements)
+
+
+def _there(address: int, size: Sequence[int], stride: Sequence[int], item: int) -> np.ndarray:
+    """Return an array that is never read: its memory is another process's."""
+    form = {"data": (address, True), "shape": tuple(size), "typestr": f"|V{item}", "version": 3}
+    strides = tuple(step * item for step in stride)
+    return np.asarray(SimpleNamespace(__array_interface__={**form, "strides": strides}))
+
+
+def _overlap(one: np.ndarray, two: np.ndarray) -> bool:
+    try:
+        return np.shares_memory(one, two, max_work=OVERLAP_WORK)  # type: ignore[arg-type]
+    except np.exceptions.TooHardError:
+        return False
 
 
 def _write(descriptor: int, data: np.ndarray, offset: int) -> None:

@@ -32,11 +32,11 @@ from ratchet.judge.trial.processes.launches import Launches
 from ratchet.judge.trial.processes.reference import ReferenceProcess
 from ratchet.judge.trial.shared_compilations import SharedCompilations
 from ratchet.judge.trial.timing import plan
-from ratchet.judge.trial.timing.decide import conclude, without_gain
+from ratchet.judge.trial.timing.decide import conclude, with_less_gain, without_gain
 from ratchet.judge.trial.timing.group_sequential import time_until_answered
 from ratchet.judge.trial.timing.one_by_one import see_alone
 from ratchet.judge.trial.timing.sample import CaseTiming, see_order, watch_case
-from ratchet.judge.trial.wear import check_wear, hardly_worn, told_of_wear
+from ratchet.judge.trial.wear import check_wear, told_of_wear, why_no_gain
 from ratchet.judge.verdict import EmulatedCase, Evidence, TimedSample, Verdict
 from ratchet.judge.workers.candidate.model_answer import followed, runnable
 from ratchet.kernels.kernel import WITH_TORCH, Kernel
@@ -410,16 +410,18 @@ class KernelTrial:
         """
         by_dispatch = self.kernel.language == "torch" and self.accelerator is None
         concluded = conclude(timings, opened, by_dispatch=by_dispatch)
-        if concluded.status == "proven" and (few := hardly_worn(self.evidence)):
-            return without_gain(concluded, few)
+        if concluded.status == "proven" and (why := why_no_gain(self.evidence)):
+            return without_gain(concluded, why)
         if concluded.status == "proven" and self.kernel.language == "cpp":
             unordered = self._see_order(launches, opened, timings)
             return without_gain(concluded, unordered) if unordered else concluded
         if concluded.status == "proven" and self.accelerator is None:
             with launches.launch(0) as process:
-                seen = see_alone(timings, opened, process)
+                seen, share = see_alone(timings, opened, process)
             self.evidence.append(seen)
-            return concluded if seen.passed else without_gain(concluded, seen.detail)
+            if not seen.passed:
+                return without_gain(concluded, seen.detail)
+            return concluded if share == 1 else with_less_gain(concluded, share, seen.detail)
         return concluded
 
     def _time_case(

@@ -6,6 +6,9 @@ elements. So a kernel that repeats an old answer after its first dozens of calls
 one that looks results up by an address, a shape, or a part of its inputs. A case that was taken
 before may not be declined. Memory that grows from call to call is told.
 
+A timed case that is not cheap is called as often as LATE_S allows, mostly on the same few values,
+and its last calls are compared.
+
 Cheap cases get their calls however slow the machine is: a kernel is `unmeasured` if they do not fit
 into a share of the time limit. If its own calls are that slow, its reason says how few were made,
 and it is never `proven`.
@@ -39,24 +42,31 @@ CASES: Final = 3
 CHEAP_BYTES, CHEAP_S = 1 << 20, 0.003
 SLOWEST_S: Final = 0.25
 """A case whose call takes longer is not called that often."""
-BATCH = 32
+BATCH, LAST_BATCH = 32, 128
 BATCH_BYTES: Final = 64 << 20
 SLOW_BATCH_S: Final = 1.0
 """Seconds that a batch may take, if two calls do."""
 LEAST_ROUNDS: Final = 2
 LEAST_COMPARED: Final = 8
 """Calls of the last batch of a cheap case that are compared, however long that takes."""
+LATE_CALLS: Final = 256
+LATE_S: Final = 1.0
+"""Calls of a timed case that is not cheap, or their seconds, by the quickest batch."""
 GROWN_BYTES: Final = 8 << 20
 """Memory that a process may take for good within these calls: caches, arenas of threads."""
 WORN: Final = "wear"
 """The evidence of the calls; `passed` is None if there were none."""
-ALIKE, ALIKE_AT_LAST = 1, 4
+ALIKE, ALIKE_AT_LAST = 2, 6
 """Calls of a batch of a cheap case, and of the last, that repeat an earlier call's inputs but for a
 few elements; one of the last batch of another case."""
 FEW: Final = "wear, calls"
 """The evidence of a kernel that is too slow for its calls, if it is."""
 GREW: Final = "memory"
 """The evidence of a process that grows, if it does."""
+RESTLESS: Final = "at rest"
+"""The evidence of a process that works between calls, if it does."""
+REST_S, REST_LOOKS, REST_SHARE = 0.05, 2, 0.1
+"""Seconds of a look at a process without an order, the looks, and the share that it may work."""
 
 
 @dataclass(kw_only=True)
@@ -79,15 +89,23 @@ class _Worn:
         return ""
 
     def last(self, places: dict[int, int]) -> str:
-        """Call each case once more; return how a call is wrong, of which most are compared."""
+        """Call each case once more; return how a call is wrong, of which most are compared.
+
+        The smallest of cheap cases has many calls: a kernel may have buffers for some dozens.
+        """
+        smallest = min(places, key=lambda index: self.opened.cases[index].bytes)
         for index, place in places.items():
-            alike = ALIKE_AT_LAST if is_cheap(self.opened, index) else 1
-            detail = self.batch(index, place, most=BATCH, alike=alike)
+            is_one = is_cheap(self.opened, index)
+            alike, calls = (ALIKE_AT_LAST, LAST_BATCH) if is_one else (1, BATCH)
+            most = calls if index == smallest else BATCH
+            detail = self.batch(index, place, most=BATCH, alike=alike, calls=most)
             if detail:
                 return detail
         return ""
 
-    def batch(self, index: int, place: int, *, most: int, alike: int) -> str:
+    def batch(
+        self, index: int, place: int, *, most: int, alike: int, calls: int | None = None
+    ) -> str:
         """Run a batch of a case, whose layout `place` decides; compare at most so many calls.
 
         So many more calls repeat an earlier one's inputs but for a few elements.
@@ -106,21 +124,44 @@ class _Worn:
                 self._check_taken(index, codes)
                 return self._compared(batch, codes, most)
 
-        detail = with_fewer_calls(opened, self._calls(index), run, least=2)
+        wanted = self._calls(index, BATCH if calls is None else calls)
+        detail = with_fewer_calls(opened, wanted, run, least=2)
         name = opened.problem.cases[index].name
         why = f"after {self.made} calls in one process with changing inputs, case {name}"
         return f"{why}{detail}" if detail else ""
+
+    def late(self, index: int, wanted: int) -> str:
+        """Call a case so often, or LATE_S long; return how one of the last calls is wrong.
+
+        Drawing large values takes longer than a call: all but the last batch have the same.
+        """
+        opened = self.opened
+
+        def run(calls: int) -> None:
+            with opened.draw(index, calls, writable_inputs=False) as batch:
+                rounds, quickest_s = 0, math.inf
+                while rounds < LEAST_ROUNDS or (
+                    rounds * calls < wanted and rounds * quickest_s < LATE_S
+                ):
+                    began = time.perf_counter()
+                    self._check_taken(index, make_calls(self.candidate, opened, batch))
+                    rounds, quickest_s = rounds + 1, min(quickest_s, time.perf_counter() - began)
+                self.made += rounds * calls
+
+        self.call_s.setdefault(index, opened.cases[index].time_s)
+        with_fewer_calls(opened, self._calls(index, BATCH), run, least=2)
+        return self.batch(index, opened.rng.getrandbits(32), most=2, alike=1)
 
     @property
     def mean_s(self) -> float:
         """Seconds of the kernel's own work in a call, over the cases."""
         return sum(self.call_s.values()) / max(1, len(self.call_s))
 
-    def _calls(self, index: int) -> int:
+    def _calls(self, index: int, most: int) -> int:
         """Return the calls of a case's next batch: two at first, until their time is known."""
         fitting = int(BATCH_BYTES / max(1.0, self.opened.cases[index].bytes))
         quick = int(SLOW_BATCH_S / max(1e-6, self.call_s.get(index, SLOW_BATCH_S)))
-        return max(2, min(BATCH, fitting, quick))
+        return max(2, min(most, fitting, quick))
 
     def _check_taken(self, index: int, codes: Sequence[int]) -> None:
         """Raise CandidateFault if a case is declined that was not before."""
@@ -181,6 +222,9 @@ def check_wear(candidate: CandidateProcess, opened: OpenProblem) -> None:
                 raise fault("unmeasured", _too_few(worn.made, opened.clock.limit_s))
             slow = _too_slow(worn.made, worn.mean_s)
             evidence.append(Evidence(check=FEW, passed=None, detail=slow))
+        for index in _late(opened):
+            if detail := worn.late(index, opened.rng.randint(LATE_CALLS // 2, LATE_CALLS)):
+                raise fault("wrong", detail)
         detail = worn.last(places)
         if detail:
             raise fault("wrong", detail)
@@ -189,20 +233,26 @@ def check_wear(candidate: CandidateProcess, opened: OpenProblem) -> None:
     evidence.append(Evidence(check=WORN, passed=True, detail=detail))
     if grows := _growth(memory):
         evidence.append(Evidence(check=GREW, passed=False, detail=grows))
+    if opened.accelerator is None and (works := _works_at_rest(candidate)):
+        evidence.append(Evidence(check=RESTLESS, passed=False, detail=works))
 
 
 def told_of_wear(evidence: Sequence[Evidence]) -> list[str]:
-    """Return what a right kernel's reason tells of its calls: none, few, or memory that grows."""
+    """Return what a right kernel's reason tells: no calls, few, memory that grows, work at rest."""
     return [
         one.detail
         for one in evidence
-        if one.check in (GREW, FEW) or (one.check == WORN and one.passed is None)
+        if one.check in (GREW, FEW, RESTLESS) or (one.check == WORN and one.passed is None)
     ]
 
 
-def hardly_worn(evidence: Sequence[Evidence]) -> str:
-    """Return why a kernel's calls cannot show an old answer, so that it is not `proven`; or ""."""
-    return "it made too few calls to show an old answer" * any(one.check == FEW for one in evidence)
+def why_no_gain(evidence: Sequence[Evidence]) -> str:
+    """Return why a kernel is not `proven` whatever its times, or "": its calls were too few to show
+    an old answer, or it works when it is not called, on cores that others need."""
+    found = {one.check for one in evidence}
+    if FEW in found:
+        return "it made too few calls to show an old answer"
+    return "it works between its calls" if RESTLESS in found else ""
 
 
 def _too_few(made: int, limit_s: float) -> str:
@@ -220,14 +270,17 @@ def _too_slow(made: int, call_s: float) -> str:
 
 
 def _pairs(opened: OpenProblem, calls: int, count: int) -> list[tuple[int, int]]:
-    """Return so many calls of a batch, each with an earlier one."""
+    """Return so many calls of a batch, each with an earlier one.
+
+    A call with itself means that of the case's last batch, which lay at the same addresses.
+    """
     rng = opened.rng
     later = sorted(rng.sample(range(1, calls), min(count, calls - 1)))
-    return [(call, rng.randrange(call)) for call in later]
+    return [(call, rng.choice((call, rng.randrange(call)))) for call in later]
 
 
 def _chosen(opened: OpenProblem) -> list[int]:
-    """Return cheap cases at random; without any, the cheapest two."""
+    """Return cheap cases at random, a timed one among them; without any, the cheapest two."""
     open_ones = [
         index
         for index, facts in enumerate(opened.cases)
@@ -235,8 +288,29 @@ def _chosen(opened: OpenProblem) -> list[int]:
     ]
     cheap = [index for index in open_ones if is_cheap(opened, index)]
     if cheap:
-        return opened.rng.sample(cheap, min(CASES, len(cheap)))
+        drawn = opened.rng.sample(cheap, min(CASES, len(cheap)))
+        timed = [index for index in opened.timed if index in cheap]
+        return list(dict.fromkeys([*timed[:1], *drawn]))[:CASES]
     return sorted(open_ones, key=lambda index: opened.cases[index].bytes)[:2]
+
+
+def _late(opened: OpenProblem) -> list[int]:
+    """Return the first timed case, if it is none of the cheap ones, which get hundreds of calls."""
+    return [
+        index
+        for index in opened.timed[:1]
+        if index not in opened.unworn
+        and opened.cases[index].time_s <= SLOWEST_S
+        and not is_cheap(opened, index)
+    ]
+
+
+def _works_at_rest(candidate: CandidateProcess) -> str:
+    """Return how a process works although it was not called, in words; or ""."""
+    worked_s = min(candidate.work_at_rest_s(REST_S) for _ in range(REST_LOOKS))
+    if worked_s <= REST_SHARE * REST_S:
+        return ""
+    return f"its process works {worked_s / REST_S:.0%} of the time between its calls"
 
 
 def _growth(memory: list[tuple[int, int]]) -> str:

@@ -36,7 +36,7 @@ from ratchet.sandbox.isolation import (
     make_sandbox,
     most_threads,
 )
-from ratchet.sandbox.serving import READY, UNPLACED
+from ratchet.sandbox.serving import CHANGED, READY, UNPLACED
 from ratchet.sandbox.worker_modules import CPP_WORKER, TORCH_WORKER
 from ratchet.sandbox.zygote import CandidateZygote
 
@@ -257,10 +257,7 @@ class CandidateProcess:
         if "error" in reply:
             remedy = built_extensions.remedy_for(kernel, reply) or _printed(self._child.output())
         _raise_refusal(reply, "cannot be loaded", remedy=remedy)
-        told = reply.get(UNPLACED)
-        self.unplaced = (
-            [str(one)[:80] for one in told[:MOST_NAMED]] if isinstance(told, list) else []
-        )
+        self.unplaced = _named(reply.get(UNPLACED))
         if self.returns_outputs and not self.copies_outputs:
             self.copies_outputs = not readable(self._child.sender)
 
@@ -323,6 +320,12 @@ class CandidateProcess:
                 timeout_s=self._clock.step_limit_s,
             )
         _raise_refusal(reply, "could not reserve its memory", status="crashed")
+        if told := reply.get(CHANGED):
+            raise fault(
+                "wrong",
+                f"its calls left their process changed, and a script would go on "
+                f"so: {', '.join(_named(told)) or 'nonsense'}; set it back before they return",
+            )
         self._spots, self._layout = OutputSpots(layout, memories, read), layout
         if self._returned is not None:
             self._returned.close()
@@ -419,10 +422,16 @@ class CandidateProcess:
         return str([slot[3:] for slot in self._layout.calls[0]])
 
     def deliver(self, call: int) -> None:
-        """Copy a call's outputs to shared memory, unless they are there; it must be stopped."""
+        """Copy a call's outputs to shared memory, unless they are there; it must be stopped.
+
+        Raises CandidateFault if one of them has no memory of its own.
+        """
         if self._returned is not None:
             with _tells_outputs():
+                shared = self._returned.shared(call)
                 self._returned.deliver(call)
+            if shared:
+                raise fault("wrong", f"{shared}: return a copy")
 
     def _read_spots(self, reply: Mapping[str, object], *, first: bool = False) -> list[bytes]:
         """Return the bytes at secret spots of the batch's outputs now."""
@@ -443,6 +452,11 @@ class CandidateProcess:
     def resume(self) -> None:
         with _decides():
             self._child.resume()
+
+    def work_at_rest_s(self, window_s: float) -> float:
+        """Let it run for so long without an order, and stop it; return the seconds it works."""
+        with _decides():
+            return self._child.work_at_rest_s(window_s)
 
     def close(self) -> None:
         """Kill the whole family and remove what it left."""
@@ -506,6 +520,11 @@ def _raise_refusal(
             raise fault("unmeasured", str(lost))
         what = f"the kernel {what}: {words}{remedy and f'; {remedy}'}"
         raise fault(status, what, raised=status == "crashed")
+
+
+def _named(told: object) -> list[str]:
+    """Return the beginnings of the first words that a candidate tells."""
+    return [str(one)[:80] for one in told[:MOST_NAMED]] if isinstance(told, list) else []
 
 
 def _printed(output: str) -> str:

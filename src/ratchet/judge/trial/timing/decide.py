@@ -85,6 +85,28 @@ def without_gain(found: Decided, why: str) -> Decided:
     return replace(found, status="correct", reason=reason, speedup=_no_gain(found.speedup))
 
 
+def with_less_gain(found: Decided, share: float, why: str) -> Decided:
+    """Return a `proven` kernel's answer with ratios of this share of those that were measured."""
+    assert found.speedup.vs_reference is not None
+    cut = Speedups(
+        vs_reference=_times(found.speedup.vs_reference, share),
+        vs_compile=_times(found.speedup.vs_compile, share),
+    )
+    ratio = cut.vs_reference
+    assert ratio is not None
+    if ratio.low <= SYSTEMATIC:
+        return without_gain(found, why)
+    shown = f"{ratio.ratio:.2f}x ({ratio.low:.2f} to {ratio.high:.2f}) against the reference"
+    return replace(found, reason=f"right on every case, and faster: {shown}; {why}", speedup=cut)
+
+
+def _times(one: Ratio | None, share: float) -> Ratio | None:
+    if one is None:
+        return None
+    ends = {name: share * getattr(one, name) for name in ("ratio", "low", "high")}
+    return msgspec.structs.replace(one, **ends)
+
+
 def _too_short(timings: Sequence[CaseTiming]) -> str:
     """Return why calls are too short to prove a kernel in Python faster, or ""."""
     for timing in timings:

@@ -15,13 +15,14 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from ratchet.base.process.channel import Message, inherited
+from ratchet.judge.workers.candidate.process_state import changes, process_state
 from ratchet.judge.workers.memory.layout import IN_PLACE, INPUTS, OUTPUTS, BatchLayout, Slot
 from ratchet.judge.workers.memory.mapping import MappedRegion, shift_heap
 from ratchet.kernels.abi import Entry, pack_scalars, pack_tensors, words
 from ratchet.kernels.kernel import Kernel
 from ratchet.kernels.languages import cpp
 from ratchet.sandbox.confine import confine
-from ratchet.sandbox.serving import Answer, Reply, serve_candidate
+from ratchet.sandbox.serving import CHANGED, Answer, Reply, serve_candidate
 
 
 class CppBatch:
@@ -59,6 +60,7 @@ class CppWorker:
         self._entry: Entry | None = None
         self._batch: CppBatch | None = None
         self._last: CppBatch | None = None
+        self._state = process_state()
 
     def answer(self, message: Message, descriptors: list[int]) -> Reply:
         actions: dict[str, Answer] = {
@@ -92,7 +94,7 @@ class CppWorker:
         batch = CppBatch(layout)
         self._release_last()
         self._last, self._batch = self._batch, batch
-        return {"value": None}, []
+        return {"value": None, CHANGED: changes(self._state, process_state())}, []
 
     def _release_last(self) -> None:
         if self._last is not None:

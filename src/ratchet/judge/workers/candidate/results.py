@@ -18,7 +18,8 @@ from ratchet.base.errors import KernelError
 from ratchet.judge.workers.memory.layout import span
 
 MOST_GAPS: Final = 2
-"""A result whose elements lie over more than this many times their size is made dense."""
+"""A result whose elements lie over more than this many times their size is made dense. So is one
+whose elements share memory: the reference has written each of them."""
 WANTS_FORMS: Final = "wants_forms"
 """Attribute of an entry that also takes its results' forms and the indices of changed inputs."""
 Kept = list[Sequence[Tensor]]
@@ -58,7 +59,8 @@ class ResultForm:
 def as_results(outputs: object, answers: Sequence[ResultForm]) -> tuple[Tensor, ...]:
     """Return an entry's results, one plain tensor of each form. Raises FormError.
 
-    Copies a result with large gaps, or one whose memory does not hold its values (a lazy sign).
+    Copies a result with large gaps, one that repeats elements, and one whose memory does not hold
+    its values (a lazy sign).
     """
     if not isinstance(outputs, tuple) or len(outputs) != len(answers):
         raise FormError(f"the entry must return a tuple of {len(answers)} tensors")
@@ -82,5 +84,5 @@ def _result(output: object, answer: ResultForm) -> Tensor:
         raise FormError(f"an output's layout is {output.layout}: return a dense tensor")
     if output.is_neg():
         output = output.resolve_neg()
-    gaps = span(output.shape, output.stride()) > MOST_GAPS * output.numel()
-    return output.contiguous() if gaps else output
+    held = span(output.shape, output.stride())
+    return output if output.numel() <= held <= MOST_GAPS * output.numel() else output.contiguous()

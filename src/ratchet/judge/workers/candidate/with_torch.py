@@ -23,6 +23,7 @@ from torch import Tensor
 
 from ratchet.base.errors import JudgeError
 from ratchet.base.process.channel import Message, inherited
+from ratchet.judge.workers.candidate.process_state import State, changes, process_state
 from ratchet.judge.workers.candidate.results import (
     WANTS_FORMS,
     DeclinedCase,
@@ -40,7 +41,7 @@ from ratchet.kernels.kernel import Kernel
 from ratchet.kernels.languages.python_file import load
 from ratchet.problems.dtypes import DTYPE_CODES
 from ratchet.sandbox.confine import EXTENSIONS, confine
-from ratchet.sandbox.serving import UNPLACED, Answer, Reply, serve_candidate
+from ratchet.sandbox.serving import CHANGED, UNPLACED, Answer, Reply, serve_candidate
 
 Entry = Callable[..., object]
 OWN_COMPILATIONS = "/tmp/compilations"
@@ -157,6 +158,9 @@ class TorchWorker:
         self._batch: TorchBatch | None = None
         self._last: TorchBatch | None = None
         self._device = WorkerDevice()
+        self._state: State = {}
+        self._grad = "off"
+        """Whether the last calls left torch's gradients on."""
 
     def answer(self, message: Message, descriptors: list[int]) -> Reply:
         actions: dict[str, Answer] = {
@@ -213,7 +217,9 @@ class TorchWorker:
         self._last, self._batch = self._batch, batch
         if not self._device.memory.seals:
             self._release_last()  # a GPU's memory is the limit of a batch
-        return {"value": None}, []
+        now = {**_state_with_torch(), "torch's gradients": self._grad}
+        self._state = self._state or now
+        return {"value": None, CHANGED: changes(self._state, now)}, []
 
     def _release_last(self) -> None:
         if self._last is not None:
@@ -226,6 +232,7 @@ class TorchWorker:
             return self._counted(descriptors)
         began = time.process_time()
         codes = self._batch.run(self._entry, descriptors)
+        self._grad = "on" if torch.is_grad_enabled() else "off"
         outputs = places(self._batch.kept)
         cpu_time_s = time.process_time() - began
         reply = {"codes": codes, "cpu_time_s": cpu_time_s, "device_s": self._batch.device_s}
@@ -242,6 +249,16 @@ class TorchWorker:
         codes = census.take(lambda entry: batch.run(entry, descriptors), self._entry)
         told = {"census": census.as_json(), "outputs": places(batch.kept)}
         return {"codes": codes, "cpu_time_s": 0.0, **told}, []
+
+
+def _state_with_torch() -> State:
+    return {
+        **process_state(),
+        "torch's threads": str(torch.get_num_threads()),
+        "torch's default dtype": str(torch.get_default_dtype()),
+        "torch's seed": str(torch.initial_seed()),
+        "torch's precision of products": torch.get_float32_matmul_precision(),
+    }
 
 
 def _take_files(told: Message, descriptors: list[int]) -> None:

@@ -91,16 +91,21 @@ class HostBlock:
         flags = os.MFD_CLOEXEC | os.MFD_ALLOW_SEALING
         self.descriptor = os.memfd_create(f"ratchet-{name}", flags)
         self._size_bytes = size_bytes
-        pages = -(-size_bytes // PAGE_BYTES)
-        os.ftruncate(self.descriptor, max(PAGE_BYTES, pages * PAGE_BYTES))
+        os.ftruncate(self.descriptor, self.size_bytes)
 
     def write(self, offset: int, data: Tensor) -> None:
         self._write(offset, _view(data))
 
-    def blank(self) -> None:
-        """Fill the whole block with BLANK."""
-        for offset in range(0, self._size_bytes, len(_BLANKS)):
-            self._write(offset, memoryview(_BLANKS)[: self._size_bytes - offset])
+    @property
+    def size_bytes(self) -> int:
+        """Its size, of whole pages."""
+        return max(PAGE_BYTES, -(-self._size_bytes // PAGE_BYTES) * PAGE_BYTES)
+
+    def blank(self, begin: int = 0, end: int | None = None) -> None:
+        """Fill the block, or a part of it, with BLANK."""
+        end = self.size_bytes if end is None else end
+        for offset in range(begin, end, len(_BLANKS)):
+            self._write(offset, memoryview(_BLANKS)[: end - offset])
 
     def _write(self, offset: int, view: memoryview) -> None:
         while view:

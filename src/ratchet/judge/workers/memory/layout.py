@@ -40,6 +40,8 @@ class BatchLayout:
     for one that must lie elsewhere."""
     scalars: Sequence[float] = ()
     writable_inputs: bool = False
+    views: bool = False
+    """True if the reference's own outputs share memory with its inputs or one another."""
 
     @staticmethod
     def of(message: Message) -> BatchLayout:

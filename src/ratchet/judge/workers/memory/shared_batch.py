@@ -2,8 +2,9 @@
 
 It has three blocks of the device's memory: tensors that a kernel may only read; tensors that it
 changes, with their first values; and outputs, with every bit set, which is NaN in every float
-dtype. None is mapped before the clock runs. The first two are secret, and a candidate could write
-outputs that need no inputs (zeros, a mask) into the third ahead of time.
+dtype. So is what lies between tensors: it shows a kernel that reads or writes beyond them. None is
+mapped before the clock runs. The first two are secret, and a candidate could write outputs that
+need no inputs (zeros, a mask) into the third ahead of time.
 """
 
 from __future__ import annotations
@@ -11,13 +12,13 @@ from __future__ import annotations
 import functools
 import os
 import random
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor, wait
 
 import torch
 from torch import Tensor
 
-from ratchet.judge.workers.memory.blocks import Block, flat_bytes
+from ratchet.judge.workers.memory.blocks import Block, HostBlock, flat_bytes
 from ratchet.judge.workers.memory.device import WorkerDevice
 from ratchet.judge.workers.memory.layout import (
     IN_PLACE,
@@ -169,6 +170,9 @@ class SharedBatch:
         block = self._blocks[region]
         if region == OUTPUTS:
             block.blank()
+        elif isinstance(block, HostBlock):
+            for begin, end in self._gaps(region, block):
+                block.blank(begin, end)
         for tensors, slots in zip(self.inputs, self.slots, strict=True):
             for tensor, slot in zip(tensors, slots, strict=False):  # outputs have no values
                 if slot.region == region:
@@ -208,6 +212,25 @@ class SharedBatch:
             if not self._blocks[slot.region].holds(slot.offset, first):
                 return True
         return False
+
+    def _gaps(self, region: int, block: HostBlock) -> Iterator[tuple[int, int]]:
+        """Yield where the memory between a block's tensors, before and behind them, lies."""
+        end = 0
+        for slot in (slot for slots in self.slots for slot in slots if slot.region == region):
+            if end < slot.offset:
+                yield end, slot.offset
+            end = slot.offset + _span_bytes(slot)
+        if end < block.size_bytes:
+            yield end, block.size_bytes
+
+    def written_beyond(self) -> bool:
+        """Return True if memory has changed that belongs to no tensor."""
+        return any(
+            not block.holds(begin, end - begin)
+            for region, block in enumerate(self._blocks)
+            if isinstance(block, HostBlock)
+            for begin, end in self._gaps(region, block)
+        )
 
     def places(self, spots: Sequence[tuple[int, int, int]]) -> list[bytes]:
         """Return the bytes at some spots now: region, offset and size in bytes of each."""

@@ -26,7 +26,7 @@ from ratchet.judge.workers.memory.driver_memory import NoDeviceMemory
 from ratchet.judge.workers.memory.layout import span
 from ratchet.judge.workers.memory.shared_batch import SharedBatch
 from ratchet.judge.workers.reference import rounding
-from ratchet.judge.workers.reference.alike import CLEARLY, alike, movable
+from ratchet.judge.workers.reference.alike import CLEARLY, alike, in_turn, movable
 from ratchet.judge.workers.reference.gate import check_repeats, elements, gate, off, owned
 from ratchet.judge.workers.reference.rival import alarm, kept_in, start_zygote, warm
 from ratchet.problems.dependence import inert_input
@@ -37,6 +37,9 @@ from ratchet.sandbox.serving import Reply, serve
 
 OVERFLOWS = "the reference overflows, so nothing is compared"
 """Can happen with a hidden case's values at a timed case's sizes, which do not belong together."""
+MOST_WORN_BYTES = 32 << 20
+"""Inputs of a larger batch are not kept for the next one."""
+BEYOND = "it wrote beyond its tensors: check the bounds of what it writes"
 PLANNING_CALLS, PLANNING_S = 10, 0.02
 """Calls of the reference on a timed case, or their seconds, to measure a warm call. With the first
 two alone a batch got 1 to 7 calls where 25 fitted."""
@@ -56,14 +59,19 @@ class ReferenceWorker:
         self._problem: Problem | None = None
         self._reference: Reference | None = None
         self._forms: dict[int, list[Tensor]] = {}
+        self._views: set[int] = set()
+        """Cases on which the reference's outputs are views."""
         self._flops: dict[Form, float] = {}
         """Operations of counted cases, by their form."""
         self._batches: dict[int, SharedBatch] = {}
         self._drawn: dict[int, list[Tensor]] = {}
         """The values of the last round's batch by their seeds: the next arm gets the same."""
+        self._worn: dict[int, list[list[Tensor]]] = {}
+        """The inputs of the last batch of each case that lay where those after it will lie."""
         self._answers: dict[int, tuple[list[Tensor], list[Tensor]]] = {}
         """The outputs of the reference and the oracle on some of these values."""
         self._rng = random.Random()
+        self._changes = in_turn(self._rng)
         self._usual: dict[str, list[Loss]] = {}
         self._device = WorkerDevice()
         self._threads = 1
@@ -106,6 +114,7 @@ class ReferenceWorker:
         self._threads = message["threads"]
         torch.set_num_threads(self._threads)
         self._rng = random.Random(message["seed"])
+        self._changes = in_turn(self._rng)
         self._release_all()
         self._usual.clear()
         self._device = open_device(message["device"])
@@ -156,8 +165,10 @@ class ReferenceWorker:
             return self._call([widen(tensor) for tensor in inputs], case)
 
         check_repeats(self._problem, case, inputs, (outputs, again), oracle)
-        self._forms[index] = [torch.empty_like(output) for output in outputs]
         moved = [*inputs, *outputs]
+        self._forms[index] = [torch.empty_like(output) for output in outputs]
+        if len({one.untyped_storage().data_ptr() for one in moved}) < len(moved):
+            self._views.add(index)
         return {
             "time_s": min(times),
             "flops": flops,
@@ -234,7 +245,7 @@ class ReferenceWorker:
         case, seeds = self._problem.cases[message["case"]], message["seeds"]
         varied = self._problem.varied(case) if message["values"] else ()
         kept = self._drawn if message["round"] else None
-        repeated, made = self._alike(case, seeds, message["alike"])
+        repeated, made = self._alike(message["case"], seeds, message["alike"])
         batch = SharedBatch(
             self._problem,
             case,
@@ -250,28 +261,38 @@ class ReferenceWorker:
         if kept is not None:
             self._drawn = {seed: kept[seed] for seed in seeds}
             self._answers = {seed: self._answers[seed] for seed in seeds if seed in self._answers}
+        if message["places"] is not None and _total_bytes(batch.inputs) <= MOST_WORN_BYTES:
+            self._worn[message["case"]] = batch.inputs
         self._batches[message["batch"]] = batch
         # Copies: `serve` closes what it hands out, and this worker still reads both memories.
-        reply = {"layout": batch.layout().as_json(), "alike": made}
+        layout = replace(batch.layout(), views=message["case"] in self._views)
+        reply = {"layout": layout.as_json(), "alike": made}
         return reply, [os.dup(one) for one in batch.descriptors]
 
     def _alike(
-        self, case: Case, seeds: Sequence[int], pairs: Sequence[tuple[int, int]]
+        self, index: int, seeds: Sequence[int], pairs: Sequence[tuple[int, int]]
     ) -> tuple[dict[int, list[Tensor]], list[int]]:
         """Draw calls that repeat an earlier one's inputs but for a few elements.
 
         Return inputs by their seeds, and the calls for which that could be done. A pair is a call
-        and the earlier one.
+        and the earlier one; a call with itself means that of the case's last batch.
         """
+        assert self._problem is not None
+        case, worn = self._problem.cases[index], self._worn.get(index, [])
         drawn: dict[int, list[Tensor]] = {}
         made = []
         for call, earlier in pairs:
             seed = seeds[earlier]
-            base = drawn[seed] = drawn.get(seed) or self._inputs(case, seed)
+            if call > earlier:
+                base = drawn[seed] = drawn.get(seed) or self._inputs(case, seed)
+            elif call < len(worn):
+                base = worn[call]
+            else:
+                continue
             other = self._inputs(case, seeds[call])
             places = movable(case, base, other)
             rng = random.Random(seeds[call])
-            found = alike(base, other, places, rng, self._shows(case, base))
+            found = alike(base, other, places, rng, self._shows(case, base), next(self._changes))
             drawn[seeds[call]] = other if found is None else found
             made += [] if found is None else [call]
         return drawn, made
@@ -301,6 +322,8 @@ class ReferenceWorker:
     def _check_call(self, batch: SharedBatch, call: int, code: int, again: bool) -> Message:
         """Return the fields of `kernel_checks.CallCheck`."""
         changed = batch.changed_input(call) if batch.inputs_can_change else None
+        if batch.written_beyond():
+            return {"changed_input": None, "written": True, "passed": False, "detail": BEYOND}
         if code != 0:
             written = batch.written(call)
             return {"changed_input": changed, "written": written, "passed": False, "detail": ""}
@@ -385,6 +408,8 @@ class ReferenceWorker:
         self._batches.clear()
         self._drawn, self._answers = {}, {}
         self._forms.clear()
+        self._views.clear()
+        self._worn.clear()
         self._flops.clear()
 
 
@@ -408,6 +433,10 @@ def _check_untouched(case: Case, before: Sequence[Tensor], after: Sequence[Tenso
                 f"the reference changes input {index} of case {case.name!r}: declare it in_place, "
                 "or compute on a copy"
             )
+
+
+def _total_bytes(calls: Sequence[Sequence[Tensor]]) -> int:
+    return sum(_held_bytes(tensor) for tensors in calls for tensor in tensors)
 
 
 def _overflows(outputs: Sequence[Tensor], inputs: Sequence[Tensor]) -> bool:
