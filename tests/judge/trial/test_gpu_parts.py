@@ -26,7 +26,7 @@ INTERPRETED = """
 import os
 os.environ["TRITON_INTERPRET"] = "1"
 import triton
-from ratchet.judge.workers.candidate import triton_source
+from ratchet.targets import triton_source
 triton_source.repair_interpreter()
 triton.runtime.driver.set_active(triton_source._interpreter_driver())
 """
