@@ -177,6 +177,9 @@ def hardly_worn() -> Iterator[None]:
         patch.setattr(wear, "MOST_CALLS", 1)
         patch.setattr(wear, "LEAST_ROUNDS", 1)
         patch.setattr(wear, "BATCH", 8)
+        patch.setattr(wear, "LAST_BATCH", 8)
+        patch.setattr(wear, "LATE_CALLS", 2)
+        patch.setattr(wear, "REST_LOOKS", 0)
         patch.setattr(held_together, "COMPARED_S", 0.02)
         yield
 
@@ -189,6 +192,10 @@ def worn(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(wear, "LEAST_ROUNDS", 2)
     monkeypatch.setattr(wear, "WORN_S", 30.0)
     monkeypatch.setattr(wear, "BATCH", 32)
+    monkeypatch.setattr(wear, "LAST_BATCH", 128)
+    monkeypatch.setattr(wear, "LATE_CALLS", 128)
+    monkeypatch.setattr(wear, "LATE_S", 30.0)
+    monkeypatch.setattr(wear, "REST_LOOKS", 2)
 
 
 @pytest.fixture

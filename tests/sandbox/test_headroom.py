@@ -10,6 +10,9 @@ import pytest
 
 from ratchet.sandbox import headroom
 from ratchet.sandbox.headroom import Headroom
+from ratchet.base.process import families
+from ratchet.judge.sandbox import headroom
+from ratchet.judge.sandbox.headroom import Headroom
 
 TOTAL, BLOCK = 1 << 30, 4096
 KEPT = int(headroom.KEPT_SHARE * TOTAL)
@@ -31,6 +34,12 @@ class Disks:
         )
 
 
+def told(room: Headroom) -> str:
+    found = room.shortage()
+    assert found is not None and not found.of_others
+    return found.words
+
+
 @pytest.fixture
 def disks(monkeypatch: pytest.MonkeyPatch) -> Disks:
     made = Disks(scratch=TOTAL // 2, tmp=TOTAL // 2)
@@ -45,9 +54,9 @@ def test_a_disk_that_is_filled_is_a_shortage(disks: Disks, folder: Path) -> None
     disks.free[folder] = KEPT + BLOCK
     assert room.shortage() is None
     disks.free[folder] = KEPT - BLOCK
-    assert room.shortage() == f"the disk had {(KEPT - BLOCK) >> 20} MiB left while it ran"
+    assert told(room) == f"the disk had {(KEPT - BLOCK) >> 20} MiB left while it ran"
     disks.free[folder] = 0
-    assert room.shortage() == "the disk had 0 MiB left while it ran"
+    assert told(room) == "the disk had 0 MiB left while it ran"
 
 
 def test_a_disk_that_was_nearly_full_may_be_used_by_half(disks: Disks) -> None:
@@ -71,7 +80,23 @@ def test_memory_comes_first(disks: Disks, monkeypatch: pytest.MonkeyPatch) -> No
     room = Headroom([Path("/tmp")])
     free[0] = KEPT - 1
     disks.free[Path("/tmp")] = 0
-    assert room.shortage() == f"the machine had {KEPT >> 20} MiB of memory left while it ran"
+    assert told(room) == f"the machine had {KEPT >> 20} MiB of memory left while it ran"
+
+
+@pytest.mark.parametrize("share", [0.4, 0.6])
+def test_memory_that_others_took_is_not_the_kernel_s(
+    share: float, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    free = [TOTAL]
+    monkeypatch.setattr(headroom, "_memory_bytes", lambda: (free[0], TOTAL))
+    monkeypatch.setattr(families, "resident_bytes", lambda _: int(share * TOTAL))
+    room = Headroom()
+    room.watch(os.getpid())
+    monkeypatch.setattr(families, "family", lambda root: {root: None})
+    free[0] = 0
+    found = room.shortage()
+    assert found is not None and found.of_others is (share < 0.5)
+    assert ("held only" in found.words) is found.of_others
 
 
 def test_the_disk_of_a_real_folder_is_read(tmp_path: Path) -> None:

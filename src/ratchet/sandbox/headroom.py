@@ -12,6 +12,7 @@ from pathlib import Path
 from typing import Final
 
 from ratchet.base.process import families
+from ratchet.base.process.channel import Shortage
 
 KEPT_SHARE: Final = 0.05
 """Share of the whole that must stay free; a candidate may always use half of what was free."""
@@ -26,28 +27,45 @@ class Headroom:
         self._root: int | None = None
         self._threads = _threads()
         self._folders = list(folders)
-        self._memory_floor = _floor(*_memory_bytes())
+        self._free_bytes, total_bytes = _memory_bytes()
+        self._memory_floor = _floor(self._free_bytes, total_bytes)
         self._disk_floors = [_floor(*_disk_bytes(folder)) for folder in self._folders]
 
     def watch(self, root: int) -> None:
         """Count the threads of a process and its descendants from now on."""
         self._root = root
 
-    def shortage(self) -> str | None:
-        """Return what has run short, in words, or None."""
+    def shortage(self) -> Shortage | None:
+        """Return what has run short, or None.
+
+        Memory was taken by others if the family itself holds less than half of what was taken.
+        """
         if self._root is not None and self._most_threads is not None:
             # The machine's own count is one line to read; a family's is many files.
             more = _threads() - self._threads
             if more > self._most_threads < families.threads_below(self._root):
-                return f"it had started more than {self._most_threads} processes and threads"
+                return Shortage(
+                    f"it had started more than {self._most_threads} processes and threads"
+                )
         free, _ = _memory_bytes()
         if free < self._memory_floor:
-            return f"the machine had {free >> 20} MiB of memory left while it ran"
+            words = f"the machine had {free >> 20} MiB of memory left while it ran"
+            own = self._own_bytes()
+            if 2 * own >= self._free_bytes - free:
+                return Shortage(words)
+            words += f", and its own processes held only {own >> 20} MiB: judge again"
+            return Shortage(words, of_others=True)
         for folder, floor in zip(self._folders, self._disk_floors, strict=True):
             free, _ = _disk_bytes(folder)
             if free < floor:
-                return f"the disk had {free >> 20} MiB left while it ran"
+                return Shortage(f"the disk had {free >> 20} MiB left while it ran")
         return None
+
+    def _own_bytes(self) -> int:
+        """Return the memory of the family; all of it where nobody named a family."""
+        if self._root is None:
+            return self._free_bytes
+        return sum(map(families.resident_bytes, families.family(self._root)))
 
 
 def _floor(free: int, total: int) -> float:

@@ -5,10 +5,11 @@ from __future__ import annotations
 import random
 from collections.abc import Sequence
 
+import pytest
 import torch
 from torch import Tensor
 
-from ratchet.judge.workers.reference.alike import alike, movable
+from ratchet.judge.workers.reference.alike import KINDS, Change, alike, in_turn, movable
 from ratchet.problems.problem import Case, TensorSpec
 
 
@@ -35,6 +36,23 @@ def test_few_elements_change_and_keep_their_places() -> None:
         moved = found != base
         assert 1 <= int(moved.sum()) <= base.shape[-1]
         assert set(found[moved].tolist()) <= {*other[moved].tolist(), *base.flatten().tolist()}
+
+
+@pytest.mark.parametrize("kind", KINDS, ids=lambda kind: kind.__name__)
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float8_e4m3fn, torch.int64, torch.bool])
+def test_each_kind_of_change_changes_few_values(kind: Change, dtype: torch.dtype) -> None:
+    base, other = [torch.randint(-1, 9, (6, 6)).to(dtype) for _ in range(2)]
+    for seed in range(20):
+        found = alike([base], [other], [0], random.Random(seed), lambda _: True, kind)
+        assert found is not None
+        assert 1 <= int((found[0].double() != base.double()).sum()) <= 6
+        assert float(found[0].double().max()) <= max(base.double().max(), other.double().max())
+
+
+def test_kinds_of_changes_come_in_turn() -> None:
+    turns = in_turn(random.Random(0))
+    for _ in range(3):
+        assert sorted(next(turns).__name__ for _ in KINDS) == sorted(one.__name__ for one in KINDS)
 
 
 def test_zeros_that_every_draw_has_stay_zero() -> None:

@@ -16,7 +16,7 @@ import socket
 import struct
 import time
 from collections.abc import Callable, Mapping, Sequence
-from typing import TypeAlias
+from typing import NamedTuple, TypeAlias
 
 from ratchet.base.errors import JudgeError
 from ratchet.base.json_value import Json
@@ -48,8 +48,20 @@ class ChannelNonsense(JudgeError):
     """The other end sent what is not a message."""
 
 
+class Shortage(NamedTuple):
+    """What the machine runs short of."""
+
+    words: str
+    of_others: bool = False
+    """True if other processes than the one that is waited for have taken it."""
+
+
 class ChannelShortage(JudgeError):
     """The machine runs short of something while the other end works."""
+
+    def __init__(self, found: Shortage) -> None:
+        super().__init__(found.words)
+        self.of_others = found.of_others
 
 
 class Channel:
@@ -66,7 +78,7 @@ class Channel:
         *,
         watch: int | None = None,
         max_bytes: int = MAX_MESSAGE_BYTES,
-        shortage: Callable[[], str | None] | None = None,
+        shortage: Callable[[], Shortage | None] | None = None,
     ) -> None:
         self._socket = connection
         self._watch = watch
@@ -184,9 +196,9 @@ class Channel:
             ready = poller.poll(1e3 * max(0.0, min(left_s, TEND_S)))
             if ready or left_s <= 0:
                 return ready
-            words = self._shortage() if self._shortage is not None else None
-            if words is not None:
-                raise ChannelShortage(words)
+            found = self._shortage() if self._shortage is not None else None
+            if found is not None:
+                raise ChannelShortage(found)
 
     def close(self) -> None:
         self._socket.close()

@@ -21,6 +21,7 @@ from ratchet.base.process.channel import (
     ChannelShortage,
     ChannelTimeout,
     Message,
+    Shortage,
     close_descriptors,
     open_pair,
     until,
@@ -28,7 +29,7 @@ from ratchet.base.process.channel import (
 from ratchet.base.process.time_limits import OutOfTime, until_the_end_s, within_the_end
 from ratchet.base.process.work_limit import WorkLimit
 
-Failure = Literal["died", "timed_out", "nonsense", "greedy", "woke"]
+Failure = Literal["died", "timed_out", "nonsense", "greedy", "starved", "woke"]
 SEND_TIMEOUT_S = 30.0
 EXIT_S, LAST_WORDS_S, SETTLE_S = 3.0, 1.0, 0.2
 """Time to wait for the exit of a child whose channel has closed; for what it printed if it
@@ -36,9 +37,10 @@ has ended, and if it has not."""
 
 
 class ChildFailure(JudgeError):
-    """A child died, was too slow, answered nonsense, took all there is, or woke; `how` says which.
+    """A child died, was too slow, answered nonsense, took all there is, starved or woke.
 
-    One that woke ran while it had been stopped, which it can only do on purpose.
+    `how` says which. Of one that starved, others took all there is. One that woke ran while it had
+    been stopped, which it can only do on purpose.
     """
 
     def __init__(self, how: Failure, what: str, *, code: int | None, line: str) -> None:
@@ -115,7 +117,7 @@ def program(
 class Child:
     """One running child. After a ChildFailure it has been killed with all that it started.
 
-    `shortage` is asked while the judge waits for it: where it gives a text, the child is ended for
+    `shortage` is asked while the judge waits for it: where it finds one, the child is ended for
     it.
     """
 
@@ -124,7 +126,7 @@ class Child:
         start: Start,
         *,
         max_bytes: int = MAX_MESSAGE_BYTES,
-        shortage: Callable[[], str | None] | None = None,
+        shortage: Callable[[], Shortage | None] | None = None,
         enclosed: bool = False,
         kept: bool = False,
         counts_work: bool = False,
@@ -280,12 +282,14 @@ class Child:
         self.channel.close()
 
     def _fail(self, error: JudgeError, what: str, timeout_s: float) -> NoReturn:
+        how: Failure
         if isinstance(error, ChannelShortage):
-            self._end_for("greedy", f"was ended during '{what}': {error}")
+            how = "starved" if error.of_others else "greedy"
+            self._end_for(how, f"was ended during '{what}': {error}")
         if isinstance(error, ChannelTimeout) and until_the_end_s() <= 0:
             self.close()
             raise OutOfTime(f"the time ran out during '{what}'") from error
-        how: Failure = "died"
+        how = "died"
         words = "died while it was idle" if what == "idle" else f"died during '{what}'"
         if isinstance(error, ChannelTimeout):
             how, unit = "timed_out", "s of work" if self._counts_work else "s"

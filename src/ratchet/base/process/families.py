@@ -400,12 +400,21 @@ def describe_exit(code: int | None) -> str:
 
 def anonymous_bytes(pid: int) -> int:
     """Return the memory that a process alone holds; 0 if it has ended or the kernel tells none."""
+    return _status_bytes(pid, "RssAnon:")
+
+
+def resident_bytes(pid: int) -> int:
+    """Return the memory of a process, without files: what it alone holds, and what it shares."""
+    return _status_bytes(pid, "RssAnon:", "RssShmem:")
+
+
+def _status_bytes(pid: int, *names: str) -> int:
     try:
         with open(f"/proc/{pid}/status", encoding="utf-8") as file:
-            found = [line.split()[1] for line in file if line.startswith("RssAnon:")]
+            found = [line.split()[1] for line in file if line.startswith(names)]
     except OSError:
         return 0
-    return int(found[0]) * 1024 if found else 0
+    return sum(map(int, found)) * 1024
 
 
 class OutputTail:

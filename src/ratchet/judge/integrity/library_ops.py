@@ -54,7 +54,7 @@ MEMORY: Final = frozenset(
 )
 """Operations that make memory. Reading a number (`item`) or making a tensor of Python's numbers
 (`lift_fresh`) counts as work: a host that does so for every element computes in Python."""
-ADDRESSED: Final = "ctypes."
+ADDRESSED: Final = ("ctypes.", "/proc/self/mem")
 """Prefix of Python's functions that read memory by its address, of unknown extent."""
 VIEWS: Final = frozenset(
     f"aten::{name}"

@@ -70,17 +70,20 @@ def first_wrong(
     order: Sequence[int],
     *,
     least: int = 2,
+    again: bool = False,
 ) -> str:
     """Compare calls in this order while there is time; return how the first wrong one is wrong.
 
-    At least so many are compared, if there are as many.
+    At least so many are compared, if there are as many. With `again`, the right answers are kept
+    for other kernels' calls on the same values.
     """
     began = time.perf_counter()
     for place, call in enumerate(order):
         if place >= least and time.perf_counter() - began > COMPARED_S:
             break
         candidate.deliver(call)
-        passed, detail = verdict_of_call(codes[call], opened.check(batch, call, codes[call]))
+        check = opened.check(batch, call, codes[call], again=again)
+        passed, detail = verdict_of_call(codes[call], check)
         if not passed:
             return detail
     return ""

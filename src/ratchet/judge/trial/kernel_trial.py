@@ -14,8 +14,10 @@ from typing import TYPE_CHECKING
 from ratchet import lab
 from ratchet.base.errors import CompilerMissing, JudgeError, RatchetError
 from ratchet.base.process.channel import Message
-from ratchet.base.process.time_limits import Clock, OutOfTime
-from ratchet.judge.options import LANGUAGES
+from ratchet.base.process.time_limits import Clock, OutOfTime, ends_within
+from ratchet.judge.options import LANGUAGES, WITH_TORCH
+from ratchet.judge.sandbox.accelerator import Accelerator, all_nodes, may_use_gpu
+from ratchet.judge.sandbox.zygote import CandidateZygote
 from ratchet.judge.stage_result import CandidateFault, Decided
 from ratchet.judge.trial.processes.compiling import NextLibrary, Toolchain
 from ratchet.judge.trial.processes.reference import ReferenceProcess
@@ -36,6 +38,8 @@ if TYPE_CHECKING:
 
 LOG = logging.getLogger(__name__)
 FindGpu = Callable[[str], Accelerator | Decided | None]
+GRACE_S = 300.0
+"""A verdict ends so long after its limit, whatever a step waits for; `court.calls` ends it then."""
 FIND_TIMEOUT_S = 120.0
 """The first use of a GPU loads its libraries."""
 
@@ -114,7 +118,8 @@ class KernelJudge:
         """Return the verdict on `kernel` for `problem`, within about `time_limit_s` seconds.
 
         The limit decides how much is measured: a kernel that was right when time ran out is
-        `correct`, and not timed. Each step has its own limit, in work. `spent_s` seconds of the
+        `correct`, and not timed. Each step has its own limit, in work, and none outlives the limit
+        by more than GRACE_S. `spent_s` seconds of the
         limit are gone already, for reading the problem's file. The other options are those of
         `court.terms.Terms`. `then` is the kernel that is judged next: its compiler may run beside
         this kernel's, and is stopped while anything is timed.
@@ -144,7 +149,8 @@ class KernelJudge:
             references=self._references if compared else None,
         )
         answers: list[Decided] = []
-        with self._failing_closed(answers.append):
+        end_s = max(0.0, clock.left_s) + GRACE_S
+        with ends_within(end_s), self._failing_closed(answers.append):
             answers.append(self._decide(trial, device))
         self._ahead.resume()
         return trial.verdict(answers[-1])

@@ -65,7 +65,7 @@ GREW: Final = "memory"
 """The evidence of a process that grows, if it does."""
 RESTLESS: Final = "at rest"
 """The evidence of a process that works between calls, if it does."""
-REST_S, REST_LOOKS, REST_SHARE = 0.05, 2, 0.1
+REST_S, REST_LOOKS, REST_SHARE = 0.03, 2, 0.1
 """Seconds of a look at a process without an order, the looks, and the share that it may work."""
 
 
@@ -307,7 +307,8 @@ def _late(opened: OpenProblem) -> list[int]:
 
 def _works_at_rest(candidate: CandidateProcess) -> str:
     """Return how a process works although it was not called, in words; or ""."""
-    worked_s = min(candidate.work_at_rest_s(REST_S) for _ in range(REST_LOOKS))
+    looks = (candidate.work_at_rest_s(REST_S) for _ in range(REST_LOOKS))
+    worked_s = min(looks, default=0.0)
     if worked_s <= REST_SHARE * REST_S:
         return ""
     return f"its process works {worked_s / REST_S:.0%} of the time between its calls"

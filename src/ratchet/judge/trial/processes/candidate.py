@@ -60,7 +60,11 @@ it may compile again, for other strides, values or weights."""
 IN_TRACEBACK: Final = '  File "'
 PRINTED_LINES, PRINTED_CHARACTERS = 3, 300
 """Most of a kernel's last output that a reason quotes."""
-STATUS_OF_FAILURE: dict[str, Status] = {"timed_out": "timed_out", "woke": "cheating"}
+STATUS_OF_FAILURE: dict[str, Status] = {
+    "timed_out": "timed_out",
+    "woke": "cheating",
+    "starved": "unmeasured",
+}
 """Any other failure of a candidate's process is a crash."""
 Seconds = Annotated[float, msgspec.Meta(ge=0, lt=1e9)]
 Code = Annotated[int, msgspec.Meta(ge=-(1 << 63), le=(1 << 63) - 1)]

@@ -100,7 +100,7 @@ class CompilePool:
             elif one.limit.left_s() <= 0:
                 self._end(one, Decided("timed_out", f"its compiler worked for {COMPILE_S:.0f} s"))
             elif shortage is not None:
-                self._end(one, Decided("crashed", f"its compiler was ended: {shortage}"))
+                self._end(one, Decided("crashed", f"its compiler was ended: {shortage.words}"))
         self._fill()
 
     def pause(self) -> None:

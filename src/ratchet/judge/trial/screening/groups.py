@@ -15,9 +15,12 @@ from typing import Final
 
 from ratchet import lab
 from ratchet.base.process.channel import close_descriptors
-from ratchet.judge.options import LANGUAGES
-from ratchet.judge.stage_result import Decided, fault
-from ratchet.judge.trial.kernel_checks import CaseFacts, OpenProblem, begun_case
+from ratchet.judge.options import LANGUAGES, WITH_TORCH
+from ratchet.judge.stage_result import CandidateFault, Decided, fault
+from ratchet.judge.trial.kernel_checks import CaseFacts, OpenProblem, begun_case, make_calls
+from ratchet.judge.sandbox.accelerator import Accelerator
+from ratchet.judge.sandbox.zygote import CandidateZygote
+from ratchet.judge.trial.held_together import first_wrong
 from ratchet.judge.trial.processes.built_extensions import uses_extensions
 from ratchet.judge.trial.processes.candidate import CandidateProcess
 from ratchet.judge.trial.processes.compile_pool import CompilePool
@@ -45,6 +48,10 @@ GPU_MEMORY_SHARE: Final = 0.8
 """The part of a GPU's free memory that all processes may take."""
 MORE_CASES: Final = 2
 """Untimed cases checked besides the timed ones, drawn anew for each screening."""
+HELD, HELD_COMPARED = 16, 4
+HELD_S, HELD_BYTES = 0.05, 32 << 20
+"""Calls on a timed case whose results are held together, within the reference's seconds for them
+and the bytes of their tensors, and how many of them are compared."""
 BUDGET_S: Final = 2.0
 """A group's rounds begin within this time; only the first ones may begin later."""
 CORES_PART, GPU_PART, INTERPRETED_PART = PARTS = ("cores", "gpu", "interpreted")
@@ -246,6 +253,8 @@ class ScreeningRun:
                 for name, passed in self._call_once(part, case, values, seeds, opened):
                     declined[name] += passed is None
                 pool.look()
+        for index in opened.timed[:1]:
+            self._hold_together([one for one in group if not one.is_out], index, opened)
         for entrant in group:
             with entrant.on_trial():
                 if not entrant.is_out and declined[entrant.name] == len(cases):
@@ -256,6 +265,25 @@ class ScreeningRun:
                     f"right on {len(cases) - declined[entrant.name]} calls with secret values, of "
                     f"{len({case for case, _ in cases})} of the problem's {count} cases"
                 )
+
+    def _hold_together(self, group: Sequence[Entrant], index: int, opened: OpenProblem) -> None:
+        """Compare a few of several calls on a timed case, whose results are all there."""
+        facts, rng = opened.cases[index], opened.rng
+        fitting = min(HELD_S / max(1e-6, facts.time_s), HELD_BYTES / max(1.0, facts.bytes))
+        calls = max(2, min(HELD, int(fitting)))
+        seeds = [rng.getrandbits(48) for _ in range(calls)]
+        order = rng.sample(range(calls), min(HELD_COMPARED, calls))
+        for entrant in group:
+            if entrant.is_interpreted or entrant.process is None:
+                continue
+            with entrant.on_trial():
+                drawn = opened.draw(index, calls, writable_inputs=False, seeds=seeds)
+                with drawn as batch:
+                    codes = make_calls(entrant.process, opened, batch)
+                    detail = first_wrong(entrant.process, opened, batch, codes, order, again=True)
+                if detail:
+                    name = opened.problem.cases[index].name
+                    raise fault("wrong", f"{calls} calls on {name}, held together: {detail}")
 
     def _call_once(
         self,

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import ctypes
 import math
+import os
 import secrets
 import sys
 from collections.abc import Callable, Iterable, Iterator, Mapping
@@ -34,6 +35,8 @@ CROSSINGS: Final = ("numpy", "__array__", "__dlpack__", "tolist", "__reduce_ex__
 """Methods of a tensor by which its values reach other libraries, or Python."""
 ADDRESSED: Final = ("ctypes.cdata", "ctypes.string_at", "ctypes.wstring_at", "ctypes.memoryview_at")
 """Audit events of reads of memory by its address."""
+OWN_MEMORY: Final = "/proc/self/mem"
+"""The file that is a process's memory (proc(5)): no other file of a sandbox is called mem."""
 UNHEARD: Final = ("memmove", "cast")
 """Functions of ctypes that read memory without an audit event."""
 STORES: Final = {"create_masked_store": 3, "create_atomic_rmw": 4, "create_atomic_cas": None}
@@ -45,9 +48,15 @@ _listening: list[Callable[[str], None]] = []
 """Functions called on audit events; a hook stays as long as its process."""
 
 
-def _heard(event: str, _: object) -> None:
-    if _listening and event in ADDRESSED:
+def _heard(event: str, given: tuple[object, ...]) -> None:
+    if not _listening:
+        return
+    if event in ADDRESSED:
         _listening[-1](event)
+    elif event == "open" and isinstance(given[0], (str, bytes, os.PathLike)):
+        path = os.path.realpath(given[0])
+        if os.path.basename(os.fsdecode(path)) == "mem":
+            _listening[-1](OWN_MEMORY)
 
 
 class Census:
