@@ -2,9 +2,10 @@
 
     python benchmarks/gpu_levers.py [--workload llama-8m] [--device cuda] [--steps 20]
 
-Every way to run the step starts in a process of its own, three at a time; then those are timed one
-after another. One JSON object a line for each: milliseconds a step, peak memory, the loss after
-the same steps, calls that fell back from a kernel to plain torch, or the reason why it did not run.
+Every way to run the step starts in a process of its own and compiles, some at a time; then those
+are timed one after another, the ones that must run first. One JSON object a line for each:
+milliseconds a step, peak memory, the loss after the same steps, calls that fell back from a kernel
+to plain torch, or the reason why it did not run.
 The exit code is 1 if one that must run did not, if a loss is off by more than 2 %, or if a kernel
 served nothing.
 """
@@ -14,8 +15,11 @@ from __future__ import annotations
 import argparse
 import json
 import math
+import os
 import statistics
 import sys
+from collections.abc import Callable
+from functools import partial
 from typing import Any
 
 import msgspec
@@ -33,22 +37,24 @@ USUAL = StepConfig(compile_mode="default", precision="bf16_autocast", optimizer=
 IN_GRAPHS = ("attention", "rms_norm", "rope", "gated_activation", "linear_cross_entropy")
 WAYS: dict[str, dict[str, Any]] = {
     "compile": {},
-    "replayed graphs": {"compile_mode": "reduce-overhead"},
-    "flash attention": {"attention": "flash"},
-    "efficient attention": {"attention": "efficient"},
-    "cuDNN attention": {"attention": "cudnn"},
-    "fp8 products": {"products": "fp8"},
-    "expandable segments": {"allocator": "expandable"},
     "kernels": {"kernels": tuple(sorted(IN_GRAPHS)), "optimizer": "kernel"},
     "kernels, bf16 weights": {
         "kernels": tuple(sorted(IN_GRAPHS)),
         "optimizer": "kernel",
         "precision": "bf16_master",
     },
+    "replayed graphs": {"compile_mode": "reduce-overhead"},
+    "flash attention": {"attention": "flash"},
+    "efficient attention": {"attention": "efficient"},
+    "cuDNN attention": {"attention": "cudnn"},
+    "fp8 products": {"products": "fp8"},
+    "expandable segments": {"allocator": "expandable"},
 }
 MUST_RUN = ("compile", "replayed graphs", "kernels", "kernels, bf16 weights")
-AT_ONCE = 3
-"""Ways that start beside each other: each compiles with several processes."""
+AT_ONCE = max(2, len(os.sched_getaffinity(0)) // 3)
+"""Ways that start and compile beside each other: each compiles with several processes."""
+WARM = 3
+"""Steps of each before it is timed; the first compiles."""
 LOSS = 0.02
 """Largest relative difference of a loss from that of `compile`."""
 
@@ -98,20 +104,23 @@ def row_of(name: str, arm: ArmProcess, steps: int) -> dict[str, Any]:
     }
 
 
-def warm(name: str, arm: ArmProcess) -> str:
-    """Let it compile and run three steps; return why it cannot."""
+def tried(do: Callable[[], object]) -> str:
+    """Do it; return why it cannot be done, "" if it was."""
     try:
-        arm.finish_start()
-        arm.run(3)
+        do()
     except RatchetError as error:
         return str(error)[:300]
     return ""
 
 
 def timed(arms: dict[str, ArmProcess], steps: int) -> list[dict[str, Any]]:
-    """Let these compile, then time one after another; print and return their rows."""
+    """Let these compile at the same time, then time one after another; print and return rows."""
     rows = []
-    faults = {name: warm(name, arm) for name, arm in arms.items()}
+    faults = {
+        name: tried(arm.finish_start) or tried(partial(arm.begin_run, WARM))
+        for name, arm in arms.items()
+    }
+    faults = {name: why or tried(arms[name].finish_run) for name, why in faults.items()}
     for name, arm in arms.items():
         if faults[name]:
             rows.append({"way": name, "ran": False, "reason": faults[name]})

@@ -9,12 +9,15 @@ import re
 import shlex
 import subprocess
 import sys
+from collections.abc import Callable
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
 from test_gpu_twins import on_gpus
 
+from ratchet.base.errors import ArmFailure
 from ratchet.base.process import families
 
 ROOT = Path(__file__).parents[2]
@@ -221,6 +224,40 @@ def test_a_faster_kernel_that_was_not_proven_is_no_figure() -> None:
     row = {"kernel": "shorter", "status": "correct", "verdict_s": 9.0}
     assert figures.proven_s([row]) is None
     assert figures.optimized("low")([{"speedup": {"vs_compile": None}}]) is None
+
+
+class NotedArm:
+    """The process of a way; only what is asked of it is noted, and some of it fails."""
+
+    def __init__(self, name: str, asked: list[str]) -> None:
+        self._name, self._asked = name, asked
+
+    def __getattr__(self, what: str) -> Callable[..., SimpleNamespace]:
+        def note(*_: object) -> SimpleNamespace:
+            self._asked.append(what)
+            if self._name == f"no {what}":
+                raise ArmFailure(f"{self._name} here")
+            return SimpleNamespace(wall_time_s=0.01)
+
+        return note
+
+    def describe(self) -> dict[str, Any]:
+        return {"peak_memory_bytes": 1 << 30, "loss": 1.0, "installed": {}, "fallbacks": {}}
+
+
+def test_ways_to_run_a_step_compile_at_the_same_time_and_fail_alone() -> None:
+    asked: list[str] = []
+    names = ("compile", "no finish_start", "no finish_run", "no run", "kernels")
+    arms = {name: NotedArm(name, asked) for name in names}
+    rows = module_of("gpu_levers.py").timed(arms, 2)
+    assert [one["way"] for one in rows] == [*names]
+    assert [one.get("reason", "") for one in rows] == [
+        "",
+        *(f"{one} here" for one in names[1:4]),
+        "",
+    ]
+    begun = [at for at, what in enumerate(asked) if what == "begin_run"]
+    assert len(begun) == 4 and max(begun) < asked.index("finish_run") < asked.index("run")
 
 
 def test_what_measured_nothing_is_no_figure() -> None:

@@ -12,6 +12,31 @@ from typing import Any
 import pytest
 import torch
 
+KERNELS = """
+import json
+from ratchet.devices.probe import probe
+from ratchet.kernels.library import LIBRARY
+from ratchet.optimize.arm import make_arm
+from ratchet.optimize.step.candidate import with_config
+from ratchet.optimize.step.installed import InstalledKernel
+from ratchet.workloads.config import StepConfig
+
+here, options = probe("cuda"), {"device": "cuda", "batch_size": 1, "sequence": 16}
+in_graph = ("attention", "gated_activation", "linear_cross_entropy", "rms_norm", "rope")
+proven = {
+    name: tuple(InstalledKernel(library=name, entry=one.entry, hash=one.hash, isa=here.target)
+                for one in LIBRARY[name].kernels(here.target))
+    for name in (*in_graph, "adamw")
+}
+told = []
+for names, optimizer in (((), "fused"), (in_graph, "kernel")):
+    config = StepConfig(compile_mode="default", precision="bf16_autocast", kernels=names,
+                        optimizer=optimizer)
+    arm = make_arm(**with_config(config, proven).arguments("llama-tiny", options))
+    arm.step(3)
+    told.append(arm.describe())
+print(json.dumps(told))
+"""
 SIMULATION = Path(__file__).parents[1] / "simulated_gpu"
 SCRIPT = """
 import json, sys
@@ -50,22 +75,38 @@ print(json.dumps(told))
 """
 
 
-@pytest.fixture(scope="module", params=["sm_90", "gfx942"])
-def told(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Any:
-    """What a process says of its GPU and of steps on it."""
+def run(script: str, *words: str, **variables: str) -> Any:
+    """Run a script on a simulated GPU; return the JSON of its last line."""
     pytest.importorskip("triton")
     if torch.cuda.is_available():
         pytest.skip("a GPU is here: nothing is to be simulated")
     others = filter(None, [os.environ.get("PYTHONPATH")])
     paths = os.pathsep.join([str(SIMULATION), *others, *sys.path])
     found = subprocess.run(
-        [sys.executable, "-c", SCRIPT, str(tmp_path_factory.mktemp("gpu"))],
-        env={**os.environ, "PYTHONPATH": paths, "SIMULATED_GPU": request.param},
+        [sys.executable, "-c", script, *words],
+        env={**os.environ, "PYTHONPATH": paths, **variables},
         capture_output=True,
         text=True,
     )
     assert found.returncode == 0, found.stderr[-3000:]
-    return {**json.loads(found.stdout.splitlines()[-1]), "asked": request.param}
+    return json.loads(found.stdout.splitlines()[-1])
+
+
+@pytest.fixture(scope="module", params=["sm_90", "gfx942"])
+def told(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Any:
+    """What a process says of its GPU and of steps on it."""
+    found = run(SCRIPT, str(tmp_path_factory.mktemp("gpu")), SIMULATED_GPU=request.param)
+    return {**found, "asked": request.param}
+
+
+@pytest.mark.parametrize("target", ["sm_90", "gfx942"])
+def test_the_librarys_kernels_run_in_a_compiled_step(target: str) -> None:
+    """Triton's interpreter runs them, forward, backward and update."""
+    plain, kernels = run(KERNELS, SIMULATED_GPU=target, TRITON_INTERPRET="1")
+    assert kernels["loss"] == pytest.approx(plain["loss"], rel=0.02)
+    found = kernels["installed"]
+    assert {*found} == {"attention", "gated_activation", "linear_cross_entropy", "rms_norm", "rope"}
+    assert not kernels["fallbacks"]
 
 
 def test_a_process_meets_a_gpu(told: Any) -> None:

@@ -3,7 +3,8 @@
 Everything computes on the machine's cores. Beside what `ratchet emulate` pretends, torch.compile
 compiles (for the cores), events read the machine's clock, and memory is the process's. So a whole
 turn of `ratchet optimize --device cuda` walks through the code that a GPU would take, but for
-kernels, graphs of launches and the profiler's records of the device.
+kernels, graphs of launches and the profiler's records of the device. With TRITON_INTERPRET=1
+Triton's kernels run in its interpreter.
 """
 
 from __future__ import annotations
@@ -27,6 +28,8 @@ from ratchet.judge.emulator.pretending import EmulatedGpu
 from ratchet.judge.emulator.program.settings import pretended_device
 from ratchet.targets.architectures import ARCHITECTURES, PretendedDevice
 from ratchet.workloads import fake
+from ratchet.judge.workers.candidate import triton_source
+from ratchet.judge.workers.candidate.architectures import ARCHITECTURES, PretendedDevice
 
 VARIABLE: Final = "SIMULATED_GPU"
 """The GPU's target: `sm_90`, or one of AMD's."""
@@ -78,7 +81,10 @@ class SimulatedGpu(EmulatedGpu):
         yield torch.cuda, "memory_allocated", _peak_bytes
         # Inductor compiles for the cores, and asks Triton for no driver.
         yield torch.utils._triton, "has_triton", lambda: False
-        # Tensors without values have no GPU to be on either.
+        # Tensors without values have no GPU to be on either. It brings ops, which register from
+        # here on as a GPU's.
+        from ratchet.workloads import fake
+
         yield fake, "FakeTensorMode", _fakes_on_cores(fake.FakeTensorMode)
         yield torch.profiler.profile, "__init__", _on_cores(torch.profiler.profile.__init__)
         # A measurement of the ceilings must not take minutes on two cores.
@@ -178,3 +184,8 @@ def begin() -> None:
     if "slice" in faults:
         device = replace(device, name=f"{device.name} MIG 1g.10gb", units=16, memory_bytes=10 << 30)
     _begun.enter_context(SimulatedGpu(device, faults).entered())
+    if os.environ.get("TRITON_INTERPRET") == "1":
+        from triton.runtime import driver
+
+        triton_source.repair_interpreter()
+        driver.set_active(triton_source._interpreter_driver())

@@ -43,7 +43,7 @@ WRITTEN: Final = ("/proc/self",)
 PASSED: Final = (
     *("CUDA_VISIBLE_DEVICES", "CUDA_DEVICE_ORDER", "NVIDIA_VISIBLE_DEVICES"),
     *("HIP_VISIBLE_DEVICES", "ROCR_VISIBLE_DEVICES", "HSA_OVERRIDE_GFX_VERSION"),
-    *("LD_LIBRARY_PATH", "TRITON_LIBCUDA_PATH", "CC"),
+    *("LD_LIBRARY_PATH", "TRITON_LIBCUDA_PATH", "TRITON_LIBHIP_PATH", "CC"),
 )
 """Variables of the judge's environment that a candidate's worker gets on a GPU."""
 OF_GPU: Final = "GPU "

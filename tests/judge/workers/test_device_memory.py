@@ -336,3 +336,12 @@ def test_folders_of_loaded_libraries_are_what_a_sandbox_lacks(fake: FakeDriver) 
     assert str(fake.path.parent) in folders
     assert not any(f"{one}/".startswith("/usr/") for one in folders)
     assert json.dumps(folders)
+
+
+def test_rocms_folder_is_shown_by_the_name_under_which_its_libraries_are_mapped(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """In rocm/pytorch, /opt/rocm links to a version's folder; a sandbox has /opt/rocm alone."""
+    mapped = ["/opt/rocm-7.0.0/lib/libamdhip64.so.7.0.1", "/opt/rocm/lib/libhsa-runtime64.so.1"]
+    monkeypatch.setattr(device, "loaded_files", lambda: mapped)
+    assert device.driver_folders() == ["/opt/rocm-7.0.0/lib"]

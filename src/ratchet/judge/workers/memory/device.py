@@ -41,7 +41,9 @@ DRIVER_FILES: Final = (
     *("libdrm", "libamd_comgr", "librocprofiler", "libroctx", "librocm"),
 )
 """Prefixes of the driver files of NVIDIA and AMD."""
-SEEN_IN_SANDBOX: Final = ("/usr/", "/lib/", "/lib64/", "/opt/rocm")
+SEEN_IN_SANDBOX: Final = ("/usr/", "/lib/", "/lib64/", "/opt/rocm/")
+"""Folders that every sandbox shows by these names. ROCm's containers link /opt/rocm to a folder
+with the version in its name, by which libraries are mapped, and that one must be shown."""
 
 
 class WorkerDevice:
