@@ -41,6 +41,22 @@ def test_nested_calls_are_all_rewritten(tmp_path: Path) -> None:
     assert "a[2] = (*(&a[(*(a))]));" in said
 
 
+def test_a_list_of_sizes_becomes_a_dim3(tmp_path: Path) -> None:
+    launches = "void f(int n, int* p) { k<<<n, {8, 4, 1}, 0, 0>>>(p); k<<<{n, 2}, 8>>>(p); }"
+    said = ported(tmp_path, f"__global__ void k(int* a);\n{launches}\n")
+    assert "k<<<n, dim3{8, 4, 1}, 0, 0>>>(p); k<<<dim3{n, 2}, 8>>>(p);" in said
+
+
+def test_a_function_that_only_cudas_host_has_is_written_out(tmp_path: Path) -> None:
+    said = ported(
+        tmp_path,
+        "template <> float root(float v) { return rsqrtf(v + rsqrtf(v)); }\n"
+        "__device__ float own(float v) { return rsqrtf(v); }\n",
+    )
+    assert "{ return (1.0f / sqrtf(v + (1.0f / sqrtf(v)))); }" in said
+    assert "__device__ float own(float v) { return rsqrtf(v); }" in said
+
+
 def test_macros_stand_once_after_the_includes(tmp_path: Path) -> None:
     said = ported(tmp_path, f"#pragma once\n#include <cstdio>\n{SHUFFLE}\n{SHUFFLE}\n")
     lines = said.split("\n")

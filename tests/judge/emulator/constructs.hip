@@ -5,6 +5,8 @@
 #include <hip/hip_fp16.h>
 #include <hip/hip_fp8.h>
 #include <hipcub/hipcub.hpp>
+#include <thrust/pair.h>
+#include <thrust/tuple.h>
 #include <cassert>
 #include "ratchet_abi.h"
 
@@ -127,6 +129,61 @@ __global__ void k_warp_scan(const float* x, float* y) {
   y[threadIdx.x] = before;
 }
 RUN(warp_scan) RUN(generic)
+struct Running {
+  float sum;
+  __device__ float operator()(float all) { return sum += all, sum - all; }
+};
+__global__ void k_block_items(const float* x, float* y) {
+  typedef hipcub::BlockLoad<float, 64, 2, hipcub::BLOCK_LOAD_WARP_TRANSPOSE> Load;
+  typedef hipcub::BlockStore<float, 64, 2, hipcub::BLOCK_STORE_WARP_TRANSPOSE> Store;
+  typedef hipcub::BlockScan<float, 64, hipcub::BLOCK_SCAN_WARP_SCANS> Scan;
+  __shared__ union { typename Load::TempStorage load; typename Store::TempStorage store; typename Scan::TempStorage scan; } held;
+  float v[2];
+  Running running = {100.f};
+  Load(held.load).Load(x, v, 64, 0.f);
+  Scan(held.scan).InclusiveScan(v, v, hipcub::Sum(), running);
+  Store(held.store).Store(y, v, 64);
+}
+__global__ void k_block_exclusive(const float* x, float* y) {
+  typedef hipcub::BlockScan<int, 64> Scan;
+  __shared__ typename Scan::TempStorage held;
+  int v[2] = {I, 1}, sums[2], single, all;
+  Scan(held).ExclusiveSum(v, sums);
+  Scan(held).ExclusiveScan(I, single, -5, hipcub::Max(), all);
+  y[I] = sums[0] + 10000 * (sums[1] - sums[0]) + single + all;
+}
+__global__ void k_block_exchange(const float* x, float* y) {
+  typedef hipcub::BlockExchange<int, 64, 2> Exchange;
+  __shared__ typename Exchange::TempStorage held;
+  int v[2] = {2 * I, 2 * I + 1}, back[2];
+  Exchange(held).BlockedToStriped(v, v);
+  Exchange(held).StripedToBlocked(v, back);
+  y[I] = v[0] + 1000 * v[1] + (back[0] != 2 * I) + (back[1] != 2 * I + 1);
+}
+__global__ void k_block_sort(const float* x, float* y) {
+  typedef hipcub::BlockRadixSort<int, 64, 1, float> Sort;
+  __shared__ typename Sort::TempStorage held;
+  int keys[1] = {I * 37 % 64 - 32};
+  float values[1] = {x[I]};
+  Sort(held).SortDescending(keys, values);
+  y[I] = values[0] + 100 * keys[0];
+}
+__global__ void k_block_arg(const float* x, float* y) {
+  typedef hipcub::KeyValuePair<int, float> Pair;
+  typedef hipcub::BlockReduce<Pair, 64> Reduce;
+  __shared__ typename Reduce::TempStorage held;
+  __shared__ int best, least;
+  const Pair own(I, (float)(I % 16)), most = Reduce(held).Reduce(own, hipcub::ArgMax());
+  if (I == 0) best = most.key;
+  __syncthreads();
+  const Pair fewest = Reduce(held).Reduce(own, hipcub::ArgMin());
+  if (I == 0) least = fewest.key;
+  __syncthreads();
+  y[I] = 100 * best + least;
+}
+__device__ thrust::tuple<float, int> halves(float a) { return thrust::make_tuple(a * 0.5f, 3); }
+EACH(k_tuple, thrust::get<0>(halves(a)) + thrust::get<1>(halves(a)) + thrust::make_pair(1.f, 2).second)
+RUN(block_items) RUN(block_exclusive) RUN(block_exchange) RUN(block_sort) RUN(block_arg) RUN(tuple)
 #define DEVICE(name, call)                                                                       \
   RATCHET_ENTRY run_device_##name(const ratchet_tensor* t, int64_t, const double*, int64_t) {    \
     const float* x = (const float*)t[0].data; float *y = (float*)t[1].data, *other;              \
@@ -156,6 +213,7 @@ RATCHET_ENTRY run_host(const ratchet_tensor* t, int64_t, const double*, int64_t)
   if (hipMemcpyAsync(held, on_host, sizeof on_host, hipMemcpyHostToDevice, stream)) return 5;
   if (hipMemcpyToSymbol(HIP_SYMBOL(offset), &value, sizeof value)) return 6;
   k_device<<<1, 64, 0, stream>>>(held, (float*)t[1].data);
+  if (all.warpSize < 0) printf("%d lanes\n", all.warpSize), std::printf("none\n");
   value = 0.5f;
   if (hipMemcpyToSymbol(HIP_SYMBOL(offset), &value, sizeof value) || hipFree(held)) return 7;
   return hipGetErrorString(hipSuccess)[0] ? RATCHET_DONE : 8;

@@ -112,6 +112,15 @@ EXPECTED: dict[str, Callable[[Values], Values]] = {
     "generic": lambda x: np.select([LANE % 3 == 0, LANE % 3 == 1], [x[LANE ^ 1], x + LANE % 2], x),
     "grid": lambda x: x + 138,
     "warp_scan": lambda _: np.array([sum(range(i // 32 * 32, i)) for i in range(64)], float),
+    "block_items": lambda x: 100 + np.cumsum(x),
+    "block_exclusive": lambda _: (
+        (np.cumsum(LANE + 1) - LANE - 1 + 10000 * LANE + 63).astype(float)
+        + np.where(LANE == 0, -5, LANE - 1)
+    ),
+    "block_exchange": lambda _: (LANE + 1000 * (64 + LANE)).astype(float),
+    "block_sort": lambda x: x[np.argsort(-(LANE * 37 % 64))] + 100 * (31 - LANE),
+    "block_arg": lambda x: 0 * x + 1500,
+    "tuple": lambda x: 0.5 * x + 5,
     "device_max": lambda x: 0 * x + x.max(),
     "device_scan": lambda x: np.cumsum(x) - x,
     "device_sort": lambda x: np.sort(x)[::-1],

@@ -189,6 +189,32 @@ def nested_launches(tree: CudaTree) -> Iterator[Match]:
             yield Match(at=call.at, detail=call.name)
 
 
+@RULES.add("launch-sizes", "error", fix="write dim3{...}")
+def listed_sizes(tree: CudaTree) -> Iterator[Match]:
+    """clang reads no list in braces between <<< and >>>."""
+    for call in tree.launches:
+        for node in call.launch[:2]:
+            said = tree.said(node)
+            if said.lstrip().startswith("{"):
+                at = node.start_byte + said.index("{")
+                yield Match(
+                    at=at, detail=said.strip(), edits=(Edit(start=at, end=at, text="dim3"),)
+                )
+
+
+@RULES.add("host-function", "error", fix="write 1.0f / sqrtf(x) on the host")
+def functions_of_the_host(tree: CudaTree) -> Iterator[Match]:
+    """CUDA has rsqrtf on the host too; HIP has it on the device alone."""
+    for call in tree.calls_of("rsqrtf"):
+        function, name = tree.function_at(call.at), call.node.child_by_field_name("function")
+        if function is None or name is None or tree.is_macro(function) or "rsqrtf" in tree.own:
+            continue
+        if not re.search(r"__(global|device)__", tree.head(function)):
+            opened = Edit(start=name.start_byte, end=name.end_byte, text="(1.0f / sqrtf")
+            closed = Edit(start=call.node.end_byte, end=call.node.end_byte, text=")")
+            yield Match(at=call.at, detail="rsqrtf", edits=(opened, closed))
+
+
 @RULES.add("kernel-attribute", "error", fix="remove it on AMD; __launch_bounds__ limits registers")
 def grid_constants(tree: CudaTree) -> Iterator[Match]:
     """HIP has no such attribute."""
