@@ -8,11 +8,9 @@ from types import SimpleNamespace
 
 import pytest
 
+from ratchet.base.process import families
 from ratchet.sandbox import headroom
 from ratchet.sandbox.headroom import Headroom
-from ratchet.base.process import families
-from ratchet.judge.sandbox import headroom
-from ratchet.judge.sandbox.headroom import Headroom
 
 TOTAL, BLOCK = 1 << 30, 4096
 KEPT = int(headroom.KEPT_SHARE * TOTAL)

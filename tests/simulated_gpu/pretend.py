@@ -26,10 +26,9 @@ from torch.overrides import _pop_mode_temporarily
 from ratchet.devices import rates
 from ratchet.judge.emulator.pretending import EmulatedGpu
 from ratchet.judge.emulator.program.settings import pretended_device
+from ratchet.targets import triton_source
 from ratchet.targets.architectures import ARCHITECTURES, PretendedDevice
 from ratchet.workloads import fake
-from ratchet.judge.workers.candidate import triton_source
-from ratchet.judge.workers.candidate.architectures import ARCHITECTURES, PretendedDevice
 
 VARIABLE: Final = "SIMULATED_GPU"
 """The GPU's target: `sm_90`, or one of AMD's."""
@@ -83,7 +82,6 @@ class SimulatedGpu(EmulatedGpu):
         yield torch.utils._triton, "has_triton", lambda: False
         # Tensors without values have no GPU to be on either. It brings ops, which register from
         # here on as a GPU's.
-        from ratchet.workloads import fake
 
         yield fake, "FakeTensorMode", _fakes_on_cores(fake.FakeTensorMode)
         yield torch.profiler.profile, "__init__", _on_cores(torch.profiler.profile.__init__)

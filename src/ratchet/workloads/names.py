@@ -43,7 +43,7 @@ WANTED: Final = (
     "a function without arguments that returns your script's (model, optimizer, step, batch), "
     "a transformers.Trainer or a ratchet.Workload"
 )
-"""What `file.py:function` must name."""
+"""The kind of function that `file.py:function` must name."""
 NAME_MAKERS: Final = frozenset({"globals", "vars", "setattr", "exec", "__getattr__"})
 """Functions with which a file defines names that its text does not hold."""
 

@@ -15,9 +15,7 @@ from ratchet import lab
 from ratchet.base.errors import CompilerMissing, JudgeError, RatchetError
 from ratchet.base.process.channel import Message
 from ratchet.base.process.time_limits import Clock, OutOfTime, ends_within
-from ratchet.judge.options import LANGUAGES, WITH_TORCH
-from ratchet.judge.sandbox.accelerator import Accelerator, all_nodes, may_use_gpu
-from ratchet.judge.sandbox.zygote import CandidateZygote
+from ratchet.judge.options import LANGUAGES
 from ratchet.judge.stage_result import CandidateFault, Decided
 from ratchet.judge.trial.processes.compiling import NextLibrary, Toolchain
 from ratchet.judge.trial.processes.reference import ReferenceProcess

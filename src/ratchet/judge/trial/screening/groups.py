@@ -15,12 +15,10 @@ from typing import Final
 
 from ratchet import lab
 from ratchet.base.process.channel import close_descriptors
-from ratchet.judge.options import LANGUAGES, WITH_TORCH
-from ratchet.judge.stage_result import CandidateFault, Decided, fault
-from ratchet.judge.trial.kernel_checks import CaseFacts, OpenProblem, begun_case, make_calls
-from ratchet.judge.sandbox.accelerator import Accelerator
-from ratchet.judge.sandbox.zygote import CandidateZygote
+from ratchet.judge.options import LANGUAGES
+from ratchet.judge.stage_result import Decided, fault
 from ratchet.judge.trial.held_together import first_wrong
+from ratchet.judge.trial.kernel_checks import CaseFacts, OpenProblem, begun_case, make_calls
 from ratchet.judge.trial.processes.built_extensions import uses_extensions
 from ratchet.judge.trial.processes.candidate import CandidateProcess
 from ratchet.judge.trial.processes.compile_pool import CompilePool
