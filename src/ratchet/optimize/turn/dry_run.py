@@ -81,7 +81,7 @@ class DryRun:
     target: str | None = None
     kernels: tuple[TargetKernel, ...] = ()
     warnings: tuple[str, ...] = ()
-    """What was left out on the target, and why."""
+    """Lines on things that were left out on the target, and why."""
 
     def to_json(self) -> dict[str, object]:
         """Return all of it as one JSON object."""
