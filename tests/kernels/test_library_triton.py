@@ -73,6 +73,15 @@ def test_every_shipped_op_but_the_plain_product_has_a_triton_kernel() -> None:
     assert set(KERNELS) == shipped - products
 
 
+def test_what_an_op_asks_for_on_cores_alone_is_not_judged_for_a_gpus_step() -> None:
+    """On a GPU the rows' kernel would never be called: its verdict takes half a minute."""
+    library = LIBRARY["linear_cross_entropy"]
+    rows = "cross_entropy_rows"
+    for target, asked in (("portable", True), ("gfx942", False), ("sm_90", False)):
+        assert (rows in {one.entry for one in library.kernels(target)}) == asked
+    assert rows in KERNELS
+
+
 @pytest.mark.parametrize("entry", KERNELS)
 def test_a_file_is_a_triton_kernel_of_its_problem(entry: str) -> None:
     sources = [one for library in LIBRARY.values() for one in library.variants]

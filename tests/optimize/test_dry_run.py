@@ -81,9 +81,11 @@ def test_every_kernel_that_the_step_would_run_is_judged_for_the_target(
     asked: list[tuple[Kernel, Problem, Terms]],
     capsys: pytest.CaptureFixture[str],
     tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     assert main([*WORDS, "--json", "--ledger", str(tmp_path / "ledger.db")]) == 0
     document = json.loads(capsys.readouterr().out)
+    assert document["warnings"] == []
     assert document["target"] == "gfx942"
     rows = {one["entry"]: one for one in document["kernels"]}
     assert {"attention_forward", "rms_norm_backward", "adamw_step", "rope_backward"} <= {*rows}
@@ -106,6 +108,11 @@ def test_every_kernel_that_the_step_would_run_is_judged_for_the_target(
     assert {"compile-reduce-overhead", "tunableop", "bf16-weights"} <= tried
     assert skipped["allocator-mallopt"] == "it applies only to CPUs"
     assert skipped["attention-cudnn"] == "it applies only to NVIDIA GPUs"
+
+    monkeypatch.setattr(dry_run, "SHORTEST_S", 1e9)
+    assert main([*WORDS, "--ledger", str(tmp_path / "ledger.db")]) == 0
+    said = " ".join(capsys.readouterr().out.split())
+    assert "step's own regions: the budget has no room for it; raise --budget" in said
 
 
 @pytest.mark.parametrize(

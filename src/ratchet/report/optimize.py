@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from dataclasses import replace
 from typing import TYPE_CHECKING
 
@@ -45,7 +44,7 @@ from ratchet.report.words import (
 )
 
 if TYPE_CHECKING:
-    from ratchet.optimize.turn.dry_run import DryRun, TargetKernel
+    from ratchet.optimize.turn.dry_run import DryRun
 
 _DECISIONS = {
     "kept": "Kept",
@@ -414,14 +413,16 @@ def print_plan(plan: DryRun, console: Console | None = None) -> None:
     skipped = [(one.name, one.reason) for one in plan.skipped]
     tried = m.section("Would be tried", m.grid(("change", "expected effect"), levers, left=2))
     left = m.section("Would be skipped", m.grid(("change", "why"), skipped))
-    judged = (_emulated(plan.target, plan.kernels),) if plan.target else ()
+    judged = (_emulated(plan.target, plan),) if plan.target else ()
     print_report(m.ResultReport(sections=(tried, left, *judged)), console)
 
 
-def _emulated(target: str, kernels: Sequence[TargetKernel]) -> m.ReportSection:
+def _emulated(target: str, plan: DryRun) -> m.ReportSection:
     """Return the kernels that the step would run on a GPU that is not here."""
+    kernels, warnings = plan.kernels, [m.Words(one, "warning") for one in plan.warnings]
     if not kernels:
-        return m.section(f"Kernels on {target}", m.note("The step has no call site.", on="both"))
+        none = m.note("The step has no call site.", on="both")
+        return m.section(f"Kernels on {target}", none, *warnings)
     said = m.note(
         "Executed as machine code by the emulator, at small sizes. The bound is a lower limit of "
         "one call's time at these sizes, estimated and never measured.",
@@ -438,4 +439,4 @@ def _emulated(target: str, kernels: Sequence[TargetKernel]) -> m.ReportSection:
         ),
         m.why("reason", lambda row: "" if row.status == "correct" else row.reason),
     )
-    return m.section(f"Kernels on {target}", said, m.ResultTable(columns, kernels))
+    return m.section(f"Kernels on {target}", said, m.ResultTable(columns, kernels), *warnings)

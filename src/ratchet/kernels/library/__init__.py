@@ -36,12 +36,19 @@ class LibraryKernel:
     """The categories of step time that it can shorten."""
     alternatives: tuple[str, ...] = ()
     """Entries each of which answers a call alone, in the order in which they are tried."""
+    on_cores: tuple[str, ...] = ()
+    """Entries that the op asks for on cores alone."""
 
     def kernels(self, target: str) -> tuple[Kernel, ...]:
-        """Return one kernel per entry for a device's target; none if no variant is for it.
+        """Return one kernel per entry that the op asks for on a device of that target.
 
-        Each answers the problem with its entry's name. Raises KernelError for an unknown target.
+        None if no variant is for it. Raises KernelError for an unknown target.
         """
+        unasked = () if language_for(target) == "cpp" else self.on_cores
+        return tuple(one for one in self.written_for(target) if one.entry not in unasked)
+
+    def written_for(self, target: str) -> tuple[Kernel, ...]:
+        """Return one kernel per entry; each answers the problem with its entry's name."""
         language = language_for(target)
         own = [one for one in self.variants if one.language == language]
         return tuple(kernel for one in own for kernel in one.kernels(self.name, target))
@@ -76,7 +83,7 @@ def kernels_for(target: str) -> dict[str, Kernel]:
 
     The target is `Device.target`, or `sources.ANY_GPU`: Triton has one source for all of them.
     """
-    return {kernel.entry: kernel for one in LIBRARY.values() for kernel in one.kernels(target)}
+    return {one.entry: one for library in LIBRARY.values() for one in library.written_for(target)}
 
 
 def why_no_kernel(name: str, target: str) -> str | None:

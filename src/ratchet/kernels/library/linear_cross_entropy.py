@@ -223,4 +223,5 @@ LINEAR_CROSS_ENTROPY = LibraryKernel(
     ),
     acts_on=("loss", "matmul", *FUSED),
     alternatives=(ENTRY, ROWS_ENTRY),
+    on_cores=(ROWS_ENTRY,),
 )

@@ -28,6 +28,7 @@ from ratchet.optimize.turn.loop import describe, opened, situation_of
 from ratchet.optimize.turn.optimize_result import Change
 from ratchet.optimize.turn.prove_kernels import NO_TIME, sites_of
 from ratchet.optimize.turn.prove_regions import CANDIDATES, RegionTrials
+from ratchet.optimize.turn.schedule import NO_ROOM
 from ratchet.optimize.turn.search import chosen_levers
 from ratchet.optimize.turn.selection import applicable
 from ratchet.optimize.turn.settings import Settings, check_settings
@@ -45,6 +46,7 @@ REGION_BATCH: Final = 2
 for it would fit no other batch."""
 REGION_S: Final = 120.0
 """Seconds of writing for one of them."""
+UNWRITTEN: Final = "no kernel was written for the step's own regions"
 _SHOWN: Final = ("name", "summary", "expected", "source", "changes_arithmetic")
 
 
@@ -78,6 +80,8 @@ class DryRun:
     skipped: tuple[Change, ...]
     target: str | None = None
     kernels: tuple[TargetKernel, ...] = ()
+    warnings: tuple[str, ...] = ()
+    """Lines on things that were left out on the target, and why."""
 
     def to_json(self) -> dict[str, object]:
         """Return all of it as one JSON object."""
@@ -89,6 +93,7 @@ class DryRun:
             "skipped": [{"name": change.name, "reason": change.reason} for change in self.skipped],
             "target": self.target,
             "kernels": [asdict(one) for one in self.kernels],
+            "warnings": list(self.warnings),
         }
 
 
@@ -128,6 +133,7 @@ def dry_run(
             skipped=tuple(skipped),
             target=target,
             kernels=kernels,
+            warnings=tuple(turn.warnings),
         )
 
 
@@ -184,12 +190,14 @@ def _written(turn: Turn, situation: Situation, target: str) -> tuple[TargetKerne
     try:
         regions = RegionTrials(turn=turn).regions_of(step, batch_size=batch_size)
     except ArmFailure as error:
-        turn.warn(f"no kernel was written for the step's own regions: {error}")
+        turn.warn(f"{UNWRITTEN}: {error}")
         return ()
     there = [one for one in regions if OF_CORES not in one.problem.text]
     chosen = sorted(there, key=lambda one: -one.likely_s)[:MOST_REGIONS]
     left_s = turn.settings.budget_s - turn.schedule.elapsed_s  # nothing comes after it
     budget_s = min(REGION_S * len(chosen), left_s)
+    if chosen and budget_s < SHORTEST_S:
+        turn.warn(f"{UNWRITTEN}: {NO_ROOM}; raise --budget")
     if not chosen or budget_s < SHORTEST_S:
         return ()
     request = WritingRequest(
