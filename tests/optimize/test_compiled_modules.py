@@ -110,6 +110,29 @@ def test_a_recurrent_module_is_left_as_written(caplog: pytest.LogCaptureFixture)
     model(batch(0))
 
 
+@pytest.mark.parametrize("way", ["called", "inside a compile", "by a method", "compiled update"])
+def test_a_model_that_does_not_run_by_the_recipe_is_told_once(
+    way: str, caplog: pytest.LogCaptureFixture
+) -> None:
+    model = Model()
+    optimizer = torch.optim.AdamW(model.parameters())
+    made = recipe(StepConfig(compile_mode="default"), model=signature_of(model), optimizer="AdamW")
+    ratchet.compile(model, optimizer=optimizer, recipe=made)
+    call: Any = {
+        "inside a compile": torch._dynamo.optimize("eager", nopython=True)(model),
+        "by a method": model.forward,
+    }.get(way, model)
+    step: Any = optimizer.step
+    if way == "compiled update":
+        step = torch._dynamo.optimize("eager")(optimizer.step)
+    for index in range(2):
+        call(batch(index))["out"].sum().backward()
+        step()
+    told = ["has not run by the recipe" in line for line in said(caplog)]
+    assert told == ([] if way in ("called", "compiled update") else [True])
+    assert way == "compiled update" or not optimizer._optimizer_step_post_hooks
+
+
 def test_blocks_recompute_in_training_alone() -> None:
     model = compiled(StepConfig(checkpointing="blocks:1"))
     seen: list[Any] = []

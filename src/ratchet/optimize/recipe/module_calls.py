@@ -61,6 +61,8 @@ class ModuleCall:
         own = [UnitForward(one, options or {}) for one in units]
         self.compiled = [self._whole] if self._whole else [one.compiled for one in own]
         """The module's own compiled call, or those of the units that FSDP2 gathers in it."""
+        self.has_run = False
+        """The module has run by the recipe."""
         self._module = module
         self._config = config
         self._device_type = device_type
@@ -87,6 +89,7 @@ class ModuleCall:
             or (self._training_only and not module.training)
         ):
             return written(*arguments, **named)
+        self.has_run = True
         function = self._whole or written
         if self._config.precision not in AUTOCAST:
             with self._place():
@@ -161,10 +164,10 @@ def memory_slots(
     return tuple(found)
 
 
-def compile_module(module: nn.Module, config: StepConfig, device_type: str) -> None:
+def compile_module(module: nn.Module, config: StepConfig, device_type: str) -> ModuleCall:
     """Run a module by a recipe from now on, in training mode and where gradients are recorded.
 
-    A later call takes the place of an earlier one.
+    A later call takes the place of an earlier one. Returns the module's call.
     """
     options = compile_options(config)
     if options is not None and (recurrent := recurrent_in(module)):
@@ -185,6 +188,7 @@ def compile_module(module: nn.Module, config: StepConfig, device_type: str) -> N
         slots=slots,
     )
     call.slot().fill()
+    return call
 
 
 def compile_options(
