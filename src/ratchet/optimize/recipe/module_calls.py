@@ -24,7 +24,7 @@ from ratchet.workloads.deferred_logits import apply_logits, replaced_in
 from ratchet.workloads.fp8_products import apply_products, multiplying_in
 from ratchet.workloads.lowered import mixed_precision
 from ratchet.workloads.recompilation import REPLAYS, BoundedCompile, CompileOptions
-from ratchet.workloads.sharded import CompiledUnit, units_of, with_own_code
+from ratchet.workloads.sharded import CompiledUnit, units_of, with_own_code, without_ddp
 from ratchet.workloads.step import ATTENTION_BACKENDS, inductor_options
 
 log = logging.getLogger("ratchet")
@@ -169,6 +169,7 @@ def compile_module(module: nn.Module, config: StepConfig, device_type: str) -> M
 
     A later call takes the place of an earlier one. Returns the module's call.
     """
+    module = without_ddp(module)
     options = compile_options(config)
     if options is not None and (recurrent := recurrent_in(module)):
         log.warning(
