@@ -9,7 +9,7 @@ import msgspec
 import numpy as np
 import pytest
 
-from ratchet.base.serialise import document_of, encoded
+from ratchet.base.serialise import document_of, encoded, json_text
 
 
 class Version(str):
@@ -44,6 +44,15 @@ def test_scalars_become_pythons_own() -> None:
 def test_a_number_that_is_not_finite_is_null() -> None:
     text = encoded(Row(name="a", ratio=float("nan")), indent=2)
     assert text.endswith(b"}\n") and json.loads(text)["ratio"] is None
+
+
+def test_a_document_is_strict_json_in_ascii() -> None:
+    rows = [ROW, Row(name="·", ratio=float("inf"))]
+    text = json_text({"rows": rows, "worst": float("nan"), "pair": (float("-inf"), 1)})
+    assert text.isascii()
+    found = json.loads(text, parse_constant=pytest.fail)
+    assert found["worst"] is None and found["pair"] == [None, 1]
+    assert [row["ratio"] for row in found["rows"]] == [1.5, None]
 
 
 def test_what_has_no_json_is_an_error() -> None:

@@ -11,7 +11,7 @@ import pytest
 import typer
 
 from ratchet.cli import main
-from ratchet.cli.app import app
+from ratchet.cli.app import app, commands, print_json
 
 
 def callbacks(group: typer.Typer, words: tuple[str, ...] = ()) -> Iterator[tuple[Any, ...]]:
@@ -106,11 +106,34 @@ def test_words_of_a_measured_command_ask_for_no_error_object(
     assert capsys.readouterr().out == ""
 
 
+@pytest.mark.parametrize("words", COMMANDS, ids=" ".join)
+def test_what_else_a_command_prints_is_not_on_its_stdout(
+    words: tuple[str, ...], capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A user's file prints as it is imported, a library as it loads: the document stays alone."""
+
+    def talking(*_: object, **__: object) -> int:
+        print("importing train.py")
+        print_json({"command": words, "ratio": float("nan")})
+        return 0
+
+    made = commands()
+    for word in words:
+        made = made.commands[word]
+    monkeypatch.setattr(made, "invoke", talking)
+    monkeypatch.setattr(made, "params", [one for one in made.params if one.name == "as_json"])
+    assert main([*words, "--json"]) == 0
+    captured = capsys.readouterr()
+    found = json.loads(captured.out, parse_constant=pytest.fail)
+    assert found == {"command": list(words), "ratio": None}
+    assert captured.err == "importing train.py\n"
+
+
 def test_a_document_is_not_followed_by_an_error_object(
     capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     def printed(*_: object, **__: object) -> None:
-        print("{}")
+        print_json({})
         raise KeyboardInterrupt
 
     monkeypatch.setattr("ratchet.guard.repro.write.repro", printed)

@@ -110,6 +110,67 @@ def test_a_recurrent_module_is_left_as_written(caplog: pytest.LogCaptureFixture)
     model(batch(0))
 
 
+@pytest.mark.parametrize("way", ["called", "inside a compile", "by a method", "compiled update"])
+def test_a_model_that_does_not_run_by_the_recipe_is_told_once(
+    way: str, caplog: pytest.LogCaptureFixture
+) -> None:
+    model = Model()
+    optimizer = torch.optim.AdamW(model.parameters())
+    made = recipe(StepConfig(compile_mode="default"), model=signature_of(model), optimizer="AdamW")
+    ratchet.compile(model, optimizer=optimizer, recipe=made)
+    call: Any = {
+        "inside a compile": torch._dynamo.optimize("eager", nopython=True)(model),
+        "by a method": model.forward,
+    }.get(way, model)
+    step: Any = optimizer.step
+    if way == "compiled update":
+        step = torch._dynamo.optimize("eager")(optimizer.step)
+    for index in range(2):
+        call(batch(index))["out"].sum().backward()
+        step()
+    told = ["has not run by the recipe" in line for line in said(caplog)]
+    assert told == ([] if way in ("called", "compiled update") else [True])
+    assert way == "compiled update" or not optimizer._optimizer_step_post_hooks
+
+
+@pytest.mark.parametrize("by", ["model", "step"])
+def test_a_model_in_ddp_is_compiled(by: str) -> None:
+    """Dynamo leaves DDP's own code out, and with it what torch's own containers do inside."""
+    torch.distributed.init_process_group(
+        "gloo", store=torch.distributed.HashStore(), rank=0, world_size=1
+    )
+    try:
+        written = losses_of(own_steps.net(), "")
+        counters.clear()
+        model = nn.parallel.DistributedDataParallel(own_steps.net())
+        assert losses_of(model, by) == pytest.approx(written, abs=1e-5)
+        assert counters["stats"]["unique_graphs"] == 1
+    finally:
+        torch.distributed.destroy_process_group()
+
+
+def losses_of(model: nn.Module, by: str) -> list[float]:
+    """Train with a recipe for the `model` or the `step`, which counts, so it is never whole."""
+    optimizer, calls = own_steps.adamw(model), [0]
+    config = StepConfig(compile_mode="default")
+    made = recipe(config, model=signature_of(model), optimizer="AdamW")
+
+    def step(x: Tensor) -> Tensor:
+        calls[0] += 1
+        loss = loss_of(model, x)
+        loss.backward()
+        optimizer.step()
+        optimizer.zero_grad()
+        return loss.detach()
+
+    run = step
+    if by == "step":
+        run = ratchet.compile(step, model, optimizer, recipe=made)
+    elif by == "model":
+        ratchet.compile(model, optimizer=optimizer, recipe=made)
+    return [float(run(batch(index))) for index in range(3)]
+
+
 def test_blocks_recompute_in_training_alone() -> None:
     model = compiled(StepConfig(checkpointing="blocks:1"))
     seen: list[Any] = []

@@ -94,6 +94,18 @@ def test_a_block_keeps_what_autograd_saves() -> None:
     assert costs.saved[1]["n"] == sum(kept.values()) + output.untyped_storage().nbytes()
 
 
+def test_a_step_of_the_script_s_own_is_measured() -> None:
+    def step(model: nn.Module, batch: torch.Tensor, optimizer: torch.optim.Optimizer) -> Any:
+        loss = model(batch).square().mean()
+        loss.backward()
+        optimizer.step()
+        optimizer.zero_grad()
+        return loss
+
+    own = replace(stack(), loss=None, train_step=step)
+    assert run(MemoryArm(own), "none").peak_bytes > 0
+
+
 def test_the_parts_at_the_peak_are_the_whole_peak() -> None:
     workload = load("llama-tiny")
     step = run(MemoryArm(workload), "none")

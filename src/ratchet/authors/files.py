@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import contextlib
-import json
 from collections.abc import Callable
 from pathlib import Path
 from typing import TYPE_CHECKING, Final
@@ -11,7 +10,7 @@ from typing import TYPE_CHECKING, Final
 from ratchet.authors.writing_result import WritingResult, WrittenKernel
 from ratchet.base import files
 from ratchet.base.errors import RatchetError
-from ratchet.base.serialise import document_of
+from ratchet.base.serialise import json_text
 
 if TYPE_CHECKING:
     from ratchet.authors.workload_writing import WorkloadWriting
@@ -54,7 +53,7 @@ def write_files(result: WritingResult, out: Path, render: Render) -> dict[str, s
     """
     paths = {"result": out / "result.json", "page": out / PAGE}
     texts = {
-        paths["result"]: json.dumps(result.to_json(), indent=1),
+        paths["result"]: json_text(result.to_json(), indent=1),
         paths["page"]: render(result),
     }
     with contextlib.suppress(OSError):  # the writes below say what is wrong with the folder
@@ -78,5 +77,5 @@ def untimed(kernel: WrittenKernel) -> bool:
 def write_summary(result: WorkloadWriting, out: Path) -> dict[str, str]:
     """Write result.json of a workload's run beside its problems' folders; return its path."""
     path = out / "result.json"
-    files.write_whole(path, json.dumps(document_of(result), indent=1).encode())
+    files.write_whole(path, json_text(result, indent=1).encode())
     return {"result": str(path), "kernels": str(out / "*" / "kernel*.*")}

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import json
+import math
 from collections.abc import Mapping
 from typing import Annotated
 
@@ -22,6 +24,22 @@ def encoded(value: object, *, indent: int = 0) -> bytes:
     """Return the JSON text of a Struct or dataclass; a number that is not finite becomes null."""
     text = msgspec.json.encode(value, enc_hook=_own)
     return msgspec.json.format(text, indent=indent) + b"\n" if indent else text
+
+
+def json_text(value: object, *, indent: int = 2) -> str:
+    """Return a document as strict JSON in ASCII; a number that is not finite becomes null.
+
+    Python would write `NaN` and `Infinity`, which no other reader of JSON takes.
+    """
+    return json.dumps(_finite(document_of(value)), indent=indent, allow_nan=False)
+
+
+def _finite(value: Json) -> Json:
+    if isinstance(value, float):
+        return value if math.isfinite(value) else None
+    if isinstance(value, Mapping):
+        return {key: _finite(item) for key, item in value.items()}
+    return [_finite(item) for item in value] if isinstance(value, list | tuple) else value
 
 
 def _own(value: object) -> Json:

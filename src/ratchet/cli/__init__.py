@@ -6,11 +6,19 @@ import errno
 import sys
 import time
 from collections.abc import Sequence
+from contextlib import nullcontext
 from typing import Any
 
 from ratchet.base import scratch
 from ratchet.cli.signals import Ending, ending_by_signal
-from ratchet.cli.streams import LostOutput, fill_closed, forget_stdout, has_written, standing_in
+from ratchet.cli.streams import (
+    LostOutput,
+    fill_closed,
+    forget_stdout,
+    has_written,
+    kept_for_the_document,
+    standing_in,
+)
 
 __all__ = ["main", "run"]
 
@@ -43,9 +51,11 @@ def _main(words: list[str], began_s: float, ending: Ending) -> int:
     ours = words.index("--") if "--" in words else len(words)
     debug = "--debug" in words[:ours]
     as_json = "--json" in words[:ours]
+    helps = not {"--help", "-h"}.isdisjoint(words[:ours])
     words = [word for word in words[:ours] if word != "--debug"] + words[ours:]
     try:
-        return _command(words, began_s, ending, as_json)
+        with kept_for_the_document() if as_json and not helps else nullcontext():
+            return _command(words, began_s, ending, as_json)
     except LostOutput:
         raise
     except KeyboardInterrupt:

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import functools
 import importlib
-import json
 from typing import Annotated, Any
 
 import typer
@@ -49,9 +48,10 @@ def commands() -> Any:
 
 def print_json(document: object) -> None:
     """Print one JSON document on stdout, and nothing else."""
-    from ratchet.base.serialise import document_of
+    from ratchet.base.serialise import json_text
+    from ratchet.cli.streams import document_stream
 
-    print(json.dumps(document, indent=2, default=document_of))
+    print(json_text(document), file=document_stream())
 
 
 def print_error(message: str, exit_code: int) -> None:

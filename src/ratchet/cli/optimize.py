@@ -57,7 +57,9 @@ def optimize(
     workload: Annotated[
         str,
         typer.Argument(
-            help="A built-in workload (llama-60m), hf:NAME_OR_PATH, or your own file.py:function."
+            help="A built-in workload (llama-60m), hf:NAME_OR_PATH, or your own file.py:function. "
+            "The function returns your script's (model, optimizer, step, batch), a "
+            "transformers.Trainer or a ratchet.Workload."
         ),
     ],
     budget: Annotated[
@@ -70,7 +72,8 @@ def optimize(
         bool, typer.Option("--keep-precision", help="Forbid changes to the arithmetic.")
     ] = False,
     try_lever: Annotated[
-        str | None, typer.Option("--try", metavar="LEVER", help="Try only this lever.")
+        str | None,
+        typer.Option("--try", metavar="LEVER", help="Try only this lever; --dry-run lists them."),
     ] = None,
     dry: Annotated[
         bool, typer.Option("--dry-run", help="Print what would be tried, and stop.")

@@ -74,9 +74,29 @@ def standing_in() -> Iterator[None]:
         sys.stdout, sys.stderr = streams
 
 
+_kept: list[TextIO] = []
+"""Stdout, while what is printed goes to stderr."""
+
+
+@contextlib.contextmanager
+def kept_for_the_document() -> Iterator[None]:
+    """Keep stdout for the one document of `--json`: what a user's code prints goes to stderr."""
+    _kept.append(sys.stdout)
+    sys.stdout = sys.stderr
+    try:
+        yield
+    finally:
+        sys.stdout = _kept.pop()
+
+
+def document_stream() -> TextIO:
+    """Return the stdout that the command was started with."""
+    return _kept[-1] if _kept else sys.stdout
+
+
 def has_written() -> bool:
-    """Return whether the command has printed something on stdout."""
-    return bool(getattr(sys.stdout, "has_written", False))
+    """Return whether the command has printed something on its stdout."""
+    return bool(getattr(document_stream(), "has_written", False))
 
 
 def fill_closed() -> bool:

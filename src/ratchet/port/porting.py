@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import time
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
@@ -12,6 +11,8 @@ from ratchet.base.diff import diff_of
 from ratchet.base.errors import PortError, RepositoryError
 from ratchet.base.files import make_folder, why_not_new_file, write_all
 from ratchet.base.git import git
+from ratchet.base.serialise import json_text
+from ratchet.judge.workers.candidate.architectures import TARGETS, find_architectures
 from ratchet.port.compile import compile_clean, hip_texts
 from ratchet.port.patch import new_texts
 from ratchet.port.port_result import PortResult
@@ -105,6 +106,6 @@ def write_outputs(result: PortResult, out: Path, page: str) -> PortResult:
         contents[place] = text
     listed = (*(str(one) for one in contents), str(out / DOCUMENT))
     result = replace(result, outputs=listed)
-    contents[out / DOCUMENT] = (json.dumps(result.as_json(), indent=2) + "\n").encode()
+    contents[out / DOCUMENT] = (json_text(result.as_json()) + "\n").encode()
     write_all(contents)
     return result

@@ -16,6 +16,7 @@ from markupsafe import Markup
 from rich.console import Console
 
 from ratchet.base import files
+from ratchet.base.serialise import json_text
 from ratchet.plan.ask import Answered, SavedBy
 from ratchet.plan.cluster import PlannedCluster, Rate
 from ratchet.plan.commands import jobset, slurm, torchrun, torchrun_lines
@@ -285,7 +286,7 @@ def write_plan(answer: Answered, out: Path) -> None:
     asked, best = answer.planned.asked, answer.best
     texts = {
         "plan.html": render_page(plan_report(answer)),
-        "plan.json": json.dumps(plan_document(answer), indent=2) + "\n",
+        "plan.json": json_text(plan_document(answer)) + "\n",
         "run.sh": f"#!/usr/bin/env bash\nset -euo pipefail\n{torchrun(asked, best)}\n",
         "job.sbatch": slurm(asked, best),
         "jobset.yaml": jobset(asked, best),

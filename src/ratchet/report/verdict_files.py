@@ -2,13 +2,12 @@
 
 from __future__ import annotations
 
-import json
 from collections.abc import Mapping
 from pathlib import Path
 
 from ratchet.base import files
 from ratchet.base.errors import RatchetError
-from ratchet.base.serialise import document_of
+from ratchet.base.serialise import document_of, json_text
 from ratchet.court.score import SuiteResult
 from ratchet.court.terms import JudgedKernel
 from ratchet.report.suite import render_suite_page
@@ -49,6 +48,6 @@ def _stem(judged: JudgedKernel) -> str:
 
 def _write(paths: Mapping[str, Path], document: Mapping[str, object], page: str) -> None:
     """Write a document and its page; the page's path comes second."""
-    texts = (json.dumps(document, indent=1), page)
+    texts = (json_text(document, indent=1), page)
     named = zip(paths.values(), texts, strict=True)
     files.write_all({path: text.encode() for path, text in named})

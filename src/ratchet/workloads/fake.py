@@ -57,8 +57,11 @@ def _unlogged() -> Iterator[None]:
 def saved_bytes(workload: Workload, batch: object) -> int | None:
     """Return the bytes, besides the weights, that forward keeps for backward.
 
-    This is a lower bound on the activation memory of the step. None if only a real run can tell.
+    This is a lower bound on the activation memory of the step. None if only a real run can tell,
+    as of a `train_step`.
     """
+    if workload.train_step is not None:
+        return None
     return pretend(
         workload, batch, lambda forward, mode: _count_saved(workload.model, forward, mode)
     )

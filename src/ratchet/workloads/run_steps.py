@@ -6,6 +6,7 @@ as JSON. A user's mistake prints one line on stderr and exits with code 2.
 
 from __future__ import annotations
 
+import gc
 import json
 import sys
 from collections.abc import Sequence
@@ -29,6 +30,7 @@ def run_steps(spec: str, steps: int, options: LoadOptions) -> None:
     from ratchet.workloads.check import load_checked
 
     workload, _ = load_checked(spec, **options)
+    gc.collect()  # the check's own optimizer goes, so a profiler counts the steps of this one
     step = TrainingStep(workload, workload.as_written())
     for index in range(steps):
         step(batch_of(workload, index))

@@ -20,6 +20,11 @@ from ratchet.workloads.recompilation import BoundedCompile, CompileOptions
 _COUNT = itertools.count()
 
 
+def without_ddp(module: nn.Module) -> nn.Module:
+    """Return the module in a DistributedDataParallel, whose own code dynamo does not enter."""
+    return module.module if isinstance(module, DistributedDataParallel) else module
+
+
 def sharded_in(model: nn.Module) -> list[nn.Module]:
     """Return the modules within a model that FSDP2 gathers; empty if nothing is sharded."""
     loaded = sys.modules.get("torch.distributed.fsdp")

@@ -49,6 +49,16 @@ def test_a_script_is_recorded_as_it_is(tmp_path: Path, capfd: pytest.CaptureFixt
     assert found.memory is not None and found.memory.allocations > 0
 
 
+def test_a_trial_run_with_an_optimizer_of_its_own_is_not_counted(tmp_path: Path) -> None:
+    """`ratchet trace record train.py:build` checks a script's step on a copy of its own."""
+    script = tmp_path / "train.py"
+    trial = "torch.optim.SGD(model.parameters(), lr=0.1).step()\n"
+    script.write_text(SCRIPT.replace("optimizer =", f"{trial}optimizer =", 1))
+    asked = Schedule(wait=1, warmup=1, active=2)
+    (path,) = record([sys.executable, str(script), "8"], tmp_path / "traces", asked)
+    assert len(report(read(path)).steps) == 2
+
+
 def test_too_few_steps_is_one_line(tmp_path: Path) -> None:
     with pytest.raises(TraceError, match="left no trace"):
         record(command(tmp_path, 2), tmp_path / "traces", Schedule(wait=5))

@@ -25,7 +25,7 @@ from ratchet.optimize.recipe import fits
 from ratchet.optimize.recipe.comparison import CheckedStep
 from ratchet.optimize.recipe.compiled_step import CompiledStep, Script, build
 from ratchet.optimize.recipe.fallback import FallbackStep
-from ratchet.optimize.recipe.module_calls import compile_module
+from ratchet.optimize.recipe.module_calls import ModuleCall, compile_module
 from ratchet.optimize.recipe.ranks import (
     join_ranks,
     left_out_anywhere,
@@ -38,7 +38,7 @@ from ratchet.optimize.recipe.reproof import ready_kernels
 from ratchet.optimize.recipe.shards import on_shards
 from ratchet.optimize.recipe.slots import install_update
 from ratchet.optimize.step.candidate import wanted_libraries
-from ratchet.workloads.config import StepConfig, default_of
+from ratchet.workloads.config import AUTOCAST, StepConfig, default_of
 from ratchet.workloads.implementations import writes_gradients
 from ratchet.workloads.step import TrainingStep
 from ratchet.workloads.workload import Workload
@@ -140,8 +140,10 @@ def compile(
     if isinstance(step, nn.Module):
         for one in optimizers:
             install_update(one, config)
-        compile_module(step, config, device.kind)
+        call = compile_module(step, config, device.kind)
         _take_up(optimizer)
+        if optimizers and (config.compile_mode is not None or config.precision in AUTOCAST):
+            _expect_run(call, optimizers[0], type(step).__name__)
         return step
     script = Script(step=step, model=trained, optimizers=optimizers)
     own = CompiledStep(script, config, device.kind)
@@ -154,6 +156,23 @@ def compile(
         return runner(*arguments, **named)
 
     return compiled  # type: ignore[return-value]
+
+
+def _expect_run(call: ModuleCall, optimizer: Optimizer, name: str) -> None:
+    """Warn after the optimizer's first step if the model has not run by the recipe until then."""
+
+    def after_step(*_: object) -> None:
+        if torch.compiler.is_compiling():  # the script compiles the update: it stays in its graph
+            return
+        hook.remove()
+        if not call.has_run:
+            _warn(
+                f"{name} has not run by the recipe: call it as model(...), outside of a "
+                "torch.compile of your own, or give the step: ratchet.compile(step, model, "
+                "optimizer, recipe=...)"
+            )
+
+    hook = optimizer.register_step_post_hook(after_step)
 
 
 def _take_up(optimizer: object) -> None:

@@ -34,7 +34,7 @@ from ratchet.workloads.implementations import has_implementation
 from ratchet.workloads.lowered import lowered_forward
 from ratchet.workloads.own_step import BatchStep
 from ratchet.workloads.recompilation import BoundedCompile, CompileOptions, numbers_of
-from ratchet.workloads.sharded import sharded_in
+from ratchet.workloads.sharded import sharded_in, without_ddp
 from ratchet.workloads.workload import Workload
 
 log = logging.getLogger("ratchet")
@@ -215,7 +215,7 @@ class CompiledStep:
         return found
 
     def _install_modules(self, seen: Seen, options: CompileOptions | None) -> None:
-        for module in seen.modules:
+        for module in map(without_ddp, seen.modules):
             own = None if recurrent_in(module) else options
             call = ModuleCall(module, self._config, self._device_type, own)
             self._modules.append(call)

@@ -24,7 +24,7 @@ from ratchet.workloads.deferred_logits import apply_logits, replaced_in
 from ratchet.workloads.fp8_products import apply_products, multiplying_in
 from ratchet.workloads.lowered import mixed_precision
 from ratchet.workloads.recompilation import REPLAYS, BoundedCompile, CompileOptions
-from ratchet.workloads.sharded import CompiledUnit, units_of, with_own_code
+from ratchet.workloads.sharded import CompiledUnit, units_of, with_own_code, without_ddp
 from ratchet.workloads.step import ATTENTION_BACKENDS, inductor_options
 
 log = logging.getLogger("ratchet")
@@ -61,6 +61,8 @@ class ModuleCall:
         own = [UnitForward(one, options or {}) for one in units]
         self.compiled = [self._whole] if self._whole else [one.compiled for one in own]
         """The module's own compiled call, or those of the units that FSDP2 gathers in it."""
+        self.has_run = False
+        """The module has run by the recipe."""
         self._module = module
         self._config = config
         self._device_type = device_type
@@ -87,6 +89,7 @@ class ModuleCall:
             or (self._training_only and not module.training)
         ):
             return written(*arguments, **named)
+        self.has_run = True
         function = self._whole or written
         if self._config.precision not in AUTOCAST:
             with self._place():
@@ -161,11 +164,12 @@ def memory_slots(
     return tuple(found)
 
 
-def compile_module(module: nn.Module, config: StepConfig, device_type: str) -> None:
+def compile_module(module: nn.Module, config: StepConfig, device_type: str) -> ModuleCall:
     """Run a module by a recipe from now on, in training mode and where gradients are recorded.
 
-    A later call takes the place of an earlier one.
+    A later call takes the place of an earlier one. Returns the module's call.
     """
+    module = without_ddp(module)
     options = compile_options(config)
     if options is not None and (recurrent := recurrent_in(module)):
         log.warning(
@@ -185,6 +189,7 @@ def compile_module(module: nn.Module, config: StepConfig, device_type: str) -> N
         slots=slots,
     )
     call.slot().fill()
+    return call
 
 
 def compile_options(

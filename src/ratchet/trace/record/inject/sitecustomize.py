@@ -1,7 +1,8 @@
 """Profiles a training script without an edit: Python runs this file before the script.
 
 It does not import Ratchet, because the script may run in another environment. A step ends when the
-first optimizer that stepped steps again.
+first optimizer that stepped steps again. If that optimizer is gone by then, as after a trial run of
+the script, recording begins anew.
 """
 
 from __future__ import annotations
@@ -14,6 +15,7 @@ import importlib.machinery
 import json
 import os
 import sys
+import weakref
 from collections.abc import Sequence
 from pathlib import Path
 from types import ModuleType
@@ -28,7 +30,7 @@ class Recorder:
 
     def __init__(self, torch: ModuleType) -> None:
         self.torch = torch
-        self.optimizer: int | None = None
+        self.optimizer: weakref.ref[object] | None = None
         self.done = False
         self.active = False
         wait, warmup, active, self.memory = map(int, os.environ[SCHEDULE].split(","))
@@ -45,10 +47,10 @@ class Recorder:
 
     def after_step(self, optimizer: object, *_: object) -> None:
         """Count a step; the profiler starts with the first."""
-        if self.done or (self.optimizer is not None and self.optimizer != id(optimizer)):
+        if self.done or (self.optimizer is not None and self.optimizer() is not optimizer):
             return
         if self.optimizer is None:
-            self.optimizer = id(optimizer)
+            self.optimizer = weakref.ref(optimizer)
             self.profiler.start()
             self.active = True
             atexit.register(self.finish)
@@ -59,6 +61,10 @@ class Recorder:
         self.profiler.step()
         if self.steps_left == 0:
             self.finish()
+
+    def is_orphaned(self) -> bool:
+        """Return True if the optimizer went away while its steps were still counted."""
+        return not self.done and self.optimizer is not None and self.optimizer() is None
 
     def keep_reasons(self) -> None:
         """Store graph-break reasons, which the trace itself lacks."""
@@ -107,6 +113,8 @@ def hook(torch: ModuleType) -> None:
     recorders: list[Recorder] = []
 
     def after_step(optimizer: object, *rest: object) -> None:
+        if recorders and recorders[0].is_orphaned():
+            recorders.pop().finish()
         if not recorders:
             recorders.append(Recorder(torch))
         recorders[0].after_step(optimizer, *rest)
