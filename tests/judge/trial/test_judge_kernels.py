@@ -20,7 +20,8 @@ from ratchet.base.errors import JudgeError
 from ratchet.base.process import families
 from ratchet.base.process.channel import close_descriptors
 from ratchet.base.process.time_limits import OutOfTime, ends_within
-from ratchet.judge.trial import kernel_checks, stages
+from ratchet.judge.trial import kernel_checks, kernel_trial, stages
+from ratchet.judge.sandbox import bubblewrap, isolation
 from ratchet.judge.trial.kernel_trial import KernelJudge
 from ratchet.judge.trial.processes.reference import ReferenceProcess
 from ratchet.judge.trial.readiness import why_no_kernels
@@ -487,11 +488,19 @@ def test_a_time_limit_that_is_over_leaves_a_right_kernel_correct(judge: KernelJu
     assert wrong.status == "wrong"
 
 
-def test_the_users_limit_ends_every_wait(judge: KernelJudge) -> None:
+@pytest.mark.parametrize("direct", [False, pytest.param(True, marks=pytest.mark.thorough)])
+def test_the_users_limit_ends_every_wait(
+    direct: bool, judge: KernelJudge, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A direct call of the judge has a grace, which is none here."""
     endless = given.cpp("ENTRY { for (volatile int i = 0;; ) i = 1; }")
     began = time.monotonic()
-    with ends_within(6.0):
+    if direct:
+        monkeypatch.setattr(kernel_trial, "GRACE_S", 0.0)
         verdict = judge.judge(endless, small(), time_limit_s=6.0)
+    else:
+        with ends_within(6.0):
+            verdict = judge.judge(endless, small(), time_limit_s=6.0)
     assert verdict.status == "unmeasured", verdict.reason
     assert "the time limit of 6 s is over" in verdict.reason and "raise it" in verdict.reason
     assert time.monotonic() - began < 60.0, "without the limit the kernel has its own, of work"

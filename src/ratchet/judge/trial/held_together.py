@@ -9,8 +9,8 @@ import time
 from collections.abc import Sequence
 from typing import Final
 
-from ratchet.judge.stage_result import fault
-from ratchet.judge.trial.kernel_checks import DrawnBatch, OpenProblem, make_calls, verdict_of_call
+from ratchet.judge.stage_result import Decided, Ok, as_stage, fault
+from ratchet.judge.trial.kernel_checks import DrawnBatch, OpenProblem, make_calls, naming, verdict_of_call
 from ratchet.judge.trial.processes.candidate import CandidateProcess
 from ratchet.judge.trial.timing.fewer_calls import with_fewer_calls
 from ratchet.judge.verdict import Evidence
@@ -81,7 +81,8 @@ def first_wrong(
     for place, call in enumerate(order):
         if place >= least and time.perf_counter() - began > COMPARED_S:
             break
-        candidate.deliver(call)
+        with naming(batch, opened):
+            candidate.deliver(call)
         check = opened.check(batch, call, codes[call], again=again)
         passed, detail = verdict_of_call(codes[call], check)
         if not passed:

@@ -493,7 +493,8 @@ def begun_case(
 
         def finish() -> tuple[bool | None, str]:
             (code,) = wait()
-            candidate.deliver(0)
+            with naming(batch, opened):
+                candidate.deliver(0)
             return verdict_of_call(code, opened.check(batch, 0, code, again=bool(seeds)))
 
         yield finish
@@ -516,20 +517,20 @@ def begin_calls(
     """
     calls = len(batch.layout.calls)
     limit_s = opened.limit_s(batch.case, calls)
-    with _named(batch, opened):
+    with naming(batch, opened):
         candidate.resume()
         candidate.prepare(batch.layout, batch.memories, batch.read)
         began = candidate.begin_calls(batch.memories, limit_s=limit_s)
 
     def wait() -> list[int]:
-        with _named(batch, opened):
+        with naming(batch, opened):
             return candidate.end_calls(calls, began, limit_s=limit_s)[2]
 
     return wait
 
 
 @contextlib.contextmanager
-def _named(batch: DrawnBatch, opened: OpenProblem) -> Iterator[None]:
+def naming(batch: DrawnBatch, opened: OpenProblem) -> Iterator[None]:
     """Name the case in a candidate's fault."""
     try:
         yield

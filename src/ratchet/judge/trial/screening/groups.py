@@ -25,6 +25,7 @@ from ratchet.judge.trial.processes.compile_pool import CompilePool
 from ratchet.judge.trial.screening.entrant import FIRST_CALL_S, Entrant, QuickClock
 from ratchet.judge.trial.screening.rounds import BEST, GPU_SHARE, ScreenedArm, time_together
 from ratchet.judge.trial.timing.arms import REFERENCE
+from ratchet.judge.trial.timing.fewer_calls import with_fewer_calls
 from ratchet.judge.trial.timing.plan import calls_per_batch
 from ratchet.judge.verdict import Screening
 from ratchet.judge.workers.candidate.model_answer import runnable
@@ -46,7 +47,7 @@ GPU_MEMORY_SHARE: Final = 0.8
 """The part of a GPU's free memory that all processes may take."""
 MORE_CASES: Final = 2
 """Untimed cases checked besides the timed ones, drawn anew for each screening."""
-HELD, HELD_COMPARED = 16, 4
+HELD, HELD_ON_GPU, HELD_COMPARED = 16, 4, 4
 HELD_S, HELD_BYTES = 0.05, 32 << 20
 """Calls on a timed case whose results are held together, within the reference's seconds for them
 and the bytes of their tensors, and how many of them are compared."""
@@ -267,21 +268,27 @@ class ScreeningRun:
     def _hold_together(self, group: Sequence[Entrant], index: int, opened: OpenProblem) -> None:
         """Compare a few of several calls on a timed case, whose results are all there."""
         facts, rng = opened.cases[index], opened.rng
+        most = HELD if self.accelerator is None else HELD_ON_GPU
         fitting = min(HELD_S / max(1e-6, facts.time_s), HELD_BYTES / max(1.0, facts.bytes))
-        calls = max(2, min(HELD, int(fitting)))
-        seeds = [rng.getrandbits(48) for _ in range(calls)]
-        order = rng.sample(range(calls), min(HELD_COMPARED, calls))
+        wanted = max(2, min(most, int(fitting)))
+        seeds = [rng.getrandbits(48) for _ in range(wanted)]
+        order = rng.sample(range(wanted), wanted)
         for entrant in group:
-            if entrant.is_interpreted or entrant.process is None:
+            process = entrant.process
+            if entrant.is_interpreted or process is None:
                 continue
-            with entrant.on_trial():
-                drawn = opened.draw(index, calls, writable_inputs=False, seeds=seeds)
+
+            def run(calls: int, process: CandidateProcess = process) -> str:
+                compared = [call for call in order if call < calls][:HELD_COMPARED]
+                drawn = opened.draw(index, calls, writable_inputs=False, seeds=seeds[:calls])
                 with drawn as batch:
-                    codes = make_calls(entrant.process, opened, batch)
-                    detail = first_wrong(entrant.process, opened, batch, codes, order, again=True)
-                if detail:
+                    codes = make_calls(process, opened, batch)
+                    return first_wrong(process, opened, batch, codes, compared, again=True)
+
+            with entrant.on_trial():
+                if detail := with_fewer_calls(opened, wanted, run)[0]:
                     name = opened.problem.cases[index].name
-                    raise fault("wrong", f"{calls} calls on {name}, held together: {detail}")
+                    raise fault("wrong", f"several calls on {name}, held together: {detail}")
 
     def _call_once(
         self,

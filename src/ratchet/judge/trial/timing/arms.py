@@ -15,6 +15,7 @@ from ratchet.judge.stage_result import fault
 from ratchet.judge.trial.kernel_checks import (
     DrawnBatch,
     OpenProblem,
+    naming,
     verdict_of_call,
 )
 from ratchet.judge.trial.processes.candidate import CandidateProcess
@@ -262,7 +263,8 @@ class CandidateArm:
 
     def _check(self, batch: DrawnBatch, codes: list[int], calls: Sequence[int]) -> None:
         for call in calls:
-            self._candidate.deliver(call)
+            with naming(batch, self._opened):
+                self._candidate.deliver(call)
             check = self._opened.check(batch, call, codes[call])
             passed, detail = verdict_of_call(codes[call], check)
             if any(codes) or not passed:
