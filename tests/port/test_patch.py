@@ -57,6 +57,22 @@ def test_a_function_that_only_cudas_host_has_is_written_out(tmp_path: Path) -> N
     assert "__device__ float own(float v) { return rsqrtf(v); }" in said
 
 
+def test_cubs_warps_keep_their_lanes(tmp_path: Path) -> None:
+    said = ported(
+        tmp_path,
+        "__global__ void k(float* x) {\n"
+        "  typedef cub::WarpReduce<float> A; typedef cub::WarpScan<Pair<int, float>> B;\n"
+        "  typedef cub::WarpReduce<int, 8> C;\n  cub::WarpReduce<int>(held).Sum(1);\n}\n",
+    )
+    for kept in (
+        "WarpReduce<float, 32>",
+        "Scan<Pair<int, float>, 32>",
+        "<int, 8>",
+        "<int, 32>(held",
+    ):
+        assert kept in said
+
+
 def test_macros_stand_once_after_the_includes(tmp_path: Path) -> None:
     said = ported(tmp_path, f"#pragma once\n#include <cstdio>\n{SHUFFLE}\n{SHUFFLE}\n")
     lines = said.split("\n")

@@ -43,7 +43,8 @@ INDEXED: Final = """
 (preproc_elif) @condition
 (preproc_call) @directive
 (enumerator) @enumerator
-(template_type) @template_type
+(template_type) @template
+(template_function) @template
 (number_literal) @number
 (ERROR) @error
 """

@@ -34,7 +34,7 @@ EACH(k_shfl, __shfl(a, 3, 16)) EACH(k_shfl_down, __shfl_down(a, 2, 8)) EACH(k_sh
 EACH(k_shfl_xor, __shfl_xor(a, 5, 32)) EACH(k_shfl_double, (float)__shfl_xor((double)a, 1, 32))
 EACH(k_shfl_long, (float)__shfl_xor((long long)I, 1, 32)) EACH(k_shfl_half, __half2float(__shfl_xor(__float2half(a), 1, 32)))
 EACH(k_shfl_sync, __shfl_xor_sync(~0ull, a, 1, 32)) EACH(k_any, (float)(__any(I == 3) + 2 * __all(I < 64)))
-EACH(k_half, __half2float(__hadd(__float2half(a), __float2half(0.5f)))) EACH(k_half_op, (float)(__half(a) * __half(2.f)))
+EACH(k_half, __half2float(__hadd(__float2half(a), __float2half(0.5f)))) EACH(k_half_op, (float)static_cast<_Float16>(__half(a) * __half(2.f)))
 EACH(k_half2, __low2float(__hfma2(__floats2half2_rn(a, a), __float2half2_rn(2.f), __float2half2_rn(1.f))))
 EACH(k_bf16, __bfloat162float(__float2bfloat16(a))) EACH(k_hexp, __half2float(hexp(__float2half(a))))
 EACH(k_ldg, __ldg(x + I)) EACH(k_constant, a * weights[I % 4]) EACH(k_device, a + offset) EACH(k_called, called(a))
@@ -123,12 +123,16 @@ RUN(half_op) RUN(half2) RUN(bf16) RUN(hexp) RUN(ldg) RUN(constant) RUN(device) R
 RUN(printf) RUN(clock) RUN(static) RUN(inside) RUN(fp8) RUN(fp8_fnuz) RUN(coalesced) RUN(groups) RUN(dynamic) RUN(atomics) RUN(tiles) RUN(block_reduce) RUN(block_scan)
 __global__ void k_first(const float* x, float* y) { y[threadIdx.x] = x[0]; }
 __global__ void k_warp_scan(const float* x, float* y) {
-  __shared__ hipcub::WarpScan<int>::TempStorage held;
+  __shared__ hipcub::WarpScan<int, 32>::TempStorage held;
   int before;
-  hipcub::WarpScan<int>(held).ExclusiveSum(I, before);
+  hipcub::WarpScan<int, 32>(held).ExclusiveSum(I, before);
   y[threadIdx.x] = before;
 }
-RUN(warp_scan) RUN(generic)
+__global__ void k_wave_sum(const float* x, float* y) {
+  __shared__ hipcub::WarpReduce<int>::TempStorage held;
+  y[threadIdx.x] = __shfl(hipcub::WarpReduce<int>(held).Sum(I), 0);
+}
+RUN(warp_scan) RUN(generic) RUN(wave_sum)
 struct Running {
   float sum;
   __device__ float operator()(float all) { return sum += all, sum - all; }

@@ -112,6 +112,7 @@ EXPECTED: dict[str, Callable[[Values], Values]] = {
     "generic": lambda x: np.select([LANE % 3 == 0, LANE % 3 == 1], [x[LANE ^ 1], x + LANE % 2], x),
     "grid": lambda x: x + 138,
     "warp_scan": lambda _: np.array([sum(range(i // 32 * 32, i)) for i in range(64)], float),
+    "wave_sum": lambda x: 0 * x + 2016,
     "block_items": lambda x: 100 + np.cumsum(x),
     "block_exclusive": lambda _: (
         (np.cumsum(LANE + 1) - LANE - 1 + 10000 * LANE + 63).astype(float)
@@ -126,7 +127,7 @@ EXPECTED: dict[str, Callable[[Values], Values]] = {
     "device_sort": lambda x: np.sort(x)[::-1],
     "host": lambda x: 2 * x + 2,
 }
-ONE_WAVE: frozenset[str] = frozenset(("shfl_xor", "any", "coalesced"))
+ONE_WAVE: frozenset[str] = frozenset(("shfl_xor", "any", "coalesced", "wave_sum"))
 
 
 @cache

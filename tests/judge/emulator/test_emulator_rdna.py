@@ -276,6 +276,22 @@ def test_bytes_of_a_matrix_have_a_sign_where_it_is_told(signs: str, factor: int)
     assert found == [(3 * factor + 1) & MINUS] * 16 + [1] * 16
 
 
+def test_the_halves_of_a_wave_may_order_a_matrix_otherwise_along_k() -> None:
+    """A[5][1] is 1 and B[1][j] is 2 in the lower half of the wave, k = 0 in the upper half.
+
+    Where the upper half of A alone is in another order, a pair is lost.
+    """
+    a = [half(1.0) << (16 if lane < 16 else 0) if lane % 16 == 5 else 0 for lane in LANES]
+    b = [half(2.0) << (16 if lane < 16 else 0) for lane in LANES]
+    body = "v_wmma_f32_16x16x16_f16 v[16:23], v[32:39], v[40:47], 0\nv_mov_b32_e32 v4, v18"
+    clear = "\n".join(f"v_mov_b32_e32 v{at}, 0" for at in range(32, 48))
+    whole = f"{clear}\nv_mov_b32_e32 v33, v1\nv_mov_b32_e32 v41, v2\n{body}"
+    found, _, _ = run(whole, a, b, target="gfx1100", threads=32)
+    assert found == [0] * 16 + [f(2.0)] * 16
+    with pytest.raises(KernelError, match="of a matrix operand differ"):
+        run(whole, a, [half(2.0) << 16 for _ in LANES], target="gfx1100", threads=32)
+
+
 def test_copies_of_a_matrix_operand_that_differ_are_a_fault() -> None:
     body = "v_wmma_f32_16x16x16_f16 v[16:23], v[32:39], v[40:47], 0\nv_mov_b32_e32 v4, v16"
     clear = "\n".join(f"v_mov_b32_e32 v{at}, 0" for at in range(32, 48))

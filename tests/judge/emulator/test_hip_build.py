@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import contextlib
 import re
+import shutil
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -12,11 +14,14 @@ from ratchet.base.errors import KernelError
 from ratchet.base.process.time_limits import Clock
 from ratchet.cross_compile.hip_compiler import find_hip
 from ratchet.cross_compile.hip_sources import HipSources, compile_sources
+from ratchet.judge.cross_compile.hip_compiler import find_hip, runtime_objects
+from ratchet.judge.cross_compile.hip_sources import HipSources, compile_sources
 from ratchet.judge.emulator import hip_build
 from ratchet.kernels.kernel import Kernel
 from ratchet.sandbox.rocm import find_tool
 
 CLOCK = Clock.of(600.0)
+HTOD = re.compile(r"(hipMemcpyHtoD\(hipDeviceptr_t \w+, )const void\*")
 ORDER = {"name": "e", "sources": ["k.hip"], "files": {"k.hip": "int one;\n"}}
 needs_whole_hip = pytest.mark.skipif(
     find_tool("clang") is None or not find_hip().whole,
@@ -51,6 +56,28 @@ def test_a_program_is_compiled_once_and_a_changed_one_again(compiled: list[HipSo
     assert built("int b;") != first
     assert built("int a;", target="gfx1100") != first
     assert len(compiled) == 3
+
+
+@needs_whole_hip
+@pytest.mark.compiler
+@pytest.mark.parametrize("major", [5, 6])
+def test_our_runtime_is_compiled_with_headers_of_an_older_hip(tmp_path: Path, major: int) -> None:
+    tools = find_hip()
+    assert tools.headers is not None
+    headers = tmp_path / "include"
+    shutil.copytree(tools.headers / "hip", headers / "hip")
+    api, versions = headers / "hip" / "hip_runtime_api.h", headers / "hip" / "hip_version.h"
+    text, told = HTOD.subn(r"\1void*", api.read_text())
+    assert told == 1
+    if major < 6:  # without the names of a revision, and what it brought
+        text = text.replace("hipGetDevicePropertiesR0600", "hipGetDeviceProperties")
+        text = re.sub(r"(sharedMemPerBlockOptin|regsPerMultiprocessor);", r"later_\1;", text)
+    api.write_text(text)
+    versions.write_text(
+        re.sub(r"(define HIP_VERSION_MAJOR) \d+", rf"\1 {major}", versions.read_text())
+    )
+    made = runtime_objects(replace(tools, headers=headers), tmp_path)
+    assert [one.name for one in made] == ["hip_host.o", "hip_api.o"]
 
 
 SQUARES = """

@@ -27,7 +27,8 @@ hipError_t hipMemcpy(void* to, const void* from, size_t n, hipMemcpyKind kind) {
 hipError_t hipMemcpyAsync(void* to, const void* from, size_t n, hipMemcpyKind kind, hipStream_t) {
   return noted(ratchet_hip_copy(to, from, n, kind));
 }
-hipError_t hipMemcpyHtoD(hipDeviceptr_t to, const void* from, size_t n) {
+hipError_t ratchet_to_device(hipDeviceptr_t, const void*, size_t) __asm__("hipMemcpyHtoD");  // not const before HIP 7
+hipError_t ratchet_to_device(hipDeviceptr_t to, const void* from, size_t n) {
   return noted(ratchet_hip_copy(to, from, n, hipMemcpyHostToDevice));
 }
 hipError_t hipMemcpyDtoH(void* to, hipDeviceptr_t from, size_t n) {
@@ -110,16 +111,18 @@ hipError_t hipSetDeviceFlags(unsigned) { return hipSuccess; }
 hipError_t hipDriverGetVersion(int* version) { return *version = HIP_VERSION, hipSuccess; }
 hipError_t hipRuntimeGetVersion(int* version) { return *version = HIP_VERSION, hipSuccess; }
 hipError_t hipDeviceCanAccessPeer(int* can, int, int) { return *can = 0, hipSuccess; }
-hipError_t hipGetDevicePropertiesR0600(hipDeviceProp_tR0600* found, int) {
+hipError_t hipGetDeviceProperties(hipDeviceProp_t* found, int) {  // R0600 from HIP 6 on
   memset(found, 0, sizeof *found);
   snprintf(found->name, sizeof found->name, "%s", ratchet_hip_device());
   snprintf(found->gcnArchName, sizeof found->gcnArchName, "%s", ratchet_hip_target());
   found->warpSize = ratchet_hip_fact("lanes");
   found->multiProcessorCount = ratchet_hip_fact("compute_units");
   found->sharedMemPerBlock = found->maxSharedMemoryPerMultiProcessor = ratchet_hip_fact("lds");
-  found->sharedMemPerBlockOptin = found->sharedMemPerBlock;
+#if HIP_VERSION_MAJOR >= 6
+  found->sharedMemPerBlockOptin = found->sharedMemPerBlock, found->regsPerMultiprocessor = 65536;
+#endif
   found->totalGlobalMem = (size_t)ratchet_hip_fact("memory_mib") << 20;
-  found->regsPerBlock = found->regsPerMultiprocessor = 65536;
+  found->regsPerBlock = 65536;
   found->maxThreadsPerBlock = 1024, found->maxThreadsPerMultiProcessor = 2048;
   for (int axis = 0; axis < 3; ++axis) found->maxThreadsDim[axis] = 1024, found->maxGridSize[axis] = 65536;
   found->maxGridSize[0] = 2147483647;
@@ -128,8 +131,8 @@ hipError_t hipGetDevicePropertiesR0600(hipDeviceProp_tR0600* found, int) {
   return hipSuccess;
 }
 hipError_t hipDeviceGetAttribute(int* value, hipDeviceAttribute_t which, int) {
-  hipDeviceProp_tR0600 all;
-  (void)hipGetDevicePropertiesR0600(&all, 0);
+  hipDeviceProp_t all;
+  (void)hipGetDeviceProperties(&all, 0);
   switch (which) {
     case hipDeviceAttributeWarpSize: *value = all.warpSize; break;
     case hipDeviceAttributeMultiprocessorCount: *value = all.multiProcessorCount; break;
@@ -158,6 +161,7 @@ hipError_t hipStreamCreateWithPriority(hipStream_t* stream, unsigned, int) { ret
 hipError_t hipStreamDestroy(hipStream_t) { return hipSuccess; }
 hipError_t hipStreamSynchronize(hipStream_t) { return hipSuccess; }
 hipError_t hipStreamQuery(hipStream_t) { return hipSuccess; }
+int hipGetStreamDeviceId(hipStream_t) { return 0; }
 hipError_t hipStreamWaitEvent(hipStream_t, hipEvent_t, unsigned) { return hipSuccess; }
 hipError_t hipEventCreate(hipEvent_t* event) { return made((void**)event); }
 hipError_t hipEventCreateWithFlags(hipEvent_t* event, unsigned) { return made((void**)event); }

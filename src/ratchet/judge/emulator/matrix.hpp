@@ -18,6 +18,20 @@ inline f32 multiplied(f32 a, f32 b, f32 sum) { return sum + a * b; }
 inline i32 multiplied(i32 a, i32 b, i32 sum) { return i32(u32(sum) + u32(a) * u32(b)); }
 inline f64 multiplied(f64 a, f64 b, f64 sum) { return std::fma(a, b, sum); }
 // `static`: a library's own, or machines for other numbers of lanes in one process would share the arrays below.
+// RDNA 3 wants A and B in both halves of a wave. Each half multiplies its own, so their orders along k may differ, as rocWMMA's do.
+template <class T, int N> static void check_halves(const T* a, const T* b, int K) {
+    for (u64 k = 0, taken = 0; k < u64(K); k++) {
+        int wrong = 0, l = 0;
+        for (int tried = 0; tried < K && l < N; tried++) {
+            const int other = (int(k) + tried) % K;
+            if (taken >> other & 1) continue;
+            for (l = 0; l < N && !memcmp(a + l * K + k, a + (N + l) * K + other, sizeof(T)) && !memcmp(b + k * N + l, b + (K + other) * N + l, sizeof(T));) l++;
+            if (l == N) taken |= 1ull << other;
+            else if (!tried) wrong = l;
+        }
+        if (l < N) fail("lanes %d and %d of a matrix operand differ", N + wrong, wrong);
+    }
+}
 // A lane has `each` neighbours along k of one row of A, and of one column of B; lanes go over the rows, the blocks, then along k.
 // A result's rows come in runs of `run`: a register holds one row of a run, and of as many runs, of blocks and of one block, as it has room for.
 template <class T, int N> static void multiply(W& w, const In& in) {
@@ -26,12 +40,11 @@ template <class T, int N> static void multiply(W& w, const In& in) {
     const int together = most(1, LANES * run / (N * N));
     static thread_local T a[32 * 128], b[128 * 32], sums[32][LANES];
     for (int l = 0; l < LANES; l++) for (int j = 0; j < each; j++) {
-        const int block = copies ? 0 : l / N % blocks, k = copies ? j : l / (N * blocks) * each + j;
-        const T x = element_of<T>(w, in.o[1].number, in.aux[2], j, l), y = element_of<T>(w, in.o[2].number, in.aux[3], j, l);
-        T &p = a[(block * N + l % N) * K + k], &q = b[(block * K + k) * N + l % N];
-        if (copies && l >= N && (memcmp(&p, &x, sizeof x) || memcmp(&q, &y, sizeof y))) fail("lanes %d and %d of a matrix operand differ", l, l - N);
-        p = x; q = y;
+        const int block = copies ? l / N : l / N % blocks, k = copies ? j : l / (N * blocks) * each + j;
+        a[(block * N + l % N) * K + k] = element_of<T>(w, in.o[1].number, in.aux[2], j, l);
+        b[(block * K + k) * N + l % N] = element_of<T>(w, in.o[2].number, in.aux[3], j, l);
     }
+    if (copies) check_halves<T, N>(a, b, K);
     const Operand& c = in.o[3];
     for (int block = 0; block < blocks; block++) for (int i = 0; i < N; i++) {
         const int r = block * (N * N / LANES) + i / (run * RUNS) * run + i % run;

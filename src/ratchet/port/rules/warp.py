@@ -50,6 +50,19 @@ def counts_waves(tree: CudaTree, at: int) -> bool:
     )
 
 
+@RULES.add("warp-collective", "error", fix="name the lanes: WarpReduce<T, 32>")
+def warp_collectives(tree: CudaTree) -> Iterator[Match]:
+    """hipcub's warps have as many lanes as the GPU's waves, 64 on CDNA; cub's have 32."""
+    for node in tree.nodes("template"):
+        name, given = (node.child_by_field_name(one) for one in ("name", "arguments"))
+        if name is None or given is None or tree.said(name) not in ("WarpReduce", "WarpScan"):
+            continue
+        kinds = [one for one in given.named_children if one.type != "comment"]
+        if len(kinds) == 1 and not counts_waves(tree, node.start_byte):
+            edit = Edit(start=kinds[0].end_byte, end=kinds[0].end_byte, text=", 32")
+            yield Match(at=node.start_byte, detail=tree.said(node), edits=(edit,))
+
+
 @RULES.add("shuffle-width", "error", fix="give the width: 32 keeps the groups that the code counts")
 def shuffle_width(tree: CudaTree) -> Iterator[Match]:
     """Without a width, a shuffle spans the whole wave: 64 lanes on CDNA, 32 on RDNA. Code that

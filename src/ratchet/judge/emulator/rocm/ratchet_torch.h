@@ -8,6 +8,7 @@
 #include <ATen/AccumulateType.h>
 #include <ATen/NumericUtils.h>
 #include <ATen/OpMathType.h>
+#include <ATen/TensorUtils.h>
 #include <ATen/ceil_div.h>
 #include <ATen/native/DispatchStub.h>
 #include <optional>
@@ -88,8 +89,8 @@ inline hipDeviceProp_t* getCurrentDeviceProperties() {
 inline hipDeviceProp_t* getDeviceProperties(c10::DeviceIndex) { return getCurrentDeviceProperties(); }
 inline int warp_size() { return getCurrentDeviceProperties()->warpSize; }
 inline bool is_available() { return true; }
-template <typename T> inline T ceil_div(T a, T b) { return (a + b - 1) / b; }
-template <typename T> inline T ATenCeilDiv(T a, T b) { return (a + b - 1) / b; }
+template <typename T> inline __host__ __device__ T ceil_div(T a, T b) { return (a + b - 1) / b; }
+template <typename T> inline __host__ __device__ T ATenCeilDiv(T a, T b) { return (a + b - 1) / b; }
 }  // namespace cuda
 namespace hip {
 using namespace cuda;
@@ -137,6 +138,13 @@ inline void synchronize(int64_t = -1) {}
 #define CUDA_KERNEL_LOOP(i, n) CUDA_KERNEL_LOOP_TYPE(i, n, int)
 #define HIP_KERNEL_LOOP(i, n) CUDA_KERNEL_LOOP(i, n)
 #endif
+// Tensors all lie on the one GPU; torch's own functions would say on the CPU.
+namespace at {
+inline void ratchet_on_one_gpu(CheckedFrom, const TensorArg&, const TensorArg&) {}
+inline void ratchet_on_one_gpu(CheckedFrom, ArrayRef<TensorArg>) {}
+}  // namespace at
+#define checkAllSameGPU ratchet_on_one_gpu
+#define checkSameGPU ratchet_on_one_gpu
 // Host code may read a copy in pinned memory. The tensor itself lies where only kernels reach.
 #define cpu() to(c10::TensorOptions().pinned_memory(true), false, true)
 #define is_cuda is_cpu

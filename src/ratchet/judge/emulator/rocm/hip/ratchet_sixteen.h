@@ -20,6 +20,7 @@
     template <typename I, typename std::enable_if<std::is_integral<I>::value &&                   \
                                                   !std::is_same<I, bool>::value, int>::type = 0>  \
     explicit constexpr __host__ __device__ operator I() const { return (I)(float)data; }          \
+    explicit constexpr __host__ __device__ operator N() const { return data; }                    \
     __host__ __device__ T& operator+=(T b) { return data = (N)(data + b.data), *this; }           \
     __host__ __device__ T& operator-=(T b) { return data = (N)(data - b.data), *this; }           \
     __host__ __device__ T& operator*=(T b) { return data = (N)(data * b.data), *this; }           \

@@ -152,7 +152,7 @@ struct BlockScan {
   RATCHET_IN void ExclusiveSum(T v, T& out) { ExclusiveScan(v, out, T(), hipcub::Sum()); }
   RATCHET_IN void ExclusiveSum(T v, T& out, T& all) { ExclusiveSum(v, out), all = total(); }
 };
-template <typename T, int N = 32> struct WarpReduce {
+template <typename T, int N = RATCHET_LANES> struct WarpReduce {
   struct TempStorage {};
   RATCHET_IN explicit WarpReduce(TempStorage&) {}
   template <typename F> RATCHET_IN T Reduce(T v, F f) {
@@ -161,7 +161,7 @@ template <typename T, int N = 32> struct WarpReduce {
   }
   RATCHET_IN T Sum(T v) { return Reduce(v, hipcub::Sum()); }
 };
-template <typename T, int N = 32> struct WarpScan {
+template <typename T, int N = RATCHET_LANES> struct WarpScan {
   struct TempStorage {};
   RATCHET_IN explicit WarpScan(TempStorage&) {}
   template <typename F> RATCHET_IN void InclusiveScan(T v, T& out, F f) {
