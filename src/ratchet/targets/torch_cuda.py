@@ -32,8 +32,10 @@ _ZERO: Final = (
 _NOTHING: Final = (
     "_lazy_init init synchronize empty_cache ipc_collect reset_peak_memory_stats "
     "reset_max_memory_allocated reset_accumulated_memory_stats set_per_process_memory_fraction "
-    "set_stream "
+    "set_stream _sleep "
 )
+_HOMES: Final = (torch.cuda.memory, torch.cuda.random, torch.cuda.streams, torch.cuda.graphs)
+"""Modules that torch.cuda has its functions from; programs ask them too."""
 _MARKS: Final = ("range_push", "range_pop", "range_start", "range_end", "mark")
 """Functions of torch.cuda.nvtx, which note things for a profiler."""
 _TENSORS: Final = "Float Double Half BFloat16 Byte Char Short Int Long Bool"
@@ -49,7 +51,8 @@ def answering(device: PretendedDevice) -> Iterator[None]:
     version = {"hip": None, "cuda": None} | {device.architecture.backend: PRETENDED_HIP}
     with contextlib.ExitStack() as stack:
         for name, value in device_answers(device).items():
-            stack.enter_context(mock.patch.object(torch.cuda, name, value, create=True))
+            for place in (torch.cuda, *(one for one in _HOMES if hasattr(one, name))):
+                stack.enter_context(mock.patch.object(place, name, value, create=True))
         for name, value in _accelerator_answers(device).items():
             stack.enter_context(mock.patch.object(torch.accelerator, name, value, create=True))
         for name in _MARKS:
@@ -77,10 +80,12 @@ def device_answers(device: PretendedDevice) -> dict[str, object]:
         "get_device_name": _of_the_first(properties.name),
         "get_arch_list": lambda: [device.architecture.name],
         "can_device_access_peer": lambda *both: any(map(check_index, both)),
-        "mem_get_info": lambda *_: (device.memory_bytes, device.memory_bytes),
-        "memory_stats": lambda *_: {},
-        "current_stream": lambda *_: stream,
-        "default_stream": lambda *_: stream,
+        "mem_get_info": lambda *_, **__: (device.memory_bytes, device.memory_bytes),
+        "memory_stats": lambda *_, **__: Counter(),  # 0 under every name
+        "memory_summary": lambda *_, **__: "memory of an emulated GPU is not counted",
+        "graph_pool_handle": lambda: (0, 0),
+        "current_stream": lambda *_, **__: stream,
+        "default_stream": lambda *_, **__: stream,
         "device": PretendedContext,
         "device_of": PretendedContext,
         "_DeviceGuard": PretendedContext,
@@ -97,8 +102,10 @@ def device_answers(device: PretendedDevice) -> dict[str, object]:
         "seed": generator.seed,
         "seed_all": lambda: None,
         "initial_seed": generator.initial_seed,
-        "get_rng_state": lambda *_: generator.get_state(),
-        "set_rng_state": lambda state, *_: generator.set_state(state),
+        "get_rng_state": lambda *_, **__: generator.get_state(),
+        "set_rng_state": lambda state=None, *_, new_state=None, **__: generator.set_state(
+            new_state if state is None else state
+        ),
         "get_rng_state_all": lambda: [generator.get_state()],
         "set_rng_state_all": lambda states: generator.set_state(states[0]),
         "default_generators": (generator,),
@@ -124,10 +131,10 @@ def _accelerator_answers(device: PretendedDevice) -> dict[str, object]:
         "current_device_idx": lambda: 0,
         "set_device_index": check_index,
         "set_device_idx": check_index,
-        "current_stream": lambda *_: stream,
+        "current_stream": lambda *_, **__: stream,
         "device_index": PretendedContext,
-        "memory_stats": lambda *_: {},
-        "get_memory_info": lambda *_: (device.memory_bytes, device.memory_bytes),
+        "memory_stats": lambda *_, **__: Counter(),
+        "get_memory_info": lambda *_, **__: (device.memory_bytes, device.memory_bytes),
         **{name: lambda *_, **__: 0 for name in zero.split()},
         **{name: lambda *_, **__: None for name in nothing.split()},
     }

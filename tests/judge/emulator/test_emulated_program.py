@@ -75,7 +75,7 @@ def roots(x):
     return libdevice.rsqrt(x)
 """
 SCRIPT = """
-import math, threading
+import io, math, threading
 import pytest, torch, triton
 import torch.utils.checkpoint
 import triton.language as tl
@@ -134,6 +134,25 @@ assert torch.nn.Linear(2, 2).to(device="cuda", dtype=torch.float16).weight.is_cu
 assert torch.randn(2, device="cuda", generator=torch.Generator(device="cuda")).is_cuda
 assert torch.cuda.is_available() and torch.cuda.device_count() == 1
 assert torch.cuda.device(0).idx == 0 and torch.cuda.get_device_capability((1, 2)) == (9, 4)
+
+# files keep the device
+files = [io.BytesIO(), io.BytesIO()]
+for one, file in zip((host, device), files):
+    torch.save(one, file)
+def loaded(file, **named):
+    file.seek(0)
+    return torch.load(file, **named).device.type
+assert [loaded(one) for one in files] == ["cpu", "cuda"]
+assert [loaded(one, map_location="cpu") for one in files] == ["cpu", "cpu"]
+assert [loaded(one, map_location="cuda") for one in files] == ["cuda", "cuda"]
+
+# streams and memory
+stream = torch.cuda.Stream()
+with torch.cuda.stream(stream):
+    device.record_stream(stream)
+stream.wait_event(torch.cuda.current_stream(device="cuda:0").record_event())
+assert torch.cuda.memory.memory_stats(device=0)["num_ooms"] == 0 and torch.cuda.memory_summary()
+assert torch.cuda.mem_get_info(device=0)[0] > 1 << 37 and torch.cuda.graph_pool_handle()
 
 # random numbers: a state is a seed and an offset, which a program may count on
 torch.cuda.manual_seed(5)
@@ -286,6 +305,19 @@ def negated(x, y, BLOCK: tl.constexpr):
     at = tl.arange(0, BLOCK)
     tl.store(y + at, -tl.load(x + at))
 
+@triton.jit
+def last_first(flag, order):
+    turn = tl.num_programs(0) - 1 - tl.program_id(0)
+    while tl.atomic_add(flag, 0) != turn:
+        pass
+    tl.store(order + turn, tl.program_id(0))
+    tl.atomic_add(flag, 1)
+
+def test_each_program_waits_for_the_next():
+    order = torch.zeros(64, dtype=torch.int32, device="cuda")
+    last_first[(64,)](torch.zeros_like(order), order)
+    assert order.tolist() == list(range(63, -1, -1))
+
 def test_that_is_wrong():
     x = torch.ones(30, device="cuda")
     negated[(1,)](x, torch.empty_like(x), BLOCK=32)
@@ -391,9 +423,9 @@ class TestSuite:
         (tmp_path / "test_negated.py").write_text(SUITE)
         plugin = ("-p", "ratchet.pytest_plugin", "--ratchet-target", "gfx950")
         done = run("-m", "pytest", "-q", *plugin, "test_negated.py", str(EXAMPLE), folder=tmp_path)
-        assert done.returncode == 1 and "1 failed, 6 passed" in done.stdout, done.stdout[-3000:]
+        assert done.returncode == 1 and "1 failed, 7 passed" in done.stdout, done.stdout[-3000:]
         assert "test_negated.py:8" in done.stdout and "emulated AMD Instinct MI355X" in done.stdout
-        assert "6 launches of 3 kernels" in done.stdout and "1 failed" in done.stdout
+        assert "7 launches of 4 kernels" in done.stdout and "1 failed" in done.stdout
 
 
 @pytest.mark.parametrize(

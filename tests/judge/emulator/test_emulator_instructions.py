@@ -289,6 +289,17 @@ def test_a_buffer_drops_what_lies_beyond_its_records() -> None:
     assert run(body, LANES)[0] == LANES[:16] + [0] * 48
 
 
+def test_the_offsets_of_a_buffer_are_added_in_32_bits() -> None:
+    """LLVM folds the 64 of `x - 64 + 64` into the instruction, so the register may wrap."""
+    body = """s_mov_b32 s8, s4
+    s_mov_b32 s9, s5
+    s_mov_b32 s10, 0x7ffffffe
+    s_mov_b32 s11, 0x27000
+    v_subrev_u32_e32 v5, 64, v0
+    buffer_load_dword v4, v5, s[8:11], 0 offen offset:64"""
+    assert run(body, LANES)[0] == LANES
+
+
 def test_a_loop_ends_when_its_scalar_does() -> None:
     body = """s_mov_b32 s8, 0
     .LBB0_1:

@@ -25,10 +25,11 @@ template <Space S> inline u64 addresses(W& w, const In& in, u64* at, u32 size, i
     if constexpr (S == BUFFER) {
         const u32* r = w.s + b.number; u64 base = r[0] | u64(r[1] & 0xffff) << 32, soffset = scalar32(w, in.o[a + 2]);
         if (r[1] >> 16 & 0x3fff) fail("a buffer with a stride is not emulated");
-        const u64 room = u64(r[2]) - least(soffset, u64(r[2])), fixed = u32(in.aux[0]); u8 inside[LANES];
+        const u64 room = u64(r[2]) - least(soffset, u64(r[2])); const u32 fixed = u32(in.aux[0]); u8 inside[LANES];
         u32 none[LANES]; const u32* v = in.flags & OFFEN ? w.v[o.number] : none; if (v == none) std::fill(none, none + LANES, 0u);
-        for (int l = 0; l < LANES; l++) at[l] = base + soffset + fixed + v[l];
-        for (int l = 0; l < LANES; l++) inside[l] = v[l] + fixed + size <= room;
+        // The two offsets are added in 32 bits: LLVM folds a constant out of a sum that wraps (`splitBufferOffsets`)
+        for (int l = 0; l < LANES; l++) at[l] = base + soffset + u32(v[l] + fixed);
+        for (int l = 0; l < LANES; l++) inside[l] = u64(u32(v[l] + fixed)) + size <= room;
         return mask & packed_bits(inside);
     } else if constexpr (S == GLOBAL) {
         if (b.kind == SCALAR) { u64 base = w.pair(b.number) + i64(in.aux[0]); for (int l = 0; l < LANES; l++) at[l] = base + w.v[o.number][l]; }

@@ -225,11 +225,14 @@ class EmulatedGpu(TorchFunctionMode):
         yield torch._C._autograd, pushed, self._with_hooks(getattr(torch._C._autograd, pushed))
         yield threading.Thread, "run", self.callback(threading.Thread.run)
         yield torch._C, "_cuda_getCurrentRawStream", lambda *_: 0
+        yield Tensor, "record_stream", lambda *_: None
         yield torch._C._dynamo.guards, "_empty_strided_cuda", _empty_strided
         yield torch, "set_default_device", self._set_default_device
         yield torch, "compile", _uncompiled
         yield torch, "Generator", PretendedGenerator
         yield torch.library.Library, "impl", registered(self, torch.library.Library.impl)
+        files = vars(torch.serialization)["_package_registry"]
+        yield torch.serialization, "_package_registry", [(0, _saved_as, _loaded_to), *files]
         for name in AUTOCAST:
             yield torch, name, _on_cpu(getattr(torch, name))
         yield torch.autocast, "__init__", _autocast(torch.autocast.__init__)
@@ -278,6 +281,24 @@ def mark(value: object) -> None:
     for one in _tensors((value,)):
         with contextlib.suppress(NotImplementedError, RuntimeError):
             setattr(one.untyped_storage(), MARK, True)
+
+
+def _saved_as(storage: Any) -> str | None:
+    """Return the device that `torch.save` notes for a storage; None for one that holds nothing."""
+    if storage.device.type != "cpu":
+        return None
+    return "cpu" if getattr(_untyped(storage), MARK, False) else "cuda:0"
+
+
+def _loaded_to(storage: Any, place: str) -> Any:
+    """Return a storage that `torch.load` has read, on the device of that name; None if not ours."""
+    if place == "cpu":
+        setattr(_untyped(storage), MARK, True)
+    return storage if place == "cpu" or is_gpu(place) else None
+
+
+def _untyped(storage: Any) -> Any:
+    return getattr(storage, "_untyped_storage", storage)
 
 
 def as_device(device: Any) -> torch.device:

@@ -1,6 +1,7 @@
 // The loop: the waves of a workgroup in turn, each up to its barrier. A workgroup that runs long is set aside for
 // others, so that one may wait for what another does.
 constexpr u64 SLICE = 1 << 20;  // instructions of a workgroup until others have their turn
+constexpr u64 SHORT_SLICE = 1 << 14;  // the same once one was set aside: many may wait for one
 constexpr u64 MOST_LIVE = 2048;  // waves of workgroups that have begun
 static void begin(Wave& w, const Launch& c, Machine& m, const u32* group, u32 wave) {
     for (u32 r = 0; r < 512; r++) if (c.registers >> (r / 32) & 1) std::fill(w.v[r], w.v[r] + LANES, POISON);
@@ -46,8 +47,8 @@ struct Group {
         m.first = index == 0; m.epoch++; turn = 0;
     }
     // True once all waves have ended; false when the slice is over, and then another wave is next
-    bool go_on(Launch& c, u64& left, Wave*& now) {
-        for (u64 slice = SLICE;;) {
+    bool go_on(Launch& c, u64 slice, u64& left, Wave*& now) {
+        for (;;) {
             for (u32 n = 0; n < waves; n++) {
                 const u32 k = (turn + n) % waves, i = c.backwards ? waves - 1 - k : k;
                 now = &all[i]; m.wave = i;
@@ -64,7 +65,7 @@ struct Group {
 extern "C" const int ratchet_lanes = LANES;
 // 0, or 1 with a message and the place of the instruction that failed
 extern "C" int ratchet_emulate(Launch* given, char* message, u64 room, u64* where) {
-    Launch& c = *given; const u32 waves = (c.threads + LANES - 1) / LANES; u64 left = c.limit, next = 0;
+    Launch& c = *given; const u32 waves = (c.threads + LANES - 1) / LANES; u64 left = c.limit, next = 0, slice = SLICE;
     const u64 groups = u64(c.grid[0]) * c.grid[1] * c.grid[2], most_live = most(u64(1), MOST_LIVE / waves);
     std::deque<std::unique_ptr<Group>> live; std::unique_ptr<Group> idle; Wave* now = nullptr;
     try {
@@ -74,8 +75,8 @@ extern "C" int ratchet_emulate(Launch* given, char* message, u64 room, u64* wher
                 group = idle ? std::move(idle) : std::make_unique<Group>(c, waves);
                 group->start(c, next++);
             } else { group = std::move(live.front()); live.pop_front(); }
-            if (group->go_on(c, left, now)) idle = std::move(group);
-            else live.push_back(std::move(group));
+            if (group->go_on(c, slice, left, now)) { idle = std::move(group); continue; }
+            live.push_back(std::move(group)); slice = SHORT_SLICE;
         }
     } catch (const Fault& f) { snprintf(message, room, "%s", f.text); *where = now->pc; return 1; }
     return 0;
