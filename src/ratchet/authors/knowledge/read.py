@@ -16,8 +16,7 @@ from html.parser import HTMLParser
 from pathlib import Path
 from typing import Final, Literal
 
-from ratchet.authors.knowledge.passages import MOST_CHARACTERS
-from ratchet.authors.knowledge.section import Section
+from ratchet.authors.knowledge.passages import MOST_CHARACTERS, Section
 from ratchet.base import files
 from ratchet.base.errors import KnowledgeError
 from ratchet.base.process import watchdog
