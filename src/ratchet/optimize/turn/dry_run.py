@@ -80,7 +80,6 @@ class DryRun:
     kernels: tuple[TargetKernel, ...] = ()
 
     def to_json(self) -> dict[str, object]:
-        """Return all of it as one JSON object."""
         workload = document_of(self.workload)
         return {
             "workload": workload,
