@@ -16,8 +16,7 @@ from ratchet.authors.knowledge import read as reading
 from ratchet.authors.knowledge.cite import MOST_CHARACTERS, MOST_OF_ONE, cite, query_of
 from ratchet.authors.knowledge.index import SHIPPED, Added, index_path
 from ratchet.authors.knowledge.passages import MOST_CHARACTERS as PASSAGE
-from ratchet.authors.knowledge.passages import cut
-from ratchet.authors.knowledge.section import Section
+from ratchet.authors.knowledge.passages import Section, cut
 from ratchet.authors.knowledge.walk import LeftOut
 from ratchet.base.errors import KnowledgeError
 from ratchet.ledger.place import default_path

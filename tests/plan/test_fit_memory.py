@@ -17,10 +17,9 @@ from torch.autograd.graph import saved_tensors_hooks
 from ratchet.base.errors import PlanError
 from ratchet.cli import main
 from ratchet.optimize.levers import find_lever
-from ratchet.plan.fit.arm import MemoryArm
+from ratchet.plan.fit.arm import MemoryArm, estimate_bytes
 from ratchet.plan.fit.compiled import CompiledPlans
 from ratchet.plan.fit.costs import costs_of
-from ratchet.plan.fit.estimate import estimate_bytes
 from ratchet.plan.fit.fit import MemoryRequest, step_memory
 from ratchet.plan.fit.measured import MeasuredStep, MemoryParts, Stretch
 from ratchet.workloads import Workload, load

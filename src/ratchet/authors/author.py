@@ -98,7 +98,6 @@ class Answer(Proposal):
 
     @property
     def kernel_hash(self) -> str:
-        """Return the kernel's hash."""
         return self.kernel.hash
 
     @property
@@ -169,9 +168,7 @@ class Space(Protocol):
         """Return the schedules to try first, the most promising first."""
         ...
 
-    def draw(self, source: random.Random) -> Schedule:
-        """Return a schedule at random."""
-        ...
+    def draw(self, source: random.Random) -> Schedule: ...
 
     def change(self, schedule: Schedule, source: random.Random) -> Schedule:
         """Return a neighbour of `schedule`: one choice is another."""

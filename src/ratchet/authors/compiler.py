@@ -185,7 +185,6 @@ class CompilerAuthor:
 
     @property
     def name(self) -> str:
-        """Return the author's name."""
         return NAME
 
     def propose(self, progress: Progress, count: int) -> list[Proposal]:

@@ -28,8 +28,6 @@ Done = Callable[[WritingResult], None]
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Asked:
-    """A problem of a workload."""
-
     problem: Problem
     gain_s: float
     """Seconds of a step that can still be won on it."""

@@ -48,7 +48,6 @@ class Output:
         return len(text)
 
     def flush(self) -> None:
-        """Flush the stream."""
         with self._told_apart():
             self._stream.flush()
 

@@ -7,10 +7,8 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from ratchet.cli.app import AsJson, Debug, app, print_json
-from ratchet.cli.trace_merge import merge
+from ratchet.cli.app import AsJson, Debug, DeviceName, app, print_json
 from ratchet.cli.trace_record import RecordCommand, record
-from ratchet.cli.trace_replay import replay
 
 if TYPE_CHECKING:
     from ratchet.trace.answers.roofline import Rooflines
@@ -163,5 +161,76 @@ def _say_written(out: Path | None, parquet: Path | None) -> None:
             print(f"written: {path}")
 
 
-commands.command()(merge)
-commands.command()(replay)
+@commands.command()
+def merge(
+    folder: Annotated[
+        Path, typer.Argument(metavar="FOLDER", help="Traces of one run, one file per rank.")
+    ],
+    out: Annotated[
+        Path,
+        typer.Option("--out", metavar="FILE.json.gz", help="The merged trace; .gz compresses it."),
+    ] = Path("ranks.json.gz"),
+    as_json: AsJson = False,
+    debug: Debug = False,
+) -> None:
+    """Merge the ranks of one run into one Chrome trace: one process per rank, on one clock."""
+    from ratchet.base import files
+    from ratchet.base.errors import TraceError
+    from ratchet.report.terminal import working
+    from ratchet.report.trace_diff import print_merged
+    from ratchet.trace.export.documents import plainly
+    from ratchet.trace.export.merge import merge as merge_ranks
+
+    if why := files.why_not_folder(folder):
+        raise TraceError(f"{folder} {why}: give a folder that holds a trace for each rank")
+    if why := files.why_not_new_file(out):
+        raise TraceError(f"--out {out} {why}: name a file in a folder that exists")
+    with working(f"merging {folder}"):
+        merged = merge_ranks(folder, out)
+    if as_json:
+        paths = {"path": str(merged.path), "size_bytes": out.stat().st_size}
+        print_json(plainly(merged) | paths)
+    else:
+        print_merged(merged)
+
+
+@commands.command()
+def replay(
+    file: Annotated[
+        Path, typer.Argument(metavar="FILE", help="A Kineto trace, recorded with shapes.")
+    ],
+    op: Annotated[
+        list[str] | None,
+        typer.Option(
+            "--op",
+            metavar="NAME",
+            help="Op to replay (aten::mm); repeat for several. Default: the costliest.",
+        ),
+    ] = None,
+    top: Annotated[
+        int, typer.Option(min=1, help="Number of distinct calls to run, costliest first.")
+    ] = 20,
+    device: DeviceName = "auto",
+    as_json: AsJson = False,
+    debug: Debug = False,
+) -> None:
+    """Rebuild a trace's calls from shapes, dtypes and strides, and time them here.
+
+    Calls run through torch.ops in a separate process, with random values.
+    """
+    from ratchet.base.errors import TraceError
+    from ratchet.report.terminal import working
+    from ratchet.report.trace_diff import print_replay
+    from ratchet.trace.compare.runs import check
+    from ratchet.trace.export.documents import plainly
+    from ratchet.trace.replay.replay import replay as replay_calls
+
+    check(file)
+    if file.is_dir():
+        raise TraceError(f"{file} is a folder: give one rank's trace")
+    with working(f"replaying {file}"):
+        found = replay_calls(file, tuple(op or ()), top, device)
+    if as_json:
+        print_json(plainly(found))
+    else:
+        print_replay(found)

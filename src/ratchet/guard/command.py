@@ -26,8 +26,6 @@ _MOST_BYTES = 1 << 24
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class FinishedRun:
-    """A command that ended."""
-
     code: int
     """Below 0 if a signal ended it."""
     late: bool
@@ -52,8 +50,6 @@ class CommandRun:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class MeasuredCommand:
-    """A command and what of it is measured."""
-
     words: tuple[str, ...]
     metric: str = ""
     """A regular expression whose first group (or all of it) is a number that the command prints,

@@ -25,8 +25,6 @@ _STATES: dict[IncidentEventName, IncidentState] = {
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class RegressedSeries:
-    """One series of an incident."""
-
     key: str
     shift: Shift
     among: tuple[str, ...]

@@ -63,7 +63,6 @@ def deactivate(entry: str | None = None) -> None:
 
 
 def active() -> dict[str, Kernel]:
-    """Return the active kernels by entry."""
     return {entry: kernel for (entry, _), kernel in _kernels.items()}
 
 

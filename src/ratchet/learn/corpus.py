@@ -74,8 +74,6 @@ class CorpusCard(msgspec.Struct, frozen=True, kw_only=True):
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Corpus:
-    """A corpus, read."""
-
     examples: tuple[TaughtAnswer, ...]
     text: tuple[str, ...]
     """Documents to replay."""

@@ -159,7 +159,6 @@ class Reinforcement(Objective):
         return advantages(group.earned, noises)
 
     def measure(self, model: PreTrainedModel) -> dict[str, float]:
-        """Return the skills."""
         return {} if self._skills is None else self._skills.measure(model)
 
     def state(self) -> dict[str, Json]:

@@ -86,8 +86,6 @@ TOLD_EVERY_S: Final = 2.0
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class LoopOptions:
-    """A request for a loop."""
-
     rounds: int
     budget_s: float
     train: Names

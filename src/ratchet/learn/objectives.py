@@ -100,7 +100,6 @@ class Imitation(Objective):
         return replace(row, allowed=among)
 
     def measure(self, model: PreTrainedModel) -> dict[str, float]:
-        """Return the skills."""
         return {} if self._skills is None else self._skills.measure(model)
 
 

@@ -103,7 +103,6 @@ def first_tasks(names: Names, language: str, *, least: int, until: float) -> lis
 
 
 def by_family(tasks: Sequence[LearnTask]) -> Names:
-    """Return the names of problems by family."""
     found: Names = {}
     for one in tasks:
         found.setdefault(one.family, []).append(one.name)

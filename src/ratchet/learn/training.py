@@ -44,8 +44,6 @@ LEAST_REPLAY: Final = 0.01
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class StepWork:
-    """The work of one training step."""
-
     tokens: int
     """Tokens that go through the model for it."""
     loss: Callable[[], Tensor]

@@ -17,8 +17,6 @@ from ratchet.ledger.tables import Fingerprint
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Message:
-    """One message of a chat."""
-
     role: str
     """`system` or `user`."""
     content: str

@@ -17,7 +17,6 @@ _DATABASES = ("sqlite", "postgresql")
 
 
 def default_path() -> Path:
-    """Return the default file."""
     return Path(platformdirs.user_data_dir("ratchet", appauthor=False)) / "ledger.db"
 
 

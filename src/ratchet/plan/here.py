@@ -54,7 +54,6 @@ class CheckedLayout:
 
     @property
     def memory_error(self) -> float:
-        """Return the same of the memory."""
         return self.predicted_bytes / self.memory_bytes - 1
 
 
@@ -75,7 +74,6 @@ class CheckedPlan:
 
     @property
     def memory_error(self) -> float:
-        """Return the same of the memory."""
         return statistics.median(abs(one.memory_error) for one in self.rows if not one.sets)
 
 

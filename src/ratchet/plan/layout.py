@@ -77,7 +77,6 @@ class Layouts:
         return len(self.dp)
 
     def row(self, place: int) -> Layout:
-        """Return one of them."""
         values = {one.name: int(getattr(self, one.name)[place]) for one in fields(self)}
         return Layout(
             **{name: values[name] for name in ("dp", "tp", "pp", "vpp", "cp", "ep", "micro_batch")},
@@ -92,7 +91,6 @@ class Layouts:
 
 
 def columns(layouts: Iterable[Layout]) -> Layouts:
-    """Return layouts as columns."""
     rows = [
         (
             one.dp, one.tp, one.pp, one.vpp, one.cp, one.ep, one.micro_batch,

@@ -163,7 +163,6 @@ def _first_error(text: str, root: Path) -> str:
 
 
 def by_file(compiled: Iterable[Compilation]) -> Mapping[str, list[Compilation]]:
-    """Return the compilations of each file."""
     found: dict[str, list[Compilation]] = {}
     for one in compiled:
         found.setdefault(one.file, []).append(one)

@@ -160,7 +160,6 @@ class CudaTree:
         return written_for_rocm(self._nodes["condition"])
 
     def said(self, node: Node) -> str:
-        """Return the text of a node."""
         return self.text[node.start_byte : node.end_byte].decode(errors="replace")
 
     @cached_property
@@ -190,12 +189,10 @@ class CudaTree:
 
     @cached_property
     def launches(self) -> list[Called]:
-        """The launches of kernels."""
         return [call for calls in self.calls.values() for call in calls if call.launch]
 
     @cached_property
     def names(self) -> dict[str, list[Node]]:
-        """The identifiers."""
         found: dict[str, list[Node]] = defaultdict(list)
         for node in self.nodes("name"):
             found[self.said(node)].append(node)
@@ -270,7 +267,6 @@ class CudaTree:
 
     @cached_property
     def kernel_macros(self) -> tuple[str, ...]:
-        """The macros that make kernels."""
         made = (*self.nodes("macro"), *self.nodes("define"))
         named = ((one.child_by_field_name("name"), self.said(one)) for one in made)
         return tuple(self.said(name) for name, said in named if name and "__global__" in said)

@@ -48,8 +48,6 @@ class KernelProof:
 
 @dataclass(frozen=True, kw_only=True)
 class PortResult:
-    """The result of `ratchet port`."""
-
     path: str
     scanned: tuple[ScannedFile, ...]
     new: Mapping[str, bytes]

@@ -24,8 +24,6 @@ PATCH, DOCUMENT, PAGE, HIP = "port.patch", "port.json", "report.html", "hip"
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class PortSettings:
-    """A request for a port."""
-
     write: bool = False
     """Change the tree."""
     force: bool = False

@@ -61,7 +61,6 @@ class PythonTree:
         return self.source.start_of(line) + int(column)
 
     def said(self, node: ast.AST) -> str:
-        """Return the text of a node."""
         return self.source.text[self.at(node) : self.end(node)].decode(errors="replace")
 
     @cached_property

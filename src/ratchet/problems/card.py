@@ -36,8 +36,6 @@ TAKEN: Final = frozenset(
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class TensorForm:
-    """One tensor of one call."""
-
     shape: tuple[int, ...]
     dtype: str
 

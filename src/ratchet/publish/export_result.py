@@ -23,8 +23,6 @@ def parse_form(text: str) -> Form:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class ExportedKernel:
-    """A kernel in a package."""
-
     entry: str
     library: str
     language: str
@@ -63,8 +61,6 @@ class Fallback:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class ExportResult:
-    """The result of `ratchet export`."""
-
     subject: str
     """The recipe's path, or the workload."""
     to: str

@@ -31,8 +31,6 @@ Files = dict[PurePosixPath, bytes]
 
 @dataclass(frozen=True)
 class KernelPackage:
-    """The files of a package."""
-
     admitted: AdmittedRecipe
     name: str
     """The package's name in Python."""
@@ -41,7 +39,6 @@ class KernelPackage:
 
     @property
     def ops(self) -> str:
-        """Return the namespace of the ops."""
         return self.namespace or self.name
 
     @cached_property
@@ -80,7 +77,6 @@ class KernelPackage:
         }
 
     def has(self, language: str) -> bool:
-        """Return whether a kernel is in a language."""
         return any(one.kernel.language == language for one in self.admitted.kernels)
 
     def source(self, one: AdmittedKernel) -> PurePosixPath:

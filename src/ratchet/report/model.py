@@ -174,7 +174,6 @@ class ResultTable(ReportBlock):
     """Returns the look of a row."""
 
     def shown(self, medium: Medium) -> list[Column]:
-        """Return the columns of a medium."""
         return [column for column in self.columns if is_on(column, medium)]
 
 
@@ -189,7 +188,6 @@ def is_on(one: ReportBlock | Column, medium: Medium) -> bool:
 
 
 def name(title: str, *given: Any, **more: Any) -> Column:
-    """Make a column of names."""
     return Column(title, *given, look="name", **more)
 
 

@@ -50,7 +50,6 @@ def print_port(result: PortResult, console: Console | None = None) -> None:
 
 
 def render_port_page(result: PortResult) -> str:
-    """Return the whole page as HTML."""
     return render_page(port_report(result))
 
 

@@ -261,7 +261,6 @@ class WriteProgress(BudgetLine):
         self._problem, self._best = problem, 0.0
 
     def show(self, event: RunEvent) -> None:
-        """Show one event."""
         best = event.best_ratio or 0.0
         lines: list[str] = []
         if event.kind == "dropped":

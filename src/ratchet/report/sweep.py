@@ -60,7 +60,6 @@ def _where(result: SweepResult) -> str:
 
 
 def sweep_headline(result: SweepResult) -> str:
-    """Return the result in one sentence."""
     counts = result.counts
     trained = counts["works"] + counts["falls back"]
     written = sum(counts.values()) - counts["does not train as written"]

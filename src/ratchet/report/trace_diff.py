@@ -46,7 +46,6 @@ def print_diff(found: Diff, *, top: int = 10, console: Console | None = None) ->
 
 
 def render_diff_page(found: Diff) -> str:
-    """Render the page as HTML."""
     return render_page(diff_report(found))
 
 

@@ -100,12 +100,10 @@ def _bars(names: Mapping[str, str], windows: Sequence[tuple[str, Times, int]]) -
 
 
 def step_bars(found: Report) -> list[TrackRow]:
-    """Draw one bar for each step."""
     return _bars(words.PARTS, [(step.label, step.times, step.window) for step in found.steps])
 
 
 def rank_bars(ranks: Sequence[Report]) -> list[TrackRow]:
-    """Draw one bar for each rank."""
     windows = [(f"rank {one.rank}", one.identity.times, one.identity.window) for one in ranks]
     return _bars(words.PARTS, windows)
 

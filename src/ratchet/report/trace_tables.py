@@ -137,7 +137,6 @@ class Described:
     """A field that must not be 0 for a row to be on the page."""
 
     def rows(self, found: Report) -> Sequence[Row]:
-        """Return the rows of a report."""
         if self.key == "critical_path":
             return found.critical_path.rows
         rows: Sequence[Row] = getattr(found, self.key)

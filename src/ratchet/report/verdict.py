@@ -72,7 +72,6 @@ def print_verdict(
 
 
 def render_verdict_page(judged: JudgedKernel) -> str:
-    """Return the page of one verdict as HTML."""
     return render_page(verdict_report(judged))
 
 

@@ -105,7 +105,6 @@ _EMULATED: Final = (
 _MODEL: Final = (
     "ratchet.judge.workers.candidate.model_class",
     "ratchet.problems",
-    "ratchet.problems.kept_tensors",
     "ratchet.problems.model_state",
 )
 _TORCH: Final = (

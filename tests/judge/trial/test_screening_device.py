@@ -6,6 +6,7 @@ Counts processes, imports and what runs at the same time: no test here asks how 
 from __future__ import annotations
 
 import contextlib
+import functools
 import itertools
 from collections import Counter
 from collections.abc import Iterator, Sequence
@@ -358,12 +359,13 @@ def test_what_triton_compiled_reaches_a_candidates_later_processes_and_no_other(
     asked = Kernel(
         name="leaves", language="triton", source=LEAVES.replace("NAME", name), entry="silu"
     )
-    usual = {"threads": 1, "memory_bytes": 64 << 30, "clock": Clock.of(60)}
-    zygote_of_gpu = judge._zygote_for("triton", fake.accelerator)
+    usual: dict[str, Any] = {"threads": 1, "memory_bytes": 64 << 30, "clock": Clock.of(60)}
+    gpu, zygote = fake.accelerator, judge._zygote_for("triton", fake.accelerator)
+    start = functools.partial(CandidateProcess, **usual, accelerator=gpu, zygote=zygote)
     started: dict[str, Any] = {
-        **usual,
-        "accelerator": fake.accelerator,
-        "zygote": zygote_of_gpu,
+        "start": start,
+        "accelerator": gpu,
+        "forks": zygote is not None and zygote.able,
         "timed": 1,
     }
     with Launches(asked, **started) as launches:

@@ -43,8 +43,6 @@ class Usable:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class CodeBlock:
-    """A fenced code block."""
-
     tag: str
     text: str
     closed: bool

@@ -58,5 +58,4 @@ class Population:
 
     @property
     def hashes(self) -> frozenset[str]:
-        """Return the hashes of all members."""
         return frozenset(one.kernel.hash for one in (*self.best, *self.failed))

@@ -72,9 +72,9 @@ class Assignment:
 class PromptStrategy(Protocol):
     """Plans a turn."""
 
-    def plan(self, population: Population, samples: int, source: random.Random) -> list[Assignment]:
-        """Return one assignment for each sample."""
-        ...
+    def plan(
+        self, population: Population, samples: int, source: random.Random
+    ) -> list[Assignment]: ...
 
 
 @dataclass(slots=True)
@@ -182,5 +182,4 @@ def parse_strategy(given: str) -> StrategyName:
 
 
 def make_strategy(name: StrategyName, planner: Planner) -> PromptStrategy:
-    """Return a strategy by its name."""
     return Beam(planner) if name == "beam" else Evolve(planner)

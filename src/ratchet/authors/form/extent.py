@@ -86,7 +86,6 @@ class Extent:
 
     @cached_property
     def names(self) -> frozenset[str]:
-        """Return the names in it."""
         found: set[str] = set()
         for product, _ in self.terms:
             for atom in product:

@@ -55,7 +55,6 @@ class Node:
 
     @property
     def inputs(self) -> tuple[Node, ...]:
-        """Return the nodes that it reads."""
         return ()
 
 

@@ -86,7 +86,6 @@ class Band:
 
     @property
     def text(self) -> str:
-        """Return it in C++."""
         low = "-BAND_NONE" if self.first is None else self.first.text
         return f"{low}, {'BAND_NONE' if self.end is None else self.end.text}"
 

@@ -312,7 +312,6 @@ def _number(text: str) -> bool:
 
 
 def literal(node: Constant) -> str:
-    """Return a constant in C++."""
     kind, value = class_of(node.dtype), node.value
     if kind == "bool":
         return "true" if value else "false"

@@ -94,7 +94,6 @@ class Alone:
 
     @property
     def nodes(self) -> tuple[Node, ...]:
-        """Return it alone."""
         return (self.node,)
 
 

@@ -41,7 +41,6 @@ class GeneratedSpace:
         return found
 
     def draw(self, source: random.Random) -> Schedule:
-        """Return a schedule at random."""
         return _schedule({name: source.choice(values) for name, values in self.options.items()})
 
     def change(self, schedule: Schedule, source: random.Random) -> Schedule:
@@ -62,7 +61,6 @@ class GeneratedSpace:
         return (*self._problem_features, *own)
 
     def kernel(self, schedule: Schedule) -> Kernel:
-        """Return the kernel that `schedule` gives."""
         entry = self.problem.name if self.problem.name.isidentifier() else "generated"
         return Kernel(
             name=f"{self.problem.name}:generated",

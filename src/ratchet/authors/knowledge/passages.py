@@ -7,8 +7,6 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import Final
 
-from ratchet.authors.knowledge.section import Section
-
 MOST_CHARACTERS: Final = 1_600
 """About 400 tokens: three or four fit into a prompt beside a kernel."""
 LEAST_CHARACTERS: Final = 16
@@ -69,3 +67,12 @@ def _shortened(line: str, most: int) -> Iterator[str]:
         yield line[:at]
         line = line[at:]
     yield line
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Section:
+    """Text below one heading, of one page or of one function."""
+
+    place: str
+    """`Occupancy > Registers`, `page 12`, `line 40, softmax`; empty for plain text."""
+    text: str

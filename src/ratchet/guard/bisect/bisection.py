@@ -104,7 +104,6 @@ class Journal:
         self.lines.append(line)
 
     def of(self, phase: str) -> list[JournalLine]:
-        """Return the lines of one phase."""
         return [one for one in self.lines if one.phase == phase]
 
 
@@ -130,8 +129,6 @@ CERTAIN = 2.5
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class BisectOptions:
-    """Settings of a bisection."""
-
     command: MeasuredCommand
     build: str = ""
     build_limit_s: float = 3600.0

@@ -11,8 +11,6 @@ from ratchet.base.git import git, resolve
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class CommitLine:
-    """A commit of the line that is searched."""
-
     revision: str
     subject: str
     merge: bool

@@ -33,8 +33,6 @@ MEMORY_ROUND = 0
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class WorkloadSide:
-    """A workload in one of its modes."""
-
     title: str
     workload: str
     options: LoadOptions = field(default_factory=LoadOptions)

@@ -35,7 +35,6 @@ def make_step(
 
 
 def build(workload: Workload, changes: Mapping[str, object], recipe: str | None) -> TrainingStep:
-    """Return the step of a workload."""
     from ratchet.optimize.recipe.apply import apply
     from ratchet.optimize.recipe.compiled_step import build as build_step
     from ratchet.workloads.config import StepConfig

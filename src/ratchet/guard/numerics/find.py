@@ -74,8 +74,6 @@ def recorder_process(
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class _RecordedRun:
-    """One recorded run."""
-
     folder: Path
     said: Mapping[str, Json]
     arguments: Mapping[str, Json]

@@ -118,7 +118,6 @@ def environment_report(device: Device) -> dict[str, object]:
 
 
 def environment_lines(report: Mapping[str, Json]) -> list[str]:
-    """Return the report as lines of Markdown."""
     device = report["device"]
     lines = [
         f"- device: {device['model']} ({device['threads']} threads, {device['target']})",

@@ -83,8 +83,6 @@ Also with what is built, and 0."""
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class WatchLimits:
-    """Limits of a run."""
-
     pairs: int | None = None
     """Instead of the suite's."""
     time_s: float = math.inf

@@ -33,8 +33,6 @@ class GoogleRow(msgspec.Struct, kw_only=True):
 
 
 class GoogleFile(msgspec.Struct, kw_only=True):
-    """A file of Google-benchmark."""
-
     benchmarks: list[GoogleRow]
     context: dict[str, object] = {}
 

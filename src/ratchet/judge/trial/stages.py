@@ -12,6 +12,7 @@ import logging
 import random
 from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
+from functools import partial
 from typing import TYPE_CHECKING
 
 from ratchet import lab
@@ -329,16 +330,22 @@ class KernelTrial:
         """Start the candidate's processes: one to be checked, and those to be timed."""
         is_timed = any(case.timed for case in self.problem.cases)
         timed_here = is_timed and self._is_native
-        self._launched = Launches(
-            self._runnable,
-            timed=plan.LAUNCHES if timed_here else 0,
+        start = partial(
+            CandidateProcess,
             threads=self.threads,
             memory_bytes=opened.memory_bytes(self._runnable),
             clock=self.clock,
             accelerator=self.accelerator,
-            compilations=self.shared.of(self.kernel, opened),
             zygote=self.zygote,
             build=self.build,
+        )
+        self._launched = Launches(
+            self._runnable,
+            start,
+            timed=plan.LAUNCHES if timed_here else 0,
+            forks=self.zygote is not None and self.zygote.able,
+            accelerator=self.accelerator,
+            compilations=self.shared.of(self.kernel, opened),
         )
         return self._launched
 

@@ -84,8 +84,6 @@ def _as_written(settings: Settings, layout: ParallelLayout) -> _Written:
 
 
 class _Turn:
-    """The state of a turn."""
-
     def __init__(self, settings: Settings, layout: ParallelLayout, listener: Listener) -> None:
         self.settings, self.layout, self.listener = settings, layout, listener
         self.written = _as_written(settings, layout)

@@ -84,7 +84,6 @@ class DryRun:
     """Lines on things that were left out on the target, and why."""
 
     def to_json(self) -> dict[str, object]:
-        """Return all of it as one JSON object."""
         workload = document_of(self.workload)
         return {
             "workload": workload,

@@ -256,8 +256,6 @@ class Paths(_Result, kw_only=True):
 
 
 class OptimizeResult(_Result, kw_only=True):
-    """The whole result of `ratchet optimize`."""
-
     workload: str
     source: str
     unit: str = "tokens"

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import copy
 import gc
+import warnings
 from collections.abc import Iterable
 from dataclasses import asdict, dataclass, replace
 from typing import Final
@@ -10,6 +12,7 @@ from typing import Final
 import msgspec
 import torch
 from torch import Tensor, nn
+from torch._subclasses.fake_tensor import FakeTensorMode
 from torch.optim import Optimizer
 from torch.utils import _pytree as pytree
 
@@ -17,7 +20,6 @@ from ratchet.base.errors import DeviceError, WorkloadError
 from ratchet.base.serialise import document_of
 from ratchet.graph.steps import build_step
 from ratchet.judge.steps.arms import ArmProcess, ArmSpec
-from ratchet.plan.fit.estimate import estimate_bytes
 from ratchet.plan.fit.events import mark, record
 from ratchet.plan.fit.marks import BEGIN_BACKWARD, BEGIN_UPDATE, END, block_marks
 from ratchet.plan.fit.measured import MeasuredStep, parts_at_peak, stretches
@@ -220,3 +222,48 @@ def measure(arm: ArmProcess, config: StepConfig) -> MeasuredStep | None:
     except DeviceError:
         return None
     return msgspec.convert(found, MeasuredStep)
+
+
+def estimate_bytes(workload: Workload) -> int | None:
+    """Return the estimated peak of the step as written; None if it needs values to run.
+
+    torch's own MemTracker follows every op of the eager step on tensors without values. It sees no
+    memory inside of an op and no compiled graphs.
+    """
+    batch = batch_of(workload, 0)
+    try:
+        with FakeTensorMode(allow_non_fake_inputs=True) as mode, warnings.catch_warnings():
+            warnings.simplefilter("ignore")
+            return _tracked(workload, batch, mode)
+    # A model that reads values raises anything here; the measured step then tells.
+    except Exception:
+        return None
+
+
+def _tracked(workload: Workload, batch: object, mode: FakeTensorMode) -> int | None:
+    from torch.distributed._tools.mem_tracker import MemTracker
+
+    fake = replace(workload, model=_without_values(workload.model, mode))
+    given = pytree.tree_map_only(Tensor, mode.from_tensor, batch)
+    step = TrainingStep(fake, fake.as_written())
+    tracker = MemTracker()
+    tensors = [one for one in pytree.tree_leaves(given) if isinstance(one, Tensor)]
+    tracker.track_external(fake.model, *tensors)
+    with tracker:
+        step(given)  # makes the optimizer's state
+        tracker.reset_mod_stats()
+        step(given)
+    peaks = tracker.get_tracker_snapshot("peak")
+    return max((int(parts["Total"]) for parts in peaks.values()), default=0) or None
+
+
+def _without_values(model: nn.Module, mode: FakeTensorMode) -> nn.Module:
+    """Return a copy of the model whose parameters and buffers have no values."""
+    fakes: dict[int, object] = {}
+    for parameter in model.parameters():
+        fake = mode.from_tensor(parameter.detach())
+        fakes[id(parameter)] = nn.Parameter(fake, requires_grad=parameter.requires_grad)
+    for buffer in model.buffers():
+        fakes[id(buffer)] = mode.from_tensor(buffer)
+    with torch.no_grad():
+        return copy.deepcopy(model, fakes)

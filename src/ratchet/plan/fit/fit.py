@@ -10,17 +10,20 @@ import msgspec
 
 from ratchet.base.errors import DeviceError, PlanError
 from ratchet.judge.steps.arms import ArmProcess
+from ratchet.optimize.levers import Lever, operators, system
+from ratchet.optimize.levers import find_lever as lever_of
 from ratchet.plan.fit.arm import StepShape, measure, memory_arm, shape_of
 from ratchet.plan.fit.compiled import CompiledPlans
 from ratchet.plan.fit.costs import BlockCosts, costs_of
 from ratchet.plan.fit.knapsack import FitPlan, best_plan, least_plan
-from ratchet.plan.fit.ladder import Rung, ladder, with_levers
 from ratchet.plan.fit.measured import MeasuredStep
 from ratchet.plan.fit.remedies import remedies
 from ratchet.workloads.blame import SMALLER
 from ratchet.workloads.checkpointing import CHOICES
 from ratchet.workloads.config import StepConfig
 from ratchet.workloads.names import LoadOptions
+
+Rung = tuple[Lever, ...]
 
 Planner = Callable[[int], FitPlan | None]
 """Room in bytes -> the plan with the least recomputation in it."""
@@ -280,3 +283,30 @@ def _no_plan(search: _FitSearch, smallest: MeasuredStep | None, least: FitPlan |
 def mib(size_bytes: int, *, up: bool = False) -> str:
     """Return a size in whole MiB, as --fit takes it."""
     return f"{-(-size_bytes // (1 << 20)) if up else max(size_bytes >> 20, 1)}MiB"
+
+
+def ladder(shape: StepShape, config: StepConfig) -> list[Rung]:
+    """Return the rungs, each with all levers that are pulled on it; the first has none.
+
+    The fused update holds no temporary tensors. Chunked logits are never whole. An update in the
+    backward pass holds one gradient at a time; micro-batches, which add gradients up, take its
+    place. A lever that does not apply to the step is left out.
+    """
+    found: list[Rung] = [()]
+    if not shape.own_step and not shape.why_not_fused and config.optimizer == "as_written":
+        found.append((operators.FUSED_OPTIMIZER,))
+    if shape.has_head:
+        found.append((*found[-1], system.CHUNKED_LOGITS))
+    last = found[-1]
+    if not shape.why_not_in_backward:
+        found.append((*last, system.UPDATE_IN_BACKWARD))
+    parts = 2
+    while not shape.own_step and shape.samples % parts == 0:
+        found.append((*last, lever_of(f"{system.MICRO_BATCHES_NAME}{parts}")))
+        parts *= 2
+    return found
+
+
+def with_levers(config: StepConfig, rung: Rung) -> StepConfig:
+    """Return the config with the rung's levers pulled."""
+    return msgspec.structs.replace(config, **{lever.field: lever.value for lever in rung})

@@ -162,5 +162,4 @@ def whole(*shape: int, below: int, low: int = 0, dtype: str = "int64") -> Tensor
 def sizes(
     ci: tuple[int, ...], cpu: tuple[int, ...], gpu: tuple[int, ...]
 ) -> dict[Tier, tuple[int, ...]]:
-    """Return sizes by tier."""
     return {"ci": ci, "cpu": cpu, "gpu": gpu}

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from ratchet.trace.advice.finding import Finding
-from ratchet.trace.advice.findings import FINDINGS, advise
+from ratchet.trace.advice.findings import FINDINGS, Finding, advise
 
 __all__ = ["FINDINGS", "Finding", "advise"]

@@ -72,7 +72,6 @@ class Activity:
         return self.compute | self.communication | self.copy
 
     def windows(self, labels: Sequence[str], start: Int64, end: Int64) -> tuple[Identity, ...]:
-        """Return the identity of each window."""
         with_communication = self.compute | self.communication
         compute = self.compute.covered(start, end)
         both = with_communication.covered(start, end)
@@ -95,7 +94,6 @@ class Activity:
         )
 
     def whole(self, label: str = "all") -> Identity:
-        """Return the identity of the whole window."""
         return self.windows([label], np.array([self.start]), np.array([self.end]))[0]
 
 

@@ -75,15 +75,11 @@ class _Timed(Struct, frozen=True, gc=False):
 
 
 class Event(_Timed, frozen=True, gc=False):
-    """Any event."""
-
     ph: Json = ""
     args: Arguments | None = None
 
 
 class WorkEvent(_Timed, frozen=True, gc=False, tag_field="ph", tag="X"):
-    """An event with a duration."""
-
     ph: ClassVar[str] = "X"
     args: WorkArguments | None = None
 
@@ -108,8 +104,6 @@ class ArrowStart(Unused, frozen=True, gc=False, tag_field="ph", tag="s"):
 
 
 class ArrowEnd(Unused, frozen=True, gc=False, tag_field="ph", tag="f"):
-    """The end of an arrow."""
-
     ph: ClassVar[str] = "f"
 
 

@@ -25,7 +25,6 @@ class TileFolding:
 
     @property
     def type(self) -> str:
-        """Return the type of the accumulator."""
         return "tl.int32" if self.kind == "bool" else TYPES[self.kind]
 
     @property

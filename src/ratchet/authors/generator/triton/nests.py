@@ -45,7 +45,6 @@ class KernelText:
         return [name for name in self.names if name in found]
 
     def text(self, name: str) -> str:
-        """Return the kernel's text."""
         parameters = [*self.given, *(f"{one}: tl.constexpr" for one in self.constants)]
         head = f"@triton.jit\ndef {name}({', '.join(parameters)}):"
         return "\n".join([head, *(f"    {line}" for line in self.lines)])
@@ -56,7 +55,6 @@ class KernelText:
 
 
 def words(lines: Sequence[str]) -> set[str]:
-    """Return the identifiers in lines."""
     return set(re.findall(r"[A-Za-z_]\w*", "\n".join(lines)))
 
 

@@ -137,7 +137,6 @@ class TileForm:
         self.names += [name for name, _ in bindings(form)]
 
     def write(self) -> str:
-        """Return the text."""
         epilogues = self._epilogues()
         taken = {id(nest): product for product, nest in epilogues.items()}
         kernels: list[str] = []

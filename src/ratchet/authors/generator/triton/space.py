@@ -23,7 +23,6 @@ class TritonSpace(GeneratedSpace):
     table: ClassVar[dict[str, tuple[str, ...]]] = TILE_OPTIONS
 
     def kernel(self, schedule: Schedule) -> Kernel:
-        """Return the kernel that `schedule` gives."""
         entry = self.problem.name if self.problem.name.isidentifier() else "generated"
         return Kernel(
             name=f"{self.problem.name}:generated:triton",

@@ -279,7 +279,6 @@ def stored_type(dtype: str) -> str:
 
 
 def literal(node: Constant) -> str:
-    """Return a constant in Python."""
     kind, value = class_of(node.dtype), node.value
     if kind == "bool":
         return "(1 == 1)" if value else "(1 == 0)"

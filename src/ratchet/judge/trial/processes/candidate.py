@@ -7,6 +7,7 @@ import os
 import stat
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
+from functools import partial
 from pathlib import Path
 from types import MappingProxyType
 from typing import Annotated, Final
@@ -197,8 +198,32 @@ class CandidateProcess:
         message: Message = {"do": "compile", "kernel": kernel.as_json()}
         if self._headers is not None:
             message["included"] = str(self._headers / NAME)
+        self._begin(message)
+
+    def _begin(self, message: Message, handed: Sequence[int] = ()) -> None:
+        """Send what it does first, which it may not have started for."""
         with _starts():
-            self._child.send(message, timeout_s=self._clock.step_limit_s)
+            self._child.send(message, handed, timeout_s=self._clock.step_limit_s)
+
+    def _reply(self, what: str) -> Message:
+        """Wait for the answer, with which nothing is handed out."""
+        reply, extra = self._child.receive(what, timeout_s=self._clock.step_limit_s)
+        close_descriptors(extra)
+        return reply
+
+    def _reply_with_file(self, what: str, refuse: Callable[[Message], None]) -> tuple[Message, int]:
+        """Return the answer, unless it is refused, and a sealed copy of the file handed out."""
+        with _decides():
+            reply, handed = self._child.receive(what, timeout_s=self._clock.step_limit_s)
+        try:
+            refuse(reply)
+            if len(handed) != 1:
+                raise fault(
+                    "crashed", f"the process that was asked for '{what}' handed out no file"
+                )
+            return reply, sealed_copy(handed[0])
+        finally:
+            close_descriptors(handed)
 
     def _await_ready(self) -> None:
         """Wait for the worker's first message; raises CandidateFault `unmeasured` without one.
@@ -208,25 +233,20 @@ class CandidateProcess:
         if self._is_ready:
             return
         with _starts():
-            reply, extra = self._child.receive("start", timeout_s=self._clock.step_limit_s)
-        close_descriptors(extra)
+            reply = self._reply("start")
         if reply != READY:
             raise fault("unmeasured", f"{NOT_STARTED}: it said {str(reply)[:100]}; {REMEDY}")
         self._is_ready = True
 
     def library(self) -> int:
         """Return the compiled library, copied into memory that the candidate cannot change."""
-        self._await_ready()
-        with _decides():
-            reply, handed = self._child.receive("compile", timeout_s=self._clock.step_limit_s)
-        try:
+
+        def refuse(reply: Message) -> None:
             _raise_fault_of_machine(reply)
             _raise_refusal(reply, "does not compile")
-            if len(handed) != 1:
-                raise fault("crashed", "the compiler's process handed out no library")
-            return sealed_copy(handed[0])
-        finally:
-            close_descriptors(handed)
+
+        self._await_ready()
+        return self._reply_with_file("compile", refuse)[1]
 
     def load(self, kernel: Kernel, library: int | None) -> None:
         """Load the kernel: its library, or its source if it is written in Python."""
@@ -242,21 +262,18 @@ class CandidateProcess:
         if self._given:
             message["files"] = {what: packed.files for what, packed in self._given.items()}
             handed += [packed.descriptor for packed in self._given.values()]
-        with _starts():
-            self._child.send(message, handed, timeout_s=self._clock.step_limit_s)
+        self._begin(message, handed)
 
     def await_load(self, kernel: Kernel) -> None:
         """Wait until it has loaded the kernel. Raises CandidateFault if it cannot."""
         self._await_ready()
         with _decides():
-            reply, extra = self._child.receive("load", timeout_s=self._clock.step_limit_s)
+            reply = self._reply("load")
             for _ in range(MOST_BUILDS):
                 if self._build is None or "build" not in reply:
                     break
-                close_descriptors(extra)
                 self._send_built(self._build, reply["build"])
-                reply, extra = self._child.receive("load", timeout_s=self._clock.step_limit_s)
-        close_descriptors(extra)
+                reply = self._reply("load")
         remedy = ""
         if "error" in reply:
             remedy = built_extensions.remedy_for(kernel, reply) or _printed(self._child.output())
@@ -278,30 +295,21 @@ class CandidateProcess:
     def start_warming(self) -> None:
         """Let it prepare to count a GPU's work while others work; `await_warm` comes next."""
         assert self._accelerator is not None
-        with _starts():
-            message = {"do": "warm", "device": self._accelerator.as_json()}
-            self._child.send(message, timeout_s=self._clock.step_limit_s)
+        self._begin({"do": "warm", "device": self._accelerator.as_json()})
 
     def await_warm(self) -> None:
         """Wait until it has; raises CandidateFault `unmeasured` if it cannot."""
         self._await_ready()
         with _starts():
-            reply, extra = self._child.receive("warm", timeout_s=self._clock.step_limit_s)
-        close_descriptors(extra)
+            reply = self._reply("warm")
         _raise_refusal(reply, "cannot be counted", status="unmeasured")
 
     def built(self, what: str) -> PackedFiles | None:
         """Return the `extensions` or the code of `triton` that it built; the caller closes them."""
         with _decides():
             self._child.send({"do": "built", "what": what}, timeout_s=self._clock.step_limit_s)
-            reply, handed = self._child.receive("built", timeout_s=self._clock.step_limit_s)
-        try:
-            _raise_refusal(reply, "told nothing of what it built", status="crashed")
-            if len(handed) != 1:
-                raise fault("crashed", "the candidate's process handed out no files")
-            packed = sealed_copy(handed[0])
-        finally:
-            close_descriptors(handed)
+        refuse = partial(_raise_refusal, what="told nothing of what it built", status="crashed")
+        reply, packed = self._reply_with_file("built", refuse)
         try:
             found = built_extensions.checked(reply.get("files"), packed)
         except built_extensions.NoFiles as error:

@@ -10,12 +10,14 @@ many again start together.
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 
 from ratchet.base.process.time_limits import Clock
+from ratchet.judge.sandbox.accelerator import Accelerator
+from ratchet.judge.sandbox.isolation import has_namespaces
 from ratchet.judge.stage_result import CandidateFault, Decided
 from ratchet.judge.trial.processes.built_extensions import uses_extensions
-from ratchet.judge.trial.processes.candidate import Build, CandidateProcess
+from ratchet.judge.trial.processes.candidate import CandidateProcess
 from ratchet.judge.workers.memory.packed_files import PackedFiles
 from ratchet.kernels.kernel import Kernel
 from ratchet.sandbox.accelerator import Accelerator
@@ -29,27 +31,20 @@ class Launches:
     def __init__(
         self,
         kernel: Kernel,
+        start: Callable[..., CandidateProcess],
         *,
         timed: int,
-        threads: int,
-        memory_bytes: int,
-        clock: Clock,
+        forks: bool,
         accelerator: Accelerator | None = None,
         compilations: PackedFiles | None = None,
-        zygote: CandidateZygote | None = None,
-        build: Build | None = None,
     ) -> None:
         """Start the first, and with it the `timed` ones of a look if they start together.
 
-        `build` compiles what a process orders while it loads the kernel.
+        `start` is CandidateProcess with all but its kernel and files; it `forks` if it can.
         """
-        self._build = build
         self._kernel = kernel
-        self._threads = threads
-        self._memory_bytes = memory_bytes
-        self._clock = clock
+        self._start_process = start
         self._accelerator = accelerator
-        self._zygote = zygote
         self._given = {} if compilations is None else {"compilations": compilations}
         self.built: PackedFiles | None = None
         """Extensions that the first process built (`load_inline`), for those after it."""
@@ -60,7 +55,6 @@ class Launches:
         """The process in which a kernel's work on a GPU will be counted."""
         self._spare: list[CandidateProcess] = []
         """Processes for a GPU that import torch during other work, and have read no kernel."""
-        forks = self._zygote is not None and self._zygote.able
         in_turn = accelerator is not None or self._builds or forks
         self._together = 0 if in_turn else timed
         try:
@@ -170,16 +164,7 @@ class Launches:
         return self._standing[before:]
 
     def _start(self, kernel: Kernel | None = None) -> CandidateProcess:
-        return CandidateProcess(
-            kernel or self._kernel,
-            threads=self._threads,
-            memory_bytes=self._memory_bytes,
-            clock=self._clock,
-            accelerator=self._accelerator,
-            given=self._given,
-            zygote=self._zygote,
-            build=self._build,
-        )
+        return self._start_process(kernel or self._kernel, given=self._given)
 
     def _load(self, process: CandidateProcess) -> None:
         process.load(self._kernel, self._library)

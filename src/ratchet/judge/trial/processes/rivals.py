@@ -153,19 +153,24 @@ def _raise_fault(reply: Mapping[str, object]) -> None:
     raise_fault(reply)
 
 
+def _forked(zygote: Forks, **message: object) -> tuple[socket.socket, Fork]:
+    """Fork a process; return our end of the channel to it, and the fork."""
+    ours, theirs = open_pair()
+    try:
+        return ours, zygote.fork([theirs.fileno()], **message)
+    except BaseException:
+        ours.close()
+        raise
+    finally:
+        theirs.close()
+
+
 class ProblemZygote:
     """A fork of the reference's zygote that has imported what a problem's reference needs."""
 
     def __init__(self, zygote: Forks, problem: Message) -> None:
         """Start it; `able` is True if rivals can be forked from it."""
-        ours, theirs = open_pair()
-        try:
-            self._fork = zygote.fork([theirs.fileno()], problem=problem)
-        except BaseException:
-            ours.close()
-            raise
-        finally:
-            theirs.close()
+        ours, self._fork = _forked(zygote, problem=problem)
         self._watch = os.pidfd_open(self._fork.pid)
         channel = Channel(ours, watch=self._watch)
         self.forks = Forks(channel)
@@ -211,15 +216,7 @@ class Rivals:
 
     def begin(self, *, threads: int, compiled: bool = False, limit_s: float = 0.0) -> RivalProcess:
         """Start one that loads the reference while others do; `await_load` comes next."""
-        ours, theirs = open_pair()
-        try:
-            fork = self._forks().fork([theirs.fileno()])
-        except BaseException:
-            ours.close()
-            raise
-        finally:
-            theirs.close()
-        process = RivalProcess(ours, fork, self._clock)
+        process = RivalProcess(*_forked(self._forks()), self._clock)
         self._running.append(process)
         process.begin_load(
             {

@@ -44,8 +44,6 @@ Launch = Callable[[int], contextlib.AbstractContextManager[CandidateProcess]]
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class CaseTiming:
-    """The samples of one timed case."""
-
     case: int
     name: str
     samples: list[Sample]

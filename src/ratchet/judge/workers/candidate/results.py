@@ -40,8 +40,6 @@ class DeclinedCase(KernelError):
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class ResultForm:
-    """The required form of a result."""
-
     shape: tuple[int, ...]
     dtype: torch.dtype
     device: torch.device

@@ -29,8 +29,6 @@ class Slot(NamedTuple):
 
 @dataclass(frozen=True, kw_only=True)
 class BatchLayout:
-    """The layout of a batch of calls."""
-
     calls: Sequence[Sequence[Slot]]
     input_count: int = 0
     region_bytes: Sequence[int] = ()
