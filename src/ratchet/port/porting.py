@@ -12,7 +12,6 @@ from ratchet.base.errors import PortError, RepositoryError
 from ratchet.base.files import make_folder, why_not_new_file, write_all
 from ratchet.base.git import git
 from ratchet.base.serialise import json_text
-from ratchet.judge.workers.candidate.architectures import TARGETS, find_architectures
 from ratchet.port.compile import compile_clean, hip_texts
 from ratchet.port.patch import new_texts
 from ratchet.port.port_result import PortResult

@@ -12,10 +12,8 @@ import pytest
 
 from ratchet.base.errors import KernelError
 from ratchet.base.process.time_limits import Clock
-from ratchet.cross_compile.hip_compiler import find_hip
+from ratchet.cross_compile.hip_compiler import find_hip, runtime_objects
 from ratchet.cross_compile.hip_sources import HipSources, compile_sources
-from ratchet.judge.cross_compile.hip_compiler import find_hip, runtime_objects
-from ratchet.judge.cross_compile.hip_sources import HipSources, compile_sources
 from ratchet.judge.emulator import hip_build
 from ratchet.kernels.kernel import Kernel
 from ratchet.sandbox.rocm import find_tool

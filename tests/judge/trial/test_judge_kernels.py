@@ -21,7 +21,6 @@ from ratchet.base.process import families
 from ratchet.base.process.channel import close_descriptors
 from ratchet.base.process.time_limits import OutOfTime, ends_within
 from ratchet.judge.trial import kernel_checks, kernel_trial, stages
-from ratchet.judge.sandbox import bubblewrap, isolation
 from ratchet.judge.trial.kernel_trial import KernelJudge
 from ratchet.judge.trial.processes.reference import ReferenceProcess
 from ratchet.judge.trial.readiness import why_no_kernels

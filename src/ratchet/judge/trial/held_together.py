@@ -9,8 +9,14 @@ import time
 from collections.abc import Sequence
 from typing import Final
 
-from ratchet.judge.stage_result import Decided, Ok, as_stage, fault
-from ratchet.judge.trial.kernel_checks import DrawnBatch, OpenProblem, make_calls, naming, verdict_of_call
+from ratchet.judge.stage_result import fault
+from ratchet.judge.trial.kernel_checks import (
+    DrawnBatch,
+    OpenProblem,
+    make_calls,
+    naming,
+    verdict_of_call,
+)
 from ratchet.judge.trial.processes.candidate import CandidateProcess
 from ratchet.judge.trial.timing.fewer_calls import with_fewer_calls
 from ratchet.judge.verdict import Evidence

@@ -12,9 +12,6 @@ from __future__ import annotations
 import contextlib
 from collections.abc import Callable, Iterator
 
-from ratchet.base.process.time_limits import Clock
-from ratchet.judge.sandbox.accelerator import Accelerator
-from ratchet.judge.sandbox.isolation import has_namespaces
 from ratchet.judge.stage_result import CandidateFault, Decided
 from ratchet.judge.trial.processes.built_extensions import uses_extensions
 from ratchet.judge.trial.processes.candidate import CandidateProcess
@@ -22,7 +19,6 @@ from ratchet.judge.workers.memory.packed_files import PackedFiles
 from ratchet.kernels.kernel import Kernel
 from ratchet.sandbox.accelerator import Accelerator
 from ratchet.sandbox.isolation import has_namespaces
-from ratchet.sandbox.zygote import CandidateZygote
 
 
 class Launches:
