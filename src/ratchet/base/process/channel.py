@@ -49,7 +49,7 @@ class ChannelNonsense(JudgeError):
 
 
 class Shortage(NamedTuple):
-    """The resource that the machine runs short of."""
+    """A resource that the machine runs short of."""
 
     words: str
     of_others: bool = False

@@ -1,4 +1,4 @@
-"""State that a kernel's calls must leave as it was: the process that called them goes on.
+"""The state of a process that a kernel's calls must leave as it was: their caller goes on in it.
 
 In training that process is the user's. A thread that flushes tiny values to zero or rounds upward,
 one that may run on one core alone, or torch's generator set to one seed change what comes after.

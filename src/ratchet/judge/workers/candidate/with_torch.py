@@ -160,7 +160,7 @@ class TorchWorker:
         self._device = WorkerDevice()
         self._state: State = {}
         self._grad = "off"
-        """True if the last calls left torch's gradients on."""
+        """The gradient mode that the last calls left: on or off."""
 
     def answer(self, message: Message, descriptors: list[int]) -> Reply:
         actions: dict[str, Answer] = {
