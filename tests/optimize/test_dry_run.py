@@ -67,8 +67,8 @@ def written(title: str, asked: Any, request: WritingRequest, **more: Any) -> Any
             rows.append(SimpleNamespace(**about, status="not_reached", reason="no time"))
             continue
         rows.append(SimpleNamespace(**about, status="correct", reason="right"))
-        bound = {"device": "MI300X", "time_s": 3e-6}
-        verdict = {"emulated": [{"bounds": [bound], "estimated_speedup": 1.5}]}
+        bound = SimpleNamespace(device="MI300X", time_s=3e-6)
+        verdict = SimpleNamespace(emulated=[SimpleNamespace(bounds=[bound], estimated_speedup=1.5)])
         best: Any = SimpleNamespace(reason="right", verdict=verdict)
         result: Any = SimpleNamespace(
             problem=one.problem.name, problem_hash=one.problem.hash, status="correct", best=best
