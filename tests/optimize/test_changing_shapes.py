@@ -16,6 +16,7 @@ from torch._dynamo.utils import counters
 import ratchet
 from ratchet.kernels import registry
 from ratchet.workloads.config import StepConfig
+from ratchet.workloads.recompilation import BoundedCompile
 
 LIMIT = 6
 """Dynamo's default is 8; fewer graphs take less long to compile."""
@@ -72,3 +73,26 @@ def test_batches_of_other_sizes_train_as_without_the_recipe(
     updates = len(SIZES) - 1
     assert called == {"rms_norm_forward": 6, "rms_norm_backward": 6, "adamw_step": updates}
     assert registry.fallbacks == {}
+
+
+def test_a_compiler_that_fails_later_does_not_end_the_script() -> None:
+    compilations = [0]
+
+    def backend(graph: Any, inputs: Any) -> Any:
+        compilations[0] += 1
+        if compilations[0] == 2:
+            raise ImportError("a cached library is too short")
+        return graph.forward
+
+    real = torch.compile
+
+    def compiled(function: Any, **options: Any) -> Any:
+        return real(function, dynamic=options.get("dynamic"), backend=backend)
+
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(torch, "compile", compiled)
+        bounded = BoundedCompile(lambda x: x * 2, {})
+    for rows in (3, 4, 3):
+        assert torch.equal(bounded(torch.ones(rows)), torch.full((rows,), 2.0))
+    assert compilations[0] == 2
+    torch._dynamo.reset()

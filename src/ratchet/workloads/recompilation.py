@@ -72,6 +72,7 @@ class BoundedCompile:
         self._seen: dict[Shapes, Numbers] = {}
         """Shapes with a fixed graph, and the numbers among the inputs of their last call."""
         self._told: set[str] = set()
+        self._has_run = False
         self.calls = 0
         self.graphs = 0
         """Number of graphs that dynamo has made for this function."""
@@ -157,10 +158,25 @@ class BoundedCompile:
             with torch.compiler.set_stance("eager_on_recompile"):
                 return function(*arguments, **named), False
         before, graphs = counters["frames"]["total"], counters["stats"]["unique_graphs"]
-        with optimizers_as_they_are(), _hooks_are_guarded(), self._scalars_taken():
+        with (
+            optimizers_as_they_are(),
+            _hooks_are_guarded(),
+            self._scalars_taken(),
+            self._late_failures(),
+        ):
             result = function(*arguments, **named)
+        self._has_run = True
         self.graphs += counters["stats"]["unique_graphs"] - graphs
         return result, counters["frames"]["total"] > before
+
+    def _late_failures(self) -> AbstractContextManager[None]:
+        """Let a frame that fails to compile run as written; the first run's failure is raised.
+
+        A long run must not end because a new shape, a full disk or a broken cache stops a compiler.
+        """
+        import torch._dynamo
+
+        return torch._dynamo.config.patch(suppress_errors=True) if self._has_run else nullcontext()
 
     def _scalars_taken(self) -> AbstractContextManager[None]:
         import torch._dynamo
