@@ -38,6 +38,19 @@ def test_cudas_names_become_hips_on_the_same_lines() -> None:
     assert made.count("\n") == text.count("\n")
 
 
+@pytest.mark.parametrize(
+    ("said", "made"),
+    [
+        ("mask.to(at::kCPU)", "mask.cpu()"),
+        ("mask.to( torch::DeviceType::CPU )", "mask.cpu()"),
+        ("x.options().device(at::kCPU)", "x.options().pinned_memory(true)"),
+        ("x.to(y.device())", "x.to(y.device())"),
+    ],
+)
+def test_tensors_for_host_code_are_open_to_it(said: str, made: str) -> None:
+    assert f"auto y = {made};" in as_hip(ExtensionSource("f.hip", f"auto y = {said};\n"))
+
+
 def test_an_extension_without_bindings_is_told() -> None:
     with pytest.raises(KernelError, match="PYBIND11_MODULE"):
         check_module([ExtensionSource("f.cu", "__global__ void f() {}")])

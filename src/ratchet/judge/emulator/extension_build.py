@@ -90,6 +90,10 @@ CLASHES: Final = re.compile(
 TYPE_IS_CUDA: Final = re.compile(r"\.\s*type\(\)\s*\.\s*is_cuda\s*\(")
 OLD_DISPATCH: Final = re.compile(r"(\bAT_DISPATCH_\w+\s*\(\s*[\w.\[\]]+)\.type\(\)")
 """Words of extensions for older versions of torch, which ask a tensor for its device and type."""
+_HOST: Final = r"\(\s*(?:(?:at|c10|torch)::)?(?:kCPU|DeviceType::CPU)\s*\)"
+TO_HOST: Final = re.compile(rf"\.\s*to\s*{_HOST}")
+ON_HOST: Final = re.compile(rf"\.\s*device\s*{_HOST}")
+"""Tensors for host code. Those of the GPU claim the CPU too, so these get pinned memory."""
 MODULE: Final = re.compile(r"\bPYBIND11_MODULE\s*\(")
 LIBRARY: Final = re.compile(r"\bTORCH_LIBRARY(?:_FRAGMENT)?\s*\(")
 
@@ -194,6 +198,7 @@ def build_extension(
 def as_hip(source: ExtensionSource) -> str:
     """Return a source with HIP's names instead of CUDA's, on the same lines."""
     text = TYPE_IS_CUDA.sub(r".is_cuda(", OLD_DISPATCH.sub(r"\1.scalar_type()", source.text))
+    text = ON_HOST.sub(".pinned_memory(true)", TO_HOST.sub(".cpu()", text))
     if "hip/hip_runtime.h" in text and "cuda" not in text:
         return text
     return hipified(text, Path(source.name).suffix or ".cu")

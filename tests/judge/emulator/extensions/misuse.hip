@@ -66,7 +66,10 @@ torch::Tensor pinned(torch::Tensor x) {
 }
 torch::Tensor host_copy(torch::Tensor x) {
   const auto first = x.cpu();
+  auto own = torch::empty({1}, x.options().device(at::kCPU));
+  own.data_ptr<float>()[0] = x.to(at::kCPU).data_ptr<float>()[0];
   TORCH_CHECK(first.data_ptr<float>()[0] == x.flatten()[0].item<float>(), "the copy differs");
+  TORCH_CHECK(own.to(x.device()).item<float>() == first.data_ptr<float>()[0], "the copy back differs");
   return launched(x);
 }
 torch::Tensor spins(torch::Tensor x) {
