@@ -7,9 +7,11 @@ too.
 from __future__ import annotations
 
 import copy
+import fcntl
 import gc
 import json
 import os
+import pickle
 from collections.abc import Callable, Generator, Iterator
 from pathlib import Path
 from typing import Any
@@ -112,6 +114,15 @@ MORE_EXAMPLES = (
     "test_equal_sides_agree[vit",
     "test_convolutions_are_right[float32-read",
     "test_convolutions_are_right[bfloat16-read-macros3]",
+    # The other one leaves its family first, and ends all the same.
+    "test_a_daemon_ends_with_its_namespace[daemon]",
+    "test_a_daemon_ends_where_there_is_no_namespace[daemon]",
+    # The other one is busy with code of its own beside it, and is caught all the same.
+    "test_the_interpreter_is_there_to_call_it_only[alone]",
+    # The signal that comes twice ends the same command.
+    "test_a_terminated_command_leaves_nothing[compare]",
+    # test_exploit_control proves the same kernel, and asks for more.
+    "test_judge_gains.py::test_what_is_far_faster_is_proven",
 )
 """Parts of test ids; what they show is shown at another example, or is of small weight."""
 
@@ -137,8 +148,9 @@ def pytest_collection() -> Generator[None, object, object]:
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     """Leave thorough tests out, visibly, unless everything is asked for; begin with long ones."""
     for item in items:
-        more = any(part in item.nodeid for part in MORE_EXAMPLES)
-        more = more or item.nodeid.partition("[")[0].removeprefix("tests/") in LONG
+        name = item.nodeid  # a property that is made anew each time
+        more = any(part in name for part in MORE_EXAMPLES)
+        more = more or name.partition("[")[0].removeprefix("tests/") in LONG
         if not EVERYTHING and (more or item.get_closest_marker("thorough")):
             item.add_marker(SKIPPED)
     items.sort(key=lambda item: "test_a_killed_turn" not in item.nodeid)
@@ -259,6 +271,21 @@ def shared(tmp_path_factory: pytest.TempPathFactory) -> Path:
     folder = (own.parent if "PYTEST_XDIST_WORKER" in os.environ else own) / "shared"
     folder.mkdir(exist_ok=True)
     return folder
+
+
+@pytest.fixture(scope="session")
+def made_once(shared: Path) -> Callable[[str, Callable[[], Any]], Any]:
+    """Return what a function makes, by its name: made once for all processes of this run."""
+
+    def made(name: str, make: Callable[[], Any]) -> Any:
+        path = shared / name
+        with (shared / f"{name}.lock").open("w") as lock:
+            fcntl.flock(lock, fcntl.LOCK_EX)
+            if not path.exists():
+                path.write_bytes(pickle.dumps(make()))
+            return pickle.loads(path.read_bytes())
+
+    return made
 
 
 @pytest.fixture(scope="session")

@@ -6,9 +6,11 @@ import math
 import random
 import subprocess
 import sys
+from collections.abc import Callable
 from dataclasses import replace
 from functools import cache
 from pathlib import Path
+from typing import TypeAlias
 
 import pytest
 import torch
@@ -41,6 +43,7 @@ CEILINGS = Ceilings(
     copy_bytes_per_s={"dram": 1e10},
     triad_bytes_per_s={"dram": 1e10},
 )
+RegionsOf: TypeAlias = Callable[[str], tuple[Region, ...]]
 CONFIG = StepConfig(precision="bf16_autocast")
 FAMILIES = (
     "llama-tiny",
@@ -51,8 +54,7 @@ FAMILIES = (
 )
 
 
-@cache
-def report_of(name: str) -> RegionReport:
+def captured(name: str) -> RegionReport:
     """Return a workload's regions; the capture must leave the model as it was."""
     workload = load(name)
     before = {key: one.clone() for key, one in workload.model.state_dict().items()}
@@ -62,12 +64,18 @@ def report_of(name: str) -> RegionReport:
     return report
 
 
-def regions_of(name: str) -> tuple[Region, ...]:
-    return report_of(name).regions
+@pytest.fixture(scope="session")
+def report_of(made_once: Callable[..., RegionReport]) -> Callable[[str], RegionReport]:
+    return cache(lambda name: made_once(f"regions-{name}", lambda: captured(name)))
+
+
+@pytest.fixture(scope="session")
+def regions_of(report_of: Callable[[str], RegionReport]) -> RegionsOf:
+    return lambda name: report_of(name).regions
 
 
 @pytest.mark.parametrize("family", FAMILIES)
-def test_a_family_has_regions_of_both_passes_and_kinds(family: str) -> None:
+def test_a_family_has_regions_of_both_passes_and_kinds(family: str, regions_of: RegionsOf) -> None:
     regions = regions_of(family)
     found = {(one.direction, one.kind) for one in regions}
     both = {(way, kind) for way in ("forward", "backward") for kind in ("fused", "product")}
@@ -78,7 +86,7 @@ def test_a_family_has_regions_of_both_passes_and_kinds(family: str) -> None:
     assert [one.gain_s for one in regions] == sorted((one.gain_s for one in regions), reverse=True)
 
 
-def test_equal_regions_of_two_layers_are_one() -> None:
+def test_equal_regions_of_two_layers_are_one(regions_of: RegionsOf) -> None:
     regions = regions_of("llama-tiny")
     norms = [one for one in regions if "rsqrt" in one.ops and one.direction == "forward"]
     assert max(one.count for one in norms) >= 2
@@ -86,7 +94,7 @@ def test_equal_regions_of_two_layers_are_one() -> None:
     assert {one.count for one in attention} == {2}
 
 
-def test_another_model_has_the_same_region() -> None:
+def test_another_model_has_the_same_region(regions_of: RegionsOf) -> None:
     llama = {one.key: one for one in regions_of("llama-tiny")}
     moe = {one.key: one for one in regions_of("moe-tiny")}
     common = llama.keys() & moe.keys()
@@ -96,31 +104,33 @@ def test_another_model_has_the_same_region() -> None:
 
 
 @pytest.mark.thorough
-def test_two_captures_give_the_same_keys_and_problems() -> None:
+def test_two_captures_give_the_same_keys_and_problems(regions_of: RegionsOf) -> None:
     again = region_report(load("llama-tiny"), CONFIG, measuring_s=0, ceilings=CEILINGS).regions
     known = {one.key: one.problem.hash for one in regions_of("llama-tiny")}
     assert {one.key: one.problem.hash for one in again} == known
 
 
-def test_sites_say_which_module_they_come_from() -> None:
+def test_sites_say_which_module_they_come_from(regions_of: RegionsOf) -> None:
     where = {one.where for one in regions_of("llama-tiny")}
     assert any(one.startswith("layers.") for one in where)
 
 
-def test_products_carry_their_epilogues() -> None:
+def test_products_carry_their_epilogues(regions_of: RegionsOf) -> None:
     regions = regions_of("llama-tiny")
     gated = [one for one in regions if one.kind == "product" and one.ops.count("mm") == 2]
     assert any("mul" in one.ops and one.direction == "forward" for one in gated)
 
 
-def test_the_floor_is_the_roofline_of_compulsory_work() -> None:
+def test_the_floor_is_the_roofline_of_compulsory_work(regions_of: RegionsOf) -> None:
     for region in regions_of("llama-tiny"):
         least = max(region.flops / 2e11, region.bytes / 1e10)
         most = max(region.flops / 1e11, region.bytes / 1e10)
         assert least <= region.floor_s * (1 + 1e-9) and region.floor_s <= most * (1 + 1e-9)
 
 
-def test_a_product_is_likely_to_win_up_to_what_the_step_s_best_reaches() -> None:
+def test_a_product_is_likely_to_win_up_to_what_the_step_s_best_reaches(
+    regions_of: RegionsOf,
+) -> None:
     first, *others = (one for one in regions_of("llama-tiny") if one.kind == "product")
     fused = next(one for one in regions_of("llama-tiny") if one.kind == "fused")
     times = [(first, 2.0), *((one, 8.0) for one in others), (fused, 8.0)]
@@ -136,7 +146,9 @@ def test_a_product_is_likely_to_win_up_to_what_the_step_s_best_reaches() -> None
     assert pointwise.likely_s == pointwise.gain_s
 
 
-def test_of_regions_that_share_operations_the_most_promising_goes_first() -> None:
+def test_of_regions_that_share_operations_the_most_promising_goes_first(
+    regions_of: RegionsOf,
+) -> None:
     regions = regions_of("llama-tiny")
     assert any(one.overlapped for one in regions) and not all(one.overlapped for one in regions)
     whole = replace(next(one for one in regions if one.overlapped), overlapped=False)
@@ -147,7 +159,9 @@ def test_of_regions_that_share_operations_the_most_promising_goes_first() -> Non
 
 
 @pytest.mark.parametrize("family", FAMILIES)
-def test_no_trivial_answer_passes_and_every_input_counts(family: str) -> None:
+def test_no_trivial_answer_passes_and_every_input_counts(
+    family: str, regions_of: RegionsOf
+) -> None:
     for region in regions_of(family):
         problem = region.problem
         reference = run_source(problem.text).reference
@@ -155,7 +169,7 @@ def test_no_trivial_answer_passes_and_every_input_counts(family: str) -> None:
         assert inert_input(reference, problem.cases, problem.build_inputs) is None, problem.name
 
 
-def test_hidden_cases_have_other_batch_sizes() -> None:
+def test_hidden_cases_have_other_batch_sizes(regions_of: RegionsOf) -> None:
     regions = regions_of("llama-tiny")
     for region in regions:
         timed, *hidden = region.problem.cases
@@ -172,14 +186,14 @@ def test_hidden_cases_have_other_batch_sizes() -> None:
         assert ratios <= {1.0, 8.0} and 8.0 in ratios
 
 
-def test_indices_are_drawn_in_range() -> None:
+def test_indices_are_drawn_in_range(regions_of: RegionsOf) -> None:
     embedding = next(one for one in regions_of("llama-tiny") if one.ops[0] == "embedding")
     tokens = next(spec for spec in embedding.problem.cases[0].inputs if spec.dtype == "int64")
     assert tokens.distribution == "integers" and tokens.low == 0
     assert tokens.high is not None and 1 < tokens.high <= 512
 
 
-def test_values_are_drawn_at_the_step_s_scale_and_at_one() -> None:
+def test_values_are_drawn_at_the_step_s_scale_and_at_one(regions_of: RegionsOf) -> None:
     regions = regions_of("llama-tiny")
     drawn = {spec.deviation for one in regions for spec in one.problem.cases[0].inputs}
     assert len(drawn) > 1
@@ -202,14 +216,14 @@ def test_an_initialisation_by_a_power_of_two_is_drawn_alike_each_time(deviation:
     assert len(drawn) == 1
 
 
-def test_a_saved_region_is_a_problem_file(tmp_path: Path) -> None:
+def test_a_saved_region_is_a_problem_file(tmp_path: Path, regions_of: RegionsOf) -> None:
     region = regions_of("llama-tiny")[0]
     path = tmp_path / "region.py"
     path.write_text(region.problem.text, encoding="utf-8")
     assert load_problem(path).hash == region.problem.hash
 
 
-def test_the_judge_takes_a_saved_region(tmp_path: Path) -> None:
+def test_the_judge_takes_a_saved_region(tmp_path: Path, regions_of: RegionsOf) -> None:
     region = next(
         one
         for one in regions_of("llama-tiny")

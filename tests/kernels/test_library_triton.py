@@ -8,7 +8,6 @@ import os
 import shutil
 import subprocess
 import sys
-from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -118,12 +117,6 @@ def test_inner_parts_and_edges_are_right_in_the_emulator(
     own = [one for one in checks if one["check"].startswith(part)]
     assert own
     assert [one for one in own if not one["passed"]] == []
-
-
-@pytest.fixture(scope="module")
-def judge() -> Iterator[KernelJudge]:
-    with KernelJudge() as kept:
-        yield kept
 
 
 @needs_triton

@@ -3,14 +3,14 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from dataclasses import replace
 from typing import Any, Final
 
 import pytest
 import torch
 import torch._inductor.inductor_prims  # defines prims.fma
-from answers import PatientJudge, assert_right
+from answers import assert_right
 from torch import Tensor
 
 from ratchet.authors.form.form import Fold, Map, Scan
@@ -131,12 +131,6 @@ def problem_of(function: Callable[..., tuple[Tensor, ...]], dtype: str = "float3
         cases=(case("seen", 6, 20), case("other", 5, 33)),
         task="any",
     ).untimed()
-
-
-@pytest.fixture(scope="module")
-def judge() -> Iterator[KernelJudge]:
-    with PatientJudge() as kept:
-        yield kept
 
 
 def test_every_op_is_found_in_a_graph() -> None:

@@ -3,11 +3,10 @@
 from __future__ import annotations
 
 import random
-from collections.abc import Iterator
 from dataclasses import replace
 
 import pytest
-from answers import PatientJudge, assert_right
+from answers import assert_right
 from test_generated_kernels import BATCHES, random_problem
 
 from ratchet.authors.author import Schedule
@@ -24,12 +23,6 @@ from ratchet.static_profile.inspection import inspect_kernel
 
 pytest.importorskip("triton")
 GPUS = ("gfx90a", "gfx942", "gfx950", "gfx1100", "gfx1201", "sm_90")
-
-
-@pytest.fixture(scope="module")
-def judge() -> Iterator[KernelJudge]:
-    with PatientJudge() as kept:
-        yield kept
 
 
 def drawn(problem: Problem, seed: int | None) -> Kernel:

@@ -166,7 +166,9 @@ def test_a_launcher_of_other_people_s(
 @needs_triton
 @needs_sandbox
 @pytest.mark.compiler
-def test_a_model_names_the_gpu_in_its_constructor_and_its_call(tmp_path: Path) -> None:
+def test_a_model_names_the_gpu_in_its_constructor_and_its_call(
+    tmp_path: Path, one_judge: None
+) -> None:
     problem, kernel = tmp_path / "scaled.py", tmp_path / "kernel.py"
     problem.write_text(f"import torch\n\n{SCALED.format(name='Model', device='')}{GIVEN}")
     kernel.write_text(f"{HEAD}{TIMES}\n{SCALED.format(name='ModelNew', device=ON_GPU)}{LAUNCHED}")

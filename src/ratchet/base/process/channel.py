@@ -99,8 +99,8 @@ class Channel:
         body = json.dumps(message).encode()
         if len(body) > MAX_MESSAGE_BYTES:
             raise JudgeError(f"a message of {len(body)} bytes; at most {MAX_MESSAGE_BYTES} fit")
-        self._socket.settimeout(timeout_s)
         try:
+            self._socket.settimeout(timeout_s)
             self._send_head(len(body), descriptors)
             self._socket.sendall(body)
         except TimeoutError as error:
