@@ -43,7 +43,8 @@ within() {
     if [ -n "$dry" ]; then
         python3 -c 'import json, sys
 part, limit, beside, *command = sys.argv[1:]
-print(json.dumps({"part": part, "limit_s": int(limit), "beside": beside, "command": command}))' \
+line = {"part": part, "limit_s": int(limit), "beside": beside, "command": command}
+sys.stdout.write(json.dumps(line) + "\n")  # at once: parts beside each other print together' \
             "$part" "$limit" "$beside" "$@"
         return 0
     fi

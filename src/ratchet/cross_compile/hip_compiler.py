@@ -28,7 +28,7 @@ from ratchet.sandbox.rocm import (
 )
 from ratchet.targets.architectures import Architecture
 
-OWN_HEADERS: Final = Path(__file__).parent.parent / "emulator" / "rocm"
+OWN_HEADERS: Final = Path(__file__).parent / "rocm"
 BITCODE_FILES: Final = ("ocml", "ockl", "oclc_finite_only_off", "oclc_unsafe_math_off",
                         "oclc_correctly_rounded_sqrt_on")  # fmt: skip
 OLDER_VERSIONS: Final = {"942": "940", "950": "940", "1100": "1030", "1201": "1030"}

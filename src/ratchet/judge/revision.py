@@ -16,6 +16,7 @@ PARTS: Final = (
     "targets/*.py",
     "cross_compile/**/*.py",
     "cross_compile/**/*.h",
+    "cross_compile/**/*.hpp",
     "cross_compile/**/*.cpp",
     "base/process/*.py",
     "measure/*.py",

@@ -44,7 +44,7 @@ _CALLED: Final = (
     "ratchet.judge.workers.candidate.process_state",
     "ratchet.judge.workers.memory",
     "ratchet.judge.workers.memory.layout",
-    "ratchet.judge.workers.memory.mapping",
+    "ratchet.sandbox.mapping",
     "ratchet.kernels.abi",
 )
 """Needed to call a kernel: shared memory and the interface."""
@@ -58,7 +58,7 @@ _CPP: Final = (
 )
 _FORKED: Final = (
     "ratchet.sandbox.namespaces",
-    "ratchet.judge.workers.enclosed_forks",
+    "ratchet.sandbox.enclosed_forks",
 )
 _TRITON: Final = (
     "ratchet.targets",
@@ -120,7 +120,7 @@ _TORCH: Final = (
     "ratchet.judge.workers.memory.blocks",
     "ratchet.judge.workers.memory.device",
     "ratchet.judge.workers.memory.driver_memory",
-    "ratchet.judge.workers.memory.packed_files",
+    "ratchet.sandbox.packed_files",
 )
 MODULES: Final[Mapping[str, tuple[str, ...]]] = {
     CPP_WORKER: _CPP,
@@ -156,9 +156,9 @@ judge sends it, for a model and for Triton."""
 DATA: Final[Mapping[str, tuple[str, ...]]] = {
     CPP_WORKER: ("kernels/languages/ratchet_abi.h",),
     CPP_ZYGOTE: ("kernels/languages/ratchet_abi.h",),
-    TORCH_WORKER: ("cross_compile/headers", "judge/emulator/rocm"),
-    ZYGOTE: ("cross_compile/headers", "judge/emulator/rocm"),
-    PROFILE_WORKER: ("cross_compile/headers", "judge/emulator/rocm"),
+    TORCH_WORKER: ("cross_compile/headers", "cross_compile/rocm"),
+    ZYGOTE: ("cross_compile/headers", "cross_compile/rocm"),
+    PROFILE_WORKER: ("cross_compile/headers", "cross_compile/rocm"),
 }
 """Other files and folders of the package that a worker reads."""
 

@@ -14,13 +14,13 @@ from ratchet.base.errors import CompilerMissing
 from ratchet.judge.trial.kernel_trial import KernelJudge
 from ratchet.judge.trial.processes.built_extensions import NoFiles, checked
 from ratchet.judge.trial.timing import plan
-from ratchet.judge.workers.memory.packed_files import PackedFiles
 from ratchet.kernels.kernel import Kernel
 from ratchet.kernels.languages import cpp
 from ratchet.problems.problem import Problem
 from ratchet.problems.problem_file import load_problem
 from ratchet.sandbox import bubblewrap
 from ratchet.sandbox.confine import EXTENSIONS
+from ratchet.sandbox.packed_files import PackedFiles
 
 RELU = Path(__file__).parents[1] / "kernelbench_like" / "level1" / "1_relu.py"
 needs_bubblewrap = pytest.mark.skipif(

@@ -15,13 +15,13 @@ from ratchet.judge.trial.kernel_checks import OpenProblem
 from ratchet.judge.trial.kernel_trial import KernelJudge
 from ratchet.judge.trial.timing import plan
 from ratchet.judge.workers.candidate.with_torch import COMPILED, OWN_COMPILATIONS
-from ratchet.judge.workers.memory.packed_files import PackedFiles
 from ratchet.kernels.kernel import Kernel
 from ratchet.kernels.kernel_file import built_in_kernel
 from ratchet.kernels.languages import cpp
 from ratchet.problems.problem import Problem
 from ratchet.problems.problem_file import load_problem
 from ratchet.sandbox import bubblewrap
+from ratchet.sandbox.packed_files import PackedFiles
 
 SOFTMAX = Path(__file__).parents[1] / "kernelbench_like" / "level1" / "3_softmax.py"
 pytestmark = [

@@ -27,8 +27,8 @@ from ratchet.judge.emulator.extension_build import (
 from ratchet.judge.emulator.extension_calls import ExtensionOperator, LoadedExtension
 from ratchet.judge.emulator.gpu_memory import GpuMemory
 from ratchet.judge.emulator.loading import EMULATOR, ToldDevice, load_emulated, told_device
-from ratchet.judge.workers.memory.packed_files import PackedFiles
 from ratchet.kernels.carried_files import CarriedFiles, split_files
+from ratchet.sandbox.packed_files import PackedFiles
 from ratchet.sandbox.serving import ask_judge
 
 Texts = str | Path | Iterable[object] | None

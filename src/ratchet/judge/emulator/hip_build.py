@@ -28,11 +28,11 @@ from ratchet.cross_compile.process import ProfileProcess, hip_interface
 from ratchet.cross_compile.tools import HEADERS
 from ratchet.judge.emulator.extension_build import PROGRAM, ExtensionOrder, build_extension
 from ratchet.judge.emulator.precompiled import precompiled
-from ratchet.judge.workers.memory.packed_files import PackedFiles
 from ratchet.kernels.carried_files import split_files
 from ratchet.kernels.kernel import Kernel
 from ratchet.kernels.languages import cpp
 from ratchet.kernels.languages.precompiled_headers import keep_few
+from ratchet.sandbox.packed_files import PackedFiles
 from ratchet.targets.architectures import ARCHITECTURES
 
 MOST_KEPT: Final = 64

@@ -18,8 +18,8 @@ import torch
 
 from ratchet.base.process.channel import Channel, Message
 from ratchet.judge.workers.candidate.with_torch import TorchWorker
-from ratchet.judge.workers.enclosed_forks import quiet_fork, serve_enclosed
 from ratchet.judge.workers.memory.device import open_device
+from ratchet.sandbox.enclosed_forks import quiet_fork, serve_enclosed
 from ratchet.sandbox.serving import serve_candidate
 
 CACHE: Final = "TRITON_CACHE_DIR"

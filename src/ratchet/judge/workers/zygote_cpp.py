@@ -12,8 +12,8 @@ import socket
 from ratchet.base.errors import CompilerMissing
 from ratchet.base.process.channel import Channel, Message
 from ratchet.judge.workers.candidate.cpp import CppWorker
-from ratchet.judge.workers.enclosed_forks import serve_enclosed
 from ratchet.kernels.languages import cpp
+from ratchet.sandbox.enclosed_forks import serve_enclosed
 from ratchet.sandbox.serving import serve_candidate
 
 

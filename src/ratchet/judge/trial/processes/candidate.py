@@ -25,8 +25,6 @@ from ratchet.judge.stage_result import fault
 from ratchet.judge.trial.processes import built_extensions
 from ratchet.judge.verdict import Status
 from ratchet.judge.workers.memory.layout import BatchLayout
-from ratchet.judge.workers.memory.mapping import seal
-from ratchet.judge.workers.memory.packed_files import SEALS, PackedFiles
 from ratchet.kernels.cuda_use import NEEDS_CUDA, TORCH_SAYS
 from ratchet.kernels.kernel import WITH_TORCH, Kernel
 from ratchet.kernels.languages.precompiled_headers import NAME
@@ -37,6 +35,8 @@ from ratchet.sandbox.isolation import (
     make_sandbox,
     most_threads,
 )
+from ratchet.sandbox.mapping import seal
+from ratchet.sandbox.packed_files import SEALS, PackedFiles
 from ratchet.sandbox.serving import CHANGED, READY, UNPLACED
 from ratchet.sandbox.worker_modules import CPP_WORKER, TORCH_WORKER
 from ratchet.sandbox.zygote import CandidateZygote

@@ -286,7 +286,7 @@ class ScreeningRun:
                     return first_wrong(process, opened, batch, codes, compared, again=True)
 
             with entrant.on_trial():
-                if detail := with_fewer_calls(opened, wanted, run)[0]:
+                if detail := with_fewer_calls(opened, wanted, run):
                     name = opened.problem.cases[index].name
                     raise fault("wrong", f"several calls on {name}, held together: {detail}")
 

@@ -35,12 +35,12 @@ from ratchet.judge.workers.candidate.results import (
 from ratchet.judge.workers.memory.device import Gpu, WorkerDevice, open_device
 from ratchet.judge.workers.memory.driver_memory import DriverRefusal
 from ratchet.judge.workers.memory.layout import IN_PLACE, INPUTS, OUTPUTS, BatchLayout, Slot
-from ratchet.judge.workers.memory.mapping import shift_heap
-from ratchet.judge.workers.memory.packed_files import PackedFiles
 from ratchet.kernels.kernel import Kernel
 from ratchet.kernels.languages.python_file import load
 from ratchet.problems.dtypes import DTYPE_CODES
 from ratchet.sandbox.confine import EXTENSIONS, confine
+from ratchet.sandbox.mapping import shift_heap
+from ratchet.sandbox.packed_files import PackedFiles
 from ratchet.sandbox.serving import CHANGED, UNPLACED, Answer, Reply, serve_candidate
 
 Entry = Callable[..., object]

@@ -19,7 +19,7 @@ from torch import Tensor
 
 from ratchet.judge.workers.memory.driver_memory import DeviceRegion, Driver
 from ratchet.judge.workers.memory.layout import span
-from ratchet.judge.workers.memory.mapping import PAGE_BYTES, MappedRegion, seal
+from ratchet.sandbox.mapping import PAGE_BYTES, MappedRegion, seal
 
 MOST_AT_ONCE = 1 << 30
 BLANK = 0xFF

@@ -31,7 +31,6 @@ from ratchet.base.process import families
 from ratchet.base.process.channel import Channel, Message, close_descriptors, open_pair
 from ratchet.judge.workers.candidate.with_torch import COMPILATION_CACHE, Entry, TorchWorker, settle
 from ratchet.judge.workers.memory.device import WorkerDevice, open_device
-from ratchet.judge.workers.memory.mapping import shift_heap
 from ratchet.judge.workers.reference.gate import owned
 from ratchet.problems import file_keeper
 from ratchet.problems.gradients import gradient_of
@@ -39,6 +38,7 @@ from ratchet.problems.on_cores import on_cores
 from ratchet.problems.problem import Case, Problem, Reference
 from ratchet.problems.source_module import run_source
 from ratchet.sandbox import system_calls
+from ratchet.sandbox.mapping import shift_heap
 from ratchet.sandbox.serving import Reply, serve, serve_forks
 
 MOST_CPU_S = 1_000_000

@@ -15,9 +15,9 @@ from typing import NoReturn
 
 from ratchet.base.process import families
 from ratchet.base.process.channel import Message, inherited
-from ratchet.judge.workers.memory.mapping import shift_heap
 from ratchet.sandbox import namespaces
 from ratchet.sandbox.confine import confine
+from ratchet.sandbox.mapping import shift_heap
 from ratchet.sandbox.serving import serve_forks
 
 FIRST_FREE = 3

@@ -13,7 +13,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Final
 
-from ratchet.judge.workers.memory.mapping import seal
+from ratchet.sandbox.mapping import seal
 
 LOCK: Final = "lock"
 """torch's lock of a build in progress."""
