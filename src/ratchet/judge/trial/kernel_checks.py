@@ -259,10 +259,13 @@ class OpenProblem:
             raise JudgeError(f"the reference worker {error}") from error
         return [bytes.fromhex(one) for one in reply["found"]]
 
-    def flush(self) -> None:
-        """Empty a GPU's caches before a batch; on cores each batch's memory is new to them."""
+    def flush(self, *, load_s: float = 0.0) -> None:
+        """Empty a GPU's caches before a batch, and keep it busy for so long.
+
+        On cores each batch's memory is new to the caches.
+        """
         if self.accelerator is not None:
-            self._flushed = self.ask(do="flush")
+            self._flushed = self.ask(do="flush", load_s=load_s)
 
     def flushes(self) -> Evidence:
         """Return the evidence of what was done to a GPU's caches before each batch."""

@@ -11,6 +11,7 @@ from ratchet.judge.trial import device_clock
 from ratchet.judge.trial.kernel_checks import OpenProblem
 from ratchet.judge.trial.processes.candidate import CandidateProcess
 from ratchet.judge.trial.timing.arms import CANDIDATE, REFERENCE
+from ratchet.judge.trial.timing.decide import SYSTEMATIC
 from ratchet.judge.trial.timing.fewer_calls import with_fewer_calls
 from ratchet.judge.trial.timing.sample import CaseTiming, time_alone
 from ratchet.measure.estimate import summarise
@@ -61,6 +62,7 @@ def check_clocks(timings: Sequence[CaseTiming], opened: OpenProblem, *, won: boo
                 alone=time_alone(timing.case, opened),
                 beside_s=summarise(timing.samples, REFERENCE).median_s,
                 candidate_s=summarise(timing.samples, CANDIDATE).median_s,
+                least=SYSTEMATIC,
             )
             evidence.append(found)
             doubts.append(doubt)

@@ -66,6 +66,8 @@ class RivalArm:
         self.name = name
         self.process = process
         self.outputs = outputs
+        self.rest_s = self.load_s = 0.0
+        """Right before each batch a GPU rests for so long, and then is kept busy."""
         self._opened = opened
         self._case = case
         self._seeds: RoundSeeds | None = None
@@ -82,7 +84,8 @@ class RivalArm:
         with self._opened.draw(self._case, iterations, writable_inputs=False, seeds=seeds) as batch:
             self.process.resume()
             self.process.prepare(batch.layout, self.outputs)
-            self._opened.flush()
+            time.sleep(self.rest_s)
+            self._opened.flush(load_s=self.load_s)
             spots = None
             if batch.read is not None:  # as for a candidate
                 spots = OutputSpots(batch.layout, batch.memories, batch.read)

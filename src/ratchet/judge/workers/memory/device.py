@@ -75,8 +75,8 @@ class WorkerDevice:
         """
         return None
 
-    def flush(self) -> Message:
-        """Empty the device's caches; return what was done."""
+    def flush(self, load_s: float = 0.0) -> Message:
+        """Empty the device's caches, and keep it busy for so long; return what was done."""
         return {}
 
     def allocated_bytes(self) -> int:
@@ -149,7 +149,8 @@ class Gpu(WorkerDevice):
         except RuntimeError:  # they did not end yet: the candidate replaced the fence
             return None
 
-    def flush(self) -> Message:
+    def flush(self, load_s: float = 0.0) -> Message:
+        end_s = time.perf_counter() + load_s
         if self._flushed is None:
             self._flushed = torch.empty(
                 self._flush_bytes, dtype=torch.uint8, device=self.torch_device
@@ -157,6 +158,9 @@ class Gpu(WorkerDevice):
         normal = self._driver.reset_persisting_cache()
         self._flushed.fill_(1)
         self.finish()
+        while time.perf_counter() < end_s:
+            self._flushed.fill_(1)
+            self.finish()
         return {"flushed_bytes": self._flush_bytes, "persisting_reset": normal}
 
     def allocated_bytes(self) -> int:

@@ -390,8 +390,8 @@ class ReferenceWorker:
         losses = zip(self._losses(case), conditions, strict=True)
         return [replace(loss, condition=one, single=single) for loss, (one, single) in losses]
 
-    def _flush(self, _: Message) -> Reply:
-        return self._device.flush(), []
+    def _flush(self, message: Message) -> Reply:
+        return self._device.flush(message["load_s"]), []
 
     def _places(self, message: Message) -> Reply:
         """Return the bytes at some spots of a batch now, which only this worker can read."""
