@@ -13,9 +13,8 @@ from ratchet.judge.stage_result import fault
 from ratchet.judge.trial.kernel_checks import (
     DrawnBatch,
     OpenProblem,
+    check_call,
     make_calls,
-    naming,
-    verdict_of_call,
 )
 from ratchet.judge.trial.processes.candidate import CandidateProcess
 from ratchet.judge.trial.timing.fewer_calls import with_fewer_calls
@@ -87,10 +86,7 @@ def first_wrong(
     for place, call in enumerate(order):
         if place >= least and time.perf_counter() - began > COMPARED_S:
             break
-        with naming(batch, opened):
-            candidate.deliver(call)
-        check = opened.check(batch, call, codes[call], again=again)
-        passed, detail = verdict_of_call(codes[call], check)
+        passed, detail = check_call(candidate, opened, batch, call, codes[call], again=again)
         if not passed:
             return detail
     return ""

@@ -496,9 +496,7 @@ def begun_case(
 
         def finish() -> tuple[bool | None, str]:
             (code,) = wait()
-            with naming(batch, opened):
-                candidate.deliver(0)
-            return verdict_of_call(code, opened.check(batch, 0, code, again=bool(seeds)))
+            return check_call(candidate, opened, batch, 0, code, again=bool(seeds))
 
         yield finish
 
@@ -520,20 +518,38 @@ def begin_calls(
     """
     calls = len(batch.layout.calls)
     limit_s = opened.limit_s(batch.case, calls)
-    with naming(batch, opened):
+    with _naming(batch, opened):
         candidate.resume()
         candidate.prepare(batch.layout, batch.memories, batch.read)
         began = candidate.begin_calls(batch.memories, limit_s=limit_s)
 
     def wait() -> list[int]:
-        with naming(batch, opened):
+        with _naming(batch, opened):
             return candidate.end_calls(calls, began, limit_s=limit_s)[2]
 
     return wait
 
 
+def check_call(
+    candidate: CandidateProcess,
+    opened: OpenProblem,
+    batch: DrawnBatch,
+    call: int,
+    code: int,
+    *,
+    again: bool = False,
+) -> tuple[bool | None, str]:
+    """Compare the answers of a call that was made; return as `verdict_of_call`.
+
+    With `again`, the right answers are kept for other kernels' calls on the same values.
+    """
+    with _naming(batch, opened):
+        candidate.deliver(call)
+    return verdict_of_call(code, opened.check(batch, call, code, again=again))
+
+
 @contextlib.contextmanager
-def naming(batch: DrawnBatch, opened: OpenProblem) -> Iterator[None]:
+def _naming(batch: DrawnBatch, opened: OpenProblem) -> Iterator[None]:
     """Name the case in a candidate's fault."""
     try:
         yield

@@ -37,7 +37,7 @@ if TYPE_CHECKING:
 LOG = logging.getLogger(__name__)
 FindGpu = Callable[[str], Accelerator | Decided | None]
 GRACE_S = 300.0
-"""A verdict ends so long after its limit, whatever a step waits for; `court.calls` ends it then."""
+"""A verdict ends so long after its limit, whatever a step waits for; `court.calls` ends sooner."""
 FIND_TIMEOUT_S = 120.0
 """The first use of a GPU loads its libraries."""
 
@@ -117,10 +117,10 @@ class KernelJudge:
 
         The limit decides how much is measured: a kernel that was right when time ran out is
         `correct`, and not timed. Each step has its own limit, in work, and none outlives the limit
-        by more than GRACE_S. `spent_s` seconds of the
-        limit are gone already, for reading the problem's file. The other options are those of
-        `court.terms.Terms`. `then` is the kernel that is judged next: its compiler may run beside
-        this kernel's, and is stopped while anything is timed.
+        by more than GRACE_S. `spent_s` seconds of it are gone already, for reading the problem's
+        file. The other options are those of `court.terms.Terms`. `then` is the kernel that is
+        judged next: its compiler may run beside this kernel's, and is stopped while anything is
+        timed.
 
         Raises:
             CompilerMissing: there is no C++ compiler.

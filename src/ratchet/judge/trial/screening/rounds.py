@@ -15,7 +15,7 @@ from typing import Final, Protocol
 import numpy as np
 
 from ratchet.judge.stage_result import CandidateFault, Decided, fault
-from ratchet.judge.trial.kernel_checks import OpenProblem, verdict_of_call
+from ratchet.judge.trial.kernel_checks import OpenProblem, check_call
 from ratchet.judge.trial.processes.candidate import CandidateProcess
 from ratchet.judge.trial.processes.rivals import RivalProcess
 from ratchet.judge.trial.timing.arms import REFERENCE, RivalArm, RoundSeeds, output_mode, warm
@@ -127,9 +127,9 @@ class ScreenedArm:
                 )
             call = None if rounds is None else rounds.compared.get(self._batch)
             if call is not None:
-                self.process.deliver(call)
-                check = opened.check(batch, call, codes[call], again=True)
-                passed, detail = verdict_of_call(codes[call], check)
+                passed, detail = check_call(
+                    self.process, opened, batch, call, codes[call], again=True
+                )
                 if not passed or any(codes):
                     name = opened.problem.cases[self._case].name
                     raise fault("wrong", f"wrong on {name} while it was timed: {detail}")

@@ -15,8 +15,7 @@ from ratchet.judge.stage_result import fault
 from ratchet.judge.trial.kernel_checks import (
     DrawnBatch,
     OpenProblem,
-    naming,
-    verdict_of_call,
+    check_call,
 )
 from ratchet.judge.trial.processes.candidate import CandidateProcess
 from ratchet.judge.trial.processes.rivals import COMPILED, OutputMode, RivalProcess
@@ -266,10 +265,7 @@ class CandidateArm:
 
     def _check(self, batch: DrawnBatch, codes: list[int], calls: Sequence[int]) -> None:
         for call in calls:
-            with naming(batch, self._opened):
-                self._candidate.deliver(call)
-            check = self._opened.check(batch, call, codes[call])
-            passed, detail = verdict_of_call(codes[call], check)
+            passed, detail = check_call(self._candidate, self._opened, batch, call, codes[call])
             if any(codes) or not passed:
                 what = f" with {batch.values[call]}" if batch.values else ""
                 raise fault(

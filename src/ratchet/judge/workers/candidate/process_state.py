@@ -37,9 +37,10 @@ def changes(before: State, now: State) -> list[str]:
 
 
 def _mode() -> str:
-    """Return the control words of fegetenv(3), without flags; "" on an unknown machine."""
+    """Return the control words of fegetenv(3), without flags; "" where they are not known."""
     held = ctypes.create_string_buffer(ENVIRONMENT_BYTES)
-    if platform.machine() not in (*X86, *ARM) or ctypes.CDLL(None).fegetenv(held):
+    read = getattr(ctypes.CDLL(None), "fegetenv", None)  # libm's, which an interpreter may lack
+    if platform.machine() not in (*X86, *ARM) or read is None or read(held):
         return ""
 
     def word(at: int) -> int:
