@@ -19,6 +19,7 @@ from ratchet import api
 from ratchet.cli import main
 from ratchet.optimize.turn.dry_run import dry_run
 from ratchet.optimize.turn.settings import make_settings
+from ratchet.report.model import ResultReport
 from ratchet.report.optimize import render_page
 from ratchet.workloads import load
 from ratchet.workloads.saved import as_spec
@@ -148,7 +149,7 @@ def test_optimize_takes_an_object_and_the_function_that_makes_it(turn: list[Any]
 def test_the_command_is_the_library_call(
     turn: list[Any], monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    monkeypatch.setattr("ratchet.report.optimize.print_result", lambda document: None)
+    monkeypatch.setattr("ratchet.report.optimize.optimize_report", lambda _: ResultReport())
     monkeypatch.setattr(
         api,
         "run_turn",

@@ -67,7 +67,8 @@ def pytest_terminal_summary(terminalreporter: Any, exitstatus: int, config: pyte
     from ratchet.judge.emulator.program.counted import read_result
     from ratchet.judge.emulator.program.settings import pretended_device
     from ratchet.judge.emulator.program.start import write_now
-    from ratchet.report.emulate import print_emulate
+    from ratchet.report.emulate import emulate_report
+    from ratchet.report.terminal import print_report
 
     write_now()
     target = config.getoption("--ratchet-target")
@@ -80,7 +81,8 @@ def pytest_terminal_summary(terminalreporter: Any, exitstatus: int, config: pyte
     )
     terminalreporter.section(f"emulated on {target}")
     text = StringIO()
-    print_emulate(result, Console(file=text, markup=False, emoji=False, highlight=False, width=100))
+    console = Console(file=text, markup=False, emoji=False, highlight=False, width=100)
+    print_report(emulate_report(result), console)
     terminalreporter.write(text.getvalue())
 
 

@@ -22,7 +22,8 @@ from ratchet.optimize.step.candidate import Candidate, with_config
 from ratchet.optimize.turn.costs import Costs, together_s
 from ratchet.optimize.turn.schedule import WARM
 from ratchet.report.comparisons import headline
-from ratchet.report.optimize import print_result, render_page
+from ratchet.report.optimize import optimize_report, render_page
+from ratchet.report.terminal import print_report
 from ratchet.workloads.config import StepConfig
 
 WRITTEN = with_config(StepConfig(), {})
@@ -162,7 +163,7 @@ def test_where_nothing_won_there_is_nothing_to_paste(tmp_path: Path) -> None:
     assert result.recipe_is == "as_written"
     assert result.paste.apply == result.paste.undo == []
     console = Console(file=io.StringIO(), width=100)
-    print_result(result, console)
+    print_report(optimize_report(result), console)
     for told in (console.file.getvalue(), render_page(result)):  # type: ignore[attr-defined]
         assert "Paste into your script" not in told and "To undo" not in told
         assert "nothing to paste" in told
@@ -172,7 +173,7 @@ def test_a_recipe_of_torch_alone_says_so_above_its_lines(tmp_path: Path) -> None
     for world in (World(), World(factors={"allocator": 0.7})):
         result = run(world, tmp_path / str(len(world.factors)), 900.0).result
         console = Console(file=io.StringIO(), width=200)
-        print_result(result, console)
+        print_report(optimize_report(result), console)
         for told in (console.file.getvalue(), render_page(result)):  # type: ignore[attr-defined]
             assert "Paste into your script" in told
             said = "there is nothing to paste" in " ".join(told.split())

@@ -36,7 +36,8 @@ from ratchet.optimize.recipe.apply import apply
 from ratchet.optimize.recipe.ranks import check_alike
 from ratchet.optimize.recipe.recipe import Recipe
 from ratchet.optimize.turn.settings import make_settings
-from ratchet.report.ranks import print_parallel_bench, print_parallel_turn
+from ratchet.report.ranks import parallel_bench_report, parallel_turn_report
+from ratchet.report.terminal import print_report
 from ratchet.workloads.config import StepConfig
 from ratchet.workloads.load import load
 from ratchet.workloads.parallel.layout import parse_parallel
@@ -75,7 +76,7 @@ def test_bench_tells_each_rank_and_the_slowest_decides(
     assert found.loss == pytest.approx(losses[-1], rel=1e-5)
     document = record_parallel(found, device="cpu", ledger=str(tmp_path / "ledger.db"))
     assert json.loads(json.dumps(document))["layout"] == "fsdp=2"
-    print_parallel_bench(found)
+    print_report(parallel_bench_report(found))
     assert "llama-tiny on 2 ranks (fsdp=2)" in capsys.readouterr().out
 
 
@@ -215,7 +216,7 @@ def test_a_turn_writes_a_recipe_for_its_ranks(
     assert (recipe.config.optimizer == "kernel") == (found.tuned.step is not None)
     with pytest.raises(RecipeError, match=r"on 2 ranks, and this is one of 1: start the script"):
         apply(load("llama-tiny"), recipe, strict=True, ledger=settings.ledger)
-    print_parallel_turn(found)
+    print_report(parallel_turn_report(found))
     assert "torchrun --standalone --nproc-per-node=2" in capsys.readouterr().out
 
 

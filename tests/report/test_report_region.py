@@ -9,7 +9,8 @@ from rich.console import Console
 
 from ratchet.graph.regions.region import Region
 from ratchet.problems.problem import Case, Problem, TensorSpec
-from ratchet.report.region import print_regions
+from ratchet.report.region import regions_report
+from ratchet.report.terminal import print_report
 
 CASE = Case(name="captured", timed=True, inputs=(TensorSpec(shape=(8, 16), dtype="float32"),))
 REGION = Region(
@@ -30,7 +31,7 @@ REGION = Region(
 
 def shown(*regions: Region, notes: tuple[str, ...] = ()) -> str:
     out = Console(file=io.StringIO(), width=160)
-    print_regions("llama-8m", regions, notes, console=out)
+    print_report(regions_report("llama-8m", regions, notes), out)
     return out.file.getvalue()  # type: ignore[attr-defined,no-any-return]
 
 

@@ -18,11 +18,11 @@ from ratchet.optimize.levers.base import Lever
 from ratchet.optimize.step.describe import StepFacts
 from ratchet.optimize.turn.dry_run import DryRun, TargetKernel
 from ratchet.optimize.turn.optimize_result import Change
-from ratchet.report.device import print_bench, print_device
+from ratchet.report.device import bench_report, device_report
 from ratchet.report.model import grid
-from ratchet.report.optimize import print_plan, print_result
+from ratchet.report.optimize import dry_run_report, optimize_report
 from ratchet.report.progress import TurnProgress
-from ratchet.report.terminal import FittedTable, make_console
+from ratchet.report.terminal import FittedTable, make_console, print_report
 from ratchet.workloads.bench import BenchResult
 from ratchet.workloads.config import StepConfig
 
@@ -72,7 +72,7 @@ def _console(width: int = 80, *, terminal: bool = False) -> tuple[Console, io.St
 
 def _said(document: dict[str, Any], width: int = 80) -> str:
     console, file = _console(width)
-    print_result(as_result(document), console)
+    print_report(optimize_report(as_result(document)), console)
     return file.getvalue()
 
 
@@ -160,7 +160,7 @@ def test_a_result_with_little_in_it() -> None:
 def test_the_bench_table() -> None:
     console, file = _console()
     images = replace(BENCHED, workload="vit", unit="images", step_time_s=0.12)
-    print_bench([BENCHED, images], console)
+    print_report(bench_report([BENCHED, images]), console)
     said = " ".join(file.getvalue().split())
     assert "workload step, ms tokens or images/s MFU peak memory" in said
     assert "llama-60m 2,200 465 - 2.00 GiB" in said
@@ -183,7 +183,7 @@ def test_the_device_table() -> None:
         ),
         notes=("made up",),
     )
-    print_device(report, console)
+    print_report(device_report(report), console)
     said = " ".join(file.getvalue().split())
     assert "AMD EPYC 9554 64-Core Processor" in said
     assert "matrix product, fp32 1.8 TFLOP/s" in said
@@ -191,7 +191,7 @@ def test_the_device_table() -> None:
     assert "copy, dram 31.0 GB/s" in said
     assert "memory 460.0 GB/s" in said
     assert "note: made up" in said
-    print_device(replace(report, paper=None), console)
+    print_report(device_report(replace(report, paper=None)), console)
 
 
 def test_the_plan_says_what_would_and_would_not_be_tried() -> None:
@@ -201,7 +201,7 @@ def test_the_plan_says_what_would_and_would_not_be_tried() -> None:
     )
     skipped = Change(name="a", kind="lever", decision="not_applicable", reason="no GPU")
     plan = DryRun(workload=FACTS, levers=(lever,), skipped=(skipped,))
-    print_plan(plan, console)
+    print_report(dry_run_report(plan), console)
     said = " ".join(file.getvalue().split())
     assert "threads 1.1x" in said
     assert "Would be skipped change why" in said
@@ -229,7 +229,7 @@ def test_a_plan_for_a_gpu_that_is_not_here_lists_verdicts_and_bounds() -> None:
         reason="case timed: off",
     )
     plan = DryRun(workload=FACTS, levers=(), skipped=(), target="gfx942", kernels=(kernel, wrong))
-    print_plan(plan, console)
+    print_report(dry_run_report(plan), console)
     said = " ".join(file.getvalue().split())
     assert "Kernels on gfx942" in said and "never measured" in said
     assert "rope_forward 2 correct 2.00 µs" in said and "bound, MI300X" in said
@@ -319,7 +319,7 @@ def test_every_table_is_whole_at_forty_columns(result: dict[str, Any], width: in
         assert any(figure in line for line in said.splitlines()), figure
     console, file = _console(width)
     mine = replace(BENCHED, workload="a-workload-of-mine.py:f", tokens_per_s=465678.0, mfu=0.41)
-    print_bench([mine], console)
+    print_report(bench_report([mine]), console)
     for figure in ("2.20", "465,678", "41%", "2.00 GiB"):
         assert any(figure in line for line in file.getvalue().splitlines()), figure
     assert "…" not in said + file.getvalue()

@@ -15,10 +15,10 @@ from rich.console import Console
 from ratchet.court.score import SuiteResult, SuiteRow, answered, summarise
 from ratchet.judge.verdict import Status, Verdict
 from ratchet.report.progress import SuiteProgress
-from ratchet.report.static_profile import print_inspection, static_tables
-from ratchet.report.suite import print_suite, render_suite_page
-from ratchet.report.terminal import make_console
-from ratchet.report.verdict import MEANING, print_verdict, render_verdict_page
+from ratchet.report.static_profile import inspection_report, static_tables
+from ratchet.report.suite import render_suite_page, suite_report
+from ratchet.report.terminal import make_console, print_report
+from ratchet.report.verdict import MEANING, render_verdict_page, verdict_report
 
 
 def console(width: int = 80, *, terminal: bool = False) -> tuple[Console, io.StringIO]:
@@ -198,7 +198,7 @@ def test_an_estimate_stands_apart_from_what_was_measured(why: str) -> None:
     assert "a ratio of lower bounds, not timed" in rest
     assert ("&lt;aten.mm&gt;" in rest) == bool(why) and (">2.5<" in rest) != bool(why)
     out, file = console()
-    print_verdict(judged_of(make_judged(**changes)), console=out)
+    print_report(verdict_report(judged_of(make_judged(**changes))), out)
     said = " ".join(file.getvalue().split())
     assert "nothing was timed, or the times" in said and "of lower bounds, not timed" in said
     assert ("no estimate: Inductor" in said) == bool(why)
@@ -218,7 +218,7 @@ def test_an_interval_says_its_confidence_where_it_is_known() -> None:
     assert "95 % interval 1.90 to 2.12" in page
     assert '"note">interval 1.50 to 1.71' in page
     out, file = console()
-    print_verdict(judged_of(judged), console=out)
+    print_report(verdict_report(judged_of(judged)), out)
     assert "2.01x   95 % interval 1.90 to 2.12" in file.getvalue()
     assert "1.60x   interval 1.50 to 1.71" in file.getvalue()
 
@@ -260,7 +260,7 @@ def test_an_arm_of_another_name_is_drawn_too() -> None:
 
 def test_a_verdict_on_the_terminal() -> None:
     out, file = console()
-    print_verdict(judged_of(make_judged()), {"page": "ratchet-out/page.html"}, out)
+    print_report(verdict_report(judged_of(make_judged()), {"page": "ratchet-out/page.html"}), out)
     said = file.getvalue()
     assert said.startswith("Proven: right on every case")
     assert "problem gate" in said
@@ -275,30 +275,32 @@ def test_a_verdict_of_the_ledger_is_marked_wherever_it_is_shown() -> None:
     moment = "2026-01-31T09:14:15.926535+00:00"
     judged = make_judged() | {"recalled": True, "judged_at": moment}
     out, text = console()
-    print_verdict(judged_of(judged), console=out)
+    print_report(verdict_report(judged_of(judged)), out)
     assert words in text.getvalue()
     assert words in page_of(judged)
     assert "from the ledger" not in page_of(make_judged())
     page = render_suite_page(make_suite(ROWS), {})
     assert page.count("(from the ledger)") == 1 and "correct (from the ledger)" in page
     out, text = console(120)
-    print_suite(make_suite(ROWS), console=out)
+    print_report(suite_report(make_suite(ROWS)), out)
     assert text.getvalue().count("(from the ledger)") == 1
 
 
 def test_what_failed_stands_out_on_the_terminal() -> None:
     out, file = console()
     evidence = [{"check": "correct on cpu_0", "passed": False, "detail": "input 0 was changed"}]
-    print_verdict(
-        judged_of(make_judged(status="wrong", reason="no", evidence=evidence, static=None)),
-        console=out,
+    print_report(
+        verdict_report(
+            judged_of(make_judged(status="wrong", reason="no", evidence=evidence, static=None))
+        ),
+        out,
     )
     assert "NO" in file.getvalue() and "input 0 was changed" in file.getvalue()
 
 
 def test_a_profile_compares_the_targets() -> None:
     out, file = console(100)
-    print_inspection(make_profile(), out)
+    print_report(inspection_report(make_profile()), out)
     said = file.getvalue()
     assert "gfx942" in said and "gfx950" in said
     assert "gfx950: 7 registers are spilled" in said
@@ -315,7 +317,7 @@ def test_a_verdict_without_a_profile_has_no_such_table() -> None:
 
 def test_the_table_of_a_suite_lists_every_problem() -> None:
     out, file = console()
-    print_suite(make_suite(ROWS), {"page": "ratchet-out/training.html"}, out)
+    print_report(suite_report(make_suite(ROWS), paths={"page": "ratchet-out/training.html"}), out)
     said = file.getvalue()
     for row in ROWS:
         assert row["name"] in said
@@ -332,14 +334,14 @@ def test_the_table_of_a_suite_lists_every_problem() -> None:
 
 def test_a_suite_whose_problems_are_all_answered_is_scored_once() -> None:
     out, file = console()
-    print_suite(make_suite(ROWS[:2]), console=out)
+    print_report(suite_report(make_suite(ROWS[:2])), out)
     assert file.getvalue().count("> 1.2") == 1
 
 
 def test_an_interrupted_run_says_so() -> None:
     rows = [*ROWS, make_row("last", "not_reached")]
     out, file = console()
-    print_suite(make_suite(rows, interrupted=True), console=out)
+    print_report(suite_report(make_suite(rows, interrupted=True)), out)
     assert "continue from the ledger" in file.getvalue()
     assert "1 problems were not reached" in render_suite_page(
         make_suite(rows, interrupted=True), {}
@@ -375,7 +377,7 @@ def test_progress_keeps_each_verdict_on_a_terminal() -> None:
 
 
 def test_the_console_of_a_report_is_stdout(capsys: pytest.CaptureFixture[str]) -> None:
-    print_suite(make_suite(ROWS), console=make_console())
+    print_report(suite_report(make_suite(ROWS)), make_console())
     assert "softmax_forward" in capsys.readouterr().out
 
 

@@ -14,13 +14,14 @@ from ratchet.authors.files import write_files
 from ratchet.authors.writing_result import AuthorRow, WritingResult, WrittenKernel
 from ratchet.judge.verdict import Evidence, Ratio, Speedups, Verdict
 from ratchet.kernels.kernel import Kernel
+from ratchet.report.terminal import print_report
 from ratchet.report.write import (
     coloured,
     headline,
     lineage,
-    print_writing,
     progress_plot,
     render_write_page,
+    write_report,
 )
 
 HOSTILE = "<script>alert(1)</script>"
@@ -166,7 +167,7 @@ def test_sources_are_coloured_and_escaped(language: str) -> None:
 
 
 def test_the_terminal_shows_the_verdict_s_figure(capsys: pytest.CaptureFixture[str]) -> None:
-    print_writing(RESULT, {"kernel": "ratchet-write/made_up/kernel.cpp"})
+    print_report(write_report(RESULT, {"kernel": "ratchet-write/made_up/kernel.cpp"}))
     text = capsys.readouterr().out
     assert "1.42x   confirmed by a verdict, 98.3 % interval" in text
     assert "1.50x" not in text
@@ -183,7 +184,7 @@ def without_gpu() -> WritingResult:
 
 
 def test_a_kernel_that_nothing_could_time_says_so(capsys: pytest.CaptureFixture[str]) -> None:
-    print_writing(without_gpu(), {})
+    print_report(write_report(without_gpu(), {}))
     text = " ".join(capsys.readouterr().out.split())
     assert "This kernel was not timed: there is no GPU here" in text
     assert "made up" in text and "1.42x" not in text
@@ -208,7 +209,7 @@ def test_a_right_kernel_that_is_not_proven_is_written_and_named_so(
     assert Path(paths["kernel_not_proven"]) == tmp_path / "kernel-not-proven.cpp"
     assert Path(paths["kernel_not_proven"]).read_text() == "// slow"
     assert Path(proven["kernel"]).read_text() == BEST.source, "of an earlier run"
-    print_writing(slow, paths)
+    print_report(write_report(slow, paths))
     text = " ".join(capsys.readouterr().out.split())
     assert text.startswith(f"Not proven. Correct: {why}") and "kernel-not-proven.cpp" in text
     assert "Not proven. Correct" in render_write_page(slow)
@@ -220,11 +221,11 @@ def test_a_verdict_of_the_ledger_is_marked(capsys: pytest.CaptureFixture[str]) -
     best = msgspec.structs.replace(BEST, recalled=True, judged_at="2026-01-02T03:04:05+00:00")
     result = changed(best=best)
     words = "from the ledger, judged 2026-01-02 03:04 UTC; not judged again"
-    print_writing(result, {})
+    print_report(write_report(result, {}))
     assert words in " ".join(capsys.readouterr().out.split())
     assert words in render_write_page(result)
     assert result.to_json()["best"]["recalled"] is True
-    print_writing(RESULT, {})
+    print_report(write_report(RESULT, {}))
     assert "from the ledger" not in capsys.readouterr().out + render_write_page(RESULT)
 
 

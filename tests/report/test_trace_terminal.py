@@ -13,9 +13,9 @@ from made_up_trace import made_up_cpu_trace, made_up_diff, made_up_ranks, made_u
 from rich.console import Console
 
 from ratchet.report.model import grid
-from ratchet.report.terminal import FittedTable
-from ratchet.report.trace import print_trace
-from ratchet.report.trace_diff import print_diff, print_merged, print_replay
+from ratchet.report.terminal import FittedTable, print_report
+from ratchet.report.trace import trace_report
+from ratchet.report.trace_diff import diff_report, merged_report, replay_report
 from ratchet.report.trace_names import last_modules, short_shapes
 from ratchet.report.words import share_of, show_bandwidth
 from ratchet.trace.export.merge import Merged, MergedRank
@@ -29,7 +29,7 @@ def console() -> tuple[Console, io.StringIO]:
 
 def test_a_report_on_the_terminal(tmp_path: Path) -> None:
     out, file = console()
-    print_trace(made_up_trace(tmp_path), console=out)
+    print_report(trace_report(made_up_trace(tmp_path)), out)
     said = file.getvalue()
     for words in (
         "Of 318 µs, 41.5% is idle, 30.2% is compute, 25.2% is communication that nothing",
@@ -49,7 +49,7 @@ def test_a_report_on_the_terminal(tmp_path: Path) -> None:
 
 def test_a_report_without_a_device(tmp_path: Path) -> None:
     out, file = console()
-    print_trace(made_up_cpu_trace(tmp_path), console=out)
+    print_report(trace_report(made_up_cpu_trace(tmp_path)), out)
     said = file.getvalue()
     assert "CPU only" in said and "own CPU, ms" in said
     assert "Why the device was idle" not in said and "Nothing stands out." in said
@@ -83,12 +83,12 @@ def test_replayed_and_merged_traces_on_the_terminal(
         faults=("cut off",),
         left_out=7,
     )
-    print_replay(replayed, console=out)
+    print_report(replay_report(replayed), out)
     monkeypatch.chdir(tmp_path)
     path = Path("all.json")
     path.write_bytes(bytes(2048))
     ranks = (MergedRank(rank=1, events=5, shift=-1500, file="r1.json"),)
-    print_merged(Merged(path=path, ranks=ranks, aligned=False, faults=()), console=out)
+    print_report(merged_report(Merged(path=path, ranks=ranks, aligned=False, faults=())), out)
     said = file.getvalue()
     for words in (
         "1 of 3 calls run on CPU",
@@ -107,7 +107,7 @@ def test_replayed_and_merged_traces_on_the_terminal(
 
 def test_ranks_say_who_was_late(tmp_path: Path) -> None:
     out, file = console()
-    print_trace(made_up_ranks(tmp_path), console=out)
+    print_report(trace_report(made_up_ranks(tmp_path)), out)
     said = file.getvalue()
     assert "over 2 ranks" in said
     assert "Rank 1 is the straggler" in said
@@ -117,7 +117,7 @@ def test_ranks_say_who_was_late(tmp_path: Path) -> None:
 def test_a_comparison_adds_up(tmp_path: Path) -> None:
     out, file = console()
     found = made_up_diff(tmp_path)
-    print_diff(found, console=out)
+    print_report(diff_report(found), out)
     said = file.getvalue()
     parts = said.split("What makes the change")[1].split("together")[0]
     numbers = [
@@ -134,9 +134,9 @@ def test_no_figure_is_cut_on_a_narrow_terminal(tmp_path: Path, width: int) -> No
     def said(columns: int) -> str:
         file = io.StringIO()
         out = Console(file=file, width=columns, markup=False, emoji=False, highlight=False)
-        print_trace(trace, console=out)
-        print_trace(ranks, console=out)
-        print_diff(changed, console=out)
+        print_report(trace_report(trace), out)
+        print_report(trace_report(ranks), out)
+        print_report(diff_report(changed), out)
         return file.getvalue()
 
     trace, ranks = made_up_trace(tmp_path), made_up_ranks(tmp_path / "ranks")

@@ -4,11 +4,16 @@ from __future__ import annotations
 
 import functools
 import importlib
-from typing import Annotated, Any
+import sys
+from collections.abc import Sequence
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
 from ratchet import __version__, lab
+
+if TYPE_CHECKING:
+    from ratchet.report.model import ResultReport
 
 app = typer.Typer(
     name="ratchet",
@@ -52,6 +57,15 @@ def print_json(document: object) -> None:
     from ratchet.cli.streams import document_stream
 
     print(json_text(document), file=document_stream())
+
+
+def print_result(report: ResultReport, warnings: Sequence[str] = ()) -> None:
+    """Print a command's result for people, and its warnings on stderr."""
+    from ratchet.report.terminal import print_report
+
+    print_report(report)
+    for warning in warnings:
+        print(f"ratchet: {warning}", file=sys.stderr)
 
 
 def print_error(message: str, exit_code: int) -> None:

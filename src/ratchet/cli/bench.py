@@ -6,7 +6,7 @@ from typing import Annotated
 
 import typer
 
-from ratchet.cli.app import AsJson, Debug, DeviceName, LedgerUrl, app, print_json
+from ratchet.cli.app import AsJson, Debug, DeviceName, LedgerUrl, app, print_json, print_result
 from ratchet.cli.options import (
     BatchSize,
     ParallelWords,
@@ -48,12 +48,12 @@ def bench(
 
     # numpy and torch are imported from here on: mistakes in the call are already answered.
     from ratchet.optimize.bench import bench_all
-    from ratchet.report.device import print_bench
+    from ratchet.report.device import bench_report
     from ratchet.workloads.names import SIZES
 
     if layout is not None:
         from ratchet.optimize.parallel.bench import bench_parallel, record_parallel
-        from ratchet.report.ranks import print_parallel_bench
+        from ratchet.report.ranks import parallel_bench_report
 
         figures = [
             bench_parallel(one, layout, options=options, steps=steps) for one in workloads or SIZES
@@ -63,10 +63,10 @@ def bench(
             print_json({"results": documents})
         else:
             for one in figures:
-                print_parallel_bench(one)
+                print_result(parallel_bench_report(one))
         return
     results = bench_all(workloads or [], options=options, steps=steps, ledger=ledger)
     if as_json:
         print_json({"results": results})
     else:
-        print_bench(results)
+        print_result(bench_report(results))

@@ -7,7 +7,7 @@ from typing import Annotated
 
 import typer
 
-from ratchet.cli.app import AsJson, Debug, app, print_json
+from ratchet.cli.app import AsJson, Debug, app, print_json, print_result
 from ratchet.cli.options import finite
 from ratchet.cli.trace_record import COMMAND, RecordCommand
 
@@ -83,7 +83,7 @@ def bisect(
     import platformdirs
 
     from ratchet.guard.bisect.bisection import BisectOptions, bisect_commits, state_folder
-    from ratchet.report.bisect import print_bisect
+    from ratchet.report.bisect import bisect_report
     from ratchet.report.progress import PairProgress
 
     options = BisectOptions(
@@ -107,5 +107,5 @@ def bisect(
     if as_json:
         print_json(result)
     else:
-        print_bisect(result)
+        print_result(bisect_report(result))
     raise typer.Exit({"found": 0, "narrowed": 1, "not reproduced": 3}[result.answer])

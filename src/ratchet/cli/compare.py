@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from ratchet.base.errors import GuardError
-from ratchet.cli.app import AsJson, Debug, DeviceName, LedgerUrl, app, print_json
+from ratchet.cli.app import AsJson, Debug, DeviceName, LedgerUrl, app, print_json, print_result
 from ratchet.cli.options import BatchSize, PrecisionName, SequenceLength, TextFile
 from ratchet.cli.trace_record import COMMAND, RecordCommand
 
@@ -129,13 +129,13 @@ def compare(
         with make_sides(request) as sides:
             # numpy is imported from here on: mistakes in the call are already answered.
             from ratchet.guard.compare.comparison import compare_sides
-            from ratchet.report.compare import print_comparison
+            from ratchet.report.compare import comparison_report
 
             outcome = compare_sides(request, sides, ledger=ledger, on_progress=progress.spend)
     if as_json:
         print_json(outcome.as_json())
     else:
-        print_comparison(outcome)
+        print_result(comparison_report(outcome), outcome.warnings)
     raise typer.Exit(outcome.exit_code)
 
 
@@ -145,7 +145,7 @@ def _numerics(request: CompareRequest, out: Path, ledger: str | None, *, as_json
         raise GuardError("--numerics compares two workloads, or one in two modes: give A and B")
     from ratchet.guard.compare.request import make_sides
     from ratchet.guard.numerics.comparison import check_out, compare_numerics
-    from ratchet.report.numerics import print_numerics
+    from ratchet.report.numerics import numerics_report
     from ratchet.report.progress import CompareProgress
 
     with CompareProgress() as progress, make_sides(request) as sides:
@@ -161,5 +161,5 @@ def _numerics(request: CompareRequest, out: Path, ledger: str | None, *, as_json
     if as_json:
         print_json(report.as_json())
     else:
-        print_numerics(report)
+        print_result(numerics_report(report), report.warnings)
     return report.exit_code

@@ -7,7 +7,7 @@ from typing import Annotated
 
 import typer
 
-from ratchet.cli.app import AsJson, Debug, app, print_json
+from ratchet.cli.app import AsJson, Debug, app, print_json, print_result
 
 
 @app.command()
@@ -27,11 +27,11 @@ def debug(
     """
     from ratchet.ranks.dumps import read_dumps
     from ratchet.ranks.untangle import untangle
-    from ratchet.report.ranks import print_untangled
+    from ratchet.report.ranks import untangled_report
 
     found = untangle(*read_dumps(dumps))
     if as_json:
         print_json(found)
     else:
-        print_untangled(found)
+        print_result(untangled_report(found))
     raise typer.Exit(1 if found.found else 0)

@@ -6,7 +6,7 @@ from typing import Annotated
 
 import typer
 
-from ratchet.cli.app import AsJson, Debug, DeviceName, app, print_json
+from ratchet.cli.app import AsJson, Debug, DeviceName, app, print_json, print_result
 
 
 @app.command()
@@ -22,11 +22,11 @@ def device(
     from ratchet.devices import ceilings
     from ratchet.devices.describe import describe
     from ratchet.devices.probe import probe
-    from ratchet.report.device import print_device
+    from ratchet.report.device import device_report
 
     found = probe(name)
     report = describe(found, ceilings.measure(found, cache=not fresh, again="due"))
     if as_json:
         print_json(report)
     else:
-        print_device(report)
+        print_result(device_report(report))

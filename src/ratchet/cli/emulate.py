@@ -8,7 +8,7 @@ from typing import Annotated
 
 import typer
 
-from ratchet.cli.app import AsJson, Debug, app, print_json
+from ratchet.cli.app import AsJson, Debug, app, print_json, print_result
 from ratchet.cli.trace_record import COMMAND, RecordCommand
 
 
@@ -71,7 +71,7 @@ def emulate(
     if as_json:
         print_json(result.as_json())
     else:
-        from ratchet.report.emulate import print_emulate
+        from ratchet.report.emulate import emulate_report
 
-        print_emulate(result)
+        print_result(emulate_report(result))
     raise typer.Exit(result.code)

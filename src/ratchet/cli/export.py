@@ -7,7 +7,7 @@ from typing import Annotated
 
 import typer
 
-from ratchet.cli.app import AsJson, Debug, DeviceName, LedgerUrl, app, print_json
+from ratchet.cli.app import AsJson, Debug, DeviceName, LedgerUrl, app, print_json, print_result
 from ratchet.cli.options import BatchSize, PrecisionName, SequenceLength, TextFile
 from ratchet.workloads.names import LoadOptions
 
@@ -69,7 +69,7 @@ def export(
 
     # torch is imported from here on: mistakes in the call are already answered.
     from ratchet.publish.export import run_export
-    from ratchet.report.export import print_export
+    from ratchet.report.export import export_report
     from ratchet.report.terminal import working
 
     with working(f"exporting {subject}"):
@@ -86,4 +86,4 @@ def export(
     if as_json:
         print_json(result)
     else:
-        print_export(result)
+        print_result(export_report(result))

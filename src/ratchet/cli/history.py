@@ -7,7 +7,7 @@ from typing import Annotated, Literal
 
 import typer
 
-from ratchet.cli.app import AsJson, Debug, LedgerUrl, app, print_json
+from ratchet.cli.app import AsJson, Debug, LedgerUrl, app, print_json, print_result
 
 commands = typer.Typer()
 app.add_typer(commands, name="history")
@@ -52,7 +52,7 @@ def show(
     from ratchet.history.series import check_matched, compiled, gather
     from ratchet.ledger import Ledger
     from ratchet.ledger.observations import ObservationBook
-    from ratchet.report.history import history_document, print_history
+    from ratchet.report.history import history_document, history_report
     from ratchet.report.terminal import working
 
     least = parse_share(at_least, "--at-least")
@@ -74,7 +74,7 @@ def show(
     if as_json:
         print_json(history_document(analysed, found))
     else:
-        print_history(analysed, found)
+        print_result(history_report(analysed, found))
     raise typer.Exit(int(any(one.state == "open" for one in found)))
 
 

@@ -8,7 +8,7 @@ from typing import Annotated
 
 import typer
 
-from ratchet.cli.app import AsJson, Debug, app, print_json
+from ratchet.cli.app import AsJson, Debug, app, print_json, print_result
 from ratchet.cli.judging import PROBLEM_HELP, EntryName, ScaleFactor
 
 COMPILED, NOT_COMPILED = 0, 1
@@ -63,7 +63,7 @@ def inspect(
     find_architectures(targets)
     read = check_texts(problem, kernel, entry=entry)
 
-    from ratchet.report.static_profile import print_inspection
+    from ratchet.report.static_profile import inspection_report
     from ratchet.static_profile.inspection import all_compiled, find_action, inspect_kernel
 
     if read is not None:
@@ -73,7 +73,7 @@ def inspect(
     if as_json:
         print_json(found)
     elif found["targets"]:
-        print_inspection(found)
+        print_result(inspection_report(found))
     else:
         print(f"ratchet: {found['reason']}", file=sys.stderr)
     raise typer.Exit(COMPILED if all_compiled(found) else NOT_COMPILED)

@@ -11,7 +11,7 @@ import typer
 
 from ratchet.base.errors import RatchetError
 from ratchet.base.serialise import document_of
-from ratchet.cli.app import AsJson, Debug, DeviceName, LedgerUrl, app, print_json
+from ratchet.cli.app import AsJson, Debug, DeviceName, LedgerUrl, app, print_json, print_result
 from ratchet.cli.judging import PROBLEM_HELP, EntryName, ScaleFactor
 from ratchet.cli.problems import list_problems, show_problem
 
@@ -283,7 +283,7 @@ def _check_form(
 
 def _report(judged: Iterable[JudgedKernel], count: int, out: Path, as_json: bool) -> int:
     """Show each verdict as it comes; several are one JSON object's `verdicts`."""
-    from ratchet.report.verdict import print_verdict
+    from ratchet.report.verdict import verdict_report
     from ratchet.report.verdict_files import write_verdict
 
     documents: list[dict[str, object]] = []
@@ -293,7 +293,7 @@ def _report(judged: Iterable[JudgedKernel], count: int, out: Path, as_json: bool
         if one.verdict.status != "proven":
             code = NOT_PROVEN
         if not as_json:
-            print_verdict(one, paths)
+            print_result(verdict_report(one, paths))
             continue
         documents.append(
             document_of(one.verdict)
@@ -315,7 +315,7 @@ def _judge_suite(
 ) -> int:
     from ratchet.court.suite import SuiteRun, all_right
     from ratchet.report.progress import SuiteProgress
-    from ratchet.report.suite import print_suite
+    from ratchet.report.suite import suite_report
     from ratchet.report.verdict_files import write_suite, write_verdict
 
     pages: dict[str, str] = {}
@@ -334,7 +334,7 @@ def _judge_suite(
     if as_json:
         print_json(document_of(result) | {"paths": paths})
     else:
-        print_suite(result, paths)
+        print_result(suite_report(result, paths=paths))
     if result.interrupted:
         return INTERRUPTED
     return PROVEN if all_right(result.rows) else NOT_PROVEN

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from ratchet.base.serialise import document_of
-from ratchet.cli.app import AsJson, Debug, LedgerUrl, app, print_json
+from ratchet.cli.app import AsJson, Debug, LedgerUrl, app, print_json, print_result
 from ratchet.cli.learn_options import (
     CorpusFolder,
     Dataset,
@@ -242,7 +242,7 @@ def loop(
     from ratchet.cli.write import _command
     from ratchet.court.court import check_ledger, open_court
     from ratchet.learn.loop import Loop, LoopOptions
-    from ratchet.report.learn import print_learning, render_learn_page
+    from ratchet.report.learn import learn_report, render_learn_page
     from ratchet.report.progress import BudgetLine
 
     check_ledger(machines, ledger)
@@ -265,7 +265,7 @@ def loop(
     paths = write_report(result, out, render_learn_page)
     if as_json:
         return print_json(document_of(result) | {"paths": paths})
-    print_learning(result, paths)
+    print_result(learn_report(result, paths))
 
 
 def _split(

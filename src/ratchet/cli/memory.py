@@ -7,7 +7,7 @@ from typing import Annotated
 
 import typer
 
-from ratchet.cli.app import AsJson, Debug, DeviceName, app, print_json
+from ratchet.cli.app import AsJson, Debug, DeviceName, app, print_json, print_result
 from ratchet.cli.options import BatchSize, PrecisionName, SequenceLength, TextFile
 
 TOO_MUCH = 1
@@ -62,7 +62,7 @@ def memory(
 
     # torch is imported from here on: mistakes in the call are already answered.
     from ratchet.plan.fit.fit import MemoryRequest, step_memory
-    from ratchet.report.memory import MemoryProgress, memory_document, print_memory
+    from ratchet.report.memory import MemoryProgress, memory_document, memory_report
 
     with MemoryProgress() as progress:
         found = step_memory(
@@ -78,14 +78,14 @@ def memory(
     if as_json:
         print_json(memory_document(found))
     else:
-        print_memory(found)
+        print_result(memory_report(found))
     if found.fitted is not None and not found.fitted.fits:
         raise typer.Exit(TOO_MUCH)
 
 
 def _snapshot(path: Path, fit: str | None, as_json: bool) -> None:
     from ratchet.plan.fit.snapshots import read_snapshot
-    from ratchet.report.memory import print_snapshot
+    from ratchet.report.memory import snapshot_report
 
     if fit is not None:
         raise typer.BadParameter("a snapshot is only read: give a workload to --fit")
@@ -93,4 +93,4 @@ def _snapshot(path: Path, fit: str | None, as_json: bool) -> None:
     if as_json:
         print_json(found)
     else:
-        print_snapshot(found)
+        print_result(snapshot_report(found))

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from ratchet.base.errors import RatchetError
-from ratchet.cli.app import AsJson, Debug, DeviceName, LedgerUrl, app, print_json
+from ratchet.cli.app import AsJson, Debug, DeviceName, LedgerUrl, app, print_json, print_result
 from ratchet.cli.options import BatchSize, ParallelWords, PrecisionName, SequenceLength, TextFile
 
 if TYPE_CHECKING:
@@ -29,7 +29,7 @@ def _dry_run_on_ranks(settings: Settings, layout: ParallelLayout, *, as_json: bo
     from ratchet.optimize.parallel.levers import ONE_PROCESS, find_rank_levers, why_no_process
     from ratchet.optimize.parallel.one_process import check_rank_lever
     from ratchet.optimize.parallel.turn import check_ranks
-    from ratchet.report.ranks import print_rank_levers
+    from ratchet.report.ranks import rank_levers_report
 
     only = settings.try_lever
     check_rank_lever(only)
@@ -48,7 +48,7 @@ def _dry_run_on_ranks(settings: Settings, layout: ParallelLayout, *, as_json: bo
     if as_json:
         print_json({"levers": list(levers), "not_tried": reasons})
     else:
-        print_rank_levers(levers, reasons)
+        print_result(rank_levers_report(levers, reasons))
 
 
 @app.command()
@@ -137,9 +137,9 @@ def optimize(
         return
     from ratchet import api
     from ratchet.optimize.turn.dry_run import dry_run
-    from ratchet.report.optimize import print_plan, print_result
+    from ratchet.report.optimize import dry_run_report, optimize_report
     from ratchet.report.progress import TurnProgress
-    from ratchet.report.ranks import print_parallel_turn
+    from ratchet.report.ranks import parallel_turn_report
 
     with TurnProgress(settings.budget_s) as progress:
         if dry:
@@ -152,10 +152,10 @@ def optimize(
         if as_json:
             print_json(plan.to_json())
         else:
-            print_plan(plan)
+            print_result(dry_run_report(plan))
     elif layout is not None:
-        (print_json(ranks.document()) if as_json else print_parallel_turn(ranks))
+        (print_json(ranks.document()) if as_json else print_result(parallel_turn_report(ranks)))
     elif as_json:
         print_json(outcome.result)
     else:
-        print_result(outcome.result)
+        print_result(optimize_report(outcome.result))

@@ -8,7 +8,7 @@ from typing import Annotated
 import typer
 
 from ratchet.base.errors import PlanError
-from ratchet.cli.app import AsJson, Debug, LedgerUrl, app, print_json
+from ratchet.cli.app import AsJson, Debug, LedgerUrl, app, print_json, print_result
 from ratchet.cli.options import finite
 
 
@@ -94,11 +94,11 @@ def plan(
 ) -> None:
     """Plan a model's training on machines that are not here, or tell what a recipe saves."""
     from ratchet.plan.ask import PlanRequest, planned, saved
-    from ratchet.report.plan import plan_document, print_planned, print_saved, saved_document
+    from ratchet.report.plan import plan_document, plan_report, saved_document, saved_report
 
     if measured:
         from ratchet.plan.here import checked_here
-        from ratchet.report.plan_here import checked_plan_document, print_checked_plan
+        from ratchet.report.plan_here import checked_plan_document, checked_plan_report
 
         if model is None or cluster is not None:
             raise PlanError(
@@ -109,7 +109,7 @@ def plan(
         if as_json:
             print_json(checked_plan_document(checked))
         else:
-            print_checked_plan(checked)
+            print_result(checked_plan_report(checked))
         return
     request = PlanRequest(
         model=model,
@@ -129,7 +129,7 @@ def plan(
         if as_json:
             print_json(saved_document(found))
         else:
-            print_saved(found)
+            print_result(saved_report(found))
         return
     answer = planned(request)
     if out is not None:
@@ -139,4 +139,4 @@ def plan(
     if as_json:
         print_json(plan_document(answer))
     else:
-        print_planned(answer, out)
+        print_result(plan_report(answer, out))

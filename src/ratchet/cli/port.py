@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from ratchet.cli.app import AsJson, Debug, LedgerUrl, app, print_json
+from ratchet.cli.app import AsJson, Debug, LedgerUrl, app, print_json, print_result
 
 if TYPE_CHECKING:
     from ratchet.port.port_result import PortResult
@@ -78,7 +78,7 @@ def port(
     from ratchet.judge.options import parse_time_limit_s
     from ratchet.port.porting import PortSettings, write_outputs
     from ratchet.port.porting import port as run
-    from ratchet.report.port import as_sarif, print_port, render_port_page
+    from ratchet.report.port import as_sarif, port_report, render_port_page
     from ratchet.report.terminal import working
     from ratchet.targets.architectures import TARGETS
 
@@ -108,7 +108,7 @@ def port(
     if as_json:
         print_json(result.as_json())
     else:
-        print_port(result)
+        print_result(port_report(result))
     if result.left or any(one.was_executed and not one.is_right for one in result.proofs):
         raise typer.Exit(1)
 

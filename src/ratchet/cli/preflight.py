@@ -6,7 +6,7 @@ from typing import Annotated
 
 import typer
 
-from ratchet.cli.app import AsJson, Debug, DeviceName, app, print_json
+from ratchet.cli.app import AsJson, Debug, DeviceName, app, print_json, print_result
 from ratchet.cli.options import finite
 
 
@@ -33,7 +33,7 @@ def preflight(
     import torch
 
     from ratchet.ranks.preflight import preflight as check
-    from ratchet.report.ranks import print_preflight
+    from ratchet.report.ranks import preflight_report
 
     named = device if device != "auto" else "cuda" if torch.cuda.is_available() else "cpu"
     found = check(named, time_limit_s=time_limit)
@@ -42,5 +42,5 @@ def preflight(
     if as_json:
         print_json(found)
     else:
-        print_preflight(found)
+        print_result(preflight_report(found))
     raise typer.Exit(1 if found.outliers else 0)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from ratchet.base.errors import RatchetError
-from ratchet.cli.app import print_json
+from ratchet.cli.app import print_json, print_result
 from ratchet.judge.options import Scale
 
 
@@ -13,13 +13,13 @@ def list_problems(pattern: str | None, *, as_json: bool) -> None:
 
     families = {name: family_of(name) for name in names_like(pattern or "*")}
 
-    from ratchet.report.problem import print_problems, problem_table, problems_document
+    from ratchet.report.problem import problem_table, problems_document, problems_report
 
     table = problem_table((find_problem(name), family) for name, family in families.items())
     if as_json:
         print_json(problems_document(table))
     else:
-        print_problems(table)
+        print_result(problems_report(table))
 
 
 def show_problem(
@@ -35,7 +35,7 @@ def show_problem(
     problem_name(problem)
 
     from ratchet.problems.standalone import standalone_reference
-    from ratchet.report.problem import print_card
+    from ratchet.report.problem import card_report
     from ratchet.report.terminal import make_console, verbatim
 
     asked, card = load_card(problem, scale=scale, time_limit_s=limit_s)
@@ -46,4 +46,4 @@ def show_problem(
     elif text is not None:
         verbatim(make_console(), [text.rstrip()])
     else:
-        print_card(card, reference)
+        print_result(card_report(card, reference))

@@ -7,7 +7,7 @@ from typing import Annotated
 
 import typer
 
-from ratchet.cli.app import AsJson, Debug, DeviceName, app, print_json
+from ratchet.cli.app import AsJson, Debug, DeviceName, app, print_json, print_result
 
 TABLE = "table.md"
 
@@ -64,7 +64,7 @@ def sweep(
     from ratchet.guard.sweep.model_types import ROWS, SweepSettings
     from ratchet.guard.sweep.model_types import sweep as run
     from ratchet.report.progress import SweepLine
-    from ratchet.report.sweep import print_sweep, sweep_markdown
+    from ratchet.report.sweep import sweep_markdown, sweep_report
 
     settings = SweepSettings(
         out=out,
@@ -82,6 +82,6 @@ def sweep(
     if as_json:
         print_json(result.as_json() | {"written": written})
     else:
-        print_sweep(result, written)
+        print_result(sweep_report(result, written))
     if not result.passed:
         raise typer.Exit(1)

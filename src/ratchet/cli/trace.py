@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from ratchet.cli.app import AsJson, Debug, DeviceName, app, print_json
+from ratchet.cli.app import AsJson, Debug, DeviceName, app, print_json, print_result
 from ratchet.cli.trace_record import RecordCommand, record
 
 if TYPE_CHECKING:
@@ -65,7 +65,7 @@ def report(
     """Account for all of a trace's time, and show what could be won."""
     from ratchet.base.files import write_whole
     from ratchet.report.terminal import working
-    from ratchet.report.trace import print_trace
+    from ratchet.report.trace import trace_report
     from ratchet.trace.compare.ranks import Ranks
     from ratchet.trace.compare.runs import report_run
     from ratchet.trace.export.documents import document, ranks_document
@@ -86,7 +86,7 @@ def report(
     if as_json:
         print_json(ranks_document(found) if isinstance(found, Ranks) else document(found))
     else:
-        print_trace(found, top=top)
+        print_result(trace_report(found, top=top))
         _say_written(out, parquet)
 
 
@@ -104,7 +104,7 @@ def diff(
     """Show what got slower, what is new and what is gone; the parts add up to the whole change."""
     from ratchet.base.files import write_whole
     from ratchet.report.terminal import working
-    from ratchet.report.trace_diff import print_diff
+    from ratchet.report.trace_diff import diff_report
     from ratchet.trace.compare.runs import diff_runs
     from ratchet.trace.export.documents import diff_document
     from ratchet.trace.export.tables import diff_tables
@@ -123,7 +123,7 @@ def diff(
     if as_json:
         print_json(diff_document(found))
     else:
-        print_diff(found, top=top)
+        print_result(diff_report(found, top=top))
         _say_written(out, parquet)
 
 
@@ -177,7 +177,7 @@ def merge(
     from ratchet.base import files
     from ratchet.base.errors import TraceError
     from ratchet.report.terminal import working
-    from ratchet.report.trace_diff import print_merged
+    from ratchet.report.trace_diff import merged_report
     from ratchet.trace.export.documents import plainly
     from ratchet.trace.export.merge import merge as merge_ranks
 
@@ -191,7 +191,7 @@ def merge(
         paths = {"path": str(merged.path), "size_bytes": out.stat().st_size}
         print_json(plainly(merged) | paths)
     else:
-        print_merged(merged)
+        print_result(merged_report(merged))
 
 
 @commands.command()
@@ -220,7 +220,7 @@ def replay(
     """
     from ratchet.base.errors import TraceError
     from ratchet.report.terminal import working
-    from ratchet.report.trace_diff import print_replay
+    from ratchet.report.trace_diff import replay_report
     from ratchet.trace.compare.runs import check
     from ratchet.trace.export.documents import plainly
     from ratchet.trace.replay.replay import replay as replay_calls
@@ -233,4 +233,4 @@ def replay(
     if as_json:
         print_json(plainly(found))
     else:
-        print_replay(found)
+        print_result(replay_report(found))

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from ratchet.cli.app import AsJson, Debug, LedgerUrl, app, print_error, print_json
+from ratchet.cli.app import AsJson, Debug, LedgerUrl, app, print_error, print_json, print_result
 
 if TYPE_CHECKING:
     from ratchet.guard.watch.benchmarks import WatchReport
@@ -108,5 +108,5 @@ def watch(
     if as_json:
         print_json(report.as_json())
     else:
-        watch_report.print_watch(report)
+        print_result(watch_report.watch_report(report))
     raise typer.Exit(int(report.red))

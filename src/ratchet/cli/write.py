@@ -11,7 +11,7 @@ import typer
 from ratchet import lab
 from ratchet.base.errors import RatchetError
 from ratchet.base.serialise import document_of
-from ratchet.cli.app import AsJson, Debug, DeviceName, LedgerUrl, app, print_json
+from ratchet.cli.app import AsJson, Debug, DeviceName, LedgerUrl, app, print_json, print_result
 from ratchet.cli.judging import PROBLEM_HELP
 from ratchet.cli.options import BatchSize, PrecisionName, SequenceLength
 from ratchet.workloads.names import LoadOptions
@@ -196,7 +196,7 @@ def _write_one(
     from ratchet.devices.probe import probe
     from ratchet.judge.api import as_problem
     from ratchet.report.progress import WriteProgress
-    from ratchet.report.write import print_writing, render_write_page
+    from ratchet.report.write import render_write_page, write_report
 
     check_ledger(fleet, ledger)
     guests = _guests(request)
@@ -224,7 +224,7 @@ def _write_one(
     if as_json:
         print_json(result.to_json() | {"paths": paths})
     else:
-        print_writing(result, paths)
+        print_result(write_report(result, paths))
     return _code(result)
 
 
@@ -257,7 +257,7 @@ def _write_all(
     guests = _guests(request)
     from ratchet.authors.workload_writing import Asked, write_all
     from ratchet.report.progress import WriteProgress
-    from ratchet.report.write import print_workload, render_write_page
+    from ratchet.report.write import render_write_page, workload_report
 
     asked = [
         Asked(problem=one.problem, gain_s=one.gain_s, likely_s=one.likely_s)
@@ -294,7 +294,7 @@ def _write_all(
     if as_json:
         print_json(document_of(result) | {"paths": paths})
     else:
-        print_workload(result, paths)
+        print_result(workload_report(result, paths))
     if result.interrupted:
         return INTERRUPTED
     return PROVEN if any(row.status == "proven" for row in result.rows) else NOT_PROVEN
@@ -354,9 +354,9 @@ def _print_regions(workload: str, found: RegionReport, as_json: bool) -> None:
         regions = [one.as_json() for one in found.regions]
         print_json({"workload": workload, "regions": regions, "notes": list(found.notes)})
         return
-    from ratchet.report.region import print_regions
+    from ratchet.report.region import regions_report
 
-    print_regions(workload, found.regions, found.notes)
+    print_result(regions_report(workload, found.regions, found.notes))
 
 
 def _command() -> str:

@@ -5,7 +5,6 @@ from __future__ import annotations
 from ratchet.guard.bisect.bisection import BisectResult
 from ratchet.report import model as m
 from ratchet.report.history import short_revision
-from ratchet.report.terminal import print_report
 
 SUSPECTS = (
     m.Column("commit", "revision", short_revision),
@@ -15,8 +14,8 @@ SUSPECTS = (
 _PHASES = {"ends": "of the endpoints", "search": "in the search", "confirm": "against the parent"}
 
 
-def print_bisect(result: BisectResult) -> None:
-    """Print the answer, the credible set and what it rests on."""
+def bisect_report(result: BisectResult) -> m.ResultReport:
+    """Describe the answer, the credible set and what it rests on."""
     counts = ", ".join(f"{count} {_PHASES[name]}" for name, count in result.pairs.items() if count)
     change = ""
     if result.change is not None and result.answer != "not reproduced":
@@ -35,7 +34,7 @@ def print_bisect(result: BisectResult) -> None:
         earlier if result.resumed_pairs else "",
         m.Lines(notes, indent=0) if notes else None,
     )
-    print_report(m.ResultReport(header=header))
+    return m.ResultReport(header=header)
 
 
 def _headline(result: BisectResult) -> str:

@@ -2,14 +2,12 @@
 
 from __future__ import annotations
 
-import sys
 from collections.abc import Mapping
 
 from ratchet.base.json_value import Json
 from ratchet.measure.contest import CompareOutcome
 from ratchet.measure.metrics import MetricAnswer
 from ratchet.report import model as m
-from ratchet.report.terminal import print_report
 from ratchet.report.words import show_bytes, show_rate, show_time
 
 SHORT_ID = 12
@@ -32,11 +30,11 @@ WHERE = (
 )
 
 
-def print_comparison(outcome: CompareOutcome) -> None:
-    """Print the answer, each metric, and what to do next."""
+def comparison_report(outcome: CompareOutcome) -> m.ResultReport:
+    """Describe the answer, each metric, and what to do next."""
     answers = outcome.answers
     again = f"raw samples in the ledger; next: ratchet repro {short(outcome.turn or '')}"
-    report = m.ResultReport(
+    return m.ResultReport(
         headline=headline(outcome),
         header=m.blocks(
             f"A (baseline): {_title(outcome.titles[0])}",
@@ -51,9 +49,6 @@ def print_comparison(outcome: CompareOutcome) -> None:
             m.Lines([again], indent=0) if outcome.turn else None,
         ),
     )
-    print_report(report)
-    for warning in outcome.warnings:
-        print(f"ratchet: {warning}", file=sys.stderr)
 
 
 def _timed(outcome: CompareOutcome) -> str:

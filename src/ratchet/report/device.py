@@ -5,10 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 from typing import TYPE_CHECKING
 
-from rich.console import Console
-
 from ratchet.report import model as m
-from ratchet.report.terminal import print_report
 from ratchet.report.words import (
     ABSENT,
     common_unit,
@@ -24,8 +21,8 @@ if TYPE_CHECKING:
     from ratchet.workloads.bench import BenchResult
 
 
-def print_bench(results: Sequence[BenchResult], console: Console | None = None) -> None:
-    """Print the result of `ratchet bench`: one row per workload."""
+def bench_report(results: Sequence[BenchResult]) -> m.ResultReport:
+    """Describe the result of `ratchet bench`: one row per workload."""
     unit = common_unit([row.step_time_s for row in results])
     counted = sorted({row.unit for row in results}, reverse=True)
     columns = (
@@ -37,11 +34,11 @@ def print_bench(results: Sequence[BenchResult], console: Console | None = None) 
     )
     warnings = (line for row in results for line in row.warnings)
     said = (m.Words(line, "warning") for line in warnings)
-    print_report(m.ResultReport(header=(m.ResultTable(columns, results), *said)), console)
+    return m.ResultReport(header=(m.ResultTable(columns, results), *said))
 
 
-def print_device(report: DeviceReport, console: Console | None = None) -> None:
-    """Print the result of `ratchet device`: the device, and the ceilings measured on it."""
+def device_report(report: DeviceReport) -> m.ResultReport:
+    """Describe the result of `ratchet device`: the device, and the ceilings measured on it."""
     device, paper = report.device, report.paper
     caches = (f"{level} {show_bytes(size)}" for level, size in device.caches_bytes.items())
     facts = {
@@ -61,7 +58,7 @@ def print_device(report: DeviceReport, console: Console | None = None) -> None:
         else None
     )
     sections = m.blocks(ceilings, vendor, *said)
-    print_report(m.ResultReport(header=(m.Facts(list(facts.items())),), sections=sections), console)
+    return m.ResultReport(header=(m.Facts(list(facts.items())),), sections=sections)
 
 
 def _ceilings(report: DeviceReport) -> Iterator[tuple[str, str]]:

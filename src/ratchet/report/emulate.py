@@ -5,11 +5,8 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Final
 
-from rich.console import Console
-
 from ratchet.judge.emulator.program.counted import ProgramKernel, ProgramResult
 from ratchet.report import model as m
-from ratchet.report.terminal import print_report
 from ratchet.report.words import counted, show_bytes, show_time
 
 MOST_KERNELS: Final = 20
@@ -22,11 +19,6 @@ COLUMNS: Final = (
     m.number("at least", "bound_s", show_time),
     m.Column("limited by", "limit"),
 )
-
-
-def print_emulate(result: ProgramResult, console: Console | None = None) -> None:
-    """Print the summary; the console defaults to stdout."""
-    print_report(emulate_report(result), console)
 
 
 def emulate_report(result: ProgramResult) -> m.ResultReport:

@@ -4,11 +4,8 @@ from __future__ import annotations
 
 from pathlib import Path
 
-from rich.console import Console
-
 from ratchet.publish.export_result import ExportResult
 from ratchet.report import model as m
-from ratchet.report.terminal import print_report
 from ratchet.report.words import ABSENT
 
 WHAT = {
@@ -37,11 +34,6 @@ FALLBACKS = (
     m.Column("Core ATen", "core_aten", lambda value: _yes(value)),
     m.Column("ONNX", "onnx", lambda value: _yes(value)),
 )
-
-
-def print_export(result: ExportResult, console: Console | None = None) -> None:
-    """Print the result of `ratchet export`; the console defaults to stdout."""
-    print_report(export_report(result), console)
 
 
 def export_report(result: ExportResult) -> m.ResultReport:

@@ -23,7 +23,6 @@ from ratchet.history.incidents import Incident
 from ratchet.report import model as m
 from ratchet.report.page import render_page
 from ratchet.report.scale import Scale, around
-from ratchet.report.terminal import print_report
 from ratchet.report.words import ABSENT, show_change, show_value
 
 MOST_POINTS: Final = 2000
@@ -62,8 +61,10 @@ SERIES = (
 )
 
 
-def print_history(analysed: Sequence[AnalysedSeries], incidents: Sequence[Incident]) -> None:
-    """Print the incidents that need somebody, then the series, the changed ones first."""
+def history_report(
+    analysed: Sequence[AnalysedSeries], incidents: Sequence[Incident]
+) -> m.ResultReport:
+    """Describe the incidents that need somebody, then the series, the changed ones first."""
     waiting = [one for one in incidents if one.state in WAITING]
     ordered = sorted(analysed, key=urgency)
     left = f"and {len(ordered) - MOST_ROWS} more: --only REGEX chooses, --out PAGE.html shows all"
@@ -77,9 +78,7 @@ def print_history(analysed: Sequence[AnalysedSeries], incidents: Sequence[Incide
             left if len(ordered) > MOST_ROWS else "",
         ),
     )
-    print_report(
-        m.ResultReport(sections=sections) if analysed else m.ResultReport(headline=nothing)
-    )
+    return m.ResultReport(sections=sections) if analysed else m.ResultReport(headline=nothing)
 
 
 def render_history_page(analysed: Sequence[AnalysedSeries], incidents: Sequence[Incident]) -> str:

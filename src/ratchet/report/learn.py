@@ -6,14 +6,11 @@ import math
 from collections.abc import Callable, Mapping, Sequence
 from typing import Final
 
-from rich.console import Console
-
 from ratchet.learn.evaluate import Evaluation
 from ratchet.learn.report import LearnReport
 from ratchet.report import figures
 from ratchet.report import model as m
 from ratchet.report.page import render_page
-from ratchet.report.terminal import print_report
 from ratchet.report.words import show_percent
 
 RELOAD_S: Final = 3
@@ -45,13 +42,6 @@ ROUNDS: Final = (
     m.number("judged"),
     m.number("minutes", "spent_s", lambda spent_s: f"{spent_s / 60:.1f}"),
 )
-
-
-def print_learning(
-    report: LearnReport, paths: Mapping[str, str], console: Console | None = None
-) -> None:
-    """Print the result of `ratchet learn loop`; `console` defaults to stdout."""
-    print_report(learn_report(report, paths), console)
 
 
 def render_learn_page(report: LearnReport) -> str:

@@ -6,14 +6,11 @@ from collections.abc import Iterator
 from dataclasses import asdict
 from itertools import groupby
 
-from rich.console import Console
-
 from ratchet.plan.fit.fit import FittedStep, StepMemory
 from ratchet.plan.fit.measured import MeasuredStep
 from ratchet.plan.fit.snapshots import AllocatorSnapshot
 from ratchet.report import model as m
 from ratchet.report.progress import MovingLine
-from ratchet.report.terminal import print_report
 from ratchet.report.words import show_bytes, show_time
 from ratchet.workloads.checkpointing import CHOICES
 
@@ -31,8 +28,8 @@ class MemoryProgress(MovingLine):
         self.move(f"measuring {words}")
 
 
-def print_memory(found: StepMemory, console: Console | None = None) -> None:
-    """Print the answer, the parts at the peak, and each block's costs and choice."""
+def memory_report(found: StepMemory) -> m.ResultReport:
+    """Describe the answer, the parts at the peak, and each block's costs and choice."""
     steps = {"as written": found.written}
     if found.fitted is not None:
         steps["with the plan"] = found.fitted.measured
@@ -52,7 +49,7 @@ def print_memory(found: StepMemory, console: Console | None = None) -> None:
         blocks = m.grid(titles, list(_block_rows(found)), left=2)
         sections.append(m.section("Blocks", blocks))
         sections.append(m.section("Use it", m.Lines(list(_use(found.workload, found.fitted)))))
-    print_report(m.ResultReport(headline=_headline(found), sections=tuple(sections)), console)
+    return m.ResultReport(headline=_headline(found), sections=tuple(sections))
 
 
 def _headline(found: StepMemory) -> str:
@@ -148,8 +145,8 @@ def _step_document(step: MeasuredStep | None) -> dict[str, object] | None:
     }
 
 
-def print_snapshot(found: AllocatorSnapshot, console: Console | None = None) -> None:
-    """Print the peak of a snapshot by category, and the largest allocations by stack."""
+def snapshot_report(found: AllocatorSnapshot) -> m.ResultReport:
+    """Describe the peak of a snapshot by category, and the largest allocations by stack."""
     failed = found.failed_bytes
     largest = [
         m.section(
@@ -158,7 +155,7 @@ def print_snapshot(found: AllocatorSnapshot, console: Console | None = None) -> 
         )
         for block in found.largest
     ]
-    report = m.ResultReport(
+    return m.ResultReport(
         headline=f"cuda:{found.device}: {show_bytes(found.peak_bytes)} allocated at the peak; "
         f"{show_bytes(found.reserved_bytes)} reserved at the end",
         sections=m.blocks(
@@ -175,4 +172,3 @@ def print_snapshot(found: AllocatorSnapshot, console: Console | None = None) -> 
             m.section("Largest by stack", *largest),
         ),
     )
-    print_report(report, console)

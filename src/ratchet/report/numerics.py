@@ -2,19 +2,16 @@
 
 from __future__ import annotations
 
-import sys
-
 from ratchet.guard.numerics.comparison import SCRIPT, headline
 from ratchet.guard.numerics.divergence import Divergence, NumericsReport
 from ratchet.report.compare import short
 from ratchet.report.model import Lines, ResultReport, blocks, grid
-from ratchet.report.terminal import print_report
 
 
-def print_numerics(report: NumericsReport) -> None:
-    """Print the first divergence, what surrounds it, and the script."""
+def numerics_report(report: NumericsReport) -> ResultReport:
+    """Describe the first divergence, what surrounds it, and the script."""
     largest = [(name, f"{error:.1e}") for name, error in report.largest]
-    found = ResultReport(
+    return ResultReport(
         headline=headline(report),
         header=blocks(
             f"A (reference): {report.titles[0]}",
@@ -26,9 +23,6 @@ def print_numerics(report: NumericsReport) -> None:
             Lines(_next(report), indent=0),
         ),
     )
-    print_report(found)
-    for warning in report.warnings:
-        print(f"ratchet: {warning}", file=sys.stderr)
 
 
 def _inputs(report: NumericsReport) -> list[str]:

@@ -5,8 +5,6 @@ from __future__ import annotations
 from dataclasses import replace
 from typing import TYPE_CHECKING
 
-from rich.console import Console
-
 from ratchet.base.serialise import document_of
 from ratchet.optimize.turn.optimize_result import Change, OptimizeResult, StepLimit, StepProfile
 from ratchet.report import breakdown, figures
@@ -27,7 +25,6 @@ from ratchet.report.comparisons import (
 )
 from ratchet.report.environment import where_measured
 from ratchet.report.page import render_page as render
-from ratchet.report.terminal import print_report
 from ratchet.report.verdict import EVIDENCE, show_speedup, status_cell
 from ratchet.report.words import (
     ABSENT,
@@ -97,11 +94,6 @@ VERDICTS = (
     m.why("why", "reason"),
     m.Column("isolation", on="page"),
 )
-
-
-def print_result(result: OptimizeResult, console: Console | None = None) -> None:
-    """Print the result of `ratchet optimize`; `console` defaults to stdout."""
-    print_report(optimize_report(result), console)
 
 
 def render_page(result: OptimizeResult) -> str:
@@ -407,14 +399,14 @@ def _rivals(result: OptimizeResult) -> m.ReportSection | None:
     return m.section("The rivals", said, m.ResultTable(RIVALS, result.rivals), on="page")
 
 
-def print_plan(plan: DryRun, console: Console | None = None) -> None:
-    """Print the result of `ratchet optimize --dry-run`: what would be tried, and what not."""
+def dry_run_report(plan: DryRun) -> m.ResultReport:
+    """Describe the result of `ratchet optimize --dry-run`: what would be tried, and what not."""
     levers = [(one.name, one.expected or one.summary) for one in plan.levers]
     skipped = [(one.name, one.reason) for one in plan.skipped]
     tried = m.section("Would be tried", m.grid(("change", "expected effect"), levers, left=2))
     left = m.section("Would be skipped", m.grid(("change", "why"), skipped))
     judged = (_emulated(plan.target, plan),) if plan.target else ()
-    print_report(m.ResultReport(sections=(tried, left, *judged)), console)
+    return m.ResultReport(sections=(tried, left, *judged))
 
 
 def _emulated(target: str, plan: DryRun) -> m.ReportSection:

@@ -13,7 +13,6 @@ from pathlib import Path
 from typing import Final
 
 from markupsafe import Markup
-from rich.console import Console
 
 from ratchet.base import files
 from ratchet.base.serialise import json_text
@@ -26,7 +25,6 @@ from ratchet.report import model as m
 from ratchet.report.figures import Plot, Series, TrackRow, dots, stacked_bar
 from ratchet.report.page import render_page
 from ratchet.report.scale import around, from_zero
-from ratchet.report.terminal import print_report
 from ratchet.report.words import show_bandwidth, show_bytes, show_flops, show_share, show_time
 
 MOST_ROWS: Final = 12
@@ -54,11 +52,6 @@ COLUMNS: Final = (
     m.number("memory", "memory_bytes", show_bytes),
     m.Column("binds", lambda one: TIME_WORDS[one.binds]),
 )
-
-
-def print_planned(answer: Answered, out: Path | None, console: Console | None = None) -> None:
-    """Print the front, the rates that it stands on and the command of the fastest plan."""
-    print_report(plan_report(answer, out), console)
 
 
 def plan_report(answer: Answered, out: Path | None = None) -> m.ResultReport:
@@ -296,11 +289,11 @@ def write_plan(answer: Answered, out: Path) -> None:
         files.write_whole(out / name, text.encode())
 
 
-def print_saved(found: SavedBy, console: Console | None = None) -> None:
-    """Print what a recipe saves a fleet in a year."""
+def saved_report(found: SavedBy) -> m.ResultReport:
+    """Describe what a recipe saves a fleet in a year."""
     saved = found.saved
     low, ratio, high = saved.ratio
-    report = m.ResultReport(
+    return m.ResultReport(
         headline=f"{found.workload}'s recipe, {ratio:.2f}x ({low:.2f} to {high:.2f}) on "
         f"{found.proven_on}: what it saves {found.cluster.world:,} {found.cluster.device} that "
         "train this all year.",
@@ -317,7 +310,6 @@ def print_saved(found: SavedBy, console: Console | None = None) -> None:
             "fleet that runs them.",
         ),
     )
-    print_report(report, console)
 
 
 def _three(values: tuple[float, float, float]) -> str:

@@ -5,11 +5,8 @@ from __future__ import annotations
 from dataclasses import asdict
 from typing import Final
 
-from rich.console import Console
-
 from ratchet.plan.here import CheckedPlan
 from ratchet.report import model as m
-from ratchet.report.terminal import print_report
 from ratchet.report.words import show_bytes, show_share, show_time
 
 COLUMNS: Final = (
@@ -25,12 +22,12 @@ COLUMNS: Final = (
 )
 
 
-def print_checked_plan(found: CheckedPlan, console: Console | None = None) -> None:
-    """Print each measured layout beside its plan, and the median errors."""
+def checked_plan_report(found: CheckedPlan) -> m.ResultReport:
+    """Describe each measured layout beside its plan, and the median errors."""
     count = sum(not one.sets for one in found.rows)
     planned = f"{count} layout{'' if count == 1 else 's'} planned"
     left = [f"{layout}: {why}." for layout, why in found.left_out.items()]
-    report = m.ResultReport(
+    return m.ResultReport(
         headline=(
             f"{found.model} on {found.device}: {planned}, with a median error of "
             f"{show_share(found.step_error)} in time and {show_share(found.memory_error)} in "
@@ -45,7 +42,6 @@ def print_checked_plan(found: CheckedPlan, console: Console | None = None) -> No
             m.section("Left out", *left) if left else None,
         ),
     )
-    print_report(report, console)
 
 
 def checked_plan_document(found: CheckedPlan) -> dict[str, object]:

@@ -9,8 +9,6 @@ from dataclasses import dataclass
 from typing import Final
 from urllib.parse import quote
 
-from rich.console import Console
-
 from ratchet import __version__
 from ratchet.port.compile import Compilation, by_file
 from ratchet.port.finding import PortFinding
@@ -19,7 +17,6 @@ from ratchet.port.rules.table import all_rules
 from ratchet.port.scan import ScannedFile
 from ratchet.report import model as m
 from ratchet.report.page import render_page
-from ratchet.report.terminal import print_report
 
 MOST_ROWS: Final = 60
 CONTEXT: Final = 3
@@ -42,11 +39,6 @@ class FindingRow:
 
     finding: PortFinding
     fixed: bool
-
-
-def print_port(result: PortResult, console: Console | None = None) -> None:
-    """Print the result of `ratchet port`; the console defaults to stdout."""
-    print_report(port_report(result), console)
 
 
 def render_port_page(result: PortResult) -> str:

@@ -10,7 +10,6 @@ from ratchet.problems.card import ANSWER, ProblemCard, TensorForm
 from ratchet.problems.problem import JUDGED_AT, Problem
 from ratchet.problems.templates import SUFFIXES, show_tensor
 from ratchet.report import model as m
-from ratchet.report.terminal import print_report
 
 SHORT: Final = {"bfloat16": "bf16", "float8_e4m3fn": "e4m3", "float8_e5m2": "e5m2"}
 TASKS: Final = {
@@ -56,21 +55,21 @@ def problems_document(table: m.ResultTable) -> dict[str, object]:
     return {"problems": m.records(table)}
 
 
-def print_problems(table: m.ResultTable) -> None:
-    """Print one line for each problem: its family, its task and its inputs."""
+def problems_report(table: m.ResultTable) -> m.ResultReport:
+    """Describe one line for each problem: its family, its task and its inputs."""
     more = "\nratchet judge --show PROBLEM prints one problem in full"
-    print_report(m.ResultReport(header=(table, m.Words(more))))
+    return m.ResultReport(header=(table, m.Words(more)))
 
 
-def print_card(card: ProblemCard, reference: str) -> None:
-    """Print the facts an author needs about a problem, and the commands for a template."""
+def card_report(card: ProblemCard, reference: str) -> m.ResultReport:
+    """Describe the facts an author needs about a problem, and the commands for a template."""
     others = "values" if card.is_model else "sizes, strides (gaps, transposed, repeated) and values"
     templates = [
         f"ratchet judge --show {card.given} --template {one} > {card.entry}{suffix}"
         for one, suffix in SUFFIXES.items()
         if not (card.is_model and one == "triton")
     ]
-    report = m.ResultReport(
+    return m.ResultReport(
         headline=f"{card.name}: {card.summary}".rstrip(": "),
         sections=m.blocks(
             m.section("Signature", m.Lines(_signature(card), indent=0), *_facts(card)),
@@ -83,7 +82,6 @@ def print_card(card: ProblemCard, reference: str) -> None:
             m.section("To start from", m.Lines(templates)),
         ),
     )
-    print_report(report)
 
 
 def _signature(card: ProblemCard) -> list[str]:

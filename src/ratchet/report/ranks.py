@@ -5,13 +5,10 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import TYPE_CHECKING, Final
 
-from rich.console import Console
-
 from ratchet.optimize.parallel.bench import ParallelBench
 from ratchet.optimize.parallel.turn_result import ParallelTurn
 from ratchet.report import model as m
 from ratchet.report.page import render_page
-from ratchet.report.terminal import print_report
 from ratchet.report.words import (
     common_unit,
     show_bandwidth,
@@ -37,13 +34,13 @@ CHECKS: Final = (
 )
 
 
-def print_preflight(found: Preflight, console: Console | None = None) -> None:
-    """Print each rank's figures, the links between ranks, and what stands out."""
+def preflight_report(found: Preflight) -> m.ResultReport:
+    """Describe each rank's figures, the links between ranks, and what stands out."""
     hosts = len({one.host for one in found.ranks})
     count = len(found.ranks)
     ranks = "1 rank" if count == 1 else f"{count} ranks"
     said = "nothing stands out" if not found.outliers else f"{len(found.outliers)} stand out"
-    report = m.ResultReport(
+    return m.ResultReport(
         headline=f"{ranks} on {hosts} host{'' if hosts == 1 else 's'}: {said}.",
         sections=m.blocks(
             m.section("Ranks", m.ResultTable(CHECKS, found.ranks)),
@@ -59,11 +56,10 @@ def print_preflight(found: Preflight, console: Console | None = None) -> None:
             m.section("Outliers", *found.outliers) if found.outliers else None,
         ),
     )
-    print_report(report, console)
 
 
-def print_parallel_bench(found: ParallelBench, console: Console | None = None) -> None:
-    """Print a workload's figures on many ranks: of all together, and of each rank."""
+def parallel_bench_report(found: ParallelBench) -> m.ResultReport:
+    """Describe a workload's figures on many ranks: of all together, and of each rank."""
     unit = common_unit([found.step_time_s])
     columns = (
         m.number("rank"),
@@ -73,7 +69,7 @@ def print_parallel_bench(found: ParallelBench, console: Console | None = None) -
         m.number(f"exposed, {unit.name}", lambda one: one.communication.exposed_s, unit.show),
         m.number("hidden", lambda one: one.communication.overlap, show_share),
     )
-    report = m.ResultReport(
+    return m.ResultReport(
         headline=(
             f"{found.workload} on {found.world} ranks ({found.layout}): "
             f"{unit.show(found.step_time_s)} {unit.name} a step of the slowest rank, "
@@ -81,7 +77,6 @@ def print_parallel_bench(found: ParallelBench, console: Console | None = None) -
         ),
         sections=m.blocks(m.section("Ranks", m.ResultTable(columns, found.ranks))),
     )
-    print_report(report, console)
 
 
 CHANGES: Final = (
@@ -91,11 +86,6 @@ CHANGES: Final = (
     m.Column("why", "reason"),
 )
 OF_A_RANK: Final = (m.name("change", "name"), m.Column("", "decision"), *CHANGES[2:])
-
-
-def print_parallel_turn(found: ParallelTurn, console: Console | None = None) -> None:
-    """Print what a turn on many ranks proved, what became of each lever, and how to run it."""
-    print_report(parallel_turn_report(found), console)
 
 
 def render_parallel_turn(found: ParallelTurn) -> str:
@@ -144,12 +134,10 @@ def _times(found: ParallelTurn) -> list[str]:
     return said
 
 
-def print_rank_levers(
-    levers: Mapping[str, str], reasons: Mapping[str, str], console: Console | None = None
-) -> None:
-    """Print the levers that a turn on many ranks would try, and why not the others."""
+def rank_levers_report(levers: Mapping[str, str], reasons: Mapping[str, str]) -> m.ResultReport:
+    """Describe the levers that a turn on many ranks would try, and why not the others."""
     rows = list(levers.items())
-    report = m.ResultReport(
+    return m.ResultReport(
         headline=f"{len(rows)} levers would be tried.",
         sections=m.blocks(
             m.section("Levers", m.grid(("lever", "it does"), rows)) if rows else None,
@@ -158,11 +146,10 @@ def print_rank_levers(
             else None,
         ),
     )
-    print_report(report, console)
 
 
-def print_untangled(found: Untangled, console: Console | None = None) -> None:
-    """Print the first disagreement of each group, with its remedy and the stacks."""
+def untangled_report(found: Untangled) -> m.ResultReport:
+    """Describe the first disagreement of each group, with its remedy and the stacks."""
     if found.found:
         first = found.found[0]
         headline = (
@@ -174,7 +161,7 @@ def print_untangled(found: Untangled, console: Console | None = None) -> None:
             "in what the dumps hold."
         )
     missing = ", ".join(map(str, found.missing_dumps))
-    report = m.ResultReport(
+    return m.ResultReport(
         headline=headline,
         sections=m.blocks(
             *(_section(one, first=place == 0) for place, one in enumerate(found.found)),
@@ -184,7 +171,6 @@ def print_untangled(found: Untangled, console: Console | None = None) -> None:
             m.section("Not read", *found.faults) if found.faults else None,
         ),
     )
-    print_report(report, console)
 
 
 def _section(one: Disagreement, *, first: bool) -> m.ReportSection:

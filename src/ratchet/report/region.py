@@ -4,27 +4,22 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from rich.console import Console
-
 from ratchet.graph.regions.region import Region
 from ratchet.report import model as m
-from ratchet.report.terminal import print_report
 from ratchet.report.words import ABSENT, show_bytes, show_time
 
 TIMED_BY = {"inductor": "", "estimate": " ~"}
 
 
-def print_regions(
+def regions_report(
     workload: str,
     regions: Sequence[Region],
     notes: Sequence[str] = (),
-    *,
-    console: Console | None = None,
-) -> None:
-    """Print the regions of a workload, in their order, and what was left out."""
+) -> m.ResultReport:
+    """Describe the regions of a workload, in their order, and what was left out."""
     total_s = sum(one.gain_s for one in regions)
     sites = sum(one.count for one in regions)
-    report = m.ResultReport(
+    return m.ResultReport(
         headline=f"{workload}: {len(regions)} different regions at {sites} sites of a step.",
         sections=m.blocks(
             m.section("Regions", m.ResultTable(_columns(total_s), regions), *_explained(regions))
@@ -33,7 +28,6 @@ def print_regions(
             m.section("Left out", *notes),
         ),
     )
-    print_report(report, console)
 
 
 def _columns(total_s: float) -> tuple[m.Column, ...]:

@@ -4,28 +4,24 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
 
-from rich.console import Console
-
 from ratchet.base.json_value import Json
 from ratchet.report import model as m
-from ratchet.report.terminal import print_report
 from ratchet.report.words import ABSENT, show_bytes, show_time
 
 _REGISTERS = {"VGPR": "vgprs", "AGPR": "agprs", "SGPR": "sgprs", "registers": "registers"}
 
 
-def print_inspection(document: Mapping[str, Json], console: Console | None = None) -> None:
-    """Print the result of `ratchet inspect`; `document` is what `inspect_kernel` returns."""
+def inspection_report(document: Mapping[str, Json]) -> m.ResultReport:
+    """Describe the result of `ratchet inspect`; `document` is what `inspect_kernel` returns."""
     tier = f" (tier {document['tier']})" if document.get("tier") else ""
     case = f", launched as on case {document['case']}{tier}" if document.get("case") else ""
     said = f"{document['kernel']} ({document['language']}){case}; {document['compiler']}"
     reason = document.get("reason")
-    report = m.ResultReport(
+    return m.ResultReport(
         headline=said,
         header=(m.Words(str(reason)),) if reason else (),
         sections=tuple(static_tables(document)),
     )
-    print_report(report, console)
 
 
 def static_section(document: Mapping[str, Json] | None) -> m.ReportSection | None:

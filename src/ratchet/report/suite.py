@@ -5,12 +5,9 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING
 
-from rich.console import Console
-
 from ratchet.report import model as m
 from ratchet.report.environment import where_measured
 from ratchet.report.page import render_page
-from ratchet.report.terminal import print_report
 from ratchet.report.verdict import (
     NO_FILES,
     RIVALS,
@@ -24,13 +21,6 @@ from ratchet.report.words import device_words, show_moment, show_ratio, show_tim
 
 if TYPE_CHECKING:
     from ratchet.court.score import Score, SuiteResult, SuiteRow, SuiteSummary
-
-
-def print_suite(
-    result: SuiteResult, paths: Mapping[str, str] = NO_FILES, console: Console | None = None
-) -> None:
-    """Print the result of `ratchet judge --suite`; `console` defaults to stdout."""
-    print_report(suite_report(result, paths=paths), console)
 
 
 def render_suite_page(result: SuiteResult, links: Mapping[str, str]) -> str:

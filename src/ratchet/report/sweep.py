@@ -5,10 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING
 
-from rich.console import Console
-
 from ratchet.report import model as m
-from ratchet.report.terminal import print_report
 
 if TYPE_CHECKING:
     from ratchet.guard.sweep.model_types import SweepResult
@@ -31,17 +28,15 @@ COLUMNS = (
 """The columns of a type; the terminal lists the exceptions, with those that say why."""
 
 
-def print_sweep(
-    result: SweepResult, written: Sequence[str], console: Console | None = None
-) -> None:
-    """Print the result of `ratchet sweep`, and the files that it wrote."""
+def sweep_report(result: SweepResult, written: Sequence[str]) -> m.ResultReport:
+    """Describe the result of `ratchet sweep`, and the files that it wrote."""
     counts = [(status, str(count)) for status, count in result.counts.items()]
     exceptions = [row for row in result.rows if row.status != SUFFIX]
     left = (
         f"{len(result.left_out)} types are left: the budget was over. Run the same command again "
         "to continue."
     )
-    report = m.ResultReport(
+    return m.ResultReport(
         headline=sweep_headline(result),
         header=(m.Words(_where(result)),),
         sections=m.blocks(
@@ -51,7 +46,6 @@ def print_sweep(
             m.written(written),
         ),
     )
-    print_report(report, console)
 
 
 def _where(result: SweepResult) -> str:

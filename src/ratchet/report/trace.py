@@ -7,14 +7,11 @@ from dataclasses import dataclass, replace
 from functools import partial
 from typing import TYPE_CHECKING
 
-from rich.console import Console
-
 from ratchet.report import model as m
 from ratchet.report import trace_figures as figures
 from ratchet.report import trace_tables as tables
 from ratchet.report import trace_words as words
 from ratchet.report.page import render_page
-from ratchet.report.terminal import print_report
 from ratchet.report.words import ABSENT, milliseconds, sentence, share_of, show_bytes
 from ratchet.trace.advice import Finding, advise
 from ratchet.trace.answers.report import Report
@@ -55,11 +52,6 @@ PATH_KINDS = (
     m.number("share"),
     m.Column("which is", "means", on="page"),
 )
-
-
-def print_trace(document: Traced, *, top: int = 10, console: Console | None = None) -> None:
-    """Print the result of `ratchet trace report`, for one trace or several ranks."""
-    print_report(trace_report(document, top), console)
 
 
 def render_trace_page(document: Traced) -> str:

@@ -6,15 +6,12 @@ import json
 from collections import Counter
 from typing import TYPE_CHECKING
 
-from rich.console import Console
-
 from ratchet.report import model as m
 from ratchet.report import trace_figures as figures
 from ratchet.report import trace_tables as tables
 from ratchet.report import trace_words as words
 from ratchet.report.page import render_page
 from ratchet.report.scale import from_zero
-from ratchet.report.terminal import print_report
 from ratchet.report.trace import parts_legend
 from ratchet.report.trace_names import short_shapes
 from ratchet.report.words import ABSENT, change_ms, milliseconds, show_bytes, show_ns
@@ -38,11 +35,6 @@ RANKS = (
     m.number("moved, ms", "shift", change_ms),
     m.why("trace", "file"),
 )
-
-
-def print_diff(found: Diff, *, top: int = 10, console: Console | None = None) -> None:
-    """Print the result of `ratchet trace diff`."""
-    print_report(diff_report(found, top), console)
 
 
 def render_diff_page(found: Diff) -> str:
@@ -171,14 +163,14 @@ def _states(document: Diff, top: int) -> list[m.ReportSection | None]:
     ]
 
 
-def print_replay(document: Replay, *, console: Console | None = None) -> None:
-    """Print each call's time in the trace and here, and the calls that could not run."""
+def replay_report(document: Replay) -> m.ResultReport:
+    """Describe each call's time in the trace and here, and the calls that could not run."""
     rows = document.rows
     timed = [row for row in rows if row.outcome == "timed"]
     reasons = Counter((row.op, row.why) for row in rows if row.outcome != "timed")
     lost = [(op, f"{count}", reason) for (op, reason), count in reasons.items()]
     more = f"{document.left_out:,} more distinct calls were left out: --top shows more."
-    report = m.ResultReport(
+    return m.ResultReport(
         headline=(
             f"{document.trace}: {len(timed)} of {len(rows)} calls run on {document.device} "
             f"(torch {document.torch}, {document.threads} threads), recorded on "
@@ -191,7 +183,6 @@ def print_replay(document: Replay, *, console: Console | None = None) -> None:
             more if document.left_out else "",
         ),
     )
-    print_report(report, console)
 
 
 def _call(row: ReplayRow) -> str:
@@ -201,8 +192,8 @@ def _call(row: ReplayRow) -> str:
     return f"{row.op} {short_shapes(row.shapes)} {', '.join(dict.fromkeys(types))}".strip()
 
 
-def print_merged(document: Merged, *, console: Console | None = None) -> None:
-    """Print where the merged trace is, and how its ranks were put on one clock."""
+def merged_report(document: Merged) -> m.ResultReport:
+    """Describe where the merged trace is, and how its ranks were put on one clock."""
     clocks = (
         "The ranks' clocks meet: their times are as recorded."
         if document.aligned
@@ -215,4 +206,4 @@ def print_merged(document: Merged, *, console: Console | None = None) -> None:
         clocks,
         m.Lines([place], indent=0),
     )
-    print_report(m.ResultReport(header=header), console)
+    return m.ResultReport(header=header)

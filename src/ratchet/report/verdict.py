@@ -5,15 +5,12 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Final
 
-from rich.console import Console
-
 from ratchet.report import figures
 from ratchet.report import model as m
 from ratchet.report.emulated import estimate_section, heat_section
 from ratchet.report.environment import WHERE, facts_of
 from ratchet.report.page import render_page
 from ratchet.report.static_profile import static_section
-from ratchet.report.terminal import print_report
 from ratchet.report.words import ABSENT, sentence, show_interval, show_moment, show_ratio
 
 if TYPE_CHECKING:
@@ -62,13 +59,6 @@ CASES = (
     m.Column("", "timed", lambda timed: "timed" if timed else ""),
     m.Column("inputs", "inputs", lambda specs: ", ".join(map(_input, specs))),
 )
-
-
-def print_verdict(
-    judged: JudgedKernel, paths: Mapping[str, str] = NO_FILES, console: Console | None = None
-) -> None:
-    """Print the result of `ratchet judge PROBLEM KERNEL`; `console` defaults to stdout."""
-    print_report(verdict_report(judged, paths), console)
 
 
 def render_verdict_page(judged: JudgedKernel) -> str:

@@ -8,7 +8,6 @@ from xml.etree import ElementTree
 from ratchet.guard.watch.benchmarks import WatchedResult, WatchReport
 from ratchet.report import model as m
 from ratchet.report.history import short_revision
-from ratchet.report.terminal import print_report
 from ratchet.report.words import show_change, show_value
 
 MARKER = "<!-- ratchet watch -->"
@@ -25,12 +24,12 @@ BENCHMARKS = (
 """The columns of a benchmark, on the terminal and in the comment."""
 
 
-def print_watch(report: WatchReport) -> None:
-    """Print a row for each benchmark, then the answer."""
+def watch_report(report: WatchReport) -> m.ResultReport:
+    """Describe a row for each benchmark, then the answer."""
     notes = [f"note: {note}" for note in report.notes]
     table = m.ResultTable(BENCHMARKS, report.results)
     said = m.blocks(table, headline(report), m.Lines(notes, indent=0) if notes else None)
-    print_report(m.ResultReport(header=said))
+    return m.ResultReport(header=said)
 
 
 def headline(report: WatchReport) -> str:

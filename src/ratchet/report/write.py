@@ -11,7 +11,6 @@ from markupsafe import Markup
 from pygments import highlight
 from pygments.formatters import HtmlFormatter
 from pygments.lexers import CppLexer, PythonLexer
-from rich.console import Console
 
 from ratchet.authors.author import Answer
 from ratchet.authors.files import untimed
@@ -23,7 +22,6 @@ from ratchet.report.environment import facts_of, where_measured
 from ratchet.report.page import render_page
 from ratchet.report.scale import Scale, around
 from ratchet.report.static_profile import static_section
-from ratchet.report.terminal import print_report
 from ratchet.report.verdict import (
     evidence_section,
     measured_speedups,
@@ -90,13 +88,6 @@ REGIONS: Final = (
     m.number("screened"),
     m.why("why", lambda row: f"from the ledger: {row.reason}" if row.recalled else row.reason),
 )
-
-
-def print_writing(
-    result: WritingResult, paths: Mapping[str, str], console: Console | None = None
-) -> None:
-    """Print the result of `ratchet write PROBLEM`; `console` defaults to stdout."""
-    print_report(write_report(result, paths), console)
 
 
 def render_write_page(result: WritingResult) -> str:
@@ -243,15 +234,13 @@ def _kernels(result: WritingResult) -> m.ReportSection | None:
     )
 
 
-def print_workload(
-    result: WorkloadWriting, paths: Mapping[str, str], console: Console | None = None
-) -> None:
-    """Print the result of `ratchet write --from WORKLOAD`; `console` defaults to stdout."""
+def workload_report(result: WorkloadWriting, paths: Mapping[str, str]) -> m.ResultReport:
+    """Describe the result of `ratchet write --from WORKLOAD`; `console` defaults to stdout."""
     proven = sum(row.status == "proven" for row in result.rows)
     rows = [row for row in result.rows if row.status != "not_reached"]
     left = len(result.rows) - len(rows)
     said = f"The budget ended before {left} more regions: raise --budget, or run it again."
-    report = m.ResultReport(
+    return m.ResultReport(
         headline=f"{proven} of {len(result.rows)} regions of {result.workload} have a proven "
         "kernel",
         header=(m.Words(f"{show_time(result.spent_s)} of {show_time(result.budget_s)}"),),
@@ -260,7 +249,6 @@ def print_workload(
             m.written(paths),
         ),
     )
-    print_report(report, console)
 
 
 def headline(result: WritingResult) -> str:

@@ -12,7 +12,8 @@ from ratchet.base.errors import GuardError
 from ratchet.cli import main
 from ratchet.guard.numerics.comparison import compare_numerics
 from ratchet.guard.numerics.find import first_wrong_loss
-from ratchet.report.numerics import print_numerics
+from ratchet.report.numerics import numerics_report
+from ratchet.report.terminal import print_report
 
 LAYER = {
     "llama-tiny": "layers.1.mlp",
@@ -108,7 +109,7 @@ def test_a_script_reproduces_it_and_repro_makes_an_issue(
     )
     assert report.reproduces is True and report.exit_code == 1
     assert json.loads((tmp_path / "out" / "numerics.json").read_text())["exit_code"] == 1
-    print_numerics(report)
+    print_report(numerics_report(report))
     text = capsys.readouterr().out
     assert "layers.0.mlp (Planted)" in text and "too large by 1.00%" in text
     assert main(["repro", report.turn, "--out", str(tmp_path / "repro")]) == 0

@@ -13,7 +13,8 @@ import numpy as np
 import pytest
 from rich.console import Console
 
-from ratchet.report.trace import print_trace, render_trace_page
+from ratchet.report.terminal import print_report
+from ratchet.report.trace import render_trace_page, trace_report
 from ratchet.trace.answers.report import Report, report
 from ratchet.trace.export.documents import document
 from ratchet.trace.export.tables import report_tables
@@ -54,7 +55,7 @@ def everything(trace: Trace) -> tuple[Report, str]:
     report_tables([found])
     assert render_trace_page(found)
     said = io.StringIO()
-    print_trace(found, console=Console(file=said, width=80, markup=False))
+    print_report(trace_report(found), Console(file=said, width=80, markup=False))
     return found, said.getvalue()
 
 
