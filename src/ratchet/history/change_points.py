@@ -64,24 +64,15 @@ class _Interval:
     p: float
 
 
-@dataclass(frozen=True, slots=True)
-class _Placed:
-    split: int
-    first: int
-    last: int
-    p: float
-
-
 class ChangePointFinder:
     """A series that grows: each `append` tests the tail alone."""
 
-    def __init__(self, alpha: float = ALPHA) -> None:
-        self._alpha = alpha
+    def __init__(self) -> None:
         self._values: FloatArray = np.empty(0)
         self._frozen: list[_Interval] = []
         self._phis: list[float] = []
         """One for each full chunk."""
-        self._placed: dict[tuple[int, int, float], _Placed] = {}
+        self._placed: dict[tuple[int, int, float], ChangePoint] = {}
 
     def append(self, values: FloatArray) -> None:
         """Add values at the end; they must be finite."""
@@ -101,10 +92,7 @@ class ChangePointFinder:
             tail_phi = float(correlation(normal_scores(self._values[None, start:]))[0])
             found += self._in_tail(start, tail_phi)
         kept = _narrowest(found)
-        placed = self._settle(kept, [*self._phis, tail_phi])
-        return [
-            ChangePoint(index=one.split, first=one.first, last=one.last, p=one.p) for one in placed
-        ]
+        return self._settle(kept, [*self._phis, tail_phi])
 
     def _freeze(self, first: int, end: int) -> None:
         """Test the intervals that start in the chunks `first` to `end`, which are full."""
@@ -146,12 +134,12 @@ class ChangePointFinder:
         return found
 
     def _level(self, chunk: IntArray) -> FloatArray:
-        return np.asarray(self._alpha * 6 / math.pi**2 / (chunk + 1.0) ** 2)
+        return np.asarray(ALPHA * 6 / math.pi**2 / (chunk + 1.0) ** 2)
 
-    def _settle(self, splits: list[int], phis: Sequence[float]) -> list[_Placed]:
+    def _settle(self, splits: list[int], phis: Sequence[float]) -> list[ChangePoint]:
         """Place each point between its neighbours; drop the least clear one until all pass."""
         for _ in range(2):
-            splits = sorted({one.split for one in self._place_all(splits, phis)})
+            splits = sorted({one.index for one in self._place_all(splits, phis)})
         while placed := self._place_all(splits, phis):
             chunks = np.minimum([one // STRIDE for one in splits], len(phis) - 1)
             excess = [one.p / level for one, level in zip(placed, self._level(chunks), strict=True)]
@@ -161,7 +149,7 @@ class ChangePointFinder:
             del splits[worst]
         return placed
 
-    def _place_all(self, splits: list[int], phis: Sequence[float]) -> list[_Placed]:
+    def _place_all(self, splits: list[int], phis: Sequence[float]) -> list[ChangePoint]:
         ends = [0, *splits, len(self._values)]
         found = []
         for before, at, after in zip(ends, ends[1:], ends[2:], strict=False):
@@ -174,9 +162,9 @@ class ChangePointFinder:
         return found
 
 
-def change_points(values: FloatArray, alpha: float = ALPHA) -> list[ChangePoint]:
+def change_points(values: FloatArray) -> list[ChangePoint]:
     """Return the change points of a series of finite values."""
-    finder = ChangePointFinder(alpha)
+    finder = ChangePointFinder()
     finder.append(values)
     return finder.points()
 
@@ -190,10 +178,10 @@ def step_at(values: FloatArray, split: int) -> float:
     return 2 * float(special.ndtr(-z))
 
 
-def _place(values: FloatArray, low: int, at: int, phi: float) -> _Placed:
+def _place(values: FloatArray, low: int, at: int, phi: float) -> ChangePoint:
     """Return the best split of a stretch; a stretch too short to hold one fails."""
     if len(values) < 2 * LEAST_SEGMENT:
-        return _Placed(at, at, at, 1.0)
+        return ChangePoint(index=at, first=at, last=at, p=1.0)
     z = np.abs(split_scores(values[None])[0])
     least = LEAST_SEGMENT - 1
     inner = z[least : len(z) - least]
@@ -206,7 +194,7 @@ def _place(values: FloatArray, low: int, at: int, phi: float) -> _Placed:
     for _ in range(2):
         best = _likeliest(values, best + LEAST_SEGMENT, near + LEAST_SEGMENT) - LEAST_SEGMENT
     base = low + LEAST_SEGMENT
-    return _Placed(base + best, base + int(near[0]), base + int(near[-1]), p)
+    return ChangePoint(index=base + best, first=base + int(near[0]), last=base + int(near[-1]), p=p)
 
 
 def _likeliest(values: FloatArray, split: int, splits: IntArray) -> int:

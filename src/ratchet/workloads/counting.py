@@ -4,9 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from torch import Tensor
-from torch.utils import _pytree as pytree
-
+from ratchet.workloads.micro_batches import samples_of
 from ratchet.workloads.workload import Batch, Unit, Workload
 
 
@@ -28,10 +26,5 @@ def count(workload: Workload, batch: Batch) -> Counted:
         tokens = workload.tokens_per_batch * workload.accumulate
         return Counted(per_step=tokens, unit=workload.unit)
     unit: Unit = "samples" if workload.unit == "tokens" else workload.unit
-    return Counted(per_step=samples_of(batch) * workload.accumulate, unit=unit)
-
-
-def samples_of(batch: Batch) -> int:
-    """Return the leading dimension of a batch's first tensor."""
-    shapes = [leaf.shape for leaf in pytree.tree_leaves(batch) if isinstance(leaf, Tensor)]
-    return max(next((shape[0] for shape in shapes if shape), 1), 1)
+    samples = max(samples_of(batch), 1)
+    return Counted(per_step=samples * workload.accumulate, unit=unit)

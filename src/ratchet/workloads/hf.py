@@ -26,8 +26,7 @@ from ratchet.workloads.hf_inputs import Batching
 from ratchet.workloads.hf_small import Dimensions, Widths, small_config
 from ratchet.workloads.memory import require, state_bytes
 from ratchet.workloads.names import PREFIX
-from ratchet.workloads.request import Request
-from ratchet.workloads.workload import AdamWSpec, Workload
+from ratchet.workloads.workload import AdamWSpec, Request, Workload
 
 if TYPE_CHECKING:
     from transformers import PretrainedConfig

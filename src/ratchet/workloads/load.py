@@ -26,10 +26,9 @@ from ratchet.workloads.names import (
     is_user_spec,
 )
 from ratchet.workloads.place import place
-from ratchet.workloads.request import Request
 from ratchet.workloads.saved import load_saved
 from ratchet.workloads.user import load_user
-from ratchet.workloads.workload import AdamWSpec, Workload
+from ratchet.workloads.workload import AdamWSpec, Request, Workload
 
 FAMILIES: Mapping[str, Family] = {
     name: import_module(f"ratchet.workloads.{name}").FAMILY for name in SIZES

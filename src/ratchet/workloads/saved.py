@@ -29,9 +29,8 @@ from ratchet.base import scratch
 from ratchet.base.errors import WorkloadError
 from ratchet.workloads.blame import blamed_on, is_users_file
 from ratchet.workloads.names import SAVED_SUFFIX, title_of
-from ratchet.workloads.request import Request
 from ratchet.workloads.user import accepted, import_file
-from ratchet.workloads.workload import Workload
+from ratchet.workloads.workload import Request, Workload
 
 PROTOCOL = 4
 REMEDY = 'or pass the function that makes the workload, or "file.py:function"'

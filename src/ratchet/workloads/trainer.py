@@ -21,8 +21,7 @@ from ratchet.base.errors import WorkloadError
 from ratchet.problems.model_file import seeded
 from ratchet.workloads.hf import TINY, TINY_WIDTHS, quiet_transformers
 from ratchet.workloads.hf_small import small_config
-from ratchet.workloads.request import Request
-from ratchet.workloads.workload import Batch, LossFunction, Unit, Workload
+from ratchet.workloads.workload import Batch, LossFunction, Request, Unit, Workload
 
 if TYPE_CHECKING:
     from transformers import Trainer

@@ -24,9 +24,8 @@ from ratchet.base.errors import WorkloadError
 from ratchet.workloads.blame import blamed_on
 from ratchet.workloads.names import user_file, user_function
 from ratchet.workloads.own_step import ScriptStep
-from ratchet.workloads.request import Request
 from ratchet.workloads.trainer import is_trainer, trainer_workload
-from ratchet.workloads.workload import ALONE, Workload
+from ratchet.workloads.workload import ALONE, Request, Workload
 
 _importing: list[str] = []
 """Files that are being imported, innermost last."""

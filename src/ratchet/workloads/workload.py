@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Any, Final, Literal, TypeAlias
 
 import torch
@@ -130,3 +131,15 @@ class Workload:
         if self.optimizers is not None:
             return {name: make(self.model) for name, make in self.optimizers.items()}
         return {ALONE: self.optimizer(list(self.trained().values()))}
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Request:
+    """Options of `load` besides the workload's name; None keeps the workload's own value."""
+
+    seed: int
+    batch_size: int | None
+    sequence: int | None
+    precision: Precision | None
+    text: Path | None
+    device: torch.device

@@ -12,7 +12,7 @@ import torch
 from ratchet.guard.compare.sides import WorkloadSide
 from ratchet.guard.numerics.divergence import NumericsReport
 from ratchet.guard.numerics.find import Finder
-from ratchet.guard.numerics.recorder import make_recorder
+from ratchet.guard.numerics.recorder import NumericsRecorder
 
 SCRIPT = """
 import torch
@@ -53,7 +53,7 @@ class InThisProcess:
     """A recorder without a process of its own."""
 
     def __init__(self, arguments: Mapping[str, Any]) -> None:
-        self._recorder = make_recorder(**arguments)
+        self._recorder = NumericsRecorder(**arguments)
 
     def call(self, method: str, **arguments: Any) -> Any:
         return getattr(self._recorder, method)(**arguments)

@@ -6,6 +6,7 @@ loop is computed before it.
 
 from __future__ import annotations
 
+import abc
 import math
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
@@ -73,40 +74,26 @@ class Buffer:
 
 @dataclass
 class LoopScope:
-    """Lines of C++ and the values that they define."""
+    """Lines of code and the values that they define."""
 
     lines: list[str] = field(default_factory=list)
-    values: dict[tuple[Node, Index], str] = field(default_factory=dict)
+    values: dict[tuple[object, ...], str] = field(default_factory=dict)
     names: set[str] = field(default_factory=set)
     fixed: bool = False
     """Nothing that is computed inside may move out: the index may lie outside of a tensor."""
 
 
-class Evaluator:
-    """Writes the values of nodes as temporaries into a stack of scopes."""
+class NestedScopes(abc.ABC):
+    """A stack of scopes with temporaries for the values of nodes, in any language."""
 
-    def __init__(self, buffers: Mapping[Node, Buffer], *, reciprocal: bool = False) -> None:
-        self.buffers, self.reciprocal = buffers, reciprocal
+    def __init__(self, buffers: Mapping[Node, Buffer]) -> None:
+        self.buffers = buffers
         self.scopes: list[LoopScope] = [LoopScope()]
         self.used: set[str] = set()
         """Functions of the prelude that the code calls."""
-        self.addresses: list[Extent] = []
-        """Addresses of all loads and stores, to find axes that can be merged."""
-        self.indices: list[Extent] = []
-        """Other uses of loop variables."""
         self.local: set[Node] = set()
         """Nodes with memory that the stage computes itself, element by element."""
-        self.floor = 0
-        """The outermost scope for a choice."""
-        self.known: tuple[Extent, ...] = ()
-        """Extents that are at least 0 wherever the loop runs."""
-        self.splits: LoopSplits | None = None
-        """Splits of the loop that is being written."""
-        self.evaluated: Callable[[Node, Index, str], None] | None = None
-        self.remembered: Callable[[Node, Index], str | None] | None = None
         self._count = 0
-        self._drawn: set[str] = set()
-        """Indices that tensors hold: nothing bounds them."""
 
     def fresh(self, kind: str = "v") -> str:
         """Return a new name."""
@@ -130,6 +117,51 @@ class Evaluator:
                 return depth
         return 0
 
+    def call(self, function: str) -> str:
+        """Return the name of a function of the prelude."""
+        self.used.add(function)
+        return f"r_{function}"
+
+    @abc.abstractmethod
+    def value(self, node: Node, index: Index) -> str:
+        """Return a temporary or a literal with the node's value at the index."""
+
+    @abc.abstractmethod
+    def _drawn(self, text: str) -> str:
+        """Return the name of an index that a tensor holds."""
+
+    def _view(self, node: View, index: Index) -> str:
+        own = own_axes(index)
+        places = [
+            place.replace(own)
+            if isinstance(place, Extent)
+            else named(self._drawn(self.value(place, index)))
+            for place in node.places
+        ]
+        return self.value(node.arg, tuple(places))
+
+
+class Evaluator(NestedScopes):
+    """Writes the values of nodes as temporaries of C++."""
+
+    def __init__(self, buffers: Mapping[Node, Buffer], *, reciprocal: bool = False) -> None:
+        super().__init__(buffers)
+        self.reciprocal = reciprocal
+        self.addresses: list[Extent] = []
+        """Addresses of all loads and stores, to find axes that can be merged."""
+        self.indices: list[Extent] = []
+        """Other uses of loop variables."""
+        self.floor = 0
+        """The outermost scope for a choice."""
+        self.known: tuple[Extent, ...] = ()
+        """Extents that are at least 0 wherever the loop runs."""
+        self.splits: LoopSplits | None = None
+        """Splits of the loop that is being written."""
+        self.evaluated: Callable[[Node, Index, str], None] | None = None
+        self.remembered: Callable[[Node, Index], str | None] | None = None
+        self._unbounded: set[str] = set()
+        """Indices that tensors hold: nothing bounds them."""
+
     def define(self, dtype_class: str, text: str, needs: frozenset[str] | set[str]) -> str:
         """Define a temporary as early as what it needs is known; return its name."""
         scope = self.scopes[self.depth_of(needs)]
@@ -139,7 +171,6 @@ class Evaluator:
         return name
 
     def value(self, node: Node, index: Index) -> str:
-        """Return a temporary or a literal with the node's value at the index."""
         key = (node, index)
         for scope in reversed(self.scopes):
             if key in scope.values:
@@ -168,7 +199,7 @@ class Evaluator:
             return self._choice(node, index)
         if isinstance(node, Map):
             condition = condition_of(node, index)
-            if condition is not None and not (condition.names & self._drawn):
+            if condition is not None and not (condition.names & self._unbounded):
                 return self._compared(condition)
             args = [self.value(one, index) for one in node.args]
             name = self.define(
@@ -189,19 +220,11 @@ class Evaluator:
         self.indices.append(condition)
         return self.define("bool", self._test(condition), condition.names)
 
-    def _view(self, node: View, index: Index) -> str:
-        own = own_axes(index)
-        places: list[Extent] = []
-        for place in node.places:
-            if isinstance(place, Extent):
-                places.append(place.replace(own))
-            else:
-                text = self.value(place, index)
-                if not text.isidentifier():
-                    text = self.define("int64_t", text, frozenset())
-                self._drawn.add(text)
-                places.append(named(text))
-        return self.value(node.arg, tuple(places))
+    def _drawn(self, text: str) -> str:
+        if not text.isidentifier():
+            text = self.define("int64_t", text, frozenset())
+        self._unbounded.add(text)
+        return text
 
     def _choice(self, node: Choice, index: Index) -> str:
         own = own_axes(index)
@@ -235,7 +258,7 @@ class Evaluator:
         return name
 
     def _surely(self, extent: Extent, least: int) -> bool:
-        return not (extent.names & self._drawn) and at_least(extent, least)
+        return not (extent.names & self._unbounded) and at_least(extent, least)
 
     def _holds(self, condition: Extent) -> bool:
         """Return whether a condition is at least 0 wherever the loop runs."""
@@ -275,11 +298,6 @@ class Evaluator:
         if dtype in CODES:
             return f"{self.call('to_' + CODES[dtype])}({value})"
         return f"({STORED[dtype]})({value})"
-
-    def call(self, function: str) -> str:
-        """Return the name of a function of the prelude."""
-        self.used.add(function)
-        return f"r_{function}"
 
     def _operation(self, node: Map, args: Sequence[str]) -> str:
         op, kind = MAPS[node.op], class_of(node.dtype)

@@ -86,7 +86,7 @@ class CommitSearch:
         self._pairs = list(pairs)
         self._prior = np.append(np.full(count, 0.5 / count), 0.5)
         self._joint: FloatArray = self._prior
-        self._effect = Effect(mean=0.0, error=math.inf, noise=0.0)
+        self.effect = Effect(mean=0.0, error=math.inf, noise=0.0)
         self._sizes: FloatArray = np.ones(count)
         """The effect that is expected if this commit is the first bad one."""
         for _ in range(SETTLED):  # outliers are told by the effect, which is told by the rest
@@ -107,11 +107,6 @@ class CommitSearch:
         """Return the probability that no commit is bad; 1 with the posterior's sum."""
         return float(self._joint[-1])
 
-    @property
-    def effect(self) -> Effect:
-        """Return the effect on a difference, given that there is one."""
-        return self._effect
-
     def next_probe(self, skipped: Collection[int] = ()) -> int | None:
         """Return the commit whose next pair tells the most; None if none is left.
 
@@ -121,7 +116,7 @@ class CommitSearch:
         """
         bad = np.cumsum(self.posterior)
         expected = np.cumsum(self.posterior * self._sizes) / np.maximum(bad, 1e-300)
-        worth = bad * (1 - bad) * np.square(expected / (self._effect.mean or 1.0))
+        worth = bad * (1 - bad) * np.square(expected / (self.effect.mean or 1.0))
         worth[[one for one in skipped if one < len(worth)]] = -1.0
         return int(np.argmax(worth)) if worth.max() >= 1e-6 else None
 
@@ -196,13 +191,13 @@ class CommitSearch:
         )
         self._sizes = sizes[column[:-1]]
         if (changed := weights[..., : columns[-1]]).sum() > 0:
-            self._effect = _effect(changed / changed.sum(), means, spreads, noises)
+            self.effect = _effect(changed / changed.sum(), means, spreads, noises)
 
     def _variances(self, difference: FloatArray, expected: FloatArray) -> FloatArray:
         """Return the variance of each pair's measurements over that of most: outliers have more."""
         if len(difference) < _ROBUST_FROM:
             return np.ones(len(difference))
-        mean = self._effect.mean
+        mean = self.effect.mean
         # The median of absolute normal deviates is 1 / 1.4826.
         noise = 1.4826 * float(np.median(np.abs(difference - expected * mean)))
         limit = _CLIP * max(noise, _LEAST_NOISE * abs(mean), 1e-9)

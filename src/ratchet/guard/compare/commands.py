@@ -54,15 +54,11 @@ class CommandArm:
     """Runs a command once per iteration; keeps the last run and the metrics that it printed."""
 
     def __init__(self, name: str, side: CommandSide, *, printed: bool, limit_s: float) -> None:
-        self._name = name
+        self.name = name
         self._side, self._printed = side, printed
         self.limit_s = limit_s
         self.last: FinishedRun | None = None
         self.printed: Mapping[str, float] = {}
-
-    @property
-    def name(self) -> str:
-        return self._name
 
     def run(self, iterations: int) -> Timing:
         self.last = run_command(self._side, printed=self._printed, limit_s=self.limit_s)

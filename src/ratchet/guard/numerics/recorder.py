@@ -37,34 +37,25 @@ from ratchet.workloads.names import LoadOptions
 from ratchet.workloads.step import TrainingStep
 from ratchet.workloads.workload import Batch, Workload
 
-FACTORY = "ratchet.guard.numerics.recorder:make_recorder"
-
-
-def make_recorder(
-    *,
-    workload: str,
-    options: LoadOptions,
-    changes: Mapping[str, object],
-    recipe: str | None,
-    double: bool = False,
-) -> NumericsRecorder:
-    """Build a workload whose step is recorded; `double` runs all of it in fp64, eagerly."""
-    return NumericsRecorder(workload, options, dict(changes), recipe, double=double)
+FACTORY = "ratchet.guard.numerics.recorder:NumericsRecorder"
 
 
 class NumericsRecorder:
-    """Records one side; every call builds the workload anew, with its first weights."""
+    """Records one side; every call builds the workload anew, with its first weights.
+
+    `double` runs all of it in fp64, eagerly.
+    """
 
     calls = ("record", "ops", "hunt", "losses", "save_module")
 
     def __init__(
         self,
+        *,
         workload: str,
         options: LoadOptions,
-        changes: dict[str, object],
+        changes: Mapping[str, object],
         recipe: str | None,
-        *,
-        double: bool,
+        double: bool = False,
     ) -> None:
         self._spec, self._options = workload, options
         self._changes, self._recipe, self._double = changes, recipe, double

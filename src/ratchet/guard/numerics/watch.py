@@ -46,10 +46,11 @@ class ModuleWatch:
         self.backward: list[tuple[str, Tensor]] = []
         self._handles: list[RemovableHandle] = []
         for name, module in model.named_modules():
-            forward = module.register_forward_hook(self._on_forward(name or ROOT))
+            # torch.compile traces this hook: the tensors become outputs of its graph.
+            forward = module.register_forward_hook(_keeping(self.forward, name or ROOT))
             self._handles.append(forward)
             if backward and name:
-                hook = module.register_full_backward_hook(self._on_backward(name))
+                hook = module.register_full_backward_hook(_keeping(self.backward, name, at=1))
                 self._handles.append(hook)
 
     def close(self) -> None:
@@ -63,24 +64,15 @@ class ModuleWatch:
         self.backward.clear()
         return found
 
-    def _on_forward(self, name: str) -> Callable[..., None]:
-        # torch.compile traces this hook: the tensors become outputs of its graph.
-        kept = self.forward
 
-        def hook(module: nn.Module, inputs: object, output: object) -> None:
-            for tensor in tensors_of(output):
-                kept.append((name, tensor.detach()))
+def _keeping(kept: list[tuple[str, Tensor]], name: str, *, at: int = 2) -> Callable[..., None]:
+    """Return a hook that keeps the tensors of its argument `at`: 1 of inputs, 2 of outputs."""
 
-        return hook
+    def hook(*given: object) -> None:
+        for tensor in tensors_of(given[at]):
+            kept.append((name, tensor.detach()))
 
-    def _on_backward(self, name: str) -> Callable[..., None]:
-        kept = self.backward
-
-        def hook(module: nn.Module, grad_input: object, grad_output: object) -> None:
-            for tensor in tensors_of(grad_input):
-                kept.append((name, tensor.detach()))
-
-        return hook
+    return hook
 
 
 class OpWatch(TorchDispatchMode):  # type: ignore[no-untyped-call]

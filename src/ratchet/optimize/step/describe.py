@@ -15,9 +15,10 @@ from torch.overrides import TorchFunctionMode
 from torch.profiler import ProfilerActivity, profile, record_function
 
 from ratchet.workloads.config import StepConfig
-from ratchet.workloads.counting import count, samples_of
+from ratchet.workloads.counting import count
 from ratchet.workloads.flops import flops_of
 from ratchet.workloads.implementations import unwrapped, why_not_fused
+from ratchet.workloads.micro_batches import samples_of
 from ratchet.workloads.step import TrainingStep
 from ratchet.workloads.trainer import TrainerBatches
 from ratchet.workloads.update_in_backward import why_not_in_backward
@@ -112,7 +113,7 @@ def describe_workload(step: TrainingStep, batch: Batch) -> StepFacts:
         parameters=sum(p.numel() for p in parameters),
         trainable_bytes=sum(p.numel() * p.element_size() for p in parameters),
         tokens_per_batch=counted.per_step,
-        batch_size=samples_of(batch),
+        batch_size=max(samples_of(batch), 1),
         flops_per_step=flops,
         optimizer="+".join(type(unwrapped(one)).__name__ for one in made),
         optimizer_is_adamw=[type(one) for one in made] == [torch.optim.AdamW],

@@ -8,9 +8,10 @@ from dataclasses import dataclass, field
 
 from ratchet.authors.form.extent import ONE, ZERO, Extent, named, product_of, unflattened
 from ratchet.authors.form.form import Fold, Node, Scan
+from ratchet.authors.generator.evaluate import LoopScope
 from ratchet.authors.generator.fusion import FusionPlan, Index, LoopNest, Role, passes_of
 from ratchet.authors.generator.triton.folds import TileFolding, finisher, tile_folding
-from ratchet.authors.generator.triton.values import TileEvaluator, TileScope, rendered
+from ratchet.authors.generator.triton.values import TileEvaluator, rendered
 
 ROWWISE = frozenset(["row fold", "row", "scan"])
 FOLDED = frozenset(["column fold", "whole fold"])
@@ -189,7 +190,7 @@ class TileNest:
         evaluator.local = {
             node for node, role in self.nest.members.items() if role in ("element", "row")
         }
-        evaluator.scopes, evaluator.guards = [TileScope()], ()
+        evaluator.scopes, evaluator.guards = [LoopScope()], ()
         self._totals = []
         kernel = evaluator.scopes[0]
         columns = "tl.arange(0, BLOCK)[None, :]"
@@ -252,7 +253,7 @@ class TileNest:
     def _blocks(lines: Sequence[str]) -> list[str]:
         return ["for start in range(0, width, BLOCK):", *indented(lines)]
 
-    def _pass(self, members: Sequence[tuple[Node, Role]], row: TileScope, looped: bool) -> None:
+    def _pass(self, members: Sequence[tuple[Node, Role]], row: LoopScope, looped: bool) -> None:
         if not members:
             return
         evaluator = self.evaluator
@@ -282,7 +283,7 @@ class TileNest:
         self,
         node: Fold,
         role: Role,
-        row: TileScope,
+        row: LoopScope,
         looped: bool,
         results: list[tuple[Node, Fold, str]],
     ) -> None:
@@ -309,7 +310,7 @@ class TileNest:
         else:
             body.lines.append(f"{total} = {way.joined(total, ready)}")
 
-    def _scan(self, node: Scan, row: TileScope, looped: bool) -> None:
+    def _scan(self, node: Scan, row: LoopScope, looped: bool) -> None:
         evaluator = self.evaluator
         index = self.read_index(node.shape)
         value = evaluator.value(node.arg, index)
@@ -335,7 +336,7 @@ class TileNest:
         body.lines.append(evaluator.store(self.buffers[node], index, found))
 
     def _scan_logsumexp(
-        self, node: Scan, value: str, found: str, row: TileScope, looped: bool
+        self, node: Scan, value: str, found: str, row: LoopScope, looped: bool
     ) -> None:
         evaluator = self.evaluator
         body, join = evaluator.scopes[-1], evaluator.call("join")
@@ -357,7 +358,7 @@ class TileNest:
             body.lines.append(f"{high} = {most.along(most.ready(a, last), 1)}")
             body.lines.append(f"{sums} = tl.sum(tl.where({last}, {b}, 0), 1, keep_dims=True)")
 
-    def _row_results(self, row: TileScope) -> None:
+    def _row_results(self, row: LoopScope) -> None:
         """Store what has one value for each row."""
         evaluator = self.evaluator
         stores = []

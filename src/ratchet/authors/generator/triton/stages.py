@@ -16,9 +16,10 @@ from ratchet.authors.form.form import (
     UnsupportedOp,
     own_axes,
 )
+from ratchet.authors.generator.evaluate import LoopScope
 from ratchet.authors.generator.fusion import Index, LoopNest
 from ratchet.authors.generator.triton.nests import KernelText, WrittenStage, indented
-from ratchet.authors.generator.triton.values import TileEvaluator, TileScope, rendered
+from ratchet.authors.generator.triton.values import TileEvaluator, rendered
 
 ADDED: Final = ("float32", "float64", "int32", "int64")
 """Dtypes that an atomic addition takes on every GPU."""
@@ -43,7 +44,7 @@ class TileStage:
 
     def _started(self) -> TileEvaluator:
         evaluator = self.evaluator
-        evaluator.scopes, evaluator.guards, evaluator.local = [TileScope()], (), set()
+        evaluator.scopes, evaluator.guards, evaluator.local = [LoopScope()], (), set()
         return evaluator
 
     # --- scatter

@@ -8,11 +8,10 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
 from typing import Final
 
 from ratchet.authors.form.build import class_of
-from ratchet.authors.form.extent import Extent, Name, named
+from ratchet.authors.form.extent import Extent, Name
 from ratchet.authors.form.form import (
     Choice,
     Constant,
@@ -24,7 +23,7 @@ from ratchet.authors.form.form import (
     own_axes,
 )
 from ratchet.authors.form.op_table import MAPS, filled
-from ratchet.authors.generator.evaluate import CODES, Buffer
+from ratchet.authors.generator.evaluate import CODES, Buffer, NestedScopes
 from ratchet.authors.generator.fusion import Index
 
 TYPES: Final = {
@@ -68,35 +67,15 @@ def rendered(extent: Extent, *, host: bool = False) -> str:
     return joined if joined.isalnum() or joined.isidentifier() else f"({joined})"
 
 
-@dataclass
-class TileScope:
-    """Lines of a kernel and the values that they define."""
-
-    lines: list[str] = field(default_factory=list)
-    values: dict[tuple[Node, Index, tuple[str, ...]], str] = field(default_factory=dict)
-    names: set[str] = field(default_factory=set)
-
-
-class TileEvaluator:
-    """Writes the values of nodes as temporaries into a stack of scopes."""
+class TileEvaluator(NestedScopes):
+    """Writes the values of nodes as temporaries of Triton."""
 
     def __init__(self, buffers: Mapping[Node, Buffer]) -> None:
-        self.buffers = buffers
-        self.scopes: list[TileScope] = [TileScope()]
-        self.used: set[str] = set()
-        """Functions of the prelude that the code calls."""
-        self.local: set[Node] = set()
-        """Nodes with memory that the stage computes itself, element by element."""
+        super().__init__(buffers)
         self.tags: dict[str, Tags] = {}
         """The axes of the tile that a name depends on."""
         self.guards: tuple[str, ...] = ()
         """Conditions under which the index lies inside of a tensor."""
-        self._count = 0
-
-    def fresh(self, kind: str = "v") -> str:
-        """Return a new name."""
-        self._count += 1
-        return f"{kind}{self._count}"
 
     def axis(self, name: str, text: str, bound: str) -> None:
         """Define an index along an axis of the tile in the innermost scope, and its mask."""
@@ -104,20 +83,6 @@ class TileEvaluator:
         scope.lines += [f"{name} = {text}", f"{name}_in = {name} < {bound}"]
         scope.names |= {name, f"{name}_in"}
         self.tags[name] = frozenset([name])
-
-    def push(self) -> TileScope:
-        """Open a scope."""
-        self.scopes.append(TileScope())
-        return self.scopes[-1]
-
-    def pop(self) -> TileScope:
-        """Close the innermost scope."""
-        return self.scopes.pop()
-
-    def depth_of(self, names: Tags | set[str]) -> int:
-        """Return the innermost scope that defines one of the names."""
-        depths = (k for k in range(len(self.scopes) - 1, -1, -1) if self.scopes[k].names & names)
-        return next(depths, 0)
 
     def tags_of(self, names: Tags | set[str]) -> Tags:
         """Return the axes that names depend on."""
@@ -146,15 +111,9 @@ class TileEvaluator:
         """Return the condition under which every one of the axes is inside."""
         return " & ".join(f"{tag}_in" for tag in sorted(tags)) or "True"
 
-    def call(self, function: str) -> str:
-        """Return the name of a function of the prelude."""
-        self.used.add(function)
-        return f"r_{function}"
-
     # --- values
 
     def value(self, node: Node, index: Index) -> str:
-        """Return a temporary or a literal with the node's value at the index."""
         for count in range(len(self.guards) + 1):
             key = (node, index, self.guards[:count])
             for scope in reversed(self.scopes):
@@ -185,16 +144,8 @@ class TileEvaluator:
             return self.define(self._operation(node, args, kinds), _identifiers(args))
         raise UnsupportedOp(type(node).__name__.lower(), "inside of another computation")
 
-    def _view(self, node: View, index: Index) -> str:
-        own = own_axes(index)
-        places: list[Extent] = []
-        for place in node.places:
-            if isinstance(place, Extent):
-                places.append(place.replace(own))
-                continue
-            text = self.value(place, index)
-            places.append(named(text if text.isidentifier() else self.define(text, set())))
-        return self.value(node.arg, tuple(places))
+    def _drawn(self, text: str) -> str:
+        return text if text.isidentifier() else self.define(text, set())
 
     def _choice(self, node: Choice, index: Index) -> str:
         conditions = [one.replace(own_axes(index)) for one in node.when]
