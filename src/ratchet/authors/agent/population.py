@@ -2,60 +2,38 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from dataclasses import dataclass
 
 from ratchet.authors.author import RIGHT, Answer, Progress
-from ratchet.kernels.kernel import Kernel, Language
-
-
-@dataclass(frozen=True, kw_only=True, slots=True)
-class Member:
-    """A kernel with the best that the judge said of it."""
-
-    kernel: Kernel
-    answer: Answer
-    parents: tuple[str, ...]
-
-    @property
-    def right(self) -> bool:
-        """Return whether its answers are right."""
-        return self.answer.status in RIGHT
-
-    @property
-    def ratio(self) -> float:
-        """Return its speed-up over the reference; 0 if it was not timed."""
-        return self.answer.ratio or 0.0
+from ratchet.kernels.kernel import Language
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Population:
-    """The members of one problem's run, in one language."""
+    """The kernels of one problem's run, in one language, each with the best that is known of it."""
 
-    best: tuple[Member, ...]
+    best: tuple[Answer, ...]
     """Right ones, the fastest first; those that were not timed last."""
-    failed: tuple[Member, ...]
+    failed: tuple[Answer, ...]
     """The others, the newest first."""
 
     @staticmethod
-    def of(progress: Progress, languages: Sequence[Language]) -> Population:
-        """Return the population of a run: every author's kernels in these languages."""
-        members: dict[str, Member] = {}
+    def of(progress: Progress, language: Language) -> Population:
+        """Return the population of a run: every author's kernels in this language."""
+        members: dict[str, Answer] = {}
         for answer in progress.answers:
-            kernel = answer.kernel
-            if kernel.language not in languages:
+            if answer.language != language:
                 continue
-            earlier = members.pop(kernel.hash, None)
-            newest = Member(kernel=kernel, answer=answer, parents=answer.parents)
+            earlier = members.pop(answer.kernel_hash, None)
             # A verdict counts more than a screening; a later one of the same kind replaces it.
             screened = answer.stage == "screened"
-            kept = earlier if earlier and screened and earlier.answer.stage == "judged" else newest
-            members[kernel.hash] = kept
-        right = [one for one in members.values() if one.right]
-        failed = [one for one in members.values() if not one.right]
-        right.sort(key=lambda one: -one.ratio)
+            kept = earlier if earlier and screened and earlier.stage == "judged" else answer
+            members[answer.kernel_hash] = kept
+        right = [one for one in members.values() if one.status in RIGHT]
+        failed = [one for one in members.values() if one.status not in RIGHT]
+        right.sort(key=lambda one: -(one.ratio or 0.0))
         return Population(best=tuple(right), failed=tuple(reversed(failed)))
 
     @property
     def hashes(self) -> frozenset[str]:
-        return frozenset(one.kernel.hash for one in (*self.best, *self.failed))
+        return frozenset(one.kernel_hash for one in (*self.best, *self.failed))

@@ -13,7 +13,6 @@ from typing import Final
 import jinja2
 
 from ratchet.authors.agent.brief import ProblemBrief
-from ratchet.authors.agent.population import Member
 from ratchet.authors.agent.strategy import Assignment
 from ratchet.authors.author import Answer
 from ratchet.authors.knowledge import Passage
@@ -97,15 +96,15 @@ def render(
     )
 
 
-def parent_of(member: Member, profile: Sequence[str]) -> Parent:
+def parent_of(answer: Answer, profile: Sequence[str]) -> Parent:
     """Return a kernel with its verdict, its evidence and its profile, cut to a prompt's size."""
-    source = member.kernel.source
+    source = answer.kernel.source
     if len(source) > MOST_SOURCE:
         source = source[:MOST_SOURCE] + "\n... the rest is left out\n"
     return Parent(
         source=source.rstrip(),
-        verdict=verdict_line(member.answer),
-        evidence=tuple(_line(one) for one in member.answer.evidence[:MOST_EVIDENCE]),
+        verdict=verdict_line(answer),
+        evidence=tuple(_line(one) for one in answer.evidence[:MOST_EVIDENCE]),
         profile=tuple(map(_line, profile)),
     )
 
@@ -120,10 +119,10 @@ def verdict_line(answer: Answer) -> str:
     return f"{answer.status}, {answer.ratio:.2f}x the reference's speed{interval}"
 
 
-def member_line(member: Member) -> str:
+def answer_line(answer: Answer) -> str:
     """Return one line about a kernel: its verdict, and what is new in it."""
-    note = member.answer.note
-    return _line(verdict_line(member.answer) + (f"; {note}" if note else ""))
+    note = f"; {answer.note}" if answer.note else ""
+    return _line(f"{verdict_line(answer)}{note}")
 
 
 def _line(text: str) -> str:

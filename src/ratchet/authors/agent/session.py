@@ -14,7 +14,7 @@ from ratchet.authors.agent.context import Context
 from ratchet.authors.agent.population import Population
 from ratchet.authors.agent.prompt import (
     TurnFacts,
-    member_line,
+    answer_line,
     parent_of,
     prompt_hash,
     prompt_version,
@@ -112,8 +112,8 @@ class Session:
             brief=self._brief,
             device=self._device,
             passages=self._passages,
-            best=tuple(map(member_line, population.best[:SHOWN_BEST])),
-            failed=tuple(map(member_line, population.failed[:SHOWN_FAILED])),
+            best=tuple(map(answer_line, population.best[:SHOWN_BEST])),
+            failed=tuple(map(answer_line, population.failed[:SHOWN_FAILED])),
             unusable=tuple(self._unusable),
         )
         for sample, asked in enumerate(planned):
@@ -183,7 +183,7 @@ class Session:
         )
 
     def _population(self, progress: Progress) -> Population:
-        return Population.of(progress, (self._context.language,))
+        return Population.of(progress, self._context.language)
 
     def _source(self) -> random.Random:
         """Return the turn's random numbers: the same for a run that is repeated or goes on."""

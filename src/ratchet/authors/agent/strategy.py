@@ -7,7 +7,8 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Final, Literal, Protocol, cast, get_args
 
-from ratchet.authors.agent.population import Member, Population
+from ratchet.authors.agent.population import Population
+from ratchet.authors.author import Answer
 from ratchet.base.errors import RatchetError
 from ratchet.kernels.kernel import Language
 
@@ -64,7 +65,7 @@ class Assignment:
     """The request of one sample."""
 
     kind: Kind
-    parents: tuple[Member, ...] = ()
+    parents: tuple[Answer, ...] = ()
     direction: str = ""
     """A hint on what to change; empty for a free hand."""
 
@@ -168,8 +169,8 @@ def _draft(place: int, directions: Sequence[str]) -> str:
     return "" if place == 0 else directions[place % len(directions)]
 
 
-def _winner(pool: Sequence[Member], source: random.Random) -> Member:
-    """Return the faster of two members drawn at random; the pool is sorted."""
+def _winner(pool: Sequence[Answer], source: random.Random) -> Answer:
+    """Return the faster of two answers drawn at random; the pool is sorted."""
     return pool[min(source.randrange(len(pool)), source.randrange(len(pool)))]
 
 
