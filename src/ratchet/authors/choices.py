@@ -5,7 +5,7 @@ from __future__ import annotations
 import re
 from typing import Final
 
-from ratchet.authors.writing_result import AUTHORS, LANGUAGES, AgentChoice, Reuse, WritingRequest
+from ratchet.authors.writing_result import AUTHORS, LANGUAGES, AgentChoice, WritingRequest
 from ratchet.base.durations import parse_duration_s
 from ratchet.base.errors import RatchetError
 from ratchet.judge.options import one_of, parse_device, parse_target
@@ -61,7 +61,7 @@ def make_request(
         search=one_of("search", search, SEARCHES),
         agent=_agent(chosen),
         resume=resume,
-        reuse=_reuse(fresh),
+        reuse="never" if fresh else "same budget",
         against_compile=against_compile,
         candidates=candidates,
     )
@@ -114,10 +114,6 @@ def _language(given: str | None) -> Language | None:
     if found is None:
         raise RatchetError(f"unknown language {given!r}: use one of {', '.join(LANGUAGES)}")
     return found
-
-
-def _reuse(fresh: bool) -> Reuse:
-    return "never" if fresh else "same budget"
 
 
 def _seed(seed: int) -> int:

@@ -14,7 +14,7 @@ import msgspec
 from msgspec import Meta
 
 from ratchet.base.errors import LearnError
-from ratchet.base.serialise import document_of
+from ratchet.base.serialise import document_of, encoded
 
 SIZES: Final[dict[str, tuple[int, int]]] = {
     "tiny": (64, 2),
@@ -275,8 +275,7 @@ def write_config(folder: Path, config: LearnConfig) -> None:
     """Keep a run's config in its folder."""
     from ratchet.base.files import write_whole
 
-    text = json.dumps(document_of(config), indent=2) + "\n"
-    write_whole(folder / "config.learn.json", text.encode())
+    write_whole(folder / "config.learn.json", encoded(config, indent=2))
 
 
 def same_config(folder: Path, config: LearnConfig) -> None:

@@ -17,6 +17,7 @@ import msgspec
 
 from ratchet.base.errors import LearnError
 from ratchet.base.files import write_whole
+from ratchet.base.serialise import encoded
 from ratchet.learn.checkpoint import check_out
 from ratchet.learn.documents import documents
 from ratchet.learn.languages import AnswerLanguage, schedule_text
@@ -164,7 +165,7 @@ def write_corpus(folder: Path, corpus: Corpus) -> None:
             for one in texts
         ]
         write_whole(folder / TEXT, b"".join(msgspec.json.encode(row) + b"\n" for row in rows))
-        write_whole(folder / CARD, msgspec.json.format(msgspec.json.encode(corpus.card)) + b"\n")
+        write_whole(folder / CARD, encoded(corpus.card, indent=2))
     except OSError as error:
         raise LearnError(
             f"the corpus cannot be written to {str(folder)!r} ({error.strerror}): make room there"

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import gc
-import json
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -14,7 +13,7 @@ import torch
 
 from ratchet.base.errors import LearnError
 from ratchet.base.files import write_whole
-from ratchet.base.serialise import document_of
+from ratchet.base.serialise import encoded
 from ratchet.learn.config import SIZES, LearnConfig
 from ratchet.learn.languages import ANSWER, END, JUDGED, TASK, choice_words
 
@@ -271,8 +270,7 @@ def save_policy(folder: Path, policy: Policy) -> None:
         folder.mkdir(parents=True, exist_ok=True)
         model.save_pretrained(folder)
         policy.tokenizer.save_pretrained(folder)
-        text = json.dumps(document_of(policy.card), indent=2) + "\n"
-        write_whole(folder / CARD, text.encode())
+        write_whole(folder / CARD, encoded(policy.card, indent=2))
     except (OSError, RuntimeError, SafetensorError) as error:  # a full disk, by who writes
         reason = " ".join(str(error).split())[:160]
         raise LearnError(

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
+from operator import attrgetter
 from typing import TYPE_CHECKING
 
 from ratchet.report import model as m
@@ -204,14 +205,10 @@ def _findings(ranks: Sequence[Report]) -> list[_Shared]:
     return sorted(found.values(), key=lambda one: -one.finding.gain)
 
 
-def _of_identity(part: str, one: Report) -> object:
-    return getattr(one.identity, part)
-
-
 def _across(found: Ranks) -> m.ReportSection:
     columns = (
         m.Column("rank"),
-        *(replace(one, of=partial(_of_identity, one.key)) for one in STEP[1:]),
+        *(replace(one, of=attrgetter(f"identity.{one.key}")) for one in STEP[1:]),
         m.number("waited for others, ms", lambda one: found.waiting[one.rank], milliseconds),
         m.Column("trace", "name", on="page"),
     )

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import math
 from pathlib import Path
 
 import planted
@@ -10,8 +11,9 @@ import pytest
 
 from ratchet.base.errors import GuardError
 from ratchet.cli import main
-from ratchet.guard.numerics.comparison import compare_numerics
-from ratchet.guard.numerics.find import first_wrong_loss
+from ratchet.guard.numerics.comparison import compare_numerics, write_script
+from ratchet.guard.numerics.divergence import Divergence, NumericsReport
+from ratchet.guard.numerics.find import Finder, first_wrong_loss
 from ratchet.report.numerics import numerics_report
 from ratchet.report.terminal import print_report
 
@@ -123,3 +125,15 @@ def test_losses_are_held_against_the_dtype() -> None:
     usual = [2.001, 1.902, 1.797]
     assert first_wrong_loss(exact, usual, [2.002, 1.898, 1.803]) is None
     assert first_wrong_loss(exact, usual, [2.001, 1.902, 1.9]) == 2
+
+
+def test_the_report_on_disk_is_strict_json_where_there_is_no_error_to_give(tmp_path: Path) -> None:
+    nan = math.nan
+    moved = Divergence(side="B", part="weights", module="head.weight", kind="Linear", error=nan,
+                       allowed_error=0.0, baseline_error=0.0, scale=nan, detail="")  # fmt: skip
+    report = NumericsReport(titles=("a", "b"), divergence=moved, not_finite=None, oracle="fp64",
+                            compared=0, losses=((), ()))  # fmt: skip
+    side = planted.side("llama-tiny")
+    write_script(Finder(side, side, tmp_path), report, side, tmp_path)
+    text = (tmp_path / "numerics.json").read_text()
+    assert json.loads(text, parse_constant=pytest.fail)["divergence"]["error"] is None

@@ -170,7 +170,8 @@ class _Collector:
             try:
                 regions.append((found, self._region(found, ceilings)))
             except Unfit as unfit:
-                self._notes[f"a region around {_first_op(found.cut)}: {unfit}"] += found.count
+                first = op_name(found.cut.computing[0])
+                self._notes[f"a region around {first}: {unfit}"] += found.count
         timed = self._apart(with_reach(_timed(regions, measuring_s)))
         ranked = sorted(timed, key=lambda one: -one.gain_s)
         notes = [f"left out, {count} times: {note}" for note, count in self._notes.items()]
@@ -231,10 +232,6 @@ def _why(node: Node) -> str:
 
 def _is_symbolic(value: object) -> bool:
     return isinstance(value, Tensor) and not all(isinstance(size, int) for size in value.shape)
-
-
-def _first_op(cut: Cut) -> str:
-    return op_name(cut.computing[0])
 
 
 def _where(cut: Cut) -> str:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import os
 import sys
 from collections.abc import Callable, Mapping
@@ -13,6 +12,7 @@ from typing import Final
 from ratchet.base import files, scratch
 from ratchet.base.errors import GuardError, RatchetError
 from ratchet.base.files import why_not_new_folder
+from ratchet.base.serialise import encoded
 from ratchet.devices.probe import probe
 from ratchet.guard.command import run_process
 from ratchet.guard.compare.sides import WorkloadSide
@@ -244,6 +244,5 @@ def _reproduces(folder: Path) -> bool | None:
 
 def _written(report: NumericsReport, folder: Path) -> NumericsReport:
     report = replace(report, folder=str(folder))
-    document: Mapping[str, object] = report.as_json()
-    files.write_whole(folder / REPORT, f"{json.dumps(document, indent=2)}\n".encode())
+    files.write_whole(folder / REPORT, encoded(report.as_json(), indent=2))
     return report

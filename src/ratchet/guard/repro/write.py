@@ -13,6 +13,7 @@ from ratchet.base import files
 from ratchet.base.errors import GuardError
 from ratchet.base.files import why_not_new_folder
 from ratchet.base.json_value import Json
+from ratchet.base.serialise import json_text
 from ratchet.devices.probe import probe
 from ratchet.guard.compare.request import CompareRequest
 from ratchet.guard.repro.needs import (
@@ -96,7 +97,7 @@ def write_finding(found: Reported, out: Path) -> Reproduction:
     environment = environment_report(probe("cpu"))
     texts = {
         **found.texts,
-        ENVIRONMENT: f"{json.dumps(environment, indent=2)}\n",
+        ENVIRONMENT: f"{json_text(environment)}\n",
         ISSUE: _issue(found, environment_lines(environment)),
     }
     files.make_folder(out)
@@ -205,8 +206,8 @@ def _numerics(result: Mapping[str, Json]) -> Reported:
     facts = [f"- A: `{result['titles'][0]}`", f"- B: `{result['titles'][1]}`", *facts]
     folder = Path(result["folder"]) if result["folder"] else None
     copied = [p for pattern in NUMERICS_FILES for p in folder.glob(pattern)] if folder else []
-    texts = {} if any(path.name == SCRIPT for path in copied) else {"numerics.json": json.dumps(
-        result, indent=2)}  # fmt: skip
+    has_script = any(path.name == SCRIPT for path in copied)
+    texts = {} if has_script else {"numerics.json": json_text(result)}
     return Reported(
         kind="numerics",
         title=title,

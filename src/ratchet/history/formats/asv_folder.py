@@ -19,6 +19,7 @@ import msgspec
 
 from ratchet.base import files
 from ratchet.base.errors import HistoryError
+from ratchet.base.serialise import encoded
 from ratchet.history.formats.csv_file import as_utc
 from ratchet.history.formats.figures import Exported, check_interval, exported, series_of
 from ratchet.ledger.observations import Observation
@@ -94,7 +95,7 @@ def write_asv(folder: Path, observations: Iterable[Observation]) -> Exported:
     files.make_folder(folder)
     for path in documents:
         files.make_folder(path.parent)
-    files.write_all({path: _encoded(document) for path, document in documents.items()})
+    files.write_all({path: encoded(document, indent=1) for path, document in documents.items()})
     return exported(given, list(kept.values()), "asv's files hold one figure of each commit")
 
 
@@ -232,7 +233,3 @@ def _asv_name(one: Observation) -> str:
 
 def _safe(name: str) -> str:
     return re.sub(r"[^\w.+-]+", "_", name)
-
-
-def _encoded(document: dict[str, object]) -> bytes:
-    return msgspec.json.format(msgspec.json.encode(document), indent=1)

@@ -12,6 +12,7 @@ import msgspec
 
 from ratchet.base import files
 from ratchet.base.errors import HistoryError
+from ratchet.base.serialise import encoded
 from ratchet.history.formats.csv_file import ImportDefaults, as_utc
 from ratchet.history.formats.figures import Exported, exported
 from ratchet.ledger.observations import Observation
@@ -113,7 +114,7 @@ def write_google(path: Path, observations: Iterable[Observation]) -> Exported:
             for one in rows
         ],
     }
-    files.write_whole(path, msgspec.json.format(msgspec.json.encode(document), indent=1))
+    files.write_whole(path, encoded(document, indent=1))
     why = "Google-benchmark's JSON holds only the times of one commit on one machine"
     return exported(given, rows, why)
 
