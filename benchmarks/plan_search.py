@@ -29,6 +29,7 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 
 import numpy as np
+from plan_sweeps import fastest
 
 from ratchet.base.errors import PlanError
 from ratchet.devices.probe import probe
@@ -261,6 +262,8 @@ def of_run(row: dict[str, str]) -> Row | None:
     stack = STACKS["torch" if own.startswith("titan") else "megatron"]
     if old:
         stack = replace(stack, flash=False, sequence_parallel=row["seq_parallel"] == "1")
+    if own.startswith("mtnlg"):
+        stack = STACKS["deepspeed"]
     if "asynctp" in own:
         stack = replace(stack, overlap_tensor=0.5)
     checkpointing = row["recompute"] or ("full" if own.startswith("mtnlg") else "")
@@ -306,7 +309,7 @@ def of_throughput(row: dict[str, str]) -> Row | None:
     titan = framework.startswith(("torchtitan", "NeMo"))
     stack = STACKS["torch" if titan else "megatron"]
     if device == "a100":
-        stack = replace(stack, flash=False, sequence_parallel=False)
+        stack = STACKS["megatron-2021"]
     if "AsyncTP" in row["other"] or "tp-comm-overlap" in row["other"]:
         stack = replace(stack, overlap_tensor=0.5)
     text = row["act_ckpt"]
@@ -318,6 +321,7 @@ def of_throughput(row: dict[str, str]) -> Row | None:
         ep=number(row["ep"]), batch=number(row["gbs"]), micro=number(row["mbs"]),
         sharding="full" if fsdp else "optimizer", checkpointing=checkpointing,
         precision=row["precision"], metric=metric, measured=measured, part="total",
+        open_to=("micro_batch", "checkpointing") if gpt and not number(row["mbs"]) else (),
     )  # fmt: skip
 
 
@@ -341,7 +345,7 @@ def gpt_flops(shape: Shape, row: dict[str, str]) -> float:
 def made(
     own: str, held_out: bool, shape: Shape, device: str, stack: Stack, *, count: int, tp: int,
     pp: int, vpp: int, cp: int, ep: int, batch: int, micro: int, sharding: str, checkpointing: str,
-    precision: str, metric: str, measured: float, part: str,
+    precision: str, metric: str, measured: float, part: str, open_to: tuple[str, ...] = (),
 ) -> Row | None:  # fmt: skip
     """Return a row with what it leaves open filled in; None if its layout does not divide."""
     tp, pp, vpp, cp, ep = (max(1, one) for one in (tp, pp, vpp, cp, ep))
@@ -365,6 +369,8 @@ def made(
         layout = replace(layout, checkpointing=one)
         if evaluate(asked, columns([layout])).memory.total[0] <= room_bytes(cluster):
             break
+    if open_to:
+        layout = fastest(asked, layout, open_to)
     tokens = batch * shape.sequence
     step_s = {"iteration_time": measured, "tokens_per_s_per_gpu": tokens / count / (measured or 1)}
     return Row(

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import csv
 import html
 import json
 import pickle
@@ -59,9 +60,57 @@ def test_one_layout_is_told(capsys: pytest.CaptureFixture[str]) -> None:
     assert one["layout"]["tp"] == 8 and one["layout"]["sharding"] == "full"
 
 
+def test_a_layout_that_does_not_fit_is_told(capsys: pytest.CaptureFixture[str]) -> None:
+    words = ["plan", "gpt3-175b", "--cluster", "a100:8x1", "--parallel", "tp=8"]
+    assert main(words) == 0
+    assert "it does not fit into the 72.0 GiB" in " ".join(capsys.readouterr().out.split())
+    assert main([*words, "--json"]) == 0
+    assert json.loads(capsys.readouterr().out)["fits"] is False
+
+
+@pytest.mark.parametrize("ending", ["csv", "json"])
+def test_every_layout_goes_into_a_file(
+    ending: str, capsys: pytest.CaptureFixture[str], tmp_path: Path
+) -> None:
+    path = tmp_path / f"layouts.{ending}"
+    given = ["--micro-batch", "2", "--tokens", "1e12", "--price", "2", "--layouts", str(path)]
+    assert main([*PLAN, *given, "--json"]) == 0
+    document = json.loads(capsys.readouterr().out)
+    if ending == "json":
+        rows = json.loads(path.read_text())
+    else:
+        with path.open(newline="") as file:
+            rows = list(csv.DictReader(file))
+    assert len(rows) == document["layouts"]
+    assert sum(str(row["fits"]) == "True" for row in rows) == document["fitting"]
+    first = next(row for row in rows if str(row["fits"]) == "True")
+    best = document["front"][0]
+    assert float(first["step_s"]) == pytest.approx(best["step_s"], abs=1e-6)
+    assert float(first["money"]) == pytest.approx(document["cost"]["money"], rel=1e-4)
+    assert {int(row["micro_batch"]) for row in rows} == {2}
+    parts = sum(float(value) for key, value in first.items()
+                if key.endswith("_s") and key not in ("step_s", "tokens_per_s"))  # fmt: skip
+    assert parts == pytest.approx(float(first["step_s"]), abs=1e-4)
+
+
+def test_the_largest_model_in_some_days(capsys: pytest.CaptureFixture[str]) -> None:
+    words = ["plan", "--days", "3", "--cluster", "a100:8x1", "--batch", "512", "--price", "2"]
+    assert main(words) == 0
+    text = " ".join(capsys.readouterr().out.split())
+    assert "In 3 days, 8 A100 SXM 80GB train a model of" in text
+    assert main([*words, "--json"]) == 0
+    document = json.loads(capsys.readouterr().out)
+    assert document["largest"]["days"] <= 3 and document["largest"] in document["tried"]
+
+
 @pytest.mark.parametrize(
     ("words", "said"),
     [
+        (("plan", "--days", "3"), "--days needs a cluster"),
+        ((*PLAN, "--days", "3"), "leave MODEL, --tokens and --parallel out"),
+        ((*PLAN, "--layouts", "layouts.txt"), "ends in none of .csv, .json"),
+        ((*PLAN, "--checkpointing", "some"), "none, selective, full"),
+        ((*PLAN, "--micro-batch", "3"), "in micro-batches of 3"),
         (("plan",), "give a model and a cluster"),
         (("plan", "llama3-8b", "--cluster", "mi300x:8x0"), "no devices"),
         (("plan", "llama3-8b", "--cluster", "mi300x:8x999999999"), "give at most 1,048,576"),
@@ -70,7 +119,7 @@ def test_one_layout_is_told(capsys: pytest.CaptureFixture[str]) -> None:
         ((*PLAN, "--price", "-1"), "below 0"),
         ((*PLAN, "--parallel", "tp=3"), "do not make the 16"),
         ((*PLAN, "--parallel", "fsdp=16", "--batch", "15"), "does not divide among 16 replicas"),
-        ((*PLAN, "--stack", "jax"), "use one of torch, megatron"),
+        ((*PLAN, "--stack", "jax"), "use one of torch, torch-eager, megatron"),
         ((*PLAN, "--precision", "fp4"), "no fp4 products"),
         (("plan", "llama3-405b", "--cluster", "h100:8x1"), "it fits h100:8x"),
         (("plan", "hf:nonesuch", "--cluster", "h100:8x1"), "neither a model type nor a folder"),

@@ -69,6 +69,7 @@ def test_no_unit_and_no_knowledge_are_both_no_peak() -> None:
         ("NVIDIA H200", 132, "H200 SXM"),
         ("NVIDIA H100 80GB HBM3", 132, "H100 SXM"),
         ("NVIDIA A100-SXM4-80GB", 108, "A100 SXM 80GB"),
+        ("NVIDIA A100-SXM4-40GB", 108, "A100 SXM 40GB"),
         ("AMD EPYC 9654 96-Core Processor (family 25)", 0, "EPYC 9654 (Genoa)"),
     ],
 )
@@ -85,7 +86,7 @@ def test_driver_names_are_recognised(model: str, units: int, name: str) -> None:
         ("AMD Instinct MI250X/MI250", 104),
         ("NVIDIA H100 PCIe", 114),
         ("NVIDIA H200 NVL", 132),
-        ("NVIDIA A100-SXM4-40GB", 108),
+        ("NVIDIA A100-SXM4-64GB", 108),
         ("NVIDIA GH200 480GB", 132),
         ("NVIDIA H100 MIG 1g.10gb", 16),
         ("AMD Radeon RX 7900 XT", 42),

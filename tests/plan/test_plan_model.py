@@ -9,10 +9,11 @@ from hypothesis import strategies as st
 
 from ratchet.base.errors import PlanError
 from ratchet.plan.cluster import parse_cluster
+from ratchet.plan.hf_shape import of_config
 from ratchet.plan.layout import Layout, columns, parse_layout
 from ratchet.plan.memory import memory
 from ratchet.plan.search import evaluate, front, layouts_of, make_asked, plan, plan_one, room_bytes
-from ratchet.plan.shape import Shape, find_shape, of_config
+from ratchet.plan.shape import Shape, find_shape
 from ratchet.plan.stack import STACKS
 from ratchet.plan.time import link_s, product_s
 

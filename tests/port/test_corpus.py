@@ -70,3 +70,18 @@ def test_without_a_compiler_nothing_is_called_compiled(
     result = port(tmp_path, PortSettings(targets=("gfx942", "gfx1100")))
     assert [one.status for one in result.compiled] == ["not compiled"] * 2
     assert "install" in result.compiled[0].why
+
+
+def test_the_compiler_reads_no_file_of_the_user(tmp_path: Path) -> None:
+    if why := why_not():
+        pytest.skip(why)
+    secret, tree = tmp_path / "secret.h", tmp_path / "tree"
+    secret.write_text("its_first_word();\n")
+    tree.mkdir()
+    kernel = "__global__ void k(float* x) { x[0] = 1; }\n"
+    (tree / "names.cu").write_text(f'#include "{secret}"\n{kernel}')
+    (tree / "asks.cu").write_text(f'#if __has_include("{secret}")\n#error there\n#endif\n{kernel}')
+    result = port(tree, PortSettings(targets=("gfx942",)))
+    found = {one.file: (one.status, one.why) for one in result.compiled}
+    assert found["asks.cu"] == ("compiled", "")
+    assert found["names.cu"] == ("not compiled", f"the header {secret} is not on this machine")

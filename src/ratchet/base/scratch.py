@@ -58,6 +58,22 @@ def remove(made: Path) -> None:
         os.close(_held.pop(made)[0])
 
 
+@contextlib.contextmanager
+def locked(made: Path) -> Iterator[None]:
+    """Keep other processes that ask for the same folder waiting; make it if it is not there.
+
+    Where no lock can be taken, as on some network's file systems, nobody waits.
+    """
+    made.mkdir(parents=True, exist_ok=True)
+    lock = os.open(made, os.O_RDONLY | os.O_DIRECTORY)
+    try:
+        with contextlib.suppress(OSError):
+            fcntl.flock(lock, fcntl.LOCK_EX)
+        yield
+    finally:
+        os.close(lock)
+
+
 def clear_abandoned(place: Path | None = None) -> None:
     """Remove the folders that killed processes have left in `place`."""
     with contextlib.suppress(OSError), os.scandir(place or tempfile.gettempdir()) as entries:

@@ -18,8 +18,8 @@ def plan(
         str | None,
         typer.Argument(
             metavar="[MODEL]",
-            help="A published model (llama3-70b), a built-in workload (llama-60m) or "
-            "hf:TYPE_OR_FOLDER.",
+            help="A published model (llama3-70b), a built-in workload (llama-60m), "
+            "hf:TYPE_OR_FOLDER, or sizes: gpt:layers=24,hidden=2048,heads=16.",
         ),
     ] = None,
     cluster: Annotated[
@@ -39,7 +39,9 @@ def plan(
     stack: Annotated[
         str,
         typer.Option(
-            metavar="NAME", help="Software: torch (torchtitan) or megatron (Transformer Engine)."
+            metavar="NAME",
+            help="Software: torch (torchtitan), torch-eager, megatron (Transformer Engine), "
+            "megatron-2022, megatron-2021 or deepspeed.",
         ),
     ] = "torch",
     layout: Annotated[
@@ -47,8 +49,16 @@ def plan(
         typer.Option(
             "--parallel",
             metavar="DEGREES",
-            help="Tell the costs of this layout alone: fsdp=8,tp=2.",
+            help="Plan these degrees alone: fsdp=8,tp=2.",
         ),
+    ] = None,
+    micro_batch: Annotated[
+        int | None,
+        typer.Option(min=1, help="Sequences of a micro-batch. Default: each power of 2 to 32."),
+    ] = None,
+    checkpointing: Annotated[
+        str | None,
+        typer.Option(metavar="WORD", help="none, selective or full. Default: all are tried."),
     ] = None,
     network: Annotated[
         float | None,
@@ -75,6 +85,20 @@ def plan(
         float | None,
         typer.Option(parser=finite(least=0), metavar="MONEY", help="Price of a device-hour."),
     ] = None,
+    days: Annotated[
+        float | None,
+        typer.Option(
+            parser=finite(least=0.001),
+            metavar="N",
+            help="Without MODEL: find the largest model that is trained in N days.",
+        ),
+    ] = None,
+    tokens_per_parameter: Annotated[
+        float,
+        typer.Option(
+            parser=finite(least=0.001), metavar="N", help="Tokens of that model's run a parameter."
+        ),
+    ] = 20.0,
     savings: Annotated[
         Path | None,
         typer.Option(metavar="RECIPE", help="Tell what a recipe's proven ratio saves a fleet."),
@@ -88,13 +112,24 @@ def plan(
             metavar="FOLDER", help="Write plan.html, plan.json and the scripts of the best plan."
         ),
     ] = None,
+    layouts: Annotated[
+        Path | None,
+        typer.Option(metavar="FILE", help="Write every layout with its costs: .csv or .json."),
+    ] = None,
     ledger: LedgerUrl = None,
     as_json: AsJson = False,
     debug: Debug = False,
 ) -> None:
     """Plan a model's training on machines that are not here, or tell what a recipe saves."""
     from ratchet.plan.ask import PlanRequest, planned, saved
-    from ratchet.report.plan import plan_document, plan_report, saved_document, saved_report
+    from ratchet.report.plan import (
+        files_of,
+        plan_document,
+        plan_report,
+        saved_document,
+        saved_report,
+    )
+    from ratchet.report.plan_layouts import check_layouts_file, write_layouts
 
     if measured:
         from ratchet.plan.here import checked_here
@@ -119,6 +154,8 @@ def plan(
         precisions=tuple(one.strip() for one in precision.split(",")),
         stack=stack,
         parallel=layout,
+        micro_batch=micro_batch,
+        checkpointing=checkpointing,
         network_gb_per_s=network,
         traces=tuple(calibrate or ()),
         tokens=tokens,
@@ -131,7 +168,21 @@ def plan(
         else:
             print_result(saved_report(found))
         return
+    if days is not None:
+        from ratchet.plan.ask import trainable_within
+        from ratchet.report.plan_largest import trainables_document, trainables_report
+
+        trainables = trainable_within(request, days, tokens_per_parameter)
+        if as_json:
+            print_json(trainables_document(trainables))
+        else:
+            print_result(trainables_report(trainables))
+        return
+    if layouts is not None:
+        check_layouts_file(layouts)
     answer = planned(request)
+    if layouts is not None:
+        write_layouts(answer, layouts)
     if out is not None:
         from ratchet.report.plan import write_plan
 
@@ -139,4 +190,5 @@ def plan(
     if as_json:
         print_json(plan_document(answer))
     else:
-        print_result(plan_report(answer, out))
+        written = files_of(out) + ([str(layouts)] if layouts else [])
+        print_result(plan_report(answer, written))

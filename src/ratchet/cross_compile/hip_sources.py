@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from pathlib import Path
 
 import msgspec
@@ -42,12 +43,7 @@ def compile_sources(sources: HipSources, folder: Path) -> HipBinary:
         KernelError: the first error with file and line, what is missing here, or a name that leaves
             the folder.
     """
-    for name, text in sources.files.items():
-        path = folder / name
-        if Path(name).is_absolute() or ".." in Path(name).parts:
-            raise KernelError(f"the name of a source leaves its folder: {name!r:.120}")
-        path.parent.mkdir(parents=True, exist_ok=True)
-        path.write_text(text)
+    write_files(sources.files, folder)
     architecture, tools = ARCHITECTURES[sources.target], find_hip()
     options = [*sources.options, *(f"-I{folder / one}" for one in sources.folders)]
     for one in sources.outer_folders:
@@ -63,3 +59,13 @@ def compile_sources(sources: HipSources, folder: Path) -> HipBinary:
         libraries=torch_libraries() if sources.with_torch else (),
         precompiled=None if sources.precompiled is None else Path(sources.precompiled),
     )
+
+
+def write_files(files: Mapping[str, str], folder: Path) -> None:
+    """Write texts by their names below a folder; raises KernelError for a name that leaves it."""
+    for name, text in files.items():
+        path = folder / name
+        if Path(name).is_absolute() or ".." in Path(name).parts:
+            raise KernelError(f"the name of a source leaves its folder: {name!r:.120}")
+        path.parent.mkdir(parents=True, exist_ok=True)
+        path.write_text(text)

@@ -19,6 +19,7 @@ import msgspec
 
 from ratchet.base.process.channel import Message, inherited
 from ratchet.cross_compile import assembly, tools
+from ratchet.cross_compile.device_check import DeviceTexts, check_device
 from ratchet.cross_compile.hip_sources import HipSources, compile_sources
 from ratchet.kernels.carried_files import split_files
 from ratchet.kernels.kernel import Kernel
@@ -51,6 +52,7 @@ class ProfileWorker:
             "python": self._python,
             "hip": self._hip,
             "build": self._build,
+            "check": self._check,
         }
         return actions[message["do"]](message), []
 
@@ -106,6 +108,11 @@ class ProfileWorker:
         sources = msgspec.convert(message["sources"], HipSources)
         made = compile_sources(sources, Path(tempfile.mkdtemp(prefix="build-")))
         return {"assemblies": made.assemblies, "host": base64.b64encode(made.host).decode()}
+
+    def _check(self, message: Message) -> Message:
+        texts = msgspec.convert(message["texts"], DeviceTexts)
+        made = check_device(texts, Path(tempfile.mkdtemp(prefix="check-")))
+        return {"builds": msgspec.to_builtins(made)}
 
     def _hip(self, message: Message) -> Message:
         source, architecture, macros = self._hip_source(message)

@@ -8,8 +8,9 @@ from pathlib import Path
 from ratchet.base.errors import PlanError
 from ratchet.plan.cluster import PlannedCluster, parse_cluster
 from ratchet.plan.economics import RunCost, Saved, check_price, cost_of, savings
+from ratchet.plan.largest import Trainables, largest
 from ratchet.plan.layout import parse_layout
-from ratchet.plan.search import LayoutPlan, Planned, make_asked, plan, plan_one
+from ratchet.plan.search import LayoutPlan, Planned, make_asked, plan, plan_degrees
 from ratchet.plan.shape import find_shape
 from ratchet.plan.stack import find_stack
 
@@ -25,6 +26,8 @@ class PlanRequest:
     precisions: tuple[str, ...] = ("bf16",)
     stack: str = "torch"
     parallel: str | None = None
+    micro_batch: int | None = None
+    checkpointing: str | None = None
     network_gb_per_s: float | None = None
     traces: tuple[Path, ...] = ()
     tokens: float | None = None
@@ -38,6 +41,7 @@ class Answered:
     planned: Planned
     cost: RunCost | None
     price: float | None
+    tokens: float | None = None
 
     @property
     def best(self) -> LayoutPlan:
@@ -72,16 +76,39 @@ def planned(request: PlanRequest) -> Answered:
         from ratchet.plan.calibrate import calibrated
 
         cluster = calibrated(cluster, request.traces)
-    asked = make_asked(shape, cluster, stack, batch=request.batch, precisions=request.precisions)
+    asked = make_asked(
+        shape, cluster, stack, batch=request.batch, precisions=request.precisions,
+        micro_batch=request.micro_batch, checkpointing=request.checkpointing,
+    )  # fmt: skip
     if request.parallel is None:
         found = plan(asked)
     else:
-        one = plan_one(asked, parse_layout(request.parallel, cluster.world))
-        found = Planned(asked=asked, counted=1, fitting=1, front=(one,))
+        found = plan_degrees(asked, parse_layout(request.parallel, cluster.world))
     cost = None
     if request.tokens is not None:
         cost = cost_of(found.best, cluster, request.tokens, request.price)
-    return Answered(planned=found, cost=cost, price=request.price)
+    return Answered(planned=found, cost=cost, price=request.price, tokens=request.tokens)
+
+
+def trainable_within(request: PlanRequest, days: float, tokens_per_parameter: float) -> Trainables:
+    """Return the largest model that a cluster trains within some days; PlanError without one."""
+    if request.cluster is None:
+        raise PlanError("--days needs a cluster: give, for example, --cluster a100:8x32")
+    if request.model is not None or request.parallel is not None or request.tokens is not None:
+        raise PlanError(
+            "--days finds the model, its tokens and its layout: leave MODEL, --tokens and "
+            "--parallel out"
+        )
+    return largest(
+        parse_cluster(request.cluster, network_gb_per_s=request.network_gb_per_s),
+        find_stack(request.stack),
+        days=days,
+        tokens_per_parameter=tokens_per_parameter,
+        sequence=request.sequence or 2048,
+        batch=request.batch,
+        precisions=request.precisions,
+        price=request.price,
+    )
 
 
 def saved(path: Path, fleet: str | None, price: float | None) -> SavedBy:

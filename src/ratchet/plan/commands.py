@@ -16,7 +16,8 @@ def arguments(asked: PlanQuestion, plan: LayoutPlan) -> list[str]:
 
     The names are those of torchtitan's configuration and of Megatron-LM's arguments.
     """
-    return _megatron(asked, plan) if asked.stack.name == "megatron" else _torchtitan(asked, plan)
+    torch = asked.stack.name.startswith("torch")
+    return _torchtitan(asked, plan) if torch else _megatron(asked, plan)
 
 
 def _torchtitan(asked: PlanQuestion, plan: LayoutPlan) -> list[str]:
@@ -60,7 +61,7 @@ def _megatron(asked: PlanQuestion, plan: LayoutPlan) -> list[str]:
     if layout.vpp > 1:
         told["num-layers-per-virtual-pipeline-stage"] = shape.layers // (layout.pp * layout.vpp)
     flags = ["--bf16"]
-    if layout.tp > 1:
+    if layout.tp > 1 and asked.stack.sequence_parallel:
         flags.append("--sequence-parallel")
     if layout.sharding == "optimizer":
         flags.append("--use-distributed-optimizer")

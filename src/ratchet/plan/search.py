@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Final
 
 import numpy as np
@@ -49,6 +49,9 @@ class PlanQuestion:
     batch: int
     """Sequences of one step, over all replicas."""
     precisions: tuple[str, ...] = ("bf16",)
+    micro_batches: tuple[int, ...] = MICRO_BATCHES
+    """Sequences of a micro-batch that are tried."""
+    checkpointings: tuple[str, ...] = CHECKPOINTINGS
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -82,7 +85,10 @@ class Planned:
     counted: int
     fitting: int
     front: tuple[LayoutPlan, ...]
-    """Layouts that no other beats in both time and memory, fastest first."""
+    """Layouts that no other beats in both time and memory, fastest first; the one that needs
+    least if none of those asked for fits."""
+    every: Evaluated
+    """All layouts, those that do not fit too."""
 
     @property
     def best(self) -> LayoutPlan:
@@ -121,12 +127,18 @@ class Evaluated:
 
 def make_asked(
     shape: Shape, cluster: PlannedCluster, stack: Stack, *, batch: int | None = None,
-    precisions: tuple[str, ...] = ("bf16",),
+    precisions: tuple[str, ...] = ("bf16",), micro_batch: int | None = None,
+    checkpointing: str | None = None,
 ) -> PlanQuestion:  # fmt: skip
     """Return what is planned; the batch defaults to about four million tokens.
 
-    Raises PlanError for a precision that the device lacks.
+    Without a micro-batch or a checkpointing all are tried. Raises PlanError for a precision that
+    the device lacks and for an unknown checkpointing.
     """
+    if checkpointing is not None and checkpointing not in CHECKPOINTINGS:
+        raise PlanError(
+            f"checkpointing {checkpointing!r} is unknown: use one of {', '.join(CHECKPOINTINGS)}"
+        )
     lacking = [one for one in precisions if one not in cluster.products]
     if lacking:
         raise PlanError(
@@ -137,8 +149,10 @@ def make_asked(
         # A multiple of what divides among the replicas of most layouts.
         batch = max(cluster.world, 2 ** (wanted - 1).bit_length())
     return PlanQuestion(
-        shape=shape, cluster=cluster, stack=stack, batch=batch, precisions=precisions
-    )
+        shape=shape, cluster=cluster, stack=stack, batch=batch, precisions=precisions,
+        micro_batches=MICRO_BATCHES if micro_batch is None else (micro_batch,),
+        checkpointings=CHECKPOINTINGS if checkpointing is None else (checkpointing,),
+    )  # fmt: skip
 
 
 def layouts_of(asked: PlanQuestion) -> Layouts:
@@ -150,8 +164,8 @@ def layouts_of(asked: PlanQuestion) -> Layouts:
     if not parts:
         raise PlanError(
             f"no layout divides {asked.cluster.world} devices, {asked.shape.layers} layers, "
-            f"{asked.shape.heads} heads and a batch of {asked.batch}: change the batch or the "
-            "cluster"
+            f"{asked.shape.heads} heads and a batch of {asked.batch} in micro-batches of "
+            f"{' or '.join(map(str, asked.micro_batches))}: change one of them"
         )
     return join(parts)
 
@@ -179,14 +193,13 @@ def _expert_degrees(shape: Shape, dp: int) -> list[int]:
 
 def _choices(asked: PlanQuestion, dp: int, tp: int, pp: int, cp: int, ep: int) -> Iterator[Layouts]:
     own = asked.batch // dp
-    micro = [one for one in MICRO_BATCHES if one <= own and own % one == 0]
+    micro = [one for one in asked.micro_batches if one <= own and own % one == 0]
     chunks = [one for one in CHUNKS if _may_chunk(asked.shape.layers, pp, one)]
     # A data-parallel group of one rank shards nothing.
     sharding = range(len(SHARDINGS)) if dp * cp > 1 else range(1)
     precisions = [PRECISIONS.index(one) for one in asked.precisions]
-    grid = np.meshgrid(
-        micro, chunks, list(sharding), np.arange(len(CHECKPOINTINGS)), precisions, indexing="ij"
-    )
+    kept = [CHECKPOINTINGS.index(one) for one in asked.checkpointings]
+    grid = np.meshgrid(micro, chunks, list(sharding), kept, precisions, indexing="ij")
     micro_batch, vpp, shard, checkpointing, precision = (one.ravel().astype(np.int64)
                                                          for one in grid)  # fmt: skip
     # An interleaved schedule takes whole rounds of micro-batches.
@@ -263,11 +276,61 @@ def plan(asked: PlanQuestion) -> Planned:
         counted=len(evaluated.layouts),
         fitting=len(fits),
         front=tuple(evaluated.plan(asked, int(place)) for place in chosen),
+        every=evaluated,
     )
 
 
 def plan_one(asked: PlanQuestion, layout: Layout) -> LayoutPlan:
     """Return the costs of one layout; PlanError if it does not divide the batch or the model."""
+    _check(asked, layout)
+    return evaluate(asked, columns([layout])).plan(asked, 0)
+
+
+def plan_degrees(asked: PlanQuestion, layout: Layout) -> Planned:
+    """Return the fastest plan with a layout's degrees that fits, or the smallest if none does.
+
+    The micro-batch, the checkpointing and the precision are those of the question. Raises PlanError
+    if the degrees do not divide the batch or the model.
+    """
+    _check(asked, replace(layout, micro_batch=_micro_batches(asked, layout.dp)[0]))
+    every = _with_choices(asked, layout)
+    evaluated = evaluate(asked, every)
+    fits = np.flatnonzero(evaluated.memory.total <= room_bytes(asked.cluster))
+    best = (
+        fits[np.argmin(evaluated.times.total[fits])]
+        if len(fits)
+        else np.argmin(evaluated.memory.total)
+    )
+    return Planned(
+        asked=asked,
+        counted=len(every),
+        fitting=len(fits),
+        front=(evaluated.plan(asked, int(best)),),
+        every=evaluated,
+    )
+
+
+def _micro_batches(asked: PlanQuestion, dp: int) -> list[int]:
+    """Return the micro-batches that divide each replica's part; the first one asked if none."""
+    fitting = [one for one in asked.micro_batches if asked.batch % (dp * one) == 0]
+    return fitting or [asked.micro_batches[0]]
+
+
+def _with_choices(asked: PlanQuestion, layout: Layout) -> Layouts:
+    """Return a layout's degrees with each micro-batch, checkpointing and precision asked for."""
+    grid = np.meshgrid(
+        _micro_batches(asked, layout.dp),
+        [CHECKPOINTINGS.index(one) for one in asked.checkpointings],
+        [PRECISIONS.index(one) for one in asked.precisions],
+        indexing="ij",
+    )
+    micro_batch, checkpointing, precision = (one.ravel().astype(np.int64) for one in grid)
+    same = columns([layout] * len(micro_batch))
+    return replace(same, micro_batch=micro_batch, checkpointing=checkpointing, precision=precision)
+
+
+def _check(asked: PlanQuestion, layout: Layout) -> None:
+    """Raise PlanError if a layout does not divide the cluster, the batch or the model."""
     shape, cluster = asked.shape, asked.cluster
     if layout.world != cluster.world:
         raise PlanError(
@@ -288,7 +351,6 @@ def plan_one(asked: PlanQuestion, layout: Layout) -> LayoutPlan:
         raise PlanError(
             f"ep={layout.ep} does not divide the {shape.experts} experts of {shape.name}: change it"
         )
-    return evaluate(asked, columns([layout])).plan(asked, 0)
 
 
 def _fits_nowhere(asked: PlanQuestion, least_bytes: float) -> str:
@@ -305,6 +367,8 @@ def _fits_nowhere(asked: PlanQuestion, least_bytes: float) -> str:
             stack=asked.stack,
             batch=max(asked.batch, nodes * cluster.local),
             precisions=asked.precisions,
+            micro_batches=asked.micro_batches,
+            checkpointings=asked.checkpointings,
         )
         evaluated = evaluate(larger, layouts_of(larger))
         if evaluated.memory.total.min() <= room_bytes(cluster):

@@ -1,19 +1,16 @@
 """The shape of a transformer, which is all that a plan needs to know of a model.
 
-A shape comes from a name in `SHAPES`, a built-in workload (`llama-60m`) or a Hugging Face
-configuration (`hf:llama`, `hf:FOLDER`).
+A shape comes from a name in `SHAPES`, its sizes (`gpt:layers=24,hidden=2048,heads=16`), a built-in
+workload (`llama-60m`) or a Hugging Face configuration (`hf:llama`, `hf:FOLDER`).
 """
 
 from __future__ import annotations
 
 import difflib
 from dataclasses import dataclass, replace
-from typing import TYPE_CHECKING, Any, Final
+from typing import Any, Final
 
 from ratchet.base.errors import PlanError
-
-if TYPE_CHECKING:
-    from transformers import PretrainedConfig
 
 PREFIX: Final = "hf:"
 
@@ -46,6 +43,10 @@ class Shape:
     """Layers with a dense MLP in a model whose other layers have experts."""
     latent_rank: int = 0
     """Rank of a latent attention's keys and values (DeepSeek); 0 for ordinary projections."""
+    window: int = 0
+    """Tokens back to which the attention of `windowed` layers sees."""
+    windowed: int = 0
+    """Layers whose attention sees a window alone."""
 
     def __post_init__(self) -> None:
         for name in ("layers", "hidden", "heads", "kv_heads", "head_dim", "vocabulary", "sequence"):
@@ -58,6 +59,17 @@ class Shape:
             )
         if not self.experts and not self.intermediate:
             raise PlanError(f"{self.name} has neither an MLP nor experts: give one of them")
+
+    @property
+    def attended(self) -> float:
+        """Return the mean length of a sequence as attention works on it: less for windows.
+
+        A token of a causal layer sees s / 2 others on average, w - w^2 / 2 s through a window.
+        """
+        seen = min(self.window, self.sequence)
+        through = 2 * seen - seen**2 / self.sequence
+        whole = (self.layers - self.windowed) * self.sequence
+        return (whole + self.windowed * through) / self.layers
 
     @property
     def moe_layers(self) -> int:
@@ -131,7 +143,7 @@ class Shape:
         counts in full, recomputation does not count.
         """
         inner = self.heads * self.head_dim
-        return 6.0 * self.active_parameters + 12.0 * self.layers * inner * self.sequence
+        return 6.0 * self.active_parameters + 12.0 * self.layers * inner * self.attended
 
 
 def _gpt(name: str, layers: int, hidden: int, heads: int, sequence: int, vocabulary: int) -> Shape:
@@ -212,7 +224,9 @@ def find_shape(name: str, *, sequence: int | None = None) -> Shape:
 
     Raises PlanError for an unknown name, with the nearest ones.
     """
-    found = SHAPES.get(name) or _of_workload(name)
+    from ratchet.plan.shape_words import described
+
+    found = SHAPES.get(name) or described(name) or _of_workload(name)
     return found if sequence is None else replace(found, sequence=sequence)
 
 
@@ -220,6 +234,7 @@ def _of_workload(name: str) -> Shape:
     from ratchet.workloads.names import known
 
     if name.startswith(PREFIX):
+        from ratchet.plan.hf_shape import of_config
         from ratchet.workloads.hf_config import read_config
 
         return of_config(name, read_config(name.removeprefix(PREFIX))[0])
@@ -230,7 +245,8 @@ def _of_workload(name: str) -> Shape:
     hint = f"did you mean {' or '.join(near)}? " if near else ""
     raise PlanError(
         f"no shape is known for the model {name!r}: {hint}give one of {', '.join(SHAPES)}, a "
-        "built-in llama, gpt2 or moe workload, or hf:TYPE_OR_FOLDER"
+        "built-in llama, gpt2 or moe workload, hf:TYPE_OR_FOLDER, or sizes, as in "
+        "gpt:layers=24,hidden=2048,heads=16"
     )
 
 
@@ -258,65 +274,4 @@ def _of_built_in(name: str) -> Shape:
         experts=experts,
         experts_per_token=getattr(size, "chosen", 0),
         expert_intermediate=size.intermediate if experts else 0,
-    )
-
-
-EXPERTS: Final = ("num_local_experts", "num_experts", "n_routed_experts", "moe_num_experts")
-"""Names under which configurations of transformers hold the number of experts."""
-
-
-def of_config(name: str, config: PretrainedConfig) -> Shape:
-    """Return the shape that a transformers configuration of a decoder describes.
-
-    Raises PlanError, which names the fields, if sizes are missing.
-    """
-    config = getattr(config, "text_config", None) or config
-    known = config.to_dict()
-
-    def read(*fields: str) -> int:
-        return next((int(known[one]) for one in fields if known.get(one)), 0)
-
-    needed = {
-        "num_hidden_layers": read("num_hidden_layers", "n_layer", "num_layers"),
-        "hidden_size": read("hidden_size", "n_embd", "d_model"),
-        "num_attention_heads": read("num_attention_heads", "n_head", "num_heads"),
-        "vocab_size": read("vocab_size"),
-    }
-    if missing := [field for field, value in needed.items() if not value]:
-        raise PlanError(
-            f"the configuration of {name!r} has no {', '.join(missing)}: give a decoder-only "
-            "transformer"
-        )
-    layers, hidden, heads, vocabulary = needed.values()
-    experts = read(*EXPERTS)
-    chosen = read("num_experts_per_tok", "moe_top_k", "moe_k")
-    if not experts and chosen and any(one in known for one in EXPERTS):
-        raise PlanError(
-            f"the configuration of {name!r} has 0 experts and sends a token to {chosen} of them: "
-            "give 1 expert or more, or none to each token"
-        )
-    inner = read("intermediate_size", "n_inner", "ffn_dim") or 4 * hidden
-    dense_layers = read("first_k_dense_replace") if experts else 0
-    of_expert = read("moe_intermediate_size") or inner
-    rank = read("kv_lora_rank")
-    return Shape(
-        name=name,
-        layers=layers,
-        hidden=hidden,
-        heads=heads,
-        kv_heads=heads if rank else read("num_key_value_heads") or heads,
-        head_dim=read("v_head_dim" if rank else "head_dim") or max(1, hidden // heads),
-        intermediate=0 if experts and not dense_layers else inner,
-        vocabulary=vocabulary,
-        sequence=min(read("max_position_embeddings", "n_positions") or 4096, 8192),
-        gated=known.get("hidden_act", known.get("activation_function", "")) in ("silu", "swiglu")
-        or experts > 0,
-        tied=bool(known.get("tie_word_embeddings")),
-        experts=experts,
-        experts_per_token=chosen if experts else 0,
-        expert_intermediate=of_expert if experts else 0,
-        shared_intermediate=of_expert * read("n_shared_experts")
-        or read("shared_expert_intermediate_size"),
-        dense_layers=dense_layers,
-        latent_rank=rank,
     )

@@ -33,6 +33,16 @@ INNER: Final = 256
 ATTENTION_FORWARD, ATTENTION_BACKWARD = 0.6, 0.45
 """Share of the bf16 product rate that fused attention sustains, forward and backward, with causal
 masks: 190 and 150 of 247 to 312 TFLOP/s on an A100 (arXiv:2307.08691, figures 5 and 6)."""
+AMPERE_FORWARD, AMPERE_BACKWARD = 0.44, 0.36
+"""The same of FlashAttention-2 on an H100, whose new instructions it lacks: 335 and about 280 of
+768 TFLOP/s (arXiv:2307.08691, section 4.1; arXiv:2407.08608, figures 5 and 6)."""
+LATER: Final = ("H100", "H200", "B200")
+"""Devices with products that FlashAttention-2 has no instructions for."""
+ALIGNED: Final = 8
+"""Elements of which a head's size must be a multiple for tensor cores to run its products at full
+rate (NVIDIA's Matrix Multiplication Background, tensor core requirements)."""
+MISALIGNED: Final = 1 / 16
+"""Share of the rate without tensor cores: 19.5 of 312 TFLOP/s on an A100."""
 UNFUSED: Final = 0.5
 """The same for the two batched products of attention that is not fused; its scores' traffic is
 counted apart."""
@@ -93,7 +103,7 @@ def times(
     """Return the times of each layout; `micro_batches` counts those of a step on one replica."""
     tokens = layouts.micro_batch * shape.sequence / layouts.cp
     layer = _layer(shape, cluster, layouts, tokens, stack)
-    head = _head(shape, cluster, layouts, tokens)
+    head = _head(shape, cluster, layouts, tokens, stack)
     per_stage = np.ceil(shape.layers / layouts.pp)
     sent = stack.element_bytes / 2  # the formulas below are of bf16
     tensor = sent * _tensor(shape, cluster, layouts, tokens) * (1 - stack.overlap_tensor)
@@ -111,13 +121,14 @@ def times(
     bubble = (layouts.pp - 1) / layouts.vpp * mean_stage
     data = _data(shape, cluster, layouts, micro_batches, stage, stack)
     return Times(
-        compute=micro_batches * compute,
+        compute=micro_batches * compute
+        + _accumulated(shape, cluster, layouts, micro_batches, stack),
         recompute=micro_batches * recompute,
         tensor=micro_batches * exchanged,
         context=micro_batches * around,
         experts=micro_batches * routed,
         bubble=bubble,
-        pipeline=sent * _pipeline(shape, cluster, layouts, tokens, micro_batches),
+        pipeline=sent * _pipeline(shape, cluster, layouts, tokens, micro_batches, stack),
         data=data,
         optimizer=_optimizer(shape, cluster, layouts),
     )
@@ -181,7 +192,7 @@ def _layer(
         # Each expert's fp8 casts are kernels of their own, which the host cannot launch faster.
         routed = routed + np.where(fp8, own * EXPERT_CASTS * HOST_S, 0.0)
         products = products + moe * routed
-    attention_f, attention_b = _attention(shape, cluster, layouts, tokens, stack.flash)
+    attention_f, attention_b = _attention(shape, cluster, layouts, tokens, stack)
     moved = _moved_s(shape, cluster, layouts, tokens, stack)
     return Layer(
         forward=products + attention_f + moved,
@@ -192,20 +203,24 @@ def _layer(
 
 
 def _attention(
-    shape: Shape, cluster: PlannedCluster, layouts: Layouts, tokens: Floats, flash: bool
+    shape: Shape, cluster: PlannedCluster, layouts: Layouts, tokens: Floats, stack: Stack
 ) -> tuple[Floats, Floats]:
     """Return attention's seconds forward and backward: 4 T s H operations, half if causal."""
-    whole = 4.0 * tokens * shape.sequence * shape.heads * shape.head_dim / layouts.tp
+    whole = 4.0 * tokens * shape.attended * shape.heads * shape.head_dim / layouts.tp
     rate = cluster.products["bf16"].per_s
-    if flash:
-        forward = whole / 2 / (rate * ATTENTION_FORWARD) + LAUNCH_S
-        back = whole / 2 * ATTENTION_BACKWARD_FLOPS / (rate * ATTENTION_BACKWARD) + LAUNCH_S
+    if stack.flash:
+        old = stack.ampere_attention and cluster.device.startswith(LATER)
+        forward_share = AMPERE_FORWARD if old else ATTENTION_FORWARD
+        back_share = AMPERE_BACKWARD if old else ATTENTION_BACKWARD
+        forward = whole / 2 / (rate * forward_share) + LAUNCH_S
+        back = whole / 2 * ATTENTION_BACKWARD_FLOPS / (rate * back_share) + LAUNCH_S
         return forward, back
     scores = tokens * shape.sequence * shape.heads / layouts.tp
     # The scores are written, read by the masked softmax, written, dropped out and read again.
     traffic = scores * 11.0 / cluster.memory.per_s
-    forward = whole / (rate * UNFUSED) + traffic
-    return forward, BACKWARD * whole / (rate * UNFUSED) + 1.5 * traffic
+    share = MISALIGNED if shape.head_dim % ALIGNED else UNFUSED
+    forward = whole / (rate * share) + traffic
+    return forward, BACKWARD * whole / (rate * share) + 1.5 * traffic
 
 
 def _moved_s(
@@ -234,11 +249,13 @@ def _moved_s(
     return np.asarray(moved / cluster.memory.per_s + 6 * LAUNCH_S)
 
 
-def _head(shape: Shape, cluster: PlannedCluster, layouts: Layouts, tokens: Floats) -> Floats:
+def _head(
+    shape: Shape, cluster: PlannedCluster, layouts: Layouts, tokens: Floats, stack: Stack
+) -> Floats:
     """Return the seconds of the output layer and its loss, forward and backward."""
     columns = shape.vocabulary / layouts.tp
     one = product_s(cluster, tokens, columns, np.full_like(tokens, shape.hidden))
-    traffic = tokens * columns * 20.0 / cluster.memory.per_s
+    traffic = tokens * columns * stack.logit_traffic / cluster.memory.per_s
     return np.asarray((1 + BACKWARD) * one + traffic)
 
 
@@ -302,15 +319,16 @@ def _experts(shape: Shape, cluster: PlannedCluster, layouts: Layouts, tokens: Fl
 
 
 def _pipeline(
-    shape: Shape, cluster: PlannedCluster, layouts: Layouts, tokens: Floats, micro_batches: Floats
-) -> Floats:
+    shape: Shape, cluster: PlannedCluster, layouts: Layouts, tokens: Floats, micro_batches: Floats,
+    stack: Stack,
+) -> Floats:  # fmt: skip
     """Return the exposed sends between stages; steady ones overlap, those of the fill do not."""
     stride = (layouts.tp * layouts.cp * layouts.dp).astype(float)
-    moved = 2.0 * tokens * shape.hidden / layouts.tp
+    moved = 2.0 * tokens * shape.hidden / (layouts.tp if stack.splits_sends else 1)
     one = moved / cluster.network.per_s + NETWORK_HOP_S
     inside = moved / (cluster.fabric.per_s / (7.0 if cluster.mesh else 1.0)) + HOP_S
     one = np.where(stride * layouts.pp <= cluster.local, inside, one)
-    sends = 2.0 * (layouts.pp - 1) + 0.2 * 2.0 * micro_batches * layouts.vpp
+    sends = 2.0 * (layouts.pp - 1) + stack.exposed_sends * 2.0 * micro_batches * layouts.vpp
     return np.where(layouts.pp > 1, sends * one, 0.0)
 
 
@@ -330,8 +348,8 @@ def _data(
     expert_ranks = np.maximum(ranks / layouts.ep, 1.0)
     per_parameter = np.select(
         [layouts.sharding == FULL_SHARDING, layouts.sharding == OPTIMIZER],
-        [4.0 + 2 * stack.element_bytes, 4.0 + stack.element_bytes],
-        8.0,
+        [stack.reduced_bytes + 2 * stack.element_bytes, stack.reduced_bytes + stack.element_bytes],
+        2 * stack.reduced_bytes,
     )
 
     def sent(parameters: Floats, group: Floats, apart: Floats) -> Floats:
@@ -345,8 +363,18 @@ def _data(
     each = (layouts.sharding == FULL_SHARDING) & (layouts.pp == 1)
     repeats = np.where(each, micro_batches, 1.0)
     hiding = OVERLAPPED * np.where(each, micro_batches * stage, stage * 2 / 3)
+    hiding = hiding if stack.overlaps_data else np.zeros_like(one)
     first = one / np.maximum(shape.layers / layouts.pp, 1.0)  # what nothing runs beside
     return np.where(ranks > 1, np.maximum(repeats * one - hiding, first), 0.0)
+
+
+def _accumulated(
+    shape: Shape, cluster: PlannedCluster, layouts: Layouts, micro_batches: Floats, stack: Stack
+) -> Floats:
+    """Return the seconds in which micro-batches' gradients are added outside of the products."""
+    held = np.sum(parameters_per_rank(shape, layouts), axis=0)
+    moved = (micro_batches - 1) * held * stack.accumulated_bytes
+    return np.asarray(moved / cluster.memory.per_s)
 
 
 def _optimizer(shape: Shape, cluster: PlannedCluster, layouts: Layouts) -> Floats:

@@ -6,18 +6,21 @@ executed: `Compilation.why_not_executed` says why.
 
 from __future__ import annotations
 
-import os
+import contextlib
 import re
-import tempfile
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Final, Literal
 
-from ratchet.base.errors import RatchetError
-from ratchet.cross_compile.hip_compiler import HipTools, hip_headers, hip_options
-from ratchet.cross_compile.tools import run_tool
+import msgspec
+
+from ratchet.base.errors import JudgeError, KernelError, RatchetError
+from ratchet.base.process.child import ChildFailure
+from ratchet.base.process.time_limits import Clock
+from ratchet.cross_compile.device_check import TIME_LIMIT_S, DeviceBuild, DeviceTexts
+from ratchet.cross_compile.hip_compiler import hip_headers
+from ratchet.cross_compile.process import ProfileProcess
 from ratchet.port.device_code import device_code
 from ratchet.port.hipify import hipified
 from ratchet.port.patch import edited
@@ -28,8 +31,6 @@ from ratchet.sandbox.rocm import find_tool
 from ratchet.targets.architectures import TARGETS
 
 Status = Literal["compiled", "failed", "not compiled"]
-TIME_LIMIT_S: Final = 120.0
-PRELUDE: Final = "hip/hip_runtime.h"
 NO_COMPILER: Final = "clang is not installed: apt install clang-19, or install ROCm"
 NO_HEADERS: Final = "there are no headers of HIP: pip install triton, or install ROCm"
 NOT_EXECUTED: Final = (
@@ -70,11 +71,25 @@ def compile_clean(
         return []
     if why := why_not():
         return [_not(one.found.name, target, why) for one in chosen for target in targets]
-    with tempfile.TemporaryDirectory(prefix="ratchet-port-") as folder:
-        parts = list(_parts(scanned, chosen, Path(folder)))
-        jobs = [(name, path, target, Path(folder)) for name, path in parts for target in targets]
-        with ThreadPoolExecutor(max_workers=len(os.sched_getaffinity(0))) as pool:
-            return list(pool.map(_compile, jobs))
+    texts, of = _texts(scanned, chosen)
+    asked = DeviceTexts(texts=texts, units=tuple(of), targets=tuple(targets))
+    try:
+        builds = _checked(asked)
+    except (ChildFailure, JudgeError, KernelError) as error:
+        why = f"the compiler's process: {error}"
+        return [_not(one.found.name, target, why) for one in chosen for target in targets]
+    return [_compilation(of[one.unit], one) for one in builds]
+
+
+def _checked(texts: DeviceTexts) -> list[DeviceBuild]:
+    """Compile texts in a sandbox: those of a stranger's may name any file of the user's."""
+    clock = Clock.of(TIME_LIMIT_S * max(1, len(texts.units) * len(texts.targets)))
+    with contextlib.closing(ProfileProcess(clock)) as process:
+        reply = process.ask({"do": "check", "texts": msgspec.to_builtins(texts)})
+    try:
+        return msgspec.convert(reply.get("builds"), list[DeviceBuild])
+    except msgspec.ValidationError as error:
+        raise KernelError("it answered nonsense") from error
 
 
 def why_not() -> str:
@@ -103,63 +118,49 @@ def _as_hip(text: bytes, name: str) -> bytes:
         return text
 
 
-def _parts(
-    scanned: Sequence[ScannedFile], chosen: Sequence[ScannedFile], folder: Path
-) -> Iterator[tuple[str, Path]]:
-    """Write all texts as HIP, and yield those with kernels as the GPU's part."""
+def _texts(
+    scanned: Sequence[ScannedFile], chosen: Sequence[ScannedFile]
+) -> tuple[dict[str, str], dict[str, str]]:
+    """Return the GPU's part of all texts as HIP, and of those with kernels the file they are of."""
     names = {one.found.name for one in chosen}
+    texts, units = {}, {}
     for name, text in hip_texts(scanned):
-        path = folder / name
-        path.parent.mkdir(parents=True, exist_ok=True)
-        path.write_bytes(device_code(text))
+        texts[name] = device_code(text).decode(errors="replace")
         of = name if name in names else name.rsplit(".", 2)[0]
         if of in names and b"__global__" in text:
-            yield of, path
+            units[name] = of
+    return texts, units
 
 
 def _not(file: str, target: str, why: str) -> Compilation:
     return Compilation(file=file, target=target, status="not compiled", why=why)
 
 
-def _compile(job: tuple[str, Path, str, Path]) -> Compilation:
-    name, path, target, root = job
-    clang = find_tool("clang") or find_tool("hipcc")
-    assert clang is not None
-    output = path.with_name(f"{path.name}.{target}.ll")
-    command = [clang, *_options(clang), f"-I{root}", f"--offload-arch={target}", "-o", str(output)]
-    command += ["--offload-device-only", "-S", "-emit-llvm", "-O1", "-w", str(path)]
-    done = run_tool(command, timeout_s=TIME_LIMIT_S)
-    if done.returncode == 0:
-        made = output.read_text(errors="replace")
-        kernels = len(re.findall(r"^define .*amdgpu_kernel", made, re.MULTILINE))
-        if not kernels:
-            return _not(name, target, NO_KERNEL)
+def _compilation(name: str, built: DeviceBuild) -> Compilation:
+    target, said = built.target, built.said
+    if not said and not built.kernels:
+        return _not(name, target, NO_KERNEL)
+    if not said:
         return Compilation(
             file=name,
             target=target,
             status="compiled",
-            kernels=kernels,
+            kernels=built.kernels,
             why_not_executed=NOT_EXECUTED,
         )
-    if "invalid target ID" in done.stderr:
-        return _not(name, target, f"{Path(clang).name} does not know {target}: install a newer one")
-    if OF_TORCH.search(done.stderr):
+    if "invalid target ID" in said:
+        clang = Path(find_tool("clang") or "clang").name
+        return _not(name, target, f"{clang} does not know {target}: install a newer one")
+    if OF_TORCH.search(said):
         return _not(name, target, "its GPU code uses torch's headers; --prove compiles with them")
-    if missing := MISSING.search(done.stderr):
+    if missing := MISSING.search(said):
         return _not(name, target, f"the header {missing[1]} is not on this machine")
-    return Compilation(
-        file=name, target=target, status="failed", why=_first_error(done.stderr, root)
-    )
+    return Compilation(file=name, target=target, status="failed", why=_first_error(said))
 
 
-def _options(clang: str) -> list[str]:
-    tools = HipTools(clang=clang, headers=hip_headers(), bitcode=None)
-    return [*hip_options(tools), "-nogpulib", "-DNDEBUG", "-DUSE_ROCM", "-include", PRELUDE]
-
-
-def _first_error(text: str, root: Path) -> str:
+def _first_error(text: str) -> str:
     lines = [line for line in text.splitlines() if "error:" in line] or text.splitlines()
-    return (lines[0] if lines else "no message").replace(f"{root}/", "")[:300]
+    return lines[0][:300]
 
 
 def by_file(compiled: Iterable[Compilation]) -> Mapping[str, list[Compilation]]:

@@ -61,6 +61,10 @@ def _parser() -> tuple[Parser, Query]:
     return tree_sitter.Parser(language), tree_sitter.Query(language, INDEXED)
 
 
+ASKED: Final = re.compile(rb"""(__has_include(?:_next)?\s*\(\s*)([<"][^<>"\n]+[>"]\s*)\)""")
+"""A condition that is no syntax to tree-sitter: its file's name is read as an identifier."""
+
+
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Called:
     """One call: the last part of its name, its arguments, the node."""
@@ -100,7 +104,8 @@ class CudaTree:
 
     def _parse(self, text: bytes) -> Node:
         parser, _ = _parser()
-        root: Node = parser.parse(text).root_node
+        masked = ASKED.sub(lambda one: one[1] + b"_" * len(one[2]) + b")", text)
+        root: Node = parser.parse(masked).root_node
         return root
 
     def _index(self, root: Node, skip: tuple[str, ...] = ()) -> None:

@@ -54,7 +54,7 @@ COLUMNS: Final = (
 )
 
 
-def plan_report(answer: Answered, out: Path | None = None) -> m.ResultReport:
+def plan_report(answer: Answered, written: Sequence[str] = ()) -> m.ResultReport:
     """Return a plan's report for the terminal and the page."""
     found, asked = answer.planned, answer.planned.asked
     rows = found.front
@@ -81,7 +81,7 @@ def plan_report(answer: Answered, out: Path | None = None) -> m.ResultReport:
             m.section("The run", m.Facts(_cost_facts(answer))) if answer.cost else None,
             m.section("Run it", m.Lines(torchrun_lines(asked, found.best))),
             m.section("What this stands on", m.Facts(_rates(asked.cluster))),
-            m.written([str(out / one) for one in FILES]) if out is not None else None,
+            m.written(written) if written else None,
         ),
         extras=_script(),
     )
@@ -90,11 +90,11 @@ def plan_report(answer: Answered, out: Path | None = None) -> m.ResultReport:
 def _headline(answer: Answered) -> str:
     found, best = answer.planned, answer.best
     asked = found.asked
-    tried = (
-        f"{found.fitting:,} of {found.counted:,} layouts fit"
-        if found.counted > 1
-        else "one layout was asked for"
-    )
+    tried = f"{found.fitting:,} of {found.counted:,} layouts fit"
+    if not found.fitting:
+        tried = f"it does not fit into the {show_bytes(room_bytes(asked.cluster))} of a device"
+    elif found.counted == 1:
+        tried = "one layout was asked for"
     return (
         f"{asked.shape.name} ({asked.shape.parameters / 1e9:.1f} B parameters) on "
         f"{asked.cluster.world} {asked.cluster.device}: {show_time(best.step_s)} a step of "
@@ -249,6 +249,7 @@ def plan_document(answer: Answered) -> dict[str, object]:
         "layouts": found.counted,
         "fitting": found.fitting,
         "room_bytes": room_bytes(asked.cluster),
+        "fits": found.fitting > 0,
         "front": [_plan(one) for one in found.front],
         "cost": asdict(answer.cost) if answer.cost else None,
         "command": torchrun(asked, found.best),
@@ -272,6 +273,11 @@ def _plan(one: LayoutPlan) -> dict[str, object]:
 
 
 FILES: Final = ("plan.html", "plan.json", "run.sh", "job.sbatch", "jobset.yaml")
+
+
+def files_of(out: Path | None) -> list[str]:
+    """Return the paths that `write_plan` writes into a folder; none without one."""
+    return [] if out is None else [str(out / one) for one in FILES]
 
 
 def write_plan(answer: Answered, out: Path) -> None:

@@ -135,6 +135,7 @@ MODULES: Final[Mapping[str, tuple[str, ...]]] = {
         "ratchet.cross_compile",
         "ratchet.cross_compile.assembly",
         "ratchet.cross_compile.fake_device",
+        "ratchet.cross_compile.device_check",
         "ratchet.cross_compile.hip_compiler",
         "ratchet.cross_compile.hip_sources",
         "ratchet.cross_compile.tools",

@@ -24,6 +24,9 @@ needs_own_memory = pytest.mark.skipif(
 )
 
 
+class Subclass(Tensor): ...
+
+
 def form(tensor: Tensor) -> ResultForm:
     return ResultForm(shape=tuple(tensor.shape), dtype=tensor.dtype, device=tensor.device)
 
@@ -92,7 +95,7 @@ def test_every_kind_of_memory_arrives(made: Tensor) -> None:
     [
         (torch.zeros(3), "not a plain tensor (2,)"),
         (torch.zeros(2, dtype=torch.float64), "not a plain tensor (2,)"),
-        (torch.nn.Parameter(torch.zeros(2)), "not a plain tensor"),
+        (torch.zeros(2).as_subclass(Subclass), "not a plain tensor"),
         (torch.zeros(2, device="meta"), "lies on meta"),
         (torch.zeros(2).to_sparse(), "dense tensor"),
         (None, "not a plain tensor"),
@@ -103,6 +106,11 @@ def test_what_is_no_plain_tensor_is_refused(made: Any, words: str) -> None:
         as_results((made,), [form(torch.zeros(2))])
     with pytest.raises(KernelError, match="tuple of 1"):
         as_results(made, [form(torch.zeros(2))])
+
+
+def test_a_parameter_is_a_tensor() -> None:
+    (found,) = as_results((torch.nn.Parameter(torch.ones(2)),), [form(torch.zeros(2))])
+    assert type(found) is Tensor and bool(found.all())
 
 
 @needs_own_memory

@@ -13,6 +13,7 @@ from importlib.metadata import version
 from pathlib import Path
 from typing import Final
 
+from ratchet.base import scratch
 from ratchet.base.errors import KernelError
 from ratchet.cross_compile.hip_compiler import (
     OWN_HEADERS,
@@ -38,13 +39,18 @@ def precompiled(target: str, *, with_torch: bool) -> Path | None:
     """Return the folder of a target's precompiled headers; None if they cannot be made here."""
     try:
         folder = cpp.cache_folder() / FOLDERS[with_torch] / _key(target, with_torch)
-        if not all((folder / f"{side}.pch").exists() for side in SIDES):
-            folder.mkdir(parents=True, exist_ok=True)
-            precompile(folder, ARCHITECTURES[target], with_torch=with_torch)
+        if not _is_whole(folder):
+            with scratch.locked(folder):  # another command that precompiles the same is waited for
+                if not _is_whole(folder):
+                    precompile(folder, ARCHITECTURES[target], with_torch=with_torch)
             keep_few(folder.parent, MOST_KEPT)
     except (OSError, KernelError):
         return None  # the program's own compilation says what is wrong
     return folder
+
+
+def _is_whole(folder: Path) -> bool:
+    return all((folder / f"{side}.pch").exists() for side in SIDES)
 
 
 def _key(target: str, with_torch: bool) -> str:

@@ -228,7 +228,6 @@ def check_wear(candidate: CandidateProcess, opened: OpenProblem) -> None:
         detail = worn.last(places)
         if detail:
             raise fault("wrong", detail)
-    memory.append((worn.made, candidate.own_bytes()))
     detail = f"right after {worn.made} calls on {len(places)} cases in one process"
     evidence.append(Evidence(check=WORN, passed=True, detail=detail))
     if grows := _growth(memory):
@@ -317,7 +316,8 @@ def _works_at_rest(candidate: CandidateProcess) -> str:
 def _growth(memory: list[tuple[int, int]]) -> str:
     """Return how a process grows from call to call, in words; "" if it settles.
 
-    It must grow in each third of the calls: what it takes once is no growth.
+    It must grow in each third of the calls: what it takes once is no growth. The rounds that are
+    given have batches of one size, whose results it holds.
     """
     if len(memory) < 4:
         return ""

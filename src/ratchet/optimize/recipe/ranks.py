@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import fcntl
 import os
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
@@ -13,6 +12,7 @@ import torch
 import torch.distributed as dist
 from torch import nn
 
+from ratchet.base import scratch
 from ratchet.base.errors import RecipeError
 from ratchet.devices.fingerprint import software
 from ratchet.devices.probe import probe
@@ -34,10 +34,7 @@ def one_rank_at_a_time() -> Iterator[None]:
     if int(os.environ.get("LOCAL_WORLD_SIZE", "1")) == 1:
         yield
         return
-    folder = cache_folder().parent
-    folder.mkdir(parents=True, exist_ok=True)
-    with (folder / "ranks.lock").open("w") as file:
-        fcntl.flock(file, fcntl.LOCK_EX)
+    with scratch.locked(cache_folder().parent / "ranks"):
         yield
 
 

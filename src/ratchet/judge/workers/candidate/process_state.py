@@ -31,8 +31,8 @@ def process_state() -> State:
 
 
 def changes(before: State, now: State) -> list[str]:
-    """Return what changed, in words."""
-    found = [f"{one} ({before[one]} to {now[one]})" for one in before if now[one] != before[one]]
+    """Return what changed, in words, of what is known now."""
+    found = [f"{one} ({before[one]} to {new})" for one, new in now.items() if new != before[one]]
     return found[:MOST_NAMED]
 
 

@@ -71,6 +71,8 @@ def places(kept: Kept) -> list[list[tuple[int, tuple[int, ...]]]]:
 
 
 def _result(output: object, answer: ResultForm) -> Tensor:
+    if type(output) is torch.nn.Parameter:
+        output = output.detach()
     if type(output) is not Tensor or output.shape != answer.shape or output.dtype != answer.dtype:
         shown = f"{tuple(output.shape)} {output.dtype}" if isinstance(output, Tensor) else output
         raise FormError(

@@ -58,6 +58,7 @@ BUILT_IN = {"extensions": EXTENSIONS, "triton": "TRITON_CACHE_DIR"}
 """The variable that names the folder of what a candidate builds itself."""
 EMULATOR = "RATCHET_EMULATOR"
 """The variable that names the emulator's library to a kernel's source."""
+SEED = "torch's seed"
 DTYPES = {code: getattr(torch, name) for name, code in DTYPE_CODES.items()}
 
 
@@ -218,6 +219,8 @@ class TorchWorker:
         if not self._device.memory.seals:
             self._release_last()  # a GPU's memory is the limit of a batch
         now = {**_state_with_torch(), "torch's gradients": self._grad}
+        if layout.seeds:
+            del now[SEED]
         self._state = self._state or now
         return {"value": None, CHANGED: changes(self._state, now)}, []
 
@@ -256,7 +259,7 @@ def _state_with_torch() -> State:
         **process_state(),
         "torch's threads": str(torch.get_num_threads()),
         "torch's default dtype": str(torch.get_default_dtype()),
-        "torch's seed": str(torch.initial_seed()),
+        SEED: str(torch.initial_seed()),
         "torch's precision of products": torch.get_float32_matmul_precision(),
     }
 

@@ -40,6 +40,8 @@ class BatchLayout:
     writable_inputs: bool = False
     views: bool = False
     """True if the reference's own outputs share memory with its inputs or one another."""
+    seeds: bool = False
+    """True if the reference sets torch's seed."""
 
     @staticmethod
     def of(message: Message) -> BatchLayout:

@@ -61,6 +61,8 @@ class ReferenceWorker:
         self._forms: dict[int, list[Tensor]] = {}
         self._views: set[int] = set()
         """Cases on which the reference's outputs are views."""
+        self._seeds = False
+        """True if the reference sets torch's seed."""
         self._flops: dict[Form, float] = {}
         """Operations of counted cases, by their form."""
         self._batches: dict[int, SharedBatch] = {}
@@ -121,8 +123,10 @@ class ReferenceWorker:
         self._problem = Problem.from_json(message["problem"])
         check_fits(self._problem)
         self._reference = self._problem.load_reference()
+        before = torch.manual_seed(message["seed"]).initial_seed()
         self._is_timed = message["is_timed"]
         cases = [self._describe(index, case) for index, case in enumerate(self._problem.cases)]
+        self._seeds = torch.initial_seed() != before
         failures = gate(self._problem, self._reference, self._rng, self._inputs)
         if not failures and self._problem.model is None:  # a model's file is checked as it is read
             self._check_dependence()
@@ -265,7 +269,8 @@ class ReferenceWorker:
             self._worn[message["case"]] = batch.inputs
         self._batches[message["batch"]] = batch
         # Copies: `serve` closes what it hands out, and this worker still reads both memories.
-        layout = replace(batch.layout(), views=message["case"] in self._views)
+        views = message["case"] in self._views
+        layout = replace(batch.layout(), views=views, seeds=self._seeds)
         reply = {"layout": layout.as_json(), "alike": made}
         return reply, [os.dup(one) for one in batch.descriptors]
 

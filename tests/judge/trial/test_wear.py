@@ -1,0 +1,45 @@
+"""What wear tells of a process's memory."""
+
+from __future__ import annotations
+
+import contextlib
+import random
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+
+from ratchet.judge.trial import wear
+
+RESULT_BYTES = 1 << 20
+
+
+@pytest.mark.parametrize(("leak_bytes", "grows"), [(0, False), (1 << 10, False), (1 << 17, True)])
+def test_results_of_a_larger_batch_are_no_growth(
+    leak_bytes: int, grows: bool, worn: None, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    largest = [0]
+
+    made = [0]
+
+    def batch(self: Any, *_: object, calls: int = 32, **__: object) -> str:
+        made[0] = self.made = self.made + calls
+        largest[0] = max(largest[0], calls)
+        return ""
+
+    monkeypatch.setattr(wear._Worn, "batch", batch)
+    candidate: Any = SimpleNamespace(
+        uncounted=contextlib.nullcontext,
+        own_bytes=lambda: largest[0] * RESULT_BYTES + made[0] * leak_bytes,
+    )
+    opened: Any = SimpleNamespace(
+        cases=[SimpleNamespace(bytes=1, time_s=1e-3)],
+        clock=SimpleNamespace(left_s=60.0, limit_s=60.0),
+        rng=random.Random(0),
+        evidence=[],
+        unworn=set(),
+        timed=[0],
+        accelerator="a GPU",
+    )
+    wear.check_wear(candidate, opened)
+    assert any(one.check == wear.GREW for one in opened.evidence) is grows
