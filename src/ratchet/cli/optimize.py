@@ -137,7 +137,8 @@ def optimize(
         return
     from ratchet import api
     from ratchet.optimize.turn.dry_run import dry_run
-    from ratchet.report.optimize import print_plan, print_result
+    from ratchet.report.dry_run import print_plan
+    from ratchet.report.optimize import print_result
     from ratchet.report.progress import TurnProgress
     from ratchet.report.ranks import print_parallel_turn
 
