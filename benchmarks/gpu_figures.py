@@ -80,6 +80,24 @@ def optimized(end: str) -> Callable[[Sequence[Row]], float | None]:
     return read
 
 
+def share_of_ceilings(rows: Sequence[Row]) -> float | None:
+    """Return the share of its bound at which the optimized step runs; None without a profile."""
+    found = [one["limit"]["share"] for one in rows if one.get("limit")]
+    return float(found[0]) if found else None
+
+
+def recipe_memory_ratio(rows: Sequence[Row]) -> float | None:
+    """Return the recipe's peak memory over that of torch.compile's best, in the final run."""
+    peaks = [
+        {arm["key"]: arm["peak_memory_bytes"] for arm in one["arms"]}
+        for one in rows
+        if "arms" in one
+    ]
+    if not peaks or not peaks[0].get("ratchet") or not peaks[0].get("best_compile"):
+        return None
+    return float(peaks[0]["ratchet"] / peaks[0]["best_compile"])
+
+
 def memory_ratio(rows: Sequence[Row]) -> float | None:
     """Return the step's peak memory with the library's kernels over torch.compile's."""
     peaks = {one["way"]: one["peak_mb"] for one in rows if one.get("ran")}
@@ -110,6 +128,13 @@ def tests_failed(rows: Sequence[Row]) -> float | None:
     counts = {word: int(count) for count, word in re.findall(r"(\d+) (\w+)", last)}
     ran = [counts.get(word, 0) for word in ("passed", "failed", "error", "errors")]
     return float(sum(ran[1:])) if sum(ran) else None
+
+
+def tests_s(rows: Sequence[Row]) -> float | None:
+    """Return the seconds of `pytest -m gpu`; None if it did not end."""
+    last = next((one["text"] for one in reversed(rows) if one.get("text")), "")
+    found = re.search(r" in ([\d.]+)s", last)
+    return float(found[1]) if found and tests_failed(rows) is not None else None
 
 
 def at_most(limit: float) -> Callable[[float], bool]:
@@ -184,6 +209,27 @@ FIGURES = (
         wanted="above 1",
         value=optimized("low"),
         met=lambda value: value > 1,
+    ),
+    Figure(
+        part="optimize",
+        name="optimize: share of what the measured ceilings allow",
+        wanted="at least 0.9",
+        value=share_of_ceilings,
+        met=lambda value: value >= 0.9,
+    ),
+    Figure(
+        part="optimize",
+        name="optimize: the recipe's memory over that of torch.compile's best",
+        wanted="below 1",
+        value=recipe_memory_ratio,
+        met=lambda value: value < 1,
+    ),
+    Figure(
+        part="tests",
+        name="pytest -m gpu: seconds in one process",
+        wanted="at most 300",
+        value=tests_s,
+        met=at_most(300),
     ),
     Figure(
         part="tests",

@@ -2,7 +2,7 @@
 
 The emulator's driver changes Triton for the whole process, so this has a process of its own. The
 sources are loaded as the judge's worker loads candidates. Arguments: `few` or `all` cases of each
-problem, and the target.
+problem, the target, and the source's name.
 """
 
 from __future__ import annotations
@@ -141,29 +141,26 @@ def sources() -> dict[str, list[str]]:
 
 def main() -> None:
     torch.set_num_threads(1)
-    everything, target, machine = (
-        sys.argv[1] == "all",
-        sys.argv[2],
-        str(compiled_machine(sys.argv[2])),
-    )
+    everything, target, name = sys.argv[1] == "all", *sys.argv[2:4]
+    machine = str(compiled_machine(target))
     in_fp32 = {one.name: one for lib in LIBRARY.values() for one in lib.problems(FP32)}
-    for name, (source, *entries) in sources().items():
-        module = load_emulated(source, entries[0], target, machine).__wrapped__.__globals__
-        for entry in entries:
-            problem = find_problem(entry).at("ci")
-            for case in problem.cases:
-                if everything or case.timed or case.name.endswith(FEW):
-                    check_case(module[entry], problem, case, "")
-            if entry in in_fp32:
-                check_case(module[entry], in_fp32[entry], in_fp32[entry].cases[0], "fp32 ")
-        if name == "norms":
-            no_rows(module, "rms_norm")
-            no_rows(module, "layer_norm")
-        if name == "linear_cross_entropy":
-            places(module)
-            no_token(module)
-            chunks(module, 97, True, torch.bfloat16)
-            chunks(module, 128, False, torch.float32)
+    source, *entries = sources()[name]
+    module = load_emulated(source, entries[0], target, machine).__wrapped__.__globals__
+    for entry in entries:
+        problem = find_problem(entry).at("ci")
+        for case in problem.cases:
+            if everything or case.timed or case.name.endswith(FEW):
+                check_case(module[entry], problem, case, "")
+        if entry in in_fp32:
+            check_case(module[entry], in_fp32[entry], in_fp32[entry].cases[0], "fp32 ")
+    if name == "norms":
+        no_rows(module, "rms_norm")
+        no_rows(module, "layer_norm")
+    if name == "linear_cross_entropy":
+        places(module)
+        no_token(module)
+        chunks(module, 97, True, torch.bfloat16)
+        chunks(module, 128, False, torch.float32)
 
 
 if __name__ == "__main__":

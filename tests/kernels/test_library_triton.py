@@ -8,6 +8,7 @@ import os
 import shutil
 import subprocess
 import sys
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -22,14 +23,20 @@ from ratchet.judge.trial.readiness import why_no_kernels
 from ratchet.judge.trial.timing import arms
 from ratchet.kernels.kernel_file import load_kernel
 from ratchet.kernels.library import LIBRARY, kernels_for
-from ratchet.kernels.library.sources import ANY_GPU
+from ratchet.kernels.library.sources import ANY_GPU, Variant
 from ratchet.problems.suites import find_problem
 
 HERE = Path(__file__).parent
 EVERYTHING = os.environ.get("RATCHET_TEST") == "all"
 KERNELS = kernels_for(ANY_GPU)
-OTHERS = ("tiles of", "chunks of", "no token of", "no rows of")
-"""Checks of the worker beside the problems' cases."""
+OTHERS = {
+    "tiles of": "linear_cross_entropy",
+    "chunks of": "linear_cross_entropy",
+    "no token of": "linear_cross_entropy",
+    "no rows of": "norms",
+}
+"""Checks of the worker beside the problems' cases, with their source."""
+Checks = Callable[[str], list[dict[str, Any]]]
 JUDGED = ("add_rms_norm_forward", "adamw_step")
 """Taken before the judge in every run: outputs of two kinds, and tensors changed in place."""
 
@@ -48,15 +55,46 @@ no_gpu = pytest.mark.skipif(
 )
 
 
+def variant_of(entry: str) -> Variant:
+    """The library's source in Triton that holds an entry."""
+    sources = [one for library in LIBRARY.values() for one in library.variants]
+    return next(one for one in sources if one.language == "triton" and entry in one.entries)
+
+
+def source_of(entry: str) -> str:
+    return variant_of(entry).file
+
+
 TARGETS = EMULATED if EVERYTHING else ("gfx942",)
 
 
-@pytest.fixture(scope="module", params=TARGETS)
-def checks(request: pytest.FixtureRequest) -> list[dict[str, Any]]:
-    """What the worker found, for the timed and a few other cases of each problem, or for all."""
-    cases = "all" if EVERYTHING else "few"
+@pytest.fixture(params=TARGETS)
+def checks(
+    request: pytest.FixtureRequest, made_once: Callable[[str, Callable[[], Any]], Any]
+) -> Checks:
+    """Finds what the worker says of one source on a target: of a few cases of each problem, or all.
+
+    Each source is run once for all processes of a run, and in its own worker: all of them together
+    take longer than a test may where the machine is busy.
+    """
+
+    def of_source(name: str) -> list[dict[str, Any]]:
+        made = f"library triton {request.param} {name}"
+        found: list[dict[str, Any]] = made_once(made, lambda: run_worker(request.param, name))
+        return found
+
+    return of_source
+
+
+def run_worker(target: str, name: str) -> list[dict[str, Any]]:
     run = subprocess.run(
-        [sys.executable, str(HERE / "library_triton_worker.py"), cases, request.param],
+        [
+            sys.executable,
+            str(HERE / "library_triton_worker.py"),
+            "all" if EVERYTHING else "few",
+            target,
+            name,
+        ],
         capture_output=True,
         text=True,
         timeout=550,
@@ -83,8 +121,7 @@ def test_what_an_op_asks_for_on_cores_alone_is_not_judged_for_a_gpus_step() -> N
 
 @pytest.mark.parametrize("entry", KERNELS)
 def test_a_file_is_a_triton_kernel_of_its_problem(entry: str) -> None:
-    sources = [one for library in LIBRARY.values() for one in library.variants]
-    path = next(s.path for s in sources if s.language == "triton" and entry in s.entries)
+    path = variant_of(entry).path
     loaded = load_kernel(path, entry=find_problem(entry).name)
     assert (loaded.language, loaded.entry) == ("triton", entry)
     assert loaded.hash == KERNELS[entry].hash
@@ -102,8 +139,9 @@ def test_the_library_in_triton_answers_a_suite() -> None:
 @needs_triton
 @needs_compiler
 @pytest.mark.parametrize("entry", KERNELS)
-def test_an_entry_is_right_in_the_emulator(entry: str, checks: list[dict[str, Any]]) -> None:
-    own = [one for one in checks if one["check"].removeprefix("fp32 ").startswith(f"{entry}: ")]
+def test_an_entry_is_right_in_the_emulator(entry: str, checks: Checks) -> None:
+    found = checks(source_of(entry))
+    own = [one for one in found if one["check"].removeprefix("fp32 ").startswith(f"{entry}: ")]
     assert len(own) >= 2
     assert [one for one in own if not one["passed"]] == []
 
@@ -111,10 +149,8 @@ def test_an_entry_is_right_in_the_emulator(entry: str, checks: list[dict[str, An
 @needs_triton
 @needs_compiler
 @pytest.mark.parametrize("part", OTHERS)
-def test_inner_parts_and_edges_are_right_in_the_emulator(
-    part: str, checks: list[dict[str, Any]]
-) -> None:
-    own = [one for one in checks if one["check"].startswith(part)]
+def test_inner_parts_and_edges_are_right_in_the_emulator(part: str, checks: Checks) -> None:
+    own = [one for one in checks(OTHERS[part]) if one["check"].startswith(part)]
     assert own
     assert [one for one in own if not one["passed"]] == []
 

@@ -77,6 +77,10 @@ def written(title: str, asked: Any, request: WritingRequest, **more: Any) -> Any
     return SimpleNamespace(rows=rows)
 
 
+def sizes_of(row: dict[str, Any]) -> list[list[int]]:
+    return [size for site in row["sites"] for size in site["shapes"].values()]
+
+
 def test_every_kernel_that_the_step_would_run_is_judged_for_the_target(
     asked: list[tuple[Kernel, Problem, Terms]],
     capsys: pytest.CaptureFixture[str],
@@ -92,11 +96,15 @@ def test_every_kernel_that_the_step_would_run_is_judged_for_the_target(
     assert "layer_norm_forward" not in rows  # a Llama has none
     regions = [one for one in document["kernels"] if one["library"] == "region"]
     assert [one["status"] for one in regions] == ["correct", "not_reached"]
-    assert [one["bound_s"] for one in regions] == [3e-6, None]
+    assert [one["emulated_bound_s"] for one in regions] == [3e-6, None]
+    # Captured at a batch of two, bounded at the step's 512.
+    assert all(2 not in size for one in regions for size in sizes_of(one))
+    assert all(one["step_bound_s"] > 0 for one in regions)
     assert [one["reason"] for one in regions] == ["right", "no time"]
     assert rows["rope_backward"]["status"] == "wrong" and rows["rope_backward"]["reason"]
-    assert rows["rope_forward"]["device"] == "MI300X" and rows["rope_forward"]["bound_s"] == 2e-6
-    assert rows["attention_forward"]["sites"] == 2  # one a layer
+    assert rows["rope_forward"]["device"] == "MI300X"
+    assert rows["rope_forward"]["emulated_bound_s"] == 2e-6
+    assert rows["attention_forward"]["calls"] == 2  # one a layer
     assert all(kernel.language == "triton" for kernel, _, _ in asked)
     assert {terms.target for _, _, terms in asked} == {"gfx942"}
     (rope,) = (problem for kernel, problem, _ in asked if kernel.entry == "rope_forward")

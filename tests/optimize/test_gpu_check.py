@@ -177,7 +177,18 @@ ROWS: dict[str, list[str]] = {
         for way, peak in [("compile", 1000), ("replayed graphs", 1100), ("kernels", 800)]
     ],
     "scripts": ['{"recipe": "as written"}', '{"recipe": "x", "worst_difference": 0.001}'],
-    "optimize": [json.dumps({"speedup": {"vs_compile": {"low": 1.1, "ratio": 1.2, "high": 1.3}}})],
+    "optimize": [
+        json.dumps(
+            {
+                "speedup": {"vs_compile": {"low": 1.1, "ratio": 1.2, "high": 1.3}},
+                "limit": {"arm": "ratchet", "share": 0.92},
+                "arms": [
+                    {"key": "best_compile", "peak_memory_bytes": 40 << 30},
+                    {"key": "ratchet", "peak_memory_bytes": 30 << 30},
+                ],
+            }
+        )
+    ],
     "tests": ["....", "54 passed, 1 skipped in 200.00s (0:03:20)"],
 }
 VALUES = {
@@ -192,6 +203,9 @@ VALUES = {
     "recipes in a script: largest difference of a loss": (0.001, True),
     "optimize over torch.compile's best: ratio": (1.2, True),
     "optimize over torch.compile's best: lower end of the ratio": (1.1, True),
+    "optimize: share of what the measured ceilings allow": (0.92, True),
+    "optimize: the recipe's memory over that of torch.compile's best": (0.75, True),
+    "pytest -m gpu: seconds in one process": (200.0, True),
     "pytest -m gpu: tests that failed": (0.0, True),
 }
 """The figures that a GPU must show, and what these rows say of them."""
@@ -220,6 +234,7 @@ def test_each_figure_is_a_line(tmp_path: Path) -> None:
 def test_no_test_that_ran_is_no_figure(last: str, value: float | None) -> None:
     figures = module_of("gpu_figures.py")
     one = figures.FIGURES[-1]
+    assert (figures.tests_s([{"text": last}]) is None) == (value is None)
     line = figures.line_of(one, [{"text": last}])
     assert line.get("value") == value and ("failed" in line) == (value is None)
 
@@ -229,6 +244,10 @@ def test_a_faster_kernel_that_was_not_proven_is_no_figure() -> None:
     row = {"kernel": "shorter", "status": "correct", "verdict_s": 9.0}
     assert figures.proven_s([row]) is None
     assert figures.optimized("low")([{"speedup": {"vs_compile": None}}]) is None
+    assert figures.share_of_ceilings([{"limit": None}]) is None
+    alone = [{"key": "ratchet", "peak_memory_bytes": 1}]
+    assert figures.recipe_memory_ratio([{"arms": alone}]) is None
+    assert figures.recipe_memory_ratio([{"arms": []}]) is None
 
 
 class NotedArm:

@@ -14,18 +14,22 @@ from rich.console import Console
 from ratchet.devices.describe import DeviceReport, Paper
 from ratchet.devices.fingerprint import fingerprint
 from ratchet.devices.probe import probe
+from ratchet.graph.sites import CapturedSite
 from ratchet.optimize.levers.base import Lever
 from ratchet.optimize.step.describe import StepFacts
 from ratchet.optimize.turn.dry_run import DryRun, TargetKernel
 from ratchet.optimize.turn.optimize_result import Change
+from ratchet.optimize.turn.target_bounds import TargetSite
 from ratchet.report.device import bench_report, device_report
+from ratchet.report.dry_run import dry_run_report
 from ratchet.report.model import grid
-from ratchet.report.optimize import dry_run_report, optimize_report
+from ratchet.report.optimize import optimize_report
 from ratchet.report.progress import TurnProgress
 from ratchet.report.terminal import FittedTable, make_console, print_report
 from ratchet.workloads.bench import BenchResult
 from ratchet.workloads.config import StepConfig
 
+MANY = {str(place): (1000, 1000) for place in range(9)}
 FACTS = StepFacts(
     source="a.py",
     unit="tokens",
@@ -210,30 +214,49 @@ def test_the_plan_says_what_would_and_would_not_be_tried() -> None:
 
 def test_a_plan_for_a_gpu_that_is_not_here_lists_verdicts_and_bounds() -> None:
     console, file = _console()
-    kernel = TargetKernel(
-        library="rope",
-        entry="rope_forward",
-        sites=2,
-        shapes="",
-        status="correct",
-        reason="right",
-        device="MI300X",
-        bound_s=2e-6,
+    called = TargetSite(shapes={"x": (64, 8)}, calls=2, bound_s=1e-6, bound_by="memory")
+    unbounded = TargetSite(shapes={"x": (64, 8)}, calls=2)
+    about = {"library": "rope", "device": "MI300X"}
+    right = TargetKernel(
+        **about, entry="rope_forward", sites=(called,), status="correct", reason="right"
     )
     wrong = TargetKernel(
-        library="rope",
-        entry="rope_backward",
-        sites=2,
-        shapes="",
-        status="wrong",
-        reason="case timed: off",
+        **about, entry="rope_backward", sites=(unbounded,), status="wrong", reason="case timed: off"
     )
-    plan = DryRun(workload=FACTS, levers=(), skipped=(), target="gfx942", kernels=(kernel, wrong))
+    site = CapturedSite(
+        pattern="rope",
+        kernel="rope",
+        shapes={"x": (64, 8)},
+        dtypes={"x": "bf16"},
+        scalars={},
+        count=2,
+    )
+    plan = DryRun(
+        workload=FACTS,
+        levers=(),
+        skipped=(),
+        target="gfx942",
+        device="MI300X",
+        arithmetic="bf16_master",
+        sites=(site, replace(site, pattern="adamw", kernel="adamw", shapes=MANY)),
+        kernels=(right, wrong),
+    )
     print_report(dry_run_report(plan), console)
     said = " ".join(file.getvalue().split())
-    assert "Kernels on gfx942" in said and "never measured" in said
-    assert "rope_forward 2 correct 2.00 µs" in said and "bound, MI300X" in said
-    assert "wrong" in said and "case timed: off" in said
+    assert f"A step of {FACTS.tokens_per_batch:,} tokens" in said
+    assert "on MI300X, in bf16_master" in said
+    assert "rope 2 bf16 x [64, 8]" in said and "adamw 2 9 tensors, 9.0 M elements" in said
+    assert "Kernels on gfx942" in said and "Nothing is timed" in said
+    assert "rope_forward 2 2.00 µs memory correct" in said
+    assert "rope_backward 2 - - wrong case timed: off" in said
+
+
+def test_a_plan_without_call_sites_says_so() -> None:
+    console, file = _console()
+    plan = DryRun(workload=FACTS, levers=(), skipped=(), target="gfx942", device="MI300X")
+    print_report(dry_run_report(plan), console)
+    said = " ".join(file.getvalue().split())
+    assert "no kernel for any part of this step" in said and "No kernel was judged" in said
 
 
 _EVENTS: tuple[tuple[str, dict[str, Any]], ...] = (

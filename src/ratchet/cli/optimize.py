@@ -137,7 +137,8 @@ def optimize(
         return
     from ratchet import api
     from ratchet.optimize.turn.dry_run import dry_run
-    from ratchet.report.optimize import dry_run_report, optimize_report
+    from ratchet.report.dry_run import dry_run_report
+    from ratchet.report.optimize import optimize_report
     from ratchet.report.progress import TurnProgress
     from ratchet.report.ranks import parallel_turn_report
 

@@ -125,11 +125,17 @@ def kernels_of(sites: list[CapturedSite]) -> list[tuple[str, WorkloadShapes]]:
     return [(name, shapes_of(site, common)) for name, site in largest.items()]
 
 
+def shapes_of_each(sites: Sequence[CapturedSite]) -> list[tuple[CapturedSite, WorkloadShapes]]:
+    """Return each site with its sizes; other sites of the workload supply missing ones."""
+    common = _common_shapes(sites)
+    return [(site, shapes_of(site, common)) for site in sites]
+
+
 def _work(site: CapturedSite) -> int:
     return site.count * sum(prod(sizes) for sizes in site.shapes.values())
 
 
-def _common_shapes(sites: list[CapturedSite]) -> WorkloadShapes:
+def _common_shapes(sites: Sequence[CapturedSite]) -> WorkloadShapes:
     shapes = WorkloadShapes()
     for site in sorted(sites, key=_work):
         shapes = shapes_of(site, shapes)

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from dataclasses import replace
-from typing import TYPE_CHECKING
 
 from ratchet.base.serialise import document_of
 from ratchet.optimize.turn.optimize_result import Change, OptimizeResult, StepLimit, StepProfile
@@ -27,7 +26,6 @@ from ratchet.report.environment import where_measured
 from ratchet.report.page import render_page as render
 from ratchet.report.verdict import EVIDENCE, show_speedup, status_cell
 from ratchet.report.words import (
-    ABSENT,
     common_unit,
     device_words,
     plain,
@@ -39,9 +37,6 @@ from ratchet.report.words import (
     show_share,
     show_time,
 )
-
-if TYPE_CHECKING:
-    from ratchet.optimize.turn.dry_run import DryRun
 
 _DECISIONS = {
     "kept": "Kept",
@@ -397,38 +392,3 @@ def _rivals(result: OptimizeResult) -> m.ReportSection | None:
         "torch.compile's best."
     )
     return m.section("The rivals", said, m.ResultTable(RIVALS, result.rivals), on="page")
-
-
-def dry_run_report(plan: DryRun) -> m.ResultReport:
-    """Describe the result of `ratchet optimize --dry-run`: what would be tried, and what not."""
-    levers = [(one.name, one.expected or one.summary) for one in plan.levers]
-    skipped = [(one.name, one.reason) for one in plan.skipped]
-    tried = m.section("Would be tried", m.grid(("change", "expected effect"), levers, left=2))
-    left = m.section("Would be skipped", m.grid(("change", "why"), skipped))
-    judged = (_emulated(plan.target, plan),) if plan.target else ()
-    return m.ResultReport(sections=(tried, left, *judged))
-
-
-def _emulated(target: str, plan: DryRun) -> m.ReportSection:
-    """Return the kernels that the step would run on a GPU that is not here."""
-    kernels, warnings = plan.kernels, [m.Words(one, "warning") for one in plan.warnings]
-    if not kernels:
-        none = m.note("The step has no call site.", on="both")
-        return m.section(f"Kernels on {target}", none, *warnings)
-    said = m.note(
-        "Executed as machine code by the emulator, at small sizes. The bound is a lower limit of "
-        "one call's time at these sizes, estimated and never measured.",
-        on="both",
-    )
-    device = next((one.device for one in kernels if one.device), target)
-    columns = (
-        m.name("kernel", "entry"),
-        m.number("sites", "sites"),
-        m.Column("verdict", "status"),
-        m.number(
-            f"bound, {device}",
-            lambda row: show_time(row.bound_s) if row.bound_s else ABSENT,
-        ),
-        m.why("reason", lambda row: "" if row.status == "correct" else row.reason),
-    )
-    return m.section(f"Kernels on {target}", said, m.ResultTable(columns, kernels), *warnings)

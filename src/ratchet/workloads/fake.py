@@ -8,6 +8,7 @@ from contextlib import contextmanager
 from typing import TypeVar
 
 from torch import Tensor, nn
+from torch._guards import detect_fake_mode
 from torch._subclasses.fake_tensor import FakeTensorMode
 from torch.autograd.graph import saved_tensors_hooks
 from torch.utils import _pytree as pytree
@@ -33,7 +34,8 @@ def pretend(
     loss_of = compiled_loss(workload, config)
     apply_checkpointing(workload.model, config.checkpointing)
     try:
-        with _unlogged(), FakeTensorMode(allow_non_fake_inputs=True) as mode:
+        own = detect_fake_mode(list(workload.model.parameters()))
+        with _unlogged(), own or FakeTensorMode(allow_non_fake_inputs=True) as mode:
             fake_batch = pytree.tree_map_only(Tensor, mode.from_tensor, batch)
             return inspect(lambda: loss_of(workload.model, fake_batch), mode)
     # A user's model may raise anything here. A real fault appears again in the real run.

@@ -11,6 +11,8 @@ from typing import Any, get_args
 
 import torch
 from torch import nn
+from torch._subclasses.fake_tensor import FakeTensorMode
+from torch.utils import _pytree as pytree
 
 from ratchet.base.errors import WorkloadError
 from ratchet.workloads.config import Precision
@@ -72,6 +74,39 @@ def load(
     return _build(family, size_name, spec, request)
 
 
+def load_shapes(
+    spec: str,
+    mode: FakeTensorMode,
+    *,
+    batch_size: int | None = None,
+    sequence: int | None = None,
+    precision: str | None = None,
+    text: Path | str | None = None,
+    **_: object,
+) -> Workload:
+    """Load a built-in workload as a GPU runs it: its sizes are a GPU's, its tensors are `mode`'s.
+
+    They have shapes and no values, so a step of any size costs no memory.
+    """
+    request = Request(
+        seed=0,
+        batch_size=_positive(batch_size, "batch size"),
+        sequence=_positive(sequence, "sequence"),
+        precision=_precision(precision),
+        text=Path(text) if text else None,
+        device=torch.device("cpu"),
+        shapes_only=True,
+    )
+    family, size_name = _built_in()[spec]
+    with mode:
+        built = _build(family, size_name, spec, request)
+
+    def batch(index: int) -> object:
+        return pytree.tree_map_only(torch.Tensor, mode.from_tensor, built.batch(index))
+
+    return replace(built, batch=batch)
+
+
 def _built_in() -> dict[str, tuple[Family, str]]:
     names = {
         f"{family.name}-{size}": (family, size)
@@ -122,7 +157,8 @@ def _shrink(family: Family, request: Request, seed: int) -> Workload:
 
 
 def _resized(family: Family, size_name: str, request: Request) -> Any:
-    own = None if request.device.type == "cpu" else family.on_gpu.get(size_name)
+    on_gpu = request.shapes_only or request.device.type != "cpu"
+    own = family.on_gpu.get(size_name) if on_gpu else None
     changes = {"batch_size": request.batch_size or own, "sequence": request.sequence}
     return replace(
         family.sizes[size_name], **{name: value for name, value in changes.items() if value}
@@ -131,6 +167,8 @@ def _resized(family: Family, size_name: str, request: Request) -> Any:
 
 def _initialised(family: Family, size: object, spec: str, request: Request) -> nn.Module:
     """Build the model if it fits in memory; its weights depend only on the seed."""
+    if request.shapes_only:
+        return family.build_model(size)
     with torch.device("meta"):
         needed_bytes = state_bytes(family.build_model(size))
     remedy = "choose a smaller size or a larger device"

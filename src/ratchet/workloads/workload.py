@@ -143,3 +143,5 @@ class Request:
     precision: Precision | None
     text: Path | None
     device: torch.device
+    shapes_only: bool = False
+    """Sizes are those of a GPU, and tensors have no values."""

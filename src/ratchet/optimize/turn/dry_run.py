@@ -4,35 +4,38 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import asdict, dataclass, replace
-from itertools import islice
 from typing import Final
-
-import msgspec
 
 from ratchet.authors.workload_writing import SHORTEST_S, Asked, RegionRow, write_all
 from ratchet.authors.write import Follow
 from ratchet.authors.writing_result import WritingRequest, WritingResult, WrittenKernel
-from ratchet.base.errors import ArmFailure
+from ratchet.base.errors import RatchetError
 from ratchet.base.serialise import document_of
 from ratchet.court.court import Court
 from ratchet.court.terms import Terms
-from ratchet.devices import catalogue
 from ratchet.graph.capture import CapturedSite, kernels_of
+from ratchet.judge.verdict import EmulatedCase
 from ratchet.kernels.kernel import Kernel
 from ratchet.kernels.library import LIBRARY
-from ratchet.optimize.levers import Lever, Situation
+from ratchet.optimize.levers import Lever
 from ratchet.optimize.levers.kernels import PREFIX
-from ratchet.optimize.step.candidate import Candidate, with_config
 from ratchet.optimize.step.describe import StepFacts
 from ratchet.optimize.turn.loop import describe, opened, situation_of
 from ratchet.optimize.turn.optimize_result import Change
-from ratchet.optimize.turn.prove_kernels import NO_TIME, sites_of
+from ratchet.optimize.turn.prove_kernels import NO_TIME
 from ratchet.optimize.turn.prove_regions import CANDIDATES, RegionTrials
 from ratchet.optimize.turn.schedule import NO_ROOM
 from ratchet.optimize.turn.search import chosen_levers
 from ratchet.optimize.turn.selection import applicable
 from ratchet.optimize.turn.settings import Settings, check_settings
 from ratchet.optimize.turn.state import Listener, Turn
+from ratchet.optimize.turn.target_bounds import (
+    TargetSite,
+    region_site,
+    sites_of_entries,
+    whole_bound_s,
+)
+from ratchet.optimize.turn.target_step import TargetStep, step_on
 from ratchet.problems.problem import Problem
 from ratchet.problems.suites.shipped import SHAPES
 from ratchet.workloads.names import fixes_batch_size
@@ -52,23 +55,34 @@ _SHOWN: Final = ("name", "summary", "expected", "source", "changes_arithmetic")
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class TargetKernel:
-    """A library kernel's entry that a step would run on a target, judged by emulation."""
+    """A kernel that a step would run on a target: its calls, their bound, an emulated verdict."""
 
     library: str
     """The kernel of the library, or `region` for a kernel written for the step's own graphs."""
     entry: str
-    sites: int
-    """Call sites of the library kernel in one step."""
-    shapes: str
-    """Sizes of the largest of them, by the op's argument."""
+    sites: tuple[TargetSite, ...]
+    """Its calls in one step, at the step's own sizes on the target."""
     status: str
     """The verdict's status, at the library's test sizes and the step's dtype."""
     reason: str
     device: str = ""
     """The largest device of the catalogue that runs the target's code."""
-    bound_s: float | None = None
-    """Lower bound on the time of one call there, at the test sizes; estimated, never measured."""
+    emulated_bound_s: float | None = None
+    """Lower bound of one call there at the test sizes, from the counts of the emulator."""
     estimated_speedup: float | None = None
+
+    @property
+    def calls(self) -> int:
+        """Return its calls in one step."""
+        return sum(one.calls for one in self.sites)
+
+    @property
+    def step_bound_s(self) -> float | None:
+        """Return the lower bound of all its calls in one step; estimated, never measured."""
+        return whole_bound_s(self.sites)
+
+    def to_json(self) -> dict[str, object]:
+        return {**asdict(self), "calls": self.calls, "step_bound_s": self.step_bound_s}
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -79,6 +93,12 @@ class DryRun:
     levers: tuple[Lever, ...]
     skipped: tuple[Change, ...]
     target: str | None = None
+    device: str = ""
+    """The largest device of the catalogue that runs the target's code."""
+    arithmetic: str = ""
+    """The precision of the step whose call sites are listed: what a turn would try first."""
+    sites: tuple[CapturedSite, ...] = ()
+    """Call sites of the step on the target that a kernel of the library could take."""
     kernels: tuple[TargetKernel, ...] = ()
     warnings: tuple[str, ...] = ()
     """Lines on things that were left out on the target, and why."""
@@ -91,7 +111,10 @@ class DryRun:
             "levers": [{name: getattr(one, name) for name in _SHOWN} for one in self.levers],
             "skipped": [{"name": change.name, "reason": change.reason} for change in self.skipped],
             "target": self.target,
-            "kernels": [asdict(one) for one in self.kernels],
+            "device": self.device,
+            "arithmetic": self.arithmetic,
+            "sites": [asdict(one) for one in self.sites],
+            "kernels": [one.to_json() for one in self.kernels],
             "warnings": list(self.warnings),
         }
 
@@ -104,91 +127,77 @@ def dry_run(
 ) -> DryRun:
     """Return what `optimize` would try, here or on an AMD GPU that is not here.
 
-    With a `target`, such as `gfx942`, the step's call sites are found on this machine, and every
-    Triton kernel that they would run is compiled for the target and executed by the emulator. The
-    authors also write for the regions of the step's own graphs with the most to win.
+    With a `target`, such as `gfx942`, the step's call sites are those of its batch on a GPU, with
+    a lower bound for each kernel's calls. Every Triton kernel that they would run is compiled for
+    the target and executed by the emulator, at small sizes. The authors also write for the regions
+    of the step's own graphs with the most to win.
     Raises a RatchetError for anything the user can fix.
     """
     check_settings(settings)
     with opened(settings, listener) as turn:
-        facts = describe(turn)
-        situation = situation_of(turn, facts)
-        if target is not None:
-            situation = situation_on(target, situation)
+        there = None if target is None else step_on(turn, target)
+        facts = describe(turn) if there is None else there.facts
         levers, skipped = applicable(
             chosen_levers(settings),
-            situation,
+            situation_of(turn, facts) if there is None else there.situation,
             refused_kernels={},
             keep_arithmetic=settings.keep_precision,
         )
-        kernels: tuple[TargetKernel, ...] = ()
-        if target is not None:
-            kernels = _judged(turn, situation, target, levers)
+        found = DryRun(workload=facts, levers=tuple(levers), skipped=tuple(skipped))
+        if there is not None:
+            kernels = _judged(turn, there, levers)
             if settings.try_lever is None:
-                kernels += _written(turn, situation, target)
-        return DryRun(
-            workload=facts,
-            levers=tuple(levers),
-            skipped=tuple(skipped),
-            target=target,
-            kernels=kernels,
-            warnings=tuple(turn.warnings),
-        )
+                kernels += _written(turn, there)
+            found = replace(
+                found,
+                target=target,
+                device=there.device_name,
+                arithmetic=there.candidate.config.precision,
+                sites=_shown_sites(there, settings),
+                kernels=kernels,
+            )
+        return replace(found, warnings=tuple(turn.warnings))
 
 
-def situation_on(target: str, here: Situation) -> Situation:
-    """Return the situation of the same step on the largest AMD GPU that runs a target's code."""
-    device = _device(target)
-    memory = device.number("memory") if device is not None else None
-    return replace(
-        here,
-        device_kind="cuda",
-        vendor="AMD",
-        target=target,
-        rocm=True,
-        bf16_is_slow=None,
-        memory_bytes=int(memory * 2**30) if memory else here.memory_bytes,
-    )
+def _shown_sites(step: TargetStep, settings: Settings) -> tuple[CapturedSite, ...]:
+    """Return the sites of the one lever that is tried, or all."""
+    wanted = settings.try_lever
+    return tuple(one for one in step.sites if wanted in (None, f"{PREFIX}{one.pattern}"))
 
 
-def _device(target: str) -> catalogue.CatalogueDevice | None:
-    fitting = [
-        one
-        for one in catalogue.load().devices.values()
-        if (found := one.get("target")) and found.value == target
-    ]
-    return max(fitting, key=lambda one: one.number("compute_units") or 0, default=None)
-
-
-def _judged(
-    turn: Turn, situation: Situation, target: str, levers: Sequence[Lever]
-) -> tuple[TargetKernel, ...]:
+def _judged(turn: Turn, step: TargetStep, levers: Sequence[Lever]) -> tuple[TargetKernel, ...]:
     """Judge the kernels of these levers for the step's call sites by the target's machine code."""
     wanted = {one.name.removeprefix(PREFIX) for one in levers if one.name.startswith(PREFIX)}
-    written = with_config(situation.written, {})
-    sites = sites_of(turn, _step_on_gpu(turn, situation), written)
+    sites = [one for one in step.sites if one.pattern in wanted]
+    calls = sites_of_entries(sites, step.device)
     found: list[TargetKernel] = []
     with Court(turn.ledger) as court:
-        for name, shapes in kernels_of([one for one in sites if one.pattern in wanted]):
-            own = [site for site in sites if site.pattern == name]
+        for name, shapes in kernels_of(sites):
             small = replace(SHAPES["ci"], dtype=shapes.dtype)
             problems = {one.name: one for one in LIBRARY[name].problems(small)}
-            for kernel in LIBRARY[name].kernels(target):
-                if (problem := problems.get(kernel.entry)) is not None:
-                    found.append(_one(turn, court, target, kernel, problem, own))
+            for kernel in LIBRARY[name].kernels(step.target):
+                if kernel.entry in problems and kernel.entry in calls:
+                    row = TargetKernel(
+                        library=name,
+                        entry=kernel.entry,
+                        sites=tuple(calls[kernel.entry]),
+                        status="unmeasured",
+                        reason=NO_TIME,
+                        device=step.device_name,
+                    )
+                    found.append(_one(turn, court, kernel, problems[kernel.entry], step, row))
     return tuple(found)
 
 
-def _written(turn: Turn, situation: Situation, target: str) -> tuple[TargetKernel, ...]:
+def _written(turn: Turn, step: TargetStep) -> tuple[TargetKernel, ...]:
     """Write Triton for the regions of the step with the most to win, judged by machine code.
 
     The regions are those of a small batch: an emulator is a thousand times slower than a GPU.
     """
-    step = _step_on_gpu(turn, situation)
     batch_size = None if fixes_batch_size(turn.settings.workload) else REGION_BATCH
     try:
-        regions = RegionTrials(turn=turn).regions_of(step, batch_size=batch_size)
-    except ArmFailure as error:
+        regions = RegionTrials(turn=turn).regions_of(step.candidate, batch_size=batch_size)
+    except RatchetError as error:
         turn.warn(f"{UNWRITTEN}: {error}")
         return ()
     there = [one for one in regions if OF_CORES not in one.problem.text]
@@ -205,7 +214,7 @@ def _written(turn: Turn, situation: Situation, target: str) -> tuple[TargetKerne
         authors=("search",),
         language="triton",
         device="cpu",
-        target=target,
+        target=step.target,
         candidates=CANDIDATES,
     )
     results: list[WritingResult] = []
@@ -218,12 +227,17 @@ def _written(turn: Turn, situation: Situation, target: str) -> tuple[TargetKerne
             follow=lambda problem: _told(turn, problem),
             done=results.append,
         )
-    problems = {one.problem.hash: one.problem for one in chosen}
+    regions_of = {one.problem.hash: one for one in chosen}
     best = {one.problem_hash: one.best for one in results}
-    return tuple(
-        _region_row(row, problems[row.problem_hash], best.get(row.problem_hash))
-        for row in written.rows
-    )
+    size = step.facts.batch_size
+    grown = None if batch_size is None or size is None else (batch_size, size)
+    found = []
+    for row in written.rows:
+        region = regions_of[row.problem_hash]
+        site = region_site(region.problem, region.count, grown, step.device)
+        sites = () if site is None else (site,)
+        found.append(_region_row(row, sites, step.device_name, best.get(row.problem_hash)))
+    return tuple(found)
 
 
 def _told(turn: Turn, problem: Problem) -> Follow:
@@ -231,62 +245,51 @@ def _told(turn: Turn, problem: Problem) -> Follow:
     return lambda event, result: None
 
 
-def _region_row(result: RegionRow, problem: Problem, best: WrittenKernel | None) -> TargetKernel:
+def _region_row(
+    result: RegionRow, sites: tuple[TargetSite, ...], device: str, best: WrittenKernel | None
+) -> TargetKernel:
     """Return the line of a region, with the best kernel that the authors wrote for it."""
-    shapes = (str(list(one.shape)) for one in problem.cases[0].inputs)
     row = TargetKernel(
         library="region",
         entry=result.problem,
-        sites=1,
-        shapes=", ".join(islice(shapes, 3)),
+        sites=sites,
         status=result.status,
         reason=result.reason,
+        device=device,
     )
-    for case in () if best is None else best.verdict.emulated[:1]:
-        for bound in case.bounds[:1]:
-            row = replace(row, device=bound.device, bound_s=bound.time_s)
-        row = replace(row, estimated_speedup=case.estimated_speedup)
+    return row if best is None else _with_estimate(row, best.verdict.emulated)
+
+
+def _with_estimate(row: TargetKernel, cases: Sequence[EmulatedCase]) -> TargetKernel:
+    """Return a row with the bound and the estimate of its verdict's first case."""
+    for case in cases[:1]:
+        bounds = [one.time_s for one in case.bounds[:1]]
+        row = replace(
+            row,
+            emulated_bound_s=bounds[0] if bounds else None,
+            estimated_speedup=case.estimated_speedup,
+        )
     return row
-
-
-def _step_on_gpu(turn: Turn, situation: Situation) -> Candidate:
-    """Return the step in the arithmetic that the turn would try first on a GPU."""
-    config = situation.written
-    if config.precision == "fp32" and not turn.settings.keep_precision:
-        config = msgspec.structs.replace(config, precision="bf16_master")
-    return with_config(config, {})
 
 
 def _one(
     turn: Turn,
     court: Court,
-    target: str,
     kernel: Kernel,
     problem: Problem,
-    sites: list[CapturedSite],
+    step: TargetStep,
+    row: TargetKernel,
 ) -> TargetKernel:
-    largest = max(sites, key=lambda site: sum(map(len, site.shapes.values())))
-    about = TargetKernel(
-        library=sites[0].pattern,
-        entry=kernel.entry,
-        sites=sum(site.count for site in sites),
-        shapes=", ".join(f"{k} {list(v)}" for k, v in list(largest.shapes.items())[:3]),
-        status="unmeasured",
-        reason=NO_TIME,
-    )
-    terms = Terms(target=target, time_limit_s=turn.schedule.verdict_s, compared=True)
+    """Return a kernel's row with its verdict, from the ledger or new."""
+    terms = Terms(target=step.target, time_limit_s=turn.schedule.verdict_s, compared=True)
     judged = court.known(kernel, problem, terms)
     if judged is None:
         if not turn.schedule.may_judge(0.0):
-            return about
+            return row
         turn.tell("judging", kernel=kernel.entry)
         judged = court.judge(kernel, problem, terms, fresh=True)
         status, reason = judged.verdict.status, judged.verdict.reason
         turn.tell("judged", kernel=kernel.entry, status=status, reason=reason)
     verdict = judged.verdict
-    about = replace(about, status=verdict.status, reason=verdict.reason)
-    for case in verdict.emulated[:1]:
-        for bound in case.bounds[:1]:
-            about = replace(about, device=bound.device, bound_s=bound.time_s)
-        about = replace(about, estimated_speedup=case.estimated_speedup)
-    return about
+    row = replace(row, status=verdict.status, reason=verdict.reason)
+    return _with_estimate(row, verdict.emulated)

@@ -54,6 +54,8 @@ class WorkloadRegion:
     """Seconds of a step that can still be won on it."""
     likely_s: float
     """The part of it that is likely won."""
+    count: int = 1
+    """Its calls in one step."""
 
     @property
     def lever(self) -> Lever:
