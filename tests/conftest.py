@@ -86,6 +86,10 @@ MORE_EXAMPLES = (
     "test_graph_hf_models.py::test_fp32[gpt2]",
     "test_graph_hf_models.py::test_fp32[bert]",
     "test_graph_hf_models.py::test_autocast[llama]",
+    # test_script_steps trains the same scripts by the same setting, and asks for more.
+    "test_a_script_trains_as_written_or_its_recipe_is_refused[plain-torch.compile]",
+    "test_a_script_trains_as_written_or_its_recipe_is_refused[told_when_to_update-torch.compile]",
+    "test_a_script_trains_as_written_or_its_recipe_is_refused[two_optimizers-torch.compile]",
     # The faults of test_judge_faults show the same, and more is asked of them.
     "test_what_misbehaves_gets_a_verdict_and_leaves_nothing_behind[segfault]",
     "test_what_misbehaves_gets_a_verdict_and_leaves_nothing_behind[abort]",

@@ -81,6 +81,8 @@ class Clocks:
 
     def work(self, work_s: float, power: float) -> float:
         """Do what takes so long at full speed; return how long it takes."""
+        if not self.heat_loss and not self.sleep_loss:  # no load changes its speed
+            return work_s
         took_s = 0.0
         while work_s > 0:
             step_s = min(STEP_S, work_s / self.speed)

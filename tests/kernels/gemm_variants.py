@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import functools
+import os
 import platform
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -24,6 +25,8 @@ NEEDED = {
     "amx": {"avx512f", "avx512bw", "avx512vl", "avx512dq"},
 }
 ISAS = tuple(NEEDED)
+QUICK = cpp.FLAGS if os.environ.get("RATCHET_TEST") == "all" else ("-O1", *cpp.FLAGS[1:])
+"""For code that no user's machine runs at its best: compiling it takes longer than its tests."""
 
 
 @functools.cache
@@ -58,8 +61,10 @@ def emulated(kernel: Kernel) -> Kernel:
 def activated(kernels: tuple[Kernel, ...], cache: Path) -> Iterator[None]:
     """Serve the ops with `kernels`, and with nothing afterwards."""
     try:
-        for kernel in kernels:
-            registry.activate(emulated(kernel), cpp.compile_kernel(emulated(kernel), cache=cache))
+        for kernel in map(emulated, kernels):
+            isa = dict(kernel.schedule).get("isa")
+            flags = QUICK if isa in ("amx", "portable", None) else cpp.FLAGS
+            registry.activate(kernel, cpp.compile_kernel(kernel, cache=cache, flags=flags))
         registry.fallbacks.clear()
         yield
     finally:

@@ -80,7 +80,8 @@ def variant(request: pytest.FixtureRequest, compiled: Path) -> Iterator[str]:
         more = tuple(schedule.items())
         source = Variant(language="cpp", file=entry, entries=(entry,), schedule=more)
         (kernel,) = source.kernels("attention", isa)
-        registry.activate(kernel, cpp.compile_kernel(kernel, cache=compiled))
+        flags = gemm_variants.QUICK if name in SLOW else cpp.FLAGS
+        registry.activate(kernel, cpp.compile_kernel(kernel, cache=compiled, flags=flags))
     yield name
     registry.deactivate()
 

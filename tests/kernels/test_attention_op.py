@@ -7,6 +7,7 @@ from pathlib import Path
 
 import pytest
 import torch
+from gemm_variants import QUICK
 from torch import Tensor
 from torch.nn.functional import scaled_dot_product_attention
 from torch.utils.checkpoint import checkpoint
@@ -27,7 +28,7 @@ def served_by(request: pytest.FixtureRequest, compiled: Path) -> Iterator[str]:
         except KernelError as error:
             pytest.skip(str(error))
         for kernel in LIBRARY["attention"].kernels("portable"):
-            registry.activate(kernel, cpp.compile_kernel(kernel, cache=compiled))
+            registry.activate(kernel, cpp.compile_kernel(kernel, cache=compiled, flags=QUICK))
     yield request.param
     registry.deactivate()
 

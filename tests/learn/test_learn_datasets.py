@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from importlib.util import find_spec
 from pathlib import Path
 
 import pytest
@@ -10,8 +11,10 @@ import pytest
 from ratchet.base.errors import LearnError
 from ratchet.learn.documents import PIECE, dataset_documents
 
-pytest.importorskip("datasets", reason="datasets is not installed")
-pytestmark = pytest.mark.filterwarnings("ignore::DeprecationWarning", "ignore::FutureWarning")
+pytestmark = [
+    pytest.mark.skipif(find_spec("datasets") is None, reason="datasets is not installed"),
+    pytest.mark.filterwarnings("ignore::DeprecationWarning", "ignore::FutureWarning"),
+]
 
 
 def folder_of(place: Path, rows: list[dict[str, object]]) -> str:

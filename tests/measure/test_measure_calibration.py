@@ -6,6 +6,7 @@ table.
 
 from __future__ import annotations
 
+import os
 from collections import Counter
 
 import numpy as np
@@ -14,7 +15,7 @@ from simulated_machine import Machine, simulate, to_samples
 
 from ratchet.measure.estimate import aa_floor, bootstrap_medians, compare
 
-EXPERIMENTS = 400
+EXPERIMENTS = 400 if os.environ.get("RATCHET_TEST") == "all" else 200
 RESAMPLES = 300
 ARMS = ("a", "b", "twin")
 

@@ -25,8 +25,8 @@ from ratchet.optimize.turn.schedule import (
     TurnSchedule,
 )
 
-SEEDS = 2_500 if os.environ.get("RATCHET_TEST") == "all" else 12
-AT_ONCE = 6
+SEEDS = 2_500 if os.environ.get("RATCHET_TEST") == "all" else 6
+AT_ONCE = 3
 """Worlds of one test: processes share the tests."""
 IN_MEMORY = "/dev/shm" if Path("/dev/shm").is_dir() else None
 """Ledgers on a disk would take most of the time."""

@@ -71,15 +71,14 @@ def fitted(text: str, threads: int = 2) -> tuple[str, Cost]:
     return model_scale.fit(text, cost_of(text), model_scale.auto_budget(threads), most)
 
 
-@pytest.mark.parametrize("scale", [1.0, 100.0])
 def test_the_sizes_do_not_hang_on_how_fast_the_machine_is_now(
-    monkeypatch: pytest.MonkeyPatch, scale: float
+    monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     text = CONVOLUTION.replace("length = 64", "length = 256")
     quiet = model_problem(text, "p", scale="auto", threads=2)
     clocks = {name: getattr(time, name) for name in ("perf_counter", "process_time", "monotonic")}
     for name, clock in clocks.items():
-        monkeypatch.setattr(time, name, lambda clock=clock: scale * clock())
+        monkeypatch.setattr(time, name, lambda clock=clock: 100.0 * clock())
     assert model_problem(text, "p", scale="auto", threads=2).hash == quiet.hash
     assert any("shrunk to fit" in note for note in quiet.notes)
 
@@ -146,7 +145,7 @@ def test_a_tensor_that_is_placed_by_name_takes_no_memory(place: str) -> None:
 
 def test_a_cost_is_known_without_an_import_of_dynamo() -> None:
     script = (
-        "import sys; from ratchet.kernels import model_scale; "
+        "import sys; from ratchet.problems import model_scale; "
         f"model_scale.measure({TEXT.format(forward='x = torch.nn.functional.gelu(x)')!r}); "
         "sys.exit('torch._dynamo' in sys.modules)"
     )

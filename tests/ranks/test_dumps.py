@@ -4,12 +4,11 @@ from __future__ import annotations
 
 import os
 import pickle
-import subprocess
-import sys
 from pathlib import Path
 from typing import Any
 
 import pytest
+from forked_ranks import run_forked
 
 from ratchet.base.errors import RanksError
 from ratchet.ranks.dumps import read_dump, read_dumps
@@ -42,12 +41,7 @@ def run_job(fault: str, folder: Path) -> Untangled:
     script.write_text(JOB)
     out = folder / "dumps"
     out.mkdir()
-    subprocess.run(
-        [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node=2",
-         str(script), fault, str(out)],
-        env={**os.environ, "TORCH_FR_BUFFER_SIZE": "100", "OMP_NUM_THREADS": "1"},
-        capture_output=True, timeout=240, check=False,
-    )  # fmt: skip
+    run_forked(2, "torch.distributed", script, fault, str(out), TORCH_FR_BUFFER_SIZE="100")
     return untangle(*read_dumps([out]))
 
 

@@ -2,11 +2,10 @@
 
 from __future__ import annotations
 
-import os
-import subprocess
-import sys
 from dataclasses import replace
 from pathlib import Path
+
+from forked_ranks import run_forked
 
 from ratchet.ranks.preflight import Preflight, RankCheck, outliers, preflight
 
@@ -61,16 +60,7 @@ if found:
 def run_ranks(fault: str, folder: Path) -> str:
     script = folder / "job.py"
     script.write_text(JOB)
-    ranks = [
-        subprocess.Popen(
-            [sys.executable, str(script), fault],
-            env={**os.environ, "RANK": str(rank), "WORLD_SIZE": "2", "LOCAL_RANK": str(rank),
-                 "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": "29581", "OMP_NUM_THREADS": "1"},
-            stdout=subprocess.PIPE, text=True,
-        )
-        for rank in range(2)
-    ]  # fmt: skip
-    return "".join(one.communicate(timeout=240)[0] for one in ranks)
+    return run_forked(2, "ratchet.ranks.preflight", script, fault).stdout
 
 
 def test_two_ranks_measure_their_links(tmp_path: Path) -> None:

@@ -105,16 +105,16 @@ def in_chromium(
 
     `probe` is a function in JavaScript that is given the page's document once it is loaded.
     """
-    (found,), console = all_in_chromium([page], folder, width, probe)
+    (found,), console = all_in_chromium([(page, width)], folder, probe)
     return found, console
 
 
 def all_in_chromium(
-    pages: Sequence[str], folder: Path, width: int, probe: str = "() => null"
+    pages: Sequence[tuple[str, int]], folder: Path, probe: str = "() => null"
 ) -> tuple[list[dict[str, Any]], str]:
-    """The same of several pages in one browser, which takes seconds to start."""
+    """The same of several pages, each of its width, in one browser: it takes long to start."""
     harness = folder / "harness.html"
-    frames = "".join(_PAGE.format(width=width, page=html.escape(page)) for page in pages)
+    frames = "".join(_PAGE.format(width=width, page=html.escape(page)) for page, width in pages)
     harness.write_text(_HARNESS.format(pages=frames, probe=probe))
     assert CHROMIUM is not None
     done = subprocess.run(

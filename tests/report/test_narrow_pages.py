@@ -82,8 +82,8 @@ PAGES: dict[str, Callable[[Path], str]] = {
 def seen(tmp_path_factory: pytest.TempPathFactory) -> tuple[dict[str, Any], str]:
     """What a browser finds in each page, and what it writes on its console."""
     folders = {name: tmp_path_factory.mktemp("page") for name in PAGES}
-    pages = [make(folders[name]) for name, make in PAGES.items()]
-    found, messages = all_in_chromium(pages, tmp_path_factory.mktemp("browser"), PHONE, LOST)
+    pages = [(make(folders[name]), PHONE) for name, make in PAGES.items()]
+    found, messages = all_in_chromium(pages, tmp_path_factory.mktemp("browser"), LOST)
     return dict(zip(PAGES, found, strict=True)), messages
 
 

@@ -7,7 +7,7 @@ from typing import Any
 
 import msgspec
 import pytest
-from html_pages import CHROMIUM, hostile, in_chromium, tags
+from html_pages import CHROMIUM, all_in_chromium, hostile, in_chromium, tags
 from made_up_result import CHOICES, as_result, make_result
 
 from ratchet.optimize.turn.optimize_result import LossResult, OptimizeResult
@@ -197,15 +197,16 @@ def test_the_settings_that_changed_are_listed(result: dict[str, Any]) -> None:
 
 
 @pytest.mark.skipif(CHROMIUM is None, reason="no Chromium is installed here")
-@pytest.mark.parametrize("width", [420, 1200])
-def test_a_browser_shows_the_page_whole(result: dict[str, Any], tmp_path: Path, width: int) -> None:
-    found, console = in_chromium(render_page(as_result(result)), tmp_path, width)
+def test_a_browser_shows_the_page_whole(result: dict[str, Any], tmp_path: Path) -> None:
+    page, widths = render_page(as_result(result)), (420, 1200)
+    both, console = all_in_chromium([(page, width) for width in widths], tmp_path)
     assert console == ""
-    assert found["title"] == "llama-60m: Ratchet"
-    assert found["loads"] == []
-    assert found["sections"] == 9
-    assert found["scroll"] <= found["client"]
-    assert found["dots"] > width / 2
+    for found, width in zip(both, widths, strict=True):
+        assert found["title"] == "llama-60m: Ratchet"
+        assert found["loads"] == []
+        assert found["sections"] == 9
+        assert found["scroll"] <= found["client"]
+        assert found["dots"] > width / 2
 
 
 @pytest.mark.skipif(CHROMIUM is None, reason="no Chromium is installed here")

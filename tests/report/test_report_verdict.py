@@ -8,7 +8,7 @@ from typing import Any, get_args
 
 import msgspec
 import pytest
-from html_pages import CHROMIUM, hostile, in_chromium, tags
+from html_pages import CHROMIUM, all_in_chromium, hostile, in_chromium, tags
 from made_up_verdict import CHOICES, judged_of, make_judged, make_profile, make_row
 from rich.console import Console
 
@@ -382,14 +382,15 @@ def test_the_console_of_a_report_is_stdout(capsys: pytest.CaptureFixture[str]) -
 
 
 @pytest.mark.skipif(CHROMIUM is None, reason="no Chromium is installed here")
-@pytest.mark.parametrize("width", [420, 1200])
-def test_a_browser_shows_a_verdict_whole(tmp_path: Path, width: int) -> None:
-    found, messages = in_chromium(page_of(make_judged()), tmp_path, width)
+def test_a_browser_shows_a_verdict_whole(tmp_path: Path) -> None:
+    page, widths = page_of(make_judged()), (420, 1200)
+    both, messages = all_in_chromium([(page, width) for width in widths], tmp_path)
     assert messages == ""
-    assert found["title"] == "softmax_forward, proven: Ratchet"
-    assert found["loads"] == []
-    assert found["scroll"] <= found["client"]
-    assert found["dots"] > width / 2
+    for found, width in zip(both, widths, strict=True):
+        assert found["title"] == "softmax_forward, proven: Ratchet"
+        assert found["loads"] == []
+        assert found["scroll"] <= found["client"]
+        assert found["dots"] > width / 2
 
 
 @pytest.mark.skipif(CHROMIUM is None, reason="no Chromium is installed here")

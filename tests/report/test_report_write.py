@@ -7,7 +7,7 @@ from pathlib import Path
 
 import msgspec
 import pytest
-from html_pages import CHROMIUM, in_chromium, tags
+from html_pages import CHROMIUM, all_in_chromium, tags
 
 from ratchet.authors.author import Answer
 from ratchet.authors.files import write_files
@@ -230,9 +230,11 @@ def test_a_verdict_of_the_ledger_is_marked(capsys: pytest.CaptureFixture[str]) -
 
 
 @pytest.mark.skipif(CHROMIUM is None, reason="no chromium")
-@pytest.mark.parametrize("width", [360, 1200])
-def test_it_fits_a_window_in_a_browser(width: int, tmp_path: Path) -> None:
-    found, messages = in_chromium(render_write_page(RESULT), tmp_path, width)
-    assert found["scroll"] <= found["client"]
-    assert found["loads"] == [] and found["scripts"] == 0
-    assert "owned" not in found["title"] and not messages
+def test_it_fits_a_window_in_a_browser(tmp_path: Path) -> None:
+    page = render_write_page(RESULT)
+    both, messages = all_in_chromium([(page, 360), (page, 1200)], tmp_path)
+    assert not messages
+    for found in both:
+        assert found["scroll"] <= found["client"]
+        assert found["loads"] == [] and found["scripts"] == 0
+        assert "owned" not in found["title"]

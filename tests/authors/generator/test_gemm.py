@@ -24,7 +24,7 @@ TERMS = 3e-6
     ("march", "needs", "macros"),
     [
         ("native", "", ()),
-        ("x86-64", "avx", ()),
+        pytest.param("x86-64", "avx", (), marks=pytest.mark.thorough),
         pytest.param("haswell", "avx2", (), marks=pytest.mark.thorough),
         ("haswell", "avx2", ("-DRATCHET_AMX_EMULATE",)),
         pytest.param("skylake-avx512", "avx512vl", (), marks=pytest.mark.thorough),

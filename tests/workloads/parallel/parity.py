@@ -1,4 +1,4 @@
-"""Run under torchrun: compare layouts with one rank. `parity.py FOLDER LAYOUT@WORKLOAD...`
+"""Run on many ranks: compare layouts with one rank. `parity.py FOLDER LAYOUT@WORKLOAD...`
 
 Each layout's line in FOLDER/parity.json holds the worst differences of losses and gradients.
 """

@@ -3,12 +3,10 @@
 from __future__ import annotations
 
 import json
-import os
-import subprocess
-import sys
 from pathlib import Path
 
 import pytest
+from forked_ranks import run_forked
 
 from ratchet.base.errors import WorkloadError
 from ratchet.workloads.parallel.layout import (
@@ -49,12 +47,8 @@ FOUR_RANKS = (
 
 def parity(ranks: int, cases: tuple[str, ...], folder: Path) -> dict[str, dict[str, object]]:
     """Run the cases one after the other on one set of ranks; return what they found."""
-    ran = subprocess.run(
-        [sys.executable, "-m", "torch.distributed.run", "--standalone",
-         f"--nproc-per-node={ranks}", str(PROGRAM), str(folder), *cases],
-        env={**os.environ, "OMP_NUM_THREADS": "1"}, capture_output=True, text=True, timeout=400,
-        check=False,
-    )  # fmt: skip
+    modules = "ratchet.workloads.load,ratchet.workloads.parallel.parallelize"
+    ran = run_forked(ranks, modules, PROGRAM, str(folder), *cases)
     assert ran.returncode == 0, ran.stdout[-2000:] + ran.stderr[-2000:]
     found: dict[str, dict[str, object]] = json.loads((folder / "parity.json").read_text())
     assert set(found) == set(cases)

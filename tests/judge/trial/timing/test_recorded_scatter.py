@@ -6,6 +6,7 @@ Plan, rounds, round trip, interval and checks are the judge's own (`drawn_gpu`).
 from __future__ import annotations
 
 import math
+import os
 from dataclasses import dataclass
 from typing import Any
 
@@ -18,7 +19,7 @@ from ratchet.judge.trial.timing import decide, plan
 from ratchet.judge.workers.memory import layout
 from ratchet.measure.estimate import Comparison
 
-TRIALS = 40
+TRIALS = 40 if os.environ.get("RATCHET_TEST") == "all" else 16
 MIB = 1 << 20
 
 
@@ -150,16 +151,15 @@ def test_batches_handed_over_one_by_one_prove_no_more(monkeypatch: pytest.Monkey
 @pytest.mark.parametrize(
     "given",
     [
-        {"call_s": 100e-6},
         {"call_s": 20e-6, "call_bytes": 2 * MIB, "starts": 0.02},
-        {"call_s": 20e-6, "call_bytes": 2 * MIB, "python_s": 40e-6},
         {"call_s": 100e-6, "starts": 0.04},
     ],
-    ids=["steady", "short", "in Python", "starts differ"],
+    ids=["short", "long"],
 )
-def test_the_same_kernel_is_never_proven_faster(
+def test_the_same_kernel_is_never_proven_faster_where_starts_differ(
     given: dict[str, float], monkeypatch: pytest.MonkeyPatch
 ) -> None:
+    """Where they do not, the tests around this one ask it too."""
     found = reads(monkeypatch, **given)
     assert not count(found, "proven"), found
 
