@@ -36,7 +36,7 @@ def headers(tree: CudaTree) -> Iterator[Match]:
     """This header is not on ROCm, and hipify does not replace it."""
     for path, node in tree.includes:
         instead = next((one for start, one in HEADERS.items() if _is_of(path, start)), "")
-        if instead:
+        if instead and path.rpartition("/")[2] not in tree.own:
             yield Match(at=node.start_byte, detail=path, fix=f"use {instead}")
 
 
@@ -135,7 +135,7 @@ def _api(tree: CudaTree) -> Iterator[tuple[str, Node]]:
 
 def _is_own(tree: CudaTree, name: str) -> bool:
     """The program's own name that looks like CUDA's, such as cudaCheck or CU_ASSERT."""
-    if name in tree.own or name in tree.constants:
+    if name in tree.own or name in tree.constants or name in tree.declared:
         return True
     own = re.search(
         r"(?i)check|assert|safe|_?call$|error_?handler|try|kernel$|helper|wrapper", name
