@@ -43,6 +43,11 @@ INDEXED: Final = """
 (preproc_elif) @condition
 (preproc_call) @directive
 (enumerator) @enumerator
+(parameter_declaration) @parameter
+(type_definition) @typedef
+(struct_specifier) @type
+(class_specifier) @type
+(enum_specifier) @type
 (template_type) @template
 (template_function) @template
 (number_literal) @number
@@ -286,6 +291,16 @@ class CudaTree:
         names = {self.said(one) for one in macros if one is not None}
         return self._own | names | {last_name(one).lstrip("*& ") for one in heads}
 
+    @cached_property
+    def declared(self) -> frozenset[str]:
+        """The variables, parameters, fields, types and functions that the text declares."""
+        nodes = (*self.nodes("declaration"), *self.nodes("parameter"), *self.nodes("typedef"))
+        made = (one for node in nodes for one in node.children_by_field_name("declarator"))
+        types = (one.child_by_field_name("name") for one in self.nodes("type"))
+        words = [self.said(_innermost(one)) for one in made]
+        words += [self.said(one) for one in types if one is not None]
+        return frozenset(words)
+
     def positions(self, word: str) -> Iterator[int]:
         """Yield where a word stands that may be an attribute; comments and strings do not count."""
         for found in re.finditer(rb"\b%s\b" % word.encode(), self.text):
@@ -322,3 +337,10 @@ def _listed(node: Node | None) -> tuple[Node, ...]:
     if node is None:
         return ()
     return tuple(one for one in node.named_children if one.type != "comment")
+
+
+def _innermost(declarator: Node) -> Node:
+    """Return the name in a declarator: that of `*x[3] = y` is `x`."""
+    while (inner := declarator.child_by_field_name("declarator")) is not None:
+        declarator = inner
+    return declarator

@@ -55,7 +55,7 @@ class Known:
     constants: dict[str, int]
     """Integers that headers define, with one value."""
     own: frozenset[str]
-    """Functions and macros that headers define."""
+    """Names that headers define or declare, and the headers' own names."""
     modules: frozenset[str]
     """Names by which Python files may be imported."""
 
@@ -67,7 +67,7 @@ def _known(files: Iterable[FoundFile]) -> Known:
     for one in files:
         if one.kind == "cuda" and one.path.suffix in HEADER_SUFFIXES:
             tree = CudaTree(one.text)
-            own |= tree.own
+            own |= tree.own | tree.declared | {one.path.name}
             for name, value in tree.own_constants():
                 if found.setdefault(name, value) != value:
                     twice.add(name)

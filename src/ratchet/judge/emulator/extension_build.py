@@ -46,8 +46,8 @@ FORWARDED: Final[Mapping[str, tuple[str, ...]]] = (
         "ratchet_hip.h": (
             *("cuda.h", "cuda_runtime.h", "cuda_runtime_api.h", "device_launch_parameters.h"),
             *("device_functions.h", "math_functions.h", "sm_20_intrinsics.h", "helper_cuda.h"),
-            *("math_constants.h", "vector_types.h", "driver_types.h", "cuda_device_runtime_api.h"),
-            *("cuda_profiler_api.h", "helper_math.h", "hip/hip_ext.h", "hip/hip_math_constants.h"),
+            *("vector_types.h", "driver_types.h", "cuda_device_runtime_api.h"),
+            *("cuda_profiler_api.h", "helper_math.h", "hip/hip_ext.h"),
         ),
         "ATen/cuda/Atomic.cuh": ("ATen/hip/Atomic.cuh", "THC/THCAtomics.cuh", "THH/THHAtomics.cuh"),
         "hip/hip_fp16.h": ("cuda_fp16.h", "cuda_fp16.hpp"),

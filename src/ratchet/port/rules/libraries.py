@@ -7,7 +7,7 @@ from collections.abc import Iterator
 from typing import TYPE_CHECKING, Final
 
 from ratchet.port.cuda_tree import CudaTree
-from ratchet.port.finding import Match
+from ratchet.port.finding import Edit, Match
 from ratchet.port.hipify import hip_names
 from ratchet.port.rules.rule import Rules
 from ratchet.port.rules.warp import around
@@ -36,8 +36,27 @@ def headers(tree: CudaTree) -> Iterator[Match]:
     """This header is not on ROCm, and hipify does not replace it."""
     for path, node in tree.includes:
         instead = next((one for start, one in HEADERS.items() if _is_of(path, start)), "")
-        if instead:
+        if instead and path.rpartition("/")[2] not in tree.own:
             yield Match(at=node.start_byte, detail=path, fix=f"use {instead}")
+
+
+MATH_CONSTANTS: Final = b"math_constants.h"
+COMMON: Final = ("INF_F", "NAN_F", "PI_F", "INF", "NAN", "PI")
+CONSTANT: Final = re.compile(rb"\bCUDART_((?!VERSION|CB\b)[A-Z0-9_]+)\b(?<!16)")
+
+
+@RULES.add("math-constants", "error", fix="include hip/hip_math_constants.h")
+def math_constants(tree: CudaTree) -> Iterator[Match]:
+    """ROCm has CUDA's constants under other names, in another header; hipify knows neither."""
+    for path, node in tree.includes:
+        if path.encode() == MATH_CONSTANTS:
+            used = sorted({one.decode() for one in CONSTANT.findall(tree.text)}) or COMMON
+            lines = [f"#define CUDART_{one} HIP_{one}" for one in used]
+            lines = ["#ifdef __HIP_PLATFORM_AMD__", "#include <hip/hip_math_constants.h>", *lines]
+            lines += ["#else", "#include <math_constants.h>", "#endif"]
+            start = tree.text.rfind(b"\n", 0, node.start_byte) + 1
+            edit = Edit(start=start, end=node.end_byte, text="\n".join([*lines, ""]))
+            yield Match(at=node.start_byte, detail=path, edits=(edit,))
 
 
 def _is_of(path: str, start: str) -> bool:
@@ -65,6 +84,8 @@ def unmapped_names(tree: CudaTree) -> Iterator[Match]:
         if name in seen or name in hip_names() or GRAPHS.fullmatch(name):
             continue
         seen.add(name)
+        if MATH_CONSTANTS in tree.text and CONSTANT.fullmatch(name.encode()):
+            continue
         if (
             name.lower().startswith(("nccl", "cudnn", "cu_tensor_map"))
             or _is_own(tree, name)
@@ -114,7 +135,7 @@ def _api(tree: CudaTree) -> Iterator[tuple[str, Node]]:
 
 def _is_own(tree: CudaTree, name: str) -> bool:
     """The program's own name that looks like CUDA's, such as cudaCheck or CU_ASSERT."""
-    if name in tree.own or name in tree.constants:
+    if name in tree.own or name in tree.constants or name in tree.declared:
         return True
     own = re.search(
         r"(?i)check|assert|safe|_?call$|error_?handler|try|kernel$|helper|wrapper", name

@@ -8,7 +8,7 @@ from torch.utils.cpp_extension import load_inline
 
 CUDA = r"""
 #include <torch/extension.h>
-#include <math_constants.h>
+#include <math_constants.h>  // port: math-constants
 
 __global__ void top_k_kernel(const float* x, float* y, int n, int k) {
   extern __shared__ float row[];
