@@ -300,6 +300,21 @@ def test_the_offsets_of_a_buffer_are_added_in_32_bits() -> None:
     assert run(body, LANES)[0] == LANES
 
 
+def test_the_offsets_of_a_scalar_buffer_load_are_added_in_64_bits() -> None:
+    """LLVM folds no constant out of a sum that may wrap, "because s_load instructions perform the
+    addition in 64 bits" (llvm-project #68302). A sum that wraps lies past the records."""
+    body = """s_mov_b32 s8, s4
+    s_mov_b32 s9, s5
+    s_mov_b32 s10, 0x7ffffffe
+    s_mov_b32 s11, 0x27000
+    s_mov_b32 s12, {}
+    s_buffer_load_dword s13, s[8:11], s12 offset:0x48
+    s_waitcnt lgkmcnt(0)
+    v_mov_b32_e32 v4, s13"""
+    assert run(body.format("0"), LANES)[0] == [LANES[18]] * 64
+    assert run(body.format("-64"), LANES)[0] == [0] * 64
+
+
 def test_a_loop_ends_when_its_scalar_does() -> None:
     body = """s_mov_b32 s8, 0
     .LBB0_1:
@@ -386,8 +401,30 @@ def test_denormals_are_kept_in_each_mode(sets: str, target: str) -> None:
     assert found[:2] == [THREE, 2]
 
 
-def test_another_mode_is_refused() -> None:
+@pytest.mark.compiler
+@pytest.mark.parametrize(
+    ("sets", "target"),
+    [
+        ("s_setreg_imm32_b32 hwreg(HW_REG_MODE, 2, 2), 0", "gfx942"),
+        ("s_setreg_imm32_b32 hwreg(HW_REG_MODE, 0, 4), 0", "gfx90a"),
+        ("s_setreg_imm32_b32 hwreg(HW_REG_WAVE_MODE, 2, 2), 0", "gfx1201"),
+        ("s_round_mode 0x0", "gfx1100"),
+    ],
+)
+def test_the_mode_of_rounding_may_be_set_to_what_it_is(sets: str, target: str) -> None:
+    """1 + 2^-11 lies between two numbers of f16, and the even one is 1."""
+    body = sets + "\nv_cvt_f16_f32_e32 v4, v1"
+    assert run(body, [f(1 + 2**-11)], target=target)[0][0] == two(1.0, 0.0)
+
+
+@pytest.mark.parametrize("sets", ["2, 2), 3", "0, 2), 1", "0, 4), 12", "0, 8), 0"])
+def test_another_mode_is_refused(sets: str) -> None:
     with pytest.raises(KernelError, match="s_setreg_imm32_b32 is not emulated"):
-        run("s_setreg_imm32_b32 hwreg(HW_REG_MODE, 0, 4), 0", [ONE])
+        run(f"s_setreg_imm32_b32 hwreg(HW_REG_MODE, {sets}", [ONE])
+
+
+def test_other_modes_of_rdna_are_refused() -> None:
+    with pytest.raises(KernelError, match="s_round_mode is not emulated"):
+        run("s_round_mode 0xc", [ONE], target="gfx1100")
     with pytest.raises(KernelError, match="s_denorm_mode is not emulated"):
         run("s_denorm_mode 3", [ONE], target="gfx1100")

@@ -11,13 +11,14 @@ from __future__ import annotations
 
 import random
 import subprocess
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 
 import numpy as np
 import pytest
 import torch
 from small_assembly import run
 
+from ratchet.base.errors import KernelError
 from ratchet.devices import matrix
 from ratchet.devices.matrix import MatrixInstruction
 from ratchet.judge.emulator.build import compiled_machine
@@ -82,6 +83,16 @@ def place(row: MatrixInstruction, block: int, i: int, j: int, blocks: int) -> tu
 
 @pytest.mark.parametrize("row", EMULATED, ids=lambda row: f"{row.gfx}-{row.name}")
 def test_a_product_is_where_the_manual_has_it(row: MatrixInstruction) -> None:
+    check(row)
+
+
+def check(
+    row: MatrixInstruction,
+    modifiers: str = "",
+    block_of_a: Callable[[int], int] = int,
+    lane_of_b: Callable[[int], int] = int,
+) -> None:
+    """Compare one product, whose blocks and lanes may share operands, with numpy's."""
     size, _, inner = row.shape
     blocks = row.flops // (2 * size * size * inner)
     each, width = size * inner * blocks // 64, 2 if row.out_type == "fp64" else 1
@@ -90,14 +101,16 @@ def test_a_product_is_where_the_manual_has_it(row: MatrixInstruction) -> None:
     bytes_each = torch.empty(0, dtype=DTYPES[row.in_type]).element_size()
     given, results = each * bytes_each // 4, max(1, size * size * blocks // 64) * width
     rows = blocks_of(elements(a, row.in_type, each), size, inner, blocks)
-    columns = blocks_of(elements(b, row.in_type_b, each), size, inner, blocks)
+    rows = rows[[block_of_a(block) for block in range(blocks)]]
+    lanes = elements(b, row.in_type_b, each)[[lane_of_b(lane) for lane in range(64)]]
+    columns = blocks_of(lanes, size, inner, blocks)
     wanted = np.einsum("bik,bjk->bij", rows, columns)
     moves = [f"v_mov_b32_e32 v{6 + n}, v1\nv_mov_b32_e32 v{16 + n}, v2" for n in range(given)]
     product = (
         f"{row.name} v[32:{31 + results}], v[6:{5 + given}], v[16:{15 + given}], 0"
         if given > 1
         else f"{row.name} v[32:{31 + results}], v6, v16, 0"
-    )
+    ) + modifiers
     found = []
     for first in range(0, results, 2):
         copies = [f"v_mov_b32_e32 v{4 + n}, v{32 + first + n}" for n in range(2)]
@@ -111,6 +124,29 @@ def test_a_product_is_where_the_manual_has_it(row: MatrixInstruction) -> None:
     for block, i, j in np.ndindex(*wanted.shape):
         register, lane = place(row, block, i, j, blocks)
         assert values[register, lane] == pytest.approx(wanted[block, i, j], rel=1e-14)
+
+
+SHARED = {
+    " cbsz:4": (lambda block: 0, int),
+    " cbsz:2 abid:3": (lambda block: block // 4 * 4 + 3, int),
+    " blgp:1": (int, lambda lane: lane % 32),
+    " blgp:2": (int, lambda lane: lane % 32 + 32),
+    " cbsz:1 abid:1 blgp:6": (lambda block: block | 1, lambda lane: lane % 16 + 32),
+}
+
+
+@pytest.mark.parametrize("modifiers", SHARED)
+def test_blocks_of_a_and_lanes_of_b_are_shared(modifiers: str) -> None:
+    """Triton broadcasts a single row of A so (`cbsz:4`)."""
+    name = "v_mfma_f32_4x4x4_16b_bf16"
+    (row,) = (one for one in EMULATED if (one.gfx, one.name) == ("gfx942", name))
+    check(row, modifiers, *SHARED[modifiers])
+
+
+@pytest.mark.parametrize("modifiers", ["cbsz:5", "cbsz:1 abid:2", "blgp:3"])
+def test_a_sharing_that_is_not_known_is_refused(modifiers: str) -> None:
+    with pytest.raises(KernelError, match="is not emulated here"):
+        run(f"v_mfma_f32_4x4x4_16b_bf16 v[32:35], v[6:7], v[16:17], 0 {modifiers}", [0])
 
 
 @pytest.mark.parametrize("target", ["gfx942", "gfx1100"])

@@ -40,6 +40,13 @@ ALLOWS_FLUSHED: Final = re.compile(
     r"|^s_denorm_mode (?:0x)?(?:12|c|15|f)$"
 )
 """The mode of denormals of f32 alone: the hardware may flush them, here they are always kept."""
+ROUNDS_TO_NEAREST: Final = re.compile(
+    r"^s_setreg_imm32_b32 hwreg\(HW_REG_(?:WAVE_)?MODE, (?:0, 2|2, 2|0, 4)\), 0$"
+    r"|^s_round_mode (?:0x)?0$"
+)
+"""FP_ROUND: bits 0 and 1 round f32, 2 and 3 round f16 and f64; 0 is the nearest even, as a wave
+starts ("Mode Register"). LLVM sets it again where it no longer knows the mode, such as after it has
+set FP16_OVFL (`SIModeRegister`)."""
 SMALL_FLOAT: Final = re.compile(
     r"^v_cvt_(?:(?:pk_)?f32_(?:fp8|bf8)|pk_(?:fp8|bf8)_f32"
     r"|scalef32_pk_(?:(?:fp8|bf8)_b?f\d\d|b?f\d\d_(?:fp8|bf8|fp4)))$"
@@ -249,7 +256,7 @@ def _record(
         return _MachineRecord(operations[name], [], [labels[line.rest]])
     if name == "s_setreg_imm32_b32" and (sets := SETS_OVERFLOW.match(line.rest)):
         return _MachineRecord(operations["s_setreg_overflow"], [], [int(sets[1])])
-    if ALLOWS_FLUSHED.match(f"{name} {line.rest}"):
+    if any(mode.match(f"{name} {line.rest}") for mode in (ALLOWS_FLUSHED, ROUNDS_TO_NEAREST)):
         return _MachineRecord(operations["nothing"], [], [])
     texts, modifiers = split_operands(line.rest)
     if SMALL_FLOAT.match(name):

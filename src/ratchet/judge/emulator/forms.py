@@ -202,7 +202,7 @@ def _matrix(
     """Return CDNA's dense instructions, of one block or several."""
     if target == "gfx950" and (scaled := SCALED.match(name)):
         return _scaled_matrix(scaled, texts, modifiers)
-    _only(modifiers, ())
+    _only(modifiers, ("cbsz", "abid", "blgp"))
     found = MFMA.match(name)
     if found is None:
         raise KernelError(f"the matrix instruction {name} is not emulated for {target}")
@@ -220,8 +220,22 @@ def _matrix(
     _matrix_registers(operands, [result, given, given, result], texts)
     shift = OCP if second and target == "gfx950" else 0
     types = [MFMA_TYPES[one] + shift for one in (first, second or first)]
-    numbers = [rows, inner, *types, number, MFMA_RUN[found[1]], 0, blocks]
+    shared = _shared_blocks(modifiers, 1 if found[1] == "f64" else blocks)
+    numbers = [rows, inner, *types, number, MFMA_RUN[found[1]], 0, blocks | shared]
     return MachineForm("mfma", operands, numbers)
+
+
+def _shared_blocks(modifiers: Mapping[str, str], blocks: int) -> int:
+    """Return who shares blocks of A and lanes of B, from bit 8 on.
+
+    Groups of 2 ** `cbsz` blocks all take block `abid` of A in their group. `blgp` has all lanes
+    take those of a half (1 and 2) or a quarter (4 to 7) of B.
+    """
+    size, chosen, lanes = (int(modifiers.get(key, "0")) for key in ("cbsz", "abid", "blgp"))
+    known = (0, 1, 2, 4, 5, 6, 7) if blocks > 1 else (0,)
+    if 1 << size > blocks or chosen >= 1 << size or lanes not in known:
+        raise KernelError(f"cbsz:{size} abid:{chosen} blgp:{lanes} is not emulated here")
+    return size << 8 | chosen << 12 | lanes << 16
 
 
 def _scaled_matrix(

@@ -210,15 +210,22 @@ inline int dpp_source(int control, int l) {
     }
     return row + (control < 0x160 ? n : at ^ n);  // row_newbcast or row_share, row_xmask
 }
+struct Moves { int control = -1; u8 source[LANES]; u64 has; };
+static const Moves& moves(int control) {  // the same each time, so kept
+    static thread_local Moves known[32]; Moves& m = known[(control ^ control >> 5) & 31];
+    if (m.control == control) return m;
+    m.control = control; m.has = 0;
+    for (int l = 0; l < LANES; l++) { const int source = dpp_source(control, l); m.source[l] = u8(most(source, 0)); m.has |= u64(source >= 0) << l; }
+    return m;
+}
 inline u64 move_lanes(const W& w, const In& in, const u32* from, u32* t, u64 mask) {
-    int rows = in.aux[1] & 15, banks = in.aux[1] >> 4 & 15; bool zero = in.aux[1] >> 8 & 1; u64 exec = in.aux[1] >> 9 & 1 ? ALL : w.exec(), kept = 0;
-    for (int l = 0; l < LANES; l++) {
-        int source = dpp_source(in.aux[0], l);
-        bool valid = source >= 0 && (exec >> source & 1);
-        t[l] = valid ? from[source] : 0;
-        bool on = (rows >> (l >> 4) & 1) && (banks >> (l >> 2 & 3) & 1) && (valid || zero);
-        kept |= u64(on) << l;
-    }
+    const int rows = in.aux[1] & 15, banks = in.aux[1] >> 4 & 15; const bool zero = in.aux[1] >> 8 & 1; const u64 exec = in.aux[1] >> 9 & 1 ? ALL : w.exec();
+    const Moves& m = moves(in.aux[0]); u64 valid = m.has;
+    for (int l = 0; l < LANES; l++) t[l] = from[m.source[l]];
+    if (exec != ALL) { u64 on = 0; for (int l = 0; l < LANES; l++) on |= (exec >> m.source[l] & 1) << l; valid &= on; }
+    if (valid != ALL && zero) for (int l = 0; l < LANES; l++) t[l] = valid >> l & 1 ? t[l] : 0;
+    u64 kept = zero ? ALL : valid;
+    for (int l = 0; l < LANES; l += 4) if (!(rows >> (l >> 4) & 1 && banks >> (l >> 2 & 3) & 1)) kept &= ~(15ull << l);
     return mask & kept;
 }
 // RDNA keeps the other half of a register that a result of 16 bits goes to; CDNA clears it

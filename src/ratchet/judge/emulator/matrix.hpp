@@ -1,6 +1,6 @@
 // ---- matrix: "Matrix Arithmetic Instructions" ---- aux: 0 rows and columns of a block (4, 16, 32), 1 k, 2 type of A,
 // 3 type of B, 4 result (0 f32, 1 i32, 2 f64), 5 rows of the result that follow one another in a lane's registers,
-// 6 each row of lanes holds all of A and B (RDNA 3), 7 blocks
+// 6 each row of lanes holds all of A and B (RDNA 3), 7 blocks, and from bit 8 on cbsz, abid and blgp, 4 bits each
 enum Number { BF16, F16, F32, I8, FP8, BF8, FP8_OCP, BF8_OCP, U8, F64 };
 inline f32 element(const W& w, int number, int type, int j, int l) {
     switch (type) {
@@ -35,14 +35,15 @@ template <class T, int N> static void check_halves(const T* a, const T* b, int K
 // A lane has `each` neighbours along k of one row of A, and of one column of B; lanes go over the rows, the blocks, then along k.
 // A result's rows come in runs of `run`: a register holds one row of a run, and of as many runs, of blocks and of one block, as it has room for.
 template <class T, int N> static void multiply(W& w, const In& in) {
-    const int K = in.aux[1], run = in.aux[5], copies = in.aux[6], blocks = most(in.aux[7], 1), each = copies ? K : K * N * blocks / LANES;
+    const int K = in.aux[1], run = in.aux[5], copies = in.aux[6], blocks = most(in.aux[7] & 255, 1), each = copies ? K : K * N * blocks / LANES;
     constexpr int WORDS = sizeof(T) / 4, RUNS = LANES / N;
-    const int together = most(1, LANES * run / (N * N));
+    const int together = most(1, LANES * run / (N * N)), group = 1 << (in.aux[7] >> 8 & 15), abid = in.aux[7] >> 12 & 15, pattern = in.aux[7] >> 16;
+    const auto lane_of_b = [&](int l) { return pattern >= 4 ? (pattern - 4) * 16 + l % 16 : pattern ? (pattern - 1) * 32 + l % 32 : l; };
     static thread_local T a[32 * 128], b[128 * 32], sums[32][LANES];
     for (int l = 0; l < LANES; l++) for (int j = 0; j < each; j++) {
         const int block = copies ? l / N : l / N % blocks, k = copies ? j : l / (N * blocks) * each + j;
         a[(block * N + l % N) * K + k] = element_of<T>(w, in.o[1].number, in.aux[2], j, l);
-        b[(block * K + k) * N + l % N] = element_of<T>(w, in.o[2].number, in.aux[3], j, l);
+        b[(block * K + k) * N + l % N] = element_of<T>(w, in.o[2].number, in.aux[3], j, lane_of_b(l));
     }
     if (copies) check_halves<T, N>(a, b, K);
     const Operand& c = in.o[3];
@@ -55,7 +56,7 @@ template <class T, int N> static void multiply(W& w, const In& in) {
             if (c.kind == VECTOR) for (int word = 0; word < WORDS; word++) x[word] = w.v[c.number + WORDS * r + word][first + j];
             memcpy(sum + j, x, sizeof(T));
         }
-        const T *row = a + (block * N + i) * K, *columns = b + block * K * N;
+        const T *row = a + ((block / group * group + abid) * N + i) * K, *columns = b + block * K * N;
         for (int k = 0; k < K; k++) for (int j = 0; j < N; j++) sum[j] = multiplied(row[k], columns[k * N + j], sum[j]);
     }
     const int all = most(1, N * N * blocks / LANES);

@@ -14,6 +14,7 @@ inline void s_load(W& w, const In& in) {
 }
 inline void s_buffer_load(W& w, const In& in) {
     const u32* r = w.s + in.o[1].number; u64 base = r[0] | u64(r[1] & 0xffff) << 32;
+    // In 64 bits, unlike the offsets of a vector's access: llvm-project #68302
     u64 at = scalar_offset(w, in.o[2]) + in.aux[0]; const u32 size = in.aux[2];
     if (size < 4) { w.s[in.o[0].number] = at + size <= r[2] ? part_of(w.m->memory(base + at, size), size, in.aux[3]) : 0; return; }
     for (int i = 0; i < in.aux[2]; i += 4) { u32 x = 0; if (at + i + 4 <= r[2]) memcpy(&x, w.m->memory(base + at + i, 4), 4); w.s[in.o[0].number + i / 4] = x; }

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import importlib.util
+import subprocess
+import sys
 from collections.abc import Iterator, Sequence
 from typing import Any
 
@@ -106,6 +108,34 @@ def test_a_torch_that_is_not_known_is_refused(version: str) -> None:
 @pytest.mark.parametrize("version", ["2.11.0", "2.13.0+cpu"])
 def test_a_torch_that_is_known_is_taken(version: str) -> None:
     check_version(version)
+
+
+LOWERED = """
+import torch
+from ratchet.judge.emulator.estimates.inductor import pretend, written
+from ratchet.judge.emulator.estimates.worker import CountingDriver, install
+from ratchet.judge.emulator.build import compiled_machine
+from ratchet.targets.architectures import ARCHITECTURES
+
+pretend(ARCHITECTURES["gfx942"], 304)
+install(CountingDriver("gfx942", compiled_machine("gfx942")))
+image = torch.randn(1, 2, 4, 4)
+for reference in (
+    lambda x, _: (x.roll(1, 2),),  # x[i] in a decomposition
+    lambda x, _: (torch.nn.functional.interpolate(x, scale_factor=2, mode="bilinear"),),
+):
+    print("triton_poi" in written(reference, [image], ()))
+"""
+
+
+@pytest.mark.slow
+@pytest.mark.skipif(importlib.util.find_spec("triton") is None, reason="triton is not installed")
+def test_decompositions_that_index_or_interpolate_are_lowered() -> None:
+    """A torch for CPUs can enter no GPU's device, and keeps what only autograd takes apart."""
+    found = subprocess.run(
+        [sys.executable, "-W", "ignore", "-c", LOWERED], capture_output=True, text=True, check=True
+    )
+    assert found.stdout.split() == ["True", "True"]
 
 
 @pytest.mark.slow

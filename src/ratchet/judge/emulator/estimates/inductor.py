@@ -14,6 +14,7 @@ import torch
 from torch import Tensor
 
 from ratchet.base.errors import KernelError
+from ratchet.judge.emulator.estimates.device_guard import allow_entering_gpu
 from ratchet.targets.architectures import Architecture, PretendedDevice
 from ratchet.targets.torch_cuda import PRETENDED_HIP, device_answers
 
@@ -38,6 +39,7 @@ def pretend(architecture: Architecture, units: int) -> None:
     answers = device_answers(
         PretendedDevice(architecture=architecture, name=architecture.name, units=units)
     )
+    allow_entering_gpu()
     changed: Any = torch
     for name, value in answers.items():
         setattr(changed.cuda, name, value)
@@ -102,6 +104,7 @@ def _traced(
     torch's autograd only runs on existing devices. The second trace decomposes operators for
     Inductor, and changes nothing in place.
     """
+    from torch._dispatch.python import enable_python_dispatcher
     from torch._inductor.decomposition import select_decomp_table
     from torch.func import functionalize
     from torch.fx.experimental.proxy_tensor import make_fx
@@ -109,7 +112,8 @@ def _traced(
     def call(*tensors: Tensor) -> tuple[Tensor, ...]:
         return tuple(reference(*tensors, scalars))
 
-    plain = make_fx(call, tracing_mode="real")(*here)
+    with enable_python_dispatcher():
+        plain = make_fx(call, tracing_mode="real")(*here)
     for node in plain.graph.nodes:
         node.args, node.kwargs = torch.fx.node.map_aggregate(
             (node.args, node.kwargs), lambda value: _moved(value)
