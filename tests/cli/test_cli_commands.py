@@ -56,6 +56,7 @@ def test_help_names_every_option_of_the_docs(
     assert main([command, "--help"]) == 0
     text = capsys.readouterr().out
     assert "--json" in text and "--debug" in text
+    assert "<bool>" not in text  # a flag takes no value
 
 
 def test_the_documented_options_exist(capsys: pytest.CaptureFixture[str]) -> None:

@@ -48,7 +48,16 @@ DeviceName = Annotated[
 @functools.cache
 def commands() -> Any:
     """Return the app as click's command; a process that runs several builds it once."""
+    _show_no_type_of_flags()
     return typer.main.get_command(app)
+
+
+def _show_no_type_of_flags() -> None:
+    """Leave out the `<bool>` that newer versions of typer show for an option without a value."""
+    option: Any = typer.core.TyperOption
+    shown = getattr(option, "display_type_rich", None)
+    if shown is not None:
+        option.display_type_rich = lambda self, ctx: None if self.is_flag else shown(self, ctx)
 
 
 def print_json(document: object) -> None:

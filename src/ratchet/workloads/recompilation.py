@@ -18,6 +18,8 @@ import torch
 from torch import Tensor
 from torch.utils._pytree import tree_leaves, tree_map_only
 
+from ratchet.workloads.compiling import parts_as_written, told_while_long
+
 LOG = logging.getLogger("ratchet")
 REPLAYS = "triton.cudagraphs"
 """Inductor's option that replays a graph of launches, whose results each replay writes anew."""
@@ -73,6 +75,9 @@ class BoundedCompile:
         """Shapes with a fixed graph, and the numbers among the inputs of their last call."""
         self._told: set[str] = set()
         self._has_run = False
+        self.goes_on = False
+        """If True, a frame that fails to compile in the first run runs as written too; otherwise
+        that failure is raised."""
         self.calls = 0
         self.graphs = 0
         """Number of graphs that dynamo has made for this function."""
@@ -94,7 +99,8 @@ class BoundedCompile:
         if shapes in self._seen:
             return self._call_again(shapes, arguments, named)
         if len(self._seen) < self._most_shapes and self._fixed_left > 0:
-            result, compiled = self._call_fixed(True, arguments, named)
+            with told_while_long(self._tell):
+                result, compiled = self._call_fixed(True, arguments, named)
             if compiled:
                 self._fixed_left -= 1
                 self._seen[shapes] = numbers_of(arguments, named)
@@ -162,21 +168,20 @@ class BoundedCompile:
             optimizers_as_they_are(),
             _hooks_are_guarded(),
             self._scalars_taken(),
-            self._late_failures(),
+            self._failures(),
         ):
             result = function(*arguments, **named)
         self._has_run = True
         self.graphs += counters["stats"]["unique_graphs"] - graphs
         return result, counters["frames"]["total"] > before
 
-    def _late_failures(self) -> AbstractContextManager[None]:
-        """Let a frame that fails to compile run as written; the first run's failure is raised.
+    def _failures(self) -> AbstractContextManager[None]:
+        """Let a frame that fails to compile run as written, except in a first run by default.
 
         A long run must not end because a new shape, a full disk or a broken cache stops a compiler.
         """
-        import torch._dynamo
-
-        return torch._dynamo.config.patch(suppress_errors=True) if self._has_run else nullcontext()
+        goes_on = self.goes_on or self._has_run
+        return parts_as_written(self._tell) if goes_on else nullcontext()
 
     def _scalars_taken(self) -> AbstractContextManager[None]:
         import torch._dynamo

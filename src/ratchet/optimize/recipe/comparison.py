@@ -15,6 +15,7 @@ from torch.utils._pytree import tree_leaves
 
 from ratchet.base.errors import RecipeError, told
 from ratchet.optimize.recipe.compiled_step import CompiledStep, Script
+from ratchet.optimize.recipe.marks import RAISED
 from ratchet.optimize.recipe.snapshot import Snapshot, of_random_states, set_seeds
 
 log = logging.getLogger("ratchet")
@@ -35,8 +36,6 @@ EPSILON = 2e-6
 """Rounding of a weight that is not updated, as a share of its norm."""
 NOISE = 3.0
 """Largest difference, as a share of that of two runs that draw other random numbers."""
-RAISED = (RuntimeError, TypeError, AssertionError)
-"""Errors of a step that torch.compile or a kernel may cause."""
 
 Values = dict[tuple[str, str], Tensor]
 """By kind (`gradient`) and name (`head.weight`)."""

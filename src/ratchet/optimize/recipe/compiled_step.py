@@ -24,11 +24,11 @@ from ratchet.optimize.recipe.module_calls import (
     ModuleCall,
     attention,
     compile_options,
-    kept_graphs,
     memory_slots,
 )
 from ratchet.optimize.recipe.slots import Attribute, StepOutOfGraphs, StepSlot, filled, update_slot
 from ratchet.optimize.recipe.widening import KeptTensors, WidenedForward, computes_in_bf16
+from ratchet.workloads.compiling import kept_graphs
 from ratchet.workloads.config import AUTOCAST, StepConfig
 from ratchet.workloads.implementations import has_implementation
 from ratchet.workloads.lowered import lowered_forward

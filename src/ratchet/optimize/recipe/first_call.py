@@ -87,7 +87,7 @@ def watch(
     """
     seen = Seen(loses_gradient=loses_gradient(step))
     blocks = find_blocks(recomputed) if recomputed is not None else []
-    kept, before = [_kept(block) for block in blocks], numbers(step)
+    kept, before = [kept_state(block) for block in blocks], numbers(step)
     with _backwards(seen), _optimizers(seen), _modules(seen):
         result = step(*arguments, **named)
     after = numbers(step)
@@ -95,7 +95,7 @@ def watch(
     seen.changing = [
         block
         for block, own in zip(blocks, kept, strict=True)
-        if _kept(block) != own or _has_hooks(block)
+        if kept_state(block) != own or _has_hooks(block)
     ]
     return result, seen
 
@@ -205,7 +205,7 @@ def _random_state() -> list[bytes]:
     return [one.numpy().tobytes() for one in states]
 
 
-def _kept(block: nn.Module) -> list[object]:
+def kept_state(block: nn.Module) -> list[object]:
     """Return a block's state without its parameters, for comparison."""
     found: list[object] = []
     for module in block.modules():

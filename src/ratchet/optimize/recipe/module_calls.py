@@ -9,16 +9,20 @@ from __future__ import annotations
 import logging
 from collections.abc import Callable, Collection, Iterator
 from contextlib import AbstractContextManager, contextmanager, nullcontext
+from functools import partial
 
 import torch
 from torch import nn
 from torch.nn.attention import sdpa_kernel
 
+from ratchet.base.errors import told
 from ratchet.graph.steps import install_options, installed_kernels
-from ratchet.optimize.recipe.first_call import recurrent_in
+from ratchet.optimize.recipe.first_call import kept_state, recurrent_in
+from ratchet.optimize.recipe.marks import RAISED, Marks
 from ratchet.optimize.recipe.slots import ABSENT, Attribute, StepSlot, filled
 from ratchet.optimize.recipe.widening import computes_in_bf16, widened
 from ratchet.workloads.checkpointing import apply_checkpointing, find_blocks, is_transformed
+from ratchet.workloads.compiling import kept_graphs
 from ratchet.workloads.config import AUTOCAST, StepConfig
 from ratchet.workloads.deferred_logits import apply_logits, replaced_in
 from ratchet.workloads.fp8_products import apply_products, multiplying_in
@@ -34,9 +38,12 @@ SLOT = "_compiled_call_impl"
 class ModuleCall:
     """A module's call in a recipe's precision, compiled if the recipe says so.
 
-    It acts where gradients are recorded, and with `training_only` only in training mode. Everywhere
-    else, and inside another torch.compile, the module runs as written. Results have the dtype that
-    they have without autocast, unless the script is in autocast itself.
+    It acts where gradients are recorded. Everywhere else, and inside another torch.compile, the
+    module runs as written. Results have the dtype that they have without autocast, unless the
+    script is in autocast itself.
+
+    A module `alone`, whose step Ratchet does not see, also runs as written in evaluation mode, and
+    from its first run on if that raises; its graphs may be differentiated twice.
     """
 
     def __init__(
@@ -46,8 +53,7 @@ class ModuleCall:
         device_type: str,
         options: CompileOptions | None,
         *,
-        training_only: bool = False,
-        keeps_graphs: bool = False,
+        alone: bool = False,
         slots: tuple[StepSlot, ...] = (),
     ) -> None:
         units = units_of(module) if options is not None else []
@@ -62,12 +68,12 @@ class ModuleCall:
         self.compiled = [self._whole] if self._whole else [one.compiled for one in own]
         """The module's own compiled call, or those of the units that FSDP2 gathers in it."""
         self.has_run = False
-        """The module has run by the recipe."""
+        """The module has run by the recipe, or been found not to."""
+        self._as_written = False
         self._module = module
         self._config = config
         self._device_type = device_type
-        self._training_only = training_only
-        self._keeps_graphs = keeps_graphs
+        self._alone = alone
         self._slots = (*slots, *own)
 
     def slot(self) -> Attribute:
@@ -81,16 +87,40 @@ class ModuleCall:
 
     def _call(self, *arguments: object, **named: object) -> object:
         module = self._module
-        written: Callable[..., object] = module._call_impl
         if (
-            torch.compiler.is_compiling()
+            self._as_written
+            or torch.compiler.is_compiling()
             or is_transformed()
             or not torch.is_grad_enabled()
-            or (self._training_only and not module.training)
+            or (self._alone and not module.training)
         ):
-            return written(*arguments, **named)
+            return module._call_impl(*arguments, **named)  # type: ignore[no-untyped-call]
+        if self._alone and not self.has_run:
+            return self._run_first(arguments, named)
+        return self._run(arguments, named)
+
+    def _run_first(self, arguments: tuple[object, ...], named: dict[str, object]) -> object:
+        """Run by the recipe; as written from now on if that raises and has changed nothing."""
+        module = self._module
+        marks = Marks([module], numbers=partial(kept_state, module))
+        try:
+            result = self._run(arguments, named)
+        except RAISED as error:
+            if not marks.undo():
+                raise
+            result = module._call_impl(*arguments, **named)  # type: ignore[no-untyped-call]
+            log.warning(
+                "ratchet: %s runs as written; by its recipe it raises %s",
+                type(module).__name__,
+                told(error),
+            )
+            self._as_written = True
         self.has_run = True
-        function = self._whole or written
+        return result
+
+    def _run(self, arguments: tuple[object, ...], named: dict[str, object]) -> object:
+        module = self._module
+        function: Callable[..., object] = self._whole or module._call_impl
         if self._config.precision not in AUTOCAST:
             with self._place():
                 return function(*arguments, **named)
@@ -101,7 +131,7 @@ class ModuleCall:
 
     @contextmanager
     def _place(self) -> Iterator[None]:
-        with filled(self._slots), attention(self._config), kept_graphs(self._keeps_graphs):
+        with filled(self._slots), attention(self._config), kept_graphs(self._alone):
             yield
 
 
@@ -118,15 +148,6 @@ class UnitForward(Attribute):
         made = CompiledUnit(unit, options, written)
         self.compiled = made.compiled
         super().__init__(unit, "forward", made)
-
-
-def kept_graphs(keep: bool) -> AbstractContextManager[object]:
-    """Let what is compiled be differentiated again, as by `backward(retain_graph=True)`."""
-    if not keep:
-        return nullcontext()
-    import torch._functorch.config
-
-    return torch._functorch.config.patch(donated_buffer=False)  # type: ignore[no-any-return]
 
 
 def attention(config: StepConfig) -> AbstractContextManager[object]:
@@ -184,10 +205,11 @@ def compile_module(module: nn.Module, config: StepConfig, device_type: str) -> M
         config,
         device_type,
         options,
-        training_only=True,
-        keeps_graphs=True,
+        alone=True,
         slots=slots,
     )
+    for part in call.compiled:
+        part.goes_on = True
     call.slot().fill()
     return call
 
