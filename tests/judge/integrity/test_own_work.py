@@ -6,9 +6,11 @@ import ctypes
 import mmap
 import os
 import sysconfig
+import time
 from collections.abc import Iterator
 from dataclasses import replace
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import judge_problems as given
@@ -206,6 +208,24 @@ def test_python_around_a_kernel_is_there_to_call_it(
     found, reason, _ = concluded(watch)
     assert found == status
     assert not status or "the Python around it worked" in reason
+
+
+@pytest.mark.parametrize(("works_s", "is_seen"), [(0.0, False), (0.02, True)])
+def test_python_that_waits_for_a_core_does_not_work(
+    works_s: float, is_seen: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def look(*_: object, **__: object) -> None:
+        watch.looked = watch.active = watch.interpreted = 40
+        until = time.thread_time() + works_s
+        while time.thread_time() < until:
+            pass
+
+    with CodePlaces(None) as places:
+        watch = own_work.Watch(places, "cpp")
+        monkeypatch.setattr(own_work, "watch", look)
+        family: Any = SimpleNamespace(worker=os.getpid())
+        watch.looks(family, 10.0, 1)(lambda: False)
+    assert watch.failed is is_seen
 
 
 TORCH = CodePlace(owner="library", name="libtorch_cpu.so")

@@ -16,6 +16,7 @@ from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
 from typing import Final
 
+from ratchet.base.process import families
 from ratchet.judge.integrity.code_places import CodePlace, CodePlaces, Mapping, Owner, read_mappings
 from ratchet.judge.integrity.thread_samples import ThreadSample, Unseen, WatchedFamily, watch
 from ratchet.judge.stage_result import fault
@@ -99,12 +100,15 @@ class Watch:
         """
         self._worker = family.worker
         rng = secrets.SystemRandom()
+        before_s = _on_core_s(family.worker)
 
         def meanwhile(over: Callable[[], bool]) -> None:
             looked, interpreted = self.looked, self.interpreted
             watch(family, self._note, over=over, expected_s=expected_s, draw=rng.random)
             share = (self.interpreted - interpreted) / max(1, self.looked - looked)
-            self._note_batch(share * expected_s, calls)
+            # On a busy machine it mostly waits for a core, at the Python that woke up.
+            ran_s = _on_core_s(family.worker) - before_s
+            self._note_batch(share * min(expected_s, ran_s or expected_s), calls)
 
         return meanwhile
 
@@ -235,6 +239,11 @@ class Watch:
         if not unseen:
             raise fault("unmeasured", f"right, but {why}; {detail}")
         return why
+
+
+def _on_core_s(pid: int) -> float:
+    """Return the seconds for which a process's first thread was on a core; 0 if nobody tells."""
+    return families.work_done([pid]).get((pid, pid), (0, 0))[0] / 1e9
 
 
 @contextlib.contextmanager

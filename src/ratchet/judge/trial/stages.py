@@ -36,7 +36,12 @@ from ratchet.judge.trial.timing import plan
 from ratchet.judge.trial.timing.decide import conclude, with_less_gain, without_gain
 from ratchet.judge.trial.timing.group_sequential import time_until_answered
 from ratchet.judge.trial.timing.one_by_one import see_alone
-from ratchet.judge.trial.timing.sample import CaseTiming, see_order, watch_case
+from ratchet.judge.trial.timing.sample import (
+    CaseTiming,
+    compare_more,
+    see_order,
+    watch_case,
+)
 from ratchet.judge.trial.wear import check_wear, told_of_wear, why_no_gain
 from ratchet.judge.verdict import EmulatedCase, Evidence, TimedSample, Verdict
 from ratchet.judge.workers.candidate.model_answer import followed, runnable
@@ -424,6 +429,8 @@ class KernelTrial:
             return without_gain(concluded, unordered) if unordered else concluded
         if concluded.status == "proven" and self.accelerator is None:
             with launches.launch(0) as process:
+                for timing in timings:
+                    compare_more(timing, opened, process)
                 seen, share = see_alone(timings, opened, process)
             self.evidence.append(seen)
             if not seen.passed:
@@ -452,6 +459,7 @@ class KernelTrial:
         """Return why calls may have been computed together, or ""."""
         for timing in timings:
             with launches.launch(0) as process:
+                compare_more(timing, opened, process)
                 seen = see_order(timing, opened, process)
             if not seen:
                 return (

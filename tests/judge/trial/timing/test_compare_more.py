@@ -1,0 +1,58 @@
+"""More calls are compared before a kernel is proven, where few were while it was timed."""
+
+from __future__ import annotations
+
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+
+from ratchet.judge.trial.timing import sample
+from ratchet.judge.trial.timing.sample import ENOUGH_COMPARED, CaseTiming, compare_more
+
+
+class Arm:
+    """Counts what is compared of batches of two calls."""
+
+    runs = 0
+
+    def __init__(self, *_: object) -> None:
+        self.checked = 0
+
+    def begin(self, _: object) -> None:
+        self.batch = 0
+
+    def sample(self, calls: dict[int, int]) -> None:
+        self.sampled = calls
+
+    def run(self, _: int) -> None:
+        Arm.runs += 1
+
+    def check_due(self) -> None:
+        self.checked += self.sampled[self.batch]
+        self.batch += 1
+
+    def close(self) -> None:
+        pass
+
+
+@pytest.mark.parametrize(
+    ("compared", "limit_s", "runs"),
+    [(12, 60.0, (ENOUGH_COMPARED - 12) // 2), (12, 0.0, 1), (ENOUGH_COMPARED, 60.0, 0)],
+    ids=["few", "slowly", "enough"],
+)
+def test_until_enough_were_compared(
+    compared: int, limit_s: float, runs: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(sample, "COMPARING_S", limit_s)
+    monkeypatch.setattr(sample, "CandidateArm", Arm)
+    monkeypatch.setattr(sample, "RoundSeeds", lambda *_, **__: None)
+    monkeypatch.setattr(sample, "warm", lambda *_: 0.0)
+    monkeypatch.setattr(sample, "calls_of", lambda *_: 2)
+    monkeypatch.setattr(Arm, "runs", 0)
+    opened: Any = SimpleNamespace(evidence=[])
+    process: Any = SimpleNamespace(pause=lambda: None)
+    timing = CaseTiming(case=0, name="timed", samples=[], checked=compared)
+    compare_more(timing, opened, process)
+    assert Arm.runs == runs
+    assert [one.check for one in opened.evidence] == ["right while timed on timed, again"][:runs]
