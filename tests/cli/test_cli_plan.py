@@ -44,11 +44,13 @@ def test_out_holds_the_page_and_the_scripts(
     capsys: pytest.CaptureFixture[str], tmp_path: Path
 ) -> None:
     out = tmp_path / "plans"
-    assert main([*PLAN, "--out", str(out)]) == 0
+    assert main([*PLAN, "--tokens", "3e11", "--out", str(out)]) == 0
     names = ["job.sbatch", "jobset.yaml", "plan.html", "plan.json", "run.sh"]
     assert sorted(one.name for one in out.iterdir()) == names
     page = html.unescape((out / "plan.html").read_text())
     assert not re.search(r"(src|href)=.http", page)
+    slider = re.search(r'id="x-tokens"[^>]*value="(\d+)"', page)
+    assert slider is not None and slider[1] == "300"  # the run that was asked for
     script = re.search(r"script-src '(sha256-[^']+)'", page)
     assert script is not None  # the page's policy allows its own script alone
     assert stat.S_ISREG((out / "run.sh").stat().st_mode)
