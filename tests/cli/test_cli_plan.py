@@ -70,6 +70,13 @@ def test_a_layout_that_does_not_fit_is_told(capsys: pytest.CaptureFixture[str]) 
     assert json.loads(capsys.readouterr().out)["fits"] is False
 
 
+def test_a_sharding_is_kept(capsys: pytest.CaptureFixture[str]) -> None:
+    for words in ((), ("--parallel", "dp=2,tp=8")):
+        assert main([*PLAN, *words, "--sharding", "none", "--json"]) == 0
+        front = json.loads(capsys.readouterr().out)["front"]
+        assert {one["layout"]["sharding"] for one in front} == {"none"}
+
+
 @pytest.mark.parametrize("ending", ["csv", "json"])
 def test_every_layout_goes_into_a_file(
     ending: str, capsys: pytest.CaptureFixture[str], tmp_path: Path
@@ -112,6 +119,7 @@ def test_the_largest_model_in_some_days(capsys: pytest.CaptureFixture[str]) -> N
         ((*PLAN, "--days", "3"), "leave MODEL, --tokens and --parallel out"),
         ((*PLAN, "--layouts", "layouts.txt"), "ends in none of .csv, .json"),
         ((*PLAN, "--checkpointing", "some"), "none, selective, full"),
+        ((*PLAN, "--sharding", "zero9"), "sharding 'zero9' is unknown: use one of none, optimizer"),
         ((*PLAN, "--micro-batch", "3"), "in micro-batches of 3"),
         (("plan",), "give a model and a cluster"),
         (("plan", "llama3-8b", "--cluster", "mi300x:8x0"), "no devices"),
