@@ -44,11 +44,13 @@ def test_out_holds_the_page_and_the_scripts(
     capsys: pytest.CaptureFixture[str], tmp_path: Path
 ) -> None:
     out = tmp_path / "plans"
-    assert main([*PLAN, "--out", str(out)]) == 0
+    assert main([*PLAN, "--tokens", "3e11", "--out", str(out)]) == 0
     names = ["job.sbatch", "jobset.yaml", "plan.html", "plan.json", "run.sh"]
     assert sorted(one.name for one in out.iterdir()) == names
     page = html.unescape((out / "plan.html").read_text())
     assert not re.search(r"(src|href)=.http", page)
+    slider = re.search(r'id="x-tokens"[^>]*value="(\d+)"', page)
+    assert slider is not None and slider[1] == "300"  # the run that was asked for
     script = re.search(r"script-src '(sha256-[^']+)'", page)
     assert script is not None  # the page's policy allows its own script alone
     assert stat.S_ISREG((out / "run.sh").stat().st_mode)
@@ -66,6 +68,13 @@ def test_a_layout_that_does_not_fit_is_told(capsys: pytest.CaptureFixture[str]) 
     assert "it does not fit into the 72.0 GiB" in " ".join(capsys.readouterr().out.split())
     assert main([*words, "--json"]) == 0
     assert json.loads(capsys.readouterr().out)["fits"] is False
+
+
+def test_a_sharding_is_kept(capsys: pytest.CaptureFixture[str]) -> None:
+    for words in ((), ("--parallel", "dp=2,tp=8")):
+        assert main([*PLAN, *words, "--sharding", "none", "--json"]) == 0
+        front = json.loads(capsys.readouterr().out)["front"]
+        assert {one["layout"]["sharding"] for one in front} == {"none"}
 
 
 @pytest.mark.parametrize("ending", ["csv", "json"])
@@ -110,6 +119,7 @@ def test_the_largest_model_in_some_days(capsys: pytest.CaptureFixture[str]) -> N
         ((*PLAN, "--days", "3"), "leave MODEL, --tokens and --parallel out"),
         ((*PLAN, "--layouts", "layouts.txt"), "ends in none of .csv, .json"),
         ((*PLAN, "--checkpointing", "some"), "none, selective, full"),
+        ((*PLAN, "--sharding", "zero9"), "sharding 'zero9' is unknown: use one of none, optimizer"),
         ((*PLAN, "--micro-batch", "3"), "in micro-batches of 3"),
         (("plan",), "give a model and a cluster"),
         (("plan", "llama3-8b", "--cluster", "mi300x:8x0"), "no devices"),

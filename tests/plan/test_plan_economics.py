@@ -74,6 +74,19 @@ def test_commands_hold_every_degree(stack: str) -> None:
     assert container["resources"]["limits"] == {"amd.com/gpu": 8}
 
 
+def test_megatron_s_command_has_the_model_s_sizes() -> None:
+    asked = make_asked(find_shape("llama3-8b"), CLUSTER, STACKS["megatron"], batch=64)
+    words = torchrun(asked, plan_one(asked, Layout(dp=2, tp=8))).split()
+    for said in ("--num-layers=32", "--hidden-size=4096", "--ffn-hidden-size=14336",
+                 "--num-attention-heads=32", "--num-query-groups=8", "--group-query-attention",
+                 "--swiglu", "--sequence-parallel"):  # fmt: skip
+        assert said in words
+    old = make_asked(find_shape("gpt3-175b"), CLUSTER, STACKS["megatron-2021"], batch=64)
+    words = torchrun(old, plan_one(old, Layout(tp=8, pp=2))).split()
+    assert "pretrain_gpt.py" in words and "--hidden-size=12288" in words
+    assert not {"--sequence-parallel", "--swiglu", "--group-query-attention"} & set(words)
+
+
 def trace_of(device: str, path: Path, *, inner: int = 4096, dur_us: int = 1000) -> Path:
     """A trace of one large bf16 product on a device."""
     size = 4096

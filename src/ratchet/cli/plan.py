@@ -99,6 +99,14 @@ def plan(
             parser=finite(least=0.001), metavar="N", help="Tokens of that model's run a parameter."
         ),
     ] = 20.0,
+    sharding: Annotated[
+        str | None,
+        typer.Option(
+            metavar="WORD",
+            help="none (DDP), optimizer (ZeRO-1) or full (FSDP). Default: all are tried; with "
+            "--parallel, dp is optimizer and fsdp is full.",
+        ),
+    ] = None,
     savings: Annotated[
         Path | None,
         typer.Option(metavar="RECIPE", help="Tell what a recipe's proven ratio saves a fleet."),
@@ -156,6 +164,7 @@ def plan(
         parallel=layout,
         micro_batch=micro_batch,
         checkpointing=checkpointing,
+        sharding=sharding,
         network_gb_per_s=network,
         traces=tuple(calibrate or ()),
         tokens=tokens,

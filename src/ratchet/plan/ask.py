@@ -2,14 +2,14 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 from ratchet.base.errors import PlanError
 from ratchet.plan.cluster import PlannedCluster, parse_cluster
 from ratchet.plan.economics import RunCost, Saved, check_price, cost_of, savings
 from ratchet.plan.largest import Trainables, largest
-from ratchet.plan.layout import parse_layout
+from ratchet.plan.layout import SHARDINGS, parse_layout
 from ratchet.plan.search import LayoutPlan, Planned, make_asked, plan, plan_degrees
 from ratchet.plan.shape import find_shape
 from ratchet.plan.stack import find_stack
@@ -28,6 +28,7 @@ class PlanRequest:
     parallel: str | None = None
     micro_batch: int | None = None
     checkpointing: str | None = None
+    sharding: str | None = None
     network_gb_per_s: float | None = None
     traces: tuple[Path, ...] = ()
     tokens: float | None = None
@@ -79,11 +80,15 @@ def planned(request: PlanRequest) -> Answered:
     asked = make_asked(
         shape, cluster, stack, batch=request.batch, precisions=request.precisions,
         micro_batch=request.micro_batch, checkpointing=request.checkpointing,
+        sharding=request.sharding,
     )  # fmt: skip
     if request.parallel is None:
         found = plan(asked)
     else:
-        found = plan_degrees(asked, parse_layout(request.parallel, cluster.world))
+        layout = parse_layout(request.parallel, cluster.world)
+        if request.sharding is not None:
+            layout = replace(layout, sharding=SHARDINGS[SHARDINGS.index(request.sharding)])
+        found = plan_degrees(asked, layout)
     cost = None
     if request.tokens is not None:
         cost = cost_of(found.best, cluster, request.tokens, request.price)

@@ -6,6 +6,7 @@ import shlex
 from typing import Final
 
 from ratchet.plan.search import LayoutPlan, PlanQuestion
+from ratchet.plan.shape import Shape
 
 PORT: Final = 29500
 _TITAN_CHECKPOINTING: Final = {"none": "none", "selective": "selective", "full": "full"}
@@ -49,7 +50,9 @@ def _torchtitan(asked: PlanQuestion, plan: LayoutPlan) -> list[str]:
 
 def _megatron(asked: PlanQuestion, plan: LayoutPlan) -> list[str]:
     layout, shape = plan.layout, asked.shape
+    model, flags = _megatron_model(shape)
     told = {
+        **model,
         "tensor-model-parallel-size": layout.tp,
         "pipeline-model-parallel-size": layout.pp,
         "context-parallel-size": layout.cp,
@@ -60,7 +63,6 @@ def _megatron(asked: PlanQuestion, plan: LayoutPlan) -> list[str]:
     }
     if layout.vpp > 1:
         told["num-layers-per-virtual-pipeline-stage"] = shape.layers // (layout.pp * layout.vpp)
-    flags = ["--bf16"]
     if layout.tp > 1 and asked.stack.sequence_parallel:
         flags.append("--sequence-parallel")
     if layout.sharding == "optimizer":
@@ -76,6 +78,30 @@ def _megatron(asked: PlanQuestion, plan: LayoutPlan) -> list[str]:
         flags.append("--fp8-format=hybrid")
     named = [f"--{name}={value}" for name, value in told.items()]
     return ["pretrain_gpt.py", *named, *flags]
+
+
+def _megatron_model(shape: Shape) -> tuple[dict[str, int], list[str]]:
+    """Return Megatron-LM's sizes of a model, and its flags."""
+    told = {
+        "num-layers": shape.layers,
+        "hidden-size": shape.hidden,
+        "ffn-hidden-size": shape.intermediate or shape.expert_intermediate,
+        "num-attention-heads": shape.heads,
+        "kv-channels": shape.head_dim,
+        "max-position-embeddings": shape.sequence,
+    }
+    flags = ["--bf16"]
+    if shape.kv_heads != shape.heads:
+        told["num-query-groups"] = shape.kv_heads
+        flags.append("--group-query-attention")
+    if shape.experts:
+        told |= {"num-experts": shape.experts, "moe-router-topk": shape.experts_per_token}
+    if shape.gated:
+        flags += ["--swiglu", "--normalization=RMSNorm", "--position-embedding-type=rope"]
+        flags.append("--disable-bias-linear")
+    if not shape.tied:
+        flags.append("--untie-embeddings-and-output-weights")
+    return told, flags
 
 
 def torchrun(asked: PlanQuestion, plan: LayoutPlan, *, head: str = "$HEAD") -> str:

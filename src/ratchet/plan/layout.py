@@ -17,7 +17,7 @@ Floats = NDArray[np.float64]
 Sharding = Literal["none", "optimizer", "full"]
 Checkpointing = Literal["none", "selective", "full"]
 Precision = Literal["bf16", "fp8"]
-SHARDINGS: Final = ("none", "optimizer", "full")
+SHARDINGS: Final[tuple[Sharding, ...]] = ("none", "optimizer", "full")
 CHECKPOINTINGS: Final = ("none", "selective", "full")
 PRECISIONS: Final = ("bf16", "fp8")
 

@@ -52,6 +52,7 @@ class PlanQuestion:
     micro_batches: tuple[int, ...] = MICRO_BATCHES
     """Sequences of a micro-batch that are tried."""
     checkpointings: tuple[str, ...] = CHECKPOINTINGS
+    shardings: tuple[str, ...] = SHARDINGS
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -128,17 +129,19 @@ class Evaluated:
 def make_asked(
     shape: Shape, cluster: PlannedCluster, stack: Stack, *, batch: int | None = None,
     precisions: tuple[str, ...] = ("bf16",), micro_batch: int | None = None,
-    checkpointing: str | None = None,
+    checkpointing: str | None = None, sharding: str | None = None,
 ) -> PlanQuestion:  # fmt: skip
     """Return what is planned; the batch defaults to about four million tokens.
 
-    Without a micro-batch or a checkpointing all are tried. Raises PlanError for a precision that
-    the device lacks and for an unknown checkpointing.
+    Without a micro-batch, a checkpointing or a sharding all are tried. Raises PlanError for a
+    precision that the device lacks, and for an unknown checkpointing or sharding.
     """
-    if checkpointing is not None and checkpointing not in CHECKPOINTINGS:
-        raise PlanError(
-            f"checkpointing {checkpointing!r} is unknown: use one of {', '.join(CHECKPOINTINGS)}"
-        )
+    for name, word, known in (
+        ("checkpointing", checkpointing, CHECKPOINTINGS),
+        ("sharding", sharding, SHARDINGS),
+    ):
+        if word is not None and word not in known:
+            raise PlanError(f"{name} {word!r} is unknown: use one of {', '.join(known)}")
     lacking = [one for one in precisions if one not in cluster.products]
     if lacking:
         raise PlanError(
@@ -152,6 +155,7 @@ def make_asked(
         shape=shape, cluster=cluster, stack=stack, batch=batch, precisions=precisions,
         micro_batches=MICRO_BATCHES if micro_batch is None else (micro_batch,),
         checkpointings=CHECKPOINTINGS if checkpointing is None else (checkpointing,),
+        shardings=SHARDINGS if sharding is None else (sharding,),
     )  # fmt: skip
 
 
@@ -196,10 +200,10 @@ def _choices(asked: PlanQuestion, dp: int, tp: int, pp: int, cp: int, ep: int) -
     micro = [one for one in asked.micro_batches if one <= own and own % one == 0]
     chunks = [one for one in CHUNKS if _may_chunk(asked.shape.layers, pp, one)]
     # A data-parallel group of one rank shards nothing.
-    sharding = range(len(SHARDINGS)) if dp * cp > 1 else range(1)
+    sharding = [SHARDINGS.index(one) for one in asked.shardings] if dp * cp > 1 else [0]
     precisions = [PRECISIONS.index(one) for one in asked.precisions]
     kept = [CHECKPOINTINGS.index(one) for one in asked.checkpointings]
-    grid = np.meshgrid(micro, chunks, list(sharding), kept, precisions, indexing="ij")
+    grid = np.meshgrid(micro, chunks, sharding, kept, precisions, indexing="ij")
     micro_batch, vpp, shard, checkpointing, precision = (one.ravel().astype(np.int64)
                                                          for one in grid)  # fmt: skip
     # An interleaved schedule takes whole rounds of micro-batches.
@@ -369,6 +373,7 @@ def _fits_nowhere(asked: PlanQuestion, least_bytes: float) -> str:
             precisions=asked.precisions,
             micro_batches=asked.micro_batches,
             checkpointings=asked.checkpointings,
+            shardings=asked.shardings,
         )
         evaluated = evaluate(larger, layouts_of(larger))
         if evaluated.memory.total.min() <= room_bytes(cluster):

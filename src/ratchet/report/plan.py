@@ -166,7 +166,7 @@ def _what_if(answer: Answered) -> m.ReportSection:
             ("links inside a node, x", "fabric", 0.25, 4, 0.05, 1),
             ("network between nodes, x", "network", 0.25, 4, 0.05, 1),
             ("price of a device-hour", "price", 0, 10, 0.1, answer.price or 2),
-            ("tokens of the run, 1e9", "tokens", 10, 20000, 10, 1000),
+            ("tokens of the run, 1e9", "tokens", 10, 20000, 10, round(_tokens(answer) / 1e9)),
         )
     )
     table = Markup(
@@ -186,6 +186,11 @@ def _what_if(answer: Answered) -> m.ReportSection:
         m.Figure("raw", sliders + box.format(table) + held),
         on="page",
     )
+
+
+def _tokens(answer: Answered) -> float:
+    """Return the tokens of the run within the slider's range; 1e12 if none were given."""
+    return min(max(answer.tokens or 1e12, 10e9), 20000e9)
 
 
 def _script() -> dict[str, object]:

@@ -304,6 +304,8 @@ def across_words(found: Ranks) -> list[str]:
     said = []
     if found.straggler is not None:
         said.append(f"Rank {found.straggler} is the straggler: the others waited for it longest.")
+    elif found.collectives:
+        said.append("No rank is a straggler: the ranks waited about as long for each other.")
     if found.collectives:
         said.append(
             f"{len(found.collectives):,} collectives in which all ranks took part: "

@@ -148,3 +148,54 @@ def test_the_recorded_rank_beside_a_late_one(tmp_path: Path) -> None:
     assert len(found.collectives) == len(late.collectives) > 10
     assert found.straggler == 1
     assert found.waiting == {0: 20_000 * len(late.collectives), 1: 0}
+
+
+def host_rank(folder: Path, number: int, events: list[dict[str, Any]]) -> None:
+    events = [mt.op("aten::mm", 0, 40), *events, mt.op("aten::mm", 960, 40)]
+    mt.write(folder / f"trace_{number}.json", events, distributedInfo={"rank": number})
+
+
+def host_reduce(start: float, end: float) -> list[dict[str, Any]]:
+    """An all-reduce of gloo: the op that issues it, its run on another thread, and the wait."""
+    return [
+        mt.op("c10d::allreduce_", start - 5, 4),
+        mt.span("user_annotation", "gloo:all_reduce", start, end - start, tid=77),
+        mt.op("_c10d_functional::wait_tensor", start + 1, end - start - 1),
+    ]
+
+
+def test_what_issues_a_host_s_collective_or_awaits_it_is_none(tmp_path: Path) -> None:
+    host_rank(tmp_path, 0, host_reduce(100, 200) + host_reduce(400, 500))
+    host_rank(tmp_path, 1, host_reduce(160, 200) + host_reduce(480, 500))
+    found = read_ranks(tmp_path)
+    assert (len(found.collectives), found.unmatched, found.straggler) == (2, 0, 1)
+    assert found.waiting == {0: 140_000, 1: 0}
+    assert [row.operation for row in found.reports[0].collectives] == ["all_reduce"] * 2
+    # The ops still are communication, whose time nothing hides.
+    assert found.reports[0].identity.exposed_communication == 2 * (4_000 + 100_000)
+
+
+def test_a_trace_without_a_backend_s_runs_keeps_its_ops(tmp_path: Path) -> None:
+    host_rank(tmp_path, 0, [mt.op("c10d::allreduce_", 100, 50)])
+    (row,) = read_ranks(tmp_path).reports[0].collectives
+    assert (row.operation, row.duration) == ("all_reduce", 50_000)
+
+
+def test_a_host_s_send_belongs_to_its_receive(tmp_path: Path) -> None:
+    def run(name: str, start: float, end: float) -> list[dict[str, Any]]:
+        return [mt.span("user_annotation", name, start, end - start, tid=77)]
+
+    host_rank(tmp_path, 0, run("gloo:send", 100, 110) + run("gloo:recv", 300, 420))
+    host_rank(tmp_path, 1, run("gloo:recv", 60, 112) + run("gloo:send", 410, 420))
+    found = read_ranks(tmp_path)
+    assert (len(found.collectives), found.unmatched) == (2, 0)
+    assert found.waiting == {0: 110_000, 1: 42_000}
+
+
+def test_ranks_that_wait_for_each_other_alike_have_no_straggler(tmp_path: Path) -> None:
+    first, second = host_reduce(100, 200), host_reduce(400, 500)
+    host_rank(tmp_path, 0, first + host_reduce(450, 500))
+    host_rank(tmp_path, 1, host_reduce(145, 200) + second)
+    found = read_ranks(tmp_path)  # waits of 45 and 50 us in a window of 1,000
+    assert found.straggler is None and sum(found.waiting.values()) == 95_000
+    assert "No rank is a straggler" in " ".join(across_words(found))

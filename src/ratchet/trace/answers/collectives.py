@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import re
 from dataclasses import dataclass
+from typing import Final
 
 import numpy as np
 from numpy.typing import NDArray
@@ -35,6 +36,10 @@ _ALGORITHMS = (
 )
 
 
+BACKEND_RUN: Final = re.compile(r"gloo:|mpi:|ucc:")
+"""Beginning of the names under which a CPU backend records its runs."""
+
+
 @dataclass(frozen=True, kw_only=True, slots=True)
 class CollectiveRow:
     """One communication kernel; times in ns, bandwidths in bytes a second (0 if unknown)."""
@@ -62,6 +67,8 @@ def collectives(
     wanted = communication & ~links.carried_in
     wanted &= trace.kind == Kind.KERNEL if trace.on_device else True
     rows = np.flatnonzero(wanted)
+    if not trace.on_device:
+        rows = _runs_alone(trace, rows)
     end = trace.end
     hidden = activity.compute.covered(trace.start[rows], end[rows])
     recorded = _recorded(trace, links, rows)
@@ -87,6 +94,15 @@ def collectives(
             )
         )
     return tuple(table)
+
+
+def _runs_alone(trace: Trace, rows: NDArray[np.intp]) -> NDArray[np.intp]:
+    """Return a CPU backend's own runs, without the ops that issue them or wait for them.
+
+    A trace whose backend recorded no runs keeps its ops.
+    """
+    runs = [row for row in rows.tolist() if BACKEND_RUN.match(trace.string(row))]
+    return np.array(runs, dtype=np.intp) if runs else rows
 
 
 def bus_factor(operation: str, ranks: int) -> float:

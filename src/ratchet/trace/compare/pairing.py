@@ -54,7 +54,10 @@ def runs_by_key(rows: Sequence[CollectiveRow], epoch: int) -> dict[Key, list[Run
         start = row.start + epoch
         size = row.size_bytes if row.operation in _SAME_SIZES else 0
         run = Run(start=start, end=start + row.duration, size_bytes=size)
-        found.setdefault((row.operation, row.group, row.kernel), []).append(run)
+        # Gloo's sends and receives have names of their own; a send's partner is a receive.
+        between_two = row.operation == "send_recv" and row.kernel.startswith(_ON_HOST)
+        kernel = _ON_HOST if between_two else row.kernel
+        found.setdefault((row.operation, row.group, kernel), []).append(run)
     for runs in found.values():
         runs.sort(key=lambda run: run.start)
     return found

@@ -6,6 +6,7 @@ from collections import Counter
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
+from typing import Final
 
 from ratchet.base.errors import TraceError
 from ratchet.trace.analysis.identity import SUMMED, Identity
@@ -16,6 +17,8 @@ from ratchet.trace.read.columns import Trace
 from ratchet.trace.read.counter_files import kernel_runs
 from ratchet.trace.read.file import read
 
+STANDS_OUT: Final = 0.02
+"""Share of the window by which the waits for a straggler exceed those for any other rank."""
 SUFFIXES = (".json", ".json.gz", ".gz", ".db")
 
 
@@ -46,7 +49,7 @@ class Ranks:
     waiting: dict[int, int]
     """Summed by rank, in ns."""
     straggler: int | None
-    """The rank that the others waited for longest; None if no rank waited."""
+    """The rank that the others waited for longest; None if no rank stands out."""
     unmatched: int
     """Collectives that not every rank ran at the same time; no other figure here counts them."""
     skew: float
@@ -138,7 +141,7 @@ def across(reports: dict[int, Report]) -> Ranks:
         collectives=tuple(shared),
         wire=sum(c.wire for c in shared),
         waiting=waiting,
-        straggler=_straggler(shared),
+        straggler=_straggler(shared, [one.identity.window for one in reports.values()]),
         unmatched=known - len(shared),
         skew=_skew([answers.identity.compute for answers in reports.values()]),
     )
@@ -153,12 +156,14 @@ def _shared(operation: str, group: str, index: int, runs: dict[int, Run]) -> Sha
     )  # fmt: skip
 
 
-def _straggler(shared: Sequence[SharedCollective]) -> int | None:
+def _straggler(shared: Sequence[SharedCollective], windows: Sequence[int]) -> int | None:
+    """Return the rank that was waited for longest, if clearly longer than the next one."""
     blamed: Counter[int] = Counter()
     for collective in shared:
         blamed[collective.late] += sum(collective.waiting.values())
-    chief = blamed.most_common(1)
-    return chief[0][0] if chief and chief[0][1] > 0 else None
+    chief, second = [*blamed.most_common(2), (None, 0), (None, 0)][:2]
+    apart = chief[1] - second[1]
+    return chief[0] if apart > max(STANDS_OUT * max(windows), 0) else None
 
 
 def _skew(times: Sequence[int]) -> float:
