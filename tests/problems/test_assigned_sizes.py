@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from ratchet.problems.assigned_sizes import Followed
+from ratchet.problems.assigned_sizes import Followed, rewritten, sizes
 from ratchet.problems.case import SizeChange
 
 PROBLEM = "batch = 286\nwidth = 1024\ndepth = 512\n"
@@ -61,3 +61,13 @@ def test_rows_follow_unless_another_dimension_has_as_many() -> None:
     text = "batch = 64\nwidth = 32\n"
     assert Followed.of_rows(text, 64, 33, {32}).applied("n = 64") == "n = 33"
     assert Followed.of_rows(text, 64, 33, {64}).applied("n = 64; B = 64") == "n = 64; B = 33"
+
+
+def test_numbers_that_get_inputs_writes_out_are_sizes() -> None:
+    text = "def get_inputs():\n    return [torch.rand(n, 3, 224, 32), torch.ones([n, 64], k=99)]\n"
+    assert {size.name: size.value for size in sizes(text)} == {
+        "get_inputs #1": 224,
+        "get_inputs #2": 32,
+        "get_inputs #3": 64,
+    }
+    assert "224, 16" in rewritten(text, {"get_inputs #2": 16})

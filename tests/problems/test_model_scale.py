@@ -151,3 +151,14 @@ def test_a_cost_is_known_without_an_import_of_dynamo() -> None:
         "sys.exit('torch._dynamo' in sys.modules)"
     )
     subprocess.run([sys.executable, "-c", script], check=True)
+
+
+def test_a_budget_for_the_emulator_also_shrinks_the_numbers_of_get_inputs() -> None:
+    text = CONVOLUTION.replace("length = 64\n", "").replace("length, length", "224, 224")
+    problem = model_problem(text, "convolution", scale="emulated", threads=1)
+    assert problem.model is not None
+    changed = {one.name: one.new for one in problem.model.shrunk}
+    assert changed["batch_size"] == 4
+    assert {changed["get_inputs #1"], changed["get_inputs #2"]} <= {28, 56, 112}
+    cost = model_scale.measure(problem.text)
+    assert cost is not None and cost.over(model_scale.emulated_budget(1)) <= 1

@@ -18,6 +18,6 @@ ScaleFactor = Annotated[
     typer.Option(
         "--scale",
         metavar="auto|N",
-        help="Shrink a KernelBench problem to fit this machine, or by a factor such as 0.1.",
+        help="Shrink a KernelBench problem to fit this machine, or its emulator, or by a factor.",
     ),
 ]

@@ -126,6 +126,8 @@ def judge_named(
     takes here if the limit is shorter.
     """
     key = None
+    if terms.target is not None and scale == "auto":
+        scale = "emulated"
     if read is not None and terms.target is not None and not isinstance(problem, Problem):
         key = texts_key(
             problem,

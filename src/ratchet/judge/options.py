@@ -11,7 +11,7 @@ from ratchet.base.errors import RatchetError
 from ratchet.kernels.kernel import Language
 from ratchet.problems.case import Task, Tier
 
-Scale = float | Literal["auto"] | None
+Scale = float | Literal["auto", "emulated"] | None
 SHORTEST_LIMIT_S = 1.0
 LANGUAGES: Final[tuple[Language, ...]] = ("cpp", "torch", "triton")
 """Languages that can be judged."""
@@ -43,8 +43,8 @@ def parse_target(given: object) -> str:
 
 
 def parse_scale(given: object) -> Scale:
-    """Return `auto`, or a factor above 0 and below 1; None for 1."""
-    if given is None or given == "auto":
+    """Return `auto`, `emulated`, or a factor above 0 and below 1; None for 1."""
+    if given in (None, "auto", "emulated"):
         return cast(Scale, given)
     factor = _number(given)
     if not 0 < factor <= 1:

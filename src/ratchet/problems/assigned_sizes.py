@@ -20,6 +20,8 @@ SMALLEST_FOLLOWED: Final = 8
 """A smaller number without the name of a size is no size."""
 SMALLEST_PRODUCT: Final = 4096
 """A number that is the product of two sizes follows both, from here on."""
+DRAWN: Final = "get_inputs #"
+"""Beginning of the names of numbers that `get_inputs` writes out."""
 TILE = re.compile(r"block|tile|warp|thread|stage|vec|unroll|group|chunk|split|lane|wave", re.I)
 """Names of a kernel's own parameters, which are no sizes of its problem."""
 ON_DEVICE: Final = ("jit", "autotune", "heuristics")
@@ -67,7 +69,32 @@ def sizes(text: str) -> list[AssignedSize]:
                 found[name] = AssignedSize(
                     name=name, value=number, line=one.lineno, start=one.col_offset, end=end
                 )
-    return [size for name, size in found.items() if name.partition("[")[0] not in twice]
+    named = [size for name, size in found.items() if name.partition("[")[0] not in twice]
+    return named + _drawn(ast.parse(text))
+
+
+def _drawn(module: ast.Module) -> list[AssignedSize]:
+    """Return the numbers that `get_inputs` gives to calls, such as `torch.rand(n, 3, 224, 224)`."""
+    inputs = [one for one in module.body if getattr(one, "name", "") == "get_inputs"]
+    calls = (node for one in inputs for node in ast.walk(one) if isinstance(node, ast.Call))
+    numbers = [
+        one
+        for call in calls
+        for given in call.args
+        for one in (given.elts if isinstance(given, (ast.Tuple, ast.List)) else [given])
+        if isinstance(one, ast.Constant) and type(one.value) is int
+    ]
+    return [
+        AssignedSize(
+            name=f"{DRAWN}{at}",
+            value=one.value,
+            line=one.lineno,
+            start=one.col_offset,
+            end=one.end_col_offset or one.col_offset,
+        )
+        for at, one in enumerate(numbers)
+        if isinstance(one.value, int) and one.value >= SMALLEST_FOLLOWED
+    ]
 
 
 def rewritten(text: str, values: Mapping[str, int]) -> str:

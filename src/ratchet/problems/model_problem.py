@@ -74,7 +74,8 @@ def model_problem(text: str, name: str, *, scale: float | str | None, threads: i
 
 
 def _scaled(text: str, scale: float | str | None, threads: int) -> tuple[str, list[str]]:
-    most = model_scale.MOST_OPERATORS if scale == "auto" else math.inf
+    budgets = {"auto": model_scale.auto_budget, "emulated": model_scale.emulated_budget}
+    most = model_scale.MOST_OPERATORS if scale in budgets else math.inf
     cost = model_scale.measure(text, most)
     if cost is None:
         if scale is None:
@@ -82,8 +83,8 @@ def _scaled(text: str, scale: float | str | None, threads: int) -> tuple[str, li
         return text, ["not shrunk: fake tensors cannot run its model, so its cost is unknown"]
     notes, old = [], text
     if scale is not None:
-        share = model_scale.share_of(cost, float(scale)) if scale != "auto" else None
-        budget = share or model_scale.auto_budget(threads)
+        given = budgets[scale](threads) if isinstance(scale, str) else None
+        budget = given or model_scale.share_of(cost, float(scale))
         text, cost = model_scale.fit(text, cost, budget, most)
         over = cost.over(budget)
         check_room(COPIES * cost.held_bytes, ROOM_REMEDY)

@@ -27,7 +27,7 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves
 from torch.utils.flop_counter import flop_registry
 
-from ratchet.problems.assigned_sizes import is_batch, rewritten, sizes
+from ratchet.problems.assigned_sizes import DRAWN, is_batch, rewritten, sizes
 from ratchet.problems.flop_count import FlopCount
 from ratchet.problems.model_state import flatten
 from ratchet.problems.on_cores import on_cores
@@ -39,6 +39,9 @@ AUTO_BYTES = 32 << 20
 """Budget of `auto` for each core: some three milliseconds of one call."""
 AUTO_CASE_BYTES = 8 << 20
 """Budget for a case's inputs, state and outputs: a verdict fills memory for some 70 calls."""
+EMULATED_FLOPS, EMULATED_BYTES, EMULATED_CASE_BYTES = 4e7, 16 << 20, 4 << 20
+"""Budget of an emulated call: a plain kernel's multiplication takes some ten instructions, and the
+emulator executes some ten million of a wave in a second."""
 AUTO_SLOW_S = 0.036
 """Budget of each core for the slow work of a call in float64, of which a verdict has some 30."""
 MOST_STEPS = 40
@@ -95,6 +98,17 @@ def auto_budget(threads: int) -> Cost:
         bytes=AUTO_BYTES * threads,
         held_bytes=0.0,
         case_bytes=AUTO_CASE_BYTES,
+        slow_s=AUTO_SLOW_S * threads,
+    )
+
+
+def emulated_budget(threads: int) -> Cost:
+    """Return the budget of a call whose kernel is emulated."""
+    return Cost(
+        flops=EMULATED_FLOPS,
+        bytes=EMULATED_BYTES,
+        held_bytes=0.0,
+        case_bytes=EMULATED_CASE_BYTES,
         slow_s=AUTO_SLOW_S * threads,
     )
 
@@ -321,14 +335,15 @@ def _together(name: str, now: Mapping[str, int]) -> list[list[str]]:
 
 
 def _next(now: Mapping[str, int], fixed: set[str]) -> str | None:
-    """Return the size to shrink: the batch until it is small, then the largest."""
+    """Return the size to shrink: the batch until it is small, then the largest that has a name."""
     batches = [one for one in now if is_batch(one) and one not in fixed]
     for name in batches:
         if now[name] > SMALLEST_BATCH:
             return name
     others = [one for one in now if not is_batch(one) and one not in fixed]
     open_ones = [one for one in others if now[one] > SMALLEST_SIZE]
-    return max(open_ones, key=lambda one: now[one]) if open_ones else None
+    named = [one for one in open_ones if not one.startswith(DRAWN)]
+    return max(named or open_ones, key=lambda one: now[one]) if open_ones else None
 
 
 def _smaller(name: str, value: int, over: float) -> int:

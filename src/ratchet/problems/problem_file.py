@@ -51,7 +51,7 @@ from ratchet.base.process.work_limit import WALL_FACTOR
 from ratchet.problems.card import ProblemCard, card_of
 from ratchet.problems.problem import JUDGED_AT, Problem, Tier
 
-Scale = float | Literal["auto"] | None
+Scale = float | Literal["auto", "emulated"] | None
 MAX_SOURCE_BYTES: Final = 4 << 20
 LOADING_LIMIT_S: Final = 180.0
 """The default."""

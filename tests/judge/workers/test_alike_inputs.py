@@ -56,6 +56,17 @@ def test_each_kind_of_change_changes_few_values(
         assert float(found[0].double().max()) <= max(base.double().max(), other.double().max())
 
 
+def test_a_whole_number_changes_in_its_high_bits_alone() -> None:
+    (nudge,) = {kind for kind in KINDS if kind.__name__ == "_nudge"}
+    base, other = torch.tensor([12345]), torch.tensor([1 << 30])
+    kept = set()
+    for seed in range(40):
+        found = alike([base], [other], [0], random.Random(seed), lambda _: True, nudge)
+        assert found is not None and 12345 < int(found[0]) <= 1 << 30
+        kept.add(int(found[0]) & 0xFFFF)
+    assert 12345 in kept and len(kept) > 8
+
+
 def test_kinds_of_changes_come_in_turn() -> None:
     turns = in_turn(random.Random(0))
     for _ in range(3):

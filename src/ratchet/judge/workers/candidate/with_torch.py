@@ -17,6 +17,7 @@ import threading
 import time
 from collections.abc import Callable
 from pathlib import Path
+from types import BuiltinFunctionType, MethodDescriptorType
 
 import torch
 from torch import Tensor
@@ -59,6 +60,14 @@ BUILT_IN = {"extensions": EXTENSIONS, "triton": "TRITON_CACHE_DIR"}
 EMULATOR = "RATCHET_EMULATOR"
 """The variable that names the emulator's library to a kernel's source."""
 SEED = "torch's seed"
+FUNCTIONS = [
+    (owner, name, function)
+    for owner in (torch, torch.Tensor, torch.nn.functional)
+    for name, function in vars(owner).items()
+    if isinstance(function, BuiltinFunctionType | MethodDescriptorType)
+    or (owner is torch.nn.functional and callable(function))
+]
+"""Functions of torch that code after a call expects; torch itself replaces none of them."""
 DTYPES = {code: getattr(torch, name) for name, code in DTYPE_CODES.items()}
 
 
@@ -218,7 +227,7 @@ class TorchWorker:
         self._last, self._batch = self._batch, batch
         if not self._device.memory.seals:
             self._release_last()  # a GPU's memory is the limit of a batch
-        now = {**_state_with_torch(), "torch's gradients": self._grad}
+        now = {**state_with_torch(), "torch's gradients": self._grad}
         if layout.seeds:
             del now[SEED]
         self._state = self._state or now
@@ -254,13 +263,23 @@ class TorchWorker:
         return {"codes": codes, "cpu_time_s": 0.0, **told}, []
 
 
-def _state_with_torch() -> State:
+def state_with_torch() -> State:
+    """Return what a call must leave as it was, in words."""
+    replaced = [name for owner, name, one in FUNCTIONS if vars(owner).get(name) is not one]
+    modes = {
+        "autocast": torch.is_autocast_enabled("cpu"),
+        "deterministic algorithms": torch.are_deterministic_algorithms_enabled(),
+        "oneDNN": torch._C._get_mkldnn_enabled(),
+    }
     return {
         **process_state(),
         "torch's threads": str(torch.get_num_threads()),
         "torch's default dtype": str(torch.get_default_dtype()),
         SEED: str(torch.initial_seed()),
         "torch's precision of products": torch.get_float32_matmul_precision(),
+        "torch's replaced functions": ", ".join(replaced) or "none",
+        "torch's modes": ", ".join(name for name, is_on in modes.items() if is_on) or "none",
+        "the garbage collector": "on" if gc.isenabled() else "off",
     }
 
 

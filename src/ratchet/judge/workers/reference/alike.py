@@ -124,14 +124,15 @@ def _swap_in_line(moved: Tensor, other: Tensor, rng: random.Random) -> None:
 
 
 def _nudge(moved: Tensor, other: Tensor, rng: random.Random) -> None:
-    """Move an element a little towards the other draw; a whole number by one."""
+    """Move an element a little towards the other draw; a whole number by a power of two."""
     seen = [_anywhere(moved, rng) for _ in range(LOOKED_AT)]
     where = max(seen, key=lambda one: _difference(moved[one], other[one]))
     old, new = float(moved[where]), float(other[where])
     if moved.is_floating_point():
-        moved[where] = old + (new - old) / 2 ** rng.choice(NUDGES)
+        moved[where] = old + (new - old) / 2 ** max(rng.choices(NUDGES, k=2))
     elif old != new:
-        moved[where] = int(moved[where]) + (1 if new > old else -1)
+        step = 2 ** rng.randrange(int(abs(new - old)).bit_length())
+        moved[where] = int(moved[where]) + (step if new > old else -step)
 
 
 def _sign(moved: Tensor, other: Tensor, rng: random.Random) -> None:

@@ -29,6 +29,7 @@ from ratchet.judge.workers.reference import rounding
 from ratchet.judge.workers.reference.alike import CLEARLY, alike, in_turn, movable
 from ratchet.judge.workers.reference.gate import check_repeats, elements, gate, off, owned
 from ratchet.judge.workers.reference.rival import alarm, kept_in, start_zygote, warm
+from ratchet.judge.workers.reference.variants import explanation
 from ratchet.problems.dependence import inert_input
 from ratchet.problems.free_memory import check_fits
 from ratchet.problems.problem import Case, Problem, Reference
@@ -348,7 +349,26 @@ class ReferenceWorker:
             result["off"] = off(got, oracle)
         failed = [(index, check) for index, check in enumerate(checks) if not check.passed]
         index, shown = failed[0] if failed else (0, max(checks, key=lambda c: c.element_ratio))
-        return result | {"passed": not failed, "detail": f"output {index}: {shown.detail}"}
+        detail = f"output {index}: {shown.detail}"
+        if failed and (words := self._explanation(batch.problem, case, given, got)):
+            detail += f"; it matches the reference with {words}"
+        return result | {"passed": not failed, "detail": detail}
+
+    def _explanation(
+        self, problem: Problem, case: Case, given: list[Tensor], got: list[Tensor]
+    ) -> str:
+        """Return the variant of the reference for which a wrong answer is right, or ""."""
+
+        def is_right(answers: Sequence[Sequence[Tensor]]) -> bool:
+            own, oracle = answers
+            checks = problem.check_outputs(case, given, got, own, oracle)
+            if not problem.check and not all(check.passed for check in checks):
+                losses = self._losses_at(case, given)
+                checks = problem.tolerance.check_all(got, own, oracle, losses)
+            return all(check.passed for check in checks)
+
+        wide = [widen(tensor) for tensor in given]
+        return explanation(lambda inputs: self._call(inputs, case), (given, wide), is_right)
 
     def _right_answers(
         self, batch: SharedBatch, call: int, again: bool
