@@ -94,6 +94,12 @@ def check_new_folder(path: Path, option: str = "--out") -> None:
         raise FileError(f"{option} {path} {why}: name a folder")
 
 
+def check_new_file(path: Path | None, option: str = "--out") -> None:
+    """Raise a FileError if an option's file cannot be written; none is fine."""
+    if path is not None and (why := why_not_new_file(path)):
+        raise FileError(f"{option} {path} {why}: name a file in a folder that can be written")
+
+
 def make_folder(path: Path, option: str = "the folder") -> None:
     """Create a folder, and those above it; `option` names it in the error.
 
