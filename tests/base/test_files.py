@@ -98,7 +98,7 @@ def kernelbench(folder: Path) -> object:
 
 MADE: dict[str, tuple[Callable[[Path], object], type[RatchetError]]] = {
     "trace": (report_run, TraceError),
-    "record": (lambda path: record(["true"], path), TraceError),
+    "record": (lambda path: record(["true"], path), FileError),
     "judge": (check_out, RatchetError),
     "optimize": (
         lambda path: check_settings(Settings(workload="llama-tiny", out=path)),

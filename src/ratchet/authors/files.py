@@ -9,7 +9,6 @@ from typing import TYPE_CHECKING, Final
 
 from ratchet.authors.writing_result import WritingResult, WrittenKernel
 from ratchet.base import files
-from ratchet.base.errors import RatchetError
 from ratchet.base.serialise import json_text
 
 if TYPE_CHECKING:
@@ -25,17 +24,6 @@ Render = Callable[[WritingResult], str]
 def default_out(problem: str) -> Path:
     """Return the folder of a problem's files: `ratchet-write/<problem>`."""
     return Path("ratchet-write") / files.slug(problem)
-
-
-def check_out(out: Path) -> None:
-    """Make the folder.
-
-    Raises:
-        RatchetError: it cannot be made.
-    """
-    if why := files.why_not_new_folder(out):
-        raise RatchetError(f"--out {out} {why}: name a folder")
-    files.make_folder(out)
 
 
 def write_page(result: WritingResult, out: Path, render: Render) -> Path:

@@ -88,14 +88,25 @@ def why_not_new_file(path: Path) -> str:
     return f"cannot be written ({why})" if why else ""
 
 
-def make_folder(path: Path) -> None:
-    """Create a folder, and those above it.
+def check_new_folder(path: Path, option: str = "--out") -> None:
+    """Raise a FileError if an option's folder cannot be created, or takes no files."""
+    if why := why_not_new_folder(path):
+        raise FileError(f"{option} {path} {why}: name a folder")
+
+
+def check_new_file(path: Path | None, option: str = "--out") -> None:
+    """Raise a FileError if an option's file cannot be written; none is fine."""
+    if path is not None and (why := why_not_new_file(path)):
+        raise FileError(f"{option} {path} {why}: name a file in a folder that can be written")
+
+
+def make_folder(path: Path, option: str = "the folder") -> None:
+    """Create a folder, and those above it; `option` names it in the error.
 
     Raises:
         FileError: it cannot be created, or takes no files.
     """
-    if why := why_not_new_folder(path):
-        raise FileError(f"the folder {path} {why}")
+    check_new_folder(path, option)
     with _told(path):
         path.mkdir(parents=True, exist_ok=True)
 

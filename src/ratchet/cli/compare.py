@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from ratchet.base.errors import GuardError
+from ratchet.base.files import check_new_folder
 from ratchet.cli.app import AsJson, Debug, DeviceName, LedgerUrl, app, print_json, print_result
 from ratchet.cli.options import BatchSize, PrecisionName, SequenceLength, TextFile
 from ratchet.cli.trace_record import COMMAND, RecordCommand
@@ -144,12 +145,12 @@ def _numerics(request: CompareRequest, out: Path, ledger: str | None, *, as_json
     if request.command is not None:
         raise GuardError("--numerics compares two workloads, or one in two modes: give A and B")
     from ratchet.guard.compare.request import make_sides
-    from ratchet.guard.numerics.comparison import check_out, compare_numerics
+    from ratchet.guard.numerics.comparison import compare_numerics
     from ratchet.report.numerics import numerics_report
     from ratchet.report.progress import CompareProgress
 
     with CompareProgress() as progress, make_sides(request) as sides:
-        check_out(out)
+        check_new_folder(out)
         report = compare_numerics(
             sides.a,
             sides.b,

@@ -46,7 +46,6 @@ def show(
     """
     from ratchet.base import files
     from ratchet.base.durations import parse_share
-    from ratchet.base.errors import HistoryError
     from ratchet.history.analysis import analyse
     from ratchet.history.incidents import follow, incidents
     from ratchet.history.series import check_matched, compiled, gather
@@ -57,8 +56,7 @@ def show(
 
     least = parse_share(at_least, "--at-least")
     pattern = compiled(only)
-    if out is not None and (why := files.why_not_new_file(out)):
-        raise HistoryError(f"--out {out} {why}: name a file in a folder that can be written")
+    files.check_new_file(out)
     # What is shown must not decide over the life of an incident: all series are searched.
     with working("searching for changes"), Ledger.open(ledger) as opened:
         book = ObservationBook(opened)

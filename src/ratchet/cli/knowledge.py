@@ -7,7 +7,7 @@ from typing import Annotated
 
 import typer
 
-from ratchet.cli.app import AsJson, Debug, LedgerUrl, app, print_json
+from ratchet.cli.app import AsJson, Debug, LedgerUrl, app, print_json, print_result
 
 DONE, NOTHING = 0, 1
 
@@ -42,7 +42,7 @@ def add(
     from ratchet.authors.knowledge.index import index_path, open_index
     from ratchet.authors.knowledge.walk import LeftOut
     from ratchet.base.errors import KnowledgeError
-    from ratchet.report.knowledge import added_document, print_added, print_change
+    from ratchet.report.knowledge import added_document, added_report, change_report
 
     if not path.exists() and not path.is_symlink():
         raise KnowledgeError(f"{str(path)!r} does not exist: give a file or a folder")
@@ -52,11 +52,11 @@ def add(
         for change in index.add(path):
             changes.append(change)
             if not as_json:
-                print_change(change)
+                print_result(change_report(change))
     if as_json:
         print_json(added_document(changes, str(place)))
     else:
-        print_added(changes, str(place))
+        print_result(added_report(changes, str(place)))
     indexed = any(not isinstance(one, LeftOut) for one in changes)
     raise typer.Exit(DONE if indexed else NOTHING)
 
@@ -65,7 +65,7 @@ def add(
 def list_documents(ledger: LedgerUrl = None, as_json: AsJson = False, debug: Debug = False) -> None:
     """List the indexed documents, and the notes that ship with Ratchet."""
     from ratchet.authors.knowledge.index import index_path, open_index
-    from ratchet.report.knowledge import documents_document, print_documents
+    from ratchet.report.knowledge import documents_document, documents_report
 
     place = index_path(ledger)
     with open_index(place) as index:
@@ -73,7 +73,7 @@ def list_documents(ledger: LedgerUrl = None, as_json: AsJson = False, debug: Deb
     if as_json:
         print_json(documents_document(found, str(place)))
     else:
-        print_documents(found, str(place))
+        print_result(documents_report(found, str(place)))
 
 
 @commands.command()
@@ -89,14 +89,14 @@ def search(
     Exit code 0: there are some. 1: there are none.
     """
     from ratchet.authors.knowledge.index import index_path, open_index
-    from ratchet.report.knowledge import passages_document, print_passages
+    from ratchet.report.knowledge import passages_document, passages_report
 
     with open_index(index_path(ledger)) as index:
         found = index.search(query, most=most)
     if as_json:
         print_json(passages_document(found, query))
     else:
-        print_passages(found, query)
+        print_result(passages_report(found, query))
     raise typer.Exit(DONE if found else NOTHING)
 
 
@@ -111,11 +111,11 @@ def remove(
 ) -> None:
     """Remove a document from the index, or all below a folder. The files stay."""
     from ratchet.authors.knowledge.index import index_path, open_index
-    from ratchet.report.knowledge import print_removed
+    from ratchet.report.knowledge import removed_report
 
     with open_index(index_path(ledger)) as index:
         removed = index.remove(path)
     if as_json:
         print_json({"removed": removed})
     else:
-        print_removed(removed)
+        print_result(removed_report(removed))

@@ -63,9 +63,9 @@ def corpus(
 ) -> None:
     """Collect what to learn from: the ledger's kernels, the generator's triples, and text."""
     train, held = _split(families, unseen, per_family, config.seed)
-    from ratchet.learn.checkpoint import check_out
+    from ratchet.base.files import make_folder
 
-    check_out(out)
+    make_folder(out, "--out")
 
     from ratchet.devices.probe import probe
     from ratchet.learn.corpus import build_corpus, write_corpus
@@ -235,10 +235,10 @@ def loop(
     budget_s = parse_budget_s(budget)
     machines = parse_fleet(fleet)
     train, held = _split(families, unseen, per_family, config.seed)
-    from ratchet.learn.checkpoint import check_out
+    from ratchet.base.files import make_folder
     from ratchet.learn.report import refresh_page, write_report
 
-    check_out(out)
+    make_folder(out, "--out")
     from ratchet.cli.write import _command
     from ratchet.court.court import check_ledger, open_court
     from ratchet.learn.loop import Loop, LoopOptions

@@ -42,12 +42,12 @@ def run_stage(
     `start` is the folder of the policy that is trained on; without one a model is made. `judge`:
     the ledger and the fleet that GRPO's rewards come from.
     """
-    from ratchet.learn.checkpoint import check_out, check_place
+    from ratchet.base.files import check_new_folder, make_folder
     from ratchet.learn.corpus import read_corpus
 
-    check_place(out)
+    check_new_folder(out)
     material = read_corpus(corpus or out.parent / "corpus")
-    check_out(out)
+    make_folder(out, "--out")
     follow = _follow(name, config, out, start)
     from ratchet.learn import stages
     from ratchet.learn.models import load_policy

@@ -74,7 +74,7 @@ def port(
     2: a mistake in the call.
     """
     from ratchet.base.errors import PortError
-    from ratchet.base.files import why_not_new_file, why_not_new_folder, write_whole
+    from ratchet.base.files import check_new_file, check_new_folder, write_whole
     from ratchet.judge.options import parse_time_limit_s
     from ratchet.port.porting import PortSettings, write_outputs
     from ratchet.port.porting import port as run
@@ -92,10 +92,9 @@ def port(
     limit_s = parse_time_limit_s(time_limit)
     if problems is not None and not prove:
         raise PortError("--problems is for --prove: add it")
-    if sarif is not None and (why := why_not_new_file(sarif)):
-        raise PortError(f"--sarif {sarif} {why}: name a file that can be written")
-    if out is not None and (why := why_not_new_folder(out)):
-        raise PortError(f"--out {out} {why}: name a folder that can be written")
+    check_new_file(sarif, "--sarif")
+    if out is not None:
+        check_new_folder(out)
     with working(f"reading {path}"):
         result = run(path, settings)
     if prove:

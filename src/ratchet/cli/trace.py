@@ -144,11 +144,9 @@ def _ceilings(device: str | None) -> Rooflines | None:
 
 def _check_outputs(out: Path | None, parquet: Path | None) -> None:
     """Refuse outputs that cannot be written, before a long trace is read."""
-    from ratchet.base.errors import TraceError
-    from ratchet.base.files import why_not_new_file
+    from ratchet.base.files import check_new_file
 
-    if out is not None and (why := why_not_new_file(out)):
-        raise TraceError(f"--out {out} {why}: name a file in a folder that exists")
+    check_new_file(out)
     if parquet is not None:
         from ratchet.trace.export.parquet import check_parquet
 
@@ -183,8 +181,7 @@ def merge(
 
     if why := files.why_not_folder(folder):
         raise TraceError(f"{folder} {why}: give a folder that holds a trace for each rank")
-    if why := files.why_not_new_file(out):
-        raise TraceError(f"--out {out} {why}: name a file in a folder that exists")
+    files.check_new_file(out)
     with working(f"merging {folder}"):
         merged = merge_ranks(folder, out)
     if as_json:

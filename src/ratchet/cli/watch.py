@@ -67,9 +67,8 @@ def watch(
     here = Path.cwd()
     if bool(base) == (against is not None):
         raise WatchError("give --base REVISION or --against FILE, one of them")
-    for path in (markdown, junit):
-        if path is not None and (why := files.why_not_new_file(path)):
-            raise WatchError(f"{path} {why}: name a file in a folder that can be written")
+    files.check_new_file(markdown, "--markdown")
+    files.check_new_file(junit, "--junit")
     asked = read_suite(suite, here)
 
     from ratchet.guard.watch.benchmarks import pairs_of

@@ -10,6 +10,7 @@ import typer
 
 from ratchet import lab
 from ratchet.base.errors import RatchetError
+from ratchet.base.files import make_folder
 from ratchet.base.serialise import document_of
 from ratchet.cli.app import AsJson, Debug, DeviceName, LedgerUrl, app, print_json, print_result
 from ratchet.cli.judging import PROBLEM_HELP
@@ -183,12 +184,12 @@ def _write_one(
     as_json: bool,
     began: float,
 ) -> int:
-    from ratchet.authors.files import check_out, default_out, write_files
+    from ratchet.authors.files import default_out, write_files
     from ratchet.problems.problem_file import problem_name
 
     name = problem_name(given) or Path(given).stem
     folder = out or default_out(name)
-    check_out(folder)
+    make_folder(folder, "--out")
 
     # numpy, the ledger and torch are imported from here on: mistakes in the call are answered.
     from ratchet.authors.write import write as write_kernels
@@ -240,7 +241,7 @@ def _write_all(
     *,
     listed: bool,
 ) -> int:
-    from ratchet.authors.files import check_out, default_out, write_files, write_summary
+    from ratchet.authors.files import default_out, write_files, write_summary
     from ratchet.court.court import check_ledger, open_court
     from ratchet.judge.trial.readiness import check_kernels
 
@@ -253,7 +254,7 @@ def _write_all(
         _print_regions(workload, found, as_json)
         return PROVEN
     folder = out or default_out(workload)
-    check_out(folder)
+    make_folder(folder, "--out")
     guests = _guests(request)
     from ratchet.authors.workload_writing import Asked, write_all
     from ratchet.report.progress import WriteProgress
@@ -271,7 +272,7 @@ def _write_all(
 
         def follow(problem: Problem) -> Follow:
             progress.begin(problem.name)
-            check_out(folder / default_out(problem.name).name)
+            make_folder(folder / default_out(problem.name).name, "--out")
             return _following(folder / default_out(problem.name).name, progress)
 
         def done(result: WritingResult) -> None:

@@ -17,7 +17,7 @@ from typing import TYPE_CHECKING, Final
 import torch
 
 from ratchet.base.errors import LearnError
-from ratchet.base.files import make_folder, whole_file, why_not_new_folder
+from ratchet.base.files import whole_file
 from ratchet.learn.config import LearnConfig
 
 if TYPE_CHECKING:
@@ -40,18 +40,6 @@ class RunState:
     owed: float = 0.0
     notes: dict[str, object] = field(default_factory=dict)
     """The objective's state, as plain data."""
-
-
-def check_place(folder: Path) -> None:
-    """Raise a LearnError if `check_out` would, without creating the folder."""
-    if why := why_not_new_folder(folder):
-        raise LearnError(f"the folder {str(folder)!r} {why}: give another --out")
-
-
-def check_out(folder: Path) -> None:
-    """Create a run's folder, or raise a LearnError."""
-    check_place(folder)
-    make_folder(folder)
 
 
 def save_checkpoint(

@@ -16,9 +16,8 @@ from typing import Final
 import msgspec
 
 from ratchet.base.errors import LearnError
-from ratchet.base.files import write_whole
+from ratchet.base.files import make_folder, write_whole
 from ratchet.base.serialise import encoded
-from ratchet.learn.checkpoint import check_out
 from ratchet.learn.documents import documents
 from ratchet.learn.languages import AnswerLanguage, schedule_text
 from ratchet.learn.problem_facts import loop_summary
@@ -155,21 +154,16 @@ def build_corpus(
 
 def write_corpus(folder: Path, corpus: Corpus) -> None:
     """Write a corpus's folder; its card last."""
-    check_out(folder)
-    try:
-        lines = b"".join(msgspec.json.encode(one) + b"\n" for one in corpus.examples)
-        write_whole(folder / EXAMPLES, lines)
-        rows = [
-            {"held_out": held, "text": one}
-            for held, texts in ((False, corpus.text), (True, corpus.held_out))
-            for one in texts
-        ]
-        write_whole(folder / TEXT, b"".join(msgspec.json.encode(row) + b"\n" for row in rows))
-        write_whole(folder / CARD, encoded(corpus.card, indent=2))
-    except OSError as error:
-        raise LearnError(
-            f"the corpus cannot be written to {str(folder)!r} ({error.strerror}): make room there"
-        ) from error
+    make_folder(folder)
+    lines = b"".join(msgspec.json.encode(one) + b"\n" for one in corpus.examples)
+    write_whole(folder / EXAMPLES, lines)
+    rows = [
+        {"held_out": held, "text": one}
+        for held, texts in ((False, corpus.text), (True, corpus.held_out))
+        for one in texts
+    ]
+    write_whole(folder / TEXT, b"".join(msgspec.json.encode(row) + b"\n" for row in rows))
+    write_whole(folder / CARD, encoded(corpus.card, indent=2))
 
 
 def read_corpus(folder: Path) -> Corpus:

@@ -8,7 +8,6 @@ from pathlib import Path
 
 import msgspec
 
-from ratchet.base.errors import LearnError
 from ratchet.base.files import write_whole
 from ratchet.base.serialise import encoded
 from ratchet.learn.evaluate import Evaluation
@@ -52,18 +51,9 @@ RESULT, PAGE = "result.json", "report.html"
 
 
 def write_report(report: LearnReport, folder: Path, render: Render) -> dict[str, str]:
-    """Write result.json and the page; return their paths.
-
-    Raises:
-        LearnError: they cannot be written.
-    """
-    try:
-        write_whole(folder / RESULT, encoded(report, indent=2))
-        write_whole(folder / PAGE, render(report).encode())
-    except OSError as error:
-        raise LearnError(
-            f"the report cannot be written to {str(folder)!r} ({error.strerror}): make room there"
-        ) from error
+    """Write result.json and the page; return their paths."""
+    write_whole(folder / RESULT, encoded(report, indent=2))
+    write_whole(folder / PAGE, render(report).encode())
     return {"result": str(folder / RESULT), "page": str(folder / PAGE)}
 
 

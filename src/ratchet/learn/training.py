@@ -17,13 +17,13 @@ import torch
 from torch import Tensor
 
 from ratchet.base.errors import LearnError
+from ratchet.base.files import make_folder
 from ratchet.base.json_value import Json
 from ratchet.learn.checkpoint import (
     Curve,
     Row,
     RunState,
     Trackers,
-    check_out,
     load_checkpoint,
     save_checkpoint,
 )
@@ -192,7 +192,7 @@ def open_folder(folder: Path, config: LearnConfig) -> None:
     Raises:
         LearnError: the folder has a run of another config, or cannot be written.
     """
-    check_out(folder)
+    make_folder(folder)
     try:
         same_config(folder, config)
         write_config(folder, config)

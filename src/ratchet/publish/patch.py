@@ -14,7 +14,7 @@ from typing import Final
 
 from ratchet.base.diff import diff_of
 from ratchet.base.errors import PublishError
-from ratchet.base.files import why_not_file, why_not_new_file, write_whole
+from ratchet.base.files import check_new_file, why_not_file, write_whole
 from ratchet.optimize.recipe.recipe import Recipe
 from ratchet.publish.export_result import ExportResult
 
@@ -44,8 +44,7 @@ def export_patch(recipe: Path, script: Path | None, out: Path) -> ExportResult:
     """
     if script is None:
         raise PublishError("--to patch changes a script: name it with --script train.py")
-    if why := why_not_new_file(out):
-        raise PublishError(f"--out {out} {why}: name a file for the patch")
+    check_new_file(out)
     loaded = Recipe.load(recipe)
     text = _read(script)
     new = patched(text, str(recipe), str(script), loaded.config.variables())

@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from itertools import chain
 
 from ratchet.authors.knowledge import Passage
 from ratchet.authors.knowledge.index import Added, IndexedDocument
 from ratchet.authors.knowledge.walk import LeftOut
-from ratchet.report.model import Column, ResultTable, records
-from ratchet.report.terminal import make_console, verbatim
+from ratchet.report.model import Column, Lines, ResultReport, ResultTable, records
 from ratchet.report.words import counted, show_bytes
 
 DOCUMENTS = tuple(
@@ -17,22 +17,18 @@ DOCUMENTS = tuple(
 PASSAGES = tuple(map(Column, ("title", "path", "place", "text", "score", "source")))
 
 
-def print_change(change: Added | LeftOut) -> None:
-    """Print one line about one path."""
-    out = make_console()
+def change_report(change: Added | LeftOut) -> ResultReport:
+    """Describe what became of one path."""
     if isinstance(change, LeftOut):
-        verbatim(out, [f"left out   {change.path}: {change.why}"])
-    else:
-        verbatim(
-            out, [f"{change.change:<10} {change.path} ({counted(change.passages, 'passage')})"]
-        )
+        return _lines(f"left out   {change.path}: {change.why}")
+    return _lines(f"{change.change:<10} {change.path} ({counted(change.passages, 'passage')})")
 
 
-def print_added(changes: Sequence[Added | LeftOut], place: str) -> None:
-    """Print how many documents were indexed and left out, and where the index is."""
+def added_report(changes: Sequence[Added | LeftOut], place: str) -> ResultReport:
+    """Say how many documents were indexed and left out, and where the index is."""
     done = sum(isinstance(one, Added) for one in changes)
     left = len(changes) - done
-    verbatim(make_console(), [f"{done} indexed, {left} left out; the index is {place}"])
+    return _lines(f"{done} indexed, {left} left out; the index is {place}")
 
 
 def added_document(changes: Sequence[Added | LeftOut], place: str) -> dict[str, object]:
@@ -44,14 +40,14 @@ def added_document(changes: Sequence[Added | LeftOut], place: str) -> dict[str, 
     }
 
 
-def print_documents(documents: Sequence[IndexedDocument], place: str) -> None:
-    """Print one line for each document."""
+def documents_report(documents: Sequence[IndexedDocument], place: str) -> ResultReport:
+    """Return one line for each document."""
     lines = [
         f"{one.kind:<8}  {counted(one.passages, 'passage'):>13}  "
         f"{show_bytes(one.size_bytes):>9}  {one.path}"
         for one in documents
     ]
-    verbatim(make_console(), [*lines, f"\nthe index is {place}"])
+    return _lines(*lines, f"\nthe index is {place}")
 
 
 def documents_document(documents: Sequence[IndexedDocument], place: str) -> dict[str, object]:
@@ -59,13 +55,12 @@ def documents_document(documents: Sequence[IndexedDocument], place: str) -> dict
     return {"index": place, "documents": records(ResultTable(DOCUMENTS, documents))}
 
 
-def print_passages(passages: Sequence[Passage], query: str) -> None:
-    """Print the passages that were found, each below its source."""
-    out = make_console()
+def passages_report(passages: Sequence[Passage], query: str) -> ResultReport:
+    """Return the passages that were found, each below its source."""
     if not passages:
-        verbatim(out, [f"no passage holds a word of {query!r}"])
-    for passage in passages:
-        verbatim(out, ["", passage.source, *passage.text.splitlines()])
+        return _lines(f"no passage holds a word of {query!r}")
+    found = (("", one.source, *one.text.splitlines()) for one in passages)
+    return _lines(*chain.from_iterable(found))
 
 
 def passages_document(passages: Sequence[Passage], query: str) -> dict[str, object]:
@@ -73,6 +68,10 @@ def passages_document(passages: Sequence[Passage], query: str) -> dict[str, obje
     return {"query": query, "passages": records(ResultTable(PASSAGES, passages))}
 
 
-def print_removed(removed: Sequence[str]) -> None:
-    """Print one line for each document that was removed."""
-    verbatim(make_console(), [f"removed {one}" for one in removed])
+def removed_report(removed: Sequence[str]) -> ResultReport:
+    """Return one line for each document that was removed."""
+    return _lines(*(f"removed {one}" for one in removed))
+
+
+def _lines(*lines: str) -> ResultReport:
+    return ResultReport(header=(Lines(lines, indent=0),))

@@ -6,7 +6,6 @@ from collections.abc import Mapping
 from pathlib import Path
 
 from ratchet.base import files
-from ratchet.base.errors import RatchetError
 from ratchet.base.serialise import document_of, json_text
 from ratchet.court.score import SuiteResult
 from ratchet.court.terms import JudgedKernel
@@ -18,8 +17,7 @@ VERDICTS = "verdicts"
 
 def check_out(out: Path) -> None:
     """Refuse an unusable output folder before anything is judged."""
-    if why := files.why_not_new_folder(out):
-        raise RatchetError(f"--out {out} {why}: name a folder")
+    files.check_new_folder(out)
     files.make_folder(out / VERDICTS)
 
 

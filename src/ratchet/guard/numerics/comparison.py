@@ -10,8 +10,7 @@ from pathlib import Path
 from typing import Final
 
 from ratchet.base import files, scratch
-from ratchet.base.errors import GuardError, RatchetError
-from ratchet.base.files import why_not_new_folder
+from ratchet.base.errors import RatchetError
 from ratchet.base.serialise import encoded
 from ratchet.devices.probe import probe
 from ratchet.guard.command import run_process
@@ -22,12 +21,6 @@ from ratchet.ledger import Ledger
 from ratchet.workloads.names import is_user_spec, user_file
 
 COMMAND = "numerics"
-
-
-def check_out(out: Path) -> None:
-    """Raise GuardError if the folder for the script cannot be made."""
-    if why := why_not_new_folder(out):
-        raise GuardError(f"--out {out} {why}: name a folder")
 
 
 def compare_numerics(
@@ -45,7 +38,7 @@ def compare_numerics(
     Raises:
         GuardError: the sides are no two versions of one model.
     """
-    check_out(out)
+    files.check_new_folder(out)
     with Ledger.open(ledger) as book:
         here = book.here(probe("cpu"))
         turn = book.start_turn(f"{a.title} : {b.title}", asked, fingerprint=here, command=COMMAND)

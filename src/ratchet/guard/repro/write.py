@@ -11,7 +11,6 @@ from pathlib import Path
 
 from ratchet.base import files
 from ratchet.base.errors import GuardError
-from ratchet.base.files import why_not_new_folder
 from ratchet.base.json_value import Json
 from ratchet.base.serialise import json_text
 from ratchet.devices.probe import probe
@@ -85,8 +84,7 @@ def repro(named: str, out: Path, *, ledger: str | os.PathLike[str] | None = None
             f"{named!r} is no identity: give at least {LEAST_ID} hex digits of one that "
             "`ratchet compare` printed, or of a kernel's hash"
         )
-    if why := why_not_new_folder(out):
-        raise GuardError(f"--out {out} {why}: name a folder")
+    files.check_new_folder(out)
     with Ledger.open(ledger) as book:
         found = _find(book, named)
     return write_finding(found, out)

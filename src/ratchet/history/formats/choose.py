@@ -49,10 +49,10 @@ def write_results(
     """
     by_name: dict[str, ResultsFormat] = {".csv": "csv", ".json": "google"}
     format = format or by_name.get(path.suffix.lower(), "asv")
-    if format == "asv" and (why := files.why_not_new_folder(path)):
-        raise HistoryError(f"{path} {why}: name a folder that can be written")
-    if format != "asv" and (why := files.why_not_new_file(path)):
-        raise HistoryError(f"{path} {why}: name a file in a folder that can be written")
+    if format == "asv":
+        files.check_new_folder(path, "FILE_OR_FOLDER")
+    else:
+        files.check_new_file(path, "FILE_OR_FOLDER")
     given = list(observations)
     if not given:
         raise HistoryError("no results to write: `ratchet history show` lists the series")

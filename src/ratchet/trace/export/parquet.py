@@ -9,7 +9,7 @@ from types import ModuleType
 from typing import get_args
 
 from ratchet.base.errors import TraceError
-from ratchet.base.files import make_folder, whole_file, why_not_new_folder
+from ratchet.base.files import check_new_folder, make_folder, whole_file
 from ratchet.trace.export.tables import Table
 
 UNITS = b"times in ns, sizes in bytes, rates in units a second"
@@ -45,8 +45,7 @@ def write_parquet(tables: Iterable[Table], folder: Path) -> list[Path]:
 def check_parquet(folder: Path) -> None:
     """Raise the TraceError that `write_parquet` would begin with, before a long trace is read."""
     _pyarrow()
-    if why := why_not_new_folder(folder):
-        raise TraceError(f"--parquet {folder} {why}: name a folder")
+    check_new_folder(folder, "--parquet")
 
 
 def _pyarrow() -> tuple[ModuleType, ModuleType]:

@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import IO
 
 from ratchet.base.errors import TraceError
-from ratchet.base.files import make_folder, why_not_new_folder
+from ratchet.base.files import make_folder
 from ratchet.base.process.command import run_command
 
 INJECTED = Path(__file__).with_name("inject")
@@ -87,8 +87,6 @@ def record(
 
 def _prepare(folder: Path) -> None:
     """Make the folder. It must hold no traces: they would be taken for ranks of this run."""
-    if why := why_not_new_folder(folder):
-        raise TraceError(f"--out {folder} {why}: name a folder")
-    make_folder(folder)
+    make_folder(folder, "--out")
     if any(path.name.endswith(SUFFIX) for path in folder.iterdir()):
         raise TraceError(f"{folder} already holds traces: name another folder, or remove them")
