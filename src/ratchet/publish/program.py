@@ -70,6 +70,7 @@ def export_workload(workload: str, options: LoadOptions, out: Path) -> ExportRes
                 f"{workload} trains copies of its weights in bf16_master, which no program holds: "
                 "give --precision fp32 or bf16_autocast"
             )
+        _update_of(loaded)  # says at once what cannot be exported
         programs, fallbacks = [], []
         for make in (_forward, _step):
             program, missing = _written(make(loaded), stage, _tolerance(loaded))
