@@ -85,3 +85,18 @@ def test_the_compiler_reads_no_file_of_the_user(tmp_path: Path) -> None:
     found = {one.file: (one.status, one.why) for one in result.compiled}
     assert found["asks.cu"] == ("compiled", "")
     assert found["names.cu"] == ("not compiled", f"the header {secret} is not on this machine")
+
+
+def test_a_tree_s_plain_headers_are_found_and_a_header_alone_may_fail(tmp_path: Path) -> None:
+    if why := why_not():
+        pytest.skip(why)
+    (tmp_path / "sizes.h").write_text("#pragma once\nstruct Sizes { int n; };\n")
+    body = (
+        "__global__ void {}(float* x, Sizes s) {{ if (threadIdx.x < s.n) x[threadIdx.x] = 1; }}\n"
+    )
+    (tmp_path / "whole.cu").write_text('#include "sizes.h"\n' + body.format("whole"))
+    (tmp_path / "part.cuh").write_text(body.format("part"))
+    result = port(tmp_path, PortSettings(targets=("gfx942",)))
+    found = {one.file: (one.status, one.why) for one in result.compiled}
+    assert found["whole.cu"] == ("compiled", "")
+    assert found["part.cuh"][0] == "not compiled" and "alone" in found["part.cuh"][1]

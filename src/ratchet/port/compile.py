@@ -22,6 +22,7 @@ from ratchet.cross_compile.device_check import TIME_LIMIT_S, DeviceBuild, Device
 from ratchet.cross_compile.hip_compiler import hip_headers
 from ratchet.cross_compile.process import ProfileProcess
 from ratchet.port.device_code import device_code
+from ratchet.port.files import HEADER_SUFFIXES
 from ratchet.port.hipify import hipified
 from ratchet.port.patch import edited
 from ratchet.port.python_tree import PythonTree
@@ -123,13 +124,23 @@ def _texts(
 ) -> tuple[dict[str, str], dict[str, str]]:
     """Return the GPU's part of all texts as HIP, and of those with kernels the file they are of."""
     names = {one.found.name for one in chosen}
-    texts, units = {}, {}
+    texts, units = _plain_headers(scanned), {}
     for name, text in hip_texts(scanned):
         texts[name] = device_code(text).decode(errors="replace")
         of = name if name in names else name.rsplit(".", 2)[0]
         if of in names and b"__global__" in text:
             units[name] = of
     return texts, units
+
+
+def _plain_headers(scanned: Sequence[ScannedFile]) -> dict[str, str]:
+    """Return the headers of the tree that no rule reads: they say nothing of CUDA."""
+    found = (one.found for one in scanned)
+    return {
+        one.name: one.path.read_text(errors="replace")
+        for one in found
+        if one.kind is None and not one.skipped and one.path.suffix in HEADER_SUFFIXES
+    }
 
 
 def _not(file: str, target: str, why: str) -> Compilation:
@@ -155,7 +166,10 @@ def _compilation(name: str, built: DeviceBuild) -> Compilation:
         return _not(name, target, "its GPU code uses torch's headers; --prove compiles with them")
     if missing := MISSING.search(said):
         return _not(name, target, f"the header {missing[1]} is not on this machine")
-    return Compilation(file=name, target=target, status="failed", why=_first_error(said))
+    why = _first_error(said)
+    if name.endswith(HEADER_SUFFIXES):  # it may need what stands before it where it is included
+        return _not(name, target, f"a header, and alone it does not compile: {why}")
+    return Compilation(file=name, target=target, status="failed", why=why)
 
 
 def _first_error(text: str) -> str:

@@ -80,7 +80,9 @@ def _is_of_host(tree: CudaTree, node: Node) -> bool:
     if node.type in ("expression_statement", "using_declaration"):
         return (
             re.match(
-                r"\s*(TORCH_LIBRARY|PYBIND11|using namespace (torch|at)\b|using (torch|at)::)", said
+                r"\s*(TORCH_LIBRARY|PYBIND11|using namespace (torch|at)\b|using (torch|at)::|"
+                r"using std::(c(out|err|in|log)|endl|flush|[io]?stream|chrono|thread)\b)",
+                said,
             )
             is not None
         )

@@ -1,4 +1,9 @@
+#include <iostream>
+
 #include "helper_math.h"
+
+using std::cerr;
+using std::endl;
 
 struct Pair {
   cudaEvent_t cudaBegin, *cudaEnd;  // port: api-name
@@ -9,6 +14,7 @@ int device_count(const char* cuName, int cudaSizes[2]) {
   dim3 cudaGridSize(1, 2);
   CUdevice cuDevice;
   for (int cudaIndex = 0; cudaIndex < 2; ++cudaIndex) cudaSizes[cudaIndex] = cudaGridSize.x;
+  if (cudaStatus != cudaSuccess) cerr << cuName << endl;
   return cudaStatus == cudaSuccess && cuName ? (int)cuDevice : 0;
 }
 
