@@ -97,7 +97,8 @@ class Loss:
         inputs'. The reference's own formula may amplify them less: a stored log of a sum loses eps
         times itself, while subtracting the maximum first does not. If the condition is unknown,
         `lost` stands for it, in the root mean square. `single` is for one element: with
-        heavy-tailed values, one element amplifies errors more than the output as a whole.
+        heavy-tailed values, one element amplifies errors more than the output as a whole. Work on
+        each element by itself rounds once on its way, too: GPUs take exp(x) as exp2(x log2 e).
         """
         if math.isfinite(self.condition):
             condition = max(self.condition, self.single) if single else self.condition
@@ -107,7 +108,8 @@ class Loss:
             well, most = UNKNOWN_LOSS
             amplified = min(lost / (well * eps), most)
         additions = max(0.0, min(self.terms, MOST_TERMS) - 1.0)
-        return SEQUENTIAL * eps * math.sqrt(additions) * max(1.0, amplified)
+        roundings = max(SEQUENTIAL * math.sqrt(additions), float(amplified > 1.0))
+        return eps * roundings * max(1.0, amplified)
 
 
 NO_LOSS = Loss()
