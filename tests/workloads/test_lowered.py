@@ -29,6 +29,18 @@ def test_a_region_without_autocast_reads_what_is_stored() -> None:
     assert torch.equal(read(values, enabled=False), values)
 
 
+def test_a_view_of_a_weight_beside_an_fp32_vector_is_read_as_fp32() -> None:
+    """`torch.nn.utils.spectral_norm` multiplies a view of its weight with a buffer."""
+    torch.manual_seed(0)
+    layer = nn.utils.spectral_norm(nn.Linear(8, 8))
+    with mixed_precision("bf16_master", "cpu"):
+        lowered = layer(torch.eye(8))
+        assert torch.mv(torch.eye(2).bfloat16(), torch.ones(2).bfloat16()).dtype == torch.bfloat16
+    lowered.float().sum().backward()
+    assert layer.weight_orig.grad.dtype == torch.float32
+    assert torch.allclose(lowered.float(), layer(torch.eye(8)), atol=0.05)
+
+
 def test_nothing_is_lowered_where_no_gradient_is_recorded() -> None:
     weight = nn.Parameter(torch.randn(4, 4))
     with mixed_precision("bf16_master", "cpu"), torch.no_grad():

@@ -27,6 +27,11 @@ def test_an_unknown_workload_lists_the_known_and_the_nearest() -> None:
     assert "hf:NAME_OR_PATH" in text
 
 
+def test_a_notebook_is_told_how_to_become_a_script() -> None:
+    with pytest.raises(WorkloadError, match="is a notebook: write its function into a Python file"):
+        load("train.ipynb:make")
+
+
 @pytest.mark.parametrize(
     ("arguments", "message"),
     [

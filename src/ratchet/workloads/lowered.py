@@ -64,6 +64,24 @@ READERS = frozenset(
     }
 )
 """Functions whose weights may be read as bf16: products, sums with activations, and views."""
+OF_ONE_DTYPE = frozenset(
+    {
+        torch.mv,
+        torch.dot,
+        torch.vdot,
+        torch.addmv,
+        torch.outer,
+        torch.addr,
+        Tensor.mv,
+        Tensor.dot,
+        Tensor.vdot,
+        Tensor.addmv,
+        Tensor.outer,
+        Tensor.addr,
+    }
+)
+"""Functions that autocast leaves alone on a CPU, and that refuse a bf16 view of a weight beside an
+fp32 vector, as `torch.nn.utils.spectral_norm` has them."""
 
 
 class LoweredWeights(TorchFunctionMode):
@@ -92,6 +110,10 @@ class LoweredWeights(TorchFunctionMode):
             return found.bfloat16() if is_weight(weight) else found
         if func in READERS and self._acts():
             return func(*_lowered(args), **{key: _lower(value) for key, value in named.items()})
+        if func in OF_ONE_DTYPE and torch.is_autocast_enabled(self.device_type):
+            given = [one.dtype for one in (*args, *named.values()) if isinstance(one, Tensor)]
+            if torch.bfloat16 in given and torch.float32 in given:
+                args, named = tuple(map(_widened, args)), {k: _widened(v) for k, v in named.items()}
         return func(*args, **named)
 
     def _acts(self) -> bool:
@@ -142,6 +164,12 @@ def _lower(value: object) -> object:
     if isinstance(value, tuple | list):
         return type(value)(_lower(one) for one in value)
     return value.bfloat16() if is_weight(value) else value
+
+
+def _widened(value: object) -> object:
+    if isinstance(value, Tensor) and value.dtype == torch.bfloat16:
+        return value.float()
+    return value
 
 
 def _lowered(values: tuple[object, ...]) -> tuple[object, ...]:

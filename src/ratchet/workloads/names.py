@@ -184,6 +184,11 @@ def _names_in(tree: ast.Module) -> set[str]:
 
 
 def _unknown(spec: str) -> str:
+    if ".ipynb" in spec:
+        return (
+            f"workload {spec!r} is a notebook: write its function into a Python file "
+            f"(jupyter nbconvert --to script) and give FILE.py:FUNCTION, {WANTED}"
+        )
     near = difflib.get_close_matches(spec, known(), n=1)
     hint = f"did you mean {near[0]!r}? " if near else ""
     return (

@@ -161,18 +161,21 @@ def compile(
 def _expect_run(call: ModuleCall, optimizer: Optimizer, name: str) -> None:
     """Warn after the optimizer's first step if the model has not run by the recipe until then."""
 
+    first = True
+
     def after_step(*_: object) -> None:
-        if torch.compiler.is_compiling():  # the script compiles the update: it stays in its graph
+        nonlocal first
+        if not first or torch.compiler.is_compiling():  # the script compiles the update
             return
-        hook.remove()
-        if not call.has_run:
+        first = False
+        if not call.was_called:
             _warn(
                 f"{name} has not run by the recipe: call it as model(...), outside of a "
                 "torch.compile of your own, or give the step: ratchet.compile(step, model, "
                 "optimizer, recipe=...)"
             )
 
-    hook = optimizer.register_step_post_hook(after_step)
+    optimizer.register_step_post_hook(after_step)  # torch walks through its hooks: it stays
 
 
 def _take_up(optimizer: object) -> None:

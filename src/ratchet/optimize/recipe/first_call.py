@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import inspect
 import threading
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
@@ -17,6 +16,7 @@ from torch.optim.optimizer import register_optimizer_step_pre_hook
 from ratchet.optimize.recipe.script_state import loses_gradient, numbers
 from ratchet.workloads.checkpointing import find_blocks, is_transformed
 
+AUTOGRAD: Any = torch.autograd
 AUTOCAST_DEVICES = ("cpu", "cuda")
 WATCHING = threading.RLock()
 """Held while a first call is watched: what is watched belongs to all threads."""
@@ -110,32 +110,33 @@ def recurrent_in(module: nn.Module) -> str:
 
 @contextmanager
 def _backwards(seen: Seen) -> Iterator[None]:
-    """Count the backward passes of this thread."""
+    """Count the backward passes of this thread, by what `backward` and `autograd.grad` call."""
     mine = threading.get_ident()
-    backward, grad = torch.autograd.backward, torch.autograd.grad
+    own = AUTOGRAD._engine_run_backward
 
-    def counted(function: Callable[..., object]) -> Callable[..., Any]:
-        signature = inspect.signature(function)
+    def run_backward(
+        outputs: object,
+        gradients: object,
+        keep_graph: bool,
+        create_graph: bool,
+        *others: object,
+        **named: object,
+    ) -> Any:
+        if threading.get_ident() == mine and not seen.in_backward and not _is_traced():
+            seen.backwards += 1
+            seen.twice |= create_graph
+            seen.keeps_graph |= keep_graph
+        outer, seen.in_backward = seen.in_backward, True
+        try:
+            return own(outputs, gradients, keep_graph, create_graph, *others, **named)
+        finally:
+            seen.in_backward = outer
 
-        def call(*arguments: object, **named: object) -> object:
-            if threading.get_ident() == mine and not seen.in_backward and not _is_traced():
-                given = signature.bind(*arguments, **named).arguments
-                seen.backwards += 1
-                seen.twice |= bool(given.get("create_graph"))
-                seen.keeps_graph |= bool(given.get("retain_graph"))
-            outer, seen.in_backward = seen.in_backward, True
-            try:
-                return function(*arguments, **named)
-            finally:
-                seen.in_backward = outer
-
-        return call
-
-    torch.autograd.backward, torch.autograd.grad = counted(backward), counted(grad)
+    AUTOGRAD._engine_run_backward = run_backward
     try:
         yield
     finally:
-        torch.autograd.backward, torch.autograd.grad = backward, grad
+        AUTOGRAD._engine_run_backward = own
 
 
 @contextmanager

@@ -18,6 +18,7 @@ from torch.nn.attention import sdpa_kernel
 from ratchet.base.errors import told
 from ratchet.graph.steps import install_options, installed_kernels
 from ratchet.optimize.recipe.first_call import kept_state, recurrent_in
+from ratchet.optimize.recipe.first_gradients import FirstGradients
 from ratchet.optimize.recipe.marks import RAISED, Marks
 from ratchet.optimize.recipe.slots import ABSENT, Attribute, StepSlot, filled
 from ratchet.optimize.recipe.widening import computes_in_bf16, widened
@@ -42,8 +43,9 @@ class ModuleCall:
     module runs as written. Results have the dtype that they have without autocast, unless the
     script is in autocast itself.
 
-    A module `alone`, whose step Ratchet does not see, also runs as written in evaluation mode, and
-    from its first run on if that raises; its graphs may be differentiated twice.
+    A module `alone`, whose step Ratchet does not see, also runs as written in evaluation mode, in
+    the first step, which shows how it is differentiated, and from its first run by the recipe on
+    if that raises. Its graphs may be kept for a second backward pass.
     """
 
     def __init__(
@@ -67,9 +69,11 @@ class ModuleCall:
         own = [UnitForward(one, options or {}) for one in units]
         self.compiled = [self._whole] if self._whole else [one.compiled for one in own]
         """The module's own compiled call, or those of the units that FSDP2 gathers in it."""
-        self.has_run = False
-        """The module has run by the recipe, or been found not to."""
+        self.was_called = False
+        """The module has been called where it runs by the recipe."""
+        self._has_run = False
         self._as_written = False
+        self._watched = FirstGradients(module) if alone and self.compiled else None
         self._module = module
         self._config = config
         self._device_type = device_type
@@ -95,13 +99,32 @@ class ModuleCall:
             or (self._alone and not module.training)
         ):
             return module._call_impl(*arguments, **named)  # type: ignore[no-untyped-call]
-        if self._alone and not self.has_run:
+        self.was_called = True
+        if self._alone and not self._has_run:
             return self._run_first(arguments, named)
         return self._run(arguments, named)
+
+    def _is_watched(self) -> bool:
+        """Return True in the first step; leave out torch.compile after it if it cannot be used."""
+        if self._watched is None:
+            return False
+        if self._watched.over:
+            self._watched.release()
+        if self._watched.over and self._watched.twice:
+            log.warning(
+                "ratchet: %s is not compiled: the script differentiates its gradients "
+                "(create_graph=True), which torch.compile cannot do",
+                type(self._module).__name__,
+            )
+            self._whole, self.compiled = None, []
+            self._slots = tuple(one for one in self._slots if not isinstance(one, UnitForward))
+        return not self._watched.over
 
     def _run_first(self, arguments: tuple[object, ...], named: dict[str, object]) -> object:
         """Run by the recipe; as written from now on if that raises and has changed nothing."""
         module = self._module
+        if self._is_watched():
+            return module._call_impl(*arguments, **named)  # type: ignore[no-untyped-call]
         marks = Marks([module], numbers=partial(kept_state, module))
         try:
             result = self._run(arguments, named)
@@ -115,7 +138,7 @@ class ModuleCall:
                 told(error),
             )
             self._as_written = True
-        self.has_run = True
+        self._has_run = True
         return result
 
     def _run(self, arguments: tuple[object, ...], named: dict[str, object]) -> object:
