@@ -424,13 +424,14 @@ class KernelTrial:
         concluded = conclude(timings, opened, by_dispatch=by_dispatch)
         if concluded.status == "proven" and (why := why_no_gain(self.evidence)):
             return without_gain(concluded, why)
+        if concluded.status == "proven" and self.accelerator is None:
+            for timing in timings:
+                compare_more(timing, opened, launches.launch_new)
         if concluded.status == "proven" and self.kernel.language == "cpp":
             unordered = self._see_order(launches, opened, timings)
             return without_gain(concluded, unordered) if unordered else concluded
         if concluded.status == "proven" and self.accelerator is None:
             with launches.launch(0) as process:
-                for timing in timings:
-                    compare_more(timing, opened, process)
                 seen, share = see_alone(timings, opened, process)
             self.evidence.append(seen)
             if not seen.passed:
@@ -459,7 +460,6 @@ class KernelTrial:
         """Return why calls may have been computed together, or ""."""
         for timing in timings:
             with launches.launch(0) as process:
-                compare_more(timing, opened, process)
                 seen = see_order(timing, opened, process)
             if not seen:
                 return (

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import contextlib
+from collections.abc import Iterator
 from types import SimpleNamespace
 from typing import Any
 
@@ -51,8 +53,12 @@ def test_until_enough_were_compared(
     monkeypatch.setattr(sample, "calls_of", lambda *_: 2)
     monkeypatch.setattr(Arm, "runs", 0)
     opened: Any = SimpleNamespace(evidence=[])
-    process: Any = SimpleNamespace(pause=lambda: None)
+
+    @contextlib.contextmanager
+    def launch(_: int) -> Iterator[Any]:
+        yield SimpleNamespace(pause=lambda: None)
+
     timing = CaseTiming(case=0, name="timed", samples=[], checked=compared)
-    compare_more(timing, opened, process)
+    compare_more(timing, opened, launch)
     assert Arm.runs == runs
     assert [one.check for one in opened.evidence] == ["right while timed on timed, again"][:runs]

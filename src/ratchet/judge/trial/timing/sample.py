@@ -236,8 +236,8 @@ def _alone(arm: RivalArm, calls: int, rest_s: float, load_s: float) -> list[floa
     return [arm.run(calls).wall_time_s for _ in range(ALONE_BATCHES)]
 
 
-def compare_more(timing: CaseTiming, opened: OpenProblem, process: CandidateProcess) -> None:
-    """Compare more calls, in batches like those that were timed, if too few were compared.
+def compare_more(timing: CaseTiming, opened: OpenProblem, launch: Launch) -> None:
+    """Compare more calls, in a process and batches like those that were timed, if those were few.
 
     Where comparing takes long, some dozen calls were: a kernel that leaves out every tenth once it
     is timed would often be lucky. Raises CandidateFault if a call is wrong.
@@ -245,7 +245,10 @@ def compare_more(timing: CaseTiming, opened: OpenProblem, process: CandidateProc
     calls, batches, quickest_s = calls_of(opened, timing.case), 0, 0.0
     if timing.checked >= ENOUGH_COMPARED:
         return
-    with contextlib.closing(CandidateArm(process, opened, timing.case)) as arm:
+    with (
+        launch(0) as process,
+        contextlib.closing(CandidateArm(process, opened, timing.case)) as arm,
+    ):
         arm.begin(RoundSeeds(opened, fresh=False))
         warm(arm, calls)
         arm.begin(RoundSeeds(opened))
@@ -258,7 +261,7 @@ def compare_more(timing: CaseTiming, opened: OpenProblem, process: CandidateProc
             arm.check_due()
             took_s = time.perf_counter() - began
             batches, quickest_s = batches + 1, min(took_s, quickest_s or took_s)
-    process.pause()
+        process.pause()
     detail = f"{arm.checked} more calls were compared, all of each batch"
     check = f"right while timed on {timing.name}, again"
     opened.evidence.append(Evidence(check=check, passed=True, detail=detail))
