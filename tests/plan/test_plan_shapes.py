@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import json
+from pathlib import Path
 from typing import Any
 
 import pytest
 
-from ratchet.base.errors import PlanError
+from ratchet.base.errors import PlanError, WorkloadError
 from ratchet.plan.hf_shape import of_config
 from ratchet.plan.shape import find_shape
 
@@ -29,6 +31,7 @@ def test_sizes_in_words_are_the_published_model() -> None:
         ("gpt:layers=24,layers=2,hidden=2048,heads=16", "gives layers twice"),
         ("gpt:layers=24,hidden=2048,heads=17", "17 heads do not divide"),
         ("gpt:", "'' in 'gpt:'"),
+        ("llama:layers=2,hidden=512,heads=4,kv_heads=3", "3 of keys and values do not divide"),
     ],
 )
 def test_sizes_that_are_none_are_told(words: str, said: str) -> None:
@@ -86,3 +89,10 @@ def test_layers_without_a_window_see_everything() -> None:
 
     shape = of_config("hf:mine", Gemma2Config())
     assert shape.windowed == 13 and shape.window == 4096
+
+
+def test_a_folder_whose_heads_are_none_is_told(tmp_path: Path) -> None:
+    sizes = {"model_type": "llama", "hidden_size": 64, "num_attention_heads": 0}
+    (tmp_path / "config.json").write_text(json.dumps(sizes))
+    with pytest.raises(WorkloadError, match="transformers cannot read"):
+        find_shape(f"hf:{tmp_path}")

@@ -86,6 +86,11 @@ def planned(request: PlanRequest) -> Answered:
         found = plan(asked)
     else:
         layout = parse_layout(request.parallel, cluster.world)
+        if layout.sharding == "full" and request.sharding not in (None, "full"):
+            raise PlanError(
+                f"{request.parallel} shards fully, and --sharding is {request.sharding}: write dp "
+                "instead of fsdp, or leave --sharding out"
+            )
         if request.sharding is not None:
             layout = replace(layout, sharding=SHARDINGS[SHARDINGS.index(request.sharding)])
         found = plan_degrees(asked, layout)

@@ -296,7 +296,7 @@ def plan_degrees(asked: PlanQuestion, layout: Layout) -> Planned:
     The micro-batch, the checkpointing and the precision are those of the question. Raises PlanError
     if the degrees do not divide the batch or the model.
     """
-    _check(asked, replace(layout, micro_batch=_micro_batches(asked, layout.dp)[0]))
+    _check(asked, replace(layout, micro_batch=_micro_batches(asked, layout)[0]))
     every = _with_choices(asked, layout)
     evaluated = evaluate(asked, every)
     fits = np.flatnonzero(evaluated.memory.total <= room_bytes(asked.cluster))
@@ -314,16 +314,22 @@ def plan_degrees(asked: PlanQuestion, layout: Layout) -> Planned:
     )
 
 
-def _micro_batches(asked: PlanQuestion, dp: int) -> list[int]:
-    """Return the micro-batches that divide each replica's part; the first one asked if none."""
-    fitting = [one for one in asked.micro_batches if asked.batch % (dp * one) == 0]
+def _micro_batches(asked: PlanQuestion, layout: Layout) -> list[int]:
+    """Return the micro-batches that a layout's degrees allow; the first one asked if none."""
+    fitting = [one for one in asked.micro_batches if _runs(asked, layout, one)]
     return fitting or [asked.micro_batches[0]]
+
+
+def _runs(asked: PlanQuestion, layout: Layout, micro_batch: int) -> bool:
+    """Return True if micro-batches fill replicas, and an interleaved pipeline's whole rounds."""
+    count, rest = divmod(asked.batch, layout.dp * micro_batch)
+    return count > 0 and not rest and (layout.vpp == 1 or count % layout.pp == 0)
 
 
 def _with_choices(asked: PlanQuestion, layout: Layout) -> Layouts:
     """Return a layout's degrees with each micro-batch, checkpointing and precision asked for."""
     grid = np.meshgrid(
-        _micro_batches(asked, layout.dp),
+        _micro_batches(asked, layout),
         [CHECKPOINTINGS.index(one) for one in asked.checkpointings],
         [PRECISIONS.index(one) for one in asked.precisions],
         indexing="ij",
@@ -350,6 +356,16 @@ def _check(asked: PlanQuestion, layout: Layout) -> None:
         raise PlanError(
             f"{layout.words()} does not divide {shape.name} with {shape.heads} heads and "
             f"{shape.layers} layers: change a degree"
+        )
+    if layout.vpp > 1 and (layout.pp == 1 or shape.layers % (layout.pp * layout.vpp)):
+        raise PlanError(
+            f"{layout.words()} does not split {shape.layers} layers into pp x vpp equal chunks, "
+            "with a pp of 2 or more: change a degree"
+        )
+    if not _runs(asked, layout, layout.micro_batch):
+        raise PlanError(
+            f"{layout.words()} is interleaved, so each replica needs a multiple of {layout.pp} "
+            "micro-batches: change the batch, --micro-batch or a degree"
         )
     if layout.ep > 1 and (not shape.experts or shape.experts % layout.ep):
         raise PlanError(

@@ -52,6 +52,11 @@ class Shape:
         for name in ("layers", "hidden", "heads", "kv_heads", "head_dim", "vocabulary", "sequence"):
             if getattr(self, name) < 1:
                 raise PlanError(f"{name} of {self.name} is {getattr(self, name)}: give 1 or more")
+        if self.heads % self.kv_heads:
+            raise PlanError(
+                f"{self.name} has {self.heads} heads, which {self.kv_heads} of keys and values do "
+                "not divide: change one of them"
+            )
         if self.experts and not (0 < self.experts_per_token <= self.experts):
             raise PlanError(
                 f"{self.name} sends a token to {self.experts_per_token} of {self.experts} experts: "

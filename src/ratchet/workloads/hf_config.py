@@ -147,7 +147,7 @@ def _from_folder(folder: Path) -> PretrainedConfig:
         raise WorkloadError(f"hf:{folder} has no config.json; give a folder that holds one")
     try:
         return AutoConfig.from_pretrained(folder, local_files_only=True)
-    except (OSError, ValueError, KeyError, TypeError) as error:
+    except (OSError, ValueError, KeyError, TypeError, ArithmeticError) as error:
         raise WorkloadError(
             f"hf:{folder} has a config.json that transformers cannot read ({_first(error)}); "
             "give one with a known model_type"
