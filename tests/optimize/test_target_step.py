@@ -20,6 +20,7 @@ from ratchet.optimize.turn.target_bounds import (
     sites_of_entries,
     whole_bound_s,
 )
+from ratchet.optimize.turn.target_step import device_of
 from ratchet.problems.case import Case, TensorSpec
 from ratchet.problems.least_work import LeastWork, least_work
 from ratchet.problems.problem import Problem
@@ -93,8 +94,8 @@ def test_the_bound_is_the_larger_of_bytes_and_products() -> None:
 @pytest.mark.parametrize("target", ["gfx90a", "gfx942", "gfx950", "gfx1100", "gfx1201"])
 def test_every_emulated_target_has_a_device_with_figures(target: str) -> None:
     work = LeastWork(flops=1e9, size_bytes=10**6, dtype="bf16")
-    devices = catalogue.load().of_target(target)
-    assert any(bounded(TargetSite(shapes={}, calls=1), work, one).bound_s for one in devices)
+    device = device_of(target)
+    assert device is not None and bounded(TargetSite(shapes={}, calls=1), work, device).bound_s
 
 
 def scaled(x: torch.Tensor, _: object) -> tuple[torch.Tensor, ...]:

@@ -35,7 +35,7 @@ def _on_target(plan: DryRun) -> tuple[m.ReportSection, ...]:
         size += f" in a batch of {facts.batch_size}"
     whole = m.note(f"A step of {size} on {plan.device}, in {plan.arithmetic}.", on="both")
     if not plan.sites:
-        none = m.note("The library has no kernel for any part of this step.", on="both")
+        none = m.note("The library has no kernel for any call of this step.", on="both")
         sites: tuple[m.ReportBlock, ...] = (whole, none)
     else:
         columns = (
@@ -63,7 +63,7 @@ def _sizes(site: CapturedSite) -> str:
 def _emulated(plan: DryRun) -> tuple[m.ReportBlock, ...]:
     """Return the kernels of those call sites, with their emulated verdicts."""
     if not plan.kernels:
-        return (m.note("No kernel was judged for the step.", on="both"),)
+        return (m.note("What would be tried runs no kernel of the library.", on="both"),)
     said = m.note(
         "Verdicts are the emulator's, which executed the machine code at small sizes. The bound is "
         f"the least time of a kernel's calls in one step on {plan.device}, by its paper figures: "

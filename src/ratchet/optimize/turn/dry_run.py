@@ -160,9 +160,11 @@ def dry_run(
 
 
 def _shown_sites(step: TargetStep, settings: Settings) -> tuple[CapturedSite, ...]:
-    """Return the sites of the one lever that is tried, or all."""
-    wanted = settings.try_lever
-    return tuple(one for one in step.sites if wanted in (None, f"{PREFIX}{one.pattern}"))
+    """Return the sites of the one kernel that is tried, or all."""
+    wanted = settings.try_lever or ""
+    if not wanted.startswith(PREFIX):
+        return step.sites
+    return tuple(one for one in step.sites if wanted == f"{PREFIX}{one.pattern}")
 
 
 def _judged(turn: Turn, step: TargetStep, levers: Sequence[Lever]) -> tuple[TargetKernel, ...]:

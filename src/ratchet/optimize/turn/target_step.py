@@ -45,8 +45,7 @@ class TargetStep:
 
 def step_on(turn: Turn, target: str) -> TargetStep:
     """Return the turn's step on a target."""
-    found = catalogue.load().of_target(target)
-    device = max(found, key=lambda one: one.number("compute_units") or 0, default=None)
+    device = device_of(target)
     if turn.settings.workload in known():
         facts, sites = _without_values(turn)
     else:
@@ -68,6 +67,12 @@ def step_on(turn: Turn, target: str) -> TargetStep:
     )
     _warn_of_memory(turn, step)
     return step
+
+
+def device_of(target: str) -> CatalogueDevice | None:
+    """Return the largest device of the catalogue that runs a target's code."""
+    found = catalogue.load().of_target(target)
+    return max(found, key=lambda one: one.number("compute_units") or 0, default=None)
 
 
 def _without_values(turn: Turn) -> tuple[StepFacts, Callable[[Candidate], list[CapturedSite]]]:
