@@ -21,12 +21,12 @@ NARROW: Final = {"bfloat16": "bf16", "float16": "fp16"}
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class LeastWork:
-    """What one call cannot do without."""
+    """The work that one call cannot do without."""
 
     flops: float
-    """Of products and convolutions; a multiply-add counts as two."""
+    """Operations of products and convolutions; a multiply-add counts as two."""
     size_bytes: int
-    """Of the inputs, read once, and of the outputs, written once."""
+    """Bytes of the inputs, read once, and of the outputs, written once."""
     dtype: str
     """The catalogue's name of the narrowest float among the inputs: `bf16`, `fp16` or `fp32`."""
 

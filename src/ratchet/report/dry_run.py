@@ -1,4 +1,4 @@
-"""What a turn would try, on this machine or on a GPU that is not here."""
+"""A turn that is not run: its changes, on this machine or on a GPU that is not here."""
 
 from __future__ import annotations
 

@@ -39,7 +39,7 @@ class TargetSite:
     """By the op's argument; a region's inputs are numbered."""
     calls: int
     flops: float | None = None
-    """Of the products of one call; half of a causal attention's are left out."""
+    """Operations of one call's products; half of a causal attention's are left out."""
     size_bytes: int | None = None
     """Inputs and outputs of one call."""
     bound_s: float | None = None
