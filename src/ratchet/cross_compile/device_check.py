@@ -1,4 +1,4 @@
-"""Whether the GPU's part of a tree's texts builds: nothing of it is kept or run."""
+"""A check that the GPU's part of a tree's texts builds: nothing of it is kept or run."""
 
 from __future__ import annotations
 
@@ -36,7 +36,7 @@ class DeviceBuild(msgspec.Struct, frozen=True, kw_only=True):
     target: str
     kernels: int
     said: str
-    """What the compiler said if it failed, else ""."""
+    """The words of the compiler if it failed, else ""."""
 
 
 def check_device(texts: DeviceTexts, folder: Path) -> list[DeviceBuild]:

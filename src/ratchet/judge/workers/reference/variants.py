@@ -31,7 +31,7 @@ Outputs = Sequence[Tensor]
 
 
 @dataclass(frozen=True, slots=True)
-class Variant:
+class OtherForm:
     """One way in which an operation is often written otherwise."""
 
     words: str
@@ -44,7 +44,7 @@ class Variant:
 class _Changed(TorchFunctionMode):
     """Runs a variant in place of the operations that it changes; without one it only watches."""
 
-    def __init__(self, variant: Variant | None = None) -> None:
+    def __init__(self, variant: OtherForm | None = None) -> None:
         super().__init__()
         self._variant = variant
         self.seen = set[str]()
@@ -197,4 +197,4 @@ def _table() -> Iterator[tuple[str, str, Call]]:
     yield "no bias", names, _without_bias
 
 
-VARIANTS: Final = tuple(Variant(one, frozenset(two.split()), act) for one, two, act in _table())
+VARIANTS: Final = tuple(OtherForm(one, frozenset(two.split()), act) for one, two, act in _table())
