@@ -5,9 +5,10 @@
 354 rows: BLOOM's search for a layout (Megatron-DeepSpeed, 384 A100), MosaicML's table of GPT models
 of 125 M to 70 B (FSDP, A100 and H100), rows of Megatron-LM's tables that `throughput.csv` lacks,
 and MegaScale's runs of Megatron-LM. The 14 rows of MegaScale and of table 2 of arXiv:2104.04473
-were typed without the papers at hand; their MFU and days agree with what the papers report. A row says its network; what else it leaves open stands in
-its note. A third of the rows is held out by the hash of their names: no term of the model was
-chosen by them, and without --held-out they are not shown.
+were typed without the papers at hand; their MFU and days agree with what the papers report. A row
+says its network; what else it leaves open stands in its note. A third of the rows is held out by
+the hash of their names: no term of the model was chosen by them, and without --held-out they are
+not shown.
 
 The last line is JSON: for each source the rows, the median and the 90th percentile of the error
 without its sign and the bias, for the rows seen and the rows held out. Memory is that of BLOOM's

@@ -1,4 +1,4 @@
-"""A build of the GPU's part of a tree's texts, to see whether it compiles: nothing of it is kept or run."""
+"""Compile the GPU's part of a tree's texts to see whether it builds; nothing is kept or run."""
 
 from __future__ import annotations
 
