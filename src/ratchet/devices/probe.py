@@ -159,8 +159,8 @@ def _gpu(index: int) -> Device:
     count = _gpu_count()
     if index >= count:
         raise DeviceError(
-            f"cuda:{index} is not available: torch {torch.__version__} sees {gpus(count)}; use cpu, "
-            f"or {how_to_see_more(count)}"
+            f"cuda:{index} is not available: torch {torch.__version__} sees {gpus(count)}; "
+            f"use cpu, or {how_to_see_more(count)}"
         )
     properties = torch.cuda.get_device_properties(index)
     rocm = torch.version.hip
