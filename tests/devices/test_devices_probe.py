@@ -160,6 +160,9 @@ def test_a_gpu_that_is_not_there_is_one_line(monkeypatch: pytest.MonkeyPatch) ->
         probe("cuda")
     assert "\n" not in str(caught.value)
     assert probe("auto").kind == "cpu"
+    monkeypatch.setattr("ratchet.devices.probe._gpu_count", lambda: 1)
+    with pytest.raises(DeviceError, match="sees 1 GPU; use cpu"):
+        probe("cuda:7")
 
 
 def fake_gpu(monkeypatch: pytest.MonkeyPatch, *, hip: str | None, cuda: str | None) -> None:

@@ -115,6 +115,7 @@ def test_every_kernel_that_the_step_would_run_is_judged_for_the_target(
     skipped = {one["name"]: one["reason"] for one in document["skipped"]}
     assert {"compile-reduce-overhead", "tunableop", "bf16-weights"} <= tried
     assert skipped["allocator-mallopt"] == "it applies only to CPUs"
+    assert skipped["kernel:layer_norm"] == "the step has no call site for it"
     assert skipped["attention-cudnn"] == "it applies only to NVIDIA GPUs"
 
     monkeypatch.setattr(dry_run, "SHORTEST_S", 1e9)

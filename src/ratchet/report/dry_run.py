@@ -78,9 +78,10 @@ def _emulated(plan: DryRun) -> tuple[m.ReportBlock, ...]:
         ),
         m.Column("by", _bound_by),
         m.Column("verdict", "status"),
-        m.why("reason", lambda row: "" if row.status == "correct" else row.reason),
     )
-    return said, m.ResultTable(columns, plan.kernels)
+    others = [one for one in plan.kernels if one.status != "correct"]
+    reasons = [m.note(f"{one.entry}: {one.reason}", on="both") for one in others]
+    return said, m.ResultTable(columns, plan.kernels), *reasons
 
 
 def _bound_by(kernel: TargetKernel) -> str:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import torch
 
 from ratchet.base.errors import DeviceError
-from ratchet.devices.probe import how_to_see_more
+from ratchet.devices.probe import gpus, how_to_see_more
 
 
 def place(device: str) -> torch.device:
@@ -26,7 +26,7 @@ def place(device: str) -> torch.device:
     count = torch.cuda.device_count()
     if found.type == "cuda" and (found.index or 0) >= count:
         raise DeviceError(
-            f"device {device!r} is not available: torch {torch.__version__} sees {count} GPUs; "
+            f"device {device!r} is not available: torch {torch.__version__} sees {gpus(count)}; "
             f"use --device cpu, or {how_to_see_more(count)}"
         )
     return found

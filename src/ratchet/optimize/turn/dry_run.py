@@ -22,7 +22,7 @@ from ratchet.optimize.levers.kernels import PREFIX
 from ratchet.optimize.step.describe import StepFacts
 from ratchet.optimize.turn.loop import describe, opened, situation_of
 from ratchet.optimize.turn.optimize_result import Change
-from ratchet.optimize.turn.prove_kernels import NO_TIME
+from ratchet.optimize.turn.prove_kernels import NO_SITE, NO_TIME
 from ratchet.optimize.turn.prove_regions import CANDIDATES, RegionTrials
 from ratchet.optimize.turn.schedule import NO_ROOM
 from ratchet.optimize.turn.search import chosen_levers
@@ -140,7 +140,7 @@ def dry_run(
         levers, skipped = applicable(
             chosen_levers(settings),
             situation_of(turn, facts) if there is None else there.situation,
-            refused_kernels={},
+            refused_kernels={} if there is None else _without_site(there),
             keep_arithmetic=settings.keep_precision,
         )
         found = DryRun(workload=facts, levers=tuple(levers), skipped=tuple(skipped))
@@ -157,6 +157,12 @@ def dry_run(
                 kernels=kernels,
             )
         return replace(found, warnings=tuple(turn.warnings))
+
+
+def _without_site(step: TargetStep) -> dict[str, str]:
+    """Return the library's kernels that the step never calls, with the reason."""
+    called = {one.pattern for one in step.sites}
+    return {name: NO_SITE for name in LIBRARY if name not in called}
 
 
 def _shown_sites(step: TargetStep, settings: Settings) -> tuple[CapturedSite, ...]:

@@ -25,6 +25,7 @@ from ratchet.optimize.turn.state import Turn
 from ratchet.problems.problem import Problem
 
 NO_TIME = "the budget ended before it was judged"
+NO_SITE = "the step has no call site for it"
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -157,7 +158,7 @@ class KernelTrials:
             for name in self.wanted:
                 kernels = LIBRARY[name].kernels(target)
                 if name not in problems or not kernels:
-                    no_site = "" if name in problems else "the step has no call site for it"
+                    no_site = "" if name in problems else NO_SITE
                     refused[name] = no_site or str(why_no_kernel(name, target))
                     continue
                 reason = self._judge_one(court, name, kernels, problems[name], timed)
