@@ -164,3 +164,15 @@ def test_codes_and_definite_matrices_are_varied_as_far_as_they_can_be() -> None:
     for case in problem.cases:
         a, _ = problem.build_inputs(case, 3)
         assert int(torch.linalg.cholesky_ex(a).info) == 0, case.name
+
+
+def test_a_tiny_input_is_drawn_until_its_sign_is_known() -> None:
+    """Three draws of two temperatures from 0.5 to 1.5 could be positive by chance; 65 are not."""
+    tiny = PRODUCT.format(answer="(a / b).softmax(-1)", inputs="a, torch.rand(2, 16) + 0.5")
+    tiny = tiny.replace("torch.rand(32, 32)", "torch.randn(2, 16)").replace(
+        "(2, 16) + 0.5", "(2, 1) + 0.5"
+    )
+    problem = model_problem(tiny, "temperature", scale=None, threads=1)
+    assert "input 1's sign" in " ".join(problem.notes)
+    for case in problem.cases:
+        assert bool((problem.build_inputs(case, 3)[1] > 0).all()), case.name

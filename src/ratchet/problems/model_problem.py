@@ -39,6 +39,10 @@ CLOSE = 1e-3
 """Largest difference between two calls of a deterministic model, relative to the output's scale."""
 STRUCTURE_SEEDS = (11, 12)
 """Further draws of the inputs, to detect their structure."""
+SMALL_SEEDS = range(13, 75)
+"""Draws of inputs so small that three of them tell nothing of their signs."""
+FEW_ELEMENTS, MOST_ELEMENTS = 64, 1 << 22
+"""Elements of a small input, and those that all further draws may have."""
 ROOM_REMEDY = "make the sizes in its file smaller"
 VARIATIONS = ("signed", "shifted", "large", "heavy_tailed")
 
@@ -132,7 +136,10 @@ def _structures(
 ) -> tuple[Structure, ...]:
     """Return the structure that the draws of each tensor input share."""
     draws = [[one.detach() for one in given if isinstance(one, Tensor)]]
-    for seed in STRUCTURE_SEEDS:
+    small = any(1 < one.numel() < FEW_ELEMENTS for one in draws[0] if one.is_floating_point())
+    held = sum(map(Tensor.numel, draws[0])) * len(SMALL_SEEDS)
+    more = SMALL_SEEDS if small and held <= MOST_ELEMENTS else ()
+    for seed in (*STRUCTURE_SEEDS, *more):
         with seeded(seed), on_cores(text):
             draws.append([one.detach() for one in module.get_inputs() if isinstance(one, Tensor)])
     if len({len(one) for one in draws}) != 1:
