@@ -224,6 +224,7 @@ def test_python_that_waits_for_a_core_does_not_work(
         watch = own_work.Watch(places, "cpp")
         monkeypatch.setattr(own_work, "watch", look)
         family: Any = SimpleNamespace(worker=os.getpid())
+        time.sleep(0.001)  # a running thread's time is read as it was at the last tick
         watch.looks(family, 10.0, 1)(lambda: False)
     assert watch.failed is is_seen
 

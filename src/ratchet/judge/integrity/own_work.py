@@ -107,8 +107,9 @@ class Watch:
             watch(family, self._note, over=over, expected_s=expected_s, draw=rng.random)
             share = (self.interpreted - interpreted) / max(1, self.looked - looked)
             # On a busy machine it mostly waits for a core, at the Python that woke up.
-            ran_s = _on_core_s(family.worker) - before_s
-            self._note_batch(share * min(expected_s, ran_s or expected_s), calls)
+            after_s = _on_core_s(family.worker)
+            ran_s = after_s - before_s if after_s else expected_s
+            self._note_batch(share * min(expected_s, ran_s), calls)
 
         return meanwhile
 

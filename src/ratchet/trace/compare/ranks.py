@@ -19,6 +19,8 @@ from ratchet.trace.read.file import read
 
 STANDS_OUT: Final = 0.02
 """Share of the window by which the waits for a straggler exceed those for any other rank."""
+MANY, FAR_AHEAD = 10, 4
+"""Collectives after which it is enough to be waited for so many times as long as any other rank."""
 SUFFIXES = (".json", ".json.gz", ".gz", ".db")
 
 
@@ -163,7 +165,8 @@ def _straggler(shared: Sequence[SharedCollective], windows: Sequence[int]) -> in
         blamed[collective.late] += sum(collective.waiting.values())
     chief, second = [*blamed.most_common(2), (None, 0), (None, 0)][:2]
     apart = chief[1] - second[1]
-    return chief[0] if apart > max(STANDS_OUT * max(windows), 0) else None
+    ahead = len(shared) >= MANY and chief[1] > FAR_AHEAD * second[1]
+    return chief[0] if ahead or apart > STANDS_OUT * max(windows, default=0) else None
 
 
 def _skew(times: Sequence[int]) -> float:
