@@ -115,11 +115,11 @@ def levers_missing(rows: Sequence[Row]) -> float | None:
 def worst_loss(rows: Sequence[Row]) -> float | None:
     """Return the largest difference of a loss between a recipe and the script as written.
 
-    None if a step ran as written, by which losses agree.
+    None if a step ran as written, by which losses agree, or if a recipe was not reached.
     """
-    if any("recipe" in one and "failed" in one for one in rows):
-        return None
-    return max((one["worst_difference"] for one in rows if "worst_difference" in one), default=None)
+    found = [one["worst_difference"] for one in rows if "worst_difference" in one]
+    wanted = next((one["follow"] for one in rows if "follow" in one), None)
+    return max(found, default=None) if len(found) == wanted else None
 
 
 def tests_failed(rows: Sequence[Row]) -> float | None:
@@ -266,7 +266,7 @@ def line_of(figure: Figure, rows: Sequence[Row]) -> Row:
         return said | {"failed": f"it left no figure: {error!r}"}
     if value is None:
         return said | {"failed": "it left no figure"}
-    return said | {"value": round(value, 4), "met": figure.met(value)}
+    return said | {"value": float(f"{value:.4g}"), "met": figure.met(value)}
 
 
 def main() -> int:

@@ -4,8 +4,8 @@
 
 The script clamps a weight and evaluates the model half-way, outside of its step. One JSON object a
 line for each recipe: the largest difference of a loss from the script as written, and the last
-step's milliseconds, or why the step ran as written. The exit code is 1 if one did, or if a
-difference is over 1e-4, or 5e-3 where arithmetic changes.
+step's milliseconds, or why the step ran as written; the first says how many follow. The exit code
+is 1 if one did, or if a difference is over 1e-4, or 5e-3 where arithmetic changes.
 """
 
 from __future__ import annotations
@@ -134,7 +134,8 @@ def main() -> int:
     parser.add_argument("--steps", type=int, default=12)
     asked = parser.parse_args()
     written, took_s = train(None, asked.device, asked.steps)
-    print(json.dumps({"recipe": "as written", "step_ms": round(1e3 * took_s, 1)}), flush=True)
+    row = {"recipe": "as written", "follow": len(CONFIGS), "step_ms": round(1e3 * took_s, 1)}
+    print(json.dumps(row), flush=True)
     failed, warnings = False, Warnings()
     logging.getLogger("ratchet").addHandler(warnings)
     for name, config in CONFIGS.items():

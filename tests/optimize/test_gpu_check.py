@@ -125,7 +125,7 @@ benchmarks/gpu_screening.py) setsid sleep 1000 >/dev/null 2>&1 & echo $! >> {pid
     exec sleep 1000;;
 benchmarks/gpu_levers.py) setsid sleep 1000 >/dev/null 2>&1 & echo $! >> {pids}
     echo '{{"way": "compile", "ran": false}}';;
-benchmarks/gpu_scripts.py) echo '{{"recipe": "compile", "worst_difference": 0.0}}';;
+benchmarks/gpu_scripts.py) echo '{{"recipe": "compile", "worst_difference": 0.0, "follow": 1}}';;
 esac
 """
 
@@ -176,7 +176,10 @@ ROWS: dict[str, list[str]] = {
         json.dumps({"way": way, "ran": True, "peak_mb": peak})
         for way, peak in [("compile", 1000), ("replayed graphs", 1100), ("kernels", 800)]
     ],
-    "scripts": ['{"recipe": "as written"}', '{"recipe": "x", "worst_difference": 0.001}'],
+    "scripts": [
+        '{"recipe": "as written", "follow": 1}',
+        '{"recipe": "x", "worst_difference": 0.001}',
+    ],
     "optimize": [
         json.dumps(
             {
@@ -289,9 +292,10 @@ def test_what_measured_nothing_is_no_figure() -> None:
     right = {"kernel": "same", "ratio": [0.9, 1.0, 1.1], "verdict_s": 9.0}
     assert figures.verdict_s([right]) == 9.0
     assert figures.verdict_s([right, right | {"ratio": None}]) is None
-    trained = {"recipe": "compile", "worst_difference": 0.0}
-    assert figures.worst_loss([trained]) == 0.0
-    assert figures.worst_loss([trained, {"recipe": "x", "failed": "as written"}]) is None
+    written, trained = {"follow": 2}, {"recipe": "compile", "worst_difference": 1e-7}
+    assert figures.worst_loss([written, trained, trained]) == 1e-7
+    assert figures.worst_loss([written, trained]) is None  # the part was cut
+    assert figures.worst_loss([written, trained, {"recipe": "x", "failed": "as written"}]) is None
 
 
 @pytest.mark.parametrize(("name", "words"), CALLS)
