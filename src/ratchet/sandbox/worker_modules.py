@@ -79,6 +79,7 @@ _EMULATED: Final = (
     "ratchet.judge.emulator.kernel_text",
     "ratchet.judge.emulator.launch",
     "ratchet.judge.emulator.loading",
+    "ratchet.judge.emulator.modifiers",
     "ratchet.judge.emulator.operands",
     "ratchet.judge.emulator.operations",
     "ratchet.judge.emulator.pretending",

@@ -14,6 +14,15 @@ from typing import Final
 from ratchet.base.errors import KernelError
 from ratchet.judge.emulator import forms, source
 from ratchet.judge.emulator.kernel_text import FUNCTION
+from ratchet.judge.emulator.modifiers import (
+    DPP,
+    HALVES,
+    OUTPUT,
+    SDWA,
+    first_signs,
+    selections,
+    vector_modifiers,
+)
 from ratchet.judge.emulator.operands import (
     DROPPED,
     NO_OPERAND,
@@ -270,7 +279,7 @@ def _record(
         modifiers = {key: value for key, value in modifiers.items() if key != "clamp"}
     if SIGNED_PARTS.match(name):  # `neg_lo` says of A and of B that they have a sign
         given = dict(modifiers)
-        signs = forms.signs(given.pop("neg_lo", "[0,0,0]"))
+        signs = first_signs(given.pop("neg_lo", "[0,0,0]"))
         name, modifiers = f"{name}_{signs}", given
     form = forms.special(name, texts, modifiers, target)
     if form is not None:
@@ -341,17 +350,17 @@ def _vector(
     if operation.section == "VOP3P":
         return _packed(operation, texts, modifiers, number)
     found = _fitting(operation, texts, lanes)
-    aux, flags = forms.vector_modifiers(modifiers, len(operation.sources), lanes)
+    aux, flags = vector_modifiers(modifiers, len(operation.sources), lanes)
     kinds = operation.results + operation.sources
-    if flags & forms.OUTPUT and operation.results != "f":
+    if flags & OUTPUT and operation.results != "f":
         raise KernelError("clamp and output factors are emulated for f32 only")
-    if flags & forms.HALVES and not set(kinds) <= set("hwx"):
+    if flags & HALVES and not set(kinds) <= set("hwx"):
         raise KernelError("op_sel is emulated for operands of 16 bits only")
-    if flags & (forms.DPP | forms.SDWA) and set(kinds) & set("UID"):
+    if flags & (DPP | SDWA) and set(kinds) & set("UID"):
         raise KernelError("lanes and parts of operands of 64 bits are not emulated")
-    if flags & forms.DPP and found[len(operation.results)].kind != "vector":
+    if flags & DPP and found[len(operation.results)].kind != "vector":
         raise KernelError("the operand that is moved across lanes must be a vector register")
-    if "sdwa" in mnemonic and not flags & forms.SDWA:
+    if "sdwa" in mnemonic and not flags & SDWA:
         raise KernelError("the parts of the operands (SDWA) are missing")
     if operation.name.startswith("v_bitop3_"):
         aux[0] = int(modifiers.get("bitop3", "0"), 0)
@@ -377,14 +386,14 @@ def _small_float(
     chosen = [int(one) for one in re.findall(r"\d", own.pop("op_sel", ""))]
     part = int(own.pop("byte_sel", "-1"))
     found = _fitting(operation, texts, 0)
-    aux, flags = forms.vector_modifiers(own, len(operation.sources), 64)
-    if flags & ~forms.SDWA:
+    aux, flags = vector_modifiers(own, len(operation.sources), 64)
+    if flags & ~SDWA:
         raise KernelError("a modifier of a conversion of 8-bit floats is not emulated here")
     if not packs and (part >= 0 or any(chosen)):
         if name.endswith("fp4"):
             part = chosen[0] + 2 * chosen[1]
         aux[3] = aux[3] & ~15 | (part if part >= 0 else 4 + chosen[0])
-        flags |= forms.SDWA
+        flags |= SDWA
     elif any(chosen):
         aux[2] = chosen[-1] << 3
     return _MachineRecord(source.numbers()[name], found, aux, flags)
@@ -398,7 +407,7 @@ def _packed(
     found = [parse_operand(text, kind) for text in texts]
     if len(found) != 1 + len(operation.sources) or found[0].kind != "vector":
         raise KernelError(f"{operation.name} has other operands than expected")
-    selection = forms.selections(modifiers, len(operation.sources))
+    selection = selections(modifiers, len(operation.sources))
     for index, one in enumerate(found[1:]):
         takes_high = (selection >> 8 | selection) >> index & 1
         if one.kind == "constant" and one.value and takes_high:

@@ -8,28 +8,19 @@ from dataclasses import dataclass, field
 from typing import Final
 
 from ratchet.base.errors import KernelError
+from ratchet.judge.emulator.modifiers import (
+    OFFEN,
+    RETURNS,
+    TO_LDS,
+    bits_of,
+    check_only,
+    number_of,
+    selections,
+    swizzle_pattern,
+)
 from ratchet.judge.emulator.operands import NO_OPERAND, MachineOperand, parse_operand
 
-DPP, SDWA, OUTPUT, HALVES, RETURNS, OFFEN, TO_LDS = 1, 2, 4, 8, 16, 32, 64
-"""Flags of a record, as in machine.hpp."""
 CACHE_HINTS: Final = frozenset(("glc", "slc", "dlc", "nt", "sc0", "sc1", "th", "scope"))
-SELECTIONS: Final = {
-    "BYTE_0": 0, "BYTE_1": 1, "BYTE_2": 2, "BYTE_3": 3, "WORD_0": 4, "WORD_1": 5, "DWORD": 6,
-}  # fmt: skip
-UNUSED: Final = {"UNUSED_PAD": 0, "UNUSED_SEXT": 1, "UNUSED_PRESERVE": 2}
-LANES: Final = {
-    "row_shl": 0x100, "row_shr": 0x110, "row_ror": 0x120, "row_newbcast": 0x150,
-    "row_share": 0x150, "row_xmask": 0x160,
-    "wave_shl": 0x12F, "wave_rol": 0x133, "wave_shr": 0x137, "wave_ror": 0x13B,
-}  # fmt: skip
-"""Movements with a number, which is added to the code."""
-WHOLE_LANES: Final = {"row_mirror": 0x140, "row_half_mirror": 0x141}
-BROADCASTS: Final = {"15": 0x142, "31": 0x143}
-CDNA_ONLY: Final = (
-    "row_newbcast", "row_bcast", "wave_shl", "wave_rol", "wave_shr", "wave_ror", "src0_sel",
-    "src1_sel", "dst_sel", "dst_unused",
-)  # fmt: skip
-RDNA_ONLY: Final = ("row_share", "row_xmask", "dpp8", "fi")
 ACROSS_LANES: Final = ("ds_bpermute_b32", "ds_permute_b32", "ds_swizzle_b32")
 """Instructions of the LDS's unit that touch none of its memory."""
 LOADS: Final = {
@@ -177,7 +168,7 @@ def special(
 
 def _lanes(name: str, texts: Sequence[str], modifiers: Mapping[str, str]) -> MachineForm:
     crosses = name in ("v_permlane16_b32", "v_permlanex16_b32")
-    _only(modifiers, ("op_sel",) if crosses else ())
+    check_only(modifiers, ("op_sel",) if crosses else ())
     if len(texts) != LANE_FORMS[name]:
         raise KernelError(f"{name} has {len(texts)} operands")
     operands = [parse_operand(text, "u") for text in texts]
@@ -192,7 +183,7 @@ def _lanes(name: str, texts: Sequence[str], modifiers: Mapping[str, str]) -> Mac
         is_vector = name not in ("v_writelane_b32", "v_readfirstlane_b32")
         if is_vector and operands[1].kind != "vector":
             raise KernelError(f"the operand {texts[1]} is not a vector register")
-    chosen = _list(modifiers["op_sel"], 2) if "op_sel" in modifiers else [0, 0]
+    chosen = bits_of(modifiers["op_sel"], 2) if "op_sel" in modifiers else [0, 0]
     return MachineForm(name, operands, [chosen[0] | chosen[1] << 1])
 
 
@@ -202,7 +193,7 @@ def _matrix(
     """Return CDNA's dense instructions, of one block or several."""
     if target == "gfx950" and (scaled := SCALED.match(name)):
         return _scaled_matrix(scaled, texts, modifiers)
-    _only(modifiers, ("cbsz", "abid", "blgp"))
+    check_only(modifiers, ("cbsz", "abid", "blgp"))
     found = MFMA.match(name)
     if found is None:
         raise KernelError(f"the matrix instruction {name} is not emulated for {target}")
@@ -243,7 +234,7 @@ def _scaled_matrix(
 ) -> MachineForm:
     """Return a product of small floats; `cbsz` and `blgp` are the types of A and B."""
     scales = 2 if found[1] else 0
-    _only(modifiers, ("cbsz", "blgp", *(("op_sel", "op_sel_hi") if scales else ())))
+    check_only(modifiers, ("cbsz", "blgp", *(("op_sel", "op_sel_hi") if scales else ())))
     rows, inner = int(found[2] or found[4]), int(found[3] or found[5])
     types = [modifiers.get(key, "0") for key in ("cbsz", "blgp")]
     if not set(types) <= SCALED_REGISTERS.keys():
@@ -255,8 +246,8 @@ def _scaled_matrix(
     result = rows * rows // 64
     registers = [result, *(SCALED_REGISTERS[one] for one in types), result]
     _matrix_registers(operands[:4], registers, texts[:4])
-    low = _list(modifiers.get("op_sel", "[0,0,0]"), 3)
-    high = _list(modifiers.get("op_sel_hi", "[1,1,1]"), 3)
+    low = bits_of(modifiers.get("op_sel", "[0,0,0]"), 3)
+    high = bits_of(modifiers.get("op_sel_hi", "[1,1,1]"), 3)
     parts = [low[at] + 2 * high[at] for at in range(2)]
     numbers = [rows, inner, *(int(one) for one in types), *parts, int(bool(scales))]
     return MachineForm("mfma_scaled", operands, numbers)
@@ -292,7 +283,7 @@ def _wave_matrix(
     is_integer = types[0] == "i8"
     if not types[0] or layout is None or (is_small and target != "gfx1201"):
         raise KernelError(f"the matrix instruction {name} is not emulated for {target}")
-    _only(modifiers, ("neg_lo",) if is_integer else ())
+    check_only(modifiers, ("neg_lo",) if is_integer else ())
     copies, run = layout
     operands = [parse_operand(text, "u" if is_integer else "f") for text in texts]
     each = 8 * copies // (4 if is_small or is_integer else 2)
@@ -302,7 +293,7 @@ def _wave_matrix(
     _matrix_registers(operands, registers, texts)
     numbers = [MFMA_TYPES[one] + (OCP if is_small else 0) for one in types]
     if is_integer:  # `neg_lo` says of A and of B that they have a sign
-        signed = _list(modifiers.get("neg_lo", "[0,0,0]"), 3)
+        signed = bits_of(modifiers.get("neg_lo", "[0,0,0]"), 3)
         numbers = [MFMA_TYPES["i8"] if sign else UNSIGNED for sign in signed[:2]]
     copied = int(copies == 2)
     return MachineForm("mfma", operands, [16, 16, *numbers, int(is_integer), run, copied])
@@ -341,7 +332,7 @@ def _mixed(name: str, texts: Sequence[str], modifiers: Mapping[str, str]) -> Mac
 
 
 def _scalar_load(name: str, texts: Sequence[str], modifiers: Mapping[str, str]) -> MachineForm:
-    _only(modifiers, ("offset", *CACHE_HINTS))
+    check_only(modifiers, ("offset", *CACHE_HINTS))
     found = SCALAR_LOAD.match(name)
     if found is None or len(texts) not in (2, 3):
         raise KernelError(f"the instruction {name} is not emulated")
@@ -354,7 +345,7 @@ def _scalar_load(name: str, texts: Sequence[str], modifiers: Mapping[str, str]) 
         raise KernelError("a scalar load has scalar operands")
     if (result.registers, base.registers) != (count, wanted):
         raise KernelError(f"the operands of {name} have the wrong size")
-    immediate = _number(modifiers, "offset")
+    immediate = number_of(modifiers, "offset")
     if offset.kind == "constant":
         immediate, offset = offset.value & 0x1FFFFF, NO_OPERAND
         if immediate >> 20:
@@ -369,21 +360,21 @@ def _lds(
     if any(one.kind != "vector" or one.modifiers for one in operands):
         raise KernelError("the operands of an LDS instruction are vector registers")
     if name in ACROSS_LANES:
-        _only(modifiers, ("offset",))
+        check_only(modifiers, ("offset",))
         swizzled = name == "ds_swizzle_b32"
         given = modifiers.get("offset", "0")
-        return MachineForm(name, operands, [_swizzle(given) if swizzled else int(given, 0)])
+        return MachineForm(name, operands, [swizzle_pattern(given) if swizzled else int(given, 0)])
     if name in TRANSPOSED and target == "gfx950":
-        _only(modifiers, ("offset",))
-        return MachineForm(name, operands, [_number(modifiers, "offset"), 0, 8])
+        check_only(modifiers, ("offset",))
+        return MachineForm(name, operands, [number_of(modifiers, "offset"), 0, 8])
     if found := re.match(r"^ds_(read|write)2(st64)?_b(32|64)$", name):
-        _only(modifiers, ("offset0", "offset1"))
+        check_only(modifiers, ("offset0", "offset1"))
         size = int(found[3]) // 8
         unit = size * (64 if found[2] else 1)
-        offsets = [unit * _number(modifiers, key) for key in ("offset0", "offset1")]
+        offsets = [unit * number_of(modifiers, key) for key in ("offset0", "offset1")]
         return MachineForm(f"ds_{found[1]}2", operands, [*offsets, size])
-    _only(modifiers, ("offset",))
-    offset = _number(modifiers, "offset")
+    check_only(modifiers, ("offset",))
+    offset = number_of(modifiers, "offset")
     if name.startswith("ds_read_") and name[8:] in LDS_READS:
         size, form = LDS_READS[name[8:]]
         return MachineForm("ds_load", _sized(operands, 2, size), [offset, 0, size, form])
@@ -423,14 +414,14 @@ def _memory(
     space: str, verb: str, kind: str, texts: Sequence[str], modifiers: Mapping[str, str]
 ) -> MachineForm | None:
     is_buffer = space == "buffer"
-    _only(modifiers, ("offset", *CACHE_HINTS, *(("offen", "lds") if is_buffer else ())))
+    check_only(modifiers, ("offset", *CACHE_HINTS, *(("offen", "lds") if is_buffer else ())))
     to_lds = "lds" in modifiers or kind.startswith("lds_")
     kind = kind.removeprefix("lds_")
     flags = (OFFEN if "offen" in modifiers else 0) | (TO_LDS if to_lds else 0)
     operands = [parse_operand(text, "u") for text in texts]
     if any(one.modifiers for one in operands):
         raise KernelError("a sign is not emulated here")
-    offset = _number(modifiers, "offset")
+    offset = number_of(modifiers, "offset")
     if is_buffer and len(operands) == (3 if to_lds else 4):
         if operands[-2].kind != "scalar" or operands[-2].registers != 4:
             raise KernelError("a buffer is described by four scalar registers")
@@ -497,115 +488,3 @@ def _sized(operands: list[MachineOperand], count: int, size: int) -> list[Machin
     if operands[0].kind != "vector" or operands[0].registers != (size + 3) // 4:
         raise KernelError("the data has not as many vector registers as its bytes need")
     return operands
-
-
-def vector_modifiers(
-    modifiers: Mapping[str, str], sources: int, lanes: int
-) -> tuple[list[int], int]:
-    """Return the numbers and flags of a vector instruction's modifiers."""
-    for key in CDNA_ONLY if lanes == 32 else RDNA_ONLY:
-        if key in modifiers:
-            raise KernelError(f"the modifier {key} is not emulated for waves of {lanes} lanes")
-    aux, flags = [0] * 8, 0
-    parts = {"src0_sel": 0, "src1_sel": 4, "dst_sel": 8}
-    selected = 6 | 6 << 4 | 6 << 8
-    rows, banks, zero = 15, 15, 0
-    for key, value in modifiers.items():
-        if key in LANES:
-            aux[0], flags = LANES[key] + int(value), flags | DPP
-        elif key in WHOLE_LANES:
-            aux[0], flags = WHOLE_LANES[key], flags | DPP
-        elif key == "row_bcast" and value in BROADCASTS:
-            aux[0], flags = BROADCASTS[value], flags | DPP
-        elif key == "dpp8":
-            places = _list(value, 8)
-            aux[0] = 1 << 24 | sum(place << 3 * index for index, place in enumerate(places))
-            zero, flags = zero | 1, flags | DPP
-        elif key == "fi" and value == "1":
-            zero |= 2
-        elif key == "quad_perm":
-            places = _list(value, 4)
-            aux[0] = sum(place << 2 * index for index, place in enumerate(places))
-            flags |= DPP
-        elif key in ("row_mask", "bank_mask"):
-            rows, banks = (int(value, 0), banks) if key == "row_mask" else (rows, int(value, 0))
-        elif key == "bound_ctrl":
-            zero |= 1
-        elif key in parts and value in SELECTIONS:
-            selected = selected & ~(15 << parts[key]) | SELECTIONS[value] << parts[key]
-            flags |= SDWA
-        elif key == "dst_unused" and value in UNUSED:
-            selected, flags = selected | UNUSED[value] << 12, flags | SDWA
-        elif key == "clamp":
-            aux[4], flags = aux[4] | 1, flags | OUTPUT
-        elif (key, value) in (("mul", "2"), ("mul", "4"), ("div", "2")):
-            aux[4] |= {"mul2": 1, "mul4": 2, "div2": 3}[key + value] << 1
-            flags |= OUTPUT
-        elif key == "op_sel":
-            bits = _list(value, sources + 1)
-            aux[2] = sum(bit << index for index, bit in enumerate(bits[:-1])) | bits[-1] << 3
-            flags |= HALVES
-        elif key != "bitop3":
-            raise KernelError(f"the modifier {key}:{value} is not emulated".replace(": ", " "))
-    aux[1], aux[3] = rows | banks << 4 | zero << 8, selected
-    return aux, flags
-
-
-def selections(modifiers: Mapping[str, str], sources: int, *, high: int | None = None) -> int:
-    """Return the halves that a packed instruction reads, and their signs, as a record's bits."""
-    _only(modifiers, ("op_sel", "op_sel_hi", "neg_lo", "neg_hi"))
-    default = (1 << sources) - 1 if high is None else high
-    found = default << 8
-    for key, shift in (("op_sel", 0), ("op_sel_hi", 8), ("neg_lo", 16), ("neg_hi", 24)):
-        if key in modifiers:
-            bits = _list(modifiers[key], sources)
-            chosen = sum(bit << index for index, bit in enumerate(bits))
-            found = found & ~(255 << shift) | chosen << shift
-    return found
-
-
-def signs(text: str) -> str:
-    """Return the first two of a list of bits as text: `10` for `[1,0,0]`."""
-    return "".join(str(one) for one in _list(text, 3)[:2])
-
-
-def _list(text: str, count: int) -> list[int]:
-    found = [int(one) for one in re.findall(r"\d+", text)]
-    if len(found) != count or max(found, default=0) >= max(4, count):
-        raise KernelError(f"the modifier's list {text} is not as long as expected")
-    return found
-
-
-def _swizzle(text: str) -> int:
-    """Return the pattern of ds_swizzle_b32 (section "LDS & GDS instructions")."""
-    found = re.match(r"^swizzle\((\w+),(.*)\)$", text)
-    if found is None:
-        return int(text, 0)
-    kind, rest = found[1], found[2].replace('"', "")
-    if kind == "SWAP":
-        return 0x1F | int(rest) << 10
-    if kind == "REVERSE":
-        return 0x1F | (int(rest) - 1) << 10
-    if kind == "BROADCAST":
-        size, lane = (int(one) for one in rest.split(","))
-        return (0x1F & ~(size - 1)) | lane << 5
-    if kind == "QUAD_PERM":
-        return 0x8000 | sum(int(one) << 2 * at for at, one in enumerate(rest.split(",")))
-    if kind == "BITMASK_PERM" and len(rest) == 5:
-        masks = [0, 0, 0]
-        for bit, letter in zip((16, 8, 4, 2, 1), rest, strict=True):
-            masks[0] |= bit * (letter in "pi")
-            masks[1] |= bit * (letter == "1")
-            masks[2] |= bit * (letter == "i")
-        return masks[0] | masks[1] << 5 | masks[2] << 10
-    raise KernelError(f"the pattern {text} is not emulated")
-
-
-def _number(modifiers: Mapping[str, str], key: str) -> int:
-    return int(modifiers.get(key) or "0", 0)
-
-
-def _only(modifiers: Mapping[str, str], known: Sequence[str]) -> None:
-    for key in modifiers:
-        if key not in known:
-            raise KernelError(f"the modifier {key} is not emulated here")
