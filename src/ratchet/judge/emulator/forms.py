@@ -1,4 +1,4 @@
-"""Forms of instructions that the table lacks: memory, matrix, lanes; and modifiers."""
+"""Forms of instructions that the table lacks: memory, matrix, lanes."""
 
 from __future__ import annotations
 
