@@ -32,21 +32,21 @@ from typing import Any
 import msgspec
 from kernelbench_kinds import KINDS
 
-from ratchet.authors.author import FAILED, Answer
-from ratchet.authors.choices import make_request
-from ratchet.authors.problem_run import ProblemRun
-from ratchet.authors.search.author import SearchAuthor
-from ratchet.authors.search.halving import Rungs
-from ratchet.authors.write import write
-from ratchet.authors.writing_result import WritingRequest, WritingResult
 from ratchet.base.errors import RatchetError
-from ratchet.court.court import Court
-from ratchet.court.terms import Terms
 from ratchet.judge.api import as_problem
-from ratchet.kernels.kernel import Kernel
-from ratchet.problems.problem import Problem
-from ratchet.problems.suites import find_problem
-from ratchet.problems.suites.names import NAMES
+from ratchet.judge.court.court import Court
+from ratchet.judge.court.terms import Terms
+from ratchet.judge.kernels.kernel import Kernel
+from ratchet.judge.problems.problem import Problem
+from ratchet.judge.problems.suites import find_problem
+from ratchet.judge.problems.suites.names import NAMES
+from ratchet.write.author import FAILED, Answer
+from ratchet.write.choices import make_request
+from ratchet.write.problem_run import ProblemRun
+from ratchet.write.search.author import SearchAuthor
+from ratchet.write.search.halving import Rungs
+from ratchet.write.write import write
+from ratchet.write.writing_result import WritingRequest, WritingResult
 
 FAILED_RATIO = 0.1
 """Counts for a problem without a right and timed kernel."""
@@ -97,7 +97,7 @@ def held_out(folder: Path) -> list[Path]:
 
 def is_covered(problem: Problem) -> tuple[bool, str]:
     """Whether the generator has a space for a problem, and why not."""
-    from ratchet.authors.generator import space_for
+    from ratchet.write.generator import space_for
 
     try:
         space_for(problem, device="cpu")
@@ -230,7 +230,7 @@ def screened_anew(problem: Problem, kernels: Sequence[Kernel]) -> dict[str, floa
 
 def bests(problem: Problem, strategy: str, seed: int) -> dict[int, Kernel]:
     """The kernel that a search would have confirmed first after each count of CURVE_AT."""
-    from ratchet.authors.generator import space_for
+    from ratchet.write.generator import space_for
 
     author = SearchAuthor(space_for(problem, device="cpu"), strategy=strategy, seed=seed)
     with tempfile.TemporaryDirectory() as folder, Court(f"{folder}/l.db") as court:

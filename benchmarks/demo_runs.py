@@ -22,7 +22,7 @@ import time
 from pathlib import Path
 from typing import Any
 
-from ratchet.optimize.turn.settings import parse_budget_s
+from ratchet.train.turn.settings import parse_budget_s
 
 
 def run(workload: str, budget: str, folder: Path) -> dict[str, Any]:

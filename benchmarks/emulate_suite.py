@@ -11,8 +11,8 @@ import sys
 import tempfile
 from pathlib import Path
 
-from ratchet.judge.emulator.decode import TARGETS
-from ratchet.judge.emulator.program.emulate import emulate
+from ratchet.amd.emulator.decode import TARGETS
+from ratchet.amd.emulator.program.emulate import emulate
 
 PROGRAM = Path(__file__).with_name("emulate_kinds.py")
 

@@ -26,14 +26,14 @@ from typing import Any
 
 import torch
 
+from ratchet.amd.emulator import loading
+from ratchet.amd.emulator.build import compiled_machine
+from ratchet.amd.emulator.decode import TARGETS, DecodedKernel, decode
+from ratchet.amd.emulator.launch import Emulator, LaunchCounts
 from ratchet.base.errors import KernelError
-from ratchet.judge.emulator import loading
-from ratchet.judge.emulator.build import compiled_machine
-from ratchet.judge.emulator.decode import TARGETS, DecodedKernel, decode
-from ratchet.judge.emulator.launch import Emulator, LaunchCounts
-from ratchet.kernels.library import LIBRARY
-from ratchet.problems.problem import Case, Problem
-from ratchet.problems.suites import find_problem
+from ratchet.judge.kernels.library import LIBRARY
+from ratchet.judge.problems.problem import Case, Problem
+from ratchet.judge.problems.suites import find_problem
 
 WANTED_RACES = 0.95
 SOURCES = [

@@ -37,7 +37,7 @@ BATCH_S = 0.5
 
 def exported(recipe: Path, ledger: str | None, folder: Path) -> dict[str, Any]:
     """Export a recipe in both forms and install the wheel; return what the exports said."""
-    from ratchet.publish.export import export_kernels
+    from ratchet.train.publish.export import export_kernels
 
     said = {
         form: export_kernels(recipe, form, folder / form, name=NAME, ledger=ledger)
@@ -69,8 +69,8 @@ def with_ops_of(package: ModuleType, options: dict[str, Any], swapped: list[str]
     from torch._inductor.custom_graph_pass import CustomGraphPass
     from torch.fx import Graph
 
-    from ratchet.graph.regions.op import RegionSite
-    from ratchet.graph.regions.region import REGION
+    from ratchet.train.graph.regions.op import RegionSite
+    from ratchet.train.graph.regions.region import REGION
 
     class Swapped(CustomGraphPass):
         def __init__(self, inner: Any) -> None:
@@ -106,8 +106,13 @@ def with_ops_of(package: ModuleType, options: dict[str, Any], swapped: list[str]
 
 def built(package: ModuleType | None, config: Any, workload: Any, swapped: list[str]) -> Any:
     """Return the step of a config, with Ratchet's kernels or a package's."""
-    from ratchet.graph.steps import InstalledStep, build_step, install_options, installed_kernels
-    from ratchet.kernels.library.adamw import AdamWUpdate
+    from ratchet.judge.kernels.library.adamw import AdamWUpdate
+    from ratchet.train.graph.steps import (
+        InstalledStep,
+        build_step,
+        install_options,
+        installed_kernels,
+    )
 
     if package is None:
         return build_step(workload, config)
@@ -144,7 +149,7 @@ class StepArm:
 
     def run(self, iterations: int) -> Any:
         """Run steps and return their time."""
-        from ratchet.measure.arm import Timing
+        from ratchet.base.measure.arm import Timing
 
         wall, cpu = time.perf_counter(), time.process_time()
         for _ in range(iterations):
@@ -161,10 +166,10 @@ def launch(asked: argparse.Namespace) -> dict[str, Any]:
     import numpy as np
     import torch
 
-    from ratchet.measure.rounds import run_rounds
-    from ratchet.optimize.recipe.recipe import Recipe
-    from ratchet.optimize.recipe.reproof import ready_kernels
-    from ratchet.workloads import load
+    from ratchet.base.measure.rounds import run_rounds
+    from ratchet.train.recipe.recipe import Recipe
+    from ratchet.train.recipe.reproof import ready_kernels
+    from ratchet.train.workloads import load
 
     recipe = Recipe.load(asked.recipe)
     ready = ready_kernels(recipe.kernels, asked.ledger)
@@ -199,9 +204,9 @@ def apart(losses: dict[str, list[float]], name: str) -> float:
 
 def measured(asked: argparse.Namespace, folder: Path) -> dict[str, Any]:
     """Run the launches and return the ratios with their intervals."""
-    from ratchet.measure.estimate import compare
-    from ratchet.measure.samples import Sample
-    from ratchet.optimize.recipe.recipe import Recipe
+    from ratchet.base.measure.estimate import compare
+    from ratchet.base.measure.samples import Sample
+    from ratchet.train.recipe.recipe import Recipe
 
     own = {**os.environ, **Recipe.load(asked.recipe).config.variables()}
     answers = []

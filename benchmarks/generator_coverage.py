@@ -15,14 +15,14 @@ import json
 import time
 from collections import Counter
 
-from ratchet.authors.form.form import UnsupportedOp
-from ratchet.authors.generator import space_for
+from ratchet.amd.profile.inspection import inspect_kernel
 from ratchet.base.errors import KernelError, RatchetError
-from ratchet.kernels.kernel import Kernel
-from ratchet.kernels.languages.cpp import compile_kernel
-from ratchet.problems.problem import Problem
-from ratchet.problems.suites import load_suite
-from ratchet.static_profile.inspection import inspect_kernel
+from ratchet.judge.kernels.kernel import Kernel
+from ratchet.judge.kernels.languages.cpp import compile_kernel
+from ratchet.judge.problems.problem import Problem
+from ratchet.judge.problems.suites import load_suite
+from ratchet.write.form.form import UnsupportedOp
+from ratchet.write.generator import space_for
 
 
 def main() -> None:

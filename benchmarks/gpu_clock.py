@@ -23,10 +23,10 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from ratchet.judge.kernels.kernel import Kernel
+from ratchet.judge.problems.problem import Case, Problem, TensorSpec
 from ratchet.judge.trial.kernel_trial import KernelJudge
 from ratchet.judge.verdict import Verdict
-from ratchet.kernels.kernel import Kernel
-from ratchet.problems.problem import Case, Problem, TensorSpec
 
 COLUMNS, PASSES = 1024, 8
 SIZES = {"activation": 4096, "short chain": 4096, "chain": 8192}

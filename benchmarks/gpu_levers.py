@@ -24,14 +24,14 @@ from typing import Any
 
 import msgspec
 
+from ratchet.base.devices.probe import Device, probe
 from ratchet.base.errors import RatchetError
-from ratchet.devices.probe import Device, probe
+from ratchet.judge.kernels.library import LIBRARY
 from ratchet.judge.steps.arms import ArmProcess, ArmSpec
-from ratchet.kernels.library import LIBRARY
-from ratchet.optimize.arm import FACTORY
-from ratchet.optimize.step.candidate import Candidate
-from ratchet.optimize.step.installed import InstalledKernel
-from ratchet.workloads.config import StepConfig
+from ratchet.train.recipe.candidate import Candidate
+from ratchet.train.recipe.installed import InstalledKernel
+from ratchet.train.turn.arm import FACTORY
+from ratchet.train.workloads.config import StepConfig
 
 USUAL = StepConfig(compile_mode="default", precision="bf16_autocast", optimizer="fused")
 IN_GRAPHS = ("attention", "rms_norm", "rope", "gated_activation", "linear_cross_entropy")

@@ -18,12 +18,12 @@ import tempfile
 import time
 from collections import Counter
 
-from ratchet.authors.generator import space_for
-from ratchet.court.court import Court
-from ratchet.court.terms import Terms
-from ratchet.kernels.kernel import Kernel
-from ratchet.ledger import Ledger
-from ratchet.problems.suites import find_problem
+from ratchet.base.ledger import Ledger
+from ratchet.judge.court.court import Court
+from ratchet.judge.court.terms import Terms
+from ratchet.judge.kernels.kernel import Kernel
+from ratchet.judge.problems.suites import find_problem
+from ratchet.write.generator import space_for
 
 
 def kernels_of(name: str, count: int) -> list[Kernel]:

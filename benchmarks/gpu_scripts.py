@@ -21,11 +21,11 @@ from torch import Tensor, nn
 from transformers import LlamaConfig, LlamaForCausalLM
 
 import ratchet
-from ratchet.devices.fingerprint import software
-from ratchet.devices.probe import probe
-from ratchet.optimize.recipe.recipe import Recipe
-from ratchet.optimize.step.describe import signature_of
-from ratchet.workloads.config import StepConfig
+from ratchet.base.devices.fingerprint import software
+from ratchet.base.devices.probe import probe
+from ratchet.train.recipe.describe import signature_of
+from ratchet.train.recipe.recipe import Recipe
+from ratchet.train.workloads.config import StepConfig
 
 VOCABULARY, ROWS, LENGTH, BATCHES = 1024, 8, 128, 4
 EXACT, LOW = 1e-4, 5e-3

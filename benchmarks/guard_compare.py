@@ -26,11 +26,11 @@ sys.path[:0] = [str(ROOT / "tests"), str(ROOT / "benchmarks")]
 
 from simulated_machine import Machine, simulate  # noqa: E402
 
+from ratchet.base.measure.contest import CompareSettings, compare_contest  # noqa: E402
+from ratchet.base.measure.metrics import BASELINE, NEW, TIME, TWIN, Readings, decide  # noqa: E402
+from ratchet.base.measure.plan import look_confidence, make_plan  # noqa: E402
 from ratchet.guard.compare.sides import WorkloadContest, WorkloadSide  # noqa: E402
 from ratchet.judge.steps.arms import ArmSpec  # noqa: E402
-from ratchet.measure.contest import CompareSettings, compare_contest  # noqa: E402
-from ratchet.measure.metrics import BASELINE, NEW, TIME, TWIN, Readings, decide  # noqa: E402
-from ratchet.measure.plan import look_confidence, make_plan  # noqa: E402
 
 SLOWDOWN = 1.03
 SIZE = 96

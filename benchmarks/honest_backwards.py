@@ -10,8 +10,8 @@ from collections.abc import Iterator
 
 from honest_case import Honest
 
-from ratchet.kernels.kernel import Kernel
-from ratchet.problems.suites import find_problem
+from ratchet.judge.kernels.kernel import Kernel
+from ratchet.judge.problems.suites import find_problem
 
 HEAD = r"""
 #include <algorithm>

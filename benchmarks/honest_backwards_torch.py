@@ -10,8 +10,8 @@ from pathlib import Path
 from honest_case import Honest
 
 from ratchet.base.errors import KernelError
-from ratchet.kernels.kernel import Kernel
-from ratchet.problems.suites import find_problem
+from ratchet.judge.kernels.kernel import Kernel
+from ratchet.judge.problems.suites import find_problem
 
 SOURCE = Path(__file__).with_name("honest_formulas.py")
 

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from ratchet.kernels.kernel import Kernel
-from ratchet.problems.problem import Problem
+from ratchet.judge.kernels.kernel import Kernel
+from ratchet.judge.problems.problem import Problem
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)

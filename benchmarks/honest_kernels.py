@@ -18,13 +18,13 @@ from honest_case import Honest
 from torch import Tensor
 
 from ratchet.base.errors import RatchetError
-from ratchet.kernels.kernel import Kernel
-from ratchet.kernels.kernel_file import built_in_kernel
-from ratchet.kernels.library import LIBRARY, kernels_for
-from ratchet.kernels.library.sources import ISAS
-from ratchet.problems.problem import Case, Problem, TensorSpec
-from ratchet.problems.suites import find_problem, load_suite
-from ratchet.problems.suites.shipped.cases import WorkloadShapes
+from ratchet.judge.kernels.kernel import Kernel
+from ratchet.judge.kernels.kernel_file import built_in_kernel
+from ratchet.judge.kernels.library import LIBRARY, kernels_for
+from ratchet.judge.kernels.library.sources import ISAS
+from ratchet.judge.problems.problem import Case, Problem, TensorSpec
+from ratchet.judge.problems.suites import find_problem, load_suite
+from ratchet.judge.problems.suites.shipped.cases import WorkloadShapes
 
 DISTRIBUTIONS = ("heavy_tailed", "shifted", "tiny", "large")
 SHAPES = {
@@ -304,7 +304,7 @@ def _by_rows(body: str, total: str, pragma: str = "") -> Kernel:
 
 def _shipped() -> Iterator[Honest]:
     """Yield the library's kernels in every variant that this CPU runs, in both dtypes."""
-    from ratchet.devices.probe import best_isa
+    from ratchet.base.devices.probe import best_isa
 
     runnable = reversed(ISAS[ISAS.index(best_isa()) :])  # from the plainest
     for dtype, isa, (name, library) in product(("float32", "bfloat16"), runnable, LIBRARY.items()):

@@ -33,13 +33,13 @@ from typing import Any
 
 from judge_aa_references import SHIPPED, kernel_of, problem_of
 
+from ratchet.judge.kernels.kernel import Kernel
+from ratchet.judge.kernels.kernel_file import built_in_kernel
+from ratchet.judge.problems.problem import Problem
+from ratchet.judge.problems.problem_file import load_problem
+from ratchet.judge.problems.suites import load_suite
 from ratchet.judge.trial.kernel_trial import KernelJudge
 from ratchet.judge.verdict import Verdict
-from ratchet.kernels.kernel import Kernel
-from ratchet.kernels.kernel_file import built_in_kernel
-from ratchet.problems.problem import Problem
-from ratchet.problems.problem_file import load_problem
-from ratchet.problems.suites import load_suite
 
 Question = tuple[str, str, Problem, Kernel]
 """Kind, name, problem, and the reference as its kernel."""

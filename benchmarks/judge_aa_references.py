@@ -14,13 +14,13 @@ from dataclasses import replace
 import torch
 from torch import Tensor
 
-from ratchet.devices.probe import best_isa
-from ratchet.kernels.kernel import Kernel
-from ratchet.kernels.languages import cpp
-from ratchet.kernels.library import LIBRARY, register_ops
-from ratchet.kernels.registry import activate
-from ratchet.problems.problem import Problem
-from ratchet.problems.suites.shipped.cases import WorkloadShapes
+from ratchet.base.devices.probe import best_isa
+from ratchet.judge.kernels.kernel import Kernel
+from ratchet.judge.kernels.languages import cpp
+from ratchet.judge.kernels.library import LIBRARY, register_ops
+from ratchet.judge.kernels.registry import activate
+from ratchet.judge.problems.problem import Problem
+from ratchet.judge.problems.suites.shipped.cases import WorkloadShapes
 
 Scalars = Sequence[float]
 SHIPPED = {
@@ -35,7 +35,7 @@ OPS = {"linear_forward": "linear", "attention_forward": "attention"}
 """Names under torch.ops.ratchet that differ from the entry's."""
 ISA = "RATCHET_AA_ISA"
 """The variable that tells the reference's processes the ISA: each is a fork that would import the
-whole of `ratchet.devices` to find it, 0.25 s of CPU time a start and ten starts a verdict."""
+whole of `ratchet.base.devices` to find it, 0.25 s of CPU time a start and ten starts a verdict."""
 
 
 def kernel_of(entry: str) -> Kernel:

@@ -20,11 +20,11 @@ from pathlib import Path
 from judge_aa import busy
 from kernelbench_kinds import KINDS
 
-from ratchet.court.calls import TIME_LIMIT_S
 from ratchet.judge.api import as_problem
+from ratchet.judge.court.calls import TIME_LIMIT_S
+from ratchet.judge.kernels.kernel_file import built_in_kernel
 from ratchet.judge.trial.kernel_trial import KernelJudge
 from ratchet.judge.verdict import Verdict
-from ratchet.kernels.kernel_file import built_in_kernel
 
 
 def main() -> int:

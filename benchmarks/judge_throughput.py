@@ -28,11 +28,11 @@ from pathlib import Path
 
 from honest_kernels import honest_kernels
 
-from ratchet.devices.fingerprint import software
-from ratchet.devices.probe import probe
+from ratchet.base.devices.fingerprint import software
+from ratchet.base.devices.probe import probe
+from ratchet.judge.kernels.kernel import Kernel
+from ratchet.judge.problems.problem import Problem
 from ratchet.judge.trial.kernel_trial import KernelJudge
-from ratchet.kernels.kernel import Kernel
-from ratchet.problems.problem import Problem
 
 EACH = 24
 """Kernels that are screened on one problem in one call."""

@@ -32,25 +32,25 @@ from typing import Any
 
 import msgspec
 
-from ratchet.authors.author import Answer, Progress, Proposal, Schedule
-from ratchet.authors.search.author import SearchAuthor
-from ratchet.court.court import Court
+from ratchet.judge.court.court import Court
 from ratchet.judge.verdict import Screening
-from ratchet.learn.bench import Bench, ScreeningBench, judge_answers
-from ratchet.learn.config import LearnConfig
-from ratchet.learn.corpus import Corpus, build_corpus
-from ratchet.learn.evaluate import (
+from ratchet.write.author import Answer, Progress, Proposal, Schedule
+from ratchet.write.learn.bench import Bench, ScreeningBench, judge_answers
+from ratchet.write.learn.config import LearnConfig
+from ratchet.write.learn.corpus import Corpus, build_corpus
+from ratchet.write.learn.evaluate import (
     Evaluation,
     evaluate,
     policy_drawer,
     random_drawer,
     with_headroom,
 )
-from ratchet.learn.languages import ScheduleLanguage
-from ratchet.learn.models import Policy, load_policy
-from ratchet.learn.rewards import reward_of
-from ratchet.learn.stages import LearnStage, grpo, pretrain, sft
-from ratchet.learn.tasks import TRAINED, UNSEEN, LearnTask, make_tasks, split_names
+from ratchet.write.learn.languages import ScheduleLanguage
+from ratchet.write.learn.models import Policy, load_policy
+from ratchet.write.learn.rewards import reward_of
+from ratchet.write.learn.stages import LearnStage, grpo, pretrain, sft
+from ratchet.write.learn.tasks import TRAINED, UNSEEN, LearnTask, make_tasks, split_names
+from ratchet.write.search.author import SearchAuthor
 
 SHARES = {
     "pretrain": 0.09,

@@ -22,12 +22,12 @@ import msgspec
 
 from ratchet.base.errors import RatchetError
 from ratchet.judge.steps.arms import ArmProcess
-from ratchet.plan.fit.arm import measure, memory_arm, shape_of
-from ratchet.plan.fit.compiled import CompiledPlans
-from ratchet.plan.fit.costs import BlockCosts, costs_of
-from ratchet.plan.fit.fit import planned
-from ratchet.plan.fit.knapsack import FitPlan, best_plan, least_plan, plan_of
-from ratchet.workloads.config import StepConfig
+from ratchet.train.memory.arm import measure, memory_arm, shape_of
+from ratchet.train.memory.compiled import CompiledPlans
+from ratchet.train.memory.costs import BlockCosts, costs_of
+from ratchet.train.memory.fit import planned
+from ratchet.train.memory.knapsack import FitPlan, best_plan, least_plan, plan_of
+from ratchet.train.workloads.config import StepConfig
 
 SMALL = ("vit-tiny", "bert-tiny", "gpt2-tiny", "llama-tiny", "llama-8m", "moe-tiny")
 """Workloads that are measured unless others are named: half an hour on two busy cores."""

@@ -31,13 +31,13 @@ from pathlib import Path
 import numpy as np
 from plan_sweeps import fastest
 
+from ratchet.base.devices.probe import probe
 from ratchet.base.errors import PlanError
-from ratchet.devices.probe import probe
-from ratchet.optimize.parallel.bench import bench_parallel
-from ratchet.plan.cluster import GIB, PlannedCluster, Rate, parse_cluster
-from ratchet.plan.here import check
-from ratchet.plan.layout import Layout, columns
-from ratchet.plan.search import (
+from ratchet.scale.parallel.bench import bench_parallel
+from ratchet.scale.plan.cluster import GIB, PlannedCluster, Rate, parse_cluster
+from ratchet.scale.plan.here import check
+from ratchet.scale.plan.layout import Layout, columns
+from ratchet.scale.plan.search import (
     Evaluated,
     PlanQuestion,
     evaluate,
@@ -45,9 +45,9 @@ from ratchet.plan.search import (
     make_asked,
     room_bytes,
 )
-from ratchet.plan.shape import Shape, find_shape
-from ratchet.plan.stack import STACKS, Stack
-from ratchet.workloads.parallel.layout import parse_parallel
+from ratchet.scale.plan.shape import Shape, find_shape
+from ratchet.scale.plan.stack import STACKS, Stack
+from ratchet.train.workloads.parallel.layout import parse_parallel
 
 PUBLISHED = Path(__file__).parent / "published"
 NAMES = {
@@ -65,7 +65,7 @@ CALIBRATES = "titan-8b-fsdp8-bf16-compile"
 HERE = ("dp=1", "dp=2", "fsdp=2", "tp=2", "pp=2", "fsdp=2,micro=2")
 """Layouts of two ranks at most, for --here."""
 SET_BY = ("throughput-109",)
-"""Rows by which a constant of the model was set: EXPERT_CASTS of `ratchet.plan.time`."""
+"""Rows by which a constant of the model was set: EXPERT_CASTS of `ratchet.scale.plan.time`."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)

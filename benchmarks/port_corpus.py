@@ -36,12 +36,12 @@ sys.path.insert(0, str(ROOT / "tests" / "port"))
 
 from corpus_files import CORPUS, expected, scores, write_problems  # noqa: E402
 
-from ratchet.court.court import Court  # noqa: E402
-from ratchet.court.port_proofs import prove  # noqa: E402
-from ratchet.port.compile import compile_clean  # noqa: E402
-from ratchet.port.hipify import hipified  # noqa: E402
-from ratchet.port.porting import PortSettings, port  # noqa: E402
-from ratchet.port.scan import scan  # noqa: E402
+from ratchet.amd.port.compile import compile_clean  # noqa: E402
+from ratchet.amd.port.hipify import hipified  # noqa: E402
+from ratchet.amd.port.porting import PortSettings, port  # noqa: E402
+from ratchet.amd.port.proofs import prove  # noqa: E402
+from ratchet.amd.port.scan import scan  # noqa: E402
+from ratchet.judge.court.court import Court  # noqa: E402
 
 READ = (".cu", ".cuh", ".cpp", ".h")
 

@@ -27,12 +27,12 @@ from pathlib import Path
 import msgspec
 
 from ratchet.base import scratch
+from ratchet.base.measure.estimate import aa_floor, compare
 from ratchet.base.process import families
-from ratchet.measure.estimate import aa_floor, compare
-from ratchet.optimize.parallel.bench import communication_of
-from ratchet.optimize.parallel.rank import RankArm, RankRequest, RankResult
-from ratchet.workloads.parallel.layout import parse_parallel
-from ratchet.workloads.parallel.tuning import ParallelTuning
+from ratchet.scale.parallel.bench import communication_of
+from ratchet.scale.parallel.rank import RankArm, RankRequest, RankResult
+from ratchet.train.workloads.parallel.layout import parse_parallel
+from ratchet.train.workloads.parallel.tuning import ParallelTuning
 
 DEFAULTS, TWIN = "ddp", "twin"
 TUNINGS = {
@@ -84,7 +84,7 @@ def run(asked: RankRequest, folder: Path, names: Sequence[str], ranks: int) -> l
     """Run the request with one rank in each namespace, or all of them here without names."""
     request = folder / "request.json"
     request.write_bytes(msgspec.json.encode(asked))
-    program = ("-m", "ratchet.optimize.parallel.rank", str(request), str(folder))
+    program = ("-m", "ratchet.scale.parallel.rank", str(request), str(folder))
     start = (sys.executable, "-m", "torch.distributed.run")
     where = f"--master-addr={SUBNET}.1", f"--master-port={PORT}"
     if names:

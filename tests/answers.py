@@ -4,10 +4,10 @@ from __future__ import annotations
 
 from typing import Any, Final
 
+from ratchet.judge.kernels.kernel import Kernel
+from ratchet.judge.problems.problem import Problem
 from ratchet.judge.trial.kernel_trial import KernelJudge
 from ratchet.judge.verdict import Verdict
-from ratchet.kernels.kernel import Kernel
-from ratchet.problems.problem import Problem
 
 RIGHT: Final = ("proven", "correct")
 PATIENCE_S: Final = 240.0

@@ -21,12 +21,12 @@ from answers import LentJudge, PatientJudge
 from hypothesis import HealthCheck, settings
 from postgres_server import postgres
 
-from ratchet.court.fleet import machines
+from ratchet.amd.architectures import TARGETS
+from ratchet.base.ledger import connect
+from ratchet.judge.court.fleet import machines
+from ratchet.judge.problems import problem_file
 from ratchet.judge.trial import held_together, kernel_trial, wear
 from ratchet.judge.trial.kernel_trial import KernelJudge
-from ratchet.ledger import connect
-from ratchet.problems import problem_file
-from ratchet.targets.architectures import TARGETS
 
 EVERYTHING = os.environ.get("RATCHET_TEST") == "all"
 settings.register_profile(

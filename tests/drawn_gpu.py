@@ -28,6 +28,7 @@ from typing import Any
 import numpy as np
 import pytest
 
+from ratchet.base.measure.arm import Timing
 from ratchet.judge.stage_result import CandidateFault, Decided
 from ratchet.judge.trial import on_device
 from ratchet.judge.trial.device_clock import DeviceClock
@@ -36,7 +37,6 @@ from ratchet.judge.trial.timing.arms import CANDIDATE, REFERENCE, TWIN
 from ratchet.judge.trial.timing.group_sequential import time_until_answered
 from ratchet.judge.trial.timing.sample import CaseTiming
 from ratchet.judge.verdict import Evidence
-from ratchet.measure.arm import Timing
 
 ROUND_TRIPS_S = (0.0017, 0.0030)
 BATCH_S = 0.00012

@@ -9,19 +9,19 @@ import msgspec
 import torch
 from torch import Tensor, nn
 
-from ratchet.court.terms import Terms, trial_of
-from ratchet.devices.fingerprint import software
-from ratchet.devices.probe import probe
+from ratchet.base.devices.fingerprint import software
+from ratchet.base.devices.probe import probe
+from ratchet.base.ledger import Fingerprint, Ledger
+from ratchet.judge.court.terms import Terms, trial_of
+from ratchet.judge.kernels.kernel import Kernel
+from ratchet.judge.kernels.library import LIBRARY
+from ratchet.judge.problems.problem import Problem
 from ratchet.judge.revision import revision
 from ratchet.judge.verdict import Verdict
-from ratchet.kernels.kernel import Kernel
-from ratchet.kernels.library import LIBRARY
-from ratchet.ledger import Fingerprint, Ledger
-from ratchet.optimize.recipe.recipe import Recipe
-from ratchet.optimize.step.describe import signature_of
-from ratchet.optimize.step.installed import InstalledKernel
-from ratchet.problems.problem import Problem
-from ratchet.workloads.config import StepConfig
+from ratchet.train.recipe.describe import signature_of
+from ratchet.train.recipe.installed import InstalledKernel
+from ratchet.train.recipe.recipe import Recipe
+from ratchet.train.workloads.config import StepConfig
 
 EAGER = StepConfig(optimizer="kernel", kernels=("rms_norm",))
 """No compilation: what is tested comes before it."""

@@ -10,9 +10,9 @@ from dataclasses import dataclass, field
 
 import pytest
 
+from ratchet.base.measure.arm import Timing
 from ratchet.base.process import families
 from ratchet.judge.trial.timing.arms import RivalArm
-from ratchet.measure.arm import Timing
 
 
 @dataclass(kw_only=True, slots=True)

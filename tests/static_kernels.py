@@ -7,8 +7,8 @@ from collections.abc import Sequence
 import torch
 from torch import Tensor
 
-from ratchet.kernels.kernel import Kernel
-from ratchet.problems.problem import Case, Problem, TensorSpec
+from ratchet.judge.kernels.kernel import Kernel
+from ratchet.judge.problems.problem import Case, Problem, TensorSpec
 
 HEAD = """
 import torch

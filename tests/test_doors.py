@@ -1,37 +1,33 @@
-"""The core runs without the lab's rooms and without the packages of the extras."""
+"""Ratchet runs without the packages of the extras, and finds what registers itself with it."""
 
 from __future__ import annotations
 
 import ast
-import importlib.util
 import json
 import re
 import subprocess
 import sys
-import tomllib
 from pathlib import Path
 
-import pytest
+import ratchet
+from ratchet.amd import targets as amd
+from ratchet.judge.targets import Targets, targets
 
-from ratchet import lab
-
-ROOT = Path(__file__).parents[1]
-NAME = "Two doors: the core imports none of the lab; lab.py names what the lab offers"
+PACKAGE = Path(ratchet.__file__).parent
 EXTRAS = ("optuna", "openai", "pypdf", "tokenizers", "transformers", "ray", "bokeh", "peft")
 AFTER_A_CHECK = ("guard/sweep/forks.py",)
 """Files whose process is started once `transformers` was found."""
 CORE_AT_WORK = """
 import json, sys
 
-rooms, packages = json.loads(sys.argv[1])
-sys.modules.update(dict.fromkeys([*rooms, *packages]))  # None: importing one fails
+sys.modules.update(dict.fromkeys(json.loads(sys.argv[1])))  # None: importing one fails
 
-import ratchet.api
+import ratchet.scale.optimize
 from ratchet.base.errors import WorkloadError
-from ratchet.optimize.turn.dry_run import dry_run
-from ratchet.optimize.turn.settings import make_settings
-from ratchet.workloads import load
-from ratchet.workloads.hf_config import read_config
+from ratchet.train.turn.dry_run import dry_run
+from ratchet.train.turn.settings import make_settings
+from ratchet.train.workloads import load
+from ratchet.train.workloads.hf_config import read_config
 
 tokens, _ = load("llama-tiny").batch(0)
 assert tokens.max() < 256, "without tokenizers, bytes are the tokens"
@@ -45,29 +41,35 @@ place = {"out": sys.argv[2], "ledger": sys.argv[2] + ".db"}
 settings = make_settings("llama-tiny", budget="1m", device="cpu", **place)
 print(json.dumps([lever.name for lever in dry_run(settings).levers]))
 """
+OTHER_PACKAGE = """
+import sys, types
+from importlib.metadata import Distribution, EntryPoint
+
+sys.path.insert(0, sys.argv[1])
+from ratchet.cli import main
+
+sys.exit(main(["hello", "--times", "2"]))
+"""
+OTHER_COMMAND = """
+from ratchet.cli.app import app
+
+@app.command()
+def hello(times: int = 1) -> None:
+    print("hello " * times)
+"""
 
 
-def contract() -> tuple[list[str], list[str]]:
-    """Return the core and the lab, as pyproject.toml lists them."""
-    text = (ROOT / "pyproject.toml").read_text(encoding="utf-8")
-    rules = tomllib.loads(text)["tool"]["importlinter"]["contracts"]
-    (found,) = [rule for rule in rules if rule["name"] == NAME]
-    return found["source_modules"], found["forbidden_modules"]
-
-
-def test_the_core_works_without_the_lab(tmp_path: Path) -> None:
-    given = [json.dumps([contract()[1], EXTRAS]), str(tmp_path / "out")]
-    words = [sys.executable, "-c", CORE_AT_WORK, *given]
+def test_the_core_works_without_the_extras(tmp_path: Path) -> None:
+    words = [sys.executable, "-c", CORE_AT_WORK, json.dumps(EXTRAS), str(tmp_path / "out")]
     done = subprocess.run(words, capture_output=True, text=True, timeout=300)
     assert done.returncode == 0, done.stderr[-2000:]
     assert "compile" in json.loads(done.stdout)
 
 
 def test_no_file_needs_an_extra_to_be_imported() -> None:
-    package = ROOT / "src" / "ratchet"
     anywhere = re.compile(rf"^(?:import|from) .*\b({'|'.join(EXTRAS)})\b", re.MULTILINE)
     found = []
-    for path in package.rglob("*.py"):
+    for path in PACKAGE.rglob("*.py"):
         text = path.read_text(encoding="utf-8")
         if not anywhere.search(text):
             continue
@@ -80,14 +82,24 @@ def test_no_file_needs_an_extra_to_be_imported() -> None:
     assert all(one.split(":")[0].endswith(AFTER_A_CHECK) for one in found), found
 
 
-@pytest.mark.parametrize(
-    "home", [*lab.ROOMS.values(), *(f"ratchet.cli.{one}" for one in lab.COMMANDS)]
-)
-def test_what_the_lab_offers_exists(home: str) -> None:
-    assert importlib.util.find_spec(home) is not None
+def test_the_wing_of_amd_serves_what_the_judge_asks() -> None:
+    served: Targets = amd
+    assert targets() is served
+    asked = {name for name in vars(Targets) if not name.startswith("_")} | {
+        *Targets.__annotations__
+    }
+    assert asked <= {*amd.__all__}
 
 
-def test_a_room_is_imported_when_it_is_asked_for() -> None:
-    assert lab.without_gpu.NO_TRITON.startswith("triton")
-    with pytest.raises(AttributeError, match="no attribute 'cellar'"):
-        _ = lab.cellar  # type: ignore[attr-defined]
+def test_another_package_may_add_a_command(tmp_path: Path) -> None:
+    (tmp_path / "other_commands.py").write_text(OTHER_COMMAND)
+    (tmp_path / "other-1.0.dist-info").mkdir()
+    (tmp_path / "other-1.0.dist-info" / "METADATA").write_text("Name: other\nVersion: 1.0\n")
+    (tmp_path / "other-1.0.dist-info" / "entry_points.txt").write_text(
+        "[ratchet.commands]\nhello = other_commands\n"
+    )
+    done = subprocess.run(
+        [sys.executable, "-c", OTHER_PACKAGE, str(tmp_path)],
+        capture_output=True, text=True, timeout=120,
+    )  # fmt: skip
+    assert (done.returncode, done.stdout.split()) == (0, ["hello", "hello"]), done.stderr

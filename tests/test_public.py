@@ -15,14 +15,14 @@ import pytest
 import torch
 
 import ratchet
-from ratchet import api
+from ratchet.base.show.model import ResultReport
 from ratchet.cli import main
-from ratchet.optimize.turn.dry_run import dry_run
-from ratchet.optimize.turn.settings import make_settings
-from ratchet.report.model import ResultReport
-from ratchet.report.optimize import render_page
-from ratchet.workloads import load
-from ratchet.workloads.saved import as_spec
+from ratchet.scale import optimize as api
+from ratchet.train.turn.dry_run import dry_run
+from ratchet.train.turn.settings import make_settings
+from ratchet.train.turn.show.page import render_page
+from ratchet.train.workloads import load
+from ratchet.train.workloads.saved import as_spec
 
 IMPORT_EVERYTHING = """
 import importlib, pkgutil, ratchet
@@ -87,7 +87,7 @@ def test_every_public_name_is_what_the_docs_call_once_everything_is_imported() -
 
 
 FIRST = (
-    "import ratchet.optimize.turn.settings",
+    "import ratchet.train.turn.settings",
     "import ratchet; ratchet.compile, ratchet.apply, ratchet.Settings",
     "from ratchet import *",
     "from ratchet import optimize, judge, trace",
@@ -149,7 +149,7 @@ def test_optimize_takes_an_object_and_the_function_that_makes_it(turn: list[Any]
 def test_the_command_is_the_library_call(
     turn: list[Any], monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    monkeypatch.setattr("ratchet.report.optimize.optimize_report", lambda _: ResultReport())
+    monkeypatch.setattr("ratchet.train.turn.show.page.optimize_report", lambda _: ResultReport())
     monkeypatch.setattr(
         api,
         "run_turn",

@@ -13,20 +13,20 @@ from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
     from ratchet import trace
-    from ratchet.api import optimize
     from ratchet.base.errors import RatchetError
-    from ratchet.court.calls import judge
+    from ratchet.judge.court.calls import judge
+    from ratchet.judge.kernels.kernel import Kernel
+    from ratchet.judge.problems.gradients import gradient_of
+    from ratchet.judge.problems.problem import Case, Problem, TensorSpec
+    from ratchet.judge.problems.tolerance import Tolerance
     from ratchet.judge.verdict import Verdict
-    from ratchet.kernels.kernel import Kernel
-    from ratchet.optimize.recipe.apply import apply, compile
-    from ratchet.optimize.recipe.loops import lightning_callback, trainer_callback
-    from ratchet.optimize.recipe.recipe import Recipe
-    from ratchet.optimize.turn.loop import Outcome
-    from ratchet.optimize.turn.settings import Settings
-    from ratchet.problems.gradients import gradient_of
-    from ratchet.problems.problem import Case, Problem, TensorSpec
-    from ratchet.problems.tolerance import Tolerance
-    from ratchet.workloads.workload import AdamWSpec, Workload
+    from ratchet.scale.optimize import optimize
+    from ratchet.train.recipe.apply import apply, compile
+    from ratchet.train.recipe.loops import lightning_callback, trainer_callback
+    from ratchet.train.recipe.recipe import Recipe
+    from ratchet.train.turn.loop import Outcome
+    from ratchet.train.turn.settings import Settings
+    from ratchet.train.workloads.workload import AdamWSpec, Workload
 
 __version__ = "0.1.0"
 
@@ -55,26 +55,26 @@ __all__ = [
 
 # Imported when first asked for: the sandboxed worker imports ratchet without torch.
 _HOMES = {
-    "AdamWSpec": "ratchet.workloads.workload",
-    "Case": "ratchet.problems.problem",
-    "Kernel": "ratchet.kernels.kernel",
-    "Outcome": "ratchet.optimize.turn.loop",
-    "Problem": "ratchet.problems.problem",
+    "AdamWSpec": "ratchet.train.workloads.workload",
+    "Case": "ratchet.judge.problems.problem",
+    "Kernel": "ratchet.judge.kernels.kernel",
+    "Outcome": "ratchet.train.turn.loop",
+    "Problem": "ratchet.judge.problems.problem",
     "RatchetError": "ratchet.base.errors",
-    "Recipe": "ratchet.optimize.recipe.recipe",
-    "Settings": "ratchet.optimize.turn.settings",
-    "TensorSpec": "ratchet.problems.problem",
-    "Tolerance": "ratchet.problems.tolerance",
+    "Recipe": "ratchet.train.recipe.recipe",
+    "Settings": "ratchet.train.turn.settings",
+    "TensorSpec": "ratchet.judge.problems.problem",
+    "Tolerance": "ratchet.judge.problems.tolerance",
     "Verdict": "ratchet.judge.verdict",
-    "Workload": "ratchet.workloads.workload",
-    "apply": "ratchet.optimize.recipe.apply",
-    "compile": "ratchet.optimize.recipe.apply",
-    "gradient_of": "ratchet.problems.gradients",
-    "lightning_callback": "ratchet.optimize.recipe.loops",
-    "trainer_callback": "ratchet.optimize.recipe.loops",
-    # These are packages; those two can be called.
+    "Workload": "ratchet.train.workloads.workload",
+    "apply": "ratchet.train.recipe.apply",
+    "compile": "ratchet.train.recipe.apply",
+    "gradient_of": "ratchet.judge.problems.gradients",
+    "lightning_callback": "ratchet.train.recipe.loops",
+    "trainer_callback": "ratchet.train.recipe.loops",
+    "optimize": "ratchet.scale.optimize",
+    # These are packages; the first can be called.
     "judge": "ratchet.judge",
-    "optimize": "ratchet.optimize",
     "trace": "ratchet.trace",
 }
 

@@ -21,18 +21,18 @@ from ratchet.base.errors import (
     TraceError,
     WorkloadError,
 )
-from ratchet.court.candidates import kernelbench_suite
-from ratchet.kernels.kernel_file import load_kernel
-from ratchet.ledger import Ledger
-from ratchet.optimize.recipe.recipe import Recipe
-from ratchet.optimize.turn.loop import check_settings
-from ratchet.optimize.turn.settings import Settings
-from ratchet.problems.problem_file import load_problem
-from ratchet.report.verdict_files import check_out
+from ratchet.base.ledger import Ledger
+from ratchet.base.text import file_text
+from ratchet.judge.court.candidates import kernelbench_suite
+from ratchet.judge.court.show_files import check_out
+from ratchet.judge.kernels.kernel_file import load_kernel
+from ratchet.judge.problems.problem_file import load_problem
 from ratchet.trace.compare.runs import report_run
 from ratchet.trace.record.command import record
-from ratchet.workloads.names import user_file
-from ratchet.workloads.text import file_text
+from ratchet.train.recipe.recipe import Recipe
+from ratchet.train.turn.loop import check_settings
+from ratchet.train.turn.settings import Settings
+from ratchet.train.workloads.names import user_file
 
 
 @pytest.fixture

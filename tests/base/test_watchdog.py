@@ -31,13 +31,13 @@ child = Child(program(lambda c: [*command, str(c), str(os.getpid())], dict(os.en
 child.receive("start", timeout_s=1 << 20)
 """
 A_PROBLEM = """
-from ratchet.problems.problem_file import load_problem
+from ratchet.judge.problems.problem_file import load_problem
 load_problem("problem.py", time_limit_s=1 << 20)
 """
 A_COMPILER = """
 from pathlib import Path
-from ratchet.kernels.kernel import Kernel
-from ratchet.kernels.languages.cpp import compile_kernel
+from ratchet.judge.kernels.kernel import Kernel
+from ratchet.judge.kernels.languages.cpp import compile_kernel
 compile_kernel(Kernel(name="k", language="cpp", source="", entry="k"), cache=Path("cache"))
 """
 PROBLEM = "import time\nclass Model: pass\ndef get_inputs(): ...\ndef get_init_inputs(): ...\n"

@@ -6,8 +6,8 @@ import pytest
 
 from ratchet.base.errors import CompilerMissing
 from ratchet.cli import main
+from ratchet.judge.kernels.languages import cpp
 from ratchet.judge.trial.readiness import why_no_kernels
-from ratchet.kernels.languages import cpp
 
 
 def compiler_is_there() -> bool:

@@ -10,7 +10,7 @@ from commands import mistake
 from own_recipes import recipe
 
 from ratchet.cli import main
-from ratchet.workloads.config import StepConfig
+from ratchet.train.workloads.config import StepConfig
 
 SCRIPT = "model = make()\noptimizer = AdamW(model.parameters())\n"
 

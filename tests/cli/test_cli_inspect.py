@@ -10,9 +10,9 @@ from pathlib import Path
 import pytest
 from commands import mistake
 
+from ratchet.amd.profile import inspection
 from ratchet.cli import main
 from ratchet.judge.trial.readiness import why_no_kernels
-from ratchet.static_profile import inspection
 
 pytestmark = [
     pytest.mark.skipif(

@@ -15,8 +15,8 @@ import pytest
 from commands import mistake
 from full_disk import full_disk
 
+from ratchet.base.ledger import Ledger
 from ratchet.cli import main
-from ratchet.ledger import Ledger
 
 KERNEL = 'extern "C" long squared_relu(const void*, long, const double*, long) { return 1; }\n'
 CSV = "benchmark,value,commit,time\n" + "".join(

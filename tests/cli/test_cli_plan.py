@@ -14,8 +14,8 @@ import commands
 import pytest
 
 from ratchet.cli import main
-from ratchet.optimize.recipe.recipe import Recipe
-from ratchet.workloads.config import StepConfig
+from ratchet.train.recipe.recipe import Recipe
+from ratchet.train.workloads.config import StepConfig
 
 PLAN = ("plan", "llama3-8b", "--cluster", "mi300x:8x2", "--batch", "64")
 

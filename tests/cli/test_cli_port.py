@@ -85,7 +85,7 @@ def test_nothing_is_half_written(tree: Path, capsys, monkeypatch: pytest.MonkeyP
     git(tree, "add", "-A")
     git(tree, "commit", "-qm", "two")
     monkeypatch.setattr(
-        "ratchet.port.porting.why_not_new_file",
+        "ratchet.amd.port.porting.why_not_new_file",
         lambda path: "cannot be written (Read-only file system)" if path.name == "l.cu" else "",
     )
     line = commands.mistake(capsys, "port", str(tree), "--write", "--target", "none")

@@ -12,7 +12,7 @@ import pytest
 
 from ratchet.base.errors import KernelError
 from ratchet.cli import main
-from ratchet.problems.problem_file import read_source
+from ratchet.judge.problems.problem_file import read_source
 
 NOBODY = 65534
 MODEL = """

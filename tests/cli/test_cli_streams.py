@@ -9,12 +9,9 @@ import subprocess
 import sys
 from pathlib import Path
 
-import pytest
-
-sys.path += [str(Path(__file__).parents[1] / room) for room in ("report", "trace")]
-
 import made_traces as mt
 import made_up_trace as made
+import pytest
 
 from ratchet.cli import main
 from ratchet.cli.streams import Output

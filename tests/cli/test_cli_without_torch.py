@@ -8,13 +8,13 @@ import sys
 
 import pytest
 
-from ratchet.optimize.levers import all_levers, kernel_levers
-from ratchet.optimize.levers.kernels import kernel_lever_names
-from ratchet.problems.suites import load_suite
-from ratchet.problems.suites.names import NAMES
-from ratchet.workloads import known
-from ratchet.workloads.load import FAMILIES
-from ratchet.workloads.names import OF_IMAGES, SIZES
+from ratchet.judge.problems.suites import load_suite
+from ratchet.judge.problems.suites.names import NAMES
+from ratchet.train.levers import all_levers, kernel_levers
+from ratchet.train.levers.kernels import kernel_lever_names
+from ratchet.train.workloads import known
+from ratchet.train.workloads.load import FAMILIES
+from ratchet.train.workloads.names import OF_IMAGES, SIZES
 
 LIBRARY_FILE = "norms.py"
 MISTAKES = {
@@ -81,7 +81,7 @@ json.dump(answers, sys.stdout)
 @pytest.fixture(scope="module")
 def answers(tmp_path_factory: pytest.TempPathFactory) -> dict[str, tuple[int, str, bool, bool]]:
     """Exit code and line of each call, and whether torch and scipy were imported by then."""
-    from ratchet.kernels.library.sources import Variant
+    from ratchet.judge.kernels.library.sources import Variant
 
     folder = tmp_path_factory.mktemp("mistakes")
     (folder / "broken.py").write_text("def silu(\n")

@@ -4,23 +4,19 @@ from __future__ import annotations
 
 import functools
 import json
-import sys
 from pathlib import Path
 from typing import Any
 
-import pytest
-from commands import needs_judge
-
-from ratchet.authors.agent.ask import AskTerms
-from ratchet.cli import main
-
-sys.path.append(str(Path(__file__).parents[1] / "authors"))  # where the server stands
-sys.path.append(str(Path(__file__).parents[1] / "exploits"))
 import exploit_bench as bench
 import openai_server as server
+import pytest
 import test_exploit_c_lying_docstring as lying
 import test_exploit_constant_fill as constant
 import test_exploit_right_then_garbage as garbage
+from commands import needs_judge
+
+from ratchet.cli import main
+from ratchet.write.agent.ask import AskTerms
 
 KEY = "sk-test-0123456789abcdef"
 NAME = "scaled_silu"
@@ -116,7 +112,7 @@ def test_a_model_that_cannot_be_asked_ends_a_run_without_other_authors(
     fault: str, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     quick = functools.partial(AskTerms, time_limit_s=1.0, first_wait_s=0.01)
-    monkeypatch.setattr("ratchet.authors.agent.author.AskTerms", quick)
+    monkeypatch.setattr("ratchet.write.agent.author.AskTerms", quick)
     behaviour, words = FAULTS[fault]
     with server.serving(behaviour) as served:
         usual = ("--authors", "agent", "--budget", "240s", "--samples", "1", "--json")

@@ -10,11 +10,11 @@ from pathlib import Path
 import pytest
 
 from ratchet.cli.app import app
-from ratchet.kernels.library import LIBRARY
-from ratchet.optimize.levers import LEVERS
-from ratchet.optimize.parallel.levers import LEVERS as RANK_LEVERS
-from ratchet.workloads.hf_config import trained_types
-from ratchet.workloads.names import SIZES, known
+from ratchet.judge.kernels.library import LIBRARY
+from ratchet.scale.parallel.levers import LEVERS as RANK_LEVERS
+from ratchet.train.levers import LEVERS
+from ratchet.train.workloads.hf_config import trained_types
+from ratchet.train.workloads.names import SIZES, known
 
 ROOT = Path(__file__).parents[2]
 INDEX = ROOT / "docs" / "README.md"

@@ -9,11 +9,11 @@ import pytest
 from answers import is_right_answer
 
 from ratchet.base.errors import CompilerMissing
-from ratchet.court.calls import judge
+from ratchet.judge.court.calls import judge
+from ratchet.judge.kernels import abi
+from ratchet.judge.kernels.languages import cpp
+from ratchet.judge.problems import dtypes
 from ratchet.judge.trial.timing import plan
-from ratchet.kernels import abi
-from ratchet.kernels.languages import cpp
-from ratchet.problems import dtypes
 
 PAGE = (Path(__file__).parents[2] / "docs" / "reference" / "kernels.md").read_text()
 KERNELS = dict(re.findall(r"```cpp\n// (\w+)\.cpp: (.*?)```", PAGE, re.DOTALL))

@@ -8,9 +8,9 @@ from noisy_repository import git as run_git
 from noisy_repository import make_repository
 
 from ratchet.base import git
-from ratchet.ledger import Fingerprint
-from ratchet.optimize.bench import _observed
-from ratchet.workloads.bench import BenchResult
+from ratchet.base.ledger import Fingerprint
+from ratchet.train.turn.bench import _observed
+from ratchet.train.workloads.bench import BenchResult
 
 
 def test_a_stamp_names_the_commit_and_says_if_files_changed(tmp_path: Path) -> None:

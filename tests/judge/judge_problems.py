@@ -8,8 +8,8 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from ratchet.kernels.kernel import Kernel
-from ratchet.problems.problem import Case, Problem, TensorSpec
+from ratchet.judge.kernels.kernel import Kernel
+from ratchet.judge.problems.problem import Case, Problem, TensorSpec
 
 HEAD = r"""
 #include <stdint.h>

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from ratchet.kernels.kernel import Kernel
+from ratchet.judge.kernels.kernel import Kernel
 
 HEAD = r"""
 #include <stdint.h>

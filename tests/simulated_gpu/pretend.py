@@ -23,12 +23,12 @@ import torch.profiler
 import torch.utils._triton
 from torch.overrides import _pop_mode_temporarily
 
-from ratchet.devices import rates
-from ratchet.judge.emulator.pretending import EmulatedGpu
-from ratchet.judge.emulator.program.settings import pretended_device
-from ratchet.targets import triton_source
-from ratchet.targets.architectures import ARCHITECTURES, PretendedDevice
-from ratchet.workloads import fake
+from ratchet.amd.architectures import ARCHITECTURES, PretendedDevice
+from ratchet.amd.compile import triton_source
+from ratchet.amd.emulator.pretending import EmulatedGpu
+from ratchet.amd.emulator.program.settings import pretended_device
+from ratchet.base.devices import rates
+from ratchet.train.workloads import fake
 
 VARIABLE: Final = "SIMULATED_GPU"
 """The GPU's target: `sm_90`, or one of AMD's."""

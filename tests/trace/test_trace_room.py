@@ -11,8 +11,8 @@ from pathlib import Path
 import pytest
 
 import ratchet.trace
-from ratchet.optimize.levers import all_levers
 from ratchet.trace.advice import findings
+from ratchet.train.levers import all_levers
 
 grimp = pytest.importorskip("grimp", reason="grimp is not installed")
 ROOM = Path(ratchet.trace.__file__).parent

@@ -3,18 +3,20 @@
 from __future__ import annotations
 
 import functools
-import importlib
 import sys
 from collections.abc import Sequence
+from importlib.metadata import entry_points
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from ratchet import __version__, lab
+from ratchet import __version__
 
 if TYPE_CHECKING:
-    from ratchet.report.model import ResultReport
+    from ratchet.base.show.model import ResultReport
 
+GROUP = "ratchet.commands"
+"""Entry points of other packages: modules that add commands to `app` when they are imported."""
 app = typer.Typer(
     name="ratchet",
     help="Make PyTorch training faster: every change is measured, judged and proven.",
@@ -70,7 +72,7 @@ def print_json(document: object) -> None:
 
 def print_result(report: ResultReport, warnings: Sequence[str] = ()) -> None:
     """Print a command's result for people, and its warnings on stderr."""
-    from ratchet.report.terminal import print_report
+    from ratchet.base.show.terminal import print_report
 
     print_report(report)
     for warning in warnings:
@@ -115,8 +117,21 @@ def _register() -> None:
     )
 
     commands, groups = list(app.registered_commands), list(app.registered_groups)
-    for name in lab.COMMANDS:
-        importlib.import_module(f"ratchet.cli.{name}")
+    from ratchet.cli import (  # noqa: F401
+        debug,
+        emulate,
+        export,
+        inspect,
+        knowledge,
+        learn,
+        memory,
+        plan,
+        port,
+        preflight,
+    )
+
+    for other in entry_points(group=GROUP):
+        other.load()
     for command in app.registered_commands:
         if command not in commands:
             command.rich_help_panel = "Lab"

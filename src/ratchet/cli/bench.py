@@ -40,20 +40,20 @@ def bench(
 
     With --parallel, torchrun starts the ranks on this machine, and the slowest rank decides.
     """
-    from ratchet.optimize.turn.settings import workload_options
-    from ratchet.workloads.parallel.layout import parse_parallel
+    from ratchet.train.turn.settings import workload_options
+    from ratchet.train.workloads.parallel.layout import parse_parallel
 
     layout = None if parallel is None else parse_parallel(parallel)
     options = workload_options(workloads or [], batch_size, sequence, precision, text, device)
 
     # numpy and torch are imported from here on: mistakes in the call are already answered.
-    from ratchet.optimize.bench import bench_all
-    from ratchet.report.device import bench_report
-    from ratchet.workloads.names import SIZES
+    from ratchet.train.turn.bench import bench_all
+    from ratchet.train.workloads.names import SIZES
+    from ratchet.train.workloads.show import bench_report
 
     if layout is not None:
-        from ratchet.optimize.parallel.bench import bench_parallel, record_parallel
-        from ratchet.report.ranks import parallel_bench_report
+        from ratchet.scale.parallel.bench import bench_parallel, record_parallel
+        from ratchet.scale.ranks.show import parallel_bench_report
 
         figures = [
             bench_parallel(one, layout, options=options, steps=steps) for one in workloads or SIZES

@@ -83,8 +83,7 @@ def bisect(
     import platformdirs
 
     from ratchet.guard.bisect.bisection import BisectOptions, bisect_commits, state_folder
-    from ratchet.report.bisect import bisect_report
-    from ratchet.report.progress import PairProgress
+    from ratchet.guard.bisect.show import PairProgress, bisect_report
 
     options = BisectOptions(
         command=command, build=build, most_pairs=max_pairs, at_least=least, seed=seed

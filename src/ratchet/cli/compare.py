@@ -121,7 +121,7 @@ def compare(
         folder=Path.cwd(),
     )
     _ = request.allowed, request.budget_s  # mistakes in them are answered before any work
-    from ratchet.report.progress import BudgetLine
+    from ratchet.base.show.progress import BudgetLine
 
     if numerics:
         raise typer.Exit(_numerics(request, out, ledger, as_json=as_json))
@@ -130,7 +130,7 @@ def compare(
         with make_sides(request) as sides:
             # numpy is imported from here on: mistakes in the call are already answered.
             from ratchet.guard.compare.comparison import compare_sides
-            from ratchet.report.compare import comparison_report
+            from ratchet.guard.compare.show import comparison_report
 
             outcome = compare_sides(request, sides, ledger=ledger, on_progress=progress.spend)
     if as_json:
@@ -144,10 +144,10 @@ def _numerics(request: CompareRequest, out: Path, ledger: str | None, *, as_json
     """Compare numerics, print the report, and return the exit code."""
     if request.command is not None:
         raise GuardError("--numerics compares two workloads, or one in two modes: give A and B")
+    from ratchet.base.show.progress import CompareProgress
     from ratchet.guard.compare.request import make_sides
     from ratchet.guard.numerics.comparison import compare_numerics
-    from ratchet.report.numerics import numerics_report
-    from ratchet.report.progress import CompareProgress
+    from ratchet.guard.numerics.show import numerics_report
 
     with CompareProgress() as progress, make_sides(request) as sides:
         check_new_folder(out)

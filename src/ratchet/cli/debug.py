@@ -25,9 +25,9 @@ def debug(
 
     Exit code 1 if something was found.
     """
-    from ratchet.ranks.dumps import read_dumps
-    from ratchet.ranks.untangle import untangle
-    from ratchet.report.ranks import untangled_report
+    from ratchet.scale.ranks.dumps import read_dumps
+    from ratchet.scale.ranks.show import untangled_report
+    from ratchet.scale.ranks.untangle import untangle
 
     found = untangle(*read_dumps(dumps))
     if as_json:

@@ -19,10 +19,10 @@ def device(
     debug: Debug = False,
 ) -> None:
     """Describe this machine and measure its ceilings."""
-    from ratchet.devices import ceilings
-    from ratchet.devices.describe import describe
-    from ratchet.devices.probe import probe
-    from ratchet.report.device import device_report
+    from ratchet.base.devices import ceilings
+    from ratchet.base.devices.describe import describe
+    from ratchet.base.devices.probe import probe
+    from ratchet.base.devices.show import device_report
 
     found = probe(name)
     report = describe(found, ceilings.measure(found, cache=not fresh, again="due"))

@@ -9,7 +9,7 @@ import typer
 
 from ratchet.cli.app import AsJson, Debug, DeviceName, LedgerUrl, app, print_json, print_result
 from ratchet.cli.options import BatchSize, PrecisionName, SequenceLength, TextFile
-from ratchet.workloads.names import LoadOptions
+from ratchet.train.workloads.names import LoadOptions
 
 
 @app.command()
@@ -59,8 +59,8 @@ def export(
 
     What is written is loaded again and checked first. If a check fails, nothing is written.
     """
-    from ratchet.optimize.turn.settings import workload_options
-    from ratchet.publish.export_result import parse_form
+    from ratchet.train.publish.export_result import parse_form
+    from ratchet.train.turn.settings import workload_options
 
     form = parse_form(to)
     options: LoadOptions = {}
@@ -68,9 +68,9 @@ def export(
         options = workload_options([subject], batch_size, sequence, precision, text, device)
 
     # torch is imported from here on: mistakes in the call are already answered.
-    from ratchet.publish.export import run_export
-    from ratchet.report.export import export_report
-    from ratchet.report.terminal import working
+    from ratchet.base.show.terminal import working
+    from ratchet.train.publish.export import run_export
+    from ratchet.train.publish.show import export_report
 
     with working(f"exporting {subject}"):
         result = run_export(

@@ -46,13 +46,13 @@ def show(
     """
     from ratchet.base import files
     from ratchet.base.durations import parse_share
-    from ratchet.history.analysis import analyse
-    from ratchet.history.incidents import follow, incidents
-    from ratchet.history.series import check_matched, compiled, gather
-    from ratchet.ledger import Ledger
-    from ratchet.ledger.observations import ObservationBook
-    from ratchet.report.history import history_document, history_report
-    from ratchet.report.terminal import working
+    from ratchet.base.ledger import Ledger
+    from ratchet.base.ledger.observations import ObservationBook
+    from ratchet.base.show.terminal import working
+    from ratchet.guard.history.analysis import analyse
+    from ratchet.guard.history.incidents import follow, incidents
+    from ratchet.guard.history.series import check_matched, compiled, gather
+    from ratchet.guard.history.show import history_document, history_report
 
     least = parse_share(at_least, "--at-least")
     pattern = compiled(only)
@@ -66,7 +66,7 @@ def show(
     check_matched(only, analysed, [one.series.key for one in every])
     found = [one for one in found if one.shown(least, pattern)]
     if out is not None:
-        from ratchet.report.history import render_history_page
+        from ratchet.guard.history.show import render_history_page
 
         files.write_whole(out, render_history_page(analysed, found).encode())
     if as_json:
@@ -103,11 +103,11 @@ def import_(
     debug: Debug = False,
 ) -> None:
     """Add results from a file to the ledger, all or none; what it holds already is skipped."""
-    from ratchet.history.formats.choose import read_results
-    from ratchet.history.formats.csv_file import ImportDefaults, as_utc
-    from ratchet.ledger import Ledger
-    from ratchet.ledger.observations import ObservationBook
-    from ratchet.report.terminal import working
+    from ratchet.base.ledger import Ledger
+    from ratchet.base.ledger.observations import ObservationBook
+    from ratchet.base.show.terminal import working
+    from ratchet.guard.history.formats.choose import read_results
+    from ratchet.guard.history.formats.csv_file import ImportDefaults, as_utc
 
     defaults = ImportDefaults(
         revision=revision,
@@ -143,11 +143,11 @@ def export(
     debug: Debug = False,
 ) -> None:
     """Write results of the ledger to a file."""
-    from ratchet.history.formats.choose import write_results
-    from ratchet.history.series import check_matched, compiled, key_of
-    from ratchet.ledger import Ledger
-    from ratchet.ledger.observations import ObservationBook
-    from ratchet.report.history import export_document, left_out_words
+    from ratchet.base.ledger import Ledger
+    from ratchet.base.ledger.observations import ObservationBook
+    from ratchet.guard.history.formats.choose import write_results
+    from ratchet.guard.history.series import check_matched, compiled, key_of
+    from ratchet.guard.history.show import export_document, left_out_words
 
     pattern = compiled(only)
     with Ledger.open(ledger) as opened:
@@ -190,9 +190,9 @@ def _mark(
     ledger: str | None,
     as_json: bool,
 ) -> None:
-    from ratchet.history.incidents import mark
-    from ratchet.ledger import Ledger
-    from ratchet.ledger.observations import ObservationBook
+    from ratchet.base.ledger import Ledger
+    from ratchet.base.ledger.observations import ObservationBook
+    from ratchet.guard.history.incidents import mark
 
     with Ledger.open(ledger) as opened:
         marked = mark(ObservationBook(opened), incident, event, note)

@@ -52,10 +52,10 @@ def inspect(
     kernel launches nothing, or the problem cannot be used.
     2: a mistake in the call.
     """
+    from ratchet.amd.architectures import TARGETS, find_architectures
     from ratchet.judge.api import as_kernel, as_problem, check_texts
     from ratchet.judge.options import parse_scale, parse_tier
-    from ratchet.problems.problem import LARGEST_FIRST
-    from ratchet.targets.architectures import TARGETS, find_architectures
+    from ratchet.judge.problems.problem import LARGEST_FIRST
 
     tiers = LARGEST_FIRST if tier is None else (parse_tier(tier),)
     factor = parse_scale(scale)
@@ -63,8 +63,12 @@ def inspect(
     find_architectures(targets)
     read = check_texts(problem, kernel, entry=entry)
 
-    from ratchet.report.static_profile import inspection_report
-    from ratchet.static_profile.inspection import all_compiled, find_action, inspect_kernel
+    from ratchet.amd.profile.inspection import (
+        all_compiled,
+        find_action,
+        inspect_kernel,
+        inspection_report,
+    )
 
     if read is not None:
         find_action(read.language)

@@ -16,10 +16,10 @@ from ratchet.cli.judging import PROBLEM_HELP, EntryName, ScaleFactor
 from ratchet.cli.problems import list_problems, show_problem
 
 if TYPE_CHECKING:
-    from ratchet.court.court import Court
-    from ratchet.court.score import SuiteRow
-    from ratchet.court.suite import Suite
-    from ratchet.court.terms import JudgedKernel, Terms
+    from ratchet.judge.court.court import Court
+    from ratchet.judge.court.score import SuiteRow
+    from ratchet.judge.court.suite import Suite
+    from ratchet.judge.court.terms import JudgedKernel, Terms
 
 PROVEN, NOT_PROVEN, INTERRUPTED = 0, 1, 130
 LIMIT, COMPILING_LIMIT = "60s", "5m"
@@ -165,7 +165,7 @@ def judge(
         parse_tier,
         parse_time_limit_s,
     )
-    from ratchet.problems.suites import check_suite
+    from ratchet.judge.problems.suites import check_suite
 
     who = candidate or ("torch.compile" if kernelbench is not None else "library")
     default = COMPILING_LIMIT if who == "torch.compile" else LIMIT
@@ -200,13 +200,13 @@ def judge(
     ]
 
     # numpy, the ledger and torch are imported from here on: mistakes in the call are answered.
-    from ratchet.court.calls import judge_named
-    from ratchet.court.candidates import kernelbench_suite, training_suite
-    from ratchet.court.court import Court
-    from ratchet.court.terms import Terms
+    from ratchet.amd.architectures import TARGETS
+    from ratchet.judge.court.calls import judge_named
+    from ratchet.judge.court.candidates import kernelbench_suite, training_suite
+    from ratchet.judge.court.court import Court
+    from ratchet.judge.court.show_files import check_out
+    from ratchet.judge.court.terms import Terms
     from ratchet.judge.trial.readiness import check_kernels
-    from ratchet.report.verdict_files import check_out
-    from ratchet.targets.architectures import TARGETS
 
     check_out(out)
     profiled = TARGETS if profile else ()
@@ -283,8 +283,8 @@ def _check_form(
 
 def _report(judged: Iterable[JudgedKernel], count: int, out: Path, as_json: bool) -> int:
     """Show each verdict as it comes; several are one JSON object's `verdicts`."""
-    from ratchet.report.verdict import verdict_report
-    from ratchet.report.verdict_files import write_verdict
+    from ratchet.judge.court.show import verdict_report
+    from ratchet.judge.court.show_files import write_verdict
 
     documents: list[dict[str, object]] = []
     code = PROVEN
@@ -313,10 +313,9 @@ def _report(judged: Iterable[JudgedKernel], count: int, out: Path, as_json: bool
 def _judge_suite(
     suite: Suite, court: Court, terms: Terms, fresh: bool, out: Path, as_json: bool
 ) -> int:
-    from ratchet.court.suite import SuiteRun, all_right
-    from ratchet.report.progress import SuiteProgress
-    from ratchet.report.suite import suite_report
-    from ratchet.report.verdict_files import write_suite, write_verdict
+    from ratchet.judge.court.show_files import write_suite, write_verdict
+    from ratchet.judge.court.show_suite import SuiteProgress, suite_report
+    from ratchet.judge.court.suite import SuiteRun, all_right
 
     pages: dict[str, str] = {}
     run = SuiteRun(suite=suite, court=court, terms=terms, fresh=fresh)

@@ -39,10 +39,10 @@ def add(
 
     Exit code 0: something is indexed. 1: nothing could be. 2: a mistake in the call.
     """
-    from ratchet.authors.knowledge.index import index_path, open_index
-    from ratchet.authors.knowledge.walk import LeftOut
     from ratchet.base.errors import KnowledgeError
-    from ratchet.report.knowledge import added_document, added_report, change_report
+    from ratchet.write.knowledge.index import index_path, open_index
+    from ratchet.write.knowledge.show import added_document, added_report, change_report
+    from ratchet.write.knowledge.walk import LeftOut
 
     if not path.exists() and not path.is_symlink():
         raise KnowledgeError(f"{str(path)!r} does not exist: give a file or a folder")
@@ -64,8 +64,8 @@ def add(
 @commands.command(name="list")
 def list_documents(ledger: LedgerUrl = None, as_json: AsJson = False, debug: Debug = False) -> None:
     """List the indexed documents, and the notes that ship with Ratchet."""
-    from ratchet.authors.knowledge.index import index_path, open_index
-    from ratchet.report.knowledge import documents_document, documents_report
+    from ratchet.write.knowledge.index import index_path, open_index
+    from ratchet.write.knowledge.show import documents_document, documents_report
 
     place = index_path(ledger)
     with open_index(place) as index:
@@ -88,8 +88,8 @@ def search(
 
     Exit code 0: there are some. 1: there are none.
     """
-    from ratchet.authors.knowledge.index import index_path, open_index
-    from ratchet.report.knowledge import passages_document, passages_report
+    from ratchet.write.knowledge.index import index_path, open_index
+    from ratchet.write.knowledge.show import passages_document, passages_report
 
     with open_index(index_path(ledger)) as index:
         found = index.search(query, most=most)
@@ -110,8 +110,8 @@ def remove(
     debug: Debug = False,
 ) -> None:
     """Remove a document from the index, or all below a folder. The files stay."""
-    from ratchet.authors.knowledge.index import index_path, open_index
-    from ratchet.report.knowledge import removed_report
+    from ratchet.write.knowledge.index import index_path, open_index
+    from ratchet.write.knowledge.show import removed_report
 
     with open_index(index_path(ledger)) as index:
         removed = index.remove(path)

@@ -23,11 +23,11 @@ from ratchet.cli.learn_options import (
     with_config,
 )
 from ratchet.cli.learn_stage import open_bench_and_engine, run_stage
-from ratchet.learn.config import LearnConfig, check_range
+from ratchet.write.learn.config import LearnConfig, check_range
 
 if TYPE_CHECKING:
-    from ratchet.learn.report import LearnReport
-    from ratchet.learn.tasks import Names
+    from ratchet.write.learn.report import LearnReport
+    from ratchet.write.learn.tasks import Names
 
 OUT = Path("ratchet-learn")
 
@@ -67,11 +67,11 @@ def corpus(
 
     make_folder(out, "--out")
 
-    from ratchet.devices.probe import probe
-    from ratchet.learn.corpus import build_corpus, write_corpus
-    from ratchet.learn.languages import language_of
-    from ratchet.learn.tasks import make_tasks
-    from ratchet.ledger.store import Ledger
+    from ratchet.base.devices.probe import probe
+    from ratchet.base.ledger.store import Ledger
+    from ratchet.write.learn.corpus import build_corpus, write_corpus
+    from ratchet.write.learn.languages import language_of
+    from ratchet.write.learn.tasks import make_tasks
 
     with Ledger.open(ledger) as book:
         found = build_corpus(
@@ -178,9 +178,9 @@ def evaluate(
     """Show how good a policy's answers are on unseen families."""
     _, held = _split(None, unseen, per_family, config.seed)
 
-    from ratchet.learn import evaluate as judged
-    from ratchet.learn.models import load_policy
-    from ratchet.learn.tasks import make_tasks
+    from ratchet.write.learn import evaluate as judged
+    from ratchet.write.learn.models import load_policy
+    from ratchet.write.learn.tasks import make_tasks
 
     policy = load_policy(start, device=config.device)
     config = config.changed(answers=policy.card.answers, language=policy.card.language)
@@ -229,21 +229,21 @@ def loop(
     debug: Debug = False,
 ) -> None:
     """Train, judge and train again; a policy is kept only if it is better and forgot little."""
-    from ratchet.authors.choices import parse_budget_s, parse_fleet
+    from ratchet.write.choices import parse_budget_s, parse_fleet
 
     check_range(1 <= rounds <= 1000, "rounds", rounds, "1 to 1000")
     budget_s = parse_budget_s(budget)
     machines = parse_fleet(fleet)
     train, held = _split(families, unseen, per_family, config.seed)
     from ratchet.base.files import make_folder
-    from ratchet.learn.report import refresh_page, write_report
+    from ratchet.write.learn.report import refresh_page, write_report
 
     make_folder(out, "--out")
+    from ratchet.base.show.progress import BudgetLine
     from ratchet.cli.write import _command
-    from ratchet.court.court import check_ledger, open_court
-    from ratchet.learn.loop import Loop, LoopOptions
-    from ratchet.report.learn import learn_report, render_learn_page
-    from ratchet.report.progress import BudgetLine
+    from ratchet.judge.court.court import check_ledger, open_court
+    from ratchet.write.learn.loop import Loop, LoopOptions
+    from ratchet.write.learn.show import learn_report, render_learn_page
 
     check_ledger(machines, ledger)
     options = LoopOptions(
@@ -271,8 +271,8 @@ def loop(
 def _split(
     families: str | None, unseen: str | None, per_family: int, seed: int
 ) -> tuple[Names, Names]:
-    from ratchet.learn.tasks import TRAINED, UNSEEN, split_names
-    from ratchet.problems.suites.names import NAMES
+    from ratchet.judge.problems.suites.names import NAMES
+    from ratchet.write.learn.tasks import TRAINED, UNSEEN, split_names
 
     held = UNSEEN if unseen is None else tuple(one for one in unseen.split(",") if one)
     if families == "all":

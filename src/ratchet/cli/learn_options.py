@@ -12,7 +12,7 @@ import typer
 
 from ratchet.base.durations import parse_share
 from ratchet.cli.options import finite
-from ratchet.learn.config import LearnConfig, LearnSetting, settings
+from ratchet.write.learn.config import LearnConfig, LearnSetting, settings
 
 Out = Annotated[Path, typer.Option("--out", help="Folder of the run.")]
 CorpusFolder = Annotated[

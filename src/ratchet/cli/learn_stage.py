@@ -13,12 +13,12 @@ from ratchet.cli.app import print_json
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
-    from ratchet.learn.bench import ScreeningBench
-    from ratchet.learn.config import LearnConfig
-    from ratchet.learn.report import LearnReport
-    from ratchet.learn.rollouts import Rollouts
-    from ratchet.learn.stages import StageResult
-    from ratchet.learn.training import Follow
+    from ratchet.write.learn.bench import ScreeningBench
+    from ratchet.write.learn.config import LearnConfig
+    from ratchet.write.learn.report import LearnReport
+    from ratchet.write.learn.rollouts import Rollouts
+    from ratchet.write.learn.stages import StageResult
+    from ratchet.write.learn.training import Follow
 
 MAKES_MODEL = ("pretrain", "base")
 """Stages that begin with a new model, unless one is named."""
@@ -43,16 +43,16 @@ def run_stage(
     the ledger and the fleet that GRPO's rewards come from.
     """
     from ratchet.base.files import check_new_folder, make_folder
-    from ratchet.learn.corpus import read_corpus
+    from ratchet.write.learn.corpus import read_corpus
 
     check_new_folder(out)
     material = read_corpus(corpus or out.parent / "corpus")
     make_folder(out, "--out")
     follow = _follow(name, config, out, start)
-    from ratchet.learn import stages
-    from ratchet.learn.models import load_policy
-    from ratchet.learn.rollouts import open_rollouts
-    from ratchet.learn.tasks import make_tasks
+    from ratchet.write.learn import stages
+    from ratchet.write.learn.models import load_policy
+    from ratchet.write.learn.rollouts import open_rollouts
+    from ratchet.write.learn.tasks import make_tasks
 
     if start is None:
         done = stages.pretrain(config, material, out, deadline=_deadline(minutes), follow=follow)
@@ -77,10 +77,9 @@ def run_stage(
 
 def _follow(name: str, config: LearnConfig, out: Path, start: Path | None) -> Follow:
     """Return what follows a run: a line on the terminal, and a page that is written again."""
-    from ratchet.learn.models import read_card
-    from ratchet.learn.report import refresh_page
-    from ratchet.report.learn import render_learn_page
-    from ratchet.report.progress import StageProgress
+    from ratchet.write.learn.models import read_card
+    from ratchet.write.learn.report import refresh_page
+    from ratchet.write.learn.show import StageProgress, render_learn_page
 
     size = f"size {config.size}" if start is None else _size(read_card(start).parameters)
     rows: list[dict[str, float | str]] = []
@@ -104,7 +103,7 @@ def _report(
     parameters: int | None = None,
 ) -> LearnReport:
     from ratchet.cli.write import _command
-    from ratchet.learn.report import LearnReport
+    from ratchet.write.learn.report import LearnReport
 
     return LearnReport(
         title=f"learn {stage}",
@@ -121,9 +120,9 @@ def _size(parameters: int) -> str:
 
 
 def _finish(done: StageResult, config: LearnConfig, out: Path, as_json: bool) -> None:
-    from ratchet.learn.checkpoint import read_curve
-    from ratchet.learn.report import write_report
-    from ratchet.report.learn import render_learn_page
+    from ratchet.write.learn.checkpoint import read_curve
+    from ratchet.write.learn.report import write_report
+    from ratchet.write.learn.show import render_learn_page
 
     card, trained = done.policy.card, done.trained
     rows = read_curve(out)
@@ -149,10 +148,10 @@ def open_bench_and_engine(
     ledger: str | None, fleet: str, config: LearnConfig
 ) -> Iterator[tuple[ScreeningBench, Rollouts]]:
     """Yield the judge as a source of rewards and what draws answers, once, and close both."""
-    from ratchet.authors.choices import parse_fleet
-    from ratchet.court.court import check_ledger, open_court
-    from ratchet.learn.emulated import open_bench
-    from ratchet.learn.rollouts import open_rollouts
+    from ratchet.judge.court.court import check_ledger, open_court
+    from ratchet.write.choices import parse_fleet
+    from ratchet.write.learn.emulated import open_bench
+    from ratchet.write.learn.rollouts import open_rollouts
 
     machines = parse_fleet(fleet)
     check_ledger(machines, ledger)

@@ -49,20 +49,20 @@ def memory(
 
     The exit code is 1 if the planned step needs more than the budget when it runs.
     """
-    from ratchet.plan.fit.sizes import parse_size
-    from ratchet.plan.fit.snapshots import is_snapshot
+    from ratchet.train.memory.sizes import parse_size
+    from ratchet.train.memory.snapshots import is_snapshot
 
     if is_snapshot(target):
         _snapshot(Path(target), fit, as_json)
         return
-    from ratchet.optimize.turn.settings import workload_options
+    from ratchet.train.turn.settings import workload_options
 
     budget_bytes = parse_size(fit) if fit is not None else None
     options = workload_options([target], batch_size, sequence, precision, text, device)
 
     # torch is imported from here on: mistakes in the call are already answered.
-    from ratchet.plan.fit.fit import MemoryRequest, step_memory
-    from ratchet.report.memory import MemoryProgress, memory_document, memory_report
+    from ratchet.train.memory.fit import MemoryRequest, step_memory
+    from ratchet.train.memory.show import MemoryProgress, memory_document, memory_report
 
     with MemoryProgress() as progress:
         found = step_memory(
@@ -84,8 +84,8 @@ def memory(
 
 
 def _snapshot(path: Path, fit: str | None, as_json: bool) -> None:
-    from ratchet.plan.fit.snapshots import read_snapshot
-    from ratchet.report.memory import snapshot_report
+    from ratchet.train.memory.show import snapshot_report
+    from ratchet.train.memory.snapshots import read_snapshot
 
     if fit is not None:
         raise typer.BadParameter("a snapshot is only read: give a workload to --fit")

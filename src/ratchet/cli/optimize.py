@@ -14,22 +14,22 @@ from ratchet.cli.app import AsJson, Debug, DeviceName, LedgerUrl, app, print_jso
 from ratchet.cli.options import BatchSize, ParallelWords, PrecisionName, SequenceLength, TextFile
 
 if TYPE_CHECKING:
-    from ratchet.optimize.turn.settings import Settings
-    from ratchet.workloads.parallel.layout import ParallelLayout
+    from ratchet.train.turn.settings import Settings
+    from ratchet.train.workloads.parallel.layout import ParallelLayout
 
 
 def _checked_seed(seed: int) -> int:
-    from ratchet.optimize.turn.settings import check_seed
+    from ratchet.train.turn.settings import check_seed
 
     check_seed(seed)
     return seed
 
 
 def _dry_run_on_ranks(settings: Settings, layout: ParallelLayout, *, as_json: bool) -> None:
-    from ratchet.optimize.parallel.levers import ONE_PROCESS, find_rank_levers, why_no_process
-    from ratchet.optimize.parallel.one_process import check_rank_lever
-    from ratchet.optimize.parallel.turn import check_ranks
-    from ratchet.report.ranks import rank_levers_report
+    from ratchet.scale.parallel.levers import ONE_PROCESS, find_rank_levers, why_no_process
+    from ratchet.scale.parallel.one_process import check_rank_lever
+    from ratchet.scale.parallel.turn import check_ranks
+    from ratchet.scale.ranks.show import rank_levers_report
 
     only = settings.try_lever
     check_rank_lever(only)
@@ -104,8 +104,8 @@ def optimize(
 
     With --parallel, changes in how ranks communicate are tried too, and the slowest rank decides.
     """
-    from ratchet.optimize.turn.settings import checked_target, make_settings
-    from ratchet.workloads.parallel.layout import parse_parallel
+    from ratchet.train.turn.settings import checked_target, make_settings
+    from ratchet.train.workloads.parallel.layout import parse_parallel
 
     layout = None if parallel is None else parse_parallel(parallel)
     settings = make_settings(
@@ -135,12 +135,12 @@ def optimize(
     if layout is not None and dry:
         _dry_run_on_ranks(settings, layout, as_json=as_json)
         return
-    from ratchet import api
-    from ratchet.optimize.turn.dry_run import dry_run
-    from ratchet.report.dry_run import dry_run_report
-    from ratchet.report.optimize import optimize_report
-    from ratchet.report.progress import TurnProgress
-    from ratchet.report.ranks import parallel_turn_report
+    from ratchet.scale import optimize as api
+    from ratchet.scale.ranks.show import parallel_turn_report
+    from ratchet.train.turn.dry_run import dry_run
+    from ratchet.train.turn.show.dry_run import dry_run_report
+    from ratchet.train.turn.show.page import optimize_report
+    from ratchet.train.turn.show.progress import TurnProgress
 
     with TurnProgress(settings.budget_s) as progress:
         if dry:

@@ -129,19 +129,19 @@ def plan(
     debug: Debug = False,
 ) -> None:
     """Plan a model's training on machines that are not here, or tell what a recipe saves."""
-    from ratchet.plan.ask import PlanRequest, planned, saved
-    from ratchet.report.plan import (
+    from ratchet.scale.plan.ask import PlanRequest, planned, saved
+    from ratchet.scale.plan.show import (
         files_of,
         plan_document,
         plan_report,
         saved_document,
         saved_report,
     )
-    from ratchet.report.plan_layouts import check_layouts_file, write_layouts
+    from ratchet.scale.plan.show_layouts import check_layouts_file, write_layouts
 
     if measured:
-        from ratchet.plan.here import checked_here
-        from ratchet.report.plan_here import checked_plan_document, checked_plan_report
+        from ratchet.scale.plan.here import checked_here
+        from ratchet.scale.plan.show_here import checked_plan_document, checked_plan_report
 
         if model is None or cluster is not None:
             raise PlanError(
@@ -178,8 +178,8 @@ def plan(
             print_result(saved_report(found))
         return
     if days is not None:
-        from ratchet.plan.ask import trainable_within
-        from ratchet.report.plan_largest import trainables_document, trainables_report
+        from ratchet.scale.plan.ask import trainable_within
+        from ratchet.scale.plan.show_largest import trainables_document, trainables_report
 
         trainables = trainable_within(request, days, tokens_per_parameter)
         if as_json:
@@ -193,7 +193,7 @@ def plan(
     if layouts is not None:
         write_layouts(answer, layouts)
     if out is not None:
-        from ratchet.report.plan import write_plan
+        from ratchet.scale.plan.show import write_plan
 
         write_plan(answer, out)
     if as_json:

@@ -13,7 +13,7 @@ import typer
 from ratchet.cli.app import AsJson, Debug, LedgerUrl, app, print_json, print_result
 
 if TYPE_CHECKING:
-    from ratchet.port.port_result import PortResult
+    from ratchet.amd.port.port_result import PortResult
 
 
 @app.command()
@@ -73,14 +73,14 @@ def port(
     Exit code 0: nothing is left to do. 1: findings are left, or an executed kernel is not right.
     2: a mistake in the call.
     """
+    from ratchet.amd.architectures import TARGETS
+    from ratchet.amd.port.porting import PortSettings, write_outputs
+    from ratchet.amd.port.porting import port as run
+    from ratchet.amd.port.show import as_sarif, port_report, render_port_page
     from ratchet.base.errors import PortError
     from ratchet.base.files import check_new_file, check_new_folder, write_whole
+    from ratchet.base.show.terminal import working
     from ratchet.judge.options import parse_time_limit_s
-    from ratchet.port.porting import PortSettings, write_outputs
-    from ratchet.port.porting import port as run
-    from ratchet.report.port import as_sarif, port_report, render_port_page
-    from ratchet.report.terminal import working
-    from ratchet.targets.architectures import TARGETS
 
     names = [name.strip() for name in target.split(",") if name.strip()]
     settings = PortSettings(
@@ -119,8 +119,8 @@ def _proved(
     limit_s: float,
     ledger: str | None,
 ) -> PortResult:
-    from ratchet.court.court import open_court
-    from ratchet.court.port_proofs import EXECUTED, prove
+    from ratchet.amd.port.proofs import EXECUTED, prove
+    from ratchet.judge.court.court import open_court
 
     def say(what: str) -> None:
         print(f"ratchet: executing {what}", file=sys.stderr)

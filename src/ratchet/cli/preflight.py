@@ -32,8 +32,8 @@ def preflight(
     """
     import torch
 
-    from ratchet.ranks.preflight import preflight as check
-    from ratchet.report.ranks import preflight_report
+    from ratchet.scale.ranks.preflight import preflight as check
+    from ratchet.scale.ranks.show import preflight_report
 
     named = device if device != "auto" else "cuda" if torch.cuda.is_available() else "cpu"
     found = check(named, time_limit_s=time_limit)

@@ -9,11 +9,11 @@ from ratchet.judge.options import Scale
 
 def list_problems(pattern: str | None, *, as_json: bool) -> None:
     """Print the suite's problems whose names match `pattern`, or all of them."""
-    from ratchet.problems.suites import family_of, find_problem, names_like
+    from ratchet.judge.problems.suites import family_of, find_problem, names_like
 
     families = {name: family_of(name) for name in names_like(pattern or "*")}
 
-    from ratchet.report.problem import problem_table, problems_document, problems_report
+    from ratchet.judge.problems.show import problem_table, problems_document, problems_report
 
     table = problem_table((find_problem(name), family) for name, family in families.items())
     if as_json:
@@ -26,17 +26,17 @@ def show_problem(
     problem: str | None, language: str | None, *, scale: Scale, limit_s: float, as_json: bool
 ) -> None:
     """Print one problem for a kernel's author, or a file to start from."""
-    from ratchet.problems.problem_file import load_card, problem_name
-    from ratchet.problems.templates import parse_language, template
+    from ratchet.judge.problems.problem_file import load_card, problem_name
+    from ratchet.judge.problems.templates import parse_language, template
 
     if problem is None:
         raise RatchetError("--show needs a PROBLEM: ratchet judge --list prints their names")
     spoken = None if language is None else parse_language(language)
     problem_name(problem)
 
-    from ratchet.problems.standalone import standalone_reference
-    from ratchet.report.problem import card_report
-    from ratchet.report.terminal import make_console, verbatim
+    from ratchet.base.show.terminal import make_console, verbatim
+    from ratchet.judge.problems.show import card_report
+    from ratchet.judge.problems.standalone import standalone_reference
 
     asked, card = load_card(problem, scale=scale, time_limit_s=limit_s)
     text = None if spoken is None else template(asked, card, spoken)

@@ -52,19 +52,18 @@ def sweep(
     losses. 1: fewer.
     """
     from ratchet.base.errors import GuardError
-    from ratchet.optimize.turn.settings import parse_budget_s
+    from ratchet.train.turn.settings import parse_budget_s
 
     if library != "hf":
         raise GuardError(f"{library!r} is no library that can be swept: write ratchet sweep hf")
     budget_s = parse_budget_s(budget) if budget else float("inf")
     limit_s = parse_budget_s(limit)
 
+    from ratchet.base.devices.probe import probe
     from ratchet.base.files import write_whole
-    from ratchet.devices.probe import probe
     from ratchet.guard.sweep.model_types import ROWS, SweepSettings
     from ratchet.guard.sweep.model_types import sweep as run
-    from ratchet.report.progress import SweepLine
-    from ratchet.report.sweep import sweep_markdown, sweep_report
+    from ratchet.guard.sweep.show import SweepLine, sweep_markdown, sweep_report
 
     settings = SweepSettings(
         out=out,

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from ratchet.cli.app import AsJson, Debug, DeviceName, app, print_json, print_result
+from ratchet.cli.app import AsJson, Debug, app, print_json, print_result
 from ratchet.cli.trace_record import RecordCommand, record
 
 if TYPE_CHECKING:
@@ -64,18 +64,18 @@ def report(
 ) -> None:
     """Account for all of a trace's time, and show what could be won."""
     from ratchet.base.files import write_whole
-    from ratchet.report.terminal import working
-    from ratchet.report.trace import trace_report
+    from ratchet.base.show.terminal import working
     from ratchet.trace.compare.ranks import Ranks
     from ratchet.trace.compare.runs import report_run
     from ratchet.trace.export.documents import document, ranks_document
     from ratchet.trace.export.tables import ranks_tables, report_tables
+    from ratchet.trace.show.report import trace_report
 
     _check_outputs(out, parquet)
     with working(f"reading {run}"):
         found = report_run(run, _ceilings(device), rank)
     if out is not None:
-        from ratchet.report.trace import render_trace_page
+        from ratchet.trace.show.report import render_trace_page
 
         write_whole(out, render_trace_page(found).encode())
     if parquet is not None:
@@ -103,17 +103,17 @@ def diff(
 ) -> None:
     """Show what got slower, what is new and what is gone; the parts add up to the whole change."""
     from ratchet.base.files import write_whole
-    from ratchet.report.terminal import working
-    from ratchet.report.trace_diff import diff_report
+    from ratchet.base.show.terminal import working
     from ratchet.trace.compare.runs import diff_runs
     from ratchet.trace.export.documents import diff_document
     from ratchet.trace.export.tables import diff_tables
+    from ratchet.trace.show.diff import diff_report
 
     _check_outputs(out, parquet)
     with working(f"reading {before} and {after}"):
         found = diff_runs(before, after, rank)
     if out is not None:
-        from ratchet.report.trace_diff import render_diff_page
+        from ratchet.trace.show.diff import render_diff_page
 
         write_whole(out, render_diff_page(found).encode())
     if parquet is not None:
@@ -135,8 +135,8 @@ def _ceilings(device: str | None) -> Rooflines | None:
 
     if device != HERE:
         return named_ceilings(device)
-    from ratchet.devices import ceilings
-    from ratchet.devices.probe import probe
+    from ratchet.base.devices import ceilings
+    from ratchet.base.devices.probe import probe
 
     found = probe("auto")
     return measured_ceilings(ceilings.measure(found), found.model)
@@ -174,10 +174,10 @@ def merge(
     """Merge the ranks of one run into one Chrome trace: one process per rank, on one clock."""
     from ratchet.base import files
     from ratchet.base.errors import TraceError
-    from ratchet.report.terminal import working
-    from ratchet.report.trace_diff import merged_report
+    from ratchet.base.show.terminal import working
     from ratchet.trace.export.documents import plainly
     from ratchet.trace.export.merge import merge as merge_ranks
+    from ratchet.trace.show.diff import merged_report
 
     if why := files.why_not_folder(folder):
         raise TraceError(f"{folder} {why}: give a folder that holds a trace for each rank")
@@ -189,45 +189,3 @@ def merge(
         print_json(plainly(merged) | paths)
     else:
         print_result(merged_report(merged))
-
-
-@commands.command()
-def replay(
-    file: Annotated[
-        Path, typer.Argument(metavar="FILE", help="A Kineto trace, recorded with shapes.")
-    ],
-    op: Annotated[
-        list[str] | None,
-        typer.Option(
-            "--op",
-            metavar="NAME",
-            help="Op to replay (aten::mm); repeat for several. Default: the costliest.",
-        ),
-    ] = None,
-    top: Annotated[
-        int, typer.Option(min=1, help="Number of distinct calls to run, costliest first.")
-    ] = 20,
-    device: DeviceName = "auto",
-    as_json: AsJson = False,
-    debug: Debug = False,
-) -> None:
-    """Rebuild a trace's calls from shapes, dtypes and strides, and time them here.
-
-    Calls run through torch.ops in a separate process, with random values.
-    """
-    from ratchet.base.errors import TraceError
-    from ratchet.report.terminal import working
-    from ratchet.report.trace_diff import replay_report
-    from ratchet.trace.compare.runs import check
-    from ratchet.trace.export.documents import plainly
-    from ratchet.trace.replay.replay import replay as replay_calls
-
-    check(file)
-    if file.is_dir():
-        raise TraceError(f"{file} is a folder: give one rank's trace")
-    with working(f"replaying {file}"):
-        found = replay_calls(file, tuple(op or ()), top, device)
-    if as_json:
-        print_json(plainly(found))
-    else:
-        print_result(replay_report(found))

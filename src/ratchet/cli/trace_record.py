@@ -83,8 +83,8 @@ def record(
             + ("none was given" if workload is None else "both were given")
         )
     if command is None:
-        from ratchet.optimize.turn.settings import workload_options
-        from ratchet.workloads.run_steps import steps_command
+        from ratchet.train.turn.settings import workload_options
+        from ratchet.train.workloads.run_steps import steps_command
 
         assert workload is not None
         options = workload_options([workload], batch_size, sequence, precision, text, device)

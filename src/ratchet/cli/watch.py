@@ -71,11 +71,11 @@ def watch(
     files.check_new_file(junit, "--junit")
     asked = read_suite(suite, here)
 
+    from ratchet.base.show.progress import RunProgress
+    from ratchet.guard.watch import show as watch_report
     from ratchet.guard.watch.benchmarks import pairs_of
     from ratchet.guard.watch.gate import GateQuestion, run_gate
-    from ratchet.optimize.turn.settings import parse_budget_s
-    from ratchet.report import watch as watch_report
-    from ratchet.report.progress import RunProgress
+    from ratchet.train.turn.settings import parse_budget_s
 
     seconds = parse_budget_s(budget) if budget else float("inf")
     question = GateQuestion(

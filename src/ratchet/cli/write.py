@@ -8,25 +8,24 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from ratchet import lab
 from ratchet.base.errors import RatchetError
 from ratchet.base.files import make_folder
 from ratchet.base.serialise import document_of
 from ratchet.cli.app import AsJson, Debug, DeviceName, LedgerUrl, app, print_json, print_result
 from ratchet.cli.judging import PROBLEM_HELP
 from ratchet.cli.options import BatchSize, PrecisionName, SequenceLength
-from ratchet.workloads.names import LoadOptions
+from ratchet.train.workloads.names import LoadOptions
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
 
-    from ratchet.authors.author import Author
-    from ratchet.authors.problem_run import RunEvent
-    from ratchet.authors.write import Follow
-    from ratchet.authors.writing_result import WritingRequest, WritingResult
-    from ratchet.graph.regions import RegionReport
-    from ratchet.problems.problem import Problem
-    from ratchet.report.progress import WriteProgress
+    from ratchet.judge.problems.problem import Problem
+    from ratchet.train.graph.regions import RegionReport
+    from ratchet.write.author import Author
+    from ratchet.write.problem_run import RunEvent
+    from ratchet.write.show import WriteProgress
+    from ratchet.write.write import Follow
+    from ratchet.write.writing_result import WritingRequest, WritingResult
 
 PROVEN, NOT_PROVEN, INTERRUPTED = 0, 1, 130
 BUDGET, WORKLOAD_BUDGET = "60s", "10m"
@@ -136,8 +135,8 @@ def write(
 
     Exit code 0: a kernel is proven. 1: none is. 2: a mistake in the call.
     """
-    from ratchet.authors.choices import make_request, parse_fleet
-    from ratchet.authors.writing_result import AgentChoice
+    from ratchet.write.choices import make_request, parse_fleet
+    from ratchet.write.writing_result import AgentChoice
 
     if (problem is None) == (workload is None):
         raise RatchetError("write takes one of PROBLEM and --from WORKLOAD: give one")
@@ -184,20 +183,19 @@ def _write_one(
     as_json: bool,
     began: float,
 ) -> int:
-    from ratchet.authors.files import default_out, write_files
-    from ratchet.problems.problem_file import problem_name
+    from ratchet.judge.problems.problem_file import problem_name
+    from ratchet.write.files import default_out, write_files
 
     name = problem_name(given) or Path(given).stem
     folder = out or default_out(name)
     make_folder(folder, "--out")
 
     # numpy, the ledger and torch are imported from here on: mistakes in the call are answered.
-    from ratchet.authors.write import write as write_kernels
-    from ratchet.court.court import check_ledger, open_court
-    from ratchet.devices.probe import probe
+    from ratchet.base.devices.probe import probe
     from ratchet.judge.api import as_problem
-    from ratchet.report.progress import WriteProgress
-    from ratchet.report.write import render_write_page, write_report
+    from ratchet.judge.court.court import check_ledger, open_court
+    from ratchet.write.show import WriteProgress, render_write_page, write_report
+    from ratchet.write.write import write as write_kernels
 
     check_ledger(fleet, ledger)
     guests = _guests(request)
@@ -241,9 +239,9 @@ def _write_all(
     *,
     listed: bool,
 ) -> int:
-    from ratchet.authors.files import default_out, write_files, write_summary
-    from ratchet.court.court import check_ledger, open_court
+    from ratchet.judge.court.court import check_ledger, open_court
     from ratchet.judge.trial.readiness import check_kernels
+    from ratchet.write.files import default_out, write_files, write_summary
 
     check_ledger(fleet, ledger)
     if fleet == "local" and not listed:
@@ -256,9 +254,8 @@ def _write_all(
     folder = out or default_out(workload)
     make_folder(folder, "--out")
     guests = _guests(request)
-    from ratchet.authors.workload_writing import Asked, write_all
-    from ratchet.report.progress import WriteProgress
-    from ratchet.report.write import render_write_page, workload_report
+    from ratchet.write.show import WriteProgress, render_write_page, workload_report
+    from ratchet.write.workload_writing import Asked, write_all
 
     asked = [
         Asked(problem=one.problem, gain_s=one.gain_s, likely_s=one.likely_s)
@@ -303,11 +300,13 @@ def _write_all(
 
 def _guests(request: WritingRequest) -> Sequence[Author]:
     """Return the trained policies that a request names; nothing is imported for none."""
-    from ratchet.authors.choices import POLICY
+    from ratchet.write.choices import POLICY
 
     if not any(one.startswith(POLICY) for one in request.authors):
         return ()
-    return lab.policy.policy_authors(request.authors, seed=request.seed)
+    from ratchet.write.learn.policy import policy_authors
+
+    return policy_authors(request.authors, seed=request.seed)
 
 
 def _spent_s(began: float, opening: float, fleet: str) -> float:
@@ -317,8 +316,8 @@ def _spent_s(began: float, opening: float, fleet: str) -> float:
 
 def _following(folder: Path, progress: WriteProgress) -> Follow:
     """Return what follows a run: a line on the terminal, and a page that is written again."""
-    from ratchet.authors.files import write_page
-    from ratchet.report.write import render_write_page
+    from ratchet.write.files import write_page
+    from ratchet.write.show import render_write_page
 
     def follow(event: RunEvent, result: Callable[[], WritingResult]) -> None:
         progress.show(event)
@@ -335,15 +334,15 @@ def _workload_options(
     precision: str | None,
     device: str,
 ) -> LoadOptions:
-    from ratchet.optimize.turn.settings import workload_options
+    from ratchet.train.turn.settings import workload_options
 
     return workload_options([workload], batch_size, sequence, precision, None, device)
 
 
 def _captured(workload: str, options: LoadOptions, measuring_s: float) -> RegionReport:
-    from ratchet.graph.regions import region_report
-    from ratchet.report.terminal import working
-    from ratchet.workloads.load import load
+    from ratchet.base.show.terminal import working
+    from ratchet.train.graph.regions import region_report
+    from ratchet.train.workloads.load import load
 
     with working(f"taking the problems out of {workload}"):
         loaded = load(workload, **options)
@@ -355,7 +354,7 @@ def _print_regions(workload: str, found: RegionReport, as_json: bool) -> None:
         regions = [one.as_json() for one in found.regions]
         print_json({"workload": workload, "regions": regions, "notes": list(found.notes)})
         return
-    from ratchet.report.region import regions_report
+    from ratchet.train.graph.show import regions_report
 
     print_result(regions_report(workload, found.regions, found.notes))
 

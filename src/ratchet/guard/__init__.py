@@ -1,1 +1,1 @@
-"""Guard: no regression gets through, and no false alarm gets out."""
+"""Nothing gets slower or wrong: histories, comparisons, bisections, reproductions."""

@@ -14,21 +14,21 @@ this package too, and must neither load nor see more than they need. From the to
     options, verdict, stage_result, revision: what one asks for, and what one gets
 
 The package is also the function `ratchet.judge(kernel, problem)`, which asks the court: see
-`ratchet.court.calls.judge`. `ratchet.judge.screen(problem, kernels)` is `api.screen`.
+`ratchet.judge.court.calls.judge`. `ratchet.judge.screen(problem, kernels)` is `api.screen`.
 """
 
 from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from ratchet.callable_module import make_callable
+from ratchet.base.callable_module import make_callable
 
 if TYPE_CHECKING:
     from ratchet.judge.api import screen
 
 __all__ = ["screen"]
 
-make_callable(__name__, "ratchet.court.calls:judge")
+make_callable(__name__, "ratchet.judge.court.calls:judge")
 
 
 def __getattr__(name: str) -> object:

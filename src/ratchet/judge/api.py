@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from ratchet.base.errors import KernelError
+from ratchet.judge.kernels.kernel import Kernel
 from ratchet.judge.options import (
     Scale,
     parse_device,
@@ -18,12 +19,11 @@ from ratchet.judge.options import (
     parse_tier,
     parse_time_limit_s,
 )
-from ratchet.kernels.kernel import Kernel
-from ratchet.problems.problem import JUDGED_AT, LARGEST_FIRST, Problem, Task, Tier
+from ratchet.judge.problems.problem import JUDGED_AT, LARGEST_FIRST, Problem, Task, Tier
 
 if TYPE_CHECKING:
+    from ratchet.judge.problems.problem_file import Describe
     from ratchet.judge.verdict import Screening
-    from ratchet.problems.problem_file import Describe
 
 SCREEN_LIMIT_S = 120.0
 
@@ -90,7 +90,7 @@ def as_problem(
     file in a process of a judge (`KernelJudge.describe`). With `frozen_weights` a KernelBench model
     keeps the weights that its constructor draws: another problem, with a hash of its own.
     """
-    from ratchet.problems.problem_file import LOADING_LIMIT_S, load_problem, with_text
+    from ratchet.judge.problems.problem_file import LOADING_LIMIT_S, load_problem, with_text
 
     scale, task = parse_scale(scale), None if task is None else parse_task(task)
     if isinstance(problem, Problem):
@@ -134,9 +134,9 @@ def check_texts(
     With `run_here`, a kernel that needs a GPU is one of them on a machine without. Returns the
     kernel of a file. It has no entry yet if only its problem names one.
     """
-    from ratchet.kernels.kernel_file import load_kernel
-    from ratchet.problems.problem_file import default_entry, holds_model, problem_name
-    from ratchet.sandbox.accelerator import all_nodes, needed_gpu
+    from ratchet.judge.kernels.kernel_file import load_kernel
+    from ratchet.judge.problems.problem_file import default_entry, holds_model, problem_name
+    from ratchet.judge.sandbox.accelerator import all_nodes, needed_gpu
 
     if not isinstance(problem, (str, os.PathLike)) or not isinstance(kernel, (str, os.PathLike)):
         return None
@@ -166,8 +166,8 @@ def as_kernel(
         return kernel
     if not isinstance(kernel, (str, os.PathLike)):
         raise KernelError(f"{kernel!r:.60} is not a kernel: give a file or a Kernel")
-    from ratchet.kernels.kernel_file import load_kernel
-    from ratchet.problems.problem_file import default_entry
+    from ratchet.judge.kernels.kernel_file import load_kernel
+    from ratchet.judge.problems.problem_file import default_entry
 
     wanted = entry or default_entry(problem.name)
     made_up = entry is None and (wanted != problem.name or _binds(kernel))

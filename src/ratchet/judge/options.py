@@ -8,8 +8,8 @@ from typing import Final, Literal, SupportsFloat, cast, get_args
 
 from ratchet.base.durations import parse_duration_s
 from ratchet.base.errors import RatchetError
-from ratchet.kernels.kernel import Language
-from ratchet.problems.case import Task, Tier
+from ratchet.judge.kernels.kernel import Language
+from ratchet.judge.problems.case import Task, Tier
 
 Scale = float | Literal["auto", "emulated"] | None
 SHORTEST_LIMIT_S = 1.0

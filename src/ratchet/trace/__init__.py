@@ -2,15 +2,15 @@
 
 `record/` makes traces. Then, bottom up: `read/` turns files into columns, `analysis/` finds links
 and the window, `answers/` makes tables, `compare/` puts traces side by side, `advice/` says what
-could be won, `export/` and `replay/` pass the results on. The packages `read` and `record` can be
-called like the function of the same name: `ratchet.trace.read(path)`.
+could be won, `export/` passes the results on, `show/` puts them in words. The packages `read` and
+`record` can be called like the function of the same name: `ratchet.trace.read(path)`.
 """
 
 from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from ratchet.callable_module import make_callable
+from ratchet.base.callable_module import make_callable
 from ratchet.trace.advice import Finding, advise
 from ratchet.trace.analysis.analyse import Analysis, analyse
 from ratchet.trace.analysis.identity import Identity

@@ -10,9 +10,9 @@ from pathlib import Path
 
 import pytest
 
+from ratchet.base.ledger import Ledger
+from ratchet.base.measure import plan
 from ratchet.cli import main
-from ratchet.ledger import Ledger
-from ratchet.measure import plan
 
 
 @pytest.fixture(autouse=True)

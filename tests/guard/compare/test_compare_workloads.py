@@ -11,23 +11,23 @@ from pathlib import Path
 
 import pytest
 
+from ratchet.base.devices.fingerprint import software
+from ratchet.base.devices.probe import probe
+from ratchet.base.ledger import Ledger
+from ratchet.base.measure import plan
+from ratchet.base.measure.metrics import Readings
+from ratchet.base.measure.samples import Sample
 from ratchet.cli import main
-from ratchet.devices.fingerprint import software
-from ratchet.devices.probe import probe
 from ratchet.guard.compare.sides import WorkloadContest
-from ratchet.ledger import Ledger
-from ratchet.measure import plan
-from ratchet.measure.metrics import Readings
-from ratchet.measure.samples import Sample
-from ratchet.optimize.recipe.recipe import Recipe
-from ratchet.workloads.config import StepConfig
+from ratchet.train.recipe.recipe import Recipe
+from ratchet.train.workloads.config import StepConfig
 
 MODEL = """
 import os
 
 import torch
 
-from ratchet.workloads import Workload
+from ratchet.train.workloads import Workload
 
 
 class Extra(torch.nn.Module):

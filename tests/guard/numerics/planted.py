@@ -17,7 +17,7 @@ from ratchet.guard.numerics.recorder import NumericsRecorder
 SCRIPT = """
 import torch
 
-from ratchet.workloads import load
+from ratchet.train.workloads import load
 
 
 class Wrong(torch.autograd.Function):

@@ -10,12 +10,12 @@ import planted
 import pytest
 
 from ratchet.base.errors import GuardError
+from ratchet.base.show.terminal import print_report
 from ratchet.cli import main
 from ratchet.guard.numerics.comparison import compare_numerics, write_script
 from ratchet.guard.numerics.divergence import Divergence, NumericsReport
 from ratchet.guard.numerics.find import Finder, first_wrong_loss
-from ratchet.report.numerics import numerics_report
-from ratchet.report.terminal import print_report
+from ratchet.guard.numerics.show import numerics_report
 
 LAYER = {
     "llama-tiny": "layers.1.mlp",

@@ -11,11 +11,11 @@ import msgspec
 import pytest
 import torch
 
-from ratchet.graph.sites import InstallReport
 from ratchet.guard.sweep import forks, trial
 from ratchet.guard.sweep.model_types import SweepResult
 from ratchet.guard.sweep.row import ArmRun, SweepRequest, TypeRow
-from ratchet.workloads.hf_config import HEADS
+from ratchet.train.graph.sites import InstallReport
+from ratchet.train.workloads.hf_config import HEADS
 
 CPU = torch.device("cpu")
 LOSSES = (2.0, 1.5, 1.25)

@@ -13,7 +13,7 @@ from ratchet.cli import main
 from ratchet.guard.sweep import model_types
 from ratchet.guard.sweep.model_types import LEAST_SHARE, REPRODUCTIONS, ROWS, SweepSettings, sweep
 from ratchet.guard.sweep.row import ArmRun, TypeRow
-from ratchet.workloads.hf_config import trained_types
+from ratchet.train.workloads.hf_config import trained_types
 
 SAMPLE = "qwen3"
 """A decoder that takes every kernel; all types train in the long tier."""

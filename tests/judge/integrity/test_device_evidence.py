@@ -17,6 +17,8 @@ from torch._C._autograd import DeviceType
 
 from ratchet.judge.integrity import device_work
 from ratchet.judge.integrity.library_ops import told_as
+from ratchet.judge.kernels.kernel import Kernel
+from ratchet.judge.problems.problem import Problem
 from ratchet.judge.stage_result import CandidateFault
 from ratchet.judge.trial import device_clock
 from ratchet.judge.trial.device_clock import DeviceClock
@@ -30,8 +32,6 @@ from ratchet.judge.workers.candidate.device_census import (
     results_bytes,
 )
 from ratchet.judge.workers.memory.device import WorkerDevice
-from ratchet.kernels.kernel import Kernel
-from ratchet.problems.problem import Problem
 
 TRACES = Path(os.environ.get("RATCHET_TRACES", Path(__file__).parents[4] / "shared" / "traces"))
 ELEMENTWISE = "void at::native::vectorized_elementwise_kernel<4, at::native::MulFunctor<float>>"

@@ -24,14 +24,14 @@ from ratchet.judge.integrity import code_places, own_work, thread_samples
 from ratchet.judge.integrity.code_places import CodePlace, CodePlaces, read_mappings
 from ratchet.judge.integrity.library_ops import judge_census, read_census
 from ratchet.judge.integrity.thread_samples import ThreadSample
+from ratchet.judge.kernels.kernel import Kernel, Language
+from ratchet.judge.kernels.languages import cpp
+from ratchet.judge.problems.problem import Problem
 from ratchet.judge.stage_result import CandidateFault
 from ratchet.judge.trial.kernel_trial import KernelJudge
 from ratchet.judge.trial.timing import plan
 from ratchet.judge.verdict import Evidence
 from ratchet.judge.workers.memory.layout import BatchLayout, Slot
-from ratchet.kernels.kernel import Kernel, Language
-from ratchet.kernels.languages import cpp
-from ratchet.problems.problem import Problem
 
 PACKAGES = Path(np.__file__).parents[1]
 DYNLOAD = f"{sysconfig.get_path('stdlib')}/lib-dynload"

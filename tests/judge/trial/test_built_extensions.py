@@ -11,16 +11,16 @@ import pytest
 from answers import assert_right
 
 from ratchet.base.errors import CompilerMissing
+from ratchet.judge.kernels.kernel import Kernel
+from ratchet.judge.kernels.languages import cpp
+from ratchet.judge.problems.problem import Problem
+from ratchet.judge.problems.problem_file import load_problem
+from ratchet.judge.sandbox import bubblewrap
+from ratchet.judge.sandbox.confine import EXTENSIONS
+from ratchet.judge.sandbox.packed_files import PackedFiles
 from ratchet.judge.trial.kernel_trial import KernelJudge
 from ratchet.judge.trial.processes.built_extensions import NoFiles, checked
 from ratchet.judge.trial.timing import plan
-from ratchet.kernels.kernel import Kernel
-from ratchet.kernels.languages import cpp
-from ratchet.problems.problem import Problem
-from ratchet.problems.problem_file import load_problem
-from ratchet.sandbox import bubblewrap
-from ratchet.sandbox.confine import EXTENSIONS
-from ratchet.sandbox.packed_files import PackedFiles
 
 RELU = Path(__file__).parents[1] / "kernelbench_like" / "level1" / "1_relu.py"
 needs_bubblewrap = pytest.mark.skipif(

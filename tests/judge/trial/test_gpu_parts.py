@@ -15,10 +15,10 @@ from typing import Any
 import pytest
 from fake_gpu import FakeDriver, build_driver, open_to_all
 
+from ratchet.judge.kernels.kernel import Kernel
 from ratchet.judge.trial.kernel_trial import KernelJudge
 from ratchet.judge.trial.processes.compiling import Toolchain
 from ratchet.judge.trial.timing import plan, sample
-from ratchet.kernels.kernel import Kernel
 
 pytestmark = pytest.mark.compiler
 BENCHMARKS = Path(__file__).parents[3] / "benchmarks"

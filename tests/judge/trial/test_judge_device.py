@@ -12,6 +12,10 @@ from answers import assert_right
 from fake_gpu import FLAVOURS, FakeDriver, build_driver, open_to_all
 
 from ratchet.base.errors import JudgeError
+from ratchet.judge.kernels.kernel import Kernel
+from ratchet.judge.kernels.kernel_file import built_in_kernel
+from ratchet.judge.problems.problem import Case, Problem, TensorSpec
+from ratchet.judge.problems.problem_file import load_problem
 from ratchet.judge.stage_result import Decided
 from ratchet.judge.trial import kernel_checks, on_device, stages
 from ratchet.judge.trial.device_clock import DeviceClock
@@ -20,10 +24,6 @@ from ratchet.judge.trial.kernel_trial import KernelJudge
 from ratchet.judge.trial.processes.reference import ReferenceProcess, raise_fault
 from ratchet.judge.trial.timing import plan, sample
 from ratchet.judge.verdict import Evidence, Ratio, Speedups, Verdict
-from ratchet.kernels.kernel import Kernel
-from ratchet.kernels.kernel_file import built_in_kernel
-from ratchet.problems.problem import Case, Problem, TensorSpec
-from ratchet.problems.problem_file import load_problem
 
 pytestmark = pytest.mark.compiler
 THOROUGH = pytest.mark.thorough

@@ -21,17 +21,17 @@ from answers import RIGHT, assert_right, is_right
 import ratchet
 from ratchet.base import scratch
 from ratchet.base.errors import CompilerMissing
+from ratchet.base.ledger import Ledger
 from ratchet.base.process import families
 from ratchet.base.process.channel import open_pair
 from ratchet.base.process.child import Child, ChildFailure, program
+from ratchet.judge.kernels.languages import cpp
+from ratchet.judge.problems.problem import Problem
+from ratchet.judge.sandbox import bubblewrap, headroom, isolation, landlock
 from ratchet.judge.trial import kernel_checks
 from ratchet.judge.trial.kernel_trial import KernelJudge
 from ratchet.judge.trial.timing import plan
 from ratchet.judge.verdict import Verdict
-from ratchet.kernels.languages import cpp
-from ratchet.ledger import Ledger
-from ratchet.problems.problem import Problem
-from ratchet.sandbox import bubblewrap, headroom, isolation, landlock
 
 pytestmark = pytest.mark.compiler
 LIMIT_S, GRACE_S = 40.0, 20.0
@@ -437,10 +437,10 @@ JUDGING = """
 import json, msgspec, sys
 from ratchet.judge.trial.timing import plan
 from ratchet.judge.trial.kernel_trial import KernelJudge
-from ratchet.kernels.kernel import Kernel
-from ratchet.kernels.languages import cpp
-from ratchet.problems.problem import Problem
-from ratchet.ledger import Fingerprint, Ledger
+from ratchet.judge.kernels.kernel import Kernel
+from ratchet.judge.kernels.languages import cpp
+from ratchet.judge.problems.problem import Problem
+from ratchet.base.ledger import Fingerprint, Ledger
 
 plan.LAUNCHES, plan.MAX_ROUNDS = 2, 4
 kernel, problem = json.loads(sys.argv[2])
@@ -505,7 +505,7 @@ ENTRY {
     for (;;) sleep(1);
 }
 """
-UNENCLOSED = "from ratchet.sandbox import bubblewrap\nbubblewrap.program = lambda: None\n"
+UNENCLOSED = "from ratchet.judge.sandbox import bubblewrap\nbubblewrap.program = lambda: None\n"
 
 
 @pytest.mark.skipif(landlock.abi() == 0, reason="this kernel has no Landlock")

@@ -6,9 +6,9 @@ import judge_problems as given
 import pytest
 
 from ratchet.base.errors import CompilerMissing
+from ratchet.judge.kernels.languages import cpp
+from ratchet.judge.problems.problem import Problem
 from ratchet.judge.trial.kernel_trial import KernelJudge
-from ratchet.kernels.languages import cpp
-from ratchet.problems.problem import Problem
 
 pytestmark = [pytest.mark.compiler, pytest.mark.usefixtures("gains_are_seen", "compiler")]
 TRIES = 3

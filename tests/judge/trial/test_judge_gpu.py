@@ -9,10 +9,10 @@ import pytest
 import torch
 from answers import assert_right
 
+from ratchet.judge.kernels.kernel import Kernel
+from ratchet.judge.problems.problem import Case, Problem, TensorSpec
 from ratchet.judge.trial.kernel_trial import KernelJudge
 from ratchet.judge.verdict import Verdict
-from ratchet.kernels.kernel import Kernel
-from ratchet.problems.problem import Case, Problem, TensorSpec
 
 pytestmark = [
     pytest.mark.gpu(

@@ -20,6 +20,9 @@ from ratchet.base.errors import JudgeError
 from ratchet.base.process import families
 from ratchet.base.process.channel import close_descriptors
 from ratchet.base.process.time_limits import OutOfTime, ends_within
+from ratchet.judge.kernels.kernel import Kernel
+from ratchet.judge.problems.problem import Case, Problem, TensorSpec
+from ratchet.judge.sandbox import bubblewrap, isolation
 from ratchet.judge.trial import kernel_checks, kernel_trial, stages
 from ratchet.judge.trial.kernel_trial import KernelJudge
 from ratchet.judge.trial.processes.reference import ReferenceProcess
@@ -27,9 +30,6 @@ from ratchet.judge.trial.readiness import why_no_kernels
 from ratchet.judge.trial.stages import layout_seed
 from ratchet.judge.trial.timing import decide, group_sequential
 from ratchet.judge.verdict import Verdict
-from ratchet.kernels.kernel import Kernel
-from ratchet.problems.problem import Case, Problem, TensorSpec
-from ratchet.sandbox import bubblewrap, isolation
 
 pytestmark = pytest.mark.compiler
 PIDS_OF_A_SANDBOX = 50
@@ -355,7 +355,7 @@ def test_a_measurement_that_fails_is_never_a_win(
         raise JudgeError("the clock stood still")
 
     with monkeypatch.context() as patch:
-        patch.setattr("ratchet.measure.loop.run_rounds", broken)
+        patch.setattr("ratchet.base.measure.loop.run_rounds", broken)
         verdict = judge.judge(given.cpp(given.HONEST), small())
     assert verdict.status == "unmeasured"
     assert verdict.speedup.vs_reference is None

@@ -9,16 +9,16 @@ from answers import assert_right
 
 from ratchet.base.errors import CompilerMissing, KernelError
 from ratchet.judge.api import as_kernel
+from ratchet.judge.kernels.kernel import Kernel
+from ratchet.judge.kernels.kernel_file import built_in_kernel
+from ratchet.judge.kernels.languages import cpp
+from ratchet.judge.problems.problem import Problem
+from ratchet.judge.problems.problem_file import load_problem
 from ratchet.judge.trial import kernel_checks
 from ratchet.judge.trial.kernel_trial import KernelJudge
 from ratchet.judge.trial.readiness import why_no_kernels
 from ratchet.judge.trial.timing import plan
 from ratchet.judge.verdict import Verdict
-from ratchet.kernels.kernel import Kernel
-from ratchet.kernels.kernel_file import built_in_kernel
-from ratchet.kernels.languages import cpp
-from ratchet.problems.problem import Problem
-from ratchet.problems.problem_file import load_problem
 
 LIKE = Path(__file__).parents[1] / "kernelbench_like"
 FILES = sorted(LIKE.glob("level*/*.py"))

@@ -8,12 +8,12 @@ import pytest
 from answers import assert_right
 
 from ratchet.judge.api import as_kernel, as_problem
+from ratchet.judge.problems.case import Case, TensorSpec
+from ratchet.judge.problems.long_sums import LENGTH, LONG_SUM, with_long_sum
+from ratchet.judge.problems.problem import Problem
 from ratchet.judge.trial.kernel_trial import KernelJudge
 from ratchet.judge.trial.readiness import why_no_kernels
 from ratchet.judge.verdict import Verdict
-from ratchet.problems.case import Case, TensorSpec
-from ratchet.problems.long_sums import LENGTH, LONG_SUM, with_long_sum
-from ratchet.problems.problem import Problem
 
 TEXT = """
 import torch

@@ -10,14 +10,14 @@ import pytest
 from answers import assert_right
 
 from ratchet.base.errors import CompilerMissing
+from ratchet.judge.kernels.kernel import Kernel
+from ratchet.judge.kernels.kernel_file import built_in_kernel
+from ratchet.judge.kernels.languages import cpp
+from ratchet.judge.problems.carried_modules import with_modules
+from ratchet.judge.problems.problem import reference_text
+from ratchet.judge.problems.suites import find_problem
 from ratchet.judge.trial.kernel_trial import KernelJudge
 from ratchet.judge.trial.readiness import why_no_kernels
-from ratchet.kernels.kernel import Kernel
-from ratchet.kernels.kernel_file import built_in_kernel
-from ratchet.kernels.languages import cpp
-from ratchet.problems.carried_modules import with_modules
-from ratchet.problems.problem import reference_text
-from ratchet.problems.suites import find_problem
 
 python_sandbox = pytest.mark.skipif(
     why_no_kernels() is not None,

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import pytest
 
+from ratchet.amd.emulator.without_gpu import without_blame
 from ratchet.judge.stage_result import Decided
 from ratchet.judge.trial.machine_faults import wrong_words
-from ratchet.judge.trial.without_gpu import without_blame
 
 CASE = "case small (64 float32): "
 RACE = (

@@ -12,6 +12,9 @@ from answers import assert_right
 from fake_gpu import FakeDriver, build_driver, open_to_all
 
 from ratchet.base.process.channel import Message
+from ratchet.judge.kernels.kernel import Kernel
+from ratchet.judge.problems.problem import Case, Problem, TensorSpec
+from ratchet.judge.sandbox.serving import describe_error
 from ratchet.judge.trial import held_together, kernel_checks, wear
 from ratchet.judge.trial.kernel_trial import KernelJudge
 from ratchet.judge.trial.processes.reference import (
@@ -22,9 +25,6 @@ from ratchet.judge.trial.processes.reference import (
 from ratchet.judge.trial.timing import plan, sample
 from ratchet.judge.workers.reference import worker as reference_worker
 from ratchet.judge.workers.reference.worker import ReferenceWorker
-from ratchet.kernels.kernel import Kernel
-from ratchet.problems.problem import Case, Problem, TensorSpec
-from ratchet.sandbox.serving import describe_error
 
 MIB = 1 << 20
 SOURCE = "import torch\ndef silu(x, s):\n    return (s[0] * torch.nn.functional.silu(x),)\n"

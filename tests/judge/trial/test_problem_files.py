@@ -10,12 +10,12 @@ import pytest
 from answers import assert_right
 
 from ratchet.base.errors import KernelError, RatchetError
+from ratchet.judge.kernels.kernel import Kernel
+from ratchet.judge.kernels.kernel_file import load_kernel
+from ratchet.judge.problems import assigned_sizes, model_scale
+from ratchet.judge.problems.problem import Problem
+from ratchet.judge.problems.problem_file import MAX_SOURCE_BYTES, load_problem
 from ratchet.judge.trial.kernel_trial import KernelJudge
-from ratchet.kernels.kernel import Kernel
-from ratchet.kernels.kernel_file import load_kernel
-from ratchet.problems import assigned_sizes, model_scale
-from ratchet.problems.problem import Problem
-from ratchet.problems.problem_file import MAX_SOURCE_BYTES, load_problem
 
 LIKE = Path(__file__).parents[1] / "kernelbench_like"
 MODEL = """

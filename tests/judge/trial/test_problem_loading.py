@@ -16,8 +16,8 @@ import pytest
 from ratchet.base.process import families
 from ratchet.base.process.work_limit import WALL_FACTOR
 from ratchet.cli import main
+from ratchet.judge.problems.problem_file import Describe, load_problem
 from ratchet.judge.trial.kernel_trial import KernelJudge
-from ratchet.problems.problem_file import Describe, load_problem
 
 LIKE = Path(__file__).parents[1] / "kernelbench_like"
 LIMIT_S = 8.0
@@ -146,7 +146,7 @@ def test_whoever_reads_may_be_killed(number: signal.Signals, reads: str, tmp_pat
     code = (
         # A shell may start its background work with SIGINT ignored.
         "import signal; signal.signal(signal.SIGINT, signal.default_int_handler)\n"
-        "from ratchet.problems.problem_file import load_problem\n"
+        "from ratchet.judge.problems.problem_file import load_problem\n"
     ) + reads.format(path=str(path))
     reader = subprocess.Popen([sys.executable, "-c", code], stderr=subprocess.DEVNULL)
     deadline = time.monotonic() + 60

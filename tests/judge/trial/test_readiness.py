@@ -10,12 +10,12 @@ from pathlib import Path
 import pytest
 
 from ratchet.cli import main
+from ratchet.judge.kernels.kernel import Kernel
+from ratchet.judge.kernels.languages import cpp
+from ratchet.judge.problems.suites import find_problem
+from ratchet.judge.sandbox import bubblewrap, isolation, landlock, view
 from ratchet.judge.trial.kernel_trial import KernelJudge
 from ratchet.judge.trial.readiness import check_kernels, why_no_kernels
-from ratchet.kernels.kernel import Kernel
-from ratchet.kernels.languages import cpp
-from ratchet.problems.suites import find_problem
-from ratchet.sandbox import bubblewrap, isolation, landlock, view
 
 pytestmark = pytest.mark.compiler
 

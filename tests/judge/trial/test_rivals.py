@@ -16,13 +16,13 @@ import judge_problems as given
 import pytest
 
 from ratchet.base.process import families
+from ratchet.judge.problems.problem import Problem
+from ratchet.judge.sandbox import view
 from ratchet.judge.trial.kernel_checks import OpenProblem
 from ratchet.judge.trial.kernel_trial import KernelJudge
 from ratchet.judge.trial.processes.candidate import CandidateProcess
 from ratchet.judge.trial.processes.rivals import RivalProcess, Rivals
 from ratchet.judge.trial.timing.arms import CANDIDATE, REFERENCE, TWIN, RivalArm
-from ratchet.problems.problem import Problem
-from ratchet.sandbox import view
 
 pytestmark = pytest.mark.compiler
 PYTHON = (

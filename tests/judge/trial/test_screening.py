@@ -21,15 +21,15 @@ from answers import assert_right
 import ratchet
 from ratchet.base.errors import CompilerMissing
 from ratchet.base.process import families
+from ratchet.judge.kernels.kernel import Kernel
+from ratchet.judge.kernels.languages import cpp
+from ratchet.judge.problems.problem import Problem
+from ratchet.judge.sandbox import bubblewrap, system_calls
 from ratchet.judge.trial.kernel_checks import CaseFacts
 from ratchet.judge.trial.kernel_trial import KernelJudge
 from ratchet.judge.trial.processes import candidate, compile_pool, compiling
 from ratchet.judge.trial.screening import groups, screener
 from ratchet.judge.verdict import Screening
-from ratchet.kernels.kernel import Kernel
-from ratchet.kernels.languages import cpp
-from ratchet.problems.problem import Problem
-from ratchet.sandbox import bubblewrap, system_calls
 
 WRONG = "ENTRY { silu_scale(t, s); ((float*)t[1].data)[0] += 1; return 0; }"
 WRONG_ON_SOME_SIZES = (
@@ -383,8 +383,8 @@ def test_the_library_call_takes_names_and_files(tmp_path: Path) -> None:
 SCREENING = """
 import json, sys
 from ratchet.judge.trial.kernel_trial import KernelJudge
-from ratchet.kernels.kernel import Kernel
-from ratchet.problems.problem import Problem
+from ratchet.judge.kernels.kernel import Kernel
+from ratchet.judge.problems.problem import Problem
 
 kernels, problem = json.loads(sys.argv[1])
 with KernelJudge() as judge:

@@ -19,6 +19,10 @@ from fake_gpu import FakeDriver, build_driver, open_to_all
 
 from ratchet.base.process import families
 from ratchet.base.process.time_limits import Clock
+from ratchet.judge.kernels.kernel import Kernel
+from ratchet.judge.problems.problem import Case, Problem, TensorSpec
+from ratchet.judge.sandbox import bubblewrap, zygote
+from ratchet.judge.sandbox.accelerator import Accelerator
 from ratchet.judge.stage_result import CandidateFault
 from ratchet.judge.trial.kernel_checks import OpenProblem
 from ratchet.judge.trial.kernel_trial import KernelJudge
@@ -29,10 +33,6 @@ from ratchet.judge.trial.screening import groups, rounds, screener
 from ratchet.judge.trial.timing import plan
 from ratchet.judge.verdict import Screening
 from ratchet.judge.workers.memory.layout import BATCH_PART
-from ratchet.kernels.kernel import Kernel
-from ratchet.problems.problem import Case, Problem, TensorSpec
-from ratchet.sandbox import bubblewrap, zygote
-from ratchet.sandbox.accelerator import Accelerator
 
 pytestmark = pytest.mark.compiler
 needs_bubblewrap = pytest.mark.skipif(

@@ -10,18 +10,18 @@ import pytest
 from answers import assert_right
 
 from ratchet.base.errors import CompilerMissing
+from ratchet.judge.kernels.kernel import Kernel
+from ratchet.judge.kernels.kernel_file import built_in_kernel
+from ratchet.judge.kernels.languages import cpp
+from ratchet.judge.problems.problem import Problem
+from ratchet.judge.problems.problem_file import load_problem
+from ratchet.judge.sandbox import bubblewrap
+from ratchet.judge.sandbox.packed_files import PackedFiles
 from ratchet.judge.trial import kernel_checks, shared_compilations
 from ratchet.judge.trial.kernel_checks import OpenProblem
 from ratchet.judge.trial.kernel_trial import KernelJudge
 from ratchet.judge.trial.timing import plan
 from ratchet.judge.workers.candidate.with_torch import COMPILED, OWN_COMPILATIONS
-from ratchet.kernels.kernel import Kernel
-from ratchet.kernels.kernel_file import built_in_kernel
-from ratchet.kernels.languages import cpp
-from ratchet.problems.problem import Problem
-from ratchet.problems.problem_file import load_problem
-from ratchet.sandbox import bubblewrap
-from ratchet.sandbox.packed_files import PackedFiles
 
 SOFTMAX = Path(__file__).parents[1] / "kernelbench_like" / "level1" / "3_softmax.py"
 pytestmark = [

@@ -11,12 +11,12 @@ import pytest
 import static_kernels as given
 import torch
 
+from ratchet.amd.architectures import TARGETS
+from ratchet.judge.kernels.kernel_file import load_kernel
+from ratchet.judge.problems.problem_file import load_problem
 from ratchet.judge.trial.kernel_trial import KernelJudge
 from ratchet.judge.trial.readiness import why_no_kernels
 from ratchet.judge.verdict import Verdict
-from ratchet.kernels.kernel_file import load_kernel
-from ratchet.problems.problem_file import load_problem
-from ratchet.targets.architectures import TARGETS
 
 THOROUGH = (pytest.mark.thorough,)
 pytestmark = [

@@ -13,13 +13,13 @@ import pytest
 from answers import assert_right
 
 from ratchet.base.process.time_limits import Clock
+from ratchet.judge.kernels.kernel import Kernel
+from ratchet.judge.problems.problem import Problem
+from ratchet.judge.sandbox import bubblewrap
+from ratchet.judge.sandbox.zygote import CandidateZygote
 from ratchet.judge.stage_result import CandidateFault
 from ratchet.judge.trial.kernel_trial import KernelJudge
 from ratchet.judge.trial.processes.candidate import CandidateProcess
-from ratchet.kernels.kernel import Kernel
-from ratchet.problems.problem import Problem
-from ratchet.sandbox import bubblewrap
-from ratchet.sandbox.zygote import CandidateZygote
 
 pytestmark = pytest.mark.skipif(
     bubblewrap.program() is None, reason="bubblewrap does not work here"
@@ -129,7 +129,9 @@ def test_a_judge_keeps_one_and_starts_another_where_it_died(
 def test_where_nothing_can_be_forked_each_process_starts_anew(
     few_rounds: None, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("ratchet.sandbox.zygote.TMP_BYTES", "no number")  # its trial cannot mount
+    monkeypatch.setattr(
+        "ratchet.judge.sandbox.zygote.TMP_BYTES", "no number"
+    )  # its trial cannot mount
     with KernelJudge(threads=1) as judge:
         verdict = judge.judge(given.python(PYTHON), small())
         assert judge._tools.zygotes["torch"] is not None and not judge._tools.zygotes["torch"].able

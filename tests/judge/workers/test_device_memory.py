@@ -16,6 +16,7 @@ import torch
 from fake_gpu import FLAVOURS, FakeDriver, build_driver
 
 from ratchet.base.process.channel import Channel, close_descriptors, open_pair
+from ratchet.judge.kernels.languages.cpp import find_compiler
 from ratchet.judge.workers.memory import device, driver_memory
 from ratchet.judge.workers.memory.blocks import DeviceMemory, HostMemory, Memory, flat_bytes
 from ratchet.judge.workers.memory.driver_memory import (
@@ -26,7 +27,6 @@ from ratchet.judge.workers.memory.driver_memory import (
     DriverRefusal,
     Location,
 )
-from ratchet.kernels.languages.cpp import find_compiler
 
 pytestmark = pytest.mark.compiler
 NOTHING = (0, 0, 0)

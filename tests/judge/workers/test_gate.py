@@ -9,11 +9,11 @@ import pytest
 import torch
 from torch import Tensor
 
+from ratchet.judge.problems import flop_count
+from ratchet.judge.problems.case import Case, TensorSpec
+from ratchet.judge.problems.problem import Problem
 from ratchet.judge.workers.reference.gate import SAMPLED, gate
 from ratchet.judge.workers.reference.worker import ReferenceWorker
-from ratchet.problems import flop_count
-from ratchet.problems.case import Case, TensorSpec
-from ratchet.problems.problem import Problem
 
 LARGE = 4 * SAMPLED
 

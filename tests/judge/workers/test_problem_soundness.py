@@ -12,13 +12,13 @@ import torch
 from torch import Tensor
 
 from ratchet.base.errors import KernelError
+from ratchet.judge.problems import free_memory
+from ratchet.judge.problems.dependence import inert_input
+from ratchet.judge.problems.free_memory import check_fits, free_bytes
+from ratchet.judge.problems.problem import Case, Problem, TensorSpec
+from ratchet.judge.problems.suites import find_problem
 from ratchet.judge.trial.kernel_trial import KernelJudge
 from ratchet.judge.workers.reference.gate import check_repeats
-from ratchet.problems import free_memory
-from ratchet.problems.dependence import inert_input
-from ratchet.problems.free_memory import check_fits, free_bytes
-from ratchet.problems.problem import Case, Problem, TensorSpec
-from ratchet.problems.suites import find_problem
 
 
 def noisy(x: Tensor, scalars: Sequence[float]) -> tuple[Tensor]:

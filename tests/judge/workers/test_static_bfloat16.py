@@ -5,7 +5,7 @@ from __future__ import annotations
 import numpy as np
 import torch
 
-from ratchet.targets.triton_source import round_to_bfloat16
+from ratchet.amd.compile.triton_source import round_to_bfloat16
 
 
 def test_every_kind_of_number_rounds_as_in_torch() -> None:

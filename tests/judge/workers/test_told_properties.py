@@ -9,14 +9,14 @@ from pathlib import Path
 import pytest
 import torch
 
-from ratchet.devices import catalogue
-from ratchet.targets.architectures import (
+from ratchet.amd.architectures import (
     ARCHITECTURES,
     CLOCKS,
     TARGETS,
     PretendedDevice,
 )
-from ratchet.targets.torch_cuda import device_answers
+from ratchet.amd.compile.torch_cuda import device_answers
+from ratchet.base.devices import catalogue
 
 NOT_IN_THE_STUB = {
     *("max_threads_per_block", "regs_per_multiprocessor", "shared_memory_per_block_optin"),
@@ -59,7 +59,7 @@ def test_every_property_of_torchs_class_is_told(target: str) -> None:
 
 def test_every_property_of_tritons_driver_is_told() -> None:
     triton = pytest.importorskip("triton", reason="Triton is not installed")
-    from ratchet.targets.fake_driver import CompiledTexts, FakeDriver
+    from ratchet.amd.compile.fake_driver import CompiledTexts, FakeDriver
 
     source = Path(triton.__file__).parent / "backends" / "amd" / "driver.c"
     built = re.search(r"Py_BuildValue\(\s*\"\{.*?\}\"(.*?)\);", source.read_text(), re.DOTALL)

@@ -8,9 +8,9 @@ from pathlib import Path
 import made_traces as mt
 import pytest
 
-from ratchet.devices import catalogue
-from ratchet.devices.ceilings import Ceilings
-from ratchet.devices.roofline import Roofline
+from ratchet.base.devices import catalogue
+from ratchet.base.devices.ceilings import Ceilings
+from ratchet.base.devices.roofline import Roofline
 from ratchet.trace.analysis.analyse import KERNEL
 from ratchet.trace.answers.collectives import bus_factor, operation_of
 from ratchet.trace.answers.matmuls import precision_of_kernel

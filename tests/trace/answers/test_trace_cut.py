@@ -13,13 +13,13 @@ import numpy as np
 import pytest
 from rich.console import Console
 
-from ratchet.report.terminal import print_report
-from ratchet.report.trace import render_trace_page, trace_report
+from ratchet.base.show.terminal import print_report
 from ratchet.trace.answers.report import Report, report
 from ratchet.trace.export.documents import document
 from ratchet.trace.export.tables import report_tables
 from ratchet.trace.read.columns import DEVICE_KINDS, Kind, Trace
 from ratchet.trace.read.file import without_device_work
+from ratchet.trace.show.report import render_trace_page, trace_report
 
 SMALL = ("mi250-minitoy-rocm6.2", "mi300x-compile-triton", "h100-bert-small")
 """Of several profilers, and quickly read. rocprofv3-908 holds nothing but GPU events."""

@@ -11,10 +11,10 @@ import made_traces as mt
 import pytest
 
 from ratchet.base.errors import TraceError
-from ratchet.report.trace_words import across_words
 from ratchet.trace.answers.report import report
 from ratchet.trace.compare.pairing import Run, paired
 from ratchet.trace.compare.ranks import across, read_ranks
+from ratchet.trace.show.words import across_words
 
 
 def rank(folder: Path, number: int, reduce: float, compute: float) -> None:

@@ -14,15 +14,15 @@ from typing import Literal
 import msgspec
 import numpy as np
 
+from ratchet.base.devices.fingerprint import short_hash
 from ratchet.base.errors import MeasureError, RepositoryError
 from ratchet.base.files import make_folder, write_whole
 from ratchet.base.git import has_changes
-from ratchet.devices.fingerprint import short_hash
+from ratchet.base.measure.estimate import WIDEST
 from ratchet.guard.bisect.commits import CommitRange
 from ratchet.guard.bisect.search import GOOD, STOP, CommitPair, CommitSearch, Effect, evidence
 from ratchet.guard.checkouts import Checkouts
 from ratchet.guard.command import CommandRun, MeasuredCommand
-from ratchet.measure.estimate import WIDEST
 
 BisectAnswer = Literal["found", "narrowed", "not reproduced"]
 

@@ -12,9 +12,8 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 from ratchet.base.errors import GuardError
-from ratchet.guard.command import NUMBER, FinishedRun, run_words
-from ratchet.measure.arm import Arm, Timing
-from ratchet.measure.metrics import (
+from ratchet.base.measure.arm import Arm, Timing
+from ratchet.base.measure.metrics import (
     BASELINE,
     CPU_TIME,
     NEW,
@@ -24,7 +23,8 @@ from ratchet.measure.metrics import (
     Metric,
     Readings,
 )
-from ratchet.measure.samples import Sample
+from ratchet.base.measure.samples import Sample
+from ratchet.guard.command import NUMBER, FinishedRun, run_words
 
 NAMED = re.compile(rf"([A-Za-z_][\w./%-]*)\s*[=:]\s*({NUMBER})(?![\w.])")
 BARE = re.compile(NUMBER)

@@ -15,15 +15,15 @@ from pathlib import Path
 from typing import Any
 
 from ratchet.base import scratch
+from ratchet.base.devices.probe import probe
 from ratchet.base.errors import RatchetError
-from ratchet.devices.probe import probe
+from ratchet.base.ledger import Ledger
+from ratchet.base.measure.contest import CompareOutcome, CompareSettings, compare_contest
+from ratchet.base.measure.plan import LEAST_ROUNDS
 from ratchet.guard.compare.commands import CommandContest, CommandSide, run_command
 from ratchet.guard.compare.request import CompareRequest, Sides
 from ratchet.guard.compare.sides import WARMUP, WorkloadContest, WorkloadSide
 from ratchet.judge.steps.arms import ArmProcess
-from ratchet.ledger import Ledger
-from ratchet.measure.contest import CompareOutcome, CompareSettings, compare_contest
-from ratchet.measure.plan import LEAST_ROUNDS
 from ratchet.trace.analysis.analyse import analyse
 from ratchet.trace.compare.diff import diff
 from ratchet.trace.read.file import read
@@ -143,7 +143,7 @@ def count_both(a: object, b: object) -> dict[str, object]:
 def _command(side: Any) -> CommandSide:
     if isinstance(side, CommandSide):
         return side
-    from ratchet.workloads.run_steps import steps_command
+    from ratchet.train.workloads.run_steps import steps_command
 
     words = steps_command(side.workload, COUNTED_STEPS, side.options)
     words[0] = side.python or sys.executable

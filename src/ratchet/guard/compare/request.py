@@ -20,8 +20,8 @@ from ratchet.base.files import why_not_file
 from ratchet.base.git import has_changes, resolve, stamp
 from ratchet.guard.checkouts import Checkouts
 from ratchet.guard.compare.commands import CommandSide, run_command
-from ratchet.optimize.turn.settings import check_seed, parse_budget_s, workload_options
-from ratchet.workloads.names import is_user_spec, user_file, user_function
+from ratchet.train.turn.settings import check_seed, parse_budget_s, workload_options
+from ratchet.train.workloads.names import is_user_spec, user_file, user_function
 
 if TYPE_CHECKING:
     from ratchet.guard.compare.sides import WorkloadSide
@@ -352,6 +352,6 @@ def _in_place(name: str, place: _Place, request: CompareRequest, revision: str |
 def _recipe_environment(mode: Mode) -> dict[str, str]:
     if mode.recipe is None:
         return {}
-    from ratchet.optimize.recipe.recipe import Recipe
+    from ratchet.train.recipe.recipe import Recipe
 
     return Recipe.load(mode.recipe).config.variables()

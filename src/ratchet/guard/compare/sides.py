@@ -9,11 +9,8 @@ from dataclasses import dataclass, field
 import msgspec
 import numpy as np
 
-from ratchet.guard.compare.step_arm import FACTORY
-from ratchet.judge.steps.arms import ArmSpec
-from ratchet.judge.steps.recipe_trial import ArmLaunches
-from ratchet.measure.arm import Arm
-from ratchet.measure.metrics import (
+from ratchet.base.measure.arm import Arm
+from ratchet.base.measure.metrics import (
     BASELINE,
     CPU_TIME,
     NEW,
@@ -22,10 +19,13 @@ from ratchet.measure.metrics import (
     TWIN,
     Readings,
 )
-from ratchet.measure.plan import batch_iterations
-from ratchet.measure.samples import Sample
-from ratchet.optimize.step.describe import ArmFacts
-from ratchet.workloads.names import LoadOptions
+from ratchet.base.measure.plan import batch_iterations
+from ratchet.base.measure.samples import Sample
+from ratchet.guard.compare.step_arm import FACTORY
+from ratchet.judge.steps.arms import ArmSpec
+from ratchet.judge.steps.recipe_trial import ArmLaunches
+from ratchet.train.recipe.describe import ArmFacts
+from ratchet.train.workloads.names import LoadOptions
 
 WARMUP = 2
 MEMORY_ROUND = 0

@@ -9,12 +9,12 @@ from typing import TYPE_CHECKING
 import msgspec
 
 from ratchet.base.serialise import document_of
-from ratchet.optimize.arm import StepArm
-from ratchet.workloads.names import LoadOptions
+from ratchet.train.turn.arm import StepArm
+from ratchet.train.workloads.names import LoadOptions
 
 if TYPE_CHECKING:
-    from ratchet.workloads.step import TrainingStep
-    from ratchet.workloads.workload import Workload
+    from ratchet.train.workloads.step import TrainingStep
+    from ratchet.train.workloads.workload import Workload
 
 FACTORY = "ratchet.guard.compare.step_arm:make_step"
 
@@ -27,7 +27,7 @@ def make_step(
     recipe: str | None,
 ) -> ComparedStep:
     """Build the workload, and its step as written, with `changes` to its config, or by a recipe."""
-    from ratchet.workloads.check import load_checked
+    from ratchet.train.workloads.check import load_checked
 
     built, _ = load_checked(workload, **options)
     step = build(built, changes, recipe)
@@ -35,9 +35,9 @@ def make_step(
 
 
 def build(workload: Workload, changes: Mapping[str, object], recipe: str | None) -> TrainingStep:
-    from ratchet.optimize.recipe.apply import apply
-    from ratchet.optimize.recipe.compiled_step import build as build_step
-    from ratchet.workloads.config import StepConfig
+    from ratchet.train.recipe.apply import apply
+    from ratchet.train.recipe.compiled_step import build as build_step
+    from ratchet.train.workloads.config import StepConfig
 
     if recipe is not None:
         return apply(workload, recipe, strict=True)
@@ -52,14 +52,14 @@ class ComparedStep(StepArm):
 
     def describe(self) -> dict[str, object]:
         """Return what an arm does, and the size of a batch (JSON)."""
-        from ratchet.workloads.counting import count
+        from ratchet.train.workloads.counting import count
 
         counted = count(self._workload, self._batches[0])
         return {**super().describe(), "per_batch": counted.per_step, "unit": counted.unit}
 
     def profile(self, path: str, steps: int = 3) -> dict[str, object]:
         """Write a Chrome trace of some steps to `path` (JSON)."""
-        from ratchet.optimize.step.describe import record_steps
+        from ratchet.train.recipe.describe import record_steps
 
         device = self._workload.device
         return record_steps(self._step, self._batches, steps, device, Path(path), modules=True)

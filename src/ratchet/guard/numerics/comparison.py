@@ -10,15 +10,15 @@ from pathlib import Path
 from typing import Final
 
 from ratchet.base import files, scratch
+from ratchet.base.devices.probe import probe
 from ratchet.base.errors import RatchetError
+from ratchet.base.ledger import Ledger
 from ratchet.base.serialise import encoded
-from ratchet.devices.probe import probe
 from ratchet.guard.command import run_process
 from ratchet.guard.compare.sides import WorkloadSide
 from ratchet.guard.numerics.divergence import NumericsReport
 from ratchet.guard.numerics.find import Finder, OpenRecorder, recorder_process
-from ratchet.ledger import Ledger
-from ratchet.workloads.names import is_user_spec, user_file
+from ratchet.train.workloads.names import is_user_spec, user_file
 
 COMMAND = "numerics"
 

@@ -17,7 +17,6 @@ from torch.utils._pytree import tree_map_only
 from ratchet.base.errors import GuardError
 from ratchet.base.json_value import Json
 from ratchet.base.serialise import document_of
-from ratchet.graph.steps import build_step
 from ratchet.guard.compare.step_arm import build
 from ratchet.guard.numerics.watch import (
     ROOT,
@@ -30,12 +29,13 @@ from ratchet.guard.numerics.watch import (
     sampled,
     within,
 )
-from ratchet.workloads import load
-from ratchet.workloads.blame import batch_of, user_place
-from ratchet.workloads.config import StepConfig
-from ratchet.workloads.names import LoadOptions
-from ratchet.workloads.step import TrainingStep
-from ratchet.workloads.workload import Batch, Workload
+from ratchet.train.graph.steps import build_step
+from ratchet.train.workloads import load
+from ratchet.train.workloads.blame import batch_of, user_place
+from ratchet.train.workloads.config import StepConfig
+from ratchet.train.workloads.names import LoadOptions
+from ratchet.train.workloads.step import TrainingStep
+from ratchet.train.workloads.workload import Batch, Workload
 
 FACTORY = "ratchet.guard.numerics.recorder:NumericsRecorder"
 

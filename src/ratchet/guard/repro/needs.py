@@ -9,11 +9,11 @@ from dataclasses import asdict
 from importlib import metadata
 
 from ratchet import __version__
+from ratchet.base.devices.fingerprint import software
+from ratchet.base.devices.probe import Device, describe_device
 from ratchet.base.json_value import Json
-from ratchet.devices.fingerprint import software
-from ratchet.devices.probe import Device, describe_device
 from ratchet.guard.compare.request import CompareRequest
-from ratchet.workloads.names import is_user_spec
+from ratchet.train.workloads.names import is_user_spec
 
 CHANGES = "+changes"
 OPTIONS = ("batch_size", "sequence", "precision", "text", "seed", "device")

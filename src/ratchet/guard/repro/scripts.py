@@ -108,9 +108,9 @@ It needs:
 import json
 
 from ratchet.base.serialise import document_of
-from ratchet.court.calls import judge
-from ratchet.kernels.kernel import Kernel
-from ratchet.problems.problem import Problem
+from ratchet.judge.court.calls import judge
+from ratchet.judge.kernels.kernel import Kernel
+from ratchet.judge.problems.problem import Problem
 
 DOCUMENT = json.loads({document!r})
 TERMS = {terms!r}

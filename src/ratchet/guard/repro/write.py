@@ -10,10 +10,11 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from ratchet.base import files
+from ratchet.base.devices.probe import probe
 from ratchet.base.errors import GuardError
 from ratchet.base.json_value import Json
+from ratchet.base.ledger import Ledger, RecordedTurn
 from ratchet.base.serialise import json_text
-from ratchet.devices.probe import probe
 from ratchet.guard.compare.request import CompareRequest
 from ratchet.guard.repro.needs import (
     CHANGES,
@@ -26,7 +27,6 @@ from ratchet.guard.repro.needs import (
     verdict_needs,
 )
 from ratchet.guard.repro.scripts import CHECK, COMMAND_SCRIPT, RATCHET_SCRIPT, VERDICT_SCRIPT
-from ratchet.ledger import Ledger, RecordedTurn
 
 LEAST_ID = 6
 SCRIPT, ISSUE, ENVIRONMENT = "reproduce.py", "issue.md", "environment.json"

@@ -28,7 +28,7 @@ import transformers.modeling_utils  # noqa: F401  the greater part of what each 
 from ratchet.base.process import families
 from ratchet.guard.sweep.row import SweepRequest, TypeRow
 from ratchet.guard.sweep.trial import QUICK, run_arm, try_type
-from ratchet.workloads.hf_config import trained_types
+from ratchet.train.workloads.hf_config import trained_types
 
 LAST_WORDS = 200
 WARM_FROM, WARM_TYPE = 6, "qwen3"

@@ -28,7 +28,7 @@ from ratchet.guard.repro.needs import RATCHET
 from ratchet.guard.repro.scripts import SWEEP_SCRIPT
 from ratchet.guard.repro.write import SCRIPT, Reported, quoted, write_finding
 from ratchet.guard.sweep.row import STATUSES, Status, SweepRequest, TypeRow
-from ratchet.workloads.hf_config import trained_types
+from ratchet.train.workloads.hf_config import trained_types
 
 ROWS, REPRODUCTIONS = "rows.jsonl", "repro"
 LEAST_SHARE = 0.95

@@ -18,14 +18,14 @@ from torch._dynamo.utils import counters
 from torch._inductor import config as inductor
 
 from ratchet.base.errors import told
-from ratchet.graph.sites import InstallReport
-from ratchet.graph.steps import build_step
 from ratchet.guard.sweep.row import ArmRun, Status, TypeRow
+from ratchet.judge.kernels.library import LIBRARY
 from ratchet.judge.steps.numerics import ERROR_FACTOR, NOISE_ERROR, NOISE_FACTOR
-from ratchet.kernels.library import LIBRARY
-from ratchet.workloads.config import StepConfig
-from ratchet.workloads.hf import tiny_hf
-from ratchet.workloads.hf_config import Head
+from ratchet.train.graph.sites import InstallReport
+from ratchet.train.graph.steps import build_step
+from ratchet.train.workloads.config import StepConfig
+from ratchet.train.workloads.hf import tiny_hf
+from ratchet.train.workloads.hf_config import Head
 
 STEPS: Final = 3
 """An arm's steps: the first loss shows the forward pass, later ones gradients and update."""

@@ -11,16 +11,16 @@ from typing import Literal
 
 import numpy as np
 
+from ratchet.base.ledger.observations import Better
+from ratchet.base.measure.arm import ArmLeft, Timing
+from ratchet.base.measure.estimate import interval, noise_of, t_quantile
+from ratchet.base.measure.plan import confidence_of
+from ratchet.base.measure.rounds import run_rounds
 from ratchet.guard.checkouts import Checkouts
 from ratchet.guard.command import MeasuredCommand
+from ratchet.guard.history.analysis import analyse_one
+from ratchet.guard.history.series import HistorySeries
 from ratchet.guard.watch.suite_file import WatchedCommand, WatchSuite
-from ratchet.history.analysis import analyse_one
-from ratchet.history.series import HistorySeries
-from ratchet.ledger.observations import Better
-from ratchet.measure.arm import ArmLeft, Timing
-from ratchet.measure.estimate import interval, noise_of, t_quantile
-from ratchet.measure.plan import confidence_of
-from ratchet.measure.rounds import run_rounds
 
 WatchAnswer = Literal["slower", "faster", "not slower", "undecided", "no baseline", "failed"]
 

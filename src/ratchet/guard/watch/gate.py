@@ -6,9 +6,15 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from ratchet.base import git, scratch
+from ratchet.base.devices.probe import probe
 from ratchet.base.errors import RepositoryError
-from ratchet.devices.probe import probe
+from ratchet.base.ledger import Ledger
+from ratchet.base.ledger.connect import utc_now
+from ratchet.base.ledger.observations import Observation, ObservationBook
 from ratchet.guard.checkouts import Checkouts
+from ratchet.guard.history.formats.choose import read_results
+from ratchet.guard.history.formats.csv_file import ImportDefaults
+from ratchet.guard.history.series import gather
 from ratchet.guard.watch.benchmarks import (
     OnRun,
     WatchedResult,
@@ -19,12 +25,6 @@ from ratchet.guard.watch.benchmarks import (
     watch_pairs,
 )
 from ratchet.guard.watch.suite_file import WatchSuite
-from ratchet.history.formats.choose import read_results
-from ratchet.history.formats.csv_file import ImportDefaults
-from ratchet.history.series import gather
-from ratchet.ledger import Ledger
-from ratchet.ledger.connect import utc_now
-from ratchet.ledger.observations import Observation, ObservationBook
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)

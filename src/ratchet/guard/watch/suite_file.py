@@ -13,8 +13,8 @@ from msgspec import Meta
 
 from ratchet.base.durations import parse_share
 from ratchet.base.errors import WatchError
+from ratchet.base.ledger.observations import Better
 from ratchet.guard.command import MeasuredCommand
-from ratchet.ledger.observations import Better
 
 SUITE_FILE = "ratchet-watch.toml"
 _BENCH = (sys.executable, "-m", "ratchet.cli", "bench")

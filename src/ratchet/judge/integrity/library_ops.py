@@ -15,11 +15,11 @@ from typing import Final, TypeVar
 import msgspec
 
 from ratchet.base.serialise import Count
+from ratchet.judge.kernels.kernel import Kernel
+from ratchet.judge.problems.problem import Problem
 from ratchet.judge.stage_result import fault
 from ratchet.judge.verdict import Evidence
 from ratchet.judge.workers.memory.layout import BatchLayout
-from ratchet.kernels.kernel import Kernel
-from ratchet.problems.problem import Problem
 
 T = TypeVar("T")
 CHECK: Final = "own work"

@@ -28,8 +28,8 @@ import numpy as np
 from numpy.lib.stride_tricks import as_strided
 
 from ratchet.base.json_value import Json
+from ratchet.judge.problems import dtypes
 from ratchet.judge.workers.memory.layout import INPUTS, BatchLayout, Slot, span
-from ratchet.problems import dtypes
 
 SPOTS: Final = 48
 SPOT_BYTES: Final = 128

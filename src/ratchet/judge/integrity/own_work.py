@@ -19,11 +19,11 @@ from typing import Final
 from ratchet.base.process import families
 from ratchet.judge.integrity.code_places import CodePlace, CodePlaces, Mapping, Owner, read_mappings
 from ratchet.judge.integrity.thread_samples import ThreadSample, Unseen, WatchedFamily, watch
+from ratchet.judge.kernels.kernel import Kernel, Language
+from ratchet.judge.problems.problem import Problem
+from ratchet.judge.sandbox.view import compiler_folders
 from ratchet.judge.stage_result import fault
 from ratchet.judge.verdict import Evidence
-from ratchet.kernels.kernel import Kernel, Language
-from ratchet.problems.problem import Problem
-from ratchet.sandbox.view import compiler_folders
 
 CHECK: Final = "own work"
 FOREIGN_SHARE: Final[dict[Language, float]] = {

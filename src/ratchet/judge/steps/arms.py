@@ -21,9 +21,9 @@ from typing import NoReturn
 from ratchet.base import errors
 from ratchet.base.errors import ArmFailure, DeadlinePassed, DeviceLost, RatchetError
 from ratchet.base.json_value import Json
+from ratchet.base.measure.arm import Timing
 from ratchet.base.process.channel import Message, close_descriptors
 from ratchet.base.process.child import Child, ChildFailure, program
-from ratchet.measure.arm import Timing
 
 WORKER = "ratchet.judge.workers.arm"
 TORN = re.compile(r"(/[^\s:]+\.so): (?:file too short|invalid ELF header)")

@@ -14,10 +14,10 @@ from dataclasses import dataclass, replace
 import numpy as np
 
 from ratchet.base.errors import JudgeError
+from ratchet.base.measure.arm import Timing
+from ratchet.base.measure.rounds import Enough, run_rounds
+from ratchet.base.measure.samples import Sample
 from ratchet.judge.steps.arms import ArmProcess, ArmSpec
-from ratchet.measure.arm import Timing
-from ratchet.measure.rounds import Enough, run_rounds
-from ratchet.measure.samples import Sample
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)

@@ -16,6 +16,9 @@ from ratchet.base.process.channel import Message, close_descriptors
 from ratchet.base.process.child import ChildFailure
 from ratchet.base.process.time_limits import Clock
 from ratchet.judge.integrity.outputs import Read, Spot
+from ratchet.judge.kernels.kernel import WITH_TORCH, Kernel
+from ratchet.judge.problems.problem import Case, Problem
+from ratchet.judge.sandbox.accelerator import Accelerator
 from ratchet.judge.stage_result import CandidateFault, fault
 from ratchet.judge.trial.device_clock import DeviceClock
 from ratchet.judge.trial.machine_faults import is_fault
@@ -28,9 +31,6 @@ from ratchet.judge.trial.processes.reference import (
 from ratchet.judge.trial.processes.rivals import COMPILED, RivalProcess, Rivals
 from ratchet.judge.verdict import Evidence
 from ratchet.judge.workers.memory.layout import BatchLayout
-from ratchet.kernels.kernel import WITH_TORCH, Kernel
-from ratchet.problems.problem import Case, Problem
-from ratchet.sandbox.accelerator import Accelerator
 
 SLOWEST_FACTOR = 100.0
 """The judge gives up a kernel that is this many times slower than the reference."""

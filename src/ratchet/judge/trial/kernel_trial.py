@@ -9,14 +9,18 @@ import os
 import secrets
 import time
 from collections.abc import Callable, Iterator, Sequence
-from typing import TYPE_CHECKING
 
-from ratchet import lab
 from ratchet.base.errors import CompilerMissing, JudgeError, RatchetError
 from ratchet.base.process.channel import Message
 from ratchet.base.process.time_limits import Clock, OutOfTime, ends_within
+from ratchet.judge.kernels.kernel import WITH_TORCH, Kernel, Language
 from ratchet.judge.options import LANGUAGES
+from ratchet.judge.problems.problem import Problem
+from ratchet.judge.problems.problem_file import described
+from ratchet.judge.sandbox.accelerator import Accelerator, all_nodes, may_use_gpu
+from ratchet.judge.sandbox.zygote import CandidateZygote
 from ratchet.judge.stage_result import CandidateFault, Decided
+from ratchet.judge.targets import References, targets
 from ratchet.judge.trial.processes.compiling import NextLibrary, Toolchain
 from ratchet.judge.trial.processes.reference import ReferenceProcess
 from ratchet.judge.trial.screening.entrant import QuickClock
@@ -25,14 +29,6 @@ from ratchet.judge.trial.screening.screener import Screener
 from ratchet.judge.trial.shared_compilations import SharedCompilations
 from ratchet.judge.trial.stages import KernelTrial
 from ratchet.judge.verdict import Screening, Verdict
-from ratchet.kernels.kernel import WITH_TORCH, Kernel, Language
-from ratchet.problems.problem import Problem
-from ratchet.problems.problem_file import described
-from ratchet.sandbox.accelerator import Accelerator, all_nodes, may_use_gpu
-from ratchet.sandbox.zygote import CandidateZygote
-
-if TYPE_CHECKING:
-    from ratchet.judge.emulator.estimates.references import CompiledReferences
 
 LOG = logging.getLogger(__name__)
 FindGpu = Callable[[str], Accelerator | Decided | None]
@@ -56,7 +52,7 @@ class KernelJudge:
         self._tools = Toolchain(threads=self.threads)
         self._ahead = NextLibrary(self._tools)
         self._compilations = SharedCompilations()
-        self._references: CompiledReferences | None = None
+        self._references: References | None = None
         self._screener = Screener(self._tools, threads=self.threads)
         self._warned: set[str] = set()
 
@@ -130,7 +126,7 @@ class KernelJudge:
         secret = secrets.randbits(48) if seed is None else seed
         clock = Clock(deadline=time.monotonic() + time_limit_s - spent_s, limit_s=time_limit_s)
         if compared and self._references is None:
-            self._references = lab.references.CompiledReferences()
+            self._references = targets().references()
         trial = KernelTrial(
             kernel=kernel,
             problem=problem,

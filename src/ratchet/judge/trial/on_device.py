@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
+from ratchet.base.measure.estimate import summarise
 from ratchet.judge.integrity.device_work import DeviceCount
 from ratchet.judge.integrity.library_ops import told_as
 from ratchet.judge.stage_result import fault
@@ -14,7 +15,6 @@ from ratchet.judge.trial.timing.arms import CANDIDATE, REFERENCE
 from ratchet.judge.trial.timing.decide import SYSTEMATIC
 from ratchet.judge.trial.timing.fewer_calls import with_fewer_calls
 from ratchet.judge.trial.timing.sample import CaseTiming, time_alone
-from ratchet.measure.estimate import summarise
 
 CALLS = 6
 """Calls of the batch that is counted."""

@@ -11,13 +11,13 @@ from __future__ import annotations
 from pathlib import Path
 
 from ratchet.base import scratch
+from ratchet.judge.kernels.kernel import Kernel
+from ratchet.judge.sandbox.isolation import has_namespaces, private_folder
+from ratchet.judge.sandbox.packed_files import PackedFiles
 from ratchet.judge.trial.kernel_checks import OpenProblem
 from ratchet.judge.trial.processes.reference import ReferenceFault
 from ratchet.judge.verdict import Evidence
 from ratchet.judge.workers.candidate.model_answer import is_compiled_reference
-from ratchet.kernels.kernel import Kernel
-from ratchet.sandbox.isolation import has_namespaces, private_folder
-from ratchet.sandbox.packed_files import PackedFiles
 
 
 class SharedCompilations:

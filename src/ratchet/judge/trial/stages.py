@@ -13,17 +13,22 @@ import random
 from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
 from functools import partial
-from typing import TYPE_CHECKING
 
-from ratchet import lab
 from ratchet.base.process.time_limits import Clock, OutOfTime
 from ratchet.judge.integrity.code_places import CodePlaces
 from ratchet.judge.integrity.device_work import facts, judge_own
 from ratchet.judge.integrity.library_ops import judge_census, read_census
 from ratchet.judge.integrity.own_work import places_of, watch_for
+from ratchet.judge.kernels.kernel import WITH_TORCH, Kernel
+from ratchet.judge.kernels.kernel_file import is_extension
 from ratchet.judge.options import LANGUAGES, PROFILED
+from ratchet.judge.problems.problem import Case, Problem
 from ratchet.judge.revision import revision
+from ratchet.judge.sandbox.accelerator import Accelerator
+from ratchet.judge.sandbox.isolation import arm_environment, isolation_name
+from ratchet.judge.sandbox.zygote import CandidateZygote
 from ratchet.judge.stage_result import CandidateFault, Decided, fault
+from ratchet.judge.targets import References, small_cases, targets
 from ratchet.judge.trial.held_together import check_together
 from ratchet.judge.trial.kernel_checks import OpenProblem, check_cases, described_cases
 from ratchet.judge.trial.on_device import check_clocks, count_on_device
@@ -45,15 +50,6 @@ from ratchet.judge.trial.timing.sample import (
 from ratchet.judge.trial.wear import check_wear, told_of_wear, why_no_gain
 from ratchet.judge.verdict import EmulatedCase, Evidence, TimedSample, Verdict
 from ratchet.judge.workers.candidate.model_answer import followed, runnable
-from ratchet.kernels.kernel import WITH_TORCH, Kernel
-from ratchet.kernels.kernel_file import is_extension
-from ratchet.problems.problem import Case, Problem
-from ratchet.sandbox.accelerator import Accelerator
-from ratchet.sandbox.isolation import arm_environment, isolation_name
-from ratchet.sandbox.zygote import CandidateZygote
-
-if TYPE_CHECKING:
-    from ratchet.judge.emulator.estimates.references import CompiledReferences
 
 LEFT_TO_EXPLAIN_S = 5.0
 """Time that is left, at least, to find out why a model is wrong."""
@@ -87,7 +83,7 @@ class KernelTrial:
     profiled: Sequence[str]
     target: str | None
     """A GPU whose machine code is emulated."""
-    references: CompiledReferences | None
+    references: References | None
     """The bounds that an emulated kernel's are compared with."""
     evidence: list[Evidence] = field(default_factory=list)
     samples: list[TimedSample] = field(default_factory=list)
@@ -258,7 +254,7 @@ class KernelTrial:
 
     def _interpret(self, reference: ReferenceProcess) -> Decided:
         """Check every case in Triton's interpreter."""
-        elsewhere = lab.without_gpu
+        elsewhere = targets()
         with elsewhere.runs(elsewhere.INTERPRETER):
             kernel = elsewhere.interpreted(followed(self.kernel, self.problem))
             self._check_small(reference, kernel, None)
@@ -266,7 +262,7 @@ class KernelTrial:
 
     def _emulate(self, reference: ReferenceProcess, target: str) -> Decided:
         """Check every case as the machine code of a GPU that is not here."""
-        elsewhere = lab.without_gpu
+        elsewhere = targets()
         self.build = elsewhere.builder_for(self.kernel, target, self.clock)
         with elsewhere.runs(f"emulated {target}"), elsewhere.sealed_machine(target) as machine:
             sized = followed(self.kernel, self.problem)
@@ -274,14 +270,14 @@ class KernelTrial:
         right = elsewhere.right_on(target, self.emulated, self.kernel.source, self.evidence)
         if self.references is not None and self.emulated:
             self.emulated = self.references.compared(self.emulated, self.problem, self.clock)
-            self.evidence += lab.references.said(self.emulated)
+            self.evidence += targets().said(self.emulated)
         return right
 
     def _check_small(
         self, reference: ReferenceProcess, kernel: Kernel, library: int | None
     ) -> None:
         """Check a kernel on the small cases; `library` may hold what runs it."""
-        self.problem = lab.without_gpu.small_cases(self.problem)
+        self.problem = small_cases(self.problem)
         self._runnable = kernel if self.kernel.language == "hip" else runnable(kernel, self.problem)
         opened = self._open(reference)
         try:
@@ -371,7 +367,7 @@ class KernelTrial:
             if is_own:
                 judge_census(self.problem, self._whose, told, self.evidence)
             if self.target is not None:
-                self.emulated = lab.without_gpu.estimates(self.problem, self.target, told)
+                self.emulated = targets().estimates(self.problem, self.target, told)
 
     def _with_sizes_of(
         self, case: Case
@@ -513,9 +509,7 @@ class KernelTrial:
             return None
         if self.kernel.language == "hip" and is_extension(self.kernel.source):
             return None  # its kernels are compiled together with its host code
-        return lab.inspection.profile_in_verdict(
-            self.kernel, self._given, self.profiled, self.clock
-        )
+        return targets().profile_in_verdict(self.kernel, self._given, self.profiled, self.clock)
 
 
 def layout_seed(secret: int) -> int:

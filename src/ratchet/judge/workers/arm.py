@@ -16,7 +16,7 @@ from typing import Any
 from ratchet.base.errors import ArmFailure
 from ratchet.base.process import families
 from ratchet.base.process.channel import Message, inherited
-from ratchet.sandbox.serving import Reply, serve
+from ratchet.judge.sandbox.serving import Reply, serve
 
 
 class ArmWorker:

@@ -17,10 +17,10 @@ from typing import Final
 import torch
 
 from ratchet.base.process.channel import Channel, Message
+from ratchet.judge.sandbox.enclosed_forks import quiet_fork, serve_enclosed
+from ratchet.judge.sandbox.serving import serve_candidate
 from ratchet.judge.workers.candidate.with_torch import TorchWorker
 from ratchet.judge.workers.memory.device import open_device
-from ratchet.sandbox.enclosed_forks import quiet_fork, serve_enclosed
-from ratchet.sandbox.serving import serve_candidate
 
 CACHE: Final = "TRITON_CACHE_DIR"
 HELPERS: Final = {"cuda": ("nvidia", "CudaUtils"), "hip": ("amd", "HIPUtils")}

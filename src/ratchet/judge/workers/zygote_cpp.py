@@ -11,10 +11,10 @@ import socket
 
 from ratchet.base.errors import CompilerMissing
 from ratchet.base.process.channel import Channel, Message
+from ratchet.judge.kernels.languages import cpp
+from ratchet.judge.sandbox.enclosed_forks import serve_enclosed
+from ratchet.judge.sandbox.serving import serve_candidate
 from ratchet.judge.workers.candidate.cpp import CppWorker
-from ratchet.kernels.languages import cpp
-from ratchet.sandbox.enclosed_forks import serve_enclosed
-from ratchet.sandbox.serving import serve_candidate
 
 
 def main() -> None:

@@ -15,9 +15,9 @@ from ratchet.trace.answers.shapes import OpWork, work
 from ratchet.trace.read.columns import Int64, Trace
 
 if TYPE_CHECKING:
-    from ratchet.devices.catalogue import CatalogueDevice
-    from ratchet.devices.ceilings import Ceilings
-    from ratchet.devices.roofline import Roofline
+    from ratchet.base.devices.catalogue import CatalogueDevice
+    from ratchet.base.devices.ceilings import Ceilings
+    from ratchet.base.devices.roofline import Roofline
 
 _RATE = {
     "float": ("fp32", "matrix_tf32", "matrix_fp32", "vector_fp32"),
@@ -83,7 +83,7 @@ def paper_ceilings(trace: Trace) -> Rooflines:
     if device is None:
         return Rooflines(of={}, source="the trace names no device")
     # This imports torch, which a trace without shapes does not need.
-    from ratchet.devices import catalogue
+    from ratchet.base.devices import catalogue
 
     entry = catalogue.load().match(device.name, compute_units=device.compute_units)
     if entry is None:
@@ -93,14 +93,14 @@ def paper_ceilings(trace: Trace) -> Rooflines:
 
 def named_ceilings(name: str) -> Rooflines:
     """Return the catalogue's peaks of a device by name; DeviceError if it is not there."""
-    from ratchet.devices import catalogue
+    from ratchet.base.devices import catalogue
 
     known = catalogue.load()
     return _on_paper(known.match(name) or known[name])
 
 
 def _on_paper(entry: CatalogueDevice) -> Rooflines:
-    from ratchet.devices.roofline import Roofline
+    from ratchet.base.devices.roofline import Roofline
 
     bandwidth = entry.memory_bytes_per_s()
     rooflines = {}
@@ -113,7 +113,7 @@ def _on_paper(entry: CatalogueDevice) -> Rooflines:
 
 def measured_ceilings(rates: Ceilings, device: str) -> Rooflines:
     """Return the rooflines of rates that were measured on the trace's device."""
-    from ratchet.devices.roofline import roofline as measured
+    from ratchet.base.devices.roofline import roofline as measured
 
     return Rooflines(
         of={dtype: measured(rates, dtype=dtype) for dtype in rates.gemm_flops_per_s},

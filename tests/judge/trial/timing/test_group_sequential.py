@@ -10,6 +10,7 @@ import numpy as np
 import pytest
 
 from ratchet.base.errors import JudgeError
+from ratchet.base.measure.samples import Sample
 from ratchet.judge.stage_result import CandidateFault, Decided
 from ratchet.judge.trial.timing import decide, group_sequential, plan
 from ratchet.judge.trial.timing.arms import CANDIDATE, REFERENCE, TWIN
@@ -17,7 +18,6 @@ from ratchet.judge.trial.timing.decide import compare_case
 from ratchet.judge.trial.timing.group_sequential import time_until_answered
 from ratchet.judge.trial.timing.plan import LAUNCHES
 from ratchet.judge.trial.timing.sample import CaseTiming
-from ratchet.measure.samples import Sample
 
 Asked = list[dict[str, Any]]
 

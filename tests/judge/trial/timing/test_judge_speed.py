@@ -15,6 +15,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from ratchet.base.errors import JudgeError
+from ratchet.base.measure.arm import Timing
+from ratchet.base.measure.samples import Sample
+from ratchet.judge.sandbox.isolation import arm_environment
 from ratchet.judge.trial.kernel_checks import CallCheck, CaseFacts, verdict_of_call
 from ratchet.judge.trial.timing import arms, plan
 from ratchet.judge.trial.timing.arms import CANDIDATE, ONE_THREAD, REFERENCE, TWIN
@@ -26,9 +29,6 @@ from ratchet.judge.trial.timing.decide import (
     floor_time_s,
 )
 from ratchet.judge.trial.timing.sample import CaseTiming
-from ratchet.measure.arm import Timing
-from ratchet.measure.samples import Sample
-from ratchet.sandbox.isolation import arm_environment
 
 FACTS = CaseFacts(name="timed", time_s=1e-3, flops=1e6, bytes=1e6)
 

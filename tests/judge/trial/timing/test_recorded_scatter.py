@@ -15,9 +15,9 @@ import numpy as np
 import pytest
 from drawn_gpu import World, judged
 
+from ratchet.base.measure.estimate import Comparison
 from ratchet.judge.trial.timing import decide, plan
 from ratchet.judge.workers.memory import layout
-from ratchet.measure.estimate import Comparison
 
 TRIALS = 40 if os.environ.get("RATCHET_TEST") == "all" else 16
 MIB = 1 << 20

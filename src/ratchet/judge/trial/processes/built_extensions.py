@@ -13,8 +13,8 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Final
 
-from ratchet.kernels.kernel import WITH_TORCH, Kernel
-from ratchet.sandbox.packed_files import PackedFiles
+from ratchet.judge.kernels.kernel import WITH_TORCH, Kernel
+from ratchet.judge.sandbox.packed_files import PackedFiles
 
 USED: Final = "cpp_extension"
 REMEDY: Final = (

@@ -17,11 +17,11 @@ from ratchet.base.errors import JudgeError
 from ratchet.base.process import families
 from ratchet.base.process.time_limits import Clock
 from ratchet.base.process.work_limit import WorkLimit
+from ratchet.judge.kernels.kernel import Kernel
+from ratchet.judge.sandbox.headroom import Headroom
 from ratchet.judge.stage_result import CandidateFault, Decided
 from ratchet.judge.trial.processes.candidate import CandidateProcess
 from ratchet.judge.trial.processes.compiling import Library, Toolchain
-from ratchet.kernels.kernel import Kernel
-from ratchet.sandbox.headroom import Headroom
 
 COMPILE_S: Final = 30.0
 """Seconds of work that one compiler may take; a verdict allows more."""

@@ -14,14 +14,14 @@ from collections.abc import Callable
 from typing import Final
 
 from ratchet.base.process.time_limits import Clock
+from ratchet.judge.kernels.kernel import WITH_TORCH, Kernel, Language
+from ratchet.judge.kernels.languages.precompiled_headers import PrecompiledHeaders
+from ratchet.judge.sandbox import view
+from ratchet.judge.sandbox.accelerator import OF_GPU, Accelerator
+from ratchet.judge.sandbox.isolation import has_namespaces, shows_own_files
+from ratchet.judge.sandbox.zygote import CandidateZygote
 from ratchet.judge.stage_result import CandidateFault
 from ratchet.judge.trial.processes.candidate import CandidateProcess, sealed_copy
-from ratchet.kernels.kernel import WITH_TORCH, Kernel, Language
-from ratchet.kernels.languages.precompiled_headers import PrecompiledHeaders
-from ratchet.sandbox import view
-from ratchet.sandbox.accelerator import OF_GPU, Accelerator
-from ratchet.sandbox.isolation import has_namespaces, shows_own_files
-from ratchet.sandbox.zygote import CandidateZygote
 
 KEPT_BYTES: Final = 256 << 20
 """Libraries beyond this are forgotten, the oldest first."""

@@ -14,12 +14,12 @@ from ratchet.base.errors import DeviceLost, JudgeError
 from ratchet.base.process.channel import Message, close_descriptors, inherited
 from ratchet.base.process.child import Child, error_words, program
 from ratchet.base.process.time_limits import until_the_end_s
+from ratchet.judge.problems.problem_file import KEEPER_GRACE_S, longest_wait_s, read_answer
+from ratchet.judge.sandbox.isolation import TORCH_FIRST, arm_environment
+from ratchet.judge.sandbox.view import fixed_layout
+from ratchet.judge.sandbox.zygote import IMPORT_S, Forks
 from ratchet.judge.steps.arms import import_path
 from ratchet.judge.workers.memory.driver_memory import MORE_MEMORY, DriverRefusal
-from ratchet.problems.problem_file import KEEPER_GRACE_S, longest_wait_s, read_answer
-from ratchet.sandbox.isolation import TORCH_FIRST, arm_environment
-from ratchet.sandbox.view import fixed_layout
-from ratchet.sandbox.zygote import IMPORT_S, Forks
 
 REFERENCE_WORKER = "ratchet.judge.workers.reference.worker"
 

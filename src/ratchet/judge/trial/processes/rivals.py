@@ -16,6 +16,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from typing import Literal
 
 from ratchet.base.errors import JudgeError
+from ratchet.base.measure.arm import Timing
 from ratchet.base.process import families
 from ratchet.base.process.channel import (
     Channel,
@@ -33,12 +34,11 @@ from ratchet.base.process.time_limits import (
 )
 from ratchet.base.process.work_limit import WorkLimit
 from ratchet.judge.integrity.outputs import OutputSpots
+from ratchet.judge.problems.problem import Problem
+from ratchet.judge.sandbox.accelerator import Accelerator
+from ratchet.judge.sandbox.zygote import START_S, Fork, Forks
 from ratchet.judge.trial.processes.reference import ReferenceProcess, raise_fault
 from ratchet.judge.workers.memory.layout import BatchLayout
-from ratchet.measure.arm import Timing
-from ratchet.problems.problem import Problem
-from ratchet.sandbox.accelerator import Accelerator
-from ratchet.sandbox.zygote import START_S, Fork, Forks
 
 OutputMode = Literal["mapped", "kept", "copied"]
 """The fate of the outputs of the reference's calls. kept: they stay until the next batch.

@@ -9,14 +9,14 @@ from dataclasses import dataclass, field, replace
 from statistics import geometric_mean
 from typing import Final
 
-from ratchet import lab
 from ratchet.base.process.time_limits import Clock
+from ratchet.judge.kernels.kernel import Kernel
 from ratchet.judge.stage_result import CandidateFault, Decided
+from ratchet.judge.targets import targets
 from ratchet.judge.trial.kernel_checks import CaseFacts
 from ratchet.judge.trial.processes.candidate import CandidateProcess
 from ratchet.judge.trial.screening.rounds import Timed
 from ratchet.judge.verdict import Screening, ScreeningStatus
-from ratchet.kernels.kernel import Kernel
 
 SLOWEST_FACTOR: Final = 30.0
 SLOWEST_FLOOR_S: Final = 1.0
@@ -96,7 +96,7 @@ class Entrant:
         except CandidateFault as error:
             decided = error.decided
             if self.is_interpreted:
-                elsewhere = lab.without_gpu
+                elsewhere = targets()
                 decided = elsewhere.without_blame(decided, elsewhere.INTERPRETER)
             self.decide(decided)
 

@@ -13,10 +13,15 @@ from collections.abc import Callable, Iterator, Sequence
 from statistics import geometric_mean
 from typing import Final
 
-from ratchet import lab
 from ratchet.base.process.channel import close_descriptors
+from ratchet.judge.kernels.kernel import WITH_TORCH, Kernel
 from ratchet.judge.options import LANGUAGES
+from ratchet.judge.problems.free_memory import MEMORY_SHARE, free_bytes
+from ratchet.judge.problems.problem import Problem
+from ratchet.judge.sandbox.accelerator import Accelerator
+from ratchet.judge.sandbox.zygote import CandidateZygote
 from ratchet.judge.stage_result import Decided, fault
+from ratchet.judge.targets import small_cases, targets
 from ratchet.judge.trial.held_together import first_wrong
 from ratchet.judge.trial.kernel_checks import CaseFacts, OpenProblem, begun_case, make_calls
 from ratchet.judge.trial.processes.built_extensions import uses_extensions
@@ -30,11 +35,6 @@ from ratchet.judge.trial.timing.plan import calls_per_batch
 from ratchet.judge.verdict import Screening
 from ratchet.judge.workers.candidate.model_answer import runnable
 from ratchet.judge.workers.memory.layout import BATCH_PART
-from ratchet.kernels.kernel import WITH_TORCH, Kernel
-from ratchet.problems.free_memory import MEMORY_SHARE, free_bytes
-from ratchet.problems.problem import Problem
-from ratchet.sandbox.accelerator import Accelerator
-from ratchet.sandbox.zygote import CandidateZygote
 
 LOG = logging.getLogger(__name__)
 GROUP: Final = 8
@@ -87,7 +87,7 @@ class ScreeningRun:
         with entrant.on_trial():
             _check_language(kernel)
             interpreted = entrant.is_interpreted
-            called = lab.without_gpu.interpreted(kernel) if interpreted else kernel
+            called = targets().interpreted(kernel) if interpreted else kernel
             entrant.runnable = runnable(called, self.problem, device)
         return entrant
 
@@ -387,7 +387,7 @@ class ScreeningParts:
         part_of_best = None if best is None else _part(place(best), best)
         small = problem
         if INTERPRETED_PART in self._parts:
-            small = lab.without_gpu.small_cases(problem).untimed()
+            small = small_cases(problem).untimed()
         self.runs = tuple(
             ScreeningRun(
                 small if part == INTERPRETED_PART else problem,

@@ -14,6 +14,10 @@ from typing import Final, Protocol
 
 import numpy as np
 
+from ratchet.base.measure.arm import ArmLeft, Timing
+from ratchet.base.measure.estimate import compare
+from ratchet.base.measure.rounds import run_rounds
+from ratchet.base.measure.samples import Sample, log_ratios
 from ratchet.judge.stage_result import CandidateFault, Decided, fault
 from ratchet.judge.trial.kernel_checks import OpenProblem, check_call
 from ratchet.judge.trial.processes.candidate import CandidateProcess
@@ -22,10 +26,6 @@ from ratchet.judge.trial.timing.arms import REFERENCE, RivalArm, RoundSeeds, out
 from ratchet.judge.trial.timing.fewer_calls import told_of_fewer, with_fewer_calls
 from ratchet.judge.trial.timing.plan import calls_of
 from ratchet.judge.trial.timing.sample import without_round_trip
-from ratchet.measure.arm import ArmLeft, Timing
-from ratchet.measure.estimate import compare
-from ratchet.measure.rounds import run_rounds
-from ratchet.measure.samples import Sample, log_ratios
 
 BEST: Final = "best"
 ROUNDS: Final = 8

@@ -8,6 +8,10 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
 from ratchet.base.process.time_limits import Clock
+from ratchet.judge.kernels.kernel import Kernel
+from ratchet.judge.problems.problem import Problem
+from ratchet.judge.sandbox.accelerator import Accelerator
+from ratchet.judge.sandbox.zygote import CandidateZygote
 from ratchet.judge.stage_result import CandidateFault, Decided
 from ratchet.judge.trial.kernel_checks import CaseFacts, OpenProblem, described_cases
 from ratchet.judge.trial.processes.compile_pool import CompilePool
@@ -15,10 +19,6 @@ from ratchet.judge.trial.processes.compiling import Toolchain
 from ratchet.judge.trial.processes.reference import ReferenceProcess
 from ratchet.judge.trial.screening.entrant import STEP_S, QuickFacts
 from ratchet.judge.trial.screening.groups import ScreeningRun
-from ratchet.kernels.kernel import Kernel
-from ratchet.problems.problem import Problem
-from ratchet.sandbox.accelerator import Accelerator
-from ratchet.sandbox.zygote import CandidateZygote
 
 OPENING_S = max(120.0, STEP_S)
 

@@ -7,6 +7,7 @@ import math
 import time
 from collections.abc import Iterator, Mapping, Sequence, Set
 
+from ratchet.base.measure.arm import Arm, Timing
 from ratchet.judge.integrity.call_order import CallOrder
 from ratchet.judge.integrity.outputs import OutputSpots
 from ratchet.judge.integrity.own_work import LOOKING_S, PATIENCE_S, Watch
@@ -19,7 +20,6 @@ from ratchet.judge.trial.kernel_checks import (
 )
 from ratchet.judge.trial.processes.candidate import CandidateProcess
 from ratchet.judge.trial.processes.rivals import COMPILED, OutputMode, RivalProcess
-from ratchet.measure.arm import Arm, Timing
 
 REFERENCE, TWIN, CANDIDATE = "reference", "reference again", "candidate"
 ONE_THREAD = "reference on one thread"

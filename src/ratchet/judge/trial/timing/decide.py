@@ -9,6 +9,8 @@ from statistics import geometric_mean
 import msgspec
 
 from ratchet.base.errors import RatchetError
+from ratchet.base.measure.estimate import Comparison, Floor, aa_floor, compare, summarise
+from ratchet.base.measure.plan import confidence_of
 from ratchet.judge.stage_result import Decided
 from ratchet.judge.trial.kernel_checks import CaseFacts, OpenProblem
 from ratchet.judge.trial.processes.rivals import COMPILED
@@ -16,8 +18,6 @@ from ratchet.judge.trial.timing.arms import CANDIDATE, ONE_THREAD, REFERENCE, TW
 from ratchet.judge.trial.timing.plan import LOOKS
 from ratchet.judge.trial.timing.sample import CaseTiming
 from ratchet.judge.verdict import Evidence, Ratio, Speedups, Status
-from ratchet.measure.estimate import Comparison, Floor, aa_floor, compare, summarise
-from ratchet.measure.plan import confidence_of
 
 FALSE_RATE = 0.05
 """Chance of a false answer over all looks at a case (`group_sequential`), at most."""

@@ -15,6 +15,9 @@ from dataclasses import replace
 from typing import Final
 
 from ratchet.base.errors import RatchetError
+from ratchet.base.measure.estimate import WIDEST, Comparison
+from ratchet.base.measure.loop import until_settled
+from ratchet.base.measure.samples import Sample
 from ratchet.judge.integrity.own_work import Watch
 from ratchet.judge.stage_result import CandidateFault
 from ratchet.judge.trial.kernel_checks import OpenProblem
@@ -22,9 +25,6 @@ from ratchet.judge.trial.timing.decide import SYSTEMATIC, compare_case, reachabl
 from ratchet.judge.trial.timing.plan import budgets_s
 from ratchet.judge.trial.timing.sample import CaseTiming, Launch, time_case
 from ratchet.judge.verdict import Evidence
-from ratchet.measure.estimate import WIDEST, Comparison
-from ratchet.measure.loop import until_settled
-from ratchet.measure.samples import Sample
 
 FUTILE: Final = (0.1, 0.2)
 """The next look narrows the interval to a third, the last to about half. `proven` needs SYSTEMATIC.

@@ -16,6 +16,7 @@ from math import sqrt
 from statistics import geometric_mean, median
 from typing import Final
 
+from ratchet.base.measure.estimate import summarise
 from ratchet.judge.trial.kernel_checks import OpenProblem
 from ratchet.judge.trial.processes.candidate import CandidateProcess
 from ratchet.judge.trial.timing.arms import CANDIDATE, CandidateArm, RoundSeeds, rivals, warm
@@ -23,7 +24,6 @@ from ratchet.judge.trial.timing.decide import faster_reference
 from ratchet.judge.trial.timing.plan import calls_of
 from ratchet.judge.trial.timing.sample import CaseTiming
 from ratchet.judge.verdict import Evidence
-from ratchet.measure.estimate import summarise
 
 KEPT_SHARE: Final = 0.5
 CLEARLY: Final = 0.9

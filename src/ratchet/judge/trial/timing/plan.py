@@ -5,9 +5,9 @@ from __future__ import annotations
 import math
 from dataclasses import dataclass
 
+from ratchet.base.measure.plan import even_rounds
 from ratchet.judge.stage_result import CandidateFault, Decided
 from ratchet.judge.trial.kernel_checks import OpenProblem
-from ratchet.measure.plan import even_rounds
 
 LOOKS = 3
 """At most this many, each if the one before left the answer open (`group_sequential`)."""

@@ -13,6 +13,8 @@ from dataclasses import dataclass, replace
 import numpy as np
 
 from ratchet.base.errors import MeasureError
+from ratchet.base.measure.loop import OpenLaunch, run_launches
+from ratchet.base.measure.samples import Sample
 from ratchet.judge.integrity.own_work import Watch, batches_to_watch
 from ratchet.judge.stage_result import CandidateFault, Decided
 from ratchet.judge.trial.kernel_checks import OpenProblem
@@ -28,8 +30,6 @@ from ratchet.judge.trial.timing.arms import (
 from ratchet.judge.trial.timing.fewer_calls import told_of_fewer, with_fewer_calls
 from ratchet.judge.trial.timing.plan import TimingPlan, calls_of, calls_per_batch, plan_case
 from ratchet.judge.verdict import Evidence, TimedSample
-from ratchet.measure.loop import OpenLaunch, run_launches
-from ratchet.measure.samples import Sample
 
 ALONE_BATCHES = 4
 """Batches of the reference that are timed after the candidate's processes have ended, in each of

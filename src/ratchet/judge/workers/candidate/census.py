@@ -14,7 +14,7 @@ import secrets
 import sys
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import contextmanager
-from typing import TYPE_CHECKING, Any, Final
+from typing import Any, Final
 
 import numpy as np
 import torch
@@ -23,9 +23,6 @@ from torch.autograd.profiler import profile, record_function
 
 from ratchet.base.process.channel import Message
 from ratchet.judge.workers.candidate.results import WANTS_FORMS
-
-if TYPE_CHECKING:
-    from ratchet.judge.emulator.loading import EmulatedLaunch
 
 Entry = Callable[..., object]
 MOST_NAMES: Final = 300
@@ -194,18 +191,18 @@ class Census:
     @contextmanager
     def _emulator(self) -> Iterator[None]:
         """Count what the emulator of machine code launches and stores, if it is loaded."""
-        loading = sys.modules.get("ratchet.judge.emulator.loading")
+        loading = sys.modules.get("ratchet.amd.emulator.loading")
         if loading is None:
             yield
             return
-        launcher = loading.EmulatedLauncher
+        launcher = loading.Anyer
         run = launcher.run
 
-        def counted(one: object, *given: object) -> EmulatedLaunch:
+        def counted(one: object, *given: object) -> Any:
             before, self._running = self._running, "emulated"
             try:
                 with record_function(self._launch):
-                    done: EmulatedLaunch = run(one, *given)
+                    done: Any = run(one, *given)
             finally:
                 self._running = before
             count = self._launches.setdefault(done.name[:100], [0, 0, 0])
@@ -259,9 +256,7 @@ def _replaced(owner: object, new: Mapping[str, object]) -> Iterator[None]:
             setattr(owner, name, value)
 
 
-def add_launch(
-    told: dict[str, Message], done: EmulatedLaunch, *, key: str = "", shown: bool = True
-) -> None:
+def add_launch(told: dict[str, Message], done: Any, *, key: str = "", shown: bool = True) -> None:
     """Add the exact counts of an emulated launch to those of its kernel, or of another key.
 
     With `shown`, the first launch's assembly and timeline are kept too.

@@ -15,14 +15,14 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from ratchet.base.process.channel import Message, inherited
+from ratchet.judge.kernels.abi import Entry, pack_scalars, pack_tensors, words
+from ratchet.judge.kernels.kernel import Kernel
+from ratchet.judge.kernels.languages import cpp
+from ratchet.judge.sandbox.confine import confine
+from ratchet.judge.sandbox.mapping import MappedRegion, shift_heap
+from ratchet.judge.sandbox.serving import CHANGED, Answer, Reply, serve_candidate
 from ratchet.judge.workers.candidate.process_state import changes, process_state
 from ratchet.judge.workers.memory.layout import IN_PLACE, INPUTS, OUTPUTS, BatchLayout, Slot
-from ratchet.kernels.abi import Entry, pack_scalars, pack_tensors, words
-from ratchet.kernels.kernel import Kernel
-from ratchet.kernels.languages import cpp
-from ratchet.sandbox.confine import confine
-from ratchet.sandbox.mapping import MappedRegion, shift_heap
-from ratchet.sandbox.serving import CHANGED, Answer, Reply, serve_candidate
 
 
 class CppBatch:

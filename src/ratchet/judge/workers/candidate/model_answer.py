@@ -4,10 +4,10 @@ from __future__ import annotations
 
 from dataclasses import replace
 
-from ratchet.kernels.kernel import WITH_TORCH, Kernel
-from ratchet.kernels.kernel_file import built_in_kernel
-from ratchet.problems.assigned_sizes import Followed
-from ratchet.problems.problem import Case, Problem
+from ratchet.judge.kernels.kernel import WITH_TORCH, Kernel
+from ratchet.judge.kernels.kernel_file import built_in_kernel
+from ratchet.judge.problems.assigned_sizes import Followed
+from ratchet.judge.problems.problem import Case, Problem
 
 COMPILED = "torch.compile"
 

@@ -14,8 +14,8 @@ import torch
 from torch import Tensor, nn
 
 from ratchet.base.errors import KernelError
-from ratchet.kernels.languages.python_file import load
-from ratchet.problems.model_state import WEIGHTS_SEED, StatefulCall, move_plain, plain_tensors
+from ratchet.judge.kernels.languages.python_file import load
+from ratchet.judge.problems.model_state import WEIGHTS_SEED, StatefulCall, move_plain, plain_tensors
 
 
 def load_model(

@@ -24,6 +24,13 @@ from torch import Tensor
 
 from ratchet.base.errors import JudgeError
 from ratchet.base.process.channel import Message, inherited
+from ratchet.judge.kernels.kernel import Kernel
+from ratchet.judge.kernels.languages.python_file import load
+from ratchet.judge.problems.dtypes import DTYPE_CODES
+from ratchet.judge.sandbox.confine import EXTENSIONS, confine
+from ratchet.judge.sandbox.mapping import shift_heap
+from ratchet.judge.sandbox.packed_files import PackedFiles
+from ratchet.judge.sandbox.serving import CHANGED, UNPLACED, Answer, Reply, serve_candidate
 from ratchet.judge.workers.candidate.process_state import State, changes, process_state
 from ratchet.judge.workers.candidate.results import (
     WANTS_FORMS,
@@ -36,13 +43,6 @@ from ratchet.judge.workers.candidate.results import (
 from ratchet.judge.workers.memory.device import Gpu, WorkerDevice, open_device
 from ratchet.judge.workers.memory.driver_memory import DriverRefusal
 from ratchet.judge.workers.memory.layout import IN_PLACE, INPUTS, OUTPUTS, BatchLayout, Slot
-from ratchet.kernels.kernel import Kernel
-from ratchet.kernels.languages.python_file import load
-from ratchet.problems.dtypes import DTYPE_CODES
-from ratchet.sandbox.confine import EXTENSIONS, confine
-from ratchet.sandbox.mapping import shift_heap
-from ratchet.sandbox.packed_files import PackedFiles
-from ratchet.sandbox.serving import CHANGED, UNPLACED, Answer, Reply, serve_candidate
 
 Entry = Callable[..., object]
 OWN_COMPILATIONS = "/tmp/compilations"
@@ -306,7 +306,7 @@ def _loaded(kernel: Kernel) -> Entry:
     Triton, TorchScript and torch.compile look texts up there, and dataclasses their module.
     """
     if kernel.language == "triton":
-        from ratchet.targets.triton_source import load_source
+        from ratchet.judge.kernels.languages.python_file import load_source
 
         folder = Path(tempfile.mkdtemp(prefix="triton-"))
         return load_source(kernel.source, kernel.entry, folder / "kernel.py")

@@ -17,9 +17,9 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from ratchet.judge.sandbox.mapping import PAGE_BYTES, MappedRegion, seal
 from ratchet.judge.workers.memory.driver_memory import DeviceRegion, Driver
 from ratchet.judge.workers.memory.layout import span
-from ratchet.sandbox.mapping import PAGE_BYTES, MappedRegion, seal
 
 MOST_AT_ONCE = 1 << 30
 BLANK = 0xFF

@@ -26,7 +26,7 @@ from ratchet.judge.workers.memory.driver_memory import (
 from ratchet.judge.workers.memory.layout import BATCH_PART
 
 if TYPE_CHECKING:
-    from ratchet.sandbox.accelerator import DescribedGpu
+    from ratchet.judge.sandbox.accelerator import DescribedGpu
 
 FLUSHED: Final = 2
 """Bytes that a device writes before each batch, over the size of its last cache."""

@@ -18,6 +18,8 @@ from concurrent.futures import ThreadPoolExecutor, wait
 import torch
 from torch import Tensor
 
+from ratchet.judge.problems.dtypes import DTYPE_CODES
+from ratchet.judge.problems.problem import Case, Problem
 from ratchet.judge.workers.memory.blocks import Block, HostBlock, flat_bytes
 from ratchet.judge.workers.memory.device import WorkerDevice
 from ratchet.judge.workers.memory.layout import (
@@ -29,8 +31,6 @@ from ratchet.judge.workers.memory.layout import (
     Slot,
     span,
 )
-from ratchet.problems.dtypes import DTYPE_CODES
-from ratchet.problems.problem import Case, Problem
 
 ALIGNMENT = 64
 JITTER = 64

@@ -17,10 +17,10 @@ from typing import Final
 
 from torch import Tensor
 
+from ratchet.judge.problems.input_structure import structure_of
+from ratchet.judge.problems.problem import Case
+from ratchet.judge.problems.tolerance import same_bits
 from ratchet.judge.workers.memory.layout import span
-from ratchet.problems.input_structure import structure_of
-from ratchet.problems.problem import Case
-from ratchet.problems.tolerance import same_bits
 
 CLEARLY: Final = 8.0
 """An old answer must be off by this many times the bound, which a check may widen."""

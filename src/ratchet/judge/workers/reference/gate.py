@@ -11,8 +11,8 @@ import torch
 from torch import Tensor
 
 from ratchet.base.errors import KernelError
-from ratchet.problems.problem import Case, Problem, Reference
-from ratchet.problems.tolerance import Loss, loss_over, same_bits, widen
+from ratchet.judge.problems.problem import Case, Problem, Reference
+from ratchet.judge.problems.tolerance import Loss, loss_over, same_bits, widen
 
 Outputs = list[Tensor]
 SAMPLED = 1 << 16

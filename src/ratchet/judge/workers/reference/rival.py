@@ -29,17 +29,17 @@ from torch import Tensor
 from ratchet.base.errors import KernelError
 from ratchet.base.process import families
 from ratchet.base.process.channel import Channel, Message, close_descriptors, open_pair
+from ratchet.judge.problems import file_keeper
+from ratchet.judge.problems.gradients import gradient_of
+from ratchet.judge.problems.on_cores import on_cores
+from ratchet.judge.problems.problem import Case, Problem, Reference
+from ratchet.judge.problems.source_module import run_source
+from ratchet.judge.sandbox import system_calls
+from ratchet.judge.sandbox.mapping import shift_heap
+from ratchet.judge.sandbox.serving import Reply, serve, serve_forks
 from ratchet.judge.workers.candidate.with_torch import COMPILATION_CACHE, Entry, TorchWorker, settle
 from ratchet.judge.workers.memory.device import WorkerDevice, open_device
 from ratchet.judge.workers.reference.gate import owned
-from ratchet.problems import file_keeper
-from ratchet.problems.gradients import gradient_of
-from ratchet.problems.on_cores import on_cores
-from ratchet.problems.problem import Case, Problem, Reference
-from ratchet.problems.source_module import run_source
-from ratchet.sandbox import system_calls
-from ratchet.sandbox.mapping import shift_heap
-from ratchet.sandbox.serving import Reply, serve, serve_forks
 
 MOST_CPU_S = 1_000_000
 AUTOGRAD_NEEDS = "torch.fx.experimental.symbolic_shapes"
@@ -111,7 +111,7 @@ def _imported(problem: dict[str, object]) -> bool:
     found = Problem.from_json(problem)
     try:
         if found.model is not None:
-            importlib.import_module("ratchet.problems.model_file")
+            importlib.import_module("ratchet.judge.problems.model_file")
         if found.text:  # each rival runs it again
             with on_cores(found.text):
                 reference = getattr(run_source(found.text), found.reference, None)

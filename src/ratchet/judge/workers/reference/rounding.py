@@ -12,7 +12,7 @@ from collections.abc import Callable, Sequence
 import torch
 from torch import Tensor
 
-from ratchet.problems.tolerance import coded
+from ratchet.judge.problems.tolerance import coded
 
 Call = Callable[[Sequence[Tensor]], list[Tensor]]
 MOST_INPUTS, MOST_TRIES, ENOUGH_HITS = 8, 8, 3

@@ -20,6 +20,11 @@ from torch import Tensor
 from ratchet.base.errors import JudgeError, KernelError
 from ratchet.base.process import families
 from ratchet.base.process.channel import Message, inherited
+from ratchet.judge.problems.dependence import inert_input
+from ratchet.judge.problems.free_memory import check_fits
+from ratchet.judge.problems.problem import Case, Problem, Reference
+from ratchet.judge.problems.tolerance import Loss, loss_over, same_bits, widen
+from ratchet.judge.sandbox.serving import Reply, serve
 from ratchet.judge.workers.arm import extend_import_path
 from ratchet.judge.workers.memory.device import WorkerDevice, find_gpu, open_device
 from ratchet.judge.workers.memory.driver_memory import NoDeviceMemory
@@ -30,11 +35,6 @@ from ratchet.judge.workers.reference.alike import CLEARLY, alike, in_turn, movab
 from ratchet.judge.workers.reference.gate import check_repeats, elements, gate, off, owned
 from ratchet.judge.workers.reference.rival import alarm, kept_in, start_zygote, warm
 from ratchet.judge.workers.reference.variants import explanation
-from ratchet.problems.dependence import inert_input
-from ratchet.problems.free_memory import check_fits
-from ratchet.problems.problem import Case, Problem, Reference
-from ratchet.problems.tolerance import Loss, loss_over, same_bits, widen
-from ratchet.sandbox.serving import Reply, serve
 
 OVERFLOWS = "the reference overflows, so nothing is compared"
 """Can happen with a hidden case's values at a timed case's sizes, which do not belong together."""
@@ -99,8 +99,8 @@ class ReferenceWorker:
             return actions[message["do"]](message)
 
     def _find_gpu(self, message: Message) -> Reply:
-        from ratchet.devices.gpu_use import warnings_of
-        from ratchet.devices.probe import how_to_see_more
+        from ratchet.base.devices.gpu_use import warnings_of
+        from ratchet.base.devices.probe import how_to_see_more
 
         try:
             found = find_gpu(message["name"])
@@ -185,7 +185,7 @@ class ReferenceWorker:
 
         Counting takes a call of the reference, and only a timed case's count matters.
         """
-        from ratchet.problems.flop_count import (
+        from ratchet.judge.problems.flop_count import (
             FlopCount,  # imports triton, which rivals do not need
         )
 
@@ -228,7 +228,7 @@ class ReferenceWorker:
         return list(outputs)
 
     def _ceilings(self, message: Message) -> Reply:
-        from ratchet.devices import ceilings, probe
+        from ratchet.base.devices import ceilings, probe
 
         measured = ceilings.measure(probe.probe(str(self._device.memory.device)))
         return {

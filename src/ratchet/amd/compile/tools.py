@@ -1,0 +1,152 @@
+"""Programs other than Triton that read a candidate's code: llvm-mca, clang or hipcc, ptxas.
+
+They run in the candidate's sandbox, since its source may be made to fool or break them.
+"""
+
+from __future__ import annotations
+
+import functools
+import re
+import subprocess
+from collections.abc import Sequence
+from pathlib import Path
+
+from ratchet.amd.architectures import Architecture
+from ratchet.amd.compile.assembly import Instruction
+from ratchet.base.errors import KernelError
+from ratchet.base.process import watchdog
+from ratchet.judge.sandbox.rocm import find_tool, installed
+
+HEADERS = Path(__file__).parent / "headers"
+TOOL_TIMEOUT_S = 60.0
+TRIPLE = "amdgcn-amd-amdhsa"
+REFUSALS = ("not a recognized processor", "unable to get target")
+"""Messages of an LLVM that is too old for a GPU, or was built without AMD's backend."""
+MCA_ITERATIONS = 20
+MAX_MCA_INSTRUCTIONS = 4000
+MAX_OUTPUT_BYTES = 1 << 20
+BUFFER_ACCESS = re.compile(r"buffer_((?:load|store)_\w+) (v[\d\[:\]]+), (v\d+), s\[")
+REJECTED = re.compile(r"^[^:\n]*:(\d+):\d+: error:", re.MULTILINE)
+
+
+def find_mca(architecture: Architecture) -> str | None:
+    """Return the newest llvm-mca on this machine that knows the architecture, or None."""
+    return next((one for one in installed("llvm-mca") if _knows(one, architecture.name)), None)
+
+
+@functools.cache
+def _knows(program: str, target: str) -> bool:
+    said = run_tool([program, f"-mtriple={TRIPLE}", f"-mcpu={target}", "-"]).stderr
+    return not any(refusal in said for refusal in REFUSALS)
+
+
+def run_mca(
+    architecture: Architecture, body: Sequence[Instruction], folder: Path
+) -> dict[str, str | int]:
+    """Run llvm-mca on `body` in straight order; return its JSON, or why there is none."""
+    program = find_mca(architecture)
+    if program is None:
+        names = ", ".join(Path(one).name for one in installed("llvm-mca"))
+        unknown = f"{names}: not one knows {architecture.name}"
+        return {"error": unknown if names else "llvm-mca is not installed"}
+    if len(body) > MAX_MCA_INSTRUCTIONS:
+        return {"error": f"the part is longer than {MAX_MCA_INSTRUCTIONS} instructions"}
+    readable = [line for one in body if (line := _readable(one)) is not None]
+    lines = [line for line, _ in readable]
+    done = _mca(program, architecture, lines, folder)
+    rejected = {int(number) - 1 for number in REJECTED.findall(done.stderr)}
+    if rejected:  # an older LLVM than Triton's does not know every instruction
+        kept = [line for index, line in enumerate(lines) if index not in rejected]
+        done = _mca(program, architecture, kept, folder)
+    if done.returncode != 0:
+        return {"error": f"{Path(program).name} failed: {_last_line(done.stderr)}"}
+    return {
+        "json": done.stdout[:MAX_OUTPUT_BYTES],
+        "left_out": len(body) - len(lines) + len(rejected),
+        "stood_in": sum(stands_in for _, stands_in in readable),
+    }
+
+
+def _readable(one: Instruction) -> tuple[str, bool] | None:
+    """Return the line for llvm-mca, and whether it is a stand-in; None for an unreadable access.
+
+    llvm-mca 19 overruns its memory on every buffer access. A global access of the same width and
+    registers takes the same unit for as long.
+    """
+    line = f"{one.name} {one.operands}".strip()
+    if not one.name.startswith(("buffer_load", "buffer_store", "buffer_atomic")):
+        return line, False
+    found = BUFFER_ACCESS.match(line)
+    return (f"global_{found[1]} {found[2]}, {found[3]}, s[2:3]", True) if found else None
+
+
+def _mca(
+    program: str, architecture: Architecture, lines: Sequence[str], folder: Path
+) -> subprocess.CompletedProcess[str]:
+    source = folder / "part.s"
+    source.write_text("\n".join(lines) + "\n")
+    command = [program, f"-mtriple={TRIPLE}", f"-mcpu={architecture.name}", "--json"]
+    command += [f"--iterations={MCA_ITERATIONS}", "--instruction-info=false", str(source)]
+    return run_tool(command)
+
+
+def compile_hip(source: Path, architecture: Architecture, macros: Sequence[str]) -> str:
+    """Return the assembly of a HIP source; raises KernelError with the first error."""
+    common = [f"--offload-arch={architecture.name}", "--offload-device-only", "-S", "-O3"]
+    common += [*macros, "-o", str(source.with_suffix(".s"))]
+    if hipcc := find_tool("hipcc"):
+        command = [hipcc, *common, str(source)]
+    elif clang := find_tool("clang"):
+        own = ["-x", "hip", "-nogpulib", "-nogpuinc", f"-I{HEADERS}", "-std=c++17"]
+        command = [clang, *own, *common, str(source)]
+    else:
+        raise KernelError("no HIP compiler is installed: install hipcc, or clang with AMDGPU")
+    done = run_tool(command)
+    if done.returncode != 0:
+        raise KernelError(f"the source does not compile: {_first_error(done.stderr)}")
+    return source.with_suffix(".s").read_text(errors="replace")
+
+
+def run_ptxas(ptx: str, folder: Path) -> str:
+    """Return the report of `ptxas -v` on registers, shared memory and spills; "" if it fails."""
+    import triton
+
+    program = Path(triton.__file__).parent / "backends" / "nvidia" / "bin" / "ptxas"
+    source = folder / "kernel.ptx"
+    source.write_text(ptx)
+    target = re.search(r"^\.target (sm_\w+)", ptx, re.MULTILINE)
+    if not program.exists() or target is None:
+        return ""
+    output = str(folder / "kernel.cubin")
+    return run_tool(
+        [str(program), "-v", f"--gpu-name={target[1]}", str(source), "-o", output]
+    ).stderr
+
+
+def run_tool(
+    command: Sequence[str], *, timeout_s: float = TOOL_TIMEOUT_S
+) -> subprocess.CompletedProcess[str]:
+    """Run a program, which may not read its input; a failure to start is an exit code of 1."""
+    try:
+        return subprocess.run(
+            list(command),
+            capture_output=True,
+            text=True,
+            errors="replace",
+            timeout=timeout_s,
+            stdin=subprocess.DEVNULL,
+            env=watchdog.environment(),
+        )
+    except (OSError, subprocess.TimeoutExpired) as error:
+        return subprocess.CompletedProcess(list(command), 1, "", f"error: {error}")
+
+
+def _first_error(text: str) -> str:
+    lines = [line for line in text.splitlines() if "error:" in line]
+    shown = lines[0] if lines else _last_line(text)
+    return shown.partition("error:")[2].strip() or shown
+
+
+def _last_line(text: str) -> str:
+    lines = [line.strip() for line in text.splitlines() if line.strip()]
+    return lines[-1][:300] if lines else "no message"

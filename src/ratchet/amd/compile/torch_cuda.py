@@ -1,0 +1,280 @@
+"""Answers of torch.cuda, and of torch.version, about a GPU that is not here.
+
+Nothing runs on it: streams and events accept every call, and an event times nothing.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import functools
+import math
+import uuid
+from collections import Counter
+from collections.abc import Callable, Iterator
+from types import SimpleNamespace
+from typing import Final
+from unittest import mock
+
+import torch
+
+from ratchet.amd.architectures import PretendedDevice, clocks_of
+from ratchet.amd.compile.fake_driver import capability
+from ratchet.amd.compile.generators import PretendedGenerator
+from ratchet.base.errors import KernelError
+
+PRETENDED_HIP: Final = "7.0"
+"""`torch.version.hip` to a program: public code chooses warps and blocks by it."""
+UNTIMED: Final = "an event's elapsed_time, which is nan: nothing is timed here"
+_ZERO: Final = (
+    "memory_allocated max_memory_allocated memory_reserved max_memory_reserved "
+    "memory_cached max_memory_cached "
+)
+_NOTHING: Final = (
+    "_lazy_init init synchronize empty_cache ipc_collect reset_peak_memory_stats "
+    "reset_max_memory_allocated reset_accumulated_memory_stats set_per_process_memory_fraction "
+    "set_stream _sleep "
+)
+_HOMES: Final = (torch.cuda.memory, torch.cuda.random, torch.cuda.streams, torch.cuda.graphs)
+"""Modules that torch.cuda has its functions from; programs ask them too."""
+_MARKS: Final = ("range_push", "range_pop", "range_start", "range_end", "mark")
+"""Functions of torch.cuda.nvtx, which note things for a profiler."""
+_TENSORS: Final = "Float Double Half BFloat16 Byte Char Short Int Long Bool"
+
+
+asked: Counter[str] = Counter()
+"""Questions of a program that have no true answer here, with counts."""
+
+
+@contextlib.contextmanager
+def answering(device: PretendedDevice) -> Iterator[None]:
+    """Let torch.cuda and torch.version describe the GPU, inside."""
+    version = {"hip": None, "cuda": None} | {device.architecture.backend: PRETENDED_HIP}
+    with contextlib.ExitStack() as stack:
+        for name, value in device_answers(device).items():
+            for place in (torch.cuda, *(one for one in _HOMES if hasattr(one, name))):
+                stack.enter_context(mock.patch.object(place, name, value, create=True))
+        for name, value in _accelerator_answers(device).items():
+            stack.enter_context(mock.patch.object(torch.accelerator, name, value, create=True))
+        for name in _MARKS:
+            stack.enter_context(mock.patch.object(torch.cuda.nvtx, name, lambda *_, **__: 0))
+        for name, value in version.items():
+            stack.enter_context(mock.patch.object(torch.version, name, value))
+        yield
+
+
+def device_answers(device: PretendedDevice) -> dict[str, object]:
+    """Return the attributes of torch.cuda that describe the GPU."""
+    properties, stream = _properties(device), PretendedStream()
+    one = capability(device.architecture)
+    generator = PretendedGenerator.of(torch.default_generator)
+    answers = {
+        "is_available": lambda: True,
+        "is_initialized": lambda: True,
+        "is_bf16_supported": lambda *_, **__: True,
+        "is_current_stream_capturing": lambda: False,
+        "device_count": lambda: 1,
+        "set_device": check_index,
+        "current_device": lambda: 0,
+        "get_device_properties": _of_the_first(properties),
+        "get_device_capability": _of_the_first(one),
+        "get_device_name": _of_the_first(properties.name),
+        "get_arch_list": lambda: [device.architecture.name],
+        "can_device_access_peer": lambda *both: any(map(check_index, both)),
+        "mem_get_info": lambda *_, **__: (device.memory_bytes, device.memory_bytes),
+        "memory_stats": lambda *_, **__: Counter(),  # 0 under every name
+        "memory_summary": lambda *_, **__: "memory of an emulated GPU is not counted",
+        "graph_pool_handle": lambda: (0, 0),
+        "current_stream": lambda *_, **__: stream,
+        "default_stream": lambda *_, **__: stream,
+        "device": PretendedContext,
+        "device_of": PretendedContext,
+        "_DeviceGuard": PretendedContext,
+        "stream": PretendedContext,
+        "StreamContext": PretendedContext,
+        "Stream": PretendedStream,
+        "ExternalStream": lambda *_, **__: stream,
+        "Event": UntimedEvent,
+        "CUDAGraph": RefusedGraph,
+        "graph": RefusedGraph,
+        "make_graphed_callables": RefusedGraph,
+        "manual_seed": generator.manual_seed,
+        "manual_seed_all": lambda _: None,  # torch.manual_seed has seeded the only generator
+        "seed": generator.seed,
+        "seed_all": lambda: None,
+        "initial_seed": generator.initial_seed,
+        "get_rng_state": lambda *_, **__: generator.get_state(),
+        "set_rng_state": lambda state=None, *_, new_state=None, **__: generator.set_state(
+            new_state if state is None else state
+        ),
+        "get_rng_state_all": lambda: [generator.get_state()],
+        "set_rng_state_all": lambda states: generator.set_state(states[0]),
+        "default_generators": (generator,),
+    }
+    answers |= {name: lambda *_, **__: 0 for name in _ZERO.split()}
+    answers |= {name: lambda *_, **__: None for name in _NOTHING.split()}
+    kinds = {f"{name}Tensor": getattr(torch, f"{name}Tensor") for name in _TENSORS.split()}
+    return answers | kinds
+
+
+def _accelerator_answers(device: PretendedDevice) -> dict[str, object]:
+    """Return the attributes of torch.accelerator that describe the GPU."""
+    stream = PretendedStream()
+    zero = "memory_allocated max_memory_allocated memory_reserved max_memory_reserved"
+    nothing = (
+        "synchronize empty_cache set_stream reset_peak_memory_stats reset_accumulated_memory_stats"
+    )
+    return {
+        "is_available": lambda: True,
+        "device_count": lambda: 1,
+        "current_accelerator": lambda *_, **__: torch.device("cuda"),
+        "current_device_index": lambda: 0,
+        "current_device_idx": lambda: 0,
+        "set_device_index": check_index,
+        "set_device_idx": check_index,
+        "current_stream": lambda *_, **__: stream,
+        "device_index": PretendedContext,
+        "memory_stats": lambda *_, **__: Counter(),
+        "get_memory_info": lambda *_, **__: (device.memory_bytes, device.memory_bytes),
+        **{name: lambda *_, **__: 0 for name in zero.split()},
+        **{name: lambda *_, **__: None for name in nothing.split()},
+    }
+
+
+class RefusedGraph:
+    """A graph of launches, which cannot be made; as a class, so that annotations may name it."""
+
+    def __init__(self, *_: object, **__: object) -> None:
+        raise KernelError("CUDA graphs are not emulated: launch the kernels without one")
+
+
+def check_index(device: object) -> None:
+    """Raise KernelError for a GPU other than the first, as an index, a name or a device."""
+    if isinstance(device, str):
+        last = device.rpartition(":")[2]
+        index = int(last) if last.isdecimal() else None
+    else:
+        index = device if isinstance(device, int) else getattr(device, "index", None)
+    if isinstance(index, int) and index > 0:  # torch takes any other object for the current GPU
+        raise KernelError(f"cuda:{index} does not exist: one GPU is emulated, cuda:0")
+
+
+def _of_the_first(value: object) -> Callable[..., object]:
+    """Return a function of a device that gives the value; another device is a KernelError."""
+
+    def answer(device: object = None) -> object:
+        check_index(device)
+        return value
+
+    return answer
+
+
+class PretendedStream:
+    """A stream that accepts every call."""
+
+    cuda_stream = 0
+    stream_id = 0
+    device_index = 0
+    priority = 0
+
+    def __init__(self, device: object = None, *_: object, **__: object) -> None:
+        check_index(device)
+        self.device = torch.device("cuda", 0)
+
+    def __getattr__(self, name: str) -> Callable[..., None]:
+        if name.startswith("__"):
+            raise AttributeError(name)
+        return lambda *_, **__: None
+
+    def __enter__(self) -> PretendedStream:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        pass
+
+    def query(self) -> bool:
+        """Return True: every launch is over when it returns."""
+        return True
+
+    def record_event(self, event: object = None) -> object:
+        return event or UntimedEvent()
+
+
+class UntimedEvent:
+    """An event that times nothing."""
+
+    cuda_event = 0
+
+    def __init__(self, *_: object, **__: object) -> None:
+        pass
+
+    def record(self, *_: object) -> None:
+        """Do nothing."""
+
+    wait = synchronize = record
+
+    def query(self) -> bool:
+        """Return True: every launch is over when it returns."""
+        return True
+
+    def elapsed_time(self, _: object) -> float:
+        """Return nan, and note that it was asked."""
+        asked[UNTIMED] += 1
+        return math.nan
+
+
+class PretendedContext:
+    """`with torch.cuda.device(...)`, which does nothing."""
+
+    idx = 0
+    """The GPU's index."""
+
+    def __init__(self, device: object = None, *_: object, **__: object) -> None:
+        if not isinstance(device, torch.Tensor):
+            check_index(device)
+
+    def __enter__(self) -> None:
+        pass
+
+    def __exit__(self, *_: object) -> None:
+        pass
+
+    def __call__(self, function: Callable[..., object]) -> Callable[..., object]:
+        @functools.wraps(function)
+        def inside(*given: object, **named: object) -> object:
+            return function(*given, **named)
+
+        return inside
+
+
+def _properties(device: PretendedDevice) -> SimpleNamespace:
+    """Return what torch's `_CudaDeviceProperties` has on ROCm, under the same names."""
+    one = device.architecture
+    major, minor, clocks = *capability(one), clocks_of(one)
+    features = ":sramecc+:xnack-" if one.name.startswith("gfx9") and device.name != one.name else ""
+    return SimpleNamespace(
+        name=device.name,
+        gcnArchName=one.name + features,
+        major=major,
+        minor=minor,
+        multi_processor_count=device.units,
+        warp_size=one.wavefront_size,
+        total_memory=device.memory_bytes,
+        is_integrated=False,
+        is_multi_gpu_board=False,
+        L2_cache_size=clocks.l2_bytes,
+        clock_rate=clocks.engine_khz,
+        memory_clock_rate=clocks.memory_khz,
+        memory_bus_width=clocks.bus_bits,
+        uuid=uuid.UUID(int=0),
+        pci_bus_id=0,
+        pci_device_id=0,
+        pci_domain_id=0,
+        shared_memory_per_block=one.lds_bytes_per_workgroup,
+        shared_memory_per_block_optin=one.lds_bytes_per_workgroup,
+        shared_memory_per_multiprocessor=one.lds_bytes_per_unit,
+        regs_per_multiprocessor=one.vgprs_per_lane * one.wavefront_size * one.simds_per_unit,
+        max_threads_per_multi_processor=one.max_waves_per_simd
+        * one.simds_per_unit
+        * one.wavefront_size,
+        max_threads_per_block=1024,
+    )

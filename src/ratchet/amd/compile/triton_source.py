@@ -1,0 +1,175 @@
+"""Load a Triton source inside the sandbox: from a file, or for Triton's interpreter.
+
+The interpreter is repaired first, or right kernels would be called wrong. It keeps bfloat16 numbers
+as 16-bit integers and adds those; its documentation asks kernels to cast to float32, which a GPU
+does not need. The repair widens operands to float32, which is exact, and rounds results to the
+nearest, ties to even, as hardware does. Triton 3.6 also converts a one-element array to a number
+for loop bounds, which numpy 2.4 refuses.
+"""
+
+from __future__ import annotations
+
+import os
+import tempfile
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, Protocol
+
+import numpy as np
+
+from ratchet.judge.kernels.languages.python_file import load_source
+
+if TYPE_CHECKING:
+    import torch
+
+    from ratchet.amd.compile.fake_driver import FakeDriver
+
+PRETENDED = "gfx942"
+"""The GPU that the interpreter reports to a kernel."""
+
+
+def load_interpreted(source: str, entry: str) -> Callable[..., object]:
+    """Return the entry of a Triton source whose kernels run in Triton's interpreter, on the CPU."""
+    os.environ["TRITON_INTERPRET"] = "1"  # read when a kernel is decorated
+    import triton
+    import triton.testing
+
+    repair_interpreter()
+    driver = _interpreter_driver()
+    triton.runtime.driver.set_active(driver)
+    triton.testing.do_bench = driver.benchmark
+    folder = Path(tempfile.mkdtemp(prefix="triton-"))
+    return load_source(source, entry, folder / "kernel.py")
+
+
+def _interpreter_driver() -> FakeDriver:
+    import torch
+
+    from ratchet.amd.architectures import ARCHITECTURES
+    from ratchet.amd.compile.fake_driver import CompiledTexts, FakeDriver
+
+    class InterpreterDriver(FakeDriver):
+        """A driver for the interpreter; autotuners keep their first configuration."""
+
+        def benchmark(
+            self,
+            call: Callable[[], object],
+            *_: object,
+            quantiles: Sequence[float] | None = None,
+            **__: object,
+        ) -> float | list[float]:
+            """Return the same time for every configuration, without running it."""
+            return 1.0 if quantiles is None else [1.0] * len(quantiles)
+
+        def get_active_torch_device(self) -> torch.device:
+            """Return the device of the tensors."""
+            return torch.device("cpu")
+
+    return InterpreterDriver(ARCHITECTURES[PRETENDED], units=1, compiled=CompiledTexts())
+
+
+QUIET_NAN = 0x7FC0
+
+
+def repair_interpreter() -> None:
+    """Repair this process's interpreter, once."""
+    import triton.language as tl
+    from triton.runtime import interpreter
+
+    builder = interpreter.InterpreterBuilder
+    if getattr(builder, "repaired", False):
+        return
+    builder.repaired = True
+    interpreter._patch_lang_tensor = _with_loop_bounds(interpreter._patch_lang_tensor)
+    numbers = _Numbers(interpreter.TensorHandle, tl.bfloat16, tl.float32)
+    for name, operands in (("binary_op", 2), ("ternary_op", 3), ("unary_op", 1), ("create_fma", 3)):
+        setattr(builder, name, numbers.in_float32(getattr(builder, name), operands))
+    builder.create_dot = numbers.dot_in_float32(builder.create_dot)
+    for name in ("cast_impl", "create_fp_to_fp"):
+        setattr(builder, name, numbers.by_float32(getattr(builder, name)))
+
+
+def _with_loop_bounds(original: Callable[..., None]) -> Callable[..., None]:
+    def patch(tensor: object, scope: Any) -> None:
+        original(tensor, scope)
+        scope.set_attr(tensor, "__index__", lambda self: int(self.handle.data.item()))
+
+    return patch
+
+
+class Held(Protocol):
+    """A tensor of the interpreter."""
+
+    data: np.ndarray
+    dtype: Any
+
+
+class _Numbers:
+    """Widens and rounds the interpreter's tensors."""
+
+    def __init__(
+        self, handle: Callable[[np.ndarray, object], Held], bfloat16: object, float32: object
+    ) -> None:
+        self._handle = handle
+        self._bfloat16 = bfloat16
+        self._float32 = float32
+
+    def in_float32(self, original: Callable[..., Held], operands: int) -> Callable[..., object]:
+        """Return an operation that computes in float32 if an operand is a bfloat16."""
+
+        def operation(builder: object, *arguments: Held) -> Held:
+            given, rest = arguments[:operands], arguments[operands:]
+            if not any(self._is_bfloat16(one) for one in given):
+                return original(builder, *arguments)
+            result = original(builder, *(self._widened(one) for one in given), *rest)
+            return self._rounded(result) if result.data.dtype == np.float32 else result
+
+        return operation
+
+    def dot_in_float32(self, original: Callable[..., Held]) -> Callable[..., object]:
+        """Return a dot whose sums have the type of its accumulator."""
+
+        def dot(builder: object, a: Held, b: Held, sums: Held, *rest: object) -> Held:
+            wide = original(builder, self._widened(a), self._widened(b), self._widened(sums), *rest)
+            return self._rounded(wide) if self._is_bfloat16(sums) else wide
+
+        return dot
+
+    def by_float32(self, original: Callable[..., Held]) -> Callable[..., object]:
+        """Return a cast that goes through float32 if one side is a bfloat16."""
+
+        def cast(builder: object, source: Held, target: Any, *rest: object) -> Held:
+            into = target.scalar == self._bfloat16
+            if self._is_bfloat16(source):
+                wide = self._widened(source)
+                if into:
+                    return source
+                same = target.scalar == self._float32
+                return wide if same else original(builder, wide, target, *rest)
+            if not into:
+                return original(builder, source, target, *rest)
+            if source.dtype.scalar == self._float32:
+                return self._rounded(source)
+            return self._rounded(original(builder, source, self._float32, *rest))
+
+        return cast
+
+    def _is_bfloat16(self, tensor: Held) -> bool:
+        return bool(getattr(tensor, "dtype", None) == self._bfloat16)
+
+    def _widened(self, tensor: Held) -> Held:
+        if not self._is_bfloat16(tensor):
+            return tensor
+        bits = np.asarray(tensor.data).astype(np.uint32) << np.uint32(16)
+        return self._handle(bits.view(np.float32), self._float32)
+
+    def _rounded(self, tensor: Held) -> Held:
+        return self._handle(round_to_bfloat16(np.asarray(tensor.data)), self._bfloat16)
+
+
+def round_to_bfloat16(values: np.ndarray) -> np.ndarray:
+    """Return the bits of the nearest bfloat16 of each float32, ties to even."""
+    bits = np.ascontiguousarray(values, dtype=np.float32).view(np.uint32).reshape(values.shape)
+    odd = (bits >> np.uint32(16)) & np.uint32(1)
+    near = ((bits.astype(np.uint64) + 0x7FFF + odd) >> np.uint64(16)).astype(np.uint16)
+    return np.where(np.isnan(values), np.uint16(QUIET_NAN), near)

@@ -1,0 +1,208 @@
+"""The process that compiles a reference for a GPU that is not here and emulates the kernels.
+
+It is trusted like the reference worker: it runs the reference, and no candidate. It changes torch
+for its whole process, so it does nothing else. Inductor's program runs on tensors in memory, with
+every launch emulated and counted.
+"""
+
+from __future__ import annotations
+
+import importlib.util
+import math
+import os
+import sys
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any, Final
+
+import torch
+from torch import Tensor
+
+from ratchet.amd.architectures import ARCHITECTURES, PretendedDevice
+from ratchet.amd.emulator.build import compiled_machine
+from ratchet.amd.emulator.estimates.bound import estimate
+from ratchet.amd.emulator.estimates.counts import read_told
+from ratchet.amd.emulator.estimates.inductor import check_version, pretend, written
+from ratchet.amd.emulator.loading import EmulatedLaunch, EmulatorDriver, install
+from ratchet.base.errors import KernelError
+from ratchet.base.process import families
+from ratchet.base.process.channel import Message, inherited
+from ratchet.judge.problems.problem import Problem, Reference
+from ratchet.judge.sandbox.serving import Reply, serve
+from ratchet.judge.workers.arm import extend_import_path
+from ratchet.judge.workers.candidate.census import add_launch
+
+MOST_CONFIGURATIONS: Final = 4
+"""The first configurations of a kernel are tried, and that with the least bound is kept."""
+
+
+class CountingDriver(EmulatorDriver):
+    """Emulates launches and keeps their counts."""
+
+    def __init__(self, target: str, library: Path) -> None:
+        device = PretendedDevice(architecture=ARCHITECTURES[target], name=target, units=1)
+        super().__init__(device, library, lambda _: False)
+        self.target = target
+        self.done: list[EmulatedLaunch] = []
+
+    def add(self, launch: EmulatedLaunch) -> None:
+        self.done.append(launch)
+
+
+class InductorKernel:
+    """One Triton kernel of a program, in place of Inductor's tuner."""
+
+    def __init__(self, tuner: Any, driver: CountingDriver) -> None:
+        self._tuner, self._driver = tuner, driver
+        self._chosen: object = None
+
+    def run(self, *given: object, stream: object = None, **_: object) -> None:
+        """Launch it in the configuration with the least bound."""
+        if self._chosen is None:
+            tried = self._tuner.configs[:MOST_CONFIGURATIONS]
+            bounds = [self._bound_s(one, given) for one in tried] if len(tried) > 1 else [0.0]
+            self._chosen = tried[bounds.index(min(bounds))]
+        self._launch(self._chosen, given)
+
+    def _bound_s(self, configuration: object, given: Sequence[object]) -> float:
+        """Return the bound of a launch on copies; infinity if it cannot be compiled."""
+        from triton.runtime.errors import OutOfResources
+
+        kept, self._driver.done = self._driver.done, []
+        try:
+            self._launch(configuration, [_copy(one) for one in given])
+            return bound_s(self._driver.target, self._driver.done)
+        except OutOfResources:
+            return math.inf
+        finally:
+            self._driver.done = kept
+
+    def _launch(self, configuration: Any, given: Sequence[object]) -> None:
+        from torch._inductor.runtime.triton_heuristics import GridExpr
+
+        function = self._tuner.fn
+        declared = {one.name for one in function.params if one.is_constexpr}
+        names = [name for name in function.arg_names if name not in declared]
+        if len(names) != len(given):
+            raise KernelError(f"Inductor's kernel {function.__name__} has other arguments here")
+        named = dict(zip(names, given, strict=True))
+        settings = dict(configuration.kwargs)
+        grid = GridExpr.from_meta(self._tuner.inductor_meta, configuration)
+        sizes = grid.eval_slow(named | settings)
+        known = self._tuner.triton_meta.get("constants", {})
+        settings |= {name: known[name] for name in declared - settings.keys() if name in known}
+        function[tuple(int(size) for size in sizes)](
+            **named,
+            **settings,
+            num_warps=configuration.num_warps,
+            num_stages=configuration.num_stages,
+        )
+
+
+def bound_s(target: str, done: Sequence[EmulatedLaunch]) -> float:
+    """Return the lower bound of some launches on the target's largest device; 0 without one."""
+    bounds = estimate("", target, read_told(told_of(done), target)).bounds
+    return bounds[0].time_s if bounds else 0.0
+
+
+def told_of(done: Sequence[EmulatedLaunch]) -> Message:
+    """Return the counts of launches by kernel, in the form of a census."""
+    told: Message = {}
+    for one in done:
+        add_launch(told, one)
+    return told
+
+
+def emulated(
+    program: str, inputs: Sequence[Tensor], driver: CountingDriver
+) -> Mapping[str, object]:
+    """Run a program on its inputs; return each kernel's counts, in the form of a census."""
+    from torch._inductor.async_compile import AsyncCompile
+    from torch._inductor.codecache import PyCodeCache
+
+    def kernel(_: object, name: str, source: str, **__: object) -> InductorKernel:
+        return InductorKernel(getattr(PyCodeCache.load(source), name), driver)
+
+    changed: Any = AsyncCompile
+    changed.triton, changed.wait = kernel, lambda *_, **__: None
+    _replace_calls(driver)
+    driver.done = []
+    namespace: dict[str, Any] = {"__name__": "inductor_program"}
+    exec(compile(program, "inductor_program.py", "exec"), namespace)
+    namespace["call"](list(inputs))
+    return told_of(driver.done)
+
+
+def _replace_calls(driver: CountingDriver) -> None:
+    """Replace what a program calls on the GPU besides its kernels."""
+    from torch._inductor.runtime import triton_helpers
+
+    changed: Any = torch
+    triton_helpers.set_driver_to_gpu = lambda: install(driver)
+    changed._C._cuda_getCurrentRawStream = lambda *_: 0
+    changed._C._dynamo.guards._empty_strided_cuda = _empty
+    changed.cuda._DeviceGuard = changed.cuda.device
+
+
+def _empty(size: Sequence[int], stride: Sequence[int], dtype: torch.dtype) -> Tensor:
+    return torch.empty_strided(size, stride, dtype=dtype)
+
+
+def _copy(value: object) -> object:
+    if not isinstance(value, Tensor):
+        return value
+    storage = value.untyped_storage().clone()  # type: ignore[no-untyped-call]
+    whole = torch.empty(0, dtype=value.dtype).set_(storage)
+    return whole.as_strided(value.size(), value.stride(), value.storage_offset())
+
+
+SEED: Final = 1
+"""Seed of the values; only counts matter."""
+
+
+class CompiledReferenceWorker:
+    """Holds one problem and one target."""
+
+    def __init__(self) -> None:
+        self._problem: Problem | None = None
+        self._reference: Reference | None = None
+        self._driver: CountingDriver | None = None
+
+    def answer(self, message: Message, _: list[int]) -> Reply:
+        """Do what the judge asks; an exception says why there is no estimate."""
+        actions = {"open": self._open, "case": self._case}
+        return actions[message["do"]](message), []
+
+    def _open(self, message: Message) -> Message:
+        check_version()
+        if importlib.util.find_spec("triton") is None:
+            raise KernelError("triton is not installed: pip install triton==3.7.1")
+        target = message["target"]
+        self._problem = Problem.from_json(message["problem"])
+        self._driver = CountingDriver(target, compiled_machine(target))
+        self._reference = self._problem.load_reference()
+        pretend(ARCHITECTURES[target], message["units"])
+        install(self._driver)
+        return {}
+
+    def _case(self, message: Message) -> Message:
+        assert self._problem and self._reference and self._driver
+        case = self._problem.cases[message["case"]]
+        inputs = self._problem.build_inputs(case, SEED)
+        program = written(self._reference, inputs, case.scalars)
+        return {"emulated": emulated(program, inputs, self._driver)}
+
+
+def main() -> None:
+    """Serve the judge; argv holds the channel and the parent's process id."""
+    channel = inherited(int(sys.argv[1]))
+    families.die_with_parent(int(sys.argv[2]))
+    families.adopt_orphans()
+    extend_import_path()
+    torch.set_num_threads(1)
+    serve(channel, CompiledReferenceWorker().answer)
+    os._exit(0)
+
+
+if __name__ == "__main__":
+    main()

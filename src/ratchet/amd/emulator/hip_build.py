@@ -1,0 +1,157 @@
+"""HIP programs compiled for the emulator, each in a sandbox of its own, and kept between verdicts.
+
+The compiler runs where no candidate does: the judge hands it texts, and takes what it made. Its
+source may still fool or break it, so a program is known by the hash of all that decides it: its
+files, its options, and the compiler with its headers. What a source makes of its compiler comes
+back to the same source alone.
+"""
+
+from __future__ import annotations
+
+import base64
+import contextlib
+import hashlib
+import os
+from importlib.metadata import version
+from pathlib import Path
+from typing import Any, Final
+
+import msgspec
+
+from ratchet.amd.architectures import ARCHITECTURES
+from ratchet.amd.compile import hip_compiler, hip_sources
+from ratchet.amd.compile.hip_sources import HipSources
+from ratchet.amd.compile.process import ProfileProcess, hip_interface
+from ratchet.amd.compile.tools import HEADERS
+from ratchet.amd.emulator.extension_build import PROGRAM, ExtensionOrder, build_extension
+from ratchet.amd.emulator.precompiled import precompiled
+from ratchet.base import scratch
+from ratchet.base.errors import KernelError
+from ratchet.base.process.child import ChildFailure
+from ratchet.base.process.time_limits import Clock
+from ratchet.judge.kernels.carried_files import split_files
+from ratchet.judge.kernels.kernel import Kernel
+from ratchet.judge.kernels.languages import cpp
+from ratchet.judge.kernels.languages.precompiled_headers import keep_few
+from ratchet.judge.sandbox.packed_files import PackedFiles
+
+MOST_KEPT: Final = 64
+"""Most compiled programs in the cache; the oldest is removed."""
+MOST_BYTES: Final = 8 << 20
+"""Most text of one program."""
+
+
+def build_hip(kernel: Kernel, target: str, clock: Clock) -> tuple[str, bytes]:
+    """Return a source's assembly, and the library of its host code.
+
+    Raises:
+        KernelError: the source does not compile, or there is no compiler.
+        ChildFailure: the compiler's process died or took too long.
+    """
+    text, carried = split_files(kernel.source)
+    source = os.path.join(carried.place, f"kernel_{target}.hip")
+    interface = os.path.join(carried.place, "ratchet_abi.h")
+    headers = precompiled(target, with_torch=False)
+    sources = HipSources(
+        target=target,
+        files={**carried.texts, source: text, interface: hip_interface()},
+        units=(source,),
+        options=tuple(f"-D{key}={value}" for key, value in kernel.schedule),
+        folders=(carried.place,),
+        precompiled=None if headers is None else str(headers),
+    )
+    folder = _kept(sources, clock, headers)
+    return (folder / "0.s").read_text(), (folder / PROGRAM).read_bytes()
+
+
+class ExtensionBuilder:
+    """Builds the extensions that a candidate's process orders, for one target."""
+
+    def __init__(self, target: str, clock: Clock, headers: Path | None) -> None:
+        """`headers` is a folder of torch's precompiled ones."""
+        self._target = target
+        self._clock = clock
+        self._headers = headers
+
+    def __call__(self, order: Any) -> PackedFiles:
+        """Return the assemblies, `0.s` and on, and the library; the caller closes them.
+
+        Raises:
+            KernelError: the sources do not compile, or the order is none.
+        """
+        try:
+            asked = msgspec.convert(order, ExtensionOrder)
+        except msgspec.ValidationError as error:
+            raise KernelError(f"an extension was ordered with nonsense: {error}") from error
+        try:
+            folder = build_extension(
+                asked,
+                self._target,
+                lambda sources: _kept(sources, self._clock, self._headers),
+                precompiled=self._headers,
+            )
+        except ChildFailure as error:
+            raise KernelError(f"the extension does not compile: its compiler {error}") from error
+        return PackedFiles.of(folder)
+
+
+def _kept(sources: HipSources, clock: Clock, headers: Path | None) -> Path:
+    """Return the folder of a compiled program in the cache, compiled now if it is not there."""
+    size = sum(len(name) + len(text) for name, text in sources.files.items())
+    if size > MOST_BYTES:
+        raise KernelError(f"a program of {size} characters is over {MOST_BYTES}: give less")
+    place = cpp.cache_folder() / "hip-builds"
+    packed = msgspec.json.encode(sources, order="sorted")
+    key = hashlib.sha256(packed + toolchain(sources.target).encode()).hexdigest()[:32]
+    folder = place / key
+    if (folder / PROGRAM).is_file():
+        os.utime(folder)
+        return folder
+    assemblies, host = _compiled(sources, clock, headers)
+    place.mkdir(parents=True, exist_ok=True)
+    with scratch.folder("build", place=place) as fresh:
+        whole = fresh / "made"
+        whole.mkdir()
+        for at, text in enumerate(assemblies):
+            (whole / f"{at}.s").write_text(text)
+        (whole / PROGRAM).write_bytes(host)
+        with contextlib.suppress(OSError):  # another process was first
+            os.rename(whole, folder)
+    keep_few(place, MOST_KEPT)
+    return folder
+
+
+def _compiled(sources: HipSources, clock: Clock, headers: Path | None) -> tuple[list[str], bytes]:
+    with contextlib.closing(ProfileProcess(clock, headers)) as process:
+        reply = process.ask({"do": "build", "sources": msgspec.to_builtins(sources)})
+    try:
+        assemblies = msgspec.convert(reply.get("assemblies"), list[str])
+        host = base64.b64decode(msgspec.convert(reply.get("host"), str))
+    except (msgspec.ValidationError, ValueError) as error:
+        raise KernelError("the compiler's process answered nonsense") from error
+    return assemblies, host
+
+
+def toolchain(target: str) -> str:
+    """Return a hash of what decides a program's code besides itself: the compiler, its headers."""
+    tools, architecture = hip_compiler.find_hip(), ARCHITECTURES[target]
+    parts = [version("torch"), tools.clang, *hip_compiler.bitcode_options(tools, architecture)]
+    found = [Path(os.path.realpath(tools.clang))]
+    if tools.headers is not None:
+        found += [tools.headers / "hip" / "hip_runtime.h", tools.headers / "hip" / "hip_version.h"]
+    if tools.bitcode is not None:
+        found.append(tools.bitcode / "ocml.bc")
+    for one in found:
+        if one.exists():
+            told = one.stat()
+            parts.append(f"{one}:{told.st_size}:{told.st_mtime_ns}")
+    if tools.whole:
+        parts += hip_compiler.shared_options(tools, architecture, with_torch=True)
+    own = (hip_compiler.__file__, hip_sources.__file__)
+    files = (
+        *hip_compiler.OWN_HEADERS.rglob("*"),
+        *HEADERS.rglob("*"),
+        *map(Path, own),
+    )
+    parts += [one.read_text() for one in sorted(files) if one.is_file()]
+    return hashlib.sha256("\n".join(parts).encode()).hexdigest()

@@ -1,0 +1,297 @@
+"""HIP's runtime for compiled host code in the sandbox: its launches are emulated."""
+
+from __future__ import annotations
+
+import contextlib
+import ctypes
+import functools
+import math
+import re
+import struct
+import sys
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import replace
+from pathlib import Path
+from typing import Any, Final
+
+from ratchet.amd.architectures import ARCHITECTURES, PretendedDevice
+from ratchet.amd.emulator.decode import DecodedKernel, called_functions, decode
+from ratchet.amd.emulator.device_printf import VARIABLE, formatted, notes
+from ratchet.amd.emulator.gpu_memory import GpuMemory
+from ratchet.amd.emulator.kernel_text import KernelTexts, plain_name
+from ratchet.amd.emulator.launch import Emulator, LaunchMemory
+from ratchet.amd.emulator.linking import DeviceVariable, device_variables, linked
+from ratchet.amd.emulator.loading import EmulatedLauncher
+from ratchet.base.errors import KernelError
+
+TARGET = re.compile(r'^\s*\.amdgcn_target "amdgcn-amd-amdhsa--(\w+)', re.MULTILINE)
+MOST_THREADS: Final = 1024
+MOST_PRINTED: Final = 4096
+"""Most bytes of a text that a kernel prints."""
+_LAUNCH = ctypes.CFUNCTYPE(
+    ctypes.c_int,
+    ctypes.c_char_p,
+    ctypes.POINTER(ctypes.c_uint * 6),
+    ctypes.POINTER(ctypes.c_void_p),
+    ctypes.c_uint64,
+)
+_ALLOCATE = ctypes.CFUNCTYPE(ctypes.c_void_p, ctypes.c_uint64)
+_RELEASE = ctypes.CFUNCTYPE(ctypes.c_int, ctypes.c_void_p)
+_FILL = ctypes.CFUNCTYPE(ctypes.c_int, ctypes.c_void_p, ctypes.c_int, ctypes.c_uint64)
+_COPY = ctypes.CFUNCTYPE(
+    ctypes.c_int, ctypes.c_void_p, ctypes.c_void_p, ctypes.c_uint64, ctypes.c_int
+)
+_SYMBOL = ctypes.CFUNCTYPE(ctypes.c_void_p, ctypes.c_char_p, ctypes.POINTER(ctypes.c_uint64))
+_FACT = ctypes.CFUNCTYPE(ctypes.c_int, ctypes.c_char_p)
+TO_HOST, FROM_HOST, ON_HOST = 2, 1, 0
+"""Values of hipMemcpyKind."""
+
+_cast = ctypes.cast
+move = ctypes.memmove
+"""The originals, which a census does not count."""
+
+
+def _bytes_at(address: int, size: int) -> bytes:
+    """Return bytes of memory; `ctypes.string_at` would count as the candidate's reading."""
+    return bytes(_cast(address, ctypes.POINTER(ctypes.c_ubyte * size)).contents)
+
+
+class _Asked(ctypes.Structure):
+    """The struct in hip_host.cpp."""
+
+    _fields_ = (
+        ("launch", _LAUNCH),
+        ("allocate", _ALLOCATE),
+        ("release", _RELEASE),
+        ("fill", _FILL),
+        ("copy", _COPY),
+        ("symbol", _SYMBOL),
+        ("allocate_open", _ALLOCATE),
+        ("fact", _FACT),
+        ("target", ctypes.c_char_p),
+        ("device", ctypes.c_char_p),
+    )
+
+
+class HipLauncher(EmulatedLauncher):
+    """One launch of the host code."""
+
+    def __init__(
+        self,
+        runtime: HipRuntime,
+        kernel: DecodedKernel,
+        block: tuple[int, int, int],
+        shared_bytes: int,
+    ) -> None:
+        self._driver: Any = runtime
+        self._kernel = functools.cache(lambda: kernel)
+        self._kinds = ["raw"] * len(kernel.arguments)
+        self._threads, self.sides = math.prod(block), block[:2]
+        self._shared = kernel.lds_bytes + shared_bytes
+        self._element_bytes = runtime.element_bytes
+
+
+class HipRuntime:
+    """Everything that one compiled source asks of HIP."""
+
+    def __init__(
+        self,
+        assemblies: Sequence[str],
+        emulator: Path,
+        memory: GpuMemory,
+        device: PretendedDevice,
+        matrix_cycles: Mapping[str, int] | None = None,
+    ) -> None:
+        self.emulator = Emulator(emulator, matrix_cycles)
+        self.told = self
+        self.memory = memory
+        self.element_bytes = 1
+        """Bytes of the smallest output's element, to count the elements that launches store."""
+        self.error: Exception | None = None
+        """The first error of a call; it cannot pass through compiled code."""
+        self._device = device
+        self._library: Any = None
+        self._assemblies = assemblies
+        self._texts = [KernelTexts(one) for one in assemblies]
+        self._variables: list[dict[str, DeviceVariable]] | None = None
+        self._addresses: dict[tuple[int, str], int] = {}
+        self._pointers: dict[int, int] = {}
+        self._kernel = functools.cache(self._decoded)
+        self._asked = _Asked(
+            _LAUNCH(self._guarded(self._launch, 1)),
+            _ALLOCATE(self._guarded(self._allocate, 0)),
+            _RELEASE(self._guarded(self._release, 1)),
+            _FILL(self._guarded(self._fill, 1)),
+            _COPY(self._guarded(self._copy, 1)),
+            _SYMBOL(self._guarded(self._symbol, 0)),
+            _ALLOCATE(self._guarded(self._allocate_open, 0)),
+            _FACT(self._guarded(self._fact, 0)),
+            device.architecture.name.encode(),
+            device.name.encode(),
+        )
+
+    def install(self, library: ctypes.CDLL) -> None:
+        """Serve a loaded library."""
+        library.ratchet_hip_install(ctypes.byref(self._asked))
+        library.ratchet_hip_complaint.restype = ctypes.c_char_p
+        self._library = library
+
+    @contextlib.contextmanager
+    def called(self) -> Iterator[None]:
+        """Serve the host code's call inside, and raise the first error that it caused."""
+        self._library.ratchet_hip_begin()
+        try:
+            yield
+        except Exception:
+            self._raise_error()  # it is the reason, and what the host code raised follows from it
+            raise
+        self._raise_error()
+
+    def memories(self) -> list[LaunchMemory]:
+        """Return the memory that a launch may touch."""
+        return self.memory.ranges()
+
+    def _raise_error(self) -> None:
+        error, self.error = self.error, None
+        if error is not None:
+            raise error
+        if complaint := self._library.ratchet_hip_complaint():
+            raise KernelError(complaint.decode())
+
+    def _decoded(self, name: str) -> DecodedKernel:
+        for part, text in enumerate(self._texts):
+            if text.has(name):
+                own = text.of(name)
+                addresses = self._placed(part) | called_functions(own)
+                own = linked(own, addresses, self._pointer_to)
+                return replace(decode(own), name=plain_name(name))
+        raise KernelError(f"no kernel is called {name!r:.80}")
+
+    def _placed(self, part: int) -> dict[str, int]:
+        """Return the addresses of one text's variables, and write what they begin with."""
+        if self._variables is None:
+            self._variables = [device_variables(text) for text in self._assemblies]
+        for name, variable in self._variables[part].items():
+            if (part, name) not in self._addresses:
+                block = self.memory.block(len(variable.begins), lasts=True)
+                with self.memory.opened():
+                    move(block.address, variable.begins, len(variable.begins))
+                self._addresses[part, name] = block.address
+        return {name: at for (own, name), at in self._addresses.items() if own == part}
+
+    def _pointer_to(self, address: int) -> int:
+        if address not in self._pointers:
+            block = self.memory.block(8, lasts=True)
+            with self.memory.opened():
+                move(block.address, address.to_bytes(8, "little"), 8)
+            self._pointers[address] = block.address
+        return self._pointers[address]
+
+    # What the host code asks for. An error is kept: it cannot pass through compiled code.
+
+    def _guarded(self, function: Callable[..., int], failed: int) -> Callable[..., int]:
+        def ask(*given: object) -> int:
+            if self.error is not None:
+                return failed
+            try:
+                return function(*given)
+            except Exception as error:  # the boundary to compiled code: raised after the call
+                self.error = error
+                return failed
+
+        return ask
+
+    def _launch(self, name: bytes, sizes: Any, arguments: Any, shared_bytes: int) -> int:
+        *grid, wide, high, deep = sizes.contents
+        if not 1 <= wide * high * deep <= MOST_THREADS:
+            raise KernelError(f"a block of {wide} x {high} x {deep} threads cannot be launched")
+        kernel = self._kernel(name.decode(errors="replace"))
+        own = [one for one in kernel.arguments if not one.kind.startswith("hidden_")]
+        values = [_bytes_at(arguments[at], one.size) for at, one in enumerate(own)]
+        with self.memory.opened():
+            launch = HipLauncher(self, kernel, (wide, high, deep), shared_bytes)
+            try:
+                launch(*grid, *[None] * 6, *values)
+            finally:
+                self._print()
+        return 0
+
+    def _print(self) -> None:
+        """Print what kernels said since the last launch."""
+        for part in range(len(self._variables or ())):
+            at = self._addresses.get((part, VARIABLE))
+            if at is None or not (count := int.from_bytes(_bytes_at(at, 4), "little")):
+                continue
+            assert self._variables is not None
+            size = min(4 * (count + 1), len(self._variables[part][VARIABLE].begins))
+            words = struct.unpack(f"<{size // 4}I", _bytes_at(at, size))
+            ctypes.memset(at, 0, 4)
+            for format_at, given in notes(words):
+                sys.stdout.write(formatted(self._text_at(format_at), given, self._text_at))
+            sys.stdout.flush()
+
+    def _text_at(self, address: int) -> str:
+        block = self.memory.find(address)
+        if block is None:
+            return ""
+        found = _bytes_at(address, min(MOST_PRINTED, block.address + block.size - address))
+        return found.partition(b"\0")[0].decode(errors="replace")
+
+    def _allocate(self, size: int) -> int:
+        return self.memory.block(size).address
+
+    def _allocate_open(self, size: int) -> int:
+        return self.memory.block(size, open_to_host=True).address
+
+    def _release(self, place: int | None) -> int:
+        if place is not None and not self.memory.release(place):
+            raise KernelError("the host code frees memory that hipMalloc did not give it")
+        return 0
+
+    def _fill(self, place: int | None, value: int, size: int) -> int:
+        if size and self.memory.find(place or 0, size) is None:
+            raise KernelError("hipMemset writes outside of the call's memory")
+        with self.memory.opened():
+            ctypes.memset(place or 0, value & 255, size)
+        return 0
+
+    def _copy(self, to: int | None, of: int | None, size: int, kind: int) -> int:
+        sides = {FROM_HOST: ((to, "writes"),), TO_HOST: ((of, "reads"),), ON_HOST: ()}
+        for place, word in sides.get(kind, ()):
+            if size and self.memory.find(place or 0, size) is None:
+                raise KernelError(f"hipMemcpy {word} outside of the GPU's memory")
+        if size and not (to and of):
+            raise KernelError("hipMemcpy gets a null pointer")
+        with self.memory.opened():
+            move(to or 0, of or 0, size)
+        return 0
+
+    def _symbol(self, name: bytes, size: Any) -> int:
+        word = name.decode(errors="replace")
+        for part in range(len(self._assemblies)):
+            if word in (placed := self._placed(part)):
+                assert self._variables is not None
+                size.contents.value = len(self._variables[part][word].begins)
+                return placed[word]
+        raise KernelError(f"the GPU's code has no variable {word:.80}")
+
+    def _fact(self, name: bytes) -> int:
+        one = self._device.architecture
+        digits = one.name.removeprefix("gfx")
+        known = {
+            b"lanes": one.wavefront_size,
+            b"lds": one.lds_bytes_per_workgroup,
+            b"compute_units": self._device.units,
+            b"memory_mib": self._device.memory_bytes >> 20,
+            b"major": int(digits[:-2]),
+            b"minor": int(digits[-2], 16),
+        }
+        return known[name]
+
+
+def target_of(assembly: str) -> str:
+    """Return the GPU that an assembly text is for; raises KernelError if it does not tell."""
+    found = TARGET.search(assembly)
+    if found is None or found[1] not in ARCHITECTURES:
+        raise KernelError("the assembly does not say which GPU it is for")
+    return found[1]

@@ -1,0 +1,422 @@
+"""Run one launch of a decoded kernel on memory of this process."""
+
+from __future__ import annotations
+
+import ctypes
+import math
+import struct
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, Final
+
+from ratchet.amd.architectures import ARCHITECTURES
+from ratchet.amd.emulator.decode import DecodedKernel, KernelArgument
+from ratchet.base.errors import KernelError
+
+INSTRUCTION_LIMIT: Final = 2_000_000_000
+"""Most wave instructions of one launch."""
+MAX_PROGRAMS: Final = 1 << 24
+MOST_RUNS: Final = 1 << 15
+"""Most instructions of a workgroup's waves that are noted."""
+RUN_BYTES: Final = 12
+ISSUE_CYCLES: Final = {64: 4, 32: 1}
+"""Cycles of an instruction, by the lanes of a wave."""
+SLACK_BYTES: Final = 256
+"""Padding after the arguments: a preload reads whole blocks."""
+GROUP_IN_TRAP_REGISTERS: Final = ("gfx1201",)
+"""`ttmp7` and `ttmp9` hold a workgroup's numbers, bits 25 to 29 of `ttmp8` a wave's (LLVM's
+AMDGPUUsage, "Architected SGPRs")."""
+NOT_EMULATED: Final = ("not emulated", "too large to be emulated", "cannot be emulated")
+"""Words of a failure that is the emulator's, and not the kernel's."""
+REFUSED: Final = ("dispatch_ptr", "queue_ptr", "dispatch_id", "private_segment_size")
+PACKS: Final = {"fp64": "<d", "fp32": "<f", "fp16": "<e", "f32": "<f", "f64": "<d", "f16": "<e"}
+ZERO_KINDS: Final = (
+    "hidden_remainder_x", "hidden_remainder_y", "hidden_remainder_z", "hidden_global_offset_x",
+    "hidden_global_offset_y", "hidden_global_offset_z", "hidden_none", "hidden_printf_buffer",
+    "hidden_hostcall_buffer", "hidden_multigrid_sync_arg", "hidden_heap_v1",
+    "hidden_default_queue", "hidden_completion_action", "hidden_queue_ptr",
+    "hidden_dynamic_lds_size", "hidden_private_base", "hidden_shared_base",
+)  # fmt: skip
+"""Hidden arguments of features that a launch does not use; a read through one is a fault."""
+
+
+@dataclass(frozen=True, slots=True)
+class LaunchMemory:
+    """A stretch of memory that a launch may touch."""
+
+    address: int
+    size: int
+
+
+@dataclass(frozen=True, slots=True)
+class LaunchValue:
+    """An argument: a pointer or a number, and Triton's type of it."""
+
+    kind: str
+    value: int | float | bool | bytes
+
+
+WaveRuns = bytes
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class LaunchCounts:
+    """Exact counts of one launch."""
+
+    instructions: int
+    by_mnemonic: dict[str, int]
+    """Instructions that waves executed."""
+    lanes: dict[str, int]
+    """Lanes that were on, summed over the instructions; scalar ones have none."""
+    bytes: int
+    """Bytes of tensors that lanes read and wrote."""
+    stored_bytes: int
+    """Bytes of tensors that lanes wrote."""
+    touched_bytes: int
+    """Bytes of tensors in whole lines of 64 bytes, each counted once."""
+    lines_64: int
+    lines_128: int
+    lds_bytes: int
+    lds_conflicts: int
+    by_place: dict[str, PlaceCounts]
+    """Counts of each source line, as `file:line`; "" for instructions without one."""
+    executed: tuple[int, ...]
+    """Executions by waves, for each record of the kernel."""
+    runs: tuple[WaveRuns, ...]
+    """For each wave of the first workgroup: what it ran in order, as `Run` in machine.hpp."""
+
+
+@dataclass(kw_only=True, slots=True)
+class PlaceCounts:
+    """Exact counts of one source line's instructions."""
+
+    by_mnemonic: dict[str, int]
+    lanes: int = 0
+    lines_64: int = 0
+    lds_conflicts: int = 0
+
+
+class _MachineRange(ctypes.Structure):
+    _fields_ = (("first", ctypes.c_uint64), ("size", ctypes.c_uint64))
+
+
+class _MachineLaunch(ctypes.Structure):
+    """The struct `Launch` in machine.hpp."""
+
+    _fields_ = (
+        ("code", ctypes.c_char_p),
+        ("length", ctypes.c_uint64),
+        ("ranges", ctypes.POINTER(_MachineRange)),
+        ("range_count", ctypes.c_uint64),
+        ("kernarg", ctypes.c_uint64),
+        ("kernarg_size", ctypes.c_uint64),
+        ("limit", ctypes.c_uint64),
+        ("grid", ctypes.c_uint32 * 3),
+        ("threads", ctypes.c_uint32),
+        ("lds_bytes", ctypes.c_uint32),
+        ("scratch_bytes", ctypes.c_uint32),
+        ("kernarg_sgpr", ctypes.c_uint32),
+        ("preload_sgprs", ctypes.c_uint32),
+        ("preload_offset", ctypes.c_uint32),
+        ("group_sgpr", ctypes.c_uint32),
+        ("group_ids", ctypes.c_uint32),
+        ("group_in_trap_registers", ctypes.c_uint32),
+        ("registers", ctypes.c_uint32),
+        ("counts", ctypes.POINTER(ctypes.c_uint64)),
+        ("lanes", ctypes.POINTER(ctypes.c_uint64)),
+        ("conflicts", ctypes.c_uint64),
+        ("lines64", ctypes.c_uint64),
+        ("lines128", ctypes.c_uint64),
+        ("bytes", ctypes.c_uint64),
+        ("stored", ctypes.c_uint64),
+        ("touched64", ctypes.c_uint64),
+        ("lds_bytes_moved", ctypes.c_uint64),
+        ("seen", ctypes.POINTER(ctypes.POINTER(ctypes.c_uint64))),
+        ("lds_unit", ctypes.c_uint32),
+        ("backwards", ctypes.c_uint32),
+        ("races_pass", ctypes.c_uint32),
+        ("other", ctypes.c_uint64),
+        ("sides", ctypes.c_uint32 * 2),
+        ("lines_at", ctypes.POINTER(ctypes.c_uint64)),
+        ("conflicts_at", ctypes.POINTER(ctypes.c_uint64)),
+        ("cycles", ctypes.POINTER(ctypes.c_uint32)),
+        ("runs", ctypes.c_void_p),
+        ("run_room", ctypes.c_uint32),
+        ("run_counts", ctypes.POINTER(ctypes.c_uint32)),
+    )
+
+
+class Emulator:
+    """The compiled machine."""
+
+    def __init__(self, library: Path, matrix_cycles: Mapping[str, int] | None = None) -> None:
+        """`matrix_cycles` are the cycles of matrix instructions, by mnemonic."""
+        machine = ctypes.CDLL(str(library))
+        self._lanes = ctypes.c_int.in_dll(machine, "ratchet_lanes").value
+        self._matrix_cycles = matrix_cycles or {}
+        self._cycles: dict[int, tuple[DecodedKernel, ctypes.Array[ctypes.c_uint32]]] = {}
+        self._run = machine.ratchet_emulate
+        self._run.restype = ctypes.c_int
+
+    def run(
+        self,
+        kernel: DecodedKernel,
+        *,
+        grid: Sequence[int],
+        threads: int,
+        shared_bytes: int,
+        values: Sequence[LaunchValue],
+        memories: Sequence[LaunchMemory],
+        limit: int = INSTRUCTION_LIMIT,
+        backwards: bool = False,
+        races_pass: bool = False,
+        sides: tuple[int, int] | None = None,
+    ) -> LaunchCounts:
+        """Execute every workgroup; raises KernelError with the source line of a fault.
+
+        The waves of a workgroup run in turn from barrier to barrier, or the last first if
+        `backwards`: a right kernel gives the same result. With `races_pass`, races in LDS are no
+        faults. `sides` are a block's threads along x and y, if it has several dimensions.
+        """
+        if kernel.lanes != self._lanes:
+            raise KernelError(f"code for {kernel.target} is not emulated beside another target's")
+        lds_bytes = check_launch(kernel, grid, threads, shared_bytes)
+        across = sides or (threads, 1)
+        block = (*across, threads // max(1, math.prod(across)))
+        arguments = packed_arguments(kernel, values, grid, block)
+        buffer = ctypes.create_string_buffer(arguments + bytes(SLACK_BYTES))
+        own = LaunchMemory(ctypes.addressof(buffer), len(arguments) + SLACK_BYTES)
+        joined = _joined([*memories, own], whole_words=changes_parts_of_words(kernel))
+        ranges = (_MachineRange * len(joined))(
+            *(_MachineRange(one.address, one.size) for one in joined)
+        )
+        seen = [(ctypes.c_uint64 * (one.size // 4096 + 2))() for one in joined]
+        length = len(kernel.mnemonics)
+        row = ctypes.c_uint64 * length
+        counts, lanes, lines_at, conflicts_at = row(), row(), row(), row()
+        waves = -(-threads // kernel.lanes)
+        room = MOST_RUNS // waves
+        runs = ctypes.create_string_buffer(RUN_BYTES * room * waves)
+        noted = (ctypes.c_uint32 * waves)()
+        user = kernel.directives
+        launch = _MachineLaunch(
+            code=kernel.code,
+            length=length,
+            ranges=ranges,
+            range_count=len(joined),
+            kernarg=own.address,
+            kernarg_size=len(arguments),
+            limit=limit,
+            grid=tuple(grid),
+            threads=threads,
+            lds_bytes=lds_bytes,
+            scratch_bytes=kernel.scratch_bytes,
+            kernarg_sgpr=4 * user.get("user_sgpr_private_segment_buffer", 0),
+            preload_sgprs=user.get("user_sgpr_kernarg_preload_length", 0),
+            preload_offset=4 * user.get("user_sgpr_kernarg_preload_offset", 0),
+            group_sgpr=user.get("user_sgpr_count", 2),
+            group_ids=sum(
+                user.get(f"system_sgpr_workgroup_id_{axis}", int(axis == "x")) << index
+                for index, axis in enumerate("xyz")
+            ),
+            group_in_trap_registers=kernel.target in GROUP_IN_TRAP_REGISTERS,
+            registers=kernel.register_mask,
+            counts=counts,
+            lanes=lanes,
+            seen=_pointers(seen),
+            lds_unit=kernel.lds_unit,
+            backwards=backwards,
+            races_pass=races_pass,
+            sides=across,
+            lines_at=lines_at,
+            conflicts_at=conflicts_at,
+            cycles=self._cycles_of(kernel),
+            runs=ctypes.addressof(runs),
+            run_room=room,
+            run_counts=noted,
+        )
+        message = ctypes.create_string_buffer(256)
+        where = ctypes.c_uint64(0)
+        if self._run(ctypes.byref(launch), message, 256, ctypes.byref(where)):
+            raise KernelError(_fault(kernel, message.value.decode(), where.value, launch.other))
+        executed = counts[:]
+        ran = [at for at, count in enumerate(executed) if count]
+        scalar = (name.startswith("s_") for name in kernel.mnemonics)
+        on = [0 if off else count for off, count in zip(scalar, lanes[:], strict=False)]
+        return LaunchCounts(
+            instructions=sum(executed),
+            by_mnemonic=_summed(kernel, executed, ran),
+            lanes=_summed(kernel, on, ran),
+            bytes=launch.bytes,
+            stored_bytes=launch.stored,
+            touched_bytes=64 * launch.touched64,
+            lines_64=launch.lines64,
+            lines_128=launch.lines128,
+            lds_bytes=launch.lds_bytes_moved,
+            lds_conflicts=launch.conflicts,
+            by_place=_by_place(kernel, ran, executed, on, lines_at[:], conflicts_at[:]),
+            executed=tuple(executed),
+            runs=tuple(
+                ctypes.string_at(launch.runs + RUN_BYTES * room * wave, RUN_BYTES * count)
+                for wave, count in enumerate(noted)
+            ),
+        )
+
+    def _cycles_of(self, kernel: DecodedKernel) -> ctypes.Array[ctypes.c_uint32]:
+        """Return the counted cycles for which each record occupies its SIMD."""
+        found = self._cycles.get(id(kernel))
+        if found is None or found[0] is not kernel:
+            issue, known = ISSUE_CYCLES[kernel.lanes], self._matrix_cycles
+            each = [known.get(name, issue) for name in kernel.mnemonics]
+            found = self._cycles[id(kernel)] = (kernel, (ctypes.c_uint32 * len(each))(*each))
+        return found[1]
+
+
+def check_launch(
+    kernel: DecodedKernel, grid: Sequence[int], threads: int, shared_bytes: int
+) -> int:
+    """Return the LDS bytes of a workgroup; raises KernelError if the device refuses the launch."""
+    x, y, z = grid
+    if min(grid) < 1:
+        raise KernelError(f"the kernel {kernel.name} is launched on an empty grid {x} x {y} x {z}")
+    if x * y * z > MAX_PROGRAMS:
+        raise KernelError(f"a grid of {x} x {y} x {z} is too large to be emulated")
+    if not 1 <= threads <= 1024:
+        raise KernelError(f"a workgroup of {threads} threads cannot be launched")
+    for name in REFUSED:
+        if kernel.directives.get(f"user_sgpr_{name}"):
+            raise KernelError(f"the kernel asks for {name}, which is not emulated")
+    lds_bytes = max(kernel.lds_bytes, shared_bytes)
+    most = ARCHITECTURES[kernel.target].lds_bytes_per_workgroup
+    if lds_bytes > most:
+        raise KernelError(
+            f"the kernel asks for {lds_bytes} bytes of LDS: {kernel.target} has {most}"
+        )
+    return lds_bytes
+
+
+def packed_arguments(
+    kernel: DecodedKernel,
+    values: Sequence[LaunchValue],
+    grid: Sequence[int],
+    block: Sequence[int],
+) -> bytes:
+    """Return the argument memory, with hidden arguments, by the kernel's metadata."""
+    memory = bytearray(max(kernel.argument_bytes, 1))
+    left = list(values)
+    for one in kernel.arguments:
+        if one.kind.startswith("hidden_"):
+            data = _hidden(one, grid, block)
+        elif left:
+            data = _packed(left.pop(0), one)
+        else:
+            data = bytes(one.size)  # scratch memory that Triton gives no kernel that needs none
+        memory[one.offset : one.offset + one.size] = data
+    if left:
+        raise KernelError(f"the kernel {kernel.name} was given {len(left)} arguments too many")
+    return bytes(memory)
+
+
+def _packed(given: LaunchValue, one: KernelArgument) -> bytes:
+    value, kind = given.value, given.kind
+    if isinstance(value, bytes):
+        return value
+    try:
+        if isinstance(value, float) or kind in PACKS or kind == "bf16":
+            if kind == "bf16":
+                return struct.pack("<f", value)[2:]
+            return struct.pack(PACKS[kind], value)
+        return int(value).to_bytes(one.size, "little", signed=value < 0)
+    except (struct.error, OverflowError, KeyError) as error:
+        raise KernelError(f"the argument {value!r:.40} does not fit the type {kind}") from error
+
+
+def _hidden(one: KernelArgument, grid: Sequence[int], block: Sequence[int]) -> bytes:
+    known = {
+        "hidden_block_count_x": grid[0],
+        "hidden_block_count_y": grid[1],
+        "hidden_block_count_z": grid[2],
+        "hidden_group_size_x": block[0],
+        "hidden_group_size_y": block[1],
+        "hidden_group_size_z": block[2],
+        "hidden_grid_dims": 3,
+    }
+    if one.kind not in known and one.kind not in ZERO_KINDS:
+        raise KernelError(f"the hidden argument {one.kind:.60} is not emulated")
+    return known.get(one.kind, 0).to_bytes(one.size, "little")
+
+
+def _pointers(arrays: Sequence[Any]) -> object:
+    pointer = ctypes.POINTER(ctypes.c_uint64)
+    return (pointer * len(arrays))(*(ctypes.cast(one, pointer) for one in arrays))
+
+
+def changes_parts_of_words(kernel: DecodedKernel) -> bool:
+    """Return True for a kernel that may change 16 bits by an atomic operation on the whole word.
+
+    The word's other half may lie beside the tensor; GPUs allocate by more than words.
+    """
+    return any("atomic_cmpswap" in name or "atomic_pk_add" in name for name in kernel.mnemonics)
+
+
+def _joined(memories: Sequence[LaunchMemory], *, whole_words: bool = False) -> list[LaunchMemory]:
+    """Return the stretches in order, with overlapping ones merged; `whole_words` rounds them up."""
+    found: list[LaunchMemory] = []
+    if whole_words:
+        memories = [
+            LaunchMemory(one.address & -4, (one.address % 4 + one.size + 3) & -4)
+            for one in memories
+            if one.size
+        ]
+    for one in sorted(memories, key=lambda memory: memory.address):
+        if found and one.address < found[-1].address + found[-1].size:
+            last = found.pop()
+            end = max(last.address + last.size, one.address + one.size)
+            one = LaunchMemory(last.address, end - last.address)
+        if one.size:
+            found.append(one)
+    return found
+
+
+def _fault(kernel: DecodedKernel, message: str, where: int, other: int) -> str:
+    """Return the error at record `where`; `other` is 1 plus the access that it races with, or 0."""
+    rest = f", there{_place(kernel, other - 1)}" if other else ""
+    return f"in the kernel {kernel.name}{_place(kernel, where)}: {message}{rest}"
+
+
+def _place(kernel: DecodedKernel, where: int) -> str:
+    known = where < len(kernel.places)
+    place = f" at {kernel.places[where]}" if known and kernel.places[where] else ""
+    return place + (f" ({kernel.mnemonics[where]})" if known else "")
+
+
+def _by_place(
+    kernel: DecodedKernel,
+    ran: Sequence[int],
+    counts: Sequence[int],
+    lanes: Sequence[int],
+    lines_at: Sequence[int],
+    conflicts_at: Sequence[int],
+) -> dict[str, PlaceCounts]:
+    found: dict[str, PlaceCounts] = {}
+    for at in ran:
+        one = found.get(kernel.places[at])
+        if one is None:
+            one = found[kernel.places[at]] = PlaceCounts(by_mnemonic={})
+        mnemonic = kernel.mnemonics[at]
+        one.by_mnemonic[mnemonic] = one.by_mnemonic.get(mnemonic, 0) + counts[at]
+        one.lanes += lanes[at]
+        one.lines_64 += lines_at[at]
+        one.lds_conflicts += conflicts_at[at]
+    return found
+
+
+def _summed(kernel: DecodedKernel, values: Sequence[int], ran: Sequence[int]) -> dict[str, int]:
+    """Return sums by mnemonic over the executed records."""
+    found: dict[str, int] = {}
+    for at in ran:
+        if values[at]:
+            name = kernel.mnemonics[at]
+            found[name] = found.get(name, 0) + values[at]
+    return found

@@ -1,0 +1,164 @@
+"""Give the variables and constants of an assembly text addresses, and put these into its code.
+
+A kernel reaches a variable relative to its program counter. Here the counter reads 0 and the
+distance is the address, so the code adds up to the same.
+"""
+
+from __future__ import annotations
+
+import ast
+import ctypes
+import re
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from typing import Final
+
+from ratchet.amd.emulator.decode import DecodedKernel, called_functions, decode
+from ratchet.amd.emulator.kernel_text import KernelTexts
+from ratchet.amd.emulator.launch import LaunchMemory
+from ratchet.base.errors import KernelError
+
+SECTION: Final = re.compile(r"^\s+\.(?:section\s+\.?(\w+)|(bss|data|text)\b)")
+LABEL: Final = re.compile(r"^([A-Za-z_.$][\w.$]*):")
+COMMON: Final = re.compile(r"^\s+\.comm\s+([\w.$]+),\s*(\d+)", re.MULTILINE)
+"""A variable of zeros without a label."""
+OBJECT: Final = re.compile(r"^\s+\.type\s+([\w.$]+),@object", re.MULTILINE)
+REFERENCE: Final = re.compile(r"([A-Za-z_.$][\w.$]*)@(rel32|gotpcrel32)@(lo|hi)([+-]\d+)")
+COUNTER: Final = re.compile(r"^(\s+)s_getpc_b64 (s\[\d+:\d+\])", re.MULTILINE)
+INSTRUCTION: Final = re.compile(r"^\s+[a-z]")
+WORD: Final = 4
+"""Bytes of an instruction, and of its literal."""
+WIDTHS: Final = {"byte": 1, "short": 2, "long": 4, "quad": 8}
+MOST_BYTES: Final = 64 << 20
+
+
+@dataclass(frozen=True, slots=True)
+class DeviceVariable:
+    """A variable of the device's code and the bytes that it begins with."""
+
+    name: str
+    begins: bytes
+
+
+def device_variables(text: str) -> dict[str, DeviceVariable]:
+    """Return the variables of an assembly text; raises KernelError for data that is not known."""
+    wanted = set(OBJECT.findall(text))
+    common = {name: min(int(size), MOST_BYTES + 1) for name, size in COMMON.findall(text)}
+    found = {name: bytearray(size) for name, size in common.items() if name in wanted}
+    current: bytearray | None = None
+    inside = False
+    for line in text.splitlines() if wanted else ():
+        if section := SECTION.match(line):
+            inside = (section[1] or section[2]) not in ("text", "AMDGPU", "note", "debug_info")
+            current = None
+        elif label := LABEL.match(line):
+            if label[1] in wanted and inside:
+                current = found.setdefault(label[1], bytearray())
+            elif not label[1].startswith(".L"):
+                current = None
+        elif line.lstrip().startswith(".size"):
+            current = None
+        elif current is not None:
+            current += _data(line, current)
+    if any(len(data) > MOST_BYTES for data in found.values()):
+        raise KernelError("a variable of more than 64 MiB is not emulated")
+    return {name: DeviceVariable(name, bytes(data)) for name, data in found.items()}
+
+
+def _data(line: str, before: bytearray) -> bytes:
+    """Return the bytes of one directive."""
+    said = re.match(r"^\s+\.(\w+)\s*([^;]*?)\s*(?:;.*)?$", line.replace('\\"', "\\042"))
+    if said is None or said[1] in ("p2align", "globl", "type", "protected", "weak", "hidden"):
+        return b""
+    kind, rest = said[1], said[2]
+    try:
+        if kind in WIDTHS:
+            numbers = (int(one, 0) for one in rest.split(","))
+            width = WIDTHS[kind]
+            return b"".join((one % (1 << 8 * width)).to_bytes(width, "little") for one in numbers)
+        if kind in ("zero", "skip", "space"):
+            count, _, value = rest.partition(",")
+            return bytes([int(value or "0", 0)]) * min(int(count, 0), MOST_BYTES + 1)
+        if kind == "fill":
+            count, width, value = (int(one, 0) for one in rest.split(","))
+            return value.to_bytes(width, "little") * count
+        if kind in ("ascii", "asciz"):
+            text = line[line.index('"') : line.rindex('"') + 1]
+            octal = re.sub(r"\\([0-7]{1,3})", lambda one: f"\\x{int(one[1], 8) & 255:02x}", text)
+            return bytes(ast.literal_eval("b" + octal)) + (b"\0" if kind == "asciz" else b"")
+    except (ValueError, SyntaxError) as error:
+        raise KernelError(f"a variable that holds {rest:.60} is not emulated") from error
+    raise KernelError(f"data in .{kind} is not emulated")
+
+
+class PlacedVariables:
+    """The variables of an assembly text in this process's memory."""
+
+    def __init__(self, text: str) -> None:
+        self._held: list[ctypes.Array[ctypes.c_char]] = []
+        self.memories: list[LaunchMemory] = []
+        self.addresses = {
+            name: self._place(one.begins) for name, one in device_variables(text).items()
+        }
+
+    def pointer_to(self, address: int) -> int:
+        """Return the address of a new pointer."""
+        return self._place(address.to_bytes(8, "little"))
+
+    def _place(self, begins: bytes) -> int:
+        held = (ctypes.c_char * (len(begins) + 64))()
+        self._held.append(held)
+        at = -(-ctypes.addressof(held) // 64) * 64
+        ctypes.memmove(at, begins, len(begins))
+        self.memories.append(LaunchMemory(at, len(begins)))
+        return at
+
+
+def linked_kernel(text: str, name: str) -> tuple[DecodedKernel, PlacedVariables | None]:
+    """Return a kernel of an assembly text, and the variables of a text that has some or calls.
+
+    Raises KernelError as `decode` does, and for a kernel that prints or asserts: it asks the host.
+    """
+    if "hidden_hostcall_buffer" in text:
+        raise KernelError("printing and assertions on the device are not emulated")
+    if COUNTER.search(text) is None:
+        return decode(text), None
+    own, placed = KernelTexts(text).of(name), PlacedVariables(text)
+    addresses = placed.addresses | called_functions(own)
+    return decode(linked(own, addresses, placed.pointer_to)), placed
+
+
+def linked(text: str, addresses: Mapping[str, int], pointer_to: Callable[[int], int]) -> str:
+    """Return the text with addresses instead of distances.
+
+    `pointer_to` returns the address of a pointer that holds an address. Raises KernelError for a
+    name without one: a function that was not inlined, or a variable of another file.
+    """
+    if "@rel32@" not in text and "@gotpcrel32@" not in text:
+        return text
+
+    def placed(found: re.Match[str]) -> str:
+        name, way, half = found[1], found[2], found[3]
+        offset = int(found[4]) - since - WORD
+        if name not in addresses:
+            raise KernelError(
+                f"{name:.80} is called or read, and is not in this file: not emulated"
+            )
+        if way == "rel32":
+            address = addresses[name] + offset
+        elif offset == 0:
+            address = pointer_to(addresses[name])
+        else:
+            raise KernelError(f"the address of {name:.80} is read with an offset: not emulated")
+        return hex(address & 0xFFFFFFFF if half == "lo" else address >> 32)
+
+    lines = []
+    since = 0  # bytes from the counter's value to the line
+    for line in text.splitlines():
+        if COUNTER.match(line):
+            line, since = COUNTER.sub(r"\1s_mov_b64 \2, 0", line), 0
+        elif INSTRUCTION.match(line):
+            line, has_literal = REFERENCE.subn(placed, line)
+            since += WORD * (1 + has_literal)
+        lines.append(line)
+    return "\n".join(lines)

@@ -1,0 +1,520 @@
+"""Load a Triton source in the sandbox so that its launches are emulated, on tensors in memory."""
+
+from __future__ import annotations
+
+import contextlib
+import ctypes
+import functools
+import linecache
+import math
+import os
+import re
+import sys
+import tempfile
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, Final, NotRequired, TypedDict
+
+from ratchet.amd.architectures import ARCHITECTURES, PretendedDevice
+from ratchet.amd.compile.fake_driver import (
+    CompiledTexts,
+    FakeDriver,
+    assembly_number,
+)
+from ratchet.amd.compile.torch_cuda import asked
+from ratchet.amd.emulator.decode import DecodedKernel
+from ratchet.amd.emulator.instruction_order import assembly, timeline
+from ratchet.amd.emulator.launch import (
+    INSTRUCTION_LIMIT,
+    NOT_EMULATED,
+    Emulator,
+    LaunchCounts,
+    LaunchMemory,
+    LaunchValue,
+)
+from ratchet.amd.emulator.linking import PlacedVariables, linked_kernel
+from ratchet.amd.emulator.pretending import GPU, MARK, EmulatedGpu
+from ratchet.base.errors import KernelError
+from ratchet.judge.kernels.carried_files import split_files
+from ratchet.judge.kernels.languages.python_file import load_source
+from ratchet.judge.problems.free_memory import GIB, free_bytes
+
+if TYPE_CHECKING:
+    import torch
+    from torch.multiprocessing.reductions import StorageWeakRef
+
+EMULATOR = "RATCHET_EMULATOR"
+"""The same as in `with_torch`, which this module cannot import."""
+MOST_TOLD = 4096
+"""The last storages whose addresses are remembered."""
+
+
+UNWRITTEN = (
+    *(("", name) for name in ("empty", "empty_like", "empty_strided", "empty_permuted")),
+    *(("Tensor", name) for name in ("new_empty", "new_empty_strided")),
+)
+"""Functions of torch that return unwritten memory: an attribute of torch or "", and the name."""
+LARGE_BYTES: Final = 1 << 30
+"""Tensors above it are compared with the free memory."""
+TIMED: Final = "triton.testing.do_bench, which returned nan: nothing is timed here"
+INLINE: Final = re.compile(r' asm (?:[a-z]+ )*"((?:[^"\\]|\\.)*)", "([^"]*)"')
+"""Inline assembly in LLVM's language, and the constraints of its operands."""
+KERNEL: Final = re.compile(r"define amdgpu_kernel void @([\w.$]+)")
+NOT_OF_AMD: Final = re.compile(r"(?:^|,)=?&?[bcdfhlq](?:,|$)")
+"""Constraints of PTX: predicates, and registers of 16 and 64 bits or for floats."""
+ELEMENT_BYTES = {"8": 1, "16": 2, "32": 4, "64": 8}
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class EmulatedLaunch:
+    """One launch that was executed."""
+
+    name: str
+    programs: int
+    waves: int
+    stored_elements: int
+    """An upper bound, counted in the smallest type that the kernel has pointers to."""
+    counts: LaunchCounts
+    kernel: DecodedKernel
+    workgroup_waves: int
+    lds_bytes: int
+    """LDS bytes of a workgroup."""
+    file: str = ""
+    """The file of the kernel's source, if known."""
+
+    def shown(self) -> dict[str, object]:
+        """Return what a page shows besides the counts: assembly by line, resources, a timeline."""
+        return {
+            "assembly": assembly(self.kernel, self.counts),
+            "timeline": timeline(self.kernel, self.counts),
+            "vgprs": self.kernel.vgprs,
+            "workgroup_waves": self.workgroup_waves,
+            "workgroup_lds_bytes": self.lds_bytes,
+        }
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class FailedLaunch:
+    """A launch that was not executed to its end, and the reason."""
+
+    kernel: str
+    reason: str
+    is_refused: bool
+    """The emulator cannot run it; else the kernel did what a GPU forbids."""
+
+
+class _ToldAddresses:
+    """Storages whose address a program's source asked for, which a launch may access."""
+
+    def __init__(self, is_own: Callable[[str], bool]) -> None:
+        """`is_own` says of a file's path whether it belongs to the program."""
+        self._is_own = is_own
+        self._storages: dict[int, tuple[StorageWeakRef, int]] = {}
+
+    def install(self) -> None:
+        """Note every `tensor.data_ptr()` of the program's source."""
+        import torch
+        from torch.multiprocessing.reductions import StorageWeakRef
+
+        plain = torch.Tensor.data_ptr
+
+        def noted(tensor: torch.Tensor) -> int:
+            if self._is_own(sys._getframe(1).f_code.co_filename):
+                storage = tensor.untyped_storage()
+                self._storages.pop(storage.data_ptr(), None)
+                self._storages[storage.data_ptr()] = (StorageWeakRef(storage), storage.nbytes())  # type: ignore[no-untyped-call]
+                if len(self._storages) > MOST_TOLD:
+                    del self._storages[next(iter(self._storages))]
+            return plain(tensor)
+
+        torch.Tensor.data_ptr = noted  # type: ignore[assignment, method-assign]
+
+    def memories(self) -> list[LaunchMemory]:
+        """Return the memory of those storages that are still there."""
+        for at in [at for at, (storage, _) in self._storages.items() if storage.expired()]:  # type: ignore[no-untyped-call]
+            del self._storages[at]
+        return [LaunchMemory(at, size) for at, (_, size) in self._storages.items()]
+
+
+def poison_new_memory() -> None:
+    """Set every bit of what `torch.empty` and its kin return: NaN, or -1 as an integer.
+
+    A kernel that reads unwritten memory then gives wrong answers, not right ones by luck. What
+    does not fit into this machine's free memory is an OutOfMemoryError.
+    """
+    import torch
+
+    def poisoned(make: Callable[..., torch.Tensor]) -> Callable[..., torch.Tensor]:
+        @functools.wraps(make)
+        def fresh(*given: object, **named: object) -> torch.Tensor:
+            tensor = make(*given, **named)
+            with torch._C.DisableTorchFunction():  # a mode may say that it is on `cuda`
+                is_here = tensor.device.type == "cpu"
+            if is_here and tensor.dtype != torch.bool:
+                storage = tensor.untyped_storage()
+                if storage.nbytes() > LARGE_BYTES and storage.nbytes() > (free := free_bytes()):
+                    raise torch.OutOfMemoryError(
+                        f"a tensor of {storage.nbytes() / GIB:.1f} GiB does not fit: emulated "
+                        f"memory is this machine's, and {free / GIB:.1f} GiB of it are free"
+                    )
+                ctypes.memset(storage.data_ptr(), 0xFF, storage.nbytes())
+            return tensor
+
+        return fresh
+
+    for place, name in UNWRITTEN:
+        owner = getattr(torch, place) if place else torch
+        setattr(owner, name, poisoned(getattr(owner, name)))
+
+
+class EmulatorDriver(FakeDriver):
+    """A driver through which Triton compiles for a GPU that is not here and emulates launches."""
+
+    def __init__(
+        self,
+        device: PretendedDevice,
+        library: Path,
+        is_own: Callable[[str], bool],
+        matrix_cycles: Mapping[str, int] | None = None,
+        *,
+        limit: int = INSTRUCTION_LIMIT,
+        done: Callable[[EmulatedLaunch], None] = lambda _: None,
+        failed: Callable[[FailedLaunch], None] = lambda _: None,
+        price: Callable[[EmulatedLaunch], float] | None = None,
+    ) -> None:
+        """Make a driver for a device.
+
+        Args:
+            device: the GPU that Triton and the program are told about.
+            library: the compiled emulator.
+            is_own: whether a file is the program's, so that its `data_ptr()` make memory known.
+            matrix_cycles: as in `Emulator`.
+            limit: the most wave instructions of one launch.
+            done: is told each launch that was executed.
+            failed: is told each launch that was not.
+            price: the seconds of a launch, for autotuners; without it they keep the first
+                configuration that compiles.
+        """
+        super().__init__(device.architecture, units=device.units, compiled=CompiledTexts())
+        self.emulator = Emulator(library, matrix_cycles)
+        self.told = _ToldAddresses(is_own)
+        self.limit = limit
+        self.failed = failed
+        self._done = done
+        self._price = price
+        self._tried_s: list[float] | None = None
+        self.has_working = False
+        """A configuration worked since the last launch, which an autotuner ends with."""
+
+    def launcher_cls(self, source: Any, metadata: Any) -> TritonLauncher:
+        return TritonLauncher(self, source, metadata)
+
+    @property
+    def is_trying(self) -> bool:
+        """True while an autotuner tries a configuration."""
+        return self._tried_s is not None
+
+    def add(self, launch: EmulatedLaunch) -> None:
+        if self._tried_s is not None and self._price is not None:
+            self._tried_s.append(self._price(launch))
+            return
+        self._done(launch)
+
+    def benchmark(
+        self,
+        call: Callable[[], object],
+        *_: object,
+        quantiles: Sequence[float] | None = None,
+        **__: object,
+    ) -> float | list[float]:
+        """Return a configuration's "time": its bound, or 1 for the first that works."""
+        if "Autotuner" in getattr(call, "__qualname__", ""):
+            time = self._tried(call)
+        else:  # a program that times itself
+            call()
+            asked[TIMED] += 1
+            time = math.nan
+        return time if quantiles is None else [time] * len(quantiles)
+
+    def _tried(self, call: Callable[[], object]) -> float:
+        if self._price is None and self.has_working:
+            return math.inf
+        self.tuning, self._tried_s = self._price is None, []
+        try:
+            call()
+        except KernelError:  # this configuration is not emulated; another may be
+            return math.inf
+        finally:
+            tried, self._tried_s, self.tuning = self._tried_s, None, False
+        self.has_working = True
+        return sum(tried) if self._price is not None else 1.0
+
+    def get_active_torch_device(self) -> torch.device:
+        """Return the device of the tensors."""
+        return GPU
+
+
+class EmulatedLauncher:
+    """Emulates a launch."""
+
+    sides: tuple[int, int] | None = None
+    """A block's threads along x and y, if it has several dimensions."""
+    _file = ""
+    limit = INSTRUCTION_LIMIT
+    """The most wave instructions of a launch."""
+
+    _variables: PlacedVariables | None = None
+    """Those of the kernel's code, where a driver does not hold them."""
+    _driver: Any
+    _kernel: Callable[[], DecodedKernel]
+    _kinds: list[object]
+    _threads: int
+    _shared: int
+    _element_bytes: int
+
+    def __call__(self, *given: Any) -> None:
+        """Take grid (x, y, z), stream, function, two metadata, two hooks, arguments."""
+        self.run(*given)
+
+    def run(self, *given: Any) -> EmulatedLaunch:
+        """Execute the launch. A census replaces this method while it counts."""
+        kernel: DecodedKernel = self._kernel()
+        values, memories = [], self._driver.told.memories()
+        if self._variables is not None:
+            memories += self._variables.memories
+        for place, (kind, value) in enumerate(launch_values(self._kinds, given[9:])):
+            base = getattr(value, "base", value)  # of a tensor that claims another type
+            if hasattr(base, "untyped_storage"):
+                storage = base.untyped_storage()
+                if getattr(storage, MARK, False) and storage.nbytes():
+                    raise ValueError(
+                        f"Pointer argument (at {place}) cannot be accessed from Triton "
+                        "(cpu tensor?)"
+                    )
+                memories.append(LaunchMemory(storage.data_ptr(), storage.nbytes()))
+                values.append(LaunchValue(kind, value.data_ptr()))
+            elif isinstance(value, (bool, int, float, bytes)):
+                values.append(LaunchValue(kind, value))
+            elif value is None:
+                values.append(LaunchValue(kind, 0))
+            elif hasattr(value, "data_ptr"):
+                values.append(LaunchValue(kind, value.data_ptr()))
+            else:
+                raise KernelError(f"an argument of type {type(value).__name__} is not emulated")
+        grid = [int(size) for size in given[:3]]
+        counts = self._driver.emulator.run(
+            kernel,
+            grid=grid,
+            threads=self._threads,
+            shared_bytes=self._shared,
+            sides=self.sides,
+            values=values,
+            memories=memories,
+            limit=self.limit,
+        )
+        return EmulatedLaunch(
+            name=kernel.name,
+            programs=math.prod(grid),
+            waves=math.prod(grid) * -(-self._threads // kernel.lanes),
+            stored_elements=counts.stored_bytes // self._element_bytes,
+            counts=counts,
+            kernel=kernel,
+            workgroup_waves=-(-self._threads // kernel.lanes),
+            lds_bytes=max(kernel.lds_bytes, self._shared),
+            file=self._file,
+        )
+
+
+class TritonLauncher(EmulatedLauncher):
+    """Emulates the launches of a kernel that Triton compiled."""
+
+    def __init__(self, driver: EmulatorDriver, source: Any, metadata: Any) -> None:
+        self._driver = driver
+        self.limit = driver.limit
+        self._name = str(metadata.name)
+        function = getattr(getattr(source, "fn", None), "fn", None)
+        self._file = str(getattr(getattr(function, "__code__", None), "co_filename", ""))
+        self._kinds = list(source.signature.values())
+        self._threads = int(metadata.num_warps) * driver.architecture.wavefront_size
+        self._shared = int(metadata.shared)
+        sizes = [
+            ELEMENT_BYTES.get("".join(re.findall(r"\d+$", str(kind))), 1)
+            for kind in self._kinds
+            if str(kind).startswith("*")
+        ]
+        self._element_bytes = min(sizes, default=1)
+        text = driver.compiled.of(metadata.hash).get("amdgcn", "")
+        self._kernel = functools.cache(lambda: self._linked(text))
+        self._has_scratch = bool(int(getattr(metadata, "global_scratch_size", 0) or 0))
+        driver.utils.registers = assembly_number(text, "vgpr_count")  # programs ask for `n_regs`
+
+    def _linked(self, text: str) -> DecodedKernel:
+        kernel, self._variables = linked_kernel(text, self._name)
+        return kernel
+
+    def __call__(self, *given: Any) -> None:
+        """Take grid (x, y, z), stream, function, two metadata, two hooks, arguments."""
+        if math.prod(int(size) for size in given[:3]) == 0:  # as Triton's own launcher
+            return
+        is_known = False
+        try:
+            if self._has_scratch:
+                raise KernelError("a kernel with scratch memory of Triton's own is not emulated")
+            self._kernel()
+            is_known = True
+            check_arguments(self._name, self._kinds, given[9:])
+            if not self._driver.tuning:
+                self._driver.has_working = self._driver.has_working and self._driver.is_trying
+                self._driver.add(self.run(*given))
+        except (KernelError, ValueError) as error:
+            told = with_source_line(str(error), self._file)
+            if not self._driver.is_trying:
+                refused = not is_known or any(words in told for words in NOT_EMULATED)
+                self._driver.failed(
+                    FailedLaunch(kernel=self._name, reason=told, is_refused=refused)
+                )
+            raise type(error)(told) from error
+
+
+def with_source_line(message: str, file: str) -> str:
+    """Return a fault's message with the text of its line, if that is one of `file`."""
+    found = re.search(r" at ([^ :]+):(\d+)", message)
+    if found is None or Path(file).name != found[1]:
+        return message
+    text = " ".join(linecache.getline(file, int(found[2])).split())
+    return f"{message}: `{text[:100]}`" if text else message
+
+
+def check_arguments(name: str, kinds: Sequence[object], given: Sequence[object]) -> None:
+    """Raise KernelError for a launch whose arguments are not as many as the kernel's."""
+    if len(kinds) != len(given):
+        raise KernelError(
+            f"the launch of {name} has {len(given)} arguments and not {len(kinds)}: Triton passes "
+            "the constexpr ones too"
+        )
+
+
+def launch_values(kinds: Sequence[object], given: Sequence[Any]) -> Iterator[tuple[str, Any]]:
+    """Return a launch's arguments with their types: tuples flattened, descriptors taken apart.
+
+    A host-side tensor descriptor is a pointer, sizes and strides, two flags (one in Triton 3.6),
+    then sizes and strides again (Triton's `make_tensordesc_arg` for AMD).
+    """
+    for kind, value in zip(kinds, given, strict=False):
+        if isinstance(kind, tuple):
+            yield from launch_values(kind, value)
+        elif str(kind).startswith("tensordesc"):
+            element = str(kind).partition("<")[2].partition("[")[0]
+            yield f"*{element}", value.base
+            for size in (*value.shape, *value.strides):
+                yield "i64", int(size)
+            yield "i1", value.padding == "nan"
+            if hasattr(value, "round_f32_to_tf32"):
+                yield "i1", bool(value.round_f32_to_tf32)
+            for size in value.shape:
+                yield "i32", int(size)
+            for size in value.strides:
+                yield "i64", int(size)
+        elif kind != "constexpr":
+            yield str(kind), value
+
+
+def load_emulated(
+    source: str,
+    entry: str,
+    target: str,
+    library: str | None = None,
+    matrix_cycles: Mapping[str, int] | None = None,
+    device: ToldDevice | None = None,
+) -> Callable[..., object]:
+    """Return the entry of a Triton source whose kernels run as `target`'s machine code.
+
+    It runs in the environment of `EmulatedGpu`. `library` is the compiled emulator; in a sandbox
+    the judge hands it over. `device` is what `told_device` takes.
+    """
+    source, carried = split_files(source)
+    path = carried.write(Path(tempfile.mkdtemp(prefix="triton-"))) / "kernel.py"
+    os.environ.setdefault("TRITON_CACHE_DIR", str(path.parent))
+    told = told_device(target, device)
+    machine = Path(library or os.environ[EMULATOR])
+    driver = EmulatorDriver(told, machine, str(path).__eq__, matrix_cycles)
+    driver.told.install()
+    poison_new_memory()
+    install(driver)
+    gpu = EmulatedGpu(told)
+    with gpu.entered(), contextlib.chdir(path.parent):  # a source may read the files beside it
+        found = load_source(source, entry, path)
+    if not isinstance(found, type):
+        return _entering(gpu, found)
+    for name in ("__init__", "__call__"):  # a model's constructor and call name the GPU too
+        setattr(found, name, _entering(gpu, getattr(found, name)))
+    return found
+
+
+def _entering(gpu: EmulatedGpu, function: Callable[..., Any]) -> Callable[..., Any]:
+    @functools.wraps(function)
+    def on_emulated(*given: object, **named: object) -> Any:
+        with gpu.entered():
+            return function(*given, **named)
+
+    return on_emulated
+
+
+class ToldDevice(TypedDict):
+    """A GPU as a kernel is told about it."""
+
+    name: str
+    units: int
+    """Compute units."""
+    memory_bytes: NotRequired[int]
+
+
+def told_device(target: str, given: ToldDevice | None) -> PretendedDevice:
+    """Return the device that a kernel is told about; without `given`, it has one unit."""
+    told: ToldDevice = given or {"name": target, "units": 1}
+    return PretendedDevice(architecture=ARCHITECTURES[target], **told)
+
+
+def install(driver: EmulatorDriver) -> None:
+    """Make Triton compile and launch through the driver, in this whole process."""
+    import triton
+    import triton.testing
+    from triton.backends.amd.compiler import HIPBackend
+
+    os.environ["TRITON_DISABLE_LINE_INFO"] = "0"  # a fault names its line
+    triton.knobs.compilation.listener = driver.compiled
+    triton.runtime.driver.set_active(driver)
+    triton.testing.do_bench = driver.benchmark
+    triton.testing.do_bench_cudagraph = driver.benchmark
+    triton.compiler.compiler.max_shared_mem.cache_clear()
+    for name in ("make_amdgcn", "make_hsaco"):
+        setattr(HIPBackend, name, staticmethod(_checked(driver, getattr(HIPBackend, name))))
+
+
+def _checked(driver: EmulatorDriver, step: Callable[..., Any]) -> Callable[..., Any]:
+    """Return a step of Triton's compiling that names inline assembly which is not AMD's.
+
+    LLVM ends the process where an operand is in a kind of register that AMD GPUs do not have.
+    """
+
+    @functools.wraps(step)
+    def checked(text: Any, metadata: Any, options: Any) -> Any:
+        other = [code for code, kinds in INLINE.findall(str(text)) if NOT_OF_AMD.search(kinds)]
+        reason: RuntimeError | None = None
+        try:
+            if not other:
+                return step(text, metadata, options)
+        except RuntimeError as error:
+            other = re.findall(r";+#ASMSTART\n\s*(.*)\n", str(text))
+            if not other:
+                raise
+            reason = error
+        first = other[0].partition("\\0A")[0].strip()
+        told = f"the inline assembly `{first}` is not that of {options.arch}"
+        defined = KERNEL.search(str(text))
+        name = metadata.get("name") or (defined[1] if defined else "")
+        driver.failed(FailedLaunch(kernel=name, reason=told, is_refused=False))
+        raise KernelError(f"{told}: PTX does not compile for AMD GPUs") from reason
+
+    return checked

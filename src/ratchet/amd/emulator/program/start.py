@@ -1,0 +1,143 @@
+"""Begin the emulation in this process: torch and Triton meet the GPU until the process ends."""
+
+from __future__ import annotations
+
+import atexit
+import contextlib
+import os
+import time
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Final
+
+import msgspec
+import torch
+import triton
+
+import ratchet
+from ratchet.amd.compile.torch_cuda import asked
+from ratchet.amd.emulator.estimates.bound import estimate, matrix_cycles
+from ratchet.amd.emulator.estimates.counts import read_told
+from ratchet.amd.emulator.loading import (
+    EmulatedLaunch,
+    EmulatorDriver,
+    FailedLaunch,
+    install,
+    poison_new_memory,
+)
+from ratchet.amd.emulator.pretending import EmulatedGpu
+from ratchet.amd.emulator.program.counted import ProcessRecord
+from ratchet.amd.emulator.program.settings import ProgramSettings, pretended_device, published
+from ratchet.base.json_value import Json
+from ratchet.judge.workers.candidate.census import add_launch
+
+WRITE_EVERY_S: Final = 5.0
+LIBRARIES: Final = tuple(
+    str(Path(str(module.__file__)).parent) + os.sep for module in (torch, triton, ratchet)
+)
+
+
+@dataclass(frozen=True, slots=True)
+class _Begun:
+    """Everything that was changed; nothing is undone before the process ends."""
+
+    stack: contextlib.ExitStack
+    recorder: LaunchRecorder
+
+
+_begun: list[_Begun] = []
+
+
+class LaunchRecorder:
+    """The launches of this process, written into the program's folder."""
+
+    def __init__(self, settings: ProgramSettings) -> None:
+        self._settings = settings
+        self._forget()
+        os.register_at_fork(after_in_child=self._forget)
+        atexit.register(self.write)
+
+    def _forget(self) -> None:
+        """Begin anew, in a forked process too: the parent writes what was before."""
+        self._groups: dict[str, dict[str, Json]] = {}
+        self._failed: dict[FailedLaunch, int] = {}
+        self._written_s = time.monotonic()
+        asked.clear()
+
+    def add(self, launch: EmulatedLaunch) -> None:
+        """Count a launch; those of one kernel on equal grids are added up."""
+        key = f"{launch.name}|{launch.programs}|{launch.waves}"
+        add_launch(self._groups, launch, key=key, shown=False)
+        self._groups[key]["file"] = launch.file
+        self._write_sometimes()
+
+    def fail(self, launch: FailedLaunch) -> None:
+        """Count a launch that was not executed."""
+        self._failed[launch] = self._failed.get(launch, 0) + 1
+        self.write()
+
+    def price_s(self, launch: EmulatedLaunch) -> float:
+        """Return the lower bound on the time of a launch; 0 without a known device."""
+        told: dict[str, Json] = {}
+        add_launch(told, launch, shown=False)
+        target = self._settings.target
+        bounds = estimate("", target, read_told(told, target)).bounds
+        return bounds[0].time_s if bounds else 0.0
+
+    def _write_sometimes(self) -> None:
+        if time.monotonic() - self._written_s > WRITE_EVERY_S:
+            self.write()
+
+    def write(self) -> None:
+        """Write everything so far, unless nothing happened."""
+        self._written_s = time.monotonic()
+        if not (self._groups or self._failed or asked):
+            return
+        record = ProcessRecord(
+            groups=self._groups,
+            failed=[(one, count) for one, count in self._failed.items()],
+            asked=dict(asked),
+        )
+        path = Path(self._settings.folder) / f"{os.getpid()}.json"
+        if not path.parent.exists():  # the suite is over, and has told
+            return
+        part = path.with_suffix(".part")
+        part.write_bytes(msgspec.json.encode(record))
+        part.replace(path)
+
+
+def begin_from_environment() -> None:
+    """Begin with the settings that the parent handed over."""
+    settings = published()
+    if settings is not None:
+        begin(settings)
+
+
+def begin(settings: ProgramSettings) -> None:
+    """Begin once; later calls change nothing."""
+    if _begun:
+        return
+    device = pretended_device(settings.target)
+    recorder = LaunchRecorder(settings)
+    driver = EmulatorDriver(
+        device,
+        Path(settings.library),
+        lambda path: not path.startswith(LIBRARIES),
+        matrix_cycles(settings.target),
+        limit=settings.limit,
+        done=recorder.add,
+        failed=recorder.fail,
+        price=recorder.price_s if settings.autotune == "bound" else None,
+    )
+    driver.told.install()
+    poison_new_memory()
+    install(driver)
+    stack = contextlib.ExitStack()
+    stack.enter_context(EmulatedGpu(device).entered())
+    _begun.append(_Begun(stack, recorder))
+
+
+def write_now() -> None:
+    """Write what this process has launched so far."""
+    for one in _begun:
+        one.recorder.write()

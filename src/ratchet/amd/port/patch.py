@@ -1,0 +1,154 @@
+"""The files after the fixes, as new texts."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterable, Iterator
+from typing import Final
+
+from ratchet.amd.port.finding import Edit
+from ratchet.amd.port.hipify import hipified
+from ratchet.amd.port.python_tree import PythonTree
+from ratchet.amd.port.scan import ScannedFile
+from ratchet.amd.port.source import CodeText
+from ratchet.base.errors import PortError
+
+_HALF: Final = "(__lane_id() & 32u)"
+AMD_AND_CUDA: Final = {
+    "PORT_MASK64(mask)": (
+        f"(((unsigned long long)(unsigned)(mask) << {_HALF}) & __ballot(1))",
+        "(mask)",
+    ),
+    "PORT_BALLOT32(mask, p)": (
+        f"((unsigned)(__ballot(p) >> {_HALF}) & (unsigned)(mask))",
+        "__ballot_sync(mask, p)",
+    ),
+    "PORT_ACTIVEMASK32()": (f"((unsigned)(__ballot(1) >> {_HALF}))", "__activemask()"),
+    "PORT_MATCH_ANY32(mask, v)": (
+        f"((unsigned)(__match_any(v) >> {_HALF}) & (unsigned)(mask))",
+        "__match_any_sync(mask, v)",
+    ),
+    "PORT_WAVES_PER_EU(threads, blocks)": (
+        "((threads) * (blocks) < 256 ? 1 : (threads) * (blocks) / 256)",
+        "(blocks)",
+    ),
+}
+"""Macros that mean the same on NVIDIA and AMD, for code that counts warps of 32 lanes.
+
+A wave of CDNA has 64 lanes: two warps of 32 share it. Votes and matches of the wave are cut to the
+half that the lane is in, and masks are moved there. ROCm 7 asserts that a mask names active lanes
+only, where NVIDIA's full mask may name threads that a block does not have. On RDNA, and on NVIDIA,
+nothing changes. Each macro has its text on AMD, and on CUDA; the wave count is for four SIMDs with
+64 lanes.
+"""
+
+BOM: Final = b"\xef\xbb\xbf"
+INCLUDE: Final = re.compile(rb"^[ \t]*#[ \t]*(include|pragma once)[^\n]*\n", re.MULTILINE)
+
+
+def new_texts(scanned: Iterable[ScannedFile]) -> dict[str, bytes]:
+    """Return the texts of the files that the fixes change."""
+    found = {}
+    for one in scanned:
+        text = new_text(one)
+        if text != one.found.text:
+            found[one.found.name] = text
+    return found
+
+
+def new_text(scanned: ScannedFile) -> bytes:
+    """Return a file's text with all fixes, hipified if torch does not do that later."""
+    text = edited(scanned)
+    if renames(scanned):
+        try:
+            return hipified(text, scanned.found.name)
+        except PortError:
+            return text
+    return text
+
+
+def renames(scanned: ScannedFile) -> bool:
+    """Return whether hipify rewrites the file itself: nobody hipifies it when it is built."""
+    return (
+        scanned.found.kind == "cuda"
+        and not scanned.for_torch
+        and not scanned.found.generated
+        and any(one.rule == "api-name" for one in scanned.findings)
+    )
+
+
+def edited(scanned: ScannedFile) -> bytes:
+    """Return a file's text with the edits of its findings, and the macros that they need."""
+    text = scanned.found.text
+    if not any(one.edits for one in scanned.findings):
+        return text
+    edits = [edit for one in scanned.findings for edit in one.edits]
+    edits += _preludes(scanned)
+    return apply(text, edits)
+
+
+def apply(text: bytes, edits: Iterable[Edit]) -> bytes:
+    """Return a text with replacements. One inside another is left out: a second run makes it."""
+    made, end = [], 0
+    for edit in sorted(
+        dict.fromkeys(edits), key=lambda one: (one.start, one.end > one.start, -one.end)
+    ):
+        if edit.start >= end:
+            made += [text[end : edit.start], edit.text.encode()]
+            end = edit.end
+    return b"".join((*made, text[end:]))
+
+
+def _preludes(scanned: ScannedFile) -> Iterator[Edit]:
+    """Yield the insertions of the macros: into a file, and into each string with CUDA code."""
+    if scanned.found.kind == "cuda":
+        needed = {name for one in scanned.findings for name in one.needs}
+        yield from _prelude(scanned.found.text, 0, needed)
+        return
+    source = CodeText(file=scanned.found.name, kind="python", text=scanned.found.text)
+    tree = PythonTree(source)
+    for embedded in tree.embedded():
+        if embedded.shift is None:
+            continue
+        end = embedded.shift + len(embedded.text)
+        needed = {
+            name
+            for one in scanned.findings
+            for name in one.needs
+            if any(embedded.shift <= edit.start < end for edit in one.edits)
+        }
+        yield from _prelude(embedded.text, embedded.shift, needed)
+
+
+def _prelude(text: bytes, shift: int, needed: set[str]) -> Iterator[Edit]:
+    missing = {name for name in needed if f"#define {name}(".encode() not in text}
+    if missing:
+        at = shift + _place(text)
+        yield Edit(start=at, end=at, text=prelude(missing))
+
+
+def _place(text: bytes) -> int:
+    """Return where macros may stand: after the first lines of includes, or at the top."""
+    first = INCLUDE.search(text)
+    if first is None:
+        return len(BOM) if text.startswith(BOM) else int(text.startswith(b"\n"))
+    end = first.end()
+    while (more := INCLUDE.match(text, end)) is not None:
+        end = more.end()
+    return end
+
+
+def prelude(needed: Iterable[str]) -> str:
+    """Return the definitions of the macros, in the order of their names; "" for none."""
+    wanted = set(needed)
+    signatures = [one for one in AMD_AND_CUDA if one.partition("(")[0] in wanted]
+    return "".join(_definition(one) for one in sorted(signatures))
+
+
+def _definition(signature: str) -> str:
+    amd, cuda = AMD_AND_CUDA[signature]
+    name = signature.partition("(")[0]
+    return (
+        f"#ifndef {name}\n#ifdef __HIP_PLATFORM_AMD__\n#define {signature} {amd}\n"
+        f"#else\n#define {signature} {cuda}\n#endif\n#endif\n"
+    )

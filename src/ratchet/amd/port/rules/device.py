@@ -1,0 +1,237 @@
+"""Shared memory, launch bounds, device functions, fp8, textures, architecture switches."""
+
+from __future__ import annotations
+
+import math
+import re
+from collections.abc import Iterator
+from typing import TYPE_CHECKING, Final
+
+from ratchet.amd.port.cuda_tree import Called, CudaTree
+from ratchet.amd.port.finding import Edit, Match
+from ratchet.amd.port.preprocessor import SIZES
+from ratchet.amd.port.rules.rule import Rules
+from ratchet.amd.port.rules.words import DEVICE_FUNCTIONS
+
+if TYPE_CHECKING:
+    from tree_sitter import Node
+
+RULES: Final = Rules[CudaTree]()
+
+LDS_BYTES: Final = 64 << 10
+"""Shared memory of a block; gfx950 alone has more, 160 KiB (CDNA4 ISA)."""
+
+
+@RULES.add("shared-memory-limit", "error", fix="make tiles smaller, or keep fewer stages")
+def shared_too_large(tree: CudaTree) -> Iterator[Match]:
+    """A block has 64 KiB of LDS on gfx90a, gfx942, gfx1100 and gfx1201, and 160 KiB on gfx950; a
+    launch that asks for more fails."""
+    for call in tree.launches:
+        if len(call.launch) > 2 and (found := _over(tree, call.launch[2])):
+            yield Match(at=call.at, detail=found)
+    for call in tree.calls_of("cudaFuncSetAttribute"):
+        if len(call.arguments) == 3 and (found := _over(tree, call.arguments[2])):
+            yield Match(at=call.at, detail=found)
+    yield from _static_arrays(tree)
+
+
+def _over(tree: CudaTree, node: Node) -> str:
+    value = tree.value(node)
+    return f"{value} bytes" if value is not None and value > LDS_BYTES else ""
+
+
+def _static_arrays(tree: CudaTree) -> Iterator[Match]:
+    """Match a function's arrays from the first that no longer fits."""
+    total: dict[int, int] = {}
+    for node in tree.nodes("declaration"):
+        size = _bytes_of(tree, node)
+        function = tree.function_at(node.start_byte) if size else None
+        if function is None:
+            continue
+        before = total.get(function.id, 0)
+        total[function.id] = before + size
+        if before <= LDS_BYTES < before + size:
+            yield Match(at=node.start_byte, detail=f"{before + size} bytes")
+
+
+def _bytes_of(tree: CudaTree, node: Node) -> int:
+    """Return the bytes of the arrays that a declaration makes in shared memory."""
+    if not tree.said(node).startswith(("__shared__", "static __shared__")):
+        return 0
+    kind = node.child_by_field_name("type")
+    size = SIZES.get(tree.said(kind) if kind is not None else "", 0)
+    arrays = [tree.said(one) for one in node.named_children if one.type == "array_declarator"]
+    extents = ([tree.value(one) or 0 for one in re.findall(r"\[([^\]]*)\]", a)] for a in arrays)
+    return sum(size * math.prod(one) for one in extents)
+
+
+@RULES.add(
+    "launch-bounds",
+    "warning",
+    fix="convert it: threads times blocks over 256 on CDNA (64 lanes, four SIMDs)",
+)
+def launch_bounds(tree: CudaTree) -> Iterator[Match]:
+    """The second number is blocks a multiprocessor in CUDA and waves a SIMD in HIP: a number meant
+    for CUDA limits registers otherwise than meant."""
+    for node in tree.nodes("launch_bounds"):
+        inner = [one for one in node.named_children if one.type != "comment"]
+        if len(inner) < 2 or "PORT_WAVES" in tree.said(node):
+            continue
+        threads, blocks = (tree.said(one) for one in inner[:2])
+        if tree.value(inner[1]) == 1:
+            continue
+        text = f"PORT_WAVES_PER_EU({threads}, {blocks})"
+        edit = Edit(start=inner[1].start_byte, end=inner[1].end_byte, text=text)
+        yield Match(
+            at=node.start_byte,
+            detail=f"{threads} threads, {blocks} blocks",
+            edits=(edit,),
+            needs=("PORT_WAVES_PER_EU",),
+        )
+
+
+LOADS: Final = frozenset(("__ldcg", "__ldca", "__ldcs", "__ldcv", "__ldlu"))
+STORES: Final = frozenset(("__stcg", "__stcs", "__stwb", "__stwt"))
+SIMD: Final = re.compile(
+    r"__v(?:add|sub|avg|abs|absdiff|max|min|neg|sad|cmp|set|haddu|ibmax|ibmin)\w*[24]"
+)
+
+
+@RULES.add("device-function", "error", fix="write it out")
+def missing_functions(tree: CudaTree) -> Iterator[Match]:
+    """HIP has no such device function."""
+    for name, calls in tree.calls.items():
+        instead = DEVICE_FUNCTIONS.get(name) or (
+            "the bytes one by one" if SIMD.fullmatch(name) else ""
+        )
+        if not instead or name in tree.own:
+            continue
+        for call in calls:
+            yield Match(at=call.at, detail=name, fix=f"write {instead}", edits=_plain(call))
+
+
+def _plain(call: Called) -> tuple[Edit, ...]:
+    """Turn a load or a store with a hint of caching into a plain one, which both have."""
+    function, end = call.node.child_by_field_name("function"), call.node.end_byte
+    if function is None or not call.arguments:
+        return ()
+    opened = Edit(start=function.start_byte, end=call.arguments[0].start_byte, text="(*(")
+    closed = Edit(start=end - 1, end=end, text="))")
+    if call.name in LOADS and len(call.arguments) == 1:
+        return opened, closed
+    if call.name in STORES and len(call.arguments) == 2:
+        place, value = call.arguments
+        between = Edit(start=place.end_byte, end=value.start_byte, text=") = (")
+        return opened, between, closed
+    return ()
+
+
+FP8: Final = re.compile(
+    r"__nv_fp8\w*|__NV_E[45]M[23]|Float8_e4m3fn|kFloat8_e4m3fn|Float8_e5m2|kFloat8_e5m2|float_e4m3_t|float_e5m2_t"
+)
+
+
+@RULES.add(
+    "fp8-format",
+    "error",
+    fix=(
+        "take __hip_fp8_e4m3_fnuz (torch.float8_e4m3fnuz) on gfx942, and double the scale of "
+        "what was quantized as OCP"
+    ),
+)
+def fp8_types(tree: CudaTree) -> Iterator[Match]:
+    """Gfx942's fp8 is FNUZ: the exponent's bias is one more, so the same bits are half the value,
+    and the largest e4m3 is 240 rather than 448. gfx950 and gfx1201 have OCP's."""
+    for name, nodes in tree.names.items():
+        if FP8.fullmatch(name):
+            yield Match(at=nodes[0].start_byte, detail=name)
+
+
+TEXTURES: Final = ("tex1Dfetch", "tex1D", "tex2D", "tex3D", "texCubemap", "surf2Dread")
+
+
+@RULES.add("texture", "error", fix="read the memory with plain loads, and interpolate in code")
+def textures(tree: CudaTree) -> Iterator[Match]:
+    """CDNA has no texture units: reads of textures do not compile for gfx942 and gfx950."""
+    for call in tree.calls_of(*TEXTURES):
+        yield Match(at=call.at, detail=call.name)
+
+
+@RULES.add(
+    "arch-switch",
+    "warning",
+    fix="say what AMD takes: || defined(__HIP_DEVICE_COMPILE__), or a branch of its own",
+)
+def architectures(tree: CudaTree) -> Iterator[Match]:
+    """__CUDA_ARCH__ is not defined on AMD: the code inside is left out, and the branch for the
+    oldest GPUs, if any, is taken."""
+    for node in tree.nodes("condition"):
+        condition = node.child_by_field_name("condition") or node.child_by_field_name("name")
+        said = tree.said(condition) if condition is not None else ""
+        if "__CUDA_ARCH__" in said and not _for_both(said):
+            yield Match(at=node.start_byte, detail=" ".join(said.split())[:60])
+
+
+def _for_both(said: str) -> bool:
+    return any(word in said for word in ("USE_ROCM", "__HIP", "HIPCC", "AMDGCN"))
+
+
+@RULES.add("nested-launch", "error", fix="launch from the host, or loop inside the kernel")
+def nested_launches(tree: CudaTree) -> Iterator[Match]:
+    """HIP cannot launch a kernel from a kernel."""
+    for call in tree.launches:
+        function = tree.function_at(call.at)
+        if function is None or tree.is_macro(function):
+            continue
+        if re.search(r"__(global|device)__", tree.head(function).partition("(")[0]) and (
+            "__host__" not in tree.head(function)
+        ):
+            yield Match(at=call.at, detail=call.name)
+
+
+@RULES.add("launch-sizes", "error", fix="write dim3{...}")
+def listed_sizes(tree: CudaTree) -> Iterator[Match]:
+    """clang reads no list in braces between <<< and >>>."""
+    for call in tree.launches:
+        for node in call.launch[:2]:
+            said = tree.said(node)
+            if said.lstrip().startswith("{"):
+                at = node.start_byte + said.index("{")
+                yield Match(
+                    at=at, detail=said.strip(), edits=(Edit(start=at, end=at, text="dim3"),)
+                )
+
+
+@RULES.add("host-function", "error", fix="write 1.0f / sqrtf(x) on the host")
+def functions_of_the_host(tree: CudaTree) -> Iterator[Match]:
+    """CUDA has rsqrtf on the host too; HIP has it on the device alone."""
+    for call in tree.calls_of("rsqrtf"):
+        function, name = tree.function_at(call.at), call.node.child_by_field_name("function")
+        if function is None or name is None or tree.is_macro(function) or "rsqrtf" in tree.own:
+            continue
+        if not re.search(r"__(global|device)__", tree.head(function)):
+            opened = Edit(start=name.start_byte, end=name.end_byte, text="(1.0f / sqrtf")
+            closed = Edit(start=call.node.end_byte, end=call.node.end_byte, text=")")
+            yield Match(at=call.at, detail="rsqrtf", edits=(opened, closed))
+
+
+@RULES.add("kernel-attribute", "error", fix="remove it on AMD; __launch_bounds__ limits registers")
+def grid_constants(tree: CudaTree) -> Iterator[Match]:
+    """HIP has no such attribute."""
+    for name in ("__grid_constant__", "__maxnreg__", "__block_size__"):
+        for at in tree.positions(name):
+            yield Match(at=at, detail=name)
+
+
+@RULES.add(
+    "half-atomic", "error", fix="use unsafeAtomicAdd on a pair, or a loop of atomicCAS on 32 bits"
+)
+def half_atomics(tree: CudaTree) -> Iterator[Match]:
+    """HIP has no atomicAdd on half or bfloat16 values; packed pairs have unsafeAtomicAdd."""
+    for call in tree.calls_of("atomicAdd"):
+        said = tree.said(call.arguments[0]) if call.arguments else ""
+        if re.search(
+            r"\(\s*(__half2?|half2?|__nv_bfloat162?|nv_bfloat162?)\s*\*\s*\)|_cast<\s*(__half2?|half2?|__nv_bfloat162?)\s*\*",
+            said,
+        ):
+            yield Match(at=call.at, detail=said[:60])

@@ -1,0 +1,169 @@
+"""CUDA's libraries and API names: what hipify maps, and what has no counterpart."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterator
+from typing import TYPE_CHECKING, Final
+
+from ratchet.amd.port.cuda_tree import CudaTree
+from ratchet.amd.port.finding import Edit, Match
+from ratchet.amd.port.hipify import hip_names
+from ratchet.amd.port.rules.rule import Rules
+from ratchet.amd.port.rules.warp import around
+from ratchet.amd.port.rules.words import HEADERS
+
+if TYPE_CHECKING:
+    from tree_sitter import Node
+
+RULES: Final = Rules[CudaTree]()
+
+API: Final = re.compile(
+    r"(?:cuda|cublas(?:Lt)?|cudnn|cufft|curand|cusparse|cusolver|cutensor|nvrtc|nvml|nccl|nvtx|cupti)"
+    r"[A-Z]\w*|cu[A-Z][a-z]\w+|CU(?:DA|BLAS|FFT|RAND|SPARSE|SOLVER|DNN|_)[A-Z_]*_\w+"
+)
+TORCH_NAMES: Final = re.compile(
+    r"(?:getCurrentCUDA|getStreamFromPool|getDefaultCUDA|CUDA(?:Stream|Guard|Event|Generator|Caching|Graph|Extension|Context|HooksInterface|_KERNEL|_num_threads)|is_cuda|kCUDA|C10_CUDA|AT_CUDA|TORCH_CUDA|CUDA_CHECK|CUDAStreamGuard)\w*|CUDA_\w+"
+)
+STREAM_ORDERED: Final = ("cudaMallocAsync", "cudaFreeAsync", "cudaMallocFromPoolAsync")
+GRAPHS: Final = re.compile(
+    r"cudaGraphConditional\w*|cudaGraphNodeTypeConditional|cudaGraphSetConditional|cudaGraphInstantiateFlagDeviceLaunch|cudaGraphKernelNode\w*Device\w*"
+)
+
+
+@RULES.add("library-header", "error", fix="use ROCm's own library")
+def headers(tree: CudaTree) -> Iterator[Match]:
+    """This header is not on ROCm, and hipify does not replace it."""
+    for path, node in tree.includes:
+        instead = next((one for start, one in HEADERS.items() if _is_of(path, start)), "")
+        if instead and path.rpartition("/")[2] not in tree.own:
+            yield Match(at=node.start_byte, detail=path, fix=f"use {instead}")
+
+
+MATH_CONSTANTS: Final = b"math_constants.h"
+COMMON: Final = ("INF_F", "NAN_F", "PI_F", "INF", "NAN", "PI")
+CONSTANT: Final = re.compile(rb"\bCUDART_((?!VERSION|CB\b)[A-Z0-9_]+)\b(?<!16)")
+
+
+@RULES.add("math-constants", "error", fix="include hip/hip_math_constants.h")
+def math_constants(tree: CudaTree) -> Iterator[Match]:
+    """ROCm has CUDA's constants under other names, in another header; hipify knows neither."""
+    for path, node in tree.includes:
+        if path.encode() == MATH_CONSTANTS:
+            used = sorted({one.decode() for one in CONSTANT.findall(tree.text)}) or COMMON
+            lines = [f"#define CUDART_{one} HIP_{one}" for one in used]
+            lines = ["#ifdef __HIP_PLATFORM_AMD__", "#include <hip/hip_math_constants.h>", *lines]
+            lines += ["#else", "#include <math_constants.h>", "#endif"]
+            start = tree.text.rfind(b"\n", 0, node.start_byte) + 1
+            edit = Edit(start=start, end=node.end_byte, text="\n".join([*lines, ""]))
+            yield Match(at=node.start_byte, detail=path, edits=(edit,))
+
+
+def _is_of(path: str, start: str) -> bool:
+    if start in ("npp", "sm_"):
+        return re.fullmatch(rf"{start}[a-z0-9_]*\.h", path) is not None
+    return path.startswith(start)
+
+
+@RULES.add("api-name", "error", fix="hipify renames them")
+def mapped_names(tree: CudaTree) -> Iterator[Match]:
+    """Names of CUDA's API, which torch.utils.hipify maps to HIP's."""
+    found = [node.start_byte for name, node in _api(tree) if name in hip_names()]
+    headers = [node.start_byte for path, node in tree.includes if _is_renamed(path)]
+    found = [at for at in found + headers if not tree.is_for_rocm(at)]
+    if found:
+        count = len(found)
+        yield Match(at=min(found), detail=f"{count} name{'s' * (count > 1)}")
+
+
+@RULES.add("api-unmapped", "error", fix="look for it in HIP's API, or leave it out on AMD")
+def unmapped_names(tree: CudaTree) -> Iterator[Match]:
+    """Torch.utils.hipify has no counterpart for this name."""
+    seen: set[str] = set()
+    for name, node in _api(tree):
+        if name in seen or name in hip_names() or GRAPHS.fullmatch(name):
+            continue
+        seen.add(name)
+        if MATH_CONSTANTS in tree.text and CONSTANT.fullmatch(name.encode()):
+            continue
+        if (
+            name.lower().startswith(("nccl", "cudnn", "cu_tensor_map"))
+            or _is_own(tree, name)
+            or name in _ELSEWHERE
+        ):
+            continue
+        yield Match(at=node.start_byte, detail=name)
+
+
+def _is_renamed(path: str) -> bool:
+    names = hip_names()
+    return path.startswith("ATen/cuda/") or path in names or f"include <{path}" in names
+
+
+KERNEL_AT: Final = {
+    "cudaFuncSetAttribute": 0,
+    "cudaFuncSetCacheConfig": 0,
+    "cudaFuncGetAttributes": 1,
+}
+
+
+@RULES.add("kernel-pointer", "error", fix="cast the kernel to const void*")
+def kernel_pointers(tree: CudaTree) -> Iterator[Match]:
+    """CUDA takes a kernel here as it is, by a template; HIP takes a const void*."""
+    for name, place in KERNEL_AT.items():
+        for call in tree.calls_of(name):
+            given = call.arguments[place] if len(call.arguments) > place else None
+            if given is not None and not VOID.search(tree.said(given)):
+                edits = around(given, "reinterpret_cast<const void*>(", ")")
+                yield Match(at=call.at, detail=name, edits=edits)
+
+
+VOID: Final = re.compile(r"\(\s*(const\s+)?void\s*(const\s*)?\*\s*\)|_cast<[^>]*void")
+_ELSEWHERE: Final = (
+    *("cuTensorMapEncodeTiled", "cuTensorMapEncodeIm2col", "cudaGridDependencySynchronize"),
+    *("cudaTriggerProgrammaticLaunchCompletion", "cudaLaunchAttributeClusterDimension"),
+)
+"""Names that another rule tells of."""
+
+
+def _api(tree: CudaTree) -> Iterator[tuple[str, Node]]:
+    for name, nodes in tree.names.items():
+        if API.fullmatch(name) and not TORCH_NAMES.fullmatch(name):
+            for node in nodes:
+                yield name, node
+
+
+def _is_own(tree: CudaTree, name: str) -> bool:
+    """The program's own name that looks like CUDA's, such as cudaCheck or CU_ASSERT."""
+    if name in tree.own or name in tree.constants or name in tree.declared:
+        return True
+    own = re.search(
+        r"(?i)check|assert|safe|_?call$|error_?handler|try|kernel$|helper|wrapper", name
+    )
+    return own is not None and name not in hip_names()
+
+
+@RULES.add("cudnn", "warning", fix="call torch's convolutions, or write the calls of MIOpen anew")
+def cudnn(tree: CudaTree) -> Iterator[Match]:
+    """Hipify renames cuDNN's calls to MIOpen's, whose descriptors, algorithms and workspaces
+    differ: what compiles may not run."""
+    found = [nodes[0] for name, nodes in tree.names.items() if re.fullmatch(r"cudnn[A-Z]\w+", name)]
+    for node in sorted(found, key=lambda node: node.start_byte)[:1]:
+        yield Match(at=node.start_byte, detail=tree.said(node))
+
+
+@RULES.add(
+    "stream-ordered-allocator", "note", fix="nothing to do; torch's own allocator is the safer one"
+)
+def stream_ordered(tree: CudaTree) -> Iterator[Match]:
+    """HIP has pools and hipMallocAsync; sharing pools between processes and their limits differ."""
+    for call in tree.calls_of(*STREAM_ORDERED):
+        yield Match(at=call.at, detail=call.name)
+
+
+@RULES.add("graph-node", "error", fix="decide on the host, or keep both branches as graphs")
+def graph_nodes(tree: CudaTree) -> Iterator[Match]:
+    """HIP's graphs have no conditional nodes and cannot be launched by a kernel."""
+    for name, nodes in tree.names.items():
+        if GRAPHS.fullmatch(name):
+            yield Match(at=nodes[0].start_byte, detail=name)

@@ -1,0 +1,284 @@
+"""Builds, images, scripts and settings, read by line: what in them is for CUDA alone."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterator
+from dataclasses import dataclass
+from typing import Final
+
+from ratchet.amd.port.finding import Match
+from ratchet.amd.port.rules.rule import Rules
+from ratchet.amd.port.rules.words import (
+    CMAKE_PACKAGES,
+    CMAKE_TARGETS,
+    FLAGS,
+    IMAGES,
+    PACKAGES,
+    PROGRAMS,
+    VARIABLES,
+)
+from ratchet.amd.port.source import CodeText
+
+WHEELS: Final = re.compile(r"(?:whl/|\+|[:_-])(cu1[0-9]{2}|cuda-?1[0-9](?:\.[0-9]+)*)\b")
+KUBERNETES: Final = "nvidia.com/gpu"
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Word:
+    """A word of a logical line, with its byte in the text."""
+
+    text: str
+    at: int
+    first: bool = False
+    """The first word of a command."""
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class TextLines:
+    """A text as its reader splits it: words of lines, comments left out."""
+
+    source: CodeText
+    words: tuple[Word, ...]
+
+    @property
+    def are_commands(self) -> bool:
+        """True if they start programs: scripts, images, settings of jobs."""
+        return self.source.kind in ("docker", "shell", "yaml")
+
+
+RULES: Final = Rules[TextLines]()
+
+
+def read_lines(source: CodeText) -> TextLines:
+    """Split a text into words; quotes are kept together as a shell would."""
+    words: list[Word] = []
+    at = 0
+    starts_command = True
+    for raw in source.text.split(b"\n"):
+        line = raw.decode(errors="replace").rstrip("\r")
+        for word, offset in _split(line, source.kind):
+            words.append(Word(text=word, at=at + offset, first=starts_command))
+            starts_command = word in ("&&", "||", ";", "|", "RUN", "sudo", "then", "do", "-")
+        if not line.rstrip().endswith("\\"):
+            starts_command = True
+        at += len(raw) + 1
+    return TextLines(source=source, words=tuple(words))
+
+
+def _split(line: str, kind: str) -> Iterator[tuple[str, int]]:
+    pattern = (
+        r"(?:[^\s()\"'<>;:]|::)+" if kind == "cmake" else r"[^\s\"'=,\[\]]+(?:=[^\s\"',\]]*)?|[=]"
+    )
+    body = _without_comment(line)
+    for found in re.finditer(pattern, body):
+        yield found[0], len(line[: found.start()].encode())
+
+
+def _without_comment(line: str) -> str:
+    quote = ""
+    for index, letter in enumerate(line):
+        if quote:
+            quote = "" if letter == quote else quote
+        elif letter in "\"'":
+            quote = letter
+        elif letter == "#" and (index == 0 or line[index - 1].isspace()):
+            return line[:index]
+    return line
+
+
+@RULES.add("nvidia-program", "warning", fix="use ROCm's")
+def programs(lines: TextLines) -> Iterator[Match]:
+    """The program is NVIDIA's."""
+    if not lines.are_commands:
+        return
+    for word in lines.words:
+        name = word.text.rpartition("/")[2]
+        if name in PROGRAMS and (word.first or name not in ("nvcc", "ncu")):
+            yield Match(at=word.at, detail=name, fix=f"use {PROGRAMS[name]}")
+
+
+@RULES.add("cuda-variable", "warning", fix="set its counterpart")
+def variables(lines: TextLines) -> Iterator[Match]:
+    """The environment variable is CUDA's or NVIDIA's."""
+    if not lines.are_commands:
+        return
+    for word in lines.words:
+        name = word.text.partition("=")[0].rstrip(":").lstrip("-").strip()
+        if name in VARIABLES and not word.text.startswith("$"):
+            yield Match(at=word.at, detail=name, fix=VARIABLES[name])
+
+
+@RULES.add("cuda-image", "error", fix="use an image of rocm/")
+def images(lines: TextLines) -> Iterator[Match]:
+    """The image holds CUDA."""
+    if not lines.are_commands:
+        return
+    for word in lines.words:
+        text = word.text.partition("=")[2] or word.text
+        for start, instead in IMAGES.items():
+            if text.startswith("nvidia/label/"):  # a channel of conda
+                break
+            if text.startswith(start) and re.match(r"[\w./-]+(:[\w.-]+)?(@sha256:\w+)?$", text):
+                if lines.source.kind != "shell" or ":" in text:
+                    yield Match(at=word.at, detail=text, fix=f"use {instead}")
+                break
+
+
+@RULES.add(
+    "gpu-option",
+    "error",
+    fix=(
+        "give --device /dev/kfd --device /dev/dri --group-add video, or those devices in the "
+        "service's settings"
+    ),
+)
+def gpu_options(lines: TextLines) -> Iterator[Match]:
+    """This asks for NVIDIA's GPUs."""
+    if not lines.are_commands:
+        return
+    docker = any(word.text in ("docker", "podman") for word in lines.words)
+    for index, word in enumerate(lines.words):
+        after = lines.words[index + 1].text if index + 1 < len(lines.words) else ""
+        if word.text.rstrip(":") == KUBERNETES:
+            yield Match(at=word.at, detail=KUBERNETES, fix="ask for amd.com/gpu")
+        elif word.text.startswith("--gpus") and docker:
+            yield Match(at=word.at, detail="--gpus")
+        elif (word.text, after) in (("runtime:", "nvidia"), ("driver:", "nvidia")):
+            yield Match(at=word.at, detail=f"{word.text} nvidia")
+        elif word.text == "--runtime=nvidia":
+            yield Match(at=word.at, detail=word.text)
+
+
+@RULES.add("cuda-package", "error", fix="use its counterpart")
+def packages(lines: TextLines) -> Iterator[Match]:
+    """The package is for NVIDIA, or has another build for ROCm."""
+    for word in lines.words:
+        name = re.split(r"[=<>~!@;:]", word.text)[0].lower().replace("_", "-").split("[")[0]
+        found = next((one for one in PACKAGES if name == one or _is_variant(name, one)), None)
+        if found and _may_be_package(lines.source, word):
+            yield Match(at=word.at, detail=word.text[:40], fix=f"use {PACKAGES[found]}")
+
+
+def _is_variant(name: str, start: str) -> bool:
+    return name.startswith(start) and (
+        start.endswith("-")
+        or re.match(r"-?(cu\d+|\d|[a-z]*-?cu\d+|dev|runtime|nvtx|nvrtc)", name[len(start) :])
+        is not None
+    )
+
+
+def _may_be_package(source: CodeText, word: Word) -> bool:
+    if source.kind == "packages":
+        return True
+    line = source.text[source.text.rfind(b"\n", 0, word.at) + 1 : word.at]
+    listed = re.search(
+        rb"\b(pip3?|uv|conda|mamba|apt(-get)?|yum|dnf)\b", _logical(source.text, word.at)
+    )
+    return listed is not None or (source.kind == "yaml" and line.strip() == b"-")
+
+
+def _logical(text: bytes, at: int) -> bytes:
+    """Return what stands before a byte in its line and those that it continues."""
+    start = text.rfind(b"\n", 0, at) + 1
+    while start:
+        before = text.rfind(b"\n", 0, start - 1) + 1
+        line = text[before : start - 1].strip()
+        if not line.endswith(b"\\") and not (line.startswith(b"#") and before):
+            break
+        start = before
+    return text[start:at]
+
+
+@RULES.add(
+    "cuda-wheel",
+    "error",
+    fix="take it from https://download.pytorch.org/whl/rocm6.4, or a later one",
+)
+def wheels(lines: TextLines) -> Iterator[Match]:
+    """This is torch's build for CUDA."""
+    if lines.source.kind not in ("packages", "docker", "shell", "yaml"):
+        return
+    for word in lines.words:
+        found = WHEELS.search(word.text)
+        image = any(
+            word.text.partition("=")[2].startswith(one) or word.text.startswith(one)
+            for one in IMAGES
+        )
+        if found and not image and re.search(r"whl/|^torch|^[\w\[\]-]+==\S+\+cu", word.text):
+            yield Match(at=word.at, detail=found[1])
+
+
+@RULES.add("nvcc-flag", "error", fix="give it for CUDA alone")
+def nvcc_flags(lines: TextLines) -> Iterator[Match]:
+    """A flag of nvcc: hipcc stops at it."""
+    for index, word in enumerate(lines.words):
+        flag = word.text.partition("=")[0]
+        if (
+            flag in FLAGS
+            and flag not in ("-G", "--keep", "--threads", "-arch")
+            and _is_for_nvcc(lines, index)
+        ):
+            instead = FLAGS[flag]
+            yield Match(at=word.at, detail=flag, fix=f"on ROCm give {instead or 'nothing'}")
+
+
+def _is_for_nvcc(lines: TextLines, index: int) -> bool:
+    if lines.source.kind == "cmake":
+        return True
+    before = _logical(lines.source.text, lines.words[index].at)
+    return b"nvcc" in before.lower() or b"NVCC" in before or b"CUDA" in before
+
+
+TARGETS_OF: Final = re.compile(r"CUDA::(\w+)")
+CMAKE_VARIABLES: Final = re.compile(
+    r"CMAKE_CUDA_\w+|CUDA_NVCC_FLAGS\w*|CUDA_ARCHITECTURES|CUDA_SEPARABLE_COMPILATION|CUDA_STANDARD(_REQUIRED)?|CUDA_TOOLKIT_ROOT_DIR|CUDA_INCLUDE_DIRS|CUDA_LIBRARIES|TORCH_CUDA_ARCH_LIST"
+)
+CMAKE_COMMANDS: Final = (
+    *("cuda_add_library", "cuda_add_executable", "cuda_select_nvcc_arch_flags"),
+    *("cuda_compile", "cuda_include_directories", "torch_cuda_get_nvcc_gencode_flag"),
+)
+
+
+@RULES.add("cmake-cuda", "error", fix="use the language HIP, which CMake 3.21 and later have")
+def cmake(lines: TextLines) -> Iterator[Match]:
+    """CMake looks for CUDA's toolkit and its language."""
+    if lines.source.kind != "cmake":
+        return
+    command = ""
+    for word in lines.words:
+        text = word.text
+        if text.lower() in CMAKE_COMMANDS:
+            yield Match(
+                at=word.at, detail=text, fix="use add_library or add_executable with LANGUAGE HIP"
+            )
+        elif found := TARGETS_OF.match(text):
+            yield Match(
+                at=word.at,
+                detail=text,
+                fix="link " + CMAKE_TARGETS.get(found[1], "ROCm's counterpart"),
+            )
+        elif CMAKE_VARIABLES.fullmatch(text.strip("${}")) and not text.startswith("${"):
+            yield Match(at=word.at, detail=text, fix=f"set {text.replace('CUDA', 'HIP')}")
+        elif text in CMAKE_PACKAGES and command in (
+            "find_package",
+            "enable_language",
+            "project",
+            "language",
+        ):
+            yield Match(at=word.at, detail=text, fix=f"use {CMAKE_PACKAGES[text]}")
+        if text.lower() in (
+            "find_package",
+            "enable_language",
+            "project",
+            "set_source_files_properties",
+        ):
+            command = text.lower()
+        elif text == "LANGUAGE" and command == "set_source_files_properties":
+            command = "language"
+        elif re.fullmatch(r"[a-z_]+", text) and _opens(lines.source.text, word):
+            command = text.lower()
+
+
+def _opens(text: bytes, word: Word) -> bool:
+    return text[word.at + len(word.text) :].lstrip(b" ").startswith(b"(")

@@ -1,0 +1,265 @@
+"""Facts of one compiled kernel, as JSON: registers, occupancy, instructions, widths."""
+
+from __future__ import annotations
+
+import json
+import re
+from collections import Counter
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+
+from ratchet.amd.architectures import Architecture, occupancy
+from ratchet.amd.compile import assembly
+from ratchet.amd.compile.assembly import Instruction, KernelCode
+from ratchet.amd.compile.process import CompiledKernel
+from ratchet.amd.profile import instructions
+from ratchet.base.devices import matrix
+from ratchet.base.devices.matrix import MatrixInstruction
+from ratchet.base.json_value import Json
+
+F8F6F4_TYPES = {0: "fp8", 1: "fp8", 2: "fp6", 3: "fp6", 4: "fp4"}
+"""The cbsz and blgp fields of the f8f6f4 instructions: E4M3, E5M2, E2M3, E3M2, E2M1."""
+NARROW_BITS = 32
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class KernelFacts:
+    """The facts of one kernel, and its mix of matrix instructions, for a bound on its time."""
+
+    document: dict[str, Json]
+    hot_matrix: list[tuple[MatrixInstruction, int]]
+    """Matrix instructions of the hottest part with known cycles, and their counts."""
+    waves_per_workgroup: int
+
+
+def amd_facts(kernel: CompiledKernel, architecture: Architecture) -> KernelFacts | None:
+    """Return an AMD kernel's facts; None if the assembly has no kernel of this name."""
+    codes = assembly.parse(kernel.texts.get("amdgcn", ""))
+    code = next((one for one in codes if one.name == kernel.name), None)
+    if code is None:
+        return None
+    waves = _waves(kernel, code, architecture)
+    lds = max(kernel.shared_bytes, code.number("group_segment_fixed_size"))
+    found = occupancy(architecture, vgprs=code.total_vgprs, lds_bytes=lds, workgroup_waves=waves)
+    widths = {kind: _widths(code.instructions, kind) for kind in ("global_load", "global_store")}
+    matrix_rows = _matrix_rows(code.instructions, architecture)
+    document = {
+        "vgprs": code.vgprs,
+        "agprs": code.agprs,
+        "total_vgprs": code.total_vgprs,
+        "sgprs": code.number("sgpr_count"),
+        "spills": code.spills,
+        "vgpr_spills": code.number("vgpr_spill_count"),
+        "sgpr_spills": code.number("sgpr_spill_count"),
+        "lds_bytes": lds,
+        "scratch_bytes": code.number("private_segment_fixed_size"),
+        "waves_per_workgroup": waves,
+        "occupancy_waves": found.waves_per_simd,
+        "occupancy_limit": found.limit,
+        "max_waves": architecture.max_waves_per_simd,
+        "instructions": _mix(code.instructions),
+        "instructions_in_loops": _mix([one for one in code.instructions if one.depth]),
+        "matrix_instructions": matrix_rows,
+        "global_load_bits": widths["global_load"],
+        "global_store_bits": widths["global_store"],
+        "waits": _waits(code.instructions),
+        "mca": mca_summary(kernel.mca),
+    }
+    document["notes"] = _notes(document)
+    hot = _known(code.hot_loop(), architecture) or _known(code.instructions, architecture)
+    return KernelFacts(document=document, hot_matrix=hot, waves_per_workgroup=waves)
+
+
+def _waves(kernel: CompiledKernel, code: KernelCode, architecture: Architecture) -> int:
+    """Return the waves of a workgroup: Triton's warps, or the most for a HIP kernel."""
+    if kernel.num_warps is not None:
+        return kernel.num_warps
+    threads = code.number("max_flat_workgroup_size") or architecture.wavefront_size
+    return max(1, -(-threads // architecture.wavefront_size))
+
+
+def _mix(body: Sequence[Instruction]) -> dict[str, int]:
+    counts = Counter(instructions.class_of(one.name) for one in body)
+    return {"total": len(body)} | {name: counts[name] for name in instructions.CLASSES}
+
+
+def _widths(body: Sequence[Instruction], kind: str) -> dict[str, int]:
+    """Count the instructions by the bits that each lane moves."""
+    moved = [
+        instructions.access_bits(one.name)
+        for one in body
+        if instructions.class_of(one.name) == kind
+    ]
+    counts = Counter(bits for bits in moved if bits is not None)
+    return {str(bits): counts[bits] for bits in sorted(counts)}
+
+
+def _waits(body: Sequence[Instruction]) -> dict[str, int]:
+    waits = [one for one in body if one.name.startswith("s_wait")]
+    drains = [one for one in waits if instructions.drains(one.name, one.operands)]
+    return {
+        "total": len(waits),
+        "in_loops": sum(one.depth > 0 for one in waits),
+        "drains": len(drains),
+        "drains_in_loops": sum(one.depth > 0 for one in drains),
+    }
+
+
+def _matrix_rows(body: Sequence[Instruction], architecture: Architecture) -> list[dict[str, Json]]:
+    """Return each matrix instruction once, with its count, shape and cycles."""
+    counts: Counter[tuple[str, str]] = Counter()
+    in_loops: Counter[tuple[str, str]] = Counter()
+    for one in body:
+        if instructions.class_of(one.name) == "matrix":
+            key = (one.name, _input_type(one))
+            counts[key] += 1
+            in_loops[key] += one.depth > 0
+    rows = []
+    for (name, in_type), count in counts.items():
+        row = matrix.find(architecture.name, bare_name(name), in_type=in_type or None)
+        known = {} if row is None else _matrix_row(row)
+        rows.append({"name": name, "count": count, "in_loops": in_loops[name, in_type]} | known)
+    return rows
+
+
+def _matrix_row(row: MatrixInstruction) -> dict[str, Json]:
+    best = next((kind for kind, types in matrix.KINDS.items() if row.in_type in types), "")
+    fastest = matrix.fastest(row.gfx, best)
+    return {
+        "shape": list(row.shape),
+        "in_type": row.in_type,
+        "out_type": row.out_type,
+        "cycles": row.cycles,
+        "flops_per_cu_per_cycle": row.flops_per_cu_per_cycle,
+        "older_shape": matrix.is_older_shape(row),
+        "faster_shape": fastest.name if fastest and matrix.is_older_shape(row) else None,
+    }
+
+
+def bare_name(name: str) -> str:
+    """Return an instruction's name without the encoding that an assembler may add."""
+    return re.sub(r"_(e32|e64|vop3p)$", "", name)
+
+
+def _input_type(one: Instruction) -> str:
+    """Return the input type of an instruction whose operands tell it, else ""."""
+    if "f8f6f4" not in one.name:
+        return ""
+    fields = dict(re.findall(r"(cbsz|blgp):(\d)", one.operands))
+    kinds = [F8F6F4_TYPES.get(int(fields.get(name, 0)), "fp8") for name in ("cbsz", "blgp")]
+    return "fp8" if "fp8" in kinds else kinds[0]
+
+
+def _known(
+    body: Sequence[Instruction], architecture: Architecture
+) -> list[tuple[MatrixInstruction, int]]:
+    counts = Counter((one.name, _input_type(one)) for one in body)
+    found = [
+        (matrix.find(architecture.name, bare_name(name), in_type=in_type or None), count)
+        for (name, in_type), count in counts.items()
+    ]
+    return [(row, count) for row, count in found if row is not None]
+
+
+def mca_summary(answer: Mapping[str, str | int]) -> dict[str, Json]:
+    """Return cycles and the busiest resource from llvm-mca's JSON, or why there are none."""
+    if not answer:
+        return {"error": "not run"}
+    if "json" not in answer:
+        return {"error": str(answer.get("error", "no answer"))[:300]}
+    try:
+        document = json.loads(str(answer["json"]))
+        region = document["CodeRegions"][0]
+        summary, count = region["SummaryView"], len(region["Instructions"])
+        iterations = int(summary["Iterations"])
+        names = document["TargetInfo"]["Resources"]
+        pressure = {
+            str(names[one["ResourceIndex"]]): float(one["ResourceUsage"])
+            for one in region["ResourcePressureView"]["ResourcePressureInfo"]
+            if one["InstructionIndex"] == count  # the row after the last: all instructions
+        }
+        critical = max(pressure, key=lambda name: pressure[name], default=None)
+        return {
+            "cycles_per_pass": int(summary["TotalCycles"]) / iterations,
+            "instructions": int(summary["Instructions"]) // iterations,
+            "left_out": int(answer.get("left_out", 0)),
+            "stood_in": int(answer.get("stood_in", 0)),
+            "critical_resource": critical,
+            "resource_cycles": pressure,
+        }
+    except (ValueError, KeyError, IndexError, TypeError, ZeroDivisionError) as error:
+        return {"error": f"llvm-mca's answer could not be read ({type(error).__name__})"}
+
+
+def _notes(document: dict[str, Json]) -> list[str]:
+    """Return what a reader should look at first."""
+    notes = []
+    if document["spills"] or document["scratch_bytes"]:
+        notes.append(
+            f"{document['spills']} registers are spilled and {document['scratch_bytes']} bytes of "
+            "scratch memory are used per lane"
+        )
+    for row in document["matrix_instructions"]:
+        if row.get("older_shape"):
+            notes.append(f"{row['name']} runs at half rate or less: use {row['faster_shape']}")
+        elif "cycles" not in row:
+            notes.append(f"the cycles of {row['name']} are not known")
+    loads = document["global_load_bits"]
+    narrow = sum(count for bits, count in loads.items() if int(bits) < NARROW_BITS)
+    if narrow:
+        total = sum(loads.values())
+        notes.append(f"{narrow} of {total} global loads move under {NARROW_BITS} bits a lane")
+    return notes
+
+
+PTX_INSTRUCTION = re.compile(r"^\s*(?:@!?%\w+\s+)?([a-z][\w.:]*)[\s;]", re.MULTILINE)
+PTX_MATRIX = ("mma.", "wgmma.mma_async", "tcgen05.mma")
+PTX_BITS = re.compile(r"\.[bsuf](8|16|32|64|128)$")
+
+
+def cuda_facts(kernel: CompiledKernel, architecture: Architecture) -> KernelFacts | None:
+    """Return an NVIDIA kernel's facts from its PTX and `ptxas -v`; None without PTX."""
+    ptx = kernel.texts.get("ptx")
+    if not ptx or kernel.num_warps is None:
+        return None
+    log = kernel.texts.get("ptxas", "")
+    registers, spills = _after("Used", "registers", log), _after("", "bytes spill stores", log)
+    lds = max(kernel.shared_bytes, _after("", "bytes smem", log))
+    found = occupancy(
+        architecture, vgprs=registers, lds_bytes=lds, workgroup_waves=kernel.num_warps
+    )
+    names = PTX_INSTRUCTION.findall(ptx)
+    document: dict[str, Json] = {
+        "registers": registers or None,
+        "spills": spills // 4,
+        "spill_bytes": spills,
+        "lds_bytes": lds,
+        "occupancy_waves": found.waves_per_simd if registers else None,
+        "occupancy_limit": found.limit if registers else None,
+        "max_waves": architecture.max_waves_per_simd,
+        "instructions": {"total": len(names)},
+        "matrix_instructions": [
+            {"name": name, "count": count}
+            for name, count in Counter(n for n in names if n.startswith(PTX_MATRIX)).items()
+        ],
+        "global_load_bits": _ptx_widths(names, "ld.global"),
+        "global_store_bits": _ptx_widths(names, "st.global"),
+        "notes": [] if log else ["ptxas is missing: registers and spills are not known"],
+    }
+    return KernelFacts(document=document, hot_matrix=[], waves_per_workgroup=kernel.num_warps)
+
+
+def _after(before: str, unit: str, log: str) -> int:
+    found = re.search(rf"{before}\s*(\d+) {unit}", log)
+    return int(found.group(1)) if found else 0
+
+
+def _ptx_widths(names: list[str], kind: str) -> dict[str, int]:
+    """Count the instructions by the bits that each thread moves."""
+    counts: Counter[int] = Counter()
+    for name in names:
+        bits = PTX_BITS.search(name)
+        if name.startswith(kind) and bits:
+            vector = re.search(r"\.v(\d)", name)
+            counts[int(bits.group(1)) * (int(vector.group(1)) if vector else 1)] += 1
+    return {str(bits): counts[bits] for bits in sorted(counts)}

@@ -1,0 +1,189 @@
+"""Measured ceilings of a device, cached by fingerprint.
+
+A ceiling is the rate of torch's own GEMM, copy and triad, not the register peak, so a better kernel
+can exceed it. On a shared machine a run can only be too slow, never too fast, so each rate is the
+median of the best quarter of its runs, and the best of up to TIMES measurements at different times:
+in a bad minute every run may be half as fast.
+"""
+
+from __future__ import annotations
+
+import logging
+import sys
+import time
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Annotated, Literal
+
+import msgspec
+import platformdirs
+from msgspec import Meta
+
+from ratchet.base.devices.fingerprint import short_hash, software_fingerprint
+from ratchet.base.devices.probe import Device
+from ratchet.base.files import write_whole
+from ratchet.base.serialise import encoded
+
+LOG = logging.getLogger(__name__)
+
+FORMAT = 2
+_measured_here: set[Path] = set()
+"""Files of the ceilings that this process measured."""
+TIMES, APART_S = 3, 300.0
+"""Measurements that a cached file holds the best of, and the least time from one to the next."""
+
+Positive = Annotated[int, Meta(gt=0)]
+Rates = Annotated[
+    Mapping[str, Annotated[float, Meta(gt=0, le=sys.float_info.max)]], Meta(min_length=1)
+]
+
+
+class Ceilings(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """Measured rates of one device, for one software version and one thread count."""
+
+    format: int = FORMAT
+    device: str = ""
+    """The device's fingerprint."""
+    software: str = ""
+    threads: Positive = 1
+    """Threads that torch used."""
+    gemm_flops_per_s: Rates
+    """By dtype: fp32, bf16 (and fp16 on a GPU)."""
+    copy_bytes_per_s: Rates
+    """By level (l2, l3, dram); bytes read plus bytes written."""
+    triad_bytes_per_s: Rates
+    """a = b + s * c: two reads and one write."""
+    level_bytes: Mapping[str, Positive] = {}
+    """Total size of each cache level, for the threads that measured."""
+    times: Positive = 1
+    """Measurements of which these rates are the best."""
+
+    def bandwidth_bytes_per_s(self, working_set_bytes: float | None = None) -> float:
+        """Return the best rate of the level that a working set fits in; DRAM's by default.
+
+        A level that measured slower than an outer one gets the outer one's rate, so a smaller
+        working set never lowers the result.
+        """
+        rates = [self._best("dram")]
+        if working_set_bytes is not None:
+            fitting = [k for k, size in self.level_bytes.items() if working_set_bytes <= size]
+            rates += [self._best(level) for level in fitting]
+        return max(rates)
+
+    def best_with(self, other: Ceilings) -> Ceilings:
+        """Return the better rate of two measurements, each by itself."""
+        rates: dict[str, dict[str, float]] = {}
+        for field in ("gemm_flops_per_s", "copy_bytes_per_s", "triad_bytes_per_s"):
+            mine, others = getattr(self, field), getattr(other, field)
+            rates[field] = {
+                name: max(of[name] for of in (mine, others) if name in of)
+                for name in {**mine, **others}
+            }
+        return msgspec.structs.replace(self, **rates, times=self.times + other.times)
+
+    def _best(self, level: str) -> float:
+        rates = (self.copy_bytes_per_s, self.triad_bytes_per_s)
+        return max((rate[level] for rate in rates if level in rate), default=0.0)
+
+
+def measure(
+    device: Device,
+    cache: bool = True,
+    *,
+    again: Literal["", "due", "now"] = "",
+    folder: Path | None = None,
+) -> Ceilings:
+    """Return a device's ceilings: from the cache, or measured in under 5 s.
+
+    `cache=False` measures anew and replaces the cached values. `again` measures once more, now or
+    where it is due (TIMES, APART_S; once a process), and keeps the best of each rate. A damaged or
+    foreign file is measured anew; a folder that cannot be written is logged. DeviceError if memory
+    runs out.
+    """
+    path = (folder or default_folder()) / f"{_key(device)}.json"
+    known = _read(path, device) if cache else None
+    if known is not None and not (again == "now" or (again == "due" and _is_due(path, known))):
+        return known
+    _measured_here.add(path)
+    found = _measured(device)
+    newest = _read(path, device) if known is not None else None  # another process may have written
+    ceilings = found if newest is None else newest.best_with(found)
+    _write(path, ceilings)
+    return ceilings
+
+
+def default_folder() -> Path:
+    """Return the folder of the cached ceilings."""
+    return Path(platformdirs.user_cache_dir("ratchet")) / "ceilings"
+
+
+def _measured(device: Device) -> Ceilings:
+    # torch takes seconds to import; reading a cached file should not.
+    from ratchet.base.devices import rates
+
+    return Ceilings(
+        device=device.fingerprint,
+        software=software_fingerprint(),
+        threads=_threads(),
+        gemm_flops_per_s=rates.gemm(device),
+        copy_bytes_per_s=rates.copy(device),
+        triad_bytes_per_s=rates.triad(device),
+        level_bytes=level_bytes(device),
+    )
+
+
+def level_bytes(device: Device) -> dict[str, int]:
+    """Return the total size of each cache level but L1: it is too small to time through torch."""
+    return {
+        name: size * device.cache_instances.get(name, 1)
+        for name, size in sorted(device.caches_bytes.items())
+        if name != "l1d"
+    }
+
+
+def _threads() -> int:
+    import torch
+
+    return torch.get_num_threads()
+
+
+def _key(device: Device) -> str:
+    threads = _threads() if device.kind == "cpu" else 1
+    return short_hash(
+        {
+            "format": FORMAT,
+            "device": device.fingerprint,
+            "software": software_fingerprint(),
+            "threads": threads,
+        }
+    )
+
+
+def _read(path: Path, device: Device) -> Ceilings | None:
+    try:
+        known = msgspec.json.decode(path.read_bytes(), type=Ceilings)
+    except FileNotFoundError:
+        return None
+    except (OSError, msgspec.DecodeError):
+        LOG.warning("cached ceilings at %s cannot be read: measuring again", path)
+        return None
+    mine = known.format == FORMAT and known.device == device.fingerprint
+    return known if mine else None
+
+
+def _is_due(path: Path, known: Ceilings) -> bool:
+    """Return whether a cached file may be bettered by one more measurement."""
+    if known.times >= TIMES or path in _measured_here:
+        return False
+    try:
+        return time.time() - path.stat().st_mtime > APART_S
+    except OSError:
+        return False
+
+
+def _write(path: Path, ceilings: Ceilings) -> None:
+    try:
+        path.parent.mkdir(parents=True, exist_ok=True)
+        write_whole(path, encoded(ceilings, indent=1))
+    except OSError as error:
+        LOG.warning("measured ceilings are not kept: %s", error)

@@ -1,0 +1,186 @@
+"""Probe of this machine: the CPU from Linux's own files, a GPU through torch."""
+
+from __future__ import annotations
+
+import functools
+import logging
+import os
+from dataclasses import asdict, dataclass, field
+from typing import Literal
+
+from ratchet.base.devices import cpuinfo
+from ratchet.base.devices.fingerprint import short_hash
+from ratchet.base.errors import DeviceError
+
+LOG = logging.getLogger(__name__)
+
+Kind = Literal["cpu", "cuda"]
+Isa = Literal["amx", "avx512_bf16", "avx512", "avx2", "portable"]
+
+HIDING = ("CUDA_VISIBLE_DEVICES", "HIP_VISIBLE_DEVICES", "ROCR_VISIBLE_DEVICES")
+"""Variables that hide GPUs from torch."""
+AVX512 = frozenset({"avx512f", "avx512bw", "avx512dq", "avx512vl"})
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Device:
+    """One CPU or one GPU, as a program sees it."""
+
+    kind: Kind
+    """torch's name: ROCm devices are `cuda` too."""
+    vendor: str
+    model: str
+    cores: int
+    """Physical cores this process may use; compute units or SMs on a GPU."""
+    threads: int
+    """Logical CPUs this process may use; the same as `cores` on a GPU."""
+    isa: tuple[str, ...]
+    """SIMD and matrix flags that Ratchet uses, of a CPU; the target of a GPU."""
+    caches_bytes: dict[str, int] = field(default_factory=dict)
+    """Size of one instance of each data cache: l1d, l2, l3."""
+    cache_instances: dict[str, int] = field(default_factory=dict)
+    """Number of instances of each cache on the usable cores."""
+    memory_bytes: int = 0
+    index: int = 0
+    runtime: str = ""
+    """`rocm 7.2` or `cuda 13.0` on a GPU."""
+
+    @property
+    def torch_name(self) -> str:
+        return self.kind if self.kind == "cpu" else f"{self.kind}:{self.index}"
+
+    @property
+    def target(self) -> str:
+        """`gfx942` or `sm_90` on a GPU, the best ISA of a CPU."""
+        return best_isa(self) if self.kind == "cpu" else "".join(self.isa[:1])
+
+    @property
+    def fingerprint(self) -> str:
+        """A short hash that stays the same on the same machine; memory counts in whole GiB."""
+        return short_hash(
+            {
+                "kind": self.kind,
+                "vendor": self.vendor,
+                "model": self.model,
+                "cores": self.cores,
+                "threads": self.threads,
+                "isa": self.isa,
+                "caches": self.caches_bytes,
+                "memory_gib": round(self.memory_bytes / 2**30),
+            }
+        )
+
+
+def probe(device: str = "auto") -> Device:
+    """Describe a device: `auto` (a GPU if torch sees one), `cpu`, `cuda` or `cuda:N`.
+
+    DeviceError for any other name, and for a GPU that is missing.
+    """
+    kind, _, index = device.partition(":")
+    if kind not in ("auto", "cpu", "cuda") or (index and (kind != "cuda" or not index.isdigit())):
+        raise DeviceError(f"no device {device!r}: use auto, cpu, cuda or cuda:N")
+    if kind == "auto":
+        kind = "cuda" if _gpu_count() else "cpu"
+    return _cpu() if kind == "cpu" else _gpu(int(index or 0))
+
+
+def describe_device(device: Device) -> dict[str, object]:
+    """The device as plain JSON, with its target and its fingerprint."""
+    return {**asdict(device), "target": device.target, "fingerprint": device.fingerprint}
+
+
+def best_isa(device: Device | None = None) -> Isa:
+    """Return the widest instruction set that kernels may use, from a CPU's flags."""
+    flags = frozenset((device or _cpu()).isa)
+    if not flags >= AVX512:
+        return "avx2" if flags >= {"avx2", "fma"} else "portable"
+    if flags >= {"amx_tile", "amx_bf16"}:
+        return "amx"
+    return "avx512_bf16" if "avx512_bf16" in flags else "avx512"
+
+
+def _cpu() -> Device:
+    # The number of usable CPUs may change (taskset), so it is part of the cache's key.
+    return _cpu_on(tuple(sorted(cpuinfo.usable_cpus())))
+
+
+@functools.cache
+def _cpu_on(cpus: tuple[int, ...]) -> Device:
+    info = cpuinfo.read()
+    caches = cpuinfo.data_caches(cpus)
+    if not info.model:
+        LOG.warning("the CPU reports no model name: results are stored under 'unknown'")
+    return Device(
+        kind="cpu",
+        vendor=info.vendor or "unknown",
+        model=info.model or "unknown",
+        cores=cpuinfo.physical_cores(cpus),
+        threads=len(cpus),
+        isa=cpuinfo.usable_flags(info.flags),
+        caches_bytes={cache.name: cache.size_bytes for cache in caches},
+        cache_instances={cache.name: cache.instances for cache in caches},
+        memory_bytes=os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE"),
+    )
+
+
+def _gpu_count() -> int:
+    import torch
+
+    return torch.cuda.device_count() if torch.cuda.is_available() else 0
+
+
+def gpus(count: int) -> str:
+    """Return a number of GPUs in words."""
+    return "1 GPU" if count == 1 else f"{count} GPUs"
+
+
+def how_to_see_more(count: int) -> str:
+    """Return what lets torch see a GPU, or more than `count` of them, as a clause."""
+    import torch
+
+    if not (torch.version.cuda or torch.version.hip):
+        return "install a ROCm or CUDA build of torch"
+    for name in HIDING:
+        if (value := os.environ.get(name)) is not None:
+            return f"unset {name}={value!r}, which hides the others"
+    if count:
+        return "name one of those"
+    try:
+        torch.cuda.init()  # type: ignore[no-untyped-call]
+    except (RuntimeError, AssertionError) as error:  # such as a driver older than torch's
+        said = " ".join(str(error).split()).partition(". ")[0]
+        return f"mend this: {said}"
+    return "check that the driver is loaded"
+
+
+def _gpu(index: int) -> Device:
+    import torch
+
+    count = _gpu_count()
+    if index >= count:
+        raise DeviceError(
+            f"cuda:{index} is not available: torch {torch.__version__} sees {gpus(count)}; "
+            f"use cpu, or {how_to_see_more(count)}"
+        )
+    properties = torch.cuda.get_device_properties(index)
+    rocm = torch.version.hip
+    # The same torch.cuda calls serve both vendors; only the target's name differs.
+    target = (
+        str(properties.gcnArchName).partition(":")[0]
+        if rocm
+        else f"sm_{properties.major}{properties.minor}"
+    )
+    level_two = int(getattr(properties, "L2_cache_size", 0))
+    return Device(
+        kind="cuda",
+        vendor="AMD" if rocm else "NVIDIA",
+        model=str(properties.name),
+        cores=int(properties.multi_processor_count),
+        threads=int(properties.multi_processor_count),
+        isa=(target,),
+        caches_bytes={"l2": level_two} if level_two else {},
+        cache_instances={"l2": 1} if level_two else {},
+        memory_bytes=int(properties.total_memory),
+        index=index,
+        runtime=f"rocm {rocm}" if rocm else f"cuda {torch.version.cuda}",
+    )

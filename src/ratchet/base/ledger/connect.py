@@ -1,0 +1,230 @@
+"""Opening of the database: folder, pragmas, tables, and a test write."""
+
+from __future__ import annotations
+
+import json
+import math
+import sqlite3
+import time
+from collections.abc import Mapping, Sequence
+from datetime import UTC, datetime
+
+from sqlalchemy import (
+    Connection,
+    Engine,
+    Table,
+    create_engine,
+    event,
+    func,
+    insert,
+    inspect,
+    select,
+    text,
+)
+from sqlalchemy.engine import URL
+from sqlalchemy.engine.interfaces import DBAPIConnection
+from sqlalchemy.exc import OperationalError
+from sqlalchemy.schema import CreateIndex, CreateTable
+
+from ratchet.base import files
+from ratchet.base.errors import LedgerError
+from ratchet.base.json_value import Json
+from ratchet.base.ledger import schema
+from ratchet.base.ledger.faults import BUSY_TIMEOUT_S, code_of, explained
+from ratchet.base.ledger.place import file_of, shown, why_no_database
+
+_KEY = "$float"
+
+
+def dumps(payload: object) -> str:
+    """Return strict JSON; a float that JSON lacks becomes `{"$float": "nan"}` (also inf, -inf).
+
+    PostgreSQL refuses the bare `NaN` that Python would write, and one infinite loss must not cost
+    the whole turn.
+    """
+    return json.dumps(_encoded(payload), allow_nan=False, separators=(",", ":"))
+
+
+def loads(text: str) -> Json:
+    """Return the value that `dumps` was given, with lists in place of tuples."""
+    return json.loads(text, object_hook=_decoded)
+
+
+def _encoded(value: object) -> Json:
+    if isinstance(value, float) and not math.isfinite(value):
+        return {_KEY: str(value)}
+    if isinstance(value, Mapping):
+        return {str(key): _encoded(item) for key, item in value.items()}
+    if isinstance(value, Sequence) and not isinstance(value, str | bytes):
+        return [_encoded(item) for item in value]
+    return value
+
+
+def _decoded(value: dict[str, Json]) -> Json:
+    return float(value[_KEY]) if value.keys() == {_KEY} else value
+
+
+_CREATING = 0x7261_7463
+"""Key of PostgreSQL's advisory lock for creating the tables."""
+
+
+def utc_now() -> str:
+    """Return the current time in UTC, as ISO 8601 with microseconds."""
+    return datetime.now(UTC).isoformat(timespec="microseconds")
+
+
+def connect(url: URL) -> Engine:
+    """Return an engine for a ledger that is intact, has this schema and can be written.
+
+    Raises:
+        LedgerError: locked, read-only, damaged, newer, another program's, or no driver for it.
+    """
+    _make_folder(url)
+    engine = _engine(url)
+    try:
+        with explained(url):
+            _prepare(engine)
+            _check_writable(engine)
+    except BaseException:
+        engine.dispose()
+        raise
+    return engine
+
+
+def alone(connection: Connection, table: Table) -> None:
+    """Begin a transaction that no other one of `alone` runs beside: read, then write what lacks."""
+    if connection.dialect.name == "sqlite":
+        connection.exec_driver_sql("BEGIN IMMEDIATE")
+    else:
+        connection.exec_driver_sql(f"LOCK TABLE {table.name} IN SHARE ROW EXCLUSIVE MODE")
+
+
+def _make_folder(url: URL) -> None:
+    file = file_of(url)
+    if file is None:
+        return
+    try:
+        file.parent.mkdir(parents=True, exist_ok=True)
+    except OSError as error:
+        why = files.why_not_new_folder(file.parent) or f"cannot be created ({error.strerror})"
+        raise LedgerError(
+            f"the ledger's folder {file.parent} {why}; point --ledger "
+            "or RATCHET_LEDGER at a file in a folder that can be written"
+        ) from error
+    if why := files.why_not_new_file(file):
+        raise LedgerError(f"the ledger {file} {why}; point --ledger or RATCHET_LEDGER at a file")
+    if why := why_no_database(file):
+        raise LedgerError(
+            f"the ledger {file} is not a ledger ({why.removeprefix('is ')}); move it away, or "
+            "point --ledger or RATCHET_LEDGER at another file"
+        )
+
+
+def _engine(url: URL) -> Engine:
+    try:
+        engine = create_engine(url, json_serializer=dumps, json_deserializer=loads)
+    except ModuleNotFoundError as error:
+        raise LedgerError(
+            f"a ledger in PostgreSQL needs {error.name}; pip install 'torch-ratchet[postgres]'"
+        ) from error
+    if engine.dialect.name == "sqlite":
+        event.listen(engine, "connect", _set_pragmas)
+    return engine
+
+
+def _set_pragmas(connection: DBAPIConnection, record: object) -> None:
+    cursor = connection.cursor()
+    cursor.execute(f"PRAGMA busy_timeout = {int(BUSY_TIMEOUT_S * 1000)}")
+    # With FULL, a commit also survives a power cut. A turn commits rarely, so it can afford this.
+    cursor.execute("PRAGMA synchronous = FULL")
+    cursor.close()
+
+
+def _set_wal(engine: Engine) -> None:
+    """Switch the new file to write-ahead logging for good.
+
+    SQLite's busy timeout does not cover the switch, and two processes may create one ledger.
+    """
+    deadline = time.monotonic() + BUSY_TIMEOUT_S
+    while True:
+        try:
+            with engine.connect().execution_options(isolation_level="AUTOCOMMIT") as connection:
+                connection.execute(text("PRAGMA journal_mode = WAL"))
+            return
+        except OperationalError as error:
+            if code_of(error) != sqlite3.SQLITE_BUSY or time.monotonic() > deadline:
+                raise
+        time.sleep(0.02)
+
+
+def _prepare(engine: Engine) -> None:
+    version = _version(engine)
+    if version is None or version < schema.SCHEMA_VERSION:
+        _create(engine)  # a newer version only adds tables, so an older ledger keeps its rows
+    elif version > schema.SCHEMA_VERSION:
+        raise LedgerError(
+            f"the ledger {shown(engine.url)} has schema {version}, and this Ratchet supports up to "
+            f"{schema.SCHEMA_VERSION}; upgrade Ratchet, or point --ledger at another file"
+        )
+
+
+def _version(engine: Engine) -> int | None:
+    """Return the ledger's schema version, or None before its tables are created."""
+    with engine.connect() as connection:
+        names = set(inspect(connection).get_table_names())
+        if schema.schema_version.name in names:
+            newest = select(func.max(schema.schema_version.c.version))
+            version: object = connection.execute(newest).scalar()
+            if version is None or isinstance(version, int):
+                return version
+            raise LedgerError(
+                f"the ledger {shown(engine.url)} is damaged (its schema version is {version!r}, "
+                "and must be a whole number); move it away and start again, or point --ledger at "
+                "another file"
+            )
+    if names and engine.dialect.name == "sqlite":
+        raise LedgerError(
+            f"{shown(engine.url)} is another program's database (it holds {min(names)!r}); "
+            "point --ledger at a file of its own"
+        )
+    return None
+
+
+def _create(engine: Engine) -> None:
+    """Create missing tables, of a new ledger or of one with an older schema.
+
+    The version comes last, so the next start repairs a killed one.
+    """
+    if engine.dialect.name == "sqlite":
+        _set_wal(engine)
+    with engine.begin() as connection:
+        if engine.dialect.name == "postgresql":
+            connection.execute(select(func.pg_advisory_xact_lock(_CREATING)))
+        _create_tables(connection)
+        connection.execute(insert(schema.schema_version).values(**_version_row()))
+
+
+def _create_tables(connection: Connection) -> None:
+    # The version's table first: it distinguishes a half-made ledger from another database.
+    others = [
+        table for table in schema.metadata.sorted_tables if table is not schema.schema_version
+    ]
+    for table in (schema.schema_version, *others):
+        connection.execute(CreateTable(table, if_not_exists=True))
+        for index in sorted(table.indexes, key=lambda index: str(index.name)):
+            connection.execute(CreateIndex(index, if_not_exists=True))
+
+
+def _check_writable(engine: Engine) -> None:
+    """Detect a read-only or locked ledger now, not after half an hour of measuring.
+
+    Only writing a row tells: permission bits do not bind root, and SQLite begins a transaction
+    even on a file that it cannot write.
+    """
+    with engine.connect() as connection:
+        connection.execute(insert(schema.schema_version).values(**_version_row()))
+        connection.rollback()
+
+
+def _version_row() -> dict[str, object]:
+    return {"at": utc_now(), "device": "", "software": "", "version": schema.SCHEMA_VERSION}

@@ -1,0 +1,196 @@
+"""Results over commits and the life of incidents: the ledger's book for `ratchet history`."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterable, Iterator
+from dataclasses import dataclass
+from itertools import islice
+from operator import attrgetter
+from typing import Literal
+
+from sqlalchemy import Connection, Row, insert, select
+
+from ratchet.base.ledger import schema
+from ratchet.base.ledger.connect import alone, utc_now
+from ratchet.base.ledger.faults import explained
+from ratchet.base.ledger.store import Ledger
+from ratchet.base.ledger.tables import Payload
+
+Better = Literal["lower", "higher"]
+IncidentEventName = Literal["opened", "acknowledged", "resolved", "went_away", "reopened"]
+_Figure = tuple[str, str, float | None]
+"""An observation's identity in its series: commit, time and value."""
+_BATCH = 20_000
+_REPEATED = ("benchmark", "metric", "unit", "better", "device", "software", "source")
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Observation:
+    """One figure of one benchmark at one commit."""
+
+    benchmark: str
+    metric: str
+    unit: str
+    better: Better
+    revision: str
+    """The commit; empty if it is not known."""
+    committed_at: str
+    """When it was committed, or else measured: UTC, ISO 8601."""
+    value: float
+    low: float | None = None
+    high: float | None = None
+    device: str
+    """Fingerprint of the machine, or the name that a file gives: never compared across."""
+    software: str
+    """Fingerprint of the software, or the environment that a file names."""
+    source: str = ""
+    """`bench`, `watch`, or the file that it was imported from."""
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Appended:
+    """Counts: how many observations were appended, and how many the ledger held already."""
+
+    added: int
+    known: int
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class IncidentEvent:
+    """One step in the life of an incident."""
+
+    incident: str
+    event: IncidentEventName
+    revision: str
+    at: str
+    series: tuple[str, ...]
+    """Keys of its series."""
+    note: str = ""
+
+
+class ObservationBook:
+    """The results over commits of one ledger. Raises a `LedgerError` if the database fails."""
+
+    def __init__(self, ledger: Ledger) -> None:
+        self._engine = ledger.engine
+
+    def record(self, observations: Iterable[Observation]) -> Appended:
+        """Append observations in one transaction, all or none; those that are there are skipped.
+
+        The same figure of a series, at the same commit and time, counts once.
+        """
+        names = list(Observation.__dataclass_fields__)
+        now, count, known, get = utc_now(), 0, 0, attrgetter(*names)
+        with explained(self._engine.url), self._engine.begin() as connection:
+            alone(connection, schema.observations)
+            there: dict[tuple[str, ...], set[_Figure]] = {}
+            waiting = iter(observations)
+            while batch := list(islice(waiting, _BATCH)):
+                new = [one for one in batch if _is_new(connection, one, there)]
+                rows = [{"at": now, **dict(zip(names, get(one), strict=True))} for one in new]
+                if rows:
+                    connection.execute(insert(schema.observations), rows)
+                count, known = count + len(new), known + len(batch) - len(new)
+        return Appended(added=count, known=known)
+
+    def observations(self) -> list[Observation]:
+        """Return all observations by the time of their commits, then as they were recorded.
+
+        Ledgers of earlier versions may hold a figure several times: it is returned once.
+        """
+        table = schema.observations
+        names = list(Observation.__dataclass_fields__)
+        query = select(*(table.c[name] for name in names)).order_by(
+            table.c.committed_at, table.c.id
+        )
+        with explained(self._engine.url), self._engine.connect() as connection:
+            # A million rows repeat a few names: each is kept once.
+            known: dict[str, str] = {}
+            return list(_once(_observation(row, known) for row in connection.execute(query)))
+
+    def add_event(self, event: IncidentEvent) -> None:
+        """Append one step of an incident's life."""
+        row = {
+            "at": event.at,
+            "device": "",
+            "software": "",
+            "incident": event.incident,
+            "event": event.event,
+            "revision": event.revision,
+            "payload": {"series": list(event.series), "note": event.note},
+        }
+        with explained(self._engine.url), self._engine.begin() as connection:
+            connection.execute(insert(schema.incident_events), [row])
+
+    def events(self) -> list[IncidentEvent]:
+        """Return the steps of all incidents in their order."""
+        table = schema.incident_events
+        with explained(self._engine.url), self._engine.connect() as connection:
+            return [
+                IncidentEvent(
+                    incident=row.incident,
+                    event=row.event,
+                    revision=row.revision,
+                    at=row.at,
+                    series=tuple(row.payload["series"]),
+                    note=row.payload["note"],
+                )
+                for row in connection.execute(select(table).order_by(table.c.id))
+            ]
+
+
+def _series(one: Observation) -> tuple[str, ...]:
+    return one.benchmark, one.metric, one.device
+
+
+def _figure(one: Observation) -> _Figure:
+    # SQLite keeps NaN, which equals nothing, as NULL.
+    return one.revision, one.committed_at, None if math.isnan(one.value) else one.value
+
+
+def _is_new(
+    connection: Connection, one: Observation, there: dict[tuple[str, ...], set[_Figure]]
+) -> bool:
+    """Return whether the ledger lacks an observation, and note it as there.
+
+    `there` are the figures of each series that was asked for, from the ledger and from this call.
+    """
+    series = _series(one)
+    if series not in there:
+        table = schema.observations
+        query = select(table.c.revision, table.c.committed_at, table.c.value).where(
+            table.c.benchmark == one.benchmark,
+            table.c.metric == one.metric,
+            table.c.device == one.device,
+        )
+        there[series] = {_held(*row) for row in connection.execute(query)}
+    figure, figures = _figure(one), there[series]
+    is_new = figure not in figures
+    figures.add(figure)
+    return is_new
+
+
+def _held(revision: str, committed_at: str, value: float | None) -> _Figure:
+    return revision, committed_at, None if value is None or math.isnan(value) else value
+
+
+def _once(rows: Iterable[Observation]) -> Iterator[Observation]:
+    """Yield each figure once; the rows are in the order of their times."""
+    time, seen = "", set[tuple[object, ...]]()
+    for one in rows:
+        if one.committed_at != time:
+            time, seen = one.committed_at, set()
+        identity = (*_series(one), *_figure(one))
+        if identity not in seen:
+            seen.add(identity)
+            yield one
+
+
+def _observation(row: Row[tuple[object, ...]], known: dict[str, str]) -> Observation:
+    values: Payload = dict(row._mapping)
+    for name in _REPEATED:
+        values[name] = known.setdefault(values[name], values[name])
+    if values["value"] is None:
+        values["value"] = math.nan
+    return Observation(**values)

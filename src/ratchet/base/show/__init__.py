@@ -1,0 +1,1 @@
+"""Results in words, tables, axes and plots, on a terminal and as a page."""

@@ -1,0 +1,231 @@
+"""Compute the page's figures as plain geometry, in percent of the figure's box.
+
+CSS draws bars and intervals, and one SVG path draws each set of points or curves. A page therefore
+needs no script and weighs tens of kilobytes.
+"""
+
+from __future__ import annotations
+
+import math
+import statistics
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from itertools import pairwise
+from typing import Any, Literal, Protocol
+
+from ratchet.base.show.scale import Scale, Tick, around
+from ratchet.base.show.words import common_unit, show_time
+
+_PERCENT_PER_LETTER = 1.25
+"""Share of a bar that one letter of a part's label takes, at the page's full width."""
+
+
+class Timed(Protocol):
+    """A timed sample of an arm, of a step or of a kernel."""
+
+    @property
+    def arm(self) -> str: ...
+    @property
+    def launch(self) -> int: ...
+    @property
+    def round(self) -> int: ...
+    @property
+    def wall_time_s(self) -> float: ...
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Mark:
+    """A bar, a whisker, a dot or a label in a track, in percent of its width."""
+
+    left: float
+    width: float | None = None
+    look: str = ""
+    text: str = ""
+    title: str = ""
+    tag: Literal["i", "b", "span"] = "i"
+    """The element: a bar or band, a line or dot, a label."""
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class TrackRow:
+    """A named track with its marks, and a value beside it."""
+
+    title: str
+    value: str = ""
+    marks: tuple[Mark, ...]
+    look: str = ""
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Series:
+    """Points or curves of one colour: an SVG path in a box of 100 by 100."""
+
+    key: str
+    title: str
+    """Its name in the legend; a series without one is not in it."""
+    path: str
+    note: str = ""
+    width: float = 0.0
+    """Width of the stroke in pixels, if it is its own."""
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Plot:
+    """A box with two axes and the series drawn in it."""
+
+    series: tuple[Series, ...]
+    x_ticks: tuple[Tick, ...]
+    y_ticks: tuple[Tick, ...]
+    x_title: str
+    y_title: str
+    dividers: tuple[float, ...] = ()
+
+
+def stacked_bar(
+    title: str, total: str, parts: Iterable[tuple[str, str, float, str, str]], scale: Scale
+) -> TrackRow:
+    """Draw (colour, title, value, time and share in words) of each part side by side."""
+    drawn, left = [], 0.0
+    for colour, name, value, time, share in parts:
+        width = scale.percent(value)
+        named = width >= _PERCENT_PER_LETTER * len(f"{name} {share}")
+        drawn.append(
+            Mark(
+                look=colour,
+                left=round(left, 3),
+                width=width,
+                text=f"{name} {share}" if named else "",
+                title=f"{name}: {time}, {share}",
+            )
+        )
+        left += width
+    return TrackRow(title=title, value=total, marks=tuple(drawn))
+
+
+def whisker(scale: Scale, low: float, high: float) -> Mark:
+    return between(scale, low, high, look="whisker", tag="b")
+
+
+def between(scale: Scale, low: float, high: float, **more: Any) -> Mark:
+    left = scale.percent(low)
+    return Mark(left=left, width=round(scale.percent(high) - left, 3), **more)
+
+
+def dots_plot(
+    samples: Sequence[Timed], styles: Mapping[str, tuple[str, str]], *, what: str
+) -> Plot | None:
+    """Plot samples of the arms in `styles` over their rounds; None if there are none.
+
+    `what` names the timed thing. `styles` has the colour and the title of each arm.
+    """
+    if not samples:
+        return None
+    places = _places(samples)
+    times = [sample.wall_time_s for sample in samples]
+    unit = common_unit(times)
+    scale = around(times, log=True)
+    width = Scale(low=-0.5, high=max(places.values()) + 0.5)
+    own = {arm: [sample for sample in samples if sample.arm == arm] for arm in styles}
+    return Plot(
+        series=tuple(
+            _dots(*styles[arm], timed, places, width, scale) for arm, timed in own.items() if timed
+        ),
+        x_ticks=_launch_ticks(places, width),
+        y_ticks=scale.ticks(unit.show),
+        x_title="rounds of each launch",
+        y_title=f"{what}, {unit.name}",
+        dividers=_dividers(places, width),
+    )
+
+
+def _places(samples: Sequence[Timed]) -> dict[tuple[int, int], int]:
+    """Return the x position of each round, with launches one after the other."""
+    keys = sorted({(sample.launch, sample.round) for sample in samples})
+    return {key: index for index, key in enumerate(keys)}
+
+
+def _dots(
+    key: str,
+    title: str,
+    own: Sequence[Timed],
+    places: Mapping[tuple[int, int], int],
+    width: Scale,
+    scale: Scale,
+) -> Series:
+    points = [
+        (
+            width.percent(places[sample.launch, sample.round]),
+            100 - scale.percent(sample.wall_time_s),
+        )
+        for sample in own
+    ]
+    median_s = statistics.median(sample.wall_time_s for sample in own)
+    note = f"median {show_time(median_s)}, {len(own)} samples"
+    return Series(key=key, title=title, path=dots(points), note=note)
+
+
+def dots(points: Iterable[tuple[float, float]]) -> str:
+    """Return points as a path."""
+    # A zero-length line with round ends is a dot that keeps its shape when the box is stretched.
+    return "".join(f"M{x:.2f} {y:.2f}h.01" for x, y in points)
+
+
+def _launch_ticks(places: Mapping[tuple[int, int], int], width: Scale) -> tuple[Tick, ...]:
+    by_launch: dict[int, list[int]] = {}
+    for (launch, _), place in places.items():
+        by_launch.setdefault(launch, []).append(place)
+    return tuple(
+        Tick(percent=width.percent(statistics.fmean(own)), label=f"launch {launch + 1}")
+        for launch, own in by_launch.items()
+    )
+
+
+def _dividers(places: Mapping[tuple[int, int], int], width: Scale) -> tuple[float, ...]:
+    """Return the borders between launches."""
+    ordered = sorted(places, key=lambda key: places[key])
+    borders = [places[right] - 0.5 for left, right in pairwise(ordered) if left[0] != right[0]]
+    return tuple(width.percent(border) for border in borders)
+
+
+@dataclass(frozen=True, slots=True)
+class PlotCurve:
+    """Lines of one colour, each as points over the steps."""
+
+    key: str
+    title: str
+    note: str
+    lines: Sequence[Sequence[tuple[float, float]]]
+
+
+def line_plot(curves: Sequence[PlotCurve], *, y_title: str, digits: int) -> Plot:
+    """Plot figures over steps; their axis shows so many digits."""
+    points = [point for one in curves for line in one.lines for point in line]
+    scale = around([value for _, value in points])
+    width = Scale(low=0.0, high=max(at for at, _ in points) or 1.0)
+    return Plot(
+        series=tuple(
+            Series(
+                key=one.key,
+                title=one.title,
+                path="".join(line_path(line, width, scale) for line in one.lines),
+                note=one.note,
+            )
+            for one in curves
+        ),
+        x_ticks=width.ticks(lambda step: f"{step:.0f}", count=min(5, round(width.high) + 1)),
+        y_ticks=scale.ticks(lambda value: f"{value:.{digits}g}", count=5),
+        x_title="step",
+        y_title=y_title,
+    )
+
+
+def line_path(points: Iterable[tuple[float, float]], width: Scale, scale: Scale) -> str:
+    """Return a curve as a path; a value that is not finite breaks it."""
+    path, pen = "", "M"
+    for at, value in points:
+        if not math.isfinite(value):
+            pen = "M"
+            continue
+        path += f"{pen}{width.percent(at):.2f} {100 - scale.percent(value):.2f}"
+        pen = "L"
+    return path

@@ -1,0 +1,122 @@
+"""The renderer of a report for the web: one file that opens offline and loads nothing."""
+
+from __future__ import annotations
+
+import base64
+import hashlib
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from functools import cache
+from importlib import resources
+from typing import TYPE_CHECKING
+
+from markupsafe import Markup, escape
+
+from ratchet.base.show.model import Column, Inline, ReportBlock, ResultReport, is_on, runs
+
+if TYPE_CHECKING:
+    from jinja2 import Environment
+
+_TAGS = {"strong": "b", "code": "code"}
+
+
+def render_page(report: ResultReport) -> str:
+    """Return a report as HTML.
+
+    All text is escaped. The page's own policy forbids loads, and every script but the one that
+    sorts and filters tables, by its hash.
+    """
+    page = _environment().get_template("base.html")
+    return page.render(report=report, state=PageState(), script=_script(), **report.extras)
+
+
+@dataclass(kw_only=True, slots=True)
+class PageState:
+    """The head's knowledge of the tables in the page's body."""
+
+    stacks: dict[tuple[str, ...], int] = field(default_factory=dict)
+    """The titles of the columns of each table, and the number of their style rules."""
+    sorts: bool = False
+    """True if a table sorts and filters, which takes a script."""
+
+    def stack(self, columns: Sequence[Column]) -> int:
+        """Return the number of the style rules that name these columns."""
+        titles = tuple(column.title for column in columns)
+        return self.stacks.setdefault(titles, len(self.stacks))
+
+    def sorting(self) -> str:
+        """Note that a table sorts and filters."""
+        self.sorts = True
+        return ""
+
+    def rules(self) -> Markup:
+        """Return the rules that name each cell's column on a narrow screen.
+
+        A row is a block there. Its first cell is its title and has no name.
+        """
+        return Markup("\n").join(
+            Markup(
+                f'[data-stack="{key}"] > tbody > tr > :nth-child({place}) '
+                f'{{ --column: "{css_text(title)}"; }}'
+            )
+            for titles, key in self.stacks.items()
+            for place, title in enumerate(titles, 1)
+            if place > 1 and title
+        )
+
+
+def css_text(title: str) -> str:
+    """Write a title for a string in a style rule: nothing in it may end the string or the rule."""
+    return "".join(
+        one if one.isascii() and (one.isalnum() or one in " ,.-") else f"\\{ord(one):x} "
+        for one in title
+    )
+
+
+def markup(content: Inline) -> Markup:
+    """Return a text with its looks; all of it is escaped."""
+    return Markup("").join(_run(run.text, run.look, run.full, run.href) for run in runs(content))
+
+
+def _run(text: str, look: str, full: str, href: str) -> Markup:
+    shown = escape(text)
+    if href:
+        return Markup('<a href="{}">{}</a>').format(href, shown)
+    if not look and not full:
+        return shown
+    tag, classes = _TAGS.get(look, "span"), "" if look in _TAGS else look
+    marks = Markup(' class="{}"').format(classes) if classes else Markup("")
+    if full:
+        marks += Markup(' title="{}"').format(full)
+    return Markup("<{tag}{marks}>{shown}</{tag}>").format(tag=tag, marks=marks, shown=shown)
+
+
+def _shown(blocks: Sequence[ReportBlock]) -> list[ReportBlock]:
+    return [block for block in blocks if is_on(block, "page")]
+
+
+def _slug(title: str) -> str:
+    return "-".join("".join(one if one.isalnum() else " " for one in title.lower()).split())
+
+
+@cache
+def _environment() -> Environment:
+    from jinja2 import Environment, PackageLoader, StrictUndefined  # a terminal needs none of it
+
+    environment = Environment(
+        loader=PackageLoader("ratchet.base.show", "templates"),
+        autoescape=True,
+        undefined=StrictUndefined,
+        trim_blocks=True,
+        lstrip_blocks=True,
+    )
+    environment.filters.update(markup=markup, shown=_shown, slug=_slug)
+    return environment
+
+
+@cache
+def _script() -> dict[str, Markup | str]:
+    """Return the script of tables that sort, and its hash for the policy (CSP 2, script-src)."""
+    text = resources.files("ratchet.base.show").joinpath("templates/tables.js").read_text("utf-8")
+    digest = base64.b64encode(hashlib.sha256(text.encode()).digest()).decode()
+    return {"text": Markup(text), "hash": f"sha256-{digest}"}

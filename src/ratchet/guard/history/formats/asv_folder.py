@@ -1,0 +1,235 @@
+"""An asv results folder: `benchmarks.json`, and for each machine a file per commit.
+
+The layout is asv's "Benchmark suite layout and file formats", version 2 of its results files.
+"""
+
+from __future__ import annotations
+
+import itertools
+import json
+import math
+import re
+from collections import defaultdict
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from datetime import datetime
+from pathlib import Path
+from typing import TypeVar
+
+import msgspec
+
+from ratchet.base import files
+from ratchet.base.errors import HistoryError
+from ratchet.base.ledger.observations import Observation
+from ratchet.base.serialise import encoded
+from ratchet.guard.history.formats.csv_file import as_utc
+from ratchet.guard.history.formats.figures import Exported, check_interval, exported, series_of
+
+Decoded = TypeVar("Decoded")
+_UNITS = {"seconds": "s", "bytes": "B"}
+
+
+class AsvResults(msgspec.Struct, kw_only=True):
+    """One file of results; asv writes NaN and lists of parameters as they are."""
+
+    commit_hash: str
+    date: float
+    """Unix time in milliseconds."""
+    result_columns: list[str]
+    results: dict[str, list[object]]
+    env_name: str = ""
+    python: str = ""
+    requirements: dict[str, str | None] = {}
+    params: dict[str, object] = {}
+    version: int = 2
+
+
+def read_asv(folder: Path) -> Iterator[Observation]:
+    """Yield the figures of an asv results folder; failed benchmarks are left out.
+
+    Raises:
+        HistoryError: the folder holds no results, or a file is not as asv writes it.
+    """
+    units = _units(folder / "benchmarks.json")
+    found = sorted(
+        path
+        for path in folder.glob("*/*.json")
+        if path.name not in ("machine.json", "benchmarks.json")
+    )
+    if not found:
+        raise HistoryError(
+            f"{folder} holds no asv results: give the folder that has benchmarks.json and one "
+            "folder for each machine"
+        )
+    for path in found:
+        yield from _of_file(path, units)
+
+
+def write_asv(folder: Path, observations: Iterable[Observation]) -> Exported:
+    """Write figures as an asv results folder, for `asv publish`: all of its files, or none.
+
+    A benchmark's name is made a Python name, its metric the last part. asv holds one figure of a
+    benchmark at a commit: of several, the last is written.
+    """
+    given = list(observations)
+    kept = {
+        (one.device, one.revision, one.software, series_of(one)): one
+        for one in given
+        if one.revision
+    }
+    if not kept:
+        raise HistoryError("no figure has a commit, and asv's files need one: nothing to write")
+    names = _asv_names(kept.values())
+    by_file: dict[tuple[str, str, str], list[Observation]] = defaultdict(list)
+    for (device, revision, software, _), one in kept.items():
+        by_file[device, revision, software].append(one)
+    units = {names[series_of(one)]: _described(names[series_of(one)], one) for one in kept.values()}
+    documents: dict[Path, dict[str, object]] = {folder / "benchmarks.json": {**units, "version": 2}}
+    revisions = {revision for _, revision, _ in by_file}
+    for (device, revision, software), rows in by_file.items():
+        machine, environment = folder / _safe(device), _safe(software) or "existing"
+        documents[machine / "machine.json"] = {"machine": _safe(device), "version": 1}
+        # asv names files by 8 digits; names that would be one file keep all of theirs.
+        alike = sum(other[:8] == revision[:8] for other in revisions)
+        name = revision[:8] if alike == 1 else _safe(revision)
+        documents[machine / f"{name}-{environment}.json"] = _results(rows, environment, names)
+    files.make_folder(folder)
+    for path in documents:
+        files.make_folder(path.parent)
+    files.write_all({path: encoded(document, indent=1) for path, document in documents.items()})
+    return exported(given, list(kept.values()), "asv's files hold one figure of each commit")
+
+
+def _results(
+    rows: Sequence[Observation], environment: str, names: Mapping[tuple[str, str, str], str]
+) -> dict[str, object]:
+    """Return the file of one commit on one machine."""
+    return {
+        "commit_hash": rows[0].revision,
+        "env_name": environment,
+        "date": int(_milliseconds(rows[-1].committed_at)),
+        "params": {"machine": _safe(rows[0].device)},
+        "python": "",
+        "requirements": {},
+        "env_vars": {},
+        "result_columns": ["result", "params", "version", "stats_ci_99_a", "stats_ci_99_b"],
+        "results": {
+            names[series_of(one)]: [[one.value], [], "1", [one.low], [one.high]] for one in rows
+        },
+        "durations": {},
+        "version": 2,
+    }
+
+
+def _described(name: str, one: Observation) -> dict[str, object]:
+    """Return a benchmark's entry in benchmarks.json."""
+    return {
+        "code": "",
+        "name": name,
+        "param_names": [],
+        "params": [],
+        "type": "time" if one.unit == "s" else "track",
+        "unit": {"s": "seconds", "B": "bytes"}.get(one.unit, one.unit or "unit"),
+        "version": "1",
+    }
+
+
+def _asv_names(rows: Iterable[Observation]) -> dict[tuple[str, str, str], str]:
+    """Name each series; those of one machine whose names would be one are numbered."""
+    found: dict[tuple[str, str, str], str] = {}
+    taken: dict[tuple[str, str], str] = {}
+    for one in sorted(rows, key=series_of):
+        plain = (one.benchmark, one.metric)
+        if plain not in taken:
+            name, count = _asv_name(one), 1
+            while (numbered := f"{name}_{count}" if count > 1 else name) in taken.values():
+                count += 1
+            taken[plain] = numbered
+        found[series_of(one)] = taken[plain]
+    return found
+
+
+def _of_file(path: Path, units: dict[str, str]) -> Iterator[Observation]:
+    found = _decoded(path, AsvResults)
+    at = {name: place for place, name in enumerate(found.result_columns)}
+    if "result" not in at:
+        raise HistoryError(f"{path} has no column 'result': export it with asv 0.5 or later")
+    machine = str(found.params.get("machine") or path.parent.name)[:64]
+    environment = (found.env_name or path.stem.partition("-")[2])[:64]
+    for name, row in found.results.items():
+        values = _listed(_cell(row, at, "result"))
+        params = _cell(row, at, "params") or []
+        combinations = _combinations(params, path)
+        lows, highs = (_listed(_cell(row, at, f"stats_ci_99_{end}")) for end in "ab")
+        for place, value in enumerate(values):
+            if not isinstance(value, int | float) or not math.isfinite(value):
+                continue
+            which = combinations[place] if place < len(combinations) else str(place)
+            benchmark = f"{name}({which})" if which else name
+            low, high = _finite(lows, place), _finite(highs, place)
+            check_interval(float(value), low, high, f"{path}: {benchmark}")
+            yield Observation(
+                benchmark=benchmark,
+                metric="value",
+                unit=_UNITS.get(units.get(name, ""), units.get(name, "")),
+                better="lower",
+                revision=found.commit_hash,
+                committed_at=as_utc(str(found.date / 1000), str(path)),
+                value=float(value),
+                low=low,
+                high=high,
+                device=machine,
+                software=environment,
+                source=str(path.parent.parent),
+            )
+
+
+def _combinations(params: object, path: Path) -> list[str]:
+    """Name the combinations of a benchmark's parameters, in the order of its results."""
+    if not params:
+        return [""]
+    if not isinstance(params, list) or not all(isinstance(one, list) for one in params):
+        raise HistoryError(f"{path} is not a file of asv results: params are not lists of texts")
+    return [", ".join(map(str, one)) for one in itertools.product(*params)]
+
+
+def _units(path: Path) -> dict[str, str]:
+    if not path.exists():
+        return {}
+    found = _decoded(path, dict[str, object])
+    return {name: str(one.get("unit", "")) for name, one in found.items() if isinstance(one, dict)}
+
+
+def _decoded(path: Path, kind: type[Decoded]) -> Decoded:
+    # asv writes NaN, which Python's reader alone takes.
+    try:
+        return msgspec.convert(json.loads(path.read_text(encoding="utf-8")), kind)
+    except (OSError, ValueError, RecursionError, msgspec.MsgspecError) as error:
+        raise HistoryError(f"{path} is not a file of asv results: {error}") from error
+
+
+def _cell(row: list[object], at: dict[str, int], name: str) -> object:
+    place = at.get(name, len(row))
+    return row[place] if place < len(row) else None
+
+
+def _listed(cell: object) -> list[object]:
+    return cell if isinstance(cell, list) else [cell]
+
+
+def _finite(values: list[object], place: int) -> float | None:
+    found = values[place] if place < len(values) else None
+    return float(found) if isinstance(found, int | float) and math.isfinite(found) else None
+
+
+def _milliseconds(time: str) -> float:
+    return datetime.fromisoformat(time).timestamp() * 1000 if time else 0.0
+
+
+def _asv_name(one: Observation) -> str:
+    words = re.sub(r"\W+", "_", one.benchmark).strip("_")
+    kind, metric = "time" if one.unit == "s" else "track", re.sub(r"\W+", "_", one.metric)
+    return f"{words}.{kind}_{metric}"
+
+
+def _safe(name: str) -> str:
+    return re.sub(r"[^\w.+-]+", "_", name)

@@ -1,0 +1,207 @@
+"""CSV: one figure a line, or one column for each metric."""
+
+from __future__ import annotations
+
+import csv
+import io
+import math
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from datetime import UTC, datetime
+from pathlib import Path
+from typing import get_args
+
+from ratchet.base import files
+from ratchet.base.errors import HistoryError
+from ratchet.base.ledger.observations import Better, Observation
+from ratchet.guard.history.formats.figures import Exported, check_interval, exported
+
+COLUMNS = (
+    *("benchmark", "metric", "unit", "better", "revision", "committed_at"),
+    *("value", "low", "high", "device", "environment"),
+)
+_OTHERS = (";", "\t", "|")
+"""Separators of other files than these."""
+_ALIASES = {
+    "commit": "revision",
+    "sha": "revision",
+    "time": "committed_at",
+    "date": "committed_at",
+    "timestamp": "committed_at",
+    "machine": "device",
+    "host": "device",
+    "software": "environment",
+    "name": "benchmark",
+    "test": "benchmark",
+}
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class ImportDefaults:
+    """Values that a file may leave out."""
+
+    revision: str = ""
+    committed_at: str = ""
+    device: str = "unknown"
+    unit: str = ""
+    better: Better = "lower"
+
+
+def read_csv(path: Path, defaults: ImportDefaults) -> Iterator[Observation]:
+    """Yield the figures of a CSV file.
+
+    With a column `value` each line is one figure. Without it, each column that is not one of
+    COLUMNS (or a usual name for it) is a metric of the benchmark, which the file's name names; an
+    empty cell is then no figure.
+
+    Raises:
+        HistoryError: the file cannot be read, or has no header; a line lacks a value, has more
+            or fewer fields than the header, or a value that is no number or lies outside its
+            interval.
+    """
+    try:
+        with path.open(newline="", encoding="utf-8-sig") as file:
+            lines = csv.reader(file, strict=True)
+            header = next((one for one in lines if one), None)
+            columns = _columns(path, header, lines.line_num)
+            for fields in lines:
+                where = f"{path}:{lines.line_num}"
+                if fields:
+                    yield from _figures(where, path.stem, columns.cells(fields, where), defaults)
+    except (OSError, UnicodeDecodeError, csv.Error) as error:
+        raise HistoryError(f"{path} cannot be read as CSV: {error}") from error
+
+
+def write_csv(path: Path, observations: Iterable[Observation]) -> Exported:
+    """Write figures as CSV, which `read_csv` reads back."""
+    given = list(observations)
+    text = io.StringIO()
+    writer = csv.writer(text, lineterminator="\n")
+    writer.writerow(COLUMNS)
+    for one in given:
+        ends = ["" if end is None else repr(end) for end in (one.low, one.high)]
+        named = (one.benchmark, one.metric, one.unit, one.better)
+        at = (one.revision, one.committed_at, repr(one.value))
+        writer.writerow([*named, *at, *ends, one.device, one.software])
+    files.write_whole(path, text.getvalue().encode())
+    return exported(given, given, "")
+
+
+def as_utc(text: str, where: str) -> str:
+    """Return a time (ISO 8601, or Unix seconds or milliseconds) as ISO 8601 in UTC."""
+    try:
+        try:
+            seconds = float(text)
+            found = datetime.fromtimestamp(seconds / 1000 if seconds > 1e11 else seconds, UTC)
+        except ValueError:
+            found = datetime.fromisoformat(text)
+        if found.tzinfo is None:
+            found = found.replace(tzinfo=UTC)
+        return found.astimezone(UTC).isoformat(timespec="seconds")
+    except (ValueError, OverflowError, OSError) as error:
+        raise HistoryError(
+            f"{where}: {text!r} is no time; write ISO 8601 (2026-05-17T09:30:00Z) or Unix seconds"
+        ) from error
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class _Columns:
+    """A file's header: the name of each column, and which of them are metrics."""
+
+    names: tuple[str, ...]
+    metrics: tuple[str, ...]
+    """Empty for a file with a column `value`."""
+
+    def cells(self, fields: Sequence[str], where: str) -> _Cells:
+        """Return one line's fields by column."""
+        if len(fields) != len(self.names):
+            raise HistoryError(
+                f"{where}: the line has {len(fields)} of {len(self.names)} fields: give each "
+                "column of the header one"
+            )
+        by_name = dict(zip(self.names, (one.strip() for one in fields), strict=True))
+        if self.metrics:
+            figures = {name: by_name[name] for name in self.metrics if by_name[name]}
+        else:
+            figures = {by_name.get("metric") or "value": by_name["value"]}
+        if not any(figures.values()):
+            raise HistoryError(f"{where}: the line has no value: give it one, or leave it out")
+        return _Cells(figures=figures, known=by_name)
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class _Cells:
+    """One line: its figures by metric, and all fields by the name of their column."""
+
+    figures: Mapping[str, str]
+    known: Mapping[str, str]
+
+
+def _columns(path: Path, header: Sequence[str] | None, line: int) -> _Columns:
+    """Read the header: which column is what.
+
+    Raises:
+        HistoryError: no header, another separator, a column without a name or with another's.
+    """
+    if header is None:
+        raise HistoryError(f"{path} is empty: its first line must name the columns")
+    where = f"{path}:{line}"
+    if len(header) == 1 and (other := next((one for one in _OTHERS if one in header[0]), "")):
+        raise HistoryError(f"{where}: the columns are separated by {other!r}: write commas")
+    plain = [name.strip() for name in header]
+    names = [_ALIASES.get(one.lower(), one.lower()) for one in plain]
+    names = [one if one in COLUMNS else given for one, given in zip(names, plain, strict=True)]
+    for at, name in enumerate(names):
+        if not name:
+            raise HistoryError(f"{where}: column {at + 1} has no name: name it, or remove it")
+        if name in names[:at]:
+            raise HistoryError(
+                f"{where}: the columns {plain[names.index(name)]!r} and {plain[at]!r} are both "
+                f"{name!r}: keep one of them"
+            )
+    metrics = () if "value" in names else tuple(one for one in names if one not in COLUMNS)
+    if "value" not in names and not metrics:
+        raise HistoryError(
+            f"{where}: no column 'value' and none for a metric: the columns are {', '.join(plain)}"
+        )
+    return _Columns(names=tuple(names), metrics=metrics)
+
+
+def _figures(
+    where: str, stem: str, cells: _Cells, defaults: ImportDefaults
+) -> Iterator[Observation]:
+    known = cells.known
+    better = known.get("better") or defaults.better
+    if better not in get_args(Better):
+        raise HistoryError(f"{where}: better is {better!r}; write lower or higher")
+    time = known.get("committed_at", "")
+    for metric, text in cells.figures.items():
+        value = _number(text, where)
+        low, high = (_end(known.get(name, ""), where) for name in ("low", "high"))
+        check_interval(value, low, high, where)
+        yield Observation(
+            benchmark=known.get("benchmark") or stem,
+            metric=metric,
+            unit=known.get("unit") or defaults.unit,
+            better=better,  # type: ignore[arg-type]
+            revision=known.get("revision") or defaults.revision,
+            committed_at=as_utc(time, where) if time else defaults.committed_at,
+            value=value,
+            low=low,
+            high=high,
+            device=(known.get("device") or defaults.device)[:64],
+            software=known.get("environment", "")[:64],
+            source=where.rpartition(":")[0],
+        )
+
+
+def _end(text: str, where: str) -> float | None:
+    found = _number(text, where) if text else math.nan
+    return found if math.isfinite(found) else None
+
+
+def _number(text: str, where: str) -> float:
+    try:
+        return float(text)
+    except ValueError as error:
+        raise HistoryError(f"{where}: {text!r} is no number") from error

@@ -1,0 +1,243 @@
+"""Incidents: the regressions of one commit over all series, and what became of them."""
+
+from __future__ import annotations
+
+import hashlib
+import re
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass, replace
+from typing import Literal
+
+from ratchet.base.errors import HistoryError
+from ratchet.base.ledger.connect import utc_now
+from ratchet.base.ledger.observations import IncidentEvent, IncidentEventName, ObservationBook
+from ratchet.guard.history.analysis import AnalysedSeries, Shift
+
+IncidentState = Literal["open", "acknowledged", "resolved", "went away"]
+_STATES: dict[IncidentEventName, IncidentState] = {
+    "opened": "open",
+    "reopened": "open",
+    "acknowledged": "acknowledged",
+    "resolved": "resolved",
+    "went_away": "went away",
+}
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class RegressedSeries:
+    key: str
+    shift: Shift
+    among: tuple[str, ...]
+    """The commits, one of which brought the regression."""
+    back: bool
+    """The newest level is nearer to the one before the incident."""
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Incident:
+    """Regressions that one commit explains."""
+
+    id: str
+    revision: str
+    committed_at: str
+    state: IncidentState
+    series: tuple[RegressedSeries, ...]
+    """Empty for one that is no longer found."""
+    note: str = ""
+
+    @property
+    def worst(self) -> float:
+        """Return the largest relative change."""
+        return max((abs(one.shift.change) for one in self.series), default=0.0)
+
+    def shown(self, least: float, only: re.Pattern[str]) -> bool:
+        """Return whether it is as large, and one of its series is looked for.
+
+        One that is no longer found has no size: it is shown.
+        """
+        if not self.series:
+            return True
+        return self.worst >= least and any(only.search(one.key) for one in self.series)
+
+
+@dataclass(frozen=True, slots=True)
+class _Placing:
+    key: str
+    shift: Shift
+    first: int
+    """Ranks of commits."""
+    best: int
+    last: int
+    back: bool
+
+
+def incidents(analysed: Sequence[AnalysedSeries]) -> list[Incident]:
+    """Group the regressions: each commit that explains some not yet explained is an incident.
+
+    A regression's place is uncertain, so the commit that fits the most series comes first.
+    """
+    ranks = _ranks(analysed)
+    names = list(ranks)
+    times = {
+        r: t for one in analysed for r, t in zip(_revisions(one), one.series.times, strict=True)
+    }
+    waiting = [found for one in analysed for found in _found(one, ranks)]
+    result = []
+    while waiting:
+        places = {found.best for found in waiting}
+        at = max(
+            places,
+            key=lambda place: (
+                sum(one.first <= place <= one.last for one in waiting),
+                sum(one.best == place for one in waiting),
+                -place,
+            ),
+        )
+        own = [one for one in waiting if one.first <= at <= one.last]
+        waiting = [one for one in waiting if not one.first <= at <= one.last]
+        result.append(
+            Incident(
+                id=hashlib.sha256(f"{names[at]} {own[0].key}".encode()).hexdigest()[:8],
+                revision=names[at],
+                committed_at=times[names[at]],
+                state="open",
+                series=tuple(
+                    RegressedSeries(
+                        key=one.key,
+                        shift=one.shift,
+                        among=tuple(names[one.first : one.last + 1]),
+                        back=one.back,
+                    )
+                    for one in sorted(own, key=lambda one: -abs(one.shift.change))
+                ),
+            )
+        )
+    return sorted(result, key=lambda one: ranks[one.revision])
+
+
+def follow(book: ObservationBook, found: Sequence[Incident], keys: Iterable[str]) -> list[Incident]:
+    """Bring the ledger's incidents up to date with what is found now; return all of these series.
+
+    `keys` are the series that were looked at: an incident of others is left alone.
+    """
+    known, looked, seen = recorded(book), set(keys), set()
+    result = []
+    for incident in found:
+        match = next((old for old in known if old.id not in seen and _same(old, incident)), None)
+        current = (
+            incident
+            if match is None
+            else replace(incident, id=match.id, state=match.state, note=match.note)
+        )
+        seen.add(current.id)
+        gone = all(one.back for one in incident.series)
+        if match is None:
+            _add(book, current, "opened")
+        elif match.state == "went away" and not gone:
+            _add(book, current, "reopened")
+            current = replace(current, state="open")
+        if gone and current.state in ("open", "acknowledged"):
+            _add(book, current, "went_away")
+            current = replace(current, state="went away")
+        result.append(current)
+    for old in known:
+        if old.id in seen or not set(_keys(old)) <= looked:
+            continue
+        if old.state in ("open", "acknowledged"):
+            _add(book, old, "went_away")
+            old = replace(old, state="went away")
+        result.append(replace(old, series=()))
+    return sorted(result, key=lambda one: (one.committed_at, one.revision))
+
+
+def recorded(book: ObservationBook) -> list[Incident]:
+    """Return the incidents of a ledger with their states; of their series only the names."""
+    found: dict[str, Incident] = {}
+    for event in book.events():
+        old = found.get(event.incident)
+        found[event.incident] = Incident(
+            id=event.incident,
+            revision=event.revision,
+            committed_at="" if old is None else old.committed_at,
+            state=_STATES[event.event],
+            series=tuple(_named(key, event.revision) for key in event.series),
+            note=event.note or ("" if old is None else old.note),
+        )
+    return list(found.values())
+
+
+def mark(
+    book: ObservationBook, id: str, event: Literal["acknowledged", "resolved"], note: str
+) -> Incident:
+    """Acknowledge or resolve an incident by the first digits of its id.
+
+    Raises:
+        HistoryError: no incident, or more than one, has this id.
+    """
+    known = recorded(book)
+    found = [one for one in known if id and one.id.startswith(id)]
+    if len(found) != 1:
+        many = "more than one incident" if found else "no incident"
+        listed = ", ".join(one.id for one in (found or known)[-5:]) or "none"
+        raise HistoryError(f"the ledger holds {many} {id!r}; it holds {listed}")
+    marked = replace(found[0], note=note or found[0].note)
+    _add(book, marked, event)
+    return replace(marked, state=_STATES[event])
+
+
+def _same(old: Incident, new: Incident) -> bool:
+    own = {one.key: one for one in new.series}
+    return any(key in own and old.revision in own[key].among for key in _keys(old))
+
+
+def _found(one: AnalysedSeries, ranks: dict[str, int]) -> list[_Placing]:
+    revisions = _revisions(one)
+    newest = [level for _, _, level in one.levels()]
+    return [
+        _Placing(
+            one.series.key,
+            shift,
+            ranks[revisions[shift.first]],
+            ranks[revisions[shift.index]],
+            ranks[revisions[shift.last]],
+            abs(newest[-1] - shift.before) < abs(newest[-1] - shift.after),
+        )
+        for shift in one.shifts
+        if shift.kind == "regression"
+    ]
+
+
+def _revisions(one: AnalysedSeries) -> list[str]:
+    """Return a name for the commit of each value: its time where the commit is not known."""
+    series = one.series
+    return [r or t for r, t in zip(series.revisions, series.times, strict=True)]
+
+
+def _ranks(analysed: Sequence[AnalysedSeries]) -> dict[str, int]:
+    first: dict[str, tuple[str, int]] = {}
+    for one in analysed:
+        for index, (name, time) in enumerate(zip(_revisions(one), one.series.times, strict=True)):
+            first[name] = min(first.get(name, (time, index)), (time, index))
+    return {name: rank for rank, name in enumerate(sorted(first, key=lambda n: first[n]))}
+
+
+def _named(key: str, revision: str) -> RegressedSeries:
+    nothing = Shift(kind="regression", index=0, first=0, last=0, p=1.0, before=1.0, after=1.0)
+    return RegressedSeries(key=key, shift=nothing, among=(revision,), back=False)
+
+
+def _keys(one: Incident) -> list[str]:
+    return [series.key for series in one.series]
+
+
+def _add(book: ObservationBook, incident: Incident, event: IncidentEventName) -> None:
+    book.add_event(
+        IncidentEvent(
+            incident=incident.id,
+            event=event,
+            revision=incident.revision,
+            at=utc_now(),
+            series=tuple(_keys(incident)),
+            note=incident.note,
+        )
+    )

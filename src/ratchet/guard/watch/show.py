@@ -1,0 +1,128 @@
+"""A watched suite: on the terminal, as Markdown for a comment, as JUnit XML."""
+
+from __future__ import annotations
+
+import re
+from xml.etree import ElementTree
+
+from ratchet.base.show import model as m
+from ratchet.base.show.words import show_change, show_value
+from ratchet.guard.history.show import short_revision
+from ratchet.guard.watch.benchmarks import WatchedResult, WatchReport
+
+MARKER = "<!-- ratchet watch -->"
+"""Lets a later run find its own comment."""
+BENCHMARKS = (
+    m.Column("benchmark", "name"),
+    m.Column("answer"),
+    m.number("change", lambda one: _change(one)),
+    m.number("base", lambda one: show_value(one.base, one.unit)),
+    m.number("head", lambda one: show_value(one.head, one.unit)),
+    m.number("runs", "runs", lambda runs: str(runs or "")),
+    m.why("why"),
+)
+"""The columns of a benchmark, on the terminal and in the comment."""
+
+
+def watch_report(report: WatchReport) -> m.ResultReport:
+    """Describe a row for each benchmark, then the answer."""
+    notes = [f"note: {note}" for note in report.notes]
+    table = m.ResultTable(BENCHMARKS, report.results)
+    said = m.blocks(table, headline(report), m.Lines(notes, indent=0) if notes else None)
+    return m.ResultReport(header=said)
+
+
+def headline(report: WatchReport) -> str:
+    """Return the answer in a line."""
+    counts = {
+        answer: sum(one.answer == answer for one in report.results)
+        for answer in ("slower", "failed", "no baseline", "undecided")
+    }
+    said = ", ".join(f"{count} {answer}" for answer, count in counts.items() if count)
+    ends = f"{short_revision(report.head)} against {short_revision(report.base)}"
+    allowed = f"{report.margin:.3g}".rstrip("0").rstrip(".") if not report.margin else ""
+    allowed = allowed or f"{report.margin:.2%}"
+    if not said:
+        return f"{ends}: nothing is more than {allowed} slower"
+    return f"{ends}: {said} (allowed: {allowed} slower){' - advisory' if report.advisory else ''}"
+
+
+def markdown(report: WatchReport) -> str:
+    """Return a comment for a pull request. Names cannot break the table or add markup."""
+    lines = [MARKER, f"### ratchet watch: {_plain(headline(report))}", ""]
+    titles = " | ".join(column.title for column in BENCHMARKS)
+    sides = "|".join("---:" if column.look == "number" else "---" for column in BENCHMARKS)
+    lines += [f"| {titles} |", f"|{sides}|"]
+    lines += [f"| {' | '.join(_plain(cell) for cell in _row(one))} |" for one in report.results]
+    lines += [
+        "",
+        f"The change is that of the median; its interval holds with {report.confidence:.4g} "
+        "confidence. `slower` needs the whole interval beyond what is allowed.",
+    ]
+    missing = [one for one in report.results if one.answer == "no baseline"]
+    if missing:
+        names = ", ".join(_plain(one.name) for one in missing)
+        lines += ["", f"**Warning:** no baseline for {names}: not compared."]
+    lines += [f"\nNote: {_plain(note)}" for note in report.notes]
+    return "\n".join(lines) + "\n"
+
+
+def junit(report: WatchReport) -> str:
+    """Return JUnit XML: slower is a failure, failed an error, the rest skipped or passed.
+
+    An advisory report has neither failures nor errors: they are skipped, with what was found.
+    """
+    counts = {"tests": len(report.results), "failures": 0, "errors": 0, "skipped": 0}
+    suite = ElementTree.Element("testsuite", name="ratchet watch")
+    for one in report.results:
+        case = ElementTree.SubElement(
+            suite,
+            "testcase",
+            classname="ratchet.watch",
+            name=_xml(one.name),
+            time=f"{one.time_s:.3f}",
+        )
+        kind = {"slower": "failure", "failed": "error"}.get(one.answer, "skipped")
+        if report.advisory:
+            kind = "skipped"
+        said = ": ".join(part for part in (one.answer, _change(one), one.why) if part)
+        if one.answer in ("slower", "failed", "no baseline", "undecided"):
+            counts[{"failure": "failures", "error": "errors", "skipped": "skipped"}[kind]] += 1
+            ElementTree.SubElement(case, kind, message=_xml(said))
+        ElementTree.SubElement(case, "system-out").text = _xml(" | ".join(_row(one)))
+    total = sum(one.time_s for one in report.results)
+    figures = {name: str(count) for name, count in counts.items()} | {"time": f"{total:.3f}"}
+    suite.attrib.update(figures)
+    root = ElementTree.Element("testsuites", {"name": "ratchet watch", **figures})
+    root.append(suite)
+    ElementTree.indent(root)
+    return f'<?xml version="1.0" encoding="UTF-8"?>\n{ElementTree.tostring(root, "unicode")}\n'
+
+
+def _row(one: WatchedResult) -> list[str]:
+    return [m.text_of(column.cell(one)) for column in BENCHMARKS]
+
+
+def _change(one: WatchedResult) -> str:
+    if one.worse is None or one.low is None or one.high is None:
+        return ""
+    return f"{show_change(one.worse)} [{show_change(one.low)}, {show_change(one.high)}]"
+
+
+def _plain(text: str) -> str:
+    """Escape what Markdown or HTML would read as markup."""
+    text = " ".join(text.split())
+    for mark, entity in (
+        ("&", "&amp;"),
+        ("<", "&lt;"),
+        (">", "&gt;"),
+        ("|", "\\|"),
+        ("@", "&#64;"),
+    ):
+        text = text.replace(mark, entity)
+    return re.sub(r"([`*_\[\]])", r"\\\1", text)
+
+
+def _xml(text: str) -> str:
+    """Replace what XML 1.0 does not allow."""
+    return re.sub(r"[^\t\n\r\x20-\ud7ff\ue000-\ufffd\U00010000-\U0010ffff]", "?", text)

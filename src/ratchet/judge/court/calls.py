@@ -1,0 +1,199 @@
+"""`ratchet.judge(kernel, problem)`: one verdict from a path or a name, as a library call."""
+
+from __future__ import annotations
+
+import logging
+import os
+import time
+from collections.abc import Callable
+from dataclasses import replace
+
+from ratchet.base.errors import LedgerError, RatchetError
+from ratchet.base.ledger.place import ENVIRONMENT
+from ratchet.base.process.time_limits import ends_within
+from ratchet.judge.api import as_kernel, as_problem, check_texts
+from ratchet.judge.court.court import Court
+from ratchet.judge.court.terms import JudgedKernel, Terms
+from ratchet.judge.court.texts import texts_key
+from ratchet.judge.kernels.kernel import Kernel
+from ratchet.judge.options import (
+    Scale,
+    parse_device,
+    parse_target,
+    parse_threads,
+    parse_tier,
+    parse_time_limit_s,
+)
+from ratchet.judge.problems.problem import Problem, Task, Tier
+from ratchet.judge.sandbox.accelerator import may_use_gpu
+from ratchet.judge.targets import targets
+from ratchet.judge.trial.processes.built_extensions import uses_extensions
+from ratchet.judge.verdict import Verdict
+
+LOG = logging.getLogger(__name__)
+TIME_LIMIT_S = 60.0
+
+
+def judge(
+    kernel: Kernel | str | os.PathLike[str],
+    problem: Problem | str | os.PathLike[str],
+    *,
+    entry: str | None = None,
+    tier: Tier | None = None,
+    scale: Scale = "auto",
+    task: Task | None = None,
+    time_limit_s: float | str = TIME_LIMIT_S,
+    against_compile: bool = False,
+    threads: int | None = None,
+    seed: int | None = None,
+    device: str = "auto",
+    target: str | None = None,
+    frozen_weights: bool = False,
+    profile: bool = False,
+) -> Verdict:
+    """Judge one kernel on one problem now, and store the verdict in the ledger.
+
+    `kernel` is a file (.cpp, .py) or a Kernel; `problem` a file in KernelBench's form or ours, the
+    name of a suite's problem, or a Problem, such as the `PROBLEM` that is imported from its file.
+    `tier` picks its cases: by default those of tier cpu of a problem that is named or read, or of
+    what other tier it has, and all that a Problem has. `entry` is the function to call if the
+    file does not say it by its problem's name. `scale` shrinks a KernelBench problem.
+    `time_limit_s`, seconds or a text such as `5m`, is for reading a problem's file and judging
+    together. `task` says whether the work must run in the kernel's own code; by default the problem
+    says so. `device` is `cpu`, `cuda` or `cuda:N` (ROCm too): by default a kernel in
+    Triton takes a GPU where there is one, and every other the machine's cores. `target`, an
+    AMD GPU such as `gfx942`, judges a kernel in Triton or HIP by that GPU's machine code, emulated;
+    nothing is timed then. `profile` adds the static profile of a kernel in Triton or HIP, and with
+    `target` the bound of the reference's compiled kernels. With `frozen_weights`, a KernelBench
+    model's weights are those that its constructor draws and never change, so a kernel may fold
+    them; that is another problem for the ledger. `seed` is for tests: a verdict with one is not
+    stored.
+
+    The ledger is the one that RATCHET_LEDGER names, or the default file. If the default file cannot
+    be written, a warning says so and the verdict is not stored.
+
+    Raises:
+        RatchetError: a file that cannot be read or is not what it should be, an unknown name, a
+            value that an argument cannot have, a ledger that RATCHET_LEDGER names and that fails.
+    """
+    threads = parse_threads(threads)
+    terms = Terms(
+        time_limit_s=parse_time_limit_s(time_limit_s),
+        against_compile=against_compile,
+        device=parse_device(device),
+        target=None if target is None else parse_target(target),
+        profiled=targets().TARGETS if profile else (),
+        compared=profile,
+        seed=seed,
+    )
+    read = check_texts(problem, kernel, entry=entry, run_here=target is None)
+    with _own_court(threads) as court:
+        return judge_named(
+            court,
+            kernel,
+            problem,
+            terms,
+            read=read,
+            entry=entry,
+            tier=None if tier is None else parse_tier(tier),
+            scale=scale,
+            task=task,
+            frozen_weights=frozen_weights,
+        ).verdict
+
+
+def judge_named(
+    court: Court,
+    kernel: Kernel | str | os.PathLike[str],
+    problem: Problem | str | os.PathLike[str],
+    terms: Terms,
+    *,
+    read: Kernel | None = None,
+    entry: str | None = None,
+    tier: Tier | None = None,
+    scale: Scale = "auto",
+    task: Task | None = None,
+    frozen_weights: bool = False,
+    warn: Callable[[float], None] | None = None,
+    fresh: bool = True,
+) -> JudgedKernel:
+    """Read a problem and a kernel and judge them, both within the limit of `terms`.
+
+    Unless `fresh`, the ledger may answer for a kernel that is emulated (`texts`).
+    What is compiled once for a target is compiled before the limit begins.
+    `read` is the kernel that `check_texts` returned. `warn` gets the seconds that a whole verdict
+    takes here if the limit is shorter.
+    """
+    key = None
+    if terms.target is not None and scale == "auto":
+        scale = "emulated"
+    if read is not None and terms.target is not None and not isinstance(problem, Problem):
+        key = texts_key(
+            problem,
+            read,
+            terms.target,
+            entry=entry,
+            tier=tier,
+            scale=scale,
+            task=task,
+            frozen_weights=frozen_weights,
+        )
+    if key is not None and not fresh:
+        answered = court.known_by_texts(key, terms)
+        if answered is not None:
+            return answered
+    known = kernel if isinstance(kernel, Kernel) else read
+    if terms.target is not None and known is not None:
+        targets().make_ready(known, terms.target)
+    began, limit_s = time.monotonic(), terms.time_limit_s
+    with ends_within(limit_s):
+        if read is not None and terms.device in ("auto", "cpu"):  # beside the problem's process
+            court.begin("torch" if terms.target else read.language)
+        asked = as_problem(
+            problem,
+            tiers=None if tier is None else (tier,),
+            scale=scale,
+            task=task,
+            time_limit_s=limit_s,
+            describe=court.describe,
+            frozen_weights=frozen_weights,
+            on_gpu=terms.target is None
+            and (
+                terms.device.startswith("cuda")
+                or (known is not None and may_use_gpu(known, terms.device))
+            ),
+        )
+        given = as_kernel(kernel, asked, entry=entry)
+        if terms.target is not None:
+            given = _for_target(given, terms.target)
+        if warn is not None and terms.target is None:
+            expected_s = court.expected_s(given, asked, terms)
+            if expected_s > limit_s:
+                warn(expected_s)
+        spent = replace(terms, spent_s=time.monotonic() - began)
+        judged = court.judge(given, asked, spent, fresh=True)
+    if key is not None and terms.seed is None:
+        court.keep_texts(key, judged)
+    return judged
+
+
+def _for_target(kernel: Kernel, target: str) -> Kernel:
+    """Return a kernel that can be emulated, ported if it is CUDA; raises RatchetError."""
+    is_cuda = kernel.language == "hip" or uses_extensions(kernel)
+    if kernel.language != "triton" and not is_cuda:
+        raise RatchetError(
+            f"target {target} is for kernels in Triton, HIP or CUDA: this is {kernel.language}"
+        )
+    return targets().ported(kernel) if is_cuda else kernel
+
+
+def _own_court(threads: int | None) -> Court:
+    """Open a court over the default ledger; one in memory if that cannot be written."""
+    named = bool(os.environ.get(ENVIRONMENT))
+    try:
+        return Court(threads=threads, must_keep=named)
+    except LedgerError as error:
+        if named:
+            raise
+        LOG.warning("the verdict is not stored: %s", error)
+        return Court("sqlite://", threads=threads, must_keep=False)

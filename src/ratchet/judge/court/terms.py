@@ -1,0 +1,92 @@
+"""The terms of a verdict, the verdict with what it is about, and when a kept one answers."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import asdict, dataclass
+from typing import Final
+
+import msgspec
+
+from ratchet import __version__
+from ratchet.judge.kernels.kernel import Kernel
+from ratchet.judge.options import PROFILED
+from ratchet.judge.problems.problem import Problem
+from ratchet.judge.verdict import Status, Verdict
+
+SETTLED: Final[tuple[Status, ...]] = ("correct", "wrong", "cheating")
+"""Answers that follow from texts. The others may be the machine's: its memory, its clock, what is
+installed."""
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Terms:
+    """The options of a verdict, under the names that `KernelJudge.judge` gives them."""
+
+    time_limit_s: float = 60.0
+    spent_s: float = 0.0
+    """Seconds of the time limit that are gone, for instance on reading the problem."""
+    against_compile: bool = False
+    """Time torch.compile of the reference in the same rounds."""
+    device: str = "auto"
+    """`cpu`, `cuda` or `cuda:N`; by default Triton's kernels take a GPU where there is one."""
+    among: int = 1
+    """Verdicts of which the caller takes the best. Together they are falsely `proven` no
+    more often than one alone, by a stricter level (Bonferroni)."""
+    target: str | None = None
+    """A GPU whose machine code is emulated, such as `gfx942`."""
+    profiled: tuple[str, ...] = ()
+    """AMD targets of the static profile of a kernel in Triton or HIP."""
+    compared: bool = False
+    """Estimate the bound of the reference's compiled kernels too, if a `target` is given."""
+    seed: int | None = None
+    """For tests. A verdict whose seed was known is never kept."""
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class JudgedKernel:
+    """A verdict with the kernel and the problem that it is about."""
+
+    verdict: Verdict
+    kernel: Kernel
+    problem: Problem
+    judged_at: str
+    recalled: bool
+    """True if the ledger held the verdict and it was not judged again."""
+
+
+def trial_of(terms: Terms, judged_at: str) -> dict[str, object]:
+    """Return what the ledger keeps beside a verdict."""
+    return {"judged_at": judged_at, "ratchet": __version__, **asdict(terms)}
+
+
+def answers(verdict: Verdict, trial: Mapping[str, object], terms: Terms) -> bool:
+    """Return whether a verdict that was given in `trial` answers what is asked under `terms`.
+
+    An unmeasured verdict does not, nor does a right one whose speed noise or a limit left open.
+    A time-out answers only if its limit was as long. A verdict with more than is asked answers: at
+    a stricter level, beside torch.compile, with the estimate of the reference.
+    """
+    if not trial or verdict.status == "unmeasured" or verdict.not_timed:
+        return False
+    given = msgspec.convert(trial, Terms)
+    if verdict.status == "timed_out" and given.time_limit_s < terms.time_limit_s:
+        return False
+    wants_profile = verdict.environment.get("language") in PROFILED and terms.profiled
+    needs_more = (
+        given.among < terms.among
+        or (terms.against_compile and not given.against_compile)
+        or (terms.target is not None and terms.compared and not given.compared)
+        or (wants_profile and not set(terms.profiled) <= set(given.profiled))
+    )
+    return (
+        not needs_more
+        and trial["ratchet"] == __version__
+        and given.target == terms.target
+        and _cores(given.device) == _cores(terms.device)
+    )
+
+
+def _cores(device: str) -> str:
+    """Return a name that `auto` and `cpu` share: the fingerprint tells which device `auto` took."""
+    return "cpu" if device == "auto" else device

@@ -1,0 +1,243 @@
+"""The `cpp` language: one self-contained source, compiled by the system's compiler. No torch.
+
+A compiled library is cached under the hash of its source and schedule, the compiler and the CPU,
+with a digest of the library file. A file that does not match its digest is compiled again.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import functools
+import hashlib
+import os
+import platform
+import re
+import shutil
+import subprocess
+from pathlib import Path
+from typing import Final, cast
+
+from ratchet.base import scratch
+from ratchet.base.errors import CompilerMissing, KernelError
+from ratchet.base.process import watchdog
+from ratchet.judge.kernels.abi import Entry
+from ratchet.judge.kernels.kernel import Kernel
+
+FLAGS: Final = (
+    "-O3",
+    "-march=native",
+    "-fopenmp",
+    "-fno-math-errno",
+    "-shared",
+    "-fPIC",
+    "-std=c++17",
+)
+HEADERS: Final = Path(__file__).parent
+"""Folder of `ratchet_abi.h`, which a source may include."""
+COMPILE_TIMEOUT_S: Final = 120.0
+_COMPILERS: Final = ("g++", "clang++", "c++")
+_MACRO_WORD: Final = re.compile(r"[A-Za-z0-9_]+")
+
+
+def find_compiler() -> Path:
+    """Return the compiler: RATCHET_CXX, CXX, g++, clang++ or c++; else raise CompilerMissing."""
+    for variable in ("RATCHET_CXX", "CXX"):
+        asked = os.environ.get(variable, "").strip()
+        if asked:
+            return _asked_compiler(variable, asked)
+    for name in _COMPILERS:
+        found = shutil.which(name)
+        if found:
+            return Path(found)
+    raise CompilerMissing(
+        "no C++ compiler found (looked for g++, clang++, c++): install one, for example the "
+        "package g++, or set RATCHET_CXX to its path"
+    )
+
+
+def _asked_compiler(variable: str, asked: str) -> Path:
+    found = shutil.which(asked)
+    if found is None:
+        raise CompilerMissing(
+            f"{variable}={asked} is no program on this machine: correct or unset {variable}"
+        )
+    return Path(found)
+
+
+def cache_folder() -> Path:
+    """Return the folder of compiled kernels: RATCHET_CACHE, or the platform's cache folder."""
+    asked = os.environ.get("RATCHET_CACHE", "")
+    if asked:
+        return Path(asked) / "kernels"
+    from platformdirs import user_cache_path
+
+    return user_cache_path("ratchet", appauthor=False) / "kernels"
+
+
+def macros(kernel: Kernel) -> tuple[str, ...]:
+    """Return a schedule's -D options: ("isa", "amx") is -DRATCHET_ISA_AMX, others KEY=VALUE."""
+    options = []
+    for key, value in kernel.schedule:
+        if not (_MACRO_WORD.fullmatch(key) and _MACRO_WORD.fullmatch(value)):
+            raise KernelError(
+                f"schedule ({key!r}, {value!r}) of {kernel.name!r} cannot be a macro: "
+                "use letters, digits and underscores"
+            )
+        if key == "isa":
+            options.append(f"-DRATCHET_ISA_{value.upper()}")
+        else:
+            options.append(f"-DRATCHET_{key.upper()}={value}")
+    return tuple(options)
+
+
+def compile_kernel(
+    kernel: Kernel,
+    *,
+    cache: Path | None = None,
+    included: Path | None = None,
+    flags: tuple[str, ...] = FLAGS,
+    timeout_s: float = COMPILE_TIMEOUT_S,
+) -> Path:
+    """Compile `kernel` to a shared library, or find it in the cache; return the library's path.
+
+    `included` is a precompiled header with the source's first lines (`precompiled_headers`). Raises
+    CompilerMissing, or a KernelError with the compiler's first error.
+    """
+    if kernel.language != "cpp":
+        raise KernelError(
+            f"kernel {kernel.name!r} is written in {kernel.language}, not cpp: "
+            "compile it with its own language"
+        )
+    compiler = find_compiler()
+    options = (*flags, *macros(kernel))
+    folder = cache if cache is not None else cache_folder()
+    target = folder / f"{_cache_key(kernel, compiler, options)}.so"
+    if not _is_intact(target):
+        before = ("-include", str(included)) if included is not None else ()
+        _build(kernel, compiler, (*options, *before), target, timeout_s)
+    return target
+
+
+def load(path: Path, entry: str) -> Entry:
+    """Return the C function `entry` of a compiled library, to be called with packed bytes."""
+    try:
+        library = ctypes.CDLL(str(path))
+    except OSError as error:
+        raise KernelError(f"{path.name} cannot be loaded ({error}): compile it again") from error
+    try:
+        function = getattr(library, entry)
+    except AttributeError as error:
+        raise KernelError(
+            f'{path.name} has no entry {entry!r}: declare it as extern "C" int64_t {entry}(...)'
+        ) from error
+    function.argtypes = (ctypes.c_char_p, ctypes.c_int64, ctypes.c_char_p, ctypes.c_int64)
+    function.restype = ctypes.c_int64
+    return cast(Entry, function)
+
+
+def _cache_key(kernel: Kernel, compiler: Path, options: tuple[str, ...]) -> str:
+    header = (HEADERS / "ratchet_abi.h").read_text(encoding="utf-8")
+    parts = (kernel.build_hash, _compiler_identity(compiler), _cpu_identity(), *options, header)
+    return hashlib.sha256("\0".join(parts).encode()).hexdigest()[:40]
+
+
+def headers_key(names: tuple[str, ...], compiler: Path) -> str:
+    """Return a name for precompiled headers from everything that they depend on."""
+    parts = (_compiler_identity(compiler), _cpu_identity(), *FLAGS, *names)
+    return hashlib.sha256("\0".join(parts).encode()).hexdigest()[:40]
+
+
+def is_gcc(compiler: Path) -> bool:
+    """Return whether a compiler identifies itself as GCC."""
+    words = _compiler_identity(compiler).partition("\n")[2]
+    return "clang" not in words and ("g++" in words or "GCC" in words)
+
+
+@functools.cache
+def _identity_of(compiler: str, _modified_ns: int) -> str:
+    answer = subprocess.run(
+        [compiler, "--version"], capture_output=True, text=True, timeout=30, check=False
+    )
+    return f"{compiler}\n{answer.stdout.splitlines()[:1]}"
+
+
+def _compiler_identity(compiler: Path) -> str:
+    return _identity_of(str(compiler), compiler.stat().st_mtime_ns)
+
+
+@functools.cache
+def _cpu_identity() -> str:
+    """Return the CPU's model and features: -march=native makes the code depend on them."""
+    try:
+        text = Path("/proc/cpuinfo").read_text(encoding="utf-8", errors="replace")
+    except OSError:
+        return f"{platform.machine()} {platform.processor()}"
+    first = text.split("\n\n", 1)[0]
+    kept = ("model name", "cpu family", "model", "stepping", "flags", "Features")
+    return "\n".join(line for line in first.splitlines() if line.split("\t", 1)[0] in kept)
+
+
+def _digest_path(target: Path) -> Path:
+    return target.with_suffix(".sha256")
+
+
+def _is_intact(target: Path) -> bool:
+    try:
+        expected = _digest_path(target).read_text(encoding="ascii").strip()
+        return hashlib.sha256(target.read_bytes()).hexdigest() == expected
+    except (OSError, UnicodeDecodeError):
+        return False
+
+
+def _build(
+    kernel: Kernel, compiler: Path, options: tuple[str, ...], target: Path, timeout_s: float
+) -> None:
+    try:
+        target.parent.mkdir(parents=True, exist_ok=True)
+        with scratch.folder("build", place=target.parent) as folder:
+            source = folder / "kernel.cpp"
+            source.write_text(kernel.source, encoding="utf-8")
+            library = folder / "kernel.so"
+            command = [str(compiler), *options, f"-I{HEADERS}", "-o", str(library), str(source)]
+            _run_compiler(kernel, command, timeout_s)
+            _keep(library, target)
+    except OSError as error:
+        raise KernelError(
+            f"cannot write compiled kernels under {target.parent} ({error.strerror}): "
+            "free the disk or set RATCHET_CACHE to a folder that can be written"
+        ) from error
+
+
+def _keep(library: Path, target: Path) -> None:
+    """Move library and digest into the cache; a reader sees the old pair or a mismatch."""
+    digest = library.with_suffix(".sha256")
+    digest.write_text(hashlib.sha256(library.read_bytes()).hexdigest(), encoding="ascii")
+    os.replace(library, target)
+    os.replace(digest, _digest_path(target))
+
+
+def _run_compiler(kernel: Kernel, command: list[str], timeout_s: float) -> None:
+    try:
+        done = subprocess.run(
+            command,
+            capture_output=True,
+            text=True,
+            timeout=timeout_s,
+            check=False,
+            env=watchdog.environment(),
+        )
+    except subprocess.TimeoutExpired as error:
+        raise KernelError(
+            f"compiling {kernel.name!r} took over {timeout_s:.0f} s: simplify its source"
+        ) from error
+    if done.returncode != 0:
+        raise KernelError(
+            f"{kernel.name!r} does not compile: {_first_error(done.stderr)}; correct its source"
+        )
+
+
+def _first_error(text: str) -> str:
+    lines = [line for line in text.splitlines() if "error" in line] or text.splitlines()
+    if not lines:
+        return "the compiler printed no error"
+    return re.sub(r"^.*?kernel\.cpp:", "line ", lines[0])

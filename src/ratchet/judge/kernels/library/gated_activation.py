@@ -1,0 +1,64 @@
+"""The gate of SwiGLU and GeGLU: `ratchet::gated_activation(gate, up, kind) = act(gate) * up`.
+
+kind is "silu", "gelu" or "gelu_tanh" (arXiv:2002.05202). gate and up are fp32 or bf16; the result
+has their common dtype. Only gate and up are saved.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from ratchet.base.errors import KernelError
+from ratchet.judge.kernels.custom_op import Given, as_rows, declare_op, empty_like
+from ratchet.judge.kernels.library import FUSED, LibraryKernel
+from ratchet.judge.kernels.library.sources import Variant
+from ratchet.judge.problems.suites.shipped import gated_activation as reference
+from ratchet.judge.problems.suites.shipped.gated_activation import ENTRIES, KINDS
+
+
+def _inputs(*given: Any) -> Given:
+    *tensors, kind = given
+    if kind not in KINDS:
+        raise KernelError(f"unknown activation {kind!r}: use one of {', '.join(KINDS)}")
+    return tuple(map(as_rows, tensors)), (float(KINDS.index(kind)),)
+
+
+def _output(gate: Tensor, up: Tensor, kind: str) -> Tensor:
+    return empty_like(gate, torch.promote_types(gate.dtype, up.dtype))
+
+
+def _gradients(grad: Tensor, gate: Tensor, up: Tensor, kind: str) -> tuple[Tensor, Tensor]:
+    return empty_like(gate), empty_like(up)
+
+
+declare_op(
+    "gated_activation_backward",
+    "(Tensor grad, Tensor gate, Tensor up, str kind) -> (Tensor dgate, Tensor dup)",
+    entry=ENTRIES[1],
+    inputs=_inputs,
+    outputs=_gradients,
+    reference=reference.gated_activation_backward,
+)
+declare_op(
+    "gated_activation",
+    "(Tensor gate, Tensor up, str kind) -> Tensor",
+    entry=ENTRIES[0],
+    inputs=_inputs,
+    outputs=_output,
+    reference=reference.gated_activation_forward,
+    derivative="gated_activation_backward",
+)
+
+GATED_ACTIVATION = LibraryKernel(
+    name="gated_activation",
+    summary="SwiGLU and GeGLU: activation and product, forward and backward, in one pass each",
+    source_of_idea="arXiv:2002.05202; fused as in Liger-Kernel, arXiv:2410.10989",
+    variants=(
+        Variant(language="cpp", file="gated_activation", entries=ENTRIES),
+        Variant(language="triton", file="gated_activation", entries=ENTRIES),
+    ),
+    acts_on=FUSED,
+)

@@ -1,0 +1,55 @@
+"""Rotary position embedding: `ratchet::rope(x, cos, sin) = x * cos + rotate_half(x) * sin`.
+
+x is [B, H, T, D] of any strides, cos and sin are [T, D] or [B, T, D] (Hugging Face's convention of
+halves; arXiv:2104.09864, section 3.4.2). y has x's dtype and, where x is dense, its memory layout.
+cos and sin are constants: no gradient flows to them.
+"""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor
+
+from ratchet.judge.kernels.custom_op import Given, declare_op, features_last
+from ratchet.judge.kernels.library import FUSED, LibraryKernel
+from ratchet.judge.kernels.library.sources import Variant
+from ratchet.judge.problems.suites.shipped import rope as reference
+from ratchet.judge.problems.suites.shipped.rope import ENTRIES
+
+
+def _inputs(x: Tensor, cos: Tensor, sin: Tensor) -> Given:
+    return (features_last(x), features_last(cos), features_last(sin)), ()
+
+
+def _output(x: Tensor, cos: Tensor, sin: Tensor) -> Tensor:
+    return torch.empty_like(x)
+
+
+declare_op(
+    "rope_backward",
+    "(Tensor grad, Tensor cos, Tensor sin) -> Tensor dx",
+    entry=ENTRIES[1],
+    inputs=_inputs,
+    outputs=_output,
+    reference=reference.rope_backward,
+)
+declare_op(
+    "rope",
+    "(Tensor x, Tensor cos, Tensor sin) -> Tensor",
+    entry=ENTRIES[0],
+    inputs=_inputs,
+    outputs=_output,
+    reference=reference.rope_forward,
+    derivative="rope_backward",
+)
+
+ROPE = LibraryKernel(
+    name="rope",
+    summary="rotary position embedding, forward and backward, in one pass each over any layout",
+    source_of_idea="arXiv:2104.09864; fused as in Liger-Kernel, arXiv:2410.10989",
+    variants=(
+        Variant(language="cpp", file="rope", entries=ENTRIES),
+        Variant(language="triton", file="rope", entries=ENTRIES),
+    ),
+    acts_on=FUSED,
+)

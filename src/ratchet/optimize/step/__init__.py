@@ -1,1 +1,0 @@
-"""One way of running a step: its config, its kernels, and the process that is timed."""

@@ -1,1 +1,0 @@
-"""Render results for people: terminal tables, and pages that open offline."""

@@ -1,0 +1,1 @@
+"""Many ranks: the same turn on them, machines that are not here, jobs that hang."""

@@ -1,0 +1,196 @@
+"""Commands that run a plan: torchrun, a Slurm script, a Kubernetes JobSet."""
+
+from __future__ import annotations
+
+import shlex
+from typing import Final
+
+from ratchet.scale.plan.search import LayoutPlan, PlanQuestion
+from ratchet.scale.plan.shape import Shape
+
+PORT: Final = 29500
+_TITAN_CHECKPOINTING: Final = {"none": "none", "selective": "selective", "full": "full"}
+
+
+def arguments(asked: PlanQuestion, plan: LayoutPlan) -> list[str]:
+    """Return the training program and its arguments in the words of the plan's stack.
+
+    The names are those of torchtitan's configuration and of Megatron-LM's arguments.
+    """
+    torch = asked.stack.name.startswith("torch")
+    return _torchtitan(asked, plan) if torch else _megatron(asked, plan)
+
+
+def _torchtitan(asked: PlanQuestion, plan: LayoutPlan) -> list[str]:
+    layout = plan.layout
+    full = layout.sharding == "full"
+    schedule = "Interleaved1F1B" if layout.vpp > 1 else "1F1B"
+    named = {
+        "parallelism.data_parallel_shard_degree": layout.dp if full else 1,
+        "parallelism.data_parallel_replicate_degree": 1 if full else layout.dp,
+        "parallelism.tensor_parallel_degree": layout.tp,
+        "parallelism.pipeline_parallel_degree": layout.pp,
+        "parallelism.context_parallel_degree": layout.cp,
+        "parallelism.expert_parallel_degree": layout.ep,
+        "training.local_batch_size": plan.micro_batches * layout.micro_batch
+        if layout.pp > 1
+        else layout.micro_batch,
+        "training.global_batch_size": asked.batch,
+        "training.seq_len": asked.shape.sequence,
+        "activation_checkpoint.mode": _TITAN_CHECKPOINTING[layout.checkpointing],
+    }
+    if layout.pp > 1:
+        named["parallelism.pipeline_parallel_schedule"] = schedule
+        named["parallelism.pipeline_parallel_microbatch_size"] = layout.micro_batch
+    told = [f"--{name}={value}" for name, value in named.items()]
+    if layout.precision == "fp8":
+        told.append("--model.converters=float8")
+    return ["-m", "torchtitan.train", *told]
+
+
+def _megatron(asked: PlanQuestion, plan: LayoutPlan) -> list[str]:
+    layout, shape = plan.layout, asked.shape
+    model, flags = _megatron_model(shape)
+    told = {
+        **model,
+        "tensor-model-parallel-size": layout.tp,
+        "pipeline-model-parallel-size": layout.pp,
+        "context-parallel-size": layout.cp,
+        "expert-model-parallel-size": layout.ep,
+        "micro-batch-size": layout.micro_batch,
+        "global-batch-size": asked.batch,
+        "seq-length": shape.sequence,
+    }
+    if layout.vpp > 1:
+        told["num-layers-per-virtual-pipeline-stage"] = shape.layers // (layout.pp * layout.vpp)
+    if layout.tp > 1 and asked.stack.sequence_parallel:
+        flags.append("--sequence-parallel")
+    if layout.sharding == "optimizer":
+        flags.append("--use-distributed-optimizer")
+    if layout.sharding == "full":
+        flags.append("--use-torch-fsdp2")
+    if layout.checkpointing == "full":
+        flags += ["--recompute-granularity=full", "--recompute-method=uniform"]
+        flags.append("--recompute-num-layers=1")
+    if layout.checkpointing == "selective":
+        flags.append("--recompute-granularity=selective")
+    if layout.precision == "fp8":
+        flags.append("--fp8-format=hybrid")
+    named = [f"--{name}={value}" for name, value in told.items()]
+    return ["pretrain_gpt.py", *named, *flags]
+
+
+def _megatron_model(shape: Shape) -> tuple[dict[str, int], list[str]]:
+    """Return Megatron-LM's sizes of a model, and its flags."""
+    told = {
+        "num-layers": shape.layers,
+        "hidden-size": shape.hidden,
+        "ffn-hidden-size": shape.intermediate or shape.expert_intermediate,
+        "num-attention-heads": shape.heads,
+        "kv-channels": shape.head_dim,
+        "max-position-embeddings": shape.sequence,
+    }
+    flags = ["--bf16"]
+    if shape.kv_heads != shape.heads:
+        told["num-query-groups"] = shape.kv_heads
+        flags.append("--group-query-attention")
+    if shape.experts:
+        told |= {"num-experts": shape.experts, "moe-router-topk": shape.experts_per_token}
+    if shape.gated:
+        flags += ["--swiglu", "--normalization=RMSNorm", "--position-embedding-type=rope"]
+        flags.append("--disable-bias-linear")
+    if not shape.tied:
+        flags.append("--untie-embeddings-and-output-weights")
+    return told, flags
+
+
+def torchrun(asked: PlanQuestion, plan: LayoutPlan, *, head: str = "$HEAD") -> str:
+    """Return the command that each node runs; `head` is the first node's address."""
+    return " ".join(_torchrun(asked, plan, head))
+
+
+def torchrun_lines(asked: PlanQuestion, plan: LayoutPlan) -> list[str]:
+    """Return the command with one option to a line, each but the last ending in a backslash.
+
+    A word that is no option stands behind the option before it.
+    """
+    name, nodes, ranks, *words = _torchrun(asked, plan, "$HEAD")
+    lines = [f"{name} {nodes} {ranks}"]
+    for word in words:
+        if word.startswith("-"):
+            lines.append(f"  {word}")
+        else:
+            lines[-1] += f" {word}"
+    return [*(f"{one} \\" for one in lines[:-1]), lines[-1]]
+
+
+def _torchrun(asked: PlanQuestion, plan: LayoutPlan, head: str) -> list[str]:
+    """Return the words of the command, quoted for a shell, in which `head` may be a variable."""
+    cluster = asked.cluster
+    rendezvous = (
+        ["--standalone"]
+        if cluster.nodes == 1
+        else ["--rdzv-backend=c10d", f"--rdzv-endpoint={head}:{PORT}"]
+    )
+    nodes = [f"--nnodes={cluster.nodes}", f"--nproc-per-node={cluster.local}"]
+    return ["torchrun", *nodes, *rendezvous, *map(shlex.quote, arguments(asked, plan))]
+
+
+def slurm(asked: PlanQuestion, plan: LayoutPlan) -> str:
+    """Return a script for sbatch."""
+    cluster = asked.cluster
+    return "\n".join(
+        [
+            "#!/usr/bin/env bash",
+            f"#SBATCH --job-name={_slug(asked.shape.name)}",
+            f"#SBATCH --nodes={cluster.nodes}",
+            "#SBATCH --ntasks-per-node=1",
+            f"#SBATCH --gpus-per-node={cluster.local}",
+            "#SBATCH --exclusive",
+            "set -euo pipefail",
+            'HEAD=$(scontrol show hostnames "$SLURM_JOB_NODELIST" | head -n 1)',
+            "export HEAD",
+            f"srun bash -c '{torchrun(asked, plan)}'",
+            "",
+        ]
+    )
+
+
+def jobset(asked: PlanQuestion, plan: LayoutPlan) -> str:
+    """Return a Kubernetes JobSet; its image and volumes are yours to fill in."""
+    cluster = asked.cluster
+    name = _slug(asked.shape.name)
+    resource = "amd.com/gpu" if cluster.device.startswith("MI") else "nvidia.com/gpu"
+    head = f"{name}-train-0-0.{name}"
+    return f"""apiVersion: jobset.x-k8s.io/v1alpha2
+kind: JobSet
+metadata:
+  name: {name}
+spec:
+  replicatedJobs:
+  - name: train
+    replicas: 1
+    template:
+      spec:
+        parallelism: {cluster.nodes}
+        completions: {cluster.nodes}
+        backoffLimit: 0
+        template:
+          spec:
+            restartPolicy: Never
+            containers:
+            - name: train
+              image: YOUR_IMAGE
+              command: ["bash", "-c"]
+              args:
+              - >-
+                {torchrun(asked, plan, head=head)}
+              resources:
+                limits:
+                  {resource}: {cluster.local}
+"""
+
+
+def _slug(name: str) -> str:
+    kept = "".join(one if one.isalnum() else "-" for one in name.lower())
+    return kept.strip("-") or "train"

@@ -1,0 +1,397 @@
+"""All layouts of a model on a cluster, what each costs, and the best of them."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass, replace
+from typing import Final
+
+import numpy as np
+from numpy.typing import NDArray
+
+from ratchet.base.errors import PlanError
+from ratchet.scale.plan.cluster import GIB, RESERVED_BYTES, PlannedCluster
+from ratchet.scale.plan.layout import (
+    CHECKPOINTINGS,
+    PRECISIONS,
+    SHARDINGS,
+    Floats,
+    Layout,
+    Layouts,
+    columns,
+    join,
+)
+from ratchet.scale.plan.memory import Memory, memory
+from ratchet.scale.plan.shape import Shape
+from ratchet.scale.plan.stack import Stack
+from ratchet.scale.plan.time import Times, times
+
+BATCH_TOKENS: Final = 4_194_304
+"""Tokens of a step if nothing is asked: those of Llama 3 70B's first phase (arXiv:2407.21783)."""
+MICRO_BATCHES: Final = (1, 2, 4, 8, 16, 32)
+CHUNKS: Final = (1, 2, 3, 4, 5, 6, 8, 10, 12)
+LARGEST: Final = 1 << 20
+"""Devices in the largest cluster that is tried for a model that fits nowhere."""
+TIME_PARTS: Final = (
+    "compute", "recompute", "tensor", "context", "experts", "bubble", "pipeline", "data",
+    "optimizer",
+)  # fmt: skip
+MEMORY_PARTS: Final = ("weights", "gradients", "optimizer", "activations", "gathered", "logits")
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class PlanQuestion:
+    """A task to plan: a model on a cluster, with a batch and a stack."""
+
+    shape: Shape
+    cluster: PlannedCluster
+    stack: Stack
+    batch: int
+    """Sequences of one step, over all replicas."""
+    precisions: tuple[str, ...] = ("bf16",)
+    micro_batches: tuple[int, ...] = MICRO_BATCHES
+    """Sequences of a micro-batch that are tried."""
+    checkpointings: tuple[str, ...] = CHECKPOINTINGS
+    shardings: tuple[str, ...] = SHARDINGS
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class LayoutPlan:
+    """One layout with its costs."""
+
+    layout: Layout
+    micro_batches: int
+    step_s: float
+    memory_bytes: float
+    """On the fullest rank, without what the driver reserves."""
+    tokens_per_s: float
+    mfu: float
+    """Model operations (6 N + 12 L H s a token) over bf16's paper peak."""
+    time_s: dict[str, float]
+    memory_by_part: dict[str, float]
+
+    @property
+    def binds(self) -> str:
+        """Return the part that costs most beside the computation itself."""
+        rest = {name: value for name, value in self.time_s.items() if name != "compute"}
+        name = max(rest, key=lambda one: rest[one])
+        return name if rest[name] > 0.05 * self.step_s else "compute"
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Planned:
+    """The answer to `plan`: how many layouts there were, and the best."""
+
+    asked: PlanQuestion
+    counted: int
+    fitting: int
+    front: tuple[LayoutPlan, ...]
+    """Layouts that no other beats in both time and memory, fastest first; the one that needs
+    least if none of those asked for fits."""
+    every: Evaluated
+    """All layouts, those that do not fit too."""
+
+    @property
+    def best(self) -> LayoutPlan:
+        """Return the fastest layout that fits."""
+        return self.front[0]
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Evaluated:
+    """Layouts with their times and memory, column by column."""
+
+    layouts: Layouts
+    micro_batches: Floats
+    times: Times
+    memory: Memory
+
+    def plan(self, asked: PlanQuestion, place: int) -> LayoutPlan:
+        """Return one of them as a plan."""
+        step_s = float(self.times.total[place])
+        tokens = asked.batch * asked.shape.sequence
+        cluster = asked.cluster
+        flops = asked.shape.flops_per_token * tokens
+        return LayoutPlan(
+            layout=self.layouts.row(place),
+            micro_batches=int(self.micro_batches[place]),
+            step_s=step_s,
+            memory_bytes=float(self.memory.total[place]),
+            tokens_per_s=tokens / step_s,
+            mfu=flops / step_s / (cluster.peak["bf16"] * cluster.world),
+            time_s={name: float(getattr(self.times, name)[place]) for name in TIME_PARTS},
+            memory_by_part={
+                name: float(getattr(self.memory, name)[place]) for name in MEMORY_PARTS
+            },
+        )
+
+
+def make_asked(
+    shape: Shape, cluster: PlannedCluster, stack: Stack, *, batch: int | None = None,
+    precisions: tuple[str, ...] = ("bf16",), micro_batch: int | None = None,
+    checkpointing: str | None = None, sharding: str | None = None,
+) -> PlanQuestion:  # fmt: skip
+    """Return what is planned; the batch defaults to about four million tokens.
+
+    Without a micro-batch, a checkpointing or a sharding all are tried. Raises PlanError for a
+    precision that the device lacks, and for an unknown checkpointing or sharding.
+    """
+    for name, word, known in (
+        ("checkpointing", checkpointing, CHECKPOINTINGS),
+        ("sharding", sharding, SHARDINGS),
+    ):
+        if word is not None and word not in known:
+            raise PlanError(f"{name} {word!r} is unknown: use one of {', '.join(known)}")
+    lacking = [one for one in precisions if one not in cluster.products]
+    if lacking:
+        raise PlanError(
+            f"{cluster.device} has no {lacking[0]} products: use {', '.join(cluster.products)}"
+        )
+    if batch is None:
+        wanted = max(1, BATCH_TOKENS // shape.sequence)
+        # A multiple of what divides among the replicas of most layouts.
+        batch = max(cluster.world, 2 ** (wanted - 1).bit_length())
+    return PlanQuestion(
+        shape=shape, cluster=cluster, stack=stack, batch=batch, precisions=precisions,
+        micro_batches=MICRO_BATCHES if micro_batch is None else (micro_batch,),
+        checkpointings=CHECKPOINTINGS if checkpointing is None else (checkpointing,),
+        shardings=SHARDINGS if sharding is None else (sharding,),
+    )  # fmt: skip
+
+
+def layouts_of(asked: PlanQuestion) -> Layouts:
+    """Return every layout that divides the cluster, the model and the batch.
+
+    Raises PlanError if there is none.
+    """
+    parts = list(_parts(asked))
+    if not parts:
+        raise PlanError(
+            f"no layout divides {asked.cluster.world} devices, {asked.shape.layers} layers, "
+            f"{asked.shape.heads} heads and a batch of {asked.batch} in micro-batches of "
+            f"{' or '.join(map(str, asked.micro_batches))}: change one of them"
+        )
+    return join(parts)
+
+
+def _parts(asked: PlanQuestion) -> Iterator[Layouts]:
+    """Yield, for each set of degrees, all choices of micro-batch, chunks and what is kept."""
+    shape, cluster = asked.shape, asked.cluster
+    for tp in _divisors(shape.heads, cluster.local):
+        for pp in _divisors(cluster.world // tp, shape.layers) if not cluster.world % tp else ():
+            for cp in _powers(min(cluster.world // (tp * pp), shape.sequence // 1024)):
+                if cluster.world % (tp * pp * cp) or shape.sequence % (2 * cp):
+                    continue
+                dp = cluster.world // (tp * pp * cp)
+                if asked.batch % dp:
+                    continue
+                for ep in _expert_degrees(shape, dp):
+                    yield from _choices(asked, dp, tp, pp, cp, ep)
+
+
+def _expert_degrees(shape: Shape, dp: int) -> list[int]:
+    if not shape.experts:
+        return [1]
+    return [ep for ep in _divisors(shape.experts, dp) if dp % ep == 0]
+
+
+def _choices(asked: PlanQuestion, dp: int, tp: int, pp: int, cp: int, ep: int) -> Iterator[Layouts]:
+    own = asked.batch // dp
+    micro = [one for one in asked.micro_batches if one <= own and own % one == 0]
+    chunks = [one for one in CHUNKS if _may_chunk(asked.shape.layers, pp, one)]
+    # A data-parallel group of one rank shards nothing.
+    sharding = [SHARDINGS.index(one) for one in asked.shardings] if dp * cp > 1 else [0]
+    precisions = [PRECISIONS.index(one) for one in asked.precisions]
+    kept = [CHECKPOINTINGS.index(one) for one in asked.checkpointings]
+    grid = np.meshgrid(micro, chunks, sharding, kept, precisions, indexing="ij")
+    micro_batch, vpp, shard, checkpointing, precision = (one.ravel().astype(np.int64)
+                                                         for one in grid)  # fmt: skip
+    # An interleaved schedule takes whole rounds of micro-batches.
+    good = (vpp == 1) | (own // micro_batch % pp == 0)
+    count = int(good.sum())
+    if not count:
+        return
+
+    def same(value: int) -> NDArray[np.int64]:
+        return np.full(count, value, dtype=np.int64)
+
+    yield Layouts(
+        dp=same(dp),
+        tp=same(tp),
+        pp=same(pp),
+        vpp=vpp[good],
+        cp=same(cp),
+        ep=same(ep),
+        micro_batch=micro_batch[good],
+        sharding=shard[good],
+        checkpointing=checkpointing[good],
+        precision=precision[good],
+    )
+
+
+def _may_chunk(layers: int, pp: int, chunks: int) -> bool:
+    return chunks == 1 or (pp > 1 and layers % (pp * chunks) == 0)
+
+
+def _divisors(number: int, most: int) -> list[int]:
+    return [one for one in range(1, min(number, most) + 1) if number % one == 0]
+
+
+def _powers(most: int) -> list[int]:
+    return [2**one for one in range(max(1, most).bit_length())]
+
+
+def evaluate(asked: PlanQuestion, layouts: Layouts) -> Evaluated:
+    """Return the times and the memory of some layouts."""
+    micro_batches = asked.batch / (layouts.dp * layouts.micro_batch)
+    return Evaluated(
+        layouts=layouts,
+        micro_batches=micro_batches,
+        times=times(asked.shape, asked.cluster, layouts, micro_batches, asked.stack),
+        memory=memory(asked.shape, layouts, micro_batches, asked.stack),
+    )
+
+
+def room_bytes(cluster: PlannedCluster) -> float:
+    """Return the memory of a device that a step may fill."""
+    return cluster.memory_bytes - RESERVED_BYTES
+
+
+def front(step_s: Floats, memory_bytes: Floats) -> NDArray[np.int64]:
+    """Return the places that nothing beats in both time and memory, fastest first."""
+    order = np.lexsort((memory_bytes, step_s))
+    least = np.minimum.accumulate(memory_bytes[order])
+    earlier = np.concatenate(([np.inf], least[:-1]))
+    return order[memory_bytes[order] < earlier]
+
+
+def plan(asked: PlanQuestion) -> Planned:
+    """Evaluate every layout and return those on the front that fit the devices' memory.
+
+    Raises PlanError if none fits, with the smallest cluster of the same nodes on which one does.
+    """
+    evaluated = evaluate(asked, layouts_of(asked))
+    fits = np.flatnonzero(evaluated.memory.total <= room_bytes(asked.cluster))
+    if not len(fits):
+        raise PlanError(_fits_nowhere(asked, float(evaluated.memory.total.min())))
+    chosen = fits[front(evaluated.times.total[fits], evaluated.memory.total[fits])]
+    return Planned(
+        asked=asked,
+        counted=len(evaluated.layouts),
+        fitting=len(fits),
+        front=tuple(evaluated.plan(asked, int(place)) for place in chosen),
+        every=evaluated,
+    )
+
+
+def plan_one(asked: PlanQuestion, layout: Layout) -> LayoutPlan:
+    """Return the costs of one layout; PlanError if it does not divide the batch or the model."""
+    _check(asked, layout)
+    return evaluate(asked, columns([layout])).plan(asked, 0)
+
+
+def plan_degrees(asked: PlanQuestion, layout: Layout) -> Planned:
+    """Return the fastest plan with a layout's degrees that fits, or the smallest if none does.
+
+    The micro-batch, the checkpointing and the precision are those of the question. Raises PlanError
+    if the degrees do not divide the batch or the model.
+    """
+    _check(asked, replace(layout, micro_batch=_micro_batches(asked, layout)[0]))
+    every = _with_choices(asked, layout)
+    evaluated = evaluate(asked, every)
+    fits = np.flatnonzero(evaluated.memory.total <= room_bytes(asked.cluster))
+    best = (
+        fits[np.argmin(evaluated.times.total[fits])]
+        if len(fits)
+        else np.argmin(evaluated.memory.total)
+    )
+    return Planned(
+        asked=asked,
+        counted=len(every),
+        fitting=len(fits),
+        front=(evaluated.plan(asked, int(best)),),
+        every=evaluated,
+    )
+
+
+def _micro_batches(asked: PlanQuestion, layout: Layout) -> list[int]:
+    """Return the micro-batches that a layout's degrees allow; the first one asked if none."""
+    fitting = [one for one in asked.micro_batches if _runs(asked, layout, one)]
+    return fitting or [asked.micro_batches[0]]
+
+
+def _runs(asked: PlanQuestion, layout: Layout, micro_batch: int) -> bool:
+    """Return True if micro-batches fill replicas, and an interleaved pipeline's whole rounds."""
+    count, rest = divmod(asked.batch, layout.dp * micro_batch)
+    return count > 0 and not rest and (layout.vpp == 1 or count % layout.pp == 0)
+
+
+def _with_choices(asked: PlanQuestion, layout: Layout) -> Layouts:
+    """Return a layout's degrees with each micro-batch, checkpointing and precision asked for."""
+    grid = np.meshgrid(
+        _micro_batches(asked, layout),
+        [CHECKPOINTINGS.index(one) for one in asked.checkpointings],
+        [PRECISIONS.index(one) for one in asked.precisions],
+        indexing="ij",
+    )
+    micro_batch, checkpointing, precision = (one.ravel().astype(np.int64) for one in grid)
+    same = columns([layout] * len(micro_batch))
+    return replace(same, micro_batch=micro_batch, checkpointing=checkpointing, precision=precision)
+
+
+def _check(asked: PlanQuestion, layout: Layout) -> None:
+    """Raise PlanError if a layout does not divide the cluster, the batch or the model."""
+    shape, cluster = asked.shape, asked.cluster
+    if layout.world != cluster.world:
+        raise PlanError(
+            f"{layout.words()} takes {layout.world} ranks, and {cluster.name} has {cluster.world}: "
+            "change a degree"
+        )
+    if asked.batch % (layout.dp * layout.micro_batch):
+        raise PlanError(
+            f"a batch of {asked.batch} sequences does not divide among {layout.dp} replicas with "
+            f"micro-batches of {layout.micro_batch}: change one of them"
+        )
+    if shape.heads % layout.tp or layout.pp * layout.vpp > shape.layers:
+        raise PlanError(
+            f"{layout.words()} does not divide {shape.name} with {shape.heads} heads and "
+            f"{shape.layers} layers: change a degree"
+        )
+    if layout.vpp > 1 and (layout.pp == 1 or shape.layers % (layout.pp * layout.vpp)):
+        raise PlanError(
+            f"{layout.words()} does not split {shape.layers} layers into pp x vpp equal chunks, "
+            "with a pp of 2 or more: change a degree"
+        )
+    if not _runs(asked, layout, layout.micro_batch):
+        raise PlanError(
+            f"{layout.words()} is interleaved, so each replica needs a multiple of {layout.pp} "
+            "micro-batches: change the batch, --micro-batch or a degree"
+        )
+    if layout.ep > 1 and (not shape.experts or shape.experts % layout.ep):
+        raise PlanError(
+            f"ep={layout.ep} does not divide the {shape.experts} experts of {shape.name}: change it"
+        )
+
+
+def _fits_nowhere(asked: PlanQuestion, least_bytes: float) -> str:
+    cluster = asked.cluster
+    said = (
+        f"{asked.shape.name} fits no layout of {cluster.name}: the smallest takes "
+        f"{least_bytes / GIB:.1f} GiB of {room_bytes(cluster) / GIB:.1f} GiB a device"
+    )
+    nodes = cluster.nodes
+    while (nodes := nodes * 2) * cluster.local <= LARGEST:
+        larger = PlanQuestion(
+            shape=asked.shape,
+            cluster=cluster.with_nodes(nodes),
+            stack=asked.stack,
+            batch=max(asked.batch, nodes * cluster.local),
+            precisions=asked.precisions,
+            micro_batches=asked.micro_batches,
+            checkpointings=asked.checkpointings,
+            shardings=asked.shardings,
+        )
+        evaluated = evaluate(larger, layouts_of(larger))
+        if evaluated.memory.total.min() <= room_bytes(cluster):
+            return f"{said}; it fits {larger.cluster.name}: plan for that"
+    return f"{said}; no larger cluster of these devices helps: shorten the sequence"

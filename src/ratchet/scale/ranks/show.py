@@ -1,0 +1,182 @@
+"""The findings of a check of ranks, and those in their dumps."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import TYPE_CHECKING, Final
+
+from ratchet.base.show import model as m
+from ratchet.base.show.page import render_page
+from ratchet.base.show.words import (
+    common_unit,
+    show_bandwidth,
+    show_bytes,
+    show_flops,
+    show_rate,
+    show_share,
+)
+from ratchet.scale.parallel.bench import ParallelBench
+from ratchet.scale.parallel.turn_result import ParallelTurn
+
+if TYPE_CHECKING:
+    from ratchet.scale.ranks.preflight import Preflight
+    from ratchet.scale.ranks.untangle import Disagreement, Untangled
+
+CHECKS: Final = (
+    m.number("rank"),
+    m.Column("host"),
+    m.Column("device"),
+    m.number("products", "gemm_flops_per_s", show_flops),
+    m.number("copy", "copy_bytes_per_s", show_bandwidth),
+    m.number("ring", "ring_bytes_per_s", show_bandwidth),
+    m.number("all-to-all", "all_to_all_bytes_per_s", show_bandwidth),
+    m.number("clock", "clock_skew_s", lambda value: f"{1e3 * value:+.1f} ms"),
+)
+
+
+def preflight_report(found: Preflight) -> m.ResultReport:
+    """Describe each rank's figures, the links between ranks, and what stands out."""
+    hosts = len({one.host for one in found.ranks})
+    count = len(found.ranks)
+    ranks = "1 rank" if count == 1 else f"{count} ranks"
+    said = "nothing stands out" if not found.outliers else f"{len(found.outliers)} stand out"
+    return m.ResultReport(
+        headline=f"{ranks} on {hosts} host{'' if hosts == 1 else 's'}: {said}.",
+        sections=m.blocks(
+            m.section("Ranks", m.ResultTable(CHECKS, found.ranks)),
+            m.section(
+                "Links",
+                m.grid(
+                    ("ranks", "bandwidth"),
+                    [(name, show_bandwidth(value)) for name, value in found.pairs.items()],
+                ),
+            )
+            if found.pairs
+            else None,
+            m.section("Outliers", *found.outliers) if found.outliers else None,
+        ),
+    )
+
+
+def parallel_bench_report(found: ParallelBench) -> m.ResultReport:
+    """Describe a workload's figures on many ranks: of all together, and of each rank."""
+    unit = common_unit([found.step_time_s])
+    columns = (
+        m.number("rank"),
+        m.number(f"step, {unit.name}", "step_time_s", unit.show),
+        m.number("peak memory", "peak_memory_bytes", show_bytes),
+        m.number(f"communication, {unit.name}", lambda one: one.communication.total_s, unit.show),
+        m.number(f"exposed, {unit.name}", lambda one: one.communication.exposed_s, unit.show),
+        m.number("hidden", lambda one: one.communication.overlap, show_share),
+    )
+    return m.ResultReport(
+        headline=(
+            f"{found.workload} on {found.world} ranks ({found.layout}): "
+            f"{unit.show(found.step_time_s)} {unit.name} a step of the slowest rank, "
+            f"{show_rate(found.tokens_per_s)} {found.unit}/s."
+        ),
+        sections=m.blocks(m.section("Ranks", m.ResultTable(columns, found.ranks))),
+    )
+
+
+CHANGES: Final = (
+    m.name("lever", "name"),
+    m.Column("", "outcome"),
+    m.number("screened", "ratio", lambda value: f"{value:.3f}x"),
+    m.Column("why", "reason"),
+)
+OF_A_RANK: Final = (m.name("change", "name"), m.Column("", "decision"), *CHANGES[2:])
+
+
+def render_parallel_turn(found: ParallelTurn) -> str:
+    """Return the page of a turn on many ranks as HTML."""
+    return render_page(parallel_turn_report(found))
+
+
+def parallel_turn_report(found: ParallelTurn) -> m.ResultReport:
+    """Describe the result of a turn on many ranks."""
+    title = f"{found.workload} on {found.world} ranks ({found.layout})"
+    if found.ratio is not None and found.proven:
+        headline = (
+            f"{title}: {found.ratio:.3f}x faster ({found.low:.3f} to {found.high:.3f}), "
+            "by the slowest rank."
+        )
+    else:
+        headline = f"{title}: nothing was proven faster ({found.answer})."
+    return m.ResultReport(
+        title=title,
+        heading=title,
+        headline=headline,
+        sections=m.blocks(
+            m.section("The step", *_times(found)) if found.written_s is not None else None,
+            m.section("Levers", m.ResultTable(CHANGES, found.changes)),
+            m.section("Levers of one process", m.ResultTable(OF_A_RANK, found.one_process))
+            if found.one_process
+            else None,
+            m.section("Losses", f"{found.losses}."),
+            m.section("Run it", m.Lines([found.command, f"# it applies {found.recipe}"])),
+            m.written([found.recipe, found.result, found.report]),
+        ),
+    )
+
+
+def _times(found: ParallelTurn) -> list[str]:
+    """Return the sentences on a step's time and on the communication that it exposes."""
+    pairs = {
+        "The slowest rank's step": (found.written_s, found.tuned_s),
+        "Exposed communication": (found.exposed_written_s, found.exposed_tuned_s),
+    }
+    said = []
+    for what, (before, after) in pairs.items():
+        unit = common_unit([before or 0.0])
+        written, tuned = unit.show(before or 0.0), unit.show(after or 0.0)
+        said.append(f"{what}: {written} {unit.name} as written, {tuned} {unit.name} tuned.")
+    return said
+
+
+def rank_levers_report(levers: Mapping[str, str], reasons: Mapping[str, str]) -> m.ResultReport:
+    """Describe the levers that a turn on many ranks would try, and why not the others."""
+    rows = list(levers.items())
+    return m.ResultReport(
+        headline=f"{len(rows)} levers would be tried.",
+        sections=m.blocks(
+            m.section("Levers", m.grid(("lever", "it does"), rows)) if rows else None,
+            m.section("Not tried", m.grid(("lever", "because"), list(reasons.items())))
+            if reasons
+            else None,
+        ),
+    )
+
+
+def untangled_report(found: Untangled) -> m.ResultReport:
+    """Describe the first disagreement of each group, with its remedy and the stacks."""
+    if found.found:
+        first = found.found[0]
+        headline = (
+            f"{first.kind} in group {first.group}, collective {first.sequence}: {first.said}."
+        )
+    else:
+        headline = (
+            f"{found.calls} calls of {len(found.ranks)} ranks agree: no rank waits for another "
+            "in what the dumps hold."
+        )
+    missing = ", ".join(map(str, found.missing_dumps))
+    return m.ResultReport(
+        headline=headline,
+        sections=m.blocks(
+            *(_section(one, first=place == 0) for place, one in enumerate(found.found)),
+            m.section("Not there", f"no dump of rank {missing}: it may have ended, or hang before")
+            if missing
+            else None,
+            m.section("Not read", *found.faults) if found.faults else None,
+        ),
+    )
+
+
+def _section(one: Disagreement, *, first: bool) -> m.ReportSection:
+    stacks = [
+        m.section(f"Stack of rank {rank}", m.Lines(stack)) for rank, stack in one.stacks.items()
+    ]
+    said = "" if first else f"{one.said}."
+    title = f"Group {one.group}, collective {one.sequence}: {one.kind}"
+    return m.section(title, said, f"To fix it: {one.remedy}.", *stacks)

@@ -1,0 +1,1 @@
+"""Traces in words, tables and figures."""

@@ -1,0 +1,357 @@
+"""A trace's answers in words and numbers, the same on the terminal and on the page."""
+
+from __future__ import annotations
+
+from collections import defaultdict
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+from ratchet.base.show.words import counted, share_of, show_bytes, show_ns, show_share
+from ratchet.trace.compare.ranks import Ranks
+from ratchet.trace.read.columns import PLATFORMS
+
+if TYPE_CHECKING:
+    from ratchet.trace.advice import Finding
+    from ratchet.trace.analysis.identity import Identity
+    from ratchet.trace.answers.collectives import CollectiveRow
+    from ratchet.trace.answers.compiled import Compiled, Recompute
+    from ratchet.trace.answers.idle import LaunchCost
+    from ratchet.trace.answers.memory import MemoryUse
+    from ratchet.trace.answers.pipeline import Bubble
+    from ratchet.trace.answers.queues import QueueRow
+    from ratchet.trace.answers.report import CarriedIn, Report
+    from ratchet.trace.answers.roofline import RooflineRow
+    from ratchet.trace.compare.diff import Diff
+
+PARTS = {
+    "compute": "compute",
+    "exposed_communication": "exposed communication",
+    "exposed_copy": "exposed copies",
+    "idle": "idle",
+}
+"""The identity's parts by their name in a document."""
+PART_MEANS = {
+    "compute": "kernels that do not communicate",
+    "exposed_communication": "communication that no compute hides",
+    "exposed_copy": "copies and fills that neither compute nor communication hides",
+    "idle": "nothing runs",
+}
+ON_CPU_MEANS = PART_MEANS | {
+    "compute": "operators that do not communicate, over all threads",
+    "idle": "no operator runs",
+}
+IDLE = {
+    "data_loading": "data loading",
+    "synchronisation": "synchronisation",
+    "host_bound": "host-bound",
+    "kernel_gap": "kernel gap",
+}
+IDLE_MEANS = {
+    "data_loading": "the CPU was in a data loader",
+    "synchronisation": "the CPU waited for the device and had nothing queued",
+    "host_bound": "the next work was launched late",
+    "kernel_gap": "the next work was already queued, or its launch is unknown",
+}
+PATH = {
+    "compute": "compute",
+    "communication": "communication",
+    "copy": "copies",
+    "kernel_gap": "kernel gap",
+    "launch_delay": "launch delay",
+    "cpu": "CPU ops",
+    "between_ops": "between ops",
+    "sync": "synchronisation",
+    "unknown": "unknown",
+}
+"""The kinds of a critical path, as they are drawn."""
+PATH_MEANS = {
+    "compute": "kernels that do not communicate",
+    "communication": "communication kernels",
+    "copy": "copies and fills",
+    "kernel_gap": "between two pieces of work that were launched in time",
+    "launch_delay": "from the call to the work, while the stream had nothing to do",
+    "cpu": "a thread was in an op or a runtime call",
+    "between_ops": "a thread was outside of any op: Python, or a wait for another thread",
+    "sync": "from the end of device work to the return of the call that waited for it",
+    "unknown": "the trace does not say what was waited for",
+}
+NO_LAUNCHES = "This trace links no launches to device work, so all idle time counts as kernel gap."
+
+
+def headline(found: Report | Ranks) -> str:
+    """Return the identity in one sentence, the largest part first."""
+    window, parts = found.identity.window, found.identity.times
+    ranks = f" over {len(found.reports)} ranks" if isinstance(found, Ranks) else ""
+    said = {
+        "compute": "compute",
+        "exposed_communication": "communication that nothing hides",
+        "exposed_copy": "copies",
+        "idle": "idle",
+    }
+    clauses = [
+        f"{share_of(time, window)} is {said[name]}"
+        for name, time in sorted(parts.items(), key=lambda item: -item[1])
+        if time
+    ]
+    if not clauses:
+        return "Nothing ran in this window."
+    return f"Of {show_ns(window)}{ranks}, {_joined(clauses)}."
+
+
+def _joined(clauses: Sequence[str]) -> str:
+    return clauses[0] if len(clauses) == 1 else f"{', '.join(clauses[:-1])} and {clauses[-1]}"
+
+
+def part_means(document: Report) -> dict[str, str]:
+    """Return the meaning of each part, on a device or on a CPU-only trace."""
+    return PART_MEANS if document.on_device else ON_CPU_MEANS
+
+
+def _device(document: Report) -> str:
+    platform = document.platform
+    return document.device or ("CPU only" if platform == "cpu" else PLATFORMS[platform])
+
+
+def ranks_words(ranks: Sequence[Report]) -> str:
+    """Describe the source of several ranks' reports."""
+    devices = ", ".join(dict.fromkeys(_device(one) for one in ranks))
+    return f"{devices} · {len(ranks)} ranks · {sum(one.events for one in ranks):,} events"
+
+
+def source_words(document: Report) -> str:
+    """Describe the source of one rank's report: device, rank, events, steps."""
+    rank = document.rank
+    steps = len(document.steps)
+    facts = [
+        _device(document),
+        f"rank {rank}" if rank is not None else "",
+        f"{document.events:,} events",
+        counted(steps, "step") if steps else "no steps marked",
+    ]
+    return " · ".join(fact for fact in facts if fact)
+
+
+def overlap_words(found: Identity) -> str:
+    """Say how much of the communication is hidden; empty without communication."""
+    if found.overlap is None:
+        return ""
+    return (
+        f"{found.overlap:.2%} of {show_ns(found.communication)} of communication is hidden "
+        "behind compute."
+    )
+
+
+def reasons(document: Report) -> list[tuple[str, str]]:
+    """Return the reasons for graph breaks and recompilations that the recording kept."""
+    if (found := document.compiled) is None:
+        return []
+    kinds = {"graph break": found.break_reasons, "recompilation": found.recompile_reasons}
+    return [
+        (name, f"{count:,} times: {reason}")
+        for name, counts in kinds.items()
+        for reason, count in counts.items()
+    ]
+
+
+def ceiling_words(rows: Iterable[RooflineRow]) -> str:
+    """Name the source of the ceilings, or say why there are none and how to get them."""
+    found = {row.ceiling: bool(row.least) for row in rows}
+    if not found:
+        return ""
+    known = "; ".join(name for name, is_known in found.items() if is_known)
+    if known:
+        return f"Ceilings: {known}."
+    return f"No ceilings: {'; '.join(found)}. --device NAME (or --device here) gives them."
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class CommunicationRow:
+    """The collectives of one operation and group; times in ns."""
+
+    operation: str
+    group: str
+    count: int
+    size_bytes: int
+    duration: int
+    exposed: int
+    bus_bandwidth: float
+    """The mean over the time of those that have one; 0 without any."""
+
+
+def communication_rows(collectives: Iterable[CollectiveRow]) -> list[CommunicationRow]:
+    """Sum collectives by operation and group, those with most exposed time first."""
+    found: dict[tuple[str, str, int], list[CollectiveRow]] = defaultdict(list)
+    for row in collectives:
+        found[row.operation, row.group, row.ranks].append(row)
+    rows = []
+    for (operation, group, _), own in found.items():
+        timed = sum(row.duration for row in own if row.bus_bandwidth)
+        sent = sum(row.bus_bandwidth * row.duration for row in own)
+        rows.append(
+            CommunicationRow(
+                operation=operation,
+                group=group,
+                count=len(own),
+                size_bytes=sum(row.size_bytes for row in own),
+                duration=sum(row.duration for row in own),
+                exposed=sum(row.exposed for row in own),
+                bus_bandwidth=sent / timed if timed else 0.0,
+            )
+        )
+    return sorted(rows, key=lambda row: (-row.exposed, -row.duration))
+
+
+def facts(document: Report) -> list[tuple[str, str]]:
+    """Return one line each on launches, memory, recompute, torch.compile, the bubble and more."""
+    unlinked = sum(row.unlinked for row in document.kernels)
+    found = {
+        "launches": _launch_words(document.launches),
+        "full queue": _queue_words(document.queues),
+        "memory": _memory_words(document.memory),
+        "recompute": _recompute_words(document.recompute),
+        "torch.compile": _compile_words(document.compiled),
+        "pipeline": _bubble_words(document.bubble),
+        "carried in": _carried_words(document.carried_in),
+        "unlinked": f"{unlinked:,} pieces of work that no CPU op launched" if unlinked else "",
+    }
+    return [(name, words) for name, words in found.items() if words]
+
+
+def _queue_words(queues: Sequence[QueueRow]) -> str:
+    full = sum(row.full for row in queues)
+    if not full:
+        return ""
+    return (
+        f"{show_ns(full)} with {queues[0].limit:,} or more pieces of work waiting on a stream, "
+        f"{show_ns(sum(row.blocked for row in queues))} of it in a launching call"
+    )
+
+
+def _recompute_words(found: Recompute) -> str:
+    if not found.device:
+        return ""
+    return (
+        f"{show_ns(found.device)} ({show_share(found.share)} of linked device time) is "
+        "forward work that the backward repeats"
+    )
+
+
+def _bubble_words(found: Bubble | None) -> str:
+    if not found:
+        return ""
+    return (
+        f"{share_of(found.share, 1)} bubble: {show_ns(found.waiting)} waiting for a "
+        f"neighbour and {show_ns(found.idle)} idle"
+    )
+
+
+def _carried_words(found: CarriedIn) -> str:
+    if not found.count:
+        return ""
+    return (
+        f"{found.count:,} pieces of work ({show_ns(found.time)}) from before the recording "
+        "are outside the window"
+    )
+
+
+def _launch_words(found: LaunchCost) -> str:
+    if not found.count:
+        return ""
+    return (
+        f"{found.count:,}, {show_ns(found.cpu)} of CPU time; delay "
+        f"{show_ns(found.delay_median)} in the median, {show_ns(found.delay_90)} in the "
+        f"slowest tenth; {found.small:,} pieces of work are shorter than "
+        f"{show_ns(found.small_below)}"
+    )
+
+
+def _memory_words(found: MemoryUse | None) -> str:
+    if not found:
+        return ""
+    where = "" if found.on_device else " on the CPU"
+    return (
+        f"peak {show_bytes(found.peak_bytes)}{where}, {found.allocations:,} allocations, "
+        f"{show_bytes(found.churn_bytes)} allocated and freed again"
+    )
+
+
+def _compile_words(found: Compiled | None) -> str:
+    if not found or not (found.regions or found.graphs or found.compile_time):
+        return ""
+    return (
+        f"{found.regions} regions, {found.graphs} graphs, {found.graph_breaks} graph "
+        f"breaks, {found.recompilations} recompilations, {show_ns(found.compile_time)} in "
+        "compilation"
+    )
+
+
+def advice_words(finding: Finding, window_ns: int) -> str:
+    """Say how much a finding would give at most."""
+    gain = finding.gain
+    return f"{finding.name}: up to {show_ns(gain)} ({share_of(gain, window_ns)} of the window)"
+
+
+def lever_lines(finding: Finding) -> list[str]:
+    """Return the command that tries a finding's first lever, with the names of the others."""
+    first, *others = finding.levers
+    more = f"  # or {', '.join(others)}" if others else ""
+    return [f"ratchet optimize WORKLOAD --try {first}{more}"]
+
+
+def across_words(found: Ranks) -> list[str]:
+    """Return sentences about differences between ranks."""
+    said = []
+    if found.straggler is not None:
+        said.append(f"Rank {found.straggler} is the straggler: the others waited for it longest.")
+    elif found.collectives:
+        said.append("No rank is a straggler: the ranks waited about as long for each other.")
+    if found.collectives:
+        said.append(
+            f"{len(found.collectives):,} collectives in which all ranks took part: "
+            f"{show_ns(found.wire)} on the wire, "
+            f"{show_ns(sum(found.waiting.values()))} of waiting over all ranks."
+        )
+    if found.unmatched:
+        said.append(
+            f"{found.unmatched:,} collectives are not counted: not all other ranks ran one that "
+            "overlaps them in time." + ("" if found.collectives else " Do the ranks' clocks agree?")
+        )
+    said.append(f"Compute differs by {share_of(found.skew, 1)} of its mean over the ranks.")
+    return said
+
+
+STATES = {
+    "slower": "ops that got slower",
+    "new": "ops that are new",
+    "faster": "ops that got faster",
+    "gone": "ops that went away",
+    "same": "ops that did not change",
+}
+
+
+def diff_headline(found: Diff) -> str:
+    """Return one sentence that compares the two windows."""
+    before, after = found.window_before, found.window_after
+    change = after - before
+    if not change:
+        return f"Both take {show_ns(before)}."
+    word = "longer" if change > 0 else "less"
+    return (
+        f"{found.name_after} takes {show_ns(after)} where {found.name_before} took "
+        f"{show_ns(before)}: {show_ns(abs(change))} {word} ({share_of(abs(change), before)})."
+    )
+
+
+def reconciliation(document: Diff) -> list[tuple[str, str, int]]:
+    """Return (key, words, ns) of each part of the window's change; they sum to it exactly."""
+    rows = document.groups
+    found = []
+    for state, words in STATES.items():
+        own = [row for row in rows if row.state == state]
+        if own and state != "same":
+            change = sum(row.change for row in own)
+            found.append((state, f"{words} ({len(own):,})", change))
+    found.append(("hidden", "work that ran beside other work", document.hidden_change))
+    found.append(("idle", "idle", document.idle_change))
+    return found

@@ -1,0 +1,308 @@
+"""Take every region out of a workload's compiled graphs, ranked by the time still to be won."""
+
+from __future__ import annotations
+
+import logging
+import time
+from collections import Counter
+from collections.abc import Sequence
+from dataclasses import dataclass, field, replace
+
+import torch
+from torch import Tensor
+from torch.fx import Node
+
+from ratchet.base.devices.ceilings import Ceilings, measure
+from ratchet.base.devices.probe import probe
+from ratchet.base.errors import RatchetError
+from ratchet.judge.problems.inputs import build
+from ratchet.judge.problems.source_module import run_source
+from ratchet.train.graph.regions.cost import compiled_s, eager_s, floor_s, flops_of, moved_bytes
+from ratchet.train.graph.regions.cut import COPIES, Cut, cut_graph
+from ratchet.train.graph.regions.dims import Batches, aligned, batch_size, other_size, resized
+from ratchet.train.graph.regions.form import RegionForm, form_of
+from ratchet.train.graph.regions.ops import NAMESPACES, is_getitem, kind_of, op_name
+from ratchet.train.graph.regions.problems import Unfit, problem_of
+from ratchet.train.graph.regions.region import Direction, Region, RegionReport
+from ratchet.train.graph.regions.trace import TracedGraph, trace
+from ratchet.train.graph.regions.values import Values, values_of_tensor
+from ratchet.train.workloads.blame import batch_of
+from ratchet.train.workloads.config import StepConfig
+from ratchet.train.workloads.process import keep_freed_memory
+from ratchet.train.workloads.workload import Workload
+
+LOG = logging.getLogger(__name__)
+MEASURING_S = 60.0
+"""Default time for compiling and timing regions, the most promising first."""
+
+
+@dataclass(slots=True, eq=False)
+class _Found:
+    """A distinct region while it is being captured."""
+
+    cut: Cut
+    form: RegionForm
+    direction: Direction
+    graph: TracedGraph
+    sites: list[tuple[TracedGraph, Cut]] = field(default_factory=list)
+    values: dict[Node, Values | None] = field(default_factory=dict)
+
+    @property
+    def count(self) -> int:
+        return sum(graph.calls for graph, _ in self.sites)
+
+    @property
+    def eager_s(self) -> float:
+        """Return the mean time of a site, operation by operation."""
+        times = [eager_s(cut, graph.times_s, graph.calls) for graph, cut in self.sites]
+        return sum(times) / len(times)
+
+
+def capture_regions(
+    workload: Workload, config: StepConfig, *, measuring_s: float = MEASURING_S
+) -> list[Region]:
+    """Return the regions of one training step, the most time that can still be won first.
+
+    Forward and backward run at most twice, eagerly; the model is left as it was. Regions are
+    compiled and timed for at most `measuring_s` seconds; 0 estimates all. What has no region is
+    logged.
+    """
+    report = region_report(workload, config, measuring_s=measuring_s)
+    for note in report.notes:
+        LOG.warning("%s", note)
+    return list(report.regions)
+
+
+def region_report(
+    workload: Workload,
+    config: StepConfig,
+    *,
+    measuring_s: float = MEASURING_S,
+    ceilings: Ceilings | None = None,
+) -> RegionReport:
+    """Return the regions of one training step, and a note for each part that has none.
+
+    `ceilings` defaults to the measured ceilings of the workload's device.
+    """
+    batch = workload.batch(0) if workload.train_step is None else batch_of(workload, 0)
+    twins = _twin_trace(workload, config, batch)
+    collector = _Collector(twins, batch_size(batch))
+    collector.graphs = trace(workload, config, batch, seen=collector.seen)
+    held = ceilings or _ceilings(workload.device)
+    return collector.report(held, measuring_s)
+
+
+def _ceilings(device: str) -> Ceilings | None:
+    try:
+        return measure(probe(device), again="due")
+    except RatchetError as error:
+        LOG.warning("no ceilings, so every floor is 0: %s", error)
+        return None
+
+
+def _twin_trace(workload: Workload, config: StepConfig, batch: object) -> list[TracedGraph]:
+    """Return the graphs for another batch size; none if the workload does not take one."""
+    size = batch_size(batch)
+    if not size:
+        return []
+    other = resized(batch, other_size(size))
+    try:
+        return trace(workload, config, other, seen=None)
+    except Exception as error:  # a user's model may raise anything for a batch that is not its own
+        LOG.info("no other batch size: %s: %s", type(error).__name__, error)
+        return []
+
+
+class _Collector:
+    """Collects the regions of a step while its graphs are compiled and run."""
+
+    def __init__(self, twins: Sequence[TracedGraph], batch: int) -> None:
+        self.graphs: list[TracedGraph] = []
+        self._twins = list(twins)
+        self._batch = batch
+        self._found: dict[str, _Found] = {}
+        self._notes: Counter[str] = Counter()
+        self._number = 0
+
+    def seen(self, traced: TracedGraph) -> None:
+        """Cut a graph, and ask for the values that its new regions read."""
+        batches = self._batches(traced)
+        wanted: dict[Node, list[_Found]] = {}
+        for cut in cut_graph(traced.module.graph):
+            form = form_of(cut, batches)
+            found = self._found.get(form.key)
+            if found is None:
+                found = _Found(cut, form, traced.direction, traced)
+                self._found[form.key] = found
+                for one in form.inputs:
+                    wanted.setdefault(one.node, []).append(found)
+            found.sites.append((traced, cut))
+        self._note_others(traced)
+
+        def look(node: Node, tensor: Tensor) -> None:
+            seen = values_of_tensor(tensor)
+            for found in wanted[node]:
+                found.values.setdefault(node, seen)
+
+        traced.wanted, traced.look = frozenset(wanted), look
+
+    def _batches(self, traced: TracedGraph) -> Batches | None:
+        place, self._number = self._number, self._number + 1
+        if place >= len(self._twins) or self._twins[place].direction != traced.direction:
+            return None
+        twins = aligned(traced.module.graph, self._twins[place].module.graph)
+        return Batches(self._batch, other_size(self._batch), twins)
+
+    def _note_others(self, traced: TracedGraph) -> None:
+        for node in traced.module.graph.nodes:
+            if node.op != "call_function" or is_getitem(node) or kind_of(node) != "other":
+                continue
+            if op_name(node).startswith("_assert"):
+                continue
+            self._notes[f"{op_name(node)}: {_why(node)}"] += 1
+
+    def report(self, ceilings: Ceilings | None, measuring_s: float) -> RegionReport:
+        """Return the regions, ranked."""
+        regions: list[tuple[_Found, Region]] = []
+        for found in self._found.values():
+            if not found.count:
+                continue  # of a graph that was compiled but never ran
+            try:
+                regions.append((found, self._region(found, ceilings)))
+            except Unfit as unfit:
+                first = op_name(found.cut.computing[0])
+                self._notes[f"a region around {first}: {unfit}"] += found.count
+        timed = self._apart(with_reach(_timed(regions, measuring_s)))
+        ranked = sorted(timed, key=lambda one: -one.gain_s)
+        notes = [f"left out, {count} times: {note}" for note, count in self._notes.items()]
+        return RegionReport(regions=tuple(ranked), notes=tuple(notes))
+
+    def _apart(self, regions: Sequence[Region]) -> list[Region]:
+        """Tell the regions that share operations with a more promising one."""
+        taken: set[Node] = set()
+        apart = []
+        for region in sorted(regions, key=lambda one: -one.likely_s):
+            own = {
+                node
+                for _, cut in self._found[region.key].sites
+                for node in cut.computing
+                if op_name(node) not in COPIES
+            }
+            apart.append(replace(region, overlapped=not own.isdisjoint(taken)))
+            if not apart[-1].overlapped:
+                taken |= own
+        return apart
+
+    def _region(self, found: _Found, ceilings: Ceilings | None) -> Region:
+        size_bytes, flops = moved_bytes(found.cut), flops_of(found.cut)
+        return Region(
+            key=found.form.key,
+            kind=found.cut.kind,
+            problem=problem_of(found.cut, found.form, found.values, self._batch),
+            count=found.count,
+            direction=found.direction,
+            ops=tuple(op_name(node) for node in found.cut.computing),
+            bytes=size_bytes,
+            flops=flops,
+            floor_s=floor_s(found.cut, size_bytes, flops, ceilings),
+            time_s=found.eager_s,
+            timed_by="estimate",
+            where=_where(found.cut),
+        )
+
+
+def _why(node: Node) -> str:
+    target = node.target
+    if not isinstance(target, torch._ops.OpOverload):
+        return "an operation of higher order"
+    if target.namespace not in NAMESPACES:
+        return f"a custom operation of {target.namespace!r}"
+    if torch.Tag.nondeterministic_seeded in target.tags or "random" in op_name(node):
+        return "random numbers"
+    dynamic = (torch.Tag.dynamic_output_shape, torch.Tag.data_dependent_output)
+    if any(tag in target.tags for tag in dynamic):
+        return "a shape or a value that depends on data"
+    if target._schema.is_mutable:
+        return "it writes to a tensor in place"
+    values = [one for one in (node, *node.all_input_nodes) if one.meta.get("val") is not None]
+    if any(_is_symbolic(one.meta["val"]) for one in values):
+        return "a shape that depends on data"
+    return "no operation that a region can hold"
+
+
+def _is_symbolic(value: object) -> bool:
+    return isinstance(value, Tensor) and not all(isinstance(size, int) for size in value.shape)
+
+
+def _where(cut: Cut) -> str:
+    """Return the path of the innermost module that the first node with a path came from."""
+    for node in cut.computing:
+        for name in ("nn_module_stack", "fwd_nn_module_stack"):
+            stack = node.meta.get(name)
+            if stack:
+                path = str(next(reversed(stack.values()))[0])
+                return _plain_path(path)
+    return ""
+
+
+def _plain_path(path: str) -> str:
+    """Return `layers.0.mlp` for dynamo's `L['model'].layers.0.mlp`."""
+    if path.startswith("L["):
+        path = path.partition("]")[2]
+    return path.replace("._modules", "").replace("['", ".").replace("']", "").strip(".")
+
+
+def _timed(regions: Sequence[tuple[_Found, Region]], measuring_s: float) -> list[Region]:
+    """Measure the most promising regions in the time given; scale the estimates of the rest.
+
+    Freed memory stays in this process, as in a step that reuses its own: alone, a region with large
+    results would mostly wait for new pages.
+    """
+    if measuring_s > 0:
+        keep_freed_memory()
+    deadline = time.monotonic() + measuring_s
+    order = sorted(regions, key=lambda one: -one[1].gain_s)
+    ratios: dict[str, list[float]] = {}
+    timed: list[Region] = []
+    for found, region in order:
+        taken_s = None
+        if time.monotonic() < deadline:
+            taken_s = _measured_s(region, found.cut.outputs[0].meta["val"].device)
+        if taken_s is None:
+            timed.append(_estimated(region, ratios))
+            continue
+        ratios.setdefault(region.kind, []).append(taken_s / max(found.eager_s, 1e-9))
+        timed.append(replace(region, time_s=taken_s, timed_by="inductor"))
+    return timed
+
+
+def with_reach(regions: Sequence[Region]) -> list[Region]:
+    """Tell each product what share of its roofline the best measured one reaches."""
+    best = max(
+        (one.floor_s / one.time_s for one in regions if one.kind == "product" and _is_timed(one)),
+        default=1.0,
+    )
+    return [
+        replace(one, reach_s=one.floor_s / best) if one.kind == "product" and best > 0 else one
+        for one in regions
+    ]
+
+
+def _is_timed(region: Region) -> bool:
+    return region.timed_by == "inductor" and region.time_s > 0
+
+
+def _measured_s(region: Region, device: torch.device) -> float | None:
+    problem = region.problem
+    reference = run_source(problem.text).reference
+    torch._dynamo.reset()
+    inputs = [one.to(device) for one in build(problem.cases[0].inputs, 0)]
+    return compiled_s(reference, inputs)
+
+
+def _estimated(region: Region, ratios: dict[str, list[float]]) -> Region:
+    known = sorted(ratios.get(region.kind, ()))
+    if not known:
+        return region
+    time_s = max(region.floor_s, region.time_s * known[len(known) // 2])
+    return replace(region, time_s=time_s)

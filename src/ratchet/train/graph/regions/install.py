@@ -1,0 +1,155 @@
+"""Install kernels for regions in compiled graphs: found by their keys, called as custom ops.
+
+The pass runs at `post_grad_custom_pre_pass`, on the graphs that the regions were captured from. An
+op takes and returns tensors as they lie in memory, as the region's problem does.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import operator
+from collections.abc import Iterable
+
+import torch
+from torch import Tensor
+from torch._inductor.custom_graph_pass import CustomGraphPass
+from torch._inductor.pattern_matcher import stable_topological_sort
+from torch.fx import Graph, Node
+
+from ratchet.train.graph.install import code_identity
+from ratchet.train.graph.regions.cut import Cut, cut_graph
+from ratchet.train.graph.regions.dims import memory_layout
+from ratchet.train.graph.regions.form import RegionForm, form_of
+from ratchet.train.graph.regions.op import RegionSite, made_like
+from ratchet.train.graph.regions.region import REGION, region_name
+from ratchet.train.workloads.recompilation import CompileOptions
+
+
+class InstallRegions(CustomGraphPass):
+    """Replace the regions with these keys in every graph of one torch.compile call.
+
+    `regions.op.calls` counts what runs, also where torch finds a graph in its cache
+    and runs no pass.
+    """
+
+    def __init__(self, keys: Iterable[str]) -> None:
+        self._keys = frozenset(keys)
+
+    def __call__(self, graph: Graph) -> None:
+        replaced: dict[Node, Node] = {}
+        for cut, form in _found(graph, self._keys):
+            _install(graph, cut, form, replaced)
+        stable_topological_sort(graph)
+        graph.eliminate_dead_code()
+        graph.lint()
+
+    def uuid(self) -> str:
+        """Hash the regions' keys and this package's code; a graph holds no kernel."""
+        content = [*sorted(self._keys), code_identity()]
+        return hashlib.sha256("\n".join(content).encode()).hexdigest()
+
+    def __reduce__(self) -> tuple[object, ...]:
+        return InstallRegions, (tuple(sorted(self._keys)),)
+
+    def __deepcopy__(self, memo: dict[int, object]) -> InstallRegions:
+        return self
+
+
+def region_options(names: Iterable[str]) -> CompileOptions:
+    """Return the `options=` for torch.compile that install these regions; empty if there are none.
+
+    `names` are those of `region_name`. The options go together with those of
+    `ratchet.train.graph.install.compile_options`.
+    """
+    keys = [name.removeprefix(REGION) for name in names]
+    return {"post_grad_custom_pre_pass": InstallRegions(keys)} if keys else {}
+
+
+def _found(graph: Graph, keys: frozenset[str]) -> list[tuple[Cut, RegionForm]]:
+    """Return the sites to replace, the largest regions first."""
+    forms = [(cut, form_of(cut, None)) for cut in cut_graph(graph)]
+    known = [(cut, form) for cut, form in forms if form.key in keys]
+    return sorted(known, key=lambda one: -len(one[0].computing))
+
+
+def _install(graph: Graph, cut: Cut, form: RegionForm, replaced: dict[Node, Node]) -> None:
+    """Replace one site and note its results in `replaced`.
+
+    The site stays as it is if another one has taken a part of it or has come between its inputs and
+    outputs, or if an input has gaps.
+    """
+    inputs = [replaced.get(one.node, one.node) for one in form.inputs]
+    if any(node in replaced or node._erased for node in cut.computing):
+        return
+    if _comes_back(cut, set(inputs)) or not all(map(_is_dense, inputs)):
+        return
+    values = [_lying(node.meta["val"]) for node in form.outputs]
+    site = RegionSite(
+        name=region_name(form.key), reference=form.reference, outputs=made_like(values)
+    )
+    (output,) = graph.find_nodes(op="output")
+    with graph.inserting_before(output):
+        lying = [_as_it_lies(graph, node) for node in inputs]
+        call = graph.call_function(torch.ops.ratchet.region.default, (lying, site.to_text()))
+        call.meta["val"] = values
+        for place, node in enumerate(form.outputs):
+            result = graph.call_function(operator.getitem, (call, place))
+            result.meta["val"] = values[place]
+            replaced[node] = _permuted_back(graph, result, node)
+            node.replace_all_uses_with(replaced[node])
+    for node in reversed(cut.nodes):
+        if not node.users:
+            graph.erase_node(node)
+
+
+def _comes_back(cut: Cut, inputs: set[Node]) -> bool:
+    """Return True if an input depends on an output: the region would wait for itself."""
+    seen = set(cut.nodes)
+    pending = [user for node in cut.computing for user in node.users if user not in seen]
+    while pending:
+        node = pending.pop()
+        if node in inputs:
+            return True
+        if node not in seen:
+            seen.add(node)
+            pending.extend(node.users)
+    return False
+
+
+def _order_of(value: Tensor) -> list[int] | None:
+    """Return the dimensions in the order of memory; None if they lie in order."""
+    layout = memory_layout(tuple(value.shape), tuple(value.stride()))
+    if layout is None or not layout.is_dense or list(layout.order) == sorted(layout.order):
+        return None
+    return list(layout.order)
+
+
+def _is_dense(node: Node) -> bool:
+    value: Tensor = node.meta["val"]
+    layout = memory_layout(tuple(value.shape), tuple(value.stride()))
+    return layout is not None and layout.is_dense
+
+
+def _lying(value: Tensor) -> Tensor:
+    order = _order_of(value)
+    return value if order is None else value.permute(order)
+
+
+def _as_it_lies(graph: Graph, node: Node) -> Node:
+    value: Tensor = node.meta["val"]
+    order = _order_of(value)
+    if order is None:
+        return node
+    lying = graph.call_function(torch.ops.aten.permute.default, (node, order))
+    lying.meta["val"] = value.permute(order)
+    return lying
+
+
+def _permuted_back(graph: Graph, result: Node, like: Node) -> Node:
+    order = _order_of(like.meta["val"])
+    if order is None:
+        return result
+    back = [order.index(at) for at in range(len(order))]
+    permuted = graph.call_function(torch.ops.aten.permute.default, (result, back))
+    permuted.meta["val"] = result.meta["val"].permute(back)
+    return permuted

@@ -1,0 +1,256 @@
+"""The problem of a region: a file in Ratchet's form, with a timed case and hidden ones."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import replace
+from functools import cache, partial
+
+import torch
+from torch import Tensor
+from torch.fx import Node
+
+from ratchet.judge.problems.case import Case, TensorSpec
+from ratchet.judge.problems.dtypes import DTYPE_CODES
+from ratchet.judge.problems.inputs import build
+from ratchet.judge.problems.problem import Problem
+from ratchet.judge.problems.source_module import run_source
+from ratchet.judge.problems.tolerance import widen
+from ratchet.train.graph.regions.cut import Cut
+from ratchet.train.graph.regions.form import RegionForm
+from ratchet.train.graph.regions.ops import PRODUCTS, REDUCTIONS, op_name
+from ratchet.train.graph.regions.values import Values, ranged, spec_for
+
+Reference = Callable[..., tuple[Tensor, ...]]
+Sound = Callable[[tuple[TensorSpec, ...]], bool]
+"""Returns True if a case is fit to judge an answer by."""
+SHOWN = 3
+"""Operations in a problem's name."""
+HIDDEN_BATCHES = (1, 3)
+VARIATIONS = (
+    ("normal", "contiguous"),
+    ("shifted", "contiguous"),
+    ("heavy_tailed", "strided"),
+    ("large", "contiguous"),
+)
+"""Distribution and layout of hidden cases, for the inputs that are drawn from `normal`.
+
+Each input has a deviation of 1 in them: one that is small beside another in the step counts here.
+"""
+MOST_LOST = 0.05
+"""Largest error of the reference against float64, in norm: beyond it a case says nothing."""
+MOST_DIMENSIONS = 6
+"""Limit of a tensor in the interface of C++ kernels."""
+SEED = 11
+
+
+class Unfit(Exception):
+    """A region that makes no problem, with the reason."""
+
+
+def problem_of(
+    cut: Cut, form: RegionForm, values: Mapping[Node, Values | None], batch: int
+) -> Problem:
+    """Return the region's problem; raise Unfit with the reason if there is none.
+
+    `values` tells how each input was in the captured step, `batch` is its batch size.
+    """
+    _check_forms(cut, form)
+    head = header(form)
+    reference = run_source(f"{head}\n\n{form.reference}\n").reference
+    is_sound = cache(partial(_is_sound, reference))
+    specs = _fitting(is_sound, form, values, batch)
+    name = name_of(cut, form)
+    cases = [Case(name="captured", inputs=specs, timed=True)]
+    cases += _hidden(is_sound, form, specs, batch)
+    problem = Problem(name=name, reference="reference", cases=tuple(cases))
+    return replace(problem, text=_file(head, form, problem))
+
+
+def name_of(cut: Cut, form: RegionForm) -> str:
+    """Return a name that is an identifier: the main operations and the start of the key."""
+    counted = dict.fromkeys(op_name(node).strip("_") for node in cut.computing)
+    products = [op_name(node) for node in cut.computing if _weighs(node)]
+    shown = [*dict.fromkeys(one.strip("_") for one in products)]
+    shown += [one for one in counted if one not in shown and one != "convert_element_type"]
+    words = "_".join(shown[:SHOWN]).removeprefix("scaled_dot_product_")
+    return re.sub(r"\W", "_", f"{words or 'region'}_{form.key[:8]}")
+
+
+def _weighs(node: Node) -> bool:
+    return op_name(node) in PRODUCTS or op_name(node) in REDUCTIONS
+
+
+def _check_forms(cut: Cut, form: RegionForm) -> None:
+    for node in (*form.outputs, *(one.node for one in form.inputs)):
+        value = node.meta["val"]
+        dtype = str(value.dtype).removeprefix("torch.")
+        if dtype not in DTYPE_CODES:
+            raise Unfit(f"it has a tensor of dtype {dtype}")
+        if value.dim() > MOST_DIMENSIONS:
+            raise Unfit(f"it has a tensor of {value.dim()} dimensions, at most 6 are passed")
+        if not value.numel():
+            raise Unfit("it has an empty tensor")
+    if not form.inputs:
+        raise Unfit("it reads nothing")
+    for node in cut.computing:
+        if any(one.node in _read_for_their_shape(node) for one in form.inputs):
+            raise Unfit("it reads a tensor for its shape alone")
+
+
+def _read_for_their_shape(node: Node) -> list[object]:
+    """Return the tensors of a convolution's gradient whose values no wanted gradient needs."""
+    if op_name(node) != "convolution_backward":
+        return []
+    _, image, weight, *_, wanted = node.args
+    assert isinstance(wanted, (list, tuple))
+    return [one for one, needed in ((weight, wanted[0]), (image, wanted[1])) if not needed]
+
+
+# Values
+
+
+def _fitting(
+    is_sound: Sound, form: RegionForm, values: Mapping[Node, Values | None], batch: int
+) -> tuple[TensorSpec, ...]:
+    """Return the inputs' specs: the first choice whose results are finite."""
+    first = tuple(spec_for(one.shape, one.dtype, values.get(one.node)) for one in form.inputs)
+    second = tuple(
+        ranged(spec, values.get(one.node)) for spec, one in zip(first, form.inputs, strict=True)
+    )
+    for specs in dict.fromkeys((first, second)):
+        small = resized(specs, form, batch, min(HIDDEN_BATCHES[1], batch)) or specs
+        if is_sound(small) or is_sound(specs):
+            return specs
+    raise Unfit("its results are not finite, or rounding leaves nothing of them")
+
+
+def resized(
+    specs: Sequence[TensorSpec],
+    form: RegionForm,
+    batch: int,
+    other: int,
+    *,
+    with_integers: bool = False,
+) -> tuple[TensorSpec, ...] | None:
+    """Return the inputs for another batch size; None if the region has none.
+
+    `with_integers` also scales the range of integers, which may count rows of the batch.
+    """
+    if not form.scales:
+        return None
+
+    def scaled(spec: TensorSpec, factors: tuple[int | None, ...]) -> TensorSpec:
+        pairs = zip(spec.shape, factors, strict=True)
+        shape = tuple(size if times is None else times * other for size, times in pairs)
+        high = spec.high
+        if with_integers and spec.distribution == "integers" and high is not None:
+            high = max(1.0, high * other // batch)
+        return replace(spec, shape=shape, high=high)
+
+    return tuple(scaled(spec, one.factors) for spec, one in zip(specs, form.inputs, strict=True))
+
+
+def _is_sound(reference: Reference, specs: Sequence[TensorSpec]) -> bool:
+    """Return whether the reference gives finite results that rounding does not swamp."""
+    inputs = build(specs, SEED)
+    try:
+        with torch.no_grad():
+            own = reference(*inputs, ())
+            wide = reference(*(widen(one) for one in inputs), ())
+    except (RuntimeError, IndexError):
+        return False
+    return all(map(_close, own, wide))
+
+
+def _close(own: Tensor, wide: Tensor) -> bool:
+    if not own.dtype.is_floating_point:
+        return True
+    exact = wide.double()
+    if not bool(torch.isfinite(own).all()) or not bool(torch.isfinite(exact).all()):
+        return False
+    lost = torch.linalg.vector_norm(own.double() - exact)
+    return bool(lost <= MOST_LOST * torch.linalg.vector_norm(exact))
+
+
+def _hidden(
+    is_sound: Sound, form: RegionForm, specs: tuple[TensorSpec, ...], batch: int
+) -> Iterator[Case]:
+    """Yield other batch sizes, then other distributions and layouts, where the reference holds."""
+    smallest = specs
+    for other in HIDDEN_BATCHES:
+        for with_integers in (False, True):
+            found = resized(specs, form, batch, other, with_integers=with_integers)
+            if found is not None and other != batch and is_sound(found):
+                smallest = found if smallest is specs else smallest
+                yield Case(name=f"hidden batch {other}", inputs=found, hidden=True)
+                break
+    for distribution, layout in VARIATIONS:
+        varied = tuple(_varied(spec, distribution, layout) for spec in smallest)
+        if varied != smallest and is_sound(varied):
+            yield Case(name=f"hidden {distribution}, {layout}", inputs=varied, hidden=True)
+
+
+def _varied(spec: TensorSpec, distribution: str, layout: str) -> TensorSpec:
+    if spec.distribution != "normal":
+        return spec
+    return replace(spec, distribution=distribution, layout=layout, deviation=1.0)
+
+
+# The file
+
+
+def header(form: RegionForm) -> str:
+    """Return the text above the reference."""
+    used = [name for name in ("aten", "prims") if f"{name}." in form.reference]
+    lines = ["from __future__ import annotations", "", "import torch", ""]
+    if "prims" in used:
+        lines[2:3] = [
+            "import torch",
+            f"import {_registers(form.reference)}  # registers torch.ops.prims",
+        ]
+    lines += ["from ratchet import Case, Problem, TensorSpec", ""]
+    lines += [f"{name} = torch.ops.{name}" for name in used]
+    return "\n".join(lines)
+
+
+def _registers(reference: str) -> str:
+    """Return the module that registers the prims of a reference: Inductor has some of its own."""
+    import torch._prims
+
+    names = set(re.findall(r"\bprims\.(\w+)", reference))
+    known = all(hasattr(torch._prims, name) for name in names)
+    return "torch._prims" if known else "torch._inductor.inductor_prims"
+
+
+def _file(head: str, form: RegionForm, problem: Problem) -> str:
+    cases = "\n".join(f"        {_case(case)}," for case in problem.cases)
+    return (
+        f'"""A region of a compiled training step, key {form.key}."""\n\n{head}\n\n\n'
+        f"{form.reference}\n\n\n"
+        f"PROBLEM = Problem(\n    name={problem.name!r},\n    reference={problem.reference!r},\n"
+        f"    cases=(\n{cases}\n    ),\n)\n"
+    )
+
+
+def _case(case: Case) -> str:
+    inputs = "\n".join(f"                {_spec(spec)}," for spec in case.inputs)
+    flag = "timed" if case.timed else "hidden"
+    return (
+        f"Case(\n            name={case.name!r},\n            {flag}=True,\n"
+        f"            inputs=(\n{inputs}\n            ),\n        )"
+    )
+
+
+def _spec(spec: TensorSpec) -> str:
+    parts = [f"shape={spec.shape!r}", f"dtype={spec.dtype!r}"]
+    if spec.distribution != "normal":
+        parts.append(f"distribution={spec.distribution!r}")
+    if spec.deviation != 1.0:
+        parts.append(f"deviation={spec.deviation!r}")
+    if spec.layout != "contiguous":
+        parts.append(f"layout={spec.layout!r}")
+    if spec.low is not None:
+        parts.append(f"low={spec.low!r}, high={spec.high!r}")
+    return f"TensorSpec({', '.join(parts)})"

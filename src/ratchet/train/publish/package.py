@@ -1,0 +1,224 @@
+"""A Python package of a recipe's kernels as `torch.library` ops, which needs no Ratchet."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+from collections.abc import Iterator, Mapping
+from dataclasses import asdict, dataclass
+from functools import cached_property
+from pathlib import PurePosixPath
+from typing import Final
+
+from ratchet.judge.kernels.kernel import Kernel
+from ratchet.judge.kernels.languages.cpp import FLAGS, HEADERS, macros
+from ratchet.judge.kernels.library import LIBRARY
+from ratchet.judge.problems.case import TensorSpec
+from ratchet.judge.problems.suites.shipped import HOMES
+from ratchet.train.publish.admitted import AdmittedKernel, AdmittedRecipe
+from ratchet.train.publish.examples import ADAMW, EXAMPLES, HEAD, OP, REGION, TAIL
+from ratchet.train.publish.extract import Extract, file_of
+from ratchet.train.publish.runtime.cpu import features
+from ratchet.train.recipe.installed import RegionKernel
+
+KERNELS: Final = "kernels.json"
+RUNTIME: Final = "ratchet.train.publish.runtime"
+SOURCES: Final = {"cpp": "csrc", "triton": "triton"}
+REGION_TOLERANCE: Final = 2e-2
+
+Files = dict[PurePosixPath, bytes]
+
+
+@dataclass(frozen=True)
+class KernelPackage:
+    admitted: AdmittedRecipe
+    name: str
+    """The package's name in Python."""
+    namespace: str = ""
+    """That of its ops under `torch.ops`; by default the package's name."""
+
+    @property
+    def ops(self) -> str:
+        return self.namespace or self.name
+
+    @cached_property
+    def digest(self) -> str:
+        """Return a hash of all that runs."""
+        content = hashlib.sha256()
+        for path, text in sorted(self.modules.items()):
+            content.update(f"{path}\0".encode() + text)
+        return content.hexdigest()
+
+    @cached_property
+    def modules(self) -> Files:
+        """Return the Python modules and the sources of the kernels."""
+        found = {PurePosixPath("__init__.py"): self._init().encode()}
+        for name, text in self._extract().texts(self.ops).items():
+            found[PurePosixPath(name)] = text.encode()
+        for one in self.admitted.kernels:
+            found[self.source(one)] = one.kernel.source.encode()
+        if self.has("cpp"):
+            header = "ratchet_abi.h"
+            found[PurePosixPath("csrc") / header] = (HEADERS / header).read_bytes()
+        return found
+
+    def manifest(self, *, built: bool) -> bytes:
+        """Return `kernels.json`: with `built`, the libraries are those of this machine."""
+        rows = [self._row(one) for one in self.admitted.kernels]
+        document = {"features": features() if built and self.has("cpp") else [], "kernels": rows}
+        return json.dumps(document, indent=2).encode()
+
+    def libraries(self) -> Files:
+        """Return the compiled libraries, built on this machine for it."""
+        return {
+            self.library(one): one.built.read_bytes()
+            for one in self.admitted.kernels
+            if one.kernel.language == "cpp"
+        }
+
+    def has(self, language: str) -> bool:
+        return any(one.kernel.language == language for one in self.admitted.kernels)
+
+    def source(self, one: AdmittedKernel) -> PurePosixPath:
+        """Return the place of a kernel's source; entries of one source share it."""
+        folder = SOURCES[one.kernel.language]
+        ending = "cpp" if one.kernel.language == "cpp" else "py"
+        return PurePosixPath(folder) / f"{_stem(one)}.{ending}"
+
+    def library(self, one: AdmittedKernel) -> PurePosixPath:
+        """Return the place of a kernel's compiled library."""
+        return PurePosixPath("native") / f"{_stem(one)}.so"
+
+    def tests(self, load: str) -> bytes:
+        """Return the package's tests; `load` are the lines that import it as `package`."""
+        parts = [HEAD.format(load=load)]
+        for library in self.admitted.libraries:
+            for name, example in EXAMPLES.get(library, {}).items():
+                parts.append(OP.format(name=name, **asdict(example)))
+        parts += [ADAMW] if "adamw" in self.admitted.libraries else []
+        for one in self._regions():
+            inputs = ", ".join(map(_input_text, one.problems()[0].cases[0].inputs))
+            name = region_op(one)
+            parts.append(
+                REGION.format(
+                    name=name,
+                    inputs=inputs,
+                    reference=file_of(f".{name}_reference"),
+                    tolerance=REGION_TOLERANCE,
+                )
+            )
+        return "".join([*parts, TAIL]).encode()
+
+    def names(self) -> tuple[str, ...]:
+        """Return the public names: ops, regions' ops and functions."""
+        ops = [name for one in self.admitted.libraries for name in EXAMPLES.get(one, {})]
+        regions = [region_op(one) for one in self._regions()]
+        functions = ["step_adamw"] if "adamw" in self.admitted.libraries else []
+        return (*ops, *regions, *functions)
+
+    def _extract(self) -> Extract:
+        own = [name for name in self.admitted.libraries if name in LIBRARY]
+        extract = Extract(frozenset(set(HOMES) - set(own)))
+        for name in own:
+            asked = ["step_adamw"] if name == "adamw" else []
+            extract.add(f"ratchet.judge.kernels.library.{HOMES[name].file}", asked)
+        extract.add(f"{RUNTIME}.serving", ["serve_kernels"])
+        extract.add("ratchet.judge.kernels.registry", ["fallbacks"])
+        if self.has("cpp"):
+            extract.add(f"{RUNTIME}.native", ["compile_kernels"])
+        for one in self._regions():
+            extract.add(f"{RUNTIME}.region", ["declare_region"])
+            (problem,) = one.problems()
+            extract.add(f"ratchet.{region_op(one)}_reference", ["reference"], problem.text)
+        return extract
+
+    def _init(self) -> str:
+        own = [name for name in self.admitted.libraries if name in LIBRARY]
+        homes = [file_of(f".{HOMES[name].file}") for name in own]
+        references = [file_of(f".{region_op(one)}_reference") for one in self._regions()]
+        modules = sorted({*homes, *references})
+        names = self.names()
+        ops = [name for name in names if name != "step_adamw"]
+        lines = [
+            f'"""Kernels proven for the training step of {self.admitted.recipe.workload!r}.',
+            "",
+            *(f"    torch.ops.{self.ops}.{name}" for name in ops),
+            '"""',
+            "",
+            "from pathlib import Path",
+            "",
+            "import torch",
+            "",
+            f"from . import {', '.join(modules)}",
+            *(["from ._adamw import step_adamw"] if "step_adamw" in names else []),
+            *(["from ._region import declare_region"] if references else []),
+            "from ._registry import fallbacks as FALLBACKS",
+            "from ._serving import serve_kernels",
+            "",
+            f"__all__ = {json.dumps(sorted(names))}",
+            "",
+        ]
+        for one in self._regions():
+            reference = file_of(f".{region_op(one)}_reference")
+            called = f'"{region_op(one)}", "{one.library}", {reference}.reference'
+            lines.append(f"declare_region({called})")
+        lines.append("LEFT_OUT = serve_kernels(Path(__file__).parent)")
+        lines += [f"{name} = torch.ops.{self.ops}.{name}" for name in ops]
+        return "\n".join([*lines, ""])
+
+    def _regions(self) -> Iterator[RegionKernel]:
+        for one in self.admitted.kernels:
+            if isinstance(one.installed, RegionKernel):
+                yield one.installed
+
+    def _row(self, one: AdmittedKernel) -> dict[str, object]:
+        kernel, is_cpp = one.kernel, one.kernel.language == "cpp"
+        region = isinstance(one.installed, RegionKernel)
+        return {
+            "entry": one.installed.library if region else kernel.entry,
+            "function": kernel.entry,
+            "name": kernel.name,
+            "language": kernel.language,
+            "source": str(self.source(one)),
+            "library": str(self.library(one)) if is_cpp else "",
+            "flags": [*FLAGS, *macros(kernel)] if is_cpp else [],
+            "schedule": [list(pair) for pair in kernel.schedule],
+            "hash": kernel.hash,
+        }
+
+
+def kernels_of(files: Mapping[PurePosixPath, bytes]) -> dict[str, Kernel]:
+    """Return the kernels of a package's files, as they were read back, by their hash when written.
+
+    Raises:
+        KeyError, ValueError: the files are not those of a package.
+    """
+    rows = json.loads(files[PurePosixPath(KERNELS)])["kernels"]
+    return {
+        row["hash"]: Kernel.from_json(
+            {
+                **row,
+                "entry": row["function"],
+                "source": files[PurePosixPath(row["source"])].decode(),
+            }
+        )
+        for row in rows
+    }
+
+
+def region_op(one: RegionKernel) -> str:
+    """Return the name of a region's op."""
+    return f"region_{one.region[:8]}"
+
+
+def _stem(one: AdmittedKernel) -> str:
+    library = region_op(one.installed) if isinstance(one.installed, RegionKernel) else ""
+    return f"{library or one.installed.library}_{one.kernel.build_hash[:8]}"
+
+
+def _input_text(spec: TensorSpec) -> str:
+    shape, dtype = tuple(spec.shape), f"torch.{spec.dtype}"
+    if spec.distribution == "integers" or not spec.dtype.startswith(("float", "bfloat")):
+        high = int(spec.high) if spec.high is not None else 2
+        return f"torch.randint({max(high, 1)}, {shape}, device=DEVICE).to({dtype})"
+    return f"x{shape}.detach().to({dtype})"

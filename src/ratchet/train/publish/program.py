@@ -1,0 +1,308 @@
+"""A workload's forward pass and training step as programs of torch.export, for other compilers.
+
+The step is a function: parameters, the optimizer's state and a batch go in; the loss, the new
+parameters and the new state come out. What torch.export writes is loaded again and run beside the
+workload's own step.
+"""
+
+from __future__ import annotations
+
+import copy
+import warnings
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Final
+
+import torch
+from torch import Tensor, nn
+from torch._ops import OpOverload
+from torch.fx.experimental.proxy_tensor import make_fx
+from torch.nn.attention import SDPBackend, sdpa_kernel
+from torch.nn.utils import stateless
+from torch.utils import _pytree as pytree
+
+from ratchet.base.errors import PublishError
+from ratchet.train.publish.export_result import (
+    ExportedProgram,
+    ExportResult,
+    Fallback,
+    written_files,
+)
+from ratchet.train.publish.onnx_file import untranslated, write_onnx
+from ratchet.train.publish.staging import new_folder
+from ratchet.train.workloads.check import load_checked
+from ratchet.train.workloads.names import LoadOptions
+from ratchet.train.workloads.step import TrainingStep
+from ratchet.train.workloads.workload import Batch, Workload
+
+EXACT: Final = 1e-3
+LOW: Final = 5e-2
+"""Largest difference of a program from the step as written, as a share of the results' norm."""
+CLIP_EPS: Final = 1e-6
+SEED: Final = 0
+_ASIDE: Final = ("getitem", "_assert_tensor_metadata")
+"""Nodes of a graph that compute nothing."""
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class TracedProgram:
+    """A module to be exported, its inputs, and what the workload's own code gives for them."""
+
+    name: str
+    module: nn.Module
+    inputs: tuple[object, ...]
+    named: dict[str, object]
+    wanted: Sequence[Tensor]
+
+
+def export_workload(workload: str, options: LoadOptions, out: Path) -> ExportResult:
+    """Export a workload's forward pass and its training step into a new folder.
+
+    Raises:
+        WorkloadError: the workload cannot be built.
+        PublishError: it runs a step of its own, torch.export refuses it, or the loaded program
+            gives other results.
+    """
+    with new_folder(out) as stage:
+        loaded, _ = load_checked(workload, **options)
+        if loaded.loss is None:
+            raise PublishError(
+                f"{workload} has a train_step of its own: give a workload with a loss"
+            )
+        if loaded.precision == "bf16_master":
+            raise PublishError(
+                f"{workload} trains copies of its weights in bf16_master, which no program holds: "
+                "give --precision fp32 or bf16_autocast"
+            )
+        _update_of(loaded)  # says at once what cannot be exported
+        programs, fallbacks = [], []
+        for make in (_forward, _step):
+            program, missing = _written(make(loaded), stage, _tolerance(loaded))
+            programs.append(program)
+            fallbacks += missing
+        files = written_files(stage)
+    said = (
+        "each program was loaded with torch.export.load, run, and compared with the step as written"
+    )
+    return ExportResult(
+        subject=workload,
+        to="export",
+        out=str(out),
+        files=files,
+        checks=(said,),
+        programs=tuple(programs),
+        fallbacks=tuple(fallbacks),
+    )
+
+
+def _written(
+    traced: TracedProgram, folder: Path, tolerance: float
+) -> tuple[ExportedProgram, list[Fallback]]:
+    """Export, save, load and run one program."""
+    file = folder / f"{traced.name}.pt2"
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")  # torch.export's own
+        try:
+            program = torch.export.export(traced.module, traced.inputs, traced.named)
+            program = program.run_decompositions()
+            torch.export.save(program, file)
+        except Exception as error:
+            first = " ".join(str(error).split())[:200]
+            raise PublishError(f"torch.export refuses the {traced.name}: {first}") from error
+        again = torch.export.load(file)
+        torch.manual_seed(SEED)
+        found = _tensors(again.module()(*traced.inputs, **traced.named))
+    apart = max(_apart(one, other) for one, other in zip(found, traced.wanted, strict=True))
+    if not apart <= tolerance:
+        raise PublishError(
+            f"the exported {traced.name} differs from the workload's by {apart:.2g} of its norm "
+            f"(at most {tolerance:g}): it may draw random numbers"
+        )
+    called = [node.target for node in program.graph.nodes if node.op == "call_function"]
+    operators = [one for one in called if not any(word in str(one) for word in _ASIDE)]
+    said = write_onnx(program, folder / f"{traced.name}.onnx", found, tolerance)
+    return (
+        ExportedProgram(
+            name=traced.name,
+            file=file.name,
+            operations=len(operators),
+            apart=apart,
+            onnx=said,
+        ),
+        _fallbacks(traced.name, operators),
+    )
+
+
+def _fallbacks(name: str, operators: Sequence[OpOverload]) -> list[Fallback]:
+    """Return the operators that are outside Core ATen, or that torch's ONNX exporter lacks."""
+    missing = untranslated(operators)
+    found = []
+    for one in sorted(set(operators), key=str):
+        core = torch.Tag.core in getattr(one, "tags", ())
+        translated = None if missing is None else one not in missing
+        if not core or translated is False:
+            found.append(
+                Fallback(
+                    program=name,
+                    operator=str(one),
+                    calls=operators.count(one),
+                    core_aten=core,
+                    onnx=translated,
+                )
+            )
+    return found
+
+
+class _Autocast(nn.Module):
+    """A model under the workload's autocast, which is a part of its forward pass."""
+
+    def __init__(self, model: nn.Module, device: str, enabled: bool) -> None:
+        super().__init__()
+        self.model, self._device, self._enabled = model, device, enabled
+
+    def forward(self, *arguments: object, **named: object) -> object:
+        with torch.autocast(self._device, torch.bfloat16, enabled=self._enabled):
+            return self.model(*arguments, **named)
+
+
+def _forward(workload: Workload) -> TracedProgram:
+    """Return the model's call in the workload's loss, in evaluation mode."""
+    given: list[tuple[tuple[object, ...], dict[str, object]]] = []
+
+    def note(_: nn.Module, arguments: tuple[object, ...], named: dict[str, object]) -> None:
+        given.append((arguments, named))
+
+    model = copy.deepcopy(workload.model)
+    handle = model.register_forward_pre_hook(note, with_kwargs=True)
+    with torch.no_grad():
+        _loss_of(workload, model, workload.batch(0))
+    handle.remove()
+    if not given:
+        raise PublishError(f"the loss of {workload.name} does not call its model")
+    module = _Autocast(model.eval(), _kind(workload), workload.precision == "bf16_autocast")
+    with torch.no_grad():
+        wanted = _tensors(module(*given[0][0], **given[0][1]))
+    return TracedProgram(
+        name="forward", module=module, inputs=given[0][0], named=given[0][1], wanted=wanted
+    )
+
+
+def _step(workload: Workload) -> TracedProgram:
+    """Return loss, gradients and AdamW's update as one function of tensors."""
+    model = copy.deepcopy(workload.model).train()
+    names = [name for name, one in model.named_parameters() if one.requires_grad]
+    parameters = [one.detach().clone() for one in model.parameters() if one.requires_grad]
+    batch, form = pytree.tree_flatten(workload.batch(0))
+    update = _update_of(workload)
+
+    def step(parameters: list[Tensor], state: list[Tensor], batch: list[Batch]) -> list[Tensor]:
+        leaves = [one.detach().requires_grad_() for one in parameters]
+        own = dict(zip(names, leaves, strict=True))
+        with stateless._reparametrize_module(model, own), torch.enable_grad():
+            loss = _loss_of(workload, model, pytree.tree_unflatten(batch, form))
+            gradients = torch.autograd.grad(loss, leaves, allow_unused=True)
+        return [loss.detach(), *update(parameters, gradients, state)]
+
+    state = [torch.zeros_like(one) for _ in range(2) for one in parameters]
+    state.append(torch.zeros(()))
+    inputs = (parameters, state, batch)
+    wanted = _as_written(workload)
+    # torch decomposes the fused attention of a CPU without what its backward needs.
+    with sdpa_kernel(SDPBackend.MATH):
+        graph = make_fx(step, tracing_mode="fake", _allow_non_fake_inputs=True)(*inputs)
+    for node in graph.graph.nodes:  # a tensor's strides may differ when it is traced again
+        if node.target is torch.ops.aten.view.default:
+            node.target = torch.ops.aten.reshape.default
+    graph.recompile()
+    return TracedProgram(name="step", module=graph, inputs=inputs, named={}, wanted=wanted)
+
+
+def _as_written(workload: Workload) -> list[Tensor]:
+    """Return what one step of the workload's own code gives, in the order of the exported step."""
+    own = replace(workload, model=copy.deepcopy(workload.model), accumulate=1)
+    step = TrainingStep(own, own.as_written())
+    torch.manual_seed(SEED)
+    loss = step(own.batch(0))
+    trained = list(own.trained().values())
+    (optimizer,) = step.optimizers.values()
+    assert isinstance(optimizer, torch.optim.AdamW)
+    moments = [
+        optimizer.state[one].get(key, torch.zeros_like(one))
+        for key in ("exp_avg", "exp_avg_sq")
+        for one in trained
+    ]
+    return [loss, *(one.detach() for one in trained), *moments, torch.ones(())]
+
+
+Update = Callable[[list[Tensor], Sequence[Tensor | None], list[Tensor]], list[Tensor]]
+
+
+def _update_of(workload: Workload) -> Update:
+    """Return the update as a function: clipping and AdamW (arXiv:1711.05101, algorithm 2).
+
+    It returns the new parameters, both moments and the count of steps.
+    """
+    made = workload.make_optimizers()
+    optimizer = next(iter(made.values()))
+    groups = optimizer.param_groups
+    plain = not any(groups[0].get(one) for one in ("amsgrad", "maximize"))
+    if type(optimizer) is not torch.optim.AdamW or len(made) + len(groups) != 2 or not plain:
+        raise PublishError(
+            f"{workload.name} trains with {type(optimizer).__name__} in {len(groups)} groups: the "
+            "exported step needs one plain torch.optim.AdamW with one group"
+        )
+    lr, decay, eps = (float(groups[0][key]) for key in ("lr", "weight_decay", "eps"))
+    beta1, beta2 = groups[0]["betas"]
+    clip_norm = workload.clip_norm
+
+    def update(
+        parameters: list[Tensor], given: Sequence[Tensor | None], state: list[Tensor]
+    ) -> list[Tensor]:
+        factor, step = torch.ones(()), state[-1] + 1
+        if clip_norm is not None:
+            squares = [one.float().square().sum() for one in given if one is not None]
+            norm = torch.stack(squares).sum().sqrt()
+            factor = (clip_norm / (norm + CLIP_EPS)).clamp(max=1.0)
+        size, root = lr / (1 - beta1**step), (1 - beta2**step).sqrt()
+        new, first, second = list(parameters), *_halves(state[:-1])
+        for index, gradient in enumerate(given):
+            if gradient is None:  # torch leaves such a parameter as it is
+                continue
+            gradient = gradient * factor
+            first[index] = first[index] * beta1 + gradient * (1 - beta1)
+            second[index] = second[index] * beta2 + gradient.square() * (1 - beta2)
+            change = size * first[index] / (second[index].sqrt() / root + eps)
+            new[index] = parameters[index] * (1 - lr * decay) - change
+        return [*new, *first, *second, step]
+
+    return update
+
+
+def _halves(moments: list[Tensor]) -> tuple[list[Tensor], list[Tensor]]:
+    middle = len(moments) // 2
+    return moments[:middle], moments[middle:]
+
+
+def _loss_of(workload: Workload, model: nn.Module, batch: object) -> Tensor:
+    assert workload.loss is not None
+    enabled = workload.precision == "bf16_autocast"
+    with torch.autocast(_kind(workload), torch.bfloat16, enabled=enabled):
+        return workload.loss(model, batch)
+
+
+def _kind(workload: Workload) -> str:
+    return workload.device.partition(":")[0]
+
+
+def _tolerance(workload: Workload) -> float:
+    return EXACT if workload.as_written().precision in ("fp32", "fp64") else LOW
+
+
+def _tensors(found: object) -> list[Tensor]:
+    return [one.detach() for one in pytree.tree_leaves(found) if isinstance(one, Tensor)]
+
+
+def _apart(one: Tensor, other: Tensor) -> float:
+    apart, norm = (one.double() - other.double()).norm(), other.double().norm()
+    return float(apart / norm) if norm else float(apart)

@@ -1,0 +1,225 @@
+"""Watch the first call of a step, which runs as written and shows how the step must be run."""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+from typing import Any
+
+import torch
+from torch import nn
+from torch.optim import Optimizer
+from torch.optim.optimizer import register_optimizer_step_pre_hook
+
+from ratchet.train.recipe.script_state import loses_gradient, numbers
+from ratchet.train.workloads.checkpointing import find_blocks, is_transformed
+
+AUTOGRAD: Any = torch.autograd
+AUTOCAST_DEVICES = ("cpu", "cuda")
+WATCHING = threading.RLock()
+"""Held while a first call is watched: what is watched belongs to all threads."""
+HOOKS = ("_forward_hooks", "_forward_pre_hooks")
+
+
+@dataclass(kw_only=True)
+class Seen:
+    """The observed acts of one call of a step."""
+
+    backwards: int = 0
+    """Backward passes, by `backward()` or `torch.autograd.grad`."""
+    keeps_graph: bool = False
+    """True if a backward pass kept its graph for another one."""
+    twice: bool = False
+    """True if the graph of a backward pass was itself made differentiable (`create_graph`)."""
+    closure: bool = False
+    """True if an optimizer's step was given a closure."""
+    optimizers: list[Optimizer] = field(default_factory=list)
+    """The optimizers that stepped."""
+    modules: list[nn.Module] = field(default_factory=list)
+    """The modules with parameters that the step called and no other module did."""
+    draws: bool = False
+    """True if the step drew random numbers of torch's outside of its modules."""
+    numbers: list[str] = field(default_factory=list)
+    """Names of the script's numbers that the call changed or added."""
+    loses_gradient: str = ""
+    """A name of the script's whose `.grad` torch.compile would set on another tensor."""
+    autocast: bool = False
+    """True if the step called a module within an autocast of its own."""
+    in_backward: bool = False
+    """True during a backward pass, where a checkpoint calls modules again."""
+    changing: list[nn.Module] = field(default_factory=list)
+    """The blocks that cannot be recomputed, which would call them twice a step: each call leaves
+    something behind (BatchNorm's averages, a count), or runs a hook."""
+
+    def why_not_whole(self) -> str:
+        """Return why the step cannot be compiled as a whole, as a clause; empty if it can."""
+        if self.closure:
+            return "it gives its optimizer a closure"
+        if self.backwards != 1:
+            count = {0: "no backward pass", 2: "two backward passes"}
+            return f"it runs {count.get(self.backwards, f'{self.backwards} backward passes')}"
+        for module in self.modules:
+            if recurrent := recurrent_in(module):
+                return f"torch.compile does not take nn.{recurrent}"
+        if self.draws:
+            return (
+                "it draws random numbers outside of its modules, which compiled code draws "
+                "otherwise"
+            )
+        if self.numbers:
+            return f"it changes a number that it keeps ({self.numbers[0]})"
+        if name := self.loses_gradient:
+            return f"it sets {name}.grad after an operator such as -= has updated {name}"
+        return ""
+
+
+def watch(
+    step: Callable[..., object],
+    arguments: tuple[object, ...],
+    named: dict[str, object],
+    recomputed: nn.Module | None = None,
+) -> tuple[object, Seen]:
+    """Run the step as written; return its result and what it did.
+
+    `recomputed` is the model whose blocks a recipe recomputes, if it recomputes any.
+    """
+    seen = Seen(loses_gradient=loses_gradient(step))
+    blocks = find_blocks(recomputed) if recomputed is not None else []
+    kept, before = [kept_state(block) for block in blocks], numbers(step)
+    with _backwards(seen), _optimizers(seen), _modules(seen):
+        result = step(*arguments, **named)
+    after = numbers(step)
+    seen.numbers = [name for name, value in after.items() if before.get(name) != value]
+    seen.changing = [
+        block
+        for block, own in zip(blocks, kept, strict=True)
+        if kept_state(block) != own or _has_hooks(block)
+    ]
+    return result, seen
+
+
+def recurrent_in(module: nn.Module) -> str:
+    """Return the class of a recurrent layer within the module; empty if there is none."""
+    for one in module.modules():
+        if isinstance(one, nn.RNNBase):
+            return type(one).__name__
+    return ""
+
+
+@contextmanager
+def _backwards(seen: Seen) -> Iterator[None]:
+    """Count the backward passes of this thread, by what `backward` and `autograd.grad` call."""
+    mine = threading.get_ident()
+    own = AUTOGRAD._engine_run_backward
+
+    def run_backward(
+        outputs: object,
+        gradients: object,
+        keep_graph: bool,
+        create_graph: bool,
+        *others: object,
+        **named: object,
+    ) -> Any:
+        if threading.get_ident() == mine and not seen.in_backward and not _is_traced():
+            seen.backwards += 1
+            seen.twice |= create_graph
+            seen.keeps_graph |= keep_graph
+        outer, seen.in_backward = seen.in_backward, True
+        try:
+            return own(outputs, gradients, keep_graph, create_graph, *others, **named)
+        finally:
+            seen.in_backward = outer
+
+    AUTOGRAD._engine_run_backward = run_backward
+    try:
+        yield
+    finally:
+        AUTOGRAD._engine_run_backward = own
+
+
+@contextmanager
+def _optimizers(seen: Seen) -> Iterator[None]:
+    """Note each optimizer that steps, and whether it is given a closure."""
+
+    def note(optimizer: Optimizer, arguments: tuple[object, ...], named: dict[str, object]) -> None:
+        seen.closure |= any(callable(one) for one in (*arguments[1:], *named.values()))
+        if not any(one is optimizer for one in seen.optimizers):
+            seen.optimizers.append(optimizer)
+
+    handle = register_optimizer_step_pre_hook(note)
+    try:
+        yield
+    finally:
+        handle.remove()
+
+
+@contextmanager
+def _modules(seen: Seen) -> Iterator[None]:
+    """Note each module that this thread calls from outside of all modules, and draws in between."""
+    mine, real = threading.get_ident(), nn.Module.__call__
+    last = _random_state()
+
+    def look() -> None:
+        nonlocal last
+        if is_transformed():
+            return  # states cannot be read there
+        now = _random_state()
+        seen.draws |= now != last and not seen.in_backward
+        last = now
+
+    def call(self: nn.Module, *arguments: object, **named: object) -> object:
+        nonlocal last
+        if threading.get_ident() != mine:
+            return real(self, *arguments, **named)
+        seen.autocast |= any(map(torch.is_autocast_enabled, AUTOCAST_DEVICES))
+        known = any(one is self for one in seen.modules)
+        if not known and not seen.in_backward and next(self.parameters(), None) is not None:
+            seen.modules.append(self)
+        look()
+        nn.Module.__call__ = real  # type: ignore[method-assign]
+        try:
+            return real(self, *arguments, **named)
+        finally:
+            if not is_transformed():
+                last = _random_state()
+            nn.Module.__call__ = call  # type: ignore[method-assign]
+
+    nn.Module.__call__ = call  # type: ignore[method-assign]
+    try:
+        yield
+        look()
+    finally:
+        nn.Module.__call__ = real  # type: ignore[method-assign]
+
+
+def _is_traced() -> bool:
+    """Return True while torch.compile traces; it differentiates what it traces."""
+    return torch._guards.TracingContext.try_get() is not None
+
+
+def _random_state() -> list[bytes]:
+    states = [torch.get_rng_state()]
+    if torch.cuda.is_available() and torch.cuda.is_initialized():  # type: ignore[no-untyped-call]
+        states.append(torch.cuda.get_rng_state())
+    return [one.numpy().tobytes() for one in states]
+
+
+def kept_state(block: nn.Module) -> list[object]:
+    """Return a block's state without its parameters, for comparison."""
+    found: list[object] = []
+    for module in block.modules():
+        found += [(id(one), one._version) for one in module._buffers.values() if one is not None]
+        for name, value in module.__dict__.items():
+            if type(value) in (int, float):
+                found.append((name, value))
+            elif isinstance(value, list):
+                found.append((name, len(value)))
+    return found
+
+
+def _has_hooks(block: nn.Module) -> bool:
+    """Return True if a module within the block has forward hooks; its own run outside of it."""
+    inner = [module for module in block.modules() if module is not block]
+    return any(getattr(module, name) for module in inner for name in HOOKS)

@@ -1,0 +1,137 @@
+"""Store the levers and kernels proven for a workload on a device."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+from pathlib import Path
+
+import msgspec
+
+from ratchet.base import files
+from ratchet.base.errors import ForeignRecipe, RecipeError
+from ratchet.base.json_value import Json
+from ratchet.base.serialise import document_of, encoded
+from ratchet.train.recipe.describe import ModelSignature
+from ratchet.train.recipe.installed import AnyKernel, as_kernel
+from ratchet.train.workloads.config import StepConfig
+from ratchet.train.workloads.parallel.tuning import TunedLayout
+
+SCHEMA = 1
+MOST_BYTES = 1 << 23
+"""Size limit of a recipe file: a few thousand bytes, and up to 50,000 for a region's kernel."""
+ADDED = ("model", "optimizer", "parallel")
+"""Fields that older recipes lack; an empty one is left out of the checksum."""
+
+
+class Recipe(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """The document that `ratchet.apply` and `ratchet.compile` install."""
+
+    schema_version: int = SCHEMA
+    workload: str
+    device: str
+    """Fingerprint of the device that it was proven on."""
+    device_name: str
+    software: str
+    """Fingerprint of torch, the compiler and Ratchet itself."""
+    versions: dict[str, str]
+    config: StepConfig
+    kernels: tuple[AnyKernel, ...]
+    model: ModelSignature | None = None
+    """None in old recipes, which accept any model."""
+    optimizer: str = ""
+    """Class of the workload's optimizer; empty in old recipes."""
+    parallel: TunedLayout | None = None
+    """None for a step of one process."""
+    speedup: dict[str, dict[str, Json]]
+    changes_arithmetic: bool
+    created_at: str
+    checksum: str = ""
+
+    def sealed(self) -> Recipe:
+        """Return the same recipe with the checksum of its content."""
+        return msgspec.structs.replace(self, checksum=self._digest())
+
+    def _digest(self) -> str:
+        content = {
+            name: value
+            for name, value in document_of(self).items()
+            if name != "checksum" and (value or name not in ADDED)
+        }
+        return hashlib.sha256(json.dumps(content, sort_keys=True).encode()).hexdigest()
+
+    def save(self, path: Path) -> None:
+        """Write the sealed recipe as JSON, atomically."""
+        files.make_folder(path.parent)
+        files.write_whole(path, encoded(self.sealed(), indent=2))
+
+    @classmethod
+    def load(cls, path: str | Path) -> Recipe:
+        """Read a recipe; raise RecipeError if it is missing, damaged or from a newer version."""
+        path = Path(path)
+        try:
+            recipe = cls._parse(path, read_text(path))
+            intact = recipe.checksum == recipe._digest()
+        except (RecursionError, ValueError) as error:
+            raise RecipeError(
+                f"recipe {path} is damaged (it is nested too deeply): run `ratchet optimize` again"
+            ) from error
+        if not intact:
+            raise RecipeError(
+                f"recipe {path} was changed after it was written (its checksum does not match): "
+                "run `ratchet optimize` again"
+            )
+        return recipe
+
+    @classmethod
+    def _parse(cls, path: Path, text: str) -> Recipe:
+        try:
+            document = json.loads(text)
+        except ValueError as error:
+            where = f" at line {error.lineno}" if isinstance(error, json.JSONDecodeError) else ""
+            raise RecipeError(
+                f"recipe {path} is damaged (not JSON{where}): run `ratchet optimize` again"
+            ) from error
+        version = document.get("schema_version") if isinstance(document, dict) else None
+        if isinstance(version, int) and version > SCHEMA:
+            raise RecipeError(
+                f"recipe {path} has schema {version}, but this Ratchet reads only up to {SCHEMA}: "
+                "install the Ratchet that wrote it, or run `ratchet optimize` again"
+            )
+        try:
+            return msgspec.convert(document, cls, dec_hook=as_kernel)
+        except msgspec.ValidationError as error:
+            raise RecipeError(
+                f"recipe {path} is damaged ({error}): run `ratchet optimize` again"
+            ) from error
+
+    def check_here(self, *, device: str, device_name: str, software: str) -> None:
+        """Refuse a recipe that was proven on another device or with other software."""
+        if self.device != device:
+            raise ForeignRecipe(
+                f"the recipe was proven on {self.device_name}, but this is {device_name}: "
+                "run `ratchet optimize` here"
+            )
+        if self.software != software:
+            known = ", ".join(f"{name} {version}" for name, version in self.versions.items())
+            raise ForeignRecipe(
+                f"the recipe was proven with {known}, but other versions are installed here: "
+                "run `ratchet optimize` again"
+            )
+
+
+def read_text(path: Path) -> str:
+    """Read a recipe's text; raise RecipeError unless it is a regular file of a plausible size."""
+    remedy = "give the recipe.json that `ratchet optimize` wrote"
+    try:
+        if why := files.why_not_file(path):
+            raise RecipeError(f"recipe {path} {why}: {remedy}")
+        with path.open("rb") as file:
+            content = file.read(MOST_BYTES + 1)
+        text = content.decode()
+    except (OSError, ValueError) as error:  # ValueError: not text, or a path with a null byte
+        reason = getattr(error, "strerror", None) or "it is not text"
+        raise RecipeError(f"recipe {path} cannot be read ({reason}): {remedy}") from error
+    if len(content) > MOST_BYTES:
+        raise RecipeError(f"recipe {path} has more than {MOST_BYTES} bytes: {remedy}")
+    return text

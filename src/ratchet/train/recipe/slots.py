@@ -1,0 +1,165 @@
+"""Slots: what a recipe puts into a script's objects, while a step runs and no longer."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from types import MethodType
+from typing import Any, Protocol
+
+import torch
+from torch.optim import AdamW, Optimizer
+
+from ratchet.judge.kernels.library.adamw import (
+    check_optimizer,
+    is_scaled,
+    step_adamw,
+    step_by_torch,
+)
+from ratchet.train.workloads.config import StepConfig
+from ratchet.train.workloads.implementations import select_implementation
+
+ABSENT = object()
+"""Marks an attribute that its object does not have."""
+
+
+class StepSlot(Protocol):
+    """A place in one of the script's objects that a recipe uses while a step runs."""
+
+    def fill(self) -> None: ...
+
+    def clear(self) -> None: ...
+
+
+class Attribute:
+    """An attribute in an object's own dictionary; its former value returns afterwards."""
+
+    def __init__(self, holder: object, name: str, value: object) -> None:
+        self._held: dict[str, object] = holder.__dict__
+        self._name, self._value = name, value
+        self.before: Any = ABSENT
+
+    def fill(self) -> None:
+        self.before = self._held.get(self._name, ABSENT)
+        self._held[self._name] = self._value
+
+    def clear(self) -> None:
+        """Put the former value back, unless the script has set another one meanwhile."""
+        if self._held.get(self._name) is not self._value:
+            return
+        if self.before is ABSENT:
+            del self._held[self._name]
+        else:
+            self._held[self._name] = self.before
+
+
+class StepOutOfGraphs(Attribute):
+    """An optimizer's step that torch.compile does not trace and that autocast does not reach.
+
+    A compiled update would be recompiled whenever a schedule changes the learning rate.
+    """
+
+    def __init__(self, optimizer: Optimizer, device_type: str) -> None:
+        @torch.compiler.disable  # type: ignore[untyped-decorator]
+        def step(*arguments: object, **named: object) -> object:
+            with torch.autocast(device_type, enabled=False):
+                return self._written()(*arguments, **named)
+
+        super().__init__(optimizer, "step", step)
+        self._optimizer = optimizer
+
+    def _written(self) -> Callable[..., object]:
+        """Return the script's own step; a schedule may have wrapped it."""
+        if self.before is not ABSENT:
+            return self.before  # type: ignore[no-any-return]
+        return type(self._optimizer).step.__get__(self._optimizer)  # type: ignore[no-any-return]
+
+
+class Implementation:
+    """The `foreach` or `fused` implementation of one of torch's optimizers."""
+
+    def __init__(self, optimizer: Optimizer, kind: str) -> None:
+        self._optimizer, self._kind = optimizer, kind
+        self._before: list[tuple[dict[str, object], object, object]] = []
+
+    def fill(self) -> None:
+        settings = (self._optimizer.defaults, *self._optimizer.param_groups)
+        self._before = [(one, one.get("foreach"), one.get("fused")) for one in settings]
+        select_implementation(self._optimizer, self._kind)
+        if self._kind == "fused":
+            self._place_steps()
+
+    def clear(self) -> None:
+        for settings, foreach, fused in self._before:
+            settings["foreach"], settings["fused"] = foreach, fused
+
+    def _place_steps(self) -> None:
+        """Put the step counts where the fused implementation reads them: beside the parameters."""
+        for parameter, state in self._optimizer.state.items():
+            step = state.get("step") if isinstance(state, dict) else None
+            if isinstance(step, torch.Tensor) and step.device != parameter.device:
+                state["step"] = step.to(parameter.device)
+
+
+def install_update(optimizer: Optimizer, config: StepConfig) -> None:
+    """Make an optimizer update as the recipe says from now on."""
+    slot = update_slot(optimizer, config)
+    if slot is not None:
+        slot.fill()
+
+
+def update_slot(optimizer: Optimizer, config: StepConfig) -> StepSlot | None:
+    """Return the slot of the recipe's update; None if the update stays as written."""
+    if config.optimizer == "kernel":
+        return kernel_slot(optimizer)
+    if config.optimizer in ("fused", "foreach"):
+        return Implementation(optimizer, config.optimizer)
+    return None
+
+
+def kernel_slot(optimizer: Optimizer) -> Attribute:
+    """Return the slot of an optimizer's step for the AdamW kernel, which torch.compile leaves out.
+
+    Schedules, made before or after, keep working. Raises a KernelError if the kernel cannot step
+    this optimizer.
+    """
+    check_optimizer(optimizer)
+    update: Callable[..., object] = Optimizer.profile_hook_step(_kernel_step)
+
+    @torch.compiler.disable  # type: ignore[untyped-decorator]
+    def step(self: Optimizer, *given: object, **named: object) -> object:
+        self._opt_called = True  # type: ignore[attr-defined]  # a schedule asks for it
+        return update(self, *given, **named)
+
+    # torch's schedules wrap the function behind the method and set this mark on it.
+    if hasattr(optimizer.step, "_wrapped_by_lr_sched"):
+        step._wrapped_by_lr_sched = True
+    return Attribute(optimizer, "step", MethodType(step, optimizer))
+
+
+def _kernel_step(optimizer: AdamW, closure: Callable[[], object] | None = None) -> object:
+    """Step by the kernel, under the contract of torch's own method."""
+    loss = None
+    if closure is not None:
+        with torch.enable_grad():
+            loss = closure()
+    if is_scaled(optimizer):
+        with torch.no_grad():
+            step_by_torch(optimizer)
+    else:
+        step_adamw(optimizer)
+    return loss
+
+
+@contextmanager
+def filled(slots: Sequence[StepSlot]) -> Iterator[None]:
+    """Fill the slots, and clear them in the reverse order."""
+    done: list[StepSlot] = []
+    try:
+        for slot in slots:
+            slot.fill()
+            done.append(slot)
+        yield
+    finally:
+        for slot in reversed(done):
+            slot.clear()

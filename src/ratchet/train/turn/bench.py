@@ -1,0 +1,124 @@
+"""Run `ratchet bench` as a library call: workloads as written, each in its own process."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from dataclasses import asdict, replace
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import msgspec
+
+from ratchet.base import git
+from ratchet.base.devices.fingerprint import software
+from ratchet.base.devices.gpu_use import warnings_of
+from ratchet.base.devices.probe import probe
+from ratchet.base.ledger import Ledger
+from ratchet.base.ledger.connect import utc_now
+from ratchet.base.ledger.observations import Better, Observation, ObservationBook
+from ratchet.base.ledger.tables import Fingerprint
+from ratchet.judge.steps.arms import ArmProcess, ArmSpec
+from ratchet.train.workloads.names import SIZES, LoadOptions
+
+if TYPE_CHECKING:
+    from ratchet.train.workloads.bench import BenchResult
+    from ratchet.train.workloads.workload import Workload
+
+FACTORY = "ratchet.train.turn.bench:make_bench"
+
+
+class BenchArm:
+    """A workload to bench in this process."""
+
+    calls = ("bench",)
+
+    def __init__(self, workload: Workload, warnings: Sequence[str]) -> None:
+        self._workload = workload
+        self._warnings = tuple(warnings)
+
+    def step(self, iterations: int) -> None:
+        self.bench(iterations)
+
+    def describe(self) -> dict[str, object]:
+        return {"name": self._workload.name}
+
+    def bench(self, steps: int) -> dict[str, object]:
+        """Time `steps` steps of the workload as written (JSON of a BenchResult)."""
+        from ratchet.train.workloads.bench import WARMUP_STEPS, bench
+
+        found = bench(self._workload, self._workload.as_written(), steps)
+        warnings, loss = self._warnings, found.loss
+        if loss is not None and not math.isfinite(loss):  # JSON has no NaN
+            ran = steps + WARMUP_STEPS
+            warnings = (*warnings, f"the loss of {found.workload} is {loss} after {ran} steps")
+            loss = None
+        return asdict(replace(found, warnings=warnings, loss=loss))
+
+
+def make_bench(*, workload: str, options: LoadOptions) -> BenchArm:
+    """Build the workload in this process."""
+    from ratchet.train.workloads.check import load_checked
+
+    return BenchArm(*load_checked(workload, **options))
+
+
+def bench_all(
+    workloads: Sequence[str], *, options: LoadOptions, steps: int, ledger: str | None
+) -> list[BenchResult]:
+    """Bench the workloads one after the other and record each result in the ledger."""
+    from ratchet.train.workloads.bench import BenchResult
+
+    device = probe(options.get("device", "auto"))
+    commit, results = git.stamp(Path.cwd()), []
+    warnings = warnings_of(device.index) if device.kind == "cuda" else []
+    with Ledger.open(ledger) as book:
+        fingerprint = book.here(device)
+        for workload in workloads or SIZES:
+            spec = ArmSpec(
+                name=workload,
+                factory=FACTORY,
+                arguments={"workload": workload, "options": options},
+            )
+            with ArmProcess(spec) as arm:
+                found = msgspec.convert(arm.call("bench", steps=steps), BenchResult)
+            result = replace(
+                found,
+                warnings=(*warnings, *found.warnings),
+                versions=asdict(software()),
+                commit=commit.revision,
+            )
+            book.remember("bench", workload, asdict(result), fingerprint=fingerprint)
+            ObservationBook(book).record(_observed(workload, result, commit, fingerprint))
+            results.append(result)
+    return results
+
+
+def _observed(
+    workload: str, result: BenchResult, commit: git.CommitStamp, here: Fingerprint
+) -> list[Observation]:
+    """Return the figures of a result that `ratchet history` follows over commits."""
+    name = f"{workload} ({result.device}, {result.precision})"
+    ends = (result.low_s, result.high_s)
+    rows: list[tuple[str, str, Better, float, tuple[float | None, float | None]]] = [
+        ("step_time_s", "s", "lower", result.step_time_s, ends),
+        ("first_step_s", "s", "lower", result.first_step_s, (None, None)),
+        ("peak_memory_bytes", "B", "lower", result.peak_memory_bytes, (None, None)),
+    ]
+    return [
+        Observation(
+            benchmark=name,
+            metric=metric,
+            unit=unit,
+            better=better,
+            revision=commit.revision,
+            committed_at=commit.committed_at or utc_now(),
+            value=float(value),
+            low=low,
+            high=high,
+            device=here["device"],
+            software=here["software"],
+            source="bench",
+        )
+        for metric, unit, better, value, (low, high) in rows
+    ]

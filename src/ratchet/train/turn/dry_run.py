@@ -1,0 +1,303 @@
+"""The changes that a turn would try, without trying them; on a GPU that is not here, emulated."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import asdict, dataclass, replace
+from typing import Final
+
+from ratchet.base.errors import RatchetError
+from ratchet.base.serialise import document_of
+from ratchet.judge.court.court import Court
+from ratchet.judge.court.terms import Terms
+from ratchet.judge.kernels.kernel import Kernel
+from ratchet.judge.kernels.library import LIBRARY
+from ratchet.judge.problems.problem import Problem
+from ratchet.judge.problems.suites.shipped import SHAPES
+from ratchet.judge.verdict import EmulatedCase
+from ratchet.train.graph.capture import CapturedSite, kernels_of
+from ratchet.train.levers import Lever
+from ratchet.train.levers.kernels import PREFIX
+from ratchet.train.recipe.describe import StepFacts
+from ratchet.train.turn.loop import describe, opened, situation_of
+from ratchet.train.turn.optimize_result import Change
+from ratchet.train.turn.prove_kernels import NO_SITE, NO_TIME
+from ratchet.train.turn.prove_regions import CANDIDATES, RegionTrials
+from ratchet.train.turn.schedule import NO_ROOM
+from ratchet.train.turn.search import chosen_levers
+from ratchet.train.turn.selection import applicable
+from ratchet.train.turn.settings import Settings, check_settings
+from ratchet.train.turn.state import Listener, Turn
+from ratchet.train.turn.target_bounds import (
+    TargetSite,
+    region_site,
+    sites_of_entries,
+    whole_bound_s,
+)
+from ratchet.train.turn.target_step import TargetStep, step_on
+from ratchet.train.workloads.names import fixes_batch_size
+from ratchet.write.workload_writing import SHORTEST_S, Asked, RegionRow, write_all
+from ratchet.write.write import Follow
+from ratchet.write.writing_result import WritingRequest, WritingResult, WrittenKernel
+
+MOST_REGIONS: Final = 2
+"""Regions of the step that kernels are written for."""
+OF_CORES: Final = "_for_cpu"
+"""In the name of an op that no GPU's graph has: the cores' own attention."""
+REGION_BATCH: Final = 2
+"""The batch that regions are captured at. A size of one is a constant to torch's tracing: a kernel
+for it would fit no other batch."""
+REGION_S: Final = 120.0
+"""Seconds of writing for one of them."""
+UNWRITTEN: Final = "no kernel was written for the step's own regions"
+_SHOWN: Final = ("name", "summary", "expected", "source", "changes_arithmetic")
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class TargetKernel:
+    """A kernel that a step would run on a target: its calls, their bound, an emulated verdict."""
+
+    library: str
+    """The kernel of the library, or `region` for a kernel written for the step's own graphs."""
+    entry: str
+    sites: tuple[TargetSite, ...]
+    """Its calls in one step, at the step's own sizes on the target."""
+    status: str
+    """The verdict's status, at the library's test sizes and the step's dtype."""
+    reason: str
+    device: str = ""
+    """The largest device of the catalogue that runs the target's code."""
+    emulated_bound_s: float | None = None
+    """Lower bound of one call there at the test sizes, from the counts of the emulator."""
+    estimated_speedup: float | None = None
+
+    @property
+    def calls(self) -> int:
+        """Return its calls in one step."""
+        return sum(one.calls for one in self.sites)
+
+    @property
+    def step_bound_s(self) -> float | None:
+        """Return the lower bound of all its calls in one step; estimated, never measured."""
+        return whole_bound_s(self.sites)
+
+    def to_json(self) -> dict[str, object]:
+        return {**asdict(self), "calls": self.calls, "step_bound_s": self.step_bound_s}
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class DryRun:
+    """The changes that would be tried, with the reason for each that would not."""
+
+    workload: StepFacts
+    levers: tuple[Lever, ...]
+    skipped: tuple[Change, ...]
+    target: str | None = None
+    device: str = ""
+    """The largest device of the catalogue that runs the target's code."""
+    arithmetic: str = ""
+    """The precision of the step whose call sites are listed: what a turn would try first."""
+    sites: tuple[CapturedSite, ...] = ()
+    """Call sites of the step on the target that a kernel of the library could take."""
+    kernels: tuple[TargetKernel, ...] = ()
+    warnings: tuple[str, ...] = ()
+    """Lines on things that were left out on the target, and why."""
+
+    def to_json(self) -> dict[str, object]:
+        workload = document_of(self.workload)
+        return {
+            "workload": workload,
+            "written": workload["written"],
+            "levers": [{name: getattr(one, name) for name in _SHOWN} for one in self.levers],
+            "skipped": [{"name": change.name, "reason": change.reason} for change in self.skipped],
+            "target": self.target,
+            "device": self.device,
+            "arithmetic": self.arithmetic,
+            "sites": [asdict(one) for one in self.sites],
+            "kernels": [one.to_json() for one in self.kernels],
+            "warnings": list(self.warnings),
+        }
+
+
+def dry_run(
+    settings: Settings,
+    listener: Listener = lambda event, details: None,
+    *,
+    target: str | None = None,
+) -> DryRun:
+    """Return what `optimize` would try, here or on an AMD GPU that is not here.
+
+    With a `target`, such as `gfx942`, the step's call sites are those of its batch on a GPU, with
+    a lower bound for each kernel's calls. Every Triton kernel that they would run is compiled for
+    the target and executed by the emulator, at small sizes. The authors also write for the regions
+    of the step's own graphs with the most to win.
+    Raises a RatchetError for anything the user can fix.
+    """
+    check_settings(settings)
+    with opened(settings, listener) as turn:
+        there = None if target is None else step_on(turn, target)
+        facts = describe(turn) if there is None else there.facts
+        levers, skipped = applicable(
+            chosen_levers(settings),
+            situation_of(turn, facts) if there is None else there.situation,
+            refused_kernels={} if there is None else _without_site(there),
+            keep_arithmetic=settings.keep_precision,
+        )
+        found = DryRun(workload=facts, levers=tuple(levers), skipped=tuple(skipped))
+        if there is not None:
+            kernels = _judged(turn, there, levers)
+            if settings.try_lever is None:
+                kernels += _written(turn, there)
+            found = replace(
+                found,
+                target=target,
+                device=there.device_name,
+                arithmetic=there.candidate.config.precision,
+                sites=_shown_sites(there, settings),
+                kernels=kernels,
+            )
+        return replace(found, warnings=tuple(turn.warnings))
+
+
+def _without_site(step: TargetStep) -> dict[str, str]:
+    """Return the library's kernels that the step never calls, with the reason."""
+    called = {one.pattern for one in step.sites}
+    return {name: NO_SITE for name in LIBRARY if name not in called}
+
+
+def _shown_sites(step: TargetStep, settings: Settings) -> tuple[CapturedSite, ...]:
+    """Return the sites of the one kernel that is tried, or all."""
+    wanted = settings.try_lever or ""
+    if not wanted.startswith(PREFIX):
+        return step.sites
+    return tuple(one for one in step.sites if wanted == f"{PREFIX}{one.pattern}")
+
+
+def _judged(turn: Turn, step: TargetStep, levers: Sequence[Lever]) -> tuple[TargetKernel, ...]:
+    """Judge the kernels of these levers for the step's call sites by the target's machine code."""
+    wanted = {one.name.removeprefix(PREFIX) for one in levers if one.name.startswith(PREFIX)}
+    sites = [one for one in step.sites if one.pattern in wanted]
+    calls = sites_of_entries(sites, step.device)
+    found: list[TargetKernel] = []
+    with Court(turn.ledger) as court:
+        for name, shapes in kernels_of(sites):
+            small = replace(SHAPES["ci"], dtype=shapes.dtype)
+            problems = {one.name: one for one in LIBRARY[name].problems(small)}
+            for kernel in LIBRARY[name].kernels(step.target):
+                if kernel.entry in problems and kernel.entry in calls:
+                    row = TargetKernel(
+                        library=name,
+                        entry=kernel.entry,
+                        sites=tuple(calls[kernel.entry]),
+                        status="unmeasured",
+                        reason=NO_TIME,
+                        device=step.device_name,
+                    )
+                    found.append(_one(turn, court, kernel, problems[kernel.entry], step, row))
+    return tuple(found)
+
+
+def _written(turn: Turn, step: TargetStep) -> tuple[TargetKernel, ...]:
+    """Write Triton for the regions of the step with the most to win, judged by machine code.
+
+    The regions are those of a small batch: an emulator is a thousand times slower than a GPU.
+    """
+    batch_size = None if fixes_batch_size(turn.settings.workload) else REGION_BATCH
+    try:
+        regions = RegionTrials(turn=turn).regions_of(step.candidate, batch_size=batch_size)
+    except RatchetError as error:
+        turn.warn(f"{UNWRITTEN}: {error}")
+        return ()
+    there = [one for one in regions if OF_CORES not in one.problem.text]
+    chosen = sorted(there, key=lambda one: -one.likely_s)[:MOST_REGIONS]
+    left_s = turn.settings.budget_s - turn.schedule.elapsed_s  # nothing comes after it
+    budget_s = min(REGION_S * len(chosen), left_s)
+    if chosen and budget_s < SHORTEST_S:
+        turn.warn(f"{UNWRITTEN}: {NO_ROOM}; raise --budget")
+    if not chosen or budget_s < SHORTEST_S:
+        return ()
+    request = WritingRequest(
+        budget_s=budget_s,
+        seed=turn.settings.seed,
+        authors=("search",),
+        language="triton",
+        device="cpu",
+        target=step.target,
+        candidates=CANDIDATES,
+    )
+    results: list[WritingResult] = []
+    with Court(turn.ledger) as court:
+        written = write_all(
+            turn.settings.title,
+            [Asked(problem=one.problem, gain_s=one.gain_s) for one in chosen],
+            request,
+            court=court,
+            follow=lambda problem: _told(turn, problem),
+            done=results.append,
+        )
+    regions_of = {one.problem.hash: one for one in chosen}
+    best = {one.problem_hash: one.best for one in results}
+    size = step.facts.batch_size
+    grown = None if batch_size is None or size is None else (batch_size, size)
+    found = []
+    for row in written.rows:
+        region = regions_of[row.problem_hash]
+        site = region_site(region.problem, region.count, grown, step.device)
+        sites = () if site is None else (site,)
+        found.append(_region_row(row, sites, step.device_name, best.get(row.problem_hash)))
+    return tuple(found)
+
+
+def _told(turn: Turn, problem: Problem) -> Follow:
+    turn.tell("writing", problem=problem.name)
+    return lambda event, result: None
+
+
+def _region_row(
+    result: RegionRow, sites: tuple[TargetSite, ...], device: str, best: WrittenKernel | None
+) -> TargetKernel:
+    """Return the line of a region, with the best kernel that the authors wrote for it."""
+    row = TargetKernel(
+        library="region",
+        entry=result.problem,
+        sites=sites,
+        status=result.status,
+        reason=result.reason,
+        device=device,
+    )
+    return row if best is None else _with_estimate(row, best.verdict.emulated)
+
+
+def _with_estimate(row: TargetKernel, cases: Sequence[EmulatedCase]) -> TargetKernel:
+    """Return a row with the bound and the estimate of its verdict's first case."""
+    for case in cases[:1]:
+        bounds = [one.time_s for one in case.bounds[:1]]
+        row = replace(
+            row,
+            emulated_bound_s=bounds[0] if bounds else None,
+            estimated_speedup=case.estimated_speedup,
+        )
+    return row
+
+
+def _one(
+    turn: Turn,
+    court: Court,
+    kernel: Kernel,
+    problem: Problem,
+    step: TargetStep,
+    row: TargetKernel,
+) -> TargetKernel:
+    """Return a kernel's row with its verdict, from the ledger or new."""
+    terms = Terms(target=step.target, time_limit_s=turn.schedule.verdict_s, compared=True)
+    judged = court.known(kernel, problem, terms)
+    if judged is None:
+        if not turn.schedule.may_judge(0.0):
+            return row
+        turn.tell("judging", kernel=kernel.entry)
+        judged = court.judge(kernel, problem, terms, fresh=True)
+        status, reason = judged.verdict.status, judged.verdict.reason
+        turn.tell("judged", kernel=kernel.entry, status=status, reason=reason)
+    verdict = judged.verdict
+    row = replace(row, status=verdict.status, reason=verdict.reason)
+    return _with_estimate(row, verdict.emulated)

@@ -1,0 +1,279 @@
+"""Run one optimization turn: describe, search, keep, write."""
+
+from __future__ import annotations
+
+import contextlib
+import math
+import time
+from dataclasses import asdict, dataclass
+from datetime import UTC, datetime
+from pathlib import Path
+
+import msgspec
+import torch
+
+from ratchet import __version__
+from ratchet.base.devices import ceilings as device_ceilings
+from ratchet.base.devices.ceilings import Ceilings
+from ratchet.base.devices.fingerprint import software
+from ratchet.base.devices.gpu_use import warnings_of
+from ratchet.base.devices.probe import Device, probe
+from ratchet.base.errors import DeadlinePassed, DeviceError, RatchetError
+from ratchet.base.ledger import Ledger
+from ratchet.base.measure.samples import Sample
+from ratchet.base.serialise import document_of
+from ratchet.judge.steps.arms import ArmProcess
+from ratchet.judge.trial.readiness import why_no_kernels
+from ratchet.train.levers import Situation
+from ratchet.train.levers.base import why_bf16_is_slow
+from ratchet.train.recipe.candidate import with_config
+from ratchet.train.recipe.describe import StepFacts
+from ratchet.train.recipe.recipe import Recipe
+from ratchet.train.turn.choice import choose
+from ratchet.train.turn.compose import compose, make_folder, make_recipe
+from ratchet.train.turn.headroom import StepProfiles
+from ratchet.train.turn.optimize_result import OptimizeResult
+from ratchet.train.turn.prove import NEW
+from ratchet.train.turn.prove_regions import never_called
+from ratchet.train.turn.schedule import TurnSchedule
+from ratchet.train.turn.search import Search
+from ratchet.train.turn.settings import Settings, check_settings
+from ratchet.train.turn.state import Listener, Turn
+from ratchet.train.workloads.config import StepConfig
+from ratchet.train.workloads.names import is_user_spec
+
+TRAINS_ON_IMPORT = (
+    "; if your file trains when it is imported, put that under `if __name__ == '__main__':`"
+)
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Outcome:
+    """The result of a turn, and the recipe that the user gets."""
+
+    result: OptimizeResult
+    recipe: Recipe
+    samples: tuple[Sample, ...]
+
+
+def optimize(settings: Settings, listener: Listener = lambda event, details: None) -> Outcome:
+    """Run one turn and return its result and its recipe; `compose.write` writes them.
+
+    Raises a RatchetError for anything the user can fix. A killed turn resumes from the ledger.
+    """
+    started_at = datetime.now(UTC).isoformat(timespec="seconds")
+    check_settings(settings)
+    make_folder(settings.out)
+    with opened(settings, listener) as turn:
+        _check_resume(turn)
+        turn.forget_fruitless()
+        _say_without_kernels(turn)
+        _say_if_busy(turn)
+        identity = turn.ledger.start_turn(
+            settings.key(), {"workload": settings.title}, fingerprint=turn.fingerprint
+        )
+        with turn.ledger.failing(identity):
+            outcome = _run(turn, describe(turn), started_at)
+        turn.ledger.record_measurements(identity, outcome.samples, purpose="proof")
+        turn.ledger.record_recipe(identity, document_of(outcome.recipe))
+        found = {name: getattr(outcome.result, name) for name in ("floor", "recipe_is")}
+        found["without_kernels"] = turn.without_kernels
+        turn.ledger.finish_turn(identity, {"speedup": outcome.recipe.speedup, **found})
+        return outcome
+
+
+def _say_without_kernels(turn: Turn) -> None:
+    """Say first, before anything is measured, that this machine can try no kernel."""
+    if (reason := why_no_kernels()) is not None:
+        turn.without_kernels = reason
+        turn.warn(reason)
+        turn.tell("warning", text=reason)
+
+
+def _say_if_busy(turn: Turn) -> None:
+    """Say which GPU was taken, and that other processes use it, which timings may not bear."""
+    if turn.device.kind == "cpu":
+        return
+    for words in warnings_of(turn.device.index):
+        turn.warn(words)
+        turn.tell("warning", text=words)
+
+
+def describe(turn: Turn) -> StepFacts:
+    """Describe the workload in numbers; building it and running one step also checks it.
+
+    The arm stays alive: the rivals are timed beside it.
+    """
+
+    def compute() -> StepFacts:
+        turn.tell("start", title="as written")
+        arms, began_s = turn.arms, turn.schedule.elapsed_s
+        gradients, rounded = (
+            arms.folder / f"{name}.safetensors" for name in ("as_written", "rounded")
+        )
+        arms.probe_vectors()
+        with contextlib.ExitStack() as stack:
+            arm = stack.enter_context(ArmProcess(arms.written_spec()))
+            arm.call("gradients", path=str(gradients))
+            may_round = _rounded_gradients(turn, arm, rounded)
+            arm.run(1)
+            setup_s = turn.schedule.elapsed_s - began_s
+            step_time_s = arm.run(1).wall_time_s
+            told = {**arm.call("workload"), **arm.describe()}
+            stack.pop_all()
+        written = with_config(msgspec.convert(told["written"], StepConfig), {})
+        arms.adopt(written, arm, gradients)
+        eager = msgspec.structs.replace(written.config, precision="bf16_autocast")
+        if may_round and eager.precision != written.config.precision:
+            rounded.replace(arms.gradients_path(with_config(eager, {})))
+        return msgspec.convert({**told, "setup_s": setup_s, "step_time_s": step_time_s}, StepFacts)
+
+    try:
+        facts = turn.memo("workload", "describe", StepFacts, compute)
+    except DeadlinePassed as error:
+        own = is_user_spec(turn.settings.workload)
+        raise RatchetError(
+            f"the budget of {turn.settings.budget_s:.0f} s ended before the step ran twice: "
+            f"give a larger --budget{TRAINS_ON_IMPORT if own else ''}"
+        ) from error
+    turn.arms.peak_memory_bytes = facts.peak_memory_bytes
+    turn.arms.note_peak(with_config(facts.written, {}), facts.peak_memory_bytes)
+    turn.arms.is_random = facts.is_random
+    for words in [*facts.warnings, *_notes(facts)]:
+        turn.warn(words)
+    return facts
+
+
+def _notes(facts: StepFacts) -> list[str]:
+    """Return what the user should know of the step before it is changed, one line each."""
+    notes = []
+    if facts.uncompiled:
+        names = ", ".join(f"nn.{layer}" for layer in facts.uncompiled)
+        notes.append(f"torch.compile does not enter {names}: that part of the step stays as it is")
+    if facts.own_step and facts.is_random:
+        notes.append(
+            "the step draws random numbers. Compiled code draws others with the same odds, so "
+            "gradients are compared with the draws of the step as written"
+        )
+    if facts.loss is not None and not math.isfinite(facts.loss):
+        notes.append(
+            f"the loss is {facts.loss} after a few steps: what is measured is a run that has "
+            "diverged"
+        )
+    return notes
+
+
+def _rounded_gradients(turn: Turn, arm: ArmProcess, path: Path) -> bool:
+    """Write the first step's gradients in bf16 autocast too, by which changes are judged later.
+
+    False where bf16 would take too long, or where the step does not run in it.
+    """
+    slow = turn.ceilings is None or why_bf16_is_slow(turn.ceilings.gemm_flops_per_s)
+    if slow or turn.settings.keep_precision:
+        return False
+    try:
+        arm.call("gradients", path=str(path), autocast=True)
+    except DeadlinePassed:
+        raise
+    except RatchetError:
+        return False
+    return True
+
+
+def situation_of(turn: Turn, facts: StepFacts) -> Situation:
+    """Collect the facts that the levers may use."""
+    device = turn.device
+    return Situation(
+        device_kind=device.kind,
+        vendor=device.vendor,
+        target=device.target,
+        cores=device.threads,
+        written=facts.written,
+        optimizer_is_adamw=facts.optimizer_is_adamw,
+        has_attention=facts.has_attention,
+        rocm=bool(torch.version.hip),
+        why_not_fused=facts.why_not_fused,
+        own_step=facts.own_step,
+        why_not_in_backward=facts.why_not_in_backward,
+        trainable_bytes=facts.trainable_bytes,
+        peak_memory_bytes=facts.peak_memory_bytes,
+        memory_bytes=device.memory_bytes,
+        bf16_is_slow=(
+            why_bf16_is_slow(turn.ceilings.gemm_flops_per_s) if turn.ceilings is not None else None
+        ),
+    )
+
+
+def _run(turn: Turn, facts: StepFacts, started_at: str) -> Outcome:
+    situation = situation_of(turn, facts)
+    written = with_config(situation.written, {})
+    turn.costs.note_setup(written, facts.setup_s)
+    turn.costs.note_step(written, facts.step_time_s)
+    profiles = StepProfiles(turn, situation)
+    search = Search(turn=turn, situation=situation, profiles=profiles, written=written, facts=facts)
+    found = search.run()
+    choice = choose(found, search.prover)
+    proof, recipe = choice.proof, choice.recipe
+    told = proof.descriptions.get(recipe.key())
+    if told is not None:
+        for warning in [*told.notes, *never_called(recipe, told)]:
+            turn.warn(warning)
+    after = profiles.take(recipe, "after")
+    turn.arms.close()
+    turn.remember_scatter(search.sitting.scatter())
+    step_time_s = float(proof.summary(NEW).median_s) if proof.timed(NEW) else None
+    result = compose(
+        turn,
+        facts=facts,
+        choice=choice,
+        found=found,
+        before=profiles.of(written),
+        after=after,
+        limit=profiles.limit_after(found.baseline.best, recipe, step_time_s),
+        started_at=started_at,
+    )
+    return Outcome(
+        result=result,
+        recipe=make_recipe(turn, result, recipe, written, facts),
+        samples=tuple(proof.samples()),
+    )
+
+
+def opened(settings: Settings, listener: Listener) -> Turn:
+    """Return the turn of these settings, its clock running and its ledger open."""
+    begun_s = time.monotonic() - settings.gone_s
+    device = probe(str(settings.options.get("device") or "auto"))
+    ledger = Ledger.open(settings.ledger)
+    ledger.here(device)
+    return Turn(
+        settings=settings,
+        ledger=ledger,
+        device=device,
+        ceilings=_ceilings(device),
+        software=versions(),
+        software_fingerprint=software().fingerprint,
+        listener=listener,
+        schedule=TurnSchedule(budget_s=settings.budget_s, started_s=begun_s),
+    )
+
+
+def versions() -> dict[str, str]:
+    """Return the versions reported beside every figure."""
+    return {"ratchet": __version__, **asdict(software())}
+
+
+def _ceilings(device: Device) -> Ceilings | None:
+    try:
+        return device_ceilings.measure(device, again="due")
+    except DeviceError:
+        return None
+
+
+def _check_resume(turn: Turn) -> None:
+    if not turn.settings.resume:
+        return
+    if turn.ledger.unfinished_turn(turn.settings.key(), fingerprint=turn.fingerprint) is None:
+        raise RatchetError(
+            f"there is no unfinished turn of {turn.settings.title!r} in this ledger: "
+            "run it without --resume"
+        )

@@ -1,0 +1,396 @@
+"""The result of one turn: what it gained, where the time goes, what was kept, what to paste."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+from ratchet.base.serialise import document_of
+from ratchet.base.show import figures
+from ratchet.base.show import model as m
+from ratchet.base.show.environment import where_measured
+from ratchet.base.show.page import render_page as render
+from ratchet.base.show.words import (
+    common_unit,
+    device_words,
+    plain,
+    show_bytes,
+    show_interval,
+    show_moment,
+    show_rate,
+    show_ratio,
+    show_share,
+    show_time,
+)
+from ratchet.judge.court.show import EVIDENCE, show_speedup, status_cell
+from ratchet.train.turn.optimize_result import Change, OptimizeResult, StepLimit, StepProfile
+from ratchet.train.turn.show import breakdown
+from ratchet.train.turn.show.comparisons import (
+    DECIDED,
+    answers_of,
+    change_gave,
+    compared,
+    compile_words,
+    drift_words,
+    floor_words,
+    headline,
+    is_decided,
+    larger_batch_words,
+    limit_words,
+    rival_words,
+)
+from ratchet.train.turn.show.figures import arm_bars, forest, losses_plot
+
+_DECISIONS = {
+    "kept": "Kept",
+    "dropped": "Dropped",
+    "refused": "Refused",
+    "not_applicable": "Does not apply",
+    "not_tried": "Not tried",
+}
+_TILE_WORDS = {
+    "same": "the same step",
+    "equivalent": "no difference beyond noise",
+    "undecided": "no clear difference",
+}
+_TILE_TITLES = {
+    "vs_compile": "against torch.compile's best",
+    "vs_written": "against the step as written",
+    "vs_compile_same_arithmetic": (
+        "arithmetic kept, against torch.compile's best in the same arithmetic"
+    ),
+}
+NOTHING_TO_PASTE = "There is nothing to paste: the step stays as it is written."
+RIVAL_ALONE = (
+    "The recipe holds nothing but torch's own settings ({}). If your script sets them already, "
+    "there is nothing to paste."
+)
+RIVALS = (
+    m.name("mode", "title"),
+    m.Column("precision"),
+    m.number("step", "step_time_s", show_time),
+    m.number("start", "setup_time_s", show_time),
+    m.Column("note", "reason"),
+)
+LIMITS = (
+    m.Column("category", "category", breakdown.category_cell),
+    m.number("now", "time_s", show_time),
+    m.number("at the least", "least_s", show_time),
+    m.number("no known bound", "unknown_s", show_time),
+    m.number("left", "winnable_s", show_time),
+)
+VERDICTS = (
+    m.name("kernel"),
+    m.name("problem"),
+    m.Column("verdict", "status", status_cell),
+    m.number(
+        "against its reference",
+        lambda one: one.speedup.vs_reference or one.speedup.vs_compile,
+        show_speedup,
+        on="page",
+    ),
+    m.why("why", "reason"),
+    m.Column("isolation", on="page"),
+)
+
+
+def render_page(result: OptimizeResult) -> str:
+    """Return the page of one turn as HTML."""
+    return render(optimize_report(result))
+
+
+def optimize_report(result: OptimizeResult) -> m.ResultReport:
+    """Describe the result of a turn."""
+    resumed = ", with measurements from the ledger" if result.resumed else ""
+    use = _use(result)
+    software = [("workload from", result.source)]
+    profiles = [one for one in (result.profile_before, result.profile_after) if one]
+    traces = dict.fromkeys(profile.trace for profile in profiles)
+    paths = [*document_of(result.paths).values(), *traces]
+    return m.ResultReport(
+        title=result.workload,
+        heading=result.workload,
+        headline=headline(result),
+        header=m.blocks(
+            m.Words(
+                f"{device_words(result.device)} · {show_moment(result.started_at)} · the turn took "
+                f"{show_time(result.duration_s)}{resumed}",
+                "soft",
+            ),
+            result.recipe_because,
+            limit_words(result.limit) if result.limit else None,
+            larger_batch_words(result.larger_batch) if result.larger_batch else None,
+            *(m.Words(warning, "warning") for warning in result.warnings),
+            m.Tiles(tiles(result)),
+        ),
+        sections=m.blocks(
+            _step(result),
+            replace(use, on="page"),
+            _time(result),
+            _changes(result),
+            _samples(result),
+            _checks(result),
+            _verdicts(result),
+            _rivals(result),
+            replace(use, on="terminal"),
+            where_measured(result.device, result.versions, result.command, after=software),
+            m.written(paths),
+        ),
+    )
+
+
+def tiles(result: OptimizeResult) -> list[m.Tile]:
+    """Return the comparisons that were made; only a decided one shows its ratio in large print."""
+    found = []
+    for (key, speedup), answer in zip(
+        compared(result).items(), answers_of(result).values(), strict=True
+    ):
+        decided = answer in DECIDED
+        ratio = show_ratio(speedup.ratio)
+        interval = f"95 % interval {show_interval(speedup.low, speedup.high)}"
+        said = f"{answer}; {interval}" if decided else f"{ratio}, {interval}"
+        large, look = (ratio, "") if decided else (_TILE_WORDS[answer], "undecided")
+        if answer == "same":
+            said = "nothing faster was proven"
+        found.append(m.Tile(large, _TILE_TITLES[key], said, look))
+    return found
+
+
+def _step(result: OptimizeResult) -> m.ReportSection:
+    label = "Step time of each way of running the step; the table has the numbers"
+    return m.section(
+        "The step",
+        m.note(
+            "Medians of adjacent pairs over several process launches; the whisker is the 95 % "
+            "interval."
+        ),
+        m.Figure("tracks", arm_bars(result.arms), label),
+        main_table(result),
+        rival_words(result),
+        floor_words(result.floor),
+        drift_words(result),
+        compile_words(result.compile),
+        m.note(
+            "MFU is relative to the matrix rate measured on this device. A start time is that of "
+            "the first start on this machine, including compilation. torch.compile's modes started "
+            "two at a time, so their start times are upper bounds."
+        ),
+    )
+
+
+def main_table(result: OptimizeResult) -> m.ResultTable:
+    """Return every way of running the step: time with its interval, rate, MFU, memory."""
+    unit = common_unit([arm.step_time_s for arm in result.arms])
+    columns = (
+        m.Column("how it runs", lambda arm: (m.Span("", f"key {arm.key}"), arm.title)),
+        m.number(f"step, {unit.name}", "step_time_s", unit.show),
+        m.number("95 %", lambda arm: f"{unit.show(arm.low_s)} - {unit.show(arm.high_s)}"),
+        m.number(f"{result.unit}/s", "tokens_per_s", show_rate),
+        m.number("MFU", "mfu", show_share),
+        m.number("peak memory", "peak_memory_bytes", show_bytes),
+        m.number("start", "setup_time_s", show_time, on="page"),
+    )
+    return m.ResultTable(
+        columns, result.arms, marked=lambda arm: "ours" if arm.key == "ratchet" else ""
+    )
+
+
+def _use(result: OptimizeResult) -> m.ReportSection:
+    paths: list[tuple[str, m.Inline]] = [
+        ("recipe", m.Span(result.paths.recipe, "code")),
+        ("all numbers", m.Span(result.paths.result, "code")),
+    ]
+    apply, undo = result.paste.apply, result.paste.undo
+    return m.section(
+        "Use it",
+        m.Words(RIVAL_ALONE.format(result.best_compile)) if result.recipe_is == "rival" else None,
+        m.section("Paste into your script", m.Lines(apply)) if apply else None,
+        m.section("To undo", m.Lines(undo)) if undo else None,
+        None if apply else m.Words(NOTHING_TO_PASTE),
+        m.Facts(paths, on="page"),
+    )
+
+
+def _time(result: OptimizeResult) -> m.ReportSection | None:
+    profiles = {"As written": result.profile_before, "Ratchet": result.profile_after}
+    taken = {title: profile for title, profile in profiles.items() if profile}
+    if not taken:
+        return None
+    label = "Time of one step by category; the tables below have the numbers"
+    unit = common_unit(breakdown.op_times(result))
+    return m.section(
+        "Where the time goes",
+        m.note(
+            "One profiled step of each, by category, on the same scale. Profiling itself costs "
+            "time, so a total can exceed the step's time."
+        ),
+        m.Figure("tracks", breakdown.stacks(result), label, "stack"),
+        replace(breakdown.category_table(result), on="page"),
+        _limit(result.limit) if result.limit else None,
+        *(one for title, taken_one in taken.items() for one in _profile(title, taken_one)),
+        *(
+            m.section(
+                f"{title}: {show_time(one.total_s)} by operator",
+                breakdown.op_table(one, unit),
+                closed=True,
+                on="page",
+            )
+            for title, one in taken.items()
+        ),
+        m.Words("for more, run ratchet trace report or diff on the traces below", on="terminal"),
+    )
+
+
+def _profile(title: str, profile: StepProfile) -> list[m.ReportBlock]:
+    found = [f"{one.name}: {breakdown.finding_words(one)}" for one in profile.findings]
+    trace = m.Words(("The trace: ", m.Span(profile.trace, "code")), on="page")
+    said = f"{title}: {breakdown.identity_words(profile)}."
+    return [m.Words(said), trace, *map(m.Words, found)]
+
+
+def _limit(limit: StepLimit) -> m.ReportSection:
+    said = m.note(
+        "The least time is the roofline of each operator at the rates measured on this machine. "
+        "Time without a known bound counts as left."
+    )
+    table = m.ResultTable(LIMITS, limit.categories, look="compact")
+    return m.section(f"What is left: {limit.title}", said, table, on="page")
+
+
+def _changes(result: OptimizeResult) -> m.ReportSection:
+    drawn = forest(result.changes, result.floor)
+    label = "What each change gave, with its interval; the tables have the numbers"
+    settings = m.grid(("setting", "as written", "Ratchet"), changed_settings(result), left=3)
+    omissions = result.budget.omissions if result.budget else []
+    left_out = [(one.what, one.reason) for one in omissions]
+    return m.section(
+        "Effect of each change",
+        m.note("Each was timed against the same step without it."),
+        None if result.changes else m.note("No change was tried."),
+        m.note("Filled dots were kept, hollow ones dropped; the grey band is the A/A floor.")
+        if drawn
+        else None,
+        m.Figure("tracks", drawn, label, "forest") if drawn else None,
+        *(_decided(result, decision, title) for decision, title in _DECISIONS.items()),
+        m.section("Left out", m.grid(("what", "why"), left_out)) if left_out else None,
+        m.section("What the recipe sets", settings, on="page") if settings.rows else None,
+    )
+
+
+def _decided(result: OptimizeResult, decision: str, title: str) -> m.ReportSection | None:
+    """Return the changes of one decision, with their effect if one was timed."""
+    own = [change for change in result.changes if change.decision == decision]
+    if not own:
+        nothing = decision == "kept"
+        return m.section(title, "Nothing: no change was proven to help.") if nothing else None
+    columns = [
+        m.name("change", _change_name),
+        m.number("effect", lambda change: _gave(change, result)),
+        m.why("why", "reason"),
+        m.why("expected effect, and source", _expected, on="page"),
+    ]
+    if decision != "kept" and all(change.ratio is None for change in own):
+        del columns[1]
+    return m.section(title, m.ResultTable(columns, own, look="changes"))
+
+
+def _change_name(change: Change) -> m.Inline:
+    if not change.changes_arithmetic:
+        return change.name
+    return change.name, m.Span(" changes the arithmetic", "note")
+
+
+def _gave(change: Change, result: OptimizeResult) -> m.Span:
+    decided = is_decided(change.ratio, change.low, change.high, result.floor)
+    return m.Span(change_gave(change), "" if decided else "soft")
+
+
+def _expected(change: Change) -> str:
+    return "; ".join(part for part in (change.expected, change.source) if part)
+
+
+def changed_settings(result: OptimizeResult) -> list[tuple[str, str, str]]:
+    """Return each config field that Ratchet changed: its name, the written and the new value."""
+    configs = {arm.key: document_of(arm.config) for arm in result.arms}
+    before, after = configs.get("as_written", {}), configs.get("ratchet", {})
+    return [
+        (field, plain(before.get(field)), plain(value))
+        for field, value in after.items()
+        if before.get(field) != value
+    ]
+
+
+def _samples(result: OptimizeResult) -> m.ReportSection | None:
+    styles: dict[str, tuple[str, str]] = {arm.key: (arm.key, arm.title) for arm in result.arms}
+    styles["twin"] = ("twin", "a twin of torch.compile's best (A/A)")
+    plot = figures.dots_plot(result.samples, styles, what="step")
+    if plot is None:
+        return None
+    said = m.note(
+        "Every timed step of the final run: in each round every way of running the step ran once, "
+        "in random order. The scale is logarithmic."
+    )
+    label = "Every timed step over the rounds; the legend has the medians"
+    return m.section("Raw samples", said, m.Figure("plot", plot, label, "dots"), on="page")
+
+
+def _checks(result: OptimizeResult) -> m.ReportSection:
+    gradients, losses = result.gradients, result.losses
+    said: list[m.Inline] = ["The gradients were not checked."]
+    if gradients:
+        worst = f" The worst is {gradients.worst_parameter}, at {gradients.worst_ratio:.2f} times "
+        worst = (
+            f"{worst}the error of the baseline's precision." if gradients.worst_parameter else ""
+        )
+        said = [(*_passed("Gradients", gradients.passed), f": {gradients.detail}.{worst}")]
+    if losses:
+        said.append((*_passed("Losses", losses.passed), f": {losses.detail}."))
+    else:
+        said.append("The losses were not compared, because the arithmetic is the same.")
+    plot = losses_plot(losses)
+    label = "Loss over the steps for each seed, as written and with Ratchet"
+    return m.section(
+        "Correctness checks",
+        m.note(
+            "Gradients of the first step against fp32, and the losses of a shrunk copy if the "
+            "arithmetic changes."
+        ),
+        *map(m.Words, said),
+        m.Figure("plot", plot, label, "curves") if plot else None,
+    )
+
+
+def _passed(what: str, passed: bool) -> tuple[m.Span]:
+    return (m.Span(f"{what} {'passed' if passed else 'failed'}", "yes" if passed else "no"),)
+
+
+def _verdicts(result: OptimizeResult) -> m.ReportSection | None:
+    if not result.verdicts:
+        return None
+    said = m.note(
+        "Each kernel was judged alone, in a process that cannot see the expected outputs."
+    )
+    return m.section(
+        "Verdicts on the kernels",
+        said,
+        m.ResultTable(VERDICTS, result.verdicts),
+        *(
+            m.section(
+                f"evidence on {VERDICTS[0].cell(one)}",
+                m.ResultTable(EVIDENCE, one.evidence),
+                closed=True,
+                on="page",
+            )
+            for one in result.verdicts
+            if one.evidence
+        ),
+    )
+
+
+def _rivals(result: OptimizeResult) -> m.ReportSection | None:
+    if not result.rivals:
+        return None
+    said = m.note(
+        "Every way of running the step that was tried as a baseline; the fastest is "
+        "torch.compile's best."
+    )
+    return m.section("The rivals", said, m.ResultTable(RIVALS, result.rivals), on="page")

@@ -1,0 +1,124 @@
+"""Measure one workload's step time, throughput, MFU and peak memory in this process."""
+
+from __future__ import annotations
+
+import resource
+import statistics
+import sys
+import time
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+
+import torch
+
+from ratchet.base.devices.ceilings import measure
+from ratchet.base.devices.probe import probe
+from ratchet.train.workloads.blame import batch_of
+from ratchet.train.workloads.config import StepConfig, gemm_dtype
+from ratchet.train.workloads.counting import count
+from ratchet.train.workloads.flops import flops_of
+from ratchet.train.workloads.step import TrainingStep
+from ratchet.train.workloads.workload import Workload
+
+WARMUP_STEPS = 3
+"""The first step allocates and compiles, and the second may compile again; later ones are alike."""
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class BenchResult:
+    """Measurements of a run of steps. Times are medians; memory is the process's peak."""
+
+    workload: str
+    device: str
+    precision: str
+    compile_mode: str | None
+    steps: int
+    parameters: int
+    step_time_s: float
+    low_s: float
+    """Time within which the fastest tenth of the steps finished."""
+    high_s: float
+    """Time within which nine tenths of the steps finished."""
+    first_step_s: float
+    tokens_per_s: float
+    """Items of `unit` (tokens, images or samples) per second."""
+    unit: str
+    flops_per_step: int
+    mfu: float
+    """Share of the measured matrix-product rate in the step's dtype; 0 if none was measured."""
+    peak_memory_bytes: int
+    loss: float | None
+    """None if it is not finite."""
+    warnings: tuple[str, ...] = ()
+    versions: Mapping[str, str] = field(default_factory=dict)
+    commit: str = ""
+
+
+def bench(workload: Workload, config: StepConfig, steps: int = 10) -> BenchResult:
+    """Run `steps` timed steps after a warm-up, on fresh batches. Trains the workload in place."""
+    first = batch_of(workload, 0)
+    counted = count(workload, first)
+    step = TrainingStep(workload, config)
+    flops = flops_of(step, first)
+    first_step_s, loss = _timed(step, 0)
+    for index in range(1, WARMUP_STEPS):
+        _timed(step, index)
+    times_s = []
+    for index in range(WARMUP_STEPS, WARMUP_STEPS + steps):
+        time_s, loss = _timed(step, index)
+        times_s.append(time_s)
+    low_s, median_s, high_s = spread_of(times_s)
+    rate = gemm_rate(workload, config)
+    return BenchResult(
+        workload=workload.name,
+        device=workload.device,
+        precision=config.precision,
+        compile_mode=config.compile_mode,
+        steps=steps,
+        parameters=sum(p.numel() for p in workload.model.parameters()),
+        step_time_s=median_s,
+        low_s=low_s,
+        high_s=high_s,
+        first_step_s=first_step_s,
+        tokens_per_s=counted.per_step / median_s,
+        unit=counted.unit,
+        flops_per_step=flops,
+        mfu=flops / median_s / rate if rate else 0.0,
+        peak_memory_bytes=peak_memory_bytes(workload.device),
+        loss=loss,
+    )
+
+
+def spread_of(times_s: Sequence[float]) -> tuple[float, float, float]:
+    """Return the time of the fastest tenth, the median, and the time of nine tenths."""
+    ordered, count = sorted(times_s), len(times_s)
+    return ordered[count // 10], statistics.median(ordered), ordered[(9 * count) // 10]
+
+
+def peak_memory_bytes(device: str) -> int:
+    """Return this process's peak resident memory or, on a GPU, the peak that torch allocated."""
+    if device.startswith("cuda"):
+        return int(torch.cuda.max_memory_allocated(device))
+    peak = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
+    # getrusage(2) counts kilobytes on Linux and bytes on macOS.
+    return peak if sys.platform == "darwin" else peak * 1024
+
+
+def _timed(step: TrainingStep, index: int) -> tuple[float, float]:
+    """Run one step and return (time_s, loss); the batch is made before the clock starts."""
+    batch = batch_of(step.workload, index)
+    _settle(step.workload.device)
+    start_s = time.perf_counter()
+    loss = step(batch)
+    _settle(step.workload.device)
+    return time.perf_counter() - start_s, float(loss)
+
+
+def _settle(device: str) -> None:
+    if device.startswith("cuda"):
+        torch.cuda.synchronize(device)
+
+
+def gemm_rate(workload: Workload, config: StepConfig) -> float:
+    """Return the measured matrix-product rate in the step's dtype, in FLOP/s; 0 if unmeasured."""
+    return measure(probe(workload.device)).gemm_flops_per_s.get(gemm_dtype(config), 0.0)

@@ -1,0 +1,220 @@
+"""Settings of a training step, which levers change and recipes store.
+
+A new setting is a field of `StepConfig` with its `StepSetting`, and a lever that sets it.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import dataclass
+from typing import Annotated, Any, Final, Literal, get_type_hints
+
+import msgspec
+from msgspec import Meta
+
+from ratchet.train.workloads import process
+
+Precision = Literal["fp32", "bf16_autocast", "bf16_master"]
+"""Weights and arithmetic of a step.
+
+`fp32` is plain fp32. `bf16_autocast` keeps fp32 weights and casts them at each use. `bf16_master`
+is autocast that reads weights of two or more dimensions as bf16 everywhere, so activations are bf16
+from the embedding on; the parameters themselves are the fp32 masters.
+"""
+
+OwnPrecision = Literal["bf16", "fp16", "fp64"]
+"""The dtype that a model's parameters have from the start; nothing is cast."""
+
+AUTOCAST: Final = ("bf16_autocast", "bf16_master")
+"""Precisions whose forward pass runs in torch.autocast."""
+
+CompileMode = Literal["default", "reduce-overhead", "max-autotune"]
+"""Modes of torch.compile."""
+REPLAYING: Final = ("reduce-overhead", "max-autotune")
+"""Those that replay CUDA or HIP graphs on a GPU."""
+OptimizerKind = Literal["as_written", "foreach", "fused", "kernel"]
+AttentionBackend = Literal["default", "flash", "efficient", "cudnn", "math"]
+MatmulPrecision = Literal["highest", "high", "medium"]
+Products = Literal["own", "fp8"]
+"""`fp8` multiplies the linear layers but the head in fp8 (`fp8_products`)."""
+Allocator = Literal["default", "mallopt", "jemalloc", "tcmalloc", "expandable"]
+"""`expandable` lets the segments of a GPU's memory grow (torch's `expandable_segments`)."""
+Logits = Literal["whole", "chunked"]
+"""`chunked` computes the last linear layer and its cross-entropy together, by chunks of tokens."""
+MatmulLibrary = Literal["default", "hipblaslt", "tunableop"]
+"""The matrix-product library under ROCm. `tunableop` times the kernels of rocBLAS and hipBLASLt."""
+
+Checkpointing = Annotated[str, Meta(pattern=r"^(none|selective|blocks:[1-9][0-9]*|plan:[nsfo]+)$")]
+"""Recomputed blocks.
+
+`none` recomputes nothing. `blocks:K` recomputes one block of every K, so `blocks:1` recomputes all.
+`selective` keeps the outputs of matrix products and attention in every block and recomputes the
+rest. `plan:ffsn` names each block's choice, as `ratchet memory` plans it: n none, s selective, f
+all of it; o offloads what is saved to the host's memory.
+"""
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class StepSetting:
+    """The meaning of a field of StepConfig that differs from its default.
+
+    `variables` must be in the environment when the process starts. `enter` gets the value and the
+    whole config once the process runs, and `inductor` is an option that is switched on there.
+    """
+
+    words: Callable[[Any], str] = lambda value: ""
+    """Returns how a candidate's title names a value; empty if it does not."""
+    variables: Callable[[Any], Mapping[str, str]] = lambda value: {}
+    enter: Callable[[Any, StepConfig], None] | None = None
+    inductor: str = ""
+    in_graphs: bool = True
+    """False if torch.compile generates the same code for every value."""
+    not_in_scripts: str = ""
+    """Why it would change the meaning of a script, which then runs without it."""
+
+
+class StepConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """The settings of one training step; frozen, hashable, and stored in recipes.
+
+    The defaults are a plain eager fp32 step. A field's `StepSetting` says what its other values do
+    to the step's process; a field without one acts in `ratchet.train.workloads.step`.
+    """
+
+    precision: Precision | OwnPrecision = "fp32"
+    compile_mode: CompileMode | None = None
+    optimizer: Annotated[
+        OptimizerKind,
+        StepSetting(
+            words=lambda kind: "kernel AdamW" if kind == "kernel" else f"{kind} optimizer",
+            in_graphs=False,
+        ),
+    ] = "as_written"
+    attention: AttentionBackend = "default"
+    checkpointing: Checkpointing = "none"
+    logits: Annotated[Logits, StepSetting(words=lambda kind: f"{kind} logits")] = "whole"
+    update_in_backward: Annotated[
+        bool,
+        StepSetting(
+            words=lambda _: "updates in backward",
+            in_graphs=False,
+            not_in_scripts="a script may read, clip or add up gradients after its backward pass",
+        ),
+    ] = False
+    """Each parameter is updated as soon as it has its gradient, which is then freed."""
+    micro_batches: Annotated[
+        int,
+        Meta(ge=1),
+        StepSetting(
+            words=lambda parts: f"{parts} micro-batches",
+            not_in_scripts="a script cuts its batches itself; give it smaller ones and accumulate",
+        ),
+    ] = 1
+    """Equal parts of each batch, one after the other; their gradients are averaged."""
+    kernels: Annotated[
+        tuple[str, ...], StepSetting(words=lambda names: f"{len(names)} kernels")
+    ] = ()
+    allocator: Annotated[
+        Allocator,
+        StepSetting(
+            words=str,
+            in_graphs=False,
+            variables=process.allocator_variables,
+            enter=process.enter_allocator,
+        ),
+    ] = "default"
+    huge_pages: Annotated[
+        bool,
+        StepSetting(
+            words=lambda _: "huge pages",
+            in_graphs=False,
+            variables=lambda _: {"THP_MEM_ALLOC_ENABLE": "1"},
+        ),
+    ] = False
+    affinity: Annotated[
+        bool,
+        StepSetting(
+            in_graphs=False,
+            variables=lambda _: {"OMP_PROC_BIND": "close", "OMP_PLACES": "cores"},
+            enter=process.pin,
+        ),
+    ] = False
+    threads: Annotated[
+        Annotated[int, Meta(ge=1)] | None,
+        StepSetting(
+            variables=lambda count: {"OMP_NUM_THREADS": str(count)}, enter=process.enter_threads
+        ),
+    ] = None
+    matmul_precision: Annotated[
+        MatmulPrecision, StepSetting(enter=process.enter_matmul_precision)
+    ] = "highest"
+    products: Annotated[Products, StepSetting(words=lambda kind: f"{kind} products")] = "own"
+    preallocate: Annotated[
+        bool,
+        StepSetting(
+            in_graphs=False, not_in_scripts="a script may find no gradient where it left zeros"
+        ),
+    ] = False
+    matmul_library: Annotated[
+        MatmulLibrary, StepSetting(variables=process.matmul_library_variables)
+    ] = "default"
+    coordinate_descent: Annotated[bool, StepSetting(inductor="coordinate_descent_tuning")] = False
+    aotriton_experimental: Annotated[
+        bool, StepSetting(variables=lambda _: {"TORCH_ROCM_AOTRITON_ENABLE_EXPERIMENTAL": "1"})
+    ] = False
+
+    def changed(self) -> Iterator[tuple[str, object, StepSetting]]:
+        """Yield the name, the value and the `StepSetting` of each field that is not its default."""
+        for name, setting in SETTINGS.items():
+            value = getattr(self, name)
+            if value != default_of(name):
+                yield name, value, setting
+
+    def variables(self) -> dict[str, str]:
+        """Return the environment variables that a process needs at start to run this config."""
+        found: dict[str, str] = {}
+        for _, value, setting in self.changed():
+            found |= setting.variables(value)
+        return found
+
+    def enter(self) -> None:
+        """Apply to this process what can be applied once it runs.
+
+        Default values change nothing, so the user's own settings survive.
+        """
+        for _, value, setting in self.changed():
+            if setting.enter is not None:
+                setting.enter(value, self)
+
+    def inductor_options(self) -> dict[str, bool]:
+        """Return the options of inductor that it switches on."""
+        return {one.inductor: True for _, _, one in self.changed() if one.inductor}
+
+
+_DEFAULTS: Final = StepConfig()
+
+
+def default_of(name: str) -> object:
+    """Return the default of a field of StepConfig."""
+    return getattr(_DEFAULTS, name)
+
+
+SETTINGS: Final[Mapping[str, StepSetting]] = {
+    name: one
+    for name, hint in get_type_hints(StepConfig, include_extras=True).items()
+    for one in getattr(hint, "__metadata__", ())
+    if isinstance(one, StepSetting)
+}
+"""The fields' settings, in their order."""
+AROUND_GRAPHS: Final[Mapping[str, object]] = {
+    name: default_of(name) for name, one in SETTINGS.items() if not one.in_graphs
+}
+"""Settings that do not affect the code that torch.compile generates, with their defaults."""
+
+
+def gemm_dtype(config: StepConfig) -> str:
+    """Return the dtype whose measured rate a step's matrix products are compared with.
+
+    Reduced fp32 (TF32, or bf16 products on a CPU) and fp8 compare with bf16.
+    """
+    lower = config.matmul_precision != "highest" or config.products == "fp8"
+    return "bf16" if config.precision in AUTOCAST or lower else config.precision

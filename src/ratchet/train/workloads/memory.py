@@ -1,0 +1,41 @@
+"""Compare a lower bound on a training step's memory with the device's free memory."""
+
+from __future__ import annotations
+
+import resource
+
+import psutil
+import torch
+from torch import nn
+
+from ratchet.base.errors import DeviceError
+from ratchet.judge.problems.free_memory import free_bytes
+
+BYTES_PER_PARAMETER = 16
+"""fp32 weight and gradient, and AdamW's two fp32 moments."""
+
+
+def available_bytes(device: torch.device) -> int:
+    """Return the device's free memory; on the CPU within the limits of groups and `ulimit -v`."""
+    if device.type == "cuda":
+        return int(torch.cuda.mem_get_info(device)[0])
+    limit_bytes = resource.getrlimit(resource.RLIMIT_AS)[0]
+    if limit_bytes == resource.RLIM_INFINITY:
+        return free_bytes()
+    used_bytes = int(psutil.Process().memory_info().vms)
+    return max(min(free_bytes(), limit_bytes - used_bytes), 0)
+
+
+def require(needed_bytes: int, device: torch.device, what: str, remedy: str) -> None:
+    """Raise DeviceError if `needed_bytes`, a lower bound, exceeds the device's free memory."""
+    free = available_bytes(device)
+    if needed_bytes > free:
+        raise DeviceError(
+            f"{what} needs at least {needed_bytes / 1e9:.1f} GB, but {device} has "
+            f"{free / 1e9:.1f} GB free; {remedy}"
+        )
+
+
+def state_bytes(model: nn.Module) -> int:
+    """Return bytes of weights, gradients and AdamW's fp32 moments; shared weights count once."""
+    return BYTES_PER_PARAMETER * sum(parameter.numel() for parameter in model.parameters())

@@ -1,0 +1,143 @@
+"""The ranks of a layout as meshes, and this process's place among them."""
+
+from __future__ import annotations
+
+import datetime
+import os
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+from typing import Final
+
+import torch
+import torch.distributed as dist
+from torch.distributed import PrefixStore  # type: ignore[attr-defined]
+from torch.distributed.device_mesh import DeviceMesh, init_device_mesh
+from torch.distributed.rendezvous import rendezvous
+
+from ratchet.base.devices.probe import probe
+from ratchet.base.errors import DeviceError, RanksError, WorkloadError
+from ratchet.train.workloads.parallel.layout import ParallelLayout
+
+RANK_BYTES: Final = 380_000_000
+"""Memory of a rank that holds no model yet: resident, with torch 2.13 on Linux."""
+WAIT_S: Final = 120.0
+"""Time that a rank waits for another before it fails."""
+
+
+def rank_device(device: str) -> torch.device:
+    """Return this rank's own device: the CPU, or the GPU of its local rank."""
+    if not device.startswith("cuda"):
+        return torch.device("cpu")
+    local, count = int(os.environ.get("LOCAL_RANK", "0")), torch.cuda.device_count()
+    if local >= count:
+        raise DeviceError(
+            f"local rank {local} has no GPU of its own among {count}: start fewer ranks a node, "
+            "or use --device cpu"
+        )
+    torch.cuda.set_device(local)
+    return torch.device("cuda", local)
+
+
+def check_devices(layout: ParallelLayout, device: str) -> None:
+    """Raise a DeviceError if a layout takes more ranks than this machine has GPUs or memory for.
+
+    Ranks on a CPU share its cores: more ranks than cores are slow, but they run.
+    """
+    if not device.startswith("cuda"):
+        memory_bytes = probe("cpu").memory_bytes
+        if layout.world * RANK_BYTES > memory_bytes:
+            raise DeviceError(
+                f"{layout} takes {layout.world} processes, and this machine's memory holds at most "
+                f"{memory_bytes // RANK_BYTES}: lower a degree"
+            )
+        return
+    count = torch.cuda.device_count()
+    if layout.world > count:
+        raise DeviceError(
+            f"{layout} takes {layout.world} GPUs, and this machine has {count}: "
+            "lower a degree, or use --device cpu"
+        )
+
+
+def join(device: torch.device, *, wait_s: float = WAIT_S) -> None:
+    """Join the ranks that torchrun started, unless this process has joined them already.
+
+    They talk over NCCL or RCCL on GPUs and gloo on CPUs. Raises RanksError without torchrun.
+    """
+    if dist.is_initialized():
+        return
+    if "WORLD_SIZE" not in os.environ:
+        raise RanksError("there are no ranks to join: start this program with torchrun")
+    backend = "nccl" if device.type == "cuda" else "gloo"
+    limit = datetime.timedelta(seconds=wait_s)
+    store, rank, world = next(rendezvous("env://", timeout=limit))
+    # Ranks that torchrun restarts find its store with the addresses of those that died.
+    attempt = os.environ.get("TORCHELASTIC_RESTART_COUNT", "0")
+    dist.init_process_group(
+        backend,
+        store=PrefixStore(f"attempt {attempt}", store),
+        rank=rank,
+        world_size=world,
+        timeout=limit,
+    )
+
+
+@contextmanager
+def joined(device: torch.device, *, wait_s: float = WAIT_S) -> Iterator[None]:
+    """Within, be one of the ranks that torchrun started; see `join`."""
+    join(device, wait_s=wait_s)
+    try:
+        yield
+    finally:
+        dist.destroy_process_group()
+
+
+@dataclass(frozen=True, kw_only=True)
+class Meshes:
+    """One layout's ranks by what they share.
+
+    FSDP2 shards over `fsdp` and `cp` together, as ranks with other tokens have other gradients.
+    """
+
+    layout: ParallelLayout
+    dense: DeviceMesh
+    """Dimensions pp, copies, shards, tp."""
+    tokens: DeviceMesh
+    """Dimensions pp, data, cp, tp."""
+    experts: DeviceMesh | None
+    """Dimensions pp, others, ep, tp; None without expert parallelism."""
+
+    @property
+    def data_place(self) -> int:
+        """Return the number of this rank's share of the batch."""
+        return self.tokens.get_local_rank("data")
+
+    @property
+    def cp_place(self) -> int:
+        """Return the number of this rank's share of the sequence."""
+        return self.tokens.get_local_rank("cp")
+
+
+def make_meshes(layout: ParallelLayout, device_type: str) -> Meshes:
+    """Return the meshes of a layout; WorkloadError unless it takes exactly the ranks there are."""
+    if layout.world != dist.get_world_size():
+        raise WorkloadError(
+            f"{layout} takes {layout.world} ranks, but torchrun started {dist.get_world_size()}: "
+            f"use --nproc-per-node={layout.world}, or change a degree"
+        )
+
+    def mesh(**sizes: int) -> DeviceMesh:
+        return init_device_mesh(
+            device_type, tuple(sizes.values()), mesh_dim_names=tuple(sizes.keys())
+        )
+
+    one = layout
+    return Meshes(
+        layout=layout,
+        dense=mesh(pp=one.pp, copies=one.dp, shards=one.fsdp * one.cp, tp=one.tp),
+        tokens=mesh(pp=one.pp, data=one.data, cp=one.cp, tp=one.tp),
+        experts=mesh(pp=one.pp, others=one.data // one.ep, ep=one.ep, tp=one.tp)
+        if one.ep > 1
+        else None,
+    )

@@ -1,0 +1,257 @@
+"""A workload's step on this rank: `parallelize(workload, layout)`."""
+
+from __future__ import annotations
+
+from collections import defaultdict
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import replace
+from functools import partial
+from typing import Any
+
+import torch
+import torch.distributed as dist
+from torch import Tensor, nn
+from torch.distributed.device_mesh import DeviceMesh
+from torch.distributed.fsdp import FSDPModule, MixedPrecisionPolicy, fully_shard
+from torch.distributed.tensor import DTensor, Shard
+from torch.nn.parallel import DistributedDataParallel
+from torch.nn.utils import get_total_norm
+from torch.optim import Optimizer
+from torch.utils import _pytree as pytree
+
+from ratchet.base.errors import WorkloadError
+from ratchet.train.workloads.checkpointing import find_blocks
+from ratchet.train.workloads.llama import Attention
+from ratchet.train.workloads.parallel.context import split_sequence
+from ratchet.train.workloads.parallel.layout import ParallelLayout, SplitSizes, check_layout
+from ratchet.train.workloads.parallel.meshes import Meshes, make_meshes
+from ratchet.train.workloads.parallel.stages import cut, pipelined_step
+from ratchet.train.workloads.parallel.tensor import experts_of, split_experts, split_products
+from ratchet.train.workloads.parallel.tune import exchange, overlap_products, prefetch, reduce_by
+from ratchet.train.workloads.parallel.tuning import ParallelTuning
+from ratchet.train.workloads.workload import Batch, BatchFunction, Workload
+
+
+def parallelize(
+    workload: Workload, layout: ParallelLayout, tuning: ParallelTuning | None = None
+) -> Workload:
+    """Return the workload as this rank runs it; its model is split in place.
+
+    Its batches are this rank's share of the workload's, so that all ranks together train on the
+    same data as one would. All ranks call this with the same arguments, after `joined`. The mean of
+    the ranks' losses is the workload's (`mean_loss`). Raises WorkloadError for a layout that the
+    workload or the number of ranks does not allow.
+    """
+    tuning = tuning or ParallelTuning()
+    sizes = check_parallel(workload, layout)
+    device = torch.device(workload.device)
+    meshes = make_meshes(layout, device.type)
+    model = workload.model
+    if layout.cp > 1:
+        split_sequence(model, meshes.tokens["cp"], sizes.sequence)
+    if layout.tp > 1:
+        split_products(model, meshes.dense["tp"])
+        if tuning.async_tp:
+            overlap_products(meshes.dense["tp"])
+    if meshes.experts is not None:
+        split_experts(model, meshes.experts["ep", "tp"] if layout.tp > 1 else meshes.experts["ep"])
+    elif layout.tp > 1:
+        split_experts(model, meshes.dense["tp"])
+    made = replace(workload, batch=_share(workload, meshes), tokens_per_batch=None)
+    if not layout.is_data_parallel:  # torch clips no gradients of several meshes at once
+        made = replace(made, optimizer=_optimizer_of(workload, meshes), clip_norm=None)
+    if layout.pp > 1:
+        return _pipelined(made, meshes, tuning)
+    made = replace(made, accumulate=workload.accumulate * layout.micro)
+    if layout.is_ddp:
+        return _with_sync(replace(made, model=_ddp(model, device, tuning)), tuning)
+    if layout.data * layout.cp > 1:
+        _shard([model], meshes, tuning)
+    return _with_sync(made, tuning)
+
+
+def mean_loss(loss: Tensor) -> float:
+    """Return the mean of the ranks' losses, which is the loss of the whole batch."""
+    total = loss.detach().float().clone()
+    dist.all_reduce(total)
+    return float(total) / dist.get_world_size()
+
+
+def dimensions(workload: Workload) -> SplitSizes:
+    """Return what a layout must divide, from the model and its first batch."""
+    held = [one for one in pytree.tree_leaves(workload.batch(0)) if isinstance(one, Tensor)]
+    if not held or not all(one.ndim for one in held):
+        raise WorkloadError(
+            f"{workload.name}: its batches are not tensors of samples, so ranks cannot share them: "
+            "put the samples along the first dimension"
+        )
+    first = held[0]
+    attention = next((m for m in workload.model.modules() if isinstance(m, Attention)), None)
+    heads = getattr(
+        next((m for m in workload.model.modules() if hasattr(m, "heads")), None), "heads", 0
+    )
+    groups = experts_of(workload.model)
+    return SplitSizes(
+        batch_size=len(first),
+        sequence=first.shape[1] if first.ndim > 1 else 0,
+        layers=len(find_blocks(workload.model)),
+        heads=attention.q_proj.out_features // attention.head_dim if attention else heads,
+        kv_heads=attention.k_proj.out_features // attention.head_dim if attention else heads,
+        experts=len(groups[0].gate) if groups else 0,
+    )
+
+
+def check_parallel(workload: Workload, layout: ParallelLayout) -> SplitSizes:
+    """Return what a layout divides; WorkloadError if it does not, or the workload allows none."""
+    sizes = dimensions(workload)
+    _check(workload, layout, sizes)
+    check_layout(layout, sizes, workload.name)
+    return sizes
+
+
+def _check(workload: Workload, layout: ParallelLayout, sizes: SplitSizes) -> None:
+    if workload.train_step is not None:
+        raise WorkloadError(
+            f"{workload.name} has a train_step of its own: give it a loss, or parallelise it there"
+        )
+    if layout.ep > 1 and not sizes.experts:
+        raise WorkloadError(
+            f"{workload.name} has 0 experts for ep={layout.ep}: use moe, or drop ep"
+        )
+    if layout.world > 1 and workload.optimizers is not None:
+        raise WorkloadError(f"{workload.name} has several optimizers: give it one `optimizer`")
+    if layout.pp > 1 and workload.accumulate > 1:
+        raise WorkloadError(
+            f"{workload.name} accumulates {workload.accumulate} batches: with pp, use micro instead"
+        )
+    if workload.precision == "bf16_master":
+        raise WorkloadError("precision 'bf16_master' runs on one rank; use bf16_autocast")
+
+
+def _share(workload: Workload, meshes: Meshes) -> BatchFunction:
+    """Return the batches of this rank: its rows, in `micro` parts, and its part of the sequence."""
+    layout, given = meshes.layout, workload.batch
+    parts = 1 if layout.pp > 1 else layout.micro
+    row, place = meshes.data_place, meshes.cp_place
+
+    def batch(index: int) -> Batch:
+        whole, part = divmod(index, parts)
+
+        def own(tensor: Tensor) -> Tensor:
+            rows = tensor.chunk(layout.data)[row].chunk(parts)[part]
+            rows = rows.chunk(layout.cp, dim=1)[place] if layout.cp > 1 else rows
+            return rows.contiguous()
+
+        return pytree.tree_map_only(Tensor, own, given(whole))
+
+    return batch
+
+
+def _optimizer_of(
+    workload: Workload, meshes: Meshes
+) -> Callable[[Iterable[nn.Parameter]], Optimizer]:
+    make, most = workload.optimizer, workload.clip_norm
+    stages = meshes.dense.get_group("pp")
+
+    def optimizer(parameters: Iterable[nn.Parameter]) -> Optimizer:
+        made = make(parameters)
+        return made if most is None else clips_before_update(made, most, stages)
+
+    return optimizer
+
+
+def _ddp(model: nn.Module, device: torch.device, tuning: ParallelTuning) -> nn.Module:
+    wrapped = DistributedDataParallel(
+        model,
+        device_ids=[device.index] if device.type == "cuda" else None,
+        bucket_cap_mb=tuning.bucket_cap_mb,
+        gradient_as_bucket_view=True,
+    )
+    reduce_by(wrapped, tuning)
+    return wrapped
+
+
+def _shard(roots: Sequence[nn.Module], meshes: Meshes, tuning: ParallelTuning) -> None:
+    """Shard the blocks and the rest with FSDP2, in place; experts over ranks of their own."""
+    layout = meshes.layout
+    dense = meshes.dense["copies", "shards"] if layout.dp > 1 else meshes.dense["shards"]
+    reduced = torch.bfloat16 if tuning.reduction == "bf16" else None
+    policy = MixedPrecisionPolicy(reduce_dtype=reduced)
+    sharded: list[FSDPModule] = []
+
+    def shard(module: nn.Module, mesh: DeviceMesh, **options: Any) -> FSDPModule:
+        made = fully_shard(
+            module,
+            mesh=mesh,
+            # Stages keep their weights: each micro-batch would gather them, and zero bubble's
+            # second part of a backward pass finds none that were freed.
+            reshard_after_forward=tuning.reshard_after_forward and layout.pp == 1,
+            mp_policy=policy,
+            **options,
+        )
+        if meshes.dense.device_type == "cpu" and mesh.size() > 1:
+            # gloo has no mean. On one rank, torch 2.13 would divide twice.
+            made.set_force_sum_reduction_for_comms(True)
+        return made
+
+    for root in roots:
+        if meshes.experts is not None:
+            for experts in experts_of(root):
+                apart = shard(
+                    experts, meshes.experts["others"], shard_placement_fn=lambda _: Shard(1)
+                )
+                apart.set_gradient_divide_factor(layout.data)
+        for block in find_blocks(root):
+            sharded.append(shard(block, dense))
+        shard(root, dense)
+    prefetch(sharded, tuning.prefetch)
+
+
+def _pipelined(workload: Workload, meshes: Meshes, tuning: ParallelTuning) -> Workload:
+    layout, loss = meshes.layout, workload.loss
+    assert loss is not None
+    stages = cut(workload, layout, meshes.dense.get_local_rank("pp"))
+    if layout.data * layout.cp > 1:
+        _shard(list(stages.values()), meshes, tuning)
+    step = pipelined_step(
+        stages, layout, loss, torch.device(workload.device), meshes.dense.get_group("pp")
+    )
+    return replace(workload, loss=None, train_step=step)
+
+
+def _with_sync(workload: Workload, tuning: ParallelTuning) -> Workload:
+    return replace(workload, sync=partial(exchange, workload.model)) if tuning.no_sync else workload
+
+
+def clip_on_ranks(
+    parameters: Iterable[nn.Parameter], most: float, stages: dist.ProcessGroup
+) -> None:
+    """Scale gradients to a global norm of at most `most`, over all shards and pipeline stages.
+
+    torch's `clip_grad_norm_` takes no parameters of several meshes at once.
+    """
+    gradients = [one.grad for one in parameters if one.grad is not None]
+    by_mesh: dict[DeviceMesh | None, list[Tensor]] = defaultdict(list)
+    for one in gradients:
+        by_mesh[one.device_mesh if isinstance(one, DTensor) else None].append(one)
+    square = torch.stack([_whole(get_total_norm(own)) ** 2 for own in by_mesh.values()]).sum()
+    if dist.get_world_size(stages) > 1:
+        dist.all_reduce(square, group=stages)
+    scale = (most / (square.sqrt() + 1e-6)).clamp(max=1.0)
+    for one in gradients:
+        (one.to_local() if isinstance(one, DTensor) else one).mul_(scale)
+
+
+def clips_before_update(optimizer: Optimizer, most: float, stages: dist.ProcessGroup) -> Optimizer:
+    """Return the optimizer; its `step` first clips the gradients of all ranks."""
+
+    def clip(*_: object) -> None:
+        held = (p for group in optimizer.param_groups for p in group["params"])
+        clip_on_ranks(held, most, stages)
+
+    optimizer.register_step_pre_hook(clip)
+    return optimizer
+
+
+def _whole(norm: Tensor) -> Tensor:
+    return norm.full_tensor() if isinstance(norm, DTensor) else norm

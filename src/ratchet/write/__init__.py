@@ -1,0 +1,1 @@
+"""Kernels written: authors propose them; the judge alone decides what one is worth."""

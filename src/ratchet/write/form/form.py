@@ -1,0 +1,243 @@
+"""The loop-level form of a problem: what its kernels compute, before any choice of a schedule.
+
+A `LoopForm` is a graph of few kinds of nodes. Index maps are `Extent`s in the names `#0`, `#1`, ...
+of the node's own dimensions (`axis`).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass, field
+from typing import Final
+
+from ratchet.base.errors import RatchetError
+from ratchet.write.form.extent import Extent, Name, named
+
+Shape = tuple[Extent, ...]
+Number = float | int | bool
+
+REALS: Final = ("float32", "bfloat16", "float16", "float64", "float8_e4m3fn", "float8_e5m2")
+
+
+class UnsupportedOp(RatchetError):
+    """An operation outside the generator's list, or used in a way that it does not take."""
+
+    def __init__(self, op: str, why: str = "") -> None:
+        self.op, self.why = op, why
+        super().__init__(
+            f"the generator has no {op}{f' ({why})' if why else ''}: let another author write this "
+            "problem, or add the op (docs/design/generator.md)"
+        )
+
+
+def axis(place: int, size: Extent) -> Extent:
+    """Return the name of a node's own dimension."""
+    return named(f"#{place}", size)
+
+
+def axes_of(shape: Shape) -> Shape:
+    """Return the names of all dimensions of a node."""
+    return tuple(axis(place, size) for place, size in enumerate(shape))
+
+
+def own_axes(index: Sequence[Extent]) -> dict[str, Extent]:
+    """Return what a node's own dimensions are at an index, by their names."""
+    return {f"#{place}": one for place, one in enumerate(index)}
+
+
+@dataclass(frozen=True, eq=False, kw_only=True)
+class Node:
+    """A tensor of the form; nodes are compared by identity."""
+
+    shape: Shape
+    dtype: str
+    """torch's name. Reals are computed in float32 (float64 in float64) and rounded when stored."""
+
+    @property
+    def inputs(self) -> tuple[Node, ...]:
+        return ()
+
+
+@dataclass(frozen=True, eq=False, kw_only=True)
+class Source(Node):
+    """An input of the problem."""
+
+    place: int
+
+
+@dataclass(frozen=True, eq=False, kw_only=True)
+class Constant(Node):
+    """One number everywhere."""
+
+    value: Number
+
+
+@dataclass(frozen=True, eq=False, kw_only=True)
+class Position(Node):
+    """A whole number computed from the index and the sizes."""
+
+    value: Extent
+
+
+@dataclass(frozen=True, eq=False, kw_only=True)
+class Map(Node):
+    """An operation element by element; every argument has the node's shape."""
+
+    op: str
+    """A name of `MAPS` in `op_table.py`."""
+    args: tuple[Node, ...]
+
+    @property
+    def inputs(self) -> tuple[Node, ...]:
+        return self.args
+
+
+@dataclass(frozen=True, eq=False, kw_only=True)
+class View(Node):
+    """Elements of another node by their index; a node as an index is read at the own index."""
+
+    arg: Node
+    places: tuple[Extent | Node, ...]
+
+    @property
+    def inputs(self) -> tuple[Node, ...]:
+        return (self.arg, *(one for one in self.places if isinstance(one, Node)))
+
+
+@dataclass(frozen=True, eq=False, kw_only=True)
+class Choice(Node):
+    """`arg` where every extent of `when` is at least 0, else `other`, of the same shape."""
+
+    when: tuple[Extent, ...]
+    arg: Node
+    other: Node
+
+    @property
+    def inputs(self) -> tuple[Node, ...]:
+        return (self.arg, self.other)
+
+
+@dataclass(frozen=True, eq=False, kw_only=True)
+class Fold(Node):
+    """A reduction over some axes, which the result does not have."""
+
+    op: str
+    """A name of `FOLDS` in `op_table.py`."""
+    arg: Node
+    axes: tuple[int, ...]
+
+    @property
+    def inputs(self) -> tuple[Node, ...]:
+        return (self.arg,)
+
+
+@dataclass(frozen=True, eq=False, kw_only=True)
+class Scan(Node):
+    """A running sum, product or log of a sum of exponentials along an axis."""
+
+    op: str
+    """A name of `FOLDS` in `op_table.py`."""
+    arg: Node
+    axis: int
+
+    @property
+    def inputs(self) -> tuple[Node, ...]:
+        return (self.arg,)
+
+
+@dataclass(frozen=True, eq=False, kw_only=True)
+class Scatter(Node):
+    """`base` with elements of `source` added (or set) at `places`, by the source's index."""
+
+    op: str
+    """add or set."""
+    base: Node
+    source: Node
+    places: tuple[Extent | Node, ...]
+
+    @property
+    def inputs(self) -> tuple[Node, ...]:
+        dynamic = (one for one in self.places if isinstance(one, Node))
+        return (self.base, self.source, *dynamic)
+
+
+@dataclass(frozen=True, eq=False, kw_only=True)
+class Order(Node):
+    """Places of the elements in sorted order along the last axis; equal ones keep their order."""
+
+    arg: Node
+    descending: bool
+
+    @property
+    def inputs(self) -> tuple[Node, ...]:
+        return (self.arg,)
+
+
+@dataclass(frozen=True, eq=False, kw_only=True)
+class Matmul(Node):
+    """[..., M, K] times [..., K, N]; both have the same leading dimensions."""
+
+    left: Node
+    right: Node
+
+    @property
+    def inputs(self) -> tuple[Node, ...]:
+        return (self.left, self.right)
+
+
+@dataclass(frozen=True, kw_only=True)
+class Tensor:
+    """One tensor at the C interface."""
+
+    dtype: str
+    shape: Shape
+
+
+@dataclass(frozen=True, kw_only=True)
+class LoopForm:
+    """A problem's computation for one pattern of ranks, dtypes and scalars."""
+
+    inputs: tuple[Tensor, ...]
+    outputs: tuple[Node, ...]
+    slots: tuple[int, ...]
+    """For every output the tensor of the C interface that it goes to: an input, if in place."""
+    scalars: tuple[float, ...]
+    """The scalars that the form was made for."""
+    checks: tuple[tuple[Extent, Extent], ...] = field(default=())
+    """Extents that must be equal at a call."""
+
+    def nodes(self) -> list[Node]:
+        """Return all nodes, arguments first."""
+        return ordered(self.outputs)
+
+    def named_sizes(self) -> dict[str, tuple[int, int, int]]:
+        """Return (input, dimension, factor) by name: a size is the dimension's over the factor."""
+        found: dict[str, tuple[int, int, int]] = {}
+        for place, tensor in enumerate(self.inputs):
+            for dim, size in enumerate(tensor.shape):
+                for product, factor in size.terms if len(size.terms) == 1 else ():
+                    if len(product) == 1 and isinstance(product[0], Name):
+                        found.setdefault(product[0].name, (place, dim, factor))
+        return found
+
+
+def ordered(outputs: Iterable[Node]) -> list[Node]:
+    """Return nodes and all that they read, arguments first."""
+    found: dict[Node, None] = {}
+    for output in outputs:
+        stack: list[tuple[Node, bool]] = [(output, False)]
+        while stack:
+            node, ready = stack.pop()
+            if node in found:
+                continue
+            if ready:
+                found[node] = None
+                continue
+            stack.append((node, True))
+            stack.extend((one, False) for one in node.inputs if one not in found)
+    return list(found)
+
+
+def over_of(node: Node) -> Shape:
+    """Return the sizes that a node's computation runs over: for a reduction, its argument's."""
+    return node.arg.shape if isinstance(node, Fold) else node.shape

@@ -1,0 +1,254 @@
+"""From a reference to a graph of core ATen ops with symbolic sizes, by torch's make_fx."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any, Final
+
+import sympy  # type: ignore[import-untyped]
+import torch
+from torch import Tensor, fx
+from torch._ops import OpOverload
+from torch._subclasses import FakeTensorMode
+from torch.fx.experimental.proxy_tensor import make_fx
+from torch.fx.experimental.symbolic_shapes import (
+    DimDynamic,
+    ShapeEnv,
+    StatelessSymbolicContext,
+)
+from torch.nn.attention import SDPBackend, sdpa_kernel
+from torch.utils._sympy import functions
+
+from ratchet.judge.problems.case import Case
+from ratchet.judge.problems.inputs import dtype_named
+from ratchet.write.form.extent import Extent, larger, named, smaller, whole
+from ratchet.write.form.form import UnsupportedOp
+
+
+def decompositions_of_attention() -> Mapping[OpOverload, Callable[..., object]]:
+    """Return the two ops' decompositions, for make_fx."""
+    aten = torch.ops.aten
+    return {
+        aten._scaled_dot_product_flash_attention_for_cpu.default: _forward,
+        aten._scaled_dot_product_flash_attention_for_cpu_backward.default: _backward,
+    }
+
+
+def _forward(
+    query: Tensor,
+    key: Tensor,
+    value: Tensor,
+    dropout_p: float = 0.0,
+    is_causal: bool = False,
+    *,
+    attn_mask: Tensor | None = None,
+    scale: float | None = None,
+) -> Any:
+    """Return the output, and the logarithm of each row's sum of exponentials in fp32."""
+    if dropout_p or query.shape[1] != key.shape[1]:
+        return NotImplemented
+    scores = _scores(query, key, is_causal, attn_mask, scale)
+    most = scores.amax(-1, keepdim=True)
+    powers = torch.exp(scores - most)
+    total = powers.sum(-1, keepdim=True)
+    output = torch.matmul(powers / total, value.float()).to(query.dtype)
+    return output, (most + torch.log(total)).squeeze(-1)
+
+
+def _backward(
+    grad_out: Tensor,
+    query: Tensor,
+    key: Tensor,
+    value: Tensor,
+    out: Tensor,
+    logsumexp: Tensor,
+    dropout_p: float,
+    is_causal: bool,
+    *,
+    attn_mask: Tensor | None = None,
+    scale: float | None = None,
+) -> Any:
+    """Return the gradients of query, key and value (Dao et al., "FlashAttention", 2022, app. B)."""
+    if dropout_p or query.shape[1] != key.shape[1]:
+        return NotImplemented
+    given = grad_out.float()
+    shares = torch.exp(
+        _scores(query, key, is_causal, attn_mask, scale) - logsumexp.float().unsqueeze(-1)
+    )
+    of_value = torch.matmul(shares.transpose(-2, -1), given)
+    of_shares = torch.matmul(given, value.float().transpose(-2, -1))
+    moved = (given * out.float()).sum(-1, keepdim=True)
+    of_scores = shares * (of_shares - moved) * _factor(query, scale)
+    of_query = torch.matmul(of_scores, key.float())
+    of_key = torch.matmul(of_scores.transpose(-2, -1), query.float())
+    return of_query.to(query.dtype), of_key.to(key.dtype), of_value.to(value.dtype)
+
+
+def _scores(
+    query: Tensor, key: Tensor, is_causal: bool, attn_mask: Tensor | None, scale: float | None
+) -> Tensor:
+    """Return the scaled and masked products of rows in fp32."""
+    factor = _factor(query, scale)
+    scores: Tensor = torch.matmul(query.float(), key.float().transpose(-2, -1)) * factor
+    if is_causal:
+        seen = torch.ones(query.shape[-2], key.shape[-2], dtype=torch.bool).tril()
+        scores = torch.where(seen, scores, float("-inf"))
+    if attn_mask is None:
+        return scores
+    if attn_mask.dtype == torch.bool:
+        return torch.where(attn_mask, scores, float("-inf"))
+    return scores + attn_mask
+
+
+def _factor(query: Tensor, scale: float | None) -> Any:
+    return 1.0 / torch.sym_sqrt(query.shape[-1]) if scale is None else scale
+
+
+KEPT: Final = (
+    *("mm", "bmm", "addmm", "baddbmm", "convolution", "convolution_backward", "cat"),
+    *("max_pool2d_with_indices", "max_pool3d_with_indices"),
+)
+"""Ops that stay whole, although Inductor decomposes some of their uses."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Traced:
+    """A reference's graph, and what its symbolic sizes are."""
+
+    graph: fx.Graph
+    shapes: tuple[tuple[Extent, ...], ...]
+    """The inputs' shapes."""
+    sizes: SizeReader
+
+
+class SizeReader:
+    """Translates torch's symbolic sizes to extents."""
+
+    def __init__(self, environment: ShapeEnv) -> None:
+        self._environment = environment
+        self._divided = _divided(environment)
+
+    def extent(self, value: object) -> Extent:
+        """Return the extent of an int or a SymInt."""
+        if isinstance(value, bool | int):
+            return whole(int(value))
+        assert isinstance(value, torch.SymInt)
+        return self.translated(self._environment.replace(value.node.expr))
+
+    def shape(self, value: Tensor) -> tuple[Extent, ...]:
+        """Return a fake tensor's shape."""
+        return tuple(self.extent(size) for size in value.shape)
+
+    def translated(self, expression: sympy.Basic) -> Extent:
+        """Return the extent of a sympy expression; an UnsupportedOp for anything else."""
+        expression = self._environment.replace(expression)
+        if isinstance(expression, sympy.Integer):
+            return whole(int(expression))
+        if isinstance(expression, sympy.Symbol):
+            return self._divided.get(expression.name, named(expression.name))
+        parts = [self.translated(one) for one in _arguments(expression)]
+        if isinstance(expression, sympy.Add):
+            return sum(parts[1:], parts[0])
+        if isinstance(expression, sympy.Mul):
+            total = whole(1)
+            for part in parts:
+                total = total * part
+            return total
+        if isinstance(expression, sympy.Pow) and isinstance(expression.exp, sympy.Integer):
+            total = whole(1)
+            for _ in range(int(expression.exp)):
+                total = total * parts[0]
+            return total
+        if isinstance(expression, functions.FloorDiv | functions.CleanDiv):
+            return parts[0] // parts[1]
+        if isinstance(expression, functions.Mod | functions.PythonMod | sympy.Mod):
+            return parts[0] % parts[1]
+        if isinstance(expression, functions.Max | sympy.Max):
+            return _chain(larger, parts)
+        if isinstance(expression, functions.Min | sympy.Min):
+            return _chain(smaller, parts)
+        raise UnsupportedOp(f"size {type(expression).__name__}", str(expression))
+
+
+def traced(
+    reference: Callable[..., Iterable[Tensor]],
+    case: Case,
+    static: frozenset[tuple[int, int]] = frozenset(),
+) -> Traced:
+    """Trace a reference with tensors like a case's.
+
+    All sizes are symbols of their own but those of the dimensions (input, axis) in `static`.
+    """
+    environment = ShapeEnv(duck_shape=False)
+    mode = FakeTensorMode(shape_env=environment, allow_non_fake_inputs=True)
+    fakes = []
+    for place, spec in enumerate(case.inputs):
+        empty = torch.empty(spec.shape, dtype=dtype_named(spec.dtype))
+        dynamic: Any = StatelessSymbolicContext(
+            dynamic_sizes=[
+                DimDynamic.STATIC if (place, dim) in static else DimDynamic.DYNAMIC
+                for dim in range(empty.dim())
+            ]
+        )
+        fakes.append(mode.from_tensor(empty, symbolic_context=dynamic))
+    scalars = tuple(case.scalars)
+
+    def run(*tensors: Tensor) -> tuple[Tensor, ...]:
+        with sdpa_kernel(SDPBackend.MATH):
+            return tuple(reference(*tensors, scalars))
+
+    table = decompositions()
+    with torch.enable_grad():
+        module = make_fx(run, decomposition_table=table, tracing_mode="symbolic")(*fakes)
+    if _mutates(module.graph):
+        plain = torch.func.functionalize(module, remove="mutations_and_views")
+        with torch.no_grad():
+            module = make_fx(plain, decomposition_table=table, tracing_mode="symbolic")(*fakes)
+    module.graph.eliminate_dead_code()
+    sizes = SizeReader(environment)
+    return Traced(
+        graph=module.graph, shapes=tuple(sizes.shape(fake) for fake in fakes), sizes=sizes
+    )
+
+
+def decompositions() -> Mapping[OpOverload, Callable[..., object]]:
+    """Return torch's core ATen decompositions with Inductor's additions, and attention's."""
+    from torch._inductor.decomposition import select_decomp_table
+
+    table = dict(select_decomp_table())
+    for op in list(table):
+        if isinstance(op, torch._ops.OpOverload) and op.overloadpacket.__name__ in KEPT:
+            del table[op]
+    return table | dict(decompositions_of_attention())
+
+
+def _mutates(graph: fx.Graph) -> bool:
+    for node in graph.nodes:
+        schema = getattr(node.target, "_schema", None)
+        if schema is not None and schema.is_mutable:
+            return True
+    return False
+
+
+def _divided(environment: ShapeEnv) -> dict[str, Extent]:
+    """Return sizes that the reference takes to be multiples of a number, as such multiples."""
+    factors: dict[str, int] = {}
+    for remainder in environment.divisible:
+        symbol, divisor = _arguments(remainder)[:2]
+        if isinstance(symbol, sympy.Symbol) and isinstance(divisor, sympy.Integer):
+            known = factors.get(symbol.name, 1)
+            factors[symbol.name] = int(sympy.ilcm(known, int(divisor)))
+    return {name: named(f"{name}_{factor}") * factor for name, factor in factors.items()}
+
+
+def _arguments(expression: sympy.Basic) -> Sequence[sympy.Basic]:
+    found: Sequence[sympy.Basic] = expression.args
+    return found
+
+
+def _chain(combine: Callable[[Extent, Extent], Extent], parts: list[Extent]) -> Extent:
+    total = parts[0]
+    for part in parts[1:]:
+        total = combine(total, part)
+    return total

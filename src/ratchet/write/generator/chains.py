@@ -1,0 +1,122 @@
+"""Stages that run one after the other for each element of a batch, on one thread.
+
+Attention's products, its softmax and what follows share the batch and the heads. Run for one head
+at a time, the scores of a head stay in the cache, and need memory for one head a thread.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from ratchet.write.form.extent import ONE, Extent, bound_of, name_of, product_of
+from ratchet.write.form.form import Matmul, Node, Shape, axes_of
+from ratchet.write.generator.fusion import (
+    FusionPlan,
+    Index,
+    LoopNest,
+    Stage,
+    dense,
+    dense_index,
+    place_over,
+    reads_of,
+)
+
+
+@dataclass(frozen=True, kw_only=True)
+class Chain:
+    """Stages in a row; with `lead`, they run for each index of these leading sizes."""
+
+    stages: tuple[Stage, ...]
+    lead: Shape = ()
+
+    def own(self, plan: FusionPlan) -> dict[Node, int]:
+        """Return the nodes that nothing else reads, with the dimensions that the batch takes."""
+        written = {node for stage in self.stages for node in stage.nodes}
+        private = written - plan.read_outside(self.stages) - set(plan.outputs)
+        return {node: _leading(node.shape, len(self.lead)) for node in private}
+
+
+def chained(plan: FusionPlan) -> list[Chain]:
+    """Return all stages in order; those around batched products share chains."""
+    found: list[Chain] = []
+    at, stages = 0, plan.stages
+    while at < len(stages):
+        first = next((k for k in range(at, len(stages)) if _lead_of(stages[k])), None)
+        if first is None:
+            break
+        lead, start, end = _lead_of(stages[first]), first, first + 1
+        while start > at and _fit(stages[start - 1 : end], lead, plan):
+            start -= 1
+        while end < len(stages) and _fit(stages[start : end + 1], lead, plan):
+            end += 1
+        found += [Chain(stages=(one,)) for one in stages[at:start]]
+        found.append(Chain(stages=stages[start:end], lead=lead if end - start > 1 else ()))
+        at = end
+    return [*found, *(Chain(stages=(one,)) for one in stages[at:])]
+
+
+def reads(stage: Stage, node: Node, kept: frozenset[Node]) -> list[tuple[Node, Index]]:
+    """Return what a stage's node reads from memory, with the index in the stage's variables."""
+    if isinstance(stage, LoopNest):
+        return reads_of(node, place_over(stage, node, stage.members[node]), kept)
+    return reads_of(node, axes_of(node.shape), kept)
+
+
+def decoded(variables: Sequence[Extent], item: str) -> list[str]:
+    """Return definitions of loop variables from the number of an element, row by row."""
+    lines: list[str] = []
+    rest = ONE
+    for place in range(len(variables) - 1, -1, -1):
+        one = variables[place]
+        text = f"{item} / ({rest.text})" if rest != ONE else item
+        if place:
+            text = f"({text}) % ({bound_of(one).text})"
+        lines.append(f"const int64_t {name_of(one)} = {text};")
+        rest = product_of((rest, bound_of(one)))
+    return lines
+
+
+def _lead_of(stage: Stage) -> Shape:
+    node = stage.nodes[0]
+    return dense(node.shape[:-2]) if isinstance(node, Matmul) else ()
+
+
+def _fit(stages: Sequence[Stage], lead: Shape, plan: FusionPlan) -> bool:
+    """Return whether each stage runs over the batch, and reads the others' results in order."""
+    written = {node for stage in stages for node in stage.nodes}
+    return all(
+        _takes(stage, lead)
+        and all(
+            place == own
+            for node in stage.nodes
+            for one, index in reads(stage, node, plan.kept)
+            if one in written
+            for place, own in zip(
+                dense_index(index, one.shape), _variables(stage, lead), strict=False
+            )
+        )
+        for stage in stages
+    )
+
+
+def _takes(stage: Stage, lead: Shape) -> bool:
+    if not isinstance(stage, LoopNest):
+        return _lead_of(stage) == lead
+    inner = stage.inner or frozenset()
+    folds = {"column fold", "whole fold"} & set(stage.members.values())
+    longer = len(stage.sizes) > len(lead) and stage.sizes[: len(lead)] == lead
+    return longer and not folds and not inner & set(range(len(lead)))
+
+
+def _variables(stage: Stage, lead: Shape) -> Index:
+    if isinstance(stage, LoopNest):
+        return tuple(stage.index(place) for place in range(len(lead)))
+    shape = stage.node.shape[:-2]
+    return dense_index(axes_of(shape), shape)
+
+
+def _leading(shape: Shape, count: int) -> int:
+    """Return how many dimensions hold the first `count` sizes other than 1."""
+    places = [place for place, size in enumerate(shape) if size != ONE]
+    return places[count - 1] + 1

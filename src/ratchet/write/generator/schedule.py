@@ -1,0 +1,98 @@
+"""A kernel's choices as data: names and values as texts."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Final
+
+from ratchet.write.author import Schedule
+
+OPTIONS: Final[dict[str, tuple[str, ...]]] = {
+    "fuse": ("all", "none"),
+    "grain": ("2048", "8192", "32768", "131072"),
+    "block": ("512", "2048", "8192"),
+    "width": ("512", "256"),
+    "keep": ("costly", "none", "all"),
+    "stream": ("no", "yes"),
+    "unroll": ("no", "yes"),
+    "division": ("reciprocal", "exact"),
+    "tile": ("32", "no", "16", "64"),
+    "chain": ("yes", "no"),
+    "factors": ("read", "kept"),
+    "epilogue": ("fused", "kept"),
+    "depth": ("320", "192", "512"),
+    "rows": ("96", "192", "288"),
+    "columns": ("512", "256", "1024"),
+    "direct": ("64", "0", "1024"),
+    "denormals": ("zero", "kept"),
+}
+"""Every choice with its values, the default first."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Choices:
+    """A schedule, read."""
+
+    fuse: bool = True
+    """Nodes that fit share loop nests."""
+    chain: bool = True
+    """Stages around batched products run for one element of the batch at a time."""
+    grain: int = 2048
+    """Elements below which a nest runs on one thread."""
+    block: int = 512
+    """Elements of a row that one thread takes at a time, without reductions over rows."""
+    width: int = 512
+    """Bits of a vector register."""
+    keep: str = "costly"
+    """Values that a later pass over a row reads from a buffer instead of computing them again."""
+    stream: bool = False
+    """Outputs bypass the caches."""
+    unroll: bool = False
+    reciprocal: bool = True
+    """A number that divides a whole row is inverted once."""
+    tile: int = 0
+    """Side of a square in which transposing loops run; 0 for rows."""
+    factors: str = "read"
+    """Products read factors where they lie, a convolution's windows too; or `kept`: from copies."""
+    epilogue: bool = True
+    """Operations that follow a product element by element are computed for each block of it."""
+    depth: int = 320
+    """Words along the inner size in a block of a product."""
+    rows: int = 96
+    columns: int = 512
+    direct: int = 64
+    """Rows of a product up to which it reads float32 columns where they lie."""
+    denormals: bool = False
+    """Products take denormal numbers as they are, which is slow; or as 0."""
+
+    @property
+    def blocks(self) -> tuple[str, ...]:
+        """Return definitions of the sizes that `gemm.h` uses."""
+        names = ("depth", "rows", "columns", "direct", "denormals")
+        return tuple(f"#define R_{name.upper()} {int(getattr(self, name))}" for name in names)
+
+
+def read(schedule: Schedule) -> Choices:
+    """Return the choices of a schedule; the defaults for what it does not name."""
+    given = dict(schedule)
+    default = {name: values[0] for name, values in OPTIONS.items()}
+    of = default | {name: value for name, value in given.items() if name in OPTIONS}
+    return Choices(
+        fuse=of["fuse"] == "all",
+        chain=of["chain"] == "yes",
+        grain=int(of["grain"]),
+        block=int(of["block"]),
+        width=int(of["width"]),
+        keep=of["keep"],
+        stream=of["stream"] == "yes",
+        unroll=of["unroll"] == "yes",
+        reciprocal=of["division"] == "reciprocal",
+        tile=0 if of["tile"] == "no" else int(of["tile"]),
+        factors=of["factors"],
+        epilogue=of["epilogue"] == "fused",
+        depth=int(of["depth"]),
+        rows=int(of["rows"]),
+        columns=int(of["columns"]),
+        direct=int(of["direct"]),
+        denormals=of["denormals"] == "kept",
+    )

@@ -1,0 +1,150 @@
+"""The schedules of one problem's generated kernels."""
+
+from __future__ import annotations
+
+import math
+import random
+from dataclasses import dataclass
+from functools import cached_property
+from typing import ClassVar
+
+from ratchet.base.devices.probe import best_isa
+from ratchet.judge.kernels.kernel import Kernel
+from ratchet.judge.problems.problem import Problem
+from ratchet.write.author import Schedule
+from ratchet.write.form.extent import Extent
+from ratchet.write.form.form import LoopForm, Map, Matmul, View
+from ratchet.write.form.op_table import MAPS
+from ratchet.write.generator.chains import chained
+from ratchet.write.generator.epilogues import epilogue_of
+from ratchet.write.generator.fusion import LoopNest, planned
+from ratchet.write.generator.schedule import OPTIONS, read
+from ratchet.write.generator.source import source_of
+
+
+@dataclass(frozen=True, kw_only=True)
+class GeneratedSpace:
+    """A problem's forms, and the choices that matter for them."""
+
+    problem: Problem
+    forms: tuple[LoopForm, ...]
+    options: dict[str, tuple[str, ...]]
+    table: ClassVar[dict[str, tuple[str, ...]]] = OPTIONS
+    """Every choice that a kernel in this language has."""
+
+    def first(self) -> list[Schedule]:
+        """Return the default schedule, and then each choice's other values alone."""
+        default = {name: values[0] for name, values in self.options.items()}
+        found = [_schedule(default)]
+        for name, values in self.options.items():
+            found += [_schedule(default | {name: value}) for value in values[1:]]
+        return found
+
+    def draw(self, source: random.Random) -> Schedule:
+        return _schedule({name: source.choice(values) for name, values in self.options.items()})
+
+    def change(self, schedule: Schedule, source: random.Random) -> Schedule:
+        """Return a neighbour of `schedule`: one choice is another."""
+        own = {name: values[0] for name, values in self.options.items()}
+        own |= {name: value for name, value in schedule if name in self.options}
+        name = source.choice([one for one, values in self.options.items() if len(values) > 1])
+        others = [value for value in self.options[name] if value != own[name]]
+        return _schedule(own | {name: source.choice(others)})
+
+    def features(self, schedule: Schedule) -> tuple[float, ...]:
+        """Return numbers of the problem, then of the schedule: logs of counts, places of values."""
+        given = dict(schedule)
+        own = []
+        for name, values in self.table.items():
+            value = given.get(name, values[0])
+            own.append(float(values.index(value)) if value in values else 0.0)
+        return (*self._problem_features, *own)
+
+    def kernel(self, schedule: Schedule) -> Kernel:
+        entry = self.problem.name if self.problem.name.isidentifier() else "generated"
+        return Kernel(
+            name=f"{self.problem.name}:generated",
+            language="cpp",
+            source=source_of(self.forms, read(schedule), entry),
+            entry=entry,
+        )
+
+    @cached_property
+    def _problem_features(self) -> tuple[float, ...]:
+        case = next((one for one in self.problem.cases if one.timed), self.problem.cases[0])
+        numbers = [math.prod(spec.shape) for spec in case.inputs]
+        nodes = self.forms[0].nodes()
+        costly = sum(isinstance(one, Map) and MAPS[one.op].costly for one in nodes)
+        stages = planned(self.forms[0]).stages
+        return (
+            math.log1p(sum(numbers)),
+            math.log1p(max(numbers, default=0)),
+            math.log1p(len(nodes)),
+            math.log1p(costly),
+            float(len(stages)),
+            float(sum(isinstance(one, Matmul) for one in nodes)),
+        )
+
+
+def options_of(forms: tuple[LoopForm, ...]) -> dict[str, tuple[str, ...]]:
+    """Return the choices that matter for these forms."""
+    plans = [planned(form) for form in forms]
+    nests = [stage for plan in plans for stage in plan.stages if isinstance(stage, LoopNest)]
+    roles = {role for nest in nests for role in nest.members.values()}
+    options = dict(OPTIONS)
+    if sum(len(nest.members) for nest in nests) == len(nests):
+        del options["fuse"]
+    if all(len(chain.stages) == 1 for plan in plans for chain in chained(plan)):
+        del options["chain"]
+    if not any(set(nest.members.values()) <= {"element", "whole fold"} for nest in nests):
+        del options["block"]
+        del options["stream"]
+    if "row fold" not in roles:
+        del options["keep"]
+    if best_isa() == "portable":
+        del options["width"]  # vectors of 512 bits are not there
+    operations = {node.op for form in forms for node in form.nodes() if isinstance(node, Map)}
+    if "div" not in operations:
+        del options["division"]
+    if not any(turns(form) for form in forms):
+        del options["tile"]
+    for name in _unused_by_products(forms):
+        del options[name]
+    return options
+
+
+def _unused_by_products(forms: tuple[LoopForm, ...]) -> list[str]:
+    """Return the choices of products that change nothing."""
+    if not any(isinstance(node, Matmul) for form in forms for node in form.nodes()):
+        return ["factors", "epilogue", "depth", "rows", "columns", "direct", "denormals"]
+    unused: list[str] = []
+    plans = [planned(form, apart=True) for form in forms]
+    if all(plan.kept == planned(form).kept for plan, form in zip(plans, forms, strict=True)):
+        unused.append("factors")
+    if not any(
+        epilogue_of(stage, plan.stages[place + 1 :], plan, form)
+        for plan, form in zip(plans, forms, strict=True)
+        for place, stage in enumerate(plan.stages)
+    ):
+        unused.append("epilogue")
+    return unused
+
+
+def turns(form: LoopForm) -> bool:
+    """Return whether a view swaps dimensions, so that loops may run in squares."""
+    for node in form.nodes():
+        if isinstance(node, View):
+            order = [
+                int(name[1:])
+                for place in node.places
+                if isinstance(place, Extent)
+                for name in sorted(place.names)
+                if name.startswith("#")
+            ]
+            if order != sorted(order):
+                return True
+    return False
+
+
+def _schedule(choices: dict[str, str]) -> Schedule:
+    return tuple(sorted(choices.items()))

@@ -1,0 +1,243 @@
+"""Triton for the value of a node at an index: temporaries in nested scopes, masks, loads, stores.
+
+A tile's values have shape [rows, columns]; what does not depend on an axis has size 1 along it, and
+what depends on none is a scalar.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping, Sequence
+from typing import Final
+
+from ratchet.write.form.build import class_of
+from ratchet.write.form.extent import Extent, Name
+from ratchet.write.form.form import (
+    Choice,
+    Constant,
+    Map,
+    Node,
+    Position,
+    UnsupportedOp,
+    View,
+    own_axes,
+)
+from ratchet.write.form.op_table import MAPS, filled
+from ratchet.write.generator.evaluate import CODES, Buffer, NestedScopes
+from ratchet.write.generator.fusion import Index
+
+TYPES: Final = {
+    "float": "tl.float32",
+    "double": "tl.float64",
+    "int64_t": "tl.int64",
+    "int32_t": "tl.int32",
+    "bool": "tl.int1",
+}
+"""Triton's types that values are computed in."""
+LOADED_AS: Final = {
+    "bfloat16": "tl.float32",
+    "float16": "tl.float32",
+    "int8": "tl.int32",
+    "uint8": "tl.int32",
+}
+Tags = frozenset[str]
+
+
+def rendered(extent: Extent, *, host: bool = False) -> str:
+    """Return an extent as Python, for a kernel or for its caller."""
+    if not extent.terms:
+        return "0"
+    parts = []
+    for product, factor in extent.terms:
+        names = []
+        for atom in product:
+            if isinstance(atom, Name):
+                names.append(atom.name)
+                continue
+            left, right = rendered(atom.left, host=host), rendered(atom.right, host=host)
+            if atom.relation in ("min", "max"):
+                call = atom.relation if host else f"tl.{atom.relation}imum"
+                names.append(f"{call}({left}, {right})")
+            else:
+                names.append(f"({left} {'//' if atom.relation == '/' else '%'} {right})")
+        if factor != 1 or not names:
+            names.insert(0, str(factor))
+        parts.append(" * ".join(names))
+    joined = " + ".join(parts)
+    return joined if joined.isalnum() or joined.isidentifier() else f"({joined})"
+
+
+class TileEvaluator(NestedScopes):
+    """Writes the values of nodes as temporaries of Triton."""
+
+    def __init__(self, buffers: Mapping[Node, Buffer]) -> None:
+        super().__init__(buffers)
+        self.tags: dict[str, Tags] = {}
+        """The axes of the tile that a name depends on."""
+        self.guards: tuple[str, ...] = ()
+        """Conditions under which the index lies inside of a tensor."""
+
+    def axis(self, name: str, text: str, bound: str) -> None:
+        """Define an index along an axis of the tile in the innermost scope, and its mask."""
+        scope = self.scopes[-1]
+        scope.lines += [f"{name} = {text}", f"{name}_in = {name} < {bound}"]
+        scope.names |= {name, f"{name}_in"}
+        self.tags[name] = frozenset([name])
+
+    def tags_of(self, names: Tags | set[str]) -> Tags:
+        """Return the axes that names depend on."""
+        return frozenset(tag for name in names for tag in self.tags.get(name, ()))
+
+    def define(self, text: str, needs: Tags | set[str]) -> str:
+        """Define a temporary as early as what it needs is known; return its name."""
+        scope = self.scopes[self.depth_of(needs)]
+        name = self.fresh()
+        scope.lines.append(f"{name} = {text}")
+        scope.names.add(name)
+        self.tags[name] = self.tags_of(needs)
+        return name
+
+    def declare(self, name: str, tags: Tags, node: Node | None = None, index: Index = ()) -> None:
+        """Note a name that the innermost scope's text defines, as a node's value if one is given.
+
+        The text itself is the caller's.
+        """
+        self.scopes[-1].names.add(name)
+        self.tags[name] = tags
+        if node is not None:
+            self.scopes[-1].values[(node, index, ())] = name
+
+    def mask(self, tags: Tags) -> str:
+        """Return the condition under which every one of the axes is inside."""
+        return " & ".join(f"{tag}_in" for tag in sorted(tags)) or "True"
+
+    # --- values
+
+    def value(self, node: Node, index: Index) -> str:
+        for count in range(len(self.guards) + 1):
+            key = (node, index, self.guards[:count])
+            for scope in reversed(self.scopes):
+                if key in scope.values:
+                    return scope.values[key]
+        name = self._computed(node, index)
+        depth = self.depth_of({name}) if name.isidentifier() else 0
+        self.scopes[depth].values[(node, index, self.guards)] = name
+        return name
+
+    def _computed(self, node: Node, index: Index) -> str:
+        if node in self.buffers and node not in self.local:
+            return self.load(self.buffers[node], index)
+        if isinstance(node, Constant):
+            return literal(node)
+        if isinstance(node, Position):
+            own = node.value.replace(own_axes(index))
+            return self.define(f"tl.cast({rendered(own)}, tl.int64)", own.names)
+        if isinstance(node, View):
+            return self._view(node, index)
+        if isinstance(node, Choice):
+            return self._choice(node, index)
+        if isinstance(node, Map):
+            args = [self.value(one, index) for one in node.args]
+            if node.op == "copy":
+                return args[0]
+            kinds = [class_of(one.dtype) for one in node.args]
+            return self.define(self._operation(node, args, kinds), _identifiers(args))
+        raise UnsupportedOp(type(node).__name__.lower(), "inside of another computation")
+
+    def _drawn(self, text: str) -> str:
+        return text if text.isidentifier() else self.define(text, set())
+
+    def _choice(self, node: Choice, index: Index) -> str:
+        conditions = [one.replace(own_axes(index)) for one in node.when]
+        names = frozenset(name for one in conditions for name in one.names)
+        inside = self.define(" & ".join(f"({rendered(c)} >= 0)" for c in conditions), names)
+        outside = self.define(" | ".join(f"({rendered(c)} < 0)" for c in conditions), names)
+        before, texts = self.guards, []
+        for guard, part in ((inside, node.arg), (outside, node.other)):
+            self.guards = (*before, guard)
+            texts.append(self.operand(self.value(part, index), class_of(node.dtype)))
+        self.guards = before
+        return self.define(
+            f"tl.where({inside}, {texts[0]}, {texts[1]})", _identifiers([inside, *texts])
+        )
+
+    def load(self, buffer: Buffer, index: Index) -> str:
+        """Return a temporary with an element of a buffer."""
+        address = buffer.address(index)
+        needs = address.names | set(self.guards)
+        place, mask = self.place(buffer, address, self.tags_of(needs), self.guards)
+        masked = f", {mask}, other=0" if mask else ""
+        text = f"tl.load({place}{masked})"
+        if buffer.dtype in LOADED_AS:
+            text += f".to({LOADED_AS[buffer.dtype]})"
+        if buffer.dtype.startswith("float8"):
+            text = f"{self.call('from_' + CODES[buffer.dtype])}({text})"
+        return self.define(text, needs)
+
+    def place(
+        self, buffer: Buffer, address: Extent, tags: Tags, guards: Sequence[str] = ()
+    ) -> tuple[str, str]:
+        """Return the pointers of elements along some axes, and the mask of those inside."""
+        parts = [buffer.name]
+        if address.terms:
+            parts.append(rendered(address))
+        parts += [f"{tag} * 0" for tag in sorted(tags - self.tags_of(address.names))]
+        mask = " & ".join([*(f"{tag}_in" for tag in sorted(tags)), *guards])
+        return " + ".join(parts), mask
+
+    def store(self, buffer: Buffer, index: Index, value: str, tags: Tags = frozenset()) -> str:
+        """Return the statement that stores a value, whose shape has `tags` as well as its own."""
+        address = buffer.address(index)
+        every = tags | self.tags_of(address.names | _identifiers([value]))
+        place, mask = self.place(buffer, address, every)
+        masked = f", {mask}" if mask else ""
+        return f"tl.store({place}, {self.rounded(buffer.dtype, value)}{masked})"
+
+    def rounded(self, dtype: str, value: str) -> str:
+        """Return a value as it is stored."""
+        value = self.operand(value, class_of(dtype))
+        if dtype.startswith("float8"):
+            return f"{self.call('to_' + CODES[dtype])}({value})"
+        if stored_type(dtype) == TYPES[class_of(dtype)]:
+            return value
+        return f"tl.cast({value}, {stored_type(dtype)})"
+
+    @staticmethod
+    def operand(text: str, kind: str) -> str:
+        """Return a literal as a tensor of its type; other texts as they are."""
+        return text if text.isidentifier() else f"tl.full((), {text}, {TYPES[kind]})"
+
+    def _operation(self, node: Map, args: Sequence[str], kinds: Sequence[str]) -> str:
+        op, kind = MAPS[node.op], class_of(node.dtype)
+        op.check(node.dtype)
+        tensors = [self.operand(text, one) for text, one in zip(args, kinds, strict=True)]
+        if op.name == "cast" and node.dtype == "bool":
+            return f"{tensors[0]} != 0"
+        narrow = node.dtype in ("int8", "uint8")
+        if op.name == "cast" and narrow and node.args[0].dtype not in ("bool", node.dtype):
+            return f"tl.cast({tensors[0]}, tl.int32).to(tl.{node.dtype}).to(tl.int32)"
+        if op.sign and any(text.isidentifier() for text in args):
+            tensors = list(args)
+        template = op.triton_text(whole=kind in ("int64_t", "int32_t", "bool"))
+        return filled(template, tensors, self.used, type=TYPES[kind])
+
+
+def stored_type(dtype: str) -> str:
+    """Return Triton's type of what lies in memory; fp8 codes are bytes."""
+    if dtype.startswith("float8"):
+        return "tl.uint8"
+    return "tl.int1" if dtype == "bool" else f"tl.{dtype}"
+
+
+def literal(node: Constant) -> str:
+    kind, value = class_of(node.dtype), node.value
+    if kind == "bool":
+        return "(1 == 1)" if value else "(1 == 0)"
+    if kind in ("int64_t", "int32_t"):
+        return f"({int(value)})"
+    number = float(value)
+    return f"({number!r})" if math.isfinite(number) else f'float("{number}")'
+
+
+def _identifiers(texts: Sequence[str]) -> set[str]:
+    return {text for text in texts if text.isidentifier()}

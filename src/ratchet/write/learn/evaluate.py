@@ -1,0 +1,207 @@
+"""Evaluate the answers of a policy, or random schedules: are they valid, right, fast?"""
+
+from __future__ import annotations
+
+import math
+import random
+import statistics
+import time
+from collections.abc import Callable, Sequence
+from typing import Final
+
+import msgspec
+import numpy as np
+
+from ratchet.base.measure.estimate import t_quantile
+from ratchet.judge.verdict import Screening
+from ratchet.write.author import Proposal
+from ratchet.write.learn.bench import Bench, judge_answers
+from ratchet.write.learn.config import LearnConfig
+from ratchet.write.learn.grpo import is_fast, read_candidate
+from ratchet.write.learn.languages import AUTHOR, language_of
+from ratchet.write.learn.models import Policy
+from ratchet.write.learn.rewards import reward_of
+from ratchet.write.learn.rollouts import Rollouts
+from ratchet.write.learn.tasks import LearnTask
+
+RESAMPLES: Final = 1000
+SURE: Final = 0.9
+"""Confidence that a policy is better than the one before it."""
+HEADROOM_ANSWERS: Final = 5
+"""Random schedules that show how much the choice of one matters."""
+Drawer = Callable[[LearnTask, int, int], list[Proposal | None]]
+"""Returns `count` answers to a problem, drawn with a seed."""
+
+
+class ProblemScore(msgspec.Struct, frozen=True, kw_only=True):
+    """The answers to one problem."""
+
+    problem: str
+    family: str
+    answers: int
+    valid: float
+    right: float
+    fast: float
+    reward: float
+    best: float | None
+    """Highest screened ratio: it overestimates, as the best of several."""
+
+
+class Evaluation(msgspec.Struct, frozen=True, kw_only=True):
+    """Means over problems, with 95 % intervals over problems."""
+
+    answers: int
+    valid: float
+    right: float
+    fast: float
+    """Share of answers that are right and at least 1.2 times as fast as the rival."""
+    reward: float
+    reward_low: float
+    reward_high: float
+    fast_low: float
+    fast_high: float
+    judged: int
+    """Kernels that had to be judged for it."""
+    problems: tuple[ProblemScore, ...]
+
+
+def evaluate(
+    draw: Drawer,
+    tasks: Sequence[LearnTask],
+    bench: Bench,
+    config: LearnConfig,
+    *,
+    answers: int = 6,
+    seed: int = 0,
+) -> Evaluation:
+    """Return how good a drawer's `answers` to each of these problems are.
+
+    Answers that could not be measured do not count.
+    """
+    before = bench.judged
+    scores = []
+    for task in tasks:
+        outcomes = judge_answers(bench, task, draw(task, answers, seed))
+        score = _score(task, outcomes, config)
+        if score is not None:
+            scores.append(score)
+    fast = _interval([one.fast for one in scores], seed)
+    reward = _interval([one.reward for one in scores], seed)
+    return Evaluation(
+        answers=sum(one.answers for one in scores),
+        valid=_mean([one.valid for one in scores]),
+        right=_mean([one.right for one in scores]),
+        fast=_mean([one.fast for one in scores]),
+        reward=_mean([one.reward for one in scores]),
+        reward_low=reward[0],
+        reward_high=reward[1],
+        fast_low=fast[0],
+        fast_high=fast[1],
+        judged=bench.judged - before,
+        problems=tuple(scores),
+    )
+
+
+def with_headroom(
+    tasks: Sequence[LearnTask],
+    bench: Bench,
+    config: LearnConfig,
+    *,
+    most: int,
+    seed: int,
+    until: float = math.inf,
+) -> list[LearnTask]:
+    """Return the `most` problems where the choice of a schedule matters most, in their order.
+
+    Judges HEADROOM_ANSWERS random schedules of each. Problems where some are fast come first, by
+    the share that is not; then the others, by the highest reward less the mean. A problem that any
+    schedule solves, or none, tells no policies apart. No policy is asked, so none is favoured.
+    Problems that are not judged by `until`, on the clock of `time.monotonic`, come last.
+    """
+    headroom: dict[str, tuple[float, float]] = {}
+    for task in tasks:
+        if len(tasks) <= most or time.monotonic() > until:
+            break
+        candidates = random_drawer(task, HEADROOM_ANSWERS, seed + 1)
+        headroom[task.key] = _headroom(judge_answers(bench, task, candidates), config)
+    chosen = sorted(tasks, key=lambda one: headroom.get(one.key, (-1.0, 0.0)), reverse=True)[:most]
+    return [one for one in tasks if one in chosen]
+
+
+def _headroom(outcomes: Sequence[Screening], config: LearnConfig) -> tuple[float, float]:
+    """Return the room for a rise of the share that is fast, and of the reward."""
+    pairs = [(one, reward_of(one, config)) for one in outcomes]
+    rewards = [reward for _, reward in pairs if reward is not None]
+    fast = _mean([is_fast(one) for one, reward in pairs if reward is not None])
+    return (1.0 - fast if fast else 0.0), max(rewards, default=0.0) - _mean(rewards)
+
+
+def least_rise(before: Evaluation, after: Evaluation) -> float:
+    """Return the lower 90 % bound on the rise of the reward.
+
+    It is Student's t bound on the mean rise over the problems that both evaluations have. One
+    problem alone gives 0.
+    """
+    known = {one.problem: one.reward for one in before.problems}
+    rises = [one.reward - known[one.problem] for one in after.problems if one.problem in known]
+    if len(rises) < 2:
+        return 0.0
+    error = statistics.stdev(rises) / math.sqrt(len(rises))
+    return statistics.fmean(rises) - t_quantile(len(rises) - 1, SURE) * error
+
+
+def policy_drawer(
+    policy: Policy, *, temperature: float = 1.0, rollouts: Rollouts | None = None
+) -> Drawer:
+    """Return a drawer of a policy's answers; transformers draws them unless `rollouts` is given."""
+    language = language_of(policy.card.answers, policy.card.language)
+    engine = rollouts or Rollouts()
+
+    def draw(task: LearnTask, count: int, seed: int) -> list[Proposal | None]:
+        own = random.Random(f"{seed} {task.key}").getrandbits(31)
+        request = language.request(task, count, temperature=temperature, seed=own)
+        (found,) = engine.draw(policy.model, policy.tokenizer, [request])
+        return [read_candidate(language, task, one.text) for one in found]
+
+    return draw
+
+
+def random_drawer(task: LearnTask, count: int, seed: int) -> list[Proposal | None]:
+    """Return `count` random schedules."""
+    source = random.Random(f"{seed} random {task.key}")
+    drawn = [task.space.draw(source) for _ in range(count)]
+    return [Proposal(kernel=task.space.kernel(one), author=AUTHOR, schedule=one) for one in drawn]
+
+
+def _score(
+    task: LearnTask, outcomes: Sequence[Screening], config: LearnConfig
+) -> ProblemScore | None:
+    pairs = [(one, reward_of(one, config)) for one in outcomes]
+    measured = [(one, reward) for one, reward in pairs if reward is not None]
+    if not measured:
+        return None
+    ratios = [one.ratio for one, _ in measured if one.is_right and one.ratio is not None]
+    return ProblemScore(
+        problem=task.name,
+        family=task.family,
+        answers=len(measured),
+        valid=_mean([one.status != "invalid" for one, _ in measured]),
+        right=_mean([one.is_right for one, _ in measured]),
+        fast=_mean([is_fast(one) for one, _ in measured]),
+        reward=_mean([reward for _, reward in measured]),
+        best=max(ratios, default=None),
+    )
+
+
+def _mean(values: Sequence[float]) -> float:
+    return float(sum(values) / len(values)) if values else 0.0
+
+
+def _interval(values: Sequence[float], seed: int) -> tuple[float, float]:
+    """Return the 95 % interval of the mean, by drawing problems again."""
+    if not values:
+        return 0.0, 0.0
+    own = np.asarray(values, dtype=np.float64)
+    drawn = np.random.default_rng(seed).integers(0, len(own), size=(RESAMPLES, len(own)))
+    low, high = np.quantile(own[drawn].mean(axis=1), [0.025, 0.975])
+    return float(low), float(high)

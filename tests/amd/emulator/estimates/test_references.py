@@ -1,0 +1,160 @@
+"""The bound of a reference's own compiled kernels beside a candidate's."""
+
+from __future__ import annotations
+
+import importlib.util
+import subprocess
+import sys
+from collections.abc import Iterator, Sequence
+from typing import Any
+
+import pytest
+
+from ratchet.amd.emulator.estimates import references
+from ratchet.amd.emulator.estimates.inductor import check_version
+from ratchet.amd.emulator.estimates.references import CompiledReferences, ReferenceWork, said
+from ratchet.base.errors import JudgeError, KernelError
+from ratchet.base.process.time_limits import Clock
+from ratchet.judge.kernels.library import kernels_for
+from ratchet.judge.problems.suites import find_problem
+from ratchet.judge.trial.kernel_trial import KernelJudge
+from ratchet.judge.trial.readiness import why_no_kernels
+from ratchet.judge.verdict import EmulatedBound, EmulatedCase
+
+TOLD = {
+    "triton_made_up": {
+        "launches": 2,
+        "programs": 8,
+        "waves": 8,
+        "by_mnemonic": {"v_add_f32_e32": 100},
+        "lanes": 6400,
+        "bytes": 64,
+        "touched_bytes": 53 * 10**6,
+        "lines_64": 1,
+        "lds_bytes": 0,
+        "lds_conflicts": 0,
+        "by_place": {},
+    }
+}
+"""10 us of memory at the 5.3 TB/s of an MI300X."""
+PROBLEM = find_problem("rope_forward").at("ci")
+
+
+def emulated(*names: str) -> list[EmulatedCase]:
+    bound = EmulatedBound(
+        device="MI300X", time_s=4e-6, memory_s=4e-6, matrix_s=0, vector_s=0, lds_s=0
+    )
+    return [EmulatedCase(case=name, target="gfx942", kernels=[], bounds=[bound]) for name in names]
+
+
+NAMES = [one.name for one in PROBLEM.cases]
+
+
+class Compiler:
+    """Stands in for the process: answers with `works`, and then fails if it is to."""
+
+    def __init__(self, works: Sequence[ReferenceWork], fails: bool = False) -> None:
+        self.works, self.fails, self.asked = works, fails, 0
+
+    def __call__(self, cases: Any, *_: Any) -> Iterator[tuple[EmulatedCase, ReferenceWork]]:
+        self.asked += len(cases)
+        yield from zip(cases, self.works, strict=False)
+        if self.fails:
+            raise JudgeError("died during 'case'")
+
+
+def test_the_ratio_is_that_of_the_two_bounds(monkeypatch: pytest.MonkeyPatch) -> None:
+    compiler = Compiler([ReferenceWork(told=TOLD)])
+    monkeypatch.setattr(references, "_works", compiler)
+    kept = CompiledReferences()
+    cases = emulated(NAMES[0])
+    for _ in range(2):  # the second time from memory
+        (found,) = kept.compared(cases, PROBLEM, Clock.of(60.0))
+    assert compiler.asked == 1
+    bound = found.reference_bounds[0]
+    assert bound.device == "MI300X" and bound.time_s == pytest.approx(1e-5)
+    assert found.estimated_speedup == pytest.approx(2.5)
+    (line,) = said([found])
+    assert line.check.startswith("estimated_speedup, ") and line.passed is None
+    assert line.detail.startswith("2.5 of lower bounds, not timed: at least 4 us, and 10 us")
+
+
+def test_a_reference_that_cannot_be_compiled_has_one_line(monkeypatch: pytest.MonkeyPatch) -> None:
+    why = "Inductor leaves aten.mm.default to a library, whose code is not here"
+    monkeypatch.setattr(references, "_works", Compiler([ReferenceWork(missing=why)] * 2))
+    cases = CompiledReferences().compared(emulated(*NAMES[:2]), PROBLEM, Clock.of(60.0))
+    assert [one.estimated_speedup for one in cases] == [None, None]
+    (line,) = said(cases)
+    assert line.detail == f"no estimate: {why}"
+
+
+def test_a_compiler_that_dies_leaves_what_was_known(monkeypatch: pytest.MonkeyPatch) -> None:
+    compiler = Compiler([ReferenceWork(told=TOLD)], fails=True)
+    monkeypatch.setattr(references, "_works", compiler)
+    kept = CompiledReferences()
+    first, second = kept.compared(emulated(*NAMES[:2]), PROBLEM, Clock.of(60.0))
+    assert first.estimated_speedup and second.estimated_speedup is None
+    assert "died during" in second.no_estimate
+    kept.compared(emulated(*NAMES[:2]), PROBLEM, Clock.of(60.0))
+    assert compiler.asked == 3  # what failed is asked again
+
+
+@pytest.mark.parametrize("version", ["2.10.1", "2.14.0+cpu", "3.0", "unknown"])
+def test_a_torch_that_is_not_known_is_refused(version: str) -> None:
+    with pytest.raises(KernelError, match=r"is not known: .* torch 2\.11 to 2\.13"):
+        check_version(version)
+
+
+@pytest.mark.parametrize("version", ["2.11.0", "2.13.0+cpu"])
+def test_a_torch_that_is_known_is_taken(version: str) -> None:
+    check_version(version)
+
+
+LOWERED = """
+import torch
+from ratchet.amd.emulator.estimates.inductor import pretend, written
+from ratchet.amd.emulator.estimates.worker import CountingDriver, install
+from ratchet.amd.emulator.build import compiled_machine
+from ratchet.amd.architectures import ARCHITECTURES
+
+pretend(ARCHITECTURES["gfx942"], 304)
+install(CountingDriver("gfx942", compiled_machine("gfx942")))
+image = torch.randn(1, 2, 4, 4)
+for reference in (
+    lambda x, _: (x.roll(1, 2),),  # x[i] in a decomposition
+    lambda x, _: (torch.nn.functional.interpolate(x, scale_factor=2, mode="bilinear"),),
+):
+    print("triton_poi" in written(reference, [image], ()))
+"""
+
+
+@pytest.mark.slow
+@pytest.mark.skipif(importlib.util.find_spec("triton") is None, reason="triton is not installed")
+def test_decompositions_that_index_or_interpolate_are_lowered() -> None:
+    """A torch for CPUs can enter no GPU's device, and keeps what only autograd takes apart."""
+    found = subprocess.run(
+        [sys.executable, "-W", "ignore", "-c", LOWERED], capture_output=True, text=True, check=True
+    )
+    assert found.stdout.split() == ["True", "True"]
+
+
+@pytest.mark.slow
+@pytest.mark.skipif(
+    importlib.util.find_spec("triton") is None or (why_no_kernels() is not None),
+    reason="triton is not installed, or a candidate's uid may not read this Python",
+)
+@pytest.mark.parametrize(
+    ("entry", "compiles"), [("rms_norm_forward", True), ("attention_forward", False)]
+)
+def test_a_verdict_says_how_the_bounds_compare(entry: str, compiles: bool) -> None:
+    kernel, problem = kernels_for("gpu")[entry], find_problem(entry).at("ci")
+    with KernelJudge(threads=1) as court:
+        verdict = court.judge(kernel, problem, target="gfx942", compared=True, time_limit_s=300.0)
+    assert verdict.status == "correct", verdict.reason
+    assert verdict.speedup.vs_reference is None and verdict.speedup.vs_compile is None
+    for case in verdict.emulated:
+        if compiles:
+            assert case.estimated_speedup and 0.1 < case.estimated_speedup < 10, case.no_estimate
+            assert all(one.name.startswith("triton_") for one in case.reference)
+        else:
+            assert case.estimated_speedup is None and "to a library" in case.no_estimate

@@ -1,0 +1,187 @@
+"""Patches: what a fix makes of a text, and that git takes the diff."""
+
+from __future__ import annotations
+
+import subprocess
+from pathlib import Path
+
+import pytest
+
+pytest.importorskip("tree_sitter_cuda", reason="tree-sitter is not installed")
+
+from ratchet.amd.port import kernel as kernel_port
+from ratchet.amd.port.patch import new_texts
+from ratchet.amd.port.scan import scan
+from ratchet.base.diff import diff_of
+from ratchet.judge.kernels.kernel import Kernel
+
+SHUFFLE = "__global__ void k(float* x) { x[0] = __shfl_sync(0xffffffff, x[1], 0); }"
+
+
+def ported(tmp_path: Path, text: str, name: str = "k.cu") -> str:
+    (tmp_path / name).write_text(text)
+    return new_texts(scan(tmp_path)).get(name, text.encode()).decode()
+
+
+def body(text: str) -> str:
+    """The lines that are no macros of the port's."""
+    return "\n".join(line for line in text.split("\n") if not line.startswith("#"))
+
+
+def test_nested_calls_are_all_rewritten(tmp_path: Path) -> None:
+    said = body(
+        ported(
+            tmp_path,
+            "__global__ void k(int* a, unsigned m) {\n"
+            "  if (__all_sync(~0u, a[0] > __shfl_sync(m, a[1], 0))) a[2] = __ldcg(&a[__ldcs(a)]);\n"
+            "}\n",
+        )
+    )
+    assert "(PORT_BALLOT32(~0u, !(a[0] > __shfl_sync(PORT_MASK64(m), a[1], 0, 32))) == 0)" in said
+    assert "a[2] = (*(&a[(*(a))]));" in said
+
+
+def test_a_list_of_sizes_becomes_a_dim3(tmp_path: Path) -> None:
+    launches = "void f(int n, int* p) { k<<<n, {8, 4, 1}, 0, 0>>>(p); k<<<{n, 2}, 8>>>(p); }"
+    said = ported(tmp_path, f"__global__ void k(int* a);\n{launches}\n")
+    assert "k<<<n, dim3{8, 4, 1}, 0, 0>>>(p); k<<<dim3{n, 2}, 8>>>(p);" in said
+
+
+def test_a_function_that_only_cudas_host_has_is_written_out(tmp_path: Path) -> None:
+    said = ported(
+        tmp_path,
+        "template <> float root(float v) { return rsqrtf(v + rsqrtf(v)); }\n"
+        "__device__ float own(float v) { return rsqrtf(v); }\n",
+    )
+    assert "{ return (1.0f / sqrtf(v + (1.0f / sqrtf(v)))); }" in said
+    assert "__device__ float own(float v) { return rsqrtf(v); }" in said
+
+
+def test_cubs_warps_keep_their_lanes(tmp_path: Path) -> None:
+    said = ported(
+        tmp_path,
+        "__global__ void k(float* x) {\n"
+        "  typedef cub::WarpReduce<float> A; typedef cub::WarpScan<Pair<int, float>> B;\n"
+        "  typedef cub::WarpReduce<int, 8> C;\n  cub::WarpReduce<int>(held).Sum(1);\n}\n",
+    )
+    for kept in (
+        "WarpReduce<float, 32>",
+        "Scan<Pair<int, float>, 32>",
+        "<int, 8>",
+        "<int, 32>(held",
+    ):
+        assert kept in said
+
+
+def test_macros_stand_once_after_the_includes(tmp_path: Path) -> None:
+    said = ported(tmp_path, f"#pragma once\n#include <cstdio>\n{SHUFFLE}\n{SHUFFLE}\n")
+    lines = said.split("\n")
+    assert lines[:3] == ["#pragma once", "#include <cstdio>", "#ifndef PORT_MASK64"]
+    assert said.count("#define PORT_MASK64(mask)") == 2  # one for AMD, one for CUDA
+    assert ported(tmp_path, said) == said
+
+
+def test_a_warp_of_whole_waves_keeps_its_width(tmp_path: Path) -> None:
+    text = (
+        "__global__ void k(float* x) {\n  float v = x[0];\n"
+        "  for (int d = warpSize / 2; d; d /= 2) v += __shfl_down_sync(0xffffffff, v, d);\n}\n"
+    )
+    assert "__shfl_down_sync(__activemask(), v, d);" in ported(tmp_path, text)
+
+
+def test_a_constant_of_a_header_is_known(tmp_path: Path) -> None:
+    (tmp_path / "warp.cuh").write_text("#pragma once\nconstexpr int WARP_SIZE = 32;\n")
+    text = (
+        '#include "warp.cuh"\n__global__ void k(float* x) {\n  float v = x[0];\n'
+        "  for (int d = WARP_SIZE / 2; d; d /= 2) v += __shfl_down_sync(~0u, v, d);\n}\n"
+    )
+    assert "v, d, 32);" in ported(tmp_path, text)
+    (tmp_path / "warp.cuh").write_text("#pragma once\nextern const int WARP_SIZE;\n")
+    assert "v, d);" in ported(tmp_path, text)
+
+
+def test_a_program_is_hipified_and_an_extension_is_not(tmp_path: Path) -> None:
+    text = "#include <cuda_runtime.h>\nvoid f(float* p) { cudaFree(p); }\n"
+    assert "hipFree(p)" in ported(tmp_path, text)
+    (tmp_path / "setup.py").write_text("from torch.utils.cpp_extension import CUDAExtension\n")
+    assert ported(tmp_path, text) == text
+
+
+def test_code_in_a_string_is_rewritten_in_place(tmp_path: Path) -> None:
+    text = f'import torch\nSOURCE = r"""\n#include <cstdio>\n{SHUFFLE}\n"""\n'
+    said = ported(tmp_path, text, "model.py")
+    assert "__shfl_sync(PORT_MASK64(0xffffffff), x[1], 0, 32)" in said
+    assert said.index("#include <cstdio>") < said.index("#ifndef PORT_MASK64")
+    compile(said, "model.py", "exec")
+
+
+def test_code_with_escapes_is_only_told(tmp_path: Path) -> None:
+    text = f'SOURCE = """\n// a\\ttab\n{SHUFFLE}\n"""\n'
+    assert ported(tmp_path, text, "model.py") == text
+    assert [one.rule for one in scan(tmp_path)[0].findings] == ["mask-width", "shuffle-width"]
+
+
+def test_generated_code_is_told_and_left(tmp_path: Path) -> None:
+    text = f"// Generated by a tool. DO NOT EDIT.\n{SHUFFLE}\n"
+    assert ported(tmp_path, text) == text
+
+
+def test_macros_stand_after_a_byte_order_mark(tmp_path: Path) -> None:
+    said = ported(tmp_path, f"\ufeff{SHUFFLE}\n")
+    assert said.startswith("\ufeff#ifndef PORT_MASK64") and said.count("\ufeff") == 1
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        f"{SHUFFLE}\n",
+        SHUFFLE,
+        f"// one\r\n{SHUFFLE}\r\n// three\r\n",
+        f"// é ü\n{SHUFFLE}\n",
+        f"\n\n\n{SHUFFLE}\n\n" + "// line\n" * 30 + SHUFFLE,
+    ],
+    ids=["plain", "no-newline", "crlf", "utf-8", "long"],
+)
+def test_git_takes_the_diff(tmp_path: Path, text: str) -> None:
+    folder = tmp_path / "tree" / "sub dir"
+    folder.mkdir(parents=True)
+    (folder / "k.cu").write_bytes(text.encode())
+    root = folder.parent
+    scanned = scan(root)
+    new = new_texts(scanned)
+    patch = diff_of({one.found.name: one.found.text for one in scanned}, new)
+    done = subprocess.run(["git", "apply", "-p1"], cwd=root, input=patch, capture_output=True)
+    assert done.returncode == 0, done.stderr
+    assert (folder / "k.cu").read_bytes() == new["sub dir/k.cu"] != text.encode()
+
+
+def test_a_size_of_64_for_amd_is_the_waves_own(tmp_path: Path) -> None:
+    text = (
+        "#ifdef USE_ROCM\nconstexpr int kWarpSize = 64;\n#else\nconstexpr int kWarpSize = 32;\n"
+        "#endif\n__global__ void k(float* x) {\n  float v = x[0];\n"
+        "  for (int d = kWarpSize / 2; d; d /= 2) v += __shfl_xor_sync(~0u, v, d);\n}\n"
+    )
+    assert "__shfl_xor_sync(__activemask(), v, d);" in ported(tmp_path, text)
+
+
+@pytest.mark.parametrize(
+    "head",
+    [
+        "#include <hip/hip_runtime.h>",
+        "#include <ATen/hip/HIPContext.h>",
+        '#include "ratchet_abi.h"',
+    ],
+)
+def test_code_for_amd_is_judged_as_it_is(head: str) -> None:
+    source = f"{head}\n__global__ void f(float* x) {{ x[0] = __shfl_down(x[0], 16); }}\n"
+    kernel = Kernel(name="f", language="hip", source=source, entry="f")
+    assert kernel_port.ported(kernel) is kernel
+
+
+def test_cuda_is_ported_before_it_is_judged() -> None:
+    source = (
+        "#include <cuda_runtime.h>\n"
+        "__global__ void f(float* x) { x[0] = __shfl_down_sync(0xffffffff, x[0], 16); }\n"
+    )
+    kernel = Kernel(name="f", language="hip", source=source, entry="f")
+    assert "PORT_MASK64(0xffffffff)" in kernel_port.ported(kernel).source

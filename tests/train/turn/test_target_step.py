@@ -1,0 +1,161 @@
+"""A step at a GPU's sizes without the GPU: its call sites, and lower bounds on their times."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from typing import Any
+
+import pytest
+import torch
+from torch._subclasses.fake_tensor import FakeTensor, FakeTensorMode
+
+from ratchet.base.devices import catalogue
+from ratchet.judge.problems.case import Case, TensorSpec
+from ratchet.judge.problems.least_work import LeastWork, least_work
+from ratchet.judge.problems.problem import Problem
+from ratchet.train.graph.sites import CapturedSite
+from ratchet.train.turn.shapes_arm import make_shapes_arm
+from ratchet.train.turn.target_bounds import (
+    TargetSite,
+    at_batch,
+    bounded,
+    region_site,
+    sites_of_entries,
+    whole_bound_s,
+)
+from ratchet.train.turn.target_step import device_of
+from ratchet.train.workloads.load import load_shapes
+
+MI300X = catalogue.load()["MI300X"]
+BYTES_PER_S, BF16_PER_S, FP32_PER_S = 5.3e12, 1307.4e12, 163.4e12
+
+
+def site(pattern: str, kernel: str, count: int = 1, **more: Any) -> CapturedSite:
+    shapes = more.pop("shapes", {"x": (64, 512, 512), "weight": (512,)})
+    dtypes = dict.fromkeys(shapes, "bf16")
+    about = {"shapes": shapes, "dtypes": dtypes, "scalars": more.pop("scalars", {})}
+    return CapturedSite(pattern=pattern, kernel=kernel, count=count, **about)
+
+
+def attention(*, causal: bool, keys: int = 512) -> CapturedSite:
+    shapes = {"q": (64, 8, 512, 64), "k": (64, 8, keys, 64), "v": (64, 8, keys, 64)}
+    return site("attention", "attention", 6, shapes=shapes, scalars={"causal": causal})
+
+
+def test_a_norm_with_a_residual_has_calls_of_its_own() -> None:
+    calls = sites_of_entries(
+        [site("rms_norm", "rms_norm"), site("rms_norm", "add_rms_norm", 12)], MI300X
+    )
+    assert {name: [one.calls for one in found] for name, found in calls.items()} == {
+        "rms_norm_forward": [1],
+        "rms_norm_backward": [1],
+        "add_rms_norm_forward": [12],
+        "add_rms_norm_backward": [12],
+    }
+    (forward,) = calls["add_rms_norm_forward"]
+    elements = 64 * 512 * 512
+    assert forward.size_bytes == 4 * 2 * elements + 2 * 512
+    assert forward.bound_by == "memory"
+    assert forward.bound_s == pytest.approx(forward.size_bytes / BYTES_PER_S)
+
+
+@pytest.mark.parametrize(("causal", "share"), [(False, 1.0), (True, 513 / 1024)])
+def test_a_mask_hides_half_of_the_products(causal: bool, share: float) -> None:
+    calls = sites_of_entries([attention(causal=causal)], MI300X)
+    (forward,) = calls["attention_forward"]
+    assert forward.flops == pytest.approx(4 * 64 * 8 * 512 * 512 * 64 * share)
+    assert calls["attention_backward"][0].flops == pytest.approx(2.5 * forward.flops)
+
+
+def test_an_update_moves_all_parameters_though_a_verdict_is_at_a_few() -> None:
+    shapes = {f"layer {place}": (100 + place, 10) for place in range(20)}
+    calls = sites_of_entries([site("adamw", "adamw", shapes=shapes)], MI300X)
+    elements = sum(rows * columns for rows, columns in shapes.values())
+    (step,) = calls["adamw_step"]
+    assert step.size_bytes == 4 * (4 + 4) * elements  # a gradient is written, too: zeros
+    assert calls["gradient_square_sum"][0].size_bytes == 4 * elements + 4
+
+
+def test_the_bound_is_the_larger_of_bytes_and_products() -> None:
+    called = TargetSite(shapes={}, calls=3)
+    by_products = LeastWork(flops=1e12, size_bytes=1000, dtype="bf16")
+    found = bounded(called, by_products, MI300X)
+    assert (found.bound_s, found.bound_by) == (pytest.approx(1e12 / BF16_PER_S), "compute")
+    in_fp32 = bounded(called, replace(by_products, dtype="fp32"), MI300X)
+    assert in_fp32.bound_s == pytest.approx(1e12 / FP32_PER_S)
+    by_bytes = bounded(called, LeastWork(flops=0, size_bytes=10**9, dtype="bf16"), MI300X)
+    assert (by_bytes.bound_s, by_bytes.bound_by) == (pytest.approx(1e9 / BYTES_PER_S), "memory")
+    assert whole_bound_s([found, by_bytes]) == pytest.approx(3e12 / BF16_PER_S + 3e9 / BYTES_PER_S)
+    unknown = bounded(called, by_bytes and None, MI300X)
+    assert unknown.bound_s is None and whole_bound_s([found, unknown]) is None
+    assert bounded(called, by_products, None).bound_s is None  # the catalogue has no such GPU
+
+
+@pytest.mark.parametrize("target", ["gfx90a", "gfx942", "gfx950", "gfx1100", "gfx1201"])
+def test_every_emulated_target_has_a_device_with_figures(target: str) -> None:
+    work = LeastWork(flops=1e9, size_bytes=10**6, dtype="bf16")
+    device = device_of(target)
+    assert device is not None and bounded(TargetSite(shapes={}, calls=1), work, device).bound_s
+
+
+def scaled(x: torch.Tensor, _: object) -> tuple[torch.Tensor, ...]:
+    return (x * 2,)
+
+
+def by_its_values(x: torch.Tensor, _: object) -> tuple[torch.Tensor, ...]:
+    return (x[: int(x.sum())],)
+
+
+def problem(reference: str, *batches: int) -> Problem:
+    names = ["captured", *(f"hidden batch {one}" for one in batches[1:])]
+    cases = [
+        Case(name=name, inputs=(TensorSpec(shape=(4 * size, 7), dtype="float32"),))
+        for name, size in zip(names, batches, strict=True)
+    ]
+    return Problem(name=reference, reference=f"{__name__}:{reference}", cases=tuple(cases))
+
+
+def test_a_region_has_the_sizes_of_the_steps_own_batch() -> None:
+    found = at_batch(problem("scaled", 2, 1, 3), 2, 64)
+    assert found is not None and found[0].shape == (256, 7)
+    assert at_batch(problem("scaled", 2), 2, 64) is None  # nothing tells how it grows
+    known = region_site(problem("scaled", 2, 1, 3), 5, (2, 64), MI300X)
+    assert known is not None and (known.calls, known.size_bytes) == (5, 2 * 4 * 256 * 7)
+    own = region_site(problem("scaled", 2), 5, None, MI300X)
+    assert own is not None and own.shapes == {"input 0": (8, 7)}
+
+
+def test_a_reference_that_reads_values_has_no_bound() -> None:
+    found = region_site(problem("by_its_values", 2), 1, None, MI300X)
+    assert found is not None and found.bound_s is None
+
+
+def test_work_is_counted_at_sizes_that_no_memory_holds() -> None:
+    spec = TensorSpec(shape=(10**7, 10**6), dtype="bfloat16")
+    found = least_work(problem("scaled", 2), (spec,))
+    assert found == LeastWork(flops=0, size_bytes=4 * 10**13, dtype="bf16")
+
+
+@pytest.mark.thorough
+def test_a_built_in_step_has_a_gpus_batch_and_no_values() -> None:
+    mode = FakeTensorMode(allow_non_fake_inputs=True)
+    workload = load_shapes("vit-11m", mode)
+    assert (workload.tokens_per_batch, workload.unit) == (512, "images")
+    tensors = [*workload.model.parameters(), *workload.batch(0)]
+    assert all(isinstance(one, FakeTensor) for one in tensors)
+    assert load_shapes("vit-11m", mode, batch_size=3).tokens_per_batch == 3
+
+
+@pytest.mark.thorough
+def test_call_sites_without_values_are_those_of_a_real_step() -> None:
+    from ratchet.train.graph.capture import capture
+    from ratchet.train.workloads import load
+
+    arm = make_shapes_arm(workload="llama-tiny", options={"device": "cpu"})
+    real = load("llama-tiny")
+    config = real.as_written()
+    found = arm.sites(precision="fp32")
+    assert [CapturedSite(**one) for one in found] == capture(real, config)  # type: ignore[arg-type]
+    facts = arm.workload()
+    assert facts["tokens_per_batch"] == real.tokens_per_batch and facts["has_attention"]
+    assert facts["peak_memory_bytes"] > 16 * facts["parameters"]  # type: ignore[operator]
