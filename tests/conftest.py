@@ -27,6 +27,7 @@ from ratchet.judge.court.fleet import machines
 from ratchet.judge.problems import problem_file
 from ratchet.judge.trial import held_together, kernel_trial, wear
 from ratchet.judge.trial.kernel_trial import KernelJudge
+from ratchet.judge.trial.timing import plan
 
 EVERYTHING = os.environ.get("RATCHET_TEST") == "all"
 settings.register_profile(
@@ -303,3 +304,24 @@ def new_database() -> Iterator[Callable[[], str]]:
     """Makes an empty database on a PostgreSQL server of this run; returns its URL."""
     with postgres() as new:
         yield new
+
+
+@pytest.fixture(scope="session")
+def court(kept_judges: dict[int | None, KernelJudge]) -> KernelJudge:
+    """A judge with one thread."""
+    return kept_judges.setdefault(1, PatientJudge(threads=1))
+
+
+@pytest.fixture
+def few_rounds(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Two launches of four rounds, one look, four calls a batch: nothing is proven by two."""
+    monkeypatch.setattr(plan, "LAUNCHES", 2)
+    monkeypatch.setattr(plan, "MAX_ROUNDS", 4)
+    monkeypatch.setattr(plan, "LOOKS", 1)
+    monkeypatch.setattr(plan, "MAX_CALLS", 4)
+
+
+@pytest.fixture
+def gains_are_seen(few_rounds: None, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Few rounds of four launches, by which what is far faster is proven: see test_judge_gains."""
+    monkeypatch.setattr(plan, "LAUNCHES", 4)

@@ -11,6 +11,8 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any
 
+from ratchet.base.package import VERSION
+
 if TYPE_CHECKING:
     from ratchet import trace
     from ratchet.base.errors import RatchetError
@@ -28,7 +30,7 @@ if TYPE_CHECKING:
     from ratchet.train.turn.settings import Settings
     from ratchet.train.workloads.workload import AdamWSpec, Workload
 
-__version__ = "0.1.0"
+__version__ = VERSION
 
 __all__ = [
     "AdamWSpec",

@@ -11,7 +11,8 @@ import pytest
 import typer
 
 from ratchet.cli import main
-from ratchet.cli.app import app, commands, print_json
+from ratchet.cli.app import app, print_json
+from ratchet.cli.commands import commands
 
 
 def callbacks(group: typer.Typer, words: tuple[str, ...] = ()) -> Iterator[tuple[Any, ...]]:

@@ -2,16 +2,25 @@
 
 from __future__ import annotations
 
+import gzip
 import json
+import os
 import re
+import sys
 from pathlib import Path
+from typing import Any
 
 import made_traces as mt
 import made_up_trace as made
 import pytest
+from torch.optim.optimizer import register_optimizer_step_post_hook
 
+from ratchet.base.errors import TraceError
 from ratchet.cli import main
 from ratchet.cli.app import app
+from ratchet.trace.compare.runs import check
+from ratchet.trace.record.command import CommandFailed, Schedule
+from ratchet.train.workloads.run_steps import main as run_steps
 
 ROOT = Path(__file__).parents[2]
 COMMANDS = ("record", "report", "diff", "merge")
@@ -187,3 +196,170 @@ def test_ranks_are_merged_into_one_trace(said, mistake, tmp_path: Path) -> None:
     assert "is a file" in mistake("merge", out)
     assert "--out" in mistake("merge", folder, "--out", tmp_path / "no" / "all.json")
     assert "taken for a rank" in mistake("merge", folder, "--out", folder / "all.json")
+
+
+@pytest.mark.parametrize(
+    ("words", "left"),
+    [(["trace", "report", "x"], "interrupted\n"), (["optimize", "x"], "--resume"), ([], "")],
+)
+def test_an_interrupt_says_what_the_command_left_behind(
+    capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch, words: list[str], left: str
+) -> None:
+    def interrupted(**_: object) -> None:
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr("ratchet.cli.commands.commands", lambda: interrupted)
+    assert main(words) == 130
+    line = capsys.readouterr().err
+    assert line.startswith("ratchet: interrupted") and line.endswith("\n") and left in line
+    assert ("--resume" in line) == (words[:1] == ["optimize"])
+
+
+def _put(folder: Path, what: str) -> Path:
+    """Something that is no trace."""
+    path = folder / what
+    if what == "folder":
+        path.mkdir()
+    elif what == "pipe":
+        os.mkfifo(path)
+    elif what == "noise.json.gz":
+        path.write_bytes(gzip.compress(bytes(range(256)) * 9))
+    elif what == "other.json":
+        path.write_text('{"answer": 42}')
+    elif what != "missing.json":
+        path.touch()
+    return path
+
+
+@pytest.mark.parametrize("command", ["report", "diff"])
+@pytest.mark.parametrize(
+    ("what", "why"),
+    [
+        ("missing.json", "No such file"), ("folder", "has no traces"), ("pipe", "is a FIFO"),
+        ("empty.json", "is empty"), ("zero.json.gz", "is empty"), ("other.json", "no traceEvents"),
+        ("noise.json.gz", "no traceEvents"),
+    ],
+)  # fmt: skip
+def test_what_is_no_trace_is_one_line(
+    mistake, trace: Path, tmp_path: Path, command: str, what: str, why: str
+) -> None:
+    path = _put(tmp_path, what)
+    line = mistake("report", path) if command == "report" else mistake("diff", trace, path)
+    assert what in line and why in line
+
+
+def test_what_may_not_be_read_is_one_line(
+    mistake, trace: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(os, "access", lambda *_: False)
+    assert "readable" in mistake("report", trace)
+    with pytest.raises(TraceError, match="may not be read"):
+        check(trace)
+
+
+def test_what_stands_before_a_cut_is_reported(said, trace: Path, tmp_path: Path) -> None:
+    whole = trace.read_bytes()
+    cut = tmp_path / "cut.json.gz"
+    cut.write_bytes(whole[: len(whole) * 3 // 4])
+    text = said("report", cut)
+    assert "warning: the gzip file is cut off" in text and "nvjet_gemm_bf16" in text
+
+
+def test_where_nothing_can_be_written(
+    mistake, trace: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    assert "--out" in mistake("report", trace, "--out", tmp_path)
+    assert "--out" in mistake("report", trace, "--out", tmp_path / "no" / "page.html")
+    assert "is a file" in mistake("report", trace, "--parquet", trace)
+    monkeypatch.setitem(sys.modules, "pyarrow", None)
+    line = mistake("report", trace, "--parquet", tmp_path / "tables")
+    assert "pip install 'torch-ratchet[parquet]'" in line
+
+
+@pytest.mark.parametrize(
+    ("words", "why"),
+    [
+        ([], "none was given"), (["--"], "no command"),
+        (["llama-tiny", "--", "x"], "both were given"),
+        (["--batch-size", "2", "--", "x"], "--batch-size"), (["--steps", "0", "gpt2"], "--steps"),
+        (["--", "no-such-program"], "cannot start"),
+    ],
+)  # fmt: skip
+def test_a_recording_that_cannot_be(mistake, tmp_path: Path, words: list[str], why: str) -> None:
+    assert why in mistake("record", "--out", tmp_path / "out", *words)
+
+
+def test_a_recording_does_not_mix_with_another(mistake, trace: Path) -> None:
+    line = mistake("record", "--out", trace.parent, "--", sys.executable, "-c", "pass")
+    assert "already holds traces" in line
+
+
+def test_a_workload_is_recorded_by_a_process_of_its_own(
+    capsys: pytest.CaptureFixture[str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    made_path = tmp_path / "rank0-1.json.gz"
+    asked: dict[str, Any] = {}
+
+    def recorded(command: list[str], folder: Path, schedule: Schedule, **_: object) -> list[Path]:
+        asked.update(command=command, folder=folder, schedule=schedule)
+        made_path.touch()
+        return [made_path]
+
+    monkeypatch.setattr("ratchet.trace.record.command.record", recorded)
+    words = ["--steps", "2", "--wait", "0", "--warmup", "1", "--batch-size", "2", "--device", "cpu"]
+    assert main(["trace", "record", "llama-tiny", "--out", str(tmp_path), *words]) == 0
+    printed = capsys.readouterr().out
+    assert f"recorded: {made_path}" in printed and f"trace report {tmp_path}" in printed
+    assert asked["schedule"] == Schedule(wait=0, warmup=1, active=2)
+    python, dash_m, module, *rest = asked["command"]
+    assert (python, dash_m, module) == (sys.executable, "-m", "ratchet.train.workloads.run_steps")
+
+    stepped = []
+    hook = register_optimizer_step_post_hook(lambda optimizer, *_: stepped.append(optimizer))
+    assert run_steps(rest) == 0
+    hook.remove()
+    assert len(stepped) == 4, "one that starts the profiler, one of warm-up, two that are kept"
+
+
+def test_a_workload_that_is_not_there_is_said_once(
+    capsys: pytest.CaptureFixture[str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    assert run_steps(["lama-tiny", "1", "{}"]) == 2
+    line = capsys.readouterr().err
+    assert line.count("\n") == 1 and "did you mean 'llama-tiny'" in line
+
+    def failed(*_: object, **__: object) -> None:
+        raise CommandFailed("the workload's process", 2)
+
+    monkeypatch.setattr("ratchet.trace.record.command.record", failed)
+    words = ["trace", "record", "llama-tiny", "--device", "cpu", "--out", str(tmp_path / "out")]
+    assert main(words) == 2
+    assert capsys.readouterr() == ("", ""), "its process has said it"
+
+
+@pytest.mark.parametrize(("ends", "code"), [("sys.exit(7)", 7), ("os.kill(os.getpid(), 15)", 143)])
+def test_a_command_s_exit_code_is_passed_on(
+    capfd: pytest.CaptureFixture[str], tmp_path: Path, ends: str, code: int
+) -> None:
+    command = [sys.executable, "-S", "-c", f"import os, sys; {ends}"]
+    assert main(["trace", "record", "--out", str(tmp_path / "out"), "--", *command]) == code
+    said = capfd.readouterr().err
+    assert said.startswith("ratchet: ") and said.count("\n") == 1 and "ended with code" in said
+
+
+def test_two_ranks_under_torchrun(capfd: pytest.CaptureFixture[str], tmp_path: Path) -> None:
+    script, out = tmp_path / "train.py", tmp_path / "out"
+    script.write_text(TRAIN)
+    torchrun = [sys.executable, "-m", "torch.distributed.run", "--standalone",
+                "--nproc-per-node", "2", str(script), "--debug"]  # fmt: skip
+    words = ["record", "--json", "--out", str(out), "--steps", "2", "--wait", "0", "--warmup", "1"]
+    assert main(["trace", *words, "--", *torchrun]) == 0
+    recorded: dict[str, Any] = json.loads(capfd.readouterr().out)
+    assert len(recorded["traces"]) == 2
+    assert main(["trace", "report", str(out), "--json"]) == 0
+    found = json.loads(capfd.readouterr().out)
+    assert [one["rank"] for one in found["ranks"]] == [0, 1]
+    assert found["shared_collectives"] and found["communication"]["total_ns"] > 0
+    for one in found["ranks"]:
+        assert len(one["steps"]) == 2
+        assert sum(one["identity_ns"].values()) == one["window_ns"]

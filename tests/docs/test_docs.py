@@ -34,7 +34,7 @@ def test_links_lead_somewhere(page: Path) -> None:
 def test_every_room_stands_in_the_tree_and_every_page_in_the_index() -> None:
     tree = (ROOT / "CONTRIBUTING.md").read_text()
     rooms = [p.name for p in (ROOT / "src" / "ratchet").iterdir() if (p / "__init__.py").exists()]
-    assert len(rooms) == 26
+    assert len(rooms) == 9
     for room in rooms:
         assert f"  {room}/ " in tree, room
     index = INDEX.read_text()

@@ -20,7 +20,10 @@ from ratchet.amd.emulator.without_gpu import (
 from ratchet.amd.port.kernel import ported
 from ratchet.amd.profile.inspection import profile_in_verdict
 
+DECIDING = ("amd/architectures.py", "amd/compile/**/*", "amd/emulator/**/*")
+
 __all__ = [
+    "DECIDING",
     "INTERPRETER",
     "RIGHT",
     "TARGETS",

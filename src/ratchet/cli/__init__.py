@@ -69,7 +69,7 @@ def _main(words: list[str], began_s: float, ending: Ending) -> int:
 def _command(words: list[str], began_s: float, ending: Ending, as_json: bool) -> int:
     import typer
 
-    from ratchet.cli.app import commands
+    from ratchet.cli.commands import commands
 
     # typer may carry its own copy of click, so its base class is reached through what it exports.
     usage_error: Any = typer.BadParameter.__mro__[1]

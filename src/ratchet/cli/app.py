@@ -2,21 +2,17 @@
 
 from __future__ import annotations
 
-import functools
 import sys
 from collections.abc import Sequence
-from importlib.metadata import entry_points
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from ratchet import __version__
+from ratchet.base.package import VERSION
 
 if TYPE_CHECKING:
     from ratchet.base.show.model import ResultReport
 
-GROUP = "ratchet.commands"
-"""Entry points of other packages: modules that add commands to `app` when they are imported."""
 app = typer.Typer(
     name="ratchet",
     help="Make PyTorch training faster: every change is measured, judged and proven.",
@@ -47,21 +43,6 @@ DeviceName = Annotated[
 ]
 
 
-@functools.cache
-def commands() -> Any:
-    """Return the app as click's command; a process that runs several builds it once."""
-    _show_no_type_of_flags()
-    return typer.main.get_command(app)
-
-
-def _show_no_type_of_flags() -> None:
-    """Leave out the `<bool>` that newer versions of typer show for an option without a value."""
-    option: Any = typer.core.TyperOption
-    shown = getattr(option, "display_type_rich", None)
-    if shown is not None:
-        option.display_type_rich = lambda self, ctx: None if self.is_flag else shown(self, ctx)
-
-
 def print_json(document: object) -> None:
     """Print one JSON document on stdout, and nothing else."""
     from ratchet.base.serialise import json_text
@@ -86,7 +67,7 @@ def print_error(message: str, exit_code: int) -> None:
 
 def _version(value: bool) -> None:
     if value:
-        print(f"ratchet {__version__}")
+        print(f"ratchet {VERSION}")
         raise typer.Exit()
 
 
@@ -97,47 +78,3 @@ def _root(
     ] = False,
 ) -> None:
     """Make PyTorch training faster: every change is measured, judged and proven."""
-
-
-def _register() -> None:
-    """Add the commands to the app by importing their files; the lab's stand apart in the help."""
-    from ratchet.cli import (  # noqa: F401
-        bench,
-        bisect,
-        compare,
-        device,
-        history,
-        judge,
-        optimize,
-        repro,
-        sweep,
-        trace,
-        watch,
-        write,
-    )
-
-    commands, groups = list(app.registered_commands), list(app.registered_groups)
-    from ratchet.cli import (  # noqa: F401
-        debug,
-        emulate,
-        export,
-        inspect,
-        knowledge,
-        learn,
-        memory,
-        plan,
-        port,
-        preflight,
-    )
-
-    for other in entry_points(group=GROUP):
-        other.load()
-    for command in app.registered_commands:
-        if command not in commands:
-            command.rich_help_panel = "Lab"
-    for group in app.registered_groups:
-        if group not in groups:
-            group.rich_help_panel = "Lab"
-
-
-_register()

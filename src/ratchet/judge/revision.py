@@ -1,38 +1,50 @@
-"""The revision of the judge: a verdict is void once its judge has changed."""
+"""The revision of the judge: a verdict is void once what decided it has changed."""
 
 from __future__ import annotations
 
 import functools
 import hashlib
-from pathlib import Path
+from collections.abc import Iterable
 from typing import Final
 
-PARTS: Final = (
-    "judge/**/*.py",
-    "judge/**/*.h",
-    "judge/**/*.hpp",
-    "judge/**/*.cpp",
-    "sandbox/*.py",
-    "targets/*.py",
-    "cross_compile/**/*.py",
-    "cross_compile/**/*.h",
-    "cross_compile/**/*.hpp",
-    "cross_compile/**/*.cpp",
+from ratchet.base.package import FOLDER
+
+MEASURED: Final = (
+    "base/devices/**/*",
+    "base/measure/*.py",
     "base/process/*.py",
-    "measure/*.py",
-    "problems/*.py",
-    "kernels/*.py",
-    "kernels/languages/*.py",
+    "judge/*.py",
+    "judge/integrity/*.py",
+    "judge/kernels/*.py",
+    "judge/kernels/languages/*",
+    "judge/problems/*.py",
+    "judge/sandbox/*.py",
+    "judge/steps/*.py",
+    "judge/trial/**/*.py",
+    "judge/workers/**/*.py",
 )
-"""The code that a verdict depends on; kernel and problem have hashes of their own."""
+"""What decides a verdict that was measured here; kernel and problem have hashes of their own."""
+CODE: Final = (".py", ".h", ".hpp", ".cpp", ".csv")
 
 
 @functools.cache
-def revision() -> str:
-    """Return the first 16 hex digits of the SHA-256 of the judge's code."""
-    package = Path(__file__).parents[1]
+def revision(target: str | None = None) -> str:
+    """Return the first 16 hex digits of the SHA-256 of the code that decides a verdict.
+
+    A verdict for a GPU that is not here also depends on what compiles for it and emulates it.
+    """
+    if target is None:
+        return hash_of(MEASURED)
+    from ratchet.judge.targets import targets
+
+    return hash_of((*MEASURED, *targets().DECIDING))
+
+
+def hash_of(parts: Iterable[str]) -> str:
+    """Hash the files of the package that some patterns name."""
     digest = hashlib.sha256()
-    for path in sorted({path for part in PARTS for path in package.glob(part)}):
-        name = path.relative_to(package).as_posix().encode()
-        digest.update(b"%s\0%s\0" % (name, hashlib.sha256(path.read_bytes()).digest()))
+    for path in sorted({path for part in parts for path in FOLDER.glob(part)}):
+        if path.suffix in CODE:
+            name = path.relative_to(FOLDER).as_posix().encode()
+            digest.update(b"%s\0%s\0" % (name, hashlib.sha256(path.read_bytes()).digest()))
     return digest.hexdigest()[:16]

@@ -37,6 +37,8 @@ class Targets(Protocol):
     """A module that judges kernels for GPUs that are not here; see `ratchet.amd.targets`."""
 
     TARGETS: tuple[str, ...]
+    DECIDING: tuple[str, ...]
+    """Patterns of the files that decide an emulated verdict (`ratchet.judge.revision`)."""
     INTERPRETER: str
     """The words for a run in Triton's interpreter."""
     RIGHT: str

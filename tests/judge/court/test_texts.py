@@ -10,7 +10,7 @@ from typing import Any
 
 import pytest
 
-from ratchet.amd.emulator import without_gpu
+from ratchet.amd import targets
 from ratchet.base.errors import KernelError
 from ratchet.base.process.channel import Message
 from ratchet.cli import main
@@ -79,7 +79,7 @@ class StrawJudge:
         return Verdict(
             status=self.status,
             reason="made up",
-            environment={"judge": revision()},
+            environment={"judge": revision(terms["target"])},
             isolation="none",
             kernel_hash=kernel.hash,
             problem_hash=problem.hash,
@@ -91,7 +91,7 @@ def judge(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> StrawJudge:
     """A judge of straw; a problem, a kernel and a ledger in the working folder."""
     made = StrawJudge()
     monkeypatch.setattr(machines, "KernelJudge", made)
-    monkeypatch.setattr(without_gpu, "make_ready", lambda *_: None)
+    monkeypatch.setattr(targets, "make_ready", lambda *_: None)
     monkeypatch.setenv("RATCHET_LEDGER", str(tmp_path / "ledger.db"))
     monkeypatch.chdir(tmp_path)
     Path("problem.py").write_text(PROBLEM)
@@ -222,5 +222,5 @@ def test_without_a_compiler_there_is_no_key_and_the_verdict_says_so(
     def missing(target: str) -> str:
         raise KernelError("there is no clang")
 
-    monkeypatch.setattr(without_gpu, "toolchain", missing)
+    monkeypatch.setattr(targets, "toolchain", missing)
     assert key(kernel="# no imports", language=language) is None

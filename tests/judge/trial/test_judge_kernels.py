@@ -420,7 +420,7 @@ def test_without_bubblewrap_the_verdict_says_so_and_faults_are_still_caught(
 
 
 def test_the_candidates_worker_imports_neither_torch_nor_numpy() -> None:
-    source = Path(isolation.__file__).parents[2]
+    source = Path(isolation.__file__).parents[3]
     program = (
         f"import sys; sys.path.insert(0, {str(source)!r})\n"
         "import ratchet.judge.workers.candidate.cpp\n"

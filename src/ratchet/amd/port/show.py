@@ -9,12 +9,12 @@ from dataclasses import dataclass
 from typing import Final
 from urllib.parse import quote
 
-from ratchet import __version__
 from ratchet.amd.port.compile import Compilation, by_file
 from ratchet.amd.port.finding import PortFinding
 from ratchet.amd.port.port_result import PortResult
 from ratchet.amd.port.rules.table import all_rules
 from ratchet.amd.port.scan import ScannedFile
+from ratchet.base.package import VERSION
 from ratchet.base.show import model as m
 from ratchet.base.show.page import render_page
 
@@ -252,7 +252,7 @@ def as_sarif(result: PortResult) -> dict[str, object]:
         }
         for rule in all_rules()
     ]
-    driver = {"name": "ratchet port", "version": __version__, "rules": rules}
+    driver = {"name": "ratchet port", "version": VERSION, "rules": rules}
     results = [_sarif(one) for one in result.findings]
     run = {"tool": {"driver": driver}, "columnKind": "utf16CodeUnits", "results": results}
     return {"$schema": SARIF, "version": "2.1.0", "runs": [run]}

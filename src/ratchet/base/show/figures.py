@@ -20,7 +20,7 @@ _PERCENT_PER_LETTER = 1.25
 """Share of a bar that one letter of a part's label takes, at the page's full width."""
 
 
-class Timed(Protocol):
+class ShownSample(Protocol):
     """A timed sample of an arm, of a step or of a kernel."""
 
     @property
@@ -112,7 +112,7 @@ def between(scale: Scale, low: float, high: float, **more: Any) -> Mark:
 
 
 def dots_plot(
-    samples: Sequence[Timed], styles: Mapping[str, tuple[str, str]], *, what: str
+    samples: Sequence[ShownSample], styles: Mapping[str, tuple[str, str]], *, what: str
 ) -> Plot | None:
     """Plot samples of the arms in `styles` over their rounds; None if there are none.
 
@@ -138,7 +138,7 @@ def dots_plot(
     )
 
 
-def _places(samples: Sequence[Timed]) -> dict[tuple[int, int], int]:
+def _places(samples: Sequence[ShownSample]) -> dict[tuple[int, int], int]:
     """Return the x position of each round, with launches one after the other."""
     keys = sorted({(sample.launch, sample.round) for sample in samples})
     return {key: index for index, key in enumerate(keys)}
@@ -147,7 +147,7 @@ def _places(samples: Sequence[Timed]) -> dict[tuple[int, int], int]:
 def _dots(
     key: str,
     title: str,
-    own: Sequence[Timed],
+    own: Sequence[ShownSample],
     places: Mapping[tuple[int, int], int],
     width: Scale,
     scale: Scale,

@@ -8,17 +8,17 @@ from collections.abc import Mapping, Sequence
 from dataclasses import asdict
 from importlib import metadata
 
-from ratchet import __version__
 from ratchet.base.devices.fingerprint import software
 from ratchet.base.devices.probe import Device, describe_device
 from ratchet.base.json_value import Json
+from ratchet.base.package import VERSION
 from ratchet.guard.compare.request import CompareRequest
 from ratchet.train.workloads.names import is_user_spec
 
 CHANGES = "+changes"
 OPTIONS = ("batch_size", "sequence", "precision", "text", "seed", "device")
 """A request's options of workloads."""
-RATCHET = f"torch-ratchet {__version__} (pip install torch-ratchet)"
+RATCHET = f"torch-ratchet {VERSION} (pip install torch-ratchet)"
 
 
 def comparison_needs(asked: CompareRequest, *, plain: bool, spent_s: float) -> list[str]:
@@ -106,7 +106,7 @@ VARIABLES = ("OMP_", "MKL_", "TORCH", "PYTORCH_", "HIP_", "HSA_", "ROCR_", "CUDA
 def environment_report(device: Device) -> dict[str, object]:
     """Describe the machine, the versions, and the variables that may change a result."""
     return {
-        "ratchet": __version__,
+        "ratchet": VERSION,
         "platform": platform.platform(),
         "device": describe_device(device),
         "software": asdict(software()),

@@ -19,9 +19,9 @@ from typing import IO
 
 import msgspec
 
-from ratchet import __version__
 from ratchet.base import files
 from ratchet.base.errors import GuardError
+from ratchet.base.package import VERSION
 from ratchet.base.process import families, watchdog
 from ratchet.base.serialise import document_of
 from ratchet.guard.repro.needs import RATCHET
@@ -146,7 +146,7 @@ def _asked(settings: SweepSettings, known: Sequence[str]) -> list[str]:
 
 def _versions() -> str:
     found = ", ".join(f"{name} {metadata.version(name)}" for name in ("torch", "transformers"))
-    return f"{found}, torch-ratchet {__version__}"
+    return f"{found}, torch-ratchet {VERSION}"
 
 
 def _kept(settings: SweepSettings, versions: str) -> dict[str, TypeRow]:

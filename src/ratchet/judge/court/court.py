@@ -12,13 +12,13 @@ from typing import Final
 
 import msgspec
 
-from ratchet import __version__
 from ratchet.base.devices.probe import describe_device
 from ratchet.base.errors import DeviceError, LedgerError
 from ratchet.base.ledger import Fingerprint, Ledger
 from ratchet.base.ledger.connect import utc_now
 from ratchet.base.ledger.place import resolve, shown
 from ratchet.base.ledger.tables import Payload
+from ratchet.base.package import VERSION
 from ratchet.base.process.channel import Message
 from ratchet.base.serialise import document_of
 from ratchet.judge.court.fleet.machines import Fleet, LocalFleet
@@ -83,7 +83,7 @@ class Court:
 
     def judged_on(self, device: str = "cpu") -> tuple[Payload, dict[str, str]]:
         """Return the device of that name, and the versions, that stand beside every figure."""
-        versions = {"ratchet": __version__, **asdict(self.fleet.versions)}
+        versions = {"ratchet": VERSION, **asdict(self.fleet.versions)}
         return dict(describe_device(self.fleet.device(device))), versions
 
     def begin(self, language: Language) -> None:
@@ -230,7 +230,11 @@ class Court:
     ) -> tuple[JudgedKernel, Payload] | None:
         here = self.fingerprint_for(kernel, terms)
         found = self.ledger.verdict(
-            kernel.hash, problem.hash, here, judge=revision(), target=terms.target
+            kernel.hash,
+            problem.hash,
+            here,
+            judge=revision(terms.target),
+            target=terms.target,
         )
         if found is None:
             return None

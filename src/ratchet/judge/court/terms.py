@@ -8,7 +8,7 @@ from typing import Final
 
 import msgspec
 
-from ratchet import __version__
+from ratchet.base.package import VERSION
 from ratchet.judge.kernels.kernel import Kernel
 from ratchet.judge.options import PROFILED
 from ratchet.judge.problems.problem import Problem
@@ -57,7 +57,7 @@ class JudgedKernel:
 
 def trial_of(terms: Terms, judged_at: str) -> dict[str, object]:
     """Return what the ledger keeps beside a verdict."""
-    return {"judged_at": judged_at, "ratchet": __version__, **asdict(terms)}
+    return {"judged_at": judged_at, "ratchet": VERSION, **asdict(terms)}
 
 
 def answers(verdict: Verdict, trial: Mapping[str, object], terms: Terms) -> bool:
@@ -81,7 +81,7 @@ def answers(verdict: Verdict, trial: Mapping[str, object], terms: Terms) -> bool
     )
     return (
         not needs_more
-        and trial["ratchet"] == __version__
+        and trial["ratchet"] == VERSION
         and given.target == terms.target
         and _cores(given.device) == _cores(terms.device)
     )

@@ -16,8 +16,8 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Final
 
-import ratchet
 from ratchet.base.errors import KernelError
+from ratchet.base.package import FOLDER
 from ratchet.judge.kernels.kernel import WITH_TORCH, Kernel
 from ratchet.judge.options import Scale
 from ratchet.judge.problems.problem import Task, Tier
@@ -101,9 +101,8 @@ def _imported(node: ast.AST) -> Iterator[str]:
 @functools.cache
 def package_state() -> str:
     """Return a hash of the names, sizes and times of change of all of Ratchet's files."""
-    package = Path(ratchet.__file__).parent
     digest = hashlib.sha256()
-    for path in sorted(package.rglob("*")):
+    for path in sorted(FOLDER.rglob("*")):
         if "__pycache__" not in path.parts:
             told = path.stat()
             digest.update(f"{path}:{told.st_size}:{told.st_mtime_ns}\n".encode())

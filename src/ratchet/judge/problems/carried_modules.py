@@ -7,13 +7,13 @@ that stands for the reference itself (`--candidate eager`) includes their text i
 from __future__ import annotations
 
 import ast
+import sys
 from collections.abc import Iterator
-from pathlib import Path
 from typing import Final
 
-import ratchet
+from ratchet.base.package import NAME as PACKAGE
+from ratchet.base.package import file_of
 
-PACKAGE: Final = ratchet.__name__
 _PRELUDE: Final = '''
 import importlib.machinery as _machinery
 import sys as _sys
@@ -84,7 +84,7 @@ def _carried(tree: ast.Module) -> dict[str, str]:
     left = list(_imported(ast.walk(tree)))
     while left:
         name = left.pop()
-        path = _path_of(name)
+        path = file_of(name)
         if path is None or name in texts or name == PACKAGE:
             continue
         texts[name] = path.read_text(encoding="utf-8")
@@ -100,7 +100,7 @@ def _imported(nodes: Iterator[ast.AST]) -> Iterator[str]:
             for one in node.names:
                 yield one.name
                 if one.name == PACKAGE:
-                    yield from _homes(ratchet.__all__)
+                    yield from _homes(sys.modules[PACKAGE].__all__)
         elif isinstance(node, ast.ImportFrom) and node.module == PACKAGE:
             yield from _homes([one.name for one in node.names])
         elif isinstance(node, ast.ImportFrom) and node.module and not node.level:
@@ -110,20 +110,11 @@ def _imported(nodes: Iterator[ast.AST]) -> Iterator[str]:
 
 def _homes(names: list[str]) -> Iterator[str]:
     """Return the modules of the public names that a problem is made of."""
-    homes = (ratchet._HOMES.get(name, "") for name in names)
-    made_of = (f"{PACKAGE}.kernels.", f"{PACKAGE}.problems.")
+    homes = (sys.modules[PACKAGE]._HOMES.get(name, "") for name in names)
+    made_of = (f"{PACKAGE}.judge.kernels.", f"{PACKAGE}.judge.problems.")
     return (home for home in homes if home.startswith(made_of))
 
 
 def _parents(name: str) -> Iterator[str]:
     while name := name.rpartition(".")[0]:
         yield name
-
-
-def _path_of(name: str) -> Path | None:
-    """Return the file of one of Ratchet's modules without running it."""
-    if not name.startswith(f"{PACKAGE}."):
-        return None
-    path = Path(ratchet.__file__).parent.joinpath(*name.split(".")[1:])
-    found = path / "__init__.py" if path.is_dir() else path.with_suffix(".py")
-    return found if found.is_file() else None

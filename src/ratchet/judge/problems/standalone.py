@@ -4,12 +4,12 @@ from __future__ import annotations
 
 import ast
 import re
+import sys
 from dataclasses import dataclass, field
 
-import ratchet
+from ratchet.base.package import NAME as PACKAGE
 from ratchet.judge.problems.problem import Problem, reference_text
 
-PACKAGE = ratchet.__name__
 MODEL = "Model"
 
 
@@ -70,7 +70,7 @@ class _Slice:
         alias = next(one for one in node.names if (one.asname or one.name.split(".")[0]) == name)
         home = node.module if isinstance(node, ast.ImportFrom) else None
         if home == PACKAGE:
-            home = ratchet._HOMES[alias.name]
+            home = sys.modules[PACKAGE]._HOMES[alias.name]
         if home is None or not home.startswith(f"{PACKAGE}."):
             shown: ast.stmt = ast.Import(names=[alias])
             if isinstance(node, ast.ImportFrom):

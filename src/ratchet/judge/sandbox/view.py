@@ -16,7 +16,7 @@ from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Final
 
-import ratchet
+from ratchet.base import package
 from ratchet.base.errors import CompilerMissing
 from ratchet.judge.kernels.languages.cpp import find_compiler
 from ratchet.judge.sandbox.accelerator import Accelerator
@@ -45,13 +45,9 @@ PROBE_TIMEOUT_S: Final = 10.0
 BOOT: Final = "import sys; sys.path.insert(0, {folder!r}); from {module} import main; main()"
 
 
-def package_folder() -> Path:
-    return Path(ratchet.__file__).parent
-
-
 def code_folder() -> str:
     """Return the folder in which Python finds Ratchet."""
-    return str(package_folder().parent)
+    return str(package.FOLDER.parent)
 
 
 def python(with_torch: bool) -> list[str]:
@@ -86,7 +82,7 @@ def compiler_if_any() -> list[str]:
 
 def installed_in(folder: str) -> Path | None:
     """Return our package's path below a visible folder, which may be a link; None if outside."""
-    installed, real = package_folder().resolve(), Path(folder).resolve()
+    installed, real = package.FOLDER.resolve(), Path(folder).resolve()
     if not installed.is_relative_to(real):
         return None
     return Path(folder) / installed.relative_to(real)
@@ -111,14 +107,14 @@ def opened(
         listed=(code_folder(),),
         written=(str(scratch),),
         used=(*DEVICES, *(accelerator.used if accelerator is not None else ())),
-        hidden=str(package_folder().resolve()),
+        hidden=str(package.FOLDER.resolve()),
     )
 
 
 @functools.cache
 def closed_to_others() -> str | None:
     """Return the first folder that a worker needs and not every user may enter, or None."""
-    needed = [*python_folders(with_torch=True), code_folder(), str(package_folder())]
+    needed = [*python_folders(with_torch=True), code_folder(), str(package.FOLDER)]
     ways = _ways([*needed, *compiler_if_any()])
     return next((str(folder) for folder in ways if not _is_open(folder)), None)
 

@@ -479,7 +479,7 @@ class KernelTrial:
             problem_hash=self._given.hash,
             samples=self.samples,
             environment={
-                "judge": revision(),
+                "judge": revision(self.target),
                 "threads": self.threads,
                 "language": self.kernel.language,
                 **({"device": self.accelerator.name} if self.accelerator else {}),

@@ -13,13 +13,12 @@ import hashlib
 from collections.abc import Iterable, Sequence
 from functools import cache
 from importlib.metadata import PackageNotFoundError, version
-from pathlib import Path
 
 from torch._inductor import config as inductor_config
 from torch._inductor.custom_graph_pass import CustomGraphPass
 from torch.fx import Graph
 
-import ratchet
+from ratchet.base import package
 from ratchet.base.devices.probe import best_isa
 from ratchet.judge.kernels.library import LIBRARY
 from ratchet.judge.kernels.library.sources import ANY_GPU
@@ -108,9 +107,8 @@ def recipe_identity(kernels: Iterable[str], targets: Sequence[str]) -> str:
 def code_identity() -> str:
     """Hash the package version and the source files of the patterns and ops."""
     digest = hashlib.sha256(_package_version().encode())
-    package = Path(ratchet.__file__).parent
-    for folder in (package / "graph", package / "kernels", package / "problems/suites/shipped"):
-        for file in sorted(folder.rglob("*.py")):
+    for folder in ("train/graph", "judge/kernels", "judge/problems/suites/shipped"):
+        for file in sorted((package.FOLDER / folder).rglob("*.py")):
             digest.update(file.read_bytes())
     return digest.hexdigest()
 

@@ -11,22 +11,20 @@ import ast
 from collections.abc import Collection, Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
 from functools import cached_property
-from pathlib import Path
 from typing import Final
 
-import ratchet
+from ratchet.base import package
 
-PACKAGE: Final = ratchet.__name__
 LEFT_BEHIND: Final = (
-    PACKAGE,
-    f"{PACKAGE}.kernels.kernel",
-    f"{PACKAGE}.kernels.library",
-    f"{PACKAGE}.kernels.library.sources",
-    f"{PACKAGE}.problems.problem",
-    f"{PACKAGE}.problems.suites.shipped.cases",
+    package.NAME,
+    f"{package.NAME}.judge.kernels.kernel",
+    f"{package.NAME}.judge.kernels.library",
+    f"{package.NAME}.judge.kernels.library.sources",
+    f"{package.NAME}.judge.problems.problem",
+    f"{package.NAME}.judge.problems.suites.shipped.cases",
 )
 """Modules about judging and choosing kernels, which an exported package does not need."""
-REFERENCES: Final = f"{PACKAGE}.problems.suites.shipped."
+REFERENCES: Final = f"{package.NAME}.judge.problems.suites.shipped."
 ALL: Final = "*"
 
 
@@ -131,7 +129,7 @@ class OwnModule:
     @cached_property
     def _imports(self) -> list[ast.ImportFrom]:
         found = [one.node for one in self.parts if isinstance(one.node, ast.ImportFrom)]
-        return [one for one in found if f"{one.module}.".startswith(f"{PACKAGE}.")]
+        return [one for one in found if f"{one.module}.".startswith(f"{package.NAME}.")]
 
     def _head(self, wanted: Collection[str]) -> Iterator[str]:
         """Yield the docstring; of a module that is wanted in part, its first paragraph."""
@@ -178,7 +176,7 @@ class Extract:
 
     def _module(self, name: str) -> OwnModule:
         if name not in self._modules:
-            path = _path_of(name)
+            path = package.file_of(name)
             assert path is not None, name
             self._modules[name] = OwnModule(name, path.read_text(encoding="utf-8"), self.without)
         return self._modules[name]
@@ -192,9 +190,9 @@ def file_of(module: str) -> str:
 
 def _in_namespace(text: str, namespace: str) -> str:
     for before, after in (
-        (f"torch.ops.{PACKAGE}.", f"torch.ops.{namespace}."),
-        (f"{PACKAGE}::", f"{namespace}::"),
-        (f'"{PACKAGE}"', f'"{namespace}"'),
+        (f"torch.ops.{package.NAME}.", f"torch.ops.{namespace}."),
+        (f"{package.NAME}::", f"{namespace}::"),
+        (f'"{package.NAME}"', f'"{namespace}"'),
     ):
         text = text.replace(before, after)
     return text
@@ -254,7 +252,7 @@ def _attributes_of(name: str, parts: Iterable[Part]) -> set[str]:
 
 def _meaning(module: str, name: str) -> Imported:
     below = f"{module}.{name}"
-    if _path_of(below) is not None:
+    if package.file_of(below) is not None:
         return Imported(module=below)
     return Imported(module=module, name=name)
 
@@ -273,12 +271,3 @@ def _texts(lines: list[str], parts: Iterable[Part]) -> Iterator[str]:
         decorators = getattr(one.node, "decorator_list", [])
         first = min([one.node.lineno, *(each.lineno for each in decorators)])
         yield "".join(lines[first - 1 : one.last_line])
-
-
-def _path_of(module: str) -> Path | None:
-    """Return the file of one of Ratchet's modules."""
-    path = Path(ratchet.__file__).parent.joinpath(*module.split(".")[1:])
-    if not module.startswith(f"{PACKAGE}."):
-        return None
-    found = path / "__init__.py" if path.is_dir() else path.with_suffix(".py")
-    return found if found.is_file() else None

@@ -12,7 +12,6 @@ from pathlib import Path
 import msgspec
 import torch
 
-from ratchet import __version__
 from ratchet.base.devices import ceilings as device_ceilings
 from ratchet.base.devices.ceilings import Ceilings
 from ratchet.base.devices.fingerprint import software
@@ -21,6 +20,7 @@ from ratchet.base.devices.probe import Device, probe
 from ratchet.base.errors import DeadlinePassed, DeviceError, RatchetError
 from ratchet.base.ledger import Ledger
 from ratchet.base.measure.samples import Sample
+from ratchet.base.package import VERSION
 from ratchet.base.serialise import document_of
 from ratchet.judge.steps.arms import ArmProcess
 from ratchet.judge.trial.readiness import why_no_kernels
@@ -259,7 +259,7 @@ def opened(settings: Settings, listener: Listener) -> Turn:
 
 def versions() -> dict[str, str]:
     """Return the versions reported beside every figure."""
-    return {"ratchet": __version__, **asdict(software())}
+    return {"ratchet": VERSION, **asdict(software())}
 
 
 def _ceilings(device: Device) -> Ceilings | None:

@@ -13,6 +13,7 @@ from pathlib import Path
 import torch
 
 from ratchet.base.errors import DeviceError, DeviceLost, RatchetError, WorkloadError
+from ratchet.base.package import FOLDER
 from ratchet.judge.kernels.languages.cpp import cache_folder
 from ratchet.train.workloads.memory import available_bytes
 from ratchet.train.workloads.workload import Batch, Workload
@@ -155,5 +156,5 @@ def others_folders() -> tuple[str, ...]:
     paths = sysconfig.get_paths()
     folders = {paths[name] for name in ("stdlib", "platstdlib", "purelib", "platlib")}
     folders |= {path for path in sys.path if path.endswith(("site-packages", "dist-packages"))}
-    folders |= {str(Path(__file__).parents[1]), str(cache_folder())}
+    folders |= {str(FOLDER), str(cache_folder())}
     return tuple(sorted(f"{folder}/" for folder in folders if folder))

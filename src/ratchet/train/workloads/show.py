@@ -1,4 +1,4 @@
-"""What workloads reach on this machine, as a table."""
+"""The figures that workloads reach on this machine, as a table."""
 
 from __future__ import annotations
 

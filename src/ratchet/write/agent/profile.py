@@ -41,7 +41,7 @@ class Profiles:
             kernel.hash,
             problem.hash,
             self._fingerprint,
-            judge=revision(),
+            judge=revision(self._target),
             target=self._target,
         )
         lines = profile_lines((found or {}).get("static"), self._target)

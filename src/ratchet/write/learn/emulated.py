@@ -78,7 +78,7 @@ class EmulatedBench(ScreeningBench):
         return found
 
     def _place(self, task: LearnTask, kernel: Kernel) -> str:
-        return f"{self._target}:{revision()}:{task.key}:{kernel.hash}"
+        return f"{self._target}:{revision(self._target)}:{task.key}:{kernel.hash}"
 
 
 def _bound_s(said: Screening) -> float | None:

@@ -7,10 +7,10 @@ from collections.abc import Iterator, Sequence
 
 import msgspec
 
-from ratchet import __version__
 from ratchet.base.devices.fingerprint import Software
 from ratchet.base.devices.probe import Device
 from ratchet.base.errors import DeviceError, JudgeError, RatchetError
+from ratchet.base.package import VERSION
 from ratchet.judge.court.fleet.messages import JudgeOrder, ScreenOrder, SeatFacts, SeatReply
 from ratchet.judge.court.fleet.ray_cluster import RayCluster
 from ratchet.judge.court.fleet.spread import MOST_LOSSES, Cluster, Spread
@@ -165,9 +165,9 @@ def on_ray(address: str, *, device: str) -> ClusterFleet:
 
 def _version_fault(facts: SeatFacts) -> str:
     """Return why a machine's judge is not this one; empty if it is."""
-    if facts.ratchet != __version__:
+    if facts.ratchet != VERSION:
         return (
-            f"{facts.host} has Ratchet {facts.ratchet}, not {__version__}: install the same "
+            f"{facts.host} has Ratchet {facts.ratchet}, not {VERSION}: install the same "
             "version on every machine"
         )
     if facts.revision != revision():

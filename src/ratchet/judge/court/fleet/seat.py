@@ -12,10 +12,10 @@ from dataclasses import replace
 
 import msgspec
 
-from ratchet import __version__
 from ratchet.base.devices.fingerprint import software
 from ratchet.base.devices.probe import probe
 from ratchet.base.errors import KernelError, RatchetError
+from ratchet.base.package import VERSION
 from ratchet.base.serialise import document_of
 from ratchet.judge.court.fleet.machines import LocalFleet, lent
 from ratchet.judge.court.fleet.messages import (
@@ -89,6 +89,6 @@ def _facts(threads: int, with_gpu: bool) -> SeatFacts:
         cpu=lent(probe("cpu"), threads),
         gpu=replace(probe("cuda"), index=0) if with_gpu else None,
         software=software(),
-        ratchet=__version__,
+        ratchet=VERSION,
         revision=revision(),
     )

@@ -1,0 +1,61 @@
+"""All commands: importing a command's file adds it to the app."""
+
+from __future__ import annotations
+
+import functools
+from importlib.metadata import entry_points
+from typing import Any
+
+import typer
+
+from ratchet.cli.app import app
+
+GROUP = "ratchet.commands"
+"""Entry points of other packages: modules that add commands to `app` when they are imported."""
+
+
+@functools.cache
+def commands() -> Any:
+    """Return the app as click's command; a process that runs several builds it once."""
+    _register()
+    _show_no_type_of_flags()
+    return typer.main.get_command(app)
+
+
+def _show_no_type_of_flags() -> None:
+    """Leave out the `<bool>` that newer versions of typer show for an option without a value."""
+    option: Any = typer.core.TyperOption
+    shown = getattr(option, "display_type_rich", None)
+    if shown is not None:
+        option.display_type_rich = lambda self, ctx: None if self.is_flag else shown(self, ctx)
+
+
+def _register() -> None:
+    """Add the commands to the app by importing their files."""
+    from ratchet.cli import (  # noqa: F401
+        bench,
+        bisect,
+        compare,
+        debug,
+        device,
+        emulate,
+        export,
+        history,
+        inspect,
+        judge,
+        knowledge,
+        learn,
+        memory,
+        optimize,
+        plan,
+        port,
+        preflight,
+        repro,
+        sweep,
+        trace,
+        watch,
+        write,
+    )
+
+    for other in entry_points(group=GROUP):
+        other.load()
