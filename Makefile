@@ -57,7 +57,7 @@ docs: install-dev
 	$(BIN)/python -m pytest -q tests/docs
 
 bench: install
-	$(BIN)/python benchmarks/optimize_step.py llama-60m
+	$(BIN)/python benchmarks/train/optimize_step.py llama-60m
 
 clean:
 	rm -rf $(VENV) ratchet-demo

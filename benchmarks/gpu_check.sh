@@ -8,7 +8,7 @@
 # alone; the parts whose figures are no times come last, at the same time. Each part has its own
 # limit, and the tests what the others left. Once a part ends, all its processes are killed, so that
 # none holds the GPU's memory. A part that failed, was cut or was left out has a line that says so.
-# The figures come last (benchmarks/gpu_figures.py); what a part printed besides is on stderr. Exit
+# The figures come last (benchmarks/gpu/gpu_figures.py); what a part printed besides is on stderr. Exit
 # code 1 if anything failed. --dry-run prints each part's limit and command, and the figures, and
 # runs nothing. PARTS names the parts to run, as in PARTS=optimize with OPTIMIZE_S=460 and
 # BUDGET=440s. WORKLOAD, LEVERS_WORKLOAD, BUDGET and TESTS set smaller parts, and LIMIT_S the limit
@@ -22,7 +22,19 @@ if [ "${1:-}" = --dry-run ]; then
 elif [ $# -gt 0 ]; then
     PIP_BREAK_SYSTEM_PACKAGES=1 python3 -m pip install -q --no-index --no-deps "$1"/*.whl || exit 2
 fi
-export PYTHONPATH="src${PYTHONPATH:+:$PYTHONPATH}"
+out=$(mktemp -d)
+# Ratchet is not installed here: its entry points are read from a folder that looks as if it were.
+python3 - "$out/installed/torch_ratchet-0.dist-info" <<'END' || exit 2
+import sys, tomllib
+from pathlib import Path
+folder, project = Path(sys.argv[1]), tomllib.loads(Path("pyproject.toml").read_text())["project"]
+folder.mkdir(parents=True)
+(folder / "METADATA").write_text(f"Name: {project['name']}\nVersion: {project['version']}\n")
+groups = ((f"[{group}]", *(f"{name} = {value}" for name, value in entries.items()))
+          for group, entries in project["entry-points"].items())
+(folder / "entry_points.txt").write_text("\n".join(line for lines in groups for line in lines))
+END
+export PYTHONPATH="src:$out/installed${PYTHONPATH:+:$PYTHONPATH}"
 NEEDED="torch triton numpy scipy msgspec sqlalchemy platformdirs psutil safetensors jinja2 pygments
     rich typer transformers tokenizers pytest pytest_timeout xdist hypothesis"
 if [ -z "$dry" ]; then
@@ -31,7 +43,6 @@ from importlib.util import find_spec
 print(*[one for one in sys.argv[1].split() if find_spec(one) is None])' "$NEEDED")
     [ -z "$missing" ] || { echo "{\"failed\": \"missing here: $missing\"}"; exit 2; }
 fi
-out=$(mktemp -d)
 beside=
 
 # within SECONDS PART CMD...: run CMD for so long, and no longer than the whole may take.
@@ -57,7 +68,7 @@ sys.stdout.write(json.dumps(line) + "\n")  # at once: parts beside each other pr
         : > "$out/failed"
         return 1
     fi
-    python3 benchmarks/gpu_part.py "$limit" "$out/$part" "$@"
+    python3 benchmarks/gpu/gpu_part.py "$limit" "$out/$part" "$@"
     code=$?
     [ $code -eq 0 ] && return 0
     : > "$out/failed"
@@ -67,25 +78,25 @@ sys.stdout.write(json.dumps(line) + "\n")  # at once: parts beside each other pr
     return $code
 }
 
-within 75 clock python3 benchmarks/gpu_clock.py --verdicts 1
-within 35 screening python3 benchmarks/gpu_screening.py
+within 75 clock python3 benchmarks/gpu/gpu_clock.py --verdicts 1
+within 35 screening python3 benchmarks/gpu/gpu_screening.py
 # The main job: its ratio over torch.compile's best, null where nothing was proven.
 within "${OPTIMIZE_S:-235}" optimize python3 -m ratchet.cli optimize "${WORKLOAD:-llama-60m}" --budget "${BUDGET:-220s}" \
     --device cuda --json --ledger "$out/ledger.db" --out "$out/optimized"
 beside=levers
-within 120 levers python3 benchmarks/gpu_levers.py --workload "${LEVERS_WORKLOAD:-llama-8m}" &
-within 120 scripts python3 benchmarks/gpu_scripts.py &
+within 120 levers python3 benchmarks/gpu/gpu_levers.py --workload "${LEVERS_WORKLOAD:-llama-8m}" &
+within 120 scripts python3 benchmarks/gpu/gpu_scripts.py &
 # Only files with such tests: the others import more packages, and collecting them takes 20 s.
 # shellcheck disable=SC2046,SC2086
 within 120 tests python3 -m pytest -m gpu -n 0 -q --tb=short -p no:cacheprovider \
     ${TESTS:-$(grep -rl --include="test_*.py" "mark\.gpu" tests | sort)} &
 wait
 if [ -n "$dry" ]; then
-    python3 benchmarks/gpu_figures.py --dry-run
+    python3 benchmarks/gpu/gpu_figures.py --dry-run
 else
     ran=$(for part in clock screening optimize levers scripts tests; do [ -e "$out/$part" ] && echo $part; done)
     # shellcheck disable=SC2086
-    [ -z "$ran" ] || python3 benchmarks/gpu_figures.py "$out" $ran || : > "$out/failed"
+    [ -z "$ran" ] || python3 benchmarks/gpu/gpu_figures.py "$out" $ran || : > "$out/failed"
 fi
 [ -e "$out/failed" ] && code=1 || code=0
 rm -r "$out"

@@ -12,7 +12,7 @@ from ratchet.trace.analysis.links import link
 from ratchet.trace.read.columns import Kind
 from ratchet.trace.read.file import read
 
-SCRIPT = Path(__file__).parents[2] / "benchmarks" / "make_large_trace.py"
+SCRIPT = Path(__file__).parents[2] / "benchmarks" / "trace" / "make_large_trace.py"
 
 
 def test_copies_are_later_and_linked_inside_themselves(tmp_path: Path) -> None:

@@ -21,12 +21,12 @@ from ratchet.judge.trial.processes.compiling import Toolchain
 from ratchet.judge.trial.timing import plan, sample
 
 pytestmark = pytest.mark.compiler
-BENCHMARKS = Path(__file__).parents[3] / "benchmarks"
+BENCHMARKS = Path(__file__).parents[3] / "benchmarks" / "gpu"
 INTERPRETED = """
 import os
 os.environ["TRITON_INTERPRET"] = "1"
 import triton
-from ratchet.targets import triton_source
+from ratchet.amd.compile import triton_source
 triton_source.repair_interpreter()
 triton.runtime.driver.set_active(triton_source._interpreter_driver())
 """

@@ -1,6 +1,6 @@
 """Honest kernels: other orders, widths, threads and precisions of the same work are all right.
 
-A sample of what `benchmarks/judge_honest.py` judges five times.
+A sample of what `benchmarks/judge/judge_honest.py` judges five times.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ from ratchet.judge.kernels.library import kernels_for
 from ratchet.judge.trial.kernel_trial import KernelJudge
 from ratchet.judge.trial.readiness import why_no_kernels
 
-BENCHMARKS = Path(__file__).resolve().parents[3] / "benchmarks"
+BENCHMARKS = Path(__file__).resolve().parents[3] / "benchmarks" / "judge"
 sys.path.append(str(BENCHMARKS))  # the reference worker looks its problems up there too
 
 import honest_backwards_torch  # noqa: E402

@@ -40,7 +40,7 @@ def run(
     `python` is what it does besides, in sh. What runs a part and what reads figures are real.
     """
     noted = folder / "noted"
-    real = "benchmarks/gpu_part.py | benchmarks/gpu_figures.py"
+    real = "benchmarks/gpu/gpu_part.py | benchmarks/gpu/gpu_figures.py"
     tools = {
         "python3": f'case "$1" in {real}) exec {sys.executable} "$@";; esac; '
         f'echo "$@" >> {noted}; {python}',
@@ -73,7 +73,9 @@ def planned() -> tuple[list[dict[str, Any]], list[dict[str, Any]]]:
 
 def module_of(name: str) -> Any:
     """Load a program of benchmarks/."""
-    spec = importlib.util.spec_from_file_location(name.removesuffix(".py"), SCRIPT.parent / name)
+    spec = importlib.util.spec_from_file_location(
+        name.removesuffix(".py"), SCRIPT.parent / "gpu" / name
+    )
     assert spec is not None and spec.loader is not None
     module = importlib.util.module_from_spec(spec)
     sys.modules[spec.name] = module
@@ -85,9 +87,13 @@ def test_all_parts_run_in_order_the_timings_first(tmp_path: Path) -> None:
     code, words, said = run(tmp_path)
     assert code == 1 and all("it left no figure" in line for line in said)
     told = [one[0] if one[0] != "-m" else one[1] for one in words]
-    alone = ["benchmarks/gpu_clock.py", "benchmarks/gpu_screening.py", "ratchet.cli"]
+    alone = ["benchmarks/gpu/gpu_clock.py", "benchmarks/gpu/gpu_screening.py", "ratchet.cli"]
     assert told[:3] == alone and len(told) == 6
-    assert {*told[3:]} == {"benchmarks/gpu_levers.py", "benchmarks/gpu_scripts.py", "pytest"}
+    assert {*told[3:]} == {
+        "benchmarks/gpu/gpu_levers.py",
+        "benchmarks/gpu/gpu_scripts.py",
+        "pytest",
+    }
 
 
 def test_a_missing_package_is_told_before_anything_runs(tmp_path: Path) -> None:
@@ -107,7 +113,7 @@ def test_the_tests_that_need_a_gpu_are_all_named() -> None:
 def test_named_parts_run_alone(tmp_path: Path) -> None:
     code, words, said = run(tmp_path, parts="screening tests")
     assert code == 1
-    assert [one[0] for one in words] == ["benchmarks/gpu_screening.py", "-m"]
+    assert [one[0] for one in words] == ["benchmarks/gpu/gpu_screening.py", "-m"]
     assert {json.loads(line)["part"] for line in said} == {"screening", "tests"}
 
 
@@ -120,12 +126,13 @@ def test_what_the_time_does_not_suffice_for_is_left_out_in_a_line(tmp_path: Path
 
 BAD_PARTS = """
 case "$1" in
-benchmarks/gpu_clock.py) echo '{{"problem": "chain"'; exit 3;;
-benchmarks/gpu_screening.py) setsid sleep 1000 >/dev/null 2>&1 & echo $! >> {pids}
+benchmarks/gpu/gpu_clock.py) echo '{{"problem": "chain"'; exit 3;;
+benchmarks/gpu/gpu_screening.py) setsid sleep 1000 >/dev/null 2>&1 & echo $! >> {pids}
     exec sleep 1000;;
-benchmarks/gpu_levers.py) setsid sleep 1000 >/dev/null 2>&1 & echo $! >> {pids}
+benchmarks/gpu/gpu_levers.py) setsid sleep 1000 >/dev/null 2>&1 & echo $! >> {pids}
     echo '{{"way": "compile", "ran": false}}';;
-benchmarks/gpu_scripts.py) echo '{{"recipe": "compile", "worst_difference": 0.0, "follow": 1}}';;
+benchmarks/gpu/gpu_scripts.py)
+    echo '{{"recipe": "compile", "worst_difference": 0.0, "follow": 1}}';;
 esac
 """
 
@@ -217,7 +224,7 @@ VALUES = {
 def test_each_figure_is_a_line(tmp_path: Path) -> None:
     for part, lines in ROWS.items():
         (tmp_path / part).write_text("\n".join(lines) + "\n")
-    command = [sys.executable, str(SCRIPT.parent / "gpu_figures.py"), str(tmp_path)]
+    command = [sys.executable, str(SCRIPT.parent / "gpu" / "gpu_figures.py"), str(tmp_path)]
     done = subprocess.run(command, capture_output=True, text=True, check=True)
     lines = [json.loads(line) for line in done.stdout.splitlines()]
     assert {one["figure"]: (one["value"], one["met"]) for one in lines} == VALUES

@@ -1,4 +1,4 @@
-"""A few rounds of the kill loop; `benchmarks/kill_loop.py --times 200` makes the figure."""
+"""A few rounds of the kill loop; `benchmarks/train/kill_loop.py --times 200` makes the figure."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-sys.path.append(str(Path(__file__).parents[3] / "benchmarks"))
+sys.path.append(str(Path(__file__).parents[3] / "benchmarks" / "train"))
 
 from kill_loop import Loop
 

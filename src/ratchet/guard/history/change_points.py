@@ -34,8 +34,8 @@ CHUNK, STRIDE = 1024, 512
 LENGTHS = (32, 64, 128, 256, 512, 1024)
 ALPHA = 0.3
 """Sum of the levels of all tests of one series. The tests overlap and their bound is conservative:
-1.7 to 2.3 % of series of 200 points without a change get a point (benchmarks/guard_changepoints.py
-measures it)."""
+1.7 to 2.3 % of series of 200 points without a change get a point 
+(`benchmarks/guard/guard_changepoints.py` measures it)."""
 _ROWS = 256
 """Chunks that are tested in one go: what bounds the memory."""
 _DROP = 6.0

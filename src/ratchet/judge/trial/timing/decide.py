@@ -24,7 +24,7 @@ FALSE_RATE = 0.05
 LOOK_CONFIDENCE = confidence_of(FALSE_RATE, looks=LOOKS)
 SYSTEMATIC = 1.05
 """The judge's own systematic error. Equal code in the two arms has read up to 1.04x: the processes
-differ, and more pairs do not average that out (`benchmarks/judge_aa.py`). So a kernel is faster
+differ, and more pairs do not average that out (`judge_aa.py`). So a kernel is faster
 only if the whole interval lies above this."""
 SHORTEST_IN_PYTHON_S = 0.0002
 """A Python kernel can replace the worker's loop over a batch and make one call of all. That saves
