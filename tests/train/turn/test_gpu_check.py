@@ -73,9 +73,8 @@ def planned() -> tuple[list[dict[str, Any]], list[dict[str, Any]]]:
 
 def module_of(name: str) -> Any:
     """Load a program of benchmarks/."""
-    spec = importlib.util.spec_from_file_location(
-        name.removesuffix(".py"), SCRIPT.parent / "gpu" / name
-    )
+    path = SCRIPT.parent / "gpu" / Path(name).name
+    spec = importlib.util.spec_from_file_location(path.stem, path)
     assert spec is not None and spec.loader is not None
     module = importlib.util.module_from_spec(spec)
     sys.modules[spec.name] = module
