@@ -23,7 +23,7 @@ MEASURED: Final = (
     "judge/trial/**/*.py",
     "judge/workers/**/*.py",
 )
-"""What decides a verdict that was measured here; kernel and problem have hashes of their own."""
+"""The files that decide a measured verdict; kernel and problem have hashes of their own."""
 CODE: Final = (".py", ".h", ".hpp", ".cpp", ".csv")
 
 
