@@ -1,6 +1,6 @@
 """A GPU whose times are drawn, under the judge's real plan, rounds, interval and clock checks.
 
-Only the batches are made up. Their scatter is what runs on GPUs showed (docs/log/2026-11.md), as
+Only the batches are made up. Their scatter is what runs on GPUs showed (docs/log/2026-11-27.md), as
 far as it was written down:
 
 - the round trip of a launch was 1.72 ms (`shared/gpu`, 2026-11-25: 2.99 ms a batch by the judge's

@@ -15,7 +15,7 @@ MILESTONES: Final = (1.0, 1.2, 1.5, 2.0, 3.0, 4.0)
 """Speed-ups that each add the same to a milestone reward."""
 SCATTER: Final = 0.07
 """Standard deviation of a ratio's logarithm over repeated screenings of one kernel, as measured on
-two cores (docs/log/2026-11.md, 2026-11-25)."""
+two cores (docs/log/2026-11-25.md)."""
 RIGHT_ALONE: Final = 0.1
 """Reward of a kernel that is right and not faster."""
 
