@@ -28,7 +28,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from ratchet.base.measure.arm import Timing
+from ratchet.base.measure import Timing
 from ratchet.judge.stage_result import CandidateFault, Decided
 from ratchet.judge.trial import on_device
 from ratchet.judge.trial.device_clock import DeviceClock

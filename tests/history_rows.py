@@ -7,7 +7,7 @@ from datetime import UTC, datetime, timedelta
 
 import numpy as np
 
-from ratchet.base.ledger.observations import Observation
+from ratchet.base.ledger.books import Observation
 
 
 def revision_of(index: int) -> str:

@@ -9,8 +9,7 @@ import msgspec
 import torch
 from torch import Tensor, nn
 
-from ratchet.base.devices.fingerprint import software
-from ratchet.base.devices.probe import probe
+from ratchet.base.devices.probe import probe, software
 from ratchet.base.ledger import Fingerprint, Ledger
 from ratchet.judge.court.terms import Terms, trial_of
 from ratchet.judge.kernels.kernel import Kernel

@@ -10,7 +10,7 @@ from dataclasses import dataclass, field
 
 import pytest
 
-from ratchet.base.measure.arm import Timing
+from ratchet.base.measure import Timing
 from ratchet.base.process import families
 from ratchet.judge.trial.timing.arms import RivalArm
 

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 import numpy as np
 from numpy.typing import NDArray
 
-from ratchet.base.measure.samples import Sample
+from ratchet.base.measure import Sample
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)

@@ -13,7 +13,7 @@ from pathlib import Path
 
 import pytest
 
-from ratchet.base.package import FOLDER
+from ratchet.base import FOLDER
 
 ROOT = Path(__file__).parents[1]
 LONGEST = 700

@@ -112,7 +112,7 @@ def test_the_names_are_the_same_whatever_is_imported_first() -> None:
 def test_a_callable_module_has_the_signature_of_its_function() -> None:
     assert list(inspect.signature(ratchet.optimize).parameters)[:2] == ["workload", "budget"]
     assert list(inspect.signature(ratchet.trace.read).parameters) == ["path"]
-    from ratchet.trace.read.file import read
+    from ratchet.trace.read import read
 
     assert inspect.isfunction(read)
 

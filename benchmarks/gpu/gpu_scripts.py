@@ -21,8 +21,7 @@ from torch import Tensor, nn
 from transformers import LlamaConfig, LlamaForCausalLM
 
 import ratchet
-from ratchet.base.devices.fingerprint import software
-from ratchet.base.devices.probe import probe
+from ratchet.base.devices.probe import probe, software
 from ratchet.train.recipe.describe import signature_of
 from ratchet.train.recipe.recipe import Recipe
 from ratchet.train.workloads.config import StepConfig

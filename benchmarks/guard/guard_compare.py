@@ -27,9 +27,13 @@ sys.path[:0] = [str(ROOT / "tests")]
 
 from simulated_machine import Machine, simulate  # noqa: E402
 
-from ratchet.base.measure.contest import CompareSettings, compare_contest  # noqa: E402
+from ratchet.base.measure.contest import (  # noqa: E402  # noqa: E402
+    CompareSettings,
+    compare_contest,
+    look_confidence,
+    make_plan,
+)
 from ratchet.base.measure.metrics import BASELINE, NEW, TIME, TWIN, Readings, decide  # noqa: E402
-from ratchet.base.measure.plan import look_confidence, make_plan  # noqa: E402
 from ratchet.guard.compare.sides import WorkloadContest, WorkloadSide  # noqa: E402
 from ratchet.judge.steps.arms import ArmSpec  # noqa: E402
 

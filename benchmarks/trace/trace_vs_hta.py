@@ -40,7 +40,7 @@ def peak_mb():
 OURS = """
 import json, sys, time
 from ratchet.trace import document
-from ratchet.trace.read.file import read
+from ratchet.trace.read import read
 from ratchet.trace.answers.report import report
 begin = time.perf_counter()
 trace = read(sys.argv[1])

@@ -149,7 +149,7 @@ class StepArm:
 
     def run(self, iterations: int) -> Any:
         """Run steps and return their time."""
-        from ratchet.base.measure.arm import Timing
+        from ratchet.base.measure import Timing
 
         wall, cpu = time.perf_counter(), time.process_time()
         for _ in range(iterations):
@@ -204,8 +204,8 @@ def apart(losses: dict[str, list[float]], name: str) -> float:
 
 def measured(asked: argparse.Namespace, folder: Path) -> dict[str, Any]:
     """Run the launches and return the ratios with their intervals."""
+    from ratchet.base.measure import Sample
     from ratchet.base.measure.estimate import compare
-    from ratchet.base.measure.samples import Sample
     from ratchet.train.recipe.recipe import Recipe
 
     own = {**os.environ, **Recipe.load(asked.recipe).config.variables()}

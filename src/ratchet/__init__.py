@@ -11,7 +11,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any
 
-from ratchet.base.package import VERSION
+from ratchet.base import VERSION
 
 if TYPE_CHECKING:
     from ratchet import trace

@@ -27,8 +27,8 @@ from ratchet.judge.court.candidates import kernelbench_suite
 from ratchet.judge.court.show_files import check_out
 from ratchet.judge.kernels.kernel_file import load_kernel
 from ratchet.judge.problems.problem_file import load_problem
-from ratchet.trace.compare.runs import report_run
-from ratchet.trace.record.command import record
+from ratchet.trace.compare import report_run
+from ratchet.trace.record import record
 from ratchet.train.recipe.recipe import Recipe
 from ratchet.train.turn.loop import check_settings
 from ratchet.train.turn.settings import Settings

@@ -8,9 +8,8 @@ import sys
 
 import pytest
 
-from ratchet.base.process import families
-from ratchet.base.process import work_limit as at_work
-from ratchet.base.process.work_limit import WALL_FACTOR, WorkLimit
+from ratchet.base import process as limits
+from ratchet.base.process import WALL_FACTOR, WorkLimit, families
 
 Seen = tuple[float, bool]
 
@@ -21,8 +20,8 @@ class Machine:
     def __init__(self, monkeypatch: pytest.MonkeyPatch) -> None:
         self.now_s = 100.0
         self.seen: Seen = (0.0, True)
-        monkeypatch.setattr(at_work.time, "monotonic", lambda: self.now_s)
-        monkeypatch.setattr(at_work, "at_work", lambda members: self.seen)
+        monkeypatch.setattr(limits.time, "monotonic", lambda: self.now_s)
+        monkeypatch.setattr(limits, "at_work", lambda members: self.seen)
 
     def lasts_s(self, limit_s: float, *, core_share: float, awake: bool) -> float:
         """How long a family waits for its end that gets so much of a core."""
@@ -65,9 +64,9 @@ def test_a_process_that_computes_is_awake_and_one_that_sleeps_is_not() -> None:
             try:
                 assert process.stdout is not None
                 process.stdout.readline()
-                while at_work.at_work([process.pid])[1] != awake:
+                while limits.at_work([process.pid])[1] != awake:
                     pass  # printing itself may be seen
                 assert process.pid in families.family(os.getpid(), enclosed=True)
             finally:
                 process.kill()
-    assert at_work.at_work([process.pid]) == (0.0, False)
+    assert limits.at_work([process.pid]) == (0.0, False)

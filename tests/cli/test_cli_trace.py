@@ -18,8 +18,8 @@ from torch.optim.optimizer import register_optimizer_step_post_hook
 from ratchet.base.errors import TraceError
 from ratchet.cli import main
 from ratchet.cli.app import app
-from ratchet.trace.compare.runs import check
-from ratchet.trace.record.command import CommandFailed, Schedule
+from ratchet.trace.compare import check
+from ratchet.trace.record import CommandFailed, Schedule
 from ratchet.train.workloads.run_steps import main as run_steps
 
 ROOT = Path(__file__).parents[2]
@@ -305,7 +305,7 @@ def test_a_workload_is_recorded_by_a_process_of_its_own(
         made_path.touch()
         return [made_path]
 
-    monkeypatch.setattr("ratchet.trace.record.command.record", recorded)
+    monkeypatch.setattr("ratchet.trace.record.record", recorded)
     words = ["--steps", "2", "--wait", "0", "--warmup", "1", "--batch-size", "2", "--device", "cpu"]
     assert main(["trace", "record", "llama-tiny", "--out", str(tmp_path), *words]) == 0
     printed = capsys.readouterr().out
@@ -331,7 +331,7 @@ def test_a_workload_that_is_not_there_is_said_once(
     def failed(*_: object, **__: object) -> None:
         raise CommandFailed("the workload's process", 2)
 
-    monkeypatch.setattr("ratchet.trace.record.command.record", failed)
+    monkeypatch.setattr("ratchet.trace.record.record", failed)
     words = ["trace", "record", "llama-tiny", "--device", "cpu", "--out", str(tmp_path / "out")]
     assert main(words) == 2
     assert capsys.readouterr() == ("", ""), "its process has said it"

@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from ratchet.base.package import FOLDER
+from ratchet.base import FOLDER
 from ratchet.judge import revision as module
 from ratchet.judge.revision import revision
 

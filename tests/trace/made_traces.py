@@ -11,8 +11,8 @@ from typing import Any
 
 import pytest
 
+from ratchet.trace.read import read
 from ratchet.trace.read.columns import Trace
-from ratchet.trace.read.file import read
 
 PROCESS, MAIN, AUTOGRAD = 100, 1, 2
 REAL_NAMES = (

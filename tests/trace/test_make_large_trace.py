@@ -9,8 +9,8 @@ import made_traces as mt
 import pytest
 
 from ratchet.trace.analysis.links import link
+from ratchet.trace.read import read
 from ratchet.trace.read.columns import Kind
-from ratchet.trace.read.file import read
 
 SCRIPT = Path(__file__).parents[2] / "benchmarks" / "trace" / "make_large_trace.py"
 

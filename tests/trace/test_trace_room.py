@@ -11,7 +11,7 @@ from pathlib import Path
 import pytest
 
 import ratchet.trace
-from ratchet.trace.advice import findings
+from ratchet.trace import advice
 from ratchet.train.levers import all_levers
 
 grimp = pytest.importorskip("grimp", reason="grimp is not installed")
@@ -48,6 +48,6 @@ def test_every_lever_that_advice_names_exists() -> None:
 
 
 def test_every_lever_that_fuses_exists() -> None:
-    kernels = {lever for _, lever in findings.KERNEL_LEVERS}
+    kernels = {lever for _, lever in advice.KERNEL_LEVERS}
     assert {"kernel:rms_norm", "kernel:rope"} <= kernels
-    assert kernels | {*findings.COMPILE, *findings.OPTIMIZER_LEVERS} <= set(all_levers())
+    assert kernels | {*advice.COMPILE, *advice.OPTIMIZER_LEVERS} <= set(all_levers())

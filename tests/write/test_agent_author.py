@@ -18,7 +18,7 @@ from agent_runs import KEY, NAME, fine, make_author, run_turns, said, small_prob
 
 from ratchet.base.errors import EndpointError, LedgerError, RatchetError
 from ratchet.base.ledger import Ledger
-from ratchet.base.ledger.exchanges import Exchange, ExchangeBook
+from ratchet.base.ledger.books import Exchange, ExchangeBook
 from ratchet.judge.problems.card import card_of
 from ratchet.judge.problems.suites import find_problem
 from ratchet.judge.problems.templates import template

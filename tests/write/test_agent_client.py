@@ -13,7 +13,7 @@ import openai_server as server
 import pytest
 
 from ratchet.base.errors import EndpointError
-from ratchet.base.ledger.exchanges import Message, Usage
+from ratchet.base.ledger.books import Message, Usage
 from ratchet.write.agent.ask import Asker, AskTerms, Attempt, Prompt
 from ratchet.write.agent.budget import AgentBudget, Purse
 from ratchet.write.agent.client import OpenAIClient

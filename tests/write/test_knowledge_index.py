@@ -12,7 +12,7 @@ import pytest
 from documents import pdf
 
 from ratchet.base.errors import KnowledgeError
-from ratchet.base.ledger.place import default_path
+from ratchet.base.ledger.connect import default_path
 from ratchet.write.knowledge import KnowledgeIndex, open_index
 from ratchet.write.knowledge import read as reading
 from ratchet.write.knowledge.cite import MOST_CHARACTERS, MOST_OF_ONE, cite, query_of

@@ -1,9 +1,12 @@
-"""Questions to a git repository, through git itself."""
+"""Questions to a git repository, and changes of files as a diff that `git apply` takes."""
 
 from __future__ import annotations
 
+import difflib
 import os
+import re
 import subprocess
+from collections.abc import Mapping
 from dataclasses import dataclass
 from datetime import UTC, datetime
 from pathlib import Path
@@ -90,3 +93,24 @@ def stamp(folder: Path) -> CommitStamp:
 def utc_of(seconds: float) -> str:
     """Return a Unix time as ISO 8601 in UTC."""
     return datetime.fromtimestamp(seconds, UTC).isoformat(timespec="seconds")
+
+
+def diff_of(old: Mapping[str, bytes], new: Mapping[str, bytes]) -> bytes:
+    """Return the changes as a diff that `git apply` takes, in the order of the files' names."""
+    return b"".join(_diff(name, old[name], new[name]) for name in sorted(new))
+
+
+def _diff(name: str, old: bytes, new: bytes) -> bytes:
+    lines = difflib.diff_bytes(
+        difflib.unified_diff, _lines(old), _lines(new), f"a/{name}".encode(), f"b/{name}".encode()
+    )
+    return b"".join(_ended(line) for line in lines)
+
+
+def _lines(text: bytes) -> list[bytes]:
+    """Split at line feeds alone: git keeps a carriage return as part of its line."""
+    return re.findall(rb"[^\n]*\n|[^\n]+", text)
+
+
+def _ended(line: bytes) -> bytes:
+    return line if line.endswith(b"\n") else line + b"\n\\ No newline at end of file\n"

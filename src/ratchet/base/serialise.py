@@ -9,7 +9,7 @@ from typing import Annotated
 
 import msgspec
 
-from ratchet.base.json_value import Json
+from ratchet.base import Json
 
 Count = Annotated[int, msgspec.Meta(ge=0, lt=1 << 50)]
 """A plausible count that a process reports: at most a day of instructions, or a petabyte."""

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from ratchet.base.package import VERSION
+from ratchet.base import VERSION
 
 if TYPE_CHECKING:
     from ratchet.base.show.model import ResultReport

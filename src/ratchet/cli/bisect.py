@@ -65,8 +65,8 @@ def bisect(
     Exit code 0: found. 1: narrowed to several commits. 3: GOOD and BAD do not differ clearly.
     2: a mistake in the call.
     """
-    from ratchet.base.durations import parse_share
     from ratchet.base.errors import RepositoryError
+    from ratchet.base.show.words import parse_share
     from ratchet.guard.bisect.commits import commit_range
     from ratchet.guard.command import MeasuredCommand
 

@@ -121,7 +121,7 @@ def compare(
         folder=Path.cwd(),
     )
     _ = request.allowed, request.budget_s  # mistakes in them are answered before any work
-    from ratchet.base.show.progress import BudgetLine
+    from ratchet.base.show.terminal import BudgetLine
 
     if numerics:
         raise typer.Exit(_numerics(request, out, ledger, as_json=as_json))
@@ -144,7 +144,7 @@ def _numerics(request: CompareRequest, out: Path, ledger: str | None, *, as_json
     """Compare numerics, print the report, and return the exit code."""
     if request.command is not None:
         raise GuardError("--numerics compares two workloads, or one in two modes: give A and B")
-    from ratchet.base.show.progress import CompareProgress
+    from ratchet.base.show.terminal import CompareProgress
     from ratchet.guard.compare.request import make_sides
     from ratchet.guard.numerics.comparison import compare_numerics
     from ratchet.guard.numerics.show import numerics_report

@@ -19,10 +19,8 @@ def device(
     debug: Debug = False,
 ) -> None:
     """Describe this machine and measure its ceilings."""
-    from ratchet.base.devices import ceilings
-    from ratchet.base.devices.describe import describe
+    from ratchet.base.devices import ceilings, describe, device_report
     from ratchet.base.devices.probe import probe
-    from ratchet.base.devices.show import device_report
 
     found = probe(name)
     report = describe(found, ceilings.measure(found, cache=not fresh, again="due"))

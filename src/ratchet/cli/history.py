@@ -45,10 +45,10 @@ def show(
     Exit code 0: no open incident. 1: there are some. 2: a mistake in the call.
     """
     from ratchet.base import files
-    from ratchet.base.durations import parse_share
     from ratchet.base.ledger import Ledger
-    from ratchet.base.ledger.observations import ObservationBook
+    from ratchet.base.ledger.books import ObservationBook
     from ratchet.base.show.terminal import working
+    from ratchet.base.show.words import parse_share
     from ratchet.guard.history.analysis import analyse
     from ratchet.guard.history.incidents import follow, incidents
     from ratchet.guard.history.series import check_matched, compiled, gather
@@ -104,7 +104,7 @@ def import_(
 ) -> None:
     """Add results from a file to the ledger, all or none; what it holds already is skipped."""
     from ratchet.base.ledger import Ledger
-    from ratchet.base.ledger.observations import ObservationBook
+    from ratchet.base.ledger.books import ObservationBook
     from ratchet.base.show.terminal import working
     from ratchet.guard.history.formats.choose import read_results
     from ratchet.guard.history.formats.csv_file import ImportDefaults, as_utc
@@ -144,7 +144,7 @@ def export(
 ) -> None:
     """Write results of the ledger to a file."""
     from ratchet.base.ledger import Ledger
-    from ratchet.base.ledger.observations import ObservationBook
+    from ratchet.base.ledger.books import ObservationBook
     from ratchet.guard.history.formats.choose import write_results
     from ratchet.guard.history.series import check_matched, compiled, key_of
     from ratchet.guard.history.show import export_document, left_out_words
@@ -191,7 +191,7 @@ def _mark(
     as_json: bool,
 ) -> None:
     from ratchet.base.ledger import Ledger
-    from ratchet.base.ledger.observations import ObservationBook
+    from ratchet.base.ledger.books import ObservationBook
     from ratchet.guard.history.incidents import mark
 
     with Ledger.open(ledger) as opened:

@@ -239,7 +239,7 @@ def loop(
     from ratchet.write.learn.report import refresh_page, write_report
 
     make_folder(out, "--out")
-    from ratchet.base.show.progress import BudgetLine
+    from ratchet.base.show.terminal import BudgetLine
     from ratchet.cli.write import _command
     from ratchet.judge.court.court import check_ledger, open_court
     from ratchet.write.learn.loop import Loop, LoopOptions

@@ -10,7 +10,7 @@ from typing import Annotated, Any
 
 import typer
 
-from ratchet.base.durations import parse_share
+from ratchet.base.show.words import parse_share
 from ratchet.cli.options import finite
 from ratchet.write.learn.config import LearnConfig, LearnSetting, settings
 

@@ -65,10 +65,9 @@ def report(
     """Account for all of a trace's time, and show what could be won."""
     from ratchet.base.files import write_whole
     from ratchet.base.show.terminal import working
-    from ratchet.trace.compare.ranks import Ranks
-    from ratchet.trace.compare.runs import report_run
-    from ratchet.trace.export.documents import document, ranks_document
-    from ratchet.trace.export.tables import ranks_tables, report_tables
+    from ratchet.trace.compare import report_run
+    from ratchet.trace.export import document, ranks_document, ranks_tables, report_tables
+    from ratchet.trace.ranks import Ranks
     from ratchet.trace.show.report import trace_report
 
     _check_outputs(out, parquet)
@@ -79,7 +78,7 @@ def report(
 
         write_whole(out, render_trace_page(found).encode())
     if parquet is not None:
-        from ratchet.trace.export.parquet import write_parquet
+        from ratchet.trace.export import write_parquet
 
         tables = ranks_tables(found) if isinstance(found, Ranks) else report_tables([found])
         write_parquet(tables, parquet)
@@ -104,9 +103,8 @@ def diff(
     """Show what got slower, what is new and what is gone; the parts add up to the whole change."""
     from ratchet.base.files import write_whole
     from ratchet.base.show.terminal import working
-    from ratchet.trace.compare.runs import diff_runs
-    from ratchet.trace.export.documents import diff_document
-    from ratchet.trace.export.tables import diff_tables
+    from ratchet.trace.compare import diff_runs
+    from ratchet.trace.export import diff_document, diff_tables
     from ratchet.trace.show.diff import diff_report
 
     _check_outputs(out, parquet)
@@ -117,7 +115,7 @@ def diff(
 
         write_whole(out, render_diff_page(found).encode())
     if parquet is not None:
-        from ratchet.trace.export.parquet import write_parquet
+        from ratchet.trace.export import write_parquet
 
         write_parquet(diff_tables(found), parquet)
     if as_json:
@@ -148,7 +146,7 @@ def _check_outputs(out: Path | None, parquet: Path | None) -> None:
 
     check_new_file(out)
     if parquet is not None:
-        from ratchet.trace.export.parquet import check_parquet
+        from ratchet.trace.export import check_parquet
 
         check_parquet(parquet)
 
@@ -175,8 +173,8 @@ def merge(
     from ratchet.base import files
     from ratchet.base.errors import TraceError
     from ratchet.base.show.terminal import working
-    from ratchet.trace.export.documents import plainly
-    from ratchet.trace.export.merge import merge as merge_ranks
+    from ratchet.trace.export import plainly
+    from ratchet.trace.merge import merge as merge_ranks
     from ratchet.trace.show.diff import merged_report
 
     if why := files.why_not_folder(folder):

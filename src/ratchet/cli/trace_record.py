@@ -72,8 +72,8 @@ def record(
     Your script needs no edits: every Python process that steps a torch optimizer is profiled, with
     shapes, stacks, modules and memory. If the command fails, its exit code is passed on.
     """
-    from ratchet.trace.record.command import CommandFailed, Schedule
-    from ratchet.trace.record.command import record as run_and_record
+    from ratchet.trace.record import CommandFailed, Schedule
+    from ratchet.trace.record import record as run_and_record
 
     command = context.meta[COMMAND]
     schedule = Schedule(wait=wait, warmup=warmup, active=steps, memory=memory)

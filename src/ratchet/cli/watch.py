@@ -71,7 +71,7 @@ def watch(
     files.check_new_file(junit, "--junit")
     asked = read_suite(suite, here)
 
-    from ratchet.base.show.progress import RunProgress
+    from ratchet.base.show.terminal import RunProgress
     from ratchet.guard.watch import show as watch_report
     from ratchet.guard.watch.benchmarks import pairs_of
     from ratchet.guard.watch.gate import GateQuestion, run_gate

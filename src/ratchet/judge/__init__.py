@@ -21,7 +21,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from ratchet.base.callable_module import make_callable
+from ratchet.base import make_callable
 
 if TYPE_CHECKING:
     from ratchet.judge.api import screen

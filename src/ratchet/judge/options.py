@@ -6,8 +6,8 @@ import math
 import re
 from typing import Final, Literal, SupportsFloat, cast, get_args
 
-from ratchet.base.durations import parse_duration_s
 from ratchet.base.errors import RatchetError
+from ratchet.base.show.words import parse_duration_s
 from ratchet.judge.kernels.kernel import Language
 from ratchet.judge.problems.case import Task, Tier
 

@@ -7,7 +7,7 @@ import hashlib
 from collections.abc import Iterable
 from typing import Final
 
-from ratchet.base.package import FOLDER
+from ratchet.base import FOLDER
 
 MEASURED: Final = (
     "base/devices/**/*",

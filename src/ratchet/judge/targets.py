@@ -13,7 +13,7 @@ from importlib.metadata import entry_points
 from typing import Protocol, cast
 
 from ratchet.base.errors import JudgeError
-from ratchet.base.process.time_limits import Clock
+from ratchet.base.process import Clock
 from ratchet.judge.integrity.library_ops import CaseCensus
 from ratchet.judge.kernels.kernel import Kernel
 from ratchet.judge.problems.problem import Problem

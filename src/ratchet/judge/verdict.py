@@ -7,7 +7,7 @@ from typing import Literal
 
 import msgspec
 
-from ratchet.base.json_value import Json
+from ratchet.base import Json
 
 Status = Literal[
     "proven", "correct", "wrong", "cheating", "crashed", "timed_out", "refused", "unmeasured"

@@ -5,8 +5,8 @@ from __future__ import annotations
 import re
 from typing import Final
 
-from ratchet.base.durations import parse_duration_s
 from ratchet.base.errors import RatchetError
+from ratchet.base.show.words import parse_duration_s
 from ratchet.judge.kernels.kernel import Language
 from ratchet.judge.options import one_of, parse_device, parse_target
 from ratchet.write.writing_result import AUTHORS, LANGUAGES, AgentChoice, WritingRequest

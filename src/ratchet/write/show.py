@@ -15,10 +15,10 @@ from pygments.lexers import CppLexer, PythonLexer
 
 from ratchet.base.show import figures
 from ratchet.base.show import model as m
-from ratchet.base.show.environment import facts_of, where_measured
+from ratchet.base.show.figures import Scale, around
+from ratchet.base.show.model import facts_of, where_measured
 from ratchet.base.show.page import render_page
-from ratchet.base.show.progress import BudgetLine
-from ratchet.base.show.scale import Scale, around
+from ratchet.base.show.terminal import BudgetLine
 from ratchet.base.show.words import (
     counted,
     device_words,

@@ -9,8 +9,8 @@ from typing import Literal
 import msgspec
 
 from ratchet.base.errors import LedgerError
+from ratchet.base.ledger.schema import Fingerprint, Payload
 from ratchet.base.ledger.store import Ledger
-from ratchet.base.ledger.tables import Fingerprint, Payload
 from ratchet.base.serialise import document_of
 from ratchet.judge.kernels.kernel import Kernel
 from ratchet.judge.problems.problem import Problem

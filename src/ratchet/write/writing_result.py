@@ -6,7 +6,7 @@ from typing import Final, Literal
 
 import msgspec
 
-from ratchet.base.json_value import Json
+from ratchet.base import Json
 from ratchet.base.serialise import document_of
 from ratchet.judge.kernels.kernel import Language
 from ratchet.judge.verdict import Verdict

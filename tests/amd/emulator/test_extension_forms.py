@@ -26,7 +26,7 @@ from ratchet.amd.emulator.precompiled import precompiled
 from ratchet.amd.emulator.program.settings import pretended_device
 from ratchet.amd.emulator.without_gpu import emulated
 from ratchet.base.errors import KernelError
-from ratchet.base.process.time_limits import Clock
+from ratchet.base.process import Clock
 from ratchet.judge.court.calls import judge
 from ratchet.judge.kernels.carried_files import split_files
 from ratchet.judge.kernels.kernel import Kernel

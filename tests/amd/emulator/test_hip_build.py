@@ -14,7 +14,7 @@ from ratchet.amd.compile.hip_compiler import find_hip, runtime_objects
 from ratchet.amd.compile.hip_sources import HipSources, compile_sources
 from ratchet.amd.emulator import hip_build
 from ratchet.base.errors import KernelError
-from ratchet.base.process.time_limits import Clock
+from ratchet.base.process import Clock
 from ratchet.judge.kernels.kernel import Kernel
 from ratchet.judge.sandbox.rocm import find_tool
 

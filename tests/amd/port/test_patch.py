@@ -12,7 +12,7 @@ pytest.importorskip("tree_sitter_cuda", reason="tree-sitter is not installed")
 from ratchet.amd.port import kernel as kernel_port
 from ratchet.amd.port.patch import new_texts
 from ratchet.amd.port.scan import scan
-from ratchet.base.diff import diff_of
+from ratchet.base.git import diff_of
 from ratchet.judge.kernels.kernel import Kernel
 
 SHUFFLE = "__global__ void k(float* x) { x[0] = __shfl_sync(0xffffffff, x[1], 0); }"

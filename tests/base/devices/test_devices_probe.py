@@ -11,8 +11,8 @@ from types import SimpleNamespace
 import pytest
 import torch
 
-from ratchet.base.devices import cpuinfo, fingerprint
-from ratchet.base.devices.describe import paper_of
+from ratchet.base.devices import cpuinfo, paper_of
+from ratchet.base.devices import probe as fingerprint
 from ratchet.base.devices.probe import HIDING, Device, best_isa, describe_device, probe
 from ratchet.base.errors import DeviceError
 from ratchet.train.turn.settings import workload_options

@@ -8,8 +8,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from ratchet.base.devices.ceilings import Ceilings
-from ratchet.base.devices.roofline import Roofline, mfu, roofline
+from ratchet.base.devices.ceilings import Ceilings, Roofline, mfu, roofline
 from ratchet.base.errors import DeviceError
 
 RATES = st.floats(min_value=1e6, max_value=1e16)

@@ -10,7 +10,7 @@ import pytest
 
 from ratchet.base.errors import LedgerError
 from ratchet.base.ledger import SCHEMA_VERSION, Fingerprint, Ledger, connect
-from ratchet.base.ledger.exchanges import Exchange, ExchangeBook, Message, Usage
+from ratchet.base.ledger.books import Exchange, ExchangeBook, Message, Usage
 
 HERE = Fingerprint(device="d", software="s")
 ONE = Exchange(

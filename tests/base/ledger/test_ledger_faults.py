@@ -16,7 +16,7 @@ from sqlalchemy import event
 from sqlalchemy.pool import Pool
 
 from ratchet.base.errors import LedgerError
-from ratchet.base.ledger import SCHEMA_VERSION, Fingerprint, Ledger, connect, faults
+from ratchet.base.ledger import SCHEMA_VERSION, Fingerprint, Ledger, connect
 
 HERE = Fingerprint(device="dev-a", software="soft-a")
 
@@ -249,7 +249,7 @@ def test_two_writers_lose_nothing(tmp_path: Path) -> None:
 
 
 def test_every_remedy_is_one_line() -> None:
-    for remedy in faults._REMEDIES.values():
+    for remedy in connect._REMEDIES.values():
         assert "\n" not in remedy
         assert "RATCHET_LEDGER" in remedy
 

@@ -12,7 +12,7 @@ import pytest
 
 from ratchet.base.errors import LedgerError
 from ratchet.base.ledger import Fingerprint, Ledger
-from ratchet.base.ledger.observations import Appended, Observation, ObservationBook
+from ratchet.base.ledger.books import Appended, Observation, ObservationBook
 
 HERE = Fingerprint(device="dev-a", software="soft-a")
 

@@ -15,8 +15,8 @@ from test_ledger_exchanges import ONE
 
 from ratchet.base.errors import LedgerError
 from ratchet.base.ledger import Fingerprint, Ledger
-from ratchet.base.ledger.exchanges import ExchangeBook
-from ratchet.base.ledger.place import resolve, shown
+from ratchet.base.ledger.books import ExchangeBook
+from ratchet.base.ledger.connect import resolve, shown
 from ratchet.base.ledger.schema import metadata
 from ratchet.judge.kernels.kernel import Kernel
 from ratchet.judge.problems.suites import find_problem

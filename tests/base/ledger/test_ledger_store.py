@@ -14,12 +14,11 @@ from hypothesis import given
 from hypothesis import strategies as st
 from sqlalchemy import select
 
-from ratchet.base.devices.fingerprint import software
-from ratchet.base.devices.probe import probe
+from ratchet.base.devices.probe import probe, software
 from ratchet.base.errors import LedgerError, WorkloadError
 from ratchet.base.ledger import SCHEMA_VERSION, Fingerprint, Ledger, connect, default_path, schema
 from ratchet.base.ledger.connect import dumps, loads
-from ratchet.base.measure.samples import Sample
+from ratchet.base.measure import Sample
 
 JUDGE = "judge-a"
 HERE = Fingerprint(device="dev-a", software="soft-a")

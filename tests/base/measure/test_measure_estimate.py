@@ -11,6 +11,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from ratchet.base.errors import MeasureError
+from ratchet.base.measure import Sample
 from ratchet.base.measure.estimate import (
     WIDEST,
     Comparison,
@@ -23,7 +24,6 @@ from ratchet.base.measure.estimate import (
     summarise,
     why_undecided,
 )
-from ratchet.base.measure.samples import Sample
 
 TIMES_S = st.floats(min_value=1e-6, max_value=1e3)
 RESAMPLES = 200

@@ -9,13 +9,10 @@ from dataclasses import dataclass, field
 import numpy as np
 import pytest
 
-from ratchet.base.measure.arm import ArmLeft, Timing
-from ratchet.base.measure.contest import CompareSettings, compare_contest
-from ratchet.base.measure.loop import OpenLaunch, run_launches, until_settled
+from ratchet.base.measure import ArmLeft, Sample, Timing
+from ratchet.base.measure.contest import CompareSettings, compare_contest, confidence_of
 from ratchet.base.measure.metrics import BASELINE, NEW, TIME, TWIN, Readings
-from ratchet.base.measure.plan import confidence_of
-from ratchet.base.measure.rounds import run_rounds
-from ratchet.base.measure.samples import Sample
+from ratchet.base.measure.rounds import OpenLaunch, run_launches, run_rounds, until_settled
 
 
 @dataclass

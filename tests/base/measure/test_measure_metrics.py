@@ -12,9 +12,7 @@ from hypothesis import strategies as st
 from simulated_machine import Machine, simulate
 
 from ratchet.base.errors import MeasureError
-from ratchet.base.measure.metrics import BASELINE, NEW, TIME, TWIN, Metric, Readings, decide
-from ratchet.base.measure.metrics import exit_code as code_of
-from ratchet.base.measure.plan import (
+from ratchet.base.measure.contest import (
     FEWEST_PAIRS,
     LEAST_LAUNCHES,
     MOST_LAUNCHES,
@@ -23,6 +21,8 @@ from ratchet.base.measure.plan import (
     look_confidence,
     make_plan,
 )
+from ratchet.base.measure.metrics import BASELINE, NEW, TIME, TWIN, Metric, Readings, decide
+from ratchet.base.measure.metrics import exit_code as code_of
 
 ARMS = (BASELINE, NEW, TWIN)
 

@@ -9,9 +9,8 @@ import numpy as np
 import pytest
 
 from ratchet.base.errors import MeasureError
-from ratchet.base.measure.arm import Timing
+from ratchet.base.measure import Sample, Timing
 from ratchet.base.measure.rounds import orders, run_rounds
-from ratchet.base.measure.samples import Sample
 
 
 @dataclass

@@ -11,7 +11,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from ratchet.base.errors import MeasureError
-from ratchet.base.measure.samples import Sample
+from ratchet.base.measure import Sample
 from ratchet.base.measure.sitting import MOST_PRIOR, Sitting, StartScatter, TimedTogether
 
 

@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 from made_up_result import as_result, make_result
 
 from ratchet.base.show import words
-from ratchet.base.show.scale import Scale, around, from_zero
+from ratchet.base.show.figures import Scale, around, from_zero
 from ratchet.train.turn.optimize_result import CompileCost
 from ratchet.train.turn.show import comparisons
 from ratchet.train.turn.show.page import tiles

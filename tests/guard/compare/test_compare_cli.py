@@ -11,14 +11,14 @@ from pathlib import Path
 import pytest
 
 from ratchet.base.ledger import Ledger
-from ratchet.base.measure import plan
+from ratchet.base.measure import contest
 from ratchet.cli import main
 
 
 @pytest.fixture(autouse=True)
 def own_place(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     monkeypatch.setenv("RATCHET_LEDGER", str(tmp_path / "ledger.db"))
-    monkeypatch.setattr(plan, "MOST_ROUNDS", 6)  # printed numbers need no more
+    monkeypatch.setattr(contest, "MOST_ROUNDS", 6)  # printed numbers need no more
     monkeypatch.chdir(tmp_path)
 
 

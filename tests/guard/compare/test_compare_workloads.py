@@ -11,12 +11,10 @@ from pathlib import Path
 
 import pytest
 
-from ratchet.base.devices.fingerprint import software
-from ratchet.base.devices.probe import probe
+from ratchet.base.devices.probe import probe, software
 from ratchet.base.ledger import Ledger
-from ratchet.base.measure import plan
+from ratchet.base.measure import Sample, contest
 from ratchet.base.measure.metrics import Readings
-from ratchet.base.measure.samples import Sample
 from ratchet.cli import main
 from ratchet.guard.compare.sides import WorkloadContest
 from ratchet.train.recipe.recipe import Recipe
@@ -76,7 +74,7 @@ class MadeUpTimes(WorkloadContest):
 def own_place(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Iterator[None]:
     monkeypatch.setenv("RATCHET_LEDGER", str(tmp_path / "ledger.db"))
     monkeypatch.setenv("OMP_NUM_THREADS", "1")
-    monkeypatch.setattr(plan, "MOST_ROUNDS", 6)
+    monkeypatch.setattr(contest, "MOST_ROUNDS", 6)
     monkeypatch.setattr("ratchet.guard.compare.comparison.WorkloadContest", MadeUpTimes)
     monkeypatch.chdir(tmp_path)
     (tmp_path / "own.py").write_text(MODEL)

@@ -11,7 +11,7 @@ from full_disk import full_disk
 from history_rows import noisy, revision_of, rows
 
 from ratchet.base.errors import FileError, HistoryError
-from ratchet.base.ledger.observations import Observation
+from ratchet.base.ledger.books import Observation
 from ratchet.guard.history.formats.choose import read_results, write_results
 from ratchet.guard.history.formats.csv_file import ImportDefaults
 from ratchet.guard.history.show import left_out_words

@@ -13,7 +13,7 @@ import pytest
 import ratchet
 from ratchet.base.errors import LedgerError
 from ratchet.base.ledger import Ledger
-from ratchet.base.ledger.place import ENVIRONMENT
+from ratchet.base.ledger.connect import ENVIRONMENT
 from ratchet.judge.court import calls
 from ratchet.judge.court.court import Court
 from ratchet.judge.court.fleet import machines
@@ -201,7 +201,7 @@ def test_a_default_ledger_that_fails_costs_a_warning_and_no_verdict(
 ) -> None:
     monkeypatch.delenv(ENVIRONMENT, raising=False)
     default = fails(tmp_path)
-    monkeypatch.setattr("ratchet.base.ledger.place.default_path", lambda: default)
+    monkeypatch.setattr("ratchet.base.ledger.connect.default_path", lambda: default)
     monkeypatch.setattr(Ledger, "record_verdict", locked)
     with caplog.at_level(logging.WARNING, calls.__name__.rpartition(".")[0]):
         assert ratchet.judge(KERNEL, problem()).status == "proven"

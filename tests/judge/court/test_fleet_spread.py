@@ -9,8 +9,7 @@ import msgspec
 import pytest
 
 from ratchet import __version__
-from ratchet.base.devices.fingerprint import software
-from ratchet.base.devices.probe import probe
+from ratchet.base.devices.probe import probe, software
 from ratchet.base.errors import DeviceError, JudgeError, RatchetError
 from ratchet.judge.court.fleet import spread
 from ratchet.judge.court.fleet.messages import JudgeOrder, SeatFacts, SeatReply, pack, read_order

@@ -11,7 +11,7 @@ import pytest
 from ratchet.amd.compile import hip_compiler
 from ratchet.amd.emulator import hip_build
 from ratchet.base.errors import KernelError
-from ratchet.base.process.time_limits import Clock
+from ratchet.base.process import Clock
 from ratchet.judge.kernels.kernel import Kernel
 from ratchet.judge.sandbox import bubblewrap, rocm, view
 from ratchet.judge.sandbox.isolation import make_sandbox

@@ -16,7 +16,7 @@ import pytest
 
 import ratchet
 from ratchet.amd.profile.inspection import inspect_kernel
-from ratchet.base.process.time_limits import Clock
+from ratchet.base.process import Clock
 from ratchet.judge.kernels.kernel import Kernel, Language
 from ratchet.judge.problems.suites import find_problem
 from ratchet.judge.sandbox import bubblewrap

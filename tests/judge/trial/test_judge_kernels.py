@@ -17,9 +17,8 @@ import pytest
 from answers import assert_right
 
 from ratchet.base.errors import JudgeError
-from ratchet.base.process import families
+from ratchet.base.process import OutOfTime, ends_within, families
 from ratchet.base.process.channel import close_descriptors
-from ratchet.base.process.time_limits import OutOfTime, ends_within
 from ratchet.judge.kernels.kernel import Kernel
 from ratchet.judge.problems.problem import Case, Problem, TensorSpec
 from ratchet.judge.sandbox import bubblewrap, isolation
@@ -355,7 +354,7 @@ def test_a_measurement_that_fails_is_never_a_win(
         raise JudgeError("the clock stood still")
 
     with monkeypatch.context() as patch:
-        patch.setattr("ratchet.base.measure.loop.run_rounds", broken)
+        patch.setattr("ratchet.base.measure.rounds.run_rounds", broken)
         verdict = judge.judge(given.cpp(given.HONEST), small())
     assert verdict.status == "unmeasured"
     assert verdict.speedup.vs_reference is None

@@ -13,8 +13,7 @@ from typing import cast
 
 import pytest
 
-from ratchet.base.process import families
-from ratchet.base.process.work_limit import WALL_FACTOR
+from ratchet.base.process import WALL_FACTOR, families
 from ratchet.cli import main
 from ratchet.judge.problems.problem_file import Describe, load_problem
 from ratchet.judge.trial.kernel_trial import KernelJudge

@@ -17,8 +17,7 @@ from typing import Any
 import pytest
 from fake_gpu import FakeDriver, build_driver, open_to_all
 
-from ratchet.base.process import families
-from ratchet.base.process.time_limits import Clock
+from ratchet.base.process import Clock, families
 from ratchet.judge.kernels.kernel import Kernel
 from ratchet.judge.problems.problem import Case, Problem, TensorSpec
 from ratchet.judge.sandbox import bubblewrap, zygote

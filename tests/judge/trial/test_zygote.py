@@ -12,7 +12,7 @@ import judge_problems as given
 import pytest
 from answers import assert_right
 
-from ratchet.base.process.time_limits import Clock
+from ratchet.base.process import Clock
 from ratchet.judge.kernels.kernel import Kernel
 from ratchet.judge.problems.problem import Problem
 from ratchet.judge.sandbox import bubblewrap

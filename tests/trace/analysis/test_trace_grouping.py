@@ -7,7 +7,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from ratchet.trace.analysis.grouping import alike, sums_by
+from ratchet.trace.analysis.intervals import alike, sums_by
 
 
 @pytest.mark.parametrize("scale", [1, 2**31, 2**61])

@@ -11,8 +11,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from ratchet.trace.analysis.analyse import analyse, communicates
-from ratchet.trace.analysis.identity import Identity
+from ratchet.trace.analysis import Identity, analyse, communicates
 from ratchet.trace.answers.report import report
 from ratchet.trace.read.columns import DEVICE_KINDS, Kind, Trace
 

@@ -9,7 +9,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from ratchet.trace.analysis.intervals import Spans, peak_overlap, union
-from ratchet.trace.analysis.nesting import nest
+from ratchet.trace.analysis.links import nest
 
 INTERVALS = st.lists(
     st.tuples(st.integers(0, 60), st.integers(0, 15)).map(lambda p: (p[0], p[0] + p[1])),

@@ -9,15 +9,13 @@ import made_traces as mt
 import pytest
 
 from ratchet.base.devices import catalogue
-from ratchet.base.devices.ceilings import Ceilings
-from ratchet.base.devices.roofline import Roofline
-from ratchet.trace.analysis.analyse import KERNEL
+from ratchet.base.devices.ceilings import Ceilings, Roofline
+from ratchet.trace.analysis import KERNEL
 from ratchet.trace.answers.collectives import bus_factor, operation_of
-from ratchet.trace.answers.matmuls import precision_of_kernel
 from ratchet.trace.answers.report import Report, report
 from ratchet.trace.answers.roofline import Rooflines, measured_ceilings, paper_ceilings
-from ratchet.trace.answers.shapes import work
-from ratchet.trace.export.documents import document
+from ratchet.trace.answers.shapes import precision_of_kernel, work
+from ratchet.trace.export import document
 
 
 def one_layer() -> list[dict]:

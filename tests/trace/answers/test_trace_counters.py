@@ -11,13 +11,11 @@ import made_traces as mt
 import pytest
 from made_rocprof import record, rocpd, rocprof_json
 
-from ratchet.trace.answers.counters import CUDA_CORE_FLOPS, CounterRow
+from ratchet.trace.answers.counters import CATEGORY, CUDA_CORE_FLOPS, CounterRow, kernel_runs
 from ratchet.trace.answers.report import Report
-from ratchet.trace.compare.runs import report_run
-from ratchet.trace.export.documents import document
-from ratchet.trace.export.tables import report_tables
-from ratchet.trace.read.counter_files import CATEGORY, kernel_runs
-from ratchet.trace.read.file import read
+from ratchet.trace.compare import report_run
+from ratchet.trace.export import document, report_tables
+from ratchet.trace.read import read
 from ratchet.trace.read.stream import raw_events
 
 FMA = "smsp__sass_thread_inst_executed_op_ffma_pred_on.sum"
@@ -130,7 +128,7 @@ def test_a_trace_without_counters_is_not_read_again(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     path = mt.write(tmp_path / "a.json", [mt.op("aten::mm", 0, 5), mt.kernel("k", 2, 3)])
-    monkeypatch.setattr("ratchet.trace.read.counter_files.raw_events", None)
+    monkeypatch.setattr("ratchet.trace.answers.counters.raw_events", None)
     assert kernel_runs(path, read(path), print) == ()
 
 

@@ -12,9 +12,8 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from ratchet.trace.analysis.analyse import Analysis, analyse
-from ratchet.trace.answers.critical_path.dependencies import dependencies
-from ratchet.trace.answers.critical_path.path import (
+from ratchet.trace.analysis import Analysis, analyse
+from ratchet.trace.answers.critical_path import (
     KINDS,
     CriticalPath,
     PathWindow,
@@ -22,6 +21,7 @@ from ratchet.trace.answers.critical_path.path import (
     binding_edges,
     critical_path,
 )
+from ratchet.trace.answers.dependencies import dependencies
 
 LAUNCH, TURN = 5, 2
 """From a call's start to its kernel's, and between kernels of a stream, in us."""

@@ -15,10 +15,9 @@ from rich.console import Console
 
 from ratchet.base.show.terminal import print_report
 from ratchet.trace.answers.report import Report, report
-from ratchet.trace.export.documents import document
-from ratchet.trace.export.tables import report_tables
+from ratchet.trace.export import document, report_tables
+from ratchet.trace.read import without_device_work
 from ratchet.trace.read.columns import DEVICE_KINDS, Kind, Trace
-from ratchet.trace.read.file import without_device_work
 from ratchet.trace.show.report import render_trace_page, trace_report
 
 SMALL = ("mi250-minitoy-rocm6.2", "mi300x-compile-triton", "h100-bert-small")

@@ -10,10 +10,9 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from ratchet.trace.analysis.analyse import Analysis, analyse
-from ratchet.trace.answers.bandwidth import bandwidth, copy_rates
+from ratchet.trace.analysis import Analysis, analyse
 from ratchet.trace.answers.queues import QUEUE_LIMITS, queue_series, queues
-from ratchet.trace.answers.timeline import bin_edges
+from ratchet.trace.answers.timeline import bandwidth, bin_edges, copy_rates
 
 WORK = st.lists(
     st.tuples(st.integers(0, 400), st.integers(0, 200), st.integers(7, 8)), min_size=1, max_size=20

@@ -12,10 +12,16 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from ratchet.trace.analysis.analyse import Analysis, analyse
-from ratchet.trace.analysis.grouping import groups
-from ratchet.trace.answers.sequences.repeats import Stretches, apart
-from ratchet.trace.answers.sequences.sequences import LEAST, SequenceRow, sequences, under_op
+from ratchet.trace.analysis import Analysis, analyse
+from ratchet.trace.analysis.intervals import groups
+from ratchet.trace.answers.sequences import (
+    LEAST,
+    SequenceRow,
+    Stretches,
+    apart,
+    sequences,
+    under_op,
+)
 
 NORM = ("pow", "mean", "rsqrt", "mul")
 

@@ -7,12 +7,12 @@ from pathlib import Path
 import made_traces as mt
 import pytest
 
-from ratchet.trace.analysis.analyse import analyse
+from ratchet.trace.analysis import analyse
 from ratchet.trace.answers.report import report
 from ratchet.trace.answers.roofline import named_ceilings
 from ratchet.trace.answers.shapes import work
-from ratchet.trace.compare.diff import compare, diff, side, together
-from ratchet.trace.read.file import read
+from ratchet.trace.compare import compare, diff, side, together
+from ratchet.trace.read import read
 
 
 def layers(duration: float, count: int = 2) -> list[dict]:

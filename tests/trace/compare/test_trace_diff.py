@@ -8,8 +8,8 @@ import made_traces as mt
 import pytest
 
 from ratchet.base.errors import TraceError
-from ratchet.trace.analysis.analyse import analyse
-from ratchet.trace.compare.diff import diff
+from ratchet.trace.analysis import analyse
+from ratchet.trace.compare import diff
 
 
 def work(kernel: str, duration: float, extra: list[dict]) -> list[dict]:

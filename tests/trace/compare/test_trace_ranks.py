@@ -12,8 +12,7 @@ import pytest
 
 from ratchet.base.errors import TraceError
 from ratchet.trace.answers.report import report
-from ratchet.trace.compare.pairing import Run, paired
-from ratchet.trace.compare.ranks import across, read_ranks
+from ratchet.trace.ranks import Run, across, paired, read_ranks
 from ratchet.trace.show.words import across_words
 
 

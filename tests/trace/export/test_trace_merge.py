@@ -15,8 +15,8 @@ from made_rocprof import rocpd
 
 from ratchet.base.errors import FileError, TraceError
 from ratchet.trace.answers.report import report
-from ratchet.trace.export.merge import Merged, merge
-from ratchet.trace.read.file import read
+from ratchet.trace.merge import Merged, merge
+from ratchet.trace.read import read
 
 
 def rank_events(at: float) -> list[dict]:

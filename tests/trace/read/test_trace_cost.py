@@ -13,8 +13,7 @@ import made_traces as mt
 import pytest
 
 from ratchet.trace.answers.report import report
-from ratchet.trace.read import stream
-from ratchet.trace.read.file import read
+from ratchet.trace.read import read, stream
 
 FEW, MANY = 1_500, 6_000
 

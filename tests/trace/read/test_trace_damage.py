@@ -10,8 +10,8 @@ import numpy as np
 import pytest
 
 from ratchet.trace.answers.report import Report, report
-from ratchet.trace.read.damage import CLIPPED, FAR
-from ratchet.trace.read.file import read
+from ratchet.trace.read import read
+from ratchet.trace.read.times import CLIPPED, FAR
 
 STEP_AT, STEP_LONG = 1_000_000.0, 1000.0
 

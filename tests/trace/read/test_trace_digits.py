@@ -9,7 +9,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from ratchet.trace.read.digits import MISSING, nanoseconds
+from ratchet.trace.read.times import MISSING, nanoseconds
 
 EPOCH_NS = 1_661_938_466_265_032_123
 

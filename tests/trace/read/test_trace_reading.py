@@ -13,10 +13,9 @@ import pytest
 
 from ratchet.base.errors import TraceError
 from ratchet.trace.answers.report import report
-from ratchet.trace.export.documents import document
-from ratchet.trace.read import stream
+from ratchet.trace.export import document
+from ratchet.trace.read import read, stream
 from ratchet.trace.read.columns import Kind, Trace
-from ratchet.trace.read.file import read
 
 
 def whole_step() -> list[dict]:

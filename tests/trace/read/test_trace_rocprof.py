@@ -12,8 +12,8 @@ from made_rocprof import rocpd, rocprof_json
 
 from ratchet.base.errors import TraceError
 from ratchet.trace.answers.report import report
+from ratchet.trace.read import read
 from ratchet.trace.read.columns import Kind
-from ratchet.trace.read.file import read
 
 
 @pytest.mark.parametrize("packed", [False, True])

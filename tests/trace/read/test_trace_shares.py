@@ -19,10 +19,9 @@ from hypothesis import HealthCheck, example, given, settings
 from hypothesis import strategies as st
 
 from ratchet.base.errors import TraceError
-from ratchet.trace.read import shares, stream
+from ratchet.trace.read import read, shares, stream
 from ratchet.trace.read.columns import Trace
-from ratchet.trace.read.events import Event
-from ratchet.trace.read.file import read
+from ratchet.trace.read.stream import Event
 
 
 def contents(trace: Trace) -> dict[str, Any]:

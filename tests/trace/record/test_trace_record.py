@@ -9,8 +9,8 @@ import pytest
 
 from ratchet.base.errors import TraceError
 from ratchet.trace.answers.report import report
-from ratchet.trace.read.file import read
-from ratchet.trace.record.command import Schedule, record
+from ratchet.trace.read import read
+from ratchet.trace.record import Schedule, record
 
 SCRIPT = """
 import sys

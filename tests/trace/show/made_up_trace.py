@@ -7,10 +7,10 @@ from typing import Any
 
 import made_traces as mt
 
-from ratchet.trace.analysis.analyse import analyse
+from ratchet.trace.analysis import analyse
 from ratchet.trace.answers.report import Report, report
-from ratchet.trace.compare.diff import Diff, diff
-from ratchet.trace.compare.ranks import Ranks, read_ranks
+from ratchet.trace.compare import Diff, diff
+from ratchet.trace.ranks import Ranks, read_ranks
 
 H100 = {"deviceProperties": [{"id": 0, "name": "NVIDIA H100 80GB HBM3", "numSms": 132}]}
 LONG = (

@@ -14,7 +14,7 @@ from rich.console import Console
 from ratchet.base.show.model import grid
 from ratchet.base.show.terminal import FittedTable, print_report
 from ratchet.base.show.words import share_of, show_bandwidth
-from ratchet.trace.export.merge import Merged, MergedRank
+from ratchet.trace.merge import Merged, MergedRank
 from ratchet.trace.show.diff import diff_report, merged_report
 from ratchet.trace.show.names import last_modules, short_shapes
 from ratchet.trace.show.report import trace_report

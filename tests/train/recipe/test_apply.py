@@ -15,8 +15,7 @@ from typing import Any
 import msgspec
 import pytest
 
-from ratchet.base.devices.fingerprint import software
-from ratchet.base.devices.probe import probe
+from ratchet.base.devices.probe import probe, software
 from ratchet.base.ledger import Fingerprint, Ledger
 from ratchet.judge.kernels.library import LIBRARY
 from ratchet.judge.revision import revision

@@ -13,8 +13,7 @@ import pytest
 from own_recipes import MadeUpJudge, made_up, recipe, said
 from simulated_turns import World, run
 
-from ratchet.base.devices.fingerprint import software
-from ratchet.base.devices.probe import probe
+from ratchet.base.devices.probe import probe, software
 from ratchet.base.errors import ArmFailure, KernelError, RecipeError
 from ratchet.base.ledger import Fingerprint, Ledger
 from ratchet.judge.court.court import Court

@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 from simulated_turns import CEILINGS, World, run
 
-from ratchet.base.measure.samples import Sample
+from ratchet.base.measure import Sample
 from ratchet.base.measure.sitting import Sitting, TimedTogether
 from ratchet.train.recipe.candidate import Candidate, with_config
 from ratchet.train.turn.choice import Found, choose, roles

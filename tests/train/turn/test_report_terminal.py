@@ -11,10 +11,8 @@ import pytest
 from made_up_result import as_result, make_result
 from rich.console import Console
 
-from ratchet.base.devices.describe import DeviceReport, Paper
-from ratchet.base.devices.fingerprint import fingerprint
-from ratchet.base.devices.probe import probe
-from ratchet.base.devices.show import device_report
+from ratchet.base.devices import DeviceReport, Paper, device_report
+from ratchet.base.devices.probe import fingerprint, probe
 from ratchet.base.show.model import grid
 from ratchet.base.show.terminal import FittedTable, make_console, print_report
 from ratchet.train.graph.sites import CapturedSite

@@ -11,8 +11,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 from simulated_bench import tasks
 
-from ratchet.base.durations import parse_share
 from ratchet.base.errors import LearnError, RatchetError
+from ratchet.base.show.words import parse_share
 from ratchet.judge.verdict import Screening
 from ratchet.write.learn.config import LearnConfig
 from ratchet.write.learn.forgetting import ReplayDebt

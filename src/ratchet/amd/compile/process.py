@@ -13,9 +13,9 @@ from typing import Annotated
 import msgspec
 
 from ratchet.base.errors import JudgeError, KernelError
+from ratchet.base.process import Clock
 from ratchet.base.process.channel import Message
 from ratchet.base.process.child import Child, ChildFailure, error_words, program
-from ratchet.base.process.time_limits import Clock
 from ratchet.base.serialise import Count
 from ratchet.judge.sandbox.isolation import Sandbox, make_sandbox
 from ratchet.judge.sandbox.worker_modules import PROFILE_WORKER

@@ -27,8 +27,8 @@ from ratchet.amd.emulator.extension_build import PROGRAM, ExtensionOrder, build_
 from ratchet.amd.emulator.precompiled import precompiled
 from ratchet.base import scratch
 from ratchet.base.errors import KernelError
+from ratchet.base.process import Clock
 from ratchet.base.process.child import ChildFailure
-from ratchet.base.process.time_limits import Clock
 from ratchet.judge.kernels.carried_files import split_files
 from ratchet.judge.kernels.kernel import Kernel
 from ratchet.judge.kernels.languages import cpp

@@ -18,8 +18,8 @@ from ratchet.amd.emulator.launch import NOT_EMULATED
 from ratchet.amd.emulator.precompiled import precompiled
 from ratchet.amd.emulator.program.settings import pretended_device
 from ratchet.base.errors import KernelError, RatchetError
+from ratchet.base.process import Clock
 from ratchet.base.process.child import ChildFailure
-from ratchet.base.process.time_limits import Clock
 from ratchet.judge.integrity.library_ops import CaseCensus
 from ratchet.judge.kernels.kernel import Kernel
 from ratchet.judge.kernels.kernel_file import is_extension

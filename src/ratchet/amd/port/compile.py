@@ -27,8 +27,8 @@ from ratchet.amd.port.python_tree import PythonTree
 from ratchet.amd.port.scan import ScannedFile
 from ratchet.amd.port.source import CodeText
 from ratchet.base.errors import JudgeError, KernelError, RatchetError
+from ratchet.base.process import Clock
 from ratchet.base.process.child import ChildFailure
-from ratchet.base.process.time_limits import Clock
 from ratchet.judge.sandbox.rocm import find_tool
 
 Status = Literal["compiled", "failed", "not compiled"]

@@ -12,10 +12,9 @@ from ratchet.amd.port.compile import compile_clean, hip_texts
 from ratchet.amd.port.patch import new_texts
 from ratchet.amd.port.port_result import PortResult
 from ratchet.amd.port.scan import ScannedFile, scan
-from ratchet.base.diff import diff_of
 from ratchet.base.errors import PortError, RepositoryError
 from ratchet.base.files import make_folder, why_not_new_file, write_all
-from ratchet.base.git import git
+from ratchet.base.git import diff_of, git
 from ratchet.base.serialise import json_text
 
 PATCH, DOCUMENT, PAGE, HIP = "port.patch", "port.json", "report.html", "hip"

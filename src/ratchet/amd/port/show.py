@@ -14,7 +14,7 @@ from ratchet.amd.port.finding import PortFinding
 from ratchet.amd.port.port_result import PortResult
 from ratchet.amd.port.rules.table import all_rules
 from ratchet.amd.port.scan import ScannedFile
-from ratchet.base.package import VERSION
+from ratchet.base import VERSION
 from ratchet.base.show import model as m
 from ratchet.base.show.page import render_page
 

@@ -25,12 +25,12 @@ from ratchet.amd.compile.process import (
 )
 from ratchet.amd.profile import bound, kernel_facts
 from ratchet.amd.profile.dot_work import DotCounter, DotWork
+from ratchet.base import Json
 from ratchet.base.devices import catalogue
 from ratchet.base.errors import JudgeError, KernelError, RatchetError
-from ratchet.base.json_value import Json
+from ratchet.base.process import Clock
 from ratchet.base.process.channel import Message
 from ratchet.base.process.child import ChildFailure
-from ratchet.base.process.time_limits import Clock
 from ratchet.base.show import model as m
 from ratchet.judge.court.show_static import static_tables
 from ratchet.judge.kernels.kernel import Kernel, Language

@@ -13,9 +13,9 @@ from ratchet.amd.compile import assembly
 from ratchet.amd.compile.assembly import Instruction, KernelCode
 from ratchet.amd.compile.process import CompiledKernel
 from ratchet.amd.profile import instructions
+from ratchet.base import Json
 from ratchet.base.devices import matrix
 from ratchet.base.devices.matrix import MatrixInstruction
-from ratchet.base.json_value import Json
 
 F8F6F4_TYPES = {0: "fp8", 1: "fp8", 2: "fp6", 3: "fp6", 4: "fp4"}
 """The cbsz and blgp fields of the f8f6f4 instructions: E4M3, E5M2, E2M3, E3M2, E2M1."""

@@ -1,17 +1,99 @@
 """Devices: their description, measured ceilings and roofline.
 
-Functions that share their module's name (`probe`, `fingerprint`, `roofline`) are imported from it:
-`from ratchet.base.devices.probe import probe`.
+`describe` puts all facts about one device into a `DeviceReport`, and `device_report` shows it. The
+function `probe` shares its module's name: `from ratchet.base.devices.probe import probe`.
 """
 
 from __future__ import annotations
 
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
+
+from ratchet.base.devices import catalogue
 from ratchet.base.devices.catalogue import Catalogue, CatalogueDevice
-from ratchet.base.devices.ceilings import Ceilings, measure
-from ratchet.base.devices.describe import DeviceReport, Paper, describe
-from ratchet.base.devices.fingerprint import Origin, Software, software, software_fingerprint
-from ratchet.base.devices.probe import Device, Isa, best_isa
-from ratchet.base.devices.roofline import Roofline, mfu
+from ratchet.base.devices.ceilings import Ceilings, Roofline, measure, mfu
+from ratchet.base.devices.probe import (
+    Device,
+    Isa,
+    Origin,
+    Software,
+    best_isa,
+    fingerprint,
+    software,
+    software_fingerprint,
+)
+from ratchet.base.show import model as m
+from ratchet.base.show.words import ABSENT, show_bandwidth, show_bytes, show_flops
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Paper:
+    """The catalogue's numbers for a device, each with its source."""
+
+    name: str
+    peak_flops_per_s: Mapping[str, float]
+    """By unit and dtype, such as matrix_bf16, dense."""
+    memory_bytes_per_s: float
+    """0 if unknown."""
+    sources: Mapping[str, str]
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class DeviceReport:
+    """A device with its measured ceilings and its published peaks."""
+
+    device: Device
+    target: str
+    fingerprint: Origin
+    gemm_flops_per_s: Mapping[str, float]
+    copy_bytes_per_s: Mapping[str, float]
+    triad_bytes_per_s: Mapping[str, float]
+    ridge_flops_per_byte: Mapping[str, float]
+    """By dtype: the intensity above which compute binds, at DRAM bandwidth."""
+    paper: Paper | None
+    """None if the catalogue lacks the device."""
+    notes: tuple[str, ...]
+
+
+def describe(device: Device, ceilings: Ceilings) -> DeviceReport:
+    """Combine the probe, the measured ceilings and the catalogue.
+
+    If the catalogue lacks the device, the report says so and guesses nothing.
+    """
+    paper = paper_of(device)
+    notes: tuple[str, ...] = ()
+    if paper is None:
+        notes = (f"{device.model!r} is not in the catalogue: only measured rates are known",)
+    dram = ceilings.bandwidth_bytes_per_s()
+    return DeviceReport(
+        device=device,
+        target=device.target,
+        fingerprint=fingerprint(device),
+        gemm_flops_per_s=dict(ceilings.gemm_flops_per_s),
+        copy_bytes_per_s=dict(ceilings.copy_bytes_per_s),
+        triad_bytes_per_s=dict(ceilings.triad_bytes_per_s),
+        ridge_flops_per_byte={k: v / dram for k, v in ceilings.gemm_flops_per_s.items()},
+        paper=paper,
+        notes=notes,
+    )
+
+
+def paper_of(device: Device) -> Paper | None:
+    """Return the published peaks of a probed device, or None if the catalogue lacks it."""
+    units = device.cores if device.kind == "cuda" else 0
+    known = catalogue.load().match(device.model, compute_units=units)
+    if known is None:
+        return None
+    kinds = [field.removeprefix("peak_dense.") for field in known.facts if "peak_dense." in field]
+    peaks = {kind: known.peak_flops_per_s(kind) for kind in kinds}
+    fields = [*(f"peak_dense.{kind}" for kind in kinds), "memory_bandwidth"]
+    return Paper(
+        name=known.name,
+        peak_flops_per_s={kind: peak for kind, peak in peaks.items() if peak is not None},
+        memory_bytes_per_s=known.memory_bytes_per_s() or 0.0,
+        sources={field: known.facts[field].source for field in fields if field in known.facts},
+    )
+
 
 __all__ = [
     "Catalogue",
@@ -31,3 +113,42 @@ __all__ = [
     "software",
     "software_fingerprint",
 ]
+
+
+def device_report(report: DeviceReport) -> m.ResultReport:
+    """Describe the result of `ratchet device`: the device, and the ceilings measured on it."""
+    device, paper = report.device, report.paper
+    caches = (f"{level} {show_bytes(size)}" for level, size in device.caches_bytes.items())
+    facts = {
+        "device": device.model,
+        "kind": f"{device.kind}, {device.vendor} {device.runtime}".strip(),
+        "cores": f"{device.cores} cores, {device.threads} threads",
+        "instructions": ", ".join(device.isa) or ABSENT,
+        "kernels for": report.target,
+        "caches": ", ".join(caches) or ABSENT,
+        "memory": show_bytes(device.memory_bytes),
+    }
+    ceilings = m.section("Measured ceilings", m.grid(("", "rate"), list(_ceilings(report))))
+    said = (f"note: {one}" for one in report.notes)
+    vendor = (
+        m.section(f"Vendor's figures: {paper.name}", m.grid(("", "peak"), list(_peaks(paper))))
+        if paper
+        else None
+    )
+    sections = m.blocks(ceilings, vendor, *said)
+    return m.ResultReport(header=(m.Facts(list(facts.items())),), sections=sections)
+
+
+def _ceilings(report: DeviceReport) -> Iterator[tuple[str, str]]:
+    for dtype, rate in report.gemm_flops_per_s.items():
+        yield f"matrix product, {dtype}", show_flops(rate)
+    for test, rates in (("copy", report.copy_bytes_per_s), ("triad", report.triad_bytes_per_s)):
+        for level, rate in rates.items():
+            yield f"{test}, {level}", show_bandwidth(rate)
+
+
+def _peaks(paper: Paper) -> Iterator[tuple[str, str]]:
+    for kind, rate in paper.peak_flops_per_s.items():
+        yield kind, show_flops(rate)
+    if paper.memory_bytes_per_s:
+        yield "memory", show_bandwidth(paper.memory_bytes_per_s)

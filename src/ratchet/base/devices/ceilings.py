@@ -1,4 +1,4 @@
-"""Measured ceilings of a device, cached by fingerprint.
+"""Measured ceilings of a device, cached by fingerprint, and the roofline that they give.
 
 A ceiling is the rate of torch's own GEMM, copy and triad, not the register peak, so a better kernel
 can exceed it. On a shared machine a run can only be too slow, never too fast, so each rate is the
@@ -8,19 +8,24 @@ in a bad minute every run may be half as fast.
 
 from __future__ import annotations
 
+import contextlib
+import functools
 import logging
 import sys
 import time
-from collections.abc import Mapping
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Annotated, Literal
 
 import msgspec
+import numpy as np
 import platformdirs
+import torch
 from msgspec import Meta
 
-from ratchet.base.devices.fingerprint import short_hash, software_fingerprint
-from ratchet.base.devices.probe import Device
+from ratchet.base.devices.probe import Device, short_hash, software_fingerprint
+from ratchet.base.errors import DeviceError
 from ratchet.base.files import write_whole
 from ratchet.base.serialise import encoded
 
@@ -119,15 +124,14 @@ def default_folder() -> Path:
 
 def _measured(device: Device) -> Ceilings:
     # torch takes seconds to import; reading a cached file should not.
-    from ratchet.base.devices import rates
 
     return Ceilings(
         device=device.fingerprint,
         software=software_fingerprint(),
         threads=_threads(),
-        gemm_flops_per_s=rates.gemm(device),
-        copy_bytes_per_s=rates.copy(device),
-        triad_bytes_per_s=rates.triad(device),
+        gemm_flops_per_s=gemm(device),
+        copy_bytes_per_s=copy(device),
+        triad_bytes_per_s=triad(device),
         level_bytes=level_bytes(device),
     )
 
@@ -187,3 +191,214 @@ def _write(path: Path, ceilings: Ceilings) -> None:
         write_whole(path, encoded(ceilings, indent=1))
     except OSError as error:
         LOG.warning("measured ceilings are not kept: %s", error)
+
+
+# No other code in this package puts load on the device.
+
+GEMM_BUDGET_S = 0.7
+"""Time for each dtype, over all sizes and layouts."""
+STREAM_BUDGET_S = 0.15
+"""Time for each cache level."""
+BATCH_S = 2e-3
+"""Least length of a timed batch, so that the clock and a launch do not matter."""
+
+GEMM_SIZES = {"cpu": (512, 1024, 2048, 4096), "cuda": (2048, 4096, 8192)}
+DTYPES = {"fp32": torch.float32, "bf16": torch.bfloat16, "fp16": torch.float16}
+DRAM_BYTES = {"cpu": (2**28, 2**30), "cuda": (2**31, 2**33)}
+"""Least and most bytes in flight for a DRAM rate; between them, four times the last cache."""
+
+Step = Callable[[], object]
+
+
+def gemm(device: Device) -> dict[str, float]:
+    """Measure a square torch.mm with a given output: best FLOP/s of sizes and layouts, by dtype."""
+    names = ("fp32", "bf16", "fp16") if device.kind == "cuda" else ("fp32", "bf16")
+    with _whole_precision():
+        return {name: _gemm_rate(device, DTYPES[name]) for name in names}
+
+
+def copy(device: Device) -> dict[str, float]:
+    """Measure copy_ between two given buffers: bytes/s read and written, by level."""
+
+    def prepare(count: int) -> tuple[Step, int]:
+        source, target = _buffers(device, count, 2)
+        return lambda: target.copy_(source), 2
+
+    return _stream_rates(device, prepare, arrays=2)
+
+
+def triad(device: Device) -> dict[str, float]:
+    """Measure a = b + s * c over given buffers: bytes/s, by level."""
+
+    def prepare(count: int) -> tuple[Step, int]:
+        target, left, right = _buffers(device, count, 3)
+        return lambda: torch.add(left, right, alpha=0.5, out=target), 3
+
+    return _stream_rates(device, prepare, arrays=3)
+
+
+def _gemm_rate(device: Device, dtype: torch.dtype) -> float:
+    sizes = GEMM_SIZES[device.kind]
+    best, deadline = 0.0, time.perf_counter() + GEMM_BUDGET_S
+    last_call_s = 0.0
+    for size in sizes:
+        # The next size takes eight times as long: stop while it still fits.
+        if time.perf_counter() + 16 * last_call_s > deadline:
+            break
+        for step in _gemm_steps(device, dtype, size):
+            share = (deadline - time.perf_counter()) / (2 * len(sizes))
+            batch_times_s = timed(device, step, budget_s=max(share, 0.02))
+            last_call_s = best_of(batch_times_s)
+            best = max(best, 2 * size**3 / last_call_s)
+    return best
+
+
+def _gemm_steps(device: Device, dtype: torch.dtype, size: int) -> Iterator[Step]:
+    """Return y = x w and a linear layer's y = x w^T: libraries differ on the two."""
+    try:
+        left, right, out = (
+            torch.randn(size, size, device=device.torch_name).to(dtype) for _ in range(3)
+        )
+    except RuntimeError as error:
+        raise DeviceError(
+            f"{device.torch_name} cannot hold a {size} x {size} matrix: {error}; free its memory"
+        ) from None
+    for weight in (right, right.t()):
+        yield functools.partial(torch.mm, left, weight, out=out)
+
+
+def _stream_rates(
+    device: Device, prepare: Callable[[int], tuple[Step, int]], *, arrays: int
+) -> dict[str, float]:
+    rates = {}
+    for level, size_bytes in working_sets(device).items():
+        count = size_bytes // (4 * arrays)
+        step, moved = prepare(count)
+        call_s = best_of(timed(device, step, budget_s=STREAM_BUDGET_S))
+        rates[level] = 4 * count * moved / call_s
+    return rates
+
+
+def working_sets(device: Device) -> dict[str, int]:
+    """Return the bytes in flight for each level: half of a cache; far more than all for DRAM."""
+    # Imported here, since ceilings imports this module.
+
+    levels = level_bytes(device)
+    least, most = DRAM_BYTES[device.kind]
+    dram = min(max(least, 4 * max(levels.values(), default=0)), most)
+    if device.memory_bytes:
+        dram = min(dram, device.memory_bytes // 8)
+    halves = {level: size // 2 for level, size in levels.items() if size < dram}
+    return {**halves, "dram": dram}
+
+
+def _buffers(device: Device, count: int, arrays: int) -> list[torch.Tensor]:
+    try:
+        # ones, not empty: all untouched pages map to one page of zeros.
+        return [torch.ones(count, device=device.torch_name) for _ in range(arrays)]
+    except RuntimeError as error:
+        raise DeviceError(
+            f"{device.torch_name} cannot hold {arrays * count * 4} bytes: {error}; free its memory"
+        ) from None
+
+
+def timed(device: Device, step: Step, *, budget_s: float) -> list[float]:
+    """Warm up, then return seconds per call of the batches that fit the budget, at least three."""
+    clock = _cuda_batch_s if device.kind == "cuda" else _cpu_batch_s
+    step()
+    once = clock(step, 1)
+    calls = max(1, round(BATCH_S / max(once, 1e-7)))
+    batches = min(200, max(3, int(budget_s / (max(once, 1e-7) * calls))))
+    return [clock(step, calls) for _ in range(batches)]
+
+
+def best_of(times_s: list[float]) -> float:
+    """Return the median of the fastest quarter, so that one mistimed batch does not decide."""
+    ordered = sorted(times_s)
+    return float(np.median(ordered[: max(1, len(ordered) // 4)]))
+
+
+def _cpu_batch_s(step: Step, calls: int) -> float:
+    start = time.perf_counter()
+    for _ in range(calls):
+        step()
+    return (time.perf_counter() - start) / calls
+
+
+def _cuda_batch_s(step: Step, calls: int) -> float:
+    start, end = (torch.Event(device="cuda", enable_timing=True) for _ in range(2))
+    start.record()
+    for _ in range(calls):
+        step()
+    end.record()
+    end.synchronize()
+    return float(start.elapsed_time(end)) / 1e3 / calls
+
+
+@contextlib.contextmanager
+def _whole_precision() -> Iterator[None]:
+    """Force real fp32 while it is measured, whatever the caller allows."""
+    before = torch.get_float32_matmul_precision()
+    torch.set_float32_matmul_precision("highest")
+    try:
+        yield
+    finally:
+        torch.set_float32_matmul_precision(before)
+
+
+# Williams, Waterman and Patterson, "Roofline: an insightful visual performance model for multicore
+# architectures", Communications of the ACM 52(4), 2009.
+
+
+Bound = Literal["compute", "memory"]
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Roofline:
+    """One compute ceiling and one bandwidth ceiling."""
+
+    flops_per_s: float
+    bytes_per_s: float
+
+    def __post_init__(self) -> None:
+        if not (self.flops_per_s > 0 and self.bytes_per_s > 0):
+            raise DeviceError(
+                f"a roofline of {self.flops_per_s} FLOP/s and {self.bytes_per_s} bytes/s: "
+                "both must be above 0; measure both ceilings first"
+            )
+
+    def time_bound_s(self, flops: float, size_bytes: float) -> float:
+        """Return the least time for this much arithmetic and compulsory traffic."""
+        return max(flops / self.flops_per_s, size_bytes / self.bytes_per_s)
+
+    def bound(self, flops: float, size_bytes: float) -> Bound:
+        """Return the one of the two that takes longer; a tie is compute."""
+        return "compute" if flops / self.flops_per_s >= size_bytes / self.bytes_per_s else "memory"
+
+
+def roofline(ceilings: Ceilings, *, dtype: str, working_set_bytes: float | None = None) -> Roofline:
+    """Return a dtype's roofline at the cache level that a working set fits in (DRAM by default).
+
+    DeviceError if the dtype has no measured ceiling.
+    """
+    if dtype not in ceilings.gemm_flops_per_s:
+        known = ", ".join(ceilings.gemm_flops_per_s)
+        raise DeviceError(f"no ceiling was measured for {dtype!r}: use one of {known}")
+    return Roofline(
+        flops_per_s=ceilings.gemm_flops_per_s[dtype],
+        bytes_per_s=ceilings.bandwidth_bytes_per_s(working_set_bytes),
+    )
+
+
+def mfu(flops: float, time_s: float, ceilings: Ceilings | None, *, dtype: str) -> float:
+    """Return the share of the measured GEMM ceiling that `flops` in `time_s` reached.
+
+    `dtype` names the ceiling: the arithmetic that runs. A missing ceiling is logged and gives 0.
+    """
+    if not time_s > 0:
+        raise DeviceError(f"MFU of a step of {time_s} s: the time must be above 0")
+    rate = 0.0 if ceilings is None else ceilings.gemm_flops_per_s.get(dtype, 0.0)
+    if rate <= 0:
+        LOG.warning("no measured ceiling for %s: MFU is reported as 0", dtype)
+        return 0.0
+    return flops / time_s / rate

@@ -1,14 +1,22 @@
-"""Opening of the database: folder, pragmas, tables, and a test write."""
+"""Opening of the ledger's database: its place, pragmas, tables, a test write, and its errors.
+
+The place is an argument, `RATCHET_LEDGER`, or the platform's data folder. A database's error
+becomes one line with the remedy.
+"""
 
 from __future__ import annotations
 
 import json
 import math
+import os
 import sqlite3
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from datetime import UTC, datetime
+from pathlib import Path
 
+import platformdirs
 from sqlalchemy import (
     Connection,
     Engine,
@@ -21,17 +29,135 @@ from sqlalchemy import (
     select,
     text,
 )
-from sqlalchemy.engine import URL
+from sqlalchemy.engine import URL, make_url
 from sqlalchemy.engine.interfaces import DBAPIConnection
-from sqlalchemy.exc import OperationalError
+from sqlalchemy.exc import ArgumentError, DBAPIError, IntegrityError, OperationalError
 from sqlalchemy.schema import CreateIndex, CreateTable
 
-from ratchet.base import files
+from ratchet.base import Json, files
 from ratchet.base.errors import LedgerError
-from ratchet.base.json_value import Json
+from ratchet.base.files import SQLITE
 from ratchet.base.ledger import schema
-from ratchet.base.ledger.faults import BUSY_TIMEOUT_S, code_of, explained
-from ratchet.base.ledger.place import file_of, shown, why_no_database
+
+ENVIRONMENT = "RATCHET_LEDGER"
+_DATABASES = ("sqlite", "postgresql")
+
+
+def default_path() -> Path:
+    return Path(platformdirs.user_data_dir("ratchet", appauthor=False)) / "ledger.db"
+
+
+def resolve(url: str | os.PathLike[str] | None = None) -> URL:
+    """Return the database's URL from a URL, a path, `RATCHET_LEDGER` or the default, in this order.
+
+    Raises:
+        LedgerError: the text is not a URL of SQLite or PostgreSQL.
+    """
+    text = os.fspath(url) if url is not None else ""
+    text = text or os.environ.get(ENVIRONMENT, "") or str(default_path())
+    if "://" not in text:
+        return URL.create("sqlite", database=str(Path(text).expanduser().absolute()))
+    try:
+        parsed = make_url(text)
+    except (ArgumentError, ValueError) as error:
+        raise LedgerError(
+            f"the ledger's URL cannot be read ({error}); give a path, sqlite:///FILE or "
+            "postgresql://USER@HOST/DATABASE"
+        ) from error
+    database = parsed.get_backend_name()
+    if database not in _DATABASES:
+        raise LedgerError(
+            f"the ledger needs SQLite or PostgreSQL, not {database!r}; give a path, "
+            "sqlite:///FILE or postgresql://USER@HOST/DATABASE"
+        )
+    # Older releases of SQLAlchemy pick another driver for a bare postgresql://.
+    return parsed.set(drivername="postgresql+psycopg") if database == "postgresql" else parsed
+
+
+def shown(url: URL) -> str:
+    """Return the ledger's place for a message, without a password."""
+    if url.get_backend_name() == "sqlite" and url.database:
+        return url.database
+    return url.render_as_string(hide_password=True)
+
+
+def why_no_database(file: Path) -> str:
+    """Return why a file that exists is no database. SQLite would overwrite one of a few bytes."""
+    try:
+        with file.open("rb") as opened:
+            head = opened.read(len(SQLITE))
+    except FileNotFoundError:
+        return ""
+    except OSError as error:
+        return f"cannot be read ({error.strerror})"
+    return "" if head in (b"", SQLITE) else "is not an SQLite file"
+
+
+def file_of(url: URL) -> Path | None:
+    """Return the SQLite file of a URL; None for a server, and for a ledger in memory."""
+    if url.get_backend_name() != "sqlite" or not url.database or url.database == ":memory:":
+        return None
+    if url.database.startswith("file:"):
+        return None
+    return Path(url.database)
+
+
+BUSY_TIMEOUT_S = 5.0
+"""Time that a writer waits for another one before it gives up."""
+
+_ELSEWHERE = "point --ledger or RATCHET_LEDGER at another file"
+
+# Primary result codes of SQLite, https://www.sqlite.org/rescode.html
+_REMEDIES: dict[int, str] = {
+    sqlite3.SQLITE_BUSY: (
+        f"is locked by another process (waited {BUSY_TIMEOUT_S:g} s); wait for it to end, or "
+        f"{_ELSEWHERE}"
+    ),
+    sqlite3.SQLITE_READONLY: (
+        f"is read-only; make the file and its folder writable, or {_ELSEWHERE}"
+    ),
+    sqlite3.SQLITE_FULL: (
+        "is full: the disk has no room left; free some space and run the same command again, "
+        f"or {_ELSEWHERE}. No committed row is lost"
+    ),
+    sqlite3.SQLITE_CANTOPEN: f"cannot be opened; check its folder's permissions, or {_ELSEWHERE}",
+    sqlite3.SQLITE_NOTADB: f"is not a ledger (not an SQLite file); move it away, or {_ELSEWHERE}",
+    sqlite3.SQLITE_CORRUPT: f"is damaged; move it away and start again, or {_ELSEWHERE}",
+    sqlite3.SQLITE_IOERR: (
+        f"cannot be read or written; check the disk for errors and free space, or {_ELSEWHERE}"
+    ),
+}
+_REMEDIES[sqlite3.SQLITE_LOCKED] = _REMEDIES[sqlite3.SQLITE_BUSY]
+_REMEDIES[sqlite3.SQLITE_PERM] = _REMEDIES[sqlite3.SQLITE_READONLY]
+
+
+def code_of(error: DBAPIError) -> int | None:
+    """Return SQLite's primary result code of an error; None for another database."""
+    code = getattr(error.orig, "sqlite_errorcode", None)
+    return None if code is None else int(code) & 0xFF
+
+
+@contextmanager
+def explained(url: URL) -> Iterator[None]:
+    """Turn the database's errors into a `LedgerError` of one line.
+
+    `IntegrityError` passes: it tells an append that its row exists already.
+    """
+    try:
+        yield
+    except IntegrityError:
+        raise
+    except DBAPIError as error:
+        raise LedgerError(f"the ledger {shown(url)} {_remedy(error)}") from error
+
+
+def _remedy(error: DBAPIError) -> str:
+    remedy = _REMEDIES.get(code_of(error) or -1)
+    if remedy is not None:
+        return remedy
+    said = " ".join(str(error.orig).split())
+    return f"failed ({said}); check the database, or {_ELSEWHERE}"
+
 
 _KEY = "$float"
 

@@ -1,10 +1,13 @@
-"""The tables, the same on SQLite and PostgreSQL. Rows are only appended.
+"""The tables, the same on SQLite and PostgreSQL, and the plain types of their rows.
 
-Every row carries `at` (UTC, ISO 8601) and the fingerprints of its device and software. The newest
-row of a kind is the one with the largest `id`.
+Rows are only appended. Every row carries `at` (UTC, ISO 8601) and the fingerprints of its device
+and software. The newest row of a kind is the one with the largest `id`.
 """
 
 from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import TypeAlias, TypedDict
 
 from sqlalchemy import (
     JSON,
@@ -20,6 +23,8 @@ from sqlalchemy import (
     Text,
     TypeDecorator,
 )
+
+from ratchet.base import Json
 
 SCHEMA_VERSION = 3
 """Increased by one with every change of the tables below. A change only adds tables: when an older
@@ -165,3 +170,28 @@ Index(
     observations.c.metric,
     observations.c.device,
 )
+
+
+Payload: TypeAlias = dict[str, Json]
+"""The document of a row, as it was remembered: who asks knows its kind and converts it."""
+
+
+class Fingerprint(TypedDict):
+    """Short stable hashes of a row's device and software."""
+
+    device: str
+    software: str
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class RecordedTurn:
+    """A turn that was started, as the ledger holds it."""
+
+    turn: str
+    """Its identity: 32 hex digits."""
+    command: str
+    workload: str
+    started_at: str
+    payload: Payload
+    """The options given to `start_turn`; a resumed turn compares them with its own."""
+    fingerprint: Fingerprint

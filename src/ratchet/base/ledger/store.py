@@ -12,15 +12,12 @@ from dataclasses import asdict
 from sqlalchemy import ColumnElement, Engine, Row, Select, Table, func, insert, select
 from sqlalchemy.exc import IntegrityError
 
-from ratchet.base.devices.fingerprint import Software, software
-from ratchet.base.devices.probe import Device, describe_device
+from ratchet.base.devices.probe import Device, Software, describe_device, software
 from ratchet.base.errors import LedgerError, RatchetError
 from ratchet.base.ledger import schema
-from ratchet.base.ledger.connect import connect, utc_now
-from ratchet.base.ledger.faults import explained
-from ratchet.base.ledger.place import resolve, shown
-from ratchet.base.ledger.tables import Fingerprint, Payload, RecordedTurn
-from ratchet.base.measure.samples import Sample
+from ratchet.base.ledger.connect import connect, explained, resolve, shown, utc_now
+from ratchet.base.ledger.schema import Fingerprint, Payload, RecordedTurn
+from ratchet.base.measure import Sample
 
 _DISPROVEN = frozenset({"wrong", "cheating", "crashed", "timed_out", "refused"})
 """Verdicts on any one problem that forbid loading a kernel."""

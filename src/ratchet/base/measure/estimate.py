@@ -22,7 +22,7 @@ from typing import Literal
 import numpy as np
 
 from ratchet.base.errors import MeasureError
-from ratchet.base.measure.samples import FloatArray, Sample, log_ratios, of_arm
+from ratchet.base.measure import FloatArray, Sample, log_ratios, of_arm
 
 Answer = Literal["faster", "slower", "equivalent", "undecided"]
 

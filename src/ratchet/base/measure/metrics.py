@@ -13,6 +13,7 @@ from dataclasses import dataclass, field
 import numpy as np
 
 from ratchet.base.errors import MeasureError
+from ratchet.base.measure import FloatArray, Values, paired_logs
 from ratchet.base.measure.estimate import (
     Answer,
     Floor,
@@ -24,7 +25,6 @@ from ratchet.base.measure.estimate import (
     ratio_of,
     why_undecided,
 )
-from ratchet.base.measure.samples import FloatArray, Values, paired_logs
 
 BASELINE, NEW, TWIN = "a", "b", "twin"
 """The arms of a comparison; the twin is a second copy of the baseline."""

@@ -28,6 +28,7 @@ from typing import Final
 import numpy as np
 
 from ratchet.base.errors import MeasureError
+from ratchet.base.measure import FloatArray, Sample, log_ratios
 from ratchet.base.measure.estimate import (
     Answer,
     Comparison,
@@ -36,7 +37,6 @@ from ratchet.base.measure.estimate import (
     finite_exp,
     t_quantile,
 )
-from ratchet.base.measure.samples import FloatArray, Sample, log_ratios
 
 DECIDES: Final = 0.993
 """Confidence of the interval that must exclude 1 for `faster` or `slower`; looks are several."""

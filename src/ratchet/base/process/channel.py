@@ -18,8 +18,8 @@ import time
 from collections.abc import Callable, Mapping, Sequence
 from typing import NamedTuple, TypeAlias
 
+from ratchet.base import Json
 from ratchet.base.errors import JudgeError
-from ratchet.base.json_value import Json
 
 LENGTH = struct.Struct(">I")
 CREDENTIALS = struct.Struct("=iII")

@@ -1,19 +1,28 @@
 """A process that the judge owns: a private channel, bounded output, stop and end.
 
-It is a program that the judge starts (`Program`), or a fork of a zygote (`zygote.Fork`).
+It is a program that the judge starts (`Program`), or a fork of a zygote (`zygote.Fork`). A user's
+own command runs to its end (`run_command`).
 """
 
 from __future__ import annotations
 
+import contextlib
 import os
 import select
 import subprocess
 import time
 from collections.abc import Callable, Mapping, Sequence
-from typing import Literal, NoReturn, Protocol
+from typing import IO, Final, Literal, NoReturn, Protocol
 
 from ratchet.base.errors import JudgeError
-from ratchet.base.process import families, watchdog
+from ratchet.base.process import (
+    OutOfTime,
+    WorkLimit,
+    families,
+    until_the_end_s,
+    watchdog,
+    within_the_end,
+)
 from ratchet.base.process.channel import (
     MAX_MESSAGE_BYTES,
     Channel,
@@ -26,8 +35,6 @@ from ratchet.base.process.channel import (
     open_pair,
     until,
 )
-from ratchet.base.process.time_limits import OutOfTime, until_the_end_s, within_the_end
-from ratchet.base.process.work_limit import WorkLimit
 
 Failure = Literal["died", "timed_out", "nonsense", "greedy", "starved", "woke"]
 SEND_TIMEOUT_S = 30.0
@@ -315,3 +322,23 @@ def error_words(error: object) -> str:
         return "an answer that is no error's"
     message = " ".join(str(error.get("message", "")).split())[:500]
     return message if error.get("known") is True else f"{error.get('kind', '')!s:.60}: {message}"
+
+
+GRACE_S: Final = 10.0
+"""Seconds that an interrupted command has to end by itself."""
+
+
+def run_command(
+    command: Sequence[str], environment: Mapping[str, str], stdout: IO[str] | IO[bytes] | None
+) -> int:
+    """Run the command and return its exit code; one that is interrupted ends the command too."""
+    with subprocess.Popen(list(command), env=environment, stdout=stdout) as process:
+        try:
+            return process.wait()
+        except KeyboardInterrupt:  # a signal to this process alone has not reached the command
+            process.terminate()
+            with contextlib.suppress(subprocess.TimeoutExpired):
+                process.wait(timeout=GRACE_S)
+            raise
+        finally:
+            process.kill()

@@ -1,17 +1,19 @@
 """A result described once: its words, facts, tables and figures, for every renderer.
 
 A command's result is a `ResultReport` of sections. A table is its rows and `Column`s. `terminal`,
-`page` and `records` show the same model on a terminal, as HTML and as JSON.
+`page` and `records` show the same model on a terminal, as HTML and as JSON. `where_measured` is the
+section of every page that says where its figures were measured.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from operator import itemgetter
 from typing import Any, Literal, TypeAlias
 
-from ratchet.base.show.words import ABSENT
+from ratchet.base import Json
+from ratchet.base.show.words import ABSENT, plain, show_bytes
 
 Medium = Literal["terminal", "page"]
 On = Literal["both", "terminal", "page"]
@@ -254,3 +256,45 @@ class ResultReport:
     """Seconds after which a page of a run that goes on loads itself again."""
     extras: Mapping[str, object] = field(default_factory=dict)
     """The head, the policy and the script of a page that has its own."""
+
+
+WHERE = "Where this was measured"
+Named = tuple[str, Inline]
+
+
+def where_measured(
+    device: Mapping[str, object],
+    versions: Mapping[str, str],
+    command: str,
+    *,
+    before: Iterable[Named] = (),
+    after: Iterable[Named] = (),
+) -> ReportSection:
+    """Return the device and the software behind a result, with `before` and `after` the command."""
+    software = [*before, *versions.items(), *after, ("command", Span(command, "code"))]
+    return section(
+        WHERE,
+        section("Device", Facts(device_facts(device))),
+        section("Software", Facts(software)),
+        on="page",
+    )
+
+
+def device_facts(device: Mapping[str, object]) -> list[Named]:
+    """Return every fact about a device, with sizes in their units."""
+    return [
+        (name.removesuffix("_bytes").replace("_", " "), _sizes(name, value))
+        for name, value in device.items()
+    ]
+
+
+def _sizes(name: str, value: Json) -> str:
+    if not name.endswith("_bytes"):
+        return plain(value)
+    sizes = value if isinstance(value, Mapping) else {"": value}
+    return ", ".join(f"{part} {show_bytes(size)}" for part, size in sizes.items()).strip()
+
+
+def facts_of(environment: Mapping[str, object]) -> list[Named]:
+    """Return every fact of an environment."""
+    return [(name.replace("_", " "), plain(value)) for name, value in environment.items()]

@@ -14,7 +14,7 @@ from typing import Literal
 import msgspec
 import numpy as np
 
-from ratchet.base.devices.fingerprint import short_hash
+from ratchet.base.devices.probe import short_hash
 from ratchet.base.errors import MeasureError, RepositoryError
 from ratchet.base.files import make_folder, write_whole
 from ratchet.base.git import has_changes

@@ -26,7 +26,7 @@ from dataclasses import dataclass
 import numpy as np
 from scipy.linalg import cho_solve_banded, cholesky_banded
 
-from ratchet.base.measure.samples import FloatArray
+from ratchet.base.measure import FloatArray
 
 STOP = 0.95
 """A commit with this posterior probability is the answer, if its parent is seen to differ."""

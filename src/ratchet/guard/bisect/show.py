@@ -6,7 +6,7 @@ from rich.console import Console
 from rich.progress import BarColumn
 
 from ratchet.base.show import model as m
-from ratchet.base.show.progress import MovingLine
+from ratchet.base.show.terminal import MovingLine
 from ratchet.guard.bisect.bisection import BisectResult
 from ratchet.guard.history.show import short_revision
 

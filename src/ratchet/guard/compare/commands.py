@@ -12,7 +12,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 from ratchet.base.errors import GuardError
-from ratchet.base.measure.arm import Arm, Timing
+from ratchet.base.measure import Arm, Sample, Timing
 from ratchet.base.measure.metrics import (
     BASELINE,
     CPU_TIME,
@@ -23,7 +23,6 @@ from ratchet.base.measure.metrics import (
     Metric,
     Readings,
 )
-from ratchet.base.measure.samples import Sample
 from ratchet.guard.command import NUMBER, FinishedRun, run_words
 
 NAMED = re.compile(rf"([A-Za-z_][\w./%-]*)\s*[=:]\s*({NUMBER})(?![\w.])")

@@ -18,15 +18,19 @@ from ratchet.base import scratch
 from ratchet.base.devices.probe import probe
 from ratchet.base.errors import RatchetError
 from ratchet.base.ledger import Ledger
-from ratchet.base.measure.contest import CompareOutcome, CompareSettings, compare_contest
-from ratchet.base.measure.plan import LEAST_ROUNDS
+from ratchet.base.measure.contest import (
+    LEAST_ROUNDS,
+    CompareOutcome,
+    CompareSettings,
+    compare_contest,
+)
 from ratchet.guard.compare.commands import CommandContest, CommandSide, run_command
 from ratchet.guard.compare.request import CompareRequest, Sides
 from ratchet.guard.compare.sides import WARMUP, WorkloadContest, WorkloadSide
 from ratchet.judge.steps.arms import ArmProcess
-from ratchet.trace.analysis.analyse import analyse
-from ratchet.trace.compare.diff import diff
-from ratchet.trace.read.file import read
+from ratchet.trace.analysis import analyse
+from ratchet.trace.compare import diff
+from ratchet.trace.read import read
 
 COMMAND = "compare"
 

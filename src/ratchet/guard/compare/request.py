@@ -14,10 +14,10 @@ from typing import TYPE_CHECKING, Any, Final
 import msgspec
 
 from ratchet.base import scratch
-from ratchet.base.durations import parse_share
 from ratchet.base.errors import GuardError
 from ratchet.base.files import why_not_file
 from ratchet.base.git import has_changes, resolve, stamp
+from ratchet.base.show.words import parse_share
 from ratchet.guard.checkouts import Checkouts
 from ratchet.guard.compare.commands import CommandSide, run_command
 from ratchet.train.turn.settings import check_seed, parse_budget_s, workload_options

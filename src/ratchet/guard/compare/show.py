@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 
-from ratchet.base.json_value import Json
+from ratchet.base import Json
 from ratchet.base.measure.contest import CompareOutcome
 from ratchet.base.measure.metrics import MetricAnswer
 from ratchet.base.show import model as m

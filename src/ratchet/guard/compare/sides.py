@@ -9,7 +9,8 @@ from dataclasses import dataclass, field
 import msgspec
 import numpy as np
 
-from ratchet.base.measure.arm import Arm
+from ratchet.base.measure import Arm, Sample
+from ratchet.base.measure.contest import batch_iterations
 from ratchet.base.measure.metrics import (
     BASELINE,
     CPU_TIME,
@@ -19,8 +20,6 @@ from ratchet.base.measure.metrics import (
     TWIN,
     Readings,
 )
-from ratchet.base.measure.plan import batch_iterations
-from ratchet.base.measure.samples import Sample
 from ratchet.guard.compare.step_arm import FACTORY
 from ratchet.judge.steps.arms import ArmSpec
 from ratchet.judge.steps.recipe_trial import ArmLaunches

@@ -18,7 +18,7 @@ from dataclasses import dataclass
 import numpy as np
 from scipy import special
 
-from ratchet.base.measure.samples import FloatArray
+from ratchet.base.measure import FloatArray
 from ratchet.guard.history.rank_cusum import (
     LEAST_SEGMENT,
     IntArray,

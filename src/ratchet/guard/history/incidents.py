@@ -9,8 +9,8 @@ from dataclasses import dataclass, replace
 from typing import Literal
 
 from ratchet.base.errors import HistoryError
+from ratchet.base.ledger.books import IncidentEvent, IncidentEventName, ObservationBook
 from ratchet.base.ledger.connect import utc_now
-from ratchet.base.ledger.observations import IncidentEvent, IncidentEventName, ObservationBook
 from ratchet.guard.history.analysis import AnalysedSeries, Shift
 
 IncidentState = Literal["open", "acknowledged", "resolved", "went away"]

@@ -18,7 +18,7 @@ import numpy as np
 from numpy.typing import NDArray
 from scipy import special
 
-from ratchet.base.measure.samples import FloatArray
+from ratchet.base.measure import FloatArray
 
 IntArray = NDArray[np.int64]
 

@@ -10,8 +10,8 @@ from dataclasses import dataclass
 import numpy as np
 
 from ratchet.base.errors import HistoryError
-from ratchet.base.ledger.observations import Better, Observation
-from ratchet.base.measure.samples import FloatArray
+from ratchet.base.ledger.books import Better, Observation
+from ratchet.base.measure import FloatArray
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)

@@ -18,8 +18,8 @@ from numpy.typing import NDArray
 
 from ratchet.base.errors import HistoryError
 from ratchet.base.show import model as m
+from ratchet.base.show.figures import Scale, around
 from ratchet.base.show.page import render_page
-from ratchet.base.show.scale import Scale, around
 from ratchet.base.show.words import ABSENT, show_change, show_value
 from ratchet.guard.history.analysis import AnalysedSeries, Shift
 from ratchet.guard.history.formats.figures import Exported

@@ -18,8 +18,8 @@ from typing import Any, Literal, Protocol
 import numpy as np
 from safetensors.numpy import save_file
 
+from ratchet.base import Json
 from ratchet.base.errors import GuardError, RatchetError
-from ratchet.base.json_value import Json
 from ratchet.guard.compare.sides import WorkloadSide
 from ratchet.guard.numerics.divergence import (
     Divergence,

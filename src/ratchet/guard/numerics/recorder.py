@@ -14,8 +14,8 @@ from safetensors.torch import save_file
 from torch import Tensor, nn
 from torch.utils._pytree import tree_map_only
 
+from ratchet.base import Json
 from ratchet.base.errors import GuardError
-from ratchet.base.json_value import Json
 from ratchet.base.serialise import document_of
 from ratchet.guard.compare.step_arm import build
 from ratchet.guard.numerics.watch import (

@@ -8,10 +8,8 @@ from collections.abc import Mapping, Sequence
 from dataclasses import asdict
 from importlib import metadata
 
-from ratchet.base.devices.fingerprint import software
-from ratchet.base.devices.probe import Device, describe_device
-from ratchet.base.json_value import Json
-from ratchet.base.package import VERSION
+from ratchet.base import VERSION, Json
+from ratchet.base.devices.probe import Device, describe_device, software
 from ratchet.guard.compare.request import CompareRequest
 from ratchet.train.workloads.names import is_user_spec
 

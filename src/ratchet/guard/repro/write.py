@@ -9,10 +9,9 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-from ratchet.base import files
+from ratchet.base import Json, files
 from ratchet.base.devices.probe import probe
 from ratchet.base.errors import GuardError
-from ratchet.base.json_value import Json
 from ratchet.base.ledger import Ledger, RecordedTurn
 from ratchet.base.serialise import json_text
 from ratchet.guard.compare.request import CompareRequest

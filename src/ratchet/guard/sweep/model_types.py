@@ -19,9 +19,8 @@ from typing import IO
 
 import msgspec
 
-from ratchet.base import files
+from ratchet.base import VERSION, files
 from ratchet.base.errors import GuardError
-from ratchet.base.package import VERSION
 from ratchet.base.process import families, watchdog
 from ratchet.base.serialise import document_of
 from ratchet.guard.repro.needs import RATCHET

@@ -9,7 +9,7 @@ from rich.console import Console
 from rich.progress import BarColumn
 
 from ratchet.base.show import model as m
-from ratchet.base.show.progress import MovingLine
+from ratchet.base.show.terminal import MovingLine
 
 if TYPE_CHECKING:
     from ratchet.guard.sweep.model_types import SweepResult

@@ -11,10 +11,10 @@ from typing import Literal
 
 import numpy as np
 
-from ratchet.base.ledger.observations import Better
-from ratchet.base.measure.arm import ArmLeft, Timing
+from ratchet.base.ledger.books import Better
+from ratchet.base.measure import ArmLeft, Timing
+from ratchet.base.measure.contest import confidence_of
 from ratchet.base.measure.estimate import interval, noise_of, t_quantile
-from ratchet.base.measure.plan import confidence_of
 from ratchet.base.measure.rounds import run_rounds
 from ratchet.guard.checkouts import Checkouts
 from ratchet.guard.command import MeasuredCommand

@@ -9,8 +9,8 @@ from ratchet.base import git, scratch
 from ratchet.base.devices.probe import probe
 from ratchet.base.errors import RepositoryError
 from ratchet.base.ledger import Ledger
+from ratchet.base.ledger.books import Observation, ObservationBook
 from ratchet.base.ledger.connect import utc_now
-from ratchet.base.ledger.observations import Observation, ObservationBook
 from ratchet.guard.checkouts import Checkouts
 from ratchet.guard.history.formats.choose import read_results
 from ratchet.guard.history.formats.csv_file import ImportDefaults

@@ -11,9 +11,9 @@ from typing import Annotated
 import msgspec
 from msgspec import Meta
 
-from ratchet.base.durations import parse_share
 from ratchet.base.errors import WatchError
-from ratchet.base.ledger.observations import Better
+from ratchet.base.ledger.books import Better
+from ratchet.base.show.words import parse_share
 from ratchet.guard.command import MeasuredCommand
 
 SUITE_FILE = "ratchet-watch.toml"

@@ -9,8 +9,8 @@ from collections.abc import Callable
 from dataclasses import replace
 
 from ratchet.base.errors import LedgerError, RatchetError
-from ratchet.base.ledger.place import ENVIRONMENT
-from ratchet.base.process.time_limits import ends_within
+from ratchet.base.ledger.connect import ENVIRONMENT
+from ratchet.base.process import ends_within
 from ratchet.judge.api import as_kernel, as_problem, check_texts
 from ratchet.judge.court.court import Court
 from ratchet.judge.court.terms import JudgedKernel, Terms

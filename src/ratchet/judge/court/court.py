@@ -12,13 +12,12 @@ from typing import Final
 
 import msgspec
 
+from ratchet.base import VERSION
 from ratchet.base.devices.probe import describe_device
 from ratchet.base.errors import DeviceError, LedgerError
 from ratchet.base.ledger import Fingerprint, Ledger
-from ratchet.base.ledger.connect import utc_now
-from ratchet.base.ledger.place import resolve, shown
-from ratchet.base.ledger.tables import Payload
-from ratchet.base.package import VERSION
+from ratchet.base.ledger.connect import resolve, shown, utc_now
+from ratchet.base.ledger.schema import Payload
 from ratchet.base.process.channel import Message
 from ratchet.base.serialise import document_of
 from ratchet.judge.court.fleet.machines import Fleet, LocalFleet

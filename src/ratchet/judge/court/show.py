@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Final
 
 from ratchet.base.show import figures
 from ratchet.base.show import model as m
-from ratchet.base.show.environment import WHERE, facts_of
+from ratchet.base.show.model import WHERE, facts_of
 from ratchet.base.show.page import render_page
 from ratchet.base.show.words import ABSENT, sentence, show_interval, show_moment, show_ratio
 from ratchet.judge.court.show_emulated import estimate_section, heat_section

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
 
-from ratchet.base.json_value import Json
+from ratchet.base import Json
 from ratchet.base.show import model as m
 from ratchet.base.show.words import ABSENT, show_bytes, show_time
 

@@ -9,9 +9,9 @@ from rich.console import Console
 from rich.progress import BarColumn
 
 from ratchet.base.show import model as m
-from ratchet.base.show.environment import where_measured
+from ratchet.base.show.model import where_measured
 from ratchet.base.show.page import render_page
-from ratchet.base.show.progress import MovingLine
+from ratchet.base.show.terminal import MovingLine
 from ratchet.base.show.words import device_words, show_moment, show_ratio, show_time
 from ratchet.judge.court.show import (
     NO_FILES,

@@ -10,7 +10,7 @@ from dataclasses import dataclass, field, replace
 
 from ratchet.base.errors import RatchetError
 from ratchet.base.ledger.connect import utc_now
-from ratchet.base.process.time_limits import ends_within
+from ratchet.base.process import ends_within
 from ratchet.judge.court.court import Court
 from ratchet.judge.court.score import SuiteResult, SuiteRow, answered, summarise
 from ratchet.judge.court.terms import JudgedKernel, Terms

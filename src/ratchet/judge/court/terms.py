@@ -8,7 +8,7 @@ from typing import Final
 
 import msgspec
 
-from ratchet.base.package import VERSION
+from ratchet.base import VERSION
 from ratchet.judge.kernels.kernel import Kernel
 from ratchet.judge.options import PROFILED
 from ratchet.judge.problems.problem import Problem

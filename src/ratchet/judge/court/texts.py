@@ -16,8 +16,8 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Final
 
+from ratchet.base import FOLDER
 from ratchet.base.errors import KernelError
-from ratchet.base.package import FOLDER
 from ratchet.judge.kernels.kernel import WITH_TORCH, Kernel
 from ratchet.judge.options import Scale
 from ratchet.judge.problems.problem import Task, Tier

@@ -27,7 +27,7 @@ from typing import Final
 import numpy as np
 from numpy.lib.stride_tricks import as_strided
 
-from ratchet.base.json_value import Json
+from ratchet.base import Json
 from ratchet.judge.problems import dtypes
 from ratchet.judge.workers.memory.layout import INPUTS, BatchLayout, Slot, span
 

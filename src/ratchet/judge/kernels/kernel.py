@@ -8,8 +8,8 @@ from dataclasses import dataclass
 from functools import lru_cache
 from typing import Final, Literal, cast, get_args
 
+from ratchet.base import Json
 from ratchet.base.errors import KernelError
-from ratchet.base.json_value import Json
 
 Language = Literal["cpp", "triton", "hip", "torch"]
 WITH_TORCH: Final[tuple[Language, ...]] = ("torch", "triton")

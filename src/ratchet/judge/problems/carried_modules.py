@@ -11,8 +11,8 @@ import sys
 from collections.abc import Iterator
 from typing import Final
 
-from ratchet.base.package import NAME as PACKAGE
-from ratchet.base.package import file_of
+from ratchet.base import NAME as PACKAGE
+from ratchet.base import file_of
 
 _PRELUDE: Final = '''
 import importlib.machinery as _machinery

@@ -16,9 +16,8 @@ import select
 import signal
 import sys
 
-from ratchet.base.process import families
+from ratchet.base.process import TICK_S, WorkLimit, families
 from ratchet.base.process.channel import Message
-from ratchet.base.process.work_limit import TICK_S, WorkLimit
 
 
 def main() -> None:

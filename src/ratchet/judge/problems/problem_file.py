@@ -45,9 +45,8 @@ from typing import Final, Literal, TextIO
 
 from ratchet.base import files
 from ratchet.base.errors import KernelError
-from ratchet.base.process import watchdog
+from ratchet.base.process import WALL_FACTOR, watchdog
 from ratchet.base.process.channel import Message
-from ratchet.base.process.work_limit import WALL_FACTOR
 from ratchet.judge.problems.card import ProblemCard, card_of
 from ratchet.judge.problems.problem import JUDGED_AT, Problem, Tier
 

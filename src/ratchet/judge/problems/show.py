@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Iterator, Mapping
 from typing import Final
 
-from ratchet.base.json_value import Json
+from ratchet.base import Json
 from ratchet.base.show import model as m
 from ratchet.judge.problems.card import ANSWER, ProblemCard, TensorForm
 from ratchet.judge.problems.problem import JUDGED_AT, Problem

@@ -7,7 +7,7 @@ import re
 import sys
 from dataclasses import dataclass, field
 
-from ratchet.base.package import NAME as PACKAGE
+from ratchet.base import NAME as PACKAGE
 from ratchet.judge.problems.problem import Problem, reference_text
 
 MODEL = "Model"

@@ -16,7 +16,7 @@ from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Final
 
-from ratchet.base import package
+from ratchet import base
 from ratchet.base.errors import CompilerMissing
 from ratchet.judge.kernels.languages.cpp import find_compiler
 from ratchet.judge.sandbox.accelerator import Accelerator
@@ -47,7 +47,7 @@ BOOT: Final = "import sys; sys.path.insert(0, {folder!r}); from {module} import 
 
 def code_folder() -> str:
     """Return the folder in which Python finds Ratchet."""
-    return str(package.FOLDER.parent)
+    return str(base.FOLDER.parent)
 
 
 def python(with_torch: bool) -> list[str]:
@@ -82,7 +82,7 @@ def compiler_if_any() -> list[str]:
 
 def installed_in(folder: str) -> Path | None:
     """Return our package's path below a visible folder, which may be a link; None if outside."""
-    installed, real = package.FOLDER.resolve(), Path(folder).resolve()
+    installed, real = base.FOLDER.resolve(), Path(folder).resolve()
     if not installed.is_relative_to(real):
         return None
     return Path(folder) / installed.relative_to(real)
@@ -107,14 +107,14 @@ def opened(
         listed=(code_folder(),),
         written=(str(scratch),),
         used=(*DEVICES, *(accelerator.used if accelerator is not None else ())),
-        hidden=str(package.FOLDER.resolve()),
+        hidden=str(base.FOLDER.resolve()),
     )
 
 
 @functools.cache
 def closed_to_others() -> str | None:
     """Return the first folder that a worker needs and not every user may enter, or None."""
-    needed = [*python_folders(with_torch=True), code_folder(), str(package.FOLDER)]
+    needed = [*python_folders(with_torch=True), code_folder(), str(base.FOLDER)]
     ways = _ways([*needed, *compiler_if_any()])
     return next((str(folder) for folder in ways if not _is_open(folder)), None)
 

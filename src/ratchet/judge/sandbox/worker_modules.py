@@ -15,7 +15,7 @@ from importlib.metadata import entry_points
 from pathlib import Path
 from typing import Final
 
-from ratchet.base.package import FOLDER, file_of
+from ratchet.base import FOLDER, file_of
 
 CPP_WORKER: Final = "ratchet.judge.workers.candidate.cpp"
 PROFILE_WORKER: Final = "ratchet.amd.compile.worker"

@@ -18,10 +18,9 @@ from functools import partial
 from pathlib import Path
 from typing import NoReturn
 
-from ratchet.base import errors
+from ratchet.base import Json, errors
 from ratchet.base.errors import ArmFailure, DeadlinePassed, DeviceLost, RatchetError
-from ratchet.base.json_value import Json
-from ratchet.base.measure.arm import Timing
+from ratchet.base.measure import Timing
 from ratchet.base.process.channel import Message, close_descriptors
 from ratchet.base.process.child import Child, ChildFailure, program
 

@@ -16,8 +16,8 @@ from pathlib import Path
 import numpy as np
 from numpy.typing import NDArray
 
+from ratchet.base import Json
 from ratchet.base.errors import JudgeError
-from ratchet.base.json_value import Json
 
 ITEM_BYTES = {"F64": 8, "F32": 4, "F16": 2, "BF16": 2}
 MAX_HEADER_BYTES = 100 << 20

@@ -14,9 +14,8 @@ from dataclasses import dataclass, replace
 import numpy as np
 
 from ratchet.base.errors import JudgeError
-from ratchet.base.measure.arm import Timing
+from ratchet.base.measure import Sample, Timing
 from ratchet.base.measure.rounds import Enough, run_rounds
-from ratchet.base.measure.samples import Sample
 from ratchet.judge.steps.arms import ArmProcess, ArmSpec
 
 

@@ -12,9 +12,9 @@ from pathlib import Path
 from typing import Final
 
 from ratchet.base.errors import JudgeError
+from ratchet.base.process import Clock
 from ratchet.base.process.channel import Message, close_descriptors
 from ratchet.base.process.child import ChildFailure
-from ratchet.base.process.time_limits import Clock
 from ratchet.judge.integrity.outputs import Read, Spot
 from ratchet.judge.kernels.kernel import WITH_TORCH, Kernel
 from ratchet.judge.problems.problem import Case, Problem

@@ -11,8 +11,8 @@ import time
 from collections.abc import Callable, Iterator, Sequence
 
 from ratchet.base.errors import CompilerMissing, JudgeError, RatchetError
+from ratchet.base.process import Clock, OutOfTime, ends_within
 from ratchet.base.process.channel import Message
-from ratchet.base.process.time_limits import Clock, OutOfTime, ends_within
 from ratchet.judge.kernels.kernel import WITH_TORCH, Kernel, Language
 from ratchet.judge.options import LANGUAGES
 from ratchet.judge.problems.problem import Problem

@@ -8,7 +8,7 @@ import os
 from typing import Final
 
 from ratchet.base.errors import JudgeError, RatchetError
-from ratchet.base.process.time_limits import Clock
+from ratchet.base.process import Clock
 from ratchet.judge.kernels.kernel import Kernel
 from ratchet.judge.stage_result import CandidateFault
 from ratchet.judge.trial.processes.candidate import CandidateProcess

@@ -11,11 +11,10 @@ from typing import Final
 import msgspec
 
 from ratchet.base import git, scratch
-from ratchet.base.devices.fingerprint import software
-from ratchet.base.devices.probe import probe
+from ratchet.base.devices.probe import probe, software
 from ratchet.base.ledger import Ledger
+from ratchet.base.ledger.books import Observation, ObservationBook
 from ratchet.base.ledger.connect import utc_now
-from ratchet.base.ledger.observations import Observation, ObservationBook
 from ratchet.scale.parallel.launch import run_ranks
 from ratchet.scale.parallel.rank import (
     PROFILED_STEPS,
@@ -24,8 +23,8 @@ from ratchet.scale.parallel.rank import (
     RankRequest,
     RankResult,
 )
-from ratchet.trace.analysis.analyse import analyse
-from ratchet.trace.read.file import read
+from ratchet.trace.analysis import analyse
+from ratchet.trace.read import read
 from ratchet.train.workloads.bench import spread_of
 from ratchet.train.workloads.names import LoadOptions
 from ratchet.train.workloads.parallel.layout import ParallelLayout

@@ -15,8 +15,8 @@ from ratchet.base.devices.probe import Device, probe
 from ratchet.base.errors import RatchetError
 from ratchet.base.ledger import Ledger
 from ratchet.base.ledger.connect import utc_now
-from ratchet.base.ledger.tables import Payload
-from ratchet.base.measure.plan import LEAST_ROUNDS, MOST_ROUNDS, even_rounds
+from ratchet.base.ledger.schema import Payload
+from ratchet.base.measure.contest import LEAST_ROUNDS, MOST_ROUNDS, even_rounds
 from ratchet.base.serialise import document_of
 from ratchet.scale.parallel.bench import communication_of
 from ratchet.scale.parallel.launch import run_ranks

@@ -23,9 +23,8 @@ from torch.distributed.tensor import DTensor
 from torch.profiler import ProfilerActivity, profile, schedule
 
 from ratchet.base.errors import RatchetError
-from ratchet.base.measure.arm import Timing
+from ratchet.base.measure import Sample, Timing
 from ratchet.base.measure.rounds import run_rounds
-from ratchet.base.measure.samples import Sample
 from ratchet.base.serialise import document_of, encoded
 from ratchet.train.recipe.compiled_step import build
 from ratchet.train.recipe.installed import AnyKernel, activate_proven, as_kernel

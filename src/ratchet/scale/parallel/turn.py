@@ -16,12 +16,11 @@ from statistics import median
 from typing import Final
 
 from ratchet.base import files
-from ratchet.base.devices.fingerprint import software
-from ratchet.base.devices.probe import probe
+from ratchet.base.devices.probe import probe, software
 from ratchet.base.errors import JudgeError, MeasureError, RanksError, WorkloadError
+from ratchet.base.measure import Sample
 from ratchet.base.measure.estimate import Comparison, aa_floor, compare, summarise
-from ratchet.base.measure.loop import until_settled
-from ratchet.base.measure.samples import Sample
+from ratchet.base.measure.rounds import until_settled
 from ratchet.judge.steps.numerics import FP32_FLOOR, judge_losses
 from ratchet.scale.parallel.launches import RankLaunches
 from ratchet.scale.parallel.levers import (

@@ -48,7 +48,7 @@ def calibrated(cluster: PlannedCluster, paths: Sequence[Path]) -> PlannedCluster
     for traces that show neither products nor collectives.
     """
     from ratchet.trace import report
-    from ratchet.trace.read.file import read
+    from ratchet.trace.read import read
 
     reports = []
     for path in paths:

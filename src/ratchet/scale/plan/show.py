@@ -17,9 +17,8 @@ from markupsafe import Markup
 from ratchet.base import files
 from ratchet.base.serialise import json_text
 from ratchet.base.show import model as m
-from ratchet.base.show.figures import Plot, Series, TrackRow, dots, stacked_bar
+from ratchet.base.show.figures import Plot, Series, TrackRow, around, dots, from_zero, stacked_bar
 from ratchet.base.show.page import render_page
-from ratchet.base.show.scale import around, from_zero
 from ratchet.base.show.words import show_bandwidth, show_bytes, show_flops, show_share, show_time
 from ratchet.scale.plan.ask import Answered, SavedBy
 from ratchet.scale.plan.cluster import PlannedCluster, Rate

@@ -16,8 +16,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Final, NoReturn
 
+from ratchet.base import Json
 from ratchet.base.errors import RanksError
-from ratchet.base.json_value import Json
 
 MOST_BYTES: Final = 1 << 30
 OWN_FRAMES: Final = re.compile(r"[/\\](torch|typing_extensions|contextlib|threading)[/\\.]")

@@ -1,4 +1,4 @@
-"""Collectives: bytes, algorithm and bus bandwidth, and exposed time."""
+"""Collectives: bytes, algorithm and bus bandwidth, exposed time; and the bubble of a pipeline."""
 
 from __future__ import annotations
 
@@ -9,7 +9,8 @@ from typing import Final
 import numpy as np
 from numpy.typing import NDArray
 
-from ratchet.trace.analysis.identity import Activity
+from ratchet.trace.analysis import Activity
+from ratchet.trace.analysis.intervals import union
 from ratchet.trace.analysis.links import Links
 from ratchet.trace.read.columns import Bool, Kind, Trace
 
@@ -163,3 +164,29 @@ def _named_by_caller(trace: Trace, links: Links, row: int) -> str:
     names = (trace.string(one) for one in (*links.ops_around(row), row))
     found = (operation for name in names if (operation := operation_of(name)) != "unknown")
     return next(found, "unknown")
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Bubble:
+    """A stage's bubble in the window, in ns."""
+
+    waiting: int
+    """Time in sends or receives that no compute hides."""
+    idle: int
+    """Time with nothing on the device."""
+    share: float
+    """Share of the window that both take."""
+
+
+def bubble(activity: Activity, collectives: tuple[CollectiveRow, ...]) -> Bubble | None:
+    """Return the bubble of a rank that sends to or receives from a neighbour; None for others."""
+    transfers = [row for row in collectives if row.operation == "send_recv"]
+    if not transfers:
+        return None
+    start = np.array([row.start for row in transfers], dtype=np.int64)
+    end = start + np.array([row.duration for row in transfers], dtype=np.int64)
+    order = np.argsort(start)
+    waiting = (union(start[order], end[order]) - activity.compute).length
+    idle = activity.busy.gaps(activity.start, activity.end).length
+    window = max(activity.end - activity.start, 1)
+    return Bubble(waiting=waiting, idle=idle, share=(waiting + idle) / window)

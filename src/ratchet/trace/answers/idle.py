@@ -7,7 +7,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from ratchet.trace.analysis.identity import Activity
+from ratchet.trace.analysis import Activity
 from ratchet.trace.analysis.intervals import Spans, union
 from ratchet.trace.analysis.links import Links
 from ratchet.trace.answers.kernels import SMALL_KERNEL_NS, device_rows

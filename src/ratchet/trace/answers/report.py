@@ -8,27 +8,30 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from ratchet.trace.analysis.analyse import analyse
-from ratchet.trace.analysis.identity import Identity, by_device
+from ratchet.trace.analysis import Identity, analyse, by_device
 from ratchet.trace.analysis.links import Links
-from ratchet.trace.answers.annotations import AnnotationRow, marks
-from ratchet.trace.answers.bandwidth import BandwidthRow, bandwidth
-from ratchet.trace.answers.collectives import CollectiveRow, collectives
+from ratchet.trace.answers.collectives import Bubble, CollectiveRow, bubble, collectives
 from ratchet.trace.answers.compiled import Compiled, Recompute, compiled, recompute
-from ratchet.trace.answers.counters import CounterRow, counters, unlinked
-from ratchet.trace.answers.critical_path.path import CriticalPath, critical_path
+from ratchet.trace.answers.counters import CounterRow, KernelRun, counters, unlinked
+from ratchet.trace.answers.critical_path import CriticalPath, critical_path
 from ratchet.trace.answers.idle import Idle, LaunchCost, idle, launches
-from ratchet.trace.answers.kernels import KernelRow, ModuleRow, OpRow, kernels, modules, ops
-from ratchet.trace.answers.matmuls import PrecisionRow, matmuls
+from ratchet.trace.answers.kernels import (
+    AnnotationRow,
+    KernelRow,
+    ModuleRow,
+    OpRow,
+    kernels,
+    marks,
+    modules,
+    ops,
+)
 from ratchet.trace.answers.memory import MemoryUse, memory
-from ratchet.trace.answers.pipeline import Bubble, bubble
-from ratchet.trace.answers.queues import QueueRow, queues
+from ratchet.trace.answers.queues import CopyRow, QueueRow, StreamRow, copies, queues, streams
 from ratchet.trace.answers.roofline import RooflineRow, Rooflines, roofline
-from ratchet.trace.answers.sequences.sequences import SequenceRow, sequences
-from ratchet.trace.answers.streams import CopyRow, StreamRow, copies, streams
-from ratchet.trace.answers.timeline import LANES, Timeline, timeline
+from ratchet.trace.answers.sequences import SequenceRow, sequences
+from ratchet.trace.answers.shapes import PrecisionRow, matmuls
+from ratchet.trace.answers.timeline import LANES, BandwidthRow, Timeline, bandwidth, timeline
 from ratchet.trace.read.columns import Platform, Trace
-from ratchet.trace.read.counter_files import KernelRun
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Literal
 
 import numpy as np
 
-from ratchet.trace.analysis.grouping import alike
+from ratchet.trace.analysis.intervals import alike
 from ratchet.trace.analysis.links import Links
 from ratchet.trace.answers.kernels import device_time_by_op, own_cpu_time
 from ratchet.trace.answers.shapes import OpWork, work
@@ -16,8 +16,7 @@ from ratchet.trace.read.columns import Int64, Trace
 
 if TYPE_CHECKING:
     from ratchet.base.devices.catalogue import CatalogueDevice
-    from ratchet.base.devices.ceilings import Ceilings
-    from ratchet.base.devices.roofline import Roofline
+    from ratchet.base.devices.ceilings import Ceilings, Roofline
 
 _RATE = {
     "float": ("fp32", "matrix_tf32", "matrix_fp32", "vector_fp32"),
@@ -100,7 +99,7 @@ def named_ceilings(name: str) -> Rooflines:
 
 
 def _on_paper(entry: CatalogueDevice) -> Rooflines:
-    from ratchet.base.devices.roofline import Roofline
+    from ratchet.base.devices.ceilings import Roofline
 
     bandwidth = entry.memory_bytes_per_s()
     rooflines = {}
@@ -113,7 +112,7 @@ def _on_paper(entry: CatalogueDevice) -> Rooflines:
 
 def measured_ceilings(rates: Ceilings, device: str) -> Rooflines:
     """Return the rooflines of rates that were measured on the trace's device."""
-    from ratchet.base.devices.roofline import roofline as measured
+    from ratchet.base.devices.ceilings import roofline as measured
 
     return Rooflines(
         of={dtype: measured(rates, dtype=dtype) for dtype in rates.gemm_flops_per_s},

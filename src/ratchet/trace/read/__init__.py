@@ -1,12 +1,149 @@
 """Trace files to columns: Chrome and Kineto JSON, rocprofv3 JSON, rocpd databases.
 
-`file.read` picks the reader by the file's first bytes. A JSON file becomes a stream of typed events
-(`stream`, `events`), which become columns (`gather`); a large one is shared by several processes
-(`shares`). Counters stand in the files beside the events (`counter_files`).
+`read` picks the reader by the file's first bytes. A JSON file becomes a stream of typed events
+(`stream`), which become columns (`gather`); a large one is shared by several processes (`shares`).
+Defects of the file are in `Trace.faults`.
 """
 
 from __future__ import annotations
 
-from ratchet.trace.read.file import read
+import json
+import re
+from collections.abc import Iterable
+from dataclasses import replace
+from pathlib import Path
+
+from ratchet.base.errors import TraceError
+from ratchet.trace.read.columns import DeviceProperties, Fault, Kind, Platform, Trace
+from ratchet.trace.read.rocprof import is_database, is_rocprof, read_database, read_rocprof
+from ratchet.trace.read.shares import gather, gather_shared
+
+_RANK_IN_NAME = re.compile(r"rank[_-]?(\d+)", re.IGNORECASE)
+_HIP = re.compile(r"^(hip|hsa_|__hip)")
+_CUDA = re.compile(r"^(cuda|cu[A-Z])")
+_OF_CATEGORY: dict[str, Platform] = {"mtia_": "mtia", "xpu_": "xpu"}
+_CAUSES: dict[Platform, str] = {
+    "rocm": "torch built without roctracer or rocprofiler-sdk, rocprof or another profiler "
+    "attached to the process, /dev/kfd not readable, or ROCPROFILER/HSA_TOOLS_LIB set",
+    "cuda": "ProfilerActivity.CUDA left out, CUPTI's range profiler on (it takes counters, not "
+    "times), another CUPTI client (nsys, ncu, dcgm) attached, or no permission for performance "
+    "counters",
+    "xpu": "ProfilerActivity.XPU left out",
+    "mtia": "ProfilerActivity.MTIA left out",
+}
+"""Reasons why a run on an accelerator can leave no device work in its trace."""
+
+
+def read(path: str | Path) -> Trace:
+    """Read one rank's trace: Kineto or Chrome JSON, rocprofv3 JSON or a rocpd database.
+
+    JSON may be gzip. TraceError if the file is missing or holds no trace at all. A damaged or
+    truncated file is read as far as possible, and `faults` says what could not be read.
+    """
+    path = Path(path)
+    if is_database(path):
+        return read_database(path)
+    if is_rocprof(path):
+        return read_rocprof(path)
+    return read_chrome(path)
+
+
+def read_chrome(path: Path) -> Trace:
+    """Read a Kineto or Chrome trace."""
+    gathered = gather_shared(path) or gather(path)
+    gatherer = gathered.gatherer
+    if gatherer.count == 0:
+        raise TraceError(
+            f"{path.name} has no event with a duration: record it again with the profiler running"
+        )
+    about = _around(gathered.header) | _around(gathered.footer)
+    columns = gatherer.finish()
+    devices = _devices(about.get("deviceProperties"))
+    platform = _platform(about, gatherer.kinds, columns["strings"], bool(devices))
+    rank, world = _place(about.get("distributedInfo"), path)
+    trace = Trace(
+        name=path.name,
+        devices=devices,
+        platform=platform,
+        rank=rank,
+        world_size=world,
+        metadata={k: v if isinstance(v, str) else json.dumps(v) for k, v in about.items()},
+        **columns,
+    )
+    return without_device_work(trace)
+
+
+def without_device_work(trace: Trace) -> Trace:
+    """Return the trace, with a fault that names likely causes if a GPU run has no device work."""
+    launches = trace.rows(Kind.RUNTIME).size
+    if trace.on_device or trace.platform == "cpu" or not (launches or trace.devices):
+        return trace
+    what = (
+        f"no GPU events on a {trace.platform} run with {launches:,} runtime calls; "
+        f"likely causes: {_CAUSES[trace.platform]}"
+    )
+    return replace(trace, faults=(*trace.faults, Fault(what=what)))
+
+
+def _around(text: bytes) -> dict[str, object]:
+    """Read the keys of the object around the events, as far as possible."""
+    inner = text.strip().lstrip(b"{],").rstrip().rstrip(b",}]").strip()
+    for closing in (b"}", b"}}", b"]}", b"}]}"):
+        try:
+            value = json.loads(b"{" + inner + closing)
+        except (ValueError, RecursionError):
+            continue
+        if isinstance(value, dict):
+            return value
+    return {}
+
+
+def _devices(value: object) -> tuple[DeviceProperties, ...]:
+    given = value if isinstance(value, list) else []
+    devices = [entry for entry in given if isinstance(entry, dict)]
+    return tuple(
+        DeviceProperties(
+            index=_whole(device.get("id")),
+            name=str(device.get("name", "")),
+            memory_bytes=_whole(device.get("totalGlobalMem")),
+            compute_units=_whole(device.get("numSms")),
+        )
+        for device in devices
+    )
+
+
+def _whole(value: object) -> int:
+    return value if isinstance(value, int) else 0
+
+
+def _platform(
+    about: dict[str, object], categories: Iterable[object], strings: list[str], devices: bool
+) -> Platform:
+    place = about.get("distributedInfo")
+    backend = str(place.get("backend", "")) if isinstance(place, dict) else ""
+    for written in (backend.replace(":", "_"), *map(str, categories)):
+        for prefix, platform in _OF_CATEGORY.items():
+            if written.lower().startswith(prefix):
+                return platform
+    if any(key.startswith(("hip_", "roctracer", "rocprof")) for key in about):
+        return "rocm"
+    if any(key.startswith(("cuda_", "cupti")) for key in about):
+        return "cuda"
+    if any(_HIP.match(string) for string in strings):
+        return "rocm"
+    if devices or any(_CUDA.match(string) for string in strings):
+        return "cuda"
+    return "cpu"
+
+
+def _place(info: object, path: Path) -> tuple[int | None, int | None]:
+    """Return (rank, world size) from the trace, or the rank from the file's name."""
+    if isinstance(info, dict):
+        rank, world = info.get("rank"), info.get("world_size")
+        if isinstance(rank, int):
+            return rank, world if isinstance(world, int) else None
+    named = _RANK_IN_NAME.search(path.name)
+    return (int(named[1]), None) if named else (None, None)
+
 
 __all__ = ["read"]

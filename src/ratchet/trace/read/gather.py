@@ -18,12 +18,16 @@ from ratchet.trace.read.columns import (
     Fault,
     Int64,
     Kind,
+    Kinds,
     MemoryEvents,
+    Numbers,
     Ops,
+    Parts,
+    Written,
+    integers,
+    numbered,
 )
-from ratchet.trace.read.damage import CLIPPED, FAR, clipped, far_outside
-from ratchet.trace.read.digits import MISSING, nanoseconds
-from ratchet.trace.read.events import (
+from ratchet.trace.read.stream import (
     NO_ARGUMENTS,
     NOTHING,
     AnyEvent,
@@ -32,7 +36,7 @@ from ratchet.trace.read.events import (
     WorkArguments,
     WorkEvent,
 )
-from ratchet.trace.read.numbering import Kinds, Numbers, Parts, Written, integers, numbered
+from ratchet.trace.read.times import CLIPPED, FAR, MISSING, clipped, far_outside, nanoseconds
 
 GPU_DEVICE_TYPES = (1, 6, 12, 15, 19, 20)
 """c10::DeviceType of CUDA, HIP, XPU, HPU, MTIA and PrivateUse1: those with device memory."""

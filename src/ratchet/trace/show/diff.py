@@ -5,15 +5,15 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 from ratchet.base.show import model as m
+from ratchet.base.show.figures import from_zero
 from ratchet.base.show.page import render_page
-from ratchet.base.show.scale import from_zero
 from ratchet.base.show.words import change_ms, milliseconds, show_bytes, show_ns
 from ratchet.trace.show import figures, tables, words
 from ratchet.trace.show.report import parts_legend
 
 if TYPE_CHECKING:
-    from ratchet.trace.compare.diff import Diff
-    from ratchet.trace.export.merge import Merged
+    from ratchet.trace.compare import Diff
+    from ratchet.trace.merge import Merged
 
 SIDES = ("before", "after")
 RANKS = (

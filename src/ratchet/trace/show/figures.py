@@ -6,8 +6,18 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
-from ratchet.base.show.figures import Mark, Plot, Series, TrackRow, dots, stacked_bar
-from ratchet.base.show.scale import Scale, Tick, around, from_zero
+from ratchet.base.show.figures import (
+    Mark,
+    Plot,
+    Scale,
+    Series,
+    Tick,
+    TrackRow,
+    around,
+    dots,
+    from_zero,
+    stacked_bar,
+)
 from ratchet.base.show.words import (
     change_ms,
     common_unit,
@@ -22,7 +32,7 @@ from ratchet.trace.show import words
 from ratchet.trace.show.names import short_shapes
 
 if TYPE_CHECKING:
-    from ratchet.trace.answers.critical_path.path import PathWindow
+    from ratchet.trace.answers.critical_path import PathWindow
     from ratchet.trace.answers.report import Report
     from ratchet.trace.answers.roofline import RooflineRow
     from ratchet.trace.answers.timeline import Lane, Timeline

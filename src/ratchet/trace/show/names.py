@@ -7,7 +7,7 @@ import json
 import re
 from collections.abc import Iterable, Iterator, Sequence
 
-from ratchet.base.json_value import Json
+from ratchet.base import Json
 
 _NUMBER = re.compile(r"\d+")
 _VALUE = re.compile(r"L[a-z](n?\d+)E")

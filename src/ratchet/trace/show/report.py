@@ -13,11 +13,11 @@ from ratchet.base.show.page import render_page
 from ratchet.base.show.words import ABSENT, milliseconds, sentence, share_of, show_bytes
 from ratchet.trace.advice import Finding, advise
 from ratchet.trace.answers.report import Report
-from ratchet.trace.compare.ranks import Ranks
+from ratchet.trace.ranks import Ranks
 from ratchet.trace.show import figures, tables, words
 
 if TYPE_CHECKING:
-    from ratchet.trace.analysis.identity import Identity
+    from ratchet.trace.analysis import Identity
     from ratchet.trace.answers.kernels import OpRow
     from ratchet.trace.answers.memory import MemoryUse
 

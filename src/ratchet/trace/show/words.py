@@ -8,21 +8,20 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 from ratchet.base.show.words import counted, share_of, show_bytes, show_ns, show_share
-from ratchet.trace.compare.ranks import Ranks
+from ratchet.trace.ranks import Ranks
 from ratchet.trace.read.columns import PLATFORMS
 
 if TYPE_CHECKING:
     from ratchet.trace.advice import Finding
-    from ratchet.trace.analysis.identity import Identity
-    from ratchet.trace.answers.collectives import CollectiveRow
+    from ratchet.trace.analysis import Identity
+    from ratchet.trace.answers.collectives import Bubble, CollectiveRow
     from ratchet.trace.answers.compiled import Compiled, Recompute
     from ratchet.trace.answers.idle import LaunchCost
     from ratchet.trace.answers.memory import MemoryUse
-    from ratchet.trace.answers.pipeline import Bubble
     from ratchet.trace.answers.queues import QueueRow
     from ratchet.trace.answers.report import CarriedIn, Report
     from ratchet.trace.answers.roofline import RooflineRow
-    from ratchet.trace.compare.diff import Diff
+    from ratchet.trace.compare import Diff
 
 PARTS = {
     "compute": "compute",

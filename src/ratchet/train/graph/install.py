@@ -18,7 +18,7 @@ from torch._inductor import config as inductor_config
 from torch._inductor.custom_graph_pass import CustomGraphPass
 from torch.fx import Graph
 
-from ratchet.base import package
+from ratchet import base
 from ratchet.base.devices.probe import best_isa
 from ratchet.judge.kernels.library import LIBRARY
 from ratchet.judge.kernels.library.sources import ANY_GPU
@@ -108,7 +108,7 @@ def code_identity() -> str:
     """Hash the package version and the source files of the patterns and ops."""
     digest = hashlib.sha256(_package_version().encode())
     for folder in ("train/graph", "judge/kernels", "judge/problems/suites/shipped"):
-        for file in sorted((package.FOLDER / folder).rglob("*.py")):
+        for file in sorted((base.FOLDER / folder).rglob("*.py")):
             digest.update(file.read_bytes())
     return digest.hexdigest()
 

@@ -7,7 +7,7 @@ from dataclasses import asdict
 from itertools import groupby
 
 from ratchet.base.show import model as m
-from ratchet.base.show.progress import MovingLine
+from ratchet.base.show.terminal import MovingLine
 from ratchet.base.show.words import show_bytes, show_time
 from ratchet.train.memory.fit import FittedStep, StepMemory
 from ratchet.train.memory.measured import MeasuredStep

@@ -14,9 +14,9 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Final
 
+from ratchet.base import Json
 from ratchet.base.errors import PlanError
 from ratchet.base.files import why_not_file
-from ratchet.base.json_value import Json
 
 SUFFIXES: Final = (".pickle", ".pkl")
 CATEGORIES: Final = (

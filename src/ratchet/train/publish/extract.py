@@ -13,18 +13,18 @@ from dataclasses import dataclass, field
 from functools import cached_property
 from typing import Final
 
-from ratchet.base import package
+from ratchet import base
 
 LEFT_BEHIND: Final = (
-    package.NAME,
-    f"{package.NAME}.judge.kernels.kernel",
-    f"{package.NAME}.judge.kernels.library",
-    f"{package.NAME}.judge.kernels.library.sources",
-    f"{package.NAME}.judge.problems.problem",
-    f"{package.NAME}.judge.problems.suites.shipped.cases",
+    base.NAME,
+    f"{base.NAME}.judge.kernels.kernel",
+    f"{base.NAME}.judge.kernels.library",
+    f"{base.NAME}.judge.kernels.library.sources",
+    f"{base.NAME}.judge.problems.problem",
+    f"{base.NAME}.judge.problems.suites.shipped.cases",
 )
 """Modules about judging and choosing kernels, which an exported package does not need."""
-REFERENCES: Final = f"{package.NAME}.judge.problems.suites.shipped."
+REFERENCES: Final = f"{base.NAME}.judge.problems.suites.shipped."
 ALL: Final = "*"
 
 
@@ -129,7 +129,7 @@ class OwnModule:
     @cached_property
     def _imports(self) -> list[ast.ImportFrom]:
         found = [one.node for one in self.parts if isinstance(one.node, ast.ImportFrom)]
-        return [one for one in found if f"{one.module}.".startswith(f"{package.NAME}.")]
+        return [one for one in found if f"{one.module}.".startswith(f"{base.NAME}.")]
 
     def _head(self, wanted: Collection[str]) -> Iterator[str]:
         """Yield the docstring; of a module that is wanted in part, its first paragraph."""
@@ -176,7 +176,7 @@ class Extract:
 
     def _module(self, name: str) -> OwnModule:
         if name not in self._modules:
-            path = package.file_of(name)
+            path = base.file_of(name)
             assert path is not None, name
             self._modules[name] = OwnModule(name, path.read_text(encoding="utf-8"), self.without)
         return self._modules[name]
@@ -190,9 +190,9 @@ def file_of(module: str) -> str:
 
 def _in_namespace(text: str, namespace: str) -> str:
     for before, after in (
-        (f"torch.ops.{package.NAME}.", f"torch.ops.{namespace}."),
-        (f"{package.NAME}::", f"{namespace}::"),
-        (f'"{package.NAME}"', f'"{namespace}"'),
+        (f"torch.ops.{base.NAME}.", f"torch.ops.{namespace}."),
+        (f"{base.NAME}::", f"{namespace}::"),
+        (f'"{base.NAME}"', f'"{namespace}"'),
     ):
         text = text.replace(before, after)
     return text
@@ -252,7 +252,7 @@ def _attributes_of(name: str, parts: Iterable[Part]) -> set[str]:
 
 def _meaning(module: str, name: str) -> Imported:
     below = f"{module}.{name}"
-    if package.file_of(below) is not None:
+    if base.file_of(below) is not None:
         return Imported(module=below)
     return Imported(module=module, name=name)
 

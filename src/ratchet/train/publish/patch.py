@@ -12,9 +12,9 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Final
 
-from ratchet.base.diff import diff_of
 from ratchet.base.errors import PublishError
 from ratchet.base.files import check_new_file, why_not_file, write_whole
+from ratchet.base.git import diff_of
 from ratchet.train.publish.export_result import ExportResult
 from ratchet.train.recipe.recipe import Recipe
 

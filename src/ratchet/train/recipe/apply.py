@@ -18,8 +18,7 @@ import torch
 from torch import nn
 from torch.optim import Optimizer
 
-from ratchet.base.devices.fingerprint import software
-from ratchet.base.devices.probe import Device
+from ratchet.base.devices.probe import Device, software
 from ratchet.base.errors import ForeignRecipe, RecipeError
 from ratchet.train.recipe import fits
 from ratchet.train.recipe.candidate import wanted_libraries

@@ -13,8 +13,7 @@ import torch.distributed as dist
 from torch import nn
 
 from ratchet.base import scratch
-from ratchet.base.devices.fingerprint import software
-from ratchet.base.devices.probe import probe
+from ratchet.base.devices.probe import probe, software
 from ratchet.base.errors import RecipeError
 from ratchet.judge.kernels.languages.cpp import cache_folder
 from ratchet.train.recipe.recipe import Recipe

@@ -8,9 +8,8 @@ from pathlib import Path
 
 import msgspec
 
-from ratchet.base import files
+from ratchet.base import Json, files
 from ratchet.base.errors import ForeignRecipe, RecipeError
-from ratchet.base.json_value import Json
 from ratchet.base.serialise import document_of, encoded
 from ratchet.train.recipe.describe import ModelSignature
 from ratchet.train.recipe.installed import AnyKernel, as_kernel

@@ -11,13 +11,12 @@ from typing import TYPE_CHECKING
 import msgspec
 
 from ratchet.base import git
-from ratchet.base.devices.fingerprint import software
 from ratchet.base.devices.gpu_use import warnings_of
-from ratchet.base.devices.probe import probe
+from ratchet.base.devices.probe import probe, software
 from ratchet.base.ledger import Ledger
+from ratchet.base.ledger.books import Better, Observation, ObservationBook
 from ratchet.base.ledger.connect import utc_now
-from ratchet.base.ledger.observations import Better, Observation, ObservationBook
-from ratchet.base.ledger.tables import Fingerprint
+from ratchet.base.ledger.schema import Fingerprint
 from ratchet.judge.steps.arms import ArmProcess, ArmSpec
 from ratchet.train.workloads.names import SIZES, LoadOptions
 

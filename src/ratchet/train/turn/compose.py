@@ -10,9 +10,8 @@ from pathlib import Path
 import msgspec
 
 from ratchet.base.devices import ceilings
-from ratchet.base.devices.ceilings import Ceilings
+from ratchet.base.devices.ceilings import Ceilings, mfu
 from ratchet.base.devices.probe import describe_device
-from ratchet.base.devices.roofline import mfu
 from ratchet.base.errors import DeadlinePassed, RatchetError
 from ratchet.base.files import write_whole
 from ratchet.base.serialise import document_of, encoded

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 
-from ratchet.base.json_value import Json
+from ratchet.base import Json
 from ratchet.train.recipe.candidate import Candidate
 from ratchet.train.turn.schedule import (
     AUTOTUNED_START,

@@ -10,10 +10,10 @@ from pathlib import Path
 from ratchet.base.devices.ceilings import Ceilings
 from ratchet.base.devices.probe import Device
 from ratchet.trace.advice import advise
-from ratchet.trace.analysis.identity import Identity
+from ratchet.trace.analysis import Identity
 from ratchet.trace.answers.report import Report, report
 from ratchet.trace.answers.roofline import measured_ceilings
-from ratchet.trace.read.file import read
+from ratchet.trace.read import read
 from ratchet.train.turn.optimize_result import FindingResult, IdentityResult, OpTime, StepProfile
 
 NS = 1e9

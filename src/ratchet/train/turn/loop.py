@@ -12,15 +12,14 @@ from pathlib import Path
 import msgspec
 import torch
 
+from ratchet.base import VERSION
 from ratchet.base.devices import ceilings as device_ceilings
 from ratchet.base.devices.ceilings import Ceilings
-from ratchet.base.devices.fingerprint import software
 from ratchet.base.devices.gpu_use import warnings_of
-from ratchet.base.devices.probe import Device, probe
+from ratchet.base.devices.probe import Device, probe, software
 from ratchet.base.errors import DeadlinePassed, DeviceError, RatchetError
 from ratchet.base.ledger import Ledger
-from ratchet.base.measure.samples import Sample
-from ratchet.base.package import VERSION
+from ratchet.base.measure import Sample
 from ratchet.base.serialise import document_of
 from ratchet.judge.steps.arms import ArmProcess
 from ratchet.judge.trial.readiness import why_no_kernels

@@ -6,7 +6,7 @@ from typing import Literal
 
 import msgspec
 
-from ratchet.base.measure.samples import Sample
+from ratchet.base.measure import Sample
 from ratchet.judge.verdict import Verdict
 from ratchet.train.workloads.config import StepConfig
 

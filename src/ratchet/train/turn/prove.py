@@ -11,10 +11,9 @@ from dataclasses import asdict, dataclass, field, replace
 import msgspec
 
 from ratchet.base.errors import DeadlinePassed, MeasureError
+from ratchet.base.measure import Sample
 from ratchet.base.measure.estimate import ArmTime, Comparison, Floor, summarise
-from ratchet.base.measure.loop import until_settled
-from ratchet.base.measure.rounds import FEWEST_ROUNDS
-from ratchet.base.measure.samples import Sample
+from ratchet.base.measure.rounds import FEWEST_ROUNDS, until_settled
 from ratchet.base.measure.sitting import FEWEST_LAUNCHES, Sitting, TimedTogether
 from ratchet.judge.steps.recipe_trial import time_arms
 from ratchet.train.recipe.candidate import Candidate

@@ -11,9 +11,9 @@ import msgspec
 import numpy as np
 
 from ratchet.base.errors import DeadlinePassed, DeviceLost, RatchetError
+from ratchet.base.measure import Sample
 from ratchet.base.measure.estimate import compare
 from ratchet.base.measure.rounds import FEWEST_ROUNDS, run_rounds
-from ratchet.base.measure.samples import Sample
 from ratchet.base.measure.sitting import TimedTogether
 from ratchet.judge.revision import revision
 from ratchet.judge.steps.arms import ArmProcess

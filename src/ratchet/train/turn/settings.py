@@ -10,9 +10,9 @@ from pathlib import Path
 from typing import Any
 
 from ratchet.base.devices.probe import probe
-from ratchet.base.durations import parse_duration_s
 from ratchet.base.errors import RatchetError, WorkloadError
 from ratchet.base.files import why_not_new_folder
+from ratchet.base.show.words import parse_duration_s
 from ratchet.judge.options import parse_target
 from ratchet.train.turn.sources import source_hash
 from ratchet.train.workloads.names import (

@@ -9,13 +9,12 @@ from typing import TypeVar
 
 import msgspec
 
-from ratchet.base import scratch
+from ratchet.base import Json, scratch
 from ratchet.base.devices.ceilings import Ceilings
 from ratchet.base.devices.probe import Device
 from ratchet.base.errors import DeadlinePassed
-from ratchet.base.json_value import Json
 from ratchet.base.ledger import Fingerprint, Ledger
-from ratchet.base.ledger.tables import Payload
+from ratchet.base.ledger.schema import Payload
 from ratchet.base.measure.sitting import StartScatter
 from ratchet.base.serialise import document_of
 from ratchet.train.turn.arms import LiveArms

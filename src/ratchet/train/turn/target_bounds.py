@@ -12,7 +12,7 @@ from dataclasses import dataclass, replace
 from typing import Final
 
 from ratchet.base.devices.catalogue import CatalogueDevice
-from ratchet.base.devices.roofline import Bound, Roofline
+from ratchet.base.devices.ceilings import Bound, Roofline
 from ratchet.base.errors import RatchetError
 from ratchet.judge.kernels.library import LIBRARY
 from ratchet.judge.problems.case import TensorSpec

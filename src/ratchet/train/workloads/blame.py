@@ -12,8 +12,8 @@ from pathlib import Path
 
 import torch
 
+from ratchet.base import FOLDER
 from ratchet.base.errors import DeviceError, DeviceLost, RatchetError, WorkloadError
-from ratchet.base.package import FOLDER
 from ratchet.judge.kernels.languages.cpp import cache_folder
 from ratchet.train.workloads.memory import available_bytes
 from ratchet.train.workloads.workload import Batch, Workload

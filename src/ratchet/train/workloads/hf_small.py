@@ -7,7 +7,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
-from ratchet.base.json_value import Json
+from ratchet.base import Json
 
 if TYPE_CHECKING:
     from transformers import PretrainedConfig

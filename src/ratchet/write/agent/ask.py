@@ -11,8 +11,8 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from typing import Final
 
+from ratchet.base.ledger.books import Message, Usage
 from ratchet.base.ledger.connect import utc_now
-from ratchet.base.ledger.exchanges import Message, Usage
 from ratchet.write.agent.budget import Purse, estimate_tokens
 from ratchet.write.agent.reply import ATTEMPTS, ChatRequest, Client, Reply
 

@@ -12,7 +12,7 @@ from ratchet.amd.architectures import find_architectures
 from ratchet.base.devices.probe import Device, probe
 from ratchet.base.errors import EndpointError, LedgerError, RatchetError
 from ratchet.base.ledger import Ledger
-from ratchet.base.ledger.exchanges import ExchangeBook
+from ratchet.base.ledger.books import ExchangeBook
 from ratchet.judge.kernels.kernel import Language
 from ratchet.judge.problems.problem import Problem
 from ratchet.write.agent.ask import Asker, AskTerms

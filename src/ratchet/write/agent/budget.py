@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from typing import Final
 
 from ratchet.base.errors import RatchetError
-from ratchet.base.ledger.exchanges import Usage
+from ratchet.base.ledger.books import Usage
 
 LEAST_COMPLETION_TOKENS: Final = 256
 """No kernel is shorter; with less left, nothing more is asked."""

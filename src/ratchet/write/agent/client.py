@@ -12,9 +12,9 @@ from collections.abc import Iterator, Mapping
 from dataclasses import replace
 from typing import TYPE_CHECKING, Final
 
+from ratchet.base import Json
 from ratchet.base.errors import EndpointError
-from ratchet.base.json_value import Json
-from ratchet.base.ledger.exchanges import Usage
+from ratchet.base.ledger.books import Usage
 from ratchet.write.agent.budget import estimate_tokens
 from ratchet.write.agent.reply import ChatRequest, Reply, Status
 from ratchet.write.agent.secret import Secret, shown_url

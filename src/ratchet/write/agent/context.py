@@ -10,7 +10,7 @@ from typing import Final
 
 from ratchet.base.devices.probe import Device
 from ratchet.base.errors import KnowledgeError
-from ratchet.base.ledger.exchanges import ExchangeBook
+from ratchet.base.ledger.books import ExchangeBook
 from ratchet.judge.kernels.kernel import Language
 from ratchet.write.agent.brief import ProblemBrief
 from ratchet.write.agent.facts import device_facts, target_facts

@@ -5,8 +5,8 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping
 from typing import Final
 
+from ratchet.base import Json
 from ratchet.base.errors import RatchetError
-from ratchet.base.json_value import Json
 from ratchet.base.ledger import Fingerprint, Ledger
 from ratchet.judge.kernels.kernel import Kernel
 from ratchet.judge.problems.problem import Problem

@@ -12,7 +12,7 @@ from typing import Final
 
 import jinja2
 
-from ratchet.base.ledger.exchanges import Message
+from ratchet.base.ledger.books import Message
 from ratchet.judge.kernels.kernel import Language
 from ratchet.write.agent.brief import ProblemBrief
 from ratchet.write.agent.strategy import Assignment

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import cast, get_args
 
-from ratchet.base.ledger.exchanges import Exchange
+from ratchet.base.ledger.books import Exchange
 from ratchet.write.agent.reply import ChatRequest, Reply, Status
 
 

@@ -6,7 +6,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Final, Literal, Protocol
 
-from ratchet.base.ledger.exchanges import Message, Usage
+from ratchet.base.ledger.books import Message, Usage
 
 Status = Literal[
     "answered",

@@ -7,7 +7,7 @@ from collections.abc import Iterator, Sequence
 from dataclasses import replace
 from typing import Final
 
-from ratchet.base.ledger.exchanges import Exchange, Message
+from ratchet.base.ledger.books import Exchange, Message
 from ratchet.judge.problems.problem import Problem
 from ratchet.write.agent.answer import Unusable, Usable, read_answer
 from ratchet.write.agent.ask import Asker, Attempt, Prompt

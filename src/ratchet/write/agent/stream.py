@@ -8,8 +8,8 @@ from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
 from typing import Final, Protocol
 
-from ratchet.base.json_value import Json
-from ratchet.base.ledger.exchanges import Usage
+from ratchet.base import Json
+from ratchet.base.ledger.books import Usage
 from ratchet.write.agent.reply import Reply, Status
 
 MOST_CHARACTERS: Final = 1 << 20

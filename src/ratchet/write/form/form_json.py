@@ -7,8 +7,8 @@ from collections.abc import Callable, Collection
 from dataclasses import dataclass
 from typing import Any, Final
 
+from ratchet.base import Json
 from ratchet.base.errors import KernelError
-from ratchet.base.json_value import Json
 from ratchet.judge.problems.dtypes import DTYPE_CODES
 from ratchet.write.form.extent import (
     Atom,

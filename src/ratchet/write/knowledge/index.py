@@ -15,8 +15,7 @@ from sqlalchemy.engine import URL
 
 from ratchet.base import files
 from ratchet.base.errors import KnowledgeError
-from ratchet.base.ledger.connect import utc_now
-from ratchet.base.ledger.place import default_path, file_of, resolve, why_no_database
+from ratchet.base.ledger.connect import default_path, file_of, resolve, utc_now, why_no_database
 from ratchet.write.knowledge.passages import LEAST_CHARACTERS, Passage, cut
 from ratchet.write.knowledge.read import Document, NoText, digest_of, read_document
 from ratchet.write.knowledge.walk import LeftOut, printable, walk

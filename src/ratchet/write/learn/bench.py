@@ -7,7 +7,7 @@ from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
 from typing import Final, Protocol
 
-from ratchet.base.ledger.tables import Payload
+from ratchet.base.ledger.schema import Payload
 from ratchet.judge.court.court import Court
 from ratchet.judge.court.terms import Terms
 from ratchet.judge.kernels.kernel import Kernel

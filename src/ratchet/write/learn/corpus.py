@@ -17,8 +17,8 @@ import msgspec
 
 from ratchet.base.errors import LearnError
 from ratchet.base.files import make_folder, write_whole
+from ratchet.base.ledger.schema import Fingerprint, Payload
 from ratchet.base.ledger.store import Ledger
-from ratchet.base.ledger.tables import Fingerprint, Payload
 from ratchet.base.serialise import encoded
 from ratchet.write.learn.documents import documents
 from ratchet.write.learn.languages import AnswerLanguage, schedule_text

@@ -6,8 +6,8 @@ from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Final
 
+from ratchet.base import Json
 from ratchet.base.errors import LearnError, WorkloadError
-from ratchet.base.json_value import Json
 from ratchet.base.ledger.store import Ledger
 from ratchet.base.text import file_text, standard_library_text
 from ratchet.write.knowledge.index import index_path, open_index

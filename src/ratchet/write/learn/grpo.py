@@ -17,8 +17,8 @@ from typing import TYPE_CHECKING, Final
 import torch
 from torch import Tensor
 
+from ratchet.base import Json
 from ratchet.base.errors import LearnError
-from ratchet.base.json_value import Json
 from ratchet.judge.verdict import Screening
 from ratchet.write.author import Proposal
 from ratchet.write.learn.bench import Bench, judge_answers

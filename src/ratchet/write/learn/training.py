@@ -16,9 +16,9 @@ from typing import TYPE_CHECKING, Final
 import torch
 from torch import Tensor
 
+from ratchet.base import Json
 from ratchet.base.errors import LearnError
 from ratchet.base.files import make_folder
-from ratchet.base.json_value import Json
 from ratchet.write.learn.checkpoint import (
     Curve,
     Row,

@@ -14,7 +14,7 @@ from typing import Final
 
 import numpy as np
 
-from ratchet.base.measure.samples import FloatArray
+from ratchet.base.measure import FloatArray
 
 FEWEST: Final = 12
 """Examples below which there is no model."""

@@ -14,7 +14,7 @@ from ratchet.amd.emulator.estimates import references
 from ratchet.amd.emulator.estimates.inductor import check_version
 from ratchet.amd.emulator.estimates.references import CompiledReferences, ReferenceWork, said
 from ratchet.base.errors import JudgeError, KernelError
-from ratchet.base.process.time_limits import Clock
+from ratchet.base.process import Clock
 from ratchet.judge.kernels.library import kernels_for
 from ratchet.judge.problems.suites import find_problem
 from ratchet.judge.trial.kernel_trial import KernelJudge

@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 
 from ratchet.base.errors import JudgeError
-from ratchet.base.measure.samples import Sample
+from ratchet.base.measure import Sample
 from ratchet.judge.stage_result import CandidateFault, Decided
 from ratchet.judge.trial.timing import decide, group_sequential, plan
 from ratchet.judge.trial.timing.arms import CANDIDATE, REFERENCE, TWIN

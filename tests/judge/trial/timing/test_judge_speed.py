@@ -15,8 +15,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from ratchet.base.errors import JudgeError
-from ratchet.base.measure.arm import Timing
-from ratchet.base.measure.samples import Sample
+from ratchet.base.measure import Sample, Timing
 from ratchet.judge.sandbox.isolation import arm_environment
 from ratchet.judge.trial.kernel_checks import CallCheck, CaseFacts, verdict_of_call
 from ratchet.judge.trial.timing import arms, plan

@@ -13,12 +13,11 @@ import msgspec
 
 from ratchet.amd.emulator.estimates.bound import estimate
 from ratchet.amd.emulator.estimates.counts import read_told
-from ratchet.base import scratch
+from ratchet.base import Json, scratch
 from ratchet.base.devices import catalogue
 from ratchet.base.errors import JudgeError
-from ratchet.base.json_value import Json
+from ratchet.base.process import Clock
 from ratchet.base.process.child import Child, error_words, program
-from ratchet.base.process.time_limits import Clock
 from ratchet.judge.problems.problem import Problem
 from ratchet.judge.sandbox.isolation import arm_environment
 from ratchet.judge.steps.arms import import_path

@@ -15,7 +15,7 @@ import msgspec
 from ratchet.amd.emulator.estimates.bound import estimate
 from ratchet.amd.emulator.estimates.counts import read_told
 from ratchet.amd.emulator.loading import FailedLaunch
-from ratchet.base.json_value import Json
+from ratchet.base import Json
 from ratchet.judge.verdict import EmulatedBound, EmulatedKernel
 
 HOTTEST: Final = 3

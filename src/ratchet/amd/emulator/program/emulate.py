@@ -25,7 +25,7 @@ from ratchet.amd.emulator.program.settings import (
     pretended_device,
 )
 from ratchet.base.errors import KernelError
-from ratchet.base.process.command import run_command
+from ratchet.base.process.child import run_command
 
 NO_TRITON: Final = "triton is not installed: pip install triton==3.7.1"
 

@@ -14,6 +14,7 @@ import msgspec
 import torch
 import triton
 
+from ratchet import base
 from ratchet.amd.compile.torch_cuda import asked
 from ratchet.amd.emulator.estimates.bound import estimate, matrix_cycles
 from ratchet.amd.emulator.estimates.counts import read_told
@@ -27,14 +28,13 @@ from ratchet.amd.emulator.loading import (
 from ratchet.amd.emulator.pretending import EmulatedGpu
 from ratchet.amd.emulator.program.counted import ProcessRecord
 from ratchet.amd.emulator.program.settings import ProgramSettings, pretended_device, published
-from ratchet.base import package
-from ratchet.base.json_value import Json
+from ratchet.base import Json
 from ratchet.judge.workers.candidate.census import add_launch
 
 WRITE_EVERY_S: Final = 5.0
 LIBRARIES: Final = tuple(
     f"{folder}{os.sep}"
-    for folder in (Path(torch.__file__).parent, Path(triton.__file__).parent, package.FOLDER)
+    for folder in (Path(torch.__file__).parent, Path(triton.__file__).parent, base.FOLDER)
 )
 
 

@@ -8,7 +8,7 @@ from typing import Literal
 
 from ratchet.base import files
 from ratchet.base.errors import HistoryError
-from ratchet.base.ledger.observations import Observation
+from ratchet.base.ledger.books import Observation
 from ratchet.guard.history.formats.asv_folder import read_asv, write_asv
 from ratchet.guard.history.formats.csv_file import ImportDefaults, read_csv, write_csv
 from ratchet.guard.history.formats.figures import Exported

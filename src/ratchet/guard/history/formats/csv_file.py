@@ -13,7 +13,7 @@ from typing import get_args
 
 from ratchet.base import files
 from ratchet.base.errors import HistoryError
-from ratchet.base.ledger.observations import Better, Observation
+from ratchet.base.ledger.books import Better, Observation
 from ratchet.guard.history.formats.figures import Exported, check_interval, exported
 
 COLUMNS = (

@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 from ratchet.base.errors import HistoryError
-from ratchet.base.ledger.observations import Observation
+from ratchet.base.ledger.books import Observation
 
 _ROUNDING = 1e-9
 """Rounding of an end by a program that printed fewer digits of it than of the value."""

@@ -12,7 +12,7 @@ import msgspec
 
 from ratchet.base import files
 from ratchet.base.errors import HistoryError
-from ratchet.base.ledger.observations import Observation
+from ratchet.base.ledger.books import Observation
 from ratchet.base.serialise import encoded
 from ratchet.guard.history.formats.csv_file import ImportDefaults, as_utc
 from ratchet.guard.history.formats.figures import Exported, exported

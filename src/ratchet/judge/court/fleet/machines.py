@@ -6,8 +6,7 @@ from collections.abc import Iterator, Sequence
 from dataclasses import asdict, replace
 from typing import Protocol
 
-from ratchet.base.devices.fingerprint import Software, software
-from ratchet.base.devices.probe import Device, probe
+from ratchet.base.devices.probe import Device, Software, probe, software
 from ratchet.base.process.channel import Message
 from ratchet.judge.court.terms import Terms
 from ratchet.judge.kernels.kernel import Kernel, Language

@@ -4,9 +4,8 @@ from __future__ import annotations
 
 import msgspec
 
-from ratchet.base.devices.fingerprint import Software, short_hash
-from ratchet.base.devices.probe import Device
-from ratchet.base.json_value import Json
+from ratchet.base import Json
+from ratchet.base.devices.probe import Device, Software, short_hash
 from ratchet.judge.court.terms import Terms
 from ratchet.judge.kernels.kernel import Kernel
 from ratchet.judge.problems.problem import Problem

@@ -14,8 +14,8 @@ from types import ModuleType
 from typing import Final
 from urllib.parse import urlsplit
 
+from ratchet.base import Json
 from ratchet.base.errors import DeviceError, JudgeError
-from ratchet.base.json_value import Json
 from ratchet.judge.court.fleet import seat as on_the_seat
 from ratchet.judge.court.fleet.spread import CONTINUED, Seat, SeatLost
 

@@ -7,10 +7,9 @@ from collections.abc import Iterator, Sequence
 
 import msgspec
 
-from ratchet.base.devices.fingerprint import Software
-from ratchet.base.devices.probe import Device
+from ratchet.base import VERSION
+from ratchet.base.devices.probe import Device, Software
 from ratchet.base.errors import DeviceError, JudgeError, RatchetError
-from ratchet.base.package import VERSION
 from ratchet.judge.court.fleet.messages import JudgeOrder, ScreenOrder, SeatFacts, SeatReply
 from ratchet.judge.court.fleet.ray_cluster import RayCluster
 from ratchet.judge.court.fleet.spread import MOST_LOSSES, Cluster, Spread

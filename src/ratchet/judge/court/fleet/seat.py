@@ -12,10 +12,9 @@ from dataclasses import replace
 
 import msgspec
 
-from ratchet.base.devices.fingerprint import software
-from ratchet.base.devices.probe import probe
+from ratchet.base import VERSION
+from ratchet.base.devices.probe import probe, software
 from ratchet.base.errors import KernelError, RatchetError
-from ratchet.base.package import VERSION
 from ratchet.base.serialise import document_of
 from ratchet.judge.court.fleet.machines import LocalFleet, lent
 from ratchet.judge.court.fleet.messages import (

@@ -15,10 +15,9 @@ from typing import Annotated, Final
 import msgspec
 
 from ratchet.base.errors import DeviceLost, JudgeError, KernelError
-from ratchet.base.process import families
+from ratchet.base.process import FIRST_CALL_S, STEP_S, Clock, families
 from ratchet.base.process.channel import Message, close_descriptors
 from ratchet.base.process.child import Child, ChildFailure, error_words, program
-from ratchet.base.process.time_limits import FIRST_CALL_S, STEP_S, Clock
 from ratchet.judge.integrity.library_ops import told_as
 from ratchet.judge.integrity.outputs import OutputSpots, Read, ReturnedOutputs, Unreadable, readable
 from ratchet.judge.kernels.cuda_use import NEEDS_CUDA, TORCH_SAYS

@@ -14,9 +14,7 @@ from functools import partial
 from typing import Final
 
 from ratchet.base.errors import JudgeError
-from ratchet.base.process import families
-from ratchet.base.process.time_limits import Clock
-from ratchet.base.process.work_limit import WorkLimit
+from ratchet.base.process import Clock, WorkLimit, families
 from ratchet.judge.kernels.kernel import Kernel
 from ratchet.judge.sandbox.headroom import Headroom
 from ratchet.judge.stage_result import CandidateFault, Decided

@@ -13,7 +13,7 @@ from collections import OrderedDict
 from collections.abc import Callable
 from typing import Final
 
-from ratchet.base.process.time_limits import Clock
+from ratchet.base.process import Clock
 from ratchet.judge.kernels.kernel import WITH_TORCH, Kernel, Language
 from ratchet.judge.kernels.languages.precompiled_headers import PrecompiledHeaders
 from ratchet.judge.sandbox import view

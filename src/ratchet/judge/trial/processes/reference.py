@@ -11,9 +11,9 @@ import sys
 from collections.abc import Mapping
 
 from ratchet.base.errors import DeviceLost, JudgeError
+from ratchet.base.process import until_the_end_s
 from ratchet.base.process.channel import Message, close_descriptors, inherited
 from ratchet.base.process.child import Child, error_words, program
-from ratchet.base.process.time_limits import until_the_end_s
 from ratchet.judge.problems.problem_file import KEEPER_GRACE_S, longest_wait_s, read_answer
 from ratchet.judge.sandbox.isolation import TORCH_FIRST, arm_environment
 from ratchet.judge.sandbox.view import fixed_layout

@@ -16,8 +16,15 @@ from collections.abc import Iterator, Mapping, Sequence
 from typing import Literal
 
 from ratchet.base.errors import JudgeError
-from ratchet.base.measure.arm import Timing
-from ratchet.base.process import families
+from ratchet.base.measure import Timing
+from ratchet.base.process import (
+    Clock,
+    OutOfTime,
+    WorkLimit,
+    families,
+    until_the_end_s,
+    within_the_end,
+)
 from ratchet.base.process.channel import (
     Channel,
     ChannelTimeout,
@@ -26,13 +33,6 @@ from ratchet.base.process.channel import (
     open_pair,
 )
 from ratchet.base.process.child import SEND_TIMEOUT_S
-from ratchet.base.process.time_limits import (
-    Clock,
-    OutOfTime,
-    until_the_end_s,
-    within_the_end,
-)
-from ratchet.base.process.work_limit import WorkLimit
 from ratchet.judge.integrity.outputs import OutputSpots
 from ratchet.judge.problems.problem import Problem
 from ratchet.judge.sandbox.accelerator import Accelerator

@@ -9,7 +9,7 @@ from dataclasses import dataclass, field, replace
 from statistics import geometric_mean
 from typing import Final
 
-from ratchet.base.process.time_limits import Clock
+from ratchet.base.process import Clock
 from ratchet.judge.kernels.kernel import Kernel
 from ratchet.judge.stage_result import CandidateFault, Decided
 from ratchet.judge.targets import targets

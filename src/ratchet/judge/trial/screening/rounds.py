@@ -14,10 +14,9 @@ from typing import Final, Protocol
 
 import numpy as np
 
-from ratchet.base.measure.arm import ArmLeft, Timing
+from ratchet.base.measure import ArmLeft, Sample, Timing, log_ratios
 from ratchet.base.measure.estimate import compare
 from ratchet.base.measure.rounds import run_rounds
-from ratchet.base.measure.samples import Sample, log_ratios
 from ratchet.judge.stage_result import CandidateFault, Decided, fault
 from ratchet.judge.trial.kernel_checks import OpenProblem, check_call
 from ratchet.judge.trial.processes.candidate import CandidateProcess

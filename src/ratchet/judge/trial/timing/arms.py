@@ -7,7 +7,7 @@ import math
 import time
 from collections.abc import Iterator, Mapping, Sequence, Set
 
-from ratchet.base.measure.arm import Arm, Timing
+from ratchet.base.measure import Arm, Timing
 from ratchet.judge.integrity.call_order import CallOrder
 from ratchet.judge.integrity.outputs import OutputSpots
 from ratchet.judge.integrity.own_work import LOOKING_S, PATIENCE_S, Watch

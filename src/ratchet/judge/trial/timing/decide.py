@@ -9,8 +9,8 @@ from statistics import geometric_mean
 import msgspec
 
 from ratchet.base.errors import RatchetError
+from ratchet.base.measure.contest import confidence_of
 from ratchet.base.measure.estimate import Comparison, Floor, aa_floor, compare, summarise
-from ratchet.base.measure.plan import confidence_of
 from ratchet.judge.stage_result import Decided
 from ratchet.judge.trial.kernel_checks import CaseFacts, OpenProblem
 from ratchet.judge.trial.processes.rivals import COMPILED

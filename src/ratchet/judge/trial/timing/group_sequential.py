@@ -15,9 +15,9 @@ from dataclasses import replace
 from typing import Final
 
 from ratchet.base.errors import RatchetError
+from ratchet.base.measure import Sample
 from ratchet.base.measure.estimate import WIDEST, Comparison
-from ratchet.base.measure.loop import until_settled
-from ratchet.base.measure.samples import Sample
+from ratchet.base.measure.rounds import until_settled
 from ratchet.judge.integrity.own_work import Watch
 from ratchet.judge.stage_result import CandidateFault
 from ratchet.judge.trial.kernel_checks import OpenProblem

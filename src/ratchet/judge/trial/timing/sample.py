@@ -13,8 +13,8 @@ from dataclasses import dataclass, replace
 import numpy as np
 
 from ratchet.base.errors import MeasureError
-from ratchet.base.measure.loop import OpenLaunch, run_launches
-from ratchet.base.measure.samples import Sample
+from ratchet.base.measure import Sample
+from ratchet.base.measure.rounds import OpenLaunch, run_launches
 from ratchet.judge.integrity.own_work import Watch, batches_to_watch
 from ratchet.judge.stage_result import CandidateFault, Decided
 from ratchet.judge.trial.kernel_checks import OpenProblem

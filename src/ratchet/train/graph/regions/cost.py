@@ -13,9 +13,7 @@ from torch.fx import Node
 from torch.fx.node import map_arg
 from torch.utils.flop_counter import flop_registry
 
-from ratchet.base.devices.ceilings import Ceilings
-from ratchet.base.devices.rates import best_of
-from ratchet.base.devices.roofline import roofline
+from ratchet.base.devices.ceilings import Ceilings, best_of, roofline
 from ratchet.base.errors import DeviceError
 from ratchet.train.graph.regions.cut import Cut, reads_rows
 from ratchet.train.workloads.flops import FUSED

@@ -3,8 +3,7 @@
 from __future__ import annotations
 
 from ratchet.base.show import model as m
-from ratchet.base.show.figures import TrackRow, stacked_bar
-from ratchet.base.show.scale import from_zero
+from ratchet.base.show.figures import TrackRow, from_zero, stacked_bar
 from ratchet.base.show.words import ABSENT, TimeUnit, common_unit, show_share, show_time
 from ratchet.train.turn.optimize_result import FindingResult, OptimizeResult, StepProfile
 

@@ -4,8 +4,17 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 
-from ratchet.base.show.figures import Mark, Plot, PlotCurve, TrackRow, between, line_plot, whisker
-from ratchet.base.show.scale import around, from_zero
+from ratchet.base.show.figures import (
+    Mark,
+    Plot,
+    PlotCurve,
+    TrackRow,
+    around,
+    between,
+    from_zero,
+    line_plot,
+    whisker,
+)
 from ratchet.base.show.words import common_unit
 from ratchet.train.turn.optimize_result import ArmResult, Change, LossResult
 from ratchet.train.turn.show.comparisons import change_gave

@@ -7,7 +7,7 @@ from dataclasses import replace
 from ratchet.base.serialise import document_of
 from ratchet.base.show import figures
 from ratchet.base.show import model as m
-from ratchet.base.show.environment import where_measured
+from ratchet.base.show.model import where_measured
 from ratchet.base.show.page import render_page as render
 from ratchet.base.show.words import (
     common_unit,

@@ -6,8 +6,8 @@ import time
 
 from rich.console import Console
 
-from ratchet.base.json_value import Json
-from ratchet.base.show.progress import BudgetLine
+from ratchet.base import Json
+from ratchet.base.show.terminal import BudgetLine
 from ratchet.base.show.words import show_ratio
 from ratchet.train.turn.show.comparisons import DECIDED
 

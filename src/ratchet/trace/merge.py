@@ -17,13 +17,12 @@ from msgspec import Raw
 
 from ratchet.base.errors import TraceError
 from ratchet.base.files import whole_file
-from ratchet.trace.analysis.analyse import analyse
-from ratchet.trace.compare.ranks import each_rank
+from ratchet.trace.analysis import analyse
+from ratchet.trace.ranks import each_rank
 from ratchet.trace.read.columns import DEVICE_KINDS, EPOCH, Kind, Trace
-from ratchet.trace.read.digits import MISSING, nanoseconds
-from ratchet.trace.read.rocpd import is_database
-from ratchet.trace.read.rocprof import is_rocprof
+from ratchet.trace.read.rocprof import is_database, is_rocprof
 from ratchet.trace.read.stream import raw_events
+from ratchet.trace.read.times import MISSING, nanoseconds
 
 _FLOWS = ("s", "t", "f")
 _PACKED = 3
@@ -156,7 +155,7 @@ def _write(
 
 def _pieces(path: Path, note: Callable[[str], None]) -> Iterator[list[Fields]]:
     if is_database(path) or is_rocprof(path):
-        from ratchet.trace.read.file import read
+        from ratchet.trace.read import read
 
         yield list(chrome_events(read(path)))
         return

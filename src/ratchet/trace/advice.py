@@ -1,4 +1,4 @@
-"""Everything that one report's figures suggest, the largest gain first: `advise(report)`."""
+"""Findings: what could be won, the evidence for it, and the levers that try it, largest first."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 
 from ratchet.trace.answers.report import Report
-from ratchet.trace.answers.sequences.sequences import SequenceRow
+from ratchet.trace.answers.sequences import SequenceRow
 
 COMPILE = ("compile", "compile-max-autotune")
 OPTIMIZER = re.compile(r"_foreach_|_fused_adam|multi_tensor_apply|Optimizer", re.IGNORECASE)
@@ -256,3 +256,6 @@ class Finding:
 def milliseconds(time: int) -> str:
     """Format nanoseconds for a sentence."""
     return f"{time / 1e6:,.2f} ms"
+
+
+__all__ = ["FINDINGS", "Finding", "advise"]

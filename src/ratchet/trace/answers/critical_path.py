@@ -1,4 +1,7 @@
-"""The chain of CPU work, launches, device work and waits that a window's length follows from."""
+"""The chain of CPU work, launches, device work and waits that a window's length follows from.
+
+`dependencies` builds the graph of waits, which this file walks.
+"""
 
 from __future__ import annotations
 
@@ -10,9 +13,9 @@ from typing import Literal, get_args
 import numpy as np
 from numpy.typing import NDArray
 
-from ratchet.trace.analysis.identity import Activity, Steps
+from ratchet.trace.analysis import Activity, Steps
 from ratchet.trace.analysis.links import Links
-from ratchet.trace.answers.critical_path.dependencies import Edge, Graph, Index, dependencies
+from ratchet.trace.answers.dependencies import Edge, Graph, Index, dependencies
 from ratchet.trace.read.columns import Bool, Int32, Int64, Kind, Trace
 
 PathKind = Literal[

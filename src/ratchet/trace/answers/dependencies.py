@@ -15,7 +15,7 @@ from enum import IntEnum
 import numpy as np
 from numpy.typing import NDArray
 
-from ratchet.trace.analysis.identity import Activity
+from ratchet.trace.analysis import Activity
 from ratchet.trace.analysis.intervals import Spans, union
 from ratchet.trace.analysis.links import BACKWARD, Links
 from ratchet.trace.answers.idle import KERNEL_GAP_NS

@@ -1,1 +1,0 @@
-"""The critical path: `dependencies` builds the graph of waits, `path` walks it."""

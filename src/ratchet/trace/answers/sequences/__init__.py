@@ -1,1 +1,0 @@
-"""Repeated runs of kernels: `repeats` finds equal stretches, `sequences` ranks them."""

@@ -1,1 +1,0 @@
-"""Several traces: a run's ranks (`ranks`, `pairing`), two runs (`diff`), runs by path (`runs`)."""

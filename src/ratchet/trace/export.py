@@ -1,0 +1,288 @@
+"""Answers for other programs: JSON documents, flat tables, Parquet.
+
+The tables follow from the fields of `Report` and have the names of `--json`: a tuple of rows is a
+table, and a single answer is a table of one row. A field that does not fit into a cell of that row
+is a table of its own (`critical_path_rows`, `memory_at_peak`).
+"""
+
+from __future__ import annotations
+
+import contextlib
+import dataclasses
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from types import ModuleType, NoneType, UnionType
+from typing import TYPE_CHECKING, Literal, Union, get_args, get_origin, get_type_hints
+
+from ratchet.base import Json
+from ratchet.base.errors import TraceError
+from ratchet.base.files import check_new_folder, make_folder, whole_file
+from ratchet.trace.advice import Finding, advise
+from ratchet.trace.answers.report import Report
+from ratchet.trace.compare import Diff, DiffRow
+from ratchet.trace.ranks import Ranks, SharedCollective
+
+if TYPE_CHECKING:
+    from ratchet.trace.analysis import Identity
+
+
+def document(answers: Report) -> dict[str, object]:
+    """Return one rank's report as one JSON object."""
+    from ratchet.trace.advice import advise
+
+    whole = answers.identity
+    plain = {
+        field.name: plainly(getattr(answers, field.name))
+        for field in dataclasses.fields(answers)
+        if field.name not in ("identity", "steps", "by_device")
+    }
+    return {
+        **plain,
+        "window_ns": whole.window,
+        "identity_ns": whole.times,
+        "communication": _communication(whole),
+        "steps": [_window(step) for step in answers.steps],
+        "by_device": [_window(device) for device in answers.by_device],
+        "advice": [plainly(finding) for finding in advise(answers)],
+    }
+
+
+def ranks_document(ranks: Ranks) -> dict[str, object]:
+    """Return the reports of several ranks, their sums, and the differences between them."""
+    whole = ranks.identity
+    return {
+        "window_ns": whole.window,
+        "identity_ns": whole.times,
+        "communication": {
+            **_communication(whole),
+            "wire_ns": ranks.wire,
+            "waiting_ns": {str(rank): time for rank, time in ranks.waiting.items()},
+            "straggler": ranks.straggler,
+            "unmatched": ranks.unmatched,
+        },
+        "skew": ranks.skew,
+        "shared_collectives": [plainly(row) for row in ranks.collectives],
+        "faults": list(ranks.faults),
+        "ranks": [document(answers) for answers in ranks.reports],
+    }
+
+
+def diff_document(found: Diff) -> dict[str, object]:
+    """Return a comparison as one JSON object."""
+    return {
+        "before": found.name_before,
+        "after": found.name_after,
+        "device_before": found.device_before,
+        "device_after": found.device_after,
+        "ranks": found.ranks,
+        "window_before_ns": found.window_before,
+        "window_after_ns": found.window_after,
+        "window_change_ns": found.window_change,
+        "rows_change_ns": sum(row.change for row in found.rows),
+        "hidden_change_ns": found.hidden_change,
+        "idle_change_ns": found.idle_change,
+        "identity_before_ns": found.parts_before,
+        "identity_after_ns": found.parts_after,
+        "identity_change_ns": found.parts_change,
+        "device_work": found.device_work,
+        "faults": list(found.faults),
+        "groups": [plainly(row) for row in found.groups],
+        "rows": [plainly(row) for row in found.rows],
+    }
+
+
+def _window(part: Identity) -> dict[str, object]:
+    return {
+        "label": part.label,
+        "start_ns": part.start,
+        "window_ns": part.window,
+        "overlap": part.overlap,
+        **part.times,
+    }
+
+
+def _communication(whole: Identity) -> dict[str, object]:
+    return {
+        "total_ns": whole.communication,
+        "exposed_ns": whole.exposed_communication,
+        "overlap": whole.overlap,
+    }
+
+
+def plainly(value: object) -> Json:
+    """Turn dataclasses into dicts with their derived figures, and tuples into lists."""
+    if dataclasses.is_dataclass(value) and not isinstance(value, type):
+        plain = {f.name: plainly(getattr(value, f.name)) for f in dataclasses.fields(value)}
+        derived = [n for n, kind in vars(type(value)).items() if isinstance(kind, property)]
+        return plain | {name: plainly(getattr(value, name)) for name in derived}
+    if isinstance(value, tuple | list):
+        return [plainly(entry) for entry in value]
+    if isinstance(value, dict):
+        return {str(key): plainly(entry) for key, entry in value.items()}
+    return value
+
+
+Columns = dict[str, object]
+"""Types by name: int, float, str, bool, or a list of one of them."""
+_CELLS = (int, float, str, bool)
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Table:
+    """Times are in ns, sizes in bytes, rates in units a second; a cell may be None."""
+
+    name: str
+    columns: Columns
+    rows: Sequence[Mapping[str, object]]
+
+
+def report_tables(reports: Sequence[Report]) -> list[Table]:
+    """Return every table of one report or of several ranks', each row with its trace and rank."""
+    made = [
+        [*_of_answer("", Report, answers), _table("advice", Finding, advise(answers))]
+        for answers in reports
+    ]
+    return [
+        Table(
+            name=first.name or "report",
+            columns={"trace": str, "rank": int, **first.columns},
+            rows=[
+                {"trace": answers.name, "rank": answers.rank, **row}
+                for answers, tables in zip(reports, made, strict=True)
+                for row in tables[index].rows
+            ],
+        )
+        for index, first in enumerate(made[0])
+    ]
+
+
+def ranks_tables(ranks: Ranks) -> list[Table]:
+    """Return the tables of every rank, and the one that only shows between them."""
+    waits = [
+        {**{k: v for k, v in plainly(row).items() if k != "waiting"}, "rank": rank, "waiting": time}
+        for row in ranks.collectives
+        for rank, time in row.waiting.items()
+    ]
+    columns = _columns(SharedCollective) | {"rank": int, "waiting": int}
+    return [
+        *report_tables(ranks.reports),
+        Table(name="shared_collectives", columns=columns, rows=waits),
+    ]
+
+
+def diff_tables(found: Diff) -> list[Table]:
+    """Return the rows of a comparison, and the identity of both sides."""
+    parts = [
+        {"part": name, "before": found.parts_before[name], "after": found.parts_after[name]}
+        for name in found.parts_before
+    ]
+    return [
+        _table("rows", DiffRow, found.rows),
+        _table("groups", DiffRow, found.groups),
+        Table(name="identity", columns={"part": str, "before": int, "after": int}, rows=parts),
+    ]
+
+
+def _of_answer(name: str, kind: type, answer: object) -> Iterator[Table]:
+    """Yield the table of one answer, and those of the fields that do not fit into its row."""
+    yield _table(name, kind, [] if answer is None else [answer])
+    for field, hint in _fields(kind).items():
+        value = None if answer is None else getattr(answer, field)
+        own = f"{name}_{field}" if name else field
+        inner = get_args(hint)
+        if dataclasses.is_dataclass(hint):
+            yield from _of_answer(own, hint, value)  # type: ignore[arg-type]
+        elif get_origin(hint) is dict:
+            rows = [{"name": left, "value": right} for left, right in (value or {}).items()]
+            yield Table(name=own, columns={"name": str, "value": inner[1]}, rows=rows)
+        elif get_origin(hint) is tuple and dataclasses.is_dataclass(inner[0]):
+            yield _table(own, inner[0], value or ())  # type: ignore[arg-type]
+
+
+def _table(name: str, kind: type, rows: Sequence[object]) -> Table:
+    columns = _columns(kind)
+    plain = [{key: value for key, value in plainly(row).items() if key in columns} for row in rows]
+    return Table(name=name, columns=columns, rows=plain)
+
+
+def _columns(kind: type) -> Columns:
+    """Return the fields and derived figures of a row that fit into one cell."""
+    hints = _fields(kind)
+    for name, member in vars(kind).items():
+        if isinstance(member, property) and member.fget is not None:
+            hints[name] = get_type_hints(member.fget)["return"]
+    cells = {name: _cell(hint) for name, hint in hints.items()}
+    return {name: cell for name, cell in cells.items() if cell is not None}
+
+
+def _fields(kind: type) -> dict[str, object]:
+    """Return the type of each field; of an optional one the type that it has if it is there."""
+    hints = get_type_hints(kind)
+    return {field.name: _present(hints[field.name]) for field in dataclasses.fields(kind)}
+
+
+def _present(hint: object) -> object:
+    if get_origin(hint) not in (Union, UnionType):
+        return hint
+    return next(part for part in get_args(hint) if part is not NoneType)
+
+
+def _cell(hint: object) -> object:
+    """Return the type of a column; None if a value does not fit into a cell."""
+    hint = _present(hint)
+    if hint in _CELLS:
+        return hint
+    if get_origin(hint) is Literal:
+        return str
+    if get_origin(hint) is tuple and len(set(get_args(hint)) - {...}) == 1:
+        inner = _cell(get_args(hint)[0])
+        return None if inner is None else list.__class_getitem__(inner)
+    return None
+
+
+UNITS = b"times in ns, sizes in bytes, rates in units a second"
+
+
+def write_parquet(tables: Iterable[Table], folder: Path) -> list[Path]:
+    """Write each table to FOLDER/NAME.parquet; an empty one keeps its columns.
+
+    TraceError without pyarrow, FileError if the folder cannot be written.
+    """
+    arrow, parquet = _pyarrow()
+    cells = {int: arrow.int64(), float: arrow.float64(), str: arrow.string(), bool: arrow.bool_()}
+
+    def cell(kind: object) -> object:
+        return cells[kind] if kind in cells else arrow.list_(cell(get_args(kind)[0]))
+
+    make_folder(folder)
+    written = []
+    with contextlib.ExitStack() as stack:  # all of them, or none
+        for table in tables:
+            schema = arrow.schema(
+                [(name, cell(kind)) for name, kind in table.columns.items()],
+                metadata={b"units": UNITS},
+            )
+            path = folder / f"{table.name}.parquet"
+            file = stack.enter_context(whole_file(path))
+            parquet.write_table(arrow.Table.from_pylist(list(table.rows), schema=schema), file)
+            file.flush()
+            written.append(path)
+    return written
+
+
+def check_parquet(folder: Path) -> None:
+    """Raise the TraceError that `write_parquet` would begin with, before a long trace is read."""
+    _pyarrow()
+    check_new_folder(folder, "--parquet")
+
+
+def _pyarrow() -> tuple[ModuleType, ModuleType]:
+    try:
+        import pyarrow
+        import pyarrow.parquet
+    except ImportError:
+        raise TraceError(
+            "--parquet needs pyarrow, which is not installed: pip install 'torch-ratchet[parquet]'"
+        ) from None
+    return pyarrow, pyarrow.parquet
