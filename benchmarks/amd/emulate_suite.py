@@ -12,7 +12,7 @@ import tempfile
 from pathlib import Path
 
 from ratchet.amd.emulator.decode import TARGETS
-from ratchet.amd.emulator.program.emulate import emulate
+from ratchet.amd.emulator.program import emulate
 
 PROGRAM = Path(__file__).with_name("emulate_kinds.py")
 

@@ -27,8 +27,8 @@ from typing import Any
 import torch
 
 from ratchet.amd.emulator import loading
-from ratchet.amd.emulator.build import compiled_machine
 from ratchet.amd.emulator.decode import TARGETS, DecodedKernel, decode
+from ratchet.amd.emulator.hip_build import compiled_machine
 from ratchet.amd.emulator.launch import Emulator, LaunchCounts
 from ratchet.base.errors import KernelError
 from ratchet.judge.kernels.library import LIBRARY

@@ -37,9 +37,9 @@ sys.path.insert(0, str(ROOT / "tests" / "amd" / "port"))
 from corpus_files import CORPUS, expected, scores, write_problems  # noqa: E402
 
 from ratchet.amd.port.compile import compile_clean  # noqa: E402
-from ratchet.amd.port.hipify import hipified  # noqa: E402
 from ratchet.amd.port.porting import PortSettings, port  # noqa: E402
 from ratchet.amd.port.proofs import prove  # noqa: E402
+from ratchet.amd.port.rules.libraries import hipified  # noqa: E402
 from ratchet.amd.port.scan import scan  # noqa: E402
 from ratchet.judge.court.court import Court  # noqa: E402
 

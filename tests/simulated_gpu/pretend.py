@@ -26,7 +26,7 @@ from torch.overrides import _pop_mode_temporarily
 from ratchet.amd.architectures import ARCHITECTURES, PretendedDevice
 from ratchet.amd.compile import triton_source
 from ratchet.amd.emulator.pretending import EmulatedGpu
-from ratchet.amd.emulator.program.settings import pretended_device
+from ratchet.amd.emulator.program import pretended_device
 from ratchet.base.devices import ceilings
 from ratchet.train.workloads import fake
 

@@ -54,8 +54,8 @@ def emulate(
 
     The exit code is the program's, or 1 if it hid a launch that failed.
     """
-    from ratchet.amd.emulator.program.emulate import emulate as run
-    from ratchet.amd.emulator.program.settings import check_autotune
+    from ratchet.amd.emulator.program import check_autotune
+    from ratchet.amd.emulator.program import emulate as run
 
     result = run(
         context.meta[COMMAND] or (),
@@ -71,7 +71,7 @@ def emulate(
     if as_json:
         print_json(result.as_json())
     else:
-        from ratchet.amd.emulator.show import emulate_report
+        from ratchet.amd.emulator.program import emulate_report
 
         print_result(emulate_report(result))
     raise typer.Exit(result.code)

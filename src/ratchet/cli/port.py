@@ -13,7 +13,7 @@ import typer
 from ratchet.cli.app import AsJson, Debug, LedgerUrl, app, print_json, print_result
 
 if TYPE_CHECKING:
-    from ratchet.amd.port.port_result import PortResult
+    from ratchet.amd.port.porting import PortResult
 
 
 @app.command()

@@ -9,7 +9,7 @@ import ctypes
 import functools
 from collections.abc import Mapping, Sequence
 
-from ratchet.amd.emulator.build import compiled_machine
+from ratchet.amd.emulator.hip_build import compiled_machine
 from ratchet.amd.emulator.launch import Emulator, LaunchCounts, LaunchMemory, LaunchValue
 from ratchet.amd.emulator.linking import linked_kernel
 

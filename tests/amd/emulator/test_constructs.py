@@ -15,7 +15,7 @@ from numpy.typing import NDArray
 
 from ratchet.amd.architectures import ARCHITECTURES
 from ratchet.amd.compile.hip_compiler import HipBinary, compile_whole, find_hip
-from ratchet.amd.emulator.build import compiled_machine
+from ratchet.amd.emulator.hip_build import compiled_machine
 from ratchet.amd.emulator.hip_loading import HipProgram
 from ratchet.amd.profile.inspection import hip_interface
 from ratchet.judge.sandbox.rocm import find_tool

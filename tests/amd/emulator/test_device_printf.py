@@ -6,7 +6,7 @@ import struct
 
 import pytest
 
-from ratchet.amd.emulator.device_printf import (
+from ratchet.amd.emulator.hip_runtime import (
     FLOAT,
     POINTER,
     SIGNED,

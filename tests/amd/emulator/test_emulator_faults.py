@@ -8,8 +8,7 @@ import pytest
 from small_assembly import aligned, emulator, run, text_of
 
 from ratchet.amd.emulator.decode import decode
-from ratchet.amd.emulator.instruction_order import assembly, timeline
-from ratchet.amd.emulator.launch import LaunchMemory, LaunchValue
+from ratchet.amd.emulator.launch import LaunchMemory, LaunchValue, assembly, timeline
 from ratchet.base.errors import KernelError
 
 

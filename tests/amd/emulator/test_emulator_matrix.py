@@ -18,7 +18,7 @@ import pytest
 import torch
 from small_assembly import run
 
-from ratchet.amd.emulator.build import compiled_machine
+from ratchet.amd.emulator.hip_build import compiled_machine
 from ratchet.base.devices import matrix
 from ratchet.base.devices.matrix import MatrixInstruction
 from ratchet.base.errors import KernelError

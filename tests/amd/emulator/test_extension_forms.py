@@ -15,16 +15,14 @@ import torch
 
 from ratchet.amd.compile.hip_compiler import find_hip, first_error
 from ratchet.amd.emulator import extensions
-from ratchet.amd.emulator.build import compiled_machine
 from ratchet.amd.emulator.extension_build import (
     ExtensionOrder,
     ExtensionSource,
     extension_order,
 )
-from ratchet.amd.emulator.hip_build import ExtensionBuilder
-from ratchet.amd.emulator.precompiled import precompiled
-from ratchet.amd.emulator.program.settings import pretended_device
-from ratchet.amd.emulator.without_gpu import emulated
+from ratchet.amd.emulator.hip_build import ExtensionBuilder, compiled_machine, precompiled
+from ratchet.amd.emulator.program import pretended_device
+from ratchet.amd.targets import emulated
 from ratchet.base.errors import KernelError
 from ratchet.base.process import Clock
 from ratchet.judge.court.calls import judge

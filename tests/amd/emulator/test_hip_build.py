@@ -10,8 +10,7 @@ from pathlib import Path
 
 import pytest
 
-from ratchet.amd.compile.hip_compiler import find_hip, runtime_objects
-from ratchet.amd.compile.hip_sources import HipSources, compile_sources
+from ratchet.amd.compile.hip_compiler import HipSources, compile_sources, find_hip, runtime_objects
 from ratchet.amd.emulator import hip_build
 from ratchet.base.errors import KernelError
 from ratchet.base.process import Clock

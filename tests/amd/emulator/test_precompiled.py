@@ -9,7 +9,7 @@ from threading import Barrier
 import pytest
 
 from ratchet.amd.compile.hip_compiler import SIDES
-from ratchet.amd.emulator import precompiled
+from ratchet.amd.emulator import hip_build
 from ratchet.base import scratch
 
 
@@ -28,11 +28,11 @@ def test_two_at_once_precompile_once(tmp_path: Path, monkeypatch: pytest.MonkeyP
             (folder / f"{side}.pch").touch()
 
     monkeypatch.setenv("RATCHET_CACHE", str(tmp_path))
-    monkeypatch.setattr(precompiled, "_key", lambda *_: "key")
-    monkeypatch.setattr(precompiled, "precompile", precompile)
+    monkeypatch.setattr(hip_build, "_key", lambda *_: "key")
+    monkeypatch.setattr(hip_build, "precompile", precompile)
     monkeypatch.setattr(scratch, "locked", waiting)
     with ThreadPoolExecutor(max_workers=2) as pool:
-        asked = [pool.submit(precompiled.precompiled, "gfx942", with_torch=False) for _ in range(2)]
+        asked = [pool.submit(hip_build.precompiled, "gfx942", with_torch=False) for _ in range(2)]
         folders = [one.result() for one in asked]
     assert folders[0] == folders[1] == made[0] and len(made) == 1
     assert len(asked_for) == 2

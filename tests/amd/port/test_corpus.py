@@ -13,7 +13,7 @@ from corpus_files import CORPUS, expected, scores
 from ratchet.amd.port.compile import compile_clean, why_not
 from ratchet.amd.port.patch import edited, new_text
 from ratchet.amd.port.porting import PortSettings, port
-from ratchet.amd.port.rules.table import all_rules
+from ratchet.amd.port.rules import all_rules
 from ratchet.amd.port.scan import scan
 
 

@@ -16,7 +16,7 @@ pytest.importorskip("tree_sitter_cuda", reason="tree-sitter is not installed")
 
 from ratchet.amd.architectures import ARCHITECTURES
 from ratchet.amd.compile.hip_compiler import HipBinary, build_small, find_hip
-from ratchet.amd.emulator.build import compiled_machine
+from ratchet.amd.emulator.hip_build import compiled_machine
 from ratchet.amd.emulator.hip_loading import HipProgram
 from ratchet.amd.port.patch import edited
 from ratchet.amd.port.scan import scan

@@ -9,7 +9,7 @@ import pytest
 
 pytest.importorskip("tree_sitter_cuda", reason="tree-sitter is not installed")
 
-from ratchet.amd.port import kernel as kernel_port
+from ratchet.amd.port import patch as kernel_port
 from ratchet.amd.port.patch import new_texts
 from ratchet.amd.port.scan import scan
 from ratchet.base.git import diff_of

@@ -12,8 +12,7 @@ import pytest
 pytest.importorskip("tree_sitter_cuda", reason="tree-sitter is not installed")
 
 from ratchet.amd.port.cuda_tree import CudaTree, _parser
-from ratchet.amd.port.files import MOST_BYTES
-from ratchet.amd.port.scan import ScannedFile, scan
+from ratchet.amd.port.scan import MOST_BYTES, ScannedFile, scan
 from ratchet.base.errors import PortError
 
 KERNEL = b"__global__ void k(float* x) { x[0] = __shfl_sync(0xffffffff, x[1], 0); }\n"

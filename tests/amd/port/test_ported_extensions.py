@@ -15,9 +15,8 @@ from corpus_files import CORPUS, write_problems
 
 from ratchet.amd.compile.hip_compiler import find_hip
 from ratchet.amd.port import proofs as port_proofs
-from ratchet.amd.port.extensions import PortedKernel, merged, ported_kernels
 from ratchet.amd.port.porting import PortSettings, port
-from ratchet.amd.port.proofs import problem_of, prove
+from ratchet.amd.port.proofs import PortedKernel, merged, ported_kernels, problem_of, prove
 from ratchet.amd.port.scan import scan
 from ratchet.amd.port.show import render_port_page, verdicts
 from ratchet.base.errors import RatchetError

@@ -16,10 +16,10 @@ from ratchet.amd.architectures import (
 )
 from ratchet.amd.compile import assembly
 from ratchet.amd.compile.process import CompiledKernel, read_profile
-from ratchet.amd.emulator.without_gpu import interpreted
-from ratchet.amd.profile import bound, instructions, kernel_facts
+from ratchet.amd.profile import inspection, kernel_facts
 from ratchet.amd.profile.dot_work import DotCounter, dot_work
 from ratchet.amd.profile.inspection import find_case, inspect_kernel
+from ratchet.amd.targets import interpreted
 from ratchet.base.devices import catalogue
 from ratchet.base.errors import JudgeError, KernelError
 from ratchet.judge.kernels.kernel import Kernel
@@ -167,8 +167,8 @@ def test_endless_loops_of_hostile_text_are_cut() -> None:
     ],
 )
 def test_classes_of_instructions(name: str, expected: str) -> None:
-    assert instructions.class_of(name) == expected
-    assert expected in instructions.CLASSES
+    assert kernel_facts.class_of(name) == expected
+    assert expected in kernel_facts.CLASSES
 
 
 @pytest.mark.parametrize(
@@ -186,7 +186,7 @@ def test_classes_of_instructions(name: str, expected: str) -> None:
     ],
 )
 def test_widths_of_accesses(name: str, bits: int | None) -> None:
-    assert instructions.access_bits(name) == bits
+    assert kernel_facts.access_bits(name) == bits
 
 
 @pytest.mark.parametrize(
@@ -350,13 +350,13 @@ def test_endless_loops_of_a_hostile_kernel_are_cut() -> None:
 
 
 def test_bounds_follow_their_formula() -> None:
-    launch = bound.LaunchWork(
+    launch = inspection.LaunchWork(
         dot_flops=2.0 * 4096**3,
         flops_per_simd_per_cycle=512.0,
         waves=1 << 20,
         tensor_bytes=3 * 4096 * 4096 * 2,
     )
-    found = {one["device"]: one for one in bound.bounds("gfx942", [launch])}
+    found = {one["device"]: one for one in inspection.bounds("gfx942", [launch])}
     assert {"MI300A", "MI300X", "MI325X"} <= set(found)
     device = catalogue.load()["MI300X"]
     peak, bandwidth = device.peak_flops_per_s("matrix_bf16"), device.memory_bytes_per_s()
@@ -367,12 +367,12 @@ def test_bounds_follow_their_formula() -> None:
     assert one["time_s"] == max(one["matrix_s"], one["memory_s"])
     assert one["limit"] == "matrix"
     assert one["estimate"] is True
-    few = bound.LaunchWork(
+    few = inspection.LaunchWork(
         dot_flops=launch.dot_flops, flops_per_simd_per_cycle=512.0, waves=4, tensor_bytes=0
     )
-    (slow,) = [one for one in bound.bounds("gfx942", [few]) if one["device"] == "MI300X"]
+    (slow,) = [one for one in inspection.bounds("gfx942", [few]) if one["device"] == "MI300X"]
     assert slow["matrix_s"] == pytest.approx(one["matrix_s"] * 304, rel=1e-3)
-    assert bound.bounds("gfx942", []) == []
+    assert inspection.bounds("gfx942", []) == []
 
 
 def test_alike_launches_are_counted_once_and_not_for_ever() -> None:

@@ -15,7 +15,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from ratchet.amd.emulator.build import compiled_machine
+from ratchet.amd.emulator.hip_build import compiled_machine
 from ratchet.amd.emulator.loading import load_emulated
 from ratchet.judge.kernels.library import LIBRARY
 from ratchet.judge.problems.problem import Case, Problem

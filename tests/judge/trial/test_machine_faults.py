@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from ratchet.amd.emulator.without_gpu import without_blame
+from ratchet.amd.targets import without_blame
 from ratchet.judge.stage_result import Decided
 from ratchet.judge.trial.machine_faults import wrong_words
 

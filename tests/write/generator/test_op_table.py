@@ -13,7 +13,7 @@ import torch._inductor.inductor_prims  # defines prims.fma
 from answers import assert_right
 from torch import Tensor
 
-from ratchet.amd.emulator.without_gpu import interpreted
+from ratchet.amd.targets import interpreted
 from ratchet.judge.problems.case import Case, TensorSpec
 from ratchet.judge.problems.problem import Problem
 from ratchet.judge.trial.kernel_trial import KernelJudge

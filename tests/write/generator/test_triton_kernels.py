@@ -9,8 +9,8 @@ import pytest
 from answers import assert_right
 from test_generated_kernels import BATCHES, random_problem
 
-from ratchet.amd.emulator.without_gpu import interpreted
 from ratchet.amd.profile.inspection import inspect_kernel
+from ratchet.amd.targets import interpreted
 from ratchet.judge.kernels.kernel import Kernel
 from ratchet.judge.problems.case import Case, TensorSpec
 from ratchet.judge.problems.problem import Problem

@@ -11,22 +11,19 @@ import os
 import re
 import shutil
 import sysconfig
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from importlib.util import find_spec
 from pathlib import Path
 from typing import Final
 
-from ratchet.amd.architectures import Architecture
+import msgspec
+
+from ratchet.amd.architectures import ARCHITECTURES, Architecture
 from ratchet.amd.compile.tools import HEADERS, run_tool
 from ratchet.base.errors import KernelError
-from ratchet.judge.sandbox.rocm import (
-    bitcode_folder,
-    find_tool,
-    include_folders,
-    why_no_clang,
-)
+from ratchet.judge.sandbox.rocm import bitcode_folder, find_tool, include_folders, why_no_clang
 
 OWN_HEADERS: Final = Path(__file__).parent / "rocm"
 BITCODE_FILES: Final = ("ocml", "ockl", "oclc_finite_only_off", "oclc_unsafe_math_off",
@@ -332,3 +329,116 @@ def first_error(text: str) -> str:
     lines = [line for line in said if re.search("error:|undefined|multiple def", line)]
     lines = lines or [line.strip() for line in text.splitlines() if line.strip()]
     return lines[0][:300] if lines else "no message"
+
+
+# A HIP program as its compiler reads it: files, options, and a folder of precompiled headers.
+
+
+class HipSources(msgspec.Struct, frozen=True, kw_only=True):
+    """A program's own texts and options. The rest of what decides its code is the machine's."""
+
+    target: str
+    files: dict[str, str]
+    """Texts by their names below one folder."""
+    units: tuple[str, ...]
+    """The files that are compiled, together one library."""
+    options: tuple[str, ...] = ()
+    folders: tuple[str, ...] = ("",)
+    """Folders that are searched for headers."""
+    outer_folders: tuple[str, ...] = ()
+    """Folders that are searched as those of a system."""
+    with_torch: bool = False
+    precompiled: str | None = None
+    """A folder that `precompile` filled."""
+
+
+def compile_sources(sources: HipSources, folder: Path) -> HipBinary:
+    """Compile a program in an empty folder of this process's own.
+
+    Raises:
+        KernelError: the first error with file and line, what is missing here, or a name that leaves
+            the folder.
+    """
+    write_files(sources.files, folder)
+    architecture, tools = ARCHITECTURES[sources.target], find_hip()
+    options = [*sources.options, *(f"-I{folder / one}" for one in sources.folders)]
+    for one in sources.outer_folders:
+        options += ["-isystem", str(folder / one)]
+    units = [folder / one for one in sources.units]
+    if not (tools.whole or sources.with_torch):
+        return build_small(tools, units[0], architecture, sources.options)
+    return compile_whole(
+        units,
+        architecture,
+        options,
+        with_torch=sources.with_torch,
+        libraries=torch_libraries() if sources.with_torch else (),
+        precompiled=None if sources.precompiled is None else Path(sources.precompiled),
+    )
+
+
+def write_files(files: Mapping[str, str], folder: Path) -> None:
+    """Write texts by their names below a folder; raises KernelError for a name that leaves it."""
+    for name, text in files.items():
+        path = folder / name
+        if Path(name).is_absolute() or ".." in Path(name).parts:
+            raise KernelError(f"the name of a source leaves its folder: {name!r:.120}")
+        path.parent.mkdir(parents=True, exist_ok=True)
+        path.write_text(text)
+
+
+# Compile the GPU's part of a tree's texts to see whether it builds; nothing is kept or run.
+
+TIME_LIMIT_S: Final = 120.0
+PRELUDE: Final = "hip/hip_runtime.h"
+MOST_SAID: Final = 1 << 16
+
+
+class DeviceTexts(msgspec.Struct, frozen=True, kw_only=True):
+    """The texts of a tree without host code, by their names from one root."""
+
+    texts: dict[str, str]
+    units: tuple[str, ...]
+    """The names of those that are compiled."""
+    targets: tuple[str, ...]
+
+
+class DeviceBuild(msgspec.Struct, frozen=True, kw_only=True):
+    """The compiler's answer on one text for one target."""
+
+    unit: str
+    target: str
+    kernels: int
+    said: str
+    """The compiler's words if it failed, else ""."""
+
+
+def check_device(texts: DeviceTexts, folder: Path) -> list[DeviceBuild]:
+    """Compile each unit for each target in an empty folder; raises KernelError for a bad name."""
+    write_files(texts.texts, folder)
+    jobs = [(unit, target, folder) for unit in texts.units for target in texts.targets]
+    with ThreadPoolExecutor(max_workers=len(os.sched_getaffinity(0))) as pool:
+        return list(pool.map(_build, jobs))
+
+
+def _build(job: tuple[str, str, Path]) -> DeviceBuild:
+    unit, target, root = job
+    clang = find_tool("clang") or find_tool("hipcc")
+    assert clang is not None
+    source = root / unit
+    made = source.with_name(f"{source.name}.{target}.ll")
+    command = [clang, *_options(clang), f"-I{root}", f"--offload-arch={target}", "-o", str(made)]
+    command += ["--offload-device-only", "-S", "-emit-llvm", "-O1", "-w", str(source)]
+    done = run_tool(command, timeout_s=TIME_LIMIT_S)
+    if done.returncode != 0:
+        said = (done.stderr or "no message").replace(f"{root}/", "")[:MOST_SAID]
+        return DeviceBuild(unit=unit, target=target, kernels=0, said=said)
+    text = made.read_text(errors="replace")
+    made.unlink()
+    kernels = len(re.findall(r"^define .*amdgpu_kernel", text, re.MULTILINE))
+    return DeviceBuild(unit=unit, target=target, kernels=kernels, said="")
+
+
+def _options(clang: str) -> list[str]:
+    tools = HipTools(clang=clang, headers=hip_headers(), bitcode=None)
+    return [*hip_options(tools), "-nogpulib", "-DNDEBUG", "-DUSE_ROCM", "-include", PRELUDE]

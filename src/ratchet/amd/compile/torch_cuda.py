@@ -1,26 +1,138 @@
 """Answers of torch.cuda, and of torch.version, about a GPU that is not here.
 
-Nothing runs on it: streams and events accept every call, and an event times nothing.
+Nothing runs on it: streams and events accept every call, and an event times nothing. Generators and
+tensors that say they are the GPU's are here too.
 """
 
 from __future__ import annotations
 
 import contextlib
 import functools
+import itertools
 import math
 import uuid
 from collections import Counter
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from types import SimpleNamespace
 from typing import Final
 from unittest import mock
 
 import torch
+from torch import Tensor
+from torch.overrides import TorchFunctionMode
 
-from ratchet.amd.architectures import PretendedDevice, clocks_of
+from ratchet.amd.architectures import Architecture, PretendedDevice, clocks_of
 from ratchet.amd.compile.fake_driver import capability
-from ratchet.amd.compile.generators import PretendedGenerator
 from ratchet.base.errors import KernelError
+
+# Generators of random numbers that say they are a GPU's.
+#
+# A GPU's generator counts: its state is a seed and an offset, and kernels draw from both. What is
+# drawn here comes from a generator of the CPU, whose state is much larger. So each of its states
+# that a program asks for is kept under an offset.
+
+STEP: Final = 4
+"""Offsets are multiples of it, as on a GPU."""
+MIX: Final = 0x9E3779B97F4A7C15
+MOST_KEPT: Final = 4096
+"""The last states that are remembered."""
+_Generator: Final = torch.Generator
+
+
+class _AnyGenerator(type(torch.Generator)):  # type: ignore[misc]
+    """Lets `isinstance` be true for torch's own generators too."""
+
+    def __instancecheck__(cls, one: object) -> bool:
+        return isinstance(one, _Generator)
+
+
+class PretendedGenerator(torch.Generator, metaclass=_AnyGenerator):
+    """A generator on the GPU that draws from one of the CPU; one on the host is torch's own."""
+
+    def __new__(cls, device: object = None) -> PretendedGenerator:
+        if device is None or torch.device(device).type == "cpu":  # type: ignore[call-overload]
+            return _Generator()  # type: ignore[return-value]
+        return super().__new__(cls, device="cpu")  # type: ignore[call-arg]
+
+    def __init__(self, device: object = None) -> None:
+        self._source: torch.Generator = self
+        self._seeded = self._seed = _Generator.initial_seed(self)
+        self._last = 0
+        self._offsets: dict[bytes, int] = {}
+        self._states: dict[tuple[int, int], bytes] = {}
+
+    @classmethod
+    def of(cls, source: torch.Generator) -> PretendedGenerator:
+        """Return a generator that draws from an existing one of the CPU."""
+        made = cls("cuda")
+        made._source = source
+        made._seeded = made._seed = source.initial_seed()
+        return made
+
+    @property
+    def device(self) -> torch.device:  # type: ignore[override]
+        return torch.device("cuda", 0)
+
+    def manual_seed(self, seed: int) -> PretendedGenerator:
+        _Generator.manual_seed(self._source, seed)
+        return self
+
+    def seed(self) -> int:
+        return _Generator.seed(self._source)
+
+    def initial_seed(self) -> int:
+        found = _Generator.initial_seed(self._source)
+        return self._seed if found == self._seeded else found
+
+    def get_offset(self) -> int:
+        return int(self.get_state().view(torch.int64)[1])
+
+    def set_offset(self, offset: int) -> PretendedGenerator:
+        self._set(self.initial_seed(), offset)
+        return self
+
+    def get_state(self) -> Tensor:
+        """Return 16 bytes on the host: the seed and the offset, an int64 each."""
+        seed, state = self.initial_seed(), _bytes(_Generator.get_state(self._source))
+        if state == _bytes(_Generator().manual_seed(seed).get_state()):
+            offset = 0
+        elif state in self._offsets:
+            offset = self._offsets[state]
+        else:
+            offset = self._last = self._last + STEP
+        self._keep(seed, offset, state)
+        signed = seed - (1 << 64) if seed >> 63 else seed
+        return torch.tensor([signed, offset], dtype=torch.int64, device="cpu").view(torch.uint8)
+
+    def set_state(self, state: Tensor) -> PretendedGenerator:
+        """Go on from a state: one that was returned, or any seed and offset."""
+        seed, offset = (int(one) for one in state.view(torch.int64))
+        self._set(seed % (1 << 64), offset)
+        return self
+
+    def _set(self, seed: int, offset: int) -> None:
+        state = self._states.get((seed, offset))
+        if state is not None:
+            _Generator.set_state(
+                self._source, torch.frombuffer(bytearray(state), dtype=torch.uint8)
+            )
+        else:
+            _Generator.manual_seed(self._source, (seed + offset * MIX) % (1 << 64))
+            self._keep(seed, offset, _bytes(_Generator.get_state(self._source)))
+            self._last = max(self._last, offset)
+        self._seed, self._seeded = seed, _Generator.initial_seed(self._source)
+
+    def _keep(self, seed: int, offset: int, state: bytes) -> None:
+        self._offsets[state], self._states[seed, offset] = offset, state
+        for kept in (self._offsets, self._states):
+            if len(kept) > MOST_KEPT:
+                kept.pop(next(iter(kept)))  # type: ignore[call-overload]
+
+
+def _bytes(state: Tensor) -> bytes:
+    with torch._C.DisableTorchFunction():
+        return bytes(state.numpy())
+
 
 PRETENDED_HIP: Final = "7.0"
 """`torch.version.hip` to a program: public code chooses warps and blocks by it."""
@@ -278,3 +390,85 @@ def _properties(device: PretendedDevice) -> SimpleNamespace:
         * one.wavefront_size,
         max_threads_per_block=1024,
     )
+
+
+# Tensors that claim to be on a GPU, on a machine without one; only for a candidate's sandbox.
+#
+# Meta tensors have shapes, strides and dtypes but no values, so a problem of any size costs
+# nothing. An entry that reads a value on the host (`lengths.max().item()`) needs values, and gets
+# tensors on the CPU. Both only claim the GPU as their device: torch's fake tensors cannot even be
+# sliced for a device that this build of torch lacks.
+
+FIRST_ADDRESS, ADDRESS_STEP = 1 << 40, 1 << 36
+"""Each storage begins at its own multiple, as aligned as by a GPU's allocator."""
+
+
+@contextlib.contextmanager
+def pretended_device(architecture: Architecture, units: int, *, values: bool) -> Iterator[None]:
+    """Make `device="cuda"` work, and torch.cuda describe the GPU, inside."""
+    device = PretendedDevice(architecture=architecture, name=architecture.name, units=units)
+    with answering(device), torch.no_grad(), _SayCuda("cpu" if values else "meta"):
+        yield
+
+
+def moved(tensors: Sequence[Tensor], *, values: bool) -> list[Tensor]:
+    """Return the tensors on the pretended device, with values or without."""
+    if values:
+        return list(tensors)
+    return [
+        torch.empty_strided(one.size(), one.stride(), dtype=one.dtype, device="cuda")
+        for one in tensors
+    ]
+
+
+class _SayCuda(TorchFunctionMode):
+    """Makes tensors claim the GPU as their device, and creates new ones on the real device."""
+
+    def __init__(self, device: str) -> None:
+        super().__init__()
+        self._device = torch.device(device)
+        self._addresses = _Addresses()
+
+    def __torch_function__(
+        self,
+        func: Callable[..., object],
+        types: object,
+        args: Sequence[object] = (),
+        kwargs: Mapping[str, object] | None = None,
+    ) -> object:
+        if func == torch.Tensor.device.__get__:
+            return torch.device("cuda", 0)
+        if func == torch.Tensor.is_cuda.__get__:  # type: ignore[attr-defined]
+            return True
+        tensor = args[0] if args else None
+        if isinstance(tensor, Tensor):
+            if func is torch.Tensor.data_ptr and tensor.is_meta:
+                return self._addresses.of(tensor)
+            if func in (torch.Tensor.cuda, torch.Tensor.cpu) and self._device.type == "cpu":
+                return tensor
+            if func is torch.Tensor.cuda:
+                return tensor.to(self._device)
+        own = {key: self._real(value) for key, value in (kwargs or {}).items()}
+        return func(*(self._real(value) for value in args), **own)
+
+    def _real(self, value: object) -> object:
+        """Return the real device for the pretended one, and other values unchanged."""
+        named = isinstance(value, str) and (value == "cuda" or value.startswith("cuda:"))
+        if named or (isinstance(value, torch.device) and value.type == "cuda"):
+            return self._device
+        return value
+
+
+class _Addresses:
+    """A fixed address for each storage."""
+
+    def __init__(self) -> None:
+        self._known: dict[int, int] = {}
+        self._count = itertools.count()
+
+    def of(self, tensor: Tensor) -> int:
+        """Return the result of `tensor.data_ptr()`."""
+        storage = tensor.untyped_storage()._cdata
+        if storage not in self._known:
+            self._known[storage] = FIRST_ADDRESS + ADDRESS_STEP * next(self._count)
+        return self._known[storage] + int(tensor.storage_offset()) * tensor.element_size()

@@ -19,9 +19,8 @@ import msgspec
 
 from ratchet.amd.architectures import ARCHITECTURES, Architecture
 from ratchet.amd.compile import assembly, tools
-from ratchet.amd.compile.device_check import DeviceTexts, check_device
 from ratchet.amd.compile.fake_driver import CompiledTexts, FakeDriver
-from ratchet.amd.compile.hip_sources import HipSources, compile_sources
+from ratchet.amd.compile.hip_compiler import DeviceTexts, HipSources, check_device, compile_sources
 from ratchet.base.process.channel import Message, inherited
 from ratchet.judge.kernels.carried_files import split_files
 from ratchet.judge.kernels.kernel import Kernel
@@ -84,13 +83,13 @@ class ProfileWorker:
         return None
 
     def _call(self, message: Message, architecture: Architecture, *, values: bool) -> None:
-        from ratchet.amd.compile import fake_device
+        from ratchet.amd.compile import torch_cuda
 
         case = msgspec.convert(message["case"], Case)
         form = msgspec.convert(message["model"], ModelForm | None)
         drawn = _inputs(case, form, message["text"], values=values)
-        with fake_device.pretended_device(architecture, message["units"], values=values):
-            inputs = fake_device.moved(drawn, values=values)
+        with torch_cuda.pretended_device(architecture, message["units"], values=values):
+            inputs = torch_cuda.moved(drawn, values=values)
             entry = _load(Kernel.from_json(message["kernel"]), is_model=form is not None)
             entry(*inputs, case.scalars)
 

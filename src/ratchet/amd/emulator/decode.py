@@ -13,22 +13,19 @@ from typing import Final
 
 from ratchet.amd.architectures import ARCHITECTURES
 from ratchet.amd.emulator import forms, source
-from ratchet.amd.emulator.kernel_text import FUNCTION
-from ratchet.amd.emulator.modifiers import (
+from ratchet.amd.emulator.operands import (
     DPP,
+    DROPPED,
     HALVES,
+    NO_OPERAND,
     OUTPUT,
     SDWA,
-    first_signs,
-    selections,
-    vector_modifiers,
-)
-from ratchet.amd.emulator.operands import (
-    DROPPED,
-    NO_OPERAND,
     MachineOperand,
+    first_signs,
     parse_operand,
     registers_of,
+    selections,
+    vector_modifiers,
 )
 from ratchet.amd.emulator.operations import NOTHING, MachineOperation
 from ratchet.base.errors import KernelError
@@ -508,3 +505,6 @@ def _written(text: str) -> str:
 
 def _read(text: str) -> list[str]:
     return re.findall(r"\bv\d+\b", text)[1:]
+
+
+FUNCTION: Final = re.compile(r"^\s+\.type\s+(\S+),@function", re.MULTILINE)

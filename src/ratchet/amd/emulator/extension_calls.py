@@ -26,7 +26,7 @@ from ratchet.amd.architectures import PretendedDevice
 from ratchet.amd.emulator.extension_build import PROGRAM
 from ratchet.amd.emulator.gpu_memory import APART_BYTES, GpuBlock, GpuMemory
 from ratchet.amd.emulator.hip_runtime import HipRuntime, move
-from ratchet.amd.emulator.kernel_text import plain_name
+from ratchet.amd.emulator.linking import plain_name
 from ratchet.base.errors import KernelError
 
 DYNAMO: Final = "torch._dynamo"

@@ -7,17 +7,19 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Final
 
-from ratchet.amd.emulator.modifiers import (
+from ratchet.amd.emulator.operands import (
+    NO_OPERAND,
     OFFEN,
     RETURNS,
     TO_LDS,
+    MachineOperand,
     bits_of,
     check_only,
     number_of,
+    parse_operand,
     selections,
     swizzle_pattern,
 )
-from ratchet.amd.emulator.operands import NO_OPERAND, MachineOperand, parse_operand
 from ratchet.base.errors import KernelError
 
 CACHE_HINTS: Final = frozenset(("glc", "slc", "dlc", "nt", "sc0", "sc1", "th", "scope"))

@@ -19,12 +19,21 @@ from typing import Any, Final
 import msgspec
 
 from ratchet.amd.architectures import ARCHITECTURES
-from ratchet.amd.compile import hip_compiler, hip_sources
-from ratchet.amd.compile.hip_sources import HipSources
+from ratchet.amd.compile import hip_compiler
+from ratchet.amd.compile.hip_compiler import (
+    OWN_HEADERS,
+    PRECOMPILED,
+    RUNTIME_SOURCES,
+    SIDES,
+    HipSources,
+    find_hip,
+    precompile,
+    shared_options,
+)
 from ratchet.amd.compile.process import ProfileProcess, hip_interface
 from ratchet.amd.compile.tools import HEADERS
+from ratchet.amd.emulator import source
 from ratchet.amd.emulator.extension_build import PROGRAM, ExtensionOrder, build_extension
-from ratchet.amd.emulator.precompiled import precompiled
 from ratchet.base import scratch
 from ratchet.base.errors import KernelError
 from ratchet.base.process import Clock
@@ -35,7 +44,49 @@ from ratchet.judge.kernels.languages import cpp
 from ratchet.judge.kernels.languages.precompiled_headers import keep_few
 from ratchet.judge.sandbox.packed_files import PackedFiles
 
-MOST_KEPT: Final = 64
+# HIP's headers, with torch's or without, precompiled once for each target.
+#
+# They take nine tenths of a small program's compilation.
+#
+# They hold nothing of a candidate's, and its sandbox can only read them.
+
+FOLDERS: Final = {True: "torch-headers", False: "hip-headers"}
+"""The cache's folders of headers with torch's and without."""
+MOST_HEADERS: Final = 6
+"""Most sets of each kind in the cache, at 180 MB with torch's headers and 25 without; the oldest is
+removed."""
+
+
+def precompiled(target: str, *, with_torch: bool) -> Path | None:
+    """Return the folder of a target's precompiled headers; None if they cannot be made here."""
+    try:
+        folder = cpp.cache_folder() / FOLDERS[with_torch] / _key(target, with_torch)
+        if not _is_whole(folder):
+            with scratch.locked(folder):  # another command that precompiles the same is waited for
+                if not _is_whole(folder):
+                    precompile(folder, ARCHITECTURES[target], with_torch=with_torch)
+            keep_few(folder.parent, MOST_HEADERS)
+    except (OSError, KernelError):
+        return None  # the program's own compilation says what is wrong
+    return folder
+
+
+def _is_whole(folder: Path) -> bool:
+    return all((folder / f"{side}.pch").exists() for side in SIDES)
+
+
+def _key(target: str, with_torch: bool) -> str:
+    tools, architecture = find_hip(), ARCHITECTURES[target]
+    parts = shared_options(tools, architecture, with_torch=with_torch)
+    parts += [version("torch"), tools.clang]
+    parts += PRECOMPILED
+    parts += [str(os.stat(os.path.realpath(tools.clang)).st_mtime_ns)]
+    files = (*OWN_HEADERS.rglob("*"), *RUNTIME_SOURCES)
+    parts += [one.read_text() for one in sorted(files) if one.is_file()]
+    return hashlib.sha256("\n".join(parts).encode()).hexdigest()[:24]
+
+
+MOST_BUILDS: Final = 64
 """Most compiled programs in the cache; the oldest is removed."""
 MOST_BYTES: Final = 8 << 20
 """Most text of one program."""
@@ -117,7 +168,7 @@ def _kept(sources: HipSources, clock: Clock, headers: Path | None) -> Path:
         (whole / PROGRAM).write_bytes(host)
         with contextlib.suppress(OSError):  # another process was first
             os.rename(whole, folder)
-    keep_few(place, MOST_KEPT)
+    keep_few(place, MOST_BUILDS)
     return folder
 
 
@@ -147,7 +198,7 @@ def toolchain(target: str) -> str:
             parts.append(f"{one}:{told.st_size}:{told.st_mtime_ns}")
     if tools.whole:
         parts += hip_compiler.shared_options(tools, architecture, with_torch=True)
-    own = (hip_compiler.__file__, hip_sources.__file__)
+    own = (hip_compiler.__file__,)
     files = (
         *hip_compiler.OWN_HEADERS.rglob("*"),
         *HEADERS.rglob("*"),
@@ -155,3 +206,27 @@ def toolchain(target: str) -> str:
     )
     parts += [one.read_text() for one in sorted(files) if one.is_file()]
     return hashlib.sha256("\n".join(parts).encode()).hexdigest()
+
+
+# Compile the machine once, into the cache of compiled kernels.
+
+TIMEOUT_S: Final = 900.0
+"""It takes 12 s on an idle core, and much longer on a busy one."""
+FLAGS: Final = (
+    "-O2",
+    "-fvect-cost-model=dynamic",
+    "-march=native",
+    "-ffp-contract=off",
+    "-fno-math-errno",
+    "-shared",
+    "-fPIC",
+    "-std=c++17",
+)
+"""A product and a sum must round twice: the GPU's instruction says when they round once."""
+
+
+def compiled_machine(target: str) -> Path:
+    """Return the machine's library for a target's waves; raises CompilerMissing."""
+    text = source.written(ARCHITECTURES[target].wavefront_size)
+    kernel = Kernel(name="emulator", language="cpp", source=text, entry="ratchet_emulate")
+    return cpp.compile_kernel(kernel, flags=FLAGS, timeout_s=TIMEOUT_S)

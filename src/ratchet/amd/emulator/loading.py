@@ -24,14 +24,16 @@ from ratchet.amd.compile.fake_driver import (
 )
 from ratchet.amd.compile.torch_cuda import asked
 from ratchet.amd.emulator.decode import DecodedKernel
-from ratchet.amd.emulator.instruction_order import assembly, timeline
 from ratchet.amd.emulator.launch import (
     INSTRUCTION_LIMIT,
     NOT_EMULATED,
     Emulator,
+    FailedLaunch,
     LaunchCounts,
     LaunchMemory,
     LaunchValue,
+    assembly,
+    timeline,
 )
 from ratchet.amd.emulator.linking import PlacedVariables, linked_kernel
 from ratchet.amd.emulator.pretending import GPU, MARK, EmulatedGpu
@@ -92,16 +94,6 @@ class EmulatedLaunch:
             "workgroup_waves": self.workgroup_waves,
             "workgroup_lds_bytes": self.lds_bytes,
         }
-
-
-@dataclass(frozen=True, kw_only=True, slots=True)
-class FailedLaunch:
-    """A launch that was not executed to its end, and the reason."""
-
-    kernel: str
-    reason: str
-    is_refused: bool
-    """The emulator cannot run it; else the kernel did what a GPU forbids."""
 
 
 class _ToldAddresses:

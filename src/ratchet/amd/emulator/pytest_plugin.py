@@ -38,8 +38,7 @@ def pytest_load_initial_conftests(early_config: pytest.Config) -> None:
         return
     import pytest
 
-    from ratchet.amd.emulator.program.emulate import settings_for
-    from ratchet.amd.emulator.program.settings import VARIABLE, check_autotune
+    from ratchet.amd.emulator.program import VARIABLE, check_autotune, settings_for
     from ratchet.base.errors import RatchetError
 
     try:
@@ -48,7 +47,7 @@ def pytest_load_initial_conftests(early_config: pytest.Config) -> None:
             folder = tempfile.mkdtemp(prefix="ratchet-emulate-")
             setattr(early_config, FOLDER, folder)
             settings_for(target, folder, autotune).publish()
-        from ratchet.amd.emulator.program.start import begin_from_environment
+        from ratchet.amd.emulator.start import begin_from_environment
 
         begin_from_environment()
     except RatchetError as error:
@@ -64,10 +63,8 @@ def pytest_terminal_summary(terminalreporter: Any, exitstatus: int, config: pyte
 
     from rich.console import Console
 
-    from ratchet.amd.emulator.program.counted import read_result
-    from ratchet.amd.emulator.program.settings import pretended_device
-    from ratchet.amd.emulator.program.start import write_now
-    from ratchet.amd.emulator.show import emulate_report
+    from ratchet.amd.emulator.program import emulate_report, pretended_device, read_result
+    from ratchet.amd.emulator.start import write_now
     from ratchet.base.show.terminal import print_report
 
     write_now()
@@ -90,7 +87,7 @@ def pytest_unconfigure(config: pytest.Config) -> None:
     """Remove the folder of the counts."""
     folder = getattr(config, FOLDER, None)
     if folder is not None:
-        from ratchet.amd.emulator.program.settings import VARIABLE
+        from ratchet.amd.emulator.program import VARIABLE
 
         os.environ.pop(VARIABLE, None)
         shutil.rmtree(folder, ignore_errors=True)

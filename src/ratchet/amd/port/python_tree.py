@@ -10,7 +10,7 @@ from dataclasses import dataclass, replace
 from functools import cached_property
 from typing import Final, TypeVar
 
-from ratchet.amd.port.source import CodeText
+from ratchet.amd.port.rule import CodeText
 
 Kind = TypeVar("Kind", bound=ast.AST)
 CUDA_ARGUMENTS: Final = frozenset(("cuda_sources", "cuda_source", "cuda_src"))

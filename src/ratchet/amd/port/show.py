@@ -10,9 +10,9 @@ from typing import Final
 from urllib.parse import quote
 
 from ratchet.amd.port.compile import Compilation, by_file
-from ratchet.amd.port.finding import PortFinding
-from ratchet.amd.port.port_result import PortResult
-from ratchet.amd.port.rules.table import all_rules
+from ratchet.amd.port.porting import PortResult
+from ratchet.amd.port.rule import PortFinding
+from ratchet.amd.port.rules import all_rules
 from ratchet.amd.port.scan import ScannedFile
 from ratchet.base import VERSION
 from ratchet.base.show import model as m

@@ -6,8 +6,7 @@ from typing import Any
 
 import pytest
 
-from ratchet.amd.emulator.estimates.bound import estimate, hottest, words
-from ratchet.amd.emulator.estimates.counts import read_told
+from ratchet.amd.emulator.estimates import estimate, hottest, read_told, words
 
 COUNTS = {
     "launches": 1,

@@ -10,9 +10,9 @@ from typing import Any
 
 import pytest
 
-from ratchet.amd.emulator.estimates import references
-from ratchet.amd.emulator.estimates.inductor import check_version
-from ratchet.amd.emulator.estimates.references import CompiledReferences, ReferenceWork, said
+from ratchet.amd import targets
+from ratchet.amd.emulator.reference_worker import check_version
+from ratchet.amd.targets import CompiledReferences, ReferenceWork, said
 from ratchet.base.errors import JudgeError, KernelError
 from ratchet.base.process import Clock
 from ratchet.judge.kernels.library import kernels_for
@@ -65,7 +65,7 @@ class Compiler:
 
 def test_the_ratio_is_that_of_the_two_bounds(monkeypatch: pytest.MonkeyPatch) -> None:
     compiler = Compiler([ReferenceWork(told=TOLD)])
-    monkeypatch.setattr(references, "_works", compiler)
+    monkeypatch.setattr(targets, "_works", compiler)
     kept = CompiledReferences()
     cases = emulated(NAMES[0])
     for _ in range(2):  # the second time from memory
@@ -81,7 +81,7 @@ def test_the_ratio_is_that_of_the_two_bounds(monkeypatch: pytest.MonkeyPatch) ->
 
 def test_a_reference_that_cannot_be_compiled_has_one_line(monkeypatch: pytest.MonkeyPatch) -> None:
     why = "Inductor leaves aten.mm.default to a library, whose code is not here"
-    monkeypatch.setattr(references, "_works", Compiler([ReferenceWork(missing=why)] * 2))
+    monkeypatch.setattr(targets, "_works", Compiler([ReferenceWork(missing=why)] * 2))
     cases = CompiledReferences().compared(emulated(*NAMES[:2]), PROBLEM, Clock.of(60.0))
     assert [one.estimated_speedup for one in cases] == [None, None]
     (line,) = said(cases)
@@ -90,7 +90,7 @@ def test_a_reference_that_cannot_be_compiled_has_one_line(monkeypatch: pytest.Mo
 
 def test_a_compiler_that_dies_leaves_what_was_known(monkeypatch: pytest.MonkeyPatch) -> None:
     compiler = Compiler([ReferenceWork(told=TOLD)], fails=True)
-    monkeypatch.setattr(references, "_works", compiler)
+    monkeypatch.setattr(targets, "_works", compiler)
     kept = CompiledReferences()
     first, second = kept.compared(emulated(*NAMES[:2]), PROBLEM, Clock.of(60.0))
     assert first.estimated_speedup and second.estimated_speedup is None
@@ -112,9 +112,9 @@ def test_a_torch_that_is_known_is_taken(version: str) -> None:
 
 LOWERED = """
 import torch
-from ratchet.amd.emulator.estimates.inductor import pretend, written
-from ratchet.amd.emulator.estimates.worker import CountingDriver, install
-from ratchet.amd.emulator.build import compiled_machine
+from ratchet.amd.emulator.reference_worker import pretend, written
+from ratchet.amd.emulator.reference_worker import CountingDriver, install
+from ratchet.amd.emulator.hip_build import compiled_machine
 from ratchet.amd.architectures import ARCHITECTURES
 
 pretend(ARCHITECTURES["gfx942"], 304)

@@ -3,18 +3,50 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
+from functools import cache
+from pathlib import Path
 from typing import TYPE_CHECKING, Final
 
+from ratchet.amd.emulator import extension_build
 from ratchet.amd.port.cuda_tree import CudaTree
-from ratchet.amd.port.finding import Edit, Match
-from ratchet.amd.port.hipify import hip_names
-from ratchet.amd.port.rules.rule import Rules
+from ratchet.amd.port.rule import HEADERS, Edit, Match, Rules
 from ratchet.amd.port.rules.warp import around
-from ratchet.amd.port.rules.words import HEADERS
+from ratchet.base.errors import PortError
 
 if TYPE_CHECKING:
     from tree_sitter import Node
+
+
+# torch's own hipify for the bytes of a file: names of CUDA's API become HIP's.
+
+
+@cache
+def hip_names() -> Mapping[str, str]:
+    """Return torch's map of names, read from its files: importing torch takes seconds.
+
+    Raises:
+        PortError: torch has no such files.
+    """
+    try:
+        made = extension_build.hipify_module()
+    except ImportError as error:
+        raise PortError("torch.utils.hipify is missing: install torch") from error
+    return {name: str(instead) for name, instead in made.PYTORCH_MAP.items()}
+
+
+def hipified(text: bytes, name: str) -> bytes:
+    """Return a text as torch.utils.hipify rewrites it; `name` decides by its suffix.
+
+    Raises:
+        PortError: the text is not UTF-8.
+    """
+    try:
+        words = text.decode()
+    except UnicodeDecodeError as error:
+        raise PortError(f"{name} is not UTF-8: hipify cannot read it") from error
+    return extension_build.hipified(words, Path(name).suffix).encode()
+
 
 RULES: Final = Rules[CudaTree]()
 

@@ -7,10 +7,18 @@ import re
 from collections.abc import Iterator
 from typing import Final
 
-from ratchet.amd.port.finding import Edit, Match
 from ratchet.amd.port.python_tree import PythonTree
-from ratchet.amd.port.rules.rule import Rules
-from ratchet.amd.port.rules.words import FLAGS, LINKED, MODULES, PROGRAMS, SWITCHES, VARIABLES
+from ratchet.amd.port.rule import (
+    FLAGS,
+    LINKED,
+    MODULES,
+    PROGRAMS,
+    SWITCHES,
+    VARIABLES,
+    Edit,
+    Match,
+    Rules,
+)
 
 RULES: Final = Rules[PythonTree]()
 

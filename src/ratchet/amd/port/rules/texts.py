@@ -7,9 +7,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import Final
 
-from ratchet.amd.port.finding import Match
-from ratchet.amd.port.rules.rule import Rules
-from ratchet.amd.port.rules.words import (
+from ratchet.amd.port.rule import (
     CMAKE_PACKAGES,
     CMAKE_TARGETS,
     FLAGS,
@@ -17,8 +15,10 @@ from ratchet.amd.port.rules.words import (
     PACKAGES,
     PROGRAMS,
     VARIABLES,
+    CodeText,
+    Match,
+    Rules,
 )
-from ratchet.amd.port.source import CodeText
 
 WHEELS: Final = re.compile(r"(?:whl/|\+|[:_-])(cu1[0-9]{2}|cuda-?1[0-9](?:\.[0-9]+)*)\b")
 KUBERNETES: Final = "nvidia.com/gpu"

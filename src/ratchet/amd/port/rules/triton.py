@@ -7,10 +7,9 @@ import re
 from collections.abc import Iterator
 from typing import Final
 
-from ratchet.amd.port.finding import Edit, Match
 from ratchet.amd.port.python_tree import PythonTree, keyword, number
+from ratchet.amd.port.rule import Edit, Match, Rules
 from ratchet.amd.port.rules.device import LDS_BYTES
-from ratchet.amd.port.rules.rule import Rules
 
 RULES: Final = Rules[PythonTree]()
 

@@ -11,8 +11,7 @@ from collections.abc import Iterator
 from typing import TYPE_CHECKING, Final
 
 from ratchet.amd.port.cuda_tree import Called, CudaTree
-from ratchet.amd.port.finding import Edit, Match
-from ratchet.amd.port.rules.rule import Rules
+from ratchet.amd.port.rule import Edit, Match, Rules
 
 if TYPE_CHECKING:
     from tree_sitter import Node

@@ -195,7 +195,7 @@ class Census:
         if loading is None:
             yield
             return
-        launcher = loading.Anyer
+        launcher = loading.EmulatedLauncher
         run = launcher.run
 
         def counted(one: object, *given: object) -> Any:

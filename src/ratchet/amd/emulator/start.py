@@ -16,18 +16,11 @@ import triton
 
 from ratchet import base
 from ratchet.amd.compile.torch_cuda import asked
-from ratchet.amd.emulator.estimates.bound import estimate, matrix_cycles
-from ratchet.amd.emulator.estimates.counts import read_told
-from ratchet.amd.emulator.loading import (
-    EmulatedLaunch,
-    EmulatorDriver,
-    FailedLaunch,
-    install,
-    poison_new_memory,
-)
+from ratchet.amd.emulator.estimates import estimate, matrix_cycles, read_told
+from ratchet.amd.emulator.launch import FailedLaunch
+from ratchet.amd.emulator.loading import EmulatedLaunch, EmulatorDriver, install, poison_new_memory
 from ratchet.amd.emulator.pretending import EmulatedGpu
-from ratchet.amd.emulator.program.counted import ProcessRecord
-from ratchet.amd.emulator.program.settings import ProgramSettings, pretended_device, published
+from ratchet.amd.emulator.program import ProcessRecord, ProgramSettings, pretended_device, published
 from ratchet.base import Json
 from ratchet.judge.workers.candidate.census import add_launch
 

@@ -33,7 +33,7 @@ class BeginAfterTorch(importlib.abc.MetaPathFinder):
         def run_then_begin(module: ModuleType) -> None:
             run(module)
             try:
-                start = importlib.import_module("ratchet.amd.emulator.program.start")
+                start = importlib.import_module("ratchet.amd.emulator.start")
             except ImportError as error:
                 sys.exit(
                     f"ratchet: {sys.executable} cannot import Ratchet ({error}): run the command "

@@ -1,0 +1,413 @@
+"""Run a command whose Python processes meet an emulated GPU, and tell what they launched.
+
+The command is the user's own and is trusted as such: it is not confined.
+"""
+
+from __future__ import annotations
+
+import importlib.util
+import linecache
+import os
+import shlex
+import tempfile
+from collections import Counter
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import asdict, dataclass, field
+from pathlib import Path
+from typing import IO, Final, Literal, get_args
+from xml.etree import ElementTree
+
+import msgspec
+
+from ratchet.amd.architectures import ARCHITECTURES, PretendedDevice
+from ratchet.amd.emulator.decode import TARGETS
+from ratchet.amd.emulator.estimates import estimate, read_told
+from ratchet.amd.emulator.hip_build import compiled_machine
+from ratchet.amd.emulator.launch import INSTRUCTION_LIMIT, FailedLaunch
+from ratchet.base import Json
+from ratchet.base.devices import catalogue
+from ratchet.base.errors import KernelError
+from ratchet.base.process.child import run_command
+from ratchet.base.show import model as m
+from ratchet.base.show.words import counted, show_bytes, show_time
+from ratchet.judge.verdict import EmulatedBound, EmulatedKernel
+
+# Settings of an emulated program, and the variable that hands them to its processes.
+
+VARIABLE: Final = "RATCHET_EMULATE"
+Autotune = Literal["first", "bound"]
+LARGEST: Final = {"gfx90a": "MI250X", "gfx942": "MI300X", "gfx950": "MI355X"}
+"""The device that a program is told about, of those that run a target's code."""
+MAKER: Final = {"MI": "AMD Instinct", "RX": "AMD Radeon"}
+
+
+class ProgramSettings(msgspec.Struct, frozen=True, kw_only=True):
+    """Facts that every process of an emulated program needs to know."""
+
+    target: str
+    library: str
+    """The compiled emulator."""
+    folder: str
+    """The folder in which each process writes what it launched."""
+    autotune: Autotune = "first"
+    limit: int = INSTRUCTION_LIMIT
+    """The most wave instructions of one launch."""
+
+    def publish(self) -> None:
+        """Hand the settings to the processes that this one starts."""
+        os.environ[VARIABLE] = self.text()
+
+    def text(self) -> str:
+        """Return the value of the variable."""
+        return msgspec.json.encode(self).decode()
+
+
+def published() -> ProgramSettings | None:
+    """Return the settings that a parent process handed over, if one did."""
+    text = os.environ.get(VARIABLE)
+    return msgspec.json.decode(text, type=ProgramSettings) if text else None
+
+
+def check_target(target: str) -> str:
+    """Return a target that can be emulated; raises KernelError for another."""
+    if target not in TARGETS:
+        raise KernelError(f"target {target!r} is not emulated: use one of {', '.join(TARGETS)}")
+    return target
+
+
+def check_autotune(mode: str) -> Autotune:
+    """Return a way to choose an autotuner's configuration; raises KernelError for another."""
+    for one in get_args(Autotune):
+        if one == mode:
+            return one  # type: ignore[no-any-return]
+    raise KernelError(f"--autotune {mode} is not known: use first or bound")
+
+
+def pretended_device(target: str) -> PretendedDevice:
+    """Return the device that a program on a target is told about."""
+    found = catalogue.load().of_target(target)
+    chosen = next((one for one in found if one.name == LARGEST.get(target)), None)
+    device = chosen or max(found, key=lambda one: one.units or 0)
+    maker = MAKER.get(device.name[:2], "AMD")
+    return PretendedDevice(
+        architecture=ARCHITECTURES[target],
+        name=f"{maker} {device.name}",
+        units=int(device.units or 0),
+        memory_bytes=int((device.number("memory") or 64) * (1 << 30) / device.logical_devices),
+    )
+
+
+def inject_folder() -> Path:
+    """Return the folder whose sitecustomize begins the emulation."""
+    return Path(__file__).with_name("inject")
+
+
+# The result of an emulated program: launches, faults, hot lines and bounds.
+
+HOTTEST: Final = 3
+UNITS: Final = ("memory", "matrix", "vector", "lds")
+
+
+class ProcessRecord(msgspec.Struct, frozen=True, kw_only=True):
+    """The launches of one process, as they are written to a file."""
+
+    groups: dict[str, dict[str, Json]]
+    """Counts in the form of a census, by kernel, programs and waves, and the kernel's file."""
+    failed: list[tuple[FailedLaunch, int]]
+    asked: dict[str, int]
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class HotLine:
+    """A source line with its shares of the kernel's cycles and bytes."""
+
+    place: str
+    text: str
+    cycles: float
+    moved: float
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class ProgramKernel:
+    """The launches of one kernel, added up."""
+
+    name: str
+    launches: int
+    instructions: int
+    touched_bytes: int
+    bound_s: float | None
+    """A lower bound on the time of all launches; None without a known device."""
+    limit: str
+    """The unit with most of the bound: memory, matrix, vector or lds."""
+    hottest: tuple[HotLine, ...]
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class ProgramFault:
+    """A launch that failed, with how often it did."""
+
+    kernel: str
+    kind: str
+    """`refused`: the emulator cannot run it. `fault`: the kernel did what a GPU forbids."""
+    reason: str
+    count: int
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class ProgramResult:
+    """An emulated program, when it is over."""
+
+    target: str
+    device: str
+    command: tuple[str, ...]
+    exit_code: int
+    kernels: tuple[ProgramKernel, ...]
+    faults: tuple[ProgramFault, ...]
+    asked: Mapping[str, int] = field(default_factory=dict)
+    """Questions of the program that have no true answer, with counts."""
+
+    @property
+    def launches(self) -> int:
+        """The launches that were executed."""
+        return sum(one.launches for one in self.kernels)
+
+    @property
+    def code(self) -> int:
+        """The exit code: the program's, or 1 if it hid a launch that failed."""
+        return self.exit_code or int(bool(self.faults))
+
+    def as_json(self) -> dict[str, object]:
+        return {"launches": self.launches, **asdict(self)}
+
+    def as_junit(self) -> bytes:
+        """Return JUnit's XML: a test case for each kernel, which fails if one launch did."""
+        names = dict.fromkeys([*(one.name for one in self.kernels), *_failing(self.faults)])
+        suite = ElementTree.Element(
+            "testsuite",
+            name=f"ratchet emulate {self.target}",
+            tests=str(len(names)),
+            failures=str(len(set(_failing(self.faults)))),
+        )
+        for name in names:
+            case = ElementTree.SubElement(suite, "testcase", classname=self.target, name=name)
+            for fault in self.faults:
+                if fault.kernel == name:
+                    said = ElementTree.SubElement(
+                        case, "failure", type=fault.kind, message=fault.reason
+                    )
+                    said.text = f"{fault.count} times"
+        text: bytes = ElementTree.tostring(suite, encoding="utf-8", xml_declaration=True)
+        return text
+
+
+def _failing(faults: Iterable[ProgramFault]) -> list[str]:
+    return [one.kernel for one in faults]
+
+
+def read_result(
+    folder: Path, *, target: str, device: str, command: tuple[str, ...], exit_code: int
+) -> ProgramResult:
+    """Return the result of the processes that wrote into a folder."""
+    records = [
+        msgspec.json.decode(path.read_bytes(), type=ProcessRecord)
+        for path in sorted(folder.glob("*.json"))
+    ]
+    found: dict[str, list[tuple[EmulatedKernel, str]]] = {}
+    failed: Counter[FailedLaunch] = Counter()
+    asked: Counter[str] = Counter()
+    for record in records:
+        asked.update(record.asked)
+        for launch, count in record.failed:
+            failed[launch] += count
+        for key, told in record.groups.items():
+            name = key.partition("|")[0]
+            file = str(told.pop("file", ""))
+            found.setdefault(name, []).extend(
+                (one, file) for one in read_told({name: told}, target)
+            )
+    kernels = [_kernel(name, parts, target) for name, parts in found.items()]
+    return ProgramResult(
+        target=target,
+        device=device,
+        command=command,
+        exit_code=exit_code,
+        kernels=tuple(sorted(kernels, key=lambda one: -(one.bound_s or 0))),
+        faults=tuple(
+            ProgramFault(
+                kernel=one.kernel,
+                kind="refused" if one.is_refused else "fault",
+                reason=one.reason,
+                count=count,
+            )
+            for one, count in failed.most_common()
+        ),
+        asked=dict(asked),
+    )
+
+
+def _kernel(name: str, parts: list[tuple[EmulatedKernel, str]], target: str) -> ProgramKernel:
+    bounds: list[EmulatedBound] = []
+    for one, _ in parts:
+        bounds += estimate("", target, [one]).bounds[:1]
+    units = {unit: sum(getattr(one, f"{unit}_s") for one in bounds) for unit in UNITS}
+    return ProgramKernel(
+        name=name,
+        launches=sum(one.launches for one, _ in parts),
+        instructions=sum(one.instructions for one, _ in parts),
+        touched_bytes=sum(one.touched_bytes for one, _ in parts),
+        bound_s=sum(one.time_s for one in bounds) if bounds else None,
+        limit=max(units, key=lambda unit: units[unit]) if bounds else "",
+        hottest=_hottest(parts),
+    )
+
+
+def _hottest(parts: list[tuple[EmulatedKernel, str]]) -> tuple[HotLine, ...]:
+    """Return the lines with the largest share of the cycles or bytes."""
+    cycles: Counter[str] = Counter()
+    moved: Counter[str] = Counter()
+    for kernel, _ in parts:
+        for line in kernel.lines:
+            cycles[line.place] += line.cycles
+            moved[line.place] += line.lines_64
+    all_cycles, all_moved = max(1, cycles.total()), max(1, moved.total())
+    lines = [
+        HotLine(
+            place=place or "no line",
+            text=source_line(place, parts[0][1]),
+            cycles=cycles[place] / all_cycles,
+            moved=moved[place] / all_moved,
+        )
+        for place in cycles
+    ]
+    return tuple(sorted(lines, key=lambda one: -max(one.cycles, one.moved))[:HOTTEST])
+
+
+def source_line(place: str, file: str) -> str:
+    """Return the text of a place `name:line` if `file` is its file; "" otherwise."""
+    name, _, line = place.rpartition(":")
+    if not line.isdecimal() or Path(file).name != name:
+        return ""
+    return " ".join(linecache.getline(file, int(line)).split())[:100]
+
+
+NO_TRITON: Final = "triton is not installed: pip install triton==3.7.1"
+
+
+def settings_for(
+    target: str, folder: str, autotune: Autotune = "first", limit: int = INSTRUCTION_LIMIT
+) -> ProgramSettings:
+    """Return the settings of a program, with the emulator compiled.
+
+    Raises KernelError for an unknown target, or without Triton or a C++ compiler.
+    """
+    check_target(target)
+    if importlib.util.find_spec("triton") is None:
+        raise KernelError(NO_TRITON)
+    library = str(compiled_machine(target))
+    return ProgramSettings(
+        target=target, library=library, folder=folder, autotune=autotune, limit=limit
+    )
+
+
+def emulate(
+    command: Sequence[str],
+    target: str,
+    *,
+    autotune: Autotune = "first",
+    limit: int = INSTRUCTION_LIMIT,
+    stdout: IO[bytes] | IO[str] | None = None,
+) -> ProgramResult:
+    """Run a command and return what its processes launched on the emulated GPU.
+
+    Its output goes where ours goes, or its stdout to the open file `stdout`.
+
+    Raises KernelError if the command cannot start, and as `settings_for` does.
+    """
+    if not command:
+        raise KernelError("no COMMAND: write ratchet emulate --target gfx942 -- pytest test_it.py")
+    with tempfile.TemporaryDirectory(prefix="ratchet-emulate-") as folder:
+        settings = settings_for(target, folder, autotune, limit)
+        environment = dict(os.environ)
+        own = (str(inject_folder()), environment.get("PYTHONPATH"))
+        environment["PYTHONPATH"] = os.pathsep.join(filter(None, own))
+        environment[VARIABLE] = settings.text()
+        try:
+            code = run_command(command, environment, stdout)
+        except OSError as error:
+            said = shlex.join(command)
+            raise KernelError(
+                f"{said} cannot start ({error.strerror}): check the command"
+            ) from None
+        return read_result(
+            Path(folder),
+            target=target,
+            device=pretended_device(target).name,
+            command=tuple(command),
+            exit_code=code if code >= 0 else 128 - code,
+        )
+
+
+# The report of `ratchet emulate`: launches, faults, hot lines and bounds of a program.
+
+MOST_KERNELS: Final = 20
+MOST_FAULTS: Final = 30
+COLUMNS: Final = (
+    m.name("kernel", "name"),
+    m.number("launches", "launches", lambda value: f"{value:,}"),
+    m.number("instructions", "instructions", lambda value: f"{value:,}"),
+    m.number("bytes touched", "touched_bytes", show_bytes),
+    m.number("at least", "bound_s", show_time),
+    m.Column("limited by", "limit"),
+)
+
+
+def emulate_report(result: ProgramResult) -> m.ResultReport:
+    """Return the summary of a program that ran on an emulated GPU."""
+    faults = [
+        (one.kind, one.kernel, f"{one.count:,}", one.reason) for one in result.faults[:MOST_FAULTS]
+    ]
+    asked = [f"{counted(count, 'call')} of {what}" for what, count in result.asked.items()]
+    hottest = _hottest_lines(result.kernels[:MOST_KERNELS])
+    left = len(result.kernels) - MOST_KERNELS
+    return m.ResultReport(
+        title=f"emulated on {result.target}",
+        heading="emulate",
+        headline=headline(result),
+        sections=m.blocks(
+            m.section("Failed launches", m.grid(("kind", "kernel", "times", "why"), faults, left=2))
+            if faults
+            else None,
+            m.section(
+                "Kernels",
+                m.ResultTable(COLUMNS, result.kernels[:MOST_KERNELS]),
+                f"and {counted(left, 'more kernel')}" if left > 0 else None,
+                "The bound says what a kernel cannot be faster than; nothing was timed.",
+            )
+            if result.kernels
+            else None,
+            m.section("Hottest lines", m.Lines(hottest)) if hottest else None,
+            m.section("Not answered", m.Lines(asked)) if asked else None,
+        ),
+    )
+
+
+def headline(result: ProgramResult) -> str:
+    """Return the answer in a sentence."""
+    where = f"on an emulated {result.device} ({result.target})"
+    if not result.launches and not result.faults:
+        return f"no Triton kernel was launched {where}"
+    failed = sum(one.count for one in result.faults)
+    said = f"{counted(result.launches, 'launch').replace('launchs', 'launches')} of "
+    said += f"{counted(len(result.kernels), 'kernel')} {where}"
+    return said + (f"; {failed:,} failed" if failed else "; none failed")
+
+
+def _hottest_lines(kernels: Sequence[ProgramKernel]) -> list[str]:
+    """Return a line for the hottest line of each kernel."""
+    said = []
+    for one in kernels:
+        for line in one.hottest[:1]:
+            shares = f"{line.cycles:.0%} of the cycles, {line.moved:.0%} of the bytes"
+            text = f": {line.text}" if line.text else ""
+            said.append(f"{one.name} at {line.place}, {shares}{text}")
+    return said
