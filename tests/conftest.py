@@ -23,7 +23,7 @@ from postgres_server import postgres
 
 from ratchet.amd.architectures import TARGETS
 from ratchet.base.ledger import connect
-from ratchet.judge.court.fleet import machines
+from ratchet.judge.court import machines
 from ratchet.judge.problems import problem_file
 from ratchet.judge.trial import held_together, kernel_trial, wear
 from ratchet.judge.trial.kernel_trial import KernelJudge

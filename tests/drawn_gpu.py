@@ -29,14 +29,13 @@ import numpy as np
 import pytest
 
 from ratchet.base.measure import Timing
-from ratchet.judge.stage_result import CandidateFault, Decided
 from ratchet.judge.trial import on_device
 from ratchet.judge.trial.device_clock import DeviceClock
 from ratchet.judge.trial.timing import decide, sample
 from ratchet.judge.trial.timing.arms import CANDIDATE, REFERENCE, TWIN
 from ratchet.judge.trial.timing.group_sequential import time_until_answered
 from ratchet.judge.trial.timing.sample import CaseTiming
-from ratchet.judge.verdict import Evidence
+from ratchet.judge.verdict import CandidateFault, Decided, Evidence
 
 ROUND_TRIPS_S = (0.0017, 0.0030)
 BATCH_S = 0.00012

@@ -11,11 +11,11 @@ from torch import Tensor, nn
 
 from ratchet.base.devices.probe import probe, software
 from ratchet.base.ledger import Fingerprint, Ledger
-from ratchet.judge.court.terms import Terms, trial_of
 from ratchet.judge.kernels.kernel import Kernel
 from ratchet.judge.kernels.library import LIBRARY
 from ratchet.judge.problems.problem import Problem
 from ratchet.judge.revision import revision
+from ratchet.judge.terms import Terms, trial_of
 from ratchet.judge.verdict import Verdict
 from ratchet.train.recipe.describe import signature_of
 from ratchet.train.recipe.installed import InstalledKernel

@@ -21,9 +21,9 @@ from collections import Counter
 
 from ratchet.base.ledger import Ledger
 from ratchet.judge.court.court import Court
-from ratchet.judge.court.terms import Terms
 from ratchet.judge.kernels.kernel import Kernel
 from ratchet.judge.problems.suites import find_problem
+from ratchet.judge.terms import Terms
 from ratchet.write.generator import space_for
 
 

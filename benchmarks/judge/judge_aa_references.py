@@ -20,7 +20,7 @@ from ratchet.judge.kernels.languages import cpp
 from ratchet.judge.kernels.library import LIBRARY, register_ops
 from ratchet.judge.kernels.registry import activate
 from ratchet.judge.problems.problem import Problem
-from ratchet.judge.problems.suites.shipped.cases import WorkloadShapes
+from ratchet.judge.problems.suites.shipped import WorkloadShapes
 
 Scalars = Sequence[float]
 SHIPPED = {

@@ -18,7 +18,7 @@ import time
 from pathlib import Path
 
 from ratchet.judge.api import as_kernel, as_problem
-from ratchet.judge.options import parse_time_limit_s
+from ratchet.judge.terms import parse_time_limit_s
 from ratchet.judge.trial.kernel_trial import KernelJudge
 from ratchet.judge.trial.timing import plan
 

@@ -37,11 +37,10 @@ from kernelbench_kinds import KINDS
 from ratchet.base.errors import RatchetError
 from ratchet.judge.api import as_problem
 from ratchet.judge.court.court import Court
-from ratchet.judge.court.terms import Terms
 from ratchet.judge.kernels.kernel import Kernel
 from ratchet.judge.problems.problem import Problem
-from ratchet.judge.problems.suites import find_problem
-from ratchet.judge.problems.suites.names import NAMES
+from ratchet.judge.problems.suites import NAMES, find_problem
+from ratchet.judge.terms import Terms
 from ratchet.write.author import FAILED, Answer
 from ratchet.write.choices import make_request
 from ratchet.write.problem_run import ProblemRun

@@ -18,8 +18,8 @@ if TYPE_CHECKING:
     from ratchet.base.errors import RatchetError
     from ratchet.judge.court.calls import judge
     from ratchet.judge.kernels.kernel import Kernel
-    from ratchet.judge.problems.gradients import gradient_of
     from ratchet.judge.problems.problem import Case, Problem, TensorSpec
+    from ratchet.judge.problems.suites.forms import gradient_of
     from ratchet.judge.problems.tolerance import Tolerance
     from ratchet.judge.verdict import Verdict
     from ratchet.scale.optimize import optimize
@@ -71,7 +71,7 @@ _HOMES = {
     "Workload": "ratchet.train.workloads.workload",
     "apply": "ratchet.train.recipe.apply",
     "compile": "ratchet.train.recipe.apply",
-    "gradient_of": "ratchet.judge.problems.gradients",
+    "gradient_of": "ratchet.judge.problems.suites.forms",
     "lightning_callback": "ratchet.train.recipe.loops",
     "trainer_callback": "ratchet.train.recipe.loops",
     "optimize": "ratchet.scale.optimize",

@@ -23,8 +23,8 @@ from ratchet.base.errors import (
 )
 from ratchet.base.ledger import Ledger
 from ratchet.base.text import file_text
-from ratchet.judge.court.candidates import kernelbench_suite
-from ratchet.judge.court.show_files import check_out
+from ratchet.judge.court.show_suite import check_out
+from ratchet.judge.court.suite import kernelbench_suite
 from ratchet.judge.kernels.kernel_file import load_kernel
 from ratchet.judge.problems.problem_file import load_problem
 from ratchet.trace.compare import report_run

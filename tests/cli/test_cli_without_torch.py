@@ -8,8 +8,7 @@ import sys
 
 import pytest
 
-from ratchet.judge.problems.suites import load_suite
-from ratchet.judge.problems.suites.names import NAMES
+from ratchet.judge.problems.suites import NAMES, load_suite
 from ratchet.train.levers import all_levers, kernel_levers
 from ratchet.train.levers.kernels import kernel_lever_names
 from ratchet.train.workloads import known
@@ -81,7 +80,7 @@ json.dump(answers, sys.stdout)
 @pytest.fixture(scope="module")
 def answers(tmp_path_factory: pytest.TempPathFactory) -> dict[str, tuple[int, str, bool, bool]]:
     """Exit code and line of each call, and whether torch and scipy were imported by then."""
-    from ratchet.judge.kernels.library.sources import Variant
+    from ratchet.judge.kernels.library import Variant
 
     folder = tmp_path_factory.mktemp("mistakes")
     (folder / "broken.py").write_text("def silu(\n")

@@ -12,7 +12,6 @@ from ratchet.base.errors import CompilerMissing
 from ratchet.judge.court.calls import judge
 from ratchet.judge.kernels import abi
 from ratchet.judge.kernels.languages import cpp
-from ratchet.judge.problems import dtypes
 from ratchet.judge.trial.timing import plan
 
 PAGE = (Path(__file__).parents[2] / "docs" / "reference" / "kernels.md").read_text()
@@ -43,4 +42,4 @@ def test_the_docs_name_the_fields_and_the_codes_of_the_interface() -> None:
     assert fields == [name for name, *_ in abi.RatchetTensor._fields_]
     assert f"at most {abi.MAX_DIMENSIONS}" in PAGE
     codes = dict(re.findall(r"\| (\d+) `RATCHET_\w+` \| (\w+) ", PAGE))
-    assert {dtype: int(code) for code, dtype in codes.items()} == dtypes.DTYPE_CODES
+    assert {dtype: int(code) for code, dtype in codes.items()} == abi.DTYPE_CODES

@@ -15,9 +15,9 @@ import pytest
 from simulated_machine import Machine, simulate, to_samples
 
 from ratchet.base.errors import JudgeError
-from ratchet.judge.court.terms import JudgedKernel, Terms
 from ratchet.judge.kernels.kernel import Kernel
 from ratchet.judge.problems.problem import Case, Problem, TensorSpec
+from ratchet.judge.terms import JudgedKernel, Terms
 from ratchet.judge.trial.timing import decide, group_sequential, plan
 from ratchet.judge.trial.timing.arms import CANDIDATE, REFERENCE, TWIN
 from ratchet.judge.trial.timing.group_sequential import time_until_answered

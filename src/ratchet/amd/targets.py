@@ -41,12 +41,11 @@ from ratchet.judge.kernels.kernel_file import is_extension
 from ratchet.judge.problems.problem import Problem
 from ratchet.judge.sandbox.isolation import arm_environment
 from ratchet.judge.sandbox.rocm import find_tool
-from ratchet.judge.stage_result import CandidateFault, Decided, fault
 from ratchet.judge.steps.arms import import_path
 from ratchet.judge.trial.machine_faults import wrong_words
 from ratchet.judge.trial.processes.built_extensions import uses_extensions
 from ratchet.judge.trial.processes.candidate import sealed_copy
-from ratchet.judge.verdict import EmulatedCase, Evidence
+from ratchet.judge.verdict import CandidateFault, Decided, EmulatedCase, Evidence, fault
 from ratchet.judge.workers.candidate.model_answer import loaded_by
 
 RIGHT = "right on every case in Triton's interpreter; its speed was not measured: there is no GPU"

@@ -54,8 +54,8 @@ def inspect(
     """
     from ratchet.amd.architectures import TARGETS, find_architectures
     from ratchet.judge.api import as_kernel, as_problem, check_texts
-    from ratchet.judge.options import parse_scale, parse_tier
     from ratchet.judge.problems.problem import LARGEST_FIRST
+    from ratchet.judge.terms import parse_scale, parse_tier
 
     tiers = LARGEST_FIRST if tier is None else (parse_tier(tier),)
     factor = parse_scale(scale)

@@ -17,9 +17,8 @@ from ratchet.cli.problems import list_problems, show_problem
 
 if TYPE_CHECKING:
     from ratchet.judge.court.court import Court
-    from ratchet.judge.court.score import SuiteRow
-    from ratchet.judge.court.suite import Suite
-    from ratchet.judge.court.terms import JudgedKernel, Terms
+    from ratchet.judge.court.suite import Suite, SuiteRow
+    from ratchet.judge.terms import JudgedKernel, Terms
 
 PROVEN, NOT_PROVEN, INTERRUPTED = 0, 1, 130
 LIMIT, COMPILING_LIMIT = "60s", "5m"
@@ -158,14 +157,14 @@ def judge(
     1: any other verdict. 2: a mistake in the call.
     """
     from ratchet.judge.api import check_texts
-    from ratchet.judge.options import (
+    from ratchet.judge.problems.suites import check_suite
+    from ratchet.judge.terms import (
         parse_device,
         parse_scale,
         parse_target,
         parse_tier,
         parse_time_limit_s,
     )
-    from ratchet.judge.problems.suites import check_suite
 
     who = candidate or ("torch.compile" if kernelbench is not None else "library")
     default = COMPILING_LIMIT if who == "torch.compile" else LIMIT
@@ -202,10 +201,10 @@ def judge(
     # numpy, the ledger and torch are imported from here on: mistakes in the call are answered.
     from ratchet.amd.architectures import TARGETS
     from ratchet.judge.court.calls import judge_named
-    from ratchet.judge.court.candidates import kernelbench_suite, training_suite
     from ratchet.judge.court.court import Court
-    from ratchet.judge.court.show_files import check_out
-    from ratchet.judge.court.terms import Terms
+    from ratchet.judge.court.show_suite import check_out
+    from ratchet.judge.court.suite import kernelbench_suite, training_suite
+    from ratchet.judge.terms import Terms
     from ratchet.judge.trial.readiness import check_kernels
 
     check_out(out)
@@ -284,7 +283,7 @@ def _check_form(
 def _report(judged: Iterable[JudgedKernel], count: int, out: Path, as_json: bool) -> int:
     """Show each verdict as it comes; several are one JSON object's `verdicts`."""
     from ratchet.judge.court.show import verdict_report
-    from ratchet.judge.court.show_files import write_verdict
+    from ratchet.judge.court.show_suite import write_verdict
 
     documents: list[dict[str, object]] = []
     code = PROVEN
@@ -313,8 +312,12 @@ def _report(judged: Iterable[JudgedKernel], count: int, out: Path, as_json: bool
 def _judge_suite(
     suite: Suite, court: Court, terms: Terms, fresh: bool, out: Path, as_json: bool
 ) -> int:
-    from ratchet.judge.court.show_files import write_suite, write_verdict
-    from ratchet.judge.court.show_suite import SuiteProgress, suite_report
+    from ratchet.judge.court.show_suite import (
+        SuiteProgress,
+        suite_report,
+        write_suite,
+        write_verdict,
+    )
     from ratchet.judge.court.suite import SuiteRun, all_right
 
     pages: dict[str, str] = {}

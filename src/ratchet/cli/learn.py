@@ -271,7 +271,7 @@ def loop(
 def _split(
     families: str | None, unseen: str | None, per_family: int, seed: int
 ) -> tuple[Names, Names]:
-    from ratchet.judge.problems.suites.names import NAMES
+    from ratchet.judge.problems.suites import NAMES
     from ratchet.write.learn.tasks import TRAINED, UNSEEN, split_names
 
     held = UNSEEN if unseen is None else tuple(one for one in unseen.split(",") if one)

@@ -80,7 +80,7 @@ def port(
     from ratchet.base.errors import PortError
     from ratchet.base.files import check_new_file, check_new_folder, write_whole
     from ratchet.base.show.terminal import working
-    from ratchet.judge.options import parse_time_limit_s
+    from ratchet.judge.terms import parse_time_limit_s
 
     names = [name.strip() for name in target.split(",") if name.strip()]
     settings = PortSettings(

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from ratchet.base.errors import RatchetError
 from ratchet.cli.app import print_json, print_result
-from ratchet.judge.options import Scale
+from ratchet.judge.terms import Scale
 
 
 def list_problems(pattern: str | None, *, as_json: bool) -> None:
@@ -13,7 +13,7 @@ def list_problems(pattern: str | None, *, as_json: bool) -> None:
 
     families = {name: family_of(name) for name in names_like(pattern or "*")}
 
-    from ratchet.judge.problems.show import problem_table, problems_document, problems_report
+    from ratchet.judge.problems.templates import problem_table, problems_document, problems_report
 
     table = problem_table((find_problem(name), family) for name, family in families.items())
     if as_json:
@@ -35,8 +35,7 @@ def show_problem(
     problem_name(problem)
 
     from ratchet.base.show.terminal import make_console, verbatim
-    from ratchet.judge.problems.show import card_report
-    from ratchet.judge.problems.standalone import standalone_reference
+    from ratchet.judge.problems.templates import card_report, standalone_reference
 
     asked, card = load_card(problem, scale=scale, time_limit_s=limit_s)
     text = None if spoken is None else template(asked, card, spoken)

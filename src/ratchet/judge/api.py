@@ -10,7 +10,8 @@ from typing import TYPE_CHECKING
 
 from ratchet.base.errors import KernelError
 from ratchet.judge.kernels.kernel import Kernel
-from ratchet.judge.options import (
+from ratchet.judge.problems.problem import JUDGED_AT, LARGEST_FIRST, Problem, Task, Tier
+from ratchet.judge.terms import (
     Scale,
     parse_device,
     parse_scale,
@@ -19,7 +20,6 @@ from ratchet.judge.options import (
     parse_tier,
     parse_time_limit_s,
 )
-from ratchet.judge.problems.problem import JUDGED_AT, LARGEST_FIRST, Problem, Task, Tier
 
 if TYPE_CHECKING:
     from ratchet.judge.problems.problem_file import Describe

@@ -18,6 +18,7 @@ MEASURED: Final = (
     "judge/kernels/*.py",
     "judge/kernels/languages/*",
     "judge/problems/*.py",
+    "judge/problems/suites/forms.py",
     "judge/sandbox/*.py",
     "judge/steps/*.py",
     "judge/trial/**/*.py",

@@ -17,9 +17,8 @@ from ratchet.base.process import Clock
 from ratchet.judge.integrity.library_ops import CaseCensus
 from ratchet.judge.kernels.kernel import Kernel
 from ratchet.judge.problems.problem import Problem
-from ratchet.judge.stage_result import Decided
 from ratchet.judge.trial.processes.candidate import Build
-from ratchet.judge.verdict import EmulatedCase, Evidence
+from ratchet.judge.verdict import Decided, EmulatedCase, Evidence
 
 GROUP = "ratchet.targets"
 

@@ -8,7 +8,7 @@ from typing import Final
 from ratchet.base.errors import RatchetError
 from ratchet.base.show.words import parse_duration_s
 from ratchet.judge.kernels.kernel import Language
-from ratchet.judge.options import one_of, parse_device, parse_target
+from ratchet.judge.terms import one_of, parse_device, parse_target
 from ratchet.write.writing_result import AUTHORS, LANGUAGES, AgentChoice, WritingRequest
 
 SHORTEST_BUDGET_S: Final = 20.0

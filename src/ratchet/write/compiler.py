@@ -16,9 +16,8 @@ from dataclasses import dataclass
 from typing import Final, Literal
 
 from ratchet.judge.kernels.kernel import Kernel
-from ratchet.judge.kernels.kernel_file import built_in_kernel
+from ratchet.judge.kernels.kernel_file import built_in_kernel, with_modules
 from ratchet.judge.problems.card import ANSWER
-from ratchet.judge.problems.carried_modules import with_modules
 from ratchet.judge.problems.problem import Problem, reference_text
 from ratchet.write.author import Progress, Proposal, Schedule
 

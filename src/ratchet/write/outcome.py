@@ -10,8 +10,8 @@ from typing import TYPE_CHECKING, Final
 import msgspec
 
 from ratchet.judge.court.court import Court
-from ratchet.judge.court.terms import JudgedKernel
 from ratchet.judge.problems.problem import Problem
+from ratchet.judge.terms import JudgedKernel
 from ratchet.write.author import RIGHT, Answer
 from ratchet.write.problem_run import ProblemRun
 from ratchet.write.roster import Roster

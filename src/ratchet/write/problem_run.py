@@ -11,9 +11,9 @@ from typing import Final
 from ratchet.amd.architectures import TARGETS
 from ratchet.base.errors import EndpointError, LedgerError, RatchetError
 from ratchet.judge.court.court import Court
-from ratchet.judge.court.terms import JudgedKernel, Terms
 from ratchet.judge.kernels.kernel import Kernel
 from ratchet.judge.problems.problem import Problem
+from ratchet.judge.terms import JudgedKernel, Terms
 from ratchet.write.author import (
     AGENT,
     COMPILER,

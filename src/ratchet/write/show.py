@@ -35,10 +35,10 @@ from ratchet.judge.court.show import (
     short_hash,
     show_status,
     speedup_tiles,
+    static_section,
     status_cell,
     tone,
 )
-from ratchet.judge.court.show_static import static_section
 from ratchet.write.author import Answer
 from ratchet.write.files import untimed
 from ratchet.write.problem_run import RunEvent

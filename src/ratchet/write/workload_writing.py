@@ -10,8 +10,8 @@ import msgspec
 
 from ratchet.base.errors import EndpointError, LedgerError, RatchetError
 from ratchet.judge.court.court import Court
-from ratchet.judge.court.terms import Terms
 from ratchet.judge.problems.problem import Problem
+from ratchet.judge.terms import Terms
 from ratchet.write.author import Author
 from ratchet.write.outcome import failed_result
 from ratchet.write.write import Follow, write

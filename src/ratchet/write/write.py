@@ -10,13 +10,12 @@ from ratchet.base.devices import ceilings
 from ratchet.base.devices.probe import Device
 from ratchet.base.errors import LedgerError, RatchetError
 from ratchet.base.ledger.connect import utc_now
-from ratchet.judge.court.court import Court
-from ratchet.judge.court.fleet.machines import LocalFleet
-from ratchet.judge.court.static_rank import target_for
-from ratchet.judge.court.terms import JudgedKernel, Terms
+from ratchet.judge.court.court import Court, target_for
+from ratchet.judge.court.machines import LocalFleet
 from ratchet.judge.kernels.kernel import Kernel
 from ratchet.judge.problems.problem import Problem
 from ratchet.judge.revision import revision
+from ratchet.judge.terms import JudgedKernel, Terms
 from ratchet.write.author import Answer, Author
 from ratchet.write.outcome import Writing, result_of
 from ratchet.write.problem_run import ProblemRun, RunEvent

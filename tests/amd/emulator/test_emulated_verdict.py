@@ -13,9 +13,9 @@ from ratchet.base.errors import RatchetError
 from ratchet.judge.court.calls import judge as judge_by_name
 from ratchet.judge.kernels.kernel import Kernel
 from ratchet.judge.kernels.library import kernels_for
-from ratchet.judge.options import EMULATED
 from ratchet.judge.problems.problem import Problem
 from ratchet.judge.problems.suites import find_problem
+from ratchet.judge.terms import EMULATED
 from ratchet.judge.trial.kernel_trial import KernelJudge
 from ratchet.judge.trial.readiness import why_no_kernels
 

@@ -26,9 +26,9 @@ from ratchet.amd.targets import emulated
 from ratchet.base.errors import KernelError
 from ratchet.base.process import Clock
 from ratchet.judge.court.calls import judge
-from ratchet.judge.kernels.carried_files import split_files
 from ratchet.judge.kernels.kernel import Kernel
 from ratchet.judge.kernels.kernel_file import load_kernel
+from ratchet.judge.kernels.source_files import split_files
 from ratchet.judge.sandbox.rocm import find_tool
 from ratchet.judge.trial.readiness import why_no_kernels
 

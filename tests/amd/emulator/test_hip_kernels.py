@@ -13,9 +13,9 @@ from ratchet.amd.emulator.gpu_memory import CLOSED, GpuBlock
 from ratchet.amd.emulator.linking import KernelTexts, one_kernel
 from ratchet.base.errors import KernelError
 from ratchet.judge.kernels.kernel import Kernel
-from ratchet.judge.options import EMULATED
 from ratchet.judge.problems.suites import find_problem
 from ratchet.judge.sandbox.rocm import find_tool
+from ratchet.judge.terms import EMULATED
 from ratchet.judge.trial.kernel_trial import KernelJudge
 from ratchet.judge.trial.readiness import why_no_kernels
 from ratchet.judge.verdict import Verdict

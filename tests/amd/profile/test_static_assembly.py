@@ -24,8 +24,8 @@ from ratchet.base.devices import catalogue
 from ratchet.base.errors import JudgeError, KernelError
 from ratchet.judge.kernels.kernel import Kernel
 from ratchet.judge.problems.problem import Case, Problem, TensorSpec, Tier
-from ratchet.judge.stage_result import CandidateFault
 from ratchet.judge.targets import small_cases
+from ratchet.judge.verdict import CandidateFault
 
 TEXT = """
 	.text

@@ -8,10 +8,10 @@ from typing import Any
 
 import msgspec
 
-from ratchet.judge.court.terms import JudgedKernel
 from ratchet.judge.kernels.kernel import Kernel
 from ratchet.judge.problems.case import Case, TensorSpec
 from ratchet.judge.problems.problem import Problem
+from ratchet.judge.terms import JudgedKernel
 from ratchet.judge.verdict import Verdict
 
 ARMS = {

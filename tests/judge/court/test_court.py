@@ -14,14 +14,13 @@ import ratchet
 from ratchet.base.errors import LedgerError
 from ratchet.base.ledger import Ledger
 from ratchet.base.ledger.connect import ENVIRONMENT
-from ratchet.judge.court import calls
+from ratchet.judge.court import calls, machines
 from ratchet.judge.court.court import Court
-from ratchet.judge.court.fleet import machines
-from ratchet.judge.court.terms import Terms
 from ratchet.judge.kernels.kernel import Kernel
 from ratchet.judge.problems.problem import Problem
 from ratchet.judge.problems.suites import find_problem
 from ratchet.judge.revision import revision
+from ratchet.judge.terms import Terms
 from ratchet.judge.verdict import Screening, Status, Verdict
 
 KERNEL = Kernel(name="k", language="cpp", source="int x;", entry="squared_relu")

@@ -24,8 +24,8 @@ from typer.testing import CliRunner
 from ratchet.base.errors import DeviceError, JudgeError, LedgerError
 from ratchet.base.ledger import Ledger, schema
 from ratchet.cli.app import app
+from ratchet.judge.court import ray_cluster
 from ratchet.judge.court.court import open_court
-from ratchet.judge.court.fleet import ray_cluster
 
 NEEDS_RAY = pytest.mark.skipif(
     importlib.util.find_spec("ray") is None, reason="pip install 'torch-ratchet[fleet]'"

@@ -11,14 +11,14 @@ import pytest
 from ratchet import __version__
 from ratchet.base.devices.probe import probe, software
 from ratchet.base.errors import DeviceError, JudgeError, RatchetError
-from ratchet.judge.court.fleet import spread
-from ratchet.judge.court.fleet.messages import JudgeOrder, SeatFacts, SeatReply, pack, read_order
-from ratchet.judge.court.fleet.ray_fleet import LOST, ClusterFleet
-from ratchet.judge.court.fleet.spread import Seat, SeatLost, Spread
-from ratchet.judge.court.terms import Terms
+from ratchet.judge.court import ray_cluster
+from ratchet.judge.court.machines import JudgeOrder, SeatFacts, SeatReply, pack, read_order
+from ratchet.judge.court.ray_cluster import Seat, SeatLost, Spread
+from ratchet.judge.court.ray_fleet import LOST, ClusterFleet
 from ratchet.judge.kernels.kernel import Kernel
 from ratchet.judge.problems.suites import find_problem
 from ratchet.judge.revision import revision
+from ratchet.judge.terms import Terms
 from ratchet.judge.verdict import Screening, Verdict
 
 PROBLEM = find_problem("squared_relu").at("ci")
@@ -118,8 +118,8 @@ class MadeUpCluster:
 
 @pytest.fixture(autouse=True)
 def quick(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(spread, "LOOK_S", 0.0)
-    monkeypatch.setattr(spread, "PATIENCE_S", 0.02)
+    monkeypatch.setattr(ray_cluster, "LOOK_S", 0.0)
+    monkeypatch.setattr(ray_cluster, "PATIENCE_S", 0.02)
 
 
 def judged(fleet: ClusterFleet, kernels: Sequence[Kernel] = KERNELS) -> dict[str, Verdict]:

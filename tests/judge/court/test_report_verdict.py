@@ -14,10 +14,9 @@ from rich.console import Console
 
 from ratchet.amd.profile.inspection import inspection_report
 from ratchet.base.show.terminal import make_console, print_report
-from ratchet.judge.court.score import SuiteResult, SuiteRow, answered, summarise
-from ratchet.judge.court.show import MEANING, render_verdict_page, verdict_report
-from ratchet.judge.court.show_static import static_tables
+from ratchet.judge.court.show import MEANING, render_verdict_page, static_tables, verdict_report
 from ratchet.judge.court.show_suite import SuiteProgress, render_suite_page, suite_report
+from ratchet.judge.court.suite import SuiteResult, SuiteRow, answered, summarise
 from ratchet.judge.verdict import Status, Verdict
 
 

@@ -8,14 +8,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from ratchet.judge.court.score import (
-    FAILED_RATIO,
-    RowStatus,
-    SuiteRow,
-    answered,
-    score,
-    summarise,
-)
+from ratchet.judge.court.suite import FAILED_RATIO, RowStatus, SuiteRow, answered, score, summarise
 from ratchet.judge.verdict import Ratio, Speedups
 
 

@@ -10,18 +10,24 @@ from typing import Any, ClassVar
 import pytest
 
 from ratchet.base.errors import CompilerMissing, KernelError, RatchetError
-from ratchet.judge.court.candidates import find_kernels, kernelbench_suite, level_folder
+from ratchet.judge.court import machines
 from ratchet.judge.court.court import LEAST_S, Court
-from ratchet.judge.court.fleet import machines
-from ratchet.judge.court.score import SuiteRow
-from ratchet.judge.court.show_files import check_out, write_suite, write_verdict
-from ratchet.judge.court.suite import Question, Suite, SuiteRun, all_right
-from ratchet.judge.court.terms import JudgedKernel, Terms
+from ratchet.judge.court.show_suite import check_out, write_suite, write_verdict
+from ratchet.judge.court.suite import (
+    Question,
+    Suite,
+    SuiteRow,
+    SuiteRun,
+    all_right,
+    find_kernels,
+    kernelbench_suite,
+    level_folder,
+)
 from ratchet.judge.kernels.kernel import Kernel
-from ratchet.judge.options import parse_time_limit_s
 from ratchet.judge.problems.problem import Case, Problem, TensorSpec
 from ratchet.judge.problems.problem_file import Describe
 from ratchet.judge.revision import revision
+from ratchet.judge.terms import JudgedKernel, Terms, parse_time_limit_s
 from ratchet.judge.verdict import Ratio, Speedups, Status, Verdict
 
 REFERENCE = "judge_problems:silu"

@@ -8,7 +8,7 @@ from typing import Any
 import msgspec
 import pytest
 
-from ratchet.judge.court.terms import Terms, answers, trial_of
+from ratchet.judge.terms import Terms, answers, trial_of
 from ratchet.judge.verdict import Verdict
 
 ASKED = Terms(target="gfx942", compared=True)

@@ -14,11 +14,10 @@ from ratchet.amd import targets
 from ratchet.base.errors import KernelError
 from ratchet.base.process.channel import Message
 from ratchet.cli import main
-from ratchet.judge.court import texts
-from ratchet.judge.court.fleet import machines
-from ratchet.judge.court.texts import texts_key
+from ratchet.judge.court import calls, machines
+from ratchet.judge.court.calls import texts_key
 from ratchet.judge.kernels.kernel import Kernel
-from ratchet.judge.problems import file_worker
+from ratchet.judge.problems import file_keeper
 from ratchet.judge.problems.problem import Problem
 from ratchet.judge.revision import revision
 from ratchet.judge.verdict import Status, Verdict
@@ -72,7 +71,7 @@ class StrawJudge:
     def close(self) -> None: ...
 
     def describe(self, request: Message, limit_s: float) -> Message:
-        return file_worker.answer(request)
+        return file_keeper.answer(request)
 
     def judge(self, kernel: Kernel, problem: Problem, **terms: Any) -> Verdict:
         self.judged.append(terms["target"])
@@ -189,7 +188,7 @@ def test_all_that_decides_is_in_the_key(here: None, monkeypatch: pytest.MonkeyPa
         *(key(entry="other"), key(tier="ci"), key(scale=0.5), key(task="own")),
         *(key(frozen_weights=True), key(path="squared_relu")),
     ]
-    monkeypatch.setattr(texts, "package_state", lambda: "another version of Ratchet")
+    monkeypatch.setattr(calls, "package_state", lambda: "another version of Ratchet")
     others.append(key())
     assert None not in others and len({first, *others}) == 1 + len(others)
 

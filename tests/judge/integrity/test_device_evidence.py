@@ -19,11 +19,10 @@ from ratchet.judge.integrity import device_work
 from ratchet.judge.integrity.library_ops import told_as
 from ratchet.judge.kernels.kernel import Kernel
 from ratchet.judge.problems.problem import Problem
-from ratchet.judge.stage_result import CandidateFault
 from ratchet.judge.trial import device_clock
 from ratchet.judge.trial.device_clock import DeviceClock
 from ratchet.judge.trial.timing import plan
-from ratchet.judge.verdict import Evidence
+from ratchet.judge.verdict import CandidateFault, Evidence
 from ratchet.judge.workers.candidate import device_census
 from ratchet.judge.workers.candidate.device_census import (
     DeviceCensus,

@@ -15,7 +15,7 @@ from torch import Tensor
 from ratchet.base.errors import KernelError
 from ratchet.judge.integrity import outputs
 from ratchet.judge.integrity.outputs import ReturnedOutputs, Unreadable
-from ratchet.judge.problems.dtypes import DTYPE_CODES
+from ratchet.judge.kernels.abi import DTYPE_CODES
 from ratchet.judge.workers.candidate.results import ResultForm, as_results, places
 from ratchet.judge.workers.memory.layout import BatchLayout, Slot
 

@@ -27,10 +27,9 @@ from ratchet.judge.integrity.thread_samples import ThreadSample
 from ratchet.judge.kernels.kernel import Kernel, Language
 from ratchet.judge.kernels.languages import cpp
 from ratchet.judge.problems.problem import Problem
-from ratchet.judge.stage_result import CandidateFault
 from ratchet.judge.trial.kernel_trial import KernelJudge
 from ratchet.judge.trial.timing import plan
-from ratchet.judge.verdict import Evidence
+from ratchet.judge.verdict import CandidateFault, Evidence
 from ratchet.judge.workers.memory.layout import BatchLayout, Slot
 
 PACKAGES = Path(np.__file__).parents[1]

@@ -20,7 +20,7 @@ from ratchet.amd.emulator.loading import load_emulated
 from ratchet.judge.kernels.library import LIBRARY
 from ratchet.judge.problems.problem import Case, Problem
 from ratchet.judge.problems.suites import find_problem
-from ratchet.judge.problems.suites.shipped.cases import WorkloadShapes
+from ratchet.judge.problems.suites.shipped import WorkloadShapes
 
 FP32 = WorkloadShapes(
     batch=2,
@@ -64,7 +64,7 @@ def check_case(entry: Any, problem: Problem, case: Case, label: str) -> None:
 
 def chunks(module: dict[str, Any], words: int, bias: bool, weights: torch.dtype) -> None:
     """Two chunks of tokens, the last of them ragged, some tokens ignored and smoothed."""
-    from ratchet.judge.problems.suites.shipped.linear_cross_entropy import linear_cross_entropy
+    from ratchet.judge.problems.suites.shipped.linear import linear_cross_entropy
 
     module["LOGITS_BYTES"] = 1
     generator = torch.Generator().manual_seed(5)

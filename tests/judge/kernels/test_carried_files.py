@@ -7,8 +7,8 @@ from pathlib import Path
 import pytest
 
 from ratchet.base.errors import KernelError
-from ratchet.judge.kernels.carried_files import files_beside, split_files, with_files
 from ratchet.judge.kernels.kernel_file import load_kernel
+from ratchet.judge.kernels.source_files import files_beside, split_files, with_files
 
 
 @pytest.fixture

@@ -11,11 +11,9 @@ import pytest
 import torch
 
 from ratchet.base.errors import CompilerMissing, KernelError
-from ratchet.judge.kernels import abi
+from ratchet.judge.kernels import abi, library
 from ratchet.judge.kernels.kernel import Kernel
 from ratchet.judge.kernels.languages import cpp
-from ratchet.judge.kernels.library import sources
-from ratchet.judge.problems import dtypes
 
 COPY = """
 #include "ratchet_abi.h"
@@ -50,8 +48,8 @@ def test_a_source_includes_the_header_by_its_name(
 def test_header_and_ctypes_agree(kernel: Kernel, tmp_path: Path) -> None:
     entry = cpp.load(cpp.compile_kernel(kernel, cache=tmp_path), "report")
     out = (ctypes.c_int64 * 7)()
-    words = abi.words(0, dtypes.DTYPE_CODES["bfloat16"], (3, 5), (7, 1))
-    words += abi.words(ctypes.addressof(out), dtypes.DTYPE_CODES["int64"], (7,), (1,))
+    words = abi.words(0, abi.DTYPE_CODES["bfloat16"], (3, 5), (7, 1))
+    words += abi.words(ctypes.addressof(out), abi.DTYPE_CODES["int64"], (7,), (1,))
     assert entry(abi.pack_tensors(words), 2, abi.pack_scalars((3.0, 4.0)), 2) == 0
     assert list(out) == [ctypes.sizeof(abi.RatchetTensor), 1, 2, 5, 7, 12, 0]
     assert entry(abi.pack_tensors(words), 2, abi.pack_scalars((3.0,)), 1) == 1
@@ -62,11 +60,11 @@ def test_the_header_has_every_dtype() -> None:
     names = {"F32": "float32", "BF16": "bfloat16", "F64": "float64", "I64": "int64"}
     names |= {"I32": "int32", "BOOL": "bool", "F16": "float16", "U8": "uint8", "I8": "int8"}
     names |= {"F8_E4M3": "float8_e4m3fn", "F8_E5M2": "float8_e5m2"}
-    listed = sources.self_contained("ratchet_abi.h").partition("enum {")[2].partition("}")[0]
+    listed = library.self_contained("ratchet_abi.h").partition("enum {")[2].partition("}")[0]
     codes = re.findall(r"RATCHET_(\w+) = (\d+)", listed)
-    assert {names[name]: int(code) for name, code in codes} == dtypes.DTYPE_CODES
-    sizes = {name: getattr(torch, name).itemsize for name in dtypes.DTYPE_CODES}
-    assert sizes == dtypes.ITEM_BYTES
+    assert {names[name]: int(code) for name, code in codes} == abi.DTYPE_CODES
+    sizes = {name: getattr(torch, name).itemsize for name in abi.DTYPE_CODES}
+    assert sizes == abi.ITEM_BYTES
 
 
 def test_the_cache_is_used_and_mended(kernel: Kernel, tmp_path: Path) -> None:
@@ -142,8 +140,8 @@ def test_a_kernel_survives_json(kernel: Kernel) -> None:
 
 
 def test_library_sources_hold_all_of_their_headers() -> None:
-    text = sources.self_contained("gated_activation.cpp")
+    text = library.self_contained("gated_activation.cpp")
     assert '#include "' not in text
     assert text.count("static inline vf vexp(") == 1
     with pytest.raises(KernelError, match="target 'mmx'"):
-        sources.language_for("mmx")
+        library.language_for("mmx")

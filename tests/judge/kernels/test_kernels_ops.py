@@ -16,7 +16,7 @@ from ratchet.base.errors import KernelError
 from ratchet.judge.kernels import registry
 from ratchet.judge.kernels.languages import cpp
 from ratchet.judge.kernels.library import LIBRARY, register_ops
-from ratchet.judge.problems.suites.shipped import gated_activation, norms, rope
+from ratchet.judge.problems.suites.shipped import layers
 
 pytestmark = pytest.mark.compiler
 register_ops()
@@ -59,16 +59,16 @@ def calls(dtype: torch.dtype, weight: torch.dtype) -> dict[str, tuple[Any, ...]]
 
 
 EXPECTED: dict[str, Callable[..., Any]] = {
-    "rms_norm": lambda x, w, e: norms.norm(x, w, None, e, x.dtype, False),
-    "add_rms_norm": lambda x, r, w, e: norms.add_rms_norm_forward(x, r, w, (e,)),
-    "layer_norm": lambda x, w, b, e: norms.norm(x, w, b, e, x.dtype, True),
-    "add_layer_norm": lambda x, r, w, b, e: norms.add_layer_norm_forward(
+    "rms_norm": lambda x, w, e: layers.norm(x, w, None, e, x.dtype, False),
+    "add_rms_norm": lambda x, r, w, e: layers.add_rms_norm_forward(x, r, w, (e,)),
+    "layer_norm": lambda x, w, b, e: layers.norm(x, w, b, e, x.dtype, True),
+    "add_layer_norm": lambda x, r, w, b, e: layers.add_layer_norm_forward(
         x, r, w, x.new_empty(0), (e,)
     ),
-    "gated_activation": lambda g, u, k: gated_activation.gated_activation_forward(
-        g, u, (float(gated_activation.KINDS.index(k)),)
+    "gated_activation": lambda g, u, k: layers.gated_activation_forward(
+        g, u, (float(layers.KINDS.index(k)),)
     )[0],
-    "rope": lambda x, c, s: rope.rope_forward(x, c, s, ())[0],
+    "rope": lambda x, c, s: layers.rope_forward(x, c, s, ())[0],
 }
 
 
@@ -180,7 +180,7 @@ def test_float64_is_declined_and_computed_all_the_same() -> None:
 
 def test_nan_and_infinity_pass_through(computed_by: str) -> None:
     special = torch.tensor([float("nan"), float("inf"), 3e38, -3e38, 0.0, 20.0])
-    for kind in gated_activation.KINDS:
+    for kind in layers.KINDS:
         got = OPS.gated_activation(special, torch.ones(6), kind)
         assert got[0].isnan(), kind
         # torch's own gelu makes NaN of infinity, and infinity of 3e38, in its vectorised loop.

@@ -16,12 +16,11 @@ import pytest
 import torch
 
 from ratchet.base.errors import RatchetError
-from ratchet.judge.court.candidates import find_kernels, kernelbench_suite
+from ratchet.judge.court.suite import find_kernels, kernelbench_suite
 from ratchet.judge.kernels.kernel_file import load_kernel
-from ratchet.judge.kernels.library import LIBRARY, kernels_for
-from ratchet.judge.kernels.library.sources import ANY_GPU, Variant
-from ratchet.judge.options import EMULATED
+from ratchet.judge.kernels.library import ANY_GPU, LIBRARY, Variant, kernels_for
 from ratchet.judge.problems.suites import find_problem
+from ratchet.judge.terms import EMULATED
 from ratchet.judge.trial.kernel_trial import KernelJudge
 from ratchet.judge.trial.readiness import why_no_kernels
 from ratchet.judge.trial.timing import arms

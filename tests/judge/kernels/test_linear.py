@@ -12,7 +12,7 @@ from torch import Tensor
 
 from ratchet.judge.kernels import registry
 from ratchet.judge.kernels.library import LIBRARY, linear
-from ratchet.judge.problems.suites.shipped.cases import WorkloadShapes
+from ratchet.judge.problems.suites.shipped import WorkloadShapes
 
 pytestmark = pytest.mark.compiler
 

@@ -15,8 +15,8 @@ from ratchet.judge.kernels import registry
 from ratchet.judge.kernels.library import LIBRARY
 from ratchet.judge.kernels.library import linear_cross_entropy as room
 from ratchet.judge.kernels.library.linear_cross_entropy import LINEAR_CROSS_ENTROPY as KERNEL
-from ratchet.judge.kernels.library.linear_cross_entropy_chunks import release_reused, reused_empty
-from ratchet.judge.problems.suites.shipped.cases import WorkloadShapes
+from ratchet.judge.kernels.library.linear_cross_entropy import release_reused, reused_empty
+from ratchet.judge.problems.suites.shipped import WorkloadShapes
 
 pytestmark = pytest.mark.compiler
 

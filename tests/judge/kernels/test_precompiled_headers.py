@@ -12,13 +12,8 @@ from hypothesis import strategies as st
 from ratchet.base.errors import CompilerMissing
 from ratchet.judge.kernels import abi
 from ratchet.judge.kernels.kernel import Kernel
-from ratchet.judge.kernels.languages import cpp, precompiled_headers
-from ratchet.judge.kernels.languages.precompiled_headers import (
-    KNOWN,
-    NAME,
-    PrecompiledHeaders,
-    leading_headers,
-)
+from ratchet.judge.kernels.languages import cpp
+from ratchet.judge.kernels.languages.cpp import KNOWN, NAME, PrecompiledHeaders, leading_headers
 
 SOURCE = """// doubles
 #include <cmath>
@@ -93,8 +88,8 @@ def test_the_second_time_they_are_there_and_nothing_changes(
 
 @pytest.mark.compiler
 def test_the_oldest_go(headers: PrecompiledHeaders, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(precompiled_headers, "MOST_KEPT", 1)
-    monkeypatch.setattr(precompiled_headers, "ENOUGH", 1)
+    monkeypatch.setattr(cpp, "MOST_KEPT", 1)
+    monkeypatch.setattr(cpp, "ENOUGH", 1)
     first = headers.folder_for("#include <cstdint>\n")
     second = headers.folder_for("#include <cstddef>\n")
     assert first is not None and second is not None
@@ -105,7 +100,7 @@ def test_the_oldest_go(headers: PrecompiledHeaders, monkeypatch: pytest.MonkeyPa
 def test_a_folder_that_cannot_be_written_is_done_without(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(precompiled_headers, "ENOUGH", 1)
+    monkeypatch.setattr(cpp, "ENOUGH", 1)
     (tmp_path / "file").write_text("")
     assert PrecompiledHeaders(tmp_path / "file").folder_for(SOURCE) is None
 

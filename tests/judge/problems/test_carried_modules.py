@@ -10,11 +10,10 @@ import sys
 from pathlib import Path
 
 from ratchet.judge.kernels.kernel import Kernel
-from ratchet.judge.kernels.kernel_file import built_in_kernel
+from ratchet.judge.kernels.kernel_file import built_in_kernel, with_modules
 from ratchet.judge.kernels.library import LIBRARY
-from ratchet.judge.problems.carried_modules import with_modules
 from ratchet.judge.problems.suites import load_suite
-from ratchet.judge.problems.suites.shipped.cases import WorkloadShapes
+from ratchet.judge.problems.suites.shipped import WorkloadShapes
 from ratchet.judge.sandbox.worker_modules import TORCH_WORKER, package_files
 
 EVERY_SOURCE = """

@@ -11,7 +11,7 @@ import torch
 from torch._subclasses.fake_tensor import FakeTensorMode
 from torch.utils.flop_counter import FlopCounterMode
 
-from ratchet.judge.problems.flop_count import FlopCount
+from ratchet.judge.problems.references import FlopCount
 
 X = torch.ones(2, 8, 16, 16)
 
@@ -44,7 +44,7 @@ def test_the_count_is_torch_s(call: Callable[[], object]) -> None:
 def test_it_imports_no_compiler() -> None:
     program = (
         "import sys, torch\n"
-        "from ratchet.judge.problems.flop_count import FlopCount\n"
+        "from ratchet.judge.problems.references import FlopCount\n"
         "with FlopCount() as counter:\n"
         "    torch.ones(2, 3) @ torch.ones(3, 4)\n"
         "assert counter.total == 48\n"

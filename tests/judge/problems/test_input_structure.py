@@ -8,11 +8,11 @@ import pytest
 import torch
 from torch import Tensor
 
-from ratchet.judge.problems.input_structure import PLAIN, structure_of
+from ratchet.judge.problems.case import Structure
+from ratchet.judge.problems.inputs import PLAIN, structure_of
 from ratchet.judge.problems.model_file import vary
 from ratchet.judge.problems.model_problem import VARIATIONS, model_problem
 from ratchet.judge.problems.problem import TensorSpec
-from ratchet.judge.problems.structure import Structure
 
 N = 48
 Draw = Callable[[], Tensor]

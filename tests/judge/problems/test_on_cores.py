@@ -6,9 +6,8 @@ import pytest
 import torch
 from torch import nn
 
-from ratchet.judge.problems.model_file import model_of
+from ratchet.judge.problems.model_file import model_of, on_cores
 from ratchet.judge.problems.model_problem import model_problem
-from ratchet.judge.problems.on_cores import on_cores
 
 TEXT = """
 import torch

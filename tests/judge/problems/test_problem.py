@@ -14,7 +14,7 @@ from ratchet.base.errors import KernelError
 from ratchet.judge.kernels.library import LIBRARY
 from ratchet.judge.problems.inputs import build
 from ratchet.judge.problems.problem import DISTRIBUTIONS, LAYOUTS, Case, Problem, TensorSpec
-from ratchet.judge.problems.suites.shipped.cases import WorkloadShapes
+from ratchet.judge.problems.suites.shipped import WorkloadShapes
 from ratchet.judge.problems.tolerance import Tolerance
 
 SHAPES = WorkloadShapes(sequence=16, hidden=32, intermediate=48, parameters=((9, 4),))
@@ -43,7 +43,7 @@ def test_the_hash_covers_cases_tolerance_and_reference(problem: Problem) -> None
 
 
 def test_references_that_are_not_there_are_named(problem: Problem) -> None:
-    for wrong in ("ratchet.nowhere:f", "ratchet.judge.problems.suites.shipped.norms:nothing"):
+    for wrong in ("ratchet.nowhere:f", "ratchet.judge.problems.suites.shipped.layers:nothing"):
         with pytest.raises(KernelError, match="cannot be loaded"):
             replace(problem, reference=wrong).load_reference()
 

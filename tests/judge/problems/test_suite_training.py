@@ -12,9 +12,9 @@ from torch import Tensor
 
 from ratchet.base.errors import KernelError
 from ratchet.judge.kernels.library import LIBRARY
-from ratchet.judge.problems.gradients import gradient_of
 from ratchet.judge.problems.problem import Problem
 from ratchet.judge.problems.suites import find_problem, load_suite
+from ratchet.judge.problems.suites.forms import gradient_of
 from ratchet.judge.workers.reference.gate import gate
 
 SUITE = {problem.name: problem for problem in load_suite("training")}

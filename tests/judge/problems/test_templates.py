@@ -18,9 +18,8 @@ from ratchet.judge.kernels.languages import cpp
 from ratchet.judge.problems.card import ProblemCard, card_of
 from ratchet.judge.problems.problem import Problem
 from ratchet.judge.problems.problem_file import load_card
-from ratchet.judge.problems.standalone import standalone_reference
 from ratchet.judge.problems.suites import find_problem, load_suite
-from ratchet.judge.problems.templates import template
+from ratchet.judge.problems.templates import standalone_reference, template
 
 LIKE = Path(__file__).parents[2] / "judge" / "kernelbench_like"
 SOME = ("row_sum", "bias_gelu", "adamw_step", "quantise_groups", "embedding_bag_backward")

@@ -260,7 +260,7 @@ def test_a_gpu_is_for_triton_or_for_who_asks(
 
 
 def test_a_device_is_one_that_there_can_be() -> None:
-    from ratchet.judge.options import parse_device
+    from ratchet.judge.terms import parse_device
 
     assert [parse_device(one) for one in ("auto", "cpu", "cuda", "cuda:3")] == [
         *("auto", "cpu", "cuda", "cuda:3")

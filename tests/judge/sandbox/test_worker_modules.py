@@ -30,8 +30,8 @@ from ratchet.judge.sandbox.worker_modules import (
     package_files,
 )
 from ratchet.judge.sandbox.zygote import CandidateZygote
-from ratchet.judge.stage_result import CandidateFault
 from ratchet.judge.trial.processes.candidate import CandidateProcess
+from ratchet.judge.verdict import CandidateFault
 
 PACKAGE = Path(ratchet.__file__).parent
 SENT_SOURCES = (
@@ -56,7 +56,7 @@ UNCALLED = "ratchet.judge.api"
 SECRET = (
     "ratchet.judge.problems.tolerance",
     "ratchet.judge.problems.problem",
-    "ratchet.judge.problems.suites.shipped.norms",
+    "ratchet.judge.problems.suites.shipped.layers",
     "ratchet.judge.problems.suites",
     "ratchet.judge.integrity.call_order",
     "ratchet.judge.trial.kernel_checks",

@@ -16,14 +16,13 @@ from ratchet.judge.kernels.kernel import Kernel
 from ratchet.judge.kernels.kernel_file import built_in_kernel
 from ratchet.judge.problems.problem import Case, Problem, TensorSpec
 from ratchet.judge.problems.problem_file import load_problem
-from ratchet.judge.stage_result import Decided
 from ratchet.judge.trial import kernel_checks, on_device, stages
 from ratchet.judge.trial.device_clock import DeviceClock
 from ratchet.judge.trial.kernel_checks import OpenProblem
 from ratchet.judge.trial.kernel_trial import KernelJudge
 from ratchet.judge.trial.processes.reference import ReferenceProcess, raise_fault
 from ratchet.judge.trial.timing import plan, sample
-from ratchet.judge.verdict import Evidence, Ratio, Speedups, Verdict
+from ratchet.judge.verdict import Decided, Evidence, Ratio, Speedups, Verdict
 
 pytestmark = pytest.mark.compiler
 THOROUGH = pytest.mark.thorough

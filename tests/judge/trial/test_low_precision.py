@@ -11,9 +11,8 @@ from answers import assert_right
 
 from ratchet.base.errors import CompilerMissing
 from ratchet.judge.kernels.kernel import Kernel
-from ratchet.judge.kernels.kernel_file import built_in_kernel
+from ratchet.judge.kernels.kernel_file import built_in_kernel, with_modules
 from ratchet.judge.kernels.languages import cpp
-from ratchet.judge.problems.carried_modules import with_modules
 from ratchet.judge.problems.problem import reference_text
 from ratchet.judge.problems.suites import find_problem
 from ratchet.judge.trial.kernel_trial import KernelJudge

@@ -22,7 +22,6 @@ from ratchet.judge.kernels.kernel import Kernel
 from ratchet.judge.problems.problem import Case, Problem, TensorSpec
 from ratchet.judge.sandbox import bubblewrap, zygote
 from ratchet.judge.sandbox.accelerator import Accelerator
-from ratchet.judge.stage_result import CandidateFault
 from ratchet.judge.trial.kernel_checks import OpenProblem
 from ratchet.judge.trial.kernel_trial import KernelJudge
 from ratchet.judge.trial.processes.candidate import CandidateProcess
@@ -30,7 +29,7 @@ from ratchet.judge.trial.processes.launches import Launches
 from ratchet.judge.trial.processes.rivals import RivalProcess, Rivals
 from ratchet.judge.trial.screening import groups, rounds, screener
 from ratchet.judge.trial.timing import plan
-from ratchet.judge.verdict import Screening
+from ratchet.judge.verdict import CandidateFault, Screening
 from ratchet.judge.workers.memory.layout import BATCH_PART
 
 pytestmark = pytest.mark.compiler

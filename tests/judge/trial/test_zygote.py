@@ -17,9 +17,9 @@ from ratchet.judge.kernels.kernel import Kernel
 from ratchet.judge.problems.problem import Problem
 from ratchet.judge.sandbox import bubblewrap
 from ratchet.judge.sandbox.zygote import CandidateZygote
-from ratchet.judge.stage_result import CandidateFault
 from ratchet.judge.trial.kernel_trial import KernelJudge
 from ratchet.judge.trial.processes.candidate import CandidateProcess
+from ratchet.judge.verdict import CandidateFault
 
 pytestmark = pytest.mark.skipif(
     bubblewrap.program() is None, reason="bubblewrap does not work here"

@@ -9,7 +9,7 @@ import pytest
 import torch
 from torch import Tensor
 
-from ratchet.judge.problems import flop_count
+from ratchet.judge.problems import references
 from ratchet.judge.problems.case import Case, TensorSpec
 from ratchet.judge.problems.problem import Problem
 from ratchet.judge.workers.reference.gate import SAMPLED, gate
@@ -89,12 +89,12 @@ def test_the_operations_of_one_form_are_counted_once(monkeypatch: pytest.MonkeyP
     other = replace(hidden, name="other", inputs=(replace(spec, shape=(300,)),))
     counted: list[str] = []
 
-    class Noted(flop_count.FlopCount):
+    class Noted(references.FlopCount):
         def __init__(self) -> None:
             counted.append("once")
             super().__init__()
 
-    monkeypatch.setattr(flop_count, "FlopCount", Noted)
+    monkeypatch.setattr(references, "FlopCount", Noted)
     asked = replace(problem(200), reference=f"{__name__}:work", cases=(timed, hidden, other))
     message = {"do": "open", "problem": asked.as_json(), "threads": 1, "seed": 1, "device": None}
     message["is_timed"] = True

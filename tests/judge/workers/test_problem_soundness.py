@@ -13,9 +13,9 @@ from torch import Tensor
 
 from ratchet.base.errors import KernelError
 from ratchet.judge.problems import free_memory
-from ratchet.judge.problems.dependence import inert_input
 from ratchet.judge.problems.free_memory import check_fits, free_bytes
 from ratchet.judge.problems.problem import Case, Problem, TensorSpec
+from ratchet.judge.problems.references import inert_input
 from ratchet.judge.problems.suites import find_problem
 from ratchet.judge.trial.kernel_trial import KernelJudge
 from ratchet.judge.workers.reference.gate import check_repeats

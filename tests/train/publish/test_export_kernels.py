@@ -15,7 +15,7 @@ import pytest
 from own_recipes import MadeUpJudge, believe, kernels_of, recipe
 
 from ratchet.base.errors import PublishError, RecipeError
-from ratchet.judge.court.fleet import machines
+from ratchet.judge.court import machines
 from ratchet.judge.kernels.kernel import Kernel
 from ratchet.judge.kernels.languages.cpp import compile_kernel
 from ratchet.judge.kernels.library import LIBRARY

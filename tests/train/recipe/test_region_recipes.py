@@ -16,13 +16,13 @@ from simulated_turns import World, run
 from ratchet.base.devices.probe import probe, software
 from ratchet.base.errors import ArmFailure, KernelError, RecipeError
 from ratchet.base.ledger import Fingerprint, Ledger
+from ratchet.judge.court import machines
 from ratchet.judge.court.court import Court
-from ratchet.judge.court.fleet import machines
-from ratchet.judge.court.terms import JudgedKernel
 from ratchet.judge.kernels import registry
 from ratchet.judge.kernels.kernel import Kernel
 from ratchet.judge.problems.case import Case, TensorSpec
 from ratchet.judge.problems.problem import Problem
+from ratchet.judge.terms import JudgedKernel
 from ratchet.train.graph.regions.foreign import check_region_problem
 from ratchet.train.graph.regions.region import region_name
 from ratchet.train.recipe.candidate import with_config

@@ -13,9 +13,9 @@ from commands_guard import mistake
 
 from ratchet.cli import main
 from ratchet.judge.court.court import Court
-from ratchet.judge.court.terms import JudgedKernel, Terms
 from ratchet.judge.kernels.kernel import Kernel
 from ratchet.judge.problems.problem import Problem
+from ratchet.judge.terms import JudgedKernel, Terms
 from ratchet.judge.verdict import EmulatedBound, EmulatedCase, Verdict
 from ratchet.train.turn import dry_run
 from ratchet.write.writing_result import WritingRequest

@@ -10,12 +10,12 @@ from typing import Any
 import pytest
 
 from ratchet.base.errors import RatchetError, WorkloadError
+from ratchet.judge.court import machines
 from ratchet.judge.court.court import Court
-from ratchet.judge.court.fleet import machines
 from ratchet.judge.court.suite import Question, Suite, SuiteRun
-from ratchet.judge.court.terms import Terms
 from ratchet.judge.kernels.kernel import Kernel
 from ratchet.judge.problems.suites import find_problem
+from ratchet.judge.terms import Terms
 from ratchet.judge.verdict import Verdict
 from ratchet.train.turn import bench, loop
 from ratchet.train.turn.settings import Settings

@@ -15,7 +15,7 @@ from own_recipes import MadeUpJudge, batch, believe, make, recipe, step_of
 import ratchet
 from ratchet.base.errors import CompilerMissing, JudgeError, KernelError, LedgerError, RecipeError
 from ratchet.base.ledger import Ledger
-from ratchet.judge.court.fleet import machines
+from ratchet.judge.court import machines
 from ratchet.judge.kernels import registry
 from ratchet.judge.kernels.languages import cpp
 from ratchet.train.workloads.config import StepConfig

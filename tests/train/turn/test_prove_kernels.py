@@ -10,11 +10,11 @@ import pytest
 from own_recipes import MadeUpJudge
 
 from ratchet.base.ledger import Ledger
+from ratchet.judge.court import machines
 from ratchet.judge.court.court import Court
-from ratchet.judge.court.fleet import machines
-from ratchet.judge.court.terms import Terms
 from ratchet.judge.kernels.kernel import Kernel
 from ratchet.judge.problems.suites import find_problem
+from ratchet.judge.terms import Terms
 from ratchet.judge.verdict import Verdict
 from ratchet.train.recipe.installed import InstalledKernel
 from ratchet.train.turn import prove_kernels

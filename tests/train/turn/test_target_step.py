@@ -11,8 +11,8 @@ from torch._subclasses.fake_tensor import FakeTensor, FakeTensorMode
 
 from ratchet.base.devices import catalogue
 from ratchet.judge.problems.case import Case, TensorSpec
-from ratchet.judge.problems.least_work import LeastWork, least_work
 from ratchet.judge.problems.problem import Problem
+from ratchet.judge.problems.references import LeastWork, least_work
 from ratchet.train.graph.sites import CapturedSite
 from ratchet.train.turn.shapes_arm import make_shapes_arm
 from ratchet.train.turn.target_bounds import (

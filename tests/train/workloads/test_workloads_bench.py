@@ -9,7 +9,7 @@ import torch
 from torch import nn
 
 import ratchet.train.workloads.bench as bench_module
-from ratchet.judge.problems import flop_count
+from ratchet.judge.problems import references
 from ratchet.train.workloads import StepConfig, Workload, check, load
 from ratchet.train.workloads.bench import bench, peak_memory_bytes
 from ratchet.train.workloads.fake import saved_bytes
@@ -62,18 +62,18 @@ def test_groups_of_heads_are_counted_by_a_torch_that_knows_none(
     given = [torch.empty(2, heads, 8, 16, device="meta") for heads in (4, 2, 2)]
     right = [count(given) for count in (forward, backward)]
     for name in ("sdpa_flop", "sdpa_backward_flop"):
-        monkeypatch.setattr(flop_count, name, strict(getattr(flop_count, name)))
+        monkeypatch.setattr(references, name, strict(getattr(references, name)))
     assert [count(given) for count in (forward, backward)] == right
     product = 2 * 2 * 4 * 8 * 8 * 16
     assert right == [2 * product, 5 * product]
 
 
 def forward(given: list[torch.Tensor]) -> int:
-    return flop_count.forward_flops(*given, out_val=None)
+    return references.forward_flops(*given, out_val=None)
 
 
 def backward(given: list[torch.Tensor]) -> int:
-    return flop_count.backward_flops(given[0], *given, out_val=None)
+    return references.backward_flops(given[0], *given, out_val=None)
 
 
 def test_counting_leaves_no_gradient_and_no_wrapper() -> None:

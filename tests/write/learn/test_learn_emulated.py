@@ -8,8 +8,8 @@ from pathlib import Path
 import pytest
 
 from ratchet.judge.court.court import Court
-from ratchet.judge.court.terms import Terms
 from ratchet.judge.kernels.kernel import Kernel
+from ratchet.judge.terms import Terms
 from ratchet.judge.verdict import Screening, ScreeningStatus
 from ratchet.write.author import Proposal
 from ratchet.write.learn.bench import ScreeningBench

@@ -17,7 +17,7 @@ from typing import TYPE_CHECKING, Any, Protocol
 
 import numpy as np
 
-from ratchet.judge.kernels.languages.python_file import load_source
+from ratchet.judge.kernels.source_files import load_source
 
 if TYPE_CHECKING:
     import torch

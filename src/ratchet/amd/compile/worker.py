@@ -22,8 +22,8 @@ from ratchet.amd.compile import assembly, tools
 from ratchet.amd.compile.fake_driver import CompiledTexts, FakeDriver
 from ratchet.amd.compile.hip_compiler import DeviceTexts, HipSources, check_device, compile_sources
 from ratchet.base.process.channel import Message, inherited
-from ratchet.judge.kernels.carried_files import split_files
 from ratchet.judge.kernels.kernel import Kernel
+from ratchet.judge.kernels.source_files import split_files
 from ratchet.judge.problems.case import Case, ModelForm
 from ratchet.judge.sandbox.confine import confine
 from ratchet.judge.sandbox.serving import Reply, describe_error, serve

@@ -27,7 +27,7 @@ from ratchet.amd.emulator.extension_calls import ExtensionOperator, LoadedExtens
 from ratchet.amd.emulator.gpu_memory import GpuMemory
 from ratchet.amd.emulator.loading import EMULATOR, ToldDevice, load_emulated, told_device
 from ratchet.base.errors import KernelError
-from ratchet.judge.kernels.carried_files import CarriedFiles, split_files
+from ratchet.judge.kernels.source_files import CarriedFiles, split_files
 from ratchet.judge.sandbox.packed_files import PackedFiles
 from ratchet.judge.sandbox.serving import ask_judge
 

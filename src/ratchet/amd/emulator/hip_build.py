@@ -38,10 +38,10 @@ from ratchet.base import scratch
 from ratchet.base.errors import KernelError
 from ratchet.base.process import Clock
 from ratchet.base.process.child import ChildFailure
-from ratchet.judge.kernels.carried_files import split_files
 from ratchet.judge.kernels.kernel import Kernel
 from ratchet.judge.kernels.languages import cpp
-from ratchet.judge.kernels.languages.precompiled_headers import keep_few
+from ratchet.judge.kernels.languages.cpp import keep_few
+from ratchet.judge.kernels.source_files import split_files
 from ratchet.judge.sandbox.packed_files import PackedFiles
 
 # HIP's headers, with torch's or without, precompiled once for each target.

@@ -16,8 +16,7 @@ from ratchet.amd.emulator.gpu_memory import GpuMemory
 from ratchet.amd.emulator.hip_runtime import HipRuntime, target_of
 from ratchet.amd.emulator.loading import EMULATOR, ToldDevice, told_device
 from ratchet.base.errors import KernelError
-from ratchet.judge.kernels.abi import MAX_DIMENSIONS, RatchetTensor
-from ratchet.judge.problems.dtypes import DTYPE_CODES
+from ratchet.judge.kernels.abi import DTYPE_CODES, MAX_DIMENSIONS, RatchetTensor
 from ratchet.judge.workers.candidate.results import DeclinedCase
 
 DONE: Final = 0

@@ -38,8 +38,7 @@ from ratchet.amd.emulator.launch import (
 from ratchet.amd.emulator.linking import PlacedVariables, linked_kernel
 from ratchet.amd.emulator.pretending import GPU, MARK, EmulatedGpu
 from ratchet.base.errors import KernelError
-from ratchet.judge.kernels.carried_files import split_files
-from ratchet.judge.kernels.languages.python_file import load_source
+from ratchet.judge.kernels.source_files import load_source, split_files
 from ratchet.judge.problems.free_memory import GIB, free_bytes
 
 if TYPE_CHECKING:

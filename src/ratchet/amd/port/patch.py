@@ -14,8 +14,8 @@ from ratchet.amd.port.rule import CodeText, Edit
 from ratchet.amd.port.rules.libraries import hipified
 from ratchet.amd.port.scan import ScannedFile, scan
 from ratchet.base.errors import PortError
-from ratchet.judge.kernels.carried_files import split_files, with_files
 from ratchet.judge.kernels.kernel import Kernel
+from ratchet.judge.kernels.source_files import split_files, with_files
 
 _HALF: Final = "(__lane_id() & 32u)"
 AMD_AND_CUDA: Final = {

@@ -20,11 +20,11 @@ from ratchet.base.errors import RatchetError
 from ratchet.base.files import why_not_folder
 from ratchet.judge.court.calls import judge_named
 from ratchet.judge.court.court import Court
-from ratchet.judge.court.terms import Terms
 from ratchet.judge.kernels.kernel import Kernel
 from ratchet.judge.kernels.kernel_file import bound_names, is_extension
 from ratchet.judge.problems.card import ANSWER
-from ratchet.judge.problems.suites.names import NAMES
+from ratchet.judge.problems.suites import NAMES
+from ratchet.judge.terms import Terms
 
 SOURCES: Final = (".cu", ".cpp", ".cc", ".cxx")
 INCLUDE: Final = re.compile(r'^[ \t]*#[ \t]*include[ \t]*[<"]([^>"]+)[>"][^\n]*$', re.MULTILINE)

@@ -35,7 +35,7 @@ from ratchet.base.process import Clock
 from ratchet.base.process.channel import Message
 from ratchet.base.process.child import ChildFailure
 from ratchet.base.show import model as m
-from ratchet.judge.court.show_static import static_tables
+from ratchet.judge.court.show import static_tables
 from ratchet.judge.kernels.kernel import Kernel, Language
 from ratchet.judge.problems.problem import LARGEST_FIRST, Case, Problem
 from ratchet.judge.sandbox.isolation import isolation_name
@@ -122,7 +122,7 @@ ACTIONS = {"triton": "python", "torch": "python", "hip": "hip"}
 LOADED = """\
 import tempfile
 from pathlib import Path
-from ratchet.judge.kernels.languages.python_file import load_source
+from ratchet.judge.kernels.source_files import load_source
 
 folder = Path(tempfile.mkdtemp(prefix="kernel-"))
 {entry} = load_source({source!r}, {entry!r}, folder / "kernel_{target}.py")

@@ -2,21 +2,173 @@
 
 from __future__ import annotations
 
+import math
+import re
 import shlex
 import sys
 import time
+from collections import Counter
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field, replace
+from pathlib import Path
+from typing import Literal
+
+import msgspec
 
 from ratchet.base.errors import RatchetError
+from ratchet.base.files import why_not_folder
 from ratchet.base.ledger.connect import utc_now
 from ratchet.base.process import ends_within
+from ratchet.judge.api import as_kernel, as_problem
 from ratchet.judge.court.court import Court
-from ratchet.judge.court.score import SuiteResult, SuiteRow, answered, summarise
-from ratchet.judge.court.terms import JudgedKernel, Terms
 from ratchet.judge.kernels.kernel import Kernel
-from ratchet.judge.problems.problem import Problem
+from ratchet.judge.problems.problem import Problem, Tier
 from ratchet.judge.problems.problem_file import Describe
+from ratchet.judge.terms import JudgedKernel, Scale, Terms
+from ratchet.judge.trial.kernel_checks import SLOWEST_FACTOR
+from ratchet.judge.verdict import Ratio, Speedups, Status
+
+# Score a candidate over a whole suite: fast_p, and a mean that includes every failure.
+
+FAST_P = (1.0, 1.2, 1.5, 2.0)
+FAILED_RATIO = 1.0 / SLOWEST_FACTOR
+"""Ratio that counts for a failure in the mean.
+
+It is the slowest speed that the judge waits for, so no right answer can score less.
+"""
+RIGHT: tuple[Status, ...] = ("proven", "correct")
+
+RowStatus = Status | Literal["unanswered", "not_reached"]
+Rival = Literal["vs_reference", "vs_compile"]
+
+
+class _ScoreModel(msgspec.Struct, kw_only=True, forbid_unknown_fields=True):
+    pass
+
+
+class SuiteRow(_ScoreModel, kw_only=True):
+    """One problem of a suite and the outcome for the kernel that answers it."""
+
+    name: str
+    status: RowStatus
+    """A verdict's status; `unanswered`: no kernel; `not_reached`: the run ended early."""
+    reason: str
+    speedup: Speedups = Speedups()
+    kernel: str = ""
+    kernel_hash: str = ""
+    problem_hash: str = ""
+    recalled: bool = False
+    """True if the verdict comes from the ledger and was not judged again."""
+
+    @property
+    def right(self) -> bool:
+        """Return True if its answers were right on every case."""
+        return self.status in RIGHT
+
+    def ratio(self, rival: Rival) -> Ratio | None:
+        """Return the speed-up to count; None if an answer was wrong or nothing was timed."""
+        return getattr(self.speedup, rival) if self.right else None
+
+
+class Score(_ScoreModel, kw_only=True):
+    """The score against one rival."""
+
+    measured: int
+    """Number of right kernels with a measured ratio."""
+    fast_p: dict[str, float]
+    """Share of problems with a proven kernel whose whole interval against this rival is above p.
+
+    `Ratio.confidence` is the interval's confidence. The interval alone is not enough: one over
+    several cases may be above p although one of the cases is undecided.
+    """
+    fast_p_by_estimate: dict[str, float]
+    """Share of problems with a right kernel and an estimate above p, as in KernelBench.
+
+    Noise can lift a kernel above p.
+    """
+    geometric_mean: float | None
+    """Geometric mean over all problems; a problem without a measured ratio counts as FAILED_RATIO.
+    """
+    geometric_mean_of_measured: float | None
+    """Geometric mean over measured problems only; it does not show how many failed."""
+
+
+class SuiteSummary(_ScoreModel, kw_only=True):
+    """All counts and scores of one set of problems."""
+
+    problems: int
+    right: int
+    statuses: dict[str, int]
+    failed_ratio: float = FAILED_RATIO
+    vs_reference: Score
+    vs_compile: Score | None
+    """None if torch.compile was not requested as a rival."""
+
+
+def summarise(rows: Sequence[SuiteRow], *, against_compile: bool) -> SuiteSummary:
+    """Summarise all given rows, failures included."""
+    return SuiteSummary(
+        problems=len(rows),
+        right=sum(row.right for row in rows),
+        statuses=dict(Counter(row.status for row in rows)),
+        vs_reference=score(rows, "vs_reference"),
+        vs_compile=score(rows, "vs_compile") if against_compile else None,
+    )
+
+
+def score(rows: Sequence[SuiteRow], rival: Rival) -> Score:
+    """Compute fast_p and the means against one rival."""
+    ratios = [row.ratio(rival) for row in rows]
+    found = [ratio for ratio in ratios if ratio is not None]
+    proven = [
+        ratio.low
+        for row, ratio in zip(rows, ratios, strict=True)
+        if ratio is not None and row.status == "proven"
+    ]
+    all_ratios = [FAILED_RATIO if ratio is None else ratio.ratio for ratio in ratios]
+    return Score(
+        measured=len(found),
+        fast_p=_shares(proven, len(rows)),
+        fast_p_by_estimate=_shares([ratio.ratio for ratio in found], len(rows)),
+        geometric_mean=_mean(all_ratios),
+        geometric_mean_of_measured=_mean([ratio.ratio for ratio in found]),
+    )
+
+
+def _shares(ratios: Sequence[float], problems: int) -> dict[str, float]:
+    if not problems:
+        return {f"{p:g}": 0.0 for p in FAST_P}
+    return {f"{p:g}": sum(ratio > p for ratio in ratios) / problems for p in FAST_P}
+
+
+def _mean(ratios: Sequence[float]) -> float | None:
+    """Return the geometric mean; a right kernel slower than a failure counts as a failure."""
+    if not ratios:
+        return None
+    logs = [math.log(max(ratio, FAILED_RATIO)) for ratio in ratios]
+    return math.exp(math.fsum(logs) / len(logs))
+
+
+def answered(rows: Sequence[SuiteRow]) -> list[SuiteRow]:
+    """Return the rows of problems that have a kernel."""
+    return [row for row in rows if row.status not in ("unanswered", "not_reached")]
+
+
+class SuiteResult(_ScoreModel, kw_only=True):
+    """The whole result of `ratchet judge --suite`: the document behind the table and the page."""
+
+    suite: str
+    candidate: str
+    tier: str
+    summary: dict[Literal["all", "answered"], SuiteSummary]
+    rows: list[SuiteRow]
+    interrupted: bool
+    device: dict[str, object]
+    versions: dict[str, str]
+    command: str
+    started_at: str
+    duration_s: float
+
 
 Asked = tuple[Problem, Kernel | None]
 
@@ -162,3 +314,158 @@ def _row(name: str, judged: JudgedKernel) -> SuiteRow:
 def all_right(rows: Sequence[SuiteRow]) -> bool:
     """Return True if every judged kernel is right; unanswered problems do not count."""
     return all(row.right for row in answered(rows))
+
+
+# Candidates for a suite: a shipped library, a folder of kernels, eager torch, torch.compile.
+
+LIBRARIES = ("library", "library-triton")
+BUILT_IN = (*LIBRARIES, "eager", "torch.compile")
+LANGUAGE_FILES = (".cpp", ".cc", ".cxx", ".py", ".hip")
+
+Find = Callable[[str, Problem], Asked]
+"""Find the kernel for the named problem, if any; also return the problem to judge."""
+
+
+def training_suite(name: str, *, tier: Tier, candidate: str) -> Suite:
+    """Return a shipped suite by name.
+
+    Raises:
+        RatchetError: there is no such suite or candidate.
+    """
+    from ratchet.judge.problems.suites import load_suite
+
+    find = find_kernels(candidate)
+
+    def question(problem: Problem) -> Question:
+        return Question(name=problem.name, read=lambda _: find(problem.name, problem.at(tier)))
+
+    return Suite(
+        name=name,
+        candidate=candidate,
+        tier=tier,
+        questions=tuple(question(problem) for problem in load_suite(name)),
+    )
+
+
+def kernelbench_suite(
+    folder: Path,
+    *,
+    level: int,
+    scale: Scale,
+    candidate: str,
+    time_limit_s: float | None = None,
+    frozen_weights: bool = False,
+) -> Suite:
+    """Return one level of a clone of KernelBench in any folder.
+
+    `time_limit_s` is the limit for reading one problem. With `frozen_weights` its models keep the
+    weights that their constructors draw.
+
+    Raises:
+        RatchetError: there is no such level or candidate.
+    """
+    if candidate in LIBRARIES:
+        raise RatchetError(
+            "the library has no kernels for KernelBench: give --candidate torch.compile, eager or "
+            "a folder of kernels"
+        )
+    find = find_kernels(candidate, level=level)
+
+    def question(path: Path) -> Question:
+        def read(describe: Describe) -> Asked:
+            problem = as_problem(
+                path,
+                scale=scale,
+                time_limit_s=time_limit_s,
+                describe=describe,
+                frozen_weights=frozen_weights,
+            )
+            return find(path.stem, problem)
+
+        return Question(name=path.stem, read=read)
+
+    paths = sorted(level_folder(folder, level).glob("*.py"), key=_order)
+    return Suite(
+        name=f"KernelBench level {level}",
+        candidate=candidate,
+        tier="cpu" if scale is None else f"scale {scale}",
+        questions=tuple(question(path) for path in paths if path.stem != "__init__"),
+    )
+
+
+def level_folder(folder: Path, level: int) -> Path:
+    """Return the folder of a level's problems, in a clone or in a copy of its inner folder."""
+    if why := why_not_folder(folder):
+        raise RatchetError(f"{str(folder)!r} {why}: give a clone of KernelBench")
+    places = (folder / "KernelBench", folder)
+    for place in places:
+        found = place / f"level{level}"
+        if found.is_dir() and any(found.glob("*.py")):
+            return found
+    levels = sorted({one.name for place in places for one in place.glob("level[0-9]*")})
+    known = f"it has {', '.join(levels)}" if levels else "give a clone of KernelBench"
+    raise RatchetError(f"{str(folder)!r} has no problems of level {level}: {known}")
+
+
+def _order(path: Path) -> tuple[int, str]:
+    """Sort by the number at the start of the name, so that 9_ comes before 10_."""
+    number = re.match(r"\d+", path.stem)
+    return (int(number[0]) if number else 0, path.stem)
+
+
+def find_kernels(candidate: str, *, level: int | None = None) -> Find:
+    """Return what finds the kernels of a built-in candidate or of a folder.
+
+    Raises:
+        RatchetError: `candidate` is neither built in nor a folder.
+    """
+    if candidate in LIBRARIES:
+        return _of_library(candidate)
+    if candidate in ("eager", "torch.compile"):
+        return _yardstick(candidate)
+    folder = Path(candidate)
+    if not folder.is_dir():
+        raise RatchetError(
+            f"candidate {candidate!r} is neither a folder nor one of {', '.join(BUILT_IN)}"
+        )
+    return _of_folder(folder, level)
+
+
+def _of_library(candidate: str) -> Find:
+    kernels: dict[str, Kernel] = {}
+
+    def find(name: str, problem: Problem) -> Asked:
+        from ratchet.base.devices.probe import best_isa
+        from ratchet.judge.kernels.library import ANY_GPU, kernels_for
+
+        if not kernels:
+            target = ANY_GPU if candidate == "library-triton" else best_isa()
+            kernels.update(kernels_for(target))
+        return problem, kernels.get(name)
+
+    return find
+
+
+def _yardstick(candidate: str) -> Find:
+    """Answer with torch itself, judged on results and time but not on whose code did the work."""
+
+    def find(_: str, problem: Problem) -> Asked:
+        from ratchet.judge.kernels.kernel_file import built_in_kernel
+
+        return replace(problem, task="any"), built_in_kernel(problem, candidate)
+
+    return find
+
+
+def _of_folder(folder: Path, level: int | None) -> Find:
+    places = [folder / f"level{level}", folder] if level is not None else [folder]
+
+    def find(name: str, problem: Problem) -> Asked:
+        for place in places:
+            for ending in LANGUAGE_FILES:
+                path = place / f"{name}{ending}"
+                if path.exists():
+                    return problem, as_kernel(path, problem)
+        return problem, None
+
+    return find

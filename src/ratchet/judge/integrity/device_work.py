@@ -15,8 +15,7 @@ from ratchet.base.serialise import Count
 from ratchet.judge.integrity.library_ops import declared, printable
 from ratchet.judge.kernels.kernel import Kernel
 from ratchet.judge.problems.problem import Problem
-from ratchet.judge.stage_result import fault
-from ratchet.judge.verdict import Evidence
+from ratchet.judge.verdict import Evidence, fault
 
 LIBRARY_SHARE: Final = 0.25
 """With this share of the time in library kernels, it is not the candidate's own work."""

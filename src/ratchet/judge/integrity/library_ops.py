@@ -17,8 +17,7 @@ import msgspec
 from ratchet.base.serialise import Count
 from ratchet.judge.kernels.kernel import Kernel
 from ratchet.judge.problems.problem import Problem
-from ratchet.judge.stage_result import fault
-from ratchet.judge.verdict import Evidence
+from ratchet.judge.verdict import Evidence, fault
 from ratchet.judge.workers.memory.layout import BatchLayout
 
 T = TypeVar("T")

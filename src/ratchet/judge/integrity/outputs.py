@@ -28,12 +28,12 @@ import numpy as np
 from numpy.lib.stride_tricks import as_strided
 
 from ratchet.base import Json
-from ratchet.judge.problems import dtypes
+from ratchet.judge.kernels import abi
 from ratchet.judge.workers.memory.layout import INPUTS, BatchLayout, Slot, span
 
 SPOTS: Final = 48
 SPOT_BYTES: Final = 128
-ITEM_BYTES: Final = {code: dtypes.ITEM_BYTES[name] for name, code in dtypes.DTYPE_CODES.items()}
+ITEM_BYTES: Final = {code: abi.ITEM_BYTES[name] for name, code in abi.DTYPE_CODES.items()}
 """Bytes of one element, by its dtype's code."""
 MOST_GAPS: Final = 2
 """The worker makes a result dense if its elements lie over more than this many times their size."""

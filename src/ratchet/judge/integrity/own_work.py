@@ -22,8 +22,7 @@ from ratchet.judge.integrity.thread_samples import ThreadSample, Unseen, Watched
 from ratchet.judge.kernels.kernel import Kernel, Language
 from ratchet.judge.problems.problem import Problem
 from ratchet.judge.sandbox.view import compiler_folders
-from ratchet.judge.stage_result import fault
-from ratchet.judge.verdict import Evidence
+from ratchet.judge.verdict import Evidence, fault
 
 CHECK: Final = "own work"
 FOREIGN_SHARE: Final[dict[Language, float]] = {

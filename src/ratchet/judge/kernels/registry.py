@@ -8,6 +8,7 @@ share torch's OpenMP.
 from __future__ import annotations
 
 import functools
+import os
 from collections import Counter
 from collections.abc import Callable, Sequence
 from pathlib import Path
@@ -16,11 +17,52 @@ from typing import Any, Final
 import torch
 from torch import Tensor
 
+from ratchet.base import scratch
 from ratchet.base.errors import KernelError
-from ratchet.judge.kernels.abi import MAX_DIMENSIONS, Entry, pack_scalars, pack_tensors
-from ratchet.judge.kernels.kernel import Kernel
-from ratchet.judge.kernels.languages.build import DEVICES, load_entry
-from ratchet.judge.problems.dtypes import DTYPE_CODES
+from ratchet.judge.kernels import source_files
+from ratchet.judge.kernels.abi import DTYPE_CODES, MAX_DIMENSIONS, Entry, pack_scalars, pack_tensors
+from ratchet.judge.kernels.kernel import Kernel, Language
+from ratchet.judge.kernels.languages import cpp
+
+# Kernels as files that a process can load: compiled libraries, and sources in Triton. No torch.
+
+DEVICES: Final[dict[Language, str]] = {"cpp": "cpu", "triton": "cuda"}
+"""The kind of device that kernels of a language run on in a step."""
+
+
+def build_kernel(kernel: Kernel) -> Path:
+    """Return the file of a kernel in the cache: compiled, or its source in Triton.
+
+    Raises CompilerMissing, or a KernelError for a source that does not compile and any language but
+    these.
+    """
+    _check(kernel)
+    if kernel.language == "cpp":
+        return cpp.compile_kernel(kernel)
+    path = cpp.cache_folder() / f"triton_{kernel.build_hash[:40]}.py"
+    path.parent.mkdir(parents=True, exist_ok=True)
+    with scratch.folder("source", place=path.parent) as folder:
+        written = folder / path.name
+        written.write_text(kernel.source, encoding="utf-8")
+        os.replace(written, path)
+    return path
+
+
+def load_entry(kernel: Kernel, path: Path) -> Callable[..., object]:
+    """Return a kernel's entry from the file that `build_kernel` returned."""
+    _check(kernel)
+    if kernel.language == "cpp":
+        return cpp.load(path, kernel.entry)
+    return source_files.load(path, kernel.entry)
+
+
+def _check(kernel: Kernel) -> None:
+    if kernel.language not in DEVICES:
+        raise KernelError(
+            f"kernel {kernel.name!r} is written in {kernel.language}: only kernels in "
+            f"{' and '.join(DEVICES)} can be activated"
+        )
+
 
 fallbacks: Final[Counter[str]] = Counter()
 """Number of times that an op ran its torch composite, by entry."""

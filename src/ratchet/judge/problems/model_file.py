@@ -11,25 +11,85 @@ from __future__ import annotations
 import ast
 import contextlib
 import functools
+import linecache
 import random
-from collections.abc import Callable, Iterator
+import sys
+import types
+from collections.abc import Callable, Iterator, Mapping, Sequence
 
 import numpy as np
 import torch
 from torch import Tensor, nn
+from torch.overrides import TorchFunctionMode
 
 from ratchet.base.errors import KernelError
-from ratchet.judge.problems.case import Case, ModelForm, TensorSpec
-from ratchet.judge.problems.input_structure import PLAIN, restored
+from ratchet.judge.problems.case import Case, ModelForm, Structure, TensorSpec
+from ratchet.judge.problems.inputs import PLAIN, restored
 from ratchet.judge.problems.model_state import (
     WEIGHTS_SEED,
     StatefulCall,
     plain_tensors,
     widen_plain,
 )
-from ratchet.judge.problems.on_cores import on_cores
-from ratchet.judge.problems.source_module import source_module
-from ratchet.judge.problems.structure import Structure
+
+# Support for problem files that ask for `cuda`, on the CPU.
+#
+# The judge always draws values on the CPU, so that a seed means the same everywhere. KernelBench's
+# files must also run without a GPU. So a tensor that a file would create on a GPU is created in
+# main memory. If the judge uses a GPU, it copies the tensor there.
+
+
+class _OnCores(TorchFunctionMode):
+    def __torch_function__(
+        self,
+        func: Callable[..., object],
+        types: Sequence[type],
+        args: Sequence[object] = (),
+        kwargs: Mapping[str, object] | None = None,
+    ) -> object:
+        named = dict(kwargs or {})
+        if func is Tensor.cuda:
+            return args[0]
+        if func is Tensor.to:
+            args = [torch.device("cpu") if _is_cuda(one) else one for one in args]
+        if _is_cuda(named.get("device")):
+            named["device"] = "cpu"
+        return func(*args, **named)
+
+
+def on_cores(text: str) -> contextlib.AbstractContextManager[object]:
+    """Create all tensors on the CPU inside the context, if the file's text names a GPU."""
+    return _OnCores() if "cuda" in text else contextlib.nullcontext()
+
+
+def _is_cuda(device: object) -> bool:
+    if isinstance(device, torch.device):
+        return device.type == "cuda"
+    return isinstance(device, str) and device.partition(":")[0] == "cuda"
+
+
+# For worker processes only: making the module of a problem's source text runs the file.
+
+NAME = "ratchet_problem_file"
+
+
+@functools.lru_cache(maxsize=2)
+def source_module(text: str) -> types.ModuleType:
+    """Run the text as a module, once; raise whatever it raises."""
+    return run_source(text)
+
+
+def run_source(text: str) -> types.ModuleType:
+    """Run the text as a module, now."""
+    filename = f"<{NAME}>"
+    # Dataclasses look up their module; torch.compile and tracebacks look up the text of a line.
+    linecache.cache[filename] = (len(text), None, text.splitlines(keepends=True), filename)
+    module = types.ModuleType(NAME)
+    module.__file__ = filename
+    sys.modules[NAME] = module
+    exec(compile(text, filename, "exec"), module.__dict__)
+    return module
+
 
 SPREAD = 0.5
 """Spread of a parameter that starts as a constant, uniform to both sides."""

@@ -18,18 +18,16 @@ import torch
 from torch import Tensor, nn
 
 from ratchet.base.errors import KernelError
+from ratchet.judge.kernels.abi import DTYPE_CODES
 from ratchet.judge.problems import model_scale
 from ratchet.judge.problems.assigned_sizes import changes
-from ratchet.judge.problems.dependence import inert_input
-from ratchet.judge.problems.dtypes import DTYPE_CODES
+from ratchet.judge.problems.case import Structure
 from ratchet.judge.problems.free_memory import COPIES, check_room
-from ratchet.judge.problems.input_structure import PLAIN, structure_of
-from ratchet.judge.problems.model_file import ModelFile, model_of, seeded
+from ratchet.judge.problems.inputs import PLAIN, structure_of
+from ratchet.judge.problems.model_file import ModelFile, model_of, on_cores, seeded, source_module
 from ratchet.judge.problems.model_state import digest, plain_tensors
-from ratchet.judge.problems.on_cores import on_cores
 from ratchet.judge.problems.problem import Case, ModelForm, Problem, TensorSpec
-from ratchet.judge.problems.source_module import source_module
-from ratchet.judge.problems.structure import Structure
+from ratchet.judge.problems.references import inert_input
 from ratchet.judge.problems.tolerance import Tolerance, coded, same_bits, widen
 
 GIVEN = "given"

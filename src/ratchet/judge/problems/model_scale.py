@@ -28,10 +28,9 @@ from torch.utils._pytree import tree_leaves
 from torch.utils.flop_counter import flop_registry
 
 from ratchet.judge.problems.assigned_sizes import DRAWN, is_batch, rewritten, sizes
-from ratchet.judge.problems.flop_count import FlopCount
+from ratchet.judge.problems.model_file import on_cores, run_source
 from ratchet.judge.problems.model_state import flatten
-from ratchet.judge.problems.on_cores import on_cores
-from ratchet.judge.problems.source_module import run_source
+from ratchet.judge.problems.references import FlopCount
 
 Kwargs = Mapping[str, Any] | None
 AUTO_FLOPS = 3e8

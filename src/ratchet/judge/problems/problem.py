@@ -177,7 +177,7 @@ class Problem:
     def _function(self, name: str) -> Callable[..., Any]:
         if not self.text:
             return load_function(name)
-        from ratchet.judge.problems.source_module import source_module
+        from ratchet.judge.problems.model_file import source_module
 
         found = getattr(source_module(self.text), name.rpartition(":")[2], None)
         if not callable(found):

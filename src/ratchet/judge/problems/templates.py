@@ -6,12 +6,117 @@ judge calls wrong. TODO marks the missing part.
 
 from __future__ import annotations
 
+import ast
+import re
+import sys
+from collections.abc import Iterable, Iterator, Mapping
+from dataclasses import dataclass, field
 from typing import Final, Literal, cast, get_args
 
+from ratchet.base import NAME as PACKAGE
+from ratchet.base import Json
 from ratchet.base.errors import KernelError
-from ratchet.judge.problems.card import ANSWER, CardTensor, ProblemCard
-from ratchet.judge.problems.problem import Problem
-from ratchet.judge.problems.standalone import standalone_reference
+from ratchet.base.show import model as m
+from ratchet.judge.problems.card import ANSWER, CardTensor, ProblemCard, TensorForm
+from ratchet.judge.problems.problem import JUDGED_AT, Problem, reference_text
+
+# A reference as a file of its own, with only the parts of its module that it needs.
+
+MODEL = "Model"
+
+
+def standalone_reference(problem: Problem, entry: str = "") -> str | None:
+    """Return a Python source that defines `entry` as the problem's reference, without Ratchet.
+
+    A model becomes the class `entry`. Without an entry it keeps its own name. None if two modules
+    use one name for different things.
+    """
+    module, _, function = problem.reference.rpartition(":")
+    name = MODEL if problem.model is not None else function
+    slice_ = _Slice()
+    if not slice_.take(problem.text or reference_text(problem.reference), name, module):
+        return None
+    source = slice_.source()
+    if not entry:
+        return source
+    if problem.model is not None:
+        return re.sub(rf"\b{MODEL}\b", entry, source)
+    return source if name == entry else f"{source}\n\n{entry} = {name}\n"
+
+
+@dataclass(slots=True)
+class _Slice:
+    """A collector of statements from several modules, each after those that it needs."""
+
+    imports: dict[str, None] = field(default_factory=dict)
+    statements: list[str] = field(default_factory=list)
+    homes: dict[str, str] = field(default_factory=dict)
+    """The module of each name defined so far."""
+
+    def take(self, text: str, name: str, module: str) -> bool:
+        """Add `name` of a module, after the names that it needs; False if a name is taken."""
+        defined = {
+            one: node
+            for node in ast.parse(text).body
+            for one in _names_of(node)
+            if not (isinstance(node, ast.ImportFrom) and node.module == "__future__")
+        }
+        return self._add(name, defined, text, module)
+
+    def _add(self, name: str, defined: dict[str, ast.stmt], text: str, module: str) -> bool:
+        node = defined.get(name)
+        if node is None or self.homes.get(name) == module:
+            return True  # a builtin, or added already
+        if isinstance(node, (ast.Import, ast.ImportFrom)):
+            return self._import(name, node)
+        if name in self.homes:
+            return False
+        self.homes |= dict.fromkeys(_names_of(node), module)
+        needed = dict.fromkeys(one.id for one in ast.walk(node) if isinstance(one, ast.Name))
+        if not all(self._add(one, defined, text, module) for one in needed):
+            return False
+        self.statements.append(_segment(text, node))
+        return True
+
+    def _import(self, name: str, node: ast.Import | ast.ImportFrom) -> bool:
+        alias = next(one for one in node.names if (one.asname or one.name.split(".")[0]) == name)
+        home = node.module if isinstance(node, ast.ImportFrom) else None
+        if home == PACKAGE:
+            home = sys.modules[PACKAGE]._HOMES[alias.name]
+        if home is None or not home.startswith(f"{PACKAGE}."):
+            shown: ast.stmt = ast.Import(names=[alias])
+            if isinstance(node, ast.ImportFrom):
+                shown = ast.ImportFrom(module=node.module, names=[alias], level=node.level)
+            self.imports[ast.unparse(shown)] = None
+            return True
+        if alias.asname:
+            return False
+        return self.take(reference_text(f"{home}:{alias.name}"), alias.name, home)
+
+    def source(self) -> str:
+        """Return the file: imports, then statements."""
+        head = ["from __future__ import annotations", *sorted(self.imports)]
+        return "\n\n\n".join(["\n".join(head), *self.statements]) + "\n"
+
+
+def _names_of(node: ast.stmt) -> list[str]:
+    """Return the names that a statement at the top of a module defines."""
+    if isinstance(node, (ast.FunctionDef, ast.ClassDef)):
+        return [node.name]
+    if isinstance(node, (ast.Import, ast.ImportFrom)):
+        return [one.asname or one.name.split(".")[0] for one in node.names]
+    targets = node.targets if isinstance(node, ast.Assign) else []
+    if isinstance(node, ast.AnnAssign):
+        targets = [node.target]
+    return [one.id for target in targets for one in ast.walk(target) if isinstance(one, ast.Name)]
+
+
+def _segment(text: str, node: ast.stmt) -> str:
+    """Return the lines of a statement, with its decorators."""
+    decorators = getattr(node, "decorator_list", [])
+    first = min([node.lineno, *(one.lineno for one in decorators)])
+    return "\n".join(text.splitlines()[first - 1 : node.end_lineno])
+
 
 TemplateLanguage = Literal["cpp", "triton", "torch"]
 SUFFIXES: Final[dict[TemplateLanguage, str]] = {"cpp": ".cpp", "triton": ".py", "torch": ".py"}
@@ -231,3 +336,116 @@ def _empty(output: CardTensor, card: ProblemCard, first: str) -> str:
     known = [case.outputs[place] for case in card.cases if case.outputs is not None]
     shape = known[0].shape if known else (1,) * output.ndim
     return f"    # TODO: this is one case's shape; derive it from the inputs.\n{made % (shape,)}"
+
+
+# Problems for kernel authors: the suite's list, and one problem in full.
+
+SHORT: Final = {"bfloat16": "bf16", "float8_e4m3fn": "e4m3", "float8_e5m2": "e5m2"}
+TASKS: Final = {
+    "own": "own: the work must run in the kernel's own code",
+    "any": "any: a library may do the work",
+}
+
+
+LISTED: Final = (
+    m.name("problem", "name"),
+    m.Column("family"),
+    m.Column("task"),
+    m.Column("inputs", "inputs", lambda forms: ", ".join(map(_form, forms))),
+)
+CASES: Final = (
+    m.name("case", "name"),
+    m.Column("tier"),
+    m.Column("timed", "timed", lambda timed: "yes" if timed else ""),
+    m.Column("inputs", lambda case: _forms(case.inputs)),
+    m.Column("outputs", lambda case: _forms(case.outputs)),
+)
+
+
+def problem_table(problems: Iterable[tuple[Problem, str]]) -> m.ResultTable:
+    """Return the problems and their families, with the inputs of the default tier."""
+    rows = [
+        {
+            "name": problem.name,
+            "family": family,
+            "task": problem.task,
+            "inputs": [
+                {"shape": list(one.shape), "dtype": one.dtype}
+                for one in problem.at(*JUDGED_AT).cases[0].inputs
+            ],
+        }
+        for problem, family in problems
+    ]
+    return m.ResultTable(LISTED, rows)
+
+
+def problems_document(table: m.ResultTable) -> dict[str, object]:
+    """Return the problems as plain data."""
+    return {"problems": m.records(table)}
+
+
+def problems_report(table: m.ResultTable) -> m.ResultReport:
+    """Describe one line for each problem: its family, its task and its inputs."""
+    more = "\nratchet judge --show PROBLEM prints one problem in full"
+    return m.ResultReport(header=(table, m.Words(more)))
+
+
+def card_report(card: ProblemCard, reference: str) -> m.ResultReport:
+    """Describe the facts an author needs about a problem, and the commands for a template."""
+    others = "values" if card.is_model else "sizes, strides (gaps, transposed, repeated) and values"
+    templates = [
+        f"ratchet judge --show {card.given} --template {one} > {card.entry}{suffix}"
+        for one, suffix in SUFFIXES.items()
+        if not (card.is_model and one == "triton")
+    ]
+    return m.ResultReport(
+        headline=f"{card.name}: {card.summary}".rstrip(": "),
+        sections=m.blocks(
+            m.section("Signature", m.Lines(_signature(card), indent=0), *_facts(card)),
+            m.section(
+                "Visible cases",
+                m.ResultTable(CASES, card.cases),
+                f"Hidden cases have other {others}.",
+            ),
+            m.section("Reference", m.Lines([reference.rstrip()], indent=0)),
+            m.section("To start from", m.Lines(templates)),
+        ),
+    )
+
+
+def _signature(card: ProblemCard) -> list[str]:
+    names = [one.name for one in card.inputs]
+    python = (
+        f"class {ANSWER}" if card.is_model else f"{card.entry}({', '.join([*names, 'scalars'])})"
+    )
+    tensors = ", ".join(one.name for one in (*card.inputs, *card.outputs))
+    return [
+        f"Python: {python}",
+        f"C++:    RATCHET_ENTRY {card.entry}(const ratchet_tensor*, int64_t count, "
+        "const double* scalars, int64_t scalar_count)",
+        f"        tensors in order: {tensors}",
+        *(f"    {show_tensor(one, card)}" for one in (*card.inputs, *card.outputs)),
+    ]
+
+
+def _facts(card: ProblemCard) -> Iterator[str]:
+    scalars = card.main_case.scalars
+    yield f"scalars: {', '.join(f'{one:g}' for one in scalars) if scalars else 'none'}"
+    yield f"task: {TASKS[card.task]}"
+    if card.libraries:
+        yield f"allowed from libraries: {', '.join(card.libraries)}"
+    yield f"tolerance: {card.tolerance}"
+    if card.varies:
+        yield "note: the number, dtypes or dimensions of the tensors differ between cases"
+    for one in card.notes:
+        yield f"note: {one}"
+
+
+def _forms(forms: Iterable[TensorForm] | None) -> str:
+    if forms is None:
+        return "known only after running it"
+    return ", ".join(_form({"shape": list(one.shape), "dtype": one.dtype}) for one in forms)
+
+
+def _form(form: Mapping[str, Json]) -> str:
+    return f"{SHORT.get(form['dtype'], form['dtype'])} {form['shape']}"

@@ -9,7 +9,6 @@ import time
 from collections.abc import Sequence
 from typing import Final
 
-from ratchet.judge.stage_result import fault
 from ratchet.judge.trial.kernel_checks import (
     DrawnBatch,
     OpenProblem,
@@ -18,7 +17,7 @@ from ratchet.judge.trial.kernel_checks import (
 )
 from ratchet.judge.trial.processes.candidate import CandidateProcess
 from ratchet.judge.trial.timing.fewer_calls import with_fewer_calls
-from ratchet.judge.verdict import Evidence
+from ratchet.judge.verdict import Evidence, fault
 
 FEWEST, MOST = 4, 8
 """Calls on a timed case whose results are compared together, always an even number."""

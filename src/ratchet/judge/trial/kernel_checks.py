@@ -19,7 +19,6 @@ from ratchet.judge.integrity.outputs import Read, Spot
 from ratchet.judge.kernels.kernel import WITH_TORCH, Kernel
 from ratchet.judge.problems.problem import Case, Problem
 from ratchet.judge.sandbox.accelerator import Accelerator
-from ratchet.judge.stage_result import CandidateFault, fault
 from ratchet.judge.trial.device_clock import DeviceClock
 from ratchet.judge.trial.machine_faults import is_fault
 from ratchet.judge.trial.processes.candidate import CandidateProcess
@@ -29,7 +28,7 @@ from ratchet.judge.trial.processes.reference import (
     ReferenceProcess,
 )
 from ratchet.judge.trial.processes.rivals import COMPILED, RivalProcess, Rivals
-from ratchet.judge.verdict import Evidence
+from ratchet.judge.verdict import CandidateFault, Evidence, fault
 from ratchet.judge.workers.memory.layout import BatchLayout
 
 SLOWEST_FACTOR = 100.0

@@ -14,13 +14,12 @@ from ratchet.base.errors import CompilerMissing, JudgeError, RatchetError
 from ratchet.base.process import Clock, OutOfTime, ends_within
 from ratchet.base.process.channel import Message
 from ratchet.judge.kernels.kernel import WITH_TORCH, Kernel, Language
-from ratchet.judge.options import LANGUAGES
 from ratchet.judge.problems.problem import Problem
 from ratchet.judge.problems.problem_file import described
 from ratchet.judge.sandbox.accelerator import Accelerator, all_nodes, may_use_gpu
 from ratchet.judge.sandbox.zygote import CandidateZygote
-from ratchet.judge.stage_result import CandidateFault, Decided
 from ratchet.judge.targets import References, targets
+from ratchet.judge.terms import LANGUAGES
 from ratchet.judge.trial.processes.compiling import NextLibrary, Toolchain
 from ratchet.judge.trial.processes.reference import ReferenceProcess
 from ratchet.judge.trial.screening.entrant import QuickClock
@@ -28,7 +27,7 @@ from ratchet.judge.trial.screening.groups import ScreeningParts
 from ratchet.judge.trial.screening.screener import Screener
 from ratchet.judge.trial.shared_compilations import SharedCompilations
 from ratchet.judge.trial.stages import KernelTrial
-from ratchet.judge.verdict import Screening, Verdict
+from ratchet.judge.verdict import CandidateFault, Decided, Screening, Verdict
 
 LOG = logging.getLogger(__name__)
 FindGpu = Callable[[str], Accelerator | Decided | None]

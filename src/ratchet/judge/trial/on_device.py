@@ -7,7 +7,6 @@ from collections.abc import Sequence
 from ratchet.base.measure.estimate import summarise
 from ratchet.judge.integrity.device_work import DeviceCount
 from ratchet.judge.integrity.library_ops import told_as
-from ratchet.judge.stage_result import fault
 from ratchet.judge.trial import device_clock
 from ratchet.judge.trial.kernel_checks import OpenProblem
 from ratchet.judge.trial.processes.candidate import CandidateProcess
@@ -15,6 +14,7 @@ from ratchet.judge.trial.timing.arms import CANDIDATE, REFERENCE
 from ratchet.judge.trial.timing.decide import SYSTEMATIC
 from ratchet.judge.trial.timing.fewer_calls import with_fewer_calls
 from ratchet.judge.trial.timing.sample import CaseTiming, time_alone
+from ratchet.judge.verdict import fault
 
 CALLS = 6
 """Calls of the batch that is counted."""

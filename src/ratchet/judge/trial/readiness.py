@@ -10,8 +10,8 @@ from typing import Final
 from ratchet.base.errors import JudgeError, RatchetError
 from ratchet.base.process import Clock
 from ratchet.judge.kernels.kernel import Kernel
-from ratchet.judge.stage_result import CandidateFault
 from ratchet.judge.trial.processes.candidate import CandidateProcess
+from ratchet.judge.verdict import CandidateFault
 
 LIMIT_S: Final = 60.0
 MEMORY_BYTES: Final = 8 << 30

@@ -21,14 +21,13 @@ from ratchet.judge.integrity.library_ops import judge_census, read_census
 from ratchet.judge.integrity.own_work import places_of, watch_for
 from ratchet.judge.kernels.kernel import WITH_TORCH, Kernel
 from ratchet.judge.kernels.kernel_file import is_extension
-from ratchet.judge.options import LANGUAGES, PROFILED
 from ratchet.judge.problems.problem import Case, Problem
 from ratchet.judge.revision import revision
 from ratchet.judge.sandbox.accelerator import Accelerator
 from ratchet.judge.sandbox.isolation import arm_environment, isolation_name
 from ratchet.judge.sandbox.zygote import CandidateZygote
-from ratchet.judge.stage_result import CandidateFault, Decided, fault
 from ratchet.judge.targets import References, small_cases, targets
+from ratchet.judge.terms import LANGUAGES, PROFILED
 from ratchet.judge.trial.held_together import check_together
 from ratchet.judge.trial.kernel_checks import OpenProblem, check_cases, described_cases
 from ratchet.judge.trial.on_device import check_clocks, count_on_device
@@ -48,7 +47,15 @@ from ratchet.judge.trial.timing.sample import (
     watch_case,
 )
 from ratchet.judge.trial.wear import check_wear, told_of_wear, why_no_gain
-from ratchet.judge.verdict import EmulatedCase, Evidence, TimedSample, Verdict
+from ratchet.judge.verdict import (
+    CandidateFault,
+    Decided,
+    EmulatedCase,
+    Evidence,
+    TimedSample,
+    Verdict,
+    fault,
+)
 from ratchet.judge.workers.candidate.model_answer import followed, runnable
 
 LEFT_TO_EXPLAIN_S = 5.0

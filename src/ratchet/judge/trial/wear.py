@@ -24,12 +24,11 @@ from dataclasses import dataclass, field
 from functools import partial
 from typing import Final
 
-from ratchet.judge.stage_result import fault
 from ratchet.judge.trial.held_together import first_wrong
 from ratchet.judge.trial.kernel_checks import DrawnBatch, OpenProblem, make_calls
 from ratchet.judge.trial.processes.candidate import CandidateProcess
 from ratchet.judge.trial.timing.fewer_calls import with_fewer_calls
-from ratchet.judge.verdict import Evidence
+from ratchet.judge.verdict import Evidence, fault
 
 FEWEST_CALLS, MOST_CALLS = 300, 500
 """Calls before the last ones are compared; a kernel cannot know their number."""

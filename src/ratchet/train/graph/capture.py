@@ -17,7 +17,7 @@ from torch.optim import Optimizer
 from ratchet.base.errors import GraphError
 from ratchet.judge.kernels.library import LIBRARY
 from ratchet.judge.problems.problem import Problem
-from ratchet.judge.problems.suites.shipped.cases import WorkloadShapes
+from ratchet.judge.problems.suites.shipped import WorkloadShapes
 from ratchet.train.graph.patterns import PATTERNS
 from ratchet.train.graph.rewrite import graphs_of, rewrite
 from ratchet.train.graph.sites import CapturedSite, InstallReport, merge_sites

@@ -20,8 +20,7 @@ from torch.fx import Graph
 
 from ratchet import base
 from ratchet.base.devices.probe import best_isa
-from ratchet.judge.kernels.library import LIBRARY
-from ratchet.judge.kernels.library.sources import ANY_GPU
+from ratchet.judge.kernels.library import ANY_GPU, LIBRARY
 from ratchet.train.graph.patterns import select
 from ratchet.train.graph.rewrite import rewrite
 from ratchet.train.graph.sites import InstallReport

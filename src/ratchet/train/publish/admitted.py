@@ -12,8 +12,8 @@ from pathlib import Path
 
 from ratchet.base.errors import PublishError
 from ratchet.judge.court.court import Court
-from ratchet.judge.court.terms import JudgedKernel, Terms
 from ratchet.judge.kernels.kernel import Kernel
+from ratchet.judge.terms import JudgedKernel, Terms
 from ratchet.train.recipe.installed import AnyKernel
 from ratchet.train.recipe.recipe import Recipe
 from ratchet.train.recipe.reproof import ready_kernels

@@ -21,7 +21,7 @@ LEFT_BEHIND: Final = (
     f"{base.NAME}.judge.kernels.library",
     f"{base.NAME}.judge.kernels.library.sources",
     f"{base.NAME}.judge.problems.problem",
-    f"{base.NAME}.judge.problems.suites.shipped.cases",
+    f"{base.NAME}.judge.problems.suites.shipped",
 )
 """Modules about judging and choosing kernels, which an exported package does not need."""
 REFERENCES: Final = f"{base.NAME}.judge.problems.suites.shipped."

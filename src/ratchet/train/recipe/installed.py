@@ -11,10 +11,10 @@ import msgspec
 from ratchet.base.errors import KernelError, RecipeError
 from ratchet.judge.kernels import registry
 from ratchet.judge.kernels.kernel import Kernel
-from ratchet.judge.kernels.languages.build import DEVICES, build_kernel
 from ratchet.judge.kernels.library import LIBRARY
+from ratchet.judge.kernels.registry import DEVICES, build_kernel
 from ratchet.judge.problems.problem import Problem
-from ratchet.judge.problems.suites.shipped.cases import WorkloadShapes
+from ratchet.judge.problems.suites.shipped import WorkloadShapes
 from ratchet.train.graph.regions.foreign import check_region_problem
 from ratchet.train.graph.regions.region import region_name
 

@@ -14,9 +14,9 @@ import msgspec
 
 from ratchet.base.errors import RatchetError, RecipeError
 from ratchet.judge.court.court import Court
-from ratchet.judge.court.terms import Terms
 from ratchet.judge.kernels.kernel import Kernel
-from ratchet.judge.kernels.languages.build import build_kernel, load_entry
+from ratchet.judge.kernels.registry import build_kernel, load_entry
+from ratchet.judge.terms import Terms
 from ratchet.judge.verdict import Verdict
 from ratchet.train.recipe.installed import AnyKernel, InstalledKernel
 from ratchet.train.workloads.config import StepConfig

@@ -9,11 +9,11 @@ from typing import Final
 from ratchet.base.errors import RatchetError
 from ratchet.base.serialise import document_of
 from ratchet.judge.court.court import Court
-from ratchet.judge.court.terms import Terms
 from ratchet.judge.kernels.kernel import Kernel
 from ratchet.judge.kernels.library import LIBRARY
 from ratchet.judge.problems.problem import Problem
 from ratchet.judge.problems.suites.shipped import SHAPES
+from ratchet.judge.terms import Terms
 from ratchet.judge.verdict import EmulatedCase
 from ratchet.train.graph.capture import CapturedSite, kernels_of
 from ratchet.train.levers import Lever

@@ -11,11 +11,11 @@ import msgspec
 
 from ratchet.base.errors import DeadlinePassed
 from ratchet.judge.court.court import Court
-from ratchet.judge.court.terms import JudgedKernel, Terms
 from ratchet.judge.kernels.kernel import Kernel
 from ratchet.judge.kernels.library import LIBRARY, why_no_kernel
 from ratchet.judge.problems.problem import Problem
 from ratchet.judge.steps.arms import ArmProcess
+from ratchet.judge.terms import JudgedKernel, Terms
 from ratchet.train.graph.capture import CapturedSite, problems_for
 from ratchet.train.levers import Lever
 from ratchet.train.recipe.candidate import Candidate

@@ -15,7 +15,7 @@ import msgspec
 from ratchet.base.errors import ArmFailure, DeadlinePassed
 from ratchet.judge.court.court import Court
 from ratchet.judge.kernels.kernel import Kernel
-from ratchet.judge.kernels.library.sources import language_for
+from ratchet.judge.kernels.library import language_for
 from ratchet.judge.problems.problem import Problem
 from ratchet.judge.steps.arms import ArmProcess
 from ratchet.train.graph.regions.region import REGION, region_name

@@ -13,7 +13,7 @@ from ratchet.base.devices.probe import probe
 from ratchet.base.errors import RatchetError, WorkloadError
 from ratchet.base.files import why_not_new_folder
 from ratchet.base.show.words import parse_duration_s
-from ratchet.judge.options import parse_target
+from ratchet.judge.terms import parse_target
 from ratchet.train.turn.sources import source_hash
 from ratchet.train.workloads.names import (
     LoadOptions,

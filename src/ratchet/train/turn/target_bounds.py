@@ -16,8 +16,8 @@ from ratchet.base.devices.ceilings import Bound, Roofline
 from ratchet.base.errors import RatchetError
 from ratchet.judge.kernels.library import LIBRARY
 from ratchet.judge.problems.case import TensorSpec
-from ratchet.judge.problems.least_work import LeastWork, least_work
 from ratchet.judge.problems.problem import Problem
+from ratchet.judge.problems.references import LeastWork, least_work
 from ratchet.train.graph.capture import shapes_of_each
 from ratchet.train.graph.sites import CapturedSite
 

@@ -11,7 +11,7 @@ import torch
 from torch import Tensor
 from torch.utils.flop_counter import FlopCounterMode
 
-from ratchet.judge.problems.flop_count import ATTENTION, backward_flops, forward_flops
+from ratchet.judge.problems.references import ATTENTION, backward_flops, forward_flops
 from ratchet.train.workloads.backward import gradients_of
 from ratchet.train.workloads.checkpointing import apply_checkpointing
 from ratchet.train.workloads.fake import pretend

@@ -14,8 +14,12 @@ from ratchet.judge.kernels.kernel import Language
 from ratchet.judge.problems.card import ProblemCard, TensorForm, card_of
 from ratchet.judge.problems.problem import Problem, reference_text
 from ratchet.judge.problems.problem_file import default_entry, described
-from ratchet.judge.problems.standalone import standalone_reference
-from ratchet.judge.problems.templates import TemplateLanguage, show_tensor, template
+from ratchet.judge.problems.templates import (
+    TemplateLanguage,
+    show_tensor,
+    standalone_reference,
+    template,
+)
 
 LOG = logging.getLogger(__name__)
 WORKER: Final = "ratchet.write.agent.card_worker"

@@ -9,7 +9,7 @@ from typing import Any, Final
 
 from ratchet.base import Json
 from ratchet.base.errors import KernelError
-from ratchet.judge.problems.dtypes import DTYPE_CODES
+from ratchet.judge.kernels.abi import DTYPE_CODES
 from ratchet.write.form.extent import (
     Atom,
     Extent,

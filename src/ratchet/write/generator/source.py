@@ -117,7 +117,7 @@ static char* scratch_of(size_t bytes) {
 
 def prelude(used: frozenset[str]) -> str:
     """Return the parts of the prelude that code uses, in order."""
-    from ratchet.judge.kernels.library.sources import inlined
+    from ratchet.judge.kernels.library import inlined
 
     files = [_HERE / "prelude.h", _HERE / "gemm.h"]
     return inlined("".join(parts_of(files, "//: ", {"base", *used})))
@@ -153,7 +153,7 @@ def _fits(form: LoopForm, number: int) -> str:
 
 
 def _code(dtype: str) -> int:
-    from ratchet.judge.problems.dtypes import DTYPE_CODES
+    from ratchet.judge.kernels.abi import DTYPE_CODES
 
     return DTYPE_CODES[dtype]
 

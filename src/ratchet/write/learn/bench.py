@@ -9,9 +9,9 @@ from typing import Final, Protocol
 
 from ratchet.base.ledger.schema import Payload
 from ratchet.judge.court.court import Court
-from ratchet.judge.court.terms import Terms
 from ratchet.judge.kernels.kernel import Kernel
 from ratchet.judge.revision import revision
+from ratchet.judge.terms import Terms
 from ratchet.judge.verdict import Screening
 from ratchet.write.author import Answer, Proposal
 from ratchet.write.learn.languages import AUTHOR

@@ -154,7 +154,7 @@ class LearnConfig(msgspec.Struct, frozen=True, kw_only=True):
             one.check(getattr(self, one.name))
         if not self.target:
             return
-        from ratchet.judge.options import parse_target
+        from ratchet.judge.terms import parse_target
 
         parse_target(self.target)
         if self.language != "triton":

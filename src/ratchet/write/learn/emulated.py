@@ -11,9 +11,9 @@ import msgspec
 
 from ratchet.base.serialise import document_of
 from ratchet.judge.court.court import Court
-from ratchet.judge.court.terms import Terms
 from ratchet.judge.kernels.kernel import Kernel
 from ratchet.judge.revision import revision
+from ratchet.judge.terms import Terms
 from ratchet.judge.verdict import Screening
 from ratchet.write.author import Proposal
 from ratchet.write.learn.bench import EACH_S, START_S, ScreeningBench

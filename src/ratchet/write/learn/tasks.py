@@ -13,7 +13,7 @@ from typing import Final
 from ratchet.base.errors import LearnError, RatchetError
 from ratchet.judge.api import as_problem
 from ratchet.judge.problems.problem import Problem
-from ratchet.judge.problems.suites.names import NAMES
+from ratchet.judge.problems.suites import NAMES
 from ratchet.write.generator import space_for
 from ratchet.write.generator.space import GeneratedSpace
 

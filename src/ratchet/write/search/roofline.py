@@ -56,8 +56,8 @@ def _outputs_and_flops(problem: Problem, case: Case) -> tuple[int, float]:
     """Return bytes of the new outputs and operations of a call, from a run without values."""
     import torch
 
-    from ratchet.judge.problems.flop_count import FlopCount
     from ratchet.judge.problems.inputs import dtype_named
+    from ratchet.judge.problems.references import FlopCount
 
     given = [
         torch.empty(spec.shape, dtype=dtype_named(spec.dtype), device="meta")

@@ -11,13 +11,13 @@ import pytest
 
 from ratchet.base.errors import JudgeError
 from ratchet.base.measure import Sample
-from ratchet.judge.stage_result import CandidateFault, Decided
 from ratchet.judge.trial.timing import decide, group_sequential, plan
 from ratchet.judge.trial.timing.arms import CANDIDATE, REFERENCE, TWIN
 from ratchet.judge.trial.timing.decide import compare_case
 from ratchet.judge.trial.timing.group_sequential import time_until_answered
 from ratchet.judge.trial.timing.plan import LAUNCHES
 from ratchet.judge.trial.timing.sample import CaseTiming
+from ratchet.judge.verdict import CandidateFault, Decided
 
 Asked = list[dict[str, Any]]
 

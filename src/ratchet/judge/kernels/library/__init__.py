@@ -6,16 +6,102 @@ the module registers its ops under `torch.ops.ratchet`; `register_ops` imports t
 
 from __future__ import annotations
 
+import functools
 import importlib
+import re
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Final
 
-from ratchet.judge.kernels.kernel import Kernel
-from ratchet.judge.kernels.library.sources import Variant, language_for
+from ratchet.base.errors import KernelError
+from ratchet.judge.kernels.kernel import Kernel, Language
 from ratchet.judge.problems.problem import Problem
-from ratchet.judge.problems.suites.shipped import HOMES, problems_of
-from ratchet.judge.problems.suites.shipped.cases import WorkloadShapes
+from ratchet.judge.problems.suites import problems_of
+from ratchet.judge.problems.suites.shipped import HOMES, WorkloadShapes
+
+# The shipped sources as kernels: C++ with Ratchet's headers inlined, and Triton. No torch.
+
+ISAS: Final = ("amx", "avx512_bf16", "avx512", "avx2", "portable")
+"""Every variant in C++, best first: the targets of CPUs."""
+ANY_GPU: Final = "gpu"
+_GPU: Final = re.compile(r"gfx[0-9a-f]+|sm_[0-9]+[a-z]?|" + ANY_GPU)
+
+_HERE: Final = Path(__file__).parent
+_FOLDERS: Final = (_HERE / "csrc", _HERE.parent / "languages")
+_INCLUDE: Final = re.compile(r'^[ \t]*#[ \t]*include[ \t]+"([^"]+)"[^\n]*$', re.MULTILINE)
+_PRAGMA_ONCE: Final = re.compile(r"^[ \t]*#[ \t]*pragma[ \t]+once[ \t]*\n", re.MULTILINE)
+
+
+def language_for(target: str) -> Language:
+    """Return the language of the kernels for a target; a KernelError if it is unknown."""
+    if target in ISAS:
+        return "cpp"
+    if _GPU.fullmatch(target):
+        return "triton"
+    raise KernelError(
+        f"unknown target {target!r}: use one of {', '.join(ISAS)}, or a GPU's such as gfx942"
+    )
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Variant:
+    """A source of the library: `csrc/FILE.cpp`, or `triton/FILE.py`, which serves every GPU."""
+
+    language: Language
+    file: str
+    entries: tuple[str, ...]
+    schedule: tuple[tuple[str, str], ...] = ()
+
+    @property
+    def path(self) -> Path:
+        """The source's file."""
+        folder, ending = ("csrc", "cpp") if self.language == "cpp" else ("triton", "py")
+        return _HERE / folder / f"{self.file}.{ending}"
+
+    def kernels(self, name: str, target: str) -> tuple[Kernel, ...]:
+        """Return one kernel per entry for a target of the language; they share one source."""
+        compiled = self.language == "cpp"
+        source = self_contained(self.path.name) if compiled else self.path.read_text("utf-8")
+        return tuple(
+            Kernel(
+                name=f"{name}:{entry}:{target if compiled else self.language}",
+                language=self.language,
+                source=source,
+                entry=entry,
+                schedule=(("isa", target), *self.schedule) if compiled else (),
+            )
+            for entry in self.entries
+        )
+
+
+@functools.cache
+def self_contained(file: str) -> str:
+    """Return the text of `csrc/FILE`, with Ratchet's headers inlined at their first include."""
+    return inlined(_read(file), {file})
+
+
+def inlined(text: str, seen: set[str] | None = None) -> str:
+    """Return a text with Ratchet's headers inlined at their first include, but for those `seen`."""
+    known = set() if seen is None else seen
+
+    def replace(match: re.Match[str]) -> str:
+        header = match.group(1)
+        if header in known:
+            return ""
+        known.add(header)
+        return inlined(_read(header), known)
+
+    return _INCLUDE.sub(replace, text)
+
+
+def _read(file: str) -> str:
+    for folder in _FOLDERS:
+        path = folder / file
+        if path.is_file():
+            return _PRAGMA_ONCE.sub("", path.read_text(encoding="utf-8"))
+    raise KernelError(f"source {file!r} is missing from this installation: install ratchet again")
+
 
 __all__ = ["FUSED", "LIBRARY", "LibraryKernel", "kernels_for", "register_ops", "why_no_kernel"]
 

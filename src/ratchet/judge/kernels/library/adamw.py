@@ -18,8 +18,7 @@ from torch import Tensor, nn
 from ratchet.base.errors import KernelError
 from ratchet.judge.kernels import registry
 from ratchet.judge.kernels.custom_op import NO_TENSOR
-from ratchet.judge.kernels.library import LibraryKernel
-from ratchet.judge.kernels.library.sources import Variant
+from ratchet.judge.kernels.library import LibraryKernel, Variant
 from ratchet.judge.problems.suites.shipped import adamw as reference
 from ratchet.judge.problems.suites.shipped.adamw import ENTRIES
 

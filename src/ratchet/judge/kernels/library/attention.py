@@ -15,8 +15,7 @@ from torch import Tensor
 
 from ratchet.base.errors import KernelError
 from ratchet.judge.kernels.custom_op import Given, declare_op, features_last
-from ratchet.judge.kernels.library import LibraryKernel
-from ratchet.judge.kernels.library.sources import Variant
+from ratchet.judge.kernels.library import LibraryKernel, Variant
 from ratchet.judge.problems.suites.shipped import attention as reference
 from ratchet.judge.problems.suites.shipped.attention import ENTRIES
 

@@ -13,10 +13,10 @@ from torch import Tensor
 
 from ratchet.base.errors import KernelError
 from ratchet.judge.kernels.custom_op import Given, as_rows, declare_op, empty_like
-from ratchet.judge.kernels.library import FUSED, LibraryKernel
-from ratchet.judge.kernels.library.sources import Variant
-from ratchet.judge.problems.suites.shipped import gated_activation as reference
-from ratchet.judge.problems.suites.shipped.gated_activation import ENTRIES, KINDS
+from ratchet.judge.kernels.library import FUSED, LibraryKernel, Variant
+from ratchet.judge.problems.suites.shipped import layers as reference
+from ratchet.judge.problems.suites.shipped.layers import GATED_ENTRIES as ENTRIES
+from ratchet.judge.problems.suites.shipped.layers import KINDS
 
 
 def _inputs(*given: Any) -> Given:

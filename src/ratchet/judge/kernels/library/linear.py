@@ -15,8 +15,7 @@ import torch
 from torch import Tensor
 
 from ratchet.judge.kernels.custom_op import Given, declare_op, or_none, out_dtype_of
-from ratchet.judge.kernels.library import LibraryKernel
-from ratchet.judge.kernels.library.sources import Variant
+from ratchet.judge.kernels.library import LibraryKernel, Variant
 from ratchet.judge.problems.suites.shipped import linear as reference
 from ratchet.judge.problems.suites.shipped.linear import ENTRIES
 

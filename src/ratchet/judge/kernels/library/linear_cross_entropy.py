@@ -12,8 +12,10 @@ the faster one. If both are active, the first runs on all inputs that it takes.
 
 from __future__ import annotations
 
+import math
+import threading
 from collections.abc import Sequence
-from typing import Any
+from typing import Any, Final
 
 import torch
 from torch import Tensor
@@ -21,15 +23,229 @@ from torch import Tensor
 from ratchet.base.errors import KernelError
 from ratchet.judge.kernels import registry
 from ratchet.judge.kernels.custom_op import define, features_last, on_meta, or_none
-from ratchet.judge.kernels.library import FUSED, LibraryKernel
-from ratchet.judge.kernels.library import linear_cross_entropy_chunks as chunks
-from ratchet.judge.kernels.library.sources import Variant
-from ratchet.judge.problems.suites.shipped.linear_cross_entropy import (
+from ratchet.judge.kernels.library import FUSED, LibraryKernel, Variant
+from ratchet.judge.problems.suites.shipped.linear import (
     ENTRY,
     IGNORE_INDEX,
+    ROWS_AT_ONCE,
     ROWS_ENTRY,
     loss_of,
 )
+
+# Linear + cross-entropy by chunks of tokens with torch's own matrix products.
+#
+# `in_torch` needs no kernel and runs on every device. `run` is the second implementation of
+# `ratchet::linear_cross_entropy`: torch.mm(out=) into persistent buffers, and the kernel
+# `cross_entropy_rows` for the rows of logits. It keeps fp32 arithmetic if x and weight are fp32,
+# and is the faster one if the vendor's GEMM is faster (arXiv:2410.10989).
+
+FEWEST_ROWS: Final = 128
+SMALLEST_BYTES: Final = 1 << 20
+_KEPT: Final = 4
+_storages: Final[dict[int, torch.UntypedStorage]] = {}
+
+
+class _Buffers(threading.local):
+    """Return the calling thread's scratch for a purpose; it grows and is kept."""
+
+    def __init__(self) -> None:
+        self.kept: dict[str, Tensor] = {}
+
+    def take(self, purpose: str, shape: tuple[int, ...], dtype: torch.dtype) -> Tensor:
+        kept = self.kept.get(purpose)
+        if kept is None or kept.shape != shape or kept.dtype != dtype:
+            with torch.inference_mode(False):  # an inference tensor would not be writable later
+                kept = self.kept[purpose] = torch.empty(shape, dtype=dtype)
+        return kept
+
+
+_buffers: Final = _Buffers()
+
+
+def may_run() -> bool:
+    """Return True if a kernel of `ratchet::linear_cross_entropy` is active."""
+    return registry.is_active(ROWS_ENTRY) or registry.is_active(ENTRY)
+
+
+def in_torch(
+    x: Tensor, weight: Tensor, bias: Tensor | None, target: Tensor, scalars: tuple[float, float]
+) -> tuple[Tensor, Tensor, Tensor, Tensor]:
+    """Return loss, dx, dweight and dbias in plain torch: dlogits = softmax - target, by chunks.
+
+    A chunk's logits take about the memory of x (arXiv:2410.10989, section 3.2), or 128 rows. The
+    weight's gradient is summed in fp32; without a bias, dbias is empty.
+    """
+    dtype = torch.bfloat16 if torch.bfloat16 in (x.dtype, weight.dtype) else weight.dtype
+    wide = torch.float64 if dtype == torch.float64 else torch.float32
+    (tokens, hidden), classes = x.shape, weight.shape[0]
+    rows = max(FEWEST_ROWS, math.ceil(tokens / math.ceil(classes / hidden)))
+    counted = (target != int(scalars[0])).sum()
+    dx, dweight = torch.empty_like(x), torch.zeros_like(weight, dtype=wide)
+    dbias = torch.zeros(0 if bias is None else classes, dtype=wide, device=x.device)
+    total = torch.zeros((), dtype=wide, device=x.device)
+    with torch.autocast(x.device.type, enabled=False):
+        words = weight.to(dtype)
+        added = None if bias is None else bias.to(dtype)
+        for start in range(0, tokens, rows):
+            part = slice(start, start + rows)
+            chunk = x[part].to(dtype)
+            logits = torch.nn.functional.linear(chunk, words, added).to(wide)
+            total += _take_loss(logits, target[part], scalars)
+            dlogits = logits.div_(counted)
+            if bias is not None:
+                dbias += dlogits.sum(0)
+            narrow = dlogits.to(dtype)
+            dx[part] = narrow @ words
+            if dtype == wide:
+                dweight.addmm_(narrow.t(), chunk)
+            else:
+                dweight += narrow.t() @ chunk
+    dbias = dbias if bias is None else dbias.to(bias.dtype)
+    return (total / counted).float(), dx, dweight.to(weight.dtype), dbias
+
+
+def _take_loss(logits: Tensor, target: Tensor, scalars: tuple[float, float]) -> Tensor:
+    """Return the sum of the counted rows' losses; `logits` becomes its gradient, in place."""
+    smoothing = scalars[1]
+    counts = target != int(scalars[0])
+    word = target.where(counts, torch.zeros_like(target))[:, None]
+    logits -= torch.logsumexp(logits, 1, keepdim=True)
+    own = logits.gather(1, word)[:, 0] * (smoothing - 1.0)
+    losses = own - smoothing * logits.mean(1) if smoothing else own
+    logits.exp_().sub_(smoothing / logits.shape[1])
+    logits.scatter_add_(1, word, torch.full_like(losses, smoothing - 1.0)[:, None])
+    logits *= counts[:, None]
+    return losses.where(counts, torch.zeros_like(losses)).sum()
+
+
+def run(
+    x: Tensor,
+    weight: Tensor,
+    bias: Tensor | None,
+    target: Tensor,
+    scalars: tuple[float, float],
+    outputs: Sequence[Tensor],
+) -> bool:
+    """Fill `outputs`: the loss, or also dx, dweight and dbias, which is empty without a bias.
+
+    x [N, H], weight [V, H], bias [V] or None, target [N] int64; the scalars are ignore_index and
+    label_smoothing. Return False if the rows' kernel is inactive or declines these inputs.
+    Arithmetic is bf16 if x or weight is bf16, else fp32. dweight and dbias are summed over chunks
+    in fp32.
+    """
+    if not registry.is_active(ROWS_ENTRY) or x.shape[0] == 0:
+        return False
+    loss, *gradients = outputs
+    dtype = torch.bfloat16 if torch.bfloat16 in (x.dtype, weight.dtype) else torch.float32
+    half = _cast("weight", weight, dtype)
+    counted = int((target != int(scalars[0])).sum())
+    share = 1.0 / max(counted, 1) if gradients else 0.0
+    losses = torch.empty(x.shape[0], dtype=torch.float32)
+    for start in range(0, x.shape[0], ROWS_AT_ONCE):
+        rows = slice(start, start + ROWS_AT_ONCE)
+        chunk, own = x[rows].to(dtype), losses[rows]
+        logits = _logits(chunk, half, bias)
+        found = registry.call(ROWS_ENTRY, (logits, target[rows]), (*scalars, share), (own,))
+        if found is None:
+            return False
+        if found[0] is not own:
+            own.copy_(found[0])
+        if gradients:
+            _add_gradients(logits, chunk, half, rows, gradients, last=rows.stop >= x.shape[0])
+    loss.copy_(losses.sum(dtype=torch.float64) / counted)
+    return True
+
+
+def _cast(purpose: str, tensor: Tensor, dtype: torch.dtype) -> Tensor:
+    if tensor.dtype == dtype:
+        return tensor
+    return _buffers.take(purpose, tuple(tensor.shape), dtype).copy_(tensor)
+
+
+def _logits(chunk: Tensor, weight: Tensor, bias: Tensor | None) -> Tensor:
+    logits = _buffers.take("logits", (chunk.shape[0], weight.shape[0]), chunk.dtype)
+    if bias is None:
+        return torch.mm(chunk, weight.t(), out=logits)
+    return torch.addmm(bias.to(chunk.dtype), chunk, weight.t(), out=logits)
+
+
+def _add_gradients(
+    dlogits: Tensor,
+    chunk: Tensor,
+    weight: Tensor,
+    rows: slice,
+    gradients: Sequence[Tensor],
+    *,
+    last: bool,
+) -> None:
+    all_dx, dweight, dbias = gradients
+    dx = all_dx[rows]
+    if dx.dtype == chunk.dtype:
+        torch.mm(dlogits, weight, out=dx)
+    else:
+        dx.copy_(dlogits @ weight)
+    first = rows.start == 0
+    _add_dweight(dlogits, chunk, dweight, first=first, last=last)
+    if dbias.numel():
+        _add_dbias(dlogits, dbias, first=first, last=last)
+
+
+def _add_dweight(
+    dlogits: Tensor, chunk: Tensor, dweight: Tensor, *, first: bool, last: bool
+) -> None:
+    if first and last and dweight.dtype == chunk.dtype:
+        torch.mm(dlogits.t(), chunk, out=dweight)
+        return
+    shape = (dweight.shape[0], dweight.shape[1])
+    total = dweight
+    if dweight.dtype != torch.float32:
+        total = _buffers.take("dweight", shape, torch.float32)
+    if chunk.dtype == torch.float32:
+        torch.addmm(total, dlogits.t(), chunk, beta=0 if first else 1, out=total)
+    else:  # torch's bf16 product rounds to bf16; the sum over chunks does not
+        part = torch.mm(dlogits.t(), chunk, out=_buffers.take("part", shape, chunk.dtype))
+        total.copy_(part) if first else total.add_(part)
+    if last and total is not dweight:
+        dweight.copy_(total)
+
+
+def _add_dbias(dlogits: Tensor, dbias: Tensor, *, first: bool, last: bool) -> None:
+    total = _buffers.take("dbias", tuple(dbias.shape), torch.float32)
+    part = dlogits.sum(0, dtype=torch.float32)
+    total.copy_(part) if first else total.add_(part)
+    if last:
+        dbias.copy_(total)
+
+
+def reused_empty(shape: Sequence[int], dtype: torch.dtype) -> Tensor:
+    """Return torch.empty on the CPU; from `SMALLEST_BYTES` on, it reuses memory.
+
+    A fresh 64 MB output costs about three times as much as writing it, for page faults and zeroing.
+    A storage is reused only if the reference here is the last one: then no tensor, view, graph
+    or exported array can see it. At most a few sizes are kept.
+    """
+    size_bytes = math.prod(shape) * dtype.itemsize
+    if size_bytes < SMALLEST_BYTES:
+        return torch.empty(tuple(shape), dtype=dtype)
+    storage = _storages.pop(size_bytes, None)
+    if storage is None or _holders(storage) > 1 or storage.nbytes() != size_bytes:
+        storage = torch.empty(size_bytes, dtype=torch.uint8).untyped_storage()
+    _storages[size_bytes] = storage
+    while len(_storages) > _KEPT:
+        _storages.pop(next(iter(_storages)))
+    size = torch.Size(shape)
+    strides = torch.empty(size, device="meta").stride()
+    return torch.empty(0, dtype=dtype).set_(storage, 0, size, strides)
+
+
+def release_reused() -> None:
+    _storages.clear()
+
+
+def _holders(storage: torch.UntypedStorage) -> int:
+    count: int = torch._C._storage_Use_Count(storage._cdata)
+    return count
+
 
 CHUNK_TOKENS = 512
 """Tokens per chunk of the C++ kernel: 32 MB of bf16 probabilities at a vocabulary of 32,000."""
@@ -62,7 +278,7 @@ def _computed(
         found = registry.call(ENTRY, (x, weight, or_none(bias), target), scalars, outputs)
         if found is not None:
             return found
-    done = x.is_cpu and chunks.run(x, weight, bias, target, scalars, outputs)
+    done = x.is_cpu and run(x, weight, bias, target, scalars, outputs)
     return outputs if done else None
 
 
@@ -110,12 +326,12 @@ def _gradients(
     given = (x, weight, bias, target)
     scalars = (float(ignore_index), label_smoothing)
     forms = _gradients_fake(*map(on_meta, given))
-    if x.is_cpu and chunks.may_run():
+    if x.is_cpu and may_run():
         loss, dx, dbias = (torch.empty_like(forms[i], device="cpu") for i in (0, 1, 3))
-        forms = loss, dx, chunks.reused_empty(weight.shape, weight.dtype), dbias
+        forms = loss, dx, reused_empty(weight.shape, weight.dtype), dbias
     found = _computed(*given, scalars, forms)
     if found is None:
-        found = registry.filled(forms, chunks.in_torch(x, weight, bias, target, scalars))
+        found = registry.filled(forms, in_torch(x, weight, bias, target, scalars))
     loss, dx, dweight, dbias = found
     return loss, dx, dweight, dbias
 

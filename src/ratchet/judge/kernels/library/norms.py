@@ -27,9 +27,8 @@ from ratchet.judge.kernels.custom_op import (
     or_none,
     out_dtype_of,
 )
-from ratchet.judge.kernels.library import FUSED, LibraryKernel
-from ratchet.judge.kernels.library.sources import Variant
-from ratchet.judge.problems.suites.shipped import norms as reference
+from ratchet.judge.kernels.library import FUSED, LibraryKernel, Variant
+from ratchet.judge.problems.suites.shipped import layers as reference
 
 OUT: Final = 'float eps, str out_dtype=""'
 

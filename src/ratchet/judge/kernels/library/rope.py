@@ -11,10 +11,9 @@ import torch
 from torch import Tensor
 
 from ratchet.judge.kernels.custom_op import Given, declare_op, features_last
-from ratchet.judge.kernels.library import FUSED, LibraryKernel
-from ratchet.judge.kernels.library.sources import Variant
-from ratchet.judge.problems.suites.shipped import rope as reference
-from ratchet.judge.problems.suites.shipped.rope import ENTRIES
+from ratchet.judge.kernels.library import FUSED, LibraryKernel, Variant
+from ratchet.judge.problems.suites.shipped import layers as reference
+from ratchet.judge.problems.suites.shipped.layers import ROPE_ENTRIES as ENTRIES
 
 
 def _inputs(x: Tensor, cos: Tensor, sin: Tensor) -> Given:

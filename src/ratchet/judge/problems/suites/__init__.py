@@ -4,21 +4,134 @@ from __future__ import annotations
 
 import difflib
 import fnmatch
-import importlib
 from collections.abc import Callable, Mapping
+from dataclasses import replace
 from functools import cache
 from typing import Final
 
 from ratchet.base.errors import KernelError
 from ratchet.base.process.channel import Message
-from ratchet.judge.problems.problem import Problem
-from ratchet.judge.problems.suites.names import NAMES
+from ratchet.judge.problems.problem import Case, Problem
+from ratchet.judge.problems.suites.shipped import HOMES, SHAPES, Problems
+
+_TRAINING: Final = {
+    "normalisation": """
+        l2_normalise l2_normalise_backward weight_norm weight_norm_backward group_norm
+        group_norm_backward batch_norm batch_norm_backward instance_norm
+        instance_norm_backward qk_norm qk_norm_backward
+    """,
+    "activations": """
+        gelu gelu_backward gelu_tanh gelu_tanh_backward silu silu_backward squared_relu
+        squared_relu_backward mish mish_backward softplus softplus_backward hard_swish
+        hard_swish_backward elu elu_backward glu glu_backward reglu reglu_backward
+        bias_gelu bias_gelu_backward bias_dropout_residual bias_dropout_residual_backward
+        swiglu_packed swiglu_packed_backward
+    """,
+    "losses": """
+        softmax softmax_backward log_softmax log_softmax_backward masked_softmax
+        masked_softmax_backward capped_softmax capped_softmax_backward preference
+        preference_backward clipped_policy clipped_policy_backward cross_entropy
+        cross_entropy_backward smoothed_cross_entropy smoothed_cross_entropy_backward
+        cross_entropy_z_loss cross_entropy_z_loss_backward kl_distillation
+        kl_distillation_backward binary_cross_entropy binary_cross_entropy_backward huber
+        huber_backward mean_squared_error mean_squared_error_backward softmax_bf16
+        softmax_bf16_backward log_softmax_bf16 log_softmax_bf16_backward
+        masked_softmax_bf16 masked_softmax_bf16_backward capped_softmax_bf16
+        capped_softmax_bf16_backward cross_entropy_bf16 cross_entropy_bf16_backward
+        smoothed_cross_entropy_bf16 smoothed_cross_entropy_bf16_backward
+        cross_entropy_z_loss_bf16 cross_entropy_z_loss_bf16_backward kl_distillation_bf16
+        kl_distillation_bf16_backward
+    """,
+    "attention": """
+        attention_full attention_full_backward attention_causal attention_causal_backward
+        attention_alibi attention_alibi_backward attention_window
+        attention_window_backward attention_packed attention_packed_backward
+        attention_capped attention_capped_backward attention_grouped
+        attention_grouped_backward attention_full_bf16 attention_full_bf16_backward
+        attention_causal_bf16 attention_causal_bf16_backward attention_alibi_bf16
+        attention_alibi_bf16_backward attention_window_bf16 attention_window_bf16_backward
+        attention_packed_bf16 attention_packed_bf16_backward attention_capped_bf16
+        attention_capped_bf16_backward attention_grouped_bf16
+        attention_grouped_bf16_backward rope_half rope_half_backward rope_interleaved
+        rope_interleaved_backward
+    """,
+    "tables": """
+        embedding embedding_gradient embedding_with_positions
+        embedding_with_positions_backward embedding_bag embedding_bag_backward route_top_k
+        route_top_k_backward expert_counts permute_tokens permute_tokens_backward
+        combine_experts combine_experts_backward balance_loss balance_loss_backward
+    """,
+    "convolution": """
+        causal_depthwise causal_depthwise_backward conv_bias_relu conv_bias_relu_backward
+        conv_scale_silu conv_scale_silu_backward pointwise_residual
+        pointwise_residual_backward causal_depthwise_bf16 causal_depthwise_bf16_backward
+        conv_bias_relu_bf16 conv_bias_relu_bf16_backward conv_scale_silu_bf16
+        conv_scale_silu_bf16_backward pointwise_residual_bf16
+        pointwise_residual_bf16_backward
+    """,
+    "updates": """
+        adam_w lion sgd_momentum row_factored_second_moment adam_8_bit clip_by_norm
+        moving_average accumulate unscale newton_schulz
+    """,
+    "movement": """
+        cumulative_log_sum cumulative_log_sum_backward linear_scan linear_scan_backward
+        mean_and_variance mean_and_variance_backward log_sum_exp log_sum_exp_backward
+        cumulative_sum cumulative_sum_backward transpose cast_transpose transpose_heads
+        discounted_returns discounted_returns_backward segment_sum segment_sum_backward
+        row_sum column_sum arg_max
+    """,
+    "quantisation": """
+        quantise_rows quantise_groups dequantise_rows dequantise_rows_backward
+        dequantise_groups fake_quantise fake_quantise_backward quantise_fp8
+        quantise_fp8_gradient quantise_fp8_blocks dequantise_fp8 dequantise_fp8_blocks
+        dequantise_fp8_weight
+    """,
+    "products": """
+        linear_gelu linear_gelu_backward linear_swiglu linear_swiglu_backward norm_linear
+        norm_linear_backward linear_low_rank linear_low_rank_backward linear_residual
+        linear_residual_backward grouped_linear grouped_linear_backward input_gradient
+        weight_gradient linear_gelu_bf16 linear_gelu_bf16_backward linear_swiglu_bf16
+        linear_swiglu_bf16_backward norm_linear_bf16 norm_linear_bf16_backward
+        linear_low_rank_bf16 linear_low_rank_bf16_backward linear_residual_bf16
+        linear_residual_bf16_backward grouped_linear_bf16 grouped_linear_bf16_backward
+        input_gradient_bf16 weight_gradient_bf16
+    """,
+}
+NAMES: Final[Mapping[str, tuple[str, ...]]] = {
+    "shipped": tuple(entry for home in HOMES.values() for entry in home.entries),
+    **{family: tuple(text.split()) for family, text in _TRAINING.items()},
+}
+"""Problems of the suite `training` by family. The library's own kernels answer `shipped`; every
+other family has a function in `_family`."""
 
 
 @cache
 def _family(name: str) -> tuple[Problem, ...]:
     """Return the problems of one family of NAMES."""
-    return tuple(importlib.import_module(f"{__name__}.{name}").problems())
+    from ratchet.judge.problems.suites import (
+        activations,
+        attention,
+        losses,
+        movement,
+        products,
+        quantisation,
+        updates,
+    )
+
+    made: dict[str, Callable[[], tuple[Problem, ...]]] = {
+        "normalisation": activations.normalisation_problems,
+        "activations": activations.activation_problems,
+        "losses": losses.problems,
+        "attention": attention.problems,
+        "tables": movement.table_problems,
+        "convolution": products.convolution_problems,
+        "updates": updates.problems,
+        "movement": movement.movement_problems,
+        "quantisation": quantisation.problems,
+        "products": products.product_problems,
+        "shipped": shipped_problems,
+    }
+    return made[name]()
 
 
 @cache
@@ -43,15 +156,12 @@ def load_suite(name: str) -> tuple[Problem, ...]:
 
 
 def answer(request: Message) -> Message:
-    """Return the problem of a `name`, in a process that holds torch (`file_worker.answer`)."""
+    """Return the problem of a `name`, in a process that holds torch (`file_keeper.answer`)."""
     return {"problem": find_problem(request["name"]).as_json()}
 
 
 def family_of(name: str) -> str:
-    """Return a problem's family; a KernelError with the nearest names if it is unknown. No torch.
-
-    `find_problem` imports only that family.
-    """
+    """Return a problem's family; a KernelError with the nearest names if unknown. No torch."""
     known = {problem: family for family, problems in NAMES.items() for problem in problems}
     if name in known:
         return known[name]
@@ -75,3 +185,47 @@ def names_like(pattern: str) -> list[str]:
             f"no problem's name matches {pattern!r}: ratchet judge --list prints all {len(known)}"
         )
     return found
+
+
+def problems_of(name: str) -> Problems:
+    """Return the function that makes a library kernel's problems, by the kernel's name."""
+    from ratchet.judge.problems.suites.shipped import adamw, attention, layers, linear
+
+    made: dict[str, Problems] = {
+        "attention": attention.attention_problems,
+        "linear_cross_entropy": linear.linear_cross_entropy_problems,
+        "adamw": adamw.adamw_problems,
+        "gated_activation": layers.gated_activation_problems,
+        "rms_norm": layers.rms_norm_problems,
+        "layer_norm": layers.layer_norm_problems,
+        "rope": layers.rope_problems,
+        "linear": linear.linear_problems,
+    }
+    return made[name]
+
+
+def shipped_problems() -> tuple[Problem, ...]:
+    """Return the problems of every library kernel, at every tier."""
+    return tuple(problem for name in HOMES for problem in at_every_tier(problems_of(name)))
+
+
+def at_every_tier(problems: Problems) -> list[Problem]:
+    """Return each problem once: all tiers' timed cases, with the untimed ones as hidden cases."""
+    found: dict[str, Problem] = {}
+    cases: dict[str, dict[str, Case]] = {}
+    for tier, shapes in SHAPES.items():
+        for problem in problems(shapes):
+            found.setdefault(problem.name, problem)
+            own = cases.setdefault(problem.name, {})
+            for case in problem.cases:
+                if case.timed:
+                    name = f"{tier} {case.name}"
+                    own[name] = replace(case, name=name, tier=tier)
+                elif tier == "ci":
+                    own[f"hidden {case.name}"] = replace(
+                        case, name=f"hidden {case.name}", hidden=True
+                    )
+    return [
+        replace(problem, cases=tuple(cases[name].values()), task="own", libraries=("matmul",))
+        for name, problem in found.items()
+    ]

@@ -9,10 +9,11 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from ratchet.judge.problems.gradients import gradient_of
 from ratchet.judge.problems.problem import Problem, TensorSpec
 from ratchet.judge.problems.suites.forms import (
     Form,
+    Scalars,
+    gradient_of,
     in_bfloat16,
     paired,
     problem,
@@ -20,9 +21,8 @@ from ratchet.judge.problems.suites.forms import (
     sizes,
     uniform,
     whole,
+    wide,
 )
-from ratchet.judge.problems.suites.precision import wide
-from ratchet.judge.problems.suites.scalars import Scalars
 
 MODEST = (("shifted", "contiguous"), ("heavy_tailed", "heads"))
 """Distributions without large values, which would make each softmax pick a single key."""

@@ -2,10 +2,15 @@
 
 from __future__ import annotations
 
+import inspect
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any, Final
 
+import torch
+from torch import Tensor
+
+from ratchet.base.errors import KernelError
 from ratchet.judge.problems.problem import Case, Problem, Task, TensorSpec, Tier
 from ratchet.judge.problems.tolerance import Tolerance
 
@@ -163,3 +168,65 @@ def sizes(
     ci: tuple[int, ...], cpu: tuple[int, ...], gpu: tuple[int, ...]
 ) -> dict[Tier, tuple[int, ...]]:
     return {"ci": ci, "cpu": cpu, "gpu": gpu}
+
+
+# Gradients of a reference by torch's autograd: the rival that a training step runs.
+
+Forward = Callable[..., tuple[Tensor, ...]]
+
+
+def gradient_of(forward: Forward, *, inputs: Sequence[int], outputs: int = 1) -> Forward:
+    """Return the backward of a reference: f(*incoming, *tensors, scalars) -> gradients.
+
+    `incoming` are the gradients of the forward's first `outputs` outputs, with those outputs'
+    shapes and dtypes; `tensors` are all of the forward's inputs. The result holds the gradients of
+    the inputs at the positions `inputs`, in that order. Further outputs have no incoming gradient.
+
+    Raises:
+        KernelError: at a call, if a position is not a real-valued input of the forward.
+    """
+
+    def backward(*given: Tensor | Sequence[float]) -> tuple[Tensor, ...]:
+        *tensors, scalars = given
+        incoming, own = tensors[:outputs], list(tensors[outputs:])
+        _check(own, inputs)
+        with torch.enable_grad():
+            for place in inputs:
+                own[place] = own[place].detach().requires_grad_()  # type: ignore[union-attr]
+            answers = forward(*own, scalars)[:outputs]
+            wanted = [own[place] for place in inputs]
+            return torch.autograd.grad(answers, wanted, incoming)  # type: ignore[arg-type]
+
+    backward.__signature__ = _signature(forward, outputs)  # type: ignore[attr-defined]
+    return backward
+
+
+def _signature(forward: Forward, outputs: int) -> inspect.Signature:
+    """The forward's names, after those of the incoming gradients."""
+    names = ["grad"] if outputs == 1 else [f"grad_{place}" for place in range(outputs)]
+    plain = inspect.Parameter.POSITIONAL_OR_KEYWORD
+    incoming = [inspect.Parameter(name, plain) for name in names]
+    own = inspect.signature(forward).parameters.values()
+    return inspect.Signature([*incoming, *(one for one in own if one.name not in names)])
+
+
+def _check(own: Sequence[Tensor | Sequence[float]], inputs: Sequence[int]) -> None:
+    for place in inputs:
+        if not 0 <= place < len(own):
+            raise KernelError(
+                f"gradient_of: there is no input {place} after the incoming gradients, only "
+                f"{len(own)} inputs: give the gradients of the outputs first, then every input"
+            )
+        if not own[place].is_floating_point():  # type: ignore[union-attr]
+            raise KernelError(
+                f"gradient_of: input {place} is not real, so it has no gradient: leave it out"
+            )
+
+
+def wide(x: Tensor) -> Tensor:
+    """Return bf16 as fp32; float64 stays float64."""
+    return x if x.dtype == torch.float64 else x.float()
+
+
+Scalars = Sequence[float]
+"""The type of every reference's last argument."""

@@ -10,11 +10,12 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from ratchet.judge.problems.gradients import gradient_of
 from ratchet.judge.problems.problem import Problem, TensorSpec
 from ratchet.judge.problems.suites.forms import (
     Form,
+    Scalars,
     backward,
+    gradient_of,
     in_bfloat16,
     paired,
     problem,
@@ -22,9 +23,8 @@ from ratchet.judge.problems.suites.forms import (
     sizes,
     uniform,
     whole,
+    wide,
 )
-from ratchet.judge.problems.suites.precision import wide
-from ratchet.judge.problems.suites.scalars import Scalars
 from ratchet.judge.problems.tolerance import OutputCheck, Tolerance, checked, same_form
 
 ROWS = sizes((32, 256), (1024, 2048), (8192, 8192))

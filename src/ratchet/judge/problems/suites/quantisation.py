@@ -14,9 +14,16 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from ratchet.judge.problems.problem import Problem, TensorSpec
-from ratchet.judge.problems.suites.forms import Form, problem, real, sizes, uniform, whole
-from ratchet.judge.problems.suites.precision import wide
-from ratchet.judge.problems.suites.scalars import Scalars
+from ratchet.judge.problems.suites.forms import (
+    Form,
+    Scalars,
+    problem,
+    real,
+    sizes,
+    uniform,
+    whole,
+    wide,
+)
 from ratchet.judge.problems.tolerance import OutputCheck, Tolerance, checked, same_form
 
 ROWS = sizes((32, 256), (2048, 1024), (16384, 8192))

@@ -11,9 +11,17 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from ratchet.judge.problems.problem import Problem, TensorSpec
-from ratchet.judge.problems.suites.forms import Form, Make, problem, real, sizes, uniform, whole
+from ratchet.judge.problems.suites.forms import (
+    Form,
+    Make,
+    Scalars,
+    problem,
+    real,
+    sizes,
+    uniform,
+    whole,
+)
 from ratchet.judge.problems.suites.quantisation import code_check
-from ratchet.judge.problems.suites.scalars import Scalars
 from ratchet.judge.problems.tolerance import OutputCheck, Tolerance, widen
 
 FLAT = sizes((64, 64), (2048, 1024), (16384, 8192))

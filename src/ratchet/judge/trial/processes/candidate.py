@@ -22,7 +22,7 @@ from ratchet.judge.integrity.library_ops import told_as
 from ratchet.judge.integrity.outputs import OutputSpots, Read, ReturnedOutputs, Unreadable, readable
 from ratchet.judge.kernels.cuda_use import NEEDS_CUDA, TORCH_SAYS
 from ratchet.judge.kernels.kernel import WITH_TORCH, Kernel
-from ratchet.judge.kernels.languages.precompiled_headers import NAME
+from ratchet.judge.kernels.languages.cpp import NAME
 from ratchet.judge.sandbox.accelerator import Accelerator
 from ratchet.judge.sandbox.headroom import Headroom
 from ratchet.judge.sandbox.isolation import (
@@ -35,9 +35,8 @@ from ratchet.judge.sandbox.packed_files import SEALS, PackedFiles
 from ratchet.judge.sandbox.serving import CHANGED, READY, UNPLACED
 from ratchet.judge.sandbox.worker_modules import CPP_WORKER, TORCH_WORKER
 from ratchet.judge.sandbox.zygote import CandidateZygote
-from ratchet.judge.stage_result import fault
 from ratchet.judge.trial.processes import built_extensions
-from ratchet.judge.verdict import Status
+from ratchet.judge.verdict import Status, fault
 from ratchet.judge.workers.memory.layout import BatchLayout
 
 NOT_STARTED = "a process for the kernel did not start on this machine"

@@ -17,9 +17,9 @@ from ratchet.base.errors import JudgeError
 from ratchet.base.process import Clock, WorkLimit, families
 from ratchet.judge.kernels.kernel import Kernel
 from ratchet.judge.sandbox.headroom import Headroom
-from ratchet.judge.stage_result import CandidateFault, Decided
 from ratchet.judge.trial.processes.candidate import CandidateProcess
 from ratchet.judge.trial.processes.compiling import Library, Toolchain
+from ratchet.judge.verdict import CandidateFault, Decided
 
 COMPILE_S: Final = 30.0
 """Seconds of work that one compiler may take; a verdict allows more."""

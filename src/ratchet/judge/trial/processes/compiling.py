@@ -15,13 +15,13 @@ from typing import Final
 
 from ratchet.base.process import Clock
 from ratchet.judge.kernels.kernel import WITH_TORCH, Kernel, Language
-from ratchet.judge.kernels.languages.precompiled_headers import PrecompiledHeaders
+from ratchet.judge.kernels.languages.cpp import PrecompiledHeaders
 from ratchet.judge.sandbox import view
 from ratchet.judge.sandbox.accelerator import OF_GPU, Accelerator
 from ratchet.judge.sandbox.isolation import has_namespaces, shows_own_files
 from ratchet.judge.sandbox.zygote import CandidateZygote
-from ratchet.judge.stage_result import CandidateFault
 from ratchet.judge.trial.processes.candidate import CandidateProcess, sealed_copy
+from ratchet.judge.verdict import CandidateFault
 
 KEPT_BYTES: Final = 256 << 20
 """Libraries beyond this are forgotten, the oldest first."""

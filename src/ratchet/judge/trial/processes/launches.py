@@ -16,9 +16,9 @@ from ratchet.judge.kernels.kernel import Kernel
 from ratchet.judge.sandbox.accelerator import Accelerator
 from ratchet.judge.sandbox.isolation import has_namespaces
 from ratchet.judge.sandbox.packed_files import PackedFiles
-from ratchet.judge.stage_result import CandidateFault, Decided
 from ratchet.judge.trial.processes.built_extensions import uses_extensions
 from ratchet.judge.trial.processes.candidate import CandidateProcess
+from ratchet.judge.verdict import CandidateFault, Decided
 
 
 class Launches:

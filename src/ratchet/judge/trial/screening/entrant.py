@@ -11,12 +11,11 @@ from typing import Final
 
 from ratchet.base.process import Clock
 from ratchet.judge.kernels.kernel import Kernel
-from ratchet.judge.stage_result import CandidateFault, Decided
 from ratchet.judge.targets import targets
 from ratchet.judge.trial.kernel_checks import CaseFacts
 from ratchet.judge.trial.processes.candidate import CandidateProcess
 from ratchet.judge.trial.screening.rounds import Timed
-from ratchet.judge.verdict import Screening, ScreeningStatus
+from ratchet.judge.verdict import CandidateFault, Decided, Screening, ScreeningStatus
 
 SLOWEST_FACTOR: Final = 30.0
 SLOWEST_FLOOR_S: Final = 1.0

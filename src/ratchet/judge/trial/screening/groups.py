@@ -15,13 +15,12 @@ from typing import Final
 
 from ratchet.base.process.channel import close_descriptors
 from ratchet.judge.kernels.kernel import WITH_TORCH, Kernel
-from ratchet.judge.options import LANGUAGES
 from ratchet.judge.problems.free_memory import MEMORY_SHARE, free_bytes
 from ratchet.judge.problems.problem import Problem
 from ratchet.judge.sandbox.accelerator import Accelerator
 from ratchet.judge.sandbox.zygote import CandidateZygote
-from ratchet.judge.stage_result import Decided, fault
 from ratchet.judge.targets import small_cases, targets
+from ratchet.judge.terms import LANGUAGES
 from ratchet.judge.trial.held_together import first_wrong
 from ratchet.judge.trial.kernel_checks import CaseFacts, OpenProblem, begun_case, make_calls
 from ratchet.judge.trial.processes.built_extensions import uses_extensions
@@ -32,7 +31,7 @@ from ratchet.judge.trial.screening.rounds import BEST, GPU_SHARE, ScreenedArm, t
 from ratchet.judge.trial.timing.arms import REFERENCE
 from ratchet.judge.trial.timing.fewer_calls import with_fewer_calls
 from ratchet.judge.trial.timing.plan import calls_per_batch
-from ratchet.judge.verdict import Screening
+from ratchet.judge.verdict import Decided, Screening, fault
 from ratchet.judge.workers.candidate.model_answer import runnable
 from ratchet.judge.workers.memory.layout import BATCH_PART
 

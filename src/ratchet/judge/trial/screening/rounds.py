@@ -17,7 +17,6 @@ import numpy as np
 from ratchet.base.measure import ArmLeft, Sample, Timing, log_ratios
 from ratchet.base.measure.estimate import compare
 from ratchet.base.measure.rounds import run_rounds
-from ratchet.judge.stage_result import CandidateFault, Decided, fault
 from ratchet.judge.trial.kernel_checks import OpenProblem, check_call
 from ratchet.judge.trial.processes.candidate import CandidateProcess
 from ratchet.judge.trial.processes.rivals import RivalProcess
@@ -25,6 +24,7 @@ from ratchet.judge.trial.timing.arms import REFERENCE, RivalArm, RoundSeeds, out
 from ratchet.judge.trial.timing.fewer_calls import told_of_fewer, with_fewer_calls
 from ratchet.judge.trial.timing.plan import calls_of
 from ratchet.judge.trial.timing.sample import without_round_trip
+from ratchet.judge.verdict import CandidateFault, Decided, fault
 
 BEST: Final = "best"
 ROUNDS: Final = 8

@@ -12,13 +12,13 @@ from ratchet.judge.kernels.kernel import Kernel
 from ratchet.judge.problems.problem import Problem
 from ratchet.judge.sandbox.accelerator import Accelerator
 from ratchet.judge.sandbox.zygote import CandidateZygote
-from ratchet.judge.stage_result import CandidateFault, Decided
 from ratchet.judge.trial.kernel_checks import CaseFacts, OpenProblem, described_cases
 from ratchet.judge.trial.processes.compile_pool import CompilePool
 from ratchet.judge.trial.processes.compiling import Toolchain
 from ratchet.judge.trial.processes.reference import ReferenceProcess
 from ratchet.judge.trial.screening.entrant import STEP_S, QuickFacts
 from ratchet.judge.trial.screening.groups import ScreeningRun
+from ratchet.judge.verdict import CandidateFault, Decided
 
 OPENING_S = max(120.0, STEP_S)
 

@@ -12,7 +12,6 @@ from ratchet.judge.integrity.call_order import CallOrder
 from ratchet.judge.integrity.outputs import OutputSpots
 from ratchet.judge.integrity.own_work import LOOKING_S, PATIENCE_S, Watch
 from ratchet.judge.integrity.thread_samples import Unseen, WatchedFamily
-from ratchet.judge.stage_result import fault
 from ratchet.judge.trial.kernel_checks import (
     DrawnBatch,
     OpenProblem,
@@ -20,6 +19,7 @@ from ratchet.judge.trial.kernel_checks import (
 )
 from ratchet.judge.trial.processes.candidate import CandidateProcess
 from ratchet.judge.trial.processes.rivals import COMPILED, OutputMode, RivalProcess
+from ratchet.judge.verdict import fault
 
 REFERENCE, TWIN, CANDIDATE = "reference", "reference again", "candidate"
 ONE_THREAD = "reference on one thread"

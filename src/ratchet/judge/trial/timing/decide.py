@@ -11,13 +11,12 @@ import msgspec
 from ratchet.base.errors import RatchetError
 from ratchet.base.measure.contest import confidence_of
 from ratchet.base.measure.estimate import Comparison, Floor, aa_floor, compare, summarise
-from ratchet.judge.stage_result import Decided
 from ratchet.judge.trial.kernel_checks import CaseFacts, OpenProblem
 from ratchet.judge.trial.processes.rivals import COMPILED
 from ratchet.judge.trial.timing.arms import CANDIDATE, ONE_THREAD, REFERENCE, TWIN
 from ratchet.judge.trial.timing.plan import LOOKS
 from ratchet.judge.trial.timing.sample import CaseTiming
-from ratchet.judge.verdict import Evidence, Ratio, Speedups, Status
+from ratchet.judge.verdict import Decided, Evidence, Ratio, Speedups, Status
 
 FALSE_RATE = 0.05
 """Chance of a false answer over all looks at a case (`group_sequential`), at most."""

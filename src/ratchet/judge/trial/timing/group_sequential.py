@@ -19,12 +19,11 @@ from ratchet.base.measure import Sample
 from ratchet.base.measure.estimate import WIDEST, Comparison
 from ratchet.base.measure.rounds import until_settled
 from ratchet.judge.integrity.own_work import Watch
-from ratchet.judge.stage_result import CandidateFault
 from ratchet.judge.trial.kernel_checks import OpenProblem
 from ratchet.judge.trial.timing.decide import SYSTEMATIC, compare_case, reachable
 from ratchet.judge.trial.timing.plan import budgets_s
 from ratchet.judge.trial.timing.sample import CaseTiming, Launch, time_case
-from ratchet.judge.verdict import Evidence
+from ratchet.judge.verdict import CandidateFault, Evidence
 
 FUTILE: Final = (0.1, 0.2)
 """The next look narrows the interval to a third, the last to about half. `proven` needs SYSTEMATIC.

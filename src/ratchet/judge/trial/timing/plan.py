@@ -6,8 +6,8 @@ import math
 from dataclasses import dataclass
 
 from ratchet.base.measure.contest import even_rounds
-from ratchet.judge.stage_result import CandidateFault, Decided
 from ratchet.judge.trial.kernel_checks import OpenProblem
+from ratchet.judge.verdict import CandidateFault, Decided
 
 LOOKS = 3
 """At most this many, each if the one before left the answer open (`group_sequential`)."""

@@ -16,7 +16,6 @@ from ratchet.base.errors import MeasureError
 from ratchet.base.measure import Sample
 from ratchet.base.measure.rounds import OpenLaunch, run_launches
 from ratchet.judge.integrity.own_work import Watch, batches_to_watch
-from ratchet.judge.stage_result import CandidateFault, Decided
 from ratchet.judge.trial.kernel_checks import OpenProblem
 from ratchet.judge.trial.processes.candidate import CandidateProcess
 from ratchet.judge.trial.timing.arms import (
@@ -29,7 +28,7 @@ from ratchet.judge.trial.timing.arms import (
 )
 from ratchet.judge.trial.timing.fewer_calls import told_of_fewer, with_fewer_calls
 from ratchet.judge.trial.timing.plan import TimingPlan, calls_of, calls_per_batch, plan_case
-from ratchet.judge.verdict import Evidence, TimedSample
+from ratchet.judge.verdict import CandidateFault, Decided, Evidence, TimedSample
 
 ALONE_BATCHES = 4
 """Batches of the reference that are timed after the candidate's processes have ended, in each of

@@ -14,7 +14,7 @@ import torch
 from torch import Tensor, nn
 
 from ratchet.base.errors import KernelError
-from ratchet.judge.kernels.languages.python_file import load
+from ratchet.judge.kernels.source_files import load
 from ratchet.judge.problems.model_state import WEIGHTS_SEED, StatefulCall, move_plain, plain_tensors
 
 

@@ -24,9 +24,9 @@ from torch import Tensor
 
 from ratchet.base.errors import JudgeError
 from ratchet.base.process.channel import Message, inherited
+from ratchet.judge.kernels.abi import DTYPE_CODES
 from ratchet.judge.kernels.kernel import Kernel
-from ratchet.judge.kernels.languages.python_file import load
-from ratchet.judge.problems.dtypes import DTYPE_CODES
+from ratchet.judge.kernels.source_files import load
 from ratchet.judge.sandbox.confine import EXTENSIONS, confine
 from ratchet.judge.sandbox.mapping import shift_heap
 from ratchet.judge.sandbox.packed_files import PackedFiles
@@ -306,7 +306,7 @@ def _loaded(kernel: Kernel) -> Entry:
     Triton, TorchScript and torch.compile look texts up there, and dataclasses their module.
     """
     if kernel.language == "triton":
-        from ratchet.judge.kernels.languages.python_file import load_source
+        from ratchet.judge.kernels.source_files import load_source
 
         folder = Path(tempfile.mkdtemp(prefix="triton-"))
         return load_source(kernel.source, kernel.entry, folder / "kernel.py")

@@ -18,7 +18,7 @@ from concurrent.futures import ThreadPoolExecutor, wait
 import torch
 from torch import Tensor
 
-from ratchet.judge.problems.dtypes import DTYPE_CODES
+from ratchet.judge.kernels.abi import DTYPE_CODES
 from ratchet.judge.problems.problem import Case, Problem
 from ratchet.judge.workers.memory.blocks import Block, HostBlock, flat_bytes
 from ratchet.judge.workers.memory.device import WorkerDevice

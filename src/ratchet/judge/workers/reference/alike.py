@@ -17,7 +17,7 @@ from typing import Final
 
 from torch import Tensor
 
-from ratchet.judge.problems.input_structure import structure_of
+from ratchet.judge.problems.inputs import structure_of
 from ratchet.judge.problems.problem import Case
 from ratchet.judge.problems.tolerance import same_bits
 from ratchet.judge.workers.memory.layout import span

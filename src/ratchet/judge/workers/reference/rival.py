@@ -30,10 +30,9 @@ from ratchet.base.errors import KernelError
 from ratchet.base.process import families
 from ratchet.base.process.channel import Channel, Message, close_descriptors, open_pair
 from ratchet.judge.problems import file_keeper
-from ratchet.judge.problems.gradients import gradient_of
-from ratchet.judge.problems.on_cores import on_cores
+from ratchet.judge.problems.model_file import on_cores, run_source
 from ratchet.judge.problems.problem import Case, Problem, Reference
-from ratchet.judge.problems.source_module import run_source
+from ratchet.judge.problems.suites.forms import gradient_of
 from ratchet.judge.sandbox import system_calls
 from ratchet.judge.sandbox.mapping import shift_heap
 from ratchet.judge.sandbox.serving import Reply, serve, serve_forks

@@ -20,9 +20,9 @@ from torch import Tensor
 from ratchet.base.errors import JudgeError, KernelError
 from ratchet.base.process import families
 from ratchet.base.process.channel import Message, inherited
-from ratchet.judge.problems.dependence import inert_input
 from ratchet.judge.problems.free_memory import check_fits
 from ratchet.judge.problems.problem import Case, Problem, Reference
+from ratchet.judge.problems.references import inert_input
 from ratchet.judge.problems.tolerance import Loss, loss_over, same_bits, widen
 from ratchet.judge.sandbox.serving import Reply, serve
 from ratchet.judge.workers.arm import extend_import_path
@@ -185,9 +185,7 @@ class ReferenceWorker:
 
         Counting takes a call of the reference, and only a timed case's count matters.
         """
-        from ratchet.judge.problems.flop_count import (
-            FlopCount,  # imports triton, which rivals do not need
-        )
+        from ratchet.judge.problems.references import FlopCount
 
         form = _form(case)
         if case.timed or form not in self._flops:

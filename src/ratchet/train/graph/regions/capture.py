@@ -16,7 +16,7 @@ from ratchet.base.devices.ceilings import Ceilings, measure
 from ratchet.base.devices.probe import probe
 from ratchet.base.errors import RatchetError
 from ratchet.judge.problems.inputs import build
-from ratchet.judge.problems.source_module import run_source
+from ratchet.judge.problems.model_file import run_source
 from ratchet.train.graph.regions.cost import compiled_s, eager_s, floor_s, flops_of, moved_bytes
 from ratchet.train.graph.regions.cut import COPIES, Cut, cut_graph
 from ratchet.train.graph.regions.dims import Batches, aligned, batch_size, other_size, resized

@@ -19,8 +19,8 @@ from torch import Tensor
 
 from ratchet.judge.kernels import registry
 from ratchet.judge.kernels.custom_op import define
+from ratchet.judge.problems.model_file import run_source
 from ratchet.judge.problems.problem import Reference
-from ratchet.judge.problems.source_module import run_source
 
 HEADER = """import torch
 import torch._inductor.inductor_prims

@@ -11,11 +11,11 @@ import torch
 from torch import Tensor
 from torch.fx import Node
 
+from ratchet.judge.kernels.abi import DTYPE_CODES
 from ratchet.judge.problems.case import Case, TensorSpec
-from ratchet.judge.problems.dtypes import DTYPE_CODES
 from ratchet.judge.problems.inputs import build
+from ratchet.judge.problems.model_file import run_source
 from ratchet.judge.problems.problem import Problem
-from ratchet.judge.problems.source_module import run_source
 from ratchet.judge.problems.tolerance import widen
 from ratchet.train.graph.regions.cut import Cut
 from ratchet.train.graph.regions.form import RegionForm

@@ -10,8 +10,8 @@ from pathlib import Path
 import torch
 
 from ratchet.base.errors import KernelError
-from ratchet.judge.kernels import registry
-from ratchet.judge.kernels.languages import cpp, python_file
+from ratchet.judge.kernels import registry, source_files
+from ratchet.judge.kernels.languages import cpp
 from ratchet.train.publish.runtime.cpu import features
 
 
@@ -51,7 +51,7 @@ def _why_not(folder: Path, row: dict[str, str], missing: set[str]) -> str:
 
 def _serve(folder: Path, row: dict[str, str]) -> None:
     if row["language"] == "triton":
-        function = python_file.load(folder / row["source"], row["function"])
+        function = source_files.load(folder / row["source"], row["function"])
         registry.serve(row["entry"], "cuda", function, compiled=False)
     else:
         entry = cpp.load(folder / row["library"], row["function"])

@@ -1,17 +1,62 @@
 """The library's own problems with cases for each tier; its kernels answer them.
 
-One file holds a kernel's references and problems. Importing this package imports no torch.
+A module holds kernels' references and problems. Importing this package imports no torch.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable
-from dataclasses import dataclass, replace
-from importlib import import_module
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
 from typing import Final
 
-from ratchet.judge.problems.problem import Case, Problem, Tier
-from ratchet.judge.problems.suites.shipped.cases import WorkloadShapes
+from ratchet.judge.problems.problem import Case, Problem, TensorSpec, Tier
+
+DISTRIBUTIONS: Final = ("shifted", "heavy_tailed", "outliers", "zeros", "tiny", "large")
+"""Distributions of the small cases; the timed case has `normal`."""
+
+Inputs = Callable[[str, bool], Sequence[TensorSpec]]
+"""(distribution, ragged) -> the inputs; ragged sizes fill no vector and no thread evenly."""
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class WorkloadShapes:
+    """Sizes of a transformer's step; the defaults are llama-60m's."""
+
+    batch: int = 2
+    sequence: int = 512
+    hidden: int = 512
+    intermediate: int = 2048
+    heads: int = 8
+    kv_heads: int = 8
+    head_dim: int = 64
+    vocabulary: int = 32000
+    dtype: str = "bfloat16"
+    """Dtype of activations."""
+    weight_dtype: str = "float32"
+    """Dtype of the small weights (norms) as the op receives them."""
+    parameters: tuple[tuple[int, ...], ...] = ((2048, 512), (512, 2048), (512, 512), (512,))
+    """Shapes of typical parameters that the optimizer updates."""
+
+    @property
+    def tokens(self) -> int:
+        """Number of rows of the activations."""
+        return self.batch * self.sequence
+
+
+def standard_cases(inputs: Inputs, scalars: tuple[float, ...] = ()) -> tuple[Case, ...]:
+    """Return the timed case, one small ragged case per distribution, and a hidden one."""
+    timed = Case(name="timed", inputs=tuple(inputs("normal", False)), scalars=scalars, timed=True)
+    small = tuple(
+        Case(name=name, inputs=tuple(inputs(name, True)), scalars=scalars) for name in DISTRIBUTIONS
+    )
+    hidden = Case(name="hidden", inputs=tuple(inputs("normal", True)), scalars=scalars, hidden=True)
+    return (timed, *small, hidden)
+
+
+def problem_of(module: str, entry: str, cases: Sequence[Case]) -> Problem:
+    """Return an entry's problem; its reference is the function of that name in `module`."""
+    return Problem(name=entry, reference=f"{module}:{entry}", cases=tuple(cases))
+
 
 Problems = Callable[[WorkloadShapes], tuple[Problem, ...]]
 """Returns the problems of one library kernel at a workload's sizes."""
@@ -19,7 +64,7 @@ Problems = Callable[[WorkloadShapes], tuple[Problem, ...]]
 
 @dataclass(frozen=True, slots=True)
 class KernelHome:
-    """A library kernel's file, here and in `ratchet.judge.kernels.library`, and its entries."""
+    """A library kernel's file in `ratchet.judge.kernels.library`, and its entries."""
 
     file: str
     entries: tuple[str, ...]
@@ -76,36 +121,3 @@ SHAPES: Final[dict[Tier, WorkloadShapes]] = {
     ),
 }
 """Sizes of a test, of llama-60m, and of an 8 B model."""
-
-
-def problems_of(name: str) -> Problems:
-    """Return the function that makes a library kernel's problems, by the kernel's name."""
-    found: Problems = getattr(import_module(f"{__name__}.{HOMES[name].file}"), f"{name}_problems")
-    return found
-
-
-def problems() -> tuple[Problem, ...]:
-    """Return the problems of every library kernel, at every tier."""
-    return tuple(problem for name in HOMES for problem in at_every_tier(problems_of(name)))
-
-
-def at_every_tier(problems: Problems) -> list[Problem]:
-    """Return each problem once: all tiers' timed cases, with the untimed ones as hidden cases."""
-    found: dict[str, Problem] = {}
-    cases: dict[str, dict[str, Case]] = {}
-    for tier, shapes in SHAPES.items():
-        for problem in problems(shapes):
-            found.setdefault(problem.name, problem)
-            own = cases.setdefault(problem.name, {})
-            for case in problem.cases:
-                if case.timed:
-                    name = f"{tier} {case.name}"
-                    own[name] = replace(case, name=name, tier=tier)
-                elif tier == "ci":
-                    own[f"hidden {case.name}"] = replace(
-                        case, name=f"hidden {case.name}", hidden=True
-                    )
-    return [
-        replace(problem, cases=tuple(cases[name].values()), task="own", libraries=("matmul",))
-        for name, problem in found.items()
-    ]

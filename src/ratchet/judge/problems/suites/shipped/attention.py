@@ -12,8 +12,7 @@ import torch
 from torch import Tensor
 
 from ratchet.judge.problems.problem import Case, Problem, TensorSpec
-from ratchet.judge.problems.suites.shipped import HOMES
-from ratchet.judge.problems.suites.shipped.cases import WorkloadShapes
+from ratchet.judge.problems.suites.shipped import HOMES, WorkloadShapes
 from ratchet.judge.problems.tolerance import Tolerance
 
 ENTRIES: Final = HOMES["attention"].entries

@@ -7,13 +7,15 @@ the dtypes of the inputs. It is the judge's oracle in float64, and the op's fall
 
 from __future__ import annotations
 
+from dataclasses import replace
+from typing import Final
+
 import torch
 from torch import Tensor
 
-from ratchet.judge.problems.problem import Problem, TensorSpec
-from ratchet.judge.problems.suites.precision import wide
-from ratchet.judge.problems.suites.scalars import Scalars
-from ratchet.judge.problems.suites.shipped.cases import WorkloadShapes, problem_of, standard_cases
+from ratchet.judge.problems.problem import Case, Problem, TensorSpec
+from ratchet.judge.problems.suites.forms import Scalars, wide
+from ratchet.judge.problems.suites.shipped import HOMES, WorkloadShapes, problem_of, standard_cases
 
 FORMS = ("{}_forward", "{}_backward", "add_{}_forward", "add_{}_backward")
 RMS_NORM = tuple(form.format("rms_norm") for form in FORMS)
@@ -141,3 +143,117 @@ def _problem(shapes: WorkloadShapes, entry: str, eps: float, *, bias: bool) -> P
         return [rows] * row_count + [vector] * (1 + (bias and forward))
 
     return problem_of(__name__, entry, standard_cases(inputs, (eps,)))
+
+
+# SwiGLU's and GeGLU's gate in plain torch, and the problems of its kernels.
+
+GATED_ENTRIES: Final = HOMES["gated_activation"].entries
+KINDS: Final = ("silu", "gelu", "gelu_tanh")
+"""Activations, by their code on the C interface."""
+
+
+def activate(x: Tensor, kind: str) -> Tensor:
+    """SiLU, GELU (arXiv:1606.08415) or its tanh approximation."""
+    if kind == "silu":
+        return torch.nn.functional.silu(x)
+    return torch.nn.functional.gelu(x, approximate="tanh" if kind == "gelu_tanh" else "none")
+
+
+def _through_activation(grad: Tensor, x: Tensor, kind: str) -> Tensor:
+    """Multiply a gradient by the derivative of `activate`."""
+    rounding = "tanh" if kind == "gelu_tanh" else "none"
+    found: Tensor = (
+        torch.ops.aten.silu_backward(grad, x)
+        if kind == "silu"
+        else torch.ops.aten.gelu_backward(grad, x, approximate=rounding)
+    )
+    return found
+
+
+def gated_activation_forward(gate: Tensor, up: Tensor, scalars: Scalars) -> tuple[Tensor, ...]:
+    kind = KINDS[int(scalars[0])]
+    dtype = torch.promote_types(gate.dtype, up.dtype)
+    return ((activate(wide(gate), kind) * wide(up)).to(dtype),)
+
+
+def gated_activation_backward(
+    grad: Tensor, gate: Tensor, up: Tensor, scalars: Scalars
+) -> tuple[Tensor, ...]:
+    kind = KINDS[int(scalars[0])]
+    dy, x = wide(grad), wide(gate)
+    dgate = _through_activation(dy * wide(up), x, kind)
+    return dgate.to(gate.dtype), (dy * activate(x, kind)).to(up.dtype)
+
+
+def gated_activation_problems(shapes: WorkloadShapes) -> tuple[Problem, ...]:
+    """Return one problem per entry, of every kind, at the workload's rows and intermediate size."""
+    return tuple(
+        problem_of(__name__, entry, [one for kind in KINDS for one in _cases(shapes, count, kind)])
+        for entry, count in zip(GATED_ENTRIES, (2, 3), strict=True)
+    )
+
+
+def _cases(shapes: WorkloadShapes, tensors: int, kind: str) -> list[Case]:
+    def inputs(distribution: str, ragged: bool) -> list[TensorSpec]:
+        shape = (13, 77) if ragged else (shapes.tokens, shapes.intermediate)
+        layout = "strided" if distribution == "shifted" else "contiguous"
+        spec = TensorSpec(shape=shape, dtype=shapes.dtype, distribution=distribution, layout=layout)
+        return [spec] * tensors
+
+    return [
+        replace(case, name=f"{kind}-{case.name}", timed=case.timed and kind == "silu")
+        for case in standard_cases(inputs, (float(KINDS.index(kind)),))
+    ]
+
+
+# The rotary position embedding in plain torch, and the problems of its kernels.
+
+ROPE_ENTRIES: Final = HOMES["rope"].entries
+
+
+def _trigonometric(table: Tensor) -> Tensor:
+    """[T, D] or [B, T, D] -> a shape that broadcasts over [B, H, T, D]."""
+    return wide(table).unsqueeze(-3)
+
+
+def _rotate_half(x: Tensor) -> Tensor:
+    first, second = x.chunk(2, dim=-1)
+    return torch.cat((-second, first), dim=-1)
+
+
+def rope_forward(x: Tensor, cos: Tensor, sin: Tensor, scalars: Scalars) -> tuple[Tensor, ...]:
+    value = wide(x)
+    y = value * _trigonometric(cos) + _rotate_half(value) * _trigonometric(sin)
+    return (y.to(x.dtype),)
+
+
+def rope_backward(grad: Tensor, cos: Tensor, sin: Tensor, scalars: Scalars) -> tuple[Tensor, ...]:
+    """The transpose of `rope_forward`: rotate_half's transpose is its negative."""
+    value = wide(grad)
+    dx = value * _trigonometric(cos) - _rotate_half(value * _trigonometric(sin))
+    return (dx.to(grad.dtype),)
+
+
+def rope_problems(shapes: WorkloadShapes) -> tuple[Problem, ...]:
+    """Return one problem per entry, at the workload's heads and sequence."""
+
+    def inputs(distribution: str, ragged: bool) -> list[TensorSpec]:
+        batch, heads, length, size = (
+            (3, 2, 5, 10)
+            if ragged
+            else (shapes.batch, shapes.heads, shapes.sequence, shapes.head_dim)
+        )
+        layout = "contiguous" if distribution in ("zeros", "tiny") else "heads"
+        x = TensorSpec(
+            shape=(batch, heads, length, size),
+            dtype=shapes.dtype,
+            distribution=distribution,
+            layout=layout,
+        )
+        shape = (batch, length, size) if distribution == "large" else (length, size)
+        table = TensorSpec(
+            shape=shape, dtype=shapes.dtype, distribution="uniform", low=-1.0, high=1.0
+        )
+        return [x, table, table]
+
+    return tuple(problem_of(__name__, entry, standard_cases(inputs)) for entry in ROPE_ENTRIES)

@@ -1,4 +1,4 @@
-"""A fleet whose machines are a Ray cluster's: `machines.Fleet` over `spread.Spread`."""
+"""A fleet whose machines are a Ray cluster's: `machines.Fleet` over `ray_cluster.Spread`."""
 
 from __future__ import annotations
 
@@ -10,13 +10,12 @@ import msgspec
 from ratchet.base import VERSION
 from ratchet.base.devices.probe import Device, Software
 from ratchet.base.errors import DeviceError, JudgeError, RatchetError
-from ratchet.judge.court.fleet.messages import JudgeOrder, ScreenOrder, SeatFacts, SeatReply
-from ratchet.judge.court.fleet.ray_cluster import RayCluster
-from ratchet.judge.court.fleet.spread import MOST_LOSSES, Cluster, Spread
-from ratchet.judge.court.terms import Terms
+from ratchet.judge.court.machines import JudgeOrder, ScreenOrder, SeatFacts, SeatReply
+from ratchet.judge.court.ray_cluster import MOST_LOSSES, Cluster, RayCluster, Spread
 from ratchet.judge.kernels.kernel import Kernel
 from ratchet.judge.problems.problem import Problem
 from ratchet.judge.revision import revision
+from ratchet.judge.terms import Terms
 from ratchet.judge.verdict import Screening, Verdict
 
 LOST = f"{MOST_LOSSES} machines were lost while they judged it"
