@@ -25,9 +25,8 @@ from ratchet.amd.architectures import TARGETS
 from ratchet.base.ledger import connect
 from ratchet.judge.court import machines
 from ratchet.judge.problems import problem_file
-from ratchet.judge.trial import held_together, kernel_trial, wear
+from ratchet.judge.trial import kernel_trial, many_calls, plan
 from ratchet.judge.trial.kernel_trial import KernelJudge
-from ratchet.judge.trial.timing import plan
 
 EVERYTHING = os.environ.get("RATCHET_TEST") == "all"
 settings.register_profile(
@@ -190,29 +189,29 @@ def own_ledger(tmp_path_factory: pytest.TempPathFactory) -> Iterator[None]:
 def hardly_worn() -> Iterator[None]:
     """Before an answer a kernel runs one batch of each cheap case, and not hundreds of calls."""
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(wear, "FEWEST_CALLS", 1)
-        patch.setattr(wear, "MOST_CALLS", 1)
-        patch.setattr(wear, "LEAST_ROUNDS", 1)
-        patch.setattr(wear, "BATCH", 8)
-        patch.setattr(wear, "LAST_BATCH", 8)
-        patch.setattr(wear, "LATE_CALLS", 2)
-        patch.setattr(wear, "REST_LOOKS", 0)
-        patch.setattr(held_together, "COMPARED_S", 0.02)
+        patch.setattr(many_calls, "FEWEST_CALLS", 1)
+        patch.setattr(many_calls, "MOST_CALLS", 1)
+        patch.setattr(many_calls, "LEAST_ROUNDS", 1)
+        patch.setattr(many_calls, "BATCH", 8)
+        patch.setattr(many_calls, "LAST_BATCH", 8)
+        patch.setattr(many_calls, "LATE_CALLS", 2)
+        patch.setattr(many_calls, "REST_LOOKS", 0)
+        patch.setattr(many_calls, "COMPARED_S", 0.02)
         yield
 
 
 @pytest.fixture
 def worn(monkeypatch: pytest.MonkeyPatch) -> None:
     """Before an answer a kernel is called hundreds of times, as it is for users."""
-    monkeypatch.setattr(wear, "FEWEST_CALLS", 300)
-    monkeypatch.setattr(wear, "MOST_CALLS", 400)
-    monkeypatch.setattr(wear, "LEAST_ROUNDS", 2)
-    monkeypatch.setattr(wear, "WORN_S", 30.0)
-    monkeypatch.setattr(wear, "BATCH", 32)
-    monkeypatch.setattr(wear, "LAST_BATCH", 128)
-    monkeypatch.setattr(wear, "LATE_CALLS", 128)
-    monkeypatch.setattr(wear, "LATE_S", 30.0)
-    monkeypatch.setattr(wear, "REST_LOOKS", 2)
+    monkeypatch.setattr(many_calls, "FEWEST_CALLS", 300)
+    monkeypatch.setattr(many_calls, "MOST_CALLS", 400)
+    monkeypatch.setattr(many_calls, "LEAST_ROUNDS", 2)
+    monkeypatch.setattr(many_calls, "WORN_S", 30.0)
+    monkeypatch.setattr(many_calls, "BATCH", 32)
+    monkeypatch.setattr(many_calls, "LAST_BATCH", 128)
+    monkeypatch.setattr(many_calls, "LATE_CALLS", 128)
+    monkeypatch.setattr(many_calls, "LATE_S", 30.0)
+    monkeypatch.setattr(many_calls, "REST_LOOKS", 2)
 
 
 @pytest.fixture

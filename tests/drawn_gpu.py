@@ -29,12 +29,11 @@ import numpy as np
 import pytest
 
 from ratchet.base.measure import Timing
-from ratchet.judge.trial import on_device
-from ratchet.judge.trial.device_clock import DeviceClock
-from ratchet.judge.trial.timing import decide, sample
-from ratchet.judge.trial.timing.arms import CANDIDATE, REFERENCE, TWIN
-from ratchet.judge.trial.timing.group_sequential import time_until_answered
-from ratchet.judge.trial.timing.sample import CaseTiming
+from ratchet.judge.trial import decide, looks, sample
+from ratchet.judge.trial.arms import CANDIDATE, REFERENCE, TWIN
+from ratchet.judge.trial.looks import time_until_answered
+from ratchet.judge.trial.open_problem import DeviceClock
+from ratchet.judge.trial.sample import CaseTiming
 from ratchet.judge.verdict import CandidateFault, Decided, Evidence
 
 ROUND_TRIPS_S = (0.0017, 0.0030)
@@ -239,7 +238,7 @@ def _decided(world: World, opened: Any, timing: CaseTiming) -> tuple[Decided, Ca
     world.clocks.rest(1.0)  # the candidate's processes end
     world.left_s = 0.0
     try:
-        on_device.check_clocks([timing], opened, won=concluded.status == "proven")
+        looks.check_clocks([timing], opened, won=concluded.status == "proven")
     except CandidateFault as fault:
         return fault.decided, timing
     return concluded, timing

@@ -12,7 +12,7 @@ import pytest
 
 from ratchet.base.measure import Timing
 from ratchet.base.process import families
-from ratchet.judge.trial.timing.arms import RivalArm
+from ratchet.judge.trial.arms import RivalArm
 
 
 @dataclass(kw_only=True, slots=True)

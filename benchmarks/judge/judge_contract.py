@@ -19,8 +19,8 @@ from pathlib import Path
 
 from ratchet.judge.api import as_kernel, as_problem
 from ratchet.judge.terms import parse_time_limit_s
+from ratchet.judge.trial import plan
 from ratchet.judge.trial.kernel_trial import KernelJudge
-from ratchet.judge.trial.timing import plan
 
 FOLDER = Path(__file__).parent / "contract"
 RIGHT = ("correct", "proven")

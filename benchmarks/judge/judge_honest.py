@@ -17,8 +17,8 @@ from collections import Counter
 
 from honest_kernels import Honest, honest_kernels
 
+from ratchet.judge.trial import plan
 from ratchet.judge.trial.kernel_trial import KernelJudge
-from ratchet.judge.trial.timing import plan
 
 STATUSES = (
     *("proven", "correct", "wrong", "cheating"),

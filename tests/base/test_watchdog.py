@@ -102,7 +102,7 @@ def test_a_killed_process_leaves_nothing(run: Run, tmp_path: Path, after: int) -
 @pytest.mark.parametrize(
     ("code", "after"),
     [
-        (A_WORKER.format(module="ratchet.judge.workers.reference.worker"), 1),
+        (A_WORKER.format(module="ratchet.judge.workers.reference"), 1),
         (A_WORKER.format(module="ratchet.judge.workers.arm"), 1),
         (A_PROBLEM, 1),
         (A_PROBLEM, 2),

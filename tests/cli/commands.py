@@ -7,7 +7,7 @@ import pytest
 from ratchet.base.errors import CompilerMissing
 from ratchet.cli import main
 from ratchet.judge.kernels.languages import cpp
-from ratchet.judge.trial.readiness import why_no_kernels
+from ratchet.judge.trial.kernel_trial import why_no_kernels
 
 
 def compiler_is_there() -> bool:

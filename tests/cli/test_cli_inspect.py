@@ -12,7 +12,7 @@ from commands import mistake
 
 from ratchet.amd.profile import inspection
 from ratchet.cli import main
-from ratchet.judge.trial.readiness import why_no_kernels
+from ratchet.judge.trial.kernel_trial import why_no_kernels
 
 pytestmark = [
     pytest.mark.skipif(

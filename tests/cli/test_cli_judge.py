@@ -12,7 +12,7 @@ from answers import RIGHT, is_right_answer
 from commands import mistake, needs_judge
 
 from ratchet.cli import main
-from ratchet.judge.trial.timing import plan
+from ratchet.judge.trial import plan
 
 TRIES = 3
 """Machines may be busy."""

@@ -9,7 +9,7 @@ from answers import RIGHT
 from commands import needs_judge
 
 from ratchet.cli import main
-from ratchet.judge.trial.timing import plan
+from ratchet.judge.trial import plan
 
 MATMUL = """
 import torch

@@ -12,7 +12,7 @@ from ratchet.base.errors import CompilerMissing
 from ratchet.judge.court.calls import judge
 from ratchet.judge.kernels import abi
 from ratchet.judge.kernels.languages import cpp
-from ratchet.judge.trial.timing import plan
+from ratchet.judge.trial import plan
 
 PAGE = (Path(__file__).parents[2] / "docs" / "reference" / "kernels.md").read_text()
 KERNELS = dict(re.findall(r"```cpp\n// (\w+)\.cpp: (.*?)```", PAGE, re.DOTALL))

@@ -17,8 +17,8 @@ import pytest
 from ratchet.base.errors import CompilerMissing
 from ratchet.judge.kernels.languages.cpp import find_compiler
 from ratchet.judge.sandbox.accelerator import Accelerator
-from ratchet.judge.workers.memory import driver_memory
-from ratchet.judge.workers.memory.driver_memory import Driver
+from ratchet.judge.workers import driver_memory
+from ratchet.judge.workers.driver_memory import Driver
 
 SOURCE = Path(__file__).with_name("fake_driver.cpp")
 FLAVOURS = ("cuda", "hip 6.4", "hip 7.1")

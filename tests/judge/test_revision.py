@@ -42,8 +42,8 @@ def test_another_instruction_of_amd_leaves_what_was_proven_here(changed: Changed
     [
         "base/devices/ceilings.py",
         "judge/problems/tolerance.py",
-        "judge/sandbox/landlock.py",
-        "judge/workers/reference/worker.py",
+        "judge/sandbox/keeper.py",
+        "judge/workers/reference.py",
         "judge/kernels/languages/ratchet_abi.h",
     ],
 )

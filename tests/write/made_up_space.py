@@ -18,10 +18,10 @@ from ratchet.base.errors import JudgeError
 from ratchet.judge.kernels.kernel import Kernel
 from ratchet.judge.problems.problem import Case, Problem, TensorSpec
 from ratchet.judge.terms import JudgedKernel, Terms
-from ratchet.judge.trial.timing import decide, group_sequential, plan
-from ratchet.judge.trial.timing.arms import CANDIDATE, REFERENCE, TWIN
-from ratchet.judge.trial.timing.group_sequential import time_until_answered
-from ratchet.judge.trial.timing.sample import CaseTiming
+from ratchet.judge.trial import decide, looks, plan
+from ratchet.judge.trial.arms import CANDIDATE, REFERENCE, TWIN
+from ratchet.judge.trial.looks import time_until_answered
+from ratchet.judge.trial.sample import CaseTiming
 from ratchet.judge.verdict import Ratio, Screening, Speedups, TimedSample, Verdict
 from ratchet.write.author import Answer, Proposal, Schedule
 
@@ -187,7 +187,7 @@ class MadeUpCourt:
             samples = to_samples(times_s, ARMS, first_launch=first_launch, first_round=first_round)
             return CaseTiming(case=0, name="timed", samples=samples, checked=1, among=terms.among)
 
-        self._patch.setattr(group_sequential, "time_case", time_case)
+        self._patch.setattr(looks, "time_case", time_case)
         timing = time_until_answered(0, _opened(), _no_launch, None)
         found = decide.compare_case(timing)
         status = "proven" if found.answer == "faster" else "correct"

@@ -35,18 +35,17 @@ from ratchet.base.devices import catalogue
 from ratchet.base.errors import JudgeError, KernelError, RatchetError
 from ratchet.base.process import Clock
 from ratchet.base.process.child import Child, ChildFailure, error_words, program
-from ratchet.judge.integrity.library_ops import CaseCensus
+from ratchet.judge.integrity.census import CaseCensus
 from ratchet.judge.kernels.kernel import Kernel
 from ratchet.judge.kernels.kernel_file import is_extension
 from ratchet.judge.problems.problem import Problem
 from ratchet.judge.sandbox.isolation import arm_environment
 from ratchet.judge.sandbox.rocm import find_tool
 from ratchet.judge.steps.arms import import_path
-from ratchet.judge.trial.machine_faults import wrong_words
-from ratchet.judge.trial.processes.built_extensions import uses_extensions
-from ratchet.judge.trial.processes.candidate import sealed_copy
+from ratchet.judge.trial.candidate import sealed_copy
+from ratchet.judge.trial.kernel_checks import wrong_words
+from ratchet.judge.trial.sources import loaded_by, uses_extensions
 from ratchet.judge.verdict import CandidateFault, Decided, EmulatedCase, Evidence, fault
-from ratchet.judge.workers.candidate.model_answer import loaded_by
 
 RIGHT = "right on every case in Triton's interpreter; its speed was not measured: there is no GPU"
 INTERPRETER = "in Triton's interpreter"

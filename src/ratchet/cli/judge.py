@@ -205,7 +205,7 @@ def judge(
     from ratchet.judge.court.show_suite import check_out
     from ratchet.judge.court.suite import kernelbench_suite, training_suite
     from ratchet.judge.terms import Terms
-    from ratchet.judge.trial.readiness import check_kernels
+    from ratchet.judge.trial.kernel_trial import check_kernels
 
     check_out(out)
     profiled = TARGETS if profile else ()

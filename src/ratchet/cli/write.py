@@ -240,7 +240,7 @@ def _write_all(
     listed: bool,
 ) -> int:
     from ratchet.judge.court.court import check_ledger, open_court
-    from ratchet.judge.trial.readiness import check_kernels
+    from ratchet.judge.trial.kernel_trial import check_kernels
     from ratchet.write.files import default_out, write_files, write_summary
 
     check_ledger(fleet, ledger)

@@ -14,10 +14,10 @@ from typing import Protocol, cast
 
 from ratchet.base.errors import JudgeError
 from ratchet.base.process import Clock
-from ratchet.judge.integrity.library_ops import CaseCensus
+from ratchet.judge.integrity.census import CaseCensus
 from ratchet.judge.kernels.kernel import Kernel
 from ratchet.judge.problems.problem import Problem
-from ratchet.judge.trial.processes.candidate import Build
+from ratchet.judge.trial.candidate import Build
 from ratchet.judge.verdict import Decided, EmulatedCase, Evidence
 
 GROUP = "ratchet.targets"

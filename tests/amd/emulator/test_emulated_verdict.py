@@ -16,8 +16,7 @@ from ratchet.judge.kernels.library import kernels_for
 from ratchet.judge.problems.problem import Problem
 from ratchet.judge.problems.suites import find_problem
 from ratchet.judge.terms import EMULATED
-from ratchet.judge.trial.kernel_trial import KernelJudge
-from ratchet.judge.trial.readiness import why_no_kernels
+from ratchet.judge.trial.kernel_trial import KernelJudge, why_no_kernels
 
 KERNEL = kernels_for("gpu")["rope_forward"]
 

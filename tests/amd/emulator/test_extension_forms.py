@@ -30,7 +30,7 @@ from ratchet.judge.kernels.kernel import Kernel
 from ratchet.judge.kernels.kernel_file import load_kernel
 from ratchet.judge.kernels.source_files import split_files
 from ratchet.judge.sandbox.rocm import find_tool
-from ratchet.judge.trial.readiness import why_no_kernels
+from ratchet.judge.trial.kernel_trial import why_no_kernels
 
 HERE = Path(__file__).parent / "extensions"
 needs_hip = pytest.mark.skipif(

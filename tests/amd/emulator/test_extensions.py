@@ -14,7 +14,7 @@ from ratchet.base.errors import KernelError, RatchetError
 from ratchet.judge.court.calls import judge
 from ratchet.judge.kernels.kernel_file import load_kernel
 from ratchet.judge.sandbox.rocm import find_tool
-from ratchet.judge.trial.readiness import why_no_kernels
+from ratchet.judge.trial.kernel_trial import why_no_kernels
 
 needs_hip = pytest.mark.skipif(
     find_tool("clang") is None or shutil.which("ld") is None or not find_hip().whole,

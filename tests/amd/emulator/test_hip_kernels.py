@@ -16,8 +16,7 @@ from ratchet.judge.kernels.kernel import Kernel
 from ratchet.judge.problems.suites import find_problem
 from ratchet.judge.sandbox.rocm import find_tool
 from ratchet.judge.terms import EMULATED
-from ratchet.judge.trial.kernel_trial import KernelJudge
-from ratchet.judge.trial.readiness import why_no_kernels
+from ratchet.judge.trial.kernel_trial import KernelJudge, why_no_kernels
 from ratchet.judge.verdict import Verdict
 
 SOFTMAX = r"""

@@ -10,8 +10,7 @@ import pytest
 from tutorial_kernels import SOURCES, tutorial_kernel, tutorial_problem
 
 from ratchet.judge.problems.case import Case
-from ratchet.judge.trial.kernel_trial import KernelJudge
-from ratchet.judge.trial.readiness import why_no_kernels
+from ratchet.judge.trial.kernel_trial import KernelJudge, why_no_kernels
 
 pytestmark = [
     pytest.mark.slow,

@@ -23,7 +23,7 @@ from ratchet.base.errors import RatchetError
 from ratchet.cli import main
 from ratchet.judge.court.court import Court
 from ratchet.judge.sandbox.rocm import find_tool
-from ratchet.judge.trial.readiness import why_no_kernels
+from ratchet.judge.trial.kernel_trial import why_no_kernels
 
 MODEL = "class ModelNew:\n    pass\n"
 SOURCE = "SOURCE = r'''\n__global__ void k(float* x) { x[0] = 1; }\n'''\n"

@@ -21,8 +21,7 @@ from ratchet.base.errors import KernelError
 from ratchet.judge.kernels.kernel import Kernel
 from ratchet.judge.sandbox import isolation
 from ratchet.judge.sandbox.rocm import find_tool
-from ratchet.judge.trial.kernel_trial import KernelJudge
-from ratchet.judge.trial.readiness import why_no_kernels
+from ratchet.judge.trial.kernel_trial import KernelJudge, why_no_kernels
 
 needs_sandbox = pytest.mark.skipif(
     why_no_kernels() is not None,

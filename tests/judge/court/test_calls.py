@@ -18,7 +18,7 @@ from ratchet.base.errors import KernelError, RatchetError
 from ratchet.judge.api import as_kernel, as_problem
 from ratchet.judge.kernels.kernel import Kernel
 from ratchet.judge.problems.problem import Case, Problem, TensorSpec, reference_text
-from ratchet.judge.trial.timing import plan
+from ratchet.judge.trial import plan
 
 PROBLEM = """
 from ratchet import Case, Problem, TensorSpec

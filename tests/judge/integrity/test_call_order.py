@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 
 from ratchet.judge.integrity.call_order import CallOrder, _progress
 from ratchet.judge.kernels.abi import DTYPE_CODES
-from ratchet.judge.workers.memory.layout import BatchLayout, Slot
+from ratchet.judge.sandbox.shared_memory import BatchLayout, Slot
 
 CALLS, FLOATS = 6, 64
 

@@ -15,22 +15,16 @@ import torch
 from judge_problems import silu  # noqa: F401  the problem below names it
 from torch._C._autograd import DeviceType
 
-from ratchet.judge.integrity import device_work
-from ratchet.judge.integrity.library_ops import told_as
+from ratchet.judge.integrity import census as device_work
+from ratchet.judge.integrity.census import told_as
 from ratchet.judge.kernels.kernel import Kernel
 from ratchet.judge.problems.problem import Problem
-from ratchet.judge.trial import device_clock
-from ratchet.judge.trial.device_clock import DeviceClock
-from ratchet.judge.trial.timing import plan
+from ratchet.judge.trial import open_problem, plan
+from ratchet.judge.trial.open_problem import DeviceClock
 from ratchet.judge.verdict import CandidateFault, Evidence
-from ratchet.judge.workers.candidate import device_census
-from ratchet.judge.workers.candidate.device_census import (
-    DeviceCensus,
-    DeviceEvent,
-    count,
-    results_bytes,
-)
-from ratchet.judge.workers.memory.device import WorkerDevice
+from ratchet.judge.workers.candidate import census as device_census
+from ratchet.judge.workers.candidate.census import DeviceCensus, DeviceEvent, count, results_bytes
+from ratchet.judge.workers.device import WorkerDevice
 
 TRACES = Path(os.environ.get("RATCHET_TRACES", Path(__file__).parents[4] / "shared" / "traces"))
 ELEMENTWISE = "void at::native::vectorized_elementwise_kernel<4, at::native::MulFunctor<float>>"
@@ -370,7 +364,7 @@ def test_a_win_is_worth_more_than_what_a_process_could_save_of_its_round_trip(
 
 def rest(alone: float, beside: float, candidate: float) -> str:
     batches = [alone, alone * 1.01, alone * 0.99, alone * 3]
-    return device_clock.undisturbed(
+    return open_problem.undisturbed(
         "timed", alone=batches, beside_s=beside, candidate_s=candidate, least=1.05
     )[1]
 

@@ -16,8 +16,8 @@ from ratchet.base.errors import KernelError
 from ratchet.judge.integrity import outputs
 from ratchet.judge.integrity.outputs import ReturnedOutputs, Unreadable
 from ratchet.judge.kernels.abi import DTYPE_CODES
+from ratchet.judge.sandbox.shared_memory import BatchLayout, Slot
 from ratchet.judge.workers.candidate.results import ResultForm, as_results, places
-from ratchet.judge.workers.memory.layout import BatchLayout, Slot
 
 needs_own_memory = pytest.mark.skipif(
     not outputs.readable(os.getpid()), reason="this machine hides a process's own memory"

@@ -20,17 +20,17 @@ from answers import assert_right
 
 from ratchet.base.errors import CompilerMissing
 from ratchet.judge.api import as_problem
-from ratchet.judge.integrity import code_places, own_work, thread_samples
-from ratchet.judge.integrity.code_places import CodePlace, CodePlaces, read_mappings
-from ratchet.judge.integrity.library_ops import judge_census, read_census
-from ratchet.judge.integrity.thread_samples import ThreadSample
+from ratchet.judge.integrity import call_order, own_work
+from ratchet.judge.integrity.call_order import ThreadSample
+from ratchet.judge.integrity.census import judge_census, read_census
+from ratchet.judge.integrity.own_work import CodePlace, CodePlaces, read_mappings
 from ratchet.judge.kernels.kernel import Kernel, Language
 from ratchet.judge.kernels.languages import cpp
 from ratchet.judge.problems.problem import Problem
+from ratchet.judge.sandbox.shared_memory import BatchLayout, Slot
+from ratchet.judge.trial import plan
 from ratchet.judge.trial.kernel_trial import KernelJudge
-from ratchet.judge.trial.timing import plan
 from ratchet.judge.verdict import CandidateFault, Evidence
-from ratchet.judge.workers.memory.layout import BatchLayout, Slot
 
 PACKAGES = Path(np.__file__).parents[1]
 DYNLOAD = f"{sysconfig.get_path('stdlib')}/lib-dynload"
@@ -347,7 +347,7 @@ def test_a_machine_that_lets_nobody_look_proves_nothing(
     def denied(pid: int) -> Iterator[ThreadSample]:
         raise PermissionError
 
-    monkeypatch.setattr(thread_samples, "_running", denied)
+    monkeypatch.setattr(call_order, "_running", denied)
     verdict = judge.judge(given.cpp(HONEST), LARGER)
     assert verdict.status == "unmeasured", verdict.reason
     assert "CAP_SYS_PTRACE" in verdict.reason
@@ -357,4 +357,4 @@ def test_a_machine_that_lets_nobody_look_proves_nothing(
 def test_what_is_asked_for_stands_above_what_the_problem_says() -> None:
     assert as_problem(LARGER).task == "own"
     assert as_problem(LARGER, task="any").task == "any"
-    assert code_places.LIBRARIES.keys() == {"matmul"}
+    assert own_work.LIBRARIES.keys() == {"matmul"}

@@ -21,9 +21,8 @@ from ratchet.judge.kernels.kernel_file import load_kernel
 from ratchet.judge.kernels.library import ANY_GPU, LIBRARY, Variant, kernels_for
 from ratchet.judge.problems.suites import find_problem
 from ratchet.judge.terms import EMULATED
-from ratchet.judge.trial.kernel_trial import KernelJudge
-from ratchet.judge.trial.readiness import why_no_kernels
-from ratchet.judge.trial.timing import arms
+from ratchet.judge.trial import arms
+from ratchet.judge.trial.kernel_trial import KernelJudge, why_no_kernels
 
 HERE = Path(__file__).parent
 EVERYTHING = os.environ.get("RATCHET_TEST") == "all"

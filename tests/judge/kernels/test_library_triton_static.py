@@ -13,7 +13,7 @@ from ratchet.amd.architectures import TARGETS
 from ratchet.amd.profile.inspection import inspect_kernel
 from ratchet.judge.kernels.library import kernels_for
 from ratchet.judge.problems.suites import find_problem
-from ratchet.judge.trial.readiness import why_no_kernels
+from ratchet.judge.trial.kernel_trial import why_no_kernels
 
 EVERYTHING = os.environ.get("RATCHET_TEST") == "all"
 KERNELS = kernels_for("gpu")

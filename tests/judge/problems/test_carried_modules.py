@@ -14,7 +14,7 @@ from ratchet.judge.kernels.kernel_file import built_in_kernel, with_modules
 from ratchet.judge.kernels.library import LIBRARY
 from ratchet.judge.problems.suites import load_suite
 from ratchet.judge.problems.suites.shipped import WorkloadShapes
-from ratchet.judge.sandbox.worker_modules import TORCH_WORKER, package_files
+from ratchet.judge.sandbox.view import TORCH_WORKER, package_files
 
 EVERY_SOURCE = """
 import json, os, sys

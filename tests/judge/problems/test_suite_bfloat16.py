@@ -14,7 +14,7 @@ from torch import Tensor
 from ratchet.judge.problems.problem import Case, Problem
 from ratchet.judge.problems.suites import load_suite
 from ratchet.judge.problems.tolerance import Loss, loss_over
-from ratchet.judge.workers.reference.worker import ENOUGH_ELEMENTS, MOST_DRAWS
+from ratchet.judge.workers.reference import ENOUGH_ELEMENTS, MOST_DRAWS
 
 SUITE = {problem.name: problem for problem in load_suite("training")}
 LOW = {name: problem for name, problem in SUITE.items() if "_bf16" in name}

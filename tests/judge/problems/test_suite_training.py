@@ -15,7 +15,7 @@ from ratchet.judge.kernels.library import LIBRARY
 from ratchet.judge.problems.problem import Problem
 from ratchet.judge.problems.suites import find_problem, load_suite
 from ratchet.judge.problems.suites.forms import gradient_of
-from ratchet.judge.workers.reference.gate import gate
+from ratchet.judge.workers.gate import gate
 
 SUITE = {problem.name: problem for problem in load_suite("training")}
 SHIPPED = {kernel.entry for one in LIBRARY.values() for kernel in one.kernels("portable")}

@@ -26,13 +26,13 @@ from ratchet.judge.problems.tolerance import (
     Tolerance,
     loss_over,
 )
-from ratchet.judge.workers.reference import rounding
+from ratchet.judge.workers import gate
 
 EPS = torch.finfo(torch.float32).eps
 Function = Callable[..., Tensor]
 
 
-def outputs_of(function: Function) -> rounding.Call:
+def outputs_of(function: Function) -> gate.Call:
     def call(inputs: Sequence[Tensor]) -> list[Tensor]:
         return [function(*inputs)]
 
@@ -66,22 +66,22 @@ def test_what_an_output_adds_up_is_found(
     function: Function, shapes: Sequence[tuple[int, ...]], terms: int
 ) -> None:
     inputs = [torch.randn(shape) for shape in shapes]
-    assert rounding.terms(outputs_of(function), inputs, random.Random(1)) == [terms]
+    assert gate.terms(outputs_of(function), inputs, random.Random(1)) == [terms]
 
 
 def test_nan_that_is_there_already_does_not_count() -> None:
     x = torch.randn(5, 7)
     x[1, 2] = math.nan
-    found = rounding.terms(outputs_of(lambda x: F.softmax(x, -1)), [x], random.Random(1))
+    found = gate.terms(outputs_of(lambda x: F.softmax(x, -1)), [x], random.Random(1))
     assert found == [7]
 
 
 def test_integers_are_left_alone() -> None:
     given = [torch.arange(6), torch.randn(9, 4)]
     call = outputs_of(lambda at, table: table[at].sum(-1))
-    assert 1 <= rounding.terms(call, given, random.Random(1))[0] <= 9
+    assert 1 <= gate.terms(call, given, random.Random(1))[0] <= 9
     wide = [given[0], given[1].double()]
-    assert rounding.conditions(call, wide, random.Random(1))[0][0] >= 1
+    assert gate.conditions(call, wide, random.Random(1))[0][0] >= 1
 
 
 @pytest.mark.parametrize(
@@ -98,9 +98,9 @@ def test_the_condition_says_how_far_errors_are_carried(
     function: Function, low: float, high: float
 ) -> None:
     x = torch.randn(32, 64, dtype=torch.float64, generator=torch.Generator().manual_seed(1))
-    ((found, single),) = rounding.conditions(outputs_of(function), [x], random.Random(1))
+    ((found, single),) = gate.conditions(outputs_of(function), [x], random.Random(1))
     assert low <= found <= min(high, single)
-    ((shifted, _),) = rounding.conditions(
+    ((shifted, _),) = gate.conditions(
         outputs_of(lambda x: x - x.mean(-1, keepdim=True)), [x + 8], random.Random(1)
     )
     assert 6 < shifted < 10
@@ -126,9 +126,7 @@ def test_work_on_each_element_may_carry_one_rounding_as_far_as_the_function() ->
     """GPUs take exp(x) as exp2(x log2 e). A published gate of exp(A) was 3.9 times outside."""
     x = torch.linspace(40, 80, 4096)
     own, exact, got = x.exp(), x.double().exp(), (x * math.log2(math.e)).exp2()
-    ((condition, single),) = rounding.conditions(
-        outputs_of(torch.exp), [x.double()], random.Random(1)
-    )
+    ((condition, single),) = gate.conditions(outputs_of(torch.exp), [x.double()], random.Random(1))
     usual = Loss(condition=condition, single=single)
     assert Tolerance().check(got, own, exact, usual).passed
     assert not Tolerance().check(got, own, exact).passed
@@ -173,7 +171,7 @@ def test_small_terms_may_vanish_beside_a_large_one(seed: int) -> None:
         x = torch.randn(5, 4099, generator=generator).square()
         draws.append((call([x])[0], call([x.double()])[0], x))
     *before, (own, oracle, x) = draws
-    ((condition, single),) = rounding.conditions(call, [x.double()], random.Random(seed))
+    ((condition, single),) = gate.conditions(call, [x.double()], random.Random(seed))
     usual = loss_over([(one, exact) for one, exact, _ in before])
     usual = replace(usual, terms=4099.0, condition=condition, single=single)
     powers = (x - x.amax(-1, keepdim=True)).exp().numpy()
@@ -215,7 +213,7 @@ def test_a_sum_s_log_may_be_kept_where_logits_are_large(seed: int) -> None:
     targets = torch.randint(0, 77, (13,), generator=generator)
     call = outputs_of(lambda x: class_gradient(x, targets))
     own, exact = class_gradient(logits, targets), class_gradient(logits.double(), targets)
-    ((condition, _),) = rounding.conditions(call, [logits.double()], random.Random(seed))
+    ((condition, _),) = gate.conditions(call, [logits.double()], random.Random(seed))
     usual = replace(loss_over([(own, exact)]), terms=77.0, condition=condition)
     kept = torch.exp(logits - logits.logsumexp(-1, keepdim=True)) - F.one_hot(targets, 77)
     assert Tolerance().check(kept, own, exact, usual).passed
@@ -243,7 +241,7 @@ def test_one_element_of_heavy_tailed_values_carries_errors_far(seed: int) -> Non
     wide = [one.double() for one in given]
     reference = partial(shares_gradient, kept=False)
     own, exact = reference(*given), reference(*wide)
-    ((condition, single),) = rounding.conditions(outputs_of(reference), wide, random.Random(seed))
+    ((condition, single),) = gate.conditions(outputs_of(reference), wide, random.Random(seed))
     usual = loss_over([(own, exact)])
     usual = replace(usual, terms=37.0 * 16, condition=condition, single=single)
     other = Tolerance().check(shares_gradient(*given, kept=True), own, exact, usual)

@@ -15,10 +15,10 @@ import pytest
 
 from ratchet.base.errors import RatchetError
 from ratchet.judge.kernels.kernel import Kernel
-from ratchet.judge.sandbox import accelerator, bubblewrap, isolation, system_calls
+from ratchet.judge.sandbox import accelerator, bubblewrap, confine, isolation
 from ratchet.judge.sandbox.accelerator import Accelerator, groups_of, may_use_gpu
-from ratchet.judge.sandbox.system_calls import AF_UNIX, NUMBERS, Instruction
-from ratchet.judge.sandbox.worker_modules import TORCH_WORKER
+from ratchet.judge.sandbox.confine import AF_UNIX, NUMBERS, Instruction
+from ratchet.judge.sandbox.view import TORCH_WORKER
 
 NVIDIA = Accelerator(
     torch_name="cuda:0", dialect="cuda", name="a GPU", folders=("/run/opengl-driver/lib",)
@@ -100,7 +100,7 @@ def test_a_drivers_address_space_has_no_limit_and_its_socket_is_allowed(nodes: P
     limits = limits_of(words_of(NVIDIA))
     assert limits["address_space_bytes"] is None
     assert limits["local_sockets"] is True
-    assert limits["filtered"] is system_calls.known()
+    assert limits["filtered"] is confine.known()
 
 
 def test_groups_are_those_of_files_that_not_everybody_may_open(
@@ -154,45 +154,45 @@ def test_settings_that_choose_a_gpu_reach_the_sandbox(
 
 
 def answer(program: list[Instruction], number: int, *arguments: int) -> int:
-    data = {0: number, 4: system_calls.ARCHITECTURE}
+    data = {0: number, 4: confine.ARCHITECTURE}
     data |= {16 + 8 * place: value & 0xFFFF_FFFF for place, value in enumerate(arguments)}
     place, held = 0, 0
     while True:
         code, if_true, if_false, operand = program[place]
         place += 1
-        if code == system_calls.LOAD:
+        if code == confine.LOAD:
             held = data.get(operand, 0)
-        elif code == system_calls.RETURN:
+        elif code == confine.RETURN:
             return operand
         else:
             met = {
-                system_calls.IF_EQUAL: held == operand,
-                system_calls.IF_AT_LEAST: held >= operand,
-                system_calls.IF_ANY_BIT: bool(held & operand),
+                confine.IF_EQUAL: held == operand,
+                confine.IF_AT_LEAST: held >= operand,
+                confine.IF_ANY_BIT: bool(held & operand),
             }[code]
             place += if_true if met else if_false
 
 
 @pytest.mark.parametrize("local", [False, True])
 def test_only_local_sockets_and_only_where_they_are_asked_for(local: bool) -> None:
-    program = system_calls.program(4711, among_others=False, local_sockets=local)
-    allowed = system_calls.ALLOW if local else system_calls.DENY
+    program = confine.program(4711, among_others=False, local_sockets=local)
+    allowed = confine.ALLOW if local else confine.DENY
     assert answer(program, NUMBERS["socket"], AF_UNIX) == allowed
     for family in (socket.AF_INET, socket.AF_INET6, socket.AF_NETLINK, socket.AF_VSOCK):
-        assert answer(program, NUMBERS["socket"], family) == system_calls.DENY
+        assert answer(program, NUMBERS["socket"], family) == confine.DENY
     for name in ("ptrace", "unshare", "bpf", "mount", "process_vm_readv"):
-        assert answer(program, NUMBERS[name]) == system_calls.DENY
+        assert answer(program, NUMBERS[name]) == confine.DENY
 
 
 def test_a_local_socket_of_datagrams_reaches_others_and_is_none_of_the_drivers() -> None:
-    program = system_calls.program(4711, among_others=True, local_sockets=True)
+    program = confine.program(4711, among_others=True, local_sockets=True)
     for kind in (socket.SOCK_STREAM, socket.SOCK_SEQPACKET | socket.SOCK_CLOEXEC):
-        assert answer(program, NUMBERS["socket"], AF_UNIX, kind) == system_calls.ALLOW
+        assert answer(program, NUMBERS["socket"], AF_UNIX, kind) == confine.ALLOW
     for kind in (socket.SOCK_DGRAM, socket.SOCK_DGRAM | socket.SOCK_NONBLOCK, socket.SOCK_RAW):
-        assert answer(program, NUMBERS["socket"], AF_UNIX, kind) == system_calls.DENY
-    assert answer(program, NUMBERS["connect"], 3) == system_calls.DENY
-    enclosed = system_calls.program(4711, among_others=False, local_sockets=True)
-    assert answer(enclosed, NUMBERS["connect"], 3) == system_calls.ALLOW
+        assert answer(program, NUMBERS["socket"], AF_UNIX, kind) == confine.DENY
+    assert answer(program, NUMBERS["connect"], 3) == confine.DENY
+    enclosed = confine.program(4711, among_others=False, local_sockets=True)
+    assert answer(enclosed, NUMBERS["connect"], 3) == confine.ALLOW
 
 
 @pytest.mark.parametrize(("abi", "said"), [(0, True), (5, True), (6, False), (7, False)])
@@ -200,7 +200,7 @@ def test_without_namespaces_a_gpu_is_used_and_open_sockets_are_said(
     abi: int, said: bool, nodes: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(isolation.bubblewrap, "program", lambda: None)
-    monkeypatch.setattr(isolation.landlock, "abi", lambda: abi)
+    monkeypatch.setattr(isolation.keeper, "abi", lambda: abi)
     assert ("local sockets" in isolation.isolation_name(NVIDIA)) is said
     assert "local sockets" not in isolation.isolation_name(None)
 
@@ -210,19 +210,19 @@ IOCTL, MMAP, BIND, LISTEN = 16, 9, 49, 50
 
 @pytest.mark.parametrize("number", [IOCTL, MMAP, BIND, LISTEN])
 def test_what_a_driver_starts_with_is_allowed(number: int) -> None:
-    program = system_calls.program(4711, among_others=False, local_sockets=True)
-    assert answer(program, number) == system_calls.ALLOW
+    program = confine.program(4711, among_others=False, local_sockets=True)
+    assert answer(program, number) == confine.ALLOW
 
 
 def test_the_filter_in_force_lets_a_local_socket_be_bound() -> None:
-    if not system_calls.known():
+    if not confine.known():
         pytest.skip("system calls are filtered on x86-64 alone")
     body = """
 import socket
 from ratchet.base.process import families
-from ratchet.judge.sandbox import system_calls
+from ratchet.judge.sandbox import confine
 families.prctl(families.PR_SET_NO_NEW_PRIVS, 1)
-system_calls.deny_needless(among_others=False, local_sockets=True)
+confine.deny_needless(among_others=False, local_sockets=True)
 made = socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET)
 made.bind("\\0cuda-uvmfd-test")
 made.listen(1)

@@ -9,11 +9,11 @@ from types import SimpleNamespace
 import pytest
 
 from ratchet.base.process import families
-from ratchet.judge.sandbox import headroom
-from ratchet.judge.sandbox.headroom import Headroom
+from ratchet.judge.sandbox import isolation
+from ratchet.judge.sandbox.isolation import Headroom
 
 TOTAL, BLOCK = 1 << 30, 4096
-KEPT = int(headroom.KEPT_SHARE * TOTAL)
+KEPT = int(isolation.KEPT_SHARE * TOTAL)
 
 
 class Disks:
@@ -74,7 +74,7 @@ def test_a_disk_that_nobody_named_is_nobodys_shortage(disks: Disks) -> None:
 
 def test_memory_comes_first(disks: Disks, monkeypatch: pytest.MonkeyPatch) -> None:
     free = [TOTAL]
-    monkeypatch.setattr(headroom, "_memory_bytes", lambda: (free[0], TOTAL))
+    monkeypatch.setattr(isolation, "_memory_bytes", lambda: (free[0], TOTAL))
     room = Headroom([Path("/tmp")])
     free[0] = KEPT - 1
     disks.free[Path("/tmp")] = 0
@@ -86,7 +86,7 @@ def test_memory_that_others_took_is_not_the_kernel_s(
     share: float, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     free = [TOTAL]
-    monkeypatch.setattr(headroom, "_memory_bytes", lambda: (free[0], TOTAL))
+    monkeypatch.setattr(isolation, "_memory_bytes", lambda: (free[0], TOTAL))
     monkeypatch.setattr(families, "resident_bytes", lambda _: int(share * TOTAL))
     room = Headroom()
     room.watch(os.getpid())
@@ -98,5 +98,5 @@ def test_memory_that_others_took_is_not_the_kernel_s(
 
 
 def test_the_disk_of_a_real_folder_is_read(tmp_path: Path) -> None:
-    free, total = headroom._disk_bytes(tmp_path)
+    free, total = isolation._disk_bytes(tmp_path)
     assert 0 < free <= total

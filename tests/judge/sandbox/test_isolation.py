@@ -12,7 +12,7 @@ from pathlib import Path
 import pytest
 
 from ratchet.judge.sandbox import bubblewrap, isolation
-from ratchet.judge.sandbox.worker_modules import CPP_WORKER
+from ratchet.judge.sandbox.view import CPP_WORKER
 
 WORKS = bubblewrap.program() is not None
 needs_namespaces = pytest.mark.skipif(not WORKS, reason="bubblewrap does not work on this machine")
@@ -126,9 +126,9 @@ def test_a_sandbox_whose_interpreter_cannot_be_opened_is_none(
 @needs_namespaces
 def test_as_root_of_a_user_namespace_with_one_uid_nothing_fresh_is_asked_for() -> None:
     program = (
-        "from ratchet.judge.sandbox import bubblewrap, identity\n"
-        "from ratchet.judge.trial.readiness import why_no_kernels\n"
-        "assert identity.fresh_uids() is None, identity.fresh_uids()\n"
+        "from ratchet.judge.sandbox import bubblewrap, privileges\n"
+        "from ratchet.judge.trial.kernel_trial import why_no_kernels\n"
+        "assert privileges.fresh_uids() is None, privileges.fresh_uids()\n"
         "assert why_no_kernels() is None, why_no_kernels()\n"
     )
     unshare = ["unshare", "--user", "--map-root-user"]

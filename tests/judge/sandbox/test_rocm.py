@@ -15,8 +15,8 @@ from ratchet.base.process import Clock
 from ratchet.judge.kernels.kernel import Kernel
 from ratchet.judge.sandbox import bubblewrap, rocm, view
 from ratchet.judge.sandbox.isolation import make_sandbox
-from ratchet.judge.sandbox.worker_modules import PROFILE_WORKER, TORCH_WORKER
-from ratchet.judge.trial.readiness import why_no_kernels
+from ratchet.judge.sandbox.view import PROFILE_WORKER, TORCH_WORKER
+from ratchet.judge.trial.kernel_trial import why_no_kernels
 
 HERE = {name: os.environ.get(name) for name in (rocm.CLANG, rocm.ROCM, rocm.BITCODE)}
 CLANG, DEVICE_LIBRARIES = rocm.find_tool("clang"), rocm.bitcode_folder()

@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from ratchet.judge.sandbox import system_calls
+from ratchet.judge.sandbox import confine
 
 
 def test_the_numbers_of_the_filtered_calls_are_the_kernels() -> None:
@@ -17,30 +17,30 @@ def test_the_numbers_of_the_filtered_calls_are_the_kernels() -> None:
         pytest.skip("no header with the numbers of x86-64 on this machine")
     lines = [line.split() for line in header.read_text().splitlines() if "__NR_" in line]
     known = {words[1].removeprefix("__NR_"): int(words[2]) for words in lines if len(words) == 3}
-    newer = {name for name, number in system_calls.NUMBERS.items() if number > max(known.values())}
-    told = {name: number for name, number in system_calls.NUMBERS.items() if name not in newer}
+    newer = {name for name, number in confine.NUMBERS.items() if number > max(known.values())}
+    told = {name: number for name, number in confine.NUMBERS.items() if name not in newer}
     assert {name: known[name] for name in told} == told
-    asked = {*system_calls.DENIED, *system_calls.DENIED_AMONG_OTHERS}
-    asked |= {*system_calls.OF_ITSELF_AMONG_OTHERS}
-    assert asked <= set(system_calls.NUMBERS)
+    asked = {*confine.DENIED, *confine.DENIED_AMONG_OTHERS}
+    asked |= {*confine.OF_ITSELF_AMONG_OTHERS}
+    assert asked <= set(confine.NUMBERS)
 
 
 @pytest.mark.parametrize("among_others", [True, False])
 def test_every_path_through_the_filter_ends(among_others: bool) -> None:
-    program = system_calls.program(4711, among_others)
+    program = confine.program(4711, among_others)
     for place, (code, if_true, if_false, _) in enumerate(program):
-        if code not in (system_calls.LOAD, system_calls.RETURN):
+        if code not in (confine.LOAD, confine.RETURN):
             assert place + 1 + max(if_true, if_false) < len(program)
-    assert program[-1] == (system_calls.RETURN, 0, 0, system_calls.ALLOW)
+    assert program[-1] == (confine.RETURN, 0, 0, confine.ALLOW)
 
 
 AMONG_OTHERS = """
 import os, resource
 from ratchet.base.process import families
-from ratchet.judge.sandbox import system_calls
+from ratchet.judge.sandbox import confine
 
 families.prctl(families.PR_SET_NO_NEW_PRIVS, 1)
-system_calls.deny_needless(among_others=True)
+confine.deny_needless(among_others=True)
 cores, limit, judge = os.sched_getaffinity(0), resource.RLIMIT_CPU, os.getppid()
 os.sched_setaffinity(0, cores)
 resource.setrlimit(limit, resource.getrlimit(limit))
@@ -57,7 +57,7 @@ for harm in (
 """
 
 
-@pytest.mark.skipif(not system_calls.known(), reason="needs seccomp on x86-64")
+@pytest.mark.skipif(not confine.known(), reason="needs seccomp on x86-64")
 def test_a_candidate_among_others_can_slow_only_itself() -> None:
     done = subprocess.run([sys.executable, "-c", AMONG_OTHERS], capture_output=True, text=True)
     assert done.returncode == 0, done.stderr

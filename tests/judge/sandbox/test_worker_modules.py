@@ -20,7 +20,7 @@ from ratchet.base.process import Clock
 from ratchet.judge.kernels.kernel import Kernel, Language
 from ratchet.judge.problems.suites import find_problem
 from ratchet.judge.sandbox import bubblewrap
-from ratchet.judge.sandbox.worker_modules import (
+from ratchet.judge.sandbox.view import (
     CPP_WORKER,
     CPP_ZYGOTE,
     PROFILE_WORKER,
@@ -30,7 +30,7 @@ from ratchet.judge.sandbox.worker_modules import (
     package_files,
 )
 from ratchet.judge.sandbox.zygote import CandidateZygote
-from ratchet.judge.trial.processes.candidate import CandidateProcess
+from ratchet.judge.trial.candidate import CandidateProcess
 from ratchet.judge.verdict import CandidateFault
 
 PACKAGE = Path(ratchet.__file__).parent
@@ -61,8 +61,8 @@ SECRET = (
     "ratchet.judge.integrity.call_order",
     "ratchet.judge.trial.kernel_checks",
     "ratchet.judge.integrity.outputs",
-    "ratchet.judge.workers.reference.gate",
-    "ratchet.judge.workers.reference.worker",
+    "ratchet.judge.workers.gate",
+    "ratchet.judge.workers.reference",
 )
 needs_bubblewrap = pytest.mark.skipif(
     bubblewrap.program() is None, reason="bubblewrap does not work on this machine"

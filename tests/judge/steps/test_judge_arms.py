@@ -14,8 +14,7 @@ import pytest
 
 from ratchet.base.errors import ArmFailure, DeadlinePassed, JudgeError, WorkloadError
 from ratchet.base.process import families
-from ratchet.judge.steps.arms import ArmProcess, ArmSpec
-from ratchet.judge.steps.recipe_trial import TrialEvent, time_arms
+from ratchet.judge.steps.arms import ArmProcess, ArmSpec, TrialEvent, time_arms
 
 HERE = Path(__file__).parents[1]
 

@@ -14,8 +14,7 @@ from safetensors.torch import save_file
 from torch import Tensor, nn
 
 from ratchet.base.errors import JudgeError
-from ratchet.judge.steps.gradients import GradientFile
-from ratchet.judge.steps.numerics import GradientCheck, judge_gradients, judge_losses
+from ratchet.judge.steps.numerics import GradientCheck, GradientFile, judge_gradients, judge_losses
 
 Gradients = dict[str, Tensor]
 

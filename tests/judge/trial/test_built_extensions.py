@@ -17,10 +17,10 @@ from ratchet.judge.problems.problem import Problem
 from ratchet.judge.problems.problem_file import load_problem
 from ratchet.judge.sandbox import bubblewrap
 from ratchet.judge.sandbox.confine import EXTENSIONS
-from ratchet.judge.sandbox.packed_files import PackedFiles
+from ratchet.judge.sandbox.shared_memory import PackedFiles
+from ratchet.judge.trial import plan
 from ratchet.judge.trial.kernel_trial import KernelJudge
-from ratchet.judge.trial.processes.built_extensions import NoFiles, checked
-from ratchet.judge.trial.timing import plan
+from ratchet.judge.trial.sources import NoFiles, checked
 
 RELU = Path(__file__).parents[1] / "kernelbench_like" / "level1" / "1_relu.py"
 needs_bubblewrap = pytest.mark.skipif(

@@ -16,9 +16,9 @@ import pytest
 from fake_gpu import FakeDriver, build_driver, open_to_all
 
 from ratchet.judge.kernels.kernel import Kernel
+from ratchet.judge.trial import plan, sample
+from ratchet.judge.trial.compiling import Toolchain
 from ratchet.judge.trial.kernel_trial import KernelJudge
-from ratchet.judge.trial.processes.compiling import Toolchain
-from ratchet.judge.trial.timing import plan, sample
 
 pytestmark = pytest.mark.compiler
 BENCHMARKS = Path(__file__).parents[3] / "benchmarks" / "gpu"

@@ -16,12 +16,10 @@ from ratchet.judge.kernels.kernel import Kernel
 from ratchet.judge.kernels.kernel_file import built_in_kernel
 from ratchet.judge.problems.problem import Case, Problem, TensorSpec
 from ratchet.judge.problems.problem_file import load_problem
-from ratchet.judge.trial import kernel_checks, on_device, stages
-from ratchet.judge.trial.device_clock import DeviceClock
-from ratchet.judge.trial.kernel_checks import OpenProblem
+from ratchet.judge.trial import looks, open_problem, plan, sample, stages
 from ratchet.judge.trial.kernel_trial import KernelJudge
-from ratchet.judge.trial.processes.reference import ReferenceProcess, raise_fault
-from ratchet.judge.trial.timing import plan, sample
+from ratchet.judge.trial.open_problem import DeviceClock, OpenProblem
+from ratchet.judge.trial.reference import ReferenceProcess, raise_fault
 from ratchet.judge.verdict import Decided, Evidence, Ratio, Speedups, Verdict
 
 pytestmark = pytest.mark.compiler
@@ -39,7 +37,7 @@ def fake(tmp_path_factory: pytest.TempPathFactory) -> FakeDriver:
 def short(few_rounds: None, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(plan, "GPU_MAX_CALLS", 4)
     monkeypatch.setattr(sample, "ALONE_BATCHES", 2)
-    monkeypatch.setattr(kernel_checks, "SLOWEST_FLOOR_S", 5.0)
+    monkeypatch.setattr(open_problem, "SLOWEST_FLOOR_S", 5.0)
 
 
 def python(source: str, language: str = "torch") -> Kernel:
@@ -299,7 +297,7 @@ def test_a_driver_that_refuses_to_open_the_gpu_is_not_the_problems_fault(
 
 
 SHADOWED = """
-from ratchet.judge.workers.memory import driver_memory
+from ratchet.judge.workers import driver_memory
 def silu(x, s):
     raise driver_memory.DriverRefusal("so I say")
 """
@@ -341,7 +339,7 @@ def test_a_win_over_a_reference_that_may_have_been_slowed_is_none(
     agreed = Evidence(check="device clock", passed=True)
     won = Decided("proven", "faster", speedup=FASTER)
     monkeypatch.setattr(stages, "conclude", lambda *_, **__: won)
-    monkeypatch.setattr(on_device, "time_alone", time_alone)
+    monkeypatch.setattr(looks, "time_alone", time_alone)
     monkeypatch.setattr(DeviceClock, "compare", lambda *_, **__: (agreed, ""))
     monkeypatch.setattr(DeviceClock, "exceeds_round_trip", lambda *_: (agreed, ""))
     verdict = judge.judge(python(HONEST), problem(), device=fake.accelerator)
@@ -362,7 +360,7 @@ def test_a_win_is_compared_with_the_reference_when_the_kernel_is_gone(
     agreed = Evidence(check="device clock", passed=True)
     won = Decided("proven", "faster", speedup=FASTER)
     monkeypatch.setattr(stages, "conclude", lambda *_, **__: won)
-    monkeypatch.setattr(on_device.device_clock, "undisturbed", undisturbed)
+    monkeypatch.setattr(looks.open_problem, "undisturbed", undisturbed)
     monkeypatch.setattr(DeviceClock, "compare", lambda *_, **__: (agreed, ""))
     monkeypatch.setattr(DeviceClock, "exceeds_round_trip", lambda *_: (agreed, ""))
     verdict = judge.judge(python(HONEST), problem(), device=fake.accelerator)

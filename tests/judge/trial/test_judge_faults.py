@@ -27,10 +27,10 @@ from ratchet.base.process.channel import open_pair
 from ratchet.base.process.child import Child, ChildFailure, program
 from ratchet.judge.kernels.languages import cpp
 from ratchet.judge.problems.problem import Problem
-from ratchet.judge.sandbox import bubblewrap, headroom, isolation, landlock
-from ratchet.judge.trial import kernel_checks
+from ratchet.judge.sandbox import bubblewrap, isolation
+from ratchet.judge.sandbox import keeper as landlock
+from ratchet.judge.trial import open_problem, plan
 from ratchet.judge.trial.kernel_trial import KernelJudge
-from ratchet.judge.trial.timing import plan
 from ratchet.judge.verdict import Verdict
 
 pytestmark = pytest.mark.compiler
@@ -271,7 +271,7 @@ def noted(monkeypatch: pytest.MonkeyPatch) -> None:
             uids.add(sandbox.uid)
         return sandbox
 
-    monkeypatch.setattr("ratchet.judge.trial.processes.candidate.make_sandbox", spy)
+    monkeypatch.setattr("ratchet.judge.trial.candidate.make_sandbox", spy)
 
 
 @pytest.fixture(autouse=True)
@@ -284,7 +284,7 @@ def short(monkeypatch: pytest.MonkeyPatch, request: pytest.FixtureRequest) -> No
     asked = getattr(request.node, "callspec", None)
     how = asked.params.get("how") if asked else None
     if how in FAULTS and "timed_out" in FAULTS[how].statuses:
-        monkeypatch.setattr(kernel_checks, "SLOWEST_FLOOR_S", 1.0)
+        monkeypatch.setattr(open_problem, "SLOWEST_FLOOR_S", 1.0)
 
 
 def small() -> Problem:
@@ -381,8 +381,8 @@ def test_a_fault_does_no_harm_where_there_is_no_namespace(
 def test_what_takes_all_memory_is_ended_before_the_machine_has_none(
     judge: KernelJudge, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(headroom, "_floor", lambda free, total: free - (300 << 20))
-    monkeypatch.setattr(kernel_checks, "SLOWEST_FLOOR_S", 20.0)
+    monkeypatch.setattr(isolation, "_floor", lambda free, total: free - (300 << 20))
+    monkeypatch.setattr(open_problem, "SLOWEST_FLOOR_S", 20.0)
     body = r"""
     ENTRY {
         for (int i = 0; i < 60; ++i) { memset(malloc(1 << 24), 1, 1 << 24); usleep(10000); }
@@ -395,10 +395,10 @@ def test_what_takes_all_memory_is_ended_before_the_machine_has_none(
 
 
 def test_a_floor_leaves_half_of_what_was_free() -> None:
-    assert headroom._floor(100, 1000) == 50
-    assert headroom._floor(900, 1000) == 50
-    assert headroom._floor(10, 1000) == 5
-    assert headroom.Headroom([Path("/tmp")]).shortage() is None
+    assert isolation._floor(100, 1000) == 50
+    assert isolation._floor(900, 1000) == 50
+    assert isolation._floor(10, 1000) == 5
+    assert isolation.Headroom([Path("/tmp")]).shortage() is None
 
 
 def test_the_folders_of_killed_judges_are_cleared(
@@ -435,7 +435,7 @@ def test_a_child_that_takes_no_message_is_given_up_in_time() -> None:
 
 JUDGING = """
 import json, msgspec, sys
-from ratchet.judge.trial.timing import plan
+from ratchet.judge.trial import plan
 from ratchet.judge.trial.kernel_trial import KernelJudge
 from ratchet.judge.kernels.kernel import Kernel
 from ratchet.judge.kernels.languages import cpp

@@ -16,8 +16,7 @@ from answers import assert_right
 from ratchet.base.errors import CompilerMissing
 from ratchet.judge.kernels.languages import cpp
 from ratchet.judge.kernels.library import kernels_for
-from ratchet.judge.trial.kernel_trial import KernelJudge
-from ratchet.judge.trial.readiness import why_no_kernels
+from ratchet.judge.trial.kernel_trial import KernelJudge, why_no_kernels
 
 BENCHMARKS = Path(__file__).resolve().parents[3] / "benchmarks" / "judge"
 sys.path.append(str(BENCHMARKS))  # the reference worker looks its problems up there too

@@ -22,12 +22,10 @@ from ratchet.base.process.channel import close_descriptors
 from ratchet.judge.kernels.kernel import Kernel
 from ratchet.judge.problems.problem import Case, Problem, TensorSpec
 from ratchet.judge.sandbox import bubblewrap, isolation
-from ratchet.judge.trial import kernel_checks, kernel_trial, stages
-from ratchet.judge.trial.kernel_trial import KernelJudge
-from ratchet.judge.trial.processes.reference import ReferenceProcess
-from ratchet.judge.trial.readiness import why_no_kernels
+from ratchet.judge.trial import decide, kernel_trial, looks, open_problem, stages
+from ratchet.judge.trial.kernel_trial import KernelJudge, why_no_kernels
+from ratchet.judge.trial.reference import ReferenceProcess
 from ratchet.judge.trial.stages import layout_seed
-from ratchet.judge.trial.timing import decide, group_sequential
 from ratchet.judge.verdict import Verdict
 
 pytestmark = pytest.mark.compiler
@@ -47,7 +45,7 @@ def short(
     asked = getattr(request.node, "callspec", None)
     how = asked.params.get("how") if asked else None
     if how in MISBEHAVING and "timed_out" in MISBEHAVING[how][1]:
-        monkeypatch.setattr(kernel_checks, "SLOWEST_FLOOR_S", 1.5)
+        monkeypatch.setattr(open_problem, "SLOWEST_FLOOR_S", 1.5)
 
 
 def small() -> Problem:
@@ -363,7 +361,7 @@ def test_a_measurement_that_fails_is_never_a_win(
 def test_a_time_under_the_floor_is_measured_again_and_then_no_win(
     judge: KernelJudge, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    for module in (decide, group_sequential):
+    for module in (decide, looks):
         monkeypatch.setattr(module, "reachable", lambda *_: (False, "no machine is so fast"))
     verdict = judge.judge(given.cpp(given.HONEST), given.problem())
     assert verdict.status == "unmeasured"
@@ -439,7 +437,7 @@ def test_the_secret_seed_is_in_no_command_line_and_no_environment(judge: KernelJ
         return sandbox
 
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr("ratchet.judge.trial.processes.candidate.make_sandbox", spy)
+        patch.setattr("ratchet.judge.trial.candidate.make_sandbox", spy)
         judge.judge(given.cpp(given.HONEST), small(), seed=seed)
     assert seen
     assert not any(str(seed) in text for text in seen)
@@ -547,8 +545,8 @@ def silu(x, s):
 def test_a_first_call_that_compiles_is_not_too_slow_and_each_that_does_is(
     judge: KernelJudge, monkeypatch: pytest.MonkeyPatch, every_time: bool
 ) -> None:
-    monkeypatch.setattr(kernel_checks, "SLOWEST_FLOOR_S", 0.5)
-    monkeypatch.setattr(kernel_checks, "SLOWEST_FACTOR", 0.0)
+    monkeypatch.setattr(open_problem, "SLOWEST_FLOOR_S", 0.5)
+    monkeypatch.setattr(open_problem, "SLOWEST_FACTOR", 0.0)
     kernel = given.python(COMPILES.replace("EVERY_TIME", str(every_time)))
     verdict = judge.judge(kernel, small())
     if not every_time:

@@ -13,8 +13,7 @@ from ratchet.base.errors import KernelError
 from ratchet.judge.api import as_kernel, as_problem, check_texts
 from ratchet.judge.problems.model_state import StatefulCall, digest
 from ratchet.judge.sandbox import accelerator
-from ratchet.judge.trial.kernel_trial import KernelJudge
-from ratchet.judge.trial.readiness import why_no_kernels
+from ratchet.judge.trial.kernel_trial import KernelJudge, why_no_kernels
 from ratchet.judge.verdict import Verdict
 
 PROBLEM = """

@@ -14,10 +14,8 @@ from ratchet.judge.kernels.kernel_file import built_in_kernel
 from ratchet.judge.kernels.languages import cpp
 from ratchet.judge.problems.problem import Problem
 from ratchet.judge.problems.problem_file import load_problem
-from ratchet.judge.trial import kernel_checks
-from ratchet.judge.trial.kernel_trial import KernelJudge
-from ratchet.judge.trial.readiness import why_no_kernels
-from ratchet.judge.trial.timing import plan
+from ratchet.judge.trial import open_problem, plan
+from ratchet.judge.trial.kernel_trial import KernelJudge, why_no_kernels
 from ratchet.judge.verdict import Verdict
 
 LIKE = Path(__file__).parents[1] / "kernelbench_like"
@@ -381,7 +379,7 @@ def test_the_entry_of_a_kernel_in_cpp(tmp_path: Path) -> None:
 def test_torch_compile_is_timed_as_a_rival(
     judge: KernelJudge, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(kernel_checks, "COMPILE_LIMIT_S", 200.0)
+    monkeypatch.setattr(open_problem, "COMPILE_LIMIT_S", 200.0)
     asked = problem("1_relu")
     verdict: Verdict = judge.judge(
         built_in_kernel(asked, "eager"), asked, against_compile=True, time_limit_s=500.0

@@ -11,8 +11,7 @@ from ratchet.judge.api import as_kernel, as_problem
 from ratchet.judge.problems.case import Case, TensorSpec
 from ratchet.judge.problems.problem import Problem
 from ratchet.judge.problems.references import LENGTH, LONG_SUM, with_long_sum
-from ratchet.judge.trial.kernel_trial import KernelJudge
-from ratchet.judge.trial.readiness import why_no_kernels
+from ratchet.judge.trial.kernel_trial import KernelJudge, why_no_kernels
 from ratchet.judge.verdict import Verdict
 
 TEXT = """

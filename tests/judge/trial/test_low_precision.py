@@ -15,8 +15,7 @@ from ratchet.judge.kernels.kernel_file import built_in_kernel, with_modules
 from ratchet.judge.kernels.languages import cpp
 from ratchet.judge.problems.problem import reference_text
 from ratchet.judge.problems.suites import find_problem
-from ratchet.judge.trial.kernel_trial import KernelJudge
-from ratchet.judge.trial.readiness import why_no_kernels
+from ratchet.judge.trial.kernel_trial import KernelJudge, why_no_kernels
 
 python_sandbox = pytest.mark.skipif(
     why_no_kernels() is not None,

@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from ratchet.amd.targets import without_blame
-from ratchet.judge.trial.machine_faults import wrong_words
+from ratchet.judge.trial.kernel_checks import wrong_words
 from ratchet.judge.verdict import Decided
 
 CASE = "case small (64 float32): "

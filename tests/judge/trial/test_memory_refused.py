@@ -15,16 +15,11 @@ from ratchet.base.process.channel import Message
 from ratchet.judge.kernels.kernel import Kernel
 from ratchet.judge.problems.problem import Case, Problem, TensorSpec
 from ratchet.judge.sandbox.serving import describe_error
-from ratchet.judge.trial import held_together, kernel_checks, wear
+from ratchet.judge.trial import many_calls, open_problem, plan, sample
 from ratchet.judge.trial.kernel_trial import KernelJudge
-from ratchet.judge.trial.processes.reference import (
-    DeviceMemoryRefused,
-    ReferenceFault,
-    raise_fault,
-)
-from ratchet.judge.trial.timing import plan, sample
-from ratchet.judge.workers.reference import worker as reference_worker
-from ratchet.judge.workers.reference.worker import ReferenceWorker
+from ratchet.judge.trial.reference import DeviceMemoryRefused, ReferenceFault, raise_fault
+from ratchet.judge.workers import reference as reference_worker
+from ratchet.judge.workers.reference import ReferenceWorker
 
 MIB = 1 << 20
 SOURCE = "import torch\ndef silu(x, s):\n    return (s[0] * torch.nn.functional.silu(x),)\n"
@@ -45,7 +40,7 @@ def short(few_rounds: None, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(plan, "GPU_MAX_CALLS", 8)
     monkeypatch.setattr(plan, "GPU_TARGET_BATCH_S", 1e6)  # how long a call takes decides nothing
     monkeypatch.setattr(sample, "ALONE_BATCHES", 2)
-    monkeypatch.setattr(kernel_checks, "SLOWEST_FLOOR_S", 5.0)
+    monkeypatch.setattr(open_problem, "SLOWEST_FLOOR_S", 5.0)
 
 
 @contextmanager
@@ -67,8 +62,8 @@ def test_a_verdict_goes_on_with_half_the_calls(
     first: str, fake: FakeDriver, judge: KernelJudge, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     if first == "while it is timed":
-        monkeypatch.setattr(held_together, "MOST", 4)
-        monkeypatch.setattr(wear, "BATCH", 4)
+        monkeypatch.setattr(many_calls, "MOST", 4)
+        monkeypatch.setattr(many_calls, "BATCH", 4)
     with at_most(fake, 6 * MIB):  # four calls with the gaps between them, and not eight
         verdict = judge.judge(KERNEL, PROBLEM, device=fake.accelerator)
     assert_right(verdict)

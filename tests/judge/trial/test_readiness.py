@@ -13,9 +13,8 @@ from ratchet.cli import main
 from ratchet.judge.kernels.kernel import Kernel
 from ratchet.judge.kernels.languages import cpp
 from ratchet.judge.problems.suites import find_problem
-from ratchet.judge.sandbox import bubblewrap, isolation, landlock, view
-from ratchet.judge.trial.kernel_trial import KernelJudge
-from ratchet.judge.trial.readiness import check_kernels, why_no_kernels
+from ratchet.judge.sandbox import bubblewrap, isolation, keeper, view
+from ratchet.judge.trial.kernel_trial import KernelJudge, check_kernels, why_no_kernels
 
 pytestmark = pytest.mark.compiler
 
@@ -110,7 +109,7 @@ def test_a_worker_that_cannot_start_is_the_machines_fault(
 def test_a_header_that_cannot_be_read_is_the_machines_fault(
     judge: KernelJudge, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    if isolation.mechanism() == "rlimits" or landlock.abi() == 0:
+    if isolation.mechanism() == "rlimits" or keeper.abi() == 0:
         pytest.skip("this kernel has no Landlock")
     monkeypatch.setattr(bubblewrap, "program", lambda: None)
     files = view.package_files

@@ -18,11 +18,11 @@ import pytest
 from ratchet.base.process import families
 from ratchet.judge.problems.problem import Problem
 from ratchet.judge.sandbox import view
-from ratchet.judge.trial.kernel_checks import OpenProblem
+from ratchet.judge.trial.arms import CANDIDATE, REFERENCE, TWIN, RivalArm
+from ratchet.judge.trial.candidate import CandidateProcess
 from ratchet.judge.trial.kernel_trial import KernelJudge
-from ratchet.judge.trial.processes.candidate import CandidateProcess
-from ratchet.judge.trial.processes.rivals import RivalProcess, Rivals
-from ratchet.judge.trial.timing.arms import CANDIDATE, REFERENCE, TWIN, RivalArm
+from ratchet.judge.trial.open_problem import OpenProblem
+from ratchet.judge.trial.reference import RivalProcess, Rivals
 
 pytestmark = pytest.mark.compiler
 PYTHON = (

@@ -24,11 +24,11 @@ from ratchet.base.process import families
 from ratchet.judge.kernels.kernel import Kernel
 from ratchet.judge.kernels.languages import cpp
 from ratchet.judge.problems.problem import Problem
-from ratchet.judge.sandbox import bubblewrap, system_calls
-from ratchet.judge.trial.kernel_checks import CaseFacts
+from ratchet.judge.sandbox import bubblewrap, confine
+from ratchet.judge.trial import candidate, compiling, screening
+from ratchet.judge.trial import compiling as compile_pool
 from ratchet.judge.trial.kernel_trial import KernelJudge
-from ratchet.judge.trial.processes import candidate, compile_pool, compiling
-from ratchet.judge.trial.screening import groups, screener
+from ratchet.judge.trial.open_problem import CaseFacts
 from ratchet.judge.verdict import Screening
 
 WRONG = "ENTRY { silu_scale(t, s); ((float*)t[1].data)[0] += 1; return 0; }"
@@ -203,14 +203,14 @@ def test_a_problem_stays_open_until_another_is_judged(
     judge: KernelJudge, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     opened: list[Problem] = []
-    describe = screener.described_cases
+    describe = screening.described_cases
 
     def count(problem: Problem, *asked: Any, **more: Any) -> Any:
         opened.append(problem)
         return describe(problem, *asked, **more)
 
     judge._screener.forget_problem()
-    monkeypatch.setattr(screener, "described_cases", count)
+    monkeypatch.setattr(screening, "described_cases", count)
     kernels, asked = [given.cpp(WRITES_NOTHING)], given.problem()
     other = given.problem("exponential")
     for problem, times in ((asked, 1), (asked, 1), (other, 2), (asked, 3)):
@@ -271,9 +271,9 @@ def test_a_compiler_without_end_costs_the_others_nothing(
 
 def test_fewer_are_timed_together_where_memory_is_short(monkeypatch: pytest.MonkeyPatch) -> None:
     case = CaseFacts(name="a", time_s=1.0, flops=1.0, bytes=100.0)
-    for free, size in ((1e9, groups.GROUP), (8 * 400, 4), (8 * 100, 1), (0, 1)):
-        monkeypatch.setattr(groups, "free_bytes", lambda free=free: free)
-        assert groups.group_size([case]) == size
+    for free, size in ((1e9, screening.GROUP), (8 * 400, 4), (8 * 100, 1), (0, 1)):
+        monkeypatch.setattr(screening, "free_bytes", lambda free=free: free)
+        assert screening.group_size([case]) == size
 
 
 def test_a_problem_that_is_no_good_is_everyone_s_answer(judge: KernelJudge) -> None:
@@ -323,7 +323,7 @@ def test_the_cases_are_drawn_anew_in_each_call(judge: KernelJudge) -> None:
 def test_when_time_is_over_the_rest_is_unmeasured(
     judge: KernelJudge, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(groups, "GROUP", 1)
+    monkeypatch.setattr(screening, "GROUP", 1)
     kernels = [given.cpp(f"{HANGS}// {at}") for at in range(3)]
     answers = judge.screen(given.problem(), kernels, time_limit_s=1e-6)
     assert set(statuses(answers)) == {"unmeasured"}
@@ -332,7 +332,7 @@ def test_when_time_is_over_the_rest_is_unmeasured(
 
 @needs_bubblewrap
 def test_every_candidate_is_hemmed_in_alone(judge: KernelJudge) -> None:
-    root, filtered = int(os.geteuid() == 0), int(system_calls.known())
+    root, filtered = int(os.geteuid() == 0), int(confine.known())
     body = HEMMED_IN.replace("AS_ROOT", str(root)).replace("FILTERED", str(filtered))
     kernels = [given.cpp(f"{body}// {at}") for at in range(2)]
     for answer in judge.screen(given.problem(), kernels):
@@ -352,7 +352,7 @@ def test_a_fault_of_the_judge_is_nobody_s_win(
     judge: KernelJudge, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     kernels = [given.cpp(given.HONEST), given.cpp(WRONG)]
-    time_together = groups.time_together
+    time_together = screening.time_together
 
     def fail(*asked: object, **more: object) -> object:
         assert judge.reference_pid is not None
@@ -360,7 +360,7 @@ def test_a_fault_of_the_judge_is_nobody_s_win(
         return time_together(*asked, **more)  # type: ignore[arg-type]
 
     with monkeypatch.context() as patched:
-        patched.setattr(groups, "time_together", fail)
+        patched.setattr(screening, "time_together", fail)
         answers = judge.screen(given.problem(), kernels)
     assert statuses(answers) == ["unmeasured", "wrong"]
     assert "the judge could not do its work" in answers[0].reason

@@ -22,15 +22,14 @@ from ratchet.judge.kernels.kernel import Kernel
 from ratchet.judge.problems.problem import Case, Problem, TensorSpec
 from ratchet.judge.sandbox import bubblewrap, zygote
 from ratchet.judge.sandbox.accelerator import Accelerator
-from ratchet.judge.trial.kernel_checks import OpenProblem
+from ratchet.judge.sandbox.shared_memory import BATCH_PART
+from ratchet.judge.trial import plan, screening, screening_rounds
+from ratchet.judge.trial.candidate import CandidateProcess
 from ratchet.judge.trial.kernel_trial import KernelJudge
-from ratchet.judge.trial.processes.candidate import CandidateProcess
-from ratchet.judge.trial.processes.launches import Launches
-from ratchet.judge.trial.processes.rivals import RivalProcess, Rivals
-from ratchet.judge.trial.screening import groups, rounds, screener
-from ratchet.judge.trial.timing import plan
+from ratchet.judge.trial.launches import Launches
+from ratchet.judge.trial.open_problem import OpenProblem
+from ratchet.judge.trial.reference import RivalProcess, Rivals
 from ratchet.judge.verdict import CandidateFault, Screening
-from ratchet.judge.workers.memory.layout import BATCH_PART
 
 pytestmark = pytest.mark.compiler
 needs_bubblewrap = pytest.mark.skipif(
@@ -113,7 +112,7 @@ def fake(tmp_path_factory: pytest.TempPathFactory) -> FakeDriver:
 def short(monkeypatch: pytest.MonkeyPatch, fake: FakeDriver) -> None:
     monkeypatch.setenv("TRITON_LIBCUDA_PATH", str(fake.path.parent))
     monkeypatch.setattr(plan, "GPU_MAX_CALLS", 4)
-    monkeypatch.setattr(rounds, "ROUNDS", 4)
+    monkeypatch.setattr(screening_rounds, "ROUNDS", 4)
 
 
 def kernel(body: str, block: int = 64) -> Kernel:
@@ -154,7 +153,7 @@ class Watched:
         for owner, name, what in (
             (zygote.CandidateZygote, "__init__", "zygotes"),
             (Rivals, "begin", "references"),
-            (screener, "described_cases", "opened problems"),
+            (screening, "described_cases", "opened problems"),
         ):
             self._count(patch, owner, name, what)
         start, begin, end = (
@@ -223,7 +222,7 @@ def test_sixteen_kernels_take_a_process_each_and_nothing_twice(
         assert watched.started == once
         assert len(watched.processes) == len(kernels)
         # Each group's first calls, in which Triton compiles, began before one was waited for.
-        assert max(watched.at_work) == groups.GROUP
+        assert max(watched.at_work) == screening.GROUP
         assert not watched.beside_the_clock
         again = judge.screen(
             problem(), kernels[:1], best=kernels[2], device=large, time_limit_s=240
@@ -238,7 +237,7 @@ def test_as_many_as_there_are_cores_compile_at_once_before_one_is_timed(
 ) -> None:
     """Four kernels, timed in two groups: where there are cores, nobody compiles in between."""
     kernels = [kernel(f"silu = honest  # {at}\n") for at in range(4)]
-    monkeypatch.setattr(groups, "GROUP", 2)
+    monkeypatch.setattr(screening, "GROUP", 2)
     watched = Watched(monkeypatch)
     large = replace(fake.accelerator, batch_bytes=8 << 30)
     with KernelJudge(threads=cores) as judge:
@@ -255,7 +254,7 @@ def test_the_arms_share_what_is_drawn_for_a_round_and_for_warming(
     """Each arm gets memory of its own at places of its own; the values are drawn once for all."""
     shared: list[tuple[int, ...]] = []
     addresses: set[str] = set()
-    draw, time_together = OpenProblem.draw, groups.time_together
+    draw, time_together = OpenProblem.draw, screening.time_together
 
     @contextlib.contextmanager
     def drawn(opened: OpenProblem, *given: Any, **more: Any) -> Iterator[Any]:
@@ -270,13 +269,16 @@ def test_the_arms_share_what_is_drawn_for_a_round_and_for_warming(
         return time_together(*given, **more)
 
     monkeypatch.setattr(OpenProblem, "draw", drawn)
-    monkeypatch.setattr(groups, "time_together", timed)
+    monkeypatch.setattr(screening, "time_together", timed)
     kernels = [kernel(HONEST, block) for block in (16, 32, 64)]
     answers = judge.screen(problem(), kernels, device=fake.accelerator, time_limit_s=240)
     assert [one.status for one in answers] == ["screened"] * 3
     assert () not in shared, "an arm drew values of its own"
     again = [one for before, one in itertools.pairwise(shared) if one != before]
-    least, most = rounds.LEAST_ROUNDS, rounds.ROUNDS  # a busy machine may end the rounds early
+    least, most = (
+        screening_rounds.LEAST_ROUNDS,
+        screening_rounds.ROUNDS,
+    )  # a busy machine may end the rounds early
     assert least <= len(again) <= most, "values of a round were drawn more than once"
     assert len(shared) >= 4 * (1 + least)
     assert len(addresses) == len(shared)
@@ -381,33 +383,33 @@ def test_what_triton_compiled_reaches_a_candidates_later_processes_and_no_other(
 
 
 def test_fewer_are_timed_together_where_a_gpu_is_small() -> None:
-    from ratchet.judge.trial.kernel_checks import CaseFacts
+    from ratchet.judge.trial.open_problem import CaseFacts
 
     def size(free_bytes: float, case_bytes: float = 1e6) -> int:
         gpu = Accelerator(
             torch_name="cuda:0", dialect="cuda", batch_bytes=int(free_bytes / BATCH_PART)
         )
         case = CaseFacts(name="a", time_s=1.0, flops=1.0, bytes=case_bytes)
-        return groups.group_size([case], gpu)
+        return screening.group_size([case], gpu)
 
-    assert size(80e9) == groups.GROUP
-    assert size(80e9, 4e9) < groups.GROUP
-    assert size(6e9) < groups.GROUP
+    assert size(80e9) == screening.GROUP
+    assert size(80e9, 4e9) < screening.GROUP
+    assert size(6e9) < screening.GROUP
     assert size(1e9) == 1
 
 
 def test_more_wait_where_memory_and_cores_suffice() -> None:
-    from ratchet.judge.trial.kernel_checks import CaseFacts
+    from ratchet.judge.trial.open_problem import CaseFacts
 
     def at_once(free_bytes: float, cores: int, case_bytes: float = 5e8) -> int:
         gpu = Accelerator(
             torch_name="cuda:0", dialect="cuda", batch_bytes=int(free_bytes / BATCH_PART)
         )
         case = CaseFacts(name="a", time_s=1.0, flops=1.0, bytes=case_bytes)
-        size = groups.group_size([case], gpu)
-        return size * groups.groups_at_once(size, [case], cores, gpu)
+        size = screening.group_size([case], gpu)
+        return size * screening.groups_at_once(size, [case], cores, gpu)
 
     assert at_once(79e9, cores=16) == 16
-    assert at_once(79e9, cores=2) == groups.GROUP
-    assert at_once(79e9, cores=16, case_bytes=2e9) == groups.GROUP
+    assert at_once(79e9, cores=2) == screening.GROUP
+    assert at_once(79e9, cores=16, case_bytes=2e9) == screening.GROUP
     assert at_once(1e9, cores=16) == 1

@@ -16,11 +16,10 @@ from ratchet.judge.kernels.languages import cpp
 from ratchet.judge.problems.problem import Problem
 from ratchet.judge.problems.problem_file import load_problem
 from ratchet.judge.sandbox import bubblewrap
-from ratchet.judge.sandbox.packed_files import PackedFiles
-from ratchet.judge.trial import kernel_checks, shared_compilations
-from ratchet.judge.trial.kernel_checks import OpenProblem
+from ratchet.judge.sandbox.shared_memory import PackedFiles
+from ratchet.judge.trial import launches, open_problem, plan
 from ratchet.judge.trial.kernel_trial import KernelJudge
-from ratchet.judge.trial.timing import plan
+from ratchet.judge.trial.open_problem import OpenProblem
 from ratchet.judge.workers.candidate.with_torch import COMPILED, OWN_COMPILATIONS
 
 SOFTMAX = Path(__file__).parents[1] / "kernelbench_like" / "level1" / "3_softmax.py"
@@ -37,7 +36,7 @@ def short(few_rounds: None, monkeypatch: pytest.MonkeyPatch) -> None:
         cpp.find_compiler()
     except CompilerMissing as error:
         pytest.skip(str(error))
-    monkeypatch.setattr(kernel_checks, "COMPILE_LIMIT_S", 200.0)
+    monkeypatch.setattr(open_problem, "COMPILE_LIMIT_S", 200.0)
     monkeypatch.setattr(plan, "LAUNCHES", 1)
     monkeypatch.setattr(plan, "MIN_LAUNCHES", 1)
     monkeypatch.setattr(plan, "MIN_ROUNDS", 2)
@@ -47,7 +46,7 @@ def short(few_rounds: None, monkeypatch: pytest.MonkeyPatch) -> None:
 @pytest.fixture
 def for_anyone(monkeypatch: pytest.MonkeyPatch) -> None:
     """The folder for every kernel: a hostile one that has it must do no harm."""
-    monkeypatch.setattr(shared_compilations, "is_compiled_reference", lambda *_: True)
+    monkeypatch.setattr(launches, "is_compiled_reference", lambda *_: True)
 
 
 @pytest.fixture
@@ -141,10 +140,10 @@ def test_a_hostile_kernel_cannot_write_what_others_read(
 ) -> None:
     folders: list[Path] = []
     given: list[tuple[PackedFiles, str]] = []
-    original = shared_compilations.SharedCompilations.of
+    original = launches.SharedCompilations.of
 
     def remembering(
-        self: shared_compilations.SharedCompilations,
+        self: launches.SharedCompilations,
         kernel: Kernel,
         opened: OpenProblem,
     ) -> PackedFiles | None:
@@ -154,7 +153,7 @@ def test_a_hostile_kernel_cannot_write_what_others_read(
         folders.append(self._folder)
         return found
 
-    monkeypatch.setattr(shared_compilations.SharedCompilations, "of", remembering)
+    monkeypatch.setattr(launches.SharedCompilations, "of", remembering)
     verdict = judge.judge(answer(asked, HOSTILE), asked, time_limit_s=500)
     assert_right(verdict)
     ((packed, before),) = given

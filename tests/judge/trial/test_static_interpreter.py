@@ -14,8 +14,7 @@ import torch
 from ratchet.amd.architectures import TARGETS
 from ratchet.judge.kernels.kernel_file import load_kernel
 from ratchet.judge.problems.problem_file import load_problem
-from ratchet.judge.trial.kernel_trial import KernelJudge
-from ratchet.judge.trial.readiness import why_no_kernels
+from ratchet.judge.trial.kernel_trial import KernelJudge, why_no_kernels
 from ratchet.judge.verdict import Verdict
 
 THOROUGH = (pytest.mark.thorough,)

@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 
-from ratchet.judge.trial import wear
+from ratchet.judge.trial import many_calls
 
 RESULT_BYTES = 1 << 20
 
@@ -27,7 +27,7 @@ def test_results_of_a_larger_batch_are_no_growth(
         largest[0] = max(largest[0], calls)
         return ""
 
-    monkeypatch.setattr(wear._Worn, "batch", batch)
+    monkeypatch.setattr(many_calls._Worn, "batch", batch)
     candidate: Any = SimpleNamespace(
         uncounted=contextlib.nullcontext,
         own_bytes=lambda: largest[0] * RESULT_BYTES + made[0] * leak_bytes,
@@ -41,5 +41,5 @@ def test_results_of_a_larger_batch_are_no_growth(
         timed=[0],
         accelerator="a GPU",
     )
-    wear.check_wear(candidate, opened)
-    assert any(one.check == wear.GREW for one in opened.evidence) is grows
+    many_calls.check_wear(candidate, opened)
+    assert any(one.check == many_calls.GREW for one in opened.evidence) is grows

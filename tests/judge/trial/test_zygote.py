@@ -17,8 +17,8 @@ from ratchet.judge.kernels.kernel import Kernel
 from ratchet.judge.problems.problem import Problem
 from ratchet.judge.sandbox import bubblewrap
 from ratchet.judge.sandbox.zygote import CandidateZygote
+from ratchet.judge.trial.candidate import CandidateProcess
 from ratchet.judge.trial.kernel_trial import KernelJudge
-from ratchet.judge.trial.processes.candidate import CandidateProcess
 from ratchet.judge.verdict import CandidateFault
 
 pytestmark = pytest.mark.skipif(

@@ -11,8 +11,8 @@ import torch
 from torch import Tensor
 
 from ratchet.judge.problems.problem import Case, TensorSpec
-from ratchet.judge.workers.reference import alike as alike_inputs
-from ratchet.judge.workers.reference.alike import KINDS, Change, alike, in_turn, movable
+from ratchet.judge.workers import alike as alike_inputs
+from ratchet.judge.workers.alike import KINDS, Change, alike, in_turn, movable
 
 
 def spec(distribution: str = "normal", dtype: str = "float32") -> TensorSpec:

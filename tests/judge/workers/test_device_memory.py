@@ -17,9 +17,9 @@ from fake_gpu import FLAVOURS, FakeDriver, build_driver
 
 from ratchet.base.process.channel import Channel, close_descriptors, open_pair
 from ratchet.judge.kernels.languages.cpp import find_compiler
-from ratchet.judge.workers.memory import device, driver_memory
-from ratchet.judge.workers.memory.blocks import DeviceMemory, HostMemory, Memory, flat_bytes
-from ratchet.judge.workers.memory.driver_memory import (
+from ratchet.judge.workers import device, driver_memory
+from ratchet.judge.workers.device import DeviceMemory, HostMemory, Memory, flat_bytes
+from ratchet.judge.workers.driver_memory import (
     AccessDescription,
     AllocationFlags,
     AllocationProperties,
@@ -33,9 +33,9 @@ NOTHING = (0, 0, 0)
 OTHER_PROCESS = """
 import json, sys, torch
 from ratchet.base.process.channel import inherited
-from ratchet.judge.workers.memory.driver_memory import Driver
-from ratchet.judge.workers.memory.blocks import DeviceMemory
-from ratchet.judge.workers.memory.driver_memory import DeviceRegion
+from ratchet.judge.workers.driver_memory import Driver
+from ratchet.judge.workers.device import DeviceMemory
+from ratchet.judge.workers.driver_memory import DeviceRegion
 
 dialect, library, number = sys.argv[1:]
 channel = inherited(int(number))

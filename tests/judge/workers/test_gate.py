@@ -12,8 +12,8 @@ from torch import Tensor
 from ratchet.judge.problems import references
 from ratchet.judge.problems.case import Case, TensorSpec
 from ratchet.judge.problems.problem import Problem
-from ratchet.judge.workers.reference.gate import SAMPLED, gate
-from ratchet.judge.workers.reference.worker import ReferenceWorker
+from ratchet.judge.workers.gate import SAMPLED, gate
+from ratchet.judge.workers.reference import ReferenceWorker
 
 LARGE = 4 * SAMPLED
 

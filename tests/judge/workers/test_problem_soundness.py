@@ -18,7 +18,7 @@ from ratchet.judge.problems.problem import Case, Problem, TensorSpec
 from ratchet.judge.problems.references import inert_input
 from ratchet.judge.problems.suites import find_problem
 from ratchet.judge.trial.kernel_trial import KernelJudge
-from ratchet.judge.workers.reference.gate import check_repeats
+from ratchet.judge.workers.gate import check_repeats
 
 
 def noisy(x: Tensor, scalars: Sequence[float]) -> tuple[Tensor]:

@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 from torch.nn import functional as F
 
-from ratchet.judge.workers.reference.variants import explanation
+from ratchet.judge.workers.variants import explanation
 
 Function = Callable[[Tensor], Tensor]
 X = torch.randn(4, 6, 8, 8, generator=torch.Generator().manual_seed(1))

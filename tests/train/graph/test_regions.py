@@ -25,7 +25,7 @@ from ratchet.judge.kernels.kernel_file import built_in_kernel
 from ratchet.judge.problems.model_file import run_source
 from ratchet.judge.problems.problem_file import load_problem
 from ratchet.judge.problems.references import inert_input
-from ratchet.judge.workers.reference.gate import gate
+from ratchet.judge.workers.gate import gate
 from ratchet.train.graph.regions.capture import region_report, with_reach
 from ratchet.train.graph.regions.cost import compiled_s
 from ratchet.train.graph.regions.cut import Cut, cut_graph

@@ -22,7 +22,7 @@ from ratchet.base.devices.probe import Device, probe
 from ratchet.base.errors import ArmFailure, DeadlinePassed, RatchetError
 from ratchet.base.ledger import Ledger
 from ratchet.base.measure import Timing
-from ratchet.judge.steps import recipe_trial
+from ratchet.judge.steps import arms as recipe_trial
 from ratchet.judge.steps.arms import ArmSpec
 from ratchet.judge.steps.numerics import GradientCheck
 from ratchet.train.recipe.candidate import Candidate, wanted_libraries, with_config

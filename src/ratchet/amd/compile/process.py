@@ -18,7 +18,7 @@ from ratchet.base.process.channel import Message
 from ratchet.base.process.child import Child, ChildFailure, error_words, program
 from ratchet.base.serialise import Count
 from ratchet.judge.sandbox.isolation import Sandbox, make_sandbox
-from ratchet.judge.sandbox.worker_modules import PROFILE_WORKER
+from ratchet.judge.sandbox.view import PROFILE_WORKER
 
 MAX_KERNELS, MAX_LAUNCHES = 64, 4000
 

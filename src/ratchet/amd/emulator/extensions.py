@@ -28,8 +28,8 @@ from ratchet.amd.emulator.gpu_memory import GpuMemory
 from ratchet.amd.emulator.loading import EMULATOR, ToldDevice, load_emulated, told_device
 from ratchet.base.errors import KernelError
 from ratchet.judge.kernels.source_files import CarriedFiles, split_files
-from ratchet.judge.sandbox.packed_files import PackedFiles
 from ratchet.judge.sandbox.serving import ask_judge
+from ratchet.judge.sandbox.shared_memory import PackedFiles
 
 Texts = str | Path | Iterable[object] | None
 """One text or several, as torch's functions that build extensions take them."""

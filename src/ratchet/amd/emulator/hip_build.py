@@ -42,7 +42,7 @@ from ratchet.judge.kernels.kernel import Kernel
 from ratchet.judge.kernels.languages import cpp
 from ratchet.judge.kernels.languages.cpp import keep_few
 from ratchet.judge.kernels.source_files import split_files
-from ratchet.judge.sandbox.packed_files import PackedFiles
+from ratchet.judge.sandbox.shared_memory import PackedFiles
 
 # HIP's headers, with torch's or without, precompiled once for each target.
 #

@@ -39,7 +39,7 @@ from ratchet.judge.court.show import static_tables
 from ratchet.judge.kernels.kernel import Kernel, Language
 from ratchet.judge.problems.problem import LARGEST_FIRST, Case, Problem
 from ratchet.judge.sandbox.isolation import isolation_name
-from ratchet.judge.workers.candidate.model_answer import runnable
+from ratchet.judge.trial.sources import runnable
 
 # Estimate a lower bound on the time of a kernel's launches on each AMD device of the catalogue.
 #

@@ -21,8 +21,7 @@ from ratchet.base.measure.metrics import (
     Readings,
 )
 from ratchet.guard.compare.step_arm import FACTORY
-from ratchet.judge.steps.arms import ArmSpec
-from ratchet.judge.steps.recipe_trial import ArmLaunches
+from ratchet.judge.steps.arms import ArmLaunches, ArmSpec
 from ratchet.train.recipe.describe import ArmFacts
 from ratchet.train.workloads.names import LoadOptions
 

@@ -29,8 +29,7 @@ from ratchet.guard.numerics.divergence import (
 )
 from ratchet.guard.numerics.recorder import FACTORY
 from ratchet.judge.steps.arms import ArmProcess, ArmSpec
-from ratchet.judge.steps.gradients import GradientFile
-from ratchet.judge.steps.numerics import FP32_FLOOR, ParameterCheck, judge_gradients
+from ratchet.judge.steps.numerics import FP32_FLOOR, GradientFile, ParameterCheck, judge_gradients
 
 BATCHES = 2
 """A divergence must show on each: one tensor of hundreds may be off by chance."""

@@ -36,7 +36,7 @@ from ratchet.judge.terms import (
     parse_tier,
     parse_time_limit_s,
 )
-from ratchet.judge.trial.processes.built_extensions import uses_extensions
+from ratchet.judge.trial.sources import uses_extensions
 from ratchet.judge.verdict import Verdict
 
 # Verdicts by texts alone: found before a problem's file runs and before torch is imported.

@@ -388,7 +388,7 @@ def open_court(ledger: str | None, fleet: str = "local", *, device: str = "auto"
             that is no fleet's or fails; no kernel can be tried on this machine.
     """
     if fleet == "local":
-        from ratchet.judge.trial.readiness import check_kernels
+        from ratchet.judge.trial.kernel_trial import check_kernels
 
         check_kernels()
         return Court(ledger)

@@ -25,7 +25,7 @@ from ratchet.judge.kernels.kernel import Kernel
 from ratchet.judge.problems.problem import Problem, Tier
 from ratchet.judge.problems.problem_file import Describe
 from ratchet.judge.terms import JudgedKernel, Scale, Terms
-from ratchet.judge.trial.kernel_checks import SLOWEST_FACTOR
+from ratchet.judge.trial.open_problem import SLOWEST_FACTOR
 from ratchet.judge.verdict import Ratio, Speedups, Status
 
 # Score a candidate over a whole suite: fast_p, and a mean that includes every failure.

@@ -29,7 +29,7 @@ from numpy.lib.stride_tricks import as_strided
 
 from ratchet.base import Json
 from ratchet.judge.kernels import abi
-from ratchet.judge.workers.memory.layout import INPUTS, BatchLayout, Slot, span
+from ratchet.judge.sandbox.shared_memory import INPUTS, BatchLayout, Slot, span
 
 SPOTS: Final = 48
 SPOT_BYTES: Final = 128

@@ -12,15 +12,16 @@ from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Final
 
-from ratchet.judge.sandbox import identity, view
+from ratchet.judge.sandbox import view
 from ratchet.judge.sandbox.accelerator import Accelerator
-from ratchet.judge.sandbox.worker_modules import CPP_WORKER, package_files
+from ratchet.judge.sandbox.privileges import fresh_uid, is_root
+from ratchet.judge.sandbox.view import CPP_WORKER, package_files
 
 TMP_BYTES: Final = 256 << 20
 SHARED_MEMORY_BYTES: Final = 64 << 20
 CODE_FOLDER: Final = "/ratchet-code"
 """The folder of Ratchet's files in a sandbox."""
-HEADER: Final = f"{CODE_FOLDER}/ratchet/kernels/languages/ratchet_abi.h"
+HEADER: Final = f"{CODE_FOLDER}/ratchet/judge/kernels/languages/ratchet_abi.h"
 READS: Final = "import sys; open(sys.argv[1]).close()"
 """The trial inside: the interpreter starts and reads a file of Ratchet's."""
 
@@ -50,7 +51,7 @@ def _programs() -> Iterator[str]:
 def _is_usable(program: str) -> bool:
     walls = around(program, CPP_WORKER, with_torch=False)
     inside = [*view.python(with_torch=False), "-c", READS, HEADER]
-    return view.works([*walls, *privileges(identity.fresh_uid()), *inside])
+    return view.works([*walls, *privileges(fresh_uid()), *inside])
 
 
 def around(
@@ -70,7 +71,7 @@ def around(
 
 def privileges(uid: int | None, groups: Sequence[int] = ()) -> list[str]:
     """Return the command that drops root's privileges and sets the uid, if there is one."""
-    if not identity.is_root():
+    if not is_root():
         return []
     identified: list[str] = []
     if uid is not None:
@@ -82,7 +83,7 @@ def privileges(uid: int | None, groups: Sequence[int] = ()) -> list[str]:
 def _namespaces() -> list[str]:
     apart = ["--unshare-ipc", "--unshare-pid", "--unshare-net", "--unshare-uts"]
     # A user namespace would map only one uid, and setpriv could not take a fresh one.
-    user = [] if identity.is_root() else ["--unshare-user"]
+    user = [] if is_root() else ["--unshare-user"]
     return [*apart, *user, "--unshare-cgroup-try", "--die-with-parent", "--new-session"]
 
 

@@ -10,10 +10,10 @@ The judge takes the strongest mechanism that works on this machine, from the top
 
 With bubblewrap a candidate has its own PID, network, IPC and mount namespaces, a read-only view of
 the system's libraries and a small private /tmp (`bubblewrap`). Without namespaces a `keeper` stands
-between it and the judge, and Landlock closes the file system to it (`landlock`). rlimits,
+between it and the judge, and Landlock closes the file system to it (`keeper`). rlimits,
 no_new_privs and the lack of capabilities always hold, and a filter of system calls if
-`system_calls` knows their numbers. A fork of a zygote in bubblewrap's sandbox confines itself in
-the same way (`workers.enclosed_forks`).
+`confine` knows their numbers. A fork of a zygote in bubblewrap's sandbox confines itself in
+the same way (`serving`).
 """
 
 from __future__ import annotations
@@ -32,13 +32,13 @@ from typing import Final, Literal
 from ratchet.base import scratch
 from ratchet.base.errors import CompilerMissing, JudgeError
 from ratchet.base.process import families, watchdog
+from ratchet.base.process.channel import Shortage
 from ratchet.judge.kernels.languages.cpp import find_compiler
-from ratchet.judge.sandbox import bubblewrap, identity, landlock, rocm, system_calls, view
+from ratchet.judge.sandbox import bubblewrap, confine, keeper, privileges, rocm, view
 from ratchet.judge.sandbox.accelerator import Accelerator, groups_of
 from ratchet.judge.sandbox.confine import EXTENSIONS
-from ratchet.judge.sandbox.keeper import Orders
-from ratchet.judge.sandbox.landlock import Opened
-from ratchet.judge.sandbox.worker_modules import PROFILE_WORKER, ZYGOTE
+from ratchet.judge.sandbox.keeper import Opened, Orders
+from ratchet.judge.sandbox.view import PROFILE_WORKER, ZYGOTE
 
 Mechanism = Literal["bubblewrap", "landlock", "rlimits"]
 NO_WALLS: Final = (
@@ -52,7 +52,7 @@ def mechanism() -> Mechanism:
     """Return the first mechanism that works here."""
     if bubblewrap.program() is not None:
         return "bubblewrap"
-    return "landlock" if landlock.abi() > 0 else "rlimits"
+    return "landlock" if keeper.abi() > 0 else "rlimits"
 
 
 def has_namespaces() -> bool:
@@ -71,27 +71,27 @@ def uid_among_others() -> int | None:
     A fresh uid must be able to read what the worker needs, and the judge must be able to inspect
     its processes. Otherwise the judge's uid is used, which Landlock and the filter make harmless.
     """
-    may_look = identity.has_capability(identity.SYS_PTRACE) or mechanism() == "rlimits"
-    return identity.fresh_uid() if may_look and view.closed_to_others() is None else None
+    may_look = privileges.has_capability(privileges.SYS_PTRACE) or mechanism() == "rlimits"
+    return privileges.fresh_uid() if may_look and view.closed_to_others() is None else None
 
 
 def check_walls() -> None:
     """Raise JudgeError if a candidate would be root among other processes, without any wall."""
-    if mechanism() == "rlimits" and identity.is_root() and uid_among_others() is None:
+    if mechanism() == "rlimits" and privileges.is_root() and uid_among_others() is None:
         raise JudgeError(NO_WALLS.format(closed=view.closed_to_others() or "what it must read"))
 
 
 def isolation_name(accelerator: Accelerator | None = None) -> str:
     """Return in words the isolation that a candidate gets on this machine."""
     opened = ", the GPU's device files and parts of /sys" if accelerator is not None else ""
-    if opened and not has_namespaces() and landlock.abi() < landlock.SCOPES_SINCE:
+    if opened and not has_namespaces() and keeper.abi() < keeper.SCOPES_SINCE:
         opened += ", and local sockets, which others can reach"
-    calls = "rlimits, system calls filtered" if system_calls.known() else "rlimits"
+    calls = "rlimits, system calls filtered" if confine.known() else "rlimits"
     if has_namespaces():
-        uid = "own user" if identity.fresh_uids() is None else "fresh uid without capabilities"
+        uid = "own user" if privileges.fresh_uids() is None else "fresh uid without capabilities"
         return f"bubblewrap (own PID, network, IPC and mount namespaces), {uid}, {calls}{opened}"
     uid = "own user" if uid_among_others() is None else "fresh uid"
-    walls = f"Landlock (ABI {landlock.abi()})" if landlock.abi() else "no Landlock"
+    walls = f"Landlock (ABI {keeper.abi()})" if keeper.abi() else "no Landlock"
     return f"{walls}, no namespaces, {uid} without capabilities, {calls}{opened}"
 
 
@@ -193,14 +193,14 @@ def make_sandbox(
     wrapped = bubblewrap.program()
     if wrapped is None:
         check_walls()
-    uid = identity.fresh_uid() if wrapped else uid_among_others()
+    uid = privileges.fresh_uid() if wrapped else uid_among_others()
     limits = Limits(
         address_space_bytes=None if accelerator else memory_bytes,
         cpu_time_s=int(limit_s * threads) + 5,
         processes=_most_processes(threads, uid),
         uid=uid if forked else None,
         among_others=wrapped is None,
-        filtered=system_calls.known(),
+        filtered=confine.known(),
         groups=tuple(groups_of(accelerator.nodes)) if accelerator else (),
         local_sockets=accelerator is not None,
     )
@@ -400,3 +400,85 @@ def remove(path: Path) -> None:
         shutil.rmtree(path, ignore_errors=True)
     else:
         path.unlink(missing_ok=True)
+
+
+# Reserves of the machine while a candidate runs: memory, disk space, processes.
+#
+# No rlimit bounds a family of processes as a whole, a memfd belongs to no process, and the number
+# of root's processes is not limited (RLIMIT_NPROC, getrlimit(2)).
+
+KEPT_SHARE: Final = 0.05
+"""Share of the whole that must stay free; a candidate may always use half of what was free."""
+
+
+class Headroom:
+    """The floors of one candidate's run, set at its start."""
+
+    def __init__(self, folders: Sequence[Path] = (), *, most_threads: int | None = None) -> None:
+        """`most_threads` is the limit for the family that `watch` names."""
+        self._most_threads = most_threads
+        self._root: int | None = None
+        self._threads = _threads()
+        self._folders = list(folders)
+        self._free_bytes, total_bytes = _memory_bytes()
+        self._memory_floor = _floor(self._free_bytes, total_bytes)
+        self._disk_floors = [_floor(*_disk_bytes(folder)) for folder in self._folders]
+
+    def watch(self, root: int) -> None:
+        """Count the threads of a process and its descendants from now on."""
+        self._root = root
+
+    def shortage(self) -> Shortage | None:
+        """Return what has run short, or None.
+
+        Memory was taken by others if the family itself holds less than half of what was taken.
+        """
+        if self._root is not None and self._most_threads is not None:
+            # The machine's own count is one line to read; a family's is many files.
+            more = _threads() - self._threads
+            if more > self._most_threads < families.threads_below(self._root):
+                return Shortage(
+                    f"it had started more than {self._most_threads} processes and threads"
+                )
+        free, _ = _memory_bytes()
+        if free < self._memory_floor:
+            words = f"the machine had {free >> 20} MiB of memory left while it ran"
+            own = self._own_bytes()
+            if 2 * own >= self._free_bytes - free:
+                return Shortage(words)
+            words += f", and its own processes held only {own >> 20} MiB: judge again"
+            return Shortage(words, of_others=True)
+        for folder, floor in zip(self._folders, self._disk_floors, strict=True):
+            free, _ = _disk_bytes(folder)
+            if free < floor:
+                return Shortage(f"the disk had {free >> 20} MiB left while it ran")
+        return None
+
+    def _own_bytes(self) -> int:
+        """Return the memory of the family; all of it where nobody named a family."""
+        if self._root is None:
+            return self._free_bytes
+        return sum(map(families.resident_bytes, families.family(self._root)))
+
+
+def _floor(free: int, total: int) -> float:
+    return min(KEPT_SHARE * total, free / 2)
+
+
+def _threads() -> int:
+    """Return how many threads the machine has, from /proc/loadavg."""
+    with open("/proc/loadavg", encoding="ascii") as file:
+        return int(file.read().split()[3].partition("/")[2])
+
+
+def _memory_bytes() -> tuple[int, int]:
+    """Available and total memory, from /proc/meminfo."""
+    with open("/proc/meminfo", "rb") as file:
+        lines = dict(line.split(b":", 1) for line in file)
+    available = lines.get(b"MemAvailable", lines[b"MemFree"])
+    return int(available.split()[0]) << 10, int(lines[b"MemTotal"].split()[0]) << 10
+
+
+def _disk_bytes(folder: Path) -> tuple[int, int]:
+    found = os.statvfs(folder)
+    return found.f_bavail * found.f_frsize, found.f_blocks * found.f_frsize

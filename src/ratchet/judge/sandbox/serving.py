@@ -1,4 +1,4 @@
-"""The loops of a worker that answers the judge, and of a zygote that forks workers.
+"""The loops of a worker that answers the judge, and of a zygote that forks workers. No torch.
 
 A zygote holds torch and runs no thread. A fork starts in milliseconds; a new process imports torch
 for over a second.
@@ -6,15 +6,28 @@ for over a second.
 
 from __future__ import annotations
 
+import ctypes
 import gc
 import os
+import platform
+import sys
 import traceback
-from collections.abc import Callable
+import warnings
+from collections.abc import Callable, Mapping
 from typing import Final, NoReturn
 
 from ratchet.base.errors import RatchetError
 from ratchet.base.process import families
-from ratchet.base.process.channel import Channel, ChannelClosed, Message, close_descriptors
+from ratchet.base.process.channel import (
+    Channel,
+    ChannelClosed,
+    Message,
+    close_descriptors,
+    inherited,
+)
+from ratchet.judge.sandbox import privileges
+from ratchet.judge.sandbox.confine import confine
+from ratchet.judge.sandbox.shared_memory import shift_heap
 
 READY: Final = {"ready": True}
 UNPLACED: Final = "unplaced"
@@ -120,3 +133,151 @@ def _exit_code(pid: int, *, wait: bool) -> int | None:
     if wait:
         return os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1])
     return families.exit_code(pid)
+
+
+# The state of a process that a kernel's calls must leave as it was: their caller goes on in it.
+#
+# In training that process is the user's. A thread that flushes tiny values to zero or rounds
+# upward, one that may run on one core alone, or torch's generator set to one seed change what
+# comes after. What it tells is a claim, since it lives in the candidate's
+# process.
+
+State = Mapping[str, str]
+"""Names of what is left alone, with its values in words."""
+ENVIRONMENT_BYTES: Final = 256
+"""More than any machine's fenv_t takes."""
+X86, ARM = ("x86_64", "AMD64"), ("aarch64", "arm64")
+MXCSR_AT: Final = 28
+FLAGS: Final = 0x3F
+"""The bits of MXCSR that arithmetic sets (Intel's manual, volume 1, 10.2.3)."""
+MOST_NAMED: Final = 4
+
+
+def process_state() -> State:
+    """Return how this thread computes, and on which cores it may run."""
+    cores = ",".join(map(str, sorted(os.sched_getaffinity(0))))
+    return {"the floating-point mode": _mode(), "the cores it may run on": cores}
+
+
+def changes(before: State, now: State) -> list[str]:
+    """Return what changed, in words, of what is known now."""
+    found = [f"{one} ({before[one]} to {new})" for one, new in now.items() if new != before[one]]
+    return found[:MOST_NAMED]
+
+
+def _mode() -> str:
+    """Return the control words of fegetenv(3), without flags; "" where they are not known."""
+    held = ctypes.create_string_buffer(ENVIRONMENT_BYTES)
+    read = getattr(ctypes.CDLL(None), "fegetenv", None)  # libm's, which an interpreter may lack
+    if platform.machine() not in (*X86, *ARM) or read is None or read(held):
+        return ""
+
+    def word(at: int) -> int:
+        return int.from_bytes(held.raw[at : at + 4], "little")
+
+    if platform.machine() in ARM:
+        return f"{word(0):#x}"
+    return f"{word(MXCSR_AT) & ~FLAGS:#x}, x87 {word(0) & 0xFFFF:#x}"
+
+
+# Forks of a zygote in the sandbox, each in namespaces of its own.
+#
+# A fork enters new namespaces (`privileges`), where its PID 1 forks the worker, which confines
+# itself as a new process does. No candidate can reach the zygote: it lives in a process namespace
+# above theirs, its memory is hidden, and a fork first of all closes the zygote's channel.
+
+FIRST_FREE = 3
+"""The descriptor after standard input, output and error."""
+Work = Callable[[Message, int], None]
+"""Does a worker's work, given its order and its channel's descriptor: -1 for a trial."""
+
+
+def serve_enclosed(work: Work, prepare: Callable[[Message], None] | None = None) -> NoReturn:
+    """Try one fork, report whether it worked, then fork for each order; argv holds the channel.
+
+    `prepare` does first what all forks need, such as imports.
+    """
+    channel = inherited(int(sys.argv[1]))
+    families.hide_memory()
+    message, _ = channel.receive()
+    if prepare is not None:
+        prepare(message)
+    channel.send({"unable": _hindrance(message, work)})
+    serve_forks(channel, lambda order, descriptors: _run(order, descriptors, work))
+
+
+def _hindrance(order: Message, work: Work) -> str:
+    """Return why candidates cannot be forked here; "" if they can."""
+    trial = quiet_fork()
+    if not trial:
+        try:
+            _run(order, [], work)
+        except OSError:
+            os._exit(1)
+    if os.waitstatus_to_exitcode(os.waitpid(trial, 0)[1]) != 0:
+        return "a fork cannot enter namespaces inside the sandbox, or open the GPU there"
+    if len(os.listdir("/proc/self/task")) > 1:
+        return "a thread runs in the process that would be forked"
+    with open("/proc/self/maps", encoding="utf-8") as maps:
+        shared = [line for line in maps if line.split()[1][1::2] == "ws"]
+    if shared:
+        return "the process that would be forked shares memory"
+    return ""
+
+
+def quiet_fork() -> int:
+    """Fork without Python's warning of threads.
+
+    A BLAS library ends its idle threads before a fork, and starts none after it.
+    """
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore", DeprecationWarning)
+        return os.fork()
+
+
+def _run(order: Message, descriptors: list[int], work: Work) -> None:
+    """Leave the zygote's namespaces, start PID 1 of the new ones, and wait for it.
+
+    Without descriptors this is a trial that starts no worker.
+    """
+    channel = -1
+    if descriptors:
+        channel, output = descriptors
+        os.dup2(output, 1)
+        os.dup2(output, 2)
+    os.closerange(FIRST_FREE, channel)
+    os.closerange(max(FIRST_FREE, channel + 1), os.sysconf("SC_OPEN_MAX"))
+    families.prctl(families.PR_SET_DUMPABLE, 1)  # else its uid map cannot be written
+    privileges.unshare()
+    families.hide_memory()
+    child = os.fork()
+    if not child:
+        _first(order, channel, work)
+    os.closerange(FIRST_FREE, channel + 1)
+    privileges.guard(child)
+
+
+def _first(order: Message, channel: int, work: Work) -> None:
+    """Run as PID 1 of the new namespaces: its end ends everything in them."""
+    families.die_with_parent(0)  # the parent is outside of the namespace
+    os.setsid()
+    privileges.cover(order["tmp_bytes"], order["shared_memory_bytes"])
+    child = os.fork()
+    if not child:
+        _confined(order, channel, work)
+    os.closerange(FIRST_FREE, channel + 1)
+    privileges.drop_bounding()
+    privileges.drop_capabilities()
+    privileges.guard(child)
+
+
+def _confined(order: Message, channel: int, work: Work) -> NoReturn:
+    """Run the candidate's worker, confined like a new process."""
+    families.prctl(families.PR_SET_DUMPABLE, 1)
+    privileges.drop_bounding()
+    confine(order["limits"])
+    privileges.drop_capabilities()
+    families.prctl(families.PR_SET_DUMPABLE, 1)  # a change of the uid clears it
+    shift_heap()
+    work(order, channel)
+    os._exit(0)

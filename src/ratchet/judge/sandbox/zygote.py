@@ -2,7 +2,7 @@
 
 The reference worker's zygote forks the rivals. The zygotes of candidates, for Python, compilers and
 compiled kernels, each run in a sandbox. Their forks enter namespaces and take a uid of their own
-(`workers.enclosed_forks`).
+(`serving`).
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ from ratchet.judge.sandbox.isolation import (
     zygote_environment,
     zygote_program,
 )
-from ratchet.judge.sandbox.worker_modules import CPP_ZYGOTE, ZYGOTE
+from ratchet.judge.sandbox.view import CPP_ZYGOTE, ZYGOTE
 
 LOG = logging.getLogger(__name__)
 START_S: Final = 30.0

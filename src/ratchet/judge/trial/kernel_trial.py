@@ -9,6 +9,7 @@ import os
 import secrets
 import time
 from collections.abc import Callable, Iterator, Sequence
+from typing import Final
 
 from ratchet.base.errors import CompilerMissing, JudgeError, RatchetError
 from ratchet.base.process import Clock, OutOfTime, ends_within
@@ -20,12 +21,12 @@ from ratchet.judge.sandbox.accelerator import Accelerator, all_nodes, may_use_gp
 from ratchet.judge.sandbox.zygote import CandidateZygote
 from ratchet.judge.targets import References, targets
 from ratchet.judge.terms import LANGUAGES
-from ratchet.judge.trial.processes.compiling import NextLibrary, Toolchain
-from ratchet.judge.trial.processes.reference import ReferenceProcess
-from ratchet.judge.trial.screening.entrant import QuickClock
-from ratchet.judge.trial.screening.groups import ScreeningParts
-from ratchet.judge.trial.screening.screener import Screener
-from ratchet.judge.trial.shared_compilations import SharedCompilations
+from ratchet.judge.trial.candidate import CandidateProcess
+from ratchet.judge.trial.compiling import NextLibrary, Toolchain
+from ratchet.judge.trial.launches import SharedCompilations
+from ratchet.judge.trial.reference import ReferenceProcess
+from ratchet.judge.trial.screening import Screener, ScreeningParts
+from ratchet.judge.trial.screening_rounds import QuickClock
 from ratchet.judge.trial.stages import KernelTrial
 from ratchet.judge.verdict import CandidateFault, Decided, Screening, Verdict
 
@@ -256,3 +257,47 @@ class KernelJudge:
         if self._reference is None or not self._reference.alive:
             self._reference = ReferenceProcess(threads=self.threads)
         return self._reference
+
+
+# Find out whether kernels can be tried on this machine at all, before anything waits for it.
+
+LIMIT_S: Final = 60.0
+MEMORY_BYTES: Final = 8 << 30
+TRIED: Final = Kernel(
+    name="readiness",
+    language="cpp",
+    source='#include "ratchet_abi.h"\nextern "C" int64_t answer(...) { return 0; }\n',
+    entry="answer",
+)
+
+
+@functools.cache
+def why_no_kernels() -> str | None:
+    """Return why no kernel can be tried here, with the remedy, in one line; None if one can.
+
+    Compiles and loads a kernel of one line in a candidate's sandbox, once for each process. This
+    takes a fraction of a second.
+    """
+    try:
+        with contextlib.closing(_started()) as process:
+            process.start_compiling(TRIED)
+            library = process.library()
+        try:
+            with contextlib.closing(_started()) as process:
+                process.load(TRIED, library)
+        finally:
+            os.close(library)
+    except (CandidateFault, RatchetError, OSError) as error:
+        return f"no kernel can be tried on this machine: {error}"
+    return None
+
+
+def check_kernels() -> None:
+    """Raise JudgeError with that line if no kernel can be tried here."""
+    reason = why_no_kernels()
+    if reason is not None:
+        raise JudgeError(reason)
+
+
+def _started() -> CandidateProcess:
+    return CandidateProcess(TRIED, threads=1, memory_bytes=MEMORY_BYTES, clock=Clock.of(LIMIT_S))

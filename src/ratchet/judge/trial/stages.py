@@ -15,10 +15,8 @@ from dataclasses import dataclass, field, replace
 from functools import partial
 
 from ratchet.base.process import Clock, OutOfTime
-from ratchet.judge.integrity.code_places import CodePlaces
-from ratchet.judge.integrity.device_work import facts, judge_own
-from ratchet.judge.integrity.library_ops import judge_census, read_census
-from ratchet.judge.integrity.own_work import places_of, watch_for
+from ratchet.judge.integrity.census import facts, judge_census, judge_own, read_census
+from ratchet.judge.integrity.own_work import CodePlaces, places_of, watch_for
 from ratchet.judge.kernels.kernel import WITH_TORCH, Kernel
 from ratchet.judge.kernels.kernel_file import is_extension
 from ratchet.judge.problems.problem import Case, Problem
@@ -28,25 +26,18 @@ from ratchet.judge.sandbox.isolation import arm_environment, isolation_name
 from ratchet.judge.sandbox.zygote import CandidateZygote
 from ratchet.judge.targets import References, small_cases, targets
 from ratchet.judge.terms import LANGUAGES, PROFILED
-from ratchet.judge.trial.held_together import check_together
-from ratchet.judge.trial.kernel_checks import OpenProblem, check_cases, described_cases
-from ratchet.judge.trial.on_device import check_clocks, count_on_device
-from ratchet.judge.trial.processes.candidate import Build, CandidateProcess
-from ratchet.judge.trial.processes.compiling import Library, NextLibrary
-from ratchet.judge.trial.processes.launches import Launches
-from ratchet.judge.trial.processes.reference import ReferenceProcess
-from ratchet.judge.trial.shared_compilations import SharedCompilations
-from ratchet.judge.trial.timing import plan
-from ratchet.judge.trial.timing.decide import conclude, with_less_gain, without_gain
-from ratchet.judge.trial.timing.group_sequential import time_until_answered
-from ratchet.judge.trial.timing.one_by_one import see_alone
-from ratchet.judge.trial.timing.sample import (
-    CaseTiming,
-    compare_more,
-    see_order,
-    watch_case,
-)
-from ratchet.judge.trial.wear import check_wear, told_of_wear, why_no_gain
+from ratchet.judge.trial import plan
+from ratchet.judge.trial.candidate import Build, CandidateProcess
+from ratchet.judge.trial.compiling import Library, NextLibrary
+from ratchet.judge.trial.decide import conclude, with_less_gain, without_gain
+from ratchet.judge.trial.kernel_checks import check_cases
+from ratchet.judge.trial.launches import Launches, SharedCompilations
+from ratchet.judge.trial.looks import check_clocks, count_on_device, see_alone, time_until_answered
+from ratchet.judge.trial.many_calls import check_together, check_wear, told_of_wear, why_no_gain
+from ratchet.judge.trial.open_problem import OpenProblem, described_cases
+from ratchet.judge.trial.reference import ReferenceProcess
+from ratchet.judge.trial.sample import CaseTiming, compare_more, see_order, watch_case
+from ratchet.judge.trial.sources import followed, runnable
 from ratchet.judge.verdict import (
     CandidateFault,
     Decided,
@@ -56,7 +47,6 @@ from ratchet.judge.verdict import (
     Verdict,
     fault,
 )
-from ratchet.judge.workers.candidate.model_answer import followed, runnable
 
 LEFT_TO_EXPLAIN_S = 5.0
 """Time that is left, at least, to find out why a model is wrong."""

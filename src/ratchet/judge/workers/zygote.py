@@ -1,4 +1,4 @@
-"""The zygote of candidates in Python, in the sandbox (`enclosed_forks`).
+"""The zygote of candidates in Python, in the sandbox (`sandbox.serving`).
 
 It has imported torch, runs one thread, holds no candidate code, and opens no GPU. If its forks use
 one, it has imported Triton too and built what Triton needs to call the driver. Each fork finds that
@@ -17,10 +17,9 @@ from typing import Final
 import torch
 
 from ratchet.base.process.channel import Channel, Message
-from ratchet.judge.sandbox.enclosed_forks import quiet_fork, serve_enclosed
-from ratchet.judge.sandbox.serving import serve_candidate
+from ratchet.judge.sandbox.serving import quiet_fork, serve_candidate, serve_enclosed
 from ratchet.judge.workers.candidate.with_torch import TorchWorker
-from ratchet.judge.workers.memory.device import open_device
+from ratchet.judge.workers.device import open_device
 
 CACHE: Final = "TRITON_CACHE_DIR"
 HELPERS: Final = {"cuda": ("nvidia", "CudaUtils"), "hip": ("amd", "HIPUtils")}

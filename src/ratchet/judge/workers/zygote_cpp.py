@@ -1,4 +1,4 @@
-"""The zygote of compiled candidates, in the sandbox (`enclosed_forks`), without candidate code.
+"""The zygote of compiled candidates, in the sandbox (`sandbox.serving`), without candidate code.
 
 A fork compiles a kernel, or loads and calls one. It starts in milliseconds; a new process in a new
 sandbox also starts an interpreter.
@@ -12,8 +12,7 @@ import socket
 from ratchet.base.errors import CompilerMissing
 from ratchet.base.process.channel import Channel, Message
 from ratchet.judge.kernels.languages import cpp
-from ratchet.judge.sandbox.enclosed_forks import serve_enclosed
-from ratchet.judge.sandbox.serving import serve_candidate
+from ratchet.judge.sandbox.serving import serve_candidate, serve_enclosed
 from ratchet.judge.workers.candidate.cpp import CppWorker
 
 

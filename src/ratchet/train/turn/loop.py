@@ -22,7 +22,7 @@ from ratchet.base.ledger import Ledger
 from ratchet.base.measure import Sample
 from ratchet.base.serialise import document_of
 from ratchet.judge.steps.arms import ArmProcess
-from ratchet.judge.trial.readiness import why_no_kernels
+from ratchet.judge.trial.kernel_trial import why_no_kernels
 from ratchet.train.levers import Situation
 from ratchet.train.levers.base import why_bf16_is_slow
 from ratchet.train.recipe.candidate import with_config

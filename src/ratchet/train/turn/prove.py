@@ -15,7 +15,7 @@ from ratchet.base.measure import Sample
 from ratchet.base.measure.estimate import ArmTime, Comparison, Floor, summarise
 from ratchet.base.measure.rounds import FEWEST_ROUNDS, until_settled
 from ratchet.base.measure.sitting import FEWEST_LAUNCHES, Sitting, TimedTogether
-from ratchet.judge.steps.recipe_trial import time_arms
+from ratchet.judge.steps.arms import time_arms
 from ratchet.train.recipe.candidate import Candidate
 from ratchet.train.recipe.describe import ArmFacts
 from ratchet.train.turn.costs import together_s

@@ -17,8 +17,7 @@ from ratchet.base.errors import JudgeError, KernelError
 from ratchet.base.process import Clock
 from ratchet.judge.kernels.library import kernels_for
 from ratchet.judge.problems.suites import find_problem
-from ratchet.judge.trial.kernel_trial import KernelJudge
-from ratchet.judge.trial.readiness import why_no_kernels
+from ratchet.judge.trial.kernel_trial import KernelJudge, why_no_kernels
 from ratchet.judge.verdict import EmulatedBound, EmulatedCase
 
 TOLD = {

@@ -9,8 +9,8 @@ from typing import Any
 
 import pytest
 
-from ratchet.judge.trial.timing import sample
-from ratchet.judge.trial.timing.sample import ENOUGH_COMPARED, CaseTiming, compare_more
+from ratchet.judge.trial import sample
+from ratchet.judge.trial.sample import ENOUGH_COMPARED, CaseTiming, compare_more
 
 
 class Arm:

@@ -16,10 +16,10 @@ import pytest
 from simulated_machine import Machine, simulate, to_samples
 
 from ratchet.base.errors import JudgeError
-from ratchet.judge.trial.timing import decide, group_sequential, plan
-from ratchet.judge.trial.timing.arms import CANDIDATE, REFERENCE, TWIN
-from ratchet.judge.trial.timing.group_sequential import time_until_answered
-from ratchet.judge.trial.timing.sample import CaseTiming
+from ratchet.judge.trial import decide, looks, plan
+from ratchet.judge.trial.arms import CANDIDATE, REFERENCE, TWIN
+from ratchet.judge.trial.looks import time_until_answered
+from ratchet.judge.trial.sample import CaseTiming
 
 ARMS = REFERENCE, TWIN, CANDIDATE
 ROUNDS = {
@@ -56,7 +56,7 @@ def answers(
         samples = to_samples(times_s, ARMS, first_launch=first_launch, first_round=first_round)
         return CaseTiming(case=0, name="timed", samples=samples, checked=1)
 
-    monkeypatch.setattr(group_sequential, "time_case", time_case)
+    monkeypatch.setattr(looks, "time_case", time_case)
     return Counter(
         decide.compare_case(time_until_answered(0, opened(), no_launch, None)).answer
         for _ in range(trials)

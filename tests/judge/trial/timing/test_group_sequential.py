@@ -11,12 +11,12 @@ import pytest
 
 from ratchet.base.errors import JudgeError
 from ratchet.base.measure import Sample
-from ratchet.judge.trial.timing import decide, group_sequential, plan
-from ratchet.judge.trial.timing.arms import CANDIDATE, REFERENCE, TWIN
-from ratchet.judge.trial.timing.decide import compare_case
-from ratchet.judge.trial.timing.group_sequential import time_until_answered
-from ratchet.judge.trial.timing.plan import LAUNCHES
-from ratchet.judge.trial.timing.sample import CaseTiming
+from ratchet.judge.trial import decide, looks, plan
+from ratchet.judge.trial.arms import CANDIDATE, REFERENCE, TWIN
+from ratchet.judge.trial.decide import compare_case
+from ratchet.judge.trial.looks import time_until_answered
+from ratchet.judge.trial.plan import LAUNCHES
+from ratchet.judge.trial.sample import CaseTiming
 from ratchet.judge.verdict import CandidateFault, Decided
 
 Asked = list[dict[str, Any]]
@@ -71,7 +71,7 @@ def run(
             raise CandidateFault(last)
         return timing(ratio, noise, first_launch, first_round)
 
-    monkeypatch.setattr(group_sequential, "time_case", time_case)
+    monkeypatch.setattr(looks, "time_case", time_case)
     try:
         return time_until_answered(0, opened(), no_launch, None), asked
     except CandidateFault as fault:

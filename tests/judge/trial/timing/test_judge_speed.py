@@ -17,17 +17,18 @@ from hypothesis import strategies as st
 from ratchet.base.errors import JudgeError
 from ratchet.base.measure import Sample, Timing
 from ratchet.judge.sandbox.isolation import arm_environment
-from ratchet.judge.trial.kernel_checks import CallCheck, CaseFacts, verdict_of_call
-from ratchet.judge.trial.timing import arms, plan
-from ratchet.judge.trial.timing.arms import CANDIDATE, ONE_THREAD, REFERENCE, TWIN
-from ratchet.judge.trial.timing.decide import (
+from ratchet.judge.trial import arms, plan
+from ratchet.judge.trial.arms import CANDIDATE, ONE_THREAD, REFERENCE, TWIN
+from ratchet.judge.trial.decide import (
     CEILING_SLACK,
     LOOK_CONFIDENCE,
     SHORTEST_IN_PYTHON_S,
     conclude,
     floor_time_s,
 )
-from ratchet.judge.trial.timing.sample import CaseTiming
+from ratchet.judge.trial.kernel_checks import verdict_of_call
+from ratchet.judge.trial.open_problem import CallCheck, CaseFacts
+from ratchet.judge.trial.sample import CaseTiming
 
 FACTS = CaseFacts(name="timed", time_s=1e-3, flops=1e6, bytes=1e6)
 

@@ -16,8 +16,8 @@ import pytest
 from drawn_gpu import World, judged
 
 from ratchet.base.measure.estimate import Comparison
-from ratchet.judge.trial.timing import decide, plan
-from ratchet.judge.workers.memory import layout
+from ratchet.judge.sandbox import shared_memory
+from ratchet.judge.trial import decide, plan
 
 TRIALS = 40 if os.environ.get("RATCHET_TEST") == "all" else 16
 MIB = 1 << 20
@@ -129,7 +129,7 @@ def test_where_memory_ends_a_batch_early_no_small_gain_is_claimed(
 
 def test_a_tenth_of_192_gb_holds_enough_calls(monkeypatch: pytest.MonkeyPatch) -> None:
     """The same call on an MI300X, if its batches scatter as an H100's: 614 calls last 12 ms."""
-    monkeypatch.setattr(drawn_gpu, "BATCH_BYTES", (192 << 30) // layout.BATCH_PART)
+    monkeypatch.setattr(drawn_gpu, "BATCH_BYTES", (192 << 30) // shared_memory.BATCH_PART)
     equal = reads(monkeypatch, 8, call_s=20e-6)
     assert equal[0].calls == 614
     assert share_within(equal, 0.05) == 1.0

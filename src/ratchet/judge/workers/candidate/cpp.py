@@ -19,10 +19,23 @@ from ratchet.judge.kernels.abi import Entry, pack_scalars, pack_tensors, words
 from ratchet.judge.kernels.kernel import Kernel
 from ratchet.judge.kernels.languages import cpp
 from ratchet.judge.sandbox.confine import confine
-from ratchet.judge.sandbox.mapping import MappedRegion, shift_heap
-from ratchet.judge.sandbox.serving import CHANGED, Answer, Reply, serve_candidate
-from ratchet.judge.workers.candidate.process_state import changes, process_state
-from ratchet.judge.workers.memory.layout import IN_PLACE, INPUTS, OUTPUTS, BatchLayout, Slot
+from ratchet.judge.sandbox.serving import (
+    CHANGED,
+    Answer,
+    Reply,
+    changes,
+    process_state,
+    serve_candidate,
+)
+from ratchet.judge.sandbox.shared_memory import (
+    IN_PLACE,
+    INPUTS,
+    OUTPUTS,
+    BatchLayout,
+    MappedRegion,
+    Slot,
+    shift_heap,
+)
 
 
 class CppBatch:

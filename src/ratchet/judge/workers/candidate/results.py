@@ -15,7 +15,7 @@ import torch
 from torch import Tensor
 
 from ratchet.base.errors import KernelError
-from ratchet.judge.workers.memory.layout import span
+from ratchet.judge.sandbox.shared_memory import span
 
 MOST_GAPS: Final = 2
 """A result whose elements lie over more than this many times their size is made dense. So is one

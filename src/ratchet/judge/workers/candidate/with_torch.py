@@ -28,10 +28,25 @@ from ratchet.judge.kernels.abi import DTYPE_CODES
 from ratchet.judge.kernels.kernel import Kernel
 from ratchet.judge.kernels.source_files import load
 from ratchet.judge.sandbox.confine import EXTENSIONS, confine
-from ratchet.judge.sandbox.mapping import shift_heap
-from ratchet.judge.sandbox.packed_files import PackedFiles
-from ratchet.judge.sandbox.serving import CHANGED, UNPLACED, Answer, Reply, serve_candidate
-from ratchet.judge.workers.candidate.process_state import State, changes, process_state
+from ratchet.judge.sandbox.serving import (
+    CHANGED,
+    UNPLACED,
+    Answer,
+    Reply,
+    State,
+    changes,
+    process_state,
+    serve_candidate,
+)
+from ratchet.judge.sandbox.shared_memory import (
+    IN_PLACE,
+    INPUTS,
+    OUTPUTS,
+    BatchLayout,
+    PackedFiles,
+    Slot,
+    shift_heap,
+)
 from ratchet.judge.workers.candidate.results import (
     WANTS_FORMS,
     DeclinedCase,
@@ -40,9 +55,8 @@ from ratchet.judge.workers.candidate.results import (
     as_results,
     places,
 )
-from ratchet.judge.workers.memory.device import Gpu, WorkerDevice, open_device
-from ratchet.judge.workers.memory.driver_memory import DriverRefusal
-from ratchet.judge.workers.memory.layout import IN_PLACE, INPUTS, OUTPUTS, BatchLayout, Slot
+from ratchet.judge.workers.device import Gpu, WorkerDevice, open_device
+from ratchet.judge.workers.driver_memory import DriverRefusal
 
 Entry = Callable[..., object]
 OWN_COMPILATIONS = "/tmp/compilations"
@@ -202,7 +216,7 @@ class TorchWorker:
 
     def _warm(self, message: Message, _: list[int]) -> Reply:
         """Prepare to count a GPU's work, before any candidate code is here."""
-        from ratchet.judge.workers.candidate.device_census import DeviceCensus
+        from ratchet.judge.workers.candidate.census import DeviceCensus
 
         try:
             DeviceCensus(open_device(message["device"])).warm()
@@ -252,8 +266,7 @@ class TorchWorker:
 
     def _counted(self, descriptors: list[int]) -> Reply:
         """Run a batch with a census of what the calls did; it is not timed."""
-        from ratchet.judge.workers.candidate.census import Census
-        from ratchet.judge.workers.candidate.device_census import DeviceCensus
+        from ratchet.judge.workers.candidate.census import Census, DeviceCensus
 
         assert self._batch is not None and self._entry is not None
         batch = self._batch

@@ -1,0 +1,330 @@
+"""The arms of a kernel's trial: the reference in its worker, the candidate in its sandbox."""
+
+from __future__ import annotations
+
+import contextlib
+import math
+import time
+from collections.abc import Iterator, Mapping, Sequence, Set
+
+from ratchet.base.measure import Arm, Timing
+from ratchet.judge.integrity.call_order import CallOrder, Unseen, WatchedFamily
+from ratchet.judge.integrity.outputs import OutputSpots
+from ratchet.judge.integrity.own_work import LOOKING_S, PATIENCE_S, Watch
+from ratchet.judge.trial.candidate import CandidateProcess
+from ratchet.judge.trial.kernel_checks import check_call
+from ratchet.judge.trial.open_problem import DrawnBatch, OpenProblem
+from ratchet.judge.trial.reference import COMPILED, OutputMode, RivalProcess
+from ratchet.judge.verdict import fault
+
+REFERENCE, TWIN, CANDIDATE = "reference", "reference again", "candidate"
+ONE_THREAD = "reference on one thread"
+"""A rival for short calls. Waking a second thread can cost more than it gives, depending on the
+host. The kernel must beat the reference, not the wake-up."""
+SHORT_CALL_S = 0.001
+WARM_CALLS, WARM_S = 3, 0.5
+"""Untimed calls at the start of a launch, or the seconds they take. Until the third call, results
+of many megabytes lie on pages that are new to the process (see `arm_environment`)."""
+
+PROBING_S = 3.0
+"""Seconds for more probes, if a kernel is so short that it was hardly seen at work."""
+PATIENT_BATCHES = 60
+"""Batches that are sampled, or probed, however long a busy machine takes."""
+
+
+class RoundSeeds:
+    """The seeds of each round: all arms compute on the same values, each in memory of its own.
+
+    The candidate sees a round's values once, and no other arm's memory. Without `fresh` all rounds
+    have the same values.
+    """
+
+    def __init__(self, opened: OpenProblem, *, fresh: bool = True) -> None:
+        self._rng = opened.rng
+        self._fresh = fresh
+        self._rounds: list[list[int]] = []
+
+    def of(self, index: int, calls: int) -> list[int]:
+        """Return one seed for each call of a round."""
+        place = index if self._fresh else 0
+        while len(self._rounds) <= place:
+            self._rounds.append([self._rng.getrandbits(48) for _ in range(calls)])
+        return self._rounds[place]
+
+
+class RivalArm:
+    """A rival, driven in the same way as a candidate."""
+
+    def __init__(
+        self, name: str, process: RivalProcess, opened: OpenProblem, case: int, outputs: OutputMode
+    ) -> None:
+        self.name = name
+        self.process = process
+        self.outputs = outputs
+        self.rest_s = self.load_s = 0.0
+        """Right before each batch a GPU rests for so long, and then is kept busy."""
+        self._opened = opened
+        self._case = case
+        self._seeds: RoundSeeds | None = None
+        self._batch = 0
+
+    def begin(self, seeds: RoundSeeds) -> None:
+        """Begin the rounds, warm or timed, and count batches from here."""
+        self._seeds, self._batch = seeds, 0
+
+    def run(self, iterations: int) -> Timing:
+        """Time one batch of calls while the reference worker is stopped."""
+        seeds = self._seeds.of(self._batch, iterations) if self._seeds is not None else ()
+        self._batch += 1
+        with self._opened.draw(self._case, iterations, writable_inputs=False, seeds=seeds) as batch:
+            self.process.resume()
+            self.process.prepare(batch.layout, self.outputs)
+            time.sleep(self.rest_s)
+            self._opened.flush(load_s=self.load_s)
+            spots = None
+            if batch.read is not None:  # as for a candidate
+                spots = OutputSpots(batch.layout, batch.memories, batch.read)
+            with self._opened.reference_rests():
+                timing = self.process.go(batch.memories, spots)
+        times = timing.wall_time_s, self.process.device_s
+        self._opened.device_clock.note(self._case, self.name, *times, trusted=True)
+        return timing
+
+
+class CandidateArm:
+    """The kernel in its sandbox. The judge compares secret calls of secret batches."""
+
+    name = CANDIDATE
+
+    def __init__(
+        self,
+        candidate: CandidateProcess,
+        opened: OpenProblem,
+        case: int,
+        watch: Watch | None = None,
+    ) -> None:
+        self._candidate = candidate
+        self._opened = opened
+        self._case = case
+        self._watch = watch
+        self._watched: Set[int] = frozenset()
+        self._probes: Mapping[int, int] = {}
+        self.batch_s = math.inf
+        """Seconds of the shortest batch."""
+        self.checked = 0
+        """Calls that were compared, timed or of probes."""
+        self.order_looks = 0
+        """Moments at which the judge saw how far the calls of a batch had come."""
+        self._sampled: Mapping[int, int] = {}
+        self._batch = 0
+        self._seeds: RoundSeeds | None = None
+        self._due: tuple[DrawnBatch, list[int], list[int]] | None = None
+        """A batch, its codes, and the calls to compare at the end of the round."""
+        self._held = contextlib.ExitStack()
+        """Holds that batch."""
+
+    def begin(self, seeds: RoundSeeds) -> None:
+        """Begin the rounds, warm or timed, on the same values as the rivals."""
+        self._seeds, self._batch = seeds, 0
+
+    def sample(self, calls: Mapping[int, int]) -> None:
+        """Compare this many calls of these batches, counted from here, in secret."""
+        self._sampled = calls
+
+    def watch_before(self, batches: Set[int]) -> None:
+        """Before each of these batches, counted as in `sample`, sample one more."""
+        self._watched = batches
+
+    def probe_before(self, batches: Mapping[int, int]) -> None:
+        """Before each of these batches run a probe, which looks like any other batch.
+
+        Its calls have the values of the case's variations (`Problem.varied`), if there are any, and
+        this many of them are compared.
+        """
+        self._probes = batches
+
+    def run(self, iterations: int) -> Timing:
+        """Time one batch of the kernel's calls while the reference worker is stopped."""
+        if self._batch in self._watched:
+            self.be_watched(iterations)
+        if self._batch in self._probes:
+            self._be_probed(iterations, self._probes[self._batch])
+        seeds = self._seeds.of(self._batch, iterations) if self._seeds is not None else ()
+        with contextlib.ExitStack() as held:
+            batch = held.enter_context(
+                self._opened.draw(self._case, iterations, writable_inputs=False, seeds=seeds)
+            )
+            wall_time_s, cpu_time_s, codes = self._go(batch, iterations)
+            if any(codes):
+                raise fault("wrong", f"right before it was timed, then it returned {codes}")
+            if self._batch in self._sampled:
+                count = min(self._sampled[self._batch], iterations)
+                calls = self._opened.rng.sample(range(iterations), count)  # the answers are in
+                self._due, self._held = (batch, codes, calls), held.pop_all()
+        self._opened.device_clock.note(self._case, self.name, wall_time_s, self._candidate.device_s)
+        self._batch += 1
+        self.batch_s = min(self.batch_s, wall_time_s)
+        return Timing(wall_time_s=wall_time_s, cpu_time_s=cpu_time_s)
+
+    def check_due(self) -> None:
+        """Compare the calls that were drawn from this round's batch, at the end of the round.
+
+        The comparison fills the caches of both cores. Right after the batch it would slow down the
+        next arm, which is never the candidate. At the end of a round the next arm is random.
+        """
+        due, self._due = self._due, None
+        with self._held:
+            if due is not None:
+                self._check(*due)
+
+    def close(self) -> None:
+        """Give back the batch of a round that did not end."""
+        self._due = None
+        self._held.close()
+
+    def be_watched(self, iterations: int) -> None:
+        """Run an untimed batch and sample whose code its threads run."""
+        with self._opened.draw(self._case, iterations, writable_inputs=False) as batch:
+            try:
+                self._go(batch, iterations, watch=self._watch)
+            except Unseen as error:
+                why = f"whose code works was not seen: {error}"
+                raise fault("unmeasured", why) from error
+
+    def watch_until_enough(self, calls: int, watch: Watch) -> None:
+        """Sample more batches, until there are enough samples or patience ends."""
+        began, batches = time.perf_counter(), 0
+        while not watch.plenty:
+            spent_s = time.perf_counter() - began
+            if spent_s > (LOOKING_S if watch.enough else PATIENCE_S) and (
+                watch.enough or batches >= PATIENT_BATCHES
+            ):
+                return
+            self.be_watched(calls)
+            batches += 1
+
+    def probe_until_seen(self, calls: int, least: int) -> None:
+        """Run more probes, until a compiled kernel's order of calls was seen at enough moments."""
+        began, batches = time.perf_counter(), 0
+        while self.order_looks < least and (
+            time.perf_counter() - began < PROBING_S or batches < PATIENT_BATCHES
+        ):
+            self._be_probed(calls, 1)
+            batches += 1
+
+    def _be_probed(self, iterations: int, compared: int) -> None:
+        """Run an untimed batch: compare some calls, and see that all were made in order."""
+        kinds, rng = self._opened.variations(self._case), self._opened.rng
+        first = rng.randrange(kinds) if kinds else 0
+        values = [(first + call) % kinds for call in range(iterations)] if kinds else []
+        with self._opened.draw(
+            self._case, iterations, writable_inputs=False, values=values
+        ) as batch:
+            ordered = iterations > 1 and not self._candidate.returns_outputs
+            order = CallOrder(batch.layout, batch.memories) if ordered else None
+            try:
+                codes = self._go(batch, iterations, order=order)[2]
+            except Unseen as error:
+                why = f"the order of its calls was not seen: {error}"
+                raise fault("unmeasured", why) from error
+            start = rng.randrange(iterations)  # neighbours have different kinds of values
+            calls = range(start, start + min(compared, iterations))
+            self._check(batch, codes, [call % iterations for call in calls])
+            if order is not None:
+                together = order.conclude()
+                self.order_looks += order.looked
+                if together:
+                    raise fault("cheating", f"it computes several calls at once: {together}")
+
+    def _go(
+        self,
+        batch: DrawnBatch,
+        iterations: int,
+        *,
+        watch: Watch | None = None,
+        order: CallOrder | None = None,
+    ) -> tuple[float, float, list[int]]:
+        limit_s = self._opened.cases[self._case].limit_s(iterations)
+        family = WatchedFamily(self._candidate.pid, wrapped=not self._candidate.sandbox.kept)
+        meanwhile = None
+        if watch is not None:
+            meanwhile = watch.looks(family, self.batch_s, iterations)
+        if order is not None and self.batch_s < math.inf:
+            meanwhile = order.looks(family, self.batch_s)
+        self._candidate.resume()
+        self._candidate.prepare(batch.layout, batch.memories, batch.read)
+        self._opened.flush()
+        with self._opened.reference_rests():
+            return self._candidate.go(
+                batch.memories, iterations, limit_s=limit_s, meanwhile=meanwhile
+            )
+
+    def _check(self, batch: DrawnBatch, codes: list[int], calls: Sequence[int]) -> None:
+        for call in calls:
+            passed, detail = check_call(self._candidate, self._opened, batch, call, codes[call])
+            if any(codes) or not passed:
+                what = f" with {batch.values[call]}" if batch.values else ""
+                raise fault(
+                    "wrong", f"right before it was timed, wrong while it was{what}: {detail}"
+                )
+            self.checked += 1
+
+
+@contextlib.contextmanager
+def rivals(
+    process: CandidateProcess, opened: OpenProblem, case: int
+) -> Iterator[Sequence[RivalArm]]:
+    """Yield the rivals: the reference, its twin, torch.compile, the reference on one thread.
+
+    torch.compile and one thread only if they are timed. On cores each is a new process and ends
+    with this context. torch.compile's lasts for the verdict, and on a GPU all of them do.
+    """
+    names = [REFERENCE, TWIN, *([COMPILED] if COMPILED in opened.lasting else [])]
+    outputs = output_mode(process, opened)
+    threads, on_gpu = opened.reference.threads, opened.accelerator is not None
+    if threads > 1 and opened.cases[case].time_s < SHORT_CALL_S and not on_gpu:
+        names.append(ONE_THREAD)
+    with contextlib.ExitStack() as stack:
+        started = {}
+        for name in names:
+            if name not in opened.lasting:
+                rival = opened.rivals.begin(threads=1 if name == ONE_THREAD else threads)
+                started[name] = rival
+                if not on_gpu:
+                    stack.callback(opened.rivals.end, rival)
+        for rival in started.values():
+            rival.await_load()
+        found = opened.lasting | started
+        if on_gpu:
+            opened.lasting = found
+        else:
+            for rival in started.values():
+                stack.callback(rival.begin_close)
+        yield [RivalArm(name, found[name], opened, case, outputs) for name in names]
+
+
+def output_mode(process: CandidateProcess, opened: OpenProblem) -> OutputMode:
+    """Return what becomes of the reference's outputs beside this candidate.
+
+    If only the candidate must copy its outputs, the reference keeps its own.
+    """
+    if not process.returns_outputs:
+        return "mapped"
+    return "copied" if opened.accelerator is not None else "kept"
+
+
+def warm(arm: Arm, calls: int) -> float:
+    """Run an arm until its heap holds what a call needs; return the seconds of the last batch.
+
+    A long first batch may have imported or compiled something, so another follows it.
+    """
+    spent_s, took_s, batches = 0.0, 0.0, 0
+    while batches < math.ceil(WARM_CALLS / calls) or (batches == 1 and spent_s > WARM_S):
+        if batches > 1 and spent_s > WARM_S:
+            break
+        began = time.perf_counter()
+        arm.run(calls)
+        took_s = time.perf_counter() - began
+        spent_s += took_s
+        batches += 1
+    return took_s

@@ -1,0 +1,327 @@
+"""Decide from samples: the A/A floor, the interval, the physics, and the status."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import replace
+from statistics import geometric_mean
+
+import msgspec
+
+from ratchet.base.errors import RatchetError
+from ratchet.base.measure.contest import confidence_of
+from ratchet.base.measure.estimate import Comparison, Floor, aa_floor, compare, summarise
+from ratchet.judge.trial.arms import CANDIDATE, ONE_THREAD, REFERENCE, TWIN
+from ratchet.judge.trial.open_problem import CaseFacts, OpenProblem
+from ratchet.judge.trial.plan import LOOKS
+from ratchet.judge.trial.reference import COMPILED
+from ratchet.judge.trial.sample import CaseTiming
+from ratchet.judge.verdict import Decided, Evidence, Ratio, Speedups, Status
+
+FALSE_RATE = 0.05
+"""Chance of a false answer over all looks at a case (`looks`), at most."""
+LOOK_CONFIDENCE = confidence_of(FALSE_RATE, looks=LOOKS)
+SYSTEMATIC = 1.05
+"""The judge's own systematic error. Equal code in the two arms has read up to 1.04x: the processes
+differ, and more pairs do not average that out (`judge_aa.py`). So a kernel is faster
+only if the whole interval lies above this."""
+SHORTEST_IN_PYTHON_S = 0.0002
+"""A Python kernel can replace the worker's loop over a batch and make one call of all. That saves
+dispatch, 5 to 10 us per operation and call, which is a few per cent of longer calls."""
+AGAIN = ": judge again"
+CEILING_SLACK = 4.0
+"""A time is impossible if it needs this many times the rates measured here with torch's own GEMM
+and copies. Those rates can be reached but are no peaks, and first-level caches are faster."""
+
+
+def conclude(
+    timings: Sequence[CaseTiming], opened: OpenProblem, *, by_dispatch: bool = False
+) -> Decided:
+    """Decide on a kernel whose answers were all right: status, reason and speed-up.
+
+    `by_dispatch`: it calls torch's operations, and short calls of a batch could share dispatch.
+    """
+    if not timings:
+        return Decided("correct", "right; no case of the problem is timed")
+    comparisons = [compare_case(timing) for timing in timings]
+    compiled = _against_compile(timings)
+    evidence = opened.evidence
+    evidence += [_speed(timing, one) for timing, one in zip(timings, comparisons, strict=True)]
+    evidence += [_speed_against_compile(timing, one) for timing, one in compiled]
+    speedup = Speedups(
+        vs_reference=_together(comparisons),
+        vs_compile=_together([one for _, one in compiled]) if compiled else None,
+    )
+    status, reason = _answer(timings, comparisons, speedup)
+    try:
+        evidence += _physics(timings, opened)
+    except RatchetError as error:
+        detail = f"not checked: no ceilings ({error})"
+        evidence.append(Evidence(check="physics", passed=None, detail=detail))
+        if status == "proven":  # without measured rates there is no win
+            why = f"right, but whether its time can be true was {detail}"
+            return Decided("unmeasured", why)
+    if evidence[-1].passed is False:
+        why = f"a time that this machine cannot reach: {evidence[-1].detail}"
+        return Decided("unmeasured", why)
+    noise = _noise(comparisons) if status == "correct" else ""
+    found = Decided(status, reason, not_timed=noise, speedup=speedup)
+    if status != "proven":
+        return found
+    unseen = next((one.unseen for one in timings if one.unseen), "")
+    if unseen:
+        return without_gain(found, unseen)
+    too_short = _too_short(timings) if by_dispatch else ""
+    if too_short:
+        evidence.append(Evidence(check="long enough", passed=False, detail=too_short))
+        return without_gain(found, too_short)
+    return found
+
+
+def without_gain(found: Decided, why: str) -> Decided:
+    """Return the answer on a kernel whose measured gain cannot be relied on."""
+    reason = f"right, and its speed counts as the reference's: {why}"
+    return replace(found, status="correct", reason=reason, speedup=_no_gain(found.speedup))
+
+
+def with_less_gain(found: Decided, share: float, why: str) -> Decided:
+    """Return a `proven` kernel's answer with ratios of this share of those that were measured."""
+    assert found.speedup.vs_reference is not None
+    cut = Speedups(
+        vs_reference=_times(found.speedup.vs_reference, share),
+        vs_compile=_times(found.speedup.vs_compile, share),
+    )
+    ratio = cut.vs_reference
+    assert ratio is not None
+    if ratio.low <= SYSTEMATIC:
+        return without_gain(found, why)
+    shown = f"{ratio.ratio:.2f}x ({ratio.low:.2f} to {ratio.high:.2f}) against the reference"
+    return replace(found, reason=f"right on every case, and faster: {shown}; {why}", speedup=cut)
+
+
+def _times(one: Ratio | None, share: float) -> Ratio | None:
+    if one is None:
+        return None
+    ends = {name: share * getattr(one, name) for name in ("ratio", "low", "high")}
+    return msgspec.structs.replace(one, **ends)
+
+
+def _too_short(timings: Sequence[CaseTiming]) -> str:
+    """Return why calls are too short to prove a kernel in Python faster, or ""."""
+    for timing in timings:
+        time_s = summarise(timing.samples, faster_reference(timing)).median_s
+        if time_s < SHORTEST_IN_PYTHON_S:
+            return (
+                f"a call of the reference on {timing.name} takes {1e6 * time_s:.0f} us, and under "
+                f"{1e6 * SHORTEST_IN_PYTHON_S:.0f} a gain in Python may be one of calls that were "
+                "made together; give the problem a larger case"
+            )
+    return ""
+
+
+def _no_gain(speedup: Speedups) -> Speedups:
+    """Return the speed-ups with no ratio over 1."""
+
+    def cut(one: Ratio | None) -> Ratio | None:
+        if one is None:
+            return None
+        ends = {name: min(1.0, getattr(one, name)) for name in ("ratio", "low", "high")}
+        return msgspec.structs.replace(one, **ends)
+
+    return Speedups(vs_reference=cut(speedup.vs_reference), vs_compile=cut(speedup.vs_compile))
+
+
+def compare_case(timing: CaseTiming) -> Comparison:
+    """Compare the candidate with the reference, at the confidence of each look.
+
+    It is `faster` only beyond SYSTEMATIC. The ratio is relative to the mean of both processes of
+    the reference; `faster` and `slower` must hold against each of them. If the reference was also
+    timed on one thread, a ratio over 1 is capped by that one: a saved wake-up is no gain.
+    """
+    found = _compare_with_rivals(timing)
+    if found.low > SYSTEMATIC:
+        return found
+    return _undecided(found, f"up to {SYSTEMATIC:g}x may be the judge's own error")
+
+
+def _compare_with_rivals(timing: CaseTiming) -> Comparison:
+    floor = _floor(timing)
+    both = _against(timing, REFERENCE, floor, twin=TWIN)
+    found = _agreed([both, *(_against(timing, arm, floor) for arm in (REFERENCE, TWIN))])
+    if found.ratio <= 1 or all(sample.arm != ONE_THREAD for sample in timing.samples):
+        return found
+    alone = _against(timing, ONE_THREAD, floor)
+    if alone.ratio >= found.ratio:
+        return found if alone.answer == "faster" else _undecided(found, _beside(alone))
+    low, ratio = min(alone.low, found.low), max(1.0, alone.ratio)
+    capped = replace(found, ratio=ratio, low=low, high=max(alone.high, ratio))
+    return capped if alone.answer == "faster" else _undecided(capped, _beside(alone))
+
+
+def _agreed(beside: Sequence[Comparison]) -> Comparison:
+    """Return the first, made undecided if another contradicts its `faster` or `slower`."""
+    found = beside[0]
+    other = next((one for one in beside if one.answer != found.answer), None)
+    if other is None or found.answer in ("equivalent", "undecided"):
+        return found
+    return replace(found, answer="undecided", why=_beside(other))
+
+
+def _undecided(found: Comparison, why: str) -> Comparison:
+    """Return a `faster` answer as undecided."""
+    return replace(found, answer="undecided", why=why) if found.answer == "faster" else found
+
+
+def _beside(rival: Comparison) -> str:
+    """Say that one process of the reference gives another answer than all of them."""
+    name = "on one thread" if rival.baseline == ONE_THREAD else f"in one process ({rival.baseline})"
+    return (
+        f"beside the reference {name} it is {rival.answer}: {rival.ratio:.2f}x "
+        f"({rival.low:.2f} to {rival.high:.2f})"
+    )
+
+
+def _level(timing: CaseTiming) -> float:
+    """Return the confidence of each look, for verdicts that share one rate of false answers."""
+    return confidence_of(FALSE_RATE, looks=LOOKS, among=timing.among)
+
+
+def _floor(timing: CaseTiming) -> Floor:
+    """Return the A/A floor of a case, from the two processes of the reference."""
+    return aa_floor(timing.samples, REFERENCE, TWIN, confidence=_level(timing))
+
+
+def _against(
+    timing: CaseTiming, rival: str, floor: Floor, *, twin: str | None = None
+) -> Comparison:
+    level = _level(timing)
+    return compare(
+        timing.samples, baseline=rival, twin=twin, new=CANDIDATE, floor=floor, confidence=level
+    )
+
+
+def faster_reference(timing: CaseTiming) -> str:
+    """Return the arm of the reference, or that on one thread if it was timed and faster."""
+    if all(sample.arm != ONE_THREAD for sample in timing.samples):
+        return REFERENCE
+    medians = {arm: summarise(timing.samples, arm).median_s for arm in (REFERENCE, ONE_THREAD)}
+    return min(medians, key=lambda arm: medians[arm])
+
+
+def _speed(timing: CaseTiming, found: Comparison) -> Evidence:
+    assert found.floor is not None
+    return Evidence(
+        check=f"speed on {timing.name}",
+        passed=found.answer == "faster",
+        detail=f"{found.answer}: {found.ratio:.3f} ({found.low:.3f} to {found.high:.3f}), "
+        f"A/A floor {found.floor.low:.3f} to {found.floor.high:.3f}, {found.pairs} pairs in "
+        f"{found.launches} launches, at {found.confidence:.1%}{_because(found)}",
+    )
+
+
+def _against_compile(timings: Sequence[CaseTiming]) -> list[tuple[CaseTiming, Comparison]]:
+    """Compare with torch.compile of the reference, if it was timed in the same rounds."""
+    return [
+        (timing, _against(timing, COMPILED, _floor(timing)))
+        for timing in timings
+        if any(sample.arm == COMPILED for sample in timing.samples)
+    ]
+
+
+def _speed_against_compile(timing: CaseTiming, found: Comparison) -> Evidence:
+    return Evidence(
+        check=f"speed against torch.compile on {timing.name}",
+        passed=found.answer == "faster",
+        detail=f"{found.answer}: {found.ratio:.3f} ({found.low:.3f} to {found.high:.3f})"
+        f"{_because(found)}",
+    )
+
+
+def _because(found: Comparison) -> str:
+    return f"; {found.why}" if found.why else ""
+
+
+def _together(comparisons: Sequence[Comparison]) -> Ratio:
+    """Return geometric means over the timed cases, also of the ends, which is wider than needed."""
+    return Ratio(
+        ratio=geometric_mean(one.ratio for one in comparisons),
+        low=geometric_mean(one.low for one in comparisons),
+        high=geometric_mean(one.high for one in comparisons),
+        confidence=min(one.confidence for one in comparisons),
+    )
+
+
+def _answer(
+    timings: Sequence[CaseTiming], comparisons: Sequence[Comparison], speedup: Speedups
+) -> tuple[Status, str]:
+    answers = {one.answer for one in comparisons}
+    ratio = speedup.vs_reference
+    assert ratio is not None
+    shown = f"{ratio.ratio:.2f}x ({ratio.low:.2f} to {ratio.high:.2f}) against the reference"
+    if "faster" in answers and answers <= {"faster", "equivalent"} and ratio.low > 1:
+        return "proven", f"right on every case, and faster: {shown}"
+    if "slower" in answers:
+        return "correct", f"right, but slower: {shown}"
+    if answers == {"equivalent"}:
+        return "correct", f"right, but its speed is equivalent: {shown}"
+    cause = _cause(timings, comparisons)
+    return "correct", f"right, but its speed is undecided: {shown}; {cause}"
+
+
+def _cause(timings: Sequence[CaseTiming], comparisons: Sequence[Comparison]) -> str:
+    """Return why the speed is undecided, for the noisiest case, and what to do about noise."""
+    pairs = zip(timings, comparisons, strict=True)
+    undecided = [(timing, one) for timing, one in pairs if one.answer == "undecided"]
+    if not undecided:
+        return "faster on some cases only, and over all of them the interval holds 1"
+    timing, worst = max(
+        undecided, key=lambda pair: (bool(pair[1].noise), pair[1].high / pair[1].low)
+    )
+    place = f"on {timing.name} " if len(timings) > 1 else ""
+    causes = "; ".join(dict.fromkeys(text for text in (worst.why, worst.noise) if text))
+    return f"{place}{causes}{AGAIN if worst.noise else ''}"
+
+
+def _noise(comparisons: Sequence[Comparison]) -> str:
+    """Return how noise kept the speed from being known, or "" if it is known."""
+    if any(one.answer == "slower" for one in comparisons):
+        return ""
+    return next((one.noise for one in comparisons if one.noise), "")
+
+
+def _physics(timings: Sequence[CaseTiming], opened: OpenProblem) -> list[Evidence]:
+    """Check that the times can be true, up to the first that cannot.
+
+    Raises RatchetError if there are no ceilings.
+    """
+    found: list[Evidence] = []
+    for timing in timings:
+        passed, detail = reachable(timing, opened)
+        found.append(Evidence(check="physics", passed=passed, detail=detail))
+        if passed is False:
+            break
+    return found
+
+
+def reachable(timing: CaseTiming, opened: OpenProblem) -> tuple[bool | None, str]:
+    """Return whether this machine can be as fast as a case was timed, and the figures.
+
+    None if the reference too is faster than the supposed minimum, because it reads only a part of
+    a table, for example. The bandwidth is that of the cache level in which the inputs and outputs
+    of one call fit. Raises a RatchetError if there are no ceilings.
+    """
+    facts = opened.cases[timing.case]
+    rates = opened.ask(do="ceilings", working_set_bytes=facts.bytes)
+    floor_s = floor_time_s(facts, **rates)
+    median_s = summarise(timing.samples, CANDIDATE).median_s
+    detail = f"{timing.name}: {median_s:.3g} s a call, at least {floor_s:.3g} s are needed"
+    rival_s = summarise(timing.samples, faster_reference(timing)).median_s
+    if rival_s < floor_s:
+        return None, f"{detail}, which is no bound here: the reference takes {rival_s:.3g} s"
+    return median_s >= floor_s, detail
+
+
+def floor_time_s(facts: CaseFacts, *, flops_per_s: float, bytes_per_s: float) -> float:
+    """Return the least seconds of a call: for its operations or its bytes, at CEILING_SLACK times
+    the best measured rates."""
+    return max(facts.flops / flops_per_s, facts.bytes / bytes_per_s) / CEILING_SLACK

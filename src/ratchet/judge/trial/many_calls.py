@@ -1,0 +1,407 @@
+"""Check the results of several calls together, and of hundreds in one process.
+
+A kernel may return the same buffer from every call, or from every second: right one call at a time.
+"""
+
+from __future__ import annotations
+
+import itertools
+import math
+import time
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from functools import partial
+from typing import Final
+
+from ratchet.judge.trial.candidate import CandidateProcess
+from ratchet.judge.trial.kernel_checks import check_call, make_calls
+from ratchet.judge.trial.open_problem import DrawnBatch, OpenProblem
+from ratchet.judge.trial.plan import with_fewer_calls
+from ratchet.judge.verdict import Evidence, fault
+
+FEWEST, MOST = 4, 8
+"""Calls on a timed case whose results are compared together, always an even number."""
+HELD_BYTES: Final = 64 << 20
+ALIKE_PAIR: Final = (2, 1)
+"""A call, and the earlier one whose inputs it repeats but for a few elements."""
+COMPARED_S: Final = 0.3
+"""Seconds for comparing them, after the first two."""
+
+
+def check_together(candidate: CandidateProcess, opened: OpenProblem) -> None:
+    """Compare the results of several calls on different inputs, held together, on a timed case.
+
+    The evidence says if the last call, on the first one's inputs, repeats its bits.
+    """
+    if not opened.timed:
+        return
+    index = opened.timed[0]
+    facts, name = opened.cases[index], opened.problem.cases[index].name
+    calls = max(FEWEST, min(MOST, 2 * int(HELD_BYTES / max(1.0, 2 * facts.bytes))))
+
+    def run(calls: int) -> tuple[bool, str]:
+        drawn = opened.draw(
+            index, calls, writable_inputs=False, distinct=calls - 1, alike=[ALIKE_PAIR]
+        )
+        with drawn as batch:
+            codes = make_calls(candidate, opened, batch)
+            for call in (0, calls - 1):
+                candidate.deliver(call)
+            same = opened.ask(do="repeats", batch=batch.number, calls=[0, calls - 1])["same"]
+            first = [1, 0, *batch.alike]  # each parity first
+            rest = [call for call in range(2, calls - 1) if call not in first]
+            order = [*first, *opened.rng.sample(rest, len(rest))]
+            return same, first_wrong(candidate, opened, batch, codes, order, least=len(first))
+
+    with candidate.uncounted():
+        same, detail = with_fewer_calls(opened, calls, run, least=FEWEST)
+    if detail:
+        why = (
+            f"case {name}: right one call at a time, and wrong where the results of several calls "
+            "are held together (one buffer for all of them, or an old answer)"
+        )
+        raise fault("wrong", f"{why}: {detail}")
+    words = "equal bit for bit" if same else "not equal bit for bit, which is allowed"
+    detail = f"two calls on the same inputs of {name}: {words}"
+    opened.evidence.append(Evidence(check="repeatability", passed=True, detail=detail))
+
+
+def first_wrong(
+    candidate: CandidateProcess,
+    opened: OpenProblem,
+    batch: DrawnBatch,
+    codes: Sequence[int],
+    order: Sequence[int],
+    *,
+    least: int = 2,
+    again: bool = False,
+) -> str:
+    """Compare calls in this order while there is time; return how the first wrong one is wrong.
+
+    At least so many are compared, if there are as many. With `again`, the right answers are kept
+    for other kernels' calls on the same values.
+    """
+    began = time.perf_counter()
+    for place, call in enumerate(order):
+        if place >= least and time.perf_counter() - began > COMPARED_S:
+            break
+        passed, detail = check_call(candidate, opened, batch, call, codes[call], again=again)
+        if not passed:
+            return detail
+    return ""
+
+
+# Wear: hundreds of calls in one process before any answer that a kernel is right.
+#
+# Inputs, weights and sizes change from call to call, and each batch of a case lies at addresses
+# that earlier ones had with other values. Some calls repeat an earlier one's inputs but for a few
+# elements. So a kernel that repeats an old answer after its first dozens of calls is wrong, and so
+# is one that looks results up by an address, a shape, or a part of its inputs. A case that was
+# taken before may not be declined. Memory that grows from call to call is told.
+#
+# A timed case that is not cheap is called as often as LATE_S allows, mostly on the same few
+# values, and its last calls are compared.
+#
+# Cheap cases get their calls however slow the machine is: a kernel is `unmeasured` if they do not
+# fit into a share of the time limit. If its own calls are that slow, its reason says how few were
+# made, and it is never `proven`.
+
+FEWEST_CALLS, MOST_CALLS = 300, 500
+"""Calls before the last ones are compared; a kernel cannot know their number."""
+WORN_S = 2.0
+"""Seconds that calls on cases that are not cheap may take if they are not that many by then, by the
+quickest round: a machine that stands still for a moment spares no kernel its calls."""
+WORN_SHARE: Final = 0.25
+"""The share of the time left that calls on cheap cases may take, by the quickest round."""
+CASES: Final = 3
+CHEAP_BYTES, CHEAP_S = 1 << 20, 0.003
+SLOWEST_S: Final = 0.25
+"""A case whose call takes longer is not called that often."""
+BATCH, LAST_BATCH = 32, 128
+BATCH_BYTES: Final = 64 << 20
+SLOW_BATCH_S: Final = 1.0
+"""Seconds that a batch may take, if two calls do."""
+LEAST_ROUNDS: Final = 2
+LEAST_COMPARED: Final = 8
+"""Calls of the last batch of a cheap case that are compared, however long that takes."""
+LATE_CALLS: Final = 256
+LATE_S: Final = 1.0
+"""Calls of a timed case that is not cheap, or their seconds, by the quickest batch."""
+GROWN_BYTES: Final = 8 << 20
+"""Memory that a process may take for good within these calls: caches, arenas of threads."""
+WORN: Final = "wear"
+"""The evidence of the calls; `passed` is None if there were none."""
+ALIKE, ALIKE_AT_LAST = 2, 6
+"""Calls of a batch of a cheap case, and of the last, that repeat an earlier call's inputs but for a
+few elements; one of the last batch of another case."""
+FEW: Final = "wear, calls"
+"""The evidence of a kernel that is too slow for its calls, if it is."""
+GREW: Final = "memory"
+"""The evidence of a process that grows, if it does."""
+RESTLESS: Final = "at rest"
+"""The evidence of a process that works between calls, if it does."""
+REST_S, REST_LOOKS, REST_SHARE = 0.03, 2, 0.1
+"""Seconds of a look at a process without an order, the looks, and the share that it may work."""
+
+
+@dataclass(kw_only=True)
+class _Worn:
+    """The calls that one process has made, and its memory after each round."""
+
+    candidate: CandidateProcess
+    opened: OpenProblem
+    made: int = 0
+    call_s: dict[int, float] = field(default_factory=dict)
+    """Seconds of a case's call in its quickest batch."""
+
+    def round(self, places: dict[int, int]) -> str:
+        """Call each case once more; return how a call is wrong, of which one is compared."""
+        for index, place in places.items():
+            some = (1, ALIKE) if is_cheap(self.opened, index) else (0, 0)
+            detail = self.batch(index, place, most=some[0], alike=some[1])
+            if detail:
+                return detail
+        return ""
+
+    def last(self, places: dict[int, int]) -> str:
+        """Call each case once more; return how a call is wrong, of which most are compared.
+
+        The smallest of cheap cases has many calls: a kernel may have buffers for some dozens.
+        """
+        smallest = min(places, key=lambda index: self.opened.cases[index].bytes)
+        for index, place in places.items():
+            is_one = is_cheap(self.opened, index)
+            alike, calls = (ALIKE_AT_LAST, LAST_BATCH) if is_one else (1, BATCH)
+            most = calls if index == smallest else BATCH
+            detail = self.batch(index, place, most=BATCH, alike=alike, calls=most)
+            if detail:
+                return detail
+        return ""
+
+    def batch(
+        self, index: int, place: int, *, most: int, alike: int, calls: int | None = None
+    ) -> str:
+        """Run a batch of a case, whose layout `place` decides; compare at most so many calls.
+
+        So many more calls repeat an earlier one's inputs but for a few elements.
+        """
+        opened = self.opened
+
+        def run(calls: int) -> str:
+            pairs = _pairs(opened, calls, alike)
+            drawn = opened.draw(index, calls, writable_inputs=False, places=place, alike=pairs)
+            with drawn as batch:
+                began = time.perf_counter()
+                codes = make_calls(self.candidate, opened, batch)
+                took_s = (time.perf_counter() - began) / calls
+                self.call_s[index] = min(self.call_s.get(index, math.inf), took_s)
+                self.made += calls
+                self._check_taken(index, codes)
+                return self._compared(batch, codes, most)
+
+        wanted = self._calls(index, BATCH if calls is None else calls)
+        detail = with_fewer_calls(opened, wanted, run, least=2)
+        name = opened.problem.cases[index].name
+        why = f"after {self.made} calls in one process with changing inputs, case {name}"
+        return f"{why}{detail}" if detail else ""
+
+    def late(self, index: int, wanted: int) -> str:
+        """Call a case so often, or LATE_S long; return how one of the last calls is wrong.
+
+        Drawing large values takes longer than a call: all but the last batch have the same.
+        """
+        opened = self.opened
+
+        def run(calls: int) -> None:
+            with opened.draw(index, calls, writable_inputs=False) as batch:
+                rounds, quickest_s = 0, math.inf
+                while rounds < LEAST_ROUNDS or (
+                    rounds * calls < wanted and rounds * quickest_s < LATE_S
+                ):
+                    began = time.perf_counter()
+                    self._check_taken(index, make_calls(self.candidate, opened, batch))
+                    rounds, quickest_s = rounds + 1, min(quickest_s, time.perf_counter() - began)
+                self.made += rounds * calls
+
+        self.call_s.setdefault(index, opened.cases[index].time_s)
+        with_fewer_calls(opened, self._calls(index, BATCH), run, least=2)
+        return self.batch(index, opened.rng.getrandbits(32), most=2, alike=1)
+
+    @property
+    def mean_s(self) -> float:
+        """Seconds of the kernel's own work in a call, over the cases."""
+        return sum(self.call_s.values()) / max(1, len(self.call_s))
+
+    def _calls(self, index: int, most: int) -> int:
+        """Return the calls of a case's next batch: two at first, until their time is known."""
+        fitting = int(BATCH_BYTES / max(1.0, self.opened.cases[index].bytes))
+        quick = int(SLOW_BATCH_S / max(1e-6, self.call_s.get(index, SLOW_BATCH_S)))
+        return max(2, min(most, fitting, quick))
+
+    def _check_taken(self, index: int, codes: Sequence[int]) -> None:
+        """Raise CandidateFault if a case is declined that was not before."""
+        code = max(codes)
+        if code > 0 and index not in self.opened.declined:
+            name = self.opened.problem.cases[index].name
+            raise fault(
+                "refused",
+                f"the kernel took the case {name}, and declines it (code {code}) after "
+                f"{self.made} calls in one process: decline a case from its first call on",
+            )
+
+    def _compared(self, batch: DrawnBatch, codes: Sequence[int], most: int) -> str:
+        """Return how a call is wrong that was not declined; those that are alike come first."""
+        opened = self.opened
+        taken = [call for call, code in enumerate(codes) if code <= 0]
+        near = [call for call in taken if call in batch.alike]
+        compared = partial(first_wrong, self.candidate, opened, batch, codes)
+        detail = compared(near, least=len(near))
+        if detail:
+            return f", inputs that differ from an earlier call's in few elements: {detail}"
+        order = opened.rng.sample(taken, min(most, len(taken)))
+        least = LEAST_COMPARED if is_cheap(opened, batch.case) else 2
+        detail = compared(order, least=least)
+        return f": {detail}" if detail else ""
+
+
+def is_cheap(opened: OpenProblem, index: int) -> bool:
+    """Return whether a case is small and quick."""
+    facts = opened.cases[index]
+    return facts.bytes <= CHEAP_BYTES and facts.time_s <= CHEAP_S
+
+
+def check_wear(candidate: CandidateProcess, opened: OpenProblem) -> None:
+    """Compare the last of several hundred calls in one process; tell if its memory grows."""
+    chosen, evidence = _chosen(opened), opened.evidence
+    if not chosen:
+        detail = f"no case was quick enough to be called hundreds of times (at most {SLOWEST_S} s)"
+        evidence.append(Evidence(check=WORN, passed=None, detail=detail))
+        return
+    places = {index: opened.rng.getrandbits(32) for index in chosen}
+    wanted = opened.rng.randint(FEWEST_CALLS, MOST_CALLS)
+    worn = _Worn(candidate=candidate, opened=opened)
+    memory: list[tuple[int, int]] = []
+    rounds, quickest_s = 0, math.inf
+    are_cheap = all(is_cheap(opened, index) for index in chosen)
+    limit_s = max(WORN_S, WORN_SHARE * opened.clock.left_s) if are_cheap else WORN_S
+    with candidate.uncounted():
+        while rounds < LEAST_ROUNDS or (worn.made < wanted and rounds * quickest_s < limit_s):
+            began = time.perf_counter()
+            detail = worn.round(places)
+            if detail:
+                raise fault("wrong", detail)
+            memory.append((worn.made, candidate.own_bytes()))
+            rounds, quickest_s = rounds + 1, min(quickest_s, time.perf_counter() - began)
+        if are_cheap and worn.made < FEWEST_CALLS:
+            if worn.mean_s * FEWEST_CALLS < limit_s:
+                raise fault("unmeasured", _too_few(worn.made, opened.clock.limit_s))
+            slow = _too_slow(worn.made, worn.mean_s)
+            evidence.append(Evidence(check=FEW, passed=None, detail=slow))
+        for index in _late(opened):
+            if detail := worn.late(index, opened.rng.randint(LATE_CALLS // 2, LATE_CALLS)):
+                raise fault("wrong", detail)
+        detail = worn.last(places)
+        if detail:
+            raise fault("wrong", detail)
+    detail = f"right after {worn.made} calls on {len(places)} cases in one process"
+    evidence.append(Evidence(check=WORN, passed=True, detail=detail))
+    if grows := _growth(memory):
+        evidence.append(Evidence(check=GREW, passed=False, detail=grows))
+    if opened.accelerator is None and (works := _works_at_rest(candidate)):
+        evidence.append(Evidence(check=RESTLESS, passed=False, detail=works))
+
+
+def told_of_wear(evidence: Sequence[Evidence]) -> list[str]:
+    """Return what a right kernel's reason tells: no calls, few, memory that grows, work at rest."""
+    return [
+        one.detail
+        for one in evidence
+        if one.check in (GREW, FEW, RESTLESS) or (one.check == WORN and one.passed is None)
+    ]
+
+
+def why_no_gain(evidence: Sequence[Evidence]) -> str:
+    """Return why a kernel is not `proven` whatever its times, or "": its calls were too few to show
+    an old answer, or it works when it is not called, on cores that others need."""
+    found = {one.check for one in evidence}
+    if FEW in found:
+        return "it made too few calls to show an old answer"
+    return "it works between its calls" if RESTLESS in found else ""
+
+
+def _too_few(made: int, limit_s: float) -> str:
+    return (
+        f"right so far, but only {made} of {FEWEST_CALLS} calls in one process fit into a quarter "
+        f"of the time limit of {limit_s:.3g} s: an old answer would not show; raise --time-limit"
+    )
+
+
+def _too_slow(made: int, call_s: float) -> str:
+    return (
+        f"only {made} of {FEWEST_CALLS} calls in one process were made, as the kernel takes "
+        f"{1000 * call_s:.0f} ms a call on cheap cases"
+    )
+
+
+def _pairs(opened: OpenProblem, calls: int, count: int) -> list[tuple[int, int]]:
+    """Return so many calls of a batch, each with an earlier one.
+
+    A call with itself means that of the case's last batch, which lay at the same addresses.
+    """
+    rng = opened.rng
+    later = sorted(rng.sample(range(1, calls), min(count, calls - 1)))
+    return [(call, rng.choice((call, rng.randrange(call)))) for call in later]
+
+
+def _chosen(opened: OpenProblem) -> list[int]:
+    """Return cheap cases at random, a timed one among them; without any, the cheapest two."""
+    open_ones = [
+        index
+        for index, facts in enumerate(opened.cases)
+        if index not in opened.unworn and facts.time_s <= SLOWEST_S
+    ]
+    cheap = [index for index in open_ones if is_cheap(opened, index)]
+    if cheap:
+        drawn = opened.rng.sample(cheap, min(CASES, len(cheap)))
+        timed = [index for index in opened.timed if index in cheap]
+        return list(dict.fromkeys([*timed[:1], *drawn]))[:CASES]
+    return sorted(open_ones, key=lambda index: opened.cases[index].bytes)[:2]
+
+
+def _late(opened: OpenProblem) -> list[int]:
+    """Return the first timed case, if it is none of the cheap ones, which get hundreds of calls."""
+    return [
+        index
+        for index in opened.timed[:1]
+        if index not in opened.unworn
+        and opened.cases[index].time_s <= SLOWEST_S
+        and not is_cheap(opened, index)
+    ]
+
+
+def _works_at_rest(candidate: CandidateProcess) -> str:
+    """Return how a process works although it was not called, in words; or ""."""
+    looks = (candidate.work_at_rest_s(REST_S) for _ in range(REST_LOOKS))
+    worked_s = min(looks, default=0.0)
+    if worked_s <= REST_SHARE * REST_S:
+        return ""
+    return f"its process works {worked_s / REST_S:.0%} of the time between its calls"
+
+
+def _growth(memory: list[tuple[int, int]]) -> str:
+    """Return how a process grows from call to call, in words; "" if it settles.
+
+    It must grow in each third of the calls: what it takes once is no growth. The rounds that are
+    given have batches of one size, whose results it holds.
+    """
+    if len(memory) < 4:
+        return ""
+    marks = [memory[len(memory) * third // 4] for third in (1, 2, 3)] + [memory[-1]]
+    steps = [after[1] - before[1] for before, after in itertools.pairwise(marks)]
+    calls, grown = marks[-1][0] - marks[0][0], marks[-1][1] - marks[0][1]
+    if min(steps) <= 0 or grown < GROWN_BYTES or calls <= 0:
+        return ""
+    return (
+        f"its process grows by {grown / calls / 1024:.0f} KiB a call: "
+        f"{grown / (1 << 20):.0f} MiB over {calls} calls"
+    )

@@ -1,0 +1,499 @@
+"""The reference worker: trusted, with torch. It draws inputs and knows the answers.
+
+Seeds come from the judge. Inputs and outputs travel in shared memory. Expected outputs never leave
+this process.
+"""
+
+from __future__ import annotations
+
+import os
+import random
+import socket
+import sys
+import time
+from collections.abc import Callable, Sequence
+from dataclasses import replace
+
+import torch
+from torch import Tensor
+
+from ratchet.base.errors import JudgeError, KernelError
+from ratchet.base.process import families
+from ratchet.base.process.channel import Message, inherited
+from ratchet.judge.problems.free_memory import check_fits
+from ratchet.judge.problems.problem import Case, Problem, Reference
+from ratchet.judge.problems.references import inert_input
+from ratchet.judge.problems.tolerance import Loss, loss_over, same_bits, widen
+from ratchet.judge.sandbox.serving import Reply, serve
+from ratchet.judge.sandbox.shared_memory import span
+from ratchet.judge.workers.alike import CLEARLY, alike, in_turn, movable
+from ratchet.judge.workers.arm import extend_import_path
+from ratchet.judge.workers.device import WorkerDevice, find_gpu, open_device
+from ratchet.judge.workers.driver_memory import NoDeviceMemory
+from ratchet.judge.workers.gate import check_repeats, elements, gate, off, owned
+from ratchet.judge.workers.gate import conditions as conditions_of
+from ratchet.judge.workers.gate import terms as terms_of
+from ratchet.judge.workers.rival import alarm, kept_in, start_zygote, warm
+from ratchet.judge.workers.shared_batch import SharedBatch
+from ratchet.judge.workers.variants import explanation
+
+OVERFLOWS = "the reference overflows, so nothing is compared"
+"""Can happen with a hidden case's values at a timed case's sizes, which do not belong together."""
+MOST_WORN_BYTES = 32 << 20
+"""Inputs of a larger batch are not kept for the next one."""
+BEYOND = "it wrote beyond its tensors: check the bounds of what it writes"
+PLANNING_CALLS, PLANNING_S = 10, 0.02
+"""Calls of the reference on a timed case, or their seconds, to measure a warm call. With the first
+two alone a batch got 1 to 7 calls where 25 fitted."""
+MOST_DRAWS, ENOUGH_ELEMENTS = 32, 4096
+"""Draws over which the reference's loss is taken before an answer is called wrong."""
+
+Form = tuple[tuple[object, ...], ...]
+"""Shape, dtype and layout of each input of a case."""
+
+
+class ReferenceWorker:
+    """Holds one problem, its reference and the batches in flight."""
+
+    def __init__(self, zygote: socket.socket | None = None) -> None:
+        """`zygote` is the channel of the process from which rivals are forked."""
+        self._zygote = zygote
+        self._problem: Problem | None = None
+        self._reference: Reference | None = None
+        self._forms: dict[int, list[Tensor]] = {}
+        self._views: set[int] = set()
+        """Cases on which the reference's outputs are views."""
+        self._seeds = False
+        """True if the reference sets torch's seed."""
+        self._flops: dict[Form, float] = {}
+        """Operations of counted cases, by their form."""
+        self._batches: dict[int, SharedBatch] = {}
+        self._drawn: dict[int, list[Tensor]] = {}
+        """The values of the last round's batch by their seeds: the next arm gets the same."""
+        self._worn: dict[int, list[list[Tensor]]] = {}
+        """The inputs of the last batch of each case that lay where those after it will lie."""
+        self._answers: dict[int, tuple[list[Tensor], list[Tensor]]] = {}
+        """The outputs of the reference and the oracle on some of these values."""
+        self._rng = random.Random()
+        self._changes = in_turn(self._rng)
+        self._usual: dict[str, list[Loss]] = {}
+        self._device = WorkerDevice()
+        self._threads = 1
+        self._is_timed = True
+        """False if no kernel is timed: then no operations are counted."""
+
+    def answer(self, message: Message, descriptors: list[int]) -> Reply:
+        actions: dict[str, Callable[[Message], Reply]] = {
+            "find gpu": self._find_gpu,
+            "open": self._open,
+            "ceilings": self._ceilings,
+            "draw": self._draw,
+            "check": self._check,
+            "repeats": self._repeats,
+            "flush": self._flush,
+            "places": self._places,
+            "compile into": self._compile_into,
+            "zygote": self._hand_out_zygote,
+            "release": self._release,
+        }
+        with torch.no_grad():
+            return actions[message["do"]](message)
+
+    def _find_gpu(self, message: Message) -> Reply:
+        from ratchet.base.devices.gpu_use import warnings_of
+        from ratchet.base.devices.probe import how_to_see_more
+
+        try:
+            found = find_gpu(message["name"])
+            if "missing" in found:
+                found["missing"] += f"; {how_to_see_more(torch.cuda.device_count())}"
+            else:
+                index = torch.device(found["described"]["torch_name"]).index or 0
+                found["warnings"] = warnings_of(index, root=os.getppid())
+            return found, []
+        except JudgeError as error:
+            return {"refused": str(error)}, []
+
+    def _open(self, message: Message) -> Reply:
+        self._threads = message["threads"]
+        torch.set_num_threads(self._threads)
+        self._rng = random.Random(message["seed"])
+        self._changes = in_turn(self._rng)
+        self._release_all()
+        self._usual.clear()
+        self._device = open_device(message["device"])
+        self._problem = Problem.from_json(message["problem"])
+        check_fits(self._problem)
+        self._reference = self._problem.load_reference()
+        before = torch.manual_seed(message["seed"]).initial_seed()
+        self._is_timed = message["is_timed"]
+        cases = [self._describe(index, case) for index, case in enumerate(self._problem.cases)]
+        self._seeds = torch.initial_seed() != before
+        failures = gate(self._problem, self._reference, self._rng, self._inputs)
+        if not failures and self._problem.model is None:  # a model's file is checked as it is read
+            self._check_dependence()
+        return {"cases": cases, "gate": failures}, []
+
+    def _compile_into(self, message: Message) -> Reply:
+        """Compile the reference for the form of every case, into a folder."""
+        assert self._problem is not None
+        with alarm(message["limit_s"]), kept_in(message["folder"]):
+            compiled = self._problem.compile_reference()
+            met = set()
+            for case in self._problem.cases:
+                form = _form(case)
+                if form not in met:
+                    self._warm(compiled, case)
+                met.add(form)
+        return {"value": None}, []
+
+    def _warm(self, compiled: Reference, case: Case) -> None:
+        warm(compiled, case, lambda: self._inputs(case, self._rng.getrandbits(48)))
+
+    def _hand_out_zygote(self, _: Message) -> Reply:
+        assert self._zygote is not None
+        return {"value": None}, [os.dup(self._zygote.fileno())]
+
+    def _describe(self, index: int, case: Case) -> Message:
+        """Run the reference on a case; return its time, operations and bytes."""
+        assert self._problem is not None
+        inputs = self._inputs(case, self._rng.getrandbits(48))
+        _check_inputs(case, inputs)
+        before = [tensor.clone() for tensor in inputs]
+        flops = self._count_flops(inputs, case) if self._is_timed else 0.0
+        times, (outputs, again) = zip(*(self._timed(inputs, case) for _ in range(2)), strict=True)
+        is_planned = self._is_timed and case.timed
+        while is_planned and len(times) < PLANNING_CALLS and sum(times) < PLANNING_S:
+            times = (*times, self._timed(inputs, case)[0])
+        _check_untouched(case, before, inputs)
+
+        def oracle() -> list[Tensor]:
+            return self._call([widen(tensor) for tensor in inputs], case)
+
+        check_repeats(self._problem, case, inputs, (outputs, again), oracle)
+        moved = [*inputs, *outputs]
+        self._forms[index] = [torch.empty_like(output) for output in outputs]
+        if len({one.untyped_storage().data_ptr() for one in moved}) < len(moved):
+            self._views.add(index)
+        return {
+            "time_s": min(times),
+            "flops": flops,
+            "bytes": sum(_held_bytes(tensor) for tensor in moved),
+        }
+
+    def _count_flops(self, inputs: Sequence[Tensor], case: Case) -> float:
+        """Count the operations of a case; an untimed case reuses the count of an equal form.
+
+        Counting takes a call of the reference, and only a timed case's count matters.
+        """
+        from ratchet.judge.problems.references import FlopCount
+
+        form = _form(case)
+        if case.timed or form not in self._flops:
+            with FlopCount() as counter:
+                self._call(inputs, case)
+            self._flops[form] = counter.total
+        return self._flops[form]
+
+    def _check_dependence(self) -> None:
+        assert self._problem is not None and self._reference is not None
+        cases = sorted(self._problem.cases, key=elements)  # the smallest mostly decides
+        inert = inert_input(self._reference, cases, self._inputs)
+        if inert is not None:
+            raise KernelError(f"its output does not depend on input {inert}: leave that out")
+
+    def _inputs(self, case: Case, seed: int) -> list[Tensor]:
+        """Draw the inputs of a case on the device."""
+        assert self._problem is not None
+        drawn = self._problem.build_inputs(case, seed, self._device.memory.device)
+        return [self._device.place(one) for one in drawn]
+
+    def _timed(self, inputs: Sequence[Tensor], case: Case) -> tuple[float, list[Tensor]]:
+        self._device.finish()
+        began = time.perf_counter()
+        outputs = self._call(inputs, case)
+        self._device.finish()
+        return time.perf_counter() - began, outputs
+
+    def _call(self, inputs: Sequence[Tensor], case: Case) -> list[Tensor]:
+        """Call the reference on copies of in-place tensors; check that it returns tensors."""
+        assert self._reference is not None and self._problem is not None
+        outputs = self._reference(*owned(case, inputs), case.scalars)
+        if not isinstance(outputs, tuple) or not all(isinstance(o, Tensor) for o in outputs):
+            raise KernelError(
+                f"the reference of {self._problem.name!r} must return a tuple of tensors, "
+                f"not {type(outputs).__name__}"
+            )
+        return list(outputs)
+
+    def _ceilings(self, message: Message) -> Reply:
+        from ratchet.base.devices import ceilings, probe
+
+        measured = ceilings.measure(probe.probe(str(self._device.memory.device)))
+        return {
+            "flops_per_s": max(measured.gemm_flops_per_s.values()),
+            "bytes_per_s": measured.bandwidth_bytes_per_s(message["working_set_bytes"]),
+        }, []
+
+    def _draw(self, message: Message) -> Reply:
+        try:
+            return self._new_batch(message)
+        except (NoDeviceMemory, torch.OutOfMemoryError) as error:
+            refusal = error.with_traceback(None)  # its frames hold what was drawn
+        self._drawn, self._answers = {}, {}
+        self._device.give_back()
+        raise refusal
+
+    def _new_batch(self, message: Message) -> Reply:
+        assert self._problem is not None
+        case, seeds = self._problem.cases[message["case"]], message["seeds"]
+        varied = self._problem.varied(case) if message["values"] else ()
+        kept = self._drawn if message["round"] else None
+        repeated, made = self._alike(message["case"], seeds, message["alike"])
+        batch = SharedBatch(
+            self._problem,
+            case,
+            seeds,
+            self._forms[message["case"]],
+            writable_inputs=message["writable_inputs"],
+            cases=[varied[kind] for kind in message["values"]],
+            rng=self._rng if message["places"] is None else random.Random(message["places"]),
+            returns=message["places"] is not None,
+            device=self._device,
+            kept=repeated if kept is None else kept,
+        )
+        if kept is not None:
+            self._drawn = {seed: kept[seed] for seed in seeds}
+            self._answers = {seed: self._answers[seed] for seed in seeds if seed in self._answers}
+        if message["places"] is not None and _total_bytes(batch.inputs) <= MOST_WORN_BYTES:
+            self._worn[message["case"]] = batch.inputs
+        self._batches[message["batch"]] = batch
+        # Copies: `serve` closes what it hands out, and this worker still reads both memories.
+        views = message["case"] in self._views
+        layout = replace(batch.layout(), views=views, seeds=self._seeds)
+        reply = {"layout": layout.as_json(), "alike": made}
+        return reply, [os.dup(one) for one in batch.descriptors]
+
+    def _alike(
+        self, index: int, seeds: Sequence[int], pairs: Sequence[tuple[int, int]]
+    ) -> tuple[dict[int, list[Tensor]], list[int]]:
+        """Draw calls that repeat an earlier one's inputs but for a few elements.
+
+        Return inputs by their seeds, and the calls for which that could be done. A pair is a call
+        and the earlier one; a call with itself means that of the case's last batch.
+        """
+        assert self._problem is not None
+        case, worn = self._problem.cases[index], self._worn.get(index, [])
+        drawn: dict[int, list[Tensor]] = {}
+        made = []
+        for call, earlier in pairs:
+            seed = seeds[earlier]
+            if call > earlier:
+                base = drawn[seed] = drawn.get(seed) or self._inputs(case, seed)
+            elif call < len(worn):
+                base = worn[call]
+            else:
+                continue
+            other = self._inputs(case, seeds[call])
+            places = movable(case, base, other)
+            rng = random.Random(seeds[call])
+            found = alike(base, other, places, rng, self._shows(case, base), next(self._changes))
+            drawn[seeds[call]] = other if found is None else found
+            made += [] if found is None else [call]
+        return drawn, made
+
+    def _shows(self, case: Case, base: Sequence[Tensor]) -> Callable[[Sequence[Tensor]], bool]:
+        """Return what tells whether the answer for `base` is clearly wrong for other inputs."""
+        old = self._call(base, case)
+
+        def shows(inputs: Sequence[Tensor]) -> bool:
+            assert self._problem is not None
+            try:
+                oracle = self._call([widen(tensor) for tensor in inputs], case)
+                own = self._call(inputs, case)
+            except (ArithmeticError, LookupError, RuntimeError, ValueError, AssertionError):
+                return False  # the reference does not take such inputs
+            checks = self._problem.check_outputs(case, inputs, old, own, oracle)
+            off = [max(one.element_ratio, one.norm_ratio) for one in checks if not one.passed]
+            return max(off, default=0.0) > CLEARLY
+
+        return shows
+
+    def _check(self, message: Message) -> Reply:
+        """Compare the outputs of one call; the candidate must be stopped."""
+        batch = self._batches[message["batch"]]
+        return self._check_call(batch, message["call"], message["code"], message["again"]), []
+
+    def _check_call(self, batch: SharedBatch, call: int, code: int, again: bool) -> Message:
+        """Return the fields of `kernel_checks.CallCheck`."""
+        changed = batch.changed_input(call) if batch.inputs_can_change else None
+        if batch.written_beyond():
+            return {"changed_input": None, "written": True, "passed": False, "detail": BEYOND}
+        if code != 0:
+            written = batch.written(call)
+            return {"changed_input": changed, "written": written, "passed": False, "detail": ""}
+        result: dict[str, object] = {"changed_input": changed, "written": True}
+        case = batch.cases[call]
+        own, oracle = self._right_answers(batch, call, again)
+        if case is not batch.case and _overflows([*own, *oracle], batch.inputs[call]):
+            return result | {"passed": True, "detail": OVERFLOWS, "overflows": True}
+        given, got = batch.inputs[call], batch.answers(call)
+        checks = batch.problem.check_outputs(case, given, got, own, oracle)
+        if not batch.problem.check and not all(check.passed for check in checks):
+            # One draw's loss is a noisy bound if outputs are few, and a plain sum loses more than
+            # torch's. That alone does not make an answer wrong.
+            losses = self._losses_at(case, given)
+            checks = batch.problem.tolerance.check_all(got, own, oracle, losses)
+        if case.grown:
+            result["off"] = off(got, oracle)
+        failed = [(index, check) for index, check in enumerate(checks) if not check.passed]
+        index, shown = failed[0] if failed else (0, max(checks, key=lambda c: c.element_ratio))
+        detail = f"output {index}: {shown.detail}"
+        if failed and (words := self._explanation(batch.problem, case, given, got)):
+            detail += f"; it matches the reference with {words}"
+        return result | {"passed": not failed, "detail": detail}
+
+    def _explanation(
+        self, problem: Problem, case: Case, given: list[Tensor], got: list[Tensor]
+    ) -> str:
+        """Return the variant of the reference for which a wrong answer is right, or ""."""
+
+        def is_right(answers: Sequence[Sequence[Tensor]]) -> bool:
+            own, oracle = answers
+            checks = problem.check_outputs(case, given, got, own, oracle)
+            if not problem.check and not all(check.passed for check in checks):
+                losses = self._losses_at(case, given)
+                checks = problem.tolerance.check_all(got, own, oracle, losses)
+            return all(check.passed for check in checks)
+
+        wide = [widen(tensor) for tensor in given]
+        return explanation(lambda inputs: self._call(inputs, case), (given, wide), is_right)
+
+    def _right_answers(
+        self, batch: SharedBatch, call: int, again: bool
+    ) -> tuple[list[Tensor], list[Tensor]]:
+        """Return the outputs of the reference and the oracle for a call; keep them if `again`."""
+        seed, inputs, case = batch.seeds[call], batch.inputs[call], batch.cases[call]
+        found = self._answers.get(seed)
+        if found is None:
+            wide = [widen(tensor) for tensor in inputs]
+            found = self._call(inputs, case), self._call(wide, case)
+            if again and seed in self._drawn:
+                self._answers[seed] = found
+        return found
+
+    def _repeats(self, message: Message) -> Reply:
+        """Report whether two calls of a batch wrote the same bits."""
+        batch, (one, other) = self._batches[message["batch"]], message["calls"]
+        pairs = zip(batch.answers(one), batch.answers(other), strict=True)
+        same = all(same_bits(one, two) for one, two in pairs)
+        return {"same": same}, []
+
+    def _losses(self, case: Case) -> list[Loss]:
+        """Return the reference's loss in each output, over several draws of a case."""
+        assert self._problem is not None
+        if case.name not in self._usual:
+            draws: list[tuple[list[Tensor], list[Tensor]]] = []
+            elements = 0
+            while len(draws) < MOST_DRAWS and elements < ENOUGH_ELEMENTS:
+                inputs = self._inputs(case, self._rng.getrandbits(48))
+                own = self._call(inputs, case)
+                draws.append((own, self._call([widen(tensor) for tensor in inputs], case)))
+                elements += min(output.numel() for output in own)
+            terms = terms_of(lambda given: self._call(given, case), inputs, self._rng)
+            self._usual[case.name] = [
+                replace(loss_over([(own[at], oracle[at]) for own, oracle in draws]), terms=count)
+                for at, count in enumerate(terms)
+            ]
+        return self._usual[case.name]
+
+    def _losses_at(self, case: Case, inputs: Sequence[Tensor]) -> list[Loss]:
+        """Return the losses, with how far these inputs carry errors: tails differ."""
+        wide = [widen(tensor) for tensor in inputs]
+        conditions = conditions_of(lambda given: self._call(given, case), wide, self._rng)
+        losses = zip(self._losses(case), conditions, strict=True)
+        return [replace(loss, condition=one, single=single) for loss, (one, single) in losses]
+
+    def _flush(self, message: Message) -> Reply:
+        return self._device.flush(message["load_s"]), []
+
+    def _places(self, message: Message) -> Reply:
+        """Return the bytes at some spots of a batch now, which only this worker can read."""
+        found = self._batches[message["batch"]].places(message["spots"])
+        return {"found": [one.hex() for one in found]}, []
+
+    def _release(self, message: Message) -> Reply:
+        self._batches.pop(message["batch"]).release()
+        return {"value": None}, []
+
+    def _release_all(self) -> None:
+        for batch in self._batches.values():
+            batch.release()
+        self._batches.clear()
+        self._drawn, self._answers = {}, {}
+        self._forms.clear()
+        self._views.clear()
+        self._worn.clear()
+        self._flops.clear()
+
+
+def _form(case: Case) -> Form:
+    return tuple((spec.shape, spec.dtype, spec.layout) for spec in case.inputs)
+
+
+def _check_inputs(case: Case, inputs: Sequence[Tensor]) -> None:
+    for index, (spec, tensor) in enumerate(zip(case.inputs, inputs, strict=True)):
+        if spec.in_place and not _is_dense(tensor):
+            raise KernelError(
+                f"input {index} of case {case.name!r} is changed in place but its elements share "
+                f"memory or have gaps (layout {spec.layout}); make it contiguous"
+            )
+
+
+def _check_untouched(case: Case, before: Sequence[Tensor], after: Sequence[Tensor]) -> None:
+    for index, (old, new) in enumerate(zip(before, after, strict=True)):
+        if not same_bits(old, new):
+            raise KernelError(
+                f"the reference changes input {index} of case {case.name!r}: declare it in_place, "
+                "or compute on a copy"
+            )
+
+
+def _total_bytes(calls: Sequence[Sequence[Tensor]]) -> int:
+    return sum(_held_bytes(tensor) for tensors in calls for tensor in tensors)
+
+
+def _overflows(outputs: Sequence[Tensor], inputs: Sequence[Tensor]) -> bool:
+    """Return True if finite inputs give inf or NaN, where the order of the work decides which."""
+    return _finite(inputs) and not _finite(outputs)
+
+
+def _finite(tensors: Sequence[Tensor]) -> bool:
+    # torch has no `isfinite` for fp8
+    real = (one.float() if one.itemsize == 1 else one for one in tensors if one.is_floating_point())
+    return all(bool(torch.isfinite(one).all()) for one in real)
+
+
+def _held_bytes(tensor: Tensor) -> int:
+    """Return a tensor's bytes in memory; broadcast values count once."""
+    elements = min(tensor.numel(), span(tensor.shape, tensor.stride()))
+    return elements * tensor.element_size()
+
+
+def _is_dense(tensor: Tensor) -> bool:
+    return torch.empty_like(tensor).stride() == tensor.stride()
+
+
+def main() -> None:
+    """Serve the judge; argv holds the channel and the parent's process id."""
+    channel = inherited(int(sys.argv[1]))
+    families.die_with_parent(int(sys.argv[2]))
+    families.adopt_orphans()
+    extend_import_path()
+    zygote = start_zygote([int(sys.argv[1])])
+    serve(channel, ReferenceWorker(zygote).answer)
+    os._exit(0)
+
+
+if __name__ == "__main__":
+    main()

@@ -1,1 +1,0 @@
-"""The trusted worker: it draws inputs, knows the answers, and is the rival."""
