@@ -22,7 +22,7 @@ from ratchet.train.turn.dry_run import dry_run
 from ratchet.train.turn.settings import make_settings
 from ratchet.train.turn.show.page import render_page
 from ratchet.train.workloads import load
-from ratchet.train.workloads.saved import as_spec
+from ratchet.train.workloads.user import as_spec
 
 IMPORT_EVERYTHING = """
 import importlib, pkgutil, ratchet

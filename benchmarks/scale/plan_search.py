@@ -47,7 +47,7 @@ from ratchet.scale.plan.search import (
 )
 from ratchet.scale.plan.shape import Shape, find_shape
 from ratchet.scale.plan.stack import STACKS, Stack
-from ratchet.train.workloads.parallel.layout import parse_parallel
+from ratchet.train.workloads.parallel import parse_parallel
 
 PUBLISHED = Path(__file__).parent / "published"
 NAMES = {

@@ -31,8 +31,7 @@ from ratchet.base.measure.estimate import aa_floor, compare
 from ratchet.base.process import families
 from ratchet.scale.parallel.bench import communication_of
 from ratchet.scale.parallel.rank import RankArm, RankRequest, RankResult
-from ratchet.train.workloads.parallel.layout import parse_parallel
-from ratchet.train.workloads.parallel.tuning import ParallelTuning
+from ratchet.train.workloads.parallel import ParallelTuning, parse_parallel
 
 DEFAULTS, TWIN = "ddp", "twin"
 TUNINGS = {

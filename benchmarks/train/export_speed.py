@@ -69,8 +69,8 @@ def with_ops_of(package: ModuleType, options: dict[str, Any], swapped: list[str]
     from torch._inductor.custom_graph_pass import CustomGraphPass
     from torch.fx import Graph
 
-    from ratchet.train.graph.regions.op import RegionSite
-    from ratchet.train.graph.regions.region import REGION
+    from ratchet.train.graph.regions import REGION
+    from ratchet.train.graph.regions.install import RegionSite
 
     class Swapped(CustomGraphPass):
         def __init__(self, inner: Any) -> None:

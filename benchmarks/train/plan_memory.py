@@ -23,10 +23,16 @@ import msgspec
 from ratchet.base.errors import RatchetError
 from ratchet.judge.steps.arms import ArmProcess
 from ratchet.train.memory.arm import measure, memory_arm, shape_of
-from ratchet.train.memory.compiled import CompiledPlans
-from ratchet.train.memory.costs import BlockCosts, costs_of
 from ratchet.train.memory.fit import planned
-from ratchet.train.memory.knapsack import FitPlan, best_plan, least_plan, plan_of
+from ratchet.train.memory.plan import (
+    BlockCosts,
+    CompiledPlans,
+    FitPlan,
+    best_plan,
+    costs_of,
+    least_plan,
+    plan_of,
+)
 from ratchet.train.workloads.config import StepConfig
 
 SMALL = ("vit-tiny", "bert-tiny", "gpt2-tiny", "llama-tiny", "llama-8m", "moe-tiny")

@@ -41,15 +41,15 @@ def bench(
     With --parallel, torchrun starts the ranks on this machine, and the slowest rank decides.
     """
     from ratchet.train.turn.settings import workload_options
-    from ratchet.train.workloads.parallel.layout import parse_parallel
+    from ratchet.train.workloads.parallel import parse_parallel
 
     layout = None if parallel is None else parse_parallel(parallel)
     options = workload_options(workloads or [], batch_size, sequence, precision, text, device)
 
     # numpy and torch are imported from here on: mistakes in the call are already answered.
     from ratchet.train.turn.bench import bench_all
+    from ratchet.train.workloads.bench import bench_report
     from ratchet.train.workloads.names import SIZES
-    from ratchet.train.workloads.show import bench_report
 
     if layout is not None:
         from ratchet.scale.parallel.bench import bench_parallel, record_parallel

@@ -49,7 +49,7 @@ def memory(
 
     The exit code is 1 if the planned step needs more than the budget when it runs.
     """
-    from ratchet.train.memory.sizes import parse_size
+    from ratchet.train.memory import parse_size
     from ratchet.train.memory.snapshots import is_snapshot
 
     if is_snapshot(target):

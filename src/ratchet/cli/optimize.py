@@ -15,7 +15,7 @@ from ratchet.cli.options import BatchSize, ParallelWords, PrecisionName, Sequenc
 
 if TYPE_CHECKING:
     from ratchet.train.turn.settings import Settings
-    from ratchet.train.workloads.parallel.layout import ParallelLayout
+    from ratchet.train.workloads.parallel import ParallelLayout
 
 
 def _checked_seed(seed: int) -> int:
@@ -105,7 +105,7 @@ def optimize(
     With --parallel, changes in how ranks communicate are tried too, and the slowest rank decides.
     """
     from ratchet.train.turn.settings import checked_target, make_settings
-    from ratchet.train.workloads.parallel.layout import parse_parallel
+    from ratchet.train.workloads.parallel import parse_parallel
 
     layout = None if parallel is None else parse_parallel(parallel)
     settings = make_settings(

@@ -341,7 +341,7 @@ def _workload_options(
 
 def _captured(workload: str, options: LoadOptions, measuring_s: float) -> RegionReport:
     from ratchet.base.show.terminal import working
-    from ratchet.train.graph.regions import region_report
+    from ratchet.train.graph.regions.capture import region_report
     from ratchet.train.workloads.load import load
 
     with working(f"taking the problems out of {workload}"):
@@ -354,7 +354,7 @@ def _print_regions(workload: str, found: RegionReport, as_json: bool) -> None:
         regions = [one.as_json() for one in found.regions]
         print_json({"workload": workload, "regions": regions, "notes": list(found.notes)})
         return
-    from ratchet.train.graph.show import regions_report
+    from ratchet.train.graph.regions.capture import regions_report
 
     print_result(regions_report(workload, found.regions, found.notes))
 

@@ -15,9 +15,8 @@ from ratchet.train.turn.loop import optimize as run_turn
 from ratchet.train.turn.settings import Settings, make_settings
 from ratchet.train.turn.show.page import render_page
 from ratchet.train.turn.state import Listener
-from ratchet.train.workloads.parallel.layout import ParallelLayout, parse_parallel
-from ratchet.train.workloads.saved import as_spec
-from ratchet.train.workloads.user import importing
+from ratchet.train.workloads.parallel import ParallelLayout, parse_parallel
+from ratchet.train.workloads.user import as_spec, importing
 from ratchet.train.workloads.workload import Workload
 
 if TYPE_CHECKING:

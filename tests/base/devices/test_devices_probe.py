@@ -16,7 +16,7 @@ from ratchet.base.devices import probe as fingerprint
 from ratchet.base.devices.probe import HIDING, Device, best_isa, describe_device, probe
 from ratchet.base.errors import DeviceError
 from ratchet.train.turn.settings import workload_options
-from ratchet.train.workloads.place import place
+from ratchet.train.workloads.device import place
 
 ZEN4 = ("avx2", "avx512f", "avx512bw", "avx512dq", "avx512vl", "avx512_bf16")
 

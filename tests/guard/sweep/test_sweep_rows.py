@@ -14,7 +14,7 @@ import torch
 from ratchet.guard.sweep import forks, trial
 from ratchet.guard.sweep.model_types import SweepResult
 from ratchet.guard.sweep.row import ArmRun, SweepRequest, TypeRow
-from ratchet.train.graph.sites import InstallReport
+from ratchet.train.graph.scope import InstallReport
 from ratchet.train.workloads.hf_config import HEADS
 
 CPU = torch.device("cpu")

@@ -40,7 +40,7 @@ from ratchet.train.recipe.recipe import Recipe
 from ratchet.train.turn.settings import make_settings
 from ratchet.train.workloads.config import StepConfig
 from ratchet.train.workloads.load import load
-from ratchet.train.workloads.parallel.layout import parse_parallel
+from ratchet.train.workloads.parallel import parse_parallel
 from ratchet.train.workloads.step import TrainingStep
 
 DYING = """

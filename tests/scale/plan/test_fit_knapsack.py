@@ -9,11 +9,9 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from ratchet.base.errors import PlanError
-from ratchet.train.memory.costs import BlockCosts
-from ratchet.train.memory.knapsack import best_plan, least_plan, plan_of
+from ratchet.train.memory import parse_size
 from ratchet.train.memory.measured import MeasuredStep, MemoryParts
-from ratchet.train.memory.remedies import Remedies, remedies
-from ratchet.train.memory.sizes import parse_size
+from ratchet.train.memory.plan import BlockCosts, Remedies, best_plan, least_plan, plan_of, remedies
 
 COUNTS = st.integers(min_value=1, max_value=300)
 

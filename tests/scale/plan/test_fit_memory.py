@@ -18,10 +18,9 @@ from ratchet.base.errors import PlanError
 from ratchet.cli import main
 from ratchet.train.levers import find_lever
 from ratchet.train.memory.arm import MemoryArm, estimate_bytes
-from ratchet.train.memory.compiled import CompiledPlans
-from ratchet.train.memory.costs import costs_of
 from ratchet.train.memory.fit import MemoryRequest, step_memory
 from ratchet.train.memory.measured import MeasuredStep, MemoryParts, Stretch
+from ratchet.train.memory.plan import CompiledPlans, costs_of
 from ratchet.train.workloads import Workload, load
 from ratchet.train.workloads.checkpointing import find_blocks
 from ratchet.train.workloads.config import StepConfig

@@ -20,7 +20,7 @@ from ratchet.scale.parallel.bench import (
 )
 from ratchet.scale.plan import here
 from ratchet.scale.plan.shape import find_shape
-from ratchet.train.workloads.parallel.layout import parse_parallel
+from ratchet.train.workloads.parallel import parse_parallel
 
 SHAPE = find_shape("llama-60m")
 LAYOUTS = ("dp=1", "dp=2", "fsdp=2", "tp=2", "pp=2")

@@ -9,7 +9,7 @@ import torch
 
 from ratchet.judge.kernels.library import LIBRARY
 from ratchet.train.graph.capture import CapturedSite, capture, problems_for
-from ratchet.train.graph.sites import merge_sites
+from ratchet.train.graph.scope import merge_sites
 from ratchet.train.workloads import load
 from ratchet.train.workloads.config import StepConfig
 

@@ -26,15 +26,12 @@ from ratchet.judge.problems.model_file import run_source
 from ratchet.judge.problems.problem_file import load_problem
 from ratchet.judge.problems.references import inert_input
 from ratchet.judge.workers.gate import gate
-from ratchet.train.graph.regions.capture import region_report, with_reach
-from ratchet.train.graph.regions.cost import compiled_s
+from ratchet.train.graph.regions import BEYOND_REACH, OVERLAPPED, Region, RegionReport
+from ratchet.train.graph.regions.capture import compiled_s, region_report, with_reach
 from ratchet.train.graph.regions.cut import Cut, cut_graph
-from ratchet.train.graph.regions.dims import memory_layout
-from ratchet.train.graph.regions.form import form_of
-from ratchet.train.graph.regions.problems import header
-from ratchet.train.graph.regions.region import BEYOND_REACH, OVERLAPPED, Region, RegionReport
+from ratchet.train.graph.regions.form import form_of, memory_layout
+from ratchet.train.graph.regions.problems import Values, header, spec_for
 from ratchet.train.graph.regions.trace import TracedGraph, trace
-from ratchet.train.graph.regions.values import Values, spec_for
 from ratchet.train.workloads import load
 from ratchet.train.workloads.config import StepConfig
 

@@ -14,9 +14,9 @@ from torch._inductor.utils import fresh_cache
 
 from ratchet.base.devices.ceilings import Ceilings
 from ratchet.judge.kernels import registry
+from ratchet.train.graph.regions import region_name
 from ratchet.train.graph.regions.capture import region_report
 from ratchet.train.graph.regions.install import InstallRegions, region_options
-from ratchet.train.graph.regions.region import region_name
 from ratchet.train.workloads import load
 from ratchet.train.workloads.config import StepConfig
 from ratchet.train.workloads.step import compiled_loss

@@ -9,8 +9,8 @@ from rich.console import Console
 
 from ratchet.base.show.terminal import print_report
 from ratchet.judge.problems.problem import Case, Problem, TensorSpec
-from ratchet.train.graph.regions.region import Region
-from ratchet.train.graph.show import regions_report
+from ratchet.train.graph.regions import Region
+from ratchet.train.graph.regions.capture import regions_report
 
 CASE = Case(name="captured", timed=True, inputs=(TensorSpec(shape=(8, 16), dtype="float32"),))
 REGION = Region(

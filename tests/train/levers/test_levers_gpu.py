@@ -16,9 +16,9 @@ from ratchet.train.recipe.candidate import with_config
 from ratchet.train.recipe.module_calls import ModuleCall
 from ratchet.train.turn.costs import Costs
 from ratchet.train.turn.rivals import RivalModes
+from ratchet.train.workloads.compiling import REPLAYS, BoundedCompile
 from ratchet.train.workloads.config import StepConfig
 from ratchet.train.workloads.load import FAMILIES, load
-from ratchet.train.workloads.recompilation import REPLAYS, BoundedCompile
 from ratchet.train.workloads.step import ATTENTION_BACKENDS, TrainingStep, inductor_options
 
 ANY_GPU = (

@@ -15,8 +15,8 @@ from torch._dynamo.utils import counters
 
 import ratchet
 from ratchet.judge.kernels import registry
+from ratchet.train.workloads.compiling import BoundedCompile
 from ratchet.train.workloads.config import StepConfig
-from ratchet.train.workloads.recompilation import BoundedCompile
 
 LIMIT = 6
 """Dynamo's default is 8; fewer graphs take less long to compile."""

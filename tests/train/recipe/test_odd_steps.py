@@ -18,7 +18,7 @@ from ratchet.train.recipe.describe import StepFacts, describe_workload, signatur
 from ratchet.train.turn.arm import StepArm, make_arm
 from ratchet.train.turn.bench import BenchArm
 from ratchet.train.workloads import StepConfig, TrainingStep, check
-from ratchet.train.workloads.flops import flops_of
+from ratchet.train.workloads.fake import flops_of
 
 FILE = odd_steps.__file__
 PRODUCT = 2 * 16 * 8 * 8

@@ -23,8 +23,7 @@ from ratchet.judge.kernels.kernel import Kernel
 from ratchet.judge.problems.case import Case, TensorSpec
 from ratchet.judge.problems.problem import Problem
 from ratchet.judge.terms import JudgedKernel
-from ratchet.train.graph.regions.foreign import check_region_problem
-from ratchet.train.graph.regions.region import region_name
+from ratchet.train.graph.regions import check_region_problem, region_name
 from ratchet.train.recipe.candidate import with_config
 from ratchet.train.recipe.describe import ArmFacts
 from ratchet.train.recipe.installed import RegionKernel

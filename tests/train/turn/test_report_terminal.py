@@ -15,7 +15,7 @@ from ratchet.base.devices import DeviceReport, Paper, device_report
 from ratchet.base.devices.probe import fingerprint, probe
 from ratchet.base.show.model import grid
 from ratchet.base.show.terminal import FittedTable, make_console, print_report
-from ratchet.train.graph.sites import CapturedSite
+from ratchet.train.graph.scope import CapturedSite
 from ratchet.train.levers.base import Lever
 from ratchet.train.recipe.describe import StepFacts
 from ratchet.train.turn.dry_run import DryRun, TargetKernel
@@ -24,9 +24,8 @@ from ratchet.train.turn.show.dry_run import dry_run_report
 from ratchet.train.turn.show.page import optimize_report
 from ratchet.train.turn.show.progress import TurnProgress
 from ratchet.train.turn.target_bounds import TargetSite
-from ratchet.train.workloads.bench import BenchResult
+from ratchet.train.workloads.bench import BenchResult, bench_report
 from ratchet.train.workloads.config import StepConfig
-from ratchet.train.workloads.show import bench_report
 
 MANY = {str(place): (1000, 1000) for place in range(9)}
 FACTS = StepFacts(

@@ -13,7 +13,7 @@ from ratchet.base.devices import catalogue
 from ratchet.judge.problems.case import Case, TensorSpec
 from ratchet.judge.problems.problem import Problem
 from ratchet.judge.problems.references import LeastWork, least_work
-from ratchet.train.graph.sites import CapturedSite
+from ratchet.train.graph.scope import CapturedSite
 from ratchet.train.turn.shapes_arm import make_shapes_arm
 from ratchet.train.turn.target_bounds import (
     TargetSite,

@@ -16,7 +16,7 @@ from torch.optim.lr_scheduler import StepLR
 from ratchet.base.errors import RatchetError, WorkloadError
 from ratchet.train.graph.steps import build_step
 from ratchet.train.levers import find_lever
-from ratchet.train.memory.events import record
+from ratchet.train.memory.measured import record
 from ratchet.train.recipe.module_calls import memory_slots
 from ratchet.train.recipe.slots import filled
 from ratchet.train.workloads import Workload, load

@@ -11,10 +11,7 @@ import torch
 from torch import Tensor
 from torch._dynamo.utils import counters
 
-from ratchet.train.workloads.recompilation import (
-    BoundedCompile,
-    shapes_of,
-)
+from ratchet.train.workloads.compiling import BoundedCompile, shapes_of
 
 pytestmark = [
     pytest.mark.compiler,

@@ -12,8 +12,7 @@ import ratchet.train.workloads.bench as bench_module
 from ratchet.judge.problems import references
 from ratchet.train.workloads import StepConfig, Workload, check, load
 from ratchet.train.workloads.bench import bench, peak_memory_bytes
-from ratchet.train.workloads.fake import saved_bytes
-from ratchet.train.workloads.flops import step_flops
+from ratchet.train.workloads.fake import saved_bytes, step_flops
 
 
 def linear(values: bool = False) -> Workload:

@@ -20,9 +20,9 @@ from ratchet.train.workloads import StepConfig, TrainingStep, Workload, check, l
 from ratchet.train.workloads.bench import bench
 from ratchet.train.workloads.blame import batch_of
 from ratchet.train.workloads.check import load_checked
-from ratchet.train.workloads.counting import count
-from ratchet.train.workloads.flops import flops_of
+from ratchet.train.workloads.fake import flops_of
 from ratchet.train.workloads.own_step import loss_returned
+from ratchet.train.workloads.workload import count
 
 
 def seeded_batch(index: int) -> Tensor:

@@ -11,8 +11,7 @@ import torch
 from ratchet.base.errors import WorkloadError
 from ratchet.train.workloads import StepConfig, TrainingStep, check, load
 from ratchet.train.workloads.hf import tiny_hf
-from ratchet.train.workloads.hf_config import model_types, written_types
-from ratchet.train.workloads.hf_small import MOST_LAYERS
+from ratchet.train.workloads.hf_config import MOST_LAYERS, model_types, written_types
 
 
 def message(spec: str) -> str:

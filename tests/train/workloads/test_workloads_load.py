@@ -9,8 +9,8 @@ import pytest
 import torch
 
 from ratchet.base.errors import DeviceError, WorkloadError
-from ratchet.train.workloads import check, known, load, memory
-from ratchet.train.workloads.place import place
+from ratchet.train.workloads import check, known, load
+from ratchet.train.workloads.device import place
 
 
 def one_line(error: pytest.ExceptionInfo[Any]) -> str:
@@ -77,7 +77,7 @@ def test_auto_is_a_device_of_this_machine() -> None:
 def test_a_model_that_does_not_fit_is_refused_before_it_is_built(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    monkeypatch.setattr(memory, "free_bytes", lambda: 10**9)
+    monkeypatch.setattr("ratchet.train.workloads.device.free_bytes", lambda: 10**9)
     with pytest.raises(
         DeviceError, match=r"'llama-8b' needs at least 128.5 GB, but cpu has 1.0 GB"
     ):
@@ -95,7 +95,7 @@ def test_activations_that_do_not_fit_are_refused_before_they_are_made(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     workload = load("llama-tiny", batch_size=128)
-    monkeypatch.setattr(memory, "free_bytes", lambda: 50 * 10**6)
+    monkeypatch.setattr("ratchet.train.workloads.device.free_bytes", lambda: 50 * 10**6)
     with pytest.raises(DeviceError, match=r"a step of 'llama-tiny' needs at least 0\.\d GB"):
         check(workload)
 
@@ -103,7 +103,7 @@ def test_activations_that_do_not_fit_are_refused_before_they_are_made(
 def test_free_memory_is_within_the_limit_of_the_process() -> None:
     limit = 4 << 30
     script = (
-        "import torch; from ratchet.train.workloads.memory import available_bytes;"
+        "import torch; from ratchet.train.workloads.device import available_bytes;"
         "print(available_bytes(torch.device('cpu')))"
     )
 

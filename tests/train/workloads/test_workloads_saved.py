@@ -16,7 +16,7 @@ from torch import Tensor, nn
 from ratchet.base.errors import RatchetError, WorkloadError
 from ratchet.train.turn.settings import Settings
 from ratchet.train.workloads import Workload, check, load
-from ratchet.train.workloads.saved import as_spec, save
+from ratchet.train.workloads.user import as_spec, save
 
 SCRIPT = """
 import sys
@@ -46,7 +46,7 @@ def make():
 
 if __name__ == "__main__":
     from pathlib import Path
-    from ratchet.train.workloads.saved import save
+    from ratchet.train.workloads.user import save
 
     save(make(), Path(sys.argv[1]))
 """

@@ -12,7 +12,7 @@ from torch import nn
 from ratchet.base.errors import WorkloadError
 from ratchet.train.workloads import TrainingStep, Workload, check, load
 from ratchet.train.workloads.blame import batch_of
-from ratchet.train.workloads.counting import count
+from ratchet.train.workloads.workload import count
 
 EXAMPLE = Path(__file__).parents[3] / "examples" / "train_transformers.py"
 SCRIPT = """

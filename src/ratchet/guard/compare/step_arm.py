@@ -52,7 +52,7 @@ class ComparedStep(StepArm):
 
     def describe(self) -> dict[str, object]:
         """Return what an arm does, and the size of a batch (JSON)."""
-        from ratchet.train.workloads.counting import count
+        from ratchet.train.workloads.workload import count
 
         counted = count(self._workload, self._batches[0])
         return {**super().describe(), "per_batch": counted.per_step, "unit": counted.unit}

@@ -21,7 +21,7 @@ from ratchet.base.errors import told
 from ratchet.guard.sweep.row import ArmRun, Status, TypeRow
 from ratchet.judge.kernels.library import LIBRARY
 from ratchet.judge.steps.numerics import ERROR_FACTOR, NOISE_ERROR, NOISE_FACTOR
-from ratchet.train.graph.sites import InstallReport
+from ratchet.train.graph.scope import InstallReport
 from ratchet.train.graph.steps import build_step
 from ratchet.train.workloads.config import StepConfig
 from ratchet.train.workloads.hf import tiny_hf

@@ -27,7 +27,7 @@ from ratchet.trace.analysis import analyse
 from ratchet.trace.read import read
 from ratchet.train.workloads.bench import spread_of
 from ratchet.train.workloads.names import LoadOptions
-from ratchet.train.workloads.parallel.layout import ParallelLayout
+from ratchet.train.workloads.parallel import ParallelLayout
 
 ARM: Final = "step"
 BENCHED: Final = "bench-parallel"

@@ -16,7 +16,7 @@ from ratchet.base.errors import RanksError, WorkloadError
 from ratchet.base.process import families
 from ratchet.base.serialise import encoded
 from ratchet.scale.parallel.rank import RankRequest, RankResult
-from ratchet.train.workloads.parallel.layout import parse_parallel
+from ratchet.train.workloads.parallel import parse_parallel
 
 LIMIT_S: Final = 3600.0
 ENDED: Final = re.compile(r"^\s*rank\s*:\s*(\d+).*?^\s*exitcode\s*:\s*(-?\d+)", re.DOTALL | re.M)

@@ -22,7 +22,7 @@ from ratchet.scale.parallel.bench import communication_of
 from ratchet.scale.parallel.launch import run_ranks
 from ratchet.scale.parallel.rank import RankArm, RankRequest, RankResult
 from ratchet.train.turn.settings import Settings
-from ratchet.train.workloads.parallel.layout import ParallelLayout
+from ratchet.train.workloads.parallel import ParallelLayout
 
 TURN, LAUNCH = "parallel-turn", "parallel-launch"
 """Kinds of evidence: a turn that began or ended, and the results of one launch of its ranks."""

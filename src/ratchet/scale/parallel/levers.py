@@ -10,7 +10,7 @@ import msgspec
 
 from ratchet.base.errors import RecipeError
 from ratchet.scale.parallel.rank import RankArm, RankStep
-from ratchet.train.workloads.parallel.layout import ParallelLayout
+from ratchet.train.workloads.parallel import ParallelLayout
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)

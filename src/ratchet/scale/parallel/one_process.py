@@ -26,7 +26,7 @@ from ratchet.train.turn.settings import SMALLEST_BUDGET_S, Settings
 from ratchet.train.turn.state import Listener
 from ratchet.train.workloads.config import StepConfig
 from ratchet.train.workloads.names import LoadOptions, check_options
-from ratchet.train.workloads.parallel.layout import ParallelLayout
+from ratchet.train.workloads.parallel import ParallelLayout
 
 SHARE: Final = 0.5
 """Part of a turn's budget for the turn of one process."""

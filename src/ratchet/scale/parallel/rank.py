@@ -31,14 +31,13 @@ from ratchet.train.recipe.installed import AnyKernel, activate_proven, as_kernel
 from ratchet.train.recipe.ranks import of_all_ranks
 from ratchet.train.workloads.blame import batch_of
 from ratchet.train.workloads.config import StepConfig
-from ratchet.train.workloads.counting import count
 from ratchet.train.workloads.load import load
 from ratchet.train.workloads.names import LoadOptions
-from ratchet.train.workloads.parallel.layout import parse_parallel
+from ratchet.train.workloads.parallel import ParallelTuning, parse_parallel
 from ratchet.train.workloads.parallel.meshes import joined, rank_device
 from ratchet.train.workloads.parallel.parallelize import dimensions, mean_loss, parallelize
-from ratchet.train.workloads.parallel.tuning import ParallelTuning
 from ratchet.train.workloads.step import TrainingStep
+from ratchet.train.workloads.workload import count
 
 WARMUP_STEPS: Final = 3
 PROFILED_STEPS: Final = 3

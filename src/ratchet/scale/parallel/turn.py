@@ -40,10 +40,9 @@ from ratchet.train.turn.settings import Settings
 from ratchet.train.turn.state import Listener
 from ratchet.train.workloads.config import StepConfig
 from ratchet.train.workloads.load import load
-from ratchet.train.workloads.parallel.layout import ParallelLayout, SplitSizes
+from ratchet.train.workloads.parallel import ParallelLayout, SplitSizes, TunedLayout
 from ratchet.train.workloads.parallel.meshes import check_devices
 from ratchet.train.workloads.parallel.parallelize import check_parallel
-from ratchet.train.workloads.parallel.tuning import TunedLayout
 from ratchet.train.workloads.workload import Workload
 
 WRITTEN, TWIN, TUNED = "written", "twin", "tuned"

@@ -24,7 +24,7 @@ from ratchet.scale.plan.layout import Layout, columns
 from ratchet.scale.plan.search import Evaluated, PlanQuestion, evaluate
 from ratchet.scale.plan.shape import Shape, find_shape
 from ratchet.scale.plan.stack import WRITTEN_FP32
-from ratchet.train.workloads.parallel.layout import ParallelLayout, parse_parallel
+from ratchet.train.workloads.parallel import ParallelLayout, parse_parallel
 
 LEAST_ROWS: Final = 3
 """Layouts from which on something is predicted: two set the rates."""

@@ -10,7 +10,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from ratchet.base.errors import PlanError
-from ratchet.train.workloads.parallel.layout import parse_degrees
+from ratchet.train.workloads.parallel import parse_degrees
 
 Integers = NDArray[np.int64]
 Floats = NDArray[np.float64]

@@ -11,11 +11,11 @@ from torch.optim import AdamW, Optimizer
 
 from ratchet.base.errors import GraphError
 from ratchet.judge.kernels.library.adamw import AdamWUpdate, Afterwards
-from ratchet.train.graph.regions.region import REGION
-from ratchet.train.graph.sites import InstallReport
+from ratchet.train.graph.regions import REGION
+from ratchet.train.graph.scope import InstallReport
+from ratchet.train.workloads.compiling import CompileOptions
 from ratchet.train.workloads.config import StepConfig
 from ratchet.train.workloads.own_step import BatchStep
-from ratchet.train.workloads.recompilation import CompileOptions
 from ratchet.train.workloads.step import TrainingStep, WeightUpdate
 from ratchet.train.workloads.workload import Workload
 

@@ -3,15 +3,118 @@
 from __future__ import annotations
 
 from dataclasses import replace
+from functools import partial
+from typing import get_args
 
 import msgspec
 
 from ratchet.base.errors import RatchetError
+from ratchet.judge.kernels.library import LIBRARY, LibraryKernel, why_no_kernel
 from ratchet.train.levers import system
 from ratchet.train.levers.base import Lever, Situation
-from ratchet.train.levers.kernels import kernel_lever_names, kernel_levers
 from ratchet.train.levers.operators import LEVERS
-from ratchet.train.workloads.config import StepConfig
+from ratchet.train.workloads.config import OwnPrecision, StepConfig
+
+# Make a lever of each library kernel; it is pulled by name once it is proven.
+
+PREFIX = "kernel:"
+
+
+def kernel_lever_names() -> tuple[str, ...]:
+    """Return the names of `kernel_levers`, in order, without importing a kernel or torch."""
+    return tuple(PREFIX + name for name in LIBRARY)
+
+
+def kernel_levers() -> tuple[Lever, ...]:
+    """Return one lever for each library kernel, in the library's order."""
+    return tuple(_lever(kernel) for kernel in LIBRARY.values())
+
+
+def _lever(kernel: LibraryKernel) -> Lever:
+    if kernel.name == "adamw":
+        return _KernelAdamW(
+            name=PREFIX + kernel.name,
+            summary=kernel.summary,
+            expected="clip, decay, moments, zeroing and the bf16 copy in one pass over memory",
+            source=kernel.source_of_idea,
+            field="optimizer",
+            value="kernel",
+            applies=_adamw_applies,
+            acts_on=kernel.acts_on,
+        )
+    return _InGraph(
+        name=PREFIX + kernel.name,
+        summary=kernel.summary,
+        expected=f"the step's {kernel.name} call sites in one pass each",
+        source=kernel.source_of_idea,
+        field="kernels",
+        value=kernel.name,
+        applies=_linear_applies if kernel.name == "linear" else partial(_applies, kernel.name),
+        acts_on=kernel.acts_on,
+    )
+
+
+def region_lever(title: str, value: str) -> Lever:
+    """Return the lever that installs the kernel of one of the step's own regions.
+
+    `title` is the name of the region's problem, `value` its name among a config's kernels.
+    """
+    return _InGraph(
+        name=PREFIX + title,
+        summary="a kernel written for a region of the step's own graphs",
+        expected="the region's sites in one pass each",
+        source="written by Ratchet's authors, proven by the judge",
+        field="kernels",
+        value=value,
+    )
+
+
+class _KernelAdamW(Lever):
+    """The AdamW kernel; without it, torch's fused AdamW runs."""
+
+    __slots__ = ()
+
+    def unset(self, config: StepConfig, situation: Situation) -> StepConfig:
+        return msgspec.structs.replace(config, optimizer="fused")
+
+
+class _InGraph(Lever):
+    """A kernel at call sites of the step's graphs, among others."""
+
+    __slots__ = ()
+
+    def set(self, config: StepConfig, situation: Situation) -> StepConfig:
+        return msgspec.structs.replace(config, kernels=tuple(sorted({*config.kernels, self.value})))
+
+    def unset(self, config: StepConfig, situation: Situation) -> StepConfig:
+        kept = tuple(kernel for kernel in config.kernels if kernel != self.value)
+        return msgspec.structs.replace(config, kernels=kept)
+
+
+def _applies(name: str, situation: Situation) -> str | None:
+    return why_no_kernel(name, situation.target)
+
+
+def _linear_applies(situation: Situation) -> str | None:
+    """Decline CPUs where oneDNN's bf16 products are near the peak: AVX-512's.
+
+    docs/reference/kernels.md has the figures.
+    """
+    if situation.device_kind == "cpu" and situation.target not in ("amx", "avx2"):
+        return (
+            "oneDNN is near this CPU's peak (docs/reference/kernels.md); the kernel is for AMX and "
+            "AVX2"
+        )
+    return _applies("linear", situation)
+
+
+def _adamw_applies(situation: Situation) -> str | None:
+    if not situation.optimizer_is_adamw:
+        return "the optimizer is not torch's AdamW"
+    if situation.written.precision in get_args(OwnPrecision):
+        return f"the model's weights are {situation.written.precision}"
+    return situation.why_not_fused or _applies("adamw", situation)
+
 
 __all__ = [
     "LEVERS",

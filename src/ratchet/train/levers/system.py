@@ -4,7 +4,7 @@ import platform
 from pathlib import Path
 
 from ratchet.train.levers.base import Lever, Situation, only_cpu, only_gpu
-from ratchet.train.workloads.process import find_library
+from ratchet.train.workloads.config import find_library
 
 SHORT = 0.8
 """Share of the device's memory above which a step counts as short of memory."""

@@ -20,21 +20,27 @@ from ratchet.base.errors import DeviceError, WorkloadError
 from ratchet.base.serialise import document_of
 from ratchet.judge.steps.arms import ArmProcess, ArmSpec
 from ratchet.train.graph.steps import build_step
-from ratchet.train.memory.events import mark, record
-from ratchet.train.memory.marks import BEGIN_BACKWARD, BEGIN_UPDATE, END, block_marks
-from ratchet.train.memory.measured import MeasuredStep, parts_at_peak, stretches
+from ratchet.train.memory.measured import (
+    BEGIN_BACKWARD,
+    BEGIN_UPDATE,
+    END,
+    MeasuredStep,
+    block_marks,
+    mark,
+    parts_at_peak,
+    record,
+    stretches,
+)
 from ratchet.train.workloads.blame import SMALLER, batch_of
 from ratchet.train.workloads.checkpointing import find_blocks
 from ratchet.train.workloads.config import StepConfig
 from ratchet.train.workloads.deferred_logits import find_head
+from ratchet.train.workloads.device import require
 from ratchet.train.workloads.fake import saved_bytes
-from ratchet.train.workloads.implementations import why_not_fused
-from ratchet.train.workloads.memory import require
-from ratchet.train.workloads.micro_batches import samples_of
 from ratchet.train.workloads.names import LoadOptions
 from ratchet.train.workloads.step import TrainingStep
-from ratchet.train.workloads.update_in_backward import why_not_in_backward
-from ratchet.train.workloads.workload import Batch, Workload
+from ratchet.train.workloads.updates import why_not_fused, why_not_in_backward
+from ratchet.train.workloads.workload import Batch, Workload, samples_of
 
 FACTORY: Final = "ratchet.train.memory.arm:make_memory_arm"
 WARMUP_STEPS: Final = 1

@@ -13,11 +13,16 @@ from ratchet.judge.steps.arms import ArmProcess
 from ratchet.train.levers import Lever, operators, system
 from ratchet.train.levers import find_lever as lever_of
 from ratchet.train.memory.arm import StepShape, measure, memory_arm, shape_of
-from ratchet.train.memory.compiled import CompiledPlans
-from ratchet.train.memory.costs import BlockCosts, costs_of
-from ratchet.train.memory.knapsack import FitPlan, best_plan, least_plan
 from ratchet.train.memory.measured import MeasuredStep
-from ratchet.train.memory.remedies import remedies
+from ratchet.train.memory.plan import (
+    BlockCosts,
+    CompiledPlans,
+    FitPlan,
+    best_plan,
+    costs_of,
+    least_plan,
+    remedies,
+)
 from ratchet.train.workloads.blame import SMALLER
 from ratchet.train.workloads.checkpointing import CHOICES
 from ratchet.train.workloads.config import StepConfig

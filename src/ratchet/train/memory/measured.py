@@ -1,19 +1,176 @@
-"""The memory of one measured step: its peak, what was alive then, and each block's share."""
+"""The memory of one measured step: every allocation, its peak, and each block's share."""
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterator
+import gc
+from collections.abc import Callable, Collection, Iterator, Sequence
+from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
+from typing import Any, Final
 
-from ratchet.train.memory.events import AllocationTrace, AllocatorEvent
-from ratchet.train.memory.marks import (
-    BACKWARD,
-    BEGIN_BACKWARD,
-    BEGIN_UPDATE,
-    END,
-    FORWARD,
-    OUTSIDE,
-)
+import torch
+from torch import Tensor, nn
+from torch.profiler import ProfilerActivity, profile, record_function
+from torch.utils import _pytree as pytree
+
+from ratchet.train.workloads.checkpointing import KEPT_OPS
+
+# Record torch's own allocations and frees during a call, in order, with marks among them.
+
+MARK: Final = "ratchet:"
+KEPT_NAMES: Final = frozenset(str(op).replace(".", "::", 1).partition(".")[0] for op in KEPT_OPS)
+"""Names, as the profiler has them, of the ops whose outputs selective checkpointing keeps."""
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class AllocatorEvent:
+    """An allocation (positive bytes), a free (negative bytes), a mark, or an op with a time."""
+
+    at_ns: int
+    size_bytes: int = 0
+    pointer: int = 0
+    mark: str = ""
+    kept_ns: int = 0
+    """Time of an op whose output selective checkpointing keeps."""
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class AllocationTrace:
+    """Torch's allocations on one device during a call."""
+
+    base_bytes: int
+    """Bytes of the tensors that were alive when the call began."""
+    events: tuple[AllocatorEvent, ...]
+    peak_bytes: int
+    """On a CPU the largest sum of the events; on a GPU torch.cuda.max_memory_allocated."""
+
+
+def mark(name: str) -> None:
+    """Put a mark among the events."""
+    with record_function(MARK + name):
+        pass
+
+
+def record(call: Callable[[], object], device: torch.device) -> AllocationTrace:
+    """Run `call` and return its allocations. Addresses tell what is freed from what is not."""
+    gc.collect()
+    on_gpu = device.type == "cuda"
+    if on_gpu:
+        torch.cuda.synchronize(device)
+        torch.cuda.reset_peak_memory_stats(device)
+    base_bytes = torch.cuda.memory_allocated(device) if on_gpu else alive_bytes()
+    activities = [ProfilerActivity.CPU, *([ProfilerActivity.CUDA] if on_gpu else [])]
+    with profile(activities=activities, profile_memory=True, acc_events=True) as profiled:
+        call()
+        if on_gpu:
+            torch.cuda.synchronize(device)
+    found = profiled.profiler
+    assert found is not None and found.kineto_results is not None
+    tree = found.kineto_results.experimental_event_tree()
+    events = sorted(_events(tree, device.type), key=lambda one: one.at_ns)
+    level = peak = 0
+    for event in events:
+        level += event.size_bytes
+        peak = max(peak, level)
+    measured = torch.cuda.max_memory_allocated(device) if on_gpu else base_bytes + peak
+    return AllocationTrace(base_bytes=base_bytes, events=tuple(events), peak_bytes=measured)
+
+
+def alive_bytes() -> int:
+    """Return the bytes of all tensors on the CPU that Python can reach, each storage once."""
+    sizes: dict[int, int] = {}
+    for value in gc.get_objects():
+        # type(), since isinstance asks lazy objects of other packages what they are.
+        if issubclass(type(value), Tensor):
+            for tensor in (value, value.grad if value.is_leaf else None):
+                _add(tensor, sizes)
+    return sum(sizes.values())
+
+
+def _add(tensor: Tensor | None, sizes: dict[int, int]) -> None:
+    if tensor is None or tensor.layout is not torch.strided:
+        return
+    try:
+        storage = tensor.untyped_storage()
+        if storage.device.type == "cpu" and storage.nbytes():
+            sizes[storage.data_ptr()] = storage.nbytes()
+    except (RuntimeError, NotImplementedError):
+        return  # a subclass without a storage: a fake or a wrapper, whose own tensors are listed
+
+
+def _events(tree: Any, device_type: str) -> Iterator[AllocatorEvent]:
+    left = list(tree)
+    while left:
+        node = left.pop()
+        left.extend(node.children)
+        if node.tag == torch._C._profiler._EventType.Allocation:
+            fields = node.extra_fields
+            if fields.device.type == device_type:
+                yield AllocatorEvent(
+                    at_ns=node.start_time_ns, size_bytes=fields.alloc_size, pointer=fields.ptr
+                )
+        elif node.name.startswith(MARK):
+            yield AllocatorEvent(at_ns=node.start_time_ns, mark=node.name.removeprefix(MARK))
+        elif node.name in KEPT_NAMES:
+            yield AllocatorEvent(at_ns=node.start_time_ns, kept_ns=node.duration_time_ns)
+
+
+# Mark where each block's forward and backward pass begin and end.
+
+FORWARD: Final = "forward"
+BACKWARD: Final = "backward"
+OUTSIDE: Final = "outside"
+"""Names of marks; those of a block end in its place, as in `forward 3`."""
+BEGIN_BACKWARD: Final = "begin backward"
+BEGIN_UPDATE: Final = "begin update"
+END: Final = "end"
+
+
+@contextmanager
+def block_marks(blocks: Sequence[nn.Module]) -> Iterator[None]:
+    """Mark the passes of eager blocks while the context is open.
+
+    A block's backward pass begins when the gradient of its output is there, and ends when that of
+    its input is.
+    """
+    with ExitStack() as stack:
+        for place, block in enumerate(blocks):
+            begins = block.register_forward_pre_hook(_begins(place), with_kwargs=True)
+            stack.callback(begins.remove)
+            stack.callback(block.register_forward_hook(_ends(place)).remove)
+        yield
+
+
+def _begins(place: int) -> Callable[..., None]:
+    def hook(module: nn.Module, args: tuple[object, ...], kwargs: dict[str, object]) -> None:
+        if place == 0:
+            _on_gradient((args, kwargs), OUTSIDE)
+        _mark(f"{FORWARD} {place}")
+
+    return hook
+
+
+def _ends(place: int) -> Callable[..., None]:
+    def hook(module: nn.Module, args: tuple[object, ...], output: object) -> None:
+        _on_gradient(output, f"{BACKWARD} {place}")
+        _mark(OUTSIDE)
+
+    return hook
+
+
+def _on_gradient(values: object, name: str) -> None:
+    """Put a mark when the gradient of the first differentiable tensor is there."""
+    for leaf in pytree.tree_leaves(values):
+        if isinstance(leaf, Tensor) and leaf.requires_grad:
+            leaf.register_hook(lambda _: _mark(name))  # type: ignore[no-untyped-call]
+            return
+
+
+def _mark(name: str) -> None:
+    # On a GPU the time between two marks is that of the device only if nothing is under way.
+    if torch.cuda.is_initialized():  # type: ignore[no-untyped-call]
+        torch.cuda.synchronize()
+    mark(name)
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)

@@ -12,7 +12,7 @@ from typing import Final
 
 import torch
 
-from ratchet.train.publish.card import card
+from ratchet.train.publish.admitted import card
 from ratchet.train.publish.package import KERNELS, Files, KernelPackage
 
 LICENSE: Final = "Apache-2.0"
@@ -182,8 +182,7 @@ from setuptools.dist import Distribution
 
 sys.path.insert(0, str(Path(__file__).parent / "src" / "{package}"))
 
-from _cpu import features
-from _native import compile_kernels
+from _native import compile_kernels, features
 
 
 class BuildKernels(build_py):

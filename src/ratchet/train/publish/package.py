@@ -18,7 +18,7 @@ from ratchet.judge.problems.suites.shipped import HOMES
 from ratchet.train.publish.admitted import AdmittedKernel, AdmittedRecipe
 from ratchet.train.publish.examples import ADAMW, EXAMPLES, HEAD, OP, REGION, TAIL
 from ratchet.train.publish.extract import Extract, file_of
-from ratchet.train.publish.runtime.cpu import features
+from ratchet.train.publish.runtime.native import features
 from ratchet.train.recipe.installed import RegionKernel
 
 KERNELS: Final = "kernels.json"
@@ -127,7 +127,7 @@ class KernelPackage:
         if self.has("cpp"):
             extract.add(f"{RUNTIME}.native", ["compile_kernels"])
         for one in self._regions():
-            extract.add(f"{RUNTIME}.region", ["declare_region"])
+            extract.add(f"{RUNTIME}.serving", ["declare_region"])
             (problem,) = one.problems()
             extract.add(f"ratchet.{region_op(one)}_reference", ["reference"], problem.text)
         return extract
@@ -151,7 +151,7 @@ class KernelPackage:
             "",
             f"from . import {', '.join(modules)}",
             *(["from ._adamw import step_adamw"] if "step_adamw" in names else []),
-            *(["from ._region import declare_region"] if references else []),
+            *(["from ._serving import declare_region"] if references else []),
             "from ._registry import fallbacks as FALLBACKS",
             "from ._serving import serve_kernels",
             "",

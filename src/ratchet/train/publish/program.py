@@ -1,4 +1,4 @@
-"""A workload's forward pass and training step as programs of torch.export, for other compilers.
+"""A workload's forward pass and training step as programs of torch.export and as ONNX.
 
 The step is a function: parameters, the optimizer's state and a batch go in; the loss, the new
 parameters and the new state come out. What torch.export writes is loaded again and run beside the
@@ -9,14 +9,16 @@ from __future__ import annotations
 
 import copy
 import warnings
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, replace
+from importlib.util import find_spec
 from pathlib import Path
 from typing import Final
 
 import torch
 from torch import Tensor, nn
 from torch._ops import OpOverload
+from torch.export import ExportedProgram
 from torch.fx.experimental.proxy_tensor import make_fx
 from torch.nn.attention import SDPBackend, sdpa_kernel
 from torch.nn.utils import stateless
@@ -24,17 +26,82 @@ from torch.utils import _pytree as pytree
 
 from ratchet.base.errors import PublishError
 from ratchet.train.publish.export_result import (
-    ExportedProgram,
+    INSTALL,
     ExportResult,
     Fallback,
+    WrittenProgram,
+    new_folder,
     written_files,
 )
-from ratchet.train.publish.onnx_file import untranslated, write_onnx
-from ratchet.train.publish.staging import new_folder
 from ratchet.train.workloads.check import load_checked
 from ratchet.train.workloads.names import LoadOptions
 from ratchet.train.workloads.step import TrainingStep
 from ratchet.train.workloads.workload import Batch, Workload
+
+# ONNX beside an exported program, where `onnx` and `onnxscript` are installed.
+
+
+def can_translate() -> bool:
+    """Return whether torch's exporter to ONNX can run."""
+    return find_spec("onnx") is not None and find_spec("onnxscript") is not None
+
+
+def write_onnx(
+    program: ExportedProgram, path: Path, wanted: Sequence[Tensor], tolerance: float
+) -> str:
+    """Write a program as ONNX and run it in onnxruntime; return what was done, in words.
+
+    Raises:
+        PublishError: onnxruntime gives other results than the program.
+    """
+    if not can_translate():
+        return f"not written: {INSTALL}"
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        try:
+            made = torch.onnx.export(program, dynamo=True, verbose=False)
+            made.save(str(path))  # type: ignore[union-attr]
+        except Exception as error:
+            return f"not written: {_why(program, error)}"
+        if find_spec("onnxruntime") is None:
+            return f"{path.name}, not run: {INSTALL}"
+        found = _run(path, program)
+    for one, other in zip(found, wanted, strict=True):
+        apart = (one.double() - other.double()).norm()
+        if not float(apart) <= tolerance * max(float(other.double().norm()), 1e-6):
+            raise PublishError(f"{path.name} gives other results in onnxruntime than in torch")
+    return f"{path.name}, run by onnxruntime with the same results"
+
+
+def untranslated(operators: Iterable[OpOverload]) -> set[OpOverload] | None:
+    """Return the operators that torch's exporter to ONNX does not know; None if it is missing."""
+    if not can_translate():
+        return None
+    from torch.onnx._internal.exporter._registration import ONNXRegistry
+
+    known = ONNXRegistry.from_torchlib()
+    return {one for one in set(operators) if not known.is_registered(one)}
+
+
+def _why(program: ExportedProgram, error: Exception) -> str:
+    """Return the operators that the exporter lacks, else the last words of its error."""
+    called = [node.target for node in program.graph.nodes if node.op == "call_function"]
+    missing = untranslated([one for one in called if isinstance(one, torch._ops.OpOverload)])
+    if missing:
+        return f"ONNX lacks {', '.join(sorted(map(str, missing)))}"
+    return (str(error).strip().splitlines() or [type(error).__name__])[-1][:120]
+
+
+def _run(path: Path, program: ExportedProgram) -> list[Tensor]:
+    import onnxruntime
+
+    session = onnxruntime.InferenceSession(str(path), providers=["CPUExecutionProvider"])
+    given = [one for one in torch.utils._pytree.tree_leaves(program.example_inputs)]
+    names = [one.name for one in session.get_inputs()]
+    tensors = [one for one in given if isinstance(one, Tensor)]
+    feeds = {name: one.detach().numpy() for name, one in zip(names, tensors, strict=True)}
+    return [torch.as_tensor(one) for one in session.run(None, feeds)]
+
 
 EXACT: Final = 1e-3
 LOW: Final = 5e-2
@@ -98,7 +165,7 @@ def export_workload(workload: str, options: LoadOptions, out: Path) -> ExportRes
 
 def _written(
     traced: TracedProgram, folder: Path, tolerance: float
-) -> tuple[ExportedProgram, list[Fallback]]:
+) -> tuple[WrittenProgram, list[Fallback]]:
     """Export, save, load and run one program."""
     file = folder / f"{traced.name}.pt2"
     with warnings.catch_warnings():
@@ -123,7 +190,7 @@ def _written(
     operators = [one for one in called if not any(word in str(one) for word in _ASIDE)]
     said = write_onnx(program, folder / f"{traced.name}.onnx", found, tolerance)
     return (
-        ExportedProgram(
+        WrittenProgram(
             name=traced.name,
             file=file.name,
             operations=len(operators),

@@ -38,8 +38,8 @@ from ratchet.train.recipe.reproof import ready_kernels
 from ratchet.train.recipe.shards import on_shards
 from ratchet.train.recipe.slots import install_update
 from ratchet.train.workloads.config import AUTOCAST, StepConfig, default_of
-from ratchet.train.workloads.implementations import writes_gradients
 from ratchet.train.workloads.step import TrainingStep
+from ratchet.train.workloads.updates import writes_gradients
 from ratchet.train.workloads.workload import Workload
 
 log = logging.getLogger("ratchet")

@@ -28,13 +28,18 @@ from ratchet.train.recipe.module_calls import (
 )
 from ratchet.train.recipe.slots import Attribute, StepOutOfGraphs, StepSlot, filled, update_slot
 from ratchet.train.recipe.widening import KeptTensors, WidenedForward, computes_in_bf16
-from ratchet.train.workloads.compiling import kept_graphs
+from ratchet.train.workloads.compiling import (
+    BoundedCompile,
+    CompileOptions,
+    kept_graphs,
+    numbers_of,
+    sharded_in,
+    without_ddp,
+)
 from ratchet.train.workloads.config import AUTOCAST, StepConfig
-from ratchet.train.workloads.implementations import has_implementation
 from ratchet.train.workloads.lowered import lowered_forward
 from ratchet.train.workloads.own_step import BatchStep
-from ratchet.train.workloads.recompilation import BoundedCompile, CompileOptions, numbers_of
-from ratchet.train.workloads.sharded import sharded_in, without_ddp
+from ratchet.train.workloads.updates import has_implementation
 from ratchet.train.workloads.workload import Workload
 
 log = logging.getLogger("ratchet")

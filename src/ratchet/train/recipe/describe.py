@@ -15,14 +15,11 @@ from torch.overrides import TorchFunctionMode
 from torch.profiler import ProfilerActivity, profile, record_function
 
 from ratchet.train.workloads.config import StepConfig
-from ratchet.train.workloads.counting import count
-from ratchet.train.workloads.flops import flops_of
-from ratchet.train.workloads.implementations import unwrapped, why_not_fused
-from ratchet.train.workloads.micro_batches import samples_of
+from ratchet.train.workloads.fake import flops_of
 from ratchet.train.workloads.step import TrainingStep
 from ratchet.train.workloads.trainer import TrainerBatches
-from ratchet.train.workloads.update_in_backward import why_not_in_backward
-from ratchet.train.workloads.workload import Batch
+from ratchet.train.workloads.updates import unwrapped, why_not_fused, why_not_in_backward
+from ratchet.train.workloads.workload import Batch, count, samples_of
 
 
 class ModelSignature(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):

@@ -19,9 +19,9 @@ from ratchet.base.errors import DeviceError, RecipeError
 from ratchet.train.recipe.describe import signature_of
 from ratchet.train.recipe.recipe import Recipe
 from ratchet.train.workloads.checkpointing import find_blocks
+from ratchet.train.workloads.compiling import is_flattened
 from ratchet.train.workloads.config import StepConfig
-from ratchet.train.workloads.implementations import has_implementation, unwrapped
-from ratchet.train.workloads.sharded import is_flattened
+from ratchet.train.workloads.updates import has_implementation, unwrapped
 
 Optimizers = Optimizer | Sequence[Optimizer] | Mapping[str, Optimizer]
 AGAIN = "run `ratchet optimize` on this script's workload"

@@ -15,8 +15,7 @@ from ratchet.judge.kernels.library import LIBRARY
 from ratchet.judge.kernels.registry import DEVICES, build_kernel
 from ratchet.judge.problems.problem import Problem
 from ratchet.judge.problems.suites.shipped import WorkloadShapes
-from ratchet.train.graph.regions.foreign import check_region_problem
-from ratchet.train.graph.regions.region import region_name
+from ratchet.train.graph.regions import check_region_problem, region_name
 
 KEY = r"^[0-9a-f]{64}$"
 

@@ -23,13 +23,20 @@ from ratchet.train.recipe.marks import RAISED, Marks
 from ratchet.train.recipe.slots import ABSENT, Attribute, StepSlot, filled
 from ratchet.train.recipe.widening import computes_in_bf16, widened
 from ratchet.train.workloads.checkpointing import apply_checkpointing, find_blocks, is_transformed
-from ratchet.train.workloads.compiling import kept_graphs
+from ratchet.train.workloads.compiling import (
+    REPLAYS,
+    BoundedCompile,
+    CompiledUnit,
+    CompileOptions,
+    kept_graphs,
+    units_of,
+    with_own_code,
+    without_ddp,
+)
 from ratchet.train.workloads.config import AUTOCAST, StepConfig
 from ratchet.train.workloads.deferred_logits import apply_logits, replaced_in
 from ratchet.train.workloads.fp8_products import apply_products, multiplying_in
 from ratchet.train.workloads.lowered import mixed_precision
-from ratchet.train.workloads.recompilation import REPLAYS, BoundedCompile, CompileOptions
-from ratchet.train.workloads.sharded import CompiledUnit, units_of, with_own_code, without_ddp
 from ratchet.train.workloads.step import ATTENTION_BACKENDS, inductor_options
 
 log = logging.getLogger("ratchet")

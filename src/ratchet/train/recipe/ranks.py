@@ -17,7 +17,7 @@ from ratchet.base.devices.probe import probe, software
 from ratchet.base.errors import RecipeError
 from ratchet.judge.kernels.languages.cpp import cache_folder
 from ratchet.train.recipe.recipe import Recipe
-from ratchet.train.workloads.parallel.tuning import ParallelTuning, TunedLayout
+from ratchet.train.workloads.parallel import ParallelTuning, TunedLayout
 from ratchet.train.workloads.workload import Workload
 
 Told = TypeVar("Told", bound=Mapping[str, object])
@@ -45,7 +45,7 @@ def join_ranks(workload: Workload, recipe: Recipe) -> None:
     """
     if recipe.parallel is None:
         return
-    from ratchet.train.workloads.parallel.layout import parse_parallel
+    from ratchet.train.workloads.parallel import parse_parallel
     from ratchet.train.workloads.parallel.meshes import join
 
     layout = parse_parallel(recipe.parallel.layout)
@@ -79,7 +79,7 @@ def on_ranks(workload: Workload, recipe: Recipe, *, tuned: bool = True) -> Workl
     part = recipe.parallel
     if part is None:
         return workload
-    from ratchet.train.workloads.parallel.layout import parse_parallel
+    from ratchet.train.workloads.parallel import parse_parallel
     from ratchet.train.workloads.parallel.parallelize import parallelize
 
     tuning = part.tuning if tuned else ParallelTuning()
@@ -102,6 +102,6 @@ def of_all_ranks(own: Told) -> list[Told]:
 
 def tuned_ranks(model: nn.Module, part: TunedLayout) -> list[str]:
     """Set the communication of a script's own wrapped model; return what its script must set."""
-    from ratchet.train.workloads.parallel.tune import tune
+    from ratchet.train.workloads.parallel.meshes import tune
 
     return tune(model, part.tuning)

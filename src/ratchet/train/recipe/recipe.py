@@ -14,7 +14,7 @@ from ratchet.base.serialise import document_of, encoded
 from ratchet.train.recipe.describe import ModelSignature
 from ratchet.train.recipe.installed import AnyKernel, as_kernel
 from ratchet.train.workloads.config import StepConfig
-from ratchet.train.workloads.parallel.tuning import TunedLayout
+from ratchet.train.workloads.parallel import TunedLayout
 
 SCHEMA = 1
 MOST_BYTES = 1 << 23

@@ -8,8 +8,8 @@ import msgspec
 from torch import nn
 
 from ratchet.train.graph.steps import CHUNKED
+from ratchet.train.workloads.compiling import sharded_in, units_of
 from ratchet.train.workloads.config import StepConfig
-from ratchet.train.workloads.sharded import sharded_in, units_of
 
 OF_A_PROCESS: Final = (
     "update_in_backward", "micro_batches", "threads", "affinity", "matmul_precision", "allocator",

@@ -17,7 +17,7 @@ from ratchet.judge.kernels.library.adamw import (
     step_by_torch,
 )
 from ratchet.train.workloads.config import StepConfig
-from ratchet.train.workloads.implementations import select_implementation
+from ratchet.train.workloads.updates import select_implementation
 
 ABSENT = object()
 """Marks an attribute that its object does not have."""

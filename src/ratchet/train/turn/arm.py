@@ -77,7 +77,7 @@ def use_device(options: LoadOptions) -> None:
     if ":" in str(options.get("device", "")):
         import torch
 
-        from ratchet.train.workloads.place import place
+        from ratchet.train.workloads.device import place
 
         torch.cuda.set_device(place(options["device"]))
 
@@ -145,7 +145,7 @@ class StepArm:
         from ratchet.judge.problems.model_file import seeded
         from ratchet.train.recipe.compiled_step import build
         from ratchet.train.recipe.gradients import eager_draws, write_gradients
-        from ratchet.train.workloads.place import place
+        from ratchet.train.workloads.device import place
 
         if self._next:
             raise WorkloadError(
@@ -240,7 +240,7 @@ class StepArm:
     def describe(self) -> dict[str, object]:
         """Return peak memory so far, and how graphs and kernels ran (JSON, `ArmFacts` in it)."""
         from ratchet.judge.kernels import registry
-        from ratchet.train.graph.regions import op
+        from ratchet.train.graph.regions import install
         from ratchet.train.workloads.bench import peak_memory_bytes
 
         report = getattr(self._step, "install_report", None)
@@ -249,7 +249,7 @@ class StepArm:
         return {
             "peak_memory_bytes": peak_memory_bytes(self._workload.device),
             "fallbacks": dict(registry.fallbacks),
-            "region_calls": dict(op.calls),
+            "region_calls": dict(install.calls),
             "compiled_graphs": dynamo.counters["inductor"]["fxgraph_cache_miss"] if dynamo else 0,
             "graphs": graphs,
             "installed": dict(report.installed) if report is not None else {},
@@ -278,7 +278,7 @@ class StepArm:
 
     def regions(self, measuring_s: float) -> list[dict[str, object]]:
         """Return the regions of the step's graphs, the most time to win first (JSON)."""
-        from ratchet.train.graph.regions import capture_regions
+        from ratchet.train.graph.regions.capture import capture_regions
 
         found = capture_regions(self._workload, self._config, measuring_s=measuring_s)
         return [one.as_json() for one in found]

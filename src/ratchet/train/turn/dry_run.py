@@ -16,8 +16,7 @@ from ratchet.judge.problems.suites.shipped import SHAPES
 from ratchet.judge.terms import Terms
 from ratchet.judge.verdict import EmulatedCase
 from ratchet.train.graph.capture import CapturedSite, kernels_of
-from ratchet.train.levers import Lever
-from ratchet.train.levers.kernels import PREFIX
+from ratchet.train.levers import PREFIX, Lever
 from ratchet.train.recipe.describe import StepFacts
 from ratchet.train.turn.loop import describe, opened, situation_of
 from ratchet.train.turn.optimize_result import Change

@@ -18,9 +18,8 @@ from ratchet.judge.kernels.kernel import Kernel
 from ratchet.judge.kernels.library import language_for
 from ratchet.judge.problems.problem import Problem
 from ratchet.judge.steps.arms import ArmProcess
-from ratchet.train.graph.regions.region import REGION, region_name
-from ratchet.train.levers import Lever
-from ratchet.train.levers.kernels import region_lever
+from ratchet.train.graph.regions import REGION, region_name
+from ratchet.train.levers import Lever, region_lever
 from ratchet.train.recipe.candidate import Candidate
 from ratchet.train.recipe.describe import ArmFacts
 from ratchet.train.recipe.installed import InstalledKernel, RegionKernel

@@ -12,8 +12,7 @@ import msgspec
 
 from ratchet.base.errors import DeadlinePassed
 from ratchet.base.measure.sitting import FEWEST_LAUNCHES, Sitting
-from ratchet.train.levers import LEVERS, Lever, Situation, find_lever, kernel_levers
-from ratchet.train.levers.kernels import PREFIX
+from ratchet.train.levers import LEVERS, PREFIX, Lever, Situation, find_lever, kernel_levers
 from ratchet.train.levers.operators import BF16_WEIGHTS, COMPILE
 from ratchet.train.recipe.candidate import Candidate, with_config
 from ratchet.train.recipe.describe import StepFacts

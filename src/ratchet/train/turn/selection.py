@@ -14,9 +14,8 @@ from dataclasses import dataclass, field, replace
 import msgspec
 
 from ratchet.base.errors import DeadlinePassed
-from ratchet.train.graph.regions.region import REGION
-from ratchet.train.levers import Lever, Situation
-from ratchet.train.levers.kernels import PREFIX
+from ratchet.train.graph.regions import REGION
+from ratchet.train.levers import PREFIX, Lever, Situation
 from ratchet.train.recipe.candidate import Candidate, with_config
 from ratchet.train.recipe.installed import AnyKernel
 from ratchet.train.turn.headroom import SMALL_REGION_SHARE, SMALL_SHARE, Worth

@@ -53,8 +53,8 @@ class ShapesArm:
         Its peak memory is a lower bound: weights, gradients, moments, and what forward keeps.
         """
         from ratchet.train.recipe.describe import describe_workload
+        from ratchet.train.workloads.device import state_bytes
         from ratchet.train.workloads.fake import saved_bytes
-        from ratchet.train.workloads.memory import state_bytes
         from ratchet.train.workloads.step import TrainingStep
 
         workload = self._workload

@@ -19,7 +19,7 @@ from ratchet.judge.problems.case import TensorSpec
 from ratchet.judge.problems.problem import Problem
 from ratchet.judge.problems.references import LeastWork, least_work
 from ratchet.train.graph.capture import shapes_of_each
-from ratchet.train.graph.sites import CapturedSite
+from ratchet.train.graph.scope import CapturedSite
 
 PEAKS: Final[Mapping[str, tuple[str, ...]]] = {
     "bf16": ("matrix_bf16",),

@@ -14,7 +14,7 @@ import msgspec
 from ratchet.base.devices import catalogue
 from ratchet.base.devices.catalogue import CatalogueDevice
 from ratchet.judge.steps.arms import ArmProcess, ArmSpec
-from ratchet.train.graph.sites import CapturedSite
+from ratchet.train.graph.scope import CapturedSite
 from ratchet.train.levers import Situation
 from ratchet.train.recipe.candidate import Candidate, with_config
 from ratchet.train.recipe.describe import StepFacts

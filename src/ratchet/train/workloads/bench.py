@@ -13,12 +13,13 @@ import torch
 
 from ratchet.base.devices.ceilings import measure
 from ratchet.base.devices.probe import probe
+from ratchet.base.show import model as m
+from ratchet.base.show.words import common_unit, show_bytes, show_rate, show_share
 from ratchet.train.workloads.blame import batch_of
 from ratchet.train.workloads.config import StepConfig, gemm_dtype
-from ratchet.train.workloads.counting import count
-from ratchet.train.workloads.flops import flops_of
+from ratchet.train.workloads.fake import flops_of
 from ratchet.train.workloads.step import TrainingStep
-from ratchet.train.workloads.workload import Workload
+from ratchet.train.workloads.workload import Workload, count
 
 WARMUP_STEPS = 3
 """The first step allocates and compiles, and the second may compile again; later ones are alike."""
@@ -122,3 +123,19 @@ def _settle(device: str) -> None:
 def gemm_rate(workload: Workload, config: StepConfig) -> float:
     """Return the measured matrix-product rate in the step's dtype, in FLOP/s; 0 if unmeasured."""
     return measure(probe(workload.device)).gemm_flops_per_s.get(gemm_dtype(config), 0.0)
+
+
+def bench_report(results: Sequence[BenchResult]) -> m.ResultReport:
+    """Describe the result of `ratchet bench`: one row per workload."""
+    unit = common_unit([row.step_time_s for row in results])
+    counted = sorted({row.unit for row in results}, reverse=True)
+    columns = (
+        m.name("workload"),
+        m.number(f"step, {unit.name}", "step_time_s", unit.show),
+        m.number(f"{' or '.join(counted)}/s", "tokens_per_s", show_rate),
+        m.number("MFU", "mfu", show_share),
+        m.number("peak memory", "peak_memory_bytes", show_bytes),
+    )
+    warnings = (line for row in results for line in row.warnings)
+    said = (m.Words(line, "warning") for line in warnings)
+    return m.ResultReport(header=(m.ResultTable(columns, results), *said))

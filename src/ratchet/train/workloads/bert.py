@@ -13,8 +13,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from ratchet.train.workloads.family import Data, Family, initialise
-from ratchet.train.workloads.windows import Windows, text_windows
+from ratchet.train.workloads.family import Data, Family, Windows, initialise, text_windows
 from ratchet.train.workloads.workload import BatchFunction
 
 MASKED_SHARE = 0.15

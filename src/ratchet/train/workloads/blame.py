@@ -15,7 +15,7 @@ import torch
 from ratchet.base import FOLDER
 from ratchet.base.errors import DeviceError, DeviceLost, RatchetError, WorkloadError
 from ratchet.judge.kernels.languages.cpp import cache_folder
-from ratchet.train.workloads.memory import available_bytes
+from ratchet.train.workloads.device import available_bytes
 from ratchet.train.workloads.workload import Batch, Workload
 
 OWN_REMEDY = "correct it there"

@@ -14,7 +14,6 @@ from torch.utils import _pytree as pytree
 
 from ratchet.base.errors import DeviceError, WorkloadError
 from ratchet.judge.problems.model_file import seeded
-from ratchet.train.workloads.backward import gradients_of
 from ratchet.train.workloads.blame import (
     SMALLER,
     batch_of,
@@ -24,12 +23,11 @@ from ratchet.train.workloads.blame import (
     planned_by,
 )
 from ratchet.train.workloads.config import Checkpointing, Precision
-from ratchet.train.workloads.fake import saved_bytes
+from ratchet.train.workloads.device import place, require, state_bytes
+from ratchet.train.workloads.fake import gradients_of, saved_bytes
 from ratchet.train.workloads.load import load
-from ratchet.train.workloads.memory import require, state_bytes
 from ratchet.train.workloads.names import is_user_spec, user_file
 from ratchet.train.workloads.own_step import autocasts
-from ratchet.train.workloads.place import place
 from ratchet.train.workloads.step import TrainingStep, compiled_loss
 from ratchet.train.workloads.workload import Workload
 

@@ -3,7 +3,7 @@
 The model's last linear layer returns its inputs and weights, dressed as the logits [..., V]. Views
 that keep the classes whole stay so dressed; `cross_entropy` then calls the op
 `ratchet::linear_cross_entropy`; anything else computes the logits as written. A compiled step has
-the same from `ratchet.train.graph.patterns.linear_cross_entropy`.
+the same from `ratchet.train.graph.patterns.linear`.
 
 If the layer shares its weight with the embedding, both gradients go straight into `.grad`: autograd
 would hold two of them, and their sum as a third.

@@ -19,12 +19,18 @@ import torch
 from torch import Tensor, nn
 
 from ratchet.base.errors import RatchetError, WorkloadError, told
+from ratchet.train.workloads.device import require, state_bytes
 from ratchet.train.workloads.family import CLIP_NORM, Data
-from ratchet.train.workloads.hf_batches import batches_for
-from ratchet.train.workloads.hf_config import Head, head_of, read_config, table_of
-from ratchet.train.workloads.hf_inputs import Batching
-from ratchet.train.workloads.hf_small import Dimensions, Widths, small_config
-from ratchet.train.workloads.memory import require, state_bytes
+from ratchet.train.workloads.hf_config import (
+    Dimensions,
+    Head,
+    Widths,
+    head_of,
+    read_config,
+    small_config,
+    table_of,
+)
+from ratchet.train.workloads.hf_inputs import Batching, batches_for
 from ratchet.train.workloads.names import PREFIX
 from ratchet.train.workloads.workload import AdamWSpec, Request, Workload
 

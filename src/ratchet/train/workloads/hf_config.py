@@ -1,19 +1,354 @@
-"""Configurations of Hugging Face models: reading them and making them small."""
+"""Configurations of Hugging Face models: read them, and make small ones of any type."""
 
 from __future__ import annotations
 
 import difflib
 import importlib.util
 import re
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final, Literal
 
+from ratchet.base import Json
 from ratchet.base.errors import WorkloadError
-from ratchet.train.workloads.hf_small import without_dropout
 
 if TYPE_CHECKING:
     from transformers import PretrainedConfig
+
+
+# Small configurations of Hugging Face models, of any type and nested to any depth.
+
+LAYERS = re.compile(r"(^|_)(layers?|n_layers?|depth|layers_per_stack)$|^num_blocks$")
+DEPTHS = re.compile(r"(^|_)(depths|layers_per_stage|num_blocks|num_layers_per_stage)$")
+VOCABULARY = re.compile(r"vocab(ulary)?_size(_per_layer_input)?$|_vocab$")
+EXPERTS = re.compile(r"experts$")
+CHOSEN_EXPERTS = re.compile(r"experts_per_tok(en)?$|^(moe_|router_)?(top_?)?k$")
+INDICES = re.compile(r"(_indices|_indexes|_layers|_layer_ids)$")
+SPECIAL_ID = re.compile(r"_token_(id|index)$|^(bos|eos|pad|sep)_index$")
+IMAGE_IDS = ("image_token_id", "image_token_index")
+KEPT_LAYERS = frozenset({"num_feat_extract_layers", "vision_feature_layer", "num_mel_layers"})
+"""Names that look like a depth and are none: they count the entries of another field."""
+QUERIES = re.compile(r"^num_queries$")
+GROUPS = re.compile(r"^(n_groups?|topk_group|num_expert_group|num_limited_groups)$")
+SHARED_LAYERS = ("num_kv_shared_layers",)
+"""Layers that reuse what earlier ones made: a few layers have none."""
+MOST_LAYERS = 4
+"""Layers of a model whose layers differ: one of each kind, at most so many."""
+EXPERTS_KEPT, EXPERTS_CHOSEN = 4, 2
+QUERIES_KEPT = 8
+"""Objects that a detector looks for: a small image has few places to choose them from."""
+WINDOW, LABELS = 16, 10
+RANDOM = frozenset({"mask_time_prob", "mask_feature_prob", "jitter_noise", "router_jitter_noise",
+                    "input_jitter_noise", "apply_spec_augment"})  # fmt: skip
+"""Sources of randomness in a training step besides dropout."""
+_NOT_SWITCHES = frozenset({"model_type", "transformers_version", "_name_or_path", "dtype"})
+_TIMM = ("timm_backbone", "timm_wrapper")
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Dimensions:
+    """The sizes that make a configuration small."""
+
+    layers: int
+    vocabulary: int
+    widths: Widths | None = None
+    """None keeps the type's own widths: one layer's time to compile does not depend on them."""
+    derived: bool = False
+    """Let the configuration compute again what it computes from other fields."""
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Widths:
+    """Sizes of one layer."""
+
+    hidden: int
+    heads: int
+    kv_heads: int
+    intermediate: int
+    positions: int
+    own_head_dim: bool = False
+    """Keep the type's size of a head, which its rotary embedding may depend on."""
+
+    def by_name(self) -> dict[str, int]:
+        """Return these sizes under the names that transformers' configurations use."""
+        wide = (
+            "intermediate_size",
+            "intermediate_size_mlp",
+            "ffn_dim",
+            "encoder_ffn_dim",
+            "decoder_ffn_dim",
+            "d_ff",
+        )
+        narrow = ("hidden_size", "d_model", "word_embed_proj_dim", "embedding_size",
+                  "text_hidden_size", "hidden_size_global")  # fmt: skip
+        heads = (
+            "num_attention_heads",
+            "num_heads",
+            "encoder_attention_heads",
+            "decoder_attention_heads",
+        )
+        head_dim = self.hidden // self.heads
+        return {
+            "max_position_embeddings": self.positions,
+            "num_key_value_heads": self.kv_heads,
+            **({} if self.own_head_dim else {"head_dim": head_dim, "d_kv": head_dim}),
+            "image_size": 64,
+            "out_hidden_size": self.hidden,
+            "moe_intermediate_size": self.intermediate // 2,
+            "shared_expert_intermediate_size": self.intermediate // 2,
+            **dict.fromkeys(narrow, self.hidden),
+            **dict.fromkeys(wide, self.intermediate),
+            **dict.fromkeys(heads, self.heads),
+        }
+
+
+def small_config(config: PretrainedConfig, dimensions: Dimensions) -> PretrainedConfig:
+    """Return a configuration of the same class and switches, with these sizes and no dropout."""
+    left_out = _NOT_SWITCHES | (_derived(config) if dimensions.derived else set())
+    kept = {
+        name: value
+        for name, value in config.to_diff_dict().items()
+        if isinstance(value, bool | str | int | float | list) and name not in left_out
+    }
+    nested = {
+        name: _small_part(config, name, dimensions)
+        for name in config.sub_configs
+        if getattr(config, name, None) is not None
+    }
+    own = {
+        name: getattr(config, name, None)
+        for name in config.to_dict()
+        if name not in (*nested, *_NOT_SWITCHES, *_by_layer(config))
+    }
+    layers = _layers(own, dimensions)
+    sizes = _sized(config, own, dimensions, max(len(layers), dimensions.layers))
+    ids = _ids(own, dimensions.vocabulary)
+    rope, chosen = _rope(config, own, sizes), _chosen(own, layers)
+    if "out_indices" in chosen:
+        kept.pop("out_features", None)
+    small = type(config)(**{**kept, **nested, **sizes, **chosen, **ids, **rope, **_language(own)})
+    for name in own:
+        if not hasattr(small, name):  # given to the nested configuration by the one around it
+            setattr(small, name, own[name])
+    return without_dropout(small)
+
+
+def _derived(config: PretrainedConfig) -> set[str]:
+    """Return the fields that the constructor computes, for nobody gave them."""
+    declared = getattr(type(config), "__dataclass_fields__", {})
+    return {
+        name
+        for name in config.to_dict()
+        if name not in declared or getattr(declared[name], "default", name) is None
+    }
+
+
+def _by_layer(config: PretrainedConfig) -> tuple[str, ...]:
+    """Return the fields that have no value of their own, only one for each kind of layer."""
+    return tuple(getattr(config, "per_layer_attributes", None) or ())
+
+
+def _small_part(config: PretrainedConfig, name: str, dimensions: Dimensions) -> PretrainedConfig:
+    part = getattr(config, name)
+    if part.model_type not in _TIMM or name != "backbone_config":
+        return small_config(part, dimensions)
+    from transformers import AutoConfig
+
+    # transformers has the same networks as timm's, which may not be installed.
+    stages = ["stage2", "stage3", "stage4"] if _several(part) else ["stage4"]
+    resnet = AutoConfig.for_model("resnet", depths=[1, 1, 1, 1], out_features=stages)
+    return without_dropout(resnet)
+
+
+def _several(part: PretrainedConfig) -> bool:
+    return len(getattr(part, "out_indices", None) or ()) > 1
+
+
+def _layers(own: Mapping[str, Json], dimensions: Dimensions) -> list[int]:
+    """Return the layers that stay, by their number: one of each kind before others."""
+    depth = _depth(own)
+    wanted = dimensions.layers
+    listed = [value for name, value in own.items() if _is_indices(name, value)]
+    wanted = max([wanted, *(len(value) for value in listed)])
+    if depth is None or depth <= wanted:
+        return list(range(depth or wanted))
+    each = [value for value in own.values() if _is_list(value) and len(value) == depth]
+    kinds: dict[str, int] = {}
+    for index in range(depth):
+        kinds.setdefault(repr([value[index] for value in each]), index)
+    first = sorted(kinds.values())[: max(wanted, MOST_LAYERS)]
+    others = [index for index in range(depth) if index not in first]
+    return sorted([*first, *others[: max(0, wanted - len(first))]])
+
+
+def _depth(own: Mapping[str, Json]) -> int | None:
+    names = ("num_hidden_layers", "num_layers", "n_layer", "n_layers", "depth", "encoder_layers")
+    found = (own[name] for name in names if isinstance(own.get(name), int))
+    return next(found, None)
+
+
+def _sized(
+    config: PretrainedConfig, own: Mapping[str, Json], dimensions: Dimensions, layers: int
+) -> dict[str, Json]:
+    """Return the fields that hold a size, small."""
+    sizes = _widths(type(config).attribute_map, own, dimensions)
+    largest = _largest(dimensions.vocabulary, layers)
+    for name, value in own.items():
+        most = next((most for form, most in largest if form.search(name)), None)
+        if DEPTHS.search(name) and _is_list(value):
+            sizes[name] = [1] * len(value)
+        elif name == "attention_window":  # Longformer pads its input to a multiple of it
+            sizes[name] = [WINDOW] * layers if _is_list(value) else WINDOW
+        elif name in SHARED_LAYERS:
+            sizes[name] = 0
+        elif name in KEPT_LAYERS or most is None or isinstance(value, bool):
+            continue
+        elif isinstance(value, int):
+            sizes[name] = min(value, most)
+        elif value is None and not LAYERS.search(name):
+            sizes[name] = most
+    if "id2label" in own:
+        sizes["num_labels"] = LABELS
+    return sizes
+
+
+def _largest(vocabulary: int, layers: int) -> list[tuple[re.Pattern[str], int]]:
+    """Return the largest value of fields by the form of their names; None counts as larger."""
+    return [
+        (LAYERS, layers),
+        (VOCABULARY, vocabulary),
+        (EXPERTS, EXPERTS_KEPT),
+        (CHOSEN_EXPERTS, EXPERTS_CHOSEN),
+        (GROUPS, 1),
+        (QUERIES, QUERIES_KEPT),
+    ]
+
+
+def _widths(
+    mapped: Mapping[str, str], own: Mapping[str, Json], dimensions: Dimensions
+) -> dict[str, Json]:
+    """Return the sizes of one layer, by the names that this configuration has."""
+    if dimensions.widths is None:
+        return {}
+    sizes: dict[str, Json] = {
+        name: value
+        for name, value in dimensions.widths.by_name().items()
+        if isinstance(own.get(mapped.get(name, name)), int)
+        or (name in own and own[name] is None and name != "image_size")
+    }
+    head_dim = dimensions.widths.hidden // dimensions.widths.heads
+    if "kv_lora_rank" in own:
+        # Latent attention has as many key-value heads as heads, and heads of two parts.
+        sizes["num_key_value_heads"] = dimensions.widths.heads
+        parts = ("qk_nope_head_dim", "qk_rope_head_dim", "v_head_dim")
+        sizes |= dict.fromkeys((name for name in parts if name in own), head_dim)
+    if "expand" in own and "head_dim" in sizes:
+        sizes["head_dim"] *= own["expand"]
+    if "rotary_dim" in own:
+        sizes["rotary_dim"] = head_dim
+    return sizes | _mamba_heads(own, dimensions.widths)
+
+
+def _mamba_heads(own: Mapping[str, Json], widths: Widths) -> dict[str, Json]:
+    """Return a state-space layer's heads, which share the expanded hidden size."""
+    if not isinstance(expand := own.get("mamba_expand"), int | float):
+        return {}
+    inner = int(expand * widths.hidden)
+    sizes = {
+        **dict.fromkeys(("mamba_n_heads", "n_mamba_heads"), widths.heads),
+        **dict.fromkeys(("mamba_d_head", "mamba_headdim"), inner // widths.heads),
+        "mamba_d_ssm": inner,
+    }
+    return {name: size for name, size in sizes.items() if own.get(name) is not None}
+
+
+def _chosen(own: Mapping[str, Json], layers: Sequence[int]) -> dict[str, Json]:
+    """Return the lists that have an entry for each layer, and those that number layers."""
+    depth = _depth(own)
+    chosen: dict[str, Json] = {}
+    for name, value in own.items():
+        if DEPTHS.search(name):
+            continue
+        if depth is not None and _is_list(value) and len(value) == depth:
+            chosen[name] = [value[index] for index in layers]
+        elif _is_indices(name, value) and depth is not None and len(layers) < depth:
+            first = 1 if max(value) == depth else 0
+            chosen[name] = [first + index for index in range(len(value))]
+    return chosen
+
+
+def _rope(
+    config: PretrainedConfig, own: Mapping[str, Json], sizes: Mapping[str, Json]
+) -> dict[str, Json]:
+    """Return the rotary embedding's parameters with sections that fill a smaller head."""
+    rope = own.get("rope_parameters")
+    if not isinstance(rope, dict) or "mrope_section" not in rope or "hidden_size" not in sizes:
+        return {}
+    sections, heads = rope["mrope_section"], sizes.get("num_attention_heads", 1)
+    before = own.get("head_dim") or own["hidden_size"] // own["num_attention_heads"]
+    after = sizes.get("head_dim") or own.get("head_dim") or sizes["hidden_size"] // heads
+    total = sum(sections) * after // before
+    rest = [one * after // before for one in sections[1:]]
+    return {"rope_parameters": {**rope, "mrope_section": [total - sum(rest), *rest]}}
+
+
+def _ids(own: Mapping[str, Json], vocabulary: int) -> dict[str, int]:
+    """Return special ids that the small vocabulary has; distinct ones stay distinct."""
+    outside = [
+        name
+        for name, value in own.items()
+        if (SPECIAL_ID.search(name) and isinstance(value, int) and value >= vocabulary)
+        or (value is None and name in IMAGE_IDS)
+    ]
+    generation = ("bos_token_id", "eos_token_id", "pad_token_id", "decoder_start_token_id")
+    others = [name for name in outside if name not in generation]
+    if "mask_token_id" in own and own.get("pad_token_id") is None:
+        outside.append("pad_token_id")  # ESM compares with both
+        others += ["mask_token_id"] if own["mask_token_id"] is None else []
+    return {
+        **dict.fromkeys((name for name in outside if name in generation), 0),
+        **{name: vocabulary - 1 - place for place, name in enumerate(others)},
+    }
+
+
+def _language(own: Mapping[str, Json]) -> dict[str, str]:
+    """Return the language of words that name none, for a model that has a layer for each."""
+    languages: Sequence[str] = own.get("languages") or ()
+    unset = bool(languages) and own.get("default_language", "") is None
+    return {"default_language": languages[0]} if unset else {}
+
+
+def _is_list(value: Json) -> bool:
+    return isinstance(value, list | tuple) and bool(value)
+
+
+def _is_indices(name: str, value: Json) -> bool:
+    return (
+        bool(INDICES.search(name))
+        and _is_list(value)
+        and all(isinstance(one, int) and one >= 0 for one in value)
+        and len(set(value)) == len(value)  # a flag for each layer numbers none
+    )
+
+
+def without_dropout(config: PretrainedConfig) -> PretrainedConfig:
+    """Set all dropout and other randomness to 0, disable the cache, in place; return the config."""
+    for name in config.sub_configs:
+        if getattr(config, name, None) is not None:
+            without_dropout(getattr(config, name))
+    for name, value in config.to_dict().items():
+        if (isinstance(value, float) and "drop" in name) or (value and name in RANDOM):
+            setattr(config, name, type(value)(0))
+        elif "drop" in name and _is_list(value) and all(type(one) in (int, float) for one in value):
+            setattr(config, name, [0.0] * len(value))
+    if hasattr(config, "use_cache"):
+        config.use_cache = False
+    if config.is_encoder_decoder and getattr(config, "pad_token_id", None) is None:
+        config.pad_token_id = 0
+    if config.is_encoder_decoder and getattr(config, "decoder_start_token_id", None) is None:
+        config.decoder_start_token_id = getattr(config, "pad_token_id", None) or 0
+    return config
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)

@@ -13,8 +13,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from ratchet.train.workloads.family import Data, Family, branch_end, initialise
-from ratchet.train.workloads.windows import next_token_batches
+from ratchet.train.workloads.family import Data, Family, branch_end, initialise, next_token_batches
 from ratchet.train.workloads.workload import BatchFunction
 
 

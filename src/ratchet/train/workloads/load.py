@@ -16,9 +16,9 @@ from torch.utils import _pytree as pytree
 
 from ratchet.base.errors import WorkloadError
 from ratchet.train.workloads.config import Precision
+from ratchet.train.workloads.device import place, require, state_bytes
 from ratchet.train.workloads.family import CLIP_NORM, Data, Family
 from ratchet.train.workloads.hf import load_hf
-from ratchet.train.workloads.memory import require, state_bytes
 from ratchet.train.workloads.names import (
     PREFIX,
     SIZES,
@@ -27,9 +27,7 @@ from ratchet.train.workloads.names import (
     is_saved_spec,
     is_user_spec,
 )
-from ratchet.train.workloads.place import place
-from ratchet.train.workloads.saved import load_saved
-from ratchet.train.workloads.user import load_user
+from ratchet.train.workloads.user import load_saved, load_user
 from ratchet.train.workloads.workload import AdamWSpec, Request, Workload
 
 FAMILIES: Mapping[str, Family] = {

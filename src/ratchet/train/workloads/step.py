@@ -18,13 +18,16 @@ from torch.utils import _pytree as pytree
 from ratchet.base.errors import WorkloadError
 from ratchet.train.workloads.blame import blamed_on, blamed_step
 from ratchet.train.workloads.checkpointing import apply_checkpointing
+from ratchet.train.workloads.compiling import (
+    BoundedCompile,
+    CompileOptions,
+    compile_units,
+    is_on_ranks,
+)
 from ratchet.train.workloads.config import AUTOCAST, REPLAYING, StepConfig
-from ratchet.train.workloads.copies import WeightCopies
 from ratchet.train.workloads.deferred_logits import apply_logits
 from ratchet.train.workloads.fp8_products import apply_products
-from ratchet.train.workloads.implementations import has_implementation, select_implementation
-from ratchet.train.workloads.lowered import mixed_precision
-from ratchet.train.workloads.micro_batches import split_batch
+from ratchet.train.workloads.lowered import WeightCopies, mixed_precision
 from ratchet.train.workloads.own_step import (
     BatchStep,
     Install,
@@ -33,10 +36,13 @@ from ratchet.train.workloads.own_step import (
     own_step,
     updates_undone,
 )
-from ratchet.train.workloads.recompilation import BoundedCompile, CompileOptions
-from ratchet.train.workloads.sharded import compile_units, is_on_ranks
-from ratchet.train.workloads.update_in_backward import UpdateInBackward, check_in_backward
-from ratchet.train.workloads.workload import ALONE, Batch, LossFunction, Workload
+from ratchet.train.workloads.updates import (
+    UpdateInBackward,
+    check_in_backward,
+    has_implementation,
+    select_implementation,
+)
+from ratchet.train.workloads.workload import ALONE, Batch, LossFunction, Workload, split_batch
 
 ATTENTION_BACKENDS = {
     "flash": [SDPBackend.FLASH_ATTENTION],

@@ -20,7 +20,7 @@ from torch.optim import Optimizer
 from ratchet.base.errors import WorkloadError
 from ratchet.judge.problems.model_file import seeded
 from ratchet.train.workloads.hf import TINY, TINY_WIDTHS, quiet_transformers
-from ratchet.train.workloads.hf_small import small_config
+from ratchet.train.workloads.hf_config import small_config
 from ratchet.train.workloads.workload import Batch, LossFunction, Request, Unit, Workload
 
 if TYPE_CHECKING:

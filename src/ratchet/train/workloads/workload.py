@@ -11,7 +11,9 @@ import torch
 from torch import Tensor, nn
 from torch.optim import AdamW, Optimizer
 from torch.optim.lr_scheduler import LRScheduler
+from torch.utils import _pytree as pytree
 
+from ratchet.base.errors import WorkloadError
 from ratchet.train.workloads.config import OwnPrecision, Precision, StepConfig
 
 Batch: TypeAlias = Any
@@ -145,3 +147,61 @@ class Request:
     device: torch.device
     shapes_only: bool = False
     """Sizes are those of a GPU, and tensors have no values."""
+
+
+# Equal parts of a batch, whose gradients are averaged as if it were whole.
+#
+# They are the whole batch's if the loss is a mean over equally many tokens in each part.
+
+
+def samples_of(batch: object) -> int:
+    """Return the leading dimension of the batch's first tensor; 1 without one."""
+    leaves = (one for one in pytree.tree_leaves(batch) if isinstance(one, Tensor) and one.ndim)
+    return next((len(one) for one in leaves), 1)
+
+
+def split_batch(batch: object, parts: int) -> list[Batch]:
+    """Return `parts` batches; tensors without a row for each sample are whole in each of them.
+
+    Raises WorkloadError if `parts` does not divide the batch's samples.
+    """
+    if parts == 1:
+        return [batch]
+    samples = samples_of(batch)
+    if samples % parts:
+        raise WorkloadError(
+            f"micro_batches {parts} does not divide the batch's {samples} samples: give a divisor"
+        )
+    leaves, form = pytree.tree_flatten(batch)
+    cut = [
+        one.chunk(parts)
+        if isinstance(one, Tensor) and one.ndim and len(one) == samples
+        else (one,) * parts
+        for one in leaves
+    ]
+    return [pytree.tree_unflatten([one[part] for one in cut], form) for part in range(parts)]
+
+
+# Count the items in one step, for rates: tokens if the author counts them, else samples.
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Counted:
+    """The number of `unit` in one step."""
+
+    per_step: int
+    unit: Unit
+
+
+def count(workload: Workload, batch: Batch) -> Counted:
+    """Count the items in one step, which takes as many batches as it accumulates.
+
+    Without `tokens_per_batch`, the leading dimension of `batch`'s first tensor is the number of
+    samples in each.
+    """
+    if workload.tokens_per_batch is not None:
+        tokens = workload.tokens_per_batch * workload.accumulate
+        return Counted(per_step=tokens, unit=workload.unit)
+    unit: Unit = "samples" if workload.unit == "tokens" else workload.unit
+    samples = max(samples_of(batch), 1)
+    return Counted(per_step=samples * workload.accumulate, unit=unit)

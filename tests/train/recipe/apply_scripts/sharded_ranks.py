@@ -38,7 +38,7 @@ from ratchet.train.recipe import apply  # noqa: E402
 from ratchet.train.recipe.describe import signature_of  # noqa: E402
 from ratchet.train.recipe.reproof import ReadyKernels  # noqa: E402
 from ratchet.train.workloads.config import StepConfig  # noqa: E402
-from ratchet.train.workloads.parallel.tuning import ParallelTuning, TunedLayout  # noqa: E402
+from ratchet.train.workloads.parallel import ParallelTuning, TunedLayout  # noqa: E402
 
 real = torch.compile
 graphs: list[Any] = []

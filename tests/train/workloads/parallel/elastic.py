@@ -19,10 +19,9 @@ import ratchet
 from ratchet.base.errors import RanksError
 from ratchet.train.workloads.blame import batch_of
 from ratchet.train.workloads.load import load
-from ratchet.train.workloads.parallel.checkpoint import resume, save
-from ratchet.train.workloads.parallel.layout import parse_parallel
+from ratchet.train.workloads.parallel import parse_parallel
 from ratchet.train.workloads.parallel.meshes import join
-from ratchet.train.workloads.parallel.parallelize import mean_loss, parallelize
+from ratchet.train.workloads.parallel.parallelize import mean_loss, parallelize, resume, save
 from ratchet.train.workloads.step import TrainingStep
 
 

@@ -19,10 +19,9 @@ from torch.distributed.tensor import DTensor
 
 from ratchet.train.workloads.blame import batch_of
 from ratchet.train.workloads.load import FAMILIES, load
-from ratchet.train.workloads.parallel.layout import ParallelLayout, parse_parallel
+from ratchet.train.workloads.parallel import ParallelLayout, ParallelTuning, parse_parallel
 from ratchet.train.workloads.parallel.meshes import joined
 from ratchet.train.workloads.parallel.parallelize import mean_loss, parallelize
-from ratchet.train.workloads.parallel.tuning import ParallelTuning
 from ratchet.train.workloads.step import TrainingStep
 from ratchet.train.workloads.workload import Workload
 

@@ -15,7 +15,7 @@ from ratchet.base.devices.probe import probe, software
 from ratchet.train.recipe.recipe import Recipe
 from ratchet.train.workloads.config import StepConfig
 from ratchet.train.workloads.load import load
-from ratchet.train.workloads.parallel.tuning import ParallelTuning, TunedLayout
+from ratchet.train.workloads.parallel import ParallelTuning, TunedLayout
 from ratchet.train.workloads.step import TrainingStep
 
 PROGRAM = Path(__file__).with_name("elastic.py")

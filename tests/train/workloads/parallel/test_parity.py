@@ -9,7 +9,7 @@ import pytest
 from forked_ranks import run_forked
 
 from ratchet.base.errors import WorkloadError
-from ratchet.train.workloads.parallel.layout import (
+from ratchet.train.workloads.parallel import (
     ParallelLayout,
     SplitSizes,
     check_layout,

@@ -13,8 +13,8 @@ from torch.distributed.fsdp import FSDPModule, fully_shard
 from torch.nn.parallel import DistributedDataParallel
 
 from ratchet.train.workloads.load import load
-from ratchet.train.workloads.parallel.tune import overlap_products, tune
-from ratchet.train.workloads.parallel.tuning import ParallelTuning
+from ratchet.train.workloads.parallel import ParallelTuning
+from ratchet.train.workloads.parallel.meshes import overlap_products, tune
 
 
 @pytest.fixture

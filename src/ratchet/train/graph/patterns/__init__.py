@@ -1,33 +1,29 @@
-"""The call sites that kernels take: the pattern of kernel NAME is the constant NAME of its file.
+"""The call sites that kernels take, in running order.
 
-A kernel without such a file, `adamw`, replaces a part of the step outside its graphs. Patterns run
-in the order of their places, because one pattern's casts can let another round once. Attention runs
-before rope, because only attention casts the rotated queries. Linear runs before the norms, because
-only linear layers cast the norms' results.
+A kernel without a pattern, `adamw`, replaces a part of the step outside its graphs. Patterns run in
+this order because one pattern's casts can let another round once. Attention runs before rope,
+because only attention casts the rotated queries. Linear runs before the norms, because only linear
+layers cast the norms' results.
 """
 
 from __future__ import annotations
 
 from collections.abc import Iterable
-from importlib import import_module
-from importlib.util import find_spec
 
 from ratchet.base.errors import GraphError
 from ratchet.judge.problems.suites.shipped import HOMES
-from ratchet.train.graph.patterns.pattern import Pattern
+from ratchet.train.graph.patterns.attention import ATTENTION, ROPE
+from ratchet.train.graph.patterns.linear import GATED_ACTIVATION, LINEAR, LINEAR_CROSS_ENTROPY
+from ratchet.train.graph.patterns.norms import LAYER_NORM, RMS_NORM
+from ratchet.train.graph.scope import Pattern
 
 __all__ = ["PATTERNS", "Pattern", "select"]
 
-
-def _pattern(name: str) -> Pattern | None:
-    home = f"{__name__}.{HOMES[name].file}"
-    found = getattr(import_module(home), name.upper()) if find_spec(home) else None
-    assert found is None or (isinstance(found, Pattern) and found.name == name)
-    return found
-
-
 PATTERNS: tuple[Pattern, ...] = tuple(
-    sorted(filter(None, map(_pattern, HOMES)), key=lambda pattern: pattern.place)
+    sorted(
+        (ATTENTION, GATED_ACTIVATION, LAYER_NORM, LINEAR, LINEAR_CROSS_ENTROPY, RMS_NORM, ROPE),
+        key=lambda pattern: pattern.place,
+    )
 )
 
 

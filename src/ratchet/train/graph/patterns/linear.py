@@ -1,4 +1,4 @@
-"""Linear layers with a bf16 result, under autocast or with bf16 weights.
+"""Linear layers, the cross-entropy behind one, and gated activations.
 
 An fp32 input is cast by a `.to` in the graph. There inductor can fuse it into the producer of the
 input, autograd sees it, and layers that share an input share the cast. An fp32 weight is passed
@@ -10,18 +10,26 @@ from __future__ import annotations
 import torch
 from torch.fx import Node
 
-from ratchet.train.graph.nodes import Declined, as_node, bind, calls, tensor, value
-from ratchet.train.graph.patterns.pattern import Pattern
-from ratchet.train.graph.scope import Scope
-from ratchet.train.graph.sites import CapturedSite
+from ratchet.train.graph.nodes import (
+    Declined,
+    as_node,
+    bind,
+    calls,
+    only_user,
+    operands,
+    tensor,
+    through_whole_slices,
+    value,
+)
+from ratchet.train.graph.scope import CapturedSite, Pattern, Scope
 
 
-def _find(node: Node) -> bool:
+def _is_linear(node: Node) -> bool:
     found = value(node)
     return calls(node, "linear") and found is not None and found.dtype == torch.bfloat16
 
 
-def _install(node: Node, scope: Scope) -> None:
+def _install_linear(node: Node, scope: Scope) -> None:
     given = bind(node, ("input", "weight", "bias"), {"bias": None})
     x, weight, bias = as_node(given["input"]), as_node(given["weight"]), given["bias"]
     scope.require_movable([node])
@@ -40,7 +48,7 @@ def _install(node: Node, scope: Scope) -> None:
     scope.replace_as(node, result)
 
 
-def _sizes(site: CapturedSite) -> dict[str, object]:
+def _linear_sizes(site: CapturedSite) -> dict[str, object]:
     outputs, inputs = site.shapes["weight"]
     return {**site.rows("x"), "hidden": inputs, "intermediate": outputs}
 
@@ -48,7 +56,242 @@ def _sizes(site: CapturedSite) -> dict[str, object]:
 LINEAR = Pattern(
     name="linear",
     place=50,
-    find=_find,
-    install=_install,
-    sizes=_sizes,
+    find=_is_linear,
+    install=_install_linear,
+    sizes=_linear_sizes,
+)
+
+
+# linear -> (cast, view, slice of tokens) -> cross_entropy, without the logits in memory.
+#
+# Declined: class weights, soft targets, `reduction="none"`, logits with another user, logits that
+# pass through anything but casts, views and slices of tokens (a soft cap, a scale).
+
+_NAMES = (
+    "input",
+    "target",
+    "weight",
+    "size_average",
+    "ignore_index",
+    "reduce",
+    "reduction",
+    "label_smoothing",
+)
+_DEFAULTS = {
+    "weight": None,
+    "size_average": None,
+    "ignore_index": -100,
+    "reduce": None,
+    "reduction": "mean",
+    "label_smoothing": 0.0,
+}
+
+
+def _is_cross_entropy(node: Node) -> bool:
+    return calls(node, "cross_entropy")
+
+
+def _install_cross_entropy(node: Node, scope: Scope) -> None:
+    given = bind(node, _NAMES, _DEFAULTS)
+    _check_arguments(given)
+    linear, steps = _trace_logits(as_node(given["input"]))
+    scope.require_movable([node, *steps, linear])
+    hidden, weight, bias = _linear_arguments(linear, scope)
+    rows = _token_rows(hidden, steps, scope, classes=tensor(linear).shape[-1])
+    target = _flat_target(as_node(given["target"]), rows, scope)
+    loss = scope.kernel(
+        torch.ops.ratchet.linear_cross_entropy.default,
+        rows,
+        weight,
+        bias,
+        target,
+        given["ignore_index"],
+        float(given["label_smoothing"]),
+    )
+    if given["reduction"] == "sum":
+        loss = _sum_of_mean(loss, target, given["ignore_index"], scope)
+    scope.replace_as(node, loss)
+
+
+def _check_arguments(given: dict[str, object]) -> None:
+    if given["weight"] is not None:
+        raise Declined("cross_entropy has class weights")
+    if given["size_average"] is not None or given["reduce"] is not None:
+        raise Declined("cross_entropy is called with the deprecated size_average or reduce")
+    if given["reduction"] not in ("mean", "sum"):
+        raise Declined(f"cross_entropy has reduction {given['reduction']!r}, not mean or sum")
+    target = tensor(given["target"])
+    if target.dtype != torch.int64:
+        raise Declined(f"cross_entropy has {target.dtype} targets, not int64 classes")
+
+
+def _trace_logits(node: Node) -> tuple[Node, list[Node]]:
+    """Return the linear call that produces the logits, and the nodes after it, last first."""
+    steps: list[Node] = []
+    while not calls(node, "linear"):
+        if not any(calls(node, kind) for kind in _SEEN_THROUGH):
+            raise Declined(f"the logits come from {node}, not from a linear layer in this graph")
+        _require_one_user(node)
+        steps.append(node)
+        node = as_node(node.args[0])
+    _require_one_user(node)
+    return node, steps
+
+
+_SEEN_THROUGH = ("cast", "contiguous", "getitem", "reshape", "flatten", "transpose")
+
+
+def _require_one_user(node: Node) -> None:
+    if only_user(node) is None:
+        raise Declined(f"the logits {node} have {len(node.users)} users")
+
+
+def _linear_arguments(linear: Node, scope: Scope) -> tuple[Node, Node, Node | None]:
+    given = bind(linear, ("input", "weight", "bias"), {"bias": None})
+    dtype = tensor(linear).dtype
+    if dtype not in (torch.float32, torch.bfloat16):
+        raise Declined(f"the logits are {dtype}; the kernel supports fp32 and bf16")
+    hidden = scope.cast(through_whole_slices(as_node(given["input"])), dtype)
+    weight = scope.cast(as_node(given["weight"]), dtype)
+    bias = given["bias"]
+    return hidden, weight, None if bias is None else scope.cast(bias, dtype)
+
+
+def _token_rows(hidden: Node, steps: list[Node], scope: Scope, *, classes: int) -> Node:
+    """Return the hidden states [N, H] in the order of the logits' rows."""
+    for step in reversed(steps):
+        hidden = _replay(step, hidden, scope, classes=classes, last=step is steps[0])
+    rows = tensor(hidden)
+    return hidden if rows.dim() == 2 else scope.method("reshape", hidden, -1, rows.shape[-1])
+
+
+def _replay(step: Node, hidden: Node, scope: Scope, *, classes: int, last: bool) -> Node:
+    """Apply to the hidden states what `step` does to the tokens of the logits."""
+    if calls(step, "cast") or calls(step, "contiguous"):
+        return hidden
+    if calls(step, "getitem"):
+        index = _token_index(step)
+        return scope.call(step.target, hidden, index)  # type: ignore[arg-type]
+    if calls(step, "transpose"):
+        _require_class_transpose(step, last=last)
+        return hidden
+    shape = tuple(tensor(step).shape)
+    if shape[-1] != classes or tensor(step.args[0]).shape[-1] != classes:
+        raise Declined(f"{step} changes the class dimension of the logits")
+    return scope.method("reshape", hidden, *shape[:-1], tensor(hidden).shape[-1])
+
+
+def _token_index(step: Node) -> object:
+    """Return a getitem's index if it slices tokens only and keeps every class."""
+    index = step.args[1]
+    parts = index if isinstance(index, tuple) else (index,)
+    if any(part is not Ellipsis and not isinstance(part, slice) for part in parts):
+        raise Declined(f"{step} indexes the logits with {index!r}")
+    touches_last = Ellipsis in parts or len(parts) == tensor(step.args[0]).dim()
+    if touches_last and parts[-1] is not Ellipsis and parts[-1] != slice(None):
+        raise Declined(f"{step} takes only some of the classes")
+    return index
+
+
+def _require_class_transpose(step: Node, *, last: bool) -> None:
+    """Require that the step, just before cross_entropy, turns logits [B, T, V] into [B, V, T]."""
+    source = tensor(step.args[0])
+    dims = {dim % source.dim() for dim in step.args[1:] if isinstance(dim, int)}
+    if not last or source.dim() != 3 or dims != {1, 2}:
+        raise Declined(f"{step} transposes the logits")
+
+
+def _flat_target(target: Node, rows: Node, scope: Scope) -> Node:
+    found, count = tensor(target), tensor(rows).shape[0]
+    if found.numel() != count:
+        raise Declined(f"{found.numel()} targets do not match {count} rows of logits")
+    return target if found.dim() == 1 else scope.method("reshape", target, -1)
+
+
+def _sum_of_mean(loss: Node, target: Node, ignore_index: int, scope: Scope) -> Node:
+    """Return the sum over the counted tokens; zero if there are none, since their mean is NaN."""
+    counted = scope.method("sum", scope.method("ne", target, ignore_index))
+    total = scope.method("mul", loss, counted)
+    some = scope.method("gt", counted, 0)
+    return scope.call(torch.where, some, total, scope.method("new_zeros", total, ()))
+
+
+def _cross_entropy_sizes(site: CapturedSite) -> dict[str, object]:
+    vocabulary, hidden = site.shapes["weight"]
+    return {**site.rows("x"), "hidden": hidden, "vocabulary": vocabulary}
+
+
+LINEAR_CROSS_ENTROPY = Pattern(
+    name="linear_cross_entropy",
+    place=10,
+    find=_is_cross_entropy,
+    install=_install_cross_entropy,
+    sizes=_cross_entropy_sizes,
+)
+
+
+# silu(gate) * up and gelu(gate) * up, in either order.
+#
+# Declined: an activation that has another user, an in-place activation, operands of different
+# shapes.
+
+
+def _is_gated(node: Node) -> bool:
+    return calls(node, "mul") and _activation(node) is not None
+
+
+def _activation(node: Node) -> tuple[Node, object] | None:
+    """Return the product's activated operand and its other operand."""
+    both = operands(node)
+    if both is None:
+        return None
+    for activated, other in (both, both[::-1]):
+        if calls(activated, "silu") or calls(activated, "gelu"):
+            return activated, other
+    return None
+
+
+def _install_gated(node: Node, scope: Scope) -> None:
+    found = _activation(node)
+    assert found is not None
+    activated, up = found[0], as_node(found[1])
+    if only_user(activated) is None or up is activated:
+        raise Declined(f"the activation {activated} has another user")
+    gate, kind = _gate_and_kind(activated)
+    scope.require_movable([node, activated])
+    if not tensor(gate).shape == tensor(up).shape == tensor(node).shape:
+        raise Declined(f"gate {tuple(tensor(gate).shape)} and up {tuple(tensor(up).shape)} differ")
+    dtype = tensor(node).dtype
+    if dtype not in (torch.float32, torch.bfloat16):
+        raise Declined(f"the product is {dtype}; the kernel supports fp32 and bf16")
+    product = scope.kernel(
+        torch.ops.ratchet.gated_activation.default,
+        scope.cast(gate, dtype),
+        scope.cast(up, dtype),
+        kind,
+    )
+    scope.replace_as(node, product)
+
+
+def _gate_and_kind(activated: Node) -> tuple[Node, str]:
+    if calls(activated, "silu"):
+        given = bind(activated, ("input", "inplace"), {"inplace": False})
+        if given["inplace"]:
+            raise Declined(f"{activated} works in place")
+        return as_node(given["input"]), "silu"
+    given = bind(activated, ("input", "approximate"), {"approximate": "none"})
+    kinds = {"none": "gelu", "tanh": "gelu_tanh"}
+    return as_node(given["input"]), kinds[given["approximate"]]
+
+
+def _gated_sizes(site: CapturedSite) -> dict[str, object]:
+    return {**site.rows("gate"), "intermediate": site.shapes["gate"][-1]}
+
+
+GATED_ACTIVATION = Pattern(
+    name="gated_activation",
+    place=40,
+    find=_is_gated,
+    install=_install_gated,
+    sizes=_gated_sizes,
 )

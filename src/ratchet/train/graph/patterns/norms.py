@@ -26,9 +26,7 @@ from ratchet.train.graph.nodes import (
     through_casts,
     value,
 )
-from ratchet.train.graph.patterns.pattern import Pattern
-from ratchet.train.graph.scope import Scope, rounds_to
-from ratchet.train.graph.sites import CapturedSite
+from ratchet.train.graph.scope import CapturedSite, Pattern, Scope, rounds_to
 
 KNOWN = (torch.float32, torch.bfloat16)
 

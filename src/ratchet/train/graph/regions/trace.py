@@ -20,10 +20,10 @@ from torch.nn.attention import sdpa_kernel
 
 from ratchet.train.graph.capture import run_own_step
 from ratchet.train.graph.install import compile_options
-from ratchet.train.graph.regions.region import Direction
-from ratchet.train.workloads.backward import gradients_of
+from ratchet.train.graph.regions import Direction
 from ratchet.train.workloads.checkpointing import apply_checkpointing
 from ratchet.train.workloads.config import StepConfig
+from ratchet.train.workloads.fake import gradients_of
 from ratchet.train.workloads.step import ATTENTION_BACKENDS, compiled_loss, copies_for
 from ratchet.train.workloads.workload import Workload
 

@@ -9,7 +9,7 @@ from ratchet.base.show import model as m
 from ratchet.base.show.words import ABSENT, show_time
 
 if TYPE_CHECKING:
-    from ratchet.train.graph.sites import CapturedSite
+    from ratchet.train.graph.scope import CapturedSite
     from ratchet.train.turn.dry_run import DryRun, TargetKernel
 
 MOST_NAMED: Final = 8

@@ -20,7 +20,7 @@ from ratchet.base.errors import WorkloadError
 from ratchet.train.workloads.config import AUTOCAST
 from ratchet.train.workloads.llama import Llama
 from ratchet.train.workloads.lowered import mixed_precision
-from ratchet.train.workloads.parallel.layout import ParallelLayout
+from ratchet.train.workloads.parallel import ParallelLayout
 from ratchet.train.workloads.workload import LossFunction, Workload
 
 StageOutput = Tensor | tuple[Tensor, Tensor]
