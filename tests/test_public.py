@@ -20,7 +20,7 @@ from ratchet.cli import main
 from ratchet.scale import optimize as api
 from ratchet.train.turn.dry_run import dry_run
 from ratchet.train.turn.settings import make_settings
-from ratchet.train.turn.show.page import render_page
+from ratchet.train.turn.show import render_page
 from ratchet.train.workloads import load
 from ratchet.train.workloads.user import as_spec
 
@@ -149,7 +149,7 @@ def test_optimize_takes_an_object_and_the_function_that_makes_it(turn: list[Any]
 def test_the_command_is_the_library_call(
     turn: list[Any], monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    monkeypatch.setattr("ratchet.train.turn.show.page.optimize_report", lambda _: ResultReport())
+    monkeypatch.setattr("ratchet.train.turn.show.optimize_report", lambda _: ResultReport())
     monkeypatch.setattr(
         api,
         "run_turn",

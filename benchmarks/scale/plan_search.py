@@ -34,9 +34,9 @@ from plan_sweeps import fastest
 from ratchet.base.devices.probe import probe
 from ratchet.base.errors import PlanError
 from ratchet.scale.parallel.bench import bench_parallel
+from ratchet.scale.plan.calibrate import check
 from ratchet.scale.plan.cluster import GIB, PlannedCluster, Rate, parse_cluster
-from ratchet.scale.plan.here import check
-from ratchet.scale.plan.layout import Layout, columns
+from ratchet.scale.plan.layout import STACKS, Layout, Stack, columns
 from ratchet.scale.plan.search import (
     Evaluated,
     PlanQuestion,
@@ -46,7 +46,6 @@ from ratchet.scale.plan.search import (
     room_bytes,
 )
 from ratchet.scale.plan.shape import Shape, find_shape
-from ratchet.scale.plan.stack import STACKS, Stack
 from ratchet.train.workloads.parallel import parse_parallel
 
 PUBLISHED = Path(__file__).parent / "published"

@@ -27,10 +27,9 @@ from pathlib import Path
 import numpy as np
 
 from ratchet.scale.plan.cluster import GIB, RESERVED_BYTES, PlannedCluster, parse_cluster
-from ratchet.scale.plan.layout import Layout, columns
+from ratchet.scale.plan.layout import Layout, columns, find_stack
 from ratchet.scale.plan.search import Evaluated, PlanQuestion, evaluate, layouts_of, room_bytes
 from ratchet.scale.plan.shape import Shape
-from ratchet.scale.plan.stack import find_stack
 
 SWEEPS = Path(__file__).parent / "published" / "sweeps.csv"
 SHARDINGS = {"gradients": "optimizer"}

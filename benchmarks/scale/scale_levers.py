@@ -29,7 +29,7 @@ import msgspec
 from ratchet.base import scratch
 from ratchet.base.measure.estimate import aa_floor, compare
 from ratchet.base.process import families
-from ratchet.scale.parallel.bench import communication_of
+from ratchet.scale.parallel.launch import communication_of
 from ratchet.scale.parallel.rank import RankArm, RankRequest, RankResult
 from ratchet.train.workloads.parallel import ParallelTuning, parse_parallel
 

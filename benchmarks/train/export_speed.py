@@ -167,8 +167,8 @@ def launch(asked: argparse.Namespace) -> dict[str, Any]:
     import torch
 
     from ratchet.base.measure.rounds import run_rounds
+    from ratchet.train.recipe.installed import ready_kernels
     from ratchet.train.recipe.recipe import Recipe
-    from ratchet.train.recipe.reproof import ready_kernels
     from ratchet.train.workloads import load
 
     recipe = Recipe.load(asked.recipe)

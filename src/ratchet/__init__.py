@@ -23,8 +23,7 @@ if TYPE_CHECKING:
     from ratchet.judge.problems.tolerance import Tolerance
     from ratchet.judge.verdict import Verdict
     from ratchet.scale.optimize import optimize
-    from ratchet.train.recipe.apply import apply, compile
-    from ratchet.train.recipe.loops import lightning_callback, trainer_callback
+    from ratchet.train.recipe.apply import apply, compile, lightning_callback, trainer_callback
     from ratchet.train.recipe.recipe import Recipe
     from ratchet.train.turn.loop import Outcome
     from ratchet.train.turn.settings import Settings
@@ -72,8 +71,8 @@ _HOMES = {
     "apply": "ratchet.train.recipe.apply",
     "compile": "ratchet.train.recipe.apply",
     "gradient_of": "ratchet.judge.problems.suites.forms",
-    "lightning_callback": "ratchet.train.recipe.loops",
-    "trainer_callback": "ratchet.train.recipe.loops",
+    "lightning_callback": "ratchet.train.recipe.apply",
+    "trainer_callback": "ratchet.train.recipe.apply",
     "optimize": "ratchet.scale.optimize",
     # These are packages; the first can be called.
     "judge": "ratchet.judge",

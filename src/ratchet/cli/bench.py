@@ -53,7 +53,7 @@ def bench(
 
     if layout is not None:
         from ratchet.scale.parallel.bench import bench_parallel, record_parallel
-        from ratchet.scale.ranks.show import parallel_bench_report
+        from ratchet.scale.parallel.show import parallel_bench_report
 
         figures = [
             bench_parallel(one, layout, options=options, steps=steps) for one in workloads or SIZES

@@ -27,9 +27,8 @@ def _checked_seed(seed: int) -> int:
 
 def _dry_run_on_ranks(settings: Settings, layout: ParallelLayout, *, as_json: bool) -> None:
     from ratchet.scale.parallel.levers import ONE_PROCESS, find_rank_levers, why_no_process
-    from ratchet.scale.parallel.one_process import check_rank_lever
-    from ratchet.scale.parallel.turn import check_ranks
-    from ratchet.scale.ranks.show import rank_levers_report
+    from ratchet.scale.parallel.show import rank_levers_report
+    from ratchet.scale.parallel.turn import check_rank_lever, check_ranks
 
     only = settings.try_lever
     check_rank_lever(only)
@@ -136,11 +135,10 @@ def optimize(
         _dry_run_on_ranks(settings, layout, as_json=as_json)
         return
     from ratchet.scale import optimize as api
-    from ratchet.scale.ranks.show import parallel_turn_report
+    from ratchet.scale.parallel.show import parallel_turn_report
+    from ratchet.train.turn.comparisons import TurnProgress
     from ratchet.train.turn.dry_run import dry_run
-    from ratchet.train.turn.show.dry_run import dry_run_report
-    from ratchet.train.turn.show.page import optimize_report
-    from ratchet.train.turn.show.progress import TurnProgress
+    from ratchet.train.turn.show import dry_run_report, optimize_report
 
     with TurnProgress(settings.budget_s) as progress:
         if dry:

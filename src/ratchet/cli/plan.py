@@ -131,17 +131,18 @@ def plan(
     """Plan a model's training on machines that are not here, or tell what a recipe saves."""
     from ratchet.scale.plan.ask import PlanRequest, planned, saved
     from ratchet.scale.plan.show import (
+        check_layouts_file,
         files_of,
         plan_document,
         plan_report,
         saved_document,
         saved_report,
+        write_layouts,
     )
-    from ratchet.scale.plan.show_layouts import check_layouts_file, write_layouts
 
     if measured:
-        from ratchet.scale.plan.here import checked_here
-        from ratchet.scale.plan.show_here import checked_plan_document, checked_plan_report
+        from ratchet.scale.plan.calibrate import checked_here
+        from ratchet.scale.plan.show import checked_plan_document, checked_plan_report
 
         if model is None or cluster is not None:
             raise PlanError(
@@ -179,7 +180,7 @@ def plan(
         return
     if days is not None:
         from ratchet.scale.plan.ask import trainable_within
-        from ratchet.scale.plan.show_largest import trainables_document, trainables_report
+        from ratchet.scale.plan.show import trainables_document, trainables_report
 
         trainables = trainable_within(request, days, tokens_per_parameter)
         if as_json:

@@ -13,14 +13,14 @@ from ratchet.train.turn.compose import write
 from ratchet.train.turn.loop import Outcome
 from ratchet.train.turn.loop import optimize as run_turn
 from ratchet.train.turn.settings import Settings, make_settings
-from ratchet.train.turn.show.page import render_page
+from ratchet.train.turn.show import render_page
 from ratchet.train.turn.state import Listener
 from ratchet.train.workloads.parallel import ParallelLayout, parse_parallel
 from ratchet.train.workloads.user import as_spec, importing
 from ratchet.train.workloads.workload import Workload
 
 if TYPE_CHECKING:
-    from ratchet.scale.parallel.turn_result import ParallelTurn
+    from ratchet.scale.parallel.turn import ParallelTurn
 
 
 @overload
@@ -110,8 +110,8 @@ def run(settings: Settings, listener: Listener) -> Outcome:
 def run_parallel(settings: Settings, layout: ParallelLayout, listener: Listener) -> ParallelTurn:
     """Run one turn on many ranks and write its three files, for `optimize` and for the command."""
     # They import torch.distributed, which a turn of one process does without.
+    from ratchet.scale.parallel.show import render_parallel_turn
     from ratchet.scale.parallel.turn import optimize_parallel
-    from ratchet.scale.ranks.show import render_parallel_turn
 
     found = optimize_parallel(settings, layout, listener)
     write_whole(Path(found.report), render_parallel_turn(found).encode())

@@ -27,7 +27,7 @@ from ratchet.judge.court.show import render_verdict_page
 from ratchet.judge.court.show_suite import render_suite_page
 from ratchet.trace.show.diff import render_diff_page
 from ratchet.trace.show.report import render_trace_page
-from ratchet.train.turn.show.page import render_page
+from ratchet.train.turn.show import render_page
 from ratchet.write.learn.show import render_learn_page
 from ratchet.write.show import render_write_page
 

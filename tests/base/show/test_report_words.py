@@ -12,9 +12,9 @@ from made_up_result import as_result, make_result
 
 from ratchet.base.show import words
 from ratchet.base.show.figures import Scale, around, from_zero
+from ratchet.train.turn import comparisons
 from ratchet.train.turn.optimize_result import CompileCost
-from ratchet.train.turn.show import comparisons
-from ratchet.train.turn.show.page import tiles
+from ratchet.train.turn.show import tiles
 
 
 @pytest.mark.parametrize(

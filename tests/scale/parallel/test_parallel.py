@@ -14,7 +14,7 @@ from ratchet.base.errors import RatchetError, RecipeError
 from ratchet.base.show.terminal import print_report
 from ratchet.cli import main
 from ratchet.scale.optimize import run_parallel
-from ratchet.scale.parallel import launches, turn
+from ratchet.scale.parallel import launch, turn
 from ratchet.scale.parallel.bench import bench_parallel, record_parallel
 from ratchet.scale.parallel.launch import run_ranks
 from ratchet.scale.parallel.levers import (
@@ -25,7 +25,6 @@ from ratchet.scale.parallel.levers import (
     one_process_lever,
     why_no_process,
 )
-from ratchet.scale.parallel.one_process import OneProcess, check_rank_lever
 from ratchet.scale.parallel.rank import (
     WARMUP_STEPS,
     ArmOnRank,
@@ -33,7 +32,8 @@ from ratchet.scale.parallel.rank import (
     RankRequest,
     RankStep,
 )
-from ratchet.scale.ranks.show import parallel_bench_report, parallel_turn_report
+from ratchet.scale.parallel.show import parallel_bench_report, parallel_turn_report
+from ratchet.scale.parallel.turn import OneProcess, check_rank_lever
 from ratchet.train.recipe.apply import apply
 from ratchet.train.recipe.ranks import check_alike
 from ratchet.train.recipe.recipe import Recipe
@@ -180,7 +180,7 @@ def test_a_turn_writes_a_recipe_for_its_ranks(
 ) -> None:
     """The turn of one process is made up; it is cut off before its proof, and resumed."""
     monkeypatch.setattr(turn, "SCREEN_ROUNDS", 3)
-    monkeypatch.setattr(launches, "MOST_ROUNDS", launches.LEAST_ROUNDS)
+    monkeypatch.setattr(launch, "MOST_ROUNDS", launch.LEAST_ROUNDS)
     step = arm(optimizer="kernel").step
     assert step is not None
     lever = one_process_lever(step, changes_arithmetic=False)
@@ -199,7 +199,7 @@ def test_a_turn_writes_a_recipe_for_its_ranks(
     monkeypatch.undo()
     monkeypatch.setattr(turn, "optimize_rank", lambda *_, **__: made_up)
     monkeypatch.setattr(turn, "SCREEN_ROUNDS", 10_000)  # recalled, not run
-    monkeypatch.setattr(launches, "MOST_ROUNDS", launches.LEAST_ROUNDS)
+    monkeypatch.setattr(launch, "MOST_ROUNDS", launch.LEAST_ROUNDS)
     found = run_parallel(replace(settings, resume=True), layout, lambda event, details: None)
     told = {one.name: one for one in found.changes}
     assert set(told) == {ONE_PROCESS, *(one.name for one in LEVERS)}

@@ -12,14 +12,13 @@ import numpy as np
 import pytest
 
 from ratchet.base.errors import PlanError
+from ratchet.scale.plan.ask import cost_of, savings
 from ratchet.scale.plan.calibrate import calibrated
 from ratchet.scale.plan.cluster import parse_cluster
 from ratchet.scale.plan.commands import jobset, slurm, torchrun
-from ratchet.scale.plan.economics import cost_of, savings
-from ratchet.scale.plan.layout import Layout
+from ratchet.scale.plan.layout import STACKS, Layout
 from ratchet.scale.plan.search import make_asked, plan_one
 from ratchet.scale.plan.shape import find_shape
-from ratchet.scale.plan.stack import STACKS
 from ratchet.scale.plan.time import product_s
 
 CLUSTER = parse_cluster("mi300x:8x2")

@@ -12,13 +12,9 @@ from ratchet.base.devices.ceilings import Ceilings
 from ratchet.base.devices.probe import probe
 from ratchet.base.errors import PlanError
 from ratchet.cli import main
-from ratchet.scale.parallel.bench import (
-    Communication,
-    ParallelBench,
-    RankBench,
-    record_parallel,
-)
-from ratchet.scale.plan import here
+from ratchet.scale.parallel.bench import ParallelBench, RankBench, record_parallel
+from ratchet.scale.parallel.launch import Communication
+from ratchet.scale.plan import calibrate
 from ratchet.scale.plan.shape import find_shape
 from ratchet.train.workloads.parallel import parse_parallel
 
@@ -59,11 +55,11 @@ def bench(layout: str, step_s: float = 1.0, exposed_s: float = 0.0) -> ParallelB
 def measured() -> dict[str, ParallelBench]:
     """Figures of a machine that keeps to the formulas, at other rates than its ceilings."""
     least, most = bench("dp=1", 3.0), bench("dp=2", 4.0, 1.5)
-    cluster, _ = here._cluster_of(SHAPE, probe("cpu"), least, most)
+    cluster, _ = calibrate._cluster_of(SHAPE, probe("cpu"), least, most)
     found = {}
     for layout in LAYOUTS:
-        told = here._predicted(SHAPE, cluster, bench(layout))
-        row = bench(layout, float(told.times.total[0]), here._exposed_s(told))
+        told = calibrate._predicted(SHAPE, cluster, bench(layout))
+        row = bench(layout, float(told.times.total[0]), calibrate._exposed_s(told))
         found[layout] = replace(row, peak_memory_bytes=BASE_BYTES + int(told.memory.total[0]))
     return found
 
@@ -71,7 +67,7 @@ def measured() -> dict[str, ParallelBench]:
 def test_two_rows_set_the_rates_and_the_others_are_predicted() -> None:
     rows = measured()
     rows["fsdp=2"] = replace(rows["fsdp=2"], step_time_s=2 * rows["fsdp=2"].step_time_s)
-    found = here.check(SHAPE, list(rows.values()), probe("cpu"))
+    found = calibrate.check(SHAPE, list(rows.values()), probe("cpu"))
     errors = {one.layout: one.step_error for one in found.rows if not one.sets}
     assert len(errors) == 3 and found.left_out == {}
     assert next(one for one in found.rows if one.layout == "dp=1").sets == "products"
@@ -118,13 +114,15 @@ def test_a_call_without_a_workload_or_with_a_cluster_is_one_line(
 
 def test_a_model_without_a_shape_is_one_line() -> None:
     with pytest.raises(PlanError, match="no shape is known for the model 'bert-tiny'"):
-        here.checked_here("bert-tiny", device="cpu")
+        calibrate.checked_here("bert-tiny", device="cpu")
 
 
 def test_a_pipeline_s_waits_set_no_link() -> None:
     rows = measured()
     rows["pp=2"] = bench("pp=2", step_s=100.0, exposed_s=90.0)
-    told = {one.layout: one for one in here.check(SHAPE, list(rows.values()), probe("cpu")).rows}
+    told = {
+        one.layout: one for one in calibrate.check(SHAPE, list(rows.values()), probe("cpu")).rows
+    }
     assert told["pp=2"].sets == ""
     assert abs(told["fsdp=2"].step_error) < 0.01 or told["fsdp=2"].sets
     assert abs(told["dp=2"].step_error) < 0.01 or told["dp=2"].sets

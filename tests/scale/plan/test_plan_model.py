@@ -9,8 +9,7 @@ from hypothesis import strategies as st
 
 from ratchet.base.errors import PlanError
 from ratchet.scale.plan.cluster import parse_cluster
-from ratchet.scale.plan.hf_shape import of_config
-from ratchet.scale.plan.layout import Layout, columns, parse_layout
+from ratchet.scale.plan.layout import STACKS, Layout, columns, parse_layout
 from ratchet.scale.plan.memory import memory
 from ratchet.scale.plan.search import (
     evaluate,
@@ -21,8 +20,7 @@ from ratchet.scale.plan.search import (
     plan_one,
     room_bytes,
 )
-from ratchet.scale.plan.shape import Shape, find_shape
-from ratchet.scale.plan.stack import STACKS
+from ratchet.scale.plan.shape import Shape, find_shape, of_config
 from ratchet.scale.plan.time import link_s, product_s
 
 MI300X = parse_cluster("mi300x:8x2")

@@ -9,8 +9,7 @@ from typing import Any
 import pytest
 
 from ratchet.base.errors import PlanError, WorkloadError
-from ratchet.scale.plan.hf_shape import of_config
-from ratchet.scale.plan.shape import find_shape
+from ratchet.scale.plan.shape import find_shape, of_config
 
 
 def test_sizes_in_words_are_the_published_model() -> None:

@@ -8,10 +8,9 @@ import numpy as np
 import pytest
 
 from ratchet.scale.plan.cluster import PlannedCluster, parse_cluster
-from ratchet.scale.plan.layout import Layout, columns
+from ratchet.scale.plan.layout import STACKS, Layout, Stack, columns
 from ratchet.scale.plan.search import PlanQuestion, evaluate
 from ratchet.scale.plan.shape import Shape, find_shape
-from ratchet.scale.plan.stack import STACKS, Stack
 from ratchet.scale.plan.time import Times
 
 A100 = parse_cluster("a100:8x8")

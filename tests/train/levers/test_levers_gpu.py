@@ -12,10 +12,10 @@ from test_levers_rocm import situation
 from torch import Tensor, nn
 
 from ratchet.train.levers import all_levers
-from ratchet.train.recipe.candidate import with_config
 from ratchet.train.recipe.module_calls import ModuleCall
-from ratchet.train.turn.costs import Costs
+from ratchet.train.recipe.recipe import with_config
 from ratchet.train.turn.rivals import RivalModes
+from ratchet.train.turn.schedule import Costs
 from ratchet.train.workloads.compiling import REPLAYS, BoundedCompile
 from ratchet.train.workloads.config import StepConfig
 from ratchet.train.workloads.load import FAMILIES, load

@@ -15,7 +15,7 @@ from torch._dynamo.utils import counters
 from torch.autograd import grad
 
 import ratchet
-from ratchet.train.recipe import first_gradients
+from ratchet.train.recipe import first_call
 from ratchet.train.recipe.describe import signature_of
 from ratchet.train.recipe.first_call import Seen, _backwards
 from ratchet.train.workloads.config import StepConfig
@@ -28,11 +28,11 @@ LEARNS = torch.optim.AdamW
 def traced(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
     trace(monkeypatch, "aot_eager")
     counters.clear()
-    before = list(first_gradients._watching), first_gradients.AUTOGRAD._engine_run_backward
+    before = list(first_call._watching), first_call.AUTOGRAD._engine_run_backward
     yield
     torch._dynamo.reset()
     # Nothing of these models stays in torch.
-    assert before == (first_gradients._watching, first_gradients.AUTOGRAD._engine_run_backward)
+    assert before == (first_call._watching, first_call.AUTOGRAD._engine_run_backward)
 
 
 def critic() -> nn.Module:
@@ -103,23 +103,23 @@ def test_other_models_are_compiled_after_a_step_or_a_few_backward_passes(updates
     model = compiled(critic(), True)
     optimizer = LEARNS(model.parameters(), lr=1e-2)
     graphs = []
-    for index in range(first_gradients.MOST_BACKWARDS + 1):
+    for index in range(first_call.MOST_BACKWARDS + 1):
         loss: Tensor = model(batch(index)).mean()
         loss.backward()
         graphs.append(counters["stats"]["unique_graphs"])
         if updates == "by an optimizer":
             optimizer.step()
-    first = 1 if updates == "by an optimizer" else first_gradients.MOST_BACKWARDS
+    first = 1 if updates == "by an optimizer" else first_call.MOST_BACKWARDS
     assert graphs == [0] * first + [1] * (len(graphs) - first)
 
 
 def test_the_watch_of_a_model_may_end_while_a_step_is_watched() -> None:
     model, seen = critic(), Seen()
-    watched = first_gradients.FirstGradients(model)
+    watched = first_call.FirstGradients(model)
     with _backwards(seen):
         model(batch(0)).mean().backward()
         watched.end()
     model(batch(0)).mean().backward()
     watched.release()
     assert seen.backwards == 1 and not watched.twice
-    first_gradients.FirstGradients(model).end()  # puts torch's own function back
+    first_call.FirstGradients(model).end()  # puts torch's own function back

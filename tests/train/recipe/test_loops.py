@@ -23,11 +23,10 @@ from torch import nn
 
 import ratchet
 from ratchet.base.errors import RecipeError
-from ratchet.train.recipe import loops
-from ratchet.train.recipe.candidate import Candidate
+from ratchet.train.recipe import apply
 from ratchet.train.recipe.describe import signature_of
-from ratchet.train.recipe.recipe import Recipe
-from ratchet.train.recipe.reproof import ReadyKernels
+from ratchet.train.recipe.installed import ReadyKernels
+from ratchet.train.recipe.recipe import Candidate, Recipe
 from ratchet.train.turn.compose import paste_lines
 from ratchet.train.workloads.config import StepConfig
 
@@ -143,7 +142,7 @@ def test_a_trainer_that_trains_again_installs_once_and_in_a_new_model_anew(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     asked: list[Any] = []
-    monkeypatch.setattr(loops, "install", lambda *given, **_: asked.append(given))
+    monkeypatch.setattr(apply, "install", lambda *given, **_: asked.append(given))
     callback = pickle.loads(pickle.dumps(ratchet.trainer_callback(recipe=recipe())))
     arguments = SimpleNamespace(torch_compile=False)
     trained = [("first", "one"), ("first", "one"), ("second", "one"), ("second", "two")]
@@ -226,7 +225,7 @@ def test_lightning_in_bf16_learns_the_same_within_its_noise(lightning: Any) -> N
 def test_lightning_that_the_script_has_not_imported_is_one_line(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    for name in loops.LIGHTNING:
+    for name in apply.LIGHTNING:
         monkeypatch.delitem(sys.modules, name, raising=False)
     with pytest.raises(RecipeError, match="import lightning or pytorch_lightning before"):
         ratchet.lightning_callback(recipe=recipe())

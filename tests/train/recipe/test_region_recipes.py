@@ -24,14 +24,17 @@ from ratchet.judge.problems.case import Case, TensorSpec
 from ratchet.judge.problems.problem import Problem
 from ratchet.judge.terms import JudgedKernel
 from ratchet.train.graph.regions import check_region_problem, region_name
-from ratchet.train.recipe.candidate import with_config
 from ratchet.train.recipe.describe import ArmFacts
-from ratchet.train.recipe.installed import RegionKernel
-from ratchet.train.recipe.recipe import Recipe
-from ratchet.train.recipe.reproof import ReadyKernels, ready_kernels
-from ratchet.train.turn import prove_regions, search
-from ratchet.train.turn.prove_kernels import KernelTrials, ProvenKernels
-from ratchet.train.turn.prove_regions import RegionTrials, WorkloadRegion, never_called
+from ratchet.train.recipe.installed import ReadyKernels, RegionKernel, ready_kernels
+from ratchet.train.recipe.recipe import Recipe, with_config
+from ratchet.train.turn import prove_kernels, search
+from ratchet.train.turn.prove_kernels import (
+    KernelTrials,
+    ProvenKernels,
+    RegionTrials,
+    WorkloadRegion,
+    never_called,
+)
 from ratchet.train.turn.schedule import TurnSchedule
 from ratchet.train.workloads.config import StepConfig
 from ratchet.write.workload_writing import Asked, write_all
@@ -234,7 +237,7 @@ STEP: Any = SimpleNamespace(config=StepConfig(compile_mode="default"))
 def test_a_kernel_of_another_workload_is_found_by_key_and_judged_here(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, status: str | None
 ) -> None:
-    monkeypatch.setattr(prove_regions, "KernelTrials", MadeUpTrials)
+    monkeypatch.setattr(prove_kernels, "KernelTrials", MadeUpTrials)
     monkeypatch.setattr(machines, "KernelJudge", MadeUpJudge())
     monkeypatch.setattr(MadeUpTrials, "answers", {problem().hash: status} if status else {})
     regions = [
@@ -317,7 +320,7 @@ def test_the_authors_write_in_the_language_of_the_device(
         asked.append(request)
         return SimpleNamespace(interrupted=False, rows=())
 
-    monkeypatch.setattr(prove_regions, "write_all", write)
+    monkeypatch.setattr(prove_kernels, "write_all", write)
     found = trials(
         tmp_path, [WorkloadRegion(key=OTHER, problem=problem(OTHER), gain_s=0.1, likely_s=0.1)]
     )

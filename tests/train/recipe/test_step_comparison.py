@@ -17,9 +17,8 @@ from torch import Tensor, nn
 
 from ratchet.base.errors import RecipeError
 from ratchet.train.recipe import slots
-from ratchet.train.recipe.script_state import numbers, variables
+from ratchet.train.recipe.script_state import Snapshot, numbers, variables
 from ratchet.train.recipe.slots import Attribute
-from ratchet.train.recipe.snapshot import Snapshot
 from ratchet.train.workloads.config import StepConfig
 
 pytestmark = QUIET

@@ -25,19 +25,9 @@ from ratchet.base.measure import Timing
 from ratchet.judge.steps import arms as recipe_trial
 from ratchet.judge.steps.arms import ArmSpec
 from ratchet.judge.steps.numerics import GradientCheck
-from ratchet.train.recipe.candidate import Candidate, wanted_libraries, with_config
 from ratchet.train.recipe.installed import InstalledKernel
-from ratchet.train.turn import (
-    arms,
-    batches,
-    compose,
-    headroom,
-    loop,
-    losses,
-    schedule,
-    screen,
-    search,
-)
+from ratchet.train.recipe.recipe import Candidate, wanted_libraries, with_config
+from ratchet.train.turn import arms, compose, headroom, loop, schedule, screen, search
 from ratchet.train.turn.loop import Outcome
 from ratchet.train.turn.optimize_result import IdentityResult, OpTime, StepProfile
 from ratchet.train.turn.prove_kernels import NO_TIME, ProvenKernels
@@ -354,7 +344,7 @@ def patched(world: World) -> Iterator[pytest.MonkeyPatch]:
         passed=True, detail="", worst_parameter="w", worst_ratio=0.1, parameters=()
     )
     with pytest.MonkeyPatch.context() as patch:
-        for module in (arms, batches, loop, losses, recipe_trial):
+        for module in (arms, headroom, loop, screen, recipe_trial):
             patch.setattr(module, "ArmProcess", lambda spec: MadeUpArm(world, spec))
         for module in (arms, loop, schedule, recipe_trial):
             patch.setattr(module, "time", clock)

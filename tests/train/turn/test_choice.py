@@ -12,13 +12,13 @@ from simulated_turns import CEILINGS, World, run
 
 from ratchet.base.measure import Sample
 from ratchet.base.measure.sitting import Sitting, TimedTogether
-from ratchet.train.recipe.candidate import Candidate, with_config
+from ratchet.train.recipe.recipe import Candidate, with_config
 from ratchet.train.turn.choice import Found, choose, roles
-from ratchet.train.turn.losses import Losses, arithmetic_of
 from ratchet.train.turn.optimize_result import Change, LossResult
 from ratchet.train.turn.prove import TWIN, Prover
 from ratchet.train.turn.prove_kernels import ProvenKernels
 from ratchet.train.turn.rivals import Baseline
+from ratchet.train.turn.screen import Losses, arithmetic_of
 from ratchet.train.turn.selection import Selected
 from ratchet.train.workloads.config import StepConfig
 

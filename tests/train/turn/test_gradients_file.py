@@ -8,7 +8,7 @@ import pytest
 import torch
 from safetensors.torch import load_file
 
-from ratchet.train.recipe.gradients import write_gradients
+from ratchet.train.recipe.comparison import write_gradients
 
 
 def test_safetensors_reads_what_was_written(tmp_path: Path) -> None:

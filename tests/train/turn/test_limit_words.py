@@ -6,8 +6,8 @@ from typing import Any
 
 import msgspec
 
+from ratchet.train.turn.comparisons import limit_words
 from ratchet.train.turn.optimize_result import StepLimit
-from ratchet.train.turn.show.comparisons import limit_words
 
 
 def limit(**changes: Any) -> StepLimit:

@@ -11,9 +11,9 @@ from html_pages import CHROMIUM, all_in_chromium, hostile, in_chromium, tags
 from made_up_result import CHOICES, as_result, make_result
 
 from ratchet.base.show.model import text_of
+from ratchet.train.turn import comparisons
 from ratchet.train.turn.optimize_result import LossResult, OptimizeResult
-from ratchet.train.turn.show import breakdown, figures
-from ratchet.train.turn.show.page import changed_settings, optimize_report, render_page, tiles
+from ratchet.train.turn.show import changed_settings, optimize_report, render_page, tiles
 
 
 def test_a_made_up_result_is_a_result() -> None:
@@ -143,7 +143,7 @@ def test_a_result_with_little_in_it_is_still_a_page() -> None:
 
 
 def test_only_the_second_profile_was_taken(result: dict[str, Any]) -> None:
-    table = breakdown.category_table(as_result(result | {"profile_before": None}))
+    table = comparisons.category_table(as_result(result | {"profile_before": None}))
     _, before, _, saved = table.columns
     assert {text_of(one.cell(row)) for row in table.rows for one in (before, saved)} == {"-"}
 
@@ -152,14 +152,14 @@ def test_time_by_category_adds_up(result: dict[str, Any]) -> None:
     found = as_result(result)
     for profile in (found.profile_before, found.profile_after):
         assert profile is not None
-        assert sum(breakdown.by_category(profile).values()) == pytest.approx(profile.total_s)
+        assert sum(comparisons.by_category(profile).values()) == pytest.approx(profile.total_s)
 
 
 def test_an_unknown_category_counts_as_other(result: dict[str, Any]) -> None:
     profile = as_result(result).profile_before
     assert profile is not None
     op = msgspec.structs.replace(profile.ops[0], category="brand new", time_s=1.0)
-    assert breakdown.by_category(msgspec.structs.replace(profile, ops=[op])) == {"other": 1.0}
+    assert comparisons.by_category(msgspec.structs.replace(profile, ops=[op])) == {"other": 1.0}
 
 
 def test_every_sample_is_one_dot(result: dict[str, Any]) -> None:
@@ -173,7 +173,7 @@ def test_every_sample_is_one_dot(result: dict[str, Any]) -> None:
 
 def test_a_loss_that_is_not_finite_breaks_the_curve() -> None:
     losses = LossResult(passed=False, baseline=[[3.0, float("nan"), 2.0, 1.0]], detail="")
-    plot = figures.losses_plot(losses)
+    plot = comparisons.losses_plot(losses)
     assert plot is not None
     assert plot.series[0].path.count("M") == 2
     assert "nan" not in plot.series[0].path
@@ -181,7 +181,7 @@ def test_a_loss_that_is_not_finite_breaks_the_curve() -> None:
 
 def test_changes_stand_on_the_side_of_one_they_belong_to(result: dict[str, Any]) -> None:
     changes = as_result(result).changes
-    *rows, axis = figures.forest(changes, result["floor"])
+    *rows, axis = comparisons.forest(changes, result["floor"])
     assert axis.look == "axis" and len(rows) == sum(change.ratio is not None for change in changes)
     ratios = {change.name: change.ratio or 1.0 for change in changes}
     for row in rows:
@@ -189,7 +189,7 @@ def test_changes_stand_on_the_side_of_one_they_belong_to(result: dict[str, Any])
         assert (dot.left > one.left) == (ratios[row.title] > 1)
         assert whisker.left <= dot.left <= whisker.left + (whisker.width or 0)
         assert band.left < one.left < band.left + (band.width or 0)
-    assert figures.forest([], {}) == []
+    assert comparisons.forest([], {}) == []
 
 
 def test_the_settings_that_changed_are_listed(result: dict[str, Any]) -> None:
@@ -227,6 +227,6 @@ def test_a_step_that_stays_as_it_is_names_its_trace_once(result: dict[str, Any])
 
 def test_an_interval_of_hours_leaves_the_bars_readable(result: dict[str, Any]) -> None:
     result["arms"][1]["high_s"] = 1e6 * result["arms"][1]["step_time_s"]
-    rows = figures.arm_bars(as_result(result).arms)
+    rows = comparisons.arm_bars(as_result(result).arms)
     assert min(row.marks[0].width for row in rows) > 4
     assert all(mark.left + mark.width <= 100.001 for row in rows for mark in row.marks)

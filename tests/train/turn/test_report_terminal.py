@@ -18,12 +18,10 @@ from ratchet.base.show.terminal import FittedTable, make_console, print_report
 from ratchet.train.graph.scope import CapturedSite
 from ratchet.train.levers.base import Lever
 from ratchet.train.recipe.describe import StepFacts
-from ratchet.train.turn.dry_run import DryRun, TargetKernel
+from ratchet.train.turn.comparisons import TurnProgress
+from ratchet.train.turn.dry_run import DryRun, TargetKernel, TargetSite
 from ratchet.train.turn.optimize_result import Change
-from ratchet.train.turn.show.dry_run import dry_run_report
-from ratchet.train.turn.show.page import optimize_report
-from ratchet.train.turn.show.progress import TurnProgress
-from ratchet.train.turn.target_bounds import TargetSite
+from ratchet.train.turn.show import dry_run_report, optimize_report
 from ratchet.train.workloads.bench import BenchResult, bench_report
 from ratchet.train.workloads.config import StepConfig
 

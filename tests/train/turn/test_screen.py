@@ -10,11 +10,10 @@ import torch
 from safetensors.torch import save_file
 from simulated_turns import CEILINGS, World, run
 
-from ratchet.train.recipe.candidate import Candidate, with_config
+from ratchet.train.recipe.recipe import Candidate, with_config
 from ratchet.train.turn import compose
-from ratchet.train.turn.costs import Costs
 from ratchet.train.turn.rivals import Baseline
-from ratchet.train.turn.schedule import TurnSchedule
+from ratchet.train.turn.schedule import Costs, TurnSchedule
 from ratchet.train.turn.screen import (
     FEWEST_ROUNDS,
     MOST_SCREENED_ROUNDS,

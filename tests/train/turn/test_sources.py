@@ -7,8 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from ratchet.train.turn.settings import Settings
-from ratchet.train.turn.sources import project_files, source_hash
+from ratchet.train.turn.settings import Settings, project_files, source_hash
 
 RUN = "raise SystemExit('this module was run')\n"
 

@@ -14,16 +14,16 @@ from ratchet.judge.problems.case import Case, TensorSpec
 from ratchet.judge.problems.problem import Problem
 from ratchet.judge.problems.references import LeastWork, least_work
 from ratchet.train.graph.scope import CapturedSite
-from ratchet.train.turn.shapes_arm import make_shapes_arm
-from ratchet.train.turn.target_bounds import (
+from ratchet.train.turn.arm import make_shapes_arm
+from ratchet.train.turn.dry_run import (
     TargetSite,
     at_batch,
     bounded,
+    device_of,
     region_site,
     sites_of_entries,
     whole_bound_s,
 )
-from ratchet.train.turn.target_step import device_of
 from ratchet.train.workloads.load import load_shapes
 
 MI300X = catalogue.load()["MI300X"]

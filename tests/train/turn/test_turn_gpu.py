@@ -12,9 +12,9 @@ from simulated_turns import BATCH_SIZE, CEILINGS, World, run
 from ratchet.base.devices.probe import Device
 from ratchet.base.errors import DeviceError, DeviceLost
 from ratchet.judge.steps.arms import raise_worker_error
+from ratchet.train.turn.comparisons import larger_batch_words
 from ratchet.train.turn.loop import Outcome
-from ratchet.train.turn.show.comparisons import larger_batch_words
-from ratchet.train.turn.show.page import render_page
+from ratchet.train.turn.show import render_page
 
 BUDGET_S = 1800.0
 H100 = Device(

@@ -15,16 +15,13 @@ from ratchet.base.devices.probe import probe, software
 from ratchet.base.ledger import Ledger
 from ratchet.base.ledger.books import Observation, ObservationBook
 from ratchet.base.ledger.connect import utc_now
-from ratchet.scale.parallel.launch import run_ranks
+from ratchet.scale.parallel.launch import Communication, communication_of, run_ranks
 from ratchet.scale.parallel.rank import (
-    PROFILED_STEPS,
     WARMUP_STEPS,
     RankArm,
     RankRequest,
     RankResult,
 )
-from ratchet.trace.analysis import analyse
-from ratchet.trace.read import read
 from ratchet.train.workloads.bench import spread_of
 from ratchet.train.workloads.names import LoadOptions
 from ratchet.train.workloads.parallel import ParallelLayout
@@ -32,20 +29,6 @@ from ratchet.train.workloads.parallel import ParallelLayout
 ARM: Final = "step"
 BENCHED: Final = "bench-parallel"
 """Kind of evidence: the figures of one layout."""
-
-
-@dataclass(frozen=True, kw_only=True, slots=True)
-class Communication:
-    """One rank's communication in a step, in seconds, from its trace."""
-
-    total_s: float
-    exposed_s: float
-    """The part that no compute hides; on CPUs it holds waiting for ranks that come later."""
-
-    @property
-    def overlap(self) -> float:
-        """Return the share that compute hides; 0 without communication."""
-        return 1 - self.exposed_s / self.total_s if self.total_s else 0.0
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -94,16 +77,6 @@ class ParallelBench:
     loss: float
     """Loss of the last timed step."""
     ranks: tuple[RankBench, ...]
-
-
-def communication_of(trace: Path) -> Communication:
-    """Return the communication of a step, from a trace of PROFILED_STEPS steps."""
-    whole = analyse(read(trace)).activity.whole()
-    per_step = 1e9 * PROFILED_STEPS
-    return Communication(
-        total_s=whole.communication / per_step,
-        exposed_s=whole.exposed_communication / per_step,
-    )
 
 
 def bench_parallel(

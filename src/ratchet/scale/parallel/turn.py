@@ -10,40 +10,190 @@ from __future__ import annotations
 import json
 import time
 from collections.abc import Sequence
-from dataclasses import asdict, dataclass, replace
+from dataclasses import asdict, dataclass, field, replace
 from datetime import UTC, datetime
 from statistics import median
-from typing import Final
+from typing import Final, Literal
 
 from ratchet.base import files
 from ratchet.base.devices.probe import probe, software
-from ratchet.base.errors import JudgeError, MeasureError, RanksError, WorkloadError
+from ratchet.base.errors import JudgeError, MeasureError, RanksError, RatchetError, WorkloadError
 from ratchet.base.measure import Sample
 from ratchet.base.measure.estimate import Comparison, aa_floor, compare, summarise
 from ratchet.base.measure.rounds import until_settled
+from ratchet.base.serialise import document_of
 from ratchet.judge.steps.numerics import FP32_FLOOR, judge_losses
-from ratchet.scale.parallel.launches import RankLaunches
+from ratchet.scale.parallel.launch import RankLaunches
 from ratchet.scale.parallel.levers import (
+    LEVERS,
     ONE_PROCESS,
     RankLever,
     combined,
     find_rank_levers,
+    one_process_lever,
     why_no_process,
 )
-from ratchet.scale.parallel.one_process import OneProcess, check_rank_lever, optimize_rank
-from ratchet.scale.parallel.rank import RankArm, RankResult
-from ratchet.scale.parallel.turn_result import ParallelTurn, RankChange
+from ratchet.scale.parallel.rank import RankArm, RankResult, RankStep
+from ratchet.train.levers import check_lever
 from ratchet.train.recipe.describe import ModelSignature, signature_of
-from ratchet.train.recipe.recipe import Recipe
+from ratchet.train.recipe.ranks import by_units, without_process
+from ratchet.train.recipe.recipe import Recipe, describe, wanted_libraries
 from ratchet.train.turn.compose import make_folder
-from ratchet.train.turn.settings import Settings
+from ratchet.train.turn.loop import optimize
+from ratchet.train.turn.optimize_result import Change
+from ratchet.train.turn.settings import SMALLEST_BUDGET_S, Settings
 from ratchet.train.turn.state import Listener
 from ratchet.train.workloads.config import StepConfig
 from ratchet.train.workloads.load import load
+from ratchet.train.workloads.names import LoadOptions, check_options
 from ratchet.train.workloads.parallel import ParallelLayout, SplitSizes, TunedLayout
 from ratchet.train.workloads.parallel.meshes import check_devices
 from ratchet.train.workloads.parallel.parallelize import check_parallel
 from ratchet.train.workloads.workload import Workload
+
+# The recipe of a rank's step alone, which is one lever of a turn on many ranks.
+#
+# The turn of one process runs at a rank's share of the batch. Its verdicts on kernels are in the
+# ledger, where they serve every rank of the same device.
+
+SHARE: Final = 0.5
+"""Part of a turn's budget for the turn of one process."""
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class OneProcess:
+    """Findings of the turn of one process, for each rank."""
+
+    lever: RankLever | None = None
+    reason: str = ""
+    """Why there is no lever, or what it does."""
+    changes: tuple[Change, ...] = ()
+
+
+def check_rank_lever(name: str | None) -> None:
+    """Raise a RatchetError unless a lever of ranks or of one process has this name."""
+    known = [*(one.name for one in LEVERS), ONE_PROCESS]
+    if name is None or name in known:
+        return
+    try:
+        check_lever(name)
+    except RatchetError:
+        raise RatchetError(
+            f"unknown lever {name!r}: with --parallel use {', '.join(known)}, or a lever of one "
+            "process, such as compile"
+        ) from None
+
+
+def optimize_rank(
+    settings: Settings,
+    layout: ParallelLayout,
+    *,
+    written: StepConfig,
+    rows: int,
+    left_s: float,
+    listener: Listener,
+) -> OneProcess:
+    """Run a turn of one process; `rows` is the size of a batch of all ranks.
+
+    Raises a RatchetError as that turn does.
+    """
+    if SHARE * left_s < SMALLEST_BUDGET_S:
+        return OneProcess(reason="the budget is too small for a turn of one process")
+    only = settings.try_lever
+    alone = replace(
+        settings,
+        options=_share(settings, rows // (layout.data * layout.micro)),
+        budget_s=SHARE * left_s,
+        gone_s=0.0,
+        try_lever=None if only == ONE_PROCESS else only,
+        resume=False,
+        out=settings.out / ONE_PROCESS,
+    )
+    outcome = optimize(alone, listener)
+    changes = tuple(outcome.result.changes)
+    left: list[str] = []
+    config = without_process(outcome.recipe.config, written)
+    if layout.fsdp > 1:
+        config, left = by_units(config)
+    if config == written:
+        return OneProcess(reason="nothing was faster on one rank", changes=changes)
+    wanted = wanted_libraries(config)
+    kernels = tuple(one for one in outcome.recipe.kernels if one.library in wanted)
+    changed = config.precision != written.precision
+    step = RankStep(config=config, kernels=kernels)
+    return OneProcess(
+        lever=one_process_lever(step, changes_arithmetic=changed),
+        reason="; ".join([describe(config), *left]),
+        changes=changes,
+    )
+
+
+def _share(settings: Settings, rows: int) -> LoadOptions:
+    """Return the options of one rank's part of the batch, if the workload takes a batch size."""
+    try:
+        check_options(settings.workload, batch_size=rows, sequence=None, text=None)
+    except RatchetError:
+        return settings.options
+    return {**settings.options, "batch_size": rows}
+
+
+Outcome = Literal["kept", "dropped", "not_applicable"]
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class RankChange:
+    """One lever, and what became of it."""
+
+    name: str
+    outcome: Outcome
+    reason: str
+    ratio: float | None = None
+    """Ratio of the screening, with its interval; an estimate."""
+    low: float | None = None
+    high: float | None = None
+    gradient_error: float | None = None
+    changes_arithmetic: bool = False
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class ParallelTurn:
+    """The result of one turn on many ranks. Times are of a step, in seconds."""
+
+    workload: str
+    layout: str
+    world: int
+    tuned: RankArm
+    """The recipe's arm; as written if nothing was proven."""
+    proven: bool
+    ratio: float | None
+    """Time as written over the tuned time, of the slowest rank."""
+    low: float | None
+    high: float | None
+    answer: str
+    written_s: float | None
+    tuned_s: float | None
+    exposed_written_s: float | None
+    """Exposed communication of the rank that exposes most, median over launches."""
+    exposed_tuned_s: float | None
+    losses: str
+    changes: tuple[RankChange, ...]
+    one_process: tuple[Change, ...]
+    """Levers and kernels of one rank's step, and what became of them in a turn of one process."""
+    recipe: str
+    result: str
+    report: str
+    command: str
+    """Runs a script that applies the recipe."""
+    versions: dict[str, str] = field(default_factory=dict)
+
+    def document(self) -> dict[str, object]:
+        """Return the JSON document of the turn."""
+        return {
+            **asdict(self),
+            "tuned": document_of(self.tuned),
+            "one_process": [document_of(one) for one in self.one_process],
+        }
+
 
 WRITTEN, TWIN, TUNED = "written", "twin", "tuned"
 SCREEN_ROUNDS: Final = 10

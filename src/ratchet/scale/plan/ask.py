@@ -1,18 +1,208 @@
-"""A call of `ratchet plan`: its words, checked, and its answer."""
+"""A call of `ratchet plan`: its words, checked, its answer, and what a run costs."""
 
 from __future__ import annotations
 
+import math
 from dataclasses import dataclass, replace
 from pathlib import Path
+from typing import Final
 
 from ratchet.base.errors import PlanError
 from ratchet.scale.plan.cluster import PlannedCluster, parse_cluster
-from ratchet.scale.plan.economics import RunCost, Saved, check_price, cost_of, savings
-from ratchet.scale.plan.largest import Trainables, largest
-from ratchet.scale.plan.layout import SHARDINGS, parse_layout
+from ratchet.scale.plan.layout import SHARDINGS, Stack, find_stack, parse_layout
 from ratchet.scale.plan.search import LayoutPlan, Planned, make_asked, plan, plan_degrees
-from ratchet.scale.plan.shape import find_shape
-from ratchet.scale.plan.stack import find_stack
+from ratchet.scale.plan.shape import Shape, find_shape, made
+
+POWER_SHARE: Final = 0.8
+"""Share of the board's power that training draws. An assumption."""
+OVERHEAD: Final = 1.2
+"""Power of the data centre over that of its devices (PUE). An assumption."""
+HOURS_A_YEAR: Final = 8760.0
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class RunCost:
+    """Time, energy and money that a run takes. Money is in the currency of the price."""
+
+    steps: int
+    hours: float
+    device_hours: float
+    money: float | None
+    energy_kwh: float
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Saved:
+    """Savings by a proven ratio on a fleet in a year, with intervals: (low, middle, high)."""
+
+    ratio: tuple[float, float, float]
+    device_hours: tuple[float, float, float]
+    money: tuple[float, float, float]
+    energy_kwh: tuple[float, float, float]
+    paid_after_s: tuple[float, float, float]
+    """Seconds of the fleet's training after which the search has paid; inf if it never does."""
+
+
+def check_price(price: float) -> float:
+    """Return a price of a device-hour; PlanError unless it is a number of 0 or more."""
+    if not math.isfinite(price) or price < 0:
+        raise PlanError(f"price {price} is no price of a device-hour: give 0 or more, such as 2.0")
+    return price
+
+
+def cost_of(
+    plan: LayoutPlan, cluster: PlannedCluster, tokens: float, price: float | None
+) -> RunCost:
+    """Return what training on `tokens` tokens takes with a plan."""
+    if not math.isfinite(tokens) or tokens <= 0:
+        raise PlanError(f"{tokens} tokens train nothing: give a number above 0, such as 1e12")
+    hours = tokens / plan.tokens_per_s / 3600
+    device_hours = hours * cluster.world
+    return RunCost(
+        steps=math.ceil(tokens / (plan.tokens_per_s * plan.step_s)),
+        hours=hours,
+        device_hours=device_hours,
+        money=None if price is None else device_hours * check_price(price),
+        energy_kwh=device_hours * _kw(cluster),
+    )
+
+
+def savings(
+    ratio: tuple[float, float, float],
+    cluster: PlannedCluster,
+    price: float,
+    search_device_hours: float,
+) -> Saved:
+    """Return what steps faster by `ratio` (low, middle, high) save on a fleet that trains all year.
+
+    The same work takes 1 / ratio of the time, so each device-hour spends 1 - 1 / ratio for nothing
+    without the recipe. `search_device_hours` is what finding the recipe took.
+    """
+    check_price(price)
+    low, middle, high = (_gain(one) for one in ratio)
+    hours = cluster.world * HOURS_A_YEAR
+    kw = _kw(cluster)
+
+    def times(factor: float) -> tuple[float, float, float]:
+        return (low * factor, middle * factor, high * factor)
+
+    def paid(gain: float) -> float:
+        if gain <= 0:
+            return math.inf
+        return search_device_hours / (gain * cluster.world) * 3600
+
+    return Saved(
+        ratio=ratio,
+        device_hours=times(hours),
+        money=times(hours * price),
+        energy_kwh=times(hours * kw),
+        paid_after_s=(paid(low), paid(middle), paid(high)),
+    )
+
+
+def _gain(ratio: float) -> float:
+    if not math.isfinite(ratio) or ratio <= 0:
+        raise PlanError(f"ratio {ratio} is no speed-up: give a number above 0")
+    return 1 - 1 / ratio
+
+
+def _kw(cluster: PlannedCluster) -> float:
+    return cluster.power_w * POWER_SHARE * OVERHEAD / 1000
+
+
+# The largest model that a cluster trains in some days, with tokens in proportion to its size.
+#
+# Twenty tokens a parameter are what Hoffmann et al. 2022 found best for a given amount of compute
+# (arXiv:2203.15556, table 3). The models are of Llama's form with heads of 128 and one layer for
+# each 128 of the hidden size, as those of 7 B to 405 B have them within a quarter
+# (arXiv:2407.21783, table 3).
+
+TOKENS_PER_PARAMETER: Final = 20.0
+HEAD: Final = 128
+HIDDEN: Final = (*range(512, 4096, 256), *range(4096, 8192, 512), *range(8192, 32769, 1024))
+"""Hidden sizes that are tried: 0.1 B to 3 T parameters."""
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Trainable:
+    """A model with its tokens, the fastest plan on a cluster and what the run costs."""
+
+    shape: Shape
+    tokens: float
+    plan: LayoutPlan
+    cost: RunCost
+
+    @property
+    def days(self) -> float:
+        return self.cost.hours / 24
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Trainables:
+    """The models that were planned on the way to the largest, by size, and the largest."""
+
+    cluster: PlannedCluster
+    stack: Stack
+    days: float
+    tokens_per_parameter: float
+    tried: tuple[Trainable, ...]
+    largest: Trainable
+    price: float | None
+
+
+def largest(
+    cluster: PlannedCluster, stack: Stack, *, days: float, tokens_per_parameter: float,
+    sequence: int, batch: int | None, precisions: tuple[str, ...], price: float | None,
+) -> Trainables:  # fmt: skip
+    """Return the largest model of the ladder that is trained in time, found by bisection.
+
+    Raises PlanError if not even the smallest is.
+    """
+    for name, value in (("days", days), ("tokens a parameter", tokens_per_parameter)):
+        if not math.isfinite(value) or value <= 0:
+            raise PlanError(f"{value} {name} are none: give a number above 0")
+    if price is not None:
+        check_price(price)
+    tried: dict[int, Trainable] = {}
+
+    def in_time(hidden: int) -> bool:
+        shape = ladder_shape(hidden, sequence)
+        asked = make_asked(shape, cluster, stack, batch=batch, precisions=precisions)
+        try:
+            best = plan(asked).best
+        except PlanError:  # it fits nowhere, and larger ones do not either
+            return False
+        tokens = tokens_per_parameter * shape.parameters
+        cost = cost_of(best, cluster, tokens, price)
+        tried[hidden] = Trainable(shape=shape, tokens=tokens, plan=best, cost=cost)
+        return cost.hours <= 24 * days
+
+    low, high = 0, len(HIDDEN)  # what lies below `low` is in time, what lies from `high` on is not
+    while low < high:
+        middle = (low + high) // 2
+        low, high = (middle + 1, high) if in_time(HIDDEN[middle]) else (low, middle)
+    if not low:
+        raise PlanError(
+            f"{cluster.name} trains no model of {ladder_shape(HIDDEN[0], sequence).parameters:,} "
+            f"parameters or more in {days:g} days: give more days, devices or a smaller batch"
+        )
+    return Trainables(
+        cluster=cluster,
+        stack=stack,
+        days=days,
+        tokens_per_parameter=tokens_per_parameter,
+        tried=tuple(tried[one] for one in sorted(tried)),
+        largest=tried[HIDDEN[low - 1]],
+        price=price,
+    )
+
+
+def ladder_shape(hidden: int, sequence: int) -> Shape:
+    """Return the model of a hidden size."""
+    layers, heads = max(8, hidden // HEAD), hidden // HEAD
+    name = f"llama:layers={layers},hidden={hidden},heads={heads}"
+    sizes = {"layers": layers, "hidden": hidden, "heads": heads, "sequence": sequence}
+    return made(name, True, sizes)
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)

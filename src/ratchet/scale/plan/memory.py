@@ -12,9 +12,8 @@ from typing import Final
 
 import numpy as np
 
-from ratchet.scale.plan.layout import CHECKPOINTINGS, PRECISIONS, SHARDINGS, Floats, Layouts
+from ratchet.scale.plan.layout import CHECKPOINTINGS, PRECISIONS, SHARDINGS, Floats, Layouts, Stack
 from ratchet.scale.plan.shape import Shape
-from ratchet.scale.plan.stack import Stack
 
 OPTIMIZER, FULL_SHARDING = SHARDINGS.index("optimizer"), SHARDINGS.index("full")
 SELECTIVE, FULL = CHECKPOINTINGS.index("selective"), CHECKPOINTINGS.index("full")

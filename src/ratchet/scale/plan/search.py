@@ -18,12 +18,12 @@ from ratchet.scale.plan.layout import (
     Floats,
     Layout,
     Layouts,
+    Stack,
     columns,
     join,
 )
 from ratchet.scale.plan.memory import Memory, memory
 from ratchet.scale.plan.shape import Shape
-from ratchet.scale.plan.stack import Stack
 from ratchet.scale.plan.time import Times, times
 
 BATCH_TOKENS: Final = 4_194_304

@@ -1,30 +1,35 @@
-"""Plans of a model on a cluster, and what a recipe saves: terminal, page, JSON and scripts."""
+"""Plans, what a recipe saves, layouts and models: terminal, page, JSON, CSV and scripts."""
 
 from __future__ import annotations
 
 import base64
+import csv
 import hashlib
+import io
 import json
 import math
-from collections.abc import Sequence
-from dataclasses import asdict
+from collections.abc import Iterator, Sequence
+from dataclasses import asdict, fields
 from importlib import resources
 from pathlib import Path
 from typing import Final
 
+import numpy as np
 from markupsafe import Markup
 
 from ratchet.base import files
+from ratchet.base.errors import PlanError
 from ratchet.base.serialise import json_text
 from ratchet.base.show import model as m
 from ratchet.base.show.figures import Plot, Series, TrackRow, around, dots, from_zero, stacked_bar
 from ratchet.base.show.page import render_page
 from ratchet.base.show.words import show_bandwidth, show_bytes, show_flops, show_share, show_time
-from ratchet.scale.plan.ask import Answered, SavedBy
+from ratchet.scale.plan.ask import POWER_SHARE, Answered, SavedBy, Trainable, Trainables
+from ratchet.scale.plan.calibrate import CheckedPlan
 from ratchet.scale.plan.cluster import PlannedCluster, Rate
 from ratchet.scale.plan.commands import jobset, slurm, torchrun, torchrun_lines
-from ratchet.scale.plan.economics import POWER_SHARE
-from ratchet.scale.plan.search import LayoutPlan, room_bytes
+from ratchet.scale.plan.layout import CHECKPOINTINGS, PRECISIONS, SHARDINGS, Layouts
+from ratchet.scale.plan.search import MEMORY_PARTS, TIME_PARTS, LayoutPlan, room_bytes
 
 MOST_ROWS: Final = 12
 """Plans on the terminal; the page and --json have all."""
@@ -345,3 +350,172 @@ def saved_document(found: SavedBy) -> dict[str, object]:
         "price": found.price,
         "a_year": saved,
     }
+
+
+CHECKED_COLUMNS: Final = (
+    m.name("layout"),
+    m.number("step", "step_s", show_time),
+    m.number("planned", "predicted_s", show_time),
+    m.number("error", "step_error", lambda value: f"{value:+.0%}"),
+    m.number("exposed", "exposed_s", show_time, note="communication that nothing hides"),
+    m.number("planned", "predicted_exposed_s", show_time),
+    m.number("memory", "memory_bytes", show_bytes),
+    m.number("error", "memory_error", lambda value: f"{value:+.0%}"),
+    m.Column("sets", "sets"),
+)
+
+
+def checked_plan_report(found: CheckedPlan) -> m.ResultReport:
+    """Describe each measured layout beside its plan, and the median errors."""
+    count = sum(not one.sets for one in found.rows)
+    planned = f"{count} layout{'' if count == 1 else 's'} planned"
+    left = [f"{layout}: {why}." for layout, why in found.left_out.items()]
+    return m.ResultReport(
+        headline=(
+            f"{found.model} on {found.device}: {planned}, with a median error of "
+            f"{show_share(found.step_error)} in time and {show_share(found.memory_error)} in "
+            "memory."
+        ),
+        sections=m.blocks(
+            m.section(
+                "Layouts",
+                m.ResultTable(CHECKED_COLUMNS, found.rows),
+                "The rows that set the rates of products and links are not counted.",
+            ),
+            m.section("Left out", *left) if left else None,
+        ),
+    )
+
+
+def checked_plan_document(found: CheckedPlan) -> dict[str, object]:
+    """Return the JSON document of a plan that was checked here."""
+    rows = [
+        {**asdict(one), "step_error": one.step_error, "memory_error": one.memory_error}
+        for one in found.rows
+    ]
+    errors = {"step_error": found.step_error, "memory_error": found.memory_error}
+    return {**asdict(found), "rows": rows, **errors}
+
+
+TRAINABLE_COLUMNS: Final = (
+    m.name("model", lambda one: f"{one.shape.layers} x {one.shape.hidden}"),
+    m.number("parameters", lambda one: f"{one.shape.parameters / 1e9:,.2f} B"),
+    m.number("tokens", lambda one: f"{one.tokens / 1e9:,.0f} B"),
+    m.number("days", lambda one: f"{one.days:,.1f}"),
+    m.number("step", lambda one: show_time(one.plan.step_s)),
+    m.number("MFU", lambda one: show_share(one.plan.mfu)),
+    m.number("memory", lambda one: show_bytes(one.plan.memory_bytes)),
+    m.Column("layout", lambda one: one.plan.layout.words()),
+)
+
+
+def trainables_report(found: Trainables) -> m.ResultReport:
+    """Describe the largest model, its run and the models that were planned to find it."""
+    best = found.largest
+    facts: list[tuple[str, m.Inline]] = [
+        ("model", best.shape.name),
+        ("time", f"{best.days:,.1f} of {found.days:g} days"),
+        ("device-hours", f"{best.cost.device_hours:,.0f}"),
+        ("energy", f"{best.cost.energy_kwh:,.0f} kWh"),
+    ]
+    if best.cost.money is not None:
+        facts.append(("money", f"{best.cost.money:,.0f} at {found.price:g} a device-hour"))
+    return m.ResultReport(
+        headline=f"In {found.days:g} days, {found.cluster.world} {found.cluster.device} train a "
+        f"model of {best.shape.parameters / 1e9:.1f} B parameters on {best.tokens / 1e9:,.0f} B "
+        f"tokens, {found.tokens_per_parameter:g} a parameter. Estimated, not measured.",
+        sections=m.blocks(
+            m.section(
+                "Models",
+                m.note("Those that were planned to find it: layers x hidden size."),
+                m.ResultTable(TRAINABLE_COLUMNS, found.tried),
+            ),
+            m.section("The run", m.Facts(facts)),
+        ),
+    )
+
+
+def trainables_document(found: Trainables) -> dict[str, object]:
+    """Return the JSON document of `ratchet plan --days`."""
+    return {
+        "cluster": asdict(found.cluster) | {"world": found.cluster.world},
+        "stack": found.stack.name,
+        "days": found.days,
+        "tokens_per_parameter": found.tokens_per_parameter,
+        "largest": _trainable(found.largest),
+        "tried": [_trainable(one) for one in found.tried],
+        "measured": False,
+    }
+
+
+def _trainable(one: Trainable) -> dict[str, object]:
+    return {
+        "model": asdict(one.shape) | {"parameters": one.shape.parameters},
+        "tokens": one.tokens,
+        "days": one.days,
+        "layout": asdict(one.plan.layout),
+        "step_s": one.plan.step_s,
+        "mfu": one.plan.mfu,
+        "memory_bytes": one.plan.memory_bytes,
+        "cost": asdict(one.cost),
+    }
+
+
+WORDS = {"sharding": SHARDINGS, "checkpointing": CHECKPOINTINGS, "precision": PRECISIONS}
+ENDINGS = (".csv", ".json")
+
+
+def check_layouts_file(path: Path) -> None:
+    """Raise PlanError for a file that is neither CSV nor JSON by its name."""
+    if path.suffix not in ENDINGS:
+        raise PlanError(f"{path} ends in none of {', '.join(ENDINGS)}: give such a file")
+
+
+def write_layouts(answer: Answered, path: Path) -> int:
+    """Write every layout that was planned, fastest first, and return how many there are."""
+    check_layouts_file(path)
+    rows = list(layout_rows(answer))
+    if path.suffix == ".json":
+        text = json_text(rows) + "\n"
+    else:
+        out = io.StringIO()
+        writer = csv.DictWriter(out, list(rows[0]), lineterminator="\n")
+        writer.writeheader()
+        writer.writerows(rows)
+        text = out.getvalue()
+    files.write_whole(path, text.encode())
+    return len(rows)
+
+
+def layout_rows(answer: Answered) -> Iterator[dict[str, object]]:
+    """Yield each layout with its step, memory, parts and, if tokens were given, days and money."""
+    found, asked, tokens = answer.planned.every, answer.planned.asked, answer.tokens
+    step_s, memory = found.times.total, found.memory.total
+    step_tokens = asked.batch * asked.shape.sequence
+    ideal_s = asked.shape.flops_per_token * step_tokens
+    ideal_s /= asked.cluster.peak["bf16"] * asked.cluster.world
+    for place in np.argsort(step_s, kind="stable"):
+        row: dict[str, object] = {}
+        for field in fields(Layouts):
+            value = int(getattr(found.layouts, field.name)[place])
+            row[field.name] = WORDS[field.name][value] if field.name in WORDS else value
+        seconds = float(step_s[place])
+        row |= {
+            "micro_batches": int(found.micro_batches[place]),
+            "fits": bool(memory[place] <= room_bytes(asked.cluster)),
+            "step_s": round(seconds, 6),
+            "tokens_per_s": round(step_tokens / seconds, 1),
+            "mfu": round(ideal_s / seconds, 4),
+            "memory_bytes": int(memory[place]),
+        }
+        if tokens is not None:
+            hours = tokens / step_tokens * seconds / 3600
+            row["days"] = round(hours / 24, 3)
+            row["device_hours"] = round(hours * asked.cluster.world, 1)
+            if answer.price is not None:
+                row["money"] = round(hours * asked.cluster.world * answer.price, 2)
+        for name in TIME_PARTS:
+            row[f"{name}_s"] = round(float(getattr(found.times, name)[place]), 6)
+        for name in MEMORY_PARTS:
+            row[f"{name}_bytes"] = int(getattr(found.memory, name)[place])
+        yield row

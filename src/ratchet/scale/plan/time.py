@@ -15,7 +15,7 @@ from typing import Final
 import numpy as np
 
 from ratchet.scale.plan.cluster import HOP_S, NETWORK_HOP_S, PlannedCluster
-from ratchet.scale.plan.layout import PRECISIONS, Floats, Layouts
+from ratchet.scale.plan.layout import PRECISIONS, Floats, Layouts, Stack
 from ratchet.scale.plan.memory import (
     FULL,
     FULL_SHARDING,
@@ -24,7 +24,6 @@ from ratchet.scale.plan.memory import (
     parameters_per_rank,
 )
 from ratchet.scale.plan.shape import Shape
-from ratchet.scale.plan.stack import Stack
 
 FP8: Final = PRECISIONS.index("fp8")
 TILE_ROWS, TILE_COLUMNS = 256, 128

@@ -15,9 +15,8 @@ from ratchet.judge.court.court import Court
 from ratchet.judge.kernels.kernel import Kernel
 from ratchet.judge.kernels.library import LIBRARY
 from ratchet.judge.terms import JudgedKernel, Terms
-from ratchet.train.recipe.installed import AnyKernel
+from ratchet.train.recipe.installed import AnyKernel, ready_kernels
 from ratchet.train.recipe.recipe import Recipe
-from ratchet.train.recipe.reproof import ready_kernels
 
 TERMS = Terms()
 

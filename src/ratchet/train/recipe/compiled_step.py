@@ -18,16 +18,21 @@ import torch
 from torch import nn
 from torch.optim import Optimizer
 
+from ratchet.base.errors import told
 from ratchet.train.graph.steps import InstalledStep, build_step
 from ratchet.train.recipe.first_call import WATCHING, Seen, recurrent_in, watch
-from ratchet.train.recipe.module_calls import (
-    ModuleCall,
-    attention,
-    compile_options,
-    memory_slots,
+from ratchet.train.recipe.module_calls import ModuleCall, attention, compile_options, memory_slots
+from ratchet.train.recipe.script_state import RAISED, Marks, numbers
+from ratchet.train.recipe.slots import (
+    Attribute,
+    KeptTensors,
+    StepOutOfGraphs,
+    StepSlot,
+    WidenedForward,
+    computes_in_bf16,
+    filled,
+    update_slot,
 )
-from ratchet.train.recipe.slots import Attribute, StepOutOfGraphs, StepSlot, filled, update_slot
-from ratchet.train.recipe.widening import KeptTensors, WidenedForward, computes_in_bf16
 from ratchet.train.workloads.compiling import (
     BoundedCompile,
     CompileOptions,
@@ -338,3 +343,41 @@ def _last_break() -> str:
 
     reasons = list(counters["graph_break"])
     return f" ({reasons[-1].splitlines()[0]})" if reasons else ""
+
+
+class FallbackStep:
+    """A compiled step that runs as written from its first run on, if torch cannot run it.
+
+    Examples are code that torch.compile fails on, and an operation that has no bf16 form. What the
+    step itself raises is raised as ever.
+    """
+
+    def __init__(self, step: CompiledStep) -> None:
+        self._step = step
+        self._has_run = False
+
+    def __call__(self, *arguments: object, **named: object) -> object:
+        """Run the step; raise what the recipe's run raised if it left something changed."""
+        step = self._step
+        if self._has_run or not step.is_ready():
+            return step(*arguments, **named)
+        marks = Marks(
+            [step.script.model, *step.modules],
+            step.stepped,
+            lambda: numbers(step.script.step),
+        )
+        try:
+            result = step(*arguments, **named)
+        except RAISED as error:
+            if not marks.undo():
+                raise
+            if step.leave_scalars():
+                return self(*arguments, **named)
+            result = step.written(*arguments, **named)
+            log.warning(
+                "ratchet: the step runs as written; by its recipe it raises %s", told(error)
+            )
+            step.stop()
+            return result
+        self._has_run = True
+        return result

@@ -3,19 +3,24 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Annotated, Any, Protocol, runtime_checkable
 
 import msgspec
 
-from ratchet.base.errors import KernelError, RecipeError
+from ratchet.base.errors import KernelError, RatchetError, RecipeError
+from ratchet.judge.court.court import Court
 from ratchet.judge.kernels import registry
 from ratchet.judge.kernels.kernel import Kernel
 from ratchet.judge.kernels.library import LIBRARY
-from ratchet.judge.kernels.registry import DEVICES, build_kernel
+from ratchet.judge.kernels.registry import DEVICES, build_kernel, load_entry
 from ratchet.judge.problems.problem import Problem
 from ratchet.judge.problems.suites.shipped import WorkloadShapes
+from ratchet.judge.terms import Terms
+from ratchet.judge.verdict import Verdict
 from ratchet.train.graph.regions import check_region_problem, region_name
+from ratchet.train.workloads.config import StepConfig
 
 KEY = r"^[0-9a-f]{64}$"
 
@@ -119,3 +124,130 @@ def activate_proven(kernels: Sequence[Mapping[str, object]]) -> None:
         installed = as_kernel(AnyKernel, document)
         kernel = installed.find()
         installed.activate(kernel, build_kernel(kernel))
+
+
+# Admit a recipe's kernels to a training script: only those proven on this machine.
+#
+# A kernel that the ledger does not list as proven is judged again in the sandbox. Any failure
+# there leaves the kernel out and never stops the training.
+
+ADAMW = "adamw"
+SHOWN = 24
+"""Characters of a kernel's name that a message shows: a region's key is long."""
+TERMS = Terms()
+_Asked = tuple[AnyKernel, Kernel]
+
+
+@dataclass(kw_only=True)
+class ReadyKernels:
+    """Compiled kernels of a recipe that may be loaded, and those that may not."""
+
+    compiled: list[tuple[AnyKernel, Kernel, Path]] = field(default_factory=list)
+    left_out: dict[str, str] = field(default_factory=dict)
+    """Name in the library -> the reason why torch's own op runs instead."""
+
+    def activate(self) -> None:
+        """Load the kernels into this process."""
+        for installed, kernel, path in self.compiled:
+            installed.activate(kernel, path)
+
+    def why(self) -> str:
+        """Return the names and reasons of the kernels left out, in one line."""
+        return ", ".join(f"{name[:SHOWN]} ({reason})" for name, reason in self.left_out.items())
+
+    def without_left_out(self, config: StepConfig) -> StepConfig:
+        """Return the config with torch's own ops in place of the kernels left out."""
+        changes: dict[str, object] = {
+            "kernels": tuple(name for name in config.kernels if name not in self.left_out)
+        }
+        if config.optimizer == "kernel" and ADAMW in self.left_out:
+            changes["optimizer"] = "as_written"
+        return msgspec.structs.replace(config, **changes)
+
+
+def ready_kernels(installed: Sequence[AnyKernel], ledger_url: str | None) -> ReadyKernels:
+    """Find, prove and compile a recipe's kernels; nothing is loaded yet.
+
+    A library kernel is all or nothing: if one of its entries is not proven, none is loaded.
+    """
+    ready = ReadyKernels()
+    if not installed:
+        return ready
+    found: dict[str, list[_Asked]] = {}
+    for name in dict.fromkeys(kernel.library for kernel in installed):
+        own = [kernel for kernel in installed if kernel.library == name]
+        try:
+            found[name] = [(kernel, kernel.find()) for kernel in own]
+        except RecipeError as error:
+            ready.left_out[name] = str(error)
+    try:
+        with Court(ledger_url) as court:
+            reasons = _objections(court, found)
+    except (RatchetError, OSError) as error:
+        reasons = dict.fromkeys(found, _line(error))
+    ready.left_out |= {name: reason for name, reason in reasons.items() if reason}
+    for name in found.keys() - ready.left_out.keys():
+        try:
+            ready.compiled += _compiled(found[name])
+        except (RatchetError, OSError) as error:
+            ready.left_out[name] = _line(error)
+    return ready
+
+
+def _compiled(kernels: Sequence[_Asked]) -> list[tuple[AnyKernel, Kernel, Path]]:
+    """Return the kernels with their built files, after checking that each one loads."""
+    compiled = [(one, kernel, build_kernel(kernel)) for one, kernel in kernels]
+    for _, kernel, path in compiled:
+        load_entry(kernel, path)
+    return compiled
+
+
+def _objections(court: Court, found: Mapping[str, Sequence[_Asked]]) -> dict[str, str]:
+    """Return the reason why each library kernel may not be loaded; "" if it may."""
+    return {name: _objection(court, kernels) for name, kernels in found.items()}
+
+
+def _unproven(court: Court, kernels: Sequence[_Asked]) -> list[_Asked]:
+    return [(one, kernel) for one, kernel in kernels if not _is_proven(court, one, kernel)]
+
+
+def _is_proven(court: Court, installed: AnyKernel, kernel: Kernel) -> bool:
+    if not court.is_proven(kernel):
+        return False
+    if isinstance(installed, InstalledKernel):
+        return True
+    # A library kernel belongs to its op. A region's kernel must be proven for this region.
+    known = [court.last(kernel, problem) for problem in installed.problems()]
+    return all(one is not None and one.verdict.status == "proven" for one in known)
+
+
+def _objection(court: Court, kernels: Sequence[_Asked]) -> str:
+    """Check all unproven entries for correctness before timing any."""
+    left = _unproven(court, kernels)
+    try:
+        asked = [(one, kernel, problem) for one, kernel in left for problem in one.problems()]
+        for _, kernel, problem in asked:
+            judged = court.judge(kernel, problem.untimed(), TERMS)
+            if judged.verdict.status not in ("correct", "proven"):
+                return _said(kernel, judged.verdict)
+        for one, kernel, problem in asked:
+            judged = court.judge(kernel, problem, TERMS)
+            if not _is_proven(court, one, kernel):
+                return _said(kernel, judged.verdict)
+    except (RatchetError, OSError) as error:
+        return _line(error)
+    left = _unproven(court, left)
+    return f"{left[0][1].entry}: the library has no problem to prove it on" if left else ""
+
+
+def _said(kernel: Kernel, verdict: Verdict) -> str:
+    if verdict.status == "proven":
+        return f"{kernel.entry} is proven here but disproven on another problem"
+    return f"{kernel.entry} is {verdict.status} here: {verdict.reason}"
+
+
+def _line(error: Exception) -> str:
+    """Return an error as one line; file errors name the file."""
+    if isinstance(error, RatchetError):
+        return str(error)
+    return " ".join(f"{type(error).__name__}: {error}".split())

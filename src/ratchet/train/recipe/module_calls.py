@@ -17,11 +17,16 @@ from torch.nn.attention import sdpa_kernel
 
 from ratchet.base.errors import told
 from ratchet.train.graph.steps import install_options, installed_kernels
-from ratchet.train.recipe.first_call import kept_state, recurrent_in
-from ratchet.train.recipe.first_gradients import FirstGradients
-from ratchet.train.recipe.marks import RAISED, Marks
-from ratchet.train.recipe.slots import ABSENT, Attribute, StepSlot, filled
-from ratchet.train.recipe.widening import computes_in_bf16, widened
+from ratchet.train.recipe.first_call import FirstGradients, kept_state, recurrent_in
+from ratchet.train.recipe.script_state import RAISED, Marks
+from ratchet.train.recipe.slots import (
+    ABSENT,
+    Attribute,
+    StepSlot,
+    computes_in_bf16,
+    filled,
+    widened,
+)
 from ratchet.train.workloads.checkpointing import apply_checkpointing, find_blocks, is_transformed
 from ratchet.train.workloads.compiling import (
     REPLAYS,

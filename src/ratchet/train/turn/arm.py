@@ -6,9 +6,11 @@ The judge calls `make_arm(...)` in a new process and uses only `step` and `descr
 from __future__ import annotations
 
 import sys
+import warnings
 from collections.abc import Sequence
+from dataclasses import asdict
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Final
 
 import msgspec
 
@@ -20,9 +22,11 @@ from ratchet.train.workloads.names import LoadOptions
 
 if TYPE_CHECKING:
     from torch import Tensor
+    from torch._subclasses.fake_tensor import FakeTensorMode
 
     from ratchet.train.workloads.step import TrainingStep
     from ratchet.train.workloads.workload import Workload
+
 
 FACTORY = "ratchet.train.turn.arm:make_arm"
 PROBE_FACTORY = "ratchet.train.turn.arm:make_probe"
@@ -143,8 +147,8 @@ class StepArm:
         numbers are those that the step as written draws from seed 0.
         """
         from ratchet.judge.problems.model_file import seeded
+        from ratchet.train.recipe.comparison import eager_draws, write_gradients
         from ratchet.train.recipe.compiled_step import build
-        from ratchet.train.recipe.gradients import eager_draws, write_gradients
         from ratchet.train.workloads.device import place
 
         if self._next:
@@ -335,3 +339,63 @@ class ShrunkArm:
             workload = workload.shrink(seed)
         step = build(workload, self._config)
         return [float(step(batch_of(workload, index)).detach()) for index in range(steps)]
+
+
+# The process that looks at a built-in step at a GPU's sizes, on tensors without values.
+#
+# It answers what `StepArm` answers of such a step, and runs nothing.
+
+SHAPES_FACTORY: Final = "ratchet.train.turn.arm:make_shapes_arm"
+
+
+def make_shapes_arm(*, workload: str, options: LoadOptions) -> ShapesArm:
+    """Build the workload in this process, as a GPU would run it."""
+    from torch._subclasses.fake_tensor import FakeTensorMode
+
+    from ratchet.train.workloads.load import load_shapes
+
+    mode = FakeTensorMode(allow_non_fake_inputs=True)
+    return ShapesArm(load_shapes(workload, mode, **options), mode)
+
+
+class ShapesArm:
+    """A training step that is looked at and never run."""
+
+    calls = ("workload", "sites")
+
+    def __init__(self, workload: Workload, mode: FakeTensorMode) -> None:
+        self._workload, self._mode = workload, mode
+
+    def step(self, iterations: int) -> None:
+        raise WorkloadError("a step without values is never timed")
+
+    def describe(self) -> dict[str, object]:
+        return {}
+
+    def workload(self) -> dict[str, object]:
+        """Describe the workload and its step (JSON of `StepFacts`).
+
+        Its peak memory is a lower bound: weights, gradients, moments, and what forward keeps.
+        """
+        from ratchet.train.recipe.describe import describe_workload
+        from ratchet.train.workloads.device import state_bytes
+        from ratchet.train.workloads.fake import saved_bytes
+        from ratchet.train.workloads.step import TrainingStep
+
+        workload = self._workload
+        batch = workload.batch(0)
+        facts = describe_workload(TrainingStep(workload, workload.as_written()), batch)
+        kept = saved_bytes(workload, batch) or 0
+        least_bytes = state_bytes(workload.model) + kept
+        facts = msgspec.structs.replace(facts, peak_memory_bytes=least_bytes)
+        return {**document_of(facts)}
+
+    def sites(self, precision: str) -> list[dict[str, object]]:
+        """Return the call sites that the library's kernels could take in a precision (JSON)."""
+        from ratchet.train.graph.capture import capture
+
+        config = msgspec.structs.replace(self._workload.as_written(), precision=precision)
+        with self._mode, warnings.catch_warnings():
+            # Copies in bf16 ask for the address of their weight, to see that it is the same one.
+            warnings.filterwarnings("ignore", message="Accessing the data pointer of FakeTensor")
+            return [asdict(site) for site in capture(self._workload, config)]

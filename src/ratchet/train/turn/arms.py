@@ -14,11 +14,10 @@ from ratchet.base import scratch
 from ratchet.base.devices.probe import Device
 from ratchet.base.errors import DeadlinePassed, RatchetError
 from ratchet.judge.steps.arms import ArmProcess, ArmSpec
-from ratchet.train.recipe.candidate import Candidate
 from ratchet.train.recipe.describe import ArmFacts
+from ratchet.train.recipe.recipe import Candidate
 from ratchet.train.turn.arm import FACTORY, PROBE_FACTORY
-from ratchet.train.turn.costs import Costs, crowding, together_s
-from ratchet.train.turn.schedule import WARMUP_STEPS, TurnSchedule
+from ratchet.train.turn.schedule import WARMUP_STEPS, Costs, TurnSchedule, crowding, together_s
 from ratchet.train.turn.settings import Settings
 
 MOST_LIVE_ARMS = 4

@@ -15,9 +15,8 @@ from ratchet.base.devices.probe import describe_device
 from ratchet.base.errors import DeadlinePassed, RatchetError
 from ratchet.base.files import write_whole
 from ratchet.base.serialise import document_of, encoded
-from ratchet.train.recipe.candidate import Candidate
 from ratchet.train.recipe.describe import ArmFacts, StepFacts
-from ratchet.train.recipe.recipe import Recipe
+from ratchet.train.recipe.recipe import Candidate, Recipe
 from ratchet.train.turn import schedule
 from ratchet.train.turn.choice import ChosenRecipe, Found, roles
 from ratchet.train.turn.optimize_result import (

@@ -2,42 +2,292 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass, replace
 from typing import Final
 
+import msgspec
+
+from ratchet.base.devices import catalogue
+from ratchet.base.devices.catalogue import CatalogueDevice
+from ratchet.base.devices.ceilings import Bound, Roofline
 from ratchet.base.errors import RatchetError
 from ratchet.base.serialise import document_of
 from ratchet.judge.court.court import Court
 from ratchet.judge.kernels.kernel import Kernel
 from ratchet.judge.kernels.library import LIBRARY
+from ratchet.judge.problems.case import TensorSpec
 from ratchet.judge.problems.problem import Problem
+from ratchet.judge.problems.references import LeastWork, least_work
 from ratchet.judge.problems.suites.shipped import SHAPES
+from ratchet.judge.steps.arms import ArmProcess, ArmSpec
 from ratchet.judge.terms import Terms
 from ratchet.judge.verdict import EmulatedCase
-from ratchet.train.graph.capture import CapturedSite, kernels_of
-from ratchet.train.levers import PREFIX, Lever
+from ratchet.train.graph.capture import kernels_of, shapes_of_each
+from ratchet.train.graph.scope import CapturedSite
+from ratchet.train.levers import PREFIX, Lever, Situation
 from ratchet.train.recipe.describe import StepFacts
+from ratchet.train.recipe.recipe import Candidate, with_config
+from ratchet.train.turn.arm import SHAPES_FACTORY as FACTORY
 from ratchet.train.turn.loop import describe, opened, situation_of
 from ratchet.train.turn.optimize_result import Change
-from ratchet.train.turn.prove_kernels import NO_SITE, NO_TIME
-from ratchet.train.turn.prove_regions import CANDIDATES, RegionTrials
+from ratchet.train.turn.prove_kernels import CANDIDATES, NO_SITE, NO_TIME, RegionTrials, sites_of
 from ratchet.train.turn.schedule import NO_ROOM
 from ratchet.train.turn.search import chosen_levers
 from ratchet.train.turn.selection import applicable
 from ratchet.train.turn.settings import Settings, check_settings
 from ratchet.train.turn.state import Listener, Turn
-from ratchet.train.turn.target_bounds import (
-    TargetSite,
-    region_site,
-    sites_of_entries,
-    whole_bound_s,
-)
-from ratchet.train.turn.target_step import TargetStep, step_on
-from ratchet.train.workloads.names import fixes_batch_size
+from ratchet.train.workloads.names import fixes_batch_size, known
 from ratchet.write.workload_writing import SHORTEST_S, Asked, RegionRow, write_all
 from ratchet.write.write import Follow
 from ratchet.write.writing_result import WritingRequest, WritingResult, WrittenKernel
+
+# The step as a GPU runs it that is not here: its facts, its situation, its call sites.
+#
+# A built-in workload has a GPU's batch there, and is looked at on tensors without values; any
+# other has the batch that it has here, and is looked at here.
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class TargetStep:
+    """A turn's step on the largest GPU of the catalogue that runs a target's code."""
+
+    target: str
+    device: CatalogueDevice | None
+    facts: StepFacts
+    situation: Situation
+    sites: tuple[CapturedSite, ...]
+    """In the arithmetic that a turn would try first on a GPU."""
+    candidate: Candidate
+    """The step in that arithmetic."""
+
+    @property
+    def device_name(self) -> str:
+        return self.target if self.device is None else self.device.name
+
+
+def step_on(turn: Turn, target: str) -> TargetStep:
+    """Return the turn's step on a target."""
+    device = device_of(target)
+    if turn.settings.workload in known():
+        facts, sites = _without_values(turn)
+    else:
+        facts, sites = describe(turn), lambda step: sites_of(turn, step, with_config(written, {}))
+    facts = msgspec.structs.replace(facts, device=target)
+    situation = _situation_on(target, device, situation_of(turn, facts))
+    written = situation.written
+    config = written
+    if config.precision == "fp32" and not turn.settings.keep_precision:
+        config = msgspec.structs.replace(config, precision="bf16_master")
+    candidate = with_config(config, {})
+    step = TargetStep(
+        target=target,
+        device=device,
+        facts=facts,
+        situation=situation,
+        sites=tuple(sites(candidate)),
+        candidate=candidate,
+    )
+    _warn_of_memory(turn, step)
+    return step
+
+
+def device_of(target: str) -> CatalogueDevice | None:
+    """Return the largest device of the catalogue that runs a target's code."""
+    found = catalogue.load().of_target(target)
+    return max(found, key=lambda one: one.number("compute_units") or 0, default=None)
+
+
+def _without_values(turn: Turn) -> tuple[StepFacts, Callable[[Candidate], list[CapturedSite]]]:
+    """Return a built-in step's facts at a GPU's sizes, and what finds its call sites there."""
+    given = {"workload": turn.settings.workload, "options": turn.settings.options}
+    spec = ArmSpec(
+        name="shapes",
+        title="the step's shapes",
+        factory=FACTORY,
+        arguments=given,
+        deadline_s=turn.schedule.deadline_s,
+    )
+
+    def asked(call: str, **arguments: object) -> object:
+        turn.schedule.check("look at the step")
+        with ArmProcess(spec) as arm:
+            return arm.call(call, **arguments)
+
+    def facts() -> StepFacts:
+        turn.tell("looking", title="the step at a GPU's sizes")
+        return msgspec.convert(asked("workload"), StepFacts)
+
+    def sites(step: Candidate) -> list[CapturedSite]:
+        def compute() -> list[CapturedSite]:
+            precision = step.config.precision
+            turn.tell("looking", title=f"call sites, {precision}")
+            return msgspec.convert(asked("sites", precision=precision), list[CapturedSite])
+
+        return turn.memo("sites", f"{step.key()}:on a GPU", list[CapturedSite], compute)
+
+    return turn.memo("workload", "on a GPU", StepFacts, facts), sites
+
+
+def _situation_on(target: str, device: CatalogueDevice | None, here: Situation) -> Situation:
+    memory = device.number("memory") if device is not None else None
+    return replace(
+        here,
+        device_kind="cuda",
+        vendor="AMD",
+        target=target,
+        rocm=True,
+        bf16_is_slow=None,
+        memory_bytes=int(memory * 2**30) if memory else here.memory_bytes,
+    )
+
+
+def _warn_of_memory(turn: Turn, step: TargetStep) -> None:
+    needed, has = step.facts.peak_memory_bytes, step.situation.memory_bytes
+    if step.device is not None and needed > has:
+        turn.warn(
+            f"the step as written needs at least {needed / 2**30:.0f} GiB, and {step.device_name} "
+            f"has {has / 2**30:.0f} GiB: give a smaller --batch-size"
+        )
+
+
+# Lower bounds on the calls of a step's kernels on a GPU that is not here, by its paper figures.
+#
+# A call reads its inputs once, writes its outputs once and does the operations of its products;
+# the bound is the larger of those bytes over the memory's bandwidth and those operations over the
+# peak of their dtype. It leaves out latency, launches, caches, and arithmetic that is no product.
+
+PEAKS: Final[Mapping[str, tuple[str, ...]]] = {
+    "bf16": ("matrix_bf16",),
+    "fp16": ("matrix_fp16",),
+    "fp32": ("matrix_fp32", "vector_fp32"),
+}
+"""The catalogue's rates that a dtype's products may reach."""
+OTHER_BATCH: Final = "hidden batch 3"
+"""A region's case at another batch than the captured one."""
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class TargetSite:
+    """Calls of one entry at the same sizes, in one step."""
+
+    shapes: Mapping[str, tuple[int, ...]]
+    """By the op's argument; a region's inputs are numbered."""
+    calls: int
+    flops: float | None = None
+    """Operations of one call's products; half of a causal attention's are left out."""
+    size_bytes: int | None = None
+    """Inputs and outputs of one call."""
+    bound_s: float | None = None
+    """Lower bound of one call; None if the catalogue or the reference does not tell."""
+    bound_by: Bound | None = None
+
+
+def whole_bound_s(sites: Sequence[TargetSite]) -> float | None:
+    """Return the lower bound of all calls in a step; None if one has none."""
+    found = [one.calls * one.bound_s for one in sites if one.bound_s is not None]
+    return sum(found) if found and len(found) == len(sites) else None
+
+
+def sites_of_entries(
+    sites: Sequence[CapturedSite], device: CatalogueDevice | None
+) -> dict[str, list[TargetSite]]:
+    """Return the calls of each entry of the library's kernels that a step makes at these sites."""
+    found: dict[str, list[TargetSite]] = {}
+    for site, shapes in shapes_of_each(sites):
+        if site.pattern == "adamw":  # a verdict is at a few of the shapes, a step updates all
+            shapes = replace(shapes, parameters=tuple(site.shapes.values()))
+        for problem in LIBRARY[site.pattern].problems(shapes):
+            if _is_called(site, problem.name):
+                case = next(one for one in problem.cases if one.timed)
+                work = _work_of(problem, case.inputs, case.scalars)
+                if work is not None:
+                    work = replace(work, flops=work.flops * _seen(site))
+                one = TargetSite(shapes=site.shapes, calls=site.count)
+                found.setdefault(problem.name, []).append(bounded(one, work, device))
+    return found
+
+
+def _is_called(site: CapturedSite, entry: str) -> bool:
+    """Return whether a site calls an entry: a norm with a residual has entries of its own."""
+    ops = [one for one in (site.pattern, f"add_{site.pattern}") if entry.startswith(f"{one}_")]
+    return not ops or site.kernel in ops
+
+
+def _seen(site: CapturedSite) -> float:
+    """Return the share of a reference's products that a kernel must compute: a mask hides some."""
+    if not site.scalars.get("causal"):
+        return 1.0
+    queries, keys = site.shapes["q"][-2], site.shapes["k"][-2]
+    return (keys + 1) / (2 * keys) if queries == keys else 1.0
+
+
+def bounded(site: TargetSite, work: LeastWork | None, device: CatalogueDevice | None) -> TargetSite:
+    """Return a site with its work and its bound on a device."""
+    if work is None:
+        return site
+    site = replace(site, flops=work.flops, size_bytes=work.size_bytes)
+    if device is None or (roof := _roof(device, work.dtype)) is None:
+        return site
+    return replace(
+        site,
+        bound_s=roof.time_bound_s(work.flops, work.size_bytes),
+        bound_by=roof.bound(work.flops, work.size_bytes),
+    )
+
+
+def _roof(device: CatalogueDevice, dtype: str) -> Roofline | None:
+    """Return what the catalogue says of a device; None if it lacks a figure."""
+    peaks = [found for one in PEAKS[dtype] if (found := device.peak_flops_per_s(one))]
+    bandwidth = device.memory_bytes_per_s()
+    if not peaks or not bandwidth:
+        return None
+    return Roofline(flops_per_s=max(peaks), bytes_per_s=bandwidth)
+
+
+def region_site(
+    problem: Problem, calls: int, batch: tuple[int, int] | None, device: CatalogueDevice | None
+) -> TargetSite | None:
+    """Return a region's calls at the step's batch; None if its sizes there are not known.
+
+    `batch` is the one it was captured at and the step's; None if the two are the same.
+    """
+    case = problem.cases[0]
+    specs = case.inputs if batch is None else at_batch(problem, *batch)
+    if specs is None:
+        return None
+    shapes = {f"input {place}": one.shape for place, one in enumerate(specs)}
+    work = _work_of(problem, specs, case.scalars)
+    return bounded(TargetSite(shapes=shapes, calls=calls), work, device)
+
+
+def at_batch(problem: Problem, captured: int, wanted: int) -> tuple[TensorSpec, ...] | None:
+    """Return the inputs at another batch, along the line through the captured one and a hidden one.
+
+    None if the region has no case at another batch.
+    """
+    other = next((one for one in problem.cases if one.name == OTHER_BATCH), None)
+    if other is None:
+        return None
+    step = int(OTHER_BATCH.rpartition(" ")[2]) - captured
+
+    def sizes(one: TensorSpec, beside: TensorSpec) -> Iterator[int]:
+        for size, more in zip(one.shape, beside.shape, strict=True):
+            yield size + (more - size) * (wanted - captured) // step
+
+    pairs = zip(problem.cases[0].inputs, other.inputs, strict=True)
+    return tuple(replace(one, shape=tuple(sizes(one, beside))) for one, beside in pairs)
+
+
+def _work_of(
+    problem: Problem, inputs: Sequence[TensorSpec], scalars: tuple[float, ...]
+) -> LeastWork | None:
+    """Return the work of a call; None if the reference needs values to tell."""
+    try:
+        return least_work(problem, inputs, scalars)
+    except (RuntimeError, TypeError, NotImplementedError, RatchetError):
+        return None
+
 
 MOST_REGIONS: Final = 2
 """Regions of the step that kernels are written for."""

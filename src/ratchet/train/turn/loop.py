@@ -25,15 +25,14 @@ from ratchet.judge.steps.arms import ArmProcess
 from ratchet.judge.trial.kernel_trial import why_no_kernels
 from ratchet.train.levers import Situation
 from ratchet.train.levers.base import why_bf16_is_slow
-from ratchet.train.recipe.candidate import with_config
 from ratchet.train.recipe.describe import StepFacts
-from ratchet.train.recipe.recipe import Recipe
+from ratchet.train.recipe.recipe import Recipe, with_config
 from ratchet.train.turn.choice import choose
 from ratchet.train.turn.compose import compose, make_folder, make_recipe
 from ratchet.train.turn.headroom import StepProfiles
 from ratchet.train.turn.optimize_result import OptimizeResult
 from ratchet.train.turn.prove import NEW
-from ratchet.train.turn.prove_regions import never_called
+from ratchet.train.turn.prove_kernels import never_called
 from ratchet.train.turn.schedule import TurnSchedule
 from ratchet.train.turn.search import Search
 from ratchet.train.turn.settings import Settings, check_settings

@@ -16,11 +16,10 @@ from ratchet.base.measure.estimate import ArmTime, Comparison, Floor, summarise
 from ratchet.base.measure.rounds import FEWEST_ROUNDS, until_settled
 from ratchet.base.measure.sitting import FEWEST_LAUNCHES, Sitting, TimedTogether
 from ratchet.judge.steps.arms import time_arms
-from ratchet.train.recipe.candidate import Candidate
 from ratchet.train.recipe.describe import ArmFacts
-from ratchet.train.turn.costs import together_s
+from ratchet.train.recipe.recipe import Candidate
 from ratchet.train.turn.optimize_result import StepSpeedup
-from ratchet.train.turn.schedule import MARGIN, PROOF, WARMUP_STEPS
+from ratchet.train.turn.schedule import MARGIN, PROOF, WARMUP_STEPS, together_s
 from ratchet.train.turn.state import Turn
 
 RIVAL, NEW = "best_compile", "ratchet"

@@ -11,7 +11,7 @@ from ratchet.base.errors import ArmFailure, DeadlinePassed
 from ratchet.base.measure.sitting import Sitting
 from ratchet.judge.kernels.languages.cpp import find_compiler
 from ratchet.train.levers import Situation
-from ratchet.train.recipe.candidate import Candidate, with_config
+from ratchet.train.recipe.recipe import Candidate, with_config
 from ratchet.train.turn.optimize_result import Rival
 from ratchet.train.turn.schedule import NO_ROOM, START_TOGETHER
 from ratchet.train.turn.screen import LeverScreening, Oracle, expect, screen, screening_s

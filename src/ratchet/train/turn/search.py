@@ -14,23 +14,19 @@ from ratchet.base.errors import DeadlinePassed
 from ratchet.base.measure.sitting import FEWEST_LAUNCHES, Sitting
 from ratchet.train.levers import LEVERS, PREFIX, Lever, Situation, find_lever, kernel_levers
 from ratchet.train.levers.operators import BF16_WEIGHTS, COMPILE
-from ratchet.train.recipe.candidate import Candidate, with_config
 from ratchet.train.recipe.describe import StepFacts
+from ratchet.train.recipe.recipe import Candidate, with_config
 from ratchet.train.turn import schedule
-from ratchet.train.turn.batches import LargerBatches
-from ratchet.train.turn.choice import Found, beats_written, roles
-from ratchet.train.turn.headroom import StepProfiles, Worth
-from ratchet.train.turn.losses import Losses, comparison_s, keeps_arithmetic
+from ratchet.train.turn.choice import Found, after_a_rival, beats_written, before_a_rival, roles
+from ratchet.train.turn.headroom import LargerBatches, StepProfiles, Worth
 from ratchet.train.turn.optimize_result import IdentityResult, LargerBatch, Shortfall
 from ratchet.train.turn.prove import NEW, RIVAL, Prover
-from ratchet.train.turn.prove_kernels import ProvenKernels, prove_kernels
-from ratchet.train.turn.prove_regions import RegionTrials
+from ratchet.train.turn.prove_kernels import ProvenKernels, RegionTrials, prove_kernels
 from ratchet.train.turn.rivals import RivalModes
 from ratchet.train.turn.schedule import Step
-from ratchet.train.turn.screen import new_screening_s
+from ratchet.train.turn.screen import Losses, comparison_s, keeps_arithmetic, new_screening_s
 from ratchet.train.turn.selection import Selected, Selection, applicable
 from ratchet.train.turn.settings import Settings
-from ratchet.train.turn.shortfall import after_a_rival, before_a_rival
 from ratchet.train.turn.state import Turn
 from ratchet.write.workload_writing import SHORTEST_S
 

@@ -16,8 +16,8 @@ import msgspec
 from ratchet.base.errors import DeadlinePassed
 from ratchet.train.graph.regions import REGION
 from ratchet.train.levers import PREFIX, Lever, Situation
-from ratchet.train.recipe.candidate import Candidate, with_config
 from ratchet.train.recipe.installed import AnyKernel
+from ratchet.train.recipe.recipe import Candidate, with_config
 from ratchet.train.turn.headroom import SMALL_REGION_SHARE, SMALL_SHARE, Worth
 from ratchet.train.turn.optimize_result import Basis, Change, Decision
 from ratchet.train.turn.rivals import oracle_for

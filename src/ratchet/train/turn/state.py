@@ -18,9 +18,8 @@ from ratchet.base.ledger.schema import Payload
 from ratchet.base.measure.sitting import StartScatter
 from ratchet.base.serialise import document_of
 from ratchet.train.turn.arms import LiveArms
-from ratchet.train.turn.costs import Costs
 from ratchet.train.turn.optimize_result import Omission
-from ratchet.train.turn.schedule import SAME_END_S, TurnSchedule, starts_at_once
+from ratchet.train.turn.schedule import SAME_END_S, Costs, TurnSchedule, starts_at_once
 from ratchet.train.turn.settings import Settings
 
 Listener = Callable[[str, Payload], None]

@@ -82,7 +82,7 @@ def updates_undone(
     So each gradient of a step with several updates is that of the first weights. The optimizers'
     own state advances. An optimizer that was not given counts if it holds one of the parameters,
     as one inside another does (SAM, Lookahead). Gradients are kept on the CPU, dense, by parameter
-    name, in memory that malloc does not see (`ratchet.train.recipe.gradients` says why).
+    name, in memory that malloc does not see (`ratchet.train.recipe.comparison` says why).
     """
     names = {id(parameter): name for name, parameter in parameters.items()}
     kept: dict[str, Tensor] = {}

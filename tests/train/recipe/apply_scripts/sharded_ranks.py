@@ -36,7 +36,7 @@ import ratchet  # noqa: E402
 from ratchet.base.errors import RecipeError  # noqa: E402
 from ratchet.train.recipe import apply  # noqa: E402
 from ratchet.train.recipe.describe import signature_of  # noqa: E402
-from ratchet.train.recipe.reproof import ReadyKernels  # noqa: E402
+from ratchet.train.recipe.installed import ReadyKernels  # noqa: E402
 from ratchet.train.workloads.config import StepConfig  # noqa: E402
 from ratchet.train.workloads.parallel import ParallelTuning, TunedLayout  # noqa: E402
 

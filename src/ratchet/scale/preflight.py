@@ -18,6 +18,11 @@ import torch
 import torch.distributed as dist
 
 from ratchet.base.errors import RanksError
+from ratchet.base.show import model as m
+from ratchet.base.show.words import (
+    show_bandwidth,
+    show_flops,
+)
 
 GEMM_SIZE: Final = {"cpu": 1024, "cuda": 8192}
 COPY_BYTES: Final = {"cpu": 64 << 20, "cuda": 1 << 30}
@@ -297,3 +302,39 @@ def outliers(checks: Sequence[RankCheck], pairs: dict[str, float]) -> list[str]:
             parts = (f"{value} on {', '.join(map(str, ranks))}" for value, ranks in told.items())
             said.append(f"{name} differs between ranks: {'; '.join(parts)}")
     return said
+
+
+CHECKS: Final = (
+    m.number("rank"),
+    m.Column("host"),
+    m.Column("device"),
+    m.number("products", "gemm_flops_per_s", show_flops),
+    m.number("copy", "copy_bytes_per_s", show_bandwidth),
+    m.number("ring", "ring_bytes_per_s", show_bandwidth),
+    m.number("all-to-all", "all_to_all_bytes_per_s", show_bandwidth),
+    m.number("clock", "clock_skew_s", lambda value: f"{1e3 * value:+.1f} ms"),
+)
+
+
+def preflight_report(found: Preflight) -> m.ResultReport:
+    """Describe each rank's figures, the links between ranks, and what stands out."""
+    hosts = len({one.host for one in found.ranks})
+    count = len(found.ranks)
+    ranks = "1 rank" if count == 1 else f"{count} ranks"
+    said = "nothing stands out" if not found.outliers else f"{len(found.outliers)} stand out"
+    return m.ResultReport(
+        headline=f"{ranks} on {hosts} host{'' if hosts == 1 else 's'}: {said}.",
+        sections=m.blocks(
+            m.section("Ranks", m.ResultTable(CHECKS, found.ranks)),
+            m.section(
+                "Links",
+                m.grid(
+                    ("ranks", "bandwidth"),
+                    [(name, show_bandwidth(value)) for name, value in found.pairs.items()],
+                ),
+            )
+            if found.pairs
+            else None,
+            m.section("Outliers", *found.outliers) if found.outliers else None,
+        ),
+    )

@@ -1,7 +1,8 @@
-"""`ratchet preflight`: check the ranks of a job before it starts."""
+"""`ratchet preflight` and `ratchet debug`: ranks before a job starts, and after it hung."""
 
 from __future__ import annotations
 
+from pathlib import Path
 from typing import Annotated
 
 import typer
@@ -32,8 +33,8 @@ def preflight(
     """
     import torch
 
-    from ratchet.scale.ranks.preflight import preflight as check
-    from ratchet.scale.ranks.show import preflight_report
+    from ratchet.scale.preflight import preflight as check
+    from ratchet.scale.preflight import preflight_report
 
     named = device if device != "auto" else "cuda" if torch.cuda.is_available() else "cpu"
     found = check(named, time_limit_s=time_limit)
@@ -44,3 +45,28 @@ def preflight(
     else:
         print_result(preflight_report(found))
     raise typer.Exit(1 if found.outliers else 0)
+
+
+@app.command()
+def debug(
+    dumps: Annotated[
+        list[Path],
+        typer.Argument(
+            metavar="DUMPS...", help="Flight-recorder dumps, one a rank, or folders of them."
+        ),
+    ],
+    as_json: AsJson = False,
+    debug: Debug = False,
+) -> None:
+    """Say on which collective ranks disagree or wait, with their stacks.
+
+    Exit code 1 if something was found.
+    """
+    from ratchet.scale.untangle import read_dumps, untangle, untangled_report
+
+    found = untangle(*read_dumps(dumps))
+    if as_json:
+        print_json(found)
+    else:
+        print_result(untangled_report(found))
+    raise typer.Exit(1 if found.found else 0)

@@ -1,8 +1,10 @@
-"""The result of one turn: what it gained, where the time goes, what was kept, what to paste."""
+"""A turn that was run, or would be: what it gained, what was kept, what to paste."""
 
 from __future__ import annotations
 
 from dataclasses import replace
+from math import prod
+from typing import TYPE_CHECKING, Final
 
 from ratchet.base.serialise import document_of
 from ratchet.base.show import figures
@@ -10,6 +12,7 @@ from ratchet.base.show import model as m
 from ratchet.base.show.model import where_measured
 from ratchet.base.show.page import render_page as render
 from ratchet.base.show.words import (
+    ABSENT,
     common_unit,
     device_words,
     plain,
@@ -22,23 +25,30 @@ from ratchet.base.show.words import (
     show_time,
 )
 from ratchet.judge.court.show import EVIDENCE, show_speedup, status_cell
-from ratchet.train.turn.optimize_result import Change, OptimizeResult, StepLimit, StepProfile
-from ratchet.train.turn.show import breakdown
-from ratchet.train.turn.show.comparisons import (
+from ratchet.train.turn import comparisons
+from ratchet.train.turn.comparisons import (
     DECIDED,
     answers_of,
+    arm_bars,
     change_gave,
     compared,
     compile_words,
     drift_words,
     floor_words,
+    forest,
     headline,
     is_decided,
     larger_batch_words,
     limit_words,
+    losses_plot,
     rival_words,
 )
-from ratchet.train.turn.show.figures import arm_bars, forest, losses_plot
+from ratchet.train.turn.optimize_result import Change, OptimizeResult, StepLimit, StepProfile
+
+if TYPE_CHECKING:
+    from ratchet.train.graph.scope import CapturedSite
+    from ratchet.train.turn.dry_run import DryRun, TargetKernel
+
 
 _DECISIONS = {
     "kept": "Kept",
@@ -72,7 +82,7 @@ RIVALS = (
     m.Column("note", "reason"),
 )
 LIMITS = (
-    m.Column("category", "category", breakdown.category_cell),
+    m.Column("category", "category", comparisons.category_cell),
     m.number("now", "time_s", show_time),
     m.number("at the least", "least_s", show_time),
     m.number("no known bound", "unknown_s", show_time),
@@ -216,21 +226,21 @@ def _time(result: OptimizeResult) -> m.ReportSection | None:
     if not taken:
         return None
     label = "Time of one step by category; the tables below have the numbers"
-    unit = common_unit(breakdown.op_times(result))
+    unit = common_unit(comparisons.op_times(result))
     return m.section(
         "Where the time goes",
         m.note(
             "One profiled step of each, by category, on the same scale. Profiling itself costs "
             "time, so a total can exceed the step's time."
         ),
-        m.Figure("tracks", breakdown.stacks(result), label, "stack"),
-        replace(breakdown.category_table(result), on="page"),
+        m.Figure("tracks", comparisons.stacks(result), label, "stack"),
+        replace(comparisons.category_table(result), on="page"),
         _limit(result.limit) if result.limit else None,
         *(one for title, taken_one in taken.items() for one in _profile(title, taken_one)),
         *(
             m.section(
                 f"{title}: {show_time(one.total_s)} by operator",
-                breakdown.op_table(one, unit),
+                comparisons.op_table(one, unit),
                 closed=True,
                 on="page",
             )
@@ -241,9 +251,9 @@ def _time(result: OptimizeResult) -> m.ReportSection | None:
 
 
 def _profile(title: str, profile: StepProfile) -> list[m.ReportBlock]:
-    found = [f"{one.name}: {breakdown.finding_words(one)}" for one in profile.findings]
+    found = [f"{one.name}: {comparisons.finding_words(one)}" for one in profile.findings]
     trace = m.Words(("The trace: ", m.Span(profile.trace, "code")), on="page")
-    said = f"{title}: {breakdown.identity_words(profile)}."
+    said = f"{title}: {comparisons.identity_words(profile)}."
     return [m.Words(said), trace, *map(m.Words, found)]
 
 
@@ -394,3 +404,81 @@ def _rivals(result: OptimizeResult) -> m.ReportSection | None:
         "torch.compile's best."
     )
     return m.section("The rivals", said, m.ResultTable(RIVALS, result.rivals), on="page")
+
+
+MOST_NAMED: Final = 8
+"""Tensors of a call site whose sizes are shown."""
+
+
+def dry_run_report(plan: DryRun) -> m.ResultReport:
+    """Describe the result of `ratchet optimize --dry-run`: what would be tried, and what not."""
+    levers = [(one.name, one.expected or one.summary) for one in plan.levers]
+    skipped = [(one.name, one.reason) for one in plan.skipped]
+    tried = m.section("Would be tried", m.grid(("change", "expected effect"), levers, left=2))
+    left = m.section("Would be skipped", m.grid(("change", "why"), skipped))
+    judged = _on_target(plan) if plan.target else ()
+    return m.ResultReport(sections=(tried, left, *judged))
+
+
+def _on_target(plan: DryRun) -> tuple[m.ReportSection, ...]:
+    """Return the call sites and the kernels of the step on a GPU that is not here."""
+    target, warnings = plan.target, [m.Words(one, "warning") for one in plan.warnings]
+    facts = plan.workload
+    size = f"{facts.tokens_per_batch:,} {facts.unit}"
+    if facts.batch_size is not None and facts.unit == "tokens":
+        size += f" in a batch of {facts.batch_size}"
+    whole = m.note(f"A step of {size} on {plan.device}, in {plan.arithmetic}.", on="both")
+    if not plan.sites:
+        none = m.note("The library has no kernel for any call of this step.", on="both")
+        sites: tuple[m.ReportBlock, ...] = (whole, none)
+    else:
+        columns = (
+            m.name("op", "kernel"),
+            m.number("calls", "count"),
+            m.why("sizes of its inputs", _sizes),
+        )
+        sites = (whole, m.ResultTable(columns, plan.sites))
+    return (
+        m.section(f"Call sites on {target}", *sites),
+        m.section(f"Kernels on {target}", *_emulated(plan), *warnings),
+    )
+
+
+def _sizes(site: CapturedSite) -> str:
+    """Return the sizes of a site's first tensors; an update's are too many."""
+    if len(site.shapes) > MOST_NAMED:
+        elements = sum(prod(one) for one in site.shapes.values())
+        return f"{len(site.shapes)} tensors, {elements / 1e6:.1f} M elements"
+    dtype = next(iter(site.dtypes.values()), "")
+    shown = list(site.shapes.items())[:2]
+    return f"{dtype} " + ", ".join(f"{name} {list(sizes)}" for name, sizes in shown)
+
+
+def _emulated(plan: DryRun) -> tuple[m.ReportBlock, ...]:
+    """Return the kernels of those call sites, with their emulated verdicts."""
+    if not plan.kernels:
+        return (m.note("What would be tried runs no kernel of the library.", on="both"),)
+    said = m.note(
+        "Verdicts are the emulator's, which executed the machine code at small sizes. The bound is "
+        f"the least time of a kernel's calls in one step on {plan.device}, by its paper figures: "
+        "inputs and outputs pass its memory once, and products run at its peak. Nothing is timed.",
+        on="both",
+    )
+    columns = (
+        m.name("kernel", "entry"),
+        m.number("calls", lambda row: row.calls or ABSENT),
+        m.number(
+            "bound a step", lambda row: show_time(row.step_bound_s) if row.step_bound_s else ABSENT
+        ),
+        m.Column("by", _bound_by),
+        m.Column("verdict", "status"),
+    )
+    others = [one for one in plan.kernels if one.status != "correct"]
+    reasons = [m.note(f"{one.entry}: {one.reason}", on="both") for one in others]
+    return said, m.ResultTable(columns, plan.kernels), *reasons
+
+
+def _bound_by(kernel: TargetKernel) -> str:
+    """Return what bounds the longest of a kernel's calls."""
+    longest = max(kernel.sites, key=lambda one: one.calls * (one.bound_s or 0.0), default=None)
+    return ABSENT if longest is None or longest.bound_by is None else longest.bound_by

@@ -1,4 +1,4 @@
-"""The findings of a check of ranks, and those in their dumps."""
+"""A bench and a turn on many ranks, in words and tables."""
 
 from __future__ import annotations
 
@@ -9,53 +9,15 @@ from ratchet.base.show import model as m
 from ratchet.base.show.page import render_page
 from ratchet.base.show.words import (
     common_unit,
-    show_bandwidth,
     show_bytes,
-    show_flops,
     show_rate,
     show_share,
 )
 from ratchet.scale.parallel.bench import ParallelBench
-from ratchet.scale.parallel.turn_result import ParallelTurn
+from ratchet.scale.parallel.turn import ParallelTurn
 
 if TYPE_CHECKING:
-    from ratchet.scale.ranks.preflight import Preflight
-    from ratchet.scale.ranks.untangle import Disagreement, Untangled
-
-CHECKS: Final = (
-    m.number("rank"),
-    m.Column("host"),
-    m.Column("device"),
-    m.number("products", "gemm_flops_per_s", show_flops),
-    m.number("copy", "copy_bytes_per_s", show_bandwidth),
-    m.number("ring", "ring_bytes_per_s", show_bandwidth),
-    m.number("all-to-all", "all_to_all_bytes_per_s", show_bandwidth),
-    m.number("clock", "clock_skew_s", lambda value: f"{1e3 * value:+.1f} ms"),
-)
-
-
-def preflight_report(found: Preflight) -> m.ResultReport:
-    """Describe each rank's figures, the links between ranks, and what stands out."""
-    hosts = len({one.host for one in found.ranks})
-    count = len(found.ranks)
-    ranks = "1 rank" if count == 1 else f"{count} ranks"
-    said = "nothing stands out" if not found.outliers else f"{len(found.outliers)} stand out"
-    return m.ResultReport(
-        headline=f"{ranks} on {hosts} host{'' if hosts == 1 else 's'}: {said}.",
-        sections=m.blocks(
-            m.section("Ranks", m.ResultTable(CHECKS, found.ranks)),
-            m.section(
-                "Links",
-                m.grid(
-                    ("ranks", "bandwidth"),
-                    [(name, show_bandwidth(value)) for name, value in found.pairs.items()],
-                ),
-            )
-            if found.pairs
-            else None,
-            m.section("Outliers", *found.outliers) if found.outliers else None,
-        ),
-    )
+    pass
 
 
 def parallel_bench_report(found: ParallelBench) -> m.ResultReport:
@@ -146,37 +108,3 @@ def rank_levers_report(levers: Mapping[str, str], reasons: Mapping[str, str]) ->
             else None,
         ),
     )
-
-
-def untangled_report(found: Untangled) -> m.ResultReport:
-    """Describe the first disagreement of each group, with its remedy and the stacks."""
-    if found.found:
-        first = found.found[0]
-        headline = (
-            f"{first.kind} in group {first.group}, collective {first.sequence}: {first.said}."
-        )
-    else:
-        headline = (
-            f"{found.calls} calls of {len(found.ranks)} ranks agree: no rank waits for another "
-            "in what the dumps hold."
-        )
-    missing = ", ".join(map(str, found.missing_dumps))
-    return m.ResultReport(
-        headline=headline,
-        sections=m.blocks(
-            *(_section(one, first=place == 0) for place, one in enumerate(found.found)),
-            m.section("Not there", f"no dump of rank {missing}: it may have ended, or hang before")
-            if missing
-            else None,
-            m.section("Not read", *found.faults) if found.faults else None,
-        ),
-    )
-
-
-def _section(one: Disagreement, *, first: bool) -> m.ReportSection:
-    stacks = [
-        m.section(f"Stack of rank {rank}", m.Lines(stack)) for rank, stack in one.stacks.items()
-    ]
-    said = "" if first else f"{one.said}."
-    title = f"Group {one.group}, collective {one.sequence}: {one.kind}"
-    return m.section(title, said, f"To fix it: {one.remedy}.", *stacks)

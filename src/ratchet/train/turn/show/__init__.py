@@ -1,1 +1,0 @@
-"""A turn in words, tables and figures."""
