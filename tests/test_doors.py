@@ -15,7 +15,7 @@ from ratchet.judge.targets import Targets, targets
 
 PACKAGE = Path(ratchet.__file__).parent
 EXTRAS = ("optuna", "openai", "pypdf", "tokenizers", "transformers", "ray", "bokeh", "peft")
-AFTER_A_CHECK = ("guard/sweep/forks.py",)
+AFTER_A_CHECK = ("guard/sweep/trial.py",)
 """Files whose process is started once `transformers` was found."""
 CORE_AT_WORK = """
 import json, sys

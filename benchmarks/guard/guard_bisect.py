@@ -31,8 +31,14 @@ from pathlib import Path
 
 import numpy as np
 
-from ratchet.guard.bisect.bisection import BisectOptions, BisectRun, Journal, JournalLine
-from ratchet.guard.bisect.commits import CommitLine, CommitRange
+from ratchet.guard.bisection import (
+    BisectOptions,
+    BisectRun,
+    CommitLine,
+    CommitRange,
+    Journal,
+    JournalLine,
+)
 from ratchet.guard.command import CommandRun, MeasuredCommand
 
 COMMITS, EFFECT, NOISE = 64, math.log(1.02), 0.04

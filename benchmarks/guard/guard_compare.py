@@ -34,7 +34,7 @@ from ratchet.base.measure.contest import (  # noqa: E402  # noqa: E402
     make_plan,
 )
 from ratchet.base.measure.metrics import BASELINE, NEW, TIME, TWIN, Readings, decide  # noqa: E402
-from ratchet.guard.compare.sides import WorkloadContest, WorkloadSide  # noqa: E402
+from ratchet.guard.compare.workloads import WorkloadContest, WorkloadSide  # noqa: E402
 from ratchet.judge.steps.arms import ArmSpec  # noqa: E402
 
 SLOWDOWN = 1.03

@@ -95,7 +95,7 @@ def test_an_unknown_command_and_a_fault_of_ours_are_error_objects(
     def broken(*_: object, **__: object) -> None:
         raise ZeroDivisionError("ours")
 
-    monkeypatch.setattr("ratchet.guard.repro.write.repro", broken)
+    monkeypatch.setattr("ratchet.guard.repro.repro", broken)
     assert main(["repro", "012345", "--json"]) == 70
     assert json.loads(capsys.readouterr().out)["error"]["exit_code"] == 70
 
@@ -137,7 +137,7 @@ def test_a_document_is_not_followed_by_an_error_object(
         print_json({})
         raise KeyboardInterrupt
 
-    monkeypatch.setattr("ratchet.guard.repro.write.repro", printed)
+    monkeypatch.setattr("ratchet.guard.repro.repro", printed)
     assert main(["repro", "012345", "--json"]) == 130
     assert capsys.readouterr().out == "{}\n"
 

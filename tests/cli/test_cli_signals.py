@@ -12,7 +12,7 @@ from pathlib import Path
 import pytest
 
 from ratchet.base.git import git
-from ratchet.cli import signals
+from ratchet.cli import process as signals
 
 BENCH = """
 import os, time

@@ -14,7 +14,7 @@ import made_up_trace as made
 import pytest
 
 from ratchet.cli import main
-from ratchet.cli.streams import Output
+from ratchet.cli.process import Output
 
 FULL = Path("/dev/full")
 ASCII = {"LC_ALL": "C", "PYTHONIOENCODING": "ascii"}

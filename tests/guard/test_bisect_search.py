@@ -11,16 +11,17 @@ from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
 from ratchet.base.errors import MeasureError
-from ratchet.guard.bisect.bisection import (
+from ratchet.guard.bisection import (
     BisectOptions,
     BisectResult,
     BisectRun,
+    CommitLine,
+    CommitRange,
     Journal,
     JournalLine,
 )
-from ratchet.guard.bisect.commits import CommitLine, CommitRange
-from ratchet.guard.bisect.search import GOOD, CommitPair, CommitSearch
 from ratchet.guard.command import CommandRun, MeasuredCommand
+from ratchet.guard.commit_search import GOOD, CommitPair, CommitSearch
 
 
 class MadeUpCommits:

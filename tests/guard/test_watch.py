@@ -13,11 +13,19 @@ from history_rows import noisy, rows
 from noisy_repository import git, make_repository
 
 from ratchet.cli import main
-from ratchet.guard.history.formats.choose import write_results
+from ratchet.guard.history.formats import write_results
 from ratchet.guard.history.series import gather
-from ratchet.guard.watch.benchmarks import WatchedResult, WatchLimits, WatchReport, watch_history
-from ratchet.guard.watch.show import MARKER, junit, markdown
-from ratchet.guard.watch.suite_file import SMOKE, WatchedCommand, WatchSuite, read_suite
+from ratchet.guard.suite import (
+    SMOKE,
+    WatchedCommand,
+    WatchedResult,
+    WatchLimits,
+    WatchReport,
+    WatchSuite,
+    read_suite,
+    watch_history,
+)
+from ratchet.guard.watch import MARKER, junit, markdown
 
 EXAMPLE = Path(__file__).parents[2] / "examples" / "github-actions" / "ratchet-watch.yml"
 SUITE = f"""\

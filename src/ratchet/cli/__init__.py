@@ -10,9 +10,10 @@ from contextlib import nullcontext
 from typing import Any
 
 from ratchet.base import scratch
-from ratchet.cli.signals import Ending, ending_by_signal
-from ratchet.cli.streams import (
+from ratchet.cli.process import (
+    Ending,
     LostOutput,
+    ending_by_signal,
     fill_closed,
     forget_stdout,
     has_written,

@@ -1,17 +1,20 @@
-"""The typer app, and the options that several commands share."""
+"""The typer app, and the options and words that several commands share."""
 
 from __future__ import annotations
 
+import math
 import sys
-from collections.abc import Sequence
-from typing import TYPE_CHECKING, Annotated
+from collections.abc import Callable, Sequence
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
+from typer.core import TyperCommand
 
 from ratchet.base import VERSION
 
 if TYPE_CHECKING:
     from ratchet.base.show.model import ResultReport
+
 
 app = typer.Typer(
     name="ratchet",
@@ -46,7 +49,7 @@ DeviceName = Annotated[
 def print_json(document: object) -> None:
     """Print one JSON document on stdout, and nothing else."""
     from ratchet.base.serialise import json_text
-    from ratchet.cli.streams import document_stream
+    from ratchet.cli.process import document_stream
 
     print(json_text(document), file=document_stream())
 
@@ -78,3 +81,70 @@ def _root(
     ] = False,
 ) -> None:
     """Make PyTorch training faster: every change is measured, judged and proven."""
+
+
+def finite(*, least: float | None = None) -> Callable[[str], float]:
+    """Return the parser of a float option, which refuses nan and infinity, at least `least`.
+
+    Every option that takes a float has it; typer's own takes nan for a number in any range.
+    """
+
+    def parse(text: str | float) -> float:
+        try:
+            value = float(text)
+        except ValueError:
+            value = math.nan
+        if not math.isfinite(value):
+            raise typer.BadParameter(f"{text!r} is no finite number: give one such as 0.5")
+        if least is not None and value < least:
+            raise typer.BadParameter(f"{value:g} is below {least:g}: give {least:g} or more")
+        return value
+
+    return parse
+
+
+BatchSize = Annotated[
+    int | None, typer.Option("--batch-size", min=1, help="Sequences (or images) per batch.")
+]
+SequenceLength = Annotated[
+    int | None, typer.Option("--sequence", min=2, help="Tokens per sequence.")
+]
+PrecisionName = Annotated[
+    str | None,
+    typer.Option(
+        "--precision", help="Precision of the step as written: fp32, bf16_autocast, bf16_master."
+    ),
+]
+TextFile = Annotated[
+    str | None,
+    typer.Option("--text", metavar="FILE", help="Text to train on. Default: Python's own sources."),
+]
+ParallelWords = Annotated[
+    str | None,
+    typer.Option(
+        "--parallel",
+        metavar="LAYOUT",
+        help="Ranks on this machine: dp=2, fsdp=2,tp=2 or pp=2,schedule=zero-bubble. Words: dp, "
+        "fsdp, tp, pp, vpp, cp, ep, micro, schedule.",
+    ),
+]
+
+
+COMMAND = "ratchet.command"
+
+
+class RecordCommand(TyperCommand):
+    """A command that leaves the words after `--` unparsed: they are the user's command."""
+
+    usage = "[OPTIONS] WORKLOAD | -- COMMAND..."
+
+    def parse_args(self, ctx: Any, args: list[str]) -> list[str]:
+        own, command = args, None
+        if "--" in args:
+            cut = args.index("--")
+            own, command = args[:cut], args[cut + 1 :]
+        ctx.meta[COMMAND] = command
+        return super().parse_args(ctx, own)
+
+    def format_usage(self, ctx: Any, formatter: Any) -> None:
+        formatter.write_usage(ctx.command_path, self.usage)

@@ -1,4 +1,4 @@
-"""`ratchet bench`: step time, tokens/s, MFU and peak memory of workloads as written."""
+"""`ratchet bench` times workloads as written; `ratchet device` describes this machine."""
 
 from __future__ import annotations
 
@@ -6,13 +6,19 @@ from typing import Annotated
 
 import typer
 
-from ratchet.cli.app import AsJson, Debug, DeviceName, LedgerUrl, app, print_json, print_result
-from ratchet.cli.options import (
+from ratchet.cli.app import (
+    AsJson,
     BatchSize,
+    Debug,
+    DeviceName,
+    LedgerUrl,
     ParallelWords,
     PrecisionName,
     SequenceLength,
     TextFile,
+    app,
+    print_json,
+    print_result,
 )
 
 
@@ -70,3 +76,24 @@ def bench(
         print_json({"results": results})
     else:
         print_result(bench_report(results))
+
+
+@app.command()
+def device(
+    name: DeviceName = "auto",
+    fresh: Annotated[
+        bool, typer.Option("--fresh", help="Measure the ceilings again and ignore cached ones.")
+    ] = False,
+    as_json: AsJson = False,
+    debug: Debug = False,
+) -> None:
+    """Describe this machine and measure its ceilings."""
+    from ratchet.base.devices import ceilings, describe, device_report
+    from ratchet.base.devices.probe import probe
+
+    found = probe(name)
+    report = describe(found, ceilings.measure(found, cache=not fresh, again="due"))
+    if as_json:
+        print_json(report)
+    else:
+        print_result(device_report(report))

@@ -7,9 +7,16 @@ from typing import Annotated
 
 import typer
 
-from ratchet.cli.app import AsJson, Debug, app, print_json, print_result
-from ratchet.cli.options import finite
-from ratchet.cli.trace_record import COMMAND, RecordCommand
+from ratchet.cli.app import (
+    COMMAND,
+    AsJson,
+    Debug,
+    RecordCommand,
+    app,
+    finite,
+    print_json,
+    print_result,
+)
 
 
 class BisectCommand(RecordCommand):
@@ -67,7 +74,7 @@ def bisect(
     """
     from ratchet.base.errors import RepositoryError
     from ratchet.base.show.words import parse_share
-    from ratchet.guard.bisect.commits import commit_range
+    from ratchet.guard.bisection import commit_range
     from ratchet.guard.command import MeasuredCommand
 
     words = context.meta[COMMAND]
@@ -82,8 +89,13 @@ def bisect(
 
     import platformdirs
 
-    from ratchet.guard.bisect.bisection import BisectOptions, bisect_commits, state_folder
-    from ratchet.guard.bisect.show import PairProgress, bisect_report
+    from ratchet.guard.bisection import (
+        BisectOptions,
+        PairProgress,
+        bisect_commits,
+        bisect_report,
+        state_folder,
+    )
 
     options = BisectOptions(
         command=command, build=build, most_pairs=max_pairs, at_least=least, seed=seed

@@ -1,5 +1,6 @@
-"""All commands: importing a command's file adds it to the app."""
+"""All commands: importing a file adds its commands to the app."""
 
+# ruff: noqa: F401
 from __future__ import annotations
 
 import functools
@@ -32,24 +33,20 @@ def _show_no_type_of_flags() -> None:
 
 def _register() -> None:
     """Add the commands to the app by importing their files."""
-    from ratchet.cli import (  # noqa: F401
+    from ratchet.cli import (
+        amd,
         bench,
         bisect,
         compare,
-        device,
-        emulate,
         export,
         history,
-        inspect,
         judge,
         knowledge,
         learn,
         memory,
         optimize,
         plan,
-        port,
         ranks,
-        repro,
         sweep,
         trace,
         watch,

@@ -1,4 +1,4 @@
-"""`ratchet compare`: two workloads, modes, revisions, environments or commands, paired."""
+"""`ratchet compare` times two sides in pairs; `ratchet repro` writes a finding as a script."""
 
 from __future__ import annotations
 
@@ -9,9 +9,21 @@ import typer
 
 from ratchet.base.errors import GuardError
 from ratchet.base.files import check_new_folder
-from ratchet.cli.app import AsJson, Debug, DeviceName, LedgerUrl, app, print_json, print_result
-from ratchet.cli.options import BatchSize, PrecisionName, SequenceLength, TextFile
-from ratchet.cli.trace_record import COMMAND, RecordCommand
+from ratchet.cli.app import (
+    COMMAND,
+    AsJson,
+    BatchSize,
+    Debug,
+    DeviceName,
+    LedgerUrl,
+    PrecisionName,
+    RecordCommand,
+    SequenceLength,
+    TextFile,
+    app,
+    print_json,
+    print_result,
+)
 
 if TYPE_CHECKING:
     from ratchet.guard.compare.request import CompareRequest
@@ -129,8 +141,7 @@ def compare(
         progress.spend("preparing both sides")
         with make_sides(request) as sides:
             # numpy is imported from here on: mistakes in the call are already answered.
-            from ratchet.guard.compare.comparison import compare_sides
-            from ratchet.guard.compare.show import comparison_report
+            from ratchet.guard.compare.comparison import compare_sides, comparison_report
 
             outcome = compare_sides(request, sides, ledger=ledger, on_progress=progress.spend)
     if as_json:
@@ -146,8 +157,7 @@ def _numerics(request: CompareRequest, out: Path, ledger: str | None, *, as_json
         raise GuardError("--numerics compares two workloads, or one in two modes: give A and B")
     from ratchet.base.show.terminal import CompareProgress
     from ratchet.guard.compare.request import make_sides
-    from ratchet.guard.numerics.comparison import compare_numerics
-    from ratchet.guard.numerics.show import numerics_report
+    from ratchet.guard.numerics.comparison import compare_numerics, numerics_report
 
     with CompareProgress() as progress, make_sides(request) as sides:
         check_new_folder(out)
@@ -164,3 +174,36 @@ def _numerics(request: CompareRequest, out: Path, ledger: str | None, *, as_json
     else:
         print_result(numerics_report(report), report.warnings)
     return report.exit_code
+
+
+@app.command()
+def repro(
+    identity: Annotated[
+        str,
+        typer.Argument(
+            metavar="ID", help="The start of a comparison's identity, or of a kernel's hash."
+        ),
+    ],
+    out: Annotated[
+        Path | None,
+        typer.Option(metavar="FOLDER", help="Folder to write to. Default: ratchet-repro/ID."),
+    ] = None,
+    ledger: LedgerUrl = None,
+    as_json: AsJson = False,
+    debug: Debug = False,
+) -> None:
+    """Write a script that shows a finding, with its environment and an issue in Markdown.
+
+    A finding is a comparison, a divergence of numerics, or a verdict on a kernel.
+    """
+    from ratchet.guard.repro import repro as write
+
+    made = write(identity, out or Path("ratchet-repro") / identity, ledger=ledger)
+    if as_json:
+        print_json(made.as_json())
+        return
+    print(made.title)
+    for name in made.written:
+        print(f"wrote: {made.folder / name}")
+    for need in made.needs:
+        print(f"needs: {need}")

@@ -7,8 +7,19 @@ from typing import Annotated
 
 import typer
 
-from ratchet.cli.app import AsJson, Debug, DeviceName, LedgerUrl, app, print_json, print_result
-from ratchet.cli.options import BatchSize, PrecisionName, SequenceLength, TextFile
+from ratchet.cli.app import (
+    AsJson,
+    BatchSize,
+    Debug,
+    DeviceName,
+    LedgerUrl,
+    PrecisionName,
+    SequenceLength,
+    TextFile,
+    app,
+    print_json,
+    print_result,
+)
 from ratchet.train.workloads.names import LoadOptions
 
 

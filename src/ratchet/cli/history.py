@@ -49,9 +49,8 @@ def show(
     from ratchet.base.ledger.books import ObservationBook
     from ratchet.base.show.terminal import working
     from ratchet.base.show.words import parse_share
-    from ratchet.guard.history.analysis import analyse
     from ratchet.guard.history.incidents import follow, incidents
-    from ratchet.guard.history.series import check_matched, compiled, gather
+    from ratchet.guard.history.series import analyse, check_matched, compiled, gather
     from ratchet.guard.history.show import history_document, history_report
 
     least = parse_share(at_least, "--at-least")
@@ -106,8 +105,8 @@ def import_(
     from ratchet.base.ledger import Ledger
     from ratchet.base.ledger.books import ObservationBook
     from ratchet.base.show.terminal import working
-    from ratchet.guard.history.formats.choose import read_results
-    from ratchet.guard.history.formats.csv_file import ImportDefaults, as_utc
+    from ratchet.guard.history.csv_file import ImportDefaults, as_utc
+    from ratchet.guard.history.formats import read_results
 
     defaults = ImportDefaults(
         revision=revision,
@@ -145,7 +144,7 @@ def export(
     """Write results of the ledger to a file."""
     from ratchet.base.ledger import Ledger
     from ratchet.base.ledger.books import ObservationBook
-    from ratchet.guard.history.formats.choose import write_results
+    from ratchet.guard.history.formats import write_results
     from ratchet.guard.history.series import check_matched, compiled, key_of
     from ratchet.guard.history.show import export_document, left_out_words
 

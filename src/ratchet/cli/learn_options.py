@@ -11,7 +11,7 @@ from typing import Annotated, Any
 import typer
 
 from ratchet.base.show.words import parse_share
-from ratchet.cli.options import finite
+from ratchet.cli.app import finite
 from ratchet.write.learn.config import LearnConfig, LearnSetting, settings
 
 Out = Annotated[Path, typer.Option("--out", help="Folder of the run.")]

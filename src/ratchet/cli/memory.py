@@ -7,8 +7,18 @@ from typing import Annotated
 
 import typer
 
-from ratchet.cli.app import AsJson, Debug, DeviceName, app, print_json, print_result
-from ratchet.cli.options import BatchSize, PrecisionName, SequenceLength, TextFile
+from ratchet.cli.app import (
+    AsJson,
+    BatchSize,
+    Debug,
+    DeviceName,
+    PrecisionName,
+    SequenceLength,
+    TextFile,
+    app,
+    print_json,
+    print_result,
+)
 
 TOO_MUCH = 1
 

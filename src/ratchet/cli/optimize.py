@@ -10,8 +10,20 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from ratchet.base.errors import RatchetError
-from ratchet.cli.app import AsJson, Debug, DeviceName, LedgerUrl, app, print_json, print_result
-from ratchet.cli.options import BatchSize, ParallelWords, PrecisionName, SequenceLength, TextFile
+from ratchet.cli.app import (
+    AsJson,
+    BatchSize,
+    Debug,
+    DeviceName,
+    LedgerUrl,
+    ParallelWords,
+    PrecisionName,
+    SequenceLength,
+    TextFile,
+    app,
+    print_json,
+    print_result,
+)
 
 if TYPE_CHECKING:
     from ratchet.train.turn.settings import Settings

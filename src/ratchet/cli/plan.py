@@ -8,8 +8,7 @@ from typing import Annotated
 import typer
 
 from ratchet.base.errors import PlanError
-from ratchet.cli.app import AsJson, Debug, LedgerUrl, app, print_json, print_result
-from ratchet.cli.options import finite
+from ratchet.cli.app import AsJson, Debug, LedgerUrl, app, finite, print_json, print_result
 
 
 @app.command()

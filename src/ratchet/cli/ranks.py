@@ -7,8 +7,7 @@ from typing import Annotated
 
 import typer
 
-from ratchet.cli.app import AsJson, Debug, DeviceName, app, print_json, print_result
-from ratchet.cli.options import finite
+from ratchet.cli.app import AsJson, Debug, DeviceName, app, finite, print_json, print_result
 
 
 @app.command()

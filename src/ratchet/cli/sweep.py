@@ -61,9 +61,14 @@ def sweep(
 
     from ratchet.base.devices.probe import probe
     from ratchet.base.files import write_whole
-    from ratchet.guard.sweep.model_types import ROWS, SweepSettings
+    from ratchet.guard.sweep.model_types import (
+        ROWS,
+        SweepLine,
+        SweepSettings,
+        sweep_markdown,
+        sweep_report,
+    )
     from ratchet.guard.sweep.model_types import sweep as run
-    from ratchet.guard.sweep.show import SweepLine, sweep_markdown, sweep_report
 
     settings = SweepSettings(
         out=out,

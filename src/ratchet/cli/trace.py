@@ -1,17 +1,120 @@
-"""`ratchet trace`: record, report, compare, merge and replay profiler traces."""
+"""`ratchet trace`: record, report, compare and merge profiler traces."""
 
 from __future__ import annotations
 
+import shlex
+import sys
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from ratchet.cli.app import AsJson, Debug, app, print_json, print_result
-from ratchet.cli.trace_record import RecordCommand, record
+from ratchet.base.errors import TraceError
+from ratchet.cli.app import (
+    COMMAND,
+    AsJson,
+    BatchSize,
+    Debug,
+    DeviceName,
+    PrecisionName,
+    RecordCommand,
+    SequenceLength,
+    TextFile,
+    app,
+    print_error,
+    print_json,
+    print_result,
+)
 
 if TYPE_CHECKING:
     from ratchet.trace.answers.roofline import Rooflines
+
+
+MISTAKE = 2
+
+
+def record(
+    context: typer.Context,
+    workload: Annotated[
+        str | None,
+        typer.Argument(
+            help="A built-in workload (llama-60m), hf:NAME_OR_PATH or your own file.py:function."
+        ),
+    ] = None,
+    out: Annotated[
+        Path, typer.Option("--out", metavar="FOLDER", help="Folder for the traces, one per rank.")
+    ] = Path("ratchet-trace"),
+    steps: Annotated[int, typer.Option(min=1, help="Steps to record.")] = 3,
+    wait: Annotated[int, typer.Option(min=0, help="Steps to skip first.")] = 3,
+    warmup: Annotated[
+        int, typer.Option(min=0, help="Steps for the profiler to warm up, before recording.")
+    ] = 2,
+    memory: Annotated[
+        bool, typer.Option("--memory/--no-memory", help="Also record allocations.")
+    ] = True,
+    batch_size: BatchSize = None,
+    sequence: SequenceLength = None,
+    precision: PrecisionName = None,
+    text: TextFile = None,
+    device: DeviceName = "auto",
+    as_json: AsJson = False,
+    debug: Debug = False,
+) -> None:
+    """Profile a workload, or a command: `-- python train.py`, `-- torchrun ...`.
+
+    Your script needs no edits: every Python process that steps a torch optimizer is profiled, with
+    shapes, stacks, modules and memory. If the command fails, its exit code is passed on.
+    """
+    from ratchet.trace.record import CommandFailed, Schedule
+    from ratchet.trace.record import record as run_and_record
+
+    command = context.meta[COMMAND]
+    schedule = Schedule(wait=wait, warmup=warmup, active=steps, memory=memory)
+    if (workload is None) == (command is None):
+        raise TraceError(
+            "record takes either WORKLOAD or -- COMMAND: "
+            + ("none was given" if workload is None else "both were given")
+        )
+    if command is None:
+        from ratchet.train.turn.settings import workload_options
+        from ratchet.train.workloads.run_steps import steps_command
+
+        assert workload is not None
+        options = workload_options([workload], batch_size, sequence, precision, text, device)
+        command = steps_command(workload, 1 + wait + warmup + steps, options)
+    else:
+        _check_command(command, batch_size, sequence, precision, text)
+    try:
+        paths = run_and_record(command, out, schedule, stdout=sys.stderr if as_json else None)
+    except CommandFailed as failed:
+        if workload is None or failed.code != MISTAKE:  # else its line is on stderr
+            typer.echo(f"ratchet: {failed}", err=True)
+        if as_json:
+            print_error(str(failed), failed.exit_code)
+        raise typer.Exit(failed.exit_code) from None
+    if as_json:
+        print_json(
+            {
+                "command": list(command),
+                "steps": steps,
+                "traces": [{"path": str(p), "size_bytes": p.stat().st_size} for p in paths],
+            }
+        )
+        return
+    for path in paths:
+        print(f"recorded: {path}")
+    print(f"next: ratchet trace report {shlex.quote(str(out))} --out trace.html")
+
+
+def _check_command(command: list[str], *options: object) -> None:
+    if not command:
+        raise TraceError("no command after --: give one, such as -- python train.py")
+    if any(option is not None for option in options):
+        raise TraceError(
+            "--batch-size, --sequence, --precision and --text are for a WORKLOAD: leave them out, "
+            "and give a command after -- its own options"
+        )
+
 
 RUN_HELP = "A trace (Kineto, Chrome or rocprofv3 JSON, plain or gzip; rocpd), or a folder of ranks."
 HERE = "here"

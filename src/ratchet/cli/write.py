@@ -11,9 +11,19 @@ import typer
 from ratchet.base.errors import RatchetError
 from ratchet.base.files import make_folder
 from ratchet.base.serialise import document_of
-from ratchet.cli.app import AsJson, Debug, DeviceName, LedgerUrl, app, print_json, print_result
+from ratchet.cli.app import (
+    AsJson,
+    BatchSize,
+    Debug,
+    DeviceName,
+    LedgerUrl,
+    PrecisionName,
+    SequenceLength,
+    app,
+    print_json,
+    print_result,
+)
 from ratchet.cli.judging import PROBLEM_HELP
-from ratchet.cli.options import BatchSize, PrecisionName, SequenceLength
 from ratchet.train.workloads.names import LoadOptions
 
 if TYPE_CHECKING:

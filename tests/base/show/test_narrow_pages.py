@@ -19,9 +19,8 @@ from made_up_verdict import judged_of, make_judged
 
 from ratchet.base.show.model import Column
 from ratchet.base.show.page import PageState
-from ratchet.guard.history.analysis import analyse
 from ratchet.guard.history.incidents import incidents
-from ratchet.guard.history.series import gather
+from ratchet.guard.history.series import analyse, gather
 from ratchet.guard.history.show import render_history_page
 from ratchet.judge.court.show import render_verdict_page
 from ratchet.judge.court.show_suite import render_suite_page

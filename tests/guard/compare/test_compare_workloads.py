@@ -16,7 +16,7 @@ from ratchet.base.ledger import Ledger
 from ratchet.base.measure import Sample, contest
 from ratchet.base.measure.metrics import Readings
 from ratchet.cli import main
-from ratchet.guard.compare.sides import WorkloadContest
+from ratchet.guard.compare.workloads import WorkloadContest
 from ratchet.train.recipe.recipe import Recipe
 from ratchet.train.workloads.config import StepConfig
 

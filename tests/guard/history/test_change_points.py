@@ -10,10 +10,15 @@ from history_rows import rows
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from ratchet.guard.history.analysis import analyse_one
-from ratchet.guard.history.change_points import ChangePointFinder, change_points, step_at
-from ratchet.guard.history.rank_cusum import correlation, normal_scores, p_value
-from ratchet.guard.history.series import gather
+from ratchet.guard.history.change_points import (
+    ChangePointFinder,
+    change_points,
+    correlation,
+    normal_scores,
+    p_value,
+    step_at,
+)
+from ratchet.guard.history.series import analyse_one, gather
 
 
 def _ar1(rng: np.random.Generator, length: int) -> np.ndarray:

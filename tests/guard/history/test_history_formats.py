@@ -12,8 +12,8 @@ from history_rows import noisy, revision_of, rows
 
 from ratchet.base.errors import FileError, HistoryError
 from ratchet.base.ledger.books import Observation
-from ratchet.guard.history.formats.choose import read_results, write_results
-from ratchet.guard.history.formats.csv_file import ImportDefaults
+from ratchet.guard.history.csv_file import ImportDefaults
+from ratchet.guard.history.formats import read_results, write_results
 from ratchet.guard.history.show import left_out_words
 
 DEFAULTS = ImportDefaults()

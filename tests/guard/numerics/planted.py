@@ -9,9 +9,8 @@ from typing import Any
 
 import torch
 
-from ratchet.guard.compare.sides import WorkloadSide
-from ratchet.guard.numerics.divergence import NumericsReport
-from ratchet.guard.numerics.find import Finder
+from ratchet.guard.compare.workloads import WorkloadSide
+from ratchet.guard.numerics.find import Finder, NumericsReport
 from ratchet.guard.numerics.recorder import NumericsRecorder
 
 SCRIPT = """

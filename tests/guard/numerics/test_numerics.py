@@ -12,10 +12,8 @@ import pytest
 from ratchet.base.errors import GuardError
 from ratchet.base.show.terminal import print_report
 from ratchet.cli import main
-from ratchet.guard.numerics.comparison import compare_numerics, write_script
-from ratchet.guard.numerics.divergence import Divergence, NumericsReport
-from ratchet.guard.numerics.find import Finder, first_wrong_loss
-from ratchet.guard.numerics.show import numerics_report
+from ratchet.guard.numerics.comparison import compare_numerics, numerics_report, write_script
+from ratchet.guard.numerics.find import Divergence, Finder, NumericsReport, first_wrong_loss
 
 LAYER = {
     "llama-tiny": "layers.1.mlp",

@@ -11,7 +11,7 @@ import msgspec
 import pytest
 import torch
 
-from ratchet.guard.sweep import forks, trial
+from ratchet.guard.sweep import trial
 from ratchet.guard.sweep.model_types import SweepResult
 from ratchet.guard.sweep.row import ArmRun, SweepRequest, TypeRow
 from ratchet.train.graph.scope import InstallReport
@@ -91,7 +91,7 @@ def test_a_part_of_a_row_that_a_killed_child_left_is_passed_over() -> None:
     with tempfile.TemporaryFile() as rows:
         whole = msgspec.json.encode(TypeRow(type="bert", status="works"))
         rows.write(whole + b"\n" + whole[:30] + b"}")
-        assert forks._last_row("bert", rows).status == "works"
+        assert trial._last_row("bert", rows).status == "works"
 
 
 def test_a_type_of_which_no_arm_trains_fails(arms: dict[str, object]) -> None:
@@ -212,9 +212,9 @@ def _crash(*_: object, **__: object) -> TypeRow:
 
 @FORKS
 def test_a_hang_is_its_type_s_row(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(forks, "try_type", _hang)
+    monkeypatch.setattr(trial, "try_type", _hang)
     began_s = time.monotonic()
-    found = forks.in_a_fork("bert", request(limit_s=0.5))
+    found = trial.in_a_fork("bert", request(limit_s=0.5))
     assert time.monotonic() - began_s < 20
     assert (found.status, found.why) == ("fails", "kernels: it took more than 0.5 s")
     assert found.arm == "kernels"  # so that it gets a script
@@ -222,13 +222,13 @@ def test_a_hang_is_its_type_s_row(monkeypatch: pytest.MonkeyPatch) -> None:
 
 @FORKS
 def test_a_crash_is_its_type_s_row(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(forks, "try_type", _crash)
-    found = forks.in_a_fork("bert", request(limit_s=60))
+    monkeypatch.setattr(trial, "try_type", _crash)
+    found = trial.in_a_fork("bert", request(limit_s=60))
     assert found.status == "does not train as written"
     assert "killed by SIGKILL" in found.why
 
 
-@pytest.mark.parametrize("count", [forks.WARM_FROM - 1, forks.WARM_FROM])
+@pytest.mark.parametrize("count", [trial.WARM_FROM - 1, trial.WARM_FROM])
 def test_a_program_of_many_types_compiles_one_before_it_forks(
     count: int, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
@@ -240,14 +240,14 @@ def test_a_program_of_many_types_compiles_one_before_it_forks(
         seen.append((arm, torch.get_num_threads(), quick))
         raise RuntimeError("its row will tell")
 
-    monkeypatch.setattr(forks, "run_arm", run_arm)
+    monkeypatch.setattr(trial, "run_arm", run_arm)
     monkeypatch.setattr(
-        forks, "in_a_fork", lambda name, _: TypeRow(type=name, status="works", quick=True)
+        trial, "in_a_fork", lambda name, _: TypeRow(type=name, status="works", quick=True)
     )
     asked = msgspec.structs.replace(request(60), types=("bert",) * count)
     monkeypatch.setattr("sys.argv", ["forks", msgspec.json.encode(asked).decode()])
     threads = torch.get_num_threads()
-    forks.main()
-    assert seen == ([("kernels", 1, True)] if count == forks.WARM_FROM else [])
+    trial.main()
+    assert seen == ([("kernels", 1, True)] if count == trial.WARM_FROM else [])
     assert torch.get_num_threads() == threads
     assert len(capsys.readouterr().out.splitlines()) == count

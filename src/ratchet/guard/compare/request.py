@@ -18,13 +18,13 @@ from ratchet.base.errors import GuardError
 from ratchet.base.files import why_not_file
 from ratchet.base.git import has_changes, resolve, stamp
 from ratchet.base.show.words import parse_share
-from ratchet.guard.checkouts import Checkouts
+from ratchet.guard.command import Checkouts
 from ratchet.guard.compare.commands import CommandSide, run_command
 from ratchet.train.turn.settings import check_seed, parse_budget_s, workload_options
 from ratchet.train.workloads.names import is_user_spec, user_file, user_function
 
 if TYPE_CHECKING:
-    from ratchet.guard.compare.sides import WorkloadSide
+    from ratchet.guard.compare.workloads import WorkloadSide
 
 COMPILE: Final[Mapping[str, str | None]] = {
     "eager": None,
@@ -295,7 +295,7 @@ def _command_sides(
 def _workload_sides(
     request: CompareRequest, places: tuple[_Place, _Place]
 ) -> tuple[WorkloadSide, WorkloadSide]:
-    from ratchet.guard.compare.sides import WorkloadSide  # imports numpy
+    from ratchet.guard.compare.workloads import WorkloadSide  # imports numpy
 
     names = (request.workloads * 2)[:2]
     modes = [parse_mode(text) for text in request.modes]

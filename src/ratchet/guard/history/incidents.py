@@ -11,7 +11,7 @@ from typing import Literal
 from ratchet.base.errors import HistoryError
 from ratchet.base.ledger.books import IncidentEvent, IncidentEventName, ObservationBook
 from ratchet.base.ledger.connect import utc_now
-from ratchet.guard.history.analysis import AnalysedSeries, Shift
+from ratchet.guard.history.series import AnalysedSeries, Shift
 
 IncidentState = Literal["open", "acknowledged", "resolved", "went away"]
 _STATES: dict[IncidentEventName, IncidentState] = {

@@ -1,17 +1,20 @@
-"""Series of results over commits, one for each benchmark, metric and machine."""
+"""Series of results over commits, and what moved each: code, or its environment."""
 
 from __future__ import annotations
 
+import itertools
 import math
 import re
-from collections.abc import Iterable, Sequence, Sized
-from dataclasses import dataclass
+from collections.abc import Iterable, Iterator, Sequence, Sized
+from dataclasses import dataclass, replace
+from typing import Literal
 
 import numpy as np
 
 from ratchet.base.errors import HistoryError
 from ratchet.base.ledger.books import Better, Observation
 from ratchet.base.measure import FloatArray
+from ratchet.guard.history.change_points import LEAST_SEGMENT, ChangePoint, change_points, step_at
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -99,3 +102,136 @@ def _series(rows: Sequence[Observation]) -> HistorySeries:
 
 def _array(values: Sequence[float | None]) -> FloatArray:
     return np.asarray([math.nan if one is None else one for one in values], dtype=np.float64)
+
+
+ShiftKind = Literal["regression", "improvement", "environment"]
+
+AT_LEAST = 0.001
+"""Smaller changes of a level are none."""
+FALSE_DISCOVERIES = 0.05
+"""Share of the reported series that may be false (Benjamini and Hochberg)."""
+_ENVIRONMENT_P = 0.001
+_NEAR = 100
+"""Points on each side of a new environment that say whether it moved the level."""
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Shift:
+    """A change of a series' level, with its cause if that is known."""
+
+    kind: ShiftKind
+    index: int
+    first: int
+    last: int
+    p: float
+    before: float
+    after: float
+
+    @property
+    def change(self) -> float:
+        """Return the relative change of the level: 0.02 is 2 % more."""
+        return self.after / self.before - 1 if self.before else math.inf
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class AnalysedSeries:
+    """A series with its shifts and its levels."""
+
+    series: HistorySeries
+    shifts: tuple[Shift, ...]
+    new_environments: tuple[int, ...]
+    """Indices at which the environment is another than before."""
+
+    @property
+    def regressed(self) -> bool:
+        """Return whether its newest level that code set is a regression."""
+        own = [one for one in self.shifts if one.kind != "environment"]
+        return bool(own) and own[-1].kind == "regression"
+
+    def at_least(self, change: float) -> AnalysedSeries:
+        """Return the series with its larger shifts alone."""
+        return replace(self, shifts=tuple(s for s in self.shifts if abs(s.change) >= change))
+
+    def levels(self) -> Iterator[tuple[int, int, float]]:
+        """Yield (start, end, median) of each stretch between shifts."""
+        values = self.series.values
+        ends = [0, *(one.index for one in self.shifts), len(values)]
+        for start, end in itertools.pairwise(ends):
+            if end > start:
+                yield start, end, float(np.median(values[start:end]))
+
+
+def analyse(every: Sequence[HistorySeries], *, at_least: float = AT_LEAST) -> list[AnalysedSeries]:
+    """Find the shifts of all series; what may be chance among so many series is left out."""
+    found = [analyse_one(one, at_least=at_least) for one in every]
+    best = np.asarray([_best_p(one) for one in found])
+    order = np.sort(best)
+    passing = order <= FALSE_DISCOVERIES * np.arange(1, len(best) + 1) / max(1, len(best))
+    most = float(order[np.flatnonzero(passing)[-1]]) if passing.any() else -1.0
+    return [
+        one
+        if p <= most
+        else AnalysedSeries(
+            series=one.series,
+            shifts=tuple(s for s in one.shifts if s.kind == "environment"),
+            new_environments=one.new_environments,
+        )
+        for one, p in zip(found, best, strict=True)
+    ]
+
+
+def analyse_one(series: HistorySeries, *, at_least: float = AT_LEAST) -> AnalysedSeries:
+    """Find the shifts of one series.
+
+    A shift where the environment changed is the environment's. A new environment is a place known
+    in advance, so it is also tested where the search found nothing.
+    """
+    names, values = series.environments, series.values
+    fresh = [at for at in range(1, len(names)) if names[at] != names[at - 1]]
+    points = change_points(values)
+    for at in fresh:
+        low = max((one.index for one in points if one.index < at), default=0)
+        high = min((one.index for one in points if one.index > at), default=len(values))
+        low, high = max(low, at - _NEAR), min(high, at + _NEAR)
+        if any(_at(one, at) for one in points):
+            continue
+        if (p := step_at(values[low:high], at - low)) < _ENVIRONMENT_P:
+            found = ChangePoint(index=at, first=at, last=at, p=p)
+            points = sorted([*points, found], key=lambda one: one.index)
+    ends = [0, *(one.index for one in points), len(values)]
+    levels = [float(np.median(values[a:b])) for a, b in itertools.pairwise(ends)] if points else []
+    shifts = [
+        _shift(series, point, levels[place], levels[place + 1], fresh)
+        for place, point in enumerate(points)
+    ]
+    kept = tuple(one for one in shifts if abs(one.change) >= at_least)
+    return AnalysedSeries(series=series, shifts=kept, new_environments=tuple(fresh))
+
+
+def _shift(
+    series: HistorySeries, point: ChangePoint, before: float, after: float, fresh: Sequence[int]
+) -> Shift:
+    moved_with = [at for at in fresh if _at(point, at)]
+    worse = (after > before) == (series.better == "lower")
+    kind: ShiftKind = "environment" if moved_with else "regression" if worse else "improvement"
+    return Shift(
+        kind=kind,
+        index=min(moved_with, key=lambda at: abs(at - point.index)) if moved_with else point.index,
+        first=point.first,
+        last=point.last,
+        p=point.p,
+        before=before,
+        after=after,
+    )
+
+
+def _at(point: ChangePoint, place: int) -> bool:
+    """Return whether a point may be at a place, with a little more doubt than it has itself.
+
+    The range of 1 point in 60 misses the place; an upgrade must not become a regression by that.
+    """
+    return point.first - LEAST_SEGMENT <= place <= point.last + LEAST_SEGMENT
+
+
+def _best_p(one: AnalysedSeries) -> float:
+    return min((shift.p for shift in one.shifts if shift.kind != "environment"), default=1.0)

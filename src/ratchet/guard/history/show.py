@@ -21,9 +21,9 @@ from ratchet.base.show import model as m
 from ratchet.base.show.figures import Scale, around
 from ratchet.base.show.page import render_page
 from ratchet.base.show.words import ABSENT, show_change, show_value
-from ratchet.guard.history.analysis import AnalysedSeries, Shift
-from ratchet.guard.history.formats.figures import Exported
+from ratchet.guard.history.csv_file import Exported
 from ratchet.guard.history.incidents import Incident
+from ratchet.guard.history.series import AnalysedSeries, Shift
 
 MOST_POINTS: Final = 2000
 """Limit of one series on the page; a longer one keeps its newest."""

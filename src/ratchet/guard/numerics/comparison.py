@@ -1,4 +1,4 @@
-"""`compare --numerics` as one call: two sides in, a report and a script that shows it out."""
+"""`compare --numerics` as one call: two sides in; a report, and a script that shows it, out."""
 
 from __future__ import annotations
 
@@ -14,10 +14,18 @@ from ratchet.base.devices.probe import probe
 from ratchet.base.errors import RatchetError
 from ratchet.base.ledger import Ledger
 from ratchet.base.serialise import encoded
+from ratchet.base.show.model import Lines, ResultReport, blocks, grid
 from ratchet.guard.command import run_process
-from ratchet.guard.compare.sides import WorkloadSide
-from ratchet.guard.numerics.divergence import NumericsReport
-from ratchet.guard.numerics.find import Finder, OpenRecorder, recorder_process
+from ratchet.guard.compare.comparison import short
+from ratchet.guard.compare.workloads import WorkloadSide
+from ratchet.guard.numerics.find import (
+    Divergence,
+    Finder,
+    NumericsReport,
+    OpenRecorder,
+    recorder_process,
+)
+from ratchet.guard.scripts import NUMERICS_SCRIPT
 from ratchet.train.workloads.names import is_user_spec, user_file
 
 COMMAND = "numerics"
@@ -58,98 +66,6 @@ BASELINE, CHANGED = "baseline.pt", "changed.pt"
 REPRODUCED: Final = 1
 LIMIT_S = 600.0
 
-TEMPLATE = '''"""{title}
-
-Runs one module on saved inputs: the code it is held against, and the changed code, each against
-fp64. Needs torch{needs}. Exit code 1: the changed code errs more than its dtype explains.
-"""
-
-import contextlib
-import copy
-import pathlib
-import sys
-
-import torch
-
-HERE = pathlib.Path(__file__).resolve().parent
-sys.path.insert(0, str(HERE))
-COMPILE_MODE = {compile_mode!r}
-PRECISION = {precision!r}
-LEAST = 1e-4  # two honest fp32 results differ by less
-
-
-def tensors(value):
-    if isinstance(value, torch.Tensor):
-        return [value] if value.is_floating_point() else []
-    values = value.values() if isinstance(value, dict) else value
-    return [t for one in values for t in tensors(one)] if isinstance(values, (list, tuple)) or (
-        isinstance(value, dict)
-    ) else []
-
-
-def mapped(value, change):
-    if isinstance(value, torch.Tensor):
-        return change(value) if value.is_floating_point() else value
-    if isinstance(value, dict):
-        return {{name: mapped(one, change) for name, one in value.items()}}
-    if type(value) in (list, tuple):
-        return type(value)(mapped(one, change) for one in value)
-    return value
-
-
-def run(saved, *, double=False, compile_mode=None):
-    """Return the outputs, the gradients of the inputs and those of the weights."""
-    module = copy.deepcopy(saved["module"])
-    module = module.double() if double else module
-    fresh = lambda t: (t.double() if double else t).clone().requires_grad_()
-    arguments, named = mapped((saved["args"], saved["kwargs"]), fresh)
-    autocast = PRECISION == "bf16_autocast" and not double
-    context = torch.autocast("cpu", torch.bfloat16) if autocast else contextlib.nullcontext()
-    if compile_mode is not None:
-        module.compile(mode=None if compile_mode == "default" else compile_mode)
-    with context:
-        outputs = tensors(module(*arguments, **named))
-    generator = torch.Generator().manual_seed(0)
-    gradients = [torch.randn(o.shape, generator=generator).to(o.dtype) for o in outputs]
-    torch.autograd.backward(outputs, gradients)
-    found = {{f"output {{at}}": one for at, one in enumerate(outputs)}}
-    for at, one in enumerate(tensors((arguments, named))):
-        if one.grad is not None:
-            found[f"gradient of input {{at}}"] = one.grad
-    for name, one in module.named_parameters():
-        if one.grad is not None:
-            found[f"gradient of {{name}}"] = one.grad
-    return {{name: one.detach().double() for name, one in found.items()}}
-
-
-def error(one, exact):
-    return float((one - exact).norm() / exact.norm().clamp_min(1e-300))
-
-
-def main():
-    torch.manual_seed(0)
-    before = torch.load(HERE / "{baseline}", weights_only=False)
-    after = torch.load(HERE / "{changed}", weights_only=False)
-    after["args"], after["kwargs"] = before["args"], before["kwargs"]
-    exact, usual = run(before, double=True), run(before)
-    new = run(after, compile_mode=COMPILE_MODE)
-    wrong = False
-    for name in exact:
-        if name not in new:
-            continue
-        was, now = error(usual[name], exact[name]), error(new[name], exact[name])
-        bad = not now <= max(2 * was, LEAST)
-        wrong = wrong or bad
-        mark = "  <-- differs" if bad else ""
-        print(f"{{name}}: error {{now:.2e}}, baseline {{was:.2e}}{{mark}}")
-    print("reproduced" if wrong else "not reproduced: the module alone agrees")
-    return 1 if wrong else 0
-
-
-if __name__ == "__main__":
-    sys.exit(main())
-'''
-
 
 def write_script(finder: Finder, report: NumericsReport, side: WorkloadSide, folder: Path
                  ) -> NumericsReport:  # fmt: skip
@@ -181,7 +97,7 @@ def write_script(finder: Finder, report: NumericsReport, side: WorkloadSide, fol
     if own:
         source = user_file(side.workload)
         files.copy_whole(source, folder / source.name)
-    text = TEMPLATE.format(
+    text = NUMERICS_SCRIPT.format(
         title=headline(report),
         needs=_needs(side.workload),
         compile_mode=side.changes.get("compile_mode"),
@@ -239,3 +155,71 @@ def _written(report: NumericsReport, folder: Path) -> NumericsReport:
     report = replace(report, folder=str(folder))
     files.write_whole(folder / REPORT, encoded(report.as_json(), indent=2))
     return report
+
+
+def numerics_report(report: NumericsReport) -> ResultReport:
+    """Describe the first divergence, what surrounds it, and the script."""
+    largest = [(name, f"{error:.1e}") for name, error in report.largest]
+    return ResultReport(
+        headline=headline(report),
+        header=blocks(
+            f"A (reference): {report.titles[0]}",
+            f"B (compared):  {report.titles[1]}",
+            *(_divergence(report.divergence) if report.divergence else ()),
+            *_inputs(report),
+            grid(("B errs most at", "relative error"), largest),
+            *_losses(report),
+            Lines(_next(report), indent=0),
+        ),
+    )
+
+
+def _inputs(report: NumericsReport) -> list[str]:
+    broken = report.not_finite
+    if broken is not None:
+        place = f"your code:  {broken.place}" if broken.place else ""
+        return [f"its inputs: {'; '.join(broken.inputs) or 'none'}", place]
+    if report.divergence is None or report.divergence.part != "weights":
+        return [f"{report.compared} tensors were compared against {report.oracle}"]
+    return []
+
+
+def _losses(report: NumericsReport) -> list[str]:
+    steps = list(zip(*report.losses, strict=True))
+    return [
+        f"{name}: A {steps[at][0]:.6f}, B {steps[at][1]:.6f}"
+        for name, at in (("first loss", 0), ("last loss", -1))
+        if steps
+    ]
+
+
+def _next(report: NumericsReport) -> list[str]:
+    lines = []
+    if report.reproduces is not None:
+        seen = "it reproduces" if report.reproduces else "the module alone does NOT reproduce it"
+        lines.append(f"script: {report.folder}/{SCRIPT} ({seen})")
+    if report.exit_code and report.turn:
+        lines.append(f"next: ratchet repro {short(report.turn)}")
+    return lines
+
+
+def _divergence(found: Divergence) -> list[str]:
+    if found.part == "weights" or found.detail:
+        return [found.detail]
+    lines = [
+        f"error {found.error:.2e} against the reference; the dtype explains "
+        f"{found.allowed_error:.2e} (the baseline's error is {found.baseline_error:.2e})"
+    ]
+    if abs(found.scale) > found.error / 2:
+        lines.append(
+            f"it is too {'large' if found.scale > 0 else 'small'} by {abs(found.scale):.2%}"
+        )
+    if found.op is not None:
+        op = found.op
+        where = f"op {op.index} of the module, {op.op}"
+        if op.error is None:
+            other = f"where A runs {op.expected}" if op.expected else "which A does not run"
+            lines.append(f"{where}, {other}")
+        else:
+            lines.append(f"{where}: its output is off by {op.error:.2e}")
+    return lines

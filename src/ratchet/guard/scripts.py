@@ -1,4 +1,6 @@
-"""The texts of the scripts that `repro` writes."""
+"""The texts of the scripts that reproduce a finding."""
+
+from __future__ import annotations
 
 CHECK = '''def check():
     """End with a line if the folder or a commit is not there."""
@@ -141,4 +143,97 @@ if __name__ == "__main__":
     torch._inductor.config.layout_optimization = not {quick!r}
     for arm in ("written", {arm!r}):
         print(arm, run_arm({type!r}, arm).losses)
+'''
+
+
+NUMERICS_SCRIPT = '''"""{title}
+
+Runs one module on saved inputs: the code it is held against, and the changed code, each against
+fp64. Needs torch{needs}. Exit code 1: the changed code errs more than its dtype explains.
+"""
+
+import contextlib
+import copy
+import pathlib
+import sys
+
+import torch
+
+HERE = pathlib.Path(__file__).resolve().parent
+sys.path.insert(0, str(HERE))
+COMPILE_MODE = {compile_mode!r}
+PRECISION = {precision!r}
+LEAST = 1e-4  # two honest fp32 results differ by less
+
+
+def tensors(value):
+    if isinstance(value, torch.Tensor):
+        return [value] if value.is_floating_point() else []
+    values = value.values() if isinstance(value, dict) else value
+    return [t for one in values for t in tensors(one)] if isinstance(values, (list, tuple)) or (
+        isinstance(value, dict)
+    ) else []
+
+
+def mapped(value, change):
+    if isinstance(value, torch.Tensor):
+        return change(value) if value.is_floating_point() else value
+    if isinstance(value, dict):
+        return {{name: mapped(one, change) for name, one in value.items()}}
+    if type(value) in (list, tuple):
+        return type(value)(mapped(one, change) for one in value)
+    return value
+
+
+def run(saved, *, double=False, compile_mode=None):
+    """Return the outputs, the gradients of the inputs and those of the weights."""
+    module = copy.deepcopy(saved["module"])
+    module = module.double() if double else module
+    fresh = lambda t: (t.double() if double else t).clone().requires_grad_()
+    arguments, named = mapped((saved["args"], saved["kwargs"]), fresh)
+    autocast = PRECISION == "bf16_autocast" and not double
+    context = torch.autocast("cpu", torch.bfloat16) if autocast else contextlib.nullcontext()
+    if compile_mode is not None:
+        module.compile(mode=None if compile_mode == "default" else compile_mode)
+    with context:
+        outputs = tensors(module(*arguments, **named))
+    generator = torch.Generator().manual_seed(0)
+    gradients = [torch.randn(o.shape, generator=generator).to(o.dtype) for o in outputs]
+    torch.autograd.backward(outputs, gradients)
+    found = {{f"output {{at}}": one for at, one in enumerate(outputs)}}
+    for at, one in enumerate(tensors((arguments, named))):
+        if one.grad is not None:
+            found[f"gradient of input {{at}}"] = one.grad
+    for name, one in module.named_parameters():
+        if one.grad is not None:
+            found[f"gradient of {{name}}"] = one.grad
+    return {{name: one.detach().double() for name, one in found.items()}}
+
+
+def error(one, exact):
+    return float((one - exact).norm() / exact.norm().clamp_min(1e-300))
+
+
+def main():
+    torch.manual_seed(0)
+    before = torch.load(HERE / "{baseline}", weights_only=False)
+    after = torch.load(HERE / "{changed}", weights_only=False)
+    after["args"], after["kwargs"] = before["args"], before["kwargs"]
+    exact, usual = run(before, double=True), run(before)
+    new = run(after, compile_mode=COMPILE_MODE)
+    wrong = False
+    for name in exact:
+        if name not in new:
+            continue
+        was, now = error(usual[name], exact[name]), error(new[name], exact[name])
+        bad = not now <= max(2 * was, LEAST)
+        wrong = wrong or bad
+        mark = "  <-- differs" if bad else ""
+        print(f"{{name}}: error {{now:.2e}}, baseline {{was:.2e}}{{mark}}")
+    print("reproduced" if wrong else "not reproduced: the module alone agrees")
+    return 1 if wrong else 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())
 '''

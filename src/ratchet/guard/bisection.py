@@ -1,4 +1,4 @@
-"""Run a bisection: confirm the endpoints, search, confirm the commit against its parent."""
+"""Bisect a slowdown: confirm the endpoints, search, confirm the commit against its parent."""
 
 from __future__ import annotations
 
@@ -13,16 +13,79 @@ from typing import Literal
 
 import msgspec
 import numpy as np
+from rich.console import Console
+from rich.progress import BarColumn
 
 from ratchet.base.devices.probe import short_hash
 from ratchet.base.errors import MeasureError, RepositoryError
 from ratchet.base.files import make_folder, write_whole
-from ratchet.base.git import has_changes
+from ratchet.base.git import git, has_changes, resolve
 from ratchet.base.measure.estimate import WIDEST
-from ratchet.guard.bisect.commits import CommitRange
-from ratchet.guard.bisect.search import GOOD, STOP, CommitPair, CommitSearch, Effect, evidence
-from ratchet.guard.checkouts import Checkouts
-from ratchet.guard.command import CommandRun, MeasuredCommand
+from ratchet.base.show import model as m
+from ratchet.base.show.terminal import MovingLine
+from ratchet.guard.command import Checkouts, CommandRun, MeasuredCommand
+from ratchet.guard.commit_search import GOOD, STOP, CommitPair, CommitSearch, Effect, evidence
+from ratchet.guard.history.show import short_revision
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class CommitLine:
+    revision: str
+    subject: str
+    merge: bool
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class CommitRange:
+    """GOOD, and the commits after it up to BAD along the first parents."""
+
+    root: Path
+    good: str
+    after: tuple[CommitLine, ...]
+
+    @property
+    def bad(self) -> str:
+        return self.after[-1].revision
+
+
+def commit_range(folder: Path, good: str, bad: str) -> CommitRange:
+    """Return the commits between two revisions.
+
+    Raises:
+        RepositoryError: no repository, no such revision, the same commit twice, or GOOD is not an
+            ancestor of BAD.
+    """
+    root = Path(git(folder, "rev-parse", "--show-toplevel"))
+    first, last = resolve(folder, good), resolve(folder, bad)
+    if first == last:
+        raise RepositoryError(f"{good!r} and {bad!r} are the same commit {first[:10]}: give two")
+    base = _merge_base(folder, first, last)
+    if base != first:
+        shallow = git(folder, "rev-parse", "--is-shallow-repository") == "true"
+        remedy = (
+            "this clone is shallow: run git fetch --unshallow"
+            if shallow
+            else f"bisect from where they part: {base[:12]}"
+            if base
+            else "they share no history"
+        )
+        raise RepositoryError(f"GOOD {good!r} is not an ancestor of BAD {bad!r}; {remedy}")
+    lines = git(
+        folder, "log", "--reverse", "--first-parent", "--format=%H%x00%P%x00%s", f"{first}..{last}"
+    ).splitlines()
+    after = []
+    for line in lines:
+        revision, parents, subject = line.split("\0", 2)
+        after.append(CommitLine(revision=revision, subject=subject, merge=" " in parents))
+    return CommitRange(root=root, good=first, after=tuple(after))
+
+
+def _merge_base(folder: Path, first: str, last: str) -> str:
+    try:
+        return git(folder, "merge-base", first, last)
+    except RepositoryError:
+        return ""
+
 
 BisectAnswer = Literal["found", "narrowed", "not reproduced"]
 
@@ -397,3 +460,63 @@ def _too_noisy(effect: Effect) -> str:
     """Return what to do if the pairs leave room for a difference of WIDEST, or an empty text."""
     room = abs(effect.mean) + CERTAIN * effect.error
     return ": the machine was too noisy: bisect again" if room > math.log(WIDEST) else ""
+
+
+SUSPECTS = (
+    m.Column("commit", "revision", short_revision),
+    m.number("probability", "probability", lambda share: f"{share:.1%}"),
+    m.why("why", lambda one: one.skipped or one.subject),
+)
+_PHASES = {"ends": "of the endpoints", "search": "in the search", "confirm": "against the parent"}
+
+
+def bisect_report(result: BisectResult) -> m.ResultReport:
+    """Describe the answer, the credible set and what it rests on."""
+    counts = ", ".join(f"{count} {_PHASES[name]}" for name, count in result.pairs.items() if count)
+    change = ""
+    if result.change is not None and result.answer != "not reproduced":
+        change = (
+            f"from GOOD to BAD the metric changes by {result.change:+.2%} "
+            f"[{result.low:+.2%}, {result.high:+.2%}]"
+        )
+    several = len(result.suspects) > 1 or result.answer == "narrowed"
+    earlier = f"{result.resumed_pairs} of these pairs are from an earlier run"
+    notes = [f"note: {note}" for note in result.notes]
+    header = m.blocks(
+        m.Lines([_headline(result)], indent=0),
+        change,
+        m.ResultTable(SUSPECTS, result.suspects) if several else None,
+        m.Words(f"pairs measured: {counts or 'none'}; commits: {result.commits}"),
+        earlier if result.resumed_pairs else "",
+        m.Lines(notes, indent=0) if notes else None,
+    )
+    return m.ResultReport(header=header)
+
+
+def _headline(result: BisectResult) -> str:
+    if result.found is not None:
+        return (
+            f"found: {short_revision(result.found.revision)} {result.found.subject} "
+            f"({result.found.probability:.1%}, confirmed against its parent)"
+        )
+    if result.answer == "narrowed":
+        return f"narrowed to {len(result.suspects)} commits: {result.reason}"
+    return f"not reproduced: {result.reason}"
+
+
+class PairProgress(MovingLine):
+    """A progress line for a bisection; silent when piped."""
+
+    def __init__(self, commits: int, *, console: Console | None = None) -> None:
+        super().__init__(f"{commits} commits: the endpoints", 1.0, BarColumn(), console=console)
+
+        self._so_far = f"{commits} commits"
+
+    def measured(self, phase: str, pairs: int, best: float) -> None:
+        """Show a measured pair, and how sure the search is."""
+        self._so_far = f"{phase}: {pairs} pairs, the best commit {best:.0%}"
+        self.move(self._so_far, best)
+
+    def working(self, words: str) -> None:
+        """Show which commit is built or run."""
+        self.move(f"{self._so_far}; {words}")

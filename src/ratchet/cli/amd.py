@@ -1,0 +1,283 @@
+"""`ratchet port`, `inspect` and `emulate`: AMD GPUs that need not be here."""
+
+from __future__ import annotations
+
+import json
+import sys
+from collections.abc import Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated
+
+import typer
+
+from ratchet.cli.app import (
+    COMMAND,
+    AsJson,
+    Debug,
+    LedgerUrl,
+    RecordCommand,
+    app,
+    print_json,
+    print_result,
+)
+from ratchet.cli.judging import PROBLEM_HELP, EntryName, ScaleFactor
+
+if TYPE_CHECKING:
+    from ratchet.amd.port.porting import PortResult
+
+
+@app.command()
+def port(
+    path: Annotated[Path, typer.Argument(help="A repository, a folder or a file.")],
+    write: Annotated[
+        bool, typer.Option("--write", help="Change the files. Without it, only report.")
+    ] = False,
+    force: Annotated[
+        bool, typer.Option("--force", help="Write even if git has no copy of the files.")
+    ] = False,
+    target: Annotated[
+        str,
+        typer.Option(
+            "--target",
+            metavar="NAMES",
+            help="GPUs to compile for, separated by commas; none compiles nothing. Default: all.",
+        ),
+    ] = "",
+    prove: Annotated[
+        bool,
+        typer.Option(
+            "--prove",
+            help="Execute the ported kernels on emulated GPUs (--target; default: gfx942), and "
+            "compare them with their problems.",
+        ),
+    ] = False,
+    problems: Annotated[
+        Path | None,
+        typer.Option(
+            "--problems",
+            metavar="FOLDER",
+            help="With --prove: problem files, named after the functions or after the kernels' "
+            "files. Default: PATH/problems, and the shipped problems.",
+        ),
+    ] = None,
+    time_limit: Annotated[
+        str,
+        typer.Option("--time-limit", metavar="TIME", help="With --prove: limit for each kernel."),
+    ] = "5m",
+    sarif: Annotated[
+        Path | None,
+        typer.Option("--sarif", metavar="FILE", help="Write the findings as SARIF too."),
+    ] = None,
+    out: Annotated[
+        Path | None,
+        typer.Option(
+            "--out", metavar="FOLDER", help="Write the patch, a page, JSON and the HIP code there."
+        ),
+    ] = None,
+    as_json: AsJson = False,
+    ledger: LedgerUrl = None,
+    debug: Debug = False,
+) -> None:
+    """Port CUDA and Triton code to ROCm: findings, a patch, and a compilation for AMD GPUs.
+
+    Exit code 0: nothing is left to do. 1: findings are left, or an executed kernel is not right.
+    2: a mistake in the call.
+    """
+    from ratchet.amd.architectures import TARGETS
+    from ratchet.amd.port.porting import PortSettings, write_outputs
+    from ratchet.amd.port.porting import port as run
+    from ratchet.amd.port.show import as_sarif, port_report, render_port_page
+    from ratchet.base.errors import PortError
+    from ratchet.base.files import check_new_file, check_new_folder, write_whole
+    from ratchet.base.show.terminal import working
+    from ratchet.judge.terms import parse_time_limit_s
+
+    names = [name.strip() for name in target.split(",") if name.strip()]
+    settings = PortSettings(
+        write=write,
+        force=force,
+        targets=TARGETS if names in ([], ["none"]) else tuple(names),
+        compiles=names != ["none"],
+    )
+    limit_s = parse_time_limit_s(time_limit)
+    if problems is not None and not prove:
+        raise PortError("--problems is for --prove: add it")
+    check_new_file(sarif, "--sarif")
+    if out is not None:
+        check_new_folder(out)
+    with working(f"reading {path}"):
+        result = run(path, settings)
+    if prove:
+        executed = settings.targets if names not in ([], ["none"]) else ()
+        result = _proved(result, executed, problems, limit_s, ledger)
+    if out is not None:
+        result = write_outputs(result, out, render_port_page(result))
+    if sarif is not None:
+        write_whole(sarif, json.dumps(as_sarif(result), indent=2).encode())
+    if as_json:
+        print_json(result.as_json())
+    else:
+        print_result(port_report(result))
+    if result.left or any(one.was_executed and not one.is_right for one in result.proofs):
+        raise typer.Exit(1)
+
+
+def _proved(
+    result: PortResult,
+    targets: Sequence[str],
+    problems: Path | None,
+    limit_s: float,
+    ledger: str | None,
+) -> PortResult:
+    from ratchet.amd.port.proofs import EXECUTED, prove
+    from ratchet.judge.court.court import open_court
+
+    def say(what: str) -> None:
+        print(f"ratchet: executing {what}", file=sys.stderr)
+
+    with open_court(ledger) as court:
+        return prove(
+            result,
+            court,
+            targets=targets or EXECUTED,
+            problems=problems,
+            time_limit_s=limit_s,
+            say=say,
+        )
+
+
+COMPILED, NOT_COMPILED = 0, 1
+
+
+@app.command()
+def inspect(
+    problem: Annotated[str, typer.Argument(help=PROBLEM_HELP)],
+    kernel: Annotated[
+        Path,
+        typer.Argument(help="The kernel's file: .py (Triton) or .hip.", readable=False),
+    ],
+    target: Annotated[
+        str,
+        typer.Option(
+            "--target",
+            metavar="NAMES",
+            help="Targets, separated by commas. Default: all AMD targets.",
+        ),
+    ] = "",
+    case: Annotated[
+        str | None,
+        typer.Option(help="Case whose launches to compile. Default: the largest timed one."),
+    ] = None,
+    entry: EntryName = None,
+    tier: Annotated[
+        str | None,
+        typer.Option(
+            "--tier",
+            metavar="TIER",
+            help="Sizes to launch with: ci, cpu or gpu. Default: the largest that PROBLEM has.",
+        ),
+    ] = None,
+    scale: ScaleFactor = "1",
+    as_json: AsJson = False,
+    debug: Debug = False,
+) -> None:
+    """Compile a kernel for AMD GPUs without one: registers, spills, occupancy.
+
+    Exit code 0: it compiled on every target. 1: a target failed, the
+    kernel launches nothing, or the problem cannot be used.
+    2: a mistake in the call.
+    """
+    from ratchet.amd.architectures import TARGETS, find_architectures
+    from ratchet.judge.api import as_kernel, as_problem, check_texts
+    from ratchet.judge.problems.problem import LARGEST_FIRST
+    from ratchet.judge.terms import parse_scale, parse_tier
+
+    tiers = LARGEST_FIRST if tier is None else (parse_tier(tier),)
+    factor = parse_scale(scale)
+    targets = [name.strip() for name in target.split(",") if name.strip()] or TARGETS
+    find_architectures(targets)
+    read = check_texts(problem, kernel, entry=entry)
+
+    from ratchet.amd.profile.inspection import (
+        all_compiled,
+        find_action,
+        inspect_kernel,
+        inspection_report,
+    )
+
+    if read is not None:
+        find_action(read.language)
+    asked = as_problem(problem, tiers=tiers, scale=factor)
+    found = inspect_kernel(as_kernel(kernel, asked, entry=entry), asked, targets, case=case)
+    if as_json:
+        print_json(found)
+    elif found["targets"]:
+        print_result(inspection_report(found))
+    else:
+        print(f"ratchet: {found['reason']}", file=sys.stderr)
+    raise typer.Exit(COMPILED if all_compiled(found) else NOT_COMPILED)
+
+
+class EmulateCommand(RecordCommand):
+    """`emulate`, whose words after `--` are the program."""
+
+    usage = "[OPTIONS] -- COMMAND..."
+
+
+@app.command(cls=EmulateCommand)
+def emulate(
+    context: typer.Context,
+    target: Annotated[
+        str,
+        typer.Option(
+            metavar="NAME", help="The GPU's code: gfx90a, gfx942, gfx950, gfx1100 or gfx1201."
+        ),
+    ] = "gfx942",
+    autotune: Annotated[
+        str,
+        typer.Option(
+            metavar="HOW",
+            help="Configuration of autotuned kernels: first (the first that compiles) or bound "
+            "(the one with the least bound; every configuration runs).",
+        ),
+    ] = "first",
+    junit: Annotated[
+        Path | None,
+        typer.Option(metavar="FILE", help="Also write JUnit's XML, a test case for each kernel."),
+    ] = None,
+    instructions: Annotated[
+        int,
+        typer.Option(min=1000, metavar="N", help="Most wave instructions of one launch."),
+    ] = 2_000_000_000,
+    as_json: AsJson = False,
+    debug: Debug = False,
+) -> None:
+    """Run a Triton program on an emulated AMD GPU: `-- pytest test_it.py`, `-- python it.py`.
+
+    The program needs no edits. Its `device="cuda"` tensors lie in main memory, its launches run as
+    the GPU's machine code, and torch.cuda answers as the GPU would. Nothing is timed. The program
+    is your own: it runs unconfined, as when you start it yourself.
+
+    The exit code is the program's, or 1 if it hid a launch that failed.
+    """
+    from ratchet.amd.emulator.program import check_autotune
+    from ratchet.amd.emulator.program import emulate as run
+
+    result = run(
+        context.meta[COMMAND] or (),
+        target,
+        autotune=check_autotune(autotune),
+        limit=instructions,
+        stdout=sys.stderr if as_json else None,
+    )
+    if junit is not None:
+        from ratchet.base.files import write_whole
+
+        write_whole(junit, result.as_junit())
+    if as_json:
+        print_json(result.as_json())
+    else:
+        from ratchet.amd.emulator.program import emulate_report
+
+        print_result(emulate_report(result))
+    raise typer.Exit(result.code)

@@ -1,1 +1,0 @@
-"""Bisect a slowdown: a Bayesian search over commits with noisy probes."""

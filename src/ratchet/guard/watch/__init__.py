@@ -1,1 +1,0 @@
-"""A gate for pull requests: a suite of benchmarks, head against base."""
