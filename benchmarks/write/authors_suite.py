@@ -42,12 +42,11 @@ from ratchet.judge.problems.problem import Problem
 from ratchet.judge.problems.suites import NAMES, find_problem
 from ratchet.judge.terms import Terms
 from ratchet.write.author import FAILED, Answer
-from ratchet.write.choices import make_request
+from ratchet.write.effort import Rungs
 from ratchet.write.problem_run import ProblemRun
-from ratchet.write.search.author import SearchAuthor
-from ratchet.write.search.halving import Rungs
+from ratchet.write.search import SearchAuthor
 from ratchet.write.write import write
-from ratchet.write.writing_result import WritingRequest, WritingResult
+from ratchet.write.writing_result import WritingRequest, WritingResult, make_request
 
 FAILED_RATIO = 0.1
 """Counts for a problem without a right and timed kernel."""

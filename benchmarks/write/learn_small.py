@@ -35,7 +35,7 @@ import msgspec
 from ratchet.judge.court.court import Court
 from ratchet.judge.verdict import Screening
 from ratchet.write.author import Answer, Progress, Proposal, Schedule
-from ratchet.write.learn.bench import Bench, ScreeningBench, judge_answers
+from ratchet.write.learn.bench import Bench, ScreeningBench, judge_answers, reward_of
 from ratchet.write.learn.config import LearnConfig
 from ratchet.write.learn.corpus import Corpus, build_corpus
 from ratchet.write.learn.evaluate import (
@@ -47,10 +47,9 @@ from ratchet.write.learn.evaluate import (
 )
 from ratchet.write.learn.languages import ScheduleLanguage
 from ratchet.write.learn.models import Policy, load_policy
-from ratchet.write.learn.rewards import reward_of
 from ratchet.write.learn.stages import LearnStage, grpo, pretrain, sft
 from ratchet.write.learn.tasks import TRAINED, UNSEEN, LearnTask, make_tasks, split_names
-from ratchet.write.search.author import SearchAuthor
+from ratchet.write.search import SearchAuthor
 
 SHARES = {
     "pretrain": 0.09,

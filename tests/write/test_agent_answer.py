@@ -7,7 +7,7 @@ import re
 import pytest
 
 from ratchet.judge.kernels.kernel import Language
-from ratchet.write.agent.answer import Unusable, Usable, code_blocks, read_answer
+from ratchet.write.agent.prompt import Unusable, Usable, code_blocks, read_answer
 
 CPP = """#include "ratchet_abi.h"
 RATCHET_ENTRY f(const ratchet_tensor* t, int64_t, const double*, int64_t) { return %d; }"""

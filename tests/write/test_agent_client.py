@@ -14,11 +14,18 @@ import pytest
 
 from ratchet.base.errors import EndpointError
 from ratchet.base.ledger.books import Message, Usage
-from ratchet.write.agent.ask import Asker, AskTerms, Attempt, Prompt
-from ratchet.write.agent.budget import AgentBudget, Purse
-from ratchet.write.agent.client import OpenAIClient
-from ratchet.write.agent.reply import ATTEMPTS, ChatRequest, Reply
-from ratchet.write.agent.secret import Secret, endpoint_url, read_key, shown_url
+from ratchet.write.agent.ask import (
+    ATTEMPTS,
+    AgentBudget,
+    Asker,
+    AskTerms,
+    Attempt,
+    ChatRequest,
+    Prompt,
+    Purse,
+    Reply,
+)
+from ratchet.write.agent.client import OpenAIClient, Secret, endpoint_url, read_key, shown_url
 
 KEY = "sk-test-0123456789abcdef"
 MESSAGES = (Message(role="system", content="Be brief."), Message(role="user", content="Hello?"))

@@ -17,10 +17,13 @@ from ratchet.judge.kernels.kernel import Kernel, Language
 from ratchet.judge.problems.problem import Case, Problem, TensorSpec
 from ratchet.judge.problems.suites import find_problem
 from ratchet.write.agent import prompt
-from ratchet.write.agent.brief import ProblemBrief, brief_of
-from ratchet.write.agent.facts import device_facts, target_facts
-from ratchet.write.agent.population import Population
-from ratchet.write.agent.profile import profile_lines
+from ratchet.write.agent.brief import (
+    ProblemBrief,
+    brief_of,
+    device_facts,
+    profile_lines,
+    target_facts,
+)
 from ratchet.write.agent.strategy import (
     DIRECTIONS,
     Assignment,
@@ -28,6 +31,7 @@ from ratchet.write.agent.strategy import (
     Evolve,
     Kind,
     Planner,
+    Population,
     make_strategy,
 )
 from ratchet.write.author import Progress, Proposal

@@ -16,7 +16,7 @@ from ratchet.judge.verdict import Ratio, Screening, Speedups, Verdict
 from ratchet.write import problem_run
 from ratchet.write.author import COMPILER, Author, Progress, Proposal
 from ratchet.write.problem_run import ProblemRun
-from ratchet.write.search.author import SearchAuthor
+from ratchet.write.search import SearchAuthor
 from ratchet.write.writing_result import WritingRequest
 
 

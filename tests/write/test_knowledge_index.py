@@ -15,11 +15,17 @@ from ratchet.base.errors import KnowledgeError
 from ratchet.base.ledger.connect import default_path
 from ratchet.write.knowledge import KnowledgeIndex, open_index
 from ratchet.write.knowledge import read as reading
-from ratchet.write.knowledge.cite import MOST_CHARACTERS, MOST_OF_ONE, cite, query_of
-from ratchet.write.knowledge.index import SHIPPED, Added, index_path
-from ratchet.write.knowledge.passages import MOST_CHARACTERS as PASSAGE
-from ratchet.write.knowledge.passages import Section, cut
-from ratchet.write.knowledge.walk import LeftOut
+from ratchet.write.knowledge.index import (
+    MOST_CHARACTERS,
+    MOST_OF_ONE,
+    SHIPPED,
+    Added,
+    cite,
+    index_path,
+    query_of,
+)
+from ratchet.write.knowledge.read import MOST_CHARACTERS as PASSAGE
+from ratchet.write.knowledge.read import LeftOut, Section, cut
 
 HTML = """<html><head><title>T</title><style>p { color: red }</style></head><body>
 <nav>Home wildebeest</nav><h1>Guide</h1><p>First   words.</p><h2>LDS &amp; banks</h2>

@@ -13,13 +13,13 @@ from ratchet.base.show.terminal import print_report
 from ratchet.judge.kernels.kernel import Kernel
 from ratchet.judge.verdict import Evidence, Ratio, Speedups, Verdict
 from ratchet.write.author import Answer
-from ratchet.write.files import write_files
 from ratchet.write.show import (
     coloured,
     headline,
     lineage,
     progress_plot,
     render_write_page,
+    write_files,
     write_report,
 )
 from ratchet.write.writing_result import AuthorRow, WritingResult, WrittenKernel

@@ -18,13 +18,9 @@ from ratchet.base.errors import KernelError
 from ratchet.judge.kernels.kernel import Kernel
 from ratchet.judge.problems.problem import Case, Problem, TensorSpec
 from ratchet.write.author import Answer, Progress, Schedule
-from ratchet.write.search.author import SearchAuthor
-from ratchet.write.search.cost_model import CostModel, Example
-from ratchet.write.search.evolution import Evolution
-from ratchet.write.search.halving import ETA, RUNGS, Rungs
-from ratchet.write.search.roofline import floor_s
-from ratchet.write.search.strategy import ScoredSchedule, differences
-from ratchet.write.search.transfer import Earlier, Experience
+from ratchet.write.effort import ETA, RUNGS, Rungs, floor_s
+from ratchet.write.search import CostModel, Earlier, Example, Experience, SearchAuthor
+from ratchet.write.search_strategies import Evolution, ScoredSchedule, differences
 
 
 def search(

@@ -7,7 +7,7 @@ from made_up_space import MadeUpCourt, MadeUpSpace, made_up_problem
 from simulated_machine import Machine
 
 from ratchet.write.problem_run import ProblemRun
-from ratchet.write.search.author import SearchAuthor
+from ratchet.write.search import SearchAuthor
 from ratchet.write.writing_result import WritingRequest
 
 SEARCHES, CANDIDATES = 200, 100

@@ -17,7 +17,7 @@ from ratchet.judge.kernels.kernel import Kernel
 from ratchet.judge.problems.problem import Case, Problem, TensorSpec
 from ratchet.write.author import Schedule
 from ratchet.write.problem_run import ProblemRun
-from ratchet.write.search.author import SearchAuthor
+from ratchet.write.search import SearchAuthor
 from ratchet.write.writing_result import WritingRequest
 
 SEARCHES = int(os.environ.get("RATCHET_SEARCHES", "1"))

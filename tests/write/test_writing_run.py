@@ -17,14 +17,14 @@ from ratchet.judge.court.court import Court
 from ratchet.judge.problems.problem import Problem
 from ratchet.judge.problems.suites import find_problem
 from ratchet.judge.revision import revision
-from ratchet.write import roster, workload_writing, write
+from ratchet.write import roster, write
 from ratchet.write.author import Author, Progress, Proposal
 from ratchet.write.form.form import UnsupportedOp
 from ratchet.write.outcome import failed_result
 from ratchet.write.problem_run import TURN_SHARE, RunEvent
 from ratchet.write.roster import Setting
-from ratchet.write.search.author import SearchAuthor
-from ratchet.write.workload_writing import Asked, write_all
+from ratchet.write.search import SearchAuthor
+from ratchet.write.write import Asked, write_all
 from ratchet.write.writing_book import WritingBook
 from ratchet.write.writing_result import AgentChoice, WritingRequest, WritingResult
 
@@ -422,7 +422,7 @@ def test_what_only_the_compiler_writes_for_comes_last(
         return failed_result(one.problem, request, "nothing", command="")
 
     monkeypatch.setattr("ratchet.write.generator.space_for", space_for)
-    monkeypatch.setattr(workload_writing, "_written", written)
+    monkeypatch.setattr(write, "_written", written)
     gains = {"small": 1e-3, "large": 8e-3, "middle": 3e-3}
     asked = [Asked(problem=made_up_problem(name), gain_s=one) for name, one in gains.items()]
 

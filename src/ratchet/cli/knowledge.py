@@ -40,9 +40,14 @@ def add(
     Exit code 0: something is indexed. 1: nothing could be. 2: a mistake in the call.
     """
     from ratchet.base.errors import KnowledgeError
-    from ratchet.write.knowledge.index import index_path, open_index
-    from ratchet.write.knowledge.show import added_document, added_report, change_report
-    from ratchet.write.knowledge.walk import LeftOut
+    from ratchet.write.knowledge.index import (
+        added_document,
+        added_report,
+        change_report,
+        index_path,
+        open_index,
+    )
+    from ratchet.write.knowledge.read import LeftOut
 
     if not path.exists() and not path.is_symlink():
         raise KnowledgeError(f"{str(path)!r} does not exist: give a file or a folder")
@@ -64,8 +69,12 @@ def add(
 @commands.command(name="list")
 def list_documents(ledger: LedgerUrl = None, as_json: AsJson = False, debug: Debug = False) -> None:
     """List the indexed documents, and the notes that ship with Ratchet."""
-    from ratchet.write.knowledge.index import index_path, open_index
-    from ratchet.write.knowledge.show import documents_document, documents_report
+    from ratchet.write.knowledge.index import (
+        documents_document,
+        documents_report,
+        index_path,
+        open_index,
+    )
 
     place = index_path(ledger)
     with open_index(place) as index:
@@ -88,8 +97,12 @@ def search(
 
     Exit code 0: there are some. 1: there are none.
     """
-    from ratchet.write.knowledge.index import index_path, open_index
-    from ratchet.write.knowledge.show import passages_document, passages_report
+    from ratchet.write.knowledge.index import (
+        index_path,
+        open_index,
+        passages_document,
+        passages_report,
+    )
 
     with open_index(index_path(ledger)) as index:
         found = index.search(query, most=most)
@@ -110,8 +123,7 @@ def remove(
     debug: Debug = False,
 ) -> None:
     """Remove a document from the index, or all below a folder. The files stay."""
-    from ratchet.write.knowledge.index import index_path, open_index
-    from ratchet.write.knowledge.show import removed_report
+    from ratchet.write.knowledge.index import index_path, open_index, removed_report
 
     with open_index(index_path(ledger)) as index:
         removed = index.remove(path)

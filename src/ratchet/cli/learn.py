@@ -2,32 +2,278 @@
 
 from __future__ import annotations
 
+import functools
+import inspect
+import time
+from collections.abc import Callable
+from contextlib import ExitStack, closing, contextmanager
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
+from ratchet.base.errors import LearnError
 from ratchet.base.serialise import document_of
-from ratchet.cli.app import AsJson, Debug, LedgerUrl, app, print_json, print_result
-from ratchet.cli.learn_options import (
-    CorpusFolder,
-    Dataset,
-    Families,
-    Fleet,
-    Minutes,
-    Out,
-    PerFamily,
-    PolicyFolder,
-    Text,
-    Unseen,
-    with_config,
-)
-from ratchet.cli.learn_stage import open_bench_and_engine, run_stage
-from ratchet.write.learn.config import LearnConfig, check_range
+from ratchet.base.show.words import parse_share
+from ratchet.cli.app import AsJson, Debug, LedgerUrl, app, finite, print_json, print_result
+from ratchet.write.learn.config import LearnConfig, LearnSetting, check_range, settings
 
 if TYPE_CHECKING:
-    from ratchet.write.learn.report import LearnReport
+    from collections.abc import Iterator
+
+    from ratchet.write.learn.bench import ScreeningBench
+    from ratchet.write.learn.rollouts import Rollouts
+    from ratchet.write.learn.show import LearnReport
+    from ratchet.write.learn.stages import StageResult
     from ratchet.write.learn.tasks import Names
+    from ratchet.write.learn.training import Follow
+
+
+Out = Annotated[Path, typer.Option("--out", help="Folder of the run.")]
+CorpusFolder = Annotated[
+    Path | None,
+    typer.Option("--corpus", help="The corpus. Default: the folder corpus beside --out."),
+]
+PolicyFolder = Annotated[Path, typer.Argument(metavar="POLICY", help="Folder of the policy.")]
+Families = Annotated[
+    str | None,
+    typer.Option(metavar="NAMES", help="Families of problems to train on, or all."),
+]
+Unseen = Annotated[
+    str | None, typer.Option(metavar="NAMES", help="Families that are never trained on.")
+]
+PerFamily = Annotated[
+    int,
+    typer.Option(
+        "--per-family", min=1, help="Problems of each family, at most 6 of an unseen one."
+    ),
+]
+Text = Annotated[
+    list[Path] | None,
+    typer.Option("--text", metavar="PATH", help="Pretraining text to replay; may be repeated."),
+]
+Dataset = Annotated[
+    list[str] | None,
+    typer.Option(
+        "--dataset", metavar="NAME[:COLUMN]",
+        help="Hugging Face dataset whose text to replay; may be repeated.",
+    ),
+]  # fmt: skip
+Minutes = Annotated[
+    float | None, typer.Option(parser=finite(), metavar="NUMBER", help="Stop after this time.")
+]
+Fleet = Annotated[str, typer.Option(metavar="local|ray|ray://HOST:PORT", help="Where to judge.")]
+Command = Callable[..., None]
+
+
+def with_config(names: str, **defaults: object) -> Callable[[Command], Command]:
+    """Give a command an option for each of these settings, in place of its parameter `config`.
+
+    `defaults` replace the settings' own. A target's kernels are in Triton, and nothing is timed.
+    """
+
+    def decorate(command: Command) -> Command:
+        own = [settings()[name] for name in names.split()]
+
+        @functools.wraps(command)
+        def run(**values: Any) -> None:
+            given = {one.name: values.pop(one.name) for one in own}
+            if "rival" in given and given["rival"] is None:
+                given["rival"] = not given["target"]
+            if "rival" in given:
+                given["rival"] = "compile" if given["rival"] else "eager"
+            if given.get("target"):
+                given["language"] = "triton"
+            command(**values, config=LearnConfig(**given))
+
+        found: list[inspect.Parameter] = []
+        for one in inspect.signature(command, eval_str=True).parameters.values():
+            if one.name == "config":
+                found += [_option(setting, defaults) for setting in own]
+            else:
+                found.append(one)
+        run.__signature__ = inspect.Signature(found)  # type: ignore[attr-defined]
+        run.__annotations__ = {one.name: one.annotation for one in found}
+        return run
+
+    return decorate
+
+
+def _option(setting: LearnSetting, defaults: dict[str, object]) -> inspect.Parameter:
+    """Return the parameter that typer reads a setting's option from."""
+    default = defaults.get(setting.name, setting.default)
+    kind: Any = type(setting.default)
+    flag, more = f"--{setting.name.replace('_', '-')}", dict[str, object]()
+    if setting.name == "rival":
+        flag, kind, default = "--against-compile/--against-eager", bool | None, None
+    elif setting.choices:
+        more = {"metavar": "|".join(setting.choices)}
+    elif setting.name == "replay":
+        more, default = {"parser": _share}, f"{default:.0%}"
+    elif kind is float:
+        more = {"parser": finite(), "metavar": "NUMBER"}
+    words = setting.meta.description or ""
+    if setting.rule and not setting.choices:
+        words = f"{words.removesuffix('.')} ({setting.rule})."
+    option = typer.Option(flag, **{"help": words, **more, **(setting.meta.extra or {})})
+    annotation = Annotated[kind, option]
+    return inspect.Parameter(
+        setting.name, inspect.Parameter.KEYWORD_ONLY, default=default, annotation=annotation
+    )
+
+
+def _share(text: str) -> float:
+    return parse_share(text, "replay", below=0.9)
+
+
+MAKES_MODEL = ("pretrain", "base")
+"""Stages that begin with a new model, unless one is named."""
+ENDED = {"done": "all steps done", "budget": "its time is over", "forgetting": "it forgot too much"}
+
+
+def run_stage(
+    name: str,
+    config: LearnConfig,
+    out: Path,
+    *,
+    corpus: Path | None,
+    minutes: float | None,
+    as_json: bool,
+    start: Path | None = None,
+    base: Path | None = None,
+    judge: tuple[str | None, str] = (None, "local"),
+) -> None:
+    """Run a stage in its folder, show how it goes, and print its end.
+
+    `start` is the folder of the policy that is trained on; without one a model is made. `judge`:
+    the ledger and the fleet that GRPO's rewards come from.
+    """
+    from ratchet.base.files import check_new_folder, make_folder
+    from ratchet.write.learn.corpus import read_corpus
+
+    check_new_folder(out)
+    material = read_corpus(corpus or out.parent / "corpus")
+    make_folder(out, "--out")
+    follow = _follow(name, config, out, start)
+    from ratchet.write.learn import stages
+    from ratchet.write.learn.models import load_policy
+    from ratchet.write.learn.rollouts import open_rollouts
+    from ratchet.write.learn.tasks import make_tasks
+
+    if start is None:
+        done = stages.pretrain(config, material, out, deadline=_deadline(minutes), follow=follow)
+        return _finish(done, config, out, as_json)
+    policy = load_policy(start, device=config.device, training=True, lora=config.lora)
+    known = load_policy(base or start, device=config.device)
+    if name == "grpo":
+        config = config.changed(answers=policy.card.answers, language=policy.card.language)
+    tasks = make_tasks(material.card.train, language=config.language)
+    with ExitStack() as stack:
+        if name == "grpo":
+            bench, engine = stack.enter_context(open_bench_and_engine(*judge, config))
+        else:
+            engine = stack.enter_context(closing(open_rollouts(config)))
+        stage = stages.LearnStage(
+            config, material, policy, known, tasks, out, deadline=_deadline(minutes),
+            follow=follow, rollouts=engine,
+        )  # fmt: skip
+        done = stages.grpo(stage, bench) if name == "grpo" else stages.sft(stage)
+        _finish(done, config, out, as_json)
+
+
+def _follow(name: str, config: LearnConfig, out: Path, start: Path | None) -> Follow:
+    """Return what follows a run: a line on the terminal, and a page that is written again."""
+    from ratchet.write.learn.models import read_card
+    from ratchet.write.learn.show import StageProgress, refresh_page, render_learn_page
+
+    size = f"size {config.size}" if start is None else _size(read_card(start).parameters)
+    rows: list[dict[str, float | str]] = []
+    steps = config.steps * (config.soup if name == "sft" else 1)
+    progress = StageProgress(f"{name} ({size})", steps)
+
+    def follow(stage: str, row: dict[str, float | str]) -> None:
+        rows.append(row)
+        if progress.show(row):
+            refresh_page(_report(stage, config, rows, running=True), out, render_learn_page)
+
+    return follow
+
+
+def _report(
+    stage: str,
+    config: LearnConfig,
+    rows: list[dict[str, float | str]],
+    *,
+    running: bool,
+    parameters: int | None = None,
+) -> LearnReport:
+    from ratchet.cli.write import _command
+    from ratchet.write.learn.show import LearnReport
+
+    return LearnReport(
+        title=f"learn {stage}",
+        command=_command(),
+        running=running,
+        config=config.rows(makes_model=stage in MAKES_MODEL),
+        curves={stage: rows},
+        figures=[] if parameters is None else [("model", _size(parameters))],
+    )
+
+
+def _size(parameters: int) -> str:
+    return f"{parameters:,} parameters"
+
+
+def _finish(done: StageResult, config: LearnConfig, out: Path, as_json: bool) -> None:
+    from ratchet.write.learn.show import render_learn_page, write_report
+    from ratchet.write.learn.training import read_curve
+
+    card, trained = done.policy.card, done.trained
+    rows = read_curve(out)
+    report = _report(card.stage, config, rows, running=False, parameters=card.parameters)
+    paths = write_report(report, out, render_learn_page)
+    if as_json:
+        from dataclasses import asdict
+
+        return print_json(
+            {"policy": str(out), "stage": card.stage, "parameters": card.parameters,
+             **asdict(trained), "paths": paths, "config": dict(report.config)}
+        )  # fmt: skip
+    print(" ".join(f"{name}={value}" for name, value in report.config))
+    print(
+        f"{card.stage}: {_size(card.parameters)}, {trained.steps} steps, {ENDED[trained.stopped]}; "
+        f"forgot {trained.forgetting:.3f} nats, replay {trained.replay:.1%}\n"
+        f"policy: {out}\npage:   {paths['page']}"
+    )
+
+
+@contextmanager
+def open_bench_and_engine(
+    ledger: str | None, fleet: str, config: LearnConfig
+) -> Iterator[tuple[ScreeningBench, Rollouts]]:
+    """Yield the judge as a source of rewards and what draws answers, once, and close both."""
+    from ratchet.judge.court.court import check_ledger, open_court
+    from ratchet.write.learn.bench import open_bench
+    from ratchet.write.learn.rollouts import open_rollouts
+    from ratchet.write.writing_result import parse_fleet
+
+    machines = parse_fleet(fleet)
+    check_ledger(machines, ledger)
+    with (
+        open_court(ledger, machines) as court,
+        closing(open_rollouts(config)) as engine,
+        closing(open_bench(court, config)) as bench,
+    ):
+        yield bench, engine
+
+
+def _deadline(minutes: float | None) -> float | None:
+    if minutes is None:
+        return None
+    if minutes <= 0:
+        raise LearnError(f"--minutes {minutes:g} is no time: give more than 0")
+    return time.monotonic() + 60 * minutes
+
 
 OUT = Path("ratchet-learn")
 
@@ -229,14 +475,14 @@ def loop(
     debug: Debug = False,
 ) -> None:
     """Train, judge and train again; a policy is kept only if it is better and forgot little."""
-    from ratchet.write.choices import parse_budget_s, parse_fleet
+    from ratchet.write.writing_result import parse_budget_s, parse_fleet
 
     check_range(1 <= rounds <= 1000, "rounds", rounds, "1 to 1000")
     budget_s = parse_budget_s(budget)
     machines = parse_fleet(fleet)
     train, held = _split(families, unseen, per_family, config.seed)
     from ratchet.base.files import make_folder
-    from ratchet.write.learn.report import refresh_page, write_report
+    from ratchet.write.learn.show import refresh_page, write_report
 
     make_folder(out, "--out")
     from ratchet.base.show.terminal import BudgetLine

@@ -145,8 +145,7 @@ def write(
 
     Exit code 0: a kernel is proven. 1: none is. 2: a mistake in the call.
     """
-    from ratchet.write.choices import make_request, parse_fleet
-    from ratchet.write.writing_result import AgentChoice
+    from ratchet.write.writing_result import AgentChoice, make_request, parse_fleet
 
     if (problem is None) == (workload is None):
         raise RatchetError("write takes one of PROBLEM and --from WORKLOAD: give one")
@@ -194,7 +193,7 @@ def _write_one(
     began: float,
 ) -> int:
     from ratchet.judge.problems.problem_file import problem_name
-    from ratchet.write.files import default_out, write_files
+    from ratchet.write.show import default_out, write_files
 
     name = problem_name(given) or Path(given).stem
     folder = out or default_out(name)
@@ -251,7 +250,7 @@ def _write_all(
 ) -> int:
     from ratchet.judge.court.court import check_ledger, open_court
     from ratchet.judge.trial.kernel_trial import check_kernels
-    from ratchet.write.files import default_out, write_files, write_summary
+    from ratchet.write.show import default_out, write_files, write_summary
 
     check_ledger(fleet, ledger)
     if fleet == "local" and not listed:
@@ -265,7 +264,7 @@ def _write_all(
     make_folder(folder, "--out")
     guests = _guests(request)
     from ratchet.write.show import WriteProgress, render_write_page, workload_report
-    from ratchet.write.workload_writing import Asked, write_all
+    from ratchet.write.write import Asked, write_all
 
     asked = [
         Asked(problem=one.problem, gain_s=one.gain_s, likely_s=one.likely_s)
@@ -310,7 +309,7 @@ def _write_all(
 
 def _guests(request: WritingRequest) -> Sequence[Author]:
     """Return the trained policies that a request names; nothing is imported for none."""
-    from ratchet.write.choices import POLICY
+    from ratchet.write.writing_result import POLICY
 
     if not any(one.startswith(POLICY) for one in request.authors):
         return ()
@@ -326,8 +325,7 @@ def _spent_s(began: float, opening: float, fleet: str) -> float:
 
 def _following(folder: Path, progress: WriteProgress) -> Follow:
     """Return what follows a run: a line on the terminal, and a page that is written again."""
-    from ratchet.write.files import write_page
-    from ratchet.write.show import render_write_page
+    from ratchet.write.show import render_write_page, write_page
 
     def follow(event: RunEvent, result: Callable[[], WritingResult]) -> None:
         progress.show(event)

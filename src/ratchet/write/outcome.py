@@ -13,9 +13,9 @@ from ratchet.judge.court.court import Court
 from ratchet.judge.problems.problem import Problem
 from ratchet.judge.terms import JudgedKernel
 from ratchet.write.author import RIGHT, Answer
+from ratchet.write.effort import kept_s, planned_verdicts
 from ratchet.write.problem_run import ProblemRun
 from ratchet.write.roster import Roster
-from ratchet.write.search.confirmation import kept_s, planned_verdicts
 from ratchet.write.writing_result import (
     AuthorRow,
     Stopped,

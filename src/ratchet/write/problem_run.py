@@ -25,9 +25,7 @@ from ratchet.write.author import (
     Progress,
     Proposal,
 )
-from ratchet.write.search.confirmation import LARGEST_SHARE, kept_s, planned_verdicts
-from ratchet.write.search.halving import Rungs
-from ratchet.write.search.roofline import NEAR
+from ratchet.write.effort import LARGEST_SHARE, NEAR, Rungs, kept_s, planned_verdicts
 from ratchet.write.writing_result import Stopped, WritingRequest
 
 SMALLEST_BATCH, LARGEST_BATCH = 6, 16

@@ -12,8 +12,7 @@ from ratchet.judge.kernels.kernel import Kernel
 from ratchet.judge.problems.problem import Problem
 from ratchet.write.author import AGENT, COMPILER, SEARCH, Author, Progress, Proposal
 from ratchet.write.compiler import Backend, CompilerAuthor
-from ratchet.write.search.author import SearchAuthor
-from ratchet.write.search.transfer import Experience
+from ratchet.write.search import Experience, SearchAuthor
 from ratchet.write.writing_book import WritingBook
 from ratchet.write.writing_result import WritingRequest
 

@@ -1,14 +1,17 @@
-"""`ratchet write PROBLEM`: one problem's run from its first proposal to its result."""
+"""`ratchet write`: one problem's run, or those of a workload, which share one budget."""
 
 from __future__ import annotations
 
 import time
 from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+
+import msgspec
 
 from ratchet.amd.architectures import TARGETS
 from ratchet.base.devices import ceilings
 from ratchet.base.devices.probe import Device
-from ratchet.base.errors import LedgerError, RatchetError
+from ratchet.base.errors import EndpointError, LedgerError, RatchetError
 from ratchet.base.ledger.connect import utc_now
 from ratchet.judge.court.court import Court, target_for
 from ratchet.judge.court.machines import LocalFleet
@@ -17,12 +20,12 @@ from ratchet.judge.problems.problem import Problem
 from ratchet.judge.revision import revision
 from ratchet.judge.terms import JudgedKernel, Terms
 from ratchet.write.author import Answer, Author
-from ratchet.write.outcome import Writing, result_of
+from ratchet.write.effort import floor_s
+from ratchet.write.outcome import Writing, failed_result, result_of
 from ratchet.write.problem_run import ProblemRun, RunEvent
 from ratchet.write.roster import Setting, make_roster
-from ratchet.write.search.roofline import floor_s
 from ratchet.write.writing_book import WritingBook, WritingOptions
-from ratchet.write.writing_result import WritingRequest, WritingResult
+from ratchet.write.writing_result import Reuse, WritingRequest, WritingResult
 
 Follow = Callable[[RunEvent, Callable[[], WritingResult]], None]
 """Called with each event, and with a function that gives the result so far."""
@@ -172,3 +175,201 @@ def _recalled(state: Writing, kernel: Kernel) -> WritingResult:
     """Return the result that is a kernel the ledger holds as proven."""
     state.recalled = state.court.last(kernel, state.problem, Terms(device=state.request.device))
     return result_of(state, running=False)
+
+
+SHORTEST_S = 15.0
+"""A problem gets at least so many seconds: one verdict and some screenings."""
+LARGEST_SHARE = 1 / 3
+"""Share of the budget that one of three or more problems may take before the last one."""
+SEARCHED = "searched before without a proven kernel; leave --resume out to search again"
+Done = Callable[[WritingResult], None]
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Asked:
+    problem: Problem
+    gain_s: float
+    """Seconds of a step that can still be won on it."""
+    likely_s: float | None = None
+    """The part of it that is likely won, by which problems are ordered; None: all of it."""
+
+    @property
+    def weight_s(self) -> float:
+        """Return what orders the problems and shares the budget."""
+        return self.gain_s if self.likely_s is None else self.likely_s
+
+
+class RegionRow(msgspec.Struct, frozen=True, kw_only=True):
+    """The outcome of one problem."""
+
+    problem: str
+    problem_hash: str
+    gain_s: float
+    status: str
+    """A verdict's, `none` without a right kernel, or `not_reached`."""
+    ratio: float | None
+    """The verdict's ratio to the reference."""
+    low: float | None
+    high: float | None
+    kernel_hash: str | None
+    screened: int
+    spent_s: float
+    recalled: bool
+    reason: str
+
+
+class WorkloadWriting(msgspec.Struct, frozen=True, kw_only=True):
+    """The outcome of all problems of a workload."""
+
+    workload: str
+    budget_s: float
+    spent_s: float
+    rows: tuple[RegionRow, ...]
+    interrupted: bool
+    command: str
+
+
+def write_all(
+    workload: str,
+    asked: Sequence[Asked],
+    request: WritingRequest,
+    *,
+    court: Court,
+    follow: Callable[[Problem], Follow],
+    done: Done,
+    command: str = "",
+    spent_s: float = 0.0,
+    guests: Sequence[Author] = (),
+) -> WorkloadWriting:
+    """Write kernels for problems in the order of what is likely won, until the budget ends.
+
+    Those that the generator does not cover come last, unless somebody but the compiler writes for
+    them: a few of its kernels would take the time that many others need.
+    A problem's share of what is left is its share of the gain that is left, but at least
+    SHORTEST_S and, unless it is the last one, at most LARGEST_SHARE of the budget. What a problem
+    leaves goes to those after it: a proven kernel of the ledger costs nothing. `done` gets each
+    result; `spent_s` of the budget are gone.
+    """
+    began = time.monotonic() - spent_s
+    waiting = sorted(asked, key=lambda one: one.weight_s, reverse=True)
+    last: list[Asked] = []
+    rows: list[RegionRow] = []
+    interrupted = False
+    while waiting or last:
+        one = waiting.pop(0) if waiting else last.pop(0)
+        left_s = request.budget_s - (time.monotonic() - began)
+        gains = [other.weight_s for other in (one, *waiting, *last)]
+        share = one.weight_s / sum(gains) if sum(gains) > 0 else 1 / len(gains)
+        if len(gains) > 1:
+            largest = max(LARGEST_SHARE, 1 / len(asked))
+            share = min(share, largest * request.budget_s / max(left_s, 1e-9))
+        budget_s = min(left_s, max(SHORTEST_S, share * left_s))
+        if interrupted or (budget_s < SHORTEST_S and rows):
+            rows.append(_not_reached(one))
+            continue
+        if waiting and _is_the_compiler_s(one.problem, request, guests):
+            last.append(one)
+            continue
+        result = _written(one, request, budget_s, court, follow(one.problem), command, guests)
+        interrupted = result.stopped == "interrupted"
+        rows.append(_row(one, result))
+        done(result)
+    return WorkloadWriting(
+        workload=workload,
+        budget_s=request.budget_s,
+        spent_s=time.monotonic() - began,
+        rows=tuple(rows),
+        interrupted=interrupted,
+        command=command,
+    )
+
+
+def _is_the_compiler_s(problem: Problem, request: WritingRequest, guests: Sequence[Author]) -> bool:
+    """Return whether nobody but the compiler writes for a problem: the generator lacks an op."""
+    if guests or "compiler" not in request.authors or "agent" in request.authors:
+        return False
+    from ratchet.write.generator import space_for
+
+    try:
+        space_for(problem, device="cuda" if request.language == "triton" else "cpu")
+    except RatchetError:
+        return True
+    return False
+
+
+def _written(
+    one: Asked,
+    request: WritingRequest,
+    budget_s: float,
+    court: Court,
+    follow: Follow,
+    command: str,
+    guests: Sequence[Author],
+) -> WritingResult:
+    """Return one problem's result; a problem that cannot be written for has a result too."""
+    reuse: Reuse = "never" if request.reuse == "never" else "always"
+    own = msgspec.structs.replace(request, budget_s=budget_s, reuse=reuse, resume=False)
+    try:
+        if request.resume:
+            book = WritingBook(court.ledger, court.fingerprint)
+            key = one.problem.hash
+            earlier = book.unfinished(key)
+            if earlier is not None:
+                before = max((answer.after_s for answer in book.answers(earlier.run)), default=0.0)
+                own = msgspec.structs.replace(own, resume=True, budget_s=before + budget_s)
+            elif book.largest_budget_s(key) and not book.proven(key):
+                return failed_result(one.problem, own, SEARCHED, command=command)
+        if own.reuse == "always":
+            _prove_known(one.problem, court, own)
+        return write(one.problem, own, court=court, follow=follow, command=command, guests=guests)
+    except (LedgerError, EndpointError):  # the other problems' runs would fail so too
+        raise
+    except RatchetError as error:
+        return failed_result(one.problem, own, str(error), command=command)
+
+
+def _prove_known(problem: Problem, court: Court, request: WritingRequest) -> None:
+    """Judge on this problem what is proven for the same region under other values."""
+    book = WritingBook(court.ledger, court.fingerprint)
+    if book.proven(problem.hash):
+        return
+    kernel = book.best_of_region(problem.name, problem.hash, language=request.language)
+    if kernel is not None:
+        terms = Terms(time_limit_s=max(SHORTEST_S, request.budget_s / 2), device=request.device)
+        court.judge(kernel, problem, terms)
+
+
+def _row(one: Asked, result: WritingResult) -> RegionRow:
+    best = result.best
+    ratio = None if best is None else best.verdict.speedup.vs_reference
+    return RegionRow(
+        problem=result.problem,
+        problem_hash=result.problem_hash,
+        gain_s=one.gain_s,
+        status=result.status,
+        ratio=ratio.ratio if ratio else None,
+        low=ratio.low if ratio else None,
+        high=ratio.high if ratio else None,
+        kernel_hash=None if best is None else best.kernel_hash,
+        screened=result.screened,
+        spent_s=result.spent_s,
+        recalled=best is not None and best.recalled,
+        reason=best.reason if best else "; ".join(result.notes) or "no kernel was right",
+    )
+
+
+def _not_reached(one: Asked) -> RegionRow:
+    return RegionRow(
+        problem=one.problem.name,
+        problem_hash=one.problem.hash,
+        gain_s=one.gain_s,
+        status="not_reached",
+        ratio=None,
+        low=None,
+        high=None,
+        kernel_hash=None,
+        screened=0,
+        spent_s=0.0,
+        recalled=False,
+        reason="the budget ended before this region",
+    )

@@ -16,7 +16,7 @@ from ratchet.judge.kernels.kernel import Kernel
 from ratchet.judge.problems.problem import Problem
 from ratchet.judge.revision import revision
 from ratchet.write.author import Answer
-from ratchet.write.search.transfer import Earlier
+from ratchet.write.search import Earlier
 
 Ended = Literal["", "finished", "interrupted", "failed"]
 

@@ -37,7 +37,7 @@ from ratchet.train.turn.prove_kernels import (
 )
 from ratchet.train.turn.schedule import TurnSchedule
 from ratchet.train.workloads.config import StepConfig
-from ratchet.write.workload_writing import Asked, write_all
+from ratchet.write.write import Asked, write_all
 from ratchet.write.writing_result import WritingRequest
 
 KEY, OTHER = "a1" * 32, "b2" * 32

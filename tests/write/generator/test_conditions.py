@@ -10,9 +10,8 @@ from ratchet.judge.problems.suites import find_problem
 from ratchet.write.form.extent import Extent, named, whole
 from ratchet.write.form.form import Matmul
 from ratchet.write.form.forms import forms_of
-from ratchet.write.generator.conditions import Band, left_band, needed_band
+from ratchet.write.generator.conditions import Band, LoopSplits, left_band, needed_band
 from ratchet.write.generator.fusion import planned
-from ratchet.write.generator.splits import LoopSplits
 
 WITHIN = st.integers(-5, 25)
 

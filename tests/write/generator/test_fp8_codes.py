@@ -10,7 +10,7 @@ import pytest
 import torch
 
 from ratchet.judge.kernels.languages.cpp import find_compiler
-from ratchet.write.generator import snippets, source
+from ratchet.write.generator import source
 from ratchet.write.generator.triton import source as triton_source
 
 EDGES = [0.0, 2.0**-10, 0.3, 447.0, 448.0, 463.9, 464.0, 464.1, 479.9, 480.0, 1e4, 3e38]
@@ -45,7 +45,7 @@ def test_compiled_codes_are_those_of_the_torch_that_runs(tmp_path: Path) -> None
 def test_they_follow_a_torch_that_saturates_and_one_that_does_not(
     beyond: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(snippets, "_e4m3_beyond", lambda: beyond)
+    monkeypatch.setattr(source, "_e4m3_beyond", lambda: beyond)
     found = dict(zip(VALUES, codes_by_cpp(tmp_path), strict=True))
     assert [found[one] for one in (464.0, 464.1, 1e4, float("inf"))] == [0x7E, *3 * [beyond]]
     assert found[-1e4] == 0x80 | beyond
@@ -56,6 +56,6 @@ def test_they_follow_a_torch_that_saturates_and_one_that_does_not(
 def test_triton_gets_the_same_code(monkeypatch: pytest.MonkeyPatch) -> None:
     pytest.importorskip("triton")
     for beyond in (0x7E, 0x7F):
-        monkeypatch.setattr(snippets, "_e4m3_beyond", lambda code=beyond: code)
+        monkeypatch.setattr(source, "_e4m3_beyond", lambda code=beyond: code)
         text = triton_source.prelude(frozenset({"to_e4m3"}))
         assert f"rest > 0x43E80000, {beyond:#x}" in text and "E4M3_BEYOND" not in text

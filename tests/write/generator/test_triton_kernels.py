@@ -19,7 +19,7 @@ from ratchet.judge.trial.kernel_trial import KernelJudge
 from ratchet.write.author import Schedule
 from ratchet.write.form.form import UnsupportedOp
 from ratchet.write.generator import space_for
-from ratchet.write.generator.triton.schedule import TILE_OPTIONS
+from ratchet.write.generator.schedule import TILE_OPTIONS
 
 pytest.importorskip("triton")
 GPUS = ("gfx90a", "gfx942", "gfx950", "gfx1100", "gfx1201", "sm_90")

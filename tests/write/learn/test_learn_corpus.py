@@ -14,14 +14,13 @@ import torch
 from simulated_bench import SMALL, tasks
 
 from ratchet.base.errors import LearnError
-from ratchet.write.learn.checkpoint import read_curve
 from ratchet.write.learn.corpus import COMPARED, KNOWN_WELL, Corpus, TaughtAnswer, build_corpus
-from ratchet.write.learn.forgetting import BaseMemory, TextWindows
 from ratchet.write.learn.languages import ScheduleLanguage, schedule_text
 from ratchet.write.learn.models import load_policy
 from ratchet.write.learn.objectives import tokenized
-from ratchet.write.learn.sampling import answer_logs
+from ratchet.write.learn.rollouts import answer_logs
 from ratchet.write.learn.stages import LearnStage, sft
+from ratchet.write.learn.training import BaseMemory, TextWindows, read_curve
 
 
 def answers(judged: int, failed: int) -> list[dict[str, Any]]:

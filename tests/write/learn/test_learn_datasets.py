@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 from ratchet.base.errors import LearnError
-from ratchet.write.learn.documents import PIECE, dataset_documents
+from ratchet.write.learn.corpus import PIECE, dataset_documents
 
 pytestmark = [
     pytest.mark.skipif(find_spec("datasets") is None, reason="datasets is not installed"),

@@ -12,8 +12,7 @@ from ratchet.judge.kernels.kernel import Kernel
 from ratchet.judge.terms import Terms
 from ratchet.judge.verdict import Screening, ScreeningStatus
 from ratchet.write.author import Proposal
-from ratchet.write.learn.bench import ScreeningBench
-from ratchet.write.learn.emulated import EmulatedBench
+from ratchet.write.learn.bench import EmulatedBench, ScreeningBench
 from ratchet.write.learn.tasks import LearnTask, make_tasks
 
 

@@ -14,10 +14,7 @@ from simulated_bench import tasks
 from ratchet.base.errors import LearnError, RatchetError
 from ratchet.base.show.words import parse_share
 from ratchet.judge.verdict import Screening
-from ratchet.write.learn.config import LearnConfig
-from ratchet.write.learn.forgetting import ReplayDebt
-from ratchet.write.learn.languages import ScheduleLanguage, read_schedule, schedule_text
-from ratchet.write.learn.rewards import (
+from ratchet.write.learn.bench import (
     RIGHT_ALONE,
     SCATTER,
     advantages,
@@ -27,7 +24,10 @@ from ratchet.write.learn.rewards import (
     reward_of,
     shared,
 )
+from ratchet.write.learn.config import LearnConfig
+from ratchet.write.learn.languages import ScheduleLanguage, read_schedule, schedule_text
 from ratchet.write.learn.tasks import split_names
+from ratchet.write.learn.training import ReplayDebt
 
 REWARDS = ("milestones", "log", "raw")
 FAILED = ("invalid", "wrong", "crashed", "timed_out", "refused")

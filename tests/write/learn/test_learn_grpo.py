@@ -12,16 +12,16 @@ from simulated_bench import SMALL, SimulatedBench, tasks
 
 from ratchet.base.errors import LearnError
 from ratchet.write.author import Proposal
-from ratchet.write.learn.checkpoint import read_curve
 from ratchet.write.learn.config import LearnConfig
 from ratchet.write.learn.corpus import Corpus
 from ratchet.write.learn.evaluate import evaluate, policy_drawer, random_drawer
-from ratchet.write.learn.grpo import Reinforcement
 from ratchet.write.learn.languages import ScheduleLanguage
 from ratchet.write.learn.models import Policy
-from ratchet.write.learn.sampling import DrawRequest, answer_logs, sample
+from ratchet.write.learn.objectives import Reinforcement
+from ratchet.write.learn.rollouts import DrawRequest, answer_logs, sample
 from ratchet.write.learn.stages import LearnStage, grpo
 from ratchet.write.learn.tasks import LearnTask
+from ratchet.write.learn.training import read_curve
 
 CONFIG = SMALL.changed(
     steps=10, group=8, rate=2e-3, measure_every=10, save_every=10, resamples=1, updates=2
@@ -183,7 +183,7 @@ def test_logs_of_a_few_answers_at_a_time_are_those_of_all(
         return logs * asked, [one.grad.clone() for one in taught.model.parameters()]
 
     whole, slopes = told()
-    monkeypatch.setattr("ratchet.write.learn.sampling.MOST_LOGITS", 1)
+    monkeypatch.setattr("ratchet.write.learn.rollouts.MOST_LOGITS", 1)
     few, own = told()
     torch.testing.assert_close(few, whole)
     for one, other in zip(own, slopes, strict=True):

@@ -22,12 +22,11 @@ from simulated_bench import SMALL, SimulatedBench, tasks
 from ratchet.write.learn.config import LearnConfig
 from ratchet.write.learn.corpus import Corpus
 from ratchet.write.learn.evaluate import Evaluation
-from ratchet.write.learn.grpo import NoReward
 from ratchet.write.learn.loop import Loop, LoopOptions
 from ratchet.write.learn.models import Policy, PolicyCard, load_policy, read_card
-from ratchet.write.learn.report import LearnReport, RoundRow
+from ratchet.write.learn.objectives import NoReward
 from ratchet.write.learn.rollouts import Rollouts
-from ratchet.write.learn.show import headline, render_learn_page
+from ratchet.write.learn.show import LearnReport, RoundRow, headline, render_learn_page
 from ratchet.write.learn.stages import LearnStage
 
 WORDS = ["learn", "loop", "--rounds", "1", "--budget", "40s", "--families", "activations"]

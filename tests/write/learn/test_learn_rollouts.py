@@ -12,21 +12,23 @@ import torch
 from simulated_bench import SMALL, SimulatedBench, tasks
 
 from ratchet.base.errors import LearnError
-from ratchet.write.learn.checkpoint import read_curve
 from ratchet.write.learn.corpus import Corpus
-from ratchet.write.learn.grpo import Reinforcement
 from ratchet.write.learn.languages import ScheduleLanguage
 from ratchet.write.learn.models import Policy, with_lora
-from ratchet.write.learn.objectives import SkillTest
+from ratchet.write.learn.objectives import Reinforcement, SkillTest
 from ratchet.write.learn.rollouts import (
+    DrawRequest,
     Rollouts,
+    Sampled,
     VllmRollouts,
+    answer_logs,
+    drawn_logs,
     open_rollouts,
     plain_weights,
 )
-from ratchet.write.learn.sampling import DrawRequest, Sampled, answer_logs, drawn_logs
 from ratchet.write.learn.stages import LearnStage, grpo
 from ratchet.write.learn.tasks import LearnTask
+from ratchet.write.learn.training import read_curve
 
 PROMPTS = ("<task> cpp; in 20\n<answer>", "<task> triton; out 3\n<answer>")
 CLOSE = 2e-3

@@ -10,12 +10,11 @@ import torch
 from simulated_bench import SMALL, SimulatedBench, tasks
 
 from ratchet.base.errors import LearnError
-from ratchet.write.learn.checkpoint import STATE, read_curve
 from ratchet.write.learn.config import LearnConfig
 from ratchet.write.learn.corpus import Corpus
-from ratchet.write.learn.forgetting import TextWindows
 from ratchet.write.learn.models import Policy, load_policy, with_lora
 from ratchet.write.learn.stages import MOVED, LearnStage, StageResult, grpo, moved_back, sft
+from ratchet.write.learn.training import STATE, TextWindows, read_curve
 
 TIMES = ("spent_s",)
 

@@ -38,8 +38,7 @@ from ratchet.train.turn.selection import applicable
 from ratchet.train.turn.settings import Settings, check_settings
 from ratchet.train.turn.state import Listener, Turn
 from ratchet.train.workloads.names import fixes_batch_size, known
-from ratchet.write.workload_writing import SHORTEST_S, Asked, RegionRow, write_all
-from ratchet.write.write import Follow
+from ratchet.write.write import SHORTEST_S, Asked, Follow, RegionRow, write_all
 from ratchet.write.writing_result import WritingRequest, WritingResult, WrittenKernel
 
 # The step as a GPU runs it that is not here: its facts, its situation, its call sites.

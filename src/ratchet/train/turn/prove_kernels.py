@@ -29,8 +29,7 @@ from ratchet.train.turn.schedule import MEASURING, MOST_VERDICT_S, NO_ROOM, REGI
 from ratchet.train.turn.screen import unused_regions
 from ratchet.train.turn.state import Turn
 from ratchet.train.workloads.config import AROUND_GRAPHS
-from ratchet.write.workload_writing import SHORTEST_S, Asked, write_all
-from ratchet.write.write import Follow
+from ratchet.write.write import SHORTEST_S, Asked, Follow, write_all
 from ratchet.write.writing_book import WritingBook
 from ratchet.write.writing_result import WritingRequest
 

@@ -28,7 +28,7 @@ from ratchet.train.turn.screen import Losses, comparison_s, keeps_arithmetic, ne
 from ratchet.train.turn.selection import Selected, Selection, applicable
 from ratchet.train.turn.settings import Settings
 from ratchet.train.turn.state import Turn
-from ratchet.write.workload_writing import SHORTEST_S
+from ratchet.write.write import SHORTEST_S
 
 
 @dataclass(kw_only=True)

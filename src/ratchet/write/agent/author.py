@@ -15,14 +15,18 @@ from ratchet.base.ledger import Ledger
 from ratchet.base.ledger.books import ExchangeBook
 from ratchet.judge.kernels.kernel import Language
 from ratchet.judge.problems.problem import Problem
-from ratchet.write.agent.ask import Asker, AskTerms
-from ratchet.write.agent.budget import AgentBudget, Purse
-from ratchet.write.agent.client import OpenAIClient
-from ratchet.write.agent.context import Context, default_language, default_target
-from ratchet.write.agent.profile import Profiles
-from ratchet.write.agent.replayed import Replayed
-from ratchet.write.agent.reply import HEARD, NEVER_ASKED, Client, Reply
-from ratchet.write.agent.secret import endpoint_url, read_key, shown_url
+from ratchet.write.agent.ask import (
+    HEARD,
+    NEVER_ASKED,
+    AgentBudget,
+    Asker,
+    AskTerms,
+    Client,
+    Purse,
+    Reply,
+)
+from ratchet.write.agent.brief import Context, Profiles, default_language, default_target
+from ratchet.write.agent.client import OpenAIClient, Replayed, endpoint_url, read_key, shown_url
 from ratchet.write.agent.session import Session
 from ratchet.write.agent.strategy import parse_strategy
 from ratchet.write.author import Author, Progress, Proposal

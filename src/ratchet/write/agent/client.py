@@ -1,28 +1,264 @@
-"""A client of an OpenAI-compatible endpoint: the `openai` package, streaming, nothing fatal.
+"""Who answers: an OpenAI-compatible endpoint (the `openai` package, streaming), or the ledger.
 
-It never raises for what an endpoint does: whatever happens is a `Reply` with a status.
+A client never raises for what an endpoint does: whatever happens is a `Reply` with a status.
 """
 
 from __future__ import annotations
 
 import email.utils
+import json
+import os
+import re
 import sys
 import time
-from collections.abc import Iterator, Mapping
-from dataclasses import replace
-from typing import TYPE_CHECKING, Final
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from typing import TYPE_CHECKING, Final, Protocol, cast, get_args
+from urllib.parse import quote, urlsplit, urlunsplit
 
 from ratchet.base import Json
 from ratchet.base.errors import EndpointError
-from ratchet.base.ledger.books import Usage
-from ratchet.write.agent.budget import estimate_tokens
-from ratchet.write.agent.reply import ChatRequest, Reply, Status
-from ratchet.write.agent.secret import Secret, shown_url
-from ratchet.write.agent.stream import MOST_REASON, Answering, EventError
+from ratchet.base.ledger.books import Exchange, Usage
+from ratchet.write.agent.ask import ChatRequest, Reply, Status, estimate_tokens
 
 if TYPE_CHECKING:
     import openai
     from openai import OpenAI
+
+
+HIDDEN: Final = "[key]"
+NO_KEY: Final = "none"
+"""The key for a server that asks for none: the protocol needs some word."""
+DEFAULT_URL: Final = "https://api.openai.com/v1"
+URL_ENVIRONMENT: Final = "OPENAI_BASE_URL"
+LEAST_SECRET: Final = 6
+"""Shorter words, such as the keys of local servers, are no secrets and stand in ordinary text."""
+
+
+class Secret:
+    """A key that no `repr`, `str` or pickle shows."""
+
+    __slots__ = ("_also", "_value")
+
+    def __init__(self, value: str, also: tuple[str, ...] = ()) -> None:
+        self._value = value
+        self._also = also
+
+    def __repr__(self) -> str:
+        return "Secret()"
+
+    def __reduce__(self) -> str:
+        raise TypeError("a key is not pickled")
+
+    def reveal(self) -> str:
+        """Return the key, for the client's header alone."""
+        return self._value
+
+    def hide(self, text: str) -> str:
+        """Return a text without the key, in any of the forms that an endpoint may echo."""
+        for word in (self._value, *self._also):
+            if len(word) >= LEAST_SECRET:
+                for form in {word, quote(word, safe=""), word.encode("unicode_escape").decode()}:
+                    text = text.replace(form, HIDDEN)
+        return text
+
+
+def read_key(environment: str, base_url: str | None) -> Secret:
+    """Return the key of an environment variable; a word that says none for an own server.
+
+    Raises:
+        EndpointError: the variable is not set, and the endpoint is the hosted default.
+    """
+    value = os.environ.get(environment, "").strip()
+    if value and not (value.isascii() and value.isprintable()):
+        raise EndpointError(
+            f"the key in {environment} has characters that no HTTP header can carry: set it again"
+        )
+    url = base_url or os.environ.get(URL_ENVIRONMENT, "")
+    if not value and not url:
+        raise EndpointError(
+            f"no key in {environment}: set it (export {environment}=...), or give the --base-url "
+            "of an endpoint that needs none"
+        )
+    parts = urlsplit(url)
+    return Secret(value or NO_KEY, tuple(one for one in (parts.password, parts.query) if one))
+
+
+def endpoint_url(base_url: str | None) -> str:
+    """Return the endpoint's URL: what was given, OPENAI_BASE_URL, or the hosted default.
+
+    Raises:
+        EndpointError: it is not an http or https URL.
+    """
+    url = (base_url or os.environ.get(URL_ENVIRONMENT, "") or DEFAULT_URL).strip()
+    try:
+        parts = urlsplit(url)
+        fine = parts.scheme in ("http", "https") and bool(parts.hostname) and parts.port != 0
+    except ValueError:
+        fine = False
+    if not fine or re.search(r"\s", url):
+        raise EndpointError(
+            f"{shown_url(url)!r} is no endpoint: give a URL such as http://localhost:8000/v1"
+        )
+    return url
+
+
+def shown_url(url: str) -> str:
+    """Return a URL for a message, without user, password, query and fragment."""
+    try:
+        parts = urlsplit(url)
+        host = parts.netloc.rpartition("@")[2]
+        return urlunsplit((parts.scheme, host, parts.path, "", "")) or url[:80]
+    except ValueError:
+        return "the given URL"
+
+
+MOST_CHARACTERS: Final = 1 << 20
+MOST_BYTES: Final = 32 << 20
+"""Limit of an answer with its framing: each piece of a few letters takes some 200 bytes."""
+MOST_REASON: Final = 300
+
+
+class EventError(Exception):
+    """An error that the endpoint sent in its stream."""
+
+    def __init__(self, message: str, code: object) -> None:
+        super().__init__(message)
+        self.code = code
+
+
+class Response(Protocol):
+    """The part of an HTTP response that reading needs."""
+
+    @property
+    def headers(self) -> Mapping[str, str]:
+        """Return the headers; their names may have any case."""
+        ...
+
+    def iter_bytes(self) -> Iterator[bytes]:
+        """Yield the body as it arrives."""
+        ...
+
+
+@dataclass(slots=True)
+class Answering:
+    """An answer as it arrives."""
+
+    deadline_s: float
+    """On the monotonic clock."""
+    most_tokens: int
+    parts: list[str] = field(default_factory=list)
+    size: int = 0
+    refusal: str = ""
+    finish: str | None = None
+    usage: Usage = field(default_factory=Usage)
+    begun: bool = False
+    """The endpoint began to answer."""
+    late: bool = False
+    """It did not end in time."""
+    overlong: bool = False
+
+    def read(self, response: Response) -> None:
+        """Read a response to its end, or to a limit.
+
+        Raises:
+            EventError: the endpoint sent an error in its stream.
+            ValueError, TypeError, KeyError, AttributeError, IndexError: it is not the protocol.
+        """
+        self.begun = True
+        if "event-stream" not in response.headers.get("content-type", "event-stream"):
+            body = b"".join(self._limited(response))
+            if not (self.late or self.overlong):
+                self._take_whole(json.loads(body))
+            return
+        for line in self._lines(response):
+            data = line.removeprefix(b"data:").strip()
+            if data == b"[DONE]":
+                return
+            if line.startswith(b"data:") and data:
+                self._take(json.loads(data))
+
+    def reply(self) -> Reply:
+        """Return what there is, with its status."""
+        text = "".join(self.parts)
+        status: Status = "answered"
+        reason = ""
+        if self.late:
+            status, reason = "timed_out", "the answer did not end within its time"
+        elif self.overlong:
+            status = "overlong"
+            reason = f"the answer is longer than the {self.most_tokens} tokens it may have"
+        elif self.refusal or self.finish == "content_filter":
+            status, reason = "refused", self.refusal or "a content filter stopped the answer"
+        elif self.finish == "length":
+            status = "overlong"
+            reason = f"the answer was cut off at {self.most_tokens} tokens: think and write less"
+        elif self.finish is None:
+            status, reason = "cut", "the stream ended before the answer did"
+            if not text:
+                status, reason = "garbled", "the stream holds no answer"
+        elif not text.strip():
+            status, reason = "empty", "the answer is empty"
+        return Reply(status=status, text=text, reason=reason, usage=self.usage)
+
+    def _limited(self, response: Response) -> Iterator[bytes]:
+        """Yield the body up to the limits; even a stream of comments ends at the deadline."""
+        size = 0
+        for piece in response.iter_bytes():
+            size += len(piece)
+            self.late = time.monotonic() > self.deadline_s
+            self.overlong = self.overlong or size > MOST_BYTES
+            if self.late or self.overlong:
+                return
+            yield piece
+
+    def _lines(self, response: Response) -> Iterator[bytes]:
+        rest = b""
+        for piece in self._limited(response):
+            *lines, rest = (rest + piece).split(b"\n")
+            for line in lines:
+                yield line
+                if self.overlong:
+                    return
+        if rest and not self.late:
+            yield rest
+
+    def _take(self, chunk: Json) -> None:
+        if chunk.get("error"):
+            error = chunk["error"]
+            said = error if isinstance(error, str) else error.get("message")
+            code = None if isinstance(error, str) else error.get("code")
+            raise EventError(str(said or "the endpoint failed"), code)
+        if chunk.get("usage"):
+            self._count(chunk["usage"])
+        for choice in chunk.get("choices") or ():
+            delta = choice.get("delta") or {}
+            self._add(delta.get("content"), delta.get("refusal"), choice.get("finish_reason"))
+
+    def _take_whole(self, document: Json) -> None:
+        """Take an answer that came in one piece, from an endpoint that does not stream."""
+        [choice, *_] = document["choices"]
+        message = choice["message"]
+        finish = choice.get("finish_reason") or "stop"
+        self._add(message.get("content"), message.get("refusal"), finish)
+        self._count(document.get("usage") or {})
+
+    def _add(self, content: object, refusal: object, finish: object) -> None:
+        if content:
+            self.parts.append(str(content))
+            self.size += len(self.parts[-1])
+            most = min(MOST_CHARACTERS, 4096 + 16 * self.most_tokens)
+            self.overlong = self.overlong or self.size > most
+        if refusal:
+            self.refusal = (self.refusal + str(refusal))[:MOST_REASON]
+        self.finish = str(finish) if finish else self.finish
+
+    def _count(self, usage: Json) -> None:
+        """Take an endpoint's own figures; 0 where they are no counts."""
+        given = (usage.get("prompt_tokens"), usage.get("completion_tokens"))
+        counts = [one if type(one) is int and 0 <= one < 1 << 40 else 0 for one in given]
+        self.usage = Usage(prompt_tokens=counts[0], completion_tokens=counts[1])
+
 
 CONNECT_LIMIT_S: Final = 10.0
 SILENCE_LIMIT_S: Final = 120.0
@@ -226,3 +462,37 @@ def _openai(base_url: str, key: Secret) -> OpenAI:
     raise EndpointError(
         f"no client for {shown_url(base_url)}: {said}; check --base-url and the proxy's settings"
     )
+
+
+class Replayed:
+    """Answers each question as the recorded run's was answered, by turn, sample and attempt.
+
+    The verdicts of a replay may differ, and with them the prompts: the answers stay.
+    """
+
+    def __init__(self, exchanges: Sequence[Exchange]) -> None:
+        self._found = {
+            (one.problem_hash, one.turn, one.sample, one.attempt): one for one in exchanges
+        }
+        self.model = exchanges[0].model if exchanges else ""
+        self.language = exchanges[0].language if exchanges else ""
+
+    def samples_of(self, problem_hash: str, turn: int) -> int:
+        """Return how many samples a turn on a problem has; 0 after the last."""
+        asked = [one[2] for one in self._found if one[:2] == (problem_hash, turn)]
+        return 1 + max(asked, default=-1)
+
+    def parents_of(self, problem_hash: str, turn: int, sample: int) -> tuple[str, ...]:
+        """Return the hashes of the kernels that a recorded prompt showed to start from."""
+        found = self._found.get((problem_hash, turn, sample, 0))
+        return () if found is None else found.parents
+
+    def ask(self, question: ChatRequest) -> Reply:
+        """Return the recorded reply; `ended` if there is none."""
+        key = (question.problem_hash, question.turn, question.sample, question.attempt)
+        found = self._found.get(key)
+        if found is None:
+            return Reply(status="ended", reason="the recorded run holds no further answer")
+        known = found.status if found.status in get_args(Status) else "garbled"
+        status = cast(Status, "answered" if known == "malformed" else known)
+        return Reply(status=status, text=found.answer, reason=found.reason)

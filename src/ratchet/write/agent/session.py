@@ -9,22 +9,21 @@ from typing import Final
 
 from ratchet.base.ledger.books import Exchange, Message
 from ratchet.judge.problems.problem import Problem
-from ratchet.write.agent.answer import Unusable, Usable, read_answer
-from ratchet.write.agent.ask import Asker, Attempt, Prompt
-from ratchet.write.agent.brief import brief_of
-from ratchet.write.agent.context import Context
-from ratchet.write.agent.population import Population
+from ratchet.write.agent.ask import MODELS_FAULT, Asker, Attempt, Prompt, Reply
+from ratchet.write.agent.brief import Context, brief_of
+from ratchet.write.agent.client import Replayed
 from ratchet.write.agent.prompt import (
     TurnFacts,
+    Unusable,
+    Usable,
     answer_line,
     parent_of,
     prompt_hash,
     prompt_version,
+    read_answer,
     render,
 )
-from ratchet.write.agent.replayed import Replayed
-from ratchet.write.agent.reply import MODELS_FAULT, Reply
-from ratchet.write.agent.strategy import Assignment, Planner, make_strategy
+from ratchet.write.agent.strategy import Assignment, Planner, Population, make_strategy
 from ratchet.write.author import Progress, Proposal
 
 SHOWN_BEST: Final = 5

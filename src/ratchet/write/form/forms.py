@@ -1,20 +1,224 @@
-"""A problem's forms: one for each pattern of ranks, dtypes and scalars among its visible cases."""
+"""A problem's forms: one for each pattern of ranks, dtypes and scalars among its visible cases.
+
+A problem's own file is traced in a process of its own, which hands its forms over as JSON; reading
+them trusts nothing.
+"""
 
 from __future__ import annotations
 
-from typing import Final
+import re
+from collections.abc import Callable, Collection
+from dataclasses import dataclass
+from typing import Any, Final
 
+from ratchet.base import Json
 from ratchet.base.errors import KernelError
+from ratchet.base.process.channel import Message
+from ratchet.judge.kernels.abi import DTYPE_CODES
 from ratchet.judge.problems.case import Case
 from ratchet.judge.problems.problem import Problem
 from ratchet.judge.problems.problem_file import described
-from ratchet.write.form.form import LoopForm, UnsupportedOp
-from ratchet.write.form.form_json import form_from_json
+from ratchet.write.form.extent import Atom, Extent, Name, larger, named, smaller, whole
+from ratchet.write.form.form import (
+    Choice,
+    Constant,
+    Fold,
+    LoopForm,
+    Map,
+    Matmul,
+    Node,
+    Order,
+    Position,
+    Scan,
+    Scatter,
+    Shape,
+    Source,
+    Tensor,
+    UnsupportedOp,
+    View,
+)
 from ratchet.write.form.lower import lower
+from ratchet.write.form.op_table import FOLDS, MAPS, SCATTERS
+
+NAME: Final = re.compile(r"#?[A-Za-z0-9_]{1,64}")
+
+
+def form_as_json(form: LoopForm) -> dict[str, Json]:
+    """Return a JSON object; `form_from_json` makes an equal form of it."""
+    numbers: dict[Node, int] = {}
+    nodes: list[Json] = []
+    for node in form.nodes():
+        nodes.append(_node(node, numbers))
+        numbers[node] = len(nodes) - 1
+    return {
+        "inputs": [[one.dtype, [_extent(size) for size in one.shape]] for one in form.inputs],
+        "nodes": nodes,
+        "outputs": [numbers[one] for one in form.outputs],
+        "slots": list(form.slots),
+        "scalars": list(form.scalars),
+    }
+
+
+def form_from_json(document: dict[str, Json]) -> LoopForm:
+    """Return the form of a JSON object; a KernelError for anything else."""
+    try:
+        nodes: list[Node] = []
+        for one in document["nodes"]:
+            nodes.append(_read_node(one, nodes))
+        return LoopForm(
+            inputs=tuple(
+                Tensor(dtype=_dtype(dtype), shape=_shape(shape))
+                for dtype, shape in document["inputs"]
+            ),
+            outputs=tuple(nodes[int(one)] for one in document["outputs"]),
+            slots=tuple(int(one) for one in document["slots"]),
+            scalars=tuple(float(one) for one in document["scalars"]),
+        )
+    except (KeyError, TypeError, ValueError, IndexError, RecursionError) as error:
+        raise KernelError(f"this is not a form's JSON ({error!r}): trace it again") from error
+
+
+def _extent(extent: Extent) -> list[Json]:
+    return [[[_atom(atom) for atom in product], factor] for product, factor in extent.terms]
+
+
+def _atom(atom: Atom) -> list[Json]:
+    if isinstance(atom, Name):
+        return ["", atom.name, None if atom.bound is None else _extent(atom.bound)]
+    return [atom.relation, _extent(atom.left), _extent(atom.right)]
+
+
+_RELATIONS: Final[dict[str, Callable[[Extent, Extent], Extent]]] = {
+    "/": lambda left, right: left // right,
+    "%": lambda left, right: left % right,
+    "min": smaller,
+    "max": larger,
+}
+
+
+def _read_extent(document: Json) -> Extent:
+    total = whole(0)
+    for product, factor in document:
+        part = whole(int(factor))
+        for kind, one, other in product:
+            if kind:
+                part = part * _RELATIONS[kind](_read_extent(one), _read_extent(other))
+            else:
+                part = part * named(
+                    _matched(NAME, one), None if other is None else _read_extent(other)
+                )
+        total = total + part
+    return total
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class FieldForm:
+    """A field's writer, given the numbers of nodes, and its reader, given the nodes."""
+
+    write: Callable[[Any, dict[Node, int]], Json]
+    read: Callable[[Json, list[Node]], object]
+
+
+def _plain(read: Callable[[Json], object]) -> FieldForm:
+    return FieldForm(write=lambda value, _: value, read=lambda given, _: read(given))
+
+
+def _each(one: FieldForm) -> FieldForm:
+    return FieldForm(
+        write=lambda values, numbers: [one.write(value, numbers) for value in values],
+        read=lambda given, nodes: tuple(one.read(value, nodes) for value in given),
+    )
+
+
+def _read_place(given: Json, nodes: list[Node]) -> Extent | Node:
+    how, one = given
+    return nodes[int(one)] if how == "at" else _read_extent(one)
+
+
+_NUMBERS: Final[dict[str, Callable[[str], float | int | bool]]] = {
+    "float": float,
+    "int": int,
+    "bool": lambda text: text == "True",
+}
+
+
+def _one_of(names: Collection[str]) -> FieldForm:
+    def read(given: Json) -> str:
+        if given not in names:
+            raise ValueError(f"unknown op {given!r}")
+        return str(given)
+
+    return _plain(read)
+
+
+_WHOLE = _plain(int)
+_NUMBER = FieldForm(
+    write=lambda value, _: [type(value).__name__, repr(value)],
+    read=lambda given, _: _NUMBERS[given[0]](given[1]),
+)
+_EXTENT = FieldForm(write=lambda one, _: _extent(one), read=lambda given, _: _read_extent(given))
+_NODE = FieldForm(
+    write=lambda one, numbers: numbers[one], read=lambda given, nodes: nodes[int(given)]
+)
+_PLACE = FieldForm(
+    write=lambda one, numbers: (
+        ["at", numbers[one]] if isinstance(one, Node) else ["is", _extent(one)]
+    ),
+    read=_read_place,
+)
+FIELDS: Final[dict[type[Node], dict[str, FieldForm]]] = {
+    Source: {"place": _WHOLE},
+    Constant: {"value": _NUMBER},
+    Position: {"value": _EXTENT},
+    Map: {"op": _one_of(MAPS), "args": _each(_NODE)},
+    View: {"arg": _NODE, "places": _each(_PLACE)},
+    Choice: {"when": _each(_EXTENT), "arg": _NODE, "other": _NODE},
+    Fold: {"op": _one_of(FOLDS), "arg": _NODE, "axes": _each(_WHOLE)},
+    Scan: {"op": _one_of(FOLDS), "arg": _NODE, "axis": _WHOLE},
+    Scatter: {"op": _one_of(SCATTERS), "base": _NODE, "source": _NODE, "places": _each(_PLACE)},
+    Order: {"arg": _NODE, "descending": _plain(bool)},
+    Matmul: {"left": _NODE, "right": _NODE},
+}
+"""The fields of each kind of node, beside its shape and dtype."""
+_KINDS: Final = {kind.__name__: kind for kind in FIELDS}
+
+
+def _node(node: Node, numbers: dict[Node, int]) -> list[Json]:
+    fields = FIELDS[type(node)]
+    more = [form.write(getattr(node, name), numbers) for name, form in fields.items()]
+    return [type(node).__name__, [_extent(size) for size in node.shape], node.dtype, more]
+
+
+def _read_node(document: Json, nodes: list[Node]) -> Node:
+    name, shape, dtype, more = document
+    kind: Any = _KINDS[name]
+    pairs = zip(FIELDS[kind].items(), more, strict=True)
+    given = {field: form.read(one, nodes) for (field, form), one in pairs}
+    made: Node = kind(shape=_shape(shape), dtype=_dtype(dtype), **given)
+    if isinstance(made, Map) and len(made.args) != MAPS[made.op].arity:
+        raise ValueError(f"{made.op} of {len(made.args)} arguments")
+    return made
+
+
+def _shape(document: Json) -> Shape:
+    return tuple(_read_extent(one) for one in document)
+
+
+def _dtype(value: object) -> str:
+    if value not in DTYPE_CODES:
+        raise ValueError(f"unknown dtype {value!r}")
+    return str(value)
+
+
+def _matched(pattern: re.Pattern[str], value: object) -> str:
+    if not isinstance(value, str) or not pattern.fullmatch(value):
+        raise ValueError(f"{value!r} is no name")
+    return value
+
 
 MOST_FORMS: Final = 4
 TRACING_LIMIT_S: Final = 120.0
-WORKER: Final = "ratchet.write.form.form_worker"
+WORKER: Final = "ratchet.write.form.forms"
 MOST_KEPT: Final = 8
 _LATEST: Final[dict[str, tuple[LoopForm, ...]]] = {}
 """By the problem's hash: who asks whether a problem is covered then asks for its space."""
@@ -66,3 +270,12 @@ def _pattern(case: Case) -> object:
         for spec in case.inputs
     )
     return tensors, case.scalars
+
+
+def answer(request: Message) -> dict[str, object]:
+    """Return the `forms` of the request's problem, or the `op` that stops them and `why`."""
+    problem = Problem.from_json(request["problem"])
+    try:
+        return {"forms": [form_as_json(form) for form in traced_forms(problem)]}
+    except UnsupportedOp as error:
+        return {"op": error.op, "why": error.why}

@@ -16,16 +16,8 @@ from torch import Tensor, fx
 from ratchet.judge.problems.case import Case
 from ratchet.judge.problems.model_state import flatten
 from ratchet.judge.problems.problem import Problem, Reference
-from ratchet.write.form import (
-    ops_fold,
-    ops_index,
-    ops_map,
-    ops_matmul,
-    ops_pool,
-    ops_view,
-)
+from ratchet.write.form import ops_fold, ops_map, ops_matmul
 from ratchet.write.form.build import constant, mapped
-from ratchet.write.form.calls import OPS, LoweredCall, Value, as_number, name_of
 from ratchet.write.form.extent import whole
 from ratchet.write.form.form import (
     Constant,
@@ -39,7 +31,16 @@ from ratchet.write.form.form import (
 )
 from ratchet.write.form.form import Tensor as FormTensor
 from ratchet.write.form.op_table import MAP_OPS
-from ratchet.write.form.tracing import SizeReader, Traced, traced
+from ratchet.write.form.tracing import (
+    OPS,
+    LoweredCall,
+    SizeReader,
+    Traced,
+    Value,
+    as_number,
+    name_of,
+    traced,
+)
 
 
 def shared(form: LoopForm) -> LoopForm:
@@ -110,7 +111,7 @@ def _is_above_nothing(node: Node, known: dict[tuple[object, ...], Node]) -> Node
     return made
 
 
-TABLES: Final = (ops_fold, ops_index, ops_map, ops_matmul, ops_pool, ops_view)
+TABLES: Final = (ops_fold, ops_fold, ops_map, ops_matmul, ops_matmul, ops_map)
 """Modules that fill the table of ops."""
 MOST_OPS: Final = 240
 """Longest graph that is lowered: a longer one is a loop over a size that tracing unrolled."""

@@ -1,4 +1,4 @@
-"""Lowerings of reductions, scans and sorting."""
+"""Lowerings of reductions, scans, sorting, gathers and scatters."""
 
 from __future__ import annotations
 
@@ -8,20 +8,22 @@ from ratchet.write.form.build import (
     cast,
     chosen,
     constant,
+    expanded,
     first_of,
     folded,
     joined,
+    joint,
     mapped,
     mean_of,
     position,
     reshaped,
     viewed,
 )
-from ratchet.write.form.calls import LoweredCall, Value, known, lowers
-from ratchet.write.form.extent import product_of
-from ratchet.write.form.form import REALS, Node, Order, Scan, axes_of
+from ratchet.write.form.extent import Extent, product_of, whole
+from ratchet.write.form.form import REALS, Node, Order, Scan, Scatter, Shape, View, axes_of
 from ratchet.write.form.op_table import FOLD_OPS, FoldOp
 from ratchet.write.form.ops_map import truth
+from ratchet.write.form.tracing import LoweredCall, Value, as_node, known, lowers
 
 MOST_CHOSEN = 8
 """Largest k for which top-k is k searches for the largest value."""
@@ -163,3 +165,174 @@ def sort(
     places = Order(shape=x.shape, dtype="int64", arg=x, descending=descending)
     index = axes_of(x.shape)
     return [viewed(x, x.shape, (*index[:-1], places)), places]
+
+
+Place = Extent | Node
+
+
+def from_front(index: Node, size: Extent) -> Node:
+    """Return an index that counts from the end when it is below 0, from the front."""
+    zero = constant(0, "int64")
+    below = mapped("lt", index, zero, dtype="bool", inner="int64")
+    moved = mapped("add", index, position(size), dtype="int64")
+    return chosen(below, moved, cast(index, "int64"), "int64")
+
+
+def _lifted(node: Node, shape: Shape, places: Sequence[Extent]) -> Node:
+    """Return a node read at an index map of a larger shape."""
+    return viewed(node, shape, places)
+
+
+@lowers("embedding")
+def embedding(call: LoweredCall, table: Node, indices: Node, *_: Value, **__: Value) -> Node:
+    """Rows of a table."""
+    shape = call.shape
+    own = axes_of(shape)
+    wide = _lifted(cast(indices, "int64"), shape, own[:-1])
+    return View(shape=shape, dtype=table.dtype, arg=table, places=(wide, own[-1]))
+
+
+@lowers("gather")
+def gather(call: LoweredCall, x: Node, dim: int, indices: Node, sparse_grad: bool = False) -> Node:
+    """Elements along a dimension, by an index each."""
+    if not x.shape:
+        return x
+    places: list[Place] = list(axes_of(call.shape))
+    places[dim % len(x.shape)] = cast(indices, "int64")
+    return View(shape=call.shape, dtype=x.dtype, arg=x, places=tuple(places))
+
+
+@lowers("index", "_unsafe_index")
+def index(call: LoweredCall, x: Node, indices: Sequence[Node | None]) -> Node:
+    """Elements by index tensors, which broadcast against each other."""
+    places = indexed(call, x.shape, indices, call.shape)
+    return View(shape=call.shape, dtype=x.dtype, arg=x, places=places)
+
+
+def indexed(
+    call: LoweredCall, shape: Shape, indices: Sequence[Node | None], result: Shape
+) -> tuple[Place, ...]:
+    """Return the places in a tensor of `shape` for each element of the result."""
+    given = [place for place, one in enumerate(indices) if one is not None]
+    tensors = [one for one in indices if one is not None]
+    if any(one.dtype == "bool" for one in tensors):
+        raise call.unsupported("by a mask")
+    common = joint([one.shape for one in tensors])
+    together = given == list(range(given[0], given[-1] + 1))
+    start = given[0] if together else 0
+    own = axes_of(result)
+    among = own[start : start + len(common)]
+    rest = [one for one in own if one not in among] if among else list(own)
+    places: list[Place] = []
+    for place in range(len(shape)):
+        one = indices[place] if place < len(indices) else None
+        if one is None:
+            places.append(rest.pop(0))
+            continue
+        wide = expanded(from_front(one, shape[place]), common)
+        places.append(viewed(wide, result, among))
+    return tuple(places)
+
+
+@lowers("index_put")
+def index_put(
+    call: LoweredCall,
+    x: Node,
+    indices: Sequence[Node | None],
+    values: Node,
+    accumulate: bool = False,
+) -> Node:
+    """x with values set or added at places."""
+    common = joint([one.shape for one in indices if one is not None])
+    given = [place for place, one in enumerate(indices) if one is not None]
+    together = given == list(range(given[0], given[-1] + 1))
+    free = [size for place, size in enumerate(x.shape) if place not in given]
+    start = given[0] if together else 0
+    shape = (*free[:start], *common, *free[start:])
+    places = indexed(call, x.shape, indices, shape)
+    source = expanded(cast(values, x.dtype), shape)
+    op = "add" if accumulate else "set"
+    return Scatter(shape=x.shape, dtype=x.dtype, op=op, base=x, source=source, places=places)
+
+
+@lowers("_unsafe_masked_index_put_accumulate")
+def masked_index_put(
+    call: LoweredCall, x: Node, mask: Node, indices: Sequence[Node | None], values: Node
+) -> Node:
+    """x with values added at places where a mask holds, as embeddings' gradients do it."""
+    none = constant(0.0, values.dtype)
+    return index_put(call, x, indices, chosen(mask, values, none, values.dtype), True)
+
+
+@lowers("index_add")
+def index_add(
+    call: LoweredCall, x: Node, dim: int, indices: Node, source: Node, *, alpha: Value = 1
+) -> Node:
+    """x with slices of `source` added at the indices of a dimension."""
+    dim %= len(x.shape)
+    places: list[Place] = list(axes_of(source.shape))
+    places[dim] = _lifted(cast(indices, "int64"), source.shape, [axes_of(source.shape)[dim]])
+    given = cast(source, x.dtype)
+    if alpha != 1:
+        given = mapped("mul", given, as_node(alpha, x.dtype), dtype=x.dtype)
+    return Scatter(
+        shape=x.shape, dtype=x.dtype, op="add", base=x, source=given, places=tuple(places)
+    )
+
+
+@lowers("scatter_add", "scatter")
+def scatter(
+    call: LoweredCall, x: Node, dim: int, indices: Node, source: Value, **more: Value
+) -> Node:
+    """x with elements added or set along a dimension, by an index each."""
+    if more.get("reduce") is not None:
+        raise call.unsupported("with a reduction")
+    dim %= len(x.shape)
+    places: list[Place] = list(axes_of(indices.shape))
+    places[dim] = cast(indices, "int64")
+    given = as_node(source, x.dtype)
+    values = given if given.shape else expanded(given, indices.shape)
+    if values.shape != indices.shape:
+        values = viewed(values, indices.shape, axes_of(indices.shape))
+    op = "add" if call.name.startswith("aten.scatter_add") else "set"
+    return Scatter(
+        shape=x.shape,
+        dtype=x.dtype,
+        op=op,
+        base=x,
+        source=cast(values, x.dtype),
+        places=tuple(places),
+    )
+
+
+@lowers("embedding_dense_backward")
+def embedding_backward(
+    call: LoweredCall, grad: Node, indices: Node, words: Value, padding: Value, by_frequency: bool
+) -> Node:
+    """Rows of a gradient added up by word."""
+    if by_frequency or known(call, padding, "the padding word") >= 0:
+        raise call.unsupported("with a padding word or by frequency")
+    own = axes_of(grad.shape)
+    wide = _lifted(cast(indices, "int64"), grad.shape, own[:-1])
+    base = constant(0.0, grad.dtype, call.shape)
+    return Scatter(
+        shape=call.shape,
+        dtype=grad.dtype,
+        op="add",
+        base=base,
+        source=grad,
+        places=(wide, own[-1]),
+    )
+
+
+@lowers("bincount")
+def bincount(call: LoweredCall, x: Node, weights: Node | None = None, minlength: Value = 0) -> Node:
+    """The number of each whole number below `minlength`; larger ones are an error in torch."""
+    if weights is not None:
+        raise call.unsupported("with weights")
+    shape = (whole(minlength),)
+    base = constant(0, "int64", shape)
+    ones = constant(1, "int64", x.shape)
+    return Scatter(
+        shape=shape, dtype="int64", op="add", base=base, source=ones, places=(cast(x, "int64"),)
+    )

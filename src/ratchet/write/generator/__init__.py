@@ -22,7 +22,7 @@ def space_for(problem: Problem, *, device: str = "cpu") -> Space:
 
     forms = forms_of(problem)
     if device != "cpu":
-        from ratchet.write.generator.triton.space import triton_space
+        from ratchet.write.generator.space import triton_space
 
         return triton_space(problem, forms)
     return GeneratedSpace(problem=problem, forms=forms, options=options_of(forms))

@@ -19,13 +19,19 @@ from ratchet.write.form.extent import (
 from ratchet.write.form.form import Fold, Map, Node, Scan
 from ratchet.write.form.op_table import FOLDS, MAPS
 from ratchet.write.generator.chains import decoded
-from ratchet.write.generator.conditions import Masks
-from ratchet.write.generator.evaluate import STORED, Buffer, Evaluator, LoopScope
-from ratchet.write.generator.foldings import Folding, Scratch, folding
+from ratchet.write.generator.conditions import LEAST, LoopSplits, Masks
+from ratchet.write.generator.evaluate import (
+    STORED,
+    Buffer,
+    Evaluator,
+    Folding,
+    LoopScope,
+    Scratch,
+    folding,
+)
 from ratchet.write.generator.fusion import FusionPlan, Index, LoopNest, Role, passes_of
 from ratchet.write.generator.nest_axes import NestAxes
 from ratchet.write.generator.schedule import Choices
-from ratchet.write.generator.splits import LEAST, LoopSplits
 
 FLUSH: Final = 512
 """Rows that a column's float32 accumulator takes before it is added to the total."""

@@ -30,11 +30,9 @@ from ratchet.write.form.form import (
     axes_of,
     own_axes,
 )
-from ratchet.write.generator.chains import decoded
+from ratchet.write.generator.chains import decoded, moved_to
 from ratchet.write.generator.conditions import Band, left_band, needed_band
-from ratchet.write.generator.epilogues import moved_to
-from ratchet.write.generator.evaluate import Buffer, Evaluator, LoopScope
-from ratchet.write.generator.foldings import Scratch
+from ratchet.write.generator.evaluate import Buffer, Evaluator, LoopScope, Scratch
 from ratchet.write.generator.fusion import FusionPlan, Index, LoopNest, stripped
 from ratchet.write.generator.schedule import Choices
 

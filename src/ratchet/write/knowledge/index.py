@@ -4,10 +4,12 @@ from __future__ import annotations
 
 import re
 import sqlite3
-from collections.abc import Iterator, Sequence
+from collections import Counter
+from collections.abc import Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from importlib import resources
+from itertools import chain
 from pathlib import Path
 from typing import Final
 
@@ -16,9 +18,20 @@ from sqlalchemy.engine import URL
 from ratchet.base import files
 from ratchet.base.errors import KnowledgeError
 from ratchet.base.ledger.connect import default_path, file_of, resolve, utc_now, why_no_database
-from ratchet.write.knowledge.passages import LEAST_CHARACTERS, Passage, cut
-from ratchet.write.knowledge.read import Document, NoText, digest_of, read_document
-from ratchet.write.knowledge.walk import LeftOut, printable, walk
+from ratchet.base.show.model import Column, Lines, ResultReport, ResultTable, records
+from ratchet.base.show.words import counted, show_bytes
+from ratchet.write.knowledge.read import (
+    LEAST_CHARACTERS,
+    Document,
+    LeftOut,
+    NoText,
+    Passage,
+    cut,
+    digest_of,
+    printable,
+    read_document,
+    walk,
+)
 
 FORMAT: Final = 1
 APPLICATION: Final = 0x72_6B_6E_77
@@ -351,3 +364,113 @@ def _why(error: sqlite3.Error) -> str:
     if "no such module: fts5" in said:
         return "needs SQLite with FTS5, which this Python's SQLite lacks: use another Python"
     return dict(_REMEDIES).get(code, f"failed ({said})")
+
+
+MOST_CHARACTERS: Final = 6_000
+MOST_OF_ONE: Final = 2
+"""Passages of one document."""
+_PLAIN: Final = frozenset(
+    (
+        *("a", "an", "and", "are", "as", "at", "be", "by", "def", "for", "from", "has", "if"),
+        *("import", "in", "into", "is", "it", "its", "no", "none", "not", "of", "on", "or", "out"),
+        *("return", "returns", "self", "tensor", "tensors", "than", "that", "the", "then", "to"),
+        *("true", "false", "tuple", "torch", "with", "functional", "float32", "scalars", "case"),
+    )
+)
+"""Words that tell nothing about a kernel."""
+
+
+def query_of(*parts: str) -> str:
+    """Return the words of a problem, a language and a device that tell them apart."""
+    words: dict[str, None] = {}
+    for part in parts:
+        for word in re.findall(r"[a-z][a-z0-9]+|\d+x\d+x\d+", part.lower().replace("_", " ")):
+            if word not in _PLAIN:
+                words[word] = None
+    return " ".join(words)
+
+
+def cite(index: KnowledgeIndex, query: str, *, avoid: Iterable[str] = ()) -> list[Passage]:
+    """Return the passages that fit a query best, within a size, at most two of one document.
+
+    Passages whose titles hold one of the words to `avoid` are left out: another vendor's notes.
+    """
+    unwanted = tuple(word.lower() for word in avoid)
+    chosen: list[Passage] = []
+    left, of_one = MOST_CHARACTERS, Counter[str]()
+    for passage in index.search(query, most=32):
+        title = passage.title.lower()
+        if any(re.search(rf"\b{re.escape(word)}\b", title) for word in unwanted):
+            continue
+        if of_one[passage.path] >= MOST_OF_ONE or len(passage.text) > left:
+            continue
+        of_one[passage.path] += 1
+        left -= len(passage.text)
+        chosen.append(passage)
+    return chosen
+
+
+DOCUMENTS = tuple(
+    map(Column, ("path", "title", "kind", "size_bytes", "passages", "added_at", "shipped"))
+)
+PASSAGES = tuple(map(Column, ("title", "path", "place", "text", "score", "source")))
+
+
+def change_report(change: Added | LeftOut) -> ResultReport:
+    """Describe what became of one path."""
+    if isinstance(change, LeftOut):
+        return _lines(f"left out   {change.path}: {change.why}")
+    return _lines(f"{change.change:<10} {change.path} ({counted(change.passages, 'passage')})")
+
+
+def added_report(changes: Sequence[Added | LeftOut], place: str) -> ResultReport:
+    """Say how many documents were indexed and left out, and where the index is."""
+    done = sum(isinstance(one, Added) for one in changes)
+    left = len(changes) - done
+    return _lines(f"{done} indexed, {left} left out; the index is {place}")
+
+
+def added_document(changes: Sequence[Added | LeftOut], place: str) -> dict[str, object]:
+    """Return what was added and left out as plain data."""
+    return {
+        "index": place,
+        "indexed": [one for one in changes if isinstance(one, Added)],
+        "left_out": [one for one in changes if isinstance(one, LeftOut)],
+    }
+
+
+def documents_report(documents: Sequence[IndexedDocument], place: str) -> ResultReport:
+    """Return one line for each document."""
+    lines = [
+        f"{one.kind:<8}  {counted(one.passages, 'passage'):>13}  "
+        f"{show_bytes(one.size_bytes):>9}  {one.path}"
+        for one in documents
+    ]
+    return _lines(*lines, f"\nthe index is {place}")
+
+
+def documents_document(documents: Sequence[IndexedDocument], place: str) -> dict[str, object]:
+    """Return the documents as plain data."""
+    return {"index": place, "documents": records(ResultTable(DOCUMENTS, documents))}
+
+
+def passages_report(passages: Sequence[Passage], query: str) -> ResultReport:
+    """Return the passages that were found, each below its source."""
+    if not passages:
+        return _lines(f"no passage holds a word of {query!r}")
+    found = (("", one.source, *one.text.splitlines()) for one in passages)
+    return _lines(*chain.from_iterable(found))
+
+
+def passages_document(passages: Sequence[Passage], query: str) -> dict[str, object]:
+    """Return the passages that were found as plain data."""
+    return {"query": query, "passages": records(ResultTable(PASSAGES, passages))}
+
+
+def removed_report(removed: Sequence[str]) -> ResultReport:
+    """Return one line for each document that was removed."""
+    return _lines(*(f"removed {one}" for one in removed))
+
+
+def _lines(*lines: str) -> ResultReport:
+    return ResultReport(header=(Lines(lines, indent=0),))

@@ -1,4 +1,6 @@
-"""Documents from files: text, Markdown, HTML, PDF and source code become sections of text."""
+"""Documents below a folder, each read once: text, Markdown, HTML, PDF and source code become
+passages of bounded size, which are indexed, found and cited.
+"""
 
 from __future__ import annotations
 
@@ -19,7 +21,77 @@ from typing import Final, Literal
 from ratchet.base import files
 from ratchet.base.errors import KnowledgeError
 from ratchet.base.process import watchdog
-from ratchet.write.knowledge.passages import MOST_CHARACTERS, Section
+
+MOST_CHARACTERS: Final = 1_600
+"""About 400 tokens: three or four fit into a prompt beside a kernel."""
+LEAST_CHARACTERS: Final = 16
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Passage:
+    """A piece of a document with its source."""
+
+    title: str
+    """The document's title."""
+    path: str
+    place: str
+    """Heading, page or function; empty for plain text."""
+    text: str
+    score: float = 0.0
+    """Its fit to a query: larger is better; 0 without one."""
+
+    @property
+    def source(self) -> str:
+        """Return where it stands: file or note, then the place."""
+        return f"{self.path}, {self.place}" if self.place else self.path
+
+
+def cut(section: Section, most: int = MOST_CHARACTERS) -> Iterator[str]:
+    """Yield a section's text in pieces of at most `most` characters.
+
+    Pieces end between paragraphs if they can, else between lines, else between words. A piece of
+    fewer than LEAST_CHARACTERS, or without a letter or digit, is left out: nobody could find it.
+    """
+    piece = ""
+    for part in _parts(section.text, most):
+        if piece and len(piece) + len(part) > most:
+            yield from _kept(piece)
+            piece = ""
+        piece += part
+    yield from _kept(piece)
+
+
+def _kept(piece: str) -> Iterator[str]:
+    text = piece.strip("\n").rstrip()
+    if len(text.strip()) >= LEAST_CHARACTERS and any(one.isalnum() for one in text):
+        yield text
+
+
+def _parts(text: str, most: int) -> Iterator[str]:
+    for paragraph in re.split(r"(?<=\n)(?=[ \t]*\n)", text):
+        if len(paragraph) <= most:
+            yield paragraph
+            continue
+        for line in paragraph.splitlines(keepends=True):
+            yield from _shortened(line, most)
+
+
+def _shortened(line: str, most: int) -> Iterator[str]:
+    while len(line) > most:
+        at = line.rfind(" ", most // 2, most) + 1 or most
+        yield line[:at]
+        line = line[at:]
+    yield line
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Section:
+    """Text below one heading, of one page or of one function."""
+
+    place: str
+    """`Occupancy > Registers`, `page 12`, `line 40, softmax`; empty for plain text."""
+    text: str
+
 
 UNSEEN: Final = frozenset({"script", "style", "noscript", "template", "svg", "nav", "footer"})
 BLOCKS: Final = frozenset(
@@ -292,3 +364,74 @@ def html_sections(text: str) -> list[Section]:
     page.feed(text)
     page.close()
     return page.found
+
+
+MOST_FILES: Final = 20_000
+PASSED_OVER: Final = frozenset(
+    {"__pycache__", "node_modules", "site-packages", ".git", ".hg", ".svn", ".venv"}
+)
+"""Folders that hold no documents of their own; they are left out without a line."""
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class LeftOut:
+    """A path that was not indexed, and why."""
+
+    path: str
+    why: str
+
+    @staticmethod
+    def of(path: Path, why: str) -> LeftOut:
+        """Return a path's reason; bytes of its name that are no text are written out."""
+        return LeftOut(path=printable(path), why=why)
+
+
+def printable(path: Path) -> str:
+    """Return a path in which bytes that are not UTF-8, and control characters, are written out."""
+    text = str(path).encode("utf-8", "surrogateescape").decode("utf-8", "backslashreplace")
+    return "".join(one if one.isprintable() else repr(one)[1:-1] for one in text)
+
+
+def walk(start: Path) -> Iterator[Path | LeftOut]:
+    """Yield `start` if it is a file, else the files below it, sorted; symbolic links are followed.
+
+    A folder is entered once, however many links lead to it. Anything that is neither a file nor a
+    folder, or cannot be read, is yielded as `LeftOut`. Nothing is opened.
+    """
+    seen: set[tuple[int, int]] = set()
+    waiting, count = [start], 0
+    while waiting:
+        path = waiting.pop()
+        try:
+            found = path.stat()
+        except OSError as error:
+            yield LeftOut.of(path, f"cannot be read ({_words(error)})")
+            continue
+        identity = (found.st_dev, found.st_ino)
+        if stat.S_ISDIR(found.st_mode):
+            if identity in seen:
+                yield LeftOut.of(path, "is a folder that was read already (a link to it)")
+                continue
+            seen.add(identity)
+            try:
+                names = sorted(os.listdir(path), reverse=True)
+            except OSError as error:
+                yield LeftOut.of(path, f"cannot be read ({_words(error)})")
+                continue
+            waiting += [path / name for name in names if name not in PASSED_OVER]
+            continue
+        if not stat.S_ISREG(found.st_mode):
+            yield LeftOut.of(path, f"is {files.kind(found.st_mode)}")
+            continue
+        if identity in seen:
+            continue  # the same file under another name
+        seen.add(identity)
+        count += 1
+        if count > MOST_FILES:
+            yield LeftOut.of(start, f"has more than {MOST_FILES:,} files: add parts of it")
+            return
+        yield path
+
+
+def _words(error: OSError) -> str:
+    return error.strerror or type(error).__name__

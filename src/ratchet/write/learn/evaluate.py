@@ -15,12 +15,11 @@ import numpy as np
 from ratchet.base.measure.estimate import t_quantile
 from ratchet.judge.verdict import Screening
 from ratchet.write.author import Proposal
-from ratchet.write.learn.bench import Bench, judge_answers
+from ratchet.write.learn.bench import Bench, judge_answers, reward_of
 from ratchet.write.learn.config import LearnConfig
-from ratchet.write.learn.grpo import is_fast, read_candidate
 from ratchet.write.learn.languages import AUTHOR, language_of
 from ratchet.write.learn.models import Policy
-from ratchet.write.learn.rewards import reward_of
+from ratchet.write.learn.objectives import is_fast, read_candidate
 from ratchet.write.learn.rollouts import Rollouts
 from ratchet.write.learn.tasks import LearnTask
 

@@ -14,11 +14,9 @@ from typing import TYPE_CHECKING, Final, Literal
 
 from ratchet.judge.kernels.kernel import Language
 from ratchet.write.author import Proposal, Schedule
-from ratchet.write.generator.schedule import OPTIONS
-from ratchet.write.generator.triton.schedule import TILE_OPTIONS
-from ratchet.write.learn.problem_facts import blurred, loop_summary
-from ratchet.write.learn.sampling import DrawRequest
-from ratchet.write.learn.tasks import LearnTask
+from ratchet.write.generator.schedule import OPTIONS, TILE_OPTIONS
+from ratchet.write.learn.rollouts import DrawRequest
+from ratchet.write.learn.tasks import LearnTask, blurred, loop_summary
 
 if TYPE_CHECKING:
     from ratchet.write.agent.prompt import Parent
@@ -178,7 +176,7 @@ class SourceLanguage(AnswerLanguage):
 
     def read(self, task: LearnTask, answer: str) -> Proposal | str:
         """Return the kernel of the answer's last fenced code block."""
-        from ratchet.write.agent.answer import Usable, read_answer
+        from ratchet.write.agent.prompt import Usable, read_answer
 
         entry = task.problem.name if task.problem.name.isidentifier() else "generated"
         found = read_answer(
@@ -198,8 +196,7 @@ def agent_messages(
 ) -> list[tuple[str, str]]:
     """Return the messages (role, text) that the agent sends for a draft, or for another try."""
     from ratchet.base.devices.probe import probe
-    from ratchet.write.agent.brief import brief_of
-    from ratchet.write.agent.facts import device_facts
+    from ratchet.write.agent.brief import brief_of, device_facts
     from ratchet.write.agent.prompt import TurnFacts, render
     from ratchet.write.agent.strategy import Assignment
 

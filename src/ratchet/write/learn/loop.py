@@ -21,12 +21,9 @@ from ratchet.base.files import write_whole
 from ratchet.base.serialise import document_of
 from ratchet.judge.court.court import Court
 from ratchet.write.author import Answer, Progress
-from ratchet.write.learn.bench import ScreeningBench
-from ratchet.write.learn.checkpoint import STATE as CHECKPOINT
-from ratchet.write.learn.checkpoint import Row
+from ratchet.write.learn.bench import ScreeningBench, open_bench
 from ratchet.write.learn.config import LearnConfig
 from ratchet.write.learn.corpus import Corpus, build_corpus, write_corpus
-from ratchet.write.learn.emulated import open_bench
 from ratchet.write.learn.evaluate import (
     Drawer,
     Evaluation,
@@ -36,11 +33,11 @@ from ratchet.write.learn.evaluate import (
     random_drawer,
     with_headroom,
 )
-from ratchet.write.learn.grpo import NoReward
 from ratchet.write.learn.languages import language_of
 from ratchet.write.learn.models import Policy, load_policy, read_card
-from ratchet.write.learn.report import LearnReport, RoundRow
+from ratchet.write.learn.objectives import NoReward
 from ratchet.write.learn.rollouts import Rollouts, open_rollouts
+from ratchet.write.learn.show import LearnReport, RoundRow
 from ratchet.write.learn.stages import (
     LearnStage,
     StageResult,
@@ -53,8 +50,9 @@ from ratchet.write.learn.stages import (
     sft,
 )
 from ratchet.write.learn.tasks import LearnTask, Names, by_family, first_tasks, make_tasks
-from ratchet.write.learn.training import MOST_REPLAY
-from ratchet.write.search.author import SearchAuthor
+from ratchet.write.learn.training import MOST_REPLAY, Row
+from ratchet.write.learn.training import STATE as CHECKPOINT
+from ratchet.write.search import SearchAuthor
 
 STATE, PROBLEMS, FRESH = "loop.json", "problems.json", "policy.new"
 READING: Final = 0.15

@@ -15,11 +15,8 @@ from torch import Tensor
 
 from ratchet.base.errors import LearnError
 from ratchet.write.learn.bench import Bench
-from ratchet.write.learn.checkpoint import Curve, Row, read_curve
 from ratchet.write.learn.config import LARGEST_SEED, LearnConfig
 from ratchet.write.learn.corpus import Corpus
-from ratchet.write.learn.forgetting import BaseMemory, TextWindows
-from ratchet.write.learn.grpo import Reinforcement
 from ratchet.write.learn.languages import AnswerLanguage, language_of
 from ratchet.write.learn.models import (
     CARD,
@@ -33,10 +30,27 @@ from ratchet.write.learn.models import (
     train_tokenizer,
     with_lora,
 )
-from ratchet.write.learn.objectives import LEAST_STEPS, Imitation, Pretraining, SkillTest
+from ratchet.write.learn.objectives import (
+    LEAST_STEPS,
+    Imitation,
+    Pretraining,
+    Reinforcement,
+    SkillTest,
+)
 from ratchet.write.learn.rollouts import Rollouts
 from ratchet.write.learn.tasks import LearnTask
-from ratchet.write.learn.training import Follow, Objective, Trained, open_folder, train
+from ratchet.write.learn.training import (
+    BaseMemory,
+    Curve,
+    Follow,
+    Objective,
+    Row,
+    TextWindows,
+    Trained,
+    open_folder,
+    read_curve,
+    train,
+)
 
 if TYPE_CHECKING:
     from transformers import PreTrainedModel, PreTrainedTokenizerFast

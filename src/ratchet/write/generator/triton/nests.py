@@ -10,8 +10,13 @@ from ratchet.write.form.extent import ONE, ZERO, Extent, named, product_of, unfl
 from ratchet.write.form.form import Fold, Node, Scan
 from ratchet.write.generator.evaluate import LoopScope
 from ratchet.write.generator.fusion import FusionPlan, Index, LoopNest, Role, passes_of
-from ratchet.write.generator.triton.folds import TileFolding, finisher, tile_folding
-from ratchet.write.generator.triton.values import TileEvaluator, rendered
+from ratchet.write.generator.triton.values import (
+    TileEvaluator,
+    TileFolding,
+    finisher,
+    rendered,
+    tile_folding,
+)
 
 ROWWISE = frozenset(["row fold", "row", "scan"])
 FOLDED = frozenset(["column fold", "whole fold"])

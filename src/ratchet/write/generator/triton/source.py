@@ -19,9 +19,9 @@ from ratchet.write.form.form import (
 )
 from ratchet.write.generator.evaluate import Buffer
 from ratchet.write.generator.fusion import LoopNest, Stage, own_reads, planned, reads_of
-from ratchet.write.generator.snippets import parts_of
+from ratchet.write.generator.schedule import TileChoices
+from ratchet.write.generator.source import parts_of
 from ratchet.write.generator.triton.nests import TileNest, WrittenStage, turned_axes, words
-from ratchet.write.generator.triton.schedule import TileChoices
 from ratchet.write.generator.triton.stages import HALVES, TileStage
 from ratchet.write.generator.triton.values import TileEvaluator, rendered
 

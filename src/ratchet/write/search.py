@@ -1,0 +1,357 @@
+"""The author that searches a space of schedules, with what the ledger knows of other problems."""
+
+from __future__ import annotations
+
+import itertools
+import math
+import random
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Final
+
+import numpy as np
+
+from ratchet.base.errors import RatchetError
+from ratchet.base.measure import FloatArray
+from ratchet.write.author import FAILED, RIGHT, Answer, Progress, Proposal, Schedule, Space
+from ratchet.write.effort import Rungs
+from ratchet.write.search_strategies import (
+    Evolution,
+    Move,
+    ScoredSchedule,
+    SearchStrategy,
+    is_valid,
+    new_draws,
+)
+
+# Ridge regression gives the effects that problems share; the nearest neighbours give what is left,
+# since choices of a schedule hang together. Times are centred problem by problem: the model ranks
+# schedules of one problem, and does not need to know how large the problem is.
+
+FEWEST: Final = 12
+"""Examples below which there is no model."""
+NEIGHBOURS: Final = 8
+RIDGE: Final = 1.0
+MOST_EXAMPLES: Final = 4000
+"""Examples that are used, the newest."""
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Example:
+    """A schedule that was timed on a problem."""
+
+    problem: str
+    """The problem's hash."""
+    features: tuple[float, ...]
+    time_s: float
+
+
+class CostModel:
+    """Predicts how a schedule's time compares with others of the same problem."""
+
+    def __init__(self, features: FloatArray, values: FloatArray) -> None:
+        self._mean, spread = features.mean(axis=0), features.std(axis=0)
+        self._spread = np.where(spread > 0, spread, 1.0)
+        self._known = self._scaled(features)
+        gram = self._known.T @ self._known + RIDGE * np.eye(self._known.shape[1])
+        self._weights = np.linalg.solve(gram, self._known.T @ values)
+        self._left = values - self._known @ self._weights
+
+    @staticmethod
+    def fit(examples: Sequence[Example]) -> CostModel | None:
+        """Return a model of the newest examples; None if too few have features of one length."""
+        if not examples:
+            return None
+        length = len(examples[-1].features)
+        kept = [
+            one
+            for one in examples
+            if len(one.features) == length
+            and one.time_s > 0
+            and all(map(math.isfinite, one.features))
+        ][-MOST_EXAMPLES:]
+        if len(kept) < FEWEST or length == 0:
+            return None
+        times = np.log([one.time_s for one in kept])
+        return CostModel(np.asarray([one.features for one in kept]), _centred(kept, times))
+
+    def predict(self, features: Sequence[Sequence[float]]) -> FloatArray:
+        """Return log time of each schedule, relative to its problem's mean: lower is faster."""
+        scaled = self._scaled(np.asarray(features, dtype=np.float64))
+        distances = np.linalg.norm(scaled[:, None, :] - self._known[None, :, :], axis=-1)
+        near = np.argsort(distances, axis=1)[:, :NEIGHBOURS]
+        weights = 1.0 / (0.1 + np.take_along_axis(distances, near, axis=1))
+        left = (weights * self._left[near]).sum(axis=1) / weights.sum(axis=1)
+        found: FloatArray = scaled @ self._weights + left
+        return found
+
+    def _scaled(self, features: FloatArray) -> FloatArray:
+        scaled: FloatArray = (features - self._mean) / self._spread
+        return scaled
+
+
+def _centred(examples: Sequence[Example], times: FloatArray) -> FloatArray:
+    """Return each log time less the mean of its problem's."""
+    by_problem: dict[str, list[int]] = {}
+    for index, one in enumerate(examples):
+        by_problem.setdefault(one.problem, []).append(index)
+    found = np.array(times)
+    for places in by_problem.values():
+        found[places] -= times[places].mean()
+    return found
+
+
+BEST_OF_EACH: Final = 2
+"""Schedules that are taken from each earlier problem."""
+MOST_OPENERS: Final = 8
+"""Schedules of earlier problems that are tried first."""
+LOOKED_AT: Final = 60
+"""Schedules of other problems that are tried on a space, the newest."""
+SLOWER: Final = 0.5
+"""A schedule of another problem that is predicted to be slower than the space's own first choice by
+more than this, in the logarithm of the time, is left out."""
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Earlier:
+    """A schedule that an earlier run timed."""
+
+    problem: str
+    """The problem's hash."""
+    kernel: str
+    schedule: Schedule
+    features: tuple[float, ...]
+    time_s: float
+    right: bool
+
+
+@dataclass(frozen=True, slots=True)
+class Experience:
+    """Everything that earlier runs on this device timed."""
+
+    earlier: Sequence[Earlier] = field(default_factory=tuple)
+
+    def examples(self) -> list[Example]:
+        """Return them as a cost model takes them."""
+        return [
+            Example(problem=one.problem, features=one.features, time_s=one.time_s)
+            for one in self.earlier
+            if one.right
+        ]
+
+    def openers(self, space: Space, problem: str, model: CostModel | None) -> list[Move]:
+        """Return what to try first on a problem: a similar problem's best, then the space's own.
+
+        With a model, those of other problems are sorted by their predicted times, and left out if
+        they are predicted much slower than what the space proposes itself.
+        """
+        own = [Move(schedule=one, note="the space's first choices") for one in space.first()]
+        same = [one for one in self._best() if one.problem == problem]
+        found = [_moved(one, "the best of an earlier run on this problem") for one in same]
+        near = self._nearest(space, problem, model, own)
+        found += [_moved(one, "the best on a similar problem") for one in near]
+        valid = [move for move in found if is_valid(space, move.schedule)]
+        unique: dict[Schedule, Move] = {}
+        for move in [*valid[:MOST_OPENERS], *own]:
+            unique.setdefault(move.schedule, move)
+        return list(unique.values())
+
+    def _best(self) -> list[Earlier]:
+        """Return the fastest schedules of each problem."""
+        by_problem: dict[str, dict[Schedule, Earlier]] = {}
+        for one in self.earlier:
+            if one.right:
+                by_problem.setdefault(one.problem, {})[one.schedule] = one
+        return [
+            one
+            for kept in by_problem.values()
+            for one in sorted(kept.values(), key=lambda one: one.time_s)[:BEST_OF_EACH]
+        ]
+
+    def _nearest(
+        self, space: Space, problem: str, model: CostModel | None, own: Sequence[Move]
+    ) -> list[Earlier]:
+        """Return the best of other problems, by prediction, or by distance without a model."""
+        others = [one for one in self._best() if one.problem != problem][-LOOKED_AT:]
+        others = [one for one in others if is_valid(space, one.schedule)]
+        if not others:
+            return []
+        features = [space.features(one.schedule) for one in others]
+        if model is None:
+            far = {
+                id(one): _distance(one.features, here)
+                for one, here in zip(others, features, strict=True)
+            }
+            return sorted(others, key=lambda one: far[id(one)])
+        times = [float(value) for value in model.predict(features)]
+        limit = math.inf
+        if own:
+            first = model.predict([space.features(move.schedule) for move in own])
+            limit = float(min(first)) + SLOWER
+        order = sorted(range(len(others)), key=lambda index: times[index])
+        return [others[index] for index in order if times[index] <= limit]
+
+
+def _moved(one: Earlier, note: str) -> Move:
+    return Move(schedule=one.schedule, note=note)
+
+
+def _distance(one: Sequence[float], other: Sequence[float]) -> float:
+    """Return how far two problems' features lie apart; infinite if they are of different kinds."""
+    return math.dist(one, other) if len(one) == len(other) else math.inf
+
+
+class RandomSearch:
+    """Draws every schedule alike."""
+
+    name = "random"
+
+    def __init__(self, space: Space, source: random.Random) -> None:
+        self._space = space
+        self._source = source
+
+    def ask(self, trials: Sequence[ScoredSchedule], count: int) -> list[Move]:
+        """Return schedules that were not tried; see `SearchStrategy.ask`."""
+        seen = {trial.schedule for trial in trials}
+        draws = new_draws(self._space, seen, self._source)
+        return [Move(schedule=one, note="drawn") for one in itertools.islice(draws, count)]
+
+
+def _optuna(space: Space, source: random.Random) -> SearchStrategy:
+    from ratchet.write.search_strategies import OptunaSearch
+
+    return OptunaSearch(space, source)
+
+
+STRATEGIES: Final[Mapping[str, Callable[[Space, random.Random], SearchStrategy]]] = {
+    "evolution": Evolution,
+    "optuna": _optuna,
+    "random": RandomSearch,
+}
+OVERSAMPLED: Final = 4
+"""Moves that the cost model chooses from, for each one that is proposed."""
+UNMODELLED: Final = 0.25
+"""Share of moves that the cost model has no say in."""
+
+
+class SearchAuthor:
+    """Proposes the kernels of a space.
+
+    `random` is a baseline: it uses neither openers nor earlier runs nor a cost model.
+    """
+
+    def __init__(
+        self,
+        space: Space,
+        *,
+        strategy: str = "evolution",
+        seed: int = 0,
+        experience: Experience | None = None,
+        name: str = "search",
+    ) -> None:
+        self.name = name
+        self._space = space
+        self._source = random.Random(seed)
+        self._strategy = STRATEGIES[strategy](space, self._source)
+        self._plain = strategy == "random"
+        self._experience = experience or Experience()
+        self._openers: list[Move] | None = None
+        self._asked: set[Schedule] = set()
+        self._others: dict[str, bool] = {}
+        """Kernels of other authors, and whether their schedules are of this space."""
+
+    def propose(self, progress: Progress, count: int) -> list[Proposal]:
+        """Return up to `count` proposals; see `Author.propose`."""
+        answers = [one for one in progress.answers if self._is_own(one)]
+        trials = self._trials(answers)
+        hashes = {one.schedule: one.kernel_hash for one in answers}
+        model = None if self._plain else self._model(progress.problem.hash, answers)
+        if self._openers is None:
+            self._openers = self._first(progress.problem.hash, model)
+        known = {trial.schedule for trial in trials}
+        proposals: list[Proposal] = []
+        while self._openers and len(proposals) < count:
+            move = self._openers.pop(0)
+            if move.schedule not in known:
+                reasoned = move.schedule not in self._space.first()[1:]
+                proposals += self._proposed([move], hashes, opener=reasoned)
+        left = count - len(proposals)
+        if left > 0:
+            tried = [*trials, *(ScoredSchedule(schedule=p.schedule, score=None) for p in proposals)]
+            more = 1 if model is None else OVERSAMPLED
+            moves = self._chosen(self._strategy.ask(tried, left * more), left, model)
+            proposals += self._proposed(moves, hashes)
+        return proposals
+
+    def _is_own(self, proposal: Proposal) -> bool:
+        """Return whether a proposal is of this space: a trained policy's may be too."""
+        if proposal.author == self.name or not proposal.schedule:
+            return proposal.author == self.name
+        key = proposal.kernel.hash
+        if key not in self._others:
+            self._others[key] = is_valid(self._space, proposal.schedule)
+        return self._others[key]
+
+    def _first(self, problem: str, model: CostModel | None) -> list[Move]:
+        return [] if self._plain else self._experience.openers(self._space, problem, model)
+
+    def _trials(self, answers: Sequence[Answer]) -> list[ScoredSchedule]:
+        """Return every schedule that was proposed, with the score to expect of it."""
+        rungs = Rungs()
+        for one in answers:
+            if one.status in FAILED:
+                rungs.record(one.kernel_hash, None)
+            elif one.status in RIGHT and one.ratio is not None and one.ratio > 0:
+                own = one
+                rungs.record(own.kernel.hash, math.log(one.ratio), opener=own.opener)
+        expected = rungs.expected()
+        told = {one.schedule: one.kernel_hash for one in answers}
+        schedules = dict.fromkeys([*self._asked, *told])
+        found = []
+        for schedule in schedules:
+            score = expected.get(told.get(schedule, ""))
+            found.append(ScoredSchedule(schedule=schedule, score=score))
+        return found
+
+    def _model(self, problem: str, answers: Sequence[Answer]) -> CostModel | None:
+        newest = {one.schedule: one for one in answers if one.time_s}
+        own = [
+            Example(problem=problem, features=one.features, time_s=one.time_s or 0.0)
+            for one in newest.values()
+            if one.status in RIGHT and one.features
+        ]
+        return CostModel.fit([*self._experience.examples(), *own])
+
+    def _chosen(self, moves: Sequence[Move], count: int, model: CostModel | None) -> list[Move]:
+        """Return the moves that the model predicts to be fastest, and some that it did not rank."""
+        if model is None or len(moves) <= count:
+            return list(moves[:count])
+        free = sum(self._source.random() < UNMODELLED for _ in range(count))
+        kept, rest = list(moves[:free]), list(moves[free:])
+        times = model.predict([self._space.features(move.schedule) for move in rest])
+        order = sorted(range(len(rest)), key=lambda index: float(times[index]))
+        return kept + [rest[index] for index in order[: count - free]]
+
+    def _proposed(
+        self, moves: Sequence[Move], hashes: Mapping[Schedule, str], *, opener: bool = False
+    ) -> list[Proposal]:
+        """Return proposals for moves; a schedule that gives no kernel is not asked for again."""
+        found = []
+        for move in moves:
+            self._asked.add(move.schedule)
+            try:
+                kernel = self._space.kernel(move.schedule)
+            except RatchetError:
+                continue
+            found.append(
+                Proposal(
+                    kernel=kernel,
+                    author=self.name,
+                    parents=tuple(hashes[one] for one in move.parents if one in hashes),
+                    note=move.note,
+                    schedule=move.schedule,
+                    features=tuple(self._space.features(move.schedule)),
+                    opener=opener,
+                )
+            )
+        return found
