@@ -22,7 +22,7 @@ from transformers import LlamaConfig, LlamaForCausalLM
 
 import ratchet
 from ratchet.base.devices.probe import probe, software
-from ratchet.train.recipe.describe import signature_of
+from ratchet.train.recipe.recipe import signature_of
 from ratchet.train.recipe.recipe import Recipe
 from ratchet.train.workloads.config import StepConfig
 

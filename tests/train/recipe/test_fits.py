@@ -22,8 +22,8 @@ from ratchet.base.errors import RecipeError
 from ratchet.judge.kernels import registry
 from ratchet.train.recipe import fits
 from ratchet.train.recipe.compiled_step import CompiledStep
-from ratchet.train.recipe.describe import StepFacts, signature_of
-from ratchet.train.recipe.recipe import with_config
+from ratchet.train.recipe.describe import StepFacts
+from ratchet.train.recipe.recipe import signature_of, with_config
 from ratchet.train.turn.compose import make_recipe
 from ratchet.train.workloads import load
 from ratchet.train.workloads.config import StepConfig

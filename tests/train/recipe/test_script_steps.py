@@ -19,8 +19,7 @@ from torch import Tensor, nn
 import ratchet
 from ratchet.base.errors import RecipeError
 from ratchet.train.recipe.compiled_step import CompiledStep
-from ratchet.train.recipe.describe import signature_of
-from ratchet.train.recipe.recipe import Recipe
+from ratchet.train.recipe.recipe import Recipe, signature_of
 from ratchet.train.workloads.config import StepConfig
 
 QUIET = [

@@ -35,9 +35,14 @@ from ratchet.scale.parallel.levers import (
 )
 from ratchet.scale.parallel.rank import RankArm, RankResult, RankStep
 from ratchet.train.levers import check_lever
-from ratchet.train.recipe.describe import ModelSignature, signature_of
 from ratchet.train.recipe.ranks import by_units, without_process
-from ratchet.train.recipe.recipe import Recipe, describe, wanted_libraries
+from ratchet.train.recipe.recipe import (
+    ModelSignature,
+    Recipe,
+    describe,
+    signature_of,
+    wanted_libraries,
+)
 from ratchet.train.turn.compose import make_folder
 from ratchet.train.turn.loop import optimize
 from ratchet.train.turn.optimize_result import Change

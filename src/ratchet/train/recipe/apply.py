@@ -38,12 +38,13 @@ from ratchet.train.recipe.ranks import (
 from ratchet.train.recipe.recipe import Recipe, wanted_libraries
 from ratchet.train.recipe.slots import install_update
 from ratchet.train.workloads.config import AUTOCAST, StepConfig, default_of
-from ratchet.train.workloads.step import TrainingStep
 from ratchet.train.workloads.updates import writes_gradients
 from ratchet.train.workloads.workload import Workload
 
 if TYPE_CHECKING:
     from transformers import TrainingArguments
+
+    from ratchet.train.workloads.step import TrainingStep
 
 
 log = logging.getLogger("ratchet")

@@ -12,6 +12,7 @@ import threading
 from collections.abc import Callable, Sequence
 from contextlib import ExitStack
 from dataclasses import dataclass
+from typing import TYPE_CHECKING
 
 import msgspec
 import torch
@@ -19,7 +20,6 @@ from torch import nn
 from torch.optim import Optimizer
 
 from ratchet.base.errors import told
-from ratchet.train.graph.steps import InstalledStep, build_step
 from ratchet.train.recipe.first_call import WATCHING, Seen, recurrent_in, watch
 from ratchet.train.recipe.module_calls import ModuleCall, attention, compile_options, memory_slots
 from ratchet.train.recipe.script_state import RAISED, Marks, numbers
@@ -46,6 +46,9 @@ from ratchet.train.workloads.lowered import lowered_forward
 from ratchet.train.workloads.own_step import BatchStep
 from ratchet.train.workloads.updates import has_implementation
 from ratchet.train.workloads.workload import Workload
+
+if TYPE_CHECKING:
+    from ratchet.train.graph.steps import InstalledStep
 
 log = logging.getLogger("ratchet")
 MOST_RECOMPILATIONS = 2
@@ -313,6 +316,8 @@ def build(workload: Workload, config: StepConfig) -> InstalledStep:
 
     A `train_step` runs as `ratchet.compile` runs a script's: its first call is as written.
     """
+    from ratchet.train.graph.steps import build_step  # a script's own step does without
+
     own = workload.as_written() != config
     return build_step(workload, config, install=_install if own else None)
 

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import hashlib
 import os
 from collections.abc import Callable, Sequence
 from pathlib import Path
@@ -14,34 +13,13 @@ from torch.nn.functional import scaled_dot_product_attention
 from torch.overrides import TorchFunctionMode
 from torch.profiler import ProfilerActivity, profile, record_function
 
+from ratchet.train.recipe.recipe import ModelSignature, signature_of
 from ratchet.train.workloads.config import StepConfig
 from ratchet.train.workloads.fake import flops_of
 from ratchet.train.workloads.step import TrainingStep
 from ratchet.train.workloads.trainer import TrainerBatches
 from ratchet.train.workloads.updates import unwrapped, why_not_fused, why_not_in_backward
 from ratchet.train.workloads.workload import Batch, count, samples_of
-
-
-class ModelSignature(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    """A model that a recipe was proven for, identified by its parameters' shapes."""
-
-    tensors: int
-    parameters: int
-    shapes: str
-    """Hash of all shapes in sorted order, so a wrapped model's names do not matter."""
-
-    def __str__(self) -> str:
-        return f"a model of {self.tensors:,} tensors with {self.parameters:,} parameters"
-
-
-def signature_of(model: nn.Module) -> ModelSignature:
-    """Return a model's signature: the number of its parameters and their shapes."""
-    shapes = sorted(tuple(parameter.shape) for parameter in model.parameters())
-    return ModelSignature(
-        tensors=len(shapes),
-        parameters=sum(parameter.numel() for parameter in model.parameters()),
-        shapes=hashlib.sha256(repr(shapes).encode()).hexdigest(),
-    )
 
 
 class StepFacts(msgspec.Struct, frozen=True, kw_only=True):

@@ -1,26 +1,30 @@
-"""Load kernels into a process: only those that this machine's ledger lists as proven."""
+"""Load a recipe's kernels: only those that this machine's ledger lists as proven.
+
+A kernel that the ledger does not list is judged again in the sandbox. Any failure there leaves the
+kernel out and never stops the training.
+"""
 
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Annotated, Any, Protocol, runtime_checkable
+from typing import TYPE_CHECKING, Annotated, Any, Protocol, runtime_checkable
 
 import msgspec
 
-from ratchet.base.errors import KernelError, RatchetError, RecipeError
-from ratchet.judge.court.court import Court
-from ratchet.judge.kernels import registry
-from ratchet.judge.kernels.kernel import Kernel
-from ratchet.judge.kernels.library import LIBRARY
-from ratchet.judge.kernels.registry import DEVICES, build_kernel, load_entry
-from ratchet.judge.problems.problem import Problem
-from ratchet.judge.problems.suites.shipped import WorkloadShapes
-from ratchet.judge.terms import Terms
-from ratchet.judge.verdict import Verdict
-from ratchet.train.graph.regions import check_region_problem, region_name
+from ratchet.base.errors import DeviceError, KernelError, RatchetError, RecipeError
 from ratchet.train.workloads.config import StepConfig
+
+# Every script that installs a recipe imports this module. Most recipes have no kernels, and the
+# ledger proves nearly all that there are: so the library, the ledger and above all the court, with
+# its sandbox and its trials, are imported by what needs them.
+if TYPE_CHECKING:
+    from ratchet.base.ledger import Ledger
+    from ratchet.judge.court.court import Court
+    from ratchet.judge.kernels.kernel import Kernel
+    from ratchet.judge.problems.problem import Problem
+    from ratchet.judge.verdict import Verdict
 
 KEY = r"^[0-9a-f]{64}$"
 
@@ -48,6 +52,8 @@ class InstalledKernel(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_
 
     def find(self) -> Kernel:
         """Return the library's kernel with this hash; a RecipeError if this version has none."""
+        from ratchet.judge.kernels.library import LIBRARY
+
         library = LIBRARY.get(self.library)
         if library is not None:
             for kernel in library.kernels(self.isa):
@@ -60,11 +66,16 @@ class InstalledKernel(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_
 
     def problems(self) -> list[Problem]:
         """Return the library's problems for it, on which it can be proven again."""
+        from ratchet.judge.kernels.library import LIBRARY
+        from ratchet.judge.problems.suites.shipped import WorkloadShapes
+
         found = LIBRARY[self.library].problems(WorkloadShapes())
         return [problem for problem in found if problem.name == self.entry]
 
     def activate(self, kernel: Kernel, path: Path) -> None:
         """Load it into this process."""
+        from ratchet.judge.kernels import registry
+
         registry.activate(kernel, path)
 
 
@@ -83,10 +94,15 @@ class RegionKernel(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fie
     @property
     def library(self) -> str:
         """The name that stands for it among a config's kernels."""
+        from ratchet.train.graph.regions import region_name
+
         return region_name(self.region)
 
     def find(self) -> Kernel:
         """Return the kernel; a RecipeError if it is not the one that was proven for the region."""
+        from ratchet.judge.kernels.kernel import Kernel
+        from ratchet.judge.kernels.registry import DEVICES
+
         try:
             kernel = Kernel.from_json(self.kernel)
             self.problems()
@@ -98,12 +114,17 @@ class RegionKernel(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fie
 
     def problems(self) -> list[Problem]:
         """Return the region's problem; a KernelError if it is not this region's."""
+        from ratchet.judge.problems.problem import Problem
+        from ratchet.train.graph.regions import check_region_problem
+
         problem = Problem.from_json(self.problem)
         check_region_problem(problem, self.region)
         return [problem]
 
     def activate(self, kernel: Kernel, path: Path) -> None:
         """Load it into this process, for the region's calls."""
+        from ratchet.judge.kernels import registry
+
         registry.activate(kernel, path, name=self.library)
 
     @property
@@ -120,22 +141,19 @@ def as_kernel(_: object, document: Mapping[str, Any]) -> AnyKernel:
 
 def activate_proven(kernels: Sequence[Mapping[str, object]]) -> None:
     """Load kernels that the caller has found proven in the ledger into this process."""
+    if not kernels:
+        return
+    from ratchet.judge.kernels.registry import build_kernel
+
     for document in kernels:
         installed = as_kernel(AnyKernel, document)
         kernel = installed.find()
         installed.activate(kernel, build_kernel(kernel))
 
 
-# Admit a recipe's kernels to a training script: only those proven on this machine.
-#
-# A kernel that the ledger does not list as proven is judged again in the sandbox. Any failure
-# there leaves the kernel out and never stops the training.
-
 ADAMW = "adamw"
 SHOWN = 24
 """Characters of a kernel's name that a message shows: a region's key is long."""
-TERMS = Terms()
-_Asked = tuple[AnyKernel, Kernel]
 
 
 @dataclass(kw_only=True)
@@ -173,7 +191,10 @@ def ready_kernels(installed: Sequence[AnyKernel], ledger_url: str | None) -> Rea
     ready = ReadyKernels()
     if not installed:
         return ready
-    found: dict[str, list[_Asked]] = {}
+    from ratchet.base.ledger import Ledger
+    from ratchet.judge.kernels.registry import build_kernel, load_entry
+
+    found: dict[str, list[tuple[AnyKernel, Kernel]]] = {}
     for name in dict.fromkeys(kernel.library for kernel in installed):
         own = [kernel for kernel in installed if kernel.library == name]
         try:
@@ -181,62 +202,77 @@ def ready_kernels(installed: Sequence[AnyKernel], ledger_url: str | None) -> Rea
         except RecipeError as error:
             ready.left_out[name] = str(error)
     try:
-        with Court(ledger_url) as court:
-            reasons = _objections(court, found)
+        with Ledger.open(ledger_url) as ledger:
+            reasons = _objections(ledger, found)
     except (RatchetError, OSError) as error:
         reasons = dict.fromkeys(found, _line(error))
     ready.left_out |= {name: reason for name, reason in reasons.items() if reason}
     for name in found.keys() - ready.left_out.keys():
         try:
-            ready.compiled += _compiled(found[name])
+            compiled = [(one, kernel, build_kernel(kernel)) for one, kernel in found[name]]
+            for _, kernel, path in compiled:
+                load_entry(kernel, path)
+            ready.compiled += compiled
         except (RatchetError, OSError) as error:
             ready.left_out[name] = _line(error)
     return ready
 
 
-def _compiled(kernels: Sequence[_Asked]) -> list[tuple[AnyKernel, Kernel, Path]]:
-    """Return the kernels with their built files, after checking that each one loads."""
-    compiled = [(one, kernel, build_kernel(kernel)) for one, kernel in kernels]
-    for _, kernel, path in compiled:
-        load_entry(kernel, path)
-    return compiled
-
-
-def _objections(court: Court, found: Mapping[str, Sequence[_Asked]]) -> dict[str, str]:
+def _objections(
+    ledger: Ledger, found: Mapping[str, Sequence[tuple[AnyKernel, Kernel]]]
+) -> dict[str, str]:
     """Return the reason why each library kernel may not be loaded; "" if it may."""
-    return {name: _objection(court, kernels) for name, kernels in found.items()}
+    left = {
+        name: [(one, kernel) for one, kernel in kernels if not _is_proven(ledger, one, kernel)]
+        for name, kernels in found.items()
+    }
+    if not any(left.values()):
+        return dict.fromkeys(found, "")
+    from ratchet.judge.court.court import Court
+
+    with Court(ledger) as court:
+        return {name: _objection(court, kernels) for name, kernels in left.items()}
 
 
-def _unproven(court: Court, kernels: Sequence[_Asked]) -> list[_Asked]:
-    return [(one, kernel) for one, kernel in kernels if not _is_proven(court, one, kernel)]
+def _is_proven(ledger: Ledger, installed: AnyKernel, kernel: Kernel) -> bool:
+    from ratchet.base.devices.probe import probe
+    from ratchet.judge.revision import revision
+    from ratchet.judge.sandbox.accelerator import may_use_gpu
 
-
-def _is_proven(court: Court, installed: AnyKernel, kernel: Kernel) -> bool:
-    if not court.is_proven(kernel):
+    try:  # a GPU's verdict is not this CPU's; see `Court.fingerprint_for`
+        here = ledger.here(probe("auto" if may_use_gpu(kernel, "auto") else "cpu"))
+    except DeviceError:
+        here = ledger.here(probe("cpu"))
+    if not ledger.proven(kernel.hash, here, judge=revision()):
         return False
     if isinstance(installed, InstalledKernel):
         return True
     # A library kernel belongs to its op. A region's kernel must be proven for this region.
-    known = [court.last(kernel, problem) for problem in installed.problems()]
-    return all(one is not None and one.verdict.status == "proven" for one in known)
+    verdicts = [
+        ledger.verdict(kernel.hash, problem.hash, here, judge=revision())
+        for problem in installed.problems()
+    ]
+    return all(one is not None and one["status"] == "proven" for one in verdicts)
 
 
-def _objection(court: Court, kernels: Sequence[_Asked]) -> str:
-    """Check all unproven entries for correctness before timing any."""
-    left = _unproven(court, kernels)
+def _objection(court: Court, left: Sequence[tuple[AnyKernel, Kernel]]) -> str:
+    """Judge unproven kernels, all of them for correctness before any is timed."""
+    from ratchet.judge.terms import Terms
+
+    terms = Terms()
     try:
         asked = [(one, kernel, problem) for one, kernel in left for problem in one.problems()]
         for _, kernel, problem in asked:
-            judged = court.judge(kernel, problem.untimed(), TERMS)
+            judged = court.judge(kernel, problem.untimed(), terms)
             if judged.verdict.status not in ("correct", "proven"):
                 return _said(kernel, judged.verdict)
         for one, kernel, problem in asked:
-            judged = court.judge(kernel, problem, TERMS)
-            if not _is_proven(court, one, kernel):
+            judged = court.judge(kernel, problem, terms)
+            if not _is_proven(court.ledger, one, kernel):
                 return _said(kernel, judged.verdict)
     except (RatchetError, OSError) as error:
         return _line(error)
-    left = _unproven(court, left)
+    left = [(one, kernel) for one, kernel in left if not _is_proven(court.ledger, one, kernel)]
     return f"{left[0][1].entry}: the library has no problem to prove it on" if left else ""
 
 

@@ -16,7 +16,6 @@ from torch import nn
 from torch.nn.attention import sdpa_kernel
 
 from ratchet.base.errors import told
-from ratchet.train.graph.steps import install_options, installed_kernels
 from ratchet.train.recipe.first_call import FirstGradients, kept_state, recurrent_in
 from ratchet.train.recipe.script_state import RAISED, Marks
 from ratchet.train.recipe.slots import (
@@ -39,11 +38,10 @@ from ratchet.train.workloads.compiling import (
     without_ddp,
 )
 from ratchet.train.workloads.config import AUTOCAST, StepConfig
-from ratchet.train.workloads.deferred_logits import apply_logits, replaced_in
-from ratchet.train.workloads.fp8_products import apply_products, multiplying_in
 from ratchet.train.workloads.lowered import mixed_precision
-from ratchet.train.workloads.step import ATTENTION_BACKENDS, inductor_options
 
+# Every script that installs a recipe imports this module. What compiles, and what few recipes
+# change, is imported by what needs it.
 log = logging.getLogger("ratchet")
 SLOT = "_compiled_call_impl"
 
@@ -187,6 +185,8 @@ class UnitForward(Attribute):
 
 def attention(config: StepConfig) -> AbstractContextManager[object]:
     """Return the context of a config's attention back end."""
+    from ratchet.train.workloads.step import ATTENTION_BACKENDS
+
     backends = ATTENTION_BACKENDS.get(config.attention)
     return sdpa_kernel(backends) if backends else nullcontext()
 
@@ -208,10 +208,14 @@ def memory_slots(
         ]
         apply_checkpointing(model, "none")
     if config.logits != "whole":
+        from ratchet.train.workloads.deferred_logits import apply_logits, replaced_in
+
         apply_logits(model, config.logits)
         found += [Attribute(one, "forward", one.__dict__["forward"]) for one in replaced_in(model)]
         apply_logits(model, "whole")
     if config.products != "own":
+        from ratchet.train.workloads.fp8_products import apply_products, multiplying_in
+
         apply_products(model, config.products)
         found += [
             Attribute(one, "forward", one.__dict__["forward"]) for one in multiplying_in(model)
@@ -258,6 +262,9 @@ def compile_options(
     """
     if config.compile_mode is None:
         return None
+    from ratchet.train.graph.steps import install_options, installed_kernels
+    from ratchet.train.workloads.step import inductor_options
+
     kernels = install_options(installed_kernels(config)) if install is None else install
     return {**inductor_options(config), **kernels}
 

@@ -16,8 +16,6 @@ from torch import nn
 from ratchet.base import scratch
 from ratchet.base.devices.probe import probe, software
 from ratchet.base.errors import RecipeError
-from ratchet.judge.kernels.languages.cpp import cache_folder
-from ratchet.train.graph.steps import CHUNKED
 from ratchet.train.recipe.recipe import Recipe
 from ratchet.train.workloads.compiling import sharded_in, units_of
 from ratchet.train.workloads.config import StepConfig
@@ -37,6 +35,8 @@ def one_rank_at_a_time() -> Iterator[None]:
     if int(os.environ.get("LOCAL_WORLD_SIZE", "1")) == 1:
         yield
         return
+    from ratchet.judge.kernels.languages.cpp import cache_folder
+
     with scratch.locked(cache_folder().parent / "ranks"):
         yield
 
@@ -135,6 +135,8 @@ def by_units(config: StepConfig, *, whole: bool = False) -> tuple[StepConfig, li
 
     `whole` says that one unit is the whole model.
     """
+    from ratchet.train.graph.steps import CHUNKED
+
     left: list[str] = []
     if config.logits != "whole":
         left.append("logits stay whole: FSDP2 frees the head's weights before the loss is computed")

@@ -6,23 +6,48 @@ import hashlib
 import json
 from dataclasses import dataclass
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 import msgspec
 
 from ratchet.base import Json, files
 from ratchet.base.errors import ForeignRecipe, RecipeError
 from ratchet.base.serialise import document_of, encoded
-from ratchet.train.recipe.describe import ModelSignature
 from ratchet.train.recipe.installed import AnyKernel, as_kernel
 from ratchet.train.workloads.config import AROUND_GRAPHS, StepConfig
 from ratchet.train.workloads.names import LoadOptions
 from ratchet.train.workloads.parallel import TunedLayout
+
+if TYPE_CHECKING:
+    from torch import nn
 
 SCHEMA = 1
 MOST_BYTES = 1 << 23
 """Size limit of a recipe file: a few thousand bytes, and up to 50,000 for a region's kernel."""
 ADDED = ("model", "optimizer", "parallel")
 """Fields that older recipes lack; an empty one is left out of the checksum."""
+
+
+class ModelSignature(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """A model that a recipe was proven for, identified by its parameters' shapes."""
+
+    tensors: int
+    parameters: int
+    shapes: str
+    """Hash of all shapes in sorted order, so a wrapped model's names do not matter."""
+
+    def __str__(self) -> str:
+        return f"a model of {self.tensors:,} tensors with {self.parameters:,} parameters"
+
+
+def signature_of(model: nn.Module) -> ModelSignature:
+    """Return a model's signature: the number of its parameters and their shapes."""
+    shapes = sorted(tuple(parameter.shape) for parameter in model.parameters())
+    return ModelSignature(
+        tensors=len(shapes),
+        parameters=sum(parameter.numel() for parameter in model.parameters()),
+        shapes=hashlib.sha256(repr(shapes).encode()).hexdigest(),
+    )
 
 
 class Recipe(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):

@@ -14,12 +14,6 @@ from torch import Tensor, nn
 from torch.optim import AdamW, Optimizer
 from torch.utils._pytree import tree_leaves, tree_map
 
-from ratchet.judge.kernels.library.adamw import (
-    check_optimizer,
-    is_scaled,
-    step_adamw,
-    step_by_torch,
-)
 from ratchet.train.workloads.config import StepConfig
 from ratchet.train.workloads.updates import select_implementation
 
@@ -127,6 +121,8 @@ def kernel_slot(optimizer: Optimizer) -> Attribute:
     Schedules, made before or after, keep working. Raises a KernelError if the kernel cannot step
     this optimizer.
     """
+    from ratchet.judge.kernels.library.adamw import check_optimizer  # few recipes have the kernel
+
     check_optimizer(optimizer)
     update: Callable[..., object] = Optimizer.profile_hook_step(_kernel_step)
 
@@ -143,6 +139,8 @@ def kernel_slot(optimizer: Optimizer) -> Attribute:
 
 def _kernel_step(optimizer: AdamW, closure: Callable[[], object] | None = None) -> object:
     """Step by the kernel, under the contract of torch's own method."""
+    from ratchet.judge.kernels.library.adamw import is_scaled, step_adamw, step_by_torch
+
     loss = None
     if closure is not None:
         with torch.enable_grad():
