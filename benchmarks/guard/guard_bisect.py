@@ -31,7 +31,7 @@ from pathlib import Path
 
 import numpy as np
 
-from ratchet.guard.bisection import (
+from ratchet.guard.bisect import (
     BisectOptions,
     BisectRun,
     CommitLine,

@@ -11,7 +11,7 @@ from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
 from ratchet.base.errors import MeasureError
-from ratchet.guard.bisection import (
+from ratchet.guard.bisect import (
     BisectOptions,
     BisectResult,
     BisectRun,
@@ -20,8 +20,8 @@ from ratchet.guard.bisection import (
     Journal,
     JournalLine,
 )
+from ratchet.guard.bisect.search import GOOD, CommitPair, CommitSearch
 from ratchet.guard.command import CommandRun, MeasuredCommand
-from ratchet.guard.commit_search import GOOD, CommitPair, CommitSearch
 
 
 class MadeUpCommits:

@@ -15,7 +15,8 @@ from noisy_repository import git, make_repository
 from ratchet.cli import main
 from ratchet.guard.history.formats import write_results
 from ratchet.guard.history.series import gather
-from ratchet.guard.suite import (
+from ratchet.guard.watch import MARKER, junit, markdown
+from ratchet.guard.watch.suite import (
     SMOKE,
     WatchedCommand,
     WatchedResult,
@@ -25,7 +26,6 @@ from ratchet.guard.suite import (
     read_suite,
     watch_history,
 )
-from ratchet.guard.watch import MARKER, junit, markdown
 
 EXAMPLE = Path(__file__).parents[2] / "examples" / "github-actions" / "ratchet-watch.yml"
 SUITE = f"""\

@@ -20,7 +20,7 @@ from ratchet.judge.problems.problem import Case, Problem, TensorSpec
 from ratchet.write.author import Answer, Progress, Schedule
 from ratchet.write.effort import ETA, RUNGS, Rungs, floor_s
 from ratchet.write.search import CostModel, Earlier, Example, Experience, SearchAuthor
-from ratchet.write.search_strategies import Evolution, ScoredSchedule, differences
+from ratchet.write.search.strategies import Evolution, ScoredSchedule, differences
 
 
 def search(

@@ -74,7 +74,7 @@ def bisect(
     """
     from ratchet.base.errors import RepositoryError
     from ratchet.base.show.words import parse_share
-    from ratchet.guard.bisection import commit_range
+    from ratchet.guard.bisect import commit_range
     from ratchet.guard.command import MeasuredCommand
 
     words = context.meta[COMMAND]
@@ -89,7 +89,7 @@ def bisect(
 
     import platformdirs
 
-    from ratchet.guard.bisection import (
+    from ratchet.guard.bisect import (
         BisectOptions,
         PairProgress,
         bisect_commits,

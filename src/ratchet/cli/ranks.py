@@ -32,8 +32,8 @@ def preflight(
     """
     import torch
 
-    from ratchet.scale.preflight import preflight as check
-    from ratchet.scale.preflight import preflight_report
+    from ratchet.scale.ranks.preflight import preflight as check
+    from ratchet.scale.ranks.preflight import preflight_report
 
     named = device if device != "auto" else "cuda" if torch.cuda.is_available() else "cpu"
     found = check(named, time_limit_s=time_limit)
@@ -61,7 +61,7 @@ def debug(
 
     Exit code 1 if something was found.
     """
-    from ratchet.scale.untangle import read_dumps, untangle, untangled_report
+    from ratchet.scale.ranks.untangle import read_dumps, untangle, untangled_report
 
     found = untangle(*read_dumps(dumps))
     if as_json:

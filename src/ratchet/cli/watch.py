@@ -10,7 +10,7 @@ import typer
 from ratchet.cli.app import AsJson, Debug, LedgerUrl, app, print_error, print_json, print_result
 
 if TYPE_CHECKING:
-    from ratchet.guard.suite import WatchReport
+    from ratchet.guard.watch.suite import WatchReport
 
 
 @app.command()
@@ -62,7 +62,7 @@ def watch(
     """
     from ratchet.base import files
     from ratchet.base.errors import RatchetError, WatchError
-    from ratchet.guard.suite import read_suite
+    from ratchet.guard.watch.suite import read_suite
 
     here = Path.cwd()
     if bool(base) == (against is not None):
@@ -73,8 +73,8 @@ def watch(
 
     from ratchet.base.show.terminal import RunProgress
     from ratchet.guard import watch as watch_report
-    from ratchet.guard.suite import pairs_of
     from ratchet.guard.watch import GateQuestion, run_gate
+    from ratchet.guard.watch.suite import pairs_of
     from ratchet.train.turn.settings import parse_budget_s
 
     seconds = parse_budget_s(budget) if budget else float("inf")

@@ -11,7 +11,7 @@ import pytest
 from forked_ranks import run_forked
 
 from ratchet.base.errors import RanksError
-from ratchet.scale.untangle import Untangled, read_dump, read_dumps, untangle
+from ratchet.scale.ranks.untangle import Untangled, read_dump, read_dumps, untangle
 
 JOB = """
 import datetime, os, sys, time

@@ -7,7 +7,7 @@ from pathlib import Path
 
 from forked_ranks import run_forked
 
-from ratchet.scale.preflight import Preflight, RankCheck, outliers, preflight
+from ratchet.scale.ranks.preflight import Preflight, RankCheck, outliers, preflight
 
 ONE = RankCheck(
     rank=0, host="a", device="cpu", gemm_flops_per_s=1e11, copy_bytes_per_s=1e10,
@@ -42,7 +42,7 @@ def test_what_stands_out_is_named() -> None:
 JOB = """
 import os, sys
 from ratchet.base.errors import RanksError
-from ratchet.scale.preflight import preflight
+from ratchet.scale.ranks.preflight import preflight
 if sys.argv[1] == "dies" and os.environ["RANK"] == "1":
     os._exit(9)
 try:
@@ -60,7 +60,7 @@ if found:
 def run_ranks(fault: str, folder: Path) -> str:
     script = folder / "job.py"
     script.write_text(JOB)
-    return run_forked(2, "ratchet.scale.preflight", script, fault).stdout
+    return run_forked(2, "ratchet.scale.ranks.preflight", script, fault).stdout
 
 
 def test_two_ranks_measure_their_links(tmp_path: Path) -> None:

@@ -25,7 +25,7 @@ from ratchet.guard.numerics.find import (
     OpenRecorder,
     recorder_process,
 )
-from ratchet.guard.scripts import NUMERICS_SCRIPT
+from ratchet.guard.repro.scripts import NUMERICS_SCRIPT
 from ratchet.train.workloads.names import is_user_spec, user_file
 
 COMMAND = "numerics"

@@ -28,7 +28,7 @@ from ratchet.base.serialise import document_of
 from ratchet.base.show import model as m
 from ratchet.base.show.terminal import MovingLine
 from ratchet.guard.repro import RATCHET, SCRIPT, Reported, quoted, write_finding
-from ratchet.guard.scripts import SWEEP_SCRIPT
+from ratchet.guard.repro.scripts import SWEEP_SCRIPT
 from ratchet.guard.sweep.row import STATUSES, Status, SweepRequest, TypeRow
 from ratchet.train.workloads.hf_config import trained_types
 

@@ -23,8 +23,8 @@ from ratchet.base.git import git, has_changes, resolve
 from ratchet.base.measure.estimate import WIDEST
 from ratchet.base.show import model as m
 from ratchet.base.show.terminal import MovingLine
+from ratchet.guard.bisect.search import GOOD, STOP, CommitPair, CommitSearch, Effect, evidence
 from ratchet.guard.command import Checkouts, CommandRun, MeasuredCommand
-from ratchet.guard.commit_search import GOOD, STOP, CommitPair, CommitSearch, Effect, evidence
 from ratchet.guard.history.show import short_revision
 
 

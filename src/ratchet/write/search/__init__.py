@@ -15,7 +15,7 @@ from ratchet.base.errors import RatchetError
 from ratchet.base.measure import FloatArray
 from ratchet.write.author import FAILED, RIGHT, Answer, Progress, Proposal, Schedule, Space
 from ratchet.write.effort import Rungs
-from ratchet.write.search_strategies import (
+from ratchet.write.search.strategies import (
     Evolution,
     Move,
     ScoredSchedule,
@@ -218,7 +218,7 @@ class RandomSearch:
 
 
 def _optuna(space: Space, source: random.Random) -> SearchStrategy:
-    from ratchet.write.search_strategies import OptunaSearch
+    from ratchet.write.search.strategies import OptunaSearch
 
     return OptunaSearch(space, source)
 

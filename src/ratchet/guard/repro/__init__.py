@@ -17,7 +17,7 @@ from ratchet.base.errors import GuardError
 from ratchet.base.ledger import Ledger, RecordedTurn
 from ratchet.base.serialise import json_text
 from ratchet.guard.compare.request import CompareRequest
-from ratchet.guard.scripts import CHECK, COMMAND_SCRIPT, RATCHET_SCRIPT, VERDICT_SCRIPT
+from ratchet.guard.repro.scripts import CHECK, COMMAND_SCRIPT, RATCHET_SCRIPT, VERDICT_SCRIPT
 from ratchet.train.workloads.names import is_user_spec
 
 CHANGES = "+changes"

@@ -20,7 +20,7 @@ from ratchet.guard.history.csv_file import ImportDefaults
 from ratchet.guard.history.formats import read_results
 from ratchet.guard.history.series import gather
 from ratchet.guard.history.show import short_revision
-from ratchet.guard.suite import (
+from ratchet.guard.watch.suite import (
     OnRun,
     WatchedResult,
     WatchLimits,
