@@ -20,7 +20,7 @@ from ratchet.write.form.form import Fold, LoopForm, Map, Scatter, Source, Unsupp
 from ratchet.write.form.forms import form_as_json, form_from_json, forms_of
 from ratchet.write.form.lower import lower
 from ratchet.write.generator.fusion import Alone, LoopNest, planned
-from ratchet.write.generator.schedule import read
+from ratchet.write.generator.schedule import Choices
 from ratchet.write.generator.source import source_of
 
 Scalars = Sequence[float]
@@ -89,7 +89,7 @@ def test_groups_of_a_row_share_a_loop_with_what_reads_them_back(name: str) -> No
     (nest,) = planned(form).stages
     assert isinstance(nest, LoopNest)
     assert {"row fold", "part"} <= set(nest.members.values())
-    text = source_of([form], read(()), "entry")
+    text = source_of([form], Choices.read(()), "entry")
     assert "constexpr bool" in text  # the loop over a group is cut where the padding starts
     assert "int64_t w0" not in text  # nothing is copied: it may change its inputs in place
 
@@ -200,7 +200,7 @@ def test_a_form_comes_back_from_json(name: str) -> None:
     document = json.loads(json.dumps(form_as_json(form)))
     again = form_from_json(document)
     assert form_as_json(again) == document
-    assert source_of([again], read(()), name) == source_of([form], read(()), name)
+    assert source_of([again], Choices.read(()), name) == source_of([form], Choices.read(()), name)
 
 
 def test_a_name_that_is_code_is_refused() -> None:
@@ -240,6 +240,6 @@ def test_equal_computations_are_one() -> None:
 
 def test_groups_of_a_row_are_loops() -> None:
     form = form_of("dequantise_fp8_blocks")
-    source = source_of([form], read(()), "entry")
+    source = source_of([form], Choices.read(()), "entry")
     dense = source[source.index("dense_0(") : source.index("strided_0(")]
     assert ">> 7" not in dense and "x1[i0_0i0_1q]" in dense

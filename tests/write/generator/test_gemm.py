@@ -36,7 +36,7 @@ def test_products_are_right_on_each_instruction_set(
 ) -> None:
     if needs and needs not in probe("cpu").isa:
         pytest.skip(f"this CPU has no {needs}")
-    blocks = "\n".join(Choices(depth=192, columns=256).blocks)
+    blocks = "\n".join(Choices.read((("columns", "256"), ("depth", "192"))).blocks)
     source, program = tmp_path / "check.cpp", tmp_path / "check"
     text = "\n".join([blocks, prelude(frozenset({"gemm"})), CHECK.read_text(encoding="utf-8")])
     source.write_text(text, encoding="utf-8")

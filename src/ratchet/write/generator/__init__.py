@@ -18,11 +18,13 @@ def space_for(problem: Problem, *, device: str = "cpu") -> Space:
         UnsupportedOp: the reference has an op that the generator does not know.
     """
     from ratchet.write.form.forms import forms_of
-    from ratchet.write.generator.space import GeneratedSpace, options_of
+    from ratchet.write.generator.space import GeneratedSpace, options_of, tile_options
 
     forms = forms_of(problem)
-    if device != "cpu":
-        from ratchet.write.generator.space import triton_space
-
-        return triton_space(problem, forms)
-    return GeneratedSpace(problem=problem, forms=forms, options=options_of(forms))
+    if device == "cpu":
+        options = options_of(forms)
+        return GeneratedSpace(problem=problem, forms=forms, options=options, language="cpp")
+    options = tile_options(forms)
+    space = GeneratedSpace(problem=problem, forms=forms, options=options, language="triton")
+    space.kernel(space.first()[0])  # a part of a form may have no Triton
+    return space

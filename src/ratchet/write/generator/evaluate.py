@@ -94,6 +94,8 @@ class NestedScopes(abc.ABC):
         """Functions of the prelude that the code calls."""
         self.local: set[Node] = set()
         """Nodes with memory that the stage computes itself, element by element."""
+        self.guards: tuple[str, ...] = ()
+        """Conditions under which the index lies inside of a tensor."""
         self._count = 0
 
     def fresh(self, kind: str = "v") -> str:
@@ -123,23 +125,60 @@ class NestedScopes(abc.ABC):
         self.used.add(function)
         return f"r_{function}"
 
-    @abc.abstractmethod
     def value(self, node: Node, index: Index) -> str:
         """Return a temporary or a literal with the node's value at the index."""
+        for count in range(len(self.guards) + 1):
+            key = (node, index, self.guards[:count])
+            for scope in reversed(self.scopes):
+                if key in scope.values:
+                    return scope.values[key]
+        name = self._computed(node, index)
+        depth = self.depth_of({name}) if name.isidentifier() else 0
+        self.scopes[depth].values[(node, index, self.guards)] = name
+        return name
+
+    def _computed(self, node: Node, index: Index) -> str:
+        if node in self.buffers and node not in self.local:
+            return self.load(self.buffers[node], index)
+        match node:
+            case Constant():
+                return self.literal(node)
+            case Position():
+                return self._position(node.value.replace(own_axes(index)))
+            case View():
+                own = own_axes(index)
+                places = [
+                    place.replace(own)
+                    if isinstance(place, Extent)
+                    else named(self._drawn(self.value(place, index)))
+                    for place in node.places
+                ]
+                return self.value(node.arg, tuple(places))
+            case Choice():
+                return self._choice(node, index)
+            case Map():
+                return self._mapped(node, index)
+        raise UnsupportedOp(type(node).__name__.lower(), "inside of another computation")
+
+    @abc.abstractmethod
+    def load(self, buffer: Buffer, index: Index) -> str:
+        """Return a temporary with an element of a buffer."""
+
+    @abc.abstractmethod
+    def literal(self, node: Constant) -> str: ...
+
+    @abc.abstractmethod
+    def _position(self, place: Extent) -> str: ...
 
     @abc.abstractmethod
     def _drawn(self, text: str) -> str:
         """Return the name of an index that a tensor holds."""
 
-    def _view(self, node: View, index: Index) -> str:
-        own = own_axes(index)
-        places = [
-            place.replace(own)
-            if isinstance(place, Extent)
-            else named(self._drawn(self.value(place, index)))
-            for place in node.places
-        ]
-        return self.value(node.arg, tuple(places))
+    @abc.abstractmethod
+    def _choice(self, node: Choice, index: Index) -> str: ...
+
+    @abc.abstractmethod
+    def _mapped(self, node: Map, index: Index) -> str: ...
 
 
 class Evaluator(NestedScopes):
@@ -171,47 +210,40 @@ class Evaluator(NestedScopes):
         scope.names.add(name)
         return name
 
-    def value(self, node: Node, index: Index) -> str:
-        key = (node, index)
-        for scope in reversed(self.scopes):
-            if key in scope.values:
-                return scope.values[key]
-        name = self._computed(node, index)
-        depth = self.depth_of({name}) if name.isidentifier() else 0
-        self.scopes[depth].values[key] = name
-        return name
-
     def _computed(self, node: Node, index: Index) -> str:
-        if self.remembered is not None:
-            known = self.remembered(node, index)
-            if known is not None:
-                return known
-        if node in self.buffers and node not in self.local:
-            return self.load(self.buffers[node], index)
-        if isinstance(node, Constant):
-            return literal(node)
-        if isinstance(node, Position):
-            own = node.value.replace(own_axes(index))
-            self.indices.append(own)
-            return self.define("int64_t", own.text, own.names)
-        if isinstance(node, View):
-            return self._view(node, index)
-        if isinstance(node, Choice):
-            return self._choice(node, index)
-        if isinstance(node, Map):
-            condition = condition_of(node, index)
-            if condition is not None and not (condition.names & self._unbounded):
-                return self._compared(condition)
-            args = [self.value(one, index) for one in node.args]
-            name = self.define(
-                class_of(node.dtype),
-                self._operation(node, args),
-                {a for a in args if a.isidentifier()},
-            )
-            if self.evaluated is not None:
-                self.evaluated(node, index, name)
-            return name
-        raise UnsupportedOp(type(node).__name__.lower(), "inside of another computation")
+        known = None if self.remembered is None else self.remembered(node, index)
+        return super()._computed(node, index) if known is None else known
+
+    @staticmethod
+    def literal(node: Constant) -> str:
+        kind, value = class_of(node.dtype), node.value
+        if kind == "bool":
+            return "true" if value else "false"
+        if kind in ("int64_t", "int32_t"):
+            return f"({kind}){int(value)}"
+        number = float(value)
+        if math.isnan(number):
+            text = '__builtin_nanf("")' if kind == "float" else '__builtin_nan("")'
+            return f"({text})"
+        if math.isinf(number):
+            text = "__builtin_inff()" if kind == "float" else "__builtin_inf()"
+            return f"({'-' if number < 0 else ''}{text})"
+        return f"({number!r}f)" if kind == "float" else f"({number!r})"
+
+    def _position(self, place: Extent) -> str:
+        self.indices.append(place)
+        return self.define("int64_t", place.text, place.names)
+
+    def _mapped(self, node: Map, index: Index) -> str:
+        condition = condition_of(node, index)
+        if condition is not None and not (condition.names & self._unbounded):
+            return self._compared(condition)
+        args = [self.value(one, index) for one in node.args]
+        needs = {one for one in args if one.isidentifier()}
+        name = self.define(class_of(node.dtype), self._operation(node, args), needs)
+        if self.evaluated is not None:
+            self.evaluated(node, index, name)
+        return name
 
     def _compared(self, condition: Extent) -> str:
         if self._holds(condition):
@@ -330,22 +362,6 @@ def _number(text: str) -> bool:
     return text.startswith("(") and text.rstrip("f)")[-1:].isdigit()
 
 
-def literal(node: Constant) -> str:
-    kind, value = class_of(node.dtype), node.value
-    if kind == "bool":
-        return "true" if value else "false"
-    if kind in ("int64_t", "int32_t"):
-        return f"({kind}){int(value)}"
-    number = float(value)
-    if math.isnan(number):
-        text = '__builtin_nanf("")' if kind == "float" else '__builtin_nan("")'
-        return f"({text})"
-    if math.isinf(number):
-        text = "__builtin_inff()" if kind == "float" else "__builtin_inf()"
-        return f"({'-' if number < 0 else ''}{text})"
-    return f"({number!r}f)" if kind == "float" else f"({number!r})"
-
-
 LEAST: Final = {"int64_t": "INT64_MIN", "int32_t": "INT32_MIN"}
 GREATEST: Final = {"int64_t": "INT64_MAX", "int32_t": "INT32_MAX"}
 
@@ -385,8 +401,9 @@ class Folding:
         return f"{total} = r_{self.op.name}({total}, {value});"
 
 
-def folding(node: Fold | Scan) -> Folding:
-    """Return how a reduction accumulates."""
+def folding(node: Node) -> Folding:
+    """Return how a reduction or a scan accumulates."""
+    assert isinstance(node, Fold | Scan)
     kind = class_of(node.dtype)
     return Folding(op=FOLDS[node.op], kind="int32_t" if kind == "bool" else kind)
 

@@ -218,7 +218,7 @@ class NestWriter(NestAxes):
             if self.lanes:
                 self.lane_totals[node] = total
             elif role == "row fold":
-                row.values[(node, self.own_index(node))] = total
+                row.values[(node, self.own_index(node), ())] = total
             else:
                 row.lines.append(folding(node).add(f"g{self._number(node)}", total))
 
@@ -316,7 +316,7 @@ class NestWriter(NestAxes):
             body.append(f"const {kind} {total}_ = ({kind}){total};")
         loop = evaluator.scopes[-1]
         loop.names.add(f"{total}_")
-        loop.values[(node, index)] = f"{total}_"
+        loop.values[(node, index, ())] = f"{total}_"
         body.append(evaluator.store(self.buffers[node], index, f"{total}_"))
 
     def _row_results(self, row: LoopScope) -> None:
@@ -358,7 +358,7 @@ class NestWriter(NestAxes):
 
     def _remembered(self, node: Node, index: Index) -> str | None:
         if node in self.lane_totals:
-            kind = folding(node).kind  # type: ignore[arg-type]
+            kind = folding(node).kind
             return self.evaluator.define(
                 kind, self._lane(self.lane_totals[node]), {self._lane_name()}
             )
@@ -456,11 +456,11 @@ class NestWriter(NestAxes):
         span = f"((({width_all.text}) + 63) / 64 * 64)"
         tag = self.nest.name
         for node in columns:
-            way = folding(node)  # type: ignore[arg-type]
+            way = folding(node)
             name = f"p{self._number(node)}_{tag}"
             self.scratch.ask(name, way.kind, f"2 * most_threads * {span}")
         for node in wholes:
-            way = folding(node)  # type: ignore[arg-type]
+            way = folding(node)
             lines.append(f"{way.total_kind} h{self._number(node)}[1024];")
         for number, (node, _) in enumerate(self.keeps):
             self.scratch.ask(f"k{number}_{tag}", class_of(node.dtype), f"most_threads * {span}")
@@ -477,7 +477,7 @@ class NestWriter(NestAxes):
                 "const int64_t thread = omp_get_thread_num(), team = omp_get_num_threads();",
             ]
         for node in columns:
-            way, number = folding(node), self._number(node)  # type: ignore[arg-type]
+            way, number = folding(node), self._number(node)
             lines += [
                 f"{way.kind}* c{number} = p{number}_{tag} + 2 * thread * {span};",
                 f"{way.kind}* d{number} = c{number} + {span};",
@@ -485,7 +485,7 @@ class NestWriter(NestAxes):
                 f"c{number}[k] = d{number}[k] = {way.start};",
             ]
         for node in wholes:
-            way = folding(node)  # type: ignore[arg-type]
+            way = folding(node)
             lines.append(f"{way.total_kind} g{self._number(node)} = {way.start};")
         for number, (node, _) in enumerate(self.keeps):
             kind = class_of(node.dtype)
@@ -514,7 +514,7 @@ class NestWriter(NestAxes):
         return lines
 
     def _flushed(self, node: Node, width: Extent) -> list[str]:
-        way, number = folding(node), self._number(node)  # type: ignore[arg-type]
+        way, number = folding(node), self._number(node)
         return [
             "#pragma omp simd",
             f"for (int64_t k = 0; k < {width.text}; ++k) {{",
@@ -523,7 +523,7 @@ class NestWriter(NestAxes):
         ]
 
     def _whole_result(self, node: Node) -> list[str]:
-        way, number = folding(node), self._number(node)  # type: ignore[arg-type]
+        way, number = folding(node), self._number(node)
         index = tuple(ZERO for _ in node.shape)
         return [
             f"{way.total_kind} t{number} = {way.start};",
@@ -532,7 +532,7 @@ class NestWriter(NestAxes):
         ]
 
     def _column_result(self, node: Node, width: Extent, span: str) -> list[str]:
-        way, number = folding(node), self._number(node)  # type: ignore[arg-type]
+        way, number = folding(node), self._number(node)
         partial = f"p{number}_{self.nest.name}"
         inner = [one for one, flag in self.variables if flag]
         store = self.evaluator.store(self.buffers[node], self.own_index(node), "sum")

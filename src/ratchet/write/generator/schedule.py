@@ -2,67 +2,75 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
-from typing import Final
+from collections.abc import Callable
+from dataclasses import dataclass, field, fields
+from typing import Any, Final, Self
 
 from ratchet.write.author import Schedule
 
-OPTIONS: Final[dict[str, tuple[str, ...]]] = {
-    "fuse": ("all", "none"),
-    "grain": ("2048", "8192", "32768", "131072"),
-    "block": ("512", "2048", "8192"),
-    "width": ("512", "256"),
-    "keep": ("costly", "none", "all"),
-    "stream": ("no", "yes"),
-    "unroll": ("no", "yes"),
-    "division": ("reciprocal", "exact"),
-    "tile": ("32", "no", "16", "64"),
-    "chain": ("yes", "no"),
-    "factors": ("read", "kept"),
-    "epilogue": ("fused", "kept"),
-    "depth": ("320", "192", "512"),
-    "rows": ("96", "192", "288"),
-    "columns": ("512", "256", "1024"),
-    "direct": ("64", "0", "1024"),
-    "denormals": ("zero", "kept"),
-}
-"""Every choice with its values, the default first."""
+
+def _choice(*values: str, read: Callable[[str], Any] = int, name: str = "") -> Any:
+    """Declare a choice: its values, the default first, how one is read, and another name."""
+    return field(metadata={"name": name, "values": values, "read": read})
+
+
+def _is(chosen: str) -> Callable[[str], bool]:
+    return lambda text: text == chosen
+
+
+class _Read:
+    """A schedule, read."""
+
+    @classmethod
+    def options(cls) -> dict[str, tuple[str, ...]]:
+        """Return every choice with its values, the default first."""
+        own: Any = cls
+        return {one.metadata["name"] or one.name: one.metadata["values"] for one in fields(own)}
+
+    @classmethod
+    def read(cls, schedule: Schedule) -> Self:
+        """Return the choices of a schedule; the defaults for what it does not name."""
+        own: Any = cls
+        given = dict(schedule)
+        texts = [given.get(name, values[0]) for name, values in cls.options().items()]
+        pairs = zip(fields(own), texts, strict=True)
+        return cls(**{one.name: one.metadata["read"](text) for one, text in pairs})
 
 
 @dataclass(frozen=True, kw_only=True)
-class Choices:
-    """A schedule, read."""
+class Choices(_Read):
+    """A schedule in C++."""
 
-    fuse: bool = True
+    fuse: bool = _choice("all", "none", read=_is("all"))
     """Nodes that fit share loop nests."""
-    chain: bool = True
-    """Stages around batched products run for one element of the batch at a time."""
-    grain: int = 2048
+    grain: int = _choice("2048", "8192", "32768", "131072")
     """Elements below which a nest runs on one thread."""
-    block: int = 512
+    block: int = _choice("512", "2048", "8192")
     """Elements of a row that one thread takes at a time, without reductions over rows."""
-    width: int = 512
+    width: int = _choice("512", "256")
     """Bits of a vector register."""
-    keep: str = "costly"
+    keep: str = _choice("costly", "none", "all", read=str)
     """Values that a later pass over a row reads from a buffer instead of computing them again."""
-    stream: bool = False
+    stream: bool = _choice("no", "yes", read=_is("yes"))
     """Outputs bypass the caches."""
-    unroll: bool = False
-    reciprocal: bool = True
+    unroll: bool = _choice("no", "yes", read=_is("yes"))
+    reciprocal: bool = _choice("reciprocal", "exact", read=_is("reciprocal"), name="division")
     """A number that divides a whole row is inverted once."""
-    tile: int = 0
+    tile: int = _choice("32", "no", "16", "64", read=lambda text: 0 if text == "no" else int(text))
     """Side of a square in which transposing loops run; 0 for rows."""
-    factors: str = "read"
+    chain: bool = _choice("yes", "no", read=_is("yes"))
+    """Stages around batched products run for one element of the batch at a time."""
+    factors: str = _choice("read", "kept", read=str)
     """Products read factors where they lie, a convolution's windows too; or `kept`: from copies."""
-    epilogue: bool = True
+    epilogue: bool = _choice("fused", "kept", read=_is("fused"))
     """Operations that follow a product element by element are computed for each block of it."""
-    depth: int = 320
+    depth: int = _choice("320", "192", "512")
     """Words along the inner size in a block of a product."""
-    rows: int = 96
-    columns: int = 512
-    direct: int = 64
+    rows: int = _choice("96", "192", "288")
+    columns: int = _choice("512", "256", "1024")
+    direct: int = _choice("64", "0", "1024")
     """Rows of a product up to which it reads float32 columns where they lie."""
-    denormals: bool = False
+    denormals: bool = _choice("zero", "kept", read=_is("kept"))
     """Products take denormal numbers as they are, which is slow; or as 0."""
 
     @property
@@ -72,93 +80,36 @@ class Choices:
         return tuple(f"#define R_{name.upper()} {int(getattr(self, name))}" for name in names)
 
 
-def read(schedule: Schedule) -> Choices:
-    """Return the choices of a schedule; the defaults for what it does not name."""
-    given = dict(schedule)
-    default = {name: values[0] for name, values in OPTIONS.items()}
-    of = default | {name: value for name, value in given.items() if name in OPTIONS}
-    return Choices(
-        fuse=of["fuse"] == "all",
-        chain=of["chain"] == "yes",
-        grain=int(of["grain"]),
-        block=int(of["block"]),
-        width=int(of["width"]),
-        keep=of["keep"],
-        stream=of["stream"] == "yes",
-        unroll=of["unroll"] == "yes",
-        reciprocal=of["division"] == "reciprocal",
-        tile=0 if of["tile"] == "no" else int(of["tile"]),
-        factors=of["factors"],
-        epilogue=of["epilogue"] == "fused",
-        depth=int(of["depth"]),
-        rows=int(of["rows"]),
-        columns=int(of["columns"]),
-        direct=int(of["direct"]),
-        denormals=of["denormals"] == "kept",
-    )
-
-
-TILE_OPTIONS: Final[dict[str, tuple[str, ...]]] = {
-    "fuse": ("all", "none"),
-    "block": ("1024", "512", "2048", "4096", "8192"),
-    "row": ("8192", "2048", "32768"),
-    "programs": ("1024", "256", "4096"),
-    "loop": ("no", "yes"),
-    "turn": ("yes", "no"),
-    "prologue": ("fused", "kept"),
-    "product": ("64x64x32", "128x128x32", "128x64x64", "64x128x64", "32x64x64", "16x64x128"),
-    "num_warps": ("4", "8", "2", "1"),
-    "num_stages": ("2", "1", "3"),
-    "waves_per_eu": ("0", "1", "2", "4"),
-    "matrix_instr_nonkdim": ("0", "16", "32"),
-}
-"""Every choice with its values, the default first."""
-
-
 @dataclass(frozen=True, kw_only=True)
-class TileChoices:
-    """A schedule, read."""
+class TileChoices(_Read):
+    """A schedule in Triton."""
 
-    fuse: bool
+    fuse: bool = _choice("all", "none", read=_is("all"))
     """Nodes that fit share kernels."""
-    block: int
+    block: int = _choice("1024", "512", "2048", "4096", "8192")
     """Elements of a program's tile."""
-    row: int
+    row: int = _choice("8192", "2048", "32768")
     """Longest row that one tile holds whole; longer ones are read block by block."""
-    programs: int
+    programs: int = _choice("1024", "256", "4096")
     """Programs that share the rows of a reduction over columns, and of persistent kernels."""
-    loop: bool
+    loop: bool = _choice("no", "yes", read=_is("yes"))
     """Programs stay and take several tiles, in all nests."""
-    turn: bool
+    turn: bool = _choice("yes", "no", read=_is("yes"))
     """Tiles are squares where a view swaps dimensions."""
-    prologue: bool
+    prologue: bool = _choice("fused", "kept", read=_is("fused"))
     """A product's factors are computed as its tiles are read, and not kept in memory first."""
-    tile: tuple[int, int, int]
+    tile: tuple[int, int, int] = _choice(
+        "64x64x32", "128x128x32", "128x64x64", "64x128x64", "32x64x64", "16x64x128",
+        read=lambda text: tuple(map(int, text.split("x"))), name="product",
+    )  # fmt: skip
     """Rows, columns and depth of a product's tile."""
-    warps: int
-    stages: int
-    waves: int
+    warps: int = _choice("4", "8", "2", "1", name="num_warps")
+    stages: int = _choice("2", "1", "3", name="num_stages")
+    waves: int = _choice("0", "1", "2", "4", name="waves_per_eu")
     """Waves per execution unit to compile for on AMD; 0 for the compiler's own choice."""
-    nonkdim: int
+    nonkdim: int = _choice("0", "16", "32", name="matrix_instr_nonkdim")
     """Rows of a matrix instruction on AMD; 0 for the compiler's own choice."""
 
 
-def read_tiles(schedule: Schedule) -> TileChoices:
-    """Return the choices of a schedule; the defaults for what it does not name."""
-    given = dict(schedule)
-    of = {name: given.get(name, values[0]) for name, values in TILE_OPTIONS.items()}
-    rows, columns, depth = map(int, of["product"].split("x"))
-    return TileChoices(
-        fuse=of["fuse"] == "all",
-        block=int(of["block"]),
-        row=int(of["row"]),
-        programs=int(of["programs"]),
-        loop=of["loop"] == "yes",
-        turn=of["turn"] == "yes",
-        prologue=of["prologue"] == "fused",
-        tile=(rows, columns, depth),
-        warps=int(of["num_warps"]),
-        stages=int(of["num_stages"]),
-        waves=int(of["waves_per_eu"]),
-        nonkdim=int(of["matrix_instr_nonkdim"]),
-    )
+OPTIONS: Final = Choices.options()
+TILE_OPTIONS: Final = TileChoices.options()

@@ -6,7 +6,7 @@ import math
 import random
 from dataclasses import dataclass
 from functools import cached_property
-from typing import ClassVar
+from typing import Literal
 
 from ratchet.base.devices.probe import best_isa
 from ratchet.judge.kernels.kernel import Kernel
@@ -17,7 +17,7 @@ from ratchet.write.form.form import LoopForm, Map, Matmul, View
 from ratchet.write.form.op_table import MAPS
 from ratchet.write.generator.chains import chained, epilogue_of
 from ratchet.write.generator.fusion import LoopNest, planned
-from ratchet.write.generator.schedule import OPTIONS, TILE_OPTIONS, read, read_tiles
+from ratchet.write.generator.schedule import OPTIONS, TILE_OPTIONS, Choices, TileChoices
 from ratchet.write.generator.source import source_of
 from ratchet.write.generator.triton.nests import FOLDED, ROWWISE
 from ratchet.write.generator.triton.source import source_of as tile_source_of
@@ -25,13 +25,12 @@ from ratchet.write.generator.triton.source import source_of as tile_source_of
 
 @dataclass(frozen=True, kw_only=True)
 class GeneratedSpace:
-    """A problem's forms, and the choices that matter for them."""
+    """A problem's forms, and the choices that matter for their kernels in a language."""
 
     problem: Problem
     forms: tuple[LoopForm, ...]
     options: dict[str, tuple[str, ...]]
-    table: ClassVar[dict[str, tuple[str, ...]]] = OPTIONS
-    """Every choice that a kernel in this language has."""
+    language: Literal["cpp", "triton"]
 
     def first(self) -> list[Schedule]:
         """Return the default schedule, and then each choice's other values alone."""
@@ -56,19 +55,19 @@ class GeneratedSpace:
         """Return numbers of the problem, then of the schedule: logs of counts, places of values."""
         given = dict(schedule)
         own = []
-        for name, values in self.table.items():
+        for name, values in (OPTIONS if self.language == "cpp" else TILE_OPTIONS).items():
             value = given.get(name, values[0])
             own.append(float(values.index(value)) if value in values else 0.0)
         return (*self._problem_features, *own)
 
     def kernel(self, schedule: Schedule) -> Kernel:
         entry = self.problem.name if self.problem.name.isidentifier() else "generated"
-        return Kernel(
-            name=f"{self.problem.name}:generated",
-            language="cpp",
-            source=source_of(self.forms, read(schedule), entry),
-            entry=entry,
-        )
+        if self.language == "cpp":
+            more, source = "", source_of(self.forms, Choices.read(schedule), entry)
+        else:
+            more, source = ":triton", tile_source_of(self.forms, TileChoices.read(schedule), entry)
+        name = f"{self.problem.name}:generated{more}"
+        return Kernel(name=name, language=self.language, source=source, entry=entry)
 
     @cached_property
     def _problem_features(self) -> tuple[float, ...]:
@@ -149,33 +148,6 @@ def turns(form: LoopForm) -> bool:
 
 def _schedule(choices: dict[str, str]) -> Schedule:
     return tuple(sorted(choices.items()))
-
-
-@dataclass(frozen=True, kw_only=True)
-class TritonSpace(GeneratedSpace):
-    """A problem's forms, and the choices that matter for their kernels in Triton."""
-
-    table: ClassVar[dict[str, tuple[str, ...]]] = TILE_OPTIONS
-
-    def kernel(self, schedule: Schedule) -> Kernel:
-        entry = self.problem.name if self.problem.name.isidentifier() else "generated"
-        return Kernel(
-            name=f"{self.problem.name}:generated:triton",
-            language="triton",
-            source=tile_source_of(self.forms, read_tiles(schedule), entry),
-            entry=entry,
-        )
-
-
-def triton_space(problem: Problem, forms: tuple[LoopForm, ...]) -> TritonSpace:
-    """Return a problem's schedules.
-
-    Raises:
-        UnsupportedOp: a part of a form has no Triton.
-    """
-    space = TritonSpace(problem=problem, forms=forms, options=tile_options(forms))
-    space.kernel(space.first()[0])
-    return space
 
 
 def tile_options(forms: tuple[LoopForm, ...]) -> dict[str, tuple[str, ...]]:

@@ -18,9 +18,7 @@ from ratchet.write.form.form import (
     Constant,
     Map,
     Node,
-    Position,
     UnsupportedOp,
-    View,
     own_axes,
 )
 from ratchet.write.form.op_table import FOLDS, MAPS, FoldOp, filled
@@ -75,8 +73,6 @@ class TileEvaluator(NestedScopes):
         super().__init__(buffers)
         self.tags: dict[str, Tags] = {}
         """The axes of the tile that a name depends on."""
-        self.guards: tuple[str, ...] = ()
-        """Conditions under which the index lies inside of a tensor."""
 
     def axis(self, name: str, text: str, bound: str) -> None:
         """Define an index along an axis of the tile in the innermost scope, and its mask."""
@@ -114,36 +110,24 @@ class TileEvaluator(NestedScopes):
 
     # --- values
 
-    def value(self, node: Node, index: Index) -> str:
-        for count in range(len(self.guards) + 1):
-            key = (node, index, self.guards[:count])
-            for scope in reversed(self.scopes):
-                if key in scope.values:
-                    return scope.values[key]
-        name = self._computed(node, index)
-        depth = self.depth_of({name}) if name.isidentifier() else 0
-        self.scopes[depth].values[(node, index, self.guards)] = name
-        return name
+    @staticmethod
+    def literal(node: Constant) -> str:
+        kind, value = class_of(node.dtype), node.value
+        if kind == "bool":
+            return "(1 == 1)" if value else "(1 == 0)"
+        if kind in ("int64_t", "int32_t"):
+            return f"({int(value)})"
+        number = float(value)
+        return f"({number!r})" if math.isfinite(number) else f'float("{number}")'
 
-    def _computed(self, node: Node, index: Index) -> str:
-        if node in self.buffers and node not in self.local:
-            return self.load(self.buffers[node], index)
-        if isinstance(node, Constant):
-            return literal(node)
-        if isinstance(node, Position):
-            own = node.value.replace(own_axes(index))
-            return self.define(f"tl.cast({rendered(own)}, tl.int64)", own.names)
-        if isinstance(node, View):
-            return self._view(node, index)
-        if isinstance(node, Choice):
-            return self._choice(node, index)
-        if isinstance(node, Map):
-            args = [self.value(one, index) for one in node.args]
-            if node.op == "copy":
-                return args[0]
-            kinds = [class_of(one.dtype) for one in node.args]
-            return self.define(self._operation(node, args, kinds), _identifiers(args))
-        raise UnsupportedOp(type(node).__name__.lower(), "inside of another computation")
+    def _position(self, place: Extent) -> str:
+        return self.define(f"tl.cast({rendered(place)}, tl.int64)", place.names)
+
+    def _mapped(self, node: Map, index: Index) -> str:
+        args = [self.value(one, index) for one in node.args]
+        if node.op == "copy":
+            return args[0]
+        return self.define(self._operation(node, args), _identifiers(args))
 
     def _drawn(self, text: str) -> str:
         return text if text.isidentifier() else self.define(text, set())
@@ -208,10 +192,11 @@ class TileEvaluator(NestedScopes):
         """Return a literal as a tensor of its type; other texts as they are."""
         return text if text.isidentifier() else f"tl.full((), {text}, {TYPES[kind]})"
 
-    def _operation(self, node: Map, args: Sequence[str], kinds: Sequence[str]) -> str:
+    def _operation(self, node: Map, args: Sequence[str]) -> str:
         op, kind = MAPS[node.op], class_of(node.dtype)
         op.check(node.dtype)
-        tensors = [self.operand(text, one) for text, one in zip(args, kinds, strict=True)]
+        pairs = zip(args, node.args, strict=True)
+        tensors = [self.operand(text, class_of(one.dtype)) for text, one in pairs]
         if op.name == "cast" and node.dtype == "bool":
             return f"{tensors[0]} != 0"
         narrow = node.dtype in ("int8", "uint8")
@@ -228,16 +213,6 @@ def stored_type(dtype: str) -> str:
     if dtype.startswith("float8"):
         return "tl.uint8"
     return "tl.int1" if dtype == "bool" else f"tl.{dtype}"
-
-
-def literal(node: Constant) -> str:
-    kind, value = class_of(node.dtype), node.value
-    if kind == "bool":
-        return "(1 == 1)" if value else "(1 == 0)"
-    if kind in ("int64_t", "int32_t"):
-        return f"({int(value)})"
-    number = float(value)
-    return f"({number!r})" if math.isfinite(number) else f'float("{number}")'
 
 
 def _identifiers(texts: Sequence[str]) -> set[str]:
