@@ -27,11 +27,10 @@ from ratchet.cli.judging import PROBLEM_HELP
 from ratchet.train.workloads.names import LoadOptions
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Sequence
+    from collections.abc import Callable
 
     from ratchet.judge.problems.problem import Problem
     from ratchet.train.graph.regions import RegionReport
-    from ratchet.write.author import Author
     from ratchet.write.problem_run import RunEvent
     from ratchet.write.show import WriteProgress
     from ratchet.write.write import Follow
@@ -207,7 +206,6 @@ def _write_one(
     from ratchet.write.write import write as write_kernels
 
     check_ledger(fleet, ledger)
-    guests = _guests(request)
     problem = as_problem(
         given,
         time_limit_s=max(60.0, request.budget_s),
@@ -226,7 +224,6 @@ def _write_one(
             follow=_following(folder, progress),
             command=_command(),
             spent_s=spent_s,
-            guests=guests,
         )
     paths = write_files(result, folder, render_write_page)
     if as_json:
@@ -262,7 +259,6 @@ def _write_all(
         return PROVEN
     folder = out or default_out(workload)
     make_folder(folder, "--out")
-    guests = _guests(request)
     from ratchet.write.show import WriteProgress, render_write_page, workload_report
     from ratchet.write.write import Asked, write_all
 
@@ -295,7 +291,6 @@ def _write_all(
             done=done,
             command=_command(),
             spent_s=spent_s,
-            guests=guests,
         )
     paths = write_summary(result, folder)
     if as_json:
@@ -305,17 +300,6 @@ def _write_all(
     if result.interrupted:
         return INTERRUPTED
     return PROVEN if any(row.status == "proven" for row in result.rows) else NOT_PROVEN
-
-
-def _guests(request: WritingRequest) -> Sequence[Author]:
-    """Return the trained policies that a request names; nothing is imported for none."""
-    from ratchet.write.writing_result import POLICY
-
-    if not any(one.startswith(POLICY) for one in request.authors):
-        return ()
-    from ratchet.write.learn.policy import policy_authors
-
-    return policy_authors(request.authors, seed=request.seed)
 
 
 def _spent_s(began: float, opening: float, fleet: str) -> float:

@@ -3,18 +3,19 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
+from importlib.metadata import entry_points
 from typing import Final
 
 from ratchet.base.devices.probe import Device
-from ratchet.base.errors import LedgerError, RatchetError
+from ratchet.base.errors import LearnError, LedgerError, RatchetError
 from ratchet.judge.kernels.kernel import Kernel
 from ratchet.judge.problems.problem import Problem
 from ratchet.write.author import AGENT, COMPILER, SEARCH, Author, Progress, Proposal
 from ratchet.write.compiler import Backend, CompilerAuthor
 from ratchet.write.search import Experience, SearchAuthor
 from ratchet.write.writing_book import WritingBook
-from ratchet.write.writing_result import WritingRequest
+from ratchet.write.writing_result import GROUP, WritingRequest, unknown_author
 
 
 class GivenAuthor:
@@ -71,16 +72,21 @@ class Setting:
     book: WritingBook
     device: Device
     """The GPU that Triton's kernels run on, or the machine's cores."""
+    argument: str = ""
+    """What follows the colon of an author's name: the folder in `policy:FOLDER`."""
 
 
-def make_roster(
-    setting: Setting, *, proven: Sequence[Kernel], guests: Sequence[Author] = ()
-) -> Roster:
+Maker = Callable[[Setting], Author]
+
+
+def make_roster(setting: Setting, *, proven: Sequence[Kernel]) -> Roster:
     """Return the authors that a request names, as far as they can write for this problem.
 
-    An agent that cannot be made, for want of a key say, is a mistake in the call, and is raised.
-    `proven` are kernels that the ledger holds as proven; they are proposed first. `guests` are
-    authors of a higher room, which stand in for their names.
+    `proven` are kernels that the ledger holds as proven; they are proposed first.
+
+    Raises:
+        RatchetError: a mistake in the call: an unknown author, an agent without a key, a folder
+            without a policy.
     """
     authors: list[Author] = []
     absent: dict[str, str] = {}
@@ -88,14 +94,26 @@ def make_roster(
         note = "proven by an earlier run"
         authors.append(GivenAuthor(EARLIER, proven, note=note))
     for name in setting.request.authors:
+        kind, _, argument = name.partition(":")
+        make = _maker(kind)
         try:
-            own = [one for one in guests if one.name == name]
-            authors += own or [MAKERS[name](setting)]
+            authors.append(make(replace(setting, argument=argument)))
         except RatchetError as error:
-            if name == AGENT or isinstance(error, LedgerError):  # a mistake in the call
+            if kind == AGENT or isinstance(error, (LedgerError, LearnError)):
                 raise
             absent[name] = str(error)
     return Roster(authors=tuple(authors), absent=absent)
+
+
+def _maker(kind: str) -> Maker:
+    """Return the maker of an author: ours, or that of another package's entry point."""
+    if kind in MAKERS:
+        return MAKERS[kind]
+    for other in entry_points(group=GROUP):
+        if other.name == kind:
+            made: Maker = other.load()
+            return made
+    raise RatchetError(unknown_author(kind))
 
 
 def _agent(setting: Setting) -> Author:
@@ -148,10 +166,17 @@ def _search(setting: Setting) -> Author:
     )
 
 
-MAKERS: Final[Mapping[str, Callable[[Setting], Author]]] = {
+def _policy(setting: Setting) -> Author:
+    from ratchet.write.learn.policy import policy_author
+
+    return policy_author(setting.argument, seed=setting.request.seed)
+
+
+MAKERS: Final[Mapping[str, Maker]] = {
     "library": lambda setting: library_author(setting.problem),
     SEARCH: _search,
     COMPILER: lambda setting: CompilerAuthor(_backend(setting.device)),
     AGENT: _agent,
+    "policy": _policy,
 }
-"""The maker of each author of `result.AUTHORS` for a run."""
+"""The makers of our own authors; another package adds its own by an entry point of GROUP."""

@@ -11,7 +11,7 @@ import msgspec
 from ratchet.amd.architectures import TARGETS
 from ratchet.base.devices import ceilings
 from ratchet.base.devices.probe import Device
-from ratchet.base.errors import EndpointError, LedgerError, RatchetError
+from ratchet.base.errors import EndpointError, LearnError, LedgerError, RatchetError
 from ratchet.base.ledger.connect import utc_now
 from ratchet.judge.court.court import Court, target_for
 from ratchet.judge.court.machines import LocalFleet
@@ -19,7 +19,7 @@ from ratchet.judge.kernels.kernel import Kernel
 from ratchet.judge.problems.problem import Problem
 from ratchet.judge.revision import revision
 from ratchet.judge.terms import JudgedKernel, Terms
-from ratchet.write.author import Answer, Author
+from ratchet.write.author import Answer
 from ratchet.write.effort import floor_s
 from ratchet.write.outcome import Writing, failed_result, result_of
 from ratchet.write.problem_run import ProblemRun, RunEvent
@@ -39,12 +39,10 @@ def write(
     follow: Follow | None = None,
     command: str = "",
     spent_s: float = 0.0,
-    guests: Sequence[Author] = (),
 ) -> WritingResult:
     """Write kernels for one problem until its budget ends; the best is what a verdict confirmed.
 
-    `spent_s` of the budget went into reading the problem. `guests` are authors that the request
-    names and that a higher room made. Ctrl-C ends the run: the result has what
+    `spent_s` of the budget went into reading the problem. Ctrl-C ends the run: the result has what
     is known by then, and a resumed run goes on from there. Every answer is in the ledger as soon as
     it is given.
 
@@ -85,7 +83,7 @@ def write(
         state.run_id = book.start(problem, options)
     else:
         state.run_id, state.started_at = earlier.run, earlier.started_at
-    return _run(state, book, [kernel for kernel, _ in proven], follow, began_s, guests)
+    return _run(state, book, [kernel for kernel, _ in proven], follow, began_s)
 
 
 def _is_enough(request: WritingRequest, book: WritingBook, problem_hash: str) -> bool:
@@ -101,7 +99,6 @@ def _run(
     proven: Sequence[Kernel],
     follow: Follow | None,
     began_s: float,
-    guests: Sequence[Author],
 ) -> WritingResult:
     """Search, confirm, and note the end of the run. Getting ready counts too."""
     request, run_id = state.request, state.run_id
@@ -111,7 +108,7 @@ def _run(
     if isinstance(fleet, LocalFleet):  # the ceilings are this machine's
         state.floor_s = _floor_s(state.problem, device)
     setting = Setting(run=run_id, problem=state.problem, request=request, book=book, device=device)
-    state.roster = make_roster(setting, proven=proven, guests=guests)
+    state.roster = make_roster(setting, proven=proven)
 
     on_gpu = device.kind == "cuda"
     target = target_for(request.language, request.target, on_gpu=on_gpu)
@@ -239,7 +236,6 @@ def write_all(
     done: Done,
     command: str = "",
     spent_s: float = 0.0,
-    guests: Sequence[Author] = (),
 ) -> WorkloadWriting:
     """Write kernels for problems in the order of what is likely won, until the budget ends.
 
@@ -267,10 +263,10 @@ def write_all(
         if interrupted or (budget_s < SHORTEST_S and rows):
             rows.append(_not_reached(one))
             continue
-        if waiting and _is_the_compiler_s(one.problem, request, guests):
+        if waiting and _is_the_compiler_s(one.problem, request):
             last.append(one)
             continue
-        result = _written(one, request, budget_s, court, follow(one.problem), command, guests)
+        result = _written(one, request, budget_s, court, follow(one.problem), command)
         interrupted = result.stopped == "interrupted"
         rows.append(_row(one, result))
         done(result)
@@ -284,9 +280,10 @@ def write_all(
     )
 
 
-def _is_the_compiler_s(problem: Problem, request: WritingRequest, guests: Sequence[Author]) -> bool:
+def _is_the_compiler_s(problem: Problem, request: WritingRequest) -> bool:
     """Return whether nobody but the compiler writes for a problem: the generator lacks an op."""
-    if guests or "compiler" not in request.authors or "agent" in request.authors:
+    others = set(request.authors) - {"library", "search"}
+    if others != {"compiler"}:
         return False
     from ratchet.write.generator import space_for
 
@@ -304,7 +301,6 @@ def _written(
     court: Court,
     follow: Follow,
     command: str,
-    guests: Sequence[Author],
 ) -> WritingResult:
     """Return one problem's result; a problem that cannot be written for has a result too."""
     reuse: Reuse = "never" if request.reuse == "never" else "always"
@@ -321,8 +317,8 @@ def _written(
                 return failed_result(one.problem, own, SEARCHED, command=command)
         if own.reuse == "always":
             _prove_known(one.problem, court, own)
-        return write(one.problem, own, court=court, follow=follow, command=command, guests=guests)
-    except (LedgerError, EndpointError):  # the other problems' runs would fail so too
+        return write(one.problem, own, court=court, follow=follow, command=command)
+    except (LedgerError, EndpointError, LearnError):  # the other problems' runs would fail so too
         raise
     except RatchetError as error:
         return failed_result(one.problem, own, str(error), command=command)

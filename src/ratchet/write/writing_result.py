@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+from importlib.metadata import entry_points
 from typing import Final, Literal
 
 import msgspec
@@ -17,7 +18,9 @@ from ratchet.judge.verdict import Verdict
 from ratchet.write.author import Answer
 
 AUTHORS: Final = ("library", "search", "compiler", "agent")
-"""In the order of their first turns; `roster.MAKERS` makes them."""
+"""Those that a call without --authors has, in the order of their first turns."""
+GROUP: Final = "ratchet.authors"
+"""Entry points of other packages: a name, and what `roster.Setting` is given to for its author."""
 LANGUAGES: Final[tuple[Language, ...]] = ("cpp", "triton", "torch", "hip")
 Reuse = Literal["never", "same budget", "always"]
 Stopped = Literal["budget", "floor", "no more proposals", "candidates", "recalled", "interrupted"]
@@ -147,8 +150,6 @@ def _as_document(verdict: Verdict) -> dict[str, object]:
 SHORTEST_BUDGET_S: Final = 20.0
 SEARCHES: Final = ("evolution", "optuna", "random")
 LARGEST_SEED: Final = 2**32 - 1
-POLICY: Final = "policy:"
-"""Begins the name of an author that `ratchet learn` trained; its folder follows."""
 
 
 def make_request(
@@ -222,14 +223,24 @@ def parse_authors(text: str | None, *, has_agent: bool) -> tuple[str, ...]:
     if text is None:
         return tuple(one for one in AUTHORS if one != "agent" or has_agent)
     names = [one for one in re.split(r"[,\s]+", text.strip()) if one]
+    others = {one.name for one in entry_points(group=GROUP)}
     for name in names:
-        if not name.startswith(POLICY):
-            one_of("author", name, AUTHORS)
+        kind, _, argument = name.partition(":")
+        if kind == "policy" and not argument:
+            raise RatchetError("--authors policy names no folder: write policy:FOLDER")
+        if name not in AUTHORS and kind not in {"policy", *others}:
+            raise RatchetError(unknown_author(name))
     if not names:
         raise RatchetError(f"--authors names none: use some of {', '.join(AUTHORS)}")
     if "agent" in names and not has_agent:
         raise RatchetError("the author agent needs a model: give --model, or --replay RUN")
     return tuple(dict.fromkeys(names))
+
+
+def unknown_author(name: str) -> str:
+    """Return the error for a name that neither an author of ours nor another package's has."""
+    known = (*AUTHORS, "policy:FOLDER", *sorted(one.name for one in entry_points(group=GROUP)))
+    return f"unknown author {name!r}: use one of {', '.join(known)}"
 
 
 def _agent(chosen: AgentChoice) -> AgentChoice:

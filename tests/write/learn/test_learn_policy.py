@@ -7,11 +7,12 @@ from pathlib import Path
 import pytest
 from simulated_bench import tasks
 
-from ratchet.base.errors import LearnError
+from ratchet.base.errors import LearnError, RatchetError
 from ratchet.write.author import Progress
 from ratchet.write.learn.languages import SourceLanguage, agent_messages
 from ratchet.write.learn.models import Policy, load_policy
-from ratchet.write.learn.policy import PolicyAuthor, policy_authors
+from ratchet.write.learn.policy import PolicyAuthor, policy_author
+from ratchet.write.writing_result import parse_authors
 
 
 def test_a_server_that_puts_chats_by_the_policys_template_asks_as_it_was_taught(
@@ -38,6 +39,6 @@ def test_the_policy_is_an_author(taught: Policy) -> None:
 
 def test_a_folder_without_a_policy_is_one_line(tmp_path: Path) -> None:
     with pytest.raises(LearnError, match="holds no policy"):
-        policy_authors([f"policy:{tmp_path}"])
-    with pytest.raises(LearnError, match="names no folder"):
-        policy_authors(["search", "policy:"])
+        policy_author(str(tmp_path))
+    with pytest.raises(RatchetError, match="names no folder"):
+        parse_authors("search,policy:", has_agent=False)

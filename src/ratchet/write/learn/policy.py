@@ -2,18 +2,16 @@
 
 from __future__ import annotations
 
+import functools
 import random
-from collections.abc import Sequence
 from pathlib import Path
 from typing import Final
 
-from ratchet.base.errors import LearnError
 from ratchet.write.author import Progress, Proposal
 from ratchet.write.learn.evaluate import policy_drawer
 from ratchet.write.learn.models import Policy, load_policy
 from ratchet.write.learn.tasks import LearnTask, task_of
 
-NAME: Final = "policy:"
 TRIES: Final = 4
 """Draws in a row without a new kernel after which the policy has nothing left to say."""
 HOTTER: Final = 1.3
@@ -69,17 +67,11 @@ class PolicyAuthor:
         return found
 
 
-def policy_authors(names: Sequence[str], *, seed: int = 0) -> list[PolicyAuthor]:
-    """Return the authors among `names` that begin with `policy:`.
+@functools.lru_cache(maxsize=2)
+def policy_author(folder: str, *, seed: int = 0) -> PolicyAuthor:
+    """Return the author `policy:FOLDER`, which is loaded once for all problems of a run.
 
     Raises:
-        LearnError: a folder holds no policy.
+        LearnError: the folder holds no policy.
     """
-    found = []
-    for name in names:
-        if name.startswith(NAME):
-            folder = name.removeprefix(NAME)
-            if not folder:
-                raise LearnError("--authors policy: names no folder: write policy:FOLDER")
-            found.append(PolicyAuthor(load_policy(Path(folder)), name, seed=seed))
-    return found
+    return PolicyAuthor(load_policy(Path(folder)), f"policy:{folder}", seed=seed)
