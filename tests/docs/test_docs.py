@@ -124,3 +124,16 @@ def test_install_brings_triton_where_it_is_missing(
     assert f'--editable "{extras}"' in done.stdout
     assert ("-c constraints.txt" in done.stdout) is ("torch" not in has)
     assert ("--system-site-packages" in done.stdout) is ("torch" in has)
+
+
+PLACES = re.compile(r"`((?:[a-z_0-9]+/)+(?:[a-z_0-9]+\.[a-z]+)?|[a-z_0-9]+\.py)`")
+NAMING = [ROOT / "CONTRIBUTING.md", *sorted((ROOT / "docs" / "design").glob("*.md"))]
+
+
+@pytest.mark.parametrize("page", NAMING, ids=lambda page: page.stem)
+def test_files_that_a_page_names_exist(page: Path) -> None:
+    """A path may begin at any folder of the package."""
+    package = ROOT / "src" / "ratchet"
+    homes = [ROOT, package, *(path for path in package.rglob("*") if path.is_dir())]
+    for place in PLACES.findall(page.read_text()):
+        assert any((home / place).exists() for home in homes), place
