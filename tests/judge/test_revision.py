@@ -40,7 +40,7 @@ def test_another_instruction_of_amd_leaves_what_was_proven_here(changed: Changed
 @pytest.mark.parametrize(
     "path",
     [
-        "base/devices/ceilings.py",
+        "base/devices/rates.py",
         "judge/problems/tolerance.py",
         "judge/sandbox/keeper.py",
         "judge/workers/reference.py",

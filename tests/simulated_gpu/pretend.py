@@ -27,7 +27,7 @@ from ratchet.amd.architectures import ARCHITECTURES, PretendedDevice
 from ratchet.amd.compile import triton_source
 from ratchet.amd.emulator.pretending import EmulatedGpu
 from ratchet.amd.emulator.program import pretended_device
-from ratchet.base.devices import ceilings
+from ratchet.base.devices import rates
 from ratchet.train.workloads import fake
 
 VARIABLE: Final = "SIMULATED_GPU"
@@ -86,8 +86,8 @@ class SimulatedGpu(EmulatedGpu):
         yield fake, "FakeTensorMode", _fakes_on_cores(fake.FakeTensorMode)
         yield torch.profiler.profile, "__init__", _on_cores(torch.profiler.profile.__init__)
         # A measurement of the ceilings must not take minutes on two cores.
-        yield ceilings, "GEMM_SIZES", {"cpu": (256,), "cuda": (256,)}
-        yield ceilings, "DRAM_BYTES", {"cpu": (2**24, 2**26), "cuda": (2**24, 2**26)}
+        yield rates, "GEMM_SIZES", {"cpu": (256,), "cuda": (256,)}
+        yield rates, "DRAM_BYTES", {"cpu": (2**24, 2**26), "cuda": (2**24, 2**26)}
 
 
 def _refuse() -> NoReturn:

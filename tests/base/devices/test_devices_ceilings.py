@@ -11,10 +11,10 @@ import msgspec
 import pytest
 import torch
 
-from ratchet.base.devices import ceilings, describe, paper_of
 from ratchet.base.devices import ceilings as room
-from ratchet.base.devices.ceilings import Ceilings, level_bytes, measure
-from ratchet.base.devices.probe import Device, probe
+from ratchet.base.devices import describe, paper_of, rates
+from ratchet.base.devices.ceilings import Ceilings, measure
+from ratchet.base.devices.probe import Device, level_bytes, probe
 
 CPU = probe("cpu")
 
@@ -178,22 +178,22 @@ def test_a_rate_that_is_no_rate_is_refused(rate: float) -> None:
 
 def test_working_sets_fit_their_level_and_dram_fits_none() -> None:
     for device in (CPU, Device(kind="cpu", vendor="", model="", cores=1, threads=1, isa=())):
-        sets, levels = ceilings.working_sets(device), level_bytes(device)
+        sets, levels = rates.working_sets(device), level_bytes(device)
         assert all(sets[level] <= levels[level] for level in sets if level != "dram")
         assert sets["dram"] >= 2**26
         assert "l1d" not in sets
 
 
 def test_the_best_quarter_decides() -> None:
-    assert ceilings.best_of([9.0, 1.0, 2.0, 3.0, 50.0, 60.0, 70.0, 80.0]) == 1.5
-    assert ceilings.best_of([4.0]) == 4.0
+    assert rates.best_of([9.0, 1.0, 2.0, 3.0, 50.0, 60.0, 70.0, 80.0]) == 1.5
+    assert rates.best_of([4.0]) == 4.0
 
 
 def test_precision_is_given_back() -> None:
     before = torch.get_float32_matmul_precision()
     torch.set_float32_matmul_precision("medium")
     try:
-        with ceilings._whole_precision():
+        with rates._whole_precision():
             assert torch.get_float32_matmul_precision() == "highest"
         assert torch.get_float32_matmul_precision() == "medium"
     finally:

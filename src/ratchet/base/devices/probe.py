@@ -185,6 +185,15 @@ def describe_device(device: Device) -> dict[str, object]:
     return {**asdict(device), "target": device.target, "fingerprint": device.fingerprint}
 
 
+def level_bytes(device: Device) -> dict[str, int]:
+    """Return the total size of each cache level but L1: it is too small to time through torch."""
+    return {
+        name: size * device.cache_instances.get(name, 1)
+        for name, size in sorted(device.caches_bytes.items())
+        if name != "l1d"
+    }
+
+
 def best_isa(device: Device | None = None) -> Isa:
     """Return the widest instruction set that kernels may use, from a CPU's flags."""
     flags = frozenset((device or _cpu()).isa)

@@ -16,7 +16,8 @@ from torch.fx import Node
 from torch.fx.node import map_arg
 from torch.utils.flop_counter import flop_registry
 
-from ratchet.base.devices.ceilings import Ceilings, best_of, measure, roofline
+from ratchet.base.devices.ceilings import Ceilings, measure, roofline
+from ratchet.base.devices.rates import best_of
 from ratchet.base.devices.probe import probe
 from ratchet.base.errors import DeviceError, RatchetError
 from ratchet.base.show import model as m

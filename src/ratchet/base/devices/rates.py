@@ -1,0 +1,162 @@
+"""Timing of torch's GEMM, copy and triad. No other file here puts load on the device."""
+
+from __future__ import annotations
+
+import contextlib
+import functools
+import time
+from collections.abc import Callable, Iterator
+
+import numpy as np
+import torch
+
+from ratchet.base.devices.probe import Device, level_bytes
+from ratchet.base.errors import DeviceError
+
+GEMM_BUDGET_S = 0.7
+"""Time for each dtype, over all sizes and layouts."""
+STREAM_BUDGET_S = 0.15
+"""Time for each cache level."""
+BATCH_S = 2e-3
+"""Least length of a timed batch, so that the clock and a launch do not matter."""
+
+GEMM_SIZES = {"cpu": (512, 1024, 2048, 4096), "cuda": (2048, 4096, 8192)}
+DTYPES = {"fp32": torch.float32, "bf16": torch.bfloat16, "fp16": torch.float16}
+DRAM_BYTES = {"cpu": (2**28, 2**30), "cuda": (2**31, 2**33)}
+"""Least and most bytes in flight for a DRAM rate; between them, four times the last cache."""
+
+Step = Callable[[], object]
+
+
+def gemm(device: Device) -> dict[str, float]:
+    """Measure a square torch.mm with a given output: best FLOP/s of sizes and layouts, by dtype."""
+    names = ("fp32", "bf16", "fp16") if device.kind == "cuda" else ("fp32", "bf16")
+    with _whole_precision():
+        return {name: _gemm_rate(device, DTYPES[name]) for name in names}
+
+
+def copy(device: Device) -> dict[str, float]:
+    """Measure copy_ between two given buffers: bytes/s read and written, by level."""
+
+    def prepare(count: int) -> tuple[Step, int]:
+        source, target = _buffers(device, count, 2)
+        return lambda: target.copy_(source), 2
+
+    return _stream_rates(device, prepare, arrays=2)
+
+
+def triad(device: Device) -> dict[str, float]:
+    """Measure a = b + s * c over given buffers: bytes/s, by level."""
+
+    def prepare(count: int) -> tuple[Step, int]:
+        target, left, right = _buffers(device, count, 3)
+        return lambda: torch.add(left, right, alpha=0.5, out=target), 3
+
+    return _stream_rates(device, prepare, arrays=3)
+
+
+def _gemm_rate(device: Device, dtype: torch.dtype) -> float:
+    sizes = GEMM_SIZES[device.kind]
+    best, deadline = 0.0, time.perf_counter() + GEMM_BUDGET_S
+    last_call_s = 0.0
+    for size in sizes:
+        # The next size takes eight times as long: stop while it still fits.
+        if time.perf_counter() + 16 * last_call_s > deadline:
+            break
+        for step in _gemm_steps(device, dtype, size):
+            share = (deadline - time.perf_counter()) / (2 * len(sizes))
+            batch_times_s = timed(device, step, budget_s=max(share, 0.02))
+            last_call_s = best_of(batch_times_s)
+            best = max(best, 2 * size**3 / last_call_s)
+    return best
+
+
+def _gemm_steps(device: Device, dtype: torch.dtype, size: int) -> Iterator[Step]:
+    """Return y = x w and a linear layer's y = x w^T: libraries differ on the two."""
+    try:
+        left, right, out = (
+            torch.randn(size, size, device=device.torch_name).to(dtype) for _ in range(3)
+        )
+    except RuntimeError as error:
+        raise DeviceError(
+            f"{device.torch_name} cannot hold a {size} x {size} matrix: {error}; free its memory"
+        ) from None
+    for weight in (right, right.t()):
+        yield functools.partial(torch.mm, left, weight, out=out)
+
+
+def _stream_rates(
+    device: Device, prepare: Callable[[int], tuple[Step, int]], *, arrays: int
+) -> dict[str, float]:
+    rates = {}
+    for level, size_bytes in working_sets(device).items():
+        count = size_bytes // (4 * arrays)
+        step, moved = prepare(count)
+        call_s = best_of(timed(device, step, budget_s=STREAM_BUDGET_S))
+        rates[level] = 4 * count * moved / call_s
+    return rates
+
+
+def working_sets(device: Device) -> dict[str, int]:
+    """Return the bytes in flight for each level: half of a cache; far more than all for DRAM."""
+    levels = level_bytes(device)
+    least, most = DRAM_BYTES[device.kind]
+    dram = min(max(least, 4 * max(levels.values(), default=0)), most)
+    if device.memory_bytes:
+        dram = min(dram, device.memory_bytes // 8)
+    halves = {level: size // 2 for level, size in levels.items() if size < dram}
+    return {**halves, "dram": dram}
+
+
+def _buffers(device: Device, count: int, arrays: int) -> list[torch.Tensor]:
+    try:
+        # ones, not empty: all untouched pages map to one page of zeros.
+        return [torch.ones(count, device=device.torch_name) for _ in range(arrays)]
+    except RuntimeError as error:
+        raise DeviceError(
+            f"{device.torch_name} cannot hold {arrays * count * 4} bytes: {error}; free its memory"
+        ) from None
+
+
+def timed(device: Device, step: Step, *, budget_s: float) -> list[float]:
+    """Warm up, then return seconds per call of the batches that fit the budget, at least three."""
+    clock = _cuda_batch_s if device.kind == "cuda" else _cpu_batch_s
+    step()
+    once = clock(step, 1)
+    calls = max(1, round(BATCH_S / max(once, 1e-7)))
+    batches = min(200, max(3, int(budget_s / (max(once, 1e-7) * calls))))
+    return [clock(step, calls) for _ in range(batches)]
+
+
+def best_of(times_s: list[float]) -> float:
+    """Return the median of the fastest quarter, so that one mistimed batch does not decide."""
+    ordered = sorted(times_s)
+    return float(np.median(ordered[: max(1, len(ordered) // 4)]))
+
+
+def _cpu_batch_s(step: Step, calls: int) -> float:
+    start = time.perf_counter()
+    for _ in range(calls):
+        step()
+    return (time.perf_counter() - start) / calls
+
+
+def _cuda_batch_s(step: Step, calls: int) -> float:
+    start, end = (torch.Event(device="cuda", enable_timing=True) for _ in range(2))
+    start.record()
+    for _ in range(calls):
+        step()
+    end.record()
+    end.synchronize()
+    return float(start.elapsed_time(end)) / 1e3 / calls
+
+
+@contextlib.contextmanager
+def _whole_precision() -> Iterator[None]:
+    """Force real fp32 while it is measured, whatever the caller allows."""
+    before = torch.get_float32_matmul_precision()
+    torch.set_float32_matmul_precision("highest")
+    try:
+        yield
+    finally:
+        torch.set_float32_matmul_precision(before)
