@@ -168,7 +168,7 @@ def test_every_sample_is_one_dot(result: dict[str, Any]) -> None:
     plot = section.blocks[-1].data
     assert sum(series.path.count("M") for series in plot.series) == len(result["samples"])
     assert [tick.label for tick in plot.x_ticks] == ["launch 1", "launch 2", "launch 3"]
-    assert len(plot.dividers) == 2
+    assert len(plot.marks) == 2
 
 
 def test_a_loss_that_is_not_finite_breaks_the_curve() -> None:

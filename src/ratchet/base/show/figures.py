@@ -1,17 +1,21 @@
 """Compute the page's figures and their axes as plain geometry, in percent of the figure's box.
 
 CSS draws bars and intervals, and one SVG path draws each set of points or curves. A page therefore
-needs no script and weighs tens of kilobytes.
+needs no script and weighs tens of kilobytes. Every plot of a page is made here: `dots_plot` for
+samples over rounds, `line_plot` for curves over steps, `points_plot` for results over commits or
+time, with a title on each point, intervals, levels and vertical marks.
 """
 
 from __future__ import annotations
 
+import itertools
 import math
 import statistics
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
+from datetime import UTC, datetime
 from itertools import pairwise
-from typing import Any, Literal, Protocol
+from typing import Any, Final, Literal, Protocol
 
 from ratchet.base.show.words import common_unit, show_time
 
@@ -144,6 +148,8 @@ class Series:
     note: str = ""
     width: float = 0.0
     """Width of the stroke in pixels, if it is its own."""
+    titled: tuple[tuple[str, str], ...] = ()
+    """Paths that are drawn one by one, each with a title that shows on hover."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -155,7 +161,8 @@ class Plot:
     y_ticks: tuple[Tick, ...]
     x_title: str
     y_title: str
-    dividers: tuple[float, ...] = ()
+    marks: tuple[Mark, ...] = ()
+    """Vertical lines: `left`, and a `look` and a `title` if they have one."""
 
 
 def stacked_bar(
@@ -211,7 +218,7 @@ def dots_plot(
         y_ticks=scale.ticks(unit.show),
         x_title="rounds of each launch",
         y_title=f"{what}, {unit.name}",
-        dividers=_dividers(places, width),
+        marks=_borders(places, width),
     )
 
 
@@ -257,11 +264,11 @@ def _launch_ticks(places: Mapping[tuple[int, int], int], width: Scale) -> tuple[
     )
 
 
-def _dividers(places: Mapping[tuple[int, int], int], width: Scale) -> tuple[float, ...]:
+def _borders(places: Mapping[tuple[int, int], int], width: Scale) -> tuple[Mark, ...]:
     """Return the borders between launches."""
     ordered = sorted(places, key=lambda key: places[key])
     borders = [places[right] - 0.5 for left, right in pairwise(ordered) if left[0] != right[0]]
-    return tuple(width.percent(border) for border in borders)
+    return tuple(Mark(left=width.percent(border)) for border in borders)
 
 
 @dataclass(frozen=True, slots=True)
@@ -306,3 +313,105 @@ def line_path(points: Iterable[tuple[float, float]], width: Scale, scale: Scale)
         path += f"{pen}{width.percent(at):.2f} {100 - scale.percent(value):.2f}"
         pen = "L"
     return path
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class PlotPoint:
+    """A result: its place on the axis, its value with an interval, and what a reader hovers for."""
+
+    at: float
+    value: float
+    title: str = ""
+    low: float | None = None
+    high: float | None = None
+
+
+def points_plot(
+    points: Sequence[PlotPoint],
+    *,
+    levels: Sequence[tuple[float, float, float]] = (),
+    marks: Iterable[tuple[float, str, str]] = (),
+    times: bool = False,
+    x_title: str,
+    y_title: str,
+    show: Callable[[float], str],
+) -> Plot:
+    """Plot at least one result with its interval, at an index or a Unix time.
+
+    `levels` are horizontal lines (from, to, value), `marks` vertical ones (place, look, title).
+    """
+    ends = [(one.low, one.high) for one in points if one.low is not None and one.high is not None]
+    scale = around(
+        [*(one.value for one in points), *itertools.chain(*ends), *(y for *_, y in levels)]
+    )
+    places = [one.at for one in points]
+    width = Scale(low=min(places) - 0.5, high=max(places) + 0.5)
+    if times:
+        width = around(places, margin=0.02)
+
+    def place(at: float, value: float) -> str:
+        return f"{width.percent(at):.2f} {100 - scale.percent(value):.2f}"
+
+    intervals = (
+        f"M{place(one.at, one.low)}L{place(one.at, one.high)}"
+        for one in points
+        if one.low is not None and one.high is not None
+    )
+    kept = [one for one in points if math.isfinite(one.value)]
+    return Plot(
+        series=(
+            Series(key="interval", title="", path="".join(intervals)),
+            Series(
+                key="level",
+                title="",
+                path="".join(f"M{place(a, y)}L{place(b, y)}" for a, b, y in levels),
+            ),
+            Series(
+                key="point",
+                title="",
+                path="",
+                titled=tuple((f"M{place(one.at, one.value)}h.01", one.title) for one in kept),
+            ),
+        ),
+        x_ticks=time_ticks(width) if times else _index_ticks(width),
+        y_ticks=scale.ticks(show, count=5),
+        x_title=x_title,
+        y_title=y_title,
+        marks=tuple(
+            Mark(left=width.percent(at), look=look, title=title) for at, look, title in marks
+        ),
+    )
+
+
+def _index_ticks(width: Scale) -> tuple[Tick, ...]:
+    ticks = width.ticks(lambda at: f"{at:.0f}" if at == round(at) else "")
+    return tuple(one for one in ticks if one.label)
+
+
+_SPANS: Final = (
+    *((60 * minutes, "%H:%M") for minutes in (1, 5, 15)),
+    *((3600 * hours, "%m-%d %H:%M") for hours in (1, 3, 6, 12)),
+    *((86400 * days, "%Y-%m-%d") for days in (1, 2, 7, 14)),
+)
+"""Lengths between the ticks of a time axis, in seconds, and how a tick is written."""
+_MONTHS: Final = (1, 2, 3, 6, 12, 24, 60, 120)
+
+
+def time_ticks(scale: Scale, count: int = 6) -> tuple[Tick, ...]:
+    """Return at most `count` round moments of an axis of Unix times, in UTC."""
+    spans = ((span, form) for span, form in _SPANS if (scale.high - scale.low) / span < count)
+    span, form = next(spans, (0, ""))
+    if span:
+        first, last = math.ceil(scale.low / span), math.floor(scale.high / span)
+        moments = [float(span * at) for at in range(first, last + 1)]
+    else:
+        begun, ended = (datetime.fromtimestamp(end, UTC) for end in (scale.low, scale.high))
+        months = range(12 * begun.year + begun.month, 12 * ended.year + ended.month)
+        step = next((one for one in _MONTHS if len(months) < one * count), _MONTHS[-1])
+        form = "%Y" if step >= 12 else "%Y-%m"
+        firsts = (datetime(at // 12, at % 12 + 1, 1, tzinfo=UTC) for at in months if at % step == 0)
+        moments = [one.timestamp() for one in firsts]
+    return tuple(
+        Tick(percent=scale.percent(at), label=f"{datetime.fromtimestamp(at, UTC):{form}}")
+        for at in moments
+    )
