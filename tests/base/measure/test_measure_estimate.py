@@ -11,19 +11,16 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from ratchet.base.errors import MeasureError
-from ratchet.base.measure import Sample
-from ratchet.base.measure.estimate import (
+from ratchet.base.measure import (
     WIDEST,
-    Comparison,
     Floor,
-    aa_floor,
+    Ratio,
+    Sample,
     answer_of,
-    bootstrap_medians,
-    compare,
     noise_of,
-    summarise,
     why_undecided,
 )
+from ratchet.base.measure.estimate import aa_floor, bootstrap_medians, compare, summarise
 
 TIMES_S = st.floats(min_value=1e-6, max_value=1e3)
 RESAMPLES = 200
@@ -67,7 +64,7 @@ def noisy(
     ]
 
 
-def ratio_of(samples: list[Sample], baseline: str = "a", new: str = "b") -> Comparison:
+def ratio_of(samples: list[Sample], baseline: str = "a", new: str = "b") -> Ratio:
     return compare(samples, baseline=baseline, new=new, floor=None, resamples=RESAMPLES)
 
 

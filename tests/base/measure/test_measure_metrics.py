@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import math
-from dataclasses import asdict
 
 import numpy as np
 import pytest
@@ -23,6 +22,7 @@ from ratchet.base.measure.contest import (
 )
 from ratchet.base.measure.metrics import BASELINE, NEW, TIME, TWIN, Metric, Readings, decide
 from ratchet.base.measure.metrics import exit_code as code_of
+from ratchet.base.serialise import document_of
 
 ARMS = (BASELINE, NEW, TWIN)
 
@@ -134,7 +134,7 @@ def test_a_noisy_comparison_is_undecided_and_says_so() -> None:
     )
     assert found is not None and found.answer == "undecided"
     assert found.why.startswith("the machine was too noisy (interval ")
-    assert asdict(found)["why"] == found.why and not found.settled
+    assert document_of(found)["why"] == found.why and not found.settled
     assert code_of([found]) == 3
 
 

@@ -283,7 +283,7 @@ class Ledger:
         """
         fingerprint = self.turn(turn).fingerprint
         rows = [
-            {**_stamp(fingerprint), "turn": turn, "purpose": purpose, **sample.as_json()}
+            {**_stamp(fingerprint), "turn": turn, "purpose": purpose, **asdict(sample)}
             for sample in samples
         ]
         self._insert(schema.measurements, rows)

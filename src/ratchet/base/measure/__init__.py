@@ -1,22 +1,37 @@
-"""Paired timing: launches, rounds, looks and intervals; samples in, answers out.
+"""Paired timing: launches, rounds, looks and intervals; samples in, ratios out.
 
-Here: the protocol of an arm, which runs iterations and reports their time, and the samples that
-come of it. `rounds` runs arms against each other, `contest` plans and compares, `estimate` and
-`metrics` answer, and `sitting` pools what one sitting timed.
+Here: an arm, which runs iterations and reports their time; the samples that come of it; and a
+`Ratio`, the one form of a measured answer. `rounds` runs arms against each other, `contest` plans
+and compares, `estimate` and `metrics` answer, and `sitting` pools what one sitting timed.
 """
 
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import Protocol
+from typing import TYPE_CHECKING, Literal, Protocol, TypeAlias
 
-import numpy as np
-from numpy.typing import NDArray
+import msgspec
 
-from ratchet.base import Json
 from ratchet.base.errors import MeasureError
+
+if TYPE_CHECKING:
+    import numpy as np
+    from numpy.typing import NDArray
+
+FloatArray: TypeAlias = "NDArray[np.float64]"
+Values = Mapping[tuple[int, int], float]
+"""One arm's values, by (launch, round)."""
+Answer = Literal["faster", "slower", "equivalent", "undecided"]
+
+WIDEST = 1.1
+"""An interval that reaches further than this factor from its middle, or an A/A floor that reaches
+further from 1, is too wide to tell anything. `equivalent` needs an interval between 1 / WIDEST and
+WIDEST: most of what Ratchet keeps wins 3 to 50 %, and floors on shared machines that work as they
+should reach 1.01 to 1.1, so a narrower width would refuse most answers there, and a wider one would
+call a gain of a tenth no difference."""
+_WIDE = 2 * math.log(WIDEST) * (1 + 1e-9)
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -42,11 +57,6 @@ class Arm(Protocol):
         ...
 
 
-FloatArray = NDArray[np.float64]
-Values = Mapping[tuple[int, int], float]
-"""One arm's values, by (launch, round)."""
-
-
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Sample:
     """The time of one iteration (the batch's total over its iterations), in seconds."""
@@ -61,9 +71,6 @@ class Sample:
     wall_time_s: float
     cpu_time_s: float
 
-    def as_json(self) -> dict[str, Json]:
-        return {name: getattr(self, name) for name in self.__slots__}
-
 
 def checked(sample: Sample) -> Sample:
     """Return the sample; MeasureError if its wall time is not a positive number."""
@@ -75,51 +82,92 @@ def checked(sample: Sample) -> Sample:
     return sample
 
 
-def of_arm(samples: Iterable[Sample], arm: str) -> list[Sample]:
-    """Return one arm's samples by launch and round; MeasureError if there are none."""
-    own = sorted(
-        (checked(s) for s in samples if s.arm == arm), key=lambda s: (s.launch, s.round, s.position)
-    )
-    if not own:
-        raise MeasureError(f"no samples of arm {arm!r}: time it in at least one round")
-    return own
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Floor:
+    """Range of ratios between two copies of one arm (A/A), symmetric about 1 in the logarithm."""
+
+    low: float
+    high: float
+    pairs: int
+
+    @classmethod
+    def of(cls, low: float, high: float, pairs: int) -> Floor:
+        """Return the floor that the interval of two copies' ratio gives: its far end, both ways."""
+        reach = max(high, 1 / low)
+        return cls(low=1 / reach, high=reach, pairs=pairs)
+
+    def contains(self, low: float, high: float) -> bool:
+        return self.low <= low and high <= self.high
 
 
-def log_ratios(
-    samples: Iterable[Sample], *, baseline: str, new: str, twin: str | None = None
-) -> list[FloatArray]:
-    """Return log(baseline time / new time) of each adjacent pair, one array per launch.
+class Ratio(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
+    """Baseline over new, of times or of what else is better if it is less: above 1 is better.
 
-    A pair is the arms' samples of the same launch and round; a round that lacks one is left out.
-    `twin` is a second copy of the baseline (`paired_logs`). The order of `samples` does not matter.
-    MeasureError if an arm appears twice in a round.
+    Every result that compares two sides holds this type. One with several ratios has a field for
+    each. One whose document has the keys `ratio`, `low` and `high` beside its own extends it
+    (`metrics.MetricAnswer`). What was not measured is None, not a ratio of zeros. Documents omit
+    what is at its default, so a `Ratio` of four fields is a document of four keys.
     """
-    materialised, copies = list(samples), [baseline, *([] if twin is None else [twin])]
-    first = [_by_round(of_arm(materialised, arm)) for arm in copies]
-    return paired_logs(first, _by_round(of_arm(materialised, new)))
+
+    ratio: float
+    low: float
+    high: float
+    answer: Answer | None = None
+    """None if nothing was decided by it: a screening, or a mean of several."""
+    confidence: float | None = None
+    """Level of the interval from `low` to `high`."""
+    floor: Floor | None = None
+    """The A/A floor, where it is known."""
+    pairs: int = 0
+    launches: int = 0
+    """With 1, the interval ignores how much one start of the processes differs from the next: it
+    holds for that launch alone."""
+    why: str = ""
+    """The cause of an `undecided` answer; empty for every other."""
+
+    @property
+    def noise(self) -> str:
+        """Return what shows that noise kept an answer from being found, or an empty text."""
+        return noise_of(self.low, self.high, self.floor) if self.answer == "undecided" else ""
 
 
-def paired_logs(copies: Sequence[Values], new: Values) -> list[FloatArray]:
-    """Return log(baseline / new) of the pairs of each launch, of values above 0.
+def answer_of(ratio: float, low: float, high: float, floor: Floor | None) -> Answer:
+    """Return the answer that an interval gives against the A/A floor."""
+    if floor is not None and floor.contains(low, high):
+        return "equivalent" if max(high, 1 / low) <= WIDEST else "undecided"
+    if floor is not None and floor.contains(ratio, ratio):
+        return "undecided"
+    if low > 1:
+        return "faster"
+    if high < 1:
+        return "slower"
+    return "undecided"
 
-    Of several copies of the baseline, their geometric mean counts: with two, a ratio's variance is
-    three quarters of that with one. A round without the first copy or the new side is left out.
+
+def noise_of(low: float, high: float, floor: Floor | None) -> str:
+    """Return what shows that a sitting was too noisy for an answer, or an empty text.
+
+    An undecided answer says nothing about the arms then, and another sitting may decide.
     """
-    launches: dict[int, list[float]] = {}
-    for key in sorted(new.keys() & copies[0].keys()) if copies else ():
-        logs = [math.log(one[key]) for one in copies if key in one]
-        launches.setdefault(key[0], []).append(math.fsum(logs) / len(logs) - math.log(new[key]))
-    return [np.asarray(values) for values in launches.values()]
+    shown = [f"interval {_span(low, high)}"] if _width(low, high) > _WIDE else []
+    if floor is not None and (shown or floor.high > WIDEST):
+        shown.append(f"A/A {_span(floor.low, floor.high)}")
+    return f"the machine was too noisy ({', '.join(shown)})" if shown else ""
 
 
-def _by_round(samples: Iterable[Sample]) -> dict[tuple[int, int], float]:
-    times: dict[tuple[int, int], float] = {}
-    for sample in samples:
-        key = (sample.launch, sample.round)
-        if key in times:
-            raise MeasureError(
-                f"arm {sample.arm!r} appears twice in launch {key[0]}, round {key[1]}: "
-                "give every arm of a run its own name"
-            )
-        times[key] = sample.wall_time_s
-    return times
+def why_undecided(ratio: float, low: float, high: float, floor: Floor | None) -> str:
+    """Return the cause of an undecided answer, from the interval and the floor that gave it."""
+    noise = noise_of(low, high, floor)
+    if noise:
+        return noise
+    if floor is not None and floor.contains(ratio, ratio):
+        return f"the difference is within the noise (A/A {_span(floor.low, floor.high)})"
+    return f"the interval holds 1 ({_span(low, high)})"
+
+
+def _width(low: float, high: float) -> float:
+    return math.log(high) - math.log(max(low, 1e-300))
+
+
+def _span(low: float, high: float) -> str:
+    return f"{low:.2f} to {high:.2f}" if high < 1000 else f"{low:.2g} to {high:.2g}"

@@ -11,7 +11,7 @@ import math
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager
-from dataclasses import asdict, dataclass, field
+from dataclasses import dataclass, field
 from typing import Protocol
 
 import numpy as np
@@ -26,6 +26,7 @@ from ratchet.base.measure.rounds import (
     run_rounds,
     until_settled,
 )
+from ratchet.base.serialise import document_of
 
 FALSE_RATE = 0.01
 """Chance that a comparison of two equal arms answers `faster` or `slower`, over all looks."""
@@ -181,7 +182,7 @@ class CompareOutcome:
             "answer": self.answers[0].answer if self.answers else "undecided",
             "exit_code": self.exit_code,
             "allowed": self.allowed,
-            "metrics": [asdict(one) for one in self.answers],
+            "metrics": document_of(self.answers),
             "launches": self.launches,
             "looks_taken": self.looks_taken,
             "spent_s": self.spent_s,

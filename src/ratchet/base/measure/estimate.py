@@ -17,61 +17,22 @@ from __future__ import annotations
 import math
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
-from typing import Literal
 
 import numpy as np
 
 from ratchet.base.errors import MeasureError
-from ratchet.base.measure import FloatArray, Sample, log_ratios, of_arm
-
-Answer = Literal["faster", "slower", "equivalent", "undecided"]
+from ratchet.base.measure import (
+    FloatArray,
+    Floor,
+    Ratio,
+    Sample,
+    Values,
+    answer_of,
+    checked,
+    why_undecided,
+)
 
 MIN_PAIRS = 2
-WIDEST = 1.1
-"""An interval that reaches further than this factor from its middle, or an A/A floor that reaches
-further from 1, is too wide to tell anything. `equivalent` needs an interval between 1 / WIDEST and
-WIDEST: most of what Ratchet keeps wins 3 to 50 %, and floors on shared machines that work as they
-should reach 1.01 to 1.1, so a narrower width would refuse most answers there, and a wider one would
-call a gain of a tenth no difference."""
-_WIDE = 2 * math.log(WIDEST) * (1 + 1e-9)
-
-
-@dataclass(frozen=True, kw_only=True, slots=True)
-class Floor:
-    """Range of ratios between two copies of one arm, symmetric about 1 in the logarithm."""
-
-    low: float
-    high: float
-    pairs: int
-
-    def contains(self, low: float, high: float) -> bool:
-        return self.low <= low and high <= self.high
-
-
-@dataclass(frozen=True, kw_only=True, slots=True)
-class Comparison:
-    """The speed-up of `new` over `baseline`; above 1 is faster."""
-
-    baseline: str
-    new: str
-    ratio: float
-    """baseline time / new time."""
-    low: float
-    high: float
-    answer: Answer
-    pairs: int
-    launches: int
-    """With 1, the interval ignores how much one start of the processes differs from the next: it
-    holds for that launch alone."""
-    confidence: float
-    floor: Floor | None
-    why: str = ""
-    """The cause of an `undecided` answer; empty for every other."""
-
-    @property
-    def noise(self) -> str:
-        """Return what shows that noise kept an answer from being found, or an empty text."""
-        return noise_of(self.low, self.high, self.floor) if self.answer == "undecided" else ""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -85,6 +46,56 @@ class ArmTime:
     count: int
 
 
+def of_arm(samples: Iterable[Sample], arm: str) -> list[Sample]:
+    """Return one arm's samples by launch and round; MeasureError if there are none."""
+    own = sorted(
+        (checked(s) for s in samples if s.arm == arm), key=lambda s: (s.launch, s.round, s.position)
+    )
+    if not own:
+        raise MeasureError(f"no samples of arm {arm!r}: time it in at least one round")
+    return own
+
+
+def log_ratios(
+    samples: Iterable[Sample], *, baseline: str, new: str, twin: str | None = None
+) -> list[FloatArray]:
+    """Return log(baseline time / new time) of each adjacent pair, one array per launch.
+
+    A pair is the arms' samples of the same launch and round; a round that lacks one is left out.
+    `twin` is a second copy of the baseline (`paired_logs`). The order of `samples` does not matter.
+    MeasureError if an arm appears twice in a round.
+    """
+    materialised, copies = list(samples), [baseline, *([] if twin is None else [twin])]
+    first = [_by_round(of_arm(materialised, arm)) for arm in copies]
+    return paired_logs(first, _by_round(of_arm(materialised, new)))
+
+
+def paired_logs(copies: Sequence[Values], new: Values) -> list[FloatArray]:
+    """Return log(baseline / new) of the pairs of each launch, of values above 0.
+
+    Of several copies of the baseline, their geometric mean counts: with two, a ratio's variance is
+    three quarters of that with one. A round without the first copy or the new side is left out.
+    """
+    launches: dict[int, list[float]] = {}
+    for key in sorted(new.keys() & copies[0].keys()) if copies else ():
+        logs = [math.log(one[key]) for one in copies if key in one]
+        launches.setdefault(key[0], []).append(math.fsum(logs) / len(logs) - math.log(new[key]))
+    return [np.asarray(values) for values in launches.values()]
+
+
+def _by_round(samples: Iterable[Sample]) -> dict[tuple[int, int], float]:
+    times: dict[tuple[int, int], float] = {}
+    for sample in samples:
+        key = (sample.launch, sample.round)
+        if key in times:
+            raise MeasureError(
+                f"arm {sample.arm!r} appears twice in launch {key[0]}, round {key[1]}: "
+                "give every arm of a run its own name"
+            )
+        times[key] = sample.wall_time_s
+    return times
+
+
 def compare(
     samples: Iterable[Sample],
     *,
@@ -95,12 +106,12 @@ def compare(
     confidence: float = 0.95,
     resamples: int = 2000,
     seed: int = 0,
-) -> Comparison:
+) -> Ratio:
     """Compare two arms over the rounds that hold both; `twin` is a second copy of the baseline.
 
     `faster` and `slower` need an interval that excludes 1, and a ratio outside the floor if there
     is one. `equivalent` needs a floor that holds the whole interval, and an interval within WIDEST.
-    All else is `undecided`, and `Comparison.why` names the cause.
+    All else is `undecided`, and `why` names the cause.
     MeasureError for fewer than two pairs.
     """
     launches = log_ratios(samples, baseline=baseline, new=new, twin=twin)
@@ -112,9 +123,7 @@ def compare(
         )
     ratio, low, high = ratio_of(launches, confidence, resamples, seed)
     answer = answer_of(ratio, low, high, floor)
-    return Comparison(
-        baseline=baseline,
-        new=new,
+    return Ratio(
         ratio=ratio,
         low=low,
         high=high,
@@ -125,40 +134,6 @@ def compare(
         floor=floor,
         why=why_undecided(ratio, low, high, floor) if answer == "undecided" else "",
     )
-
-
-def answer_of(ratio: float, low: float, high: float, floor: Floor | None) -> Answer:
-    """Return the answer that an interval gives against the A/A floor."""
-    if floor is not None and floor.contains(low, high):
-        return "equivalent" if max(high, 1 / low) <= WIDEST else "undecided"
-    if floor is not None and floor.contains(ratio, ratio):
-        return "undecided"
-    if low > 1:
-        return "faster"
-    if high < 1:
-        return "slower"
-    return "undecided"
-
-
-def noise_of(low: float, high: float, floor: Floor | None) -> str:
-    """Return what shows that a sitting was too noisy for an answer, or an empty text.
-
-    An undecided answer says nothing about the arms then, and another sitting may decide.
-    """
-    shown = [f"interval {_span(low, high)}"] if _width(low, high) > _WIDE else []
-    if floor is not None and (shown or floor.high > WIDEST):
-        shown.append(f"A/A {_span(floor.low, floor.high)}")
-    return f"the machine was too noisy ({', '.join(shown)})" if shown else ""
-
-
-def why_undecided(ratio: float, low: float, high: float, floor: Floor | None) -> str:
-    """Return the cause of an undecided answer, from the interval and the floor that gave it."""
-    noise = noise_of(low, high, floor)
-    if noise:
-        return noise
-    if floor is not None and floor.contains(ratio, ratio):
-        return f"the difference is within the noise (A/A {_span(floor.low, floor.high)})"
-    return f"the interval holds 1 ({_span(low, high)})"
 
 
 def aa_floor(
@@ -176,13 +151,7 @@ def aa_floor(
     result = compare(
         samples, baseline=arm, new=twin, floor=None, confidence=confidence, resamples=resamples
     )
-    return floor_of(result.low, result.high, result.pairs)
-
-
-def floor_of(low: float, high: float, pairs: int) -> Floor:
-    """Return the floor that the interval of two copies' ratio gives."""
-    reach = max(high, 1 / low)
-    return Floor(low=1 / reach, high=reach, pairs=pairs)
+    return Floor.of(result.low, result.high, result.pairs)
 
 
 def summarise(samples: Iterable[Sample], arm: str, *, resamples: int = 2000) -> ArmTime:
@@ -260,14 +229,6 @@ def _degrees_of_freedom(between: float, within: float, counts: Sequence[int]) ->
     parts = [(between, launches - 1), (within, pairs - launches)]
     spread = sum(part**2 / freedom for part, freedom in parts if freedom > 0)
     return (between + within) ** 2 / spread if spread > 0 else float(max(pairs - 1, 1))
-
-
-def _width(low: float, high: float) -> float:
-    return math.log(high) - math.log(max(low, 1e-300))
-
-
-def _span(low: float, high: float) -> str:
-    return f"{low:.2f} to {high:.2f}" if high < 1000 else f"{low:.2g} to {high:.2g}"
 
 
 def finite_exp(value: float) -> float:

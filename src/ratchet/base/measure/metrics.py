@@ -13,18 +13,17 @@ from dataclasses import dataclass, field
 import numpy as np
 
 from ratchet.base.errors import MeasureError
-from ratchet.base.measure import FloatArray, Values, paired_logs
-from ratchet.base.measure.estimate import (
+from ratchet.base.measure import (
     Answer,
+    FloatArray,
     Floor,
+    Ratio,
+    Values,
     answer_of,
-    finite_exp,
-    floor_of,
-    interval,
     noise_of,
-    ratio_of,
     why_undecided,
 )
+from ratchet.base.measure.estimate import finite_exp, interval, paired_logs, ratio_of
 
 BASELINE, NEW, TWIN = "a", "b", "twin"
 """The arms of a comparison; the twin is a second copy of the baseline."""
@@ -89,28 +88,19 @@ class Readings:
         ]
 
 
-@dataclass(frozen=True, kw_only=True, slots=True)
-class MetricAnswer:
-    """One metric's answer; `not_slower` is known even where the answer is undecided."""
+class MetricAnswer(Ratio, frozen=True, kw_only=True, omit_defaults=False):
+    """One metric's ratio and answer; `not_slower` is known even where the answer is undecided."""
 
     metric: Metric
     baseline: float
     """Median."""
     new: float
-    ratio: float
-    low: float
-    high: float
-    floor: Floor
     answer: Answer
+    floor: Floor
     not_slower: bool
     """The whole interval lies on the good side of the budget."""
-    pairs: int
-    launches: int
-    confidence: float
     more_pairs: int | None
     """Further pairs that would about decide; None if decided, or if it can hardly be decided."""
-    why: str = ""
-    """The cause of an undecided answer; empty for every other."""
 
     @property
     def settled(self) -> bool:
@@ -135,7 +125,7 @@ def decide(
     centre, half = interval([sign * one for one in launches], confidence, RESAMPLES)
     ratio, low, high = (finite_exp(centre + step) for step in (0.0, -half, half))
     _, low_aa, high_aa = ratio_of(twins, FLOOR_CONFIDENCE, RESAMPLES)
-    floor = floor_of(low_aa, high_aa, sum(len(one) for one in twins))
+    floor = Floor.of(low_aa, high_aa, sum(len(one) for one in twins))
     limit = 1 / (1 + allowed)
     answer = _answer(ratio, low, high, floor, allowed)
     not_slower = answer in ("faster", "equivalent") or (allowed > 0 and low > limit)

@@ -28,15 +28,8 @@ from typing import Final
 import numpy as np
 
 from ratchet.base.errors import MeasureError
-from ratchet.base.measure import FloatArray, Sample, log_ratios
-from ratchet.base.measure.estimate import (
-    Answer,
-    Comparison,
-    Floor,
-    answer_of,
-    finite_exp,
-    t_quantile,
-)
+from ratchet.base.measure import Answer, FloatArray, Floor, Ratio, Sample, answer_of
+from ratchet.base.measure.estimate import finite_exp, log_ratios, t_quantile
 
 DECIDES: Final = 0.993
 """Confidence of the interval that must exclude 1 for `faster` or `slower`; looks are several."""
@@ -144,7 +137,7 @@ class Sitting:
             self._fit = _fitted(self._edges, self._way_of)
         return self._fit
 
-    def compare(self, baseline: str, new: str) -> Comparison:
+    def compare(self, baseline: str, new: str) -> Ratio:
         """Compare two ways: `ratio` is the baseline's time over the new one's.
 
         Raises MeasureError if no chain of pairs joins them.
@@ -162,9 +155,7 @@ class Sitting:
             least, most = finite_exp(difference - decides), finite_exp(difference + decides)
             same = floor.contains(low, high)
             answer = answer_of(ratio, *((low, high) if same else (least, most)), floor)
-        return Comparison(
-            baseline=baseline,
-            new=new,
+        return Ratio(
             ratio=ratio,
             low=low,
             high=high,
