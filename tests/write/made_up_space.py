@@ -15,6 +15,7 @@ import pytest
 from simulated_machine import Machine, simulate, to_samples
 
 from ratchet.base.errors import JudgeError
+from ratchet.base.measure import Ratio
 from ratchet.judge.kernels.kernel import Kernel
 from ratchet.judge.problems.problem import Case, Problem, TensorSpec
 from ratchet.judge.terms import JudgedKernel, Terms
@@ -22,7 +23,7 @@ from ratchet.judge.trial import decide, looks, plan
 from ratchet.judge.trial.arms import CANDIDATE, REFERENCE, TWIN
 from ratchet.judge.trial.looks import time_until_answered
 from ratchet.judge.trial.sample import CaseTiming
-from ratchet.judge.verdict import Ratio, Screening, Speedups, TimedSample, Verdict
+from ratchet.judge.verdict import Screening, Speedups, TimedSample, Verdict
 from ratchet.write.author import Answer, Proposal, Schedule
 
 CHOICES = {

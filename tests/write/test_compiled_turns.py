@@ -9,10 +9,11 @@ from typing import Any
 
 from made_up_space import MadeUpSpace, made_up_problem
 
+from ratchet.base.measure import Ratio
 from ratchet.judge.kernels.kernel import Kernel
 from ratchet.judge.problems.problem import Problem
 from ratchet.judge.terms import JudgedKernel, Terms
-from ratchet.judge.verdict import Ratio, Screening, Speedups, Verdict
+from ratchet.judge.verdict import Screening, Speedups, Verdict
 from ratchet.write import problem_run
 from ratchet.write.author import COMPILER, Author, Progress, Proposal
 from ratchet.write.problem_run import ProblemRun

@@ -9,9 +9,10 @@ import msgspec
 import pytest
 from html_pages import CHROMIUM, all_in_chromium, tags
 
+from ratchet.base.measure import Ratio
 from ratchet.base.show.terminal import print_report
 from ratchet.judge.kernels.kernel import Kernel
-from ratchet.judge.verdict import Evidence, Ratio, Speedups, Verdict
+from ratchet.judge.verdict import Evidence, Speedups, Verdict
 from ratchet.write.author import Answer
 from ratchet.write.show import (
     coloured,

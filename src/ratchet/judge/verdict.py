@@ -8,6 +8,7 @@ from typing import Literal
 import msgspec
 
 from ratchet.base import Json
+from ratchet.base.measure import Ratio
 
 Status = Literal[
     "proven", "correct", "wrong", "cheating", "crashed", "timed_out", "refused", "unmeasured"
@@ -17,17 +18,6 @@ ScreeningStatus = Literal["screened", "invalid", Status]
 
 class _Frozen(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     pass
-
-
-class Ratio(_Frozen, frozen=True, kw_only=True):
-    """Baseline time over new time, with its interval: above 1 is faster."""
-
-    ratio: float
-    low: float
-    high: float
-    confidence: float | None = None
-    """Level of each case's interval: 0.983 for a kernel, whose three looks together err in at most
-    5 %. None in verdicts from before it was stored."""
 
 
 class Evidence(_Frozen, frozen=True, kw_only=True):

@@ -7,10 +7,11 @@ import re
 import msgspec
 import pytest
 
+from ratchet.base.measure import Ratio
 from ratchet.base.show.model import Words, text_of
 from ratchet.judge.court.show_suite import definitions, render_suite_page
 from ratchet.judge.court.suite import SuiteResult, SuiteRow, answered, summarise
-from ratchet.judge.verdict import Ratio, Speedups
+from ratchet.judge.verdict import Speedups
 
 RATIO = Ratio(ratio=2.0, low=1.8, high=2.2, confidence=0.983)
 FAST = Speedups(vs_reference=RATIO, vs_compile=None)

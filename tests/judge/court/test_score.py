@@ -8,8 +8,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from ratchet.base.measure import Ratio
 from ratchet.judge.court.suite import FAILED_RATIO, RowStatus, SuiteRow, answered, score, summarise
-from ratchet.judge.verdict import Ratio, Speedups
+from ratchet.judge.verdict import Speedups
 
 
 def row(status: RowStatus, ratio: float | None = None, spread: float = 0.1) -> SuiteRow:

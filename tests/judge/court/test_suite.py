@@ -10,6 +10,7 @@ from typing import Any, ClassVar
 import pytest
 
 from ratchet.base.errors import CompilerMissing, KernelError, RatchetError
+from ratchet.base.measure import Ratio
 from ratchet.judge.court import machines
 from ratchet.judge.court.court import LEAST_S, Court
 from ratchet.judge.court.show_suite import check_out, write_suite, write_verdict
@@ -28,7 +29,7 @@ from ratchet.judge.problems.problem import Case, Problem, TensorSpec
 from ratchet.judge.problems.problem_file import Describe
 from ratchet.judge.revision import revision
 from ratchet.judge.terms import JudgedKernel, Terms, parse_time_limit_s
-from ratchet.judge.verdict import Ratio, Speedups, Status, Verdict
+from ratchet.judge.verdict import Speedups, Status, Verdict
 
 REFERENCE = "judge_problems:silu"
 

@@ -74,7 +74,7 @@ def test_a_disk_that_nobody_named_is_nobodys_shortage(disks: Disks) -> None:
 
 def test_memory_comes_first(disks: Disks, monkeypatch: pytest.MonkeyPatch) -> None:
     free = [TOTAL]
-    monkeypatch.setattr(isolation, "_memory_bytes", lambda: (free[0], TOTAL))
+    monkeypatch.setattr(isolation, "memory", lambda: (free[0], TOTAL))
     room = Headroom([Path("/tmp")])
     free[0] = KEPT - 1
     disks.free[Path("/tmp")] = 0
@@ -86,7 +86,7 @@ def test_memory_that_others_took_is_not_the_kernel_s(
     share: float, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     free = [TOTAL]
-    monkeypatch.setattr(isolation, "_memory_bytes", lambda: (free[0], TOTAL))
+    monkeypatch.setattr(isolation, "memory", lambda: (free[0], TOTAL))
     monkeypatch.setattr(families, "resident_bytes", lambda _: int(share * TOTAL))
     room = Headroom()
     room.watch(os.getpid())

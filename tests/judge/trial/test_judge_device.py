@@ -12,6 +12,7 @@ from answers import assert_right
 from fake_gpu import FLAVOURS, FakeDriver, build_driver, open_to_all
 
 from ratchet.base.errors import JudgeError
+from ratchet.base.measure import Ratio
 from ratchet.judge.kernels.kernel import Kernel
 from ratchet.judge.kernels.kernel_file import built_in_kernel
 from ratchet.judge.problems.problem import Case, Problem, TensorSpec
@@ -20,7 +21,7 @@ from ratchet.judge.trial import looks, open_problem, plan, sample, stages
 from ratchet.judge.trial.kernel_trial import KernelJudge
 from ratchet.judge.trial.open_problem import DeviceClock, OpenProblem
 from ratchet.judge.trial.reference import ReferenceProcess, raise_fault
-from ratchet.judge.verdict import Decided, Evidence, Ratio, Speedups, Verdict
+from ratchet.judge.verdict import Decided, Evidence, Speedups, Verdict
 
 pytestmark = pytest.mark.compiler
 THOROUGH = pytest.mark.thorough

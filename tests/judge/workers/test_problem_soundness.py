@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import dataclasses
 from collections.abc import Sequence
-from pathlib import Path
 
 import judge_problems as given
 import pytest
@@ -13,7 +12,7 @@ from torch import Tensor
 
 from ratchet.base.errors import KernelError
 from ratchet.judge.problems import free_memory
-from ratchet.judge.problems.free_memory import check_fits, free_bytes
+from ratchet.judge.problems.free_memory import check_fits
 from ratchet.judge.problems.problem import Case, Problem, TensorSpec
 from ratchet.judge.problems.references import inert_input
 from ratchet.judge.problems.suites import find_problem
@@ -110,30 +109,6 @@ def test_an_input_that_counts_on_one_case_is_not_inert() -> None:
     assert inert_input(left_out, [aloud], drawn) == 1
     written = dataclasses.replace(normal, in_place=True)
     assert inert_input(left_out, [Case(name="written", inputs=(normal, written))], drawn) is None
-
-
-def test_the_memory_that_is_free_is_what_every_control_group_leaves(tmp_path: Path) -> None:
-    meminfo, groups, mounted = tmp_path / "meminfo", tmp_path / "cgroup", tmp_path / "fs"
-    meminfo.write_text("MemTotal: 9000 kB\nMemFree: 100 kB\nMemAvailable: 8000 kB\n")
-    assert free_bytes(meminfo, groups, mounted) == 8000 << 10
-    inner = mounted / "box" / "task"
-    inner.mkdir(parents=True)
-    groups.write_text("0::/box/task\n")
-    (inner / "memory.max").write_text("max\n")
-    (inner / "memory.current").write_text("5\n")
-    assert free_bytes(meminfo, groups, mounted) == 8000 << 10
-    for name, text in (("max", "5000000\n"), ("current", "3000000\n"), ("stat", "anon 1\n")):
-        (inner.parent / f"memory.{name}").write_text(text)
-    assert free_bytes(meminfo, groups, mounted) == 2_000_000
-    (inner.parent / "memory.stat").write_text("anon 1\ninactive_file 500000\n")
-    assert free_bytes(meminfo, groups, mounted) == 2_500_000
-    old = mounted / "memory" / "box"
-    old.mkdir(parents=True)
-    groups.write_text("4:cpu:/box\n3:memory:/box\n")
-    (old / "memory.limit_in_bytes").write_text("1000000\n")
-    (old / "memory.usage_in_bytes").write_text("900000\n")
-    (old / "memory.stat").write_text("total_inactive_file 0\n")
-    assert free_bytes(meminfo, groups, mounted) == 100_000
 
 
 def test_a_suite_problem_for_a_gpu_does_not_fit_a_small_machine(

@@ -38,8 +38,9 @@ from ratchet.amd.emulator.launch import (
 from ratchet.amd.emulator.linking import PlacedVariables, linked_kernel
 from ratchet.amd.emulator.pretending import GPU, MARK, EmulatedGpu
 from ratchet.base.errors import KernelError
+from ratchet.base.process.memory import free_bytes
 from ratchet.judge.kernels.source_files import load_source, split_files
-from ratchet.judge.problems.free_memory import GIB, free_bytes
+from ratchet.judge.problems.free_memory import GIB
 
 if TYPE_CHECKING:
     import torch

@@ -100,7 +100,9 @@ class Floor:
         return self.low <= low and high <= self.high
 
 
-class Ratio(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
+class Ratio(
+    msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True, forbid_unknown_fields=True
+):
     """Baseline over new, of times or of what else is better if it is less: above 1 is better.
 
     Every result that compares two sides holds this type. One with several ratios has a field for

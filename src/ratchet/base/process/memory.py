@@ -14,11 +14,11 @@ MEMINFO: Final = Path("/proc/meminfo")
 GROUPS: Final = Path("/proc/self/cgroup")
 MOUNTED: Final = Path("/sys/fs/cgroup")
 STATM: Final = Path("/proc/self/statm")
-_LIMITS: Final = (
-    ("", "memory.max", "memory.current", "inactive_file"),
-    ("memory", "memory.limit_in_bytes", "memory.usage_in_bytes", "total_inactive_file"),
-)
-"""Files of a control group, in version 2 and version 1: the limit, the usage, and the part of it
+_LIMITS: Final = {
+    "": ("memory.max", "memory.current", "inactive_file"),
+    "memory": ("memory.limit_in_bytes", "memory.usage_in_bytes", "total_inactive_file"),
+}
+"""Files of a control group by its controller, in version 2 and 1: limit, usage, and the part of it
 that Linux can reclaim (cgroup-v2.rst and cgroup-v1/memory.rst)."""
 
 
@@ -59,17 +59,18 @@ def _of_groups(groups: Path, mounted: Path, machine: int) -> Iterator[Memory]:
         return
     for line in lines:
         _, controllers, inside = line.split(":", 2)
-        for folder, *names in _LIMITS:
+        for folder, names in _LIMITS.items():
             if folder in controllers.split(","):
                 place = mounted / folder / inside.lstrip("/")
                 # In a container the group's own folder may be mounted at the top.
-                for one in (place, *place.parents):
-                    if one.is_relative_to(mounted) and (found := _of_group(one, *names, machine)):
-                        yield found
+                above = [one for one in (place, *place.parents) if one.is_relative_to(mounted)]
+                found = [_of_group(one, names, machine) for one in above]
+                yield from (one for one in found if one is not None)
 
 
-def _of_group(folder: Path, limit: str, used: str, cached: str, machine: int) -> Memory | None:
+def _of_group(folder: Path, names: tuple[str, str, str], machine: int) -> Memory | None:
     """Return a group's memory; None if it has no limit below the machine's, or does not exist."""
+    limit, used, cached = names
     try:
         most = (folder / limit).read_text("ascii").strip()
         if not most.isdigit() or int(most) >= machine:  # "max", or version 1's largest number

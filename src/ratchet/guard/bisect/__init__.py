@@ -20,7 +20,7 @@ from ratchet.base.devices.probe import short_hash
 from ratchet.base.errors import MeasureError, RepositoryError
 from ratchet.base.files import make_folder, write_whole
 from ratchet.base.git import git, has_changes, resolve
-from ratchet.base.measure.estimate import WIDEST
+from ratchet.base.measure import WIDEST
 from ratchet.base.show import model as m
 from ratchet.base.show.terminal import MovingLine
 from ratchet.guard.bisect.search import GOOD, STOP, CommitPair, CommitSearch, Effect, evidence

@@ -18,9 +18,9 @@ from msgspec import Meta
 
 from ratchet.base.errors import WatchError
 from ratchet.base.ledger.books import Better
-from ratchet.base.measure import ArmLeft, Timing
+from ratchet.base.measure import ArmLeft, Timing, noise_of
 from ratchet.base.measure.contest import confidence_of
-from ratchet.base.measure.estimate import interval, noise_of, t_quantile
+from ratchet.base.measure.estimate import interval, t_quantile
 from ratchet.base.measure.rounds import run_rounds
 from ratchet.base.show.words import parse_share
 from ratchet.guard.command import Checkouts, MeasuredCommand

@@ -22,11 +22,12 @@ from ratchet.base.show.words import (
 from ratchet.judge.court.show_emulated import estimate_section, heat_section
 
 if TYPE_CHECKING:
+    from ratchet.base.measure import Ratio
     from ratchet.judge.kernels.kernel import Kernel
     from ratchet.judge.problems.case import TensorSpec
     from ratchet.judge.problems.problem import Problem
     from ratchet.judge.terms import JudgedKernel
-    from ratchet.judge.verdict import Evidence, Ratio, Speedups, TimedSample, Verdict
+    from ratchet.judge.verdict import Evidence, Speedups, TimedSample, Verdict
 
 
 # A kernel's compiled code: one table per kernel, with the targets side by side.

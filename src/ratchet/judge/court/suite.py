@@ -18,6 +18,7 @@ import msgspec
 from ratchet.base.errors import RatchetError
 from ratchet.base.files import why_not_folder
 from ratchet.base.ledger.connect import utc_now
+from ratchet.base.measure import Ratio
 from ratchet.base.process import ends_within
 from ratchet.judge.api import as_kernel, as_problem
 from ratchet.judge.court.court import Court
@@ -26,7 +27,7 @@ from ratchet.judge.problems.problem import Problem, Tier
 from ratchet.judge.problems.problem_file import Describe
 from ratchet.judge.terms import JudgedKernel, Scale, Terms
 from ratchet.judge.trial.open_problem import SLOWEST_FACTOR
-from ratchet.judge.verdict import Ratio, Speedups, Status
+from ratchet.judge.verdict import Speedups, Status
 
 # Score a candidate over a whole suite: fast_p, and a mean that includes every failure.
 

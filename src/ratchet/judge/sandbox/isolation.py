@@ -33,6 +33,7 @@ from ratchet.base import scratch
 from ratchet.base.errors import CompilerMissing, JudgeError
 from ratchet.base.process import families, watchdog
 from ratchet.base.process.channel import Shortage
+from ratchet.base.process.memory import memory
 from ratchet.judge.kernels.languages.cpp import find_compiler
 from ratchet.judge.sandbox import bubblewrap, confine, keeper, privileges, rocm, view
 from ratchet.judge.sandbox.accelerator import Accelerator, groups_of
@@ -420,7 +421,7 @@ class Headroom:
         self._root: int | None = None
         self._threads = _threads()
         self._folders = list(folders)
-        self._free_bytes, total_bytes = _memory_bytes()
+        self._free_bytes, total_bytes = memory()
         self._memory_floor = _floor(self._free_bytes, total_bytes)
         self._disk_floors = [_floor(*_disk_bytes(folder)) for folder in self._folders]
 
@@ -440,7 +441,7 @@ class Headroom:
                 return Shortage(
                     f"it had started more than {self._most_threads} processes and threads"
                 )
-        free, _ = _memory_bytes()
+        free, _ = memory()
         if free < self._memory_floor:
             words = f"the machine had {free >> 20} MiB of memory left while it ran"
             own = self._own_bytes()
@@ -469,14 +470,6 @@ def _threads() -> int:
     """Return how many threads the machine has, from /proc/loadavg."""
     with open("/proc/loadavg", encoding="ascii") as file:
         return int(file.read().split()[3].partition("/")[2])
-
-
-def _memory_bytes() -> tuple[int, int]:
-    """Available and total memory, from /proc/meminfo."""
-    with open("/proc/meminfo", "rb") as file:
-        lines = dict(line.split(b":", 1) for line in file)
-    available = lines.get(b"MemAvailable", lines[b"MemFree"])
-    return int(available.split()[0]) << 10, int(lines[b"MemTotal"].split()[0]) << 10
 
 
 def _disk_bytes(folder: Path) -> tuple[int, int]:

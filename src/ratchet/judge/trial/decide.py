@@ -2,21 +2,22 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from statistics import geometric_mean
 
 import msgspec
 
 from ratchet.base.errors import RatchetError
+from ratchet.base.measure import Floor, Ratio
 from ratchet.base.measure.contest import confidence_of
-from ratchet.base.measure.estimate import Comparison, Floor, aa_floor, compare, summarise
+from ratchet.base.measure.estimate import aa_floor, compare, summarise
 from ratchet.judge.trial.arms import CANDIDATE, ONE_THREAD, REFERENCE, TWIN
 from ratchet.judge.trial.open_problem import CaseFacts, OpenProblem
 from ratchet.judge.trial.plan import LOOKS
 from ratchet.judge.trial.reference import COMPILED
 from ratchet.judge.trial.sample import CaseTiming
-from ratchet.judge.verdict import Decided, Evidence, Ratio, Speedups, Status
+from ratchet.judge.verdict import Decided, Evidence, Speedups, Status
 
 FALSE_RATE = 0.05
 """Chance of a false answer over all looks at a case (`looks`), at most."""
@@ -131,7 +132,7 @@ def _no_gain(speedup: Speedups) -> Speedups:
     return Speedups(vs_reference=cut(speedup.vs_reference), vs_compile=cut(speedup.vs_compile))
 
 
-def compare_case(timing: CaseTiming) -> Comparison:
+def compare_case(timing: CaseTiming) -> Ratio:
     """Compare the candidate with the reference, at the confidence of each look.
 
     It is `faster` only beyond SYSTEMATIC. The ratio is relative to the mean of both processes of
@@ -144,40 +145,41 @@ def compare_case(timing: CaseTiming) -> Comparison:
     return _undecided(found, f"up to {SYSTEMATIC:g}x may be the judge's own error")
 
 
-def _compare_with_rivals(timing: CaseTiming) -> Comparison:
+def _compare_with_rivals(timing: CaseTiming) -> Ratio:
     floor = _floor(timing)
     both = _against(timing, REFERENCE, floor, twin=TWIN)
-    found = _agreed([both, *(_against(timing, arm, floor) for arm in (REFERENCE, TWIN))])
+    found = _agreed(both, {arm: _against(timing, arm, floor) for arm in (REFERENCE, TWIN)})
     if found.ratio <= 1 or all(sample.arm != ONE_THREAD for sample in timing.samples):
         return found
     alone = _against(timing, ONE_THREAD, floor)
     if alone.ratio >= found.ratio:
-        return found if alone.answer == "faster" else _undecided(found, _beside(alone))
+        return found if alone.answer == "faster" else _undecided(found, _beside(ONE_THREAD, alone))
     low, ratio = min(alone.low, found.low), max(1.0, alone.ratio)
-    capped = replace(found, ratio=ratio, low=low, high=max(alone.high, ratio))
-    return capped if alone.answer == "faster" else _undecided(capped, _beside(alone))
+    capped = msgspec.structs.replace(found, ratio=ratio, low=low, high=max(alone.high, ratio))
+    return capped if alone.answer == "faster" else _undecided(capped, _beside(ONE_THREAD, alone))
 
 
-def _agreed(beside: Sequence[Comparison]) -> Comparison:
-    """Return the first, made undecided if another contradicts its `faster` or `slower`."""
-    found = beside[0]
-    other = next((one for one in beside if one.answer != found.answer), None)
+def _agreed(found: Ratio, beside: Mapping[str, Ratio]) -> Ratio:
+    """Make a `faster` or `slower` undecided if one process of the reference contradicts it."""
+    other = next((arm for arm, one in beside.items() if one.answer != found.answer), None)
     if other is None or found.answer in ("equivalent", "undecided"):
         return found
-    return replace(found, answer="undecided", why=_beside(other))
+    return msgspec.structs.replace(found, answer="undecided", why=_beside(other, beside[other]))
 
 
-def _undecided(found: Comparison, why: str) -> Comparison:
+def _undecided(found: Ratio, why: str) -> Ratio:
     """Return a `faster` answer as undecided."""
-    return replace(found, answer="undecided", why=why) if found.answer == "faster" else found
+    if found.answer != "faster":
+        return found
+    return msgspec.structs.replace(found, answer="undecided", why=why)
 
 
-def _beside(rival: Comparison) -> str:
+def _beside(rival: str, found: Ratio) -> str:
     """Say that one process of the reference gives another answer than all of them."""
-    name = "on one thread" if rival.baseline == ONE_THREAD else f"in one process ({rival.baseline})"
+    name = "on one thread" if rival == ONE_THREAD else f"in one process ({rival})"
     return (
-        f"beside the reference {name} it is {rival.answer}: {rival.ratio:.2f}x "
-        f"({rival.low:.2f} to {rival.high:.2f})"
+        f"beside the reference {name} it is {found.answer}: {found.ratio:.2f}x "
+        f"({found.low:.2f} to {found.high:.2f})"
     )
 
 
@@ -191,9 +193,7 @@ def _floor(timing: CaseTiming) -> Floor:
     return aa_floor(timing.samples, REFERENCE, TWIN, confidence=_level(timing))
 
 
-def _against(
-    timing: CaseTiming, rival: str, floor: Floor, *, twin: str | None = None
-) -> Comparison:
+def _against(timing: CaseTiming, rival: str, floor: Floor, *, twin: str | None = None) -> Ratio:
     level = _level(timing)
     return compare(
         timing.samples, baseline=rival, twin=twin, new=CANDIDATE, floor=floor, confidence=level
@@ -208,7 +208,7 @@ def faster_reference(timing: CaseTiming) -> str:
     return min(medians, key=lambda arm: medians[arm])
 
 
-def _speed(timing: CaseTiming, found: Comparison) -> Evidence:
+def _speed(timing: CaseTiming, found: Ratio) -> Evidence:
     assert found.floor is not None
     return Evidence(
         check=f"speed on {timing.name}",
@@ -219,7 +219,7 @@ def _speed(timing: CaseTiming, found: Comparison) -> Evidence:
     )
 
 
-def _against_compile(timings: Sequence[CaseTiming]) -> list[tuple[CaseTiming, Comparison]]:
+def _against_compile(timings: Sequence[CaseTiming]) -> list[tuple[CaseTiming, Ratio]]:
     """Compare with torch.compile of the reference, if it was timed in the same rounds."""
     return [
         (timing, _against(timing, COMPILED, _floor(timing)))
@@ -228,7 +228,7 @@ def _against_compile(timings: Sequence[CaseTiming]) -> list[tuple[CaseTiming, Co
     ]
 
 
-def _speed_against_compile(timing: CaseTiming, found: Comparison) -> Evidence:
+def _speed_against_compile(timing: CaseTiming, found: Ratio) -> Evidence:
     return Evidence(
         check=f"speed against torch.compile on {timing.name}",
         passed=found.answer == "faster",
@@ -237,22 +237,22 @@ def _speed_against_compile(timing: CaseTiming, found: Comparison) -> Evidence:
     )
 
 
-def _because(found: Comparison) -> str:
+def _because(found: Ratio) -> str:
     return f"; {found.why}" if found.why else ""
 
 
-def _together(comparisons: Sequence[Comparison]) -> Ratio:
+def _together(comparisons: Sequence[Ratio]) -> Ratio:
     """Return geometric means over the timed cases, also of the ends, which is wider than needed."""
     return Ratio(
         ratio=geometric_mean(one.ratio for one in comparisons),
         low=geometric_mean(one.low for one in comparisons),
         high=geometric_mean(one.high for one in comparisons),
-        confidence=min(one.confidence for one in comparisons),
+        confidence=min(one.confidence or 0.0 for one in comparisons),
     )
 
 
 def _answer(
-    timings: Sequence[CaseTiming], comparisons: Sequence[Comparison], speedup: Speedups
+    timings: Sequence[CaseTiming], comparisons: Sequence[Ratio], speedup: Speedups
 ) -> tuple[Status, str]:
     answers = {one.answer for one in comparisons}
     ratio = speedup.vs_reference
@@ -268,7 +268,7 @@ def _answer(
     return "correct", f"right, but its speed is undecided: {shown}; {cause}"
 
 
-def _cause(timings: Sequence[CaseTiming], comparisons: Sequence[Comparison]) -> str:
+def _cause(timings: Sequence[CaseTiming], comparisons: Sequence[Ratio]) -> str:
     """Return why the speed is undecided, for the noisiest case, and what to do about noise."""
     pairs = zip(timings, comparisons, strict=True)
     undecided = [(timing, one) for timing, one in pairs if one.answer == "undecided"]
@@ -282,7 +282,7 @@ def _cause(timings: Sequence[CaseTiming], comparisons: Sequence[Comparison]) -> 
     return f"{place}{causes}{AGAIN if worst.noise else ''}"
 
 
-def _noise(comparisons: Sequence[Comparison]) -> str:
+def _noise(comparisons: Sequence[Ratio]) -> str:
     """Return how noise kept the speed from being known, or "" if it is known."""
     if any(one.answer == "slower" for one in comparisons):
         return ""

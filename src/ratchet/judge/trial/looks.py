@@ -18,8 +18,8 @@ from statistics import geometric_mean, median
 from typing import Final
 
 from ratchet.base.errors import RatchetError
-from ratchet.base.measure import Sample
-from ratchet.base.measure.estimate import WIDEST, Comparison, summarise
+from ratchet.base.measure import WIDEST, Ratio, Sample
+from ratchet.base.measure.estimate import summarise
 from ratchet.base.measure.rounds import until_settled
 from ratchet.judge.integrity.census import DeviceCount, told_as
 from ratchet.judge.integrity.own_work import Watch
@@ -106,14 +106,14 @@ def _unreachable(timing: CaseTiming, opened: OpenProblem) -> str:
     return detail if passed is False else ""
 
 
-def _answered(found: Comparison) -> bool:
+def _answered(found: Ratio) -> bool:
     """Return True if no further look is needed; `equivalent` counts only with a low floor."""
     if found.answer == "equivalent":
         return found.floor is not None and found.floor.high <= WIDEST
     return found.answer != "undecided"
 
 
-def _futile(found: Comparison, share: float) -> bool:
+def _futile(found: Ratio, share: float) -> bool:
     """Return True if more samples could hardly find the kernel faster."""
     half_width = math.log(found.high / found.low) / 2
     return math.log(found.ratio / SYSTEMATIC) < share * half_width

@@ -8,7 +8,7 @@ import secrets
 import statistics
 import time
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import asdict, dataclass, replace
 
 import numpy as np
 
@@ -65,7 +65,7 @@ class CaseTiming:
 
     def as_json(self) -> list[TimedSample]:
         """Return the samples as the verdict keeps them."""
-        return [TimedSample(case=self.name, **sample.as_json()) for sample in self.samples]
+        return [TimedSample(case=self.name, **asdict(sample)) for sample in self.samples]
 
 
 def time_case(

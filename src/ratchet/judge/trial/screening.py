@@ -20,8 +20,9 @@ from typing import Final
 
 from ratchet.base.process import Clock
 from ratchet.base.process.channel import close_descriptors
+from ratchet.base.process.memory import free_bytes
 from ratchet.judge.kernels.kernel import WITH_TORCH, Kernel
-from ratchet.judge.problems.free_memory import MEMORY_SHARE, free_bytes
+from ratchet.judge.problems.free_memory import MEMORY_SHARE
 from ratchet.judge.problems.problem import Problem
 from ratchet.judge.sandbox.accelerator import Accelerator
 from ratchet.judge.sandbox.shared_memory import BATCH_PART

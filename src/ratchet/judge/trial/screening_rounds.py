@@ -15,8 +15,8 @@ from typing import Final, Protocol
 
 import numpy as np
 
-from ratchet.base.measure import ArmLeft, Sample, Timing, log_ratios
-from ratchet.base.measure.estimate import compare
+from ratchet.base.measure import ArmLeft, Sample, Timing
+from ratchet.base.measure.estimate import compare, log_ratios
 from ratchet.base.measure.rounds import run_rounds
 from ratchet.base.process import Clock
 from ratchet.judge.kernels.kernel import Kernel

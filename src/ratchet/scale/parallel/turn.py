@@ -18,8 +18,8 @@ from typing import Final, Literal
 from ratchet.base import files
 from ratchet.base.devices.probe import probe, software
 from ratchet.base.errors import JudgeError, MeasureError, RanksError, RatchetError, WorkloadError
-from ratchet.base.measure import Sample
-from ratchet.base.measure.estimate import Comparison, aa_floor, compare, summarise
+from ratchet.base.measure import Ratio, Sample
+from ratchet.base.measure.estimate import aa_floor, compare, summarise
 from ratchet.base.measure.rounds import until_settled
 from ratchet.base.serialise import document_of
 from ratchet.judge.steps.numerics import FP32_FLOOR, judge_losses
@@ -415,7 +415,7 @@ def _losses(turn: _Turn, kept: Sequence[RankLever]) -> tuple[str, bool]:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class _Proof:
-    comparison: Comparison
+    comparison: Ratio
     written_s: float
     tuned_s: float
     exposed: tuple[float, float]
@@ -483,7 +483,7 @@ def _result(
         ratio=found.ratio if found else None,
         low=found.low if found else None,
         high=found.high if found else None,
-        answer=found.answer if found else "undecided",
+        answer=(found.answer if found else None) or "undecided",
         written_s=proof.written_s if proof else None,
         tuned_s=proof.tuned_s if proof else None,
         exposed_written_s=proof.exposed[0] if proof else None,
@@ -502,9 +502,7 @@ def _result(
     return result
 
 
-def _recipe(
-    turn: _Turn, arm: RankArm, found: Comparison | None, changes_arithmetic: bool
-) -> Recipe:
+def _recipe(turn: _Turn, arm: RankArm, found: Ratio | None, changes_arithmetic: bool) -> Recipe:
     settings, written = turn.settings, turn.written
     device, versions = probe(str(settings.options["device"])), software()
     told = (

@@ -8,6 +8,7 @@ from dataclasses import dataclass
 
 import msgspec
 
+from ratchet.base.measure import Ratio
 from ratchet.base.measure.rounds import FEWEST_ROUNDS
 from ratchet.base.measure.sitting import FEWEST_LAUNCHES
 from ratchet.train.recipe.recipe import Candidate
@@ -17,7 +18,6 @@ from ratchet.train.turn.optimize_result import (
     LargerBatch,
     RecipeIs,
     Shortfall,
-    StepSpeedup,
 )
 from ratchet.train.turn.prove import NEW, RIVAL, Proof, Prover
 from ratchet.train.turn.prove_kernels import ProvenKernels
@@ -190,7 +190,7 @@ def _because(found: Found, shown: Selected, prover: Prover) -> str:
     return f"the final run did not prove the recipe faster than the rival ({_figures(speedup)})"
 
 
-def _figures(found: StepSpeedup) -> str:
+def _figures(found: Ratio) -> str:
     return f"{found.ratio:.2f}x, 95 % interval {found.low:.2f} to {found.high:.2f}"
 
 

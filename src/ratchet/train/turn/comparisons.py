@@ -9,6 +9,7 @@ from collections.abc import Mapping, Sequence
 from rich.console import Console
 
 from ratchet.base import Json
+from ratchet.base.measure import Ratio
 from ratchet.base.show import model as m
 from ratchet.base.show.figures import (
     Mark,
@@ -43,7 +44,6 @@ from ratchet.train.turn.optimize_result import (
     Shortfall,
     StepLimit,
     StepProfile,
-    StepSpeedup,
 )
 
 AGAINST = {
@@ -105,7 +105,7 @@ def answers_of(result: OptimizeResult) -> dict[str, str]:
     return {key: answer_of(one, result.floor) for key, one in compared(result).items()}
 
 
-def compared(result: OptimizeResult) -> dict[str, StepSpeedup]:
+def compared(result: OptimizeResult) -> dict[str, Ratio]:
     """Return the comparisons that were made, the one with torch.compile first."""
     order = ("vs_compile", "vs_written", "vs_compile_same_arithmetic")
     found = ((key, result.speedup.get(key)) for key in order)
@@ -119,12 +119,13 @@ def rival_words(result: OptimizeResult) -> str:
     return f"{said} Not timed: {'; '.join(missing)}." if missing else said
 
 
-def answer_of(speedup: StepSpeedup, floor: Mapping[str, float] | None) -> str:
+def answer_of(speedup: Ratio, floor: Mapping[str, float] | None) -> str:
     """Return the comparison's answer: `same` for one step, `undecided` inside the floor."""
     if speedup.ratio == speedup.low == speedup.high == 1.0:
         return "same"
     decided = is_decided(speedup.ratio, speedup.low, speedup.high, floor)
-    return speedup.answer if decided or speedup.answer not in DECIDED else "undecided"
+    answer = speedup.answer or "undecided"
+    return answer if decided or answer not in DECIDED else "undecided"
 
 
 def is_decided(
@@ -138,7 +139,7 @@ def is_decided(
     return not floor.get("low", 1.0) <= ratio <= floor.get("high", 1.0)
 
 
-def _clause(speedup: StepSpeedup, answer: str, against: str) -> str:
+def _clause(speedup: Ratio, answer: str, against: str) -> str:
     ratio = show_ratio(speedup.ratio)
     return {
         "faster": f"{ratio} as fast as {against}",

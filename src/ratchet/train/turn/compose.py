@@ -14,6 +14,7 @@ from ratchet.base.devices.ceilings import Ceilings, mfu
 from ratchet.base.devices.probe import describe_device
 from ratchet.base.errors import DeadlinePassed, RatchetError
 from ratchet.base.files import write_whole
+from ratchet.base.measure import Ratio
 from ratchet.base.serialise import document_of, encoded
 from ratchet.train.recipe.describe import ArmFacts, StepFacts
 from ratchet.train.recipe.recipe import Candidate, Recipe
@@ -29,7 +30,6 @@ from ratchet.train.turn.optimize_result import (
     Paths,
     StepLimit,
     StepProfile,
-    StepSpeedup,
 )
 from ratchet.train.turn.prove import Proof
 from ratchet.train.turn.rivals import Baseline, oracle_for
@@ -176,7 +176,7 @@ def _timed(
 
 
 def _not_measured(
-    timed: Mapping[str, ArmResult], speedup: Mapping[str, StepSpeedup | None], found: Found
+    timed: Mapping[str, ArmResult], speedup: Mapping[str, Ratio | None], found: Found
 ) -> dict[str, str]:
     """Return the reason for each figure that is null or absent, by its name in the result."""
     missing = {role: why for role, why in ABSENT.items() if role not in timed}

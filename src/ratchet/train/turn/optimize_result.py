@@ -6,7 +6,7 @@ from typing import Literal
 
 import msgspec
 
-from ratchet.base.measure import Sample
+from ratchet.base.measure import Ratio, Sample
 from ratchet.judge.verdict import Verdict
 from ratchet.train.workloads.config import StepConfig
 
@@ -18,15 +18,6 @@ ArmKey = Literal["as_written", "best_compile", "best_compile_same", "same_arithm
 
 class _Result(msgspec.Struct, kw_only=True, forbid_unknown_fields=True):
     pass
-
-
-class StepSpeedup(_Result, kw_only=True):
-    """Baseline time over new time, with its interval and the answer in words."""
-
-    ratio: float
-    low: float
-    high: float
-    answer: Literal["faster", "slower", "equivalent", "undecided"]
 
 
 class ArmResult(_Result, kw_only=True):
@@ -266,7 +257,7 @@ class OptimizeResult(_Result, kw_only=True):
     duration_s: float
     resumed: bool
     arms: list[ArmResult]
-    speedup: dict[str, StepSpeedup | None]
+    speedup: dict[str, Ratio | None]
     """`vs_written`, `vs_compile` and `vs_compile_same_arithmetic`; None for what was not measured.
     """
     floor: dict[str, float] | None

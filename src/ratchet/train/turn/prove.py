@@ -11,14 +11,13 @@ from dataclasses import asdict, dataclass, field, replace
 import msgspec
 
 from ratchet.base.errors import DeadlinePassed, MeasureError
-from ratchet.base.measure import Sample
-from ratchet.base.measure.estimate import ArmTime, Comparison, Floor, summarise
+from ratchet.base.measure import Floor, Ratio, Sample
+from ratchet.base.measure.estimate import ArmTime, summarise
 from ratchet.base.measure.rounds import FEWEST_ROUNDS, until_settled
 from ratchet.base.measure.sitting import FEWEST_LAUNCHES, Sitting, TimedTogether
 from ratchet.judge.steps.arms import time_arms
 from ratchet.train.recipe.describe import ArmFacts
 from ratchet.train.recipe.recipe import Candidate
-from ratchet.train.turn.optimize_result import StepSpeedup
 from ratchet.train.turn.schedule import MARGIN, PROOF, WARMUP_STEPS, together_s
 from ratchet.train.turn.state import Turn
 
@@ -64,7 +63,7 @@ class Proof:
     def timed(self, *roles: str) -> bool:
         return all(role in self.arms for role in roles)
 
-    def speedup(self, baseline: str, new: str) -> StepSpeedup | None:
+    def speedup(self, baseline: str, new: str) -> Ratio | None:
         """Compare two roles; None if no chain of pairs joins them."""
         if not self.timed(baseline, new):
             return None
@@ -101,17 +100,17 @@ class Proof:
         return found
 
 
-def speedup_of(sitting: Sitting, old: Candidate, new: Candidate) -> StepSpeedup | None:
+def speedup_of(sitting: Sitting, old: Candidate, new: Candidate) -> Ratio | None:
     """Compare two candidates; None if no chain of pairs joins them, or if it says nothing."""
     if old.key() == new.key():
-        return StepSpeedup(ratio=1.0, low=1.0, high=1.0, answer="equivalent")
+        return Ratio(ratio=1.0, low=1.0, high=1.0, answer="equivalent")
     found = _compared(sitting, old, new)
     if found is None or not math.isfinite(found.high) or found.high / found.low > MOST_WIDTH:
         return None
-    return StepSpeedup(ratio=found.ratio, low=found.low, high=found.high, answer=found.answer)
+    return Ratio(ratio=found.ratio, low=found.low, high=found.high, answer=found.answer)
 
 
-def _compared(sitting: Sitting, old: Candidate, new: Candidate) -> Comparison | None:
+def _compared(sitting: Sitting, old: Candidate, new: Candidate) -> Ratio | None:
     try:
         return sitting.compare(old.key(), new.key())
     except MeasureError:
@@ -167,7 +166,7 @@ class Prover:
         found = _compared(self.sitting, rival, new)
         return 0.0 if found is None else found.ratio
 
-    def speedup(self, old: Candidate, new: Candidate) -> StepSpeedup | None:
+    def speedup(self, old: Candidate, new: Candidate) -> Ratio | None:
         """Compare two candidates by all launches so far; None if they do not tell."""
         return speedup_of(self.sitting, old, new)
 

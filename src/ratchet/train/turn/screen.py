@@ -219,7 +219,7 @@ def _screen(
         ratio=found.ratio,
         low=found.low,
         high=found.high,
-        answer=found.answer,
+        answer=found.answer or "undecided",
         step_time_s=median_s(arm.name),
         incumbent_step_s=median_s(base.name),
         setup_s=turn.costs.setup_s(challenger),

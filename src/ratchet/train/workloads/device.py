@@ -2,15 +2,12 @@
 
 from __future__ import annotations
 
-import resource
-
-import psutil
 import torch
 from torch import nn
 
 from ratchet.base.devices.probe import gpus, how_to_see_more
 from ratchet.base.errors import DeviceError
-from ratchet.judge.problems.free_memory import free_bytes
+from ratchet.base.process.memory import free_bytes
 
 
 def place(device: str) -> torch.device:
@@ -47,11 +44,7 @@ def available_bytes(device: torch.device) -> int:
     """Return the device's free memory; on the CPU within the limits of groups and `ulimit -v`."""
     if device.type == "cuda":
         return int(torch.cuda.mem_get_info(device)[0])
-    limit_bytes = resource.getrlimit(resource.RLIMIT_AS)[0]
-    if limit_bytes == resource.RLIM_INFINITY:
-        return free_bytes()
-    used_bytes = int(psutil.Process().memory_info().vms)
-    return max(min(free_bytes(), limit_bytes - used_bytes), 0)
+    return free_bytes()
 
 
 def require(needed_bytes: int, device: torch.device, what: str, remedy: str) -> None:

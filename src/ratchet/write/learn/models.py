@@ -13,6 +13,7 @@ import torch
 
 from ratchet.base.errors import LearnError
 from ratchet.base.files import write_whole
+from ratchet.base.process.memory import free_bytes
 from ratchet.base.serialise import encoded
 from ratchet.write.learn.config import SIZES, LearnConfig
 from ratchet.write.learn.languages import ANSWER, END, JUDGED, TASK, choice_words
@@ -210,7 +211,6 @@ def _check_memory(
     shape: object, what: str, device: torch.device, *, training: bool, lora: int
 ) -> None:
     """Raise a LearnError if the weights, and their training state, do not fit."""
-    import psutil
     from transformers import AutoModelForCausalLM
 
     with torch.device("meta"):
@@ -221,7 +221,7 @@ def _check_memory(
         torch.cuda.empty_cache()  # what torch holds and does not use counts as free
         there = torch.cuda.mem_get_info(device)[0]
     elif device.type == "cpu":
-        there = psutil.virtual_memory().available
+        there = free_bytes()
     else:
         return
     if needed > there:

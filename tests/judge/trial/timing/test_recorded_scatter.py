@@ -15,7 +15,7 @@ import numpy as np
 import pytest
 from drawn_gpu import World, judged
 
-from ratchet.base.measure.estimate import Comparison
+from ratchet.base.measure import Ratio
 from ratchet.judge.sandbox import shared_memory
 from ratchet.judge.trial import decide, plan
 
@@ -29,7 +29,7 @@ class Read:
 
     status: str
     reason: str
-    found: Comparison
+    found: Ratio
     calls: int
 
     @property

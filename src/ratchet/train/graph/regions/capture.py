@@ -17,8 +17,8 @@ from torch.fx.node import map_arg
 from torch.utils.flop_counter import flop_registry
 
 from ratchet.base.devices.ceilings import Ceilings, measure, roofline
-from ratchet.base.devices.rates import best_of
 from ratchet.base.devices.probe import probe
+from ratchet.base.devices.rates import best_of
 from ratchet.base.errors import DeviceError, RatchetError
 from ratchet.base.show import model as m
 from ratchet.base.show.words import ABSENT, show_bytes, show_time
