@@ -21,9 +21,9 @@ from answers import LentJudge, PatientJudge
 from hypothesis import HealthCheck, settings
 from postgres_server import postgres
 
-from ratchet.amd.architectures import TARGETS
 from ratchet.base.ledger import connect
 from ratchet.judge.court import machines
+from ratchet.judge.kernels.kernel import TARGETS
 from ratchet.judge.problems import problem_file
 from ratchet.judge.trial import kernel_trial, many_calls, plan
 from ratchet.judge.trial.kernel_trial import KernelJudge

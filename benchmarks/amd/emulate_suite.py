@@ -11,8 +11,8 @@ import sys
 import tempfile
 from pathlib import Path
 
-from ratchet.amd.emulator.decode import TARGETS
 from ratchet.amd.emulator.program import emulate
+from ratchet.judge.kernels.kernel import TARGETS
 
 PROGRAM = Path(__file__).with_name("emulate_kinds.py")
 

@@ -27,10 +27,11 @@ from typing import Any
 import torch
 
 from ratchet.amd.emulator import loading
-from ratchet.amd.emulator.decode import TARGETS, DecodedKernel, decode
+from ratchet.amd.emulator.decode import DecodedKernel, decode
 from ratchet.amd.emulator.hip_build import compiled_machine
 from ratchet.amd.emulator.launch import Emulator, LaunchCounts
 from ratchet.base.errors import KernelError
+from ratchet.judge.kernels.kernel import TARGETS
 from ratchet.judge.kernels.library import LIBRARY
 from ratchet.judge.problems.problem import Case, Problem
 from ratchet.judge.problems.suites import find_problem

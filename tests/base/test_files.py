@@ -27,6 +27,7 @@ from ratchet.judge.court.show_suite import check_out
 from ratchet.judge.court.suite import kernelbench_suite
 from ratchet.judge.kernels.kernel_file import load_kernel
 from ratchet.judge.problems.problem_file import load_problem
+from ratchet.judge.terms import Terms
 from ratchet.trace.compare import report_run
 from ratchet.trace.record import record
 from ratchet.train.recipe.recipe import Recipe
@@ -93,7 +94,9 @@ TAKEN: dict[str, tuple[Callable[[Path], object], type[RatchetError], str]] = {
 
 
 def kernelbench(folder: Path) -> object:
-    return kernelbench_suite(folder, level=1, scale=None, candidate="eager", time_limit_s=1.0)
+    return kernelbench_suite(
+        folder, Terms(scale=None, time_limit_s=1.0), level=1, candidate="eager"
+    )
 
 
 MADE: dict[str, tuple[Callable[[Path], object], type[RatchetError]]] = {

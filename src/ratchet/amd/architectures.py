@@ -130,8 +130,6 @@ ARCHITECTURES: Final = {
         _sm("sm_90", 228 << 10),
     )
 }
-TARGETS: Final = tuple(name for name, one in ARCHITECTURES.items() if one.backend == "hip")
-"""AMD's targets, which a verdict on a Triton kernel covers."""
 
 
 def find_architectures(names: Sequence[str]) -> list[Architecture]:

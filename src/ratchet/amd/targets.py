@@ -16,7 +16,6 @@ from typing import Final
 
 import msgspec
 
-from ratchet.amd.architectures import TARGETS
 from ratchet.amd.compile.hip_compiler import TOO_OLD
 from ratchet.amd.emulator.estimates import estimate, hottest, matrix_cycles, read_told, words
 from ratchet.amd.emulator.hip_build import (
@@ -317,7 +316,6 @@ __all__ = [
     "DECIDING",
     "INTERPRETER",
     "RIGHT",
-    "TARGETS",
     "builder_for",
     "emulated",
     "estimates",

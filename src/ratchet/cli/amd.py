@@ -83,13 +83,13 @@ def port(
     Exit code 0: nothing is left to do. 1: findings are left, or an executed kernel is not right.
     2: a mistake in the call.
     """
-    from ratchet.amd.architectures import TARGETS
     from ratchet.amd.port.porting import PortSettings, write_outputs
     from ratchet.amd.port.porting import port as run
     from ratchet.amd.port.show import as_sarif, port_report, render_port_page
     from ratchet.base.errors import PortError
     from ratchet.base.files import check_new_file, check_new_folder, write_whole
     from ratchet.base.show.terminal import working
+    from ratchet.judge.kernels.kernel import TARGETS
     from ratchet.judge.terms import parse_time_limit_s
 
     names = [name.strip() for name in target.split(",") if name.strip()]
@@ -187,13 +187,13 @@ def inspect(
     kernel launches nothing, or the problem cannot be used.
     2: a mistake in the call.
     """
-    from ratchet.amd.architectures import TARGETS, find_architectures
+    from ratchet.amd.architectures import find_architectures
     from ratchet.judge.api import as_kernel, as_problem, check_texts
-    from ratchet.judge.problems.problem import LARGEST_FIRST
-    from ratchet.judge.terms import parse_scale, parse_tier
+    from ratchet.judge.kernels.kernel import TARGETS
+    from ratchet.judge.problems.problem_file import LOADING_LIMIT_S
+    from ratchet.judge.terms import Terms
 
-    tiers = LARGEST_FIRST if tier is None else (parse_tier(tier),)
-    factor = parse_scale(scale)
+    terms = Terms.of(entry=entry, tier=tier, scale=scale, time_limit_s=LOADING_LIMIT_S)
     targets = [name.strip() for name in target.split(",") if name.strip()] or TARGETS
     find_architectures(targets)
     read = check_texts(problem, kernel, entry=entry)
@@ -207,7 +207,7 @@ def inspect(
 
     if read is not None:
         find_action(read.language)
-    asked = as_problem(problem, tiers=tiers, scale=factor)
+    asked = as_problem(problem, terms, on_gpu=True)
     found = inspect_kernel(as_kernel(kernel, asked, entry=entry), asked, targets, case=case)
     if as_json:
         print_json(found)

@@ -13,7 +13,6 @@ from ratchet.base.errors import RatchetError
 from ratchet.base.serialise import document_of
 from ratchet.cli.app import AsJson, Debug, DeviceName, LedgerUrl, app, print_json, print_result
 from ratchet.cli.judging import PROBLEM_HELP, EntryName, ScaleFactor
-from ratchet.judge.terms import Scale
 
 if TYPE_CHECKING:
     from ratchet.judge.court.court import Court
@@ -36,9 +35,7 @@ def list_problems(pattern: str | None, *, as_json: bool) -> None:
         print_result(problems_report(table))
 
 
-def show_problem(
-    problem: str | None, language: str | None, *, scale: Scale, limit_s: float, as_json: bool
-) -> None:
+def show_problem(problem: str | None, language: str | None, terms: Terms, *, as_json: bool) -> None:
     """Print one problem for a kernel's author, or a file to start from."""
     from ratchet.judge.problems.problem_file import load_card, problem_name
     from ratchet.judge.problems.templates import parse_language, template
@@ -51,7 +48,7 @@ def show_problem(
     from ratchet.base.show.terminal import make_console, verbatim
     from ratchet.judge.problems.templates import card_report, standalone_reference
 
-    asked, card = load_card(problem, scale=scale, time_limit_s=limit_s)
+    asked, card = load_card(problem, scale=terms.scale, time_limit_s=terms.time_limit_s)
     text = None if spoken is None else template(asked, card, spoken)
     reference = standalone_reference(asked) or asked.text
     if as_json:
@@ -200,18 +197,22 @@ def judge(
     """
     from ratchet.judge.api import check_texts
     from ratchet.judge.problems.suites import check_suite
-    from ratchet.judge.terms import (
-        parse_device,
-        parse_scale,
-        parse_target,
-        parse_tier,
-        parse_time_limit_s,
-    )
+    from ratchet.judge.terms import Terms
 
     who = candidate or ("torch.compile" if kernelbench is not None else "library")
-    default = COMPILING_LIMIT if who == "torch.compile" else LIMIT
-    limit_s = parse_time_limit_s(time_limit or default)
-    sizes, factor = None if tier is None else parse_tier(tier), parse_scale(scale)
+    compiles = problem is None and who != "torch.compile"
+    terms = Terms.of(
+        entry=entry,
+        tier=tier,
+        scale=scale,
+        task=None if own is None else "own" if own else "any",
+        time_limit_s=time_limit or (COMPILING_LIMIT if who == "torch.compile" else LIMIT),
+        against_compile=compiles if against_compile is None else against_compile,
+        device=device,
+        target=target,
+        frozen_weights=frozen_weights,
+        profile=profile,
+    )
     if language is not None and not show:
         raise RatchetError("--template needs --show PROBLEM: add it, or leave --template out")
     if listed or show:
@@ -219,11 +220,9 @@ def judge(
             raise RatchetError("--list and --show take no KERNEL and exclude each other: give one")
         if listed:
             return list_problems(problem, as_json=as_json)
-        return show_problem(problem, language, scale=factor, limit_s=limit_s, as_json=as_json)
+        return show_problem(problem, language, terms, as_json=as_json)
     given = kernels or []
     _check_form(problem, given, suite, kernelbench)
-    device = parse_device(device)
-    target = None if target is None else parse_target(target)
     if target is not None and problem is None:
         raise RatchetError("--target is for one PROBLEM KERNEL: leave it out with a suite")
     if problem is not None and candidate is not None:
@@ -241,25 +240,14 @@ def judge(
     ]
 
     # numpy, the ledger and torch are imported from here on: mistakes in the call are answered.
-    from ratchet.amd.architectures import TARGETS
     from ratchet.judge.court.calls import judge_named
     from ratchet.judge.court.court import Court
     from ratchet.judge.court.show_suite import check_out
     from ratchet.judge.court.suite import kernelbench_suite, training_suite
-    from ratchet.judge.terms import Terms
     from ratchet.judge.trial.kernel_trial import check_kernels
 
     check_out(out)
-    profiled = TARGETS if profile else ()
     if problem is not None:
-        terms = Terms(
-            time_limit_s=limit_s,
-            against_compile=bool(against_compile),
-            device=device,
-            target=target,
-            profiled=profiled,
-            compared=profile,
-        )
         with Court(ledger) as court:
             judged = (
                 judge_named(
@@ -268,12 +256,7 @@ def judge(
                     problem,
                     terms,
                     read=text,
-                    entry=entry,
-                    tier=sizes,
-                    scale=factor,
-                    task=None if own is None else "own" if own else "any",
-                    frozen_weights=frozen_weights,
-                    warn=lambda expected_s: _say_what_will_not_fit(expected_s, limit_s),
+                    warn=lambda expected_s: _say_what_will_not_fit(expected_s, terms.time_limit_s),
                     fresh=fresh,
                 )
                 for one, text in zip(given, read, strict=True)
@@ -282,19 +265,10 @@ def judge(
         raise typer.Exit(code)
     check_kernels()
     if kernelbench is not None:
-        questions = kernelbench_suite(
-            kernelbench,
-            level=level,
-            scale=factor,
-            candidate=who,
-            time_limit_s=limit_s,
-            frozen_weights=frozen_weights,
-        )
+        questions = kernelbench_suite(kernelbench, terms, level=level, candidate=who)
     else:
         assert suite is not None
-        questions = training_suite(suite, tier=sizes or "cpu", candidate=who)
-    compiled = who != "torch.compile" if against_compile is None else against_compile
-    terms = Terms(time_limit_s=limit_s, against_compile=compiled, device=device, profiled=profiled)
+        questions = training_suite(suite, tier=terms.tier or "cpu", candidate=who)
     with Court(ledger) as court:
         code = _judge_suite(questions, court, terms, fresh, out, as_json)
     raise typer.Exit(code)

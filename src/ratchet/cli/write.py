@@ -202,13 +202,14 @@ def _write_one(
     from ratchet.base.devices.probe import probe
     from ratchet.judge.api import as_problem
     from ratchet.judge.court.court import check_ledger, open_court
+    from ratchet.judge.terms import Terms
     from ratchet.write.show import WriteProgress, render_write_page, write_report
     from ratchet.write.write import write as write_kernels
 
     check_ledger(fleet, ledger)
     problem = as_problem(
         given,
-        time_limit_s=max(60.0, request.budget_s),
+        Terms(time_limit_s=max(60.0, request.budget_s)),
         on_gpu=probe(request.judged_device).kind == "cuda",
     )
     opening = time.monotonic()

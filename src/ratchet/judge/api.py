@@ -10,22 +10,16 @@ from typing import TYPE_CHECKING
 
 from ratchet.base.errors import KernelError
 from ratchet.judge.kernels.kernel import Kernel
-from ratchet.judge.problems.problem import JUDGED_AT, LARGEST_FIRST, Problem, Task, Tier
-from ratchet.judge.terms import (
-    Scale,
-    parse_device,
-    parse_scale,
-    parse_task,
-    parse_threads,
-    parse_tier,
-    parse_time_limit_s,
-)
+from ratchet.judge.problems.problem import JUDGED_AT, LARGEST_FIRST, Problem, Tier
+from ratchet.judge.terms import Scale, Terms, parse_threads
 
 if TYPE_CHECKING:
     from ratchet.judge.problems.problem_file import Describe
     from ratchet.judge.verdict import Screening
 
 SCREEN_LIMIT_S = 120.0
+UNLIMITED = Terms(time_limit_s=180.0)
+"""Of a call that only reads a problem: torch may be imported first."""
 
 
 def screen(
@@ -53,46 +47,40 @@ def screen(
     """
     from ratchet.judge.trial.kernel_trial import KernelJudge
 
-    limit_s, threads = parse_time_limit_s(time_limit_s), parse_threads(threads)
-    device = parse_device(device)
-    tiers = None if tier is None else (parse_tier(tier),)
-    with KernelJudge(threads=threads) as court:
-        asked = as_problem(
-            problem,
-            tiers=tiers,
-            scale=scale,
-            time_limit_s=limit_s,
-            describe=court.describe,
-            on_gpu=device.startswith("cuda"),
-        )
+    terms = Terms.of(
+        entry=entry, tier=tier, scale=scale, time_limit_s=time_limit_s, seed=seed, device=device
+    )
+    with KernelJudge(threads=parse_threads(threads)) as court:
+        on_gpu = terms.device.startswith("cuda")
+        asked = as_problem(problem, terms, describe=court.describe, on_gpu=on_gpu)
         given = [as_kernel(one, asked, entry=entry) for one in kernels]
         standing = None if best is None else as_kernel(best, asked, entry=entry)
         return court.screen(
-            asked, given, best=standing, time_limit_s=limit_s, seed=seed, device=device
+            asked,
+            given,
+            best=standing,
+            time_limit_s=terms.time_limit_s,
+            seed=seed,
+            device=terms.device,
         )
 
 
 def as_problem(
     problem: Problem | str | os.PathLike[str],
+    terms: Terms = UNLIMITED,
     *,
-    tiers: Sequence[Tier] | None = None,
-    scale: Scale = "auto",
-    task: Task | None = None,
-    time_limit_s: float | None = None,
     describe: Describe | None = None,
-    frozen_weights: bool = False,
     on_gpu: bool = False,
 ) -> Problem:
     """Return the problem of a file, a name or a Problem, with the wanted task.
 
-    Its cases are those of the first of `tiers` that it has. Without tiers they are those of the
-    default tier, of cores or of a GPU (`on_gpu`), or all cases of a Problem. `describe` runs a
-    file in a process of a judge (`KernelJudge.describe`). With `frozen_weights` a KernelBench model
-    keeps the weights that its constructor draws: another problem, with a hash of its own.
+    Its cases are those of the tier of `terms`. Without one they are those of the default tier, of
+    cores or of a GPU (`on_gpu`), or all cases of a Problem. `describe` runs a file in a process of
+    a judge (`KernelJudge.describe`), within the time limit.
     """
-    from ratchet.judge.problems.problem_file import LOADING_LIMIT_S, load_problem, with_text
+    from ratchet.judge.problems.problem_file import load_problem, with_text
 
-    scale, task = parse_scale(scale), None if task is None else parse_task(task)
+    tiers = None if terms.tier is None else (terms.tier,)
     if isinstance(problem, Problem):
         found = with_text(problem)
         if tiers and found.model is None:
@@ -100,26 +88,21 @@ def as_problem(
     elif isinstance(problem, (str, os.PathLike)):
         found = load_problem(
             problem,
-            scale=scale,
+            scale=terms.scale,
             tiers=tiers or (LARGEST_FIRST if on_gpu else JUDGED_AT),
-            time_limit_s=LOADING_LIMIT_S if time_limit_s is None else time_limit_s,
+            time_limit_s=terms.time_limit_s,
             describe=describe,
         )
     else:
         raise KernelError(f"{problem!r:.60} is not a problem: give a file, a name or a Problem")
-    if frozen_weights and not found.fault:
-        found = with_frozen_weights(found)
-    return found if task is None else replace(found, task=task)
-
-
-def with_frozen_weights(problem: Problem) -> Problem:
-    """Return a KernelBench problem whose weights never change; a KernelError for others."""
-    if problem.model is None:
-        raise KernelError(
-            f"problem {problem.name!r} has no model whose weights could be frozen: leave "
-            "--frozen-weights out, which is for problems in KernelBench's form"
-        )
-    return replace(problem, model=replace(problem.model, frozen=True))
+    if terms.frozen_weights and not found.fault:
+        if found.model is None:
+            raise KernelError(
+                f"problem {found.name!r} has no model whose weights could be frozen: leave "
+                "--frozen-weights out, which is for problems in KernelBench's form"
+            )
+        found = replace(found, model=replace(found.model, frozen=True))
+    return found if terms.task is None else replace(found, task=terms.task)
 
 
 def check_texts(

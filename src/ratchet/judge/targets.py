@@ -35,7 +35,6 @@ class References(Protocol):
 class Targets(Protocol):
     """A module that judges kernels for GPUs that are not here; see `ratchet.amd.targets`."""
 
-    TARGETS: tuple[str, ...]
     DECIDING: tuple[str, ...]
     """Patterns of the files that decide an emulated verdict (`ratchet.judge.revision`)."""
     INTERPRETER: str

@@ -8,10 +8,9 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Final
 
-from ratchet.amd.architectures import TARGETS
 from ratchet.base.errors import EndpointError, LedgerError, RatchetError
 from ratchet.judge.court.court import Court
-from ratchet.judge.kernels.kernel import Kernel
+from ratchet.judge.kernels.kernel import TARGETS, Kernel
 from ratchet.judge.problems.problem import Problem
 from ratchet.judge.terms import JudgedKernel, Terms
 from ratchet.write.author import (

@@ -8,14 +8,13 @@ from dataclasses import dataclass
 
 import msgspec
 
-from ratchet.amd.architectures import TARGETS
 from ratchet.base.devices import ceilings
 from ratchet.base.devices.probe import Device
 from ratchet.base.errors import EndpointError, LearnError, LedgerError, RatchetError
 from ratchet.base.ledger.connect import utc_now
 from ratchet.judge.court.court import Court, target_for
 from ratchet.judge.court.machines import LocalFleet
-from ratchet.judge.kernels.kernel import Kernel
+from ratchet.judge.kernels.kernel import TARGETS, Kernel
 from ratchet.judge.problems.problem import Problem
 from ratchet.judge.revision import revision
 from ratchet.judge.terms import JudgedKernel, Terms

@@ -8,14 +8,13 @@ from dataclasses import replace
 
 import pytest
 
-from ratchet.amd.emulator.decode import TARGETS
+from ratchet.amd.architectures import ARCHITECTURES
 from ratchet.base.errors import RatchetError
 from ratchet.judge.court.calls import judge as judge_by_name
-from ratchet.judge.kernels.kernel import Kernel
+from ratchet.judge.kernels.kernel import TARGETS, Kernel
 from ratchet.judge.kernels.library import kernels_for
 from ratchet.judge.problems.problem import Problem
 from ratchet.judge.problems.suites import find_problem
-from ratchet.judge.terms import EMULATED
 from ratchet.judge.trial.kernel_trial import KernelJudge, why_no_kernels
 
 KERNEL = kernels_for("gpu")["rope_forward"]
@@ -55,8 +54,8 @@ needs_sandbox = pytest.mark.skipif(
 )
 
 
-def test_the_options_are_the_targets_that_are_decoded() -> None:
-    assert EMULATED == TARGETS
+def test_the_targets_are_the_amd_architectures() -> None:
+    assert tuple(n for n, one in ARCHITECTURES.items() if one.backend == "hip") == TARGETS
 
 
 def test_an_unknown_target_is_a_mistake_in_the_call() -> None:

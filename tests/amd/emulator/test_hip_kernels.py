@@ -12,10 +12,9 @@ import pytest
 from ratchet.amd.emulator.gpu_memory import CLOSED, GpuBlock
 from ratchet.amd.emulator.linking import KernelTexts, one_kernel
 from ratchet.base.errors import KernelError
-from ratchet.judge.kernels.kernel import Kernel
+from ratchet.judge.kernels.kernel import TARGETS, Kernel
 from ratchet.judge.problems.suites import find_problem
 from ratchet.judge.sandbox.rocm import find_tool
-from ratchet.judge.terms import EMULATED
 from ratchet.judge.trial.kernel_trial import KernelJudge, why_no_kernels
 from ratchet.judge.verdict import Verdict
 
@@ -145,7 +144,7 @@ def test_a_block_may_be_collected_while_it_is_closed(
 @needs_clang
 @needs_sandbox
 @pytest.mark.compiler
-@pytest.mark.parametrize("target", [one for one in EMULATED if one.startswith("gfx94")])
+@pytest.mark.parametrize("target", [one for one in TARGETS if one.startswith("gfx94")])
 def test_a_right_kernel_is_correct_and_its_launches_are_counted(
     court: KernelJudge, target: str
 ) -> None:

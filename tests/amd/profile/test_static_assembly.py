@@ -10,7 +10,6 @@ import pytest
 
 from ratchet.amd.architectures import (
     ARCHITECTURES,
-    TARGETS,
     find_architectures,
     occupancy,
 )
@@ -22,7 +21,7 @@ from ratchet.amd.profile.inspection import find_case, inspect_kernel
 from ratchet.amd.targets import interpreted
 from ratchet.base.devices import catalogue
 from ratchet.base.errors import JudgeError, KernelError
-from ratchet.judge.kernels.kernel import Kernel
+from ratchet.judge.kernels.kernel import TARGETS, Kernel
 from ratchet.judge.problems.problem import Case, Problem, TensorSpec, Tier
 from ratchet.judge.targets import small_cases
 from ratchet.judge.verdict import CandidateFault

@@ -13,12 +13,12 @@ from typing import Any
 import pytest
 import static_kernels as given
 
-from ratchet.amd.architectures import ARCHITECTURES, TARGETS
+from ratchet.amd.architectures import ARCHITECTURES
 from ratchet.amd.compile import tools
 from ratchet.amd.profile.inspection import inspect_kernel
 from ratchet.base.devices import catalogue
 from ratchet.base.errors import KernelError
-from ratchet.judge.kernels.kernel import Kernel
+from ratchet.judge.kernels.kernel import TARGETS, Kernel
 from ratchet.judge.sandbox import isolation
 from ratchet.judge.sandbox.rocm import find_tool
 from ratchet.judge.trial.kernel_trial import KernelJudge, why_no_kernels

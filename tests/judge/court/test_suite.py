@@ -282,7 +282,7 @@ def test_kernelbench_in_any_folder(tmp_path: Path, inner: str) -> None:
     folder.mkdir(parents=True)
     for name in ("10_b.py", "9_a.py", "notes.txt"):
         (folder / name).write_text("")
-    found = kernelbench_suite(tmp_path, level=1, scale="auto", candidate="torch.compile")
+    found = kernelbench_suite(tmp_path, Terms(), level=1, candidate="torch.compile")
     assert [question.name for question in found.questions] == ["9_a", "10_b"]
     with pytest.raises(RatchetError, match="it has level1"):
         level_folder(tmp_path, 2)
@@ -292,7 +292,7 @@ def test_a_folder_that_is_no_kernelbench(tmp_path: Path) -> None:
     with pytest.raises(RatchetError, match="give a clone of KernelBench"):
         level_folder(tmp_path, 1)
     with pytest.raises(RatchetError, match="library has no kernels for KernelBench"):
-        kernelbench_suite(tmp_path, level=1, scale="auto", candidate="library")
+        kernelbench_suite(tmp_path, Terms(), level=1, candidate="library")
 
 
 @pytest.mark.parametrize(("text", "seconds"), [("30", 30.0), ("90s", 90.0), (" 2m", 120.0)])

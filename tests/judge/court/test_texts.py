@@ -20,6 +20,7 @@ from ratchet.judge.kernels.kernel import Kernel
 from ratchet.judge.problems import file_keeper
 from ratchet.judge.problems.problem import Problem
 from ratchet.judge.revision import revision
+from ratchet.judge.terms import Terms
 from ratchet.judge.verdict import Status, Verdict
 
 PROBLEM = """
@@ -168,11 +169,11 @@ def test_a_verdict_by_texts_imports_no_torch(
 def key(problem: str = PROBLEM, kernel: str = KERNEL, **changes: Any) -> str | None:
     """The key of two texts, which are written into the working folder."""
     Path("problem.py").write_text(problem)
-    asked = {"entry": None, "tier": None, "scale": "auto", "task": None, "frozen_weights": False}
     language = changes.pop("language", "triton")
     given = Kernel(name="k", language=language, source=kernel, entry="doubled")
     target = changes.pop("target", "gfx942")
-    return texts_key(changes.pop("path", "problem.py"), given, target, **{**asked, **changes})
+    path = changes.pop("path", "problem.py")
+    return texts_key(path, given, Terms(target=target, **changes))
 
 
 @pytest.fixture

@@ -28,6 +28,7 @@ from ratchet.judge.kernels.kernel import Kernel, Language
 from ratchet.judge.kernels.languages import cpp
 from ratchet.judge.problems.problem import Problem
 from ratchet.judge.sandbox.shared_memory import BatchLayout, Slot
+from ratchet.judge.terms import Terms
 from ratchet.judge.trial import plan
 from ratchet.judge.trial.kernel_trial import KernelJudge
 from ratchet.judge.verdict import CandidateFault, Evidence
@@ -356,5 +357,5 @@ def test_a_machine_that_lets_nobody_look_proves_nothing(
 
 def test_what_is_asked_for_stands_above_what_the_problem_says() -> None:
     assert as_problem(LARGER).task == "own"
-    assert as_problem(LARGER, task="any").task == "any"
+    assert as_problem(LARGER, Terms(task="any")).task == "any"
     assert own_work.LIBRARIES.keys() == {"matmul"}

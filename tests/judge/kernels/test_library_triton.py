@@ -17,10 +17,11 @@ import torch
 
 from ratchet.base.errors import RatchetError
 from ratchet.judge.court.suite import find_kernels, kernelbench_suite
+from ratchet.judge.kernels.kernel import TARGETS
 from ratchet.judge.kernels.kernel_file import load_kernel
 from ratchet.judge.kernels.library import ANY_GPU, LIBRARY, Variant, kernels_for
 from ratchet.judge.problems.suites import find_problem
-from ratchet.judge.terms import EMULATED
+from ratchet.judge.terms import Terms
 from ratchet.judge.trial import arms
 from ratchet.judge.trial.kernel_trial import KernelJudge, why_no_kernels
 
@@ -63,10 +64,7 @@ def source_of(entry: str) -> str:
     return variant_of(entry).file
 
 
-TARGETS = EMULATED if EVERYTHING else ("gfx942",)
-
-
-@pytest.fixture(params=TARGETS)
+@pytest.fixture(params=TARGETS if EVERYTHING else ("gfx942",))
 def checks(
     request: pytest.FixtureRequest, made_once: Callable[[str, Callable[[], Any]], Any]
 ) -> Checks:
@@ -131,7 +129,7 @@ def test_the_library_in_triton_answers_a_suite() -> None:
     assert answer("rope_forward", problem) == (problem, KERNELS["rope_forward"])
     assert answer("silu", problem) == (problem, None)
     with pytest.raises(RatchetError, match="the library has no kernels for KernelBench"):
-        kernelbench_suite(HERE, level=1, scale=None, candidate="library-triton")
+        kernelbench_suite(HERE, Terms(), level=1, candidate="library-triton")
 
 
 @needs_triton

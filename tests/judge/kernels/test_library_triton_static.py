@@ -9,8 +9,8 @@ from typing import Any
 
 import pytest
 
-from ratchet.amd.architectures import TARGETS
 from ratchet.amd.profile.inspection import inspect_kernel
+from ratchet.judge.kernels.kernel import TARGETS
 from ratchet.judge.kernels.library import kernels_for
 from ratchet.judge.problems.suites import find_problem
 from ratchet.judge.trial.kernel_trial import why_no_kernels

@@ -13,6 +13,7 @@ from ratchet.base.errors import KernelError
 from ratchet.judge.api import as_kernel, as_problem, check_texts
 from ratchet.judge.problems.model_state import StatefulCall, digest
 from ratchet.judge.sandbox import accelerator
+from ratchet.judge.terms import Terms
 from ratchet.judge.trial.kernel_trial import KernelJudge, why_no_kernels
 from ratchet.judge.verdict import Verdict
 
@@ -208,7 +209,7 @@ def judged(
     asked, kernel = folder / "problem.py", folder / "kernel.py"
     asked.write_text(problem)
     kernel.write_text(HEAD + source)
-    found = as_problem(asked, frozen_weights=frozen_weights, describe=court.describe)
+    found = as_problem(asked, Terms(frozen_weights=frozen_weights), describe=court.describe)
     return court.judge(as_kernel(kernel, found), found, time_limit_s=120)
 
 
@@ -279,7 +280,7 @@ def test_a_kernels_constants_follow_a_problem_that_is_shrunk(
 
 def test_frozen_weights_need_a_model(tmp_path: Path) -> None:
     with pytest.raises(KernelError, match="has no model whose weights could be frozen"):
-        as_problem("silu", frozen_weights=True)
+        as_problem("silu", Terms(frozen_weights=True))
 
 
 class Two(nn.Module):

@@ -11,7 +11,7 @@ import pytest
 import static_kernels as given
 import torch
 
-from ratchet.amd.architectures import TARGETS
+from ratchet.judge.kernels.kernel import TARGETS
 from ratchet.judge.kernels.kernel_file import load_kernel
 from ratchet.judge.problems.problem_file import load_problem
 from ratchet.judge.trial.kernel_trial import KernelJudge, why_no_kernels

@@ -12,11 +12,11 @@ import torch
 from ratchet.amd.architectures import (
     ARCHITECTURES,
     CLOCKS,
-    TARGETS,
     PretendedDevice,
 )
 from ratchet.amd.compile.torch_cuda import device_answers
 from ratchet.base.devices import catalogue
+from ratchet.judge.kernels.kernel import TARGETS
 
 NOT_IN_THE_STUB = {
     *("max_threads_per_block", "regs_per_multiprocessor", "shared_memory_per_block_optin"),

@@ -29,8 +29,8 @@ from ratchet.amd.emulator.operands import (
 )
 from ratchet.amd.emulator.operations import NOTHING, MachineOperation
 from ratchet.base.errors import KernelError
+from ratchet.judge.kernels.kernel import TARGETS
 
-TARGETS: Final = ("gfx90a", "gfx942", "gfx950", "gfx1100", "gfx1201")
 MAX_TEXT_BYTES: Final = 8 << 20
 RECORD: Final = struct.Struct("<HHi" + 6 * "BBHII" + "8i")
 SUFFIX: Final = re.compile(r"_(e32|e64|dpp|sdwa|e64_dpp)$")

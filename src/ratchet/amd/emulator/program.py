@@ -20,7 +20,6 @@ from xml.etree import ElementTree
 import msgspec
 
 from ratchet.amd.architectures import ARCHITECTURES, PretendedDevice
-from ratchet.amd.emulator.decode import TARGETS
 from ratchet.amd.emulator.estimates import estimate, read_told
 from ratchet.amd.emulator.hip_build import compiled_machine
 from ratchet.amd.emulator.launch import INSTRUCTION_LIMIT, FailedLaunch
@@ -30,6 +29,7 @@ from ratchet.base.errors import KernelError
 from ratchet.base.process.child import run_command
 from ratchet.base.show import model as m
 from ratchet.base.show.words import counted, show_bytes, show_time
+from ratchet.judge.kernels.kernel import TARGETS
 from ratchet.judge.verdict import EmulatedBound, EmulatedKernel
 
 # Settings of an emulated program, and the variable that hands them to its processes.

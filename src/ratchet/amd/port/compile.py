@@ -15,7 +15,6 @@ from typing import TYPE_CHECKING, Final, Literal
 
 import msgspec
 
-from ratchet.amd.architectures import TARGETS
 from ratchet.amd.compile.hip_compiler import TIME_LIMIT_S, DeviceBuild, DeviceTexts, hip_headers
 from ratchet.amd.compile.process import ProfileProcess
 from ratchet.amd.port.cuda_tree import CudaTree
@@ -28,6 +27,7 @@ from ratchet.amd.port.scan import HEADER_SUFFIXES, ScannedFile
 from ratchet.base.errors import JudgeError, KernelError, RatchetError
 from ratchet.base.process import Clock
 from ratchet.base.process.child import ChildFailure
+from ratchet.judge.kernels.kernel import TARGETS
 from ratchet.judge.sandbox.rocm import find_tool
 
 if TYPE_CHECKING:

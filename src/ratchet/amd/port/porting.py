@@ -9,7 +9,7 @@ from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import Final
 
-from ratchet.amd.architectures import TARGETS, find_architectures
+from ratchet.amd.architectures import find_architectures
 from ratchet.amd.port.compile import Compilation, by_file, compile_clean, hip_texts
 from ratchet.amd.port.patch import new_texts
 from ratchet.amd.port.rule import PortFinding
@@ -18,6 +18,7 @@ from ratchet.base.errors import PortError, RepositoryError
 from ratchet.base.files import make_folder, why_not_new_file, write_all
 from ratchet.base.git import diff_of, git
 from ratchet.base.serialise import json_text
+from ratchet.judge.kernels.kernel import TARGETS
 
 UNTRIED: Final = "not executed"
 

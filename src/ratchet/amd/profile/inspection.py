@@ -14,7 +14,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass, replace
 from typing import Final
 
-from ratchet.amd.architectures import TARGETS, Architecture, find_architectures
+from ratchet.amd.architectures import Architecture, find_architectures
 from ratchet.amd.compile.process import (
     CompiledKernel,
     Launch,
@@ -36,7 +36,7 @@ from ratchet.base.process.channel import Message
 from ratchet.base.process.child import ChildFailure
 from ratchet.base.show import model as m
 from ratchet.judge.court.show import static_tables
-from ratchet.judge.kernels.kernel import Kernel, Language
+from ratchet.judge.kernels.kernel import TARGETS, Kernel, Language
 from ratchet.judge.problems.problem import LARGEST_FIRST, Case, Problem
 from ratchet.judge.sandbox.isolation import isolation_name
 from ratchet.judge.trial.sources import runnable

@@ -13,7 +13,7 @@ import time
 from collections.abc import Callable, Iterator
 from dataclasses import replace
 from pathlib import Path
-from typing import Final
+from typing import Final, Unpack
 
 from ratchet.base import FOLDER
 from ratchet.base.errors import KernelError, LedgerError, RatchetError
@@ -22,20 +22,11 @@ from ratchet.base.process import ends_within
 from ratchet.judge.api import as_kernel, as_problem, check_texts
 from ratchet.judge.court.court import Court
 from ratchet.judge.kernels.kernel import WITH_TORCH, Kernel
-from ratchet.judge.problems.problem import Problem, Task, Tier
+from ratchet.judge.problems.problem import Problem
 from ratchet.judge.problems.problem_file import names_a_suites, read_source
 from ratchet.judge.sandbox.accelerator import may_use_gpu
 from ratchet.judge.targets import targets
-from ratchet.judge.terms import (
-    JudgedKernel,
-    Scale,
-    Terms,
-    parse_device,
-    parse_target,
-    parse_threads,
-    parse_tier,
-    parse_time_limit_s,
-)
+from ratchet.judge.terms import JudgedKernel, Options, Terms, parse_threads, signature_with
 from ratchet.judge.trial.sources import uses_extensions
 from ratchet.judge.verdict import Verdict
 
@@ -60,22 +51,13 @@ OPEN_PARTS: Final = frozenset(
 """Functions of torch and numpy that read files."""
 
 
-def texts_key(
-    problem: str | os.PathLike[str],
-    kernel: Kernel,
-    target: str,
-    *,
-    entry: str | None,
-    tier: Tier | None,
-    scale: Scale,
-    task: Task | None,
-    frozen_weights: bool,
-) -> str | None:
+def texts_key(problem: str | os.PathLike[str], kernel: Kernel, terms: Terms) -> str | None:
     """Return a hash of all that decides an emulated verdict; None if more may decide it.
 
     `problem` is a file or the name of a suite's problem. Raises KernelError if its file cannot be
     read.
     """
+    assert terms.target is not None
     given = os.fspath(problem)
     text = "" if names_a_suites(given) else read_source(Path(given))
     is_python = kernel.language in WITH_TORCH
@@ -83,11 +65,12 @@ def texts_key(
         return None
     is_triton = kernel.language == "triton" and not uses_extensions(kernel)
     try:
-        toolchain = "" if is_triton else targets().toolchain(target)
+        toolchain = "" if is_triton else targets().toolchain(terms.target)
     except KernelError:  # the verdict says that there is no compiler
         return None
     parts = [
-        *(Path(given).stem, text, kernel.hash, target, entry, tier, scale, task, frozen_weights),
+        *(Path(given).stem, text, kernel.hash, terms.target, terms.entry, terms.tier),
+        *(terms.scale, terms.task, terms.frozen_weights),
         *(package_state(), len(os.sched_getaffinity(0)), importlib.metadata.version("numpy")),
         toolchain,
     ]
@@ -129,25 +112,14 @@ def package_state() -> str:
 
 
 LOG = logging.getLogger(__name__)
-TIME_LIMIT_S = 60.0
 
 
 def judge(
     kernel: Kernel | str | os.PathLike[str],
     problem: Problem | str | os.PathLike[str],
     *,
-    entry: str | None = None,
-    tier: Tier | None = None,
-    scale: Scale = "auto",
-    task: Task | None = None,
-    time_limit_s: float | str = TIME_LIMIT_S,
-    against_compile: bool = False,
     threads: int | None = None,
-    seed: int | None = None,
-    device: str = "auto",
-    target: str | None = None,
-    frozen_weights: bool = False,
-    profile: bool = False,
+    **options: Unpack[Options],
 ) -> Verdict:
     """Judge one kernel on one problem now, and store the verdict in the ledger.
 
@@ -174,30 +146,13 @@ def judge(
         RatchetError: a file that cannot be read or is not what it should be, an unknown name, a
             value that an argument cannot have, a ledger that RATCHET_LEDGER names and that fails.
     """
-    threads = parse_threads(threads)
-    terms = Terms(
-        time_limit_s=parse_time_limit_s(time_limit_s),
-        against_compile=against_compile,
-        device=parse_device(device),
-        target=None if target is None else parse_target(target),
-        profiled=targets().TARGETS if profile else (),
-        compared=profile,
-        seed=seed,
-    )
-    read = check_texts(problem, kernel, entry=entry, run_here=target is None)
+    threads, terms = parse_threads(threads), Terms.of(**options)
+    read = check_texts(problem, kernel, entry=terms.entry, run_here=terms.target is None)
     with _own_court(threads) as court:
-        return judge_named(
-            court,
-            kernel,
-            problem,
-            terms,
-            read=read,
-            entry=entry,
-            tier=None if tier is None else parse_tier(tier),
-            scale=scale,
-            task=task,
-            frozen_weights=frozen_weights,
-        ).verdict
+        return judge_named(court, kernel, problem, terms, read=read).verdict
+
+
+judge.__signature__ = signature_with(Options, judge)  # type: ignore[attr-defined]
 
 
 def judge_named(
@@ -207,66 +162,44 @@ def judge_named(
     terms: Terms,
     *,
     read: Kernel | None = None,
-    entry: str | None = None,
-    tier: Tier | None = None,
-    scale: Scale = "auto",
-    task: Task | None = None,
-    frozen_weights: bool = False,
     warn: Callable[[float], None] | None = None,
     fresh: bool = True,
 ) -> JudgedKernel:
     """Read a problem and a kernel and judge them, both within the limit of `terms`.
 
-    Unless `fresh`, the ledger may answer for a kernel that is emulated (`texts`).
+    Unless `fresh`, the ledger may answer for a kernel that is emulated (`texts_key`).
     What is compiled once for a target is compiled before the limit begins.
     `read` is the kernel that `check_texts` returned. `warn` gets the seconds that a whole verdict
     takes here if the limit is shorter.
     """
-    key = None
-    if terms.target is not None and scale == "auto":
-        scale = "emulated"
-    if read is not None and terms.target is not None and not isinstance(problem, Problem):
-        key = texts_key(
-            problem,
-            read,
-            terms.target,
-            entry=entry,
-            tier=tier,
-            scale=scale,
-            task=task,
-            frozen_weights=frozen_weights,
-        )
-    if key is not None and not fresh:
-        answered = court.known_by_texts(key, terms)
-        if answered is not None:
-            return answered
-    known = kernel if isinstance(kernel, Kernel) else read
-    if terms.target is not None and known is not None:
-        targets().make_ready(known, terms.target)
-    began, limit_s = time.monotonic(), terms.time_limit_s
-    with ends_within(limit_s):
+    key, known = None, kernel if isinstance(kernel, Kernel) else read
+    target = terms.target
+    if target is not None:
+        if terms.scale == "auto":
+            terms = replace(terms, scale="emulated")
+        if read is not None and not isinstance(problem, Problem):
+            key = texts_key(problem, read, terms)
+        if key is not None and not fresh:
+            answered = court.known_by_texts(key, terms)
+            if answered is not None:
+                return answered
+        if known is not None:
+            targets().make_ready(known, target)
+    began = time.monotonic()
+    with ends_within(terms.time_limit_s):
         if read is not None and terms.device in ("auto", "cpu"):  # beside the problem's process
-            court.begin("torch" if terms.target else read.language)
-        asked = as_problem(
-            problem,
-            tiers=None if tier is None else (tier,),
-            scale=scale,
-            task=task,
-            time_limit_s=limit_s,
-            describe=court.describe,
-            frozen_weights=frozen_weights,
-            on_gpu=terms.target is None
-            and (
-                terms.device.startswith("cuda")
-                or (known is not None and may_use_gpu(known, terms.device))
-            ),
+            court.begin("torch" if target else read.language)
+        runs_on_gpu = target is None and (
+            terms.device.startswith("cuda")
+            or (known is not None and may_use_gpu(known, terms.device))
         )
-        given = as_kernel(kernel, asked, entry=entry)
-        if terms.target is not None:
-            given = _for_target(given, terms.target)
-        if warn is not None and terms.target is None:
+        asked = as_problem(problem, terms, describe=court.describe, on_gpu=runs_on_gpu)
+        given = as_kernel(kernel, asked, entry=terms.entry)
+        if target is not None:
+            given = _for_target(given, target)
+        elif warn is not None:
             expected_s = court.expected_s(given, asked, terms)
-            if expected_s > limit_s:
+            if expected_s > terms.time_limit_s:
                 warn(expected_s)
         spent = replace(terms, spent_s=time.monotonic() - began)
         judged = court.judge(given, asked, spent, fresh=True)

@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 import platform
 from collections.abc import Iterator, Sequence
-from dataclasses import asdict, replace
+from dataclasses import replace
 from typing import Protocol
 
 import msgspec
@@ -130,7 +130,7 @@ class LocalFleet:
     ) -> Iterator[tuple[Kernel, Verdict]]:
         """Judge here, one kernel after another."""
         for kernel, after in zip(kernels, [*kernels[1:], then], strict=False):
-            yield kernel, self._judge.judge(kernel, problem, then=after, **asdict(terms))
+            yield kernel, self._judge.judge(kernel, problem, then=after, **terms.for_trial())
 
     def close(self) -> None:
         """End the judge's processes."""

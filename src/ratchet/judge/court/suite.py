@@ -25,7 +25,7 @@ from ratchet.judge.court.court import Court
 from ratchet.judge.kernels.kernel import Kernel
 from ratchet.judge.problems.problem import Problem, Tier
 from ratchet.judge.problems.problem_file import Describe
-from ratchet.judge.terms import JudgedKernel, Scale, Terms
+from ratchet.judge.terms import JudgedKernel, Terms
 from ratchet.judge.trial.open_problem import SLOWEST_FACTOR
 from ratchet.judge.verdict import Speedups, Status
 
@@ -348,19 +348,8 @@ def training_suite(name: str, *, tier: Tier, candidate: str) -> Suite:
     )
 
 
-def kernelbench_suite(
-    folder: Path,
-    *,
-    level: int,
-    scale: Scale,
-    candidate: str,
-    time_limit_s: float | None = None,
-    frozen_weights: bool = False,
-) -> Suite:
-    """Return one level of a clone of KernelBench in any folder.
-
-    `time_limit_s` is the limit for reading one problem. With `frozen_weights` its models keep the
-    weights that their constructors draw.
+def kernelbench_suite(folder: Path, terms: Terms, *, level: int, candidate: str) -> Suite:
+    """Return one level of a clone of KernelBench in any folder; `terms` hold for each problem.
 
     Raises:
         RatchetError: there is no such level or candidate.
@@ -374,14 +363,7 @@ def kernelbench_suite(
 
     def question(path: Path) -> Question:
         def read(describe: Describe) -> Asked:
-            problem = as_problem(
-                path,
-                scale=scale,
-                time_limit_s=time_limit_s,
-                describe=describe,
-                frozen_weights=frozen_weights,
-            )
-            return find(path.stem, problem)
+            return find(path.stem, as_problem(path, terms, describe=describe))
 
         return Question(name=path.stem, read=read)
 
@@ -389,7 +371,7 @@ def kernelbench_suite(
     return Suite(
         name=f"KernelBench level {level}",
         candidate=candidate,
-        tier="cpu" if scale is None else f"scale {scale}",
+        tier="cpu" if terms.scale is None else f"scale {terms.scale}",
         questions=tuple(question(path) for path in paths if path.stem != "__init__"),
     )
 

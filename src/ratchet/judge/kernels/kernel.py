@@ -14,6 +14,8 @@ from ratchet.base.errors import KernelError
 Language = Literal["cpp", "triton", "hip", "torch"]
 WITH_TORCH: Final[tuple[Language, ...]] = ("torch", "triton")
 """Languages in Python: their worker imports torch, and only it can use a GPU."""
+TARGETS: Final = ("gfx90a", "gfx942", "gfx950", "gfx1100", "gfx1201")
+"""AMD GPUs whose machine code is emulated and profiled where there is none."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)

@@ -186,7 +186,7 @@ def gradient_of(forward: Forward, *, inputs: Sequence[int], outputs: int = 1) ->
         KernelError: at a call, if a position is not a real-valued input of the forward.
     """
 
-    def backward(*given: Tensor | Sequence[float]) -> tuple[Tensor, ...]:
+    def gradient(*given: Tensor | Sequence[float]) -> tuple[Tensor, ...]:
         *tensors, scalars = given
         incoming, own = tensors[:outputs], list(tensors[outputs:])
         _check(own, inputs)
@@ -197,8 +197,8 @@ def gradient_of(forward: Forward, *, inputs: Sequence[int], outputs: int = 1) ->
             wanted = [own[place] for place in inputs]
             return torch.autograd.grad(answers, wanted, incoming)  # type: ignore[arg-type]
 
-    backward.__signature__ = _signature(forward, outputs)  # type: ignore[attr-defined]
-    return backward
+    gradient.__signature__ = _signature(forward, outputs)  # type: ignore[attr-defined]
+    return gradient
 
 
 def _signature(forward: Forward, outputs: int) -> inspect.Signature:
