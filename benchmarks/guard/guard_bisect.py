@@ -39,7 +39,7 @@ from ratchet.guard.bisect import (
     Journal,
     JournalLine,
 )
-from ratchet.guard.command import CommandRun, MeasuredCommand
+from ratchet.guard.command import MeasuredCommand
 
 COMMITS, EFFECT, NOISE = 64, math.log(1.02), 0.04
 KINDS = ("arms", "drift", "pairs")
@@ -82,8 +82,8 @@ class SimulatedCommits:
     def pair(self, commit: int) -> float:
         return self.log_metric(commit) - self.log_metric(-1)
 
-    def run(self, commit: int) -> CommandRun:
-        return CommandRun(value=math.exp(self.log_metric(commit)), why="")
+    def run(self, commit: int) -> float:
+        return math.exp(self.log_metric(commit))
 
 
 class MemoryJournal(Journal):

@@ -21,7 +21,7 @@ from ratchet.guard.bisect import (
     JournalLine,
 )
 from ratchet.guard.bisect.search import GOOD, CommitPair, CommitSearch
-from ratchet.guard.command import CommandRun, MeasuredCommand
+from ratchet.guard.command import MeasuredCommand
 
 
 class MadeUpCommits:
@@ -35,12 +35,12 @@ class MadeUpCommits:
         self._broken = broken
         self.measured = 0
 
-    def measure(self, commit: int) -> CommandRun:
+    def measure(self, commit: int) -> float | str:
         if commit in self._broken:
-            return CommandRun(value=None, why="the build failed")
+            return "the build failed"
         self.measured += 1
         noise = self._noise / math.sqrt(2) * self._rng.standard_normal()
-        return CommandRun(value=math.exp(self._effect * (commit >= self._changed) + noise), why="")
+        return math.exp(self._effect * (commit >= self._changed) + noise)
 
 
 def _range(count: int) -> CommitRange:

@@ -15,7 +15,7 @@ from noisy_repository import git, make_repository
 from ratchet.cli import main
 from ratchet.guard.history.formats import write_results
 from ratchet.guard.history.series import gather
-from ratchet.guard.watch import MARKER, junit, markdown
+from ratchet.guard.watch import MARKER, junit_xml, markdown_comment
 from ratchet.guard.watch.suite import (
     SMOKE,
     WatchedCommand,
@@ -193,14 +193,14 @@ def _report() -> WatchReport:
 def test_junit_is_as_its_readers_want_it(advisory: bool) -> None:
     etree = pytest.importorskip("lxml.etree", reason="lxml reads XML schemas")
     schema = etree.XMLSchema(etree.parse(str(Path(__file__).parent / "junit.xsd")))
-    document = etree.fromstring(junit(replace(_report(), advisory=advisory)).encode())
+    document = etree.fromstring(junit_xml(replace(_report(), advisory=advisory)).encode())
     schema.assertValid(document)
     kinds = [child.tag for child in document.iter("failure", "error", "skipped")]
     assert kinds == (["skipped"] * 3 if advisory else ["failure", "error", "skipped"])
 
 
 def test_names_cannot_break_the_comment() -> None:
-    text = markdown(_report())
+    text = markdown_comment(_report())
     assert text.startswith(MARKER)
     row = next(line for line in text.splitlines() if "everyone" in line)
     assert row.replace("\\|", "").count("|") == 8

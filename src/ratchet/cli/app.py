@@ -63,6 +63,19 @@ def print_result(report: ResultReport, warnings: Sequence[str] = ()) -> None:
         print(f"ratchet: {warning}", file=sys.stderr)
 
 
+def show(
+    as_json: bool,
+    document: object,
+    report: Callable[[], ResultReport],
+    warnings: Sequence[str] = (),
+) -> None:
+    """Print a command's result: its JSON document, or for people its report and warnings."""
+    if as_json:
+        print_json(document)
+    else:
+        print_result(report(), warnings)
+
+
 def print_error(message: str, exit_code: int) -> None:
     """Print the JSON document of a command that ended without its own."""
     print_json({"error": {"message": message, "exit_code": exit_code}})

@@ -3,14 +3,11 @@
 from __future__ import annotations
 
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated
+from typing import Annotated
 
 import typer
 
-from ratchet.cli.app import AsJson, Debug, LedgerUrl, app, print_error, print_json, print_result
-
-if TYPE_CHECKING:
-    from ratchet.guard.watch.suite import WatchReport
+from ratchet.cli.app import AsJson, Debug, LedgerUrl, app, print_error, show
 
 
 @app.command()
@@ -72,27 +69,24 @@ def watch(
     asked = read_suite(suite, here)
 
     from ratchet.base.show.terminal import RunProgress
-    from ratchet.guard import watch as watch_report
-    from ratchet.guard.watch import GateQuestion, run_gate
-    from ratchet.guard.watch.suite import pairs_of
+    from ratchet.guard.watch import junit_xml, markdown_comment, run_gate, watch_report
+    from ratchet.guard.watch.suite import WatchLimits
     from ratchet.train.turn.settings import parse_budget_s
 
-    seconds = parse_budget_s(budget) if budget else float("inf")
-    question = GateQuestion(
-        folder=here,
-        suite=asked,
-        base=base,
-        against=against,
-        pairs=pairs,
-        budget_s=seconds,
-        advisory=advisory,
-        record=record,
-        ledger=ledger,
-    )
+    limits = WatchLimits(pairs=pairs, time_s=parse_budget_s(budget) if budget else float("inf"))
     try:
-        runs = {one.name: pairs_of(one, asked, pairs) for one in asked.benchmark}
-        with RunProgress(runs) as progress:
-            report: WatchReport = run_gate(question, progress.ran)
+        with RunProgress({one.name: asked.pairs_of(one, pairs) for one in asked.benchmark}) as line:
+            report = run_gate(
+                here,
+                asked,
+                limits,
+                line.ran,
+                base=base,
+                against=against,
+                advisory=advisory,
+                record=record,
+                ledger=ledger,
+            )
     except RatchetError as error:
         if not advisory or debug:
             raise
@@ -101,11 +95,8 @@ def watch(
             print_error(str(error), 0)
         return
     if markdown is not None:
-        files.write_whole(markdown, watch_report.markdown(report).encode())
+        files.write_whole(markdown, markdown_comment(report).encode())
     if junit is not None:
-        files.write_whole(junit, watch_report.junit(report).encode())
-    if as_json:
-        print_json(report.as_json())
-    else:
-        print_result(watch_report.watch_report(report))
+        files.write_whole(junit, junit_xml(report).encode())
+    show(as_json, report.as_json(), lambda: watch_report(report))
     raise typer.Exit(int(report.red))

@@ -11,7 +11,7 @@ import subprocess
 import tempfile
 import time
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from pathlib import Path
 from typing import IO
 
@@ -43,22 +43,12 @@ class FinishedRun:
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
-class CommandRun:
-    """One run: its figure, or why it has none."""
-
-    value: float | None
-    why: str
-    """Empty if there is a value."""
-
-
-@dataclass(frozen=True, kw_only=True, slots=True)
 class MeasuredCommand:
     words: tuple[str, ...]
     metric: str = ""
     """A regular expression whose first group (or all of it) is a number that the command prints,
     `last-number`, or empty to time the command."""
     time_limit_s: float = 600.0
-    environment: Mapping[str, str] = field(default_factory=dict)
 
     def check(self) -> None:
         """Raise a WatchError if the metric is no regular expression."""
@@ -71,18 +61,18 @@ class MeasuredCommand:
                     f"with a group around the number, or {LAST_NUMBER}"
                 ) from error
 
-    def run(self, folder: Path, **extra: str) -> CommandRun:
-        """Run it once in a folder, with all processes that it starts killed at its limit."""
-        done = run_words(self.words, folder, self.time_limit_s, {**self.environment, **extra})
+    def run(self, folder: Path, **environment: str) -> float | str:
+        """Run it once in a folder; return its figure, or why it has none."""
+        done = run_words(self.words, folder, self.time_limit_s, environment)
         if isinstance(done, str):
-            return CommandRun(value=None, why=f"it {done}")
+            return f"it {done}"
         value = find_number(self.metric, done.out) if self.metric else done.time_s
         if value is None:
             named = "no number" if self.metric == LAST_NUMBER else f"nothing like {self.metric!r}"
-            return CommandRun(value=None, why=f"it printed {named} on stdout")
+            return f"it printed {named} on stdout"
         if not (math.isfinite(value) and value > 0):
-            return CommandRun(value=None, why=f"its metric is {value}, and must be above 0")
-        return CommandRun(value=value, why="")
+            return f"its metric is {value}, and must be above 0"
+        return value
 
 
 def run_words(

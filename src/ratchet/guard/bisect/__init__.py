@@ -24,7 +24,7 @@ from ratchet.base.measure import WIDEST
 from ratchet.base.show import model as m
 from ratchet.base.show.terminal import MovingLine
 from ratchet.guard.bisect.search import GOOD, STOP, CommitPair, CommitSearch, Effect, evidence
-from ratchet.guard.command import Checkouts, CommandRun, MeasuredCommand
+from ratchet.guard.command import Checkouts, MeasuredCommand
 from ratchet.guard.history.show import short_revision
 
 
@@ -184,8 +184,8 @@ _CONFIRMING = math.log(20)
 _MOST_CONFIRMING, _LEAST_CONFIRMING = 128, 4
 OnPair = Callable[[str, int, float], None]
 """Called with the phase, the pairs so far, and the highest probability of a commit."""
-Measure = Callable[[int], CommandRun]
-"""Measures a commit of the range once."""
+Measure = Callable[[int], float | str]
+"""Measures a commit of the range once; returns its metric, or why it has none."""
 CERTAIN = 2.5
 """Standard errors of the effect within which it surely lies."""
 
@@ -234,12 +234,12 @@ def bisect_commits(
         journal = Journal(place / "pairs.jsonl")
         checkouts = Checkouts(folder, place / "checkouts", options.build, options.build_limit_s)
 
-        def measure(commit: int) -> CommandRun:
+        def measure(commit: int) -> float | str:
             revision = commits.good if commit == GOOD else commits.after[commit].revision
             on_work(f"building {revision[:10]}")
             checkout = checkouts.get(revision)
             if checkout.why:
-                return CommandRun(value=None, why=checkout.why)
+                return checkout.why
             on_work(f"running {revision[:10]}")
             return options.command.run(checkout.folder, RATCHET_COMMIT=revision)
 
@@ -375,18 +375,18 @@ class BisectRun:
         random.Random(f"{self._options.seed} {measured}").shuffle(order)
         values = {}
         for one in order:
-            run = self._measure(one)
-            if run.value is None:
-                run = self._measure(one)  # once is chance
-            if run.value is None:
+            figure = self._measure(one)
+            if isinstance(figure, str):
+                figure = self._measure(one)  # once is chance
+            if isinstance(figure, str):
                 if one == GOOD:
                     raise MeasureError(
-                        f"GOOD {self._commits.good[:10]} cannot be measured: {run.why}"
+                        f"GOOD {self._commits.good[:10]} cannot be measured: {figure}"
                     )
-                self._skipped[one] = run.why
-                self._journal.add(JournalLine(phase="skip", commit=one, why=run.why))
+                self._skipped[one] = figure
+                self._journal.add(JournalLine(phase="skip", commit=one, why=figure))
                 return None
-            values[one] = math.log(run.value)
+            values[one] = math.log(figure)
         line = JournalLine(
             phase=phase,
             commit=commit,

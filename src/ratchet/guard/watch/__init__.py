@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import re
-from dataclasses import dataclass
+from collections import Counter
 from pathlib import Path
 from xml.etree import ElementTree
 
@@ -26,67 +26,57 @@ from ratchet.guard.watch.suite import (
     WatchLimits,
     WatchReport,
     WatchSuite,
-    confidence_for,
     watch_history,
     watch_pairs,
 )
 
 
-@dataclass(frozen=True, kw_only=True, slots=True)
-class GateQuestion:
-    """The two sides to compare."""
+def run_gate(
+    folder: Path,
+    suite: WatchSuite,
+    limits: WatchLimits,
+    on_run: OnRun,
+    *,
+    base: str = "",
+    against: Path | None = None,
+    advisory: bool = False,
+    record: bool = False,
+    ledger: str | None = None,
+) -> WatchReport:
+    """Run the suite against the revision `base`, or `against` a history, and return its report.
 
-    folder: Path
-    suite: WatchSuite
-    base: str
-    """A revision; empty with `against`."""
-    against: Path | None
-    pairs: int | None
-    budget_s: float
-    advisory: bool
-    record: bool
-    ledger: str | None
-
-
-def run_gate(question: GateQuestion, on_run: OnRun) -> WatchReport:
-    """Run the suite and return its report.
+    `record` stores the head's results in the ledger.
 
     Raises:
         RepositoryError: no repository, or no such base.
         HistoryError: the history cannot be read.
     """
-    limits = WatchLimits(pairs=question.pairs, time_s=question.budget_s)
-    commit = git.stamp(question.folder)
+    commit = git.stamp(folder)
     notes: list[str] = []
-    if question.against is not None:
-        history = gather(_in_order(question.against))
+    if against is not None:
+        rows = sorted(read_results(against, ImportDefaults()), key=lambda one: one.committed_at)
         device = probe("cpu").fingerprint
-        results = watch_history(question.suite, question.folder, history, device, limits, on_run)
-        base, head = question.against.name, commit.revision or "here"
+        results = watch_history(suite, folder, gather(rows), device, limits, on_run)
+        base, head = against.name, commit.revision or "here"
     else:
-        base, head = _ends(question.folder, question.base)
+        base, head = _ends(folder, base)
         if commit.revision.endswith("+changes"):
             notes.append("uncommitted changes were not measured")
         if base == head:
             notes.append("the head is the base: what differs is noise")
         with scratch.folder("watch") as place:
-            checkouts = Checkouts(
-                question.folder,
-                place,
-                question.suite.build,
-                question.suite.build_time_limit_s,
-            )
-            results = watch_pairs(question.suite, checkouts, base, head, limits, on_run)
-    if question.record:
-        _record(question, results, commit)
+            checkouts = Checkouts(folder, place, suite.build, suite.build_time_limit_s)
+            results = watch_pairs(suite, checkouts, base, head, limits, on_run)
+    if record:
+        _record(results, commit, ledger)
     return WatchReport(
         base=base,
         head=head,
-        margin=question.suite.margin,
-        confidence=confidence_for(question.suite),
+        margin=suite.margin,
+        confidence=suite.confidence,
         results=tuple(results),
         notes=tuple(notes),
-        advisory=question.advisory,
+        advisory=advisory,
     )
 
 
@@ -101,12 +91,8 @@ def _ends(folder: Path, base: str) -> tuple[str, str]:
         ) from error
 
 
-def _in_order(path: Path) -> list[Observation]:
-    return sorted(read_results(path, ImportDefaults()), key=lambda one: one.committed_at)
-
-
-def _record(question: GateQuestion, results: list[WatchedResult], commit: git.CommitStamp) -> None:
-    with Ledger.open(question.ledger) as ledger:
+def _record(results: list[WatchedResult], commit: git.CommitStamp, url: str | None) -> None:
+    with Ledger.open(url) as ledger:
         here = ledger.here(probe("cpu"))
         ObservationBook(ledger).record(
             Observation(
@@ -150,20 +136,17 @@ def watch_report(report: WatchReport) -> m.ResultReport:
 
 def headline(report: WatchReport) -> str:
     """Return the answer in a line."""
-    counts = {
-        answer: sum(one.answer == answer for one in report.results)
-        for answer in ("slower", "failed", "no baseline", "undecided")
-    }
-    said = ", ".join(f"{count} {answer}" for answer, count in counts.items() if count)
+    counts = Counter(one.answer for one in report.results)
+    bad = ("slower", "failed", "no baseline", "undecided")
+    said = ", ".join(f"{counts[answer]} {answer}" for answer in bad if counts[answer])
     ends = f"{short_revision(report.head)} against {short_revision(report.base)}"
-    allowed = f"{report.margin:.3g}".rstrip("0").rstrip(".") if not report.margin else ""
-    allowed = allowed or f"{report.margin:.2%}"
+    allowed = f"{report.margin:.2%}"
     if not said:
         return f"{ends}: nothing is more than {allowed} slower"
     return f"{ends}: {said} (allowed: {allowed} slower){' - advisory' if report.advisory else ''}"
 
 
-def markdown(report: WatchReport) -> str:
+def markdown_comment(report: WatchReport) -> str:
     """Return a comment for a pull request. Names cannot break the table or add markup."""
     lines = [MARKER, f"### ratchet watch: {_plain(headline(report))}", ""]
     titles = " | ".join(column.title for column in BENCHMARKS)
@@ -183,7 +166,7 @@ def markdown(report: WatchReport) -> str:
     return "\n".join(lines) + "\n"
 
 
-def junit(report: WatchReport) -> str:
+def junit_xml(report: WatchReport) -> str:
     """Return JUnit XML: slower is a failure, failed an error, the rest skipped or passed.
 
     An advisory report has neither failures nor errors: they are skipped, with what was found.

@@ -10,7 +10,7 @@ import tomllib
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
-from typing import Annotated, Literal
+from typing import Annotated, Any, Literal
 
 import msgspec
 import numpy as np
@@ -54,17 +54,13 @@ class WatchedCommand(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_f
 
     def measured(self) -> MeasuredCommand:
         """Return what is run."""
+        words, metric = self.command, self.metric
         if self.workload:
             # Its rows go to no ledger that anybody reads.
             words = [*_BENCH, self.workload, *self.arguments, "--json", "--ledger", "sqlite://"]
-            return MeasuredCommand(
-                words=tuple(words), metric=_STEP_TIME, time_limit_s=self.time_limit_s
-            )
-        given = self.command
-        words = shlex.split(given) if isinstance(given, str) else given
-        return MeasuredCommand(
-            words=tuple(words), metric=self.metric, time_limit_s=self.time_limit_s
-        )
+            metric = _STEP_TIME
+        words = shlex.split(words) if isinstance(words, str) else words
+        return MeasuredCommand(words=tuple(words), metric=metric, time_limit_s=self.time_limit_s)
 
 
 class WatchSuite(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
@@ -85,14 +81,23 @@ class WatchSuite(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_field
 
     @property
     def margin(self) -> float:
+        """Return the share by which the head may be slower."""
         return parse_share(self.fail_if_slower, "fail_if_slower")
+
+    @property
+    def confidence(self) -> float:
+        """Return the confidence of each interval that makes 95 % for all of them together."""
+        return confidence_of(0.05, among=len(self.benchmark))
+
+    def pairs_of(self, one: WatchedCommand, instead: int | None) -> int:
+        """Return how many pairs or runs a benchmark has, or the number that stands in for it."""
+        return instead or one.pairs or self.pairs
 
 
 SMOKE = WatchSuite(
     pairs=5,
     benchmark=[
-        WatchedCommand(name=f"{name} step", workload=name, arguments=["--steps", "5"])
-        for name in ("llama-tiny",)
+        WatchedCommand(name="llama-tiny step", workload="llama-tiny", arguments=["--steps", "5"])
     ],
 )
 """The suite that runs without a file."""
@@ -152,9 +157,7 @@ class WatchReport:
     """A revision, or the file of a history."""
     head: str
     margin: float
-    """Share by which the head may be slower."""
     confidence: float
-    """Level of each interval: 95 % for all of them together."""
     results: tuple[WatchedResult, ...]
     notes: tuple[str, ...]
     advisory: bool
@@ -188,16 +191,6 @@ class WatchLimits:
     seed: int = 0
 
 
-def pairs_of(one: WatchedCommand, suite: WatchSuite, pairs: int | None) -> int:
-    """Return how many pairs or runs a benchmark has; `pairs` stands in for the suite's."""
-    return pairs or one.pairs or suite.pairs
-
-
-def confidence_for(suite: WatchSuite) -> float:
-    """Return the confidence of each interval that makes 95 % for all of the suite."""
-    return confidence_of(0.05, among=len(suite.benchmark))
-
-
 def watch_pairs(
     suite: WatchSuite,
     checkouts: Checkouts,
@@ -215,10 +208,14 @@ def watch_pairs(
     broken = {name: place.why for name, place in places.items() if place.why}
 
     def answer(one: WatchedCommand, values: Values, why: Mapping[str, str]) -> WatchedResult:
-        if "base" not in why:
-            return _compared(one, suite, values["base"], values["head"])
-        value = float(np.median(values["head"]))
-        return _without(one, "no baseline", f"the base cannot run it: {why['base']}", value)
+        base, head = values["base"], values["head"]
+        if "base" in why:
+            said = f"the base cannot run it: {why['base']}"
+            return _result(one, "no baseline", said, head=float(np.median(head)))
+        # Each run is a process of its own, so pairs are what varies: they count as one launch.
+        logs = np.log(np.asarray(head)) - np.log(np.asarray(base))
+        centre, reach = interval([logs], suite.confidence)
+        return _answered(one, suite, float(np.median(base)), head, centre, reach)
 
     return _watched(suite, folders, broken, limits, on_run, answer)
 
@@ -261,6 +258,7 @@ def _watched(
             name: _SideArm(name, one.measured(), folder, broken.get(name, ""))
             for name, folder in folders.items()
         }
+        head = arms["head"]
 
         def on_round(index: int, _: object, name: str = one.name) -> None:
             on_run(name, index + 1)
@@ -271,17 +269,18 @@ def _watched(
 
         run_rounds(
             list(arms.values()),
-            rounds=pairs_of(one, suite, limits.pairs),
+            rounds=suite.pairs_of(one, limits.pairs),
             launch=0,
             rng=np.random.default_rng([limits.seed, *one.name.encode()]),
             on_round=on_round,
             leave=leave,
             fewest_arms=1,
         )
-        why = {name: arm.why for name, arm in arms.items() if arm.why}
-        values = {name: arm.values for name, arm in arms.items()}
-        failed = "head" in why
-        found = _without(one, "failed", why["head"]) if failed else answer(one, values, why)
+        if head.why:
+            found = _result(one, "failed", head.why)
+        else:
+            why = {name: arm.why for name, arm in arms.items() if arm.why}
+            found = answer(one, {name: arm.values for name, arm in arms.items()}, why)
         results.append(replace(found, time_s=time.monotonic() - started_s))
     return results
 
@@ -297,21 +296,12 @@ class _SideArm:
 
     def run(self, iterations: int) -> Timing:
         began_s = time.perf_counter()
-        run = self._command.run(self._folder)
-        if run.value is None:
-            self.why = run.why
+        figure = self._command.run(self._folder)
+        if isinstance(figure, str):
+            self.why = figure
             raise ArmLeft
-        self.values.append(run.value)
+        self.values.append(figure)
         return Timing(wall_time_s=time.perf_counter() - began_s, cpu_time_s=0.0)
-
-
-def _compared(
-    one: WatchedCommand, suite: WatchSuite, base: Sequence[float], head: Sequence[float]
-) -> WatchedResult:
-    # Each run is a process of its own, so pairs are what varies: they count as one launch.
-    logs = np.log(np.asarray(head)) - np.log(np.asarray(base))
-    centre, reach = interval([logs], confidence_for(suite))
-    return _answered(one, suite, float(np.median(base)), head, centre, reach)
 
 
 def _predicted(
@@ -333,12 +323,12 @@ def _predicted(
             if not here
             else f"{len(level)} results at its newest level; it needs {LEAST_HISTORY}"
         )
-        return _without(one, "no baseline", said, value)
+        return _result(one, "no baseline", said, head=value)
     logs = np.log(np.asarray(level))
     centre, count = float(np.median(logs)), len(logs)
     # The median absolute deviation, scaled to a normal distribution's standard deviation.
     spread = max(1.4826 * float(np.median(np.abs(logs - centre))), 1e-9)
-    reach = t_quantile(count - 1, (1 + confidence_for(suite)) / 2)
+    reach = t_quantile(count - 1, (1 + suite.confidence) / 2)
     reach *= spread * math.sqrt(1 + math.pi / 2 / count)
     return _answered(one, suite, math.exp(centre), head, math.log(value) - centre, reach)
 
@@ -356,36 +346,20 @@ def _answered(
     worse, low, high = (
         math.expm1(min(sign * change + step, 700.0)) for step in (0.0, -reach, reach)
     )
-    margin = suite.margin
-    answer: WatchAnswer = (
-        "slower"
-        if low > margin
-        else "faster"
-        if high < 0
-        else "not slower"
-        if high <= margin
-        else "undecided"
-    )
-    return WatchedResult(
-        name=one.name,
-        unit=one.unit,
-        better=one.better,
-        answer=answer,
-        why=_why_undecided(low, high, margin) if answer == "undecided" else "",
-        base=base,
-        head=float(np.median(head)),
-        worse=worse,
-        low=low,
-        high=high,
-        runs=len(head),
-    )
-
-
-def _why_undecided(low: float, high: float, margin: float) -> str:
-    """Return the cause of an undecided answer from the interval of the change, and the remedy."""
-    noise = noise_of(1 + low, 1 + high, None)
-    cause = noise or f"the interval holds what is allowed ({100 * margin:.3g}%)"
-    return f"{cause}: add pairs"
+    answer: WatchAnswer
+    margin, why = suite.margin, ""
+    if low > margin:
+        answer = "slower"
+    elif high < 0:
+        answer = "faster"
+    elif high <= margin:
+        answer = "not slower"
+    else:
+        answer = "undecided"
+        noise = noise_of(1 + low, 1 + high, None)
+        why = f"{noise or f'the interval holds what is allowed ({100 * margin:.3g}%)'}: add pairs"
+    figures = {"base": base, "head": float(np.median(head)), "worse": worse}
+    return _result(one, answer, why, **figures, low=low, high=high, runs=len(head))
 
 
 def _newest_level(series: HistorySeries) -> list[float]:
@@ -396,9 +370,6 @@ def _newest_level(series: HistorySeries) -> list[float]:
     return [float(value) for value in values if value > 0]
 
 
-def _without(
-    one: WatchedCommand, answer: WatchAnswer, why: str, head: float | None = None
-) -> WatchedResult:
-    return WatchedResult(
-        name=one.name, unit=one.unit, better=one.better, answer=answer, why=why, head=head
-    )
+def _result(one: WatchedCommand, answer: WatchAnswer, why: str, **more: Any) -> WatchedResult:
+    named = {"name": one.name, "unit": one.unit, "better": one.better}
+    return WatchedResult(**named, answer=answer, why=why, **more)
