@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import builtins
 import csv
 import json
 import re
@@ -62,18 +61,19 @@ def test_the_page_is_one_file(
     assert [tone for tone, _ in tiles] == ["regression", "quiet"]
 
 
-def test_the_page_needs_bokeh(monkeypatch: pytest.MonkeyPatch) -> None:
-    original = builtins.__import__
-
-    def without(name: str, *rest: object) -> object:
-        if name.startswith("bokeh"):
-            raise ModuleNotFoundError(name=name)
-        return original(name, *rest)
-
-    monkeypatch.setattr(builtins, "__import__", without)
-    analysed = analyse(gather(rows(noisy(0))))
-    with pytest.raises(Exception, match=r"pip install 'torch-ratchet\[guard\]'"):
-        render_history_page(analysed, incidents(analysed))
+def test_the_page_shows_every_result_and_what_changed() -> None:
+    software = ["old"] * 30 + ["new"] * 70
+    analysed = analyse(gather(rows(noisy(0, factor=1.2), software=software)))
+    (incident,) = found = incidents(analysed)
+    page = render_history_page(analysed, found)
+    titles = re.findall(r'<path class="point"[^>]*><title>([^<]*)</title>', page)
+    assert len(titles) == 100
+    assert all(one in titles[60] for one in (revision_of(60)[:10], "2026-01-03T12:00", "new"))
+    assert re.search(rf'title="regression \+\d+\.\d%, incident {incident.id}"', page)
+    assert "new environment, same level" in page
+    (anchor,) = re.findall(r'<a href="#(series-\w+)">', page)
+    assert f'id="{anchor}"' in page
+    assert "unsafe-eval" not in page
 
 
 def test_nothing_measured_yet(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:

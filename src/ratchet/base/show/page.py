@@ -116,7 +116,22 @@ def _environment() -> Environment:
 
 @cache
 def _script() -> dict[str, Markup | str]:
-    """Return the script of tables that sort, and its hash for the policy (CSP 2, script-src)."""
-    text = resources.files("ratchet.base.show").joinpath("templates/tables.js").read_text("utf-8")
+    """Return the script of tables that sort, and its hash for the policy."""
+    text, digest = _hashed("ratchet.base.show", "templates/tables.js")
+    return {"text": text, "hash": digest}
+
+
+def own_script(package: str, name: str) -> dict[str, object]:
+    """Return the extras of a page with a script of its own: the script, and what allows it."""
+    text, digest = _hashed(package, name)
+    return {
+        "policy": f"script-src '{digest}'",
+        "tail": Markup("<script>{}</script>").format(text),
+    }
+
+
+def _hashed(package: str, name: str) -> tuple[Markup, str]:
+    """Return a script, and its hash for the policy (CSP 2, script-src)."""
+    text = resources.files(package).joinpath(name).read_text("utf-8")
     digest = base64.b64encode(hashlib.sha256(text.encode()).digest()).decode()
-    return {"text": Markup(text), "hash": f"sha256-{digest}"}
+    return Markup(text), f"sha256-{digest}"

@@ -1,33 +1,29 @@
 "use strict";
-// The history page: a click shows a series in the large plot; the search hides the others.
-const all = JSON.parse(document.getElementById("data").textContent);
+// The history page: the search hides the series that do not fit, and a link opens its series.
 const tiles = [...document.querySelectorAll(".multiple")];
-function show(key, scroll) {
-  const one = all[key], page = Bokeh.documents[0];
-  if (!one || !page) return;
-  document.getElementById("detail-title").textContent = key + (one.unit ? " [" + one.unit + "]" : "");
-  for (const name of ["points", "levels", "changes"]) page.get_model_by_name(name).data = one[name];
-  page.get_model_by_name("history").reset.emit();
-  if (scroll) document.getElementById("detail").scrollIntoView({behavior: "smooth"});
-}
-document.addEventListener("click", event => {
-  const hit = event.target.closest("[data-key]");
-  if (hit) show(hit.dataset.key, true);
-});
+const search = document.getElementById("search"), changed = document.getElementById("changed");
 function filter() {
-  const words = document.getElementById("search").value.toLowerCase().split(/\s+/).filter(Boolean);
-  const changed = document.getElementById("changed").checked;
+  const words = search.value.toLowerCase().split(/\s+/).filter(Boolean);
   let shown = 0;
   for (const tile of tiles) {
     const name = tile.dataset.key.toLowerCase();
-    const fits = words.every(word => name.includes(word)) && !(changed && tile.classList.contains("quiet"));
-    tile.hidden = !fits; shown += fits;
+    tile.hidden = !words.every(word => name.includes(word)) || (changed.checked && tile.classList.contains("quiet"));
+    shown += !tile.hidden;
   }
   document.getElementById("count").textContent = shown + " of " + tiles.length;
 }
-document.getElementById("search").addEventListener("input", filter);
-document.getElementById("changed").addEventListener("change", filter);
+function reveal() {
+  const tile = document.getElementById(location.hash.slice(1))?.closest(".multiple");
+  if (!tile) return;
+  tile.hidden = false; tile.open = true;
+  tile.scrollIntoView();
+}
+for (const tile of tiles) {
+  const plot = tile.querySelector(".wide");
+  tile.addEventListener("toggle", () => { plot.scrollLeft = plot.scrollWidth; });  // the newest
+}
+search.addEventListener("input", filter);
+changed.addEventListener("change", filter);
+addEventListener("hashchange", reveal);
 filter();
-const wait = setInterval(() => {
-  if (window.Bokeh && Bokeh.documents.length && tiles.length) { clearInterval(wait); show(tiles[0].dataset.key, false); }
-}, 50);
+reveal();

@@ -1,29 +1,23 @@
-"""The history of results: incidents that need somebody first, then every series.
-
-On the page a click on a series opens it in one large plot with zoom and hover. Bokeh's JavaScript
-comes out of its wheel, so the file opens offline.
-"""
+"""The history of results: incidents that need somebody first, then every series."""
 
 from __future__ import annotations
 
-import json
-from collections.abc import Sequence
+import hashlib
+import math
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass
-from importlib import resources
 from typing import Final
 
 import numpy as np
 from markupsafe import Markup
-from numpy.typing import NDArray
 
-from ratchet.base.errors import HistoryError
 from ratchet.base.show import model as m
-from ratchet.base.show.figures import Scale, around
-from ratchet.base.show.page import render_page
+from ratchet.base.show.figures import Plot, PlotPoint, Scale, around, dots, line_path, points_plot
+from ratchet.base.show.page import own_script, render_page
 from ratchet.base.show.words import ABSENT, show_change, show_value
 from ratchet.guard.history.csv_file import Exported
 from ratchet.guard.history.incidents import Incident
-from ratchet.guard.history.series import AnalysedSeries, Shift
+from ratchet.guard.history.series import AnalysedSeries, HistorySeries, Shift
 
 MOST_POINTS: Final = 2000
 """Limit of one series on the page; a longer one keeps its newest."""
@@ -31,9 +25,6 @@ MOST_ROWS: Final = 30
 MOST_KEYS: Final = 6
 WAITING: Final = ("open", "acknowledged")
 STATES: Final = (*WAITING, "went away", "resolved")
-POLICY: Final = "script-src 'unsafe-inline' 'unsafe-eval'"
-"""Bokeh compiles functions. Nothing is loaded all the same."""
-_WIDTH, _HEIGHT = 240, 56
 _LEGEND: Final = (
     ("regression", "regression", ""),
     ("improvement", "improvement", ""),
@@ -82,19 +73,13 @@ def history_report(
 
 
 def render_history_page(analysed: Sequence[AnalysedSeries], incidents: Sequence[Incident]) -> str:
-    """Return the page as HTML.
-
-    Raises:
-        HistoryError: bokeh is not installed.
-    """
-    head, plot = _bokeh()
-    shown = [one for one in analysed if len(one.series.values)]
-    shown.sort(key=urgency)
+    """Return the page as HTML: a click on a series opens its plot."""
+    shown = sorted((one for one in analysed if len(one.series.values)), key=urgency)
     ordered = sorted(incidents, key=lambda one: (STATES.index(one.state), -one.worst))
     table = m.ResultTable(
         INCIDENTS, ordered, marked=lambda one: "" if one.state in WAITING else "soft"
     )
-    detail = Markup('<div id="detail"><h3 id="detail-title"></h3>{}</div>').format(Markup(plot))
+    names = {(each.key, each.shift.index): one.id for one in incidents for each in one.series}
     return render_page(
         m.ResultReport(
             title="History",
@@ -104,105 +89,20 @@ def render_history_page(analysed: Sequence[AnalysedSeries], incidents: Sequence[
                 m.section("Incidents", table if incidents else "None."),
                 m.section(
                     "Series",
-                    m.Figure("raw", detail),
                     m.Figure("legend", _LEGEND),
-                    m.Figure("small_multiples", [_tile(one) for one in shown]),
+                    m.Figure("small_multiples", [_tile(one, names) for one in shown]),
                 ),
             ),
-            extras={"policy": POLICY, "head": Markup(head), "tail": _script(shown)},
+            extras=own_script("ratchet.guard.history", "history.js"),
         )
     )
 
 
-def _script(shown: Sequence[AnalysedSeries]) -> Markup:
-    """Return the figures of every series, and the script that draws one."""
-    data = json.dumps({one.series.key: _columns(one) for one in shown}, separators=(",", ":"))
-    code = resources.files("ratchet.guard.history").joinpath("history.js").read_text("utf-8")
-    # In a script element only "<" could end the data.
-    return Markup(
-        '<script type="application/json" id="data">{}</script>\n<script>\n{}</script>'
-    ).format(Markup(data.replace("<", "\\u003c")), Markup(code))
-
-
-def _bokeh() -> tuple[str, str]:
-    """Return the scripts, and the markup of an empty plot whose data the page sets."""
-    try:
-        from bokeh.embed import components
-        from bokeh.models import ColumnDataSource, CustomJSTickFormatter, HoverTool
-        from bokeh.plotting import figure
-        from bokeh.resources import Resources
-    except ModuleNotFoundError as error:
-        raise HistoryError(
-            "the history page needs bokeh: pip install 'torch-ratchet[guard]'"
-        ) from error
-    names = {
-        "points": ("x", "y", "low", "high", "commit", "time", "environment"),
-        "levels": ("x0", "x1", "y"),
-        "changes": ("x", "kind", "change", "color"),
-    }
-    sources = {n: ColumnDataSource({c: [] for c in cs}, name=n) for n, cs in names.items()}
-    plot = figure(
-        height=360,
-        sizing_mode="stretch_width",
-        tools="xpan,xwheel_zoom,box_zoom,reset,save",
-        active_scroll="xwheel_zoom",
-        name="history",
-        x_axis_label="results, the oldest first",
-    )
-    plot.segment("x", "low", "x", "high", source=sources["points"], color="#9bb3d1", line_width=2)
-    dots = plot.scatter("x", "y", source=sources["points"], size=5, color="#2f5d9b")
-    plot.segment("x0", "y", "x1", "y", source=sources["levels"], color="#222222", line_width=2)
-    lines = plot.vspan(x="x", source=sources["changes"], line_color="color", line_width=2)
-    plot.yaxis.formatter = CustomJSTickFormatter(code="return tick.toPrecision(4)")
-    said = [(name, f"@{name}") for name in ("commit", "time", "environment")]
-    plot.add_tools(HoverTool(renderers=[dots], tooltips=[("value", "@y{0.000000}"), *said]))
-    plot.add_tools(HoverTool(renderers=[lines], tooltips=[("@kind", "@change")]))
-    script, place = components(plot)
-    return Resources(mode="inline", components=["bokeh"]).render(), place + script
-
-
-def _columns(one: AnalysedSeries) -> dict[str, object]:
-    series = one.series
-    first = max(0, len(series.values) - MOST_POINTS)
-    tones = {"regression": "#c0392b", "improvement": "#2e8b57", "environment": "#8e7cc3"}
-    changes = [shift for shift in one.shifts if shift.index >= first]
-    known = {shift.index for shift in one.shifts}
-    quiet = [at for at in one.new_environments if at >= first and at not in known]
-    return {
-        "unit": series.unit,
-        "points": {
-            "x": list(range(first, len(series.values))),
-            "y": series.values[first:].tolist(),
-            "low": _ends(series.lows, series.values, first),
-            "high": _ends(series.highs, series.values, first),
-            "commit": [short_revision(one) for one in series.revisions[first:]],
-            "time": list(series.times[first:]),
-            "environment": list(series.environments[first:]),
-        },
-        "levels": {
-            "x0": [max(first, start) - 0.5 for start, end, _ in one.levels() if end > first],
-            "x1": [end - 0.5 for _, end, _ in one.levels() if end > first],
-            "y": [level for _, end, level in one.levels() if end > first],
-        },
-        "changes": {
-            "x": [shift.index - 0.5 for shift in changes] + [at - 0.5 for at in quiet],
-            "kind": [shift.kind for shift in changes]
-            + ["new environment, same level"] * len(quiet),
-            "change": [show_change(shift.change) for shift in changes] + [""] * len(quiet),
-            "color": [tones[shift.kind] for shift in changes] + ["#d9d2e9"] * len(quiet),
-        },
-    }
-
-
-def _ends(ends: NDArray[np.float64], values: NDArray[np.float64], first: int) -> list[float]:
-    found = np.where(np.isfinite(ends), ends, values)[first:]
-    return [float(one) for one in found]
-
-
 @dataclass(frozen=True, kw_only=True, slots=True)
 class SeriesTile:
-    """One small multiple."""
+    """A series on the page: folded as a small multiple, and open as a plot."""
 
+    id: str
     key: str
     title: str
     device: str
@@ -210,48 +110,85 @@ class SeriesTile:
     words: str
     tone: str
     points: str
+    """Paths in a box of 100 by 100, as those of the plot."""
     path: str
     marks: tuple[tuple[float, str], ...]
-    width: int = _WIDTH
-    height: int = _HEIGHT
+    count: int
+    plot: Plot
 
 
-def _tile(one: AnalysedSeries) -> SeriesTile:
+def _tile(one: AnalysedSeries, names: Mapping[tuple[str, int], str]) -> SeriesTile:
+    """Draw a series; `names` has the incident of each of its regressions."""
     series = one.series
-    values = series.values[-MOST_POINTS:]
-    first = len(series.values) - len(values)
-    # Spikes would flatten everything else: the scale leaves out the most extreme.
-    low, high = (float(v) for v in np.quantile(values, (0.04, 0.96)))
-    levels = [level for _, _, level in one.levels()]
-    scale = around([low, high, *levels], log=False)
-    across = Scale(low=first - 0.5, high=len(series.values) - 0.5)
-
-    def place(x: float, y: float) -> str:
-        up = min(max(100 - scale.percent(y), 0.0), 100.0)
-        return f"{across.percent(x) * _WIDTH / 100:.1f} {up * _HEIGHT / 100:.1f}"
-
-    dots = " ".join(f"M{place(first + at, float(y))}h0" for at, y in enumerate(values))
-    steps = " ".join(
-        f"M{place(max(first, start) - 0.5, y)}L{place(end - 0.5, y)}"
-        for start, end, y in one.levels()
+    first = max(0, len(series.values) - MOST_POINTS)
+    values = series.values[first:]
+    levels = [
+        (max(first, start) - 0.5, end - 0.5, level)
+        for start, end, level in one.levels()
         if end > first
-    )
+    ]
+    shifts = [shift for shift in one.shifts if shift.index >= first]
+    # Spikes would flatten everything else: the folded scale leaves out the most extreme.
+    low, high = (float(v) for v in np.quantile(values, (0.04, 0.96)))
+    scale = around([low, high, *(level for *_, level in levels)])
+    across = Scale(low=first - 0.5, high=len(series.values) - 0.5)
     newest = one.shifts[-1] if one.shifts else None
     return SeriesTile(
+        id=_anchor(series.key),
         key=series.key,
         title=f"{series.benchmark} · {series.metric}",
         device=series.device,
-        level=show_value(levels[-1], series.unit),
+        level=show_value(levels[-1][-1], series.unit),
         words="" if newest is None else f"{newest.kind} {show_change(newest.change)}",
         tone="regression" if one.regressed else newest.kind if newest else "quiet",
-        points=dots,
-        path=steps,
-        marks=tuple(
-            (across.percent(shift.index - 0.5) * _WIDTH / 100, shift.kind)
-            for shift in one.shifts
-            if shift.index >= first
+        points=dots(
+            (across.percent(at), 100 - scale.percent(value))
+            for at, value in enumerate(values, first)
+        ),
+        path="".join(line_path(((a, y), (b, y)), across, scale) for a, b, y in levels),
+        marks=tuple((across.percent(shift.index - 0.5), shift.kind) for shift in shifts),
+        count=len(values),
+        plot=points_plot(
+            [_point(series, at) for at in range(first, len(series.values))],
+            levels=levels,
+            marks=_marks(one, shifts, first, names),
+            x_title="results, the oldest first",
+            y_title=series.unit,
+            show=lambda value: f"{value:.4g}",
         ),
     )
+
+
+def _point(series: HistorySeries, at: int) -> PlotPoint:
+    value, low, high = (float(ends[at]) for ends in (series.values, series.lows, series.highs))
+    known = math.isfinite(low) and math.isfinite(high)
+    span = f" [{low:.6g}, {high:.6g}]" if known else ""
+    said = (short_revision(series.revisions[at]), series.times[at], series.environments[at])
+    return PlotPoint(
+        at=at,
+        value=value,
+        title="\n".join([f"{value:.6g} {series.unit}{span}", *filter(None, said)]),
+        low=low if known else None,
+        high=high if known else None,
+    )
+
+
+def _marks(
+    one: AnalysedSeries, shifts: Sequence[Shift], first: int, names: Mapping[tuple[str, int], str]
+) -> Iterator[tuple[float, str, str]]:
+    """Yield where the level or the environment changed: place, look, and what a reader hovers."""
+    for shift in shifts:
+        incident = names.get((one.series.key, shift.index), "")
+        said = f"{shift.kind} {show_change(shift.change)}"
+        yield shift.index - 0.5, shift.kind, said + (f", incident {incident}" if incident else "")
+    known = {shift.index for shift in shifts}
+    for at in one.new_environments:
+        if at >= first and at not in known:
+            yield at - 0.5, "", "new environment, same level"
+
+
+def _anchor(key: str) -> str:
+    return f"series-{hashlib.sha256(key.encode()).hexdigest()[:12]}"
 
 
 def _commit(one: Incident) -> m.Inline:
@@ -267,9 +204,12 @@ def _worst(one: Incident) -> str:
 
 
 def _keys(one: Incident) -> m.Inline:
-    """Return the series of an incident, each a button that shows it."""
-    button = Markup('<button class="link" data-key="{0}">{0}</button> {1}<br>')
-    shown = [button.format(each.key, show_change(each.shift.change)) for each in one.series]
+    """Return the series of an incident, each a link that opens it."""
+    link = Markup('<a href="#{}">{}</a> {}<br>')
+    shown = [
+        link.format(_anchor(each.key), each.key, show_change(each.shift.change))
+        for each in one.series
+    ]
     more = len(shown) - MOST_KEYS
     return m.Span(Markup("").join(shown[:MOST_KEYS]) + (f"and {more} more" if more > 0 else ""))
 
