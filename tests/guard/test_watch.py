@@ -12,6 +12,7 @@ from commands_guard import mistake
 from history_rows import noisy, rows
 from noisy_repository import git, make_repository
 
+from ratchet.base.measure import Ratio
 from ratchet.cli import main
 from ratchet.guard.history.formats import write_results
 from ratchet.guard.history.series import gather
@@ -169,15 +170,13 @@ def _report() -> WatchReport:
         why="",
         base=0.1,
         head=0.2,
-        worse=1.0,
-        low=0.9,
-        high=1.1,
+        ratio=Ratio(ratio=1 / 2.0, low=1 / 2.1, high=1 / 1.9),
         runs=20,
         time_s=3.0,
     )
     failed = replace(slower, name="f", answer="failed", why="it exited with 1: *boom*")
     quiet = replace(slower, name="q", answer="not slower")
-    missing = replace(slower, name="m", answer="no baseline", worse=None)
+    missing = replace(slower, name="m", answer="no baseline", ratio=None)
     return WatchReport(
         base="1" * 40,
         head="2" * 40,
@@ -193,7 +192,7 @@ def _report() -> WatchReport:
 def test_junit_is_as_its_readers_want_it(advisory: bool) -> None:
     etree = pytest.importorskip("lxml.etree", reason="lxml reads XML schemas")
     schema = etree.XMLSchema(etree.parse(str(Path(__file__).parent / "junit.xsd")))
-    document = etree.fromstring(junit_xml(replace(_report(), advisory=advisory)).encode())
+    document = etree.fromstring(junit_xml(replace(_report(), advisory=advisory)))
     schema.assertValid(document)
     kinds = [child.tag for child in document.iter("failure", "error", "skipped")]
     assert kinds == (["skipped"] * 3 if advisory else ["failure", "error", "skipped"])

@@ -97,6 +97,6 @@ def watch(
     if markdown is not None:
         files.write_whole(markdown, markdown_comment(report).encode())
     if junit is not None:
-        files.write_whole(junit, junit_xml(report).encode())
+        files.write_whole(junit, junit_xml(report))
     show(as_json, report.as_json(), lambda: watch_report(report))
     raise typer.Exit(int(report.red))

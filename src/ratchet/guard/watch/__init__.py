@@ -5,7 +5,6 @@ from __future__ import annotations
 import re
 from collections import Counter
 from pathlib import Path
-from xml.etree import ElementTree
 
 from ratchet.base import git, scratch
 from ratchet.base.devices.probe import probe
@@ -14,6 +13,7 @@ from ratchet.base.ledger import Ledger
 from ratchet.base.ledger.books import Observation, ObservationBook
 from ratchet.base.ledger.connect import utc_now
 from ratchet.base.show import model as m
+from ratchet.base.show.junit import Case, Found, Kind, junit
 from ratchet.base.show.words import show_change, show_value
 from ratchet.guard.command import Checkouts
 from ratchet.guard.history.csv_file import ImportDefaults
@@ -22,6 +22,7 @@ from ratchet.guard.history.series import gather
 from ratchet.guard.history.show import short_revision
 from ratchet.guard.watch.suite import (
     OnRun,
+    WatchAnswer,
     WatchedResult,
     WatchLimits,
     WatchReport,
@@ -137,7 +138,7 @@ def watch_report(report: WatchReport) -> m.ResultReport:
 def headline(report: WatchReport) -> str:
     """Return the answer in a line."""
     counts = Counter(one.answer for one in report.results)
-    bad = ("slower", "failed", "no baseline", "undecided")
+    bad: tuple[WatchAnswer, ...] = ("slower", "failed", "no baseline", "undecided")
     said = ", ".join(f"{counts[answer]} {answer}" for answer in bad if counts[answer])
     ends = f"{short_revision(report.head)} against {short_revision(report.base)}"
     allowed = f"{report.margin:.2%}"
@@ -166,36 +167,28 @@ def markdown_comment(report: WatchReport) -> str:
     return "\n".join(lines) + "\n"
 
 
-def junit_xml(report: WatchReport) -> str:
-    """Return JUnit XML: slower is a failure, failed an error, the rest skipped or passed.
+def junit_xml(report: WatchReport) -> bytes:
+    """Return JUnit's XML: slower is a failure, failed an error, and without an answer is skipped.
 
     An advisory report has neither failures nor errors: they are skipped, with what was found.
     """
-    counts = {"tests": len(report.results), "failures": 0, "errors": 0, "skipped": 0}
-    suite = ElementTree.Element("testsuite", name="ratchet watch")
+    kinds: dict[WatchAnswer, Kind] = {"slower": "failure", "failed": "error"}
+    kinds |= {"no baseline": "skipped", "undecided": "skipped"}
+    cases = []
     for one in report.results:
-        case = ElementTree.SubElement(
-            suite,
-            "testcase",
-            classname="ratchet.watch",
-            name=_xml(one.name),
-            time=f"{one.time_s:.3f}",
-        )
-        kind = {"slower": "failure", "failed": "error"}.get(one.answer, "skipped")
-        if report.advisory:
-            kind = "skipped"
         said = ": ".join(part for part in (one.answer, _change(one), one.why) if part)
-        if one.answer in ("slower", "failed", "no baseline", "undecided"):
-            counts[{"failure": "failures", "error": "errors", "skipped": "skipped"}[kind]] += 1
-            ElementTree.SubElement(case, kind, message=_xml(said))
-        ElementTree.SubElement(case, "system-out").text = _xml(" | ".join(_row(one)))
-    total = sum(one.time_s for one in report.results)
-    figures = {name: str(count) for name, count in counts.items()} | {"time": f"{total:.3f}"}
-    suite.attrib.update(figures)
-    root = ElementTree.Element("testsuites", {"name": "ratchet watch", **figures})
-    root.append(suite)
-    ElementTree.indent(root)
-    return f'<?xml version="1.0" encoding="UTF-8"?>\n{ElementTree.tostring(root, "unicode")}\n'
+        kind = kinds.get(one.answer)
+        found = Found(kind="skipped" if report.advisory else kind, message=said) if kind else None
+        cases.append(
+            Case(
+                name=one.name,
+                classname="ratchet.watch",
+                found=[found] if found else [],
+                time_s=one.time_s,
+                output=" | ".join(_row(one)),
+            )
+        )
+    return junit("ratchet watch", cases)
 
 
 def _row(one: WatchedResult) -> list[str]:
@@ -203,9 +196,10 @@ def _row(one: WatchedResult) -> list[str]:
 
 
 def _change(one: WatchedResult) -> str:
-    if one.worse is None or one.low is None or one.high is None:
+    worse, low, high = one.worse
+    if worse is None or low is None or high is None:
         return ""
-    return f"{show_change(one.worse)} [{show_change(one.low)}, {show_change(one.high)}]"
+    return f"{show_change(worse)} [{show_change(low)}, {show_change(high)}]"
 
 
 def _plain(text: str) -> str:
@@ -220,8 +214,3 @@ def _plain(text: str) -> str:
     ):
         text = text.replace(mark, entity)
     return re.sub(r"([`*_\[\]])", r"\\\1", text)
-
-
-def _xml(text: str) -> str:
-    """Replace what XML 1.0 does not allow."""
-    return re.sub(r"[^\t\n\r\x20-\ud7ff\ue000-\ufffd\U00010000-\U0010ffff]", "?", text)

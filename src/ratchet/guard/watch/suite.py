@@ -8,7 +8,7 @@ import sys
 import time
 import tomllib
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import asdict, dataclass, replace
+from dataclasses import dataclass, fields, replace
 from pathlib import Path
 from typing import Annotated, Any, Literal
 
@@ -18,9 +18,9 @@ from msgspec import Meta
 
 from ratchet.base.errors import WatchError
 from ratchet.base.ledger.books import Better
-from ratchet.base.measure import ArmLeft, Timing, noise_of
+from ratchet.base.measure import ArmLeft, Ratio, Timing, noise_of
 from ratchet.base.measure.contest import confidence_of
-from ratchet.base.measure.estimate import interval, t_quantile
+from ratchet.base.measure.estimate import finite_exp, interval, t_quantile
 from ratchet.base.measure.rounds import run_rounds
 from ratchet.base.show.words import parse_share
 from ratchet.guard.command import Checkouts, MeasuredCommand
@@ -140,13 +140,31 @@ class WatchedResult:
     base: float | None = None
     """Median of the base."""
     head: float | None = None
-    worse: float | None = None
-    """Loss of the head: 0.02 is 2 % slower, or 2 % less where higher is better."""
-    low: float | None = None
-    high: float | None = None
+    ratio: Ratio | None = None
     runs: int = 0
     """Pairs, or runs of the head against a history."""
     time_s: float = 0.0
+
+    @property
+    def worse(self) -> tuple[float, float, float] | tuple[None, None, None]:
+        """Return the loss of the head with its interval: 0.02 is 2 % slower.
+
+        Where higher is better, it is about 2 % less.
+        """
+        if self.ratio is None:
+            return None, None, None
+        return 1 / self.ratio.ratio - 1, 1 / self.ratio.high - 1, 1 / self.ratio.low - 1
+
+    def as_json(self) -> dict[str, object]:
+        worse, low, high = self.worse
+        return {
+            **{name: getattr(self, name) for name in ("name", "unit", "better", "answer", "why")},
+            "base": self.base,
+            "head": self.head,
+            **{"worse": worse, "low": low, "high": high},
+            "runs": self.runs,
+            "time_s": self.time_s,
+        }
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -169,7 +187,8 @@ class WatchReport:
         return bad and not self.advisory
 
     def as_json(self) -> dict[str, object]:
-        return {**asdict(self), "red": self.red}
+        own = {one.name: getattr(self, one.name) for one in fields(self)}
+        return {**own, "results": [one.as_json() for one in self.results], "red": self.red}
 
 
 LEAST_HISTORY = 5
@@ -342,24 +361,30 @@ def _answered(
     reach: float,
 ) -> WatchedResult:
     """Answer from the change's logarithm, and how far its interval reaches on each side."""
-    sign = 1 if one.better == "lower" else -1
-    worse, low, high = (
-        math.expm1(min(sign * change + step, 700.0)) for step in (0.0, -reach, reach)
-    )
+    better = -change if one.better == "lower" else change
+    middle, low, high = (finite_exp(better + step) for step in (0.0, -reach, reach))
     answer: WatchAnswer
-    margin, why = suite.margin, ""
-    if low > margin:
+    limit, why = 1 / (1 + suite.margin), ""
+    if high < limit:
         answer = "slower"
-    elif high < 0:
+    elif low > 1:
         answer = "faster"
-    elif high <= margin:
+    elif low >= limit:
         answer = "not slower"
     else:
         answer = "undecided"
-        noise = noise_of(1 + low, 1 + high, None)
-        why = f"{noise or f'the interval holds what is allowed ({100 * margin:.3g}%)'}: add pairs"
-    figures = {"base": base, "head": float(np.median(head)), "worse": worse}
-    return _result(one, answer, why, **figures, low=low, high=high, runs=len(head))
+        cause = noise_of(low, high, None)
+        cause = cause or f"the interval holds what is allowed ({100 * suite.margin:.3g}%)"
+        why = f"{cause}: add pairs"
+    return _result(
+        one,
+        answer,
+        why,
+        base=base,
+        head=float(np.median(head)),
+        ratio=Ratio(ratio=middle, low=low, high=high, confidence=suite.confidence),
+        runs=len(head),
+    )
 
 
 def _newest_level(series: HistorySeries) -> list[float]:
@@ -371,5 +396,6 @@ def _newest_level(series: HistorySeries) -> list[float]:
 
 
 def _result(one: WatchedCommand, answer: WatchAnswer, why: str, **more: Any) -> WatchedResult:
-    named = {"name": one.name, "unit": one.unit, "better": one.better}
-    return WatchedResult(**named, answer=answer, why=why, **more)
+    return WatchedResult(
+        name=one.name, unit=one.unit, better=one.better, answer=answer, why=why, **more
+    )
