@@ -12,7 +12,7 @@ import commands
 import pytest
 
 from ratchet.cli import main
-from ratchet.cli.app import app
+from ratchet.cli.commands import app
 
 COMMANDS = sorted(command.name or command.callback.__name__ for command in app.registered_commands)
 

@@ -11,8 +11,8 @@ import pytest
 import typer
 
 from ratchet.cli import main
-from ratchet.cli.app import app, print_json
-from ratchet.cli.commands import commands
+from ratchet.cli.app import print_json
+from ratchet.cli.commands import app, commands
 
 
 def callbacks(group: typer.Typer, words: tuple[str, ...] = ()) -> Iterator[tuple[Any, ...]]:

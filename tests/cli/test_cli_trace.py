@@ -17,7 +17,7 @@ from torch.optim.optimizer import register_optimizer_step_post_hook
 
 from ratchet.base.errors import TraceError
 from ratchet.cli import main
-from ratchet.cli.app import app
+from ratchet.cli.commands import app
 from ratchet.trace.compare import check
 from ratchet.trace.record import CommandFailed, Schedule
 from ratchet.train.workloads.run_steps import main as run_steps

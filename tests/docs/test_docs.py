@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from ratchet.cli.app import app
+from ratchet.cli.commands import app
 from ratchet.judge.kernels.library import LIBRARY
 from ratchet.scale.parallel.levers import LEVERS as RANK_LEVERS
 from ratchet.train.levers import LEVERS

@@ -1,6 +1,5 @@
 """All commands: importing a file adds its commands to the app."""
 
-# ruff: noqa: F401
 from __future__ import annotations
 
 import functools
@@ -9,16 +8,39 @@ from typing import Any
 
 import typer
 
+from ratchet.cli import (  # noqa: F401
+    amd,
+    bench,
+    bisect,
+    compare,
+    export,
+    history,
+    judge,
+    knowledge,
+    learn,
+    memory,
+    optimize,
+    plan,
+    ranks,
+    sweep,
+    trace,
+    watch,
+    write,
+)
 from ratchet.cli.app import app
+
+__all__ = ["app", "commands"]
 
 GROUP = "ratchet.commands"
 """Entry points of other packages: modules that add commands to `app` when they are imported."""
+
+for other in entry_points(group=GROUP):
+    other.load()
 
 
 @functools.cache
 def commands() -> Any:
     """Return the app as click's command; a process that runs several builds it once."""
-    _register()
     _show_no_type_of_flags()
     return typer.main.get_command(app)
 
@@ -29,29 +51,3 @@ def _show_no_type_of_flags() -> None:
     shown = getattr(option, "display_type_rich", None)
     if shown is not None:
         option.display_type_rich = lambda self, ctx: None if self.is_flag else shown(self, ctx)
-
-
-def _register() -> None:
-    """Add the commands to the app by importing their files."""
-    from ratchet.cli import (
-        amd,
-        bench,
-        bisect,
-        compare,
-        export,
-        history,
-        judge,
-        knowledge,
-        learn,
-        memory,
-        optimize,
-        plan,
-        ranks,
-        sweep,
-        trace,
-        watch,
-        write,
-    )
-
-    for other in entry_points(group=GROUP):
-        other.load()

@@ -1,4 +1,4 @@
-"""How long the judge looks at each kernel: screenings, verdicts, and when to stop."""
+"""The effort spent on each kernel: screenings, verdicts, and when to stop."""
 
 from __future__ import annotations
 

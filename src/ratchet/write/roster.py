@@ -73,7 +73,7 @@ class Setting:
     device: Device
     """The GPU that Triton's kernels run on, or the machine's cores."""
     argument: str = ""
-    """What follows the colon of an author's name: the folder in `policy:FOLDER`."""
+    """The text after the colon of an author's name: the folder in `policy:FOLDER`."""
 
 
 Maker = Callable[[Setting], Author]

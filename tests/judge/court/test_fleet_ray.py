@@ -23,8 +23,7 @@ from typer.testing import CliRunner
 
 from ratchet.base.errors import DeviceError, JudgeError, LedgerError
 from ratchet.base.ledger import Ledger, schema
-from ratchet.cli.app import app
-from ratchet.cli.commands import commands
+from ratchet.cli.commands import app
 from ratchet.judge.court import ray_cluster
 from ratchet.judge.court.court import open_court
 
@@ -185,7 +184,6 @@ def refused(*words: str, ledger: str = NOWHERE) -> str:
 
 @pytest.mark.parametrize("given", ["roy", "ray://", "ray://host:99999", "ray://me@host:1", ""])
 def test_an_unknown_fleet_is_one_line(given: str) -> None:
-    commands()
     found = CliRunner().invoke(app, ["write", "softmax", "--fleet", given])
     assert "use local, ray or ray://HOST:PORT" in str(found.exception)
 

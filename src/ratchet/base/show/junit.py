@@ -14,7 +14,7 @@ from xml.etree import ElementTree
 Kind = Literal["failure", "error", "skipped"]
 _COUNTS = {"failure": "failures", "error": "errors", "skipped": "skipped"}
 _FORBIDDEN = re.compile("[^\t\n\r\u0020-\ud7ff\ue000-\ufffd\U00010000-\U0010ffff]")
-"""What is no character of XML 1.0 (section 2.2), in no form: a control character, a surrogate."""
+"""Characters that XML 1.0 (section 2.2) has in no form: a control character, a surrogate."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)

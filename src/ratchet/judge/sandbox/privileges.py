@@ -1,4 +1,4 @@
-"""What a process may do, and as whom: uids, capabilities, and namespaces for a zygote's fork.
+"""The rights of a process: uids, capabilities, and namespaces for a zygote's fork.
 
 A candidate runs under a fresh uid if the judge may set one, else under the judge's own.
 """

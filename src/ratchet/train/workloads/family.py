@@ -1,4 +1,4 @@
-"""What a built-in model family describes, and batches of token windows."""
+"""The description of a built-in model family, and batches of token windows."""
 
 from __future__ import annotations
 

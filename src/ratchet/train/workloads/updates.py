@@ -1,4 +1,4 @@
-"""How an optimizer updates: torch's fused and foreach forms, and updates during backward."""
+"""Updates by an optimizer: torch's fused and foreach forms, and updates during backward."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What a prompt says of its problem and machine: card, reference, device, profiles, passages.
+"""The facts in a prompt, of its problem and machine: card, reference, device, profiles, passages.
 
 A problem's own file is code of its user: its card is made in a process of its own.
 """

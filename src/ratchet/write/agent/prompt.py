@@ -1,4 +1,4 @@
-"""What a model reads and what it answers: prompts from templates, and the code in a reply.
+"""The texts that a model reads and answers: prompts from templates, and the code in a reply.
 
 A template for each language; the hash of its files is its version.
 """

@@ -1,4 +1,4 @@
-"""What runs together beyond one loop nest: stages for each element of a batch, and epilogues."""
+"""Code beyond one loop nest: stages for each element of a batch, and epilogues."""
 
 from __future__ import annotations
 
