@@ -34,14 +34,18 @@ if TYPE_CHECKING:
     from tree_sitter import Node
 
 
-# Take the GPU's part out of a text: what a compiler without torch's headers can compile.
-#
-# Functions of the host are blanked, at the same lines; templates of kernels are named with the
-# types that their launches give, so that they are compiled too.
+# A compiler without torch's headers can compile the GPU's part of a text alone. Functions of the
+# host are blanked, at the same lines; templates of kernels are named with the types that their
+# launches give, so that they are compiled too.
 
 OF_HOST: Final = re.compile(
     r"torch/|ATen/|c10/|pybind11/|Python\.h|c10d/|gtest|hip/hip_runtime_api|rccl|nccl|hipblas|hipfft|"
     r"hipsparse|hipsolver|hiprand/hiprand\.h|miopen|roctracer|rocm_smi|iostream|chrono|thread$|nvToolsExt"
+)
+HOST_TYPE: Final = re.compile(r"\b(torch|at|c10|std::(vector|string|mutex|map))\b")
+HOST_STATEMENT: Final = re.compile(
+    r"\s*(TORCH_LIBRARY|PYBIND11|using namespace (torch|at)\b|using (torch|at)::|"
+    r"using std::(c(out|err|in|log)|endl|flush|[io]?stream|chrono|thread)\b)"
 )
 DISPATCHED: Final = "float"
 """The type for which torch's dispatch macros are compiled."""
@@ -65,7 +69,9 @@ def _of_host(tree: CudaTree) -> Iterator[tuple[int, int]]:
         if OF_HOST.match(path):
             yield tree.text.rfind(b"\n", 0, node.start_byte) + 1, node.end_byte
     for node in _top(tree.root):
-        inner = _inside(node)
+        inner = node
+        while inner.type == "template_declaration" and inner.named_children:
+            inner = inner.named_children[-1]
         if inner.type == "function_definition":
             if not re.search(r"__(global|device)__", tree.head(inner)):
                 yield node.start_byte, node.end_byte
@@ -88,27 +94,12 @@ def _top(node: Node) -> Iterator[Node]:
             yield one
 
 
-def _inside(node: Node) -> Node:
-    while node.type == "template_declaration" and node.named_children:
-        node = node.named_children[-1]
-    return node
-
-
 def _is_of_host(tree: CudaTree, node: Node) -> bool:
     said = tree.said(node)
     if node.type == "declaration":
-        return re.search(
-            r"\b(torch|at|c10|std::(vector|string|mutex|map))\b", said
-        ) is not None and ("__device__" not in said)
+        return HOST_TYPE.search(said) is not None and "__device__" not in said
     if node.type in ("expression_statement", "using_declaration"):
-        return (
-            re.match(
-                r"\s*(TORCH_LIBRARY|PYBIND11|using namespace (torch|at)\b|using (torch|at)::|"
-                r"using std::(c(out|err|in|log)|endl|flush|[io]?stream|chrono|thread)\b)",
-                said,
-            )
-            is not None
-        )
+        return HOST_STATEMENT.match(said) is not None
     return node.type == "ERROR" and not any(one in said for one in tree.kernel_macros)
 
 
@@ -117,8 +108,7 @@ def _instances(tree: CudaTree) -> Iterator[str]:
     seen = set()
     kernels = {_name(tree, one) for one in tree.functions if "__global__" in tree.head(one)}
     for call in tree.launches:
-        function = call.node.child_by_field_name("function")
-        said = " ".join(tree.said(function).split()) if function is not None else ""
+        said = " ".join(tree.said(call.function).split())
         if "<" not in said or call.name not in kernels or _is_of_parameters(tree, call.at, said):
             continue
         said = re.sub(r"\b(scalar_t|opmath_t|acc_t|accscalar_t|T|type)\b", DISPATCHED, said)
@@ -137,8 +127,7 @@ def _is_of_parameters(tree: CudaTree, at: int, said: str) -> bool:
 
 
 def _name(tree: CudaTree, function: Node) -> str:
-    made = function.child_by_field_name("declarator")
-    said = tree.said(made).partition("(")[0] if made is not None else ""
+    said = tree.said(function, "declarator").partition("(")[0]
     return said.strip().rpartition("::")[2]
 
 
@@ -181,16 +170,14 @@ def compile_clean(
     chosen = [one for one in scanned if one.has_kernels and is_clean(one)]
     if not chosen:
         return []
-    if why := why_not():
-        return [_not(one.found.name, target, why) for one in chosen for target in targets]
-    texts, of = _texts(scanned, chosen)
-    asked = DeviceTexts(texts=texts, units=tuple(of), targets=tuple(targets))
-    try:
-        builds = _checked(asked)
-    except (ChildFailure, JudgeError, KernelError) as error:
-        why = f"the compiler's process: {error}"
-        return [_not(one.found.name, target, why) for one in chosen for target in targets]
-    return [_compilation(of[one.unit], one) for one in builds]
+    if not (why := why_not()):
+        texts, of = _texts(scanned, chosen)
+        asked = DeviceTexts(texts=texts, units=tuple(of), targets=tuple(targets))
+        try:
+            return [_compilation(of[one.unit], one) for one in _checked(asked)]
+        except (ChildFailure, JudgeError, KernelError) as error:
+            why = f"the compiler's process: {error}"
+    return [_not(one.found.name, target, why) for one in chosen for target in targets]
 
 
 def _checked(texts: DeviceTexts) -> list[DeviceBuild]:
@@ -224,34 +211,27 @@ def hip_texts(scanned: Iterable[ScannedFile]) -> Iterator[tuple[str, bytes]]:
 
 
 def _as_hip(text: bytes, name: str) -> bytes:
-    try:
+    with contextlib.suppress(RatchetError):
         return hipified(text, name)
-    except RatchetError:
-        return text
+    return text
 
 
 def _texts(
     scanned: Sequence[ScannedFile], chosen: Sequence[ScannedFile]
 ) -> tuple[dict[str, str], dict[str, str]]:
     """Return the GPU's part of all texts as HIP, and of those with kernels the file they are of."""
-    names = {one.found.name for one in chosen}
-    texts, units = _plain_headers(scanned), {}
+    names, units = {one.found.name for one in chosen}, {}
+    texts = {  # headers that no rule reads, since they say nothing of CUDA
+        one.name: one.path.read_text(errors="replace")
+        for one in (one.found for one in scanned)
+        if one.kind is None and not one.skipped and one.path.suffix in HEADER_SUFFIXES
+    }
     for name, text in hip_texts(scanned):
         texts[name] = device_code(text).decode(errors="replace")
         of = name if name in names else name.rsplit(".", 2)[0]
         if of in names and b"__global__" in text:
             units[name] = of
     return texts, units
-
-
-def _plain_headers(scanned: Sequence[ScannedFile]) -> dict[str, str]:
-    """Return the headers of the tree that no rule reads: they say nothing of CUDA."""
-    found = (one.found for one in scanned)
-    return {
-        one.name: one.path.read_text(errors="replace")
-        for one in found
-        if one.kind is None and not one.skipped and one.path.suffix in HEADER_SUFFIXES
-    }
 
 
 def _not(file: str, target: str, why: str) -> Compilation:
@@ -277,15 +257,10 @@ def _compilation(name: str, built: DeviceBuild) -> Compilation:
         return _not(name, target, "its GPU code uses torch's headers; --prove compiles with them")
     if missing := MISSING.search(said):
         return _not(name, target, f"the header {missing[1]} is not on this machine")
-    why = _first_error(said)
+    why = (re.findall(".*error:.*", said) or said.splitlines())[0][:300]
     if name.endswith(HEADER_SUFFIXES):  # it may need what stands before it where it is included
         return _not(name, target, f"a header, and alone it does not compile: {why}")
     return Compilation(file=name, target=target, status="failed", why=why)
-
-
-def _first_error(text: str) -> str:
-    lines = [line for line in text.splitlines() if "error:" in line] or text.splitlines()
-    return lines[0][:300]
 
 
 def by_file(compiled: Iterable[Compilation]) -> Mapping[str, list[Compilation]]:

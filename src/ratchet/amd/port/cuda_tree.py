@@ -15,6 +15,7 @@ from functools import cache, cached_property
 from typing import TYPE_CHECKING, Final
 
 from ratchet.amd.port.preprocessor import evaluated, left_out, written_for_rocm
+from ratchet.amd.port.rule import Edit, inserted
 from ratchet.base.errors import PortError
 
 if TYPE_CHECKING:
@@ -84,6 +85,11 @@ class Called:
     def at(self) -> int:
         """The byte at which the call begins."""
         return self.node.start_byte
+
+    @property
+    def function(self) -> Node | None:
+        """The expression that is called."""
+        return self.node.child_by_field_name("function")
 
 
 class CudaTree:
@@ -169,7 +175,12 @@ class CudaTree:
     def _for_rocm(self) -> list[tuple[int, int]]:
         return written_for_rocm(self._nodes["condition"])
 
-    def said(self, node: Node) -> str:
+    def said(self, node: Node | None, field: str = "") -> str:
+        """Return the text of a node, or of one of its fields; "" if there is none."""
+        if node is not None and field:
+            node = node.child_by_field_name(field)
+        if node is None:
+            return ""
         return self.text[node.start_byte : node.end_byte].decode(errors="replace")
 
     @cached_property
@@ -177,25 +188,17 @@ class CudaTree:
         """The calls by the last part of their names."""
         found: dict[str, list[Called]] = defaultdict(list)
         for node in self.nodes("call"):
-            call = self._call(node)
-            found[call.name].append(call)
+            launch = next((one for one in node.children if one.type == "kernel_call_syntax"), None)
+            name = last_name(self.said(node, "function"))
+            arguments = listed(node.child_by_field_name("arguments"))
+            call = Called(name=name, arguments=arguments, node=node, launch=listed(launch))
+            found[name].append(call)
         return found
 
     def calls_of(self, *names: str) -> Iterator[Called]:
         """Yield the calls of functions."""
         for name in names:
             yield from self.calls.get(name, ())
-
-    def _call(self, node: Node) -> Called:
-        function = node.child_by_field_name("function")
-        listed = node.child_by_field_name("arguments")
-        launch = next((one for one in node.children if one.type == "kernel_call_syntax"), None)
-        return Called(
-            name=last_name(self.said(function)) if function is not None else "",
-            arguments=_listed(listed),
-            node=node,
-            launch=_listed(launch),
-        )
 
     @cached_property
     def launches(self) -> list[Called]:
@@ -223,10 +226,7 @@ class CudaTree:
     @cached_property
     def constants(self) -> dict[str, int]:
         """The integer constants of this text, over those of the repository."""
-        found = dict(self._outer)
-        for name, value in self.own_constants():
-            found[name] = value
-        return found
+        return self._outer | dict(self.own_constants())
 
     def own_constants(self) -> Iterator[tuple[str, int]]:
         """Yield the constants that this text defines: macros, constexpr, const, enumerators."""
@@ -238,23 +238,17 @@ class CudaTree:
                 yield name, value
 
     def _definitions(self) -> Iterator[tuple[str, str]]:
-        for kind in ("define", "enumerator"):
-            for node in self.nodes(kind):
-                name, value = node.child_by_field_name("name"), node.child_by_field_name("value")
-                if name is not None and value is not None:
-                    yield self.said(name), self.said(value)
+        made = [*self.nodes("define"), *self.nodes("enumerator")]
+        names = ["name"] * len(made)
         for node in self.nodes("declaration"):
-            words = [self.said(one) for one in node.children if one.type == "type_qualifier"]
-            made = node.child_by_field_name("declarator")
-            if (
-                made is None
-                or made.type != "init_declarator"
-                or not {"const", "constexpr"} & {*words}
-            ):
-                continue
-            name, value = made.child_by_field_name("declarator"), made.child_by_field_name("value")
-            if name is not None and value is not None:
-                yield self.said(name), self.said(value)
+            words = {self.said(one) for one in node.children if one.type == "type_qualifier"}
+            given = node.child_by_field_name("declarator")
+            if given and given.type == "init_declarator" and words & {"const", "constexpr"}:
+                made.append(given)
+                names.append("declarator")
+        for node, name in zip(made, names, strict=True):
+            if (said := self.said(node, name)) and (value := self.said(node, "value")):
+                yield said, value
 
     def value(self, node: Node | str) -> int | None:
         """Return an expression's value, if it is an integer constant."""
@@ -275,31 +269,33 @@ class CudaTree:
         around = self.functions[max(0, index - 4) : index]
         return next((node for node in reversed(around) if node.end_byte > at), None)
 
+    @property
+    def has_kernels(self) -> bool:
+        """True if the text, or a macro in it, defines a kernel."""
+        made = any("__global__" in self.head(one) for one in self.functions)
+        return made or bool(self.kernel_macros)
+
     @cached_property
     def kernel_macros(self) -> tuple[str, ...]:
+        """The names of the macros that define kernels."""
         made = (*self.nodes("macro"), *self.nodes("define"))
-        named = ((one.child_by_field_name("name"), self.said(one)) for one in made)
-        return tuple(self.said(name) for name, said in named if name and "__global__" in said)
+        return tuple(self.said(one, "name") for one in made if "__global__" in self.said(one))
 
     @cached_property
     def own(self) -> frozenset[str]:
         """The functions and macros that the text, or a header of the repository, defines."""
-        made = (one.child_by_field_name("declarator") for one in self.functions)
-        heads = (self.said(one).partition("(")[0] for one in made if one is not None)
-        defined = (*self.nodes("macro"), *self.nodes("define"))
-        macros = (one.child_by_field_name("name") for one in defined)
-        names = {self.said(one) for one in macros if one is not None}
-        return self._own | names | {last_name(one).lstrip("*& ") for one in heads}
+        heads = (self.said(one, "declarator").partition("(")[0] for one in self.functions)
+        macros = (*self.nodes("macro"), *self.nodes("define"))
+        names = {self.said(one, "name") for one in macros}
+        return self._own | names | {last_name(one).lstrip("*& ") for one in heads} - {""}
 
     @cached_property
     def declared(self) -> frozenset[str]:
         """The variables, parameters, fields, types and functions that the text declares."""
         nodes = (*self.nodes("declaration"), *self.nodes("parameter"), *self.nodes("typedef"))
         made = (one for node in nodes for one in node.children_by_field_name("declarator"))
-        types = (one.child_by_field_name("name") for one in self.nodes("type"))
-        words = [self.said(_innermost(one)) for one in made]
-        words += [self.said(one) for one in types if one is not None]
-        return frozenset(words)
+        types = (self.said(one, "name") for one in self.nodes("type"))
+        return frozenset((*(self.said(_innermost(one)) for one in made), *types))
 
     def positions(self, word: str) -> Iterator[int]:
         """Yield where a word stands that may be an attribute; comments and strings do not count."""
@@ -327,13 +323,22 @@ class CudaTree:
         return self.head(function).lstrip().startswith("#")
 
 
+def replaced(node: Node, text: str) -> Edit:
+    return Edit(start=node.start_byte, end=node.end_byte, text=text)
+
+
+def around(node: Node, before: str, after: str) -> tuple[Edit, Edit]:
+    """Return what puts a text before and after a node, which other edits may still change."""
+    return inserted(node.start_byte, before), inserted(node.end_byte, after)
+
+
 def last_name(text: str) -> str:
     """Return the last part of a called name, without template arguments: `a::b<3>` is `b`."""
     text = text.partition("<")[0] if "<" in text else text
     return re.split(r"::|\.|->", text)[-1].strip()
 
 
-def _listed(node: Node | None) -> tuple[Node, ...]:
+def listed(node: Node | None) -> tuple[Node, ...]:
     if node is None:
         return ()
     return tuple(one for one in node.named_children if one.type != "comment")

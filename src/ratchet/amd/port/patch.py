@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import re
 import tempfile
 from collections.abc import Iterable, Iterator
@@ -10,7 +11,7 @@ from pathlib import Path
 from typing import Final
 
 from ratchet.amd.port.python_tree import PythonTree
-from ratchet.amd.port.rule import CodeText, Edit
+from ratchet.amd.port.rule import CodeText, Edit, inserted
 from ratchet.amd.port.rules.libraries import hipified
 from ratchet.amd.port.scan import ScannedFile, scan
 from ratchet.base.errors import PortError
@@ -62,23 +63,12 @@ def new_texts(scanned: Iterable[ScannedFile]) -> dict[str, bytes]:
 
 def new_text(scanned: ScannedFile) -> bytes:
     """Return a file's text with all fixes, hipified if torch does not do that later."""
-    text = edited(scanned)
-    if renames(scanned):
-        try:
-            return hipified(text, scanned.found.name)
-        except PortError:
-            return text
+    text, found = edited(scanned), scanned.found
+    is_named = any(one.rule == "api-name" for one in scanned.findings)
+    if found.kind == "cuda" and is_named and not (scanned.for_torch or found.generated):
+        with contextlib.suppress(PortError):
+            return hipified(text, found.name)
     return text
-
-
-def renames(scanned: ScannedFile) -> bool:
-    """Return whether hipify rewrites the file itself: nobody hipifies it when it is built."""
-    return (
-        scanned.found.kind == "cuda"
-        and not scanned.for_torch
-        and not scanned.found.generated
-        and any(one.rule == "api-name" for one in scanned.findings)
-    )
 
 
 def edited(scanned: ScannedFile) -> bytes:
@@ -87,8 +77,7 @@ def edited(scanned: ScannedFile) -> bytes:
     if not any(one.edits for one in scanned.findings):
         return text
     edits = [edit for one in scanned.findings for edit in one.edits]
-    edits += _preludes(scanned)
-    return apply(text, edits)
+    return apply(text, [*edits, *_preludes(scanned)])
 
 
 def apply(text: bytes, edits: Iterable[Edit]) -> bytes:
@@ -127,8 +116,7 @@ def _preludes(scanned: ScannedFile) -> Iterator[Edit]:
 def _prelude(text: bytes, shift: int, needed: set[str]) -> Iterator[Edit]:
     missing = {name for name in needed if f"#define {name}(".encode() not in text}
     if missing:
-        at = shift + _place(text)
-        yield Edit(start=at, end=at, text=prelude(missing))
+        yield inserted(shift + _place(text), prelude(missing))
 
 
 def _place(text: bytes) -> int:
@@ -146,16 +134,12 @@ def prelude(needed: Iterable[str]) -> str:
     """Return the definitions of the macros, in the order of their names; "" for none."""
     wanted = set(needed)
     signatures = [one for one in AMD_AND_CUDA if one.partition("(")[0] in wanted]
-    return "".join(_definition(one) for one in sorted(signatures))
-
-
-def _definition(signature: str) -> str:
-    amd, cuda = AMD_AND_CUDA[signature]
-    name = signature.partition("(")[0]
-    return (
-        f"#ifndef {name}\n#ifdef __HIP_PLATFORM_AMD__\n#define {signature} {amd}\n"
-        f"#else\n#define {signature} {cuda}\n#endif\n#endif\n"
-    )
+    text = ""
+    for one in sorted(signatures):
+        amd, cuda = AMD_AND_CUDA[one]
+        text += f"#ifndef {one.partition('(')[0]}\n#ifdef __HIP_PLATFORM_AMD__\n"
+        text += f"#define {one} {amd}\n#else\n#define {one} {cuda}\n#endif\n#endif\n"
+    return text
 
 
 SIGNS: Final = ("<<<", "cuda", "__global__")

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import time
 from collections import Counter
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import Final
@@ -78,18 +78,16 @@ class PortResult:
     @property
     def left(self) -> list[PortFinding]:
         """The errors and warnings that the tree still has."""
-        return [
-            one
-            for one in self.findings
-            if one.severity != "note" and not (self.written and self._is_fixed(one))
-        ]
+        found = [one for one in self.findings if one.severity != "note"]
+        return self.by_hand(found) if self.written else found
 
-    def _is_fixed(self, finding: PortFinding) -> bool:
+    def is_fixed(self, finding: PortFinding) -> bool:
+        """Return whether the patch fixes a finding."""
         return finding.fixable or (finding.rule == "api-name" and finding.file in self.new)
 
-    def by_hand(self, findings: list[PortFinding]) -> list[PortFinding]:
-        """Return those that the patch does not fix."""
-        return [one for one in findings if one.severity != "note" and not self._is_fixed(one)]
+    def by_hand(self, findings: Iterable[PortFinding]) -> list[PortFinding]:
+        """Return the errors and warnings that the patch does not fix."""
+        return [one for one in findings if one.severity != "note" and not self.is_fixed(one)]
 
     @property
     def lines(self) -> int:
@@ -107,7 +105,7 @@ class PortResult:
             "by_hand": len(self.by_hand(self.findings)),
             "counts": dict(Counter(one.severity for one in self.findings)),
             "files": [self._file(one) for one in self.scanned],
-            "findings": [one.as_json(self._is_fixed(one)) for one in self.findings],
+            "findings": [one.as_json(self.is_fixed(one)) for one in self.findings],
             "compiled": [asdict(one) | {"executed": False} for one in self.compiled],
             "proofs": [asdict(one) for one in self.proofs],
             "outputs": list(self.outputs),
@@ -124,8 +122,8 @@ class PortResult:
             "unparsed": scanned.unparsed,
             "built_by_torch": scanned.for_torch and found.kind == "cuda",
             "readiness": self.readiness(scanned),
-            "fixed_by_patch": sum(self._is_fixed(one) for one in scanned.findings),
-            "by_hand": len(self.by_hand(list(scanned.findings))),
+            "fixed_by_patch": sum(self.is_fixed(one) for one in scanned.findings),
+            "by_hand": len(self.by_hand(scanned.findings)),
             "changed": found.name in self.new,
             "compiled": {one.target: one.status for one in compiled},
         }
@@ -134,7 +132,7 @@ class PortResult:
         """Return how far a file is: `ready`, `patched`, `by hand`, `not read`."""
         if scanned.found.skipped:
             return "not read"
-        if self.by_hand(list(scanned.findings)):
+        if self.by_hand(scanned.findings):
             return "by hand"
         return "patched" if scanned.found.name in self.new else "ready"
 

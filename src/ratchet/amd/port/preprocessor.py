@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ast
+import operator
 import re
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import TYPE_CHECKING, Final
@@ -27,15 +28,20 @@ ON_CUDA: Final = frozenset(
 """Macros that are not."""
 ON_BOTH: Final = frozenset(("__CUDACC__",))
 _OPERATORS: Final[Mapping[type[ast.operator], Callable[[int, int], int]]] = {
-    ast.Add: lambda a, b: a + b,
-    ast.Sub: lambda a, b: a - b,
-    ast.Mult: lambda a, b: a * b,
-    ast.FloorDiv: lambda a, b: a // b,
+    ast.Add: operator.add,
+    ast.Sub: operator.sub,
+    ast.Mult: operator.mul,
+    ast.FloorDiv: operator.floordiv,
     ast.LShift: lambda a, b: a << min(b, 64),
-    ast.RShift: lambda a, b: a >> b,
-    ast.BitAnd: lambda a, b: a & b,
-    ast.BitOr: lambda a, b: a | b,
-    ast.Mod: lambda a, b: a % b,
+    ast.RShift: operator.rshift,
+    ast.BitAnd: operator.and_,
+    ast.BitOr: operator.or_,
+    ast.Mod: operator.mod,
+}
+_SIGNS: Final[Mapping[type[ast.unaryop], Callable[[int], int]]] = {
+    ast.Invert: operator.invert,
+    ast.USub: operator.neg,
+    ast.UAdd: operator.pos,
 }
 SIZES: Final = {
     **dict.fromkeys(("char", "int8_t", "uint8_t", "bool", "unsigned char", "__nv_fp8_e4m3"), 1),
@@ -69,26 +75,25 @@ def _value(node: ast.expr, known: Mapping[str, int]) -> int | None:
     if isinstance(node, ast.Name):
         return known.get(node.id)
     if isinstance(node, ast.UnaryOp):
-        inner = _value(node.operand, known)
-        if inner is None or isinstance(node.op, ast.Not):
-            return None
-        return (
-            ~inner
-            if isinstance(node.op, ast.Invert)
-            else -inner
-            if isinstance(node.op, ast.USub)
-            else inner
-        )
-    if isinstance(node, ast.BinOp) and (operator := _OPERATORS.get(type(node.op))):
+        inner, sign = _value(node.operand, known), _SIGNS.get(type(node.op))
+        return None if inner is None or sign is None else sign(inner)
+    if isinstance(node, ast.BinOp) and (combine := _OPERATORS.get(type(node.op))):
         left, right = _value(node.left, known), _value(node.right, known)
-        return None if left is None or right is None else operator(left, right)
+        return None if left is None or right is None else combine(left, right)
     return None
 
 
 def left_out(conditions: Sequence[Node]) -> list[tuple[int, int]]:
     """Return the ranges of bytes that the preprocessor leaves out on ROCm, in order and apart."""
+    ranges = []
+    for text, first, other in _branches(conditions):
+        answer = holds(text)
+        if answer is False:
+            ranges.append(first)
+        elif answer is True and other is not None:
+            ranges.append(other)
     found: list[tuple[int, int]] = []
-    for start, end in sorted(_ranges(conditions)):
+    for start, end in sorted(ranges):
         if found and start <= found[-1][1]:
             found[-1] = (found[-1][0], max(end, found[-1][1]))
         else:
@@ -106,15 +111,6 @@ def written_for_rocm(conditions: Sequence[Node]) -> list[tuple[int, int]]:
         elif answers == (False, True) and other is not None:
             found.append(other)
     return found
-
-
-def _ranges(conditions: Sequence[Node]) -> Iterator[tuple[int, int]]:
-    for text, first, other in _branches(conditions):
-        answer = holds(text)
-        if answer is False:
-            yield first
-        elif answer is True and other is not None:
-            yield other
 
 
 Range = tuple[int, int]

@@ -15,6 +15,7 @@ from typing import Final
 from ratchet.amd.port.compile import is_clean
 from ratchet.amd.port.patch import edited
 from ratchet.amd.port.porting import UNTRIED, KernelProof, PortResult
+from ratchet.amd.port.rule import Severity
 from ratchet.amd.port.scan import CPP_SUFFIXES, ScannedFile
 from ratchet.base.errors import RatchetError
 from ratchet.base.files import why_not_folder
@@ -41,22 +42,14 @@ class PortedKernel:
     sources: tuple[str, ...]
     """All files of the tree that it is made of."""
 
-    def what_is_left(self, scanned: Iterable[ScannedFile]) -> str:
-        """Return the first error that the patch leaves in its sources, or ""."""
-        for one in scanned:
-            if one.found.name in self.sources and not is_clean(one):
-                found = next(e for e in one.findings if e.severity == "error" and not e.fixable)
-                return f"{found.file}:{found.line}: {found.rule} ({found.detail})"
-        return ""
-
-    def warnings_left(self, scanned: Iterable[ScannedFile]) -> list[str]:
-        """Return the warnings that the patch leaves in its sources, each with its place."""
+    def left(self, scanned: Iterable[ScannedFile], severity: Severity) -> list[str]:
+        """Return the errors or warnings that the patch leaves in its sources, with their places."""
         return [
             f"{found.file}:{found.line}: {found.rule} ({found.detail})"
             for one in scanned
-            if one.found.name in self.sources
+            if one.found.name in self.sources and not (severity == "error" and is_clean(one))
             for found in one.findings
-            if found.severity == "warning" and not found.fixable
+            if found.severity == severity and not found.fixable
         ]
 
 
@@ -147,10 +140,8 @@ def merged(sources: Sequence[str], texts: Mapping[str, str]) -> tuple[str, tuple
 def _header(path: str, asker: str, texts: Mapping[str, str]) -> str | None:
     """Return the tree's file that an include names: beside the asker, else the one it ends."""
     beside = (PurePosixPath(asker).parent / path).as_posix()
-    if beside in texts:
-        return beside
     ends = [one for one in texts if one == path or one.endswith(f"/{path.removeprefix('../')}")]
-    return ends[0] if len(ends) == 1 else None
+    return beside if beside in texts else ends[0] if len(ends) == 1 else None
 
 
 EXECUTED: Final = ("gfx942",)
@@ -186,15 +177,21 @@ def prove(
     proofs = []
     for one in ported_kernels(result.scanned):
         problem = problem_of(one, problems)
-        left = one.what_is_left(result.scanned)
+        errors, warnings = (one.left(result.scanned, how) for how in ("error", "warning"))
         for target in targets:
-            if left:
-                why = f"the patch leaves {left}"
-                proofs.append(_untried(one, target, why))
-                continue
-            say(f"{one.file}: {one.kernel.entry} on {target}")
-            proof = _proof(one, problem, court, target, time_limit_s)
-            proofs.append(_explained(proof, one.warnings_left(result.scanned)))
+            if errors:
+                status, why = UNTRIED, f"the patch leaves {errors[0]}"
+            else:
+                say(f"{one.file}: {one.kernel.entry} on {target}")
+                terms = Terms(time_limit_s=time_limit_s, target=target)
+                status, why = _judged(one, problem, court, terms)
+            if status == "wrong" and warnings:
+                why += f"; the patch leaves {'; '.join(warnings[:WARNINGS_SAID])}"
+            proofs.append(
+                KernelProof(
+                    file=one.file, entry=one.kernel.entry, target=target, status=status, why=why
+                )
+            )
     return replace(result, proofs=tuple(proofs))
 
 
@@ -213,36 +210,15 @@ def _names(ported: PortedKernel) -> Iterator[str]:
     yield PurePosixPath(ported.file).stem
 
 
-def _explained(proof: KernelProof, warnings: Sequence[str]) -> KernelProof:
-    """Return the proof of a wrong kernel with the first warnings that the patch leaves in it."""
-    if proof.status != "wrong" or not warnings:
-        return proof
-    left = "; ".join(warnings[:WARNINGS_SAID])
-    return replace(proof, why=f"{proof.why}; the patch leaves {left}")
-
-
-def _untried(ported: PortedKernel, target: str, why: str) -> KernelProof:
-    return KernelProof(
-        file=ported.file, entry=ported.kernel.entry, target=target, status=UNTRIED, why=why
-    )
-
-
-def _proof(
-    ported: PortedKernel,
-    problem: Path | str | None,
-    court: Court,
-    target: str,
-    time_limit_s: float,
-) -> KernelProof:
+def _judged(
+    ported: PortedKernel, problem: Path | str | None, court: Court, terms: Terms
+) -> tuple[str, str]:
+    """Return the verdict's status and why it is not right, or that it was not tried, and why."""
     if problem is None:
         name = " or ".join(f"{PROBLEMS}/{one}.py" for one in _names(ported))
-        return _untried(ported, target, f"no problem says what is right: write {name}")
-    terms = Terms(time_limit_s=time_limit_s, target=target)
+        return UNTRIED, f"no problem says what is right: write {name}"
     try:
         verdict = judge_named(court, ported.kernel, problem, terms).verdict
     except RatchetError as error:
-        return _untried(ported, target, str(error))
-    made = _untried(
-        ported, target, "" if verdict.status in ("correct", "proven") else verdict.reason
-    )
-    return replace(made, status=verdict.status)
+        return UNTRIED, str(error)
+    return verdict.status, "" if verdict.status in ("correct", "proven") else verdict.reason

@@ -5,30 +5,20 @@ from __future__ import annotations
 import ast
 import re
 from collections import defaultdict
-from collections.abc import Iterator
-from dataclasses import dataclass, replace
+from collections.abc import Iterable, Iterator
+from dataclasses import replace
 from functools import cached_property
 from typing import Final, TypeVar
 
-from ratchet.amd.port.rule import CodeText
+from ratchet.amd.port.rule import CodeText, Edit
 
 Kind = TypeVar("Kind", bound=ast.AST)
 CUDA_ARGUMENTS: Final = frozenset(("cuda_sources", "cuda_source", "cuda_src"))
 IS_CUDA: Final = re.compile(r"__global__|<<<|__device__|#include\s*<cuda")
 FOR_ONE: Final = re.compile(r"(?i)rocm|(?<![a-z])(hip|amd|nvidia)(?![a-z-])")
 """Words of a condition that tells AMD from NVIDIA."""
+QUOTE: Final = re.compile(rb"[a-zA-Z]*(\"\"\"|'''|\"|')")
 IS_CPP: Final = re.compile(r"#include\s*[<\"]|\b(?:torch::Tensor|at::Tensor)\b[^\n]*\(")
-
-
-@dataclass(frozen=True, kw_only=True)
-class Embedded:
-    """CUDA code in a string."""
-
-    node: ast.Constant
-    text: bytes
-    shift: int | None
-    """Byte of the file at which it begins; None if the string has escapes."""
-    line: int
 
 
 class PythonTree:
@@ -62,6 +52,15 @@ class PythonTree:
 
     def said(self, node: ast.AST) -> str:
         return self.source.text[self.at(node) : self.end(node)].decode(errors="replace")
+
+    def replaced(self, node: ast.AST, text: str) -> tuple[Edit, ...]:
+        """Return what puts a text with a condition on `torch.version` in place of a node.
+
+        There is none if the text does not import torch under that name.
+        """
+        if self.imported.get("torch") != "torch":
+            return ()
+        return (Edit(start=self.at(node), end=self.end(node), text=text),)
 
     @cached_property
     def imported(self) -> dict[str, str]:
@@ -110,52 +109,37 @@ class PythonTree:
             if not inner.level:
                 yield from ((f"{inner.module}.{one.name}", inner) for one in inner.names)
 
-    def strings(self) -> Iterator[ast.Constant]:
-        """Yield the strings that are no docstrings."""
-        for node in self.of(ast.Constant):
-            if isinstance(node.value, str):
-                parent = self.parents.get(id(node))
-                if not isinstance(parent, ast.Expr | ast.JoinedStr):
-                    yield node
+    def strings(self) -> Iterator[tuple[ast.Constant, str]]:
+        """Yield the strings that are no docstrings, with their values."""
+        for node, text in strings(self.of(ast.Constant)):
+            if not isinstance(self.parents.get(id(node)), ast.Expr | ast.JoinedStr):
+                yield node, text
 
-    def embedded(self) -> Iterator[Embedded]:
-        """Yield the strings that hold CUDA code."""
-        given = self._given_as_cuda()
-        for node in self.strings():
-            text = str(node.value)
-            if "\n" in text and (
-                IS_CUDA.search(text) or (id(node) in given and IS_CPP.search(text))
-            ):
-                yield self._embedded(node)
-
-    def _given_as_cuda(self) -> set[int]:
-        return {
+    def embedded(self) -> Iterator[CodeText]:
+        """Yield the strings that hold CUDA code, as texts with their places in the file."""
+        given = {
             id(inner)
             for _, call in self.calls
             for word in call.keywords
             if word.arg in CUDA_ARGUMENTS
             for inner in ast.walk(word.value)
         }
-
-    def _embedded(self, node: ast.Constant) -> Embedded:
-        text = str(node.value).encode(errors="replace")
-        start, end = self.at(node), self.end(node)
-        raw = self.source.text[start:end]
-        quote = re.match(rb"[a-zA-Z]*(\"\"\"|'''|\"|')", raw)
-        body = start + (quote.end() if quote else 0)
-        same = self.source.text[body : body + len(text)] == text
-        return Embedded(node=node, text=text, shift=body if same else None, line=node.lineno)
-
-    def as_source(self, found: Embedded) -> CodeText:
-        """Return the CUDA code as a text of its own, with its place in the file."""
-        return replace(
-            self.source,
-            kind="cuda",
-            text=found.text,
-            first_line=found.line,
-            shift=found.shift,
-            for_torch=True,
-        )
+        for node, text in self.strings():
+            is_cuda = IS_CUDA.search(text) or (id(node) in given and IS_CPP.search(text))
+            if "\n" not in text or not is_cuda:
+                continue
+            code, start = text.encode(errors="replace"), self.at(node)
+            quote = QUOTE.match(self.source.text, start)
+            body = quote.end() if quote else start
+            same = self.source.text[body : body + len(code)] == code
+            yield replace(
+                self.source,
+                kind="cuda",
+                text=code,
+                first_line=node.lineno,
+                shift=body if same else None,  # a string with escapes is not the file's own bytes
+                for_torch=True,
+            )
 
     def is_guarded(self, node: ast.AST) -> bool:
         """Return whether a condition around a node asks for ROCm, as by `torch.version.hip`."""
@@ -178,3 +162,12 @@ def number(node: ast.AST | None) -> int | None:
     if isinstance(node, ast.Constant) and type(node.value) is int:
         return node.value
     return None
+
+
+def strings(nodes: Iterable[ast.AST]) -> list[tuple[ast.Constant, str]]:
+    """Return the string literals among nodes, with their values."""
+    return [
+        (one, one.value)
+        for one in nodes
+        if isinstance(one, ast.Constant) and isinstance(one.value, str)
+    ]

@@ -8,7 +8,7 @@ from collections.abc import Callable, Iterator, Mapping
 from dataclasses import asdict, dataclass, field
 from functools import cached_property
 from importlib import resources
-from typing import Final, Generic, Literal, TypeVar
+from typing import Any, Final, Generic, Literal, TypeVar
 
 Severity = Literal["error", "warning", "note"]
 """error: does not build on ROCm, or gives wrong results; warning: runs otherwise or slower, look at
@@ -23,6 +23,10 @@ class Edit:
     start: int
     end: int
     text: str
+
+
+def inserted(at: int, text: str) -> Edit:
+    return Edit(start=at, end=at, text=text)
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -108,27 +112,26 @@ class CodeText:
         """Return the byte at which a line begins, counted from 1 within the text."""
         return self._starts[min(line, len(self._starts)) - 1]
 
-    def finding(
-        self, match: Match, *, rule: str, severity: Severity, why: str, fix: str
-    ) -> PortFinding:
+    def finding(self, match: Match, rule: Rule[Any]) -> PortFinding:
         """Return the match as a finding in the file, with its edits moved to the file's bytes."""
         shift = self.shift
-        moved = () if shift is None else tuple(_moved(edit, shift) for edit in match.edits)
+        moved: tuple[Edit, ...] = ()
+        if shift is not None:
+            moved = tuple(
+                Edit(start=one.start + shift, end=one.end + shift, text=one.text)
+                for one in match.edits
+            )
         return PortFinding(
             file=self.file,
             line=self.line_of(match.at),
-            rule=rule,
-            severity=severity,
+            rule=rule.name,
+            severity=rule.severity,
             detail=match.detail,
-            why=why,
-            fix=match.fix or fix,
+            why=rule.why,
+            fix=match.fix or rule.fix,
             edits=moved,
             needs=match.needs if moved else (),
         )
-
-
-def _moved(edit: Edit, shift: int) -> Edit:
-    return Edit(start=edit.start + shift, end=edit.end + shift, text=edit.text)
 
 
 Tree = TypeVar("Tree")
@@ -150,11 +153,8 @@ class Rule(Generic[Tree]):
     ) -> Iterator[PortFinding]:
         """Yield what the rule finds in a text; `leave` says which bytes are not looked at."""
         for match in self.matches(tree):
-            if leave(match.at):
-                continue
-            yield source.finding(
-                match, rule=self.name, severity=self.severity, why=self.why, fix=self.fix
-            )
+            if not leave(match.at):
+                yield source.finding(match, self)
 
 
 class Rules(Generic[Tree]):

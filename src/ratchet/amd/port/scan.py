@@ -69,47 +69,43 @@ def find_files(path: Path) -> Iterator[FoundFile]:
 
 
 def _walk(root: Path) -> Iterator[FoundFile]:
-    """Yield the files of a tree; one whose name no patch can hold is not read."""
     for found in _all_files(root):
-        if found.name.isprintable():
-            yield found
-        else:
+        if not found.name.isprintable():  # no patch can hold it
             name = found.name.encode(errors="replace").decode(errors="replace")
-            shown = "".join(one if one.isprintable() else "?" for one in name)
-            why = "has a name that is not printable UTF-8"
-            yield FoundFile(
-                path=found.path, name=shown, skipped=why, matters=found.kind is not None
+            found = FoundFile(
+                path=found.path,
+                name="".join(one if one.isprintable() else "?" for one in name),
+                skipped="has a name that is not printable UTF-8",
+                matters=found.kind is not None,
             )
+        yield found
 
 
 def _all_files(root: Path) -> Iterator[FoundFile]:
     for folder, folders, names in os.walk(root, followlinks=False, onerror=None):
         here = Path(folder)
-        for name in sorted(folders):
-            if name in SKIPPED_FOLDERS or name.endswith(".egg-info"):
-                folders.remove(name)
-            elif (here / name / ".git").exists():
-                folders.remove(name)
-                yield _skipped(root, here / name, "a submodule: run ratchet port in it")
-            elif (here / name).is_symlink():
-                folders.remove(name)
-                yield _skipped(root, here / name, "a link to a folder")
-            elif not os.access(here / name, os.R_OK | os.X_OK):
-                folders.remove(name)
-                yield _skipped(root, here / name, "may not be read")
-        folders.sort()
-        for name in sorted(names):
-            kind = kind_of(here / name)
-            if kind is None:
+        read = []
+        for path in (here / name for name in sorted(folders)):
+            why = ""
+            if path.name in SKIPPED_FOLDERS or path.name.endswith(".egg-info"):
                 continue
-            if (here / name).is_symlink():
-                yield _skipped(root, here / name, "a link")
+            if (path / ".git").exists():
+                why = "a submodule: run ratchet port in it"
+            elif path.is_symlink():
+                why = "a link to a folder"
+            elif not os.access(path, os.R_OK | os.X_OK):
+                why = "may not be read"
+            if why:
+                yield FoundFile(path=path, name=path.relative_to(root).as_posix(), skipped=why)
             else:
-                yield _read(here / name, (here / name).relative_to(root).as_posix(), kind)
-
-
-def _skipped(root: Path, path: Path, why: str) -> FoundFile:
-    return FoundFile(path=path, name=path.relative_to(root).as_posix(), skipped=why)
+                read.append(path.name)
+        folders[:] = read
+        for path in (here / name for name in sorted(names)):
+            name, kind = path.relative_to(root).as_posix(), kind_of(path)
+            if kind is not None and path.is_symlink():
+                yield FoundFile(path=path, name=name, skipped="a link")
+            elif kind is not None:
+                yield _read(path, name, kind)
 
 
 def kind_of(path: Path) -> Kind | None:
@@ -144,29 +140,26 @@ def _read(path: Path, name: str, kind: Kind) -> FoundFile:
         text = path.read_bytes()
     except OSError as error:
         return left(skipped=f"cannot be read ({error.strerror})")
-    if why := _why_not_text(text, kind):
-        return left(skipped=why)
+    if b"\0" in text[:8192]:
+        return left(skipped="is binary")
+    if kind == "python" and not _is_utf8(text):
+        return left(skipped="is not UTF-8")
     head, own = text[:1000], text.replace(b"__global__", b"")
     why = "is hipified already" if HIPIFIED in head else ""
     if kind == "cuda" and OF_HIP.search(text) and not OF_CUDA.search(own):
         why = "is HIP already"
-    if why or not _is_of_cuda(path, kind, text):
+    is_plain = kind == "cuda" and path.suffix not in CUDA_SUFFIXES and not OF_CUDA.search(text)
+    if why or is_plain:
         return left(skipped=why, matters=False)
     return left(kind=kind, text=text, generated=bool(GENERATED.search(head)))
 
 
-def _why_not_text(text: bytes, kind: Kind) -> str:
-    if b"\0" in text[:8192]:
-        return "is binary"
+def _is_utf8(text: bytes) -> bool:
     try:
         text.decode()
     except UnicodeDecodeError:
-        return "is not UTF-8" if kind == "python" else ""
-    return ""
-
-
-def _is_of_cuda(path: Path, kind: Kind, text: bytes) -> bool:
-    return kind != "cuda" or path.suffix in CUDA_SUFFIXES or OF_CUDA.search(text) is not None
+        return False
+    return True
 
 
 OF_TORCH: Final = ("torch/", "ATen/", "c10/", "pybind11/", "c10d/")
@@ -235,8 +228,8 @@ def _known(files: Iterable[FoundFile]) -> Known:
 
 def _scan_file(found: FoundFile, known: Known) -> ScannedFile:
     if found.kind is None:
-        unread = _not_read(found.name, f"the file {found.skipped}")
-        return ScannedFile(found=found, findings=(unread,) * found.matters)
+        unread = [_not_read(found.name, f"the file {found.skipped}")] if found.matters else []
+        return ScannedFile(found=found, findings=tuple(unread))
     source = CodeText(
         file=found.name,
         kind=found.kind,
@@ -283,7 +276,7 @@ def _scan_cuda(found: FoundFile, source: CodeText, known: Known) -> ScannedFile:
         found=found,
         findings=_sorted([*unread, *cuda_findings(tree, source)]),
         for_torch=for_torch,
-        has_kernels=_has_kernels(tree),
+        has_kernels=tree.has_kernels,
         unparsed=len(errors),
     )
 
@@ -298,11 +291,6 @@ def cuda_findings(tree: CudaTree, source: CodeText) -> Iterator[PortFinding]:
             yield one
 
 
-def _has_kernels(tree: CudaTree) -> bool:
-    made = any("__global__" in tree.head(one) for one in tree.functions)
-    return made or bool(tree.kernel_macros)
-
-
 def _scan_python(found: FoundFile, source: CodeText) -> ScannedFile:
     try:
         tree = PythonTree(source)
@@ -312,10 +300,9 @@ def _scan_python(found: FoundFile, source: CodeText) -> ScannedFile:
         return ScannedFile(found=found, findings=(_not_read(found.name, said, line),))
     listed = [one for rule in PYTHON_RULES for one in rule.findings(tree, source)]
     has_kernels = False
-    for embedded in tree.embedded():
-        inner = tree.as_source(embedded)
+    for inner in tree.embedded():
         read = CudaTree(inner.text, inner.constants)
-        has_kernels = has_kernels or _has_kernels(read)
+        has_kernels = has_kernels or read.has_kernels
         listed += cuda_findings(read, inner)
     return ScannedFile(
         found=found, findings=_sorted(listed), for_torch=True, has_kernels=has_kernels

@@ -24,23 +24,6 @@ NO_PROOF: Final = "--prove judges kernels that bind a function and have a proble
 SARIF: Final = "https://json.schemastore.org/sarif-2.1.0.json"
 
 
-COLUMNS: Final = (
-    m.name("where", lambda one: f"{one.finding.file}:{one.finding.line}"),
-    m.Column("rule", lambda one: one.finding.rule),
-    m.Column("severity", lambda one: one.finding.severity, on="page"),
-    m.Column("found", lambda one: one.finding.detail),
-    m.why("fix", lambda one: ("in the patch: " if one.fixed else "") + one.finding.fix),
-)
-
-
-@dataclass(frozen=True, kw_only=True, slots=True)
-class FindingRow:
-    """A finding, and whether the patch fixes it."""
-
-    finding: PortFinding
-    fixed: bool
-
-
 def render_port_page(result: PortResult) -> str:
     return render_page(port_report(result))
 
@@ -85,7 +68,7 @@ def _files(result: PortResult) -> m.ReportSection:
             one.found.name,
             str(result.readiness(one)),
             said.get(one.found.name, ""),
-            str(len(result.by_hand(list(one.findings)))),
+            str(len(result.by_hand(one.findings))),
         )
         for one in result.scanned
         if one.findings or one.has_kernels
@@ -134,21 +117,29 @@ def verdicts(result: PortResult) -> dict[str, str]:
 
 
 def _findings(result: PortResult) -> m.ReportSection | None:
-    rows = [
-        FindingRow(finding=one, fixed=one.severity != "note" and not result.by_hand([one]))
-        for one in result.findings
-    ]
-    shown = [one for one in rows if one.finding.severity != "note"]
+    def fix(one: PortFinding) -> str:
+        is_fixed = one.severity != "note" and result.is_fixed(one)
+        return ("in the patch: " if is_fixed else "") + one.fix
+
+    columns = (
+        m.name("where", lambda one: f"{one.file}:{one.line}"),
+        m.Column("rule", "rule"),
+        m.Column("severity", "severity", on="page"),
+        m.Column("found", "detail"),
+        m.why("fix", fix),
+    )
+    rows = result.findings
+    shown = [one for one in rows if one.severity != "note"]
     more, notes = len(shown) - MOST_ROWS, len(rows) - len(shown)
     said = f"{notes} notes need nothing to be done; --json or --out lists them."
     if not rows:
         return None
     return m.section(
         "Findings",
-        m.ResultTable(COLUMNS, shown[:MOST_ROWS], on="terminal"),
+        m.ResultTable(columns, shown[:MOST_ROWS], on="terminal"),
         m.Words(f"{more} more: --json or --out lists all.", on="terminal") if more > 0 else None,
         m.Words(said, on="terminal") if notes else None,
-        m.ResultTable(COLUMNS, rows, on="page"),
+        m.ResultTable(columns, rows, on="page"),
     )
 
 

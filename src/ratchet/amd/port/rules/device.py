@@ -7,9 +7,9 @@ import re
 from collections.abc import Iterator
 from typing import TYPE_CHECKING, Final
 
-from ratchet.amd.port.cuda_tree import Called, CudaTree
+from ratchet.amd.port.cuda_tree import Called, CudaTree, listed, replaced
 from ratchet.amd.port.preprocessor import SIZES
-from ratchet.amd.port.rule import DEVICE_FUNCTIONS, PTX, Edit, Match, Rules
+from ratchet.amd.port.rule import DEVICE_FUNCTIONS, PTX, Edit, Match, Rules, inserted
 
 if TYPE_CHECKING:
     from tree_sitter import Node
@@ -19,18 +19,16 @@ RULES: Final = Rules[CudaTree]()
 
 MATRIX: Final = re.compile(r"\b(mma\.sync|mma\.sp|wgmma|tcgen05|wmma|ldmatrix|stmatrix|movmatrix)")
 COPIES: Final = re.compile(r"\bcp\.async|\bmbarrier|\bcp\.reduce|\bgriddepcontrol|\bsetmaxnreg")
+IS_AMD: Final = re.compile(r"\s*(s_|v_|ds_|buffer_|global_|;)")
+STRING: Final = re.compile(r'"((?:[^"\\]|\\.)*)"')
 LANE: Final = re.compile(r"\s*mov\.[us]32\s+%0\s*,\s*%%?laneid\s*;\s*")
 
 
 def _assembly(tree: CudaTree) -> Iterator[tuple[Node, str]]:
     for node in tree.nodes("asm"):
-        yield node, _spoken(tree, node.child_by_field_name("assembly_code"))
+        yield node, " ".join(STRING.findall(tree.said(node, "assembly_code")))
     for call in tree.calls_of("asm", "__asm__", "__asm"):  # where tree-sitter sees a call
-        yield call.node, _spoken(tree, call.node)
-
-
-def _spoken(tree: CudaTree, node: Node | None) -> str:
-    return " ".join(re.findall(r'"((?:[^"\\]|\\.)*)"', tree.said(node) if node is not None else ""))
+        yield call.node, " ".join(STRING.findall(tree.said(call.node)))
 
 
 def _first(text: str) -> str:
@@ -47,7 +45,7 @@ def _first(text: str) -> str:
 def plain_ptx(tree: CudaTree) -> Iterator[Match]:
     """PTX is NVIDIA's assembly; AMD's compiler rejects it."""
     for node, text in _assembly(tree):
-        if not text.strip() or _is_amd(text) or MATRIX.search(text) or COPIES.search(text):
+        if not text.strip() or IS_AMD.match(text) or MATRIX.search(text) or COPIES.search(text):
             continue
         found = next((fix for pattern, fix in PTX.items() if re.search(pattern, text)), "")
         yield Match(
@@ -58,27 +56,19 @@ def plain_ptx(tree: CudaTree) -> Iterator[Match]:
         )
 
 
-def _is_amd(text: str) -> bool:
-    return bool(re.match(r"\s*(s_|v_|ds_|buffer_|global_|;)", text))
-
-
 def _lane(tree: CudaTree, node: Node, text: str) -> tuple[Edit, ...]:
     """Replace the reading of a lane's number, the one form that is always the same."""
     outputs = node.child_by_field_name("output_operands")
     if not LANE.fullmatch(text) or outputs is None or len(outputs.named_children) != 1:
         return ()
-    value = outputs.named_children[0].child_by_field_name("value")
-    if value is None:
-        return ()
-    name = tree.said(value)
     text = f"""
 #ifdef __HIP_PLATFORM_AMD__
-    {name} = __lane_id() & 31u
+    {tree.said(outputs.named_children[0], "value")} = __lane_id() & 31u
 #else
     {tree.said(node)}
 #endif
 """
-    return (Edit(start=node.start_byte, end=node.end_byte, text=text),)
+    return (replaced(node, text),)
 
 
 @RULES.add(
@@ -152,8 +142,7 @@ GROUPS: Final = ("reduce", "inclusive_scan", "exclusive_scan", "labeled_partitio
 def cooperative(tree: CudaTree) -> Iterator[Match]:
     """HIP's cooperative groups have tiles and shuffles but not these collectives."""
     for call in tree.calls_of(*GROUPS):
-        function = call.node.child_by_field_name("function")
-        said = tree.said(function) if function is not None else ""
+        said = tree.said(call.function)
         if said.startswith(("cg::", "cooperative_groups::")):
             yield Match(at=call.at, detail=said.partition("<")[0])
 
@@ -196,9 +185,6 @@ def partition_lanes(tree: CudaTree) -> Iterator[Match]:
         yield Match(at=call.at, detail=call.name)
 
 
-# Shared memory, launch bounds, device functions, fp8, textures, architecture switches.
-
-
 LDS_BYTES: Final = 64 << 10
 """Shared memory of a block; gfx950 alone has more, 160 KiB (CDNA4 ISA)."""
 
@@ -239,8 +225,7 @@ def _bytes_of(tree: CudaTree, node: Node) -> int:
     """Return the bytes of the arrays that a declaration makes in shared memory."""
     if not tree.said(node).startswith(("__shared__", "static __shared__")):
         return 0
-    kind = node.child_by_field_name("type")
-    size = SIZES.get(tree.said(kind) if kind is not None else "", 0)
+    size = SIZES.get(tree.said(node, "type"), 0)
     arrays = [tree.said(one) for one in node.named_children if one.type == "array_declarator"]
     extents = ([tree.value(one) or 0 for one in re.findall(r"\[([^\]]*)\]", a)] for a in arrays)
     return sum(size * math.prod(one) for one in extents)
@@ -255,18 +240,14 @@ def launch_bounds(tree: CudaTree) -> Iterator[Match]:
     """The second number is blocks a multiprocessor in CUDA and waves a SIMD in HIP: a number meant
     for CUDA limits registers otherwise than meant."""
     for node in tree.nodes("launch_bounds"):
-        inner = [one for one in node.named_children if one.type != "comment"]
-        if len(inner) < 2 or "PORT_WAVES" in tree.said(node):
+        inner = listed(node)
+        if len(inner) < 2 or "PORT_WAVES" in tree.said(node) or tree.value(inner[1]) == 1:
             continue
         threads, blocks = (tree.said(one) for one in inner[:2])
-        if tree.value(inner[1]) == 1:
-            continue
-        text = f"PORT_WAVES_PER_EU({threads}, {blocks})"
-        edit = Edit(start=inner[1].start_byte, end=inner[1].end_byte, text=text)
         yield Match(
             at=node.start_byte,
             detail=f"{threads} threads, {blocks} blocks",
-            edits=(edit,),
+            edits=(replaced(inner[1], f"PORT_WAVES_PER_EU({threads}, {blocks})"),),
             needs=("PORT_WAVES_PER_EU",),
         )
 
@@ -293,7 +274,7 @@ def missing_functions(tree: CudaTree) -> Iterator[Match]:
 
 def _plain(call: Called) -> tuple[Edit, ...]:
     """Turn a load or a store with a hint of caching into a plain one, which both have."""
-    function, end = call.node.child_by_field_name("function"), call.node.end_byte
+    function, end = call.function, call.node.end_byte
     if function is None or not call.arguments:
         return ()
     opened = Edit(start=function.start_byte, end=call.arguments[0].start_byte, text="(*(")
@@ -347,14 +328,13 @@ def architectures(tree: CudaTree) -> Iterator[Match]:
     """__CUDA_ARCH__ is not defined on AMD: the code inside is left out, and the branch for the
     oldest GPUs, if any, is taken."""
     for node in tree.nodes("condition"):
-        condition = node.child_by_field_name("condition") or node.child_by_field_name("name")
-        said = tree.said(condition) if condition is not None else ""
-        if "__CUDA_ARCH__" in said and not _for_both(said):
+        said = tree.said(node, "condition") or tree.said(node, "name")
+        for_both = any(word in said for word in ("USE_ROCM", "__HIP", "HIPCC", "AMDGCN"))
+        if "__CUDA_ARCH__" in said and not for_both:
             yield Match(at=node.start_byte, detail=" ".join(said.split())[:60])
 
 
-def _for_both(said: str) -> bool:
-    return any(word in said for word in ("USE_ROCM", "__HIP", "HIPCC", "AMDGCN"))
+OF_GPU: Final = re.compile(r"__(global|device)__")
 
 
 @RULES.add("nested-launch", "error", fix="launch from the host, or loop inside the kernel")
@@ -364,9 +344,8 @@ def nested_launches(tree: CudaTree) -> Iterator[Match]:
         function = tree.function_at(call.at)
         if function is None or tree.is_macro(function):
             continue
-        if re.search(r"__(global|device)__", tree.head(function).partition("(")[0]) and (
-            "__host__" not in tree.head(function)
-        ):
+        head = tree.head(function)
+        if OF_GPU.search(head.partition("(")[0]) and "__host__" not in head:
             yield Match(at=call.at, detail=call.name)
 
 
@@ -378,22 +357,19 @@ def listed_sizes(tree: CudaTree) -> Iterator[Match]:
             said = tree.said(node)
             if said.lstrip().startswith("{"):
                 at = node.start_byte + said.index("{")
-                yield Match(
-                    at=at, detail=said.strip(), edits=(Edit(start=at, end=at, text="dim3"),)
-                )
+                yield Match(at=at, detail=said.strip(), edits=(inserted(at, "dim3"),))
 
 
 @RULES.add("host-function", "error", fix="write 1.0f / sqrtf(x) on the host")
 def functions_of_the_host(tree: CudaTree) -> Iterator[Match]:
     """CUDA has rsqrtf on the host too; HIP has it on the device alone."""
     for call in tree.calls_of("rsqrtf"):
-        function, name = tree.function_at(call.at), call.node.child_by_field_name("function")
+        function, name = tree.function_at(call.at), call.function
         if function is None or name is None or tree.is_macro(function) or "rsqrtf" in tree.own:
             continue
-        if not re.search(r"__(global|device)__", tree.head(function)):
-            opened = Edit(start=name.start_byte, end=name.end_byte, text="(1.0f / sqrtf")
-            closed = Edit(start=call.node.end_byte, end=call.node.end_byte, text=")")
-            yield Match(at=call.at, detail="rsqrtf", edits=(opened, closed))
+        if not OF_GPU.search(tree.head(function)):
+            edits = replaced(name, "(1.0f / sqrtf"), inserted(call.node.end_byte, ")")
+            yield Match(at=call.at, detail="rsqrtf", edits=edits)
 
 
 @RULES.add("kernel-attribute", "error", fix="remove it on AMD; __launch_bounds__ limits registers")
@@ -404,6 +380,12 @@ def grid_constants(tree: CudaTree) -> Iterator[Match]:
             yield Match(at=at, detail=name)
 
 
+HALF_POINTER: Final = re.compile(
+    r"\(\s*(__half2?|half2?|__nv_bfloat162?|nv_bfloat162?)\s*\*\s*\)"
+    r"|_cast<\s*(__half2?|half2?|__nv_bfloat162?)\s*\*"
+)
+
+
 @RULES.add(
     "half-atomic", "error", fix="use unsafeAtomicAdd on a pair, or a loop of atomicCAS on 32 bits"
 )
@@ -411,8 +393,5 @@ def half_atomics(tree: CudaTree) -> Iterator[Match]:
     """HIP has no atomicAdd on half or bfloat16 values; packed pairs have unsafeAtomicAdd."""
     for call in tree.calls_of("atomicAdd"):
         said = tree.said(call.arguments[0]) if call.arguments else ""
-        if re.search(
-            r"\(\s*(__half2?|half2?|__nv_bfloat162?|nv_bfloat162?)\s*\*\s*\)|_cast<\s*(__half2?|half2?|__nv_bfloat162?)\s*\*",
-            said,
-        ):
+        if HALF_POINTER.search(said):
             yield Match(at=call.at, detail=said[:60])

@@ -9,16 +9,12 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Final
 
 from ratchet.amd.emulator import extension_build
-from ratchet.amd.port.cuda_tree import CudaTree
+from ratchet.amd.port.cuda_tree import CudaTree, around
 from ratchet.amd.port.rule import HEADERS, Edit, Match, Rules
-from ratchet.amd.port.rules.warp import around
 from ratchet.base.errors import PortError
 
 if TYPE_CHECKING:
     from tree_sitter import Node
-
-
-# torch's own hipify for the bytes of a file: names of CUDA's API become HIP's.
 
 
 @cache
@@ -100,12 +96,16 @@ def _is_of(path: str, start: str) -> bool:
 @RULES.add("api-name", "error", fix="hipify renames them")
 def mapped_names(tree: CudaTree) -> Iterator[Match]:
     """Names of CUDA's API, which torch.utils.hipify maps to HIP's."""
-    found = [node.start_byte for name, node in _api(tree) if name in hip_names()]
-    headers = [node.start_byte for path, node in tree.includes if _is_renamed(path)]
-    found = [at for at in found + headers if not tree.is_for_rocm(at)]
-    if found:
-        count = len(found)
-        yield Match(at=min(found), detail=f"{count} name{'s' * (count > 1)}")
+    known = hip_names()
+    found = [node for name, node in _api(tree) if name in known]
+    found += [
+        node
+        for path, node in tree.includes
+        if path.startswith("ATen/cuda/") or path in known or f"include <{path}" in known
+    ]
+    places = [node.start_byte for node in found if not tree.is_for_rocm(node.start_byte)]
+    if places:
+        yield Match(at=min(places), detail=f"{len(places)} name{'s' * (len(places) > 1)}")
 
 
 @RULES.add("api-unmapped", "error", fix="look for it in HIP's API, or leave it out on AMD")
@@ -118,18 +118,9 @@ def unmapped_names(tree: CudaTree) -> Iterator[Match]:
         seen.add(name)
         if MATH_CONSTANTS in tree.text and CONSTANT.fullmatch(name.encode()):
             continue
-        if (
-            name.lower().startswith(("nccl", "cudnn", "cu_tensor_map"))
-            or _is_own(tree, name)
-            or name in _ELSEWHERE
-        ):
-            continue
-        yield Match(at=node.start_byte, detail=name)
-
-
-def _is_renamed(path: str) -> bool:
-    names = hip_names()
-    return path.startswith("ATen/cuda/") or path in names or f"include <{path}" in names
+        is_told = name.lower().startswith(("nccl", "cudnn", "cu_tensor_map")) or name in _ELSEWHERE
+        if not is_told and not _is_own(tree, name):
+            yield Match(at=node.start_byte, detail=name)
 
 
 KERNEL_AT: Final = {

@@ -4,10 +4,10 @@ from __future__ import annotations
 
 import ast
 import re
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from typing import Final
 
-from ratchet.amd.port.python_tree import PythonTree
+from ratchet.amd.port.python_tree import PythonTree, strings
 from ratchet.amd.port.rule import (
     FLAGS,
     LINKED,
@@ -91,42 +91,36 @@ def cuda_version(tree: PythonTree) -> Iterator[Match]:
     """Torch.version.cuda is None on ROCm."""
     for name, node in tree.attributes:
         if name.startswith("torch.version.cuda") and not tree.is_guarded(node):
-            if name == "torch.version.cuda" and _is_none_test(tree, node):
-                continue
-            yield Match(at=tree.at(node), detail=tree.said(node))
+            parent = tree.parents.get(id(node))
+            asks_if_set = isinstance(parent, ast.If | ast.IfExp | ast.BoolOp) or (
+                isinstance(parent, ast.Compare)
+                and any(getattr(one, "value", "") is None for one in parent.comparators)
+            )
+            if name != "torch.version.cuda" or not asks_if_set:
+                yield Match(at=tree.at(node), detail=tree.said(node))
 
 
-def _is_none_test(tree: PythonTree, node: ast.AST) -> bool:
-    parent = tree.parents.get(id(node))
-    if isinstance(parent, ast.Compare):
-        return any(
-            isinstance(one, ast.Constant) and one.value is None for one in parent.comparators
-        )
-    return isinstance(parent, ast.If | ast.IfExp | ast.BoolOp)
+STARTS: Final = re.compile(
+    r"(^|\.)(run|call|check_call|check_output|Popen|system|popen|which|getoutput)$"
+)
 
 
 @RULES.add("nvidia-program", "warning", fix="use ROCm's")
 def programs(tree: PythonTree) -> Iterator[Match]:
     """The program is NVIDIA's."""
     for name, call in tree.calls:
-        if not re.search(
-            r"(^|\.)(run|call|check_call|check_output|Popen|system|popen|which|getoutput)$", name
-        ):
-            continue
-        for node in ast.walk(call):
-            if isinstance(node, ast.Constant) and isinstance(node.value, str):
-                word = re.split(r"[\s|;]", node.value.strip())[0].rpartition("/")[2]
-                if word in PROGRAMS and not tree.is_guarded(node):
-                    yield Match(at=tree.at(node), detail=word, fix=f"call {PROGRAMS[word]}")
+        for node, text in strings(ast.walk(call)) if STARTS.search(name) else ():
+            word = re.split(r"[\s|;]", text.strip())[0].rpartition("/")[2]
+            if word in PROGRAMS and not tree.is_guarded(node):
+                yield Match(at=tree.at(node), detail=word, fix=f"call {PROGRAMS[word]}")
 
 
 @RULES.add("cuda-variable", "warning", fix="set its counterpart")
 def variables(tree: PythonTree) -> Iterator[Match]:
     """The environment variable is CUDA's or NVIDIA's."""
-    for node in tree.strings():
-        instead = VARIABLES.get(str(node.value))
-        if instead and not tree.is_guarded(node):
-            yield Match(at=tree.at(node), detail=str(node.value), fix=instead)
+    for node, name in tree.strings():
+        if name in VARIABLES and not tree.is_guarded(node):
+            yield Match(at=tree.at(node), detail=name, fix=VARIABLES[name])
 
 
 @RULES.add(
@@ -134,62 +128,51 @@ def variables(tree: PythonTree) -> Iterator[Match]:
 )
 def nvcc_flags(tree: PythonTree) -> Iterator[Match]:
     """Flags of nvcc: hipcc stops at them."""
-    for node, strings in _flag_lists(tree):
-        words = [str(one.value) for one in strings]
-        bad = [
-            one
-            for one, text, after in zip(strings, words, [*words[1:], "sm_"], strict=True)
-            if _is_cuda_flag(text)
-            and (text != "-arch" or re.match("sm_|compute_|native|all", after))
-        ]
+    lists = [(one, one.elts) for one in tree.of(ast.List)]
+    appended = [
+        (call, call.args)
+        for name, call in tree.calls
+        if re.search(r"(?i)(flag|arg|opt)\w*\.append$", name)
+    ]
+    for node, elements in (*lists, *appended):
+        given = strings(elements)
+        if isinstance(node, ast.List) and not any(text.startswith("-") for _, text in given):
+            continue
+        after = [*(text for _, text in given[1:]), "sm_"]
+        bad = {
+            id(one): text
+            for (one, text), next_one in zip(given, after, strict=False)
+            if _is_of_nvcc(text) and (text != "-arch" or ARCHITECTURE.match(next_one))
+        }
         if bad and not tree.is_guarded(node):
-            first = bad[0]
+            first = next(one for one, _ in given if id(one) in bad)
             yield Match(
                 at=tree.at(first),
-                detail=", ".join(dict.fromkeys(str(one.value).split("=")[0] for one in bad))[:80],
+                detail=", ".join(dict.fromkeys(one.split("=")[0] for one in bad.values()))[:80],
                 edits=_by_backend(tree, node, bad),
             )
 
 
-def _flag_lists(tree: PythonTree) -> Iterator[tuple[ast.AST, list[ast.Constant]]]:
-    for node in tree.of(ast.List):
-        strings = [
-            one for one in node.elts if isinstance(one, ast.Constant) and isinstance(one.value, str)
-        ]
-        if strings and any(str(one.value).startswith("-") for one in strings):
-            yield node, strings
-    for name, call in tree.calls:
-        flags = [
-            one for one in call.args if isinstance(one, ast.Constant) and isinstance(one.value, str)
-        ]
-        if flags and re.search(r"(?i)(flag|arg|opt)\w*\.append$", name):
-            yield call, flags
+ARCHITECTURE: Final = re.compile("sm_|compute_|native|all")
 
 
-def _is_cuda_flag(text: str) -> bool:
-    return any(text == flag or text.startswith((f"{flag}=", f"{flag} ")) for flag in FLAGS) or bool(
-        re.match(r"(arch|code)=|sm_\d|compute_\d", text)
-    )
+def _is_of_nvcc(text: str) -> bool:
+    known = any(text == flag or text.startswith((f"{flag}=", f"{flag} ")) for flag in FLAGS)
+    return known or re.match(r"(arch|code)=|sm_\d|compute_\d", text) is not None
 
 
-def _by_backend(tree: PythonTree, node: ast.AST, bad: list[ast.Constant]) -> tuple[Edit, ...]:
-    """Keep the list as it is for CUDA, and drop what is nvcc's on ROCm."""
-    if tree.imported.get("torch") != "torch" or not isinstance(node, ast.List):
+def _by_backend(tree: PythonTree, node: ast.AST, bad: Mapping[int, str]) -> tuple[Edit, ...]:
+    """Keep the list as it is for CUDA, and drop what is nvcc's on ROCm; `bad` is by id."""
+    if not isinstance(node, ast.List) or any(isinstance(one, ast.Starred) for one in node.elts):
         return ()
-    if any(isinstance(one, ast.Starred) for one in node.elts):
-        return ()
-    dropped = {id(one) for one in bad}
     kept = []
     for one in node.elts:
-        if id(one) in dropped:
-            instead = FLAGS.get(str(one.value), "") if isinstance(one, ast.Constant) else ""
-            if instead.startswith("-"):
-                kept.append(f'"{instead}"')
-        else:
+        if id(one) not in bad:
             kept.append(tree.said(one))
+        elif (instead := FLAGS.get(bad[id(one)], "")).startswith("-"):
+            kept.append(f'"{instead}"')
     said = tree.said(node)
-    text = f"({said} if torch.version.hip is None else [{', '.join(kept)}])"
-    return (Edit(start=tree.at(node), end=tree.end(node), text=text),)
+    return tree.replaced(node, f"({said} if torch.version.hip is None else [{', '.join(kept)}])")
 
 
 @RULES.add("cuda-build", "error", fix="ask for ROCm's too")
@@ -210,23 +193,15 @@ CUDA_LIBRARY: Final = re.compile(
 
 
 def _cuda_libraries(tree: PythonTree, node: ast.AST) -> Iterator[Match]:
-    for one in ast.walk(node):
-        if not isinstance(one, ast.Constant) or not isinstance(one.value, str):
-            continue
-        found = CUDA_LIBRARY.fullmatch(one.value)
+    for one, text in strings(ast.walk(node)):
+        found = CUDA_LIBRARY.fullmatch(text)
         if found and not tree.is_guarded(one):
             instead = LINKED.get(found[1], "")
+            other = text.replace(found[1], instead)
+            chosen = f'({tree.said(one)} if torch.version.hip is None else "{other}")'
             yield Match(
                 at=tree.at(one),
-                detail=one.value,
+                detail=text,
                 fix=f"link {instead or 'its counterpart'} on ROCm",
-                edits=_chosen(tree, one, one.value.replace(found[1], instead)) if instead else (),
+                edits=tree.replaced(one, chosen) if instead else (),
             )
-
-
-def _chosen(tree: PythonTree, node: ast.Constant, instead: str) -> tuple[Edit, ...]:
-    """Return what chooses between a string and its counterpart by torch's build."""
-    if tree.imported.get("torch") != "torch":
-        return ()
-    text = f'({tree.said(node)} if torch.version.hip is None else "{instead}")'
-    return (Edit(start=tree.at(node), end=tree.end(node), text=text),)

@@ -21,6 +21,8 @@ from ratchet.amd.port.rule import (
 )
 
 WHEELS: Final = re.compile(r"(?:whl/|\+|[:_-])(cu1[0-9]{2}|cuda-?1[0-9](?:\.[0-9]+)*)\b")
+CMAKE_WORD: Final = re.compile(r"(?:[^\s()\"'<>;:]|::)+")
+WORD: Final = re.compile(r"[^\s\"'=,\[\]]+(?:=[^\s\"',\]]*)?|[=]")
 KUBERNETES: Final = "nvidia.com/gpu"
 
 
@@ -42,9 +44,9 @@ class TextLines:
     words: tuple[Word, ...]
 
     @property
-    def are_commands(self) -> bool:
-        """True if they start programs: scripts, images, settings of jobs."""
-        return self.source.kind in ("docker", "shell", "yaml")
+    def commands(self) -> tuple[Word, ...]:
+        """The words of a text that starts programs: a script, an image, the settings of a job."""
+        return self.words if self.source.kind in ("docker", "shell", "yaml") else ()
 
 
 RULES: Final = Rules[TextLines]()
@@ -52,12 +54,14 @@ RULES: Final = Rules[TextLines]()
 
 def read_lines(source: CodeText) -> TextLines:
     """Split a text into words; quotes are kept together as a shell would."""
+    pattern = CMAKE_WORD if source.kind == "cmake" else WORD
     words: list[Word] = []
     at = 0
     starts_command = True
     for raw in source.text.split(b"\n"):
         line = raw.decode(errors="replace").rstrip("\r")
-        for word, offset in _split(line, source.kind):
+        for found in pattern.finditer(_without_comment(line)):
+            word, offset = found[0], len(line[: found.start()].encode())
             words.append(Word(text=word, at=at + offset, first=starts_command))
             starts_command = word in ("&&", "||", ";", "|", "RUN", "sudo", "then", "do", "-")
         if not line.rstrip().endswith("\\"):
@@ -66,23 +70,12 @@ def read_lines(source: CodeText) -> TextLines:
     return TextLines(source=source, words=tuple(words))
 
 
-def _split(line: str, kind: str) -> Iterator[tuple[str, int]]:
-    pattern = (
-        r"(?:[^\s()\"'<>;:]|::)+" if kind == "cmake" else r"[^\s\"'=,\[\]]+(?:=[^\s\"',\]]*)?|[=]"
-    )
-    body = _without_comment(line)
-    for found in re.finditer(pattern, body):
-        yield found[0], len(line[: found.start()].encode())
-
-
 def _without_comment(line: str) -> str:
     quote = ""
     for index, letter in enumerate(line):
-        if quote:
-            quote = "" if letter == quote else quote
-        elif letter in "\"'":
-            quote = letter
-        elif letter == "#" and (index == 0 or line[index - 1].isspace()):
+        if letter in (quote or "\"'"):
+            quote = "" if quote else letter
+        elif not quote and letter == "#" and (line[index - 1 : index] or " ").isspace():
             return line[:index]
     return line
 
@@ -90,9 +83,7 @@ def _without_comment(line: str) -> str:
 @RULES.add("nvidia-program", "warning", fix="use ROCm's")
 def programs(lines: TextLines) -> Iterator[Match]:
     """The program is NVIDIA's."""
-    if not lines.are_commands:
-        return
-    for word in lines.words:
+    for word in lines.commands:
         name = word.text.rpartition("/")[2]
         if name in PROGRAMS and (word.first or name not in ("nvcc", "ncu")):
             yield Match(at=word.at, detail=name, fix=f"use {PROGRAMS[name]}")
@@ -101,9 +92,7 @@ def programs(lines: TextLines) -> Iterator[Match]:
 @RULES.add("cuda-variable", "warning", fix="set its counterpart")
 def variables(lines: TextLines) -> Iterator[Match]:
     """The environment variable is CUDA's or NVIDIA's."""
-    if not lines.are_commands:
-        return
-    for word in lines.words:
+    for word in lines.commands:
         name = word.text.partition("=")[0].rstrip(":").lstrip("-").strip()
         if name in VARIABLES and not word.text.startswith("$"):
             yield Match(at=word.at, detail=name, fix=VARIABLES[name])
@@ -112,9 +101,7 @@ def variables(lines: TextLines) -> Iterator[Match]:
 @RULES.add("cuda-image", "error", fix="use an image of rocm/")
 def images(lines: TextLines) -> Iterator[Match]:
     """The image holds CUDA."""
-    if not lines.are_commands:
-        return
-    for word in lines.words:
+    for word in lines.commands:
         text = word.text.partition("=")[2] or word.text
         for start, instead in IMAGES.items():
             if text.startswith("nvidia/label/"):  # a channel of conda
@@ -135,11 +122,9 @@ def images(lines: TextLines) -> Iterator[Match]:
 )
 def gpu_options(lines: TextLines) -> Iterator[Match]:
     """This asks for NVIDIA's GPUs."""
-    if not lines.are_commands:
-        return
-    docker = any(word.text in ("docker", "podman") for word in lines.words)
-    for index, word in enumerate(lines.words):
-        after = lines.words[index + 1].text if index + 1 < len(lines.words) else ""
+    docker = any(word.text in ("docker", "podman") for word in lines.commands)
+    following = [*(word.text for word in lines.commands[1:]), ""]
+    for word, after in zip(lines.commands, following, strict=False):
         if word.text.rstrip(":") == KUBERNETES:
             yield Match(at=word.at, detail=KUBERNETES, fix="ask for amd.com/gpu")
         elif word.text.startswith("--gpus") and docker:
@@ -160,22 +145,23 @@ def packages(lines: TextLines) -> Iterator[Match]:
             yield Match(at=word.at, detail=word.text[:40], fix=f"use {PACKAGES[found]}")
 
 
+VARIANT: Final = re.compile(r"-?(cu\d+|\d|[a-z]*-?cu\d+|dev|runtime|nvtx|nvrtc)")
+
+
 def _is_variant(name: str, start: str) -> bool:
-    return name.startswith(start) and (
-        start.endswith("-")
-        or re.match(r"-?(cu\d+|\d|[a-z]*-?cu\d+|dev|runtime|nvtx|nvrtc)", name[len(start) :])
-        is not None
-    )
+    rest = name.removeprefix(start)
+    return rest != name and (start.endswith("-") or VARIANT.match(rest) is not None)
+
+
+INSTALLS: Final = re.compile(rb"\b(pip3?|uv|conda|mamba|apt(-get)?|yum|dnf)\b")
 
 
 def _may_be_package(source: CodeText, word: Word) -> bool:
     if source.kind == "packages":
         return True
     line = source.text[source.text.rfind(b"\n", 0, word.at) + 1 : word.at]
-    listed = re.search(
-        rb"\b(pip3?|uv|conda|mamba|apt(-get)?|yum|dnf)\b", _logical(source.text, word.at)
-    )
-    return listed is not None or (source.kind == "yaml" and line.strip() == b"-")
+    installs = INSTALLS.search(_logical(source.text, word.at)) is not None
+    return installs or (source.kind == "yaml" and line.strip() == b"-")
 
 
 def _logical(text: bytes, at: int) -> bytes:
@@ -197,37 +183,25 @@ def _logical(text: bytes, at: int) -> bytes:
 )
 def wheels(lines: TextLines) -> Iterator[Match]:
     """This is torch's build for CUDA."""
-    if lines.source.kind not in ("packages", "docker", "shell", "yaml"):
-        return
-    for word in lines.words:
+    images = tuple(IMAGES)
+    for word in lines.words if lines.source.kind == "packages" else lines.commands:
         found = WHEELS.search(word.text)
-        image = any(
-            word.text.partition("=")[2].startswith(one) or word.text.startswith(one)
-            for one in IMAGES
-        )
-        if found and not image and re.search(r"whl/|^torch|^[\w\[\]-]+==\S+\+cu", word.text):
+        if word.text.startswith(images) or word.text.partition("=")[2].startswith(images):
+            continue
+        if found and re.search(r"whl/|^torch|^[\w\[\]-]+==\S+\+cu", word.text):
             yield Match(at=word.at, detail=found[1])
 
 
 @RULES.add("nvcc-flag", "error", fix="give it for CUDA alone")
 def nvcc_flags(lines: TextLines) -> Iterator[Match]:
     """A flag of nvcc: hipcc stops at it."""
-    for index, word in enumerate(lines.words):
+    for word in lines.words:
         flag = word.text.partition("=")[0]
-        if (
-            flag in FLAGS
-            and flag not in ("-G", "--keep", "--threads", "-arch")
-            and _is_for_nvcc(lines, index)
-        ):
-            instead = FLAGS[flag]
-            yield Match(at=word.at, detail=flag, fix=f"on ROCm give {instead or 'nothing'}")
-
-
-def _is_for_nvcc(lines: TextLines, index: int) -> bool:
-    if lines.source.kind == "cmake":
-        return True
-    before = _logical(lines.source.text, lines.words[index].at)
-    return b"nvcc" in before.lower() or b"NVCC" in before or b"CUDA" in before
+        if flag not in FLAGS or flag in ("-G", "--keep", "--threads", "-arch"):
+            continue
+        before = _logical(lines.source.text, word.at)
+        if lines.source.kind == "cmake" or b"nvcc" in before.lower() or b"CUDA" in before:
+            yield Match(at=word.at, detail=flag, fix=f"on ROCm give {FLAGS[flag] or 'nothing'}")
 
 
 TARGETS_OF: Final = re.compile(r"CUDA::(\w+)")
@@ -240,45 +214,28 @@ CMAKE_COMMANDS: Final = (
 )
 
 
+NAMES_A_PACKAGE: Final = ("find_package", "enable_language", "project")
+SETS_LANGUAGE: Final = "set_source_files_properties"
+
+
 @RULES.add("cmake-cuda", "error", fix="use the language HIP, which CMake 3.21 and later have")
 def cmake(lines: TextLines) -> Iterator[Match]:
     """CMake looks for CUDA's toolkit and its language."""
-    if lines.source.kind != "cmake":
-        return
     command = ""
-    for word in lines.words:
-        text = word.text
+    for word in lines.words if lines.source.kind == "cmake" else ():
+        text, fix = word.text, ""
         if text.lower() in CMAKE_COMMANDS:
-            yield Match(
-                at=word.at, detail=text, fix="use add_library or add_executable with LANGUAGE HIP"
-            )
+            fix = "use add_library or add_executable with LANGUAGE HIP"
         elif found := TARGETS_OF.match(text):
-            yield Match(
-                at=word.at,
-                detail=text,
-                fix="link " + CMAKE_TARGETS.get(found[1], "ROCm's counterpart"),
-            )
+            fix = "link " + CMAKE_TARGETS.get(found[1], "ROCm's counterpart")
         elif CMAKE_VARIABLES.fullmatch(text.strip("${}")) and not text.startswith("${"):
-            yield Match(at=word.at, detail=text, fix=f"set {text.replace('CUDA', 'HIP')}")
-        elif text in CMAKE_PACKAGES and command in (
-            "find_package",
-            "enable_language",
-            "project",
-            "language",
-        ):
-            yield Match(at=word.at, detail=text, fix=f"use {CMAKE_PACKAGES[text]}")
-        if text.lower() in (
-            "find_package",
-            "enable_language",
-            "project",
-            "set_source_files_properties",
-        ):
+            fix = f"set {text.replace('CUDA', 'HIP')}"
+        elif text in CMAKE_PACKAGES and command in (*NAMES_A_PACKAGE, "LANGUAGE"):
+            fix = f"use {CMAKE_PACKAGES[text]}"
+        if fix:
+            yield Match(at=word.at, detail=text, fix=fix)
+        opens = lines.source.text[word.at + len(text) :].lstrip(b" ").startswith(b"(")
+        if text.lower() in (*NAMES_A_PACKAGE, SETS_LANGUAGE):
             command = text.lower()
-        elif text == "LANGUAGE" and command == "set_source_files_properties":
-            command = "language"
-        elif re.fullmatch(r"[a-z_]+", text) and _opens(lines.source.text, word):
-            command = text.lower()
-
-
-def _opens(text: bytes, word: Word) -> bool:
-    return text[word.at + len(word.text) :].lstrip(b" ").startswith(b"(")
+        elif (command == SETS_LANGUAGE) if text == "LANGUAGE" else (opens and text.islower()):
+            command = text

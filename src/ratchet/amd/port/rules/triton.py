@@ -7,7 +7,7 @@ import re
 from collections.abc import Iterator
 from typing import Final
 
-from ratchet.amd.port.python_tree import PythonTree, keyword, number
+from ratchet.amd.port.python_tree import PythonTree, keyword, number, strings
 from ratchet.amd.port.rule import Edit, Match, Rules
 from ratchet.amd.port.rules.device import LDS_BYTES
 
@@ -31,21 +31,14 @@ def inline_asm(tree: PythonTree) -> Iterator[Match]:
     """The assembly is PTX; AMD's backend takes its own instructions."""
     for name, call in tree.calls:
         if name.endswith("inline_asm_elementwise"):
-            text = " ".join(
-                str(one.value)
-                for one in ast.walk(call)
-                if isinstance(one, ast.Constant) and isinstance(one.value, str)
-            )
+            text = " ".join(text for _, text in strings(ast.walk(call)))
             if not re.search(r"\b[vs]_\w+", text) or "%" in text:
                 yield Match(at=tree.at(call), detail=" ".join(text.split())[:60])
 
 
 TMA: Final = (
-    "_experimental_descriptor_load",
-    "_experimental_descriptor_store",
-    "create_1d_tma_descriptor",
-    "create_2d_tma_descriptor",
-    "fill_2d_tma_descriptor",
+    *("_experimental_descriptor_load", "_experimental_descriptor_store"),
+    *("create_1d_tma_descriptor", "create_2d_tma_descriptor", "fill_2d_tma_descriptor"),
     "_experimental_make_tensormap",
 )
 DESCRIPTORS: Final = ("make_tensor_descriptor", "TensorDescriptor", "TensorDescriptor.from_tensor")
@@ -73,11 +66,8 @@ def descriptors(tree: PythonTree) -> Iterator[Match]:
 
 
 SPECIAL: Final = (
-    "warp_specialize",
-    "num_consumer_groups",
-    "num_buffers_warp_spec",
-    "reg_dec_producer",
-    "reg_inc_consumer",
+    *("warp_specialize", "num_consumer_groups", "num_buffers_warp_spec"),
+    *("reg_dec_producer", "reg_inc_consumer"),
 )
 
 
@@ -85,15 +75,15 @@ SPECIAL: Final = (
 def warp_specialization(tree: PythonTree) -> Iterator[Match]:
     """Warps cannot be specialized on AMD: the option is ignored, or refused as unknown."""
     for name, call in tree.calls:
-        given = [word.arg for word in call.keywords if word.arg in SPECIAL and not _is_off(word)]
+        given = [
+            word.arg
+            for word in call.keywords
+            if word.arg in SPECIAL and getattr(word.value, "value", True) not in (False, 0)
+        ]
         if given and uses_triton(tree):
             yield Match(at=tree.at(call), detail=str(given[0]))
         elif name.endswith("async_task"):
             yield Match(at=tree.at(call), detail="async_task")
-
-
-def _is_off(word: ast.keyword) -> bool:
-    return isinstance(word.value, ast.Constant) and word.value.value in (False, 0)
 
 
 def _configs(tree: PythonTree) -> Iterator[ast.Call]:

@@ -6,12 +6,13 @@ the wave. This is right on 64 lanes and on 32, whatever the rest of the program 
 
 from __future__ import annotations
 
+import math
 import re
 from collections.abc import Iterator
 from typing import TYPE_CHECKING, Final
 
-from ratchet.amd.port.cuda_tree import Called, CudaTree
-from ratchet.amd.port.rule import Edit, Match, Rules
+from ratchet.amd.port.cuda_tree import Called, CudaTree, around, listed, replaced
+from ratchet.amd.port.rule import Edit, Match, Rules, inserted
 
 if TYPE_CHECKING:
     from tree_sitter import Node
@@ -53,13 +54,11 @@ def counts_waves(tree: CudaTree, at: int) -> bool:
 def warp_collectives(tree: CudaTree) -> Iterator[Match]:
     """hipcub's warps have as many lanes as the GPU's waves, 64 on CDNA; cub's have 32."""
     for node in tree.nodes("template"):
-        name, given = (node.child_by_field_name(one) for one in ("name", "arguments"))
-        if name is None or given is None or tree.said(name) not in ("WarpReduce", "WarpScan"):
-            continue
-        kinds = [one for one in given.named_children if one.type != "comment"]
-        if len(kinds) == 1 and not counts_waves(tree, node.start_byte):
-            edit = Edit(start=kinds[0].end_byte, end=kinds[0].end_byte, text=", 32")
-            yield Match(at=node.start_byte, detail=tree.said(node), edits=(edit,))
+        kinds = listed(node.child_by_field_name("arguments"))
+        is_of_warp = tree.said(node, "name") in ("WarpReduce", "WarpScan")
+        if is_of_warp and len(kinds) == 1 and not counts_waves(tree, node.start_byte):
+            edits = (inserted(kinds[0].end_byte, ", 32"),)
+            yield Match(at=node.start_byte, detail=tree.said(node), edits=edits)
 
 
 @RULES.add("shuffle-width", "error", fix="give the width: 32 keeps the groups that the code counts")
@@ -70,8 +69,8 @@ def shuffle_width(tree: CudaTree) -> Iterator[Match]:
     for call, before in _shuffles(tree):
         if len(call.arguments) != before or counts_waves(tree, call.at) or "xor" in call.name:
             continue
-        end = call.node.end_byte - 1
-        yield Match(at=call.at, detail=call.name, edits=(Edit(start=end, end=end, text=", 32"),))
+        edits = (inserted(call.node.end_byte - 1, ", 32"),)
+        yield Match(at=call.at, detail=call.name, edits=edits)
 
 
 @RULES.add(
@@ -96,30 +95,21 @@ WIDE: Final = re.compile(
 
 
 def _is_wide(tree: CudaTree, mask: Node) -> bool:
-    said = tree.said(mask)
-    return WIDE.match(said) is not None
+    return WIDE.match(tree.said(mask)) is not None
 
 
 def _widened(tree: CudaTree, call: Called) -> Match:
     mask = call.arguments[0]
     if counts_waves(tree, call.at) and tree.value(mask) in (FULL, -1):
-        edit = Edit(start=mask.start_byte, end=mask.end_byte, text="__activemask()")
-        return Match(at=call.at, detail=call.name, edits=(edit,))
+        return Match(at=call.at, detail=call.name, edits=(replaced(mask, "__activemask()"),))
     edits = around(mask, "PORT_MASK64(", ")")
     return Match(at=call.at, detail=call.name, edits=edits, needs=("PORT_MASK64",))
 
 
-def around(node: Node, before: str, after: str) -> tuple[Edit, ...]:
-    """Return what puts a text before and after a node, which other edits may still change."""
-    start, end = node.start_byte, node.end_byte
-    return Edit(start=start, end=start, text=before), Edit(start=end, end=end, text=after)
-
-
 def renamed(call: Called, name: str) -> Edit:
     """Return what gives a called function another name."""
-    function = call.node.child_by_field_name("function")
-    assert function is not None
-    return Edit(start=function.start_byte, end=function.end_byte, text=name)
+    assert call.function is not None
+    return replaced(call.function, name)
 
 
 BALLOT: Final = "PORT_BALLOT32"
@@ -139,8 +129,8 @@ def votes(tree: CudaTree) -> Iterator[Match]:
         for call in tree.calls_of(name):
             if counts_waves(tree, call.at) or _is_ours(tree, call.at) or len(call.arguments) != 1:
                 continue
-            at = call.arguments[0].start_byte
-            yield _vote(call, name, call.arguments[0], (Edit(start=at, end=at, text="~0u, "),))
+            asked = call.arguments[0]
+            yield _vote(call, name, asked, (inserted(asked.start_byte, "~0u, "),))
 
 
 def _vote(call: Called, name: str, asked: Node, edits: tuple[Edit, ...]) -> Match:
@@ -181,6 +171,8 @@ def _is_ours(tree: CudaTree, at: int) -> bool:
 
 
 THREAD: Final = re.compile(r"\bthreadIdx\b|\bblockDim\b")
+MADE_OF_THREAD: Final = re.compile(r"\b(\w+)\s*=\s*([^;,]*\b(?:threadIdx|thread_rank)\b[^;]*);")
+"""A variable that is made from a thread's index."""
 PARTS: Final = {"&": 31, "%": 32, "/": 32, ">>": 5}
 
 
@@ -188,28 +180,18 @@ def _warp_arithmetic(tree: CudaTree) -> Iterator[tuple[Node, Node, str]]:
     """Yield the lanes and warps that a program counts in 32s: the operation, its 32, its sign."""
     named: dict[int, set[str]] = {}
     for node in tree.nodes("binary"):
-        left, right = node.child_by_field_name("left"), node.child_by_field_name("right")
-        sign = node.child_by_field_name("operator")
-        if left is None or right is None or sign is None:
-            continue
-        wanted = PARTS.get(tree.said(sign))
-        if wanted is None or tree.value(right) != wanted:
+        sign, right = tree.said(node, "operator"), node.child_by_field_name("right")
+        if right is None or sign not in PARTS or tree.value(right) != PARTS[sign]:
             continue
         function = tree.function_at(node.start_byte)
         if function is None or not tree.is_device(function):
             continue
         if function.id not in named:
-            named[function.id] = _thread_names(tree, function)
-        said = tree.said(left)
-        if THREAD.search(said) or {*re.findall(r"\w+", said)} & named[function.id]:
-            yield node, right, tree.said(sign)
-
-
-def _thread_names(tree: CudaTree, function: Node) -> set[str]:
-    """Return the variables of a function that are made from a thread's index."""
-    said = tree.said(function)
-    made = re.findall(r"\b(\w+)\s*=\s*([^;,]*\b(?:threadIdx|thread_rank)\b[^;]*);", said)
-    return {name for name, value in made if "blockIdx" not in value}
+            made = MADE_OF_THREAD.findall(tree.said(function))
+            named[function.id] = {name for name, value in made if "blockIdx" not in value}
+        left = tree.said(node, "left")
+        if THREAD.search(left) or {*re.findall(r"\w+", left)} & named[function.id]:
+            yield node, right, sign
 
 
 @RULES.add("lane-of-32", "note", fix="nothing to do; count with warpSize to use whole waves")
@@ -231,13 +213,11 @@ def mixed_sizes(tree: CudaTree) -> Iterator[Match]:
     for node, right, sign in _warp_arithmetic(tree):
         if not counts_waves(tree, node.start_byte):
             continue
-        if sign in FORMS:
-            edits = (Edit(start=right.start_byte, end=right.end_byte, text=FORMS[sign]),)
-        else:
-            left = node.child_by_field_name("left")
-            end = left.end_byte if left is not None else right.start_byte
-            edits = (Edit(start=end, end=right.end_byte, text=" / warpSize"),)
-        yield Match(at=node.start_byte, detail=tree.said(node), edits=edits)
+        edit = replaced(right, FORMS.get(sign, "warpSize"))
+        left = node.child_by_field_name("left")
+        if left is not None and sign not in FORMS:  # a shift becomes a division
+            edit = Edit(start=left.end_byte, end=right.end_byte, text=" / warpSize")
+        yield Match(at=node.start_byte, detail=tree.said(node), edits=(edit,))
 
 
 @RULES.add("warp-array", "error", fix="size the array for 64 lanes")
@@ -260,8 +240,7 @@ LANE: Final = r"(%\s*warpSize|&\s*\(\s*warpSize\s*-\s*1\s*\)|laneid|lane_id\(\))
 
 def _written_by_lane(tree: CudaTree, node: Node, array: str) -> bool:
     """Return whether a function writes an array at places that are its lanes' numbers."""
-    function = tree.function_at(node.start_byte)
-    said = tree.said(function) if function is not None else ""
+    said = tree.said(tree.function_at(node.start_byte))
     lanes = re.findall(rf"\b(\w+)\s*=\s*[^;,=]*{LANE}", said)
     names = "|".join({re.escape(name) for name, _ in lanes}) or "$^"
     index = rf"(\[[^\]]*\]\s*)*\[[^\]]*(\b({names})\b|{LANE})[^\]]*\]"
@@ -276,11 +255,8 @@ def one_warp_blocks(tree: CudaTree) -> Iterator[Match]:
             continue
         block = call.launch[1]
         if block.type == "call_expression" and tree.said(block).startswith("dim3("):
-            listed = block.child_by_field_name("arguments")
-            values = [tree.value(one) for one in listed.named_children] if listed else []
-            threads = 1
-            for value in values:
-                threads = threads * value if value is not None else 64
+            values = [tree.value(one) for one in listed(block.child_by_field_name("arguments"))]
+            threads = 64 if None in values else math.prod(one or 0 for one in values)
         else:
             threads = tree.value(block) or 64
         if threads <= 32:
@@ -294,15 +270,9 @@ def warp_synchronous(tree: CudaTree) -> Iterator[Match]:
     """Steps without a barrier rely on a warp that runs in step; the compiler may keep values in
     registers."""
     for node in tree.nodes("if"):
-        condition, body = (
-            node.child_by_field_name("condition"),
-            node.child_by_field_name("consequence"),
-        )
-        if condition is None or body is None:
+        if not re.search(r"<\s*(32|warpSize|WARP_SIZE)\b", tree.said(node, "condition")):
             continue
-        if not re.search(r"<\s*(32|warpSize|WARP_SIZE)\b", tree.said(condition)):
-            continue
-        said = tree.said(body)
+        said = tree.said(node, "consequence")
         steps = re.findall(r"(\w+)\[(\w+)\]\s*\+?=[^;]*\1\[\2\s*\+\s*\d+\]", said)
         if len(steps) >= 3 and "__syncwarp" not in said:
             yield Match(at=node.start_byte, detail=f"{len(steps)} steps on {steps[0][0]}")
