@@ -7,9 +7,9 @@ docs/reference/gpu-specs.rst.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
-from typing import Final, Literal
+from typing import Any, Final, Literal
 
 from ratchet.base.errors import KernelError
 
@@ -72,9 +72,14 @@ class PretendedDevice:
 
     architecture: Architecture
     name: str
-    units: int
+    units: int = 1
     """Compute units."""
     memory_bytes: int = MEMORY_BYTES
+
+    @classmethod
+    def of(cls, target: str, told: Mapping[str, Any]) -> PretendedDevice:
+        """Return a target's device; what nobody told has the target's name, and one unit."""
+        return cls(architecture=ARCHITECTURES[target], **({"name": target} | dict(told)))
 
 
 _CDNA: Final = Architecture(
@@ -158,7 +163,9 @@ def occupancy(
 
     0 if not even one workgroup fits.
     """
-    by_registers = min(architecture.max_waves_per_simd, _waves_by_registers(architecture, vgprs))
+    granule = architecture.vgpr_granule
+    taken = max(granule, -(-vgprs // granule) * granule)
+    by_registers = min(architecture.max_waves_per_simd, architecture.vgprs_per_lane // taken)
     slots = by_registers * architecture.simds_per_unit
     groups = {"registers": slots // workgroup_waves}
     if lds_bytes > architecture.lds_bytes_per_workgroup:
@@ -173,9 +180,3 @@ def occupancy(
     if waves == architecture.max_waves_per_simd:
         limit = "none"
     return Occupancy(waves_per_simd=waves, limit=limit)
-
-
-def _waves_by_registers(architecture: Architecture, vgprs: int) -> int:
-    granule = architecture.vgpr_granule
-    taken = max(granule, -(-vgprs // granule) * granule)
-    return architecture.vgprs_per_lane // taken

@@ -13,14 +13,12 @@ import msgspec
 import pytest
 import torch
 
+from ratchet.amd.architectures import PretendedDevice
 from ratchet.amd.compile.hip_compiler import find_hip, first_error
 from ratchet.amd.emulator import extensions
-from ratchet.amd.emulator.extension_build import (
-    ExtensionOrder,
-    ExtensionSource,
-    extension_order,
-)
+from ratchet.amd.emulator.extension_build import ExtensionOrder, extension_order
 from ratchet.amd.emulator.hip_build import ExtensionBuilder, compiled_machine, precompiled
+from ratchet.amd.emulator.launch import Emulator
 from ratchet.amd.emulator.program import pretended_device
 from ratchet.amd.targets import emulated
 from ratchet.base.errors import KernelError
@@ -119,12 +117,11 @@ def loader(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Loader]:
     source, target = (HERE / "misuse.hip").read_text(), "gfx942"
     os.environ[extensions.EMULATOR] = str(compiled_machine(target))
     made = extensions.EmulatedExtensions(
-        target,
-        Path(os.environ[extensions.EMULATOR]),
-        device={"name": "AMD Instinct MI300X", "units": 304},
+        Emulator(Path(os.environ[extensions.EMULATOR])),
+        PretendedDevice.of(target, {"name": "AMD Instinct MI300X", "units": 304}),
         build=lambda order: built(order, tmp_path_factory.mktemp("built")),
     )
-    module = made.load("misuse", [ExtensionSource("misuse.hip", source)])
+    module = made.load("misuse", {"misuse.hip": source})
     yield lambda name: getattr(module, name)  # type: ignore[no-any-return]
     del os.environ[extensions.EMULATOR]
 
@@ -205,4 +202,4 @@ def test_host_code_that_goes_wrong_is_told_in_a_line(loader: Loader, name: str, 
 )
 def test_what_does_not_compile_keeps_its_line(text: str, told: str, tmp_path: Path) -> None:
     with pytest.raises(KernelError, match=told):
-        built(extension_order("extension", [ExtensionSource("k.cu", text)]), tmp_path)
+        built(extension_order("extension", {"k.cu": text}), tmp_path)

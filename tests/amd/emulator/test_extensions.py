@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from ratchet.amd.compile.hip_compiler import find_hip, first_error
-from ratchet.amd.emulator.extension_build import ExtensionSource, as_hip, check_module
+from ratchet.amd.emulator.extension_build import as_hip, check_module
 from ratchet.amd.emulator.linking import device_variables, linked
 from ratchet.base.errors import KernelError, RatchetError
 from ratchet.judge.court.calls import judge
@@ -33,7 +33,7 @@ def test_an_extension_binds_its_entries(tmp_path: Path) -> None:
 
 def test_cudas_names_become_hips_on_the_same_lines() -> None:
     text = "#include <cuda_runtime.h>\nvoid f() {\n  cudaDeviceSynchronize();\n}\n"
-    made = as_hip(ExtensionSource("f.cu", text))
+    made = as_hip("f.cu", text)
     assert "hipDeviceSynchronize" in made
     assert made.count("\n") == text.count("\n")
 
@@ -48,12 +48,12 @@ def test_cudas_names_become_hips_on_the_same_lines() -> None:
     ],
 )
 def test_tensors_for_host_code_are_open_to_it(said: str, made: str) -> None:
-    assert f"auto y = {made};" in as_hip(ExtensionSource("f.hip", f"auto y = {said};\n"))
+    assert f"auto y = {made};" in as_hip("f.hip", f"auto y = {said};\n")
 
 
 def test_an_extension_without_bindings_is_told() -> None:
     with pytest.raises(KernelError, match="PYBIND11_MODULE"):
-        check_module([ExtensionSource("f.cu", "__global__ void f() {}")])
+        check_module(["__global__ void f() {}"])
 
 
 def test_the_first_error_keeps_its_file_and_line() -> None:

@@ -406,7 +406,7 @@ FIRST_ADDRESS, ADDRESS_STEP = 1 << 40, 1 << 36
 @contextlib.contextmanager
 def pretended_device(architecture: Architecture, units: int, *, values: bool) -> Iterator[None]:
     """Make `device="cuda"` work, and torch.cuda describe the GPU, inside."""
-    device = PretendedDevice(architecture=architecture, name=architecture.name, units=units)
+    device = PretendedDevice.of(architecture.name, {"units": units})
     with answering(device), torch.no_grad(), _SayCuda("cpu" if values else "meta"):
         yield
 

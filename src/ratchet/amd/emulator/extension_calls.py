@@ -26,6 +26,7 @@ from ratchet.amd.architectures import PretendedDevice
 from ratchet.amd.emulator.extension_build import PROGRAM
 from ratchet.amd.emulator.gpu_memory import APART_BYTES, GpuBlock, GpuMemory
 from ratchet.amd.emulator.hip_runtime import HipRuntime, move
+from ratchet.amd.emulator.launch import Emulator
 from ratchet.amd.emulator.linking import plain_name
 from ratchet.base.errors import KernelError
 
@@ -64,11 +65,15 @@ class _OnGpu(TorchDispatchMode):  # type: ignore[no-untyped-call]
             return tree_map_only(Tensor, lambda one: self._kept(one, unwritten, to_host), result)
 
     def _kept(self, tensor: Tensor, unwritten: bool, to_host: bool) -> Tensor:
-        if tensor.device.type != "cpu" or not tensor.untyped_storage().nbytes():
-            return tensor
-        if self._memory.find(tensor.data_ptr()) is not None:
+        if not is_outside(tensor, self._memory):
             return tensor
         return moved(tensor, self._memory, copied=not unwritten, open_to_host=to_host)[0]
+
+
+def is_outside(tensor: Tensor, memory: GpuMemory) -> bool:
+    """Return whether a tensor has bytes of this process that are not the GPU's."""
+    is_here = tensor.device.type == "cpu" and bool(tensor.untyped_storage().nbytes())
+    return is_here and memory.find(tensor.data_ptr()) is None
 
 
 def moved(
@@ -129,9 +134,7 @@ class _Call:
 
     def _to_gpu(self, tensor: Tensor) -> Tensor:
         tensor = tensor.detach()
-        if tensor.device.type != "cpu" or not tensor.untyped_storage().nbytes():
-            return tensor
-        if self._memory.find(tensor.data_ptr()) is not None:
+        if not is_outside(tensor, self._memory):
             return tensor
         at = tensor.untyped_storage().data_ptr()
         if at not in self._moved:
@@ -153,16 +156,15 @@ class LoadedExtension:
         self,
         name: str,
         built: Path,
-        emulator: Path,
+        emulator: Emulator,
         memory: GpuMemory,
-        matrix_cycles: Mapping[str, int] | None,
         device: PretendedDevice,
     ) -> None:
         """`built` is the folder of its program: the assemblies, `0.s` and on, and its library."""
         self.memory = memory
         count = len(list(built.glob("*.s")))
         assemblies = [(built / f"{at}.s").read_text() for at in range(count)]
-        self.runtime = HipRuntime(assemblies, emulator, memory, device, matrix_cycles)
+        self.runtime = HipRuntime(assemblies, emulator, memory, device)
         path = str(built / PROGRAM)
         try:
             library = ctypes.CDLL(path)

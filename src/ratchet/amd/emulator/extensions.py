@@ -6,7 +6,7 @@ import os
 import sys
 import tempfile
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from dataclasses import replace
+from itertools import takewhile
 from pathlib import Path
 from types import ModuleType
 from typing import Any
@@ -15,17 +15,18 @@ import msgspec
 import torch
 from torch import Tensor
 
+from ratchet.amd.architectures import PretendedDevice
 from ratchet.amd.emulator.extension_build import (
     SHARED,
     ExtensionOrder,
-    ExtensionSource,
     check_module,
     extension_order,
     module_name,
 )
 from ratchet.amd.emulator.extension_calls import ExtensionOperator, LoadedExtension
 from ratchet.amd.emulator.gpu_memory import GpuMemory
-from ratchet.amd.emulator.loading import EMULATOR, ToldDevice, load_emulated, told_device
+from ratchet.amd.emulator.launch import Emulator
+from ratchet.amd.emulator.loading import EMULATOR, load_emulated
 from ratchet.base.errors import KernelError
 from ratchet.judge.kernels.source_files import CarriedFiles, split_files
 from ratchet.judge.sandbox.serving import ask_judge
@@ -40,58 +41,54 @@ class EmulatedExtensions:
 
     def __init__(
         self,
-        target: str,
-        library: Path,
-        matrix_cycles: Mapping[str, int] | None = None,
+        emulator: Emulator,
+        device: PretendedDevice,
         carried: CarriedFiles | None = None,
-        device: ToldDevice | None = None,
         build: Callable[[ExtensionOrder], Path] | None = None,
     ) -> None:
-        """`library` is the compiled emulator, `device` what `told_device` takes.
+        """`carried` are the files that follow the kernel's source.
 
-        `carried` are the files that follow the kernel's source. `build` returns the folder of a
-        compiled extension; by default the judge compiles it.
+        `build` returns the folder of a compiled extension; by default the judge compiles it.
         """
-        self._device = told_device(target, device)
+        self._emulator = emulator
+        self._device = device
         self._build = build or built_by_the_judge
         self._carried = carried or CarriedFiles()
-        self._library = library
-        self._matrix_cycles = matrix_cycles
         self._memory = GpuMemory()
         self._made: dict[str, ModuleType] = {}
 
     def load(
         self,
         name: str,
-        sources: Sequence[ExtensionSource],
+        sources: Mapping[str, str],
         *,
         functions: Mapping[str, str] | None = None,
-        options: Sequence[str] = (),
-        headers: Sequence[ExtensionSource] = (),
+        options: Iterable[str] = (),
         folders: Sequence[str] = (),
     ) -> ModuleType:
-        """Return the extension as a module; `folders` are searched for headers.
+        """Return an extension of texts by name, and of the carried files, as a module.
 
-        Raises KernelError with the compiler's first error.
+        `options` are those of nvcc or gcc; macros and folders are kept, which clang has too.
+        `folders` are searched for headers besides those of the carried files. Raises KernelError
+        with the compiler's first error.
         """
         if not functions:
-            check_module(sources)
-        word = module_name([*sources, *headers], name)
+            check_module(sources.values())
+        headers = {key: one for key, one in self._carried.texts.items() if key not in sources}
+        word = module_name([*sources.values(), *headers.values()], name)
         if word in self._made:
             return self._made[word]
         order = extension_order(
             word,
             sources,
             functions=functions,
-            options=options,
+            options=[one for one in options if one.startswith(SHARED)],
             headers=headers,
-            folders=folders,
+            folders=[*folders, *self._carried.folders()],
         )
         built = self._build(order)
         before = set(torch._C._dispatch_get_all_op_names())
-        loaded = LoadedExtension(
-            word, built, self._library, self._memory, self._matrix_cycles, self._device
-        )
+        loaded = LoadedExtension(word, built, self._emulator, self._memory, self._device)
         module = ModuleType(name)
         for key, function in loaded.functions():
             setattr(module, key, function)
@@ -126,22 +123,19 @@ class EmulatedExtensions:
     ) -> ModuleType:
         texts = [(f"{name}.cpp", one) for one in _listed(cpp_sources)]
         texts += [(f"{name}.cu", one) for one in _listed(cuda_sources)]
-        sources = [
-            ExtensionSource(f"{index}/{called}" if index else called, text)
-            for index, (called, text) in enumerate(texts)
-        ]
-        bound = (
-            functions if isinstance(functions, dict) else {one: one for one in _listed(functions)}
-        )
-        options = _macros([*_listed(extra_cflags), *_listed(extra_cuda_cflags)])
-        place = self._carried.place
+        called = [f"{at}/{one}" if at else one for at, (one, _) in enumerate(texts)]
         return self.load(
             name,
-            [replace(one, name=os.path.join(place, one.name)) for one in sources],
-            functions=bound,
-            options=options,
-            headers=[ExtensionSource(*one) for one in self._carried.texts.items()],
-            folders=self._carried.folders(),
+            {
+                os.path.join(self._carried.place, one): text
+                for one, (_, text) in zip(called, texts, strict=True)
+            },
+            functions=(
+                functions
+                if isinstance(functions, dict)
+                else {one: one for one in _listed(functions)}
+            ),
+            options=[*_listed(extra_cflags), *_listed(extra_cuda_cflags)],
         )
 
     def _load(
@@ -155,25 +149,23 @@ class EmulatedExtensions:
         *_: object,
         **__: object,
     ) -> ModuleType:
-        paths = [self._carried_name(one) for one in _listed(sources)]
-        options = _macros([*_listed(extra_cflags), *_listed(extra_cuda_cflags)])
-        headers = [ExtensionSource(*one) for one in self._carried.texts.items()]
+        names = [self._carried_name(one) for one in _listed(sources)]
+        options = [*_listed(extra_cflags), *_listed(extra_cuda_cflags)]
         return self.load(
             name,
-            [ExtensionSource(one, self._carried.texts[one]) for one in paths],
+            {one: self._carried.texts[one] for one in names},
             options=[one for one in options if one[:2] != "-I"],
-            headers=[one for one in headers if one.name not in paths],
-            folders=[*(os.path.dirname(one) for one in paths), *self._carried.folders()],
+            folders=[os.path.dirname(one) for one in names],
         )
 
     def _carried_name(self, given: str) -> str:
         """Return the name from the root of a file that the source names: its end is the same."""
         parts = Path(os.path.normpath(given)).parts
-        fits = [
-            (_same_end(parts, Path(one).parts), one)
-            for one in self._carried.texts
-            if Path(one).name == parts[-1]
-        ]
+        fits = []
+        for one in self._carried.texts:
+            pairs = zip(reversed(parts), reversed(Path(one).parts), strict=False)
+            if same := len([*takewhile(lambda pair: pair[0] == pair[1], pairs)]):
+                fits.append((same, one))
         if not fits:
             raise KernelError(
                 f"the extension's source {given!r:.120} does not lie beside the kernel's file"
@@ -181,21 +173,10 @@ class EmulatedExtensions:
         return max(fits)[1]
 
 
-def _same_end(a: Sequence[str], b: Sequence[str]) -> int:
-    """Return how many of the last parts of two paths are the same."""
-    pairs = zip(reversed(a), reversed(b), strict=False)
-    return next((at for at, (one, other) in enumerate(pairs) if one != other), min(len(a), len(b)))
-
-
 def _listed(given: Texts) -> list[str]:
     if given is None:
         return []
     return [str(given)] if isinstance(given, (str, Path)) else [str(one) for one in given]
-
-
-def _macros(options: Sequence[str]) -> list[str]:
-    """Return the options that clang shares with nvcc and gcc: macros and folders."""
-    return [one for one in options if one.startswith(SHARED)]
 
 
 def built_by_the_judge(order: ExtensionOrder) -> Path:
@@ -217,18 +198,12 @@ def load_extension(
     entry: str,
     target: str,
     matrix_cycles: Mapping[str, int] | None = None,
-    device: ToldDevice | None = None,
+    device: Mapping[str, object] | None = None,
 ) -> Callable[..., object]:
     """Return an extension's function as f(*tensors, scalars), from its one source file."""
     text, carried = split_files(source)
-    emulator = Path(os.environ[EMULATOR])
-    extensions = EmulatedExtensions(target, emulator, matrix_cycles, device=device)
-    module = extensions.load(
-        "extension",
-        [ExtensionSource(os.path.join(carried.place, "kernel.cu"), text)],
-        headers=[ExtensionSource(*one) for one in carried.texts.items()],
-        folders=carried.folders(),
-    )
+    extensions = _extensions(target, matrix_cycles, device, carried)
+    module = extensions.load("extension", {os.path.join(carried.place, "kernel.cu"): text})
     function = getattr(module, entry, None)
     if function is None:
         offered = ", ".join(one for one in vars(module) if not one.startswith("_"))
@@ -247,10 +222,19 @@ def load_with_extensions(
     entry: str,
     target: str,
     matrix_cycles: Mapping[str, int] | None = None,
-    device: ToldDevice | None = None,
+    device: Mapping[str, object] | None = None,
 ) -> Callable[..., object]:
     """Return the entry of a Python source that may build extensions and launch Triton kernels."""
-    emulator = Path(os.environ[EMULATOR])
     _, carried = split_files(source)
-    EmulatedExtensions(target, emulator, matrix_cycles, carried, device).install()
+    _extensions(target, matrix_cycles, device, carried).install()
     return load_emulated(source, entry, target, matrix_cycles=matrix_cycles, device=device)
+
+
+def _extensions(
+    target: str,
+    matrix_cycles: Mapping[str, int] | None,
+    device: Mapping[str, object] | None,
+    carried: CarriedFiles,
+) -> EmulatedExtensions:
+    emulator = Emulator(Path(os.environ[EMULATOR]), matrix_cycles)
+    return EmulatedExtensions(emulator, PretendedDevice.of(target, device or {}), carried)

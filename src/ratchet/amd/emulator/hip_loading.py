@@ -12,9 +12,11 @@ from typing import Any, Final
 import torch
 from torch import Tensor
 
+from ratchet.amd.architectures import PretendedDevice
 from ratchet.amd.emulator.gpu_memory import GpuMemory
 from ratchet.amd.emulator.hip_runtime import HipRuntime, target_of
-from ratchet.amd.emulator.loading import EMULATOR, ToldDevice, told_device
+from ratchet.amd.emulator.launch import Emulator
+from ratchet.amd.emulator.loading import EMULATOR
 from ratchet.base.errors import KernelError
 from ratchet.judge.kernels.abi import DTYPE_CODES, MAX_DIMENSIONS, RatchetTensor
 from ratchet.judge.workers.candidate.results import DeclinedCase
@@ -35,12 +37,13 @@ class HipProgram:
         entry: str,
         emulator: Path,
         matrix_cycles: Mapping[str, int] | None = None,
-        device: ToldDevice | None = None,
+        device: Mapping[str, object] | None = None,
     ) -> None:
-        """`device` is what `told_device` takes."""
+        """`emulator` is the compiled machine; `device` is what `PretendedDevice.of` takes."""
         self._memory = GpuMemory()
-        told = told_device(target_of(assembly), device)
-        self._runtime = HipRuntime([assembly], emulator, self._memory, told, matrix_cycles)
+        told = PretendedDevice.of(target_of(assembly), device or {})
+        machine = Emulator(emulator, matrix_cycles)
+        self._runtime = HipRuntime([assembly], machine, self._memory, told)
         handle = os.memfd_create("host")
         os.write(handle, host)
         library = ctypes.CDLL(f"/proc/self/fd/{handle}")
@@ -109,13 +112,12 @@ def load_hip(
     assembly: str,
     host: str,
     entry: str,
-    library: str | None = None,
     matrix_cycles: Mapping[str, int] | None = None,
-    device: ToldDevice | None = None,
+    device: Mapping[str, object] | None = None,
 ) -> HipProgram:
-    """Return the entry of a compiled HIP source; `library` is the compiled emulator.
+    """Return the entry of a compiled HIP source; raises KernelError if there is none.
 
-    `device` is what `told_device` takes. Raises KernelError for a source without that entry.
+    `device` is what `PretendedDevice.of` takes.
     """
-    emulator = Path(library or os.environ[EMULATOR])
+    emulator = Path(os.environ[EMULATOR])
     return HipProgram(assembly, base64.b64decode(host), entry, emulator, matrix_cycles, device)

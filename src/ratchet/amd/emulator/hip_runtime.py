@@ -9,9 +9,8 @@ import math
 import re
 import struct
 import sys
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import replace
-from pathlib import Path
 from typing import Any, Final
 
 from ratchet.amd.architectures import ARCHITECTURES, PretendedDevice
@@ -166,12 +165,11 @@ class HipRuntime:
     def __init__(
         self,
         assemblies: Sequence[str],
-        emulator: Path,
+        emulator: Emulator,
         memory: GpuMemory,
         device: PretendedDevice,
-        matrix_cycles: Mapping[str, int] | None = None,
     ) -> None:
-        self.emulator = Emulator(emulator, matrix_cycles)
+        self.emulator = emulator
         self.told = self
         self.memory = memory
         self.element_bytes = 1
@@ -188,12 +186,12 @@ class HipRuntime:
         self._kernel = functools.cache(self._decoded)
         self._asked = _Asked(
             _LAUNCH(self._guarded(self._launch, 1)),
-            _ALLOCATE(self._guarded(self._allocate, 0)),
+            _ALLOCATE(self._guarded(lambda size: memory.block(size).address, 0)),
             _RELEASE(self._guarded(self._release, 1)),
             _FILL(self._guarded(self._fill, 1)),
             _COPY(self._guarded(self._copy, 1)),
             _SYMBOL(self._guarded(self._symbol, 0)),
-            _ALLOCATE(self._guarded(self._allocate_open, 0)),
+            _ALLOCATE(self._guarded(lambda size: memory.block(size, open_to_host=True).address, 0)),
             _FACT(self._guarded(self._fact, 0)),
             device.architecture.name.encode(),
             device.name.encode(),
@@ -305,12 +303,6 @@ class HipRuntime:
             return ""
         found = _bytes_at(address, min(MOST_PRINTED, block.address + block.size - address))
         return found.partition(b"\0")[0].decode(errors="replace")
-
-    def _allocate(self, size: int) -> int:
-        return self.memory.block(size).address
-
-    def _allocate_open(self, size: int) -> int:
-        return self.memory.block(size, open_to_host=True).address
 
     def _release(self, place: int | None) -> int:
         if place is not None and not self.memory.release(place):

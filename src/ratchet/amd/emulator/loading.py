@@ -14,9 +14,9 @@ import tempfile
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Final, NotRequired, TypedDict
+from typing import TYPE_CHECKING, Any, Final
 
-from ratchet.amd.architectures import ARCHITECTURES, PretendedDevice
+from ratchet.amd.architectures import PretendedDevice
 from ratchet.amd.compile.fake_driver import (
     CompiledTexts,
     FakeDriver,
@@ -418,17 +418,17 @@ def load_emulated(
     target: str,
     library: str | None = None,
     matrix_cycles: Mapping[str, int] | None = None,
-    device: ToldDevice | None = None,
+    device: Mapping[str, object] | None = None,
 ) -> Callable[..., object]:
     """Return the entry of a Triton source whose kernels run as `target`'s machine code.
 
     It runs in the environment of `EmulatedGpu`. `library` is the compiled emulator; in a sandbox
-    the judge hands it over. `device` is what `told_device` takes.
+    the judge hands it over. `device` is what `PretendedDevice.of` takes.
     """
     source, carried = split_files(source)
     path = carried.write(Path(tempfile.mkdtemp(prefix="triton-"))) / "kernel.py"
     os.environ.setdefault("TRITON_CACHE_DIR", str(path.parent))
-    told = told_device(target, device)
+    told = PretendedDevice.of(target, device or {})
     machine = Path(library or os.environ[EMULATOR])
     driver = EmulatorDriver(told, machine, str(path).__eq__, matrix_cycles)
     driver.told.install()
@@ -451,21 +451,6 @@ def _entering(gpu: EmulatedGpu, function: Callable[..., Any]) -> Callable[..., A
             return function(*given, **named)
 
     return on_emulated
-
-
-class ToldDevice(TypedDict):
-    """A GPU as a kernel is told about it."""
-
-    name: str
-    units: int
-    """Compute units."""
-    memory_bytes: NotRequired[int]
-
-
-def told_device(target: str, given: ToldDevice | None) -> PretendedDevice:
-    """Return the device that a kernel is told about; without `given`, it has one unit."""
-    told: ToldDevice = given or {"name": target, "units": 1}
-    return PretendedDevice(architecture=ARCHITECTURES[target], **told)
 
 
 def install(driver: EmulatorDriver) -> None:

@@ -19,7 +19,7 @@ from xml.etree import ElementTree
 
 import msgspec
 
-from ratchet.amd.architectures import ARCHITECTURES, PretendedDevice
+from ratchet.amd.architectures import PretendedDevice
 from ratchet.amd.emulator.estimates import estimate, read_told
 from ratchet.amd.emulator.hip_build import compiled_machine
 from ratchet.amd.emulator.launch import INSTRUCTION_LIMIT, FailedLaunch
@@ -89,12 +89,12 @@ def pretended_device(target: str) -> PretendedDevice:
     chosen = next((one for one in found if one.name == LARGEST.get(target)), None)
     device = chosen or max(found, key=lambda one: one.units or 0)
     maker = MAKER.get(device.name[:2], "AMD")
-    return PretendedDevice(
-        architecture=ARCHITECTURES[target],
-        name=f"{maker} {device.name}",
-        units=int(device.units or 0),
-        memory_bytes=int((device.number("memory") or 64) * (1 << 30) / device.logical_devices),
-    )
+    told = {
+        "name": f"{maker} {device.name}",
+        "units": int(device.units or 0),
+        "memory_bytes": int((device.number("memory") or 64) * (1 << 30) / device.logical_devices),
+    }
+    return PretendedDevice.of(target, told)
 
 
 def inject_folder() -> Path:

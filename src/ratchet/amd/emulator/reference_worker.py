@@ -20,7 +20,7 @@ from typing import Any, Final
 import torch
 from torch import Tensor
 
-from ratchet.amd.architectures import ARCHITECTURES, Architecture, PretendedDevice
+from ratchet.amd.architectures import PretendedDevice
 from ratchet.amd.compile.torch_cuda import PRETENDED_HIP, device_answers
 from ratchet.amd.emulator.estimates import estimate, read_told
 from ratchet.amd.emulator.hip_build import compiled_machine
@@ -81,11 +81,9 @@ def check_version(version: str = torch.__version__) -> None:
         )
 
 
-def pretend(architecture: Architecture, units: int) -> None:
-    """Make torch describe a GPU of `architecture` with `units` compute units from now on."""
-    answers = device_answers(
-        PretendedDevice(architecture=architecture, name=architecture.name, units=units)
-    )
+def pretend(target: str, units: int) -> None:
+    """Make torch describe a target's GPU with `units` compute units from now on."""
+    answers = device_answers(PretendedDevice.of(target, {"units": units}))
     allow_entering_gpu()
     changed: Any = torch
     for name, value in answers.items():
@@ -198,8 +196,7 @@ class CountingDriver(EmulatorDriver):
     """Emulates launches and keeps their counts."""
 
     def __init__(self, target: str, library: Path) -> None:
-        device = PretendedDevice(architecture=ARCHITECTURES[target], name=target, units=1)
-        super().__init__(device, library, lambda _: False)
+        super().__init__(PretendedDevice.of(target, {}), library, lambda _: False)
         self.target = target
         self.done: list[EmulatedLaunch] = []
 
@@ -339,7 +336,7 @@ class CompiledReferenceWorker:
         self._problem = Problem.from_json(message["problem"])
         self._driver = CountingDriver(target, compiled_machine(target))
         self._reference = self._problem.load_reference()
-        pretend(ARCHITECTURES[target], message["units"])
+        pretend(target, message["units"])
         install(self._driver)
         return {}
 
