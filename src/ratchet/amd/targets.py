@@ -26,7 +26,7 @@ from ratchet.amd.emulator.hip_build import (
     toolchain,
 )
 from ratchet.amd.emulator.launch import NOT_EMULATED
-from ratchet.amd.emulator.program import pretended_device
+from ratchet.amd.emulator.program import NO_TRITON, pretended_device
 from ratchet.amd.port.patch import ported
 from ratchet.amd.profile.inspection import profile_in_verdict
 from ratchet.base import Json, scratch
@@ -50,7 +50,6 @@ RIGHT = "right on every case in Triton's interpreter; its speed was not measured
 INTERPRETER = "in Triton's interpreter"
 NOT_INTERPRETED = ("NotImplementedError",)
 """Words of a failure that is the interpreter's, and not the kernel's."""
-NO_TRITON = "triton is not installed: pip install triton==3.7.1"
 
 
 @contextlib.contextmanager

@@ -158,9 +158,9 @@ def test_each_target_has_its_own_limit_on_shared_memory() -> None:
     script = """
 from triton.compiler.compiler import max_shared_mem
 from ratchet.amd.architectures import ARCHITECTURES
-from ratchet.amd.compile.worker import _install_driver
+from ratchet.amd.compile.fake_driver import FakeDriver
 for name in ("gfx942", "gfx950", "sm_90"):
-    _install_driver(ARCHITECTURES[name], 1)
+    FakeDriver(ARCHITECTURES[name], units=1).install()
     print(max_shared_mem(0))
 """
     run = subprocess.run(

@@ -59,12 +59,12 @@ def test_every_property_of_torchs_class_is_told(target: str) -> None:
 
 def test_every_property_of_tritons_driver_is_told() -> None:
     triton = pytest.importorskip("triton", reason="Triton is not installed")
-    from ratchet.amd.compile.fake_driver import CompiledTexts, FakeDriver
+    from ratchet.amd.compile.fake_driver import FakeDriver
 
     source = Path(triton.__file__).parent / "backends" / "amd" / "driver.c"
     built = re.search(r"Py_BuildValue\(\s*\"\{.*?\}\"(.*?)\);", source.read_text(), re.DOTALL)
     assert built is not None
-    driver = FakeDriver(ARCHITECTURES["gfx942"], units=304, compiled=CompiledTexts())
+    driver = FakeDriver(ARCHITECTURES["gfx942"], units=304)
     told = driver.utils.get_device_properties(0)
     assert set(re.findall(r'"(\w+)"', built[1])) == set(told)
 

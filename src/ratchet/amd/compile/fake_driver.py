@@ -29,14 +29,25 @@ KEPT_TEXTS = ("amdgcn", "ttir", "ptx")
 class FakeDriver:
     """Replaces `triton.runtime.driver.active`; records `launches` and `kernels`."""
 
-    def __init__(self, architecture: Architecture, *, units: int, compiled: CompiledTexts) -> None:
+    def __init__(self, architecture: Architecture, *, units: int) -> None:
         self.architecture = architecture
-        self.compiled = compiled
+        self.compiled = CompiledTexts()
         self.launches: list[Message] = []
         self.kernels: dict[str, Message] = {}
         self.skipped_configs = 0
         self.tuning = False
         self.utils = _Utils(self, units)
+
+    def install(self) -> None:
+        """Make Triton compile and launch through this driver, in this whole process."""
+        import triton
+        import triton.testing
+
+        triton.knobs.compilation.listener = self.compiled
+        triton.runtime.driver.set_active(self)
+        triton.testing.do_bench = triton.testing.do_bench_cudagraph = self.benchmark
+        # Triton caches a device's limit on shared memory: all targets would have the first one's.
+        triton.compiler.compiler.max_shared_mem.cache_clear()
 
     def launcher_cls(self, source: object, metadata: object) -> Callable[..., None]:
         return Launcher(self, source, metadata)
@@ -61,14 +72,15 @@ class FakeDriver:
         quantiles: Sequence[float] | None = None,
         **__: object,
     ) -> float | list[float]:
-        """Compile a configuration; return its scratch memory as its "time".
+        """Return a call's "time", as autotuners and programs ask Triton for it."""
+        time = self.time(call)
+        return time if quantiles is None else [time] * len(quantiles)
+
+    def time(self, call: Callable[[], object]) -> float:
+        """Compile an autotuner's configuration; return its scratch memory as its "time".
 
         So an autotuner keeps the first configuration that spills nothing.
         """
-        time = self._try(call)
-        return time if quantiles is None else [time] * len(quantiles)
-
-    def _try(self, call: Callable[[], object]) -> float:
         if sum(one["tuning"] for one in self.launches) >= MAX_CONFIGS:
             self.skipped_configs += 1
             return math.inf
@@ -103,7 +115,7 @@ class FakeDriver:
         return torch.device("cuda", 0)
 
     def get_device_interface(self) -> ModuleType:
-        """Return torch.cuda, as `fake_device` replaced it."""
+        """Return torch.cuda, as `torch_cuda` replaced it."""
         import torch
 
         return torch.cuda

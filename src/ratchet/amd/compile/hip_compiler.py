@@ -110,11 +110,6 @@ def _torch_folder() -> Path:
     return Path(next(iter(spec.submodule_search_locations)))
 
 
-def torch_libraries() -> list[str]:
-    """Return the options that link torch's libraries."""
-    return [f"-L{_torch_folder() / 'lib'}", "-lc10", "-ltorch_cpu", "-ltorch", "-ltorch_python"]
-
-
 def torch_options() -> list[str]:
     """Return the folders of torch's and Python's headers."""
     include = _torch_folder() / "include"
@@ -159,13 +154,11 @@ def compile_whole(
     options: Sequence[str],
     *,
     with_torch: bool = False,
-    libraries: Sequence[str] = (),
     precompiled: Path | None = None,
 ) -> HipBinary:
     """Compile sources into one library with HIP's own headers; `options` are macros and folders.
 
-    `precompiled` is a folder that `precompile` filled. The library lies beside the first
-    source.
+    `precompiled` is a folder that `precompile` filled. The library lies beside the first source.
 
     Raises:
         KernelError: the first error with its file and line, or what is missing here.
@@ -173,31 +166,31 @@ def compile_whole(
     tools = whole_hip()
     shared = shared_options(tools, architecture, with_torch=with_torch, precompiled=precompiled)
     bitcode = bitcode_options(tools, architecture)
+    objects = [one.with_suffix(".o") for one in sources]
     commands: list[list[str]] = []
-    for source in sources:
+    for source, made in zip(sources, objects, strict=True):
         common = [*shared, *options, str(source)]
         device = [*bitcode, *INLINED, "-gline-tables-only", "-o", str(source.with_suffix(".s"))]
         commands += (
             [*SIDES["device"], *used(precompiled, "device"), "-S", *device, *common],
-            [*SIDES["host"], *used(precompiled, "host"), "-c", "-o", str(_object(source)), *common],
+            [*SIDES["host"], *used(precompiled, "host"), "-c", "-o", str(made), *common],
         )
     with ThreadPoolExecutor(max_workers=2) as pool:
         list(pool.map(lambda one: checked([tools.clang, *one], architecture), commands))
     if len(sources) > 1:  # each object defines clang's name of a unit, which a PCH leaves empty
-        for one in sources:
-            checked(["objcopy", "--localize-symbol=__hip_cuid_", str(_object(one))], architecture)
+        for made in objects:
+            checked(["objcopy", "--localize-symbol=__hip_cuid_", str(made)], architecture)
     library = sources[0].with_suffix(".so")
     runtime = runtime_objects(tools, precompiled or sources[0].parent)
-    link = [tools.clang, "-shared", "-o", str(library), "-lstdc++"]
-    checked([*link, *map(str, [*map(_object, sources), *runtime]), *libraries], architecture)
+    link = [tools.clang, "-shared", "-o", str(library), "-lstdc++", *map(str, objects + runtime)]
+    if with_torch:
+        link.append(f"-L{_torch_folder() / 'lib'}")
+        link += ["-lc10", "-ltorch_cpu", "-ltorch", "-ltorch_python"]
+    checked(link, architecture)
     texts = tuple(one.with_suffix(".s").read_text(errors="replace") for one in sources)
     if found := PTX.search("\n".join(texts)):
         raise KernelError(f"the source does not compile: {found[1]}{HINTS[IN_ASM]}")
     return HipBinary(assemblies=texts, host=library.read_bytes())
-
-
-def _object(source: Path) -> Path:
-    return source.with_suffix(".o")
 
 
 SIDES: Final = {
@@ -266,6 +259,24 @@ def precompile(folder: Path, architecture: Architecture, *, with_torch: bool) ->
         list(pool.map(build, SIDES))
 
 
+SMALL: Final = ("-x", "hip", "-nogpulib", "-nogpuinc", f"-I{HEADERS}", "-std=c++17")
+"""Options of a source that sees our own small header alone."""
+
+
+def compile_device(source: Path, architecture: Architecture, macros: Sequence[str]) -> str:
+    """Return the assembly of a HIP source; raises KernelError with the first error."""
+    made = source.with_suffix(".s")
+    common = [f"--offload-arch={architecture.name}", "--offload-device-only", "-S", "-O3"]
+    common += [*macros, "-o", str(made), str(source)]
+    if hipcc := find_tool("hipcc"):
+        checked([hipcc, *common], architecture)
+    elif clang := find_tool("clang"):
+        checked([clang, *SMALL, *common], architecture)
+    else:
+        raise KernelError("no HIP compiler is installed: install hipcc, or clang with AMDGPU")
+    return made.read_text(errors="replace")
+
+
 def build_small(
     tools: HipTools, source: Path, architecture: Architecture, macros: Sequence[str]
 ) -> HipBinary:
@@ -273,8 +284,7 @@ def build_small(
     clang, folder = tools.clang, source.parent
     assembly, made = source.with_suffix(".s"), [folder / "host.o", folder / "hip_host.o"]
     library = folder / "host.so"
-    common = ["-x", "hip", "-nogpulib", "-nogpuinc", f"-I{HEADERS}", "-std=c++17"]
-    common += [f"--offload-arch={architecture.name}", *macros, str(source)]
+    common = [*SMALL, f"--offload-arch={architecture.name}", *macros, str(source)]
     lines = "-gline-tables-only"  # so a fault names its line
     commands = [
         [clang, "--offload-device-only", "-S", "-O3", lines, "-o", str(assembly), *common],
@@ -331,9 +341,6 @@ def first_error(text: str) -> str:
     return lines[0][:300] if lines else "no message"
 
 
-# A HIP program as its compiler reads it: files, options, and a folder of precompiled headers.
-
-
 class HipSources(msgspec.Struct, frozen=True, kw_only=True):
     """A program's own texts and options. The rest of what decides its code is the machine's."""
 
@@ -372,7 +379,6 @@ def compile_sources(sources: HipSources, folder: Path) -> HipBinary:
         architecture,
         options,
         with_torch=sources.with_torch,
-        libraries=torch_libraries() if sources.with_torch else (),
         precompiled=None if sources.precompiled is None else Path(sources.precompiled),
     )
 
@@ -386,8 +392,6 @@ def write_files(files: Mapping[str, str], folder: Path) -> None:
         path.parent.mkdir(parents=True, exist_ok=True)
         path.write_text(text)
 
-
-# Compile the GPU's part of a tree's texts to see whether it builds; nothing is kept or run.
 
 TIME_LIMIT_S: Final = 120.0
 PRELUDE: Final = "hip/hip_runtime.h"
@@ -414,7 +418,10 @@ class DeviceBuild(msgspec.Struct, frozen=True, kw_only=True):
 
 
 def check_device(texts: DeviceTexts, folder: Path) -> list[DeviceBuild]:
-    """Compile each unit for each target in an empty folder; raises KernelError for a bad name."""
+    """Compile each unit for each target in an empty folder, to see whether it builds.
+
+    Nothing is kept or run. Raises KernelError for a bad name.
+    """
     write_files(texts.texts, folder)
     jobs = [(unit, target, folder) for unit in texts.units for target in texts.targets]
     with ThreadPoolExecutor(max_workers=len(os.sched_getaffinity(0))) as pool:
@@ -427,9 +434,10 @@ def _build(job: tuple[str, str, Path]) -> DeviceBuild:
     assert clang is not None
     source = root / unit
     made = source.with_name(f"{source.name}.{target}.ll")
-    command = [clang, *_options(clang), f"-I{root}", f"--offload-arch={target}", "-o", str(made)]
-    command += ["--offload-device-only", "-S", "-emit-llvm", "-O1", "-w", str(source)]
-    done = run_tool(command, timeout_s=TIME_LIMIT_S)
+    command = [clang, *hip_options(HipTools(clang=clang, headers=hip_headers(), bitcode=None))]
+    command += ["-nogpulib", "-DNDEBUG", "-DUSE_ROCM", "-include", PRELUDE, f"-I{root}", "-w"]
+    command += [f"--offload-arch={target}", "--offload-device-only", "-S", "-emit-llvm", "-O1"]
+    done = run_tool([*command, "-o", str(made), str(source)], timeout_s=TIME_LIMIT_S)
     if done.returncode != 0:
         said = (done.stderr or "no message").replace(f"{root}/", "")[:MOST_SAID]
         return DeviceBuild(unit=unit, target=target, kernels=0, said=said)
@@ -437,8 +445,3 @@ def _build(job: tuple[str, str, Path]) -> DeviceBuild:
     made.unlink()
     kernels = len(re.findall(r"^define .*amdgpu_kernel", text, re.MULTILINE))
     return DeviceBuild(unit=unit, target=target, kernels=kernels, said="")
-
-
-def _options(clang: str) -> list[str]:
-    tools = HipTools(clang=clang, headers=hip_headers(), bitcode=None)
-    return [*hip_options(tools), "-nogpulib", "-DNDEBUG", "-DUSE_ROCM", "-include", PRELUDE]

@@ -1,4 +1,4 @@
-"""Programs other than Triton that read a candidate's code: llvm-mca, clang or hipcc, ptxas.
+"""Programs other than Triton that read a candidate's code: llvm-mca and ptxas.
 
 They run in the candidate's sandbox, since its source may be made to fool or break them.
 """
@@ -13,9 +13,8 @@ from pathlib import Path
 
 from ratchet.amd.architectures import Architecture
 from ratchet.amd.compile.assembly import Instruction
-from ratchet.base.errors import KernelError
 from ratchet.base.process import watchdog
-from ratchet.judge.sandbox.rocm import find_tool, installed
+from ratchet.judge.sandbox.rocm import installed
 
 HEADERS = Path(__file__).parent / "headers"
 TOOL_TIMEOUT_S = 60.0
@@ -52,17 +51,23 @@ def run_mca(
     if len(body) > MAX_MCA_INSTRUCTIONS:
         return {"error": f"the part is longer than {MAX_MCA_INSTRUCTIONS} instructions"}
     readable = [line for one in body if (line := _readable(one)) is not None]
-    lines = [line for line, _ in readable]
-    done = _mca(program, architecture, lines, folder)
+    kept = [line for line, _ in readable]
+    source = folder / "part.s"
+    command = [program, f"-mtriple={TRIPLE}", f"-mcpu={architecture.name}", "--json"]
+    command += [f"--iterations={MCA_ITERATIONS}", "--instruction-info=false", str(source)]
+    source.write_text("\n".join(kept) + "\n")
+    done = run_tool(command)
     rejected = {int(number) - 1 for number in REJECTED.findall(done.stderr)}
     if rejected:  # an older LLVM than Triton's does not know every instruction
-        kept = [line for index, line in enumerate(lines) if index not in rejected]
-        done = _mca(program, architecture, kept, folder)
+        kept = [line for index, line in enumerate(kept) if index not in rejected]
+        source.write_text("\n".join(kept) + "\n")
+        done = run_tool(command)
     if done.returncode != 0:
-        return {"error": f"{Path(program).name} failed: {_last_line(done.stderr)}"}
+        said = done.stderr.strip().splitlines() or ["no message"]
+        return {"error": f"{Path(program).name} failed: {said[-1].strip()[:300]}"}
     return {
         "json": done.stdout[:MAX_OUTPUT_BYTES],
-        "left_out": len(body) - len(lines) + len(rejected),
+        "left_out": len(body) - len(kept),
         "stood_in": sum(stands_in for _, stands_in in readable),
     }
 
@@ -80,47 +85,18 @@ def _readable(one: Instruction) -> tuple[str, bool] | None:
     return (f"global_{found[1]} {found[2]}, {found[3]}, s[2:3]", True) if found else None
 
 
-def _mca(
-    program: str, architecture: Architecture, lines: Sequence[str], folder: Path
-) -> subprocess.CompletedProcess[str]:
-    source = folder / "part.s"
-    source.write_text("\n".join(lines) + "\n")
-    command = [program, f"-mtriple={TRIPLE}", f"-mcpu={architecture.name}", "--json"]
-    command += [f"--iterations={MCA_ITERATIONS}", "--instruction-info=false", str(source)]
-    return run_tool(command)
-
-
-def compile_hip(source: Path, architecture: Architecture, macros: Sequence[str]) -> str:
-    """Return the assembly of a HIP source; raises KernelError with the first error."""
-    common = [f"--offload-arch={architecture.name}", "--offload-device-only", "-S", "-O3"]
-    common += [*macros, "-o", str(source.with_suffix(".s"))]
-    if hipcc := find_tool("hipcc"):
-        command = [hipcc, *common, str(source)]
-    elif clang := find_tool("clang"):
-        own = ["-x", "hip", "-nogpulib", "-nogpuinc", f"-I{HEADERS}", "-std=c++17"]
-        command = [clang, *own, *common, str(source)]
-    else:
-        raise KernelError("no HIP compiler is installed: install hipcc, or clang with AMDGPU")
-    done = run_tool(command)
-    if done.returncode != 0:
-        raise KernelError(f"the source does not compile: {_first_error(done.stderr)}")
-    return source.with_suffix(".s").read_text(errors="replace")
-
-
 def run_ptxas(ptx: str, folder: Path) -> str:
     """Return the report of `ptxas -v` on registers, shared memory and spills; "" if it fails."""
     import triton
 
     program = Path(triton.__file__).parent / "backends" / "nvidia" / "bin" / "ptxas"
-    source = folder / "kernel.ptx"
-    source.write_text(ptx)
     target = re.search(r"^\.target (sm_\w+)", ptx, re.MULTILINE)
     if not program.exists() or target is None:
         return ""
-    output = str(folder / "kernel.cubin")
-    return run_tool(
-        [str(program), "-v", f"--gpu-name={target[1]}", str(source), "-o", output]
-    ).stderr
+    source = folder / "kernel.ptx"
+    source.write_text(ptx)
+    command = [str(program), "-v", f"--gpu-name={target[1]}", str(source)]
+    return run_tool([*command, "-o", str(folder / "kernel.cubin")]).stderr
 
 
 def run_tool(
@@ -139,14 +115,3 @@ def run_tool(
         )
     except (OSError, subprocess.TimeoutExpired) as error:
         return subprocess.CompletedProcess(list(command), 1, "", f"error: {error}")
-
-
-def _first_error(text: str) -> str:
-    lines = [line for line in text.splitlines() if "error:" in line]
-    shown = lines[0] if lines else _last_line(text)
-    return shown.partition("error:")[2].strip() or shown
-
-
-def _last_line(text: str) -> str:
-    lines = [line.strip() for line in text.splitlines() if line.strip()]
-    return lines[-1][:300] if lines else "no message"

@@ -11,18 +11,18 @@ from __future__ import annotations
 
 import os
 import tempfile
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Protocol
 
 import numpy as np
 
+from ratchet.amd.architectures import ARCHITECTURES
+from ratchet.amd.compile.fake_driver import FakeDriver
 from ratchet.judge.kernels.source_files import load_source
 
 if TYPE_CHECKING:
     import torch
-
-    from ratchet.amd.compile.fake_driver import FakeDriver
 
 PRETENDED = "gfx942"
 """The GPU that the interpreter reports to a kernel."""
@@ -31,41 +31,24 @@ PRETENDED = "gfx942"
 def load_interpreted(source: str, entry: str) -> Callable[..., object]:
     """Return the entry of a Triton source whose kernels run in Triton's interpreter, on the CPU."""
     os.environ["TRITON_INTERPRET"] = "1"  # read when a kernel is decorated
-    import triton
-    import triton.testing
-
     repair_interpreter()
-    driver = _interpreter_driver()
-    triton.runtime.driver.set_active(driver)
-    triton.testing.do_bench = driver.benchmark
+    InterpreterDriver(ARCHITECTURES[PRETENDED], units=1).install()
     folder = Path(tempfile.mkdtemp(prefix="triton-"))
     return load_source(source, entry, folder / "kernel.py")
 
 
-def _interpreter_driver() -> FakeDriver:
-    import torch
+class InterpreterDriver(FakeDriver):
+    """A driver for the interpreter; autotuners keep their first configuration."""
 
-    from ratchet.amd.architectures import ARCHITECTURES
-    from ratchet.amd.compile.fake_driver import CompiledTexts, FakeDriver
+    def time(self, call: Callable[[], object]) -> float:
+        """Return the same time for every configuration, without running it."""
+        return 1.0
 
-    class InterpreterDriver(FakeDriver):
-        """A driver for the interpreter; autotuners keep their first configuration."""
+    def get_active_torch_device(self) -> torch.device:
+        """Return the device of the tensors."""
+        import torch
 
-        def benchmark(
-            self,
-            call: Callable[[], object],
-            *_: object,
-            quantiles: Sequence[float] | None = None,
-            **__: object,
-        ) -> float | list[float]:
-            """Return the same time for every configuration, without running it."""
-            return 1.0 if quantiles is None else [1.0] * len(quantiles)
-
-        def get_active_torch_device(self) -> torch.device:
-            """Return the device of the tensors."""
-            return torch.device("cpu")
-
-    return InterpreterDriver(ARCHITECTURES[PRETENDED], units=1, compiled=CompiledTexts())
+        return torch.device("cpu")
 
 
 QUIET_NAN = 0x7FC0

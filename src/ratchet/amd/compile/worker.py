@@ -19,8 +19,14 @@ import msgspec
 
 from ratchet.amd.architectures import ARCHITECTURES, Architecture
 from ratchet.amd.compile import assembly, tools
-from ratchet.amd.compile.fake_driver import CompiledTexts, FakeDriver
-from ratchet.amd.compile.hip_compiler import DeviceTexts, HipSources, check_device, compile_sources
+from ratchet.amd.compile.fake_driver import FakeDriver
+from ratchet.amd.compile.hip_compiler import (
+    DeviceTexts,
+    HipSources,
+    check_device,
+    compile_device,
+    compile_sources,
+)
 from ratchet.base.process.channel import Message, inherited
 from ratchet.judge.kernels.kernel import Kernel
 from ratchet.judge.kernels.source_files import split_files
@@ -56,13 +62,21 @@ class ProfileWorker:
         return actions[message["do"]](message), []
 
     def _python(self, message: Message) -> Message:
-        """Call the entry on one case, with a driver that records the launches."""
+        """Call the entry on one case, with a driver that records the launches.
+
+        Its inputs have no values, unless it fails without them.
+        """
         architecture = ARCHITECTURES[message["target"]]
-        driver = _install_driver(architecture, message["units"])
-        error = self._attempt(message, architecture, values=False)
-        if error is not None and message["elements"] <= MAX_ELEMENTS_WITH_VALUES:
-            driver = _install_driver(architecture, message["units"])
-            error = self._attempt(message, architecture, values=True)
+        for values in (False, True):
+            driver = FakeDriver(architecture, units=message["units"])
+            driver.install()
+            error: BaseException | None = None
+            try:
+                self._call(message, architecture, values=values)
+            except (Exception, SystemExit) as raised:
+                error = raised
+            if error is None or message["elements"] > MAX_ELEMENTS_WITH_VALUES:
+                break
         for kernel in driver.kernels.values():
             self._read_on(architecture, kernel)
         return {
@@ -71,16 +85,6 @@ class ProfileWorker:
             "skipped_configs": driver.skipped_configs,
             "error": None if error is None else describe_error(error),
         }
-
-    def _attempt(
-        self, message: Message, architecture: Architecture, *, values: bool
-    ) -> BaseException | None:
-        """Return the entry's exception, if it raised one."""
-        try:
-            self._call(message, architecture, values=values)
-        except (Exception, SystemExit) as raised:
-            return raised
-        return None
 
     def _call(self, message: Message, architecture: Architecture, *, values: bool) -> None:
         from ratchet.amd.compile import torch_cuda
@@ -93,16 +97,6 @@ class ProfileWorker:
             entry = _load(Kernel.from_json(message["kernel"]), is_model=form is not None)
             entry(*inputs, case.scalars)
 
-    def _hip_source(self, message: Message) -> tuple[Path, Architecture, list[str]]:
-        architecture = ARCHITECTURES[message["target"]]
-        kernel = Kernel.from_json(message["kernel"])
-        text, carried = split_files(kernel.source)
-        folder = carried.write(self._folder)
-        source = folder / f"kernel_{architecture.name}.hip"
-        source.write_text(text)
-        (folder / "ratchet_abi.h").write_text(message["interface"])
-        return source, architecture, [f"-D{key}={value}" for key, value in kernel.schedule]
-
     def _build(self, message: Message) -> Message:
         sources = msgspec.convert(message["sources"], HipSources)
         made = compile_sources(sources, Path(tempfile.mkdtemp(prefix="build-")))
@@ -114,11 +108,17 @@ class ProfileWorker:
         return {"builds": msgspec.to_builtins(made)}
 
     def _hip(self, message: Message) -> Message:
-        source, architecture, macros = self._hip_source(message)
-        text = tools.compile_hip(source, architecture, macros)
+        architecture = ARCHITECTURES[message["target"]]
+        kernel = Kernel.from_json(message["kernel"])
+        text, carried = split_files(kernel.source)
+        folder = carried.write(self._folder)
+        source = folder / f"kernel_{architecture.name}.hip"
+        source.write_text(text)
+        (folder / "ratchet_abi.h").write_text(message["interface"])
+        macros = [f"-D{key}={value}" for key, value in kernel.schedule]
+        texts = {"amdgcn": compile_device(source, architecture, macros)}
         found: dict[str, Message] = {}
-        for code in assembly.parse(text):
-            texts = {"amdgcn": text}
+        for code in assembly.parse(texts["amdgcn"]):
             found[code.name] = {"name": code.name, "texts": texts}
             self._read_on(architecture, found[code.name])
         return {"kernels": found, "launches": [], "skipped_configs": 0, "error": None}
@@ -169,21 +169,6 @@ def _inputs(case: Case, form: ModelForm | None, text: str, *, values: bool) -> l
         ]
     with FakeTensorMode():
         return build(case.inputs, seed=0)
-
-
-def _install_driver(architecture: Architecture, units: int) -> FakeDriver:
-    import triton
-    import triton.testing
-
-    compiled = CompiledTexts()
-    driver = FakeDriver(architecture, units=units, compiled=compiled)
-    triton.knobs.compilation.listener = compiled
-    triton.runtime.driver.set_active(driver)
-    triton.testing.do_bench = driver.benchmark
-    triton.testing.do_bench_cudagraph = driver.benchmark
-    # Triton caches a device's limit on shared memory: all targets would have the first one's.
-    triton.compiler.compiler.max_shared_mem.cache_clear()
-    return driver
 
 
 def main() -> None:

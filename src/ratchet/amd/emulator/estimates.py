@@ -66,13 +66,11 @@ def hottest(kernel: EmulatedKernel, source: str, count: int = 3) -> list[str]:
         file, _, number = one.place.rpartition(":")
         own = file.startswith("kernel") and number.isdecimal() and 0 < int(number) <= len(texts)
         text = " ".join(texts[int(number) - 1].split())[:80] if own else ""
-        words = (
-            f"{one.cycles / cycles:.0%} of the cycles, {one.lines_64 / lines_64:.0%} of the bytes"
-        )
-        conflicts = f", {one.lds_conflicts:,} LDS conflicts" if one.lds_conflicts else ""
-        off = f", {one.lanes_off:.0%} of the lanes off" if one.lanes_off > SHOWN_OFF else ""
-        place = one.place or "no line"
-        said.append(f"{place}: {words}{conflicts}{off}" + (f": {text}" if text else ""))
+        line = f"{one.place or 'no line'}: {one.cycles / cycles:.0%} of the cycles, "
+        line += f"{one.lines_64 / lines_64:.0%} of the bytes"
+        line += f", {one.lds_conflicts:,} LDS conflicts" if one.lds_conflicts else ""
+        line += f", {one.lanes_off:.0%} of the lanes off" if one.lanes_off > SHOWN_OFF else ""
+        said.append(line + (f": {text}" if text else ""))
     return said
 
 
@@ -82,18 +80,21 @@ def estimate(case: str, target: str, kernels: Sequence[EmulatedKernel]) -> Emula
     If the cycles of a matrix instruction are unknown, there is none, and `no_estimate` says so.
     """
     unknown = matrix.missing_cycles(target, (n for one in kernels for n in one.matrix_instructions))
-    if unknown:
-        return EmulatedCase(
-            case=case, target=target, kernels=list(kernels), bounds=[], no_estimate=unknown
-        )
-    devices = [
-        one
-        for one in catalogue.load().devices.values()
-        if (found := one.get("target")) and found.value == target
-    ]
+    devices = [] if unknown else catalogue.load().of_target(target)
     devices.sort(key=lambda one: -(one.number("compute_units") or 0))
-    bounds = [bound for one in devices if (bound := _bound(one, target, kernels))]
-    return EmulatedCase(case=case, target=target, kernels=list(kernels), bounds=bounds)
+    return EmulatedCase(
+        case=case,
+        target=target,
+        kernels=list(kernels),
+        bounds=[bound for one in devices if (bound := _bound(one, target, kernels))],
+        no_estimate=unknown,
+    )
+
+
+def bound_s(told: object, target: str) -> float:
+    """Return the bound of what a process reports on the target's largest device; 0 without one."""
+    bounds = estimate("", target, read_told(told, target)).bounds
+    return bounds[0].time_s if bounds else 0.0
 
 
 def _bound(
@@ -105,7 +106,7 @@ def _bound(
         return None
     units /= device.logical_devices
     clock = clock_ghz * 1e9
-    family = "cdna" if target.startswith("gfx9") else "rdna"
+    family = _family(target)
     rows = []
     for one in kernels:
         simds = min(one.waves / one.launches, units * matrix.SIMDS_PER_CU[family])
@@ -148,7 +149,7 @@ def words(case: EmulatedCase) -> str:
     return f"at least {one.time_s * 1e6:.3g} us on {one.device} ({listed}); {said}"
 
 
-# Read the counts that a process reports of an emulated kernel, without trusting them.
+# What a process reports of an emulated kernel is read without trusting it.
 
 MOST_KERNELS: Final = 100
 MOST_LINES: Final = 40
@@ -223,16 +224,14 @@ def read_told(told: object, target: str, *, shown: bool = True) -> list[Emulated
 
 def _kernel(name: str, told: _Told, target: str, shown: _ToldShown | None) -> EmulatedKernel:
     lanes, mixed = ARCHITECTURES[target].wavefront_size, told.by_mnemonic
-    dual = sum(count for key, count in mixed.items() if key.startswith(DUAL)) // 2
-    vector = sum(count for key, count in mixed.items() if key.startswith("v_"))
-    products = {key: count for key, count in mixed.items() if key.startswith(MATRIX)}
+    vector, dual, products = _vector_work(mixed)
     found = EmulatedKernel(
         name=name,
         launches=told.launches,
         programs=told.programs,
         waves=told.waves,
         instructions=sum(mixed.values()) - dual,
-        vector_instructions=vector - dual - sum(products.values()),
+        vector_instructions=vector,
         scalar_instructions=sum(count for key, count in mixed.items() if key.startswith("s_")),
         matrix_instructions=products,
         lanes_off=_lanes_off(told.lanes, mixed, lanes),
@@ -244,6 +243,14 @@ def _kernel(name: str, told: _Told, target: str, shown: _ToldShown | None) -> Em
         lines=_lines(told, target, shown.assembly if shown else {}),
     )
     return msgspec.structs.replace(found, **_resources(shown, target)) if shown else found
+
+
+def _vector_work(mixed: Mapping[str, int]) -> tuple[int, int, dict[str, int]]:
+    """Return the numbers of plain vector instructions and of dual ones, and the matrix ones."""
+    dual = sum(count for key, count in mixed.items() if key.startswith(DUAL)) // 2
+    products = {key: count for key, count in mixed.items() if key.startswith(MATRIX)}
+    all_of = sum(count for key, count in mixed.items() if key.startswith("v_"))
+    return all_of - dual - sum(products.values()), dual, products
 
 
 def _lanes_off(on: int, mixed: Mapping[str, int], lanes: int) -> float:
@@ -309,34 +316,25 @@ def _lines(
         )
         for place, one in told.by_place.items()
     ]
-    whole = [max(1, sum(column)) for column in zip(*map(_work, found), strict=True)]
-
-    def share(line: EmulatedLine) -> float:
-        return float(max(one / all_ for one, all_ in zip(_work(line), whole, strict=True)))
-
+    work = [(one.cycles, one.lines_64, one.lds_conflicts) for one in found]
+    whole = [max(1, sum(column)) for column in zip(*work, strict=True)]
+    shares = [max(one / all_ for one, all_ in zip(each, whole, strict=True)) for each in work]
     left, kept = MOST_INSTRUCTIONS, []
-    for line in sorted(found, key=share, reverse=True)[:MOST_LINES]:
-        own = _hottest_of(assembly.get(line.place, []), min(left, MOST_OF_A_LINE))
-        left -= len(own)
-        kept.append(msgspec.structs.replace(line, assembly=own))
+    for at in sorted(range(len(found)), key=lambda at: -shares[at])[:MOST_LINES]:
+        own = assembly.get(found[at].place, [])
+        most = sorted(range(len(own)), key=lambda at: -own[at][1])[: min(left, MOST_OF_A_LINE)]
+        texts = [(own[at][0][:160], own[at][1]) for at in sorted(most)]
+        left -= len(texts)
+        kept.append(msgspec.structs.replace(found[at], assembly=texts))
     return kept
-
-
-def _hottest_of(own: Sequence[tuple[str, int]], most: int) -> list[tuple[str, int]]:
-    """Return the instructions that were executed most, in their order."""
-    places = sorted(sorted(range(len(own)), key=lambda at: -own[at][1])[:most])
-    return [(own[at][0][:160], own[at][1]) for at in places]
-
-
-def _work(line: EmulatedLine) -> tuple[int, int, int]:
-    return line.cycles, line.lines_64, line.lds_conflicts
 
 
 def _simd_cycles(by_mnemonic: Mapping[str, int], target: str) -> int:
     """Return the cycles in a SIMD of some instructions, as in the bound."""
-    family = "cdna" if target.startswith("gfx9") else "rdna"
-    products = {key: count for key, count in by_mnemonic.items() if key.startswith(MATRIX)}
-    dual = sum(count for key, count in by_mnemonic.items() if key.startswith(DUAL)) // 2
-    vector = sum(count for key, count in by_mnemonic.items() if key.startswith("v_"))
-    cycles = CYCLES[family] * (vector - dual - sum(products.values()))
-    return cycles + matrix.cycles_of(target, products, CYCLES[family])
+    issue = CYCLES[_family(target)]
+    vector, _, products = _vector_work(by_mnemonic)
+    return issue * vector + matrix.cycles_of(target, products, issue)
+
+
+def _family(target: str) -> str:
+    return "cdna" if target.startswith("gfx9") else "rdna"

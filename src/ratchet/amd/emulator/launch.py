@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ctypes
+import linecache
 import math
 import struct
 from collections.abc import Iterable, Mapping, Sequence
@@ -377,6 +378,14 @@ def _joined(memories: Sequence[LaunchMemory], *, whole_words: bool = False) -> l
         if one.size:
             found.append(one)
     return found
+
+
+def source_line(place: str, file: str) -> str:
+    """Return the text of a place `name:line` if `file` is its file; "" otherwise."""
+    name, _, line = place.rpartition(":")
+    if not line.isdecimal() or Path(file).name != name:
+        return ""
+    return " ".join(linecache.getline(file, int(line)).split())[:100]
 
 
 def _fault(kernel: DecodedKernel, message: str, where: int, other: int) -> str:

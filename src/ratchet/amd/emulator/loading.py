@@ -5,7 +5,6 @@ from __future__ import annotations
 import contextlib
 import ctypes
 import functools
-import linecache
 import math
 import os
 import re
@@ -17,11 +16,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final
 
 from ratchet.amd.architectures import PretendedDevice
-from ratchet.amd.compile.fake_driver import (
-    CompiledTexts,
-    FakeDriver,
-    assembly_number,
-)
+from ratchet.amd.compile.fake_driver import FakeDriver, assembly_number
 from ratchet.amd.compile.torch_cuda import asked
 from ratchet.amd.emulator.decode import DecodedKernel
 from ratchet.amd.emulator.launch import (
@@ -33,6 +28,7 @@ from ratchet.amd.emulator.launch import (
     LaunchMemory,
     LaunchValue,
     assembly,
+    source_line,
     timeline,
 )
 from ratchet.amd.emulator.linking import PlacedVariables, linked_kernel
@@ -188,7 +184,7 @@ class EmulatorDriver(FakeDriver):
             price: the seconds of a launch, for autotuners; without it they keep the first
                 configuration that compiles.
         """
-        super().__init__(device.architecture, units=device.units, compiled=CompiledTexts())
+        super().__init__(device.architecture, units=device.units)
         self.emulator = Emulator(library, matrix_cycles)
         self.told = _ToldAddresses(is_own)
         self.limit = limit
@@ -213,23 +209,12 @@ class EmulatorDriver(FakeDriver):
             return
         self._done(launch)
 
-    def benchmark(
-        self,
-        call: Callable[[], object],
-        *_: object,
-        quantiles: Sequence[float] | None = None,
-        **__: object,
-    ) -> float | list[float]:
+    def time(self, call: Callable[[], object]) -> float:
         """Return a configuration's "time": its bound, or 1 for the first that works."""
-        if "Autotuner" in getattr(call, "__qualname__", ""):
-            time = self._tried(call)
-        else:  # a program that times itself
+        if "Autotuner" not in getattr(call, "__qualname__", ""):  # a program that times itself
             call()
             asked[TIMED] += 1
-            time = math.nan
-        return time if quantiles is None else [time] * len(quantiles)
-
-    def _tried(self, call: Callable[[], object]) -> float:
+            return math.nan
         if self._price is None and self.has_working:
             return math.inf
         self.tuning, self._tried_s = self._price is None, []
@@ -241,6 +226,15 @@ class EmulatorDriver(FakeDriver):
             tried, self._tried_s, self.tuning = self._tried_s, None, False
         self.has_working = True
         return sum(tried) if self._price is not None else 1.0
+
+    def install(self) -> None:
+        """Make Triton compile and launch through the driver, in this whole process."""
+        from triton.backends.amd.compiler import HIPBackend
+
+        os.environ["TRITON_DISABLE_LINE_INFO"] = "0"  # a fault names its line
+        super().install()
+        for name in ("make_amdgcn", "make_hsaco"):
+            setattr(HIPBackend, name, staticmethod(_checked(self, getattr(HIPBackend, name))))
 
     def get_active_torch_device(self) -> torch.device:
         """Return the device of the tensors."""
@@ -355,7 +349,11 @@ class TritonLauncher(EmulatedLauncher):
                 raise KernelError("a kernel with scratch memory of Triton's own is not emulated")
             self._kernel()
             is_known = True
-            check_arguments(self._name, self._kinds, given[9:])
+            if len(given[9:]) != len(self._kinds):
+                raise KernelError(
+                    f"the launch of {self._name} has {len(given[9:])} arguments and not "
+                    f"{len(self._kinds)}: Triton passes the constexpr ones too"
+                )
             if not self._driver.tuning:
                 self._driver.has_working = self._driver.has_working and self._driver.is_trying
                 self._driver.add(self.run(*given))
@@ -371,20 +369,9 @@ class TritonLauncher(EmulatedLauncher):
 
 def with_source_line(message: str, file: str) -> str:
     """Return a fault's message with the text of its line, if that is one of `file`."""
-    found = re.search(r" at ([^ :]+):(\d+)", message)
-    if found is None or Path(file).name != found[1]:
-        return message
-    text = " ".join(linecache.getline(file, int(found[2])).split())
-    return f"{message}: `{text[:100]}`" if text else message
-
-
-def check_arguments(name: str, kinds: Sequence[object], given: Sequence[object]) -> None:
-    """Raise KernelError for a launch whose arguments are not as many as the kernel's."""
-    if len(kinds) != len(given):
-        raise KernelError(
-            f"the launch of {name} has {len(given)} arguments and not {len(kinds)}: Triton passes "
-            "the constexpr ones too"
-        )
+    found = re.search(r" at ([^ :]+:\d+)", message)
+    text = source_line(found[1], file) if found else ""
+    return f"{message}: `{text}`" if text else message
 
 
 def launch_values(kinds: Sequence[object], given: Sequence[Any]) -> Iterator[tuple[str, Any]]:
@@ -433,7 +420,7 @@ def load_emulated(
     driver = EmulatorDriver(told, machine, str(path).__eq__, matrix_cycles)
     driver.told.install()
     poison_new_memory()
-    install(driver)
+    driver.install()
     gpu = EmulatedGpu(told)
     with gpu.entered(), contextlib.chdir(path.parent):  # a source may read the files beside it
         found = load_source(source, entry, path)
@@ -451,22 +438,6 @@ def _entering(gpu: EmulatedGpu, function: Callable[..., Any]) -> Callable[..., A
             return function(*given, **named)
 
     return on_emulated
-
-
-def install(driver: EmulatorDriver) -> None:
-    """Make Triton compile and launch through the driver, in this whole process."""
-    import triton
-    import triton.testing
-    from triton.backends.amd.compiler import HIPBackend
-
-    os.environ["TRITON_DISABLE_LINE_INFO"] = "0"  # a fault names its line
-    triton.knobs.compilation.listener = driver.compiled
-    triton.runtime.driver.set_active(driver)
-    triton.testing.do_bench = driver.benchmark
-    triton.testing.do_bench_cudagraph = driver.benchmark
-    triton.compiler.compiler.max_shared_mem.cache_clear()
-    for name in ("make_amdgcn", "make_hsaco"):
-        setattr(HIPBackend, name, staticmethod(_checked(driver, getattr(HIPBackend, name))))
 
 
 def _checked(driver: EmulatorDriver, step: Callable[..., Any]) -> Callable[..., Any]:

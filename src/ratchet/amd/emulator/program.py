@@ -6,12 +6,11 @@ The command is the user's own and is trusted as such: it is not confined.
 from __future__ import annotations
 
 import importlib.util
-import linecache
 import os
 import shlex
 import tempfile
 from collections import Counter
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import IO, Final, Literal, get_args
@@ -22,7 +21,7 @@ import msgspec
 from ratchet.amd.architectures import PretendedDevice
 from ratchet.amd.emulator.estimates import estimate, read_told
 from ratchet.amd.emulator.hip_build import compiled_machine
-from ratchet.amd.emulator.launch import INSTRUCTION_LIMIT, FailedLaunch
+from ratchet.amd.emulator.launch import INSTRUCTION_LIMIT, FailedLaunch, source_line
 from ratchet.base import Json
 from ratchet.base.devices import catalogue
 from ratchet.base.errors import KernelError
@@ -38,6 +37,8 @@ VARIABLE: Final = "RATCHET_EMULATE"
 Autotune = Literal["first", "bound"]
 LARGEST: Final = {"gfx90a": "MI250X", "gfx942": "MI300X", "gfx950": "MI355X"}
 """The device that a program is told about, of those that run a target's code."""
+INJECTED: Final = Path(__file__).with_name("inject")
+"""The folder whose sitecustomize begins the emulation."""
 MAKER: Final = {"MI": "AMD Instinct", "RX": "AMD Radeon"}
 
 
@@ -53,26 +54,9 @@ class ProgramSettings(msgspec.Struct, frozen=True, kw_only=True):
     limit: int = INSTRUCTION_LIMIT
     """The most wave instructions of one launch."""
 
-    def publish(self) -> None:
-        """Hand the settings to the processes that this one starts."""
-        os.environ[VARIABLE] = self.text()
-
     def text(self) -> str:
         """Return the value of the variable."""
         return msgspec.json.encode(self).decode()
-
-
-def published() -> ProgramSettings | None:
-    """Return the settings that a parent process handed over, if one did."""
-    text = os.environ.get(VARIABLE)
-    return msgspec.json.decode(text, type=ProgramSettings) if text else None
-
-
-def check_target(target: str) -> str:
-    """Return a target that can be emulated; raises KernelError for another."""
-    if target not in TARGETS:
-        raise KernelError(f"target {target!r} is not emulated: use one of {', '.join(TARGETS)}")
-    return target
 
 
 def check_autotune(mode: str) -> Autotune:
@@ -95,11 +79,6 @@ def pretended_device(target: str) -> PretendedDevice:
         "memory_bytes": int((device.number("memory") or 64) * (1 << 30) / device.logical_devices),
     }
     return PretendedDevice.of(target, told)
-
-
-def inject_folder() -> Path:
-    """Return the folder whose sitecustomize begins the emulation."""
-    return Path(__file__).with_name("inject")
 
 
 # The result of an emulated program: launches, faults, hot lines and bounds.
@@ -181,12 +160,13 @@ class ProgramResult:
 
     def as_junit(self) -> bytes:
         """Return JUnit's XML: a test case for each kernel, which fails if one launch did."""
-        names = dict.fromkeys([*(one.name for one in self.kernels), *_failing(self.faults)])
+        failing = [one.kernel for one in self.faults]
+        names = dict.fromkeys([*(one.name for one in self.kernels), *failing])
         suite = ElementTree.Element(
             "testsuite",
             name=f"ratchet emulate {self.target}",
             tests=str(len(names)),
-            failures=str(len(set(_failing(self.faults)))),
+            failures=str(len(set(failing))),
         )
         for name in names:
             case = ElementTree.SubElement(suite, "testcase", classname=self.target, name=name)
@@ -198,10 +178,6 @@ class ProgramResult:
                     said.text = f"{fault.count} times"
         text: bytes = ElementTree.tostring(suite, encoding="utf-8", xml_declaration=True)
         return text
-
-
-def _failing(faults: Iterable[ProgramFault]) -> list[str]:
-    return [one.kernel for one in faults]
 
 
 def read_result(
@@ -282,14 +258,6 @@ def _hottest(parts: list[tuple[EmulatedKernel, str]]) -> tuple[HotLine, ...]:
     return tuple(sorted(lines, key=lambda one: -max(one.cycles, one.moved))[:HOTTEST])
 
 
-def source_line(place: str, file: str) -> str:
-    """Return the text of a place `name:line` if `file` is its file; "" otherwise."""
-    name, _, line = place.rpartition(":")
-    if not line.isdecimal() or Path(file).name != name:
-        return ""
-    return " ".join(linecache.getline(file, int(line)).split())[:100]
-
-
 NO_TRITON: Final = "triton is not installed: pip install triton==3.7.1"
 
 
@@ -300,12 +268,16 @@ def settings_for(
 
     Raises KernelError for an unknown target, or without Triton or a C++ compiler.
     """
-    check_target(target)
+    if target not in TARGETS:
+        raise KernelError(f"target {target!r} is not emulated: use one of {', '.join(TARGETS)}")
     if importlib.util.find_spec("triton") is None:
         raise KernelError(NO_TRITON)
-    library = str(compiled_machine(target))
     return ProgramSettings(
-        target=target, library=library, folder=folder, autotune=autotune, limit=limit
+        target=target,
+        library=str(compiled_machine(target)),
+        folder=folder,
+        autotune=autotune,
+        limit=limit,
     )
 
 
@@ -328,7 +300,7 @@ def emulate(
     with tempfile.TemporaryDirectory(prefix="ratchet-emulate-") as folder:
         settings = settings_for(target, folder, autotune, limit)
         environment = dict(os.environ)
-        own = (str(inject_folder()), environment.get("PYTHONPATH"))
+        own = (str(INJECTED), environment.get("PYTHONPATH"))
         environment["PYTHONPATH"] = os.pathsep.join(filter(None, own))
         environment[VARIABLE] = settings.text()
         try:

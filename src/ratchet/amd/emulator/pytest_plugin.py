@@ -46,7 +46,7 @@ def pytest_load_initial_conftests(early_config: pytest.Config) -> None:
         if VARIABLE not in os.environ:  # a worker of pytest-xdist has its controller's
             folder = tempfile.mkdtemp(prefix="ratchet-emulate-")
             setattr(early_config, FOLDER, folder)
-            settings_for(target, folder, autotune).publish()
+            os.environ[VARIABLE] = settings_for(target, folder, autotune).text()
         from ratchet.amd.emulator.start import begin_from_environment
 
         begin_from_environment()

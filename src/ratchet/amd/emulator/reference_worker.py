@@ -22,9 +22,10 @@ from torch import Tensor
 
 from ratchet.amd.architectures import PretendedDevice
 from ratchet.amd.compile.torch_cuda import PRETENDED_HIP, device_answers
-from ratchet.amd.emulator.estimates import estimate, read_told
+from ratchet.amd.emulator.estimates import bound_s
 from ratchet.amd.emulator.hip_build import compiled_machine
-from ratchet.amd.emulator.loading import EmulatedLaunch, EmulatorDriver, install
+from ratchet.amd.emulator.loading import EmulatedLaunch, EmulatorDriver
+from ratchet.amd.emulator.program import NO_TRITON
 from ratchet.base.errors import KernelError
 from ratchet.base.process import families
 from ratchet.base.process.channel import Message, inherited
@@ -160,9 +161,7 @@ def _traced(
     with enable_python_dispatcher():
         plain = make_fx(call, tracing_mode="real")(*here)
     for node in plain.graph.nodes:
-        node.args, node.kwargs = torch.fx.node.map_aggregate(
-            (node.args, node.kwargs), lambda value: _moved(value)
-        )
+        node.args, node.kwargs = torch.fx.node.map_aggregate((node.args, node.kwargs), _moved)
     plain.recompile()
     pure = functionalize(plain, remove="mutations")
     whole = make_fx(pure, decomposition_table=select_decomp_table(), tracing_mode="real")(*there)
@@ -226,7 +225,7 @@ class InductorKernel:
         kept, self._driver.done = self._driver.done, []
         try:
             self._launch(configuration, [_copy(one) for one in given])
-            return bound_s(self._driver.target, self._driver.done)
+            return bound_s(told_of(self._driver.done), self._driver.target)
         except OutOfResources:
             return math.inf
         finally:
@@ -252,12 +251,6 @@ class InductorKernel:
             num_warps=configuration.num_warps,
             num_stages=configuration.num_stages,
         )
-
-
-def bound_s(target: str, done: Sequence[EmulatedLaunch]) -> float:
-    """Return the lower bound of some launches on the target's largest device; 0 without one."""
-    bounds = estimate("", target, read_told(told_of(done), target)).bounds
-    return bounds[0].time_s if bounds else 0.0
 
 
 def told_of(done: Sequence[EmulatedLaunch]) -> Message:
@@ -293,14 +286,12 @@ def _replace_calls(driver: CountingDriver) -> None:
     from torch._inductor.runtime import triton_helpers
 
     changed: Any = torch
-    triton_helpers.set_driver_to_gpu = lambda: install(driver)
+    triton_helpers.set_driver_to_gpu = driver.install
     changed._C._cuda_getCurrentRawStream = lambda *_: 0
-    changed._C._dynamo.guards._empty_strided_cuda = _empty
+    changed._C._dynamo.guards._empty_strided_cuda = lambda size, stride, dtype: torch.empty_strided(
+        size, stride, dtype=dtype
+    )
     changed.cuda._DeviceGuard = changed.cuda.device
-
-
-def _empty(size: Sequence[int], stride: Sequence[int], dtype: torch.dtype) -> Tensor:
-    return torch.empty_strided(size, stride, dtype=dtype)
 
 
 def _copy(value: object) -> object:
@@ -331,13 +322,13 @@ class CompiledReferenceWorker:
     def _open(self, message: Message) -> Message:
         check_version()
         if importlib.util.find_spec("triton") is None:
-            raise KernelError("triton is not installed: pip install triton==3.7.1")
+            raise KernelError(NO_TRITON)
         target = message["target"]
         self._problem = Problem.from_json(message["problem"])
         self._driver = CountingDriver(target, compiled_machine(target))
         self._reference = self._problem.load_reference()
         pretend(target, message["units"])
-        install(self._driver)
+        self._driver.install()
         return {}
 
     def _case(self, message: Message) -> Message:

@@ -6,7 +6,6 @@ import atexit
 import contextlib
 import os
 import time
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Final
 
@@ -16,11 +15,11 @@ import triton
 
 from ratchet import base
 from ratchet.amd.compile.torch_cuda import asked
-from ratchet.amd.emulator.estimates import estimate, matrix_cycles, read_told
+from ratchet.amd.emulator.estimates import bound_s, matrix_cycles
 from ratchet.amd.emulator.launch import FailedLaunch
-from ratchet.amd.emulator.loading import EmulatedLaunch, EmulatorDriver, install, poison_new_memory
+from ratchet.amd.emulator.loading import EmulatedLaunch, EmulatorDriver, poison_new_memory
 from ratchet.amd.emulator.pretending import EmulatedGpu
-from ratchet.amd.emulator.program import ProcessRecord, ProgramSettings, pretended_device, published
+from ratchet.amd.emulator.program import VARIABLE, ProcessRecord, ProgramSettings, pretended_device
 from ratchet.base import Json
 from ratchet.judge.workers.candidate.census import add_launch
 
@@ -31,15 +30,9 @@ LIBRARIES: Final = tuple(
 )
 
 
-@dataclass(frozen=True, slots=True)
-class _Begun:
-    """Everything that was changed; nothing is undone before the process ends."""
-
-    stack: contextlib.ExitStack
-    recorder: LaunchRecorder
-
-
-_begun: list[_Begun] = []
+_begun: Final = contextlib.ExitStack()
+"""Everything that was changed; nothing is undone before the process ends."""
+_recorders: Final[list[LaunchRecorder]] = []
 
 
 class LaunchRecorder:
@@ -63,7 +56,8 @@ class LaunchRecorder:
         key = f"{launch.name}|{launch.programs}|{launch.waves}"
         add_launch(self._groups, launch, key=key, shown=False)
         self._groups[key]["file"] = launch.file
-        self._write_sometimes()
+        if time.monotonic() - self._written_s > WRITE_EVERY_S:
+            self.write()
 
     def fail(self, launch: FailedLaunch) -> None:
         """Count a launch that was not executed."""
@@ -74,13 +68,7 @@ class LaunchRecorder:
         """Return the lower bound on the time of a launch; 0 without a known device."""
         told: dict[str, Json] = {}
         add_launch(told, launch, shown=False)
-        target = self._settings.target
-        bounds = estimate("", target, read_told(told, target)).bounds
-        return bounds[0].time_s if bounds else 0.0
-
-    def _write_sometimes(self) -> None:
-        if time.monotonic() - self._written_s > WRITE_EVERY_S:
-            self.write()
+        return bound_s(told, self._settings.target)
 
     def write(self) -> None:
         """Write everything so far, unless nothing happened."""
@@ -101,16 +89,11 @@ class LaunchRecorder:
 
 
 def begin_from_environment() -> None:
-    """Begin with the settings that the parent handed over."""
-    settings = published()
-    if settings is not None:
-        begin(settings)
-
-
-def begin(settings: ProgramSettings) -> None:
-    """Begin once; later calls change nothing."""
-    if _begun:
+    """Begin once, with the settings that a parent process handed over, if one did."""
+    text = os.environ.get(VARIABLE)
+    if not text or _recorders:
         return
+    settings = msgspec.json.decode(text, type=ProgramSettings)
     device = pretended_device(settings.target)
     recorder = LaunchRecorder(settings)
     driver = EmulatorDriver(
@@ -125,13 +108,12 @@ def begin(settings: ProgramSettings) -> None:
     )
     driver.told.install()
     poison_new_memory()
-    install(driver)
-    stack = contextlib.ExitStack()
-    stack.enter_context(EmulatedGpu(device).entered())
-    _begun.append(_Begun(stack, recorder))
+    driver.install()
+    _begun.enter_context(EmulatedGpu(device).entered())
+    _recorders.append(recorder)
 
 
 def write_now() -> None:
     """Write what this process has launched so far."""
-    for one in _begun:
-        one.recorder.write()
+    for one in _recorders:
+        one.write()

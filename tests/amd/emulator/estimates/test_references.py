@@ -112,12 +112,11 @@ def test_a_torch_that_is_known_is_taken(version: str) -> None:
 LOWERED = """
 import torch
 from ratchet.amd.emulator.reference_worker import pretend, written
-from ratchet.amd.emulator.reference_worker import CountingDriver, install
+from ratchet.amd.emulator.reference_worker import CountingDriver
 from ratchet.amd.emulator.hip_build import compiled_machine
-from ratchet.amd.architectures import ARCHITECTURES
 
-pretend(ARCHITECTURES["gfx942"], 304)
-install(CountingDriver("gfx942", compiled_machine("gfx942")))
+pretend("gfx942", 304)
+CountingDriver("gfx942", compiled_machine("gfx942")).install()
 image = torch.randn(1, 2, 4, 4)
 for reference in (
     lambda x, _: (x.roll(1, 2),),  # x[i] in a decomposition
