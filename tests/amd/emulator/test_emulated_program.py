@@ -13,6 +13,7 @@ from xml.etree import ElementTree
 
 import pytest
 
+from ratchet.amd.emulator.program import ProgramFault, ProgramResult
 from ratchet.cli import main
 
 EXAMPLE = Path(__file__).parents[3] / "examples" / "test_softmax_kernel.py"
@@ -385,9 +386,19 @@ class TestScript:
         assert list(ran[0]["asked"].values()) == [1, 1]
 
     def test_junit_has_a_case_for_each_kernel(self, ran: Any) -> None:
-        suite = ElementTree.parse(ran[2] / "junit.xml").getroot()
+        (suite,) = ElementTree.parse(ran[2] / "junit.xml").getroot()
         failed = {case.get("name") for case in suite if case.find("failure") is not None}
         assert failed == {"unmasked", "inverse"} and suite.get("tests") == "5"
+
+
+def test_junit_holds_what_xml_forbids() -> None:
+    """A kernel's source line may have a control character, and the reason quotes it."""
+    fault = ProgramFault(kernel="k", kind="fault", reason="race at \x1b[1mk.py\0", count=2)
+    result = ProgramResult(
+        target="gfx942", device="", command=(), exit_code=1, kernels=(), faults=(fault,)
+    )
+    ((case,),) = ElementTree.fromstring(result.as_junit())
+    assert case[0].get("message") == "race at \\x1b[1mk.py\\x00" and case[0].text == "2 times"
 
 
 class TestAutotuner:

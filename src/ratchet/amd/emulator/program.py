@@ -14,7 +14,6 @@ from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import IO, Final, Literal, get_args
-from xml.etree import ElementTree
 
 import msgspec
 
@@ -27,6 +26,7 @@ from ratchet.base.devices import catalogue
 from ratchet.base.errors import KernelError
 from ratchet.base.process.child import run_command
 from ratchet.base.show import model as m
+from ratchet.base.show.junit import Case, Found, junit
 from ratchet.base.show.words import counted, show_bytes, show_time
 from ratchet.judge.kernels.kernel import TARGETS
 from ratchet.judge.verdict import EmulatedBound, EmulatedKernel
@@ -160,24 +160,26 @@ class ProgramResult:
 
     def as_junit(self) -> bytes:
         """Return JUnit's XML: a test case for each kernel, which fails if one launch did."""
-        failing = [one.kernel for one in self.faults]
-        names = dict.fromkeys([*(one.name for one in self.kernels), *failing])
-        suite = ElementTree.Element(
-            "testsuite",
-            name=f"ratchet emulate {self.target}",
-            tests=str(len(names)),
-            failures=str(len(set(failing))),
-        )
-        for name in names:
-            case = ElementTree.SubElement(suite, "testcase", classname=self.target, name=name)
-            for fault in self.faults:
-                if fault.kernel == name:
-                    said = ElementTree.SubElement(
-                        case, "failure", type=fault.kind, message=fault.reason
+        names = dict.fromkeys(one.name for one in self.kernels)
+        names |= dict.fromkeys(one.kernel for one in self.faults)
+        cases = [
+            Case(
+                name=name,
+                classname=self.target,
+                found=[
+                    Found(
+                        kind="failure",
+                        message=one.reason,
+                        type=one.kind,
+                        text=f"{one.count} times",
                     )
-                    said.text = f"{fault.count} times"
-        text: bytes = ElementTree.tostring(suite, encoding="utf-8", xml_declaration=True)
-        return text
+                    for one in self.faults
+                    if one.kernel == name
+                ],
+            )
+            for name in names
+        ]
+        return junit(f"ratchet emulate {self.target}", cases)
 
 
 def read_result(
