@@ -181,3 +181,11 @@ def test_a_name_as_long_as_a_name_can_be(tmp_path: Path) -> None:
     files.write_whole(tmp_path / ("n" * 255), b"new")
     files.copy_whole(tmp_path / ("n" * 255), tmp_path / "copy")
     assert (tmp_path / "copy").read_bytes() == b"new"
+
+
+def test_one_variable_moves_every_cache(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    monkeypatch.setenv("RATCHET_CACHE", str(tmp_path))
+    assert files.cache_folder("text") == tmp_path / "text"
+    monkeypatch.delenv("RATCHET_CACHE")
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "home"))
+    assert files.cache_folder("text") == tmp_path / "home" / "ratchet" / "text"

@@ -1,4 +1,7 @@
-"""All exceptions that Ratchet raises on purpose.
+"""The exceptions that a user may see, or that one wing raises and another catches.
+
+An exception that only its own room knows stands beside the code that raises it, and extends one of
+these if a user may see it.
 
 RatchetError                 one line: the value, the rule, the remedy; the CLI exits with 2
 ├── WorkloadError            an unknown workload, a user's script that raises, a loss that is NaN
@@ -10,7 +13,7 @@ RatchetError                 one line: the value, the rule, the remedy; the CLI 
 │   └── CompilerMissing      no C++ compiler on this machine
 ├── JudgeError               the judge itself could not do its work
 │   └── ArmFailure           the process of an arm died, timed out or answered nonsense
-│       └── DeadlinePassed   an arm was stopped at its deadline
+├── OutOfTime                the time that was given is over; nothing is wrong with what ran
 ├── LedgerError              a ledger that is locked, read-only, full or from a newer schema
 ├── EndpointError            a language model that cannot be asked: its key, its endpoint
 ├── KnowledgeError           documents that cannot be indexed or searched
@@ -150,8 +153,8 @@ class ArmFailure(JudgeError):
     """The process of an arm died, timed out or answered nonsense."""
 
 
-class DeadlinePassed(ArmFailure):
-    """An arm was stopped at its deadline, which says nothing about the arm."""
+class OutOfTime(RatchetError):
+    """The time that was given for this is over, which says nothing about what was at work."""
 
 
 class LedgerError(RatchetError):

@@ -32,6 +32,18 @@ _KINDS = {
 }
 
 
+def cache_folder(name: str) -> Path:
+    """Return one of Ratchet's cache folders, under RATCHET_CACHE or the platform's cache folder.
+
+    What lies there can be made again: compiled kernels, tokens, measured ceilings, searches.
+    """
+    if asked := os.environ.get("RATCHET_CACHE", ""):
+        return Path(asked) / name
+    from platformdirs import user_cache_path
+
+    return user_cache_path("ratchet", appauthor=False) / name
+
+
 def kind(mode: int) -> str:
     """Name the kind of a file by its mode: `a folder`."""
     return _KINDS.get(stat.S_IFMT(mode), "no file")

@@ -20,10 +20,9 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 from numpy.typing import NDArray
-from platformdirs import user_cache_path
 
 from ratchet.base.errors import WorkloadError
-from ratchet.base.files import why_not_file, write_whole
+from ratchet.base.files import cache_folder, why_not_file, write_whole
 
 if TYPE_CHECKING:
     from tokenizers import Tokenizer
@@ -113,7 +112,7 @@ def tokens_of(text: str, vocabulary: int, cache: Path | None = None) -> Tokens:
         return np.frombuffer(text.encode(), np.uint8)
     import tokenizers
 
-    folder = cache or user_cache_path("ratchet") / "text"
+    folder = cache or cache_folder("text")
     key = f"{_text_key(text)}-{vocabulary}-tokenizers{tokenizers.__version__}"
     seal = folder / f"{key}.sha256"
     found = _cached_tokens(folder, seal)

@@ -87,8 +87,7 @@ def bisect(
 
     import shutil
 
-    import platformdirs
-
+    from ratchet.base.files import cache_folder
     from ratchet.guard.bisect import (
         BisectOptions,
         PairProgress,
@@ -100,7 +99,7 @@ def bisect(
     options = BisectOptions(
         command=command, build=build, most_pairs=max_pairs, at_least=least, seed=seed
     )
-    cache = Path(platformdirs.user_cache_dir("ratchet")) / "bisect" if state is None else state
+    cache = cache_folder("bisect") if state is None else state
     place = state_folder(cache.absolute(), commits, options)
     if fresh:
         shutil.rmtree(place, ignore_errors=True)

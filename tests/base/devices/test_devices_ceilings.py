@@ -163,11 +163,6 @@ def test_a_failed_write_leaves_nothing_behind(
     assert list(tmp_path.iterdir()) == []
 
 
-def test_the_default_folder_is_the_platforms(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(room.platformdirs, "user_cache_dir", lambda name: f"/somewhere/{name}")
-    assert room.default_folder() == Path("/somewhere/ratchet/ceilings")
-
-
 @pytest.mark.parametrize("rate", [0.0, -1.0, float("nan"), float("inf")])
 def test_a_rate_that_is_no_rate_is_refused(rate: float) -> None:
     content = msgspec.to_builtins(KNOWN)

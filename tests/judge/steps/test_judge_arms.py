@@ -12,7 +12,7 @@ from pathlib import Path
 
 import pytest
 
-from ratchet.base.errors import ArmFailure, DeadlinePassed, JudgeError, WorkloadError
+from ratchet.base.errors import ArmFailure, JudgeError, OutOfTime, WorkloadError
 from ratchet.base.process import families
 from ratchet.judge.steps.arms import ArmProcess, ArmSpec, TrialEvent, time_arms
 
@@ -103,13 +103,13 @@ def test_a_step_that_fails_is_named(fault: str, words: str) -> None:
 
 def test_at_its_deadline_an_arm_is_ended_whatever_it_does() -> None:
     begun = spec("make_spinner", step_time_s=0.01, label="a")
-    with pytest.raises(DeadlinePassed, match="during 'start'"):
+    with pytest.raises(OutOfTime, match="during 'start'"):
         ArmProcess(replace(begun, deadline_s=time.monotonic())).start()
     with ArmProcess(begun) as arm:
         pid = arm.pid
         arm.run(1)
         arm.deadline_s = time.monotonic()
-        with pytest.raises(DeadlinePassed, match="during 'run'"):
+        with pytest.raises(OutOfTime, match="during 'run'"):
             arm.run(1000)
         assert arm.pid is None
         assert pid is not None and wait_until_gone([pid])

@@ -16,8 +16,8 @@ import msgspec
 import pytest
 from answers import assert_right
 
-from ratchet.base.errors import JudgeError
-from ratchet.base.process import OutOfTime, ends_within, families
+from ratchet.base.errors import JudgeError, OutOfTime
+from ratchet.base.process import ends_within, families
 from ratchet.base.process.channel import close_descriptors
 from ratchet.judge.kernels.kernel import Kernel
 from ratchet.judge.problems.problem import Case, Problem, TensorSpec

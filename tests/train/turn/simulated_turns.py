@@ -19,7 +19,7 @@ import pytest
 from ratchet.base.devices.ceilings import Ceilings
 from ratchet.base.devices.gpu_use import GpuUse
 from ratchet.base.devices.probe import Device, probe
-from ratchet.base.errors import ArmFailure, DeadlinePassed, RatchetError
+from ratchet.base.errors import ArmFailure, OutOfTime, RatchetError
 from ratchet.base.ledger import Ledger
 from ratchet.base.measure import Timing
 from ratchet.judge.steps import arms as recipe_trial
@@ -174,7 +174,7 @@ class MadeUpArm:
             self.world.now_s = max(self.world.now_s, self.deadline_s)
             self.world.busy_until_s = self.world.now_s
             self.close()
-            raise DeadlinePassed(f"arm '{self.name}' was ended at its deadline")
+            raise OutOfTime(f"arm '{self.name}' was ended at its deadline")
         self.world.now_s = max(self.world.now_s, self._ready_s)
 
     def begin_start(self) -> None:

@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 
 from ratchet.base.devices.probe import probe
-from ratchet.base.errors import DeadlinePassed
+from ratchet.base.errors import OutOfTime
 from ratchet.base.ledger import Ledger
 from ratchet.train.turn.schedule import CLOSING, TurnSchedule
 from ratchet.train.turn.settings import Settings
@@ -123,12 +123,12 @@ def test_what_had_no_time_is_not_begun_again_in_the_same_time(
 
     def cut() -> dict[str, Any]:
         clock.now_s += 40.0
-        raise DeadlinePassed("the time is over")
+        raise OutOfTime("the time is over")
 
-    with start(tmp_path, clock) as turn, turn.schedule.until(40.0), pytest.raises(DeadlinePassed):
+    with start(tmp_path, clock) as turn, turn.schedule.until(40.0), pytest.raises(OutOfTime):
         turn.memo("screening", "a", dict, cut)
     with start(tmp_path, clock) as turn:
-        with turn.schedule.until(40.0), pytest.raises(DeadlinePassed):
+        with turn.schedule.until(40.0), pytest.raises(OutOfTime):
             turn.memo("screening", "a", dict, never)
         assert turn.schedule.spent_s == pytest.approx(40.0)
         with turn.schedule.until(90.0):

@@ -36,6 +36,7 @@ from ratchet.amd.emulator import source
 from ratchet.amd.emulator.extension_build import PROGRAM, ExtensionOrder, build_extension
 from ratchet.base import scratch
 from ratchet.base.errors import KernelError
+from ratchet.base.files import cache_folder
 from ratchet.base.process import Clock
 from ratchet.base.process.child import ChildFailure
 from ratchet.judge.kernels.kernel import Kernel
@@ -60,7 +61,7 @@ removed."""
 def precompiled(target: str, *, with_torch: bool) -> Path | None:
     """Return the folder of a target's precompiled headers; None if they cannot be made here."""
     try:
-        folder = cpp.cache_folder() / FOLDERS[with_torch] / _key(target, with_torch)
+        folder = cache_folder("kernels") / FOLDERS[with_torch] / _key(target, with_torch)
         if not _is_whole(folder):
             with scratch.locked(folder):  # another command that precompiles the same is waited for
                 if not _is_whole(folder):
@@ -151,7 +152,7 @@ def _kept(sources: HipSources, clock: Clock, headers: Path | None) -> Path:
     size = sum(len(name) + len(text) for name, text in sources.files.items())
     if size > MOST_BYTES:
         raise KernelError(f"a program of {size} characters is over {MOST_BYTES}: give less")
-    place = cpp.cache_folder() / "hip-builds"
+    place = cache_folder("kernels") / "hip-builds"
     packed = msgspec.json.encode(sources, order="sorted")
     key = hashlib.sha256(packed + toolchain(sources.target).encode()).hexdigest()[:32]
     folder = place / key

@@ -17,12 +17,11 @@ from pathlib import Path
 from typing import Annotated, Literal
 
 import msgspec
-import platformdirs
 from msgspec import Meta
 
 from ratchet.base.devices.probe import Device, level_bytes, short_hash, software_fingerprint
 from ratchet.base.errors import DeviceError
-from ratchet.base.files import write_whole
+from ratchet.base.files import cache_folder, write_whole
 from ratchet.base.serialise import encoded
 
 LOG = logging.getLogger(__name__)
@@ -101,7 +100,7 @@ def measure(
     foreign file is measured anew; a folder that cannot be written is logged. DeviceError if memory
     runs out.
     """
-    path = (folder or default_folder()) / f"{_key(device)}.json"
+    path = (folder or cache_folder("ceilings")) / f"{_key(device)}.json"
     known = _read(path, device) if cache else None
     if known is not None and not (again == "now" or (again == "due" and _is_due(path, known))):
         return known
@@ -111,11 +110,6 @@ def measure(
     ceilings = found if newest is None else newest.best_with(found)
     _write(path, ceilings)
     return ceilings
-
-
-def default_folder() -> Path:
-    """Return the folder of the cached ceilings."""
-    return Path(platformdirs.user_cache_dir("ratchet")) / "ceilings"
 
 
 def _measured(device: Device) -> Ceilings:

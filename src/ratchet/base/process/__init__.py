@@ -14,7 +14,6 @@ from contextvars import ContextVar
 from dataclasses import dataclass
 from typing import Final
 
-from ratchet.base.errors import RatchetError
 from ratchet.base.process import families
 
 STEP_S = 30.0
@@ -27,10 +26,6 @@ REFERENCE_STEP_S = 120.0
 """The same for the reference worker, which is trusted."""
 _END: ContextVar[float] = ContextVar("_END", default=math.inf)
 """The moment at which every wait for a process ends, whatever it waits for."""
-
-
-class OutOfTime(RatchetError):
-    """The time that a user gave has run out while a process was at work."""
 
 
 @contextlib.contextmanager

@@ -14,9 +14,8 @@ import time
 from collections.abc import Callable, Mapping, Sequence
 from typing import IO, Final, Literal, NoReturn, Protocol
 
-from ratchet.base.errors import JudgeError
+from ratchet.base.errors import JudgeError, OutOfTime
 from ratchet.base.process import (
-    OutOfTime,
     WorkLimit,
     families,
     until_the_end_s,

@@ -19,6 +19,7 @@ from torch import Tensor
 
 from ratchet.base import scratch
 from ratchet.base.errors import KernelError
+from ratchet.base.files import cache_folder
 from ratchet.judge.kernels import source_files
 from ratchet.judge.kernels.abi import DTYPE_CODES, MAX_DIMENSIONS, Entry, pack_scalars, pack_tensors
 from ratchet.judge.kernels.kernel import Kernel, Language
@@ -39,7 +40,7 @@ def build_kernel(kernel: Kernel) -> Path:
     _check(kernel)
     if kernel.language == "cpp":
         return cpp.compile_kernel(kernel)
-    path = cpp.cache_folder() / f"triton_{kernel.build_hash[:40]}.py"
+    path = cache_folder("kernels") / f"triton_{kernel.build_hash[:40]}.py"
     path.parent.mkdir(parents=True, exist_ok=True)
     with scratch.folder("source", place=path.parent) as folder:
         written = folder / path.name

@@ -22,7 +22,7 @@ from typing import NoReturn
 import numpy as np
 
 from ratchet.base import Json, errors
-from ratchet.base.errors import ArmFailure, DeadlinePassed, DeviceLost, JudgeError, RatchetError
+from ratchet.base.errors import ArmFailure, DeviceLost, JudgeError, OutOfTime, RatchetError
 from ratchet.base.measure import Sample, Timing
 from ratchet.base.measure.rounds import Enough, run_rounds
 from ratchet.base.process.channel import Message, close_descriptors
@@ -61,7 +61,7 @@ class ArmProcess:
     Every failure is an ArmFailure that names the arm, except a RatchetError of the factory or a
     call, which is raised as it is. After an arm has died, only call `close`. The process dies with
     the thread that started it. `deadline_s` may be changed: a wait that passes it raises
-    DeadlinePassed and ends the arm.
+    OutOfTime and ends the arm.
     """
 
     def __init__(self, spec: ArmSpec) -> None:
@@ -237,7 +237,7 @@ class ArmProcess:
         except ChildFailure as error:
             if error.how == "timed_out" and left_s < timeout_s:
                 self.close()
-                raise DeadlinePassed(
+                raise OutOfTime(
                     f"arm '{self.title}' was ended at its deadline during '{what}'"
                 ) from error
             self._fail(error)

@@ -11,8 +11,8 @@ import time
 from collections.abc import Callable, Iterator, Sequence
 from typing import Final
 
-from ratchet.base.errors import CompilerMissing, JudgeError, RatchetError
-from ratchet.base.process import Clock, OutOfTime, ends_within
+from ratchet.base.errors import CompilerMissing, JudgeError, OutOfTime, RatchetError
+from ratchet.base.process import Clock, ends_within
 from ratchet.base.process.channel import Message
 from ratchet.judge.kernels.kernel import WITH_TORCH, Kernel, Language
 from ratchet.judge.problems.problem import Problem

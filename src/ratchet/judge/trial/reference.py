@@ -13,11 +13,10 @@ import time
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Literal
 
-from ratchet.base.errors import DeviceLost, JudgeError
+from ratchet.base.errors import DeviceLost, JudgeError, OutOfTime
 from ratchet.base.measure import Timing
 from ratchet.base.process import (
     Clock,
-    OutOfTime,
     WorkLimit,
     families,
     until_the_end_s,

@@ -14,7 +14,8 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
 from functools import partial
 
-from ratchet.base.process import Clock, OutOfTime
+from ratchet.base.errors import OutOfTime
+from ratchet.base.process import Clock
 from ratchet.judge.integrity.census import facts, judge_census, judge_own, read_census
 from ratchet.judge.integrity.own_work import CodePlaces, places_of, watch_for
 from ratchet.judge.kernels.kernel import WITH_TORCH, Kernel

@@ -16,6 +16,7 @@ from torch import nn
 from ratchet.base import scratch
 from ratchet.base.devices.probe import probe, software
 from ratchet.base.errors import RecipeError
+from ratchet.base.files import cache_folder
 from ratchet.train.recipe.recipe import Recipe
 from ratchet.train.workloads.compiling import sharded_in, units_of
 from ratchet.train.workloads.config import StepConfig
@@ -35,9 +36,8 @@ def one_rank_at_a_time() -> Iterator[None]:
     if int(os.environ.get("LOCAL_WORLD_SIZE", "1")) == 1:
         yield
         return
-    from ratchet.judge.kernels.languages.cpp import cache_folder
 
-    with scratch.locked(cache_folder().parent / "ranks"):
+    with scratch.locked(cache_folder("ranks")):
         yield
 
 

@@ -12,7 +12,7 @@ import msgspec
 
 from ratchet.base import scratch
 from ratchet.base.devices.probe import Device
-from ratchet.base.errors import DeadlinePassed, RatchetError
+from ratchet.base.errors import OutOfTime, RatchetError
 from ratchet.judge.steps.arms import ArmProcess, ArmSpec
 from ratchet.train.recipe.describe import ArmFacts
 from ratchet.train.recipe.recipe import Candidate
@@ -123,7 +123,7 @@ class LiveArms:
             self.drop(one)
         try:
             self._start(again)
-        except DeadlinePassed:
+        except OutOfTime:
             raise
         except RatchetError:
             pass

@@ -12,7 +12,7 @@ import msgspec
 from ratchet.base.devices import ceilings
 from ratchet.base.devices.ceilings import Ceilings, mfu
 from ratchet.base.devices.probe import describe_device
-from ratchet.base.errors import DeadlinePassed, RatchetError
+from ratchet.base.errors import OutOfTime, RatchetError
 from ratchet.base.files import write_whole
 from ratchet.base.measure import Ratio
 from ratchet.base.serialise import document_of, encoded
@@ -295,7 +295,7 @@ def _gradients(turn: Turn, baseline: Baseline, recipe: Candidate) -> GradientRes
         return None
     try:
         found = check_gradients(turn, recipe, oracle)
-    except DeadlinePassed:
+    except OutOfTime:
         turn.leave_out(what, "the budget ended during it")
         return None
     except RatchetError as error:  # the reference may not run, as a model with bf16 in its code

@@ -19,7 +19,7 @@ from typing import Final
 import msgspec
 
 from ratchet.base.devices.ceilings import Ceilings
-from ratchet.base.errors import DeadlinePassed, RatchetError
+from ratchet.base.errors import OutOfTime, RatchetError
 from ratchet.base.files import copy_whole
 from ratchet.judge.steps.arms import ArmProcess
 from ratchet.train.levers import Lever, Situation, all_levers, kernel_levers
@@ -126,7 +126,7 @@ class StepProfiles:
             if _has_trace(found, path):
                 return msgspec.structs.replace(found, trace=str(path))
             return turn.renew("explain", candidate.key(), StepProfile, compute)
-        except DeadlinePassed:
+        except OutOfTime:
             turn.leave_out(f"a profile of {candidate.title}", "the budget ended during it")
             return None
 

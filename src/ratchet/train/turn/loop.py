@@ -17,7 +17,7 @@ from ratchet.base.devices import ceilings as device_ceilings
 from ratchet.base.devices.ceilings import Ceilings
 from ratchet.base.devices.gpu_use import warnings_of
 from ratchet.base.devices.probe import Device, probe, software
-from ratchet.base.errors import DeadlinePassed, DeviceError, RatchetError
+from ratchet.base.errors import DeviceError, OutOfTime, RatchetError
 from ratchet.base.ledger import Ledger
 from ratchet.base.measure import Sample
 from ratchet.base.serialise import document_of
@@ -128,7 +128,7 @@ def describe(turn: Turn) -> StepFacts:
 
     try:
         facts = turn.memo("workload", "describe", StepFacts, compute)
-    except DeadlinePassed as error:
+    except OutOfTime as error:
         own = is_user_spec(turn.settings.workload)
         raise RatchetError(
             f"the budget of {turn.settings.budget_s:.0f} s ended before the step ran twice: "
@@ -171,7 +171,7 @@ def _rounded_gradients(turn: Turn, arm: ArmProcess, path: Path) -> bool:
         return False
     try:
         arm.call("gradients", path=str(path), autocast=True)
-    except DeadlinePassed:
+    except OutOfTime:
         raise
     except RatchetError:
         return False

@@ -10,7 +10,7 @@ from dataclasses import asdict, dataclass, field, replace
 
 import msgspec
 
-from ratchet.base.errors import DeadlinePassed, MeasureError
+from ratchet.base.errors import MeasureError, OutOfTime
 from ratchet.base.measure import Floor, Ratio, Sample
 from ratchet.base.measure.estimate import ArmTime, summarise
 from ratchet.base.measure.rounds import FEWEST_ROUNDS, until_settled
@@ -147,7 +147,7 @@ class Prover:
             self.launch(arms)
             return True
 
-        with contextlib.suppress(DeadlinePassed):
+        with contextlib.suppress(OutOfTime):
             until_settled(take, settled)
 
     def is_open(self, rival: Candidate, new: Candidate) -> bool:
@@ -176,7 +176,7 @@ class Prover:
         return found is not None and found.answer == "faster"
 
     def launch(self, arms: Mapping[str, Candidate]) -> None:
-        """Time the arms and a twin of the rival in new processes; DeadlinePassed if time ran out.
+        """Time the arms and a twin of the rival in new processes; OutOfTime if time ran out.
 
         Roles that run the same thing share one process.
         """

@@ -10,7 +10,7 @@ from itertools import pairwise
 
 import msgspec
 
-from ratchet.base.errors import ArmFailure, DeadlinePassed
+from ratchet.base.errors import ArmFailure, OutOfTime
 from ratchet.judge.court.court import Court
 from ratchet.judge.kernels.kernel import Kernel
 from ratchet.judge.kernels.library import LIBRARY, language_for, why_no_kernel
@@ -95,7 +95,7 @@ def prove_kernels(
     trials.refused[precision] = {name: too_small[name] for name in wanted if name in too_small}
     try:
         trials.judge_wanted(precision, _problems(turn, step, written), timed=timed)
-    except DeadlinePassed:
+    except OutOfTime:
         trials.refused[precision] |= dict.fromkeys(trials.wanted, NO_TIME)
     said = tuple(trials.verdicts)
     return ProvenKernels(proven=trials.proven, refused=trials.refused, verdicts=said)
@@ -342,7 +342,7 @@ class RegionTrials:
         for step in steps:
             try:
                 regions = self.regions_of(step)
-            except ArmFailure as error:
+            except (ArmFailure, OutOfTime) as error:
                 self._leave_out("kernels for the step's own regions", error)
                 return kernels
             kernels = self._added(kernels, step, regions)
@@ -360,7 +360,7 @@ class RegionTrials:
         turn, what = self.turn, REGIONS.what
         try:
             regions = self.regions_of(best)
-        except ArmFailure as error:
+        except (ArmFailure, OutOfTime) as error:
             self._leave_out(what, error)
             return kernels
         known = kernels.of(best.config.precision)
@@ -378,9 +378,9 @@ class RegionTrials:
         reasons = self._written(best, chosen, budget_s)
         return self._added(kernels, best, chosen, reasons)
 
-    def _leave_out(self, what: str, error: ArmFailure) -> None:
+    def _leave_out(self, what: str, error: ArmFailure | OutOfTime) -> None:
         """Note why no regions are known: no time was left, or the process that looks died."""
-        late = isinstance(error, DeadlinePassed)
+        late = isinstance(error, OutOfTime)
         self.turn.leave_out(what, NO_TIME if late else str(error), for_want_of_budget=late)
 
     def _may_install(self) -> bool:
@@ -392,7 +392,7 @@ class RegionTrials:
         return self.turn.ledger.proven_problems(self.turn.fingerprint)
 
     def regions_of(self, step: Candidate, *, batch_size: int | None = None) -> list[WorkloadRegion]:
-        """Return the regions of a step with its library kernels; raise DeadlinePassed."""
+        """Return the regions of a step with its library kernels; raise OutOfTime."""
         turn = self.turn
         config = msgspec.structs.replace(
             step.config,

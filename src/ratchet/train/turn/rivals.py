@@ -7,7 +7,7 @@ from dataclasses import dataclass, field
 
 import msgspec
 
-from ratchet.base.errors import ArmFailure, DeadlinePassed
+from ratchet.base.errors import ArmFailure, OutOfTime
 from ratchet.base.measure.sitting import Sitting
 from ratchet.judge.kernels.languages.cpp import find_compiler
 from ratchet.train.levers import Situation
@@ -110,7 +110,7 @@ class RivalModes:
             try:
                 self.time_next()
                 self._time_live(beside)
-            except DeadlinePassed:
+            except OutOfTime:
                 if rival in self.waiting:
                     self.turn.leave_out(f"the rival {rival.title}", NO_ROOM)
                 return

@@ -16,7 +16,7 @@ from dataclasses import dataclass, field
 from typing import Final
 
 from ratchet.base import Json
-from ratchet.base.errors import DeadlinePassed
+from ratchet.base.errors import OutOfTime
 from ratchet.base.measure.rounds import FEWEST_ROUNDS
 from ratchet.train.recipe.recipe import Candidate
 
@@ -198,9 +198,9 @@ class TurnSchedule:
         return self.left_s <= 0
 
     def check(self, what: str) -> None:
-        """Raise DeadlinePassed if no time is left."""
+        """Raise OutOfTime if no time is left."""
         if self.is_over():
-            raise DeadlinePassed(f"no time is left to {what}")
+            raise OutOfTime(f"no time is left to {what}")
 
     def may_start(self, step: Step, needed_s: float, *, kept_s: float = 0.0) -> bool:
         """Return True if a step of `needed_s` fits, with `kept_s` left for a proof."""

@@ -11,7 +11,7 @@ from pathlib import Path
 import msgspec
 import numpy as np
 
-from ratchet.base.errors import DeadlinePassed, DeviceLost, JudgeError, RatchetError
+from ratchet.base.errors import DeviceLost, JudgeError, OutOfTime, RatchetError
 from ratchet.base.measure import Sample
 from ratchet.base.measure.estimate import compare
 from ratchet.base.measure.rounds import FEWEST_ROUNDS, run_rounds
@@ -118,7 +118,7 @@ def screen(
 ) -> LeverScreening:
     """Check a challenger's gradients, then time it beside the incumbent; remembered in the ledger.
 
-    Raises DeadlinePassed if the current stage ends first.
+    Raises OutOfTime if the current stage ends first.
     """
     key = _key(incumbent, challenger, oracle)
     screening = turn.memo(
@@ -193,7 +193,7 @@ def _screen(
         if differs := _difference(turn, challenger):
             turn.arms.drop(challenger)
             return LeverScreening(passed=False, reason=differs)
-    except (DeadlinePassed, DeviceLost):
+    except (OutOfTime, DeviceLost):
         raise
     except RatchetError as error:
         turn.arms.drop(challenger)
@@ -389,7 +389,7 @@ class Losses:
             return None
         try:
             return compare_losses(turn, self.written, candidate)
-        except DeadlinePassed:
+        except OutOfTime:
             turn.leave_out(what, "the budget ended during it")
             return None
 

@@ -10,7 +10,7 @@ from functools import partial
 
 import msgspec
 
-from ratchet.base.errors import DeadlinePassed
+from ratchet.base.errors import OutOfTime
 from ratchet.base.measure.sitting import FEWEST_LAUNCHES, Sitting
 from ratchet.train.levers import LEVERS, PREFIX, Lever, Situation, find_lever, kernel_levers
 from ratchet.train.levers.operators import BF16_WEIGHTS, COMPILE
@@ -287,7 +287,7 @@ class Search:
             try:
                 with self.turn.schedule.leaving(kept_s(step)):
                     further[step][1]()
-            except DeadlinePassed:
+            except OutOfTime:
                 self._done.add(step)
             if step.once:
                 self._done.add(step)
@@ -464,7 +464,7 @@ class Search:
 
     def _keep_arithmetic(self) -> None:
         """Select in the written arithmetic from its own rival, which is timed if it was not."""
-        with contextlib.suppress(DeadlinePassed):
+        with contextlib.suppress(OutOfTime):
             while self.rivals.baseline().best_same is None and self.rivals.next_one() is not None:
                 self.rivals.time_next()
             start = self.rivals.baseline().best_same

@@ -13,7 +13,7 @@ from dataclasses import dataclass, field, replace
 
 import msgspec
 
-from ratchet.base.errors import DeadlinePassed
+from ratchet.base.errors import OutOfTime
 from ratchet.train.graph.regions import REGION
 from ratchet.train.levers import PREFIX, Lever, Situation
 from ratchet.train.recipe.installed import AnyKernel
@@ -159,7 +159,7 @@ class Selection:
         try:
             self.turn.schedule.check("screen a change")
             return screen(self.turn, incumbent, challenger, self._oracle(challenger))
-        except DeadlinePassed:
+        except OutOfTime:
             return None
 
     def _oracle(self, candidate: Candidate) -> Oracle:

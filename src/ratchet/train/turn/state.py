@@ -12,7 +12,7 @@ import msgspec
 from ratchet.base import Json, scratch
 from ratchet.base.devices.ceilings import Ceilings
 from ratchet.base.devices.probe import Device
-from ratchet.base.errors import DeadlinePassed
+from ratchet.base.errors import OutOfTime
 from ratchet.base.ledger import Fingerprint, Ledger
 from ratchet.base.ledger.schema import Payload
 from ratchet.base.measure.sitting import StartScatter
@@ -105,7 +105,7 @@ class Turn:
         """Return the ledger's answer for this workload, device and software, or compute it.
 
         `answer` is its type: a dataclass, a Struct, or JSON's own.
-        Raises DeadlinePassed if the stage ends before `compute` does, now or in an earlier turn
+        Raises OutOfTime if the stage ends before `compute` does, now or in an earlier turn
         whose stage ended no sooner.
         """
         found = self.known(kind, key)
@@ -115,7 +115,7 @@ class Turn:
         self._check_cut(kind, key)
         try:
             computed = compute()
-        except DeadlinePassed:
+        except OutOfTime:
             self.arms.forget_dead()
             self._remember("cut", f"{kind}:{key}", {"until_s": self.schedule.stage_ends_s})
             raise
@@ -142,7 +142,7 @@ class Turn:
         found, ends_s = self._recall("cut", f"{kind}:{key}"), self.schedule.stage_ends_s
         if found is not None and float(found["answer"]["until_s"]) > ends_s - SAME_END_S:
             self.schedule.advance(ends_s)
-            raise DeadlinePassed(f"an earlier turn had no time for this {kind} either")
+            raise OutOfTime(f"an earlier turn had no time for this {kind} either")
 
     def known(self, kind: str, key: str) -> Json:
         """Return the ledger's answer or None; advance the clock by the time that it took.

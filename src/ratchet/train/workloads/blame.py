@@ -14,7 +14,7 @@ import torch
 
 from ratchet.base import FOLDER
 from ratchet.base.errors import DeviceError, DeviceLost, RatchetError, WorkloadError
-from ratchet.judge.kernels.languages.cpp import cache_folder
+from ratchet.base.files import cache_folder
 from ratchet.train.workloads.device import available_bytes
 from ratchet.train.workloads.workload import Batch, Workload
 
@@ -156,5 +156,5 @@ def others_folders() -> tuple[str, ...]:
     paths = sysconfig.get_paths()
     folders = {paths[name] for name in ("stdlib", "platstdlib", "purelib", "platlib")}
     folders |= {path for path in sys.path if path.endswith(("site-packages", "dist-packages"))}
-    folders |= {str(FOLDER), str(cache_folder())}
+    folders |= {str(FOLDER), str(cache_folder("kernels"))}
     return tuple(sorted(f"{folder}/" for folder in folders if folder))

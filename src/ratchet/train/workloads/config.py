@@ -15,6 +15,8 @@ from typing import Annotated, Any, Final, Literal, get_type_hints
 import msgspec
 from msgspec import Meta
 
+from ratchet.base.files import cache_folder
+
 # Effects of a step's settings on its process: its environment at start, and calls once it runs.
 
 M_TRIM_THRESHOLD, M_MMAP_MAX = -1, -4
@@ -99,9 +101,8 @@ def matmul_library_variables(library: str) -> dict[str, str]:
     """
     if library == "hipblaslt":
         return {"TORCH_BLAS_PREFER_HIPBLASLT": "1"}
-    from ratchet.judge.kernels.languages.cpp import cache_folder
 
-    folder = cache_folder().parent
+    folder = cache_folder("tunableop")
     folder.mkdir(parents=True, exist_ok=True)
     return {
         "PYTORCH_TUNABLEOP_ENABLED": "1",

@@ -21,6 +21,7 @@ from typing import Final, cast
 
 from ratchet.base import scratch
 from ratchet.base.errors import CompilerMissing, KernelError, RatchetError
+from ratchet.base.files import cache_folder
 from ratchet.base.process import watchdog
 from ratchet.judge.kernels.abi import Entry
 from ratchet.judge.kernels.kernel import Kernel
@@ -66,16 +67,6 @@ def _asked_compiler(variable: str, asked: str) -> Path:
     return Path(found)
 
 
-def cache_folder() -> Path:
-    """Return the folder of compiled kernels: RATCHET_CACHE, or the platform's cache folder."""
-    asked = os.environ.get("RATCHET_CACHE", "")
-    if asked:
-        return Path(asked) / "kernels"
-    from platformdirs import user_cache_path
-
-    return user_cache_path("ratchet", appauthor=False) / "kernels"
-
-
 def macros(kernel: Kernel) -> tuple[str, ...]:
     """Return a schedule's -D options: ("isa", "amx") is -DRATCHET_ISA_AMX, others KEY=VALUE."""
     options = []
@@ -112,7 +103,7 @@ def compile_kernel(
         )
     compiler = find_compiler()
     options = (*flags, *macros(kernel))
-    folder = cache if cache is not None else cache_folder()
+    folder = cache if cache is not None else cache_folder("kernels")
     target = folder / f"{_cache_key(kernel, compiler, options)}.so"
     if not _is_intact(target):
         before = ("-include", str(included)) if included is not None else ()
@@ -287,7 +278,7 @@ class PrecompiledHeaders:
         """Return the default cache, made now; None where it cannot be made, or only read by its
         owner: a sandbox that is to see all of it runs as another user.
         """
-        folder = cache_folder() / "headers"
+        folder = cache_folder("kernels") / "headers"
         try:
             folder.mkdir(parents=True, exist_ok=True)
             return folder if folder.stat().st_mode & FOR_ALL == FOR_ALL else None
@@ -305,7 +296,7 @@ class PrecompiledHeaders:
         try:
             compiler = find_compiler()
             key = headers_key(names, compiler)
-            folder = (self._folder or cache_folder() / "headers") / key
+            folder = (self._folder or cache_folder("kernels") / "headers") / key
             if (folder / f"{NAME}.gch").is_file():
                 return folder
             self._asked[key] = self._asked.get(key, 0) + 1
