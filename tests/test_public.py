@@ -140,7 +140,10 @@ def test_optimize_takes_an_object_and_the_function_that_makes_it(turn: list[Any]
     ratchet.optimize(load("llama-tiny"))
     ratchet.optimize(make_workload)
     saved, _, made, _ = turn
-    assert (saved.title, saved.command) == ("llama-tiny", "ratchet.optimize(workload)")
+    assert (saved.title, saved.command) == (
+        "llama-tiny",
+        "ratchet.optimize(workload, device='cpu')",
+    )
     assert saved.options["device"] == "cpu"
     assert not Path(saved.workload).exists()
     assert made.workload == f"{__file__}:make_workload"
@@ -150,10 +153,11 @@ def test_the_command_is_the_library_call(
     turn: list[Any], monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     monkeypatch.setattr("ratchet.train.turn.show.optimize_report", lambda _: ResultReport())
+    nothing = ratchet.Outcome(result={}, recipe=None, samples=())  # type: ignore[arg-type]
     monkeypatch.setattr(
         api,
         "run_turn",
-        lambda settings, _: turn.append(settings) or SimpleNamespace(result={}, recipe=None),
+        lambda settings, _: turn.append(settings) or nothing,
     )
     assert main(["optimize", "llama-tiny", "--budget", "2m", "--device", "cpu"]) == 0
     ratchet.optimize("llama-tiny", budget="2m", device="cpu")

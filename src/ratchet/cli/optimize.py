@@ -3,13 +3,11 @@
 from __future__ import annotations
 
 import time
-from dataclasses import replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated
+from typing import Annotated
 
 import typer
 
-from ratchet.base.errors import RatchetError
 from ratchet.cli.app import (
     AsJson,
     BatchSize,
@@ -25,41 +23,12 @@ from ratchet.cli.app import (
     print_result,
 )
 
-if TYPE_CHECKING:
-    from ratchet.train.turn.settings import Settings
-    from ratchet.train.workloads.parallel import ParallelLayout
-
 
 def _checked_seed(seed: int) -> int:
     from ratchet.train.turn.settings import check_seed
 
     check_seed(seed)
     return seed
-
-
-def _dry_run_on_ranks(settings: Settings, layout: ParallelLayout, *, as_json: bool) -> None:
-    from ratchet.scale.parallel.levers import ONE_PROCESS, find_rank_levers, why_no_process
-    from ratchet.scale.parallel.show import rank_levers_report
-    from ratchet.scale.parallel.turn import check_rank_lever, check_ranks
-
-    only = settings.try_lever
-    check_rank_lever(only)
-    check_ranks(settings, layout)
-    found, reasons = find_rank_levers(
-        layout,
-        device=str(settings.options["device"]),
-        only=only,
-        keep_precision=settings.keep_precision,
-    )
-    levers = {one.name: one.summary for one in found}
-    if (why := why_no_process(layout, only=only)) is None:
-        levers[ONE_PROCESS] = "each rank runs its step by the recipe of a turn of one process"
-    else:
-        reasons[ONE_PROCESS] = why
-    if as_json:
-        print_json({"levers": list(levers), "not_tried": reasons})
-    else:
-        print_result(rank_levers_report(levers, reasons))
 
 
 @app.command()
@@ -116,17 +85,16 @@ def optimize(
     With --parallel, changes in how ranks communicate are tried too, and the slowest rank decides.
     """
     from ratchet.train.turn.settings import checked_target, make_settings
-    from ratchet.train.workloads.parallel import parse_parallel
 
-    layout = None if parallel is None else parse_parallel(parallel)
     settings = make_settings(
         workload,
         budget=budget,
         out=out,
         keep_precision=keep_precision,
-        try_lever=try_lever if layout is None else None,
+        try_lever=try_lever,
         resume=resume,
         launches=launches,
+        parallel=parallel,
         batch_size=batch_size,
         sequence=sequence,
         precision=precision,
@@ -136,37 +104,41 @@ def optimize(
         ledger=ledger,
         gone_s=time.monotonic() - context.obj if isinstance(context.obj, float) else 0.0,
     )
-
-    elsewhere = checked_target(target, dry=dry)
-    if elsewhere is not None and layout is not None:
-        raise RatchetError("--target emulates one process: leave --parallel out")
-
+    elsewhere = checked_target(target, dry=dry, layout=settings.layout)
     # torch is imported from here on: mistakes in the call are already answered.
-    settings = replace(settings, try_lever=try_lever)
-    if layout is not None and dry:
-        _dry_run_on_ranks(settings, layout, as_json=as_json)
+    if dry and settings.layout is not None:
+        from ratchet.scale.parallel.show import rank_levers_report
+        from ratchet.scale.parallel.turn import levers_on_ranks
+
+        levers, reasons = levers_on_ranks(settings)
+        if as_json:
+            print_json({"levers": list(levers), "not_tried": reasons})
+        else:
+            print_result(rank_levers_report(levers, reasons))
         return
-    from ratchet.scale import optimize as api
-    from ratchet.scale.parallel.show import parallel_turn_report
     from ratchet.train.turn.comparisons import TurnProgress
-    from ratchet.train.turn.dry_run import dry_run
-    from ratchet.train.turn.show import dry_run_report, optimize_report
 
     with TurnProgress(settings.budget_s) as progress:
         if dry:
+            from ratchet.train.turn.dry_run import dry_run
+
             plan = dry_run(settings, progress, target=elsewhere)
-        elif layout is not None:
-            ranks = api.run_parallel(settings, layout, progress)
         else:
-            outcome = api.run(settings, progress)
+            from ratchet.scale.optimize import run
+
+            found = run(settings, progress)
     if dry:
-        if as_json:
-            print_json(plan.to_json())
-        else:
-            print_result(dry_run_report(plan))
-    elif layout is not None:
-        (print_json(ranks.document()) if as_json else print_result(parallel_turn_report(ranks)))
-    elif as_json:
-        print_json(outcome.result)
+        from ratchet.train.turn.show import dry_run_report
+
+        print_json(plan.to_json()) if as_json else print_result(dry_run_report(plan))
+        return
+    from ratchet.train.turn.loop import Outcome
+
+    if isinstance(found, Outcome):
+        from ratchet.train.turn.show import optimize_report
+
+        print_json(found.result) if as_json else print_result(optimize_report(found.result))
     else:
-        print_result(optimize_report(outcome.result))
+        from ratchet.scale.parallel.show import parallel_turn_report
+
+        print_json(found.document()) if as_json else print_result(parallel_turn_report(found))

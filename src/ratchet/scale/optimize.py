@@ -2,20 +2,20 @@
 
 from __future__ import annotations
 
+import inspect
 from collections.abc import Callable
-from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, overload
 
 from ratchet.base.errors import RatchetError
 from ratchet.base.files import write_whole
+from ratchet.base.show import page as show
 from ratchet.train.turn.compose import write
 from ratchet.train.turn.loop import Outcome
 from ratchet.train.turn.loop import optimize as run_turn
 from ratchet.train.turn.settings import Settings, make_settings
 from ratchet.train.turn.show import render_page
 from ratchet.train.turn.state import Listener
-from ratchet.train.workloads.parallel import ParallelLayout, parse_parallel
 from ratchet.train.workloads.user import as_spec, importing
 from ratchet.train.workloads.workload import Workload
 
@@ -35,24 +35,11 @@ def optimize(
 ) -> ParallelTurn: ...
 
 
-def optimize(  # type: ignore[misc]  # the overloads tell what is returned, not the options
+def optimize(
     workload: Workload | Callable[[], Workload] | str,
     *,
-    budget: str | float = "30m",
-    out: str | Path = "ratchet-out",
-    keep_precision: bool = False,
-    try_lever: str | None = None,
-    resume: bool = False,
-    launches: int = 3,
-    batch_size: int | None = None,
-    sequence: int | None = None,
-    precision: str | None = None,
-    text: str | Path | None = None,
-    seed: int = 0,
-    device: str | None = None,
-    ledger: str | None = None,
-    listener: Listener | None = None,
-    parallel: str | None = None,
+    listener: Listener = lambda event, details: None,
+    **options: Any,
 ) -> Outcome | ParallelTurn:
     """Make a training step faster: measure it, try changes, prove them, write a recipe.
 
@@ -61,9 +48,10 @@ def optimize(  # type: ignore[misc]  # the overloads tell what is returned, not 
     to must be defined at the top level of a module, and a script must call this under
     `if __name__ == "__main__":`.
 
-    `budget` is a duration (`"30m"`, or seconds). The folder `out` receives recipe.json, result.json
-    and report.html. `device` is `cpu`, `cuda` or `auto`; the default is the Workload's own, else
-    `auto`. `listener` is called with the name and the details of each event.
+    The options are those of the command `ratchet optimize`. `budget` is a duration (`"30m"`, or
+    seconds). The folder `out` receives recipe.json, result.json and report.html. `device` is `cpu`,
+    `cuda` or `auto`; the default is the Workload's own, else `auto`. `listener` is called with the
+    name and the details of each event.
 
     With `parallel`, such as `"fsdp=2"`, the step runs on so many ranks of this machine, the slowest
     rank decides, and the result is a `ParallelTurn`.
@@ -75,44 +63,34 @@ def optimize(  # type: ignore[misc]  # the overloads tell what is returned, not 
             f"{file} calls ratchet.optimize when it is imported, and every process that runs the "
             'step imports it: put the call under `if __name__ == "__main__":`'
         )
-    layout = None if parallel is None else parse_parallel(parallel)
-    own = workload.device.split(":")[0] if isinstance(workload, Workload) else "auto"
+    if options.get("device") is None and isinstance(workload, Workload):
+        options["device"] = workload.device.split(":")[0]
     with as_spec(workload) as spec:
-        settings = make_settings(
-            spec,
-            budget=budget,
-            out=out,
-            keep_precision=keep_precision,
-            try_lever=try_lever if layout is None else None,
-            resume=resume,
-            launches=launches,
-            batch_size=batch_size,
-            sequence=sequence,
-            precision=precision,
-            text=text,
-            seed=seed,
-            device=device or own,
-            ledger=ledger,
-        )
-        hear = listener or (lambda event, details: None)
-        if layout is not None:
-            return run_parallel(replace(settings, try_lever=try_lever), layout, hear)
-        return run(settings, hear)
+        return run(make_settings(spec, **options), listener)
 
 
-def run(settings: Settings, listener: Listener) -> Outcome:
+# What help() and editors show: the options are spelled out once, in `make_settings`.
+_OPTIONS = [
+    one
+    for one in inspect.signature(make_settings).parameters.values()
+    if one.name not in ("workload", "gone_s")
+]
+_SHOWN = inspect.signature(optimize).parameters
+optimize.__signature__ = inspect.Signature(  # type: ignore[attr-defined]
+    [_SHOWN["workload"], *_OPTIONS, _SHOWN["listener"]]
+)
+
+
+def run(settings: Settings, listener: Listener) -> Outcome | ParallelTurn:
     """Run one turn and write its three files, for `optimize` and for the command."""
-    outcome = run_turn(settings, listener)
-    write(outcome.result, outcome.recipe, render_page)
-    return outcome
-
-
-def run_parallel(settings: Settings, layout: ParallelLayout, listener: Listener) -> ParallelTurn:
-    """Run one turn on many ranks and write its three files, for `optimize` and for the command."""
+    if settings.layout is None:
+        outcome = run_turn(settings, listener)
+        write(outcome.result, outcome.recipe, render_page)
+        return outcome
     # They import torch.distributed, which a turn of one process does without.
-    from ratchet.scale.parallel.show import render_parallel_turn
+    from ratchet.scale.parallel.show import parallel_turn_report
     from ratchet.scale.parallel.turn import optimize_parallel
 
-    found = optimize_parallel(settings, layout, listener)
-    write_whole(Path(found.report), render_parallel_turn(found).encode())
+    found = optimize_parallel(settings, listener)
+    write_whole(Path(found.report), show.render_page(parallel_turn_report(found)).encode())
     return found

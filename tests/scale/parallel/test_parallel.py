@@ -13,7 +13,7 @@ from own_recipes import kernels_of
 from ratchet.base.errors import RatchetError, RecipeError
 from ratchet.base.show.terminal import print_report
 from ratchet.cli import main
-from ratchet.scale.optimize import run_parallel
+from ratchet.scale.optimize import run
 from ratchet.scale.parallel import launch, turn
 from ratchet.scale.parallel.bench import bench_parallel, record_parallel
 from ratchet.scale.parallel.launch import run_ranks
@@ -188,19 +188,19 @@ def test_a_turn_writes_a_recipe_for_its_ranks(
     monkeypatch.setattr(turn, "optimize_rank", lambda *_, **__: made_up)
     settings = make_settings(
         "llama-tiny", budget="10m", out=tmp_path / "out", device="cpu", keep_precision=True,
-        launches=1, ledger=f"{tmp_path}/ledger.db",
+        launches=1, ledger=f"{tmp_path}/ledger.db", parallel="dp=2,micro=2",
     )  # fmt: skip
-    layout = parse_parallel("dp=2,micro=2")
     with pytest.raises(RatchetError, match="no unfinished turn of 'llama-tiny' on dp=2,micro=2"):
-        turn.optimize_parallel(replace(settings, resume=True), layout)
+        turn.optimize_parallel(replace(settings, resume=True))
     monkeypatch.setattr(turn, "_prove", lambda *_: 1 / 0)
     with pytest.raises(ZeroDivisionError):
-        turn.optimize_parallel(settings, layout)
+        turn.optimize_parallel(settings)
     monkeypatch.undo()
     monkeypatch.setattr(turn, "optimize_rank", lambda *_, **__: made_up)
     monkeypatch.setattr(turn, "SCREEN_ROUNDS", 10_000)  # recalled, not run
     monkeypatch.setattr(launch, "MOST_ROUNDS", launch.LEAST_ROUNDS)
-    found = run_parallel(replace(settings, resume=True), layout, lambda event, details: None)
+    found = run(replace(settings, resume=True), lambda event, details: None)
+    assert isinstance(found, turn.ParallelTurn)
     told = {one.name: one for one in found.changes}
     assert set(told) == {ONE_PROCESS, *(one.name for one in LEVERS)}
     for name in (ONE_PROCESS, "no-sync", "small-buckets", "large-buckets"):

@@ -111,6 +111,7 @@ def optimize_rank(
         budget_s=SHARE * left_s,
         gone_s=0.0,
         try_lever=None if only == ONE_PROCESS else only,
+        layout=None,
         resume=False,
         out=settings.out / ONE_PROCESS,
     )
@@ -215,6 +216,29 @@ class _Written:
     shrinks: bool
 
 
+def levers_on_ranks(settings: Settings) -> tuple[dict[str, str], dict[str, str]]:
+    """Return what each lever does that a turn would try, and why it would not try the others.
+
+    Raises a RatchetError as `optimize_parallel` does before it starts any rank.
+    """
+    layout, only = settings.layout, settings.try_lever
+    assert layout is not None
+    check_rank_lever(only)
+    check_ranks(settings, layout)
+    found, reasons = find_rank_levers(
+        layout,
+        device=str(settings.options["device"]),
+        only=only,
+        keep_precision=settings.keep_precision,
+    )
+    levers = {one.name: one.summary for one in found}
+    if (why := why_no_process(layout, only=only)) is None:
+        levers[ONE_PROCESS] = "each rank runs its step by the recipe of a turn of one process"
+    else:
+        reasons[ONE_PROCESS] = why
+    return levers, reasons
+
+
 def check_ranks(settings: Settings, layout: ParallelLayout) -> tuple[Workload, SplitSizes]:
     """Return the workload and what a layout divides of it.
 
@@ -249,14 +273,15 @@ class _Turn:
 
 
 def optimize_parallel(
-    settings: Settings, layout: ParallelLayout, listener: Listener = lambda event, details: None
+    settings: Settings, listener: Listener = lambda event, details: None
 ) -> ParallelTurn:
     """Try the levers of a layout, prove them together, and write recipe.json and result.json.
 
     Raises WorkloadError for a layout that the workload does not allow, DeviceError for more ranks
     than GPUs, RanksError if a rank dies, and RatchetError if `--try` names no lever.
     """
-    only, keep = settings.try_lever, settings.keep_precision
+    only, keep, layout = settings.try_lever, settings.keep_precision, settings.layout
+    assert layout is not None, "a turn of one process is not for ranks"
     check_rank_lever(only)
     device = str(settings.options["device"])
     levers, reasons = find_rank_levers(layout, device=device, only=only, keep_precision=keep)

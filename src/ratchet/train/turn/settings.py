@@ -9,6 +9,7 @@ import json
 import os
 import pkgutil
 import re
+import shlex
 import sys
 import sysconfig
 from collections.abc import Iterator, Sequence
@@ -16,7 +17,6 @@ from dataclasses import dataclass, field, replace
 from functools import cache, lru_cache
 from importlib.machinery import ModuleSpec, PathFinder
 from pathlib import Path
-from typing import Any
 
 from ratchet.base.devices.probe import probe
 from ratchet.base.errors import RatchetError, WorkloadError
@@ -30,6 +30,7 @@ from ratchet.train.workloads.names import (
     is_saved_spec,
     title_of,
 )
+from ratchet.train.workloads.parallel import ParallelLayout, parse_parallel
 
 # Find the project's own files behind a user's workload, without running any of them.
 #
@@ -225,7 +226,7 @@ def _written(node: ast.AST) -> Iterator[Import]:
             yield Import(name=bare, level=len(given.value) - len(bare))
 
 
-DEFAULT_BUDGET_S = 1800.0
+DEFAULT_BUDGET_S, DEFAULT_OUT, DEFAULT_LAUNCHES = 1800.0, Path("ratchet-out"), 3
 SMALLEST_BUDGET_S = 30.0
 PRECISIONS = ("fp32", "bf16_autocast", "bf16_master")
 LARGEST_SEED = 2**32 - 1
@@ -234,7 +235,10 @@ LARGEST_SEED = 2**32 - 1
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Settings:
-    """The arguments of `ratchet optimize`."""
+    """The options of one turn, which travel as this object from the command to every stage.
+
+    A new option is a parameter of `make_settings` and a field here, and an option of the command.
+    """
 
     workload: str
     options: LoadOptions = field(default_factory=LoadOptions)
@@ -243,10 +247,12 @@ class Settings:
     keep_precision: bool = False
     try_lever: str | None = None
     resume: bool = False
-    out: Path = Path("ratchet-out")
+    out: Path = DEFAULT_OUT
     ledger: str | None = None
     seed: int = 0
-    launches: int = 3
+    launches: int = DEFAULT_LAUNCHES
+    layout: ParallelLayout | None = None
+    """The ranks of `--parallel`; None for a step of one process."""
     loss_steps: int = 200
     loss_seeds: int = 3
     gone_s: float = 0.0
@@ -259,19 +265,41 @@ class Settings:
 
     @property
     def command(self) -> str:
-        """Return the command or call, for the report."""
-        called = f"ratchet optimize {self.workload}"
-        return called if self.title == self.workload else "ratchet.optimize(workload)"
+        """Return the command or call that repeats the turn, for the report.
+
+        The ledger is left out: its URL may hold a password.
+        """
+        given: dict[str, object] = {
+            "budget": f"{self.budget_s:g}s" if self.budget_s != DEFAULT_BUDGET_S else None,
+            "out": str(self.out) if self.out != DEFAULT_OUT else None,
+            "keep_precision": self.keep_precision or None,
+            "try_lever": self.try_lever,
+            "launches": self.launches if self.launches != DEFAULT_LAUNCHES else None,
+            "parallel": str(self.layout) if self.layout is not None else None,
+            **self.options,
+            "seed": self.seed or None,
+        }
+        given = {name: value for name, value in given.items() if value is not None}
+        if self.title != self.workload:
+            words = ["workload", *(f"{name}={value!r}" for name, value in given.items())]
+            return f"ratchet.optimize({', '.join(words)})"
+        words = ["ratchet", "optimize", self.workload]
+        for name, value in given.items():
+            option = "--try" if name == "try_lever" else f"--{name.replace('_', '-')}"
+            words += [option] if value is True else [option, str(value)]
+        return shlex.join(words)
 
     def key(self) -> str:
         """Hash all that determines the result, including the workload's source, not the budget."""
-        content = {
+        content: dict[str, object] = {
             "workload": self.title,
             "source": _source_hash(self.workload),
             "options": {name: str(value) for name, value in sorted(self.options.items())},
             "keep_precision": self.keep_precision,
             "try": self.try_lever,
         }
+        if self.layout is not None:
+            content["layout"] = str(self.layout)
         return hashlib.sha256(json.dumps(content, sort_keys=True).encode()).hexdigest()[:24]
 
 
@@ -291,14 +319,14 @@ def check_settings(settings: Settings) -> None:
 
     check_name(settings.workload)
     check_seed(settings.seed)
-    if settings.try_lever is not None:
+    if settings.try_lever is not None and settings.layout is None:  # ranks have levers of their own
         check_lever(settings.try_lever)
     if why := why_not_new_folder(settings.out):
         raise RatchetError(f"--out {settings.out} {why}: name a folder")
 
 
-def checked_target(target: str | None, *, dry: bool) -> str | None:
-    """Return the GPU of a dry run; RatchetError for an unknown one, or if it is no dry run."""
+def checked_target(target: str | None, *, dry: bool, layout: ParallelLayout | None) -> str | None:
+    """Return the GPU of a dry run; RatchetError for an unknown one, or where it says nothing."""
     if target is None:
         return None
     known = parse_target(target)
@@ -307,29 +335,47 @@ def checked_target(target: str | None, *, dry: bool) -> str | None:
             f"--target {known} is a GPU that is not here, so nothing can be timed on it: "
             "add --dry-run"
         )
+    if layout is not None:
+        raise RatchetError("--target emulates one process: leave --parallel out")
     return known
 
 
 def make_settings(
     workload: str,
     *,
-    budget: str | float,
-    out: str | Path,
+    budget: str | float = "30m",
+    out: str | Path = DEFAULT_OUT,
+    keep_precision: bool = False,
+    try_lever: str | None = None,
+    resume: bool = False,
+    launches: int = DEFAULT_LAUNCHES,
     batch_size: int | None = None,
     sequence: int | None = None,
     precision: str | None = None,
     text: str | Path | None = None,
-    device: str = "auto",
     seed: int = 0,
-    **rest: Any,
+    device: str | None = None,
+    ledger: str | None = None,
+    parallel: str | None = None,
+    gone_s: float = 0.0,
 ) -> Settings:
-    """Make Settings from a caller's arguments; `rest` are fields of `Settings` by name."""
+    """Make Settings from the arguments of `ratchet.optimize`, which are the command's options."""
     made = Settings(
-        workload=workload, budget_s=parse_budget_s(str(budget)), out=Path(out), seed=seed, **rest
+        workload=workload,
+        budget_s=parse_budget_s(str(budget)),
+        out=Path(out),
+        keep_precision=keep_precision,
+        try_lever=try_lever,
+        resume=resume,
+        launches=launches,
+        seed=seed,
+        ledger=ledger,
+        layout=None if parallel is None else parse_parallel(parallel),
+        gone_s=gone_s,
     )
     check_settings(made)
-    options = workload_options([workload], batch_size, sequence, precision, text, device)
-    return replace(made, options={**options, "seed": seed})
+    given = workload_options([workload], batch_size, sequence, precision, text, device or "auto")
+    return replace(made, options={**given, "seed": seed})
 
 
 def workload_options(
