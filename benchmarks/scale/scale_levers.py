@@ -30,7 +30,9 @@ from ratchet.base import scratch
 from ratchet.base.measure.estimate import aa_floor, compare
 from ratchet.base.process import families
 from ratchet.scale.parallel.launch import communication_of
-from ratchet.scale.parallel.rank import RankArm, RankRequest, RankResult
+from ratchet.scale.parallel.rank import RankRequest, RankResult
+from ratchet.train.recipe.recipe import Candidate
+from ratchet.train.workloads.config import StepConfig
 from ratchet.train.workloads.parallel import ParallelTuning, parse_parallel
 
 DEFAULTS, TWIN = "ddp", "twin"
@@ -162,7 +164,10 @@ def main() -> None:
         workload=given.workload,
         options={"device": "cpu", "batch_size": given.ranks * given.micro},
         layout=str(layout),
-        arms={name: RankArm(tuning=tuning) for name, tuning in TUNINGS.items()},
+        arms={
+            name: Candidate(title=name, config=StepConfig(), tuning=tuning)
+            for name, tuning in TUNINGS.items()
+        },
         rounds=given.rounds,
     )
     began_s = time.monotonic()

@@ -20,23 +20,18 @@ from ratchet.scale.parallel.launch import run_ranks
 from ratchet.scale.parallel.levers import (
     LEVERS,
     ONE_PROCESS,
+    check_rank_lever,
     combined,
     find_rank_levers,
-    one_process_lever,
     why_no_process,
 )
-from ratchet.scale.parallel.rank import (
-    WARMUP_STEPS,
-    ArmOnRank,
-    RankArm,
-    RankRequest,
-    RankStep,
-)
+from ratchet.scale.parallel.rank import WARMUP_STEPS, ArmOnRank, RankRequest
 from ratchet.scale.parallel.show import parallel_bench_report, parallel_turn_report
-from ratchet.scale.parallel.turn import OneProcess, check_rank_lever
+from ratchet.scale.parallel.turn import OneProcess
+from ratchet.train.levers import Lever, Situation
 from ratchet.train.recipe.apply import apply
 from ratchet.train.recipe.ranks import check_alike
-from ratchet.train.recipe.recipe import Recipe
+from ratchet.train.recipe.recipe import Candidate, Recipe
 from ratchet.train.turn.settings import make_settings
 from ratchet.train.workloads.config import StepConfig
 from ratchet.train.workloads.load import load
@@ -118,24 +113,24 @@ def test_a_dry_run_lists_the_levers(capsys: pytest.CaptureFixture[str]) -> None:
     words = ["optimize", "llama-tiny", "--parallel", "fsdp=2", "--device", "cpu", "--dry-run"]
     assert main([*words, "--json"]) == 0
     document = json.loads(capsys.readouterr().out)
-    assert document["levers"] == ["bf16-reduction", "keep-gathered", "prefetch", ONE_PROCESS]
+    assert document["levers"] == ["bf16-reduction", "keep-gathered", "prefetch", "one-process"]
     assert main(words) == 0
     told = capsys.readouterr().out
     assert "4 levers would be tried." in told and "fsdp=2 is not plain DDP" in told
 
 
-def arm(**settings: object) -> RankArm:
+def arm(**settings: object) -> Candidate:
     """An arm of a rank's step by these settings, with the kernels that it needs."""
     config = msgspec.convert(settings, StepConfig)
     kernels = kernels_of("adamw") if config.optimizer == "kernel" else ()
-    return RankArm(step=RankStep(config=config, kernels=kernels))
+    return Candidate(title="", config=config, kernels=kernels)
 
 
-def on_ranks(layout: str, arms: dict[str, RankArm], folder: Path) -> dict[str, ArmOnRank]:
+def on_ranks(layout: str, arms: dict[str, Candidate], folder: Path) -> dict[str, ArmOnRank]:
     """Train a small llama on the ranks of a layout; return rank 0's figures by arm."""
     asked = RankRequest(
         workload="llama-tiny", options={"device": "cpu"}, layout=layout,
-        arms={"written": RankArm(), **arms}, rounds=2, traced=False,
+        arms={"written": None, **arms}, rounds=2, traced=False,
     )  # fmt: skip
     return run_ranks(asked, folder)[0].arms
 
@@ -162,7 +157,7 @@ COMPILED = {
     ],
 )
 def test_a_rank_s_own_levers_train_as_written(
-    layout: str, arms: dict[str, RankArm], tmp_path: Path
+    layout: str, arms: dict[str, Candidate], tmp_path: Path
 ) -> None:
     found = on_ranks(layout, arms, tmp_path)
     written = found.pop("written")
@@ -181,11 +176,8 @@ def test_a_turn_writes_a_recipe_for_its_ranks(
     """The turn of one process is made up; it is cut off before its proof, and resumed."""
     monkeypatch.setattr(turn, "SCREEN_ROUNDS", 3)
     monkeypatch.setattr(launch, "MOST_ROUNDS", launch.LEAST_ROUNDS)
-    step = arm(optimizer="kernel").step
-    assert step is not None
-    lever = one_process_lever(step, changes_arithmetic=False)
-    made_up = OneProcess(lever=lever, reason="kernel AdamW")
-    monkeypatch.setattr(turn, "optimize_rank", lambda *_, **__: made_up)
+    made_up = OneProcess(found=arm(optimizer="kernel"), reason="kernel AdamW")
+    monkeypatch.setattr(turn, "optimize_rank", lambda _: made_up)
     settings = make_settings(
         "llama-tiny", budget="10m", out=tmp_path / "out", device="cpu", keep_precision=True,
         launches=1, ledger=f"{tmp_path}/ledger.db", parallel="dp=2,micro=2",
@@ -196,53 +188,61 @@ def test_a_turn_writes_a_recipe_for_its_ranks(
     with pytest.raises(ZeroDivisionError):
         turn.optimize_parallel(settings)
     monkeypatch.undo()
-    monkeypatch.setattr(turn, "optimize_rank", lambda *_, **__: made_up)
+    monkeypatch.setattr(turn, "optimize_rank", lambda _: made_up)
     monkeypatch.setattr(turn, "SCREEN_ROUNDS", 10_000)  # recalled, not run
     monkeypatch.setattr(launch, "MOST_ROUNDS", launch.LEAST_ROUNDS)
     found = run(replace(settings, resume=True), lambda event, details: None)
     assert isinstance(found, turn.ParallelTurn)
     told = {one.name: one for one in found.changes}
-    assert set(told) == {ONE_PROCESS, *(one.name for one in LEVERS)}
-    for name in (ONE_PROCESS, "no-sync", "small-buckets", "large-buckets"):
-        assert told[name].ratio and told[name].gradient_error is not None
-        assert told[name].gradient_error < 1e-6
-    assert told[ONE_PROCESS].reason.startswith("kernel AdamW: ")
-    assert told["powersgd"].outcome == "not_applicable"
+    assert set(told) == {ONE_PROCESS.name, *(one.name for one in LEVERS)}
+    for name in (ONE_PROCESS.name, "no-sync", "small-buckets", "large-buckets"):
+        assert told[name].ratio and found.gradient_errors[name] < 1e-6
+    assert told[ONE_PROCESS.name].reason.startswith("kernel AdamW: ")
+    assert told["powersgd"].decision == "not_applicable"
     assert json.loads((tmp_path / "out/result.json").read_text())["layout"] == "dp=2,micro=2"
     assert "kernel AdamW" in (tmp_path / "out/report.html").read_text()
     recipe = Recipe.load(found.recipe)
     assert recipe.parallel is not None and recipe.parallel.tuning == found.tuned.tuning
     assert recipe.parallel.layout == "dp=2,micro=2"
-    assert (recipe.config.optimizer == "kernel") == (found.tuned.step is not None)
+    assert (recipe.config.optimizer == "kernel") == bool(found.tuned.kernels)
     with pytest.raises(RecipeError, match=r"on 2 ranks, and this is one of 1: start the script"):
         apply(load("llama-tiny"), recipe, strict=True, ledger=settings.ledger)
     print_report(parallel_turn_report(found))
     assert "torchrun --standalone --nproc-per-node=2" in capsys.readouterr().out
 
 
+def on(layout: str, device: str = "cpu") -> Situation:
+    """What a lever knows of ranks with this layout."""
+    return Situation(
+        device_kind=device, vendor="", target="", written=WRITTEN.config,
+        layout=parse_parallel(layout),
+    )  # fmt: skip
+
+
+WRITTEN = Candidate(title="", config=StepConfig())
+
+
+def names(levers: tuple[Lever, ...]) -> list[str]:
+    return [one.name for one in levers]
+
+
 def test_levers_are_chosen_by_the_layout() -> None:
-    chosen, reasons = find_rank_levers(parse_parallel("fsdp=2,micro=2"))
-    assert [one.name for one in chosen] == [
-        "no-sync",
-        "bf16-reduction",
-        "keep-gathered",
-        "prefetch",
-    ]
+    chosen, reasons = find_rank_levers(on("fsdp=2,micro=2"))
+    assert names(chosen) == ["no-sync", "bf16-reduction", "keep-gathered", "prefetch"]
     assert reasons["powersgd"] == "fsdp=2,micro=2 is not plain DDP"
-    exact, _ = find_rank_levers(parse_parallel("fsdp=2"), keep_precision=True)
-    assert [one.name for one in exact] == ["keep-gathered", "prefetch"]
-    only, _ = find_rank_levers(parse_parallel("fsdp=2"), only="activation-checkpointing")
-    assert combined(only, RankArm()).checkpointing == "selective"
-    on_gpus, reasons = find_rank_levers(parse_parallel("tp=2"), device="cuda")
-    assert [one.name for one in on_gpus] == ["async-tp"]
-    overlapping = combined(on_gpus, RankArm())
-    assert overlapping.tuning.async_tp
-    assert overlapping.config(StepConfig()).compile_mode == "default"
-    _, reasons = find_rank_levers(parse_parallel("tp=2"))
+    exact, _ = find_rank_levers(on("fsdp=2"), keep_precision=True)
+    assert names(exact) == ["keep-gathered", "prefetch"]
+    only, _ = find_rank_levers(on("fsdp=2"), only="activation-checkpointing")
+    assert combined(only, WRITTEN, on("fsdp=2")).config.checkpointing == "selective"
+    on_gpus, reasons = find_rank_levers(on("tp=2", "cuda"))
+    assert names(on_gpus) == ["async-tp"]
+    overlapping = combined(on_gpus, WRITTEN, on("tp=2", "cuda"))
+    assert overlapping.tuning.async_tp and overlapping.config.compile_mode == "default"
+    _, reasons = find_rank_levers(on("tp=2"))
     assert reasons["async-tp"] == (
         "it needs symmetric memory between GPUs, and gloo on CPUs has none"
     )
-    _, reasons = find_rank_levers(parse_parallel("fsdp=2"), device="cuda")
+    _, reasons = find_rank_levers(on("fsdp=2", "cuda"))
     assert reasons["async-tp"] == "fsdp=2 splits no products: add tp=2 or more"
     assert why_no_process(parse_parallel("dp=2,fsdp=2,micro=2")) is None
     assert "tp=2 splits the model itself" in str(why_no_process(parse_parallel("tp=2")))
@@ -253,10 +253,15 @@ def test_levers_are_chosen_by_the_layout() -> None:
 
 
 def test_of_levers_of_one_field_the_first_counts() -> None:
-    small, large = (
-        replace(one) for one in LEVERS if one.name in ("small-buckets", "large-buckets")
-    )
-    assert combined([large, small], RankArm()).tuning.bucket_cap_mb == 100
+    small, large = (one for one in LEVERS if one.name in ("small-buckets", "large-buckets"))
+    assert combined([large, small], WRITTEN, on("dp=2")).tuning.bucket_cap_mb == 100
+
+
+def test_the_recipe_of_one_process_comes_before_the_other_levers() -> None:
+    own = arm(optimizer="kernel", checkpointing="none")
+    found = combined([*LEVERS[-1:], ONE_PROCESS, *LEVERS[:1]], WRITTEN, on("dp=2"), own)
+    assert (found.config.optimizer, found.config.checkpointing) == ("kernel", "selective")
+    assert found.tuning.no_sync and found.kernels == own.kernels
 
 
 def test_ranks_with_other_software_are_named_in_one_line() -> None:

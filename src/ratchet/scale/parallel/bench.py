@@ -18,7 +18,6 @@ from ratchet.base.ledger.connect import utc_now
 from ratchet.scale.parallel.launch import Communication, communication_of, run_ranks
 from ratchet.scale.parallel.rank import (
     WARMUP_STEPS,
-    RankArm,
     RankRequest,
     RankResult,
 )
@@ -91,7 +90,7 @@ def bench_parallel(
         workload=workload,
         options=options,
         layout=str(layout),
-        arms={ARM: RankArm()},
+        arms={ARM: None},
         rounds=steps,
     )
     with scratch.folder("ranks") as folder:

@@ -26,9 +26,10 @@ from ratchet.base.ledger.schema import Payload
 from ratchet.base.measure.contest import LEAST_ROUNDS, MOST_ROUNDS, even_rounds
 from ratchet.base.process import families
 from ratchet.base.serialise import document_of, encoded
-from ratchet.scale.parallel.rank import PROFILED_STEPS, RankArm, RankRequest, RankResult
+from ratchet.scale.parallel.rank import PROFILED_STEPS, RankRequest, RankResult
 from ratchet.trace.analysis import analyse
 from ratchet.trace.read import read
+from ratchet.train.recipe.recipe import Candidate
 from ratchet.train.turn.settings import Settings
 from ratchet.train.workloads.parallel import ParallelLayout, parse_parallel
 
@@ -153,7 +154,7 @@ class RankLaunches:
         return found if found >= LEAST_ROUNDS else 0
 
     def run(
-        self, arms: Mapping[str, RankArm], rounds: int, **changes: Any
+        self, arms: Mapping[str, Candidate | None], rounds: int, **changes: Any
     ) -> tuple[list[RankResult], list[float]]:
         """Run arms in new ranks; return the results, and each arm's exposed communication."""
         asked = RankRequest(

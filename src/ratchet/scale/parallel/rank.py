@@ -27,49 +27,21 @@ from ratchet.base.measure import Sample, Timing
 from ratchet.base.measure.rounds import run_rounds
 from ratchet.base.serialise import document_of, encoded
 from ratchet.train.recipe.compiled_step import build
-from ratchet.train.recipe.installed import AnyKernel, activate_proven, as_kernel
+from ratchet.train.recipe.installed import activate_proven, as_kernel
 from ratchet.train.recipe.ranks import of_all_ranks
+from ratchet.train.recipe.recipe import Candidate, with_config
 from ratchet.train.workloads.blame import batch_of
-from ratchet.train.workloads.config import StepConfig
 from ratchet.train.workloads.load import load
 from ratchet.train.workloads.names import LoadOptions
-from ratchet.train.workloads.parallel import ParallelTuning, parse_parallel
+from ratchet.train.workloads.parallel import parse_parallel
 from ratchet.train.workloads.parallel.meshes import joined, rank_device
 from ratchet.train.workloads.parallel.parallelize import dimensions, mean_loss, parallelize
-from ratchet.train.workloads.step import TrainingStep
 from ratchet.train.workloads.workload import count
 
 WARMUP_STEPS: Final = 3
 PROFILED_STEPS: Final = 3
 ROUNDING: Final = 1e-8
 """Share of the largest squared gradient below which another one is rounding noise."""
-
-
-class RankStep(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    """A config of the step on each rank, and the kernels that it needs."""
-
-    config: StepConfig
-    kernels: tuple[AnyKernel, ...] = ()
-
-
-class RankArm(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    """One way to run the step."""
-
-    tuning: ParallelTuning = ParallelTuning()
-    step: RankStep | None = None
-    """None is the step as written."""
-    checkpointing: str | None = None
-    """None is the step's own."""
-
-    def config(self, written: StepConfig) -> StepConfig:
-        """Return the arm's config, of a step that is written so."""
-        config = self.step.config if self.step is not None else written
-        changes: dict[str, str] = {}
-        if self.checkpointing is not None:
-            changes["checkpointing"] = self.checkpointing
-        if self.tuning.async_tp:  # inductor does it
-            changes["compile_mode"] = config.compile_mode or "default"
-        return msgspec.structs.replace(config, **changes)
 
 
 class RankRequest(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
@@ -79,7 +51,8 @@ class RankRequest(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fiel
     options: LoadOptions
     """Options of `load`; `device` is a kind, cpu or cuda."""
     layout: str
-    arms: dict[str, RankArm]
+    arms: dict[str, Candidate | None]
+    """By name; None is the step as written."""
     rounds: int
     launch: int = 0
     shrunk: bool = False
@@ -138,10 +111,10 @@ class _Arm:
         self.unit, self.items = counted.unit, counted.per_step
         self.sequence = dimensions(workload).sequence if self.unit == "tokens" else 0
         self.parameters = sum(one.numel() for one in workload.model.parameters())
-        config = arm.config(workload.as_written())
+        if arm is None:
+            arm = with_config(workload.as_written(), {})
         own = parallelize(workload, parse_parallel(asked.layout), arm.tuning)
-        made = TrainingStep if arm.step is None else build
-        self.step = made(own, config)
+        self.step = build(own, arm.config)
         self.device, self.index = device, 0
         self.times_s: list[float] = []
         self.losses: list[float] = []
@@ -224,8 +197,8 @@ def run(asked: RankRequest, folder: Path) -> RankResult:
     """Build, warm, time and profile the arms on this rank; all ranks run it together."""
     device = rank_device(str(asked.options.get("device", "cpu")))
     for one in asked.arms.values():
-        if one.step is not None:
-            activate_proven([document_of(kernel) for kernel in one.step.kernels])
+        if one is not None:
+            activate_proven([document_of(kernel) for kernel in one.kernels])
     with joined(device, wait_s=asked.wait_s):
         arms = {name: _Arm(name, asked, device) for name in asked.arms}
         errors = gradient_errors(arms) if len(arms) > 1 and not asked.shrunk else {}

@@ -6,7 +6,6 @@ from collections.abc import Mapping
 from typing import TYPE_CHECKING, Final
 
 from ratchet.base.show import model as m
-from ratchet.base.show.page import render_page
 from ratchet.base.show.words import (
     common_unit,
     show_bytes,
@@ -43,24 +42,20 @@ def parallel_bench_report(found: ParallelBench) -> m.ResultReport:
 
 CHANGES: Final = (
     m.name("lever", "name"),
-    m.Column("", "outcome"),
+    m.Column("", "decision"),
     m.number("screened", "ratio", lambda value: f"{value:.3f}x"),
     m.Column("why", "reason"),
 )
-OF_A_RANK: Final = (m.name("change", "name"), m.Column("", "decision"), *CHANGES[2:])
-
-
-def render_parallel_turn(found: ParallelTurn) -> str:
-    """Return the page of a turn on many ranks as HTML."""
-    return render_page(parallel_turn_report(found))
+OF_A_RANK: Final = (m.name("change", "name"), *CHANGES[1:])
 
 
 def parallel_turn_report(found: ParallelTurn) -> m.ResultReport:
     """Describe the result of a turn on many ranks."""
     title = f"{found.workload} on {found.world} ranks ({found.layout})"
-    if found.ratio is not None and found.proven:
+    if found.speedup is not None and found.proven:
         headline = (
-            f"{title}: {found.ratio:.3f}x faster ({found.low:.3f} to {found.high:.3f}), "
+            f"{title}: {found.speedup.ratio:.3f}x faster "
+            f"({found.speedup.low:.3f} to {found.speedup.high:.3f}), "
             "by the slowest rank."
         )
     else:

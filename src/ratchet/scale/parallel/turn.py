@@ -10,155 +10,59 @@ from __future__ import annotations
 import json
 import time
 from collections.abc import Sequence
-from dataclasses import asdict, dataclass, field, replace
-from datetime import UTC, datetime
+from dataclasses import dataclass, field, replace
 from statistics import median
-from typing import Final, Literal
+from typing import Final
 
-from ratchet.base import files
-from ratchet.base.devices.probe import probe, software
-from ratchet.base.errors import JudgeError, MeasureError, RanksError, RatchetError, WorkloadError
-from ratchet.base.measure import Ratio, Sample
-from ratchet.base.measure.estimate import aa_floor, compare, summarise
+import msgspec
+
+from ratchet.base.devices.probe import probe
+from ratchet.base.errors import JudgeError, RanksError, RatchetError, WorkloadError
+from ratchet.base.files import write_whole
+from ratchet.base.measure.estimate import compare
 from ratchet.base.measure.rounds import until_settled
+from ratchet.base.measure.sitting import Sitting, TimedTogether
 from ratchet.base.serialise import document_of
 from ratchet.judge.steps.numerics import FP32_FLOOR, judge_losses
 from ratchet.scale.parallel.launch import RankLaunches
 from ratchet.scale.parallel.levers import (
-    LEVERS,
     ONE_PROCESS,
-    RankLever,
+    check_rank_lever,
     combined,
     find_rank_levers,
-    one_process_lever,
+    layout_of,
     why_no_process,
 )
-from ratchet.scale.parallel.rank import RankArm, RankResult, RankStep
-from ratchet.train.levers import check_lever
+from ratchet.train.levers import Lever, Situation
+from ratchet.train.levers.system import CHECKPOINTING
 from ratchet.train.recipe.ranks import by_units, without_process
 from ratchet.train.recipe.recipe import (
+    Candidate,
     ModelSignature,
-    Recipe,
     describe,
     signature_of,
     wanted_libraries,
+    with_config,
 )
-from ratchet.train.turn.compose import make_folder
+from ratchet.train.turn.compose import make_folder, make_recipe
 from ratchet.train.turn.loop import optimize
-from ratchet.train.turn.optimize_result import Change
+from ratchet.train.turn.optimize_result import Change, LossResult, StepSpeedup
+from ratchet.train.turn.prove import TWIN, Proof
+from ratchet.train.turn.screen import LeverScreening
+from ratchet.train.turn.selection import change_of
 from ratchet.train.turn.settings import SMALLEST_BUDGET_S, Settings
 from ratchet.train.turn.state import Listener
-from ratchet.train.workloads.config import StepConfig
 from ratchet.train.workloads.load import load
-from ratchet.train.workloads.names import LoadOptions, check_options
-from ratchet.train.workloads.parallel import ParallelLayout, SplitSizes, TunedLayout
+from ratchet.train.workloads.names import check_options
+from ratchet.train.workloads.parallel import SplitSizes, TunedLayout
 from ratchet.train.workloads.parallel.meshes import check_devices
 from ratchet.train.workloads.parallel.parallelize import check_parallel
 from ratchet.train.workloads.workload import Workload
 
-# The recipe of a rank's step alone, which is one lever of a turn on many ranks.
-#
-# The turn of one process runs at a rank's share of the batch. Its verdicts on kernels are in the
-# ledger, where they serve every rank of the same device.
-
 SHARE: Final = 0.5
 """Part of a turn's budget for the turn of one process."""
-
-
-@dataclass(frozen=True, kw_only=True, slots=True)
-class OneProcess:
-    """Findings of the turn of one process, for each rank."""
-
-    lever: RankLever | None = None
-    reason: str = ""
-    """Why there is no lever, or what it does."""
-    changes: tuple[Change, ...] = ()
-
-
-def check_rank_lever(name: str | None) -> None:
-    """Raise a RatchetError unless a lever of ranks or of one process has this name."""
-    known = [*(one.name for one in LEVERS), ONE_PROCESS]
-    if name is None or name in known:
-        return
-    try:
-        check_lever(name)
-    except RatchetError:
-        raise RatchetError(
-            f"unknown lever {name!r}: with --parallel use {', '.join(known)}, or a lever of one "
-            "process, such as compile"
-        ) from None
-
-
-def optimize_rank(
-    settings: Settings,
-    layout: ParallelLayout,
-    *,
-    written: StepConfig,
-    rows: int,
-    left_s: float,
-    listener: Listener,
-) -> OneProcess:
-    """Run a turn of one process; `rows` is the size of a batch of all ranks.
-
-    Raises a RatchetError as that turn does.
-    """
-    if SHARE * left_s < SMALLEST_BUDGET_S:
-        return OneProcess(reason="the budget is too small for a turn of one process")
-    only = settings.try_lever
-    alone = replace(
-        settings,
-        options=_share(settings, rows // (layout.data * layout.micro)),
-        budget_s=SHARE * left_s,
-        gone_s=0.0,
-        try_lever=None if only == ONE_PROCESS else only,
-        layout=None,
-        resume=False,
-        out=settings.out / ONE_PROCESS,
-    )
-    outcome = optimize(alone, listener)
-    changes = tuple(outcome.result.changes)
-    left: list[str] = []
-    config = without_process(outcome.recipe.config, written)
-    if layout.fsdp > 1:
-        config, left = by_units(config)
-    if config == written:
-        return OneProcess(reason="nothing was faster on one rank", changes=changes)
-    wanted = wanted_libraries(config)
-    kernels = tuple(one for one in outcome.recipe.kernels if one.library in wanted)
-    changed = config.precision != written.precision
-    step = RankStep(config=config, kernels=kernels)
-    return OneProcess(
-        lever=one_process_lever(step, changes_arithmetic=changed),
-        reason="; ".join([describe(config), *left]),
-        changes=changes,
-    )
-
-
-def _share(settings: Settings, rows: int) -> LoadOptions:
-    """Return the options of one rank's part of the batch, if the workload takes a batch size."""
-    try:
-        check_options(settings.workload, batch_size=rows, sequence=None, text=None)
-    except RatchetError:
-        return settings.options
-    return {**settings.options, "batch_size": rows}
-
-
-Outcome = Literal["kept", "dropped", "not_applicable"]
-
-
-@dataclass(frozen=True, kw_only=True, slots=True)
-class RankChange:
-    """One lever, and what became of it."""
-
-    name: str
-    outcome: Outcome
-    reason: str
-    ratio: float | None = None
-    """Ratio of the screening, with its interval; an estimate."""
-    low: float | None = None
-    high: float | None = None
-    gradient_error: float | None = None
-    changes_arithmetic: bool = False
+WRITTEN, TUNED = "written", "tuned"
+SCREEN_ROUNDS: Final = 10
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -168,21 +72,21 @@ class ParallelTurn:
     workload: str
     layout: str
     world: int
-    tuned: RankArm
-    """The recipe's arm; as written if nothing was proven."""
+    tuned: Candidate
+    """The way that the recipe runs each rank's step; as written if nothing was proven."""
     proven: bool
-    ratio: float | None
-    """Time as written over the tuned time, of the slowest rank."""
-    low: float | None
-    high: float | None
-    answer: str
+    speedup: StepSpeedup | None
+    """Of the slowest rank; None if no launch told."""
     written_s: float | None
     tuned_s: float | None
     exposed_written_s: float | None
     """Exposed communication of the rank that exposes most, median over launches."""
     exposed_tuned_s: float | None
     losses: str
-    changes: tuple[RankChange, ...]
+    changes: tuple[Change, ...]
+    """Levers and what became of them; their ratios are those of the screening."""
+    gradient_errors: dict[str, float]
+    """Of the levers that were screened, by name; see `ArmOnRank`."""
     one_process: tuple[Change, ...]
     """Levers and kernels of one rank's step, and what became of them in a turn of one process."""
     recipe: str
@@ -192,28 +96,74 @@ class ParallelTurn:
     """Runs a script that applies the recipe."""
     versions: dict[str, str] = field(default_factory=dict)
 
+    @property
+    def ratio(self) -> float | None:
+        """Return the time as written over the tuned time, of the slowest rank."""
+        return self.speedup.ratio if self.speedup is not None else None
+
+    @property
+    def answer(self) -> str:
+        return self.speedup.answer if self.speedup is not None else "undecided"
+
     def document(self) -> dict[str, object]:
         """Return the JSON document of the turn."""
+        plain = {
+            name: getattr(self, name)
+            for name in self.__slots__
+            if name not in ("speedup", "gradient_errors")
+        }
+        kept = {one.name for one in self.changes if one.decision == "kept"}
+        step = {
+            "config": document_of(self.tuned.config),
+            "kernels": document_of(self.tuned.kernels),
+        }
+        shown = ("name", "reason", "ratio", "low", "high", "changes_arithmetic")
         return {
-            **asdict(self),
-            "tuned": document_of(self.tuned),
+            **plain,
+            "tuned": {
+                "tuning": document_of(self.tuned.tuning),
+                "step": step if ONE_PROCESS.name in kept else None,
+                "checkpointing": (
+                    self.tuned.config.checkpointing if CHECKPOINTING.name in kept else None
+                ),
+            },
+            "ratio": self.ratio,
+            "low": self.speedup.low if self.speedup is not None else None,
+            "high": self.speedup.high if self.speedup is not None else None,
+            "answer": self.answer,
+            "changes": [
+                {
+                    **{name: getattr(one, name) for name in shown},
+                    "outcome": one.decision,
+                    "gradient_error": self.gradient_errors.get(one.name),
+                }
+                for one in self.changes
+            ],
             "one_process": [document_of(one) for one in self.one_process],
         }
 
 
-WRITTEN, TWIN, TUNED = "written", "twin", "tuned"
-SCREEN_ROUNDS: Final = 10
+def check_ranks(settings: Settings) -> tuple[Workload, SplitSizes]:
+    """Return the workload and what a layout divides of it.
+
+    Raises a RatchetError of one line if the layout cannot run it on this machine.
+    """
+    assert settings.layout is not None, "a turn of one process has no ranks"
+    check_devices(settings.layout, str(settings.options["device"]))
+    workload = load(settings.workload, **settings.options)
+    return workload, check_parallel(workload, settings.layout)
 
 
-@dataclass(frozen=True, kw_only=True, slots=True)
-class _Written:
-    """The workload as its author wrote it, without its tensors."""
-
-    config: StepConfig
-    model: ModelSignature
-    optimizer: str
-    batch_size: int
-    shrinks: bool
+def situation_of(settings: Settings, workload: Workload) -> Situation:
+    """Return what the levers of communication ask about."""
+    device = probe(str(settings.options["device"]))
+    return Situation(
+        device_kind=device.kind,
+        vendor=device.vendor,
+        target=device.target,
+        written=workload.as_written(),
+        layout=settings.layout,
+    )
 
 
 def levers_on_ranks(settings: Settings) -> tuple[dict[str, str], dict[str, str]]:
@@ -221,52 +171,41 @@ def levers_on_ranks(settings: Settings) -> tuple[dict[str, str], dict[str, str]]
 
     Raises a RatchetError as `optimize_parallel` does before it starts any rank.
     """
-    layout, only = settings.layout, settings.try_lever
-    assert layout is not None
+    only = settings.try_lever
     check_rank_lever(only)
-    check_ranks(settings, layout)
-    found, reasons = find_rank_levers(
-        layout,
-        device=str(settings.options["device"]),
-        only=only,
-        keep_precision=settings.keep_precision,
-    )
+    situation = situation_of(settings, check_ranks(settings)[0])
+    found, reasons = find_rank_levers(situation, only=only, keep_precision=settings.keep_precision)
     levers = {one.name: one.summary for one in found}
-    if (why := why_no_process(layout, only=only)) is None:
-        levers[ONE_PROCESS] = "each rank runs its step by the recipe of a turn of one process"
+    if (why := why_no_process(layout_of(situation), only=only)) is None:
+        levers[ONE_PROCESS.name] = ONE_PROCESS.summary
     else:
-        reasons[ONE_PROCESS] = why
+        reasons[ONE_PROCESS.name] = why
     return levers, reasons
 
 
-def check_ranks(settings: Settings, layout: ParallelLayout) -> tuple[Workload, SplitSizes]:
-    """Return the workload and what a layout divides of it.
+@dataclass(frozen=True, kw_only=True, slots=True)
+class OneProcess:
+    """What the turn of one process finds for each rank."""
 
-    Raises a RatchetError of one line if the layout cannot run it on this machine.
-    """
-    check_devices(layout, str(settings.options["device"]))
-    workload = load(settings.workload, **settings.options)
-    return workload, check_parallel(workload, layout)
-
-
-def _as_written(settings: Settings, layout: ParallelLayout) -> _Written:
-    workload, sizes = check_ranks(settings, layout)
-    return _Written(
-        config=workload.as_written(),
-        batch_size=sizes.batch_size,
-        model=signature_of(workload.model),
-        optimizer=type(next(iter(workload.make_optimizers().values()))).__name__,
-        shrinks=workload.shrink is not None,
-    )
+    found: Candidate | None = None
+    reason: str = ""
+    """Why there is nothing, or what it does."""
+    changes: tuple[Change, ...] = ()
 
 
 class _Turn:
-    def __init__(self, settings: Settings, layout: ParallelLayout, listener: Listener) -> None:
-        self.settings, self.layout, self.listener = settings, layout, listener
-        self.written = _as_written(settings, layout)
-        self.launches = RankLaunches(settings, layout)
-        self.failed: dict[str, str] = {}
-        """Levers left out for their losses, and what those said."""
+    """What the stages of a turn on ranks share; none of them changes it but by a launch."""
+
+    def __init__(self, settings: Settings, listener: Listener) -> None:
+        self.settings, self.listener = settings, listener
+        workload, self.sizes = check_ranks(settings)
+        self.situation = situation_of(settings, workload)
+        self.layout = layout_of(self.situation)
+        self.written = with_config(self.situation.written, {})
+        self.model: ModelSignature = signature_of(workload.model)
+        self.optimizer = type(next(iter(workload.make_optimizers().values()))).__name__
+        self.shrinks = workload.shrink is not None
+        self.launches = RankLaunches(settings, self.layout)
 
     def tell(self, what: str) -> None:
         self.listener(what, {})
@@ -280,271 +219,252 @@ def optimize_parallel(
     Raises WorkloadError for a layout that the workload does not allow, DeviceError for more ranks
     than GPUs, RanksError if a rank dies, and RatchetError if `--try` names no lever.
     """
-    only, keep, layout = settings.try_lever, settings.keep_precision, settings.layout
-    assert layout is not None, "a turn of one process is not for ranks"
-    check_rank_lever(only)
-    device = str(settings.options["device"])
-    levers, reasons = find_rank_levers(layout, device=device, only=only, keep_precision=keep)
-    turn = _Turn(settings, layout, listener)
+    check_rank_lever(settings.try_lever)
+    turn = _Turn(settings, listener)
+    levers, reasons = find_rank_levers(
+        turn.situation, only=settings.try_lever, keep_precision=settings.keep_precision
+    )
     make_folder(settings.out)
-    own = _one_process(turn)
-    if own.lever is not None:
-        levers = (own.lever, *levers)
+    own = optimize_rank(turn)
+    if own.found is None:
+        reasons = {ONE_PROCESS.name: own.reason, **reasons}
     else:
-        reasons = {ONE_PROCESS: own.reason, **reasons}
-    changes = [
-        RankChange(name=name, outcome="not_applicable", reason=why) for name, why in reasons.items()
+        changed = own.found.config.precision != turn.written.config.precision
+        levers = (replace(ONE_PROCESS, changes_arithmetic=changed), *levers)
+    errors: dict[str, float] = {}
+    changes = _screened(turn, own.found, levers, errors) if levers else {}
+    kept = [one for one in levers if changes[one.name].decision == "kept"]
+    kept, losses, failed = _that_learn_the_same(turn, own.found, kept, changes)
+    tuned = combined(kept, turn.written, turn.situation, own.found)
+    proof, exposed = _prove(turn, tuned) if kept else (None, None)
+    speedup = proof.speedup(WRITTEN, TUNED) if proof is not None else None
+    proven = speedup is not None and speedup.answer == "faster"
+    why = "the bundle was not proven faster" if speedup else "the budget ended before a proof"
+    for name, change in changes.items():
+        if change.decision == "kept":
+            reason = failed.get(name, "proven with the others" if proven else why)
+            stays = proven and name not in failed
+            changes[name] = _decided(change, reason, kept=stays)
+    if own.found is not None:
+        change = changes[ONE_PROCESS.name]
+        changes[ONE_PROCESS.name] = msgspec.structs.replace(
+            change, reason=f"{own.reason}: {change.reason}"
+        )
+    left = [
+        Change(name=name, kind="lever", decision="not_applicable", reason=reason)
+        for name, reason in reasons.items()
     ]
-    screened = _screened_with(turn, own.lever, levers) if levers else []
-    kept = [lever for lever, one in screened if one.outcome == "kept"]
-    kept, losses = _that_learn_the_same(turn, kept, screened)
-    proof = _prove(turn, kept) if kept else None
-    proven = proof is not None and proof.comparison.answer == "faster"
-    why = "the bundle was not proven faster" if proof else "the budget ended before a proof"
-    why = "proven with the others" if proven else why
-    changes = [_judged(turn, one, why, proven) for _, one in screened] + changes
-    if own.lever is not None:
-        changes = [_with_title(one, own.reason) for one in changes]
-    result = _result(turn, kept if proven else [], proof, changes, losses, own)
-    turn.launches.finish()
-    return result
-
-
-def _one_process(turn: _Turn) -> OneProcess:
-    """Return what a turn of one process finds for each rank, if the layout and `--try` allow it."""
-    settings = turn.settings
-    if (why := why_no_process(turn.layout, only=settings.try_lever)) is not None:
-        return OneProcess(reason=why)
-    turn.tell("the step of one rank")
-    return optimize_rank(
+    best = tuned if proven else turn.written
+    recipe = make_recipe(
         settings,
-        turn.layout,
-        written=turn.written.config,
-        rows=turn.written.batch_size,
-        left_s=turn.launches.left_s,
-        listener=turn.listener,
+        probe(str(settings.options["device"])),
+        best,
+        model=turn.model,
+        optimizer=turn.optimizer,
+        speedup={"as_written": speedup} if speedup is not None else {},
+        changes_arithmetic=proven and any(one.changes_arithmetic for one in kept),
+        parallel=TunedLayout(layout=str(turn.layout), tuning=best.tuning),
+    )
+    found = ParallelTurn(
+        workload=settings.title,
+        layout=str(turn.layout),
+        world=turn.layout.world,
+        tuned=best,
+        proven=proven,
+        speedup=speedup,
+        written_s=float(proof.summary(WRITTEN).median_s) if proof is not None else None,
+        tuned_s=float(proof.summary(TUNED).median_s) if proof is not None else None,
+        exposed_written_s=exposed[WRITTEN] if exposed is not None else None,
+        exposed_tuned_s=exposed[TUNED] if exposed is not None else None,
+        losses=losses.detail,
+        changes=(*changes.values(), *left),
+        gradient_errors=errors,
+        one_process=own.changes,
+        recipe=str(settings.out / "recipe.json"),
+        result=str(settings.out / "result.json"),
+        report=str(settings.out / "report.html"),
+        command=f"torchrun --standalone --nproc-per-node={turn.layout.world} train.py",
+        versions=dict(recipe.versions),
+    )
+    recipe.save(settings.out / "recipe.json")
+    text = json.dumps(found.document(), indent=2)
+    write_whole(settings.out / "result.json", f"{text}\n".encode())
+    turn.launches.finish()
+    return found
+
+
+def _decided(change: Change, reason: str, *, kept: bool) -> Change:
+    return msgspec.structs.replace(
+        change,
+        decision="kept" if kept else "dropped",
+        reason=reason,
+        basis="bundle" if kept else None,
     )
 
 
-def _with_title(change: RankChange, title: str) -> RankChange:
-    if change.name != ONE_PROCESS:
-        return change
-    return replace(change, reason=f"{title}: {change.reason}")
+def optimize_rank(turn: _Turn) -> OneProcess:
+    """Run the turn of one process at a rank's share of the batch, if `--try` and layout allow it.
+
+    Its verdicts on kernels are in the ledger, where they serve every rank of the same device.
+    Raises a RatchetError as that turn does.
+    """
+    settings, layout, only = turn.settings, turn.layout, turn.settings.try_lever
+    if (why := why_no_process(layout, only=only)) is not None:
+        return OneProcess(reason=why)
+    turn.tell("the step of one rank")
+    if SHARE * turn.launches.left_s < SMALLEST_BUDGET_S:
+        return OneProcess(reason="the budget is too small for a turn of one process")
+    options, rows = settings.options, turn.sizes.batch_size // (layout.data * layout.micro)
+    try:  # some workloads take no batch size
+        check_options(settings.workload, batch_size=rows, sequence=None, text=None)
+        options = {**options, "batch_size": rows}
+    except RatchetError:
+        pass
+    alone = replace(
+        settings,
+        options=options,
+        budget_s=SHARE * turn.launches.left_s,
+        gone_s=0.0,
+        try_lever=None if only == ONE_PROCESS.name else only,
+        layout=None,
+        resume=False,
+        out=settings.out / ONE_PROCESS.name,
+    )
+    outcome = optimize(alone, turn.listener)
+    changes = tuple(outcome.result.changes)
+    left: list[str] = []
+    config = without_process(outcome.recipe.config, turn.written.config)
+    if layout.fsdp > 1:
+        config, left = by_units(config)
+    if config == turn.written.config:
+        return OneProcess(reason="nothing was faster on one rank", changes=changes)
+    wanted = wanted_libraries(config)
+    kernels = tuple(one for one in outcome.recipe.kernels if one.library in wanted)
+    return OneProcess(
+        found=Candidate(title=describe(config), config=config, kernels=kernels),
+        reason="; ".join([describe(config), *left]),
+        changes=changes,
+    )
 
 
-def _screened_with(
-    turn: _Turn, own: RankLever | None, levers: Sequence[RankLever]
-) -> list[tuple[RankLever, RankChange]]:
+def _screened(
+    turn: _Turn, own: Candidate | None, levers: Sequence[Lever], errors: dict[str, float]
+) -> dict[str, Change]:
     """Screen the levers; without the recipe of one process if the ranks cannot run it."""
     try:
-        return _screen(turn, levers)
+        return _screen(turn, own, levers, errors)
     except (RanksError, WorkloadError) as error:
         if own is None:
             raise
-        left = [one for one in levers if one is not own]
-        change = RankChange(name=own.name, outcome="dropped", reason=str(error))
-        return [(own, change), *(_screen(turn, left) if left else [])]
+        left = [one for one in levers if one.name != ONE_PROCESS.name]
+        change = change_of(levers[0], "dropped", str(error))
+        return {ONE_PROCESS.name: change, **(_screen(turn, None, left, errors) if left else {})}
 
 
-def _screen(turn: _Turn, levers: Sequence[RankLever]) -> list[tuple[RankLever, RankChange]]:
+def _screen(
+    turn: _Turn, own: Candidate | None, levers: Sequence[Lever], errors: dict[str, float]
+) -> dict[str, Change]:
     """Time each lever alone, all in one launch; `kept` means that it goes into the bundle."""
     turn.tell(f"screening {', '.join(one.name for one in levers)}")
-    arms = {WRITTEN: RankArm(), **{one.name: one.set(RankArm()) for one in levers}}
-    found, _ = turn.launches.run(arms, SCREEN_ROUNDS, traced=False)
-    samples = found[0].samples
-    screened = [(one, _screened(one, found[0], samples)) for one in levers]
-    best = sorted(screened, key=lambda pair: -(pair[1].ratio or 0.0))
+    arms = {one.name: combined([one], turn.written, turn.situation, own) for one in levers}
+    (rank, *_), _ = turn.launches.run({WRITTEN: turn.written, **arms}, SCREEN_ROUNDS, traced=False)
+    changes: dict[str, Change] = {}
+    for lever in levers:
+        one = compare(rank.samples, baseline=WRITTEN, new=lever.name, floor=None)
+        error = errors[lever.name] = rank.arms[lever.name].gradient_error
+        screening = LeverScreening(
+            passed=True, ratio=one.ratio, low=one.low, high=one.high, answer=one.answer
+        )
+        reason = "" if screening.looks_faster else f"screened at {one.ratio:.3f}x"
+        if not lever.changes_arithmetic and not error <= FP32_FLOOR:
+            reason = f"its gradients differ by {error:.1e}, more than {FP32_FLOOR:g}"
+        changes[lever.name] = change_of(lever, "dropped" if reason else "kept", reason, screening)
     taken: dict[str, str] = {}
-    for lever, change in best:
-        if change.outcome == "kept" and lever.field in taken:
-            place = screened.index((lever, change))
+    for lever in sorted(levers, key=lambda one: -(changes[one.name].ratio or 0.0)):
+        change = changes[lever.name]
+        if change.decision == "kept" and lever.field in taken:
             reason = f"{taken[lever.field]} sets the same and is faster"
-            screened[place] = (lever, _dropped(change, reason))
-        elif change.outcome == "kept":
+            changes[lever.name] = _decided(change, reason, kept=False)
+        elif change.decision == "kept":
             taken[lever.field] = lever.name
-    return screened
-
-
-def _screened(lever: RankLever, rank: RankResult, samples: Sequence[Sample]) -> RankChange:
-    one = compare(samples, baseline=WRITTEN, new=lever.name, floor=None)
-    error = rank.arms[lever.name].gradient_error
-    change = RankChange(
-        name=lever.name,
-        outcome="kept",
-        reason="",
-        ratio=one.ratio,
-        low=one.low,
-        high=one.high,
-        gradient_error=error,
-        changes_arithmetic=lever.changes_arithmetic,
-    )
-    if not lever.changes_arithmetic and not error <= FP32_FLOOR:
-        return _dropped(change, f"its gradients differ by {error:.1e}, more than {FP32_FLOOR:g}")
-    if one.ratio <= 1 or one.answer == "slower":
-        return _dropped(change, f"screened at {one.ratio:.3f}x")
-    return change
-
-
-def _dropped(change: RankChange, reason: str) -> RankChange:
-    return replace(change, outcome="dropped", reason=reason)
+    return changes
 
 
 def _that_learn_the_same(
-    turn: _Turn, kept: list[RankLever], screened: Sequence[tuple[RankLever, RankChange]]
-) -> tuple[list[RankLever], str]:
+    turn: _Turn, own: Candidate | None, kept: list[Lever], changes: dict[str, Change]
+) -> tuple[list[Lever], LossResult, dict[str, str]]:
     """Return the levers with which small copies learn the same, and what their losses said.
 
-    While they do not, the lever that changes the arithmetic and wins least is left out.
+    While they do not, the lever that changes the arithmetic and wins least is left out: the last
+    result says by name with which losses.
     """
-    ratios = {one.name: one.ratio or 0.0 for _, one in screened}
-    while True:
-        losses, passed = _losses(turn, kept)
-        if passed:
-            return kept, losses
+    failed: dict[str, str] = {}
+    while not (losses := _losses(turn, own, kept)).passed:
         changing = [one for one in kept if one.changes_arithmetic]
-        least = min(changing, key=lambda one: ratios[one.name])
-        turn.failed[least.name] = losses
+        least = min(changing, key=lambda one: changes[one.name].ratio or 0.0)
+        failed[least.name] = losses.detail
         kept = [one for one in kept if one is not least]
+    return kept, losses, failed
 
 
-def _losses(turn: _Turn, kept: Sequence[RankLever]) -> tuple[str, bool]:
+def _losses(turn: _Turn, own: Candidate | None, kept: Sequence[Lever]) -> LossResult:
     """Compare the losses of small copies, if a kept lever changes the arithmetic."""
     if not any(one.changes_arithmetic for one in kept):
-        return "the arithmetic is as written", True
+        return LossResult(passed=True, detail="the arithmetic is as written")
     settings = turn.settings
-    arms = {WRITTEN: RankArm(), TUNED: combined(kept, RankArm())}
+    if not turn.shrinks:
+        detail = f"{settings.title} has no small copy whose losses could be compared"
+        return LossResult(passed=False, detail=detail)
+    arms = {WRITTEN: turn.written, TUNED: combined(kept, turn.written, turn.situation, own)}
     curves: dict[str, list[list[float]]] = {name: [] for name in arms}
-    if not turn.written.shrinks:
-        return f"{settings.title} has no small copy whose losses could be compared", False
     took_s = 0.0
     for seed in range(settings.loss_seeds):
         if turn.launches.left_s < took_s:
-            return "the budget ended before losses were compared", False
+            return LossResult(passed=False, detail="the budget ended before losses were compared")
         turn.tell(f"comparing losses, seed {seed}")
-        began_s, steps, options = time.monotonic(), settings.loss_steps, {"seed": seed}
+        began_s, how = time.monotonic(), {"shrunk": True, "traced": False}
         try:
-            how = {"shrunk": True, "traced": False, "options": options}
-            found, _ = turn.launches.run(arms, steps, **how)
+            found, _ = turn.launches.run(arms, settings.loss_steps, **how, options={"seed": seed})
         except WorkloadError as error:  # the small copy does not divide
-            return str(error), False
+            return LossResult(passed=False, detail=str(error))
         took_s = time.monotonic() - began_s
         for name, curve in curves.items():
             curve.append(found[0].arms[name].losses)
+    both = {"baseline": curves[WRITTEN], "candidate": curves[TUNED]}
     try:
-        check = judge_losses(baseline=curves[WRITTEN], candidate=curves[TUNED])
+        check = judge_losses(**both)
     except JudgeError as error:
-        return str(error), False
+        return LossResult(passed=False, **both, detail=str(error))
     told = f"{settings.loss_seeds} seeds, {settings.loss_steps} steps: {check.detail}"
-    return told, check.passed
+    return LossResult(passed=check.passed, **both, detail=told)
 
 
-@dataclass(frozen=True, kw_only=True, slots=True)
-class _Proof:
-    comparison: Ratio
-    written_s: float
-    tuned_s: float
-    exposed: tuple[float, float]
+def _prove(turn: _Turn, tuned: Candidate) -> tuple[Proof | None, dict[str, float] | None]:
+    """Time the bundle against the step as written and its twin, launch after launch.
 
-
-def _prove(turn: _Turn, kept: Sequence[RankLever]) -> _Proof | None:
-    """Time the bundle against the step as written and its twin; None if no launch was in time."""
-    arms = {WRITTEN: RankArm(), TWIN: RankArm(), TUNED: combined(kept, RankArm())}
-    samples: list[Sample] = []
+    Return the proof, and by arm the communication that it exposed; None if there was no time.
+    """
+    arms = {WRITTEN: turn.written, TWIN: turn.written, TUNED: tuned}
+    ways = {name: one.key() for name, one in arms.items()}
+    sitting, asked = Sitting(), turn.settings.launches
     exposed: list[list[float]] = []
 
     def take(launch: int) -> bool:
-        rounds = turn.launches.rounds(len(arms), turn.settings.launches - launch)
+        rounds = turn.launches.rounds(len(arms), asked - launch)
         rounds = rounds or turn.launches.rounds(len(arms), 1)  # fewer launches than asked for
         if rounds:
-            turn.tell(f"proving, launch {launch + 1} of {turn.settings.launches}, {rounds} rounds")
+            turn.tell(f"proving, launch {launch + 1} of {asked}, {rounds} rounds")
             found, own = turn.launches.run(arms, rounds)
-            samples.extend(found[0].samples)
+            processes = {name: f"{launch}:{name}" for name in arms}
+            sitting.add(
+                TimedTogether(samples=tuple(found[0].samples), processes=processes, ways=ways)
+            )
             exposed.append(own)
         return rounds > 0
 
-    until_settled(take, lambda launches: launches == turn.settings.launches)
-    try:
-        floor = aa_floor(samples, WRITTEN, TWIN)
-        found_to_be = compare(samples, baseline=WRITTEN, new=TUNED, floor=floor)
-    except MeasureError:
-        return None
-    return _Proof(
-        comparison=found_to_be,
-        written_s=summarise(samples, WRITTEN).median_s,
-        tuned_s=summarise(samples, TUNED).median_s,
-        exposed=(median([own[0] for own in exposed]), median([own[2] for own in exposed])),
-    )
-
-
-def _judged(turn: _Turn, change: RankChange, why: str, proven: bool) -> RankChange:
-    if change.outcome != "kept":
-        return change
-    if change.name in turn.failed:
-        return _dropped(change, turn.failed[change.name])
-    return replace(change, reason=why) if proven else _dropped(change, why)
-
-
-def _result(
-    turn: _Turn,
-    kept: Sequence[RankLever],
-    proof: _Proof | None,
-    changes: Sequence[RankChange],
-    losses: str,
-    own: OneProcess,
-) -> ParallelTurn:
-    """Write the recipe and the result; a recipe without levers runs the step as written."""
-    settings, layout = turn.settings, turn.layout
-    arm = combined(kept, RankArm())
-    place = settings.out / "recipe.json"
-    found = proof.comparison if proof else None
-    recipe = _recipe(turn, arm, found, any(one.changes_arithmetic for one in kept))
-    recipe.save(place)
-    result = ParallelTurn(
-        workload=settings.title,
-        layout=str(layout),
-        world=layout.world,
-        tuned=arm,
-        proven=bool(kept),
-        ratio=found.ratio if found else None,
-        low=found.low if found else None,
-        high=found.high if found else None,
-        answer=(found.answer if found else None) or "undecided",
-        written_s=proof.written_s if proof else None,
-        tuned_s=proof.tuned_s if proof else None,
-        exposed_written_s=proof.exposed[0] if proof else None,
-        exposed_tuned_s=proof.exposed[1] if proof else None,
-        losses=losses,
-        changes=tuple(changes),
-        one_process=own.changes,
-        recipe=str(place),
-        result=str(settings.out / "result.json"),
-        report=str(settings.out / "report.html"),
-        command=f"torchrun --standalone --nproc-per-node={layout.world} train.py",
-        versions=dict(recipe.versions),
-    )
-    text = json.dumps(result.document(), indent=2)
-    files.write_whole(settings.out / "result.json", f"{text}\n".encode())
-    return result
-
-
-def _recipe(turn: _Turn, arm: RankArm, found: Ratio | None, changes_arithmetic: bool) -> Recipe:
-    settings, written = turn.settings, turn.written
-    device, versions = probe(str(settings.options["device"])), software()
-    told = (
-        {name: getattr(found, name) for name in ("ratio", "low", "high", "answer")} if found else {}
-    )
-    return Recipe(
-        workload=settings.title,
-        device=device.fingerprint,
-        device_name=device.model,
-        software=versions.fingerprint,
-        versions={name: value for name, value in asdict(versions).items() if value},
-        config=arm.config(written.config),
-        kernels=arm.step.kernels if arm.step is not None else (),
-        model=written.model,
-        optimizer=written.optimizer,
-        speedup={"as_written": told} if found else {},
-        changes_arithmetic=changes_arithmetic,
-        created_at=datetime.now(UTC).isoformat(timespec="seconds"),
-        parallel=TunedLayout(layout=str(turn.layout), tuning=arm.tuning),
-    ).sealed()
+    until_settled(take, lambda launches: launches == asked)
+    if not sitting.timed:
+        return None, None
+    told = zip(arms, zip(*exposed, strict=True), strict=True)
+    proof = Proof(arms={WRITTEN: turn.written, TUNED: tuned}, sitting=sitting, descriptions={})
+    return proof, {name: median(times_s) for name, times_s in told}

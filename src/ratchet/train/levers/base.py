@@ -9,6 +9,7 @@ from typing import get_args
 import msgspec
 
 from ratchet.train.workloads.config import OwnPrecision, StepConfig
+from ratchet.train.workloads.parallel import ParallelLayout, ParallelTuning
 
 BF16_LEAST = 0.5
 """Lowest ratio of bf16 to fp32 product rates at which bf16's halved traffic may still pay off."""
@@ -23,14 +24,16 @@ class Situation:
     vendor: str
     target: str
     """The code that the device runs, such as `avx2`, `amx`, `gfx942` or `sm_90`."""
-    cores: int
     written: StepConfig
     """The step's settings as the user wrote it."""
-    optimizer_is_adamw: bool
-    has_attention: bool
-    trainable_bytes: int
-    peak_memory_bytes: int
-    memory_bytes: int
+    layout: ParallelLayout | None = None
+    """The ranks that the step runs on, of which nothing below is known; None for one process."""
+    cores: int = 1
+    optimizer_is_adamw: bool = False
+    has_attention: bool = False
+    trainable_bytes: int = 0
+    peak_memory_bytes: int = 0
+    memory_bytes: int = 0
     rocm: bool = False
     """True if torch is built for ROCm."""
     why_not_fused: str = ""
@@ -45,14 +48,14 @@ class Situation:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Lever:
-    """One change of a config field, with its conditions, its expected effect and its source."""
+    """One change of a setting, with its conditions, its expected effect and its source."""
 
     name: str
     summary: str
     expected: str
     source: str
     field: str
-    """The field of `StepConfig` that it sets."""
+    """The field of `StepConfig` that it sets, or of `ParallelTuning` with `ranks`."""
     value: object
     """The field's value with this lever pulled, or a function of the situation that returns it."""
     changes_arithmetic: bool = False
@@ -60,6 +63,8 @@ class Lever:
     """Return None if the lever applies, otherwise the reason why not, in one line."""
     default: bool = True
     """True if part of the first bundle; False if tried only alone, because it may cost time."""
+    ranks: bool = False
+    """True if it sets how ranks communicate, so a step of one process has no use for it."""
     also: tuple[tuple[str, object], ...] = ()
     """Further fields that it sets, with their values."""
     acts_on: tuple[str, ...] = ()
@@ -67,6 +72,10 @@ class Lever:
 
     Empty if no profile can tell; such levers are tried last.
     """
+
+    def tune(self, tuning: ParallelTuning) -> ParallelTuning:
+        """Return how ranks communicate with this lever pulled, which is one of `ranks`."""
+        return msgspec.structs.replace(tuning, **{self.field: self.value})
 
     def set(self, config: StepConfig, situation: Situation) -> StepConfig:
         """Return the config with this lever pulled."""

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import hashlib
 import json
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -16,7 +16,7 @@ from ratchet.base.serialise import document_of, encoded
 from ratchet.train.recipe.installed import AnyKernel, as_kernel
 from ratchet.train.workloads.config import AROUND_GRAPHS, StepConfig
 from ratchet.train.workloads.names import LoadOptions
-from ratchet.train.workloads.parallel import TunedLayout
+from ratchet.train.workloads.parallel import ParallelTuning, TunedLayout
 
 if TYPE_CHECKING:
     from torch import nn
@@ -170,6 +170,8 @@ class Candidate:
     title: str
     config: StepConfig
     kernels: tuple[AnyKernel, ...] = ()
+    tuning: ParallelTuning = field(default_factory=ParallelTuning)
+    """How its ranks communicate, if it runs on several."""
 
     def key(self) -> str:
         """Hash everything that runs; the title does not count."""
@@ -177,6 +179,8 @@ class Candidate:
             "config": document_of(self.config),
             "kernels": sorted(kernel.hash for kernel in self.kernels),
         }
+        if self.tuning != ParallelTuning():
+            content["tuning"] = document_of(self.tuning)
         return hashlib.sha256(json.dumps(content, sort_keys=True).encode()).hexdigest()[:24]
 
     def graph_key(self) -> str:

@@ -4,20 +4,22 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Mapping
+from dataclasses import asdict
 from datetime import UTC, datetime
 from pathlib import Path
 
 import msgspec
 
+from ratchet.base import VERSION
 from ratchet.base.devices import ceilings
 from ratchet.base.devices.ceilings import Ceilings, mfu
-from ratchet.base.devices.probe import describe_device
+from ratchet.base.devices.probe import Device, describe_device, software
 from ratchet.base.errors import OutOfTime, RatchetError
 from ratchet.base.files import write_whole
 from ratchet.base.measure import Ratio
 from ratchet.base.serialise import document_of, encoded
 from ratchet.train.recipe.describe import ArmFacts, StepFacts
-from ratchet.train.recipe.recipe import Candidate, Recipe
+from ratchet.train.recipe.recipe import Candidate, ModelSignature, Recipe
 from ratchet.train.turn import schedule
 from ratchet.train.turn.choice import ChosenRecipe, Found, roles
 from ratchet.train.turn.optimize_result import (
@@ -35,8 +37,10 @@ from ratchet.train.turn.prove import Proof
 from ratchet.train.turn.rivals import Baseline, oracle_for
 from ratchet.train.turn.schedule import NO_ROOM
 from ratchet.train.turn.screen import check_gradients, gradients_key
+from ratchet.train.turn.settings import Settings
 from ratchet.train.turn.state import Turn
 from ratchet.train.workloads.config import gemm_dtype
+from ratchet.train.workloads.parallel import TunedLayout
 
 COMPARED = {
     "vs_written": ("as_written", "ratchet"),
@@ -207,26 +211,36 @@ def ceilings_above(turn: Turn, flops_per_s: float, dtype: str) -> Ceilings | Non
     return again
 
 
+def versions() -> dict[str, str]:
+    """Return the versions reported beside every figure."""
+    return {"ratchet": VERSION, **asdict(software())}
+
+
 def make_recipe(
-    turn: Turn,
-    result: OptimizeResult,
+    settings: Settings,
+    device: Device,
     best: Candidate,
-    written: Candidate,
-    facts: StepFacts,
+    *,
+    model: ModelSignature | None,
+    optimizer: str,
+    speedup: Mapping[str, StepSpeedup | None],
+    changes_arithmetic: bool,
+    parallel: TunedLayout | None = None,
 ) -> Recipe:
-    """Make the sealed recipe of the turn's best candidate."""
+    """Make the sealed recipe of a turn's best candidate."""
     return Recipe(
-        workload=turn.settings.title,
-        device=turn.device.fingerprint,
-        device_name=turn.device.model,
-        software=turn.software_fingerprint,
-        versions=result.versions,
+        workload=settings.title,
+        device=device.fingerprint,
+        device_name=device.model,
+        software=software().fingerprint,
+        versions=versions(),
         config=best.config,
         kernels=best.kernels,
-        model=facts.model,
-        optimizer=facts.optimizer,
-        speedup={name: document_of(one) for name, one in result.speedup.items() if one is not None},
-        changes_arithmetic=best.config.precision != written.config.precision,
+        model=model,
+        optimizer=optimizer,
+        parallel=parallel,
+        speedup={name: document_of(one) for name, one in speedup.items() if one is not None},
+        changes_arithmetic=changes_arithmetic,
         created_at=datetime.now(UTC).isoformat(timespec="seconds"),
     ).sealed()
 

@@ -5,14 +5,13 @@ from __future__ import annotations
 import contextlib
 import math
 import time
-from dataclasses import asdict, dataclass
+from dataclasses import dataclass
 from datetime import UTC, datetime
 from pathlib import Path
 
 import msgspec
 import torch
 
-from ratchet.base import VERSION
 from ratchet.base.devices import ceilings as device_ceilings
 from ratchet.base.devices.ceilings import Ceilings
 from ratchet.base.devices.gpu_use import warnings_of
@@ -28,7 +27,7 @@ from ratchet.train.levers.base import why_bf16_is_slow
 from ratchet.train.recipe.describe import StepFacts
 from ratchet.train.recipe.recipe import Recipe, with_config
 from ratchet.train.turn.choice import choose
-from ratchet.train.turn.compose import compose, make_folder, make_recipe
+from ratchet.train.turn.compose import compose, make_folder, make_recipe, versions
 from ratchet.train.turn.headroom import StepProfiles
 from ratchet.train.turn.optimize_result import OptimizeResult
 from ratchet.train.turn.prove import NEW
@@ -232,7 +231,15 @@ def _run(turn: Turn, facts: StepFacts, started_at: str) -> Outcome:
     )
     return Outcome(
         result=result,
-        recipe=make_recipe(turn, result, recipe, written, facts),
+        recipe=make_recipe(
+            turn.settings,
+            turn.device,
+            recipe,
+            model=facts.model,
+            optimizer=facts.optimizer,
+            speedup=result.speedup,
+            changes_arithmetic=recipe.config.precision != written.config.precision,
+        ),
         samples=tuple(proof.samples()),
     )
 
@@ -253,11 +260,6 @@ def opened(settings: Settings, listener: Listener) -> Turn:
         listener=listener,
         schedule=TurnSchedule(budget_s=settings.budget_s, started_s=begun_s),
     )
-
-
-def versions() -> dict[str, str]:
-    """Return the versions reported beside every figure."""
-    return {"ratchet": VERSION, **asdict(software())}
 
 
 def _ceilings(device: Device) -> Ceilings | None:

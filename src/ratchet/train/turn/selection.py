@@ -82,9 +82,9 @@ class Selection:
         """Return the selection by now, with a reason for each lever that was not tried."""
         changes = {one.name: self._mode_change(one) for one in self._by_mode} | self._changes
         for lever in self.inside:
-            changes[lever.name] = _change(lever, "kept", IN_BUNDLE, basis="bundle")
+            changes[lever.name] = change_of(lever, "kept", IN_BUNDLE, basis="bundle")
         for lever in self.outside:
-            changes.setdefault(lever.name, _change(lever, "not_tried", NO_ROOM))
+            changes.setdefault(lever.name, change_of(lever, "not_tried", NO_ROOM))
         found = (
             msgspec.structs.replace(one, winnable_s=self.worth.by_lever.get(one.name))
             for one in changes.values()
@@ -103,7 +103,7 @@ class Selection:
             share = SMALL_REGION_SHARE if of_region else SMALL_SHARE
             reason = self.worth.too_small(lever.name, share)
             if reason is not None and not self._same(lever):
-                self._note(_change(lever, "not_tried", reason))
+                self._note(change_of(lever, "not_tried", reason))
             else:
                 chosen.append(lever)
         return chosen
@@ -142,7 +142,7 @@ class Selection:
         reason = failed.reason or "not faster with everything else"
         decision: Decision = "dropped" if failed.passed else "refused"
         for lever in [one for one in self.inside if one.changes_arithmetic]:
-            self._note(_change(lever, decision, reason, failed))
+            self._note(change_of(lever, decision, reason, failed))
         self.inside = [one for one in self.inside if not one.changes_arithmetic]
 
     def _with(self, levers: Sequence[Lever]) -> Candidate:
@@ -203,7 +203,7 @@ class Selection:
                 self.outside.pop(0)
             elif self._held(lever):
                 self.outside.pop(0)
-                self._note(_change(lever, "not_tried", "another lever holds this setting"))
+                self._note(change_of(lever, "not_tried", "another lever holds this setting"))
             else:
                 return lever, candidate
         return None
@@ -216,10 +216,10 @@ class Selection:
         """
         unused = self._whole is not None and _is_unused(lever, self._whole)
         if screening is None:
-            self._note(_change(lever, "kept", IN_BUNDLE, basis="bundle"))
+            self._note(change_of(lever, "kept", IN_BUNDLE, basis="bundle"))
         elif screening.passed and (screening.ratio >= 1.0 or (unused and screening.high >= 1.0)):
             reason = UNUSED if unused else "the step is no slower without it"
-            self._note(_change(lever, "dropped", reason, screening, inverted=True))
+            self._note(change_of(lever, "dropped", reason, screening, inverted=True))
             self.turn.arms.drop(self.best)
             self.best = without
         else:
@@ -229,22 +229,22 @@ class Selection:
     def _put_on(self, lever: Lever, candidate: Candidate, screening: LeverScreening | None) -> None:
         """Keep a lever on top of the best if the step looks faster with it."""
         if screening is None:
-            self._note(_change(lever, "not_tried", NO_ROOM))
+            self._note(change_of(lever, "not_tried", NO_ROOM))
         elif not screening.passed:
-            self._note(_change(lever, "refused", screening.reason))
+            self._note(change_of(lever, "refused", screening.reason))
         elif screening.low > 1.0 and not _is_unused(lever, screening):
             if objection := self.objection(candidate):
-                self._note(_change(lever, "refused", objection, screening))
+                self._note(change_of(lever, "refused", objection, screening))
                 self.turn.arms.drop(candidate)
                 return
             reason = "faster on top of the rest"
-            self._note(_change(lever, "kept", reason, screening, basis="alone"))
+            self._note(change_of(lever, "kept", reason, screening, basis="alone"))
             self.turn.arms.drop(self.best)
             self.best = candidate
         else:
             unused = _is_unused(lever, screening)
             reason = UNUSED if unused else "not faster on top of the rest"
-            self._note(_change(lever, "dropped", reason, screening))
+            self._note(change_of(lever, "dropped", reason, screening))
             self.turn.arms.drop(candidate)
 
     def add(
@@ -296,7 +296,7 @@ class Selection:
 
     def refuse(self, lever: Lever, reason: str) -> None:
         """Note that this lever is not among the selection's, with the reason."""
-        self._note(_change(lever, "refused", reason))
+        self._note(change_of(lever, "refused", reason))
 
     def _without(self, lever: Lever) -> StepConfig:
         """Return the best config with this lever's changes set back to the start."""
@@ -314,10 +314,10 @@ class Selection:
         own = lever.set(start, self.situation).compile_mode
         if own == start.compile_mode:
             reason = "the fastest of torch.compile's modes"
-            return _change(lever, "kept", reason, basis="rival")
+            return change_of(lever, "kept", reason, basis="rival")
         if own not in self.modes:
-            return _change(lever, "not_tried", "it was not timed among the rivals")
-        return _change(lever, "dropped", "another mode was faster")
+            return change_of(lever, "not_tried", "it was not timed among the rivals")
+        return change_of(lever, "dropped", "another mode was faster")
 
     def _held(self, lever: Lever) -> bool:
         """Return True if the setting this lever changes already differs from the written one.
@@ -353,13 +353,13 @@ def applicable(
         kernel = lever.name.removeprefix(PREFIX) if lever.name.startswith(PREFIX) else ""
         reason = lever.applies(situation)
         if reason is not None:
-            changes.append(_change(lever, "not_applicable", reason))
+            changes.append(change_of(lever, "not_applicable", reason))
         elif kernel and kernel in refused_kernels:
             reason = refused_kernels[kernel]
             late = reason.startswith(("the budget", "at most"))
-            changes.append(_change(lever, "not_tried" if late else "refused", reason))
+            changes.append(change_of(lever, "not_tried" if late else "refused", reason))
         elif keep_arithmetic and lever.changes_arithmetic:
-            changes.append(_change(lever, "not_applicable", "it changes the arithmetic"))
+            changes.append(change_of(lever, "not_applicable", "it changes the arithmetic"))
         else:
             chosen.append(lever)
     return chosen, changes
@@ -372,15 +372,15 @@ def _is_unused(lever: Lever, screening: LeverScreening) -> bool:
 def _kept(lever: Lever, screening: LeverScreening) -> Change:
     """Keep a lever in the bundle; the step's time without it determines the reason."""
     if not screening.passed:
-        return _change(lever, "kept", f"without it: {screening.reason}", basis="bundle")
+        return change_of(lever, "kept", f"without it: {screening.reason}", basis="bundle")
     if screening.high < 1.0:
         reason = "the step is slower without it"
-        return _change(lever, "kept", reason, screening, inverted=True, basis="alone")
+        return change_of(lever, "kept", reason, screening, inverted=True, basis="alone")
     reason = "part of the bundle that was proven whole; no clear difference without it alone"
-    return _change(lever, "kept", reason, screening, inverted=True, basis="bundle")
+    return change_of(lever, "kept", reason, screening, inverted=True, basis="bundle")
 
 
-def _change(
+def change_of(
     lever: Lever,
     decision: Decision,
     reason: str,
