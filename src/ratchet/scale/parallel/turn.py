@@ -19,6 +19,7 @@ import msgspec
 from ratchet.base.devices.probe import probe
 from ratchet.base.errors import JudgeError, RanksError, RatchetError, WorkloadError
 from ratchet.base.files import write_whole
+from ratchet.base.measure import Ratio
 from ratchet.base.measure.estimate import compare
 from ratchet.base.measure.rounds import until_settled
 from ratchet.base.measure.sitting import Sitting, TimedTogether
@@ -46,7 +47,7 @@ from ratchet.train.recipe.recipe import (
 )
 from ratchet.train.turn.compose import make_folder, make_recipe
 from ratchet.train.turn.loop import optimize
-from ratchet.train.turn.optimize_result import Change, LossResult, StepSpeedup
+from ratchet.train.turn.optimize_result import Change, LossResult
 from ratchet.train.turn.prove import TWIN, Proof
 from ratchet.train.turn.screen import LeverScreening
 from ratchet.train.turn.selection import change_of
@@ -75,7 +76,7 @@ class ParallelTurn:
     tuned: Candidate
     """The way that the recipe runs each rank's step; as written if nothing was proven."""
     proven: bool
-    speedup: StepSpeedup | None
+    speedup: Ratio | None
     """Of the slowest rank; None if no launch told."""
     written_s: float | None
     tuned_s: float | None
@@ -103,7 +104,7 @@ class ParallelTurn:
 
     @property
     def answer(self) -> str:
-        return self.speedup.answer if self.speedup is not None else "undecided"
+        return (self.speedup.answer if self.speedup is not None else None) or "undecided"
 
     def document(self) -> dict[str, object]:
         """Return the JSON document of the turn."""
@@ -373,7 +374,11 @@ def _screen(
         one = compare(rank.samples, baseline=WRITTEN, new=lever.name, floor=None)
         error = errors[lever.name] = rank.arms[lever.name].gradient_error
         screening = LeverScreening(
-            passed=True, ratio=one.ratio, low=one.low, high=one.high, answer=one.answer
+            passed=True,
+            ratio=one.ratio,
+            low=one.low,
+            high=one.high,
+            answer=one.answer or "undecided",
         )
         reason = "" if screening.looks_faster else f"screened at {one.ratio:.3f}x"
         if not lever.changes_arithmetic and not error <= FP32_FLOOR:

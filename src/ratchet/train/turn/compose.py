@@ -223,7 +223,7 @@ def make_recipe(
     *,
     model: ModelSignature | None,
     optimizer: str,
-    speedup: Mapping[str, StepSpeedup | None],
+    speedup: Mapping[str, Ratio | None],
     changes_arithmetic: bool,
     parallel: TunedLayout | None = None,
 ) -> Recipe:
