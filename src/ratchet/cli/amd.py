@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 import sys
-from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
@@ -15,15 +14,17 @@ from ratchet.cli.app import (
     AsJson,
     Debug,
     LedgerUrl,
-    RecordCommand,
+    after_dashes,
     app,
+    listed,
     print_json,
     print_result,
+    show,
 )
 from ratchet.cli.judging import PROBLEM_HELP, EntryName, ScaleFactor
 
 if TYPE_CHECKING:
-    from ratchet.amd.port.porting import PortResult
+    pass
 
 
 @app.command()
@@ -92,12 +93,13 @@ def port(
     from ratchet.judge.kernels.kernel import TARGETS
     from ratchet.judge.terms import parse_time_limit_s
 
-    names = [name.strip() for name in target.split(",") if name.strip()]
+    names = listed(target)
+    named = names not in ((), ("none",))
     settings = PortSettings(
         write=write,
         force=force,
-        targets=TARGETS if names in ([], ["none"]) else tuple(names),
-        compiles=names != ["none"],
+        targets=names if named else TARGETS,
+        compiles=names != ("none",),
     )
     limit_s = parse_time_limit_s(time_limit)
     if problems is not None and not prove:
@@ -108,42 +110,26 @@ def port(
     with working(f"reading {path}"):
         result = run(path, settings)
     if prove:
-        executed = settings.targets if names not in ([], ["none"]) else ()
-        result = _proved(result, executed, problems, limit_s, ledger)
+        from ratchet.amd.port.proofs import EXECUTED
+        from ratchet.amd.port.proofs import prove as execute
+        from ratchet.judge.court.court import open_court
+
+        with open_court(ledger) as court:
+            result = execute(
+                result,
+                court,
+                targets=names if named else EXECUTED,
+                problems=problems,
+                time_limit_s=limit_s,
+                say=lambda what: print(f"ratchet: executing {what}", file=sys.stderr),
+            )
     if out is not None:
         result = write_outputs(result, out, render_port_page(result))
     if sarif is not None:
         write_whole(sarif, json.dumps(as_sarif(result), indent=2).encode())
-    if as_json:
-        print_json(result.as_json())
-    else:
-        print_result(port_report(result))
+    show(as_json, result.as_json, lambda: port_report(result))
     if result.left or any(one.was_executed and not one.is_right for one in result.proofs):
         raise typer.Exit(1)
-
-
-def _proved(
-    result: PortResult,
-    targets: Sequence[str],
-    problems: Path | None,
-    limit_s: float,
-    ledger: str | None,
-) -> PortResult:
-    from ratchet.amd.port.proofs import EXECUTED, prove
-    from ratchet.judge.court.court import open_court
-
-    def say(what: str) -> None:
-        print(f"ratchet: executing {what}", file=sys.stderr)
-
-    with open_court(ledger) as court:
-        return prove(
-            result,
-            court,
-            targets=targets or EXECUTED,
-            problems=problems,
-            time_limit_s=limit_s,
-            say=say,
-        )
 
 
 COMPILED, NOT_COMPILED = 0, 1
@@ -194,7 +180,7 @@ def inspect(
     from ratchet.judge.terms import Terms
 
     terms = Terms.of(entry=entry, tier=tier, scale=scale, time_limit_s=LOADING_LIMIT_S)
-    targets = [name.strip() for name in target.split(",") if name.strip()] or TARGETS
+    targets = listed(target) or TARGETS
     find_architectures(targets)
     read = check_texts(problem, kernel, entry=entry)
 
@@ -218,13 +204,7 @@ def inspect(
     raise typer.Exit(COMPILED if all_compiled(found) else NOT_COMPILED)
 
 
-class EmulateCommand(RecordCommand):
-    """`emulate`, whose words after `--` are the program."""
-
-    usage = "[OPTIONS] -- COMMAND..."
-
-
-@app.command(cls=EmulateCommand)
+@app.command(cls=after_dashes("[OPTIONS] -- COMMAND..."))
 def emulate(
     context: typer.Context,
     target: Annotated[
@@ -274,10 +254,7 @@ def emulate(
         from ratchet.base.files import write_whole
 
         write_whole(junit, result.as_junit())
-    if as_json:
-        print_json(result.as_json())
-    else:
-        from ratchet.amd.emulator.program import emulate_report
+    from ratchet.amd.emulator.program import emulate_report
 
-        print_result(emulate_report(result))
+    show(as_json, result.as_json, lambda: emulate_report(result))
     raise typer.Exit(result.code)

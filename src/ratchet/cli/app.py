@@ -65,13 +65,13 @@ def print_result(report: ResultReport, warnings: Sequence[str] = ()) -> None:
 
 def show(
     as_json: bool,
-    document: object,
+    document: Callable[[], object],
     report: Callable[[], ResultReport],
     warnings: Sequence[str] = (),
 ) -> None:
     """Print a command's result: its JSON document, or for people its report and warnings."""
     if as_json:
-        print_json(document)
+        print_json(document())
     else:
         print_result(report(), warnings)
 
@@ -146,18 +146,37 @@ ParallelWords = Annotated[
 COMMAND = "ratchet.command"
 
 
-class RecordCommand(TyperCommand):
-    """A command that leaves the words after `--` unparsed: they are the user's command."""
+def after_dashes(usage: str) -> type[TyperCommand]:
+    """Return the class of a command that leaves the words after `--` unparsed.
 
-    usage = "[OPTIONS] WORKLOAD | -- COMMAND..."
+    They are the user's command: `context.meta[COMMAND]` has them, or None without a `--`.
+    """
 
-    def parse_args(self, ctx: Any, args: list[str]) -> list[str]:
-        own, command = args, None
-        if "--" in args:
-            cut = args.index("--")
-            own, command = args[:cut], args[cut + 1 :]
-        ctx.meta[COMMAND] = command
-        return super().parse_args(ctx, own)
+    class AfterDashes(TyperCommand):
+        def parse_args(self, ctx: Any, args: list[str]) -> list[str]:
+            cut = args.index("--") if "--" in args else None
+            ctx.meta[COMMAND] = None if cut is None else args[cut + 1 :]
+            return super().parse_args(ctx, args[:cut])
 
-    def format_usage(self, ctx: Any, formatter: Any) -> None:
-        formatter.write_usage(ctx.command_path, self.usage)
+        def format_usage(self, ctx: Any, formatter: Any) -> None:
+            formatter.write_usage(ctx.command_path, usage)
+
+    return AfterDashes
+
+
+def group(name: str, words: str) -> typer.Typer:
+    """Add a command that has subcommands, and prints its help without one."""
+    commands = typer.Typer(help=words)
+    app.add_typer(commands, name=name)
+
+    @commands.callback(invoke_without_command=True)
+    def alone(context: typer.Context) -> None:
+        if context.invoked_subcommand is None:
+            print(context.get_help())
+
+    return commands
+
+
+def listed(names: str) -> tuple[str, ...]:
+    """Return the names of an option that separates them by commas."""
+    return tuple(filter(None, (one.strip() for one in names.split(","))))

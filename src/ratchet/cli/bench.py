@@ -19,6 +19,7 @@ from ratchet.cli.app import (
     app,
     print_json,
     print_result,
+    show,
 )
 
 
@@ -72,10 +73,7 @@ def bench(
                 print_result(parallel_bench_report(one))
         return
     results = bench_all(workloads or [], options=options, steps=steps, ledger=ledger)
-    if as_json:
-        print_json({"results": results})
-    else:
-        print_result(bench_report(results))
+    show(as_json, lambda: {"results": results}, lambda: bench_report(results))
 
 
 @app.command()
@@ -93,7 +91,4 @@ def device(
 
     found = probe(name)
     report = describe(found, ceilings.measure(found, cache=not fresh, again="due"))
-    if as_json:
-        print_json(report)
-    else:
-        print_result(device_report(report))
+    show(as_json, lambda: report, lambda: device_report(report))

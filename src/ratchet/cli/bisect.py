@@ -11,21 +11,14 @@ from ratchet.cli.app import (
     COMMAND,
     AsJson,
     Debug,
-    RecordCommand,
+    after_dashes,
     app,
     finite,
-    print_json,
-    print_result,
+    show,
 )
 
 
-class BisectCommand(RecordCommand):
-    """`bisect`, whose words after `--` are what is measured."""
-
-    usage = "[OPTIONS] GOOD BAD -- COMMAND..."
-
-
-@app.command(cls=BisectCommand)
+@app.command(cls=after_dashes("[OPTIONS] GOOD BAD -- COMMAND..."))
 def bisect(
     context: typer.Context,
     good: Annotated[str, typer.Argument(metavar="GOOD", help="A revision before the change.")],
@@ -114,8 +107,5 @@ def bisect(
         )
     if not keep:
         shutil.rmtree(place, ignore_errors=True)
-    if as_json:
-        print_json(result)
-    else:
-        print_result(bisect_report(result))
+    show(as_json, lambda: result, lambda: bisect_report(result))
     raise typer.Exit({"found": 0, "narrowed": 1, "not reproduced": 3}[result.answer])

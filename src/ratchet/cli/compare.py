@@ -17,25 +17,22 @@ from ratchet.cli.app import (
     DeviceName,
     LedgerUrl,
     PrecisionName,
-    RecordCommand,
     SequenceLength,
     TextFile,
+    after_dashes,
     app,
     print_json,
-    print_result,
+    show,
 )
 
 if TYPE_CHECKING:
     from ratchet.guard.compare.request import CompareRequest
 
 
-class CompareCommand(RecordCommand):
-    """A command that leaves the words after `--` unparsed: they are the commands to compare."""
-
-    usage = "[OPTIONS] A [B] | -- 'COMMAND A' 'COMMAND B' | --rev-a REV -- COMMAND..."
+USAGE = "[OPTIONS] A [B] | -- 'COMMAND A' 'COMMAND B' | --rev-a REV -- COMMAND..."
 
 
-@app.command(cls=CompareCommand)
+@app.command(cls=after_dashes(USAGE))
 def compare(
     context: typer.Context,
     workloads: Annotated[
@@ -144,10 +141,7 @@ def compare(
             from ratchet.guard.compare.comparison import compare_sides, comparison_report
 
             outcome = compare_sides(request, sides, ledger=ledger, on_progress=progress.spend)
-    if as_json:
-        print_json(outcome.as_json())
-    else:
-        print_result(comparison_report(outcome), outcome.warnings)
+    show(as_json, outcome.as_json, lambda: comparison_report(outcome), outcome.warnings)
     raise typer.Exit(outcome.exit_code)
 
 
@@ -169,10 +163,7 @@ def _numerics(request: CompareRequest, out: Path, ledger: str | None, *, as_json
             ledger=ledger,
             on_progress=progress.move,
         )
-    if as_json:
-        print_json(report.as_json())
-    else:
-        print_result(numerics_report(report), report.warnings)
+    show(as_json, report.as_json, lambda: numerics_report(report), report.warnings)
     return report.exit_code
 
 

@@ -17,8 +17,7 @@ from ratchet.cli.app import (
     SequenceLength,
     TextFile,
     app,
-    print_json,
-    print_result,
+    show,
 )
 from ratchet.train.workloads.names import LoadOptions
 
@@ -94,7 +93,4 @@ def export(
             options=options,
             ledger=ledger,
         )
-    if as_json:
-        print_json(result)
-    else:
-        print_result(export_report(result))
+    show(as_json, lambda: result, lambda: export_report(result))

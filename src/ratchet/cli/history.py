@@ -7,10 +7,11 @@ from typing import Annotated, Literal
 
 import typer
 
-from ratchet.cli.app import AsJson, Debug, LedgerUrl, app, print_json, print_result
+from ratchet.cli.app import AsJson, Debug, LedgerUrl, group, print_json, show
 
-commands = typer.Typer()
-app.add_typer(commands, name="history")
+commands = group(
+    "history", "Follow results over commits: change points, incidents, import and export."
+)
 
 Only = Annotated[
     str, typer.Option("--only", metavar="REGEX", help="Only series whose name matches.")
@@ -19,15 +20,8 @@ Note = Annotated[str, typer.Option("--note", help="Why, in a line.")]
 IncidentId = Annotated[str, typer.Argument(metavar="INCIDENT", help="Its id, or the first digits.")]
 
 
-@commands.callback(invoke_without_command=True)
-def history(context: typer.Context) -> None:
-    """Follow results over commits: change points, incidents, import and export."""
-    if context.invoked_subcommand is None:
-        print(context.get_help())
-
-
-@commands.command()
-def show(
+@commands.command("show")
+def show_(
     out: Annotated[
         Path | None,
         typer.Option("--out", metavar="PAGE.html", help="Write a page that opens offline."),
@@ -68,10 +62,9 @@ def show(
         from ratchet.guard.history.show import render_history_page
 
         files.write_whole(out, render_history_page(analysed, found).encode())
-    if as_json:
-        print_json(history_document(analysed, found))
-    else:
-        print_result(history_report(analysed, found))
+    show(
+        as_json, lambda: history_document(analysed, found), lambda: history_report(analysed, found)
+    )
     raise typer.Exit(int(any(one.state == "open" for one in found)))
 
 

@@ -7,7 +7,7 @@ from typing import Annotated
 
 import typer
 
-from ratchet.cli.app import AsJson, Debug, DeviceName, app, print_json, print_result
+from ratchet.cli.app import AsJson, Debug, DeviceName, app, listed, show
 
 TABLE = "table.md"
 
@@ -72,7 +72,7 @@ def sweep(
 
     settings = SweepSettings(
         out=out,
-        types=tuple(name.strip() for name in types.split(",") if name.strip()),
+        types=listed(types),
         sample=sample,
         budget_s=budget_s,
         limit_s=limit_s,
@@ -83,9 +83,10 @@ def sweep(
         result = run(settings, progress.show)
     write_whole(out / TABLE, sweep_markdown(result).encode())
     written = [str(out / name) for name in (ROWS, TABLE)]
-    if as_json:
-        print_json(result.as_json() | {"written": written})
-    else:
-        print_result(sweep_report(result, written))
+    show(
+        as_json,
+        lambda: result.as_json() | {"written": written},
+        lambda: sweep_report(result, written),
+    )
     if not result.passed:
         raise typer.Exit(1)

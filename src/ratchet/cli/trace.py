@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import shlex
 import sys
+from collections.abc import Callable, Iterable
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
@@ -17,22 +18,29 @@ from ratchet.cli.app import (
     Debug,
     DeviceName,
     PrecisionName,
-    RecordCommand,
     SequenceLength,
     TextFile,
-    app,
+    after_dashes,
+    group,
     print_error,
     print_json,
     print_result,
+    show,
 )
 
 if TYPE_CHECKING:
     from ratchet.trace.answers.roofline import Rooflines
+    from ratchet.trace.export import Table
 
 
+RUN_HELP = "A trace (Kineto, Chrome or rocprofv3 JSON, plain or gzip; rocpd), or a folder of ranks."
+HERE = "here"
 MISTAKE = 2
 
+commands = group("trace", "Record a profiler trace, see where its time goes, compare, merge.")
 
+
+@commands.command(cls=after_dashes("[OPTIONS] WORKLOAD | -- COMMAND..."))
 def record(
     context: typer.Context,
     workload: Annotated[
@@ -116,21 +124,6 @@ def _check_command(command: list[str], *options: object) -> None:
         )
 
 
-RUN_HELP = "A trace (Kineto, Chrome or rocprofv3 JSON, plain or gzip; rocpd), or a folder of ranks."
-HERE = "here"
-
-commands = typer.Typer()
-app.add_typer(commands, name="trace")
-commands.command("record", cls=RecordCommand)(record)
-
-
-@commands.callback(invoke_without_command=True)
-def trace(context: typer.Context) -> None:
-    """Record a profiler trace, see where its time goes, compare, merge, replay."""
-    if context.invoked_subcommand is None:
-        print(context.get_help())
-
-
 Page = Annotated[
     Path | None,
     typer.Option("--out", metavar="PAGE.html", help="Write a page that opens offline."),
@@ -166,30 +159,23 @@ def report(
     debug: Debug = False,
 ) -> None:
     """Account for all of a trace's time, and show what could be won."""
-    from ratchet.base.files import write_whole
     from ratchet.base.show.terminal import working
     from ratchet.trace.compare import report_run
     from ratchet.trace.export import document, ranks_document, ranks_tables, report_tables
     from ratchet.trace.ranks import Ranks
-    from ratchet.trace.show.report import trace_report
+    from ratchet.trace.show.report import render_trace_page, trace_report
 
     _check_outputs(out, parquet)
     with working(f"reading {run}"):
         found = report_run(run, _ceilings(device), rank)
-    if out is not None:
-        from ratchet.trace.show.report import render_trace_page
-
-        write_whole(out, render_trace_page(found).encode())
-    if parquet is not None:
-        from ratchet.trace.export import write_parquet
-
-        tables = ranks_tables(found) if isinstance(found, Ranks) else report_tables([found])
-        write_parquet(tables, parquet)
-    if as_json:
-        print_json(ranks_document(found) if isinstance(found, Ranks) else document(found))
+    _write_page(out, lambda: render_trace_page(found))
+    if isinstance(found, Ranks):
+        _write_tables(parquet, lambda: ranks_tables(found))
+        show(as_json, lambda: ranks_document(found), lambda: trace_report(found, top=top))
     else:
-        print_result(trace_report(found, top=top))
-        _say_written(out, parquet)
+        _write_tables(parquet, lambda: report_tables([found]))
+        show(as_json, lambda: document(found), lambda: trace_report(found, top=top))
+    _say_written(as_json, out, parquet)
 
 
 @commands.command()
@@ -204,28 +190,18 @@ def diff(
     debug: Debug = False,
 ) -> None:
     """Show what got slower, what is new and what is gone; the parts add up to the whole change."""
-    from ratchet.base.files import write_whole
     from ratchet.base.show.terminal import working
     from ratchet.trace.compare import diff_runs
     from ratchet.trace.export import diff_document, diff_tables
-    from ratchet.trace.show.diff import diff_report
+    from ratchet.trace.show.diff import diff_report, render_diff_page
 
     _check_outputs(out, parquet)
     with working(f"reading {before} and {after}"):
         found = diff_runs(before, after, rank)
-    if out is not None:
-        from ratchet.trace.show.diff import render_diff_page
-
-        write_whole(out, render_diff_page(found).encode())
-    if parquet is not None:
-        from ratchet.trace.export import write_parquet
-
-        write_parquet(diff_tables(found), parquet)
-    if as_json:
-        print_json(diff_document(found))
-    else:
-        print_result(diff_report(found, top=top))
-        _say_written(out, parquet)
+    _write_page(out, lambda: render_diff_page(found))
+    _write_tables(parquet, lambda: diff_tables(found))
+    show(as_json, lambda: diff_document(found), lambda: diff_report(found, top=top))
+    _say_written(as_json, out, parquet)
 
 
 def _ceilings(device: str | None) -> Rooflines | None:
@@ -254,9 +230,23 @@ def _check_outputs(out: Path | None, parquet: Path | None) -> None:
         check_parquet(parquet)
 
 
-def _say_written(out: Path | None, parquet: Path | None) -> None:
-    for path in (out, parquet):
-        if path is not None:
+def _write_page(out: Path | None, page: Callable[[], str]) -> None:
+    if out is not None:
+        from ratchet.base.files import write_whole
+
+        write_whole(out, page().encode())
+
+
+def _write_tables(parquet: Path | None, tables: Callable[[], Iterable[Table]]) -> None:
+    if parquet is not None:
+        from ratchet.trace.export import write_parquet
+
+        write_parquet(tables(), parquet)
+
+
+def _say_written(as_json: bool, *paths: Path | None) -> None:
+    for path in paths:
+        if path is not None and not as_json:
             print(f"written: {path}")
 
 

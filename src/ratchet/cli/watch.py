@@ -98,5 +98,5 @@ def watch(
         files.write_whole(markdown, markdown_comment(report).encode())
     if junit is not None:
         files.write_whole(junit, junit_xml(report))
-    show(as_json, report.as_json(), lambda: watch_report(report))
+    show(as_json, report.as_json, lambda: watch_report(report))
     raise typer.Exit(int(report.red))
