@@ -59,7 +59,10 @@ def commit_range(folder: Path, good: str, bad: str) -> CommitRange:
     first, last = resolve(folder, good), resolve(folder, bad)
     if first == last:
         raise RepositoryError(f"{good!r} and {bad!r} are the same commit {first[:10]}: give two")
-    base = _merge_base(folder, first, last)
+    try:
+        base = git(folder, "merge-base", first, last)
+    except RepositoryError:
+        base = ""
     if base != first:
         shallow = git(folder, "rev-parse", "--is-shallow-repository") == "true"
         remedy = (
@@ -78,13 +81,6 @@ def commit_range(folder: Path, good: str, bad: str) -> CommitRange:
         revision, parents, subject = line.split("\0", 2)
         after.append(CommitLine(revision=revision, subject=subject, merge=" " in parents))
     return CommitRange(root=root, good=first, after=tuple(after))
-
-
-def _merge_base(folder: Path, first: str, last: str) -> str:
-    try:
-        return git(folder, "merge-base", first, last)
-    except RepositoryError:
-        return ""
 
 
 BisectAnswer = Literal["found", "narrowed", "not reproduced"]
@@ -127,22 +123,12 @@ class BisectResult:
         return self.suspects[0] if self.answer == "found" else None
 
 
-class JournalLine(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
+class JournalLine(CommitPair, frozen=True, kw_only=True, omit_defaults=True):
     """One pair, or a commit that is skipped."""
 
     phase: str
     """`ends`, `search`, `confirm` or `skip`."""
-    commit: int
-    against: int = -1
-    value: float = 0.0
-    reference: float = 0.0
     why: str = ""
-
-    @property
-    def pair(self) -> CommitPair:
-        return CommitPair(
-            commit=self.commit, against=self.against, value=self.value, reference=self.reference
-        )
 
 
 class Journal:
@@ -269,7 +255,7 @@ class BisectRun:
 
     def answer(self, notes: Sequence[str] = ()) -> BisectResult:
         """Run to the answer, from where the journal ends."""
-        measured = [one.pair for one in self._journal.lines if one.phase != "skip"]
+        measured = [one for one in self._journal.lines if one.phase != "skip"]
         search = CommitSearch(len(self._commits.after), measured)
         if alike := self._confirm_ends(search):
             return self._result("not reproduced", alike, search, notes)
@@ -306,7 +292,7 @@ class BisectRun:
                 raise MeasureError(
                     f"BAD {self._commits.bad[:10]} cannot be measured: {self._skipped[self._last]}"
                 )
-            search.add(line.pair)
+            search.add(line)
         return ""
 
     def _of_ends(self) -> int:
@@ -331,7 +317,7 @@ class BisectRun:
                 return "the endpoints do not differ clearly"
             line = self._pair("search", commit, GOOD, float(search.posterior.max()))
             if line is not None:
-                search.add(line.pair)
+                search.add(line)
         return ""
 
     def _stands_out(self, search: CommitSearch) -> bool:
@@ -350,7 +336,7 @@ class BisectRun:
         if child in self._skipped or parent in self._skipped:
             return None
         lines = self._journal.of("confirm")
-        own = [one.pair.difference for one in lines if (one.commit, one.against) == (child, parent)]
+        own = [one.difference for one in lines if (one.commit, one.against) == (child, parent)]
         while len(own) < _MOST_CONFIRMING:
             if search.posterior[child] < DOUBTED:
                 return False
@@ -364,8 +350,8 @@ class BisectRun:
             line = self._pair("confirm", child, parent, float(search.posterior[child]))
             if line is None:
                 return False
-            own.append(line.pair.difference)
-            search.add(line.pair)
+            own.append(line.difference)
+            search.add(line)
         return None
 
     def _pair(self, phase: str, commit: int, against: int, best: float = 0.0) -> JournalLine | None:

@@ -23,6 +23,7 @@ import math
 from collections.abc import Collection, Sequence
 from dataclasses import dataclass
 
+import msgspec
 import numpy as np
 from scipy.linalg import cho_solve_banded, cholesky_banded
 
@@ -48,16 +49,13 @@ _LEAST_NOISE = 1 / 50
 """Least noise as a share of the effect: a metric without noise is not believed to be exact."""
 
 
-@dataclass(frozen=True, kw_only=True, slots=True)
-class CommitPair:
-    """Two commits measured side by side; GOOD is the good endpoint."""
+class CommitPair(msgspec.Struct, frozen=True, kw_only=True):
+    """Two commits measured side by side, as logarithms of the metric; GOOD is the good endpoint."""
 
     commit: int
-    against: int
-    value: float
-    """Logarithm of the commit's metric."""
-    reference: float
-    """Logarithm of the other's."""
+    against: int = GOOD
+    value: float = 0.0
+    reference: float = 0.0
 
     @property
     def difference(self) -> float:

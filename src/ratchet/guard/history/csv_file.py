@@ -5,7 +5,7 @@ from __future__ import annotations
 import csv
 import io
 import math
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from datetime import UTC, datetime
 from pathlib import Path
@@ -14,9 +14,6 @@ from typing import get_args
 from ratchet.base import files
 from ratchet.base.errors import HistoryError
 from ratchet.base.ledger.books import Better, Observation
-
-_ROUNDING = 1e-9
-"""Rounding of an end by a program that printed fewer digits of it than of the value."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -51,12 +48,10 @@ def exported(given: Sequence[Observation], kept: Sequence[Observation], why: str
 
 def check_interval(value: float, low: float | None, high: float | None, where: str) -> None:
     """Raise a HistoryError if a value lies outside its interval."""
-    spare = _ROUNDING * abs(value)
-    below, above = (
-        low is not None and value < low - spare,
-        high is not None and value > high + spare,
-    )
-    if below or above:
+    # A program may have printed fewer digits of an end than of the value.
+    spare = 1e-9 * abs(value)
+    below = low is not None and value < low - spare
+    if below or (high is not None and value > high + spare):
         raise HistoryError(
             f"{where}: the value {value!r} lies outside its interval, low {low!r} to high "
             f"{high!r}: correct the line"
@@ -70,16 +65,11 @@ COLUMNS = (
 _OTHERS = (";", "\t", "|")
 """Separators of other files than these."""
 _ALIASES = {
-    "commit": "revision",
-    "sha": "revision",
-    "time": "committed_at",
-    "date": "committed_at",
-    "timestamp": "committed_at",
-    "machine": "device",
-    "host": "device",
+    **dict.fromkeys(("commit", "sha"), "revision"),
+    **dict.fromkeys(("time", "date", "timestamp"), "committed_at"),
+    **dict.fromkeys(("machine", "host"), "device"),
+    **dict.fromkeys(("name", "test"), "benchmark"),
     "software": "environment",
-    "name": "benchmark",
-    "test": "benchmark",
 }
 
 
@@ -110,11 +100,10 @@ def read_csv(path: Path, defaults: ImportDefaults) -> Iterator[Observation]:
         with path.open(newline="", encoding="utf-8-sig") as file:
             lines = csv.reader(file, strict=True)
             header = next((one for one in lines if one), None)
-            columns = _columns(path, header, lines.line_num)
+            names = _columns(path, header, lines.line_num)
             for fields in lines:
-                where = f"{path}:{lines.line_num}"
                 if fields:
-                    yield from _figures(where, path.stem, columns.cells(fields, where), defaults)
+                    yield from _figures(path, lines.line_num, names, fields, defaults)
     except (OSError, UnicodeDecodeError, csv.Error) as error:
         raise HistoryError(f"{path} cannot be read as CSV: {error}") from error
 
@@ -151,41 +140,8 @@ def as_utc(text: str, where: str) -> str:
         ) from error
 
 
-@dataclass(frozen=True, kw_only=True, slots=True)
-class _Columns:
-    """A file's header: the name of each column, and which of them are metrics."""
-
-    names: tuple[str, ...]
-    metrics: tuple[str, ...]
-    """Empty for a file with a column `value`."""
-
-    def cells(self, fields: Sequence[str], where: str) -> _Cells:
-        """Return one line's fields by column."""
-        if len(fields) != len(self.names):
-            raise HistoryError(
-                f"{where}: the line has {len(fields)} of {len(self.names)} fields: give each "
-                "column of the header one"
-            )
-        by_name = dict(zip(self.names, (one.strip() for one in fields), strict=True))
-        if self.metrics:
-            figures = {name: by_name[name] for name in self.metrics if by_name[name]}
-        else:
-            figures = {by_name.get("metric") or "value": by_name["value"]}
-        if not any(figures.values()):
-            raise HistoryError(f"{where}: the line has no value: give it one, or leave it out")
-        return _Cells(figures=figures, known=by_name)
-
-
-@dataclass(frozen=True, kw_only=True, slots=True)
-class _Cells:
-    """One line: its figures by metric, and all fields by the name of their column."""
-
-    figures: Mapping[str, str]
-    known: Mapping[str, str]
-
-
-def _columns(path: Path, header: Sequence[str] | None, line: int) -> _Columns:
-    """Read the header: which column is what.
+def _columns(path: Path, header: Sequence[str] | None, line: int) -> list[str]:
+    """Return the name of each column; one that is not in COLUMNS is a metric's.
 
     Raises:
         HistoryError: no header, another separator, a column without a name or with another's.
@@ -206,28 +162,40 @@ def _columns(path: Path, header: Sequence[str] | None, line: int) -> _Columns:
                 f"{where}: the columns {plain[names.index(name)]!r} and {plain[at]!r} are both "
                 f"{name!r}: keep one of them"
             )
-    metrics = () if "value" in names else tuple(one for one in names if one not in COLUMNS)
-    if "value" not in names and not metrics:
+    if "value" not in names and set(names) <= set(COLUMNS):
         raise HistoryError(
             f"{where}: no column 'value' and none for a metric: the columns are {', '.join(plain)}"
         )
-    return _Columns(names=tuple(names), metrics=metrics)
+    return names
 
 
 def _figures(
-    where: str, stem: str, cells: _Cells, defaults: ImportDefaults
+    path: Path, line: int, names: Sequence[str], fields: Sequence[str], defaults: ImportDefaults
 ) -> Iterator[Observation]:
-    known = cells.known
+    """Yield the figures of one line."""
+    where = f"{path}:{line}"
+    if len(fields) != len(names):
+        raise HistoryError(
+            f"{where}: the line has {len(fields)} of {len(names)} fields: give each column of the "
+            "header one"
+        )
+    known = dict(zip(names, (one.strip() for one in fields), strict=True))
+    if "value" in known:
+        figures = {known.get("metric") or "value": known["value"]}
+    else:
+        figures = {name: text for name, text in known.items() if text and name not in COLUMNS}
+    if not any(figures.values()):
+        raise HistoryError(f"{where}: the line has no value: give it one, or leave it out")
     better = known.get("better") or defaults.better
     if better not in get_args(Better):
         raise HistoryError(f"{where}: better is {better!r}; write lower or higher")
     time = known.get("committed_at", "")
-    for metric, text in cells.figures.items():
+    for metric, text in figures.items():
         value = _number(text, where)
         low, high = (_end(known.get(name, ""), where) for name in ("low", "high"))
         check_interval(value, low, high, where)
         yield Observation(
-            benchmark=known.get("benchmark") or stem,
+            benchmark=known.get("benchmark") or path.stem,
             metric=metric,
             unit=known.get("unit") or defaults.unit,
             better=better,  # type: ignore[arg-type]
@@ -238,7 +206,7 @@ def _figures(
             high=high,
             device=(known.get("device") or defaults.device)[:64],
             software=known.get("environment", "")[:64],
-            source=where.rpartition(":")[0],
+            source=str(path),
         )
 
 

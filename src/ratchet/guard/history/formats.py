@@ -113,10 +113,11 @@ def _results(
     rows: Sequence[Observation], environment: str, names: Mapping[tuple[str, str, str], str]
 ) -> dict[str, object]:
     """Return the file of one commit on one machine."""
+    time = rows[-1].committed_at
     return {
         "commit_hash": rows[0].revision,
         "env_name": environment,
-        "date": int(_milliseconds(rows[-1].committed_at)),
+        "date": int(datetime.fromisoformat(time).timestamp() * 1000) if time else 0,
         "params": {"machine": _safe(rows[0].device)},
         "python": "",
         "requirements": {},
@@ -133,10 +134,7 @@ def _results(
 def _described(name: str, one: Observation) -> dict[str, object]:
     """Return a benchmark's entry in benchmarks.json."""
     return {
-        "code": "",
-        "name": name,
-        "param_names": [],
-        "params": [],
+        **{"code": "", "name": name, "param_names": [], "params": []},
         "type": "time" if one.unit == "s" else "track",
         "unit": {"s": "seconds", "B": "bytes"}.get(one.unit, one.unit or "unit"),
         "version": "1",
@@ -150,7 +148,9 @@ def _asv_names(rows: Iterable[Observation]) -> dict[tuple[str, str, str], str]:
     for one in sorted(rows, key=series_of):
         plain = (one.benchmark, one.metric)
         if plain not in taken:
-            name, count = _asv_name(one), 1
+            words = re.sub(r"\W+", "_", one.benchmark).strip("_")
+            kind, metric = "time" if one.unit == "s" else "track", re.sub(r"\W+", "_", one.metric)
+            name, count = f"{words}.{kind}_{metric}", 1
             while (numbered := f"{name}_{count}" if count > 1 else name) in taken.values():
                 count += 1
             taken[plain] = numbered
@@ -231,16 +231,6 @@ def _finite(values: list[object], place: int) -> float | None:
     return float(found) if isinstance(found, int | float) and math.isfinite(found) else None
 
 
-def _milliseconds(time: str) -> float:
-    return datetime.fromisoformat(time).timestamp() * 1000 if time else 0.0
-
-
-def _asv_name(one: Observation) -> str:
-    words = re.sub(r"\W+", "_", one.benchmark).strip("_")
-    kind, metric = "time" if one.unit == "s" else "track", re.sub(r"\W+", "_", one.metric)
-    return f"{words}.{kind}_{metric}"
-
-
 def _safe(name: str) -> str:
     return re.sub(r"[^\w.+-]+", "_", name)
 
@@ -316,12 +306,11 @@ def write_google(path: Path, observations: Iterable[Observation]) -> Exported:
     if not times:
         raise HistoryError("no figure is a time in seconds: Google-benchmark's JSON holds no other")
     newest = max(times, key=lambda one: one.committed_at)
-    at = (newest.revision, newest.device, newest.committed_at if not newest.revision else "")
-    rows = [
-        one
-        for one in times
-        if at == (one.revision, one.device, one.committed_at if not one.revision else "")
-    ]
+
+    def commit(one: Observation) -> tuple[str, str]:
+        return one.device, one.revision or one.committed_at
+
+    rows = [one for one in times if commit(one) == commit(newest)]
     document = {
         "context": {
             "date": newest.committed_at,
@@ -330,15 +319,9 @@ def write_google(path: Path, observations: Iterable[Observation]) -> Exported:
             "library_version": newest.software,
         },
         "benchmarks": [
-            {
-                "name": f"{one.benchmark}/{one.metric}",
-                "run_name": f"{one.benchmark}/{one.metric}",
-                "run_type": "iteration",
-                "iterations": 1,
-                "real_time": one.value * 1e9,
-                "cpu_time": one.value * 1e9,
-                "time_unit": "ns",
-            }
+            dict.fromkeys(("name", "run_name"), f"{one.benchmark}/{one.metric}")
+            | dict.fromkeys(("real_time", "cpu_time"), one.value * 1e9)
+            | {"run_type": "iteration", "iterations": 1, "time_unit": "ns"}
             for one in rows
         ],
     }
