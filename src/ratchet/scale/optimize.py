@@ -64,7 +64,7 @@ def optimize(
             'step imports it: put the call under `if __name__ == "__main__":`'
         )
     if options.get("device") is None and isinstance(workload, Workload):
-        options["device"] = workload.device.split(":")[0]
+        options["device"] = workload.device
     with as_spec(workload) as spec:
         return run(make_settings(spec, **options), listener)
 

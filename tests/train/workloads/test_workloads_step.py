@@ -2,7 +2,10 @@ from __future__ import annotations
 
 import subprocess
 import sys
+from collections.abc import Iterator
+from contextlib import contextmanager
 from dataclasses import replace
+from pathlib import Path
 from typing import Any
 
 import msgspec
@@ -10,9 +13,12 @@ import pytest
 import torch
 from torch import nn
 
-from ratchet.base.errors import WorkloadError
+import ratchet
+from ratchet.base.errors import DeviceError, WorkloadError
 from ratchet.train.workloads import AdamWSpec, StepConfig, TrainingStep, Workload, load
 from ratchet.train.workloads.checkpointing import find_blocks
+from ratchet.train.workloads.user import accepted
+from ratchet.train.workloads.workload import Request
 
 
 def losses(config: StepConfig, steps: int = 4, **changes: Any) -> list[float]:
@@ -44,6 +50,70 @@ def test_an_fp32_step_is_the_plain_loop_bit_for_bit() -> None:
         optimizer.zero_grad()
         expected.append(loss.item())
     assert losses(StepConfig()) == expected
+
+
+def test_the_gpu_of_a_workload_is_current_where_its_step_is_built_and_run(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    current: list[str] = []
+
+    @contextmanager
+    def entered(device: str) -> Iterator[None]:
+        current.append(device)
+        yield
+        current.pop()
+
+    seen: dict[str, list[str]] = {}
+
+    class Watched(torch.optim.AdamW):
+        def step(self, closure: Any = None) -> Any:
+            seen["update"] = [*current]
+            return super().step(closure)
+
+    def made(parameters: Any) -> torch.optim.Optimizer:
+        seen["build"] = [*current]
+        return Watched(parameters)
+
+    def loss(model: nn.Module, batch: Any) -> torch.Tensor:
+        seen["forward"] = [*current]
+        return small.loss(model, batch)  # type: ignore[misc]
+
+    small = load("llama-tiny")
+    monkeypatch.setattr(torch.cuda, "device", entered)
+    workload = replace(small, device="cuda:1", loss=loss, optimizer=made)
+    TrainingStep(workload, StepConfig())(workload.batch(0))
+    assert {"build", "forward", "update"} == set(seen) and not current
+    assert all(one[:1] == ["cuda:1"] for one in seen.values())
+
+
+def test_a_workload_on_the_second_gpu_is_asked_for_and_described_as_that(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    asked = Request(
+        seed=0,
+        batch_size=None,
+        sequence=None,
+        precision=None,
+        text=None,
+        device=torch.device("cuda"),
+    )
+    workload = replace(load("llama-tiny"), device="cuda:1")
+    with pytest.raises(WorkloadError, match="on 'cuda:1', but 'cuda' was requested"):
+        accepted(workload, "train.py:make", asked)
+    second = replace(asked, device=torch.device("cuda:1"))
+    assert accepted(workload, "train.py:make", second).device == "cuda:1"
+    assert accepted(replace(workload, device="cuda"), "train.py:make", second).device == "cuda"
+
+    told: list[str] = []
+
+    def described(device: str) -> None:
+        told.append(device)
+        raise DeviceError("there is none")
+
+    monkeypatch.setattr("ratchet.train.turn.settings.probe", described)
+    with pytest.raises(DeviceError):
+        ratchet.optimize(workload, budget="30m", out=tmp_path / "out")
+    assert told == ["cuda:1"]
 
 
 def test_without_a_norm_nothing_is_clipped() -> None:

@@ -4,20 +4,21 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from functools import partial
-from typing import Final
+from typing import TYPE_CHECKING, Final
 
 from torch import nn
 from torch.optim import AdamW, Optimizer
 
 from ratchet.base.errors import GraphError
-from ratchet.judge.kernels.library.adamw import AdamWUpdate, Afterwards
 from ratchet.train.graph.regions import REGION
-from ratchet.train.graph.scope import InstallReport
 from ratchet.train.workloads.compiling import CompileOptions
 from ratchet.train.workloads.config import StepConfig
 from ratchet.train.workloads.own_step import BatchStep
 from ratchet.train.workloads.step import TrainingStep, WeightUpdate
 from ratchet.train.workloads.workload import Workload
+
+if TYPE_CHECKING:
+    from ratchet.train.graph.scope import InstallReport
 
 InstallOwn = Callable[
     [Workload, StepConfig, CompileOptions, BatchStep, nn.Module, Sequence[Optimizer]],
@@ -84,16 +85,15 @@ def build_step(
             compile_options=options,
             optimizer_factory=kernel_adamw if config.optimizer == "kernel" else None,
         )
-    step.install_report = _report_of(options)
+    if options:
+        from ratchet.train.graph.install import installed_by
+
+        step.install_report = installed_by(options)
+    else:
+        from ratchet.train.graph.scope import InstallReport
+
+        step.install_report = InstallReport()
     return step
-
-
-def _report_of(options: CompileOptions) -> InstallReport:
-    if not options:
-        return InstallReport()
-    from ratchet.train.graph.install import installed_by
-
-    return installed_by(options)
 
 
 def kernel_adamw(step: TrainingStep) -> WeightUpdate:
@@ -104,6 +104,8 @@ def kernel_adamw(step: TrainingStep) -> WeightUpdate:
 
     Raises GraphError if the optimizer is not torch's AdamW.
     """
+    from ratchet.judge.kernels.library.adamw import AdamWUpdate
+
     made = list(step.workload.make_optimizers().values())
     written = made[0]
     if len(made) > 1 or type(written) is not AdamW:
@@ -112,5 +114,5 @@ def kernel_adamw(step: TrainingStep) -> WeightUpdate:
             f"optimizer 'kernel' replaces one AdamW, but this workload trains with "
             f"{names}: choose as_written, foreach or fused"
         )
-    gradients: Afterwards = "zero" if step.config.preallocate else "drop"
+    gradients = "zero" if step.config.preallocate else "drop"
     return AdamWUpdate(written, step.workload.clip_norm, gradients, step.copies)

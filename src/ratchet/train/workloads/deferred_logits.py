@@ -20,7 +20,6 @@ from torch import Tensor, nn
 from torch.utils import _pytree as pytree
 
 from ratchet.base.errors import WorkloadError
-from ratchet.judge.kernels.library import linear_cross_entropy as _defines_the_op  # noqa: F401
 from ratchet.train.workloads.checkpointing import is_transformed
 
 MARK: Final = "defers_logits"
@@ -190,6 +189,9 @@ class DeferredLogits(Tensor):
         plain = weight is None and size_average is None and reduce is None
         if not plain or reduction != "mean" or self.dim() != 2 or target.dtype != torch.int64:
             return None
+        # Defines the op, and loads much that a step with whole logits does not need.
+        from ratchet.judge.kernels.library import linear_cross_entropy as _  # noqa: F401
+
         scalars = ignore_index, label_smoothing
         if self.tied:
             apply: Any = _IntoGradients.apply

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from contextlib import AbstractContextManager, nullcontext
+
 import torch
 from torch import nn
 
@@ -34,7 +36,13 @@ def place(device: str) -> torch.device:
     return found
 
 
-# Compare a lower bound on a training step's memory with the device's free memory.
+def current(device: str) -> AbstractContextManager[object]:
+    """Within, the GPU that `device` names is torch's current one.
+
+    Triton and many libraries launch on the current device, wherever their tensors are.
+    """
+    return torch.cuda.device(device) if device.startswith("cuda:") else nullcontext()
+
 
 BYTES_PER_PARAMETER = 16
 """fp32 weight and gradient, and AdamW's two fp32 moments."""

@@ -5,16 +5,14 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import replace
 from functools import partial
-from importlib import import_module
 from pathlib import Path
-from typing import Any, get_args
+from typing import cast
 
 import torch
 from torch import nn
 from torch._subclasses.fake_tensor import FakeTensorMode
 from torch.utils import _pytree as pytree
 
-from ratchet.base.errors import WorkloadError
 from ratchet.train.workloads.config import Precision
 from ratchet.train.workloads.device import place, require, state_bytes
 from ratchet.train.workloads.family import CLIP_NORM, Data, Family
@@ -24,15 +22,14 @@ from ratchet.train.workloads.names import (
     SIZES,
     check_name,
     check_options,
+    family_of,
     is_saved_spec,
     is_user_spec,
 )
 from ratchet.train.workloads.user import load_saved, load_user
 from ratchet.train.workloads.workload import AdamWSpec, Request, Workload
 
-FAMILIES: Mapping[str, Family] = {
-    name: import_module(f"ratchet.train.workloads.{name}").FAMILY for name in SIZES
-}
+FAMILIES: Mapping[str, Family] = {name: family_of(name) for name in SIZES}
 SHRUNK = "tiny"
 SHRUNK_LR = 1e-3
 
@@ -54,9 +51,9 @@ def load(
     """
     request = Request(
         seed=seed,
-        batch_size=_positive(batch_size, "batch size"),
-        sequence=_positive(sequence, "sequence"),
-        precision=_precision(precision),
+        batch_size=batch_size,
+        sequence=sequence,
+        precision=cast("Precision | None", precision),
         text=Path(text) if text else None,
         device=place(device),
     )
@@ -68,8 +65,7 @@ def load(
     if is_user_spec(spec):
         return load_user(spec, request)
     check_name(spec)
-    family, size_name = _built_in()[spec]
-    return _build(family, size_name, spec, request)
+    return _build(*_built_in(spec), spec, request)
 
 
 def load_shapes(
@@ -88,16 +84,15 @@ def load_shapes(
     """
     request = Request(
         seed=0,
-        batch_size=_positive(batch_size, "batch size"),
-        sequence=_positive(sequence, "sequence"),
-        precision=_precision(precision),
+        batch_size=batch_size,
+        sequence=sequence,
+        precision=cast("Precision | None", precision),
         text=Path(text) if text else None,
         device=torch.device("cpu"),
         shapes_only=True,
     )
-    family, size_name = _built_in()[spec]
     with mode:
-        built = _build(family, size_name, spec, request)
+        built = _build(*_built_in(spec), spec, request)
 
     def batch(index: int) -> object:
         return pytree.tree_map_only(torch.Tensor, mode.from_tensor, built.batch(index))
@@ -105,29 +100,17 @@ def load_shapes(
     return replace(built, batch=batch)
 
 
-def _built_in() -> dict[str, tuple[Family, str]]:
-    names = {
-        f"{family.name}-{size}": (family, size)
-        for family in FAMILIES.values()
-        for size in family.sizes
-    }
-    return names | {family.name: (family, family.alone) for family in FAMILIES.values()}
-
-
-def _positive(value: int | None, what: str) -> int | None:
-    if value is not None and value < 1:
-        raise WorkloadError(f"{what} {value} is not positive; give 1 or more")
-    return value
-
-
-def _precision(value: str | None) -> Precision | None:
-    if value is None or value in get_args(Precision):
-        return value  # type: ignore[return-value]  # narrowed by the line above
-    raise WorkloadError(f"precision {value!r} is unknown; use {', '.join(get_args(Precision))}")
+def _built_in(spec: str) -> tuple[Family, str]:
+    """Return the family and the size that a built-in workload's name means."""
+    name, _, size = spec.partition("-")
+    return FAMILIES[name], size or FAMILIES[name].alone
 
 
 def _build(family: Family, size_name: str, spec: str, request: Request) -> Workload:
-    size = _resized(family, size_name, request)
+    on_gpu = request.shapes_only or request.device.type != "cpu"
+    own = family.on_gpu.get(size_name) if on_gpu else None
+    asked = {"batch_size": request.batch_size or own, "sequence": request.sequence}
+    size = replace(family.sizes[size_name], **{key: value for key, value in asked.items() if value})
     data = Data(seed=request.seed, device=request.device, text=request.text)
     model = _initialised(family, size, spec, request)
     shrunk = SHRUNK_LR if size_name == SHRUNK else AdamWSpec().lr
@@ -152,15 +135,6 @@ def _shrink(family: Family, request: Request, seed: int) -> Workload:
     # text.
     small = replace(request, seed=seed, batch_size=None, sequence=None, text=None)
     return _build(family, SHRUNK, f"{family.name}-{SHRUNK}", small)
-
-
-def _resized(family: Family, size_name: str, request: Request) -> Any:
-    on_gpu = request.shapes_only or request.device.type != "cpu"
-    own = family.on_gpu.get(size_name) if on_gpu else None
-    changes = {"batch_size": request.batch_size or own, "sequence": request.sequence}
-    return replace(
-        family.sizes[size_name], **{name: value for name, value in changes.items() if value}
-    )
 
 
 def _initialised(family: Family, size: object, spec: str, request: Request) -> nn.Module:

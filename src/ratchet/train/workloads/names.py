@@ -6,11 +6,14 @@ import ast
 import difflib
 from collections.abc import Mapping
 from pathlib import Path
-from typing import Final, TypedDict
+from typing import TYPE_CHECKING, Final, TypedDict
 from urllib.parse import unquote
 
 from ratchet.base.errors import WorkloadError
 from ratchet.base.files import why_not_file
+
+if TYPE_CHECKING:
+    from ratchet.train.workloads.family import Family
 
 
 class LoadOptions(TypedDict, total=False):
@@ -51,6 +54,22 @@ NAME_MAKERS: Final = frozenset({"globals", "vars", "setattr", "exec", "__getattr
 def known() -> list[str]:
     """List the built-in workloads; `hf:NAME` and `file.py:function` are accepted as well."""
     return sorted([*SIZES, *(f"{family}-{size}" for family in SIZES for size in SIZES[family])])
+
+
+def family_of(name: str) -> Family:
+    """Import a family of SIZES, and torch with it."""
+    if name == "llama":
+        from ratchet.train.workloads.llama import FAMILY
+    elif name == "gpt2":
+        from ratchet.train.workloads.gpt2 import FAMILY
+    elif name == "moe":
+        from ratchet.train.workloads.moe import FAMILY
+    elif name == "bert":
+        from ratchet.train.workloads.bert import FAMILY
+    else:
+        from ratchet.train.workloads.vit import FAMILY
+    assert name == FAMILY.name
+    return FAMILY
 
 
 def is_user_spec(spec: str) -> bool:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import warnings
 from collections.abc import Callable, Iterator
-from contextlib import AbstractContextManager, ExitStack, contextmanager, nullcontext
+from contextlib import ExitStack, contextmanager, nullcontext
 from typing import Protocol
 
 import torch
@@ -26,6 +26,7 @@ from ratchet.train.workloads.compiling import (
 )
 from ratchet.train.workloads.config import AUTOCAST, REPLAYING, StepConfig
 from ratchet.train.workloads.deferred_logits import apply_logits
+from ratchet.train.workloads.device import current
 from ratchet.train.workloads.fp8_products import apply_products
 from ratchet.train.workloads.lowered import WeightCopies, mixed_precision
 from ratchet.train.workloads.own_step import (
@@ -82,9 +83,19 @@ class TrainingStep:
             raise ValueError("compile_options need a compile_mode")
         if config.update_in_backward:
             check_in_backward(workload, config)
-        config.enter()
         self.workload = workload
         self.config = config
+        with current(workload.device):
+            self._build(compile_options, optimizer_factory, install)
+
+    def _build(
+        self,
+        compile_options: CompileOptions | None,
+        optimizer_factory: Callable[[TrainingStep], WeightUpdate] | None,
+        install: Install | None,
+    ) -> None:
+        workload, config = self.workload, self.config
+        config.enter()
         self.model = workload.model.train()
         apply_checkpointing(self.model, config.checkpointing)
         apply_logits(self.model, config.logits)
@@ -200,24 +211,19 @@ class TrainingStep:
 
     def update(self) -> None:
         """Clip the gradients, step the optimizers and schedules, and drop the gradients."""
-        name = self.workload.name
-        with blamed_on(f"workload {name!r}: its update"), blamed_step(self.workload):
-            self._update()
-
-    def _update(self) -> None:
-        norm = self.workload.clip_norm
-        for one in self.optimizers.values():
-            if norm is not None and isinstance(one, Optimizer):
-                clip_grad_norm_(self.parameters.values(), norm)
-                norm = None  # all gradients at once
-        for one in self.optimizers.values():
-            one.step()
-        for schedule in self._schedules:
-            if schedule is not None:
-                schedule.step()
-        for one in self.optimizers.values():
-            if isinstance(one, Optimizer):
-                one.zero_grad(set_to_none=not self.config.preallocate)
+        workload = self.workload
+        written = [one for one in self.optimizers.values() if isinstance(one, Optimizer)]
+        with (
+            blamed_on(f"workload {workload.name!r}: its update"),
+            blamed_step(workload),
+            current(workload.device),
+        ):
+            if workload.clip_norm is not None and written:  # all gradients at once
+                clip_grad_norm_(self.parameters.values(), workload.clip_norm)
+            for one in (*self.optimizers.values(), *filter(None, self._schedules)):
+                one.step()
+            for optimizer in written:
+                optimizer.zero_grad(set_to_none=not self.config.preallocate)
 
     def gradients(self) -> dict[str, Tensor]:
         """Return gradients by parameter name after `forward_backward`; zeros where missing."""
@@ -230,10 +236,11 @@ class TrainingStep:
     @contextmanager
     def _entered(self) -> Iterator[None]:
         """Run what is enclosed in the config's attention and precision, faults blamed."""
-        contexts: list[AbstractContextManager[object]] = [blamed_step(self.workload)]
+        workload = self.workload
+        contexts = [blamed_step(workload), current(workload.device)]
         if backends := ATTENTION_BACKENDS.get(self.config.attention):
             contexts.append(sdpa_kernel(backends))
-        if self._own is not None and "fp32" == self.config.precision != self.workload.precision:
+        if self._own is not None and "fp32" == self.config.precision != workload.precision:
             contexts.append(autocasts(off=True))
         with ExitStack() as stack:
             for context in contexts:

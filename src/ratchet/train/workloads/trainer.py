@@ -18,9 +18,6 @@ from torch import Tensor, nn
 from torch.optim import Optimizer
 
 from ratchet.base.errors import WorkloadError
-from ratchet.judge.problems.model_file import seeded
-from ratchet.train.workloads.hf import TINY, TINY_WIDTHS, quiet_transformers
-from ratchet.train.workloads.hf_config import small_config
 from ratchet.train.workloads.workload import Batch, LossFunction, Request, Unit, Workload
 
 if TYPE_CHECKING:
@@ -129,6 +126,8 @@ class TrainerBatches:
 
     def _draw_step(self) -> None:
         """Draw the micro-batches of one step, which share their number of labels."""
+        from ratchet.judge.problems.model_file import seeded
+
         trainer = self._trainer
         device = trainer.args.device
         with seeded(self.seed + len(self._drawn), device):
@@ -261,6 +260,9 @@ def _can_shrink(trainer: Trainer) -> bool:
 
 def _shrink(trainer: Trainer, unit: Unit, count: int | None, seed: int) -> Workload:
     """Return a small model of the same class with the Trainer's loss, optimizer and data."""
+    from ratchet.train.workloads.hf import TINY, TINY_WIDTHS, quiet_transformers
+    from ratchet.train.workloads.hf_config import small_config
+
     config = trainer.model.config
     positions = getattr(config, "max_position_embeddings", None) or TINY_WIDTHS.positions
     vocabulary = getattr(config, "vocab_size", None) or TINY.vocabulary

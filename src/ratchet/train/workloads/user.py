@@ -124,11 +124,13 @@ def accepted(result: object, spec: str, request: Request) -> Workload:
             "return ratchet.Workload(name=..., model=..., loss=..., batch=...), a "
             "transformers.Trainer, or (model, optimizer, step, batch)"
         )
-    place = str(request.device)
-    if workload.device.split(":")[0] != request.device.type:
+    kind, _, index = workload.device.partition(":")
+    # Two GPUs may differ: the one that is measured must be the one that is described.
+    other_gpu = index and int(index) != (request.device.index or 0)
+    if kind != request.device.type or other_gpu:
         raise WorkloadError(
-            f"workload {spec!r} puts its model on {workload.device!r}, but {place!r} was "
-            "requested; change one of the two"
+            f"workload {spec!r} puts its model on {workload.device!r}, but "
+            f"{str(request.device)!r} was requested; change one of the two"
         )
     return replace(workload, precision=request.precision or workload.precision)
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, Final, Literal, TypeAlias
+from typing import Any, Final, Literal, TypeAlias, get_args
 
 import torch
 from torch import Tensor, nn
@@ -147,6 +147,14 @@ class Request:
     device: torch.device
     shapes_only: bool = False
     """Sizes are those of a GPU, and tensors have no values."""
+
+    def __post_init__(self) -> None:
+        for what, value in (("batch size", self.batch_size), ("sequence", self.sequence)):
+            if value is not None and value < 1:
+                raise WorkloadError(f"{what} {value} is not positive; give 1 or more")
+        known = get_args(Precision)
+        if self.precision is not None and self.precision not in known:
+            raise WorkloadError(f"precision {self.precision!r} is unknown; use {', '.join(known)}")
 
 
 # Equal parts of a batch, whose gradients are averaged as if it were whole.

@@ -12,10 +12,12 @@ from __future__ import annotations
 
 import ast
 from dataclasses import dataclass
-from typing import Final, Literal
+from typing import TYPE_CHECKING, Final, Literal
 
 from ratchet.base.errors import KernelError
-from ratchet.judge.problems.problem import Problem
+
+if TYPE_CHECKING:
+    from ratchet.judge.problems.problem import Problem
 
 Direction = Literal["forward", "backward"]
 RegionKind = Literal["fused", "product"]
