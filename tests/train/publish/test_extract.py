@@ -6,7 +6,10 @@ import ast
 
 import pytest
 
+from ratchet.base.errors import PublishError
+from ratchet.judge.kernels.library import LIBRARY
 from ratchet.judge.problems.suites.shipped import HOMES
+from ratchet.train.publish.examples import EXAMPLES, examples_of
 from ratchet.train.publish.extract import ALL, Extract, OwnModule
 
 TEXT = '''"""First words.
@@ -91,3 +94,13 @@ def test_of_two_ops_in_a_file_the_other_stays_behind() -> None:
     extract.add("ratchet.judge.kernels.library.norms")
     text = extract.texts("own")["_norms.py"]
     assert '_declare("rms_norm"' in text and '_declare("layer_norm"' not in text
+
+
+def test_a_kernel_of_the_library_without_an_example_is_not_exported(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    assert set(EXAMPLES) == set(LIBRARY)
+    assert [name for name in LIBRARY if not examples_of(name)] == ["adamw"]
+    monkeypatch.delitem(EXAMPLES, "rope")
+    with pytest.raises(PublishError, match=r"'rope' has no example in .*EXAMPLES: add a call"):
+        examples_of("rope")

@@ -114,5 +114,9 @@ def kernel_adamw(step: TrainingStep) -> WeightUpdate:
             f"optimizer 'kernel' replaces one AdamW, but this workload trains with "
             f"{names}: choose as_written, foreach or fused"
         )
-    gradients = "zero" if step.config.preallocate else "drop"
-    return AdamWUpdate(written, step.workload.clip_norm, gradients, step.copies)
+    return AdamWUpdate(
+        written,
+        step.workload.clip_norm,
+        "zero" if step.config.preallocate else "drop",
+        step.copies,
+    )

@@ -16,6 +16,7 @@ from torch._subclasses.fake_tensor import FakeTensorMode
 from torch.optim import Optimizer
 from torch.utils import _pytree as pytree
 
+from ratchet.base import address
 from ratchet.base.errors import DeviceError, WorkloadError
 from ratchet.base.serialise import document_of
 from ratchet.judge.steps.arms import ArmProcess, ArmSpec
@@ -42,7 +43,6 @@ from ratchet.train.workloads.step import TrainingStep
 from ratchet.train.workloads.updates import why_not_fused, why_not_in_backward
 from ratchet.train.workloads.workload import Batch, Workload, samples_of
 
-FACTORY: Final = "ratchet.train.memory.arm:make_memory_arm"
 WARMUP_STEPS: Final = 1
 """The first step makes the optimizer's state and compiles."""
 
@@ -207,7 +207,7 @@ def memory_arm(workload: str, options: LoadOptions) -> ArmProcess:
     return ArmProcess(
         ArmSpec(
             name=workload,
-            factory=FACTORY,
+            factory=address(make_memory_arm),
             arguments={"workload": workload, "options": options},
             environment={"CUDA_LAUNCH_BLOCKING": "1"},
             start_timeout_s=3600.0,

@@ -5,6 +5,8 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Final
 
+from ratchet.base.errors import PublishError
+
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class OpExample:
@@ -75,6 +77,20 @@ EXAMPLES: Final[dict[str, dict[str, OpExample]]] = {
     "adamw": {},
 }
 """By the library's kernel and by its public ops. AdamW is a function, not an op."""
+
+
+def examples_of(kernel: str) -> dict[str, OpExample]:
+    """Return the examples of a library kernel's public ops, by their names.
+
+    An op without one would be exported neither by name nor with a test.
+    """
+    if kernel not in EXAMPLES:
+        raise PublishError(
+            f"kernel {kernel!r} has no example in {__name__}.EXAMPLES: add a call of each of its "
+            "public ops, from which its test is made"
+        )
+    return EXAMPLES[kernel]
+
 
 HEAD: Final = '''"""Each op against plain torch: results, gradients, opcheck, torch.compile."""
 

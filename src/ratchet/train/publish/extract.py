@@ -14,17 +14,16 @@ from functools import cached_property
 from typing import Final
 
 from ratchet import base
+from ratchet.judge.kernels import kernel, library
+from ratchet.judge.problems import problem
+from ratchet.judge.problems.suites import shipped
 
 LEFT_BEHIND: Final = (
     base.NAME,
-    f"{base.NAME}.judge.kernels.kernel",
-    f"{base.NAME}.judge.kernels.library",
-    f"{base.NAME}.judge.kernels.library.sources",
-    f"{base.NAME}.judge.problems.problem",
-    f"{base.NAME}.judge.problems.suites.shipped",
+    *(one.__name__ for one in (kernel, library, problem, shipped)),
 )
 """Modules about judging and choosing kernels, which an exported package does not need."""
-REFERENCES: Final = f"{base.NAME}.judge.problems.suites.shipped."
+REFERENCES: Final = f"{shipped.__name__}."
 ALL: Final = "*"
 
 

@@ -10,19 +10,19 @@ from functools import cached_property
 from pathlib import PurePosixPath
 from typing import Final
 
+from ratchet.judge.kernels import library, registry
 from ratchet.judge.kernels.kernel import Kernel
 from ratchet.judge.kernels.languages.cpp import FLAGS, HEADERS, macros
 from ratchet.judge.kernels.library import LIBRARY
 from ratchet.judge.problems.case import TensorSpec
 from ratchet.judge.problems.suites.shipped import HOMES
 from ratchet.train.publish.admitted import AdmittedKernel, AdmittedRecipe
-from ratchet.train.publish.examples import ADAMW, EXAMPLES, HEAD, OP, REGION, TAIL
+from ratchet.train.publish.examples import ADAMW, HEAD, OP, REGION, TAIL, OpExample, examples_of
 from ratchet.train.publish.extract import Extract, file_of
-from ratchet.train.publish.runtime.native import features
+from ratchet.train.publish.runtime import native, serving
 from ratchet.train.recipe.installed import RegionKernel
 
 KERNELS: Final = "kernels.json"
-RUNTIME: Final = "ratchet.train.publish.runtime"
 SOURCES: Final = {"cpp": "csrc", "triton": "triton"}
 REGION_TOLERANCE: Final = 2e-2
 
@@ -65,8 +65,8 @@ class KernelPackage:
     def manifest(self, *, built: bool) -> bytes:
         """Return `kernels.json`: with `built`, the libraries are those of this machine."""
         rows = [self._row(one) for one in self.admitted.kernels]
-        document = {"features": features() if built and self.has("cpp") else [], "kernels": rows}
-        return json.dumps(document, indent=2).encode()
+        needed = native.features() if built and self.has("cpp") else []
+        return json.dumps({"features": needed, "kernels": rows}, indent=2).encode()
 
     def libraries(self) -> Files:
         """Return the compiled libraries, built on this machine for it."""
@@ -92,9 +92,8 @@ class KernelPackage:
     def tests(self, load: str) -> bytes:
         """Return the package's tests; `load` are the lines that import it as `package`."""
         parts = [HEAD.format(load=load)]
-        for library in self.admitted.libraries:
-            for name, example in EXAMPLES.get(library, {}).items():
-                parts.append(OP.format(name=name, **asdict(example)))
+        for name, example in self._examples().items():
+            parts.append(OP.format(name=name, **asdict(example)))
         parts += [ADAMW] if "adamw" in self.admitted.libraries else []
         for one in self._regions():
             inputs = ", ".join(map(_input_text, one.problems()[0].cases[0].inputs))
@@ -111,23 +110,27 @@ class KernelPackage:
 
     def names(self) -> tuple[str, ...]:
         """Return the public names: ops, regions' ops and functions."""
-        ops = [name for one in self.admitted.libraries for name in EXAMPLES.get(one, {})]
+        ops = self._examples()
         regions = [region_op(one) for one in self._regions()]
         functions = ["step_adamw"] if "adamw" in self.admitted.libraries else []
         return (*ops, *regions, *functions)
+
+    def _examples(self) -> dict[str, OpExample]:
+        own = (name for name in self.admitted.libraries if name in LIBRARY)
+        return {name: one for kernel in own for name, one in examples_of(kernel).items()}
 
     def _extract(self) -> Extract:
         own = [name for name in self.admitted.libraries if name in LIBRARY]
         extract = Extract(frozenset(set(HOMES) - set(own)))
         for name in own:
             asked = ["step_adamw"] if name == "adamw" else []
-            extract.add(f"ratchet.judge.kernels.library.{HOMES[name].file}", asked)
-        extract.add(f"{RUNTIME}.serving", ["serve_kernels"])
-        extract.add("ratchet.judge.kernels.registry", ["fallbacks"])
+            extract.add(f"{library.__name__}.{HOMES[name].file}", asked)
+        extract.add(serving.__name__, ["serve_kernels"])
+        extract.add(registry.__name__, ["fallbacks"])
         if self.has("cpp"):
-            extract.add(f"{RUNTIME}.native", ["compile_kernels"])
+            extract.add(native.__name__, ["compile_kernels"])
         for one in self._regions():
-            extract.add(f"{RUNTIME}.serving", ["declare_region"])
+            extract.add(serving.__name__, ["declare_region"])
             (problem,) = one.problems()
             extract.add(f"ratchet.{region_op(one)}_reference", ["reference"], problem.text)
         return extract
