@@ -193,6 +193,7 @@ def test_where_the_arithmetic_is_wrong_the_rest_of_the_bundle_is_kept(patched: A
             expected="e",
             source="x",
             changes_arithmetic=True,
+            default=True,
         ),
     ]
     found = patched(fake, tried)

@@ -20,55 +20,37 @@ from torch.fx.node import map_arg
 
 from ratchet.base.errors import GraphError
 
-_FUNCTIONS: Mapping[str, frozenset[Callable[..., object]]] = {
-    "mul": frozenset({operator.mul, torch.mul, torch.multiply}),
-    "add": frozenset({operator.add, torch.add}),
-    "sub": frozenset({operator.sub, torch.sub}),
-    "neg": frozenset({operator.neg, torch.neg}),
-    "pow": frozenset({operator.pow, torch.pow}),
-    "div": frozenset({operator.truediv, torch.div}),
-    "square": frozenset({torch.square}),
-    "mean": frozenset({torch.mean}),
-    "rsqrt": frozenset({torch.rsqrt}),
-    "cat": frozenset({torch.cat, torch.concat}),
-    "chunk": frozenset({torch.chunk}),
-    "split": frozenset({torch.split}),
-    "repeat_interleave": frozenset({torch.repeat_interleave}),
-    "getitem": frozenset({operator.getitem}),
-    "reshape": frozenset({torch.reshape}),
-    "flatten": frozenset({torch.flatten}),
-    "transpose": frozenset({torch.transpose}),
-    "unsqueeze": frozenset({torch.unsqueeze}),
-    "linear": frozenset({F.linear}),
-    "silu": frozenset({F.silu}),
-    "gelu": frozenset({F.gelu}),
-    "rms_norm": frozenset({F.rms_norm, torch.rms_norm}),
-    "layer_norm": frozenset({F.layer_norm}),
-    "cross_entropy": frozenset({F.cross_entropy}),
-    "attention": frozenset({F.scaled_dot_product_attention}),
+_CALLS: Mapping[str, tuple[Sequence[Callable[..., object]], Sequence[str]]] = {
+    "mul": ((operator.mul, torch.mul, torch.multiply), ("mul", "multiply")),
+    "add": ((operator.add, torch.add), ("add",)),
+    "sub": ((operator.sub, torch.sub), ("sub",)),
+    "neg": ((operator.neg, torch.neg), ("neg",)),
+    "pow": ((operator.pow, torch.pow), ("pow",)),
+    "div": ((operator.truediv, torch.div), ("div",)),
+    "square": ((torch.square,), ("square",)),
+    "mean": ((torch.mean,), ("mean",)),
+    "rsqrt": ((torch.rsqrt,), ("rsqrt",)),
+    "cat": ((torch.cat, torch.concat), ()),
+    "chunk": ((torch.chunk,), ("chunk",)),
+    "split": ((torch.split,), ("split",)),
+    "repeat_interleave": ((torch.repeat_interleave,), ("repeat_interleave",)),
+    "getitem": ((operator.getitem,), ("__getitem__",)),
+    "reshape": ((torch.reshape,), ("reshape", "view")),
+    "flatten": ((torch.flatten,), ("flatten",)),
+    "transpose": ((torch.transpose,), ("transpose",)),
+    "unsqueeze": ((torch.unsqueeze,), ("unsqueeze",)),
+    "expand": ((), ("expand",)),
+    "contiguous": ((), ("contiguous",)),
+    "cast": ((), ("to", "float", "bfloat16", "half", "type_as", "type")),
+    "linear": ((F.linear,), ()),
+    "silu": ((F.silu,), ()),
+    "gelu": ((F.gelu,), ()),
+    "rms_norm": ((F.rms_norm, torch.rms_norm), ()),
+    "layer_norm": ((F.layer_norm,), ()),
+    "cross_entropy": ((F.cross_entropy,), ()),
+    "attention": ((F.scaled_dot_product_attention,), ()),
 }
-_METHODS: Mapping[str, frozenset[str]] = {
-    "mul": frozenset({"mul", "multiply"}),
-    "add": frozenset({"add"}),
-    "sub": frozenset({"sub"}),
-    "neg": frozenset({"neg"}),
-    "pow": frozenset({"pow"}),
-    "div": frozenset({"div"}),
-    "square": frozenset({"square"}),
-    "mean": frozenset({"mean"}),
-    "rsqrt": frozenset({"rsqrt"}),
-    "chunk": frozenset({"chunk"}),
-    "split": frozenset({"split"}),
-    "repeat_interleave": frozenset({"repeat_interleave"}),
-    "getitem": frozenset({"__getitem__"}),
-    "reshape": frozenset({"reshape", "view"}),
-    "flatten": frozenset({"flatten"}),
-    "transpose": frozenset({"transpose"}),
-    "unsqueeze": frozenset({"unsqueeze"}),
-    "expand": frozenset({"expand"}),
-    "contiguous": frozenset({"contiguous"}),
-    "cast": frozenset({"to", "float", "bfloat16", "half", "type_as", "type"}),
-}
+"""Functions and methods by what they compute."""
 
 
 class Declined(GraphError):
@@ -77,11 +59,11 @@ class Declined(GraphError):
 
 def calls(node: object, kind: str) -> TypeGuard[Node]:
     """Return True if `node` computes `kind`, as a function or as a method."""
-    if not isinstance(node, Node):
-        return False
-    if node.op == "call_function":
-        return node.target in _FUNCTIONS.get(kind, ())
-    return node.op == "call_method" and node.target in _METHODS.get(kind, ())
+    functions, methods = _CALLS[kind]
+    return isinstance(node, Node) and (
+        (node.op == "call_function" and node.target in functions)
+        or (node.op == "call_method" and node.target in methods)
+    )
 
 
 def value(node: object) -> Tensor | None:
@@ -168,30 +150,18 @@ def _same_device(node: Node, source: Node) -> bool:
 
 def dtype_name(dtype: torch.dtype) -> str:
     """Return the contract's name for a dtype: `bf16` for `torch.bfloat16`, and so on."""
-    short = {
-        torch.float32: "fp32",
-        torch.bfloat16: "bf16",
-        torch.float16: "fp16",
-        torch.float64: "fp64",
-    }
-    return short.get(dtype, str(dtype).removeprefix("torch."))
+    name = str(dtype).removeprefix("torch.")
+    short = {"float32": "fp32", "bfloat16": "bf16", "float16": "fp16", "float64": "fp64"}
+    return short.get(name, name)
 
 
 # Find nodes that must not move: tensors written in place, and regions without gradients.
 
 _IN_PLACE_OPERATORS = frozenset(
     {
-        operator.iadd,
-        operator.isub,
-        operator.imul,
-        operator.itruediv,
-        operator.ifloordiv,
-        operator.imod,
-        operator.ipow,
-        operator.iand,
-        operator.ior,
-        operator.ixor,
-        operator.imatmul,
+        *(operator.iadd, operator.isub, operator.imul, operator.itruediv, operator.ifloordiv),
+        *(operator.imod, operator.ipow, operator.imatmul),
+        *(operator.iand, operator.ior, operator.ixor),
     }
 )
 _OPERATORS = frozenset({operator.and_, operator.or_, operator.not_})
@@ -255,26 +225,18 @@ def grad_regions(graph: Graph) -> dict[Node, int]:
     """Number the nodes; the number changes wherever the graph turns gradients on or off."""
     regions, region = {}, 0
     for node in graph.nodes:
-        if node.op == "call_function" and _changes_grad_mode(node.target):
-            region += 1
+        name = getattr(node.target, "__name__", "") if node.op == "call_function" else ""
+        region += "set_grad_enabled" in name or "inference_mode" in name
         regions[node] = region
     return regions
-
-
-def _changes_grad_mode(target: object) -> bool:
-    name = getattr(target, "__name__", "")
-    return "set_grad_enabled" in name or "inference_mode" in name
 
 
 def _may_alias(node: Node) -> bool:
     if node.op == "call_method":
         name = str(node.target)
         return name in _VIEWS or _in_place_name(name)
-    if node.op != "call_function":
-        return False
-    if node.target in _IN_PLACE_OPERATORS:
-        return True
-    return getattr(node.target, "__name__", "") in _VIEWS
+    named = getattr(node.target, "__name__", "") in _VIEWS
+    return node.op == "call_function" and (named or node.target in _IN_PLACE_OPERATORS)
 
 
 def _in_place_name(name: str) -> bool:
@@ -390,13 +352,10 @@ class Constants:
 def _computable(node: Node) -> bool:
     if node.op not in ("call_function", "call_method"):
         return False
-    if any(True for _ in written_by(node)) or any(True for _ in _writers(node)):
+    written = [*written_by(node), *(user for user in node.users if node in written_by(user))]
+    if written:
         return False
     return not _random(node) and getattr(node.target, "__name__", "") not in VMAP
-
-
-def _writers(node: Node) -> list[Node]:
-    return [user for user in node.users if node in written_by(user)]
 
 
 def _random(node: Node) -> bool:

@@ -15,8 +15,6 @@ from ratchet.train.levers.base import Lever, Situation
 from ratchet.train.levers.operators import LEVERS
 from ratchet.train.workloads.config import OwnPrecision, StepConfig
 
-# Make a lever of each library kernel; it is pulled by name once it is proven.
-
 PREFIX = "kernel:"
 
 
@@ -31,25 +29,22 @@ def kernel_levers() -> tuple[Lever, ...]:
 
 
 def _lever(kernel: LibraryKernel) -> Lever:
-    if kernel.name == "adamw":
-        return _KernelAdamW(
-            name=PREFIX + kernel.name,
-            summary=kernel.summary,
-            expected="clip, decay, moments, zeroing and the bf16 copy in one pass over memory",
-            source=kernel.source_of_idea,
-            field="optimizer",
-            value="kernel",
-            applies=_adamw_applies,
-            acts_on=kernel.acts_on,
-        )
-    return _InGraph(
+    of_adamw = kernel.name == "adamw"
+    expected = (
+        "clip, decay, moments, zeroing and the bf16 copy in one pass over memory"
+        if of_adamw
+        else f"the step's {kernel.name} call sites in one pass each"
+    )
+    own = {"adamw": _adamw_applies, "linear": _linear_applies}
+    return (_KernelAdamW if of_adamw else _InGraph)(
         name=PREFIX + kernel.name,
         summary=kernel.summary,
-        expected=f"the step's {kernel.name} call sites in one pass each",
+        expected=expected,
         source=kernel.source_of_idea,
-        field="kernels",
-        value=kernel.name,
-        applies=_linear_applies if kernel.name == "linear" else partial(_applies, kernel.name),
+        field="optimizer" if of_adamw else "kernels",
+        value="kernel" if of_adamw else kernel.name,
+        applies=own.get(kernel.name) or partial(_applies, kernel.name),
+        default=True,
         acts_on=kernel.acts_on,
     )
 
@@ -66,6 +61,7 @@ def region_lever(title: str, value: str) -> Lever:
         source="written by Ratchet's authors, proven by the judge",
         field="kernels",
         value=value,
+        default=True,
     )
 
 

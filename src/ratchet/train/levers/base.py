@@ -20,12 +20,11 @@ class Situation:
     """The facts that a lever may use to decide if it applies."""
 
     device_kind: str
-    """The device's kind: `cpu` or `cuda`."""
+    """`cpu` or `cuda`."""
     vendor: str
     target: str
     """The code that the device runs, such as `avx2`, `amx`, `gfx942` or `sm_90`."""
     written: StepConfig
-    """The step's settings as the user wrote it."""
     layout: ParallelLayout | None = None
     """The ranks that the step runs on, of which nothing below is known; None for one process."""
     cores: int = 1
@@ -35,15 +34,15 @@ class Situation:
     peak_memory_bytes: int = 0
     memory_bytes: int = 0
     rocm: bool = False
-    """True if torch is built for ROCm."""
+    """torch is built for ROCm."""
     why_not_fused: str = ""
-    """The reason why no optimizer of the step has a fused update; empty if one has."""
+    """Why no optimizer of the step has a fused update; empty if one has."""
     own_step: bool = False
-    """True if the workload's own `train_step` runs the backward pass and the update."""
+    """The workload's own `train_step` runs the backward pass and the update."""
     why_not_in_backward: str = ""
-    """The reason why the update must wait for all gradients; empty if it need not."""
+    """Why the update must wait for all gradients; empty if it need not."""
     bf16_is_slow: str | None = None
-    """The reason why bf16 saves no time here (`why_bf16_is_slow`); None if it may."""
+    """Why bf16 saves no time here (`why_bf16_is_slow`); None if it may."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -61,10 +60,10 @@ class Lever:
     changes_arithmetic: bool = False
     applies: Callable[[Situation], str | None] = lambda situation: None
     """Return None if the lever applies, otherwise the reason why not, in one line."""
-    default: bool = True
-    """True if part of the first bundle; False if tried only alone, because it may cost time."""
+    default: bool = False
+    """It is part of the first bundle. Others are tried only alone, because they may cost time."""
     ranks: bool = False
-    """True if it sets how ranks communicate, so a step of one process has no use for it."""
+    """It sets how ranks communicate, so a step of one process has no use for it."""
     also: tuple[tuple[str, object], ...] = ()
     """Further fields that it sets, with their values."""
     acts_on: tuple[str, ...] = ()

@@ -1,13 +1,7 @@
 """Levers of the step's code: torch.compile, precision, the optimizer and torch's libraries."""
 
 from ratchet.train.levers import system
-from ratchet.train.levers.base import (
-    Lever,
-    Situation,
-    only_gpu,
-    only_rocm,
-    why_no_bf16,
-)
+from ratchet.train.levers.base import Lever, Situation, only_gpu, only_rocm, why_no_bf16
 
 HIPBLASLT_TARGETS = ("gfx90a", "gfx942", "gfx950", "gfx1200", "gfx1201")
 """Architectures on which torch prefers hipBLASLt (gfx12 since ROCm 6.3, gfx950 since ROCm 6.5).
@@ -60,22 +54,14 @@ def _multiplies_fp8(situation: Situation) -> str | None:
     return None if able else f"{situation.target} has no fp8 matrix products in torch"
 
 
-def _may_be_fused(situation: Situation) -> str | None:
-    return situation.why_not_fused or None
-
-
 def _has_attention(situation: Situation) -> str | None:
     return None if situation.has_attention else "no scaled_dot_product_attention in the step"
-
-
-def _has_gpu_attention(situation: Situation) -> str | None:
-    return only_gpu(situation) or _has_attention(situation)
 
 
 def _has_cudnn_attention(situation: Situation) -> str | None:
     if situation.vendor != "NVIDIA":
         return "it applies only to NVIDIA GPUs"
-    return _has_gpu_attention(situation)
+    return _has_attention(situation)
 
 
 def _may_use_aotriton(situation: Situation) -> str | None:
@@ -100,6 +86,7 @@ COMPILE = Lever(
     expected="element-wise chains are fused, which removes most of an eager step's memory traffic",
     source="PyTorch documentation, torch.compile",
     acts_on=("step",),
+    default=True,
 )
 COMPILE_MAX_AUTOTUNE = Lever(
     field="compile_mode",
@@ -108,7 +95,6 @@ COMPILE_MAX_AUTOTUNE = Lever(
     summary="torch.compile in max-autotune mode: its own GEMM templates beside the library's",
     expected="faster matrix products for odd shapes; a much longer compile",
     source="PyTorch documentation, torch.compile modes; inductor's CppGemmTemplate on CPU",
-    default=False,
     acts_on=("matmul", "convolution", "overhead"),
 )
 CUDA_GRAPHS = Lever(
@@ -119,7 +105,6 @@ CUDA_GRAPHS = Lever(
     expected="no launch costs on the host; much for small steps, little for large ones",
     source="PyTorch documentation, torch.compile modes; CUDAGraph Trees",
     applies=only_gpu,
-    default=False,
     acts_on=("overhead",),
 )
 COORDINATE_DESCENT = Lever(
@@ -130,7 +115,6 @@ COORDINATE_DESCENT = Lever(
     expected="a few percent for fused operations; a longer compile",
     source="PyTorch source, torch/_inductor/config.py, coordinate_descent_tuning",
     applies=only_gpu,
-    default=False,
     acts_on=("compiled",),
 )
 BF16_WEIGHTS = Lever(
@@ -143,6 +127,7 @@ BF16_WEIGHTS = Lever(
     changes_arithmetic=True,
     applies=_may_lower_weights,
     acts_on=("step",),
+    default=True,
 )
 BF16_AUTOCAST = Lever(
     field="precision",
@@ -153,7 +138,6 @@ BF16_AUTOCAST = Lever(
     source="PyTorch documentation, Automatic Mixed Precision; Kalamkar et al. 2019 (BF16 training)",
     changes_arithmetic=True,
     applies=_is_fp32,
-    default=False,
     acts_on=("step",),
 )
 MATMUL_PRECISION = Lever(
@@ -165,7 +149,6 @@ MATMUL_PRECISION = Lever(
     source="PyTorch documentation, torch.set_float32_matmul_precision",
     changes_arithmetic=True,
     applies=_has_fp32_products,
-    default=False,
     acts_on=("matmul", "convolution"),
 )
 FP8_PRODUCTS = Lever(
@@ -178,7 +161,6 @@ FP8_PRODUCTS = Lever(
     "aten/src/ATen/native/cuda/ScaledBlas.cpp",
     changes_arithmetic=True,
     applies=_multiplies_fp8,
-    default=False,
     acts_on=("matmul",),
 )
 FUSED_OPTIMIZER = Lever(
@@ -188,8 +170,7 @@ FUSED_OPTIMIZER = Lever(
     summary="the optimizer's own fused update: SGD, Adam or AdamW(fused=True)",
     expected="the update's memory traffic falls to one read and one write of each state",
     source="PyTorch documentation, torch.optim.AdamW(fused=), SGD(fused=), Adam(fused=)",
-    applies=_may_be_fused,
-    default=False,
+    applies=lambda situation: situation.why_not_fused or None,
     acts_on=("optimizer",),
 )
 FOREACH_OPTIMIZER = Lever(
@@ -199,8 +180,7 @@ FOREACH_OPTIMIZER = Lever(
     summary="the optimizer's own update over lists of tensors: SGD, Adam or AdamW(foreach=True)",
     expected="fewer kernel launches on a GPU; little effect on a CPU",
     source="PyTorch documentation, torch.optim.AdamW(foreach=)",
-    applies=_may_be_fused,
-    default=False,
+    applies=lambda situation: situation.why_not_fused or None,
     acts_on=("optimizer",),
 )
 ATTENTION_MATH = Lever(
@@ -211,7 +191,6 @@ ATTENTION_MATH = Lever(
     expected="with short sequences plain matrix products can beat a kernel that makes one pass",
     source="PyTorch documentation, torch.nn.attention.sdpa_kernel",
     applies=_has_attention,
-    default=False,
     acts_on=("attention",),
 )
 ATTENTION_FLASH = Lever(
@@ -221,8 +200,7 @@ ATTENTION_FLASH = Lever(
     summary="scaled_dot_product_attention through its flash backend alone (CK or AOTriton on ROCm)",
     expected="one pass over keys and values where torch's own choice falls on another backend",
     source="PyTorch documentation, torch.nn.attention.sdpa_kernel",
-    applies=_has_gpu_attention,
-    default=False,
+    applies=lambda situation: only_gpu(situation) or _has_attention(situation),
     acts_on=("attention",),
 )
 ATTENTION_EFFICIENT = Lever(
@@ -232,8 +210,7 @@ ATTENTION_EFFICIENT = Lever(
     summary="scaled_dot_product_attention through its memory-efficient backend alone",
     expected="sometimes faster than flash for short sequences and odd head sizes",
     source="PyTorch documentation, torch.nn.attention.sdpa_kernel",
-    applies=_has_gpu_attention,
-    default=False,
+    applies=lambda situation: only_gpu(situation) or _has_attention(situation),
     acts_on=("attention",),
 )
 ATTENTION_CUDNN = Lever(
@@ -244,7 +221,6 @@ ATTENTION_CUDNN = Lever(
     expected="faster than flash on Hopper for many shapes in bf16",
     source="PyTorch documentation, torch.nn.attention.SDPBackend.CUDNN_ATTENTION",
     applies=_has_cudnn_attention,
-    default=False,
     acts_on=("attention",),
 )
 AOTRITON = Lever(
@@ -256,7 +232,6 @@ AOTRITON = Lever(
     source="PyTorch source, aten/src/ATen/native/transformers/cuda/sdp_utils.cpp, "
     "check_flash_attention_hardware_support; github.com/pytorch/pytorch/pull/134498",
     applies=_may_use_aotriton,
-    default=False,
     acts_on=("attention",),
 )
 HIPBLASLT = Lever(
@@ -268,7 +243,6 @@ HIPBLASLT = Lever(
     source="PyTorch documentation, torch.backends.cuda.preferred_blas_library; PyTorch source, "
     "aten/src/ATen/Context.h",
     applies=_may_use_hipblaslt,
-    default=False,
     acts_on=("matmul",),
 )
 TUNABLEOP = Lever(
@@ -280,7 +254,6 @@ TUNABLEOP = Lever(
     source="PyTorch documentation, torch.cuda.tunable; AMD ROCm blogs, Accelerating models on ROCm "
     "using PyTorch TunableOp",
     applies=only_rocm,
-    default=False,
     acts_on=("matmul",),
 )
 LEVERS: tuple[Lever, ...] = (

@@ -1,6 +1,7 @@
 """Levers of the process: memory, threads and cores."""
 
 import platform
+from functools import partial
 from pathlib import Path
 
 from ratchet.train.levers.base import Lever, Situation, only_cpu, only_gpu
@@ -19,16 +20,9 @@ def _has_glibc(situation: Situation) -> str | None:
     return None if platform.libc_ver()[0] == "glibc" else "the C library is not glibc"
 
 
-def _has_jemalloc(situation: Situation) -> str | None:
-    return only_cpu(situation) or _is_installed("jemalloc")
-
-
-def _has_tcmalloc(situation: Situation) -> str | None:
-    return only_cpu(situation) or _is_installed("tcmalloc")
-
-
-def _is_installed(name: str) -> str | None:
-    return None if find_library(name) else f"lib{name} is not installed"
+def _has_allocator(name: str, situation: Situation) -> str | None:
+    missing = None if find_library(name) else f"lib{name} is not installed"
+    return only_cpu(situation) or missing
 
 
 def _may_have_huge_pages(situation: Situation) -> str | None:
@@ -67,14 +61,6 @@ def _memory_is_short(situation: Situation) -> str | None:
     return _is_short(situation)
 
 
-def _may_update_early(situation: Situation) -> str | None:
-    return situation.why_not_in_backward or _is_short(situation)
-
-
-def _may_cut_batches(situation: Situation) -> str | None:
-    return "the step takes its batches itself" if situation.own_step else _is_short(situation)
-
-
 def _is_short(situation: Situation) -> str | None:
     if situation.peak_memory_bytes < SHORT * situation.memory_bytes:
         share = situation.peak_memory_bytes / max(situation.memory_bytes, 1)
@@ -93,6 +79,7 @@ MALLOPT = Lever(
     source="mallopt(3), M_MMAP_MAX and M_TRIM_THRESHOLD; measured on two AVX-512 cores",
     applies=_has_glibc,
     acts_on=("system",),
+    default=True,
 )
 JEMALLOC = Lever(
     field="allocator",
@@ -101,8 +88,7 @@ JEMALLOC = Lever(
     summary="jemalloc preloaded",
     expected="blocks are reused instead of going back to the kernel",
     source="PyTorch documentation, Performance Tuning Guide, memory allocators",
-    applies=_has_jemalloc,
-    default=False,
+    applies=partial(_has_allocator, "jemalloc"),
     acts_on=("system",),
 )
 TCMALLOC = Lever(
@@ -112,8 +98,7 @@ TCMALLOC = Lever(
     summary="tcmalloc preloaded",
     expected="blocks are reused instead of going back to the kernel",
     source="PyTorch documentation, Performance Tuning Guide, memory allocators",
-    applies=_has_tcmalloc,
-    default=False,
+    applies=partial(_has_allocator, "tcmalloc"),
     acts_on=("system",),
 )
 EXPANDABLE_SEGMENTS = Lever(
@@ -124,7 +109,6 @@ EXPANDABLE_SEGMENTS = Lever(
     expected="less memory lost to fragments, fewer stalls where shapes change",
     source="PyTorch documentation, CUDA semantics, memory management",
     applies=only_gpu,
-    default=False,
     acts_on=("system",),
 )
 HUGE_PAGES = Lever(
@@ -136,6 +120,7 @@ HUGE_PAGES = Lever(
     source="PyTorch source, c10/core/impl/alloc_cpu.cpp; Linux admin guide, transhuge",
     applies=_may_have_huge_pages,
     acts_on=("system",),
+    default=True,
 )
 PREALLOCATE = Lever(
     field="preallocate",
@@ -145,7 +130,6 @@ PREALLOCATE = Lever(
     expected="no page faults for fresh gradients; backward reads them once more",
     source="PyTorch documentation, Optimizer.zero_grad(set_to_none=)",
     applies=_drops_gradients,
-    default=False,
     acts_on=("system",),
 )
 THREADS = Lever(
@@ -157,6 +141,7 @@ THREADS = Lever(
     source="PyTorch documentation, CPU threading and TorchScript inference",
     applies=_has_idle_cores,
     acts_on=("step",),
+    default=True,
 )
 AFFINITY = Lever(
     field="affinity",
@@ -166,7 +151,6 @@ AFFINITY = Lever(
     expected="no migrations; caches stay warm. On a shared machine it can cost time",
     source="PyTorch documentation, Performance Tuning Guide, CPU specific optimizations",
     applies=only_cpu,
-    default=False,
 )
 CHUNKED_LOGITS = Lever(
     field="logits",
@@ -176,7 +160,6 @@ CHUNKED_LOGITS = Lever(
     expected="logits and their gradients are never whole in memory",
     source="Liger-Kernel, arXiv:2410.10989, section 3.2",
     applies=_is_short,
-    default=False,
 )
 UPDATE_IN_BACKWARD = Lever(
     field="update_in_backward",
@@ -185,8 +168,7 @@ UPDATE_IN_BACKWARD = Lever(
     summary="each parameter is updated when its gradient is there, and the gradient freed",
     expected="the memory of all gradients but one",
     source="PyTorch tutorials, fusing the optimizer step into the backward pass; arXiv:2306.09782",
-    applies=_may_update_early,
-    default=False,
+    applies=lambda situation: situation.why_not_in_backward or _is_short(situation),
 )
 MICRO_BATCHES = Lever(
     field="micro_batches",
@@ -195,8 +177,9 @@ MICRO_BATCHES = Lever(
     summary="each batch in 2 equal parts, one after the other, their gradients averaged",
     expected="activations of a part of the batch, for smaller matrix products",
     source="Huang et al. 2019 (GPipe), arXiv:1811.06965, section 2",
-    applies=_may_cut_batches,
-    default=False,
+    applies=lambda situation: (
+        "the step takes its batches itself" if situation.own_step else _is_short(situation)
+    ),
 )
 CHECKPOINTING = Lever(
     field="checkpointing",
@@ -206,5 +189,4 @@ CHECKPOINTING = Lever(
     expected="a fraction of the activation memory for a few percent of time",
     source="Chen et al. 2016 (sublinear memory cost); Korthikanti et al. 2022 (selective)",
     applies=_memory_is_short,
-    default=False,
 )

@@ -22,63 +22,22 @@ from ratchet.train.workloads.config import AUTOCAST
 
 LOOKUPS = frozenset({F.embedding, F.embedding_bag})
 """Functions that read a few rows of their weight: the result is cast, not the table."""
+_PRODUCTS = ["matmul", "mm", "bmm", "addmm", "baddbmm", "einsum", "add", "cat", "stack"]
+_LAYERS = ["linear", "bilinear", "multi_head_attention_forward", "conv1d", "conv2d", "conv3d"]
+_TURNED = ["conv_transpose1d", "conv_transpose2d", "conv_transpose3d"]
+_METHODS = ["matmul", "__matmul__", "__rmatmul__", "mm", "bmm", "add", "__add__", "__radd__"]
+_VIEWS = ["expand", "expand_as", "t", "transpose", "permute", "view", "reshape", "unsqueeze"]
 READERS = frozenset(
-    {
-        F.linear,
-        F.bilinear,
-        F.multi_head_attention_forward,
-        F.conv1d,
-        F.conv2d,
-        F.conv3d,
-        F.conv_transpose1d,
-        F.conv_transpose2d,
-        F.conv_transpose3d,
-        torch.matmul,
-        torch.mm,
-        torch.bmm,
-        torch.addmm,
-        torch.baddbmm,
-        torch.einsum,
-        torch.add,
-        torch.cat,
-        torch.stack,
-        Tensor.matmul,
-        Tensor.__matmul__,
-        Tensor.__rmatmul__,
-        Tensor.mm,
-        Tensor.bmm,
-        Tensor.add,
-        Tensor.__add__,
-        Tensor.__radd__,
-        Tensor.expand,
-        Tensor.expand_as,
-        Tensor.t,
-        Tensor.transpose,
-        Tensor.permute,
-        Tensor.view,
-        Tensor.reshape,
-        Tensor.unsqueeze,
-        Tensor.__getitem__,
-        Tensor.T.__get__,  # type: ignore[attr-defined]
-        Tensor.mT.__get__,  # type: ignore[attr-defined]
-    }
+    [getattr(F, name) for name in (*_LAYERS, *_TURNED)]
+    + [getattr(torch, name) for name in _PRODUCTS]
+    + [getattr(Tensor, name) for name in (*_METHODS, "__getitem__", *_VIEWS)]
+    + [getattr(Tensor, name).__get__ for name in ("T", "mT")]
 )
 """Functions whose weights may be read as bf16: products, sums with activations, and views."""
 OF_ONE_DTYPE = frozenset(
-    {
-        torch.mv,
-        torch.dot,
-        torch.vdot,
-        torch.addmv,
-        torch.outer,
-        torch.addr,
-        Tensor.mv,
-        Tensor.dot,
-        Tensor.vdot,
-        Tensor.addmv,
-        Tensor.outer,
-        Tensor.addr,
-    }
+    getattr(owner, name)
+    for owner in (torch, Tensor)
+    for name in ("mv", "dot", "vdot", "addmv", "outer", "addr")
 )
 """Functions that autocast leaves alone on a CPU, and that refuse a bf16 view of a weight beside an
 fp32 vector, as `torch.nn.utils.spectral_norm` has them."""
@@ -109,7 +68,7 @@ class LoweredWeights(TorchFunctionMode):
             found = func(*args, **named)
             return found.bfloat16() if is_weight(weight) else found
         if func in READERS and self._acts():
-            return func(*_lowered(args), **{key: _lower(value) for key, value in named.items()})
+            return func(*map(_lower, args), **{key: _lower(one) for key, one in named.items()})
         if func in OF_ONE_DTYPE and torch.is_autocast_enabled(self.device_type):
             given = [one.dtype for one in (*args, *named.values()) if isinstance(one, Tensor)]
             if torch.bfloat16 in given and torch.float32 in given:
@@ -170,10 +129,6 @@ def _widened(value: object) -> object:
     if isinstance(value, Tensor) and value.dtype == torch.bfloat16:
         return value.float()
     return value
-
-
-def _lowered(values: tuple[object, ...]) -> tuple[object, ...]:
-    return tuple(_lower(value) for value in values)
 
 
 # bf16 copies of a model's fp32 weights, for steps whose whole update Ratchet runs.
@@ -247,7 +202,7 @@ class WeightCopies:
     def _fresh(self, parameter: nn.Parameter) -> nn.Parameter:
         copy = self._copies.get(parameter)
         if copy is None:
-            copy = nn.Parameter(_rounded(parameter))
+            copy = nn.Parameter(parameter.detach().to(torch.bfloat16))
             self._copies[parameter] = copy
         elif self._states.get(parameter) != _state(parameter):
             copy.data.copy_(parameter.detach())
@@ -257,7 +212,3 @@ class WeightCopies:
 
 def _state(parameter: nn.Parameter) -> tuple[int, int]:
     return parameter._version, parameter.data_ptr()
-
-
-def _rounded(parameter: nn.Parameter) -> Tensor:
-    return parameter.detach().to(torch.bfloat16)
