@@ -31,8 +31,6 @@ from ratchet.train.graph.nodes import (
     written_by,
 )
 
-# Call sites with their shapes, and the report of an installation.
-
 DTYPES = {"fp32": "float32", "bf16": "bfloat16"}
 Scalar = bool | int | float | str
 
@@ -128,6 +126,7 @@ class Scope:
         self._regions = grad_regions(graph)
         self._writers = writers_of(graph)
         self._derived: dict[tuple[object, ...], Node] = {}
+        # The current site: its pattern, where its nodes go, what it has added and found.
         self._added: list[Node] = []
         self._found: list[CapturedSite] = []
         self._gone: set[Node] = set()
@@ -234,12 +233,10 @@ class Scope:
         for key in ("stack_trace", "nn_module_stack", "source_fn_stack"):
             if key in self._before.meta:
                 node.meta[key] = self._before.meta[key]
-        node.meta["example_value"] = self._run_fake(op, target, args, kwargs)
+        node.meta["example_value"] = self._run_fake(target, args, kwargs)
         return node
 
-    def _run_fake(
-        self, op: str, target: Target, args: tuple[Any, ...], kwargs: dict[str, Any]
-    ) -> object:
+    def _run_fake(self, target: Target, args: tuple[Any, ...], kwargs: dict[str, Any]) -> object:
         with self._fake_mode, torch._C._DisableAutocast(), torch.enable_grad():
             real_args, real_kwargs = map_arg((args, kwargs), _fake_argument)
             if isinstance(target, str):  # a method of the first argument
@@ -321,16 +318,15 @@ def _erasable(node: Node) -> bool:
 
 
 def _fake_argument(node: Node) -> Any:
-    found = node.meta.get("example_value")
-    return _example(tensor(node)) if isinstance(found, Tensor) else found
-
-
-def _example(like: Tensor) -> Tensor:
-    """Return a fake tensor in the active mode with the size, strides and dtype of `like`.
+    """Return a node's value; a tensor is made again, like the node's, in the active mode.
 
     dynamo's fake tensors belong to two modes: its own, and the compiler's for the inputs. No
     operation accepts both together.
     """
+    found = node.meta.get("example_value")
+    if not isinstance(found, Tensor):
+        return found
+    like = tensor(node)
     return torch.empty_strided(
         tuple(like.shape),
         like.stride(),

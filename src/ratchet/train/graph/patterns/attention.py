@@ -28,16 +28,6 @@ from ratchet.train.graph.nodes import (
 )
 from ratchet.train.graph.scope import CapturedSite, Pattern, Scope, rounds_to
 
-_NAMES = (
-    "query",
-    "key",
-    "value",
-    "attn_mask",
-    "dropout_p",
-    "is_causal",
-    "scale",
-    "enable_gqa",
-)
 _DEFAULTS = {
     "attn_mask": None,
     "dropout_p": 0.0,
@@ -45,10 +35,7 @@ _DEFAULTS = {
     "scale": None,
     "enable_gqa": False,
 }
-
-
-def _is_attention(node: Node) -> bool:
-    return calls(node, "attention")
+_NAMES = ("query", "key", "value", *_DEFAULTS)
 
 
 def _install_attention(node: Node, scope: Scope) -> None:
@@ -57,7 +44,12 @@ def _install_attention(node: Node, scope: Scope) -> None:
         raise Declined(f"attention has dropout {given['dropout_p']}; the kernel has none")
     query, key, value = (as_node(given[name]) for name in ("query", "key", "value"))
     scope.require_movable([node])
-    causal = _is_causal(given, tensor(query), tensor(key), scope)
+    queries, keys = tensor(query).shape[-2], tensor(key).shape[-2]
+    mask, causal = given["attn_mask"], bool(given["is_causal"])
+    if mask is not None:
+        causal = _mask_is_causal(as_node(mask), queries, keys, scope) or causal
+    if causal and queries != keys:
+        raise Declined(f"attention is causal over {queries} queries and {keys} keys")
     key, value = _unrepeated(key, value)
     _check_shapes(tensor(query), tensor(key), tensor(value))
     dtype = tensor(node).dtype
@@ -71,18 +63,6 @@ def _install_attention(node: Node, scope: Scope) -> None:
         1.0 / math.sqrt(tensor(query).shape[-1]) if scale is None else float(scale),
     )
     scope.replace_as(node, scope.item(both, 0))
-
-
-def _is_causal(given: dict[str, object], query: Tensor, key: Tensor, scope: Scope) -> bool:
-    queries, keys = query.shape[-2], key.shape[-2]
-    mask = given["attn_mask"]
-    if mask is None:
-        causal = bool(given["is_causal"])
-    else:
-        causal = _mask_is_causal(as_node(mask), queries, keys, scope) or bool(given["is_causal"])
-    if causal and queries != keys:
-        raise Declined(f"attention is causal over {queries} queries and {keys} keys")
-    return causal
 
 
 def _mask_is_causal(mask: Node, queries: int, keys: int, scope: Scope) -> bool:
@@ -107,7 +87,10 @@ def _unrepeated(key: Node, value: Node) -> tuple[Node, Node]:
 
 def _before_repeat(node: Node) -> Node | None:
     if calls(node, "repeat_interleave"):
-        return _before_interleave(node)
+        given = bind(node, ("input", "repeats", "dim", "output_size"), {"dim": None})
+        source = as_node(given["input"])
+        plain = isinstance(given["repeats"], int) and given["dim"] in (1, -3)
+        return source if plain and tensor(source).dim() == 4 else None
     expanded = node.args[0] if calls(node, "reshape") else None
     if not isinstance(expanded, Node) or not calls(expanded, "expand"):
         return None
@@ -135,13 +118,6 @@ def _adds_third_dimension(node: Node) -> bool:
     return len(index) >= 3 and index[2] is None and all(part == slice(None) for part in rest)
 
 
-def _before_interleave(node: Node) -> Node | None:
-    given = bind(node, ("input", "repeats", "dim", "output_size"), {"dim": None})
-    source = as_node(given["input"])
-    plain = isinstance(given["repeats"], int) and given["dim"] in (1, -3)
-    return source if plain and tensor(source).dim() == 4 else None
-
-
 def _check_shapes(query: Tensor, key: Tensor, value: Tensor) -> None:
     if not query.dim() == key.dim() == value.dim() == 4:
         raise Declined(f"attention has {query.dim()}-dimensional queries, not 4-dimensional ones")
@@ -162,7 +138,7 @@ def _attention_sizes(site: CapturedSite) -> dict[str, object]:
 ATTENTION = Pattern(
     name="attention",
     place=20,
-    find=_is_attention,
+    find=lambda node: calls(node, "attention"),
     install=_install_attention,
     sizes=_attention_sizes,
 )
@@ -173,10 +149,6 @@ ATTENTION = Pattern(
 # x is [B, H, T, D] (or [B, T, H, D] before its transpose). cos and sin are tables of shape [T, D],
 # or [1 or B, T, D] with a dimension added for the heads. Declined: halves in another order, tables
 # that vary by head or need a gradient.
-
-
-def _is_rope(node: Node) -> bool:
-    return calls(node, "add") and _products(node) is not None
 
 
 def _products(node: Node) -> tuple[Node, Node, Node] | None:
@@ -315,7 +287,7 @@ def _rope_sizes(site: CapturedSite) -> dict[str, object]:
 ROPE = Pattern(
     name="rope",
     place=30,
-    find=_is_rope,
+    find=lambda node: calls(node, "add") and _products(node) is not None,
     install=_install_rope,
     sizes=_rope_sizes,
 )

@@ -67,16 +67,6 @@ LINEAR = Pattern(
 # Declined: class weights, soft targets, `reduction="none"`, logits with another user, logits that
 # pass through anything but casts, views and slices of tokens (a soft cap, a scale).
 
-_NAMES = (
-    "input",
-    "target",
-    "weight",
-    "size_average",
-    "ignore_index",
-    "reduce",
-    "reduction",
-    "label_smoothing",
-)
 _DEFAULTS = {
     "weight": None,
     "size_average": None,
@@ -87,18 +77,17 @@ _DEFAULTS = {
 }
 
 
-def _is_cross_entropy(node: Node) -> bool:
-    return calls(node, "cross_entropy")
-
-
 def _install_cross_entropy(node: Node, scope: Scope) -> None:
-    given = bind(node, _NAMES, _DEFAULTS)
+    given = bind(node, ("input", "target", *_DEFAULTS), _DEFAULTS)
     _check_arguments(given)
     linear, steps = _trace_logits(as_node(given["input"]))
     scope.require_movable([node, *steps, linear])
     hidden, weight, bias = _linear_arguments(linear, scope)
     rows = _token_rows(hidden, steps, scope, classes=tensor(linear).shape[-1])
-    target = _flat_target(as_node(given["target"]), rows, scope)
+    target, count = as_node(given["target"]), tensor(rows).shape[0]
+    if tensor(target).numel() != count:
+        raise Declined(f"{tensor(target).numel()} targets do not match {count} rows of logits")
+    target = target if tensor(target).dim() == 1 else scope.method("reshape", target, -1)
     loss = scope.kernel(
         torch.ops.ratchet.linear_cross_entropy.default,
         rows,
@@ -125,25 +114,21 @@ def _check_arguments(given: dict[str, object]) -> None:
         raise Declined(f"cross_entropy has {target.dtype} targets, not int64 classes")
 
 
-def _trace_logits(node: Node) -> tuple[Node, list[Node]]:
-    """Return the linear call that produces the logits, and the nodes after it, last first."""
-    steps: list[Node] = []
-    while not calls(node, "linear"):
-        if not any(calls(node, kind) for kind in _SEEN_THROUGH):
-            raise Declined(f"the logits come from {node}, not from a linear layer in this graph")
-        _require_one_user(node)
-        steps.append(node)
-        node = as_node(node.args[0])
-    _require_one_user(node)
-    return node, steps
-
-
 _SEEN_THROUGH = ("cast", "contiguous", "getitem", "reshape", "flatten", "transpose")
 
 
-def _require_one_user(node: Node) -> None:
-    if only_user(node) is None:
-        raise Declined(f"the logits {node} have {len(node.users)} users")
+def _trace_logits(node: Node) -> tuple[Node, list[Node]]:
+    """Return the linear call that produces the logits, and the nodes after it, last first."""
+    steps: list[Node] = []
+    while True:
+        if not any(calls(node, kind) for kind in ("linear", *_SEEN_THROUGH)):
+            raise Declined(f"the logits come from {node}, not from a linear layer in this graph")
+        if only_user(node) is None:
+            raise Declined(f"the logits {node} have {len(node.users)} users")
+        if calls(node, "linear"):
+            return node, steps
+        steps.append(node)
+        node = as_node(node.args[0])
 
 
 def _linear_arguments(linear: Node, scope: Scope) -> tuple[Node, Node, Node | None]:
@@ -170,10 +155,13 @@ def _replay(step: Node, hidden: Node, scope: Scope, *, classes: int, last: bool)
     if calls(step, "cast") or calls(step, "contiguous"):
         return hidden
     if calls(step, "getitem"):
-        index = _token_index(step)
-        return scope.call(step.target, hidden, index)  # type: ignore[arg-type]
+        return scope.call(step.target, hidden, _token_index(step))  # type: ignore[arg-type]
     if calls(step, "transpose"):
-        _require_class_transpose(step, last=last)
+        # Just before cross_entropy, it turns logits [B, T, V] into [B, V, T].
+        source = tensor(step.args[0])
+        dims = {dim % source.dim() for dim in step.args[1:] if isinstance(dim, int)}
+        if not last or source.dim() != 3 or dims != {1, 2}:
+            raise Declined(f"{step} transposes the logits")
         return hidden
     shape = tuple(tensor(step).shape)
     if shape[-1] != classes or tensor(step.args[0]).shape[-1] != classes:
@@ -193,21 +181,6 @@ def _token_index(step: Node) -> object:
     return index
 
 
-def _require_class_transpose(step: Node, *, last: bool) -> None:
-    """Require that the step, just before cross_entropy, turns logits [B, T, V] into [B, V, T]."""
-    source = tensor(step.args[0])
-    dims = {dim % source.dim() for dim in step.args[1:] if isinstance(dim, int)}
-    if not last or source.dim() != 3 or dims != {1, 2}:
-        raise Declined(f"{step} transposes the logits")
-
-
-def _flat_target(target: Node, rows: Node, scope: Scope) -> Node:
-    found, count = tensor(target), tensor(rows).shape[0]
-    if found.numel() != count:
-        raise Declined(f"{found.numel()} targets do not match {count} rows of logits")
-    return target if found.dim() == 1 else scope.method("reshape", target, -1)
-
-
 def _sum_of_mean(loss: Node, target: Node, ignore_index: int, scope: Scope) -> Node:
     """Return the sum over the counted tokens; zero if there are none, since their mean is NaN."""
     counted = scope.method("sum", scope.method("ne", target, ignore_index))
@@ -224,7 +197,7 @@ def _cross_entropy_sizes(site: CapturedSite) -> dict[str, object]:
 LINEAR_CROSS_ENTROPY = Pattern(
     name="linear_cross_entropy",
     place=10,
-    find=_is_cross_entropy,
+    find=lambda node: calls(node, "cross_entropy"),
     install=_install_cross_entropy,
     sizes=_cross_entropy_sizes,
 )
@@ -234,10 +207,6 @@ LINEAR_CROSS_ENTROPY = Pattern(
 #
 # Declined: an activation that has another user, an in-place activation, operands of different
 # shapes.
-
-
-def _is_gated(node: Node) -> bool:
-    return calls(node, "mul") and _activation(node) is not None
 
 
 def _activation(node: Node) -> tuple[Node, object] | None:
@@ -291,7 +260,7 @@ def _gated_sizes(site: CapturedSite) -> dict[str, object]:
 GATED_ACTIVATION = Pattern(
     name="gated_activation",
     place=40,
-    find=_is_gated,
+    find=lambda node: calls(node, "mul") and _activation(node) is not None,
     install=_install_gated,
     sizes=_gated_sizes,
 )

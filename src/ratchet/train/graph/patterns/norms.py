@@ -9,7 +9,7 @@ default eps in bf16, an inner result with another user.
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import torch
 from torch._ops import OpOverload
@@ -64,7 +64,9 @@ def _install_summed(norm: Norm, addition: Node, summed: OpOverload, scope: Scope
         scope.require_movable([*norm.members, addition])
     except Declined:
         return False
-    branch, residual = _branch_and_residual(addition)
+    branch, residual = (as_node(part) for part in addition.args)
+    if tensor(branch).dtype == tensor(addition).dtype:  # the residual's is the sum's
+        branch, residual = residual, branch
     mark = scope.mark()
     scope.insert_before(addition)
     dtype = _result_dtype(norm, residual)
@@ -84,13 +86,7 @@ def _with_last_cast(norm: Norm) -> Norm:
     user = only_user(norm.end)
     if user is None or not calls(user, "cast") or value(user) is None:
         return norm
-    return Norm(
-        x=norm.x,
-        parameters=norm.parameters,
-        eps=norm.eps,
-        end=user,
-        members=(*norm.members, user),
-    )
+    return replace(norm, end=user, members=(*norm.members, user))
 
 
 def _check(norm: Norm) -> None:
@@ -126,13 +122,6 @@ def _residual_sum(norm: Norm) -> Node | None:
     return norm.x if ready else None
 
 
-def _branch_and_residual(addition: Node) -> tuple[Node, Node]:
-    """Return the sum's operands; the residual is the one that has the sum's dtype."""
-    first, second = (as_node(part) for part in addition.args)
-    dtype = tensor(addition).dtype
-    return (second, first) if tensor(first).dtype == dtype else (first, second)
-
-
 def _source_of(node: Node) -> Node:
     """Return the norm's input: `node` before it was widened to fp32."""
     source = through_casts(node)
@@ -141,14 +130,6 @@ def _source_of(node: Node) -> Node:
         found is not None and before is not None and found.dtype.itemsize < before.dtype.itemsize
     )
     return node if narrowed else source
-
-
-def _vector_size(shape: object) -> int:
-    """Return the only size in a norm's `normalized_shape`; raise Declined if there are several."""
-    sizes = tuple(shape) if isinstance(shape, Sequence) else (shape,)
-    if len(sizes) != 1 or not isinstance(sizes[0], int):
-        raise Declined(f"the norm is over the shape {shape}, not over the last dimension")
-    return sizes[0]
 
 
 def _sizes(site: CapturedSite) -> dict[str, object]:
@@ -167,10 +148,6 @@ def _install_rms_norm(node: Node, scope: Scope) -> None:
     _install(norm, ops.rms_norm.default, ops.add_rms_norm.default, scope)
 
 
-def _find_layer_norm(node: Node) -> bool:
-    return calls(node, "layer_norm")
-
-
 def _install_layer_norm(node: Node, scope: Scope) -> None:
     ops = torch.ops.ratchet
     norm = _function(node, "layer_norm", ("weight", "bias"), eps=1e-5)
@@ -181,7 +158,10 @@ def _function(node: Node, name: str, parameters: tuple[str, ...], eps: float | N
     """Return the norm that torch's own function computes; `eps` is its default."""
     names = ("input", "normalized_shape", *parameters, "eps")
     given = bind(node, names, {**dict.fromkeys(parameters), "eps": eps})
-    _vector_size(given["normalized_shape"])
+    shape = given["normalized_shape"]
+    sizes = tuple(shape) if isinstance(shape, Sequence) else (shape,)
+    if len(sizes) != 1 or not isinstance(sizes[0], int):
+        raise Declined(f"the norm is over the shape {shape}, not over the last dimension")
     if given["weight"] is None:
         raise Declined(f"{name} has no weight")
     x = as_node(given["input"])
@@ -202,9 +182,7 @@ def _function(node: Node, name: str, parameters: tuple[str, ...], eps: float | N
 def _mean_square(node: Node) -> tuple[Node, float, tuple[Node, ...]] | None:
     """Return x, eps and the inner nodes of rsqrt(mean(x ** 2, -1, keepdim=True) + eps)."""
     shifted = node.args[0]
-    if not isinstance(shifted, Node) or not calls(shifted, "add"):
-        return None
-    both = operands(shifted)
+    both = operands(shifted) if calls(shifted, "add") else None
     if both is None:
         return None
     mean, eps = both if isinstance(both[1], float) else both[::-1]
@@ -241,7 +219,9 @@ def _by_hand(rsqrt: Node) -> Norm:
     found = _mean_square(rsqrt)
     assert found is not None
     squared, eps, inner = found
-    scaled = _times(rsqrt, "the reciprocal root")
+    scaled = only_user(rsqrt)
+    if scaled is None or not calls(scaled, "mul"):
+        raise Declined(f"the reciprocal root {rsqrt} is used by something other than one product")
     other = _other(scaled, rsqrt)
     if other is not squared and _source_of(other) is not _source_of(squared):
         raise Declined(f"{scaled} scales {other}, not the tensor whose mean square was taken")
@@ -262,13 +242,6 @@ def _by_hand(rsqrt: Node) -> Norm:
     )
 
 
-def _times(node: Node, what: str) -> Node:
-    user = only_user(node)
-    if user is None or not calls(user, "mul"):
-        raise Declined(f"{what} {node} is used by something other than one product")
-    return user
-
-
 def _other(product: Node, known: Node) -> Node:
     both = operands(product)
     if both is None or known not in both:
@@ -286,7 +259,7 @@ RMS_NORM = Pattern(
 LAYER_NORM = Pattern(
     name="layer_norm",
     place=70,
-    find=_find_layer_norm,
+    find=lambda node: calls(node, "layer_norm"),
     install=_install_layer_norm,
     sizes=_sizes,
 )
