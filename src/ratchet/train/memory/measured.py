@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import gc
 from collections.abc import Callable, Collection, Iterator, Sequence
-from contextlib import ExitStack, contextmanager
+from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Any, Final
 
@@ -14,8 +14,6 @@ from torch.profiler import ProfilerActivity, profile, record_function
 from torch.utils import _pytree as pytree
 
 from ratchet.train.workloads.checkpointing import KEPT_OPS
-
-# Record torch's own allocations and frees during a call, in order, with marks among them.
 
 MARK: Final = "ratchet:"
 KEPT_NAMES: Final = frozenset(str(op).replace(".", "::", 1).partition(".")[0] for op in KEPT_OPS)
@@ -133,29 +131,24 @@ def block_marks(blocks: Sequence[nn.Module]) -> Iterator[None]:
     A block's backward pass begins when the gradient of its output is there, and ends when that of
     its input is.
     """
-    with ExitStack() as stack:
-        for place, block in enumerate(blocks):
-            begins = block.register_forward_pre_hook(_begins(place), with_kwargs=True)
-            stack.callback(begins.remove)
-            stack.callback(block.register_forward_hook(_ends(place)).remove)
-        yield
+    places = {block: place for place, block in enumerate(blocks)}
 
-
-def _begins(place: int) -> Callable[..., None]:
-    def hook(module: nn.Module, args: tuple[object, ...], kwargs: dict[str, object]) -> None:
-        if place == 0:
+    def begins(block: nn.Module, args: tuple[object, ...], kwargs: dict[str, object]) -> None:
+        if places[block] == 0:
             _on_gradient((args, kwargs), OUTSIDE)
-        _mark(f"{FORWARD} {place}")
+        _mark(f"{FORWARD} {places[block]}")
 
-    return hook
-
-
-def _ends(place: int) -> Callable[..., None]:
-    def hook(module: nn.Module, args: tuple[object, ...], output: object) -> None:
-        _on_gradient(output, f"{BACKWARD} {place}")
+    def ends(block: nn.Module, args: tuple[object, ...], output: object) -> None:
+        _on_gradient(output, f"{BACKWARD} {places[block]}")
         _mark(OUTSIDE)
 
-    return hook
+    hooks = [one.register_forward_pre_hook(begins, with_kwargs=True) for one in blocks]
+    hooks += [one.register_forward_hook(ends) for one in blocks]
+    try:
+        yield
+    finally:
+        for hook in hooks:
+            hook.remove()
 
 
 def _on_gradient(values: object, name: str) -> None:
@@ -227,10 +220,15 @@ def parts_at_peak(
     only its last allocation before that counts.
     """
     alive, began = _alive_at_peak(trace)
-    owners = _gradient_allocations(trace, gradients)
+    last: dict[int, int] = {}
+    for event in trace.events:
+        if event.mark == BEGIN_UPDATE:
+            break
+        if event.size_bytes > 0 and event.pointer in gradients:
+            last[event.pointer] = event.at_ns
     held = kept = 0
     for event in alive:
-        if (event.pointer, event.at_ns) in owners:
+        if last.get(event.pointer) == event.at_ns:
             held += event.size_bytes
         elif began is not None and event.at_ns < began:
             kept += event.size_bytes
@@ -263,18 +261,6 @@ def _alive_at_peak(trace: AllocationTrace) -> tuple[list[AllocatorEvent], int | 
         if level > peak:
             peak, found, at_peak = level, list(alive.values()), event.at_ns
     return found, None if updates is not None and at_peak > updates else began
-
-
-def _gradient_allocations(
-    trace: AllocationTrace, gradients: Collection[int]
-) -> set[tuple[int, int]]:
-    last: dict[int, int] = {}
-    for event in trace.events:
-        if event.mark == BEGIN_UPDATE:
-            break
-        if event.size_bytes > 0 and event.pointer in gradients:
-            last[event.pointer] = event.at_ns
-    return set(last.items())
 
 
 def stretches(trace: AllocationTrace) -> Iterator[Stretch]:

@@ -19,7 +19,7 @@ from dataclasses import dataclass
 from statistics import median
 from typing import Final
 
-from ratchet.train.memory.measured import MeasuredStep, Stretch
+from ratchet.train.memory.measured import MeasuredStep
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -66,29 +66,25 @@ class _MeasuredWalk:
         self.both_s = [0.0] * blocks
         self.outside: dict[int, int] = {}
         self.in_order = True
-        self._open: list[int] = []
+        held: list[int] = []  # what each block under way has saved
         for stretch in step.stretches:
-            self._take(stretch)
-        self.in_order = self.in_order and all(self.own) and not self._open
-
-    def _take(self, stretch: Stretch) -> None:
-        place = stretch.place
-        if place is None:
-            done = len(self._open)
-            own = stretch.peak_bytes - sum(self._open)
-            self.outside[done] = max(self.outside.get(done, 0), own)
-            return
-        if stretch.backward and self._open:
-            self._open.pop()
-        self.in_order = self.in_order and len(self._open) == place
-        self.own[place] = max(self.own[place], stretch.peak_bytes - sum(self._open))
-        self.both_s[place] += stretch.time_s
-        if not stretch.backward:
-            saved = stretch.end_bytes - stretch.start_bytes
-            self._open.append(saved)
-            self.saved[place] = max(self.saved[place], saved)
-            self.time_s[place] += stretch.time_s
-            self.kept_s[place] += stretch.kept_s
+            place = stretch.place
+            if place is None:
+                own = stretch.peak_bytes - sum(held)
+                self.outside[len(held)] = max(self.outside.get(len(held), 0), own)
+                continue
+            if stretch.backward and held:
+                held.pop()
+            self.in_order = self.in_order and len(held) == place
+            self.own[place] = max(self.own[place], stretch.peak_bytes - sum(held))
+            self.both_s[place] += stretch.time_s
+            if not stretch.backward:
+                saved = stretch.end_bytes - stretch.start_bytes
+                held.append(saved)
+                self.saved[place] = max(self.saved[place], saved)
+                self.time_s[place] += stretch.time_s
+                self.kept_s[place] += stretch.kept_s
+        self.in_order = self.in_order and all(self.own) and not held
 
 
 def costs_of(steps: Mapping[str, MeasuredStep], blocks: int) -> BlockCosts:
@@ -100,18 +96,15 @@ def costs_of(steps: Mapping[str, MeasuredStep], blocks: int) -> BlockCosts:
         done: float(max(walk.outside.get(done, 0) for walk in walks.values()))
         for done in first.outside
     }
+    # The times of blocks that save as much differ only by noise.
+    alike = [[i for i, saved in enumerate(first.saved) if saved == own] for own in first.saved]
     return BlockCosts(
         saved=tuple({c: float(walk.saved[i]) for c, walk in walks.items()} for i in places),
         own=tuple({c: float(walk.own[i]) for c, walk in walks.items()} for i in places),
         outside=outside,
-        time_s=tuple({c: _added_s(walks, c, _alike(first, i)) for c in walks} for i in places),
+        time_s=tuple({c: _added_s(walks, c, alike[i]) for c in walks} for i in places),
         mixes=all(walk.in_order for walk in walks.values()),
     )
-
-
-def _alike(walk: _MeasuredWalk, place: int) -> list[int]:
-    """Return the blocks that save as much as this one: their times differ only by noise."""
-    return [i for i, saved in enumerate(walk.saved) if saved == walk.saved[place]]
 
 
 def _added_s(walks: Mapping[str, _MeasuredWalk], choice: str, alike: Sequence[int]) -> float:
@@ -154,7 +147,9 @@ class FitPlan:
 def best_plan(costs: BlockCosts, budget_bytes: int) -> FitPlan | None:
     """Return the plan that adds the least time within the budget; None if none fits."""
     if not costs.mixes:
-        return _best_uniform(costs, budget_bytes)
+        plans = (plan_of(costs, choice * len(costs.saved)) for choice in costs.choices)
+        fitting = (plan for plan in plans if plan.predicted_bytes <= budget_bytes)
+        return min(fitting, key=lambda plan: plan.added_s, default=None)
     if costs.outside.get(0, 0.0) > budget_bytes:
         return None
     grain = max(budget_bytes / GRAINS, 1.0)
@@ -186,23 +181,13 @@ def _one_block(
                 continue
             option = (time_s + costs.time_s[place][choice], plan + choice)
             found[after] = min(found.get(after, option), option)
-    return _undominated(found)
-
-
-def _undominated(states: dict[int, tuple[float, str]]) -> dict[int, tuple[float, str]]:
-    """Drop states that save more than another and take no less time."""
+    # States that save more than another and take no less time are dropped.
     kept: dict[int, tuple[float, str]] = {}
     least_s = math.inf
-    for total in sorted(states):
-        if states[total][0] < least_s:
-            kept[total], least_s = states[total], states[total][0]
+    for total in sorted(found):
+        if found[total][0] < least_s:
+            kept[total], least_s = found[total], found[total][0]
     return kept
-
-
-def _best_uniform(costs: BlockCosts, budget_bytes: int) -> FitPlan | None:
-    plans = [plan_of(costs, choice * len(costs.saved)) for choice in costs.choices]
-    fitting = [plan for plan in plans if plan.predicted_bytes <= budget_bytes]
-    return min(fitting, key=lambda plan: plan.added_s, default=None)
 
 
 def least_plan(costs: BlockCosts) -> FitPlan:
@@ -316,12 +301,9 @@ class Remedies:
     ranks: int | None
 
     def __str__(self) -> str:
-        found = []
-        if self.batch_size:
-            found.append(f"a batch of {self.batch_size}")
-        if self.ranks:
-            found.append(f"sharding over {self.ranks} ranks")
-        return ", ".join(found) or "a smaller model or a larger device alone"
+        batch = f"a batch of {self.batch_size}" if self.batch_size else ""
+        ranks = f"sharding over {self.ranks} ranks" if self.ranks else ""
+        return ", ".join(filter(None, (batch, ranks))) or "a smaller model or a larger device alone"
 
 
 def remedies(least: MeasuredStep, budget_bytes: int, *, samples: int, block_bytes: int) -> Remedies:
@@ -329,20 +311,10 @@ def remedies(least: MeasuredStep, budget_bytes: int, *, samples: int, block_byte
     parts, peak = least.parts, least.peak_bytes
     varying = max(peak - parts.states - parts.gradients, 0)
     everything = parts.states + parts.parameters  # a gradient for each parameter
-    batch = _batch(budget_bytes - parts.states - parts.gradients, varying, samples)
+    batch = samples * (budget_bytes - parts.states - parts.gradients) // max(varying, 1)
+    room_bytes = budget_bytes - varying - 2 * block_bytes
+    ranks = max(2, math.ceil(everything / room_bytes)) if room_bytes > 0 else MOST_RANKS + 1
     return Remedies(
-        batch_size=batch,
-        ranks=_ranks(budget_bytes - varying - 2 * block_bytes, everything),
+        batch_size=min(batch, samples - 1) if batch >= 1 and samples > 1 else None,
+        ranks=ranks if ranks <= MOST_RANKS else None,
     )
-
-
-def _batch(room_bytes: int, varying: int, samples: int) -> int | None:
-    fitting = samples * room_bytes // max(varying, 1)
-    return min(fitting, samples - 1) if fitting >= 1 and samples > 1 else None
-
-
-def _ranks(room_bytes: int, everything: int) -> int | None:
-    if room_bytes <= 0:
-        return None
-    needed = max(2, math.ceil(everything / room_bytes))
-    return needed if needed <= MOST_RANKS else None

@@ -9,7 +9,7 @@ from itertools import groupby
 from ratchet.base.show import model as m
 from ratchet.base.show.terminal import MovingLine
 from ratchet.base.show.words import show_bytes, show_time
-from ratchet.train.memory.fit import FittedStep, StepMemory
+from ratchet.train.memory.fit import StepMemory
 from ratchet.train.memory.measured import MeasuredStep
 from ratchet.train.memory.snapshots import AllocatorSnapshot
 from ratchet.train.workloads.checkpointing import CHOICES
@@ -33,7 +33,11 @@ def memory_report(found: StepMemory) -> m.ResultReport:
     steps = {"as written": found.written}
     if found.fitted is not None:
         steps["with the plan"] = found.fitted.measured
-    rows = [(name, *_part_cells(step)) for name, step in steps.items() if step is not None]
+    rows = [
+        (name, *map(show_bytes, (step.peak_bytes, *(getattr(step.parts, one) for one in PARTS))))
+        for name, step in steps.items()
+        if step is not None
+    ]
     estimated = found.estimated_bytes
     sections = [
         m.section(
@@ -45,10 +49,15 @@ def memory_report(found: StepMemory) -> m.ResultReport:
         )
     ]
     if found.fitted is not None and found.costs is not None:
-        titles = ("blocks", "choice", *_cost_titles(found))
+        kept = (f"{CHOICES[choice]} keeps" for choice in found.costs.choices)
+        titles = ("blocks", "choice", *kept, "recomputes")
         blocks = m.grid(titles, list(_block_rows(found)), left=2)
         sections.append(m.section("Blocks", blocks))
-        sections.append(m.section("Use it", m.Lines(list(_use(found.workload, found.fitted)))))
+        used = [f"ratchet optimize {found.workload} --try {found.fitted.lever}"]
+        if not found.fitted.levers:
+            plan = found.fitted.plan.checkpointing
+            used.insert(0, f'checkpointing = "{plan}"    # of your Workload')
+        sections.append(m.section("Use it", m.Lines(used)))
     return m.ResultReport(headline=_headline(found), sections=tuple(sections))
 
 
@@ -68,19 +77,6 @@ def _headline(found: StepMemory) -> str:
     )
 
 
-def _part_cells(step: MeasuredStep) -> Iterator[str]:
-    yield show_bytes(step.peak_bytes)
-    for name in PARTS:
-        yield show_bytes(getattr(step.parts, name))
-
-
-def _cost_titles(found: StepMemory) -> Iterator[str]:
-    assert found.costs is not None
-    for choice in found.costs.choices:
-        yield f"{CHOICES[choice]} keeps"
-    yield "recomputes"
-
-
 def _block_rows(found: StepMemory) -> Iterator[tuple[str, ...]]:
     """Yield one row for each run of alike blocks."""
     costs, fitted = found.costs, found.fitted
@@ -96,12 +92,6 @@ def _block_rows(found: StepMemory) -> Iterator[tuple[str, ...]]:
         kept = [show_bytes(one) for one in costs.saved[first].values()]
         spent = sum(costs.time_s[place][choice] for place in run)
         yield name, CHOICES[choice], *kept, show_time(spent)
-
-
-def _use(workload: str, fitted: FittedStep) -> Iterator[str]:
-    if not fitted.levers:
-        yield f'checkpointing = "{fitted.plan.checkpointing}"    # of your Workload'
-    yield f"ratchet optimize {workload} --try {fitted.lever}"
 
 
 def memory_document(found: StepMemory) -> dict[str, object]:

@@ -45,11 +45,11 @@ def blamed_on(what: str, *, file: Path | None = None) -> Iterator[None]:
             raise WorkloadError(
                 f"{what} could not parse its command line: {refused} ({place}); {NO_OPTIONS}"
             ) from error
-        remedy = OWN_REMEDY if place else MODEL_REMEDY
-        raise WorkloadError(
-            f"{what} raised {type(error).__name__}: {str(error) or 'no message'} "
-            f"({place or _innermost(error)}); {remedy}"
-        ) from error
+        if place:
+            raise WorkloadError(_raised(what, error, place, OWN_REMEDY)) from error
+        last = traceback.extract_tb(error.__traceback__)[-1]
+        place = f"{last.filename}:{last.lineno}"
+        raise WorkloadError(_raised(what, error, place, MODEL_REMEDY)) from error
 
 
 @contextmanager
@@ -69,10 +69,13 @@ def blamed_step(workload: Workload) -> Iterator[None]:
         place = user_place(error)
         if place is None:
             raise
-        raise WorkloadError(
-            f"workload {workload.name!r} raised {type(error).__name__}: "
-            f"{str(error) or 'no message'} ({place}); {OWN_REMEDY}"
-        ) from error
+        what = f"workload {workload.name!r}"
+        raise WorkloadError(_raised(what, error, place, OWN_REMEDY)) from error
+
+
+def _raised(what: str, error: BaseException, place: str, remedy: str) -> str:
+    said = str(error) or "no message"
+    return f"{what} raised {type(error).__name__}: {said} ({place}); {remedy}"
 
 
 def batch_of(workload: Workload, index: int) -> Batch:
@@ -99,19 +102,15 @@ def user_place(error: BaseException, file: Path | None = None) -> str | None:
 
 def does_not_fit(workload: Workload) -> str:
     """Return the error message for a step that needs more memory than the device has."""
-    return (
-        f"a step of {workload.name!r} does not fit in the memory of {workload.device}; {SMALLER}; "
-        f"{planned_by(workload)}"
-    )
+    title = f"a step of {workload.name!r} does not fit in the memory of {workload.device}"
+    return f"{title}; {SMALLER}; {planned_by(workload)}"
 
 
 def planned_by(workload: Workload) -> str:
     """Return the command that plans a step which fits."""
-    device = torch.device(workload.device)
-    free_bytes = available_bytes(device)
+    size = f"{max(available_bytes(torch.device(workload.device)) >> 20, 1)}MiB"
     # A workload that is an object of a script has no name that another process could load.
     spec = workload.source if " " not in workload.source else ""
-    size = f"{max(free_bytes >> 20, 1)}MiB"
     return f"`ratchet memory {spec or 'WORKLOAD'} --fit {size}` plans what fits"
 
 
@@ -136,11 +135,6 @@ def _refused_options(error: BaseException) -> str | None:
         if frame.f_globals.get("__name__") == "argparse" and frame.f_code.co_name == "error":
             return str(frame.f_locals.get("message"))
     return None
-
-
-def _innermost(error: BaseException) -> str:
-    frames = traceback.extract_tb(error.__traceback__)
-    return f"{frames[-1].filename}:{frames[-1].lineno}"
 
 
 def is_users_file(filename: str) -> bool:

@@ -24,6 +24,8 @@ KEPT_OPS = [
     aten._scaled_dot_product_efficient_attention.default,
 ]
 """Ops whose outputs `selective` keeps, as they are expensive to recompute."""
+MARK: Final = "recomputes"
+"""Attribute of a block whose forward is replaced here."""
 CHOICES: Final = {"n": "none", "s": "selective", "f": "full", "o": "offload"}
 """A block's treatment of the tensors that its backward pass needs, by its letter in a plan."""
 
@@ -41,7 +43,8 @@ def apply_checkpointing(model: nn.Module, checkpointing: str) -> None:
     """
     blocks = find_blocks(model)
     for block in blocks:
-        _restore(block)
+        if block.__dict__.pop(MARK, False):
+            del block.__dict__["forward"]
     if checkpointing == "none":
         return
     if not blocks:
@@ -85,7 +88,7 @@ def _wrap(block: nn.Module, **options: Any) -> None:
         return checkpoint(again, *args, use_reentrant=False, **options, **kwargs)
 
     block.__dict__["forward"] = recomputing
-    block.__dict__["recomputes"] = True
+    block.__dict__[MARK] = True
 
 
 def _offload(block: nn.Module) -> None:
@@ -96,7 +99,7 @@ def _offload(block: nn.Module) -> None:
             return forward(*args, **kwargs)
 
     block.__dict__["forward"] = offloading
-    block.__dict__["recomputes"] = True
+    block.__dict__[MARK] = True
 
 
 class OffloadedTensors(saved_tensors_hooks):
@@ -138,37 +141,22 @@ def _with_tensors_of(block: nn.Module, forward: Callable[..., object]) -> Callab
 
     def again(*args: object, **kwargs: object) -> object:
         then = _tensors(block)
-        _put(now)
+        for held, values in now:
+            held.update(values)
         try:
             return forward(*args, **kwargs)
         finally:
-            _put(then)
+            for held, values in then:
+                held.update(values)
 
     return again
 
 
-Held = list[tuple[dict[str, Any], dict[str, Any]]]
-
-
-def _tensors(block: nn.Module) -> Held:
-    return [
-        (held, dict(held))
-        for module in block.modules()
-        for held in (module._parameters, module._buffers)
-        if held
-    ]
-
-
-def _put(tensors: Held) -> None:
-    for held, values in tensors:
-        held.update(values)
+def _tensors(block: nn.Module) -> list[tuple[dict[str, Any], dict[str, Any]]]:
+    held = (one for module in block.modules() for one in (module._parameters, module._buffers))
+    return [(one, dict(one)) for one in held if one]
 
 
 def is_transformed() -> bool:
     """Return True within torch.func's transforms (vmap, grad), which take no compiled module."""
     return torch._C._functorch.peek_interpreter_stack() is not None
-
-
-def _restore(block: nn.Module) -> None:
-    if block.__dict__.pop("recomputes", False):
-        del block.__dict__["forward"]

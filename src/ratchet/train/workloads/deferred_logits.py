@@ -128,16 +128,13 @@ class DeferredLogits(Tensor):
         if func in _FACTS:
             with torch._C.DisableTorchFunctionSubclass():
                 return func(*args, **named)
-        deferred = args[0] if args and isinstance(args[0], cls) else None
-        if deferred is not None and func is F.cross_entropy:
-            found = deferred._cross_entropy(*args[1:], **named)
-        elif deferred is not None and func in _VIEWS:
-            found = deferred._viewed(func, args[1:], named)
-        else:
-            found = None
-        if found is not None:
-            return found
-        return cls.__torch_dispatch__(func, types, args, named)
+        found: Tensor | None = None
+        if args and isinstance(args[0], cls):
+            if func is F.cross_entropy:
+                found = args[0]._cross_entropy(*args[1:], **named)
+            elif func in _VIEWS:
+                found = args[0]._viewed(func, args[1:], named)
+        return cls.__torch_dispatch__(func, types, args, named) if found is None else found
 
     @classmethod
     def __torch_dispatch__(  # type: ignore[override]
@@ -147,12 +144,11 @@ class DeferredLogits(Tensor):
         args: tuple[Any, ...] = (),
         kwargs: dict[str, Any] | None = None,
     ) -> Any:
-        whole = pytree.tree_map_only(cls, cls.computed, (args, kwargs or {}))
-        return func(*whole[0], **whole[1])
+        def computed(one: DeferredLogits) -> Tensor:
+            return F.linear(one.x, one.weight, one.bias)
 
-    def computed(self) -> Tensor:
-        """Return the logits as the layer computes them."""
-        return F.linear(self.x, self.weight, self.bias)
+        whole = pytree.tree_map_only(cls, computed, (args, kwargs or {}))
+        return func(*whole[0], **whole[1])
 
     def _viewed(
         self, func: Callable[..., Any], args: tuple[Any, ...], named: dict[str, Any]

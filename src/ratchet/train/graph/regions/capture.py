@@ -51,8 +51,6 @@ from ratchet.train.workloads.config import StepConfig, keep_freed_memory
 from ratchet.train.workloads.fake import FUSED
 from ratchet.train.workloads.workload import Workload
 
-# The cost of a region: compulsory bytes, operations, the floor at the ceilings, its time now.
-
 DTYPES = {torch.bfloat16: "bf16", torch.float16: "fp16"}
 CALLS, CALLS_S = 20, 0.3
 """Calls of a compiled region, and the time that they may take."""
@@ -82,12 +80,8 @@ def _gathered(node: Node, cut: Cut) -> int:
     return sum(_held(user) for user in users)
 
 
-def flops_of(cut: Cut) -> float:
-    """Return the operations of the region's products, convolutions and attention."""
-    return sum(map(_flops, cut.computing))
-
-
 def _flops(node: Node) -> float:
+    """Return the operations of a product, a convolution or attention; 0 of anything else."""
     target: Any = node.target
     packet = target._overloadpacket
     formula = FUSED.get(packet) or flop_registry.get(packet)
@@ -118,48 +112,28 @@ def _product_dtype(nodes: Iterable[Node]) -> str:
     return "fp32"
 
 
-def eager_s(cut: Cut, times_s: dict[Node, float], calls: int) -> float:
-    """Return the time of one call, operation by operation, in the traced step."""
-    return sum(times_s.get(node, 0.0) for node in cut.computing) / max(1, calls)
-
-
 def compiled_s(reference: Callable[..., object], inputs: Sequence[Tensor]) -> float | None:
     """Return the time of one warm call under torch.compile's default; None if it fails.
 
     The plain reference runs first: where an index lies outside of its tensor, it raises, and
     compiled code would end the process.
     """
+    on_gpu = any(one.is_cuda for one in inputs)
     try:
         with torch.no_grad():
             reference(*inputs, ())
             compiled = torch.compile(reference, dynamic=False)
-            call = _caller(compiled, inputs)
-            call()
-            return _best(call)
-    except Exception as error:  # whatever the compiler raises: the estimate takes its place
-        del error
+            compiled(*inputs, ())
+            times: list[float] = []
+            while len(times) < CALLS and (sum(times) < CALLS_S or len(times) < 3):
+                began = time.perf_counter()
+                compiled(*inputs, ())
+                if on_gpu:
+                    torch.cuda.synchronize()
+                times.append(time.perf_counter() - began)
+            return best_of(times)
+    except Exception:  # whatever the compiler raises: the estimate takes its place
         return None
-
-
-def _caller(compiled: Callable[..., object], inputs: Sequence[Tensor]) -> Callable[[], None]:
-    on_gpu = any(one.is_cuda for one in inputs)
-
-    def call() -> None:
-        compiled(*inputs, ())
-        if on_gpu:
-            torch.cuda.synchronize()
-
-    return call
-
-
-def _best(call: Callable[[], None]) -> float:
-    """Return the time of a call: others share the machine (`best_of`)."""
-    times: list[float] = []
-    while len(times) < CALLS and (sum(times) < CALLS_S or len(times) < 3):
-        began = time.perf_counter()
-        call()
-        times.append(time.perf_counter() - began)
-    return best_of(times)
 
 
 LOG = logging.getLogger(__name__)
@@ -184,8 +158,11 @@ class _Found:
 
     @property
     def eager_s(self) -> float:
-        """Return the mean time of a site, operation by operation."""
-        times = [eager_s(cut, graph.times_s, graph.calls) for graph, cut in self.sites]
+        """Return the mean time of a call at a site, operation by operation."""
+        times = [
+            sum(graph.times_s.get(node, 0.0) for node in cut.computing) / max(1, graph.calls)
+            for graph, cut in self.sites
+        ]
         return sum(times) / len(times)
 
 
@@ -219,16 +196,12 @@ def region_report(
     twins = _twin_trace(workload, config, batch)
     collector = _Collector(twins, batch_size(batch))
     collector.graphs = trace(workload, config, batch, seen=collector.seen)
-    held = ceilings or _ceilings(workload.device)
-    return collector.report(held, measuring_s)
-
-
-def _ceilings(device: str) -> Ceilings | None:
-    try:
-        return measure(probe(device), again="due")
-    except RatchetError as error:
-        LOG.warning("no ceilings, so every floor is 0: %s", error)
-        return None
+    if ceilings is None:
+        try:
+            ceilings = measure(probe(workload.device), again="due")
+        except RatchetError as error:
+            LOG.warning("no ceilings, so every floor is 0: %s", error)
+    return collector.report(ceilings, measuring_s)
 
 
 def _twin_trace(workload: Workload, config: StepConfig, batch: object) -> list[TracedGraph]:
@@ -325,7 +298,7 @@ class _Collector:
         return apart
 
     def _region(self, found: _Found, ceilings: Ceilings | None) -> Region:
-        size_bytes, flops = moved_bytes(found.cut), flops_of(found.cut)
+        size_bytes, flops = moved_bytes(found.cut), sum(map(_flops, found.cut.computing))
         return Region(
             key=found.form.key,
             kind=found.cut.kind,
@@ -355,14 +328,11 @@ def _why(node: Node) -> str:
         return "a shape or a value that depends on data"
     if target._schema.is_mutable:
         return "it writes to a tensor in place"
-    values = [one for one in (node, *node.all_input_nodes) if one.meta.get("val") is not None]
-    if any(_is_symbolic(one.meta["val"]) for one in values):
+    values = (one.meta.get("val") for one in (node, *node.all_input_nodes))
+    sizes = (size for one in values if isinstance(one, Tensor) for size in one.shape)
+    if not all(isinstance(size, int) for size in sizes):
         return "a shape that depends on data"
     return "no operation that a region can hold"
-
-
-def _is_symbolic(value: object) -> bool:
-    return isinstance(value, Tensor) and not all(isinstance(size, int) for size in value.shape)
 
 
 def _where(cut: Cut) -> str:
@@ -372,15 +342,10 @@ def _where(cut: Cut) -> str:
             stack = node.meta.get(name)
             if stack:
                 path = str(next(reversed(stack.values()))[0])
-                return _plain_path(path)
+                if path.startswith("L["):  # dynamo's `L['model'].layers.0.mlp`
+                    path = path.partition("]")[2]
+                return path.replace("._modules", "").replace("['", ".").replace("']", "").strip(".")
     return ""
-
-
-def _plain_path(path: str) -> str:
-    """Return `layers.0.mlp` for dynamo's `L['model'].layers.0.mlp`."""
-    if path.startswith("L["):
-        path = path.partition("]")[2]
-    return path.replace("._modules", "").replace("['", ".").replace("']", "").strip(".")
 
 
 def _timed(regions: Sequence[tuple[_Found, Region]], measuring_s: float) -> list[Region]:
@@ -396,47 +361,31 @@ def _timed(regions: Sequence[tuple[_Found, Region]], measuring_s: float) -> list
     ratios: dict[str, list[float]] = {}
     timed: list[Region] = []
     for found, region in order:
-        taken_s = None
+        taken_s, known = None, ratios.setdefault(region.kind, [])
         if time.monotonic() < deadline:
-            taken_s = _measured_s(region, found.cut.outputs[0].meta["val"].device)
-        if taken_s is None:
-            timed.append(_estimated(region, ratios))
-            continue
-        ratios.setdefault(region.kind, []).append(taken_s / max(found.eager_s, 1e-9))
-        timed.append(replace(region, time_s=taken_s, timed_by="inductor"))
+            torch._dynamo.reset()
+            device = found.cut.outputs[0].meta["val"].device
+            inputs = [one.to(device) for one in build(region.problem.cases[0].inputs, 0)]
+            taken_s = compiled_s(run_source(region.problem.text).reference, inputs)
+        if taken_s is not None:
+            known.append(taken_s / max(found.eager_s, 1e-9))
+            region = replace(region, time_s=taken_s, timed_by="inductor")
+        elif known:
+            estimate_s = region.time_s * sorted(known)[len(known) // 2]
+            region = replace(region, time_s=max(region.floor_s, estimate_s))
+        timed.append(region)
     return timed
 
 
 def with_reach(regions: Sequence[Region]) -> list[Region]:
     """Tell each product what share of its roofline the best measured one reaches."""
-    best = max(
-        (one.floor_s / one.time_s for one in regions if one.kind == "product" and _is_timed(one)),
-        default=1.0,
-    )
+    products = [one for one in regions if one.kind == "product" and one.time_s > 0]
+    timed = (one.floor_s / one.time_s for one in products if one.timed_by == "inductor")
+    best = max(timed, default=1.0)
     return [
         replace(one, reach_s=one.floor_s / best) if one.kind == "product" and best > 0 else one
         for one in regions
     ]
-
-
-def _is_timed(region: Region) -> bool:
-    return region.timed_by == "inductor" and region.time_s > 0
-
-
-def _measured_s(region: Region, device: torch.device) -> float | None:
-    problem = region.problem
-    reference = run_source(problem.text).reference
-    torch._dynamo.reset()
-    inputs = [one.to(device) for one in build(problem.cases[0].inputs, 0)]
-    return compiled_s(reference, inputs)
-
-
-def _estimated(region: Region, ratios: dict[str, list[float]]) -> Region:
-    known = sorted(ratios.get(region.kind, ()))
-    if not known:
-        return region
-    time_s = max(region.floor_s, region.time_s * known[len(known) // 2])
-    return replace(region, time_s=time_s)
 
 
 # The regions of a workload: what could be rewritten, and what that could win.

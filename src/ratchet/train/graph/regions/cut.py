@@ -10,7 +10,7 @@ operations around it.
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from functools import cache
 from typing import Any, Final, Literal
@@ -20,8 +20,6 @@ from torch.fx import Graph, Node
 from torch.utils import _pytree as pytree
 
 from ratchet.train.graph.regions import RegionKind
-
-# Sort ATen operations: those that fuse, views, and products.
 
 OpKind = Literal["pointwise", "fused", "view", "product", "other"]
 """`fused` may read elements from elsewhere (reductions, scans, gathers): a kernel's, but no
@@ -87,10 +85,8 @@ def _drops_out(node: Node) -> bool:
     """Return True for attention with dropout: it draws random numbers."""
     target = node.target
     assert isinstance(target, torch._ops.OpOverload)
-    if target._schema.name.split("::")[1] not in PRODUCTS:
-        return False
     names = [one.name for one in target._schema.arguments]
-    if "dropout_p" not in names:
+    if op_name(node) not in PRODUCTS or "dropout_p" not in names:
         return False
     place = names.index("dropout_p")
     given = node.args[place] if len(node.args) > place else node.kwargs.get("dropout_p", 0.0)
@@ -172,11 +168,7 @@ def cut_graph(graph: Graph) -> list[Cut]:
     members = [("fused", part) for part in cutter.fused()]
     members += [("product", part) for part in cutter.products()]
     cuts = [cutter.close(kind, part) for kind, part in members]  # type: ignore[arg-type]
-    return [cut for cut in cuts if cut.outputs and not _is_copy(cut)]
-
-
-def _is_copy(cut: Cut) -> bool:
-    return all(op_name(node) in COPIES for node in cut.computing)
+    return [cut for cut in cuts if cut.outputs and {*map(op_name, cut.computing)} - COPIES]
 
 
 class _Cutter:
@@ -217,26 +209,22 @@ class _Cutter:
 
     def _makers(self, node: Node) -> list[Node]:
         """Return the nodes that compute what `node` reads, through views and results of several."""
-        found: dict[Node, None] = {}
-        pending = list(node.all_input_nodes)
-        while pending:
-            one = pending.pop()
-            if self._is_free(one) or is_getitem(one):
-                pending.extend(one.all_input_nodes)
-            else:
-                found[one] = None
-        return sorted(found, key=self._place.__getitem__)
+        return self._through(node, lambda one: one.all_input_nodes)
 
     def _readers(self, node: Node) -> list[Node]:
         """Return the nodes that read what `node` computes, through views and getitem."""
-        found: dict[Node, None] = {}
-        pending = list(node.users)
+        found = self._through(node, lambda one: one.users)
+        return [one for one in found if one not in self._checks]
+
+    def _through(self, node: Node, beyond: Callable[[Node], Iterable[Node]]) -> list[Node]:
+        found: set[Node] = set()
+        pending = list(beyond(node))
         while pending:
             one = pending.pop()
             if self._is_free(one) or is_getitem(one):
-                pending.extend(one.users)
-            elif one not in self._checks:
-                found[one] = None
+                pending.extend(beyond(one))
+            else:
+                found.add(one)
         return sorted(found, key=self._place.__getitem__)
 
     # Levels

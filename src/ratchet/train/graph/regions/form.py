@@ -24,8 +24,6 @@ from torch.utils import _pytree as pytree
 
 from ratchet.train.graph.regions.cut import Cut, is_getitem
 
-# Find the numbers of a graph that follow the batch size: one graph, traced with two batches.
-
 LEAST, MOST = 2, 3
 """Sizes of the other batch; torch treats a size of one as a case of its own."""
 
@@ -60,7 +58,9 @@ class Batches:
             return literal(here)
         if isinstance(here, int):
             times = self.factor(here, other)
-            return literal(here) if times is None else _product(times, batch)
+            if times is None:
+                return literal(here)
+            return batch if times == 1 else f"{times} * {batch}"
         if here == other or (math.isnan(here) and math.isnan(other)):
             return literal(here)
         for ratio, form in ((here / self.here, "{} * {}"), (here * self.here, "{} / {}")):
@@ -68,10 +68,6 @@ class Batches:
             if math.isclose(again, other, rel_tol=1e-9):
                 return f"({form.format(literal(ratio), batch)})"
         raise NotScaled
-
-
-def _product(times: int, batch: str) -> str:
-    return batch if times == 1 else f"{times} * {batch}"
 
 
 def literal(value: object) -> str:
@@ -214,7 +210,8 @@ def form_of(cut: Cut, batches: Batches | None) -> RegionForm:
     text = plain.write()
     scaled = _scaled(cut, order, inputs, batches)
     written = _Text(cut, order, inputs, scaled)
-    content = [text, [[str(spec) for spec in _spec(node)] for node in inputs], _device(cut)]
+    device = str(cut.outputs[0].meta["val"].device.type)
+    content = [text, [[str(spec) for spec in _spec(node)] for node in inputs], device]
     return RegionForm(
         key=hashlib.sha256(json.dumps(content).encode()).hexdigest(),
         inputs=tuple(written.form(node) for node in inputs),
@@ -239,10 +236,6 @@ def _scaled(
     except NotScaled:
         return None
     return batches if text.source is not None else None
-
-
-def _device(cut: Cut) -> str:
-    return str(cut.outputs[0].meta["val"].device.type)
 
 
 # Order
@@ -279,10 +272,8 @@ def _colours(cut: Cut) -> dict[Node, str]:
     nodes = [*cut.inputs, *cut.nodes]
     colours = {node: _own_colour(node, cut) for node in nodes}
     inside = set(cut.nodes)
-    for node in cut.nodes:
-        colours[node] = _hash([colours[node], *_argument_colours(node, colours)])
-    for _ in range(2):
-        for node in reversed(nodes):
+    for turn in range(3):
+        for node in reversed(nodes) if turn else ():
             users = [
                 [colours[user], [place for place, one in enumerate(_leaves(user)) if one is node]]
                 for user in node.users
@@ -290,7 +281,7 @@ def _colours(cut: Cut) -> dict[Node, str]:
             ]
             colours[node] = _hash([colours[node], sorted(users, key=json.dumps)])
         for node in cut.nodes:
-            colours[node] = _hash([colours[node], *_argument_colours(node, colours)])
+            colours[node] = _hash([colours[node], *(colours[one] for one in _leaves(node))])
     return colours
 
 
@@ -299,10 +290,6 @@ def _own_colour(node: Node, cut: Cut) -> str:
         return _hash(["input", *map(str, _spec(node))])
     skeleton = map_arg((node.args, _kwargs(node)), lambda _: "_")
     return _hash([_target(node), repr(skeleton), node in cut.outputs])
-
-
-def _argument_colours(node: Node, colours: dict[Node, str]) -> list[str]:
-    return [colours[one] for one in _leaves(node)]
 
 
 def _leaves(node: Node) -> list[Node]:
@@ -359,7 +346,7 @@ class _Text:
 
     def form(self, node: Node) -> InputForm:
         shape, _, dtype = _spec(node)
-        layout = self._layout(node)
+        layout = memory_layout(*_spec(node)[:2])
         return InputForm(
             node=node,
             shape=_span(node) if layout is None else layout.shape(shape),
@@ -372,11 +359,8 @@ class _Text:
         body = [line for node in self._inputs for line in self._arrive(node)]
         body += [f"{self._names[node]} = {self._call(node)}" for node in self._order]
         returned = "".join(f"{self._leave(node)}, " for node in self.outputs)
-        body.append(
-            f"return ({returned.rstrip()})"
-            if len(self.outputs) == 1
-            else f"return ({returned.rstrip(', ')})"
-        )
+        one = len(self.outputs) == 1
+        body.append(f"return ({returned.rstrip() if one else returned.rstrip(', ')})")
         head = [f"{BATCH} = {self.source}"] if self.source else []
         uses = "\n".join(body)
         if f"{REAL} or" in uses:
@@ -387,10 +371,6 @@ class _Text:
         return "\n".join([f"def reference({names}):", *(f"    {line}" for line in [*head, *body])])
 
     # Tensors at the edges
-
-    def _layout(self, node: Node) -> MemoryLayout | None:
-        shape, stride, _ = _spec(node)
-        return memory_layout(shape, stride)
 
     def _factors(self, node: Node, layout: MemoryLayout | None) -> tuple[int | None, ...]:
         """Return the sizes of an input's memory as multiples of the batch size."""
@@ -410,7 +390,7 @@ class _Text:
 
     def _arrive(self, node: Node) -> list[str]:
         """Return the lines that give an input its shape and find the batch size."""
-        name, layout = self._names[node], self._layout(node)
+        name, layout = self._names[node], memory_layout(*_spec(node)[:2])
         for place, times in enumerate(self._factors(node, layout)):
             if times is not None and self.source is None:
                 self.source = f"{name}.shape[{place}]" + (f" // {times}" if times > 1 else "")
@@ -436,7 +416,7 @@ class _Text:
         return [*lines, f"{name} = aten.reshape.default({name}, [{shown}])"]
 
     def _leave(self, node: Node) -> str:
-        name, layout = self._names[node], self._layout(node)
+        name, layout = self._names[node], memory_layout(*_spec(node)[:2])
         if layout is None or not layout.is_dense or list(layout.order) == sorted(layout.order):
             return name
         return f"aten.permute.default({name}, {list(layout.order)})"
@@ -472,9 +452,8 @@ class _Text:
         return f"aten.arange.start_step({start}, {end}, {step}, {rest})"
 
     def _device(self, node: Node) -> str:
-        if self._inputs:
-            return f"{self._names[self._inputs[0]]}.device"
-        return repr(str(node.kwargs["device"]))
+        first = f"{self._names[self._inputs[0]]}.device" if self._inputs else ""
+        return first or repr(str(node.kwargs["device"]))
 
     def _value(self, one: object, other: object) -> str:
         if isinstance(one, Node):

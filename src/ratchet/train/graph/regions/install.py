@@ -88,32 +88,29 @@ def made_like(values: Sequence[Tensor]) -> tuple[tuple[tuple[int, ...], str, str
 
 
 @lru_cache(maxsize=SITES)
-def _site(text: str) -> RegionSite:
-    return RegionSite.from_text(text)
-
-
-@lru_cache(maxsize=SITES)
-def _reference(text: str) -> Reference:
-    found: Reference = run_source(f"{HEADER}{_site(text).reference}\n").reference
-    return found
-
-
-def _fake(inputs: list[Tensor], site: str) -> list[Tensor]:
-    return _site(site).empty()
+def _loaded(text: str) -> tuple[RegionSite, Reference]:
+    """Read a site, and run its source."""
+    site = RegionSite.from_text(text)
+    return site, run_source(f"{HEADER}{site.reference}\n").reference
 
 
 def _run(inputs: list[Tensor], site: str) -> list[Tensor]:
-    found = _site(site)
+    found, reference = _loaded(site)
     given = [one.contiguous() for one in inputs]
     form = found.empty(on_meta=not given[0].is_cpu)  # Triton's kernels make their own outputs
     results = registry.call(found.name, given, (), form)
     if results is not None:
         calls[found.name] += 1
         return list(results)
-    return [one.contiguous() for one in _reference(site)(*given, ())]
+    return [one.contiguous() for one in reference(*given, ())]
 
 
-define("region", "(Tensor[] inputs, str site) -> Tensor[]", run=_run, fake=_fake)
+define(
+    "region",
+    "(Tensor[] inputs, str site) -> Tensor[]",
+    run=_run,
+    fake=lambda inputs, site: _loaded(site)[0].empty(),
+)
 
 
 class InstallRegions(CustomGraphPass):
@@ -174,19 +171,23 @@ def _install(graph: Graph, cut: Cut, form: RegionForm, replaced: dict[Node, Node
         return
     if _comes_back(cut, set(inputs)) or not all(map(_is_dense, inputs)):
         return
-    values = [_lying(node.meta["val"]) for node in form.outputs]
+    orders = [_order_of(node) for node in form.outputs]
+    values = [
+        node.meta["val"].permute(order) for node, order in zip(form.outputs, orders, strict=True)
+    ]
     site = RegionSite(
         name=region_name(form.key), reference=form.reference, outputs=made_like(values)
     )
     (output,) = graph.find_nodes(op="output")
     with graph.inserting_before(output):
-        lying = [_as_it_lies(graph, node) for node in inputs]
+        lying = [_permuted(graph, node, _order_of(node)) for node in inputs]
         call = graph.call_function(torch.ops.ratchet.region.default, (lying, site.to_text()))
         call.meta["val"] = values
         for place, node in enumerate(form.outputs):
             result = graph.call_function(operator.getitem, (call, place))
             result.meta["val"] = values[place]
-            replaced[node] = _permuted_back(graph, result, node)
+            back = [orders[place].index(at) for at in range(len(orders[place]))]
+            replaced[node] = _permuted(graph, result, back)
             node.replace_all_uses_with(replaced[node])
     for node in reversed(cut.nodes):
         if not node.users:
@@ -207,12 +208,12 @@ def _comes_back(cut: Cut, inputs: set[Node]) -> bool:
     return False
 
 
-def _order_of(value: Tensor) -> list[int] | None:
-    """Return the dimensions in the order of memory; None if they lie in order."""
+def _order_of(node: Node) -> list[int]:
+    """Return a node's dimensions in the order of memory; in their own if it has gaps."""
+    value: Tensor = node.meta["val"]
     layout = memory_layout(tuple(value.shape), tuple(value.stride()))
-    if layout is None or not layout.is_dense or list(layout.order) == sorted(layout.order):
-        return None
-    return list(layout.order)
+    dense = layout is not None and layout.is_dense
+    return list(layout.order) if layout is not None and dense else list(range(value.dim()))
 
 
 def _is_dense(node: Node) -> bool:
@@ -221,26 +222,9 @@ def _is_dense(node: Node) -> bool:
     return layout is not None and layout.is_dense
 
 
-def _lying(value: Tensor) -> Tensor:
-    order = _order_of(value)
-    return value if order is None else value.permute(order)
-
-
-def _as_it_lies(graph: Graph, node: Node) -> Node:
-    value: Tensor = node.meta["val"]
-    order = _order_of(value)
-    if order is None:
+def _permuted(graph: Graph, node: Node, order: list[int]) -> Node:
+    if order == sorted(order):
         return node
-    lying = graph.call_function(torch.ops.aten.permute.default, (node, order))
-    lying.meta["val"] = value.permute(order)
-    return lying
-
-
-def _permuted_back(graph: Graph, result: Node, like: Node) -> Node:
-    order = _order_of(like.meta["val"])
-    if order is None:
-        return result
-    back = [order.index(at) for at in range(len(order))]
-    permuted = graph.call_function(torch.ops.aten.permute.default, (result, back))
-    permuted.meta["val"] = result.meta["val"].permute(back)
+    permuted = graph.call_function(torch.ops.aten.permute.default, (node, order))
+    permuted.meta["val"] = node.meta["val"].permute(order)
     return permuted

@@ -21,8 +21,6 @@ from ratchet.judge.problems.tolerance import widen
 from ratchet.train.graph.regions.cut import PRODUCTS, REDUCTIONS, Cut, op_name
 from ratchet.train.graph.regions.form import RegionForm
 
-# Draw the inputs of a region like those of the captured step.
-
 PLAIN_SCALE = 32.0
 """Largest standard deviation of values that a normal distribution stands for."""
 LEAST_SCALE = 4.0**-4
@@ -74,34 +72,23 @@ def spec_for(shape: tuple[int, ...], dtype: str, values: Values | None) -> Tenso
     from the range they were in. Products of values that are all drawn around 1 would be far larger
     than in the step, and exp and tanh of large values take up to ten times as long as others.
     """
-    plain = TensorSpec(shape=shape, dtype=dtype) if dtype != "bool" else None
+    integers = partial(TensorSpec, shape=shape, dtype=dtype, distribution="integers")
     if dtype == "bool":
-        return TensorSpec(shape=shape, dtype=dtype, distribution="integers", low=0.0, high=2.0)
+        return integers(low=0.0, high=2.0)
     if not getattr(torch, dtype).is_floating_point:
         low, high = (values.low, values.high) if values else (0.0, 0.0)
-        return TensorSpec(
-            shape=shape,
-            dtype=dtype,
-            distribution="integers",
-            low=min(low, 0.0),
-            high=_above(high, dtype),
-        )
-    assert plain is not None
+        most = float(torch.iinfo(getattr(torch, dtype)).max) + 1.0  # exclusive bounds
+        return integers(low=min(low, 0.0), high=min(high + 1.0, most))
+    plain = TensorSpec(shape=shape, dtype=dtype)
     if values is None or values.low == values.high == 0:
         return plain
     if values.low < 0 < values.high and values.deviation <= PLAIN_SCALE:
-        return replace(plain, deviation=_deviation(values.deviation))
+        # The steps lie apart from powers of 2, which many weights are initialised with.
+        bounded = min(16.0, max(LEAST_SCALE, values.deviation))
+        return replace(plain, deviation=4.0 ** round(math.log(bounded, 4) + OFF_POWERS))
     if values.zeros > ZEROS:
         return plain
     return ranged(plain, values)
-
-
-def _deviation(value: float) -> float:
-    """Return a power of 4 near the value, within the bounds of LEAST_SCALE and 16.
-
-    The steps lie apart from powers of 2, which are what many weights are initialised with.
-    """
-    return 4.0 ** round(math.log(min(16.0, max(LEAST_SCALE, value)), 4) + OFF_POWERS)
 
 
 def ranged(spec: TensorSpec, values: Values | None) -> TensorSpec:
@@ -109,18 +96,14 @@ def ranged(spec: TensorSpec, values: Values | None) -> TensorSpec:
     of two; integers and unknown values are drawn as before."""
     if values is None or spec.distribution == "integers" or values.low == values.high == 0:
         return spec
-    low, high = _widened(values)
+    if values.low >= 0:
+        low, high = _power(values.low, up=False), _power(values.high, up=True)
+    elif values.high <= 0:
+        low, high = -_power(-values.low, up=True), -_power(-values.high, up=False)
+    else:
+        high = max(_power(-values.low, up=True), _power(values.high, up=True))
+        low = -high
     return replace(spec, distribution="uniform", low=low, high=high, deviation=1.0)
-
-
-def _widened(values: Values) -> tuple[float, float]:
-    low, high = values.low, values.high
-    if low >= 0:
-        return _power(low, up=False), _power(high, up=True)
-    if high <= 0:
-        return -_power(-low, up=True), -_power(-high, up=False)
-    most = max(_power(-low, up=True), _power(high, up=True))
-    return -most, most
 
 
 def _power(value: float, *, up: bool) -> float:
@@ -129,11 +112,6 @@ def _power(value: float, *, up: bool) -> float:
         return 0.0
     exponent = math.floor(math.log2(value))
     return 2.0 ** (exponent + 1 if up else exponent)
-
-
-def _above(high: float, dtype: str) -> float:
-    """Return an exclusive upper bound that the dtype holds."""
-    return min(high + 1.0, float(torch.iinfo(getattr(torch, dtype)).max) + 1.0)
 
 
 Reference = Callable[..., tuple[Tensor, ...]]
@@ -185,15 +163,11 @@ def problem_of(
 def name_of(cut: Cut, form: RegionForm) -> str:
     """Return a name that is an identifier: the main operations and the start of the key."""
     counted = dict.fromkeys(op_name(node).strip("_") for node in cut.computing)
-    products = [op_name(node) for node in cut.computing if _weighs(node)]
-    shown = [*dict.fromkeys(one.strip("_") for one in products)]
+    heavy = (one for one in map(op_name, cut.computing) if one in PRODUCTS or one in REDUCTIONS)
+    shown = [*dict.fromkeys(one.strip("_") for one in heavy)]
     shown += [one for one in counted if one not in shown and one != "convert_element_type"]
     words = "_".join(shown[:SHOWN]).removeprefix("scaled_dot_product_")
     return re.sub(r"\W", "_", f"{words or 'region'}_{form.key[:8]}")
-
-
-def _weighs(node: Node) -> bool:
-    return op_name(node) in PRODUCTS or op_name(node) in REDUCTIONS
 
 
 def _check_forms(cut: Cut, form: RegionForm) -> None:
@@ -301,15 +275,14 @@ def _hidden(
                 yield Case(name=f"hidden batch {other}", inputs=found, hidden=True)
                 break
     for distribution, layout in VARIATIONS:
-        varied = tuple(_varied(spec, distribution, layout) for spec in smallest)
+        varied = tuple(
+            replace(spec, distribution=distribution, layout=layout, deviation=1.0)
+            if spec.distribution == "normal"
+            else spec
+            for spec in smallest
+        )
         if varied != smallest and is_sound(varied):
             yield Case(name=f"hidden {distribution}, {layout}", inputs=varied, hidden=True)
-
-
-def _varied(spec: TensorSpec, distribution: str, layout: str) -> TensorSpec:
-    if spec.distribution != "normal":
-        return spec
-    return replace(spec, distribution=distribution, layout=layout, deviation=1.0)
 
 
 # The file
@@ -318,24 +291,17 @@ def _varied(spec: TensorSpec, distribution: str, layout: str) -> TensorSpec:
 def header(form: RegionForm) -> str:
     """Return the text above the reference."""
     used = [name for name in ("aten", "prims") if f"{name}." in form.reference]
-    lines = ["from __future__ import annotations", "", "import torch", ""]
+    lines = ["from __future__ import annotations", "", "import torch"]
     if "prims" in used:
-        lines[2:3] = [
-            "import torch",
-            f"import {_registers(form.reference)}  # registers torch.ops.prims",
-        ]
-    lines += ["from ratchet import Case, Problem, TensorSpec", ""]
+        import torch._prims
+
+        names = re.findall(r"\bprims\.(\w+)", form.reference)
+        known = all(hasattr(torch._prims, name) for name in names)
+        home = "torch._prims" if known else "torch._inductor.inductor_prims"  # Inductor's own
+        lines.append(f"import {home}  # registers torch.ops.prims")
+    lines += ["", "from ratchet import Case, Problem, TensorSpec", ""]
     lines += [f"{name} = torch.ops.{name}" for name in used]
     return "\n".join(lines)
-
-
-def _registers(reference: str) -> str:
-    """Return the module that registers the prims of a reference: Inductor has some of its own."""
-    import torch._prims
-
-    names = set(re.findall(r"\bprims\.(\w+)", reference))
-    known = all(hasattr(torch._prims, name) for name in names)
-    return "torch._prims" if known else "torch._inductor.inductor_prims"
 
 
 def _file(head: str, form: RegionForm, problem: Problem) -> str:
